@@ -3,6 +3,9 @@
 It does not read Adam's moments, which are two thirds of a checkpoint.
 """
 
+import dataclasses
+import hashlib
+import json
 import os
 import pathlib
 from typing import Any
@@ -40,6 +43,23 @@ class Loaded(NamedTuple):
   step: int | None = None
   chats: str = ''
   is_ours: bool = True
+
+
+def digest(loaded: Loaded) -> str:
+  """Returns the hash of a model's parameters and config, 32 hex digits."""
+  import jax
+  import numpy as np
+
+  fields = dataclasses.asdict(loaded.config)
+  sums = hashlib.blake2b(
+    json.dumps(fields, sort_keys=True).encode(), digest_size=16
+  )
+  tree = loaded.params, loaded.replica
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    array = np.ascontiguousarray(jax.device_get(leaf))
+    sums.update(f'{jax.tree_util.keystr(path)} {array.shape}'.encode())
+    sums.update(array.reshape(-1).view(np.uint8).data)
+  return sums.hexdigest()
 
 
 def from_workdir(path: str | os.PathLike) -> Loaded:

@@ -11,13 +11,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
-import hashlib
-import json
 import os
 from typing import Any
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from kaiju_jax.data import text
@@ -105,7 +102,7 @@ def plan(
     sampling=sampling,
     vocab_size=teacher.config.vocab_size,
     tokenizer=digest,
-    teacher=_digest(teacher),
+    teacher=load.digest(teacher),
     length=length,
     batch=batch,
     overlap=overlap,
@@ -126,20 +123,6 @@ def _with_vocabulary(experiment, teacher):
     experiment.model, vocab_size=teacher.config.vocab_size
   )
   return dataclasses.replace(experiment, model=model)
-
-
-def _digest(teacher: load.Loaded) -> str:
-  """Returns the hash of a model's parameters and config."""
-  fields = dataclasses.asdict(teacher.config)
-  sums = hashlib.blake2b(
-    json.dumps(fields, sort_keys=True).encode(), digest_size=16
-  )
-  tree = teacher.params, teacher.replica
-  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    array = np.ascontiguousarray(jax.device_get(leaf))
-    sums.update(f'{jax.tree_util.keystr(path)} {array.shape}'.encode())
-    sums.update(array.reshape(-1).view(np.uint8).data)
-  return sums.hexdigest()
 
 
 def teach(
