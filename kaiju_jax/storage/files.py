@@ -149,13 +149,14 @@ def parse_json_lines(
 
   Raises:
     OSError: the file cannot be read.
-    ValueError: a line is not JSON, or `parse` refuses it; names file and line.
+    ValueError: a line is not JSON in UTF-8, or `parse` refuses it; names file
+      and line.
   """
-  with open(path, encoding='utf-8') as file:
+  with open(path, 'rb') as file:
     for number, line in enumerate(file, 1):
       if line.strip():
         try:
-          found = parse(json.loads(line))
+          found = parse(json.loads(line.decode()))
         except ValueError as error:
           raise ValueError(f'{path}, line {number}: {error}') from error
         yield found
