@@ -25,6 +25,7 @@ class Model:
     self.id = self.now = None
     self.people = {}
     self.talks = {}
+    self.words = {}
 
   def publish(
     self, owner, fields, tokens, tokenizer, character=None, is_public=None
@@ -133,12 +134,14 @@ class Model:
       'created': self.now,
       'updated': self.now,
       'nodes': nodes,
+      'ratings': {},
     }
     return self.session(owner, self.id)
 
   def session(self, owner, session):
     talk = dict(self._talk(owner, session))
     nodes = talk.pop('nodes')
+    del talk['ratings']
     return {'id': session, **talk, 'count': len(nodes), 'size': _size(nodes)}
 
   def sessions(self, owner, is_oldest_first=False):
@@ -180,6 +183,7 @@ class Model:
     tokens=None,
     finish=None,
     reasoning=None,
+    drawn=None,
     **extra,
   ):
     talk = self._talk(owner, session)
@@ -189,7 +193,15 @@ class Model:
       raise Missing
     tokens = None if tokens is None else tuple(tokens)
     message = characters.Message(
-      len(nodes), parent, role, text, tokens, finish, self.now, reasoning
+      len(nodes),
+      parent,
+      role,
+      text,
+      tokens,
+      finish,
+      self.now,
+      reasoning,
+      drawn,
     )
     self._full([*nodes, message])
     nodes.append(message)
@@ -199,6 +211,31 @@ class Model:
 
   def messages(self, owner, session):
     return list(self._talk(owner, session)['nodes'])
+
+  def rate(self, owner, session, message, rating):
+    talk = self._talk(owner, session)
+    if message >= len(talk['nodes']):
+      raise Missing
+    if talk['nodes'][message].finish is None:
+      raise ValueError
+    former = talk['ratings'].pop(message, None)
+    if rating is not None:
+      talk['ratings'][message] = rating
+    return former
+
+  def ratings(self, owner, session):
+    return self._talk(owner, session)['ratings']
+
+  def agree(self, owner, agrees, if_new=False):
+    if not (if_new and owner in self.words):
+      self.words[owner] = agrees
+    return self.words[owner]
+
+  def agreement(self, owner):
+    return self.words.get(owner)
+
+  def agreements(self):
+    return self.words
 
   def set_head(self, owner, session, message, **extra):
     talk = self._talk(owner, session)

@@ -7,6 +7,7 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import feedback
 from tests.serving import store_model
 
 # Small, so that random operations reach them.
@@ -18,12 +19,15 @@ TEXTS = ('', 'a', 'zwei Wörter', '👍🏽\n\x00"\\\'', '‏שלום', 'x' * 30
 # A character's fields take no control characters.
 WRITTEN = ('', 'a', 'zwei Wörter', '👍🏽\n"\\\'', '‏שלום', 'x' * 300)
 NAMES = ('Ann', 'Captain Nemo', '東京', 'x' * 200)
+DRAWN = feedback.Drawn('a1', '0.1', 2**32 - 1, 0.7, top_p=0.9)
 # How often each happens.
 WEIGHTS = {
   'append': 8,
   'publish': 5,
   'open': 5,
   'head': 2,
+  'rate': 3,
+  'agree': 1,
   'rollback': 2,
   'character': 2,
   'rename': 1,
@@ -108,6 +112,9 @@ class Moves:
     owner, session = self.talk()
     self.both('messages', owner, session)
     self.both('session', owner, session)
+    self.both('ratings', owner, session)
+    self.both('agreement', self.owner())
+    self.both('agreements')
     self.both('versions', *self.person())
 
   def pages(self, name, size, viewer, **order):
@@ -216,6 +223,7 @@ class Moves:
         tokens=self.rng.choice((None, (), [5], (7, 2**31 - 1))),
         finish=self.rng.choice((None, 'stop')),
         reasoning=self.rng.choice((None, None, 'Hm.')),
+        drawn=self.rng.choice((None, DRAWN)),
         **self.expectation(session),
       )
 
@@ -223,6 +231,16 @@ class Moves:
     owner, session = self.talk()
     node = self.node(session) or 0
     self.both('set_head', owner, session, node, **self.expectation(session))
+
+  def move_rate(self):
+    owner, session = self.talk()
+    node = self.node(session) or 0
+    rating = self.rng.choice((None, *feedback.RATINGS))
+    self.both('rate', owner, session, node, rating)
+
+  def move_agree(self):
+    word = self.rng.choice((True, False))
+    self.both('agree', self.owner(), word, self.rng.choice((True, False)))
 
   def move_rename(self):
     self.both('rename', *self.talk(), self.rng.choice(TEXTS[:4]))

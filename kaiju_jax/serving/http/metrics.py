@@ -92,6 +92,8 @@ class Metrics:
     rejected: the requests that the engine refused, by reason.
     refusals: the texts that safety blocked, by stage ('gate', 'prompt' or
       'head', see `moderation.Verdict`) and age tier.
+    ratings: the ratings of replies, by kind; 'withdrawn' for one that was
+      taken back. A rating that is sent again counts once.
     requests: the answers, by method, route and status.
   """
 
@@ -127,6 +129,9 @@ class Metrics:
     )
     self.refusals = prometheus_client.Counter(
       'refusals', 'Texts that safety stopped.', ['stage', 'tier'], **own
+    )
+    self.ratings = prometheus_client.Counter(
+      'ratings', 'What owners said of replies.', ['kind'], **own
     )
     self.requests = prometheus_client.Counter(
       'http_requests',

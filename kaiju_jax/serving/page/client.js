@@ -139,6 +139,11 @@ export const addMessage = (session, message) =>
 export const setHead = (session, message) =>
   json('PUT', at('sessions', session, 'head'), {message});
 
+/** Rates a reply; null withdraws the rating. */
+export const rate = (session, message, rating) =>
+  json('POST', at('sessions', session, 'messages', message, 'rating'),
+    {rating});
+
 /**
  * Asks for a reply and yields its chunks, as of /v1/chat/completions.
  *

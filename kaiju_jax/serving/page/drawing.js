@@ -260,6 +260,7 @@ function messageItem(role, name, {text, reasoning}) {
   write('.reasoning p', reasoning ?? '', item);
   find('.swipes', item).hidden = true;
   find('.again', item).hidden = true;
+  find('.ratings', item).hidden = true;
   find('.edit', item).hidden = true;
   return item;
 }
@@ -317,7 +318,16 @@ function drawControls(item, {session, message, isLast}) {
   find('[data-action=next]', item).ariaLabel =
     atEnd && canGrow ? 'A new version' : 'Next version';
   find('.again', item).hidden = !canGrow;
+  drawRatings(item, message);
   if (message.role === 'user' && isLast) offerReply(item);
+}
+
+/** The buttons that rate a reply; what a person wrote has none. */
+function drawRatings(item, {finish, rating}) {
+  find('.ratings', item).hidden = !finish;
+  for (const button of find('.ratings', item).children) {
+    button.ariaPressed = String(RATINGS[button.dataset.action] === rating);
+  }
 }
 
 /** A message of a person that nothing answered, after a failure or a reload. */
@@ -330,6 +340,11 @@ function offerReply(item) {
   button.classList.remove('round');
   button.removeAttribute('aria-label');
 }
+
+/** Ratings as the server calls them, by the names of their buttons. */
+export const RATINGS = {
+  good: 'good', bad: 'bad', wronglyRefused: 'wrongly_refused',
+};
 
 function drawFigures(item, figures) {
   if (!figures) return;

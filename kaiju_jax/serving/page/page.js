@@ -8,8 +8,8 @@
 import * as client from '/client.js';
 import {drafts, leaf, newest, path, recall, remember, siblings, since}
   from '/conversation.js';
-import {announce, characterOf, draw, drawNotice, drawText, find, focusDraft,
-  isLost, nameOf, shown, streamOf} from '/drawing.js';
+import {RATINGS, announce, characterOf, draw, drawNotice, drawText, find,
+  focusDraft, isLost, nameOf, shown, streamOf} from '/drawing.js';
 
 const LAST = 'kaiju.session';
 const THINKS = 'kaiju.thinks';
@@ -324,7 +324,20 @@ async function step(id, by) {
   return announce(next.text);
 }
 
+/** Gives a reply the rating of a button; pressed again, it withdraws it. */
+async function rate(id, name) {
+  const {session} = state;
+  const message = messageOf(id);
+  const rating = message.rating === RATINGS[name] ? null : RATINGS[name];
+  await client.rate(session.id, message.id, rating);
+  message.rating = rating;
+}
+
 const actions = {
+  good: (id) => rate(id, 'good'),
+  bad: (id) => rate(id, 'bad'),
+  wronglyRefused: (id) => rate(id, 'wronglyRefused'),
+
   async start() {
     const session = await client.openSession(state.character);
     show(session);

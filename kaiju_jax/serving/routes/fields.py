@@ -26,6 +26,7 @@ import pydantic_core
 
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.stores import feedback
 
 # Our guesses. OpenAI allows 4 stop strings, and some clients send more.
 STOPS, STOP_LENGTH, CHOICES, MESSAGES = 16, 256, 8, 4096
@@ -402,6 +403,16 @@ class Head(_Fields):
   """The fields of PUT /v1/sessions/{id}/head: the id of the new head."""
 
   message: int
+
+
+class Rating(_Fields):
+  """The fields of POST /v1/sessions/{id}/messages/{message}/rating.
+
+  Attributes:
+    rating: what the owner says of the reply; None withdraws it.
+  """
+
+  rating: Literal[feedback.RATINGS] | None
 
 
 class Rollback(_Fields):

@@ -116,12 +116,38 @@ async def move_head(request: requests.Request) -> responses.Response:
   return await _answer(context, await _find(context, caller, request))
 
 
+async def rate(request: requests.Request) -> responses.Response:
+  """POST /v1/sessions/{id}/messages/{message}/rating: rates a reply.
+
+  There is one rating per message: another replaces it, null withdraws it.
+  """
+  context, caller = await intake.authorize(request)
+  asked = await intake.parse_fields(request, context, caller, fields.Rating)
+  session, message = request.path_params['id'], request.path_params['message']
+  former = await context.run_store(
+    context.store.rate, caller.owner, session, message, asked.rating
+  )
+  if former != asked.rating:
+    context.metrics.ratings.labels(asked.rating or 'withdrawn').inc()
+  return responses.JSONResponse(
+    {
+      'object': 'rating',
+      'session': session,
+      'message': message,
+      'rating': asked.rating,
+    }
+  )
+
+
 ROUTES = [
   routing.Route('/v1/sessions', list_all, methods=['GET']),
   routing.Route('/v1/sessions', create, methods=['POST']),
   routing.Route('/v1/sessions/{id}', show, methods=['GET']),
   routing.Route('/v1/sessions/{id}', remove, methods=['DELETE']),
   routing.Route('/v1/sessions/{id}/messages', edit, methods=['POST']),
+  routing.Route(
+    '/v1/sessions/{id}/messages/{message:int}/rating', rate, methods=['POST']
+  ),
   routing.Route('/v1/sessions/{id}/head', move_head, methods=['PUT']),
 ]
 
@@ -138,8 +164,12 @@ async def _answer(
   context: context_lib.Context, session: characters.Session, status: int = 200
 ) -> responses.Response:
   """Answers with a session and all its messages."""
-  messages = await context.run_store(
-    context.store.messages, session.owner, session.id
+  store, owner = context.store, session.owner
+  messages, ratings = await context.run_store(
+    lambda: (
+      store.messages(owner, session.id),
+      store.ratings(owner, session.id),
+    )
   )
   body = _summary(session) | {
     'messages': [
@@ -150,6 +180,7 @@ async def _answer(
         'text': one.text,
         'finish': one.finish,
         'reasoning': one.reasoning,
+        'rating': ratings.get(one.id),
         'created': one.created,
       }
       for one in messages

@@ -32,6 +32,7 @@ from typing import Protocol
 import numpy as np
 
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.serving.stores import feedback
 
 USER, ASSISTANT = 'user', 'assistant'
 BUILT_IN = ''  # The owner of characters that are everybody's.
@@ -137,6 +138,8 @@ class Message:
     finish: OpenAI's finish_reason; None for a text that a person wrote.
     created: unix seconds.
     reasoning: what the model wrote before the text; None for nothing.
+    drawn: how the model drew it; None where a person wrote it, or an older
+      server stored it.
   """
 
   id: int
@@ -147,6 +150,7 @@ class Message:
   finish: str | None = None
   created: float = 0.0
   reasoning: str | None = None
+  drawn: feedback.Drawn | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +199,7 @@ def cursor(one: Character | Session) -> str:
   return f'{when!r}:{one.id}'
 
 
-class Store(Protocol):
+class Store(feedback.Feedback, Protocol):
   """The interface of a store of characters and conversations.
 
   Every method may be called from any thread and blocks. Each writes in one
@@ -364,6 +368,7 @@ class Store(Protocol):
     finish: str | None = None,
     if_head: int | EllipsisType | None = ...,
     reasoning: str | None = None,
+    drawn: feedback.Drawn | None = None,
   ) -> Message:
     """Adds a message to a session's tree and makes it the head.
 
@@ -379,6 +384,7 @@ class Store(Protocol):
       finish: OpenAI's finish_reason; None for none.
       if_head: the head that the caller saw; `...` skips the check.
       reasoning: what the model wrote before the text; None for nothing.
+      drawn: how the model drew it; None for a text that a person wrote.
 
     Raises:
       Conflict: the head differs from `if_head`.

@@ -1,4 +1,4 @@
-"""Starts, continues, lists and removes sessions and their trees of messages."""
+"""Starts, continues, rates, lists and removes sessions and their messages."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -7,6 +7,7 @@ from types import EllipsisType
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import publishing
 from kaiju_jax.serving.stores import records
 
@@ -124,6 +125,7 @@ class Conversing(publishing.Publishing):
     finish: str | None = None,
     if_head: int | EllipsisType | None = ...,
     reasoning: str | None = None,
+    drawn: feedback.Drawn | None = None,
   ) -> characters.Message:
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
@@ -131,7 +133,7 @@ class Conversing(publishing.Publishing):
       rules.integer(parent, 'parent')
     # Without its number, which the session's count will give it.
     draft = self._message(
-      0, parent, role, text, tokens, finish, self._clock(), reasoning
+      0, parent, role, text, tokens, finish, self._clock(), reasoning, drawn
     )
 
     def append(at: records.Writes) -> characters.Message:
@@ -163,6 +165,57 @@ class Conversing(publishing.Publishing):
     return self._read(
       lambda at: at.messages(rules.session(at.session(session), owner, session))
     )
+
+  def rate(
+    self, owner: str, session: str, message: int, rating: str | None
+  ) -> str | None:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    rules.integer(message, 'message')
+    feedback.check_rating(rating)
+
+    def rate(at: records.Writes) -> str | None:
+      held = rules.session(at.session(session), owner, session)
+      _refuse_no_message(held, message)
+      if at.messages(held)[message].finish is None:
+        raise ValueError(
+          f'message {message}: a person wrote it: only what the model replied'
+          ' has a rating.'
+        )
+      former = at.ratings(held).get(message)
+      if former != rating:
+        at.put_rating(held, message, rating)
+      return former
+
+    return self._write(rate)
+
+  def ratings(self, owner: str, session: str) -> dict[int, str]:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    return self._read(
+      lambda at: at.ratings(rules.session(at.session(session), owner, session))
+    )
+
+  def agree(self, owner: str, agrees: bool, if_new: bool = False) -> bool:
+    rules.owner(owner, self._limits)
+    if not isinstance(agrees, bool):
+      raise TypeError(f'agrees={agrees!r}: must be True or False.')
+
+    def agree(at: records.Writes) -> bool:
+      former = at.agreement(owner)
+      if former is not None and (if_new or former == agrees):
+        return former
+      at.put_agreement(owner, agrees)
+      return agrees
+
+    return self._write(agree)
+
+  def agreement(self, owner: str) -> bool | None:
+    rules.owner(owner, self._limits)
+    return self._read(lambda at: at.agreement(owner))
+
+  def agreements(self) -> dict[str, bool]:
+    return self._read(lambda at: at.agreements())
 
   def set_head(
     self,
@@ -206,7 +259,16 @@ class Conversing(publishing.Publishing):
     return self._write(write)
 
   def _message(
-    self, number, parent, role, text, tokens, finish, now, reasoning=None
+    self,
+    number,
+    parent,
+    role,
+    text,
+    tokens,
+    finish,
+    now,
+    reasoning=None,
+    drawn=None,
   ):
     """Returns a message within the limits."""
     limits = self._limits
@@ -222,7 +284,7 @@ class Conversing(publishing.Publishing):
     if reasoning is not None:
       rules.text(reasoning, 'reasoning', limits.text)
     return characters.Message(
-      number, parent, role, text, tokens, finish, now, reasoning
+      number, parent, role, text, tokens, finish, now, reasoning, drawn
     )
 
   def _refuse_full(self, session: characters.Session) -> None:

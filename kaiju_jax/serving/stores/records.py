@@ -44,6 +44,15 @@ class Reads(Protocol):
   ) -> tuple[characters.Message, ...]:
     """Returns a session's messages."""
 
+  def ratings(self, session: characters.Session) -> dict[int, str]:
+    """Returns the ratings of a session by message."""
+
+  def agreement(self, owner: str) -> bool | None:
+    """Returns an owner's word on the export; None for none."""
+
+  def agreements(self) -> dict[str, bool]:
+    """Returns the words of all owners who have said one."""
+
   def visible_characters(
     self, viewer: str, limit: int, after: After
   ) -> tuple[characters.Character, ...]:
@@ -80,12 +89,20 @@ class Writes(Reads, Protocol):
     """Writes a session, new or changed."""
 
   def drop_session(self, session: characters.Session) -> None:
-    """Deletes a session and its messages."""
+    """Deletes a session, its messages and their ratings."""
 
   def add_message(
     self, session: characters.Session, message: characters.Message
   ) -> None:
     """Writes a message, whose id is new."""
+
+  def put_rating(
+    self, session: characters.Session, message: int, rating: str | None
+  ) -> None:
+    """Writes a message's rating, new or changed; None deletes it."""
+
+  def put_agreement(self, owner: str, agrees: bool) -> None:
+    """Writes an owner's word on the export, new or changed."""
 
 
 class Keeper(abc.ABC):

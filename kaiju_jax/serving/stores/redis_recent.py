@@ -6,6 +6,7 @@ entries are dropped first. Sizes are bounded in bytes (our guess: some hundred
 conversations per megabyte).
 """
 
+from collections.abc import Mapping
 import dataclasses
 import threading
 
@@ -21,6 +22,7 @@ _LEAST = 4096  # Bytes that any entry counts as, for all that surrounds it.
 class _Talk:
   session: characters.Session
   messages: list[characters.Message]
+  ratings: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 def _version_size(version: characters.Version) -> int:
@@ -61,6 +63,12 @@ class Recent:
       talk = self._talks.get(session)
       return tuple(talk.messages) if talk else ()
 
+  def ratings(self, session: str) -> dict[int, str]:
+    """Returns a session's ratings, as far as they are remembered."""
+    with self._guard:
+      talk = self._talks.get(session)
+      return dict(talk.ratings) if talk else {}
+
   def keep_version(self, version: characters.Version) -> None:
     """Remembers a version."""
     with self._guard:
@@ -95,6 +103,18 @@ class Recent:
       for message in messages:
         if message.id == len(talk.messages):
           talk.messages.append(message)
+
+  def keep_ratings(
+    self, session: str, ratings: Mapping[int, str | None]
+  ) -> None:
+    """Remembers ratings of a remembered session; None for a withdrawn one."""
+    with self._guard:
+      talk = self._talks.get(session)
+      if talk is None:
+        return
+      talk.ratings |= ratings
+      for message in [n for n, one in talk.ratings.items() if one is None]:
+        del talk.ratings[message]
 
   def forget(self, session: str) -> None:
     """Forgets a session, which was removed."""

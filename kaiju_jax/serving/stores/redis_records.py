@@ -8,8 +8,10 @@
     public                     the same, of public and built-in characters
     session:ID                 JSON
     messages:ID                list of JSON; a message's id is its place
+    ratings:ID                 hash: rating by message
     sessions:OWNER             sorted set: ids of sessions by updated
     idle                       the same, of all owners
+    agreements                 hash: '1' or '0' by owner
 
 The store's prefix comes before each key. Reads within a transaction WATCH their
 keys; writes are collected, and sent between MULTI and EXEC. Remembered messages
@@ -28,6 +30,7 @@ import redis
 
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import records
 from kaiju_jax.serving.stores import redis_recent
 
@@ -91,6 +94,21 @@ class Reads:
       # It was removed after it was read.
       raise characters.Missing(f'session {session.id}: no such session.')
     return held
+
+  def ratings(self, session: characters.Session) -> dict[int, str]:
+    found = self._server.hgetall(self._watched(f'ratings:{session.id}'))
+    known = dict.fromkeys(self._recent.ratings(session.id))
+    ratings = {int(message): one.decode() for message, one in found.items()}
+    self._recent.keep_ratings(session.id, known | ratings)
+    return dict(sorted(ratings.items()))
+
+  def agreement(self, owner: str) -> bool | None:
+    found = self._server.hget(self._watched('agreements'), owner)
+    return None if found is None else found == b'1'
+
+  def agreements(self) -> dict[str, bool]:
+    found = self._server.hgetall(self._watched('agreements'))
+    return {owner.decode(): agrees == b'1' for owner, agrees in found.items()}
 
   def visible_characters(
     self, viewer: str, limit: int, after: records.After
@@ -254,6 +272,7 @@ class Writes(Reads):
   def drop_session(self, session: characters.Session) -> None:
     self._send('DEL', f'session:{session.id}')
     self._send('DEL', f'messages:{session.id}')
+    self._send('DEL', f'ratings:{session.id}')
     for key in f'sessions:{session.owner}', 'idle':
       self._list(key, session.id, session.updated, False)
     self._send('SREM', _pins(session), session.id)
@@ -263,10 +282,26 @@ class Writes(Reads):
     self, session: characters.Session, message: characters.Message
   ) -> None:
     data = dataclasses.asdict(message)
-    if message.reasoning is None:  # So that older servers read it, too.
-      del data['reasoning']
+    for name in 'reasoning', 'drawn':
+      if data[name] is None:  # So that older servers read it, too.
+        del data[name]
     self._send('RPUSH', f'messages:{session.id}', _dump(data))
     self._kept.append((self._recent.keep_messages, session.id, (message,)))
+
+  def put_rating(
+    self, session: characters.Session, message: int, rating: str | None
+  ) -> None:
+    name = f'ratings:{session.id}'
+    if rating is None:
+      self._send('HDEL', name, message)
+    else:
+      self._send('HSET', name, message, rating)
+    self._kept.append(
+      (self._recent.keep_ratings, session.id, {message: rating})
+    )
+
+  def put_agreement(self, owner: str, agrees: bool) -> None:
+    self._send('HSET', 'agreements', owner, int(agrees))
 
   def commit(self) -> None:
     """Sends the collected writes, and remembers them.
@@ -326,6 +361,9 @@ class MemoryReads:
     held = self._recent.messages(session.id)
     return self._found(held if len(held) >= session.count else None)
 
+  def ratings(self, session: characters.Session) -> dict[int, str]:
+    return self._recent.ratings(session.id)
+
   def __getattr__(self, name: str):
     def away(*_):
       raise self._error
@@ -355,4 +393,5 @@ def _message(text: bytes) -> characters.Message:
   data = json.loads(text)
   if data['tokens'] is not None:
     data['tokens'] = tuple(data['tokens'])
+  data['drawn'] = feedback.drawn_of(data.get('drawn'))
   return characters.Message(**data)

@@ -32,7 +32,7 @@ from kaiju_jax.serving.stores import redis_records
 
 T = TypeVar('T')
 
-SCHEMA = 1
+SCHEMA = 2
 _PROBE = 60  # Seconds until a probe is forgotten.
 TRIES = 32  # Of one transaction (our guess).
 _LOG = logging.getLogger(__name__)
@@ -138,14 +138,31 @@ class RedisStore(conversing.Conversing):
         ' its last snapshot.',
         name,
       )
-    key = f'{self._prefix}schema'
-    schema = int(server.get(key) or 0)
-    if not schema:
-      # Only here: a full server, or a replica, can be opened and read.
-      server.set(key, SCHEMA, nx=True)
+    schema = self._migrate(server)
     if schema > SCHEMA:
       raise ValueError(
         f'store {name}: written by a newer kaiju_jax (schema {schema}; this'
         f' one knows {SCHEMA}). Update kaiju_jax, or use another prefix than'
         f' {self._prefix!r}.'
       )
+
+  def _migrate(self, server: redis.Redis) -> int:
+    """Returns a store's schema; gives a new or an older store ours.
+
+    Records of older schemas are read as they are.
+    """
+    key = f'{self._prefix}schema'
+    while True:
+      with self._link.pipeline(server) as pipeline:
+        pipeline.watch(key)
+        schema = int(pipeline.get(key) or 0)
+        if schema >= SCHEMA:
+          return schema
+        # Only here: a full server, or a replica, can be opened and read.
+        pipeline.multi()
+        pipeline.set(key, SCHEMA)
+        try:
+          pipeline.execute()
+        except redis.WatchError:
+          continue  # Another server has written it, perhaps a newer one.
+        return SCHEMA

@@ -14,7 +14,7 @@ from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import addresses
 
 APPLICATION = 0x6B61696A  # 'kaij'
-SCHEMA = 2
+SCHEMA = 3
 _MAGIC = b'SQLite format 3\0'
 # Each commit waits for the disk, so that it survives a power cut.
 SYNCHRONOUS = 'FULL'
@@ -77,14 +77,31 @@ CREATE TABLE messages(
   finish TEXT,
   created REAL NOT NULL,
   reasoning TEXT,
+  drawn TEXT,
   PRIMARY KEY(session, id)
 );
 CREATE TRIGGER messages_are_immutable BEFORE UPDATE ON messages
 BEGIN SELECT RAISE(ABORT, 'a message never changes'); END;
 """
 
-# What makes an older file the next one, by the older one's schema.
-_CHANGES = {1: 'ALTER TABLE messages ADD COLUMN reasoning TEXT'}
+# A server of an older schema that still runs may delete sessions.
+_FEEDBACK = """
+CREATE TABLE IF NOT EXISTS ratings(
+  session TEXT NOT NULL REFERENCES sessions(id)
+    ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,
+  message INTEGER NOT NULL,
+  rating TEXT NOT NULL,
+  PRIMARY KEY(session, message)
+);
+
+CREATE TABLE IF NOT EXISTS agreements(
+  owner TEXT NOT NULL PRIMARY KEY,
+  agrees INTEGER NOT NULL
+);
+"""
+
+# The columns of messages that are newer than the first schema.
+_ADDED = 'reasoning', 'drawn'
 
 # Faults of the file or the machine, in contrast to those of a request.
 _AWAY = {
@@ -187,18 +204,31 @@ def _prepare(path: str) -> None:
       return
     connection.execute('BEGIN IMMEDIATE')
     # Another process may have made or changed the tables since.
-    if _recognize(connection, path):
-      for schema in range(_schema(connection), SCHEMA):
-        connection.execute(_CHANGES[schema])
-      connection.execute(f'PRAGMA user_version={SCHEMA}')
-    else:
+    if not _recognize(connection, path):
       for statement in _statements(_TABLES):
         connection.execute(statement)
       connection.execute(f'PRAGMA application_id={APPLICATION}')
-      connection.execute(f'PRAGMA user_version={SCHEMA}')
+    _add_what_is_new(connection)
+    connection.execute(f'PRAGMA user_version={SCHEMA}')
     connection.execute('COMMIT')
   finally:
     connection.close()
+
+
+def _add_what_is_new(connection: sqlite3.Connection) -> None:
+  """Adds what an older file lacks, and leaves what it has.
+
+  It asks the file for it, not its schema: a server of schema 2 that still runs
+  writes this number back whenever its readiness is checked.
+  """
+  columns = {
+    row[1] for row in connection.execute('PRAGMA table_info(messages)')
+  }
+  for name in _ADDED:
+    if name not in columns:
+      connection.execute(f'ALTER TABLE messages ADD COLUMN {name} TEXT')
+  for statement in _statements(_FEEDBACK):
+    connection.execute(statement)
 
 
 def _schema(connection: sqlite3.Connection) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import os
 import sqlite3
 import threading
@@ -23,6 +24,7 @@ from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import faults
+from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import records
 from kaiju_jax.serving.stores import sqlite_file
 
@@ -34,7 +36,7 @@ _SESSION = (
   'id, owner, character, version, greeting, head, title, created, updated,'
   ' count, size'
 )
-_MESSAGE = 'id, parent, role, text, tokens, finish, created, reasoning'
+_MESSAGE = 'id, parent, role, text, tokens, finish, created, reasoning, drawn'
 
 
 class SqliteStore(conversing.Conversing):
@@ -143,7 +145,8 @@ class _Records:
 
   def touch(self) -> None:
     """Writes a value that is already there."""
-    self._connection.execute(f'PRAGMA user_version={sqlite_file.SCHEMA}')
+    (schema,) = self._row('PRAGMA user_version')
+    self._connection.execute(f'PRAGMA user_version={schema}')
 
   def character(self, character: str) -> characters.Character | None:
     row = self._row(
@@ -178,6 +181,21 @@ class _Records:
       (session.id,),
     )
     return tuple(_message(row) for row in rows)
+
+  def ratings(self, session: characters.Session) -> dict[int, str]:
+    rows = self._connection.execute(
+      'SELECT message, rating FROM ratings WHERE session = ? ORDER BY message',
+      (session.id,),
+    )
+    return dict(rows.fetchall())
+
+  def agreement(self, owner: str) -> bool | None:
+    row = self._row('SELECT agrees FROM agreements WHERE owner = ?', owner)
+    return row and bool(row[0])
+
+  def agreements(self) -> dict[str, bool]:
+    rows = self._connection.execute('SELECT owner, agrees FROM agreements')
+    return {owner: bool(agrees) for owner, agrees in rows}
 
   def visible_characters(
     self, viewer: str, limit: int, after: records.After
@@ -242,7 +260,11 @@ class _Records:
     self._put('sessions', _SESSION, dataclasses.astuple(session))
 
   def drop_session(self, session: characters.Session) -> None:
-    for table, column in ('messages', 'session'), ('sessions', 'id'):
+    for table, column in (
+      ('ratings', 'session'),
+      ('messages', 'session'),
+      ('sessions', 'id'),
+    ):
       self._connection.execute(
         f'DELETE FROM {table} WHERE {column} = ?', (session.id,)
       )
@@ -263,7 +285,27 @@ class _Records:
         message.finish,
         message.created,
         message.reasoning,
+        message.drawn and json.dumps(dataclasses.asdict(message.drawn)),
       ),
+    )
+
+  def put_rating(
+    self, session: characters.Session, message: int, rating: str | None
+  ) -> None:
+    if rating is None:
+      self._connection.execute(
+        'DELETE FROM ratings WHERE session = ? AND message = ?',
+        (session.id, message),
+      )
+    else:
+      self._connection.execute(
+        'INSERT OR REPLACE INTO ratings VALUES(?, ?, ?)',
+        (session.id, message, rating),
+      )
+
+  def put_agreement(self, owner: str, agrees: bool) -> None:
+    self._connection.execute(
+      'INSERT OR REPLACE INTO agreements VALUES(?, ?)', (owner, agrees)
     )
 
   def _row(self, query: str, *values) -> tuple | None:
@@ -317,10 +359,11 @@ def _version(row: tuple) -> characters.Version:
 
 
 def _message(row: tuple) -> characters.Message:
-  number, parent, role, text, tokens, *others = row
+  number, parent, role, text, tokens, *others, drawn = row
   if tokens is not None:
     tokens = tuple(np.frombuffer(tokens, '<i4').tolist())
-  return characters.Message(number, parent, role, text, tokens, *others)
+  drawn = feedback.drawn_of(drawn and json.loads(drawn))
+  return characters.Message(number, parent, role, text, tokens, *others, drawn)
 
 
 def _pack(tokens: tuple[int, ...] | None) -> bytes | None:

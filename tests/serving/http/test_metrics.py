@@ -25,6 +25,7 @@ _NAMES = {
   'kaiju_cached_tokens': 'counter',
   'kaiju_rejected': 'counter',
   'kaiju_refusals': 'counter',
+  'kaiju_ratings': 'counter',
   'kaiju_http_requests': 'counter',
   'kaiju_pages': 'gauge',
   'kaiju_points': 'gauge',

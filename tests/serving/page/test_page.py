@@ -105,6 +105,10 @@ def count_of(visit, place):
   return visit.find('.message').nth(place).locator('.count')
 
 
+def pressed(visit):
+  return visit.find('.message').last.locator('.ratings [aria-pressed=true]')
+
+
 def turn(visit, place, name):
   """Presses ‹ or › of a message."""
   visit.find('.message').nth(place).get_by_role('button', name=name).click()
@@ -200,11 +204,22 @@ def test_a_first_conversation(
     visit.page.screenshot(path=tmp_path / 'chat.png')
     assert (tmp_path / 'chat.png').stat().st_size > 10_000
 
+    # A reply is rated, otherwise, and what a person wrote is not.
+    visit.press('Bad reply')
+    expect(pressed(visit)).to_have_count(1)
+    visit.press('Wrongly refused')
+    expect(pressed(visit)).to_have_attribute('aria-label', 'Wrongly refused')
+    expect(visit.find('.message').first.locator('.ratings')).to_be_hidden()
+    expect(visit.find('.message').nth(3).locator('.ratings')).to_be_hidden()
+
     # A reload, and another day.
     shown = visit.texts()
     visit.page.reload()
     expect(visit.find('.message')).to_have_count(5)
     assert visit.texts() == shown
+    expect(pressed(visit)).to_have_attribute('aria-label', 'Wrongly refused')
+    visit.press('Wrongly refused')
+    expect(pressed(visit)).to_have_count(0)
     visit.page.goto('about:blank')
     visit.page.goto(server.address)
     expect(visit.find('.message')).to_have_count(5)

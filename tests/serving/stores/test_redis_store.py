@@ -335,7 +335,7 @@ def test_a_server_that_would_lose_data_is_refused(start_redis, caplog):
   opened(server.address).close()
   assert 'appendonly no' in caplog.text
   server.client().set('kaiju:schema', redis_store.SCHEMA + 1)
-  with pytest.raises(ValueError, match=r'newer kaiju_jax \(schema 2'):
+  with pytest.raises(ValueError, match=r'newer kaiju_jax \(schema 3'):
     opened(server.address)
   opened(server.address, prefix='other:').close()
 

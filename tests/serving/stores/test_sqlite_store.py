@@ -111,7 +111,7 @@ def test_a_newer_schema_is_refused(tmp_path):
   opened(path).close()
   change(path, f'PRAGMA user_version={sqlite_file.SCHEMA + 1}')
   with pytest.raises(
-    ValueError, match=r'newer kaiju_jax \(schema 3.*Update'
+    ValueError, match=r'newer kaiju_jax \(schema 4.*Update'
   ) as error:
     opened(path)
   assert str(path) in str(error.value)

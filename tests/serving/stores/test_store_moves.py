@@ -15,11 +15,14 @@ OUTCOMES = [
   *((name, None) for name in ('publish', 'rollback', 'remove', 'open_session')),
   *((name, None) for name in ('append', 'set_head', 'rename', 'versions')),
   *((name, None) for name in ('remove_session', 'idle', 'live', 'version')),
+  *((name, None) for name in ('rate', 'ratings', 'agree')),
   *((name, characters.NotOwner) for name in ('publish', 'rollback', 'remove')),
   *((name, characters.Conflict) for name in ('append', 'set_head')),
   *((name, characters.OverLimit) for name in ('publish', 'open_session')),
   ('append', characters.OverLimit),
   *((name, characters.Missing) for name in ('messages', 'append', 'live')),
+  *((name, characters.Missing) for name in ('rate', 'ratings')),
+  ('rate', ValueError),
 ]
 
 

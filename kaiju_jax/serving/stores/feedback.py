@@ -1,0 +1,105 @@
+"""Feedback: what a store keeps so that replies can be learnt from.
+
+A *rating* is what the owner of a session says about a reply of the model. There
+is one per message; another replaces it, and None withdraws it. `Drawn` says
+which model and which settings drew a reply: without it nobody knows whether a
+model would still draw it. An *agreement* is an owner's word on whether the
+owner's conversations may be exported to train a model. An owner who has said
+nothing has no record.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+from typing import Protocol
+
+from kaiju_jax.characters.cards import card_fields
+
+GOOD, BAD, WRONGLY_REFUSED = RATINGS = 'good', 'bad', 'wrongly_refused'
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+  """How the model drew a reply.
+
+  Attributes:
+    model: hex digest of the served weights, their tokenizer and chat format.
+    build: the version of kaiju_jax.
+    seed: the seed of the sampling noise.
+    temperature: see `sampling.Sampling`, also for the following.
+    top_k: the number of likeliest tokens kept; 0 for all.
+    top_p: their probability; 1 for all.
+    min_p: the least fraction of the likeliest token's probability.
+    repetition_penalty: the penalty of tokens seen before; 1 for none.
+    guided: whether a guided beam search found the reply; the fields of sampling
+      then say nothing.
+  """
+
+  model: str
+  build: str
+  seed: int
+  temperature: float
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
+  guided: bool = False
+
+
+def drawn_of(data: Mapping[str, Any] | None) -> Drawn | None:
+  """Returns what `dataclasses.asdict` made plain data of; None of None."""
+  return None if data is None else Drawn(**data)
+
+
+def check_rating(value: object) -> str | None:
+  """Returns a rating, or None, which withdraws one.
+
+  Raises:
+    ValueError: it is neither; names it.
+  """
+  if value is not None and value not in RATINGS:
+    raise ValueError(
+      f'rating={card_fields.abbreviate(value)}: must be one of'
+      f' {", ".join(RATINGS)}, or null, which withdraws it.'
+    )
+  return value
+
+
+class Feedback(Protocol):
+  """The part of `characters.Store` that keeps feedback; raises the same."""
+
+  def rate(
+    self, owner: str, session: str, message: int, rating: str | None
+  ) -> str | None:
+    """Rates a reply of the model, and returns its former rating.
+
+    Args:
+      owner: the session's owner.
+      session: its id.
+      message: the reply's id.
+      rating: one of `RATINGS`; None withdraws the former one.
+
+    Raises:
+      ValueError: the model did not draw the message.
+    """
+
+  def ratings(self, owner: str, session: str) -> Mapping[int, str]:
+    """Returns the ratings of a session by message."""
+
+  def agree(self, owner: str, agrees: bool, if_new: bool = False) -> bool:
+    """Records whether an owner's conversations may be exported.
+
+    Args:
+      owner: the owner.
+      agrees: the owner's word.
+      if_new: leaves an earlier word as it is.
+
+    Returns:
+      The word that is recorded now.
+    """
+
+  def agreement(self, owner: str) -> bool | None:
+    """Returns an owner's recorded word; None for none."""
+
+  def agreements(self) -> Mapping[str, bool]:
+    """Returns the recorded words of all owners; for the export alone."""

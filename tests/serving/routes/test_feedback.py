@@ -1,0 +1,125 @@
+"""Ratings over HTTP: who rates what, and what is told of it."""
+
+import json
+import urllib.error
+
+import pytest
+
+from tests.serving import running
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+  with running.server(tmp_path_factory.mktemp('server')) as server:
+    yield server
+
+
+@pytest.fixture
+def talk(server):
+  """Returns the path of a conversation of ann's; message 4 is a reply."""
+  opened = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+  server.post(
+    '/v1/chat/completions',
+    'ann',
+    model=running.MODEL,
+    messages=[{'role': 'user', 'content': 'Hello'}],
+    session=opened['id'],
+    max_tokens=4,
+    seed=3,
+  )
+  return f'/v1/sessions/{opened["id"]}'
+
+
+def rated(server, talk, rating, message=4, owner='ann'):
+  return server.post(f'{talk}/messages/{message}/rating', owner, rating=rating)
+
+
+def refused(server, path, body, owner='ann'):
+  """Returns the status and the message of a POST that must fail."""
+  with pytest.raises(urllib.error.HTTPError) as caught:
+    server.ask('POST', path, body, owner)
+  return caught.value.code, json.loads(caught.value.read())['error']['message']
+
+
+def ratings(server, talk):
+  shown = server.get(talk, owner='ann')['messages']
+  return [one['rating'] for one in shown]
+
+
+def test_a_rating_is_set_changed_shown_and_withdrawn(server, talk):
+  assert ratings(server, talk) == [None] * 5
+  for rating in 'good', 'bad', 'wrongly_refused', None:
+    assert rated(server, talk, rating) == {
+      'object': 'rating',
+      'session': talk.rpartition('/')[2],
+      'message': 4,
+      'rating': rating,
+    }
+    assert ratings(server, talk) == [None] * 4 + [rating]
+
+
+def test_ratings_are_counted_by_kind_and_once(server, talk):
+  def counts():
+    text = server.get('/metrics', owner='ann').decode()
+    return {
+      line.split('"')[1]: float(line.split()[-1])
+      for line in text.splitlines()
+      if line.startswith('kaiju_ratings_total')
+    }
+
+  before = counts()
+  for rating in 'good', 'good', 'wrongly_refused', 'bad', None, None:
+    rated(server, talk, rating)
+  refused(server, f'{talk}/messages/4/rating', {'rating': 'good'}, 'ben')
+  after = counts()
+  assert {kind: after[kind] - before.get(kind, 0) for kind in after} == {
+    'good': 1,
+    'wrongly_refused': 1,
+    'bad': 1,
+    'withdrawn': 1,
+  }
+
+
+@pytest.mark.parametrize(
+  'body, match',
+  [
+    ({}, 'rating'),
+    ({'rating': 'great'}, "'great' is not supported"),
+    ({'rating': True}, 'rating'),
+    ({'rating': ['good']}, 'rating'),
+    ({'rating': 'good', 'message': 4}, 'message: is not supported'),
+    (b'{"rating": "good", "rating": "bad"}', 'rating'),
+    (b'["good"]', ''),
+  ],
+)
+def test_a_body_says_one_rating_and_no_more(server, talk, body, match):
+  status, message = refused(server, f'{talk}/messages/4/rating', body)
+  assert status == 400 and match in message
+  assert ratings(server, talk) == [None] * 5
+
+
+def test_what_somebody_else_said_is_as_if_it_were_not_there(server, talk):
+  nobody = '/v1/sessions/nobody'
+  for message in 0, 4, 99, 2**60:
+    end = f'/messages/{message}/rating'
+    for body in {'rating': 'good'}, {'rating': None}, {'rating': 'x'}:
+      theirs = refused(server, talk + end, body, 'ben')
+      none = refused(server, nobody + end, body, 'ben')
+      name = talk.rpartition('/')[2]
+      assert theirs == (none[0], none[1].replace('nobody', name))
+      is_sound = body['rating'] != 'x' and message < 2**53
+      assert theirs[0] == (404 if is_sound else 400)
+  assert ratings(server, talk) == [None] * 5
+
+
+def test_only_a_reply_has_a_rating(server, talk):
+  for message in 0, 3:
+    status, text = refused(
+      server, f'{talk}/messages/{message}/rating', {'rating': 'bad'}
+    )
+    assert status == 400 and f'message {message}: a person wrote it' in text
+  status, text = refused(server, f'{talk}/messages/5/rating', {'rating': None})
+  assert status == 404 and 'no message 5' in text
+  for odd in '-1', '4.0', 'x', '4%2F':
+    with pytest.raises(urllib.error.HTTPError, match='404'):
+      server.ask('POST', f'{talk}/messages/{odd}/rating', {'rating': None})

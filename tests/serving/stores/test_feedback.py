@@ -1,0 +1,228 @@
+"""Ratings, agreements and how replies were drawn, as stores keep them."""
+
+import concurrent.futures
+import sqlite3
+
+import pytest
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import feedback
+from kaiju_jax.serving.stores import sqlite_file
+from kaiju_jax.serving.stores import sqlite_store
+from tests.serving import older_stores
+from tests.serving import redis_server
+
+FIELDS = card_fields.Fields('Ann', greeting='Hello.')
+DRAWN = feedback.Drawn('a1', '0.1', 2**32 - 1, 0.7, 5, 0.9, 0.1, 1.1, True)
+
+
+def begun(store, owner='ann'):
+  """Returns a session: greeting, question, reply."""
+  version = store.publish(owner, FIELDS, [1], 'bytes')
+  session = store.open_session(owner, version.character).id
+  store.append(owner, session, 0, 'user', 'Who?')
+  store.append(
+    owner, session, 1, 'assistant', 'Me.', [5], finish='stop', drawn=DRAWN
+  )
+  return session
+
+
+def test_a_reply_has_one_rating_which_changes_nothing_else(make_store):
+  store = make_store()
+  session = begun(store)
+  before = store.session('ann', session), store.messages('ann', session)
+  assert store.rate('ann', session, 2, 'good') is None
+  assert store.rate('ann', session, 2, 'wrongly_refused') == 'good'
+  assert store.rate('ann', session, 2, 'wrongly_refused') == 'wrongly_refused'
+  assert make_store().ratings('ann', session) == {2: 'wrongly_refused'}
+  assert store.rate('ann', session, 2, None) == 'wrongly_refused'
+  assert store.rate('ann', session, 2, None) is None
+  assert store.ratings('ann', session) == {}
+  # An idle session stays idle: its time is that of its messages.
+  assert (
+    store.session('ann', session),
+    store.messages('ann', session),
+  ) == before
+
+
+def test_only_a_reply_of_ones_own_is_rated(make_store):
+  store = make_store()
+  session = begun(store)
+  for owner, which in ('ben', session), ('ann', 'none'):
+    with pytest.raises(characters.Missing, match='no such session'):
+      store.rate(owner, which, 2, 'good')
+    with pytest.raises(characters.Missing, match='no such session'):
+      store.ratings(owner, which)
+  with pytest.raises(characters.Missing, match='no message 3'):
+    store.rate('ann', session, 3, 'good')
+  for written in 0, 1:
+    with pytest.raises(ValueError, match=f'message {written}: a person'):
+      store.rate('ann', session, written, 'good')
+  for wrong in 'great', 1, [], True:
+    with pytest.raises(ValueError, match='good, bad, wrongly_refused, or null'):
+      store.rate('ann', session, 2, wrong)
+  with pytest.raises(TypeError, match='message=True'):
+    store.rate('ann', session, True, 'good')
+  assert store.ratings('ann', session) == {}
+
+
+def test_ratings_go_with_their_session(make_store):
+  store = make_store()
+  first, second = begun(store), begun(store)
+  for session in first, second:
+    store.rate('ann', session, 2, 'bad')
+  store.remove_session('ann', first)
+  with pytest.raises(characters.Missing):
+    store.ratings('ann', first)
+  assert make_store().ratings('ann', second) == {2: 'bad'}
+
+
+def test_ratings_at_once_leave_the_last_one(make_store):
+  store = make_store()
+  session = begun(store)
+  words = feedback.RATINGS * 4
+  with concurrent.futures.ThreadPoolExecutor(4) as threads:
+    former = list(
+      threads.map(lambda one: store.rate('ann', session, 2, one), words)
+    )
+  # Each saw what another had left, so that none was lost.
+  left = [*words]
+  for one in former:
+    if one is not None:
+      left.remove(one)
+  assert former.count(None) == 1
+  assert [*store.ratings('ann', session).values()] == left
+
+
+def test_a_reply_says_how_it_was_drawn(make_store):
+  store = make_store()
+  session = begun(store)
+  for reader in store, make_store():
+    greeting, said, reply = reader.messages('ann', session)
+    assert reply.drawn == DRAWN
+    assert greeting.drawn is None and said.drawn is None
+
+
+def test_an_owner_s_word_is_the_last_one(make_store):
+  store = make_store()
+  assert store.agreement('ann') is None and store.agreements() == {}
+  assert store.agree('ann', True) and make_store().agreement('ann')
+  assert store.agree('ann', False) is False
+  # A flag at the next start does not undo it.
+  assert store.agree('ann', True, if_new=True) is False
+  assert store.agree('ben', True, if_new=True)
+  assert make_store().agreements() == {'ann': False, 'ben': True}
+  with pytest.raises(TypeError, match='agrees=1'):
+    store.agree('ann', 1)
+  with pytest.raises(ValueError, match="owner=''"):
+    store.agree('', True)
+
+
+def check_older(stores):
+  """Uses a store that the code before has written, from two servers."""
+  session = older_stores.SESSION
+  for store in stores:
+    *_, reply = store.messages('ann', session)
+    assert (reply.text, reply.tokens, reply.reasoning) == ('Me.', (5, 6), 'Hm.')
+    assert reply.drawn is None
+    assert store.version(older_stores.CHARACTER, 1).fields == FIELDS
+  one, other = stores
+  assert one.rate('ann', session, 2, 'good') is None
+  assert other.ratings('ann', session) == {2: 'good'}
+  said = other.append(
+    'ann', session, 2, 'assistant', 'I.', [7], finish='stop', drawn=DRAWN
+  )
+  assert one.messages('ann', session)[-1] == said
+  assert other.agree('ann', True) and one.agreement('ann')
+
+
+def test_an_older_file_is_migrated_once(tmp_path):
+  path = tmp_path / 'a.sqlite'
+  older_stores.write_sqlite(path)
+  with concurrent.futures.ThreadPoolExecutor(4) as threads:
+    made = list(threads.map(sqlite_store.SqliteStore, [path] * 4))
+  check_older(made[:2])
+  for store in made:
+    store.close()
+  connection = sqlite3.connect(path)
+
+  def layout(connection):
+    return {
+      table: [
+        row[1:] for row in connection.execute(f'PRAGMA table_info({table})')
+      ]
+      for (table,) in connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table'"
+      )
+    }
+
+  fresh = tmp_path / 'b.sqlite'
+  sqlite_store.SqliteStore(fresh).close()
+  assert layout(connection) == layout(sqlite3.connect(fresh))
+  assert not connection.execute('PRAGMA foreign_key_check').fetchall()
+
+
+def test_an_older_server_that_still_runs_does_no_harm(tmp_path):
+  path = tmp_path / 'a.sqlite'
+  older_stores.write_sqlite(path)
+  store = sqlite_store.SqliteStore(path)
+  store.rate('ann', older_stores.SESSION, 2, 'good')
+  # Its check of readiness writes its own number, and it knows no ratings.
+  older = sqlite_file.connect(str(path))
+  older.execute('PRAGMA user_version=2')
+  again = sqlite_store.SqliteStore(path)
+  assert again.ratings('ann', older_stores.SESSION) == {2: 'good'}
+  older.execute('BEGIN IMMEDIATE')
+  for table, column in ('messages', 'session'), ('sessions', 'id'):
+    older.execute(
+      f'DELETE FROM {table} WHERE {column} = ?', (older_stores.SESSION,)
+    )
+  older.execute('COMMIT')
+  (left,) = older.execute('SELECT count(*) FROM ratings').fetchone()
+  assert left == 0
+  # Nor does a check here undo what a newer server has made.
+  older.execute('PRAGMA user_version=7')
+  store.check()
+  assert older.execute('PRAGMA user_version').fetchone() == (7,)
+  for one in store, again, older:
+    one.close()
+
+
+@pytest.mark.slow
+@redis_server.needs_server
+def test_an_older_redis_is_migrated_once(shared_redis):
+  from kaiju_jax.serving.stores import redis_store
+
+  client, prefix = shared_redis.client(), 'older:'
+  older_stores.write_redis(client, prefix)
+  with concurrent.futures.ThreadPoolExecutor(4) as threads:
+    made = list(
+      threads.map(
+        lambda _: redis_store.RedisStore(shared_redis.address, prefix=prefix),
+        range(4),
+      )
+    )
+  check_older(made[:2])
+  assert client.get(f'{prefix}schema') == b'%d' % redis_store.SCHEMA
+  # A newer server that starts in between keeps its number.
+  pipeline, number = made[0]._link.pipeline, redis_store.SCHEMA + 1
+  client.set(f'{prefix}schema', 1)
+
+  def late(server):
+    found = pipeline(server)
+    execute = found.execute
+
+    def execute_late():
+      client.set(f'{prefix}schema', number)
+      return execute()
+
+    found.execute = execute_late
+    return found
+
+  made[0]._link.pipeline = late
+  with pytest.raises(ValueError, match=f'newer kaiju_jax .schema {number}'):
+    made[0]._link.recognize(made[0]._recognize)
+  assert client.get(f'{prefix}schema') == b'%d' % number
+  for store in made:
+    store.close()
