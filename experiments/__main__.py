@@ -43,6 +43,7 @@ PURPOSES = {
     'learning',
     'chat_facts',
     'persona',
+    'judge',
   ),
   'plan': (
     'describe',

@@ -22,11 +22,18 @@ is 0 if it passes, 3 if it is refused, and 4 if there are too few conversations:
     --watch      decision.json of an earlier run: refuses a drop of more than
                  --most, on 50 conversations per tier and more
 
-The only judge so far is `rules`: phrases that replies must hold. Rules see
-words, not meaning, so --judge must be spelt out.
+--judge must be spelt out:
+
+    rules          phrases that replies must hold: rules see words, not meaning
+    http://…/v1    a server with OpenAI's chat completions, and --judge_model
+    FOLDER         a model, which must not be the one that is judged
+
+A judge that reads decides only with --calibration: decision.json of
+`experiments.judge`, at most 31 days old, about the same judge.
 """
 
 from collections.abc import Sequence
+import datetime
 import pathlib
 
 from absl import app
@@ -51,7 +58,15 @@ _GOLDEN = flags.DEFINE_string('golden', None, 'Conversations, a JSONL file.')
 _GENERATED = flags.DEFINE_integer(
   'generated', 0, 'Generate so many conversations per tier instead.', 0
 )
-_JUDGE = flags.DEFINE_enum('judge', None, ['rules'], 'What scores replies.')
+_JUDGE = flags.DEFINE_string(
+  'judge', None, "What scores replies: rules, a server's address or a model."
+)
+_JUDGE_MODEL = flags.DEFINE_string(
+  'judge_model', '', "The judging server's name of its model."
+)
+_CALIBRATION = flags.DEFINE_string(
+  'calibration', None, 'decision.json of experiments.judge for this judge.'
+)
 _SWAPPED = flags.DEFINE_bool(
   'swapped', False, 'Let the model play another character than asked for.'
 )
@@ -89,6 +104,8 @@ def _run() -> None:
   from kaiju_jax.evaluation.persona import dialogue
   from kaiju_jax.evaluation.persona import responders
   from kaiju_jax.runs import persona
+  from kaiju_jax.runs import persona_judge
+  from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.storage import folders
 
@@ -97,23 +114,44 @@ def _run() -> None:
   before = (
     decision_lib.load(pathlib.Path(_WATCH.value)) if _WATCH.value else None
   )
+  calibration = (
+    decision_lib.load(pathlib.Path(_CALIBRATION.value))
+    if _CALIBRATION.value
+    else None
+  )
   conversations, source = _conversations()
-  responder, name = _responder()
+  judge = persona_judge.read(_JUDGE.value, _JUDGE_MODEL.value)
+  responder, name, identity = _responder()
+  persona_judge.refuse_own(judge.identity, identity)
   if _SWAPPED.value:
     responder = responders.Swapped(responder, conversations)
   replies = dialogue.play(responder, conversations, _FORCED.value)
-  judged = persona.judge(conversations, replies)
+  judged = persona.judge(conversations, replies, judge.score)
   found = persona.figures(judged)
+  checks = list(
+    persona_judge.calibration_checks(
+      judge.identity, calibration, datetime.date.today()
+    )
+  )
+  found['rectified'] = report.plain(
+    persona_judge.rectify(list(found['scores'].values()), calibration)
+  )
   if before:
-    checks = persona.drop_checks(judged, before.figures['scores'], _MOST.value)
+    persona_judge.refuse_other(judge.identity, before)
+    checks += persona.drop_checks(judged, before.figures['scores'], _MOST.value)
   else:
-    checks = persona.checks(judged)
+    checks += persona.checks(judged)
   decision = decision_lib.decide(
-    'persona', list(checks), found, {'golden': source, 'responder': name}
+    'persona',
+    checks,
+    found,
+    {'golden': source, 'responder': name, 'judge': judge.identity},
   )
   run = 'forced run' if _FORCED.value else 'free run'
   who = f'{name}, another persona' if _SWAPPED.value else name
-  text = '\n'.join(persona.tables(f'Persona by rules, {run}: {who}', found))
+  text = '\n'.join(
+    persona.tables(f'Persona by {judge.identity}, {run}: {who}', found)
+  )
   print(text)
   if _OUT.value:
     with folders.write_whole(_OUT.value) as out:
@@ -140,49 +178,21 @@ def _conversations():
 
 
 def _responder():
-  """Returns the responder, and its name."""
+  """Returns the responder, its name, and its identity among judges."""
   from kaiju_jax.evaluation.persona import responders
+  from kaiju_jax.runs import persona_judge
 
   if _REFERENCES.value:
-    return responders.References(), 'references'
+    return responders.References(), 'references', ''
   if _ENDPOINT.value:
-    try:
-      import openai
-    except ImportError as error:
-      raise ImportError(
-        "--endpoint needs openai: pip install 'kaiju_jax[client]'."
-      ) from error
-    client = openai.OpenAI(base_url=_ENDPOINT.value)
-    name = _ENDPOINT_MODEL.value
-    return responders.Endpoint(client, name, _TEMPERATURE.value), name
-  return _model()
-
-
-def _model():
-  from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.decoding.engine import generator as generator_lib
-  from kaiju_jax.evaluation.persona import responders
-  from kaiju_jax.runs import defaults
-  from kaiju_jax.runs import load
-
-  loaded = load.from_anywhere(_MODEL.value)
-  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  format = defaults.read(loaded, tokenizer).format
-  if format is None:
-    raise ValueError(
-      f'--model={_MODEL.value}: has no chat template: it only continues text,'
-      ' and plays nobody.'
-    )
-  decoder = load.decoder(
-    loaded, tokenizer, rows=_ROWS, length=loaded.config.max_length
-  )
+    client, name = persona_judge.client(_ENDPOINT.value), _ENDPOINT_MODEL.value
+    responder = responders.Endpoint(client, name, _TEMPERATURE.value)
+    return responder, name, f'{client.base_url} {name}'
+  opened = persona_judge.open_model(_MODEL.value, _ROWS)
   responder = responders.Model(
-    generator_lib.Generator(decoder, tokenizer),
-    format,
-    _TEMPERATURE.value,
-    _SEED.value,
+    opened.generator, opened.format, _TEMPERATURE.value, _SEED.value
   )
-  return responder, loaded.origin
+  return responder, opened.origin, f'checkpoint {opened.digest}'
 
 
 if __name__ == '__main__':

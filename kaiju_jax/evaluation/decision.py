@@ -50,6 +50,11 @@ class Check:
       )
 
 
+def refuse_if(is_wrong: bool, reason: str) -> Check:
+  """Returns a check that refuses for `reason`, or passes."""
+  return Check(REFUSED, reason) if is_wrong else Check(PASSED)
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
   """The result of a gate.

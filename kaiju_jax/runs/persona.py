@@ -180,15 +180,22 @@ def tables(title: str, found: Mapping[str, Any]) -> Iterator[str]:
       (
         tier,
         one['mean']['count'],
-        _interval(one['mean']),
+        report.interval(one['mean']),
         f'{one["median"]:.2f}',
-        *(_interval(one['properties'][name]) for name in golden.PROPERTIES),
+        *(
+          report.interval(one['properties'][name]) for name in golden.PROPERTIES
+        ),
       )
       for tier, one in found['tiers'].items()
     ],
   )
   yield ''
   yield 'Scores from 1 to 5, with 95 % intervals over conversations (BCa).'
+  if found.get('rectified'):
+    yield (
+      'The mean that people would give, from their labels:'
+      f' {report.interval(found["rectified"])}.'
+    )
   yield ''
   yield from report.markdown(
     ('turn', *found['by_turn_rules']),
@@ -199,9 +206,3 @@ def tables(title: str, found: Mapping[str, Any]) -> Iterator[str]:
       )
     ],
   )
-
-
-def _interval(mean: Mapping[str, Any]) -> str:
-  if mean['low'] is None:
-    return f'{mean["value"]:.2f}'
-  return f'{mean["value"]:.2f} ({mean["low"]:.2f}–{mean["high"]:.2f})'

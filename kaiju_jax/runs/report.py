@@ -6,6 +6,7 @@ not.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 import os
@@ -125,6 +126,15 @@ def show(
 def verdict(target: str, is_met: bool) -> str:
   """Returns a target in words, and whether it is met."""
   return f'target {target}, {"met" if is_met else "MISSED"}'
+
+
+def interval(found: Mapping[str, Any]) -> str:
+  """Returns a `value` with its `low` and `high` ends, where it has some."""
+  if found['value'] is None:
+    return '–'
+  if found['low'] is None:
+    return f'{found["value"]:.2f}'
+  return f'{found["value"]:.2f} ({found["low"]:.2f}–{found["high"]:.2f})'
 
 
 def plain(value: Any) -> Any:

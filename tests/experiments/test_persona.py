@@ -1,5 +1,8 @@
 """experiments.persona from its flags to a decision and its exit status."""
 
+import datetime
+import json
+
 import pytest
 
 from kaiju_jax.evaluation import decision
@@ -25,6 +28,7 @@ def test_references_pass_others_fail_and_few_decide_nothing(tmp_path):
   assert found.inputs == {
     'golden': 'generated, 200 per tier, seed 0',
     'responder': 'references',
+    'judge': 'rules',
   }
   text = (tmp_path / 'wrong' / 'report.md').read_text()
   assert 'references, another persona' in text
@@ -50,9 +54,29 @@ def test_flags_that_are_wrong_are_one_line(tmp_path):
     ),
     (['--judge=rules', '--references', '--golden=/no'], 'No such file'),
     (['--judge=rules', '--references', '--watch=/no'], 'No such file'),
+    (['--judge=http://x/v1', '--references'], 'judge_model='),
+    (['--judge=rules', '--references', '--calibration=/no'], 'No such file'),
   ]
   done = forked.run([['experiments.persona', *words] for words, _ in cases])
   for (_, message), one in zip(cases, done):
     assert one.returncode == 1, one
     assert message in one.stderr + one.stdout, one
     assert 'Traceback' not in one.stderr
+
+
+def test_a_judge_needs_labels(tmp_path):
+  label = {
+    'conversation': 'official-tilda',
+    'replies': ['Great gears!'] * 8,
+    'scores': {'speech': 5, 'backstory': 1, 'goal': 1},
+    'date': datetime.date.today().isoformat(),
+  }
+  path = tmp_path / 'labels.jsonl'
+  path.write_text(f'{json.dumps(label)}\n')
+  words = ['experiments.judge', '--judge=rules', f'--labels={path}']
+  few, none = forked.run(
+    [[*words, f'--out={tmp_path / "out"}'], ['experiments.judge']]
+  )
+  assert few.returncode == 4 and '1 labels of the last 31 days' in few.stderr
+  assert decision.load(tmp_path / 'out' / decision.FILE).name == 'judge'
+  assert none.returncode == 1 and '--judge is missing' in none.stderr

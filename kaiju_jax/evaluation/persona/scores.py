@@ -43,8 +43,8 @@ def mean(
 ) -> Mean:
   """Returns the mean of conversations' scores, or of paired drops.
 
-  Where all values are equal, so are the ends: the sample then says nothing
-  about how values spread.
+  Where all values are equal, to 1e-9, so are the ends: the sample then says
+  nothing about how values spread.
 
   Args:
     values: one per conversation.
@@ -60,7 +60,7 @@ def mean(
   middle = float(found.mean())
   if len(found) < 2:
     return Mean(middle, math.nan, math.nan, len(found))
-  if np.ptp(found) == 0:
+  if np.ptp(found) < 1e-9:
     return Mean(middle, middle, middle, len(found))
   interval = stats.bootstrap(
     (found,),

@@ -1,0 +1,105 @@
+"""Scores that people gave to played conversations, to hold a judge against.
+
+A file of them is strict JSONL; one line is one rated conversation:
+
+    {"conversation": "official-tilda", "replies": ["…", … eight of them …],
+     "scores": {"speech": 4, "backstory": 5, "goal": 3}, "date": "2026-11-01"}
+
+`conversation` is the id of a golden conversation, `replies` are what a
+responder answered to its eight messages, and `scores` are a person's, whole
+numbers from 1 to 5. `date` is the day of the rating: people's criteria drift,
+so that old ratings say nothing about today's.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import datetime
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.storage import files
+
+_FIELDS = {'conversation', 'replies', 'scores', 'date'}
+
+
+class Label(NamedTuple):
+  """A person's scores of one played conversation.
+
+  Attributes:
+    conversation: the golden conversation.
+    replies: a reply per turn.
+    scores: by property, 1…5.
+    date: the day of the rating.
+  """
+
+  conversation: golden.Conversation
+  replies: tuple[str, ...]
+  scores: Mapping[str, int]
+  date: datetime.date
+
+
+def load(
+  path: str | pathlib.Path, conversations: Sequence[golden.Conversation]
+) -> tuple[Label, ...]:
+  """Returns a file's labels.
+
+  Args:
+    path: the file.
+    conversations: those that labels may name.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: names the line, the field, its value and what would be right.
+  """
+  known = {one.id: one for one in conversations}
+  rated: set[tuple[str, tuple[str, ...]]] = set()
+
+  def parse(data: Any) -> Label:
+    one = _parse(data, known)
+    key = one.conversation.id, one.replies
+    if key in rated:
+      raise ValueError(
+        f'conversation={key[0]!r}: the same replies are rated twice.'
+      )
+    rated.add(key)
+    return one
+
+  return tuple(files.parse_json_lines(path, parse))
+
+
+def _parse(data: Any, known: Mapping[str, golden.Conversation]) -> Label:
+  if not isinstance(data, dict):
+    raise ValueError(f'{data!r}: must be an object.')
+  if wrong := sorted(data.keys() ^ _FIELDS):
+    raise ValueError(
+      f'{wrong[0]}: the fields must be {", ".join(sorted(_FIELDS))}.'
+    )
+  name, replies, scores = data['conversation'], data['replies'], data['scores']
+  if not isinstance(name, str) or name not in known:
+    raise ValueError(
+      f'conversation={name!r}: no golden conversation has this id.'
+    )
+  if (
+    not isinstance(replies, list)
+    or len(replies) != golden.TURNS
+    or not all(isinstance(one, str) for one in replies)
+  ):
+    raise ValueError(f'replies: must be a list of {golden.TURNS} strings.')
+  if not isinstance(scores, dict) or scores.keys() != set(golden.PROPERTIES):
+    raise ValueError(
+      f'scores={scores!r}: must hold {", ".join(golden.PROPERTIES)}.'
+    )
+  for property, value in scores.items():
+    if type(value) is not int or not 1 <= value <= 5:
+      raise ValueError(
+        f'scores.{property}={value!r}: must be a whole number from 1 to 5.'
+      )
+  try:
+    date = datetime.date.fromisoformat(data['date'])
+  except (TypeError, ValueError):
+    raise ValueError(
+      f'date={data["date"]!r}: must be a day, such as "2026-11-01".'
+    ) from None
+  return Label(known[name], tuple(replies), scores, date)
