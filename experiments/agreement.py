@@ -125,14 +125,14 @@ def _answers() -> rich.table.Table:
   from kaiju_jax.runs import load
 
   found = load.from_workdir(_MODEL.value)
-  asked = _Asked(found)
+  comparison = _Comparison(found)
   for mode in _MODE.value:
     decoder = load.decoder(
-      found, None, rows=_ROWS.value, length=asked.length, mode=mode
+      found, None, rows=_ROWS.value, length=comparison.length, mode=mode
     )
     read = cached_answers.reader(decoder, _CHUNK.value)
-    asked.add(f'through the cache, {mode}', read)
-  return asked.table()
+    comparison.add(f'through the cache, {mode}', read)
+  return comparison.table()
 
 
 def _kernels() -> rich.table.Table:
@@ -141,18 +141,18 @@ def _kernels() -> rich.table.Table:
   from kaiju_jax.runs import load
 
   names = command.choose(_ATTENTION, api.RUNS_ON)
-  asked = _Asked(load.from_workdir(_MODEL.value))
+  comparison = _Comparison(load.from_workdir(_MODEL.value))
   for name in names:
     runs_here = dispatch.platform() in api.RUNS_ON[name]
     with contextlib.nullcontext() if runs_here else dispatch.interpret():
-      asked.add(
+      comparison.add(
         f'{name}, {"compiled" if runs_here else "interpreted"}',
-        asked.forward(name),
+        comparison.forward(name),
       )
-  return asked.table()
+  return comparison.table()
 
 
-class _Asked:
+class _Comparison:
   """The questions of a needle run, and who answers how many of them."""
 
   def __init__(self, found):
@@ -193,7 +193,7 @@ class _Asked:
   def table(self) -> rich.table.Table:
     """Returns a row for each, with the points to the forward pass."""
     (name, own), *others = self._right.items()
-    asked = sum(cell.count for cell in self._cells)
+    total = sum(cell.count for cell in self._cells)
     return report.table(
       ('how', 'right, %', 'points'),
       [
@@ -203,7 +203,7 @@ class _Asked:
           for name, right in others
         ),
       ],
-      f'{_MODEL.value}: {asked:,} questions of up to {self.length} tokens',
+      f'{_MODEL.value}: {total:,} questions of up to {self.length} tokens',
     )
 
 

@@ -74,11 +74,11 @@ def _run() -> None:
     length=length,
   )
   generator = generator_lib.Generator(decoder, tokenizer)
-  asked = questions.draw_questions(format, _COUNT.value, length, _SEED.value)
-  replies = questions.replies(generator, format, asked, _TEMPERATURE.value)
+  drawn = questions.draw_questions(format, _COUNT.value, length, _SEED.value)
+  replies = questions.replies(generator, format, drawn, _TEMPERATURE.value)
   print(f'{loaded.origin}, temperature {_TEMPERATURE.value:g}')
-  _say(questions.score(asked, replies))
-  for one, reply in list(zip(asked, replies))[: _SHOW.value]:
+  _say(questions.score(drawn, replies))
+  for one, reply in list(zip(drawn, replies))[: _SHOW.value]:
     said = one.text.rpartition(f'user{chat.STX}')[2].partition(chat.ETX)[0]
     print(f'{one.kind:>14}  {said} → {reply.text}  ({one.expects or "—"})')
   if _CHARACTERS.value:
@@ -93,9 +93,9 @@ def _say(scores) -> None:
   rows = [
     (
       kind,
-      one.asked,
-      _share(one.ended, one.asked),
-      _share(one.clean, one.asked),
+      one.total,
+      _share(one.ended, one.total),
+      _share(one.clean, one.total),
       _share(one.known, one.words),
       _share(one.right, one.facts),
       _share(one.exclaimed, one.exclaimers),
@@ -126,8 +126,8 @@ def _talk(generator, format) -> None:
     print(f'\n{fields.name}: {turns[0].text}')
     for said in _SAID:
       turns.append(prompt.Turn('user', said))
-      asked = prompt.conversation(prefix_L, turns, format, prompt.PREFIX)
-      one = questions.Question('', asked.tokens, '', '', '')
+      conversation = prompt.conversation(prefix_L, turns, format, prompt.PREFIX)
+      one = questions.Question('', conversation.tokens, '', '', '')
       reply = questions.replies(generator, format, [one], _TEMPERATURE.value)[0]
       turns.append(prompt.Turn('assistant', reply.text))
       print(f'  {said}\n{fields.name}: {reply.text}')

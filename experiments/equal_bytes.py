@@ -89,12 +89,12 @@ def _logits() -> tuple[np.ndarray, np.ndarray]:
     return model.apply(variables, hidden_BLD, method='logits')
 
   found, numbers, count = [], [], 0
-  for asked in teach.read_batches(
+  for windows in teach.read_batches(
     source.training, data.length, data.batch, 0.25
   ):
-    is_new_BL = (asked.number_BL >= 0) & (asked.batch.weight_BL > 0)
-    found.append(np.asarray(logits(asked.batch))[is_new_BL])
-    numbers.append(asked.number_BL[is_new_BL])
+    is_new_BL = (windows.number_BL >= 0) & (windows.batch.weight_BL > 0)
+    found.append(np.asarray(logits(windows.batch))[is_new_BL])
+    numbers.append(windows.number_BL[is_new_BL])
     count += len(numbers[-1])
     if count >= _TOKENS:
       break

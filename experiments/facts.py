@@ -155,11 +155,11 @@ def _say(candidates, detection, scores) -> None:
     cells = []
     for name in 'seen', 'unseen':
       own = [one[name] for (of, _), one in scores.items() if of == arm]
-      right, asked = sum(s.right for s in own), sum(s.asked for s in own)
-      pooled[arm, name] = right, asked
-      low, high = proportion.wilson(right, asked)
+      right, total = sum(s.right for s in own), sum(s.total for s in own)
+      pooled[arm, name] = right, total
+      low, high = proportion.wilson(right, total)
       cells.append(
-        f'{100 * right / asked:.1f} % ({100 * low:.1f} … {100 * high:.1f})'
+        f'{100 * right / total:.1f} % ({100 * low:.1f} … {100 * high:.1f})'
       )
     rows.append((arm, *cells))
   names = 'student', 'seen phrasings', 'unseen phrasings'

@@ -147,7 +147,7 @@ def _records(runs: 'list[needle_runs.Run]') -> 'list[needle.Record]':
   if at_once > 1:
     needle_runs.side_by_side(missing, asking, at_once, _command)
   else:
-    needle_runs.in_turn(missing, asking)
+    needle_runs.run_serially(missing, asking)
   return needle_runs.records(runs, asking)
 
 

@@ -29,7 +29,7 @@ _FILE = 'tuned.json'
 Blocks = Mapping[str, int]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
   """The outcome of a search.
 
   Attributes:
@@ -92,7 +92,7 @@ def winner(
 
 
 def write(
-  folder: str | pathlib.Path, device_kind: str, key: str, found: Found
+  folder: str | pathlib.Path, device_kind: str, key: str, found: SearchResult
 ) -> None:
   """Adds a search's winner to the folder's `tuned.json`."""
   folder = pathlib.Path(folder)
@@ -116,7 +116,7 @@ def search(
   run: Callable[[Blocks], Callable[[], Any]],
   repeats: int = 9,
   calls: int = 4,
-) -> Found:
+) -> SearchResult:
   """Times every candidate on the device at hand.
 
   The first comes first, the others in a fixed random order. Candidates are
@@ -164,7 +164,7 @@ def search(
   )
   times = {i: times[str(dict(candidates[i]))] for i in runs}
   best = min(times, key=lambda i: times[i].median)
-  return Found(
+  return SearchResult(
     candidates[best],
     times[best].median,
     refused,
@@ -188,7 +188,7 @@ def _agree(results: Any, expected: Any) -> bool:
 
 def tune(
   folder: str | pathlib.Path, jobs: Mapping[str, Job], repeats: int
-) -> dict[str, Found]:
+) -> dict[str, SearchResult]:
   """Does all searches, and writes each winner as soon as it is found.
 
   Args:
@@ -207,7 +207,8 @@ def tune(
 
 
 def command(
-  tune: Callable[[pathlib.Path], Mapping[str, Found]], folder: pathlib.Path
+  tune: Callable[[pathlib.Path], Mapping[str, SearchResult]],
+  folder: pathlib.Path,
 ) -> None:
   """Runs a kernel's search as a command, and prints the winners.
 

@@ -51,8 +51,8 @@ def test_every_make_target_and_extra_that_a_page_names_exists():
     r'^\[options\.extras_require\]\n(.*?)^\[', setup, re.S | re.M
   )
   extras = set(re.findall(r'^([\w-]+) ?=', section[1], re.M))
-  asked = '\n'.join(block.text for block in pages.blocks('bash'))
-  for target in re.findall(r'^ *make ([a-z-]+)', asked, re.M):
+  commands = '\n'.join(block.text for block in pages.blocks('bash'))
+  for target in re.findall(r'^ *make ([a-z-]+)', commands, re.M):
     assert target in targets, target
   named = re.findall(r"'\.\[([\w,-]+)\]'", '\n'.join(pages.pages().values()))
   assert named

@@ -38,8 +38,8 @@ def serve(
   while arrived < len(arrivals) or not engine.is_idle:
     now = time.perf_counter() - begun
     while arrived < len(arrivals) and arrivals[arrived].seconds <= now:
-      asked = _asked(arrivals[arrived], arrived)
-      sequences[arrived] = _submitted(engine, asked)
+      new = _make_request(arrivals[arrived], arrived)
+      sequences[arrived] = _submitted(engine, new)
       arrived += 1
     if engine.is_idle:
       if arrived < len(arrivals):
@@ -72,7 +72,7 @@ def forget(engine: engine_lib.Engine) -> None:
     pass
 
 
-def _asked(arrival: load.Arrival, number: int) -> request.Request:
+def _make_request(arrival: load.Arrival, number: int) -> request.Request:
   return request.Request(
     arrival.tokens,
     arrival.max_tokens,
@@ -81,9 +81,9 @@ def _asked(arrival: load.Arrival, number: int) -> request.Request:
   )
 
 
-def _submitted(engine: engine_lib.Engine, asked: request.Request):
+def _submitted(engine: engine_lib.Engine, new: request.Request):
   try:
-    return engine.submit(asked)
+    return engine.submit(new)
   except request.Busy:
     return None
 

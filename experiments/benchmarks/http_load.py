@@ -67,5 +67,5 @@ async def _run_request(client, model, arrival, begun: float) -> dict[str, Any]:
 
 if __name__ == '__main__':
   # The token comes with the load: a process's arguments are open to all.
-  asked = json.load(sys.stdin)
-  print(json.dumps(asyncio.run(run_load(*sys.argv[1:], **asked))))
+  arguments = json.load(sys.stdin)
+  print(json.dumps(asyncio.run(run_load(*sys.argv[1:], **arguments))))

@@ -107,7 +107,7 @@ def over_http(
   """
   worker = server.context.worker
   asyncio.run(worker.call(lambda: engine_serving.forget(worker.engine)))
-  asked = [
+  messages = [
     {
       'seconds': one.seconds,
       'tokens': one.tokens.tolist(),
@@ -123,7 +123,7 @@ def over_http(
       server.address,
       MODEL,
     ],
-    input=json.dumps({'token': server.tokens[0], 'arrivals': asked}),
+    input=json.dumps({'token': server.tokens[0], 'arrivals': messages}),
     stdout=subprocess.PIPE,
     text=True,
     check=True,

@@ -88,9 +88,9 @@ def _turns(generator, vocab_size: int, seed: int) -> tuple[float, float, int]:
   found = []
   for count in _TOKENS.value, _ADDED:
     tokens = rng.integers(1, vocab_size, count, dtype=np.int32)
-    asked = request.Request(tokens, _DRAWN, sampling.Sampling(temperature=0))
+    turn = request.Request(tokens, _DRAWN, sampling.Sampling(temperature=0))
     begun = time.perf_counter()
-    with conversation.stream(asked) as stream:
+    with conversation.stream(turn) as stream:
       next(stream)
       found.append(time.perf_counter() - begun)
       for _ in stream:

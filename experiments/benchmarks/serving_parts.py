@@ -101,9 +101,9 @@ def reuse(
     ends = rng.integers(0, vocabulary, (2, length - len(seen)), np.int32)
     for end_L, found in zip(ends, (cold, warm)):
       tokens = np.concatenate([seen, end_L])
-      asked = request.Request(tokens, 1, owner='a', shared=len(seen))
+      prompt = request.Request(tokens, 1, owner='a', shared=len(seen))
       begun = time.perf_counter()
-      sequence = engine.submit(asked)
+      sequence = engine.submit(prompt)
       while sequence.reason is None:
         engine.advance()
       found.append(time.perf_counter() - begun)
@@ -139,25 +139,25 @@ def measure_gaps(
   rng = np.random.default_rng(1)
   vocabulary = engine.decoder.config.vocab_size
 
-  def asked(length: int, answer: int) -> request.Request:
+  def make_request(length: int, answer: int) -> request.Request:
     return request.Request(
       rng.integers(0, vocabulary, length, np.int32), answer
     )
 
   engine_serving.forget(engine)
   room = engine.decoder.length - 16
-  answers = [engine.submit(asked(16, room)) for _ in range(talking)]
+  answers = [engine.submit(make_request(16, room)) for _ in range(talking)]
   while not all(one.events for one in answers):
     engine.advance()
   quiet = [_time(engine.advance) for _ in range(tokens)]
   entering, prompts = [], []
   while len(entering) < tokens:
     if all(one.reason is not None for one in prompts):
-      prompts = [engine.submit(asked(prompt, 1))]
+      prompts = [engine.submit(make_request(prompt, 1))]
     entering.append(_time(engine.advance))
   for one in (*answers, *prompts):
     engine.cancel(one)
-  alone, chunks = engine.submit(asked(prompt, 1)), []
+  alone, chunks = engine.submit(make_request(prompt, 1)), []
   while alone.reason is None:
     chunks.append(_time(engine.advance))
   return Between(
@@ -191,10 +191,10 @@ def overload(
   refusals: list[tuple[float, float]] = []
   submit = engine.submit
 
-  def timed(asked):
+  def timed(new):
     begun = time.perf_counter()
     try:
-      return submit(asked)
+      return submit(new)
     except request.Busy as busy:
       refusals.append((time.perf_counter() - begun, busy.seconds))
       raise

@@ -107,7 +107,7 @@ def _teaching(folder: pathlib.Path):
   variables = {'params': state.init_params(model, 0)}
   corpus, _ = text.load(data_config.DataConfig(), tokenizer.Bytes())
   length, batch = _LENGTH.value, _BATCH.value
-  asked = list(
+  read = list(
     itertools.islice(
       teach.read_batches(corpus, length, batch, 0.25), _BATCHES.value
     )
@@ -124,17 +124,17 @@ def _teaching(folder: pathlib.Path):
     return model.apply(variables, hidden_BLD, method='logits')
 
   def forward():
-    return [logits(variables, one.batch) for one in asked]
+    return [logits(variables, one.batch) for one in read]
 
   numbers = itertools.count()
 
   def teaching():
-    tokens = int(max(one.number_BL.max() for one in asked)) + 1
+    tokens = int(max(one.number_BL.max() for one in read)) + 1
     name = str(next(numbers))
     with write.Writer(
       folder / name, settings, 'a' * 32, name, tokens
     ) as writer:
-      for one, drawn in teach_runs.answers(answer, variables, asked):
+      for one, drawn in teach_runs.answers(answer, variables, read):
         writer.add(teach.targets(one, drawn))
     return ()
 

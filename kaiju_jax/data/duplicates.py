@@ -33,7 +33,7 @@ _SEED = 5  # The orders are the same in every run.
 _BLOCK = 65_536  # 5-grams that are hashed at once; they fit in a CPU cache.
 
 
-class Found(NamedTuple):
+class Clusters(NamedTuple):
   """The near-duplicates among N documents.
 
   Attributes:
@@ -63,7 +63,7 @@ def find(
   rows: int = ROWS,
   least: float = LEAST,
   watch: similarity.Watch = similarity.ignore_progress,
-) -> Found:
+) -> Clusters:
   """Returns the near-duplicates among documents.
 
   Args:
@@ -85,7 +85,7 @@ def find(
   likeness = [
     jaccard(sets[a], sets[b]) for a, b in zip(group, range(len(sets)))
   ]
-  return Found(group, np.array(likeness))
+  return Clusters(group, np.array(likeness))
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:

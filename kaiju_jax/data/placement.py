@@ -32,7 +32,7 @@ def find_own_rows(
   )
 
 
-class Placed(Iterator[packing.Batch]):
+class ShardedBatches(Iterator[packing.Batch]):
   """The loader's batches as arrays that are spread over a mesh.
 
   Args:

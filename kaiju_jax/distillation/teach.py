@@ -221,14 +221,14 @@ def answering(
 
 
 def targets(
-  asked: TeacherBatch, drawn: sample.Sampled, begin: int = 0
+  windows: TeacherBatch, drawn: sample.Sampled, begin: int = 0
 ) -> record_lib.Targets:
   """Returns the targets of a batch's new tokens from `begin` on.
 
   The first token of a document has no teacher, and so no entries.
 
   Args:
-    asked: the batch.
+    windows: the batch.
     drawn: the sampled entries that `answering`'s function returned for it.
     begin: the first token that is needed.
 
@@ -236,11 +236,11 @@ def targets(
     ValueError: the teacher's logits of a token are no distribution; names it.
   """
   drawn = jax.tree.map(np.asarray, drawn)
-  is_kept_BL = asked.number_BL >= begin
-  has_teacher = asked.batch.weight_BL[is_kept_BL] > 0
+  is_kept_BL = windows.number_BL >= begin
+  has_teacher = windows.batch.weight_BL[is_kept_BL] > 0
   is_bad = has_teacher & (drawn.entries_BL[is_kept_BL] < 0)
   if is_bad.any():
-    number = asked.number_BL[is_kept_BL][np.argmax(is_bad)]
+    number = windows.number_BL[is_kept_BL][np.argmax(is_bad)]
     raise ValueError(
       f"the teacher's logits of corpus token {number} are not finite: it cannot"
       ' teach.'

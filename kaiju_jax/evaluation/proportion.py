@@ -1,7 +1,7 @@
 """Computes confidence intervals of a fraction, and of a difference of two.
 
 Wilson's score interval (1927) holds a proportion that was estimated by `right`
-of `asked` independent questions. Unlike the normal approximation it also holds
+of `total` independent questions. Unlike the normal approximation it also holds
 near 0 and 1:
 
     (p + z²/2n ± z·√(p(1 − p)/n + z²/4n²)) / (1 + z²/n),    p = right / n
@@ -29,24 +29,24 @@ class Interval(NamedTuple):
   high: float
 
 
-def wilson(right: int, asked: int) -> Interval:
+def wilson(right: int, total: int) -> Interval:
   """Returns the interval of a proportion, within 0 and 1.
 
   Raises:
     ValueError: more right answers than questions, or no question.
   """
-  if not 0 <= right <= asked or not asked:
+  if not 0 <= right <= total or not total:
     raise ValueError(
-      f'right={right}, asked={asked}: asked must be at least 1, and right must'
-      ' lie in 0…asked.'
+      f'right={right}, total={total}: total must be at least 1, and right must'
+      ' lie in 0…total.'
     )
-  p = right / asked
-  square = _Z * _Z / asked
+  p = right / total
+  square = _Z * _Z / total
   middle = p + square / 2
   half = math.sqrt(p * (1 - p) * square + square * square / 4)
   # The ends are 0 and 1 exactly where no answer is right, or all are.
   low = 0.0 if right == 0 else (middle - half) / (1 + square)
-  high = 1.0 if right == asked else (middle + half) / (1 + square)
+  high = 1.0 if right == total else (middle + half) / (1 + square)
   return Interval(low, high)
 
 
@@ -56,8 +56,8 @@ def difference(
   """Returns p₁ − p₂ and its interval.
 
   Args:
-    first: (right, asked) of p₁.
-    second: (right, asked) of p₂.
+    first: (right, total) of p₁.
+    second: (right, total) of p₂.
 
   Raises:
     ValueError: see `wilson`.

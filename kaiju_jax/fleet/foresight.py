@@ -57,7 +57,7 @@ class _Coming:
     # {character: the first request of each of its conversations}.
     self._firsts = collections.defaultdict(collections.deque)
     # {point: the requests to come that may resume there}.
-    self._asked: dict[nodes.Point, collections.deque[int]] = {}
+    self._later: dict[nodes.Point, collections.deque[int]] = {}
     self._request: traffic.Request | None = None
     for number, request in enumerate(requests):
       if request.session not in self._turns:
@@ -75,9 +75,9 @@ class _Coming:
     self, event: eviction.Event, point: nodes.Point, owner: bytes = b''
   ) -> None:
     if event is eviction.Event.DROPPED:
-      del self._asked[point]
+      del self._later[point]
     elif event is eviction.Event.RECORDED:
-      self._asked[point] = (
+      self._later[point] = (
         self._firsts[self._request.character]
         if point.length <= point.shared
         else self._turns[self._request.session]
@@ -88,5 +88,5 @@ class _Coming:
     return max(points, key=self._when)
 
   def _when(self, point: nodes.Point) -> float:
-    asked = self._asked[point]
-    return asked[0] if asked else math.inf
+    later = self._later[point]
+    return later[0] if later else math.inf

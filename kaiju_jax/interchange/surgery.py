@@ -79,9 +79,11 @@ def check(
         ' knows no other.'
       )
   for name in _SAME:
-    asked, given = getattr(student, name), getattr(teacher, name)
-    if asked != given:
-      raise ValueError(f"model.{name}={asked}: must be {given}, the teacher's.")
+    student_value, given = getattr(student, name), getattr(teacher, name)
+    if student_value != given:
+      raise ValueError(
+        f"model.{name}={student_value}: must be {given}, the teacher's."
+      )
   if len(student.layers()) != len(layers):
     raise ValueError(
       f'the student has {len(student.layers())} layers'

@@ -143,8 +143,10 @@ def perplexity(
     loaded, tokenizer, rows=1, length=max(map(len, rows)) + 1
   )
   generator = generator_lib.Generator(decoder, tokenizer)
-  asked = [request_lib.Request(row, 1, scores_prompt=True) for row in rows]
-  losses = [-one.prompt_log_probabilities for one in generator.generate(asked)]
+  requests = [request_lib.Request(row, 1, scores_prompt=True) for row in rows]
+  losses = [
+    -one.prompt_log_probabilities for one in generator.generate(requests)
+  ]
   return math.exp(np.concatenate(losses).mean())
 
 

@@ -77,7 +77,7 @@ def records(runs: Sequence[Run], questions: Questions) -> list[needle.Record]:
   ]
 
 
-def in_turn(runs: Sequence[Run], questions: Questions) -> None:
+def run_serially(runs: Sequence[Run], questions: Questions) -> None:
   """Trains and asks in this process; the seeds of an arm share one call.
 
   Raises:

@@ -222,9 +222,9 @@ def converse(
 
 def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
   pace = Pace()
-  with conversation.stream(request) as stream, _stoppable() as asked:
+  with conversation.stream(request) as stream, _stoppable() as interrupts:
     try:
-      _write(pace.times(stream), out, asked)
+      _write(pace.times(stream), out, interrupts)
     except request_lib.BadLogits as error:
       notes.write(f'[{error}]\n')
   notes.write(
@@ -235,30 +235,32 @@ def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
 @contextlib.contextmanager
 def _stoppable() -> Iterator[list[int]]:
   """Yields a list that the first Ctrl-C fills; a second one raises as usual."""
-  asked = []
+  interrupts = []
   if threading.current_thread() is not threading.main_thread():
-    yield asked  # Python handles no signals here.
+    yield interrupts  # Python handles no signals here.
     return
   former = signal.getsignal(signal.SIGINT)
 
   def ask(number, _):
-    asked.append(number)
+    interrupts.append(number)
     signal.signal(signal.SIGINT, former)
 
   signal.signal(signal.SIGINT, ask)
   try:
-    yield asked
+    yield interrupts
   finally:
     signal.signal(signal.SIGINT, former)
 
 
 def _write(
-  events: Iterable[request_lib.Event], out: TextIO, asked: Sequence[int] = ()
+  events: Iterable[request_lib.Event],
+  out: TextIO,
+  interrupts: Sequence[int] = (),
 ) -> None:
-  """Writes events' text until they end or `asked` is not empty."""
+  """Writes events' text until they end or `interrupts` is not empty."""
   for event in events:
     out.write(event.text)
     out.flush()
-    if asked:
+    if interrupts:
       break
   out.write('\n')

@@ -175,8 +175,8 @@ def teach(
           plan.settings.overlap,
           begin,
         )
-        for asked, drawn in answers(answer, variables, batches):
-          targets = teach_lib.targets(asked, drawn, begin)
+        for windows, drawn in answers(answer, variables, batches):
+          targets = teach_lib.targets(windows, drawn, begin)
           writer.add(targets)
           done += len(targets.ids_NT)
           bar.update(done)
@@ -193,11 +193,11 @@ def answers(
 ) -> Iterator[tuple[teach_lib.TeacherBatch, Any]]:
   """Yields each batch with its answer, while the device computes the next."""
   waiting = None
-  for asked in batches:
-    number_BL = (asked.number_BL % 2**32).astype(np.uint32)
-    drawn = answer(variables, asked.batch, number_BL)
+  for windows in batches:
+    number_BL = (windows.number_BL % 2**32).astype(np.uint32)
+    drawn = answer(variables, windows.batch, number_BL)
     if waiting is not None:
       yield waiting
-    waiting = asked, drawn
+    waiting = windows, drawn
   if waiting is not None:
     yield waiting

@@ -166,7 +166,7 @@ def _train(
       workdir,
       state=state,
       step=known['step'].with_rate(experiment.optimizer.learning_rate),
-      batches=placement.Placed(batches, sharding, data.batch),
+      batches=placement.ShardedBatches(batches, sharding, data.batch),
       evaluate=known['evaluate'],
       until=until,
       schedule=schedule,

@@ -154,12 +154,12 @@ class Author:
     return [[next(found) for _ in own] for own in variations]
 
   def _drawn(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-    return self._answered(self._asked(drafts))
+    return self._answered(self._ask(drafts))
 
   def _weighed(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     return self._scored(self._asked_again(drafts))
 
-  def _asked(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+  def _ask(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Draws the questions."""
     marker_L = self._tokenizer.encode(self._form.question)
     texts = self._continued(
@@ -254,8 +254,8 @@ class Author:
     return results
 
   def _question_L(self, draft: _Draft) -> np.ndarray:
-    asked = self._form.format_question(draft.variation.question)
-    return np.concatenate([draft.root_L, self._tokenizer.encode(asked)])
+    question = self._form.format_question(draft.variation.question)
+    return np.concatenate([draft.root_L, self._tokenizer.encode(question)])
 
   def _opened(self, text: str) -> np.ndarray:
     tokens_L = self._tokenizer.encode(text)

@@ -157,7 +157,7 @@ class Score:
   """The number of questions, and of those answered with the right words."""
 
   right: int
-  asked: int
+  total: int
 
 
 def score(
@@ -216,9 +216,9 @@ def is_right(seed: int, number: int, question: str, answer: str) -> bool:
   of its attribute's value.
   """
   one = person(seed, number)
-  asked = filters.words(question)
+  question_words = filters.words(question)
   return any(
-    filters.words(one.question(attribute, phrasing)) == asked
+    filters.words(one.question(attribute, phrasing)) == question_words
     and filters.words(one.values[attribute]) == filters.words(answer)
     for attribute in range(ATTRIBUTES)
     for phrasing in range(PHRASINGS)

@@ -134,10 +134,10 @@ def questions(data: data_config.DataConfig) -> Any:
   """
   task = _find(data.task)
   if task.questions is None:
-    asked = [name for name, one in TASKS.items() if one.questions is not None]
+    names = [name for name, one in TASKS.items() if one.questions is not None]
     raise ValueError(
       f'data.task={data.task!r}: has no questions; those of'
-      f' {", ".join(map(repr, asked))} have.'
+      f' {", ".join(map(repr, names))} have.'
     )
   return task.questions(data)
 
@@ -158,13 +158,15 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import held_out
 
-    asked = data.length, data.batch, data.evaluated_rows, mesh
-    asked += (experiment.objective.chunk,)
+    arguments = data.length, data.batch, data.evaluated_rows, mesh
+    arguments += (experiment.objective.chunk,)
     if found[0].is_mixed:
       corpora = {one.config.name: one.unseen for one in found}
-      scores = held_out.sources_evaluator(model, corpora, rows.shares, *asked)
+      scores = held_out.sources_evaluator(
+        model, corpora, rows.shares, *arguments
+      )
     else:
-      scores = held_out.evaluator(model, found[0].unseen, *asked)
+      scores = held_out.evaluator(model, found[0].unseen, *arguments)
     return lambda state: scores(state.params, state.replica)
 
   return Data(rows, evaluator, described)
@@ -366,10 +368,10 @@ def _question_texts(experiment: experiment_lib.Experiment, count: int):
   length = experiment.data.length
   task = questions(experiment.data)
   nearest, farthest = task.distances(length)
-  asked = task.questions(
+  drawn = task.questions(
     np.random.default_rng(0), count, length, (nearest + farthest) // 2, 1
   )
-  return asked.tokens_BL
+  return drawn.tokens_BL
 
 
 TASKS = {

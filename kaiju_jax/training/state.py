@@ -76,12 +76,12 @@ def objective_of(
     OSError, ValueError: wrong settings of the objective, or a mix.json that
       cannot be read.
   """
-  asked = experiment.objective, experiment.model, experiment.data.length
+  arguments = experiment.objective, experiment.model, experiment.data.length
   sources = mix_file.resolve(experiment.data).sources
   if not sources:
-    return registry.make(*asked)
+    return registry.make(*arguments)
   breakdown = by_source.breakdown([one.name for one in sources])
-  return by_source.reading(registry.make(*asked, breakdown))
+  return by_source.reading(registry.make(*arguments, breakdown))
 
 
 def initialize(

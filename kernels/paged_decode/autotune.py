@@ -38,7 +38,7 @@ def tune(
   folder: str | pathlib.Path,
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
-) -> dict[str, tuned.Found]:
+) -> dict[str, tuned.SearchResult]:
   """Searches for every shape and cache, and writes the winners.
 
   See `tuned.tune`.

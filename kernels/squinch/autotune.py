@@ -52,7 +52,7 @@ def tune(
   folder: str | pathlib.Path,
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
-) -> dict[str, tuned.Found]:
+) -> dict[str, tuned.SearchResult]:
   """Searches for every case, and writes the winners; see `tuned.tune`."""
   return tuned.tune(folder, jobs(shapes), repeats)
 

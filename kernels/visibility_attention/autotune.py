@@ -80,7 +80,7 @@ def tune(
   folder: str | pathlib.Path,
   named: Mapping[str, shapes.Shape] = SHAPES,
   repeats: int = 5,
-) -> dict[str, tuned.Found]:
+) -> dict[str, tuned.SearchResult]:
   """Searches for every shape and kernel, and writes the winners.
 
   See `tuned.tune`.
@@ -129,7 +129,7 @@ def search(
   kind: str,
   tried: Sequence[Tried],
   repeats: int,
-) -> tuned.Found:
+) -> tuned.SearchResult:
   """Returns the fastest blocks of one kernel.
 
   Args:

@@ -87,13 +87,13 @@ def test_rows_that_do_not_count_are_not_drawn():
 
   class Asked:
     def __init__(self, rows):
-      self.rows, self.asked = rows, []
+      self.rows, self.read = rows, []
 
     def __len__(self):
       return len(self.rows)
 
     def __getitem__(self, index):
-      self.asked.append(index)
+      self.read.append(index)
       return self.rows[index]
 
   begins = [12 * turn + first for turn in range(9) for first in (0, 2, 6)]
@@ -114,7 +114,7 @@ def test_rows_that_do_not_count_are_not_drawn():
     assert not batch.weight_BL.reshape(6, 16)[end - begin :].any()
     assert (batch.source_BL.reshape(6, 16)[end - begin :] == -1).all()
   batches.close()
-  assert source.asked[:14] == list(range(14)), 'none twice, none left out'
+  assert source.read[:14] == list(range(14)), 'none twice, none left out'
   resumed = loader.batches(rows, batch=2, microbatches=3, after=after)
   resumed.set_state({'row': 12})
   _assert_equal(next(resumed), batch)
@@ -138,15 +138,15 @@ def test_only_rows_that_were_handed_out_count():
 
     def __init__(self, rows):
       self.rows = rows
-      self.asked = 0
+      self.reads = 0
       self.ahead = threading.Event()
 
     def __len__(self):
       return len(self.rows)
 
     def __getitem__(self, index):
-      self.asked += 1
-      if self.asked == 6:
+      self.reads += 1
+      if self.reads == 6:
         self.ahead.set()
       return self.rows[index]
 

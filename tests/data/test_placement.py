@@ -80,7 +80,7 @@ def test_own_rows_are_those_of_the_whole_batch_wherever_it_begins():
 def test_placed_batches_are_the_loader_s(widths):
   spread = sharding(*widths)
   want = loader.batches(Numbered(), 8, 2)
-  placed = placement.Placed(loader.batches(Numbered(), 8, 2), spread, 8)
+  placed = placement.ShardedBatches(loader.batches(Numbered(), 8, 2), spread, 8)
   for _ in range(2):
     batch = next(placed)
     assert batch.tokens_BL.sharding == spread

@@ -150,7 +150,8 @@ class Searches:
     self.finish_step(one, end)
     if one.reason is None:
       if not one.search.step:
-        self._decoder.account.own(one.row)  # Never fails: it is set aside.
+        # Never fails: it is set aside.
+        self._decoder.account.copy_on_write(one.row)
       one.search.step += 1
 
   def finish_step(self, one, end):

@@ -132,9 +132,11 @@ def test_targets_are_the_teachers_distributions_of_each_path(teacher, answer):
   """Documents that fit in a row, so that each token sees all of its own."""
   corpus = _corpus([6, (3, 4, 2), 9, 2])
   found = []
-  for asked in teach.read_batches(corpus, 16, 2, 0.25):
-    drawn = answer(teacher[1], asked.batch, asked.number_BL.astype(np.uint32))
-    found.append(teach.targets(asked, drawn))
+  for windows in teach.read_batches(corpus, 16, 2, 0.25):
+    drawn = answer(
+      teacher[1], windows.batch, windows.number_BL.astype(np.uint32)
+    )
+    found.append(teach.targets(windows, drawn))
   ids_NT, values_NT = (np.concatenate(x) for x in zip(*found))
   found_NV = np.zeros((len(ids_NT), 256), np.float32)
   np.add.at(found_NV, (np.arange(len(ids_NT))[:, None], ids_NT), values_NT)
@@ -149,11 +151,11 @@ def test_targets_are_the_teachers_distributions_of_each_path(teacher, answer):
 
 def test_a_teacher_without_finite_logits_is_refused(teacher, answer):
   corpus = _corpus([6, 9])
-  (asked,) = teach.read_batches(corpus, 16, 2, 0.25)
+  (windows,) = teach.read_batches(corpus, 16, 2, 0.25)
   broken = jax.tree.map(lambda x: x * np.nan, teacher[1])
-  drawn = answer(broken, asked.batch, asked.number_BL.astype(np.uint32))
+  drawn = answer(broken, windows.batch, windows.number_BL.astype(np.uint32))
   with pytest.raises(ValueError, match='corpus token 1 are not finite'):
-    teach.targets(asked, drawn)
+    teach.targets(windows, drawn)
 
 
 def test_what_cannot_be_read():

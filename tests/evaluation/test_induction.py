@@ -98,17 +98,17 @@ def test_head_0_looks_at_the_previous_token_and_others_do_not(suggest):
 def test_the_suggestion_alone_answers_nothing():
   # A trained arm has learnt what it scores: this is a start, not a solution.
   config, plain, params = both('full')
-  asked = needle.Pairs().questions(np.random.default_rng(0), 64, 32, 20, 8)
+  drawn = needle.Pairs().questions(np.random.default_rng(0), 64, 32, 20, 8)
 
   def right(params):
     logits_BLV = jax.jit(transformer.Transformer(config).apply)(
       {'params': params},
-      asked.tokens_BL,
+      drawn.tokens_BL,
       visibility_lib.concatenate([visibility_lib.causal(32)] * 64),
     )
     values = np.asarray(needle.VALUES)
     found = values[np.argmax(logits_BLV[:, -1, values], axis=-1)]
-    return np.mean(found == asked.answers_BA[:, 0])
+    return np.mean(found == drawn.answers_BA[:, 0])
 
   assert right(plain) < 0.3
   assert right(params) < 0.3

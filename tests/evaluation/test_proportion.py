@@ -8,11 +8,11 @@ from scipy import stats
 from kaiju_jax.evaluation import proportion
 
 
-@pytest.mark.parametrize('asked', [1, 8, 704])
-def test_wilson_is_scipys(asked):
-  for right in {0, 1, asked // 3, asked - 1, asked}:
-    theirs = stats.binomtest(right, asked).proportion_ci(method='wilson')
-    assert proportion.wilson(right, asked) == pytest.approx(
+@pytest.mark.parametrize('total', [1, 8, 704])
+def test_wilson_is_scipys(total):
+  for right in {0, 1, total // 3, total - 1, total}:
+    theirs = stats.binomtest(right, total).proportion_ci(method='wilson')
+    assert proportion.wilson(right, total) == pytest.approx(
       (theirs.low, theirs.high), abs=1e-12
     )
 
@@ -39,7 +39,7 @@ def test_differences_change_sign_with_their_order():
     assert low <= d <= high
 
 
-@pytest.mark.parametrize('right, asked', [(0, 0), (3, 2), (-1, 2)])
-def test_what_is_no_proportion_is_refused(right, asked):
-  with pytest.raises(ValueError, match=f'right={right}, asked={asked}: '):
-    proportion.wilson(right, asked)
+@pytest.mark.parametrize('right, total', [(0, 0), (3, 2), (-1, 2)])
+def test_what_is_no_proportion_is_refused(right, total):
+  with pytest.raises(ValueError, match=f'right={right}, total={total}: '):
+    proportion.wilson(right, total)

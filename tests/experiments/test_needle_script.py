@@ -87,11 +87,11 @@ def test_end_to_end_and_not_twice_and_not_for_another(
 def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
   monkeypatch,
 ):
-  asked = {}
+  prompts = {}
 
   def reader(predict, params, lengths):
     def answer(tokens_BL, count):
-      asked[predict].append(tokens_BL.tolist())
+      prompts[predict].append(tokens_BL.tolist())
       return tokens_BL[:, :count]
 
     return answer
@@ -100,11 +100,11 @@ def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
   for arm, seed in (('full', 0), ('kaiju', 0), ('kaiju', 1)):
     experiment = get_config(arm)
     experiment.seed = seed
-    asked[arm, seed] = []
+    prompts[arm, seed] = []
     run_of = needle_runs.Run(arm, experiment, None)
     needle_runs.answer(run_of, needle_runs.Questions(1, 0), (arm, seed), None)
-  assert asked['full', 0] == asked['kaiju', 0]
-  for one, other in zip(asked['kaiju', 0], asked['kaiju', 1], strict=True):
+  assert prompts['full', 0] == prompts['kaiju', 0]
+  for one, other in zip(prompts['kaiju', 0], prompts['kaiju', 1], strict=True):
     assert one != other
 
 

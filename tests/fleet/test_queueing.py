@@ -35,18 +35,18 @@ def test_the_highest_load_is_where_one_in_a_hundred_is_late(servers):
 
 @pytest.mark.parametrize('exponent', [0.8, 1.0, 1.2])
 def test_che_is_within_half_a_point_of_an_lru_cache(exponent):
-  things, kept, asked = 2_000, 200, 40_000
+  things, kept, requests = 2_000, 200, 40_000
   share = np.arange(1, things + 1) ** -exponent
   rng = np.random.default_rng(0)
-  drawn = rng.choice(things, size=asked, p=share / share.sum())
+  drawn = rng.choice(things, size=requests, p=share / share.sum())
   cache, hits = collections.OrderedDict(), 0
   for count, thing in enumerate(drawn.tolist()):
-    hits += thing in cache and count >= asked // 4
+    hits += thing in cache and count >= requests // 4
     cache[thing] = None
     cache.move_to_end(thing)
     if len(cache) > kept:
       cache.popitem(last=False)
-  rate = hits / (asked - asked // 4)
+  rate = hits / (requests - requests // 4)
   assert queueing.lru_hit_rate(things, kept, exponent) == pytest.approx(
     rate, abs=0.005
   )

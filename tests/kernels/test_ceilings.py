@@ -9,11 +9,11 @@ from kaiju_jax.kernels import timing
 
 
 def test_operations_and_bytes_over_seconds(monkeypatch):
-  asked = {}
+  settings = {}
 
   def spreads(runs, repeats, calls):
-    asked['results'] = {name: run() for name, run in runs.items()}
-    asked['repeats'] = repeats
+    settings['results'] = {name: run() for name, run in runs.items()}
+    settings['repeats'] = repeats
     seconds = {'bf16_matmul': 0.5, 'int8_matmul': 0.25, 'copy': 2.0}
     return {
       name: timing.Spread(each, each / 2, 2 * each, 3)
@@ -26,10 +26,10 @@ def test_operations_and_bytes_over_seconds(monkeypatch):
   assert found.bf16_matmul == pytest.approx(2 * 16 * 16 * 16 / 0.5)
   assert found.int8_matmul == pytest.approx(2 * 16 * 16 * 16 / 0.25)
   assert found.copy == pytest.approx(2 * 2**20 / 2.0)
-  assert asked['repeats'] == 3
+  assert settings['repeats'] == 3
   copied = ceilings.spreads(size=16, mebibytes=1, repeats=3)['copy']
   assert copied == (2**20, 2**19, 2**21, 3)
-  results = asked['results']
+  results = settings['results']
   assert results['bf16_matmul'].dtype == jnp.float32
   assert results['int8_matmul'].dtype == jnp.int32
   # Codes of a normal variable, not rounded away.

@@ -148,7 +148,7 @@ def test_what_was_tuned_goes_before_the_rule(tmp_path, monkeypatch):
     tmp_path,
     jax.devices()[0].device_kind,
     blocks.key('pallas_gpu', shape),
-    tuned.Found(best._asdict(), 1e-3, {}),
+    tuned.SearchResult(best._asdict(), 1e-3, {}),
   )
   assert blocks.sizes('pallas_gpu', shape._replace(P=7)) == best
   assert blocks.sizes('pallas_gpu', shape._replace(B=1)) != best

@@ -12,7 +12,7 @@ import pytest
 from kaiju_jax.kernels import timing
 from kaiju_jax.kernels import tuned
 
-_FOUND = tuned.Found({'rows': 128, 'keys': 64}, 1e-3, {})
+_FOUND = tuned.SearchResult({'rows': 128, 'keys': 64}, 1e-3, {})
 
 
 def test_without_a_measurement_there_is_no_winner(tmp_path):
@@ -32,7 +32,9 @@ def test_a_later_winner_replaces_only_its_own(tmp_path):
   tuned.write(tmp_path, 'TPU v5', 'a', _FOUND)
   tuned.write(tmp_path, 'TPU v5', 'b', _FOUND)
   assert tuned.winner(tmp_path, 'TPU v5', 'b') == _FOUND.best
-  tuned.write(tmp_path, 'TPU v5', 'b', tuned.Found({'rows': 8}, 1e-4, {}))
+  tuned.write(
+    tmp_path, 'TPU v5', 'b', tuned.SearchResult({'rows': 8}, 1e-4, {})
+  )
   assert tuned.winner(tmp_path, 'TPU v5', 'a') == _FOUND.best
   assert tuned.winner(tmp_path, 'TPU v5', 'b') == {'rows': 8}
 
@@ -98,7 +100,7 @@ def test_a_candidate_that_computes_something_else_is_refused(wrong):
 
 
 def test_a_write_that_is_cut_off_leaves_the_old_file(tmp_path, monkeypatch):
-  found = tuned.Found({'rows': 8}, 1.0, {})
+  found = tuned.SearchResult({'rows': 8}, 1.0, {})
   tuned.write(tmp_path, 'X', 'a', found)
   monkeypatch.setattr(tuned.os, 'replace', lambda *_: None)
   tuned.write(tmp_path, 'X', 'a', found._replace(best={'rows': 16}))

@@ -116,11 +116,11 @@ def test_a_peer_computes_the_same(rows, masked):
 @slow
 @pytest.mark.parametrize('kind', ['forward', 'dkv'])
 def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
-  asked = []
+  calls = []
   chosen = blocks.gpu
 
   def gpu(name, **shape):
-    asked.append((name, chosen(name, **shape).keys))
+    calls.append((name, chosen(name, **shape).keys))
     return chosen(name, **shape)
 
   monkeypatch.setattr(blocks, 'gpu', gpu)
@@ -132,7 +132,7 @@ def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
     and found.seconds > 0
     and not found.refused
   )
-  assert [keys for name, keys in asked if name == kind][-2:] == [16, 32]
+  assert [keys for name, keys in calls if name == kind][-2:] == [16, 32]
 
 
 @slow

@@ -19,13 +19,13 @@ SETTINGS = settings_lib.Settings(variations=5)
 class Author:
   """Writes the truth in seen phrasings; weighs it as a good reader would."""
 
-  asked = 0
+  calls = 0
 
   def __init__(self, generator, tokenizer, settings):
     self._settings = settings
 
   def write(self, passages):
-    Author.asked += len(passages)
+    Author.calls += len(passages)
     return [
       [
         variations_lib.Variation(
@@ -99,9 +99,9 @@ def test_filters_that_keep_all_find_nothing(pooled, tmp_path):
 def test_a_stopped_pool_goes_on_and_ends_the_same(pooled, tmp_path):
   whole = pooled(tmp_path / 'whole', 0.3)
   pooled(tmp_path / 'stopped', 0.3, range(5))
-  before = Author.asked
+  before = Author.calls
   assert pooled(tmp_path / 'stopped', 0.3) == whole
-  assert Author.asked - before == len(NUMBERS) - 5
+  assert Author.calls - before == len(NUMBERS) - 5
   with pytest.raises(ValueError, match='planted'):
     pooled(tmp_path / 'whole', 0.4)
 

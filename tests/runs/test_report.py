@@ -12,9 +12,9 @@ from kaiju_jax.runs import report
 def test_a_figure_without_matplotlib_names_the_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
   monkeypatch.delattr('matplotlib.figure', raising=False)
-  for asked in (report.require_figures, lambda: report.figure(3, 2)):
+  for call in (report.require_figures, lambda: report.figure(3, 2)):
     with pytest.raises(report.MissingExtra) as error:
-      asked()
+      call()
     assert str(error.value) == (
       "figures need matplotlib: pip install 'kaiju_jax[report]'."
     )

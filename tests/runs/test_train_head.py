@@ -102,8 +102,8 @@ def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
   def ran(tokens, count):
     # Another owner each time: what is in the cache would not be judged again.
     greedy, owner = sampling.Sampling(temperature=0), str(next(numbers))
-    asked = request_lib.Request(tokens, count, greedy, owner=owner)
-    one = engine.submit(asked)
+    one_request = request_lib.Request(tokens, count, greedy, owner=owner)
+    one = engine.submit(one_request)
     while one.reason is None:
       engine.advance()
     return one
@@ -161,12 +161,12 @@ def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
   prefixes += [prompt.prefix(one, written) for one in builtin.CHARACTERS]
   used = set()
   for text in map('some text {}'.format, range(60)):
-    asked = [
+    sequences = [
       prompt.conversation(one, [prompt.Turn('user', text)], written, 1024)
       for one in prefixes
     ]
     as_prompt, as_reply = (reader.place(text, x) for x in said_lib.ROLES)
-    whole = [one.tokens.tolist() for one in asked]
+    whole = [one.tokens.tolist() for one in sequences]
     used.add(which := whole.index(as_prompt.tokens.tolist()))
     opened_L = np.concatenate([prefixes[which], written.opening()])
     assert as_reply.tokens.tolist() == [*opened_L, *text.encode()]

@@ -69,8 +69,8 @@ def requests(engine, seed):
   ]
 
 
-def run(engine, asked):
-  running = [engine.submit(one) for one in asked]
+def run(engine, requests):
+  running = [engine.submit(one) for one in requests]
   while not engine.is_idle:
     engine.advance()
   return [one.result() for one in running]

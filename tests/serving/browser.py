@@ -92,7 +92,7 @@ class Visit:
   def find(self, selector: str, **options):
     return self.page.locator(selector, **options)
 
-  def begin(self, name: str) -> None:
+  def start_conversation(self, name: str) -> None:
     """Opens a conversation with a character."""
     self.find('.character', has_text=name).click()
     self.page.get_by_role('button', name='Start a conversation').click()

@@ -65,7 +65,7 @@ class Fake:
     moderated: whether it says so.
     thinks: whether the model can begin with its reasoning.
     page: entries that a listing gives at once.
-    asked: bodies of the chat requests.
+    bodies: bodies of the chat requests.
     characters: by id.
     sessions: by id.
   """
@@ -77,7 +77,7 @@ class Fake:
     self.moderated = False
     self.thinks = False
     self.page = 100
-    self.asked: list[dict] = []
+    self.bodies: list[dict] = []
     self.characters: dict[str, dict] = {}
     self.sessions: dict[str, dict] = {}
     self._refusals: list[tuple] = []
@@ -304,7 +304,7 @@ def _app(fake: Fake) -> applications.Starlette:
 
   async def chat(request):
     body = await request.json()
-    fake.asked.append(body)
+    fake.bodies.append(body)
     stream = fake.stream(fake.sessions[body['session']], body)
     return responses.StreamingResponse(stream, media_type='text/event-stream')
 

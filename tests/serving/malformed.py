@@ -327,7 +327,7 @@ def _body(rng):
   )
 
 
-def _asked(rng):
+def _retarget(rng):
   made = posted(rng, b'{}')
   kind = rng.randrange(4)
   if kind == 0:
@@ -358,7 +358,7 @@ _RULES = [
   _cut,
   _noise,
   _body,
-  _asked,
+  _retarget,
 ]
 
 

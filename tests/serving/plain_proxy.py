@@ -29,11 +29,11 @@ def serving(address: str) -> Iterator[str]:
         for name, value in self.headers.items()
         if name.lower() not in ('host', 'connection', 'content-length')
       }
-      asked = urllib.request.Request(
+      forwarded = urllib.request.Request(
         address + self.path, body, kept, method=self.command
       )
       try:
-        answer = urllib.request.urlopen(asked, timeout=20)
+        answer = urllib.request.urlopen(forwarded, timeout=20)
       except urllib.error.HTTPError as error:
         answer = error
       with answer:

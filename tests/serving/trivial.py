@@ -21,13 +21,13 @@ class Application:
 
   Attributes:
     app: for a server.
-    asked: the paths, in order.
+    paths: the paths, in order.
     streams: streams that have begun and not ended.
     loop: the server's, once it has answered.
   """
 
   def __init__(self):
-    self.asked = []
+    self.paths = []
     self.streams = 0
     self.loop = None
     self.app = applications.Starlette(
@@ -48,7 +48,7 @@ class Application:
     )
 
   def _note(self, request):
-    self.asked.append(request.url.path)
+    self.paths.append(request.url.path)
     self.loop = asyncio.get_running_loop()
 
   async def _hello(self, request):

@@ -23,7 +23,7 @@ def test_a_passage_states_every_value_and_each_question_has_one_answer():
 def test_training_text_holds_no_unseen_phrasing():
   unseen = range(facts.PHRASINGS - facts.UNSEEN, facts.PHRASINGS)
   numbers = range(300)
-  asked = {
+  question_texts = {
     child['text']
     for line in facts.trees(0, numbers, 4)
     for child in line['segments'][1:]
@@ -33,9 +33,9 @@ def test_training_text_holds_no_unseen_phrasing():
     for attribute in range(facts.ATTRIBUTES):
       for phrasing in unseen:
         question = facts.FORM.format_question(one.question(attribute, phrasing))
-        assert not any(text.startswith(question) for text in asked)
+        assert not any(text.startswith(question) for text in question_texts)
   # All other phrasings are there.
-  heads = {text.split('\n')[2].split()[1] for text in asked}
+  heads = {text.split('\n')[2].split()[1] for text in question_texts}
   assert heads == {'Where', 'In', 'What', 'Which'}
 
 

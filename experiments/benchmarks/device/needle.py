@@ -49,18 +49,18 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   folder = pathlib.Path(setting.out) / 'needle' / case
   run = needle_runs.Run(case, experiment, folder)
   asking = needle_runs.Questions(1 if setting.dry else 64, 0)
-  needle_runs.in_turn(needle_runs.missing([run], asking), asking)
+  needle_runs.run_serially(needle_runs.missing([run], asking), asking)
   records = needle_runs.records([run], asking)
   trained = [x for x in records if x.length == experiment.data.length]
-  asked = sum(x.count for x in trained)
+  total = sum(x.count for x in trained)
   right = sum(round(x.accuracy * x.count) for x in trained)
   return {
     'arm': case,
     'dtype': experiment.model.dtype,
     'length': experiment.data.length,
-    'accuracy': right / asked,
-    'interval': proportion.wilson(right, asked),
-    'questions': asked,
+    'accuracy': right / total,
+    'interval': proportion.wilson(right, total),
+    'questions': total,
     'cells': [x._asdict() for x in records],
   }
 

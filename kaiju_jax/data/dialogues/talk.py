@@ -56,7 +56,7 @@ class _Talk(NamedTuple):
   end: int  # Its last message.
   user: str = ''  # The user's name, once the character knows it.
   expects: str = ''  # The kind of message that the last one asks for.
-  asked: frozenset[str] = frozenset()  # Facts that the user has heard.
+  known: frozenset[str] = frozenset()  # Facts that the user has heard.
 
 
 def dialogue(
@@ -91,11 +91,11 @@ def dialogue(
   talk = root
   again = _AGAIN if rng.random() < 0.7 else 0.97
   while True:
-    asked, answered, after = _exchange(rng, persona, talk)
-    room -= size(USER, asked) + size(ASSISTANT, answered)
+    question, answered, after = _exchange(rng, persona, talk)
+    room -= size(USER, question) + size(ASSISTANT, answered)
     if room < 0:
       return nodes
-    nodes.append(Node(talk.end, USER, asked))
+    nodes.append(Node(talk.end, USER, question))
     nodes.append(Node(len(nodes) - 1, ASSISTANT, answered))
     after = after._replace(end=len(nodes) - 1)
     talk = after if rng.random() < again else root
@@ -120,8 +120,8 @@ def path(
   room -= size(*said[0])
   talk = _Talk(0)
   while True:
-    asked, answered, talk = _exchange(rng, persona, talk)
-    pair = (USER, asked), (ASSISTANT, answered)
+    question, answered, talk = _exchange(rng, persona, talk)
+    pair = (USER, question), (ASSISTANT, answered)
     room -= sum(size(*one) for one in pair)
     if room < 0:
       return said
@@ -144,14 +144,14 @@ def _exchange(
     shares = np.cumsum(list(_KINDS.values()))
     kind = names[int(np.searchsorted(shares, rng.random() * shares[-1]))]
   after = talk._replace(expects='')
-  asked, answered, after = _KIND_OF[kind](rng, persona, after)
-  if talk.user and '{user}' not in asked and rng.random() < 0.1:
+  question, answered, after = _KIND_OF[kind](rng, persona, after)
+  if talk.user and '{user}' not in question and rng.random() < 0.1:
     answered = f'{answered} {talk.user}!'
-  return type_like_user(rng, asked), answered, after
+  return type_like_user(rng, question), answered, after
 
 
 def _fact(rng, persona, talk):
-  have = [one for one in persona.facts if one not in talk.asked]
+  have = [one for one in persona.facts if one not in talk.known]
   if have and rng.random() < 0.9:
     kind = personas.one(rng, have)
     answer = persona.answer(kind)
@@ -160,7 +160,7 @@ def _fact(rng, persona, talk):
     missing = facts.FACTS[kind].missing
     answer = persona.answer(kind) if kind in persona.facts else missing[0]
   question = personas.one(rng, facts.FACTS[kind].questions[:-1])
-  talk = talk._replace(asked=talk.asked | {kind})
+  talk = talk._replace(known=talk.known | {kind})
   return question, personas.style(rng, persona, answer), talk
 
 
@@ -176,13 +176,13 @@ def _small_talk(rng, persona, talk):
   answer = _fill(rng, answers, persona, talk)
   if answer is None:
     return _fact(rng, persona, talk)
-  asked = personas.one(rng, said).format(name=persona.name)
+  question = personas.one(rng, said).format(name=persona.name)
   if kind in ('hello', 'how', 'bye', 'called'):
     if persona.catchword and rng.random() < 0.3:
       answer = f'{persona.catchword} {answer}'
   else:
     answer = personas.style(rng, persona, answer)
-  return asked, answer, talk._replace(expects=_asks_for(answer))
+  return question, answer, talk._replace(expects=_asks_for(answer))
 
 
 def _echo(rng, persona, talk):
@@ -202,17 +202,23 @@ def _echo(rng, persona, talk):
 def _feeling(rng, persona, talk):
   f = personas.one(rng, sorted(lines.FEELINGS))
   answer = _fill(rng, lines.FEELINGS[f], persona, talk)
-  asked = personas.one(rng, lines.FEELING).format(f=f)
+  question = personas.one(rng, lines.FEELING).format(f=f)
   if talk.expects == 'feeling' and rng.random() < 0.5:
-    asked = f.capitalize()
-  return asked, personas.style(rng, persona, answer or lines.UNDERSTOOD), talk
+    question = f.capitalize()
+  return (
+    question,
+    personas.style(rng, persona, answer or lines.UNDERSTOOD),
+    talk,
+  )
 
 
 def _introduction(rng, persona, talk):
   user = personas.user_name(rng)
-  asked = personas.one(rng, (*lines.INTRODUCTION, '{user}')).format(user=user)
+  question = personas.one(rng, (*lines.INTRODUCTION, '{user}')).format(
+    user=user
+  )
   answer = personas.one(rng, lines.WELCOME).format(user=user, name=persona.name)
-  return asked, answer, talk._replace(user=user)
+  return question, answer, talk._replace(user=user)
 
 
 def _recall(rng, persona, talk):
@@ -314,7 +320,7 @@ def _fill(rng, answers, persona: personas.Persona, talk: _Talk, x: str = ''):
        for k in ('hello', 'well', 'bye')},
     **persona.facts,
   }  # fmt: skip
-  unheard = [one for one in persona.facts if one not in talk.asked]
+  unheard = [one for one in persona.facts if one not in talk.known]
   if unheard:
     slots['fact'] = persona.answer(personas.one(rng, unheard))
   usable = [one for one in answers if all(slots.get(n) for n in _slots(one))]

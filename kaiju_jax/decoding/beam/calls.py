@@ -54,7 +54,7 @@ class Calls:
   def step(
     self,
     row: int,
-    placed: beam_tree.Placed,
+    placed: beam_tree.TokenLayout,
     parents: Sequence[int],
     paths: Sequence[beam_paths.Path],
     arguments: Sequence[Any] = (),

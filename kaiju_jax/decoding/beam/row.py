@@ -31,11 +31,11 @@ def find_held(
   text holds; otherwise those of the window.
   """
   tables, firsts = account.table(row), account.firsts(row)
-  held_from = account.held_from(row)
+  oldest_kept = account.oldest_kept(row)
   result = {}
   for kind, pool in pools.items():
     position_M = firsts[kind] + np.arange(pool.row_slots)
-    is_held_M = (position_M >= held_from[kind]) & (position_M < length)
+    is_held_M = (position_M >= oldest_kept[kind]) & (position_M < length)
     result[kind] = beam_slots.Held(
       pool.window,
       np.where(is_held_M, position_M, -1),
@@ -46,7 +46,7 @@ def find_held(
 
 
 def chunk(
-  row: int, placed: beam_tree.Placed, tokens_L: np.ndarray, size: int
+  row: int, placed: beam_tree.TokenLayout, tokens_L: np.ndarray, size: int
 ) -> extend.Chunk:
   """Returns a call of `size` tokens: those that a tree placed, and padding.
 

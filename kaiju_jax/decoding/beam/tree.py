@@ -29,7 +29,7 @@ import numpy as np
 from kaiju_jax.decoding.beam import slots as beam_slots
 
 
-class Placed(NamedTuple):
+class TokenLayout(NamedTuple):
   """The places of a chunk's tokens: their slots, and what they see; int32.
 
   Attributes:
@@ -94,7 +94,7 @@ class BeamTree:
 
   def grow(
     self, parent_L: Sequence[int], resting: Sequence[int] = ()
-  ) -> Placed:
+  ) -> TokenLayout:
     """Gives each of L candidates a slot, and a place after its parent.
 
     `parent_L` has the live beam that each follows. The candidates are then the
@@ -123,7 +123,7 @@ class BeamTree:
       )
     self._paths = self._fork('survivor_L', survivor_L, resting)
 
-  def follow(self, count_L: Sequence[int]) -> Placed:
+  def follow(self, count_L: Sequence[int]) -> TokenLayout:
     """Places a chunk of `count_L[l]` tokens after each live beam l.
 
     Coordinates are issued anew in token order, so that no token sees a later
@@ -175,7 +175,7 @@ class BeamTree:
       beam_L = np.concatenate([beam_L, resting])
     return _fork(self._paths, beam_L, len(beam_L) - len(resting))
 
-  def _append(self, paths: '_Paths', count_L, coordinates) -> Placed:
+  def _append(self, paths: '_Paths', count_L, coordinates) -> TokenLayout:
     """Lets each path grow by its count, if there is a slot for each token."""
     is_new_LN = np.arange(count_L.max()) < count_L[:, None]
     new_LN = np.where(is_new_LN, _numbers(is_new_LN), -1)
@@ -201,7 +201,9 @@ class BeamTree:
       x_LN[is_new_LN].astype(np.int32)
       for x_LN in (own_LN, own_limit_LN, position_LN)
     )
-    return Placed(slot, start_L, limit_L, start_L.copy(), position_L, ranges)
+    return TokenLayout(
+      slot, start_L, limit_L, start_L.copy(), position_L, ranges
+    )
 
 
 class _Paths(NamedTuple):

@@ -360,7 +360,7 @@ class Decoder:
     few are free for that (`Rows.own`).
     """
     with interrupts.delay():
-      copies = self.account.own(row)
+      copies = self.account.copy_on_write(row)
       # Padded to the most there may be, so that all share a compilation.
       padded = {}
       for kind in copies:

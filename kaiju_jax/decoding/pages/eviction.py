@@ -274,16 +274,16 @@ class Demand:
   def inherit(self, use: Use, heir: Use | None) -> None:
     """Moves an evicted point's owners to `heir`; forgets them without one."""
     now = self._clock()
-    for owner, asked in use.owners.items():
+    for owner, last in use.owners.items():
       if heir is None:
-        self.returns.note_loss(now - asked)
-      elif asked > heir.owners.get(owner, -math.inf):
-        self._add(heir, owner, asked)
+        self.returns.note_loss(now - last)
+      elif last > heir.owners.get(owner, -math.inf):
+        self._add(heir, owner, last)
 
   def rate(self, use: Use) -> float:
     """Returns how many requests per second are expected to resume a point."""
     now = self._clock()
-    rate = sum(self.returns.rate(now - asked) for asked in use.owners.values())
+    rate = sum(self.returns.rate(now - last) for last in use.owners.values())
     if use.is_prefix:
       return rate + use.begun / (now - use.made + _HOUR)
     return rate or _ASIDE * self.returns.rate(now - use.used)
@@ -293,11 +293,11 @@ class Demand:
     if self.returns.is_stale:
       now = self._clock()
       self.returns.read(
-        now - asked for use in uses for asked in use.owners.values()
+        now - last for use in uses for last in use.owners.values()
       )
 
-  def _add(self, use: Use, owner: bytes, asked: float) -> None:
-    use.owners[owner] = asked
+  def _add(self, use: Use, owner: bytes, last: float) -> None:
+    use.owners[owner] = last
     if len(use.owners) > _OWNERS:
       oldest = min(use.owners, key=use.owners.get)
       self.returns.note_loss(self._clock() - use.owners.pop(oldest))

@@ -77,7 +77,7 @@ class Rows:
     }
     self._firsts = {kind: np.zeros(rows, np.int64) for kind in pools}
     # Positions before these are lost: a search used their slots.
-    self._held_from = {kind: np.zeros(rows, np.int64) for kind in pools}
+    self._oldest_kept = {kind: np.zeros(rows, np.int64) for kind in pools}
 
   @property
   def open_rows(self) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class Rows:
     self._check_open(row)
     found = {}
     for kind, table_RN in self._tables.items():
-      first, held = self._firsts[kind][row], self._held_from[kind][row]
+      first, held = self._firsts[kind][row], self._oldest_kept[kind][row]
       found[kind] = {
         int(first) + place: int(page)
         for place, page in enumerate(table_RN[row])
@@ -195,7 +195,7 @@ class Rows:
       held = table_RN[row][table_RN[row] >= 0]
       self.pages.release(kind, held[::-1].tolist())
       table_RN[row] = -1
-      self._firsts[kind][row] = self._held_from[kind][row] = 0
+      self._firsts[kind][row] = self._oldest_kept[kind][row] = 0
     self._free_rows.append(row)
 
   def grow(self, ends: Mapping[int, int]) -> rings_lib.Growth:
@@ -216,8 +216,8 @@ class Rows:
       raise
     return growth
 
-  def own(self, row: int) -> dict[str, list[tuple[int, int]]]:
-    """Copies the ring pages of a row that others hold too, for a search.
+  def copy_on_write(self, row: int) -> dict[str, list[tuple[int, int]]]:
+    """Gives a row its own copies of ring pages that others hold, for a search.
 
     It also takes the pages that the ring still lacks.
 
@@ -229,7 +229,7 @@ class Rows:
     """
     self._check_open(row)
     while True:
-      places = {kind: self._to_own(kind, row) for kind in self._rings}
+      places = {kind: self._entries_to_copy(kind, row) for kind in self._rings}
       lacking = {
         kind: f'{len(x)} {kind} pages are needed and {self.pages.free(kind)}'
         ' are free; rows hold all others.'
@@ -252,7 +252,7 @@ class Rows:
           copies[kind].append((page, own))
     return copies
 
-  def _to_own(self, kind: str, row: int) -> list[int]:
+  def _entries_to_copy(self, kind: str, row: int) -> list[int]:
     """Returns the entries of a ring that lack a page or share theirs."""
     return [
       place
@@ -271,11 +271,11 @@ class Rows:
     """
     for kind, position in first.items():
       self._firsts[kind][row] = position // self.page
-      self._held_from[kind][row] = held[kind]
+      self._oldest_kept[kind][row] = held[kind]
 
-  def held_from(self, row: int) -> dict[str, int]:
+  def oldest_kept(self, row: int) -> dict[str, int]:
     """Returns by kind the position before which a search left no text."""
-    return {kind: int(x[row]) for kind, x in self._held_from.items()}
+    return {kind: int(x[row]) for kind, x in self._oldest_kept.items()}
 
   def firsts(self, row: int) -> dict[str, int]:
     """Returns by kind the position of a row's slot 0."""

@@ -390,13 +390,13 @@ def _is_least(is_enough, limit_B) -> jax.Array:
   """
   bits_B = lax.bitcast_convert_type(limit_B, jnp.int32)
 
-  def ask(step, asked):
+  def ask(step, enough):
     floor_B = jnp.maximum(bits_B - step, 0)
     limit_B = lax.bitcast_convert_type(floor_B, jnp.float32)
-    return asked.at[step].set(is_enough(limit_B))
+    return enough.at[step].set(is_enough(limit_B))
 
-  asked = lax.fori_loop(0, 2, ask, jnp.zeros((2, *bits_B.shape), bool))
-  return asked[0] & (~asked[1] | (bits_B == 0))
+  enough = lax.fori_loop(0, 2, ask, jnp.zeros((2, *bits_B.shape), bool))
+  return enough[0] & (~enough[1] | (bits_B == 0))
 
 
 def _gumbel(seed_B, index_B, entry_BC) -> jax.Array:

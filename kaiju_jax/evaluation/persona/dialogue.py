@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 class Responder(Protocol):
   """What answers in a conversation."""
 
-  def answer(self, asked: Sequence[Asked]) -> list[str]:
+  def answer(self, messages: Sequence[Asked]) -> list[str]:
     """Returns a reply to each message."""
 
 
@@ -52,11 +52,11 @@ def play(
   """
   replies: list[list[str]] = [[] for _ in conversations]
   for turn in range(golden.TURNS):
-    asked = [
+    messages = [
       Asked(one, _before(one, own, turn, is_forced), one.turns[turn].user)
       for one, own in zip(conversations, replies)
     ]
-    answers = responder.answer(asked)
+    answers = responder.answer(messages)
     for own, reply in zip(replies, answers, strict=True):
       own.append(reply)
   return replies

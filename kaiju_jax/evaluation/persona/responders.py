@@ -25,9 +25,11 @@ REPLY = 200
 class References:
   """The author's own replies."""
 
-  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+  def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
     """Returns a reply to each message."""
-    return [one.conversation.turns[len(one.before)].reference for one in asked]
+    return [
+      one.conversation.turns[len(one.before)].reference for one in messages
+    ]
 
 
 class Swapped:
@@ -57,12 +59,12 @@ class Swapped:
         )
       self._other[one.id] = dataclasses.replace(other, id=one.id)
 
-  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+  def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
     """Returns a reply to each message."""
     return self._responder.answer(
       [
         one._replace(conversation=self._other[one.conversation.id])
-        for one in asked
+        for one in messages
       ]
     )
 
@@ -90,7 +92,7 @@ class Model:
     self._temperature = temperature
     self._seed = seed
 
-  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+  def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
     """Returns a reply to each message."""
     requests = [
       request_lib.Request(
@@ -102,14 +104,14 @@ class Model:
         ),
         stop_tokens=self._format.stop_tokens,
       )
-      for number, one in enumerate(asked)
+      for number, one in enumerate(messages)
     ]
     return [one.text for one in self._generator.generate(requests)]
 
-  def _prompt(self, asked: dialogue.Asked):
+  def _prompt(self, message: dialogue.Asked):
     return prompt_lib.conversation(
-      prompt_lib.prefix(_fields(asked), self._format),
-      [prompt_lib.Turn(*one) for one in _said(asked)],
+      prompt_lib.prefix(_fields(message), self._format),
+      [prompt_lib.Turn(*one) for one in _said(message)],
       self._format,
       prompt_lib.PREFIX,
     ).tokens
@@ -124,12 +126,12 @@ class Endpoint:
     self._model = model
     self._temperature = temperature
 
-  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+  def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
     """Returns a reply to each message."""
-    return [self._answer(one) for one in asked]
+    return [self._answer(one) for one in messages]
 
-  def _answer(self, asked: dialogue.Asked) -> str:
-    said = [('system', prompt_lib.persona(_fields(asked))), *_said(asked)]
+  def _answer(self, message: dialogue.Asked) -> str:
+    said = [('system', prompt_lib.persona(_fields(message))), *_said(message)]
     completion = self._client.chat.completions.create(
       model=self._model,
       messages=[{'role': role, 'content': text} for role, text in said],
@@ -139,15 +141,15 @@ class Endpoint:
     return completion.choices[0].message.content or ''
 
 
-def _fields(asked: dialogue.Asked) -> card_fields.Fields:
-  character = asked.conversation.character
+def _fields(message: dialogue.Asked) -> card_fields.Fields:
+  character = message.conversation.character
   return card_fields.Fields(**dataclasses.asdict(character))
 
 
-def _said(asked: dialogue.Asked) -> list[tuple[str, str]]:
+def _said(message: dialogue.Asked) -> list[tuple[str, str]]:
   """Returns (role, text) of the greeting, what was said, and the message."""
-  greeting = asked.conversation.character.greeting
+  greeting = message.conversation.character.greeting
   said = [('assistant', greeting)] if greeting else []
-  for one in asked.before:
+  for one in message.before:
     said += [('user', one.user), ('assistant', one.reply)]
-  return [*said, ('user', asked.user)]
+  return [*said, ('user', message.user)]

@@ -196,8 +196,8 @@ def _find_strips(render: Callable, marked) -> dict[str, tuple[str, str]]:
       text = space + mark if is_left else mark + space
       changed = (*messages[:index], (role, text), *messages[index + 1 :])
       padded[role, space, is_left] = rendering.Chat(changed)
-  asked = [*plain.values(), *padded.values()]
-  texts = dict(zip([*plain, *padded], render(asked)))
+  all_chats = [*plain.values(), *padded.values()]
+  texts = dict(zip([*plain, *padded], render(all_chats)))
   strips = {
     role: tuple(
       ''.join(

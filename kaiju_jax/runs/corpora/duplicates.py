@@ -21,7 +21,7 @@ class Result(NamedTuple):
   """
 
   collections: Sequence[read.Collection]
-  found: duplicates.Found
+  found: duplicates.Clusters
 
   def places(self) -> list[tuple[read.Collection, int]]:
     """Returns the collection of each document, and its number there."""

@@ -7,8 +7,8 @@ A study is two modules, such as `rates` and `rates_report`:
     rates_report.plain(found)    what JSON can hold
     rates_report.draw(found)     a figure
 
-The subject is what varies, and `asked` says how. Importing this module defines
-no flags; `define` does.
+The subject is what varies, and `settings` says how. Importing this module
+defines no flags; `define` does.
 """
 
 import pathlib
@@ -53,7 +53,7 @@ class Frame(NamedTuple):
     study: types.ModuleType,
     words: types.ModuleType,
     subject: Any,
-    asked: Any,
+    settings: Any,
     out: pathlib.Path | None = None,
   ) -> None:
     """Measures, prints, and writes NAME.json and NAME.png into the folder.
@@ -64,11 +64,11 @@ class Frame(NamedTuple):
       study: the module that measures.
       words: the module that reports.
       subject: as `study.measure` takes it.
-      asked: as `study.measure` takes it.
+      settings: as `study.measure` takes it.
       out: the folder where --out names none.
     """
     root = pathlib.Path(self.out.value or out)
-    found = study.measure(subject, asked, root, self.jobs.value)
+    found = study.measure(subject, settings, root, self.jobs.value)
     name = study.__name__.rpartition('.')[2]
     report.show(words.parts(found), publish(root, name, words, found))
 

@@ -98,7 +98,7 @@ async def versions(request: requests.Request) -> responses.Response:
 async def roll_back(request: requests.Request) -> responses.Response:
   """POST /v1/characters/{id}/rollback: makes an earlier version live."""
   context, caller = await intake.authorize(request)
-  asked = await intake.parse_fields(
+  body = await intake.parse_fields(
     request, context, caller, fields_lib.Rollback
   )
   name = request.path_params['id']
@@ -106,9 +106,7 @@ async def roll_back(request: requests.Request) -> responses.Response:
     context.store.character, caller.owner, name
   )
   if character.owner == caller.owner:
-    version = await context.run_store(
-      context.store.version, name, asked.version
-    )
+    version = await context.run_store(context.store.version, name, body.version)
     await judging.check_card(
       context, caller, version.fields, character.is_public
     )
@@ -117,7 +115,7 @@ async def roll_back(request: requests.Request) -> responses.Response:
     context.store.rollback,
     caller.owner,
     name,
-    asked.version,
+    body.version,
     if_public=character.is_public,
   )
   character = await context.run_store(
@@ -210,14 +208,14 @@ def _parse(
 ) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
   try:
     if kind == bodies.JSON and b'"fields"' in body[:4096]:
-      asked = bodies.parse(body)
-      if set(asked) <= {'fields', 'public'}:
-        is_public = asked.get('public')
+      content = bodies.parse(body)
+      if set(content) <= {'fields', 'public'}:
+        is_public = content.get('public')
         if is_public not in (True, False, None):
           raise errors.invalid(
             f'public={is_public!r:.40}: must be true or false.', 'public'
           )
-        return card_fields.parse(asked.get('fields')), (), is_public
+        return card_fields.parse(content.get('fields')), (), is_public
     read = cards.read(body)
   except cards.CardError as error:
     raise errors.invalid(str(error), 'card', error.fault) from error

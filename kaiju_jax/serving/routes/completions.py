@@ -33,23 +33,29 @@ async def completions(request: requests.Request) -> responses.Response:
     errors.ApiError: any fault of the request or the server.
   """
   context, caller = await intake.authorize(request)
-  asked = await intake.parse_fields(request, context, caller, fields.Completion)
-  if lookup.find_character(context, asked.model, None) is not None:
+  completion = await intake.parse_fields(
+    request, context, caller, fields.Completion
+  )
+  if lookup.find_character(context, completion.model, None) is not None:
     raise errors.invalid(
       'model: characters chat; use /v1/chat/completions.', param='model'
     )
-  count = len(asked.prompts)
-  if count * asked.choices > fields.CHOICES:
+  count = len(completion.prompts)
+  if count * completion.choices > fields.CHOICES:
     raise errors.invalid(
-      f'prompt: {count} prompts with n={asked.choices} are more than'
+      f'prompt: {count} prompts with n={completion.choices} are more than'
       f' {fields.CHOICES} choices.',
       param='prompt',
     )
-  limit = context.max_tokens if asked.max_tokens is None else asked.max_tokens
+  limit = (
+    context.max_tokens
+    if completion.max_tokens is None
+    else completion.max_tokens
+  )
   limit = max(limit, 1)
-  size = sum(map(len, asked.prompts))
+  size = sum(map(len, completion.prompts))
   prompts = await context.run_aside(
-    size, lambda: [_prompt(context, one, limit) for one in asked.prompts]
+    size, lambda: [_prompt(context, one, limit) for one in completion.prompts]
   )
   context.limits.prompt(
     caller.owner, sum(len(one.tokens) for one in prompts), caller.rate
@@ -61,27 +67,27 @@ async def completions(request: requests.Request) -> responses.Response:
   exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.note_end('gate')
-    return _refused(asked, prompts)
+    return _refused(completion, prompts)
   wanted = [
     one
     for prompt in prompts
-    for one in _requests(context, caller, asked, prompt, limit)
+    for one in _requests(context, caller, completion, prompt, limit)
   ]
   choices = await submission.replies(
     exchange, context, caller, watch, wanted, said
   )
-  answer = _Answer(context, asked, prompts, choices)
-  if asked.stream:
+  answer = _Answer(context, completion, prompts, choices)
+  if completion.stream:
     return answers.Streamed(answer.chunks())
   body = await submission.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
 def _refused(
-  asked: fields.Completion, prompts: list['_Prompt']
+  completion: fields.Completion, prompts: list['_Prompt']
 ) -> responses.Response:
   """Answers prompts that the gate blocked, as ones that the head blocked."""
-  form = answers.Form('text_completion', asked.model)
+  form = answers.Form('text_completion', completion.model)
   choices = [
     {
       'index': index,
@@ -89,16 +95,16 @@ def _refused(
       'logprobs': None,
       'finish_reason': 'content_filter',
     }
-    for index in range(len(prompts) * asked.choices)
+    for index in range(len(prompts) * completion.choices)
   ]
   usage = answers.usage(sum(len(one.tokens) for one in prompts), 0, 0)
-  if not asked.stream:
+  if not completion.stream:
     return responses.JSONResponse(form.whole(choices, usage))
 
   async def chunks():
     for choice in choices:
       yield form.chunk([choice])
-    if asked.includes_usage:
+    if completion.includes_usage:
       yield form.chunk([], usage=usage)
     yield answers.DONE
 
@@ -147,7 +153,7 @@ def _refuse_long(context, tokens: int, limit: int) -> None:
 
 
 def _requests(
-  context, caller, asked, prompt, limit
+  context, caller, completion, prompt, limit
 ) -> list[request_lib.Request]:
   return [
     request_lib.Request(
@@ -155,28 +161,28 @@ def _requests(
       limit,
       sampling,
       stop_tokens=context.ends,
-      stop_strings=asked.stops,
-      scores_prompt=bool(asked.echo and asked.logprobs is not None),
+      stop_strings=completion.stops,
+      scores_prompt=bool(completion.echo and completion.logprobs is not None),
       owner=caller.owner,
       priority=caller.tier,
       deadline=context.worker.engine.limits.wait,
     )
-    for sampling in asked.samplings(context.sampling)
+    for sampling in completion.samplings(context.sampling)
   ]
 
 
 class _Answer:
   """The answer to one request, streamed or whole."""
 
-  def __init__(self, context, asked, prompts, choices):
+  def __init__(self, context, completion, prompts, choices):
     self._context: context_lib.Context = context
-    self._asked: fields.Completion = asked
+    self._completion: fields.Completion = completion
     self._prompts: list[_Prompt] = [
-      prompt for prompt in prompts for _ in range(asked.choices)
+      prompt for prompt in prompts for _ in range(completion.choices)
     ]
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
-    self._form = answers.Form('text_completion', asked.model)
+    self._form = answers.Form('text_completion', completion.model)
     # Characters of each choice that a stream has sent.
     self._shown = [0] * len(self._replies)
 
@@ -214,7 +220,7 @@ class _Answer:
           elif not self._draws_none:
             told = _list_told(piece.events)
             yield self._chunk(index, piece.text, told)
-      if self._asked.includes_usage:
+      if self._completion.includes_usage:
         yield self._form.chunk([], usage=self._usage())
       yield answers.DONE
     except errors.ApiError as error:
@@ -222,11 +228,11 @@ class _Answer:
 
   @property
   def _draws_none(self) -> bool:
-    return self._asked.max_tokens == 0
+    return self._completion.max_tokens == 0
 
   def _echoed(self, index: int) -> str:
     """Returns the prompt to be echoed; '' without echo or if refused."""
-    if not self._asked.echo or self._replies[index].is_prompt_refused:
+    if not self._completion.echo or self._replies[index].is_prompt_refused:
       return ''
     return self._prompts[index].text
 
@@ -240,7 +246,7 @@ class _Answer:
 
   def _chunk(self, index, text, events=(), finish=None) -> bytes:
     scored = None
-    if self._asked.logprobs is not None and events:
+    if self._completion.logprobs is not None and events:
       scored = answers.text_log_probabilities(
         self._context.tokenizer,
         [one.token for one in events],
@@ -254,10 +260,13 @@ class _Answer:
 
   def _scored(self, index: int, events) -> dict | None:
     """Returns the log-probabilities that were requested; None for none."""
-    if self._asked.logprobs is None or self._replies[index].is_prompt_refused:
+    if (
+      self._completion.logprobs is None
+      or self._replies[index].is_prompt_refused
+    ):
       return None
     tokens, scores = [], []
-    if self._asked.echo:
+    if self._completion.echo:
       prompt = self._prompts[index]
       given = self._replies[index].prompt_log_probabilities
       tokens, scores = prompt.tokens.tolist(), [None, *given.tolist()]
@@ -272,7 +281,7 @@ class _Answer:
     )
 
   def _usage(self) -> dict:
-    choices = self._asked.choices
+    choices = self._completion.choices
     firsts = range(0, len(self._replies), choices)
     return answers.usage(
       sum(len(self._prompts[first].tokens) for first in firsts),

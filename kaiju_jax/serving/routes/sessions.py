@@ -42,20 +42,20 @@ async def create(request: requests.Request) -> responses.Response:
   The session keeps this version when another one is published.
   """
   context, caller = await intake.authorize(request)
-  asked = await intake.parse_fields(request, context, caller, fields.NewSession)
-  if asked.title:
-    await judging.check_stored(context, caller, asked.title, 'title')
-  await lookup.find(context, caller, asked.character)
+  body = await intake.parse_fields(request, context, caller, fields.NewSession)
+  if body.title:
+    await judging.check_stored(context, caller, body.title, 'title')
+  await lookup.find(context, caller, body.character)
   session = await context.run_store(
     context.store.open_session,
     caller.owner,
-    asked.character,
-    asked.greeting,
+    body.character,
+    body.greeting,
     texts.greetings,
   )
-  if asked.title:
+  if body.title:
     session = await context.run_store(
-      context.store.rename, caller.owner, session.id, asked.title
+      context.store.rename, caller.owner, session.id, body.title
     )
   return await _answer(context, session, 201)
 
@@ -81,10 +81,10 @@ async def edit(request: requests.Request) -> responses.Response:
   """
   context, caller = await intake.authorize(request)
   session = await _find(context, caller, request)
-  asked = await intake.parse_fields(request, context, caller, fields.NewMessage)
-  size = len(asked.text)
-  text = await context.run_aside(size, lambda: texts.strip('text', asked.text))
-  if asked.role == 'user':
+  body = await intake.parse_fields(request, context, caller, fields.NewMessage)
+  size = len(body.text)
+  text = await context.run_aside(size, lambda: texts.strip('text', body.text))
+  if body.role == 'user':
     version = await context.run_store(
       context.store.version, session.character, session.version
     )
@@ -96,8 +96,8 @@ async def edit(request: requests.Request) -> responses.Response:
     context.store.append,
     caller.owner,
     session.id,
-    asked.parent,
-    asked.role,
+    body.parent,
+    body.role,
     text,
   )
   return await _answer(context, await _find(context, caller, request), 201)
@@ -106,12 +106,12 @@ async def edit(request: requests.Request) -> responses.Response:
 async def move_head(request: requests.Request) -> responses.Response:
   """PUT /v1/sessions/{id}/head: moves the head, so that another path shows."""
   context, caller = await intake.authorize(request)
-  asked = await intake.parse_fields(request, context, caller, fields.Head)
+  body = await intake.parse_fields(request, context, caller, fields.Head)
   await context.run_store(
     context.store.set_head,
     caller.owner,
     request.path_params['id'],
-    asked.message,
+    body.message,
   )
   return await _answer(context, await _find(context, caller, request))
 

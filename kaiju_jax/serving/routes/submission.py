@@ -62,7 +62,7 @@ async def replies(
   context: context_lib.Context,
   who: auth.Caller,
   watch: moderation.Watch,
-  asked: Sequence[request_lib.Request],
+  requests: Sequence[request_lib.Request],
   said: str = '',
   format: prompt_lib.Encoded | None = None,
 ) -> reply_lib.Choices:
@@ -76,7 +76,7 @@ async def replies(
     context: the server's parts.
     who: the caller.
     watch: judges the prompts and the replies.
-    asked: the engine's requests, one per choice.
+    requests: the engine's requests, one per choice.
     said: the user's text, which is judged with each reply.
     format: the chat format of the prompts; None for plain text.
 
@@ -87,7 +87,7 @@ async def replies(
   came = time.perf_counter()
   slot = context.limits.stream(who.owner, who.rate)
   exchange.at_end(slot.close)
-  streams = await _submit(context, asked)
+  streams = await _submit(context, requests)
   for stream in streams:
     exchange.at_end(stream.cancel)
 
@@ -104,9 +104,9 @@ async def replies(
       refused,
       _cut(format),
     )
-    for stream, one in zip(streams, asked)
+    for stream, one in zip(streams, requests)
   ]
-  exchange.at_end(lambda: _account(exchange, asked, found))
+  exchange.at_end(lambda: _account(exchange, requests, found))
   return reply_lib.Choices(found, slot)
 
 
@@ -117,11 +117,11 @@ def _cut(format: prompt_lib.Encoded | None) -> reasoning.Cut | None:
 
 
 async def _submit(
-  context: context_lib.Context, asked: Sequence[request_lib.Request]
+  context: context_lib.Context, requests: Sequence[request_lib.Request]
 ) -> list[worker_lib.AsyncStream]:
   """Returns the engine's streams; raises its refusals as `errors.ApiError`."""
   try:
-    return await context.worker.submit(*asked)
+    return await context.worker.submit(*requests)
   except request_lib.Busy as error:
     context.metrics.rejected.labels('busy').inc()
     if error.seconds is None:
@@ -135,12 +135,12 @@ async def _submit(
 
 def _account(
   exchange: exchange_lib.Exchange,
-  asked: Sequence[request_lib.Request],
+  requests: Sequence[request_lib.Request],
   found: Sequence[reply_lib.Reply],
 ) -> None:
   """Notes the replies' tokens for the log; counts a shared prompt once."""
-  firsts = {id(one.tokens): n for n, one in reversed([*enumerate(asked)])}
-  exchange.prompt = sum(len(asked[n].tokens) for n in firsts.values())
+  firsts = {id(one.tokens): n for n, one in reversed([*enumerate(requests)])}
+  exchange.prompt = sum(len(requests[n].tokens) for n in firsts.values())
   exchange.cached = sum(found[n].reused for n in firsts.values())
   exchange.completion = sum(len(reply.tokens) for reply in found)
   for reply in found:

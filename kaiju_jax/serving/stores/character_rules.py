@@ -217,7 +217,7 @@ def is_visible(one: characters.Character, viewer: str) -> bool:
 
 
 def visible(
-  found: characters.Character | None, viewer: str, asked: str
+  found: characters.Character | None, viewer: str, id: str
 ) -> characters.Character:
   """Returns a character that `viewer` may talk to.
 
@@ -225,19 +225,19 @@ def visible(
     Missing: none exists, it was removed, or it is private and another owner's.
   """
   if found is None or not is_visible(found, viewer):
-    raise no_character(asked)
+    raise no_character(id)
   return found
 
 
-def no_character(asked: str) -> characters.Missing:
+def no_character(id: str) -> characters.Missing:
   """Returns the error for a character that the viewer cannot see."""
   return characters.Missing(
-    f'character {card_fields.abbreviate(asked)}: no such character.'
+    f'character {card_fields.abbreviate(id)}: no such character.'
   )
 
 
 def check_owner(
-  found: characters.Character | None, asking: str, asked: str
+  found: characters.Character | None, asking: str, id: str
 ) -> characters.Character:
   """Returns a character that the owner `asking` may change.
 
@@ -245,16 +245,14 @@ def check_owner(
     Missing: there is none that `asking` may see.
     NotOwner: it is visible to `asking`, but another owner's.
   """
-  found = visible(found, asking, asked)
+  found = visible(found, asking, id)
   if found.owner != asking:
-    raise characters.NotOwner(
-      f'character {asked}: only its owner may change it.'
-    )
+    raise characters.NotOwner(f'character {id}: only its owner may change it.')
   return found
 
 
 def session(
-  found: characters.Session | None, asking: str, asked: str
+  found: characters.Session | None, asking: str, id: str
 ) -> characters.Session:
   """Returns a session of an owner.
 
@@ -263,6 +261,6 @@ def session(
   """
   if found is None or found.owner != asking:
     raise characters.Missing(
-      f'session {card_fields.abbreviate(asked)}: no such session.'
+      f'session {card_fields.abbreviate(id)}: no such session.'
     )
   return found

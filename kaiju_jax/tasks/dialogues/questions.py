@@ -78,7 +78,7 @@ class Score:
   """Counts over the replies to one kind of question.
 
   Attributes:
-    asked: replies.
+    total: replies.
     ended: those that end by themselves within REPLY tokens.
     clean: those without a control character or broken UTF-8.
     words: words of all replies.
@@ -89,7 +89,7 @@ class Score:
     exclaimed: of `exclaimers`, those that hold it.
   """
 
-  asked: int = 0
+  total: int = 0
   ended: int = 0
   clean: int = 0
   words: int = 0
@@ -224,7 +224,7 @@ def judge(question: Question, result: request_lib.Result) -> Score:
   known = vocabulary.list_words() | prompt
   expects = vocabulary.words_of(question.expects)
   return Score(
-    asked=1,
+    total=1,
     ended=int(result.reason == 'stop_token'),
     clean=int(text.isprintable() and '\ufffd' not in text and text != ''),
     words=len(words),

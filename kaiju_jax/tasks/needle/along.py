@@ -44,7 +44,7 @@ def evaluator(
   """
   task = needle.Pairs()
   distractors = max(n for n in needle.DISTRACTORS if task.fits(length, n))
-  asked = [
+  cells = [
     cell
     for cell in needle.grid(task, length, _QUESTIONS)
     if (cell.length, cell.distractors) == (length, distractors)
@@ -58,7 +58,7 @@ def evaluator(
     read = answers.reader(predict, params, {length})
     batch = packing.stack([unseen[row + i] for i in range(_ROWS)])
     return {
-      'accuracy': needle.accuracy(read, task, asked, _SEEDS),
+      'accuracy': needle.accuracy(read, task, cells, _SEEDS),
       'answered': float(right(params, batch)),
       **heads(params, batch).best(),
     }

@@ -87,10 +87,10 @@ def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
   keys, values = needle.KEYS[: stage.pool], needle.VALUES[: stage.pool]
   tokens[start] = needle.distinct(rng, 1, count, keys)[0, pair]
   tokens[start + 1] = needle.distinct(rng, 1, count, values)[0, pair]
-  asked = np.ones(len(pair), bool)
-  asked[np.unique(pair, return_index=True)[1]] = False
+  is_repeat = np.ones(len(pair), bool)
+  is_repeat[np.unique(pair, return_index=True)[1]] = False
   weights = np.zeros(stage.length, np.float32)
-  weights[start[asked] + 1] = 1
+  weights[start[is_repeat] + 1] = 1
   return packing.Piece(tokens, weights=weights)
 
 

@@ -270,10 +270,10 @@ def grid(
     if not task.fits(tokens, distractors):
       continue
     nearest, farthest = task.distances(tokens)
-    asked = beyond if tokens > length else count
+    repeats = beyond if tokens > length else count
     for depth in DEPTHS:
       distance = farthest - round(depth / 100 * (farthest - nearest))
-      grid.append(Cell(tokens, float(depth), distance, distractors, asked))
+      grid.append(Cell(tokens, float(depth), distance, distractors, repeats))
   return grid
 
 
@@ -292,8 +292,10 @@ def curve(task: Task, length: int, count: int) -> list[Cell]:
       continue
     for distance in [*near, *far.tolist()]:
       depth = 100 * (farthest - distance) / (farthest - nearest)
-      asked = count if distance in near else max(1, count // 2)
-      curve.append(Cell(length, round(depth, 2), distance, distractors, asked))
+      repeats = count if distance in near else max(1, count // 2)
+      curve.append(
+        Cell(length, round(depth, 2), distance, distractors, repeats)
+      )
   return curve
 
 
@@ -333,11 +335,11 @@ def accuracy(
   seeds: Sequence[int],
 ) -> float:
   """Returns the fraction of all questions answered right; args as `ask`'s."""
-  right = asked = 0
+  right = total = 0
   for cell, fraction in ask(answer, task, cells, seeds):
     right += fraction * cell.count
-    asked += cell.count
-  return right / asked
+    total += cell.count
+  return right / total
 
 
 def _draw(task: Task, cell: Cell, seeds: Sequence[int]) -> Questions:

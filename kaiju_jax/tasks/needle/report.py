@@ -49,21 +49,21 @@ class Score(NamedTuple):
 
   Attributes:
     right: number of right answers.
-    asked: number of questions.
+    total: number of questions.
     worst: accuracy of the worst seed.
   """
 
   right: int
-  asked: int
+  total: int
   worst: float
 
   @property
   def mean(self) -> float:
-    return self.right / self.asked
+    return self.right / self.total
 
   @property
   def interval(self) -> proportion.Interval:
-    return proportion.wilson(self.right, self.asked)
+    return proportion.wilson(self.right, self.total)
 
 
 class AccuracyLoss(NamedTuple):
@@ -107,14 +107,14 @@ def score(records: Iterable[needle.Record]) -> Score | None:
   """Returns the accuracy of all records' questions; None without records."""
   seeds = {}
   for record in records:
-    right, asked = seeds.get(record.seed, (0, 0))
+    right, total = seeds.get(record.seed, (0, 0))
     right += round(record.accuracy * record.count)
-    seeds[record.seed] = right, asked + record.count
+    seeds[record.seed] = right, total + record.count
   if not seeds:
     return None
-  right, asked = map(sum, zip(*seeds.values()))
-  worst = min(right / asked for right, asked in seeds.values())
-  return Score(right, asked, worst)
+  right, total = map(sum, zip(*seeds.values()))
+  worst = min(right / total for right, total in seeds.values())
+  return Score(right, total, worst)
 
 
 def on_grid(

@@ -164,8 +164,8 @@ class Sentences:
       rng, count, distractors, SIZE, body - SIZE, wall=before
     )
     others += SIZE * (others >= before)
-    asked = np.full((count, 1), before)
-    starts = np.concatenate([asked, others], axis=1)
+    target = np.full((count, 1), before)
+    starts = np.concatenate([target, others], axis=1)
     needles, digits = sentences(rng, count, 1 + distractors)
     body_BL = fill(rng, self._haystack, starts, body)
     place(body_BL, starts, needles)
@@ -262,6 +262,6 @@ class Rows:
     weights = np.ones(size, np.float32)
     digits = ASK_SIZE + np.arange(DIGITS)[None]
     weights[1 + starts[0][:, None] + digits] = 0
-    asked = 1 + room + SIZE * np.arange(count)[:, None]
-    weights[asked + digits] = ANSWER_WEIGHT
+    answer_places = 1 + room + SIZE * np.arange(count)[:, None]
+    weights[answer_places + digits] = ANSWER_WEIGHT
     return packing.Piece(tokens, weights=weights)

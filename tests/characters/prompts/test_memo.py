@@ -27,7 +27,7 @@ def test_a_history_sent_as_text_has_the_tokens_that_were_drawn(format):
   memo = memo_lib.Memo()
   encode, opened = format.tokenizer.encode, prompt.open_prefix(format)
   turns, place = memo.recall('bo', 'model', [USER])
-  asked = prompt.conversation(opened, turns, format, 500)
+  opening = prompt.conversation(opened, turns, format, 500)
   # A model may draw the text in other tokens than the encoder's: by letters.
   drawn = [int(encode(letter)[0]) for letter in REPLY.text]
   assert format.tokenizer.decode(drawn) == REPLY.text
@@ -37,7 +37,7 @@ def test_a_history_sent_as_text_has_the_tokens_that_were_drawn(format):
   history = [USER, REPLY, prompt.Turn('user', 'And then?')]
   turns, _ = memo.recall('bo', 'model', history)
   again = prompt.conversation(opened, turns, format, 500)
-  former = [*asked.tokens, *drawn]
+  former = [*opening.tokens, *drawn]
   assert again.tokens[: len(former)].tolist() == former
   # Without the memo the cache would be of no use from the reply on.
   without = prompt.conversation(opened, history, format, 500)

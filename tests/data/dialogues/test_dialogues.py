@@ -105,7 +105,7 @@ def test_what_a_character_says_of_itself_is_its_description(many):
 
 
 def test_questions_for_facts_are_answered(many):
-  asked = {
+  kinds = {
     question.lower().rstrip('?.'): kind
     for kind, fact in facts.FACTS.items()
     for question in fact.questions
@@ -113,7 +113,7 @@ def test_questions_for_facts_are_answered(many):
   seen = 0
   for persona, nodes in many:
     for index, node in enumerate(nodes):
-      kind = asked.get(node.text.lower().rstrip('?.!'))
+      kind = kinds.get(node.text.lower().rstrip('?.!'))
       if node.role == talk.ASSISTANT or kind is None:
         continue
       fact = facts.FACTS[kind]

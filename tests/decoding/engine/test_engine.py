@@ -251,12 +251,12 @@ def test_many_lives_of_sequences_have_the_bits_of_each_alone(
 
 @pytest.mark.parametrize('ahead', [False, True])
 def test_candidates_of_one_prompt_prefill_it_once(alone, ran, ahead):
-  asked = [Request(text(21, 7), 6, Sampling(seed=seed)) for seed in range(4)]
-  wanted = [alone.result(one) for one in asked]
+  requests = [Request(text(21, 7), 6, Sampling(seed=seed)) for seed in range(4)]
+  wanted = [alone.result(one) for one in requests]
   assert len({tuple(one.tokens) for one in wanted}) > 1
   engine = alone.engine(ahead=ahead)
   ran.clear()
-  several = [engine.submit(one) for one in asked]
+  several = [engine.submit(one) for one in requests]
   ended(engine, *several)
   for one, result in zip(several, wanted):
     assert is_same(one.result(), result)
@@ -270,13 +270,13 @@ def test_owners_share_what_is_shared_and_no_token_more(alone, ran):
   # Three pages and a token are the character's; the rest is equal by chance.
   tokens = text(25, 8)
 
-  def asked(owner, tokens=tokens, most=4):
+  def make_request(owner, tokens=tokens, most=4):
     return Request(tokens, most, Sampling(0), owner=owner, shared=13)
 
-  wanted = alone.result(asked('a'))
+  wanted = alone.result(make_request('a'))
   for owner, reused in (('a', 0), ('a', 24), ('b', 13), ('c', 13), ('c', 24)):
     ran.clear()
-    one = engine.submit(asked(owner))
+    one = engine.submit(make_request(owner))
     ended(engine, one)
     assert is_same(one.result(), wanted)
     assert one.result().reused == reused
@@ -284,9 +284,11 @@ def test_owners_share_what_is_shared_and_no_token_more(alone, ran):
   # The next message, behind an answer of which the last token did not run.
   turn = [*tokens, *wanted.tokens.tolist(), *text(3, 9)]
   for owner, reused in (('c', 25 + 3), ('d', 13)):
-    one = engine.submit(asked(owner, turn, 3))
+    one = engine.submit(make_request(owner, turn, 3))
     ended(engine, one)
-    assert is_same(one.result(), alone_in(engine, alone, asked('', turn, 3)))
+    assert is_same(
+      one.result(), alone_in(engine, alone, make_request('', turn, 3))
+    )
     assert one.result().reused == reused
 
 

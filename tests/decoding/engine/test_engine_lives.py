@@ -110,7 +110,7 @@ def nothing_is_left(engine):
   assert fake_device.is_empty(engine.decoder)
 
 
-def asked(prompt=5, most=4, seed=0, **fields):
+def make_request(prompt=5, most=4, seed=0, **fields):
   tokens = np.random.default_rng(seed).integers(1, 250, prompt)
   return request_lib.Request(
     tokens, most, sampling.Sampling(seed=seed), **fields
@@ -156,7 +156,9 @@ def is_judged(one):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_sequences_draw_what_their_texts_say(make, ahead, head):
   engine = make(ahead=ahead, head=head)
-  several = [engine.submit(asked(5 + x, 1 + x % 7, x)) for x in range(12)]
+  several = [
+    engine.submit(make_request(5 + x, 1 + x % 7, x)) for x in range(12)
+  ]
   ended(engine, *several)
   assert all(map(is_expected, several))
   if head:
@@ -171,7 +173,7 @@ def test_sequences_draw_what_their_texts_say(make, ahead, head):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_a_cancelled_sequence_frees_its_row_at_once(make, ahead):
   engine = make(rows=2, ahead=ahead)
-  several = [engine.submit(asked(5, 30, x)) for x in range(3)]
+  several = [engine.submit(make_request(5, 30, x)) for x in range(3)]
   for _ in range(5):
     engine.advance()
   assert [one.row is None for one in several] == [False, False, True]
@@ -192,8 +194,8 @@ def test_what_nobody_reads_is_cancelled_within_two_rounds(make):
   clock = Clock()
   limits = admission.Limits(lease=10.0)
   engine = make(rows=2, clock=clock, limits=limits)
-  one, other = (engine.submit(asked(5, 40, x)) for x in range(2))
-  waits = engine.submit(asked(5, 40, 2))
+  one, other = (engine.submit(make_request(5, 40, x)) for x in range(2))
+  waits = engine.submit(make_request(5, 40, 2))
   for _ in range(6):
     clock.now += 2.0
     engine.read(other)
@@ -207,8 +209,8 @@ def test_who_waits_for_a_token_reads_all_the_time(make):
   """A lease is shorter than the wait for a row."""
   clock = Clock()
   engine = make(rows=1, clock=clock, limits=admission.Limits(lease=10.0))
-  first = engine.submit(asked(5, 40, 1))
-  waits = stream_lib.Stream(engine, engine.submit(asked(5, 3, 2)))
+  first = engine.submit(make_request(5, 40, 1))
+  waits = stream_lib.Stream(engine, engine.submit(make_request(5, 3, 2)))
   advance = engine.advance
 
   def slowly():
@@ -225,9 +227,9 @@ def test_who_waits_for_a_token_reads_all_the_time(make):
 def test_one_that_finds_no_row_in_time_is_late(make):
   clock = Clock()
   engine = make(rows=1, clock=clock)
-  first = engine.submit(asked(5, 40, 1))
-  late = engine.submit(asked(5, 3, 2, deadline=5.0))
-  in_time = engine.submit(asked(5, 3, 3, deadline=500.0))
+  first = engine.submit(make_request(5, 40, 1))
+  late = engine.submit(make_request(5, 3, 2, deadline=5.0))
+  in_time = engine.submit(make_request(5, 3, 3, deadline=500.0))
   while first.reason is None:
     clock.now += 1.0
     engine.advance()
@@ -238,9 +240,9 @@ def test_one_that_finds_no_row_in_time_is_late(make):
   ended(engine, in_time)
   assert is_expected(in_time) and is_expected(first)
   # It had a row in time, and lost it.
-  low = engine.submit(asked(5, 20, 4, deadline=5.0))
+  low = engine.submit(make_request(5, 20, 4, deadline=5.0))
   engine.advance()
-  high = engine.submit(asked(5, 40, 5, priority=1))
+  high = engine.submit(make_request(5, 40, 5, priority=1))
   for _ in range(10):
     clock.now += 1.0
     engine.advance()
@@ -260,19 +262,19 @@ def test_a_full_queue_refuses_and_says_for_how_long(make):
     return advance(rows)
 
   engine.rounds.step = step
-  first = engine.submit(asked(5, 20, 1))
+  first = engine.submit(make_request(5, 20, 1))
   for _ in range(4):
     engine.advance()
-  several = [engine.submit(asked(5, 10, x)) for x in (2, 3)]
+  several = [engine.submit(make_request(5, 10, x)) for x in (2, 3)]
   before = len(taken)
   with pytest.raises(request_lib.Busy, match='2 sequences wait') as busy:
-    engine.submit(asked(5, 10, 4))
+    engine.submit(make_request(5, 10, 4))
   assert engine.load().waiting == 2 and engine.load().running == 1
   ended(engine, first, *several)
   # Nobody ended early, so that the wait was what it was said to be.
   rounds = len(taken) - before
   assert busy.value.seconds == pytest.approx(0.5 * rounds, rel=0.3)
-  ended(engine, engine.submit(asked(5, 10, 4)))
+  ended(engine, engine.submit(make_request(5, 10, 4)))
 
 
 def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
@@ -285,17 +287,17 @@ def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
     return step(rows)
 
   engine.rounds.step = slow
-  first = engine.submit(asked(5, 30, 1))
+  first = engine.submit(make_request(5, 30, 1))
   for _ in range(9):
     engine.advance()
-  second = engine.submit(asked(5, 30, 2))
+  second = engine.submit(make_request(5, 30, 2))
   engine.advance()
   with pytest.raises(request_lib.Busy, match=r'5 s are allowed') as busy:
-    engine.submit(asked(5, 2, 3))
+    engine.submit(make_request(5, 2, 3))
   assert 3.5 < busy.value.seconds < 6.0
   while first.tokens_left > 5:
     engine.advance()
-  soon = engine.submit(asked(5, 2, 3))
+  soon = engine.submit(make_request(5, 2, 3))
   came = clock.now
   while not soon.events:
     engine.advance()
@@ -304,14 +306,14 @@ def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
   # A round that took very long: one that waits for nobody is not refused, or
   # nobody would ever find out that rounds are short again.
   engine._pace.step.mean = engine._pace.chunk.mean = 1e6
-  ended(engine, engine.submit(asked(60, 2, 4)))
+  ended(engine, engine.submit(make_request(60, 2, 4)))
   assert engine._pace.step.mean < 1e6
 
 
 def test_the_load_can_be_asked_while_others_hold_all_rows(make):
   engine = make(rows=2)
   held = [engine.decoder.open(8) for _ in range(2)]
-  waits = engine.submit(asked(5, 4))
+  waits = engine.submit(make_request(5, 4))
   assert engine.load()[:3] == (1, 0, 5)
   with pytest.raises(pages.Full, match='all 2 rows are open'):
     engine.advance()
@@ -332,8 +334,8 @@ def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
     advance()
 
   engine.advance = slowly
-  short = [engine.submit(asked(5, 6, x)) for x in range(2)]
-  long = [engine.submit(asked(5, 50, x)) for x in (2, 3, 4)]
+  short = [engine.submit(make_request(5, 6, x)) for x in range(2)]
+  long = [engine.submit(make_request(5, 50, x)) for x in (2, 3, 4)]
   rest = engine.drain(20.0)
   assert 19.0 <= clock.now <= 21.0
   assert all(map(is_expected, short))
@@ -349,7 +351,7 @@ def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
     match = engine.decoder.account.tree.match(one.text())
     assert match.length >= one.length - 2
   with pytest.raises(request_lib.Busy, match='being stopped') as busy:
-    engine.submit(asked())
+    engine.submit(make_request())
   assert busy.value.seconds is None
   assert engine.drain(20.0) == []
 
@@ -357,8 +359,8 @@ def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
   engine = make(rows=1, ahead=ahead)
-  waits = engine.submit(asked(5, 20, 1))
-  low = engine.submit(asked(5, 20, 2, priority=-1))
+  waits = engine.submit(make_request(5, 20, 1))
+  low = engine.submit(make_request(5, 20, 2, priority=-1))
   engine.advance()
   assert waits.row is not None
   ended(engine, waits)
@@ -366,8 +368,8 @@ def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
   engine.advance()
   assert low.row is not None
   # It came before, and has as low a priority as what runs.
-  other = engine.submit(asked(5, 5, 4, priority=-1))
-  high = engine.submit(asked(5, 20, 3, priority=1))
+  other = engine.submit(make_request(5, 5, 4, priority=-1))
+  high = engine.submit(make_request(5, 20, 3, priority=1))
   ended(engine, high)
   assert low.reason is None and low.row is None and not other.is_begun
   ended(engine, low, other)
@@ -379,17 +381,17 @@ def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
 
 def test_a_stop_that_is_read_late_ends_what_a_round_was_to_run(make):
   """A round ahead; what is read when another is parked ends a sequence."""
-  request = asked(5, 30, 1)
+  request = make_request(5, 30, 1)
   whole, _ = fake_device.expected(request)
   for stop in range(2, 12):
     engine = make(rows=2, ahead=True)
     stops = engine.submit(
-      asked(5, 30, 1, stop_tokens=[whole[stop]], priority=1)
+      make_request(5, 30, 1, stop_tokens=[whole[stop]], priority=1)
     )
-    low = engine.submit(asked(5, 30, 2))
+    low = engine.submit(make_request(5, 30, 2))
     while len(stops.result().tokens) < stop - 1:
       engine.advance()
-    high = engine.submit(asked(5, 5, 3, priority=1))
+    high = engine.submit(make_request(5, 5, 3, priority=1))
     ended(engine, stops, low, high)
     assert all(map(is_expected, (stops, low, high)))
 
@@ -397,7 +399,7 @@ def test_a_stop_that_is_read_late_ends_what_a_round_was_to_run(make):
 def test_what_no_longer_fits_waits_on(make, monkeypatch):
   """As where one that joins displaces what the next was to go on from."""
   engine = make(rows=4, counts=(16, 16))
-  first, second = (engine.submit(asked(30, 10, x)) for x in range(2))
+  first, second = (engine.submit(make_request(30, 10, x)) for x in range(2))
   account = engine.decoder.account
   monkeypatch.setattr(
     account, 'needs', lambda *_: ({'global': 0, 'local': 0}, 0)
@@ -413,10 +415,10 @@ def test_what_no_longer_fits_waits_on(make, monkeypatch):
 def test_a_search_waits_for_the_pages_of_its_beams(make, monkeypatch):
   """It is not tried whether it fits: what it needs is known."""
   engine = make(rows=3, counts=(19, 14), extra=9)
-  first = engine.submit(asked(30, 10, 1))
+  first = engine.submit(make_request(30, 10, 1))
   engine.advance()
   # Nine pages are left: enough for its text of 28, and not for 8 beyond it.
-  one = engine.submit(asked(20, 9, 2, guided=request_lib.Guide(1)))
+  one = engine.submit(make_request(20, 9, 2, guided=request_lib.Guide(1)))
   opened, open_row = [], engine.decoder.open
   monkeypatch.setattr(
     engine.decoder, 'open', lambda *x: (opened.append(x), open_row(*x))[1]
@@ -434,15 +436,15 @@ def test_running_is_not_waiting(make):
   """One that has run for long does not go before higher priorities."""
   clock = Clock()
   engine = make(rows=1, clock=clock)
-  low = engine.submit(asked(5, 30, 1))
+  low = engine.submit(make_request(5, 30, 1))
   for _ in range(10):
     engine.advance()
     clock.now += 10.0
-  high = [engine.submit(asked(5, 9, 2, owner='a', priority=1))]
+  high = [engine.submit(make_request(5, 9, 2, owner='a', priority=1))]
   engine.advance()
   engine.advance()
   assert low.row is None and high[0].row is not None
-  high.append(engine.submit(asked(5, 9, 3, owner='b', priority=1)))
+  high.append(engine.submit(make_request(5, 9, 3, owner='b', priority=1)))
   ended(engine, high[1])
   assert low.reason is None
   ended(engine, low)
@@ -452,8 +454,8 @@ def test_running_is_not_waiting(make):
 def test_nothing_that_was_dispatched_waits_to_be_read(make):
   """A stop ends the last sequence while another step of it is on its way."""
   engine = make(ahead=True)
-  whole, _ = fake_device.expected(asked(5, 20, 1))
-  one = engine.submit(asked(5, 20, 1, stop_tokens=[whole[4]]))
+  whole, _ = fake_device.expected(make_request(5, 20, 1))
+  one = engine.submit(make_request(5, 20, 1, stop_tokens=[whole[4]]))
   ended(engine, one)
   assert is_expected(one) and one.reason == 'stop_token'
   assert engine.is_idle and not len(engine._flights) and one.flying == 0
@@ -461,7 +463,7 @@ def test_nothing_that_was_dispatched_waits_to_be_read(make):
 
 def test_a_scored_prompt_that_was_parked_has_its_scores_once():
   one = sequence_lib.Sequence(
-    1, asked(9, 4, scores_prompt=True), np.arange(9), None
+    1, make_request(9, 4, scores_prompt=True), np.arange(9), None
   )
   for begin, count in ((0, 4), (2, 4), (1, 3), (0, 9)):
     scores = sequence_lib.rounds.Scores(
@@ -488,14 +490,14 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
 
     monkeypatch.setattr(holder, name, called)
 
-  one = engine.submit(asked(5, 30, 1))
+  one = engine.submit(make_request(5, 30, 1))
   engine.advance()
   counted(account.tree, '_longest')
   counted(account, 'free_pages')
   for _ in range(5):
     engine.advance()
   assert not asked_for
-  large = engine.submit(asked(40, 14, 2))
+  large = engine.submit(make_request(40, 14, 2))
   for _ in range(5):
     engine.advance()
   assert not large.is_begun and one.reason is None
@@ -506,9 +508,9 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
 
 def test_a_short_prompt_behind_a_long_one_ends_within_three_rounds(make):
   engine = make(rows=3, counts=(140, 40), length=256)
-  long = engine.submit(asked(200, 4, 1))
+  long = engine.submit(make_request(200, 4, 1))
   engine.advance()
-  short = engine.submit(asked(8, 1, 2))
+  short = engine.submit(make_request(8, 1, 2))
   assert ended(engine, short) <= 3
   assert not long.is_drawing
   ended(engine, long)
@@ -518,7 +520,7 @@ def test_a_short_prompt_behind_a_long_one_ends_within_three_rounds(make):
 def test_what_another_head_judged_runs_again(make):
   """Engines one after another over one decoder, and the points of each."""
   first = make(head='a head')
-  request = asked(12, 3, 1)
+  request = make_request(12, 3, 1)
   ended(first, first.submit(request))
   reused = []
   for version in (b'1', b'2', None, b'2', None):
@@ -534,8 +536,8 @@ def test_what_another_head_judged_runs_again(make):
 def test_a_stop_that_is_read_late_is_judged_and_resumed(make):
   """A round ahead, it is appended before anybody knows that it ends a text."""
   engine = make(ahead=True, head='a head')
-  whole, _ = fake_device.expected(asked(4, 9, 1))
-  one = engine.submit(asked(4, 9, 1, stop_tokens=[whole[3]]))
+  whole, _ = fake_device.expected(make_request(4, 9, 1))
+  one = engine.submit(make_request(4, 9, 1, stop_tokens=[whole[3]]))
   ended(engine, one)
   tokens = [*one.text().tokens, 9]
   behind = engine.submit(request_lib.Request(tokens, 2, one.request.sampling))
@@ -547,9 +549,9 @@ def test_what_is_judged_on_the_device_is_waited_for_and_resumed(make):
   """A round ahead, a prompt's point is there before its scores are read."""
   engine = make(ahead=True, head='a head')
   tree = engine.decoder.account.tree
-  first = engine.submit(asked(12, 3, 1))
+  first = engine.submit(make_request(12, 3, 1))
   engine.advance()
-  second = engine.submit(asked(12, 3, 1))
+  second = engine.submit(make_request(12, 3, 1))
   (point,) = tree.points()
   assert np.isnan(tree.scores(tree.match(second.text()))).any()
   assert len(engine._flights) == 1
@@ -563,7 +565,7 @@ def test_what_is_judged_on_the_device_is_waited_for_and_resumed(make):
 def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
   """A round ahead, a token beyond it may have turned the ring."""
   engine = make(ahead=True, head='a head', tokenizer=tokenizer.Bytes())
-  asks = (asked(5, 12, seed) for seed in range(1000))
+  asks = (make_request(5, 12, seed) for seed in range(1000))
   # The last token shown completes the string, and no other holds its letter.
   at = length - 6
   one, letter = next(
@@ -592,7 +594,7 @@ def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
 def test_an_edit_is_not_judged_by_what_it_replaces(make):
   """Of a point, the tokens that are resumed count, and no others."""
   engine = make(head='a head')
-  whole = asked(12, 4, 1)
+  whole = make_request(12, 4, 1)
   ended(engine, engine.submit(whole))
   for length in (5, 8, 10):
     tokens = [*whole.tokens[:length], 250, 249]
@@ -605,10 +607,10 @@ def test_what_nobody_will_judge_is_not_resumed(make):
   """As where the device failed while a call was not read."""
   engine = make(head='a head')
   tree = engine.decoder.account.tree
-  ended(engine, engine.submit(asked(12, 1, 1)))
+  ended(engine, engine.submit(make_request(12, 1, 1)))
   for point in tree.points():
     point.node.score_SC[1] = np.nan
-  one = engine.submit(asked(12, 3, 1))
+  one = engine.submit(make_request(12, 3, 1))
   ended(engine, one)
   assert is_expected(one) and is_judged(one) and one.reused == 0
 
@@ -618,7 +620,7 @@ def test_what_nobody_will_judge_is_not_resumed(make):
 def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
   """Whether it fails before or behind what it does."""
   engine = make(rows=2, ahead=ahead)
-  ended(engine, engine.submit(asked(9, 3, 1)))
+  ended(engine, engine.submit(make_request(9, 3, 1)))
   whole, fails = getattr(engine.rounds, at), [True, False]
 
   def failing(*arguments):
@@ -631,7 +633,7 @@ def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
     return result
 
   monkeypatch.setattr(engine.rounds, at, failing)
-  several = [engine.submit(asked(9, 6, seed)) for seed in (1, 2, 3)]
+  several = [engine.submit(make_request(9, 6, seed)) for seed in (1, 2, 3)]
   for _ in range(2):
     points = len(engine.decoder.account.tree)
     with pytest.raises(MemoryError):
@@ -655,8 +657,8 @@ def test_a_search_that_cannot_begin_begins_again(
     begin(*arguments)
 
   monkeypatch.setattr(engine._searches, 'begin', failing)
-  one = engine.submit(asked(9, 6, 1, guided=request_lib.Guide(1)))
-  other = engine.submit(asked(9, 6, 2))
+  one = engine.submit(make_request(9, 6, 1, guided=request_lib.Guide(1)))
+  other = engine.submit(make_request(9, 6, 2))
   with pytest.raises(RuntimeError):
     ended(engine, one, other)
   assert moves['SEARCHING', 'PARKED'] == 1
@@ -693,11 +695,11 @@ def test_what_gives_no_numbers_takes_nobody_elses_points_with_it(make):
 def test_what_cannot_be_a_key_is_refused_before_it_has_a_row(make):
   engine = make()
   with pytest.raises(TypeError, match=r'request\.conversation=\[1\]'):
-    engine.submit(asked(conversation=[1]))
+    engine.submit(make_request(conversation=[1]))
   with pytest.raises(ValueError, match=r'request\.owner'):
-    engine.submit(asked(owner='\ud800'))
+    engine.submit(make_request(owner='\ud800'))
   with pytest.raises(ValueError, match=r'request\.cache_salt'):
-    engine.submit(asked(cache_salt='\ud800'))
+    engine.submit(make_request(cache_salt='\ud800'))
   assert engine.is_idle
 
 
@@ -845,7 +847,9 @@ def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
   """What is remembered of them is bounded by the points that there are."""
   engine = make()
   for number in range(300):
-    ended(engine, engine.submit(asked(9, 2, number, conversation=number)))
+    ended(
+      engine, engine.submit(make_request(9, 2, number, conversation=number))
+    )
   assert len(engine._recorder) <= 66 + 2 * len(engine.decoder.account.tree)
 
 
@@ -873,12 +877,12 @@ def test_a_long_text_is_looked_up_within_milliseconds():
 def test_overtaking_counts_come_from_the_plan(make):
   """A large one that small ones overtake joins after so many of them."""
   engine = make(rows=4, counts=(20, 16))
-  runs = [engine.submit(asked(5, 30, x)) for x in range(2)]
+  runs = [engine.submit(make_request(5, 30, x)) for x in range(2)]
   engine.advance()
-  large = engine.submit(asked(40, 8, 50, owner='large'))
+  large = engine.submit(make_request(40, 8, 50, owner='large'))
   before = []
   for seed in range(100, 160):
-    small = engine.submit(asked(3, 1 + seed % 5, seed, owner=f'{seed}'))
+    small = engine.submit(make_request(3, 1 + seed % 5, seed, owner=f'{seed}'))
     before.append(small)
     engine.advance()
   assert max(one.overtaken for one in before) <= schedule.OVERTAKES
@@ -891,6 +895,6 @@ def test_no_chunk_is_left_to_wait_for(make, monkeypatch):
   waited = []
   monkeypatch.setattr(flights.jax, 'block_until_ready', waited.append)
   engine = make()
-  one = engine.submit(asked(60, 1))
+  one = engine.submit(make_request(60, 1))
   ended(engine, one)
   assert len(waited) == 4  # 60 tokens in chunks of 16.

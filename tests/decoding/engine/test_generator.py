@@ -476,10 +476,12 @@ def test_a_turns_scores_are_those_of_its_prompt(generator, params):
     assert len(cut.result.prompt_log_probabilities) == 16
     turns = [prompt(40, 10)]
     for seed in 11, 12:
-      asked = Request(prompt(3, seed), 2, Sampling(0), scores_prompt=True)
-      turn = conversation.stream(asked)
+      turn_request = Request(
+        prompt(3, seed), 2, Sampling(0), scores_prompt=True
+      )
+      turn = conversation.stream(turn_request)
       drawn_tokens = [event.token for event in turn]
-      turns.append([*asked.tokens])
+      turns.append([*turn_request.tokens])
       text = [token for turn_tokens in turns for token in turn_tokens]
       log_LV = log_softmax(forward(params, text))
       at = np.arange(len(text) - 2, len(text))

@@ -210,18 +210,18 @@ def test_guided_sequences_find_what_a_search_without_a_cache_finds(
   world, whole, ahead
 ):
   engine = world.engine(ahead=ahead)
-  asked = [
+  requests = [
     guided(5, 1),
     guided(21, 2, STEERED),
     guided(13, 3, STEERED),
     # Fewer beams and candidates share the call of the others.
     guided(9, 4, Guide(2, 3, length_penalty=1.0), most=5),
   ]
-  likely = plain(whole, asked[2])[3]
-  asked.append(dataclasses.replace(asked[2], stop_tokens=(255, likely)))
-  several = [engine.submit(one) for one in asked]
+  likely = plain(whole, requests[2])[3]
+  requests.append(dataclasses.replace(requests[2], stop_tokens=(255, likely)))
+  several = [engine.submit(one) for one in requests]
   ended(engine, *several)
-  for one, request in zip(several, asked):
+  for one, request in zip(several, requests):
     result, begin = one.result(), len(request.tokens)
     assert tuple(result.tokens) == plain(whole, request)
     assert [event.token for event in one.events] == result.tokens.tolist()
@@ -241,16 +241,16 @@ def test_guided_sequences_find_what_a_search_without_a_cache_finds(
       result.prompt_scores, sigmoid(logits_LC[:begin].max(axis=0)), atol=1e-4
     )
   assert [one.reason for one in several] == ['length'] * 4 + ['stop_token']
-  unguided = dataclasses.replace(asked[1], guided=PLAIN)
+  unguided = dataclasses.replace(requests[1], guided=PLAIN)
   assert plain(whole, unguided) != tuple(several[1].result().tokens)
 
 
 def test_without_weights_it_is_the_search_of_a_decoder_alone(world):
   engine = world.engine()
-  asked = [guided(length, length) for length in (3, 8, 30)]
-  several = [engine.submit(one) for one in asked]
+  requests = [guided(length, length) for length in (3, 8, 30)]
+  several = [engine.submit(one) for one in requests]
   ended(engine, *several)
-  for one, request in zip(several, asked):
+  for one, request in zip(several, requests):
     best, result = world.searched(request), one.result()
     assert result.tokens.tolist() == list(best.tokens)
     np.testing.assert_array_equal(

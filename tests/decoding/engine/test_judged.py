@@ -126,8 +126,8 @@ def test_a_heads_version_is_that_of_its_weights_and_dimensions(generator):
 
 
 def test_the_padding_of_a_chunk_is_not_judged(generator, whole):
-  asked = [Request(text(2, seed), 1, Sampling(0)) for seed in range(20, 28)]
-  for request, result in zip(asked, generator.generate(asked)):
+  requests = [Request(text(2, seed), 1, Sampling(0)) for seed in range(20, 28)]
+  for request, result in zip(requests, generator.generate(requests)):
     want_C = whole(request.tokens).max(axis=0)
     np.testing.assert_array_equal(result.prompt_scores, want_C)
 

@@ -189,13 +189,13 @@ def test_owners_with_much_to_do_are_served_as_many_tokens(seed):
   """One with many small sequences, one with a few large ones, for hours."""
   rng, owners = random.Random(seed), Owners()
   sizes = {b'many': (1, 60), b'few': (100, 1000)}
-  asked, most = collections.Counter(), 0
+  submitted, most = collections.Counter(), 0
   for _ in range(700):
     owners.now += rng.uniform(0, 20)
     for owner, (least, largest) in sizes.items():
-      while asked[owner] - owners.served[owner] < 3000:
+      while submitted[owner] - owners.served[owner] < 3000:
         tokens = rng.randint(least, largest)
-        asked[owner] += tokens
+        submitted[owner] += tokens
         owners.submit(owner, tokens)
     owners.join(rng.randint(0, 3))
     most = max(most, abs(owners.served[b'many'] - owners.served[b'few']))
@@ -486,7 +486,7 @@ class World:
 
   def __init__(self, rng):
     self.rng, self.now, self.numbers = rng, 0.0, itertools.count()
-    self.queue, self.held, self.asked = {}, {}, {}
+    self.queue, self.held, self.requests = {}, {}, {}
     self.shares, self.passed = schedule.Shares(), collections.Counter()
     self.overtaken = collections.Counter()
     self.parked, self.late, self.ended = 0, set(), set()
@@ -496,7 +496,7 @@ class World:
     prompt, answer = rng.randint(1, 250), rng.randint(1, 30)
     deadline = self.now + 8 if rng.random() < 0.1 else None
     pages = min(1 + (prompt + answer) // self.SIZE, self.PAGES)
-    self.asked[number] = {
+    self.requests[number] = {
       'pages': pages,
       'owner': rng.choice([b'a', b'b', b'c']),
       'tokens': prompt + answer,
@@ -509,19 +509,19 @@ class World:
       'is_begun': False,
       'deadline': deadline,
     }
-    tag = self.shares.tag(self.asked[number]['owner'], prompt + answer)
+    tag = self.shares.tag(self.requests[number]['owner'], prompt + answer)
     self.queue[number] = tag
 
   def round(self):
-    asked = self.asked
+    requests = self.requests
     queue = [
       waiting(
         number,
-        asked[number]['pages'],
+        requests[number]['pages'],
         tag=tag,
         overtaken=self.overtaken[number],
         **{
-          field: asked[number][field]
+          field: requests[number][field]
           for field in ('came', 'priority', 'deadline', 'left', 'is_alone')
         },
       )
@@ -530,64 +530,66 @@ class World:
     others = [
       running(
         number,
-        asked[number]['pages'],
+        requests[number]['pages'],
         passed=self.passed[number],
         tag=tag,
-        waited=asked[number]['joined'] - asked[number]['came'],
+        waited=requests[number]['joined'] - requests[number]['came'],
         **{
-          field: asked[number][field]
+          field: requests[number][field]
           for field in ('came', 'priority', 'left', 'is_alone')
         },
       )
       for number, tag in self.held.items()
     ]
-    free = self.PAGES - sum(asked[number]['pages'] for number in self.held)
+    free = self.PAGES - sum(requests[number]['pages'] for number in self.held)
     budget = schedule.Budget(
       self.ROWS - len(self.held), {'global': free}, SHAPES
     )
     self.apply(schedule.plan(queue, others, budget, self.now))
 
   def apply(self, round_):
-    asked = self.asked
+    requests = self.requests
     assert not (round_.park and round_.join)
     for number in round_.late:
-      assert asked[number]['deadline'] < self.now
+      assert requests[number]['deadline'] < self.now
       self.late.add(number)
-      self.shares.note_unserved(asked[number]['owner'], asked[number]['tokens'])
+      self.shares.note_unserved(
+        requests[number]['owner'], requests[number]['tokens']
+      )
       del self.queue[number]
     if round_.park:
-      highest = max(asked[number]['priority'] for number in self.queue)
+      highest = max(requests[number]['priority'] for number in self.queue)
     for number in round_.park:
-      assert asked[number]['priority'] < highest
-      assert not (asked[number]['is_alone'] and asked[number]['left'])
+      assert requests[number]['priority'] < highest
+      assert not (requests[number]['is_alone'] and requests[number]['left'])
       # It runs its whole text again.
-      asked[number]['left'] = asked[number]['prompt']
-      asked[number]['deadline'] = None
-      asked[number]['came'] += self.now - asked[number]['joined']
+      requests[number]['left'] = requests[number]['prompt']
+      requests[number]['deadline'] = None
+      requests[number]['came'] += self.now - requests[number]['joined']
       self.queue[number] = self.held.pop(number)
       self.parked += 1
     self.overtaken.update(round_.overtaken)
     for number in round_.join:
       self.held[number] = self.queue.pop(number)
-      asked[number]['joined'] = self.now
-      if not asked[number]['is_begun']:
-        self.shares.note_joined(self.held[number], asked[number]['tokens'])
-      asked[number]['is_begun'] = True
+      requests[number]['joined'] = self.now
+      if not requests[number]['is_begun']:
+        self.shares.note_joined(self.held[number], requests[number]['tokens'])
+      requests[number]['is_begun'] = True
     assert len(self.held) <= self.ROWS
-    assert sum(asked[x]['pages'] for x in self.held) <= self.PAGES
-    drawing = [x for x in self.held if not asked[x]['left']]
+    assert sum(requests[x]['pages'] for x in self.held) <= self.PAGES
+    drawing = [x for x in self.held if not requests[x]['left']]
     assert sorted(round_.draw) == sorted(drawing)
-    prompts = [x for x in self.held if asked[x]['left']]
+    prompts = [x for x in self.held if requests[x]['left']]
     assert bool(round_.prefill) == bool(prompts)
     self.passed.update(prompts)
     assert max(self.passed.values(), default=0) <= self.ROWS + PASSES
     for number in round_.prefill:
       self.passed[number] = 0
-      left = asked[number]['left'] - round_.shape[1]
-      asked[number]['left'] = max(left, 0)
+      left = requests[number]['left'] - round_.shape[1]
+      requests[number]['left'] = max(left, 0)
     for number in round_.draw:
-      asked[number]['answer'] -= 1
-      if not asked[number]['answer']:
+      requests[number]['answer'] -= 1
+      if not requests[number]['answer']:
         del self.held[number]
         self.ended.add(number)
     for number in (*round_.draw, *self.queue):
@@ -610,7 +612,7 @@ def test_everybody_joins_and_ends_in_the_end(seed):
     world.now += 0.1
     rounds += 1
     assert rounds < 20_000
-  assert world.late | world.ended == set(world.asked)
+  assert world.late | world.ended == set(world.requests)
   assert world.parked > 10 and len(world.late) > 0 and len(world.ended) > 100
   assert len(world.shares) == 0
 

@@ -220,11 +220,11 @@ def test_requests_that_overlap_end_in_any_order(order):
   whole = [*prompt, *[2] * 5]
   engine.serve(prompt, [2] * 5)
   running = []
-  for answer, asked in ((3, prompt), (4, prompt), (5, [*whole, 6])):
-    points, _ = engine.begin(asked)
-    engine.record(points, asked)
-    engine.record(points, [*asked, answer])
-    running.append((points, [*asked, answer]))
+  for answer, tokens in ((3, prompt), (4, prompt), (5, [*whole, 6])):
+    points, _ = engine.begin(tokens)
+    engine.record(points, tokens)
+    engine.record(points, [*tokens, answer])
+    running.append((points, [*tokens, answer]))
   for place in order:
     running[place][0].end()
   # The latest prompt and its answer are there, whoever ended last.

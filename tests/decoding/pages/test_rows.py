@@ -32,7 +32,7 @@ class Row:
     self.world, self.text, self.number = world, text, opened.row
     self.length, self.tables, self.first = opened[1:4]
     self.resumed = opened.length
-    self.held_from = 0
+    self.oldest_kept = 0
     assert 0 <= opened.length < len(text.tokens)
     for kind, (source, target) in opened.copies.items():
       world.copy(kind, source, target)
@@ -67,7 +67,7 @@ class Row:
     text = self.text._replace(tokens=self.text.tokens[: self.length])
     rows = self.world.rows
     # No point can be made where a page of its window lacks tokens.
-    if max(0, self.length - WINDOW + 1) // S * S < self.held_from:
+    if max(0, self.length - WINDOW + 1) // S * S < self.oldest_kept:
       with pytest.raises(ValueError, match=r'local page .* is missing'):
         rows.tree.record(text, rows.pages_of(self.number))
       return
@@ -75,14 +75,14 @@ class Row:
 
   def lend(self, keeps_pages):
     """Owns its rings, and scribbles over what a search has no use for."""
-    for kind, copies in self.world.rows.own(self.number).items():
+    for kind, copies in self.world.rows.copy_on_write(self.number).items():
       for source, target in copies:
         self.world.copy(kind, source, target)
     self.tables = self.world.rows.table(self.number)
     lowest = max(0, self.length - WINDOW + 1)
     if keeps_pages:
       lowest = lowest // S * S
-    lowest = max(lowest, self.held_from)  # Of another search.
+    lowest = max(lowest, self.oldest_kept)  # Of another search.
     held = {'global': 0, 'local': lowest}
     for kind, table in self.tables.items():
       for place, page in enumerate(table):
@@ -91,7 +91,7 @@ class Row:
           if page >= 0 and not held[kind] <= position < self.length:
             self.world.labels[kind][page][slot] = 'a beam'
     self.world.rows.settle(self.number, self.first, held)
-    self.held_from = lowest
+    self.oldest_kept = lowest
 
 
 class World:

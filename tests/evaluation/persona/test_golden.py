@@ -79,13 +79,13 @@ class Changed:
     }
     self._change = change
 
-  def answer(self, asked):
-    found = responders.References().answer(asked)
+  def answer(self, messages):
+    found = responders.References().answer(messages)
     return [
       self._change(one.conversation, reply)
       if len(one.before) + 1 in self._turns[one.conversation.id]
       else reply
-      for one, reply in zip(asked, found)
+      for one, reply in zip(messages, found)
     ]
 
 
@@ -115,8 +115,8 @@ def test_a_fault_lowers_its_own_property(shipped, property):
 
 def test_padding_hardly_moves_a_score(shipped):
   class Padded:
-    def answer(self, asked):
-      found = responders.References().answer(asked)
+    def answer(self, messages):
+      found = responders.References().answer(messages)
       return [f'{x} Well, as it goes, so it goes. ' * 3 for x in found]
 
   for one in means(played(Padded(), shipped)):
@@ -128,8 +128,8 @@ def test_who_says_nothing_or_noise_is_at_the_bottom(shipped):
     def __init__(self, text):
       self.text = text
 
-    def answer(self, asked):
-      return [self.text] * len(asked)
+    def answer(self, messages):
+      return [self.text] * len(messages)
 
   for text in '', '…', 'qzx wvu tsr':
     assert max(means(played(Says(text), shipped))) == 1
@@ -217,11 +217,11 @@ class Recorder:
   """Answers with the turn's number, and keeps what it was asked."""
 
   def __init__(self):
-    self.asked = []
+    self.batches = []
 
-  def answer(self, asked):
-    self.asked.append(asked)
-    return [f'{len(one.before)} of {one.conversation.id}' for one in asked]
+  def answer(self, messages):
+    self.batches.append(messages)
+    return [f'{len(one.before)} of {one.conversation.id}' for one in messages]
 
 
 @pytest.mark.parametrize('is_forced', [False, True])
@@ -229,10 +229,10 @@ def test_a_turn_follows_the_own_replies_or_the_references(shipped, is_forced):
   two = shipped[:2]
   recorder = Recorder()
   replies = dialogue.play(recorder, two, is_forced)
-  assert [len(one) for one in recorder.asked] == [2] * 8
+  assert [len(one) for one in recorder.batches] == [2] * 8
   for place, one in enumerate(two):
     assert replies[place] == [f'{n} of {one.id}' for n in range(8)]
-    last = recorder.asked[7][place]
+    last = recorder.batches[7][place]
     assert last.user == one.turns[7].user
     assert [x.user for x in last.before] == [x.user for x in one.turns[:7]]
     said = [x.reference for x in one.turns[:7]] if is_forced else replies[place]
@@ -242,7 +242,7 @@ def test_a_turn_follows_the_own_replies_or_the_references(shipped, is_forced):
 def test_a_swapped_persona_hears_the_same_messages(shipped):
   recorder = Recorder()
   dialogue.play(responders.Swapped(recorder, shipped), shipped)
-  for place, one in enumerate(recorder.asked[3]):
+  for place, one in enumerate(recorder.batches[3]):
     assert one.user == shipped[place].turns[3].user
     other = shipped[(place + 1) % len(shipped)]
     assert one.conversation.character == other.character
@@ -253,11 +253,11 @@ def test_a_swapped_persona_hears_the_same_messages(shipped):
 def test_an_endpoint_gets_the_persona_and_what_was_said(shipped):
   class Client:
     def __init__(self):
-      self.asked = []
+      self.calls = []
       self.chat = self.completions = self
 
-    def create(self, **asked):
-      self.asked.append(asked)
+    def create(self, **fields):
+      self.calls.append(fields)
       return type(
         'R',
         (),
@@ -270,9 +270,9 @@ def test_an_endpoint_gets_the_persona_and_what_was_said(shipped):
 
   client = Client()
   one = shipped[0]
-  asked = dialogue.Asked(one, (dialogue.Exchange('Hi', 'Hello'),), 'Where?')
-  assert responders.Endpoint(client, 'm', 0.5).answer([asked]) == ['']
-  (found,) = client.asked
+  message = dialogue.Asked(one, (dialogue.Exchange('Hi', 'Hello'),), 'Where?')
+  assert responders.Endpoint(client, 'm', 0.5).answer([message]) == ['']
+  (found,) = client.calls
   roles = [x['role'] for x in found['messages']]
   assert roles == ['system', 'assistant', 'user', 'assistant', 'user']
   assert one.character.description in found['messages'][0]['content']
@@ -291,12 +291,12 @@ def test_a_model_gets_the_prompts_of_a_server(shipped):
   format = chat.format_of(tokenizer_lib.Bytes())
   generator = Generator()
   model = responders.Model(generator, format, 0.5, seed=7)
-  asked = [
+  messages = [
     dialogue.Asked(shipped[0], (), 'Where?'),
     dialogue.Asked(shipped[1], (dialogue.Exchange('Hi', 'Hmph'),), 'Who?'),
   ]
-  assert model.answer(asked) == ['0', '1']
-  for one, request in zip(asked, generator.requests):
+  assert model.answer(messages) == ['0', '1']
+  for one, request in zip(messages, generator.requests):
     fields = card_fields.Fields(**vars(one.conversation.character))
     said = [('system', prompt_lib.persona(fields))]
     said.append(('assistant', fields.greeting))

@@ -41,12 +41,12 @@ def settings(texts, **changes):
 
 
 def test_the_weights_are_found_and_written_for_training(texts):
-  asked = settings(texts)
-  result = mix.find(asked)
+  plan = settings(texts)
+  result = mix.find(plan)
   np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
   assert result.method == 'em'
   out = texts / 'out'
-  mix.write(asked, result, str(out))
+  mix.write(plan, result, str(out))
   assert sorted(path.name for path in out.iterdir()) == [
     'distances.png',
     'mix.json',
@@ -54,7 +54,7 @@ def test_the_weights_are_found_and_written_for_training(texts):
     'weights.png',
   ]
   sources = mix_file.read(out / 'mix.json')
-  assert [(one.name, one.path) for one in sources] == asked.sources
+  assert [(one.name, one.path) for one in sources] == plan.sources
   assert [one.weight for one in sources] == result.mix.weights.tolist()
   told = json.loads((out / 'mix.json').read_text())
   assert (told['embedder'], told['method']) == ('ngrams', 'em')
@@ -79,13 +79,13 @@ def test_a_source_is_read_as_often_as_allowed(texts):
   """Its share then goes to the others, and the report says so."""
   sizes = mix.find(settings(texts)).sizes
   tokens = round(2 * sizes[0] / 0.45)
-  asked = settings(texts, tokens=tokens, epochs=2.0)
-  result = mix.find(asked)
+  plan = settings(texts, tokens=tokens, epochs=2.0)
+  result = mix.find(plan)
   np.testing.assert_allclose(result.bounds[0], 0.45, atol=1e-4)
   np.testing.assert_allclose(result.mix.weights[0], 0.45, atol=1e-4)
   assert np.all(result.mix.weights <= result.bounds)
   assert 'read most often, 2.00 times; 2 are allowed' in mix.mix_report.page(
-    asked, result
+    plan, result
   )
   with pytest.raises(ValueError, match=re.escape('--tokens=9,999,999: all')):
     mix.find(settings(texts, tokens=9_999_999))
@@ -127,12 +127,12 @@ def test_a_source_without_text_or_with_the_target_is_refused(texts):
 def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   """It is no part of the mix, and training reports its held-out loss."""
   own = str(texts / 'target.jsonl')
-  asked = settings(texts, method='proportional', measured=[('goal', own)])
-  result = mix.find(asked)
+  plan = settings(texts, method='proportional', measured=[('goal', own)])
+  result = mix.find(plan)
   sizes = result.sizes
   np.testing.assert_allclose(result.mix.weights, sizes / sizes.sum())
   assert result.mix.distance == result.mix.pooled
-  mix.write(asked, result, str(tmp_path / 'out'))
+  mix.write(plan, result, str(tmp_path / 'out'))
   *mixed, goal = mix_file.read(tmp_path / 'out/mix.json')
   assert [one.name for one in mixed] == ['plain', 'rare', 'long']
   assert (goal.name, goal.path, goal.weight) == ('goal', own, 0)
@@ -146,16 +146,16 @@ def test_another_mix_is_annealed_into(texts, tmp_path):
   first = settings(texts, method='proportional', measured=[])
   mix.write(first, mix.find(first), str(tmp_path / 'first'))
   late = str(tmp_path / 'first/mix.json')
-  asked = settings(texts, anneal=late)
-  result = mix.find(asked)
-  mix.write(asked, result, str(tmp_path / 'second'))
+  plan = settings(texts, anneal=late)
+  result = mix.find(plan)
+  mix.write(plan, result, str(tmp_path / 'second'))
   sources = mix_file.read(tmp_path / 'second/mix.json')
   assert [one.weight for one in sources] == result.mix.weights.tolist()
   sizes = result.sizes
   np.testing.assert_allclose(
     [one.anneal for one in sources], sizes / sizes.sum()
   )
-  some = asked.sources[:2]
+  some = plan.sources[:2]
   with pytest.raises(ValueError, match=r'--anneal=.* gives weight to long, wh'):
     mix.find(settings(texts, anneal=late, sources=some))
   with pytest.raises(FileNotFoundError, match='--anneal: nowhere: no such'):

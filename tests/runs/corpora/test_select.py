@@ -39,18 +39,18 @@ def settings(texts, **changes):
 
 @pytest.mark.parametrize('embedder', ['ngrams', 'lsa'])
 def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
-  asked = settings(texts, embedder=embedder)
-  result = select.find(asked)
+  plan = settings(texts, embedder=embedder)
+  result = select.find(plan)
   assert np.mean(result.chosen.indices % 10 == 0) >= 0.9
   out = texts / f'out-{embedder}'
-  select.write(asked, result, str(out))
+  select.write(plan, result, str(out))
   assert sorted(path.name for path in out.iterdir()) == [
     'chosen.jsonl',
     'report.md',
     'scores.png',
   ]
   found = list(documents.read(str(out / 'chosen.jsonl')))
-  whole = list(documents.read(asked.source))
+  whole = list(documents.read(plan.source))
   for one, index in zip(found, result.chosen.indices, strict=True):
     assert one[1:] == whole[index][1:]
   assert (-1, 0, 0) in {one.parents for one in found}
@@ -80,6 +80,6 @@ def test_what_cannot_be_selected_is_refused(texts, changes, message):
 
 
 def test_a_target_that_is_also_the_source_is_refused(texts):
-  asked = settings(texts, target=f'{texts}/*.jsonl')
+  plan = settings(texts, target=f'{texts}/*.jsonl')
   with pytest.raises(ValueError, match=r"source\.jsonl is also in --source='"):
-    select.find(asked)
+    select.find(plan)

@@ -41,9 +41,9 @@ def bearing(token, **kwargs):
   return request({'Authorization': f'Bearer {token}'}, **kwargs)
 
 
-def refused(access, asked):
+def refused(access, incoming):
   with pytest.raises(errors.ApiError) as caught:
-    access.caller(asked)
+    access.caller(incoming)
   return caught.value
 
 
@@ -67,7 +67,7 @@ def test_a_token_says_who_asks(tokens):
 def test_no_token_no_answer(tokens):
   token = tokens.add('ann')
   access = auth.Access(tokens)
-  for asked in (
+  for incoming in (
     request(),
     bearing(token[:-1]),
     bearing(token + 'x'),
@@ -80,16 +80,16 @@ def test_no_token_no_answer(tokens):
     request({'Authorization': f'Basic {token}'}),
   ):
     access = auth.Access(tokens)
-    error = refused(access, asked)
+    error = refused(access, incoming)
     assert (error.status, error.code) == (401, 'invalid_api_key')
     assert 'WWW-Authenticate' in error.headers
   assert refused(auth.Access(None), bearing(token)).status == 401
 
 
 def test_two_authorizations_are_none(tokens):
-  asked = bearing(tokens.add('ann'))
-  asked.scope['headers'].append((b'authorization', b'Bearer other'))
-  assert refused(auth.Access(tokens), asked).status == 401
+  incoming = bearing(tokens.add('ann'))
+  incoming.scope['headers'].append((b'authorization', b'Bearer other'))
+  assert refused(auth.Access(tokens), incoming).status == 401
 
 
 def test_the_file_holds_hashes_and_nobody_else_reads_it(tokens, tmp_path):
@@ -215,16 +215,16 @@ def test_failures_are_limited_and_lock_nobody_out(tokens, bad):
 @pytest.mark.parametrize('token', [None, 'unused'])
 def test_this_machine_may_ask_without(host, token, tokens):
   access = auth.Access(tokens, is_open=True)
-  asked = request(host=host) if token is None else bearing(token, host=host)
-  assert access.caller(asked) == (auth.LOCAL, 'minor', 0, limits.LOCAL)
+  incoming = request(host=host) if token is None else bearing(token, host=host)
+  assert access.caller(incoming) == (auth.LOCAL, 'minor', 0, limits.LOCAL)
   grown_up = auth.Access(None, is_open=True, age='adult')
-  assert grown_up.caller(asked).age == 'adult'
+  assert grown_up.caller(incoming).age == 'adult'
 
 
 def test_a_token_counts_on_this_machine_too(tokens):
   access = auth.Access(tokens, is_open=True)
-  asked = bearing(tokens.add('ann', 'adult'), host='elsewhere.example')
-  assert access.caller(asked).owner == 'ann'
+  incoming = bearing(tokens.add('ann', 'adult'), host='elsewhere.example')
+  assert access.caller(incoming).owner == 'ann'
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ def test_pages_of_others_are_refused(origin):
 
 def test_the_page_of_the_server_may_ask():
   access = auth.Access(None, is_open=True)
-  asked = request(
+  incoming = request(
     {'Origin': 'http://localhost:8000', 'Sec-Fetch-Site': 'same-origin'}
   )
-  assert access.caller(asked).owner == auth.LOCAL
-  access.check_site(asked)
+  assert access.caller(incoming).owner == auth.LOCAL
+  access.check_site(incoming)
 
 
 @pytest.mark.parametrize('site', ['cross-site', 'same-site', 'other'])
@@ -298,8 +298,8 @@ def test_other_machines_are_refused(client):
 
 def test_a_server_that_asks_for_tokens_leaves_pages_to_them(tokens):
   access = auth.Access(tokens)
-  asked = bearing(tokens.add('ann'), host='chat.example')
-  assert access.caller(asked).owner == 'ann'
+  incoming = bearing(tokens.add('ann'), host='chat.example')
+  assert access.caller(incoming).owner == 'ann'
   access.check_site(request({'Origin': 'http://evil.example'}, host='a.b'))
 
 

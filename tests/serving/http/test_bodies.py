@@ -220,10 +220,10 @@ def test_cards_may_be_pictures_and_larger():
 @pytest.mark.parametrize('declares', [True, False])
 def test_a_body_is_refused_before_it_is_whole(declares):
   # The size is counted as it arrives, declared or not; the rest is not asked.
-  asked = []
+  continues = []
 
   async def receive():
-    asked.append(1)
+    continues.append(1)
     return {'type': 'http.request', 'body': b'x' * 60, 'more_body': True}
 
   headers = [(b'content-type', b'application/json')]
@@ -234,7 +234,7 @@ def test_a_body_is_refused_before_it_is_whole(declares):
   with pytest.raises(errors.ApiError) as caught:
     asyncio.run(bodies.read(request, 100))
   assert caught.value.status == 413 and '100 bytes' in caught.value.message
-  assert len(asked) == (0 if declares else 2)
+  assert len(continues) == (0 if declares else 2)
 
 
 def test_a_body_as_large_as_allowed_is_taken():

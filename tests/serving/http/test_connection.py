@@ -48,7 +48,7 @@ def timed(server, data):
 
 
 def test_several_requests_share_a_connection(server, application):
-  application.asked.clear()
+  application.paths.clear()
   body = _HEAD + b'Content-Length: 8\r\n\r\n{"a": 1}'
   with trivial.connected(server) as client:
     for _ in range(3):
@@ -56,23 +56,23 @@ def test_several_requests_share_a_connection(server, application):
       assert trivial.answer(client) == (200, b'hello')
       client.sendall(body)
       assert trivial.answer(client) == (200, b'{"a":1}')
-  assert application.asked == ['/', '/echo'] * 3
+  assert application.paths == ['/', '/echo'] * 3
 
 
 def test_requests_that_come_at_once_are_answered_in_order(server, application):
-  application.asked.clear()
+  application.paths.clear()
   chunks = (
     _HEAD + b'Transfer-Encoding: chunked\r\n\r\n8\r\n{"a": 1}\r\n0\r\n\r\n'
   )
   data = trivial.GET + chunks + trivial.GET + _LAST
   received = trivial.exchange(server, data)
   assert trivial.statuses(received) == [200] * 4
-  assert application.asked == ['/', '/echo', '/', '/']
+  assert application.paths == ['/', '/echo', '/', '/']
   # Byte by byte, too.
-  application.asked.clear()
+  application.paths.clear()
   pieces = [data[n : n + 1] for n in range(len(data))]
   assert trivial.statuses(trivial.exchange(server, pieces)) == [200] * 4
-  assert application.asked == ['/', '/echo', '/', '/']
+  assert application.paths == ['/', '/echo', '/', '/']
 
 
 def test_what_comes_far_too_early_waits_in_the_client(server):
@@ -354,7 +354,7 @@ def test_a_wish_for_another_protocol_is_ignored(server, caplog):
 
 
 def test_a_fault_in_a_body_ends_what_waits_for_it(server, application):
-  application.asked.clear()
+  application.paths.clear()
   begun = _HEAD + b'Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n'
   with trivial.connected(server) as client:
     client.sendall(begun)
@@ -363,7 +363,7 @@ def test_a_fault_in_a_body_ends_what_waits_for_it(server, application):
     assert trivial.statuses(trivial.rest(client)) == [400]
     # While the client is still there.
     assert trivial.until(lambda: not server.server_state.tasks, 1.5)
-  assert application.asked == []
+  assert application.paths == []
 
 
 def test_nothing_is_said_behind_a_refusal(server, caplog):

@@ -12,7 +12,7 @@ from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import local_key
 
 
-def asked(bearer=None, cookie=None, client='127.0.0.1', **headers):
+def make_request(bearer=None, cookie=None, client='127.0.0.1', **headers):
   headers = {'host': 'localhost:8000'} | headers
   if bearer is not None:
     headers['authorization'] = f'Bearer {bearer}'
@@ -81,50 +81,56 @@ def test_a_file_without_a_key_opens_nothing(path, text):
 def test_the_key_says_who_asks(key):
   access = auth.Access(None, key=key, age='adult')
   local = (auth.LOCAL, 'adult', 0, limits.LOCAL)
-  assert access.caller(asked(key)) == local
-  pair = access.cookie(asked(key)).partition(';')[0]
-  assert access.caller(asked(cookie=pair)) == local
+  assert access.caller(make_request(key)) == local
+  pair = access.cookie(make_request(key)).partition(';')[0]
+  assert access.caller(make_request(cookie=pair)) == local
   # A page that was opened with a token before, or beside other cookies.
-  assert access.caller(asked('kaiju-old', f'a=b; {pair}; c=d')) == local
+  assert access.caller(make_request('kaiju-old', f'a=b; {pair}; c=d')) == local
 
 
 def test_a_token_counts_beside_the_key(key, tmp_path):
   tokens = auth.Tokens(tmp_path / auth.FILE)
   access = auth.Access(tokens, key=key)
   token = tokens.add('ann', 'adult')
-  assert access.caller(asked(token)).owner == 'ann'
+  assert access.caller(make_request(token)).owner == 'ann'
   # The key is the person's before this machine; a token is anybody's.
-  assert access.caller(asked(token, host='chat.example.org')).owner == 'ann'
-  assert access.cookie(asked(token)) is None
+  assert (
+    access.caller(make_request(token, host='chat.example.org')).owner == 'ann'
+  )
+  assert access.cookie(make_request(token)) is None
 
 
 def test_without_the_key_nobody_is_answered(key):
   patient = limits.Failures(10_000)
   access = auth.Access(None, key=key, failures=patient)
-  name = access.cookie(asked(key)).partition('=')[0]
+  name = access.cookie(make_request(key)).partition('=')[0]
   for given in '', ' ', key[:-1], key + 'x', key.upper(), 'kaiju-local-', 'é':
-    assert status(access, asked(given)) == 401
-    assert status(access, asked(cookie=f'{name}={given}')) == 401
+    assert status(access, make_request(given)) == 401
+    assert status(access, make_request(cookie=f'{name}={given}')) == 401
     with pytest.raises(errors.ApiError):
-      access.cookie(asked(given))
-  assert status(access, asked()) == 401
-  assert status(access, asked(cookie=f'key={key}')) == 401
-  assert status(access, asked(**{'x-forwarded-for': '127.0.0.1'})) == 401
+      access.cookie(make_request(given))
+  assert status(access, make_request()) == 401
+  assert status(access, make_request(cookie=f'key={key}')) == 401
+  assert status(access, make_request(**{'x-forwarded-for': '127.0.0.1'})) == 401
   # A server that has no key has none that is empty.
   for given in '', 'None', key:
-    assert status(auth.Access(None), asked(given, f'{name}={given}')) == 401
+    assert (
+      status(auth.Access(None), make_request(given, f'{name}={given}')) == 401
+    )
 
 
 def test_a_cookie_is_for_this_servers_own_page_alone(key, tmp_path):
   access = auth.Access(None, key=key)
-  pair, *attributes = access.cookie(asked(key)).split('; ')
+  pair, *attributes = access.cookie(make_request(key)).split('; ')
   assert {'HttpOnly', 'SameSite=Strict', 'Path=/'} <= set(attributes)
   # Another server on this machine, which gets the cookie too, keeps its own.
   other = auth.Access(None, key=local_key.load(tmp_path / 'other'))
-  theirs = other.cookie(asked(other.key)).partition(';')[0]
+  theirs = other.cookie(make_request(other.key)).partition(';')[0]
   assert theirs.partition('=')[0] != pair.partition('=')[0]
-  assert access.caller(asked(cookie=f'{theirs}; {pair}')).owner == auth.LOCAL
-  assert auth.Access(None, is_open=True).cookie(asked(key)) is None
+  assert (
+    access.caller(make_request(cookie=f'{theirs}; {pair}')).owner == auth.LOCAL
+  )
+  assert auth.Access(None, is_open=True).cookie(make_request(key)) is None
 
 
 @pytest.mark.parametrize(
@@ -139,12 +145,12 @@ def test_a_cookie_is_for_this_servers_own_page_alone(key, tmp_path):
 )
 def test_pages_of_others_are_refused_with_the_key_too(key, headers):
   access = auth.Access(None, key=key)
-  pair = access.cookie(asked(key)).partition(';')[0]
-  assert status(access, asked(cookie=pair, **headers)) == 403
-  assert status(access, asked(key, **headers)) == 403
+  pair = access.cookie(make_request(key)).partition(';')[0]
+  assert status(access, make_request(cookie=pair, **headers)) == 403
+  assert status(access, make_request(key, **headers)) == 403
   with pytest.raises(errors.ApiError):
-    access.check_site(asked(**headers))
-  access.check_site(asked())
+    access.check_site(make_request(**headers))
+  access.check_site(make_request())
 
 
 def test_what_is_open_has_no_key(key):
@@ -155,5 +161,5 @@ def test_what_is_open_has_no_key(key):
 def test_a_key_is_in_no_message(key, caplog):
   access = auth.Access(None, key=key)
   with pytest.raises(errors.ApiError) as caught:
-    access.caller(asked(key, host='evil.example'))
+    access.caller(make_request(key, host='evil.example'))
   assert key not in repr(caught.value) + caplog.text + repr(access)

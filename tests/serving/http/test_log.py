@@ -65,7 +65,7 @@ def server(tmp_path_factory):
     yield server
 
 
-def asked(server, path=CHAT, owner='ann', method='POST', **body):
+def send(server, path=CHAT, owner='ann', method='POST', **body):
   """Returns an answer's status, headers and body; None leaves a field out."""
   said = {'messages': [{'role': 'user', 'content': SAID}]}
   data = {'model': running.MODEL, 'max_tokens': 5, 'seed': 33} | said | body
@@ -89,7 +89,7 @@ def asked(server, path=CHAT, owner='ann', method='POST', **body):
 def test_a_request_is_a_line_that_says_what_it_took(server, written):
   prompts = set()
   for n in 1, 3:
-    status, headers, body = asked(server, n=n)
+    status, headers, body = send(server, n=n)
     usage = json.loads(body)['usage']
     prompts.add(usage['prompt_tokens'])
     line = written.lines(1 if n == 1 else 2)[-1]
@@ -111,7 +111,7 @@ def test_a_request_is_a_line_that_says_what_it_took(server, written):
 
 
 def test_several_prompts_count_once_each(server, written):
-  _, _, body = asked(
+  _, _, body = send(
     server, '/v1/completions', prompt=['one', 'seven'], n=2, messages=None
   )
   usage = json.loads(body)['usage']
@@ -121,7 +121,7 @@ def test_several_prompts_count_once_each(server, written):
 
 
 def test_a_stream_is_logged_when_it_has_ended(server, written):
-  _, headers, body = asked(
+  _, headers, body = send(
     server, stream=True, max_tokens=30, stream_options={'include_usage': True}
   )
   (line,) = written.lines(1)
@@ -143,9 +143,9 @@ def test_no_line_holds_what_people_say_or_are_called(server, written):
     ('DELETE', f'/v1/sessions/{name}', {}),
     (SAID.upper(), '/v1/models', {}),
   ]
-  asked(server, session=name)
-  asked(server, owner='nobody')
-  asked(server, temperature=SAID)
+  send(server, session=name)
+  send(server, owner='nobody')
+  send(server, temperature=SAID)
   for method, path, body in paths:
     try:
       server.ask(method, path, body or None, 'ann')
@@ -165,9 +165,9 @@ def test_no_line_holds_what_people_say_or_are_called(server, written):
 
 def test_owners_are_told_apart_and_not_named(server, written, monkeypatch):
   for owner in 'ann', 'ben', 'ann':
-    asked(server, owner=owner)
+    send(server, owner=owner)
   monkeypatch.setattr(server.context, 'secret', b'another server')
-  asked(server)
+  send(server)
   ann, ben, again, elsewhere = (line['owner'] for line in written.lines(4))
   assert ann == again and len({ann, ben, elsewhere}) == 3
 
@@ -205,9 +205,9 @@ def test_what_is_no_request_is_logged_too(server, written):
 
 def test_what_limits_a_client_is_the_reason(server, written, monkeypatch):
   monkeypatch.setattr(server.context.limits._streams, 'most', 0)
-  asked(server)
+  send(server)
   monkeypatch.setattr(limits.Buckets, 'take', lambda *_: 3.0)
-  asked(server)
+  send(server)
   busy, often = written.lines(2)
   assert (busy['status'], busy['reason']) == (429, 'server_busy')
   assert (often['status'], often['reason']) == (429, 'rate_limit_exceeded')
@@ -217,15 +217,15 @@ def test_what_limits_a_client_is_the_reason(server, written, monkeypatch):
 def test_the_stage_that_refuses_is_the_reason(tmp_path, written):
   marker = moderated.MARKER.decode()
   with moderated.served(tmp_path, b'Say zorbifex and more') as server:
-    asked(server, max_tokens=60)
-    asked(server, stream=True, max_tokens=60)
-    asked(server, messages=[{'role': 'user', 'content': marker}])
-    asked(server, '/v1/completions', messages=None, prompt=marker)
+    send(server, max_tokens=60)
+    send(server, stream=True, max_tokens=60)
+    send(server, messages=[{'role': 'user', 'content': marker}])
+    send(server, '/v1/completions', messages=None, prompt=marker)
     # The gate lets a text pass that the head refuses as a prompt.
     server.context.moderator.prompt = lambda *_: moderated.moderation.Verdict(
       True, 'prompt', 'adult'
     )
-    asked(server)
+    send(server)
   reasons = [line['reason'] for line in written.lines(5)]
   assert reasons == ['head', 'head', 'gate', 'gate', 'prompt']
   assert marker not in written.text
@@ -238,7 +238,7 @@ def test_a_fault_of_ours_is_logged_with_the_request(
     raise RuntimeError('on order')
 
   monkeypatch.setattr(server.context.store, 'characters', broken)
-  status, headers, _ = asked(server, '/v1/models', method='GET')
+  status, headers, _ = send(server, '/v1/models', method='GET')
   (line,) = written.lines(1)
   assert (status, line['status'], line['reason']) == (500, 500, 'internal')
   (fault,) = [
@@ -255,7 +255,7 @@ def test_a_fault_of_the_store_is_told_without_its_place(server, monkeypatch):
     raise characters.Unavailable('/a/place', 'the disk is full', 'errno 28')
 
   monkeypatch.setattr(server.context.store, 'characters', away)
-  status, _, body = asked(server, '/v1/models', method='GET')
+  status, _, body = send(server, '/v1/models', method='GET')
   assert status == 503 and b'the disk is full' in body
   assert b'place' not in body and b'errno' not in body
 

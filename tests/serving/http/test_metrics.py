@@ -100,11 +100,11 @@ def test_servers_share_nothing_and_need_no_engine():
 
 
 def test_an_engine_is_asked_only_when_somebody_scrapes():
-  asked = []
-  measured = metrics.Metrics(lambda: asked.append(1))
-  assert not asked
+  reads = []
+  measured = metrics.Metrics(lambda: reads.append(1))
+  assert not reads
   measured.text()
-  assert len(asked) == 1
+  assert len(reads) == 1
 
 
 @pytest.fixture

@@ -122,11 +122,11 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
 def check_guided(address):
   """Asks for a guided reply beside a drawn one."""
   said = {'messages': [{'role': 'user', 'content': 'Hello'}], 'model': 'tiny'}
-  asked = said | {'max_tokens': 12, 'temperature': 0}
+  payload = said | {'max_tokens': 12, 'temperature': 0}
 
   def answer(**body):
     path = '/v1/chat/completions'
-    return json.loads(got(address, path, **asked, **body))['choices'][0]
+    return json.loads(got(address, path, **payload, **body))['choices'][0]
 
   drawn, searched, again = answer(), answer(guided=True), answer(guided=True)
   assert searched['message'] == again['message']

@@ -120,14 +120,14 @@ def test_a_model_s_settings_are_shown_and_used(
 ):
   context = server.context
   monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
-  asked = recording.requests(context, monkeypatch)
+  requests = recording.requests(context, monkeypatch)
   with browser_lib.visit(chromium, server.address) as visit:
     expect(visit.find('#banner')).to_contain_text('temperature 0.5, top k 7')
     expect(visit.find('#no-chats')).to_be_hidden()
-    visit.begin('Mira')
+    visit.start_conversation('Mira')
     ask(visit, expect, 'Who are you?')
     expect(visit.find('#composer')).to_be_visible()
-    assert [one.sampling.temperature for one in asked] == [0.5]
+    assert [one.sampling.temperature for one in requests] == [0.5]
     monkeypatch.setattr(context, 'format', None)
     visit.page.reload()
     expect(visit.find('#composer')).to_be_hidden()
@@ -157,7 +157,7 @@ def test_a_first_conversation(
     assert not visit.overflows() and not visit.unnamed()
     is_phone = bool(options.get('has_touch'))
     assert not (is_phone and visit.small())
-    visit.begin('Mira')
+    visit.start_conversation('Mira')
 
     # Two turns, of which the second finds what the first left behind.
     first = ask(visit, expect, 'Who are you?')
@@ -241,7 +241,7 @@ def _delete(visit, expect, server):
 
 @pytest.mark.slow
 def test_the_characters_words_are_edited_and_greetings_swiped(visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   text = visit.find('.message .text').first
   expect(text).to_have_text('Good evening, User. The lamp is lit.')
   expect(count_of(visit, 0)).to_have_text('1/3')
@@ -271,7 +271,7 @@ def test_stop_and_reload_in_the_middle_show_what_is_stored(
     running.server(tmp_path, pause=0.3) as server,
     browser_lib.visit(chromium, server.address) as visit,
   ):
-    visit.begin('Mira')
+    visit.start_conversation('Mira')
     visit.write('Tell me of the sea')
     expect(visit.find('.live .text')).not_to_be_empty()
     visit.press('Stop the reply')
@@ -414,7 +414,7 @@ def test_an_address_that_names_nothing_leads_home(
     expect(visit.find('#notice')).to_contain_text('This is not there')
     expect(visit.find('#welcome')).to_be_visible()
     assert visit.page.url.endswith('#home')
-    visit.begin('Mira')
+    visit.start_conversation('Mira')
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def expect():
 def test_a_busy_server_is_asked_again_after_the_time_that_it_names(
   fake, visit, expect
 ):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   visit.page.clock.set_fixed_time(NOW)
   fake.refuse(CHAT, 429, 'eight wait already.', {'Retry-After': '2'})
   visit.write('Are you there?')
@@ -68,7 +68,7 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(
 
 
 def test_reasoning_is_off_until_it_is_asked_for_and_folded(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   expect(visit.find('#thinks')).to_be_hidden()
   visit.write('Hello')
   expect(visit.find('.message .text')).to_have_count(3)
@@ -94,14 +94,14 @@ def test_reasoning_is_off_until_it_is_asked_for_and_folded(fake, visit, expect):
   expect(last.locator('details p')).to_have_text('<b>Hm</b>')
   expect(last.locator('details p')).to_be_hidden()
   expect(visit.find('#thinks')).to_be_checked()
-  assert 'chat_template_kwargs' not in fake.asked[0]
-  assert fake.asked[1]['chat_template_kwargs'] == {'enable_thinking': True}
+  assert 'chat_template_kwargs' not in fake.bodies[0]
+  assert fake.bodies[1]['chat_template_kwargs'] == {'enable_thinking': True}
 
 
 def test_what_was_typed_meanwhile_stands_behind_what_comes_back(
   fake, visit, expect
 ):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.refuse(CHAT, 429, 'full.')
   visit.page.route(f'**{CHAT}', lambda route: _late(visit, route))
   visit.write('First.')
@@ -123,7 +123,7 @@ def _late(visit, route):
 def test_a_stream_that_breaks_shows_what_came_and_says_so(
   fake, visit, expect, end, words
 ):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.replies.append(Reply(['Once there was'], is_held=True, **end))
   visit.write('A story, please.')
   # A browser drops what it has not yet handed on when a connection breaks.
@@ -138,12 +138,12 @@ def test_a_stream_that_breaks_shows_what_came_and_says_so(
   expect(visit.find('.message .text').last).to_have_text(
     'Once there was a ship.'
   )
-  assert fake.asked[-1]['messages'] == []  # It answers what is stored.
+  assert fake.bodies[-1]['messages'] == []  # It answers what is stored.
   assert visit.texts().count('A story, please.') == 1
 
 
 def test_a_stream_without_an_end_is_told_from_a_whole_one(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   chunk = 'data: {"choices":[{"delta":{"content":"Hm"}}]}\r\n\r\n'
   visit.page.route(
     f'**{CHAT}',
@@ -157,7 +157,7 @@ def test_a_stream_without_an_end_is_told_from_a_whole_one(fake, visit, expect):
 
 
 def test_the_filter_of_replies_is_named(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.replies.append(Reply(['Half of '], finish='content_filter'))
   visit.write('Hello')
   remark = visit.find('.message').last.locator('.remark')
@@ -167,7 +167,7 @@ def test_the_filter_of_replies_is_named(fake, visit, expect):
 
 
 def test_the_gate_gives_back_what_it_refused(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.replies.append(Reply([], refusal='The gate refused this message.'))
   visit.write('zorbifex')
   remark = visit.find('.message.lost .remark')
@@ -181,7 +181,7 @@ def test_the_gate_gives_back_what_it_refused(fake, visit, expect):
 def test_a_store_that_is_down_is_told_and_keeps_message_and_edit(
   fake, visit, expect
 ):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.refuse(CHAT, 503, 'the store is away.')
   visit.write('Remember this')
   notice = visit.find('#notice')
@@ -201,7 +201,7 @@ def test_a_store_that_is_down_is_told_and_keeps_message_and_edit(
 
 
 def test_without_a_connection_all_stays_and_goes_on_later(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   visit.context.set_offline(True)
   visit.write('Into the dark')
   notice = visit.find('#notice')
@@ -217,7 +217,7 @@ def test_without_a_connection_all_stays_and_goes_on_later(fake, visit, expect):
 def test_a_message_of_which_nothing_is_known_goes_with_the_next_one(
   fake, visit, expect
 ):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   visit.context.set_offline(True)
   visit.write('Into the dark')
   expect(visit.find('#notice')).to_contain_text('cannot be reached')
@@ -232,7 +232,7 @@ def test_a_message_of_which_nothing_is_known_goes_with_the_next_one(
 
 
 def test_an_edit_that_changes_nothing_makes_no_sibling(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   visit.find('.message').hover()
   visit.press('Edit this message')
   visit.press('Save')
@@ -256,7 +256,7 @@ def test_an_action_that_failed_is_tried_again(fake, visit, expect):
 
 
 def test_an_edit_is_answered_where_it_was_made(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   visit.write('Frist')
   expect(visit.find('.message')).to_have_count(3)
   expect(visit.find('#composer .stop')).to_be_hidden()
@@ -271,7 +271,7 @@ def test_an_edit_is_answered_where_it_was_made(fake, visit, expect):
   expect(visit.find('.message .text').nth(1)).to_have_text('First')
   expect(visit.find('.message')).to_have_count(3)
   (session,) = fake.sessions
-  assert [body['session'] for body in fake.asked] == [session] * 2
+  assert [body['session'] for body in fake.bodies] == [session] * 2
 
 
 def _leave(visit, route):
@@ -293,7 +293,7 @@ def test_a_token_is_asked_for_once_and_kept_for_the_tab_alone(
     visit.press('Try again')
     visit.find('#token-text').fill(' right\n')
     visit.press('Continue')
-    visit.begin('Mira')
+    visit.start_conversation('Mira')
     visit.find('#draft').fill('Nothing is lost')
     fake.token = 'newer'
     visit.find('#draft').press('Enter')
@@ -312,7 +312,7 @@ def test_a_token_is_asked_for_once_and_kept_for_the_tab_alone(
 
 
 def test_a_stopped_reply_is_kept_as_far_as_it_came(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.replies.append(Reply(['Well, ', 'never said'], is_held=True))
   visit.write('Hello')
   expect(visit.find('.live .text')).to_have_text('Well,')
@@ -324,7 +324,7 @@ def test_a_stopped_reply_is_kept_as_far_as_it_came(fake, visit, expect):
 
 
 def test_a_reload_in_the_middle_shows_what_is_stored(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.replies.append(Reply(['Well, ', 'never said'], is_held=True))
   visit.write('Hello')
   expect(visit.find('.live .text')).to_have_text('Well,')
@@ -340,14 +340,14 @@ def test_a_reload_in_the_middle_shows_what_is_stored(fake, visit, expect):
 
 
 def test_a_message_without_a_reply_can_be_answered(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   session = next(iter(fake.sessions.values()))
   fake.add_message(session, 0, 'user', 'Anybody?')
   visit.page.reload()
   fake.replies.append(Reply(['Yes.']))
   visit.press('Ask for a reply')
   expect(visit.find('.message .text').last).to_have_text('Yes.')
-  assert fake.asked == [
+  assert fake.bodies == [
     {
       'model': 'tiny',
       'session': session['id'],
@@ -364,12 +364,12 @@ def test_a_reply_goes_on_while_another_conversation_is_open(
 ):
   fake.add_character('Tolo', greeting='This one is Gerald.')
   visit.page.reload()
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.replies.append(Reply(['Patience ', 'pays.'], is_held=True))
   visit.write('Hello')
   expect(visit.find('.live .text')).to_have_text('Patience')
   visit.page.get_by_role('link', name='New').click()
-  visit.begin('Tolo')
+  visit.start_conversation('Tolo')
   visit.write('Who?')
   expect(visit.find('.message')).to_have_count(3)
   conversations = visit.find('#conversations')
@@ -385,7 +385,7 @@ def test_a_reply_goes_on_while_another_conversation_is_open(
 
 
 def test_the_end_stays_in_view_for_who_reads_there(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   (session,) = fake.sessions.values()
   for place in range(30):
     role = 'user' if place % 2 else 'assistant'
@@ -406,7 +406,7 @@ def test_the_end_stays_in_view_for_who_reads_there(fake, visit, expect):
 
 
 def test_a_conversation_that_is_gone_leads_home_with_words(fake, visit, expect):
-  visit.begin('Mira')
+  visit.start_conversation('Mira')
   fake.sessions.clear()
   visit.page.evaluate('() => history.back()')
   expect(visit.find('#sheet')).to_be_visible()

@@ -71,11 +71,11 @@ def watch(bounds):
 
 def drawn(text, stops, rng):
   """Returns the events of a text, in groups, and the sequence's result."""
-  asked = request_lib.Request(
+  one_request = request_lib.Request(
     [1], len(text.encode()), stop_tokens=(END,), stop_strings=stops
   )
-  shown = stop.Text(BYTES, asked.stop_tokens, asked.stop_strings)
-  one = sequence_lib.Sequence(0, asked, [1], shown)
+  shown = stop.Text(BYTES, one_request.stop_tokens, one_request.stop_strings)
+  one = sequence_lib.Sequence(0, one_request, [1], shown)
   one.join(0, 0, 0.0)
   one.begin()
   groups, reason = [], None

@@ -100,11 +100,11 @@ def test_what_belongs_to_somebody_else_is_as_if_it_were_not_there(server):
   assert name not in [one['id'] for one in listed]
   body = {'character': name}
   assert refused(server, 'POST', '/v1/sessions', body, 'ben')[0] == 404
-  asked = {
+  payload = {
     'model': f'{running.MODEL}/{name}',
     'messages': [{'role': 'user', 'content': 'Hi'}],
   }
-  status, _ = refused(server, 'POST', '/v1/chat/completions', asked, 'ben')
+  status, _ = refused(server, 'POST', '/v1/chat/completions', payload, 'ben')
   assert status == 404
 
 
@@ -249,8 +249,8 @@ def test_nobody_reaches_another_owners_conversation(server):
     ('POST', '/messages', {'parent': None, 'role': 'user', 'text': 'x'}),
   ):
     assert refused(server, method, path + end, body, 'ben')[0] == 404
-  asked = {'model': running.MODEL, 'messages': [], 'session': session['id']}
-  status, _ = refused(server, 'POST', '/v1/chat/completions', asked, 'ben')
+  payload = {'model': running.MODEL, 'messages': [], 'session': session['id']}
+  status, _ = refused(server, 'POST', '/v1/chat/completions', payload, 'ben')
   assert status == 404
   assert SECRET in json.dumps(server.get(path, owner='ann'))
 
@@ -337,11 +337,11 @@ def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
   session = opened(server)
   submit = server.context.worker.submit
 
-  async def submit_behind_another(*asked):
+  async def submit_behind_another(*several):
     server.context.store.append(
       'ann', session['id'], session['head'], 'user', 'Me first'
     )
-    return await submit(*asked)
+    return await submit(*several)
 
   monkeypatch.setattr(server.context.worker, 'submit', submit_behind_another)
   said = {'model': running.MODEL, 'session': session['id']}
@@ -474,9 +474,9 @@ def test_a_reply_that_a_stop_string_cut_is_kept_as_text(server, stream):
   try:
     body = {'stop': [stop], 'seed': 33, 'max_tokens': 40, 'swipe': True}
     if stream:
-      asked = body | {'model': running.MODEL, 'session': session}
-      asked |= {'messages': [], 'stream': True}
-      server.ask('POST', '/v1/chat/completions', asked, 'ann')
+      payload = body | {'model': running.MODEL, 'session': session}
+      payload |= {'messages': [], 'stream': True}
+      server.ask('POST', '/v1/chat/completions', payload, 'ann')
     else:
       talked(server, session, None, **body)
     talked(server, session, None, **body | {'stop': ['never']})
@@ -503,17 +503,17 @@ def test_a_model_s_own_settings_are_those_of_requests_that_name_none(
   context = server.context
   monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
   monkeypatch.setattr(context, 'ends', (9,))
-  asked = recording.requests(context, monkeypatch)
+  requests = recording.requests(context, monkeypatch)
   said = [{'role': 'user', 'content': 'a'}]
   body = {'model': running.MODEL, 'max_tokens': 2, 'seed': 1}
   server.post('/v1/chat/completions', messages=said, **body)
   server.post('/v1/chat/completions', messages=said, temperature=0.9, **body)
   server.post('/v1/completions', prompt='a', top_k=0, min_p=0.1, **body)
-  drawn = [one.sampling for one in asked]
+  drawn = [one.sampling for one in requests]
   assert [one.temperature for one in drawn] == [0.5, 0.9, 0.5]
   assert [one.top_k for one in drawn] == [7, 7, 0]
   assert drawn[2].min_p == 0.1 and drawn[0].top_p == 1
-  assert asked[2].stop_tokens == (9,)
+  assert requests[2].stop_tokens == (9,)
   about = server.get('/v1/server')
   assert about['sampling'] == {'temperature': 0.5, 'top_k': 7}
   assert about['chats'] is True
@@ -525,7 +525,7 @@ def test_a_model_without_a_chat_format_only_continues_text(server, monkeypatch):
   assert server.get('/v1/server')['chats'] is False
   said = [{'role': 'user', 'content': 'a'}]
   body = {'model': running.MODEL, 'max_tokens': 2}
-  for path, asked in (
+  for path, payload in (
     ('/v1/chat/completions', body | {'messages': said}),
     ('/v1/chat/completions', body | {'messages': said, 'stream': True}),
     (
@@ -535,7 +535,7 @@ def test_a_model_without_a_chat_format_only_continues_text(server, monkeypatch):
     ('/v1/characters', {'fields': {'name': 'Bo', 'description': 'x'}}),
   ):
     with pytest.raises(urllib.error.HTTPError) as caught:
-      server.post(path, **asked)
+      server.post(path, **payload)
     assert caught.value.code == 400
     error = json.load(caught.value)['error']
     assert error['message'].startswith('model: it has no chat template')

@@ -123,8 +123,8 @@ def test_a_text_of_ones_own_finds_nothing_of_anothers_character(server):
     character = options.get('character', mine)
     number = 1
     tokens = server.context.store.version(character, number).tokens.tolist()
-    asked = {'model': running.MODEL, 'prompt': tokens, 'max_tokens': 1}
-    answer = server.post('/v1/completions', 'ben', **asked)
+    payload = {'model': running.MODEL, 'prompt': tokens, 'max_tokens': 1}
+    answer = server.post('/v1/completions', 'ben', **payload)
     assert answer['usage']['prompt_tokens_details']['cached_tokens'] == 0
 
 
@@ -132,8 +132,8 @@ def test_a_prompt_of_ones_own_is_found_by_oneself_alone(server):
   prompt = f'{name()} lights the lamp, and nobody else knows where the oil is.'
 
   def found(owner):
-    asked = {'model': running.MODEL, 'prompt': prompt, 'max_tokens': 1}
-    answer = server.post('/v1/completions', owner, **asked)
+    payload = {'model': running.MODEL, 'prompt': prompt, 'max_tokens': 1}
+    answer = server.post('/v1/completions', owner, **payload)
     return answer['usage']['prompt_tokens_details']['cached_tokens']
 
   assert found('ann') == 0 < found('ann')

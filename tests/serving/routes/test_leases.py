@@ -105,7 +105,7 @@ async def idle(server, seconds):
       await asyncio.sleep(0.01)
 
 
-def asked(server, client, seconds=20.0):
+def send(server, client, seconds=20.0):
   """Runs a request to its end, and checks that nothing of it is left."""
 
   async def main():
@@ -137,7 +137,7 @@ def test_what_the_engine_refuses_gives_its_slot_back(
 
   monkeypatch.setattr(server.context.worker, 'submit', submit)
   client = Client(server, CHAT[0], CHAT[1] | {'stream': stream})
-  asked(server, client)
+  send(server, client)
   assert client.status == status and b'place' not in client.said
 
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_stored_gives_its_slot_back(
   monkeypatch.setattr(server.context.store, 'append', append)
   body = CHAT[1] | {'session': session['id'], 'stream': stream}
   client = Client(server, CHAT[0], body)
-  asked(server, client)
+  send(server, client)
   assert client.status == status and b'place' not in client.said
 
 
@@ -178,7 +178,7 @@ def test_choices_are_taken_together_or_not_at_all(server, monkeypatch):
   monkeypatch.setattr(server.engine, 'submit', full)
   monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(ROUND))
   client = Client(server, *SEVERAL)
-  asked(server, client, SOON)
+  send(server, client, SOON)
   assert client.status == 429 and len(taken) == 2
 
 
@@ -189,7 +189,7 @@ def test_a_fault_behind_the_engine_gives_its_slot_back(server, monkeypatch):
   monkeypatch.setattr(reply, 'Choices', broken)
   monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(ROUND))
   client = Client(server, TEXT[0], TEXT[1] | {'max_tokens': 800})
-  asked(server, client, SOON)
+  send(server, client, SOON)
   assert client.status == 500
 
 
@@ -204,7 +204,7 @@ def test_a_client_that_leaves_frees_all(
   monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(ROUND))
   endless = {'stream': stream, 'max_tokens': 800}
   client = Client(server, path, body | endless, leaves=leaves)
-  asked(server, client, SOON)
+  send(server, client, SOON)
 
 
 @pytest.mark.parametrize('path, body', [CHAT, SEVERAL, TEXT])

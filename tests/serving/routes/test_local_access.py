@@ -47,7 +47,7 @@ def server(tmp_path_factory, key):
     yield server
 
 
-def asked(address, method, path, body=None, **headers):
+def send(address, method, path, body=None, **headers):
   """Returns an answer's status, headers and body."""
   headers = {name.replace('_', '-'): x for name, x in headers.items()}
   connection = http.client.HTTPConnection(
@@ -71,22 +71,22 @@ def check_closed(address, key):
       {'Cookie': 'kaiju_=; key='},
       {'X_Forwarded_For': '127.0.0.1', 'Forwarded': 'for=127.0.0.1'},
     ):
-      status, headers, found = asked(address, method, path, body, **more)
+      status, headers, found = send(address, method, path, body, **more)
       assert status in (401, 403, 429), (path, more, status, found)
       assert key not in f'{headers}{found}'
   bearing = {'Authorization': f'Bearer {key}'}
-  status, headers, _ = asked(address, 'POST', '/v1/key', {}, **bearing)
+  status, headers, _ = send(address, 'POST', '/v1/key', {}, **bearing)
   assert status == 204
   cookie = headers['Set-Cookie'].partition(';')[0]
   for given in bearing, {'Cookie': cookie}:
-    assert asked(address, 'GET', '/v1/sessions', **given)[0] == 200
+    assert send(address, 'GET', '/v1/sessions', **given)[0] == 200
     path = '/v1/chat/completions'
-    assert asked(address, 'POST', path, CHAT, **given)[0] == 200
+    assert send(address, 'POST', path, CHAT, **given)[0] == 200
 
 
 def test_without_the_key_nothing_is_answered(server, key):
   check_closed(server.address, key)
-  assert asked(server.address, 'GET', '/healthz')[0] == 200
+  assert send(server.address, 'GET', '/healthz')[0] == 200
 
 
 def test_a_proxy_that_adds_no_header_lets_nobody_in(server, key):

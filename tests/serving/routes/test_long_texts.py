@@ -250,8 +250,8 @@ def test_what_fits_is_still_answered(server, named):
     assert made['choices'][0]['finish_reason'] == 'length'
     found = server.get(f'/v1/sessions/{session}', owner='ann')
     assert found['messages'][1]['text'] == f'Hello, {NAME}.'
-    asked = {'model': running.MODEL, 'max_tokens': 1}
-    server.post(CHAT, 'ann', messages=said('Good evening, all.'), **asked)
+    payload = {'model': running.MODEL, 'max_tokens': 1}
+    server.post(CHAT, 'ann', messages=said('Good evening, all.'), **payload)
 
 
 def test_prompts_are_counted_wherever_they_are_made(server, named, monkeypatch):
@@ -262,11 +262,11 @@ def test_prompts_are_counted_wherever_they_are_made(server, named, monkeypatch):
     'prompt',
     lambda owner, tokens, rate: counted.append((owner, tokens)),
   )
-  asked = {'model': running.MODEL, 'max_tokens': 1}
+  payload = {'model': running.MODEL, 'max_tokens': 1}
   for path, body in (
-    (TEXT, {'prompt': ['a', 'bb']} | asked),
-    (CHAT, {'messages': said('Hm?'), 'character': character} | asked),
-    (CHAT, {'messages': said('Hm?'), 'session': session} | asked),
+    (TEXT, {'prompt': ['a', 'bb']} | payload),
+    (CHAT, {'messages': said('Hm?'), 'character': character} | payload),
+    (CHAT, {'messages': said('Hm?'), 'session': session} | payload),
     ('/v1/characters', {'fields': {'name': 'A'}}),
   ):
     counted.clear()

@@ -50,8 +50,8 @@ def check(count, seed):
       if n % 50 == 0:
         valid = trivial.exchange(server, _CONTROL)
         assert trivial.statuses(valid) == [200], where
-    assert '/smuggled' not in application.asked
-    assert set(application.asked) == {'/'}
+    assert '/smuggled' not in application.paths
+    assert set(application.paths) == {'/'}
     assert trivial.until(lambda: not server.server_state.connections)
     assert not server.server_state.tasks
   return found

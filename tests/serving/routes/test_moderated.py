@@ -82,7 +82,7 @@ def served(tmp_path, reply, hold=8):
   return running.server(tmp_path, engine=engine, moderator=Moderator(hold))
 
 
-def asked(server, **body):
+def send(server, **body):
   return server.post(
     '/v1/chat/completions',
     'ann',
@@ -117,7 +117,7 @@ def test_a_planted_word_never_comes_out(tmp_path, hold):
       streamed(server, session=session['id']),
       *(
         (one['message']['content'], one['finish_reason'])
-        for one in asked(server, n=2, logprobs=True)['choices']
+        for one in send(server, n=2, logprobs=True)['choices']
       ),
     ]
     kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
@@ -137,7 +137,7 @@ def test_a_planted_word_never_comes_out(tmp_path, hold):
 
 def test_log_probabilities_say_nothing_of_what_is_held_back(tmp_path):
   with served(tmp_path, b'ok zorbifex') as server:
-    (choice,) = asked(server, logprobs=True)['choices']
+    (choice,) = send(server, logprobs=True)['choices']
   said = ''.join(one['token'] for one in choice['logprobs']['content'])
   assert said == choice['message']['content'] == 'ok '
 
@@ -152,7 +152,7 @@ def test_a_blocked_message_is_answered_without_the_model(tmp_path):
   said = {'messages': [{'role': 'user', 'content': 'A zorbifex, please'}]}
   with served(tmp_path, b'Sure') as server:
     session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-    (choice,) = asked(server, **said)['choices']
+    (choice,) = send(server, **said)['choices']
     text, reason = streamed(server, **said, session=session['id'])
     kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
     measured = server.get('/metrics').decode()
@@ -234,14 +234,15 @@ def chunks_of(answer):
 
 
 @pytest.mark.parametrize(
-  'asked', [{}, {'echo': True}, {'echo': True, 'logprobs': 0}, {'logprobs': 0}]
+  'payload',
+  [{}, {'echo': True}, {'echo': True, 'logprobs': 0}, {'logprobs': 0}],
 )
 @pytest.mark.parametrize('stage', ['gate', 'prompt'])
-def test_a_refused_prompt_is_not_echoed(tmp_path, monkeypatch, stage, asked):
+def test_a_refused_prompt_is_not_echoed(tmp_path, monkeypatch, stage, payload):
   """And both stages refuse it in one form."""
   if stage == 'prompt':
     gate_fails(monkeypatch)
-  body = {'model': running.MODEL, 'max_tokens': 4} | asked
+  body = {'model': running.MODEL, 'max_tokens': 4} | payload
   with served(tmp_path, b'Sure') as server:
     whole = body | {'prompt': 'Say zorbifex'}
     (choice,) = server.post('/v1/completions', 'ann', **whole)['choices']
@@ -260,7 +261,7 @@ def test_both_stages_refuse_a_message_in_one_form(tmp_path, monkeypatch):
       gate_fails(monkeypatch)
     (folder := tmp_path / stage).mkdir()
     with served(folder, b'Sure') as server:
-      whole = asked(server, **said('zorbifex'))['choices']
+      whole = send(server, **said('zorbifex'))['choices']
       body = {'model': running.MODEL, 'stream': True} | said('?zorbifex')
       answer = server.ask('POST', '/v1/chat/completions', body, 'ann')
     deltas = {}
@@ -303,12 +304,12 @@ def test_a_prompt_is_refused_however_often_and_wherever_it_is_resumed(
   with served(tmp_path, b'Sure') as server:
     ran = []
     for body in (said, said, behind, said):
-      (choice,) = asked(server, **body)['choices']
+      (choice,) = send(server, **body)['choices']
       assert choice['finish_reason'] == 'content_filter'
       assert not choice['message']['content']
       assert streamed(server, **body) == ('', 'content_filter')
       ran.append(server.engine.rounds.ran)
-    choices = asked(server, n=3, **said)['choices']
+    choices = send(server, n=3, **said)['choices']
     assert {one['finish_reason'] for one in choices} == {'content_filter'}
     # It is resumed all the same: a refusal costs a token.
     assert ran[1] - ran[0] == 2

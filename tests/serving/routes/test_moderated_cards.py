@@ -154,8 +154,8 @@ def test_all_texts_are_planted():
 def test_no_text_of_a_card_passes(server, where):
   before = known(server)
   body = {'fields': PLANTED[where], 'public': True}
-  asked = refused(server, 'POST', '/v1/characters', body)
-  assert asked == (400, 'content_filter')
+  refusal = refused(server, 'POST', '/v1/characters', body)
+  assert refusal == (400, 'content_filter')
   assert known(server) == before
 
 
@@ -174,8 +174,8 @@ def test_however_a_card_is_published(server):
     (cards.to_png(bad), 'image/png'),
   ):
     for method, where in ('POST', '/v1/characters'), ('PUT', path):
-      asked = refused(server, method, where, body, kind=kind)
-      assert asked == (400, 'content_filter')
+      refusal = refused(server, method, where, body, kind=kind)
+      assert refusal == (400, 'content_filter')
   assert server.get(path, owner='ann') == before
 
 
@@ -239,8 +239,8 @@ def test_titles_and_edits_of_both_roles_are_read(server):
     *(('assistant', text) for text in texts[:2]),
   ):
     body = {'role': role, 'text': text, 'parent': None}
-    asked = refused(server, 'POST', f'{path}/messages', body)
-    assert asked == (400, 'content_filter'), (role, text[:20])
+    refusal = refused(server, 'POST', f'{path}/messages', body)
+    assert refusal == (400, 'content_filter'), (role, text[:20])
   kept = server.get(path, owner='ann')
   assert kept['messages'] == session['messages']
 
@@ -258,7 +258,7 @@ def served(moderator):
 
 def shows(server, name, owner):
   """Returns where an owner is shown a character."""
-  asked = {'model': running.MODEL, 'messages': [SAY]}
+  payload = {'model': running.MODEL, 'messages': [SAY]}
   tries = {
     'list': lambda: name in [x['id'] for x in listed(server, owner)],
     'models': lambda: (
@@ -271,7 +271,7 @@ def shows(server, name, owner):
     ),
     'session': lambda: server.post('/v1/sessions', owner, character=name),
     'chat': lambda: server.post(
-      '/v1/chat/completions', owner, **asked, max_tokens=1, character=name
+      '/v1/chat/completions', owner, **payload, max_tokens=1, character=name
     ),
   }
   found = set()
@@ -367,10 +367,10 @@ def test_a_page_of_hidden_characters_is_passed_over(
 def test_a_server_without_a_head_says_that_it_is_closed(server, moderator):
   moderator.mode = 'closed'
   try:
-    asked = {'model': running.MODEL, 'prompt': 'Hello', 'max_tokens': 1}
+    payload = {'model': running.MODEL, 'prompt': 'Hello', 'max_tokens': 1}
     for path, body in (
       ('/v1/chat/completions', {'model': running.MODEL} | test_moderated.SAID),
-      ('/v1/completions', asked),
+      ('/v1/completions', payload),
       ('/v1/characters', {'fields': FIELDS}),
     ):
       assert refused(server, 'POST', path, body)[0] == 503

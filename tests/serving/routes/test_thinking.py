@@ -95,7 +95,7 @@ def test_reasoning_streams_under_both_names(server, drawn):
   }
 
 
-def asked(server, monkeypatch):
+def send(server, monkeypatch):
   """Returns the list of the engine's requests to come."""
   found = []
   submit = server.context.worker.submit
@@ -115,7 +115,7 @@ def test_the_next_prompt_holds_reasoning_only_where_it_is_kept(
   context = server.context
   written = dataclasses.replace(context.thinking._format, keeps_thoughts=keeps)
   monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
-  found = asked(server, monkeypatch)
+  found = send(server, monkeypatch)
   first = server.post('/v1/chat/completions', messages=SAID, **BODY, **ON)
   message = first['choices'][0]['message']
   del message['refusal']
@@ -203,7 +203,7 @@ def test_a_character_s_prefix_is_that_of_the_format(server, drawn, monkeypatch):
   head_L = np.append(written.head_L, np.int32(7))
   written = dataclasses.replace(written, head_L=head_L)
   monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
-  found = asked(server, monkeypatch)
+  found = send(server, monkeypatch)
   body = BODY | {'messages': SAID, 'character': running.CHARACTER}
   server.post('/v1/chat/completions', **body, **ON)
   server.post('/v1/chat/completions', **body)

@@ -12,13 +12,13 @@ FORMAT = chat.format_of(tokenizer_lib.Bytes())
 
 
 @pytest.fixture(scope='module')
-def asked():
+def drawn():
   return questions.draw_questions(FORMAT, 8, 2048)
 
 
-def test_each_character_is_asked_in_every_way(asked):
+def test_each_character_is_asked_in_every_way(drawn):
   counts = {}
-  for one in asked:
+  for one in drawn:
     counts[one.kind] = counts.get(one.kind, 0) + 1
   assert counts == {
     'facts': 24,
@@ -28,11 +28,11 @@ def test_each_character_is_asked_in_every_way(asked):
     'small talk': 8,
     'open': 8,
   }
-  assert len({one.tokens.tobytes() for one in asked}) == len(asked)
+  assert len({one.tokens.tobytes() for one in drawn}) == len(drawn)
 
 
-def test_the_answer_stands_in_the_prompt_and_the_reply_is_next(asked):
-  for one in asked:
+def test_the_answer_stands_in_the_prompt_and_the_reply_is_next(drawn):
+  for one in drawn:
     if one.expects:
       system = one.text.split(chat.ETX)[0]
       assert one.expects in system
@@ -41,8 +41,8 @@ def test_the_answer_stands_in_the_prompt_and_the_reply_is_next(asked):
     assert np.array_equal(one.tokens[-len(opening_L) :], opening_L)
 
 
-def test_far_questions_fill_the_context(asked):
-  for one in asked:
+def test_far_questions_fill_the_context(drawn):
+  for one in drawn:
     if one.kind == 'far':
       assert 2048 - 2 * 200 < len(one.tokens) <= 2048 - questions.REPLY
     else:
@@ -61,7 +61,7 @@ def test_a_reply_is_judged():
   )
   right = questions.judge(question, reply('Moo! I have a fat cat called Momo.'))
   assert right == questions.Score(
-    asked=1,
+    total=1,
     ended=1,
     clean=1,
     words=8,
@@ -88,5 +88,5 @@ def test_scores_are_sums_per_kind():
   found = questions.score(
     [facts, facts, open_], [reply('Red.'), reply('Blue.'), reply('Moo! Yes.')]
   )
-  assert (found['facts'].asked, found['facts'].right) == (2, 1)
+  assert (found['facts'].total, found['facts'].right) == (2, 1)
   assert (found['open'].facts, found['open'].exclaimed) == (0, 1)

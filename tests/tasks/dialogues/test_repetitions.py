@@ -28,12 +28,12 @@ def test_what_is_asked_stood_behind_the_same_tokens_before(longest):
   packing.stack([row])  # Refuses ranges outside of a row.
   sizes = []
   for tokens, weights in documents(row):
-    asked = np.flatnonzero(weights)
-    if not len(asked):
+    weighted = np.flatnonzero(weights)
+    if not len(weighted):
       continue  # Cut off in its first run.
-    size = asked[0] - 1  # One token into the second time.
-    assert np.array_equal(asked, np.arange(size + 1, len(tokens)))
-    assert np.array_equal(tokens[asked], tokens[asked - size])
+    size = weighted[0] - 1  # One token into the second time.
+    assert np.array_equal(weighted, np.arange(size + 1, len(tokens)))
+    assert np.array_equal(tokens[weighted], tokens[weighted - size])
     sizes.append(size)
   assert min(sizes) >= 3 and (max(sizes) > 8) == bool(longest)
   assert row.tokens[row.source >= 0].max() < 256

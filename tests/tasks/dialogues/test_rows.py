@@ -52,8 +52,8 @@ def test_every_path_of_a_document_is_what_a_server_prompts(number):
     *before, (role, reply) = said
     assert role == 'assistant'
     turns = [prompt.Turn(*one) for one in before]
-    asked = prompt.conversation(prefix_L, turns, FORMAT, 4096, user)
-    wanted_L = [*asked.tokens, *reply.encode(), FORMAT.stop_tokens[0]]
+    conversation = prompt.conversation(prefix_L, turns, FORMAT, 4096, user)
+    wanted_L = [*conversation.tokens, *reply.encode(), FORMAT.stop_tokens[0]]
     assert tokens_L.tolist() == wanted_L
     seen += 1
   assert seen

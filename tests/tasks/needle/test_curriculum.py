@@ -84,10 +84,10 @@ def test_batches_ask_for_each_needle_once_and_streams_for_near_ones():
   stage = curriculum.Stage(256, 1, (12, 16), streams=0.0, filler=0.3)
   for _ in range(5):
     piece = curriculum.document(rng, stage)
-    asked = np.flatnonzero(piece.weights)
-    assert 12 <= len(asked) <= 16
-    assert asked.tolist() == list(range(257 - 2 * len(asked), 257, 2))
-    assert len(set(piece.tokens[asked])) == len(asked)
+    weighted = np.flatnonzero(piece.weights)
+    assert 12 <= len(weighted) <= 16
+    assert weighted.tolist() == list(range(257 - 2 * len(weighted), 257, 2))
+    assert len(set(piece.tokens[weighted])) == len(weighted)
   stream = curriculum.Stage(256, 1, (12, 16), streams=1.0, filler=0.3)
   near = 0
   for _ in range(20):

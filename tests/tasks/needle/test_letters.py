@@ -37,8 +37,8 @@ def test_a_document_never_contradicts_itself_and_repeats_its_needles():
 
 def test_an_answer_lies_at_its_distance_and_nowhere_else():
   task = letters.Letters()
-  asked = task.questions(np.random.default_rng(0), 50, 64, 17, 7)
-  for tokens, (answer,) in zip(asked.tokens_BL, asked.answers_BA):
+  drawn = task.questions(np.random.default_rng(0), 50, 64, 17, 7)
+  for tokens, (answer,) in zip(drawn.tokens_BL, drawn.answers_BA):
     found = pairs(tokens[:-1])
     assert len(found) == 8 and len({key for _, key, _ in found}) == 8
     (place,) = (p for p, key, _ in found if key == tokens[-1])

@@ -53,7 +53,7 @@ RECORDS = [
 
 def test_summary_adds_up_questions():
   found = report.summarize(RECORDS, 'full', SETTING)
-  assert (found.all.right, found.all.asked) == (79, 80)
+  assert (found.all.right, found.all.total) == (79, 80)
   assert found.all.mean == pytest.approx(0.9875)
   assert found.all.worst == pytest.approx(0.975)
   assert found.all.interval == proportion.wilson(79, 80)
@@ -114,7 +114,7 @@ def test_verdicts_say_what_was_seen():
 
 
 @pytest.mark.parametrize(
-  'right, asked, said',
+  'right, total, said',
   [
     # 0.9 points below in both: what decides is how many were asked.
     (698, 704, r'0\.9 points below full \(0\.1 … 1\.8\): within 2 points;'),
@@ -123,13 +123,13 @@ def test_verdicts_say_what_was_seen():
     (704, 704, r'0\.0 points below full \(−0\.5 … 0\.5\): within 2 points;'),
   ],
 )
-def test_the_interval_decides_what_is_within_two_points(right, asked, said):
+def test_the_interval_decides_what_is_within_two_points(right, total, said):
   def one(arm, right):
-    cell = record(arm, 0, 0.0, 1, right / asked)
-    return cell._replace(count=asked)
+    cell = record(arm, 0, 0.0, 1, right / total)
+    return cell._replace(count=total)
 
   line = report.verdict(
-    [one('full', asked), one('kaiju', right)], 'kaiju', SETTING, None
+    [one('full', total), one('kaiju', right)], 'kaiju', SETTING, None
   )
   assert re.search(said, line), line
 

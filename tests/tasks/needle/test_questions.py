@@ -23,9 +23,9 @@ def test_needle_lies_at_its_distance_and_answers_the_question(
   rng = np.random.default_rng(0)
   nearest, farthest = TASK.distances(length)
   for distance in (nearest, 2, 7, farthest - 1, farthest):
-    asked = TASK.questions(rng, 20, length, distance, distractors)
-    assert asked.tokens_BL.shape == (20, length)
-    for row, answer in zip(asked.tokens_BL, asked.answers_BA[:, 0]):
+    drawn = TASK.questions(rng, 20, length, distance, distractors)
+    assert drawn.tokens_BL.shape == (20, length)
+    for row, answer in zip(drawn.tokens_BL, drawn.answers_BA[:, 0]):
       place, value = scan(row)
       assert length - 1 - place == distance
       assert value == answer
@@ -89,15 +89,15 @@ def test_fits_is_exact():
 
 def test_a_guesser_is_right_by_chance():
   rng = np.random.default_rng(2)
-  asked = TASK.questions(rng, 20_000, 32, 9, 8)
+  drawn = TASK.questions(rng, 20_000, 32, 9, 8)
   among_all = rng.choice(needle.VALUES, 20_000)
-  assert np.mean(among_all == asked.answers_BA[:, 0]) == pytest.approx(
+  assert np.mean(among_all == drawn.answers_BA[:, 0]) == pytest.approx(
     needle.CHANCE, abs=0.004
   )
-  values = np.sort(asked.tokens_BL, axis=1)
+  values = np.sort(drawn.tokens_BL, axis=1)
   values = values[(values > 64) & (values < 129)].reshape(20_000, 9)
   some = rng.permuted(values, axis=1)[:, 0]
-  assert np.mean(some == asked.answers_BA[:, 0]) == pytest.approx(
+  assert np.mean(some == drawn.answers_BA[:, 0]) == pytest.approx(
     1 / 9, abs=0.01
   )
 
@@ -135,8 +135,8 @@ def test_cells_are_asked_once():
   keys = [(cell.length, cell.distance, cell.distractors) for cell in cells]
   assert len(keys) == len(set(keys))
   # Every cell of the grid and of the curve is there.
-  asked = needle.grid(TASK, 256, 64) + needle.curve(TASK, 256, 64)
-  assert set(keys) == {(c.length, c.distance, c.distractors) for c in asked}
+  grid = needle.grid(TASK, 256, 64) + needle.curve(TASK, 256, 64)
+  assert set(keys) == {(c.length, c.distance, c.distractors) for c in grid}
 
 
 def test_most_questions_are_asked_where_verdicts_look():

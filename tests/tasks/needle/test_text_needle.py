@@ -38,9 +38,9 @@ def test_needle_lies_at_its_distance_and_answers_the_question(
   nearest, farthest = task.distances(length)
   assert task.fits(length, distractors)
   for distance in (nearest, nearest + 1, 100, farthest - 1, farthest):
-    asked = task.questions(rng, 6, length, distance, distractors)
-    assert asked.tokens_BL.shape == (6, length)
-    for row, answer in zip(asked.tokens_BL, asked.answers_BA):
+    drawn = task.questions(rng, 6, length, distance, distractors)
+    assert drawn.tokens_BL.shape == (6, length)
+    for row, answer in zip(drawn.tokens_BL, drawn.answers_BA):
       line = read(row)
       found = {m[1]: m for m in SENTENCE.finditer(line)}
       assert len(found) == 1 + distractors
@@ -67,8 +67,8 @@ def test_nearest_ends_right_before_the_question_and_farthest_starts_the_row():
 
 def test_haystack_is_the_text_and_nothing_else():
   task = needle_text.Sentences(HAYSTACK)
-  asked = task.questions(np.random.default_rng(2), 8, 512, 200, 8)
-  for row in asked.tokens_BL:
+  drawn = task.questions(np.random.default_rng(2), 8, 512, 200, 8)
+  for row in drawn.tokens_BL:
     assert row[0] == 0 and np.all(row[1:] != 0)
     body = read(row[1:-36])
     left = SENTENCE.sub('', body)
@@ -156,14 +156,14 @@ def test_questions_are_asked_in_the_last_of_the_text(tmp_path, held_out):
   rows = tasks.rows(experiment)
   trained = ''.join(read(rows[index].tokens) for index in range(20))
   task = tasks.questions(experiment.data)
-  asked = ''.join(
+  question_text = ''.join(
     read(row)
     for row in task.questions(
       np.random.default_rng(0), 20, 256, 60, 1
     ).tokens_BL
   )
-  assert 'train' in trained and 'asked' in asked
-  assert ('train' in asked) == ('asked' in trained) == (held_out == 0)
+  assert 'train' in trained and 'asked' in question_text
+  assert ('train' in question_text) == ('asked' in trained) == (held_out == 0)
 
 
 def test_any_python_carries_a_haystack():

@@ -115,7 +115,7 @@ def test_needles_are_counted_at_the_trained_length(tmp_path, monkeypatch):
     Run=lambda *_: None,
     Questions=lambda *_: None,
     missing=lambda *_: [],
-    in_turn=lambda *_: None,
+    run_serially=lambda *_: None,
     records=lambda *_: found,
   )
   monkeypatch.setattr(needle, 'needle_runs', runs)
@@ -127,10 +127,10 @@ def test_needles_are_counted_at_the_trained_length(tmp_path, monkeypatch):
 
 
 def test_starts_have_processor_and_wall_seconds(tmp_path, monkeypatch):
-  asked = []
+  arguments = []
 
   def run(words, cwd):
-    asked.extend(words)
+    arguments.extend(words)
     (path,) = [x.partition('=')[2] for x in words if x.startswith('--json')]
     rounds = {'first start': [[1, 5], [2, 7], [3, 6]]}
     pathlib.Path(path).write_text(json.dumps({'train': rounds}))
@@ -138,7 +138,7 @@ def test_starts_have_processor_and_wall_seconds(tmp_path, monkeypatch):
 
   monkeypatch.setattr(startup.subprocess, 'run', run)
   record = startup.measure(setting_lib.Setting(str(tmp_path)), 'train')
-  assert '--repeats=3' in asked and '--rehearse' not in asked
+  assert '--repeats=3' in arguments and '--rehearse' not in arguments
   assert _rows(tmp_path, 'startup', 'startup', [record]) == [
     '| train | first start | 2 (1–3) | 6 (5–7) |'
   ]
