@@ -512,7 +512,7 @@ def test_a_search_that_fails_ends_alone(
     guide = dataclasses.replace(STEERED, weights={'loud': -3.0})
   if what == 'slots':
     monkeypatch.setattr(sequence_lib.Sequence, 'extra', 0)
-    monkeypatch.setattr(rows_lib.Rows, '_to_own', lambda *_: [])
+    monkeypatch.setattr(rows_lib.Rows, '_entries_to_copy', lambda *_: [])
   fields = {'conversation': 1, 'owner': 'a'}
   one = engine.submit(guided(9, 82, guide, **fields))
   others = [engine.submit(x) for x in OTHERS[:2]]
