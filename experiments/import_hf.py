@@ -5,7 +5,8 @@
 
 Llama 2 and 3, SmolLM, Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3,
 and Arcee are read; any other is refused by the field that says so. Weights come
-from model.safetensors or several files with an index, and are kept in float32.
+from model.safetensors or several files with an index, and are kept in float32;
+with --codes, as the int8 codes of experiments.serve, which are read faster.
 
     python -m experiments.import_hf --check=FOLDER --text=FILE
 
@@ -31,6 +32,12 @@ _ACCEPTED = flags.DEFINE_list(
   [],
   'Unknown fields of config.json to ignore, by dotted name; they may change'
   ' what the model computes.',
+)
+_CODES = flags.DEFINE_bool(
+  'codes',
+  False,
+  'Keep int8 codes, for experiments.serve --int8=all or weights, instead of'
+  ' float32 weights.',
 )
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
@@ -59,7 +66,13 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
   print(
-    exchange.read(_MODEL.value, _OUT.value, _TOKENIZER.value, _ACCEPTED.value)
+    exchange.read(
+      _MODEL.value,
+      _OUT.value,
+      _TOKENIZER.value,
+      _ACCEPTED.value,
+      _CODES.value,
+    )
   )
 
 

@@ -24,14 +24,21 @@ With `masters=True` the file keeps the float32 masters instead of codes, under
 the same names, so that training can continue; the metadata then says `masters`
 under `weights`.
 
+An import's codes (`coded.py`) come with digests in the metadata: `source` of
+the files that they are made of, `content` of all else in the file.
+
 This format expresses everything that the model has: windows, shared keys and
 values, clamps. Other libraries' folders express less. A model that was imported
 from such a folder is written in this format, and read like an export of a
 training run.
 """
 
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
+import hashlib
 import json
 import os
 from typing import Any
@@ -54,7 +61,9 @@ from kaiju_jax.storage import tensor_file
 from kaiju_jax.wire import ternary_plan
 
 WEIGHTS = 'model.safetensors'
-_FORMAT = 'kaiju_jax 2'
+# Metadata of an import's codes (`coded.py`).
+SOURCE, CONTENT = 'source', 'content'
+FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
 # Fields that are younger than the format, with their values in older files.
 _YOUNGER = {
@@ -77,17 +86,19 @@ def write(
   replica: ternary_plan.State | None = None,
   masters: bool = False,
   beside: Mapping[str, str] | None = None,
+  source: str = '',
 ) -> None:
   """Writes a model in our own format; whole or not at all.
 
   Args:
     folder: path of a new folder.
-    params: float32 masters.
+    params: as in `save`.
     config: the model's config.
     tokenizer: path of a `tokenizer.json`, '' for bytes, None for none.
     replica: the training state's replica, where its updates were ternary.
     masters: whether to write the masters instead of codes.
     beside: {name: text} of further files in the folder.
+    source: as in `save`.
 
   Raises:
     ValueError: the tokenizer's vocabulary is not the model's, or see
@@ -98,7 +109,7 @@ def write(
     if tokenizer is not None:
       tokens.write(path, tokenizer, config)
     with files.writing(str(folder)):
-      save(path / WEIGHTS, params, config, replica, masters)
+      save(path / WEIGHTS, params, config, replica, masters, source)
       for name, text in (beside or {}).items():
         files.write_text(path / name, text)
 
@@ -109,30 +120,38 @@ def save(
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,
   masters: bool = False,
+  source: str = '',
 ) -> None:
-  """Writes the export of float32 `params` to a file; whole or not at all.
+  """Writes the export of `params` to a file; whole or not at all.
 
   Args:
     path: the file's path.
-    params: float32 master weights.
+    params: float32 master weights, or a deployed tree.
     config: the model's config.
     replica: the training state's replica, where its updates were ternary.
     masters: whether to write the masters instead of codes.
+    source: a digest of the files that an import's codes are made of; '' if it
+      is none. The file then has a digest of its content, too.
 
   Raises:
     ValueError: see `deployed.quantize`.
     OSError: the file cannot be written.
   """
-  tree = params if masters else deployed.quantize(params, config, replica)
+  tree = params
+  if not (masters or deployed.is_deployed(params)):
+    tree = deployed.quantize(params, config, replica)
   tensors = {}
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     tensors[_name(tree_path)] = np.asarray(jax.device_get(leaf))
   metadata = {
-    'format': _FORMAT,
+    'format': FORMAT,
     'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
   }
   if masters:
     metadata['weights'] = _MASTERS
+  if source:
+    metadata[SOURCE] = source
+    metadata[CONTENT] = hash_content(metadata, _list_parts(tensors))
   tensor_file.write(path, tensors, metadata)
 
 
@@ -144,26 +163,84 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
     ValueError: the file is no export of this format, its config has fields or
       values that this code does not know, or its tensors do not fit the config.
   """
-  tensors, metadata = tensor_file.read(path, _FORMAT)
+  tensors, metadata = tensor_file.read(path, FORMAT)
+  found = {name: (x.dtype.name, x.shape) for name, x in tensors.items()}
+  config = read_config(path, metadata, found)
+  if CONTENT in metadata:
+    refuse_change(path, metadata, hash_content(metadata, _list_parts(tensors)))
+  return build_tree(tensors), config
+
+
+def hash_content(metadata: Mapping[str, str], parts: Iterable[Any]) -> str:
+  """Returns the digest of an export's metadata and tensors.
+
+  Args:
+    metadata: those of the file; `CONTENT` is left out.
+    parts: of each tensor, in the order of their names, `describe_tensor` and
+      its bytes, in one or more buffers.
+  """
+  named = {k: v for k, v in metadata.items() if k != CONTENT}
+  sums = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
+  for part in parts:
+    sums.update(part)
+  return sums.hexdigest()
+
+
+def describe_tensor(name: str, dtype: str, shape: Sequence[int]) -> bytes:
+  """Returns what the digest of the content takes before a tensor's bytes."""
+  return f'{name} {dtype} {list(shape)}'.encode()
+
+
+def _list_parts(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
+  for name, x in sorted(tensors.items()):
+    yield describe_tensor(name, x.dtype.name, x.shape)
+    yield np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+def refuse_change(
+  path: str | os.PathLike, metadata: Mapping[str, str], found: str
+) -> None:
+  """Raises ValueError if a file's content has not the digest that it names."""
+  if metadata[CONTENT] != found:
+    raise ValueError(
+      f'{path}: content={metadata[CONTENT]!r}, but its bytes have {found!r}: it'
+      ' is damaged; import the model again.'
+    )
+
+
+def read_config(
+  path: str | os.PathLike,
+  metadata: Mapping[str, str],
+  found: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> model_config.ModelConfig:
+  """Returns the config that an export's metadata hold.
+
+  Args:
+    path: the file.
+    metadata: its metadata.
+    found: its tensors' dtypes and shapes, which must be those of the config.
+
+  Raises:
+    ValueError: as `load`.
+  """
   try:
     fields = json.loads(metadata.get('config', '{}'))
     if isinstance(fields, dict):
       fields = {**_YOUNGER, **fields}
     config = strict.parse(model_config.ModelConfig, fields)
     model_config.check(config)
-    _check(tensors, config, metadata.get('weights') == _MASTERS)
+    _check(found, config, metadata.get('weights') == _MASTERS)
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
-  return _tree(tensors), config
+  return config
 
 
 def _check(
-  tensors: dict[str, np.ndarray],
+  found: Mapping[str, tuple[str, tuple[int, ...]]],
   config: model_config.ModelConfig,
   masters: bool,
 ) -> None:
   """Refuses tensors that `save` would not write for this config."""
-  found = {name: (x.dtype.name, x.shape) for name, x in tensors.items()}
   wanted = {
     _name(path): (leaf.dtype.name, leaf.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(
@@ -201,7 +278,8 @@ def _name(tree_path) -> str:
   )
 
 
-def _tree(tensors: dict[str, np.ndarray]) -> Any:
+def build_tree(tensors: Mapping[str, np.ndarray | jax.Array]) -> Any:
+  """Returns the tree of an export's tensors; `Quantized` where it has codes."""
   tree: dict[str, Any] = {}
   for name, tensor in tensors.items():
     *parents, last = name.split('.')

@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 from typing import Any
+from typing import BinaryIO
 from typing import NamedTuple
 
 import ml_dtypes
@@ -92,12 +93,12 @@ def list_tensors(folder: pathlib.Path) -> list[Stored]:
     ValueError: names the file that is not whole, or what the index says wrong.
   """
   if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
-    return _read_header(_existing(folder / WEIGHTS))
+    return read_header(_existing(folder / WEIGHTS))
   index = _read_index(folder / INDEX)
   found = []
   for file in sorted(set(index.values())):
     named = {tensor for tensor, name in index.items() if name == file}
-    held = _read_header(_existing(folder / file, len(named)))
+    held = read_header(_existing(folder / file, len(named)))
     found += held
     for tensor in sorted(named - {one.name for one in held}):
       raise ValueError(
@@ -151,8 +152,13 @@ def _is_beside(name: str) -> bool:
   return name not in ('', '.', '..') and not set(name) & {'/', '\\', '\0'}
 
 
-def _read_header(path: pathlib.Path) -> list[Stored]:
-  """Returns the tensors of one file, whose header must fill it exactly."""
+def read_header(path: pathlib.Path) -> list[Stored]:
+  """Returns the tensors of one file, whose header must fill it exactly.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: names the file and what is wrong with it.
+  """
   size = path.stat().st_size
   with open(path, 'rb') as file:
     length = int.from_bytes(file.read(8), 'little')
@@ -247,7 +253,7 @@ def blocks(stored: Stored) -> Iterator[tuple[int, np.ndarray]]:
     file.seek(stored.offset)
     for first in range(0, rows, size):
       block = buffer[: rows - first]
-      _fill(file, block, stored)
+      fill(file, block, stored)
       _refuse_not_finite(stored, first, block)
       yield first, block
 
@@ -257,7 +263,12 @@ def block_rows(columns: int) -> int:
   return max(1, _BLOCK // max(columns, 1))
 
 
-def _fill(file, block: np.ndarray, stored: Stored) -> None:
+def fill(file: BinaryIO, block: np.ndarray, stored: Stored) -> None:
+  """Reads the next bytes of a tensor's file into an array.
+
+  Raises:
+    ValueError: the file has become shorter.
+  """
   left = memoryview(block.view(np.uint8).reshape(-1))
   while left:
     count = file.readinto(left)

@@ -83,7 +83,7 @@ def fill(
     keys = tuple(key.key for key in path)
     if keys not in parts:
       raise ValueError(f'{".".join(keys)}: missing.')
-    leaf = jax.tree.map(_allocate, shape)
+    leaf = jax.tree.map(allocate, shape)
     for part in parts[keys]:
       _write(part, leaf, config)
     # One at a time: a device that is no CPU takes a copy.
@@ -170,7 +170,8 @@ def _shift_and_scale(shift, factor: np.float32, x: np.ndarray) -> np.ndarray:
   return shift(x) * factor
 
 
-def _allocate(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+def allocate(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+  """Returns an array that JAX takes on a CPU without a copy."""
   dtype = np.dtype(shape.dtype)
   size = math.prod(shape.shape) * dtype.itemsize
   raw = np.empty(size + _ALIGNMENT, np.uint8)

@@ -4,14 +4,16 @@ from collections.abc import Collection
 import os
 import pathlib
 
-import jax
-
+from kaiju_jax.costs import footprint
+from kaiju_jax.interchange import coded
 from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost as lost_lib
 from kaiju_jax.interchange import own
+from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import registry
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir as workdir_lib
@@ -69,6 +71,7 @@ def read(
   out: str | os.PathLike,
   with_tokenizer: bool = True,
   accepted: Collection[str] = (),
+  codes: bool = False,
 ) -> str:
   """Writes a Hugging Face folder's model as a new folder in our own format.
 
@@ -78,6 +81,8 @@ def read(
     with_tokenizer: whether to copy its tokenizer, if it has one; not every
       tokenizer can open a document (`data/tokenizer.py`).
     accepted: unknown fields of its config.json that may pass.
+    codes: whether to keep the int8 codes that a server uses (`coded.py`)
+      instead of float32 weights.
 
   Returns:
     A message for the user that describes the model.
@@ -85,7 +90,12 @@ def read(
   Raises:
     ValueError, OSError: see `hugging_face.read` and `own.write`.
   """
-  params, config = hugging_face.read(folder, accepted)
+  form, quantization, source = stream.MASTERS, None, ''
+  if codes:
+    form, quantization = stream.DEPLOYED, quantization_config.for_serving()
+  params, config = hugging_face.read(folder, accepted, form, quantization)
+  if codes:
+    source = coded.hash_source(pathlib.Path(folder))
   file = pathlib.Path(folder) / tokens.FILE
   tokenizer = str(file) if with_tokenizer and file.exists() else None
   fields = files.read_json(pathlib.Path(folder) / generation.CONFIG)
@@ -93,9 +103,11 @@ def read(
   beside = {}
   if tokenizer and not is_ours:
     beside = generation.copy(pathlib.Path(folder))
-  own.write(out, params, config, tokenizer, beside=beside)
-  count = sum(leaf.size for leaf in jax.tree.leaves(params))
+  own.write(out, params, config, tokenizer, beside=beside, source=source)
+  count = footprint.count(footprint.parameters(config))
+  made_of = f' int8 codes, made of sha256 {source};' if source else ''
   return (
-    f'{folder} → {out}: {config.num_layers} layers of width {config.d_model},'
-    f' {count:,} parameters, {"a" if tokenizer else "no"} tokenizer.'
+    f'{folder} → {out}:{made_of} {config.num_layers} layers of width'
+    f' {config.d_model}, {count:,} parameters,'
+    f' {"a" if tokenizer else "no"} tokenizer.'
   )

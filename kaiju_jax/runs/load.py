@@ -210,7 +210,9 @@ def decoder(loaded: Loaded, tokenizer: Any, **settings: Any) -> Any:
 
 
 def from_export(
-  path: str | os.PathLike, tokenizer: str | None = None
+  path: str | os.PathLike,
+  tokenizer: str | None = None,
+  quantization: quantization_config.QuantizationConfig | None = None,
 ) -> Loaded:
   """Returns the model of an export (`interchange/own.py`).
 
@@ -219,10 +221,14 @@ def from_export(
       or of the weights' file alone.
     tokenizer: path of the `tokenizer.json` that the model was trained with; ''
       for bytes. By default the folder's own, or bytes if there is none.
+    quantization: as `from_anywhere`, for the codes of an import; other exports
+      have their own.
 
   Raises:
-    OSError, ValueError: the file is missing, or is no export.
+    OSError, ValueError: the file is missing, or is no export; or see
+      `coded.read`.
   """
+  from kaiju_jax.interchange import coded
   from kaiju_jax.interchange import generation
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import tokens
@@ -234,7 +240,10 @@ def from_export(
     if tokenizer is None and (file / tokens.FILE).exists():
       tokenizer = str(file / tokens.FILE)
     file = file / own.WEIGHTS
-  params, config = own.load(file)
+  if quantization is not None and coded.is_coded(file):
+    params, config = coded.read(file, quantization, _serving_dtype())
+  else:
+    params, config = own.load(file)
   return Loaded(
     params,
     config,
@@ -258,7 +267,8 @@ def from_anywhere(
       format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
     tokenizer: see `from_export`; must be None for other sources.
     quantization: how the model of a Hugging Face folder is quantized, to decode
-      alone; None for float32 masters. Other sources have their own. On a CPU
+      alone; None for float32 masters. It is also for the codes that an import
+      kept (`coded.py`); other sources have their own. On a CPU
       its activations are float32 then, because single rows of bfloat16 take
       fifteen times as long.
 
@@ -281,7 +291,7 @@ def from_anywhere(
         f'{path}: holds no model; expected a workdir with config.json and'
         ' checkpoints, an export, or a folder of Hugging Face files.'
       )
-    return from_export(path, tokenizer)
+    return from_export(path, tokenizer, quantization)
   if tokenizer is not None:
     raise ValueError(
       f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
@@ -294,12 +304,10 @@ def from_anywhere(
   from kaiju_jax.interchange import stream
   from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.families import registry
-  from kaiju_jax.kernels import dispatch
 
   form, dtype = stream.MASTERS, ''
   if quantization is not None:
-    form = stream.DECODING
-    dtype = 'float32' if dispatch.platform() == 'cpu' else ''
+    form, dtype = stream.DECODING, _serving_dtype()
   params, model = hugging_face.read(path, (), form, quantization, dtype)
   own_tokenizer = tokens.find(folder, model.vocab_size)
   return Loaded(
@@ -311,3 +319,10 @@ def from_anywhere(
     chats=str(path) if own_tokenizer else '',
     is_ours=registry.read(fields).is_ours,
   )
+
+
+def _serving_dtype() -> str:
+  """Returns the activations' dtype on this platform; '' for the model's."""
+  from kaiju_jax.kernels import dispatch
+
+  return 'float32' if dispatch.platform() == 'cpu' else ''

@@ -43,14 +43,28 @@ def read(
     OSError: the file is missing or cannot be read.
     ValueError: the file is not a safetensors file, or has another format.
   """
+  metadata = read_metadata(path, form)
+  try:
+    with safetensors.safe_open(path, framework='numpy') as file:
+      tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  except safetensors.SafetensorError as error:
+    raise ValueError(f'{path}: not a whole safetensors file: {error}') from None
+  return tensors, metadata
+
+
+def read_metadata(path: str | os.PathLike, form: str) -> dict[str, str]:
+  """Returns a file's metadata, and reads no tensor; arguments as `read`.
+
+  Raises:
+    OSError, ValueError: as `read`.
+  """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
       metadata = file.metadata() or {}
-      tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
   except safetensors.SafetensorError as error:
     raise ValueError(f'{path}: not a whole safetensors file: {error}') from None
   if metadata.get('format') != form:
     raise ValueError(
       f'{path}: format is {metadata.get("format")!r}, expected {form!r}.'
     )
-  return tensors, metadata
+  return metadata
