@@ -142,6 +142,13 @@ _AGE = flags.DEFINE_enum(
   ['adult', 'minor', 'unknown'],
   'Of the person before this machine; unknown counts as under 18.',
 )
+_FEEDBACK = flags.DEFINE_bool(
+  'feedback',
+  False,
+  "Whether this machine's user, an adult (--age=adult), agrees that"
+  ' conversations are exported to train a model (experiments.feedback); the'
+  ' page withdraws it.',
+)
 _LOG = flags.DEFINE_enum(
   'log',
   'json',
@@ -157,6 +164,12 @@ _TOKEN_AGE = flags.DEFINE_enum(
 )
 _TOKEN_TIER = flags.DEFINE_integer(
   'token_tier', 0, "Priority of --add_token's; higher goes first."
+)
+_TOKEN_FEEDBACK = flags.DEFINE_bool(
+  'token_feedback',
+  False,
+  "Whether --add_token's owner, an adult, agrees that conversations are"
+  ' exported to train a model; the page withdraws it.',
 )
 _REVOKE_TOKEN = flags.DEFINE_string(
   'revoke_token', None, 'Remove a token by its id, or all of an owner.'
@@ -224,6 +237,7 @@ def _settings():
     open=_OPEN.value,
     require_token=_REQUIRE_TOKEN.value,
     age=_AGE.value,
+    feedback=_FEEDBACK.value,
     safety=_SAFETY.value,
     head=_HEAD.value,
     guided=_GUIDED.value,
@@ -239,7 +253,12 @@ def _change_tokens() -> None:
 
   tokens = auth.Tokens(pathlib.Path(_FOLDER.value) / auth.FILE)
   if _ADD_TOKEN.value:
-    token = tokens.add(_ADD_TOKEN.value, _TOKEN_AGE.value, _TOKEN_TIER.value)
+    token = tokens.add(
+      _ADD_TOKEN.value,
+      _TOKEN_AGE.value,
+      _TOKEN_TIER.value,
+      feedback=_TOKEN_FEEDBACK.value,
+    )
     print(token)
     _say('The token is shown this once; send it as "Authorization: Bearer …".')
   if _REVOKE_TOKEN.value:
@@ -247,7 +266,8 @@ def _change_tokens() -> None:
     _say(f'{len(gone)} revoked: {", ".join(one.id for one in gone)}')
   if _LIST_TOKENS.value:
     for one in tokens.list_all():
-      print(f'{one.id}  {one.owner}  {one.age}  tier {one.tier}')
+      agrees = '  feedback' if one.feedback else ''
+      print(f'{one.id}  {one.owner}  {one.age}  tier {one.tier}{agrees}')
 
 
 def _say(text: str) -> None:

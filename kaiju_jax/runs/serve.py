@@ -34,9 +34,9 @@ from kaiju_jax.runs import built_in
 from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
+from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
-from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.http import server as server_lib
@@ -50,8 +50,6 @@ from kaiju_jax.storage import files
 
 # A guided request's beams, and its judged expansions per step; our guess.
 _WIDTH, _CANDIDATES = 4, 8
-_SECRET = 32  # Bytes.
-SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +81,8 @@ class Settings:
       including other accounts' programs and requests through a local proxy.
     require_token: whether requests on loopback need a token, too.
     age: the age of this machine's user: 'adult', 'minor' or 'unknown'.
+    feedback: whether the conversations of this machine's user, an adult, may be
+      exported to train a model; others say so for themselves.
     safety: folder of a gate and its thresholds; '' for none.
     head: file of a token-level head, or workdir of the run that trained it; ''
       for the one in the folder of `safety`, if any.
@@ -112,6 +112,7 @@ class Settings:
   open: bool = False
   require_token: bool = False
   age: str = auth.UNKNOWN
+  feedback: bool = False
   safety: str = ''
   head: str = ''
   guided: int = 128
@@ -155,13 +156,20 @@ def assemble(
       ' --template=FILE names one.'
     )
   head = _head(settings, loaded.config.d_model)
-  opened = _opened(settings, head)  # Refused before anything compiles.
+  opened = _opened(settings, head, say)  # Refused before anything compiles.
   try:
     engine = _engine(loaded, tokenizer, settings, head, say)
     say(f'Compiling {loaded.origin} …')
     warm(engine)
     return _assemble(
-      engine, tokenizer, settings, loaded.origin, head, opened, defaults
+      engine,
+      tokenizer,
+      settings,
+      loaded.origin,
+      head,
+      opened,
+      defaults,
+      load.digest(loaded),
     )
   except BaseException:
     opened.store.close()
@@ -200,6 +208,7 @@ def _assemble(
   head: judge.Head | None,
   opened: _Opened,
   defaults: defaults_lib.Defaults,
+  weights: str = '',
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
   written, thinking = defaults.format, defaults.thinking
@@ -219,6 +228,7 @@ def _assemble(
       digest=digest,
       origin=origin,
       created=int(time.time()),
+      weights=weights,
     ),
     tokenizer=tokenizer,
     format=prompt.Encoded(written) if written else None,
@@ -233,7 +243,7 @@ def _assemble(
     ),
     moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
-    secret=files.load_secret(pathlib.Path(settings.folder) / KEY, _SECRET),
+    secret=server_folder.load_key(pathlib.Path(settings.folder)),
     guide=_guide(head),
     guided_tokens=settings.guided,
   )
@@ -366,7 +376,11 @@ def _head(settings: Settings, d_model: int) -> judge.Head | None:
   return None
 
 
-def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
+def _opened(
+  settings: Settings,
+  head: judge.Head | None,
+  say: Callable[[str], None] = print,
+) -> _Opened:
   """Opens the access list, the moderator and the store.
 
   Raises:
@@ -386,7 +400,7 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
     named = moderation.Head(version, config.names)
   if settings.safety:
     log = blocked.Blocked(
-      folder / BLOCKED, files.load_secret(folder / KEY, _SECRET)
+      folder / server_folder.BLOCKED, server_folder.load_key(folder)
     )
   moderator = moderation.Moderator(named, log)
   if settings.safety:
@@ -397,7 +411,13 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
       ' nothing is answered; train one (experiments.train_head), and name its'
       ' folder.'
     )
-  access = _access(settings, folder)
+  access = server_folder.open_access(
+    folder,
+    settings.host,
+    settings.open,
+    settings.require_token,
+    settings.age,
+  )
   if (
     not loopback.is_loopback(settings.host) and moderator.mode == 'unmoderated'
   ):
@@ -406,39 +426,15 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
       ' machine alone; give it a gate and a token-level head (--safety,'
       " --head), or host='127.0.0.1'."
     )
-  return _Opened(access, moderator, _store(folder, settings.store))
-
-
-def _access(settings: Settings, folder: pathlib.Path) -> auth.Access:
-  """Returns the rules of access; see `_opened`."""
-  is_local = loopback.is_loopback(settings.host)
-  if settings.open and (settings.require_token or not is_local):
-    raise ValueError(
-      f'open=True: must be without require_token={settings.require_token}, and'
-      f' host={settings.host!r} this machine alone, as 127.0.0.1.'
+  store = server_folder.open_store(folder, settings.store)
+  try:
+    server_folder.record_agreement(
+      store, access, settings.age, settings.feedback, say
     )
-  tokens = auth.Tokens(folder / auth.FILE)
-  needs_token = settings.require_token or not is_local
-  if needs_token and not tokens.list_all():
-    raise ValueError(
-      f'host={settings.host!r}, require_token={settings.require_token}: a token'
-      f' is needed, and there is none in {folder / auth.FILE}: add one first'
-      ' (--add_token=NAME).'
-    )
-  key = None
-  if not (needs_token or settings.open):
-    key = local_key.load(folder / local_key.FILE)
-  return auth.Access(tokens, is_open=settings.open, key=key, age=settings.age)
-
-
-def _store(folder: pathlib.Path, which: str) -> characters.Store:
-  if which == 'sqlite':
-    from kaiju_jax.serving.stores import sqlite_store
-
-    return sqlite_store.SqliteStore(folder / SQLITE)
-  from kaiju_jax.serving.stores import redis_store
-
-  return redis_store.RedisStore(which)
+  except BaseException:
+    store.close()
+    raise
+  return _Opened(access, moderator, store)
 
 
 def _name(origin: str) -> str:

@@ -110,3 +110,42 @@ def test_a_store_keeps_the_digest_that_its_characters_have(tmp_path):
   built_in.publish(other, written, 'of another tokenizer', 4096)
   assert built_in.digest(other, tokenizer, written) == of_file
   other.close()
+
+
+def word(folder, **settings):
+  """Returns what the store has of the local user's word, after a start."""
+  found = serve._opened(serve.Settings(str(folder), **settings), None)
+  try:
+    return found.store.agreement(auth.LOCAL)
+  finally:
+    found.store.close()
+
+
+def test_the_person_before_the_machine_agrees_by_a_flag(tmp_path, capsys):
+  assert word(tmp_path) is None
+  assert word(tmp_path, age='adult') is None
+  assert word(tmp_path, age='adult', feedback=True)
+  assert word(tmp_path, age='adult')
+  assert capsys.readouterr().out == ''
+  # Who starts it without saying an age counts as under 18.
+  assert word(tmp_path) is False
+  assert 'withdrawn, because age=unknown' in capsys.readouterr().out
+  # What is withdrawn is given again on the page alone, not by a script's flag.
+  assert word(tmp_path, age='adult', feedback=True) is False
+  assert 'withdrawn on the page' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {},
+    {'age': 'unknown'},
+    {'age': 'minor'},
+    {'age': 'adult', 'require_token': True},
+  ],
+)
+def test_the_flag_speaks_for_an_adult_before_the_machine(tmp_path, settings):
+  auth.Tokens(tmp_path / auth.FILE).add('ann')
+  with pytest.raises(ValueError, match=r'feedback=True.*--age=adult'):
+    word(tmp_path, feedback=True, **settings)
+  assert word(tmp_path, age='adult') is None

@@ -68,6 +68,8 @@ class Fake:
     bodies: bodies of the chat requests.
     characters: by id.
     sessions: by id.
+    agrees: whether the person agrees that conversations are exported.
+    may_agree: whether the person may.
   """
 
   def __init__(self):
@@ -80,6 +82,8 @@ class Fake:
     self.bodies: list[dict] = []
     self.characters: dict[str, dict] = {}
     self.sessions: dict[str, dict] = {}
+    self.agrees = False
+    self.may_agree = False
     self._refusals: list[tuple] = []
     self._names = itertools.count(1)
     self._held = threading.Event()
@@ -302,6 +306,12 @@ def _app(fake: Fake) -> applications.Starlette:
     found['head'] = (await request.json())['message']
     return responses.JSONResponse(found)
 
+  async def feedback(request):
+    if request.method == 'PUT':
+      fake.agrees = (await request.json())['agrees']
+    body = {'agrees': fake.agrees, 'may_agree': fake.may_agree}
+    return responses.JSONResponse(body)
+
   async def chat(request):
     body = await request.json()
     fake.bodies.append(body)
@@ -322,6 +332,7 @@ def _app(fake: Fake) -> applications.Starlette:
     '/v1/sessions/{id}': session,
     '/v1/sessions/{id}/messages': messages,
     '/v1/sessions/{id}/head': head,
+    '/v1/feedback': feedback,
     '/v1/chat/completions': chat,
   }
   methods = ['GET', 'POST', 'PUT', 'DELETE']

@@ -175,7 +175,7 @@ def server(
   working = worker.Worker(engine)
   context = context_lib.Context(
     worker=working,
-    model=context_lib.Model(MODEL, 1234, LENGTH, digest, 'a toy', 0),
+    model=context_lib.Model(MODEL, 1234, LENGTH, digest, 'a toy', 0, 'w1'),
     tokenizer=tokenizer,
     format=prompt.Encoded(written),
     store=store,

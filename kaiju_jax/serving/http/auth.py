@@ -28,6 +28,7 @@ import pathlib
 import re
 import secrets
 import time
+from typing import Any
 from typing import NamedTuple
 
 from starlette import requests
@@ -59,12 +60,15 @@ class Caller(NamedTuple):
     age: 'adult' or 'minor'.
     tier: the engine's priority; higher goes first.
     rate: the owner's rate limits; None for the server's default.
+    agrees: whether the token says that the owner's conversations may be
+      exported; a word of the owner in the store comes before it.
   """
 
   owner: str
   age: str
   tier: int = 0
   rate: limits.Rate | None = None
+  agrees: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Token:
     requests: per minute; None for the server's default, and then for streams.
     streams: at once; None with `requests`.
     created: in seconds since 1970.
+    feedback: whether the owner, an adult, agrees that conversations are
+      exported to train a model.
   """
 
   digest: str
@@ -88,6 +94,7 @@ class Token:
   requests: int | None = None
   streams: int | None = None
   created: int = 0
+  feedback: bool = False
 
   def __post_init__(self):
     if not re.fullmatch(r'[0-9a-f]{64}', self.digest):
@@ -105,6 +112,11 @@ class Token:
       )
     if self.requests is not None:
       limits.Rate(self.requests, self.streams)
+    if self.feedback and self.age != ADULT:
+      raise ValueError(
+        f'feedback=True, age={self.age!r}: counts as under 18, and may not'
+        " agree; must be age='adult'."
+      )
 
   @property
   def id(self) -> str:
@@ -116,7 +128,9 @@ class Token:
     rate = None
     if self.requests is not None:
       rate = limits.Rate(self.requests, self.streams)
-    return Caller(self.owner, _tier_of(self.age), self.tier, rate)
+    return Caller(
+      self.owner, _tier_of(self.age), self.tier, rate, self.feedback
+    )
 
 
 class Tokens:
@@ -167,6 +181,7 @@ class Tokens:
     age: str = UNKNOWN,
     tier: int = 0,
     rate: limits.Rate | None = None,
+    feedback: bool = False,
   ) -> str:
     """Adds a token.
 
@@ -180,7 +195,14 @@ class Tokens:
     token = _PREFIX + secrets.token_urlsafe(32)
     requests, streams = (rate.requests, rate.streams) if rate else (None, None)
     made = Token(
-      _digest(token), owner, age, tier, requests, streams, int(time.time())
+      _digest(token),
+      owner,
+      age,
+      tier,
+      requests,
+      streams,
+      int(time.time()),
+      feedback,
     )
     with self._locked():
       self._refresh()
@@ -229,7 +251,7 @@ class Tokens:
       raise ValueError(f'{self._path}: must be an object with a list "tokens".')
     try:
       tokens = [
-        strict.parse(Token, x, f'tokens[{n}]')
+        strict.parse(Token, _with_feedback(x), f'tokens[{n}]')
         for n, x in enumerate(data['tokens'])
       ]
     except ValueError as error:
@@ -239,7 +261,7 @@ class Tokens:
 
   def _write(self, tokens: list[Token]) -> None:
     """Replaces the file, without a moment in which other users can read it."""
-    text = json.dumps({'tokens': [strict.dump(x) for x in tokens]}, indent=2)
+    text = json.dumps({'tokens': [_dump(x) for x in tokens]}, indent=2)
     temporary = self._path.with_name(f'.{self._path.name}.tmp')
     with files.writing(str(self._path)):
       temporary.unlink(missing_ok=True)
@@ -383,6 +405,19 @@ class Access:
     except (OSError, ValueError) as error:
       _LOG.error('Nobody with a token is let in: %s', error)
       raise errors.unavailable('Tokens cannot be read now.', 10) from None
+
+
+def _with_feedback(entry: Any) -> Any:
+  """Returns a token's entry of the file; older ones lack `feedback`."""
+  return {'feedback': False} | entry if isinstance(entry, dict) else entry
+
+
+def _dump(token: Token) -> dict[str, Any]:
+  """Returns a token's entry, which an older server reads where it can."""
+  data = strict.dump(token)
+  if not token.feedback:
+    del data['feedback']
+  return data
 
 
 def _tier_of(age: str) -> str:

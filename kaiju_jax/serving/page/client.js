@@ -139,6 +139,10 @@ export const addMessage = (session, message) =>
 export const setHead = (session, message) =>
   json('PUT', at('sessions', session, 'head'), {message});
 
+/** Whether this person's conversations may be used for training. */
+export const agreement = () => json('GET', at('feedback'));
+export const agree = (agrees) => json('PUT', at('feedback'), {agrees});
+
 /** Rates a reply; null withdraws the rating. */
 export const rate = (session, message, rating) =>
   json('POST', at('sessions', session, 'messages', message, 'rating'),

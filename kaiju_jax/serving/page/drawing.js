@@ -98,6 +98,9 @@ function drawConversations(state) {
   const items = state.sessions.map((session) => sessionItem(state, session));
   place(find('#conversations .list'), items);
   find('#conversations .empty').hidden = items.length > 0;
+  const {agrees, may_agree: mayAgree} = state.agreement;
+  find('#conversations .agrees').hidden = !mayAgree;
+  find('#agrees').checked = agrees;
 }
 
 function sessionItem(state, session) {

@@ -27,6 +27,7 @@ const state = {
   streams: new Map(),   // Session id -> the reply on its way, or how it failed.
   figures: new Map(),   // 'session/message' -> {prompt, cached, wait}.
   notice: null,         // {words, retry, until}.
+  agreement: {agrees: false, may_agree: false},
 };
 
 // Failures.
@@ -171,9 +172,11 @@ function forget(id) {
 
 async function begin() {
   await client.keepKey();
-  const [server, characters, sessions] = await Promise.all(
-    [client.server(), client.characters(), client.sessions()]);
-  Object.assign(state, {server, characters, sessions});
+  const [server, characters, sessions, agreement] = await Promise.all([
+    client.server(), client.characters(), client.sessions(),
+    client.agreement(),
+  ]);
+  Object.assign(state, {server, characters, sessions, agreement});
   const last = recall(LAST);
   const isKnown = state.sessions.some(({id}) => id === last);
   if (!location.hash && isKnown) {
@@ -494,6 +497,10 @@ function listenToWriting() {
   box.addEventListener('change', () => {
     remember(THINKS, box.checked ? 'yes' : null);
   });
+  // A refusal draws the box as it was.
+  find('#agrees').addEventListener('change', ({target}) => attempt(async () => {
+    state.agreement = await client.agree(target.checked);
+  }));
   const area = find('#draft');
   find('#composer').addEventListener('submit', (event) => {
     event.preventDefault();

@@ -25,6 +25,7 @@ from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import chat
 from kaiju_jax.serving.routes import completions
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import feedback as feedback_routes
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import sessions as session_routes
@@ -46,6 +47,7 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     routing.Route('/v1/key', key, methods=['POST']),
     *character_routes.ROUTES,
     *session_routes.ROUTES,
+    *feedback_routes.ROUTES,
     routing.Route('/healthz', healthz, methods=['GET']),
     routing.Route('/readyz', readyz, methods=['GET']),
   ]

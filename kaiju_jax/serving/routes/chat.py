@@ -10,12 +10,14 @@ stored.
 import asyncio
 from collections.abc import AsyncGenerator
 import contextlib
+import dataclasses
 import logging
 from typing import Any
 
 from starlette import requests
 from starlette import responses
 
+import kaiju_jax
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
@@ -28,6 +30,7 @@ from kaiju_jax.serving.routes import judging
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import submission
 from kaiju_jax.serving.routes import turns
+from kaiju_jax.serving.stores import feedback
 
 _LOG = logging.getLogger(__name__)
 _REFUSED = 'This message was refused.'
@@ -52,17 +55,13 @@ async def completions(request: requests.Request) -> responses.Response:
   if is_blocked:
     exchange.note_end('gate')
     return _refuse(form, chat, turn)
+  asked = _requests(context, caller, chat, turn)
   choices = await submission.replies(
-    exchange,
-    context,
-    caller,
-    watch,
-    _requests(context, caller, chat, turn),
-    turn.judged,
-    turn.format,
+    exchange, context, caller, watch, asked, turn.judged, turn.format
   )
   await turn.keep_said(context)
-  answer = _Answer(context, chat, turn, form, choices)
+  drawn = [_drawn(context, one) for one in asked]
+  answer = _Answer(context, chat, turn, form, choices, drawn)
   if chat.stream:
     return answers.Streamed(answer.chunks())
   body = await submission.answer_client(request, answer.whole())
@@ -96,16 +95,29 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
   ]
 
 
+def _drawn(
+  context: context_lib.Context, asked: request_lib.Request
+) -> feedback.Drawn:
+  """Returns how the engine draws a request's reply, for the store."""
+  return feedback.Drawn(
+    model=context.model.weights,
+    build=kaiju_jax.__version__,
+    guided=asked.guided is not None,
+    **dataclasses.asdict(asked.sampling),
+  )
+
+
 class _Answer:
   """The answer to one request, streamed or whole."""
 
-  def __init__(self, context, chat, turn, form, choices):
+  def __init__(self, context, chat, turn, form, choices, drawn):
     self._context: context_lib.Context = context
     self._chat: fields.Chat = chat
     self._turn: turns.PendingTurn = turn
     self._form: answers.Form = form
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
+    self._drawn: list[feedback.Drawn] = drawn
     self._kept: set[int] = set()
 
   async def whole(self) -> dict[str, Any]:
@@ -186,7 +198,7 @@ class _Answer:
     self._kept.add(index)
     reply = self._replies[index]
     return await self._turn.keep_reply(
-      self._context, reply, finish or reply.finish
+      self._context, reply, finish or reply.finish, self._drawn[index]
     )
 
   def _chunk(self, index: int, delta: dict, events=()) -> bytes:

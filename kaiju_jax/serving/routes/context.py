@@ -43,6 +43,8 @@ class Model:
     digest: of its tokenizer; a stored prefix is valid for this digest only.
     origin: where the model comes from, in words.
     created: Unix seconds.
+    weights: hex digest of its weights and config, for what it draws; '' where
+      it is not known.
   """
 
   name: str
@@ -51,6 +53,7 @@ class Model:
   digest: str
   origin: str
   created: int
+  weights: str = ''
 
 
 @dataclasses.dataclass

@@ -406,13 +406,15 @@ class Head(_Fields):
 
 
 class Rating(_Fields):
-  """The fields of POST /v1/sessions/{id}/messages/{message}/rating.
-
-  Attributes:
-    rating: what the owner says of the reply; None withdraws it.
-  """
+  """The fields of a message's rating; None withdraws the former one."""
 
   rating: Literal[feedback.RATINGS] | None
+
+
+class Agreement(_Fields):
+  """The fields of PUT /v1/feedback."""
+
+  agrees: bool
 
 
 class Rollback(_Fields):

@@ -22,6 +22,7 @@ from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import submission
 from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import feedback
 
 
 @dataclasses.dataclass
@@ -80,6 +81,7 @@ class PendingTurn:
     context: context_lib.Context,
     reply: reply_lib.Reply,
     finish: str | None,
+    drawn: feedback.Drawn,
   ) -> int | None:
     """Stores a reply; returns its message's id, or None without a session.
 
@@ -102,6 +104,7 @@ class PendingTurn:
       tokens=reply.drawn,
       finish=finish,
       reasoning=reply.reasoning or None,
+      drawn=drawn,
     )
     return message.id
 

@@ -23,7 +23,8 @@ class Drawn:
   """How the model drew a reply.
 
   Attributes:
-    model: hex digest of the served weights, their tokenizer and chat format.
+    model: hex digest of the served weights and their config (`load.digest`);
+      '' where the server was not told it.
     build: the version of kaiju_jax.
     seed: the seed of the sampling noise.
     temperature: see `sampling.Sampling`, also for the following.

@@ -57,9 +57,9 @@ def test_a_token_says_who_asks(tokens):
   token = tokens.add('ann', 'adult', 3, rate)
   other = tokens.add('bob')
   access = auth.Access(tokens)
-  assert access.caller(bearing(token)) == ('ann', 'adult', 3, rate)
+  assert access.caller(bearing(token)) == ('ann', 'adult', 3, rate, False)
   # Whose age is unknown is treated as under 18.
-  assert access.caller(bearing(other)) == ('bob', 'minor', 0, None)
+  assert access.caller(bearing(other)) == ('bob', 'minor', 0, None, False)
   lower = request({'authorization': f'bearer  {token} '})
   assert access.caller(lower).owner == 'ann'
 
@@ -189,8 +189,24 @@ def test_what_is_wrong_is_not_added(tokens):
     with pytest.raises(ValueError, match=word):
       tokens.add(*arguments)
   assert tokens.list_all() == ()
+  for age in 'minor', 'unknown':
+    with pytest.raises(ValueError, match=r'feedback=True.*under 18'):
+      tokens.add('ann', age, feedback=True)
+  assert tokens.list_all() == ()
   with pytest.raises(ValueError, match='age'):
     auth.Access(tokens, age='17')
+
+
+def test_a_token_says_whether_its_owner_agrees_to_an_export(tokens, tmp_path):
+  access = auth.Access(tokens)
+  yes, no = tokens.add('ann', 'adult', feedback=True), tokens.add('ben')
+  assert access.caller(bearing(yes)).agrees
+  assert not access.caller(bearing(no)).agrees
+  # An older server reads the file, unless somebody agrees.
+  path = tmp_path / 'tokens.json'
+  entries = json.loads(path.read_text())['tokens']
+  assert ['feedback' in one for one in entries] == [True, False]
+  assert [one.feedback for one in auth.Tokens(path).list_all()] == [True, False]
 
 
 @pytest.mark.parametrize('bad', [{}, {'Authorization': 'Bearer x'}])
@@ -216,7 +232,13 @@ def test_failures_are_limited_and_lock_nobody_out(tokens, bad):
 def test_this_machine_may_ask_without(host, token, tokens):
   access = auth.Access(tokens, is_open=True)
   incoming = request(host=host) if token is None else bearing(token, host=host)
-  assert access.caller(incoming) == (auth.LOCAL, 'minor', 0, limits.LOCAL)
+  assert access.caller(incoming) == (
+    auth.LOCAL,
+    'minor',
+    0,
+    limits.LOCAL,
+    False,
+  )
   grown_up = auth.Access(None, is_open=True, age='adult')
   assert grown_up.caller(incoming).age == 'adult'
 

@@ -80,7 +80,7 @@ def test_a_file_without_a_key_opens_nothing(path, text):
 
 def test_the_key_says_who_asks(key):
   access = auth.Access(None, key=key, age='adult')
-  local = (auth.LOCAL, 'adult', 0, limits.LOCAL)
+  local = (auth.LOCAL, 'adult', 0, limits.LOCAL, False)
   assert access.caller(make_request(key)) == local
   pair = access.cookie(make_request(key)).partition(';')[0]
   assert access.caller(make_request(cookie=pair)) == local

@@ -440,3 +440,24 @@ def test_a_card_that_is_refused_is_told(fake, visit, expect):
   expect(visit.find('#notice')).to_contain_text('name: must not be empty.')
   visit.drop('x' * (8 * 2**20 + 1), 'large.json')
   expect(visit.find('#notice')).to_contain_text('large.json has more than 8')
+
+
+def test_who_may_agree_is_asked_and_a_refusal_leaves_the_box(
+  fake, visit, expect
+):
+  box = visit.find('#agrees')
+  expect(visit.find('#conversations')).to_be_visible()
+  expect(box).to_be_hidden()
+  fake.may_agree = True
+  visit.page.reload()
+  expect(box).not_to_be_checked()
+  box.check()
+  visit.page.reload()
+  expect(box).to_be_checked()
+  assert fake.agrees
+  fake.refuse('/v1/feedback', 503, 'the store is away.')
+  box.click()
+  expect(visit.find('#notice')).to_contain_text('the store is away.')
+  expect(box).to_be_checked()
+  visit.press('Try again')
+  expect(visit.find('#notice')).to_be_hidden()

@@ -1,10 +1,13 @@
-"""Ratings over HTTP: who rates what, and what is told of it."""
+"""Ratings and agreements over HTTP: whose they are, and what is told."""
 
 import json
 import urllib.error
 
 import pytest
 
+import kaiju_jax
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.stores import feedback
 from tests.serving import running
 
 
@@ -123,3 +126,87 @@ def test_only_a_reply_has_a_rating(server, talk):
   for odd in '-1', '4.0', 'x', '4%2F':
     with pytest.raises(urllib.error.HTTPError, match='404'):
       server.ask('POST', f'{talk}/messages/{odd}/rating', {'rating': None})
+
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_a_reply_s_message_says_how_it_was_drawn(server, talk, stream):
+  store, session = server.context.store, talk.rpartition('/')[2]
+  asked = {
+    'model': running.MODEL,
+    'messages': [],
+    'session': session,
+    'swipe': True,
+    'max_tokens': 4,
+    'n': 2,
+    'seed': 2**32 - 1,
+    'temperature': 0.5,
+    'top_k': -1,
+    'top_p': 0.9,
+    'min_p': 0.1,
+    'repetition_penalty': 1.1,
+    'stream': stream,
+  }
+  server.ask('POST', '/v1/chat/completions', asked, 'ann')
+  *greetings, said, _, one, two = store.messages('ann', session)
+  assert {one.drawn.seed, two.drawn.seed} == {2**32 - 1, 0}
+  for reply in one, two:
+    assert reply.drawn == feedback.Drawn(
+      'w1', kaiju_jax.__version__, reply.drawn.seed, 0.5, 0, 0.9, 0.1, 1.1
+    )
+  assert not any(written.drawn for written in (*greetings, said))
+  # The same request draws the same reply again.
+  asked |= {'n': 1, 'seed': one.drawn.seed}
+  server.ask('POST', '/v1/chat/completions', asked, 'ann')
+  assert store.messages('ann', session)[-1].text == one.text
+
+
+# Agreement to the export.
+
+
+def agreed(server, owner, agrees=None):
+  if agrees is None:
+    return server.get('/v1/feedback', owner=owner)['agrees']
+  body = {'agrees': agrees}
+  return server.ask('PUT', '/v1/feedback', body, owner)['agrees']
+
+
+def test_nobody_agrees_who_did_not_say_so(server):
+  assert not agreed(server, 'ann') and not agreed(server, 'ben')
+  assert agreed(server, 'ann', True) and agreed(server, 'ann')
+  assert not agreed(server, 'ben')
+  assert agreed(server, 'ann', True)
+  assert not agreed(server, 'ann', False) and not agreed(server, 'ann')
+
+
+@pytest.mark.parametrize(
+  'body',
+  [{}, {'agrees': 1}, {'agrees': None}, {'agrees': True, 'owner': 'ann'}],
+)
+def test_an_agreement_is_yes_or_no(server, body):
+  with pytest.raises(urllib.error.HTTPError, match='400'):
+    server.ask('PUT', '/v1/feedback', body, 'ben')
+  assert not agreed(server, 'ben')
+
+
+@pytest.mark.parametrize('age', ['minor', 'unknown'])
+def test_who_is_no_adult_cannot_agree_and_can_withdraw(server, age):
+  tokens = auth.Tokens(server.context.access._tokens._path)
+  server.tokens[age] = tokens.add(age, age)
+  shown = server.get('/v1/feedback', owner=age)
+  assert shown == {'object': 'feedback', 'agrees': False, 'may_agree': False}
+  with pytest.raises(urllib.error.HTTPError, match='403') as caught:
+    agreed(server, age, True)
+  assert b'under 18' in caught.value.read()
+  assert server.context.store.agreement(age) is None
+  # Another token said that this owner is an adult.
+  server.context.store.agree(age, True)
+  assert not agreed(server, age)
+  assert not agreed(server, age, False)
+  assert server.context.store.agreement(age) is False
+
+
+def test_a_token_may_say_it_and_its_owner_takes_it_back(server):
+  tokens = auth.Tokens(server.context.access._tokens._path)
+  server.tokens['eve'] = tokens.add('eve', 'adult', feedback=True)
+  assert agreed(server, 'eve')
+  assert not agreed(server, 'eve', False) and not agreed(server, 'eve')

@@ -1,0 +1,112 @@
+"""Opens what lies in a server's folder: the store, the tokens and the keys.
+
+A server and the export of its feedback (`feedback.py`) read the same folder.
+Redis holds characters and conversations elsewhere; tokens and keys stay here.
+"""
+
+from collections.abc import Callable
+import pathlib
+
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.storage import files
+
+SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
+_SECRET = 32  # Bytes of the key.
+
+
+def open_store(folder: pathlib.Path, which: str) -> characters.Store:
+  """Returns the store of a server.
+
+  Args:
+    folder: the server's.
+    which: 'sqlite', in the folder; or the address of a Redis.
+
+  Raises:
+    OSError, ValueError: it cannot be opened, or is no store of this schema.
+    characters.Unavailable: it cannot be reached.
+  """
+  if which == 'sqlite':
+    from kaiju_jax.serving.stores import sqlite_store
+
+    return sqlite_store.SqliteStore(folder / SQLITE)
+  from kaiju_jax.serving.stores import redis_store
+
+  return redis_store.RedisStore(which)
+
+
+def load_key(folder: pathlib.Path) -> bytes:
+  """Returns the HMAC key of the pseudonyms in logs; draws one at first."""
+  return files.load_secret(folder / KEY, _SECRET)
+
+
+def open_access(
+  folder: pathlib.Path, host: str, is_open: bool, asks_token: bool, age: str
+) -> auth.Access:
+  """Returns the rules of access of a server.
+
+  Args:
+    folder: the server's.
+    host: the address that it listens on.
+    is_open: whether requests of this machine need no key.
+    asks_token: whether requests on loopback need a token, too.
+    age: the age of this machine's user.
+
+  Raises:
+    OSError: a file cannot be read or written.
+    ValueError: the settings contradict each other, or nobody has a token.
+  """
+  is_local = loopback.is_loopback(host)
+  if is_open and (asks_token or not is_local):
+    raise ValueError(
+      f'open=True: must be without require_token={asks_token}, and'
+      f' host={host!r} this machine alone, as 127.0.0.1.'
+    )
+  tokens = auth.Tokens(folder / auth.FILE)
+  needs_token = asks_token or not is_local
+  if needs_token and not tokens.list_all():
+    raise ValueError(
+      f'host={host!r}, require_token={asks_token}: a token is needed, and there'
+      f' is none in {folder / auth.FILE}: add one first (--add_token=NAME).'
+    )
+  key = None
+  if not (needs_token or is_open):
+    key = local_key.load(folder / local_key.FILE)
+  return auth.Access(tokens, is_open=is_open, key=key, age=age)
+
+
+def record_agreement(
+  store: characters.Store,
+  access: auth.Access,
+  age: str,
+  agrees: bool,
+  say: Callable[[str], None],
+) -> None:
+  """Records what a server's flags say of its own user's feedback.
+
+  Args:
+    store: the server's.
+    access: the server's rules of access.
+    age: the age of this machine's user.
+    agrees: whether this user's conversations may be exported. An earlier word
+      of this user, such as a withdrawal on the page, stays.
+    say: prints a message for the user.
+
+  Raises:
+    ValueError: the user may not agree, or needs a token like others.
+    characters.Unavailable: the store cannot be reached.
+  """
+  if agrees and (age != auth.ADULT or not access.is_local):
+    raise ValueError(
+      f'feedback=True, age={age!r}: it speaks for the person before this'
+      ' machine, who must be an adult (--age=adult) and need no token; others'
+      ' agree on the page.'
+    )
+  if agrees:
+    if not store.agree(auth.LOCAL, True, if_new=True):
+      say('Feedback: withdrawn on the page, where it can be given again.')
+  elif age != auth.ADULT and access.is_local and store.agreement(auth.LOCAL):
+    store.agree(auth.LOCAL, False)
+    say(f'Feedback: withdrawn, because age={age} counts as under 18.')

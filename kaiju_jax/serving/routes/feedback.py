@@ -1,0 +1,55 @@
+"""/v1/feedback: whether the caller's conversations may be exported.
+
+An export (`runs/feedback.py`) makes training data of replies, swipes, edits and
+ratings. It reads the conversations of those alone who agree. Nobody does by
+default, and people under 18, or of unknown age, cannot. A withdrawal counts
+from the next export on.
+"""
+
+from starlette import requests
+from starlette import responses
+from starlette import routing
+
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import intake
+
+
+async def show(request: requests.Request) -> responses.Response:
+  """GET /v1/feedback: shows whether the caller agrees, and may agree."""
+  context, caller = await intake.authorize(request)
+  word = await context.run_store(context.store.agreement, caller.owner)
+  return _answer(caller, caller.agrees if word is None else word)
+
+
+async def agree(request: requests.Request) -> responses.Response:
+  """PUT /v1/feedback: records the caller's agreement, or its withdrawal.
+
+  It holds for all conversations of the owner, past ones included.
+  """
+  context, caller = await intake.authorize(request)
+  asked = await intake.parse_fields(request, context, caller, fields.Agreement)
+  if asked.agrees and caller.age != auth.ADULT:
+    raise errors.forbidden(
+      'agrees: people under 18, or of unknown age, cannot agree.'
+    )
+  await context.run_store(context.store.agree, caller.owner, asked.agrees)
+  return _answer(caller, asked.agrees)
+
+
+ROUTES = [
+  routing.Route('/v1/feedback', show, methods=['GET']),
+  routing.Route('/v1/feedback', agree, methods=['PUT']),
+]
+
+
+def _answer(caller: auth.Caller, agrees: bool) -> responses.Response:
+  may_agree = caller.age == auth.ADULT
+  return responses.JSONResponse(
+    {
+      'object': 'feedback',
+      'agrees': agrees and may_agree,
+      'may_agree': may_agree,
+    }
+  )
