@@ -94,24 +94,15 @@ def _say(scores) -> None:
     (
       kind,
       one.total,
-      _share(one.ended, one.total),
-      _share(one.clean, one.total),
-      _share(one.known, one.words),
-      _share(one.right, one.facts),
-      _share(one.exclaimed, one.exclaimers),
+      report.share(one.ended, one.total),
+      report.share(one.clean, one.total),
+      report.share(one.known, one.words),
+      report.share(one.right, one.facts),
+      report.share(one.exclaimed, one.exclaimers),
     )
     for kind, one in scores.items()
   ]
   report.show([report.table(columns, rows)], width=120)
-
-
-def _share(count: int, of: int) -> str:
-  from kaiju_jax.evaluation import proportion
-
-  if not of:
-    return '—'
-  low, high = proportion.wilson(count, of)
-  return f'{100 * count / of:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
 
 
 def _talk(generator, format) -> None:

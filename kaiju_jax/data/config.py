@@ -29,8 +29,9 @@ class DataConfig:
   Attributes:
     task: a row of `tasks/registry.py`: 'text' (files of text), 'properties'
       (the same with a label per byte, for the token head), 'dialogues'
-      (invented ones, with characters), 'needle' (the synthetic retrieval task)
-      or 'needle_text' (a magic number hidden in text).
+      (invented ones, with characters), 'conversations' (to fine-tune on,
+      `data/conversations.py`), 'needle' (the synthetic retrieval task) or
+      'needle_text' (a magic number hidden in text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     sources: several sources instead of `path`, mixed by their weights. They are
@@ -46,6 +47,10 @@ class DataConfig:
     teacher: folder of a teacher's targets for this text (`experiments.teach`),
       which objective.name='distillation' reads; '' for none.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
+    chat_template: a Hugging Face folder whose chat template writes the messages
+      of conversations; '' for our own format (`data/chat.py`).
+    end_weight: factor of the loss of the token that ends a reply; 0 is for a
+      comparison, because such a model does not learn to end its replies.
     length: L, tokens per row, at least 2, because a row's first token is not
       predicted.
     batch: B, rows per microbatch.
@@ -67,6 +72,8 @@ class DataConfig:
   mix_block: int = 1024
   teacher: str = ''
   tokenizer: str = ''
+  chat_template: str = ''
+  end_weight: float = 1.0
   length: int = 512
   batch: int = 8
   microbatches: int = 1

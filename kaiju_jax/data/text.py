@@ -38,6 +38,7 @@ class Corpus:
     byte_counts: int64[256], how often each byte of UTF-8 occurs in the texts.
     token_bytes: int32[T], how many bytes each token stands for (0 for BOS);
       None where the corpus is not measured.
+    weights: float32[T], the weight of each token's loss; None for ones.
   """
 
   tokens: np.ndarray
@@ -46,6 +47,7 @@ class Corpus:
   names: tuple[str, ...]
   byte_counts: np.ndarray
   token_bytes: np.ndarray | None = None
+  weights: np.ndarray | None = None
 
 
 def corpus(
@@ -86,13 +88,15 @@ def corpus(
 
 
 def digest(corpus: Corpus) -> str:
-  """Returns a hash of a corpus's tokens, documents and trees, not its names."""
+  """Returns a hash of a corpus's tokens, documents, trees and weights."""
   sums = hashlib.blake2b(str(corpus.tokens.dtype).encode(), digest_size=16)
   sums.update(corpus.tokens.data)
   sums.update(np.asarray(corpus.begins, np.int64).data)
   for index in sorted(corpus.parents):
     sums.update(index.to_bytes(8, 'little'))
     sums.update(np.asarray(corpus.parents[index], np.int64).data)
+  if corpus.weights is not None:
+    sums.update(np.asarray(corpus.weights, np.float32).data)
   return sums.hexdigest()
 
 
@@ -257,9 +261,11 @@ class Rows:
   def _piece(self, document: int, low: int, high: int) -> packing.Piece:
     begin = int(self._corpus.begins[document])
     first, end = begin + low, begin + high
+    weights = self._corpus.weights
     return packing.Piece(
       tokens=self._corpus.tokens[first:end],
       parents=self._corpus.parents.get(document),
+      weights=weights if weights is None else weights[first:end],
       source=document,
       extras=self._beside and self._beside(first, end),
     )

@@ -26,6 +26,7 @@ from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
+from kaiju_jax.training import workdir as workdir_lib
 
 # The fields that determine which weights there are, beside the layers.
 _SHAPES = (
@@ -63,6 +64,7 @@ def params(
   """
   path = pathlib.Path(path)
   if not is_export(path):
+    _check_run_tokenizer(path, experiment.data.tokenizer)
     return load.params_for(experiment, path, mesh)
   if path.is_dir() and (path / tokens.FILE).exists():
     _check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
@@ -118,6 +120,19 @@ def is_export(path: pathlib.Path) -> bool:
   if path.is_dir():
     return (path / own.WEIGHTS).exists() and not (path / 'config.json').exists()
   return path.is_file()
+
+
+def _check_run_tokenizer(path: pathlib.Path, name: str) -> None:
+  """Refuses another tokenizer than that of a run, unless its file is gone."""
+  named = workdir_lib.load_experiment(path).data.tokenizer
+  theirs = load.tokenizer_of(path, named)
+  if theirs and name and pathlib.Path(theirs).is_file():
+    _check_tokenizer(pathlib.Path(theirs), name)
+  elif bool(theirs) != bool(name):
+    raise ValueError(
+      f'data.tokenizer={name!r}: is another tokenizer than {theirs!r}, which'
+      f' the model of begin_with={str(path)!r} was trained with.'
+    )
 
 
 def _check_tokenizer(file: pathlib.Path, name: str) -> None:

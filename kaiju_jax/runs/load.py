@@ -101,6 +101,7 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
     f'{path}, step {step:,}',
     experiment,
     step,
+    experiment.data.chat_template,
   )
 
 

@@ -123,6 +123,16 @@ def show(
     console.print(f'Written: {names}', highlight=False, soft_wrap=True)
 
 
+def share(count: int, total: int) -> str:
+  """Returns a share in percent with its 95 % interval; '—' of nothing."""
+  from kaiju_jax.evaluation import proportion
+
+  if not total:
+    return '—'
+  low, high = proportion.wilson(count, total)
+  return f'{100 * count / total:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
+
+
 def verdict(target: str, is_met: bool) -> str:
   """Returns a target in words, and whether it is met."""
   return f'target {target}, {"met" if is_met else "MISSED"}'

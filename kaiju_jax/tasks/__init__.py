@@ -3,7 +3,9 @@
 A task has rows, an evaluator and the objectives that its rows serve.
 `registry.py` lists the tasks.
 
-    needle      find the value behind a key, in letters or in text
-    dialogues   invented conversations with characters, and questions about them
-    facts       invented persons, for synthesis
+    needle          find the value behind a key, in letters or in text
+    conversations   chats to fine-tune on
+    dialogues       invented conversations with characters, and questions about
+                    them
+    facts           invented persons, for synthesis
 """

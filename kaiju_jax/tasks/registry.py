@@ -1,11 +1,12 @@
 """Lists the tasks on which a run can be trained and tested, a row per task.
 
-    text          files of text, or a mixture of several such sources, packed
-                  into rows
-    properties    the same, with labels of each byte for the token head
-    dialogues     invented dialogues with characters, as a server prompts
-    needle        synthetic retrieval: a key's value, among other pairs
-    needle_text   a magic number hidden in natural text
+    text            files of text, or a mixture of several such sources, packed
+                    into rows
+    properties      the same, with labels of each byte for the token head
+    conversations   chats to fine-tune on: the assistant's turns and their ends
+    dialogues       invented dialogues with characters, as a server prompts
+    needle          synthetic retrieval: a key's value, among other pairs
+    needle_text     a magic number hidden in natural text
 
 `data.task` names the row. A new task is a new row of `TASKS`. Its functions
 import modules when they are called, because numpy and jax take seconds to
@@ -19,6 +20,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.tasks import conversations as conversations_lib
 from kaiju_jax.tasks import texts as texts_lib
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
@@ -198,6 +200,14 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
   unseen = found[0].unseen
   if unseen is None:
     return Data(labelled, text=described)
+  source = properties.Labelled(text.Rows(unseen, data.length), names)
+  return Data(labelled, _evaluator(experiment, source), described)
+
+
+def _evaluator(
+  experiment: experiment_lib.Experiment, source: Any
+) -> Callable[..., Evaluator]:
+  """Returns `Data.evaluator` of the run's objective on held-out rows."""
 
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import objective_metrics
@@ -206,14 +216,31 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
     scores = objective_metrics.evaluator(
       model,
       state_lib.objective_of(experiment),
-      properties.Labelled(text.Rows(unseen, data.length), names),
-      data.batch,
-      data.evaluated_rows,
+      source,
+      experiment.data.batch,
+      experiment.data.evaluated_rows,
       mesh,
     )
     return lambda state: scores(state.params, state.replica)
 
-  return Data(labelled, evaluator, described)
+  return evaluator
+
+
+def _load_fine_tuning(experiment: experiment_lib.Experiment) -> Data:
+  found = conversations_lib.read_fine_tuning(experiment)
+  if found.unseen is None:
+    return Data(found.rows, text=found.text)
+  evaluator = _evaluator(experiment, found.unseen)
+  return Data(found.rows, evaluator, found.text)
+
+
+def _conversation_texts(experiment: experiment_lib.Experiment, count: int):
+  """Returns rows of held-out conversations, or of those of the training."""
+  import numpy as np
+
+  found = conversations_lib.read_fine_tuning(experiment)
+  source = found.rows if found.unseen is None else found.unseen
+  return np.stack([source[index].tokens for index in range(count)])
 
 
 def _check_needle(experiment: experiment_lib.Experiment) -> None:
@@ -388,6 +415,9 @@ TASKS = {
     objectives=('token_head',),
   ),
   'dialogues': Task(_check_dialogues, _load_dialogues, _dialogue_texts),
+  'conversations': Task(
+    conversations_lib.check, _load_fine_tuning, _conversation_texts
+  ),
   'needle': Task(
     _check_needle, _load_needle, _question_texts, questions=_pairs
   ),

@@ -1,0 +1,135 @@
+"""Reads conversations to fine-tune on, in the model's own chat format.
+
+Held-out conversations are evaluated with the run's objective.
+"""
+
+from collections.abc import Callable
+import pathlib
+import sys
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.tasks import texts as texts_lib
+from kaiju_jax.training import experiment as experiment_lib
+
+
+class Read(NamedTuple):
+  """Conversations of `data.path` as rows.
+
+  Attributes:
+    rows: a `loader.RowSource`, the training rows.
+    unseen: the held-out rows, always in one order; None where nothing is held
+      out.
+    text: {'': `same_text.describe`}.
+  """
+
+  rows: Any
+  unseen: Any
+  text: dict[str, Any]
+
+
+def check(experiment: experiment_lib.Experiment) -> None:
+  """Refuses files that are missing, or a tokenizer that has no chat format.
+
+  Raises:
+    OSError, ValueError: names the field, its value and what would be right.
+  """
+  from kaiju_jax.data import documents
+
+  data = experiment.data
+  if not data.path:
+    raise ValueError(
+      f"data.path='': must name .jsonl files of conversations for"
+      f' data.task={data.task!r}.'
+    )
+  documents.files(data.path)
+  if data.end_weight < 0:
+    raise ValueError(f'data.end_weight={data.end_weight}: must be at least 0.')
+  format_of(experiment)
+
+
+def format_of(experiment: experiment_lib.Experiment) -> Any:
+  """Returns the chat format (`chat.Format`) in which the run reads messages.
+
+  Raises:
+    ImportError: a template needs jinja2.
+    OSError, ValueError: the tokenizer or the template cannot be read.
+  """
+  from kaiju_jax.data import chat
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.interchange.templates import folder
+
+  data = experiment.data
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  if not data.chat_template:
+    return chat.format_of(tokens)
+  path = pathlib.Path(data.chat_template)
+  found = folder.read(path, tokens) if path.is_dir() else None
+  if found is None:
+    raise ValueError(
+      f'data.chat_template={data.chat_template!r}: must be a Hugging Face'
+      " folder with a chat template, or '' for our own format."
+    )
+  return found.format
+
+
+def read_fine_tuning(experiment: experiment_lib.Experiment) -> Read:
+  """Returns the conversations as rows, and prints what was left out.
+
+  Raises:
+    OSError, ValueError: files that cannot be read, a line that is no
+      conversation, or too few conversations.
+  """
+  from kaiju_jax.data import text
+  from kaiju_jax.data import turns
+
+  data, format = experiment.data, format_of(experiment)
+
+  def encode(found):
+    return turns.fine_tuning(found, format, data.length, data.end_weight)
+
+  (training, counts), (unseen, unseen_counts) = _split(data, encode)
+  _say(counts + unseen_counts)
+  rows = text.Rows(training, data.length, experiment.seed)
+  held_out = None
+  if unseen is not None:
+    held_out = text.Rows(unseen, data.length, shuffle=False)
+  return Read(rows, held_out, _describe(data, training, unseen))
+
+
+def _split(data: data_config.DataConfig, encode: Callable[..., Any]) -> Any:
+  """Returns what `encode` makes of training and of held-out conversations.
+
+  The first of each result is a corpus, None for none.
+  """
+  from kaiju_jax.data import conversations
+  from kaiju_jax.data import documents
+
+  parts = [], []
+  for one in conversations.read(data.path):
+    parts[documents.is_held_out(one.name, data.held_out)].append(one)
+  training, unseen = map(encode, parts)
+  if training[0] is None or (data.held_out and unseen[0] is None):
+    raise ValueError(
+      f'data.held_out={data.held_out}: of the {sum(map(len, parts))}'
+      f' conversations in data.path={data.path!r},'
+      f' {len(parts[0])} are for training and {len(parts[1])} held out; among'
+      f' the {"held-out" if training[0] is not None else "training"} ones none'
+      f' has a reply to learn from within data.length={data.length}.'
+    )
+  return training, unseen
+
+
+def _describe(data, training, unseen) -> dict[str, Any]:
+  only = data_config.SourceConfig('', data.path)
+  return texts_lib.describe([texts_lib.Source(only, training, unseen)])
+
+
+def _say(counts: Any) -> None:
+  print(
+    f'{counts.conversations:,} conversations, {counts.replies:,} replies to'
+    f' learn. Longer than a row: {counts.cut:,} lost their first'
+    f' {counts.turns:,} messages. Left out: {counts.dropped:,}.',
+    file=sys.stderr,
+  )
