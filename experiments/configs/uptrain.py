@@ -1,31 +1,35 @@
-"""Is a teacher with many heads of keys a better start than none?
+"""Is a trained teacher a better start than none, and a fit better than means?
 
-A toy teacher (4 layers, all global, 4 heads of keys and values for 4 of
-queries) learns to look letters up in its context
-(`tasks/needle/letters.py`). Students are Kaiju's: one head of keys and
-values, three local layers of window 16 that share them, one global layer, int8.
+A toy teacher learns a text; students have its sizes and cheaper attention. They
+begin with the teacher's weights, changed by means or by a fit to the text
+(`kaiju_jax/interchange/surgery/`), or with fresh ones.
 
-    scratch     from fresh parameters
-    pooled      from the teacher, heads pooled and shared projections averaged
-    own         the same with each owner's own projections
-    distilled   as pooled, after the teacher's stored distributions
-    heads       of all that, only the heads pooled
-    windows     only the windows
-    sharing     only the keys and values shared
-    int8        only int8
-    shifted_scratch, shifted_pooled, shifted_distilled
-                the first layer shares with none, L0 L1 L1 G3
+    world    teacher                                    text
+    gated    4 global layers, SwiGLU, 8 query heads     letters to be matched
+             over 4 heads of keys and values            (`tasks/needle/letters`)
+    normed   the same with QK-norm                      the same
+    text     as `gated`                                 docstrings, as bytes
+    gemma    5 local layers (window 16), a global one,  docstrings, as bytes
+             1 head of keys and values, QK-norm,
+             GeGLU, norms before and behind
 
-    python -m experiments.uptrain_study --out=runs/uptrain
+    arm                        student
+    scratch, mean, fitted      Kaiju's: L0 L0 L0 G3, window 16, one head, int8
+    distilled                  as `fitted`, from the teacher's distributions
+    heads_*, sharing_*, both_* one head; G0 G0 G0 G3; both (* mean or fitted)
+    windows, int8              L0 L1 L2 G3; int8: no weight changes
+
+In the world gemma, Kaiju's student shares by pairs and is int8, L0 L1 L1 L3 L3
+G5; `sharing_*` and `int8` change one of both.
+
+    python -m experiments.uptrain_study --world=gated --out=runs/uptrain
 
 Device:   one core of a CPU
-Minutes:  32 of processor time for the teacher and eleven arms on three seeds
-Result:   pooled and distilled has the last loss of its student from scratch
-          after 0.53 of the tokens in Kaiju's layout, after 0.12 where the first
-          layer shares with none. Sharing the first layers' keys is what costs;
-          pooled heads and int8 cost nothing after training, windows the far
-          needles (experiments/results/uptrain.md).
+Minutes:  2 to 6 per teacher, about 1 per student and seed
+Result:   experiments/results/uptrain.md
 """
+
+import dataclasses
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
@@ -36,86 +40,127 @@ from kaiju_jax.training import experiment as experiment_lib
 
 LENGTH, WINDOW = 128, 16
 DOCUMENTS = 30_000
-CORPUS, STORE, STARTS = 'corpus/documents.jsonl', 'store', 'starts'
+LETTERS, PROSE = 'letters.jsonl', 'docstrings.jsonl'
 
-_STUDENT = {'layout': 'L0 L0 L0 G3', 'window': WINDOW}
-_SHIFTED = _STUDENT | {'layout': 'L0 L1 L1 G3'}
-_TEACHERS = {
-  'layout': 'G0 G1 G2 G3',
-  'window': WINDOW,
-  'num_kv_heads': 4,
-  'int8': False,
+_GATED = {'feedforward': 'swiglu'}
+_GEMMA = {
+  'layout': 'L0 L1 L2 L3 L4 G5',
+  'num_kv_heads': 1,
+  'feedforward': 'geglu',
+  'norms': 'both',
+  'qk_norm': 'head',
 }
-# What `uptrain.student_of` is asked for, and `owners`.
+# {world: (fields of its teacher's model, its text, the teacher's steps)}.
+WORLDS = {
+  'gated': (_GATED, LETTERS, 2000),
+  'normed': (_GATED | {'qk_norm': 'head'}, LETTERS, 2000),
+  'text': (_GATED, PROSE, 1200),
+  'gemma': (_GEMMA, PROSE, 1200),
+}
+STEPS = 400  # Of a student.
+_KEPT = uptrain.Student('G0 G1 G2 G3', WINDOW, 4, int8=False)
+_KAIJU = uptrain.Student('L0 L0 L0 G3', WINDOW)
+_OWN = uptrain.Student('L0 L1 L2 L3 L4 G5', WINDOW, int8=False)
+_PAIRS = 'L0 L1 L1 L3 L3 G5'
+
+
+def _from(**wanted: uptrain.Student) -> dict[str, tuple[uptrain.Student, str]]:
+  """Returns the arms NAME_mean and NAME_fitted."""
+  return {
+    f'{name}_{start}': (one, start)
+    for name, one in wanted.items()
+    for start in uptrain.STARTS
+  }
+
+
+def _whole(wanted: uptrain.Student) -> dict[str, tuple[uptrain.Student, str]]:
+  return {
+    'scratch': (wanted, ''),
+    **{start: (wanted, start) for start in uptrain.STARTS},
+  }
+
+
+_ARMS = {
+  **_whole(_KAIJU),
+  'distilled': (_KAIJU, 'fitted'),
+  **_from(
+    heads=_KEPT._replace(num_kv_heads=1),
+    sharing=_KEPT._replace(layout='G0 G0 G0 G3'),
+    both=_KEPT._replace(layout='G0 G0 G0 G3', num_kv_heads=1),
+  ),
+  'windows': (_KEPT._replace(layout='L0 L1 L2 G3'), 'mean'),
+  'int8': (_KEPT._replace(int8=True), 'mean'),
+}
+# {world: {arm: (the student's attention, its start or '' for none)}}.
 STUDENTS = {
-  'scratch': _STUDENT,
-  'pooled': _STUDENT,
-  'own': _STUDENT | {'owners': 'own'},
-  'distilled': _STUDENT,
-  'heads': _TEACHERS | {'num_kv_heads': 1},
-  'windows': _TEACHERS | {'layout': 'L0 L1 L2 G3'},
-  'sharing': _TEACHERS | {'layout': 'G0 G0 G0 G3'},
-  'int8': _TEACHERS | {'int8': True},
-  'shifted_scratch': _SHIFTED,
-  'shifted_pooled': _SHIFTED,
-  'shifted_distilled': _SHIFTED,
+  **dict.fromkeys(('gated', 'normed', 'text'), _ARMS),
+  'gemma': {
+    **_whole(_OWN._replace(layout=_PAIRS, int8=True)),
+    **_from(sharing=_OWN._replace(layout=_PAIRS)),
+    'int8': (_OWN._replace(int8=True), 'mean'),
+  },
 }
-ARMS = ('teacher', *STUDENTS)
-
-
-def baseline(arm: str) -> str:
-  """Returns the student from fresh parameters that an arm is compared with."""
-  return 'shifted_scratch' if arm.startswith('shifted') else 'scratch'
+BASELINE = 'scratch'
 
 
 def get_config(
-  arm: str = 'pooled', root: str = 'runs/uptrain'
+  arm: str = 'gated_fitted', root: str = 'runs/uptrain'
 ) -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: one of ARMS.
+    arm: WORLD_ARM, or WORLD_teacher.
     root: folder of the study.
 
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
-  experiment = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=256,
-      d_model=64,
-      layout='G0 G1 G2 G3',
-      num_heads=4,
-      num_kv_heads=4,
-      head_dim=16,
-      d_ff=192,
-      max_length=2 * LENGTH,
-      window=WINDOW,
-      dtype='float32',
-      quantization=quantization_config.none(),
-    ),
-    data=data_config.DataConfig(
-      path=f'{root}/{CORPUS}', length=LENGTH, batch=8, evaluated_rows=64
-    ),
-    optimizer=training_config.OptimizerConfig(learning_rate=3e-3),
-    loop=training_config.LoopConfig(
-      steps=2000, evaluate_every=100, checkpoint_every=2000
-    ),
-  )
-  if arm == 'teacher':
+  world, _, name = arm.partition('_')
+  known = {w: ('teacher', *arms) for w, arms in STUDENTS.items()}
+  if name not in known.get(world, ()):
+    every = (f'{w}_{one}' for w, names in known.items() for one in names)
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(every)}.')
+  experiment = _teacher(world, root)
+  if name == 'teacher':
     return experiment
-  asked = {k: v for k, v in STUDENTS[arm].items() if k != 'owners'}
-  experiment.model = uptrain.student_of(experiment.model, **asked)
-  experiment.loop.steps = experiment.loop.checkpoint_every = 400
+  wanted, start = STUDENTS[world][name]
+  experiment.model = uptrain.student_of(experiment.model, wanted)
+  experiment.loop.steps = experiment.loop.checkpoint_every = STEPS
   experiment.loop.evaluate_every = 20
-  if not arm.endswith('scratch'):
-    start = arm.replace('distilled', 'pooled')
-    experiment.begin_with = f'{root}/{STARTS}/{start}'
-  if arm.endswith('distilled'):
-    experiment.data.teacher = f'{root}/{STORE}'
+  if start:
+    experiment.begin_with = f'{root}/{world}/starts/{name}'
+  if name == 'distilled':
+    experiment.begin_with = f'{root}/{world}/starts/fitted'
+    experiment.data.teacher = f'{root}/{world}/store'
     experiment.objective.name = 'distillation'
     # Half of the loss is the data's, because the teacher is not perfect.
     experiment.objective.distillation.mix = 0.5
   return experiment
+
+
+def _teacher(world: str, root: str) -> experiment_lib.Experiment:
+  """Returns the experiment of a world's teacher."""
+  changes, corpus, steps = WORLDS[world]
+  model = model_config.ModelConfig(
+    vocab_size=256,
+    d_model=64,
+    layout='G0 G1 G2 G3',
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=16,
+    d_ff=128,
+    max_length=2 * LENGTH,
+    window=WINDOW,
+    dtype='float32',
+    quantization=quantization_config.none(),
+  )
+  return experiment_lib.Experiment(
+    model=dataclasses.replace(model, **changes),
+    data=data_config.DataConfig(
+      path=f'{root}/{corpus}', length=LENGTH, batch=8, evaluated_rows=64
+    ),
+    optimizer=training_config.OptimizerConfig(learning_rate=3e-3),
+    loop=training_config.LoopConfig(
+      steps=steps, evaluate_every=100, checkpoint_every=steps
+    ),
+  )

@@ -1,59 +1,106 @@
 """Makes a Kaiju student from a teacher's weights, for a run to begin with.
 
 Uptraining (Ainslie et al. 2023) continues training with another model's weights
-in a cheaper architecture; `interchange/surgery.py` changes the weights.
+in a cheaper architecture; `interchange/surgery/` changes the weights.
 Training restores the lost quality, best on the teacher's own distributions
 (`experiments.teach`).
 """
 
+from collections.abc import Iterator
 import dataclasses
 import os
 import pathlib
 from typing import Any
+from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import rope_scaling
 from kaiju_jax.quantization import config as quantization_config
 
 # The config of a run that begins with the student, in its folder.
 CONFIG = 'config.py'
+STARTS = ('mean', 'fitted')
 
 
-def student_of(
-  teacher: model_config.ModelConfig,
-  *,
-  layout: str = '',
-  window: int = 128,
-  num_kv_heads: int = 1,
-  int8: bool = True,
-) -> model_config.ModelConfig:
-  """Returns the student's config: the teacher's sizes in Kaiju's layers.
+class Student(NamedTuple):
+  """The attention that a student is asked for; all else is the teacher's.
 
-  Args:
-    teacher: the teacher's config.
+  Attributes:
     layout: the layer tuple as in `ModelConfig.layout`; '' for six local layers
       per global one, keys and values shared by three local and two global ones.
-    window: positions that a local layer sees, itself included.
+      Letters alone, such as 'L L L G', leave it to the text which layers share.
+    window: positions that a local layer sees, itself included; 0 for the
+      teacher's where it has local layers, otherwise 128.
     num_kv_heads: heads of keys and values; a divisor of the teacher's.
     int8: whether the student has the default quantization; otherwise none.
   """
-  depth = len(teacher.layers())
+
+  layout: str = ''
+  window: int = 0
+  num_kv_heads: int = 1
+  int8: bool = True
+
+
+class Start(NamedTuple):
+  """How a student's weights are made of the teacher's.
+
+  Attributes:
+    kind: one of `STARTS`: 'mean' or 'fitted'.
+    owners: with 'mean', one of `pool.OWNERS`.
+    text: with 'fitted', the text that the fit reads: a file, folder or glob.
+    tokens: how many tokens of it.
+  """
+
+  kind: str = 'mean'
+  owners: str = 'mean'
+  text: str = ''
+  tokens: int = 262_144
+
+
+KAIJU = Student()
+MEAN = Start()
+
+
+def student_of(
+  teacher: model_config.ModelConfig, wanted: Student = KAIJU
+) -> model_config.ModelConfig:
+  """Returns the student's config: the teacher's sizes in Kaiju's layers.
+
+  A layer keeps the rotary angles that it was trained with: where all layers of
+  the teacher are of one kind, both kinds of the student have theirs.
+  """
+  layers = teacher.layers()
+  windows = {layer.window for layer in layers}
   default = model_config.ModelConfig()
   quantization = quantization_config.none()
-  if int8:
+  if wanted.int8:
     quantization = quantization_config.QuantizationConfig()
+    if teacher.feedforward != 'relu2' or teacher.norms == 'after':
+      # Its formula is that of relu² behind a norm (`model_config.check`).
+      quantization = dataclasses.replace(quantization, clamp_hidden='none')
+  bases = {'rope_local': teacher.rope_local, 'rope_global': teacher.rope_global}
+  scaling = teacher.rope_scaling
+  if windows == {None}:
+    bases['rope_local'] = teacher.rope_global
+    scaling = dataclasses.replace(scaling, layers='all')
+  elif None not in windows:
+    bases['rope_global'] = teacher.rope_local
+    if scaling.layers == 'global':
+      scaling = rope_scaling.RopeScalingConfig(angles=scaling.angles)
+  window = max((one for one in windows if one), default=default.window)
   return dataclasses.replace(
     teacher,
-    num_layers=depth,
-    layout=layout,
-    window=window,
+    **bases,
+    rope_scaling=scaling,
+    num_layers=len(layers),
+    layout=wanted.layout,
+    window=wanted.window or window,
     period=default.period,
     local_share=default.local_share,
     global_share=default.global_share,
-    # All layers of the teacher are global and have this rotary base.
-    rope_local=teacher.rope_global,
-    num_kv_heads=num_kv_heads,
+    num_kv_heads=wanted.num_kv_heads,
     unroll=1,
     quantization=quantization,
   )
@@ -62,70 +109,147 @@ def student_of(
 def write(
   teacher: str | os.PathLike,
   out: str | os.PathLike,
-  *,
-  layout: str = '',
-  window: int = 128,
-  num_kv_heads: int = 1,
-  int8: bool = True,
-  owners: str = 'mean',
+  wanted: Student = KAIJU,
+  start: Start = MEAN,
 ) -> str:
   """Writes a student as a new folder in our own format, with float32 masters.
 
   Args:
     teacher: the teacher's workdir, export, or Hugging Face folder.
     out: the new folder.
-    layout: see `student_of`.
-    window: see `student_of`.
-    num_kv_heads: see `student_of`.
-    int8: see `student_of`.
-    owners: one of `surgery.OWNERS`.
+    wanted: the student's attention.
+    start: how its weights are made.
 
   Returns:
     A message for the user about teacher and student, and the command of a run
     that begins with the student: the folder holds that run's config (`CONFIG`).
 
   Raises:
-    OSError, ValueError: the teacher cannot be read, has local layers or shares
-      keys and values, its weights do not fit the student, or the folder exists.
+    OSError, ValueError: the teacher cannot be read or shares keys and values,
+      its weights do not fit the student, the text cannot be read, or the folder
+      exists.
   """
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import plain
-  from kaiju_jax.interchange import surgery
   from kaiju_jax.interchange import tokens
+  from kaiju_jax.interchange.surgery import check
   from kaiju_jax.runs import load
 
+  _check_start(wanted, start)
   found = load.from_anywhere(teacher)
+  letters = wanted.layout.split() if _is_open(wanted.layout) else ()
   config = student_of(
-    found.config,
-    layout=layout,
-    window=window,
-    num_kv_heads=num_kv_heads,
-    int8=int8,
+    found.config, wanted._replace(layout=_alone(wanted.layout))
   )
-  surgery.check(found.config, config)
+  check.check(found.config, config)
   weights = plain.weights(found.params, found.config, found.replica)
-  params = surgery.student(weights, config, owners)
+  config, params, said = _begin(found, weights, config, letters, start)
   # Only a run without a tokenizer is known to have read bytes.
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
     tokenizer = None
-  own.write(
-    out,
-    params,
-    config,
-    tokenizer,
-    masters=True,
-    beside={CONFIG: _run(config, tokens.FILE if tokenizer else '')},
-  )
+  run = _run(config, tokens.FILE if tokenizer else '', start.text)
+  own.write(out, params, config, tokenizer, masters=True, beside={CONFIG: run})
   file = pathlib.Path(out) / CONFIG
   return '\n'.join(
     (
       f'{found.origin} → {out}',
       *_compare(found.config, config),
+      *said,
       'A run that begins with it:',
       f'  python -m experiments.train --config={file} --workdir=WORKDIR',
     )
   )
+
+
+def _check_start(wanted: Student, start: Start) -> None:
+  """Refuses a start that cannot be made, before anything is read."""
+  if start.kind not in STARTS:
+    raise ValueError(
+      f'start={start.kind!r}: must be one of {", ".join(STARTS)}.'
+    )
+  if start.tokens < 1:
+    raise ValueError(f'tokens={start.tokens}: must be at least 1.')
+  if start.kind == 'fitted' and not start.text:
+    raise ValueError("start='fitted': needs a text; name it with --text.")
+  if start.kind == 'mean' and _is_open(wanted.layout):
+    raise ValueError(
+      f"layout={wanted.layout!r}: names no owners, which only start='fitted'"
+      " can choose; write them, as in 'L0 L0 L0 G3'."
+    )
+
+
+def _is_open(layout: str) -> bool:
+  """Returns whether a layout names kinds of layers and no owners."""
+  return bool(layout) and all(
+    word in ('L', 'G', 'N') for word in layout.split()
+  )
+
+
+def _alone(layout: str) -> str:
+  """Returns the layout; one without owners in which no layer shares."""
+  if not _is_open(layout):
+    return layout
+  return ' '.join(f'{word}{i}' for i, word in enumerate(layout.split()))
+
+
+def _begin(found, weights, config, letters, start: Start):
+  """Returns the student's config, parameters, and lines for the user."""
+  from kaiju_jax.interchange.surgery import calibrate
+  from kaiju_jax.interchange.surgery import pool
+  from kaiju_jax.interchange.surgery import rank
+  from kaiju_jax.interchange.surgery import share
+
+  if start.kind == 'mean':
+    return config, pool.student(weights, config, start.owners), []
+  pairs = rank.candidates(letters)
+  statistics = calibrate.measure(
+    weights,
+    found.config,
+    calibration_text(found, start.text, start.tokens),
+    [*pairs, *calibrate.pairs_of(config.layers())],
+  )
+  said = [f'  fitted to {statistics.tokens:,} tokens of {start.text}']
+  if letters:
+    lost = rank.residuals(weights, found.config, statistics, pairs)
+    layout = rank.draw(letters, lost)
+    config = dataclasses.replace(config, layout=layout)
+    said += [
+      f'  layers {owner} and {reader}: {share_:.1%} of keys and values lost'
+      for (owner, reader), share_ in sorted(lost.items(), key=lambda x: x[1])
+    ]
+    said.append(f'  chosen: {layout}')
+  params = share.student(weights, found.config, config, statistics)
+  return config, params, said
+
+
+def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
+  """Yields `packing.Batch`es of a text, until they hold `tokens` tokens.
+
+  Args:
+    teacher: a `load.Loaded`, whose tokenizer reads the text.
+    path: a file, folder or glob; documents held out by default are not read.
+    tokens: how many tokens at least, unless the text is shorter.
+
+  Raises:
+    OSError, ValueError: see `text.load`.
+  """
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.distillation import teach
+
+  data = data_config.DataConfig(path=path, tokenizer=teacher.tokenizer)
+  if teacher.experiment is not None:
+    kept = teacher.experiment.data.held_out
+    data = dataclasses.replace(data, held_out=kept)
+  read = tokenizer_lib.load(data.tokenizer, teacher.config.vocab_size)
+  corpus, _ = text.load(data, read)
+  length = min(data.length, teacher.config.max_length)
+  for one in teach.read_batches(corpus, length, data.batch, 0.25):
+    yield one.batch
+    tokens -= int((one.batch.source_BL >= 0).sum())
+    if tokens <= 0:
+      return
 
 
 def _compare(teacher, student) -> list[str]:
@@ -150,12 +274,13 @@ def kv_bytes(config: model_config.ModelConfig, length: int) -> float:
   return footprint.kv_caches(config, length)[0].per_token
 
 
-def _run(config: model_config.ModelConfig, file: str) -> str:
+def _run(config: model_config.ModelConfig, file: str, text: str = '') -> str:
   """Returns the text of the config of a run that begins with the student.
 
   Args:
     config: the student's config.
     file: its tokenizer's file in the same folder; '' for bytes.
+    text: path of the run's text; '' for the default.
   """
   tokenizer = f'str(FOLDER / {file!r})' if file else "''"
   length = min(data_config.DataConfig().length, config.max_length)
@@ -164,6 +289,7 @@ def _run(config: model_config.ModelConfig, file: str) -> str:
     model=_written(config, '    '),
     tokenizer=tokenizer,
     length=length,
+    path=text,
   )
 
 
@@ -231,7 +357,9 @@ def get_config(arm: str = '') -> experiment_lib.Experiment:
     raise ValueError(f'arm={{arm!r}}: this config has no arms.')
   return experiment_lib.Experiment(
     model={model},
-    data=data_config.DataConfig(tokenizer={tokenizer}, length={length}),
+    data=data_config.DataConfig(
+      path={path!r}, tokenizer={tokenizer}, length={length}
+    ),
     begin_with=str(FOLDER),
   )
 '''

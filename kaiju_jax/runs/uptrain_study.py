@@ -2,11 +2,13 @@
 
 Everything lies in one folder, and no finished step is repeated:
 
-    corpus/documents.jsonl   text (`tasks/needle/letters.py`)
-    teacher/                 the teacher's workdir
-    store/                   its distributions of the corpus
-    starts/ARM/              students before training (`runs/uptrain.py`)
-    ARM/seedS/               workdirs; readings.json beside each run's metrics
+    letters.jsonl, docstrings.jsonl   texts
+    WORLD/teacher/                    the teacher's workdir
+    WORLD/store/                      its distributions of the text
+    WORLD/starts/ARM/                 students before training
+                                      (`runs/uptrain.py`)
+    WORLD/ARM/seedS/                  workdirs; readings.json beside each run's
+                                      metrics
 """
 
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.data import docstrings
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
 from kaiju_jax.distillation import config as distillation_config
@@ -69,13 +72,38 @@ class Reading(NamedTuple):
 
   Attributes:
     loss: held-out nats per token.
-    needle: fraction of the questions answered right, at all distances.
+    needle: fraction of the questions answered right, at all distances; None
+      where none are asked.
     far: the same beyond the reach of the student's local layers.
   """
 
   loss: float
-  needle: float
-  far: float
+  needle: float | None = None
+  far: float | None = None
+
+
+def write_text(path: pathlib.Path, documents: int, length: int) -> None:
+  """Writes the letters (`tasks/needle/letters.py`) if they are missing.
+
+  Args:
+    path: the .jsonl file.
+    documents: how many of them.
+    length: tokens of the longest.
+  """
+  if not path.exists():
+    letters.write(path, documents, length)
+
+
+def write_prose(path: pathlib.Path) -> None:
+  """Writes the library's docstrings (`data/docstrings.py`) if missing.
+
+  Args:
+    path: the .jsonl file.
+  """
+  if not path.exists():
+    clean, _ = docstrings.read()
+    files.make_folder(path.parent)
+    files.write_json_lines(path, ({'text': text} for text in clean))
 
 
 def train_once(run: Run) -> None:
@@ -130,7 +158,8 @@ def reader(
   Args:
     experiment: gives model and held-out text; questions are as long as its
       rows.
-    reach: tokens over which the local layers can carry information.
+    reach: tokens over which the local layers can carry information; 0 where
+      the text is not letters, so that no questions are asked.
     count: questions at each distance.
   """
   data, model = experiment.data, transformer.Transformer(experiment.model)
@@ -138,6 +167,8 @@ def reader(
   scores = held_out.evaluator(
     model, unseen, data.length, data.batch, data.evaluated_rows
   )
+  if not reach:
+    return lambda params: Reading(scores(params)['loss'])
   predict = answers.predictor(model)
   task, length = letters.Letters(), data.length
   nearest, farthest = task.distances(length)
@@ -184,7 +215,7 @@ def read_start(folder: pathlib.Path, read: Callable[[Any], Reading]) -> Reading:
   return reading(file, read, lambda: load.from_export(folder).params)
 
 
-def tokens_to(
+def count_tokens_until(
   records: Sequence[Mapping[str, Any]], loss: float
 ) -> float | None:
   """Returns the tokens at the first evaluation at `loss` or below, if any."""
@@ -237,7 +268,9 @@ def row(
       for record in metrics.read(baseline[seed].folder)
       if 'eval_loss' in record
     ]
-    reached = tokens_to(metrics.read(run.folder), curve[-1]['eval_loss'])
+    reached = count_tokens_until(
+      metrics.read(run.folder), curve[-1]['eval_loss']
+    )
     tokens[seed] = None if reached is None else reached / curve[-1]['tokens']
   return Row(
     runs[0].arm,
@@ -306,47 +339,34 @@ def starts_table(readings: Mapping[str, Reading]) -> str:
 class Tables:
   """Makes the tables; the programs of equal models are compiled once."""
 
-  def __init__(self, teacher: Run, window: int, baseline: Callable[[str], str]):
+  def __init__(self, teacher: Run, baseline: str, window: int):
     """Reads nothing yet.
 
     Args:
       teacher: the trained teacher.
-      window: of the students' local layers.
-      baseline: arm → the arm that it is compared with.
+      baseline: the arm that the others are compared with.
+      window: of the students' local layers; 0 to ask no questions.
     """
     self._teacher, self._baseline = teacher, baseline
     # Three local layers, each of which looks back window − 1 tokens.
-    self._reach = 3 * (window - 1) + 1
+    self._reach = 3 * (window - 1) + 1 if window else 0
     self._readers: dict[str, Callable[[Any], Reading]] = {}
 
   def tabulate(self, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Returns a table per baseline, in each of which the teacher is first.
+    """Returns the table, in which the teacher is first.
 
     Args:
-      runs: {arm: its trained runs}.
+      runs: {arm: its trained runs}, the baseline among them.
     """
-    groups: dict[str, list[Sequence[Run]]] = {}
-    for arm, of_arm in runs.items():
-      groups.setdefault(self._baseline(arm), []).append(of_arm)
-    return '\n\n'.join(
-      self._compare(baseline, group) for baseline, group in groups.items()
-    )
-
-  def _compare(self, baseline: str, group: Sequence[Sequence[Run]]) -> str:
-    reached = {
-      run.experiment.seed: run
-      for of_arm in group
-      for run in of_arm
-      if run.arm == baseline
-    }
+    reached = {run.experiment.seed: run for run in runs[self._baseline]}
     rows = []
-    for of_arm in [self._teacher], *group:
+    for of_arm in [[self._teacher], *runs.values()]:
       read, start = self._reader(of_arm[0]), None
       if begin_with := of_arm[0].experiment.begin_with:
         start = read_start(pathlib.Path(begin_with), read)
       compared = {} if of_arm[0] is self._teacher else reached
       rows.append(row(of_arm, compared, start, read))
-    return table(rows, baseline)
+    return table(rows, self._baseline)
 
   def tabulate_starts(self, runs: Mapping[str, Sequence[Run]]) -> str:
     """Returns the table of what was lost before any training."""
@@ -384,5 +404,7 @@ def _share(values: Sequence[float | None]) -> str:
   return f'{paired.mean(values):.2f}×{worst}'
 
 
-def _percent(values: Sequence[float]) -> str:
+def _percent(values: Sequence[float | None]) -> str:
+  if None in values:
+    return '–'
   return f'{100 * paired.mean(values):.1f} %'

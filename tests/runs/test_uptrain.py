@@ -9,7 +9,7 @@ import pytest
 from kaiju_jax import visibility
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
-from kaiju_jax.interchange import surgery
+from kaiju_jax.interchange.surgery import pool
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import begin
@@ -19,6 +19,7 @@ from kaiju_jax.runs import uptrain
 from kaiju_jax.runs.ablation import plan
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
+from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.runs import test_exchange
 from tests.runs import toys as run_toys
@@ -38,7 +39,7 @@ def teacher(tmp_path_factory):
 def start(teacher):
   """A student of it: one head, windows, shared keys, int8."""
   path = teacher.parent / 'start'
-  said = uptrain.write(teacher, path, layout='L0 L0 G2', window=5)
+  said = uptrain.write(teacher, path, uptrain.Student('L0 L0 G2', 5))
   assert 'step 7 → ' in said
   # Three layers of 4 heads of 2·8 float32, against (8 + 4)·2 bytes per token of
   # a local owner's 5 positions and of a global one's 64.
@@ -100,7 +101,7 @@ def test_a_student_turns_its_keys_as_its_teacher_does():
   """Local layers that see everything are the teacher's, whatever its base."""
   teacher = dataclasses.replace(TEACHER, rope_global=50.0)
   student = uptrain.student_of(
-    teacher, layout='L0 L1 G2', window=64, num_kv_heads=4, int8=False
+    teacher, uptrain.Student('L0 L1 G2', 64, num_kv_heads=4, int8=False)
   )
   params = toys.params_of(teacher)
   tokens = np.random.default_rng(3).integers(0, 260, (1, 21), dtype=np.int32)
@@ -109,7 +110,7 @@ def test_a_student_turns_its_keys_as_its_teacher_does():
     model = transformer.Transformer(config)
     seen = visibility.causal(21)
     weights = plain.weights(params, teacher)
-    own = surgery.student(weights, config)
+    own = pool.student(weights, config)
     return jax.jit(lambda p: model.apply({'params': p}, tokens, seen))(own)
 
   want = logits(teacher)
@@ -175,22 +176,65 @@ def test_a_folder_of_transformers_is_a_teacher_too(tmp_path):
   uptrain.write(
     tmp_path / 'arcee',
     tmp_path / 'same',
-    layout='G0 G1 G2',
-    num_kv_heads=4,
-    int8=False,
+    uptrain.Student('G0 G1 G2', num_kv_heads=4, int8=False),
   )
   found, config = own.load(tmp_path / 'same/model.safetensors')
   assert config.num_kv_heads == 4
   jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
+  """QK-norm, gates, windows; the config names all that a run needs."""
+  full, sliding = family_folders.FULL, family_folders.SLIDING
+  fields = family_folders.fields_of('qwen3') | {
+    'vocab_size': 260,
+    'num_hidden_layers': 4,
+    'max_window_layers': 4,
+    'layer_types': [full, sliding, sliding, full],
+  }
+  teacher = family_folders.write(tmp_path / 'qwen3', fields)
+  texts = run_toys.write_texts(tmp_path)
+  out = tmp_path / 'start'
+  wanted = uptrain.Student('G L L G', window=4)
+  said = uptrain.write(
+    teacher, out, wanted, uptrain.Start('fitted', text=str(texts), tokens=900)
+  )
+  assert 'fitted to 1,0' in said and said.count('of keys and values lost') == 1
+  assert 'chosen: G0 L1 L1 G3' in said
+  one = plan.resolve(f'{out}/config.py', [])
+  assert one.data.path == str(texts) and one.model.qk_norm == 'head'
+  assert (one.model.window, one.model.num_kv_heads) == (4, 1)
+  assert one.model.feedforward == 'swiglu'
+  params = begin.params(one, one.begin_with, mesh_lib.single())
+  held = load.from_anywhere(out)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(held.params):
+    assert np.isfinite(leaf).all(), path
+  assert jax.tree.structure(params) == jax.tree.structure(held.params)
+
+
+@pytest.mark.parametrize(
+  'wanted, start, message',
+  [
+    ({}, {'kind': 'fitted'}, "start='fitted': needs a text; name it with"),
+    ({}, {'kind': 'best'}, "start='best': must be one of mean, fitted"),
+    ({}, {'tokens': 0}, 'tokens=0: must be at least 1'),
+    ({'layout': 'L L G'}, {}, "layout='L L G': names no owners, which only"),
+  ],
+)
+def test_a_start_that_cannot_be_made_is_refused(wanted, start, message):
+  with pytest.raises(ValueError, match=message):
+    uptrain.write(
+      'nowhere', 'out', uptrain.Student(**wanted), uptrain.Start(**start)
+    )
+
+
 def test_what_is_no_teacher_is_refused(teacher, start, tmp_path):
   with pytest.raises(FileNotFoundError, match='no such file or folder'):
     uptrain.write(tmp_path / 'nothing', tmp_path / 'out')
-  with pytest.raises(ValueError, match='all must be global'):
+  with pytest.raises(ValueError, match='all must make their own'):
     uptrain.write(start, tmp_path / 'out')
   with pytest.raises(ValueError, match='num_kv_heads=3'):
-    uptrain.write(teacher, tmp_path / 'out', num_kv_heads=3)
+    uptrain.write(teacher, tmp_path / 'out', uptrain.Student(num_kv_heads=3))
   with pytest.raises(FileExistsError):
     uptrain.write(teacher, start)
   assert not list(tmp_path.iterdir())

@@ -12,9 +12,9 @@ def test_tokens_to_a_loss_are_those_of_the_first_evaluation_that_has_it():
     {'tokens': 40, 'eval_loss': 1.5},
     {'tokens': 60, 'eval_loss': 1.6},
   ]
-  assert study.tokens_to(records, 2.5) == 20
-  assert study.tokens_to(records, 1.5) == 40
-  assert study.tokens_to(records, 1.4) is None
+  assert study.count_tokens_until(records, 2.5) == 20
+  assert study.count_tokens_until(records, 1.5) == 40
+  assert study.count_tokens_until(records, 1.4) is None
 
 
 def row(arm, losses, tokens, start=None):

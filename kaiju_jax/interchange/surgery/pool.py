@@ -1,7 +1,6 @@
-"""Makes a student's first weights from a teacher with more keys and values.
+"""Makes a student's first weights by means of the teacher's.
 
-The teacher is a model whose layers are all global and make their own keys and
-values. The student has the same depth and sizes, and any of
+The student has the teacher's depth and sizes, and any of
 
     fewer heads      each of the student's heads of keys and values is the mean
                      of the neighbouring heads of the teacher whose query heads
@@ -14,7 +13,8 @@ values. The student has the same depth and sizes, and any of
 
 The mean over layers is our guess. A projection reads its layer's normed input
 x/rms(x) · gain, so two layers' weights are not in the same units. Therefore
-`mean_of_layers` averages gain · W, and divides by the owner's gain.
+`mean_of_layers` averages gain · W, and divides by the owner's gain. Biases and
+the gains of the keys' norm are averaged as they are.
 
 Parameters that the teacher lacks, Bungee's scalars, start at 0 as in a new
 model. A student with as many heads and layers of keys and values as the teacher
@@ -31,71 +31,8 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
 OWNERS = ('mean', 'own')
-# Fields of the student that are the teacher's.
-_SAME = (
-  'vocab_size',
-  'd_model',
-  'num_heads',
-  'head_dim',
-  'd_ff',
-  'tied_embedding',
-  'scaled_embedding',
-)
-# Fields that neither of them may have.
-_PLAIN = {
-  'feedforward': 'relu2',
-  'norms': 'before',
-  'qk_norm': 'none',
-  'qkv_bias': False,
-}
-
-
-def check(
-  teacher: model_config.ModelConfig, student: model_config.ModelConfig
-) -> None:
-  """Refuses a teacher or a student that `student` cannot take.
-
-  Raises:
-    ValueError: names the field, its value and what would be right.
-  """
-  model_config.check(student)
-  layers = teacher.layers()
-  for index, layer in enumerate(layers):
-    if layer.window is not None or layer.kv_from != index:
-      raise ValueError(
-        f'the teacher has the layers {layers_lib.draw(layers)}: all must be'
-        ' global and make their own keys and values.'
-      )
-    if not layer.turned:
-      raise ValueError(
-        f'the teacher has the layers {layers_lib.draw(layers)}: all must be'
-        ' rotated.'
-      )
-  for name, wanted in _PLAIN.items():
-    given = getattr(teacher, name)
-    if given != wanted:
-      raise ValueError(
-        f'the teacher has model.{name}={given!r}: must be {wanted!r}; surgery'
-        ' knows no other.'
-      )
-  for name in _SAME:
-    student_value, given = getattr(student, name), getattr(teacher, name)
-    if student_value != given:
-      raise ValueError(
-        f"model.{name}={student_value}: must be {given}, the teacher's."
-      )
-  if len(student.layers()) != len(layers):
-    raise ValueError(
-      f'the student has {len(student.layers())} layers'
-      f' ({layers_lib.draw(student.layers())}): must have {len(layers)}, as the'
-      ' teacher has.'
-    )
-  heads, most = student.num_kv_heads, teacher.num_kv_heads
-  if most % heads:
-    raise ValueError(
-      f'model.num_kv_heads={heads}: must divide the {most} heads of keys and'
-      ' values of the teacher, which become their means.'
-    )
+_WEIGHTS = 'w_k_DUK', 'w_v_DUK'
+_BIASES = 'bias_k_UK', 'bias_v_UK'
 
 
 def student(
@@ -134,22 +71,24 @@ def _layer(
   """Returns one layer's weights."""
   layer = layers[index]
   if shared[index].kv_from != index:
-    return layer._replace(w_k_DUK=None, w_v_DUK=None)
+    return layer._replace(**dict.fromkeys((*_WEIGHTS, *_BIASES, 'k_gain')))
   readers = [index]
   if owners == 'mean':
     readers = [i for i, one in enumerate(shared) if one.kv_from == index]
-  gain_D = layer.attention_gain_D
-  made = {
-    name: pool(
-      mean_of_layers(
-        [getattr(layers[i], name) for i in readers],
-        [layers[i].attention_gain_D for i in readers],
-        gain_D,
-      ),
-      heads,
-    )
-    for name in ('w_k_DUK', 'w_v_DUK')
-  }
+  gains = [layers[i].attention_gain_D for i in readers]
+  made = {}
+  for name in _WEIGHTS:
+    weights = [getattr(layers[i], name) for i in readers]
+    if gains[0] is not None:
+      weights = [mean_of_layers(weights, gains, layer.attention_gain_D)]
+    made[name] = pool(np.mean(weights, axis=0, dtype=np.float32), heads)
+  for name in _BIASES:
+    if getattr(layer, name) is not None:
+      biases = [getattr(layers[i], name)[None] for i in readers]
+      made[name] = pool(np.mean(biases, axis=0, dtype=np.float32), heads)[0]
+  if layer.k_gain is not None:
+    every = [layers[i].k_gain for i in readers]
+    made['k_gain'] = np.mean(every, axis=0, dtype=np.float32)
   return layer._replace(**made)
 
 

@@ -1,0 +1,422 @@
+"""Fits a student's keys and values to what its layers and heads need.
+
+A student's owner makes one head of keys and values for several *members*: heads
+of the teacher, in its own layer and in those that read it. All that a linear
+map can change behind the owner's projection belongs to the members, so it is
+folded into their other weights:
+
+    values   v ≈ v'·A with any A [K, K] per member, folded into w_o. v' is the
+             owner's best rank-K map to the values of all members, where an
+             error counts as it does behind w_o (w_oᵀ w_o).
+    keys     the rotary embedding turns the pair (k[i], k[i + K/2]), a complex
+             number, and commutes with nothing but a complex factor per pair.
+             So k_i ≈ a_i·k'_i, and conj(a_i) is folded into w_q. k' is the best
+             rank-1 fit per pair, where an error counts as much as the
+             member's queries are large in that pair. Keys that are not turned
+             are fitted as values are.
+    keys with QK-norm
+             nothing can be folded behind a norm but phases, and these only if
+             the queries' gains are alike in a pair; elsewhere they are
+             approximate. k' is the least-squares map to the members' keys, each
+             divided by its root mean square, times its gain, and turned by its
+             phase. The norm behind it then makes k' as large in every token;
+             its gain makes it as large as the fit on average.
+
+A head that is its own only member keeps its bits. Except for keys with QK-norm,
+the error on the calibration text is the least of all such maps, hence never
+above that of means. That the errors of all tokens count alike, whatever
+attention gives them, is our choice: it needs no second pass.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.interchange.surgery import calibrate
+from kaiju_jax.interchange.surgery import least_squares
+from kaiju_jax.model import config as model_config
+
+_ROUNDS = 20  # Of the fit of phases; each lowers the error.
+
+
+class Member(NamedTuple):
+  """A head of keys and values of the teacher."""
+
+  layer: int
+  head: int
+
+
+class Fit(NamedTuple):
+  """One head that an owner makes, and what its members fold.
+
+  Attributes:
+    w_EK: its projection, with the bias as the last row if there is one.
+    folds: {member: a, complex [K/2] of rotated keys, otherwise [K, K]}.
+    residual: the weighted error that is left, over that of no key or value.
+    gain_K: with QK-norm, the gain of the norm behind it.
+  """
+
+  w_EK: np.ndarray
+  folds: dict[Member, np.ndarray]
+  residual: float
+  gain_K: np.ndarray | None = None
+
+
+def student(
+  teacher: plain_lib.Plain,
+  teacher_config: model_config.ModelConfig,
+  config: model_config.ModelConfig,
+  statistics: calibrate.Statistics,
+) -> Any:
+  """Returns the float32 parameters with which the student's training begins.
+
+  Args:
+    teacher: the teacher's weights.
+    teacher_config: the teacher's config.
+    config: the student's config, which the caller has passed to `check`.
+    statistics: the teacher's, with the pairs of the student's layers.
+  """
+  made = list(teacher.layers)
+  layers = config.layers()
+  for owner in sorted({layer.kv_from for layer in layers}):
+    readers = [i for i, one in enumerate(layers) if one.kv_from == owner]
+    if (
+      readers == [owner] and config.num_kv_heads == teacher_config.num_kv_heads
+    ):
+      continue
+    keys, values = [], []
+    for members in merge(
+      readers, teacher_config.num_kv_heads, config.num_kv_heads
+    ):
+      keys.append(fit_keys(teacher, teacher_config, statistics, owner, members))
+      values.append(
+        fit_values(teacher, teacher_config, statistics, owner, members)
+      )
+    for reader in readers:
+      made[reader] = _fold(made[reader], reader, teacher_config, keys, values)
+    made[owner] = _own(made[owner], keys, values)
+    for reader in readers[1:]:
+      made[reader] = made[reader]._replace(
+        w_k_DUK=None, w_v_DUK=None, bias_k_UK=None, bias_v_UK=None, k_gain=None
+      )
+  return plain_lib.params(teacher._replace(layers=tuple(made)), config)
+
+
+def merge(readers: Sequence[int], heads: int, fewer: int) -> list[list[Member]]:
+  """Returns the members of each of the student's heads.
+
+  Args:
+    readers: the layers that read the owner.
+    heads: U of the teacher.
+    fewer: U of the student, a divisor of `heads`.
+  """
+  size = heads // fewer
+  return [
+    [
+      Member(layer, head)
+      for layer in readers
+      for head in range(first, first + size)
+    ]
+    for first in range(0, heads, size)
+  ]
+
+
+def fit_values(
+  teacher: plain_lib.Plain,
+  config: model_config.ModelConfig,
+  statistics: calibrate.Statistics,
+  owner: int,
+  members: Sequence[Member],
+) -> Fit:
+  """Returns the fit of one head's values.
+
+  Args:
+    teacher: the teacher's weights.
+    config: the teacher's config.
+    statistics: the teacher's.
+    owner: the layer that makes the head.
+    members: the heads of the teacher that it stands for.
+  """
+  return _fit_linear(
+    statistics.squares[owner],
+    [statistics.values[owner, m.layer][:, m.head] for m in members],
+    [statistics.value_squares[m.layer][m.head] for m in members],
+    [_value_weight(teacher, config, statistics, m) for m in members],
+    members,
+  )
+
+
+def _value_weight(teacher, config, statistics, member: Member) -> np.ndarray:
+  """Returns what an error of a head's values costs behind w_o, [K, K]."""
+  layer = teacher.layers[member.layer]
+  w_DHK = layer.w_o_DHK.astype(np.float64)
+  is_normed = layer.attention_out_gain_D is not None
+  if is_normed:
+    w_DHK = w_DHK * layer.attention_out_gain_D[:, None, None]
+  weights = [
+    np.einsum('DHK,DHJ->KJ', w_DHK[:, heads], w_DHK[:, heads])
+    for heads in _query_heads(config)
+  ]
+  if not is_normed:
+    return weights[member.head]
+  # Behind a norm, layers are as large as each other.
+  size = sum(
+    np.sum(weight_KK * square_KK)
+    for weight_KK, square_KK in zip(
+      weights, statistics.value_squares[member.layer]
+    )
+  )
+  return weights[member.head] / max(size, np.finfo(float).tiny)
+
+
+def _query_heads(config: model_config.ModelConfig) -> list[slice]:
+  """Returns the query heads that read each head of keys and values."""
+  size = config.num_heads // config.num_kv_heads
+  return [slice(u * size, (u + 1) * size) for u in range(config.num_kv_heads)]
+
+
+def _fit_linear(square_EE, crosses, squares, weights, members) -> Fit:
+  """Returns the best head [K] for targets of which any linear map is taken.
+
+  Args:
+    square_EE: E[x xᵀ] of the owner.
+    crosses: E[x yᵀ] of each member, [E, K].
+    squares: E[y yᵀ] of each member, [K, K].
+    weights: what an error of each costs, [K, K].
+    members: the heads of the teacher.
+  """
+  K = squares[0].shape[0]
+  inputs = least_squares.whiten(square_EE)
+  roots = [_root(weight_KK) for weight_KK in weights]
+  cross_EY = np.concatenate(
+    [cross @ root for cross, (root, _) in zip(crosses, roots)], axis=1
+  )
+  w_EK, a_KY = least_squares.reduce_rank(inputs, cross_EY, K)
+  folds_NKK = np.stack(
+    [
+      a_KK @ inverse
+      for a_KK, (_, inverse) in zip(np.split(a_KY, len(members), 1), roots)
+    ]
+  )
+  # Any basis of v' is as good. The one in which the folds are nearest to 1 has
+  # channels of the teacher's sizes, which int8 and training need.
+  left_KK, _, right_KK = np.linalg.svd(folds_NKK.sum(0))
+  turn_KK = left_KK @ right_KK
+  size = np.trace(turn_KK.T @ folds_NKK.mean(0)) / K
+  size = size if size > 0 else 1.0
+  total = sum(np.sum(w * s) for w, s in zip(weights, squares))
+  left = total - np.sum((inputs.inverse_ER.T @ square_EE @ w_EK) ** 2)
+  folds = dict(zip(members, turn_KK.T @ folds_NKK / size))
+  return Fit(w_EK @ turn_KK * size, folds, _share(left, total))
+
+
+def _root(weight_KK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns M with M Mᵀ = weight, and its pseudo-inverse."""
+  values_K, vectors_KK = np.linalg.eigh(weight_KK)
+  kept = values_K > 1e-14 * max(values_K[-1], np.finfo(float).tiny)
+  root_K = np.sqrt(np.where(kept, values_K, 0))
+  inverse_K = np.divide(1, root_K, out=np.zeros_like(root_K), where=kept)
+  return vectors_KK * root_K, inverse_K[:, None] * vectors_KK.T
+
+
+def _share(left: float, total: float) -> float:
+  return float(np.clip(left / max(total, np.finfo(float).tiny), 0, None))
+
+
+def fit_keys(
+  teacher: plain_lib.Plain,
+  config: model_config.ModelConfig,
+  statistics: calibrate.Statistics,
+  owner: int,
+  members: Sequence[Member],
+) -> Fit:
+  """Returns the fit of one head's keys; see `fit_values`."""
+  if config.qk_norm == 'none' and not _is_turned(config, owner):
+    return _fit_linear(
+      statistics.squares[owner],
+      [statistics.keys[owner, m.layer][:, m.head] for m in members],
+      [statistics.key_squares[m.layer][m.head] for m in members],
+      [_query_weight(config, statistics, m) for m in members],
+      members,
+    )
+  inputs = least_squares.whiten(statistics.squares[owner])
+  scales = [_key_scale(teacher, statistics, m) for m in members]
+  cross_PEN = np.stack(
+    [
+      _pair(statistics.keys[owner, m.layer][:, m.head] * scale_K)
+      for m, scale_K in zip(members, scales)
+    ],
+    -1,
+  ).transpose(1, 0, 2)
+  square_PN = np.stack(
+    [
+      _pair_squares(
+        np.diagonal(statistics.key_squares[m.layer][m.head]) * scale_K**2
+      )
+      for m, scale_K in zip(members, scales)
+    ],
+    -1,
+  )
+  weight_PN = np.stack(
+    [
+      _pair_squares(np.diagonal(_query_weight(config, statistics, m)))
+      for m in members
+    ],
+    -1,
+  )
+  is_normed = config.qk_norm != 'none'
+  fit_pair = _fit_phases if is_normed else least_squares.fit_common
+  found = [
+    fit_pair(inputs, cross_EN, weight_N)
+    for cross_EN, weight_N in zip(cross_PEN, weight_PN)
+  ]
+  w_EP = np.stack([w_E for w_E, _ in found], -1)
+  a_PN = np.stack([a_N for _, a_N in found])
+  left = _left(inputs.square_EE, cross_PEN, square_PN, weight_PN, w_EP, a_PN)
+  fit = Fit(
+    np.concatenate([w_EP.real, w_EP.imag], axis=1),
+    {m: a_PN[:, n] for n, m in enumerate(members)},
+    _share(left, np.sum(weight_PN * square_PN)),
+  )
+  if not is_normed:
+    return fit
+  large = _size(statistics, members[0])
+  return _behind_norm(fit, teacher.layers[owner], inputs.square_EE, large)
+
+
+def _is_turned(config: model_config.ModelConfig, index: int) -> bool:
+  layer = config.layers()[index]
+  base = config.rope_global if layer.window is None else config.rope_local
+  return layer.turned and base > 0
+
+
+def _pair(x: np.ndarray) -> np.ndarray:
+  """Returns the last axis [K] as rotary pairs, complex [K/2]."""
+  first, second = np.split(x, 2, axis=-1)
+  return first + 1j * second
+
+
+def _pair_squares(square_K: np.ndarray) -> np.ndarray:
+  """Returns E|pair|² of each rotary pair, [K/2], from E[x²]."""
+  return np.sum(np.split(square_K, 2), axis=0)
+
+
+def _size(statistics, member: Member) -> float:
+  """Returns the root mean square of a head's keys before their norm."""
+  square_KK = statistics.key_squares[member.layer][member.head]
+  return np.sqrt(np.trace(square_KK) / len(square_KK)) or 1.0
+
+
+def _key_scale(teacher, statistics, member: Member) -> np.ndarray | float:
+  """Returns what the norm multiplies a head's keys by on average, [K]."""
+  gain_K = teacher.layers[member.layer].k_gain
+  if gain_K is None:
+    return 1.0
+  return gain_K.astype(np.float64) / _size(statistics, member)
+
+
+def _query_weight(config, statistics, member: Member) -> np.ndarray:
+  """Returns E[q qᵀ] over the queries that read a head of keys, [K, K]."""
+  heads = _query_heads(config)[member.head]
+  return statistics.query_squares[member.layer][heads].sum(0)
+
+
+def _fit_phases(inputs, cross_EN, weight_N):
+  """Returns complex w [E] and a [N], |a| = 1, as `least_squares.fit_common`.
+
+  Alternates between the two, each of which is solved exactly.
+  """
+  weight_N = np.maximum(weight_N, 1e-9 * weight_N.max(initial=0.0))
+  _, a_N = least_squares.fit_common(inputs, cross_EN, weight_N)
+  a_N = _phase(a_N)
+  share_N = weight_N / max(weight_N.sum(), np.finfo(float).tiny)
+  for _ in range(_ROUNDS):
+    w_E = least_squares.regress(inputs, cross_EN @ (a_N.conj() * share_N))
+    a_N = _phase(w_E.conj() @ cross_EN)
+  w_E = least_squares.regress(inputs, cross_EN @ (a_N.conj() * share_N))
+  return w_E, a_N
+
+
+def _phase(a_N: np.ndarray) -> np.ndarray:
+  size_N = np.abs(a_N)
+  return np.divide(a_N, size_N, out=np.ones_like(a_N), where=size_N > 0)
+
+
+def _left(square_EE, cross_PEN, square_PN, weight_PN, w_EP, a_PN) -> float:
+  """Returns the weighted error Σ weight · E|k − a·x·w|²."""
+  met_PN = np.matmul(w_EP.T.conj()[:, None], cross_PEN)[:, 0]
+  own_P = np.sum(w_EP.conj() * (square_EE @ w_EP), axis=0).real
+  error_PN = (
+    square_PN
+    - 2 * (a_PN.conj() * met_PN).real
+    + np.abs(a_PN) ** 2 * own_P[:, None]
+  )
+  return float(np.sum(weight_PN * error_PN))
+
+
+def _behind_norm(fit, owner: plain_lib.Layer, square_EE, large: float) -> Fit:
+  """Returns the fit with the gain of the norm behind its projection.
+
+  The projection is made `large`, the root mean square before the norm.
+  """
+  gain_K = owner.k_gain.astype(np.float64)
+  gain_K = np.where(gain_K == 0, 1.0, gain_K)
+  w_EK = fit.w_EK / gain_K
+  size = np.sqrt(np.mean(np.sum(w_EK * (square_EE @ w_EK), axis=0))) or 1.0
+  return fit._replace(w_EK=w_EK * (large / size), gain_K=gain_K * size)
+
+
+def _own(layer: plain_lib.Layer, keys, values) -> plain_lib.Layer:
+  """Returns an owner's layer with the projections of its fits."""
+  changes = {}
+  for letter, fits in ('k', keys), ('v', values):
+    w_EUK = np.stack([fit.w_EK for fit in fits], 1).astype(np.float32)
+    rows = layer.w_q_DHK.shape[0]
+    changes[f'w_{letter}_DUK'] = w_EUK[:rows]
+    if layer.bias_q_HK is not None:
+      changes[f'bias_{letter}_UK'] = w_EUK[rows]
+  if layer.k_gain is not None:
+    # One gain serves all heads: sizes differ by what their fits lost.
+    gain_UK = np.stack([fit.gain_K for fit in keys])
+    changes['k_gain'] = gain_UK.mean(0).astype(np.float32)
+  return layer._replace(**changes)
+
+
+def _fold(layer, index, config, keys, values) -> plain_lib.Layer:
+  """Returns a reader's layer with what its heads fold into w_q and w_o."""
+  bias = layer.bias_q_HK
+  q_EHK = calibrate.join(layer.w_q_DHK, bias)
+  o_DHK = layer.w_o_DHK.astype(np.float64)
+  q_EHK, o_DHK = q_EHK.copy(), o_DHK.copy()
+  heads = _query_heads(config)
+  for key, value in zip(keys, values):
+    for member, a in key.folds.items():
+      if member.layer == index:
+        part = heads[member.head]
+        q_EHK[:, part] = _fold_queries(q_EHK[:, part], a, layer.q_gain)
+    for member, a_KK in value.folds.items():
+      if member.layer == index:
+        part = heads[member.head]
+        o_DHK[:, part] = o_DHK[:, part] @ a_KK.T
+  rows = layer.w_q_DHK.shape[0]
+  return layer._replace(
+    w_q_DHK=q_EHK[:rows].astype(np.float32),
+    w_o_DHK=o_DHK.astype(np.float32),
+    bias_q_HK=None if bias is None else q_EHK[rows].astype(np.float32),
+  )
+
+
+def _fold_queries(q_EHK, a: np.ndarray, gain_K) -> np.ndarray:
+  """Returns queries' weights that meet k' as they met k ≈ a·k'.
+
+  Behind a norm with a gain, they are turned as if it stood before the norm.
+  """
+  if not np.iscomplexobj(a):
+    return q_EHK @ a.T
+  gain_K = 1.0 if gain_K is None else np.where(gain_K == 0, 1.0, gain_K)
+  turned_EHP = _pair(q_EHK * gain_K) * a.conj()
+  turned_EHK = np.concatenate([turned_EHP.real, turned_EHP.imag], axis=-1)
+  return turned_EHK / gain_K
