@@ -39,10 +39,10 @@ def check(
         ' their own keys and values.'
       )
   for name in _SAME:
-    asked, given = getattr(student, name), getattr(teacher, name)
-    if asked != given:
+    student_value, given = getattr(student, name), getattr(teacher, name)
+    if student_value != given:
       raise ValueError(
-        f"model.{name}={asked!r}: must be {given!r}, the teacher's."
+        f"model.{name}={student_value!r}: must be {given!r}, the teacher's."
       )
   if len(student.layers()) != len(layers):
     raise ValueError(
