@@ -228,22 +228,30 @@ def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
 
   Args:
     teacher: a `load.Loaded`, whose tokenizer reads the text.
-    path: a file, folder or glob; documents held out by default are not read.
+    path: a file, folder or glob; documents that a run holds out are not read.
     tokens: how many tokens at least, unless the text is shorter.
 
   Raises:
-    OSError, ValueError: see `text.load`.
+    OSError, ValueError: see `documents.read`; or the text is empty.
   """
+  from kaiju_jax.data import documents as documents_lib
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.distillation import teach
 
-  data = data_config.DataConfig(path=path, tokenizer=teacher.tokenizer)
+  data = data_config.DataConfig()
   if teacher.experiment is not None:
-    kept = teacher.experiment.data.held_out
-    data = dataclasses.replace(data, held_out=kept)
-  read = tokenizer_lib.load(data.tokenizer, teacher.config.vocab_size)
-  corpus, _ = text.load(data, read)
+    data = teacher.experiment.data
+  documents = list(documents_lib.read(path, data.held_out > 0))
+  kept = [
+    one
+    for one in documents
+    if not documents_lib.is_held_out(one.name, data.held_out)
+  ]
+  if not documents:
+    raise ValueError(f'text={path!r}: the files hold no text.')
+  read = tokenizer_lib.load(teacher.tokenizer, teacher.config.vocab_size)
+  corpus = text.corpus(kept or documents, read)
   length = min(data.length, teacher.config.max_length)
   for one in teach.read_batches(corpus, length, data.batch, 0.25):
     yield one.batch
