@@ -3,8 +3,10 @@
     python -m experiments.teach --teacher=runs/big --out=runs/targets \\
         --config=tiny [--config.data.path=FOLDER …]
 
-The teacher is a workdir, an export in our own format, or a Hugging Face folder
-of the Arcee class. `--config` is the student's: its training text is taught,
+The teacher is a workdir, an export in our own format, or any Hugging Face
+folder that `experiments.import_hf` reads. The weights of such a folder are held
+as int8 codes, one byte per weight, and the KL divergence that this costs is
+printed. `--config` is the student's: its training text is taught,
 its held-out documents are not. Without it, the text of the teacher's own run
 is. A student then reads the targets beside its rows:
 
@@ -70,6 +72,12 @@ _OVERLAP = flags.DEFINE_float(
   0.25,
   'The part of a row that each token of a long document has before it.',
 )
+_COMPARE = flags.DEFINE_bool(
+  'compare',
+  True,
+  "Print what a Hugging Face folder's codes change: the mean KL divergence from"
+  ' its float32 model over one row. It takes the memory of that model.',
+)
 _SHARD = flags.DEFINE_integer(
   'shard', 256, 'Records of 1,024 tokens per shard; a kill loses one shard.'
 )
@@ -86,7 +94,7 @@ def _teach() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import teach
 
-  loaded = load.from_anywhere(_TEACHER.value)
+  loaded = teach.load_teacher(_TEACHER.value)
   if sampling.method == 'full' and not _ENTRIES.value:
     sampling = dataclasses.replace(sampling, entries=loaded.config.vocab_size)
   experiment = _CONFIG.value or loaded.experiment
@@ -104,6 +112,14 @@ def _teach() -> None:
     overlap=_OVERLAP.value,
     shard=_SHARD.value,
   )
+  if _COMPARE.value and not loaded.is_ours:
+    floats = load.from_anywhere(_TEACHER.value)
+    divergence, tokens = teach.compare(plan, floats)
+    del floats
+    print(
+      f'{_TEACHER.value}: KL divergence of the int8 weights from float32:'
+      f' {divergence:.2e} nats per token, over {tokens} tokens.'
+    )
   manifest = teach.teach(plan, _OUT.value)
   if manifest is None:
     print('Interrupted and saved. The same command goes on.')

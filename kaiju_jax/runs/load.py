@@ -260,6 +260,7 @@ def from_anywhere(
   path: str | os.PathLike,
   tokenizer: str | None = None,
   quantization: quantization_config.QuantizationConfig | None = None,
+  stacked: bool = False,
 ) -> Loaded:
   """Returns the model of a workdir, an export, or a Hugging Face folder.
 
@@ -272,6 +273,8 @@ def from_anywhere(
       kept (`coded.py`); other sources have their own. On a CPU
       its activations are float32 then, because single rows of bfloat16 take
       fifteen times as long.
+    stacked: whether the quantized model of a Hugging Face folder is to be read
+      by whole forward passes instead (`Transformer`), as a teacher is.
 
   Raises:
     FileNotFoundError: the path does not exist, or holds no model.
@@ -292,7 +295,7 @@ def from_anywhere(
         f'{path}: holds no model; expected a workdir with config.json and'
         ' checkpoints, an export, or a folder of Hugging Face files.'
       )
-    return from_export(path, tokenizer, quantization)
+    return from_export(path, tokenizer, None if stacked else quantization)
   if tokenizer is not None:
     raise ValueError(
       f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
@@ -308,7 +311,8 @@ def from_anywhere(
 
   form, dtype = stream.MASTERS, ''
   if quantization is not None:
-    form, dtype = stream.DECODING, _serving_dtype()
+    form = stream.DEPLOYED if stacked else stream.DECODING
+    dtype = _serving_dtype()
   params, model = hugging_face.read(path, (), form, quantization, dtype)
   own_tokenizer = tokens.find(folder, model.vocab_size)
   return Loaded(

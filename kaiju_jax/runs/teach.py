@@ -15,6 +15,7 @@ import os
 from typing import Any
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from kaiju_jax.data import text
@@ -24,12 +25,26 @@ from kaiju_jax.distillation import store
 from kaiju_jax.distillation import teach as teach_lib
 from kaiju_jax.distillation import write
 from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt as interrupt_lib
 from kaiju_jax.training import progress
 from kaiju_jax.wire import ternary_plan
+
+
+def load_teacher(path: str | os.PathLike) -> load.Loaded:
+  """Returns a teacher of any kind, a Hugging Face folder's as int8 codes.
+
+  The codes are used as floats (`matmul='weights'`), one byte per weight; keys,
+  values and activations stay floats.
+
+  Raises:
+    OSError, ValueError: see `load.from_anywhere`.
+  """
+  codes = quantization_config.for_serving('weights', kv='none')
+  return load.from_anywhere(path, quantization=codes, stacked=True)
 
 
 class Plan(NamedTuple):
@@ -117,6 +132,44 @@ def plan(
   return Plan(teacher, corpora, settings)
 
 
+def compare(plan: Plan, floats: load.Loaded) -> tuple[float, int]:
+  """Returns what the teacher's codes change of its distributions.
+
+  Args:
+    plan: the teacher and its text, whose first row is read.
+    floats: the same teacher in float32.
+
+  Returns:
+    The mean KL divergence of the codes' distributions from those of the floats,
+    in nats per token, and the number of tokens.
+  """
+  corpus = next(iter(plan.corpora.values()))
+  settings = plan.settings
+  rows = teach_lib.read_batches(corpus, settings.length, 1, settings.overlap)
+  batch = next(rows).batch
+  is_token_BL = batch.source_BL >= 0
+  log_p, log_q = (
+    jax.nn.log_softmax(_logits(one, batch)[is_token_BL])
+    for one in (floats, plan.teacher)
+  )
+  kl_T = jax.numpy.sum(jax.numpy.exp(log_p) * (log_p - log_q), axis=-1)
+  return float(kl_T.mean()), int(is_token_BL.sum())
+
+
+def _logits(teacher: load.Loaded, batch) -> jax.Array:
+  model = transformer.Transformer(teacher.config)
+  return jax.jit(model.apply)(
+    _variables(teacher), batch.tokens_BL, batch.visibility()
+  )
+
+
+def _variables(teacher: load.Loaded) -> dict[str, Any]:
+  return {
+    'params': teacher.params,
+    **ternary_plan.collections(teacher.replica),
+  }
+
+
 def _with_vocabulary(experiment, teacher):
   """Returns the experiment with the teacher's vocabulary size."""
   model = dataclasses.replace(
@@ -151,10 +204,7 @@ def teach(
   answer = teach_lib.answering(
     transformer.Transformer(plan.teacher.config), plan.settings.sampling
   )
-  variables = {
-    'params': plan.teacher.params,
-    **ternary_plan.collections(plan.teacher.replica),
-  }
+  variables = _variables(plan.teacher)
   total = sum(len(corpus.tokens) for corpus in plan.corpora.values())
   done = 0
   with (
