@@ -14,6 +14,9 @@ model does. What it cannot is named (`kaiju_jax/interchange/lost.py`), and then:
                      lost.json beside the weights then lists it
     --format=kaiju   our own format in any case
 
+The adapters of a run with lora.rank are merged into the codes of their base;
+printed is the KL divergence of the merged model from the one that was trained.
+
 The folder is new, and whole or not there at all.
 """
 

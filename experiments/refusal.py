@@ -194,13 +194,14 @@ def _sets():
 
 def _read_head():
   """Returns the model that the head reads, and the head; None without it."""
+  from kaiju_jax.runs import heads
   from kaiju_jax.runs import load
   from kaiju_jax.runs.safety import said
 
   if _JUDGE.value == 'gate':
     return None, None
   loaded = load.from_anywhere(_MODEL.value)
-  return said.Reader(loaded), load.head(_HEAD.value, loaded.config.d_model)
+  return said.Reader(loaded), heads.load(_HEAD.value, loaded.config.d_model)
 
 
 def _inputs(halves) -> dict[str, str]:

@@ -29,6 +29,11 @@ from kaiju_jax.runs import command
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
+_LORA = flags.DEFINE_string(
+  'lora',
+  '',
+  'Workdir of a run with adapters of --model, served beside its codes.',
+)
 _CHAT = flags.DEFINE_bool(
   'chat',
   False,
@@ -205,7 +210,15 @@ def _serve() -> None:
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return
   quantization = quantization_config.for_serving(_INT8.value, _KV.value)
-  loaded = load.from_anywhere(path, quantization=quantization)
+  if _LORA.value:
+    if (_INT8.value, _KV.value) != ('all', 'int8'):
+      raise ValueError(
+        f'--int8={_INT8.value}, --kv={_KV.value}: must be all and int8 with'
+        ' --lora, as the adapters were trained.'
+      )
+    loaded = load.attach_adapters(_LORA.value, path)
+  else:
+    loaded = load.from_anywhere(path, quantization=quantization)
   settings = _settings()
   context = serve.assemble(loaded, settings, _say)
   memory.trim()

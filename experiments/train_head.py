@@ -68,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
       f' --safety={_SAFETY.value} were counted with {gate.confidence}.'
     )
   rows = _TEXTS.read()
+  from kaiju_jax.runs import heads
   from kaiju_jax.runs import load
   from kaiju_jax.runs.safety import report
   from kaiju_jax.runs.safety import said
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
 
   loaded = load.from_anywhere(_MODEL.value)
   d_model = loaded.config.d_model
-  head = load.head(_HEAD.value, d_model) if _HEAD.value else None
+  head = heads.load(_HEAD.value, d_model) if _HEAD.value else None
   settings = train_head.Settings(head=head, **_TEXTS.division)
   result = train_head.train(said.Reader(loaded), rows, gate, settings)
   train_head.write(

@@ -7,7 +7,8 @@ Shazeer 2024). The key to the letters, for the whole project:
     F feed-forward   H heads   U heads of keys and values   K key size
     N repeats of a scanned layer block
     T teacher's top-k   C classes, or candidates of a beam search
-    P pages   S slots of a page   R rows, of a matrix or of a cache
+    P pages   S slots of a page
+    R rows, of a matrix or of a cache; the rank of an adapter
     G groups of eight rows (Squinch)
     I, J  rows of a query / key block in a kernel
 

@@ -112,6 +112,30 @@ def read(
     ValueError: names the field or the tensor that our model cannot take, its
       value and what would be right.
   """
+  found, reading = _open(folder, accepted, quantization, dtype)
+  try:
+    return stream.fill(found, reading, form), reading.config
+  except ValueError as error:
+    raise ValueError(f'{folder}: {error}') from error
+
+
+def read_config(
+  folder: str | os.PathLike,
+  quantization: quantization_config.QuantizationConfig | None = None,
+  dtype: str = '',
+) -> model_config.ModelConfig:
+  """Returns the config that `read` returns, without the parameters.
+
+  Raises:
+    FileNotFoundError, ValueError: as `read`.
+  """
+  return _open(folder, (), quantization, dtype)[1].config
+
+
+def _open(
+  folder: str | os.PathLike, accepted: Collection[str], quantization, dtype: str
+) -> tuple[dict[str, shards.Stored], family_lib.Reading]:
+  """Returns a folder's tensors, not yet read, and its config."""
   addresses.refuse(folder, f'folder {folder}')
   folder = pathlib.Path(folder)
   if not (folder / _CONFIG).is_file():
@@ -138,8 +162,7 @@ def read(
       quantization=quantization or reading.config.quantization,
     )
     model_config.check(config)
-    reading = reading._replace(config=config)
-    return stream.fill(found, reading, form), config
+    return found, reading._replace(config=config)
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
 

@@ -51,6 +51,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
+from kaiju_jax.model import lora
 from kaiju_jax.model import rope_scaling
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
@@ -134,9 +135,11 @@ def save(
       is none. The file then has a digest of its content, too.
 
   Raises:
-    ValueError: see `deployed.quantize`.
+    ValueError: see `deployed.quantize`; or the parameters hold adapters, for
+      which the format has no place.
     OSError: the file cannot be written.
   """
+  lora.refuse(params)
   tree = params
   if not (masters or deployed.is_deployed(params)):
     tree = deployed.quantize(params, config, replica)
@@ -224,14 +227,31 @@ def read_config(
     ValueError: as `load`.
   """
   try:
-    fields = json.loads(metadata.get('config', '{}'))
-    if isinstance(fields, dict):
-      fields = {**_YOUNGER, **fields}
-    config = strict.parse(model_config.ModelConfig, fields)
-    model_config.check(config)
+    config = _config(metadata)
     _check(found, config, metadata.get('weights') == _MASTERS)
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
+  return config
+
+
+def load_config(path: str | os.PathLike) -> model_config.ModelConfig:
+  """Returns the model's config of an export, without its parameters.
+
+  Raises:
+    OSError, ValueError: as `load`.
+  """
+  try:
+    return _config(tensor_file.read_metadata(path, FORMAT))
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+
+
+def _config(metadata: Mapping[str, str]) -> model_config.ModelConfig:
+  fields = json.loads(metadata.get('config', '{}'))
+  if isinstance(fields, dict):
+    fields = {**_YOUNGER, **fields}
+  config = strict.parse(model_config.ModelConfig, fields)
+  model_config.check(config)
   return config
 
 

@@ -18,6 +18,7 @@ from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import lora
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
@@ -101,8 +102,9 @@ def weights(
     replica: the training state's replica, where its updates were ternary.
 
   Raises:
-    ValueError: see `deployed.quantize`.
+    ValueError: see `deployed.quantize`; or the parameters hold adapters.
   """
+  lora.refuse(params)
   if not deployed.is_deployed(params):
     params = deployed.quantize(params, config, replica)
   tables = _group(params['embedding'])

@@ -14,6 +14,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.model import lora
 from kaiju_jax.model import weighted
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import qat
@@ -68,8 +69,13 @@ class FeedForward(weighted.Weighted):
     return collectives.leave(out_BLD)
 
   def _hidden_limit(self, w_in_DF, gain_D: jax.Array) -> jax.Array:
-    """Returns the limit that an export holds, or computes it from weights."""
+    """Returns the limit that an export holds, or computes it from weights.
+
+    That of a frozen weight does not follow its adapter.
+    """
     if self.has_variable('params', 'hidden_limit'):
       return self.get_variable('params', 'hidden_limit')
     k = self.config.quantization.clamp_hidden_k
+    if isinstance(w_in_DF, lora.Adapted):
+      w_in_DF = w_in_DF.weight
     return clamp.weight_rms_limit(w_in_DF, gain_D, k)

@@ -12,9 +12,9 @@ import math
 
 from flax import linen as nn
 import jax
-from jax import lax
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import lora
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import config as quantization_config
@@ -42,7 +42,8 @@ class Weighted(nn.Module):
 
     Returns:
       `Quantized` if the config says int8, otherwise floats in the model's
-      dtype. D is whole; in the other letters it is this device's part.
+      dtype. D is whole; in the other letters it is this device's part. A weight
+      beside which the parameters hold an adapter is `lora.Adapted`.
     """
     quantization = self.config.quantization
     is_int8 = quantization_config.has_codes(quantization)
@@ -51,7 +52,19 @@ class Weighted(nn.Module):
       stem = name.removesuffix(f'_{rules.letters_of(name)}')
       b = self.param(f'bungee_{stem}', nn.initializers.zeros_init(), ())
       used = bungee.stretch(used, b)
-    return used
+    return self._adapt(name, used)
+
+  def _adapt(self, name: str, used):
+    """Returns a weight in use with its adapter, if it has one."""
+    names = lora.names_of(name)
+    if not self.has_variable('params', names.down):
+      return used
+    down, up, scale = (self.get_variable('params', one) for one in names)
+    if names.down.endswith('_DR'):
+      down = collectives.whole(down)
+    if names.up.endswith('_DR'):
+      up = collectives.whole(up)
+    return lora.Adapted(used, down, up, scale)
 
   def gather(
     self, name: str, shape: tuple[int, ...], is_int8: bool
@@ -67,10 +80,10 @@ class Weighted(nn.Module):
       ValueError: letters that do not match the shape, or no replica although
         the config says 'ternary'.
     """
-    if self._is_exported(name):
-      # `fsdp.gather` has this barrier, so the rest compiles as in training.
-      return lax.optimization_barrier(self.get_variable('params', name))
     letters, contract = rules.letters_of(name), rules.CONTRACTED[name]
+    if self._is_exported(name):
+      held = self.get_variable('params', name)
+      return fsdp.receive(held, letters, contract)
     if len(letters) != len(shape):
       raise ValueError(f'{name!r} names {len(letters)} axes, shape is {shape}.')
     fan_in = math.prod(shape[letters.index(letter)] for letter in contract)
@@ -138,7 +151,12 @@ class Weighted(nn.Module):
 def einsum(
   spec: str, x: jax.Array, w, config: model_config.ModelConfig, **options
 ) -> jax.Array:
-  """Calls `qat.einsum` with the config's input gradient and implementation."""
+  """Calls `qat.einsum` with the config's input gradient and implementation.
+
+  The product with `lora.Adapted` has the adapter's part added.
+  """
+  if isinstance(w, lora.Adapted):
+    return lora.add(spec, x, einsum(spec, x, w.weight, config, **options), w)
   quantization = config.quantization
   return qat.einsum(
     spec,

@@ -40,7 +40,16 @@ from typing import NamedTuple
 import jax
 
 from kaiju_jax.data import packing
+from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
+
+
+def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict:
+  """Returns the parameters that `Objective.split` took apart."""
+  out = {**frozen, **trained}
+  for name in trained.keys() & frozen.keys():
+    out[name] = join(trained[name], frozen[name])
+  return out
 
 
 class ZReg(NamedTuple):
@@ -106,6 +115,8 @@ class Objective:
       top-level name. The letters of their names shard them, as the model's.
     trained: the top-level names of the parameters that get a gradient; None
       for all. The others are frozen: they keep their bits and have no moments.
+    adapters: whether the adapters of frozen weights (`model/lora.py`) get a
+      gradient as well; `trained` is not None then.
   """
 
   loss: Loss
@@ -114,13 +125,32 @@ class Objective:
   )
   parameters: Callable[[], Mapping[str, Any]] = dict
   trained: tuple[str, ...] | None = None
+  adapters: bool = False
 
   def split(self, params: Mapping[str, Any]) -> tuple[dict, dict]:
     """Returns the trained and the frozen parameters."""
+    if self.adapters:
+      return lora.split(params, self.trained)
     names = params.keys() if self.trained is None else self.trained
     trained = {name: params[name] for name in params if name in names}
     frozen = {name: params[name] for name in params if name not in names}
     return trained, frozen
+
+  def train_adapters(self) -> 'Objective':
+    """Returns this objective for a model whose adapters alone are trained.
+
+    Parameters of its own are trained as well.
+
+    Raises:
+      ValueError: the objective freezes the model.
+    """
+    own = tuple(self.parameters())
+    if self.trained is not None:
+      raise ValueError(
+        'lora.rank: must be 0 for an objective that freezes the model, as'
+        " 'token_head' with frozen=True, because adapters get no gradient."
+      )
+    return dataclasses.replace(self, trained=own, adapters=True)
 
   def check(self, batch: packing.Batch) -> None:
     """Refuses a batch whose extras are not those that the loss reads.

@@ -21,9 +21,11 @@ from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers
+from kaiju_jax.objectives import language
 from kaiju_jax.runs import load
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
 from kaiju_jax.training import workdir as workdir_lib
@@ -59,22 +61,22 @@ def params(
     mesh: the mesh of the run.
 
   Raises:
-    OSError, ValueError: the path cannot be read, or its model or tokenizer does
-      not fit the run; see `load.params_for`.
+    OSError, ValueError, checkpoint.RestoreError: the path cannot be read, or
+      its model or tokenizer does not fit the run.
   """
   path = pathlib.Path(path)
   if not is_export(path):
     _check_run_tokenizer(path, experiment.data.tokenizer)
-    return load.params_for(experiment, path, mesh)
+    return _params_of_run(experiment, path, mesh)
   if path.is_dir() and (path / tokens.FILE).exists():
-    _check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
+    check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
   export = load.from_export(path)
   held = export.params
   if deployed.is_deployed(held):
     raise ValueError(
       f'begin_with={str(path)!r}: holds int8 codes; training begins with the'
       " float32 masters of a workdir, of 'experiments.uptrain' or of a model"
-      ' without int8.'
+      ' without int8. (Adapters train beside codes: lora.rank.)'
     )
   model = state.model_of(experiment)
   shapes = jax.eval_shape(lambda: state.draw_params(model, experiment.seed))
@@ -90,6 +92,13 @@ def params(
     lambda place, leaf: given.get(place, leaf), shapes
   )
   return jax.device_put(started, rules.shardings(started, mesh))
+
+
+def _params_of_run(experiment, path: pathlib.Path, mesh) -> Any:
+  """Returns the parameters of another run's model, of the same shapes."""
+  load.refuse_adapters(path, workdir_lib.load_experiment(path))
+  shapes = state.abstract(experiment, mesh, language.OBJECTIVE).params
+  return checkpoint.load(path, {'params': shapes})[0]['params']
 
 
 def _cause(
@@ -127,7 +136,7 @@ def _check_run_tokenizer(path: pathlib.Path, name: str) -> None:
   named = workdir_lib.load_experiment(path).data.tokenizer
   theirs = load.tokenizer_of(path, named)
   if theirs and name and pathlib.Path(theirs).is_file():
-    _check_tokenizer(pathlib.Path(theirs), name)
+    check_tokenizer(pathlib.Path(theirs), name)
   elif bool(theirs) != bool(name):
     raise ValueError(
       f'data.tokenizer={name!r}: is another tokenizer than {theirs!r}, which'
@@ -135,7 +144,16 @@ def _check_run_tokenizer(path: pathlib.Path, name: str) -> None:
     )
 
 
-def _check_tokenizer(file: pathlib.Path, name: str) -> None:
+def check_tokenizer(file: pathlib.Path, name: str) -> None:
+  """Refuses a run whose `data.tokenizer` is not that of its model.
+
+  Args:
+    file: the model's tokenizer.json.
+    name: the run's `data.tokenizer`.
+
+  Raises:
+    ValueError: the two differ in use.
+  """
   theirs, ours = (tokenizer_lib.load(one) for one in (str(file), name))
   if tokenizer_lib.hash_use(theirs) != tokenizer_lib.hash_use(ours):
     raise ValueError(

@@ -14,8 +14,10 @@ from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import adapters
 from kaiju_jax.runs import load
 from kaiju_jax.storage import files
+from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import workdir as workdir_lib
 
 FORMATS = ('auto', 'arcee', 'kaiju')
@@ -28,6 +30,9 @@ def export(
   accepted: Collection[str] = (),
 ) -> str:
   """Writes a run's latest checkpoint as a new folder.
+
+  Adapters are merged into their base's codes, and the message says at what
+  divergence.
 
   Args:
     workdir: folder of the run.
@@ -50,12 +55,25 @@ def export(
   if is_arcee:
     lost_lib.refuse(lost, accepted)
   found = load.from_workdir(workdir)
+  merged, beside = '', {}
+  if found.experiment.lora.rank:
+    merged = f'{describe_merged(found)}\n'
+    if not found.is_ours:
+      beside = generation.copy(pathlib.Path(found.chats))
+    found = adapters.merge(found)
   if is_arcee:
     hugging_face.write(
       out, found.params, config, found.tokenizer, accepted, found.replica
     )
   else:
-    own.write(out, found.params, config, found.tokenizer, found.replica)
+    own.write(
+      out,
+      found.params,
+      config,
+      found.tokenizer,
+      found.replica,
+      beside=beside,
+    )
   named = f'transformers has no counterpart of\n{lost_lib.lines(lost)}\n'
   how = 'an Arcee folder with the same logits'
   if not is_arcee:
@@ -63,7 +81,24 @@ def export(
   elif lost:
     how = 'an Arcee folder without these: other logits'
   where = f'step {found.step:,} of {workdir} → {out}, {how}.'
-  return f'{named}{where}' if lost else where
+  return f'{merged}{named}{where}' if lost else f'{merged}{where}'
+
+
+def describe_merged(found: load.Loaded) -> str:
+  """Returns the divergence that merging a run's adapters costs, in words.
+
+  It is measured on as many texts of the run as its batch has rows, held out if
+  it has such.
+
+  Args:
+    found: a run with adapters.
+  """
+  texts_BL = tasks.texts(found.experiment, found.experiment.data.batch)
+  nats = adapters.divergence(found, adapters.merge(found), texts_BL)
+  return (
+    f'Merged into codes: KL(beside ‖ merged) {nats.mean():.2e} nats a token'
+    f' (largest {nats.max():.2e}) over {nats.size:,} tokens.'
+  )
 
 
 def read(

@@ -15,6 +15,9 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import experiment as experiment_lib
 
+# The file of a workdir with the digest of its adapters' base.
+BASE = 'base.json'
+
 
 class Loaded(NamedTuple):
   """A model and its source.
@@ -62,6 +65,161 @@ def digest(loaded: Loaded) -> str:
   return sums.hexdigest()
 
 
+def base(path: str | os.PathLike, dtype: str) -> Loaded:
+  """Returns a model as adapters stand beside it: its codes, stacked.
+
+  A Hugging Face folder's products, tables, keys and values become int8. A model
+  of ours without int8 keeps its floats.
+
+  Args:
+    path: as for `from_anywhere`.
+    dtype: of the activations of a Hugging Face folder's model.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `from_anywhere`; or the model is
+      itself a run with adapters.
+  """
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import stream
+  from kaiju_jax.interchange import tokens
+  from kaiju_jax.model import deployed
+
+  folder = pathlib.Path(path)
+  if _is_hugging_face(folder):
+    arm = quantization_config.for_serving()
+    params, config = hugging_face.read(path, (), stream.DEPLOYED, arm, dtype)
+    file = tokens.find(folder, config.vocab_size)
+    chats = str(path) if file else ''
+    return Loaded(
+      params, config, None, file, str(path), chats=chats, is_ours=False
+    )
+  config = base_config(path, dtype)
+  found = from_anywhere(path)
+  params = found.params
+  if not deployed.is_deployed(params):
+    params = deployed.quantize(params, found.config, found.replica)
+  return found._replace(params=params, config=config, replica=None)
+
+
+def base_config(
+  path: str | os.PathLike, dtype: str
+) -> model_config.ModelConfig:
+  """Returns the config of `base`'s model, without its parameters.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `base`.
+  """
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import own
+  from kaiju_jax.training import workdir as workdir_lib
+
+  folder = pathlib.Path(path)
+  if _is_hugging_face(folder):
+    return hugging_face.read_config(
+      path, quantization_config.for_serving(), dtype
+    )
+  if not (folder / 'config.json').is_file():
+    return own.load_config(folder / own.WEIGHTS if folder.is_dir() else folder)
+  experiment = workdir_lib.load_experiment(path)
+  refuse_adapters(path, experiment)
+  config = experiment.model
+  quantization = config.quantization
+  if quantization.wire_weights == 'ternary':
+    quantization = dataclasses.replace(quantization, wire_weights='int8')
+  return dataclasses.replace(config, quantization=quantization)
+
+
+def refuse_adapters(
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
+) -> None:
+  """Raises ValueError where the run in a workdir has adapters."""
+  if experiment.lora.rank:
+    raise ValueError(
+      f'begin_with={str(path)!r}: is itself a run with adapters; merge them'
+      ' first (experiments.export_hf), and begin with that export.'
+    )
+
+
+def attach_adapters(
+  path: str | os.PathLike, base_path: str | os.PathLike = ''
+) -> Loaded:
+  """Returns a run's base with the adapters of its latest checkpoint.
+
+  Args:
+    path: the workdir of a run with adapters.
+    base_path: where the base lies; by default where the run found it.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError, checkpoint.RestoreError: as
+      `from_workdir` and `base`; or the base is not the run's.
+  """
+  import jax
+
+  from kaiju_jax.model import lora
+  from kaiju_jax.objectives import objective
+  from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import state
+  from kaiju_jax.training import workdir as workdir_lib
+
+  experiment = workdir_lib.load_experiment(path)
+  if not experiment.lora.rank:
+    raise ValueError(f'{path}: has lora.rank=0: it is no run with adapters.')
+  base_path = base_path or experiment.begin_with
+  found = base(base_path, experiment.model.dtype)
+  check_base(path, found, is_new=False)
+  trained, frozen = lora.split(state.attach(experiment, found.params))
+  shapes = jax.eval_shape(lambda: trained)
+  restored, step = checkpoint.load(path, {'params': shapes})
+  return found._replace(
+    params=objective.join(restored['params'], frozen),
+    config=experiment.model,
+    origin=f'{path}, step {step:,}, beside {base_path}',
+    experiment=experiment,
+    step=step,
+  )
+
+
+def check_base(path: str | os.PathLike, found: Loaded, is_new: bool) -> None:
+  """Refuses a base of other bytes than those that a run began with.
+
+  Args:
+    path: the workdir of a run with adapters.
+    found: the result of `base`.
+    is_new: whether the run may just begin; then this function writes the base's
+      digest where there is none.
+
+  Raises:
+    FileNotFoundError: the workdir has no digest.
+    ValueError: the digests differ.
+  """
+  from kaiju_jax.storage import files
+
+  file = pathlib.Path(path) / BASE
+  here = digest(found)
+  if is_new and not file.is_file():
+    files.write_json(file, {'digest': here, 'path': found.origin})
+    return
+  kept = files.read_json(file)
+  if kept['digest'] != here:
+    raise ValueError(
+      f'{found.origin}: is another base than that of the adapters in {path},'
+      f' which began with {kept["path"]}: digest {here}, not {kept["digest"]}.'
+    )
+
+
+def _is_hugging_face(folder: pathlib.Path) -> bool:
+  """Returns whether a path is a Hugging Face folder."""
+  from kaiju_jax.storage import addresses
+  from kaiju_jax.storage import files
+
+  addresses.refuse(folder, str(folder))
+  config = folder / 'config.json'
+  if not config.is_file():
+    return False
+  fields = files.read_json(config)
+  return isinstance(fields, dict) and 'model_type' in fields
+
+
 def from_workdir(path: str | os.PathLike) -> Loaded:
   """Returns the model of a run's latest whole checkpoint.
 
@@ -82,6 +240,8 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
   from kaiju_jax.training import workdir as workdir_lib
 
   experiment = workdir_lib.load_experiment(path)
+  if experiment.lora.rank:
+    return attach_adapters(path)
   model = step_lib.model_of(experiment)
 
   def start():
@@ -117,74 +277,6 @@ def tokenizer_of(path: str | os.PathLike, named: str) -> str:
 
   own = pathlib.Path(path) / tokens.FILE
   return str(own) if named and own.is_file() else named
-
-
-def params_for(
-  experiment: experiment_lib.Experiment, path: str | os.PathLike, mesh: Any
-) -> Any:
-  """Returns the parameters of another run's model, for a new run.
-
-  Args:
-    experiment: the experiment of the new run; its model must have the same
-      shapes.
-    path: workdir of the other run.
-    mesh: the mesh that stores the parameters.
-
-  Raises:
-    FileNotFoundError, checkpoint.RestoreError, ValueError: as `from_workdir`;
-      also a RestoreError if the shapes differ.
-  """
-  from kaiju_jax.objectives import language
-  from kaiju_jax.training import checkpoint
-  from kaiju_jax.training import state
-
-  shapes = state.abstract(experiment, mesh, language.OBJECTIVE).params
-  return checkpoint.load(path, {'params': shapes})[0]['params']
-
-
-def token_head(path: str | os.PathLike) -> tuple[Any, Any]:
-  """Returns the parameters and `TokenHeadConfig` of a run's token-level head.
-
-  Raises:
-    FileNotFoundError, checkpoint.RestoreError: as `from_workdir`.
-    ValueError: as `from_workdir`, or the run trains no token-level head.
-  """
-  import jax
-
-  from kaiju_jax.model import token_head as token_head_lib
-  from kaiju_jax.training import checkpoint
-  from kaiju_jax.training import state
-  from kaiju_jax.training import workdir as workdir_lib
-
-  experiment = workdir_lib.load_experiment(path)
-  if experiment.objective.name != 'token_head':
-    raise ValueError(
-      f'{path}: objective.name={experiment.objective.name!r}: only a run of'
-      " 'token_head' has a head."
-    )
-  shapes = jax.eval_shape(state.objective_of(experiment).parameters)
-  found, _ = checkpoint.load(path, {'params': shapes})
-  names = experiment.objective.token_head.names
-  return found['params']['token_head'], token_head_lib.TokenHeadConfig(names)
-
-
-def head(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
-  """Returns the parameters and the `TokenHeadConfig` of a token-level head.
-
-  Args:
-    path: a file of `model/token_head.save`, or the workdir of a run that
-      trained one.
-    d_model: D of the model whose hidden states the head will read.
-
-  Raises:
-    FileNotFoundError, checkpoint.RestoreError, ValueError: as `token_head`
-      and `model/token_head.load`.
-  """
-  from kaiju_jax.model import token_head as token_head_lib
-
-  if pathlib.Path(path).is_dir():
-    return token_head(path)
-  return token_head_lib.load(path, d_model=d_model)
 
 
 def decoder(loaded: Loaded, tokenizer: Any, **settings: Any) -> Any:

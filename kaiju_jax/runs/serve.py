@@ -32,6 +32,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.runs import built_in
 from kaiju_jax.runs import defaults as defaults_lib
+from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
 from kaiju_jax.runs import server_folder
@@ -366,13 +367,13 @@ def _head(settings: Settings, d_model: int) -> judge.Head | None:
   """Returns the token-level head that the settings name; None for none.
 
   Raises:
-    OSError, ValueError: see `load.head`.
+    OSError, ValueError: see `heads.load`.
   """
   beside = pathlib.Path(settings.safety) / moderation.HEAD
   if settings.head:
-    return load.head(settings.head, d_model)
+    return heads.load(settings.head, d_model)
   if settings.safety and beside.is_file():
-    return load.head(beside, d_model)
+    return heads.load(beside, d_model)
   return None
 
 

@@ -53,8 +53,9 @@ def train(
       and workdir then trace and compile once.
 
   Returns:
-    The last `state.TrainState`. Its `step` is less than the last step of the
-    run's `batch_schedule` after `until`, Ctrl-C or SIGTERM.
+    The last `state.TrainState`; adapters come without their base. Its `step` is
+    less than the last step of the run's `batch_schedule` after `until`, Ctrl-C
+    or SIGTERM.
 
   Raises:
     ValueError, OSError: settings, data or the workdir are unusable, which is
@@ -158,16 +159,25 @@ def _train(
         batches.set_state(place)
       schedule = schedule.branch(begins)
     else:
-      state = _initial(experiment, devices)
+      state = _initial(experiment, workdir, devices)
     if 'step' not in known:
       known['step'] = step.make(experiment, devices, start=state)
+    one_step = known['step'].with_rate(experiment.optimizer.learning_rate)
+    evaluate = known['evaluate']
+    if experiment.lora.rank:
+      from kaiju_jax.runs import adapters
+      from kaiju_jax.training import state as state_lib
+
+      state, one_step, evaluate = adapters.hide_base(
+        state, one_step, evaluate, state_lib.objective_of(experiment)
+      )
     return loop.train(
       experiment,
       workdir,
       state=state,
-      step=known['step'].with_rate(experiment.optimizer.learning_rate),
+      step=one_step,
       batches=placement.ShardedBatches(batches, sharding, data.batch),
-      evaluate=known['evaluate'],
+      evaluate=evaluate,
       until=until,
       schedule=schedule,
     )
@@ -183,10 +193,14 @@ def _program(experiment: experiment_lib.Experiment, mesh: Any) -> str:
   return json.dumps(data, sort_keys=True)
 
 
-def _initial(experiment: experiment_lib.Experiment, devices):
+def _initial(experiment: experiment_lib.Experiment, workdir, devices):
   """Returns the state before the first step, stored on the mesh."""
   from kaiju_jax.training import state
 
+  if experiment.lora.rank:
+    from kaiju_jax.runs import adapters
+
+    return adapters.start(experiment, workdir, devices)
   params = None
   if experiment.begin_with:
     from kaiju_jax.runs import begin
@@ -220,16 +234,39 @@ def _note_idle(count: int) -> None:
 def resolve(
   experiment: experiment_lib.Experiment,
 ) -> experiment_lib.Experiment:
-  """Returns the experiment with the sources that its mix.json names.
+  """Returns the experiment with what other files say.
 
-  The workdir holds this experiment, so that a run does not depend on a file
-  that may change.
+  These are the sources that its mix.json names, and with adapters the model of
+  their base, of which the experiment says how it is computed: `dtype`,
+  `attention` and `remat`. The workdir holds this experiment, so that a run does
+  not depend on a file that may change.
 
   Raises:
-    OSError, ValueError: see `mix_file.resolve`.
+    OSError, ValueError: see `mix_file.resolve` and `load.base_config`; or there
+      are adapters and no base.
   """
   data = mix_file.resolve(experiment.data)
+  if experiment.lora.rank:
+    model = _base_config(experiment)
+    return dataclasses.replace(experiment, data=data, model=model)
   return dataclasses.replace(experiment, data=data)
+
+
+def _base_config(
+  experiment: experiment_lib.Experiment,
+) -> model_config.ModelConfig:
+  from kaiju_jax.runs import load
+
+  if not experiment.begin_with:
+    raise ValueError(
+      f"begin_with='': must name the base of the adapters with lora.rank="
+      f'{experiment.lora.rank}: a workdir, an export or a Hugging Face folder.'
+    )
+  given = experiment.model
+  found = load.base_config(experiment.begin_with, given.dtype)
+  return dataclasses.replace(
+    found, dtype=given.dtype, attention=given.attention, remat=given.remat
+  )
 
 
 def check(experiment: experiment_lib.Experiment) -> None:
@@ -243,6 +280,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   objective_config.check(experiment.objective)
   training_config.check_optimizer(experiment.optimizer)
   training_config.check_loop(experiment.loop)
+  training_config.check_lora(experiment.lora)
   batch_schedule.schedule_of(experiment)
   if experiment.data.length > experiment.model.max_length:
     raise ValueError(
@@ -269,5 +307,9 @@ def check(experiment: experiment_lib.Experiment) -> None:
 
     replicas.least_scale(experiment)
   tasks.check(experiment)
+  if experiment.lora.rank:
+    from kaiju_jax.runs import adapters  # Imports jax: not for all.
+
+    adapters.check(experiment)
   if experiment.loop.branch:
     branch.check(experiment)

@@ -40,6 +40,13 @@ CONTRACTED = {
 }
 
 
+# The parts of a `Quantized` weight that keep contracted dimensions as size 1.
+_KEPT = 'scales', 'columns'
+
+# Parameters without letters, of which each repeat of a layer has one number.
+_SCALARS = 'bungee_', 'lora_scale_', 'hidden_limit'
+
+
 def letters_of(name: str) -> str:
   """Returns the shape suffix of a tensor's name: 'DF' of 'w_in_DF'.
 
@@ -118,7 +125,7 @@ def part(
 
 
 def _letters(name: str, rank: int) -> str:
-  if rank == 0 or (rank == 1 and name.startswith('bungee_')):
+  if rank == 0 or (rank == 1 and name.startswith(_SCALARS)):
     return 'N' * rank  # A scalar, or one for each repeat of a scan.
   letters = letters_of(name)
   if rank == len(letters) + 1:
@@ -138,7 +145,8 @@ def shardings(
   """Returns the `NamedSharding` of every leaf, from its dictionary key.
 
   Args:
-    tree: arrays or their shapes, such as parameters or a whole train state.
+    tree: arrays or their shapes, such as parameters or a whole train state;
+      codes and scales of a `Quantized` weight have its name.
     mesh: a mesh from `mesh.make`.
     table: STORED, IN_USE or ROWS.
 
@@ -149,6 +157,10 @@ def shardings(
   def of(path, leaf):
     name = name_of(path)
     axes = spec(name, len(leaf.shape), table)
+    if getattr(path[-1], 'name', '') in _KEPT:
+      # Dimensions that a scale covers have size 1 and are whole.
+      whole = [axis if n > 1 else None for n, axis in zip(leaf.shape, axes)]
+      axes = trim(whole)
     for size, axis in zip(leaf.shape, axes):
       width = 1 if axis is None else mesh.shape[axis]
       if size % width:

@@ -80,6 +80,23 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass
+class LoraConfig:
+  """Settings of adapters beside the frozen weights of `begin_with`.
+
+  Attributes:
+    rank: the adapters' rank; 0 for none, so that all weights are trained.
+    alpha: an adapter's part is multiplied by alpha / rank.
+    matrices: the weights that get one: words with * and ?, for names such as
+      'w_q' or 'w_q_DHK', or paths such as 'layer_0.attention.w_q_DHK'
+      (`model/lora.py`).
+  """
+
+  rank: int = 0
+  alpha: float = 16.0
+  matrices: str = '*'
+
+
+@dataclasses.dataclass
 class LoopConfig:
   """The length of a run, and its times of recording, evaluation and saving.
 
@@ -161,6 +178,28 @@ def check_optimizer(config: OptimizerConfig) -> None:
         f'optimizer.z_reg.{name}={getattr(config.z_reg, name)}: must not be'
         ' negative.'
       )
+
+
+def check_lora(config: LoraConfig) -> None:
+  """Refuses settings of adapters that would train nothing.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  if config.rank < 0:
+    raise ValueError(f'lora.rank={config.rank}: must be at least 0.')
+  if not config.rank and config != LoraConfig():
+    raise ValueError(
+      f'lora.rank=0: must be at least 1 with lora.alpha={config.alpha} and'
+      f' lora.matrices={config.matrices!r}; adapters of rank 0 train nothing.'
+    )
+  if not config.alpha > 0:
+    raise ValueError(f'lora.alpha={config.alpha}: must be positive.')
+  if not config.matrices.split():
+    raise ValueError(
+      f"lora.matrices={config.matrices!r}: must name weights, as 'w_q w_v', or"
+      " '*' for all."
+    )
 
 
 def check_loop(config: LoopConfig) -> None:

@@ -30,7 +30,10 @@ class Experiment:
       attends to the previous token (`evaluation/induction.py`).
     begin_with: workdir of a run, or an export with float weights
       (`runs/begin.py`), whose parameters this run begins with; '' for fresh
-      ones. It must be readable whenever the run starts or resumes.
+      ones. It must be readable whenever the run starts or resumes. With
+      adapters it is their base, which may also be an export of codes or a
+      Hugging Face folder (`runs/adapters.py`); the model is the base's.
+    lora: adapters, which alone are trained if there are any.
     seed: the seed of the parameters and of the data's order.
   """
 
@@ -51,4 +54,7 @@ class Experiment:
   )
   init: str = 'standard'
   begin_with: str = ''
+  lora: training_config.LoraConfig = dataclasses.field(
+    default_factory=training_config.LoraConfig
+  )
   seed: int = 0

@@ -10,6 +10,8 @@ import optax
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.data import mix_file
+from kaiju_jax.model import deployed
+from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import by_source
 from kaiju_jax.objectives import objective as objective_lib
@@ -78,10 +80,12 @@ def objective_of(
   """
   arguments = experiment.objective, experiment.model, experiment.data.length
   sources = mix_file.resolve(experiment.data).sources
-  if not sources:
-    return registry.make(*arguments)
-  breakdown = by_source.breakdown([one.name for one in sources])
-  return by_source.reading(registry.make(*arguments, breakdown))
+  if sources:
+    breakdown = by_source.breakdown([one.name for one in sources])
+    objective = by_source.reading(registry.make(*arguments, breakdown))
+  else:
+    objective = registry.make(*arguments)
+  return objective.train_adapters() if experiment.lora.rank else objective
 
 
 def initialize(
@@ -102,6 +106,7 @@ def initialize(
   mesh = mesh or mesh_lib.single()
   objective = objective or objective_of(experiment)
   if params is None:
+    _refuse_base(experiment)
     params = init_params(model_of(experiment), experiment.seed, mesh)
   return _store(
     lambda params: _of_experiment(experiment, mesh, objective, params),
@@ -121,6 +126,9 @@ def abstract(
 
   def start():
     params = draw_params(model_of(experiment), experiment.seed)
+    if experiment.lora.rank:
+      base = deployed.quantize(params, experiment.model)
+      params = attach(experiment, base)
     return _of_experiment(experiment, mesh, objective, params)
 
   state = jax.eval_shape(start)
@@ -131,6 +139,30 @@ def abstract(
     state,
     shardings(state, mesh),
   )
+
+
+def attach(experiment: experiment_lib.Experiment, base: Any) -> Any:
+  """Returns a base's parameters with new adapters as `experiment.lora` says.
+
+  Args:
+    experiment: the experiment.
+    base: deployed parameters, or floats where the model has no codes.
+
+  Raises:
+    ValueError: see `lora.choose`.
+  """
+  config = experiment.lora
+  return lora.attach(
+    base, config.rank, config.alpha, config.matrices, experiment.seed
+  )
+
+
+def _refuse_base(experiment: experiment_lib.Experiment) -> None:
+  if experiment.lora.rank:
+    raise ValueError(
+      f'lora.rank={experiment.lora.rank}: adapters need the parameters of their'
+      ' base; `attach` adds adapters to them.'
+    )
 
 
 def _of_experiment(experiment, mesh, objective, params) -> TrainState:

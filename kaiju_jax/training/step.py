@@ -160,7 +160,7 @@ def make(
     state = state.replace(
       step=state.step + 1,
       tokens=token_count.add(state.tokens, _row_tokens(batch, count)),
-      params=optax.apply_updates(trained, updates) | frozen,
+      params=objective_lib.join(optax.apply_updates(trained, updates), frozen),
       opt_state=opt_state,
     )
     if plan is not None:
@@ -260,7 +260,7 @@ def gradient_of(
       microbatch = jax.tree.map(lambda x: x[index], batch)
 
       def loss(trained):
-        variables = {'params': trained | frozen, **held}
+        variables = {'params': objective_lib.join(trained, frozen), **held}
         sums = objective.loss(model, variables, microbatch, z)
         chex.assert_rank([sums.loss, sums.weight], 0)  # Sums, not means.
         return sums.loss, sums

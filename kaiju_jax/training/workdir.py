@@ -18,11 +18,13 @@ from collections.abc import Iterator
 import contextlib
 import os
 import pathlib
+from typing import Any
 
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.storage import strict
+from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
 CHECKPOINTS = 'checkpoints'
@@ -98,7 +100,7 @@ def check(
   if not (path / _CONFIG).exists():
     _refuse_leftovers(path)
     return
-  differences = strict.differences(files.read_json(path / _CONFIG), wanted)
+  differences = strict.differences(_read(path / _CONFIG), wanted)
   if differences:
     lines = [
       f'  {name}: {theirs!r} in the workdir, {ours!r} in this command'
@@ -127,9 +129,17 @@ def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
       f'{file}: not found. A workdir is a folder that training wrote.'
     )
   try:
-    return strict.parse(experiment_lib.Experiment, files.read_json(file))
+    return strict.parse(experiment_lib.Experiment, _read(file))
   except ValueError as error:
     raise ValueError(f'{file}: {error}') from error
+
+
+def _read(file: pathlib.Path) -> Any:
+  """Returns the fields of a run; those that are younger have their defaults."""
+  fields = files.read_json(file)
+  if not isinstance(fields, dict):
+    return fields
+  return {'lora': strict.dump(training_config.LoraConfig()), **fields}
 
 
 def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:

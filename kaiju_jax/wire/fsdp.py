@@ -130,6 +130,23 @@ def _follow_backward(wire, _, cotangent):
 follow.defvjp(_follow_forward, _follow_backward)
 
 
+def receive(held: int8.Quantized, letters: str, contract: str):
+  """Returns a frozen weight with D whole; it has no gradient.
+
+  Args:
+    held: the owner's shard of codes and scales.
+    letters: the weight's.
+    contract: those that a matmul sums over.
+  """
+  if letters.startswith('D'):
+    codes, scales = collectives.whole(held.codes), held.scales
+    if 'D' not in contract:
+      scales = collectives.whole(scales)
+    held = held._replace(codes=codes, scales=scales)
+  # `gather` has this barrier, so the rest compiles as in training.
+  return lax.optimization_barrier(held)
+
+
 def _quantize(w, wire: Wire, table):
   """Returns codes and scales, the same on every mesh.
 

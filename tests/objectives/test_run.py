@@ -7,6 +7,7 @@ import pytest
 from kaiju_jax.data import text
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
@@ -72,14 +73,14 @@ def test_a_head_learns_behind_the_model_of_another_run(folder, tmp_path):
   for name in NAMES:
     assert last[f'eval_accuracy/{name}'] > 0.98
   # The head can be read alone, and so can its trunk.
-  head, config = load.token_head(tmp_path / 'head')
+  head, config = heads.load_run(tmp_path / 'head')
   assert config.names == NAMES
   chex.assert_trees_all_equal(head, state.params['token_head'])
   chex.assert_trees_all_equal(
     load.from_workdir(tmp_path / 'head').params, trunk
   )
   with pytest.raises(ValueError, match="only a run of 'token_head' has a head"):
-    load.token_head(tmp_path / 'language')
+    heads.load_run(tmp_path / 'language')
 
 
 @pytest.mark.parametrize(

@@ -274,3 +274,15 @@ def test_a_few_rows_of_floats_stand_behind_the_weight(spec, rows):
   product = np.einsum(spec, x, w)
   expected = 2 * np.tensordot(product, w, 1)
   np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_values_of_codes_pass_their_gradient_to_what_was_coded():
+  random = np.random.default_rng(0)
+  x, dy = (random.normal(size=(2, 3, 8)).astype(np.float32) for _ in range(2))
+
+  def of(x):
+    return jnp.sum(dy * qat.values(qat.quantize(x, (-1,), jnp.float32)))
+
+  np.testing.assert_array_equal(jax.grad(of)(x), dy)
+  coded = qat.quantize(x, (-1,), jnp.float32)
+  np.testing.assert_array_equal(qat.values(coded), int8.dequantize(coded))

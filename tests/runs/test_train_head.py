@@ -20,6 +20,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
+from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import serve
 from kaiju_jax.runs.safety import certified
@@ -203,7 +204,7 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   assert 0.05 < trained.at_once < 0.2
   out = tmp_path / 'out'
   train_head.write(trained, gate[0], out, report.report_head(trained))
-  head = load.head(out / moderation.HEAD, D)
+  head = heads.load(out / moderation.HEAD, D)
   version = moderation.head_version(head[0], head[1].names)
   moderator = moderation.Moderator(moderation.Head(version, head[1].names))
   moderator.use(out)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import lora
 from kaiju_jax.quantization import int8
 
 # A projection of a normed input lies within so many standard deviations.
@@ -91,3 +92,6 @@ def _scale(attention: dict[str, Any], name: str, factor: jax.Array) -> None:
     attention[name] = x._replace(scales=x.scales * factor)
   else:
     attention[name] = (x * factor).astype(x.dtype)
+  if name.startswith('w_') and lora.names_of(name).up in attention:
+    # An adapter's outputs have the weight's letters behind its rank.
+    _scale(attention, lora.names_of(name).up, factor)

@@ -18,6 +18,7 @@ from kaiju_jax.decoding.device import balance
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import lora
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
@@ -110,6 +111,7 @@ def _cast(params: Any, dtype: str) -> Any:
 
   def cast(path, x):
     name = str(getattr(path[-1], 'key', ''))
-    return x.astype(dtype) if name in rules.CONTRACTED else x
+    is_weight = name in rules.CONTRACTED or lora.is_trained(name)
+    return x.astype(dtype) if is_weight else x
 
   return jax.tree_util.tree_map_with_path(cast, params)

@@ -30,6 +30,7 @@ from kaiju_jax.quantization.qat.project import einsum
 from kaiju_jax.quantization.qat.straight_through import enter
 from kaiju_jax.quantization.qat.straight_through import quantize
 from kaiju_jax.quantization.qat.straight_through import quantize_kv
+from kaiju_jax.quantization.qat.straight_through import values
 from kaiju_jax.quantization.qat.table import lookup
 from kaiju_jax.quantization.qat.table import lookup_rows
 
@@ -44,4 +45,5 @@ __all__ = (
   'quantize',
   'quantize_kv',
   'remaining_scales',
+  'values',
 )

@@ -251,7 +251,10 @@ def _int8_einsum_backward(spec, options, residuals, dy):
 
 
 def _pull(letters, options, residuals, dy, dtype):
-  """Returns the gradients of x and w, the first in `dtype`."""
+  """Returns the gradients of x, in `dtype`, and of w.
+
+  A weight without a carrier is frozen, and its gradient None.
+  """
   x_letters, w_letters, out_letters, _ = letters
   x_codes, x_scales, w = residuals
   dy = dy.astype(jnp.float32)
@@ -273,13 +276,15 @@ def _pull(letters, options, residuals, dy, dtype):
   if options.nonnegative:
     x_levels = x_levels + jnp.asarray(128, dtype)
   dy_x = dy * letters_lib.align(x_scales, x_letters, out_letters)
+  if w.carrier is None:
+    return dx.astype(dtype), None
   dw = jnp.einsum(
     f'{x_letters},{out_letters}->{w_letters}',
     x_levels,
     dy_x.astype(dtype),
     preferred_element_type=jnp.float32,
   )
-  return dx.astype(dtype), dw.astype(_dtype_of_gradient(w, dtype))
+  return dx.astype(dtype), dw.astype(w.carrier.dtype)
 
 
 def _pull_by_kernel(letters, options, residuals, dy, dtype):
@@ -294,6 +299,8 @@ def _pull_by_kernel(letters, options, residuals, dy, dtype):
     dtype=dtype,
     implementation=options.implementation,
   )
+  if w.carrier is None:
+    return dx, None
   dw = by_kernel.weight_gradient(
     letters,
     x_codes,
@@ -302,14 +309,10 @@ def _pull_by_kernel(letters, options, residuals, dy, dtype):
     w,
     nonnegative=options.nonnegative,
     dtype=dtype,
-    out_dtype=_dtype_of_gradient(w, dtype),
+    out_dtype=w.carrier.dtype,
     implementation=options.implementation,
   )
   return dx, dw
-
-
-def _dtype_of_gradient(w: Quantized, dtype):
-  return dtype if w.carrier is None else w.carrier.dtype
 
 
 int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)

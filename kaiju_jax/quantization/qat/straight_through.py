@@ -39,6 +39,24 @@ def _quantize_backward(axes, dtype, like_x, cotangent):
 quantize.defvjp(_quantize_forward, _quantize_backward)
 
 
+def values(x: jax.Array | Quantized) -> jax.Array:
+  """Returns activations as floats in their gradient's dtype.
+
+  Codes count by their values, and the gradient leaves through the carrier.
+  """
+  return _values(x) if isinstance(x, Quantized) else x
+
+
+@jax.custom_vjp
+def _values(x: Quantized) -> jax.Array:
+  return int8.dequantize(x, x.carrier.dtype)
+
+
+_values.defvjp(
+  lambda x: (_values(x), None), lambda _, dy: (Quantized(None, None, dy),)
+)
+
+
 def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
   """Returns whole rows [B, L, …] of an array that devices split along L.
 

@@ -52,7 +52,8 @@ def _columns(table_DV: jax.Array, index_BL: jax.Array) -> jax.Array:
 def _lookup_forward(table_DV, index_BL):
   # An empty array remembers the dtype and V.
   if isinstance(table_DV, Quantized):
-    like = Quantized(None, None, table_DV.carrier[:0])
+    carrier = table_DV.carrier
+    like = Quantized(None, None, None if carrier is None else carrier[:0])
   else:
     like = table_DV[:0]
   return lookup(table_DV, index_BL), (like, index_BL)
@@ -61,6 +62,8 @@ def _lookup_forward(table_DV, index_BL):
 def _lookup_backward(residuals, dx_BLD):
   like, index_BL = residuals
   empty_DV = like.carrier if isinstance(like, Quantized) else like
+  if empty_DV is None:  # A frozen table.
+    return like, None
   size = empty_DV.shape[1]
   # An index outside is dropped, but a negative one would count from the end.
   index_BL = jnp.where(index_BL < 0, size, index_BL)

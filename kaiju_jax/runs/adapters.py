@@ -1,0 +1,155 @@
+"""Runs that train adapters (LoRA) beside a frozen base.
+
+    begin_with    a workdir, an export or a Hugging Face folder: the base
+    base.json     in the run's workdir: the base's digest, which a resumed run
+                  and a server compare
+
+The step's state holds base and adapters (`model/lora.py`). The loop, and with
+it a checkpoint, sees the adapters alone: `hide_base` puts the base in front of
+each step and takes it away behind it.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import os
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.model import lora
+from kaiju_jax.model import transformer
+from kaiju_jax.objectives import objective as objective_lib
+from kaiju_jax.runs import begin
+from kaiju_jax.runs import load
+from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import state as state_lib
+
+
+def start(
+  experiment: experiment_lib.Experiment,
+  workdir: str | os.PathLike,
+  mesh: jax.sharding.Mesh,
+) -> state_lib.TrainState:
+  """Returns the state before the first step, base and new adapters on `mesh`.
+
+  Raises:
+    OSError, ValueError: the base cannot be read, has another tokenizer, or is
+      not the one with which the workdir's run began.
+  """
+  found = load.base(experiment.begin_with, experiment.model.dtype)
+  if found.tokenizer:
+    begin.check_tokenizer(
+      pathlib.Path(found.tokenizer), experiment.data.tokenizer
+    )
+  load.check_base(workdir, found, is_new=True)
+  params = state_lib.attach(experiment, found.params)
+  params = jax.device_put(params, rules.shardings(params, mesh))
+  return state_lib.initialize(experiment, mesh, params=params)
+
+
+class Hidden(NamedTuple):
+  """The parts of a run whose state holds adapters alone.
+
+  Attributes:
+    state: the state without the base.
+    step: (state, batch) → (state, metrics), on such states.
+    evaluate: state → {name: value}, on such states; None for no evaluation.
+  """
+
+  state: Any
+  step: Callable[..., Any]
+  evaluate: Callable[[Any], Any] | None
+
+
+def hide_base(
+  state: state_lib.TrainState,
+  step: Callable[..., Any],
+  evaluate: Callable[[Any], Any] | None,
+  objective: objective_lib.Objective,
+) -> Hidden:
+  """Returns a run's parts as the loop sees them.
+
+  Args:
+    state: the state with the base; its arrays belong to the result.
+    step: takes and returns such states, and takes their arrays.
+    evaluate: takes such states; None for no evaluation.
+    objective: the run's objective.
+  """
+  trained, frozen = objective.split(state.params)
+
+  def whole(state):
+    return state.replace(params=objective_lib.join(state.params, frozen))
+
+  def of_adapters(state, batch):
+    nonlocal frozen
+    state, metrics = step(whole(state), batch)
+    trained, frozen = objective.split(state.params)
+    return state.replace(params=trained), metrics
+
+  reading = None if evaluate is None else lambda state: evaluate(whole(state))
+  return Hidden(state.replace(params=trained), of_adapters, reading)
+
+
+def check(experiment: experiment_lib.Experiment) -> None:
+  """Refuses a run with adapters that cannot begin.
+
+  Raises:
+    OSError, ValueError: names the field, its value and what would be right.
+  """
+  if experiment.loop.branch:
+    raise ValueError(
+      f"loop.branch={experiment.loop.branch!r}: must be '' with lora.rank="
+      f'{experiment.lora.rank}: adapters begin anew beside their base.'
+    )
+  shapes = jax.eval_shape(
+    lambda: state_lib.draw_params(
+      transformer.Transformer(experiment.model), experiment.seed
+    )
+  )
+  lora.choose(shapes, experiment.lora.matrices)
+
+
+def merge(found: load.Loaded) -> load.Loaded:
+  """Returns a model whose adapters are added to its weights."""
+  return found._replace(params=lora.merge(found.params, found.config))
+
+
+def divergence(
+  ours: load.Loaded, theirs: load.Loaded, tokens_BL: np.ndarray
+) -> np.ndarray:
+  """Returns KL(ours ‖ theirs) of each token's successor, nats [B, L].
+
+  Args:
+    ours: a model.
+    theirs: a model of the same config.
+    tokens_BL: texts without padding.
+  """
+  model = transformer.Transformer(
+    dataclasses.replace(ours.config, remat='none')
+  )
+
+  @jax.jit
+  def of_row(ours, theirs, tokens_L):
+    logs = [
+      jax.nn.log_softmax(
+        model.apply(
+          {'params': params},
+          tokens_L[None],
+          visibility_lib.causal(len(tokens_L)),
+        )[0]
+      )
+      for params in (ours, theirs)
+    ]
+    return jnp.sum(jnp.exp(logs[0]) * (logs[0] - logs[1]), axis=-1)
+
+  rows = [
+    of_row(ours.params, theirs.params, jnp.asarray(tokens_L, jnp.int32))
+    for tokens_L in tokens_BL
+  ]
+  return np.stack(jax.device_get(rows))

@@ -1,0 +1,211 @@
+"""Runs with adapters: their base, their checkpoints, and their exports."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility
+from kaiju_jax.decoding.device import weights
+from kaiju_jax.interchange import hugging_face
+from kaiju_jax.interchange import stream
+from kaiju_jax.model import deployed
+from kaiju_jax.model import lora
+from kaiju_jax.model import transformer
+from kaiju_jax.runs import adapters
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load
+from kaiju_jax.runs import train
+from kaiju_jax.training import config as training_config
+from tests import records
+from tests.interchange import family_folders
+from tests.runs import test_exchange
+from tests.runs import toys
+
+
+def experiment(texts, base, **settings):
+  one = toys.experiment(texts)
+  return dataclasses.replace(
+    one,
+    begin_with=str(base),
+    lora=training_config.LoraConfig(4, 8.0, '*'),
+    **settings,
+  )
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  return toys.write_texts(tmp_path_factory.mktemp('adapters'))
+
+
+@pytest.fixture(scope='module')
+def base(texts):
+  """A workdir and its export, of a model that has learned nothing."""
+  workdir = texts.parent / 'base'
+  test_exchange.run_of(workdir, toys.experiment(texts).model)
+  exchange.export(workdir, texts.parent / 'export')
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def programs():
+  return {}
+
+
+@pytest.fixture(scope='module')
+def run(texts, base, programs):
+  """The workdir and the last state of a run beside an export's codes."""
+  workdir = texts.parent / 'run'
+  one = experiment(texts, texts.parent / 'export')
+  return workdir, train.train(one, workdir, programs=programs)
+
+
+def logits_of(params, config, unstacked=False):
+  tokens_BL = np.arange(24, dtype=np.int32)[None] + 60
+  model = transformer.Transformer(config, unstacked=unstacked)
+  of = jax.jit(
+    lambda params: model.apply(
+      {'params': params}, tokens_BL, visibility.causal(24)
+    )
+  )
+  return np.asarray(of(params))
+
+
+def assert_equal(one, other):
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_run_holds_adapters_alone_and_resumes_to_the_same_bits(
+  texts, run, programs, tmp_path
+):
+  workdir, state = run
+  paths = jax.tree_util.tree_leaves_with_path(state.params)
+  assert paths and all(lora.is_trained(path[-1].key) for path, _ in paths)
+  one = experiment(texts, texts.parent / 'export')
+  stopped = train.train(one, tmp_path / 'run', until=2, programs=programs)
+  assert int(stopped.step) == 2
+  assert_equal(train.train(one, tmp_path / 'run', programs=programs), state)
+  assert records.of(tmp_path / 'run') == records.of(workdir)
+  losses = [one['loss'] for one in records.of(workdir) if 'loss' in one]
+  assert losses[-1] < losses[0]
+  # Of the base there is nothing in the checkpoint.
+  names = {path.name for path in workdir.glob('checkpoints/4/state/*')}
+  assert not [name for name in names if '.w_' in name and 'params' in name]
+
+
+def test_a_workdir_and_its_export_are_one_base(texts, base, run):
+  codes = load.base(texts.parent / 'export', 'bfloat16')
+  masters = load.base(base, 'bfloat16')
+  assert deployed.is_deployed(masters.params)
+  assert load.digest(masters) == load.digest(codes)
+  there = load.attach_adapters(run[0], base)
+  assert_equal(there.params, load.from_workdir(run[0]).params)
+
+
+def test_another_base_is_refused(texts, base, run, tmp_path):
+  model = dataclasses.replace(toys.experiment(texts).model, window=4)
+  test_exchange.run_of(tmp_path / 'other', model)
+  message = r'other, step 7: is another base than that of the adapters in .*run'
+  with pytest.raises(ValueError, match=message):
+    load.attach_adapters(run[0], tmp_path / 'other')
+  moved = shutil.copytree(run[0], tmp_path / 'run')
+  found = json.loads((moved / load.BASE).read_text())
+  (moved / load.BASE).write_text(json.dumps({**found, 'digest': '0' * 32}))
+  with pytest.raises(ValueError, match=r'is another base .* not 0000'):
+    train.train(experiment(texts, texts.parent / 'export'), moved)
+
+
+def test_adapters_decode_as_they_were_trained(run):
+  """What decoding reads gives the logits of the model that was trained."""
+  found = load.from_workdir(run[0])
+  ready = weights.ready(found.params, found.config)
+  layer = ready['blocks']['layer_0']['attention']
+  assert layer['lora_down_q_DR'].shape == (16, 4)
+  trained, decoded, base = (
+    logits_of(params, found.config, unstacked)
+    for params, unstacked in (
+      (found.params, False),
+      (ready, True),
+      (lora.split(found.params)[1], False),
+    )
+  )
+  moved = np.abs(trained - base).max()
+  assert np.abs(trained - decoded).max() < 0.1 * moved
+
+
+def test_adapters_of_biased_keys_are_balanced_with_them(tmp_path):
+  """Balanced keys and their queries give the logits of the model as it was."""
+  folder = tmp_path / 'qwen2'
+  family_folders.write(folder, family_folders.fields_of('qwen2'))
+  params, config = hugging_face.read(folder, (), stream.MASTERS)
+  params = lora.attach(params, 3, 6.0, 'w_q w_k w_v')
+  rng = np.random.default_rng(0)
+
+  def start(path, leaf):
+    if path[-1].key.startswith('lora_up'):
+      return np.asarray(rng.standard_normal(leaf.shape), np.float32)
+    return leaf
+
+  params = jax.tree_util.tree_map_with_path(start, params)
+  ready = weights.ready(params, config)
+  before, after = (
+    one['blocks']['layer_0']['attention'] for one in (params, ready)
+  )
+  assert (before['lora_up_k_RUK'][0] != after['lora_up_k_RUK']).any()
+  np.testing.assert_allclose(
+    logits_of(params, config), logits_of(ready, config, True), atol=1e-4
+  )
+
+
+def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
+  said = exchange.export(run[0], tmp_path / 'out')
+  assert said.startswith('Merged into codes: KL(beside ‖ merged) ')
+  found, merged = load.from_workdir(run[0]), load.from_export(tmp_path / 'out')
+  assert not lora.is_adapted(merged.params)
+  assert_equal(merged.params, adapters.merge(found).params)
+  tokens_BL = np.arange(64, dtype=np.int32).reshape(2, 32) + 60
+  nats = adapters.divergence(found, merged, tokens_BL)
+  apart = adapters.divergence(
+    found, load.base(found.experiment.begin_with, 'bfloat16'), tokens_BL
+  )
+  assert 0 <= nats.mean() < 1e-2 and nats.mean() < 0.1 * apart.mean()
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'begin_with': ''}, "begin_with='': must name the base of the adapters"),
+    ({'lora': training_config.LoraConfig(-1)}, 'lora.rank=-1: must be at'),
+    (
+      {'lora': training_config.LoraConfig(0, 8.0)},
+      'adapters of rank 0 train nothing',
+    ),
+    (
+      {'lora': training_config.LoraConfig(4, 8.0, 'w_q embedding')},
+      "'embedding' names no weight of the layers, which are w_k_DK, .*take no",
+    ),
+    ({'lora': training_config.LoraConfig(4, 0.0)}, 'lora.alpha=0.0: must be'),
+    (
+      {'lora': training_config.LoraConfig(4, 8.0, ' ')},
+      "lora.matrices=' ': must name weights",
+    ),
+  ],
+)
+def test_adapters_that_cannot_begin_are_refused(
+  texts, base, changes, message, tmp_path
+):
+  one = experiment(texts, base)
+  one = dataclasses.replace(one, **changes)
+  with pytest.raises(ValueError, match=message):
+    train.train(one, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_run_of_adapters_is_no_base(texts, base, run, tmp_path):
+  for settings in ({}, {'lora': training_config.LoraConfig()}):
+    one = dataclasses.replace(experiment(texts, run[0]), **settings)
+    with pytest.raises(ValueError, match='is itself a run with adapters'):
+      train.train(one, tmp_path / 'run')
