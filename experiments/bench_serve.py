@@ -4,6 +4,7 @@ r"""How fast does the engine serve, and how does it behave under overload?
         [--parts=reuse,between,overload,curve]
         [--turns=2] [--json=PATH] [--figure=PATH]
     taskset -c 0,1 python -m experiments.bench_serve --http
+    taskset -c 0 python -m experiments.bench_serve --host --rows=32
 
 The model is that of `experiments.benchmarks.decode`, 96.6 M parameters in the
 shape of Arcee, so that peers serve equal weights: transformers' continuous
@@ -15,7 +16,8 @@ load at several rates and draws the latency of the first token, ours and
 theirs. Compilations after the warm-up are counted; the target is none.
 
 --http serves the same load over HTTP instead, beside the engine without it, and
-says what conversations reuse.
+says what conversations reuse. --host prints the processor time of a round on
+the host alone, with --rows rows, and while 22 prompts of 32k tokens wait.
 """
 
 from collections.abc import Callable
@@ -57,6 +59,9 @@ _WAIT = flags.DEFINE_float('wait', 2.5, 'Seconds to a first token, at most.')
 _HTTP = flags.DEFINE_bool(
   'http', False, 'Compare a server over HTTP with its engine, and no peers.'
 )
+_HOST = flags.DEFINE_bool(
+  'host', False, 'Measure the host alone, over calls that take no time.'
+)
 _PEERS = flags.DEFINE_list(
   'peers',
   [f'{peer}:{dtype}' for peer, dtypes in PEERS.items() for dtype in dtypes],
@@ -73,6 +78,9 @@ def main(argv: Sequence[str]) -> None:
     command.choose(_PEERS, _PEERS.default)
   if 'between' in _PARTS.value and _ROWS.value < 2:
     raise ValueError('--rows=1: the part between needs two.')
+  if _HOST.value:
+    _host()
+    return
   lengths = [_pair(_PROMPT), _pair(_ANSWER)]
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   with tempfile.TemporaryDirectory() as folder:
@@ -122,6 +130,18 @@ def _run(folder: pathlib.Path, prompt, answer) -> None:
   found['compilations'] = len(compiled)
   if _JSON.value:
     files.write_json(pathlib.Path(_JSON.value), found)
+
+
+def _host() -> None:
+  from .benchmarks import serving_parts
+
+  for _ in range(_TURNS.value):
+    found = serving_parts.measure_host(_ROWS.value, 22, 32_768, 200)
+    print(
+      f'Host, processor time per round: {found.drawing:.2f} ms with'
+      f' {_ROWS.value} rows that draw (target 0.3), {found.waiting:.2f} ms with'
+      ' 22 prompts of 32,768 tokens waiting (target 1)'
+    )
 
 
 def _over_http(folder: pathlib.Path, prompt, answer) -> None:

@@ -77,6 +77,12 @@ _LENGTH = flags.DEFINE_integer(
   2,
 )
 _CHUNK = flags.DEFINE_integer('chunk', 256, 'Prompt tokens of a round.', 1)
+_AHEAD = flags.DEFINE_bool(
+  'ahead',
+  False,
+  'Start a round before the tokens of the one before it are read: an'
+  ' accelerator then does not wait for the host.',
+)
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 512, 'Of a reply, where the client names no limit.', 1
 )
@@ -240,6 +246,7 @@ def _settings():
     rows=_ROWS.value,
     length=_LENGTH.value,
     chunk=_CHUNK.value,
+    ahead=_AHEAD.value,
     kept=_KEPT.value,
     cache=cache_plan.parse(_CACHE.value) if _CACHE.value else None,
     max_tokens=_MAX_TOKENS.value,

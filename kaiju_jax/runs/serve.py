@@ -69,6 +69,8 @@ class Settings:
     length: tokens of a prompt and its reply; None for the model's max_length,
       or less (`cache_plan.plan`).
     chunk: prompt tokens per round.
+    ahead: whether a round is dispatched before the one before it is read, so
+      that a device need not wait for the host; replies stop a round later.
     kept: the texts for which the cache has room beside those of the rows, as
       far as `cache` allows.
     cache: the most bytes of keys and values; None for a quarter of the memory
@@ -103,6 +105,7 @@ class Settings:
   rows: int = 8
   length: int | None = None
   chunk: int = 256
+  ahead: bool = False
   kept: int = 32
   cache: int | None = None
   max_tokens: int = 512
@@ -349,6 +352,7 @@ def _engine(
     decoder,
     tokenizer,
     chunk=settings.chunk,
+    ahead=settings.ahead,
     limits=admission.Limits(settings.queue, settings.wait, settings.lease),
     head=head,
     candidates=0 if guide is None else guide.queries,

@@ -85,7 +85,7 @@ def test_two_programs_serve_any_request(engine):
   rounds = engine.rounds
   assert (rounds.shapes, rounds.widths) == ([(1, CHUNK)], [ROWS])
   waiting = rounds.waiting
-  assert waiting == 5  # A step, two prefills, two scored ones.
+  assert waiting == 6  # Two steps, two prefills, two scored ones.
   with compilations.record() as seen:
     for one in unscored(engine, 3)[:4]:
       run(engine, [one])
@@ -100,7 +100,7 @@ def test_two_programs_serve_any_request(engine):
     before = set(rounds.shapes), set(rounds.widths)
     rounds.compile_next()
     assert before[0] <= set(rounds.shapes) and before[1] <= set(rounds.widths)
-  assert len(rounds.shapes) == 3 and rounds.widths == [1, ROWS]
+  assert len(rounds.shapes) == 3 and rounds.widths == [1, 2, ROWS]
 
 
 def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):

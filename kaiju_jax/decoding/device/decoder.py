@@ -373,7 +373,7 @@ class Decoder:
 
   def check_text(self, row: int) -> None:
     """Raises ValueError if a row is not open, or is lent to a search."""
-    if row not in self.account.open_rows:
+    if not self.account.is_open(row):
       raise ValueError(
         f'row={row}: is not open; open are {self.account.open_rows}.'
       )

@@ -23,8 +23,8 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 _SMALLEST_CHUNK = 8
 # Rows of a call that prefills several short prompts.
 _ROWS = (4, 8)
-# Rows of a step that draws for few sequences.
-_WIDTHS = (1, 4)
+# From so many rows on, a step may be narrower than the cache.
+_LEAST_ROWS = 4
 _NOTHING = np.zeros(0, np.int32)
 
 
@@ -106,11 +106,10 @@ class Rounds:
         (rows, size(rows)) for rows in _ROWS if shares and rows <= decoder.rows
       }
     )
-    rows = decoder.rows
-    narrow = {
-      x for x in _WIDTHS if shares and x < rows and rows >= max(_WIDTHS)
-    }
-    self._widths = sorted({rows, *narrow})
+    self._widths = [decoder.rows]
+    if shares and decoder.rows >= _LEAST_ROWS:
+      powers = range((decoder.rows - 1).bit_length())
+      self._widths = [*(2**x for x in powers), decoder.rows]
     self._decoder = decoder
     self._state = jax.device_put(
       rounds.initial(decoder.rows, decoder.config.vocab_size),
@@ -264,7 +263,10 @@ class Rounds:
 
   @property
   def widths(self) -> list[int]:
-    """Rows of a step that are ready: few sequences do not pay for all rows."""
+    """Rows of a step that are ready: powers of two, and all of the cache's.
+
+    So few sequences do not pay for all rows.
+    """
     steps = [(width, 1) for width in self._widths]
     return [width for width, _ in self._list_ready('step', steps)]
 

@@ -117,6 +117,7 @@ class Engine:
       requeue=self._requeue,
     )
     self._shares = schedule.Shares()
+    self._lookups = lookup.Lookups()
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
     self._pace = admission.Pace(chunk)
@@ -297,7 +298,13 @@ class Engine:
     account = self.decoder.account
     left = {number: self._left(one) for number, one in self._running.items()}
     known = lookup.describe(
-      self._waiting, self._running, left, account, self._reuses, now
+      self._lookups,
+      self._waiting,
+      self._running,
+      left,
+      account,
+      self._reuses,
+      now,
     )
     budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
     return schedule.plan(known.waiting, known.running, budget, now)

@@ -107,13 +107,14 @@ class Flights:
     score_BC = None
     if drawing and self._classes and judged_BLC is None:
       score_BC = rounds.unpack_scores(packed, self._classes)
-    drawn = rounds.unpack(packed) if drawing else ()
+    drawn = [x_B.tolist() for x_B in rounds.unpack(packed)] if drawing else ()
     for place, one in list(drawing.items()):
       del drawing[place]
       one.flying -= 1
       score_C = None if score_BC is None else score_BC[place]
       if one.reason is None:
-        taken = one.take(*(x_B[place].item() for x_B in drawn), score_C)
+        token, log_probability = (x_B[place] for x_B in drawn)
+        taken = one.take(token, log_probability, score_C)
         _tell(one, taken, end)
       elif score_C is not None:
         one.take_late(score_C)

@@ -1,9 +1,10 @@
 """Describes the sequences of a round to the schedule, with rows and points.
 
-Each round looks points up anew, because they come and go. A sequence follows
-another whose prompt runs now or will run before its own, if that will record at
-least a page more of its text than the tree has. So the common beginning of
-several prompts is prefilled once, even if they came at the same moment.
+Points are looked up anew after rows or points have come or gone. A sequence
+follows another whose prompt runs now or will run before its own, if that will
+record at least a page more of its text than the tree has. So the common
+beginning of several prompts is prefilled once, even if they came at the same
+moment.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,16 @@ class RoundInputs(NamedTuple):
   pages: Mapping[str, int]
 
 
+class Lookups:
+  """The lookups of the latest round; they hold until something changes."""
+
+  def __init__(self):
+    self.key: tuple | None = None
+    self.found: list[schedule.Waiting] = []
+
+
 def describe(
+  lookups: Lookups,
   waiting: _Sequences,
   running: _Sequences,
   left: Mapping[int, int],
@@ -44,6 +54,7 @@ def describe(
 ) -> RoundInputs:
   """Returns the arguments of `schedule.plan` for the next round.
 
+  `lookups` is the engine's own, and changes.
   `left` has, by number, the tokens that each running sequence must still
   prefill. `reuses` says whether texts are recorded and resumed. `now` is the
   engine's clock, in seconds.
@@ -74,8 +85,22 @@ def describe(
     if reuses and one.phase is phases.Phase.PREFILLING:
       held = one.length - left[number]
       soon[number] = one.text(), one.stops(held)
-  for place, one in enumerate(waits[:most]):
-    waits[place] = _looked_up(one, waiting[one.number], soon, account, reuses)
+  first = waits[:most]
+  key = (
+    account.version,
+    [one.number for one in first],
+    [(number, stops) for number, (_, stops) in soon.items()],
+  )
+  if key != lookups.key:
+    lookups.found = [
+      _looked_up(one, waiting[one.number], soon, account, reuses)
+      for one in first
+    ]
+    lookups.key = key
+  waits[:most] = [
+    one._replace(needs=found.needs, left=found.left, follows=found.follows)
+    for one, found in zip(first, lookups.found)
+  ]
   return RoundInputs(waits, runs, account.free_pages())
 
 

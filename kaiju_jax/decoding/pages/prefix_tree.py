@@ -112,6 +112,11 @@ class PrefixTree:
     # How often points were made and dropped.
     self._changes = 0
 
+  @property
+  def version(self) -> int:
+    """Changes as points are made or dropped."""
+    return self._changes
+
   def __len__(self) -> int:
     return len(self._points)
 

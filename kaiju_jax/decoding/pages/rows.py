@@ -70,6 +70,8 @@ class Rows:
     self._free_rows = list(range(rows))[::-1]
     # By open row, how many pages of each ring it may have at once.
     self._set_aside: dict[int, dict[str, int]] = {}
+    # How often rows were opened and closed.
+    self._changes = 0
     self._matches: dict[int, prefix_tree.Match | None] = {}
     self._tables = {
       kind: np.full((rows, pool.row_pages), -1, np.int32)
@@ -82,6 +84,15 @@ class Rows:
   @property
   def open_rows(self) -> tuple[int, ...]:
     return tuple(sorted(self._set_aside))
+
+  @property
+  def version(self) -> tuple[int, int]:
+    """Changes as rows open or close, and as points are made or dropped."""
+    return self._changes, self.tree.version
+
+  def is_open(self, row: int) -> bool:
+    """Returns whether a row is open."""
+    return row in self._set_aside
 
   @property
   def free(self) -> int:
@@ -170,6 +181,7 @@ class Rows:
           ' free: close a row first.'
         )
     row = self._free_rows.pop()
+    self._changes += 1
     self._set_aside[row] = {kind: counts[kind] for kind in self._rings}
     self._matches[row] = match
     copies = {}
@@ -190,6 +202,7 @@ class Rows:
   def close(self, row: int) -> None:
     """Frees a row and releases its pages; ValueError if it is not open."""
     self._check_open(row)
+    self._changes += 1
     del self._set_aside[row], self._matches[row]
     for kind, table_RN in self._tables.items():
       held = table_RN[row][table_RN[row] >= 0]

@@ -81,6 +81,11 @@ def test_long_prompts_delay_running_answers_by_a_chunk_at_most(engine):
   assert engine.is_idle
 
 
+def test_the_host_is_measured_without_a_device():
+  found = serving_parts.measure_host(3, 2, 200, 4)
+  assert found.drawing > 0 and found.waiting > 0
+
+
 def test_an_overload_is_refused_at_once_and_the_rest_is_served(engine):
   arrivals = load.arrivals(
     load.Load(
