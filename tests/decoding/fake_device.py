@@ -23,9 +23,12 @@ VOCABULARY = 251
 CLASSES = 2
 
 
-def pools(length, page, window, counts) -> dict[str, paging.Pool]:
-  """Returns a global and a local pool; `counts` are their pages."""
-  ring = -(-min(length, window + page - 2) // page)
+def pools(length, page, window, counts, slack=0) -> dict[str, paging.Pool]:
+  """Returns a global and a local pool; `counts` are their pages.
+
+  Rings have `slack` slots more than a window takes.
+  """
+  ring = -(-min(length, window + page - 2 + slack) // page)
   return {
     'global': paging.Pool((1,), None, page, -(-length // page), counts[0]),
     'local': paging.Pool((0,), window, page, ring, counts[1]),
@@ -35,24 +38,30 @@ def pools(length, page, window, counts) -> dict[str, paging.Pool]:
 class Decoder:
   """Rows whose texts are hashes."""
 
-  def __init__(self, pools, rows, length):
+  def __init__(self, pools, rows, length, extra=0):
     self.config = types.SimpleNamespace(vocab_size=VOCABULARY)
     self.tokens = VOCABULARY
     self.rows, self.length, self.pools = rows, length, pools
+    self.network, self.extra = types.SimpleNamespace(pools=pools), extra
     self.account = rows_lib.Rows(pools, rows)
-    self.lengths, self.hashes, self.opened = {}, {}, {}
+    self.lengths, self.texts, self.opened = {}, {}, {}
+
+  @property
+  def hashes(self):
+    return {row: text[-1] for row, text in self.texts.items()}
 
   def open(self, length, extra=0, text=None):
     opened = self.account.open(length, extra, text)
     row = opened.row
     self.lengths[row], self.opened[row] = opened.length, length
     held = () if text is None else text.tokens[: opened.length]
-    self.hashes[row] = appended(0, held)
+    self.texts[row] = [0]
+    self._append(row, held)
     return row
 
   def close(self, row):
     self.account.close(row)
-    del self.lengths[row], self.hashes[row], self.opened[row]
+    del self.lengths[row], self.texts[row], self.opened[row]
 
   def length_of(self, row):
     return self.lengths[row]
@@ -64,7 +73,17 @@ class Decoder:
     self.account.grow(ends).keep()
     for row, added in tokens.items():
       self.lengths[row] = ends[row]
-      self.hashes[row] = appended(self.hashes[row], added)
+      self._append(row, added)
+
+  def _append(self, row, tokens):
+    """Notes the hash of a row's text behind each of these tokens."""
+    for token in tokens:
+      self.texts[row].append(appended(self.texts[row][-1], [token]))
+
+  def cut(self, row, length):
+    self.account.cut(row, length)
+    self.lengths[row] = length
+    del self.texts[row][length + 1 :]
 
 
 class Rounds:
@@ -76,7 +95,8 @@ class Rounds:
     is_judged: whether there is a head, of the dimensions of `scores`.
   """
 
-  def __init__(self, decoder, chunk, bad=None, is_judged=False):
+  def __init__(self, decoder, chunk, bad=None, is_judged=False, drafts=()):
+    self.drafts = list(drafts)
     self.shapes = sorted({(1, 8), (1, chunk), (4, max(chunk // 4, 1))})
     self.last_BLD = None
     self.scored, self.waiting = chunk, 0
@@ -117,6 +137,24 @@ class Rounds:
     score_BC = np.array([scores(self._decoder.hashes[row]) for row in rows])
     score_CB = score_BC.astype(np.float32).view(np.int32).T
     return np.concatenate([packed, score_CB])
+
+  def verify(self, row, draft_L, size):
+    assert size in self.drafts and len(draft_L) < size
+    decoder, seed = self._decoder, self._seeds[row]
+    decoder.append({row: [self._pending[row], *draft_L]})
+    own = decoder.texts[row][-len(draft_L) - 1 :]
+    packed = np.full((2 + CLASSES * self.is_judged, size), 7_777, np.int32)
+    packed[0] = rounds_lib.UNDRAWN
+    if self.is_judged:
+      score_LC = np.array([scores(text) for text in own], np.float32)
+      packed[2:, : len(own)] = score_LC.view(np.int32).T
+    for place, text in enumerate(own):
+      token = drawn(text, seed, self.bad)
+      self._pending[row] = max(token, 0)
+      packed[:2, place] = token, np.float32(-token).view(np.int32)
+      if token < 0 or place == len(draft_L) or token != draft_L[place]:
+        break
+    return packed
 
   def _drawn(self, rows):
     tokens = np.full((2, len(rows)), 7_777, np.int32)
@@ -193,7 +231,7 @@ class Searches:
       held[kind] = lowest // pool.page * pool.page
     account.settle(row, firsts, held)
     decoder.lengths[row] = length
-    decoder.hashes[row] = appended(decoder.hashes[row], tokens)
+    decoder._append(row, tokens)
 
 
 def appended(text: int, tokens) -> int:

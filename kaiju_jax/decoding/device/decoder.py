@@ -83,7 +83,12 @@ class Decoder:
         f'length={length}: the model has positions up to'
         f' model.max_length={config.max_length}.'
       )
-    self.tokens = _tokens(tokens, config.vocab_size)
+    self.tokens = config.vocab_size if tokens is None else tokens
+    if not 0 < self.tokens <= config.vocab_size:
+      raise ValueError(
+        f'tokens={tokens}: must be in 1…{config.vocab_size}, the vocabulary'
+        ' model.vocab_size.'
+      )
     heads = config.num_kv_heads
     sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
     pools = paging.pools(config.layers(), rows, length, **sizes)
@@ -227,16 +232,8 @@ class Decoder:
     """Frees a row and releases its pages; ValueError if it is not open."""
     self.account.close(row)
     if not self._held.is_lost:
-      self._give(
-        rows_lib.Opened(
-          row,
-          0,
-          self.account.table(row),
-          dict.fromkeys(self.network.pools, 0),
-          {},
-        ),
-        0,
-      )
+      tables, first = self.account.table(row), self.account.firsts(row)
+      self._give(rows_lib.Opened(row, 0, tables, first, {}), 0)
 
   def warm(self) -> None:
     """Compiles what opens and closes rows; needs a free row (pages.Full)."""
@@ -260,7 +257,30 @@ class Decoder:
         f'text has {len(text.tokens)} tokens: row {row} holds'
         f' {self.length_of(row)}.'
       )
-    return self.account.tree.record(text, self.account.pages_of(row))
+    point = self.account.tree.record(text, self.account.pages_of(row))
+    self.account.note_recorded(row, len(text.tokens))
+    return point
+
+  def cut(self, row: int, length: int) -> None:
+    """Drops a text's tokens from position `length` on, as if they never ran.
+
+    The ring must still hold the window before `length`: a decoder with `extra`
+    slots can drop as many of the latest tokens.
+
+    Raises:
+      ValueError: the row is not open or is lent to a search, it holds fewer
+        tokens, a point reads more of them, or the ring has lost some.
+    """
+    self.check_text(row)
+    if not 0 <= length <= self.length_of(row):
+      raise ValueError(
+        f'length={length}: row {row} holds {self.length_of(row)} tokens.'
+      )
+    with interrupts.delay():
+      self.account.cut(row, length)
+      tables, first = self.account.table(row), self.account.firsts(row)
+      opened = rows_lib.Opened(row, length, tables, first, {})
+      self._give(opened, int(self._opened_R[row]))
 
   def _give(self, opened: rows_lib.Opened, length: int) -> None:
     row = opened.row
@@ -419,13 +439,3 @@ class Decoder:
           f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
           f' 0…{self.config.vocab_size - 1}.'
         )
-
-
-def _tokens(tokens: int | None, vocab_size: int) -> int:
-  tokens = vocab_size if tokens is None else tokens
-  if not 0 < tokens <= vocab_size:
-    raise ValueError(
-      f'tokens={tokens}: must be in 1…{vocab_size}, the vocabulary'
-      ' model.vocab_size.'
-    )
-  return tokens

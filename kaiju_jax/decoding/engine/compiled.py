@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
 
 class _Program(NamedTuple):
-  """A compiled call: 'step', 'prefill' or 'score', and its shape."""
+  """A compiled call: 'step', 'prefill', 'score' or 'verify', and its shape."""
 
   kind: str
   rows: int
@@ -84,6 +84,7 @@ class Rounds:
     shares: whether several prompts may share a call, and a few sequences a step
       narrower than the cache: last bits depend on the shape of a call.
     judge: a token-level head that scores all tokens; None for none.
+    drafts: tokens of the calls that verify drafts; none without speculation.
 
   Attributes:
     last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
@@ -96,6 +97,7 @@ class Rounds:
     chunk: int,
     shares: bool = True,
     judge: judge_lib.Judge | None = None,
+    drafts: Sequence[int] = (),
   ):
     def size(part: int) -> int:
       return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
@@ -131,6 +133,10 @@ class Rounds:
     self._compiled: dict[_Program, Any] = {}
     self._compiling = threading.Lock()
     self._rows = max(rows for rows, _ in self._shapes)
+    self._drafts = list(drafts)
+    self._verify = decoder.jit(
+      functools.partial(rounds.verify, network, judge), donate_argnums=(1, 3)
+    )
     self._prefill = {
       is_scored: decoder.jit(
         functools.partial(
@@ -202,6 +208,34 @@ class Rounds:
       )
     return packed
 
+  def verify(
+    self, row: int, draft_L: np.ndarray, size: int, is_on: bool = True
+  ) -> jax.Array:
+    """Appends a row's drawn token and a draft; draws what follows each.
+
+    `size` is one of `drafts`, above the draft's length. The row holds the whole
+    draft then; the caller cuts what does not count (`rounds.verify`). Without
+    `is_on` the row stays as it is.
+
+    Returns:
+      `size` tokens, for `rounds.unpack`; with a head, `rounds.unpack_scores`
+      returns its scores of the appended tokens.
+    """
+    tokens_L = np.zeros(size, np.int32)
+    tokens_L[1 : len(draft_L) + 1] = draft_L
+    count = len(draft_L) + 1 if is_on else 0
+    with interrupts.delay():
+      self._state, packed = self._decoder.run(
+        self._compiled.get(_Program('verify', 1, size), self._verify),
+        self._state,
+        np.int32(row),
+        tokens_L,
+        np.int32(count),
+        self._head,
+        appends={row: count} if count else {},
+      )
+    return packed
+
   def warm(
     self,
     lengths: Sequence[int] | None = None,
@@ -232,6 +266,7 @@ class Rounds:
     if scores:
       sizes = [size for rows, size in self._shapes if rows == 1]
       programs += [_Program('score', 1, size) for size in sizes]
+    programs += [_Program('verify', 1, size) for size in self._drafts]
     if puts_off:
       now = {
         _Program('step', max(self._widths)),
@@ -242,6 +277,8 @@ class Rounds:
     for program in programs:
       if program.kind == 'step':
         self._step_of((), program.rows)
+      elif program.kind == 'verify':
+        self.verify(0, _NOTHING, program.size, is_on=False)
       else:
         shape = program.rows, program.size
         ran = self._run([], shape, _NOTHING, program.kind == 'score')
@@ -269,6 +306,12 @@ class Rounds:
     """
     steps = [(width, 1) for width in self._widths]
     return [width for width, _ in self._list_ready('step', steps)]
+
+  @property
+  def drafts(self) -> list[int]:
+    """Tokens of the calls that verify drafts and are ready, ascending."""
+    ready = self._list_ready('verify', [(1, size) for size in self._drafts])
+    return [size for _, size in ready]
 
   @property
   def scored(self) -> int:
@@ -303,6 +346,9 @@ class Rounds:
     one = np.zeros(rows, np.int32)
     if program.kind == 'step':
       function, given = self._step, (one, one)
+    elif program.kind == 'verify':
+      function = self._verify
+      given = np.int32(0), np.zeros(program.size, np.int32), np.int32(0)
     else:
       function = self._prefill[program.kind == 'score']
       many = np.zeros((rows, program.size), np.int32)

@@ -42,6 +42,7 @@ from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
@@ -64,6 +65,8 @@ class Engine:
     clock: returns seconds since any moment.
     head: a token-level head (`token_head.load`), whose scores events and
       results then carry; None for none.
+    speculates: whether drafts from a sequence's own text run where they pay
+      (`speculation.py`); a decoder with a window then needs `extra` slots.
     candidates: most of a step of a guided request; 0 for no such requests. The
       decoder then needs `extra` slots (`request.Guide.extra`).
 
@@ -87,13 +90,21 @@ class Engine:
     clock: Callable[[], float] = time.monotonic,
     head: judge_lib.Head | None = None,
     candidates: int = 0,
+    speculates: bool = False,
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
+    drafts = ()
+    if speculates:
+      drafts = speculation.list_sizes(decoder, chunk, isolates)
     self.decoder = decoder
     self._judge = None if head is None else judge_lib.Judge(head, decoder)
     self.rounds = compiled.Rounds(
-      decoder, chunk, shares=not isolates, judge=self._judge
+      decoder,
+      chunk,
+      shares=not isolates,
+      judge=self._judge,
+      drafts=drafts,
     )
     self._searches = searches.Searches(
       decoder, candidates, self._judge, is_recorded=not isolates
@@ -109,6 +120,8 @@ class Engine:
     self._flights = flights_lib.Flights(
       0 if self._judge is None else len(self._judge.names)
     )
+    drafting = decoder, self.rounds, self._flights
+    self._speculation = speculation.Speculation(*drafting)
     self._prompts = prompts_lib.Prompts(
       decoder,
       self._searches,
@@ -117,7 +130,7 @@ class Engine:
       requeue=self._requeue,
     )
     self._shares = schedule.Shares()
-    self._lookups = lookup.Lookups()
+    self._lookups = lookup.Lookups(decoder.account, self._reuses)
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
     self._pace = admission.Pace(chunk)
@@ -222,14 +235,16 @@ class Engine:
         self._join_if_it_fits(self._waiting[number])
       if self._waiting and not self._running and not plan.park:
         self._join(next(iter(self._waiting.values())))
-      self._dispatch(plan)
+      steps, draft = self._dispatch(plan)
       while len(self._flights) > (self._ahead if self._running else 0):
         self._flights.finish_round(self._leave)
       for one in () if self._ahead else self._in_rows(plan.search):
         self._searches.finish_step(one, self._leave)
-      if plan.draw or plan.prefill:
-        seconds = self._clock() - begun
-        self._pace.note(seconds, bool(plan.draw), bool(plan.prefill))
+      seconds = self._clock() - begun
+      if draft is None and (steps or plan.prefill):
+        self._pace.note(seconds, bool(steps), bool(plan.prefill))
+      if not (plan.prefill or plan.search):
+        self._speculation.time(steps, draft, seconds)
 
   def cancel(self, sequence: sequence_lib.Sequence) -> None:
     """Ends a sequence that has not ended, and frees its row."""
@@ -298,13 +313,7 @@ class Engine:
     account = self.decoder.account
     left = {number: self._left(one) for number, one in self._running.items()}
     known = lookup.describe(
-      self._lookups,
-      self._waiting,
-      self._running,
-      left,
-      account,
-      self._reuses,
-      now,
+      self._lookups, self._waiting, self._running, left, now
     )
     budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
     return schedule.plan(known.waiting, known.running, budget, now)
@@ -374,11 +383,15 @@ class Engine:
     )
     self._leave(one, 'error')
 
-  def _dispatch(self, plan: schedule.Round) -> None:
-    """Dispatches the calls of a round, without reading their tokens."""
+  def _dispatch(
+    self, plan: schedule.Round
+  ) -> tuple[int, speculation.Draft | None]:
+    """Dispatches a round's calls; returns its step's rows, and its draft."""
     self._flights.open_round()
     # In this order, so that a first token waits for no further step.
-    going = self._in_rows(plan.draw)
+    going, draft = self._speculation.choose(self._in_rows(plan.draw))
+    if draft is not None:
+      self._speculation.run(draft)
     if going:
       packed = self.rounds.step([one.row for one in going])
       self._flights.add(packed, dict(enumerate(going)))
@@ -390,6 +403,7 @@ class Engine:
     for one in self._in_rows(plan.search):
       one.passed = 0
       self._searches.run(one, self._leave)
+    return len(going), draft
 
   def _in_rows(self, numbers: Sequence[int]) -> list[sequence_lib.Sequence]:
     """Returns the sequences of a plan that have not lost their rows since."""
@@ -405,10 +419,10 @@ class Engine:
     if not (self._reuses and length and one.search is None):
       return
     text, account = one.text(length), self.decoder.account
-    pages = account.pages_of(one.row)
-    count = len(text.tokens)
+    pages, count = account.pages_of(one.row), len(text.tokens)
     if count == length or account.tree.can_record(count, pages):
       one.points.record(text, pages)
+      account.note_recorded(one.row, count)
 
   def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
     """Ends a sequence, wherever it is, and frees its row; once."""

@@ -39,10 +39,16 @@ class Generator:
     chunk: int = 256,
     isolates: bool = False,
     head: judge_lib.Head | None = None,
+    speculates: bool = False,
   ):
     self._decoder = decoder
     self.engine = engine_lib.Engine(
-      decoder, tokenizer, chunk=chunk, isolates=isolates, head=head
+      decoder,
+      tokenizer,
+      chunk=chunk,
+      isolates=isolates,
+      head=head,
+      speculates=speculates,
     )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:

@@ -26,7 +26,8 @@ class RoundInputs(NamedTuple):
 
   Attributes:
     waiting: sequences without a row.
-    running: sequences with one, but for those whose last token is on its way.
+    running: sequences with one, but for those that wait for the host to read
+      their last token, or how many of a draft count.
     pages: by kind, that new rows may take; {} where none could join.
   """
 
@@ -36,9 +37,14 @@ class RoundInputs(NamedTuple):
 
 
 class Lookups:
-  """The lookups of the latest round; they hold until something changes."""
+  """The lookups of the latest round; they hold until something changes.
 
-  def __init__(self):
+  `account` are the decoder's rows; `reuses` says whether texts are recorded and
+  resumed.
+  """
+
+  def __init__(self, account: rows_lib.Rows, reuses: bool):
+    self.account, self.reuses = account, reuses
     self.key: tuple | None = None
     self.found: list[schedule.Waiting] = []
 
@@ -48,22 +54,20 @@ def describe(
   waiting: _Sequences,
   running: _Sequences,
   left: Mapping[int, int],
-  account: rows_lib.Rows,
-  reuses: bool,
   now: float,
 ) -> RoundInputs:
   """Returns the arguments of `schedule.plan` for the next round.
 
   `lookups` is the engine's own, and changes.
   `left` has, by number, the tokens that each running sequence must still
-  prefill. `reuses` says whether texts are recorded and resumed. `now` is the
-  engine's clock, in seconds.
+  prefill. `now` is the engine's clock, in seconds.
   """
+  account, reuses = lookups.account, lookups.reuses
   waits = [one.waiting() for one in waiting.values()]
   runs = [
     one.running(left[number])
     for number, one in running.items()
-    if not one.is_whole
+    if not (one.is_whole or one.is_drafted)
   ]
   highest = max((one.priority for one in waits), default=0)
   may_park = waits and any(one.priority < highest for one in runs)

@@ -46,7 +46,9 @@ class Sequence:
     reused: tokens of the prompt that did not run.
     search: finds its continuation, until its row is text again; None for a
       sequence that draws.
-    flying: tokens that the device has drawn and the host has not read.
+    flying: calls that have drawn for it and that the host has not read.
+    is_drafted: whether one of them verifies a draft, of which the host must
+      read how many tokens count before the sequence goes on.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
     passed: rounds since its prompt or its search last ran.
     read_at: when its caller last read its events.
@@ -79,6 +81,7 @@ class Sequence:
     self.reused = 0
     self.search: beam.BeamSearch | None = None
     self.flying = 0
+    self.is_drafted = False
     self.overtaken = 0
     self.passed = 0
     self.read_at = 0.0
@@ -166,9 +169,14 @@ class Sequence:
   @property
   def is_whole(self) -> bool:
     """Whether it needs no further call, once the device has run its last."""
-    drawn = self._draw + (self._held is not None) + self.flying
+    return self.draws_left <= self.flying
+
+  @property
+  def draws_left(self) -> int:
+    """How many more times calls may draw for it, unread ones among them."""
+    drawn = self._draw + (self._held is not None)
     # The last token is judged by the call that would draw one more.
-    return drawn >= self.request.max_tokens + self.is_judged
+    return self.request.max_tokens + self.is_judged - drawn
 
   @property
   def tokens_left(self) -> int:
@@ -179,6 +187,10 @@ class Sequence:
   def tokens(self, begin: int, end: int) -> np.ndarray:
     """Returns tokens of the text, int32."""
     return self._tokens[begin : min(end, self.length)]
+
+  def known(self) -> np.ndarray:
+    """Returns the text and the token that is held, int32."""
+    return self._tokens[: self.length + (self._held is not None)]
 
   def text(self, length: int | None = None) -> prefix_tree.Text:
     """Returns the beginning of the text, all of it by default."""
@@ -315,6 +327,7 @@ class Sequence:
       return 'error'
     if self.is_judged and token not in self._stops:
       self._held = token, log_probability
+      self._tokens[self.length] = token
       return None
     return self._give(token, log_probability)
 

@@ -58,14 +58,15 @@ def make(monkeypatch):
     extra=0,
     version=b'1',
     decoder=None,
+    slack=0,
     **options,
   ):
-    pools = fake_device.pools(length + extra, PAGE, WINDOW, counts)
+    pools = fake_device.pools(length + extra, PAGE, WINDOW, counts, slack)
     monkeypatch.setattr(
       compiled,
       'Rounds',
-      lambda decoder, chunk, judge, **_: fake_device.Rounds(
-        decoder, chunk, bad, judge is not None
+      lambda decoder, chunk, judge, drafts, **_: fake_device.Rounds(
+        decoder, chunk, bad, judge is not None, drafts
       ),
     )
     names = [f'{number}' for number in range(fake_device.CLASSES)]
@@ -83,7 +84,7 @@ def make(monkeypatch):
     )
     engines.append(
       engine_lib.Engine(
-        decoder or fake_device.Decoder(pools, rows, length),
+        decoder or fake_device.Decoder(pools, rows, length, slack),
         chunk=CHUNK,
         clock=options.pop('clock', Clock()),
         **options,
@@ -503,7 +504,7 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
   for _ in range(5):
     engine.advance()
   assert not large.is_begun and one.reason is None
-  assert asked_for == ['_looked_up', '_longest', *['free_pages'] * 5]
+  assert asked_for == ['_longest', '_looked_up', *['free_pages'] * 5]
   ended(engine, one, large)
   assert is_expected(one) and is_expected(large)
 
@@ -791,24 +792,52 @@ class Life:
     self.open = going
 
 
-def lived(make, count, seed, ahead, head=None, guided=0.0):
+def draft(engine, bad, rng):
+  """Has an engine draft what will be drawn, up to a random place.
+
+  Behind it stand other tokens; a stop token ends no draft.
+  """
+  speculation = engine._speculation
+  speculation._costs.seconds = lambda kind, size: 1.0 if kind == 'step' else 0.1
+  verify, ran = engine.rounds.verify, []
+  engine.rounds.verify = lambda *call: ran.append(call) or verify(*call)
+
+  def look_up(one):
+    text, tokens = fake_device.appended(0, one.known()), []
+    for _ in range(rng.choice([0, 1, 2, 5, 15])):
+      token = fake_device.drawn(text, one.request.sampling.seed, bad)
+      if token < 0:
+        break
+      tokens.append(token)
+      text = fake_device.appended(text, [token])
+    tokens += [rng.randrange(251) for _ in range(rng.choice([0, 1, 6]))]
+    return np.array(tokens[:15], np.int32)
+
+  speculation.look_up = look_up
+  return ran
+
+
+def lived(make, count, seed, ahead, head=None, guided=0.0, speculates=False):
   bad, clock, rng = 199, Clock(), random.Random(seed)
   engine = make(
     rows=4,
-    counts=(48, 20),
+    counts=(48, 32 if speculates else 20),
     bad=bad,
     ahead=ahead,
     clock=clock,
     head=head,
     extra=9 if guided else 0,
+    speculates=speculates,
+    slack=15 if speculates else 0,
   )
+  ran = draft(engine, bad, rng) if speculates else []
   life = Life(engine, clock, rng, bad, head is not None, guided)
   plan = engine._plan
 
   def compared(now):
     """What a round reuses of earlier lookups is what fresh ones find."""
     found, kept = plan(now), engine._lookups
-    engine._lookups = lookup.Lookups()
+    engine._lookups = lookup.Lookups(kept.account, kept.reuses)
     assert plan(now) == found
     engine._lookups = kept
     return found
@@ -826,34 +855,38 @@ def lived(make, count, seed, ahead, head=None, guided=0.0):
   assert len(parked) > count // 50 and life.reused > 5 * count
   assert engine.decoder.account.tree.evicted > count // 10
   assert life.found >= guided * count // 5
+  assert len(ran) >= speculates * count // 5
   # Six users had a conversation each, with and without a name.
   assert len(engine._recorder) <= 12
   nothing_is_left(engine)
 
 
+@pytest.mark.parametrize('speculates', [False, True])
 @pytest.mark.parametrize('ahead', [False, True])
-def test_hundreds_of_lives_leave_nothing(make, ahead):
-  lived(make, 500, 10, ahead)
+def test_hundreds_of_lives_leave_nothing(make, ahead, speculates):
+  lived(make, 500, 10, ahead, speculates=speculates)
 
 
+@pytest.mark.parametrize('speculates', [False, True])
 @pytest.mark.parametrize('ahead', [False, True])
-def test_lives_under_a_head_show_nothing_unjudged(make, ahead):
-  lived(make, 200, 11, ahead, 'a head')
+def test_lives_under_a_head_show_nothing_unjudged(make, ahead, speculates):
+  lived(make, 200, 14, ahead, 'a head', speculates=speculates)
 
 
 @pytest.mark.parametrize('head', [None, 'a head'])
 @pytest.mark.parametrize('ahead', [False, True])
 def test_lives_with_searches_among_them_leave_nothing(make, moves, ahead, head):
-  lived(make, 200, 12, ahead, head, guided=0.3)
+  lived(make, 200, 13, ahead, head, guided=0.3, speculates=head is not None)
   # A search is parked only where it could not begin.
   assert set(moves) == phase_table.LEGAL - {('SEARCHING', 'PARKED')}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('speculates', [False, True])
 @pytest.mark.parametrize('ahead', [False, True])
 @pytest.mark.parametrize('seed', range(10, 15))
-def test_thousands_of_lives_leave_nothing(make, seed, ahead):
-  lived(make, 1000, seed, ahead)
+def test_thousands_of_lives_leave_nothing(make, seed, ahead, speculates):
+  lived(make, 1000, seed, ahead, speculates=speculates)
 
 
 def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
