@@ -83,6 +83,11 @@ _AHEAD = flags.DEFINE_bool(
   'Start a round before the tokens of the one before it are read: an'
   ' accelerator then does not wait for the host.',
 )
+_SPECULATE = flags.DEFINE_bool(
+  'speculate',
+  False,
+  'Draft replies from what their own text says earlier, where that pays.',
+)
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 512, 'Of a reply, where the client names no limit.', 1
 )
@@ -247,6 +252,7 @@ def _settings():
     length=_LENGTH.value,
     chunk=_CHUNK.value,
     ahead=_AHEAD.value,
+    speculates=_SPECULATE.value,
     kept=_KEPT.value,
     cache=cache_plan.parse(_CACHE.value) if _CACHE.value else None,
     max_tokens=_MAX_TOKENS.value,

@@ -28,6 +28,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.runs import built_in
@@ -63,37 +64,31 @@ class Settings:
     store: 'sqlite', or the address of a Redis, `redis://…`.
     host: the address to listen on.
     port: the port to listen on; 0 for a free one.
-    metrics_port: the port of /metrics, on loopback; with None /metrics is on
-      the server's own port, and only if that listens on loopback.
+    metrics_port: the port of /metrics, on loopback; None for the server's own,
+      where /metrics is only if that listens on loopback.
     rows: replies that are generated at once.
-    length: tokens of a prompt and its reply; None for the model's max_length,
-      or less (`cache_plan.plan`).
+    length: tokens of a prompt and its reply; None as `cache_plan.plan` says.
     chunk: prompt tokens per round.
-    ahead: whether a round is dispatched before the one before it is read, so
-      that a device need not wait for the host; replies stop a round later.
-    kept: the texts for which the cache has room beside those of the rows, as
-      far as `cache` allows.
-    cache: the most bytes of keys and values; None for a quarter of the memory
-      that is free.
+    ahead, speculates: as `engine.Engine`'s.
+    kept: texts for which the cache has room beside the rows', up to `cache`.
+    cache: most bytes of keys and values; None for a quarter of free memory.
     max_tokens: tokens of a reply if the client names no number.
     queue: the largest number of waiting requests.
     wait: the longest expected time to the first token, in seconds.
     lease: seconds that a stream may stay unread.
     grace: seconds that replies have to finish when the server stops.
-    open: whether every program on this machine may ask without the key,
-      including other accounts' programs and requests through a local proxy.
+    open: whether every program on this machine may ask without the key, other
+      accounts' and a local proxy among them.
     require_token: whether requests on loopback need a token, too.
     age: the age of this machine's user: 'adult', 'minor' or 'unknown'.
     feedback: whether the conversations of this machine's user, an adult, may be
       exported to train a model; others say so for themselves.
     safety: folder of a gate and its thresholds; '' for none.
-    head: file of a token-level head, or workdir of the run that trained it; ''
-      for the one in the folder of `safety`, if any.
+    head: file of a token-level head, or its run's workdir; '' for that in
+      `safety`, if any.
     guided: the most tokens of a guided reply; each row has room for its beams.
-    template: file of a Jinja chat template instead of the model folder's; ''
-      for none.
-    thinking: 'drop' or 'keep': whether later prompts hold the reasoning of
-      replies.
+    template: file of a Jinja chat template; '' for the model folder's own.
+    thinking: 'drop' or 'keep', the reasoning of replies in later prompts.
   """
 
   folder: str = 'server'
@@ -106,6 +101,7 @@ class Settings:
   length: int | None = None
   chunk: int = 256
   ahead: bool = False
+  speculates: bool = False
   kept: int = 32
   cache: int | None = None
   max_tokens: int = 512
@@ -340,12 +336,15 @@ def _engine(
   )
   say(cache_plan.describe(plan))
   guide = _guide(head)
+  extra = 0 if guide is None else guide.extra(settings.guided)
+  if settings.speculates:
+    extra = max(extra, speculation.SIZES[-1] - 1)
   decoder = load.decoder(
     loaded,
     tokenizer,
     rows=settings.rows,
     length=plan.length,
-    extra=0 if guide is None else guide.extra(settings.guided),
+    extra=extra,
     page_counts=plan.pages,
   )
   return engine_lib.Engine(
@@ -356,6 +355,7 @@ def _engine(
     limits=admission.Limits(settings.queue, settings.wait, settings.lease),
     head=head,
     candidates=0 if guide is None else guide.queries,
+    speculates=settings.speculates,
   )
 
 

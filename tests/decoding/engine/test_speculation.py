@@ -11,7 +11,7 @@ from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import token_head
 from tests.decoding import toys
 
-LENGTH, CHUNK = 64, 16
+LENGTH, CHUNK = 40, 8
 SAMPLINGS = (
   sampling.Sampling(temperature=0, repetition_penalty=1.4),
   sampling.Sampling(0.9, 20, 0.9, 0.01, 1.3, seed=5),
@@ -41,7 +41,7 @@ def made(config, **options):
 def run(engine, prompts_L):
   """Returns what two sequences draw beside each other, events and results."""
   several = [
-    engine.submit(request_lib.Request(prompt_L, 40, settings))
+    engine.submit(request_lib.Request(prompt_L, 30, settings))
     for prompt_L, settings in zip(prompts_L, SAMPLINGS)
   ]
   while not engine.is_idle:
@@ -50,7 +50,7 @@ def run(engine, prompts_L):
 
 
 def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
-  config = toys.config(layout='L0 G1', quantization=toys.int8())
+  config = toys.config(layout='L0', quantization=toys.int8())
   engine = made(config, mode='reference')
   drafts, costs = engine._speculation, {'step': 1.0, 'draft': 0.01}
   prompts_L = toys.tokens(config, 2, 9)
@@ -62,7 +62,7 @@ def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
 
   def look_up(one):
     text = texts[one.prompt_number]
-    rest_L = np.array(text[len(one.known()) :][:15], np.int32)
+    rest_L = np.array(text[len(one.known()) :][:7], np.int32)
     right = int(rng.integers(len(rest_L) + 1))
     rest_L[right:] = (rest_L[right:] + 1) % config.vocab_size
     lengths.append((right, len(rest_L)))
@@ -82,7 +82,7 @@ def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
         result.log_probabilities, whole.log_probabilities
       )
       assert result.reason == whole.reason == 'length'
-  assert {(0, 15), (15, 15)} <= set(lengths)
+  assert {(0, 7), (7, 7)} <= set(lengths)
 
 
 def test_what_followed_before_is_a_draft():
@@ -112,7 +112,7 @@ def test_drafts_that_do_not_pay_pause():
     tried.append(length)
     record.note(0, 15)
   assert len(tried) < 50
-  assert tried[-1] - tried[-3] > 200
+  assert np.diff(tried).max() > 200
   record.note(15, 15)
   assert record.pause == 8 and record.expect(15) > 5
 
