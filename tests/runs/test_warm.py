@@ -43,6 +43,7 @@ def engine(request):
     chunk=CHUNK,
     head=head,
     candidates=GUIDE.queries if request.param else 0,
+    speculates=request.param,
   )
   serve.warm(made)
   return made
@@ -85,7 +86,8 @@ def test_two_programs_serve_any_request(engine):
   rounds = engine.rounds
   assert (rounds.shapes, rounds.widths) == ([(1, CHUNK)], [ROWS])
   waiting = rounds.waiting
-  assert waiting == 6  # Two steps, two prefills, two scored ones.
+  # Two steps, two prefills, two scored ones, and drafts of two lengths.
+  assert waiting == (8 if engine.decoder.extra else 6)
   with compilations.record() as seen:
     for one in unscored(engine, 3)[:4]:
       run(engine, [one])

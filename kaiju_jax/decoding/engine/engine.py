@@ -120,7 +120,7 @@ class Engine:
     self._flights = flights_lib.Flights(
       0 if self._judge is None else len(self._judge.names)
     )
-    drafting = decoder, self.rounds, self._flights
+    drafting = decoder, self.rounds, self._flights, self._requeue
     self._speculation = speculation.Speculation(*drafting)
     self._prompts = prompts_lib.Prompts(
       decoder,

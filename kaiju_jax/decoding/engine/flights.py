@@ -165,8 +165,10 @@ class Flights:
         break
       reason = one.take(tokens[count], own[count], score_LC[count])
       count += 1
-    settle(count)
-    _tell(one, reason, end)
+    try:
+      settle(count)
+    finally:
+      _tell(one, reason, end)
 
 
 def _judge(judged_BLC: np.ndarray, prompts: dict[int, ScoredTokens], end: End):

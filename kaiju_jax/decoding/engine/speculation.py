@@ -14,7 +14,10 @@ twice as long each time. A round runs one draft at most, so that others wait for
 one call more. The sources are silent: all of this is our guess.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 from typing import NamedTuple
 import weakref
@@ -113,6 +116,7 @@ class Speculation:
     decoder: the model and its cache.
     rounds: the compiled calls.
     flights: calls that are to be read.
+    requeue: takes a sequence's row away, so that it waits.
   """
 
   def __init__(
@@ -120,10 +124,12 @@ class Speculation:
     decoder: decoder_lib.Decoder,
     rounds: compiled.Rounds,
     flights: flights_lib.Flights,
+    requeue: Callable[[sequence_lib.Sequence], None],
   ):
     self._decoder = decoder
     self._rounds = rounds
     self._flights = flights
+    self._requeue = requeue
     self._costs = _Costs()
     self._records: weakref.WeakKeyDictionary[sequence_lib.Sequence, _Record] = (
       weakref.WeakKeyDictionary()
@@ -151,13 +157,24 @@ class Speculation:
     """Dispatches the call that verifies a draft."""
     one, tokens_L, size = draft
     begin = self._decoder.length_of(one.row)
-    packed = self._rounds.verify(one.row, tokens_L, size)
+    with self._requeued_on_failure(one):
+      packed = self._rounds.verify(one.row, tokens_L, size)
 
     def settle(drawn: int) -> None:
-      self._decoder.cut(one.row, begin + drawn)
+      with self._requeued_on_failure(one):
+        self._decoder.cut(one.row, begin + drawn)
       self._records[one].note(drawn - 1, len(tokens_L))
 
     self._flights.add_draft(packed, one, settle)
+
+  @contextlib.contextmanager
+  def _requeued_on_failure(self, one: sequence_lib.Sequence) -> Iterator[None]:
+    """Takes a sequence's row, which may hold wrong tokens, after an error."""
+    try:
+      yield
+    except BaseException:
+      self._requeue(one)
+      raise
 
   def time(self, rows: int, draft: Draft | None, seconds: float) -> None:
     """Notes how long a round took: a step of `rows` rows, a draft, or both."""

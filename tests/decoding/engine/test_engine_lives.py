@@ -647,6 +647,37 @@ def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
   assert all(map(is_expected, several))
 
 
+@pytest.mark.parametrize('is_last', [False, True])
+@pytest.mark.parametrize('ahead', [False, True])
+def test_a_draft_that_cannot_be_dropped_costs_a_row(
+  make, monkeypatch, ahead, is_last
+):
+  """Its tokens count; what the row holds behind them is never read."""
+  engine = make(rows=2, ahead=ahead, speculates=True, slack=15)
+  draft(engine, None, random.Random(3))
+  whole, failed = engine.decoder.cut, []
+
+  def cut(row, length):
+    one = next(x for x in engine._running.values() if x.row == row)
+    if not failed and (not is_last or one.length == one.room):
+      failed.append(one)
+      raise MemoryError
+    whole(row, length)
+
+  monkeypatch.setattr(engine.decoder, 'cut', cut)
+  several = [engine.submit(make_request(9, 20, seed)) for seed in range(8)]
+  with pytest.raises(MemoryError):
+    ended(engine, *several)
+  assert (failed[0].reason is not None) == is_last
+  assert failed[0].row is None
+  ended(engine, *several)
+  assert all(map(is_expected, several))
+  # What was recorded is what was drawn.
+  again = [engine.submit(make_request(9, 20, seed)) for seed in range(8)]
+  ended(engine, *again)
+  assert all(map(is_expected, again))
+
+
 @pytest.mark.parametrize('ahead', [False, True])
 def test_a_search_that_cannot_begin_begins_again(
   make, monkeypatch, moves, ahead
