@@ -109,8 +109,9 @@ def _measure(folder: pathlib.Path) -> None:
         if turn >= 0:  # The first turn teaches what calls take.
           ratios[name].append(seconds[0] / seconds[1])
           print(f'turn {turn}: {name}: {seconds}', flush=True)
-  calls = engine._speculation._costs._seconds
-  print({' '.join(map(str, x)): f'{1e3 * y:.1f} ms' for x, y in calls.items()})
+      calls = engine._speculation.seconds()
+      told = (f'{kind} {size}: {1e3 * x:.1f}' for kind, size, x in calls)
+      print(f'ms of calls: {", ".join(told)}', flush=True)
   print('| reply | × tokens/s with drafts |\n|---|---|')
   for name, found in ratios.items():
     print(

@@ -101,6 +101,8 @@ class Sequence:
       score_LC = np.full(shape, np.nan, np.float32)
       self._judged = texts.Scores(judge.version, score_LC)
     self._memo = texts.Memo()
+    # The latest entry among the schedule's rows, and what it follows from.
+    self._entry: tuple = (None, None)
     self._text = text
     self._stops = frozenset(request.stop_tokens)
     # Drawn and not judged yet: a token and its log-probability.
@@ -234,6 +236,12 @@ class Sequence:
 
   def running(self, left: int) -> schedule.Running:
     """Returns its entry among the schedule's rows."""
+    key = left, self.passed, self.joined_at
+    if self._entry[0] != key:
+      self._entry = key, self._running(left)
+    return self._entry[1]
+
+  def _running(self, left: int) -> schedule.Running:
     return schedule.Running(
       self.number,
       self.came,

@@ -87,25 +87,25 @@ class _Record:
 
 
 class _Costs:
-  """The seconds of calls: ('step', rows) or ('draft', tokens)."""
+  """The least seconds of calls: ('step', rows) or ('draft', tokens)."""
 
   def __init__(self):
-    self._seconds: dict[tuple[str, int], float] = {}
+    self.timed: dict[tuple[str, int], float] = {}
 
   def note(self, kind: str, size: int, seconds: float) -> None:
     """Notes a call's seconds; the least count, because load only adds."""
     if seconds > 0:
-      least = self._seconds.get((kind, size), seconds)
-      self._seconds[kind, size] = min(least, seconds)
+      least = self.timed.get((kind, size), seconds)
+      self.timed[kind, size] = min(least, seconds)
 
   def seconds(self, kind: str, size: int) -> float:
     """Returns a call's seconds; a guess by its tokens if it was not timed."""
     if not size:
       return 0.0
-    if (kind, size) in self._seconds:
-      return self._seconds[kind, size]
-    tokens = sum(_CALL + size for _, size in self._seconds)
-    unit = sum(self._seconds.values()) / tokens if tokens else 1.0
+    if (kind, size) in self.timed:
+      return self.timed[kind, size]
+    tokens = sum(_CALL + size for _, size in self.timed)
+    unit = sum(self.timed.values()) / tokens if tokens else 1.0
     return unit * (_CALL + size)
 
 
@@ -183,6 +183,10 @@ class Speculation:
       self._costs.note('draft', draft.size, seconds)
     elif rows:
       self._costs.note('step', rows, seconds)
+
+  def seconds(self) -> list[tuple[str, int, float]]:
+    """Returns the calls that were timed: kind, rows or tokens, and seconds."""
+    return [(*call, x) for call, x in self._costs.timed.items()]
 
   def look_up(self, one: sequence_lib.Sequence) -> np.ndarray:
     """Returns tokens that may follow a sequence's text; [0] for none."""
