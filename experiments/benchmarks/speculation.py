@@ -9,10 +9,14 @@ then takes the recorded token instead. One reply has a part that is copied from
 the prompt, in a few spans; one has nothing of it; one is a random walk over few
 tokens, in which nearly all drafts are wrong. Each is given out with and without
 speculation, in turns, and the figure is the median ratio of both times from the
-first token to the last. The engine times its calls by the same clock.
+first token to the last. The engine times its calls by the same clock. Beside
+it stands the ratio of the calls' least times, which other load moves less.
 """
 
+import collections
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import functools
 import pathlib
 import statistics
@@ -100,24 +104,54 @@ def _measure(folder: pathlib.Path) -> None:
     engine.warm([_PROMPT.value])
     drafts = engine.rounds.drafts
     ratios = {name: [] for name in scripts}
+    calls = {}
     for turn in range(-1, _TURNS.value):
       for number, (name, text_L) in enumerate(scripts.items()):
         seconds = []
         for sizes in [], drafts:
           engine.rounds._drafts = sizes
-          seconds.append(_answer(engine, text_L, number, clock))
+          calls[name, bool(sizes)] = collections.Counter()
+          with _counted(engine, calls[name, bool(sizes)]):
+            seconds.append(_answer(engine, text_L, number, clock))
         if turn >= 0:  # The first turn teaches what calls take.
           ratios[name].append(seconds[0] / seconds[1])
           print(f'turn {turn}: {name}: {seconds}', flush=True)
-      calls = engine._speculation.seconds()
-      told = (f'{kind} {size}: {1e3 * x:.1f}' for kind, size, x in calls)
-      print(f'ms of calls: {", ".join(told)}', flush=True)
-  print('| reply | × tokens/s with drafts |\n|---|---|')
+  least = {call[:2]: call[2] for call in engine._speculation.seconds()}
+  print('Least ms:', {k: round(1e3 * x, 1) for k, x in least.items()})
+  print('| reply | calls | × tokens/s | × by least times |\n|---|---|---|---|')
   for name, found in ratios.items():
-    print(
-      f'| {name} | {statistics.median(found):.2f}'
-      f' ({min(found):.2f} to {max(found):.2f}) |'
+    without, drafted = (
+      sum(count * least[call] for call, count in calls[name, x].items())
+      for x in (False, True)
     )
+    told = ', '.join(
+      f'{count} {kind} {size}'
+      for (kind, size), count in sorted(calls[name, True].items())
+    )
+    print(
+      f'| {name} | {told} | {statistics.median(found):.2f}'
+      f' ({min(found):.2f} to {max(found):.2f}) | {without / drafted:.2f} |'
+    )
+
+
+@contextlib.contextmanager
+def _counted(engine, calls: collections.Counter) -> Iterator[None]:
+  """Counts the calls that a reply takes."""
+  rounds = engine.rounds
+
+  def step(rows):
+    calls['step', len(rows)] += 1
+    return type(rounds).step(rounds, rows)
+
+  def verify(row, draft_L, size):
+    calls['draft', size] += 1
+    return type(rounds).verify(rounds, row, draft_L, size)
+
+  rounds.step, rounds.verify = step, verify
+  try:
+    yield
+  finally:
+    del rounds.step, rounds.verify
 
 
 def _forced(draw, script_SL, logits_BV, settings, index_B, seen_BV=None):
