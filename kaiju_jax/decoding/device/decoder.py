@@ -83,12 +83,7 @@ class Decoder:
         f'length={length}: the model has positions up to'
         f' model.max_length={config.max_length}.'
       )
-    self.tokens = config.vocab_size if tokens is None else tokens
-    if not 0 < self.tokens <= config.vocab_size:
-      raise ValueError(
-        f'tokens={tokens}: must be in 1…{config.vocab_size}, the vocabulary'
-        ' model.vocab_size.'
-      )
+    self.tokens = _tokens(tokens, config.vocab_size)
     heads = config.num_kv_heads
     sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
     pools = paging.pools(config.layers(), rows, length, **sizes)
@@ -439,3 +434,13 @@ class Decoder:
           f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
           f' 0…{self.config.vocab_size - 1}.'
         )
+
+
+def _tokens(tokens: int | None, vocab_size: int) -> int:
+  tokens = vocab_size if tokens is None else tokens
+  if not 0 < tokens <= vocab_size:
+    raise ValueError(
+      f'tokens={tokens}: must be in 1…{vocab_size}, the vocabulary'
+      ' model.vocab_size.'
+    )
+  return tokens

@@ -190,7 +190,7 @@ class Sequence:
     """Returns tokens of the text, int32."""
     return self._tokens[begin : min(end, self.length)]
 
-  def known(self) -> np.ndarray:
+  def whole_text(self) -> np.ndarray:
     """Returns the text and the token that is held, int32."""
     return self._tokens[: self.length + (self._held is not None)]
 

@@ -190,14 +190,14 @@ class Speculation:
 
   def look_up(self, one: sequence_lib.Sequence) -> np.ndarray:
     """Returns tokens that may follow a sequence's text; [0] for none."""
-    return find(one.known())
+    return find(one.whole_text())
 
   def _draft(
     self, one: sequence_lib.Sequence, rows: int
   ) -> tuple[float, Draft] | None:
     """Returns the tokens per second with a sequence's draft, if it pays."""
     record = self._records.setdefault(one, _Record())
-    length = len(one.known())
+    length = len(one.whole_text())
     if one.draws_left < 2 or length < record.until:
       return None
     tokens_L = self.look_up(one)[: one.draws_left - 1]

@@ -834,7 +834,7 @@ def draft(engine, bad, rng):
   engine.rounds.verify = lambda *call: ran.append(call) or verify(*call)
 
   def look_up(one):
-    text, tokens = fake_device.appended(0, one.known()), []
+    text, tokens = fake_device.appended(0, one.whole_text()), []
     for _ in range(rng.choice([0, 1, 2, 5, 15])):
       token = fake_device.drawn(text, one.request.sampling.seed, bad)
       if token < 0:

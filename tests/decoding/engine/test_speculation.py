@@ -55,14 +55,14 @@ def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
   drafts, costs = engine._speculation, {'step': 1.0, 'draft': 0.01}
   prompts_L = toys.tokens(config, 2, 9)
   with monkeypatch.context() as patched:
-    patched.setattr(drafts, 'look_up', lambda one: one.known()[:0])
+    patched.setattr(drafts, 'look_up', lambda one: one.whole_text()[:0])
     want = run(engine, prompts_L)
   texts = [[*prompt, *x.tokens] for prompt, (_, x) in zip(prompts_L, want)]
   rng, lengths = np.random.default_rng(2), []
 
   def look_up(one):
     text = texts[one.prompt_number]
-    rest_L = np.array(text[len(one.known()) :][:7], np.int32)
+    rest_L = np.array(text[len(one.whole_text()) :][:7], np.int32)
     right = int(rng.integers(len(rest_L) + 1))
     rest_L[right:] = (rest_L[right:] + 1) % config.vocab_size
     lengths.append((right, len(rest_L)))
