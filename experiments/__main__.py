@@ -65,6 +65,7 @@ PURPOSES = {
     'benchmarks.sampled_targets',
     'benchmarks.second_turn',
     'benchmarks.soak',
+    'benchmarks.speculation',
     'benchmarks.startup',
     'benchmarks.step',
     'benchmarks.stores',

@@ -33,7 +33,9 @@ from . import open_shapes
 _SHAPE = flags.DEFINE_enum(
   'shape', 'smollm2-135m', list(open_shapes.SHAPES), 'Whose.'
 )
-_FOLDER = flags.DEFINE_string('folder', '', 'Of the shape, if it was written.')
+_MODEL = flags.DEFINE_string(
+  'model', '', 'A Hugging Face folder of a shape; by default one is written.'
+)
 _PROMPT = flags.DEFINE_integer('prompt', 256, 'Tokens of the prompt.', 64)
 _REPLY = flags.DEFINE_integer('reply', 256, 'Tokens of a reply.', 8)
 _COPIED = flags.DEFINE_float('copied', 0.4, 'Part that is copied.', 0.0, 1.0)
@@ -192,8 +194,8 @@ def _answer(engine, text_L, number: int, clock) -> float:
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  if _FOLDER.value:
-    _measure(pathlib.Path(_FOLDER.value))
+  if _MODEL.value:
+    _measure(pathlib.Path(_MODEL.value))
     return
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
