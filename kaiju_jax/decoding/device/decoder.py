@@ -271,6 +271,8 @@ class Decoder:
       raise ValueError(
         f'length={length}: row {row} holds {self.length_of(row)} tokens.'
       )
+    if length == self.length_of(row):
+      return
     with interrupts.delay():
       self.account.cut(row, length)
       tables, first = self.account.table(row), self.account.firsts(row)
