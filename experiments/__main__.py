@@ -60,6 +60,7 @@ PURPOSES = {
     'benchmarks.corpora',
     'benchmarks.decode',
     'benchmarks.device',
+    'benchmarks.lora_memory',
     'benchmarks.mixture',
     'benchmarks.open_models',
     'benchmarks.sampled_targets',

@@ -1,7 +1,7 @@
 """Compiles a step of adapters and one of all weights; prints their memory.
 
     python -m experiments.benchmarks.lora_memory
-    python -m experiments.benchmarks.lora_memory --shape=smollm2-135m \
+    python -m experiments.benchmarks.lora_memory --shape=smollm2-135m \\
         --ranks=8,64
 
 Nothing is allocated: the steps are compiled for abstract arguments. Counted are
