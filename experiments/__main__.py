@@ -44,6 +44,7 @@ PURPOSES = {
     'chat_facts',
     'persona',
     'judge',
+    'gate',
   ),
   'plan': (
     'describe',

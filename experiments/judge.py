@@ -59,7 +59,6 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.evaluation.persona import labels
   from kaiju_jax.runs import persona_judge
   from kaiju_jax.runs.corpora import read
-  from kaiju_jax.storage import folders
 
   if _OUT.value:
     read.refuse_existing(_OUT.value)
@@ -81,14 +80,7 @@ def main(argv: Sequence[str]) -> None:
     before,
   )
   text = '\n'.join(persona_judge.table(decision))
-  print(text)
-  if _OUT.value:
-    with folders.write_whole(_OUT.value) as out:
-      decision_lib.write(out / decision_lib.FILE, decision)
-      (out / 'report.md').write_text(
-        f'{text}\n\n{decision}\n', encoding='utf-8'
-      )
-  decision_lib.finish(decision)
+  decision_lib.conclude(decision, text, _OUT.value)
 
 
 if __name__ == '__main__':

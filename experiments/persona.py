@@ -107,19 +107,14 @@ def _run() -> None:
   from kaiju_jax.runs import persona_judge
   from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
-  from kaiju_jax.storage import folders
 
   if _OUT.value:
     read.refuse_existing(_OUT.value)
-  before = (
-    decision_lib.load(pathlib.Path(_WATCH.value)) if _WATCH.value else None
+  before = _load(_WATCH)
+  calibration = _load(_CALIBRATION)
+  conversations, source = persona.conversations(
+    pathlib.Path(_GOLDEN.value or _GOLDEN_FILE), _GENERATED.value, _SEED.value
   )
-  calibration = (
-    decision_lib.load(pathlib.Path(_CALIBRATION.value))
-    if _CALIBRATION.value
-    else None
-  )
-  conversations, source = _conversations()
   judge = persona_judge.read(_JUDGE.value, _JUDGE_MODEL.value)
   responder, name, identity = _responder()
   persona_judge.refuse_own(judge.identity, identity)
@@ -152,29 +147,7 @@ def _run() -> None:
   text = '\n'.join(
     persona.tables(f'Persona by {judge.identity}, {run}: {who}', found)
   )
-  print(text)
-  if _OUT.value:
-    with folders.write_whole(_OUT.value) as out:
-      decision_lib.write(out / decision_lib.FILE, decision)
-      (out / 'report.md').write_text(
-        f'{text}\n\n{decision}\n', encoding='utf-8'
-      )
-  decision_lib.finish(decision)
-
-
-def _conversations():
-  """Returns the conversations, and the SHA-256 or the seed of their source."""
-  from kaiju_jax.evaluation import decision
-  from kaiju_jax.evaluation.persona import golden
-
-  if _GENERATED.value:
-    from kaiju_jax.tasks.dialogues import golden as generated
-
-    count, seed = _GENERATED.value, _SEED.value
-    source = f'generated, {count} per tier, seed {seed}'
-    return generated.conversations(count, seed), source
-  path = pathlib.Path(_GOLDEN.value or _GOLDEN_FILE)
-  return golden.load(path), decision.digest(path)
+  decision_lib.conclude(decision, text, _OUT.value)
 
 
 def _responder():
@@ -193,6 +166,13 @@ def _responder():
     opened.generator, opened.format, _TEMPERATURE.value, _SEED.value
   )
   return responder, opened.origin, f'checkpoint {opened.digest}'
+
+
+def _load(flag: flags.FlagHolder):
+  """Returns the decision that a flag names; None without one."""
+  from kaiju_jax.evaluation import decision
+
+  return decision.load(pathlib.Path(flag.value)) if flag.value else None
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import pathlib
 import statistics
 from typing import Any
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.runs import report
+from kaiju_jax.tasks.dialogues import golden as generated_lib
 
 MEDIAN, NEEDED = 4.2, 200
 
@@ -41,6 +43,25 @@ class Judged(NamedTuple):
   def mean(self) -> float:
     """The mean of the properties."""
     return statistics.fmean(self.score.values())
+
+
+def conversations(
+  path: pathlib.Path, generated: int, seed: int
+) -> tuple[Sequence[golden.Conversation], str]:
+  """Returns conversations, and the SHA-256 or the seed of their source.
+
+  Args:
+    path: a file of them.
+    generated: so many generated ones per tier instead; 0 for the file.
+    seed: seed of the generated ones.
+
+  Raises:
+    OSError, ValueError: see `golden.load`.
+  """
+  if generated:
+    source = f'generated, {generated} per tier, seed {seed}'
+    return generated_lib.conversations(generated, seed), source
+  return golden.load(path), decision_lib.digest(path)
 
 
 def judge(
@@ -79,7 +100,10 @@ def checks(
 
 
 def drop_checks(
-  judged: Sequence[Judged], before: Mapping[str, float], most: float
+  judged: Sequence[Judged],
+  before: Mapping[str, float],
+  most: float,
+  tiers: Sequence[str] = golden.TIERS,
 ) -> Iterator[decision_lib.Check]:
   """Yields a check per tier: the mean has not dropped by more than `most`.
 
@@ -90,8 +114,10 @@ def drop_checks(
     judged: the candidate's conversations.
     before: the baseline's scores by conversation.
     most: the largest allowed drop.
+    tiers: the tiers that are checked.
   """
-  for tier, drops in drops_by_tier(judged, before).items():
+  for tier in tiers:
+    drops = drops_by_tier(judged, before)[tier]
     if len(drops) < 2:
       yield decision_lib.Check(
         decision_lib.NOT_EVALUATED,

@@ -16,6 +16,7 @@ from kaiju_jax.evaluation.persona import calibration
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
 from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
 from kaiju_jax.runs import report
@@ -27,30 +28,37 @@ class Opened(NamedTuple):
   """A model that answers or judges.
 
   Attributes:
-    generator: the model.
+    generator: the model, as a server draws from it.
+    decoder: the generator's decoder.
     format: its chat format.
     digest: hash of its parameters.
     origin: a description of its source.
   """
 
   generator: generator_lib.Generator
+  decoder: Any
   format: chat.Format
   digest: str
   origin: str
 
 
-def open_model(path: str, rows: int) -> Opened:
+def open_model(
+  path: str,
+  rows: int,
+  quantization: quantization_config.QuantizationConfig | None = None,
+) -> Opened:
   """Opens a workdir, an export or a Hugging Face folder.
 
   Args:
     path: the model.
     rows: texts that it answers at a time.
+    quantization: see `load.from_anywhere`.
 
   Raises:
     OSError, RuntimeError, ValueError: as `load.from_anywhere`; also a
       ValueError for a model that only continues text.
   """
-  loaded = load.from_anywhere(path)
+  loaded = load.from_anywhere(path, quantization=quantization)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = defaults.read(loaded, tokenizer).format
   if format is None:
@@ -62,9 +70,8 @@ def open_model(path: str, rows: int) -> Opened:
   decoder = load.decoder(
     loaded, tokenizer, rows=rows, length=loaded.config.max_length
   )
-  return Opened(
-    generator_lib.Generator(decoder, tokenizer), format, digest, loaded.origin
-  )
+  generator = generator_lib.Generator(decoder, tokenizer)
+  return Opened(generator, decoder, format, digest, loaded.origin)
 
 
 def client(address: str) -> Any:

@@ -15,7 +15,7 @@ A probe looks at the reply to one turn, counted from 1, for one property:
 description) or 'goal' (what it wants). The last turn must be probed for
 backstory, so that a conversation shows whether a fact of its beginning holds
 to its end. `author` says who wrote it; 'generated' marks those that a program
-made.
+made. A line may name its `language` as well; it is 'en' by default.
 """
 
 from collections.abc import Iterable
@@ -31,6 +31,7 @@ from kaiju_jax.storage import strict
 TIERS = 'public', 'official', 'mature'
 PROPERTIES = 'speech', 'backstory', 'goal'
 TURNS = 8
+LANGUAGE = 'en'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Conversation:
     character: the character.
     turns: `TURNS` messages with reference replies.
     probes: at least one per property.
+    language: the language that is spoken, as BCP 47 names it.
   """
 
   id: str
@@ -91,6 +93,7 @@ class Conversation:
   character: Character
   turns: tuple[Turn, ...]
   probes: tuple[Probe, ...]
+  language: str = LANGUAGE
 
 
 def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
@@ -132,6 +135,8 @@ def check(one: Conversation) -> Conversation:
     raise ValueError('id: must not be empty.')
   if one.tier not in TIERS:
     raise ValueError(f'tier={one.tier!r}: must be one of {", ".join(TIERS)}.')
+  if not one.language.strip():
+    raise ValueError('language: must not be empty.')
   if not one.author:
     raise ValueError('author: must say who wrote the conversation.')
   if len(one.turns) != TURNS:
@@ -186,7 +191,7 @@ def _parse(data: Any) -> Conversation:
   """
   if not isinstance(data, dict):
     raise ValueError(f'{data!r}: must be an object.')
-  data = dict(data)
+  data = {'language': LANGUAGE, **data}
   for name, cls in ('turns', Turn), ('probes', Probe):
     given = data.get(name)
     if not isinstance(given, list):

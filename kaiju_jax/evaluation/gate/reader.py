@@ -1,0 +1,87 @@
+"""Reads texts as a served model does: logits, keys and values.
+
+It runs the forward pass of the decoder's own parameters, codes or floats.
+`cached_agreement` says how far a cache is from it.
+"""
+
+from collections.abc import Iterator
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.model import attention
+
+# Tokens whose logits exist at a time.
+PART = 256
+
+
+class Reading(NamedTuple):
+  """A text as a model reads it.
+
+  Attributes:
+    logits: iterates over float32 [≤ PART, V], the next token's of each token.
+    stored: by layer that owns keys and values: (keys, values), arrays or
+      `Quantized`, [U, L, K]. Behind the text they hold padding.
+  """
+
+  logits: Iterator[np.ndarray]
+  stored: dict[int, tuple[Any, Any]]
+
+
+class Reader:
+  """A model and the one length that its forward pass is compiled for."""
+
+  def __init__(self, decoder: decoder_lib.Decoder, length: int):
+    """Takes the model.
+
+    Args:
+      decoder: the model.
+      length: the most tokens of a text; a shorter one is padded at its end,
+        which no token before it sees.
+    """
+    self._decoder = decoder
+    self._length = -(-length // PART) * PART
+    self._run = jax.jit(functools.partial(_run, decoder, self._length))
+
+  def read(self, tokens_L: np.ndarray) -> Reading:
+    """Returns a text's logits, keys and values.
+
+    Raises:
+      ValueError: it has more tokens than `length`.
+    """
+    count = len(tokens_L)
+    if count > self._length:
+      raise ValueError(f'{count} tokens: at most {self._length} are read.')
+    padded_1L = np.pad(tokens_L, (0, self._length - count))[None]
+    hidden_1LD, stored = self._run(self._decoder.params, padded_1L)
+
+    def logits():
+      for begin in range(0, count, PART):
+        part_LV = self._decoder.logits(hidden_1LD[:, begin : begin + PART])[0]
+        yield np.asarray(part_LV)[: count - begin]
+
+    return Reading(logits(), stored)
+
+
+def _run(decoder: decoder_lib.Decoder, length: int, params, tokens_1L):
+  hidden_1LD, kept = decoder.network.model.apply(
+    {'params': params},
+    tokens_1L,
+    visibility_lib.causal(length),
+    method='hidden',
+    capture_intermediates=lambda module, _: isinstance(
+      module, attention.Attention
+    ),
+    mutable=['intermediates'],
+  )
+  layers, stored = kept['intermediates']['blocks'], {}
+  for pool in decoder.network.pools.values():
+    for owner in pool.owners:
+      [(_, kv)] = layers[f'layer_{owner}']['attention']['__call__']
+      stored[owner] = tuple(kv)
+  return hidden_1LD, stored

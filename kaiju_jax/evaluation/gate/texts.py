@@ -1,0 +1,77 @@
+"""Golden conversations as tokens, each of which belongs to a class.
+
+A server's prompt is the character (`prefix`), then messages. A quantization
+that is fitted to prose may keep prose and lose the character, so that tokens
+are counted apart: those of the prefix, of the user's messages, and of the
+character's replies. The replies are the references, so that every model reads
+the same tokens.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import chat
+from kaiju_jax.evaluation.persona import golden
+
+CLASSES = 'prefix', 'user', 'character'
+_CLASS = {'user': 'user', 'assistant': 'character'}
+
+
+class Text(NamedTuple):
+  """A conversation's tokens.
+
+  Attributes:
+    tokens_L: int32.
+    classes_L: the class of each token, an index of `CLASSES`.
+    tier: the character's tier.
+    language: the conversation's language.
+  """
+
+  tokens_L: np.ndarray
+  classes_L: np.ndarray
+  tier: str
+  language: str
+
+
+def encode(conversation: golden.Conversation, format: chat.Format) -> Text:
+  """Returns the tokens of a conversation with its reference replies.
+
+  They are those that a server makes of it.
+
+  Args:
+    conversation: the conversation.
+    format: the chat format of the models' tokenizer.
+
+  Raises:
+    TooLong: the character is longer than a prefix may be.
+  """
+  fields = card_fields.Fields(**dataclasses.asdict(conversation.character))
+  parts = [prompt_lib.prefix(fields, format)]
+  classes = [np.zeros(len(parts[0]), np.int8)]
+  after = format.advance('system')
+  for role, text in messages(conversation):
+    tokens_L = format.message(role, text, after)
+    parts.append(tokens_L)
+    index = CLASSES.index(_CLASS[role])
+    classes.append(np.full(len(tokens_L), index, np.int8))
+    after = format.advance(role, after)
+  return Text(
+    np.concatenate(parts),
+    np.concatenate(classes),
+    conversation.tier,
+    conversation.language,
+  )
+
+
+def messages(conversation: golden.Conversation) -> Sequence[tuple[str, str]]:
+  """Returns (role, text) of the greeting, the messages and the references."""
+  greeting = conversation.character.greeting
+  said = [('assistant', greeting)] if greeting else []
+  for turn in conversation.turns:
+    said += [('user', turn.user), ('assistant', turn.reference)]
+  return said

@@ -1,0 +1,347 @@
+"""Decides whether a quantized model may replace its baseline.
+
+Source 003: an int8 checkpoint must keep a persona score of 4.0, because a
+calibration can improve the average perplexity and lose the tokens by which a
+character is known. So the same golden conversations are played and read by
+both models, and each figure has a limit. The limits of source 003 are 4.0 and a
+drop of 3 points of 100, which are 0.12 of 4; the others are our guess.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import statistics
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.evaluation import decision as decision_lib
+from kaiju_jax.evaluation import perplexity
+from kaiju_jax.evaluation.gate import codes
+from kaiju_jax.evaluation.gate import divergence
+from kaiju_jax.evaluation.gate import reader
+from kaiju_jax.evaluation.gate import texts
+from kaiju_jax.evaluation.persona import dialogue
+from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.evaluation.persona import judges
+from kaiju_jax.evaluation.persona import responders
+from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.runs import persona
+from kaiju_jax.runs import persona_judge
+from kaiju_jax.runs import report
+
+NAME = 'quantization'
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """The limits of the gate.
+
+  Attributes:
+    score: the least mean score of each tier, shown with 95 % confidence.
+    drop: the largest drop of it, shown with 95 % confidence.
+    bits: the largest relative rise of bits per byte.
+    kl: the largest mean KL of a group of tokens, nats per token.
+    kl_p99: the largest 99th percentile of it.
+    agreement: the least share of equal likeliest tokens of a group.
+    rail: the largest share of codes at the rail.
+  """
+
+  score: float = 4.0
+  drop: float = 0.12
+  bits: float = 0.005
+  kl: float = 0.01
+  kl_p99: float = 0.1
+  agreement: float = 0.97
+  rail: float = 0.01
+
+
+class Bits(NamedTuple):
+  """Bits per byte of the same prose."""
+
+  baseline: float
+  candidate: float
+
+  @property
+  def rise(self) -> float:
+    """The candidate's over the baseline's, minus 1."""
+    return self.candidate / self.baseline - 1
+
+
+class Read(NamedTuple):
+  """The reading of both models.
+
+  Attributes:
+    groups: see `divergence.group`.
+    bits: bits per byte of prose; of the conversations without any.
+    channels: by 'baseline' and 'candidate', see `codes.Counter.summarize`.
+  """
+
+  groups: dict[tuple[str, str, str], divergence.Summary]
+  bits: Bits
+  channels: dict[str, dict[tuple[int, str], codes.Channels]]
+
+
+def check_pair(
+  baseline: persona_judge.Opened, candidate: persona_judge.Opened
+) -> None:
+  """Refuses models that do not read the same tokens.
+
+  Raises:
+    ValueError: their tokenizers or chat formats differ.
+  """
+  ours, theirs = (
+    tokenizer_lib.hash_use(one.format.tokenizer) + one.format.digest
+    for one in (baseline, candidate)
+  )
+  if ours != theirs:
+    raise ValueError(
+      f'candidate={candidate.origin}: must have the tokenizer and chat'
+      f' template of the baseline, {baseline.origin}: tokens are compared.'
+    )
+
+
+def read(
+  baseline: persona_judge.Opened,
+  candidate: persona_judge.Opened,
+  conversations: Sequence[golden.Conversation],
+  prose: str = '',
+) -> Read:
+  """Lets both models read the conversations, and prose.
+
+  Args:
+    baseline, candidate: the models; see `check_pair`.
+    conversations: the conversations.
+    prose: a text whose bits per byte count; '' for the conversations.
+
+  Raises:
+    ValueError: a conversation is longer than the models' positions, or the
+      prose has fewer than two tokens.
+  """
+  format = baseline.format
+  encoded = [texts.encode(one, format) for one in conversations]
+  length = max(len(one.tokens_L) for one in encoded)
+  for one, conversation in zip(encoded, conversations):
+    if len(one.tokens_L) > baseline.decoder.length:
+      raise ValueError(
+        f'{conversation.id}: {len(one.tokens_L):,} tokens: the model has'
+        f' {baseline.decoder.length:,} positions.'
+      )
+  both = {'baseline': baseline, 'candidate': candidate}
+  readers = {x: reader.Reader(y.decoder, length) for x, y in both.items()}
+  counters = {name: codes.Counter() for name in both}
+
+  def compare(tokens_L: np.ndarray) -> divergence.Differences:
+    found = {name: one.read(tokens_L) for name, one in readers.items()}
+    for name, one in found.items():
+      counters[name].add(one.stored, len(tokens_L))
+    return divergence.compare(
+      found['baseline'].logits, found['candidate'].logits, tokens_L
+    )
+
+  pairs = [(one, compare(one.tokens_L)) for one in encoded]
+  if prose:
+    rows = _rows(format.tokenizer, prose, length)
+  else:
+    rows = [one.tokens_L for one in encoded]
+  of_rows = map(compare, rows) if prose else (x for _, x in pairs)
+  bits = _bits(format.tokenizer, rows, list(of_rows))
+  channels = {name: one.summarize() for name, one in counters.items()}
+  return Read(divergence.group(pairs), bits, channels)
+
+
+def play(
+  opened: persona_judge.Opened,
+  judge: judges.Judge,
+  conversations: Sequence[golden.Conversation],
+) -> list[persona.Judged]:
+  """Plays the conversations with a model, greedily, and judges them."""
+  replies = dialogue.play(
+    responders.Model(opened.generator, opened.format), conversations
+  )
+  return persona.judge(conversations, replies, judge.score)
+
+
+def checks_of_reading(
+  found: Read, limits: Limits = Limits()
+) -> Iterator[decision_lib.Check]:
+  """Yields the checks of what both models read."""
+  for key, one in found.groups.items():
+    name = ' '.join(part for part in key if part != divergence.ALL)
+    for what, value, most in (
+      ('mean KL', one.kl, limits.kl),
+      ('99th percentile of KL', one.kl_p99, limits.kl_p99),
+    ):
+      yield decision_lib.refuse_if(
+        not value <= most,
+        f'{name}: {what} is {value:.2g} nats per token; at most {most} is'
+        ' allowed.',
+      )
+    yield decision_lib.refuse_if(
+      not one.agreement >= limits.agreement,
+      f'{name}: {one.agreement:.1%} of the likeliest tokens are the same; at'
+      f' least {limits.agreement:.0%} must be.',
+    )
+  yield decision_lib.refuse_if(
+    not found.bits.rise <= limits.bits,
+    f'bits per byte rise by {found.bits.rise:.2%}; at most {limits.bits:.1%} is'
+    ' allowed.',
+  )
+  baseline = found.channels['baseline']
+  for (layer, name), one in found.channels['candidate'].items():
+    yield decision_lib.refuse_if(
+      one.at_rail is not None and one.at_rail > limits.rail,
+      f'layer {layer}: {one.at_rail or 0:.1%} of the codes of {name} are at the'
+      f' rail; at most {limits.rail:.0%} may be.',
+    )
+    before = baseline[layer, name].outliers if (layer, name) in baseline else 0
+    yield decision_lib.refuse_if(
+      one.outliers > before,
+      f'layer {layer}: {one.outliers} channels of {name} are more than'
+      f' {codes.OUTLIER:.0f} times the median one; the baseline has {before}.',
+    )
+
+
+def checks_of_personas(
+  baseline: Sequence[persona.Judged],
+  candidate: Sequence[persona.Judged],
+  limits: Limits = Limits(),
+  needed: int = persona.NEEDED,
+) -> Iterator[decision_lib.Check]:
+  """Yields the checks of what both models said.
+
+  Args:
+    baseline, candidate: the same conversations, judged.
+    limits: the limits.
+    needed: conversations per tier.
+  """
+  before = {one.conversation.id: one.mean for one in baseline}
+  for tier in golden.TIERS:
+    of_tier = [x for x in candidate if x.conversation.tier == tier]
+    if len(of_tier) < needed:
+      yield decision_lib.Check(
+        decision_lib.NOT_EVALUATED,
+        f'{tier}: {len(of_tier)} conversations; at least {needed} are needed.'
+        + _power([before[x.conversation.id] - x.mean for x in of_tier]),
+      )
+      continue
+    found = scores.mean(
+      [one.mean for one in of_tier], level=2 * scores.CONFIDENCE - 1
+    )
+    yield decision_lib.refuse_if(
+      not found.low >= limits.score,
+      f'{tier}: the mean score is {found.value:.2f}, at least {found.low:.2f};'
+      f' at least {limits.score} must be shown.',
+    )
+    yield from persona.drop_checks(of_tier, before, limits.drop, (tier,))
+
+
+def figures(
+  found: Read,
+  baseline: Sequence[persona.Judged] | None,
+  candidate: Sequence[persona.Judged] | None,
+) -> dict[str, Any]:
+  """Returns all figures as plain data."""
+  return report.plain(
+    {
+      'tokens': {' '.join(key): one for key, one in found.groups.items()},
+      'bits_per_byte': {**found.bits._asdict(), 'rise': found.bits.rise},
+      'channels': {
+        who: {f'layer {n} {name}': one for (n, name), one in layers.items()}
+        for who, layers in found.channels.items()
+      },
+      'personas': {
+        who: persona.figures(judged)
+        for who, judged in (('baseline', baseline), ('candidate', candidate))
+        if judged is not None
+      },
+    }
+  )
+
+
+def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
+  """Yields the lines of the figures' tables in Markdown.
+
+  Args:
+    found: see `figures`.
+    judge: the judge's identity.
+  """
+  yield from report.markdown(
+    ('tokens', 'count', 'KL', 'KL p99', 'same likeliest', 'largest margin'),
+    [
+      (
+        ' '.join(x for x in name.split() if x != divergence.ALL),
+        f'{one["count"]:,}',
+        f'{one["kl"]:.2g}',
+        f'{one["kl_p99"]:.2g}',
+        f'{one["agreement"]:.1%}',
+        f'{one["margin"]:.2g}',
+      )
+      for name, one in found['tokens'].items()
+    ],
+  )
+  yield ''
+  bits = found['bits_per_byte']
+  yield (
+    f'Bits per byte {bits["baseline"]:.4f} → {bits["candidate"]:.4f}'
+    f' ({bits["rise"]:+.2%}). KL and margins in nats.'
+  )
+  yield ''
+  yield from report.markdown(
+    ('keys and values', 'at the rail', 'outlier channels', 'largest / median'),
+    [
+      (
+        f'{who}, {name}',
+        '–' if one['at_rail'] is None else f'{one["at_rail"]:.2%}',
+        one['outliers'],
+        f'{one["largest"]:.1f}',
+      )
+      for who, layers in found['channels'].items()
+      for name, one in layers.items()
+    ],
+  )
+  for who, one in found['personas'].items():
+    yield ''
+    yield from persona.tables(f'Persona by {judge}: {who}', one)
+
+
+def _power(drops: Sequence[float]) -> str:
+  """Returns the smallest drop that so many pairs show, as a sentence."""
+  if len(drops) < 2:
+    return ''
+  least = scores.least_drop(drops)
+  mean = statistics.fmean(drops)
+  return f' These show a drop of {least:.2f} or more; it was {mean:+.2f}.'
+
+
+def _rows(
+  tokenizer: tokenizer_lib.Tokenizer, prose: str, length: int
+) -> list[np.ndarray]:
+  tokens_L = tokenizer.encode(prose)
+  if len(tokens_L) < 2:
+    raise ValueError(f'text: {len(tokens_L)} tokens: must be at least 2.')
+  rows = [
+    tokens_L[begin : begin + length]
+    for begin in range(0, len(tokens_L), length)
+  ]
+  return [row for row in rows if len(row) > 1]
+
+
+def _bits(
+  tokenizer: tokenizer_lib.Tokenizer,
+  rows: Sequence[np.ndarray],
+  differences: Sequence[divergence.Differences],
+) -> Bits:
+  """Returns bits per byte of all tokens but the rows' first."""
+  size = sum(len(tokenizer.decode(row[1:]).encode()) for row in rows)
+  count = sum(len(row) - 1 for row in rows)
+  losses = (
+    np.concatenate([getattr(x, f'{name}_loss_L') for x in differences]).mean()
+    for name in Bits._fields
+  )
+  return Bits(
+    *(perplexity.bits_per_byte(float(x), size / count) for x in losses)
+  )

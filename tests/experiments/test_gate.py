@@ -1,0 +1,77 @@
+"""experiments.gate from its flags to a decision and its exit status."""
+
+import dataclasses
+
+import pytest
+
+from kaiju_jax.evaluation import decision
+from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.runs import exchange
+from tests.evaluation.gate import test_gate as gate
+from tests.experiments import forked
+from tests.interchange import family_folders
+from tests.interchange import toys
+from tests.interchange.templates import shapes
+from tests.runs import test_exchange
+
+COMMAND = ['experiments.gate', '--nopersona']
+
+
+@pytest.fixture
+def models(tmp_path):
+  """A run, its export, and a folder of another family with a template."""
+  model = dataclasses.replace(toys.KAIJU, max_length=512)
+  test_exchange.run_of(tmp_path / 'run', model)
+  exchange.export(tmp_path / 'run', tmp_path / 'export', 'kaiju')
+  fields = family_folders.fields_of('qwen2') | {'vocab_size': 420}
+  fields['max_position_embeddings'] = 512
+  folder = family_folders.write(tmp_path / 'folder', fields)
+  (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+  (folder / 'chat_template.jinja').write_text(shapes._CHATML)
+  golden.write(tmp_path / 'golden.jsonl', [gate.conversation()])
+  return tmp_path
+
+
+@pytest.mark.slow
+def test_models_are_read_and_none_passes_without_a_persona(models):
+  words = [*COMMAND, f'--golden={models / "golden.jsonl"}']
+  run, export, folder = (models / x for x in ('run', 'export', 'folder'))
+  same, arms, others = forked.run(
+    [
+      [*words, f'--baseline={run}', f'--candidate={export}',
+       f'--out={models / "same"}'],
+      [*words, f'--baseline={folder}', f'--candidate={folder}',
+       f'--out={models / "arms"}'],
+      [*words, f'--baseline={run}', f'--candidate={folder}'],
+    ]
+  )  # fmt: skip
+  assert same.returncode == 4, same
+  assert 'Personas were not played' in same.stderr
+  found = decision.load(models / 'same' / decision.FILE)
+  for one in found.figures['tokens'].values():
+    assert one['kl'] == one['loss'] == one['margin'] == 0
+    assert one['agreement'] == 1
+  assert found.reasons == ('Personas were not played (--nopersona).',)
+  assert 'bits per byte' in (models / 'same' / 'report.md').read_text().lower()
+  assert arms.returncode in (3, 4), arms
+  found = decision.load(models / 'arms' / decision.FILE)
+  assert all(0 < one['kl'] < 0.5 for one in found.figures['tokens'].values())
+  assert others.returncode == 1
+  assert 'must have the tokenizer and chat template' in others.stderr
+
+
+def test_flags_that_are_wrong_are_one_line():
+  models = ['--baseline=/no', '--candidate=/no']
+  cases = [
+    ([], '--candidate is missing'),
+    (models, '--judge is missing'),
+    (
+      [*models, '--judge=rules', '--golden=x', '--generated=2'],
+      'either --golden',
+    ),
+    ([*models, '--judge=rules'], 'no such file or folder'),
+  ]
+  done = forked.run([['experiments.gate', *words] for words, _ in cases])
+  for (_, message), one in zip(cases, done):
+    assert one.returncode == 1 and message in one.stderr + one.stdout, one
+    assert 'Traceback' not in one.stderr
