@@ -30,7 +30,8 @@ QUICK = {
   'paged_decode': ('13b/8, 64 × 16k: int8',),
   'squinch': ('13b keys: encode',),
   'step': (),
-  'decode': ('bf16, 4 layers, 1 × 1', 'int8, 4 layers, 1 × 1'),
+  # The kernels that read a bf16 cache stand under numerics.
+  'decode': ('int8, 4 layers, 1 × 1',),
   'needle': ('full',),
   # A search expects candidates that do not compile; commands compile `tiny`.
   'autotune': (),

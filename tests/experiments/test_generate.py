@@ -30,6 +30,7 @@ from kaiju_jax.training import replicas
 from kaiju_jax.training import state
 from kaiju_jax.training import step
 from kaiju_jax.training import workdir as workdir_lib
+from tests.experiments import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 LENGTH = 80
@@ -274,21 +275,20 @@ def test_the_command_answers_a_prompt(workdir, generator):
   )
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'said'),
-  [
+def test_bad_arguments_are_a_line(workdir):
+  cases = [
     ([], '--model is missing'),
     (['--model=a'], 'exactly one of --prompt and --interactive'),
     (
-      ['--model={workdir}', '--prompt=x', '--tokenizer=t'],
+      [f'--model={workdir}', '--prompt=x', '--tokenizer=t'],
       'error: --tokenizer=t: ',
     ),
     (['--model=/no/such', '--prompt=x'], 'error: /no/such: no such file'),
     (['--model=a', '--prompt=x', '--top_p=2'], 'error: top_p=2.0: must be'),
-  ],
-)
-def test_bad_arguments_are_a_line(workdir, arguments, said):
-  done = command(*(one.format(workdir=workdir) for one in arguments))
-  assert done.returncode != 0
-  assert said in done.stderr + done.stdout
-  assert 'Traceback' not in done.stderr
+  ]
+  commands = [['experiments.generate', *words] for words, _ in cases]
+  done = forked.run(commands, imported=forked.JAX)
+  for (_, message), one in zip(cases, done):
+    assert one.returncode != 0
+    assert message in one.stderr + one.stdout
+    assert 'Traceback' not in one.stderr

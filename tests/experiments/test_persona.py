@@ -57,7 +57,8 @@ def test_flags_that_are_wrong_are_one_line(tmp_path):
     (['--judge=http://x/v1', '--references'], 'judge_model='),
     (['--judge=rules', '--references', '--calibration=/no'], 'No such file'),
   ]
-  done = forked.run([['experiments.persona', *words] for words, _ in cases])
+  commands = [['experiments.persona', *words] for words, _ in cases]
+  done = forked.run(commands, imported=forked.JAX)
   for (_, message), one in zip(cases, done):
     assert one.returncode == 1, one
     assert message in one.stderr + one.stdout, one

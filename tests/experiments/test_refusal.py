@@ -104,7 +104,8 @@ def test_flags_that_are_wrong_are_one_line_and_leave_nothing(place):
     ([out, new, '--planted', f'--blocked={place / "no"}'], 'No such file'),
     ([out, '--add=/nowhere'], '--benign is missing'),
   ]
-  done = forked.run([['experiments.refusal', *words] for words, _ in cases])
+  commands = [['experiments.refusal', *words] for words, _ in cases]
+  done = forked.run(commands, imported=forked.JAX)
   for (_, message), one in zip(cases, done):
     assert one.returncode == 1, one
     assert message in one.stderr + one.stdout, one

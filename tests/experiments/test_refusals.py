@@ -103,7 +103,8 @@ BAD = [
 @pytest.fixture(scope='module')
 def said():
   commands = [f'experiments.{line}'.split() for line, _ in BAD]
-  return dict(zip([line for line, _ in BAD], forked.run(commands)))
+  done = forked.run(commands, imported=forked.JAX)
+  return dict(zip([line for line, _ in BAD], done))
 
 
 @pytest.mark.parametrize('line, message', BAD)

@@ -55,7 +55,8 @@ def test_flags_that_are_wrong_are_one_line(tmp_path):
       "No such file or directory: '/nowhere'",
     ),
   ]
-  done = forked.run([['experiments.train_gate', *words] for words, _ in cases])
+  commands = [['experiments.train_gate', *words] for words, _ in cases]
+  done = forked.run(commands, imported=forked.JAX)
   for (_, message), one in zip(cases, done):
     assert one.returncode == 1, one
     assert message in one.stderr + one.stdout, one

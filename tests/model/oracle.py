@@ -237,8 +237,8 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
   return out, z_term, virtual - stop(virtual)
 
 
-def loss(params, config, batch, z_attention=0.0, z_logits=0.0):
-  """Σ weight·CE plus the Z-Reg terms, explicitly."""
+def losses(params, config, batch, z_attention, z_logits):
+  """Σ weight·CE plus the Z-Reg terms, explicitly, and without them."""
   states, z_term, virtual = hidden(
     params, config, batch.tokens_BL, batch.visibility()
   )
@@ -248,5 +248,7 @@ def loss(params, config, batch, z_attention=0.0, z_logits=0.0):
   logits = states[rows, batch.predecessor_BL] @ table
   lse = jax.nn.logsumexp(logits, -1)
   target = jnp.take_along_axis(logits, batch.tokens_BL[..., None], -1)[..., 0]
-  per_token = lse - target + z_logits * 0.5 * lse**2
-  return jnp.sum(batch.weight_BL * per_token) + z_attention * z_term + virtual
+  bare = jnp.sum(batch.weight_BL * (lse - target))
+  z_term = z_attention * z_term
+  z_term += z_logits * jnp.sum(batch.weight_BL * 0.5 * lse**2)
+  return bare + z_term + virtual, bare

@@ -10,7 +10,8 @@ TEXT = 'two rain the tea. ' * 20
 
 
 def test_the_perplexity_of_each_form_that_can_be_served(tmp_path, monkeypatch):
-  fields = family_folders.fields_of('qwen2') | {'vocab_size': 420}
+  changes = {'vocab_size': 420, 'num_hidden_layers': 1}
+  fields = family_folders.fields_of('qwen2') | changes
   folder = family_folders.write(tmp_path / 'folder', fields)
   (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
   monkeypatch.setattr(check_folder, 'ROWS', 1)

@@ -273,12 +273,21 @@ def test_bad_input_is_refused_before_anything_runs():
   assert decoder.length_of(row) == 0
 
 
+@pytest.mark.parametrize(
+  ('layout', 'kinds', 'widths'),
+  [
+    ('L0 L0 G2 L3', 3, (1,)),
+    pytest.param(
+      'L0 L0 G2 L3 N4 N5 L3', 4, (9, 1), marks=pytest.mark.slow, id='all'
+    ),
+  ],
+)
 def test_layers_of_a_kind_are_traced_once_and_compute_the_same_bits(
-  monkeypatch,
+  monkeypatch, layout, kinds, widths
 ):
   """A layer's own call is one of a program's, and no bit tells."""
   config = toys.config(
-    layout='L0 L0 G2 L3 N4 N5 L3', quantization=toys.int8(), feedforward='relu2'
+    layout=layout, quantization=toys.int8(), feedforward='relu2'
   )
   params = toys.drawn(config)
   tokens_BL = np.random.default_rng(0).integers(0, 61, (2, 9))
@@ -286,11 +295,11 @@ def test_layers_of_a_kind_are_traced_once_and_compute_the_same_bits(
   def run():
     decoder = decoder_lib.Decoder(params, config, rows=2, length=48, page=8)
     rows = [decoder.open(), decoder.open()]
-    found = [
-      decoder.extend_text(rows, tokens_BL),
-      decoder.extend_text(rows, tokens_BL[:, :1]),
+    calls = (*widths, 1)  # The last one reads what the others wrote.
+    return [
+      np.asarray(decoder.extend_text(rows, tokens_BL[:, :width]))
+      for width in calls
     ]
-    return [np.asarray(one) for one in found], decoder._text
 
   traced = []
   layer = block.TransformerLayer.__call__
@@ -300,11 +309,11 @@ def test_layers_of_a_kind_are_traced_once_and_compute_the_same_bits(
     return layer(self, *arguments)
 
   monkeypatch.setattr(block.TransformerLayer, '__call__', call)
-  shared, _ = run()
-  # Both widths of a call, and layers with keys of their own or another's.
-  assert len(traced) == 2 * 4, traced
+  shared = run()
+  # Each width of a call, and layers with keys of their own or another's.
+  assert len(traced) == len(widths) * kinds, traced
   monkeypatch.setattr(block.Block, '_shares_traces', lambda *_: False)
   del traced[:]
-  apart, _ = run()
-  assert len(traced) == 2 * 7
+  apart = run()
+  assert len(traced) == len(widths) * len(layout.split())
   jax.tree.map(np.testing.assert_array_equal, shared, apart)
