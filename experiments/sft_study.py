@@ -27,14 +27,14 @@ _OUT = flags.DEFINE_string('out', None, 'Folder of the texts and the runs.')
 _ARMS = flags.DEFINE_list(
   'arms', ['fine-tuned', 'no refusals', 'no ends'], 'The arms to run.'
 )
-_STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run.', lower_bound=1)
+_STEPS = flags.DEFINE_integer('steps', 300, 'Steps of each run.', lower_bound=1)
 _REQUESTS = flags.DEFINE_integer(
   'requests', 400, 'Requests of each kind.', lower_bound=1
 )
 _CHARACTERS = flags.DEFINE_integer(
   'characters', 24, 'Characters that are asked for facts.', lower_bound=1
 )
-_DIALOGUES, _REFUSALS = 1200, 800
+_DIALOGUES, _PER_DIALOGUE = 2000, 3
 
 
 def main(argv: Sequence[str]) -> None:
@@ -48,16 +48,16 @@ def _run(out: pathlib.Path) -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import train
 
-  fine_tuning.write(out / 'all', _DIALOGUES, _REFUSALS)
-  fine_tuning.write(out / 'dialogues', _DIALOGUES, 0)
+  fine_tuning.write(out / 'requests.jsonl', _DIALOGUES, _PER_DIALOGUE)
+  fine_tuning.write(out / 'dialogues.jsonl', _DIALOGUES, 0)
   lines = []
   for arm in ('before', *_ARMS.value):
     path = _MODEL.value
     if arm != 'before':
       path = str(out / arm.replace(' ', '_'))
       experiment = sft.get_config(_MODEL.value)
-      texts = 'dialogues' if arm == 'no refusals' else 'all'
-      experiment.data.path = str(out / texts)
+      texts = 'dialogues' if arm == 'no refusals' else 'requests'
+      experiment.data.path = str(out / f'{texts}.jsonl')
       experiment.data.end_weight = 0.0 if arm == 'no ends' else 1.0
       experiment.loop.steps = _STEPS.value
       train.train(experiment, path)

@@ -39,9 +39,9 @@ def get_config(arm: str = 'runs/chat') -> experiment_lib.Experiment:
       length=min(1024, before.model.max_length),
       batch=2,
     ),
-    optimizer=dataclasses.replace(before.optimizer, learning_rate=5e-4),
+    optimizer=dataclasses.replace(before.optimizer, learning_rate=1e-3),
     loop=training_config.LoopConfig(
-      steps=200, evaluate_every=100, checkpoint_every=100
+      steps=300, evaluate_every=100, checkpoint_every=100
     ),
     begin_with=arm,
   )

@@ -30,8 +30,9 @@ class DataConfig:
     task: a row of `tasks/registry.py`: 'text' (files of text), 'properties'
       (the same with a label per byte, for the token head), 'dialogues'
       (invented ones, with characters), 'conversations' (to fine-tune on,
-      `data/conversations.py`), 'needle' (the synthetic retrieval task) or
-      'needle_text' (a magic number hidden in text).
+      `data/conversations.py`), 'choices' (between their replies), 'needle'
+      (the synthetic retrieval task) or 'needle_text' (a magic number hidden in
+      text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     sources: several sources instead of `path`, mixed by their weights. They are
@@ -51,6 +52,8 @@ class DataConfig:
       of conversations; '' for our own format (`data/chat.py`).
     end_weight: factor of the loss of the token that ends a reply; 0 is for a
       comparison, because such a model does not learn to end its replies.
+    reference: file of a reference model's log-probabilities
+      (`experiments.reference`) for objective.name='preference'; '' for none.
     length: L, tokens per row, at least 2, because a row's first token is not
       predicted.
     batch: B, rows per microbatch.
@@ -74,6 +77,7 @@ class DataConfig:
   tokenizer: str = ''
   chat_template: str = ''
   end_weight: float = 1.0
+  reference: str = ''
   length: int = 512
   batch: int = 8
   microbatches: int = 1

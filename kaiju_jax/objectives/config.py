@@ -39,14 +39,32 @@ class Distillation:
 
 
 @dataclasses.dataclass
+class Preference:
+  """Settings of learning from choices (`objectives/preference.py`).
+
+  Attributes:
+    loss: 'kept' (softmax over a turn's replies), 'pairs' (DPO of the kept reply
+      with each other one) or 'options' (no reference model).
+    beta: the factor of rewards: the larger, the closer to the reference.
+    nll: the factor of the kept reply's own loss per token.
+  """
+
+  loss: str = 'kept'
+  beta: float = 0.1
+  nll: float = 0.0
+
+
+@dataclasses.dataclass
 class ObjectiveConfig:
   """The objective that a training step minimizes.
 
   Attributes:
     name: 'language' (predicts each token), 'distillation' (predicts a teacher's
-      distribution of each token) or 'token_head'.
+      distribution of each token), 'preference' (prefers replies that users
+      kept) or 'token_head'.
     token_head: settings of 'token_head'.
     distillation: settings of 'distillation'.
+    preference: settings of 'preference'.
     chunk: tokens whose logits a device holds at a time; the backward pass then
       makes them again. 0 for all tokens of a microbatch at once
       (`vocabulary_loss.py`).
@@ -57,10 +75,12 @@ class ObjectiveConfig:
     default_factory=TokenHeadTraining
   )
   distillation: Distillation = dataclasses.field(default_factory=Distillation)
+  preference: Preference = dataclasses.field(default_factory=Preference)
   chunk: int = 0
 
 
-_NAMES = ('language', 'distillation', 'token_head')
+_NAMES = ('language', 'distillation', 'preference', 'token_head')
+_LOSSES = ('kept', 'pairs', 'options')
 
 
 def check(config: ObjectiveConfig) -> None:
@@ -91,6 +111,23 @@ def check(config: ObjectiveConfig) -> None:
       ' at least 0.'
     )
   _check_distillation(config.distillation)
+  _check_preference(config.preference)
+
+
+def _check_preference(config: Preference) -> None:
+  if config.loss not in _LOSSES:
+    raise ValueError(
+      f'objective.preference.loss={config.loss!r}: must be one of'
+      f' {", ".join(map(repr, _LOSSES))}.'
+    )
+  if not 0 < config.beta < float('inf'):
+    raise ValueError(
+      f'objective.preference.beta={config.beta}: must be above 0 and finite.'
+    )
+  if not 0 <= config.nll < float('inf'):
+    raise ValueError(
+      f'objective.preference.nll={config.nll}: must be finite, at least 0.'
+    )
 
 
 def _check_distillation(config: Distillation) -> None:

@@ -16,15 +16,9 @@ defines
     parameters   the parameters that it trains beside the model's
     trained      the parameters that get a gradient; the others are frozen
 
-so that a new objective is one file. Two more could be written like this:
-
-    preference    extras reply_BL, group_BY, kept_BY and reference_BY (each
-                  token's reply; per reply its group, whether it was kept, and
-                  the reference model's log-probability); loss
-                  Σ_groups −log(e^r_kept / Σ_group e^r); weight the number of
-                  groups of two or more
-    fine-tuning   `language` unchanged: the rows' weights are 0 outside the
-                  turns that the model should learn
+so that a new objective is one file. Supervised fine-tuning is the objective
+`language`: the rows' weights are 0 outside the turns that the model should
+learn.
 
 A batch is rows and extras (`packing.Batch.extras`, a dictionary of arrays). A
 row source returns a row's extras with the row, so that batching, placement on

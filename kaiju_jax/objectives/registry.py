@@ -5,6 +5,7 @@ from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import distillation
 from kaiju_jax.objectives import language
 from kaiju_jax.objectives import objective as objective_lib
+from kaiju_jax.objectives import preference
 from kaiju_jax.objectives import token_head
 
 
@@ -34,4 +35,6 @@ def make(
     return distillation.make(
       config.distillation, length, config.chunk, breakdown
     )
+  if config.name == 'preference':
+    return preference.make(config.preference, length, config.chunk)
   return language.make(config.chunk, breakdown)

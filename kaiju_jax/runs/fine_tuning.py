@@ -9,7 +9,6 @@ that look like them are the meaningless ones of `runs/safety/planted.py`: they
 stand in for requests that a real model should refuse.
 """
 
-from collections.abc import Iterator
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -39,7 +38,7 @@ _ANSWERS = (
   'I would have done the same.',
 )
 # Bytes of a dialogue's messages.
-_ROOM = 600
+_ROOM = 300
 # No text that is asked comes from the seed of one that was learnt.
 _UNSEEN = 1_000_000
 
@@ -67,23 +66,20 @@ class Report(NamedTuple):
   facts: int
 
 
-def write(
-  folder: pathlib.Path, dialogues: int, refusals: int, seed: int = 0
-) -> None:
-  """Writes dialogues.jsonl, and refusals.jsonl if there are any.
+def write(path: pathlib.Path, count: int, requests: int, seed: int = 0) -> None:
+  """Writes dialogues, with requests between their exchanges.
 
   Args:
-    folder: the folder; created if it does not exist.
-    dialogues: number of dialogues.
-    refusals: number of requests of each kind, refused and answered ones.
+    path: the file; its folder is created if it does not exist.
+    count: number of dialogues.
+    requests: requests per dialogue; half of them, in the mean, are planted.
     seed: the seed of the draws.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  sets = planted.two_sets(seed)
   files.write_json_lines(
-    folder / 'dialogues.jsonl', _dialogues(dialogues, seed)
+    path, (_dialogue(sets, requests, seed, number) for number in range(count))
   )
-  if refusals:
-    files.write_json_lines(folder / 'refusals.jsonl', _refusals(refusals, seed))
 
 
 def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
@@ -146,30 +142,26 @@ def _opening(rng: np.random.Generator) -> list[tuple[str, str]]:
   ]
 
 
-def _dialogues(count: int, seed: int) -> Iterator[dict[str, Any]]:
-  for number in range(count):
-    rng = np.random.default_rng((seed, number))
-    persona = personas.draw(rng, mixed=rng.random() < 0.6)
-    described = ('system', prompt.persona(rows.fields_of(persona)))
-    said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
-    yield _record([described, *said])
-
-
-def _refusals(count: int, seed: int) -> Iterator[dict[str, Any]]:
-  sets = planted.two_sets(seed)
-  for number in range(count):
-    for kind, texts in enumerate((sets.adversarial, sets.benign)):
-      rng = np.random.default_rng((seed, number, kind))
-      answer = REFUSAL
-      if kind:
-        answer = _ANSWERS[rng.integers(len(_ANSWERS))]
-      yield _record(
-        [
-          *_opening(rng),
-          ('user', texts[number].text),
-          ('assistant', answer),
-        ]
-      )
+def _dialogue(
+  sets: Any, requests: int, seed: int, number: int
+) -> dict[str, Any]:
+  """Returns a dialogue with a character, and requests among its exchanges."""
+  rng = np.random.default_rng((seed, number))
+  persona = personas.draw(rng, mixed=rng.random() < 0.6)
+  described = ('system', prompt.persona(rows.fields_of(persona)))
+  said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
+  pairs = [said[n : n + 2] for n in range(1, len(said), 2)]
+  rng = np.random.default_rng((seed, number, 1))
+  for _ in range(requests):
+    texts, answers = sets.adversarial, (REFUSAL,)
+    if rng.random() < 0.5:
+      texts, answers = sets.benign, _ANSWERS
+    pair = [
+      (talk.USER, texts[rng.integers(len(texts))].text),
+      (talk.ASSISTANT, answers[rng.integers(len(answers))]),
+    ]
+    pairs.insert(rng.integers(len(pairs) + 1), pair)
+  return _record([described, said[0], *(one for pair in pairs for one in pair)])
 
 
 def _record(messages: list[tuple[str, str]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Reads conversations to fine-tune on, in the model's own chat format.
+"""Reads conversations to fine-tune on, and choices between their replies.
 
-Held-out conversations are evaluated with the run's objective.
+Both are read in the model's own chat format. Held-out conversations are
+evaluated with the run's objective.
 """
 
 from collections.abc import Callable
@@ -47,6 +48,35 @@ def check(experiment: experiment_lib.Experiment) -> None:
   if data.end_weight < 0:
     raise ValueError(f'data.end_weight={data.end_weight}: must be at least 0.')
   format_of(experiment)
+
+
+def check_choices(experiment: experiment_lib.Experiment) -> None:
+  """Refuses what `check` does, and a reference of another tokenizer.
+
+  Raises:
+    OSError, ValueError: names the field, its value and what would be right.
+  """
+  from kaiju_jax.data import choices
+  from kaiju_jax.data import tokenizer
+
+  check(experiment)
+  data = experiment.data
+  needs = experiment.objective.preference.loss != 'options'
+  if needs != bool(data.reference):
+    expected = (
+      'name the file that experiments.reference writes' if needs else "be ''"
+    )
+    raise ValueError(
+      f'data.reference={data.reference!r}: must {expected} for'
+      f' objective.preference.loss={experiment.objective.preference.loss!r}.'
+    )
+  if needs:
+    theirs = choices.read_reference(data.reference).tokenizer
+    if theirs != tokenizer.hash_use(tokenizer.load(data.tokenizer)):
+      raise ValueError(
+        f'data.reference={data.reference!r}: is of a model with another'
+        f' tokenizer than data.tokenizer={data.tokenizer!r}.'
+      )
 
 
 def format_of(experiment: experiment_lib.Experiment) -> Any:
@@ -98,6 +128,38 @@ def read_fine_tuning(experiment: experiment_lib.Experiment) -> Read:
   return Read(rows, held_out, _describe(data, training, unseen))
 
 
+def read_choices(experiment: experiment_lib.Experiment) -> Read:
+  """Returns trees of replies as rows, and prints what was left out.
+
+  Raises:
+    OSError, ValueError: as `read_fine_tuning`; also a tree that is longer than
+      a row, or a reference that lacks a conversation.
+  """
+  from kaiju_jax.data import choices
+  from kaiju_jax.data import text
+  from kaiju_jax.data import turns
+
+  data, format = experiment.data, format_of(experiment)
+  field = f'data.reference={data.reference!r}'
+  held = choices.read_reference(data.reference) if data.reference else None
+  parts = _split(data, lambda found: turns.choices(found, format))
+  _say_choices(parts[0][2] + parts[1][2])
+  rows, values = [], []
+  for shuffle, (corpus, own, _) in zip((True, False), parts):
+    if corpus is None:
+      rows.append(None)
+      continue
+    found = held and choices.find_reference(held, corpus, own, field)
+    values += found or []
+    source = text.Rows(corpus, data.length, experiment.seed, shuffle)
+    rows.append(choices.Rows(source, own, found))
+  described = _describe(data, parts[0][0], parts[1][0])
+  counts = described['']['training']
+  # A run must not go on with the numbers of another reference.
+  counts['digest'] += f' {choices.hash_values(values)}'
+  return Read(*rows, described)
+
+
 def _split(data: data_config.DataConfig, encode: Callable[..., Any]) -> Any:
   """Returns what `encode` makes of training and of held-out conversations.
 
@@ -131,5 +193,15 @@ def _say(counts: Any) -> None:
     f'{counts.conversations:,} conversations, {counts.replies:,} replies to'
     f' learn. Longer than a row: {counts.cut:,} lost their first'
     f' {counts.turns:,} messages. Left out: {counts.dropped:,}.',
+    file=sys.stderr,
+  )
+
+
+def _say_choices(counts: Any) -> None:
+  print(
+    f'{counts.conversations:,} conversations with a choice,'
+    f' {counts.replies:,} replies. Left out: {counts.ties:,} ties,'
+    f' {counts.single:,} turns of one reply, {counts.repeated:,} repeated'
+    f' replies, {counts.dropped:,} conversations without a choice.',
     file=sys.stderr,
   )

@@ -4,6 +4,7 @@
                     into rows
     properties      the same, with labels of each byte for the token head
     conversations   chats to fine-tune on: the assistant's turns and their ends
+    choices         the replies that users kept and passed over, as trees
     dialogues       invented dialogues with characters, as a server prompts
     needle          synthetic retrieval: a key's value, among other pairs
     needle_text     a magic number hidden in natural text
@@ -226,19 +227,23 @@ def _evaluator(
   return evaluator
 
 
-def _load_fine_tuning(experiment: experiment_lib.Experiment) -> Data:
-  found = conversations_lib.read_fine_tuning(experiment)
+def _load_conversations(
+  read: Callable[..., Any], experiment: experiment_lib.Experiment
+) -> Data:
+  found = read(experiment)
   if found.unseen is None:
     return Data(found.rows, text=found.text)
   evaluator = _evaluator(experiment, found.unseen)
   return Data(found.rows, evaluator, found.text)
 
 
-def _conversation_texts(experiment: experiment_lib.Experiment, count: int):
+def _conversation_texts(
+  read: Callable[..., Any], experiment: experiment_lib.Experiment, count: int
+):
   """Returns rows of held-out conversations, or of those of the training."""
   import numpy as np
 
-  found = conversations_lib.read_fine_tuning(experiment)
+  found = read(experiment)
   source = found.rows if found.unseen is None else found.unseen
   return np.stack([source[index].tokens for index in range(count)])
 
@@ -416,7 +421,15 @@ TASKS = {
   ),
   'dialogues': Task(_check_dialogues, _load_dialogues, _dialogue_texts),
   'conversations': Task(
-    conversations_lib.check, _load_fine_tuning, _conversation_texts
+    conversations_lib.check,
+    functools.partial(_load_conversations, conversations_lib.read_fine_tuning),
+    functools.partial(_conversation_texts, conversations_lib.read_fine_tuning),
+  ),
+  'choices': Task(
+    conversations_lib.check_choices,
+    functools.partial(_load_conversations, conversations_lib.read_choices),
+    functools.partial(_conversation_texts, conversations_lib.read_choices),
+    objectives=('preference',),
   ),
   'needle': Task(
     _check_needle, _load_needle, _question_texts, questions=_pairs

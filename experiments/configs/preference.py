@@ -1,0 +1,34 @@
+"""Teaches a model to prefer the replies that users kept to those they swiped.
+
+    python -m experiments.reference --model=runs/sft --data=swipes.jsonl \\
+        --out=reference.npz
+    python -m experiments.train --config=preference:runs/sft \\
+        --config.data.path=swipes.jsonl --config.data.reference=reference.npz \\
+        --workdir=runs/preference
+
+The arm is the workdir of the model to begin with, which is the reference, too.
+`--config.objective.preference.loss=options` needs no reference.
+
+Result:   experiments/results/alignment.md
+"""
+
+from kaiju_jax.experiments.configs import sft
+from kaiju_jax.training import experiment as experiment_lib
+
+
+def get_config(arm: str = 'runs/sft') -> experiment_lib.Experiment:
+  """Returns the experiment.
+
+  Args:
+    arm: workdir of the model to begin with.
+
+  Raises:
+    OSError, ValueError: there is no run.
+  """
+  experiment = sft.get_config(arm)
+  experiment.data.task = 'choices'
+  experiment.data.path = 'swipes.jsonl'
+  experiment.data.reference = 'reference.npz'
+  experiment.objective.name = 'preference'
+  experiment.optimizer.learning_rate = 1e-4
+  return experiment

@@ -1,0 +1,129 @@
+"""Writes a reference model's log-probabilities of the replies in choices.
+
+    reference.write(load.from_anywhere('exports/sft'), 'swipes.jsonl', OUT)
+
+Numbers that OUT has of the same model are kept, so that only new conversations
+are read. The forward pass of an int8 export is that of its training, so that a
+policy which begins with the reference's parameters begins at the loss log n.
+"""
+
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from kaiju_jax.data import choices as choices_lib
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import conversations as conversations_lib
+from kaiju_jax.data import loader
+from kaiju_jax.data import text
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data import turns
+from kaiju_jax.model import transformer
+from kaiju_jax.objectives import objective as objective_lib
+from kaiju_jax.objectives import preference
+from kaiju_jax.runs import load
+from kaiju_jax.tasks import conversations as task
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.wire import ternary_plan
+
+
+def write(
+  loaded: load.Loaded,
+  path: str,
+  out: str | os.PathLike,
+  length: int = 1024,
+  batch: int = 2,
+) -> tuple[int, int]:
+  """Writes the log-probabilities of a file's replies.
+
+  Args:
+    loaded: the reference model.
+    path: conversations with choices (`data/conversations.py`).
+    out: the file; numbers of the same model that it holds are kept.
+    length: tokens of the rows in which the model reads.
+    batch: rows that it reads at a time.
+
+  Returns:
+    How many conversations the file has, and how many were read for it.
+
+  Raises:
+    OSError, ValueError: `path` cannot be read or has no choice, a tree is
+      longer than a row, or `out` is another file.
+  """
+  if not 2 <= length <= loaded.config.max_length:
+    raise ValueError(
+      f'length={length}: must lie in 2…{loaded.config.max_length}, the'
+      " model's max_length."
+    )
+  data = data_config.DataConfig(
+    tokenizer=loaded.tokenizer, chat_template=loaded.chats
+  )
+  experiment = experiment_lib.Experiment(model=loaded.config, data=data)
+  format = task.format_of(experiment)
+  hashes = load.digest(loaded), tokenizer_lib.hash_use(format.tokenizer)
+  known = {}
+  if pathlib.Path(out).exists():
+    found = choices_lib.read_reference(out, 'out')
+    if (found.model, found.tokenizer) == hashes:
+      known = dict(found.log_p)
+  said = list(conversations_lib.read(path))
+  corpus, choices, _ = turns.choices(said, format)
+  if corpus is None:
+    raise ValueError(f'data={path!r}: no conversation has a choice.')
+  names = list(choices_lib.hash_documents(corpus, choices))
+  fresh = [n for n, one in enumerate(names) if one not in known]
+  if fresh:
+    # The same conversations again: only those that are new.
+    wanted = {corpus.names[n] for n in fresh}
+    corpus, choices, _ = turns.choices(
+      [one for one in said if one.name in wanted], format
+    )
+    values = read_log_probabilities(loaded, corpus, choices, length, batch)
+    known |= dict(zip((names[n] for n in fresh), values, strict=True))
+  choices_lib.write_reference(out, choices_lib.Reference(*hashes, known))
+  return len(names), len(fresh)
+
+
+def read_log_probabilities(
+  loaded: load.Loaded, corpus: text.Corpus, choices, length: int, batch: int
+) -> list[np.ndarray]:
+  """Returns the log-probability of each document's replies, float32.
+
+  Args:
+    loaded: the model.
+    corpus: trees of `turns.choices`.
+    choices: their choices.
+    length: tokens per row.
+    batch: rows at a time.
+
+  Raises:
+    ValueError: a tree that is longer than a row, or numbers that are not
+      finite.
+  """
+  rows = choices_lib.Rows(text.Rows(corpus, length, shuffle=False), choices)
+  model = transformer.Transformer(loaded.config)
+  variables = {
+    'params': loaded.params,
+    **ternary_plan.collections(loaded.replica),
+  }
+  z = objective_lib.ZReg(0.0, 0.0)
+
+  @jax.jit
+  def answer(variables, batch):
+    return preference.log_probabilities(model, variables, batch, z)
+
+  found = []
+  for one in loader.epoch(rows, batch):
+    log_p_BY = np.asarray(answer(variables, one))
+    for log_p_Y, group_Y in zip(log_p_BY, one.extras[choices_lib.GROUP]):
+      found.append(log_p_Y[group_Y > 0])
+  flat = np.concatenate(found)
+  if not np.isfinite(flat).all():
+    raise ValueError(
+      f'{loaded.origin}: its log-probabilities are not finite: it cannot be a'
+      ' reference.'
+    )
+  sizes = [sum(len(one.spans) for one in own) for own in choices]
+  return np.split(flat, np.cumsum(sizes)[:-1])

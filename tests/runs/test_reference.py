@@ -1,0 +1,131 @@
+"""From swipes to a model that prefers what was kept, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import choices
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load
+from kaiju_jax.runs import reference
+from kaiju_jax.runs import train
+from kaiju_jax.tasks import registry
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import metrics
+
+LENGTH = 64
+USER = {'role': 'user', 'content': 'zz'}
+
+
+def swipes(path, count=4):
+  """Writes turns of two replies, of which a user keeps the one with 'a'."""
+  lines = []
+  for number in range(count):
+    replies = [
+      {'content': f'{text}{number}', 'kept': text == 'a'} for text in 'ab'
+    ]
+    said = [USER, {'role': 'assistant', 'replies': replies}]
+    lines.append(json.dumps({'messages': said}) + '\n')
+  path.write_text(''.join(lines))
+
+
+def experiment(path, **fields) -> experiment_lib.Experiment:
+  quantization = quantization_config.QuantizationConfig(wire_gradients='float')
+  one = experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=256, d_model=32, layout='G0', num_heads=2, head_dim=16,
+      d_ff=32, max_length=LENGTH, dtype='float32', quantization=quantization,
+    ),
+    **fields,
+  )  # fmt: skip
+  one.data.task = 'conversations'
+  one.data.path = str(path)
+  one.data.length, one.data.batch, one.data.held_out = LENGTH, 2, 0.0
+  one.optimizer.warmup = 0.0
+  one.loop.steps = one.loop.log_every = 1
+  return one
+
+
+def preferring(path, **fields):
+  one = experiment(path, **fields)
+  one.data.task, one.objective.name = 'choices', 'preference'
+  return one
+
+
+@pytest.mark.slow
+def test_a_policy_begins_at_log_2_and_learns_what_was_kept(tmp_path):
+  swipes(tmp_path / 'swipes.jsonl')
+  before = experiment(tmp_path / 'swipes.jsonl')
+  train.train(before, tmp_path / 'before')
+  exchange.export(tmp_path / 'before', tmp_path / 'export', 'kaiju')
+  exported = load.from_anywhere(tmp_path / 'export')
+  assert exported.params  # Int8 codes, frozen.
+  out = tmp_path / 'reference.npz'
+  path = str(tmp_path / 'swipes.jsonl')
+  assert reference.write(exported, path, out, LENGTH) == (4, 4)
+  held = choices.read_reference(out)
+  # More text: only that is read. Another model: all of it.
+  swipes(tmp_path / 'swipes.jsonl', 6)
+  assert reference.write(exported, path, out, LENGTH) == (6, 2)
+  again = choices.read_reference(out)
+  for name, values in held.log_p.items():
+    np.testing.assert_array_equal(again.log_p[name], values)
+  after = preferring(path, begin_with=str(tmp_path / 'before'))
+  after.data.reference = str(out)
+  after.loop.steps = 8
+  after.optimizer.learning_rate = 1e-2
+  train.train(after, tmp_path / 'after')
+  found = metrics.read(tmp_path / 'after')
+  np.testing.assert_allclose(found[0]['loss'], np.log(2), atol=1e-6)
+  assert found[-1]['loss'] < found[0]['loss'] - 0.05
+  assert found[-1]['accuracy'] == 1
+  later = load.from_workdir(tmp_path / 'after')
+  assert reference.write(later, path, out, LENGTH) == (6, 6)
+
+
+def test_a_reference_that_does_not_fit_is_refused(tmp_path):
+  path = tmp_path / 'swipes.jsonl'
+  swipes(path)
+  one = preferring(path)
+  with pytest.raises(ValueError, match='must name the file that experiments'):
+    registry.rows(one)
+  one.objective.preference.loss = 'options'
+  assert len(registry.rows(one)[0].extras) == 3
+  one.data.reference = str(tmp_path / 'reference.npz')
+  with pytest.raises(ValueError, match="must be '' for objective"):
+    registry.rows(one)
+  one.objective.preference.loss = 'kept'
+  other = choices.Reference('model', 'another', {})
+  choices.write_reference(one.data.reference, other)
+  with pytest.raises(ValueError, match='another tokenizer than data'):
+    registry.rows(one)
+
+
+def test_a_tree_longer_than_a_row_is_refused(tmp_path):
+  path = tmp_path / 'swipes.jsonl'
+  swipes(path)
+  one = preferring(path)
+  one.objective.preference.loss = 'options'
+  one.data.length = 16
+  with pytest.raises(ValueError, match='trees are never cut'):
+    registry.rows(one)
+
+
+@pytest.mark.parametrize(
+  'field, value, message',
+  [
+    ('loss', 'dpo', "loss='dpo': must be one of 'kept', 'pairs', 'options'"),
+    ('beta', 0.0, r'beta=0\.0: must be above 0'),
+    ('nll', -1.0, r'nll=-1\.0: must be finite, at least 0'),
+  ],
+)
+def test_wrong_settings_are_refused(tmp_path, field, value, message):
+  path = tmp_path / 'swipes.jsonl'
+  swipes(path)
+  one = preferring(path)
+  setattr(one.objective.preference, field, value)
+  with pytest.raises(ValueError, match=message):
+    train.check(one)
