@@ -58,6 +58,7 @@ PURPOSES = {
     'codecs',
     'benchmarks.attention',
     'benchmarks.block',
+    'benchmarks.choices',
     'benchmarks.corpora',
     'benchmarks.decode',
     'benchmarks.device',
