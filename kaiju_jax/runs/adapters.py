@@ -107,6 +107,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f"loop.branch={experiment.loop.branch!r}: must be '' with lora.rank="
       f'{experiment.lora.rank}: adapters begin anew beside their base.'
     )
+  state_lib.objective_of(experiment)
   shapes = jax.eval_shape(
     lambda: state_lib.draw_params(
       transformer.Transformer(experiment.model), experiment.seed

@@ -15,10 +15,12 @@ from kaiju_jax.interchange import stream
 from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
+from kaiju_jax.quantization import int8
 from kaiju_jax.runs import adapters
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
+from kaiju_jax.sharding import rules
 from kaiju_jax.training import config as training_config
 from tests import records
 from tests.interchange import family_folders
@@ -105,6 +107,22 @@ def test_a_workdir_and_its_export_are_one_base(texts, base, run):
   assert_equal(there.params, load.from_workdir(run[0]).params)
 
 
+@pytest.mark.slow
+def test_an_open_folder_is_a_base(texts, tmp_path):
+  fields = family_folders.fields_of('qwen3') | {'vocab_size': 256}
+  folder = family_folders.write(tmp_path / 'open', fields)
+  one = experiment(texts, folder)
+  one.model.dtype = 'float32'
+  state = train.train(one, tmp_path / 'run', until=2)
+  found = load.from_workdir(tmp_path / 'run')
+  assert not found.is_ours and found.config.qk_norm == 'head'
+  attention = found.params['blocks']['layer_0']['attention']
+  assert attention['w_k_DUK'].codes.dtype == np.int8
+  ours = state.params['blocks']['layer_0']['attention']['lora_up_k_RUK']
+  np.testing.assert_array_equal(attention['lora_up_k_RUK'], ours)
+  assert np.any(ours)
+
+
 def test_another_base_is_refused(texts, base, run, tmp_path):
   model = dataclasses.replace(toys.experiment(texts).model, window=4)
   test_exchange.run_of(tmp_path / 'other', model)
@@ -166,12 +184,48 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   found, merged = load.from_workdir(run[0]), load.from_export(tmp_path / 'out')
   assert not lora.is_adapted(merged.params)
   assert_equal(merged.params, adapters.merge(found).params)
+  assert_merged(found, merged.params)
   tokens_BL = np.arange(64, dtype=np.int32).reshape(2, 32) + 60
   nats = adapters.divergence(found, merged, tokens_BL)
   apart = adapters.divergence(
     found, load.base(found.experiment.begin_with, 'bfloat16'), tokens_BL
   )
   assert 0 <= nats.mean() < 1e-2 and nats.mean() < 0.1 * apart.mean()
+
+
+def assert_merged(found, merged):
+  """Codes are those that an export of the summed floats would have."""
+
+  def summed(tree):
+    out = {}
+    for name, node in tree.items():
+      if isinstance(node, dict):
+        out[name] = summed(node)
+      elif not name.startswith(('lora_', 'hidden_limit')):
+        out[name] = node
+      if isinstance(node, int8.Quantized):
+        down, up, scale = (np.asarray(tree[key]) for key in lora.names_of(name))
+        ins, outs = (key.rpartition('_')[2] for key in lora.names_of(name)[:2])
+        letters = rules.letters_of(name)
+        out[name] = np.asarray(int8.dequantize(node)) + np.einsum(
+          f'N,N{ins},N{outs}->N{letters}', scale, down, up
+        )
+    return out
+
+  wanted = deployed.quantize(summed(found.params), found.config)
+  for (path, ours), theirs in zip(
+    jax.tree_util.tree_leaves_with_path(merged),
+    jax.tree.leaves(wanted),
+    strict=True,
+  ):
+    is_codes = ours.dtype == np.int8
+    np.testing.assert_allclose(
+      np.asarray(ours, np.float64),
+      np.asarray(theirs, np.float64),
+      rtol=0 if is_codes else 1e-5,
+      atol=1 if is_codes else 0,
+      err_msg=str(path),
+    )
 
 
 @pytest.mark.parametrize(
