@@ -35,7 +35,14 @@ PURPOSES = {
     'facts',
   ),
   'distil': ('teach', 'distill'),
-  'align': ('sft_study', 'reference', 'train_gate', 'train_head', 'refusal'),
+  'align': (
+    'sft_study',
+    'reference',
+    'train_gate',
+    'train_head',
+    'refusal',
+    'feedback',
+  ),
   'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
   'evaluate': (
     'needle',

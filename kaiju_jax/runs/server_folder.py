@@ -42,6 +42,61 @@ def load_key(folder: pathlib.Path) -> bytes:
   return files.load_secret(folder / KEY, _SECRET)
 
 
+def read_key(folder: pathlib.Path) -> bytes:
+  """Returns the key that a server of the folder has drawn.
+
+  Raises:
+    FileNotFoundError: there is none, so that it is no server's folder.
+    OSError: it cannot be read.
+    ValueError: others may read it, or it has another size.
+  """
+  path = folder / KEY
+  if not path.is_file():
+    raise FileNotFoundError(
+      f'{path}: no key; a server draws it in its folder at its first start, and'
+      ' other keys give people other pseudonyms. Name the folder of the server.'
+    )
+  mode = path.stat().st_mode & 0o777
+  if mode & 0o077:
+    raise ValueError(
+      f'{path}: others may read it (mode {mode:o}); must be 600.'
+    )
+  return load_key(folder)
+
+
+def find(store: str, folder: str) -> tuple[pathlib.Path, str]:
+  """Returns a server's folder, and the name of its store for `open_store`.
+
+  Args:
+    store: the folder, its sqlite file, or the address of a Redis.
+    folder: the folder, where `store` is a Redis; '' otherwise.
+
+  Raises:
+    FileNotFoundError: there is no such store.
+    ValueError: a folder is missing, or there are two.
+  """
+  if '://' in store:
+    if not folder:
+      raise ValueError(
+        f'--store={store.partition("://")[0]}://…: a Redis holds no tokens and'
+        " no key; name the server's folder as --folder."
+      )
+    return pathlib.Path(folder), store
+  path = pathlib.Path(store)
+  file = path if path.name == SQLITE else path / SQLITE
+  if not file.is_file():
+    raise FileNotFoundError(
+      f'--store={store}: no {SQLITE} there; must be the folder of a server, its'
+      f' {SQLITE}, or redis://HOST:PORT/0.'
+    )
+  if folder and not pathlib.Path(folder).samefile(file.parent):
+    raise ValueError(
+      f'--folder={folder}: must be left out, because --store={store} lies in a'
+      ' folder with tokens and a key of its own.'
+    )
+  return file.parent, 'sqlite'
+
+
 def open_access(
   folder: pathlib.Path, host: str, is_open: bool, asks_token: bool, age: str
 ) -> auth.Access:

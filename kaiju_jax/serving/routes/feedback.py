@@ -29,13 +29,13 @@ async def agree(request: requests.Request) -> responses.Response:
   It holds for all conversations of the owner, past ones included.
   """
   context, caller = await intake.authorize(request)
-  asked = await intake.parse_fields(request, context, caller, fields.Agreement)
-  if asked.agrees and caller.age != auth.ADULT:
+  body = await intake.parse_fields(request, context, caller, fields.Agreement)
+  if body.agrees and caller.age != auth.ADULT:
     raise errors.forbidden(
       'agrees: people under 18, or of unknown age, cannot agree.'
     )
-  await context.run_store(context.store.agree, caller.owner, asked.agrees)
-  return _answer(caller, asked.agrees)
+  await context.run_store(context.store.agree, caller.owner, body.agrees)
+  return _answer(caller, body.agrees)
 
 
 ROUTES = [

@@ -122,19 +122,19 @@ async def rate(request: requests.Request) -> responses.Response:
   There is one rating per message: another replaces it, null withdraws it.
   """
   context, caller = await intake.authorize(request)
-  asked = await intake.parse_fields(request, context, caller, fields.Rating)
+  body = await intake.parse_fields(request, context, caller, fields.Rating)
   session, message = request.path_params['id'], request.path_params['message']
   former = await context.run_store(
-    context.store.rate, caller.owner, session, message, asked.rating
+    context.store.rate, caller.owner, session, message, body.rating
   )
-  if former != asked.rating:
-    context.metrics.ratings.labels(asked.rating or 'withdrawn').inc()
+  if former != body.rating:
+    context.metrics.ratings.labels(body.rating or 'withdrawn').inc()
   return responses.JSONResponse(
     {
       'object': 'rating',
       'session': session,
       'message': message,
-      'rating': asked.rating,
+      'rating': body.rating,
     }
   )
 

@@ -1,0 +1,65 @@
+"""Exports what people said of replies as data to train on, of those who agree.
+
+    python -m experiments.feedback --store=runs/server --out=runs/feedback
+    python -m experiments.feedback --store=redis://HOST:6379/0 \
+        --folder=runs/server --out=runs/feedback
+
+reads a server's conversations, and writes a folder that its user alone can
+read:
+
+    train.jsonl      conversations with the replies that were kept and passed
+                     over, edits and ratings (kaiju_jax/data/conversations.py)
+    held_out.jsonl   the same, of other people
+    export.json      counts, what was kept by place, the sessions that are in
+                     it, and those of earlier exports that are gone
+
+Only owners who agreed are read: on the page, by a token of --token_feedback, or
+the server's own user by --feedback; no minors, and nobody whose token was
+revoked. Never in it: replies that safety ended, reasoning, times, and
+characters whose owners have not agreed and that are not public. Owners and
+sessions have pseudonyms under the server's key. The same command again replaces
+the export: who withdrew, or deleted a conversation, is in it no longer.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_STORE = flags.DEFINE_string(
+  'store',
+  None,
+  "A server's folder, its characters.sqlite, or its Redis: redis://HOST:PORT/0.",
+)
+_FOLDER = flags.DEFINE_string(
+  'folder',
+  '',
+  "The server's folder, with its tokens and key; needed with a Redis.",
+)
+_OUT = flags.DEFINE_string('out', None, 'The folder of the export.')
+_HELD_OUT = flags.DEFINE_float(
+  'held_out', 0.1, 'Share of the people in held_out.jsonl.', 0.0, 1.0
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv, _STORE, _OUT)
+  from kaiju_jax.runs import server_folder
+  from kaiju_jax.runs.feedback import export
+  from kaiju_jax.runs.feedback import report
+  from kaiju_jax.serving.http import auth
+
+  folder, which = server_folder.find(_STORE.value, _FOLDER.value)
+  key = server_folder.read_key(folder)
+  tokens = auth.Tokens(folder / auth.FILE)
+  store = server_folder.open_store(folder, which)
+  try:
+    result = export.export(store, tokens, key, _OUT.value, _HELD_OUT.value)
+  finally:
+    store.close()
+  print('\n'.join(report.describe(result)))
+
+
+if __name__ == '__main__':
+  command.run(main, LookupError, RuntimeError)

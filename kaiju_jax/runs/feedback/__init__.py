@@ -1,0 +1,1 @@
+"""Training data from what people said of replies: `experiments.feedback`."""
