@@ -52,7 +52,7 @@ def test_help_imports_no_jax(name, helps):
 
 FLAG = re.compile(r'(?ms)^  (?:-\w,)?--(?:\[no\])?(\w+): (.*?)(?=^  -|\Z|\n\n)')
 # A server's folder holds no model, and only training writes a workdir.
-ALLOWED = {('train', 'workdir'), ('serve', 'folder')}
+ALLOWED = {('train', 'workdir'), ('serve', 'folder'), ('feedback', 'folder')}
 
 
 @pytest.mark.parametrize('name', index.COMMANDS)
