@@ -153,8 +153,6 @@ class Flights:
     packed, one, settle = draft
     one.flying -= 1
     one.is_drafted = False
-    if one.reason is not None:
-      return
     tokens, own = (x_L.tolist() for x_L in rounds.unpack(packed))
     score_LC = [None] * len(tokens)
     if self._classes:
