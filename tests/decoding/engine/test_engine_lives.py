@@ -594,6 +594,59 @@ def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
   assert points == ({5, length} if length % PAGE else {5})
 
 
+@pytest.mark.parametrize('head', [None, 'a head'])
+@pytest.mark.parametrize('at', range(1, 5))
+def test_a_stop_within_a_draft_leaves_what_it_leaves_without(make, head, at):
+  """A string, a token or a cancel; points, scores and pages are the same."""
+  asks = (make_request(5, 12, seed) for seed in range(1000))
+  one, letter = next(
+    (one, whole[at])
+    for one in asks
+    for whole in [fake_device.expected(one)[0]]
+    if 32 <= whole[at] < 127 and whole[at] not in whole[:at]
+  )
+
+  def left(speculates, is_cancelled=False, **stops):
+    engine = make(
+      tokenizer=tokenizer.Bytes(), head=head, speculates=speculates, slack=15
+    )
+    ran = draft(engine, None, random.Random(at)) if speculates else []
+    rows, close = [], engine.decoder.close
+
+    def closed(row):
+      rows.append(
+        (engine.decoder.length_of(row), engine.decoder.account.pages_of(row))
+      )
+      close(row)
+
+    engine.decoder.close = closed
+    sequence = engine.submit(dataclasses.replace(one, **stops))
+    while sequence.reason is None:
+      if is_cancelled and len(sequence.events) > at:
+        engine.cancel(sequence)
+        break
+      engine.advance()
+    assert not speculates or ran
+    tree = engine.decoder.account.tree
+    points = {
+      point.length: tree.scores(prefix_tree.Match(point, point.length)).tolist()
+      if head
+      else None
+      for point in tree.points()
+    }
+    held = engine.decoder.account.pages
+    counts = {kind: held.count_held(kind) for kind in held.kinds}
+    events = list(sequence.events)
+    return events, sequence.reason, repr(points), counts, rows[0][0], len(rows)
+
+  for stops in {'stop_strings': [chr(letter)]}, {'stop_tokens': [letter]}:
+    assert left(True, **stops) == left(False, **stops)
+  events, reason, *_ = left(True, is_cancelled=True)
+  assert reason in ('cancelled', 'length')
+  whole, _ = fake_device.expected(one)
+  assert [event.token for event in events] == whole[: len(events)]
+
+
 def test_an_edit_is_not_judged_by_what_it_replaces(make):
   """Of a point, the tokens that are resumed count, and no others."""
   engine = make(head='a head')
