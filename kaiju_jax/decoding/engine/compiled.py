@@ -262,11 +262,11 @@ class Rounds:
     programs = [
       *(_Program('step', width) for width in self._widths),
       *(_Program('prefill', *shape) for shape in sorted(shapes)),
+      *(_Program('verify', 1, size) for size in self._drafts),
     ]
     if scores:
       sizes = [size for rows, size in self._shapes if rows == 1]
       programs += [_Program('score', 1, size) for size in sizes]
-    programs += [_Program('verify', 1, size) for size in self._drafts]
     if puts_off:
       now = {
         _Program('step', max(self._widths)),
