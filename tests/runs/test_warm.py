@@ -43,7 +43,6 @@ def engine(request):
     chunk=CHUNK,
     head=head,
     candidates=GUIDE.queries if request.param else 0,
-    speculates=request.param,
   )
   serve.warm(made)
   return made
@@ -86,8 +85,7 @@ def test_two_programs_serve_any_request(engine):
   rounds = engine.rounds
   assert (rounds.shapes, rounds.widths) == ([(1, CHUNK)], [ROWS])
   waiting = rounds.waiting
-  # Two steps, two prefills, two scored ones, and drafts of two lengths.
-  assert waiting == (8 if engine.decoder.extra else 6)
+  assert waiting == 6  # Two steps, two prefills, two scored ones.
   with compilations.record() as seen:
     for one in unscored(engine, 3)[:4]:
       run(engine, [one])
