@@ -28,6 +28,8 @@ ASKED = (
   ('GET', '/v1/characters', None),
   ('GET', '/v1/server', None),
   ('GET', '/metrics', None),
+  ('GET', '/v1/feedback', None),
+  ('PUT', '/v1/feedback', {'agrees': False}),
   ('POST', '/v1/key', {}),
   ('POST', '/v1/sessions', {'character': running.CHARACTER}),
   ('POST', '/v1/chat/completions', CHAT),
