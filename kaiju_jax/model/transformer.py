@@ -128,10 +128,19 @@ class Transformer(nn.Module):
         f'model.shared={self.config.shared!r}: a cache has keys and values of'
         " the same layers; only 'both' can be decoded."
       )
-    context = self._context(visibility, 0.0)._replace(pasts=pasts)
-    x_BLD, made = self.blocks(self.embedding(tokens_BL), context)
-    normed_BLD, _ = self.final_norm(x_BLD)
-    return normed_BLD, made
+    x_BLD, context = self.enter(tokens_BL, visibility)
+    x_BLD, made = self.blocks(x_BLD, context._replace(pasts=pasts))
+    return self.leave(x_BLD), made
+
+  def enter(
+    self, tokens_BL: jax.Array, visibility: visibility_lib.Visibility
+  ) -> tuple[jax.Array, context_lib.Context]:
+    """Returns what the first layer reads in `extend`, and its context."""
+    return self.embedding(tokens_BL), self._context(visibility, 0.0)
+
+  def leave(self, x_BLD: jax.Array) -> jax.Array:
+    """Returns the normed hidden states of the last layer's output."""
+    return self.final_norm(x_BLD)[0]
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""

@@ -189,16 +189,38 @@ def pasts(
   `row_B` is the cache's row for each row of the call, `visibility` its
   queries'; `reference_length` as in `extend.Network`.
   """
-  result = {}
-  for kind, pool in pools.items():
-    tables = _tables(
-      cache.kinds[kind], pool, row_B, visibility, reference_length
-    )
+  return join_pasts(
+    cache,
+    pools,
+    tables(cache, pools, row_B, visibility, reference_length),
+  )
+
+
+def tables(
+  cache: Cache,
+  pools: dict[str, paging.Pool],
+  row_B: jax.Array,
+  visibility: visibility_lib.Visibility,
+  reference_length: int | None = None,
+) -> dict[str, past.Tables]:
+  """Returns the page tables of a call by kind; arguments as `pasts`."""
+  return {
+    kind: _tables(cache.kinds[kind], pool, row_B, visibility, reference_length)
+    for kind, pool in pools.items()
+  }
+
+
+def join_pasts(
+  cache: Cache, pools: dict[str, paging.Pool], tables: dict[str, past.Tables]
+) -> dict[int, past.Past]:
+  """Returns the pools and tables of a call by the layer that owns them."""
+  return {
+    owner: past.Past(k, v, tables[kind])
+    for kind, pool in pools.items()
     for owner, k, v in zip(
       pool.owners, cache.kinds[kind].k, cache.kinds[kind].v
-    ):
-      result[owner] = past.Past(k, v, tables)
-  return result
+    )
+  }
 
 
 def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):

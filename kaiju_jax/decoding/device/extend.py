@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.model import paging
+from kaiju_jax.model import past
 from kaiju_jax.model import transformer
 
 MODES = ('fast', 'reference')
@@ -94,8 +95,25 @@ def text(
   and room for them: `rings` are all rows' tables with that room
   (`cache.rotate`).
   """
-  visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
+  visibility, _ = see(cache.length_R[row_B], count_B, tokens_BL)
   hidden_BLD, made = _run(network, params, cache, row_B, tokens_BL, visibility)
+  return hidden_BLD, keep(
+    network, cache, rings, row_B, tokens_BL, count_B, hidden_BLD, made
+  )
+
+
+def keep(
+  network: Network,
+  cache: cache_lib.Cache,
+  rings: dict[str, jax.Array],
+  row_B: jax.Array,
+  tokens_BL: jax.Array,
+  count_B: jax.Array,
+  hidden_BLD: jax.Array,
+  made: dict[int, past.KeyValue],
+) -> cache_lib.Cache:
+  """Returns the cache with what the layers `made` of the rows' next tokens."""
+  visibility, is_kept_BL = see(cache.length_R[row_B], count_B, tokens_BL)
   end_B = cache.length_R[row_B] + count_B
   cache = cache_lib.rotate(cache, network.pools, row_B, end_B, rings)
   slots = cache_lib.slots_of_text(
@@ -105,7 +123,7 @@ def text(
     cache, network.pools, _wait_for(row_B, hidden_BLD), visibility, slots, made
   )
   length_R = cache.length_R.at[row_B].set(end_B)
-  return hidden_BLD, cache._replace(length_R=length_R)
+  return cache._replace(length_R=length_R)
 
 
 def logits(network: Network, params: Any, hidden_BLD: jax.Array) -> jax.Array:
@@ -119,7 +137,9 @@ def logits(network: Network, params: Any, hidden_BLD: jax.Array) -> jax.Array:
   return jnp.where(jnp.arange(size) < network.tokens, logits_BLV, -jnp.inf)
 
 
-def _text(length_B, count_B, tokens_BL):
+def see(
+  length_B: jax.Array, count_B: jax.Array, tokens_BL: jax.Array
+) -> tuple[visibility_lib.Visibility, jax.Array]:
   """Returns the visibility of rows' next tokens, and which are no padding."""
   place_L = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)
   is_kept_BL = place_L[None] < count_B[:, None]

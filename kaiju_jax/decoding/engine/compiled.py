@@ -6,6 +6,7 @@ compile nothing.
 """
 
 from collections.abc import Sequence
+from concurrent import futures
 import functools
 import threading
 from typing import Any
@@ -63,7 +64,7 @@ class Prefilled(NamedTuple):
 
 
 class _Ran(NamedTuple):
-  """The results of `rounds.prefill` beside the state."""
+  """The results of `rounds.end_prefill` beside the state."""
 
   last_BLD: jax.Array
   scores: rounds.Scores | None
@@ -121,8 +122,8 @@ class Rounds:
     self.last_BLD: jax.Array | None = None
     self._head = None if judge is None else judge.params
     self._join = decoder.jit(rounds.join, donate_argnums=0)
-    self._step = decoder.jit(
-      functools.partial(rounds.step, network, judge), donate_argnums=(1, 3)
+    self._step = decoder.program(
+      rounds.step_text, functools.partial(rounds.end_step, network, judge)
     )
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
@@ -138,11 +139,11 @@ class Rounds:
       functools.partial(rounds.verify, network, judge), donate_argnums=(1, 3)
     )
     self._prefill = {
-      is_scored: decoder.jit(
+      is_scored: decoder.program(
+        rounds.prefill_text,
         functools.partial(
-          rounds.prefill, network, judge, self._rows, is_scored
+          rounds.end_prefill, network, judge, self._rows, is_scored
         ),
-        donate_argnums=(1, 3),
       )
       for is_scored in (False, True)
     }
@@ -274,6 +275,9 @@ class Rounds:
       }
       self._later = [x for x in programs if x not in {*now, *self._compiled}]
       programs = [x for x in programs if x in now]
+      # XLA compiles, or loads, each on a core of its own.
+      with futures.ThreadPoolExecutor(len(programs)) as pool:
+        list(pool.map(self._compile, programs))
     for program in programs:
       if program.kind == 'step':
         self._step_of((), program.rows)

@@ -5,6 +5,8 @@
     step      appends the drawn tokens of all rows that go on, draws the next
     verify    appends a draft of one row, and draws at each of its positions
 
+Prefill and step are given as the text that they append and as their end, which
+takes its hidden states; `Decoder.program` puts the model between the two.
 Shapes are static: which rows go on and how they draw are values. Tokens and
 their log-probabilities come back to the host in one array. A token-level head
 scores the tokens that a call appends, a step's in the same array. So a step
@@ -94,39 +96,41 @@ def join(
   )
 
 
-def prefill(
+def prefill_text(state: State, chunks: Chunks) -> tuple[jax.Array, ...]:
+  """Returns rows, tokens and counts that a prefill appends (`extend.text`)."""
+  del state
+  return chunks.row_B, chunks.tokens_BL, chunks.count_B
+
+
+def end_prefill(
   network: extend.Network,
   judge: judge_lib.Judge | None,
   rows: int,
   is_scored: bool,
   params: Any,
   cache: cache_lib.Cache,
-  rings: dict[str, jax.Array],
   state: State,
+  hidden_BLD: jax.Array,
   chunks: Chunks,
   head: Any = None,
-) -> tuple[
-  tuple[State, jax.Array, Scores | None, jax.Array | None], cache_lib.Cache
-]:
-  """Appends chunks to rows' texts.
+) -> tuple[State, jax.Array, Scores | None, jax.Array | None]:
+  """Returns what a prefill does beside the cache.
 
   Args:
     network, params, cache, state: the engine's.
     judge, head: a token-level head and its parameters; None for none.
     rows: of `first`, at least B.
     is_scored: whether to return `Scores`, of the first row.
-    rings: the tables of all rows (`extend.text`).
+    hidden_BLD: of the appended tokens.
     chunks: B rows' tokens.
 
   Returns:
-    (state, the hidden states [rows, 1, D] of each row's last token, zeros
+    The state, the hidden states [rows, 1, D] of each row's last token, zeros
     beyond B, the scores or None, and the head's probabilities [B, L, C] of all
-    tokens, padding included, or None), and the cache.
+    tokens, padding included, or None.
   """
+  del cache
   row_B, tokens_BL, next_BL, count_B = chunks
-  hidden_BLD, cache = extend.text(
-    network, params, cache, rings, row_B, tokens_BL, count_B
-  )
   is_kept_BL = jnp.arange(tokens_BL.shape[1])[None] < count_B[:, None]
   # A scatter drops what lies beyond the vocabulary's end.
   token_BL = jnp.where(is_kept_BL, tokens_BL, state.seen_RV.shape[1])
@@ -144,8 +148,7 @@ def prefill(
   probability_BLC = None
   if judge is not None:
     probability_BLC = judge.probability(head, hidden_BLD)
-  state = state._replace(seen_RV=seen_RV)
-  return (state, last_BLD, scores, probability_BLC), cache
+  return state._replace(seen_RV=seen_RV), last_BLD, scores, probability_BLC
 
 
 def first(
@@ -157,13 +160,13 @@ def first(
   draws_B: jax.Array,
   last_BLD: jax.Array,
 ) -> tuple[State, jax.Array]:
-  """Draws the tokens that follow prompts; other arguments as in `prefill`.
+  """Draws the tokens that follow prompts; others as in `end_prefill`.
 
   Args:
     row_B: int32, rows of the cache, each at most once.
     index_B: int32, tokens of each row's text.
     draws_B: bool, whether a row's prompt has ended.
-    last_BLD: the hidden states [B, 1, D] that `prefill` returned.
+    last_BLD: the hidden states [B, 1, D] that `end_prefill` returned.
 
   Returns:
     State, and the B tokens as `_pack` packs them; those of rows that draw none
@@ -183,38 +186,37 @@ def first(
   return state, _pack(token_B, own_B)
 
 
-def step(
+def step_text(
+  state: State, row_B: jax.Array, count_B: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Returns rows, tokens and counts that a step appends (`extend.text`)."""
+  return row_B, jnp.maximum(state.token_R[row_B], 0)[:, None], count_B
+
+
+def end_step(
   network: extend.Network,
   judge: judge_lib.Judge | None,
   params: Any,
   cache: cache_lib.Cache,
-  rings: dict[str, jax.Array],
   state: State,
+  hidden_BLD: jax.Array,
   row_B: jax.Array,
   count_B: jax.Array,
   head: Any = None,
-) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
-  """Appends drawn tokens to texts, and draws the next; arguments as `prefill`.
+) -> tuple[State, jax.Array]:
+  """Draws the next tokens; other arguments as in `end_prefill`.
 
   Args:
+    cache: the cache with the appended tokens.
     row_B: int32, rows of the cache, each at most once.
     count_B: int32, 1 for rows that go on, 0 for the others, whose drawn tokens
       mean nothing.
 
   Returns:
-    (state, the B tokens as `_pack` packs them), and the cache.
+    The state, and the B tokens as `_pack` packs them.
   """
   token_B = state.token_R[row_B]
   is_on_B = count_B > 0
-  hidden_BLD, cache = extend.text(
-    network,
-    params,
-    cache,
-    rings,
-    row_B,
-    jnp.maximum(token_B, 0)[:, None],
-    count_B,
-  )
   at_B = jnp.where(is_on_B, token_B, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row_B, at_B].set(True, mode='drop')
   drawn_B, own_B = sampling_lib.draw(
@@ -231,7 +233,7 @@ def step(
   judged_CB = None
   if judge is not None:
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
-  return (state, _pack(drawn_B, own_B, judged_CB)), cache
+  return state, _pack(drawn_B, own_B, judged_CB)
 
 
 def verify(

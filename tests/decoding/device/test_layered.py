@@ -1,0 +1,70 @@
+"""A deep model's calls, in programs of one layer each, are those of one."""
+
+import numpy as np
+
+from experiments.benchmarks import compilations
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import layered
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from tests.decoding import toys
+
+CHUNK = 8
+GREEDY = sampling.Sampling(temperature=0)
+CONFIG = toys.config(layout='L0 L0 G2 L3')
+
+
+def make(deep, monkeypatch):
+  monkeypatch.setattr(layered, '_DEEP', deep)
+  decoder = decoder_lib.Decoder(
+    toys.drawn(CONFIG), CONFIG, rows=2, length=48, page=4
+  )
+  assert decoder.is_layered == (deep <= len(CONFIG.layers()))
+  return engine_lib.Engine(decoder, chunk=CHUNK)
+
+
+def run(engine):
+  """Returns prompts of several chunks with their replies, two at once."""
+  rng = np.random.default_rng(0)
+  asked = [
+    engine.submit(
+      request_lib.Request(
+        rng.integers(4, 61, length), 12, GREEDY, scores_prompt=True
+      )
+    )
+    for length in (29, 5)
+  ]
+  while not engine.is_idle:
+    engine.advance()
+  return [one.result() for one in asked]
+
+
+def test_programs_of_a_layer_do_what_one_program_does(monkeypatch):
+  one = run(make(len(CONFIG.layers()) + 1, monkeypatch))
+  lowered = []
+  lower = layered.Layered.lower
+  monkeypatch.setattr(
+    layered.Layered,
+    'lower',
+    lambda *given: lowered.append(lower(*given)) or lowered[-1],
+  )
+  many = make(1, monkeypatch)
+  many.warm(scores=True, puts_off=True)
+  while many.rounds.waiting:
+    many.rounds.compile_next()
+  run(many)
+  with compilations.record() as seen:
+    found = run(many)
+  assert not seen
+  for got, want in zip(found, one, strict=True):
+    assert got.tokens.tolist() == want.tokens.tolist()
+    for name in 'log_probabilities', 'prompt_log_probabilities':
+      np.testing.assert_allclose(
+        getattr(got, name), getattr(want, name), rtol=1e-4, atol=1e-4
+      )
+  # A local layer that makes keys, one that reads another's, and a global one.
+  assert len(lowered) == 3  # A step, a prefill and a scored one.
+  for each in lowered:
+    assert len(each.order) == 1 + len(CONFIG.layers()) + 1
+    assert len({id(x) for x in each.order}) == 1 + 3 + 1
