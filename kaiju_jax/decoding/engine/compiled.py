@@ -276,8 +276,8 @@ class Rounds:
       self._later = [x for x in programs if x not in {*now, *self._compiled}]
       programs = [x for x in programs if x in now]
       # XLA compiles, or loads, each on a core of its own.
-      with futures.ThreadPoolExecutor(len(programs)) as pool:
-        list(pool.map(self._compile, programs))
+      with futures.ThreadPoolExecutor(len(now)) as pool:
+        list(pool.map(self._compile, {*programs} - {*self._compiled}))
     for program in programs:
       if program.kind == 'step':
         self._step_of((), program.rows)
