@@ -20,7 +20,6 @@ from kaiju_jax.decoding.device import changes
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.device import held_cache
 from kaiju_jax.decoding.device import interrupts
-from kaiju_jax.decoding.device import layered
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.decoding.pages import nodes
@@ -102,7 +101,6 @@ class Decoder:
     # twice: for the cache as made, and as returned by a call.
     (device,) = jnp.zeros(()).devices()
     self.jit = reference.jit if mode == 'reference' else jax.jit
-    self.is_layered = mode != 'reference' and layered.is_deep(config)
     turned = mode != 'reference' and dispatch.platform() == 'cpu'
     ready = functools.partial(weights.ready, config=config, turned=turned)
     if mode == 'reference':
@@ -126,13 +124,6 @@ class Decoder:
     self._reissue = self._writer(changes.REISSUE)
     self._settle = self._writer(changes.settle(heads))
     self._logits = self.jit(functools.partial(extend.logits, self.network))
-
-  def program(
-    self, text: Callable[..., tuple[jax.Array, ...]], end: Callable[..., Any]
-  ) -> Callable[..., Any]:
-    """Returns a function for `run`; see `layered.Layered` for its arguments."""
-    make = layered.Layered if self.is_layered else layered.join
-    return make(self.network, self.jit, text, end)
 
   @property
   def cache(self) -> cache_lib.Cache:

@@ -33,6 +33,19 @@ def is_deep(config: model_config.ModelConfig) -> bool:
   return dispatch.platform() == 'cpu' and len(config.layers()) >= _DEEP
 
 
+def choose(
+  network: extend.Network,
+  jit: Callable[..., Any],
+  text: Callable[..., tuple[jax.Array, ...]],
+  end: Callable[..., Any],
+) -> Callable[..., Any]:
+  """Returns what `Layered` does, in one program where that is better."""
+  is_layered = network.reference_length is None and is_deep(
+    network.model.config
+  )
+  return (Layered if is_layered else join)(network, jit, text, end)
+
+
 def join(
   network: extend.Network,
   jit: Callable[..., Any],

@@ -18,6 +18,7 @@ import numpy as np
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import interrupts
 from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.device import layered
 from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
@@ -76,8 +77,7 @@ class Rounds:
 
   Ctrl-C during a method raises after it. `warm` can put off all programs but
   two, the largest chunk of one prompt and the widest step, which serve any
-  request. Until `compile_next` has compiled the others, `shapes` and `widths`
-  name those that are ready.
+  request. `shapes` and `widths` are those that are ready.
 
   Args:
     decoder: the model and its cache.
@@ -122,14 +122,13 @@ class Rounds:
     self.last_BLD: jax.Array | None = None
     self._head = None if judge is None else judge.params
     self._join = decoder.jit(rounds.join, donate_argnums=0)
-    self._step = decoder.program(
-      rounds.step_text, functools.partial(rounds.end_step, network, judge)
-    )
+    program = functools.partial(layered.choose, network, decoder.jit)
+    end_step = functools.partial(rounds.end_step, network, judge)
+    self._step = program(rounds.step_text, end_step)
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
     )
-    # Programs that are put off, in the order in which they are compiled; and
-    # those compiled since.
+    # Programs that are put off, in their order; and those compiled since.
     self._later: list[_Program] = []
     self._compiled: dict[_Program, Any] = {}
     self._compiling = threading.Lock()
@@ -139,7 +138,7 @@ class Rounds:
       functools.partial(rounds.verify, network, judge), donate_argnums=(1, 3)
     )
     self._prefill = {
-      is_scored: decoder.program(
+      is_scored: program(
         rounds.prefill_text,
         functools.partial(
           rounds.end_prefill, network, judge, self._rows, is_scored

@@ -6,7 +6,7 @@
     verify    appends a draft of one row, and draws at each of its positions
 
 Prefill and step are given as the text that they append and as their end, which
-takes its hidden states; `Decoder.program` puts the model between the two.
+takes its hidden states; `device/layered.py` puts the model between the two.
 Shapes are static: which rows go on and how they draw are values. Tokens and
 their log-probabilities come back to the host in one array. A token-level head
 scores the tokens that a call appends, a step's in the same array. So a step

@@ -20,7 +20,6 @@ def make(deep, monkeypatch):
   decoder = decoder_lib.Decoder(
     toys.drawn(CONFIG), CONFIG, rows=2, length=48, page=4
   )
-  assert decoder.is_layered == (deep <= len(CONFIG.layers()))
   return engine_lib.Engine(decoder, chunk=CHUNK)
 
 
