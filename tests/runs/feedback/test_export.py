@@ -329,6 +329,18 @@ def test_equal_conversations_are_one_line(world, out):
   assert people.texts_of(line) == [GREETING, 'Once', replies[0].text]
 
 
+def test_equal_replies_to_other_questions_are_all_told(world, out):
+  owner = world.add_person()
+  for question in 'Is it day?', 'Is it night?':
+    talk = world.open(owner)
+    said = world.store.append(owner, talk.id, 0, 'user', question)
+    world.store.append(
+      owner, talk.id, said.id, 'assistant', 'Yes.', finish='stop'
+    )
+  world.export(out)
+  assert len(world.lines(out, owner)) == 2
+
+
 # What is gone, and the files.
 
 
