@@ -66,8 +66,8 @@ _KEPT = flags.DEFINE_integer(
 _CACHE = flags.DEFINE_string(
   'cache',
   '',
-  'Most memory for keys and values, such as 2GiB; by default a quarter of what'
-  ' is free.',
+  'Most memory for keys and values, such as 2GiB; by default a power of two, at'
+  ' most a quarter of what is free.',
 )
 _LENGTH = flags.DEFINE_integer(
   'length',

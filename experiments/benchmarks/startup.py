@@ -1,13 +1,14 @@
 """How long do the commands take to their first step and their first token?
 
     python -m experiments.benchmarks.startup [--repeats=3] [--before=FOLDER]
+    python -m experiments.benchmarks.startup --command=serve --model=FOLDER
 
 Starts `experiments.train` on the tiny configuration and
 `experiments.generate` on what it trained, each in a fresh process, and notes
 the processor time (user and system seconds of all threads, which other work on
 the machine changes little) and the wall time until the first record of
-metrics.jsonl, or the first character on stdout, is there. Contenders take
-turns:
+metrics.jsonl, or the first character on stdout, is there. `experiments.serve`
+is there when /readyz says so. Contenders take turns:
 
     before       another checkout of the project, named by --before, without a
                  compilation cache
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 import os
 import pathlib
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -29,7 +31,9 @@ import tempfile
 import time
 from typing import Any
 from typing import NamedTuple
+import urllib.request
 
+from absl import app
 from absl import flags
 import rich.console
 
@@ -44,8 +48,12 @@ _BEFORE = flags.DEFINE_string(
   'before', None, 'Root of another checkout, started with its own commands.'
 )
 _COMMANDS = flags.DEFINE_multi_enum(
-  'command', ['train', 'generate'], ['train', 'generate'], 'Commands to start.'
+  'command',
+  ['train', 'generate'],
+  ['train', 'generate', 'serve'],
+  'Commands to start.',
 )
+_MODEL = flags.DEFINE_string('model', None, 'The model that is served.')
 _JSON = flags.DEFINE_string('json', None, 'File that gets the seconds, too.')
 _REHEARSE = flags.DEFINE_bool(
   'rehearse', False, 'Start once, with a small model: no figure to keep.'
@@ -77,6 +85,8 @@ class Contender(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
+  if ('serve' in _COMMANDS.value) != bool(_MODEL.value):
+    raise app.UsageError('--model and --command=serve need each other.')
   contenders = {
     'first start': Contender(_ROOT, cached=True, emptied=True),
     'later start': Contender(_ROOT, cached=True),
@@ -116,6 +126,12 @@ def _measured(
         words = _train(contender.root, workdir, steps=800)
         record = workdir / 'metrics.jsonl'
         is_there = _is_written(record)
+      elif script == 'serve':
+        port = _free_port()
+        model = pathlib.Path(_MODEL.value).resolve()
+        words = [*_script('serve'), f'--model={model}', f'--port={port}']
+        words += [f'--folder={workdir}']
+        is_there = _is_ready(port)
       else:
         words = [
           *_script('generate'),
@@ -159,6 +175,23 @@ def _environment(cache: pathlib.Path | None) -> dict[str, str]:
 
 def _is_written(path: pathlib.Path) -> Callable[[], bool]:
   return lambda: path.exists() and path.stat().st_size > 0
+
+
+def _free_port() -> int:
+  with socket.socket() as one:
+    one.bind(('127.0.0.1', 0))
+    return one.getsockname()[1]
+
+
+def _is_ready(port: int) -> Callable[[], bool]:
+  def is_ready() -> bool:
+    try:
+      with urllib.request.urlopen(f'http://127.0.0.1:{port}/readyz') as answer:
+        return answer.status == 200
+    except OSError:
+      return False
+
+  return is_ready
 
 
 def _wait(words, environment, root) -> None:
@@ -220,7 +253,11 @@ def _processor_seconds(pid: int) -> float:
 
 
 def _table(script: str, measured: dict[str, list[tuple[float, float]]]) -> Any:
-  what = {'train': 'first step', 'generate': 'first token'}[script]
+  what = {
+    'train': 'first step',
+    'generate': 'first token',
+    'serve': 'readiness',
+  }[script]
   rows, base = [], None
   for name, pairs in measured.items():
     processor, wall = map(statistics.median, zip(*pairs))

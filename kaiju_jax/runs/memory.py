@@ -31,6 +31,16 @@ def measure_free() -> int:
   return min(_of_machine(), _of_group())
 
 
+def budget_cache() -> int:
+  """Returns how many bytes a cache may have by default.
+
+  They are at most a quarter of the free memory, and a power of two: programs
+  have the cache's shape, so that a later start finds them compiled only if it
+  chooses the same size, though somewhat more or less memory is free then.
+  """
+  return 1 << max(measure_free() // 4, 1).bit_length() - 1
+
+
 def _of_machine() -> int:
   if not _MEMORY.exists():  # No Linux: half of all there is.
     return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2

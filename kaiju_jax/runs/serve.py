@@ -71,7 +71,7 @@ class Settings:
     chunk: prompt tokens per round.
     ahead, speculates: as `engine.Engine`'s.
     kept: texts for which the cache has room beside the rows', up to `cache`.
-    cache: most bytes of keys and values; None for a quarter of free memory.
+    cache: most bytes of keys and values; None for `memory.budget_cache`.
     max_tokens: tokens of a reply if the client names no number.
     queue: the largest number of waiting requests.
     wait: the longest expected time to the first token, in seconds.
@@ -330,7 +330,7 @@ def warm(engine: engine_lib.Engine) -> None:
 def _engine(
   loaded, tokenizer, settings: Settings, head, say
 ) -> engine_lib.Engine:
-  budget = settings.cache or memory.measure_free() // 4
+  budget = settings.cache or memory.budget_cache()
   plan = cache_plan.plan(
     loaded.config, budget, settings.rows + settings.kept, settings.length
   )
