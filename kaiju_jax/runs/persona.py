@@ -117,7 +117,9 @@ def drop_checks(
     tiers: the tiers that are checked.
   """
   for tier in tiers:
-    drops = drops_by_tier(judged, before)[tier]
+    drops = list_drops(
+      [one for one in judged if one.conversation.tier == tier], before
+    )
     if len(drops) < 2:
       yield decision_lib.Check(
         decision_lib.NOT_EVALUATED,
@@ -144,18 +146,15 @@ def drop_checks(
       yield decision_lib.Check(decision_lib.PASSED)
 
 
-def drops_by_tier(
+def list_drops(
   judged: Sequence[Judged], before: Mapping[str, float]
-) -> dict[str, list[float]]:
-  """Returns, by tier, the baseline's score minus the candidate's."""
-  return {
-    tier: [
-      before[one.conversation.id] - one.mean
-      for one in judged
-      if one.conversation.tier == tier and one.conversation.id in before
-    ]
-    for tier in golden.TIERS
-  }
+) -> list[float]:
+  """Returns the baseline's scores minus the candidate's, where it has both."""
+  return [
+    before[one.conversation.id] - one.mean
+    for one in judged
+    if one.conversation.id in before
+  ]
 
 
 def figures(judged: Sequence[Judged]) -> dict[str, Any]:

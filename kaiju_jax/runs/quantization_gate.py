@@ -225,7 +225,7 @@ def checks_of_personas(
       yield decision_lib.Check(
         decision_lib.NOT_EVALUATED,
         f'{tier}: {len(of_tier)} conversations; at least {needed} are needed.'
-        + _power([before[x.conversation.id] - x.mean for x in of_tier]),
+        + _power(persona.list_drops(of_tier, before)),
       )
       continue
     found = scores.mean(
