@@ -134,7 +134,9 @@ def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):
   [(name, each)] = found.items()
   tiled = bench.block_shape(_SMALL['window'], 'int8')
   assert name == blocks.key('pallas_gpu', tiled)
-  assert blocks.Sizes(**each.best) in candidates and not each.refused
+  # Any of the three may be the fastest on this machine at this moment.
+  rule = blocks.rule('pallas_gpu', tiled)
+  assert blocks.Sizes(**each.best) in [rule, *candidates] and not each.refused
   kind = jax.devices()[0].device_kind
   assert tuned.winner(tmp_path, kind, name) == each.best
 
