@@ -52,7 +52,6 @@ from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
-from kaiju_jax.model import rope_scaling
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from kaiju_jax.storage import files
@@ -66,17 +65,6 @@ WEIGHTS = 'model.safetensors'
 SOURCE, CONTENT = 'source', 'content'
 FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
-# Fields that are younger than the format, with their values in older files.
-_YOUNGER = {
-  'num_kv_heads': 1,
-  'shared': 'both',
-  'feedforward': 'relu2',
-  'norms': 'before',
-  'qk_norm': 'none',
-  'qkv_bias': False,
-  'scaled_embedding': True,
-  'rope_scaling': dataclasses.asdict(rope_scaling.RopeScalingConfig()),
-}
 
 
 def write(
@@ -249,7 +237,7 @@ def load_config(path: str | os.PathLike) -> model_config.ModelConfig:
 def _config(metadata: Mapping[str, str]) -> model_config.ModelConfig:
   fields = json.loads(metadata.get('config', '{}'))
   if isinstance(fields, dict):
-    fields = {**_YOUNGER, **fields}
+    fields = strict.add_younger(fields, model_config.YOUNGER)
   config = strict.parse(model_config.ModelConfig, fields)
   model_config.check(config)
   return config

@@ -8,6 +8,18 @@ from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import strict
 
+# Fields that are younger than the first files, with their values in those.
+YOUNGER = {
+  'num_kv_heads': 1,
+  'shared': 'both',
+  'feedforward': 'relu2',
+  'norms': 'before',
+  'qk_norm': 'none',
+  'qkv_bias': False,
+  'scaled_embedding': True,
+  'rope_scaling': strict.dump(rope_scaling_lib.RopeScalingConfig()),
+}
+
 
 @dataclasses.dataclass
 class ModelConfig:

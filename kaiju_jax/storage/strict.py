@@ -55,6 +55,26 @@ def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
   )
 
 
+def add_younger(
+  data: Mapping[str, Any], younger: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns data with the fields that are younger than the file it is from.
+
+  Args:
+    data: nested values, as `dump` makes them.
+    younger: the values that files without a field mean, by its dotted name. A
+      field whose parent is not there is not added.
+  """
+  data = dict(data)
+  for name, value in younger.items():
+    first, _, rest = name.partition('.')
+    if not rest:
+      data.setdefault(first, value)
+    elif isinstance(data.get(first), Mapping):
+      data[first] = add_younger(data[first], {rest: value})
+  return data
+
+
 def check_choices(
   config: Any, choices: Mapping[str, Sequence[str]], within: str
 ) -> None:

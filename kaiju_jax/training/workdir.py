@@ -20,6 +20,8 @@ import os
 import pathlib
 from typing import Any
 
+from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import config as objectives_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
@@ -31,6 +33,15 @@ CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
+# Fields that are younger than the first runs, with their values in older files.
+YOUNGER = {
+  **{f'model.{name}': value for name, value in model_config.YOUNGER.items()},
+  'data.chat_template': '',
+  'data.end_weight': 1.0,
+  'data.reference': '',
+  'lora': strict.dump(training_config.LoraConfig()),
+  'objective.preference': strict.dump(objectives_config.Preference()),
+}
 
 
 @contextlib.contextmanager
@@ -139,7 +150,7 @@ def _read(file: pathlib.Path) -> Any:
   fields = files.read_json(file)
   if not isinstance(fields, dict):
     return fields
-  return {'lora': strict.dump(training_config.LoraConfig()), **fields}
+  return strict.add_younger(fields, YOUNGER)
 
 
 def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:

@@ -75,7 +75,7 @@ def test_masters_and_several_heads_come_back_and_older_files_are_read(tmp_path):
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     metadata = file.metadata()
   fields = json.loads(metadata['config'])
-  for name in own._YOUNGER.keys() - {'shared'}:
+  for name in model_config.YOUNGER.keys() - {'shared'}:
     del fields[name]
   metadata['config'] = json.dumps(fields)
   safetensors.numpy.save_file(tensors, path, metadata)

@@ -1,11 +1,13 @@
 """A workdir belongs to one experiment and to one process."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from kaiju_jax.experiments.configs import tiny
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir
@@ -36,6 +38,21 @@ def test_the_config_comes_back_typed(tmp_path):
   assert type(read.optimizer.learning_rate) is float
   text = (folder / 'config.json').read_text()
   assert list(json.loads(text)) == sorted(json.loads(text))
+
+
+def test_a_run_of_the_first_fields_is_read_and_goes_on(tmp_path):
+  """Each field that was added since says what the files before it mean."""
+  text = (pathlib.Path(__file__).parent / 'first_config.json').read_text()
+  (tmp_path / 'config.json').write_text(text)
+  found = workdir.load_experiment(tmp_path)
+  assert found == tiny.get_config('bf16')
+  with workdir.open_workdir(tmp_path, found):
+    pass
+  fields = json.loads(text)
+  del fields['data']['batch']
+  (tmp_path / 'config.json').write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match=r'data\.batch: missing'):
+    workdir.load_experiment(tmp_path)
 
 
 def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
