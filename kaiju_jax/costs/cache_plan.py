@@ -49,6 +49,7 @@ def plan(
   budget: int,
   texts: int,
   length: int | None = None,
+  extra: int = 0,
 ) -> Plan:
   """Returns the cache of at most `texts` texts within a budget.
 
@@ -58,24 +59,26 @@ def plan(
     texts: texts of full length beyond which no pages are made.
     length: tokens of the longest text; None for the model's max_length, or half
       of what the budget holds, or `LONGEST`, whichever is least.
+    extra: slots of each text beyond its tokens, for drafts or a beam search.
 
   Raises:
     ValueError: not even one text fits.
   """
   most = config.max_length
   if length is None:
-    half = _longest(config, budget // 2)
-    length = min(most, half or _longest(config, budget), LONGEST)
-  if length < 1 or _text_bytes(config, length) > budget:
+    half = _longest(config, budget // 2, extra)
+    length = min(most, half or _longest(config, budget, extra), LONGEST)
+  whole = _pages(config, max(length, 1), extra)
+  if length < 1 or _bytes(config, whole) > budget:
     raise ValueError(
       f'length={max(length, 1):,}: one text takes'
-      f' {draw(_text_bytes(config, max(length, 1)))}, --cache={draw(budget)}'
-      f' holds {_longest(config, budget):,} tokens.'
+      f' {draw(_bytes(config, whole))}, --cache={draw(budget)} holds'
+      f' {_longest(config, budget, extra):,} tokens.'
     )
-  whole, typical = _pages(config, length), min(length, TYPICAL)
+  typical = min(length, TYPICAL)
+  each = _pages(config, typical, extra)
   pages = {kind: texts * count for kind, count in whole.items()}
   if _bytes(config, pages) > budget:
-    each = _pages(config, typical)
     left = budget - _bytes(config, whole)
     count = left // _bytes(config, each)
     pages = {kind: whole[kind] + count * each[kind] for kind in each}
@@ -83,9 +86,7 @@ def plan(
     length,
     pages,
     _bytes(config, pages),
-    min(
-      pages[kind] // count for kind, count in _pages(config, typical).items()
-    ),
+    min(pages[kind] // count for kind, count in each.items()),
     typical,
     footprint.kv_caches(config, typical)[0].per_token,
     layers_lib.kv_bytes(
@@ -127,9 +128,13 @@ def draw(size: float) -> str:
   return f'{size:.0f} bytes'
 
 
-def _pages(config: model_config.ModelConfig, length: int) -> dict[str, int]:
+def _pages(
+  config: model_config.ModelConfig, length: int, extra: int
+) -> dict[str, int]:
   """Returns one text's pages of each kind."""
-  pools = paging.pools(config.layers(), 1, length, heads=config.num_kv_heads)
+  pools = paging.pools(
+    config.layers(), 1, length, extra=extra, heads=config.num_kv_heads
+  )
   return {kind: pool.pages for kind, pool in pools.items()}
 
 
@@ -141,16 +146,12 @@ def _bytes(config: model_config.ModelConfig, pages: Mapping[str, int]) -> int:
   return paging.page_bytes(config, pools)
 
 
-def _text_bytes(config: model_config.ModelConfig, length: int) -> int:
-  return _bytes(config, _pages(config, length))
-
-
-def _longest(config: model_config.ModelConfig, budget: int) -> int:
+def _longest(config: model_config.ModelConfig, budget: int, extra: int) -> int:
   """Returns the most tokens of one text; 0 if none fits."""
   low, high = 0, config.max_length
   while low < high:
     middle = (low + high + 1) // 2
-    if _text_bytes(config, middle) <= budget:
+    if _bytes(config, _pages(config, middle, extra)) <= budget:
       low = middle
     else:
       high = middle - 1

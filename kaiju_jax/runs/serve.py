@@ -330,15 +330,18 @@ def warm(engine: engine_lib.Engine) -> None:
 def _engine(
   loaded, tokenizer, settings: Settings, head, say
 ) -> engine_lib.Engine:
-  budget = settings.cache or memory.budget_cache()
-  plan = cache_plan.plan(
-    loaded.config, budget, settings.rows + settings.kept, settings.length
-  )
-  say(cache_plan.describe(plan))
   guide = _guide(head)
   extra = 0 if guide is None else guide.extra(settings.guided)
   if settings.speculates:
     extra = max(extra, speculation.SIZES[-1] - 1)
+  plan = cache_plan.plan(
+    loaded.config,
+    settings.cache or memory.budget_cache(),
+    settings.rows + settings.kept,
+    settings.length,
+    extra,
+  )
+  say(cache_plan.describe(plan))
   decoder = load.decoder(
     loaded,
     tokenizer,

@@ -28,12 +28,20 @@ WINDOWS = dataclasses.replace(
 )
 
 
-def size_of(config, plan):
-  """Bytes of the pools that a decoder of this plan would make."""
-  pools = paging.pools(
-    config.layers(), 1, plan.length, pages=plan.pages, heads=config.num_kv_heads
+def pools_of(config, plan, extra=0):
+  """The pools of a decoder of this plan with one row."""
+  return paging.pools(
+    config.layers(),
+    1,
+    plan.length,
+    extra=extra,
+    pages=plan.pages,
+    heads=config.num_kv_heads,
   )
-  return paging.bytes_of(config, pools, 1)
+
+
+def size_of(config, plan):
+  return paging.bytes_of(config, pools_of(config, plan), 1)
 
 
 @pytest.mark.parametrize('config', [QWEN3, WINDOWS], ids=['global', 'windows'])
@@ -62,6 +70,25 @@ def test_a_small_model_has_room_for_its_texts_and_no_more():
   pools = paging.pools(config.layers(), 40, config.max_length)
   assert plan.pages == {kind: pool.pages for kind, pool in pools.items()}
   assert (plan.texts, plan.typical) == (40, cache_plan.TYPICAL)
+
+
+@pytest.mark.parametrize('config', [QWEN3, WINDOWS], ids=['global', 'windows'])
+def test_slots_beyond_a_text_are_of_the_budget(config):
+  """Those of drafts and of a beam search, in every text."""
+  least = 4 * 2**20
+  for budget in (least, GIB):
+    without, plan = (
+      cache_plan.plan(config, budget, 40, extra=extra) for extra in (0, 63)
+    )
+    pools = pools_of(config, plan, 63)
+    assert paging.page_bytes(config, pools) == plan.size <= budget
+    assert 0 < plan.length <= without.length
+    assert plan.texts <= min(
+      pools[kind].pages // pool.row_pages
+      for kind, pool in paging.pools(
+        config.layers(), 1, plan.typical, extra=63
+      ).items()
+    )
 
 
 def test_what_is_printed():

@@ -1,5 +1,6 @@
 """No request waits for a compilation, whatever it asks."""
 
+import collections
 import threading
 
 import jax
@@ -43,6 +44,7 @@ def engine(request):
     chunk=CHUNK,
     head=head,
     candidates=GUIDE.queries if request.param else 0,
+    speculates=not request.param,
   )
   serve.warm(made)
   return made
@@ -85,7 +87,9 @@ def test_two_programs_serve_any_request(engine):
   rounds = engine.rounds
   assert (rounds.shapes, rounds.widths) == ([(1, CHUNK)], [ROWS])
   waiting = rounds.waiting
-  assert waiting == 6  # Two steps, two prefills, two scored ones.
+  # Two steps, two prefills, two scored ones; two drafts.
+  assert waiting == (6 if engine.decoder.extra else 8)
+  assert not rounds.drafts
   with compilations.record() as seen:
     for one in unscored(engine, 3)[:4]:
       run(engine, [one])
@@ -101,6 +105,7 @@ def test_two_programs_serve_any_request(engine):
     rounds.compile_next()
     assert before[0] <= set(rounds.shapes) and before[1] <= set(rounds.widths)
   assert len(rounds.shapes) == 3 and rounds.widths == [1, 2, ROWS]
+  assert rounds.drafts == ([] if engine.decoder.extra else [16, CHUNK])
 
 
 def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
@@ -138,3 +143,37 @@ def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
   with compilations.record() as seen:
     jax.jit(lambda x: x + 41)(np.zeros(3))
   assert seen
+
+
+def test_no_draft_compiles(engine, monkeypatch):
+  """Right and wrong ones, of any length, alone and beside steps."""
+  rounds, seen = engine.rounds, collections.Counter()
+  if engine.decoder.extra:
+    pytest.skip('a guided engine has no drafts.')
+  while rounds.waiting:
+    rounds.compile_next()
+  run(engine, unscored(engine, 0)[:1])
+  speculates, verify = engine._speculation, rounds.verify
+  rng = np.random.default_rng(0)
+
+  def look_up(one):
+    return rng.integers(4, 61, rng.integers(1, CHUNK + 9), dtype=np.int32)
+
+  def verified(row, draft_L, size, is_on=True):
+    seen[size] += 1
+    return verify(row, draft_L, size, is_on)
+
+  monkeypatch.setattr(speculates, 'look_up', look_up)
+  # A draft of any length pays.
+  monkeypatch.setattr(
+    speculates._costs, 'seconds', lambda kind, size: float(kind == 'step')
+  )
+  monkeypatch.setattr(rounds, 'verify', verified)
+  long = [
+    request_lib.Request(np.arange(4, 4 + length), 40)
+    for length in (5, 12, 18, 20)
+  ]
+  with compilations.record() as compiled:
+    for several in (unscored(engine, 0), long, long[:1]):
+      run(engine, several)
+  assert not compiled and set(seen) == {16, CHUNK}
