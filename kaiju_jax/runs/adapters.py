@@ -10,17 +10,13 @@ each step and takes it away behind it.
 """
 
 from collections.abc import Callable
-import dataclasses
 import os
 import pathlib
 from typing import Any
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
@@ -119,38 +115,3 @@ def check(experiment: experiment_lib.Experiment) -> None:
 def merge(found: load.Loaded) -> load.Loaded:
   """Returns a model whose adapters are added to its weights."""
   return found._replace(params=lora.merge(found.params, found.config))
-
-
-def divergence(
-  ours: load.Loaded, theirs: load.Loaded, tokens_BL: np.ndarray
-) -> np.ndarray:
-  """Returns KL(ours ‖ theirs) of each token's successor, nats [B, L].
-
-  Args:
-    ours: a model.
-    theirs: a model of the same config.
-    tokens_BL: texts without padding.
-  """
-  model = transformer.Transformer(
-    dataclasses.replace(ours.config, remat='none')
-  )
-
-  @jax.jit
-  def of_row(ours, theirs, tokens_L):
-    logs = [
-      jax.nn.log_softmax(
-        model.apply(
-          {'params': params},
-          tokens_L[None],
-          visibility_lib.causal(len(tokens_L)),
-        )[0]
-      )
-      for params in (ours, theirs)
-    ]
-    return jnp.sum(jnp.exp(logs[0]) * (logs[0] - logs[1]), axis=-1)
-
-  rows = [
-    of_row(ours.params, theirs.params, jnp.asarray(tokens_L, jnp.int32))
-    for tokens_L in tokens_BL
-  ]
-  return np.stack(jax.device_get(rows))

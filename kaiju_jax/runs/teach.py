@@ -15,7 +15,6 @@ import os
 from typing import Any
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from kaiju_jax.data import text
@@ -26,12 +25,12 @@ from kaiju_jax.distillation import teach as teach_lib
 from kaiju_jax.distillation import write
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import divergence
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt as interrupt_lib
 from kaiju_jax.training import progress
-from kaiju_jax.wire import ternary_plan
 
 
 def load_teacher(path: str | os.PathLike) -> load.Loaded:
@@ -148,26 +147,10 @@ def compare(plan: Plan, floats: load.Loaded) -> tuple[float, int]:
   rows = teach_lib.read_batches(corpus, settings.length, 1, settings.overlap)
   batch = next(rows).batch
   is_token_BL = batch.source_BL >= 0
-  log_p, log_q = (
-    jax.nn.log_softmax(_logits(one, batch)[is_token_BL])
-    for one in (floats, plan.teacher)
+  nats_BL = divergence.compare(floats, plan.teacher)(
+    batch.tokens_BL, batch.visibility()
   )
-  kl_T = jax.numpy.sum(jax.numpy.exp(log_p) * (log_p - log_q), axis=-1)
-  return float(kl_T.mean()), int(is_token_BL.sum())
-
-
-def _logits(teacher: load.Loaded, batch) -> jax.Array:
-  model = transformer.Transformer(teacher.config)
-  return jax.jit(model.apply)(
-    _variables(teacher), batch.tokens_BL, batch.visibility()
-  )
-
-
-def _variables(teacher: load.Loaded) -> dict[str, Any]:
-  return {
-    'params': teacher.params,
-    **ternary_plan.collections(teacher.replica),
-  }
+  return float(nats_BL[is_token_BL].mean()), int(is_token_BL.sum())
 
 
 def _with_vocabulary(experiment, teacher):
@@ -204,7 +187,7 @@ def teach(
   answer = teach_lib.answering(
     transformer.Transformer(plan.teacher.config), plan.settings.sampling
   )
-  variables = _variables(plan.teacher)
+  variables = divergence.variables(plan.teacher)
   total = sum(len(corpus.tokens) for corpus in plan.corpora.values())
   done = 0
   with (

@@ -17,6 +17,7 @@ from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import adapters
+from kaiju_jax.runs import divergence
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
@@ -185,10 +186,11 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   assert not lora.is_adapted(merged.params)
   assert_equal(merged.params, adapters.merge(found).params)
   assert_merged(found, merged.params)
-  tokens_BL = np.arange(64, dtype=np.int32).reshape(2, 32) + 60
-  nats = adapters.divergence(found, merged, tokens_BL)
-  apart = adapters.divergence(
-    found, load.base(found.experiment.begin_with, 'bfloat16'), tokens_BL
+  tokens_BL = np.arange(32, dtype=np.int32)[None] + 60
+  base = load.base(found.experiment.begin_with, 'bfloat16')
+  nats, apart = (
+    divergence.compare(found, other)(tokens_BL, visibility.causal(32))
+    for other in (merged, base)
   )
   assert 0 <= nats.mean() < 1e-2 and nats.mean() < 0.1 * apart.mean()
 
