@@ -15,6 +15,9 @@ model whose matmuls are not int8 keeps its float32 masters, and Bungee's scalars
 `interchange/own.py` writes such a tree to a file.
 """
 
+import copy
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -57,26 +60,43 @@ def quantize(
       f' {"missing" if is_ternary else "not of this model"}.'
     )
   replica = ternary_plan.collections(replica).get('replica', {})
-
-  # A loop over the repeats, as in the model's scan, because a vectorized exp or
-  # sum need not round as the scalar one does.
-  @jax.jit
-  def over_repeats(layer, held):
-    return jax.lax.map(lambda one: _layer(*one, config), (layer, held))
-
+  static = _Static(repr(config), copy.deepcopy(config))
   held = replica.get('blocks', {})
   blocks = params['blocks']
   if quantization_config.has_codes(config.quantization):
     blocks = {
-      name: over_repeats(layer, held.get(name, {}))
+      name: _over_repeats(layer, held.get(name, {}), static)
       for name, layer in blocks.items()
     }
   embedding = params['embedding']
   if config.quantization.embedding == 'int8':
-    embedding = jax.jit(lambda *groups: _group(*groups, config))(
-      embedding, replica.get('embedding', {})
-    )
+    embedding = _tables(embedding, replica.get('embedding', {}), static)
   return {**params, 'blocks': blocks, 'embedding': embedding}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Static:
+  """A config as a static argument: equal ones compile once.
+
+  Attributes:
+    fields: all of its fields, as text.
+    config: the config.
+  """
+
+  fields: str
+  config: model_config.ModelConfig = dataclasses.field(compare=False)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _over_repeats(layer: Any, held: Any, static: _Static) -> Any:
+  # A loop over the repeats, as in the model's scan, because a vectorized exp or
+  # sum need not round as the scalar one does.
+  return jax.lax.map(lambda one: _layer(*one, static.config), (layer, held))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _tables(embedding: Any, held: Any, static: _Static) -> Any:
+  return _group(embedding, held, static.config)
 
 
 def _layer(layer: Any, held: Any, config: model_config.ModelConfig) -> Any:

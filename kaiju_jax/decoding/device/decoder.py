@@ -25,7 +25,6 @@ from kaiju_jax.decoding.device import weights
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import rows as rows_lib
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import rotary
@@ -40,6 +39,7 @@ class Decoder:
     network: the model and its pools, for functions that `run` calls.
     tokens: the number of tokens that a text may hold.
     params: those of `weights.ready`, and rotary tables.
+    replaced: how often another model's took their place.
     jit: `jax.jit` with the compiler options of the mode.
     account: which rows are open and which pages they and points hold; to read.
   """
@@ -75,15 +75,8 @@ class Decoder:
     Raises:
       ValueError: names the argument, its value and what would be right.
     """
-    model_config.check(config)
-    if mode not in extend.MODES:
-      raise ValueError(f'mode={mode!r}: expected one of {extend.MODES}.')
-    if length > config.max_length:
-      raise ValueError(
-        f'length={length}: the model has positions up to'
-        f' model.max_length={config.max_length}.'
-      )
-    self.tokens = _tokens(tokens, config.vocab_size)
+    extend.check(config, mode, length)
+    self.tokens = extend.check_vocabulary(tokens, config.vocab_size)
     heads = config.num_kv_heads
     sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
     pools = paging.pools(config.layers(), rows, length, **sizes)
@@ -101,13 +94,11 @@ class Decoder:
     # twice: for the cache as made, and as returned by a call.
     (device,) = jnp.zeros(()).devices()
     self.jit = reference.jit if mode == 'reference' else jax.jit
-    turned = mode != 'reference' and dispatch.platform() == 'cpu'
-    ready = functools.partial(weights.ready, config=config, turned=turned)
-    if mode == 'reference':
-      ready = self.jit(ready)  # Its clamp limits are sums, too.
+    self._ready = weights.make_ready(config, self.jit, mode)
     turns = {transformer.ROTARY: rotary.tables(config, length + extra)}
-    params = {**ready(params, replica=replica), **turns}
+    params = {**self._ready(params, replica=replica), **turns}
     self.params = jax.device_put(params, device)
+    self.replaced = 0
     self._held = held_cache.HeldCache(
       jax.device_put(cache_lib.make(config, pools, rows), device)
     )
@@ -133,6 +124,36 @@ class Decoder:
   @property
   def cache_bytes(self) -> int:
     return cache_lib.bytes_of(self.cache)
+
+  def replace(
+    self, params: Any, replica: ternary_plan.State | None = None
+  ) -> None:
+    """Exchanges the weights for those of another model of the same config.
+
+    It compiles nothing. All points are dropped, because their keys and values
+    are the former model's.
+
+    Args:
+      params, replica: as those of the constructor.
+
+    Raises:
+      ValueError: rows are open, or a weight is missing, is new, or has another
+        shape or dtype; then nothing has changed.
+      held_cache.Closed: an earlier call failed after it had taken the cache.
+    """
+    if self.account.open_rows:
+      raise ValueError(
+        f'rows {list(self.account.open_rows)} are open with texts of the model'
+        ' that is to be replaced: close them first.'
+      )
+    turns = {transformer.ROTARY: self.params[transformer.ROTARY]}
+    params = {**self._ready(params, replica=replica), **turns}
+    weights.check_alike(params, self.params)
+    device = self.cache.length_R.sharding
+    with interrupts.delay():
+      self.params = jax.device_put(params, device)
+      self.replaced += 1
+      self.account.tree.clear()
 
   def run(
     self,
@@ -416,33 +437,11 @@ class Decoder:
       )
 
   def _check(self, rows, tokens_BL, count_B) -> None:
-    B, L = tokens_BL.shape
+    B = len(tokens_BL)
     if len(rows) != B or len(set(rows)) != B:
       raise ValueError(
         f'rows={rows}: expected {B} different rows, one for each of tokens_BL.'
       )
-    for place, row in enumerate(rows):
-      count = int(count_B[place])
-      if not 0 <= count <= L:
-        raise ValueError(
-          f'count_B[{place}]={count}: expected 0…{L}, the tokens of a call.'
-        )
-      self._check_room(row, count)
-      tokens_L = tokens_BL[place, :count]
-      outside = (tokens_L < 0) | (tokens_L >= self.config.vocab_size)
-      if outside.any():
-        at = int(outside.argmax())
-        raise ValueError(
-          f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
-          f' 0…{self.config.vocab_size - 1}.'
-        )
-
-
-def _tokens(tokens: int | None, vocab_size: int) -> int:
-  tokens = vocab_size if tokens is None else tokens
-  if not 0 < tokens <= vocab_size:
-    raise ValueError(
-      f'tokens={tokens}: must be in 1…{vocab_size}, the vocabulary'
-      ' model.vocab_size.'
-    )
-  return tokens
+    extend.check_tokens(tokens_BL, count_B, self.config.vocab_size)
+    for row, count in zip(rows, count_B):
+      self._check_room(row, int(count))

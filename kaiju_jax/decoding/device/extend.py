@@ -19,9 +19,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import past
 from kaiju_jax.model import transformer
@@ -175,3 +177,58 @@ def _wait_for(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
   """
   x = hidden_BLD[0, 0, 0]
   return row_B + (jnp.isnan(x) & jnp.isinf(x)).astype(row_B.dtype)
+
+
+def check(config: model_config.ModelConfig, mode: str, length: int) -> None:
+  """Refuses a model, a mode or a length that no decoder can have.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  model_config.check(config)
+  if mode not in MODES:
+    raise ValueError(f'mode={mode!r}: expected one of {MODES}.')
+  if length > config.max_length:
+    raise ValueError(
+      f'length={length}: the model has positions up to'
+      f' model.max_length={config.max_length}.'
+    )
+
+
+def check_vocabulary(tokens: int | None, vocab_size: int) -> int:
+  """Returns how many tokens may be drawn; all for None.
+
+  Raises:
+    ValueError: more than there are, or none.
+  """
+  tokens = vocab_size if tokens is None else tokens
+  if not 0 < tokens <= vocab_size:
+    raise ValueError(
+      f'tokens={tokens}: must be in 1…{vocab_size}, the vocabulary'
+      ' model.vocab_size.'
+    )
+  return tokens
+
+
+def check_tokens(
+  tokens_BL: np.ndarray, count_B: np.ndarray, vocab_size: int
+) -> None:
+  """Refuses tokens outside the vocabulary, and counts outside a call.
+
+  Raises:
+    ValueError: names the entry, its value and what would be right.
+  """
+  L = tokens_BL.shape[1]
+  for place, count in enumerate(map(int, count_B)):
+    if not 0 <= count <= L:
+      raise ValueError(
+        f'count_B[{place}]={count}: expected 0…{L}, the tokens of a call.'
+      )
+    tokens_L = tokens_BL[place, :count]
+    outside = (tokens_L < 0) | (tokens_L >= vocab_size)
+    if outside.any():
+      at = int(outside.argmax())
+      raise ValueError(
+        f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
+        f' 0…{vocab_size - 1}.'
+      )

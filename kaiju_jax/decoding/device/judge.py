@@ -45,6 +45,7 @@ class Judge:
         f'head has the weights {found}: expected {expected}, for'
         f' model.d_model={d_model} and the dimensions {list(self.names)}.'
       )
+    self._decoder, self._model = decoder, decoder.replaced
     self._head = token_head.TokenHead(config)
     arrays = {name: np.asarray(x, np.float32) for name, x in params.items()}
     digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
@@ -52,6 +53,18 @@ class Judge:
       digest.update(np.ascontiguousarray(arrays[name]))
     self.version = digest.digest()
     self.params = jax.device_put(arrays, decoder.cache.length_R.sharding)
+
+  def check(self) -> None:
+    """Refuses to score another model's tokens (`Decoder.replace`).
+
+    Raises:
+      ValueError: the decoder's model was replaced.
+    """
+    if self._decoder.replaced != self._model:
+      raise ValueError(
+        "head belongs to the decoder's former model, whose weights were"
+        ' replaced: make another engine, with a head of the new model.'
+      )
 
   def logits(self, params: Any, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, C]; a pure function."""

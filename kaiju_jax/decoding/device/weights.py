@@ -10,11 +10,14 @@ would pack a head [D, V] anew at every step, and a lookup reads a row instead of
 a column. The fast mode alone does so, because it moves the last bits of logits.
 """
 
+from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
 
 from kaiju_jax.decoding.device import balance
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
@@ -56,6 +59,46 @@ def ready(
   if config.feedforward == 'relu2':
     params = _with_columns(params)
   return _with_turned_tables(params) if turned else params
+
+
+def make_ready(
+  config: model_config.ModelConfig, jit: Callable[..., Any], mode: str
+) -> Callable[..., Any]:
+  """Returns (params, replica=…) → `ready` parameters of a decoder's mode.
+
+  Args:
+    config: the model's config.
+    jit: `jax.jit` with the compiler options of the mode.
+    mode: one of `extend.MODES`.
+  """
+  if mode == 'reference':
+    return jit(functools.partial(ready, config=config))  # It has sums, too.
+  turned = dispatch.platform() == 'cpu'
+  return functools.partial(ready, config=config, turned=turned)
+
+
+def check_alike(given: Any, held: Any) -> None:
+  """Refuses parameters that programs compiled for others cannot take.
+
+  Raises:
+    ValueError: names the first one that is missing, is new, or has another
+      shape or dtype.
+  """
+  theirs, ours = (
+    {
+      jax.tree_util.keystr(path, simple=True, separator='.'): (
+        f'{x.dtype}{list(x.shape)}'
+      )
+      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    for tree in (given, held)
+  )
+  for name in sorted({*theirs, *ours}):
+    if theirs.get(name) != ours.get(name):
+      raise ValueError(
+        f'params: {name} is {theirs.get(name, "missing")}; must be'
+        f' {ours.get(name, "left out")}, as in the model that the decoder has.'
+      )
 
 
 def is_unstacked(params: Any) -> bool:

@@ -161,6 +161,8 @@ class Engine:
         ' tokenizer to find them with.'
       )
     self._searches.check(request, name)
+    if self._judge is not None:
+      self._judge.check()
     return tokens_L
 
   def warm(
@@ -178,8 +180,7 @@ class Engine:
         compiles that.
       puts_off: as in `compiled.Rounds.warm`.
 
-    Raises:
-      pages.Full: no row is free.
+    Raises pages.Full: no row is free.
     """
     self.rounds.warm(prompts, scores, puts_off)
     self._searches.warm(self.rounds)
@@ -189,11 +190,9 @@ class Engine:
   ) -> sequence_lib.Sequence:
     """Admits a request; returns its sequence, which joins as soon as it can.
 
-    `before` tokens of the prompt are an earlier turn's.
-
-    Raises:
-      TypeError, ValueError: names the field that is wrong.
-      request.Busy: the queue or the wait is too long, or the engine drains.
+    `before` tokens of the prompt are an earlier turn's. Raises TypeError,
+    ValueError: names the field that is wrong; request.Busy: the queue or the
+    wait is too long, or the engine drains.
     """
     tokens_L = self.check(request)
     if self._is_draining:

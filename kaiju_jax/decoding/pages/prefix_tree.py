@@ -282,6 +282,11 @@ class PrefixTree:
     if not (node.children or node.points):
       del self._roots[node.tokens, node.salt]
 
+  def clear(self) -> None:
+    """Drops all points."""
+    for point in list(self._points):
+      self.drop(point)
+
   def evict(self) -> bool:
     """Drops the point that the policy picks; returns whether there was one."""
     if not self._points:
