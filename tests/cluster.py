@@ -4,10 +4,11 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
+
+from tests import ports
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Seconds to wait for anything, so that a job that hangs fails.
@@ -89,9 +90,7 @@ class Job:
   """
 
   def __init__(self, workdir, command, count, only_last=()):
-    with socket.socket() as probe:
-      probe.bind(('127.0.0.1', 0))
-      address = f'127.0.0.1:{probe.getsockname()[1]}'
+    address = f'127.0.0.1:{ports.free()}'
     self.processes = [
       subprocess.Popen(
         [

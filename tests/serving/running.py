@@ -103,12 +103,12 @@ class Server:
     request = urllib.request.Request(
       self.address + path, data, headers, method=method
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=100) as answer:
       found = answer.read()
     is_json = 'json' in answer.headers['Content-Type']
     return json.loads(found) if is_json else found
 
-  def is_idle_within(self, seconds: float) -> bool:
+  def is_idle_soon(self, seconds: float = 60.0) -> bool:
     return not leftovers.within(
       seconds, lambda: leftovers.of_context(self.context)
     )

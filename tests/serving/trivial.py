@@ -111,7 +111,7 @@ class Application:
     return responses.JSONResponse([host, scheme])
 
 
-def connected(server, timeout=10.0):
+def connected(server, timeout=60.0):
   """Returns a socket that is connected to a server."""
   return socket.create_connection(('127.0.0.1', server.port), timeout)
 
@@ -159,7 +159,7 @@ def statuses(received):
   return [int(x) for x in _STATUS.findall(received)]
 
 
-def until(is_true, seconds=5.0):
+def until(is_true, seconds=60.0):
   """Waits until something is true; returns whether it became so."""
   end = time.monotonic() + seconds
   while not is_true():

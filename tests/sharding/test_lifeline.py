@@ -19,7 +19,7 @@ index, count = int(sys.argv[1]), int(sys.argv[2])
 if index == 0:
   server = lifeline.Server()
   print(json.dumps(server.address), flush=True)
-  peers = server.accept(count, 20)
+  peers = server.accept(count, 100)
 else:
   peers = {0: lifeline.connect(json.loads(sys.argv[3]), index)}
 line = lifeline.Lifeline(index, count, peers)
@@ -64,7 +64,7 @@ class Job:
 
   def ended(self):
     """Returns each process's status and what it said."""
-    said = [p.communicate(timeout=20)[1] for p in self.processes]
+    said = [p.communicate(timeout=100)[1] for p in self.processes]
     return [(p.returncode, text) for p, text in zip(self.processes, said)]
 
   def __enter__(self):
@@ -101,7 +101,7 @@ def test_all_say_why_a_process_failed_and_end(victim):
 def test_one_that_is_done_is_not_missed():
   with Job() as job:
     job.tell(1, 'leave')
-    assert job.processes[1].wait(20) == 0
+    assert job.processes[1].wait(100) == 0
     with pytest.raises(subprocess.TimeoutExpired):
       job.processes[0].wait(0.5)
     job.tell(0, 'leave')

@@ -30,7 +30,9 @@ def application():
 
 @pytest.fixture(scope='module')
 def server(application):
-  with server_lib.running(application.app) as running:
+  # Nothing below is decided by how fast a client is.
+  settings = server_lib.Settings(linger_seconds=40.0)
+  with server_lib.running(application.app, settings=settings) as running:
     yield running
 
 
@@ -105,7 +107,7 @@ def test_an_idle_connection_is_closed(hasty):
 def test_a_request_that_does_not_go_on_is_ended(hasty, begun):
   received, seconds = timed(hasty, begun)
   assert trivial.statuses(received) == [408]
-  assert b'"error"' in received and seconds > 0.45
+  assert b'"error"' in received and seconds > 0.9 * _HASTY.request_seconds
 
 
 def test_bytes_now_and_then_do_not_lengthen_the_deadline(hasty):
@@ -125,7 +127,7 @@ def test_bytes_now_and_then_do_not_lengthen_the_deadline(hasty):
           received += client.recv(2**16)
         except TimeoutError:
           continue
-      assert time.monotonic() - begun_at < 8
+      assert time.monotonic() - begun_at < 60
 
 
 def test_each_request_has_the_whole_time(server):
@@ -174,15 +176,15 @@ def test_a_client_that_does_not_read_is_left(alone, application):
   with trivial.connected(alone) as client:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     ask = b'GET /stream?size=50000&pause=0 HTTP/1.1\r\nHost: a\r\n\r\n'
+    begun, kept = time.monotonic(), 0
     client.sendall(ask)
     assert trivial.until(lambda: application.streams == 1)
-    begun, kept = time.monotonic(), 0
     while application.streams:
-      assert time.monotonic() - begun < 5
+      assert time.monotonic() - begun < 60
       for one in list(alone.server_state.connections):
         kept = max(kept, one.transport.get_write_buffer_size())
       time.sleep(0.01)
-    assert time.monotonic() - begun > 0.4
+    assert time.monotonic() - begun > _HASTY.unread_seconds
     assert 0 < kept < 2**17
     with pytest.raises(ConnectionError):
       trivial.rest(client)
@@ -283,7 +285,7 @@ def test_nobody_sends_for_ever_after_an_answer(hasty):
   begun = time.monotonic()
   with trivial.connected(hasty) as client, pytest.raises(ConnectionError):
     client.sendall(head)
-    while time.monotonic() < begun + 8:
+    while time.monotonic() < begun + 60:
       client.sendall(b'x' * 2**16)
 
 
@@ -362,7 +364,7 @@ def test_a_fault_in_a_body_ends_what_waits_for_it(server, application):
     client.sendall(b'zz\r\n')
     assert trivial.statuses(trivial.rest(client)) == [400]
     # While the client is still there.
-    assert trivial.until(lambda: not server.server_state.tasks, 1.5)
+    assert trivial.until(lambda: not server.server_state.tasks, 20)
   assert application.paths == []
 
 

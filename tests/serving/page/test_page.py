@@ -287,7 +287,7 @@ def test_stop_and_reload_in_the_middle_show_what_is_stored(
     assert visit.texts()[:2] == ['Good evening, User. The lamp is lit.'] + [
       'Tell me of the sea'
     ]
-    assert server.is_idle_within(browser_lib.SECONDS)
+    assert server.is_idle_soon(browser_lib.SECONDS)
     visit.page.reload()
     expect(count_of(visit, 2)).to_have_text('2/2')
     turn(visit, 2, 'Previous version')

@@ -11,6 +11,7 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from tests.decoding import fake_device
+from tests.serving import trivial
 from tests.serving import world
 
 
@@ -40,7 +41,25 @@ async def one(worker, *args, **options):
 
 
 def run(coroutine):
-  return asyncio.run(asyncio.wait_for(coroutine, 30))
+  return asyncio.run(asyncio.wait_for(coroutine, 200))
+
+
+class Clock:
+  """A clock that each round winds, once its reader waits for a token."""
+
+  def __init__(self, seconds):
+    self.now = 0.0
+    self.reader = None
+    self._seconds = seconds
+
+  def __call__(self):
+    return self.now
+
+  def wind(self):
+    assert trivial.until(
+      lambda: self.reader and (self.reader.is_waiting or self.reader.reason)
+    )
+    self.now += self._seconds
 
 
 def test_concurrent_streams_get_their_own_tokens_in_order(make):
@@ -95,13 +114,13 @@ def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
 
   def before_round():
     begun.set()
-    may_end.wait(20)
+    may_end.wait(100)
 
   worker.engine.before_round = before_round
 
   async def main():
     busy = await one(worker, 0, count=40)
-    assert await asyncio.to_thread(begun.wait, 20)
+    assert await asyncio.to_thread(begun.wait, 100)
     task = asyncio.create_task(one(worker, 1, count=50))
     # Until the round has ended, what is submitted waits.
     while worker._commands.empty():
@@ -117,12 +136,15 @@ def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
 
 
 def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
-  worker = make(limits=admission.Limits(lease=1.0), rows=2)
-  worker.engine.before_round = lambda: time.sleep(0.05)
+  clock = Clock(0.05)
+  worker = make(limits=admission.Limits(lease=1.0), rows=2, clock=clock)
+  worker.engine.before_round = clock.wind
 
   async def main():
-    unread = await one(worker, 0, count=50)
-    waited = await one(worker, 1, count=40)
+    unread, waited = await worker.submit(
+      world.request(0, count=50), world.request(1, count=40)
+    )
+    clock.reader = waited
     tokens = await read(waited)
     # Nobody waits for it, so that nothing renews its lease.
     while unread.reason is None:
@@ -137,13 +159,16 @@ def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
 
 
 def test_who_waits_for_a_row_keeps_the_lease(make):
-  worker = make(limits=admission.Limits(lease=0.3), rows=1)
-  worker.engine.before_round = lambda: time.sleep(0.02)
+  clock = Clock(0.02)
+  worker = make(limits=admission.Limits(lease=0.3), rows=1, clock=clock)
+  worker.engine.before_round = clock.wind
 
   async def main():
-    busy = asyncio.create_task(read(await one(worker, 0, count=50)))
-    waits = await one(worker, 1, count=3)
-    await asyncio.gather(read(waits), busy)
+    busy, waits = await worker.submit(
+      world.request(0, count=50), world.request(1, count=3)
+    )
+    clock.reader = waits
+    await asyncio.gather(read(waits), read(busy))
     return waits.result().reason
 
   # Longer than the lease, without a token of its own.
@@ -208,13 +233,13 @@ def test_streams_go_on_while_what_is_rare_compiles():
 
   def compile_next():
     begun.set()
-    may_end.wait(20)
+    may_end.wait(100)
     engine.rounds.waiting -= 1
 
   engine.rounds.compile_next = compile_next
   worker = worker_lib.Worker(engine)
   worker.start()
-  assert worker.compilations == 2 and begun.wait(20)
+  assert worker.compilations == 2 and begun.wait(100)
 
   async def main():
     return await read(await one(worker, 3))
@@ -226,7 +251,7 @@ def test_streams_go_on_while_what_is_rare_compiles():
   while not worker._is_stopping:
     time.sleep(0.01)
   may_end.set()
-  stopping.join(20)
+  stopping.join(100)
   # What is not needed any more is not begun.
   assert engine.rounds.waiting == 1 and not worker._compiling.is_alive()
 
@@ -238,7 +263,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(make):
   async def main():
     stream = await one(worker, 0)
     reading = asyncio.create_task(read(stream))
-    draining = asyncio.create_task(worker.drain(20))
+    draining = asyncio.create_task(worker.drain(100))
     while not worker._is_draining:
       await asyncio.sleep(0)
     with pytest.raises(request_lib.Busy):
@@ -251,7 +276,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(make):
 
 def test_what_draining_cannot_finish_is_ended_and_told(make):
   worker = make()
-  worker.engine.before_round = lambda: time.sleep(0.05)
+  worker.engine.before_round = lambda: time.sleep(0.2)
 
   async def main():
     stream = await one(worker, 0, count=50)
@@ -266,7 +291,7 @@ def test_what_draining_cannot_finish_is_ended_and_told(make):
 
 def test_stopping_ends_what_waits(make):
   worker = make()
-  worker.engine.before_round = lambda: time.sleep(0.02)
+  worker.engine.before_round = lambda: time.sleep(0.1)
 
   async def main():
     stream = await one(worker, 0, count=50)

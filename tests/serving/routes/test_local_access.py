@@ -12,6 +12,7 @@ import urllib.parse
 import pytest
 
 from kaiju_jax.serving.http import local_key
+from tests import ports
 from tests.serving import browser as browser_lib
 from tests.serving import plain_proxy
 from tests.serving import running
@@ -101,8 +102,7 @@ def test_a_default_nginx_lets_nobody_in(server, key, tmp_path):
   path = shutil.which('nginx', path='/usr/sbin:/usr/bin:/usr/local/sbin')
   if path is None:
     pytest.skip('no nginx: apt-get install nginx-light')
-  with socket.create_server(('127.0.0.1', 0)) as free:
-    port = free.getsockname()[1]
+  port = ports.free()
   (tmp_path / 'nginx.conf').write_text(
     f'daemon off; master_process off; pid {tmp_path}/pid;\n'
     f'error_log {tmp_path}/error;\n'
@@ -122,7 +122,7 @@ def test_a_default_nginx_lets_nobody_in(server, key, tmp_path):
     [*map(str, command)], stderr=subprocess.DEVNULL
   ) as nginx:
     try:
-      end = time.monotonic() + 20
+      end = time.monotonic() + 60
       while socket.socket().connect_ex(('127.0.0.1', port)):
         assert nginx.poll() is None and time.monotonic() < end
         time.sleep(0.02)

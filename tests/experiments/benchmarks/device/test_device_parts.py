@@ -73,13 +73,17 @@ def test_a_file_that_cannot_be_read_costs_its_slice_alone(tmp_path, text):
 
 def _work(tmp_path, cases, seconds, **setting):
   setting = setting_lib.Setting(str(tmp_path), **setting)
-  task = child.Task([], {'step': seconds}, time.time() + seconds, setting)
+  task = child.Task([], {'step': seconds}, seconds, setting)
   module = types.SimpleNamespace(measure=lambda _, case: {'case': case})
   book = book_lib.Book(tmp_path, 'step')
   return book, child._run_slice('step', module, cases, book, task)
 
 
-def test_what_does_not_fit_is_skipped_with_a_line(tmp_path, capsys):
+def test_what_does_not_fit_is_skipped_with_a_line(
+  tmp_path, capsys, monkeypatch
+):
+  still = types.SimpleNamespace(time=lambda: 0.0)
+  monkeypatch.setattr(child, 'time', still)
   cases = [('long', (1000, 1)), ('short', (1, 2)), ('also', (1, 3))]
   book, is_over = _work(tmp_path, cases, 100)
   # A process of its own for each case of this slice.
