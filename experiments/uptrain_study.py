@@ -63,9 +63,12 @@ def _study(
 
   def run(arm: str, folder: pathlib.Path, steps: int | None, seed: int = 0):
     experiment = config.get_config(f'{world}_{arm}', str(root))
-    experiment.seed = seed
-    experiment.loop.steps = steps or experiment.loop.steps
-    return study.Run(arm, experiment, folder)
+    if arm != config.ALIGNMENT:
+      experiment.seed = seed
+    before = config.ALIGNED_STEPS if arm in config.ALIGNED else 0
+    if steps:
+      experiment.loop.steps = steps - before
+    return study.Run(arm, experiment, folder, before)
 
   place = root / world
   teacher = run('teacher', place / 'teacher', _TEACHER_STEPS.value)
@@ -74,14 +77,17 @@ def _study(
     arm: [run(arm, place / arm / f'seed{s}', _STEPS.value, s) for s in seeds]
     for arm in arms
   }
-  for arm, of_arm in runs.items():
-    start = of_arm[0].experiment.begin_with
-    if start and not pathlib.Path(start).exists():
-      wanted, kind = config.STUDENTS[world][arm]
+  for arm in arms:
+    wanted, kind = config.STUDENTS[world][arm]
+    shared = arm in config.DISTILLED + config.ALIGNED
+    start = place / 'starts' / (kind if shared else arm)
+    if kind and not start.exists():
       text = teacher.experiment.data.path
       uptrain.write(
         teacher.folder, start, wanted, uptrain.Start(kind, text=text)
       )
+  if set(arms) & set(config.ALIGNED):
+    study.train_once(run(config.ALIGNMENT, place / config.ALIGNMENT, None))
   letters = teacher.experiment.data.path.endswith(config.LETTERS)
   tables = study.Tables(
     teacher, config.BASELINE, config.WINDOW if letters else 0

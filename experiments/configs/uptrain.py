@@ -16,6 +16,8 @@ begin with the teacher's weights, changed by means or by a fit to the text
     arm                        student
     scratch, mean, fitted      Kaiju's: L0 L0 L0 G3, window 16, one head, int8
     distilled                  as `fitted`, from the teacher's distributions
+    aligned, phased            as `fitted` and `distilled`, after the first 40
+                               steps have aligned attention; same tokens
     heads_*, sharing_*, both_* one head; G0 G0 G0 G3; both (* mean or fitted)
     windows, int8              L0 L1 L2 G3; int8: no weight changes
 
@@ -33,6 +35,7 @@ import dataclasses
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import uptrain
 from kaiju_jax.training import config as training_config
@@ -58,6 +61,7 @@ WORLDS = {
   'gemma': (_GEMMA, PROSE, 1200),
 }
 STEPS = 400  # Of a student.
+ALIGNED_STEPS = 40  # Of them, those that align attention where an arm does.
 _KEPT = uptrain.Student('G0 G1 G2 G3', WINDOW, 4, int8=False)
 _KAIJU = uptrain.Student('L0 L0 L0 G3', WINDOW)
 _OWN = uptrain.Student('L0 L1 L2 L3 L4 G5', WINDOW, int8=False)
@@ -82,7 +86,7 @@ def _whole(wanted: uptrain.Student) -> dict[str, tuple[uptrain.Student, str]]:
 
 _ARMS = {
   **_whole(_KAIJU),
-  'distilled': (_KAIJU, 'fitted'),
+  **dict.fromkeys(('distilled', 'aligned', 'phased'), (_KAIJU, 'fitted')),
   **_from(
     heads=_KEPT._replace(num_kv_heads=1),
     sharing=_KEPT._replace(layout='G0 G0 G0 G3'),
@@ -96,11 +100,16 @@ STUDENTS = {
   **dict.fromkeys(('gated', 'normed', 'text'), _ARMS),
   'gemma': {
     **_whole(_OWN._replace(layout=_PAIRS, int8=True)),
+    'aligned': (_OWN._replace(layout=_PAIRS, int8=True), 'fitted'),
     **_from(sharing=_OWN._replace(layout=_PAIRS)),
     'int8': (_OWN._replace(int8=True), 'mean'),
   },
 }
 BASELINE = 'scratch'
+# Arms that learn from a store, and arms that begin with aligned attention.
+DISTILLED, ALIGNED = ('distilled', 'phased'), ('aligned', 'phased')
+# The alignment that those arms begin with, an experiment and no arm.
+ALIGNMENT = 'alignment'
 
 
 def get_config(
@@ -109,33 +118,61 @@ def get_config(
   """Returns an arm's experiment.
 
   Args:
-    arm: WORLD_ARM, or WORLD_teacher.
+    arm: WORLD_ARM, WORLD_teacher or WORLD_alignment.
     root: folder of the study.
 
   Raises:
     ValueError: no such arm.
   """
   world, _, name = arm.partition('_')
-  known = {w: ('teacher', *arms) for w, arms in STUDENTS.items()}
+  known = {w: ('teacher', ALIGNMENT, *arms) for w, arms in STUDENTS.items()}
   if name not in known.get(world, ()):
     every = (f'{w}_{one}' for w, names in known.items() for one in names)
     raise ValueError(f'arm={arm!r}: must be one of {", ".join(every)}.')
   experiment = _teacher(world, root)
   if name == 'teacher':
     return experiment
+  if name == ALIGNMENT:
+    return _alignment(experiment, world, root)
   wanted, start = STUDENTS[world][name]
   experiment.model = uptrain.student_of(experiment.model, wanted)
   experiment.loop.steps = experiment.loop.checkpoint_every = STEPS
   experiment.loop.evaluate_every = 20
   if start:
-    experiment.begin_with = f'{root}/{world}/starts/{name}'
-  if name == 'distilled':
-    experiment.begin_with = f'{root}/{world}/starts/fitted'
+    shared = name in DISTILLED + ALIGNED
+    experiment.begin_with = f'{root}/{world}/starts/{start if shared else name}'
+  if name in ALIGNED:
+    experiment.begin_with = f'{root}/{world}/{ALIGNMENT}'
+    experiment.loop.steps = STEPS - ALIGNED_STEPS
+    experiment.loop.checkpoint_every = experiment.loop.steps
+  if name in DISTILLED:
     experiment.data.teacher = f'{root}/{world}/store'
     experiment.objective.name = 'distillation'
     # Half of the loss is the data's, because the teacher is not perfect.
     experiment.objective.distillation.mix = 0.5
   return experiment
+
+
+def _alignment(
+  teacher: experiment_lib.Experiment, world: str, root: str
+) -> experiment_lib.Experiment:
+  """Returns the run that aligns the attention of the arm `fitted`."""
+  student = uptrain.student_of(teacher.model, STUDENTS[world]['fitted'][0])
+  return dataclasses.replace(
+    teacher,
+    model=student,
+    begin_with=f'{root}/{world}/starts/fitted',
+    objective=objective_config.ObjectiveConfig(
+      name='attention_alignment',
+      attention_alignment=uptrain.alignment_of(
+        teacher.model, f'{root}/{world}/teacher'
+      ),
+    ),
+    loop=training_config.LoopConfig(
+      steps=ALIGNED_STEPS, evaluate_every=10, checkpoint_every=ALIGNED_STEPS
+    ),
+    seed=1000,  # Its rows are not the first of a student's.
+  )
 
 
 def _teacher(world: str, root: str) -> experiment_lib.Experiment:

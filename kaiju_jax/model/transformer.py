@@ -90,7 +90,7 @@ class Transformer(nn.Module):
         or, if it is concrete, one that leaves the row or the positions.
     """
     _check(tokens_BL, visibility, self.config.max_length)
-    context = self._context(visibility, z)
+    context = self.context_of(visibility, z)
     x_BLD, _ = self.blocks(self.embedding(tokens_BL), context)
     normed_BLD, _ = self.final_norm(x_BLD)
     return normed_BLD
@@ -136,7 +136,7 @@ class Transformer(nn.Module):
     self, tokens_BL: jax.Array, visibility: visibility_lib.Visibility
   ) -> tuple[jax.Array, context_lib.Context]:
     """Returns what the first layer reads in `extend`, and its context."""
-    return self.embedding(tokens_BL), self._context(visibility, 0.0)
+    return self.embedding(tokens_BL), self.context_of(visibility, 0.0)
 
   def leave(self, x_BLD: jax.Array) -> jax.Array:
     """Returns the normed hidden states of the last layer's output."""
@@ -150,7 +150,10 @@ class Transformer(nn.Module):
     """Returns the gathered table [D, V] that `embedding.logits` takes."""
     return self.embedding.head()
 
-  def _context(self, visibility, z) -> context_lib.Context:
+  def context_of(
+    self, visibility: visibility_lib.Visibility, z: jax.Array | float
+  ) -> context_lib.Context:
+    """Returns what all layers of a pass share; see `hidden`."""
     config = self.config
     if self.has_variable('params', ROTARY):
       tables = self.get_variable('params', ROTARY)

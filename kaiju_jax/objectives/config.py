@@ -55,15 +55,38 @@ class Preference:
 
 
 @dataclasses.dataclass
+class AttentionAlignment:
+  """The teacher of `objectives/attention_alignment.py`.
+
+  `experiments.uptrain` writes these settings beside a student. All else of the
+  teacher's model is the student's.
+
+  Attributes:
+    teacher: a workdir, an export or a Hugging Face folder. It must be readable
+      whenever the run starts or resumes.
+    layout: its layers, as `model.layout`.
+    num_kv_heads: its heads of keys and values.
+    window: positions that its local layers see; 0 for the student's.
+  """
+
+  teacher: str = ''
+  layout: str = ''
+  num_kv_heads: int = 1
+  window: int = 0
+
+
+@dataclasses.dataclass
 class ObjectiveConfig:
   """The objective that a training step minimizes.
 
   Attributes:
     name: 'language' (predicts each token), 'distillation' (predicts a teacher's
-      distribution of each token), 'preference' (prefers replies that users
-      kept) or 'token_head'.
+      distribution of each token), 'attention_alignment' (each layer's attention
+      does as a teacher's does), 'preference' (prefers replies that users kept)
+      or 'token_head'.
     token_head: settings of 'token_head'.
     distillation: settings of 'distillation'.
+    attention_alignment: settings of 'attention_alignment'.
     preference: settings of 'preference'.
     chunk: tokens whose logits a device holds at a time; the backward pass then
       makes them again. 0 for all tokens of a microbatch at once
@@ -75,11 +98,17 @@ class ObjectiveConfig:
     default_factory=TokenHeadTraining
   )
   distillation: Distillation = dataclasses.field(default_factory=Distillation)
+  attention_alignment: AttentionAlignment = dataclasses.field(
+    default_factory=AttentionAlignment
+  )
   preference: Preference = dataclasses.field(default_factory=Preference)
   chunk: int = 0
 
 
-_NAMES = ('language', 'distillation', 'preference', 'token_head')
+_NAMES = (
+  *('language', 'distillation', 'attention_alignment'),
+  *('preference', 'token_head'),
+)
 _LOSSES = ('kept', 'pairs', 'options')
 
 
@@ -110,8 +139,22 @@ def check(config: ObjectiveConfig) -> None:
       f'objective.token_head.coefficient={head.coefficient}: must be finite,'
       ' at least 0.'
     )
+  if config.name == 'attention_alignment':
+    _check_alignment(config.attention_alignment)
   _check_distillation(config.distillation)
   _check_preference(config.preference)
+
+
+def _check_alignment(config: AttentionAlignment) -> None:
+  for name, expected in (
+    ('teacher', "the teacher's workdir, export or Hugging Face folder"),
+    ('layout', "its layers, such as 'G0 G1 G2 G3'"),
+  ):
+    if not getattr(config, name):
+      raise ValueError(
+        f"objective.attention_alignment.{name}='': must name {expected};"
+        ' experiments.uptrain writes it beside a student.'
+      )
 
 
 def _check_preference(config: Preference) -> None:

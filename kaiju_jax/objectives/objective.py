@@ -46,6 +46,22 @@ def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict:
   return out
 
 
+def _split_modules(tree: Mapping[str, Any], module: str) -> tuple[dict, dict]:
+  """Returns the parts of a tree inside and outside of modules of a name."""
+  inside, outside = {}, {}
+  for name, node in tree.items():
+    if name == module:
+      inside[name] = node
+    elif isinstance(node, Mapping):
+      parts = _split_modules(node, module)
+      for side, part in zip((inside, outside), parts):
+        if part:
+          side[name] = part
+    else:
+      outside[name] = node
+  return inside, outside
+
+
 class ZReg(NamedTuple):
   """Z-Reg's coefficients in a step, float32 scalars.
 
@@ -109,6 +125,8 @@ class Objective:
       top-level name. The letters of their names shard them, as the model's.
     trained: the top-level names of the parameters that get a gradient; None
       for all. The others are frozen: they keep their bits and have no moments.
+    module: the name of the modules, such as 'attention', that alone get a
+      gradient among `trained`; '' for all.
     adapters: whether the adapters of frozen weights (`model/lora.py`) get a
       gradient as well; `trained` is not None then.
   """
@@ -119,6 +137,7 @@ class Objective:
   )
   parameters: Callable[[], Mapping[str, Any]] = dict
   trained: tuple[str, ...] | None = None
+  module: str = ''
   adapters: bool = False
 
   def split(self, params: Mapping[str, Any]) -> tuple[dict, dict]:
@@ -128,7 +147,10 @@ class Objective:
     names = params.keys() if self.trained is None else self.trained
     trained = {name: params[name] for name in params if name in names}
     frozen = {name: params[name] for name in params if name not in names}
-    return trained, frozen
+    if not self.module:
+      return trained, frozen
+    trained, others = _split_modules(trained, self.module)
+    return trained, {**frozen, **others}
 
   def train_adapters(self) -> 'Objective':
     """Returns this objective for a model whose adapters alone are trained.

@@ -1,6 +1,7 @@
 """Makes the objective that a config names."""
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import attention_alignment
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import distillation
 from kaiju_jax.objectives import language
@@ -35,6 +36,8 @@ def make(
     return distillation.make(
       config.distillation, length, config.chunk, breakdown
     )
+  if config.name == 'attention_alignment':
+    return attention_alignment.make(config.attention_alignment, model)
   if config.name == 'preference':
     return preference.make(config.preference, length, config.chunk)
   return language.make(config.chunk, breakdown)

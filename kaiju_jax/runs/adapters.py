@@ -50,10 +50,10 @@ def start(
 
 
 class Hidden(NamedTuple):
-  """The parts of a run whose state holds adapters alone.
+  """The parts of a run whose state is without what a run reads again.
 
   Attributes:
-    state: the state without the base.
+    state: the state without the base, or without a teacher.
     step: (state, batch) → (state, metrics), on such states.
     evaluate: state → {name: value}, on such states; None for no evaluation.
   """
@@ -67,7 +67,7 @@ def hide_base(
   state: state_lib.TrainState,
   step: Callable[..., Any],
   evaluate: Callable[[Any], Any] | None,
-  objective: objective_lib.Objective,
+  split: Callable[[Any], tuple[Any, Any]],
 ) -> Hidden:
   """Returns a run's parts as the loop sees them.
 
@@ -75,21 +75,21 @@ def hide_base(
     state: the state with the base; its arrays belong to the result.
     step: takes and returns such states, and takes their arrays.
     evaluate: takes such states; None for no evaluation.
-    objective: the run's objective.
+    split: returns the parameters that the loop sees, and the others.
   """
-  trained, frozen = objective.split(state.params)
+  seen, hidden = split(state.params)
 
   def whole(state):
-    return state.replace(params=objective_lib.join(state.params, frozen))
+    return state.replace(params=objective_lib.join(state.params, hidden))
 
-  def of_adapters(state, batch):
-    nonlocal frozen
+  def of_seen(state, batch):
+    nonlocal hidden
     state, metrics = step(whole(state), batch)
-    trained, frozen = objective.split(state.params)
-    return state.replace(params=trained), metrics
+    seen, hidden = split(state.params)
+    return state.replace(params=seen), metrics
 
   reading = None if evaluate is None else lambda state: evaluate(whole(state))
-  return Hidden(state.replace(params=trained), of_adapters, reading)
+  return Hidden(state.replace(params=seen), of_seen, reading)
 
 
 def check(experiment: experiment_lib.Experiment) -> None:

@@ -164,12 +164,11 @@ def _train(
       known['step'] = step.make(experiment, devices, start=state)
     one_step = known['step'].with_rate(experiment.optimizer.learning_rate)
     evaluate = known['evaluate']
-    if experiment.lora.rank:
+    if split := _split(experiment):
       from kaiju_jax.runs import adapters
-      from kaiju_jax.training import state as state_lib
 
       state, one_step, evaluate = adapters.hide_base(
-        state, one_step, evaluate, state_lib.objective_of(experiment)
+        state, one_step, evaluate, split
       )
     return loop.train(
       experiment,
@@ -181,6 +180,22 @@ def _train(
       until=until,
       schedule=schedule,
     )
+
+
+def _split(experiment: experiment_lib.Experiment):
+  """Returns the function from parameters to those in checkpoints and the rest.
+
+  It is None where checkpoints hold all.
+  """
+  if experiment.lora.rank:
+    from kaiju_jax.training import state as state_lib
+
+    return state_lib.objective_of(experiment).split
+  if experiment.objective.name == 'attention_alignment':
+    from kaiju_jax.runs import alignment
+
+    return alignment.split
+  return None
 
 
 def _program(experiment: experiment_lib.Experiment, mesh: Any) -> str:
@@ -206,6 +221,10 @@ def _initial(experiment: experiment_lib.Experiment, workdir, devices):
     from kaiju_jax.runs import begin
 
     params = begin.params(experiment, experiment.begin_with, devices)
+    if experiment.objective.name == 'attention_alignment':
+      from kaiju_jax.runs import alignment
+
+      params = {**params, **alignment.teacher(experiment, devices)}
   elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
     from kaiju_jax.model import depth_scaled
@@ -311,5 +330,21 @@ def check(experiment: experiment_lib.Experiment) -> None:
     from kaiju_jax.runs import adapters  # Imports jax: not for all.
 
     adapters.check(experiment)
+  if experiment.objective.name == 'attention_alignment':
+    _check_alignment(experiment)
   if experiment.loop.branch:
     branch.check(experiment)
+
+
+def _check_alignment(experiment: experiment_lib.Experiment) -> None:
+  if not experiment.begin_with:
+    raise ValueError(
+      "begin_with='': must name a student of the teacher (experiments.uptrain)"
+      " for objective.name='attention_alignment'."
+    )
+  if experiment.loop.branch:
+    raise ValueError(
+      f"loop.branch={experiment.loop.branch!r}: must be '' for"
+      " objective.name='attention_alignment', whose checkpoints are without the"
+      ' teacher.'
+    )

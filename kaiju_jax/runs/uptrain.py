@@ -17,6 +17,7 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import rope_scaling
+from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.quantization import config as quantization_config
 
 # The config of a run that begins with the student, in its folder.
@@ -148,7 +149,12 @@ def write(
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
     tokenizer = None
-  run = _run(config, tokens.FILE if tokenizer else '', start.text)
+  run = _run(
+    config,
+    tokens.FILE if tokenizer else '',
+    start.text,
+    alignment_of(found.config, str(teacher)),
+  )
   own.write(out, params, config, tokenizer, masters=True, beside={CONFIG: run})
   file = pathlib.Path(out) / CONFIG
   return '\n'.join(
@@ -156,6 +162,8 @@ def write(
       f'{found.origin} → {out}',
       *_compare(found.config, config),
       *said,
+      'A run that aligns its attention with the teacher first:',
+      f'  python -m experiments.train --config={file}:align --workdir=ALIGNED',
       'A run that begins with it:',
       f'  python -m experiments.train --config={file} --workdir=WORKDIR',
     )
@@ -282,19 +290,40 @@ def kv_bytes(config: model_config.ModelConfig, length: int) -> float:
   return footprint.kv_caches(config, length)[0].per_token
 
 
-def _run(config: model_config.ModelConfig, file: str, text: str = '') -> str:
+def alignment_of(
+  teacher: model_config.ModelConfig, path: str
+) -> objective_config.AttentionAlignment:
+  """Returns the settings by which a student's attention learns a teacher's."""
+  layers = teacher.layers()
+  return objective_config.AttentionAlignment(
+    teacher=path,
+    layout=layers_lib.draw(layers),
+    num_kv_heads=teacher.num_kv_heads,
+    window=max((one.window or 0 for one in layers), default=0),
+  )
+
+
+def _run(
+  config: model_config.ModelConfig,
+  file: str,
+  text: str = '',
+  alignment: objective_config.AttentionAlignment | None = None,
+) -> str:
   """Returns the text of the config of a run that begins with the student.
 
   Args:
     config: the student's config.
     file: its tokenizer's file in the same folder; '' for bytes.
     text: path of the run's text; '' for the default.
+    alignment: the teacher of the arm 'align'.
   """
+  alignment = alignment or objective_config.AttentionAlignment()
   tokenizer = f'str(FOLDER / {file!r})' if file else "''"
   length = min(data_config.DataConfig().length, config.max_length)
   return _RUN.format(
-    imports='\n'.join(sorted(_imports(config))),
+    imports='\n'.join(sorted(_imports(config) | _imports(alignment))),
     model=_written(config, '    '),
+    alignment=_written(alignment, '      '),
     tokenizer=tokenizer,
     length=length,
     path=text,
@@ -348,6 +377,12 @@ defaults: set them by flags, or in a copy of this file. To learn from the
 teacher, name its store (`experiments.teach`) as well:
 
     --config.objective.name=distillation --config.data.teacher=STORE
+
+The arm align (`--config=THIS/config.py:align`) comes before, on few tokens:
+each layer's attention learns to do as the teacher's does. The next run begins
+with it:
+
+    --config.begin_with=ITS_WORKDIR
 """
 
 import pathlib
@@ -360,14 +395,20 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def get_config(arm: str = '') -> experiment_lib.Experiment:
-  """Returns the run's experiment; there are no arms."""
-  if arm:
-    raise ValueError(f'arm={{arm!r}}: this config has no arms.')
-  return experiment_lib.Experiment(
+  """Returns the run's experiment, or that of the arm 'align'."""
+  if arm not in ('', 'align'):
+    raise ValueError(f"arm={{arm!r}}: must be 'align', or none.")
+  experiment = experiment_lib.Experiment(
     model={model},
     data=data_config.DataConfig(
       path={path!r}, tokenizer={tokenizer}, length={length}
     ),
     begin_with=str(FOLDER),
   )
+  if arm:
+    experiment.objective = objectives_config.ObjectiveConfig(
+      name='attention_alignment',
+      attention_alignment={alignment},
+    )
+  return experiment
 '''

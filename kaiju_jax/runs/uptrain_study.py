@@ -7,6 +7,7 @@ Everything lies in one folder, and no finished step is repeated:
     WORLD/store/                      its distributions of the text
     WORLD/starts/ARM/                 students before training
                                       (`runs/uptrain.py`)
+    WORLD/alignment/                  the workdir whose attention was aligned
     WORLD/ARM/seedS/                  workdirs; readings.json beside each run's
                                       metrics
 """
@@ -55,11 +56,13 @@ class Run(NamedTuple):
     arm: name of the arm.
     experiment: what is trained.
     folder: its workdir.
+    before: steps that aligned its start, of as many tokens as its own.
   """
 
   arm: str
   experiment: experiment_lib.Experiment
   folder: pathlib.Path
+  before: int = 0
 
   @property
   def is_trained(self) -> bool:
@@ -212,16 +215,22 @@ def read_run(run: Run, read: Callable[[Any], Reading]) -> Reading:
 def read_start(folder: pathlib.Path, read: Callable[[Any], Reading]) -> Reading:
   """Returns the reading of a student before its training."""
   file = folder.with_name(f'{folder.name}.{_READINGS}')
-  return reading(file, read, lambda: load.from_export(folder).params)
+  return reading(file, read, lambda: load.from_anywhere(folder).params)
 
 
 def count_tokens_until(
-  records: Sequence[Mapping[str, Any]], loss: float
+  records: Sequence[Mapping[str, Any]], loss: float, before: int = 0
 ) -> float | None:
-  """Returns the tokens at the first evaluation at `loss` or below, if any."""
+  """Returns the tokens at the first evaluation at `loss` or below, if any.
+
+  Args:
+    records: a run's metrics.
+    loss: held-out nats per token.
+    before: steps before the run's first, which count as well.
+  """
   for record in records:
     if record.get('eval_loss', np.inf) <= loss:
-      return float(record['tokens'])
+      return record['tokens'] * (1 + before / record['step'])
   return None
 
 
@@ -269,7 +278,7 @@ def row(
       if 'eval_loss' in record
     ]
     reached = count_tokens_until(
-      metrics.read(run.folder), curve[-1]['eval_loss']
+      metrics.read(run.folder), curve[-1]['eval_loss'], run.before
     )
     tokens[seed] = None if reached is None else reached / curve[-1]['tokens']
   return Row(
@@ -374,8 +383,8 @@ class Tables:
     found = {'teacher': read_run(teacher, self._reader(teacher))}
     for arm, of_arm in runs.items():
       begin_with = of_arm[0].experiment.begin_with
-      # A distilled student begins as the pooled one does.
-      if begin_with and not arm.endswith('distilled'):
+      # A distilled student begins as the fitted one does.
+      if begin_with and arm not in ('distilled', 'phased'):
         read = self._reader(of_arm[0])
         found[arm] = read_start(pathlib.Path(begin_with), read)
     return starts_table(found)

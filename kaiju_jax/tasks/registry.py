@@ -411,7 +411,7 @@ TASKS = {
     texts_lib.check,
     _load_text,
     texts_lib.first,
-    objectives=('language', 'distillation'),
+    objectives=('language', 'distillation', 'attention_alignment'),
   ),
   'properties': Task(
     _check_properties,

@@ -166,7 +166,7 @@ def _refuse_base(experiment: experiment_lib.Experiment) -> None:
 
 
 def _of_experiment(experiment, mesh, objective, params) -> TrainState:
-  params = dict(params) | objective.parameters()
+  params = dict(objective.parameters()) | dict(params)
   return _start(
     params,
     optimizer_lib.make(experiment.optimizer),

@@ -12,6 +12,7 @@ from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import pool
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import alignment
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
@@ -19,6 +20,7 @@ from kaiju_jax.runs import uptrain
 from kaiju_jax.runs.ablation import plan
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import metrics
 from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.runs import test_exchange
@@ -58,7 +60,7 @@ def test_the_folder_has_the_config_of_a_run_that_begins_with_it(start):
   assert one.data.tokenizer == ''  # The teacher read bytes.
   params = begin.params(one, one.begin_with, mesh_lib.single())
   jax.tree.map(np.testing.assert_array_equal, params, held.params)
-  with pytest.raises(ValueError, match="arm='int8': this config has no arms"):
+  with pytest.raises(ValueError, match="arm='int8': must be 'align', or none"):
     plan.resolve(f'{start}/config.py:int8', [])
 
 
@@ -238,6 +240,68 @@ def test_what_is_no_teacher_is_refused(teacher, start, tmp_path):
   with pytest.raises(FileExistsError):
     uptrain.write(teacher, start)
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['--config.begin_with='], "begin_with='': must name a student of the"),
+    (
+      ['--config.objective.attention_alignment.teacher='],
+      "attention_alignment.teacher='': must name the teacher's workdir",
+    ),
+    (['--config.loop.branch=runs/x'], "loop.branch='runs/x': must be ''"),
+  ],
+)
+def test_an_alignment_that_cannot_begin_is_refused(start, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    plan.resolve(f'{start}/config.py:align', arguments)
+
+
+def test_another_teacher_than_the_configs_is_refused(start):
+  config = f'{start}/config.py:align'
+  field = '--config.objective.attention_alignment'
+  for name, given, is_right in (
+    ('layout', 'G0 G1 G1', 'G0 G1 G2'),
+    ('num_kv_heads', '2', '4'),
+  ):
+    one = plan.resolve(config, [f'{field}.{name}={given}'])
+    with pytest.raises(ValueError, match=f'{name}=.*: must be .?{is_right}'):
+      alignment.teacher(one, mesh_lib.single())
+
+
+@pytest.mark.slow
+def test_attention_is_aligned_by_a_run_that_resumes(start, tmp_path):
+  """Nothing else moves, and the next run begins with what it leaves."""
+  texts = run_toys.write_texts(tmp_path)
+  fields = {
+    'data.path': texts,
+    'data.length': 32,
+    'data.batch': 2,
+    'data.held_out': 0.2,
+    'data.evaluated_rows': 2,
+    'loop.steps': 6,
+    'loop.log_every': 1,
+    'loop.checkpoint_every': 3,
+    'optimizer.learning_rate': 1e-2,
+  }
+  one = plan.resolve(
+    f'{start}/config.py:align', [f'--config.{k}={v}' for k, v in fields.items()]
+  )
+  programs = {}
+  whole = train.train(one, tmp_path / 'whole', programs=programs)
+  train.train(one, tmp_path / 'cut', until=3, programs=programs)
+  again = train.train(one, tmp_path / 'cut', programs=programs)
+  jax.tree.map(np.testing.assert_array_equal, again, whole)
+  records = metrics.read(tmp_path / 'cut')
+  losses = [one['loss'] for one in records if 'loss' in one]
+  assert losses[-1] < losses[0]
+  held = dict(jax.tree_util.tree_leaves_with_path(load.from_anywhere(start)[0]))
+  for path, leaf in jax.tree_util.tree_leaves_with_path(whole.params):
+    is_attention = any(key.key == 'attention' for key in path)
+    assert np.array_equal(leaf, held[path]) != is_attention, path
+  params = begin.params(one, tmp_path / 'cut', mesh_lib.single())
+  jax.tree.map(np.testing.assert_array_equal, params, whole.params)
 
 
 @pytest.mark.slow

@@ -7,14 +7,17 @@ from kaiju_jax.runs import uptrain_study as study
 
 def test_tokens_to_a_loss_are_those_of_the_first_evaluation_that_has_it():
   records = [
-    {'tokens': 10, 'loss': 0.1},  # A training loss is no evaluation.
-    {'tokens': 20, 'eval_loss': 2.0},
-    {'tokens': 40, 'eval_loss': 1.5},
-    {'tokens': 60, 'eval_loss': 1.6},
+    # A training loss is no evaluation.
+    {'step': 1, 'tokens': 10, 'loss': 0.1},
+    {'step': 2, 'tokens': 20, 'eval_loss': 2.0},
+    {'step': 4, 'tokens': 40, 'eval_loss': 1.5},
+    {'step': 6, 'tokens': 60, 'eval_loss': 1.6},
   ]
   assert study.count_tokens_until(records, 2.5) == 20
   assert study.count_tokens_until(records, 1.5) == 40
   assert study.count_tokens_until(records, 1.4) is None
+  # Steps that aligned its attention before are as long as its own.
+  assert study.count_tokens_until(records, 1.5, before=3) == 70
 
 
 def row(arm, losses, tokens, start=None):

@@ -19,14 +19,12 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.data import packing
 from kaiju_jax.interchange import plain as plain_lib
-from kaiju_jax.model import attention
+from kaiju_jax.model import attention_layers
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import transformer
@@ -176,40 +174,10 @@ def _reader(
     remat='none',
   )
   params = plain_lib.params(teacher, config)
+  model = transformer.Transformer(config)
 
   @jax.jit
   def read(params, batch):
-    return attention_inputs(config, params, batch)
+    return attention_layers.record(model, params, batch).x_IBLD
 
   return lambda batch: read(params, batch)
-
-
-def attention_inputs(
-  config: model_config.ModelConfig, params, batch: packing.Batch
-) -> jax.Array:
-  """Returns the input of each layer's attention, [I, B, L, D]."""
-
-  def keep_input(function, args, kwargs, context):
-    module = context.module
-    is_attention = isinstance(module, attention.Attention)
-    if is_attention and context.method_name == '__call__':
-      module.sow('heads', 'x_BLD', args[0])
-    return function(*args, **kwargs)
-
-  model = transformer.Transformer(config)
-  with nn.intercept_methods(keep_input):
-    _, kept = model.apply(
-      {'params': params},
-      batch.tokens_BL,
-      batch.visibility(),
-      method='hidden',
-      mutable=['heads'],
-    )
-  blocks = kept['heads']['blocks']
-  x_PNBLD = jnp.stack(
-    [
-      blocks[f'layer_{place}']['attention']['x_BLD'][0]
-      for place in range(len(blocks))
-    ]
-  )
-  return jnp.swapaxes(x_PNBLD, 0, 1).reshape(-1, *x_PNBLD.shape[2:])
