@@ -141,6 +141,19 @@ _THINKING = flags.DEFINE_enum(
   'Whether later prompts hold what a model thought before it answered; dropped,'
   ' as models are trained, the last answer is run again.',
 )
+_TOP_LOGPROBS = flags.DEFINE_integer(
+  'top_logprobs',
+  0,
+  'Most alternatives of each token that a request may ask for.',
+  0,
+  20,
+)
+_UNJUDGED = flags.DEFINE_bool(
+  'unjudged_top_logprobs',
+  False,
+  'Give --top_logprobs where replies are moderated, too: text that no head has'
+  ' judged, in the places of tokens that it let pass.',
+)
 _OPEN = flags.DEFINE_bool(
   'open',
   False,
@@ -269,6 +282,8 @@ def _settings():
     guided=_GUIDED.value,
     template=_TEMPLATE.value,
     thinking=_THINKING.value,
+    top_logprobs=_TOP_LOGPROBS.value,
+    unjudged_top_logprobs=_UNJUDGED.value,
   )
 
 

@@ -69,9 +69,15 @@ class Tokenizer(Protocol):
   def special(self, name: str) -> int | None:
     """Returns the token that the file calls `name`; None without one."""
 
+  def name(self, token: int) -> str:
+    """Returns what `special` finds a token by."""
+
 
 class Bytes:
-  """One token per byte of UTF-8; byte 0, which no text holds, is BOS."""
+  """One token per byte of UTF-8; byte 0, which no text holds, is BOS.
+
+  Its one special token has the name of its character, '\\0'.
+  """
 
   vocab_size = 256
   bos_id = 0
@@ -90,7 +96,10 @@ class Bytes:
     return tokens[tokens != self.bos_id].tobytes().decode(errors='replace')
 
   def special(self, name: str) -> int | None:
-    return None
+    return self.bos_id if name == chr(self.bos_id) else None
+
+  def name(self, token: int) -> str:
+    return chr(token)
 
 
 class HuggingFace:
@@ -166,6 +175,9 @@ class HuggingFace:
 
   def special(self, name: str) -> int | None:
     return self._tokenizer.token_to_id(name)
+
+  def name(self, token: int) -> str:
+    return self._tokenizer.id_to_token(token)
 
 
 def load(path: str, vocab_size: int | None = None) -> Tokenizer:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from kaiju_jax.model import token_head as token_head_lib
+from kaiju_jax.serving.safety import moderation
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import state
 from kaiju_jax.training import workdir as workdir_lib
@@ -46,3 +47,24 @@ def load(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
   if pathlib.Path(path).is_dir():
     return load_run(path)
   return token_head_lib.load(path, d_model=d_model)
+
+
+def find(
+  head: str, safety: str, d_model: int
+) -> tuple[Any, token_head_lib.TokenHeadConfig] | None:
+  """Returns the head that a server runs; None for none.
+
+  Args:
+    head: a path as in `load`; '' for the head in `safety`, if there is one.
+    safety: the folder of a gate; '' for none.
+    d_model: as in `load`.
+
+  Raises:
+    OSError, ValueError: see `load`.
+  """
+  beside = pathlib.Path(safety) / moderation.HEAD
+  if head:
+    return load(head, d_model)
+  if safety and beside.is_file():
+    return load(beside, d_model)
+  return None

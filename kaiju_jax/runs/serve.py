@@ -89,6 +89,8 @@ class Settings:
     guided: the most tokens of a guided reply; each row has room for its beams.
     template: file of a Jinja chat template; '' for the model folder's own.
     thinking: 'drop' or 'keep', the reasoning of replies in later prompts.
+    top_logprobs: most alternatives of a token that a request may ask for.
+    unjudged_top_logprobs: whether a moderated server gives them, too.
   """
 
   folder: str = 'server'
@@ -118,6 +120,8 @@ class Settings:
   guided: int = 128
   template: str = ''
   thinking: str = 'drop'
+  top_logprobs: int = 0
+  unjudged_top_logprobs: bool = False
 
 
 class _Opened(NamedTuple):
@@ -155,7 +159,7 @@ def assemble(
       'No chat template: it continues text (/v1/completions), without chats;'
       ' --template=FILE names one.'
     )
-  head = _head(settings, loaded.config.d_model)
+  head = heads.find(settings.head, settings.safety, loaded.config.d_model)
   opened = _opened(settings, head, say)  # Refused before anything compiles.
   try:
     engine = _engine(loaded, tokenizer, settings, head, say)
@@ -246,6 +250,7 @@ def _assemble(
     secret=server_folder.load_key(pathlib.Path(settings.folder)),
     guide=_guide(head),
     guided_tokens=settings.guided,
+    shows_unjudged=settings.unjudged_top_logprobs,
   )
   made.worker.start()
   return made
@@ -359,6 +364,7 @@ def _engine(
     head=head,
     candidates=0 if guide is None else guide.queries,
     speculates=settings.speculates,
+    alternatives=settings.top_logprobs,
   )
 
 
@@ -368,20 +374,6 @@ def _guide(head: judge.Head | None) -> request_lib.Guide | None:
     return None
   weights = {name: -1.0 for name in head[1].names}
   return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
-
-
-def _head(settings: Settings, d_model: int) -> judge.Head | None:
-  """Returns the token-level head that the settings name; None for none.
-
-  Raises:
-    OSError, ValueError: see `heads.load`.
-  """
-  beside = pathlib.Path(settings.safety) / moderation.HEAD
-  if settings.head:
-    return heads.load(settings.head, d_model)
-  if settings.safety and beside.is_file():
-    return heads.load(beside, d_model)
-  return None
 
 
 def _opened(

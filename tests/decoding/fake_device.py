@@ -16,6 +16,7 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import rounds as rounds_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import rows as rows_lib
+from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.model import paging
 
@@ -93,10 +94,12 @@ class Rounds:
     ran: tokens of prompts that ran, all in all.
     bad: of so many texts one draws nothing; None for none of them.
     is_judged: whether there is a head, of the dimensions of `scores`.
+    alternatives: as many of `likeliest` come with each token.
   """
 
   def __init__(self, decoder, chunk, bad=None, is_judged=False, drafts=()):
     self.drafts = list(drafts)
+    self.alternatives = 0
     self.shapes = sorted({(1, 8), (1, chunk), (4, max(chunk // 4, 1))})
     self.last_BLD = None
     self.scored, self.waiting = chunk, 0
@@ -127,6 +130,9 @@ class Rounds:
     size = len(chunk.tokens_L)
     shape = min(x for x in self.shapes if x[0] == 1 and x[1] >= size)
     scores = rounds_lib.Scores(-next_L.astype(np.float32), next_L == 0)
+    if self.alternatives:
+      found = likeliest_of(next_L, self.alternatives)
+      scores = scores._replace(alternatives=found)
     return self.prefill([chunk], shape)._replace(scores=scores)
 
   def step(self, rows):
@@ -157,12 +163,14 @@ class Rounds:
     return packed
 
   def _drawn(self, rows):
-    tokens = np.full((2, len(rows)), 7_777, np.int32)
+    count = 2 + 2 * self.alternatives
+    tokens = np.full((count, len(rows)), 7_777, np.int32)
     for place, row in enumerate(rows):
       if row is not None:
         token = drawn(self._decoder.hashes[row], self._seeds[row], self.bad)
         self._pending[row] = max(token, 0)
-        tokens[:, place] = token, np.float32(-token).view(np.int32)
+        tokens[:2, place] = token, np.float32(-token).view(np.int32)
+        tokens[2:, place] = likeliest(token, self.alternatives)
     return tokens
 
 
@@ -247,6 +255,25 @@ def scores(text: int) -> tuple[float, ...]:
     float(np.float32(zlib.crc32(b'%d' % number, text) / 2**32))
     for number in range(CLASSES)
   )
+
+
+def likeliest(token: int, count: int) -> np.ndarray:
+  """Returns alternatives to a token as `rounds` packs them, int32 [2 · count].
+
+  The token is the first of them if it is even; otherwise it is none.
+  """
+  places = np.arange(count) + token % 2
+  tokens = ((token + places) % VOCABULARY).astype(np.int32)
+  own = (-token + 0.5 * (token % 2) - np.arange(count)).astype(np.float32)
+  return np.concatenate([tokens, own.view(np.int32)])
+
+
+def likeliest_of(tokens_L: np.ndarray, count: int):
+  """Returns alternatives to tokens, as `rounds.unpack_alternatives` does."""
+  found = [likeliest(token, count) for token in tokens_L.tolist()]
+  found_LN = np.array(found, np.int32).reshape(-1, 2 * count)
+  own_LN = found_LN[:, count:].copy().view(np.float32)
+  return alternatives_lib.Alternatives(found_LN[:, :count], own_LN)
 
 
 def drawn(text: int, seed: int, bad: int | None) -> int:

@@ -22,7 +22,6 @@ from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
 from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
-from kaiju_jax.runs import serve
 from kaiju_jax.runs.safety import certified
 from kaiju_jax.runs.safety import report
 from kaiju_jax.runs.safety import rows as rows_lib
@@ -211,12 +210,11 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   assert moderator.mode == 'moderated'
   assert moderator.version.policy == outcome.policy
   # By default a server runs the head that lies beside the gate.
-  settings = serve.Settings(safety=str(out))
-  beside = serve._head(settings, D)
+  beside = heads.find('', str(out), D)
   assert (beside[0]['w_DC'] == trained.head[0]['w_DC']).all()
-  assert serve._head(serve.Settings(safety=str(gate[0])), D) is None
+  assert heads.find('', str(gate[0]), D) is None
   with pytest.raises(ValueError, match=r'model\.d_model=16'):
-    serve._head(settings, 16)
+    heads.find('', str(out), 16)
   text = (out / certified.REPORT).read_text()
   assert text.startswith('# Gate\n\n# Token head ') and 'Certified' in text
   assert '| minor | mark |' in text and 'a toy' in text

@@ -11,7 +11,9 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import connection
 from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import values
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.stores import character_rules
 from tests import pages
@@ -27,9 +29,10 @@ def mib(size):
 ROWS = {
   "a request's body": [mib(bodies.MOST), mib(bodies.MOST_OF_CARD)],
   'a message that a session keeps': [macros.MOST],
-  'messages of a chat': [fields.MESSAGES, fields._PARTS],
+  'messages of a chat': [fields.MESSAGES, values.PARTS],
   'replies to one request': [fields.CHOICES],
-  'stop strings': [fields.STOPS, fields.STOP_LENGTH],
+  'alternatives': [alternatives.MOST],
+  'stop strings': [values.STOPS, values.STOP_LENGTH],
   'new text that a gate': [gate.MOST],
   "a session's title": [STORE.title],
   'a card in JSON': [mib(card_json.BYTES), mib(card_png.BYTES), card_png.SIDE],

@@ -27,6 +27,7 @@ class Engine(engine_lib.Engine):
     bad: of so many texts one draws nothing.
     pages: of the global pool.
     is_judged: whether there is a head, of the dimensions `NAMES`.
+    alternatives: most of a request, `fake_device.likeliest`.
     **options: of the engine.
 
   Attributes:
@@ -41,11 +42,13 @@ class Engine(engine_lib.Engine):
     bad=None,
     pages=160,
     is_judged=False,
+    alternatives=0,
     **options,
   ):
     pools = fake_device.pools(length, PAGE, WINDOW, (pages, pages // 2))
     decoder = fake_device.Decoder(pools, rows, length)
     rounds = fake_device.Rounds(decoder, CHUNK, bad, is_judged)
+    rounds.alternatives = options['alternatives'] = alternatives
     judge = types.SimpleNamespace(names=NAMES, params={}, version=b'1')
     with (
       mock.patch.object(compiled, 'Rounds', lambda *_, **__: rounds),
@@ -88,7 +91,9 @@ class Scripted(Engine):
         if row is not None:
           rounds._pending[row] = [*reply, _END][len(replies.get(row, b''))]
       tokens = [0 if row is None else rounds._pending[row] for row in rows]
-      return np.array([tokens, np.zeros(len(rows))], np.int32)
+      others = [fake_device.likeliest(x, rounds.alternatives) for x in tokens]
+      drawn = np.array([tokens, np.zeros(len(rows))], np.int32)
+      return np.concatenate([drawn, np.array(others).T]).astype(np.int32)
 
     def join(row, sampling, text_L):
       prompts[row] = bytes(text_L.astype(np.uint8))

@@ -77,7 +77,8 @@ class Rounds:
 
   Ctrl-C during a method raises after it. `warm` can put off all programs but
   two, the largest chunk of one prompt and the widest step, which serve any
-  request. `shapes` and `widths` are those that are ready.
+  request; with `alternatives` not one that scores a prompt either. `shapes` and
+  `widths` are those that are ready.
 
   Args:
     decoder: the model and its cache.
@@ -86,6 +87,7 @@ class Rounds:
       narrower than the cache: last bits depend on the shape of a call.
     judge: a token-level head that scores all tokens; None for none.
     drafts: tokens of the calls that verify drafts; none without speculation.
+    alternatives: likeliest tokens that each draw and score comes with.
 
   Attributes:
     last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
@@ -99,6 +101,7 @@ class Rounds:
     shares: bool = True,
     judge: judge_lib.Judge | None = None,
     drafts: Sequence[int] = (),
+    alternatives: int = 0,
   ):
     def size(part: int) -> int:
       return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
@@ -123,11 +126,16 @@ class Rounds:
     self._head = None if judge is None else judge.params
     self._join = decoder.jit(rounds.join, donate_argnums=0)
     program = functools.partial(layered.choose, network, decoder.jit)
-    end_step = functools.partial(rounds.end_step, network, judge)
+    self._has_alternatives = alternatives > 0
+
+    def part(function, *given):
+      return functools.partial(
+        function, network, *given, alternatives=alternatives
+      )
+
+    end_step = part(rounds.end_step, judge)
     self._step = program(rounds.step_text, end_step)
-    self._first = decoder.jit(
-      functools.partial(rounds.first, network), donate_argnums=1
-    )
+    self._first = decoder.jit(part(rounds.first), donate_argnums=1)
     # Programs that are put off, in their order; and those compiled since.
     self._later: list[_Program] = []
     self._compiled: dict[_Program, Any] = {}
@@ -135,14 +143,12 @@ class Rounds:
     self._rows = max(rows for rows, _ in self._shapes)
     self._drafts = list(drafts)
     self._verify = decoder.jit(
-      functools.partial(rounds.verify, network, judge), donate_argnums=(1, 3)
+      part(rounds.verify, judge), donate_argnums=(1, 3)
     )
     self._prefill = {
       is_scored: program(
         rounds.prefill_text,
-        functools.partial(
-          rounds.end_prefill, network, judge, self._rows, is_scored
-        ),
+        part(rounds.end_prefill, judge, self._rows, is_scored),
       )
       for is_scored in (False, True)
     }
@@ -165,7 +171,7 @@ class Rounds:
 
     `shape` is one of `shapes`, and no smaller than the chunks.
     """
-    ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
+    ran = self._run(chunks, shape, _NOTHING, False)
     return self._draw_prompts(chunks, ran)
 
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
@@ -272,6 +278,8 @@ class Rounds:
         _Program('step', max(self._widths)),
         _Program('prefill', 1, self.chunk),
       }
+      if scores and self._has_alternatives:
+        now.add(_Program('score', *self._shapes[0]))
       self._later = [x for x in programs if x not in {*now, *self._compiled}]
       programs = [x for x in programs if x in now]
       # XLA compiles, or loads, each on a core of its own.
@@ -356,14 +364,8 @@ class Rounds:
       function = self._prefill[program.kind == 'score']
       many = np.zeros((rows, program.size), np.int32)
       given = (rounds.Chunks(one, many, many, one),)
-    arguments = (
-      decoder.params,
-      decoder.cache,
-      decoder.account.rings(),
-      self._state,
-      *given,
-      self._head,
-    )
+    held = decoder.params, decoder.cache, decoder.account.rings(), self._state
+    arguments = (*held, *given, self._head)
     lowered = function.lower(*jax.tree.map(_shape_of, arguments))
     self._compiled[program] = lowered.compile()
     self._later = [x for x in self._later if x != program]
@@ -401,11 +403,7 @@ class Rounds:
       program = _Program('score' if is_scored else 'prefill', B, L)
       function = self._compiled.get(program, self._prefill[is_scored])
       self._state, *ran = self._decoder.run(
-        function,
-        self._state,
-        packed,
-        self._head,
-        appends=appends,
+        function, self._state, packed, self._head, appends=appends
       )
     ran = _Ran(*ran)
     self.last_BLD = ran.last_BLD
@@ -434,8 +432,7 @@ class Rounds:
   def _fill(self, chunks: Sequence[Chunk], count: int) -> list[Chunk]:
     """Returns chunks, and beyond them empty ones of other rows."""
     rows = self._rows_of([chunk.row for chunk in chunks], count)
-    nothing_L = np.zeros(0, np.int32)
-    return [*chunks, *(Chunk(row, nothing_L) for row in rows[len(chunks) :])]
+    return [*chunks, *(Chunk(row, _NOTHING) for row in rows[len(chunks) :])]
 
   def _rows_of(self, rows: Sequence[int], count: int) -> list[int]:
     """Returns `count` rows of a call: these, and others to leave alone."""

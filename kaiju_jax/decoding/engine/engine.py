@@ -46,6 +46,7 @@ from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import stop
 
@@ -69,6 +70,7 @@ class Engine:
       (`speculation.py`); a decoder with a window then needs `extra` slots.
     candidates: most of a step of a guided request; 0 for no such requests. The
       decoder then needs `extra` slots (`request.Guide.extra`).
+    alternatives: the most that a request may ask for (`Request.alternatives`).
 
   Attributes:
     rounds: the compiled calls.
@@ -91,20 +93,18 @@ class Engine:
     head: judge_lib.Head | None = None,
     candidates: int = 0,
     speculates: bool = False,
+    alternatives: int = 0,
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
+    self.alternatives = alternatives_lib.check(alternatives, decoder.tokens)
     drafts = ()
     if speculates:
       drafts = speculation.list_sizes(decoder, chunk, isolates)
     self.decoder = decoder
     self._judge = None if head is None else judge_lib.Judge(head, decoder)
     self.rounds = compiled.Rounds(
-      decoder,
-      chunk,
-      shares=not isolates,
-      judge=self._judge,
-      drafts=drafts,
+      decoder, chunk, not isolates, self._judge, drafts, alternatives
     )
     self._searches = searches.Searches(
       decoder, candidates, self._judge, is_recorded=not isolates
@@ -117,9 +117,8 @@ class Engine:
     self._recorder = recording.Recorder(decoder.account.tree)
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
-    self._flights = flights_lib.Flights(
-      0 if self._judge is None else len(self._judge.names)
-    )
+    classes = 0 if self._judge is None else len(self._judge.names)
+    self._flights = flights_lib.Flights(classes, alternatives)
     drafting = decoder, self.rounds, self._flights, self._requeue
     self._speculation = speculation.Speculation(*drafting)
     self._prompts = prompts_lib.Prompts(
@@ -154,7 +153,8 @@ class Engine:
     ValueError: names the field that is wrong.
     """
     length = self.decoder.length if length is None else length
-    tokens_L = request_lib.check(request, self.decoder.tokens, length, name)
+    size, most = self.decoder.tokens, self.alternatives
+    tokens_L = request_lib.check(request, size, length, name, most)
     if request.stop_strings and self._tokenizer is None:
       raise ValueError(
         f'{name}.stop_strings={request.stop_strings!r}: the engine has no'

@@ -11,6 +11,7 @@ import numpy as np
 from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.requests import request as request_lib
 
 # Called with a sequence and the reason why it ends.
 End = Callable[[sequence_lib.Sequence, str], None]
@@ -46,10 +47,16 @@ class _Draft(NamedTuple):
 
 
 class Flights:
-  """The calls to read by round; `classes` is the head's C, 0 without one."""
+  """The calls to read by round.
 
-  def __init__(self, classes: int = 0):
+  Args:
+    classes: the head's C; 0 without one.
+    alternatives: likeliest tokens that come with each drawn one.
+  """
+
+  def __init__(self, classes: int = 0, alternatives: int = 0):
     self._classes = classes
+    self._alternatives = alternatives
     self._rounds: collections.deque[list[_Flight | _Draft]] = (
       collections.deque()
     )
@@ -142,7 +149,8 @@ class Flights:
       score_C = None if score_BC is None else score_BC[place]
       if one.reason is None:
         token, log_probability = (x_B[place] for x_B in drawn)
-        taken = one.take(token, log_probability, score_C)
+        likeliest = self._likeliest(one, packed, place, token, log_probability)
+        taken = one.take(token, log_probability, score_C, likeliest)
         _tell(one, taken, end)
       elif score_C is not None:
         one.take_late(score_C)
@@ -161,12 +169,24 @@ class Flights:
     while reason is None and count < len(tokens):
       if tokens[count] == rounds.UNDRAWN:
         break
-      reason = one.take(tokens[count], own[count], score_LC[count])
+      drawn = tokens[count], own[count]
+      likeliest = self._likeliest(one, packed, count, *drawn)
+      reason = one.take(*drawn, score_LC[count], likeliest)
       count += 1
     try:
       settle(count)
     finally:
       _tell(one, reason, end)
+
+  def _likeliest(
+    self, one: sequence_lib.Sequence, packed: jax.Array, place: int, *drawn
+  ) -> request_lib.Alternatives:
+    """Returns the alternatives to a drawn token that a sequence asks for."""
+    count = one.request.alternatives
+    if not count:
+      return ()
+    found = rounds.unpack_alternatives(packed, self._alternatives)
+    return found.list(place, count, *drawn)
 
 
 def _judge(judged_BLC: np.ndarray, prompts: dict[int, ScoredTokens], end: End):

@@ -21,7 +21,6 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import conversation as conversation_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import rounds
-from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.engine import stream as stream_lib
 from kaiju_jax.decoding.requests import request as request_lib
 
@@ -145,4 +144,4 @@ class Generator:
       next_L = tokens_L[begin + 1 : begin + 1 + chunk]
       ran = self.engine.rounds.score(compiled.Chunk(row, part_L), next_L)
       scored.append((ran.scores, slice(len(next_L))))
-    return sequence_lib.concatenate_scores(scored)
+    return rounds.concatenate(scored)

@@ -11,9 +11,11 @@ Shapes are static: which rows go on and how they draw are values. Tokens and
 their log-probabilities come back to the host in one array. A token-level head
 scores the tokens that a call appends, a step's in the same array. So a step
 scores the token that the call before it drew: its hidden state is known only
-once it is appended.
+once it is appended. Each call may also give the `alternatives` likeliest tokens
+of the positions that it draws or scores; with 0 its program is without them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ import numpy as np
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 # Stands for a token behind those that count (`verify`).
@@ -57,10 +60,14 @@ class Chunks(NamedTuple):
 
 
 class Scores(NamedTuple):
-  """Log-probabilities of a chunk's successors, and which are the likeliest."""
+  """Log-probabilities of a chunk's successors, and which are the likeliest.
+
+  `alternatives` are the likeliest successors; None where none are requested.
+  """
 
   log_probability_L: jax.Array
   is_likeliest_L: jax.Array
+  alternatives: alternatives_lib.Alternatives | None = None
 
 
 def initial(rows: int, vocab_size: int) -> State:
@@ -113,6 +120,8 @@ def end_prefill(
   hidden_BLD: jax.Array,
   chunks: Chunks,
   head: Any = None,
+  *,
+  alternatives: int = 0,
 ) -> tuple[State, jax.Array, Scores | None, jax.Array | None]:
   """Returns what a prefill does beside the cache.
 
@@ -140,7 +149,9 @@ def end_prefill(
   scores = None
   if is_scored:
     scores = _scores(
-      extend.logits(network, params, hidden_BLD[:1])[0], next_BL[0]
+      extend.logits(network, params, hidden_BLD[:1])[0],
+      next_BL[0],
+      alternatives,
     )
   # All shapes of a prefill share one program of `first`.
   beyond = 0, rows - len(row_B)
@@ -159,6 +170,8 @@ def first(
   index_B: jax.Array,
   draws_B: jax.Array,
   last_BLD: jax.Array,
+  *,
+  alternatives: int = 0,
 ) -> tuple[State, jax.Array]:
   """Draws the tokens that follow prompts; others as in `end_prefill`.
 
@@ -172,8 +185,9 @@ def first(
     State, and the B tokens as `_pack` packs them; those of rows that draw none
     mean nothing.
   """
+  logits_BV = extend.logits(network, params, last_BLD)[:, 0]
   token_B, own_B = sampling_lib.draw(
-    extend.logits(network, params, last_BLD)[:, 0],
+    logits_BV,
     _at_rest(
       sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
       draws_B,
@@ -183,7 +197,7 @@ def first(
   )
   kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
   state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
-  return state, _pack(token_B, own_B)
+  return state, _pack(token_B, own_B, _likeliest(logits_BV, alternatives))
 
 
 def step_text(
@@ -203,6 +217,8 @@ def end_step(
   row_B: jax.Array,
   count_B: jax.Array,
   head: Any = None,
+  *,
+  alternatives: int = 0,
 ) -> tuple[State, jax.Array]:
   """Draws the next tokens; other arguments as in `end_prefill`.
 
@@ -219,8 +235,9 @@ def end_step(
   is_on_B = count_B > 0
   at_B = jnp.where(is_on_B, token_B, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row_B, at_B].set(True, mode='drop')
+  logits_BV = extend.logits(network, params, hidden_BLD)[:, 0]
   drawn_B, own_B = sampling_lib.draw(
-    extend.logits(network, params, hidden_BLD)[:, 0],
+    logits_BV,
     _at_rest(
       sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
       is_on_B,
@@ -233,7 +250,8 @@ def end_step(
   judged_CB = None
   if judge is not None:
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
-  return state, _pack(drawn_B, own_B, judged_CB)
+  likeliest = _likeliest(logits_BV, alternatives)
+  return state, _pack(drawn_B, own_B, likeliest, judged_CB)
 
 
 def verify(
@@ -247,6 +265,8 @@ def verify(
   tokens_L: jax.Array,
   count: jax.Array,
   head: Any = None,
+  *,
+  alternatives: int = 0,
 ) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
   """Appends a drawn token and a draft, and draws what follows each.
 
@@ -274,8 +294,9 @@ def verify(
   before_LL = jnp.where(place_L[None] <= place_L[:, None], tokens_L[None], V)
   seen_LV = jnp.broadcast_to(state.seen_RV[row], (L, V))
   seen_LV = seen_LV.at[place_L[:, None], before_LL].set(True, mode='drop')
+  logits_LV = extend.logits(network, params, hidden_BLD)[0]
   drawn_L, own_L = sampling_lib.draw(
-    extend.logits(network, params, hidden_BLD)[0],
+    logits_LV,
     sampling_lib.Settings(
       *(jnp.broadcast_to(all_R[row], (L,)) for all_R in state.settings)
     ),
@@ -294,7 +315,8 @@ def verify(
   if judge is not None:
     judged_CL = _bits(judge.probability(head, hidden_BLD)[0].T)
   drawn_L = jnp.where(place_L <= right, drawn_L, UNDRAWN)
-  return (state, _pack(drawn_L, own_L, judged_CL)), cache
+  likeliest = _likeliest(logits_LV, alternatives)
+  return (state, _pack(drawn_L, own_L, likeliest, judged_CL)), cache
 
 
 def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -308,6 +330,27 @@ def unpack_scores(packed: jax.Array, classes: int) -> np.ndarray:
   return np.asarray(packed)[-classes:].view(np.float32).T
 
 
+def unpack_alternatives(
+  packed: jax.Array, count: int
+) -> alternatives_lib.Alternatives:
+  """Returns the `count` likeliest tokens of each draw, on the host."""
+  found_NB = np.asarray(packed)[2 : 2 + 2 * count]
+  return alternatives_lib.Alternatives(
+    found_NB[:count].T, found_NB[count:].view(np.float32).T
+  )
+
+
+def concatenate(scored: Sequence[tuple[Scores, slice]]) -> Scores:
+  """Returns the scores of chunks, the entries that count, on the host."""
+  found = [
+    jax.tree.map(lambda x, y=kept: np.asarray(x)[y], one)
+    for one, kept in scored
+  ]
+  if not found:
+    return Scores(np.zeros(0, np.float32), np.zeros(0, bool))
+  return jax.tree.map(lambda *x: np.concatenate(x), *found)
+
+
 def _at_rest(
   settings: sampling_lib.Settings, is_on_B: jax.Array
 ) -> sampling_lib.Settings:
@@ -317,12 +360,23 @@ def _at_rest(
   )
 
 
-def _pack(token_B, log_probability_B, judged_CB=None) -> jax.Array:
-  """Returns all in one int32 array [2 + C, B], to move them at once."""
+def _pack(token_B, log_probability_B, *others_NB) -> jax.Array:
+  """Returns all in one int32 array [2 + N, B], to move them at once.
+
+  `others_NB` are int32, the likeliest tokens and a head's probabilities; None
+  for none.
+  """
   packed = jnp.stack([token_B, _bits(log_probability_B)])
-  if judged_CB is None:
-    return packed
-  return jnp.concatenate([packed, judged_CB])
+  others = [x for x in others_NB if x is not None]
+  return jnp.concatenate([packed, *others]) if others else packed
+
+
+def _likeliest(logits_BV, count: int) -> jax.Array | None:
+  """Returns the likeliest tokens and their log-probabilities, int32 [2K, B]."""
+  if not count:
+    return None
+  found = alternatives_lib.find(logits_BV, count)
+  return jnp.concatenate([found.token_NK.T, _bits(found.log_probability_NK).T])
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -330,9 +384,13 @@ def _bits(x: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(x, jnp.int32)
 
 
-def _scores(logits_LV, next_L) -> Scores:
+def _scores(logits_LV, next_L, alternatives: int) -> Scores:
   chosen_L = jnp.take_along_axis(logits_LV, next_L[:, None], axis=1)[:, 0]
+  likeliest = None
+  if alternatives:
+    likeliest = alternatives_lib.find(logits_LV, alternatives)
   return Scores(
     chosen_L - jax.nn.logsumexp(logits_LV, axis=-1),
     jnp.argmax(logits_LV, axis=-1) == next_L,
+    likeliest,
   )

@@ -105,8 +105,8 @@ class Sequence:
     self._entry: tuple = (None, None)
     self._text = text
     self._stops = frozenset(request.stop_tokens)
-    # Drawn and not judged yet: a token and its log-probability.
-    self._held: tuple[int, float] | None = None
+    # Drawn and not judged yet: a token, its log-probability, alternatives.
+    self._held: tuple[int, float, request_lib.Alternatives] | None = None
     # What the head gave the last token that it judged, for events.
     self._scores: tuple[float, ...] | None = None
     self._pieces: list[str] = []
@@ -313,6 +313,7 @@ class Sequence:
     token: int,
     log_probability: float,
     score_C: np.ndarray | None = None,
+    alternatives: request_lib.Alternatives = (),
   ) -> str | None:
     """Notes the token that a call drew, and the scores of the one before it.
 
@@ -320,6 +321,7 @@ class Sequence:
       token: the token; −1 where the logits were no numbers.
       log_probability: of the token.
       score_C: the head's, of the token before it; None without a head.
+      alternatives: the likeliest tokens in its place, as `Event` has them.
     """
     if self._held is not None:
       if not np.isfinite(score_C).all():
@@ -334,10 +336,10 @@ class Sequence:
       self.error = self._bad_logits()
       return 'error'
     if self.is_judged and token not in self._stops:
-      self._held = token, log_probability
+      self._held = token, log_probability, alternatives
       self._tokens[self.length] = token
       return None
-    return self._give(token, log_probability)
+    return self._give(token, log_probability, alternatives)
 
   def take_late(self, score_C: np.ndarray) -> None:
     """Notes the scores of a call that ran after the sequence's last token.
@@ -368,7 +370,12 @@ class Sequence:
     if is_shown:
       self._scores = tuple(score_C.tolist())
 
-  def _give(self, token: int, log_probability: float) -> str | None:
+  def _give(
+    self,
+    token: int,
+    log_probability: float,
+    alternatives: request_lib.Alternatives = (),
+  ) -> str | None:
     """Gives out a token; returns why the sequence ends with it, or None."""
     piece = self._text.push(token)
     reason = self._text.reason
@@ -381,7 +388,13 @@ class Sequence:
     self._log_probabilities.append(log_probability)
     self.events.append(
       request_lib.Event(
-        token, piece, log_probability, reason, self._scores, self._text.held
+        token,
+        piece,
+        log_probability,
+        reason,
+        self._scores,
+        self._text.held,
+        alternatives,
       )
     )
     return reason
@@ -415,9 +428,9 @@ class Sequence:
 
   def result(self) -> request_lib.Result:
     """Returns the result so far."""
-    scores = None
+    scores = likeliest = None
     if self.request.scores_prompt:
-      scores = concatenate_scores(self._scored).log_probability_L
+      scores, _, likeliest = rounds.concatenate(self._scored)
     return request_lib.Result(
       tokens=self._tokens[self.prompt : self.length].copy(),
       text=''.join(self._pieces),
@@ -427,20 +440,5 @@ class Sequence:
       error=self.error,
       reused=self.reused,
       prompt_scores=self.prompt_scores,
+      prompt_alternatives=likeliest if self.request.alternatives else None,
     )
-
-
-def concatenate_scores(
-  scored: list[tuple[rounds.Scores, slice]],
-) -> rounds.Scores:
-  """Returns the scores of chunks, the entries that count, on the host."""
-  return rounds.Scores(
-    np.concatenate(
-      [np.zeros(0, np.float32)]
-      + [np.asarray(one.log_probability_L)[count] for one, count in scored]
-    ),
-    np.concatenate(
-      [np.zeros(0, bool)]
-      + [np.asarray(one.is_likeliest_L)[count] for one, count in scored]
-    ),
-  )

@@ -10,8 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.decoding.requests import stop
+
+# Tokens that might stand in a place, and their log-probabilities.
+Alternatives = tuple[tuple[int, float], ...]
 
 
 class BadLogits(ArithmeticError):
@@ -87,6 +91,9 @@ class Request:
     deadline: seconds within which it must begin; None for no limit.
     guided: the search for its continuation; None to draw. The result comes at
       once, when the search is done, cut at a stop string.
+    alternatives: how many of the likeliest tokens come with each drawn one, and
+      with each scored one of the prompt; at most as many as the engine was made
+      for.
   """
 
   tokens: Sequence[int] | np.ndarray
@@ -104,6 +111,7 @@ class Request:
   priority: int = 0
   deadline: float | None = None
   guided: Guide | None = None
+  alternatives: int = 0
 
 
 class Event(NamedTuple):
@@ -120,6 +128,8 @@ class Event(NamedTuple):
       and with this token. A stop token, which shows nothing, has the scores of
       the token before it, None if there is none. None without a head.
     held: characters of the text so far that can be shown only later.
+    alternatives: the likeliest tokens in its place, as many as requested, and
+      their log-probabilities, the likeliest first.
   """
 
   token: int
@@ -128,6 +138,7 @@ class Event(NamedTuple):
   reason: str | None
   scores: tuple[float, ...] | None = None
   held: int = 0
+  alternatives: Alternatives = ()
 
 
 class Result(NamedTuple):
@@ -148,6 +159,9 @@ class Result(NamedTuple):
     prompt_scores: the highest probability of each of the head's dimensions over
       the prompt's tokens, run or resumed; None without a head, or before any
       ran.
+    prompt_alternatives: the likeliest tokens in the places that
+      `prompt_log_probabilities` scores, at least as many as requested; None
+      unless requested.
   """
 
   tokens: np.ndarray
@@ -158,15 +172,21 @@ class Result(NamedTuple):
   error: Exception | None
   reused: int = 0
   prompt_scores: tuple[float, ...] | None = None
+  prompt_alternatives: alternatives_lib.Alternatives | None = None
 
 
 def check(
-  request: Request, vocab_size: int, length: int, name: str = 'request'
+  request: Request,
+  vocab_size: int,
+  length: int,
+  name: str = 'request',
+  alternatives: int = 0,
 ) -> np.ndarray:
   """Returns the prompt as int32 [L], if the request is valid.
 
   `length` is the room of its row, prompt and continuation; `name` stands for
-  the request in messages. Raises TypeError, ValueError: names the field, its
+  the request in messages; `alternatives` are the most that the engine gives.
+  Raises TypeError, ValueError: names the field, its
   value and what is right.
   """
   if not isinstance(request, Request):
@@ -226,7 +246,23 @@ def check(
     )
   if not isinstance(request.guided, Guide | None):
     raise TypeError(f'{name}.guided={request.guided!r}: must be a Guide.')
+  _check_alternatives(request, alternatives, name)
   return tokens_L
+
+
+def _check_alternatives(request: Request, most: int, name: str) -> None:
+  count = request.alternatives
+  if isinstance(count, bool) or not isinstance(count, numbers.Integral):
+    raise TypeError(f'{name}.alternatives={count!r}: must be an integer.')
+  if count and request.guided:
+    raise ValueError(
+      f'{name}.alternatives={count}: must be 0 with guided, which draws none.'
+    )
+  if not 0 <= count <= most:
+    raise ValueError(
+      f'{name}.alternatives={count}: must be 0…{most}, what the engine was made'
+      ' for.'
+    )
 
 
 def check_tokens(tokens: Any, vocab_size: int, name: str) -> np.ndarray:

@@ -105,23 +105,39 @@ def chat_log_probabilities(
 ) -> dict[str, Any]:
   """Returns the tokens' log-probabilities in the format of chats.
 
-  The token that ends a message is left out.
+  The token that ends a message is left out. Alternatives with the same text are
+  listed once, with the largest log-probability.
   """
   content = []
   for event in events:
     if event.reason == 'stop_token':
       continue
     text = tokenizer.decode([event.token])
+    others = _by_text(tokenizer, event.alternatives)
     content.append(
       {
-        'token': text,
-        'logprob': event.log_probability,
-        # A token that is part of a character has no text of its own.
-        'bytes': None if '\ufffd' in text else list(text.encode()),
-        'top_logprobs': [],
+        **_chat_entry(text, event.log_probability),
+        'top_logprobs': [_chat_entry(*one) for one in others.items()],
       }
     )
   return {'content': content, 'refusal': None}
+
+
+def _chat_entry(text: str, log_probability: float) -> dict[str, Any]:
+  # A token that is part of a character has no text of its own.
+  found = None if '\ufffd' in text else list(text.encode())
+  return {'token': text, 'logprob': log_probability, 'bytes': found}
+
+
+def _by_text(
+  tokenizer: tokenizer_lib.Tokenizer, pairs: request_lib.Alternatives
+) -> dict[str, float]:
+  """Returns log-probabilities by text; of equal texts the largest."""
+  found: dict[str, float] = {}
+  for token, log_probability in pairs:
+    text = tokenizer.decode([token])
+    found[text] = max(found.get(text, log_probability), log_probability)
+  return found
 
 
 def text_log_probabilities(
@@ -129,6 +145,7 @@ def text_log_probabilities(
   tokens: Sequence[int],
   log_probabilities: Sequence[float | None],
   offset: int = 0,
+  alternatives: Sequence[request_lib.Alternatives] | None = None,
 ) -> dict[str, Any]:
   """Returns the tokens' log-probabilities in the format of completions.
 
@@ -137,15 +154,23 @@ def text_log_probabilities(
     tokens: tokens of a prompt or of an answer.
     log_probabilities: one per token; None for a text's first token.
     offset: the number of characters before the first token.
+    alternatives: those of each token; None where none are requested. The token
+      itself is among them, also where it is not one of the likeliest.
   """
   texts = [tokenizer.decode([token]) for token in tokens]
   offsets = []
   for text in texts:
     offsets.append(offset)
     offset += len(text)
+  likeliest = None
+  if alternatives is not None:
+    likeliest = [
+      None if own is None else _by_text(tokenizer, [*others, (token, own)])
+      for token, own, others in zip(tokens, log_probabilities, alternatives)
+    ]
   return {
     'tokens': texts,
     'token_logprobs': list(log_probabilities),
-    'top_logprobs': None,
+    'top_logprobs': likeliest,
     'text_offset': offsets,
   }

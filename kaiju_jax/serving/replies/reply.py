@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
@@ -156,9 +157,26 @@ class Reply:
     """The prompt's, once the reply has ended; None if not requested."""
     return self._stream.result().prompt_log_probabilities
 
+  @property
+  def prompt_alternatives(self) -> alternatives_lib.Alternatives | None:
+    """The likeliest tokens in the prompt's places; None if not requested."""
+    return self._stream.result().prompt_alternatives
+
   def cancel(self) -> None:
     """Ends a reply that has no reader; never waits."""
     self._stream.cancel()
+
+  async def end(self) -> None:
+    """Waits for the engine's result of a reply that nobody reads further.
+
+    A reply that safety ends is behind the engine, which still draws.
+
+    Raises:
+      errors.ApiError: see `__aiter__`.
+    """
+    self.cancel()
+    async for _ in _events(self._stream):
+      pass
 
   async def __aiter__(self) -> AsyncIterator[Piece]:
     """Yields pieces until the reply's end.

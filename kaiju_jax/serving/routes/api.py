@@ -29,6 +29,7 @@ from kaiju_jax.serving.routes import feedback as feedback_routes
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import sessions as session_routes
+from kaiju_jax.serving.routes import tokens
 
 _KINDS = {'.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css'}
 # Characters that /v1/models lists beside the model.
@@ -48,6 +49,7 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     *character_routes.ROUTES,
     *session_routes.ROUTES,
     *feedback_routes.ROUTES,
+    *tokens.ROUTES,
     routing.Route('/healthz', healthz, methods=['GET']),
     routing.Route('/readyz', readyz, methods=['GET']),
   ]

@@ -23,6 +23,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import intake
@@ -48,6 +49,12 @@ async def completions(request: requests.Request) -> responses.Response:
   context, caller = await intake.authorize(request)
   chat = await intake.parse_fields(request, context, caller, fields.Chat)
   character = lookup.find_character(context, chat.model, chat.character)
+  alternatives.check(
+    context,
+    'top_logprobs',
+    chat.top_logprobs or 0,
+    chat.choices * min(chat.limit or context.max_tokens, context.model.length),
+  )
   turn = await turns.make_turn(context, caller, chat, character)
   form = answers.Form('chat.completion', chat.model)
   watch, is_blocked = await judging.judge_request(context, caller, turn.judged)
@@ -90,6 +97,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       priority=caller.tier,
       deadline=context.worker.engine.limits.wait,
       guided=guide,
+      alternatives=chat.top_logprobs or 0,
     )
     for sampling in chat.samplings({} if chat.guided else context.sampling)
   ]

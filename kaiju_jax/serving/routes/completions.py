@@ -2,7 +2,9 @@
 
 A prompt given as text opens a document: the tokenizer's `bos_id` stands before
 it. A prompt given as tokens is used unchanged. `echo` with `logprobs` returns
-the prompt's log-probabilities.
+the prompt's log-probabilities. All drawn tokens are then listed, also the one
+that ends the text: clients drop as many as they asked for, to be left with the
+prompt's.
 """
 
 from collections.abc import AsyncGenerator
@@ -18,6 +20,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import intake
@@ -53,13 +56,15 @@ async def completions(request: requests.Request) -> responses.Response:
     else completion.max_tokens
   )
   limit = max(limit, 1)
+  least = [_count_least(context, one) for one in completion.prompts]
+  _check_alternatives(context, completion, limit, least)
   size = sum(map(len, completion.prompts))
   prompts = await context.run_aside(
     size, lambda: [_prompt(context, one, limit) for one in completion.prompts]
   )
-  context.limits.prompt(
-    caller.owner, sum(len(one.tokens) for one in prompts), caller.rate
-  )
+  counts = [len(one.tokens) for one in prompts]
+  _check_alternatives(context, completion, limit, counts)
+  context.limits.prompt(caller.owner, sum(counts), caller.rate)
   said = '\n'.join(prompt.text for prompt in prompts)
   watch, is_blocked = await judging.judge_request(
     context, caller, said, 'prompt'
@@ -127,18 +132,36 @@ def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
     errors.ApiError: 400; the prompt is too long, or not valid tokens.
   """
   tokenizer = context.tokenizer
+  _refuse_long(context, _count_least(context, given), limit)
   if isinstance(given, str):
-    least = prompt_lib.count_least(prompt_lib.Turn('user', given), tokenizer)
-    _refuse_long(context, 1 + least, limit)
     tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(given)])
     _refuse_long(context, len(tokens), limit)
     return _Prompt(given, tokens, False)
-  _refuse_long(context, len(given), limit)
   try:
     tokens = request_lib.check_tokens(given, tokenizer.vocab_size, 'prompt')
   except (TypeError, ValueError, OverflowError) as error:
     raise errors.invalid(str(error), param='prompt') from error
   return _Prompt(tokenizer.decode(tokens), tokens, True)
+
+
+def _count_least(context, given: str | list[int]) -> int:
+  """Returns how many tokens a prompt has at least; encodes nothing."""
+  if not isinstance(given, str):
+    return len(given)
+  turn = prompt_lib.Turn('user', given)
+  return 1 + prompt_lib.count_least(turn, context.tokenizer)
+
+
+def _check_alternatives(context, completion, limit, counts) -> None:
+  """Refuses too many alternatives; `counts` are the prompts' tokens.
+
+  Raises:
+    errors.ApiError: 400; see `alternatives.check`.
+  """
+  scored = sum(counts) if completion.echo else 0
+  tokens = completion.choices * (scored + limit * len(counts))
+  given = completion.logprobs or 0
+  alternatives.check(context, 'logprobs', given, tokens)
 
 
 def _refuse_long(context, tokens: int, limit: int) -> None:
@@ -162,7 +185,8 @@ def _requests(
       sampling,
       stop_tokens=context.ends,
       stop_strings=completion.stops,
-      scores_prompt=bool(completion.echo and completion.logprobs is not None),
+      scores_prompt=completion.scores_prompt,
+      alternatives=completion.logprobs or 0,
       owner=caller.owner,
       priority=caller.tier,
       deadline=context.worker.engine.limits.wait,
@@ -192,7 +216,9 @@ class _Answer:
     async with self._choices.serve() as pieces:
       async for index, piece in pieces:
         if piece is not None:
-          events[index] += _list_told(piece.events)
+          events[index] += self._list_told(piece.events)
+        elif self._completion.scores_prompt:
+          await self._replies[index].end()
     choices = [
       self._choice(
         index,
@@ -218,13 +244,22 @@ class _Answer:
             finish = self._replies[index].finish
             yield self._chunk(index, '', finish=finish)
           elif not self._draws_none:
-            told = _list_told(piece.events)
+            told = self._list_told(piece.events)
             yield self._chunk(index, piece.text, told)
       if self._completion.includes_usage:
         yield self._form.chunk([], usage=self._usage())
       yield answers.DONE
     except errors.ApiError as error:
       yield errors.event(error)
+
+  def _list_told(self, events) -> list[request_lib.Event]:
+    """Returns the tokens of the text, without the one that ends it.
+
+    A client that has the prompt scored counts it, too.
+    """
+    if self._completion.scores_prompt:
+      return list(events)
+    return [one for one in events if one.reason != 'stop_token']
 
   @property
   def _draws_none(self) -> bool:
@@ -252,6 +287,7 @@ class _Answer:
         [one.token for one in events],
         [one.log_probability for one in events],
         self._shown[index],
+        self._alternatives([one.alternatives for one in events]),
       )
       self._shown[index] += sum(map(len, scored['tokens']))
     else:
@@ -265,20 +301,35 @@ class _Answer:
       or self._replies[index].is_prompt_refused
     ):
       return None
-    tokens, scores = [], []
-    if self._completion.echo:
-      prompt = self._prompts[index]
-      given = self._replies[index].prompt_log_probabilities
-      tokens, scores = prompt.tokens.tolist(), [None, *given.tolist()]
-      if not prompt.is_tokens:
-        # The client did not send the token that opens the document.
-        tokens, scores = tokens[1:], scores[1:]
+    listed = self._scored_prompt(index) if self._completion.echo else []
     if not self._draws_none:
-      tokens = tokens + [one.token for one in events]
-      scores = scores + [one.log_probability for one in events]
+      listed += [(x.token, x.log_probability, x.alternatives) for x in events]
+    tokens, scores, likeliest = [*zip(*listed)] or ((), (), ())
     return answers.text_log_probabilities(
-      self._context.tokenizer, tokens, scores
+      self._context.tokenizer,
+      tokens,
+      scores,
+      alternatives=self._alternatives(likeliest),
     )
+
+  def _scored_prompt(
+    self, index: int
+  ) -> list[tuple[int, float | None, request_lib.Alternatives]]:
+    """Returns a prompt's tokens, log-probabilities and alternatives."""
+    prompt, reply = self._prompts[index], self._replies[index]
+    tokens, count = prompt.tokens.tolist(), self._completion.logprobs
+    scores = reply.prompt_log_probabilities.tolist()
+    found = reply.prompt_alternatives
+    listed = [(tokens[0], None, ())]
+    for place, one in enumerate(zip(tokens[1:], scores)):
+      likeliest = found.list(place, count, *one) if count else ()
+      listed.append((*one, likeliest))
+    # The client did not send the token that opens the document.
+    return listed if prompt.is_tokens else listed[1:]
+
+  def _alternatives(self, likeliest):
+    """Returns what is listed of alternatives; None where none are."""
+    return list(likeliest) if self._completion.logprobs else None
 
   def _usage(self) -> dict:
     choices = self._completion.choices
@@ -288,8 +339,3 @@ class _Answer:
       0 if self._draws_none else self._choices.drawn,
       sum(self._replies[first].reused for first in firsts),
     )
-
-
-def _list_told(events) -> list[request_lib.Event]:
-  """Returns the tokens of the text, without the one that ends it."""
-  return [one for one in events if one.reason != 'stop_token']

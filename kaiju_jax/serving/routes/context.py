@@ -99,6 +99,8 @@ class Context:
       guess: 512).
     is_ready: whether the server takes requests; False while it stops.
     judged: the verdicts of `judging.judge_live`.
+    shows_unjudged: whether a moderated server gives alternatives to the tokens
+      that it released, which no head has judged.
   """
 
   worker: worker_lib.Worker
@@ -122,6 +124,7 @@ class Context:
   max_tokens: int = 512
   is_ready: bool = True
   judged: Judged | None = None
+  shows_unjudged: bool = False
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):

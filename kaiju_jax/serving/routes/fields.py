@@ -24,37 +24,22 @@ from typing import TypeVar
 import pydantic
 import pydantic_core
 
+from kaiju_jax.decoding.requests import alternatives
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import values
 from kaiju_jax.serving.stores import feedback
 
-# Our guesses. OpenAI allows 4 stop strings, and some clients send more.
-STOPS, STOP_LENGTH, CHOICES, MESSAGES = 16, 256, 8, 4096
-# The most entries of `metadata`, and the most parts of a message.
-_LABELS, _PARTS = 64, 1024
+# Our guesses.
+CHOICES, MESSAGES = values.CHOICES, 4096
+_LABELS = 64  # The most entries of `metadata`.
 
 _T = TypeVar('_T', bound='_Fields')
 _Text = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
 
 
-def _refuse_any(value: Any) -> None:
-  """Refuses every value but None, 'none' and empty lists and objects."""
-  if value not in (None, [], {}, 'none'):
-    raise ValueError('is not supported')
-
-
-def _limit_entries(most: int):
-  """Returns a validator that counts entries before any is validated."""
-
-  def check(value: Any) -> Any:
-    if isinstance(value, (list, dict)) and len(value) > most:
-      raise ValueError(f'has {len(value):,} entries: at most {most:,}')
-    return value
-
-  return pydantic.BeforeValidator(check)
-
-
-_Unsupported = Annotated[Any, pydantic.AfterValidator(_refuse_any)]
+_Alternatives = Annotated[int, pydantic.Field(ge=0, le=alternatives.MOST)]
+_Unsupported = Annotated[Any, pydantic.AfterValidator(values.refuse_any)]
 
 
 class _Fields(pydantic.BaseModel):
@@ -74,49 +59,13 @@ class _Fields(pydantic.BaseModel):
     return value
 
 
-def _join_parts(value: Any) -> str | None:
-  """Returns a message's text; joins a list of text parts.
-
-  Raises:
-    ValueError: a part of another type than text.
-  """
-  if value is None or isinstance(value, str):
-    return value
-  if not isinstance(value, list):
-    raise ValueError('must be a string or a list of parts')
-  if len(value) > _PARTS:
-    raise ValueError(f'has {len(value):,} parts: at most {_PARTS:,}')
-  for number, part in enumerate(value):
-    kind = part.get('type') if isinstance(part, dict) else None
-    if kind != 'text':
-      raise ValueError(
-        f'part {number} has the type {kind!r:.40}, which is not supported:'
-        " 'text' alone is"
-      )
-    if part.keys() != {'type', 'text'} or not isinstance(part['text'], str):
-      raise ValueError(f'part {number} must have a string "text", and no more')
-  return ''.join(part['text'] for part in value)
-
-
-def _checked_stop(value: Any) -> Any:
-  strings = [value] if isinstance(value, str) else value
-  if value is None:
-    return value
-  if not isinstance(strings, list):
-    raise ValueError('must be a string or a list of strings')
-  if len(strings) > STOPS:
-    raise ValueError(f'{len(strings)} strings: at most {STOPS} are supported')
-  for string in strings:
-    if not isinstance(string, str) or not 1 <= len(string) <= STOP_LENGTH:
-      raise ValueError(f'each must be a string of 1…{STOP_LENGTH} characters')
-  return value
-
-
 class ChatMessage(_Fields):
   """One message of a chat."""
 
   role: Literal['system', 'developer', 'user', 'assistant']
-  content: Annotated[str | None, pydantic.PlainValidator(_join_parts)] = None
+  content: Annotated[str | None, pydantic.PlainValidator(values.join_parts)] = (
+    None
+  )
   name: _Text | None = None
   refusal: None = None
   # Clients send back what they were sent. The prompt has what the server kept.
@@ -166,7 +115,7 @@ class _Generation(_Fields):
   n: Annotated[int, pydantic.Field(ge=1, le=CHOICES)] | None = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  stop: Annotated[Any, pydantic.PlainValidator(_checked_stop)] = None
+  stop: Annotated[Any, pydantic.PlainValidator(values.check_stop)] = None
   seed: int | None = None
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
   top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
@@ -180,7 +129,9 @@ class _Generation(_Fields):
   logit_bias: _Unsupported = None
   # Labels: they do not change the text.
   user: str | None = None
-  metadata: Annotated[dict[str, Any], _limit_entries(_LABELS)] | None = None
+  metadata: Annotated[dict[str, Any], values.limit_entries(_LABELS)] | None = (
+    None
+  )
   store: bool | None = None
   service_tier: str | None = None
   safety_identifier: str | None = None
@@ -253,12 +204,12 @@ class Chat(_Generation):
   """
 
   messages: Annotated[
-    list[ChatMessage], pydantic.FailFast(), _limit_entries(MESSAGES)
+    list[ChatMessage], pydantic.FailFast(), values.limit_entries(MESSAGES)
   ]
   max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   logprobs: bool | None = None
-  top_logprobs: Literal[0] | None = None
+  top_logprobs: _Alternatives | None = None
   character: str | None = None
   session: str | None = None
   swipe: bool = False
@@ -269,11 +220,15 @@ class Chat(_Generation):
   tools: _Unsupported = None
   tool_choice: Literal['none', 'auto'] | None = None
   parallel_tool_calls: bool | None = None
-  modalities: Annotated[list[Literal['text']], _limit_entries(1)] | None = None
+  modalities: (
+    Annotated[list[Literal['text']], values.limit_entries(1)] | None
+  ) = None
   reasoning_effort: Literal['none'] | None = None
 
   @pydantic.model_validator(mode='after')
   def _check(self):
+    if self.top_logprobs and not self.logprobs:
+      raise ValueError('top_logprobs: needs logprobs, which is not true')
     if self.guided:
       self._check_guided()
     if self.session is None:
@@ -301,6 +256,11 @@ class Chat(_Generation):
     """Refuses sampling settings, which a guided search would ignore."""
     if self.choices > 1:
       raise ValueError(f'guided: finds one reply, and n={self.choices}')
+    if self.top_logprobs:
+      raise ValueError(
+        'top_logprobs: a guided reply is searched, not drawn: must be 0 or left'
+        f' out, not {self.top_logprobs}'
+      )
     for name, idle in _UNDRAWN.items():
       value = getattr(self, name)
       if value not in (None, *idle):
@@ -322,30 +282,6 @@ class Chat(_Generation):
     return 'max_tokens', self.max_tokens
 
 
-def _checked_prompt(value: Any) -> str | list:
-  """Returns a text, a list of texts, a list of tokens or a list of those.
-
-  Raises:
-    ValueError: another value, an empty list or too many prompts.
-  """
-  if isinstance(value, str):
-    return value
-  if value == []:
-    raise ValueError('is empty')
-  kinds = set(map(type, value)) if isinstance(value, list) else set()
-  is_right = kinds in ({str}, {int})
-  if kinds == {list} and len(value) <= CHOICES:
-    is_right = all(set(map(type, one)) == {int} for one in value)
-  elif kinds != {int} and len(value) > CHOICES:
-    raise ValueError(f'has {len(value):,} entries: at most {CHOICES}')
-  if not is_right:
-    raise ValueError(
-      'must be a text, a list of texts, a list of tokens, or a list of such'
-      ' lists'
-    )
-  return value
-
-
 class Completion(_Generation):
   """The fields of /v1/completions that need a word.
 
@@ -353,15 +289,15 @@ class Completion(_Generation):
     prompt: a text, a list of texts, a list of tokens, or a list of those.
     echo: whether the answer begins with the prompt; with `logprobs`, also with
       the prompt's log-probabilities.
-    logprobs: 0 for the log-probabilities of the tokens themselves; those of
-      alternatives are not supported.
+    logprobs: 0 for the log-probabilities of the tokens themselves, k for those
+      of the k likeliest tokens of each position as well.
     max_tokens: 0 to draw nothing, which needs `echo`.
   """
 
-  prompt: Annotated[str | list, pydantic.PlainValidator(_checked_prompt)]
+  prompt: Annotated[str | list, pydantic.PlainValidator(values.check_prompt)]
   max_tokens: Annotated[int, pydantic.Field(ge=0)] | None = 16
   echo: bool | None = None
-  logprobs: Literal[0] | None = None
+  logprobs: _Alternatives | None = None
   best_of: int | None = None
   suffix: Literal[''] | None = None
 
@@ -374,6 +310,11 @@ class Completion(_Generation):
     return self
 
   @property
+  def scores_prompt(self) -> bool:
+    """Whether the prompt's log-probabilities are wanted."""
+    return bool(self.echo and self.logprobs is not None)
+
+  @property
   def prompts(self) -> list[str] | list[list[int]]:
     """The prompts, each of them a text or a list of tokens."""
     if isinstance(self.prompt, str):
@@ -381,6 +322,21 @@ class Completion(_Generation):
     if isinstance(self.prompt[0], int):
       return [self.prompt]
     return self.prompt
+
+
+class Encoding(_Fields):
+  """The fields of POST /tokenize; `add_special_tokens` opens a document."""
+
+  prompt: _Text
+  add_special_tokens: bool = True
+  model: str | None = None
+
+
+class Decoding(_Fields):
+  """The fields of POST /detokenize."""
+
+  tokens: Annotated[list[int], pydantic.FailFast(), values.limit_entries(2**17)]
+  model: str | None = None
 
 
 class NewSession(_Fields):

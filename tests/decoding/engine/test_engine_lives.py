@@ -65,7 +65,7 @@ def make(monkeypatch):
     monkeypatch.setattr(
       compiled,
       'Rounds',
-      lambda decoder, chunk, judge, drafts, **_: fake_device.Rounds(
+      lambda decoder, chunk, shares, judge, drafts, *_: fake_device.Rounds(
         decoder, chunk, bad, judge is not None, drafts
       ),
     )

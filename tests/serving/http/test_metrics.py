@@ -112,7 +112,7 @@ def engine(monkeypatch):
   monkeypatch.setattr(
     compiled,
     'Rounds',
-    lambda decoder, chunk, **_: fake_device.Rounds(decoder, chunk, None),
+    lambda decoder, chunk, *_: fake_device.Rounds(decoder, chunk, None),
   )
   pools = fake_device.pools(64, 4, 10, (40, 14))
   return engine_lib.Engine(fake_device.Decoder(pools, 3, 64), chunk=16)

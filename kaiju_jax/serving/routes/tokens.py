@@ -1,0 +1,94 @@
+"""Tokens: encodes and decodes text as the model does, for evaluation clients.
+
+The addresses and fields are vLLM's, which lm-eval's `local-completions` uses:
+/tokenizer_info, /tokenize, /detokenize. A prompt that is just the name of a
+special token, as /tokenizer_info tells it, becomes that token; in any other
+text such a name is plain characters, as in the prompts of all requests.
+"""
+
+from starlette import requests
+from starlette import responses
+from starlette import routing
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import intake
+
+
+async def describe(request: requests.Request) -> responses.Response:
+  """GET /tokenizer_info: the names of the tokens that open and end a text."""
+  context, _ = await intake.authorize(request)
+  opening, ending = _names(context)
+  return responses.JSONResponse(
+    {
+      'bos_token': opening,
+      'eos_token': ending,
+      'pad_token': None,
+      'chat_template': None,
+      'vocab_size': context.tokenizer.vocab_size,
+      'max_model_len': context.model.length,
+    }
+  )
+
+
+async def encode(request: requests.Request) -> responses.Response:
+  """POST /tokenize: the tokens of a text, with or without the opening one."""
+  context, caller = await intake.authorize(request)
+  given = await intake.parse_fields(request, context, caller, fields.Encoding)
+  tokenizer, text = context.tokenizer, given.prompt
+
+  def run() -> list[int]:
+    if text in _names(context):
+      return [tokenizer.special(text)]
+    opening = [tokenizer.bos_id] if given.add_special_tokens else []
+    return opening + tokenizer.encode(text).tolist()
+
+  tokens = await context.run_aside(len(text), run)
+  return responses.JSONResponse(
+    {
+      'count': len(tokens),
+      'max_model_len': context.model.length,
+      'tokens': tokens,
+    }
+  )
+
+
+async def decode(request: requests.Request) -> responses.Response:
+  """POST /detokenize: the text of tokens."""
+  context, caller = await intake.authorize(request)
+  given = await intake.parse_fields(request, context, caller, fields.Decoding)
+  tokenizer = context.tokenizer
+
+  def run() -> str:
+    if not given.tokens:
+      return ''
+    tokens = request_lib.check_tokens(
+      given.tokens, tokenizer.vocab_size, 'tokens'
+    )
+    return tokenizer.decode(tokens)
+
+  try:
+    text = await context.run_aside(len(given.tokens), run)
+  except (TypeError, ValueError, OverflowError) as error:
+    raise errors.invalid(str(error), param='tokens') from error
+  return responses.JSONResponse({'prompt': text})
+
+
+def _names(context: context_lib.Context) -> tuple[str, str]:
+  """Returns the names of the tokens that open a text and that end one.
+
+  The opening token ends texts, too, where the model names no other: behind it
+  the next document would begin.
+  """
+  tokenizer = context.tokenizer
+  ending = context.ends[0] if context.ends else tokenizer.bos_id
+  return tokenizer.name(tokenizer.bos_id), tokenizer.name(ending)
+
+
+ROUTES = [
+  routing.Route('/tokenizer_info', describe, methods=['GET']),
+  routing.Route('/tokenize', encode, methods=['POST']),
+  routing.Route('/detokenize', decode, methods=['POST']),
+]
