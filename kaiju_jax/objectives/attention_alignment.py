@@ -88,8 +88,9 @@ def make(
     out_IBLD = attention_layers.attend(
       model, params, taught.x_IBLD, batch, z.attention
     )
+    error_I = _size(out_IBLD.astype(jnp.float32) - taught.out_IBLD)
+    size_I = _size(taught.out_IBLD)
     is_token_BL = batch.limit_BL > batch.start_BL
-    error_I, size_I = _sizes(out_IBLD, taught.out_IBLD, is_token_BL)
     tokens = jnp.sum(is_token_BL).astype(jnp.float32)
     mean_I = collectives.total(size_I, 'B', rules.ROWS) / jnp.maximum(
       collectives.total(tokens, 'B', rules.ROWS), 1
@@ -106,21 +107,10 @@ def make(
   )
 
 
-def _sizes(out_IBLD, wanted_IBLD, is_token_BL) -> tuple[jax.Array, jax.Array]:
-  """Returns Σ ‖out − wanted‖² and Σ ‖wanted‖² of each layer, over whole rows.
+def _size(x_IBLD: jax.Array) -> jax.Array:
+  """Returns Σ ‖x‖² [I] of whole rows, of which x is this device's part of L.
 
-  The arrays are this device's part of L, and the tokens whole rows.
+  Padding sees nothing, so that it gets 0 from attention.
   """
-  is_token_BL = collectives.own_rows(is_token_BL)
-  wanted_IBLD = wanted_IBLD.astype(jnp.float32)
-  off_IBLD = out_IBLD.astype(jnp.float32) - wanted_IBLD
-  return tuple(
-    collectives.total(
-      jnp.sum(
-        jnp.square(x_IBLD), axis=(1, 2, 3), where=is_token_BL[None, ..., None]
-      ),
-      'L',
-      rules.ROWS,
-    )
-    for x_IBLD in (off_IBLD, wanted_IBLD)
-  )
+  size_I = jnp.sum(jnp.square(x_IBLD.astype(jnp.float32)), axis=(1, 2, 3))
+  return collectives.total(size_I, 'L', rules.ROWS)
