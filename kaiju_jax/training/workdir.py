@@ -39,6 +39,9 @@ YOUNGER = {
   'data.chat_template': '',
   'data.end_weight': 1.0,
   'data.reference': '',
+  'objective.attention_alignment': strict.dump(
+    objectives_config.AttentionAlignment()
+  ),
   'lora': strict.dump(training_config.LoraConfig()),
   'objective.preference': strict.dump(objectives_config.Preference()),
 }
