@@ -142,9 +142,7 @@ class Rounds:
     self._compiling = threading.Lock()
     self._rows = max(rows for rows, _ in self._shapes)
     self._drafts = list(drafts)
-    self._verify = decoder.jit(
-      part(rounds.verify, judge), donate_argnums=(1, 3)
-    )
+    self._verify = program(rounds.verify_text, part(rounds.end_verify, judge))
     self._prefill = {
       is_scored: program(
         rounds.prefill_text,
@@ -220,8 +218,8 @@ class Rounds:
     """Appends a row's drawn token and a draft; draws what follows each.
 
     `size` is one of `drafts`, above the draft's length. The row holds the whole
-    draft then; the caller cuts what does not count (`rounds.verify`). Without
-    `is_on` the row stays as it is.
+    draft then; the caller cuts what does not count (`rounds.end_verify`).
+    Without `is_on` the row stays as it is.
 
     Returns:
       `size` tokens, for `rounds.unpack`; with a head, `rounds.unpack_scores`

@@ -91,7 +91,7 @@ class Flights:
     one: sequence_lib.Sequence,
     settle: Callable[[int], None],
   ) -> None:
-    """Adds the call that verifies a draft (`rounds.verify`).
+    """Adds the call that verifies a draft (`rounds.end_verify`).
 
     `settle` is called with the number of drawn tokens that count, before the
     sequence ends if one of them ends it.

@@ -5,14 +5,15 @@
     step      appends the drawn tokens of all rows that go on, draws the next
     verify    appends a draft of one row, and draws at each of its positions
 
-Prefill and step are given as the text that they append and as their end, which
-takes its hidden states; `device/layered.py` puts the model between the two.
-Shapes are static: which rows go on and how they draw are values. Tokens and
-their log-probabilities come back to the host in one array. A token-level head
-scores the tokens that a call appends, a step's in the same array. So a step
-scores the token that the call before it drew: its hidden state is known only
-once it is appended. Each call may also give the `alternatives` likeliest tokens
-of the positions that it draws or scores; with 0 its program is without them.
+Prefill, step and verify are given as the text that they append and as their
+end, which takes its hidden states; `device/layered.py` puts the model between
+the two. Shapes are static: which rows go on and how they draw are values.
+Tokens and their log-probabilities come back to the host in one array. A token-
+level head scores the tokens that a call appends, a step's in the same array. So
+a step scores the token that the call before it drew: its hidden state is known
+only once it is appended. Each call may also give the `alternatives` likeliest
+tokens of the positions that it draws or scores; with 0 its program is without
+them.
 """
 
 from collections.abc import Sequence
@@ -254,43 +255,49 @@ def end_step(
   return state, _pack(drawn_B, own_B, likeliest, judged_CB)
 
 
-def verify(
+def verify_text(
+  state: State, row: jax.Array, tokens_L: jax.Array, count: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Returns what `end_verify` scores: a drawn token and a draft behind it."""
+  token, place_L = state.token_R[row], jnp.arange(len(tokens_L))
+  tokens_L = jnp.where(place_L == 0, token, tokens_L)
+  # Padding repeats a token of the text, so that it brings no NaN.
+  tokens_L = jnp.maximum(jnp.where(place_L < count, tokens_L, token), 0)
+  return row[None], tokens_L[None], count[None]
+
+
+def end_verify(
   network: extend.Network,
   judge: judge_lib.Judge | None,
   params: Any,
   cache: cache_lib.Cache,
-  rings: dict[str, jax.Array],
   state: State,
+  hidden_BLD: jax.Array,
   row: jax.Array,
   tokens_L: jax.Array,
   count: jax.Array,
   head: Any = None,
   *,
   alternatives: int = 0,
-) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
-  """Appends a drawn token and a draft, and draws what follows each.
+) -> tuple[State, jax.Array]:
+  """Draws what follows a drawn token, and each token of a draft.
 
   A drawn token counts if all of the draft before it was drawn, too. So the
   state goes on behind the last of them, as after as many steps; the cache holds
-  the whole draft.
+  the whole draft. Other arguments as in `end_step`.
 
   Args:
     row: int32, the row.
     tokens_L: int32, the draft from index 1 on; the rest means nothing.
-    count: int32, tokens to append, the drawn one among them; 0 for none.
+    count: int32, appended tokens, the drawn one among them; 0 for none.
 
   Returns:
-    (state, the L tokens as `_pack` packs them, `UNDRAWN` if they do not count),
-    and the cache.
+    The state, and the L tokens as `_pack` packs them, `UNDRAWN` if they do not
+    count.
   """
   (L,), V = tokens_L.shape, state.seen_RV.shape[1]
   token, place_L = state.token_R[row], jnp.arange(L)
-  tokens_L = jnp.where(place_L == 0, token, tokens_L)
-  # Padding repeats a token of the text, so that it brings no NaN.
-  tokens_L = jnp.maximum(jnp.where(place_L < count, tokens_L, token), 0)
-  hidden_BLD, cache = extend.text(
-    network, params, cache, rings, row[None], tokens_L[None], count[None]
-  )
+  _, (tokens_L,), _ = verify_text(state, row, tokens_L, count)
   before_LL = jnp.where(place_L[None] <= place_L[:, None], tokens_L[None], V)
   seen_LV = jnp.broadcast_to(state.seen_RV[row], (L, V))
   seen_LV = seen_LV.at[place_L[:, None], before_LL].set(True, mode='drop')
@@ -316,7 +323,7 @@ def verify(
     judged_CL = _bits(judge.probability(head, hidden_BLD)[0].T)
   drawn_L = jnp.where(place_L <= right, drawn_L, UNDRAWN)
   likeliest = _likeliest(logits_LV, alternatives)
-  return (state, _pack(drawn_L, own_L, likeliest, judged_CL)), cache
+  return state, _pack(drawn_L, own_L, likeliest, judged_CL)
 
 
 def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:

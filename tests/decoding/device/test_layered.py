@@ -18,9 +18,16 @@ CONFIG = toys.config(layout='L0 L0 G2 L3')
 def make(deep, monkeypatch):
   monkeypatch.setattr(layered, '_DEEP', deep)
   decoder = decoder_lib.Decoder(
-    toys.drawn(CONFIG), CONFIG, rows=2, length=48, page=4
+    toys.drawn(CONFIG), CONFIG, rows=2, length=48, page=4, extra=CHUNK - 1
   )
-  return engine_lib.Engine(decoder, chunk=CHUNK)
+  engine = engine_lib.Engine(decoder, chunk=CHUNK, speculates=True)
+  drafts = engine._speculation
+  # A draft in each round, in both engines alike.
+  monkeypatch.setattr(drafts, 'look_up', lambda one: one.whole_text()[:5])
+  monkeypatch.setattr(
+    drafts._costs, 'seconds', lambda kind, size: float(kind == 'step')
+  )
+  return engine
 
 
 def run(engine):
@@ -53,9 +60,11 @@ def test_programs_of_a_layer_do_what_one_program_does(monkeypatch):
   while many.rounds.waiting:
     many.rounds.compile_next()
   run(many)
+  verify, drafts = many.rounds.verify, []
+  many.rounds.verify = lambda *call: drafts.append(call) or verify(*call)
   with compilations.record() as seen:
     found = run(many)
-  assert not seen
+  assert drafts and not seen
   for got, want in zip(found, one, strict=True):
     assert got.tokens.tolist() == want.tokens.tolist()
     for name in 'log_probabilities', 'prompt_log_probabilities':
@@ -63,7 +72,7 @@ def test_programs_of_a_layer_do_what_one_program_does(monkeypatch):
         getattr(got, name), getattr(want, name), rtol=1e-4, atol=1e-4
       )
   # A local layer that makes keys, one that reads another's, and a global one.
-  assert len(lowered) == 3  # A step, a prefill and a scored one.
+  assert len(lowered) == 4  # A step, a draft, a prefill and a scored one.
   for each in lowered:
     assert len(each.order) == 1 + len(CONFIG.layers()) + 1
     assert len({id(x) for x in each.order}) == 1 + 3 + 1
