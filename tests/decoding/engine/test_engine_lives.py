@@ -73,7 +73,9 @@ def make(monkeypatch):
     monkeypatch.setattr(
       judge,
       'Judge',
-      lambda *_: types.SimpleNamespace(names=names, params={}, version=version),
+      lambda *_: types.SimpleNamespace(
+        names=names, params={}, version=version, check=lambda: None
+      ),
     )
     monkeypatch.setattr(
       searches,
