@@ -38,6 +38,7 @@ PURPOSES = {
   'align': (
     'sft_study',
     'reference',
+    'align',
     'train_gate',
     'train_head',
     'refusal',

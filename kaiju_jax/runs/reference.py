@@ -7,6 +7,7 @@ are read. The forward pass of an int8 export is that of its training, so that a
 policy which begins with the reference's parameters begins at the loss log n.
 """
 
+from collections.abc import Sequence
 import os
 import pathlib
 
@@ -20,6 +21,7 @@ from kaiju_jax.data import loader
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
+from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import preference
@@ -35,6 +37,7 @@ def write(
   out: str | os.PathLike,
   length: int = 1024,
   batch: int = 2,
+  reader: 'Reader | None' = None,
 ) -> tuple[int, int]:
   """Writes the log-probabilities of a file's replies.
 
@@ -44,6 +47,7 @@ def write(
     out: the file; numbers of the same model that it holds are kept.
     length: tokens of the rows in which the model reads.
     batch: rows that it reads at a time.
+    reader: reads instead, so that several calls compile once.
 
   Returns:
     How many conversations the file has, and how many were read for it.
@@ -80,50 +84,67 @@ def write(
     corpus, choices, _ = turns.choices(
       [one for one in said if one.name in wanted], format
     )
-    values = read_log_probabilities(loaded, corpus, choices, length, batch)
+    reader = reader or Reader(loaded.config, length, batch)
+    values = reader.read(loaded, corpus, choices)
     known |= dict(zip((names[n] for n in fresh), values, strict=True))
   choices_lib.write_reference(out, choices_lib.Reference(*hashes, known))
   return len(names), len(fresh)
 
 
-def read_log_probabilities(
-  loaded: load.Loaded, corpus: text.Corpus, choices, length: int, batch: int
-) -> list[np.ndarray]:
-  """Returns the log-probability of each document's replies, float32.
+class Reader:
+  """Reads log-probabilities of replies; compiles once for models of a kind."""
 
-  Args:
-    loaded: the model.
-    corpus: trees of `turns.choices`.
-    choices: their choices.
-    length: tokens per row.
-    batch: rows at a time.
+  def __init__(
+    self, config: model_config.ModelConfig, length: int, batch: int = 2
+  ):
+    """Compiles nothing.
 
-  Raises:
-    ValueError: a tree that is longer than a row, or numbers that are not
-      finite.
-  """
-  rows = choices_lib.Rows(text.Rows(corpus, length, shuffle=False), choices)
-  model = transformer.Transformer(loaded.config)
-  variables = {
-    'params': loaded.params,
-    **ternary_plan.collections(loaded.replica),
-  }
-  z = objective_lib.ZReg(0.0, 0.0)
-
-  @jax.jit
-  def answer(variables, batch):
-    return preference.log_probabilities(model, variables, batch, z)
-
-  found = []
-  for one in loader.epoch(rows, batch):
-    log_p_BY = np.asarray(answer(variables, one))
-    for log_p_Y, group_Y in zip(log_p_BY, one.extras[choices_lib.GROUP]):
-      found.append(log_p_Y[group_Y > 0])
-  flat = np.concatenate(found)
-  if not np.isfinite(flat).all():
-    raise ValueError(
-      f'{loaded.origin}: its log-probabilities are not finite: it cannot be a'
-      ' reference.'
+    Args:
+      config: the models' config.
+      length: tokens per row.
+      batch: rows at a time.
+    """
+    model = transformer.Transformer(config)
+    z = objective_lib.ZReg(0.0, 0.0)
+    self._length, self._batch = length, batch
+    self._answer = jax.jit(
+      lambda variables, batch: preference.log_probabilities(
+        model, variables, batch, z
+      )
     )
-  sizes = [sum(len(one.spans) for one in own) for own in choices]
-  return np.split(flat, np.cumsum(sizes)[:-1])
+
+  def read(
+    self,
+    loaded: load.Loaded,
+    corpus: text.Corpus,
+    choices: Sequence[Sequence[turns.Choice]],
+  ) -> list[np.ndarray]:
+    """Returns the log-probability of each document's replies, float32.
+
+    Args:
+      loaded: the model.
+      corpus: trees of `turns.choices`.
+      choices: their choices.
+
+    Raises:
+      ValueError: a tree that is longer than a row, or numbers that are not
+        finite.
+    """
+    rows = text.Rows(corpus, self._length, shuffle=False)
+    variables = {
+      'params': loaded.params,
+      **ternary_plan.collections(loaded.replica),
+    }
+    found = []
+    for one in loader.epoch(choices_lib.Rows(rows, choices), self._batch):
+      log_p_BY = np.asarray(self._answer(variables, one))
+      for log_p_Y, group_Y in zip(log_p_BY, one.extras[choices_lib.GROUP]):
+        found.append(log_p_Y[group_Y > 0])
+    flat = np.concatenate(found)
+    if not np.isfinite(flat).all():
+      raise ValueError(
+        f'{loaded.origin}: its log-probabilities are not finite: it cannot be a'
+        ' reference.'
+      )
+    sizes = [sum(len(one.spans) for one in own) for own in choices]
+    return np.split(flat, np.cumsum(sizes)[:-1])

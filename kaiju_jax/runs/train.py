@@ -130,12 +130,14 @@ def _train(
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   found = tasks.task_of(experiment).load(experiment)
   programs = {} if programs is None else programs
+  # The step knows shapes alone, readings the held-out text as well.
   known = programs.setdefault(_program(experiment, mesh), {})
-  if 'evaluate' not in known:
-    known['evaluate'] = None
+  read = programs.setdefault(_program(experiment, mesh, True), {})
+  if 'evaluate' not in read:
+    read['evaluate'] = None
     if found.evaluator is not None:
       model = step.model_of(experiment)
-      known['evaluate'] = found.evaluator(model, devices)
+      read['evaluate'] = found.evaluator(model, devices)
   data = experiment.data
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
   own = placement.find_own_rows(
@@ -163,7 +165,7 @@ def _train(
     if 'step' not in known:
       known['step'] = step.make(experiment, devices, start=state)
     one_step = known['step'].with_rate(experiment.optimizer.learning_rate)
-    evaluate = known['evaluate']
+    evaluate = read['evaluate']
     if split := _split(experiment):
       from kaiju_jax.runs import adapters
 
@@ -198,10 +200,22 @@ def _split(experiment: experiment_lib.Experiment):
   return None
 
 
-def _program(experiment: experiment_lib.Experiment, mesh: Any) -> str:
-  """Returns the settings that determine the compiled functions, as a string."""
+def _program(
+  experiment: experiment_lib.Experiment, mesh: Any, reads: bool = False
+) -> str:
+  """Returns the settings that determine the compiled functions, as a string.
+
+  Args:
+    experiment: the run's experiment.
+    mesh: its mesh.
+    reads: whether the functions have read the run's text.
+  """
   data = strict.dump(experiment)
-  del data['seed'], data['optimizer']['learning_rate']
+  del data['seed'], data['optimizer']['learning_rate'], data['begin_with']
+  if reads:
+    data['reads'] = True
+  else:
+    del data['data']['path'], data['data']['reference']
   # The step depends on a branch only through this.
   data['loop']['branch'] = batch_schedule.is_full(experiment)
   data['mesh'] = mesh and dataclasses.asdict(mesh)

@@ -130,7 +130,14 @@ def path(
 
 def message(rng: np.random.Generator, persona: personas.Persona) -> str:
   """Returns a possible first message of a user."""
-  return _exchange(rng, persona, _Talk(0))[0]
+  return exchange(rng, persona)[0]
+
+
+def exchange(
+  rng: np.random.Generator, persona: personas.Persona
+) -> tuple[str, str]:
+  """Returns a possible first message of a user, and an answer to it."""
+  return _exchange(rng, persona, _Talk(0))[:2]
 
 
 def _exchange(

@@ -1,0 +1,115 @@
+"""Improves a model in rounds: it draws replies, a user chooses, it learns.
+
+    python -m experiments.align --model=runs/sft --prompts=dialogues:1200 \\
+        --user=planted:fact --out=runs/align
+    python -m experiments.align --model=runs/sft --user=log:runs/feedback \\
+        --rounds=1 --out=runs/align
+
+A round draws --swipes replies to --groups prompts; the user keeps one of each;
+the model trains on the choices (the objective 'preference', towards the frozen
+int8 export of --model), and its replies to held-out prompts are read. Guards
+stop at the last good round: KL per reply, length of replies, and accuracy on
+held-out choices. OUT/model is a link to that round's run, OUT/report.json has
+all readings. The same command goes on where it was stopped.
+
+--user=planted:NAME chooses by a known utility (fact, question, catchphrase);
+:inverted, :coin and :length behind it are contrasts. --user=log:FOLDER takes
+the choices that people made (experiments.feedback); nothing is drawn then.
+
+Result:   experiments/results/alignment.md
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_MODEL = flags.DEFINE_string(
+  'model', None, 'Workdir of the model to begin with.'
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', '', 'Conversations that wait for a reply, or dialogues:COUNT.'
+)
+_USER = flags.DEFINE_string('user', None, 'planted:NAME or log:FOLDER.')
+_OUT = flags.DEFINE_string('out', None, 'The folder of the rounds.')
+_ROUNDS = flags.DEFINE_integer('rounds', 20, 'The most rounds.')
+_GROUPS = flags.DEFINE_integer('groups', 32, 'Prompts of a round.')
+_SWIPES = flags.DEFINE_integer('swipes', 4, 'Replies to each prompt.')
+_TOKENS = flags.DEFINE_integer('tokens', 64, 'The most tokens of a reply.')
+_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Of the draws.')
+_CHOICE = flags.DEFINE_float(
+  'choice_temperature', 0.25, "Of a planted user's choices."
+)
+_HELD_OUT = flags.DEFINE_integer(
+  'held_out', 400, 'Prompts that no round trains on.'
+)
+_WATCHED = flags.DEFINE_integer(
+  'watched', 48, 'Those of them that guards read after each round.'
+)
+_KL = flags.DEFINE_float('kl_max', 12.0, 'The most nats per reply.')
+_LENGTH = flags.DEFINE_float(
+  'length_max', 1.5, 'How many times longer or shorter replies may become.'
+)
+_GUARDED = flags.DEFINE_bool('guards', True, 'Whether guards stop the rounds.')
+_STEPS = flags.DEFINE_integer('steps', 16, 'Training steps of a round.')
+_RATE = flags.DEFINE_float('rate', 2e-4, 'The learning rate.')
+_BETA = flags.DEFINE_float('beta', 0.1, 'The factor of rewards.')
+_BATCH = flags.DEFINE_integer('batch', 1, 'Rows of a step.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.')
+_FIGURE = flags.DEFINE_bool(
+  'figure', False, 'Whether to draw OUT/curves.png; needs matplotlib.'
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv, _MODEL, _USER, _OUT)
+  _run()
+
+
+def _run() -> None:
+  from kaiju_jax.experiments.configs import preference
+  from kaiju_jax.runs import report as report_lib
+  from kaiju_jax.runs.align import config
+  from kaiju_jax.runs.align import guards
+  from kaiju_jax.runs.align import report
+  from kaiju_jax.runs.align import rounds
+
+  if _FIGURE.value:
+    report_lib.require_figures()
+  out = command.folder(_OUT)
+  settings = config.Settings(
+    model=_MODEL.value,
+    prompts=_PROMPTS.value,
+    user=_USER.value,
+    rounds=_ROUNDS.value,
+    groups=_GROUPS.value,
+    swipes=_SWIPES.value,
+    tokens=_TOKENS.value,
+    temperature=_TEMPERATURE.value,
+    choice_temperature=_CHOICE.value,
+    held_out=_HELD_OUT.value,
+    watched=_WATCHED.value,
+    limits=guards.Limits(kl=_KL.value, length=_LENGTH.value),
+    is_guarded=_GUARDED.value,
+    seed=_SEED.value,
+  )
+  config.check(settings)
+  experiment = preference.get_config(_MODEL.value)
+  experiment.seed = _SEED.value
+  experiment.data.batch = _BATCH.value
+  experiment.optimizer.learning_rate = _RATE.value
+  experiment.optimizer.schedule = 'constant'
+  experiment.objective.preference.beta = _BETA.value
+  experiment.loop.steps = _STEPS.value
+  experiment.loop.evaluate_every = 0
+  experiment.loop.checkpoint_every = _STEPS.value
+  experiment.loop.checkpoints_kept = 1
+  found = rounds.run(settings, experiment, out)
+  report.show(found, out)
+  if _FIGURE.value:
+    report.draw(found, out / 'curves.png')
+
+
+if __name__ == '__main__':
+  command.run(main)

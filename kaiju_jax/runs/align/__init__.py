@@ -1,0 +1,1 @@
+"""Online rounds: draws, a user's choices, training (`experiments.align`)."""

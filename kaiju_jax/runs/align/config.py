@@ -1,0 +1,80 @@
+"""The settings of online rounds; imports no jax."""
+
+import dataclasses
+
+from kaiju_jax.runs.align import guards
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The settings of all rounds, which no second command may change.
+
+  Attributes:
+    model: workdir of the model to begin with, which is the reference too.
+    prompts: as for `prompts.read`; '' with a log.
+    user: who chooses (`users.py`).
+    rounds: the most rounds.
+    groups: prompts of a round.
+    swipes: replies to each of them, from which the user chooses.
+    tokens: the most tokens of a reply.
+    temperature: of the draws.
+    choice_temperature: of a planted user's choices.
+    held_out: prompts that no round trains on.
+    watched: those of them that the guards read after each round.
+    limits: the guards' limits.
+    is_guarded: whether the guards stop the rounds.
+    seed: seed of all draws.
+  """
+
+  model: str
+  prompts: str
+  user: str
+  rounds: int = 20
+  groups: int = 32
+  swipes: int = 4
+  tokens: int = 64
+  temperature: float = 1.0
+  choice_temperature: float = 0.25
+  held_out: int = 400
+  watched: int = 48
+  limits: guards.Limits = dataclasses.field(default_factory=guards.Limits)
+  is_guarded: bool = True
+  seed: int = 0
+
+
+def check(settings: Settings) -> None:
+  """Refuses settings out of range.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  limits = settings.limits
+  for name, value, is_right, expected in (
+    ('rounds', settings.rounds, settings.rounds >= 1, 'at least 1'),
+    ('groups', settings.groups, settings.groups >= 1, 'at least 1'),
+    ('swipes', settings.swipes, settings.swipes >= 2, 'at least 2'),
+    ('tokens', settings.tokens, settings.tokens >= 1, 'at least 1'),
+    (
+      'temperature',
+      settings.temperature,
+      0 < settings.temperature < float('inf'),
+      'above 0: equal replies leave no choice',
+    ),
+    (
+      'choice_temperature',
+      settings.choice_temperature,
+      0 <= settings.choice_temperature < float('inf'),
+      'finite, at least 0',
+    ),
+    (
+      'watched',
+      settings.watched,
+      1 <= settings.watched <= settings.held_out,
+      f'in 1…{settings.held_out}, the prompts of --held_out',
+    ),
+    ('kl_max', limits.kl, limits.kl > 0, 'above 0'),
+    ('length_max', limits.length, limits.length >= 1, 'at least 1'),
+    ('seed', settings.seed, 0 <= settings.seed < 2**32, 'in 0…2³² − 1'),
+  ):
+    if not is_right:
+      raise ValueError(f'--{name}={value}: must be {expected}.')

@@ -1,0 +1,124 @@
+"""Draws replies with one decoder, whose weights change from round to round.
+
+A reply is a function of the weights, its prompt and its seed alone, to the last
+bit (`Engine.isolates`), so that a round that is drawn again is the same.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import chat
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.runs import load
+from kaiju_jax.runs.align import prompts
+
+_ROWS = 16
+
+
+class Reply(NamedTuple):
+  """A drawn reply.
+
+  Attributes:
+    content: its text.
+    tokens: how many tokens were drawn, its end included.
+    finish: 'stop_token', or 'length' if it was cut off.
+    seed: the seed of the draw.
+  """
+
+  content: str
+  tokens: int
+  finish: str
+  seed: int
+
+  @property
+  def is_usable(self) -> bool:
+    """Whether it ended by itself, and says something."""
+    return self.finish == 'stop_token' and bool(self.content.strip())
+
+
+def seed_of(*parts: int) -> int:
+  """Returns a 32-bit seed of a draw."""
+  return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+class Drawer:
+  """A decoder, and the model that it has at the moment.
+
+  Attributes:
+    generator: the generator over the decoder.
+  """
+
+  def __init__(
+    self,
+    format: chat.Format,
+    length: int,
+    tokens: int,
+    temperature: float,
+  ):
+    """Makes no decoder yet.
+
+    Args:
+      format: the models' chat format.
+      length: tokens of the longest prompt and its reply.
+      tokens: the most tokens of a reply.
+      temperature: of the draws.
+    """
+    self._format = format
+    self._length = length
+    self._tokens = tokens
+    self._sampling = sampling_lib.Sampling(temperature=temperature)
+    self._origin = ''
+    self.generator: generator_lib.Generator | None = None
+
+  def use(self, loaded: load.Loaded) -> None:
+    """Draws with a model from now on; compiles for the first one alone."""
+    if loaded.origin == self._origin:
+      return
+    if self.generator is None:
+      tokenizer = self._format.tokenizer
+      decoder = load.decoder(loaded, tokenizer, rows=_ROWS, length=self._length)
+      self.generator = generator_lib.Generator(
+        decoder, tokenizer, isolates=True
+      )
+    else:
+      self.generator.engine.decoder.replace(loaded.params, loaded.replica)
+    self._origin = loaded.origin
+
+  def draw(self, asked: Sequence[tuple[prompts.Prompt, int]]) -> list[Reply]:
+    """Returns a reply to each prompt, drawn with its seed.
+
+    Raises:
+      request.BadLogits: the model's logits are no numbers.
+    """
+    results = self.generator.generate([self._request(*one) for one in asked])
+    found = []
+    for (_, seed), result in zip(asked, results, strict=True):
+      if result.error is not None:
+        raise result.error
+      text = chat.strip(result.text)
+      found.append(Reply(text, len(result.tokens), result.reason, seed))
+    return found
+
+  def _request(self, prompt: prompts.Prompt, seed: int) -> request_lib.Request:
+    return request_lib.Request(
+      self._format.prompt(prompt.messages).astype(np.int32),
+      self._tokens,
+      dataclasses.replace(self._sampling, seed=seed),
+      stop_tokens=self._format.stop_tokens,
+    )
+
+
+def plain(reply: Reply) -> dict[str, Any]:
+  """Returns a reply as JSON holds it."""
+  return reply._asdict()
+
+
+def parse(record: Any) -> Reply:
+  """Returns the reply that `plain` gave."""
+  return Reply(**record)

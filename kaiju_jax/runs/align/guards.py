@@ -1,0 +1,68 @@
+"""Guards of online rounds: they stop at the last good round.
+
+They audit a round once it is trained; they do not foresee. All limits are our
+guess.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+
+# How far choice accuracy may lie below its best.
+_FALL = 0.05
+
+
+class Readings(NamedTuple):
+  """What is read of a round's model, on held-out prompts.
+
+  Attributes:
+    kl: KL of the model from the first one, nats per reply.
+    length: tokens of its replies, by those of the first model.
+    accuracy: the fraction of the first model's groups in which the kept reply
+      has the largest reward, log p − log p of the first model; None where there
+      is no such group.
+  """
+
+  kl: float
+  length: float
+  accuracy: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """When rounds stop.
+
+  Attributes:
+    kl: the most nats per reply.
+    length: replies may be so many times as long, or as short.
+    rounds: so many rounds in a row accuracy may lie well below its best.
+  """
+
+  kl: float = 12.0
+  length: float = 1.5
+  rounds: int = 3
+
+
+def find_fault(history: Sequence[Readings], limits: Limits) -> str:
+  """Returns which guard the last round violates and its value, '' for none.
+
+  Args:
+    history: the readings of all rounds, in their order.
+    limits: the limits.
+  """
+  last = history[-1]
+  if not last.kl <= limits.kl:
+    return f'kl: {last.kl:.2f} nats per reply, more than {limits.kl:g}'
+  if not 1 / limits.length <= last.length <= limits.length:
+    return (
+      f'length: replies are {last.length:.2f} times as long as at first, beyond'
+      f' {1 / limits.length:.2f}…{limits.length:g}'
+    )
+  known = [one.accuracy for one in history if one.accuracy is not None]
+  tail = known[-limits.rounds :]
+  if len(tail) == limits.rounds and max(tail) < max(known) - _FALL:
+    return (
+      f'accuracy: {tail[-1]:.2f} of held-out choices after {max(known):.2f},'
+      f' and as low for {limits.rounds} rounds'
+    )
+  return ''

@@ -1,0 +1,105 @@
+"""The choices of an export of feedback, as rounds read them.
+
+A round takes the next lines; nothing is drawn to choose from. Held out are the
+export's held-out people, or where there are none, all of its lines: then the
+guards' readings are of lines that were trained on.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from kaiju_jax.data import chat
+from kaiju_jax.data import conversations
+from kaiju_jax.data import turns
+from kaiju_jax.runs.align import prompts
+from kaiju_jax.runs.feedback import export
+from kaiju_jax.storage import files
+
+# A held-out prompt, the texts of its choice, and which of them was kept.
+Held = tuple[prompts.Prompt, tuple[str, ...], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """An export's lines with a choice.
+
+  Attributes:
+    folder: the export's.
+    lines: those to train on.
+    held_out: the last choice of each held-out line.
+    digest: a hash of all of them.
+  """
+
+  folder: str
+  lines: Sequence[dict[str, Any]]
+  held_out: Sequence[Held]
+  digest: str
+
+  def check(self, format: chat.Format, length: int) -> None:
+    """Refuses a line whose tree is longer than a row.
+
+    Raises:
+      ValueError: names the line, its tokens and the row's.
+    """
+    for number, record in enumerate(self.lines, 1):
+      said = conversations.Conversation('', conversations.parse(record))
+      corpus, _, _ = turns.choices([said], format)
+      if corpus is not None and len(corpus.tokens) > length:
+        raise ValueError(
+          f'--user=log:{self.folder}: choice {number} has'
+          f' {len(corpus.tokens):,} tokens: a row has {length:,}.'
+        )
+
+
+def read(folder: str | os.PathLike) -> Log:
+  """Returns the choices of an export.
+
+  Raises:
+    OSError, ValueError: the folder is no export, or has no choice.
+  """
+  path = pathlib.Path(folder)
+  if not (path / export.MANIFEST).is_file():
+    raise FileNotFoundError(
+      f'--user=log:{folder}: no {export.MANIFEST}; must be a folder that'
+      ' experiments.feedback wrote.'
+    )
+  train, unseen = (
+    [
+      record
+      for record in files.parse_json_lines(path / name, _check)
+      if _find_choice(record) is not None
+    ]
+    for name in (export.TRAIN, export.HELD_OUT)
+  )
+  if not train:
+    raise ValueError(
+      f'--user=log:{folder}: {export.TRAIN} has no choice between different'
+      ' replies.'
+    )
+  held = [_find_choice(record) for record in unseen or train]
+  text = json.dumps([train, unseen], sort_keys=True).encode()
+  digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+  return Log(str(folder), train, held, digest)
+
+
+def _check(record: Any) -> dict[str, Any]:
+  conversations.parse(record)
+  return record
+
+
+def _find_choice(record: dict[str, Any]) -> Held | None:
+  """Returns the last choice of a line; None for none."""
+  messages = conversations.parse(record)
+  for index in reversed(range(len(messages))):
+    kept = [x.content for x in messages[index].replies if x.is_kept]
+    texts = tuple(dict.fromkeys(x.content for x in messages[index].replies))
+    if len(kept) == 1 and len(texts) > 1:
+      until = messages[: index + 1]
+      prompt = prompts.before_choice('', until)
+      return prompt, texts, texts.index(kept[0])
+  return None

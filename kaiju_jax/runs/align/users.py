@@ -1,0 +1,145 @@
+"""Users who choose one of several replies.
+
+    planted:NAME           keeps the reply with the larger utility NAME
+    planted:NAME:inverted  keeps the one with the smaller utility
+    planted:NAME:coin      keeps any, with equal chances
+    planted:NAME:length    keeps by a proxy that also pays for each word
+    log:FOLDER             the choices of an export (`experiments.feedback`)
+
+A planted utility is 0 or 1 and does not depend on a reply's length: 'fact', the
+reply names a fact of its character's own text; 'question', it asks something
+back; 'catchphrase', it holds the character's favourite exclamation. A user
+chooses with probabilities softmax(utility / temperature). Where all utilities
+are equal, nothing is kept: a tie.
+
+Our guess: all of it. The sources say that users swiped, not why.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from kaiju_jax.data.dialogues import vocabulary
+from kaiju_jax.runs.align import prompts
+
+KINDS = 'planted:NAME', 'log:FOLDER'
+VARIANTS = '', 'inverted', 'coin', 'length'
+# What the proxy pays for a word.
+_WORD = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+  """A user with a known utility.
+
+  Attributes:
+    name: a key of `UTILITIES`.
+    variant: one of `VARIANTS`.
+    temperature: of the softmax over replies; 0 for the best reply.
+  """
+
+  name: str
+  variant: str
+  temperature: float
+
+  def judge(self, prompt: prompts.Prompt, text: str) -> float:
+    """Returns the utility of a reply, whatever the user chooses by."""
+    return UTILITIES[self.name](prompt, text)
+
+  def rate(self, prompt: prompts.Prompt, text: str) -> float:
+    """Returns the value of a reply by which the user chooses."""
+    utility = self.judge(prompt, text)
+    if self.variant == 'inverted':
+      return -utility
+    if self.variant == 'coin':
+      return 0.0
+    if self.variant == 'length':
+      return utility + _WORD * len(vocabulary.words_of(text))
+    return utility
+
+  def choose(
+    self,
+    rng: np.random.Generator,
+    prompt: prompts.Prompt,
+    texts: Sequence[str],
+  ) -> int | None:
+    """Returns the index of the reply that is kept; None for a tie.
+
+    Args:
+      rng: the source of the draw.
+      prompt: the prompt.
+      texts: the replies to it.
+    """
+    values = np.array([self.rate(prompt, one) for one in texts])
+    if len(values) < 2:
+      return None
+    if self.variant != 'coin' and values.min() == values.max():
+      return None
+    noise = rng.gumbel(size=len(values))
+    if self.variant != 'coin':
+      noise = noise * self.temperature
+    return int(np.argmax(values + noise))
+
+
+def _names_fact(prompt: prompts.Prompt, text: str) -> float:
+  said = f' {" ".join(vocabulary.words_of(text))} '
+  values = (' '.join(vocabulary.words_of(one)) for one in prompt.facts)
+  return float(any(f' {value} ' in said for value in values if value))
+
+
+def _asks_back(prompt: prompts.Prompt, text: str) -> float:
+  del prompt
+  return float('?' in text)
+
+
+def _has_catchword(prompt: prompts.Prompt, text: str) -> float:
+  return float(prompt.catchword in text)
+
+
+UTILITIES: dict[str, Callable[[prompts.Prompt, str], float]] = {
+  'fact': _names_fact,
+  'question': _asks_back,
+  'catchphrase': _has_catchword,
+}
+# The field of a prompt that a utility reads.
+_NEEDS = {'fact': 'facts', 'catchphrase': 'catchword'}
+
+
+def parse(text: str, temperature: float) -> Planted | str:
+  """Returns a planted user, or the folder of a log.
+
+  Raises:
+    ValueError: names what is unknown, and what there is.
+  """
+  kind, _, rest = text.partition(':')
+  if kind == 'log' and rest:
+    return rest
+  name, _, variant = rest.partition(':')
+  if kind != 'planted' or not rest:
+    raise ValueError(f'--user={text}: must be {" or ".join(KINDS)}.')
+  if name not in UTILITIES:
+    raise ValueError(
+      f'--user={text}: {name!r} is not one of {", ".join(UTILITIES)}.'
+    )
+  if variant not in VARIANTS:
+    raise ValueError(
+      f'--user={text}: {variant!r} is not one of {", ".join(VARIANTS[1:])}.'
+    )
+  return Planted(name, variant, temperature)
+
+
+def check(user: Planted, found: Sequence[prompts.Prompt]) -> None:
+  """Refuses prompts without what a user's utility reads.
+
+  Raises:
+    ValueError: names the first such prompt.
+  """
+  field = _NEEDS.get(user.name)
+  for one in found:
+    if field and not getattr(one, field):
+      raise ValueError(
+        f'--prompts: {one.name} has no "{field}", which --user=planted:'
+        f'{user.name} looks for.'
+      )

@@ -1,0 +1,219 @@
+"""Reads a round's model on held-out prompts, against the first model's replies.
+
+kl        mean of log p(y) − log p_first(y) over one drawn reply y per prompt
+accuracy  of the first model's groups, those whose kept reply has the largest
+          log p − log p_first
+win       how often its reply has the larger utility than the first model's,
+          ties by half; planted users alone have a utility
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax.data import chat
+from kaiju_jax.data import conversations
+from kaiju_jax.data import turns
+from kaiju_jax.evaluation import proportion
+from kaiju_jax.model import deployed
+from kaiju_jax.runs import load
+from kaiju_jax.runs import reference as reference_lib
+from kaiju_jax.runs.align import drawing
+from kaiju_jax.runs.align import guards
+from kaiju_jax.runs.align import prompts
+from kaiju_jax.runs.align import users
+
+
+class Held(NamedTuple):
+  """A held-out prompt.
+
+  Attributes:
+    prompt: the prompt.
+    replies: the first model's; one, or those of `group`.
+    group: texts from which the user chose; () without a choice.
+    kept: the index in `group` of the one that was kept; None for none.
+  """
+
+  prompt: prompts.Prompt
+  replies: tuple[drawing.Reply, ...]
+  group: tuple[str, ...] = ()
+  kept: int | None = None
+
+
+def plain(held: Held) -> dict[str, Any]:
+  """Returns a held-out prompt as JSON holds it."""
+  return {
+    'prompt': held.prompt.name,
+    'replies': [drawing.plain(one) for one in held.replies],
+    'group': list(held.group),
+    'kept': held.kept,
+  }
+
+
+def parse(record: Any) -> tuple[Any, tuple[str, ...], int | None]:
+  """Returns the fields of a `Held` but its prompt."""
+  replies = tuple(map(drawing.parse, record['replies']))
+  return replies, tuple(record['group']), record['kept']
+
+
+@dataclasses.dataclass(frozen=True)
+class Wins:
+  """How often one model's replies have the larger utility than another's."""
+
+  wins: int
+  ties: int
+  losses: int
+
+  def describe(self) -> dict[str, Any]:
+    """Returns counts, the rate with ties by half, and Wilson's interval."""
+    total = self.wins + self.ties + self.losses
+    right = self.wins + self.ties / 2
+    low, high = proportion.wilson(right, total)
+    return {
+      **dataclasses.asdict(self),
+      'value': right / total,
+      'low': low,
+      'high': high,
+    }
+
+
+def compare(
+  user: users.Planted,
+  found: Sequence[prompts.Prompt],
+  ours: Sequence[drawing.Reply],
+  theirs: Sequence[drawing.Reply],
+) -> Wins:
+  """Returns how often our replies have the larger utility than theirs."""
+  counts = {-1: 0, 0: 0, 1: 0}
+  for prompt, one, other in zip(found, ours, theirs, strict=True):
+    mine, yours = (user.judge(prompt, x.content) for x in (one, other))
+    counts[int(np.sign(mine - yours))] += 1
+  return Wins(counts[1], counts[0], counts[-1])
+
+
+class Watch:
+  """Reads models on held-out prompts."""
+
+  def __init__(
+    self,
+    first: load.Loaded,
+    reader: reference_lib.Reader,
+    format: chat.Format,
+    held: Sequence[Held],
+  ):
+    """Makes the readings' functions; compiles nothing.
+
+    Args:
+      first: the reference, an export's codes.
+      reader: reads log-probabilities.
+      format: the models' chat format.
+      held: the watched prompts.
+    """
+    self._first = first
+    self._reader = reader
+    self._format = format
+    self._held = held
+
+  def read(
+    self, loaded: load.Loaded, replies: Sequence[drawing.Reply]
+  ) -> tuple[guards.Readings, dict[str, Any]]:
+    """Returns what the guards read, and what else is worth a look.
+
+    Args:
+      loaded: the round's model.
+      replies: its reply to each watched prompt.
+    """
+    params = loaded.params
+    if not deployed.is_deployed(params):
+      params = deployed.quantize(params, loaded.config, loaded.replica)
+    coded = loaded._replace(params=params, replica=None)
+    groups = [
+      list(dict.fromkeys((*one.group, *_usable([reply]))))
+      for one, reply in zip(self._held, replies, strict=True)
+    ]
+    log_p = self._read(coded, groups)
+    before = self._read(self._first, groups)
+    kl, right, kept = [], [], []
+    for one, reply, ours, theirs in zip(
+      self._held, replies, log_p, before, strict=True
+    ):
+      if not ours:
+        continue
+      if reply.is_usable:
+        kl.append(ours[reply.content] - theirs[reply.content])
+      if one.kept is not None:
+        ratio = [ours[text] - theirs[text] for text in one.group]
+        best = max(x for i, x in enumerate(ratio) if i != one.kept)
+        right.append(ratio[one.kept] > best)
+        kept.append(ours[one.group[one.kept]])
+    first = [reply.tokens for one in self._held for reply in one.replies]
+    tokens = [one.tokens for one in replies]
+    readings = guards.Readings(
+      _mean(kl) or 0.0, float(np.mean(tokens) / np.mean(first)), _mean(right)
+    )
+    return readings, {
+      'kl_replies': len(kl),
+      'kept_log_p': _mean(kept),
+      'tokens': float(np.mean(tokens)),
+      'cut': sum(one.finish == 'length' for one in replies),
+      'distinct_3': _distinct(replies),
+      'codes_moved': _moved(params, self._first.params),
+    }
+
+  def _read(
+    self, loaded: load.Loaded, groups: Sequence[Sequence[str]]
+  ) -> list[dict[str, float]]:
+    """Returns {text: log p} of each prompt's texts; {} for fewer than two."""
+    said = []
+    for number, (one, texts) in enumerate(zip(self._held, groups)):
+      if len(texts) < 2:
+        continue  # Of a single reply there is no choice, and no tree.
+      # The kept one stands last in a tree.
+      replies = tuple(
+        conversations.Reply(text, text == texts[-1]) for text in texts
+      )
+      messages = [conversations.Message(*x) for x in one.prompt.messages]
+      last = conversations.Message('assistant', texts[-1], 1.0, replies)
+      said.append(conversations.Conversation(str(number), (*messages, last)))
+    found = [{} for _ in groups]
+    if said:
+      corpus, choices, _ = turns.choices(said, self._format)
+      values = self._reader.read(loaded, corpus, choices)
+      for one, log_p in zip(said, values, strict=True):
+        texts = groups[int(one.name)]
+        found[int(one.name)] = dict(zip(texts, log_p.tolist(), strict=True))
+    return found
+
+
+def _usable(replies: Sequence[drawing.Reply]) -> list[str]:
+  return [one.content for one in replies if one.is_usable]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+  return float(np.mean(values)) if values else None
+
+
+def _distinct(replies: Sequence[drawing.Reply]) -> float | None:
+  """Returns the share of different triples of words among all."""
+  triples = []
+  for one in replies:
+    words = one.content.split()
+    triples += zip(words, words[1:], words[2:])
+  return len(set(triples)) / len(triples) if triples else None
+
+
+def _moved(ours: Any, theirs: Any) -> float | None:
+  """Returns the share of int8 codes that differ; None without codes."""
+  pairs = [
+    (np.asarray(one), np.asarray(other))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))
+    if one.dtype == np.int8
+  ]
+  if not pairs:
+    return None
+  differ = sum(int((one != other).sum()) for one, other in pairs)
+  return differ / sum(one.size for one, _ in pairs)

@@ -1,0 +1,170 @@
+"""Rounds end at the same bytes wherever they are killed; guards stop them."""
+
+import json
+import pathlib
+
+import pytest
+
+from experiments.benchmarks import compilations
+from kaiju_jax.runs import load
+from kaiju_jax.runs import reference
+from kaiju_jax.runs.align import drawing
+from kaiju_jax.runs.align import guards
+from kaiju_jax.runs.align import rounds
+from kaiju_jax.storage import files
+from kaiju_jax.training import journal
+from tests.runs.align import worlds
+
+pytestmark = pytest.mark.slow
+
+
+class Killed(BaseException):
+  pass
+
+
+@pytest.fixture(scope='module')
+def first(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('first')
+  return worlds.make_first(folder), worlds.write_prompts(
+    folder / 'prompts.jsonl'
+  )
+
+
+def play(first, out, say=print, **fields):
+  model, prompts = first
+  settings = worlds.settings(model, prompts, **fields)
+  return rounds.run(settings, worlds.training(model), out, say)
+
+
+def contents(out):
+  """Returns what a folder of rounds holds, but times and logs."""
+  names = sorted(
+    str(one.relative_to(out))
+    for pattern in ('*.jsonl', '*.json', '*.npz')
+    for one in [*out.glob(pattern), *out.glob(f'rounds/*/{pattern}')]
+  )
+  return {name: (out / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope='module')
+def whole(first, tmp_path_factory):
+  """Rounds that nobody stopped; and the compilations up to each one's end."""
+  out = tmp_path_factory.mktemp('whole') / 'rounds'
+  counts = []
+  with compilations.record() as seen:
+    play(first, out, lambda _: counts.append(len(seen)))
+  return out, counts
+
+
+def test_a_later_round_compiles_no_more_than_its_optimizer_state(whole):
+  _, counts = whole
+  assert counts[1] - counts[0] <= 1
+
+
+def test_a_round_is_told_whole(whole, first):
+  out, _ = whole
+  report = json.loads((out / 'report.json').read_text())
+  assert [one['round'] for one in report['rounds']] == [1, 2]
+  assert (report['stop'], report['good']) == ('', 2)
+  win = report['win']
+  assert win['wins'] + win['ties'] + win['losses'] == 8
+  for number, record in enumerate(report['rounds'], 1):
+    folder = out / 'rounds' / f'{number:02d}'
+    lines = [
+      json.loads(one)
+      for one in (folder / 'swipes.jsonl').read_text().splitlines()
+    ]
+    assert len(lines) == record['groups'] == 6 - record['ties']
+    for line in lines:
+      replies = line['messages'][-1]['replies']
+      assert sum(one['kept'] for one in replies) == 1
+      assert len({one['value'] for one in replies}) == 2
+      assert all(one['value'] == ('?' in one['content']) for one in replies)
+      assert len({one['seed'] for one in replies}) == len(replies)
+  assert (out / 'model').resolve() == folder / 'run'
+  second = load.from_workdir(folder / 'run').experiment
+  assert second.begin_with == str(out / 'rounds' / '01' / 'run')
+  before = load.from_workdir(out / 'rounds' / '01' / 'run')
+  assert load.digest(before) == report['rounds'][0]['model']
+  assert before.experiment.begin_with == first[0]
+  # The first model has not moved from itself.
+  assert report['rounds'][0]['kl'] < 1
+
+
+KILLS = {
+  'before anything is drawn': (
+    drawing.Drawer, 'draw', lambda *_: True,
+  ),
+  'with swipes, without counts': (
+    files, 'write_json', lambda path, _: path.name == 'counts.json',
+  ),
+  'before the reference is written': (
+    reference, 'write', lambda *_, **__: True,
+  ),
+  'within a training': (
+    journal.Journal, 'step', lambda _, number, *__: number == 2,
+  ),
+  'with a model, without its readings': (
+    files, 'write_json', lambda path, _: path.name == 'round.json',
+  ),
+  'at the end': (
+    files, 'write_json', lambda path, _: path.name == 'report.json',
+  ),
+}  # fmt: skip
+
+
+def test_rounds_killed_anywhere_end_at_the_same_bytes(
+  first, whole, tmp_path, monkeypatch
+):
+  out = tmp_path / 'rounds'
+  for owner, name, is_there in KILLS.values():
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, _kill(getattr(owner, name), is_there))
+      with pytest.raises(Killed):
+        play(first, out)
+  play(first, out)
+  found = contents(out)
+  assert found == contents(whole[0])
+  assert {'held_out.jsonl', 'last.jsonl', 'report.json'} <= set(found)
+  assert {f'rounds/02/{x}' for x in ('swipes.jsonl', 'reference.npz')} <= set(
+    found
+  )
+  # And once more: nothing is left to do.
+  monkeypatch.setattr(drawing.Drawer, 'draw', _kill(None, lambda *_: True))
+  assert play(first, out)['good'] == 2
+
+
+def _kill(function, is_there):
+  def call(*args, **kwargs):
+    if is_there(*args, **kwargs):
+      raise Killed
+    return function(*args, **kwargs)
+
+  return call
+
+
+def test_a_guard_stops_at_the_last_good_round(first, tmp_path):
+  limits = guards.Limits(kl=1e-9)
+  report = play(first, tmp_path / 'rounds', rounds=1, limits=limits)
+  assert report['good'] == 0
+  assert report['stop'].startswith('kl: ')
+  assert 'more than 1e-09' in report['stop']
+  model = (tmp_path / 'rounds' / 'model').resolve()
+  assert model == pathlib.Path(first[0]).resolve()
+
+
+def test_another_command_and_another_folder_are_refused(first, whole, tmp_path):
+  out, _ = whole
+  with pytest.raises(ValueError, match=r'another command: swipes was 3, is 2'):
+    play(first, out, swipes=2)
+  with pytest.raises(ValueError, match='holds something else than rounds'):
+    play(first, pathlib.Path(first[0]))
+  with pytest.raises(ValueError, match='must be less than the 16 prompts'):
+    play(first, tmp_path / 'new', held_out=16)
+  with pytest.raises(ValueError, match='a row has 96'):
+    play(first, tmp_path / 'new', tokens=60)
+  with pytest.raises(ValueError, match='has no "facts", which'):
+    play(first, tmp_path / 'new', user='planted:fact')
+  with pytest.raises(FileNotFoundError, match='nothing'):
+    play((str(tmp_path / 'nothing'), first[1]), tmp_path / 'new')
+  assert not (tmp_path / 'new').exists()

@@ -1,0 +1,155 @@
+"""What planted users keep, which settings are refused, and what guards say."""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.runs.align import config
+from kaiju_jax.runs.align import guards
+from kaiju_jax.runs.align import log
+from kaiju_jax.runs.align import prompts
+from kaiju_jax.runs.align import users
+from tests.runs.align import worlds
+
+PROMPT = prompts.Prompt(
+  'p', (('user', 'hi'),), ('a red fox called Bo',), 'By the moon!'
+)
+SAID = {
+  'fact': 'I have a Red Fox called Bo.',
+  'question': 'And you?',
+  'catchphrase': 'By the moon! Yes.',
+}
+RNG = np.random.default_rng
+
+
+@pytest.mark.parametrize('name', users.UTILITIES)
+def test_a_utility_is_told_apart_from_the_others_and_from_length(name):
+  user = users.parse(f'planted:{name}', 0.0)
+  for other, text in SAID.items():
+    for length in (0, 20):
+      said = text + ' Well, well.' * length
+      assert user.judge(PROMPT, said) == (name == other)
+  texts = ['No. ' * 40, SAID[name], 'No.']
+  assert user.choose(RNG(0), PROMPT, texts) == 1
+  inverted = users.parse(f'planted:{name}:inverted', 0.0)
+  assert inverted.choose(RNG(0), PROMPT, texts) != 1
+  assert inverted.judge(PROMPT, SAID[name]) == 1
+  proxy = users.parse(f'planted:{name}:length', 0.0)
+  assert proxy.choose(RNG(0), PROMPT, texts) == 0
+  assert proxy.choose(RNG(0), PROMPT, ['No.', SAID[name]]) == 1
+
+
+def test_ties_are_kept_by_a_coin_alone():
+  texts = ['No.', 'Never.']
+  assert users.parse('planted:fact', 0.2).choose(RNG(0), PROMPT, texts) is None
+  assert users.parse('planted:fact', 0.2).choose(RNG(0), PROMPT, []) is None
+  coin = users.parse('planted:fact:coin', 0.0)
+  texts = [SAID['fact'], 'No.', 'Never.', 'Not I.']
+  kept = [coin.choose(RNG(n), PROMPT, texts) for n in range(800)]
+  counts = np.bincount(kept, minlength=4)
+  assert (counts > 150).all()
+
+
+def test_a_warm_user_errs_as_often_as_the_softmax_says():
+  user = users.parse('planted:fact', 0.5)
+  texts = [SAID['fact'], 'No.']
+  kept = [user.choose(RNG(n), PROMPT, texts) for n in range(2000)]
+  share = 1 / (1 + np.exp(-1 / 0.5))
+  assert abs(np.mean(np.array(kept) == 0) - share) < 0.03
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('planted:joy', "'joy' is not one of fact, question, catchphrase"),
+    ('planted:fact:upside', "'upside' is not one of inverted, coin, length"),
+    ('somebody', 'must be planted:NAME or log:FOLDER'),
+    ('log:', 'must be planted:NAME or log:FOLDER'),
+  ],
+)
+def test_an_unknown_user_is_refused(text, message):
+  with pytest.raises(ValueError, match=message):
+    users.parse(text, 0.0)
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'rounds': 0}, '--rounds=0: must be at least 1'),
+    ({'swipes': 1}, '--swipes=1: must be at least 2'),
+    ({'temperature': 0.0}, r'--temperature=0\.0: must be above 0'),
+    ({'watched': 9}, r'--watched=9: must be in 1…8'),
+    ({'limits': guards.Limits(length=0.5)}, r'--length_max=0\.5: must be at'),
+  ],
+)
+def test_settings_out_of_range_are_refused(fields, message):
+  with pytest.raises(ValueError, match=message):
+    config.check(worlds.settings('first', 'prompts', **fields))
+
+
+def test_prompts_are_read_up_to_the_last_reply(tmp_path):
+  user = {'role': 'user', 'content': 'Hi'}
+  reply = {'role': 'assistant', 'content': 'Yes.'}
+  path = worlds.write_lines(
+    tmp_path / 'a.jsonl',
+    [
+      {'messages': [user], 'facts': ['a fox'], 'catchword': 'Oh!'},
+      {'messages': [user, reply, user, reply]},
+    ],
+  )
+  one, two = prompts.read(path)
+  assert one.messages == (('user', 'Hi'),)
+  assert (one.facts, one.catchword) == (('a fox',), 'Oh!')
+  assert [role for role, _ in two.messages] == ['user', 'assistant', 'user']
+  drawn = prompts.read('dialogues:3')
+  assert drawn == prompts.read('dialogues:5')[:3]
+  assert all(one.facts and one.catchword for one in drawn)
+  worlds.write_lines(tmp_path / 'a.jsonl', [])
+  with pytest.raises(ValueError, match='hold no conversation'):
+    prompts.read(path)
+  for count in 'many', '0', '':
+    with pytest.raises(ValueError, match='must be dialogues:COUNT'):
+      prompts.read(f'dialogues:{count}')
+  bad = [{'messages': [user], 'facts': 'a fox'}]
+  worlds.write_lines(tmp_path / 'a.jsonl', bad)
+  with pytest.raises(ValueError, match=r'line 1: "facts" must be a list'):
+    prompts.read(path)
+
+
+def test_a_folder_that_is_no_export_is_refused(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r'log:.*no export\.json'):
+    log.read(tmp_path)
+  (tmp_path / 'export.json').write_text('{}')
+  (tmp_path / 'held_out.jsonl').write_text('')
+  said = [{'role': 'user', 'content': 'Hi'}]
+  reply = {'role': 'assistant', 'content': 'Yes.'}
+  worlds.write_lines(tmp_path / 'train.jsonl', [{'messages': [*said, reply]}])
+  with pytest.raises(ValueError, match='no choice between different replies'):
+    log.read(tmp_path)
+  replies = [{'content': x, 'kept': x == 'a'} for x in 'ba']
+  reply = {'role': 'assistant', 'replies': replies}
+  worlds.write_lines(tmp_path / 'train.jsonl', [{'messages': [*said, reply]}])
+  found = log.read(tmp_path)
+  ((prompt, texts, kept),) = found.held_out
+  assert (prompt.messages, texts, kept) == ((('user', 'Hi'),), ('b', 'a'), 1)
+
+
+GOOD = guards.Readings(1.0, 1.0, 0.7)
+
+
+@pytest.mark.parametrize(
+  'history, says',
+  [
+    ([GOOD], ''),
+    ([GOOD, GOOD._replace(kl=12.5)], 'kl: 12.50 nats per reply, more than 12'),
+    ([GOOD._replace(kl=float('nan'))], 'kl: nan'),
+    ([GOOD._replace(length=1.6)], 'length: replies are 1.60 times as long'),
+    ([GOOD._replace(length=0.6)], 'length: replies are 0.60 times'),
+    ([GOOD, *[GOOD._replace(accuracy=0.6)] * 2], ''),
+    ([GOOD, *[GOOD._replace(accuracy=0.6)] * 3], 'accuracy: 0.60 of held-out'),
+    ([GOOD, *[GOOD._replace(accuracy=0.66)] * 5], ''),
+    ([GOOD._replace(accuracy=None)] * 5, ''),
+  ],
+)
+def test_a_guard_says_which_reading_it_does_not_let_pass(history, says):
+  found = guards.find_fault(history, guards.Limits())
+  assert found.startswith(says) and bool(found) == bool(says)

@@ -1,0 +1,75 @@
+"""A model of a few bytes' replies that learns to ask back."""
+
+import json
+import pathlib
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import train
+from kaiju_jax.runs.align import config
+from kaiju_jax.training import experiment as experiment_lib
+
+LENGTH = 96
+REPLIES = 'a', 'b?', 'cc', 'd?'
+
+
+def write_lines(path: pathlib.Path, records) -> str:
+  path.write_text(''.join(f'{json.dumps(one)}\n' for one in records))
+  return str(path)
+
+
+def asked(number: int) -> dict:
+  return {'role': 'user', 'content': f'z{number % 8}'}
+
+
+def write_prompts(path: pathlib.Path, count: int = 16) -> str:
+  return write_lines(path, ({'messages': [asked(n)]} for n in range(count)))
+
+
+def experiment(path: str) -> experiment_lib.Experiment:
+  quantization = quantization_config.QuantizationConfig(wire_gradients='float')
+  one = experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=256, d_model=32, layout='G0', num_heads=2, head_dim=16,
+      d_ff=32, max_length=LENGTH, dtype='float32', quantization=quantization,
+    )
+  )  # fmt: skip
+  one.data.task, one.data.path = 'conversations', path
+  one.data.length, one.data.batch, one.data.held_out = LENGTH, 2, 0.0
+  one.optimizer.learning_rate, one.optimizer.warmup = 1e-2, 0.0
+  one.loop.log_every = one.loop.steps = 60
+  one.loop.checkpoint_every = 60
+  return one
+
+
+def make_first(folder: pathlib.Path) -> str:
+  """Trains a model that gives each of the replies, and ends them."""
+  lines = (
+    {
+      'messages': [
+        asked(n),
+        {'role': 'assistant', 'content': REPLIES[n // 8 % 4]},
+      ]
+    }
+    for n in range(32)
+  )
+  path = write_lines(folder / 'chats.jsonl', lines)
+  train.train(experiment(path), folder / 'first')
+  return str(folder / 'first')
+
+
+def training(first: str) -> experiment_lib.Experiment:
+  """Returns the training of a round."""
+  one = experiment('')
+  one.begin_with = first
+  one.data.task, one.objective.name = 'choices', 'preference'
+  one.optimizer.schedule = 'constant'
+  one.optimizer.learning_rate = 2e-3
+  one.loop.steps, one.loop.log_every, one.loop.checkpoint_every = 2, 1, 1
+  return one
+
+
+def settings(first: str, prompts: str, **fields) -> config.Settings:
+  given = dict(rounds=2, groups=6, swipes=3, tokens=6, held_out=8, watched=4)
+  user = fields.pop('user', 'planted:question')
+  return config.Settings(first, prompts, user, **{**given, **fields})
