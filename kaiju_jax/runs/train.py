@@ -211,11 +211,11 @@ def _program(
     reads: whether the functions have read the run's text.
   """
   data = strict.dump(experiment)
-  del data['seed'], data['optimizer']['learning_rate'], data['begin_with']
+  del data['seed'], data['optimizer']['learning_rate']
   if reads:
     data['reads'] = True
   else:
-    del data['data']['path'], data['data']['reference']
+    del data['begin_with'], data['data']['path'], data['data']['reference']
   # The step depends on a branch only through this.
   data['loop']['branch'] = batch_schedule.is_full(experiment)
   data['mesh'] = mesh and dataclasses.asdict(mesh)

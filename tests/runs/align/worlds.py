@@ -26,23 +26,25 @@ def write_prompts(path: pathlib.Path, count: int = 16) -> str:
   return write_lines(path, ({'messages': [asked(n)]} for n in range(count)))
 
 
-def experiment(path: str) -> experiment_lib.Experiment:
+def experiment(path: str, length: int = LENGTH) -> experiment_lib.Experiment:
   quantization = quantization_config.QuantizationConfig(wire_gradients='float')
   one = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256, d_model=32, layout='G0', num_heads=2, head_dim=16,
-      d_ff=32, max_length=LENGTH, dtype='float32', quantization=quantization,
+      d_ff=32, max_length=length, dtype='float32', quantization=quantization,
     )
   )  # fmt: skip
   one.data.task, one.data.path = 'conversations', path
-  one.data.length, one.data.batch, one.data.held_out = LENGTH, 2, 0.0
+  one.data.length, one.data.batch, one.data.held_out = length, 2, 0.0
   one.optimizer.learning_rate, one.optimizer.warmup = 1e-2, 0.0
   one.loop.log_every = one.loop.steps = 60
   one.loop.checkpoint_every = 60
   return one
 
 
-def make_first(folder: pathlib.Path) -> str:
+def make_first(
+  folder: pathlib.Path, length: int = LENGTH, steps: int = 60
+) -> str:
   """Trains a model that gives each of the replies, and ends them."""
   lines = (
     {
@@ -54,13 +56,15 @@ def make_first(folder: pathlib.Path) -> str:
     for n in range(32)
   )
   path = write_lines(folder / 'chats.jsonl', lines)
-  train.train(experiment(path), folder / 'first')
+  one = experiment(path, length)
+  one.loop.steps = steps
+  train.train(one, folder / 'first')
   return str(folder / 'first')
 
 
-def training(first: str) -> experiment_lib.Experiment:
+def training(first: str, length: int = LENGTH) -> experiment_lib.Experiment:
   """Returns the training of a round."""
-  one = experiment('')
+  one = experiment('', length)
   one.begin_with = first
   one.data.task, one.objective.name = 'choices', 'preference'
   one.optimizer.schedule = 'constant'

@@ -1,0 +1,70 @@
+"""Chat → swipes → feedback → alignment → export → chat, over HTTP."""
+
+import json
+
+import pytest
+
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load
+from kaiju_jax.runs.align import rounds
+from tests.runs.align import worlds
+from tests.runs.feedback import people
+from tests.serving import running
+
+LENGTH = 320
+
+
+@pytest.mark.slow
+def test_what_people_kept_becomes_likelier_in_the_model_that_is_served(
+  tmp_path,
+):
+  first = worlds.make_first(tmp_path, LENGTH, steps=1)
+  for name in 'server', 'again':
+    (tmp_path / name).mkdir()
+  with running.server(tmp_path / 'server') as server:
+    world = people.World(server, tmp_path / 'server')
+    kept = chat(world, world.add_person())
+    chat(world, world.add_person(agrees=False))
+    world.export(tmp_path / 'feedback', held_out=0)
+  training = worlds.training(first, LENGTH)
+  training.data.batch, training.loop.steps = 1, 4
+  settings = worlds.settings(
+    first, '', user=f'log:{tmp_path / "feedback"}', rounds=1, groups=3
+  )
+  out = tmp_path / 'aligned'
+  report = rounds.run(settings, training, out)
+  assert (report['good'], report['stop'], report['win']) == (1, '', None)
+  (record,) = report['rounds']
+  lines = (out / 'rounds/01/swipes.jsonl').read_text().splitlines()
+  assert record['groups'] == len(lines) == 1
+  messages = json.loads(lines[0])['messages']
+  (replies,) = (one['replies'] for one in messages if 'replies' in one)
+  assert [x['content'] for x in replies if x['kept']] == [kept]
+  # Nobody is held out here, so that it is the text that was trained on.
+  assert record['accuracy'] == 1
+  exchange.export(out / 'model', tmp_path / 'better', 'kaiju')
+  loaded = load.from_anywhere(tmp_path / 'better')
+  assert load.digest(loaded) != load.digest(load.from_export(out / 'reference'))
+  with running.server(
+    tmp_path / 'again', engine=lambda tokenizer: serve(loaded, tokenizer)
+  ) as server:
+    body = {'model': running.MODEL, 'max_tokens': 4, 'seed': 1}
+    said = [{'role': 'user', 'content': 'Who are you?'}]
+    answer = server.post('/v1/chat/completions', 'ann', messages=said, **body)
+    assert answer['usage']['completion_tokens'] >= 1
+
+
+def chat(world, owner) -> str:
+  """Swipes until the third reply, and goes on; returns it."""
+  talk = world.open(owner)
+  talk.say('Who are you?')
+  talk.say(None, seed=4)
+  kept = talk.say(None, seed=5)
+  talk.say('And the stars?')
+  return kept.text
+
+
+def serve(loaded, tokenizer) -> engine_lib.Engine:
+  decoder = load.decoder(loaded, tokenizer, rows=2, length=256)
+  return engine_lib.Engine(decoder, tokenizer, chunk=64)
