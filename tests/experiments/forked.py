@@ -1,10 +1,13 @@
 """Many commands at the price of one start: each runs in a fork of a process.
 
-What every command imports (absl, ml_collections, rich: a third of a second, and
-much more on a busy machine) is imported once, and so is what a caller adds.
+What every command imports (absl, ml_collections, rich, `runs.command`: half a
+second, and much more on a busy machine) is imported once, and so is what a
+caller adds. The process stays for the callers that follow.
 """
 
+import atexit
 from collections.abc import Sequence
+import functools
 import json
 import os
 import pathlib
@@ -20,6 +23,7 @@ _SERVER = """
 import importlib, json, os, runpy, sys, tempfile, traceback
 import absl.app, absl.flags, absl.logging, ml_collections.config_flags
 import rich.console, rich.table, rich.progress
+from kaiju_jax.runs import command
 
 def run(words):
   sys.argv = list(words)
@@ -30,14 +34,16 @@ def parse(words):
   sys.argv = list(words)
   module = importlib.import_module(words[0])
   if hasattr(module, '__path__'):
-    importlib.import_module(f'{words[0]}.__main__')
-  if command := sys.modules.get('kaiju_jax.runs.command'):
+    module = importlib.import_module(f'{words[0]}.__main__')
+  if command in vars(module).values():
     words = command.named_configs(words)
   left = flags.FLAGS(list(words), known_only=True)[1:]
   left = [word for word in left if not word.startswith('--config.')]
   sys.exit(f'no such flags: {left}' if left else 0)
 
-def child(mode, words, files):
+def child(mode, words, environment, files):
+  os.environ.clear()
+  os.environ.update(environment)
   for number, file in zip((1, 2), files):
     os.dup2(file.fileno(), number)
   try:
@@ -61,13 +67,13 @@ for name in sys.argv[1:]:
   importlib.import_module(name)
 answers = os.fdopen(os.dup(1), 'w')
 for line in sys.stdin:
-  mode, words = json.loads(line)
+  mode, words, environment = json.loads(line)
   with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as err:
     with tempfile.TemporaryFile('w+') as jax:
       files = out, err, jax
       pid = os.fork()
       if not pid:
-        child(mode, words, files)
+        child(mode, words, environment, files)
       status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
       for file in files:
         file.seek(0)
@@ -91,6 +97,20 @@ class Done(NamedTuple):
   jax: bool
 
 
+@functools.cache
+def _server(python, folder, imported):
+  """Returns a process that runs what it reads; it ends with this one."""
+  process = subprocess.Popen(
+    [*python, '-c', _SERVER, *imported],
+    cwd=folder,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  atexit.register(process.communicate)
+  return process
+
+
 def run(
   commands: Sequence[Sequence[str]],
   mode: str = 'run',
@@ -111,19 +131,14 @@ def run(
     imported: modules that are imported once before all, such as `JAX`;
       `Done.jax` then says nothing.
   """
-  jobs = ''.join(json.dumps([mode, list(words)]) + '\n' for words in commands)
-  done = subprocess.run(
-    [*python, '-c', _SERVER, *imported],
-    input=jobs,
-    cwd=folder,
-    env=os.environ | (environment or {}),
-    capture_output=True,
-    text=True,
-    timeout=250,
-  )
-  answers = [json.loads(line) for line in done.stdout.splitlines()]
-  assert len(answers) == len(commands), done.stderr
-  return [
-    Done(status, out, err, jax.strip() == 'True')
-    for status, out, err, jax in answers
-  ]
+  server = _server(tuple(python), folder, tuple(imported))
+  environment = {**os.environ, **(environment or {})}
+  found = []
+  for words in commands:
+    print(json.dumps([mode, list(words), environment]), file=server.stdin)
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    assert answer, f'{python} ended: {server.poll()}'
+    status, out, err, jax = json.loads(answer)
+    found.append(Done(status, out, err, jax.strip() == 'True'))
+  return found
