@@ -256,11 +256,16 @@ def test_rank_0_learns_nothing():
   assert losses[0] == losses[1] == losses[2]
 
 
-@pytest.mark.parametrize('fsdp, tensor', [(2, 2), (1, 4)])
-def test_a_mesh_does_not_change_the_gradient(fsdp, tensor):
-  one = experiment(OURS, feedforward='relu2')
+@pytest.fixture(scope='module')
+def on_one_device():
+  one = experiment(OURS, feedforward='relu2', layout='L0 L0')
   params = adapted(one, up=0.1)
-  loss, wanted = gradient(one, params)
+  return one, params, gradient(one, params)
+
+
+@pytest.mark.parametrize('fsdp, tensor', [(2, 2), (1, 4)])
+def test_a_mesh_does_not_change_the_gradient(on_one_device, fsdp, tensor):
+  one, params, (loss, wanted) = on_one_device
   other, found = gradient(one, params, mesh=meshes.mesh_of(fsdp, tensor))
   np.testing.assert_allclose(other, loss, rtol=1e-6)
   for (path, ours), theirs in zip(
