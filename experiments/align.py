@@ -53,7 +53,7 @@ _LENGTH = flags.DEFINE_float(
 )
 _GUARDED = flags.DEFINE_bool('guards', True, 'Whether guards stop the rounds.')
 _STEPS = flags.DEFINE_integer('steps', 16, 'Training steps of a round.')
-_RATE = flags.DEFINE_float('rate', 2e-4, 'The learning rate.')
+_RATE = flags.DEFINE_float('rate', 5e-5, 'The learning rate.')
 _BETA = flags.DEFINE_float('beta', 0.1, 'The factor of rewards.')
 _BATCH = flags.DEFINE_integer('batch', 1, 'Rows of a step.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.')

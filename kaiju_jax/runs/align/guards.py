@@ -16,14 +16,15 @@ class Readings(NamedTuple):
   """What is read of a round's model, on held-out prompts.
 
   Attributes:
-    kl: KL of the model from the first one, nats per reply.
+    kl: KL of the model from the first one, nats per reply; None where no reply
+      ends by itself.
     length: tokens of its replies, by those of the first model.
     accuracy: the fraction of the first model's groups in which the kept reply
       has the largest reward, log p − log p of the first model; None where there
       is no such group.
   """
 
-  kl: float
+  kl: float | None
   length: float
   accuracy: float | None
 
@@ -51,7 +52,7 @@ def find_fault(history: Sequence[Readings], limits: Limits) -> str:
     limits: the limits.
   """
   last = history[-1]
-  if not last.kl <= limits.kl:
+  if last.kl is not None and not last.kl <= limits.kl:
     return f'kl: {last.kl:.2f} nats per reply, more than {limits.kl:g}'
   if not 1 / limits.length <= last.length <= limits.length:
     return (

@@ -89,6 +89,7 @@ def describe(record: dict[str, Any]) -> str:
   words = [f'round {record["round"]}: {record["groups"]} choices']
   if record['kl'] is not None:
     words.append(f'KL {record["kl"]:.2f} nats')
+  if record['length'] is not None:
     words.append(f'length × {record["length"]:.2f}')
   if record['accuracy'] is not None:
     words.append(f'held-out choices {100 * record["accuracy"]:.0f} %')

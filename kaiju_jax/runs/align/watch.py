@@ -153,7 +153,7 @@ class Watch:
     first = [reply.tokens for one in self._held for reply in one.replies]
     tokens = [one.tokens for one in replies]
     readings = guards.Readings(
-      _mean(kl) or 0.0, float(np.mean(tokens) / np.mean(first)), _mean(right)
+      _mean(kl), float(np.mean(tokens) / np.mean(first)), _mean(right)
     )
     return readings, {
       'kl_replies': len(kl),

@@ -147,7 +147,8 @@ GOOD = guards.Readings(1.0, 1.0, 0.7)
     ([GOOD, *[GOOD._replace(accuracy=0.6)] * 2], ''),
     ([GOOD, *[GOOD._replace(accuracy=0.6)] * 3], 'accuracy: 0.60 of held-out'),
     ([GOOD, *[GOOD._replace(accuracy=0.66)] * 5], ''),
-    ([GOOD._replace(accuracy=None)] * 5, ''),
+    ([GOOD._replace(accuracy=None, kl=None)] * 5, ''),
+    ([GOOD._replace(kl=None, length=2.0)], 'length: replies are 2.00'),
   ],
 )
 def test_a_guard_says_which_reading_it_does_not_let_pass(history, says):
