@@ -108,6 +108,7 @@ interchange: $(VENV)/.interchange-installed
 	  tests/interchange/test_transformers_families.py \
 	  tests/interchange/test_chat_template_parity.py \
 	  tests/interchange/test_t5_embedder.py \
+	  tests/interchange/test_harness.py \
 	  tests/experiments/benchmarks/test_transformers_serving.py
 
 check: $(VENV)/.tests-installed
