@@ -50,6 +50,7 @@ class Engine(engine_lib.Engine):
     rounds = fake_device.Rounds(decoder, CHUNK, bad, is_judged)
     rounds.alternatives = options['alternatives'] = alternatives
     judge = types.SimpleNamespace(names=NAMES, params={}, version=b'1')
+    judge.check = lambda: None  # Nobody replaces its model.
     with (
       mock.patch.object(compiled, 'Rounds', lambda *_, **__: rounds),
       mock.patch.object(judge_lib, 'Judge', lambda *_: judge),
