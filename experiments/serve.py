@@ -141,6 +141,14 @@ _THINKING = flags.DEFINE_enum(
   'Whether later prompts hold what a model thought before it answered; dropped,'
   ' as models are trained, the last answer is run again.',
 )
+_POLICY = flags.DEFINE_string(
+  'policy',
+  '',
+  'File of a policy: serve no model without a --promotion under it.',
+)
+_PROMOTION = flags.DEFINE_string(
+  'promotion', '', "Folder of experiments.promote's decision."
+)
 _TOP_LOGPROBS = flags.DEFINE_integer(
   'top_logprobs',
   0,
@@ -244,6 +252,10 @@ def _serve() -> None:
   else:
     loaded = load.from_anywhere(path, quantization=quantization)
   settings = _settings()
+  if settings.promotion and not settings.policy:
+    raise ValueError(
+      f'--promotion={settings.promotion}: needs the --policy that demands it.'
+    )
   context = serve.assemble(loaded, settings, _say)
   memory.trim()
   with log.write_to(sys.stderr, _LOG.value):
@@ -282,6 +294,8 @@ def _settings():
     guided=_GUIDED.value,
     template=_TEMPLATE.value,
     thinking=_THINKING.value,
+    policy=_POLICY.value,
+    promotion=_PROMOTION.value,
     top_logprobs=_TOP_LOGPROBS.value,
     unjudged_top_logprobs=_UNJUDGED.value,
   )

@@ -36,6 +36,7 @@ from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
+from kaiju_jax.runs import promotion
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
@@ -91,6 +92,8 @@ class Settings:
     thinking: 'drop' or 'keep', the reasoning of replies in later prompts.
     top_logprobs: most alternatives of a token that a request may ask for.
     unjudged_top_logprobs: whether a moderated server gives them, too.
+    policy: file of a policy whose `promotion` the model must have (a folder);
+      '' for none (`promotion.py`).
   """
 
   folder: str = 'server'
@@ -122,6 +125,8 @@ class Settings:
   thinking: str = 'drop'
   top_logprobs: int = 0
   unjudged_top_logprobs: bool = False
+  policy: str = ''
+  promotion: str = ''
 
 
 class _Opened(NamedTuple):
@@ -144,10 +149,13 @@ def assemble(
 
   Raises:
     OSError: a folder or a file cannot be read or written.
-    ValueError: a setting is wrong; or the server would answer other machines
-      without tokens or without moderation.
+    ValueError: a setting is wrong; the server would answer other machines
+      without tokens or without moderation; or the model is not promoted.
     characters.Unavailable: the store cannot be reached.
   """
+  weights = load.digest(loaded)
+  if settings.policy:
+    promotion.check(settings.policy, settings.promotion, weights)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   defaults = defaults_lib.read(
     loaded, tokenizer, settings.template, settings.thinking == 'keep'
@@ -173,7 +181,7 @@ def assemble(
       head,
       opened,
       defaults,
-      load.digest(loaded),
+      weights,
     )
   except BaseException:
     opened.store.close()
