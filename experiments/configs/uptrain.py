@@ -19,6 +19,7 @@ begin with the teacher's weights, changed by means or by a fit to the text
     aligned, phased            as `fitted` and `distilled`, after the first 40
                                steps have aligned attention; same tokens
     heads_*, sharing_*, both_* one head; G0 G0 G0 G3; both (* mean or fitted)
+    shifted_*                  G0 G1 G1 G3: the first layer shares with none
     windows, int8              L0 L1 L2 G3; int8: no weight changes
 
 In the world gemma, Kaiju's student shares by pairs and is int8, L0 L1 L1 L3 L3
@@ -90,6 +91,7 @@ _ARMS = {
   **_from(
     heads=_KEPT._replace(num_kv_heads=1),
     sharing=_KEPT._replace(layout='G0 G0 G0 G3'),
+    shifted=_KEPT._replace(layout='G0 G1 G1 G3'),
     both=_KEPT._replace(layout='G0 G0 G0 G3', num_kv_heads=1),
   ),
   'windows': (_KEPT._replace(layout='L0 L1 L2 G3'), 'mean'),

@@ -6,6 +6,7 @@ One pass. A fit (`share.py`) needs of each layer, as means over tokens:
     crosses   E[x_o k_rᵀ] and E[x_o v_rᵀ], the inputs of a layer o that shall
               make keys and values for a layer r, and what r makes of its own
     energies  how large keys, values and queries are
+    means     E[x] and E[k], which attention partly ignores
 
 Keys are those before the rotary embedding and before their norm, if they have
 one; queries stand behind theirs. Where keys and values have biases, x has a
@@ -36,7 +37,11 @@ class Statistics(NamedTuple):
 
   Attributes:
     tokens: how many tokens they are the means of.
-    squares: {layer: E[x xᵀ], [E, E]}; E is D, or D + 1 with biases.
+    seen: how many keys a token sees on average, itself included, where there is
+      no window.
+    means: {layer: E[x], [E]}; E is D, or D + 1 with biases.
+    key_means: {layer: E[k], [U, K]}.
+    squares: {layer: E[x xᵀ], [E, E]}.
     keys: {(owner, reader): E[x_owner k_readerᵀ], [E, U, K]}.
     values: {(owner, reader): E[x_owner v_readerᵀ], [E, U, K]}.
     key_squares: {layer: E[k kᵀ] of each head, [U, K, K]}.
@@ -45,6 +50,9 @@ class Statistics(NamedTuple):
   """
 
   tokens: int
+  seen: float
+  means: dict[int, np.ndarray]
+  key_means: dict[int, np.ndarray]
   squares: dict[int, np.ndarray]
   keys: dict[tuple[int, int], np.ndarray]
   values: dict[tuple[int, int], np.ndarray]
@@ -82,7 +90,7 @@ def measure(
   pairs = {*pairs, *((index, index) for index in range(len(teacher.layers)))}
   read = _reader(teacher, config)
   sums: dict[tuple[str, int | tuple[int, int]], np.ndarray] = {}
-  tokens = 0
+  tokens, seen = 0, 0
   for batch in batches:
     is_token_BL = np.asarray(batch.source_BL) >= 0
     x_ITD = np.asarray(read(batch))[:, is_token_BL].astype(np.float64)
@@ -91,12 +99,13 @@ def measure(
     for name, sum_ in _sum(teacher, config, x_ITD, pairs):
       sums[name] = sums.get(name, 0.0) + sum_
     tokens += x_ITD.shape[1]
+    seen += np.sum(1 + np.asarray(batch.position_BL)[is_token_BL])
   if not tokens:
     raise ValueError('the text has no token to measure the teacher with.')
-  found = {field: {} for field in Statistics._fields[1:]}
+  found = {field: {} for field in Statistics._fields[2:]}
   for (field, key), sum_ in sums.items():
     found[field][key] = sum_ / tokens
-  return Statistics(tokens, **found)
+  return Statistics(tokens, float(seen / tokens), **found)
 
 
 def _sum(
@@ -108,6 +117,8 @@ def _sum(
   for index, (layer, x_TE) in enumerate(zip(teacher.layers, inputs)):
     q_THK, k_TUK, v_TUK = project(layer, x_TE, config)
     made.append((k_TUK, v_TUK))
+    yield ('means', index), x_TE.sum(0)
+    yield ('key_means', index), k_TUK.sum(0)
     yield ('squares', index), x_TE.T @ x_TE
     for field, y_THK in zip(_SQUARES, (k_TUK, v_TUK, q_THK)):
       y_HTK = np.swapaxes(y_THK, 0, 1)

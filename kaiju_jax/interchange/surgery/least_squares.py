@@ -17,6 +17,8 @@ import numpy as np
 
 # Eigenvalues below this share of the largest are directions without tokens.
 _LEAST = 1e-12
+# A direction in which less than this is left of the mean's square is constant.
+_LEAST_KEPT = 1e-6
 
 
 class Inputs(NamedTuple):
@@ -36,6 +38,28 @@ def whiten(square_EE: np.ndarray) -> Inputs:
   values_R, vectors_ER = np.linalg.eigh(square_EE)
   kept = values_R > _LEAST * max(values_R[-1], np.finfo(float).tiny)
   return Inputs(square_EE, vectors_ER[:, kept] / np.sqrt(values_R[kept]))
+
+
+def center(inputs: Inputs, mean_E: np.ndarray, share: float) -> Inputs:
+  """Returns the inputs with second moments E[x xᵀ] − share · E[x] E[x]ᵀ.
+
+  Args:
+    inputs: whitened inputs.
+    mean_E: E[x].
+    share: how much of the mean goes, 0…1.
+  """
+  mean_R = inputs.inverse_ER.T @ mean_E
+  size = mean_R @ mean_R
+  if share * size == 0:
+    return inputs
+  # Whitened, only the direction of the mean is not as long as the others.
+  kept = 1 - share * size
+  longer = 1 / np.sqrt(kept) if kept > _LEAST_KEPT else 0.0
+  along_E = inputs.inverse_ER @ (mean_R / size)
+  return Inputs(
+    inputs.square_EE - share * np.outer(mean_E, mean_E),
+    inputs.inverse_ER + (longer - 1) * np.outer(along_E, mean_R),
+  )
 
 
 def regress(inputs: Inputs, cross: np.ndarray) -> np.ndarray:

@@ -13,7 +13,9 @@ folded into their other weights:
              So k_i ≈ a_i·k'_i, and conj(a_i) is folded into w_q. k' is the best
              rank-1 fit per pair, where an error counts as much as the
              member's queries are large in that pair. Keys that are not turned
-             are fitted as values are.
+             are fitted as values are. What all keys have in common counts only
+             as far as the rotation makes logits differ by it: a softmax ignores
+             the rest, which is most of the keys of slow pairs.
     keys with QK-norm
              nothing can be folded behind a norm but phases, and these only if
              the queries' gains are alike in a pair; elsewhere they are
@@ -38,6 +40,7 @@ from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange.surgery import calibrate
 from kaiju_jax.interchange.surgery import least_squares
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import rotary
 
 _ROUNDS = 20  # Of the fit of phases; each lowers the error.
 
@@ -141,7 +144,7 @@ def fit_values(
     members: the heads of the teacher that it stands for.
   """
   return _fit_linear(
-    statistics.squares[owner],
+    least_squares.whiten(statistics.squares[owner]),
     [statistics.values[owner, m.layer][:, m.head] for m in members],
     [statistics.value_squares[m.layer][m.head] for m in members],
     [_value_weight(teacher, config, statistics, m) for m in members],
@@ -178,18 +181,17 @@ def _query_heads(config: model_config.ModelConfig) -> list[slice]:
   return [slice(u * size, (u + 1) * size) for u in range(config.num_kv_heads)]
 
 
-def _fit_linear(square_EE, crosses, squares, weights, members) -> Fit:
+def _fit_linear(inputs, crosses, squares, weights, members) -> Fit:
   """Returns the best head [K] for targets of which any linear map is taken.
 
   Args:
-    square_EE: E[x xᵀ] of the owner.
+    inputs: the owner's.
     crosses: E[x yᵀ] of each member, [E, K].
     squares: E[y yᵀ] of each member, [K, K].
     weights: what an error of each costs, [K, K].
     members: the heads of the teacher.
   """
   K = squares[0].shape[0]
-  inputs = least_squares.whiten(square_EE)
   roots = [_root(weight_KK) for weight_KK in weights]
   cross_EY = np.concatenate(
     [cross @ root for cross, (root, _) in zip(crosses, roots)], axis=1
@@ -208,7 +210,7 @@ def _fit_linear(square_EE, crosses, squares, weights, members) -> Fit:
   size = np.trace(turn_KK.T @ folds_NKK.mean(0)) / K
   size = size if size > 0 else 1.0
   total = sum(np.sum(w * s) for w, s in zip(weights, squares))
-  left = total - np.sum((inputs.inverse_ER.T @ square_EE @ w_EK) ** 2)
+  left = total - np.sum((inputs.inverse_ER.T @ inputs.square_EE @ w_EK) ** 2)
   folds = dict(zip(members, turn_KK.T @ folds_NKK / size))
   return Fit(w_EK @ turn_KK * size, folds, _share(left, total))
 
@@ -234,48 +236,51 @@ def fit_keys(
   members: Sequence[Member],
 ) -> Fit:
   """Returns the fit of one head's keys; see `fit_values`."""
-  if config.qk_norm == 'none' and not _is_turned(config, owner):
+  inputs = least_squares.whiten(statistics.squares[owner])
+  mean_E = statistics.means[owner]
+  means = [statistics.key_means[m.layer][m.head] for m in members]
+  crosses = [statistics.keys[owner, m.layer][:, m.head] for m in members]
+  squares = [statistics.key_squares[m.layer][m.head] for m in members]
+  weights = [_query_weight(config, statistics, m) for m in members]
+  if config.qk_norm == 'none' and not _base(config, owner):
     return _fit_linear(
-      statistics.squares[owner],
-      [statistics.keys[owner, m.layer][:, m.head] for m in members],
-      [statistics.key_squares[m.layer][m.head] for m in members],
-      [_query_weight(config, statistics, m) for m in members],
+      least_squares.center(inputs, mean_E, 1.0),
+      [cross - np.outer(mean_E, mean) for cross, mean in zip(crosses, means)],
+      [square - np.outer(mean, mean) for square, mean in zip(squares, means)],
+      weights,
       members,
     )
-  inputs = least_squares.whiten(statistics.squares[owner])
   scales = [_key_scale(teacher, statistics, m) for m in members]
+  is_normed = config.qk_norm != 'none'
+  ignored_P = np.zeros(config.head_dim // 2)
+  if not is_normed:  # A norm makes keys larger or smaller by their mean.
+    ignored_P = _ignored(config, statistics.seen, owner)
+  means_PN = np.stack(
+    [_pair(mean * scale) for mean, scale in zip(means, scales)], -1
+  )
   cross_PEN = np.stack(
-    [
-      _pair(statistics.keys[owner, m.layer][:, m.head] * scale_K)
-      for m, scale_K in zip(members, scales)
-    ],
-    -1,
+    [_pair(cross * scale) for cross, scale in zip(crosses, scales)], -1
   ).transpose(1, 0, 2)
+  cross_PEN -= ignored_P[:, None, None] * mean_E[:, None] * means_PN[:, None]
   square_PN = np.stack(
     [
-      _pair_squares(
-        np.diagonal(statistics.key_squares[m.layer][m.head]) * scale_K**2
-      )
-      for m, scale_K in zip(members, scales)
+      _pair_squares(np.diagonal(square) * scale**2)
+      for square, scale in zip(squares, scales)
     ],
     -1,
   )
-  weight_PN = np.stack(
-    [
-      _pair_squares(np.diagonal(_query_weight(config, statistics, m)))
-      for m in members
-    ],
-    -1,
-  )
-  is_normed = config.qk_norm != 'none'
+  square_PN -= ignored_P[:, None] * np.abs(means_PN) ** 2
+  weight_PN = np.stack([_pair_squares(np.diagonal(w)) for w in weights], -1)
   fit_pair = _fit_phases if is_normed else least_squares.fit_common
   found = [
-    fit_pair(inputs, cross_EN, weight_N)
-    for cross_EN, weight_N in zip(cross_PEN, weight_PN)
+    fit_pair(least_squares.center(inputs, mean_E, ignored), cross_EN, weight_N)
+    for ignored, cross_EN, weight_N in zip(ignored_P, cross_PEN, weight_PN)
   ]
   w_EP = np.stack([w_E for w_E, _ in found], -1)
   a_PN = np.stack([a_N for _, a_N in found])
-  left = _left(inputs.square_EE, cross_PEN, square_PN, weight_PN, w_EP, a_PN)
+  own_P = np.sum(w_EP.conj() * (inputs.square_EE @ w_EP), axis=0).real
+  own_P -= ignored_P * np.abs(mean_E @ w_EP) ** 2
+  left = _left(own_P, cross_PEN, square_PN, weight_PN, w_EP, a_PN)
   fit = Fit(
     np.concatenate([w_EP.real, w_EP.imag], axis=1),
     {m: a_PN[:, n] for n, m in enumerate(members)},
@@ -287,10 +292,32 @@ def fit_keys(
   return _behind_norm(fit, teacher.layers[owner], inputs.square_EE, large)
 
 
-def _is_turned(config: model_config.ModelConfig, index: int) -> bool:
+def _ignored(config, seen: float, index: int) -> np.ndarray:
+  """Returns how much of the keys' mean square a softmax ignores, [K/2].
+
+  A query sees a key k of every token as k · exp(i · rate · distance); what is
+  alike at all distances changes no attention. That all distances count alike is
+  our choice.
+
+  Args:
+    config: the teacher's config.
+    seen: how many keys a token sees, without a window.
+    index: the layer.
+  """
+  window = config.layers()[index].window
+  kind = 'global' if window is None else 'local'
+  scaling = rotary.scaling_of(config.rope_scaling, kind)
+  rate_P = rotary.rates(config.head_dim, _base(config, index), scaling)
+  count = max(round(min(seen, window or seen)), 1)
+  turned_MP = np.exp(1j * np.outer(np.arange(count), rate_P))
+  return np.abs(turned_MP.mean(0)) ** 2
+
+
+def _base(config: model_config.ModelConfig, index: int) -> float:
+  """Returns the base of a layer's angles; 0 if it is not turned."""
   layer = config.layers()[index]
   base = config.rope_global if layer.window is None else config.rope_local
-  return layer.turned and base > 0
+  return base if layer.turned else 0.0
 
 
 def _pair(x: np.ndarray) -> np.ndarray:
@@ -345,10 +372,9 @@ def _phase(a_N: np.ndarray) -> np.ndarray:
   return np.divide(a_N, size_N, out=np.ones_like(a_N), where=size_N > 0)
 
 
-def _left(square_EE, cross_PEN, square_PN, weight_PN, w_EP, a_PN) -> float:
-  """Returns the weighted error Σ weight · E|k − a·x·w|²."""
+def _left(own_P, cross_PEN, square_PN, weight_PN, w_EP, a_PN) -> float:
+  """Returns Σ weight · E|k − a·x·w|²; own_P is E|x·w|²."""
   met_PN = np.matmul(w_EP.T.conj()[:, None], cross_PEN)[:, 0]
-  own_P = np.sum(w_EP.conj() * (square_EE @ w_EP), axis=0).real
   error_PN = (
     square_PN
     - 2 * (a_PN.conj() * met_PN).real
