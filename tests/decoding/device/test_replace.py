@@ -1,5 +1,7 @@
 """A decoder's weights change, and it is as if it had been made with them."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -15,8 +17,16 @@ from tests.decoding import toys
 CONFIG = toys.config(
   layout='L0 G1', quantization=toys.int8(wire_gradients='float')
 )
-FIRST = toys.drawn(CONFIG)
-SECOND = jax.tree.map(lambda x: x[..., ::-1].copy(), FIRST)
+
+
+@functools.cache
+def first():
+  return toys.drawn(CONFIG)
+
+
+@functools.cache
+def second():
+  return jax.tree.map(lambda x: x[..., ::-1].copy(), first())
 
 
 def make(params):
@@ -41,13 +51,13 @@ def ask(generator):
 
 @pytest.fixture(scope='module')
 def generator():
-  return make(FIRST)
+  return make(first())
 
 
 @pytest.fixture(scope='module')
 def fresh(generator):
   """The answers of decoders that were made with the weights."""
-  found = ask(generator), ask(make(SECOND))
+  found = ask(generator), ask(make(second()))
   assert found[0] != found[1]
   return found
 
@@ -59,11 +69,11 @@ def test_a_replaced_model_has_the_bits_of_a_fresh_one_and_compiles_nothing(
   assert ask(generator) == fresh[0]
   assert len(decoder.account.tree)
   with compilations.record() as seen:
-    decoder.replace(SECOND)
+    decoder.replace(second())
     # Nothing is resumed: the texts are the former model's.
     assert not len(decoder.account.tree)
     assert ask(generator) == fresh[1]
-    decoder.replace(FIRST)
+    decoder.replace(first())
     assert ask(generator) == fresh[0]
   assert not seen
   assert decoder.replaced == 2
@@ -73,10 +83,10 @@ def test_what_no_decoder_takes_is_refused_and_changes_nothing(generator, fresh):
   decoder = generator.engine.decoder
   row = decoder.open(8)
   with pytest.raises(ValueError, match=r'rows \[0\] are open .* close them'):
-    decoder.replace(SECOND)
+    decoder.replace(second())
   decoder.close(row)
   points = len(decoder.account.tree)
-  other = {**FIRST, 'final_norm': {'gain_D': np.ones(8, np.float32)}}
+  other = {**first(), 'final_norm': {'gain_D': np.ones(8, np.float32)}}
   with pytest.raises(ValueError, match=r'gain_D is .*\[8\]; must be .*\[32\]'):
     decoder.replace(other)
   assert len(decoder.account.tree) == points > 0
@@ -93,7 +103,7 @@ def test_a_head_of_the_former_model_scores_nothing(generator):
   request = request_lib.Request([5], 1)
   former = generator_lib.Generator(decoder, chunk=8, head=head)
   former.engine.check(request)
-  decoder.replace(SECOND)
+  decoder.replace(second())
   with pytest.raises(ValueError, match="head belongs to the decoder's former"):
     former.stream(request)
   generator_lib.Generator(decoder, chunk=8, head=head).engine.check(request)
