@@ -127,6 +127,14 @@ def test_the_template_names_the_token_that_opens_a_document(tmp_path):
   assert 1 not in tokenizer_lib.load(path).encode('the cat')
 
 
+def test_a_token_has_the_name_by_which_it_is_found(tmp_path):
+  path = _bpe(tmp_path / 't.json', ['<s>', '<start>'])
+  for tokenizer in tokenizer_lib.load(path), tokenizer_lib.Bytes():
+    name = tokenizer.name(tokenizer.bos_id)
+    assert tokenizer.special(name) == tokenizer.bos_id
+    assert tokenizer.special('no name') is None
+
+
 def test_text_that_spells_a_special_token_is_text(tmp_path):
   tokenizer = tokenizer_lib.load(_bpe(tmp_path / 't.json', ['<s>']))
   tokens = tokenizer.encode('a<s>b')

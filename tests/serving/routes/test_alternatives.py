@@ -1,13 +1,17 @@
 """`top_logprobs`, and the addresses that encode text, over real sockets."""
 
 import functools
+import itertools
 import json
+import threading
 import urllib.error
 
 import openai
 import pytest
 
 from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.routes import alternatives
 from tests.decoding import fake_device
 from tests.serving import running
@@ -236,6 +240,54 @@ def test_a_moderated_server_gives_none_unless_its_operator_says_so(tmp_path):
   assert blocked['logprobs'] is None
 
 
+def test_a_reply_that_the_head_stops_leaves_its_prompts_scores(tmp_path):
+  """The engine is ahead of what is judged, and has not ended by itself."""
+  stopped, rounds = threading.Event(), itertools.count()
+  reply = b'ok zorbifex' + b' and more' * 5
+
+  def hold():
+    if next(rounds) > 30:
+      stopped.wait(20)
+
+  with moderated(tmp_path, reply) as server:
+    server.context.moderator.stopped = Stopped(stopped)
+    server.engine.before_round = hold
+    body = {'prompt': 'Hi', 'logprobs': 0, 'echo': True, 'max_tokens': 50}
+    (choice,) = server.post(
+      '/v1/completions', 'ann', model=running.MODEL, **body
+    )['choices']
+  assert choice['text'] == 'Hi' + 'ok '
+  assert choice['finish_reason'] == 'content_filter'
+  assert len(choice['logprobs']['token_logprobs']) == len('Hi' + 'ok ')
+
+
+class Stopped(list):
+  """What a head stopped; an event tells that there is some."""
+
+  def __init__(self, event):
+    super().__init__()
+    self._event = event
+
+  def append(self, one):
+    super().append(one)
+    self._event.set()
+
+
+def test_alternatives_of_equal_text_are_one_the_likeliest():
+  first, second = 150, 150 + 26  # Neither is a character: both read as one.
+  text = LETTERS.decode([first])
+  assert text == LETTERS.decode([second])
+  for pairs in [(first, -1.0), (second, -2.0)], [(second, -2.0), (first, -1.0)]:
+    event = request_lib.Event(first, '', -1.0, None, alternatives=(*pairs,))
+    (entry,) = answers.chat_log_probabilities(LETTERS, [event])['content']
+    (listed,) = entry['top_logprobs']
+    assert (listed['token'], listed['logprob']) == (text, -1.0)
+    found = answers.text_log_probabilities(
+      LETTERS, [second], [-2.0], alternatives=[(*pairs,)]
+    )
+    assert found['top_logprobs'] == [{text: -1.0}]
+
+
 # The addresses of lm-eval's client.
 
 
@@ -252,6 +304,7 @@ def test_text_is_encoded_and_decoded_as_the_model_does(server):
   for name in 'bos_token', 'eos_token':
     asked = {'prompt': said[name], 'add_special_tokens': False}
     assert server.post('/tokenize', **asked)['tokens'] == [0]
+    assert server.post('/tokenize', prompt=said[name])['tokens'] == [0]
   assert server.post('/detokenize', tokens=[0, *b'Hi']) == {'prompt': 'Hi'}
   assert server.post('/detokenize', tokens=[]) == {'prompt': ''}
 
