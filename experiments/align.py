@@ -74,6 +74,7 @@ def _run() -> None:
   from kaiju_jax.runs.align import guards
   from kaiju_jax.runs.align import report
   from kaiju_jax.runs.align import rounds
+  from kaiju_jax.runs.align import users
 
   if _FIGURE.value:
     report_lib.require_figures()
@@ -95,6 +96,7 @@ def _run() -> None:
     seed=_SEED.value,
   )
   config.check(settings)
+  users.parse(settings.user, settings.choice_temperature)
   experiment = preference.get_config(_MODEL.value)
   experiment.seed = _SEED.value
   experiment.data.batch = _BATCH.value

@@ -9,6 +9,16 @@ BAD = [
   ('import_hf --model=nowhere --out=x', 'error: nowhere/config.json: not'),
   ('export_hf --model=nowhere', '--out is missing'),
   ('import_hf --out=x', '--model is missing'),
+  ('align --model=nowhere --out=x', '--user is missing'),
+  ('align --model=nowhere --user=me --out=x', 'error: --user=me: must be pl'),
+  (
+    'align --model=nowhere --user=planted:fact --out=x --swipes=1',
+    'error: --swipes=1: must be at least 2',
+  ),
+  (
+    'align --model=nowhere --user=planted:fact --out=x',
+    'error: nowhere/config.json: not found',
+  ),
   ('uptrain --model=nowhere --out=x', 'error: nowhere: no such file or'),
   ('uptrain --out=x', '--model is missing'),
   ('uptrain_study --arms=none', "error: --arms: 'none' is not one of scratch"),
