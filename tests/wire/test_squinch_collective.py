@@ -373,6 +373,19 @@ def test_the_transform_is_the_mean_in_a_chain(error_feedback):
     assert np.any(left[0] != left[1])
 
 
+def test_the_mean_is_the_sum_over_the_workers():
+  """To the last bit: eight is a power of the step between these headers."""
+  codes = {'elements': 'fitted', 'header': 'quarter'}
+  mean, total = each(
+    lambda x: [
+      squinch.all_reduce(x, 'data', mean=is_mean, scale=2.0**20, **codes)
+      for is_mean in (True, False)
+    ]
+  )(gradients(16, 3))
+  np.testing.assert_array_equal(8 * np.asarray(mean), total)
+  assert np.any(total)
+
+
 def test_what_does_not_fit_is_refused():
   def refused(f, x, message):
     with pytest.raises(ValueError, match=message):
