@@ -73,6 +73,7 @@ PURPOSES = {
     'benchmarks.decode',
     'benchmarks.device',
     'benchmarks.lora_memory',
+    'benchmarks.mixed_call',
     'benchmarks.mixture',
     'benchmarks.open_models',
     'benchmarks.sampled_targets',

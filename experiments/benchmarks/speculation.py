@@ -1,7 +1,7 @@
 r"""Replies with and without drafts from their own text, in one run.
 
     taskset -c 0 python -m experiments.benchmarks.speculation
-        [--shape=qwen3-0.6b] [--turns=3]
+        [--shape=qwen3-0.6b] [--turns=3] [--sizes=8,16,32,64]
 
 The model has a real one's shape and random weights, so it copies nothing by
 itself. Its replies are recorded texts: each call draws as it always does, and
@@ -10,7 +10,9 @@ the prompt, in a few spans; one has nothing of it; one is a random walk over few
 tokens, in which nearly all drafts are wrong. Each is given out with and without
 speculation, in turns, and the figure is the median ratio of both times from the
 first token to the last. The engine times its calls by the same clock. Beside
-it stands the ratio of the calls' least times, which other load moves less.
+it stands the ratio of the calls' least times, which other load moves less. With
+`--sizes` it gives out no reply: it prints the least times of a step and of
+drafts of these sizes.
 """
 
 import collections
@@ -41,6 +43,7 @@ _REPLY = flags.DEFINE_integer('reply', 256, 'Tokens of a reply.', 8)
 _COPIED = flags.DEFINE_float('copied', 0.4, 'Part that is copied.', 0.0, 1.0)
 _SPANS = flags.DEFINE_integer('spans', 2, 'In so many pieces.', 1)
 _TURNS = flags.DEFINE_integer('turns', 3, 'How often all run.', 1)
+_SIZES = flags.DEFINE_list('sizes', [], 'Times drafts of these tokens alone.')
 _CLOCK = flags.DEFINE_enum(
   'clock',
   'processor',
@@ -136,6 +139,47 @@ def _measure(folder: pathlib.Path) -> None:
     )
 
 
+def _time_calls(folder: pathlib.Path) -> None:
+  import jax
+  import numpy as np
+
+  from kaiju_jax.decoding.engine import compiled
+  from kaiju_jax.decoding.requests import sampling
+  from kaiju_jax.quantization import config as quantization_config
+  from kaiju_jax.runs import load
+
+  clock, sizes = _CLOCKS[_CLOCK.value], list(map(int, _SIZES.value))
+  loaded = load.from_anywhere(
+    folder, quantization=quantization_config.for_serving()
+  )
+  room = _PROMPT.value + max(sizes)
+  decoder = load.decoder(loaded, None, rows=1, length=room, extra=max(sizes))
+  rounds = compiled.Rounds(decoder, max(sizes), drafts=sizes)
+  text_L = np.random.default_rng(0).integers(8, 4000, room, dtype=np.int32)
+  row = decoder.open(room)
+  rounds.join(row, sampling.Sampling(temperature=0), text_L[:0])
+  while (length := decoder.length_of(row)) < _PROMPT.value:
+    end = min(length + rounds.chunk, _PROMPT.value)
+    chunk = compiled.Chunk(row, text_L[length:end], end == _PROMPT.value)
+    rounds.prefill([chunk], rounds.shape_of(end - length))
+
+  def least(call, *given) -> float:
+    seconds = []
+    for _ in range(_TURNS.value + 1):  # The first compiles.
+      begun = clock()
+      jax.block_until_ready(call(*given))
+      seconds.append(clock() - begun)
+      decoder.cut(row, length)
+    return 1e3 * min(seconds[1:])
+
+  step = least(rounds.step, [row])
+  print('| tokens | ms | ms per token |\n|---|---|---|')
+  print(f'| a step | {step:.1f} | |')
+  for size in sizes:
+    ms = least(rounds.verify, row, text_L[: size - 1], size)
+    print(f'| {size} | {ms:.1f} | {ms / size:.2f} |', flush=True)
+
+
 @contextlib.contextmanager
 def _counted(engine, calls: collections.Counter) -> Iterator[None]:
   """Counts the calls that a reply takes."""
@@ -194,13 +238,14 @@ def _answer(engine, text_L, number: int, clock) -> float:
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
+  measure = _time_calls if _SIZES.value else _measure
   if _MODEL.value:
-    _measure(pathlib.Path(_MODEL.value))
+    measure(pathlib.Path(_MODEL.value))
     return
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     open_shapes.write(folder, open_shapes.SHAPES[_SHAPE.value])
-    _measure(folder)
+    measure(folder)
 
 
 if __name__ == '__main__':
