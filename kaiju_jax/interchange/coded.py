@@ -24,6 +24,7 @@ from kaiju_jax.interchange import stream
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.sharding import rules
 from kaiju_jax.storage import tensor_file
 
 _DTYPES = {'I8': 'int8', 'F32': 'float32'}
@@ -55,7 +56,7 @@ def read(
   quantization: quantization_config.QuantizationConfig,
   dtype: str = '',
 ) -> tuple[Any, model_config.ModelConfig]:
-  """Returns parameters in the form `stream.DECODING`, and the config.
+  """Returns parameters as decoding reads them (`stream.py`), and the config.
 
   Args:
     path: the file; `is_coded`.
@@ -102,13 +103,36 @@ def _fill(
     with open(one.file, 'rb', buffering=0) as file:
       file.seek(one.offset)
       for part, shape in _unstack(name, one.shape, period):
-        leaf = stream.allocate(jax.ShapeDtypeStruct(shape, _DTYPES[one.dtype]))
-        flat = leaf.reshape(-1).view(np.uint8)
-        for first in range(0, flat.size, _BLOCK):
-          block = flat[first : first + _BLOCK]
+        dtype = _DTYPES[one.dtype]
+        arrays[_turn(part)], view = _allocate(part, shape, dtype)
+        rows = max(1, _BLOCK // max(1, view[:1].nbytes))
+        for first in range(0, len(view), rows):
+          place = view[first : first + rows]
+          is_whole = place.flags.c_contiguous
+          block = place if is_whole else np.empty(place.shape, dtype)
           shards.fill(file, block, one)
-          yield block
-        arrays[part] = leaf
+          yield block.reshape(-1).view(np.uint8)
+          if not is_whole:
+            place[...] = block
+
+
+def _allocate(part: str, shape, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns an array as decoding reads it, and a view in the file's order."""
+  if _turn(part) == part:
+    leaf = stream.allocate(jax.ShapeDtypeStruct(shape, dtype))
+    return leaf, leaf.reshape(-1)
+  leaf = stream.allocate(jax.ShapeDtypeStruct((*shape[1:], shape[0]), dtype))
+  return leaf, np.moveaxis(leaf, -1, 0)
+
+
+def _turn(part: str) -> str:
+  """Returns the name of a part of a weight in the form that decoding reads."""
+  if stream.form_for_decoding() != stream.TURNED:
+    return part
+  return '.'.join(
+    rules.turn(word) if word in rules.CONTRACTED else word
+    for word in part.split('.')
+  )
 
 
 def _unstack(

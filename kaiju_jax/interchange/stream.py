@@ -7,6 +7,8 @@ in the result, so that memory holds the result and little more:
     deployed   the same tree with codes where the config has them: to write
     decoding   codes or floats in the model's dtype, each layer by itself, as
                decoding reads them (`decoding/device/weights.py`)
+    turned     the same, codes with the dimension that is summed over last, as
+               decoding reads them on a CPU
 
 A row of a stored matrix holds one output channel, or one entry of a table. So a
 row has one scale, and codes need no second pass. They have the same bits as
@@ -30,13 +32,16 @@ from kaiju_jax.interchange import scale
 from kaiju_jax.interchange import shards
 from kaiju_jax.interchange import tensors
 from kaiju_jax.interchange.families import family as family_lib
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import fsdp
 
-MASTERS, DEPLOYED, DECODING = FORMS = ('masters', 'deployed', 'decoding')
+FORMS = 'masters', 'deployed', 'decoding', 'turned'
+MASTERS, DEPLOYED, DECODING, TURNED = FORMS
 _ALIGNMENT = 64  # Bytes; JAX takes such an array on a CPU without a copy.
 
 
@@ -59,6 +64,11 @@ class _Part(NamedTuple):
   change: Callable[[np.ndarray], np.ndarray] | None = None
 
 
+def form_for_decoding() -> str:
+  """Returns the form that decoding reads on this platform."""
+  return TURNED if dispatch.platform() == 'cpu' else DECODING
+
+
 def fill(
   found: Mapping[str, shards.Stored], reading: family_lib.Reading, form: str
 ) -> Any:
@@ -77,6 +87,7 @@ def fill(
   wanted = _shapes(config, form)
   parts: dict[tuple[str, ...], list[_Part]] = {}
   for part in _parts(found, reading, form):
+    part = _turn(part, wanted) if form == TURNED else part
     parts.setdefault(part.path, []).append(part)
 
   def start(path, shape):
@@ -97,7 +108,7 @@ def fill(
 def _shapes(config: model_config.ModelConfig, form: str) -> Any:
   """Returns the shapes and dtypes of a form's parameters."""
   wanted = own.shapes(config, masters=form == MASTERS)
-  if form != DECODING:
+  if form not in (DECODING, TURNED):
     return wanted
   layers = config.layers()
   period = len(layers_lib.repeating_block(layers))
@@ -118,11 +129,22 @@ def _shapes(config: model_config.ModelConfig, form: str) -> Any:
       return x
     return jax.ShapeDtypeStruct(x.shape, config.dtype)
 
-  return jax.tree_util.tree_map_with_path(
+  wanted = jax.tree_util.tree_map_with_path(
     cast,
     {**wanted, 'blocks': blocks},
     is_leaf=lambda x: isinstance(x, int8.Quantized),
   )
+  return jax.eval_shape(deployed.turn, wanted) if form == TURNED else wanted
+
+
+def _turn(part: _Part, wanted: Any) -> _Part:
+  """Returns the part with the name that a turned parameter has."""
+  *parents, name = part.path
+  group = functools.reduce(dict.__getitem__, parents, wanted)
+  if name in group or name not in rules.CONTRACTED:
+    return part
+  # A stored matrix is [out, in], as is one whose sum comes last.
+  return part._replace(path=(*parents, rules.turn(name)), is_upright=True)
 
 
 def _parts(
@@ -147,7 +169,7 @@ def _parts(
   yield _Part(found[tensors.NORM], ('final_norm', 'gain_D'), change=shift)
   period = len(layers_lib.repeating_block(config.layers()))
   for index in range(config.num_layers):
-    is_stacked = form != DECODING
+    is_stacked = form not in (DECODING, TURNED)
     layer = f'layer_{index % period if is_stacked else index}'
     for ours, theirs in reading.family.tensors.items():
       letters = tensors.letters_of(ours, config)

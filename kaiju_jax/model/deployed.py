@@ -21,6 +21,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
@@ -144,6 +145,31 @@ def _group(group: Any, held: Any, config: model_config.ModelConfig) -> Any:
       weight = bungee.stretch(weight, group[f'bungee_{stem}'])
     out[name] = weight._replace(carrier=None)
   return out
+
+
+def turn(params: Any) -> Any:
+  """Returns parameters whose codes and tables are summed over their last axis.
+
+  A CPU reads them so (`decoding/device/weights.py`); `rules.turn` names them.
+
+  Args:
+    params: unstacked. What is turned already stays.
+  """
+  out = {}
+  for name, x in params.items():
+    is_table = name.endswith('_DV')
+    if isinstance(x, dict):
+      x = turn(x)
+    elif name in rules.CONTRACTED and (_is_quantized(x) or is_table):
+      if rules.turn(name) != name:
+        x = jax.tree.map(_move_first, x)
+      name = rules.turn(name)
+    out[name] = x
+  return out
+
+
+def _move_first(x: jax.Array) -> jax.Array:
+  return jnp.moveaxis(x, 0, -1)
 
 
 def is_deployed(params: Any) -> bool:

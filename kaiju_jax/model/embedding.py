@@ -6,8 +6,8 @@ tables stay float unless `quantization.embedding='int8'`; then each vocabulary
 entry has one scale, and the head's matmul is int8 too. (The sources do not say
 which.)
 
-Decoding on a CPU holds float tables as [V, D] (`decoding/device/weights.py`).
-This module reads them in that order without a transpose.
+Decoding on a CPU holds tables as [V, D] (`decoding/device/weights.py`). This
+module reads them in that order without a transpose.
 
 Devices split the vocabulary. Each looks up its own entries, the results are
 summed over the devices, and each makes the logits of its own entries.
@@ -68,7 +68,7 @@ class Embedding(weighted.Weighted):
   def head(self) -> jax.Array | int8.Quantized:
     """Returns the head's table [D, V] of this device's vocabulary entries."""
     table, is_turned = self._output
-    return table.T if is_turned else table
+    return jax.tree.map(jnp.transpose, table) if is_turned else table
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of this device's vocabulary entries."""

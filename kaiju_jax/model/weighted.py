@@ -9,6 +9,7 @@ scalar, or takes the codes that an export holds. The layer passes the result to
 """
 
 import math
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -20,10 +21,17 @@ from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
+from kaiju_jax.quantization.qat import letters as letters_lib
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import codec
 from kaiju_jax.wire import fsdp
+
+
+class _Turned(NamedTuple):
+  """A weight whose contracted dimensions lie last, as decoding may hold it."""
+
+  weight: int8.Quantized
 
 
 class Weighted(nn.Module):
@@ -43,8 +51,12 @@ class Weighted(nn.Module):
     Returns:
       `Quantized` if the config says int8, otherwise floats in the model's
       dtype. D is whole; in the other letters it is this device's part. A weight
-      beside which the parameters hold an adapter is `lora.Adapted`.
+      beside which the parameters hold an adapter is `lora.Adapted`. Codes that
+      the parameters hold by the name `rules.turn` come as `_Turned`.
     """
+    turned = rules.turn(name)
+    if turned != name and self.has_variable('params', turned):
+      return self._adapt(name, _Turned(self.get_variable('params', turned)))
     quantization = self.config.quantization
     is_int8 = quantization_config.has_codes(quantization)
     used = self.gather(name, shape, is_int8)
@@ -157,6 +169,8 @@ def einsum(
   """
   if isinstance(w, lora.Adapted):
     return lora.add(spec, x, einsum(spec, x, w.weight, config, **options), w)
+  if isinstance(w, _Turned):
+    return einsum(letters_lib.turn(spec), x, w.weight, config, **options)
   quantization = config.quantization
   return qat.einsum(
     spec,

@@ -403,7 +403,7 @@ def from_anywhere(
 
   form, dtype = stream.MASTERS, ''
   if quantization is not None:
-    form = stream.DEPLOYED if stacked else stream.DECODING
+    form = stream.DEPLOYED if stacked else stream.form_for_decoding()
     dtype = _serving_dtype()
   params, model = hugging_face.read(path, (), form, quantization, dtype)
   own_tokenizer = tokens.find(folder, model.vocab_size)

@@ -62,6 +62,13 @@ def letters_of(name: str) -> str:
   return letters
 
 
+def turn(name: str) -> str:
+  """Returns a weight's name with its contracted letters last, 'w_in_FD'."""
+  letters, contract = letters_of(name), CONTRACTED[name]
+  rest = ''.join(letter for letter in letters if letter not in contract)
+  return f'{name.removesuffix(letters)}{rest}{contract}'
+
+
 def spec(name: str, rank: int, table: Mapping[str, str | None]):
   """Returns the axes of a tensor's dimensions.
 

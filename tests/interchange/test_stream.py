@@ -70,6 +70,10 @@ def test_codes_have_the_bits_of_those_of_masters(tmp_path, place, name):
   assert config_again == config
   want = weights.ready(masters, config)
   assert_same(weights.ready(got, config), want)
+  turned, _ = hugging_face.read(folder, (), stream.TURNED, quantization)
+  want = weights.ready(masters, config, turned=True)
+  assert_same(weights.ready(turned, config, turned=True), want)
+  assert_same(weights.ready(got, config, turned=True), want)
   assert sum(x.dtype == np.int8 for x in jax.tree.leaves(got)) > 10
 
 
@@ -245,9 +249,10 @@ def status(name):
 
 def load(path):
   params, config = hugging_face.read(
-    path, (), stream.DECODING, quantization_config.for_serving()
+    path, (), stream.form_for_decoding(), quantization_config.for_serving()
   )
-  return jax.device_put(weights.ready(params, config), jax.devices()[0])
+  params = weights.ready(params, config, turned=True)
+  return jax.device_put(params, jax.devices()[0])
 
 load(sys.argv[1])
 with open('/proc/self/clear_refs', 'w') as file:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import lora
 from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import rules
 
 # A projection of a normed input lies within so many standard deviations.
 _DEVIATIONS = 3.0
@@ -47,13 +48,13 @@ def balance(params: Any, config: model_config.ModelConfig) -> Any:
     attention = dict(blocks[name]['attention'])
     groups = config.num_heads // config.num_kv_heads
     factor_HK = jnp.repeat(factor_UK, groups, axis=0)
-    _scale(attention, 'w_q_DHK', factor_HK[None])
+    _scale(attention, 'w_q_DHK', factor_HK)
     _scale(attention, 'bias_q_HK', factor_HK)
     if layer.kv_from == index:
       several = config.num_kv_heads > 1
       letters = 'UK' if several else 'K'
       inverse = 1 / (factor_UK if several else factor_UK[0])
-      _scale(attention, f'w_k_D{letters}', inverse[None])
+      _scale(attention, f'w_k_D{letters}', inverse)
       _scale(attention, f'bias_k_{letters}', inverse)
     blocks[name] = {**blocks[name], 'attention': attention}
   return {**params, 'blocks': blocks}
@@ -64,7 +65,12 @@ def _factors(layer: Any, config: model_config.ModelConfig) -> jax.Array:
   attention = layer['attention']
   letters = 'UK' if config.num_kv_heads > 1 else 'K'
   shape = config.num_kv_heads, config.head_dim
-  w = attention[f'w_k_D{letters}']
+  name = f'w_k_D{letters}'
+  if name in attention:
+    w = attention[name]
+  else:
+    turned = attention[rules.turn(name)]
+    w = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), turned)
   is_coded = isinstance(w, int8.Quantized)
   codes = w.codes if is_coded else w
   x = codes.astype(jnp.float32)
@@ -87,11 +93,16 @@ def _factors(layer: Any, config: model_config.ModelConfig) -> jax.Array:
 
 
 def _scale(attention: dict[str, Any], name: str, factor: jax.Array) -> None:
-  x = attention[name]
+  """Multiplies a parameter, an adapter included, by a factor of each output."""
+  held = name
+  if name in rules.CONTRACTED:
+    held = name if name in attention else rules.turn(name)
+    if lora.names_of(name).up in attention:
+      # An adapter's outputs have the weight's letters behind its rank.
+      _scale(attention, lora.names_of(name).up, factor[None])
+    factor = factor[None] if held == name else factor[..., None]
+  x = attention[held]
   if isinstance(x, int8.Quantized):
-    attention[name] = x._replace(scales=x.scales * factor)
+    attention[held] = x._replace(scales=x.scales * factor)
   else:
-    attention[name] = (x * factor).astype(x.dtype)
-  if name.startswith('w_') and lora.names_of(name).up in attention:
-    # An adapter's outputs have the weight's letters behind its rank.
-    _scale(attention, lora.names_of(name).up, factor)
+    attention[held] = (x * factor).astype(x.dtype)

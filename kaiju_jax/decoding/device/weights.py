@@ -5,9 +5,11 @@ forward pass reads: codes and scales if the model is int8, otherwise the model's
 dtype. Each layer has its own weights, `layer_0` and on, because a scan over
 stacked ones would copy each weight before it is read.
 
-On a CPU, float tables of the vocabulary lie as [V, D] instead of [D, V]: XLA
-would pack a head [D, V] anew at every step, and a lookup reads a row instead of
-a column. The fast mode alone does so, because it moves the last bits of logits.
+On a CPU, codes and tables of the vocabulary lie with the dimension that is
+summed over last, `w_in_FD`, `embedding_VD`: XLA would pack another order anew
+at every step (`quantization/qat/project.py`), and a lookup reads a row instead
+of a column. The fast mode alone does so, because it moves the last bits of the
+logits of float tables.
 """
 
 from collections.abc import Callable
@@ -43,7 +45,8 @@ def ready(
     config: the model's config.
     replica: the training state's, exactly if its updates were ternary;
       otherwise ValueError.
-    turned: whether float tables of the vocabulary become [V, D].
+    turned: whether codes, and tables of the vocabulary, become such whose
+      contracted dimensions lie last. Those that are so already stay.
   """
   quantization = config.quantization
   has_codes = (
@@ -58,7 +61,7 @@ def ready(
   params = balance.balance(params, config)
   if config.feedforward == 'relu2':
     params = _with_columns(params)
-  return _with_turned_tables(params) if turned else params
+  return deployed.turn(params) if turned else params
 
 
 def make_ready(
@@ -104,7 +107,7 @@ def check_alike(given: Any, held: Any) -> None:
 def is_unstacked(params: Any) -> bool:
   """Returns whether weights have no leading N, as their names say."""
   group = params['blocks']['layer_0']['feedforward']
-  return len(group['w_in_DF'].shape) == len('DF')
+  return 'w_in_DF' not in group or len(group['w_in_DF'].shape) == len('DF')
 
 
 def unstack(params: Any, config: model_config.ModelConfig) -> Any:
@@ -137,16 +140,6 @@ def _with_columns(params: Any) -> Any:
       )
     blocks[name] = {**layer, 'feedforward': feedforward}
   return {**params, 'blocks': blocks}
-
-
-def _with_turned_tables(params: Any) -> Any:
-  """Turns the float tables of the vocabulary, which are then named VD."""
-  tables = {}
-  for name, table in params['embedding'].items():
-    if name.endswith('_DV') and not isinstance(table, int8.Quantized):
-      name, table = f'{name.removesuffix("_DV")}_VD', table.T
-    tables[name] = table
-  return {**params, 'embedding': tables}
 
 
 def _cast(params: Any, dtype: str) -> Any:

@@ -12,8 +12,6 @@ What is lost is at most s/508, 2⁻¹⁶ of the token's largest value. The sums 
 integers, so that they have the same bits in calls of every shape.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
@@ -21,37 +19,35 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import letters as letters_lib
+from kaiju_jax.quantization.qat import product
 
 _DIGIT = 2 * bounds.MAX_CODE
 
-Product = Callable[..., jax.Array]
 
-
-def multiply(
-  spec: str, x: jax.Array, w: int8.Quantized, product: Product
-) -> jax.Array:
+def multiply(spec: str, x: jax.Array, w: int8.Quantized) -> jax.Array:
   """Returns the product in float32.
 
   Args:
     spec: see `project.einsum`.
     x: floats.
     w: the weight.
-    product: (letters, x, w, dtype) → the einsum, summed in `dtype`.
   """
   letters = letters_lib.parse(spec)
   scales = letters_lib.align(w.scales, letters.w, letters.out)
   if dispatch.platform() == 'cpu':
-    return _by_digits(letters, x, w.codes, product) * scales
-  return product(letters, x, w.codes.astype(x.dtype), jnp.float32) * scales
+    return _by_digits(letters, x, w.codes) * scales
+  return (
+    product.multiply(letters, x, w.codes.astype(x.dtype), jnp.float32) * scales
+  )
 
 
-def _by_digits(letters, x, codes, product: Product) -> jax.Array:
+def _by_digits(letters, x, codes) -> jax.Array:
   x = x.astype(jnp.float32)
   first, step = int8.quantize(x, letters.x_axes)
   rest = x - first.astype(jnp.float32) * step
   second = int8.encode(rest, step / _DIGIT)
   digits = jnp.concatenate([first, second])
-  sums = product(letters, digits, codes, jnp.int32).astype(jnp.float32)
+  sums = product.multiply(letters, digits, codes, jnp.int32).astype(jnp.float32)
   high, low = jnp.split(sums, 2)
   step = letters_lib.align(step, letters.x, letters.out)
   return (high + low / _DIGIT) * step

@@ -42,6 +42,13 @@ def parse(spec: str) -> Letters:
   return Letters(x, w, out, contracted)
 
 
+def turn(spec: str) -> str:
+  """Returns 'BLD,FD->BLF' of 'BLD,DF->BLF': the weight's sum comes last."""
+  x, w, out, contracted = parse(spec)
+  rest = ''.join(letter for letter in w if letter not in contracted)
+  return f'{x},{rest}{contracted}->{out}'
+
+
 def align(array: jax.Array, letters: str, to: str) -> jax.Array:
   """Reshapes `array` so that it broadcasts against a tensor of letters `to`."""
   sizes = dict(zip(letters, array.shape))

@@ -9,21 +9,18 @@ import math
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import murmur3
 from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import by_float
 from kaiju_jax.quantization.qat import by_kernel
 from kaiju_jax.quantization.qat import letters as letters_lib
+from kaiju_jax.quantization.qat import product
 from kaiju_jax.sharding import collectives
 
 Quantized = int8.Quantized
-# Measured on a CPU: 32 rows gain, 64 hardly, 128 lose.
-_FEW_ROWS = 32
 
 
 def einsum(
@@ -68,9 +65,9 @@ def einsum(
   )
   if isinstance(w, Quantized):
     if is_float:
-      return by_float.multiply(spec, x, w, _product).astype(options.dtype)
+      return by_float.multiply(spec, x, w).astype(options.dtype)
     return int8_einsum(spec, options, x, w, limit)
-  y = _product(letters_lib.parse(spec), x, w, jnp.float32)
+  y = product.multiply(letters_lib.parse(spec), x, w, jnp.float32)
   return y.astype(options.dtype)
 
 
@@ -135,7 +132,7 @@ def _project(spec, options, x, w, limit, keep_codes):
     x_codes, x_scales = x.codes, x.scales
   else:
     x_codes, x_scales = _code(letters, options, x, limit)
-  sums = _product(letters, x_codes, w.codes, jnp.int32)
+  sums = product.multiply(letters, x_codes, w.codes, jnp.int32)
   if options.nonnegative:
     columns = w.columns
     if columns is None:
@@ -174,53 +171,6 @@ def _check_sum(spec, w, axes, nonnegative=False) -> None:
 def columns_of(w: Quantized, axes: tuple[int, ...]) -> jax.Array:
   """Returns the sums of a weight's codes over its contracted axes, kept."""
   return jnp.sum(w.codes.astype(jnp.int32), axis=axes, keepdims=True)
-
-
-def _product(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
-  """Returns the einsum in `dtype`, summed over one dimension.
-
-  H and K, which lie last and side by side in x and w, become one dimension. To
-  sum over two dimensions XLA would copy the whole weight first, on a CPU.
-  """
-  x_letters, w_letters, out_letters, contracted = letters
-  if len(contracted) > 1:
-    x = x.reshape(*x.shape[: -len(contracted)], -1)
-    w = w.reshape(*w.shape[: -len(contracted)], -1)
-    x_letters = x_letters.removesuffix(contracted) + contracted[0]
-    w_letters = w_letters.removesuffix(contracted) + contracted[0]
-  spec = f'{x_letters},{w_letters}->{out_letters}'
-  if _is_slow_alone(x):
-    doubled = jnp.concatenate([x, x])
-    return jnp.einsum(spec, doubled, w, preferred_element_type=dtype)[:1]
-  if w_letters[-1] == x_letters[-1] and _is_slow_in_front(x):
-    turned = w_letters[:-1] + x_letters[:-1]
-    y = jnp.einsum(
-      f'{w_letters},{x_letters}->{turned}', w, x, preferred_element_type=dtype
-    )
-    # Without a barrier XLA turns the product round again.
-    return jnp.einsum(f'{turned}->{out_letters}', lax.optimization_barrier(y))
-  return jnp.einsum(spec, x, w, preferred_element_type=dtype)
-
-
-def _is_slow_alone(x: jax.Array) -> bool:
-  """Returns whether x is one row of codes on a CPU.
-
-  XLA takes two to six times as long for one row as for two.
-  """
-  is_one_row = x.dtype == jnp.int8 and x.size == x.shape[-1]
-  return is_one_row and dispatch.platform() == 'cpu'
-
-
-def _is_slow_in_front(x: jax.Array) -> bool:
-  """Returns whether x is a few rows of floats on a CPU, as in decoding.
-
-  XLA packs the second operand of a product anew in every call. If that operand
-  is the weight, a product with 2 to 32 rows takes 1.4 to 1.9 times as long
-  (`experiments/results/decoding.md`).
-  """
-  is_few = 1 < x.size // x.shape[-1] <= _FEW_ROWS
-  is_float = jnp.issubdtype(x.dtype, jnp.floating)
-  return is_float and is_few and dispatch.platform() == 'cpu'
 
 
 def _int8_einsum_forward(spec, options, x, w, limit):

@@ -29,9 +29,18 @@ def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
   return jnp.where(inside_BL[..., None], x_BLD, 0)
 
 
-def lookup_rows(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
-  """Returns what `lookup` returns for a float table [V, D]; has no gradient."""
-  x_BLD = jnp.take(table_VD, index_BL, axis=0, mode='clip').astype(jnp.float32)
+def lookup_rows(
+  table_VD: jax.Array | Quantized, index_BL: jax.Array
+) -> jax.Array:
+  """Returns what `lookup` returns for a table [V, D]; has no gradient."""
+
+  def rows(x: jax.Array) -> jax.Array:
+    return jnp.take(x, index_BL, axis=0, mode='clip').astype(jnp.float32)
+
+  if isinstance(table_VD, Quantized):
+    x_BLD = rows(table_VD.codes) * rows(table_VD.scales)
+  else:
+    x_BLD = rows(table_VD)
   inside_BL = (index_BL >= 0) & (index_BL < table_VD.shape[0])
   return jnp.where(inside_BL[..., None], x_BLD, 0)
 

@@ -4,9 +4,11 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax import visibility
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.model import embedding
+from kaiju_jax.model import transformer
 from tests.decoding import toys
 
 
@@ -55,10 +57,32 @@ def test_a_turned_table_looks_up_the_same_and_its_logits_differ_by_rounding(
     assert np.all(np.abs(found - wanted) <= bound)
 
 
-def test_codes_stay_as_they_are():
-  config = toys.config(quantization=toys.int8(embedding='int8'))
-  whole, turned = both(config)
-  jax.tree.map(np.testing.assert_array_equal, whole, turned)
+@pytest.mark.parametrize('tied', [True, False])
+def test_turned_codes_have_the_same_bits(tied):
+  quantization = toys.int8(embedding='int8')
+  config = toys.config(tied_embedding=tied, quantization=quantization)
+  masters = toys.drawn(config)
+  whole, turned = (
+    weights.ready(masters, config, turned=turned) for turned in (False, True)
+  )
+  names = [
+    path[-2].key
+    for path, x in jax.tree_util.tree_leaves_with_path(turned)
+    if x.dtype == np.int8
+  ]
+  assert names and all(name[-1] in 'DFK' for name in names)
+  again = weights.ready(turned, config, turned=True)
+  jax.tree.map(np.testing.assert_array_equal, again, turned)
+  model = transformer.Transformer(config, unstacked=True)
+  rng = np.random.default_rng(4)
+  # A loop of XLA's own, the weight in front, and the weight behind.
+  for length in 1, 8, 40:
+    tokens_BL = rng.integers(-1, config.vocab_size + 1, (1, length))
+    wanted, found = (
+      model.apply({'params': one}, tokens_BL, visibility.causal(length))
+      for one in (whole, turned)
+    )
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_the_reference_mode_keeps_the_order_of_training():
