@@ -3,9 +3,9 @@
 For the shapes of `decode.py` (8 rows; 12 heads of 64 and 2,112 slots in each of
 12 layers): products of activations and weights with either of them in front,
 the head of 32,000 tokens by a table that lies either way, attention's two
-products over keys that lie side by side, and `paged_decode` over pages of 64
-slots. It gives processor time, the least of several runs, because other
-processes' load hardly moves that.
+products over keys that lie side by side, `paged_decode` over pages of 64 slots,
+and products of codes with weights that lie either way. It gives processor time,
+the least of several runs, because other processes' load hardly moves that.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.kernels.paged_decode import api
+from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 
 _LAYERS, _ROWS, _HEADS, _K, _SLOTS, _PAGES = 12, 8, 12, 64, 64, 33
@@ -61,6 +62,18 @@ def _weights(show) -> None:
       x_RF,
       w_DF,
     )
+
+
+def _codes(show) -> None:
+  for letters, shape in ('DF', (1024, 3072)), ('FD', (3072, 1024)):
+    product = functools.partial(
+      qat.einsum, f'RD,{letters}->RF', dtype=jnp.float32
+    )
+    scale = jnp.full((1, 3072) if letters == 'DF' else (3072, 1), 1e-3)
+    weights = [int8.Quantized(w, scale) for w in _drawn(shape, jnp.int8)]
+    for rows in 1, 2, 8, 32, 256:
+      x_RD = _drawn((rows, 1024), jnp.float32)
+      show(f'{rows} rows of codes, weight {letters}', product, x_RD, weights)
 
 
 def _head(show) -> None:
@@ -135,6 +148,7 @@ def report(repeats: int) -> None:
   """Prints processor times, the least of `repeats` runs each."""
   show = functools.partial(_print, repeats)
   _weights(show)
+  _codes(show)
   _head(show)
   _attention(show, jnp.float32, jnp.float32)
   _attention(show, jnp.int8, jnp.int32)

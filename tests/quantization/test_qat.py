@@ -14,6 +14,8 @@ from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
+from kaiju_jax.quantization.qat import letters as letters_lib
+from kaiju_jax.quantization.qat import product
 from kaiju_jax.training import state
 from tests.model import rows
 
@@ -274,6 +276,27 @@ def test_a_few_rows_of_floats_stand_behind_the_weight(spec, rows):
   product = np.einsum(spec, x, w)
   expected = 2 * np.tensordot(product, w, 1)
   np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('size, rows', [(96, 1), (96, 2), (96, 3), (40, 1)])
+def test_a_few_rows_of_codes_are_summed_where_the_weight_lies(size, rows):
+  """A loop of XLA's own reads it in place, or it stands in front."""
+  random = np.random.default_rng(0)
+  x = random.integers(-128, 128, (1, rows, size), np.int8)
+  w = random.integers(-127, 128, (3, 8, size), np.int8)
+  letters = letters_lib.parse(letters_lib.turn('BLD,DHK->BLHK'))
+  run = jax.jit(lambda x, w: product.multiply(letters, x, w, jnp.int32))
+  compiled = run.lower(x, w).compile()
+  wanted = np.einsum('BLD,HKD->BLHK', x.astype(np.int32), w)
+  np.testing.assert_array_equal(compiled(x, w), wanted)
+  text = compiled.as_text()
+  if size % 32 == 0 and rows <= 2:
+    # Codes are apart from the loop: none of it is in a fusion with them.
+    assert ' dot(' not in text and 'reduce-window' in text
+  else:
+    assert re.findall(r'= s32\[([\d,]+)\]\S* dot\(', text) == [
+      f'24,{max(rows, 2)}'
+    ]
 
 
 def test_values_of_codes_pass_their_gradient_to_what_was_coded():
