@@ -37,8 +37,8 @@ _ANSWERS = (
   'And what did you do then?',
   'I would have done the same.',
 )
-# Bytes of a dialogue's messages.
-_ROOM = 300
+# Bytes of a dialogue's own messages, with requests among them and without.
+_ROOM, _ROOM_ALONE = 300, 900
 # No text that is asked comes from the seed of one that was learnt.
 _UNSEEN = 1_000_000
 
@@ -66,20 +66,32 @@ class Report(NamedTuple):
   facts: int
 
 
-def write(path: pathlib.Path, count: int, requests: int, seed: int = 0) -> None:
-  """Writes dialogues, with requests between their exchanges.
+def write(
+  path: pathlib.Path,
+  count: int,
+  requests: int,
+  share: float = 1.0,
+  seed: int = 0,
+) -> None:
+  """Writes dialogues, with requests between the exchanges of some.
 
   Args:
     path: the file; its folder is created if it does not exist.
     count: number of dialogues.
-    requests: requests per dialogue; half of them, in the mean, are planted.
+    requests: requests in a dialogue that has some; half of them, in the mean,
+      are planted.
+    share: the share of dialogues with requests. The others are longer, and
+      practise what the model knew before.
     seed: the seed of the draws.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   sets = planted.two_sets(seed)
-  files.write_json_lines(
-    path, (_dialogue(sets, requests, seed, number) for number in range(count))
-  )
+
+  def draw(number: int) -> dict[str, Any]:
+    is_asked = np.random.default_rng((seed, number, 2)).random() < share
+    return _dialogue(sets, requests if is_asked else 0, seed, number)
+
+  files.write_json_lines(path, map(draw, range(count)))
 
 
 def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
@@ -149,7 +161,8 @@ def _dialogue(
   rng = np.random.default_rng((seed, number))
   persona = personas.draw(rng, mixed=rng.random() < 0.6)
   described = ('system', prompt.persona(rows.fields_of(persona)))
-  said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
+  room = _ROOM if requests else _ROOM_ALONE
+  said = talk.path(rng, persona, room, lambda _, text: len(text.encode()))
   pairs = [said[n : n + 2] for n in range(1, len(said), 2)]
   rng = np.random.default_rng((seed, number, 1))
   for _ in range(requests):
