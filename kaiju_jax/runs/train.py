@@ -194,9 +194,9 @@ def _split(experiment: experiment_lib.Experiment):
 
     return state_lib.objective_of(experiment).split
   if experiment.objective.name == 'attention_alignment':
-    from kaiju_jax.runs import alignment
+    from kaiju_jax.runs import attention_teacher
 
-    return alignment.split
+    return attention_teacher.split
   return None
 
 
@@ -236,9 +236,9 @@ def _initial(experiment: experiment_lib.Experiment, workdir, devices):
 
     params = begin.params(experiment, experiment.begin_with, devices)
     if experiment.objective.name == 'attention_alignment':
-      from kaiju_jax.runs import alignment
+      from kaiju_jax.runs import attention_teacher
 
-      params = {**params, **alignment.teacher(experiment, devices)}
+      params = {**params, **attention_teacher.read(experiment, devices)}
   elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
     from kaiju_jax.model import depth_scaled

@@ -12,7 +12,7 @@ from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import pool
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import alignment
+from kaiju_jax.runs import attention_teacher
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
@@ -267,7 +267,7 @@ def test_another_teacher_than_the_configs_is_refused(start):
   ):
     one = plan.resolve(config, [f'{field}.{name}={given}'])
     with pytest.raises(ValueError, match=f'{name}=.*: must be .?{is_right}'):
-      alignment.teacher(one, mesh_lib.single())
+      attention_teacher.read(one, mesh_lib.single())
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 
 
-def teacher(
+def read(
   experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
   """Returns the teacher's float32 parameters on `mesh`, under their name.
