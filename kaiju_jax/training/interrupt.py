@@ -12,6 +12,7 @@ import jax
 _NOTICE = (
   b'\nInterrupted: finishing this step and saving. Again to abort at once.\n'
 )
+_WAKE_S = 0.1
 _WAITER = futures.ThreadPoolExecutor(1, 'step_waiter')
 
 
@@ -39,8 +40,9 @@ class Interrupt:
     self._restore()
 
   def _request(self, number, frame) -> None:
-    self.requested = True
+    # Whoever reads `requested` may send the second signal at once.
     self._restore()
+    self.requested = True
     # A print within a print that the signal interrupted would raise.
     os.write(2, _NOTICE)
 
@@ -56,4 +58,9 @@ def wait(arrays: Any) -> None:
   Python runs no signal handler while its main thread waits inside XLA, and two
   signals in one long step would count as one. So another thread waits there.
   """
-  _WAITER.submit(jax.block_until_ready, arrays).result()
+  ready = _WAITER.submit(jax.block_until_ready, arrays)
+  # The kernel may hand a signal to any thread. It does not wake the main one,
+  # which then handles the signal when it wakes by itself.
+  while not ready.done():
+    futures.wait([ready], timeout=_WAKE_S)
+  ready.result()
