@@ -13,7 +13,6 @@ of the processor.
 
 from collections.abc import Sequence
 import pathlib
-import tempfile
 import time
 
 from absl import flags
@@ -96,12 +95,7 @@ def _measure(folder: pathlib.Path) -> None:
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  if _MODEL.value:
-    _measure(pathlib.Path(_MODEL.value))
-    return
-  with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
-    open_shapes.write(folder, open_shapes.SHAPES[_SHAPE.value])
+  with open_shapes.provide(_SHAPE.value, _MODEL.value) as folder:
     _measure(folder)
 
 

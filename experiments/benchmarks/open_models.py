@@ -22,7 +22,6 @@ import importlib.util
 import os
 import pathlib
 import sys
-import tempfile
 import time
 
 from absl import flags
@@ -223,9 +222,7 @@ def main(argv):
   # Threads that wait by spinning slow down all others.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   print(f'{_SHAPE.value}, {_BATCH.value} × {_LENGTH.value} tokens', flush=True)
-  with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
-    open_shapes.write(folder, open_shapes.SHAPES[_SHAPE.value])
+  with open_shapes.provide(_SHAPE.value) as folder:
     for part, run in (
       ('quality', _quality),
       ('speed', _speed),

@@ -1,7 +1,10 @@
 """Shapes of open models, and folders of them with random weights."""
 
+from collections.abc import Iterator
+import contextlib
 import json
 import pathlib
+import tempfile
 
 _LLAMA = {
   'model_type': 'llama',
@@ -57,3 +60,20 @@ def write(path: pathlib.Path, fields: dict) -> None:
       x *= (2.0 if 'embed' in name else 1.0) * shape[-1] ** -0.5
     out[name] = x.astype(ml_dtypes.bfloat16)
   safetensors.numpy.save_file(out, path / 'model.safetensors', {'format': 'pt'})
+
+
+@contextlib.contextmanager
+def provide(shape: str, folder: str = '') -> Iterator[pathlib.Path]:
+  """Gives the folder of a model; one that it writes is removed at the end.
+
+  Args:
+    shape: a name in `SHAPES`, for the folder to write.
+    folder: an existing folder of that shape; '' to write one.
+  """
+  if folder:
+    yield pathlib.Path(folder)
+    return
+  with tempfile.TemporaryDirectory() as name:
+    path = pathlib.Path(name)
+    write(path, SHAPES[shape])
+    yield path

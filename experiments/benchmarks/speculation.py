@@ -22,7 +22,6 @@ import contextlib
 import functools
 import pathlib
 import statistics
-import tempfile
 import time
 from unittest import mock
 
@@ -239,12 +238,7 @@ def _answer(engine, text_L, number: int, clock) -> float:
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   measure = _time_calls if _SIZES.value else _measure
-  if _MODEL.value:
-    measure(pathlib.Path(_MODEL.value))
-    return
-  with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
-    open_shapes.write(folder, open_shapes.SHAPES[_SHAPE.value])
+  with open_shapes.provide(_SHAPE.value, _MODEL.value) as folder:
     measure(folder)
 
 

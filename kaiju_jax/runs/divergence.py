@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.wire import ternary_plan
 
 
 def compare(
@@ -38,16 +37,8 @@ def compare(
     )
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
-  both = variables(ours), variables(theirs)
+  both = load.variables(ours), load.variables(theirs)
   return lambda tokens_BL, visibility: compute(both, tokens_BL, visibility)
-
-
-def variables(loaded: load.Loaded) -> dict[str, Any]:
-  """Returns a model's collections, as `Transformer.apply` takes them."""
-  return {
-    'params': loaded.params,
-    **ternary_plan.collections(loaded.replica),
-  }
 
 
 def _log_probabilities(loaded: load.Loaded):

@@ -116,13 +116,10 @@ class Model:
     import jax
 
     from kaiju_jax.model import transformer
-    from kaiju_jax.wire import ternary_plan
+    from kaiju_jax.runs import load
 
     model = transformer.Transformer(self._loaded.config)
-    variables = {
-      'params': self._loaded.params,
-      **ternary_plan.collections(self._loaded.replica),
-    }
+    variables = load.variables(self._loaded)
 
     @jax.jit
     def hidden(variables, batch):

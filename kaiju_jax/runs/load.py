@@ -48,6 +48,16 @@ class Loaded(NamedTuple):
   is_ours: bool = True
 
 
+def variables(loaded: Loaded) -> dict[str, Any]:
+  """Returns a model's collections, as `Transformer.apply` takes them."""
+  from kaiju_jax.wire import ternary_plan
+
+  return {
+    'params': loaded.params,
+    **ternary_plan.collections(loaded.replica),
+  }
+
+
 def digest(loaded: Loaded) -> str:
   """Returns the hash of a model's parameters and config, 32 hex digits."""
   import jax

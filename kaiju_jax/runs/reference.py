@@ -28,7 +28,6 @@ from kaiju_jax.objectives import preference
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import conversations as task
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.wire import ternary_plan
 
 
 def write(
@@ -131,10 +130,7 @@ class Reader:
         finite.
     """
     rows = text.Rows(corpus, self._length, shuffle=False)
-    variables = {
-      'params': loaded.params,
-      **ternary_plan.collections(loaded.replica),
-    }
+    variables = load.variables(loaded)
     found = []
     for one in loader.epoch(choices_lib.Rows(rows, choices), self._batch):
       log_p_BY = np.asarray(self._answer(variables, one))

@@ -187,7 +187,7 @@ def teach(
   answer = teach_lib.answering(
     transformer.Transformer(plan.teacher.config), plan.settings.sampling
   )
-  variables = divergence.variables(plan.teacher)
+  variables = load.variables(plan.teacher)
   total = sum(len(corpus.tokens) for corpus in plan.corpora.values())
   done = 0
   with (

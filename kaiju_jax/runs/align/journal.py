@@ -102,8 +102,8 @@ def check_training(
 
 def read_prompts(
   settings: config.Settings, user: users.Planted, format: chat.Format, room: int
-) -> list[prompts_lib.Prompt]:
-  """Returns the prompts, the held-out ones first.
+) -> tuple[list[prompts_lib.Prompt], int]:
+  """Returns the prompts, the held-out ones first, and the longest's tokens.
 
   Args:
     settings: the settings.
@@ -129,18 +129,18 @@ def read_prompts(
   users.check(user, found)
   # A watched prompt's tree holds one reply more than a round's.
   replies = (settings.swipes + 1) * (settings.tokens + 1)
-  for one in found:
-    count = len(format.prompt(one.messages))
+  counts = count_tokens(found, format)
+  for one, count in zip(found, counts, strict=True):
     if count + replies > room:
       raise ValueError(
         f'--prompts: {one.name} has {count:,} tokens, and {settings.swipes + 1}'
         f' replies of {settings.tokens} have {replies:,}: a row has {room:,}.'
       )
-  return found
+  return found, max(counts)
 
 
-def count_longest(
+def count_tokens(
   found: Sequence[prompts_lib.Prompt], format: chat.Format
-) -> int:
-  """Returns the tokens of the longest prompt."""
-  return max(len(format.prompt(one.messages)) for one in found)
+) -> list[int]:
+  """Returns the tokens of each prompt."""
+  return [len(format.prompt(one.messages)) for one in found]

@@ -129,9 +129,10 @@ class Rounds:
       self._prompts = [one for one, _, _ in self._log.held_out]
       self._prompts = self._prompts[: settings.watched]
       self._held_count = self._watched = len(self._prompts)
+      longest = max(journal.count_tokens(self._prompts, self._format))
       text = self._log.digest
     else:
-      self._prompts = journal.read_prompts(
+      self._prompts, longest = journal.read_prompts(
         settings, self._user, self._format, length
       )
       self._held_count = settings.held_out
@@ -141,7 +142,6 @@ class Rounds:
       settings, self._experiment, self._first, self._format, text
     )
     journal.check(out, self._described)
-    longest = journal.count_longest(self._prompts, self._format)
     self._drawer = drawing.Drawer(
       self._format,
       longest + settings.tokens,

@@ -28,7 +28,6 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
-from kaiju_jax.wire import ternary_plan
 
 ROLES = 'prompt', 'reply'
 # Tokens that run at a time, and the shortest row that texts are packed into.
@@ -73,10 +72,7 @@ class Reader:
       prompt.open_prefix(self._format),
       *(one_L for one_L in prefixes if len(one_L) <= self._most // 2),
     ]
-    self._variables = {
-      'params': loaded.params,
-      **ternary_plan.collections(loaded.replica),
-    }
+    self._variables = load.variables(loaded)
     model = transformer.Transformer(loaded.config)
 
     @jax.jit
