@@ -32,6 +32,8 @@ _ROWS = flags.DEFINE_integer('rows', 8, 'Rows of the step.', 1)
 _CHUNKS = flags.DEFINE_list('chunks', '16,64,256', 'Tokens of the chunks.')
 _TURNS = flags.DEFINE_integer('turns', 4, 'How often each call runs.', 1)
 
+_TEXT = 64  # Tokens of a row's text.
+
 
 def _measure(folder: pathlib.Path) -> None:
   import jax
@@ -51,16 +53,16 @@ def _measure(folder: pathlib.Path) -> None:
     None,
     rows=rows + 1,
     length=512,
-    extra=max(sizes) + rows,
+    extra=max(_TEXT, *sizes) + rows,
   )
-  rounds = compiled.Rounds(decoder, max(sizes))
+  rounds = compiled.Rounds(decoder, max(_TEXT, *sizes))
   text_L = np.random.default_rng(0).integers(8, 4000, 600, dtype=np.int32)
   lengths = {}
   for row in range(rows + 1):
     assert decoder.open(512) == row
     rounds.join(row, sampling.Sampling(temperature=0), text_L[:0])
-    chunk = compiled.Chunk(row, text_L[:64], True)
-    rounds.prefill([chunk], rounds.shape_of(64))
+    chunk = compiled.Chunk(row, text_L[:_TEXT], True)
+    rounds.prefill([chunk], rounds.shape_of(_TEXT))
     lengths[row] = decoder.length_of(row)
 
   def least(call, *given) -> float:
