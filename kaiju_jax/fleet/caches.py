@@ -14,6 +14,7 @@ No tokens are generated. A simulated row takes, holds and releases pages of the
 real tree as the engine's rows do.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import hashlib
@@ -25,6 +26,7 @@ from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.pages import texts
 from kaiju_jax.fleet import traffic
 
 _KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL
@@ -84,6 +86,17 @@ class Oracle:
     return min(hits, prompt - 1)
 
 
+# Makes a policy of eviction: the tree's pages, S, and a clock of seconds.
+MakePolicy = Callable[
+  [pages_lib.Pages, int, Callable[[], float]], eviction.Policy
+]
+
+
+def least_recently_used(*unused) -> eviction.Policy:
+  """Makes the plain policy, of which the engine's is the rival."""
+  return eviction.LeastRecentlyUsed()
+
+
 class Points:
   """The engine's prefix tree, with pools of a given size."""
 
@@ -94,6 +107,7 @@ class Points:
     local: float | None = None,
     every: int = recording.EVERY,
     between_turns: bool = True,
+    make_policy: MakePolicy = eviction.Learned,
   ):
     """Makes an empty tree.
 
@@ -104,6 +118,7 @@ class Points:
       every: most tokens of a prefill between two points.
       between_turns: whether prompts and answers are recorded; otherwise only
         prefixes are.
+      make_policy: makes the policy of eviction; the engine's by default.
     """
     self._sizes = sizes
     self._seconds = 0.0
@@ -116,26 +131,24 @@ class Points:
       }
     )
     self._tree = prefix_tree.PrefixTree(
-      self._pages, sizes.page, sizes.window, self._make_policy()
+      self._pages,
+      sizes.page,
+      sizes.window,
+      make_policy(self._pages, sizes.page, lambda: self._seconds),
     )
     self._recorder = recording.Recorder(self._tree, every)
     self._between_turns = between_turns
-
-  def _make_policy(self) -> eviction.Policy:
-    return eviction.Learned(self._pages, self._sizes.page, self._clock)
-
-  def _clock(self) -> float:
-    return self._seconds
 
   def serve(self, request: traffic.Request) -> int:
     """Records the request; returns how many prompt tokens it resumed."""
     self._seconds = request.seconds
     prompt = request.tokens()
     whole = np.concatenate([prompt, request.answer.tokens])
-    owner = request.session.to_bytes(8, 'little')
+    owner, memo = request.owner, texts.Memo()
 
     def text(length: int) -> prefix_tree.Text:
-      return prefix_tree.Text(whole[:length], request.shared, owner)
+      tokens = whole[:length]
+      return prefix_tree.Text(tokens, request.shared, owner, memo=memo)
 
     row = _Row(self._tree, self._pages, self._sizes)
     match = self._tree.match(text(len(prompt)))

@@ -37,10 +37,9 @@ class Foresight(caches.Points):
       local: the fraction of `memory` for local pages; None for the default.
     """
     self._coming = _Coming(requests)
-    super().__init__(sizes, memory, local)
-
-  def _make_policy(self) -> eviction.Policy:
-    return self._coming
+    super().__init__(
+      sizes, memory, local, make_policy=lambda *unused: self._coming
+    )
 
   def serve(self, request: traffic.Request) -> int:
     """Records the request; returns how many prompt tokens it resumed."""

@@ -45,10 +45,11 @@ class Request(NamedTuple):
   Attributes:
     seconds: when the request comes, from the beginning of the trace.
     character: number of the character.
-    session: number of the conversation, which owns the text behind the prefix.
-    kind: 'turn', 'swipe' or 'edit'.
+    session: number of the conversation.
+    kind: 'turn', 'swipe', 'edit' or 'fork'.
     prompt: the pieces of its prompt; the first is the character's prefix.
     answer: the tokens that the model would generate.
+    person: who owns the conversation; None for somebody of its own.
   """
 
   seconds: float
@@ -57,6 +58,13 @@ class Request(NamedTuple):
   kind: str
   prompt: tuple[Piece, ...]
   answer: Piece
+  person: int | None = None
+
+  @property
+  def owner(self) -> bytes:
+    """Returns the owner of the text behind the prefix, as the tree has it."""
+    number = self.session if self.person is None else self.person
+    return number.to_bytes(8, 'little')
 
   @property
   def shared(self) -> int:
@@ -134,6 +142,12 @@ class Traffic:
       )
 
 
+def draw_piece(seed: int, number: int, size: int) -> Piece:
+  """Draws a piece; the same seed, number and size give the same tokens."""
+  rng = np.random.default_rng((seed, 1, number))
+  return Piece(number, rng.integers(_VOCABULARY, size=size, dtype=np.int32))
+
+
 def trace(traffic: Traffic) -> Iterator[Request]:
   """Yields the requests, in the order in which they come."""
   rng = np.random.default_rng((traffic.seed, 0))
@@ -162,7 +176,7 @@ def trace(traffic: Traffic) -> Iterator[Request]:
 
 
 class _Pieces:
-  """Draws pieces; the same seed and number give the same tokens."""
+  """Numbers the pieces that it draws."""
 
   def __init__(self, seed: int):
     self._seed = seed
@@ -170,8 +184,7 @@ class _Pieces:
 
   def draw(self, size: int) -> Piece:
     number, self._next = self._next, self._next + 1
-    rng = np.random.default_rng((self._seed, 1, number))
-    return Piece(number, rng.integers(_VOCABULARY, size=size, dtype=np.int32))
+    return draw_piece(self._seed, number, size)
 
 
 class _Characters:
