@@ -166,6 +166,37 @@ class Format:
     text_L = step.encode(step.lead + self.clean(role, strip(text)) + tail)
     return _join(step.before_L, self._without_structure(text_L), closing_L)
 
+  def locate(self, role: str, text: str, after: str = '') -> np.ndarray:
+    """Returns the characters of `text` in each token of `message`.
+
+    Returns:
+      int64 [L, 2], the first character and one past the last; they are equal
+      for tokens around the text.
+
+    Raises:
+      TypeError, ValueError: as `message`; or the text is not encoded as it
+        stands, so that its characters cannot be found.
+    """
+    step = self.steps[after, _role(role)]
+    tail, closing_L = self.behind[step.after]
+    clean = self.clean(role, strip(text))
+    written = step.lead + clean + tail
+    text_L, found_L2 = step.encode(written), self.tokenizer.locate(written)
+    if clean not in text or len(found_L2) != len(text_L):
+      raise ValueError(
+        f'the {self.name} format changes the text {text[:40]!r}, so that its'
+        ' characters cannot be found among the tokens.'
+      )
+    # A template strips the ends of a text.
+    first = text.index(clean)
+    found_L2 = np.clip(found_L2 - len(step.lead), 0, len(clean)) + first
+    found_L2 = found_L2[~np.isin(text_L, self.structure)]
+    before_L2, closing_L2 = (
+      np.zeros((len(one_L), 2), np.int64)
+      for one_L in (step.before_L, closing_L)
+    )
+    return np.concatenate([before_L2, found_L2, closing_L2])
+
   def advance(self, role: str, after: str = '') -> str:
     """Returns the place behind a message that stands behind `after`."""
     return self.steps[after, _role(role)].after

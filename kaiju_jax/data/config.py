@@ -28,11 +28,11 @@ class DataConfig:
 
   Attributes:
     task: a row of `tasks/registry.py`: 'text' (files of text), 'properties'
-      (the same with a label per byte, for the token head), 'dialogues'
-      (invented ones, with characters), 'conversations' (to fine-tune on,
-      `data/conversations.py`), 'choices' (between their replies), 'needle'
-      (the synthetic retrieval task) or 'needle_text' (a magic number hidden in
-      text).
+      (the same with a label per byte, for the token head), 'spans' (texts with
+      labelled spans, for the same), 'dialogues' (invented ones, with
+      characters), 'conversations' (to fine-tune on, `data/conversations.py`),
+      'choices' (between their replies), 'needle' (the synthetic retrieval task)
+      or 'needle_text' (a magic number hidden in text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     sources: several sources instead of `path`, mixed by their weights. They are
@@ -52,6 +52,8 @@ class DataConfig:
       of conversations; '' for our own format (`data/chat.py`).
     end_weight: factor of the loss of the token that ends a reply; 0 is for a
       comparison, because such a model does not learn to end its replies.
+    label_weights: how task 'spans' weighs labels: 'balanced', so that rare
+      violations count as much as frequent ones, or 'equal' (`data/spans.py`).
     reference: file of a reference model's log-probabilities
       (`experiments.reference`) for objective.name='preference'; '' for none.
     length: L, tokens per row, at least 2, because a row's first token is not
@@ -77,6 +79,7 @@ class DataConfig:
   tokenizer: str = ''
   chat_template: str = ''
   end_weight: float = 1.0
+  label_weights: str = 'balanced'
   reference: str = ''
   length: int = 512
   batch: int = 8

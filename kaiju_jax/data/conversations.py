@@ -118,8 +118,12 @@ def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:
     raise ValueError(f'{field}={path!r}: the files hold no conversation.')
 
 
-def parse(record: Any) -> tuple[Message, ...]:
+def parse(record: Any, needs_reply: bool = True) -> tuple[Message, ...]:
   """Returns the messages of a line, which is JSON's value `record`.
+
+  Args:
+    record: the line's value.
+    needs_reply: whether a message must be the assistant's.
 
   Raises:
     ValueError: see the module's docstring; names the message and its fault.
@@ -145,7 +149,7 @@ def parse(record: Any) -> tuple[Message, ...]:
     messages = [
       _message(part, place, form, factor) for part, place in zip(parts, places)
     ]
-  _check_order([one.role for one in messages], places)
+  _check_order([one.role for one in messages], places, needs_reply)
   return tuple(messages)
 
 
@@ -283,7 +287,9 @@ def _weight(record: Mapping[str, Any], place: str) -> float:
   return float(weight)
 
 
-def _check_order(roles: Sequence[str], places: Sequence[str]) -> None:
+def _check_order(
+  roles: Sequence[str], places: Sequence[str], needs_reply: bool
+) -> None:
   """Refuses roles that do not alternate behind one system message."""
   first = 1 if roles[0] == 'system' else 0
   for index in range(first, len(roles)):
@@ -294,5 +300,5 @@ def _check_order(roles: Sequence[str], places: Sequence[str]) -> None:
         f' {roles[index - 1]!r}; one system message may come first, then user'
         ' and assistant alternate.'
       )
-  if 'assistant' not in roles:
+  if needs_reply and 'assistant' not in roles:
     raise ValueError('no assistant message, from which a model could learn.')

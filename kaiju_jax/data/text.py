@@ -39,6 +39,8 @@ class Corpus:
     token_bytes: int32[T], how many bytes each token stands for (0 for BOS);
       None where the corpus is not measured.
     weights: float32[T], the weight of each token's loss; None for ones.
+    labels: uint8[T, C], whether each token has a property (`data/spans.py`);
+      None without labels.
   """
 
   tokens: np.ndarray
@@ -48,6 +50,7 @@ class Corpus:
   byte_counts: np.ndarray
   token_bytes: np.ndarray | None = None
   weights: np.ndarray | None = None
+  labels: np.ndarray | None = None
 
 
 def corpus(
@@ -88,7 +91,7 @@ def corpus(
 
 
 def digest(corpus: Corpus) -> str:
-  """Returns a hash of a corpus's tokens, documents, trees and weights."""
+  """Returns a hash of a corpus's tokens, trees, weights and labels."""
   sums = hashlib.blake2b(str(corpus.tokens.dtype).encode(), digest_size=16)
   sums.update(corpus.tokens.data)
   sums.update(np.asarray(corpus.begins, np.int64).data)
@@ -97,6 +100,9 @@ def digest(corpus: Corpus) -> str:
     sums.update(np.asarray(corpus.parents[index], np.int64).data)
   if corpus.weights is not None:
     sums.update(np.asarray(corpus.weights, np.float32).data)
+  if corpus.labels is not None:
+    sums.update(repr(corpus.labels.shape).encode())
+    sums.update(np.ascontiguousarray(corpus.labels, np.uint8).data)
   return sums.hexdigest()
 
 

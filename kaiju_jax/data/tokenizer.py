@@ -63,6 +63,13 @@ class Tokenizer(Protocol):
     They add up to all bytes of the text, unless it has no token.
     """
 
+  def locate(self, text: str) -> np.ndarray:
+    """Returns int64 [n, 2], the characters of `text` in each of its tokens.
+
+    They are the first character and one past the last. A character that several
+    tokens share is in each of them.
+    """
+
   def decode(self, tokens) -> str:
     """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
 
@@ -90,6 +97,11 @@ class Bytes:
 
   def measure(self, text: str) -> np.ndarray:
     return np.ones(len(text.encode()), np.int32)
+
+  def locate(self, text: str) -> np.ndarray:
+    sizes = [len(character.encode()) for character in text]
+    first = np.repeat(np.arange(len(text)), sizes)
+    return np.stack([first, first + 1], axis=1)
 
   def decode(self, tokens) -> str:
     tokens = np.asarray(tokens, np.uint8)
@@ -169,6 +181,10 @@ class HuggingFace:
     sizes = [len(character.encode()) for character in text]
     before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     return np.diff(before[ends], prepend=0).astype(np.int32)
+
+  def locate(self, text: str) -> np.ndarray:
+    found = self._tokenizer.encode(text, add_special_tokens=False).offsets
+    return np.array(found, np.int64).reshape(-1, 2)
 
   def decode(self, tokens) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())

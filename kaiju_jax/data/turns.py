@@ -74,8 +74,15 @@ class Counts:
     return Counts(*(a + b for a, b in pairs))
 
 
-class _Document(NamedTuple):
-  """An encoded conversation; arrays have one entry per token."""
+class Document(NamedTuple):
+  """An encoded conversation; arrays have one entry per token.
+
+  Attributes:
+    tokens: its tokens.
+    parents: the parent of each; -1 for the first.
+    weights: the weight of each token's loss.
+    choices: the replies of each turn with a choice.
+  """
 
   tokens: np.ndarray
   parents: np.ndarray
@@ -117,8 +124,8 @@ def fine_tuning(
     counts.conversations += 1
     counts.replies += sum(m.role == 'assistant' and m.weight > 0 for m in kept)
     messages = [m._replace(replies=()) for m in kept]
-    named.append((one.name, _encode(messages, format, end_weight)))
-  return _corpus(named, format.tokenizer.vocab_size), counts
+    named.append((one.name, encode(messages, format, end_weight)))
+  return corpus(named, format.tokenizer.vocab_size), counts
 
 
 def choices(
@@ -145,12 +152,12 @@ def choices(
     if last < 0:
       counts.dropped += 1
       continue
-    document = _encode(messages[: last + 1], format)
+    document = encode(messages[: last + 1], format)
     counts.conversations += 1
     counts.replies += sum(len(one.spans) for one in document.choices)
     named.append((one.name, document))
   found = [document.choices for _, document in named]
-  return _corpus(named, format.tokenizer.vocab_size), found, counts
+  return corpus(named, format.tokenizer.vocab_size), found, counts
 
 
 def _until_reply(messages: Sequence[_Message]) -> Sequence[_Message]:
@@ -205,10 +212,19 @@ def _cut(
   return [*head, *messages[firsts[low] :]] if low < len(firsts) else ()
 
 
-def _encode(
+def encode(
   messages: Sequence[_Message], format: chat.Format, end_weight: float = 1.0
-) -> _Document:
-  """Returns a conversation's tokens; a choice's last reply goes on."""
+) -> Document:
+  """Returns a conversation's tokens; a choice's last reply goes on.
+
+  Args:
+    messages: the messages.
+    format: encodes them.
+    end_weight: factor of the weight of a reply's end.
+
+  Raises:
+    ValueError: the format ends a reply with no token that stops one.
+  """
   tokens, parents = [format.head_L], [np.arange(-1, len(format.head_L) - 1)]
   weights = [np.zeros(len(format.head_L), np.float32)]
   size, last, after, found = len(format.head_L), -1, '', []
@@ -247,7 +263,7 @@ def _encode(
       if message.replies:
         found.append(Choice(tuple(spans), len(spans) - 1))
     after = format.advance(message.role, after)
-  return _Document(*map(np.concatenate, (tokens, parents, weights)), (*found,))
+  return Document(*map(np.concatenate, (tokens, parents, weights)), (*found,))
 
 
 def _shared(opening_L: np.ndarray, message_L: np.ndarray) -> int:
@@ -268,9 +284,10 @@ def _end(message_L: np.ndarray, begin: int, format: chat.Format) -> int:
   return begin + int(np.argmax(is_stop_L)) + 1
 
 
-def _corpus(
-  named: Sequence[tuple[str, _Document]], vocab_size: int
+def corpus(
+  named: Sequence[tuple[str, Document]], vocab_size: int
 ) -> text.Corpus | None:
+  """Returns documents as a corpus that keeps each whole; None for none."""
   if not named:
     return None
   sizes = [len(one.tokens) for _, one in named]

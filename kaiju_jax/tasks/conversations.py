@@ -125,7 +125,7 @@ def read_fine_tuning(experiment: experiment_lib.Experiment) -> Read:
   held_out = None
   if unseen is not None:
     held_out = text.Rows(unseen, data.length, shuffle=False)
-  return Read(rows, held_out, _describe(data, training, unseen))
+  return Read(rows, held_out, describe(data, training, unseen))
 
 
 def read_choices(experiment: experiment_lib.Experiment) -> Read:
@@ -153,7 +153,7 @@ def read_choices(experiment: experiment_lib.Experiment) -> Read:
     values += found or []
     source = text.Rows(corpus, data.length, experiment.seed, shuffle)
     rows.append(choices.Rows(source, own, found))
-  described = _describe(data, parts[0][0], parts[1][0])
+  described = describe(data, parts[0][0], parts[1][0])
   counts = described['']['training']
   # A run must not go on with the numbers of another reference.
   counts['digest'] += f' {choices.hash_values(values)}'
@@ -183,7 +183,8 @@ def _split(data: data_config.DataConfig, encode: Callable[..., Any]) -> Any:
   return training, unseen
 
 
-def _describe(data, training, unseen) -> dict[str, Any]:
+def describe(data, training, unseen) -> dict[str, Any]:
+  """Returns the description of the text of `data.path`, for `Read.text`."""
   only = data_config.SourceConfig('', data.path)
   return texts_lib.describe([texts_lib.Source(only, training, unseen)])
 

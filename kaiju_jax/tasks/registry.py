@@ -3,6 +3,7 @@
     text            files of text, or a mixture of several such sources, packed
                     into rows
     properties      the same, with labels of each byte for the token head
+    spans           texts and chats with labelled spans, for the same
     conversations   chats to fine-tune on: the assistant's turns and their ends
     choices         the replies that users kept and passed over, as trees
     dialogues       invented dialogues with characters, as a server prompts
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.tasks import conversations as conversations_lib
+from kaiju_jax.tasks import spans as spans_lib
 from kaiju_jax.tasks import texts as texts_lib
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
@@ -248,6 +250,12 @@ def _conversation_texts(
   return np.stack([source[index].tokens for index in range(count)])
 
 
+def _conversations(check, read, *objectives: str) -> Task:
+  """Returns the task whose `read` returns a `conversations.Read`."""
+  parts = _load_conversations, _conversation_texts
+  return Task(check, *(functools.partial(x, read) for x in parts), objectives)
+
+
 def _check_needle(experiment: experiment_lib.Experiment) -> None:
   from kaiju_jax.tasks.needle import questions as needle
 
@@ -420,16 +428,14 @@ TASKS = {
     objectives=('token_head',),
   ),
   'dialogues': Task(_check_dialogues, _load_dialogues, _dialogue_texts),
-  'conversations': Task(
-    conversations_lib.check,
-    functools.partial(_load_conversations, conversations_lib.read_fine_tuning),
-    functools.partial(_conversation_texts, conversations_lib.read_fine_tuning),
+  'spans': _conversations(spans_lib.check, spans_lib.read, 'token_head'),
+  'conversations': _conversations(
+    conversations_lib.check, conversations_lib.read_fine_tuning, 'language'
   ),
-  'choices': Task(
+  'choices': _conversations(
     conversations_lib.check_choices,
-    functools.partial(_load_conversations, conversations_lib.read_choices),
-    functools.partial(_conversation_texts, conversations_lib.read_choices),
-    objectives=('preference',),
+    conversations_lib.read_choices,
+    'preference',
   ),
   'needle': Task(
     _check_needle, _load_needle, _question_texts, questions=_pairs

@@ -38,6 +38,7 @@ YOUNGER = {
   **{f'model.{name}': value for name, value in model_config.YOUNGER.items()},
   'data.chat_template': '',
   'data.end_weight': 1.0,
+  'data.label_weights': 'balanced',
   'data.reference': '',
   'objective.attention_alignment': strict.dump(
     objectives_config.AttentionAlignment()

@@ -1,0 +1,330 @@
+r"""Reads texts whose violations are labelled as spans of characters.
+
+A line of a .jsonl file is a plain text or a chat. A span names its first
+character, one past its last one, and what it violates:
+
+    {"text": "…", "spans": [{"start": 4, "end": 12, "dimension": "rude"}]}
+    {"messages": [{"role": "user", "content": "…", "spans": […]}, …]}
+
+Messages are those of `data/conversations.py`, without a choice of replies. What
+has no spans violates nothing. Spans of one dimension do not overlap.
+
+A token is labelled along a dimension if one of its characters is in a span of
+it. A character that several tokens share labels all of them. BOS, padding and
+the tokens around messages are never labelled, but for padding they count as
+known: a server judges them, too. A text stays whole in a row, and is labelled
+alone, whatever is packed beside it.
+
+Our guess: the weights of labels. In each dimension the labelled tokens of the
+training text together have half of the weight and the others the other half,
+and all dimensions have the same sum, that of one per token ('balanced'). With
+weights of one ('equal') a violation in one of 500 texts is a thousandth of its
+dimension's loss. Balanced probabilities are those of a text in which half of
+the tokens were violations.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import chat
+from kaiju_jax.data import conversations
+from kaiju_jax.data import documents
+from kaiju_jax.data import text as text_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data import turns
+from kaiju_jax.storage import files
+
+# The names of a row's extras; `objectives/token_head.py` reads them.
+LABEL, WEIGHT = 'label_BLC', 'weight_BLC'
+WEIGHTS = 'balanced', 'equal'
+
+
+class Span(NamedTuple):
+  """Characters of a text that violate a dimension.
+
+  Attributes:
+    start: the first character.
+    end: one past the last.
+    dimension: the dimension's name.
+  """
+
+  start: int
+  end: int
+  dimension: str
+
+
+class Labelled(NamedTuple):
+  """A labelled text or chat.
+
+  Attributes:
+    name: the file's name, '#' and its number in the file, from 1 on.
+    messages: the messages; a plain text is one message of the role ''.
+    spans: the spans of each message.
+  """
+
+  name: str
+  messages: tuple[conversations.Message, ...]
+  spans: tuple[tuple[Span, ...], ...]
+
+
+def read(
+  path: str, names: Sequence[str] | None = None, field: str = 'data.path'
+) -> list[Labelled]:
+  """Returns the texts of a .jsonl file, a folder or glob of them.
+
+  Args:
+    path: a file, folder or glob.
+    names: the dimensions that there are; None for any.
+    field: the name of `path` in errors.
+
+  Raises:
+    FileNotFoundError: nothing at `path`.
+    OSError: a file or folder that cannot be read.
+    ValueError: a line that is none, named with its fault; or no span along one
+      of `names`.
+  """
+  found = []
+  for name, file in documents.files(path, field):
+    parsed = files.parse_json_lines(file, lambda line: parse(line, names))
+    for number, one in enumerate(parsed, 1):
+      found.append(Labelled(f'{name}#{number}', *one))
+  known = list_dimensions(found)
+  for name in names or ():
+    if name not in known:
+      raise ValueError(
+        f'{field}={path!r}: {len(found):,} texts, and no span of {name!r};'
+        ' a head learns nothing of a dimension without one.'
+      )
+  return found
+
+
+def list_dimensions(texts: Sequence[Labelled]) -> list[str]:
+  """Returns the names of all dimensions along which there are spans, sorted."""
+  return sorted(
+    {span.dimension for one in texts for own in one.spans for span in own}
+  )
+
+
+def parse(
+  record: Any, names: Sequence[str] | None = None
+) -> tuple[tuple[conversations.Message, ...], tuple[tuple[Span, ...], ...]]:
+  """Returns the messages and spans of a line, which is JSON's value `record`.
+
+  Raises:
+    ValueError: see the module's docstring; names the field and its fault.
+  """
+  if isinstance(record, dict) and 'text' in record:
+    content = record['text']
+    if not isinstance(content, str) or not content:
+      raise ValueError(f'text={content!r}: must be text, not empty.')
+    _check_clean(content, 'text')
+    message = conversations.Message('', content)
+    return (message,), (_spans(record, content, '', names),)
+  if not isinstance(record, dict) or 'messages' not in record:
+    raise ValueError("expected an object with one of 'text', 'messages'.")
+  messages = conversations.parse(record, needs_reply=False)
+  spans = []
+  for index, (part, message) in enumerate(zip(record['messages'], messages)):
+    if message.replies:
+      raise ValueError(
+        f'messages[{index}].replies: must be "content", whose characters spans'
+        ' can name.'
+      )
+    place = f'messages[{index}].'
+    if part.get('spans'):
+      _check_clean(part['content'], f'{place}content')
+    spans.append(_spans(part, message.content, place, names))
+  return messages, tuple(spans)
+
+
+def _check_clean(content: str, place: str) -> None:
+  if chat.strip(content) != content:
+    raise ValueError(
+      f'{place}: has control characters or line ends other than \\n, which are'
+      ' removed, so that spans would name other characters; remove them.'
+    )
+
+
+def _spans(
+  part: Mapping[str, Any],
+  content: str,
+  place: str,
+  names: Sequence[str] | None,
+) -> tuple[Span, ...]:
+  listed = part.get('spans', [])
+  if not isinstance(listed, list):
+    raise ValueError(f'{place}spans: must be a list, not {listed!r}.')
+  found = []
+  for index, one in enumerate(listed):
+    where = f'{place}spans[{index}]'
+    if not isinstance(one, dict) or set(one) != set(Span._fields):
+      raise ValueError(
+        f'{where}: expected an object with {", ".join(Span._fields)}, not'
+        f' {one!r}.'
+      )
+    span = Span(**one)
+    for name in 'start', 'end':
+      if type(one[name]) is not int:
+        raise ValueError(
+          f'{where}.{name}={one[name]!r}: must be the number of a character.'
+        )
+    if not 0 <= span.start < span.end <= len(content):
+      raise ValueError(
+        f'{where}: start={span.start}, end={span.end}: must be 0 ≤ start < end'
+        f' ≤ {len(content)}, the characters of its text.'
+      )
+    if not isinstance(span.dimension, str) or not span.dimension.strip():
+      raise ValueError(f'{where}.dimension={span.dimension!r}: must be a name.')
+    if names is not None and span.dimension not in names:
+      raise ValueError(
+        f'{where}.dimension={span.dimension!r}: must be one of'
+        f' {", ".join(map(repr, names))}.'
+      )
+    found.append(span)
+  _check_apart(found, place)
+  return tuple(found)
+
+
+def _check_apart(spans: Sequence[Span], place: str) -> None:
+  ends: dict[str, Span] = {}
+  for span in sorted(spans):
+    before = ends.get(span.dimension)
+    if before is not None and span.start < before.end:
+      raise ValueError(
+        f'{place}spans: {before.start}…{before.end} and'
+        f' {span.start}…{span.end} of {span.dimension!r} overlap; make them one'
+        ' span.'
+      )
+    ends[span.dimension] = span
+
+
+def label(
+  located_L2: np.ndarray, spans: Sequence[Span], names: Sequence[str]
+) -> np.ndarray:
+  """Returns uint8 [L, C], 1 for tokens with a character in a span.
+
+  Args:
+    located_L2: the characters of each token (`Tokenizer.locate`).
+    spans: the spans of the text.
+    names: the C dimensions.
+
+  Raises:
+    ValueError: a span has no token.
+  """
+  label_LC = np.zeros((len(located_L2), len(names)), np.uint8)
+  first_L, end_L = located_L2.T
+  for span in spans:
+    is_inside_L = np.maximum(first_L, span.start) < np.minimum(end_L, span.end)
+    if not is_inside_L.any():
+      raise ValueError(
+        f'spans: {span.start}…{span.end} of {span.dimension!r} has no token.'
+      )
+    label_LC[is_inside_L, names.index(span.dimension)] = 1
+  return label_LC
+
+
+def corpus(
+  texts: Sequence[Labelled],
+  names: Sequence[str],
+  tokenizer: tokenizer_lib.Tokenizer,
+  format: chat.Format | None,
+  length: int,
+) -> text_lib.Corpus | None:
+  """Returns labelled texts as a corpus with `labels`; None for none.
+
+  Tokens of a plain text have a loss of the language model's, and in chats those
+  of the assistant's replies and their ends, by their `weight`.
+
+  Args:
+    texts: the texts.
+    names: the C dimensions.
+    tokenizer: encodes plain texts.
+    format: encodes chats; None if there are none.
+    length: tokens per row.
+
+  Raises:
+    ValueError: names a text that is longer than a row, or whose spans cannot be
+      found among its tokens.
+  """
+  named, labels = [], []
+  for one in texts:
+    try:
+      document, label_LC = _encode(one, names, tokenizer, format)
+    except ValueError as error:
+      raise ValueError(f'{one.name}: {error}') from error
+    if len(document.tokens) > length:
+      raise ValueError(
+        f'{one.name}: has {len(document.tokens):,} tokens, and rows have'
+        f' data.length={length:,}; split it, or make rows longer.'
+      )
+    named.append((one.name, document))
+    labels.append(label_LC)
+  found = turns.corpus(named, tokenizer.vocab_size)
+  if found is None:
+    return None
+  return dataclasses.replace(found, labels=np.concatenate(labels))
+
+
+def _encode(
+  one: Labelled,
+  names: Sequence[str],
+  tokenizer: tokenizer_lib.Tokenizer,
+  format: chat.Format | None,
+) -> tuple[turns.Document, np.ndarray]:
+  """Returns a text's tokens and their labels, uint8 [L, C]."""
+  if not one.messages[0].role:
+    content, opening = one.messages[0].content, 1
+    tokens = np.append(np.int32(tokenizer.bos_id), tokenizer.encode(content))
+    document = turns.Document(
+      tokens,
+      np.arange(-1, len(tokens) - 1),
+      np.ones(len(tokens), np.float32),
+      (),
+    )
+    found = [label(tokenizer.locate(content), one.spans[0], names)]
+  else:
+    document, opening = turns.encode(one.messages, format), len(format.head_L)
+    after, found = '', []
+    for message, spans in zip(one.messages, one.spans):
+      said = message.role, message.content, after
+      if spans:
+        found.append(label(format.locate(*said), spans, names))
+      else:  # The format may change such a text.
+        size = len(format.message(*said))
+        found.append(np.zeros((size, len(names)), np.uint8))
+      after = format.advance(message.role, after)
+  opening_LC = np.zeros((opening, len(names)), np.uint8)
+  return document, np.concatenate([opening_LC, *found])
+
+
+def weigh(labels_TC: np.ndarray, weights: str) -> np.ndarray:
+  """Returns float32 [2, C], the weights of labels 0 and 1 per dimension.
+
+  Args:
+    labels_TC: the labels of the training text.
+    weights: one of `WEIGHTS`; see the module's docstring.
+  """
+  if weights == 'equal':
+    return np.ones((2, labels_TC.shape[1]), np.float32)
+  count_C = labels_TC.sum(axis=0, dtype=np.int64)
+  counts_2C = np.stack([len(labels_TC) - count_C, count_C])
+  # A dimension whose tokens are all alike has nothing to balance.
+  return (len(labels_TC) / 2 / np.maximum(counts_2C, 1)).astype(np.float32)
+
+
+class Beside:
+  """The extras of a corpus's tokens, as `text.Rows` asks for them."""
+
+  def __init__(self, labels_TC: np.ndarray, weight_2C: np.ndarray):
+    self._labels_TC = labels_TC
+    self._weight_2C = weight_2C
+
+  def __call__(self, first: int, end: int) -> dict[str, np.ndarray]:
+    label_LC = self._labels_TC[first:end]
+    weight_LC = np.where(label_LC, self._weight_2C[1], self._weight_2C[0])
+    return {LABEL: label_LC.astype(np.float32), WEIGHT: weight_LC}

@@ -1,0 +1,245 @@
+"""Which tokens a span of characters labels, and which lines are refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import bpe
+from kaiju_jax.data import chat
+from kaiju_jax.data import spans
+from kaiju_jax.data import text as text_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+NAMES = 'rude', 'sad'
+
+
+def span(text, part, dimension='rude'):
+  start = text.index(part)
+  return {'start': start, 'end': start + len(part), 'dimension': dimension}
+
+
+@pytest.fixture(scope='module')
+def tokenizers(tmp_path_factory):
+  """Bytes, and words of which rare characters take several tokens."""
+  pytest.importorskip('tokenizers')
+  path = tmp_path_factory.mktemp('tokenizer') / 'tokenizer.json'
+  texts = [chat.text_of([('user', 'the cat sat, hello there.')])]
+  bpe.train(path, texts * 20, 300)
+  return tokenizer_lib.Bytes(), tokenizer_lib.load(str(path))
+
+
+def labelled(record, tokenizer, length=64):
+  parsed = spans.parse(record, NAMES)
+  format = chat.format_of(tokenizer)
+  one = spans.Labelled('a#1', *parsed)
+  return spans.corpus([one], NAMES, tokenizer, format, length)
+
+
+def said(corpus, tokenizer, dimension):
+  """Returns the tokens that are labelled along a dimension, as text."""
+  is_labelled_T = corpus.labels[:, dimension] > 0
+  return [tokenizer.decode([t]) for t in corpus.tokens[is_labelled_T]]
+
+
+def test_a_token_that_overlaps_a_span_is_labelled(tokenizers):
+  text = 'the cat sat there'
+  for part, words in (
+    ('cat', [' cat']),
+    ('at', [' cat']),
+    ('cat sat', [' cat', ' sat']),
+    ('t s', [' cat', ' sat']),
+    (' ', [' cat']),
+  ):
+    record = {'text': text, 'spans': [span(text, part)]}
+    assert said(labelled(record, tokenizers[1]), tokenizers[1], 0) == words
+    found = labelled(record, tokenizers[0])
+    assert said(found, tokenizers[0], 0) == list(part)
+    assert not found.labels[:, 1].any()
+
+
+def test_all_tokens_of_a_character_of_several_bytes_are_labelled(tokenizers):
+  text = 'the 猫 sat'
+  record = {'text': text, 'spans': [span(text, '猫', 'sad')]}
+  for tokenizer in tokenizers:
+    found = labelled(record, tokenizer)
+    is_labelled_T = found.labels[:, 1] > 0
+    assert is_labelled_T.sum() >= 3  # Three bytes, of which none is a word.
+    assert '猫' in tokenizer.decode(found.tokens[is_labelled_T])
+    rest = tokenizer.decode(found.tokens[~is_labelled_T])
+    assert rest.replace(' ', '') == 'thesat'
+
+
+def test_spans_of_a_chat_are_found_between_its_structure(tokenizers):
+  texts = 'Be kind.', 'hello 猫 there', 'the cat'
+  messages = [
+    {'role': role, 'content': text}
+    for role, text in zip(chat.ROLES, texts, strict=True)
+  ]
+  messages[1]['spans'] = [span(texts[1], '猫 th'), span(texts[1], 'o', 'sad')]
+  messages[2] |= {'spans': [span(texts[2], texts[2], 'sad')], 'weight': 0.5}
+  for tokenizer in tokenizers:
+    found = labelled({'messages': messages}, tokenizer)
+    format = chat.format_of(tokenizer)
+    pairs = list(zip(chat.ROLES, texts))
+    np.testing.assert_array_equal(found.tokens, format.document(pairs))
+    rude, sad = (''.join(said(found, tokenizer, c)) for c in (0, 1))
+    rude = tokenizer.decode(found.tokens[found.labels[:, 0] > 0])
+    assert rude.strip().startswith('猫 th')
+    assert 'o' in sad and sad.endswith('the cat')
+    # A reply's end has a loss, and violates nothing.
+    assert found.weights.max() == 0.5 and not found.labels[-1].any()
+    assert found.labels[found.weights > 0, 1].sum() == len(
+      tokenizer.encode(texts[2])
+    )
+
+
+def test_a_message_that_a_template_strips_keeps_its_spans(tokenizers):
+  import dataclasses
+
+  format = dataclasses.replace(
+    chat.format_of(tokenizers[0]), clean=lambda role, text: text.strip()
+  )
+  located_L2 = format.locate('user', '  ab ')
+  message_L = format.message('user', '  ab ')
+  assert len(located_L2) == len(message_L)
+  text_L2 = located_L2[located_L2[:, 0] < located_L2[:, 1]]
+  assert text_L2.tolist() == [[2, 3], [3, 4]]
+  format = dataclasses.replace(format, clean=lambda role, text: text[::-1])
+  with pytest.raises(ValueError, match='control format changes the text'):
+    format.locate('user', 'ab')
+
+
+def test_documents_in_one_row_keep_their_own_labels(tokenizers):
+  """A row's labels are those of its documents, wherever they stand."""
+  tokenizer = tokenizers[0]
+  texts = ['the cat', 'sat', 'a cat', 'nothing at all']
+  found = [
+    spans.Labelled(
+      f'a#{n}',
+      *spans.parse(
+        {'text': one, 'spans': [span(one, 'cat')] if 'cat' in one else []}
+      ),
+    )
+    for n, one in enumerate(texts)
+  ]
+  corpus = spans.corpus(found, NAMES, tokenizer, None, 16)
+  weight_2C = spans.weigh(corpus.labels, 'balanced')
+  beside = spans.Beside(corpus.labels, weight_2C)
+  rows = text_lib.Rows(corpus, 16, seed=3, beside=beside)
+  seen = 0
+  for row in (rows[n] for n in range(2 * len(rows))):
+    label_LC = row.extras[spans.LABEL]
+    weight_LC = row.extras[spans.WEIGHT]
+    assert not weight_LC[row.source < 0].any()
+    assert (weight_LC[row.source >= 0] > 0).all()
+    for document in set(row.source[row.source >= 0].tolist()):
+      # Whole, so that no label stands without the text before it.
+      places = np.flatnonzero(row.source == document)
+      assert len(places) == len(texts[document]) + 1
+      words = tokenizer.decode(row.tokens[places][label_LC[places, 0] > 0])
+      assert words == ('cat' if 'cat' in texts[document] else '')
+      seen += bool(words)
+    assert not label_LC[:, 1].any()
+  assert seen >= 2
+
+
+def test_all_dimensions_weigh_the_same_and_so_do_their_labels():
+  labels_TC = np.zeros((1000, 2), np.uint8)
+  labels_TC[:200, 0] = labels_TC[:2, 1] = 1
+  weight_2C = spans.weigh(labels_TC, 'balanced')
+  weight_TC = np.where(labels_TC, *weight_2C[::-1].astype(float))
+  np.testing.assert_allclose(weight_TC.sum(axis=0), 1000, rtol=1e-6)
+  np.testing.assert_allclose((weight_TC * labels_TC).sum(axis=0), 500)
+  assert (spans.weigh(labels_TC, 'equal') == 1).all()
+  # Labels that are all alike are as heavy as if there were others.
+  assert np.isfinite(spans.weigh(labels_TC[:, :0], 'balanced')).all()
+  assert np.isfinite(spans.weigh(labels_TC[200:], 'balanced')).all()
+
+
+def test_labels_are_part_of_a_corpus_hash(tokenizers):
+  record = {'text': 'the cat', 'spans': [span('the cat', 'cat')]}
+  one = labelled(record, tokenizers[0])
+  other = labelled(record | {'spans': []}, tokenizers[0])
+  assert text_lib.digest(one) != text_lib.digest(other)
+  assert text_lib.digest(one) == text_lib.digest(
+    labelled(record, tokenizers[0])
+  )
+
+
+GOOD = {'start': 1, 'end': 3, 'dimension': 'rude'}
+TURN = {'role': 'user', 'content': 'four'}
+
+
+@pytest.mark.parametrize(
+  'record, message',
+  [
+    ([], "one of 'text', 'messages'"),
+    ({'text': ''}, 'text='),
+    ({'text': 'a\rb'}, 'text: has control characters'),
+    ({'text': 'four', 'spans': 3}, 'spans: must be a list'),
+    ({'text': 'four', 'spans': [{'start': 1}]}, r'spans\[0\]: expected'),
+    (
+      {'text': 'four', 'spans': [GOOD | {'dimension': 'kind'}]},
+      r"spans\[0\]\.dimension='kind': must be one of 'rude', 'sad'",
+    ),
+    (
+      {'text': 'four', 'spans': [GOOD, GOOD | {'start': 3, 'end': 5}]},
+      r'spans\[1\]: start=3, end=5: must be 0 ≤ start < end ≤ 4',
+    ),
+    ({'text': 'four', 'spans': [GOOD | {'end': 1}]}, 'start=1, end=1'),
+    ({'text': 'four', 'spans': [GOOD | {'start': -1}]}, 'start=-1'),
+    ({'text': 'four', 'spans': [GOOD | {'start': 1.0}]}, r'\.start=1\.0'),
+    ({'text': 'four', 'spans': [GOOD | {'start': True}]}, r'\.start=True'),
+    (
+      {'text': 'four', 'spans': [GOOD, GOOD | {'start': 2, 'end': 4}]},
+      "spans: 1…3 and 2…4 of 'rude' overlap",
+    ),
+    (
+      {'messages': [TURN | {'spans': [GOOD | {'end': 5}]}]},
+      r'messages\[0\]\.spans\[0\]: start=1, end=5',
+    ),
+    ({'messages': [TURN, TURN]}, r'messages\[1\]: role'),
+    (
+      {'messages': [TURN | {'content': 'f\rour', 'spans': [GOOD]}]},
+      r'messages\[0\]\.content: has control',
+    ),
+    (
+      {
+        'messages': [
+          {'role': 'assistant', 'replies': [{'content': 'a', 'kept': True}]}
+        ]
+      },
+      r'messages\[0\]\.replies',
+    ),
+  ],
+)
+def test_bad_lines_are_named(tmp_path, record, message):
+  path = tmp_path / 'labelled.jsonl'
+  lines = {'text': 'four', 'spans': [GOOD]}, record
+  path.write_text(''.join(json.dumps(one) + '\n' for one in lines))
+  with pytest.raises(ValueError, match=message) as error:
+    spans.read(str(path), NAMES)
+  assert str(error.value).startswith(f'{path}, line 2: ')
+  assert '\n' not in str(error.value)
+
+
+def test_a_file_without_a_span_of_a_dimension_is_refused(tmp_path):
+  path = tmp_path / 'labelled.jsonl'
+  far = GOOD | {'start': 3, 'end': 4}
+  other = GOOD | {'dimension': 'sad'}
+  # Those that touch, and those of two dimensions, do not overlap.
+  path.write_text(json.dumps({'text': 'four', 'spans': [GOOD, far]}) + '\n')
+  with pytest.raises(
+    ValueError, match="1 texts, and no span of 'sad'"
+  ) as error:
+    spans.read(str(path), NAMES)
+  assert str(path) in str(error.value)
+  assert len(spans.read(str(path), NAMES[:1])) == 1
+  path.write_text(json.dumps({'text': 'four', 'spans': [GOOD, other]}) + '\n')
+  assert spans.list_dimensions(spans.read(str(path), NAMES)) == list(NAMES)
+
+
+def test_a_text_that_no_row_holds_is_named(tokenizers):
+  with pytest.raises(ValueError, match=r'^a#1: has 10 tokens, and rows.*=8'):
+    labelled({'text': 'nine char'}, tokenizers[0], 8)
