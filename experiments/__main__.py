@@ -53,6 +53,7 @@ PURPOSES = {
     'persona',
     'judge',
     'gate',
+    'recall',
     'promote',
     'harness',
   ),

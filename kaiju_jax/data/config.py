@@ -31,8 +31,9 @@ class DataConfig:
       (the same with a label per byte, for the token head), 'spans' (texts with
       labelled spans, for the same), 'dialogues' (invented ones, with
       characters), 'conversations' (to fine-tune on, `data/conversations.py`),
-      'choices' (between their replies), 'needle' (the synthetic retrieval task)
-      or 'needle_text' (a magic number hidden in text).
+      'choices' (between their replies), 'needle' (the synthetic retrieval
+      task), 'needle_text' (a magic number hidden in text) or 'recall' (several
+      keys, chains and counts).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     sources: several sources instead of `path`, mixed by their weights. They are
@@ -63,9 +64,9 @@ class DataConfig:
       `optimizer.batch` the most that a step takes.
     held_out: fraction of the documents that is kept for evaluation.
     evaluated_rows: rows of held-out text that one evaluation reads.
-    curriculum: the curriculum of task 'needle', a name in
-      `tasks/needle/curriculum.py`; '' for the one that fits the experiment's
-      initialization.
+    curriculum: the curriculum of task 'needle' or 'recall', a name in
+      `tasks/needle/curriculum.py` or `tasks/recall/rows.py`; '' for the one
+      that fits the experiment's initialization, or the first one.
   """
 
   task: str = 'text'
@@ -110,10 +111,10 @@ def check(config: DataConfig) -> None:
     raise ValueError(
       f'data.held_out={config.held_out}: must be a fraction, 0 ≤ … < 1.'
     )
-  if config.curriculum and config.task != 'needle':
+  if config.curriculum and config.task not in ('needle', 'recall'):
     raise ValueError(
       f"data.curriculum={config.curriculum!r}: must be '' for"
-      f" data.task={config.task!r}; only 'needle' has several."
+      f" data.task={config.task!r}; only 'needle' and 'recall' have several."
     )
   if config.sources:
     check_sources(config.sources)

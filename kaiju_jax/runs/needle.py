@@ -1,4 +1,4 @@
-"""Trains the runs of a needle comparison and asks them questions.
+"""Trains the runs of a comparison and asks them questions, such as needles.
 
 A run is one arm (one layout) on one seed, with its own workdir. Its answers are
 in a file there whose name says which questions were asked, so that a second
@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 from kaiju_jax.evaluation import answers
 from kaiju_jax.runs import train
@@ -43,6 +44,39 @@ class Questions(NamedTuple):
   def file(self) -> str:
     return f'needle.questions{self.questions}.seed{self.seed}.json'
 
+  def answer(
+    self, run: 'Run', predict: answers.Predict, params: Any
+  ) -> list[needle.Record]:
+    """See `Asking.answer`."""
+    data = run.experiment.data
+    task = tasks.questions(data)
+    cells = needle.cells(task, data.length, self.questions)
+    read = answers.reader(predict, params, {cell.length for cell in cells})
+    # Arms of one seed get the same questions. Each seed gets others, so that
+    # the answers of several seeds are independent.
+    seeds = self.seed, run.experiment.seed
+    return [
+      needle.Record(run.arm, seeds[1], *cell[:-1], accuracy, cell.count)
+      for cell, accuracy in needle.ask(read, task, cells, seeds)
+    ]
+
+
+class Asking(Protocol):
+  """Questions that every run answers: `Questions`, or `recall.Questions`."""
+
+  file: str  # Name of the file of answers in a run's workdir.
+
+  def answer(
+    self, run: 'Run', predict: answers.Predict, params: Any
+  ) -> Sequence[Any]:
+    """Returns the records of trained parameters' answers, NamedTuples.
+
+    Args:
+      run: the run of the parameters.
+      predict: what `answers.predictor` returns for the run's model.
+      params: the model's parameters.
+    """
+
 
 class Run(NamedTuple):
   """One arm on one seed.
@@ -63,21 +97,23 @@ class Run(NamedTuple):
     return f'{self.arm} seed {self.experiment.seed}'
 
 
-def missing(runs: Sequence[Run], questions: Questions) -> list[Run]:
+def missing(runs: Sequence[Run], questions: Asking) -> list[Run]:
   """Returns the runs that have no answers yet."""
   return [run for run in runs if not (run.folder / questions.file).exists()]
 
 
-def records(runs: Sequence[Run], questions: Questions) -> list[needle.Record]:
+def records(
+  runs: Sequence[Run], questions: Asking, record: type = needle.Record
+) -> list[Any]:
   """Returns the records of all runs, which must all have answers."""
   return [
-    needle.Record(**row)
+    record(**row)
     for run in runs
     for row in files.read_json(run.folder / questions.file)
   ]
 
 
-def run_serially(runs: Sequence[Run], questions: Questions) -> None:
+def run_serially(runs: Sequence[Run], questions: Asking) -> None:
   """Trains and asks in this process; the seeds of an arm share one call.
 
   Raises:
@@ -93,39 +129,13 @@ def run_serially(runs: Sequence[Run], questions: Questions) -> None:
     if run.arm not in predictors:
       model = step.model_of(run.experiment)
       predictors[run.arm] = answers.predictor(model)
-    found = answer(run, questions, predictors[run.arm], state.params)
+    started = time.monotonic()
+    found = questions.answer(run, predictors[run.arm], state.params)
+    total, seconds = sum(x.count for x in found), time.monotonic() - started
+    print(f'{run.arm}: {total:,} questions in {seconds:.0f} s.', flush=True)
     files.write_json(
       run.folder / questions.file, [record._asdict() for record in found]
     )
-
-
-def answer(
-  run: Run, questions: Questions, predict: answers.Predict, params: Any
-) -> list[needle.Record]:
-  """Returns the records of trained parameters' answers.
-
-  Args:
-    run: the run of the parameters.
-    questions: the questions.
-    predict: the function that `answers.predictor` returns for the run's model.
-    params: the model's parameters.
-  """
-  data = run.experiment.data
-  task = tasks.questions(data)
-  cells = needle.cells(task, data.length, questions.questions)
-  read = answers.reader(predict, params, {cell.length for cell in cells})
-  # Arms of one seed get the same questions. Each seed gets others, so that the
-  # answers of several seeds are independent.
-  seeds = questions.seed, run.experiment.seed
-  started = time.monotonic()
-  found = [
-    needle.Record(run.arm, seeds[1], *cell[:-1], accuracy, cell.count)
-    for cell, accuracy in needle.ask(read, task, cells, seeds)
-  ]
-  total = sum(cell.count for cell in cells)
-  seconds = time.monotonic() - started
-  print(f'{run.arm}: {total:,} questions in {seconds:.0f} s.', flush=True)
-  return found
 
 
 def places(count: int) -> int:
@@ -144,7 +154,7 @@ def places(count: int) -> int:
 
 def side_by_side(
   runs: Sequence[Run],
-  questions: Questions,
+  questions: Asking,
   at_once: int,
   command: Callable[[Run], tuple[str, ...]],
 ) -> None:

@@ -81,7 +81,7 @@ def page(
     heatmaps[row, 0].set_ylabel(
       f'{_distractors(count)}\n\ndepth of the needle (%)'
     )
-  _colour_bar(above, heatmaps)
+  draw_colour_bar(above, heatmaps)
   curves = below.subplots(1, len(distractors), sharey=True, squeeze=False)[0]
   for axes, count in zip(curves, distractors):
     _curves(axes, records, arms, count, setting)
@@ -134,6 +134,22 @@ def _heatmap(axes, own, count, setting, reach) -> None:
       score = report.score(r for r in grid if r.depth == depth)
       if score:
         percent[row, column] = 100 * score.mean
+  names = [name_length(length, setting.length) for length in lengths]
+  draw_cells(axes, percent, names, needle.DEPTHS)
+  if reach is not None:
+    _mark_reach(axes, own, lengths, reach)
+
+
+def draw_cells(
+  axes: Any, percent: np.ndarray, columns: Sequence, rows: Sequence
+) -> None:
+  """Draws a heatmap of percentages, each written into its cell.
+
+  Args:
+    axes: matplotlib's.
+    percent: [rows, columns], 0…100; NaN leaves a cell empty.
+    columns, rows: their labels.
+  """
   axes.imshow(percent, cmap=_MAP, vmin=0, vmax=100, aspect='auto')
   for (row, column), value in np.ndenumerate(percent):
     if np.isfinite(value):
@@ -146,19 +162,16 @@ def _heatmap(axes, own, count, setting, reach) -> None:
         fontsize=7.5,
         color='white' if value > 85 or value < 18 else page_lib.INK,
       )
-  axes.set_xticks(
-    range(len(lengths)), [_length(length, setting) for length in lengths]
-  )
-  axes.set_yticks(range(len(needle.DEPTHS)), needle.DEPTHS)
+  axes.set_xticks(range(len(columns)), columns)
+  axes.set_yticks(range(len(rows)), rows)
   axes.tick_params(length=0, colors=page_lib.INK)
   axes.spines[:].set_visible(False)
   axes.set_facecolor('#eeeeee')
-  if reach is not None:
-    _mark_reach(axes, own, lengths, reach)
 
 
-def _length(length: int, setting: report.Setting) -> str:
-  return f'{length}\ntrained' if length == setting.length else str(length)
+def name_length(length: int, trained: int) -> str:
+  """Returns the label of a column, which marks the trained length."""
+  return f'{length}\ntrained' if length == trained else str(length)
 
 
 def _mark_reach(axes, own, lengths, reach) -> None:
@@ -171,7 +184,8 @@ def _mark_reach(axes, own, lengths, reach) -> None:
   axes.plot(x, np.repeat(edges, 2), color=page_lib.INK, lw=1.8, clip_on=False)
 
 
-def _colour_bar(above, heatmaps) -> None:
+def draw_colour_bar(above: Any, heatmaps: Any) -> None:
+  """Draws the scale of `draw_cells` beside a figure's heatmaps."""
   bar = above.colorbar(
     cm.ScalarMappable(colors.Normalize(0, 100), _MAP),
     ax=heatmaps,

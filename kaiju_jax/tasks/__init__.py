@@ -4,6 +4,7 @@ A task has rows, an evaluator and the objectives that its rows serve.
 `registry.py` lists the tasks.
 
     needle          find the value behind a key, in letters or in text
+    recall          several keys and values, chains of variables, counts
     conversations   chats to fine-tune on
     dialogues       invented conversations with characters, and questions about
                     them

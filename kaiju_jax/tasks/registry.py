@@ -9,6 +9,7 @@
     dialogues       invented dialogues with characters, as a server prompts
     needle          synthetic retrieval: a key's value, among other pairs
     needle_text     a magic number hidden in natural text
+    recall          several keys and values, chains of variables, counts
 
 `data.task` names the row. A new task is a new row of `TASKS`. Its functions
 import modules when they are called, because numpy and jax take seconds to
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.tasks import conversations as conversations_lib
+from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks import spans as spans_lib
 from kaiju_jax.tasks import texts as texts_lib
 from kaiju_jax.training import batch_schedule
@@ -256,51 +258,6 @@ def _conversations(check, read, *objectives: str) -> Task:
   return Task(check, *(functools.partial(x, read) for x in parts), objectives)
 
 
-def _check_needle(experiment: experiment_lib.Experiment) -> None:
-  from kaiju_jax.tasks.needle import questions as needle
-
-  data, model = experiment.data, experiment.model
-  if data.tokenizer:
-    raise ValueError(
-      f"data.tokenizer={data.tokenizer!r}: must be '' for the needle tasks,"
-      ' which have their own vocabulary of 256.'
-    )
-  if model.vocab_size < needle.VOCAB_SIZE:
-    raise ValueError(
-      f'model.vocab_size={model.vocab_size}: must be at least'
-      f' {needle.VOCAB_SIZE} for the needle tasks.'
-    )
-  if model.max_length < 2 * data.length:
-    raise ValueError(
-      f'model.max_length={model.max_length}: must be at least'
-      f' {2 * data.length}, because questions are asked at twice data.length.'
-    )
-  if data.task == 'needle':
-    _curriculum(experiment)
-
-
-def _curriculum(experiment: experiment_lib.Experiment):
-  """Returns the stages on which a needle run trains."""
-  from kaiju_jax.tasks.needle import curriculum
-
-  suggested = 'induction' if experiment.init == 'induction' else 'standard'
-  name = experiment.data.curriculum or suggested
-  if name not in curriculum.CURRICULA:
-    raise ValueError(
-      f'data.curriculum={name!r}: must be one of'
-      f' {", ".join(map(repr, curriculum.CURRICULA))}.'
-    )
-  return curriculum.CURRICULA[name]
-
-
-def _check_needle_text(experiment: experiment_lib.Experiment) -> None:
-  from kaiju_jax.data import documents
-
-  _check_needle(experiment)
-  if experiment.data.path:
-    documents.files(experiment.data.path)
-
-
 def _row_count(experiment: experiment_lib.Experiment) -> int:
   """Returns the rows of a whole run, over which a curriculum is spread."""
   return batch_schedule.schedule_of(experiment).rows
@@ -314,7 +271,7 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
     _row_count(experiment),
     data.length,
     experiment.seed,
-    _curriculum(experiment),
+    curricula.curriculum_of(experiment),
   )
   if not experiment.loop.evaluate_every:
     return Data(rows)  # experiments.needle asks the grid at the end.
@@ -331,6 +288,29 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
     )
 
   return Data(rows, evaluator)
+
+
+def _load_recall(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.tasks.needle import curriculum
+  from kaiju_jax.tasks.recall import rows
+
+  data, stages = experiment.data, curricula.curriculum_of(experiment)
+  count = _row_count(experiment)
+  return Data(
+    curriculum.Rows(count, data.length, experiment.seed, stages, rows.document)
+  )
+
+
+def _recall_texts(experiment: experiment_lib.Experiment, count: int):
+  """Returns one question per row, all of the trained length."""
+  import numpy as np
+
+  from kaiju_jax.tasks.recall import rows
+
+  drawn = rows.questions(
+    np.random.default_rng(0), 'hops_1', count, experiment.data.length
+  )
+  return drawn.tokens_BL
 
 
 @functools.lru_cache(maxsize=1)
@@ -438,12 +418,13 @@ TASKS = {
     'preference',
   ),
   'needle': Task(
-    _check_needle, _load_needle, _question_texts, questions=_pairs
+    curricula.check, _load_needle, _question_texts, questions=_pairs
   ),
   'needle_text': Task(
-    _check_needle_text,
+    curricula.check_text,
     _load_needle_text,
     _question_texts,
     questions=_sentences,
   ),
+  'recall': Task(curricula.check, _load_recall, _recall_texts),
 }

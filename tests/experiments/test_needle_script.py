@@ -102,7 +102,7 @@ def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
     experiment.seed = seed
     prompts[arm, seed] = []
     run_of = needle_runs.Run(arm, experiment, None)
-    needle_runs.answer(run_of, needle_runs.Questions(1, 0), (arm, seed), None)
+    needle_runs.Questions(1, 0).answer(run_of, (arm, seed), None)
   assert prompts['full', 0] == prompts['kaiju', 0]
   for one, other in zip(prompts['kaiju', 0], prompts['kaiju', 1], strict=True):
     assert one != other

@@ -9,8 +9,10 @@ standard one the model must find induction first, which a small, growing pool of
 keys makes possible.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -123,7 +125,8 @@ class Rows:
     count: int,
     length: int = 256,
     seed: int = 0,
-    curriculum: Sequence[Stage] = CURRICULA['induction'],
+    curriculum: Sequence[Any] = CURRICULA['induction'],
+    document: Callable[..., packing.Piece] = document,
   ):
     """Spreads the curriculum over a run.
 
@@ -131,7 +134,8 @@ class Rows:
       count: rows of the run.
       length: tokens per row, at least those of the longest document.
       seed: the seed of every draw.
-      curriculum: the stages, in order.
+      curriculum: the stages, in order; each has a `length` and a `share`.
+      document: (rng, stage) → a document of `stage.length` tokens.
 
     Raises:
       ValueError: a document longer than the row.
@@ -139,13 +143,14 @@ class Rows:
     longest = max(stage.length for stage in curriculum)
     if longest > length:
       raise ValueError(
-        f'data.length={length}: the needle curriculum has documents of'
+        f'data.length={length}: the curriculum has documents of'
         f' {longest} tokens, which need rows at least as long.'
       )
     self._count = count
     self._length = length
     self._seed = seed
     self._curriculum = tuple(curriculum)
+    self._document = document
     shares = np.cumsum([stage.share for stage in curriculum])
     self._ends = shares * count // shares[-1]
 
@@ -154,9 +159,15 @@ class Rows:
 
   def unseen(self) -> 'Rows':
     """Returns the same stages drawn from a seed with which no run trains."""
-    return Rows(self._count, self._length, 2**32 + self._seed, self._curriculum)
+    return Rows(
+      self._count,
+      self._length,
+      2**32 + self._seed,
+      self._curriculum,
+      self._document,
+    )
 
-  def stage(self, index: int) -> Stage:
+  def stage(self, index: int) -> Any:
     """Returns the stage of row `index`; beyond the run's end, the last one."""
     number = np.searchsorted(self._ends, index, 'right')
     return self._curriculum[min(int(number), len(self._curriculum) - 1)]
@@ -167,7 +178,7 @@ class Rows:
     stage = self.stage(index)
     rng = np.random.default_rng((self._seed, index))
     pieces = [
-      document(rng, stage)._replace(source=number)
+      self._document(rng, stage)._replace(source=number)
       for number in range(self._length // stage.length)
     ]
     return packing.row(pieces, self._length)

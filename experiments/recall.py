@@ -1,0 +1,185 @@
+"""Recall: several keys, chains and counts, in trained or served models.
+
+    python -m experiments.recall [--arms=full,global_1] [--seeds=0,1,2]
+    python -m experiments.recall --model=runs/chat --lengths=32,64
+    python -m experiments.recall --endpoint=http://127.0.0.1:8000/v1
+
+The kinds are RULER's (Hsieh et al. 2024); the generators are ours.
+
+Without a model, it trains each arm (one layout) of `experiments/configs/
+recall.py` on each seed in <out>/<arm>/seed<S>, and asks how many steps of a
+chain each layout follows. A number of steps counts only where full attention of
+equal depth has 95 % right on every seed. Otherwise it is not evaluated, and the
+exit status is 4. It writes recall.png, report.md and decision.json into the
+folder. The same command goes on where it was stopped.
+
+With --model (a workdir, an export or a Hugging Face folder that chats) or
+--endpoint (a server with OpenAI's chat completions; its key is in
+OPENAI_API_KEY), the same rows are asked in English:
+
+    --kinds      all by default
+    --lengths    tokens of the rows before they are translated; one of filler
+                 becomes a sentence of five words
+    --least      the share of right answers that each kind must be shown to
+                 have: exit status 3 if not, and 4 without it
+"""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_ARMS = flags.DEFINE_list('arms', None, 'Arms to compare; all by default.')
+_SEEDS = command.define_seeds('0', 'Seeds of the training.')
+_OUT = flags.DEFINE_string(
+  'out', None, 'Where everything is written; runs/recall without a model.'
+)
+_QUESTIONS = flags.DEFINE_integer(
+  'questions', 256, 'Questions per kind and length.', lower_bound=1
+)
+_EVALUATION_SEED = flags.DEFINE_integer(
+  'evaluation_seed', 0, 'Seed of the questions.', lower_bound=0
+)
+_JOBS = flags.DEFINE_integer(
+  'jobs', None, 'Runs at once; by default one per core.', lower_bound=1
+)
+_REPORT = flags.DEFINE_bool(
+  'report', True, 'Whether the report of trained arms is made.'
+)
+_MODEL = flags.DEFINE_string(
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
+)
+_ENDPOINT = flags.DEFINE_string(
+  'endpoint', None, "A server's address, such as http://127.0.0.1:8000/v1."
+)
+_ENDPOINT_MODEL = flags.DEFINE_string(
+  'endpoint_model', 'kaiju', "The server's name of its model."
+)
+_KINDS = flags.DEFINE_list('kinds', None, 'Kinds to ask; all by default.')
+_LENGTHS = flags.DEFINE_list('lengths', ['64', '128'], 'Tokens per row.')
+_LEAST = flags.DEFINE_float(
+  'least', None, 'Share of right answers that must be shown.', 0.0, 1.0
+)
+_ROWS = 16
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv)
+  if _MODEL.value and _ENDPOINT.value:
+    raise app.UsageError('either --model or --endpoint must be given.')
+  if _MODEL.value or _ENDPOINT.value:
+    _ask_served()
+  else:
+    _ask_trained()
+
+
+def _ask_served() -> None:
+  from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.runs import recall
+  from kaiju_jax.runs import recall_report
+  from kaiju_jax.runs import report
+  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.tasks.recall import problems
+
+  if _OUT.value:
+    read.refuse_existing(_OUT.value)
+  kinds = command.choose(_KINDS, problems.KINDS)
+  lengths = command.numbers(_LENGTHS, int)
+  seed = _EVALUATION_SEED.value
+  questions = recall.draw(kinds, lengths, _QUESTIONS.value, seed)
+  responder, name, digest = _responder()
+  answered = recall.ask(responder, questions)
+  records = recall.count_right(answered, name, seed)
+  decision = decision_lib.decide(
+    recall.NAME,
+    list(recall.served_checks(records, _LEAST.value)),
+    report.plain({'records': [one._asdict() for one in records]}),
+    {'responder': digest, 'questions': f'seed {seed}'},
+  )
+  text = '\n'.join(recall_report.tables(records, {}, 0))
+  decision_lib.conclude(decision, text, _OUT.value)
+
+
+def _responder():
+  """Returns the responder, its name, and its identity."""
+  from kaiju_jax.evaluation.persona import responders
+  from kaiju_jax.runs import persona_judge
+
+  if _ENDPOINT.value:
+    client, name = persona_judge.client(_ENDPOINT.value), _ENDPOINT_MODEL.value
+    return responders.Endpoint(client, name), name, f'{client.base_url} {name}'
+  opened = persona_judge.open_model(_MODEL.value, _ROWS)
+  model = responders.Model(opened.generator, opened.format)
+  return model, opened.origin, f'checkpoint {opened.digest}'
+
+
+def _ask_trained() -> None:
+  """Trains and asks the arms; what is finished is not repeated."""
+  from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.runs import needle as needle_runs
+  from kaiju_jax.runs import recall
+  from kaiju_jax.runs import recall_report
+  from kaiju_jax.runs import report
+  from kaiju_jax.runs import train
+  from kaiju_jax.tasks.recall import rows
+  from kaiju_jax.training import workdir
+
+  if _REPORT.value:
+    report.require_figures()
+  if _OUT.value is not None:
+    command.folder(_OUT)
+  runs = list(_runs())
+  for run in runs:
+    train.check(run.experiment)
+    workdir.check(run.folder, run.experiment)
+  asking = recall.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
+  missing = needle_runs.missing(runs, asking)
+  at_once = min(len(missing), _JOBS.value or needle_runs.places(len(missing)))
+  if at_once > 1:
+    needle_runs.side_by_side(missing, asking, at_once, _command)
+  else:
+    needle_runs.run_serially(missing, asking)
+  if _REPORT.value:
+    records = needle_runs.records(runs, asking, rows.Record)
+    decision, text = recall_report.publish(records, runs, _root())
+    print(text)
+    decision_lib.finish(decision)
+
+
+def _root() -> pathlib.Path:
+  return pathlib.Path('runs/recall' if _OUT.value is None else _OUT.value)
+
+
+def _runs():
+  """Yields the runs that the flags name."""
+  from kaiju_jax.experiments.configs import recall as config
+  from kaiju_jax.runs import needle as needle_runs
+
+  for arm in command.choose(_ARMS, config.ARMS):
+    for seed in command.seeds(_SEEDS):
+      experiment = config.get_config(arm)
+      experiment.seed = seed
+      yield needle_runs.Run(arm, experiment, _root() / arm / f'seed{seed}')
+
+
+def _command(run) -> tuple[str, ...]:
+  """Returns the command of one run, which leaves the report to this one."""
+  named = {
+    'arms': run.arm,
+    'seeds': run.experiment.seed,
+    'out': _root(),
+    'questions': _QUESTIONS.value,
+    'evaluation_seed': _EVALUATION_SEED.value,
+    'jobs': 1,
+    'report': 'false',
+  }
+  settings = [f'--{name}={value}' for name, value in named.items()]
+  return sys.executable, '-m', f'{__package__}.recall', *settings
+
+
+if __name__ == '__main__':
+  command.run(main, ImportError, RuntimeError)

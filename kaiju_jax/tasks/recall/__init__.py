@@ -1,0 +1,1 @@
+"""Recall beyond one needle: several keys and values, chains, and counts."""

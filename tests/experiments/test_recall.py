@@ -1,0 +1,42 @@
+"""experiments.recall from its flags to a decision and its exit status."""
+
+import dataclasses
+
+import pytest
+
+from kaiju_jax.evaluation import decision
+from tests.experiments import forked
+from tests.interchange import toys
+from tests.runs import test_exchange
+
+
+@pytest.mark.slow
+def test_a_model_is_asked_in_words(tmp_path):
+  model = dataclasses.replace(toys.KAIJU, max_length=512)
+  test_exchange.run_of(tmp_path / 'run', model)
+  [done] = forked.run(
+    [
+      ['experiments.recall', f'--model={tmp_path / "run"}', '--kinds=hops_0',
+       '--lengths=10', '--questions=2', '--least=0.5',
+       f'--out={tmp_path / "out"}'],
+    ]
+  )  # fmt: skip
+  assert done.returncode == 3, done
+  assert '| hops_0 | 10 |' in done.stdout
+  found = decision.load(tmp_path / 'out' / decision.FILE)
+  assert found.figures['records'][0]['count'] == 2
+
+
+def test_flags_that_are_wrong_are_one_line():
+  cases = (
+    (['--arms=x'], "--arms: 'x' is not one of full, global_3"),
+    (['--model=a', '--endpoint=b'], 'either --model or --endpoint'),
+    (['--model=/no', '--kinds=x'], "--kinds: 'x' is not one of multi_key"),
+    (['--model=/no', '--lengths=4'], 'lengths=[4]: no row of them'),
+  )
+  commands = [['experiments.recall', *words] for words, _ in cases]
+  done = forked.run(commands, imported=forked.JAX)
+  for (_, message), one in zip(cases, done):
+    assert one.returncode == 1, one
+    assert message in one.stderr + one.stdout, one
+    assert 'Traceback' not in one.stderr
