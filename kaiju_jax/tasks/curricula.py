@@ -53,17 +53,18 @@ def curriculum_of(experiment: experiment_lib.Experiment) -> tuple[Any, ...]:
     ValueError: `data.curriculum` names none.
   """
   if experiment.data.task == 'recall':
-    from kaiju_jax.tasks.recall import rows as curriculum
+    from kaiju_jax.tasks.recall import rows
 
-    default = curriculum.DEFAULT
+    curricula, default = rows.CURRICULA, rows.DEFAULT
   else:
     from kaiju_jax.tasks.needle import curriculum
 
+    curricula = curriculum.CURRICULA
     default = 'induction' if experiment.init == 'induction' else 'standard'
   name = experiment.data.curriculum or default
-  if name not in curriculum.CURRICULA:
+  if name not in curricula:
     raise ValueError(
       f'data.curriculum={name!r}: must be one of'
-      f' {", ".join(map(repr, curriculum.CURRICULA))}.'
+      f' {", ".join(map(repr, curricula))}.'
     )
-  return curriculum.CURRICULA[name]
+  return curricula[name]
