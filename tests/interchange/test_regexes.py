@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 
 import pytest
 
@@ -59,3 +60,33 @@ def test_a_limit_ends_the_trial(monkeypatch):
     regexes._try(lambda text: sizes.append(len(text)), 'a')
   assert sizes[2:] == [2**14 + 1, 2**17 + 1, 2**20 + 1] * 2
   assert seconds == [regexes.SECONDS, 0] * 8
+
+
+@pytest.mark.parametrize('is_slow', [False, True])
+def test_only_what_is_slow_twice_is_refused(monkeypatch, is_slow):
+  asked = []
+  ends = iter([3, 0, 0] if is_slow else [3, 2, 1, None])
+
+  def try_all(trials):
+    asked.append(trials)
+    return next(ends)
+
+  monkeypatch.setattr(regexes, '_try_all', try_all)
+  content = tokenizer('[xy]+')
+  if is_slow:
+    with pytest.raises(ValueError, match=r"'\[xy\]\+': .* repeats '1'"):
+      regexes.refuse_slow(content)
+    assert len(asked) == 2
+    return
+  regexes.refuse_slow(content)
+  units = [*regexes._UNITS, 'x', 'y']
+  assert [[unit for _, unit in one] for one in asked] == [
+    units[skipped:] for skipped in (0, 3, 5, 6)
+  ]
+
+
+def test_too_many_expressions_are_refused(monkeypatch):
+  ended = subprocess.CompletedProcess((), -signal.SIGXCPU, b'')
+  monkeypatch.setattr(regexes.subprocess, 'run', lambda *_, **__: ended)
+  with pytest.raises(ValueError, match=r'1 expressions: .* more than 300 s'):
+    regexes.refuse_slow(tokenizer('a'))
