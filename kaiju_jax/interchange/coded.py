@@ -55,8 +55,12 @@ def read(
   path: str | os.PathLike,
   quantization: quantization_config.QuantizationConfig,
   dtype: str = '',
-) -> tuple[Any, model_config.ModelConfig]:
-  """Returns parameters as decoding reads them (`stream.py`), and the config.
+) -> tuple[Any, model_config.ModelConfig, str]:
+  """Returns parameters as decoding reads them, the config, and a digest.
+
+  The parameters are as in `stream.py`. The digest is that of all the file's
+  content; it is taken of the very bytes that the parameters hold, while they
+  are read.
 
   Args:
     path: the file; `is_coded`.
@@ -88,7 +92,7 @@ def read(
     config, quantization=quantization, dtype=dtype or config.dtype
   )
   model_config.check(config)
-  return tree, config
+  return tree, config, digest
 
 
 def _fill(

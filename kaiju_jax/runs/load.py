@@ -35,6 +35,8 @@ class Loaded(NamedTuple):
       of sampling the model may have been trained with; '' without one.
     is_ours: whether this project trained it, so that it may know our own chat
       format.
+    content: the digest of the file that `params` were read from, where all of
+      its bytes were hashed as they were read; '' otherwise.
   """
 
   params: Any
@@ -46,6 +48,7 @@ class Loaded(NamedTuple):
   step: int | None = None
   chats: str = ''
   is_ours: bool = True
+  content: str = ''
 
 
 def variables(loaded: Loaded) -> dict[str, Any]:
@@ -59,14 +62,21 @@ def variables(loaded: Loaded) -> dict[str, Any]:
 
 
 def digest(loaded: Loaded) -> str:
-  """Returns the hash of a model's parameters and config, 32 hex digits."""
-  import jax
-  import numpy as np
+  """Returns the hash of a model's parameters and config, 32 hex digits.
 
+  Where the file was hashed as it was read, its digest stands for the
+  parameters. A digest that a file claims to have never does.
+  """
   fields = dataclasses.asdict(loaded.config)
   sums = hashlib.blake2b(
     json.dumps(fields, sort_keys=True).encode(), digest_size=16
   )
+  if loaded.content:
+    sums.update(f'content {loaded.content}'.encode())
+    return sums.hexdigest()
+  import jax
+  import numpy as np
+
   tree = loaded.params, loaded.replica
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     array = np.ascontiguousarray(jax.device_get(leaf))
@@ -343,8 +353,9 @@ def from_export(
     if tokenizer is None and (file / tokens.FILE).exists():
       tokenizer = str(file / tokens.FILE)
     file = file / own.WEIGHTS
+  content = ''
   if quantization is not None and coded.is_coded(file):
-    params, config = coded.read(file, quantization, _serving_dtype())
+    params, config, content = coded.read(file, quantization, _serving_dtype())
   else:
     params, config = own.load(file)
   return Loaded(
@@ -355,6 +366,7 @@ def from_export(
     str(path),
     chats='' if is_ours else str(path),
     is_ours=is_ours,
+    content=content,
   )
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import coded
+from kaiju_jax.interchange import own
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
+from kaiju_jax.storage import tensor_file
 from tests.interchange import family_folders
 from tests.interchange.templates import shapes
 
@@ -79,6 +81,30 @@ def test_floats_are_refused_and_the_source_is_in_the_digest(folder, kept):
   data[-1] ^= 1
   file.write_bytes(data)
   assert coded.hash_source(file.parent) != before
+
+
+def test_the_bytes_that_are_read_make_the_digest(tmp_path, kept):
+  metadata = tensor_file.read_metadata(kept / own.WEIGHTS, own.FORMAT)
+  params, config = own.load(kept / own.WEIGHTS)
+  same, other = tmp_path / 'same', tmp_path / 'other'
+  gain_D = params['final_norm']['gain_D']
+  changed = {**params, 'final_norm': {'gain_D': gain_D.at[0].add(1)}}
+  for path, tree in (same, params), (other, changed):
+    path.mkdir()
+    # Both claim to be of one source, and are whole.
+    source = metadata[own.SOURCE]
+    own.save(path / own.WEIGHTS, tree, config, source=source)
+  quantization = quantization_config.for_serving()
+  first, again, forged = (
+    load.from_anywhere(path, '', quantization) for path in (kept, same, other)
+  )
+  assert load.digest(first) == load.digest(again) != load.digest(forged)
+  # Nothing is read a second time.
+  assert load.digest(first._replace(params=None)) == load.digest(first)
+  weights = quantization_config.for_serving('weights')
+  found = load.from_anywhere(kept, quantization=weights)
+  assert found.content == first.content
+  assert load.digest(found) != load.digest(first)
 
 
 def flip(data, place):
