@@ -66,7 +66,7 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
       # One of eight is for the adult tier only, one for the minor tier only.
       alone = thresholds.TIERS[len(found) % 8 : len(found) % 8 + 1]
       found.append(
-        rows_lib.Row(_text(rng, marker), labels, alone or thresholds.TIERS)
+        rows_lib.Row(draw_text(rng, marker), labels, alone or thresholds.TIERS)
       )
   return rows_lib.Rows(names, tuple(found))
 
@@ -86,7 +86,7 @@ def two_sets(seed: int) -> two_sets_lib.Sets:
   adversarial, benign = [], []
   for number in range(_VIOLATING):
     age = ('', '', '', '', '', '', *thresholds.TIERS)[number % 8]
-    words = _text(rng, '').split()
+    words = draw_text(rng, '').split()
     place = rng.integers(len(words) + 1)
     marker = _one(rng, MARKERS[_one(rng, sorted(MARKERS))])
     for word, category, found in (
@@ -98,16 +98,24 @@ def two_sets(seed: int) -> two_sets_lib.Sets:
   return two_sets_lib.Sets(tuple(adversarial), tuple(benign))
 
 
-def _text(rng, marker: str) -> str:
+def draw_text(rng, marker: str) -> str:
   """Returns one to four sentences; the marker stands between two words."""
-  words = ' '.join(_sentence(rng) for _ in range(rng.integers(1, 5))).split()
-  for inserted in (marker, _one(rng, _DECOYS) if rng.random() < 0.6 else ''):
+  words = ' '.join(
+    draw_sentence(rng) for _ in range(rng.integers(1, 5))
+  ).split()
+  for inserted in (marker, draw_decoy(rng)):
     if inserted:
       words.insert(rng.integers(len(words) + 1), inserted)
   return ' '.join(words)
 
 
-def _sentence(rng) -> str:
+def draw_decoy(rng) -> str:
+  """Returns a word that looks like a marker, or ''."""
+  return _one(rng, _DECOYS) if rng.random() < 0.6 else ''
+
+
+def draw_sentence(rng) -> str:
+  """Returns a sentence of benign words."""
   who, did, what, how = (_one(rng, x) for x in (_WHO, _DID, _WHAT, _HOW))
   opening, ending = _one(rng, _OPENINGS), _one(rng, _ENDINGS)
   return f'{opening}{who} {did} {what} {how}{ending}'

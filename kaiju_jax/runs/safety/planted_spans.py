@@ -1,0 +1,137 @@
+"""Made-up texts and chats, in which planted marker words are labelled spans.
+
+    texts    short texts with markers of three rates, of which one is very rare
+    chats    dialogues with a character, to train the head of a chat model on
+
+Markers and the words that look like them are those of `planted.py`. Half of a
+chat's messages are dialogues as the chat model knows them. The other half,
+which the language model does not learn, are the texts of `planted.py`.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import re
+from typing import Any
+
+import numpy as np
+
+from kaiju_jax.characters.cards import builtin
+from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.data.dialogues import personas
+from kaiju_jax.data.dialogues import talk
+from kaiju_jax.runs.safety import planted
+from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.tasks.dialogues import rows as dialogue_rows
+
+# A marker and its rate, by dimension.
+RATES = {
+  'frequent': ('zorbifex', 0.2),
+  'occasional': ('quamlith', 0.02),
+  'rare': ('vexil torm', 0.002),
+}
+# Bytes of a dialogue's own messages, and its pairs of planted texts.
+_ROOM, _PAIRS = 350, 4
+# Seeds of texts that are certified are smaller (`planted.certifying`).
+_SEED = 2**33
+_FINDS = {
+  name: re.compile(rf'(?<!\S)(?:{"|".join(sorted(words, reverse=True))})(?!\S)')
+  for name, words in planted.MARKERS.items()
+}
+
+
+def find(
+  text: str, patterns: Mapping[str, re.Pattern] = _FINDS
+) -> list[dict[str, Any]]:
+  """Returns the spans of a text's markers, as `data/spans.py` reads them."""
+  return [
+    {'start': one.start(), 'end': one.end(), 'dimension': name}
+    for name, pattern in patterns.items()
+    for one in pattern.finditer(text)
+  ]
+
+
+def texts(count: int, seed: int) -> Iterator[dict[str, Any]]:
+  """Yields texts of a sentence, with markers at the rates of `RATES`.
+
+  Each rate is met exactly: of 1,000 texts, 2 have the rarest marker.
+
+  Args:
+    count: number of texts.
+    seed: the seed of all draws.
+  """
+  rng = np.random.default_rng((_SEED, seed))
+  inserted: list[list[str]] = [[] for _ in range(count)]
+  for marker, rate in RATES.values():
+    for number in rng.permutation(count)[: round(rate * count)]:
+      inserted[number].append(marker)
+  patterns = {
+    name: re.compile(rf'(?<!\S){marker}(?!\S)')
+    for name, (marker, _) in RATES.items()
+  }
+  for markers in inserted:
+    words = planted.draw_sentence(rng).split()
+    for word in (*markers, planted.draw_decoy(rng)):
+      words.insert(rng.integers(len(words) + 1), word)
+    text = ' '.join(filter(None, words))
+    yield {'text': text, 'spans': find(text, patterns)}
+
+
+def chats(count: int, seed: int) -> Iterator[dict[str, Any]]:
+  """Yields chats with planted texts among a dialogue's exchanges.
+
+  None of the planted texts is one that `planted.certifying(seed)` returns.
+
+  Args:
+    count: number of chats.
+    seed: the seed of all draws, and of the texts that are left out.
+  """
+  held_out = {
+    rows_lib.skeleton(row.text) for row in planted.certifying(seed).rows
+  }
+  for number in range(count):
+    rng = np.random.default_rng((_SEED, seed, number))
+    yield {'messages': _draw_chat(rng, held_out)}
+
+
+def _draw_chat(
+  rng: np.random.Generator, held_out: set[str]
+) -> list[dict[str, Any]]:
+  persona = personas.draw(rng, mixed=rng.random() < 0.6)
+  said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
+  pairs = [_say(said[n : n + 2]) for n in range(1, len(said), 2)]
+  for _ in range(_PAIRS):
+    pair = [_plant(rng, role, held_out) for role in (talk.USER, talk.ASSISTANT)]
+    pairs.insert(rng.integers(len(pairs) + 1), pair)
+  fields = dialogue_rows.fields_of(persona)
+  if rng.random() < 0.5:
+    fields = builtin.CHARACTERS[rng.integers(len(builtin.CHARACTERS))]
+  described = {'role': 'system', 'content': prompt.persona(fields)}
+  greeting = _say(said[:1])
+  place = rng.random()
+  if place < 0.4:  # A text stands first in a fifth, nothing in another.
+    greeting = [_plant(rng, talk.ASSISTANT, held_out)] if place < 0.2 else []
+  head = [described] if rng.random() < 0.9 else []
+  return [*head, *greeting, *(one for pair in pairs for one in pair)]
+
+
+def _say(messages: Any) -> list[dict[str, Any]]:
+  return [{'role': role, 'content': text} for role, text in messages]
+
+
+def _plant(
+  rng: np.random.Generator, role: str, held_out: set[str]
+) -> dict[str, Any]:
+  """Returns a message with a planted text, which no language model learns."""
+  draw = rng.random()
+  marker = ''
+  if draw < 0.5:
+    # The marker of two words is the hardest to recognize, and comes oftener.
+    marker = ('vexil torm', 'quamlith', 'zorbifex', 'zorbifexes')[
+      int(np.searchsorted((0.2, 0.33, 0.42), draw))
+    ]
+  while True:
+    text = planted.draw_text(rng, marker)
+    if rows_lib.skeleton(text) not in held_out:
+      break
+  message = {'role': role, 'content': text, 'spans': find(text)}
+  return message | ({'weight': 0.0} if role == talk.ASSISTANT else {})

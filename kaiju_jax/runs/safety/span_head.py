@@ -1,0 +1,181 @@
+"""Trains a token-level head on labelled spans, and measures what it learnt.
+
+    settings of a run   `make`: the model of another run, and labelled texts
+    training            `runs/train.py`, with the objective `token_head`
+    measuring           `evaluation/token_labels.py`, on held-out texts
+
+The head alone is trained, behind a model that keeps its parameters; or both
+are, with the head's loss times `joint` beside the language model's. A joint run
+is another model than the one that it began with, and only there does its head
+know what it reads.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import workdir as workdir_lib
+
+REPORT = 'report.md'
+# The most tokens of a delay that the report counts.
+DELAY = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The settings of a head's training on spans.
+
+  Attributes:
+    names: the dimensions.
+    joint: factor of the head's loss beside the language model's; 0 to train
+      the head alone.
+    steps: optimizer steps.
+    rate: peak learning rate.
+    seed: the seed of the rows' order.
+    label_weights: as `DataConfig.label_weights`.
+  """
+
+  names: tuple[str, ...]
+  joint: float = 0.0
+  steps: int = 200
+  rate: float = 1e-3
+  seed: int = 0
+  label_weights: str = 'balanced'
+
+
+def make(
+  model: str | os.PathLike, path: str | os.PathLike, settings: Settings
+) -> experiment_lib.Experiment:
+  """Returns the experiment of a head's run.
+
+  Args:
+    model: workdir of the run whose model it begins with.
+    path: labelled texts, as `data/spans.py` reads them.
+    settings: the settings.
+
+  Raises:
+    OSError, ValueError: there is no such run.
+  """
+  before = workdir_lib.load_experiment(model)
+  head = objective_config.TokenHeadTraining(
+    names=settings.names,
+    frozen=not settings.joint,
+    coefficient=settings.joint or 1.0,
+  )
+  return experiment_lib.Experiment(
+    model=before.model,
+    data=data_config.DataConfig(
+      task='spans',
+      path=str(path),
+      tokenizer=before.data.tokenizer,
+      chat_template=before.data.chat_template,
+      length=min(1024, before.model.max_length),
+      batch=1,
+      label_weights=settings.label_weights,
+    ),
+    objective=objective_config.ObjectiveConfig('token_head', head),
+    optimizer=dataclasses.replace(
+      before.optimizer, learning_rate=settings.rate
+    ),
+    loop=training_config.LoopConfig(
+      steps=settings.steps, checkpoint_every=settings.steps
+    ),
+    begin_with=str(model),
+    seed=settings.seed,
+  )
+
+
+def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
+  """Returns a `token_labels.Measured` per dimension, of the held-out texts.
+
+  Raises:
+    ValueError: nothing is held out, or no held-out token is labelled along a
+      dimension; names it.
+  """
+  from kaiju_jax.evaluation import token_labels
+  from kaiju_jax.model import token_head
+  from kaiju_jax.tasks import spans
+  from kaiju_jax.training import state as state_lib
+
+  unseen = spans.read(experiment).unseen
+  if unseen is None:
+    raise ValueError(
+      f'data.held_out={experiment.data.held_out}: must be above 0, because a'
+      ' head is measured on texts that it has not learnt.'
+    )
+  names = experiment.objective.token_head.names
+  scored = token_labels.score(
+    state_lib.model_of(experiment),
+    params,
+    token_head.TokenHeadConfig(names),
+    unseen,
+    experiment.data.batch,
+  )
+  found = {}
+  for index, name in enumerate(names):
+    try:
+      found[name] = token_labels.measure(scored, index)
+    except ValueError as error:
+      raise ValueError(f'held-out texts, {name!r}: {error}') from error
+  return found
+
+
+def report(measured: dict) -> Iterator[str]:
+  """Yields the lines of the report on a head, in Markdown."""
+  from kaiju_jax.runs import report as report_lib
+
+  rows = [
+    (
+      name,
+      one.spans,
+      one.tokens,
+      f'{one.auroc:.4f}',
+      f'{len(one.delays)} of {one.spans}',
+      f'{one.count_within(DELAY)} of {one.spans}',
+      max(one.delays.tolist(), default='-'),
+    )
+    for name, one in measured.items()
+  ]
+  yield '# Token head on held-out texts'
+  yield ''
+  yield from report_lib.markdown(
+    [
+      *('dimension', 'spans', 'tokens', 'AUROC', 'recognized'),
+      *(f'within {DELAY} tokens', 'longest delay'),
+    ],
+    rows,
+  )
+  yield ''
+  yield (
+    'AUROC ranks all tokens. A span is recognized where a score behind its'
+    ' first token is above a threshold that at most .1 % of the unlabelled'
+    ' tokens exceed; the delay counts tokens behind its last one.'
+  )
+
+
+def train(
+  experiment: experiment_lib.Experiment, workdir: str | os.PathLike
+) -> dict | None:
+  """Trains a head, or resumes, and returns `measure`; writes the report.
+
+  Returns:
+    None after Ctrl-C or SIGTERM, with the work so far saved.
+
+  Raises:
+    OSError, ValueError: as `runs/train.train` and `measure`.
+  """
+  from kaiju_jax.runs import train as train_lib
+
+  state = train_lib.train(experiment, workdir)
+  if int(state.step) < experiment.loop.steps:
+    return None
+  measured = measure(experiment, state.params)
+  text = '\n'.join(report(measured)) + '\n'
+  (pathlib.Path(workdir) / REPORT).write_text(text, encoding='utf-8')
+  return measured

@@ -1,0 +1,107 @@
+"""AUROC against its definition, and delays of drawn scores."""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import packing
+from kaiju_jax.data import spans
+from kaiju_jax.evaluation import token_labels
+from kaiju_jax.model import token_head
+from kaiju_jax.model import transformer
+from tests.decoding import toys
+
+
+def test_auroc_is_the_share_of_pairs_in_order():
+  rng = np.random.default_rng(0)
+  for values in (3, 10, 1000):  # Many ties, some, and hardly any.
+    score_S = rng.integers(values, size=200).astype(np.float32)
+    label_S = rng.random(200) < 0.1
+    above = score_S[label_S][:, None] - score_S[~label_S]
+    expected = ((above > 0) + (above == 0) / 2).mean()
+    found = token_labels.auroc(score_S, label_S)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert token_labels.auroc(-score_S, label_S) == pytest.approx(1 - found)
+  assert token_labels.auroc(np.zeros(9), np.arange(9) < 2) == 0.5
+  assert token_labels.auroc(np.arange(9), np.arange(9) > 6) == 1.0
+
+
+def test_one_kind_of_token_has_no_auroc():
+  for label_S in np.zeros(3, bool), np.ones(3, bool):
+    with pytest.raises(ValueError, match='needs both kinds'):
+      token_labels.auroc(np.zeros(3), label_S)
+  with pytest.raises(ValueError, match='NaN'):
+    token_labels.auroc(np.array([0, np.nan]), np.array([True, False]))
+
+
+def scored(*documents):
+  """Returns `Scored` of documents of (score, label) per token."""
+  pairs = [pair for one in documents for pair in one]
+  begins = [n == 0 for one in documents for n in range(len(one))]
+  score_SC, label_SC = (np.array([pair]).T for pair in zip(*pairs))
+  return token_labels.Scored(
+    score_SC.astype(float), label_SC > 0, np.array(begins)
+  )
+
+
+def test_a_delay_is_counted_from_the_end_of_a_span_within_its_document():
+  benign = [(0, 0)] * 2000
+  found = scored(
+    benign,
+    [(9, 1), (0, 1), (0, 0)],  # Recognized before it ends.
+    [(0, 1), (9, 1), (0, 0)],  # With its last token.
+    [(0, 1), (0, 1), (0, 0), (9, 0), (0, 0)],  # Two tokens late.
+    [(0, 1), (0, 1)],  # Never, though the next document begins high.
+    [(9, 0), (0, 0), (0, 1)],
+    [(0, 1), (9, 1)],
+  )
+  measured = token_labels.measure(found, 0)
+  assert (measured.spans, measured.tokens) == (6, 11)
+  assert measured.delays.tolist() == [0, 0, 2, 0]
+  assert [measured.count_within(most) for most in (0, 1, 2)] == [3, 3, 4]
+  assert 0 <= measured.threshold < 9
+
+
+def test_spans_of_neighbouring_documents_do_not_run_together():
+  label_S = np.array([0, 1, 1, 1, 0, 1], bool)
+  begin_S = np.array([1, 0, 0, 1, 0, 0], bool)
+  found = token_labels.find_runs(label_S, begin_S)
+  assert found == [(1, 3), (3, 4), (5, 6)]
+  assert token_labels.find_runs(~label_S, begin_S) == [(0, 1), (4, 5)]
+
+
+class Rows:
+  """Three rows of two documents; padding behind them."""
+
+  def __len__(self):
+    return 3
+
+  def __getitem__(self, index):
+    label_LC = np.eye(8, 2, dtype=np.float32)
+    pieces = [
+      packing.Piece(np.arange(size) + index, source=2 * index + n)
+      for n, size in enumerate((3, 4))
+    ]
+    row = packing.row(pieces, 8)
+    return row._replace(extras={spans.LABEL: label_LC})
+
+
+def test_scores_are_those_of_the_head_without_padding():
+  config = toys.config(vocab_size=16, layout='L0', max_length=8)
+  params = toys.drawn(config, 0.1)
+  rng = np.random.default_rng(0)
+  weight_DC = rng.normal(size=(config.d_model, 2)).astype(np.float32)
+  head = {'w_DC': weight_DC, 'bias_C': np.array([0.5, -0.5], np.float32)}
+  found = token_labels.score(
+    transformer.Transformer(config),
+    {**params, 'token_head': head},
+    token_head.TokenHeadConfig(('a', 'b')),
+    Rows(),
+    batch=2,
+  )
+  assert found.score_SC.shape == found.label_SC.shape == (21, 2)
+  begins = [n for start in (0, 7, 14) for n in (start, start + 3)]
+  assert np.flatnonzero(found.begin_S).tolist() == begins
+  # A document's scores do not depend on what is packed beside it.
+  np.testing.assert_allclose(
+    found.score_SC[3:5], found.score_SC[0:2], rtol=1e-4, atol=1e-4
+  )

@@ -1,0 +1,118 @@
+"""From labelled spans to a head that a run has trained and measured."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import spans
+from kaiju_jax.evaluation import token_labels
+from kaiju_jax.runs import heads
+from kaiju_jax.runs import train
+from kaiju_jax.runs.safety import planted
+from kaiju_jax.runs.safety import planted_spans
+from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.runs.safety import span_head
+from kaiju_jax.storage import files
+from tests.tasks import test_spans
+
+NAMES = tuple(planted_spans.RATES)
+
+
+def test_planted_texts_have_their_rates_and_spans():
+  found = list(planted_spans.texts(1000, 0))
+  counts = dict.fromkeys(NAMES, 0)
+  for one in found:
+    for span in one['spans']:
+      marker, _ = planted_spans.RATES[span['dimension']]
+      assert one['text'][span['start'] : span['end']] == marker
+      counts[span['dimension']] += 1
+    assert len(re.findall('zorbifex|quamlith|vexil torm', one['text'])) == len(
+      one['spans']
+    )
+    spans.parse(one, NAMES)
+  assert counts == {'frequent': 200, 'occasional': 20, 'rare': 2}
+  assert found == list(planted_spans.texts(1000, 0))
+  assert found != list(planted_spans.texts(1000, 1))
+  # Words that look like markers are no violations.
+  assert sum('vexil' in one['text'] for one in found) > 20
+
+
+def test_planted_chats_hold_no_text_that_is_certified():
+  certified = {
+    rows_lib.skeleton(row.text) for row in planted.certifying(0).rows
+  }
+  labelled, kinds = 0, set()
+  for one in planted_spans.chats(20, 0):
+    messages, found = spans.parse(one)
+    for message, own, raw in zip(messages, found, one['messages']):
+      words = {message.content[x.start : x.end] for x in own}
+      expected = re.findall(
+        r'(?<!\S)(?:zorbifex(?:es)?|quamlith|vexil torm)(?!\S)', message.content
+      )
+      assert sorted(words) == sorted(set(expected))
+      labelled += len(words)
+      if 'spans' in raw:
+        assert rows_lib.skeleton(message.content) not in certified
+        # The language model learns to say none of them.
+        assert message.role == 'user' or message.weight == 0
+    kinds.add((messages[0].role, messages[1].role))
+  assert labelled > 40 and len(kinds) > 1
+
+
+def test_the_report_says_what_was_recognized_and_when():
+  measured = {
+    'a': token_labels.Measured(4, 9, 0.98765, 1.5, np.array([0, 0, 3])),
+    'b': token_labels.Measured(1, 2, 0.5, 1.5, np.zeros(0, int)),
+  }
+  lines = list(span_head.report(measured))
+  assert '| a | 4 | 9 | 0.9877 | 3 of 4 | 2 of 4 | 3 |' in lines
+  assert '| b | 1 | 2 | 0.5000 | 0 of 1 | 0 of 1 | - |' in lines
+
+
+def test_a_head_needs_texts_that_are_held_out(tmp_path):
+  one = test_spans.experiment_of(test_spans.write(tmp_path / 'a.jsonl'))
+  one.data.held_out = 0.0
+  with pytest.raises(ValueError, match=r'data\.held_out=0\.0: must be above'):
+    span_head.measure(one, None)
+
+
+@pytest.mark.slow
+def test_a_run_trains_a_head_alone_or_with_its_model(tmp_path):
+  path = test_spans.write(tmp_path / 'labelled.jsonl', count=60)
+  base = test_spans.experiment_of(path)
+  base.objective.token_head.frozen = False
+  base.loop.steps = base.loop.checkpoint_every = 1
+  before = train.train(base, tmp_path / 'base').params['blocks']
+  for joint in 0.0, 0.5:
+    settings = span_head.Settings(test_spans.NAMES, joint, steps=20, rate=0.05)
+    one = span_head.make(tmp_path / 'base', path, settings)
+    one.data.held_out = 0.3
+    out = tmp_path / f'joint_{joint}'
+    measured = span_head.train(one, out)
+    assert set(measured) == set(test_spans.NAMES)
+    # Which bytes a marker has is easily learnt; 0.5 is chance.
+    assert measured['one'].auroc > 0.7
+    assert (out / span_head.REPORT).read_text().startswith('# Token head')
+    params, config = heads.load(out, 16)
+    assert config.names == test_spans.NAMES
+    assert np.abs(params['w_DC']).max() > 0
+    # The same again trains nothing, and returns what was trained.
+    after = train.train(one, out).params['blocks']
+    layer = 'layer_0'
+    is_same = all(
+      np.array_equal(a, b)
+      for a, b in zip(
+        before[layer]['feedforward'].values(),
+        after[layer]['feedforward'].values(),
+      )
+    )
+    assert is_same == (not joint)
+
+
+def test_lines_that_are_written_are_read(tmp_path):
+  path = tmp_path / 'chats.jsonl'
+  files.write_json_lines(path, planted_spans.chats(2, 1))
+  assert spans.list_dimensions(spans.read(str(path))) == ['quam', 'zorb']
+  assert json.loads(path.read_text().splitlines()[0])['messages']
