@@ -9,14 +9,22 @@ and more, its mean score is shown to be at least 4.0 and not to have dropped by
 more than 0.12; if KL, likeliest tokens and bits per byte stay within their
 limits, for the character's prefix, the user's messages and the character's
 replies apart; and if no layer has more codes at the rail or more outlier
-channels. The exit status is 0 if it passes, 3 if it is refused, and 4 if
+channels; and if at most 2 of 100 questions that the baseline recalls are shown
+to be lost. The exit status is 0 if it passes, 3 if it is refused, and 4 if
 something was not evaluated, such as a score of too few conversations.
 
     --golden      your own conversations; experiments/golden/README says how
     --generated   so many generated ones per tier instead
     --judge       as in `experiments.persona`, with --judge_model, --calibration
-    --nopersona   only reads: a model with random weights has no persona, and
-                  the exit status is 4 at best
+    --needle      what is recalled: facts of the small chat model's characters,
+                  or a kind of `experiments.recall`, with --needle_length; with
+                  '' nothing is, and the exit status is 4 at best
+    --calibration_diff=A,B
+                  two models, such as one before and after it was calibrated
+                  again: the report names each layer's scales and limits that
+                  moved far. They may have been meant to, and decide nothing
+    --nopersona   only reads: a model with random weights has no persona and
+                  recalls nothing, and the exit status is 4 at best
     --text        prose whose bits per byte count; the conversations otherwise
     --int8, --kv, --baseline_int8, --baseline_kv
                   how the models of Hugging Face folders are served: the
@@ -54,8 +62,20 @@ _JUDGE_MODEL = flags.DEFINE_string(
 _CALIBRATION = flags.DEFINE_string(
   'calibration', None, 'decision.json of experiments.judge for this judge.'
 )
+_DIFF = flags.DEFINE_list(
+  'calibration_diff', None, 'Two models whose calibrations are compared.'
+)
 _PERSONA = flags.DEFINE_bool(
   'persona', True, 'Play the conversations, not only read them.'
+)
+_NEEDLE = flags.DEFINE_string(
+  'needle', 'multi_key_8', "What is recalled: facts, or a kind; '' for nothing."
+)
+_NEEDLE_LENGTH = flags.DEFINE_integer(
+  'needle_length', 48, 'Tokens of the rows that are asked in English.', 10
+)
+_NEEDLES = flags.DEFINE_integer(
+  'needles', 400, 'Questions of --needle to each model.', lower_bound=1
 )
 _TEXT = flags.DEFINE_string('text', None, 'A file of prose.')
 _INT8 = flags.DEFINE_enum(
@@ -82,14 +102,21 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, *needed, *([_JUDGE] if _PERSONA.value else []))
   if _GOLDEN.value and _GENERATED.value:
     raise app.UsageError('either --golden or --generated must be given.')
+  if _DIFF.value and len(_DIFF.value) != 2:
+    raise app.UsageError(
+      f'--calibration_diff={",".join(_DIFF.value)}: must name two models.'
+    )
   _run()
 
 
 def _run() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.runs import calibration_diff
+  from kaiju_jax.runs import needle_gate
   from kaiju_jax.runs import persona
   from kaiju_jax.runs import persona_judge
   from kaiju_jax.runs import quantization_gate as gate
+  from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:
@@ -97,6 +124,7 @@ def _run() -> None:
   conversations, source = persona.conversations(
     pathlib.Path(_GOLDEN.value or _GOLDEN_FILE), _GENERATED.value, 0
   )
+  moved = calibration_diff.measure(*_DIFF.value) if _DIFF.value else []
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''
   calibration = _load(_CALIBRATION)
   baseline = persona_judge.open_model(
@@ -112,6 +140,15 @@ def _run() -> None:
   gate.check_pair(baseline, candidate)
   found = gate.read(baseline, candidate, conversations, prose)
   checks, said, name = list(gate.checks_of_reading(found)), (None, None), ''
+  needle = None
+  if _PERSONA.value and _NEEDLE.value:
+    needle = needle_gate.measure(
+      baseline, candidate, _NEEDLE.value, _NEEDLES.value, _NEEDLE_LENGTH.value
+    )
+    checks += needle_gate.checks(needle)
+  else:
+    reason = 'No needle was asked (--nopersona, or --needle is empty).'
+    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
   if _PERSONA.value:
     judge = persona_judge.read(_JUDGE.value, _JUDGE_MODEL.value)
     name = judge.identity
@@ -129,7 +166,9 @@ def _run() -> None:
     checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
   figures = {
     **gate.figures(found, *said),
-    'limits': dataclasses.asdict(gate.Limits()),
+    'limits': dataclasses.asdict(gate.Limits()) | {'needle': needle_gate.MOST},
+    'needle': needle_gate.figures(needle) if needle else None,
+    'calibration_diff': report.plain(moved),
   }
   decision = decision_lib.decide(
     gate.NAME,
@@ -143,7 +182,12 @@ def _run() -> None:
     },
   )
   title = f'# {candidate.origin} against {baseline.origin}\n'
-  text = '\n'.join((title, *gate.tables(figures, name)))
+  lines = [title, *gate.tables(figures, name)]
+  if needle:
+    lines += ['', needle_gate.describe(needle)]
+  if moved:
+    lines += ['', *calibration_diff.tables(moved, *_DIFF.value)]
+  text = '\n'.join(lines)
   decision_lib.conclude(decision, text, _OUT.value)
 
 

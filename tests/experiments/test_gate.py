@@ -41,7 +41,7 @@ def test_models_are_read_and_none_passes_without_a_persona(models):
       [*words, f'--baseline={run}', f'--candidate={export}',
        f'--out={models / "same"}'],
       [*words, f'--baseline={folder}', f'--candidate={folder}',
-       f'--out={models / "arms"}'],
+       f'--out={models / "arms"}', f'--calibration_diff={run},{export}'],
       [*words, f'--baseline={run}', f'--candidate={folder}'],
     ]
   )  # fmt: skip
@@ -51,11 +51,18 @@ def test_models_are_read_and_none_passes_without_a_persona(models):
   for one in found.figures['tokens'].values():
     assert one['kl'] == one['loss'] == one['margin'] == 0
     assert one['agreement'] == 1
-  assert found.reasons == ('Personas were not played (--nopersona).',)
+  needle, personas = found.reasons
+  assert 'No needle was asked' in needle
+  assert personas == 'Personas were not played (--nopersona).'
   assert 'bits per byte' in (models / 'same' / 'report.md').read_text().lower()
   assert arms.returncode in (3, 4), arms
   found = decision.load(models / 'arms' / decision.FILE)
   assert all(0 < one['kl'] < 0.5 for one in found.figures['tokens'].values())
+  # An export has its run's codes.
+  assert found.figures['calibration_diff']
+  for one in found.figures['calibration_diff']:
+    assert one['median'] == one['largest'] == 1
+  assert '# Calibration of' in arms.stdout and '0 of' in arms.stdout
   assert others.returncode == 1
   assert 'must have the tokenizer and chat template' in others.stderr
 
@@ -70,6 +77,7 @@ def test_flags_that_are_wrong_are_one_line():
       'either --golden',
     ),
     ([*models, '--judge=rules'], 'no such file or folder'),
+    ([*models, '--judge=rules', '--calibration_diff=a'], 'must name two'),
   ]
   done = forked.run([['experiments.gate', *words] for words, _ in cases])
   for (_, message), one in zip(cases, done):

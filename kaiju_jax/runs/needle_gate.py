@@ -1,0 +1,138 @@
+"""The quantization gate's needle: what a candidate no longer recalls.
+
+Both models answer the same questions, greedily. The gate passes if exact
+bounds of the paired loss show that at most `MOST` of the questions are lost. A
+baseline that recalls nothing has nothing to lose; then nothing is evaluated.
+
+The questions are one kind of `tasks/recall/`, in English, or facts of
+characters in the words of the small chat model (`tasks/dialogues/questions`).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.evaluation import decision as decision_lib
+from kaiju_jax.evaluation.gate import lost
+from kaiju_jax.evaluation.persona import responders
+from kaiju_jax.runs import persona_judge
+from kaiju_jax.runs import recall
+from kaiju_jax.serving.safety import exact
+from kaiju_jax.tasks.dialogues import questions as dialogues
+from kaiju_jax.tasks.recall import problems
+
+MOST = 0.02
+FACTS = 'facts'
+NAMES = (FACTS, *problems.KINDS)
+_FACTS_PER_CHARACTER = 3
+
+
+class Needle(NamedTuple):
+  """What two models recall of the same questions.
+
+  Attributes:
+    name: one of `NAMES`.
+    loss: the candidate's loss.
+    guess: the share that is right if a value of the text is guessed.
+  """
+
+  name: str
+  loss: lost.Loss
+  guess: float
+
+
+def measure(
+  baseline: persona_judge.Opened,
+  candidate: persona_judge.Opened,
+  name: str,
+  count: int,
+  length: int,
+) -> Needle:
+  """Asks both models.
+
+  Args:
+    baseline, candidate: models with one chat format.
+    name: one of `NAMES`.
+    count: questions.
+    length: tokens of the rows that become text; see `recall.draw`.
+
+  Raises:
+    ValueError: no such name, or the questions do not fit the rows or the
+      models' positions.
+  """
+  if name not in NAMES:
+    raise ValueError(f'needle={name!r}: must be one of {", ".join(NAMES)}.')
+  if name == FACTS:
+    both = (_tell_facts(one, count) for one in (baseline, candidate))
+    return Needle(name, lost.compare(*both), 0.0)
+  questions = recall.draw([name], [length], count, 0)
+  both = (
+    [
+      answered.is_right
+      for answered in recall.ask(
+        responders.Model(one.generator, one.format), questions
+      )
+    ]
+    for one in (baseline, candidate)
+  )
+  guess = 1 / min(len(one.candidates) for _, one in questions)
+  return Needle(name, lost.compare(*both), guess)
+
+
+def _tell_facts(opened: persona_judge.Opened, count: int) -> list[bool]:
+  """Returns which questions for facts of characters are answered right."""
+  characters = -(-count // _FACTS_PER_CHARACTER)
+  drawn = dialogues.draw_questions(
+    opened.format, characters, opened.decoder.length
+  )
+  asked = [one for one in drawn if one.kind == FACTS][:count]
+  results = dialogues.replies(opened.generator, opened.format, asked)
+  return [
+    bool(dialogues.judge(one, result).right)
+    for one, result in zip(asked, results)
+  ]
+
+
+def checks(found: Needle, most: float = MOST) -> Iterator[decision_lib.Check]:
+  """Yields the check that at most `most` of the questions are lost."""
+  loss, name = found.loss, f'needle {found.name}'
+  shown = exact.at_least(loss.baseline, loss.count, lost.CONFIDENCE)
+  if shown <= found.guess + most:
+    yield decision_lib.Check(
+      decision_lib.NOT_EVALUATED,
+      f'{name}: the baseline has {loss.baseline} of {loss.count} right, no more'
+      ' than a guess: it has nothing to lose.',
+    )
+    return
+  said = f'{name}: {loss.value:.1%} of {loss.count} questions are lost'
+  if loss.low > most:
+    reason = f'{said}, at least {loss.low:.1%}; at most {most:.0%} may be.'
+    yield decision_lib.Check(decision_lib.REFUSED, reason)
+  elif loss.high > most:
+    yield decision_lib.Check(
+      decision_lib.NOT_EVALUATED,
+      f'{said}, at most {loss.high:.1%}; ask more to show {most:.0%}.',
+    )
+  else:
+    yield decision_lib.Check(decision_lib.PASSED)
+
+
+def figures(found: Needle) -> dict[str, Any]:
+  """Returns the figures as plain data."""
+  loss = found.loss
+  return {
+    'name': found.name,
+    'guess': found.guess,
+    **loss._asdict(),
+    'loss': {'value': loss.value, 'low': loss.low, 'high': loss.high},
+  }
+
+
+def describe(found: Needle) -> str:
+  """Returns one line for the report."""
+  loss = found.loss
+  return (
+    f'Needle {found.name}: {loss.baseline} → {loss.candidate} of {loss.count}'
+    f' right; {loss.lost} lost, {loss.gained} gained: {loss.value:+.1%}'
+    f' ({loss.low:+.1%} … {loss.high:+.1%}, exact, 95 %).'
+  )
