@@ -61,6 +61,8 @@ class Transformer(nn.Module):
       in_axes=nn.broadcast,
       length=len(layers) // len(repeating),
       unroll=self.config.unroll,
+      # Nothing is computed once for all repeats: no second trace looks for it.
+      check_constancy_invariants=False,
     )
     return scanned(self.config, repeating, self.z_target)
 
