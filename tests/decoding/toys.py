@@ -12,6 +12,7 @@ from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from tests.model import params as params_lib
 
 LENGTH = 64
 
@@ -55,13 +56,7 @@ def drawn(config: model_config.ModelConfig, scale: float = 0.3):
       return np.ones(x.shape, np.float32)
     return rng.normal(0, scale, x.shape).astype(np.float32)
 
-  shapes = jax.eval_shape(
-    transformer.Transformer(config).init,
-    jax.random.key(0),
-    np.zeros((1, 4), np.int32),
-    visibility_lib.causal(4),
-  )
-  return jax.tree_util.tree_map_with_path(leaf, shapes['params'])
+  return jax.tree_util.tree_map_with_path(leaf, params_lib.shapes(config))
 
 
 def tokens(config: model_config.ModelConfig, rows: int, length: int = LENGTH):

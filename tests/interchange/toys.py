@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from kaiju_jax.model import config as model_config
-from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.training import state
+from tests.model import params as params_lib
 
 # √48 is no power of two, and heads of 8 do not add up to the width.
 PLAIN = model_config.ModelConfig(
@@ -45,9 +44,6 @@ def changed(config, quantization=None, **model) -> model_config.ModelConfig:
 
 def params_of(config, seed=0):
   """Returns random parameters, gains and Bungee scalars among them."""
-  shapes = jax.eval_shape(
-    lambda: state.draw_params(transformer.Transformer(config), 0)
-  )
   rng = np.random.default_rng(seed)
 
   def draw(path, shape):
@@ -55,4 +51,4 @@ def params_of(config, seed=0):
     noise = 0.15 * rng.standard_normal(shape.shape)
     return jax.numpy.asarray(start + noise, jax.numpy.float32)
 
-  return jax.tree_util.tree_map_with_path(draw, shapes)
+  return jax.tree_util.tree_map_with_path(draw, params_lib.shapes(config))

@@ -24,6 +24,7 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from tests.model import params as params_lib
 
 VOCAB_SIZE = 8
 EOS = 0
@@ -74,13 +75,7 @@ def params_of(config):
     scale = 0.5 if path[-1].key == 'head_DV' else 0.25
     return rng.normal(0, scale, x.shape).astype(np.float32)
 
-  shapes = jax.eval_shape(
-    transformer.Transformer(config).init,
-    jax.random.key(0),
-    np.zeros((1, 4), np.int32),
-    visibility_lib.causal(4),
-  )
-  return jax.tree_util.tree_map_with_path(drawn, shapes['params'])
+  return jax.tree_util.tree_map_with_path(drawn, params_lib.shapes(config))
 
 
 @functools.cache

@@ -1,5 +1,6 @@
-"""A deep model's calls, in programs of one layer each, are those of one."""
+"""A deep model's calls, in programs of a layer each, are a forward pass's."""
 
+import jax
 import numpy as np
 
 from experiments.benchmarks import compilations
@@ -15,14 +16,14 @@ GREEDY = sampling.Sampling(temperature=0)
 CONFIG = toys.config(layout='L0 L0 G2 L3')
 
 
-def make(deep, monkeypatch):
-  monkeypatch.setattr(layered, '_DEEP', deep)
+def make(monkeypatch):
+  monkeypatch.setattr(layered, '_DEEP', 1)
   decoder = decoder_lib.Decoder(
     toys.drawn(CONFIG), CONFIG, rows=2, length=48, page=4, extra=CHUNK - 1
   )
   engine = engine_lib.Engine(decoder, chunk=CHUNK, speculates=True)
   drafts = engine._speculation
-  # A draft in each round, in both engines alike.
+  # A draft in each round.
   monkeypatch.setattr(drafts, 'look_up', lambda one: one.whole_text()[:5])
   monkeypatch.setattr(
     drafts._costs, 'seconds', lambda kind, size: float(kind == 'step')
@@ -31,7 +32,7 @@ def make(deep, monkeypatch):
 
 
 def run(engine):
-  """Returns prompts of several chunks with their replies, two at once."""
+  """Returns texts of several chunks and their results, two at once."""
   rng = np.random.default_rng(0)
   asked = [
     engine.submit(
@@ -43,11 +44,10 @@ def run(engine):
   ]
   while not engine.is_idle:
     engine.advance()
-  return [one.result() for one in asked]
+  return [(one.whole_text().tolist(), one.result()) for one in asked]
 
 
-def test_programs_of_a_layer_do_what_one_program_does(monkeypatch):
-  one = run(make(len(CONFIG.layers()) + 1, monkeypatch))
+def test_programs_of_a_layer_do_what_the_forward_pass_does(monkeypatch):
   lowered = []
   lower = layered.Layered.lower
   monkeypatch.setattr(
@@ -55,7 +55,7 @@ def test_programs_of_a_layer_do_what_one_program_does(monkeypatch):
     'lower',
     lambda *given: lowered.append(lower(*given)) or lowered[-1],
   )
-  many = make(1, monkeypatch)
+  many = make(monkeypatch)
   many.warm(scores=True, puts_off=True)
   while many.rounds.waiting:
     many.rounds.compile_next()
@@ -65,12 +65,23 @@ def test_programs_of_a_layer_do_what_one_program_does(monkeypatch):
   with compilations.record() as seen:
     found = run(many)
   assert drafts and not seen
-  for got, want in zip(found, one, strict=True):
-    assert got.tokens.tolist() == want.tokens.tolist()
-    for name in 'log_probabilities', 'prompt_log_probabilities':
-      np.testing.assert_allclose(
-        getattr(got, name), getattr(want, name), rtol=1e-4, atol=1e-4
-      )
+  rows_BL = np.zeros((2, 48), np.int32)
+  for row_L, (text, _) in zip(rows_BL, found, strict=True):
+    row_L[: len(text)] = text
+  logits_BLV = toys.forward(toys.drawn(CONFIG), CONFIG, rows_BL)
+  log_BLV = np.asarray(jax.nn.log_softmax(logits_BLV))
+  for log_LV, (text, got) in zip(log_BLV, found, strict=True):
+    prompt = len(text) - 12
+    assert text[prompt:] == got.tokens.tolist()
+    assert (
+      text[prompt:] == log_LV[prompt - 1 : len(text) - 1].argmax(1).tolist()
+    )
+    np.testing.assert_allclose(
+      [*got.prompt_log_probabilities, *got.log_probabilities],
+      log_LV[np.arange(len(log_LV)), text[1:]],
+      rtol=1e-4,
+      atol=1e-4,
+    )
   # A local layer that makes keys, one that reads another's, and a global one.
   assert len(lowered) == 4  # A step, a draft, a prefill and a scored one.
   for each in lowered:

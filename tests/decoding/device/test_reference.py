@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rope_scaling
-from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from tests.decoding import toys
+from tests.model import params as params_lib
 
 
 def layout(rng) -> str:
@@ -117,12 +116,6 @@ def of_a_family(config, rng) -> model_config.ModelConfig:
 
 def parameters(config: model_config.ModelConfig, rng):
   """Draws every parameter, without a compiled `init`; limits are positive."""
-  shapes = jax.eval_shape(
-    transformer.Transformer(config).init,
-    jax.random.key(0),
-    np.zeros((1, 1), np.int32),
-    visibility_lib.causal(1),
-  )['params']
 
   def drawn(path, shape):
     name = path[-1].key
@@ -131,7 +124,7 @@ def parameters(config: model_config.ModelConfig, rng):
       return np.exp(0.3 * x)
     return x * np.float32(config.d_model**-0.5)
 
-  return jax.tree_util.tree_map_with_path(drawn, shapes)
+  return jax.tree_util.tree_map_with_path(drawn, params_lib.shapes(config))
 
 
 def differences(seed: int, is_family: bool = False) -> str:
