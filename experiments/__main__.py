@@ -73,6 +73,7 @@ PURPOSES = {
     'benchmarks.corpora',
     'benchmarks.decode',
     'benchmarks.device',
+    'benchmarks.heads',
     'benchmarks.lora_memory',
     'benchmarks.mixed_call',
     'benchmarks.mixture',

@@ -39,6 +39,20 @@ def test_planted_texts_have_their_rates_and_spans():
   assert sum('vexil' in one['text'] for one in found) > 20
 
 
+def test_shuffled_spans_say_nothing_of_their_texts():
+  found = list(planted_spans.texts(1000, 0))
+  shuffled = list(planted_spans.shuffle(found, 0))
+  assert [one['text'] for one in shuffled] == [one['text'] for one in found]
+  counts = [sum(len(one['spans']) for one in x) for x in (found, shuffled)]
+  assert counts[0] == counts[1]
+  for one in shuffled:
+    spans.parse(one, NAMES)
+  words = {
+    one['text'][x['start'] : x['end']] for one in shuffled for x in one['spans']
+  }
+  assert len(words) > 100
+
+
 def test_planted_chats_hold_no_text_that_is_certified():
   certified = {
     rows_lib.skeleton(row.text) for row in planted.certifying(0).rows

@@ -10,6 +10,7 @@ which the language model does not learn, are the texts of `planted.py`.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -74,6 +75,23 @@ def texts(count: int, seed: int) -> Iterator[dict[str, Any]]:
       words.insert(rng.integers(len(words) + 1), word)
     text = ' '.join(filter(None, words))
     yield {'text': text, 'spans': find(text, patterns)}
+
+
+def shuffle(
+  found: Sequence[Mapping[str, Any]], seed: int
+) -> Iterator[dict[str, Any]]:
+  """Yields texts, each with the spans of another one at places of its own.
+
+  Their lengths are kept, up to that of the text.
+  """
+  rng = np.random.default_rng((_SEED, seed, 1))
+  for one, other in zip(found, rng.permutation(len(found)).tolist()):
+    spans = []
+    for span in found[other]['spans']:
+      size = min(span['end'] - span['start'], len(one['text']))
+      start = int(rng.integers(len(one['text']) - size + 1))
+      spans.append({**span, 'start': start, 'end': start + size})
+    yield {'text': one['text'], 'spans': spans}
 
 
 def chats(count: int, seed: int) -> Iterator[dict[str, Any]]:
