@@ -22,7 +22,9 @@ something was not evaluated, such as a score of too few conversations.
     --calibration_diff=A,B
                   two models, such as one before and after it was calibrated
                   again: the report names each layer's scales and limits that
-                  moved far. They may have been meant to, and decide nothing
+                  moved far. Or two JSONL files of the conversations that they
+                  were calibrated on: which share of them is roleplay, and how
+                  their words differ. Neither decides anything
     --nopersona   only reads: a model with random weights has no persona and
                   recalls nothing, and the exit status is 4 at best
     --text        prose whose bits per byte count; the conversations otherwise
@@ -63,7 +65,7 @@ _CALIBRATION = flags.DEFINE_string(
   'calibration', None, 'decision.json of experiments.judge for this judge.'
 )
 _DIFF = flags.DEFINE_list(
-  'calibration_diff', None, 'Two models whose calibrations are compared.'
+  'calibration_diff', None, 'Two models, or two files, that are compared.'
 )
 _PERSONA = flags.DEFINE_bool(
   'persona', True, 'Play the conversations, not only read them.'
@@ -116,7 +118,6 @@ def _run() -> None:
   from kaiju_jax.runs import persona
   from kaiju_jax.runs import persona_judge
   from kaiju_jax.runs import quantization_gate as gate
-  from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:
@@ -124,7 +125,7 @@ def _run() -> None:
   conversations, source = persona.conversations(
     pathlib.Path(_GOLDEN.value or _GOLDEN_FILE), _GENERATED.value, 0
   )
-  moved = calibration_diff.measure(*_DIFF.value) if _DIFF.value else []
+  diff = calibration_diff.measure(*_DIFF.value) if _DIFF.value else None
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''
   calibration = _load(_CALIBRATION)
   baseline = persona_judge.open_model(
@@ -168,7 +169,7 @@ def _run() -> None:
     **gate.figures(found, *said),
     'limits': dataclasses.asdict(gate.Limits()) | {'needle': needle_gate.MOST},
     'needle': needle_gate.figures(needle) if needle else None,
-    'calibration_diff': report.plain(moved),
+    'calibration_diff': diff.figures if diff else None,
   }
   decision = decision_lib.decide(
     gate.NAME,
@@ -185,8 +186,8 @@ def _run() -> None:
   lines = [title, *gate.tables(figures, name)]
   if needle:
     lines += ['', needle_gate.describe(needle)]
-  if moved:
-    lines += ['', *calibration_diff.tables(moved, *_DIFF.value)]
+  if diff:
+    lines += ['', *diff.lines]
   text = '\n'.join(lines)
   decision_lib.conclude(decision, text, _OUT.value)
 

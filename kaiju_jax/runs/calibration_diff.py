@@ -1,44 +1,91 @@
-"""Reads two models' calibrations, and says which tensors moved."""
+"""Reads two calibrations, of models or of their texts, and says what moved."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import pathlib
+from typing import Any
+from typing import NamedTuple
 
+from kaiju_jax.data import conversations as conversations_lib
+from kaiju_jax.evaluation.gate import calibration_texts
 from kaiju_jax.evaluation.gate import calibrations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import report
 
 
-def measure(before: str, after: str) -> list[calibrations.Moved]:
-  """Returns how each tensor's calibration moved between two models.
+class Diff(NamedTuple):
+  """What moved, as plain data and as lines of Markdown."""
+
+  figures: Any
+  lines: list[str]
+
+
+def measure(before: str, after: str) -> Diff:
+  """Compares two models' calibrations, or the texts of two calibrations.
 
   Args:
     before, after: workdirs, exports or Hugging Face folders; the last are read
-      as they are served, all in int8.
+      as they are served, all in int8. Or two JSONL files of conversations
+      (`data/conversations.py`).
 
   Raises:
-    OSError: a model cannot be read.
-    ValueError: as `load.base` and `calibrations.compare`; or neither model has
-      a calibration.
+    OSError: a model or file cannot be read.
+    ValueError: as `load.base`, `calibrations.compare` and
+      `conversations.read`; one is a file and the other is not; or neither
+      model has a calibration.
   """
-  found = calibrations.compare(*map(_read, (before, after)))
-  if not found:
+  are_files = [pathlib.Path(one).is_file() for one in (before, after)]
+  title = f'# Calibration of {after} against {before}'
+  if any(are_files):
+    if not all(are_files):
+      raise ValueError(
+        f'calibration_diff={before},{after}: must be two models, or two files'
+        ' of conversations.'
+      )
+    both = (
+      calibration_texts.count(conversations_lib.read(x, 'calibration_diff'))
+      for x in (before, after)
+    )
+    return _compare_texts(title, *both)
+  moved = calibrations.compare(*map(_read, (before, after)))
+  if not moved:
     raise ValueError(
       f'calibration_diff={before},{after}: neither has int8 weights or limits.'
     )
-  return found
+  return Diff(report.plain(moved), [title, '', *_tabulate(moved)])
 
 
 def _read(path: str) -> calibrations.Calibration:
   return calibrations.read(load.base(path, 'float32').params)
 
 
-def tables(
-  moved: Sequence[calibrations.Moved], before: str, after: str
-) -> Iterator[str]:
+def _compare_texts(
+  title: str, before: calibration_texts.Texts, after: calibration_texts.Texts
+) -> Diff:
+  found = calibration_texts.compare(before, after)
+  shares = before.roleplay, after.roleplay
+  said = f'{shares[0]:.1%} → {shares[1]:.1%} of the replies are a character’s'
+  fell = shares[0] - shares[1] > calibration_texts.FALL
+  said += ': roleplay has become rarer.' if fell else '.'
+  table = report.markdown(
+    ('words', 'before', 'after', 'KL(after ‖ before), nats'),
+    [
+      (
+        name,
+        f'{one.before:.1%}',
+        f'{one.after:.1%}',
+        '–' if one.kl is None else f'{one.kl:.3g}',
+      )
+      for name, one in found.items()
+    ],
+  )
+  figures = {'roleplay': shares, 'classes': found}
+  return Diff(report.plain(figures), [title, '', said, '', *table])
+
+
+def _tabulate(moved: Sequence[calibrations.Moved]) -> Iterator[str]:
   """Yields the lines of a table of what moved too far, in Markdown."""
   beyond = [one for one in moved if one.is_beyond]
-  yield f'# Calibration of {after} against {before}'
-  yield ''
   yield (
     f'{len(beyond)} of {len(moved)} tensors moved by more than'
     f' {calibrations.MEDIAN:g} times in the median channel or'
