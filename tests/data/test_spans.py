@@ -1,5 +1,6 @@
 """Which tokens a span of characters labels, and which lines are refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -95,8 +96,6 @@ def test_spans_of_a_chat_are_found_between_its_structure(tokenizers):
 
 
 def test_a_message_that_a_template_strips_keeps_its_spans(tokenizers):
-  import dataclasses
-
   format = dataclasses.replace(
     chat.format_of(tokenizers[0]), clean=lambda role, text: text.strip()
   )
@@ -105,6 +104,12 @@ def test_a_message_that_a_template_strips_keeps_its_spans(tokenizers):
   assert len(located_L2) == len(message_L)
   text_L2 = located_L2[located_L2[:, 0] < located_L2[:, 1]]
   assert text_L2.tolist() == [[2, 3], [3, 4]]
+  # A token of a text that is one of the structure is dropped.
+  format = dataclasses.replace(format, structure=np.array([ord('a')]))
+  message_L = format.message('user', '  ab ')
+  located_L2 = format.locate('user', '  ab ')
+  assert len(located_L2) == len(message_L)
+  assert located_L2[message_L == ord('b')].tolist() == [[3, 4]]
   format = dataclasses.replace(format, clean=lambda role, text: text[::-1])
   with pytest.raises(ValueError, match='control format changes the text'):
     format.locate('user', 'ab')

@@ -75,6 +75,16 @@ def test_planted_chats_hold_no_text_that_is_certified():
   assert labelled > 40 and len(kinds) > 1
 
 
+def test_a_planted_text_that_is_certified_is_drawn_anew():
+  def plant(held_out):
+    rng = np.random.default_rng(0)
+    return planted_spans._plant(rng, 'user', held_out)['content']
+
+  first = plant(set())
+  assert plant({rows_lib.skeleton('other')}) == first
+  assert plant({rows_lib.skeleton(first)}) != first
+
+
 def test_the_report_says_what_was_recognized_and_when():
   measured = {
     'a': token_labels.Measured(4, 9, 0.98765, 1.5, np.array([0, 0, 3])),
