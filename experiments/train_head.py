@@ -115,6 +115,12 @@ def _train_on_spans() -> None:
 def main(argv: Sequence[str]) -> None:
   if _SPANS.value is not None:
     command.check(argv, _MODEL, _SPANS, _OUT)
+    for flag in _SAFETY, _HEAD, _TEXTS.data, _TEXTS.planted:
+      if flag.value:
+        raise ValueError(
+          f'--{flag.name} is for certifying a head, and --spans for training'
+          ' one: give them to two commands, as in the help.'
+        )
     _train_on_spans()
     return
   command.check(argv, _MODEL, _SAFETY, _OUT)

@@ -85,8 +85,8 @@ def read(
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a file or folder that cannot be read.
-    ValueError: a line that is none, named with its fault; or no span along one
-      of `names`.
+    ValueError: a line that is none, named with its fault; or no span, or none
+      along one of `names`.
   """
   found = []
   for name, file in documents.files(path, field):
@@ -94,12 +94,13 @@ def read(
     for number, one in enumerate(parsed, 1):
       found.append(Labelled(f'{name}#{number}', *one))
   known = list_dimensions(found)
-  for name in names or ():
-    if name not in known:
-      raise ValueError(
-        f'{field}={path!r}: {len(found):,} texts, and no span of {name!r};'
-        ' a head learns nothing of a dimension without one.'
-      )
+  missing = [name for name in names or () if name not in known]
+  if missing or not known:
+    which = f' of {missing[0]!r}' if missing else ''
+    raise ValueError(
+      f'{field}={path!r}: {len(found):,} texts, and no span{which}; a head'
+      ' learns nothing of a dimension without one.'
+    )
   return found
 
 

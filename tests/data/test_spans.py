@@ -241,6 +241,10 @@ def test_a_file_without_a_span_of_a_dimension_is_refused(tmp_path):
     spans.read(str(path), NAMES)
   assert str(path) in str(error.value)
   assert len(spans.read(str(path), NAMES[:1])) == 1
+  empty = tmp_path / 'empty.jsonl'
+  empty.write_text(json.dumps({'text': 'four'}) + '\n')
+  with pytest.raises(ValueError, match=r"empty\.jsonl': 1 texts, and no span;"):
+    spans.read(str(empty))
   path.write_text(json.dumps({'text': 'four', 'spans': [GOOD, other]}) + '\n')
   assert spans.list_dimensions(spans.read(str(path), NAMES)) == list(NAMES)
 

@@ -138,12 +138,14 @@ def test_flags_that_are_wrong_are_one_line(made, tmp_path):
   folder, data = made
   out = tmp_path / 'out'
   flags = flags_of(folder, out)
+  spans = [word for word in flags if not word.startswith('--safety')]
   cases = [
     ([data, *flags, '--confidence=0.99'], 'error: --confidence=0.99'),
     ([data, *flags, '--choose=0.9'], 'error: choose=0.9'),
     ([data, *flags, '--head=/nowhere'], '/nowhere'),
     (['--planted', *flags, '--model=/nowhere'], 'error: /nowhere'),
-    (['--spans=/nowhere', *flags], "error: --spans='/nowhere': no such file"),
+    (['--spans=/nowhere', *flags], '--safety is for certifying a head, and'),
+    (['--spans=/nowhere', *spans], "error: --spans='/nowhere': no such file"),
     ([data, *flags, f'--head={folder / "safety/gate.safetensors"}'], 'error: '),
   ]
   done = run(*(words for words, _ in cases))
