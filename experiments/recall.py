@@ -13,9 +13,10 @@ equal depth has 95 % right on every seed. Otherwise it is not evaluated, and the
 exit status is 4. It writes recall.png, report.md and decision.json into the
 folder. The same command goes on where it was stopped.
 
-With --model (a workdir, an export or a Hugging Face folder that chats) or
---endpoint (a server with OpenAI's chat completions; its key is in
-OPENAI_API_KEY), the same rows are asked in English:
+With --model (a workdir, an export or a Hugging Face folder; one that does not
+chat continues the question and "Answer:") or --endpoint (a server with OpenAI's
+chat completions; its key is in OPENAI_API_KEY), the same rows are asked in
+English:
 
     --kinds      all by default
     --lengths    tokens of the rows before they are translated; one of filler
@@ -112,8 +113,11 @@ def _responder():
   if _ENDPOINT.value:
     client, name = persona_judge.client(_ENDPOINT.value), _ENDPOINT_MODEL.value
     return responders.Endpoint(client, name), name, f'{client.base_url} {name}'
-  opened = persona_judge.open_model(_MODEL.value, _ROWS)
-  model = responders.Model(opened.generator, opened.format)
+  opened = persona_judge.open_model(_MODEL.value, _ROWS, chats=False)
+  if opened.format is None:
+    model = responders.Continuation(opened.generator, opened.tokenizer)
+  else:
+    model = responders.Model(opened.generator, opened.format)
   return model, opened.origin, f'checkpoint {opened.digest}'
 
 

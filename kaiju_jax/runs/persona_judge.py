@@ -30,22 +30,25 @@ class Opened(NamedTuple):
   Attributes:
     generator: the model, as a server draws from it.
     decoder: the generator's decoder.
-    format: its chat format.
+    format: its chat format; None if it only continues text.
     digest: hash of its parameters.
     origin: a description of its source.
+    tokenizer: its tokenizer.
   """
 
   generator: generator_lib.Generator
   decoder: Any
-  format: chat.Format
+  format: chat.Format | None
   digest: str
   origin: str
+  tokenizer: Any = None
 
 
 def open_model(
   path: str,
   rows: int,
   quantization: quantization_config.QuantizationConfig | None = None,
+  chats: bool = True,
 ) -> Opened:
   """Opens a workdir, an export or a Hugging Face folder.
 
@@ -53,15 +56,16 @@ def open_model(
     path: the model.
     rows: texts that it answers at a time.
     quantization: see `load.from_anywhere`.
+    chats: whether to refuse a model that only continues text.
 
   Raises:
     OSError, RuntimeError, ValueError: as `load.from_anywhere`; also a
-      ValueError for a model that only continues text.
+      ValueError for a model that is refused.
   """
   loaded = load.from_anywhere(path, quantization=quantization)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = defaults.read(loaded, tokenizer).format
-  if format is None:
+  if format is None and chats:
     raise ValueError(
       f'{path}: has no chat template: it only continues text, and answers'
       ' nobody.'
@@ -71,7 +75,7 @@ def open_model(
     loaded, tokenizer, rows=rows, length=loaded.config.max_length
   )
   generator = generator_lib.Generator(decoder, tokenizer)
-  return Opened(generator, decoder, format, digest, loaded.origin)
+  return Opened(generator, decoder, format, digest, loaded.origin, tokenizer)
 
 
 def client(address: str) -> Any:

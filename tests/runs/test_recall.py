@@ -1,12 +1,15 @@
 """Recall of served models, and what counts among trained arms."""
 
 import re
+import types
 
 import numpy as np
 import pytest
 
 from experiments.configs import recall as config
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import decision
+from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.runs import recall
 from kaiju_jax.runs import recall_report
@@ -51,6 +54,25 @@ def test_what_answers_in_words_is_counted_by_cell():
   assert sum(one.right for one in listed) < 12
   with pytest.raises(ValueError, match='no row of them holds hops_4'):
     recall.draw(['hops_4'], [16], 1, 0)
+
+
+class Copier:
+  """A generator that continues a prompt with its last number."""
+
+  def generate(self, requests):
+    for one in requests:
+      text = tokenizer_lib.Bytes().decode(one.tokens)
+      assert text.endswith('\nAnswer:') and one.tokens[0] == 0
+      said = re.findall(r'[0-9]{5}', text)[-1]
+      yield types.SimpleNamespace(text=f' {said}. The farmer')
+
+
+def test_a_model_that_only_continues_text_is_asked_as_well():
+  questions = recall.draw(['hops_0'], [32], 40, 0)
+  responder = responders.Continuation(Copier(), tokenizer_lib.Bytes())
+  [found] = recall.count_right(recall.ask(responder, questions), 'copier', 0)
+  # The last of four numbers is right one time in four.
+  assert 3 <= found.right <= 20
 
 
 def test_a_share_must_be_shown():

@@ -1,6 +1,7 @@
 """Lets a model, an endpoint or the references answer golden conversations.
 
-`Model` answers with a model here, through the prompts that a server makes.
+`Model` answers with a model here, through the prompts that a server makes;
+`Continuation` with one that does not chat, to a single message.
 `Endpoint` asks any server with OpenAI's chat completions. `References` gives
 the author's own replies. `Swapped` makes a responder play another character.
 """
@@ -9,9 +10,12 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
@@ -115,6 +119,41 @@ class Model:
       self._format,
       prompt_lib.PREFIX,
     ).tokens
+
+
+class Continuation:
+  """A model in this process that only continues text, and plays nobody."""
+
+  def __init__(
+    self,
+    generator: generator_lib.Generator,
+    tokenizer: tokenizer_lib.Tokenizer,
+    most: int = 48,
+  ):
+    """Takes a generator with room for the longest message and a reply.
+
+    Args:
+      generator: the model.
+      tokenizer: its tokenizer.
+      most: tokens of a reply; nothing else ends it.
+    """
+    self._generator = generator
+    self._tokenizer = tokenizer
+    self._most = most
+
+  def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
+    """Returns what follows each message and the word 'Answer:'."""
+    prompts = [
+      self._tokenizer.encode(f'{one.user}\nAnswer:') for one in messages
+    ]
+    greedy = sampling_lib.Sampling(temperature=0.0)
+    requests = [
+      request_lib.Request(
+        np.insert(tokens_L, 0, self._tokenizer.bos_id), self._most, greedy
+      )
+      for tokens_L in prompts
+    ]
+    return [one.text for one in self._generator.generate(requests)]
 
 
 class Endpoint:
