@@ -198,8 +198,8 @@ def tables(
     yield (
       'Questions right, in %, with 95 % intervals over questions; behind the'
       ' semicolon, the worst seed. An arm follows so many steps if it has'
-      f' {LEAST:.0%} on each seed. Guesses among a row’s values are right in'
-      f' {1 / problems.CHAINS:.0%}.'
+      f' {100 * LEAST:.0f} % on each seed. Guesses among a row’s values are'
+      f' right in {100 / problems.CHAINS:.0f} %.'
     )
     yield ''
   yield '# All kinds'
@@ -293,6 +293,8 @@ def _draw_hops(axes: Any, records, layouts, length: int) -> None:
     axes.plot(globals_, means, label=kind, **report.style(number))
     axes.scatter(x, y, color=report.style(number)['color'], s=12)
   axes.axhline(100 / problems.CHAINS, color=report.FAINT, lw=0.8, ls=':')
+  counts = sorted({count_global(layout) for layout in layouts.values()})
+  report.label_ticks(axes.xaxis, counts, counts)
   axes.set_ylim(0, 104)
   axes.set_xlabel('global layers')
   axes.set_ylabel('questions right (%)')
