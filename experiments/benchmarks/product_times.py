@@ -4,8 +4,9 @@ For the shapes of `decode.py` (8 rows; 12 heads of 64 and 2,112 slots in each of
 12 layers): products of activations and weights with either of them in front,
 the head of 32,000 tokens by a table that lies either way, attention's two
 products over keys that lie side by side, `paged_decode` over pages of 64 slots,
-and products of codes with weights that lie either way. It gives processor time,
-the least of several runs, because other processes' load hardly moves that.
+products of codes with weights that lie either way, and the same by the other
+arms of `serve --int8`. It gives processor time, the least of several runs,
+because other processes' load hardly moves that.
 """
 
 from collections.abc import Callable
@@ -74,6 +75,13 @@ def _codes(show) -> None:
     for rows in 1, 2, 8, 32, 256:
       x_RD = _drawn((rows, 1024), jnp.float32)
       show(f'{rows} rows of codes, weight {letters}', product, x_RD, weights)
+  # The two other arms of `serve --int8`, with the last weights.
+  by_floats = functools.partial(product, is_float=True)
+  floats = [w.codes.astype(jnp.float32) for w in weights]
+  for rows in 1, 8, 32, 256:
+    x_RD = _drawn((rows, 1024), jnp.float32)
+    show(f'{rows} rows of floats, codes FD', by_floats, x_RD, weights)
+    show(f'{rows} rows of floats, floats FD', product, x_RD, floats)
 
 
 def _head(show) -> None:
