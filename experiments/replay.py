@@ -1,15 +1,21 @@
 """How much of the prompts does the prefix tree have, at which memory?
 
-    python -m experiments.replay [--tiers=public,official,mature]
-        [--requests=10000] [--live=40] [--zipf=1.0] [--seed=0]
-        [--fractions=1/20,1/40,1/80] [--preset=13b] [--json=PATH]
+    python -m experiments.replay [--traffic=people] [--live=40,80]
+        [--swipes=.15,.45] [--tiers=mature] [--requests=10000] [--zipf=1.0]
+        [--seed=0] [--fractions=1/20,1/40,1/80] [--preset=13b]
+        [--caches=points,lru,blocks,foresight] [--json=PATH]
 
-Draws a trace per tier (`fleet/traffic.py`) and serves it, without a model, from
-an oracle that keeps everything, from the engine's own prefix tree, and from
-pages as entries of their own, both with a part of the oracle's bytes; beside
-them stands a prefix tree that knows the trace and evicts what will be asked for
-last. Prints hits, and what they are of the oracle's; with --json writes them,
-too.
+Draws a trace per tier, live count and part of swipes, and serves it, without a
+model, from an oracle that keeps everything, from the engine's own prefix tree,
+from the same tree that evicts what was used least recently, and from pages as
+entries of their own, all with a part of the oracle's bytes; beside them stands
+a prefix tree that knows the trace and evicts what will be asked for last.
+Prints hits, what they are of the oracle's, and which requests miss; with --json
+writes them, too.
+
+--traffic=people is traffic as people make it (`fleet/people.py`); fixed is a
+fixed number of conversations, each with somebody of its own
+(`fleet/traffic.py`).
 
 Before that it reproduces source 003, whose caches keep characters' prefixes and
 nothing of the turns behind them.
@@ -25,11 +31,17 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
-_TIERS = flags.DEFINE_list(
-  'tiers', ['public', 'official', 'mature'], 'Which tiers of characters.'
+_TRAFFIC = flags.DEFINE_enum(
+  'traffic', 'people', ['people', 'fixed'], 'Which traffic is drawn.'
 )
-_REQUESTS = flags.DEFINE_integer('requests', 10_000, 'Of a tier.', 1)
-_LIVE = flags.DEFINE_integer('live', 40, 'Conversations alive at a time.', 1)
+_TIERS = flags.DEFINE_list('tiers', ['mature'], 'Which tiers of characters.')
+_REQUESTS = flags.DEFINE_integer('requests', 10_000, 'Of a trace.', 1)
+_LIVE = flags.DEFINE_list(
+  'live', ['40', '80'], 'People, or conversations if fixed, alive at a time.'
+)
+_SWIPES = flags.DEFINE_list(
+  'swipes', ['0.15', '0.45'], 'The part of requests that are swipes.'
+)
 _CHARACTERS = flags.DEFINE_integer('characters', 300, 'Of a tier.', 1)
 _ZIPF = flags.DEFINE_float(
   'zipf', 1.0, "Exponent of the characters' popularity.", 0.0
@@ -46,19 +58,39 @@ _LOCAL = flags.DEFINE_float(
   0.0,
   1.0,
 )
+_CACHES = flags.DEFINE_list('caches', None, 'Which caches; all by default.')
 _PRESET = flags.DEFINE_string('preset', '13b', 'Whose pages are counted.')
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  _run(*_checked())
+  _run(_traces(), _parts())
 
 
-def _checked() -> tuple[list[str], list[float]]:
+def _traces() -> dict:
+  """Returns the parameters of each trace, by name."""
+  from kaiju_jax.fleet import people
   from kaiju_jax.fleet import traffic
 
-  tiers = command.choose(_TIERS, traffic.TIERS)
+  law = people.People if _TRAFFIC.value == 'people' else traffic.Traffic
+  return {
+    f'{tier}, {live} live, {swipes:g} swipes': law(
+      seed=_SEED.value,
+      requests=_REQUESTS.value,
+      characters=_CHARACTERS.value,
+      zipf=_ZIPF.value,
+      live=live,
+      swipes=swipes,
+      prefix=traffic.TIERS[tier],
+    )
+    for tier in command.choose(_TIERS, traffic.TIERS)
+    for live in command.numbers(_LIVE, int)
+    for swipes in command.numbers(_SWIPES, float, below=1.0)
+  }
+
+
+def _parts() -> list[float]:
   parts = []
   for text in _FRACTIONS.value:
     try:
@@ -69,45 +101,42 @@ def _checked() -> tuple[list[str], list[float]]:
       raise ValueError(f'--fractions: {text!r} is no fraction; write 1/20.')
   if _JSON.value:
     addresses.refuse(_JSON.value, f'--json={_JSON.value}')
-  return tiers, parts
+  return parts
 
 
-def _run(tiers: list[str], parts: list[float]) -> None:
+def _run(traces: dict, parts: list[float]) -> None:
   import rich.console
 
+  from kaiju_jax.fleet import people
   from kaiju_jax.fleet import replay
+  from kaiju_jax.fleet import texts
   from kaiju_jax.fleet import traffic
   from kaiju_jax.model import presets
-  from kaiju_jax.storage import files
 
+  chosen = command.choose(_CACHES, replay.CACHES)
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
   console = rich.console.Console()
   _source(replay, sizes)
   found = {}
-  for tier in tiers:
-    drawn = traffic.Traffic(
-      seed=_SEED.value,
-      requests=_REQUESTS.value,
-      characters=_CHARACTERS.value,
-      zipf=_ZIPF.value,
-      live=_LIVE.value,
-      prefix=traffic.TIERS[tier],
-    )
-    with console.status(f'{tier}: drawing {_REQUESTS.value:,} requests') as say:
-      requests = list(traffic.trace(drawn))
-      found[tier] = replay.replay(
+  for name, drawn in traces.items():
+    with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
+      requests = list(
+        texts.requests(people.draw(drawn))
+        if isinstance(drawn, people.People)
+        else traffic.trace(drawn)
+      )
+      found[name] = replay.replay(
         requests,
         sizes,
         parts,
         _LOCAL.value,
-        lambda what, tier=tier, say=say: say.update(f'{tier}: {what} done'),
+        lambda what, name=name, say=say: say.update(f'{name}: {what} done'),
+        chosen,
       )
-    console.print(_table(replay, tier, found[tier], requests[-1].seconds))
+    for table in _tables(replay, name, found[name], requests[-1].seconds):
+      console.print(table)
   if _JSON.value:
-    files.write_json(
-      pathlib.Path(_JSON.value),
-      {tier: _plain(replay, result) for tier, result in found.items()},
-    )
+    _write(replay, found)
 
 
 def _source(replay, sizes) -> None:
@@ -123,49 +152,52 @@ def _source(replay, sizes) -> None:
   )
 
 
-def _table(replay, tier: str, result, seconds: float):
-  rows = []
+def _tables(replay, name: str, result, seconds: float):
+  rates, causes = [], []
   for row in result.rows:
-    points, blocks, foresight = replay.share(row, result)
-    rows.append(
-      (
-        f'{row.memory / 2**30:.2f} GiB (1/{1 / row.fraction:.0f})',
-        *(f'{100 * row.points:.2f} %', f'{points:.4f}'),
-        *(f'{100 * row.blocks:.2f} %', f'{blocks:.4f}'),
-        *(f'{100 * row.foresight:.2f} %', f'{foresight:.4f}'),
-      )
+    memory = f'{row.memory / 2**30:.2f} GiB (1/{1 / row.fraction:.0f})'
+    shares = replay.share(row, result)
+    rates.append(
+      [memory]
+      + [
+        f'{100 * rate:.2f} % ({shares[x]:.4f})' for x, rate in row.rates.items()
+      ]
     )
-  of_oracle = "of oracle's"
-  return report.table(
-    (
-      *('memory', 'points', of_oracle, 'blocks', of_oracle),
-      *('with foresight', of_oracle),
-    ),
-    rows,
-    f'{tier}: {result.tokens / 1e6:.1f} M tokens of prompts in'
+    causes += [
+      (memory, cache, *(f'{100 * lost[x]:.2f}' for x in replay.CAUSES))
+      for cache, lost in row.missing.items()
+    ]
+  yield report.table(
+    ('memory', *result.rows[0].rates),
+    rates,
+    f'{name}: {result.tokens / 1e6:.1f} M tokens of prompts in'
     f' {seconds / 3600:.0f} h; oracle {100 * result.oracle:.2f} % in'
-    f' {result.memory / 2**30:.1f} GiB',
+    f" {result.memory / 2**30:.1f} GiB; hits (of the oracle's)",
+  )
+  heads = (f'{cause} ({result.causes[cause]})' for cause in replay.CAUSES)
+  yield report.table(
+    ('memory', 'cache', *heads),
+    causes,
+    f"{name}: missing, in % of the oracle's hits (requests)",
   )
 
 
-def _plain(replay, result) -> dict:
-  return {
-    'tokens': result.tokens,
-    'oracle': result.oracle,
-    'memory': result.memory,
-    'rows': [
-      {
-        **row._asdict(),
-        **dict(
-          zip(
-            ('points_of_oracle', 'blocks_of_oracle', 'foresight_of_oracle'),
-            replay.share(row, result),
-          )
-        ),
+def _write(replay, found: dict) -> None:
+  from kaiju_jax.storage import files
+
+  files.write_json(
+    pathlib.Path(_JSON.value),
+    {
+      name: {
+        **result._asdict(),
+        'rows': [
+          {**row._asdict(), 'of_oracle': replay.share(row, result)}
+          for row in result.rows
+        ],
       }
-      for row in result.rows
-    ],
-  }
+      for name, result in found.items()
+    },
+  )
 
 
 if __name__ == '__main__':

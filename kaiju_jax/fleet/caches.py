@@ -93,7 +93,7 @@ MakePolicy = Callable[
 
 
 def least_recently_used(*unused) -> eviction.Policy:
-  """Makes the plain policy, of which the engine's is the rival."""
+  """Makes the plain policy, to compare the engine's with."""
   return eviction.LeastRecentlyUsed()
 
 
@@ -107,7 +107,7 @@ class Points:
     local: float | None = None,
     every: int = recording.EVERY,
     between_turns: bool = True,
-    make_policy: MakePolicy = eviction.Learned,
+    make_policy: MakePolicy = eviction.LeastWorth,
   ):
     """Makes an empty tree.
 
@@ -286,10 +286,6 @@ class Tally:
 
   hits: int = 0
   tokens: int = 0
-
-  def add(self, hits: int, tokens: int) -> None:
-    self.hits += hits
-    self.tokens += tokens
 
   @property
   def rate(self) -> float:

@@ -1,6 +1,7 @@
 """Replays frozen traffic through caches of several sizes, without a model."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -15,23 +16,37 @@ from kaiju_jax.fleet import traffic as traffic_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 
+CACHES = 'points', 'lru', 'blocks', 'foresight'
+# Why a request may miss: what it is, or how long its chat was left alone.
+CAUSES = (
+  'first turn',
+  'first seen',
+  'fork',
+  'after 4 hours',
+  'after 10 minutes',
+  'within 10 minutes',
+)
+
 
 class Row(NamedTuple):
   """Hit rates of caches of equal bytes.
 
+  The caches are the engine's prefix tree ('points'), the same tree that evicts
+  the least recently used point ('lru') or knows the trace ('foresight'), and
+  pages as entries of their own ('blocks').
+
   Attributes:
     fraction: the caches' bytes over those that the oracle fills.
     memory: bytes of each cache.
-    points: fraction of all prompt tokens that the prefix tree had.
-    blocks: the same for pages as entries of their own.
-    foresight: the same for the prefix tree that knows the trace.
+    rates: by cache, the fraction of all prompt tokens that it had.
+    missing: by cache and cause, what it lacked of the oracle's hits, as a
+      fraction of all of these.
   """
 
   fraction: float
   memory: float
-  points: float
-  blocks: float
-  foresight: float
+  rates: Mapping[str, float]
+  missing: Mapping[str, Mapping[str, float]]
 
 
 class Result(NamedTuple):
@@ -41,12 +56,14 @@ class Result(NamedTuple):
     tokens: tokens of all prompts.
     oracle: fraction of them that the oracle had.
     memory: bytes that the oracle filled.
+    causes: how many requests have each of CAUSES.
     rows: one per fraction.
   """
 
   tokens: int
   oracle: float
   memory: float
+  causes: Mapping[str, int]
   rows: tuple[Row, ...]
 
 
@@ -82,6 +99,7 @@ def replay(
   fractions: Sequence[float],
   local: float | None = None,
   noted: Callable[[str], None] = lambda what: None,
+  chosen: Sequence[str] = CACHES,
 ) -> Result:
   """Serves a trace from the oracle and from caches of fractions of its bytes.
 
@@ -92,36 +110,70 @@ def replay(
     local: the fraction of the tree's bytes for local pages; None for the
       default.
     noted: receives the name of each cache whose replay is complete.
+    chosen: the caches to serve it from.
   """
   oracle = caches.Oracle()
-  most = tally(requests, oracle)
-  memory = oracle.tokens * sizes.token_bytes
+  most = _serve(requests, oracle)
+  memory, causes = oracle.tokens * sizes.token_bytes, find_causes(requests)
+  tokens = sum(map(_count, requests))
   noted('oracle')
   rows = []
   for fraction in fractions:
-    bytes_held = fraction * memory
-    rates = []
-    for name, cache in (
-      ('points', caches.Points(sizes, bytes_held, local)),
-      ('blocks', caches.Blocks(sizes, bytes_held)),
-      (
-        'foresight',
-        foresight.Foresight(requests, sizes, bytes_held, local),
-      ),
-    ):
-      rates.append(tally(requests, cache).rate)
+    size, rates, missing = fraction * memory, {}, {}
+    for name in chosen:
+      hits = _serve(requests, _make(name, requests, sizes, size, local))
+      rates[name] = sum(hits) / tokens
+      missing[name] = dict.fromkeys(CAUSES, 0.0)
+      for cause, had, hit in zip(causes, most, hits):
+        missing[name][cause] += (had - hit) / sum(most)
       noted(f'{name} at {fraction:g}')
-    rows.append(Row(fraction, fraction * memory, *rates))
-  return Result(most.tokens, most.rate, memory, tuple(rows))
+    rows.append(Row(fraction, size, rates, missing))
+  counts = {cause: causes.count(cause) for cause in CAUSES}
+  return Result(tokens, sum(most) / tokens, memory, counts, tuple(rows))
+
+
+def _make(name: str, requests, sizes: caches.Sizes, memory: float, local):
+  if name == 'blocks':
+    return caches.Blocks(sizes, memory)
+  if name == 'foresight':
+    return foresight.Foresight(requests, sizes, memory, local)
+  lru = caches.least_recently_used
+  policy = {'make_policy': lru} if name == 'lru' else {}
+  return caches.Points(sizes, memory, local, **policy)
+
+
+def find_causes(requests: Sequence[traffic_lib.Request]) -> list[str]:
+  """Returns why a cache may miss each request, one of CAUSES.
+
+  A chat that began before the trace is 'first seen' with a history.
+  """
+  latest, found = {}, []
+  for one in requests:
+    away = one.seconds - latest.get(one.session, math.nan)
+    latest[one.session] = one.seconds
+    if one.kind == 'fork':
+      found.append('fork')
+    elif math.isnan(away):
+      is_first = len(one.prompt) <= 3
+      found.append('first turn' if is_first else 'first seen')
+    elif away > 4 * 3600:
+      found.append('after 4 hours')
+    else:
+      found.append(f'{"after" if away > 600 else "within"} 10 minutes')
+  return found
 
 
 def tally(requests: Sequence[traffic_lib.Request], cache) -> caches.Tally:
   """Serves all requests; returns how many prompt tokens the cache had."""
-  found = caches.Tally()
-  for request in requests:
-    tokens = sum(len(piece.tokens) for piece in request.prompt)
-    found.add(cache.serve(request), tokens)
-  return found
+  return caches.Tally(sum(_serve(requests, cache)), sum(map(_count, requests)))
+
+
+def _serve(requests: Sequence[traffic_lib.Request], cache) -> list[int]:
+  return [cache.serve(request) for request in requests]
+
+
+def _count(request: traffic_lib.Request) -> int:
+  return sum(len(piece.tokens) for piece in request.prompt)
 
 
 def prefix_hit_rates(
@@ -157,9 +209,9 @@ def prefix_hit_rates(
   return rates
 
 
-def share(row: Row, result: Result) -> tuple[float, float, float]:
-  """Returns the hits of points, blocks and foresight over the oracle's."""
-  rates = row.points, row.blocks, row.foresight
-  if not result.oracle:
-    return (math.nan,) * len(rates)
-  return tuple(rate / result.oracle for rate in rates)
+def share(row: Row, result: Result) -> dict[str, float]:
+  """Returns by cache its hits over the oracle's."""
+  return {
+    name: rate / result.oracle if result.oracle else math.nan
+    for name, rate in row.rates.items()
+  }

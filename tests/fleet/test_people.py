@@ -247,6 +247,17 @@ def test_a_fork_repeats_an_earlier_turn_in_a_chat_of_its_own():
   assert forks > 10
 
 
+def test_forks_go_back_by_a_geometric_number_of_turns(many):
+  order = np.lexsort((many.seconds, many.person))
+  at = np.flatnonzero(many.kind[order] == people_lib.FORK)
+  # A fork comes from the chat that its person was in.
+  before, turns = many.turns[order[at - 1]], many.turns[order[at]]
+  back = (before - turns)[before >= 12] + 1
+  for least in 1, 2, 4:
+    count = (back > least).sum()
+    assert near(count, back.size * (2 / 3) ** least, back.size)
+
+
 @pytest.mark.parametrize(
   'field, value, message',
   [

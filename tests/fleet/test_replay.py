@@ -131,12 +131,46 @@ def test_more_memory_is_no_worse(requests):
   result = replay.replay(requests, SIZES, [0.5, 0.1, 0.03], 0.5)
   for one, less in itertools.pairwise(result.rows):
     assert one.memory > less.memory
-    assert one.points >= less.points and one.blocks >= less.blocks
-  assert result.rows[-1].points < result.oracle
-  assert result.rows[1].points < result.rows[1].foresight
-  assert replay.share(result.rows[0], result)[0] == pytest.approx(
-    result.rows[0].points / result.oracle
-  )
+    for name in 'points', 'lru', 'blocks':
+      assert one.rates[name] >= less.rates[name]
+  assert result.rows[-1].rates['points'] < result.oracle
+  rates = result.rows[1].rates
+  assert rates['points'] < rates['foresight']
+  assert rates['points'] != rates['lru']
+  for row in result.rows:
+    shares = replay.share(row, result)
+    assert list(shares) == list(replay.CACHES)
+    for name, rate in row.rates.items():
+      assert shares[name] == pytest.approx(rate / result.oracle)
+      # What it lacks of the oracle's hits has one cause each.
+      lost = sum(row.missing[name].values())
+      assert lost == pytest.approx(1 - shares[name], abs=1e-9)
+  assert sum(result.causes.values()) == len(requests)
+
+
+def test_requests_miss_for_what_they_are_or_how_long_they_were_left():
+  def one(seconds, session, kind='turn', size=3):
+    pieces = tuple(piece(number, 4) for number in range(size))
+    return traffic.Request(seconds, 0, session, kind, pieces, piece(9, 4))
+
+  requests = [
+    one(0.0, 1),
+    one(1.0, 2, size=6),
+    one(600.0, 1),
+    one(602.0, 2),
+    one(610.0, 3, 'fork', 6),
+    one(15_002.0, 1, 'swipe'),
+    one(15_002.0, 2),
+  ]
+  assert replay.find_causes(requests) == [
+    'first turn',
+    'first seen',
+    'within 10 minutes',
+    'after 10 minutes',
+    'fork',
+    'after 4 hours',
+    'after 10 minutes',
+  ]
 
 
 def piece(number, size):
@@ -179,7 +213,7 @@ def test_sessions_in_turn_find_all_in_a_pool_that_they_nearly_fill():
   assert replay.tally(requests, fewer).hits < 0.7 * most
 
 
-def test_conversations_in_turn_lose_little_where_one_has_no_room():
+def test_foresight_loses_little_where_one_of_three_in_turn_has_no_room():
   # Three conversations in turns, and room for two: the one to be asked next is
   # always the one that was used least recently.
   histories = [[piece(10 + number, 64)] for number in range(3)]
@@ -193,16 +227,18 @@ def test_conversations_in_turn_lose_little_where_one_has_no_room():
     )
     history += [prompt[-1], answer]
   memory, local = 18_000, 0.7
+  policy = caches.least_recently_used
+  lru = caches.Points(SIZES, memory, local, make_policy=policy)
   hits = {
     name: replay.tally(requests, cache).hits
     for name, cache in (
-      ('points', caches.Points(SIZES, memory, local)),
       ('foresight', foresight.Foresight(requests, SIZES, memory, local)),
+      ('lru', lru),
       ('enough', caches.Points(SIZES, 3 * memory, local)),
     )
   }
-  # The least recently used would have the prefixes alone, half of a prompt.
-  assert 0.7 * hits['enough'] < hits['points'] < hits['enough']
+  # The least recently used has the prefixes alone, half of a prompt.
+  assert hits['lru'] < 0.6 * hits['enough']
   assert 0.7 * hits['enough'] < hits['foresight'] < hits['enough']
 
 

@@ -64,7 +64,7 @@ class Rows:
     self._rings = [x for x, pool in pools.items() if pool.window is not None]
     self.page = next(iter(pools.values())).page
     window = pools[self._rings[0]].window if self._rings else None
-    policy = eviction.Learned(self.pages, self.page)
+    policy = eviction.LeastWorth(self.pages, self.page)
     self.tree = prefix_tree.PrefixTree(self.pages, self.page, window, policy)
     # The next row to hand out is at the end.
     self._free_rows = list(range(rows))[::-1]

@@ -20,7 +20,7 @@ class Engine:
 
   def __init__(self):
     self.pages = pages_lib.Pages({'global': 900, 'local': 900})
-    policy = eviction.Learned(self.pages, S)
+    policy = eviction.LeastWorth(self.pages, S)
     self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, policy)
     self.recorder = recording.Recorder(self.tree, EVERY)
 
