@@ -16,6 +16,12 @@ of keys and values, window 4), no int8, trained alike:
 
 They start from an initialization that suggests induction, like the needle's:
 what is under test is how lookups add up, and not how they emerge.
+
+Device:   one core of a CPU that had much other work
+Minutes:  three processor minutes per run
+Result:   at 64 tokens on two seeds `full` follows one to three hops (99 %) and
+          `global_2` one and two (99 %), at three it guesses (28 %); the other
+          arms are not measured (experiments/results/gates.md)
 """
 
 from kaiju_jax.data import config as data_config
