@@ -47,7 +47,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
@@ -270,14 +269,10 @@ def shapes(config: model_config.ModelConfig, masters: bool = False) -> Any:
     config,
     quantization=dataclasses.replace(config.quantization, wire_weights='int8'),
   )
-
-  def exported():
-    params = transformer.Transformer(config).init(
-      jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility_lib.causal(1)
-    )['params']
-    return params if masters else deployed.quantize(params, config)
-
-  return jax.eval_shape(exported)
+  params = transformer.parameter_shapes(config)
+  if masters:
+    return params
+  return jax.eval_shape(lambda x: deployed.quantize(x, config), params)
 
 
 def _name(tree_path) -> str:

@@ -6,7 +6,10 @@ parameter of the block has a leading N.
 """
 
 from collections.abc import Mapping
+import threading
+from typing import Any
 
+import cachetools
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -194,3 +197,23 @@ def _check(tokens_BL, visibility, max_length: int) -> None:
       f'position_BL reaches {furthest}: must be less than'
       f' model.max_length={max_length}.'
     )
+
+
+def parameter_shapes(config: model_config.ModelConfig) -> Any:
+  """Returns the tree of a model's float32 parameters' shapes.
+
+  Nothing is computed. To trace a model takes a second, so that the trees of the
+  latest configs are kept.
+  """
+  return jax.tree.map(lambda leaf: leaf, _traced_shapes(config))
+
+
+@cachetools.cached(cachetools.LRUCache(16), key=repr, lock=threading.Lock())
+def _traced_shapes(config: model_config.ModelConfig) -> Any:
+  def start():
+    tokens_BL = jnp.zeros((1, 1), jnp.int32)
+    return Transformer(config).init(
+      jax.random.key(0), tokens_BL, visibility_lib.causal(1)
+    )
+
+  return jax.eval_shape(start)['params']

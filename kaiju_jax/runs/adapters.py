@@ -104,11 +104,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f'{experiment.lora.rank}: adapters begin anew beside their base.'
     )
   state_lib.objective_of(experiment)
-  shapes = jax.eval_shape(
-    lambda: state_lib.draw_params(
-      transformer.Transformer(experiment.model), experiment.seed
-    )
-  )
+  shapes = transformer.parameter_shapes(experiment.model)
   lora.choose(shapes, experiment.lora.matrices)
 
 

@@ -21,6 +21,7 @@ from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers
+from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
 from kaiju_jax.runs import load
 from kaiju_jax.runs import uptrain
@@ -79,7 +80,7 @@ def params(
       ' without int8. (Adapters train beside codes: lora.rank.)'
     )
   model = state.model_of(experiment)
-  shapes = jax.eval_shape(lambda: state.draw_params(model, experiment.seed))
+  shapes = transformer.parameter_shapes(experiment.model)
   try:
     missing = lacks_standard(shapes, held)
   except ValueError as error:

@@ -252,27 +252,25 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
   """
   import jax
 
+  from kaiju_jax.model import transformer
   from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import checkpoint
   from kaiju_jax.training import replicas
-  from kaiju_jax.training import state
-  from kaiju_jax.training import step as step_lib
   from kaiju_jax.training import workdir as workdir_lib
 
   experiment = workdir_lib.load_experiment(path)
   if experiment.lora.rank:
     return attach_adapters(path)
-  model = step_lib.model_of(experiment)
 
-  def start():
-    params = state.draw_params(model, experiment.seed)
+  def start(params):
     plan = replicas.plan_of(experiment, params)
     if plan is None:
       return {'params': params}
     replica = replicas.start(plan, params, mesh_lib.single())
     return {'params': params, 'replica': replica}
 
-  found, step = checkpoint.load(path, jax.eval_shape(start))
+  shapes = transformer.parameter_shapes(experiment.model)
+  found, step = checkpoint.load(path, jax.eval_shape(start, shapes))
   return Loaded(
     found['params'],
     experiment.model,

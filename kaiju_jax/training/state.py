@@ -124,14 +124,13 @@ def abstract(
   mesh = mesh or mesh_lib.single()
   objective = objective or objective_of(experiment)
 
-  def start():
-    params = draw_params(model_of(experiment), experiment.seed)
+  def start(params):
     if experiment.lora.rank:
       base = deployed.quantize(params, experiment.model)
       params = attach(experiment, base)
     return _of_experiment(experiment, mesh, objective, params)
 
-  state = jax.eval_shape(start)
+  state = jax.eval_shape(start, transformer.parameter_shapes(experiment.model))
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding

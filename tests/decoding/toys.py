@@ -12,7 +12,6 @@ from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from tests.model import params as params_lib
 
 LENGTH = 64
 
@@ -56,7 +55,9 @@ def drawn(config: model_config.ModelConfig, scale: float = 0.3):
       return np.ones(x.shape, np.float32)
     return rng.normal(0, scale, x.shape).astype(np.float32)
 
-  return jax.tree_util.tree_map_with_path(leaf, params_lib.shapes(config))
+  return jax.tree_util.tree_map_with_path(
+    leaf, transformer.parameter_shapes(config)
+  )
 
 
 def tokens(config: model_config.ModelConfig, rows: int, length: int = LENGTH):

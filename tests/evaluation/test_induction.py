@@ -41,12 +41,7 @@ def config_of(layout, **changes):
 
 def plain_params(config):
   """Parameters as they are named and shaped, without a compilation."""
-  shapes = jax.eval_shape(
-    transformer.Transformer(config).init,
-    jax.random.key(0),
-    np.zeros((1, 8), np.int32),
-    visibility_lib.causal(8),
-  )['params']
+  shapes = transformer.parameter_shapes(config)
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from tests.model import params as params_lib
 
 # √48 is no power of two, and heads of 8 do not add up to the width.
 PLAIN = model_config.ModelConfig(
@@ -51,4 +51,6 @@ def params_of(config, seed=0):
     noise = 0.15 * rng.standard_normal(shape.shape)
     return jax.numpy.asarray(start + noise, jax.numpy.float32)
 
-  return jax.tree_util.tree_map_with_path(draw, params_lib.shapes(config))
+  return jax.tree_util.tree_map_with_path(
+    draw, transformer.parameter_shapes(config)
+  )

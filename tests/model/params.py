@@ -9,22 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
-from kaiju_jax.training import state as state_lib
-
-_SHAPES = {}
-
-
-def shapes(config: model_config.ModelConfig) -> Any:
-  """Returns the tree of a model's shapes, traced once per config."""
-  key = repr(config)
-  if key not in _SHAPES:
-    model = transformer.Transformer(config)
-    _SHAPES[key] = jax.eval_shape(lambda: state_lib.draw_params(model, 0))
-  return _SHAPES[key]
 
 
 def drawn(model, mesh: jax.sharding.Mesh | None = None, seed: int = 0) -> Any:
@@ -43,7 +30,9 @@ def drawn(model, mesh: jax.sharding.Mesh | None = None, seed: int = 0) -> Any:
     size = max(leaf.shape[-2:]) ** -0.5
     return (size * rng.standard_normal(leaf.shape)).astype(np.float32)
 
-  params = jax.tree_util.tree_map_with_path(start, shapes(model.config))
+  params = jax.tree_util.tree_map_with_path(
+    start, transformer.parameter_shapes(model.config)
+  )
   return jax.device_put(
     params, rules.shardings(params, mesh or mesh_lib.single())
   )

@@ -259,6 +259,17 @@ def test_reach_of_local_layers_is_layers_times_window_less_one():
   assert moved.tolist() == [5 <= t <= 5 + 3 * 3 for t in range(24)]
 
 
+def test_a_configs_shapes_are_those_of_init_and_traced_once(monkeypatch):
+  config = small_config(layout='L0 G1', d_ff=28, quantization=int8_config())
+  model = transformer.Transformer(config)
+  want = jax.eval_shape(lambda: state.draw_params(model, 0))
+  found = transformer.parameter_shapes(config)
+  assert found == want
+  del found['blocks']
+  monkeypatch.delattr(transformer.Transformer, 'hidden')
+  assert transformer.parameter_shapes(config) == want
+
+
 @pytest.mark.versions
 def test_depth_does_not_grow_the_program():
   def equations(depth):

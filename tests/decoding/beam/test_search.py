@@ -24,7 +24,6 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from tests.model import params as params_lib
 
 VOCAB_SIZE = 8
 EOS = 0
@@ -75,7 +74,9 @@ def params_of(config):
     scale = 0.5 if path[-1].key == 'head_DV' else 0.25
     return rng.normal(0, scale, x.shape).astype(np.float32)
 
-  return jax.tree_util.tree_map_with_path(drawn, params_lib.shapes(config))
+  return jax.tree_util.tree_map_with_path(
+    drawn, transformer.parameter_shapes(config)
+  )
 
 
 @functools.cache

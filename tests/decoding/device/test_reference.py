@@ -20,9 +20,9 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rope_scaling
+from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from tests.decoding import toys
-from tests.model import params as params_lib
 
 
 def layout(rng) -> str:
@@ -124,7 +124,9 @@ def parameters(config: model_config.ModelConfig, rng):
       return np.exp(0.3 * x)
     return x * np.float32(config.d_model**-0.5)
 
-  return jax.tree_util.tree_map_with_path(drawn, params_lib.shapes(config))
+  return jax.tree_util.tree_map_with_path(
+    drawn, transformer.parameter_shapes(config)
+  )
 
 
 def differences(seed: int, is_family: bool = False) -> str:

@@ -50,11 +50,7 @@ drawn = jax.jit(sampling_lib.draw)
 @pytest.fixture(scope='module')
 def params():
   """Weights that make tokens differ, on a device for good as a checkpoint's."""
-  shapes = jax.eval_shape(
-    lambda: MODEL.init(
-      jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility.causal(1)
-    )
-  )['params']
+  shapes = transformer.parameter_shapes(CONFIG)
   generator = np.random.default_rng(0)
 
   def made(path, leaf):

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.data import packing
 from kaiju_jax.evaluation import induction
 from kaiju_jax.model import config as model_config
@@ -52,12 +51,7 @@ def config_of(layout, kv='none'):
 
 def by_hand(config, gain=60.0):
   """Head 0 of layer 0 copies the token before, head 0 of the last matches."""
-  shapes = jax.eval_shape(
-    transformer.Transformer(config).init,
-    jax.random.key(0),
-    np.zeros((1, 8), np.int32),
-    visibility_lib.causal(8),
-  )['params']
+  shapes = transformer.parameter_shapes(config)
   params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
   embedding_DV = params['embedding']['embedding_DV']
   embedding_DV[_MEAN] = 1
