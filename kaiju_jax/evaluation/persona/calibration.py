@@ -140,9 +140,9 @@ def count_flips(
         continue
       if sum(one.scores.values()) == sum(other.scores.values()):
         continue
-      asked = one.conversation, one.replies, other.replies
-      forward = judge.prefers_first(*asked)
-      back = judge.prefers_first(asked[0], asked[2], asked[1])
+      talk = one.conversation
+      forward = judge.prefers_first(talk, one.replies, other.replies)
+      back = judge.prefers_first(talk, other.replies, one.replies)
       flips += forward == back
       pairs += 1
   return Flips(flips, pairs)

@@ -128,9 +128,9 @@ class Endpoint:
       openai.OpenAIError: the server did not answer.
     """
     wanted = ' '.join(f'{x}: {text}.' for x, text in _ASPECTS.items())
-    asked = f'{transcript(conversation, replies)}\n\n{wanted}'
+    question = f'{transcript(conversation, replies)}\n\n{wanted}'
     found = [
-      self._answer(asked, dict.fromkeys(golden.PROPERTIES, _SCORES), seed)
+      self._answer(question, dict.fromkeys(golden.PROPERTIES, _SCORES), seed)
       for seed in range(self._samples)
     ]
     return {
@@ -150,27 +150,27 @@ class Endpoint:
       BadAnswer: the server answered something else than 1 or 2.
       openai.OpenAIError: the server did not answer.
     """
-    asked = _comparison(conversation, first, second)
-    return self._answer(asked, {'better': _CHOICES}, 0)['better'] == 1
+    question = _comparison(conversation, first, second)
+    return self._answer(question, {'better': _CHOICES}, 0)['better'] == 1
 
   def _answer(
-    self, asked: str, wanted: Mapping[str, range], seed: int
+    self, question: str, wanted: Mapping[str, range], seed: int
   ) -> Mapping[str, int]:
     """Returns whole numbers by name, each within its range."""
     if self._cache is None:
-      return self._ask(asked, wanted, seed)
-    key = json.dumps([self.identity, _RUBRIC, asked, list(wanted), seed])
+      return self._ask(question, wanted, seed)
+    key = json.dumps([self.identity, _RUBRIC, question, list(wanted), seed])
     name = hashlib.sha256(key.encode()).hexdigest()
     path = self._cache / f'{name}.json'
     if path.exists():
       return _numbers(files.read_json(path), wanted)
-    found = self._ask(asked, wanted, seed)
+    found = self._ask(question, wanted, seed)
     files.make_folder(self._cache)
     files.write_json(path, found)
     return found
 
   def _ask(
-    self, asked: str, wanted: Mapping[str, range], seed: int
+    self, question: str, wanted: Mapping[str, range], seed: int
   ) -> Mapping[str, int]:
     fields = ', '.join(
       f'"{name}": {one[0]} to {one[-1]}' for name, one in wanted.items()
@@ -182,7 +182,7 @@ class Endpoint:
           'role': 'system',
           'content': f'{_RUBRIC} Answer in JSON: {{{fields}}}.',
         },
-        {'role': 'user', 'content': asked},
+        {'role': 'user', 'content': question},
       ],
       temperature=0,
       seed=seed,
@@ -224,13 +224,13 @@ class Checkpoint:
     self, conversation: golden.Conversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
     """Returns the expected score of each property, 1…5."""
-    asked = transcript(conversation, replies)
+    question = transcript(conversation, replies)
     scores_5 = np.array(_SCORES)
     return {
       name: float(
         self._probabilities(
-          f'{asked}\n\n{name}: {aspect}. Answer with one digit from 1 (not at'
-          ' all) to 5 (fully).',
+          f'{question}\n\n{name}: {aspect}. Answer with one digit from 1 (not'
+          ' at all) to 5 (fully).',
           _SCORES,
         )
         @ scores_5
@@ -245,13 +245,13 @@ class Checkpoint:
     second: Sequence[str],
   ) -> bool:
     """Returns whether the model gives 1 more probability than 2."""
-    asked = _comparison(conversation, first, second)
-    one, other = self._probabilities(asked, _CHOICES)
+    question = _comparison(conversation, first, second)
+    one, other = self._probabilities(question, _CHOICES)
     return bool(one > other)
 
-  def _probabilities(self, asked: str, digits: range) -> np.ndarray:
+  def _probabilities(self, question: str, digits: range) -> np.ndarray:
     """Returns the probability of each digit among them as the answer."""
-    context_L = self._format.prompt([('system', _RUBRIC), ('user', asked)])
+    context_L = self._format.prompt([('system', _RUBRIC), ('user', question)])
     log_p = np.array([self._log_probability(context_L, x) for x in digits])
     p = np.exp(log_p - log_p.max())
     return p / p.sum()

@@ -62,12 +62,12 @@ async def completions(request: requests.Request) -> responses.Response:
   if is_blocked:
     exchange.note_end('gate')
     return _refuse(form, chat, turn)
-  asked = _requests(context, caller, chat, turn)
+  generations = _requests(context, caller, chat, turn)
   choices = await submission.replies(
-    exchange, context, caller, watch, asked, turn.judged, turn.format
+    exchange, context, caller, watch, generations, turn.judged, turn.format
   )
   await turn.keep_said(context)
-  drawn = [_drawn(context, one) for one in asked]
+  drawn = [_drawn(context, one) for one in generations]
   answer = _Answer(context, chat, turn, form, choices, drawn)
   if chat.stream:
     return answers.Streamed(answer.chunks())
@@ -104,14 +104,14 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
 
 
 def _drawn(
-  context: context_lib.Context, asked: request_lib.Request
+  context: context_lib.Context, request: request_lib.Request
 ) -> feedback.Drawn:
   """Returns how the engine draws a request's reply, for the store."""
   return feedback.Drawn(
     model=context.model.weights,
     build=kaiju_jax.__version__,
-    guided=asked.guided is not None,
-    **dataclasses.asdict(asked.sampling),
+    guided=request.guided is not None,
+    **dataclasses.asdict(request.sampling),
   )
 
 
