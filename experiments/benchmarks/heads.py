@@ -33,7 +33,7 @@ ARMS = 'balanced', 'equal', 'shuffled'
 _OUT = flags.DEFINE_string('out', None, 'A folder for texts and runs.')
 _ARMS = flags.DEFINE_list('arms', None, 'Which of ARMS; all by default.')
 _TEXTS = flags.DEFINE_integer('texts', 12_000, 'Texts, all together.', 1000)
-_STEPS = flags.DEFINE_integer('steps', 600, 'Steps of a run.', 1)
+_STEPS = flags.DEFINE_integer('steps', 500, 'Steps of a run.', 1)
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of texts and runs.', 0)
 
 
@@ -65,11 +65,11 @@ def _experiment(out: pathlib.Path, arm: str) -> experiment_lib.Experiment:
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256,
-      d_model=64,
-      layout='L0 L1 L2',
+      d_model=32,
+      layout='L0 L1',
       num_heads=2,
-      head_dim=32,
-      d_ff=128,
+      head_dim=16,
+      d_ff=64,
       max_length=256,
       window=16,
       dtype='float32',
@@ -79,7 +79,7 @@ def _experiment(out: pathlib.Path, arm: str) -> experiment_lib.Experiment:
       task='spans',
       path=str(out / f'{name}.jsonl'),
       length=256,
-      batch=8,
+      batch=16,
       held_out=0.5,
       label_weights='equal' if arm == 'equal' else 'balanced',
     ),

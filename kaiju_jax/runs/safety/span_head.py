@@ -43,7 +43,7 @@ class Settings:
 
   names: tuple[str, ...]
   joint: float = 0.0
-  steps: int = 200
+  steps: int = 300
   rate: float = 1e-3
   seed: int = 0
   label_weights: str = 'balanced'
