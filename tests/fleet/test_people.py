@@ -48,7 +48,8 @@ def digest(trace):
   for name, column in trace._asdict().items():
     if name not in ('people', 'begin'):
       # Seconds are rounded: their last bits may differ between processors.
-      found.update(np.round(column).astype(np.int64).tobytes())
+      rounded = np.round(np.asarray(column, float))
+      found.update(rounded.astype(np.int64).tobytes())
   return found.hexdigest()[:16]
 
 
