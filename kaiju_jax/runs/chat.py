@@ -13,9 +13,11 @@ import sys
 
 from kaiju_jax.data import bpe
 from kaiju_jax.runs import train
+from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import fit
 from kaiju_jax.training import workdir as workdir_lib
 
 _TEXTS = 600  # Dialogues that the tokenizer is trained on; a second or two.
@@ -66,8 +68,46 @@ def ready(
       ' done, and the same command goes on.'
     )
     _tokenizer(experiment)
-  state = train.train(own or experiment, path)
+  experiment = own or experiment
+  state = train.train(experiment, path, _split(experiment))
   return path if int(state.step) == steps else None
+
+
+def _split(
+  experiment: experiment_lib.Experiment,
+) -> sharding_config.MeshConfig | None:
+  """Returns the mesh that splits a model between two cores of a CPU.
+
+  XLA computes most of such small a step on one core. So each of two cores
+  becomes a device, and they split the heads and the feed-forward layers
+  (`tensor`). That changes sums by their rounding alone.
+
+  Returns:
+    None if there is one core, if the model does not divide by two, or if JAX
+    has begun already with other devices.
+  """
+  mesh = sharding_config.MeshConfig(tensor=2)
+  try:
+    fit.check(experiment, mesh)
+  except ValueError:
+    return None
+  if _count_cores() < mesh.devices:
+    return None
+  import jax
+
+  try:
+    jax.config.update('jax_num_cpu_devices', mesh.devices)
+  except RuntimeError:
+    pass  # JAX has its devices already.
+  is_ours = jax.default_backend() == 'cpu'
+  return mesh if is_ours and jax.device_count() == mesh.devices else None
+
+
+def _count_cores() -> int:
+  """Returns how many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):  # Linux only.
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def _tokenizer(experiment: experiment_lib.Experiment) -> None:

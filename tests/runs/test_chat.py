@@ -3,6 +3,7 @@
 import json
 import types
 
+import jax
 import pytest
 
 from kaiju_jax.data import chat as chat_format
@@ -49,6 +50,12 @@ def go(experiment, workdir, monkeypatch, trained):
   assert {one: one.stat().st_mtime_ns for one in workdir.rglob('*')} == before
 
 
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+  """Keeps the devices of the tests' process."""
+  monkeypatch.setattr(chat, '_count_cores', lambda: 1)
+
+
 @pytest.fixture
 def experiment(tmp_path):
   return toys.experiment(toys.write_texts(tmp_path))
@@ -57,7 +64,7 @@ def experiment(tmp_path):
 def test_it_trains_once_and_goes_on_where_it_stopped(
   experiment, tmp_path, monkeypatch
 ):
-  def trained(experiment, workdir, until=None):
+  def trained(experiment, workdir, mesh=None, until=None):
     with workdir_lib.open_workdir(workdir, experiment):
       step = until or experiment.loop.steps
       (workdir / workdir_lib.CHECKPOINTS / str(step)).mkdir(parents=True)
@@ -73,7 +80,7 @@ def test_its_tokenizer_is_trained_once(experiment, tmp_path, monkeypatch):
   experiment.model.vocab_size = 300
   seen = []
 
-  def trained(experiment, workdir):
+  def trained(experiment, workdir, mesh):
     # It is there, and whole, before the run begins.
     seen.append(tokenizer_lib.load(str(path), 300))
     return types.SimpleNamespace(step=0)
@@ -104,6 +111,31 @@ def test_the_same_with_a_real_run(experiment, tmp_path, monkeypatch):
   workdir = tmp_path / 'chat'
   go(experiment, workdir, monkeypatch, train.train)
   assert [one['step'] for one in records.of(workdir)] == [1, 2, 3, 4, 4]
+
+
+def test_two_cores_of_a_cpu_split_the_model(experiment, monkeypatch):
+  asked = []
+
+  def machine(cores, devices, platform='cpu'):
+    monkeypatch.setattr(chat, '_count_cores', lambda: cores)
+    monkeypatch.setattr(jax.config, 'update', lambda *args: asked.append(args))
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+    monkeypatch.setattr(jax, 'device_count', lambda: devices)
+
+  machine(2, 2)
+  assert chat._split(experiment).tensor == 2
+  assert asked == [('jax_num_cpu_devices', 2)]
+  machine(2, 2, 'gpu')
+  assert chat._split(experiment) is None
+  machine(2, 8)  # Somebody has chosen devices already.
+  assert chat._split(experiment) is None
+  asked.clear()
+  machine(1, 2)
+  assert chat._split(experiment) is None
+  machine(2, 2)
+  experiment.model.num_heads = 5
+  assert chat._split(experiment) is None
+  assert not asked  # One device trains: JAX's stay as they are.
 
 
 def test_a_workdir_in_which_nothing_can_be_trained_is_left_alone(
