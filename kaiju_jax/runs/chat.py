@@ -7,6 +7,7 @@ interrupted run, and never trains a finished model again.
 """
 
 from collections.abc import Callable
+import contextlib
 import os
 import pathlib
 import sys
@@ -76,17 +77,16 @@ def ready(
 def _split(
   experiment: experiment_lib.Experiment,
 ) -> sharding_config.MeshConfig | None:
-  """Returns the mesh that splits a model between two cores of a CPU.
+  """Returns the mesh that splits a batch between two cores of a CPU.
 
   XLA computes most of such small a step on one core. So each of two cores
-  becomes a device, and they split the heads and the feed-forward layers
-  (`tensor`). That changes sums by their rounding alone.
+  becomes a device with half of the rows.
 
   Returns:
-    None if there is one core, if the model does not divide by two, or if JAX
-    has begun already with other devices.
+    None if there is one core, if the rows do not divide by two, or if JAX has
+    begun already with other devices.
   """
-  mesh = sharding_config.MeshConfig(tensor=2)
+  mesh = sharding_config.MeshConfig(fsdp=2)
   try:
     fit.check(experiment, mesh)
   except ValueError:
@@ -95,10 +95,8 @@ def _split(
     return None
   import jax
 
-  try:
+  with contextlib.suppress(RuntimeError):  # JAX may have its devices already.
     jax.config.update('jax_num_cpu_devices', mesh.devices)
-  except RuntimeError:
-    pass  # JAX has its devices already.
   is_ours = jax.default_backend() == 'cpu'
   return mesh if is_ours and jax.device_count() == mesh.devices else None
 

@@ -113,7 +113,7 @@ def test_the_same_with_a_real_run(experiment, tmp_path, monkeypatch):
   assert [one['step'] for one in records.of(workdir)] == [1, 2, 3, 4, 4]
 
 
-def test_two_cores_of_a_cpu_split_the_model(experiment, monkeypatch):
+def test_two_cores_of_a_cpu_split_a_batch(experiment, monkeypatch):
   asked = []
 
   def machine(cores, devices, platform='cpu'):
@@ -123,7 +123,7 @@ def test_two_cores_of_a_cpu_split_the_model(experiment, monkeypatch):
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
 
   machine(2, 2)
-  assert chat._split(experiment).tensor == 2
+  assert chat._split(experiment).fsdp == 2
   assert asked == [('jax_num_cpu_devices', 2)]
   machine(2, 2, 'gpu')
   assert chat._split(experiment) is None
@@ -133,7 +133,7 @@ def test_two_cores_of_a_cpu_split_the_model(experiment, monkeypatch):
   machine(1, 2)
   assert chat._split(experiment) is None
   machine(2, 2)
-  experiment.model.num_heads = 5
+  experiment.data.batch = 3
   assert chat._split(experiment) is None
   assert not asked  # One device trains: JAX's stay as they are.
 

@@ -10,6 +10,7 @@ import pytest
 from experiments.benchmarks import compilations
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import token_head
@@ -157,7 +158,8 @@ def test_no_draft_compiles(engine, monkeypatch):
   rng = np.random.default_rng(0)
 
   def look_up(one):
-    return rng.integers(4, 61, rng.integers(1, CHUNK + 9), dtype=np.int32)
+    count = rng.integers(1, CHUNK + 9)
+    return speculation.Found(rng.integers(4, 61, count, dtype=np.int32), 3)
 
   def verified(row, draft_L, size, is_on=True):
     seen[size] += 1

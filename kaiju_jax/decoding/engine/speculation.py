@@ -9,7 +9,9 @@ draft (`Decoder.cut`).
 
 A draft takes longer than a step. So each sequence has an estimate of how often
 drafted tokens are right, and calls are timed: a draft runs where a round then
-gives more tokens per second. After drafts that do not pay the sequence pauses,
+gives more tokens per second. The estimate counts the tokens that the draft's
+place has in common with the text's end, because the place would have predicted
+them. Where not even the longest such match would pay, the sequence pauses,
 twice as long each time. A round runs one draft at most, so that others wait for
 one call more. The sources are silent: all of this is our guess.
 """
@@ -44,6 +46,18 @@ _CALL = 64
 SIZES = 16, 64
 
 
+class Found(NamedTuple):
+  """A place of a text whose last tokens are those of the text's end.
+
+  Attributes:
+    tokens_L: what followed there, int32 [n]; [0] if there is no such place.
+    common: how many last tokens both have in common.
+  """
+
+  tokens_L: np.ndarray
+  common: int
+
+
 class Draft(NamedTuple):
   """Tokens int32 [n] that may follow a text, and the tokens of their call."""
 
@@ -67,9 +81,16 @@ class _Record:
   pause: int = _PAUSES[0]
   until: int = 0
 
-  def expect(self, count: int) -> float:
-    """Returns how many first tokens of a draft of `count` should be right."""
-    share = self.right / (self.right + self.wrong)
+  def expect(self, count: int, common: int) -> float:
+    """Returns how many first tokens of a draft of `count` should be right.
+
+    Args:
+      count: tokens of the draft.
+      common: tokens that the draft's place has in common with the text's end.
+        Those that finding it did not need count as right ones.
+    """
+    right = self.right + common - _LEAST
+    share = right / (right + self.wrong)
     return float(np.sum(share ** np.arange(1, count + 1)))
 
   def note(self, right: int, count: int) -> None:
@@ -188,8 +209,8 @@ class Speculation:
     """Returns the calls that were timed: kind, rows or tokens, and seconds."""
     return [(*call, x) for call, x in self._costs.timed.items()]
 
-  def look_up(self, one: sequence_lib.Sequence) -> np.ndarray:
-    """Returns tokens that may follow a sequence's text; [0] for none."""
+  def look_up(self, one: sequence_lib.Sequence) -> Found:
+    """Returns tokens that may follow a sequence's text."""
     return find(one.whole_text())
 
   def _draft(
@@ -200,21 +221,31 @@ class Speculation:
     length = len(one.whole_text())
     if one.draws_left < 2 or length < record.until:
       return None
-    tokens_L = self.look_up(one)[: one.draws_left - 1]
+    tokens_L, common = self.look_up(one)
+    tokens_L = tokens_L[: one.draws_left - 1]
     if not len(tokens_L):
       return None
-    step, rate = self._costs.seconds('step', rows), 0.0
+    step = self._costs.seconds('step', rows)
+    rate, size = self._rate(record, len(tokens_L), common, rows)
+    if rate * step > rows:
+      return rate, Draft(one, tokens_L[: size - 1], size)
+    most, _ = self._rate(record, len(tokens_L), _MOST, rows)
+    if most * step <= rows:
+      record.rest(length)
+    return None
+
+  def _rate(
+    self, record: _Record, count: int, common: int, rows: int
+  ) -> tuple[float, int]:
+    """Returns the best tokens per second with a draft, and its call's size."""
     rest = self._costs.seconds('step', rows - 1)
-    for size in self._rounds.drafts:
-      seconds = rest + self._costs.seconds('draft', size)
-      tokens = rows + record.expect(min(size - 1, len(tokens_L)))
-      if tokens / seconds > rate:
-        rate, best = tokens / seconds, size
-    if rate * step <= rows:
-      if rate:
-        record.rest(length)
-      return None
-    return rate, Draft(one, tokens_L[: best - 1], best)
+
+    def rate(size: int) -> float:
+      tokens = rows + record.expect(min(size - 1, count), common)
+      return tokens / (rest + self._costs.seconds('draft', size))
+
+    size = max(self._rounds.drafts, key=rate)  # The smallest of equal ones.
+    return rate(size), size
 
 
 def list_sizes(
@@ -241,8 +272,8 @@ def list_sizes(
   return sizes
 
 
-def find(text_L: np.ndarray) -> np.ndarray:
-  """Returns what followed a text's last tokens earlier in it; [0] for nothing.
+def find(text_L: np.ndarray) -> Found:
+  """Returns what followed a text's last tokens earlier in it.
 
   Among the latest places it takes the one that has the most last tokens in
   common, the latest of equal ones. The end of the text is followed by what
@@ -250,15 +281,15 @@ def find(text_L: np.ndarray) -> np.ndarray:
   """
   count = len(text_L) - _LEAST
   if count < 1:
-    return text_L[:0]
+    return Found(text_L[:0], 0)
   is_there_L = text_L[:count] == text_L[count]
   for offset in range(1, _LEAST):
     is_there_L &= text_L[offset : count + offset] == text_L[count + offset]
   ends = np.flatnonzero(is_there_L)[: -_PLACES - 1 : -1] + _LEAST
   if not len(ends):
-    return text_L[:0]
+    return Found(text_L[:0], 0)
   end = max(ends.tolist(), key=lambda end: _count_common(text_L, end))
-  return np.resize(text_L[end:], _CALL)
+  return Found(np.resize(text_L[end:], _CALL), _count_common(text_L, end))
 
 
 def _count_common(text_L: np.ndarray, end: int) -> int:

@@ -7,6 +7,7 @@ from experiments.benchmarks import compilations
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import layered
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from tests.decoding import toys
@@ -24,7 +25,9 @@ def make(monkeypatch):
   engine = engine_lib.Engine(decoder, chunk=CHUNK, speculates=True)
   drafts = engine._speculation
   # A draft in each round.
-  monkeypatch.setattr(drafts, 'look_up', lambda one: one.whole_text()[:5])
+  monkeypatch.setattr(
+    drafts, 'look_up', lambda one: speculation.Found(one.whole_text()[:5], 3)
+  )
   monkeypatch.setattr(
     drafts._costs, 'seconds', lambda kind, size: float(kind == 'step')
   )

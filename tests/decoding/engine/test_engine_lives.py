@@ -24,6 +24,7 @@ from kaiju_jax.decoding.engine import lookup
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.engine import stream as stream_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import prefix_tree
@@ -883,8 +884,8 @@ def draft(engine, bad, rng):
 
   Behind it stand other tokens; a stop token ends no draft.
   """
-  speculation = engine._speculation
-  speculation._costs.seconds = lambda kind, size: 1.0 if kind == 'step' else 0.1
+  drafts = engine._speculation
+  drafts._costs.seconds = lambda kind, size: 1.0 if kind == 'step' else 0.1
   verify, ran = engine.rounds.verify, []
   engine.rounds.verify = lambda *call: ran.append(call) or verify(*call)
 
@@ -897,9 +898,9 @@ def draft(engine, bad, rng):
       tokens.append(token)
       text = fake_device.appended(text, [token])
     tokens += [rng.randrange(251) for _ in range(rng.choice([0, 1, 6]))]
-    return np.array(tokens[:15], np.int32)
+    return speculation.Found(np.array(tokens[:15], np.int32), 3)
 
-  speculation.look_up = look_up
+  drafts.look_up = look_up
   return ran
 
 

@@ -1,5 +1,7 @@
 """Drafts change no bit of a text: nothing but how many calls it takes."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -53,9 +55,10 @@ def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
   config = toys.config(layout='L0', quantization=toys.int8())
   engine = made(config, mode='reference')
   drafts, costs = engine._speculation, {'step': 1.0, 'draft': 0.01}
+  nothing = speculation.Found(np.zeros(0, np.int32), 0)
   prompts_L = toys.tokens(config, 2, 9)
   with monkeypatch.context() as patched:
-    patched.setattr(drafts, 'look_up', lambda one: one.whole_text()[:0])
+    patched.setattr(drafts, 'look_up', lambda one: nothing)
     want = run(engine, prompts_L)
   texts = [[*prompt, *x.tokens] for prompt, (_, x) in zip(prompts_L, want)]
   rng, lengths = np.random.default_rng(2), []
@@ -66,7 +69,7 @@ def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
     right = int(rng.integers(len(rest_L) + 1))
     rest_L[right:] = (rest_L[right:] + 1) % config.vocab_size
     lengths.append((right, len(rest_L)))
-    return rest_L
+    return speculation.Found(rest_L, speculation._LEAST)
 
   def numbered(one):
     one.prompt_number = int(one.request.sampling is SAMPLINGS[1])
@@ -87,7 +90,7 @@ def test_a_text_with_drafts_has_the_bits_of_one_without(monkeypatch):
 
 def test_what_followed_before_is_a_draft():
   def found(text):
-    return speculation.find(np.array(text, np.int32))[:4].tolist()
+    return speculation.find(np.array(text, np.int32)).tokens_L[:4].tolist()
 
   assert found([1, 2, 3, 4, 5, 6, 7, 1, 2, 3]) == [4, 5, 6, 7]
   # The place with more tokens in common, or the later one.
@@ -100,13 +103,34 @@ def test_what_followed_before_is_a_draft():
     assert found(nothing) == []
 
 
+def test_a_long_match_is_worth_a_dear_draft():
+  """A draft that costs five steps runs where the match is long, and only there.
+
+  A first draft was never tried here while matches did not count.
+  """
+  engine = made(toys.config(layout='L0'))
+  drafts, costs = engine._speculation, {'step': 1.0, 'draft': 4.5}
+  drafts._costs.seconds = lambda kind, size: costs[kind] if size else 0.0
+
+  def choose(*text):
+    whole_L = np.array(text, np.int32)
+    one = mock.Mock(draws_left=20, flying=0, whole_text=lambda: whole_L)
+    return (*drafts.choose([one]), speculation.find(whole_L).common)
+
+  going, draft, common = choose(9, 1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 4)
+  assert going and draft is None and common == 3
+  going, draft, common = choose(9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7)
+  assert not going and common == 7
+  assert draft.tokens_L.tolist() == [8, 1, 2, 3, 4, 5, 6]
+
+
 def test_drafts_that_do_not_pay_pause():
   """Ever longer, while none of their tokens is right."""
   record, tried = speculation._Record(), []
   for length in range(1000):
     if length < record.until:
       continue
-    if record.expect(15) < 0.5:
+    if record.expect(15, 3) < 0.5:
       record.rest(length)
       continue
     tried.append(length)
@@ -114,7 +138,7 @@ def test_drafts_that_do_not_pay_pause():
   assert len(tried) < 50
   assert np.diff(tried).max() > 200
   record.note(15, 15)
-  assert record.pause == 8 and record.expect(15) > 5
+  assert record.pause == 8 and record.expect(15, 3) > 5
 
 
 @pytest.mark.parametrize(
