@@ -7,7 +7,7 @@ at random and picks the one of least worth:
     worth = requests/s × tokens behind the longest point that it extends
             / fraction of both pools that its pages fill, shared pages in parts
 
-    requests/s of any point    1 / 2 (seconds since it was used + 8)
+    requests/s of any point    1 / 2 (seconds since it was used, at least 8)
     of a prefix, beside that   conversations begun / (seconds it exists + 3600)
 
 A request uses the point that it resumes and all that this one extends. Uses
@@ -27,7 +27,7 @@ from typing import Protocol
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import pages as pages_lib
 
-# Seconds added to the time since a use, so that the rate is finite.
+# The least seconds since a use: below them nobody is sooner back than others.
 _SECONDS = 8.0
 # Seconds added to a prefix's age, so that a new one counts one use an hour.
 _HOUR = 3600.0
@@ -130,7 +130,7 @@ class LeastWorth:
   def _worth(self, point: nodes.Point) -> float:
     """Returns the tokens per second that a point alone saves, over its cost."""
     now, use = self._clock(), self._uses[point]
-    rate = 0.5 / (now - use.used + _SECONDS)
+    rate = 0.5 / max(now - use.used, _SECONDS)
     rate += use.begun / (now - use.made + _HOUR)
     above = next(nodes.ancestors(point), None)
     saved = point.length - (0 if above is None else above.length)
