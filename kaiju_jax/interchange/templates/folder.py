@@ -87,7 +87,9 @@ def read(
     )
 
   def made(thinks: bool) -> tuple[chat.Format, list[str]]:
-    glue = glue_lib.find(renderer_of(thinks).render, keeps_thoughts)
+    # Reasoning without tokens of its own cannot be cut out again.
+    keeps = keeps_thoughts or thought is None
+    glue = glue_lib.find(renderer_of(thinks).render, keeps)
     bos = variables.get('bos_token', '')
     format = pieces.format_of(
       glue, controls, tokenizer, bos, ends, thought, keeps_thoughts

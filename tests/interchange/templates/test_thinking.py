@@ -120,6 +120,24 @@ def test_a_template_that_always_opens_a_thought(read):
   np.testing.assert_array_equal(after_L[: len(whole_L)], whole_L)
 
 
+def test_a_thought_without_tokens_of_its_own_stays(read, monkeypatch):
+  content = json.loads(shapes.byte_tokenizer())
+  content['added_tokens'] = [
+    one for one in content['added_tokens'] if 'think' not in one['content']
+  ]
+  monkeypatch.setattr(shapes, 'byte_tokenizer', lambda: json.dumps(content))
+  found, tokenizer = read(ALWAYS)
+  assert found.format.thought is None
+  lost = 'replies lose their reasoning in the history'
+  assert lost not in found.adaptations  # Nothing could cut it out.
+  answer_L = tokenizer.encode('Hello')
+  before_L, after_L = turns(found.format, answer_L)
+  whole_L = np.concatenate([before_L, answer_L])
+  np.testing.assert_array_equal(after_L[: len(whole_L)], whole_L)
+  chat = [('user', 'Hello'), ('assistant', 'Hello'), ('user', 'two')]
+  np.testing.assert_array_equal(after_L, found.format.document(chat))
+
+
 @pytest.mark.parametrize(
   'text, wanted',
   [
