@@ -968,9 +968,14 @@ def test_lives_under_a_head_show_nothing_unjudged(make, ahead, speculates):
 def test_lives_with_searches_among_them_leave_nothing(
   make, moves, ahead, seed, head, speculates
 ):
-  lived(make, 200, seed, ahead, head, guided=0.3, speculates=speculates)
   # A search is parked only where it could not begin.
-  assert set(moves) == phase_table.LEGAL - {('SEARCHING', 'PARKED')}
+  possible = phase_table.LEGAL - {('SEARCHING', 'PARKED')}
+  # A parked sequence seldom ends: some lives see it and others do not.
+  for life in range(6):
+    lived(make, 200, seed + 100 * life, ahead, head, 0.3, speculates=speculates)
+    if set(moves) >= possible:
+      break
+  assert set(moves) == possible
 
 
 @pytest.mark.slow
