@@ -65,7 +65,8 @@ class Transformer(nn.Module):
       length=len(layers) // len(repeating),
       unroll=self.config.unroll,
       # Nothing is computed once for all repeats: no second trace looks for it.
-      check_constancy_invariants=False,
+      # Initialization keeps it: that trace decides which keys are drawn.
+      check_constancy_invariants=self.is_initializing(),
     )
     return scanned(self.config, repeating, self.z_target)
 
