@@ -19,7 +19,7 @@ positions, so that it may read beyond the 1,024 tokens that it was trained on.
 Two rows make a step, so that each of two cores computes one.
 
 Device:   2 cores of a CPU
-Minutes:  5
+Minutes:  7
 Result:   of facts in its character's text it tells 75 %, asked in new words
           64 % (experiments/results/chat.md)
 """
