@@ -158,14 +158,12 @@ def _responder():
   if _REFERENCES.value:
     return responders.References(), 'references', ''
   if _ENDPOINT.value:
-    client, name = persona_judge.client(_ENDPOINT.value), _ENDPOINT_MODEL.value
-    responder = responders.Endpoint(client, name, _TEMPERATURE.value)
-    return responder, name, f'{client.base_url} {name}'
-  opened = persona_judge.open_model(_MODEL.value, _ROWS)
-  responder = responders.Model(
-    opened.generator, opened.format, _TEMPERATURE.value, _SEED.value
+    return persona_judge.open_endpoint(
+      _ENDPOINT.value, _ENDPOINT_MODEL.value, _TEMPERATURE.value
+    )
+  return persona_judge.open_responder(
+    _MODEL.value, _ROWS, _TEMPERATURE.value, _SEED.value
   )
-  return responder, opened.origin, f'checkpoint {opened.digest}'
 
 
 def _load(flag: flags.FlagHolder):

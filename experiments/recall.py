@@ -107,18 +107,11 @@ def _ask_served() -> None:
 
 def _responder():
   """Returns the responder, its name, and its identity."""
-  from kaiju_jax.evaluation.persona import responders
   from kaiju_jax.runs import persona_judge
 
   if _ENDPOINT.value:
-    client, name = persona_judge.client(_ENDPOINT.value), _ENDPOINT_MODEL.value
-    return responders.Endpoint(client, name), name, f'{client.base_url} {name}'
-  opened = persona_judge.open_model(_MODEL.value, _ROWS, chats=False)
-  if opened.format is None:
-    model = responders.Continuation(opened.generator, opened.tokenizer)
-  else:
-    model = responders.Model(opened.generator, opened.format)
-  return model, opened.origin, f'checkpoint {opened.digest}'
+    return persona_judge.open_endpoint(_ENDPOINT.value, _ENDPOINT_MODEL.value)
+  return persona_judge.open_responder(_MODEL.value, _ROWS, chats=False)
 
 
 def _ask_trained() -> None:

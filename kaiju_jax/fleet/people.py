@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.fleet import laws
+from kaiju_jax.fleet import traffic
 
 KINDS = 'turn', 'swipe', 'edit', 'fork'
 TURN, SWIPE, EDIT, FORK = range(4)
@@ -98,14 +99,7 @@ class People:
     Raises:
       ValueError: names the field, its value and what would be right.
     """
-    for name in ('requests', 'characters', 'live', 'message', 'answer'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)}: must be at least 1.')
-    for name in ('swipes', 'edits', 'cancels', 'switch', 'forks'):
-      if not 0 <= getattr(self, name) < 1:
-        raise ValueError(
-          f'{name}={getattr(self, name)}: must be a fraction below 1.'
-        )
+    traffic.check(self, ('swipes', 'edits', 'cancels', 'switch', 'forks'))
     for one, other in (('swipes', 'edits'), ('switch', 'forks')):
       if getattr(self, one) + getattr(self, other) >= 1:
         raise ValueError(
@@ -121,14 +115,6 @@ class People:
         raise ValueError(
           f'{name}={getattr(self, name)}: must be at least 1, on average.'
         )
-    low, high = self.prefix
-    if not 1 <= low <= high:
-      raise ValueError(f'prefix={self.prefix}: must be rising, from 1 on.')
-    if self.context < high + 4 * self.longest:
-      raise ValueError(
-        f'context={self.context}: must hold a prefix of {high} tokens and'
-        f' {4 * self.longest} more.'
-      )
 
   @property
   def lifetime(self) -> float:

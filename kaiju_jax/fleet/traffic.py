@@ -12,8 +12,10 @@ thousand tokens. All else is our guess, and is a field here for other traces.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 import heapq
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -122,24 +124,37 @@ class Traffic:
     Raises:
       ValueError: names the field, its value and what would be right.
     """
-    for name in ('requests', 'characters', 'live', 'message', 'answer'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)}: must be at least 1.')
-    for name in ('swipes', 'edits', 'pauses'):
-      if not 0 <= getattr(self, name) < 1:
-        raise ValueError(
-          f'{name}={getattr(self, name)}: must be a fraction below 1.'
-        )
+    check(self, ('swipes', 'edits', 'pauses'))
     if self.turns < 1:
       raise ValueError(f'turns={self.turns}: must be at least 1, on average.')
-    low, high = self.prefix
-    if not 1 <= low <= high:
-      raise ValueError(f'prefix={self.prefix}: must be rising, from 1 on.')
-    if self.context < high + 4 * self.longest:
+
+
+def check(drawn: Any, fractions: Sequence[str]) -> None:
+  """Refuses parameters that make no trace, in fields that all traffic has.
+
+  Args:
+    drawn: the parameters of a trace.
+    fractions: the names of its fields that are fractions below 1.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name in ('requests', 'characters', 'live', 'message', 'answer'):
+    if getattr(drawn, name) < 1:
+      raise ValueError(f'{name}={getattr(drawn, name)}: must be at least 1.')
+  for name in fractions:
+    if not 0 <= getattr(drawn, name) < 1:
       raise ValueError(
-        f'context={self.context}: must hold a prefix of {high} tokens and'
-        f' {4 * self.longest} more.'
+        f'{name}={getattr(drawn, name)}: must be a fraction below 1.'
       )
+  low, high = drawn.prefix
+  if not 1 <= low <= high:
+    raise ValueError(f'prefix={drawn.prefix}: must be rising, from 1 on.')
+  if drawn.context < high + 4 * drawn.longest:
+    raise ValueError(
+      f'context={drawn.context}: must hold a prefix of {high} tokens and'
+      f' {4 * drawn.longest} more.'
+    )
 
 
 def draw_piece(seed: int, number: int, size: int) -> Piece:

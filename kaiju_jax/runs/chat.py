@@ -14,6 +14,7 @@ import sys
 
 from kaiju_jax.data import bpe
 from kaiju_jax.runs import train
+from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import batch_schedule
@@ -91,7 +92,7 @@ def _split(
     fit.check(experiment, mesh)
   except ValueError:
     return None
-  if _count_cores() < mesh.devices:
+  if jobs.count_cores() < mesh.devices:
     return None
   import jax
 
@@ -99,13 +100,6 @@ def _split(
     jax.config.update('jax_num_cpu_devices', mesh.devices)
   is_ours = jax.default_backend() == 'cpu'
   return mesh if is_ours and jax.device_count() == mesh.devices else None
-
-
-def _count_cores() -> int:
-  """Returns how many cores this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # Linux only.
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def _tokenizer(experiment: experiment_lib.Experiment) -> None:

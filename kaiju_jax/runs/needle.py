@@ -9,7 +9,6 @@ cores.
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import os
 import pathlib
 import sys
 import time
@@ -149,7 +148,7 @@ def places(count: int) -> int:
 
   if jax.default_backend() != 'cpu':
     return 1
-  return min(count, len(jobs.own_cores()) or os.cpu_count() or 1)
+  return min(count, jobs.count_cores())
 
 
 def side_by_side(

@@ -13,8 +13,10 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.persona import calibration
+from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
+from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import defaults
@@ -76,6 +78,62 @@ def open_model(
   )
   generator = generator_lib.Generator(decoder, tokenizer)
   return Opened(generator, decoder, format, digest, loaded.origin, tokenizer)
+
+
+class Answering(NamedTuple):
+  """Somebody who answers.
+
+  Attributes:
+    responder: what gives the answers.
+    name: its name in reports.
+    identity: who it is among judges.
+  """
+
+  responder: dialogue.Responder
+  name: str
+  identity: str
+
+
+def open_endpoint(
+  address: str, model: str, temperature: float = 0.0
+) -> Answering:
+  """Opens a server at an address; `model` is its name of its model.
+
+  Raises:
+    ImportError: openai is not installed.
+  """
+  server = client(address)
+  responder = responders.Endpoint(server, model, temperature)
+  return Answering(responder, model, f'{server.base_url} {model}')
+
+
+def open_responder(
+  path: str,
+  rows: int,
+  temperature: float = 0.0,
+  seed: int = 0,
+  chats: bool = True,
+) -> Answering:
+  """Opens a model as somebody who answers.
+
+  Args:
+    path: the model.
+    rows: texts that it answers at a time.
+    temperature, seed: of the sampling, if it chats.
+    chats: whether to refuse a model that only continues text; otherwise it
+      continues, greedily.
+
+  Raises:
+    OSError, RuntimeError, ValueError: as `open_model`.
+  """
+  opened = open_model(path, rows, chats=chats)
+  if opened.format is None:
+    responder = responders.Continuation(opened.generator, opened.tokenizer)
+  else:
+    responder = responders.Model(
+      opened.generator, opened.format, temperature, seed
+    )
+  return Answering(responder, opened.origin, f'checkpoint {opened.digest}')
 
 
 def client(address: str) -> Any:

@@ -12,6 +12,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.runs import chat
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
+from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import experiment as experiment_lib
@@ -53,7 +54,7 @@ def go(experiment, workdir, monkeypatch, trained):
 @pytest.fixture(autouse=True)
 def one_core(monkeypatch):
   """Keeps the devices of the tests' process."""
-  monkeypatch.setattr(chat, '_count_cores', lambda: 1)
+  monkeypatch.setattr(jobs, 'count_cores', lambda: 1)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_two_cores_of_a_cpu_split_a_batch(experiment, monkeypatch):
   asked = []
 
   def machine(cores, devices, platform='cpu'):
-    monkeypatch.setattr(chat, '_count_cores', lambda: cores)
+    monkeypatch.setattr(jobs, 'count_cores', lambda: cores)
     monkeypatch.setattr(jax.config, 'update', lambda *args: asked.append(args))
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     monkeypatch.setattr(jax, 'device_count', lambda: devices)

@@ -288,8 +288,8 @@ def find(text_L: np.ndarray) -> Found:
   ends = np.flatnonzero(is_there_L)[: -_PLACES - 1 : -1] + _LEAST
   if not len(ends):
     return Found(text_L[:0], 0)
-  end = max(ends.tolist(), key=lambda end: _count_common(text_L, end))
-  return Found(np.resize(text_L[end:], _CALL), _count_common(text_L, end))
+  common, end = max((_count_common(text_L, end), end) for end in ends.tolist())
+  return Found(np.resize(text_L[end:], _CALL), common)
 
 
 def _count_common(text_L: np.ndarray, end: int) -> int:

@@ -141,6 +141,11 @@ def own_cores() -> list[int]:
   return sorted(os.sched_getaffinity(0))
 
 
+def count_cores() -> int:
+  """Returns how many cores this process may use; all where that is unknown."""
+  return len(own_cores()) or os.cpu_count() or 1
+
+
 def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
   job.log.parent.mkdir(parents=True, exist_ok=True)
   with open(job.log, 'ab') as log, _pin(cores):

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import os
 import pathlib
 import platform
 import shlex
@@ -241,7 +240,7 @@ def _environment(runs: Sequence[Outcome]) -> str:
   names = [name for name in found[0] if name not in left_out]
   rows = [
     ['system', f'{platform.system()} {platform.machine()}'],
-    ['cores', str(len(jobs.own_cores()) or os.cpu_count())],
+    ['cores', str(jobs.count_cores())],
   ]
   for name in names:
     values = dict.fromkeys(_format(each.get(name)) for each in found)

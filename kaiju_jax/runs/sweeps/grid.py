@@ -7,7 +7,6 @@ is complete, so that a second call repeats nothing.
 """
 
 from collections.abc import Sequence
-import os
 import pathlib
 import sys
 from typing import Any
@@ -89,7 +88,7 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
   for run in missing:
     with workdir.open_workdir(run.folder, train.resolve(run.experiment)):
       pass  # Its config.json is all that the process needs.
-  places = at_once or len(jobs.own_cores()) or os.cpu_count() or 1
+  places = at_once or jobs.count_cores()
   # Runs of one cost are of one size: a process compiles few programs.
   by_cost = sorted(missing, key=watch.cost, reverse=True)
   shares = min(len(missing), places * _PER_PLACE)
