@@ -17,6 +17,13 @@ DISGUISED = {
   'mathematical letters': ''.join(
     chr(0x1D41A + ord(x) - ord('a')) if 'a' <= x <= 'z' else x for x in TEXT
   ),
+  # Three of them stand among the letter-like symbols.
+  'script letters': ''.join(
+    {'e': '\u212f', 'g': '\u210a', 'o': '\u2134'}.get(
+      x, chr(0x1D4B6 + ord(x) - ord('a')) if 'a' <= x <= 'z' else x
+    )
+    for x in TEXT
+  ),
   'zero-width joiners': '\u200d'.join(TEXT),
   'zero-width spaces and a BOM': '\ufeff' + '\u200b\u2060'.join(TEXT),
   'soft hyphens': '\xad'.join(TEXT),
