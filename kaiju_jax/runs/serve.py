@@ -230,7 +230,7 @@ def _assemble(
   else:
     digest = built_in.digest(opened.store, tokenizer, written)
     built_in.publish(opened.store, written, digest, length)
-  working = worker_lib.Worker(engine)
+  working = worker_lib.Worker(engine, on_compiled=memory.trim)
   made = context_lib.Context(
     worker=working,
     model=context_lib.Model(

@@ -148,9 +148,20 @@ class Worker:
     compilations: how many compilations were left for later at the start.
   """
 
-  def __init__(self, engine: engine_lib.Engine):
-    """Takes over an engine; `start` begins to run it."""
+  def __init__(
+    self,
+    engine: engine_lib.Engine,
+    on_compiled: Callable[[], None] = lambda: None,
+  ):
+    """Takes over an engine; `start` begins to run it.
+
+    Args:
+      engine: the engine.
+      on_compiled: called after the compilations that were left for later, in
+        their thread.
+    """
     self.engine = engine
+    self._on_compiled = on_compiled
     self.error: BaseException | None = None
     self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._streams: dict[AsyncStream, sequence_lib.Sequence] = {}
@@ -322,6 +333,7 @@ class Worker:
     try:
       while rounds.waiting and not self._is_stopping:
         rounds.compile_next()
+      self._on_compiled()
     except Exception:
       # The shapes that have compiled serve all the same, in more calls.
       _LOG.exception('a compilation failed')

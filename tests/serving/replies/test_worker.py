@@ -237,7 +237,8 @@ def test_streams_go_on_while_what_is_rare_compiles():
     engine.rounds.waiting -= 1
 
   engine.rounds.compile_next = compile_next
-  worker = worker_lib.Worker(engine)
+  left = []
+  worker = worker_lib.Worker(engine, lambda: left.append(engine.rounds.waiting))
   worker.start()
   assert worker.compilations == 2 and begun.wait(100)
 
@@ -254,6 +255,7 @@ def test_streams_go_on_while_what_is_rare_compiles():
   stopping.join(100)
   # What is not needed any more is not begun.
   assert engine.rounds.waiting == 1 and not worker._compiling.is_alive()
+  assert left == [1]
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(make):
