@@ -109,7 +109,7 @@ interchange: $(VENV)/.interchange-installed
 	  tests/interchange/test_chat_template_parity.py \
 	  tests/interchange/test_t5_embedder.py \
 	  tests/interchange/test_harness.py \
-	  tests/experiments/benchmarks/test_transformers_serving.py
+	  tests/runs/load_test/test_transformers_serving.py
 
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .

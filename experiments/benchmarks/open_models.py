@@ -80,7 +80,7 @@ def sides(folder: pathlib.Path) -> dict[str, Callable[[], tuple]]:
         model, batch, length, cache, steps, clock
       )
   if all(map(importlib.util.find_spec, ('gguf', 'llama_cpp'))):
-    from . import llama_serving
+    from kaiju_jax.runs.load_test import llama_serving
 
     llama_serving.write(folder / 'model.gguf', folder, 'int8')
     out['llama.cpp, Q8_0'] = llama_serving.runner(

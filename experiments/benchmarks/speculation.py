@@ -214,8 +214,7 @@ def _answer(engine, text_L, number: int, clock) -> float:
   """Returns the seconds between a reply's first token and its last."""
   from kaiju_jax.decoding.requests import request
   from kaiju_jax.decoding.requests import sampling
-
-  from . import engine_serving
+  from kaiju_jax.runs.load_test import engine_serving
 
   engine_serving.forget(engine)
   one = engine.submit(

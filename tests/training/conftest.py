@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.benchmarks import compilations as compilations_lib
+from kaiju_jax.runs import compilations as compilations_lib
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 import jax
 import numpy as np
 
-from experiments.benchmarks import compilations
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import layered
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.runs import compilations
 from tests.decoding import toys
 
 CHUNK = 8

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from experiments.benchmarks import compilations
+from kaiju_jax.runs import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
 from kaiju_jax.runs.align import drawing

@@ -1,4 +1,4 @@
-"""How our engine serves a load, by the clock.
+"""Serves a load by our engine, by the clock.
 
 One loop does what a server's thread would: it submits what has arrived, runs a
 round, and notes when tokens came. So no thread takes time from another, and a
@@ -13,8 +13,7 @@ import numpy as np
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.decoding.requests import sampling
-
-from . import load
+from kaiju_jax.runs.load_test import load
 
 
 def serve(

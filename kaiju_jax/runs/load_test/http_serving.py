@@ -1,4 +1,4 @@
-"""How a server over HTTP serves a load, beside the engine without it.
+"""Serves a load over HTTP, beside the engine without it.
 
 The server is `serving/routes/api.py` over real sockets in a thread of this
 process, as `experiments.serve` runs it; the clients are a process of their own
@@ -23,14 +23,13 @@ import numpy as np
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.runs import serve as serve_lib
+from kaiju_jax.runs.load_test import engine_serving
+from kaiju_jax.runs.load_test import load
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
-
-from . import engine_serving
-from . import load
 
 MODEL = 'bench'
 

@@ -1,4 +1,4 @@
-"""What `experiments.bench_serve` measures, each part a function.
+"""Measures a server's throughput, reuse, gaps, overload and host time.
 
     throughput   tokens per second with many in flight, beside our own engine
                  with one at a time and beside peers
@@ -28,11 +28,10 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import report
+from kaiju_jax.runs.load_test import engine_serving
+from kaiju_jax.runs.load_test import load
+from kaiju_jax.runs.load_test import peer_model
 from kaiju_jax.training import state
-
-from . import engine_serving
-from . import load
-from . import peer_model
 
 Serve = Callable[[Sequence[load.Arrival]], list[load.Timeline]]
 

@@ -1,4 +1,4 @@
-"""How `transformers` serves a load on this CPU, with its continuous batching.
+"""Serves a load by `transformers` on this CPU, with its continuous batching.
 
 The other side of a comparison: `hugging_face.write` gives it the same weights.
 Needs the extra `interchange`, with transformers ≥ 5.
@@ -25,7 +25,7 @@ import torch
 import transformers
 from transformers.generation import continuous_batching
 
-from . import load
+from kaiju_jax.runs.load_test import load
 
 # Read at each call of its attention; without it K and V are repeated per head.
 _GROUPED = 'TRANSFORMERS_SDPA_FORCE_GQA'

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from experiments.benchmarks import compilations
-from experiments.benchmarks import engine_serving
-from experiments.benchmarks import load
-from experiments.benchmarks import serving_parts
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.runs import compilations
+from kaiju_jax.runs.load_test import engine_serving
+from kaiju_jax.runs.load_test import load
+from kaiju_jax.runs.load_test import serving_parts
 from tests.decoding import toys
 
 pytestmark = pytest.mark.slow

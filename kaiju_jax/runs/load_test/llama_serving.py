@@ -1,4 +1,4 @@
-"""How llama.cpp serves a load on this CPU, through its C API's batches.
+"""Serves a load by llama.cpp on this CPU, through its C API's batches.
 
 The other side of a comparison: `write` turns a folder of `hugging_face.write`
 into its file. Needs llama-cpp-python, which compiles llama.cpp from source, and
@@ -31,7 +31,7 @@ import llama_cpp
 import numpy as np
 import safetensors
 
-from . import load
+from kaiju_jax.runs.load_test import load
 
 # Of the matrices. Q8_0 is blocks of 32 weights with a scale each.
 DTYPES = {

@@ -1,0 +1,1 @@
+"""Serves frozen loads by our engine and by others, and times them."""
