@@ -13,7 +13,8 @@ install llama-cpp-python gguf`). What is not installed is said and left out.
 
 `kaiju_jax/runs/load_test/serving_parts.py` says what each part measures;
 `curve` serves the same Poisson load at several rates and draws the latency of
-the first token, ours and theirs. Compilations after the warm-up are counted; the target is none.
+the first token, ours and theirs. Compilations after the warm-up are counted;
+the target is none.
 
 --http serves the same load over HTTP instead, beside the engine without it, and
 says what conversations reuse. --host prints the processor time of a round on
