@@ -1,0 +1,247 @@
+"""Sessions that are drawn while they run, so that ten millions need no trace.
+
+Sessions begin as a Poisson process whose rate follows the day, with a peak of
+`peak` times the mean; each draws its character by Zipf's law and a geometric
+number of messages. A message follows the answer to the one before it after a
+log-normal pause. A swipe requests another answer to the same message. A text
+that outgrows `context` drops half of its history, and what was cached of it.
+
+Every draw hashes the seed, the session's number and a counter: the same numbers
+in the same order give the same sessions, whatever serves them. The day's shape
+and the ranges of prefixes are source 003's; all else is our guess, as in
+`people.py`.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.fleet import policies
+
+_DAY = 86_400.0
+
+
+class Flow(NamedTuple):
+  """The parameters of drawn sessions.
+
+  Attributes:
+    seed: seed of every draw.
+    sessions: how many begin; 0 for a trace, whose requests are given.
+    rate: sessions that begin per second, on average over a day.
+    peak, hour: of the day: rate at the peak over the mean, 1 to 2, and when.
+    messages: mean requests of a session.
+    swipes: fraction of the requests behind the first that are swipes.
+    think, think_spread: median seconds between an answer and the next request,
+      and the standard deviation of their logarithm.
+    message, answer, spread: median tokens, and the deviation of the logarithm.
+    longest: most tokens of a message or an answer.
+    context: most tokens of a prompt and its answer.
+    low, high: fewest and most tokens of a prefix, log-uniform between them.
+  """
+
+  seed: int
+  sessions: int
+  rate: float
+  peak: float
+  hour: float
+  messages: float
+  swipes: float
+  think: float
+  think_spread: float
+  message: float
+  answer: float
+  spread: float
+  longest: int
+  context: int
+  low: float
+  high: float
+
+
+class Sessions(NamedTuple):
+  """Live sessions, arrays [s], and the times of their next requests.
+
+  `counts` are: begun, live, most live at a time, candidates of a beginning.
+  `times` and `slots` are a heap, `ends` the characters' cumulative law.
+  """
+
+  number: np.ndarray
+  turn: np.ndarray
+  left: np.ndarray
+  length: np.ndarray
+  message: np.ndarray
+  spare: np.ndarray
+  times: np.ndarray
+  slots: np.ndarray
+  counts: np.ndarray
+  waiting: np.ndarray
+  start: np.ndarray
+  ends: np.ndarray
+
+
+def make_sessions(slots: int, ends: np.ndarray) -> Sessions:
+  """Returns no live sessions, of at most `slots`."""
+  return Sessions(
+    number=np.zeros(slots, np.int64),
+    turn=np.zeros(slots, np.int64),
+    left=np.zeros(slots, np.int64),
+    length=np.zeros(slots, np.int64),
+    message=np.zeros(slots, np.int64),
+    spare=np.arange(slots, dtype=np.int64),
+    times=np.full(slots + 1, np.inf),
+    slots=np.zeros(slots + 1, np.int64),
+    counts=np.zeros(4, np.int64),
+    waiting=np.zeros(1, np.int64),
+    start=np.zeros(1),
+    ends=ends,
+  )
+
+
+def make_law(characters: int, exponent: float) -> np.ndarray:
+  """Returns the cumulative probabilities of Zipf's law, float64 [c]."""
+  weight = np.arange(1, characters + 1) ** -float(exponent)
+  return np.cumsum(weight / weight.sum())
+
+
+def _draw(flow, stream, number, turn):
+  """Returns a uniform number in (0, 1)."""
+  seed = policies.mix(policies.mix(flow.seed, stream), number)
+  return (policies.mix(seed, turn) + 0.5) / 4294967296.0
+
+
+def _draw_normal(flow, stream, number, turn):
+  radius = math.sqrt(-2 * math.log(_draw(flow, stream, number, turn)))
+  angle = 2 * math.pi * _draw(flow, stream + 1, number, turn)
+  return radius * math.cos(angle)
+
+
+def _draw_tokens(flow, stream, median, number, turn):
+  size = median * math.exp(
+    flow.spread * _draw_normal(flow, stream, number, turn)
+  )
+  return max(1, min(flow.longest, int(size)))
+
+
+def count_prefix(flow, character):
+  """Returns the tokens of a character's prefix."""
+  low, high = math.log(flow.low), math.log(flow.high)
+  found = math.exp(low + (high - low) * _draw(flow, 1, character, 0))
+  return max(1, int(found + 1e-6))
+
+
+def plan_next(flow, sessions):
+  """Draws when the next session begins; infinity after the last one."""
+  if sessions.counts[0] >= flow.sessions:
+    sessions.start[0] = np.inf
+    return
+  now = sessions.start[0]
+  while True:
+    count = sessions.counts[3]
+    sessions.counts[3] += 1
+    now -= math.log(_draw(flow, 2, count, 0)) / (flow.rate * flow.peak)
+    phase = 2 * math.pi * (now / _DAY - flow.hour / 24)
+    rate = 1 + (flow.peak - 1) * math.cos(phase)
+    if _draw(flow, 2, count, 1) * flow.peak < rate:
+      sessions.start[0] = now
+      return
+
+
+def push(sessions, time, slot):
+  """Puts a session's next request into the heap."""
+  place = sessions.waiting[0]
+  sessions.waiting[0] = place + 1
+  while place > 0:
+    above = (place - 1) >> 1
+    if sessions.times[above] <= time:
+      break
+    sessions.times[place] = sessions.times[above]
+    sessions.slots[place] = sessions.slots[above]
+    place = above
+  sessions.times[place] = time
+  sessions.slots[place] = slot
+
+
+def pop(sessions):
+  """Takes the session whose request comes first."""
+  found = sessions.slots[0]
+  last = sessions.waiting[0] - 1
+  sessions.waiting[0] = last
+  time, slot = sessions.times[last], sessions.slots[last]
+  sessions.times[last] = np.inf
+  place = 0
+  while 2 * place + 1 < last:
+    below = 2 * place + 1
+    if below + 1 < last and sessions.times[below + 1] < sessions.times[below]:
+      below += 1
+    if sessions.times[below] >= time:
+      break
+    sessions.times[place] = sessions.times[below]
+    sessions.slots[place] = sessions.slots[below]
+    place = below
+  if last > 0:
+    sessions.times[place] = time
+    sessions.slots[place] = slot
+  return found
+
+
+def begin_session(flow, sessions, requests):
+  """Draws a session; returns its slot, or −1 if too many are live."""
+  number, live = sessions.counts[0], sessions.counts[1]
+  sessions.counts[0] += 1
+  if live == len(sessions.spare):
+    return -1
+  slot = sessions.spare[live]
+  sessions.counts[1] = live + 1
+  sessions.counts[2] = max(sessions.counts[2], live + 1)
+  sessions.number[slot], sessions.turn[slot] = number, 0
+  sessions.length[slot] = 0
+  left = 1
+  if flow.messages > 1:
+    drawn = math.log(_draw(flow, 3, number, 0))
+    left += int(drawn / math.log(1 - 1 / flow.messages))
+  sessions.left[slot] = left
+  character = np.searchsorted(sessions.ends, _draw(flow, 4, number, 0))
+  character = min(character, len(sessions.ends) - 1)
+  requests.character[slot] = character
+  requests.prefix[slot] = count_prefix(flow, character)
+  requests.session[slot] = slot
+  return slot
+
+
+def draw_request(flow, sessions, requests, slot, now):
+  """Draws a session's next request."""
+  number, turn = sessions.number[slot], sessions.turn[slot]
+  prefix, length = requests.prefix[slot], sessions.length[slot]
+  sessions.turn[slot] = turn + 1
+  answer = _draw_tokens(flow, 6, flow.answer, number, turn)
+  if turn > 0 and _draw(flow, 5, number, turn) < flow.swipes:
+    prompt = requests.prompt[slot]
+    requests.reach[slot] = prompt
+  else:
+    message = _draw_tokens(flow, 8, flow.message, number, turn)
+    requests.reach[slot] = length
+    if length == 0:
+      length = prefix
+    if length + message + answer > flow.context:
+      length = prefix + (length - prefix) // 2
+      requests.reach[slot] = prefix
+    prompt = length + message
+  requests.prompt[slot], requests.answer[slot] = prompt, answer
+  requests.seconds[slot] = now
+  requests.first[slot] = np.nan
+  sessions.length[slot] = prompt + answer
+
+
+def go_on(flow, sessions, slot, now):
+  """Plans the request behind an answer; returns whether there is one."""
+  sessions.left[slot] -= 1
+  if sessions.left[slot] <= 0:
+    sessions.counts[1] -= 1
+    sessions.spare[sessions.counts[1]] = slot
+    return False
+  number, turn = sessions.number[slot], sessions.turn[slot]
+  pause = flow.think * math.exp(
+    flow.think_spread * _draw_normal(flow, 10, number, turn)
+  )
+  push(sessions, now + pause, slot)
+  return True

@@ -1,0 +1,270 @@
+"""The simulator against simpy, closed forms, Che, and its own accounts.
+
+Plain Python here; `test_simulator_compiled.py` compiles what is long.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import simpy
+
+from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.fleet import events
+from kaiju_jax.fleet import policies
+from kaiju_jax.fleet import rounds
+from kaiju_jax.fleet import sessions
+from kaiju_jax.fleet import simulator
+from kaiju_jax.fleet import state
+
+LAW = state.Law(0.01, 3e-4, 1e-6, 1e-4, 2e-7)
+SIZES = state.Sizes(4, 16, 64, 5_000, 5_000, 16, 1)
+SHAPES = ((1, 16), (1, 64), (4, 16))
+SETUP = simulator.Setup(1, 'random', LAW, SIZES, SHAPES)
+FLOW = sessions.Flow(
+  *(0, 60, 1.0, 2.0, 18.0, 5.0, 0.2, 5.0, 1.0, 25.0, 40.0, 0.7),
+  *(200, 4_000, 100.0, 800.0),
+)
+ENDS = sessions.make_law(20, 1.0)
+
+
+def alone(count=80, gap=0.15, seed=0, prompts=300, answers=40):
+  """Returns a trace of requests that share nothing."""
+  rng = np.random.default_rng(seed)
+  numbers = np.arange(count)
+  prefix = rng.integers(1, 40, count)
+  prompt = prefix + rng.integers(1, prompts, count)
+  answer = rng.integers(1, answers, count)
+  seconds = np.cumsum(rng.exponential(gap, count))
+  zeros = np.zeros(count, int)
+  return simulator.Trace(
+    seconds, numbers, numbers, prefix, prompt, answer, zeros
+  )
+
+
+def run(setup, trace):
+  return simulator.simulate_trace(setup, trace, loop=events)
+
+
+class Oracle:
+  """A replica as a process of simpy: each round is a timeout."""
+
+  def __init__(self, trace):
+    self.env, self.trace = simpy.Environment(), trace
+    self.waiting, self.prompts, self.draws = [], [], []
+    count = len(trace.seconds)
+    self.first, self.done = np.zeros(count), np.zeros(count)
+    self.arrival = self.env.event()
+    self.env.process(self.arrivals())
+    self.env.process(self.rounds())
+    self.env.run()
+
+  def arrivals(self):
+    for number, seconds in enumerate(self.trace.seconds):
+      # The clock is set, as sums of gaps would round.
+      yield self.env.timeout(seconds - self.env.now)
+      self.waiting.append(number)
+      if not self.arrival.triggered:
+        self.arrival.succeed()
+
+  def rounds(self):
+    left = len(self.trace.seconds)
+    while left:
+      while self.waiting and len(self.prompts) + len(self.draws) < SIZES.rows:
+        self.prompts.append([self.waiting.pop(0), 0, 0])
+      if not (self.prompts or self.draws):
+        self.arrival = self.env.event()
+        yield self.arrival
+        continue
+      seconds = LAW.fixed + LAW.row * len(self.draws)
+      seconds += LAW.context * sum(length for _, length, _ in self.draws)
+      described = [
+        schedule.Running(number, 0.0, self.trace.prompt[number] - held, 0, late)
+        for number, held, late in self.prompts
+      ]
+      chosen, (rows, size) = schedule.batch(described, SHAPES)
+      seconds += LAW.token * rows * size
+      parts = {}
+      for number, held, _ in self.prompts:
+        if number in chosen:
+          prefix, prompt = self.trace.prefix[number], self.trace.prompt[number]
+          stop = prefix if held < prefix else prompt
+          parts[number] = min(size, stop - held)
+          seconds += LAW.attended * parts[number] * held
+      yield self.env.timeout(seconds)
+      left -= self.end_round(parts)
+
+  def end_round(self, parts):
+    """Ends a round; returns how many requests are complete."""
+    now, ended = self.env.now, 0
+    self.draws = [[n, length + 1, left - 1] for n, length, left in self.draws]
+    for one in self.prompts:
+      one[2] = 0 if one[0] in parts else one[2] + 1
+      one[1] += parts.get(one[0], 0)
+    for number, held, _ in list(self.prompts):
+      if held == self.trace.prompt[number]:
+        self.first[number] = now
+        self.draws.append([number, held, self.trace.answer[number] - 1])
+    self.prompts = [
+      one for one in self.prompts if one[1] < self.trace.prompt[one[0]]
+    ]
+    for number, _, left in self.draws:
+      if not left:
+        self.done[number] = now
+        ended += 1
+    self.draws = [one for one in self.draws if one[2]]
+    return ended
+
+
+@pytest.mark.parametrize('gap, seed', [(0.5, 1), (0.1, 2)])
+def test_every_token_comes_when_simpy_says(gap, seed):
+  trace = alone(gap=gap, seed=seed)
+  outcome, found = run(SETUP, trace)
+  oracle = Oracle(trace)
+  assert np.abs(found['first'] - oracle.first).max() < 1e-9
+  assert np.abs(found['done'] - oracle.done).max() < 1e-9
+  assert outcome.p99 > 0.7 or gap == 0.5
+
+
+def test_rounds_that_are_counted_take_as_long_as_those_that_are_stepped(
+  monkeypatch,
+):
+  trace = alone(count=60, gap=0.3, prompts=700)
+  counted, fast = run(SETUP, trace)
+  begin = rounds.begin
+
+  def step(law, shapes, sizes, replicas, requests, cache, replica, now):
+    begin(law, shapes, sizes, replicas, requests, cache, replica, now)
+    if replicas.until[replica] < np.inf:
+      replicas.count[replica] = 1
+      replicas.until[replica] = now + replicas.step[replica]
+
+  monkeypatch.setattr(rounds, 'begin', step)
+  stepped, slow = run(SETUP, trace)
+  assert stepped.events > 2 * counted.events
+  for name in 'first', 'done':
+    assert np.abs(fast[name] - slow[name]).max() < 1e-9
+
+
+def test_present_requests_follow_littles_law():
+  """Both sides are counted apart: an integral over time, a sum of stays."""
+  outcome = simulator.simulate(
+    dataclasses.replace(SETUP, replicas=3), FLOW, ENDS, 256, loop=events
+  )
+  expected = outcome.requests * outcome.mean_stay / outcome.seconds
+  assert outcome.present == pytest.approx(expected, rel=1e-3)
+  assert outcome.requests > 200 and outcome.sessions == FLOW.sessions
+
+
+def test_the_same_arguments_give_the_same_bits():
+  setup = dataclasses.replace(SETUP, replicas=3, policy='sticky')
+  one, other = (
+    simulator.simulate(setup, FLOW, ENDS, 256, loop=events) for _ in range(2)
+  )
+  assert one == other
+  another = FLOW._replace(seed=1)
+  assert simulator.simulate(setup, another, ENDS, 256, loop=events) != one
+
+
+def prefixes_alone(kept, things, count, drawn):
+  """Returns a fleet that keeps so many prefixes, and requests of one each."""
+  rng = np.random.default_rng(0)
+  law = sessions.make_law(things, 1.0)
+  zeros, ones = np.zeros(count, int), np.ones(count, int)
+  trace = simulator.Trace(
+    10.0 * np.arange(count),
+    np.arange(count) % 50,
+    np.minimum(np.searchsorted(law, rng.random(count)), things - 1),
+    640 * ones,
+    641 * ones,
+    ones,
+    zeros,
+  )
+  # A row has a page of its own, and local pages are plenty.
+  sizes = state.Sizes(1, 64, 64, 10 * kept + 1, 10_000, drawn, 0)
+  return simulator.Setup(1, 'random', LAW, sizes, ((1, 256),)), trace
+
+
+def test_prefixes_alone_are_kept_as_by_a_plain_lru_cache():
+  """Which has Che's hit rate (`test_queueing.py`)."""
+  kept, setup_and_trace = 60, prefixes_alone(60, 600, 3_000, 0)
+  _, found = run(*setup_and_trace)
+  cache, expected = collections.OrderedDict(), []
+  for character in found['character'].tolist():
+    expected.append(character in cache)
+    cache[character] = None
+    cache.move_to_end(character)
+    if len(cache) > kept:
+      cache.popitem(last=False)
+  assert (found['resumed'] > 0).tolist() == expected
+
+
+@pytest.mark.parametrize('policy', policies.NAMES)
+def test_a_lost_replica_loses_no_request(policy):
+  faults = [(20.0, events.LOSE, 0, 0.0), (40.0, events.SHARE, 0, 1.0)]
+  setup = dataclasses.replace(
+    SETUP, replicas=3, policy=policy, faults=[*faults, (50.0, 3, 0, 0.0)]
+  )
+  trace = alone(count=300, gap=0.2, answers=60)
+  outcome, found = run(setup, trace)
+  assert outcome.moved > 0 and outcome.lost == 0
+  assert not np.isnan(found['done']).any()
+  assert outcome.requests == len(trace.seconds)
+  # Answers are as long as before, however often they moved.
+  total = found['prompt'] + found['answer']
+  assert (total == trace.prompt + trace.answer).all()
+  assert (found['first'] <= found['done']).all()
+  there = found['replica'] == 0
+  away = (trace.seconds > 20) & (trace.seconds < 40)
+  assert there.any() and not (there & away).any()
+  assert outcome.present == pytest.approx(
+    outcome.requests * outcome.mean_stay / outcome.seconds, rel=1e-3
+  )
+
+
+def test_without_any_replica_requests_are_counted_as_lost():
+  setup = dataclasses.replace(SETUP, faults=[(2.0, events.LOSE, 0, 0.0)])
+  outcome, found = run(setup, alone())
+  unanswered = int(np.isnan(found['done']).sum())
+  assert outcome.lost == unanswered > 0
+  assert outcome.requests + outcome.lost - outcome.moved == 80
+
+
+def test_a_warm_replica_has_the_prefixes_of_popular_characters():
+  faults = [(0.0, events.SHARE, 1, 0.0), (20.0, events.SHARE, 1, 1.0)]
+  warm = [*faults, (19.0, events.WARM, 1, 10)]
+  found = [
+    simulator.simulate(
+      simulator.Setup(2, 'random', LAW, SIZES, SHAPES, each),
+      FLOW._replace(messages=1.0, sessions=200),
+      ENDS,
+      256,
+      loop=events,
+    )
+    for each in (faults, warm)
+  ]
+  assert found[0].prefix_hits < found[1].prefix_hits
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ({'replicas': 0}, 'replicas=0: must be 1 to'),
+    ({'policy': 'best'}, "policy='best': must be one of random,"),
+    ({'law': LAW._replace(row=-1.0)}, 'law.row=-1.0: must be seconds'),
+    ({'law': LAW._replace(fixed=0.0)}, 'law.fixed=0: a round takes time'),
+    ({'sizes': SIZES._replace(rows=0)}, 'sizes.rows=0: must be at least 1'),
+    ({'faults': [(1.0, 0, 7, 0.0)]}, 'faults: .* names replica 7, of 1'),
+  ],
+)
+def test_a_fleet_that_cannot_be_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(SETUP, **change)
+
+
+def test_pools_without_room_for_the_longest_text_are_refused():
+  sizes = SIZES._replace(local_pages=10)
+  setup = dataclasses.replace(SETUP, sizes=sizes)
+  with pytest.raises(ValueError, match=r'sizes.local_pages=10: a text of'):
+    run(setup, alone())
