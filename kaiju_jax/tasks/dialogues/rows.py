@@ -23,14 +23,15 @@ from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import talk
 from kaiju_jax.tasks.dialogues import repetitions
 
-# A row has at least this many tokens: the longest character, a greeting and an
-# exchange.
-LEAST = 1024
+# A row has at least this many times the tokens of a character's description:
+# room for a greeting and an exchange. The longest of so many characters counts.
+_TIMES, _SAMPLES = 2, 64
 # The weight of a token's loss, by role: replies are what the model is for, but
 # it learns words from all of the text. (Our guess.)
 WEIGHTS = {'system': 0.1, 'user': 0.3, 'assistant': 1.0}
-# The fraction of the rows that are one long document instead of two halves.
-_LONG = 0.7
+# The fraction of the rows that are one long document instead of two halves, and
+# the tokens of the shortest row with halves.
+_LONG, _HALVED = 0.7, 1024
 # The fraction of the characters whose values are random words.
 _MIXED = 0.6
 # Repetitions over a run, from its beginning (0) to its end (1): their share of
@@ -67,7 +68,7 @@ def document(
   Args:
     rng: the source of all draws.
     format: encodes messages.
-    room: tokens; LEAST are enough for any character.
+    room: tokens; `least` of them are enough for any character.
   """
   persona = personas.draw(rng, mixed=rng.random() < _MIXED)
   user = personas.user_name(rng) if rng.random() < _NAMED else ''
@@ -108,6 +109,15 @@ def head(
   return begun.tokens[: -len(format.opening('assistant'))]
 
 
+def least(format: chat.Format) -> int:
+  """Returns the tokens of the shortest rows that hold every character."""
+  sizes = []
+  for number in range(_SAMPLES):
+    rng = np.random.default_rng((_TEXTS, number))
+    sizes.append(len(head(personas.draw(rng, mixed=True), format)))
+  return _TIMES * max(sizes)
+
+
 def texts(count: int, room: int = 3000) -> Iterator[str]:
   """Yields dialogues as text, to train a tokenizer on.
 
@@ -132,7 +142,7 @@ class Rows:
     self,
     format: chat.Format,
     count: int,
-    length: int = LEAST,
+    length: int = 1024,
     seed: int = 0,
     has_repetitions: bool = True,
   ):
@@ -142,17 +152,17 @@ class Rows:
       format: encodes messages.
       count: rows of a whole run; later rows are new, and drawn as its last ones
         are.
-      length: tokens per row, at least LEAST.
+      length: tokens per row, at least `least`.
       seed: the seed of every draw.
       has_repetitions: whether some rows are repetitions.
 
     Raises:
       ValueError: rows too short for a character and an exchange.
     """
-    if length < LEAST:
+    if length < least(format):
       raise ValueError(
-        f'data.length={length}: must be at least {LEAST}, because dialogues'
-        ' are never cut.'
+        f'data.length={length}: must be at least {least(format)}, because'
+        ' dialogues are never cut.'
       )
     self._format = format
     self._count = count
@@ -187,7 +197,8 @@ class Rows:
           self._length,
           int(np.interp(part, *_LONGEST)),
         )
-    count = 1 if rng.random() < _LONG else 2
+    is_whole = rng.random() < _LONG or self._length < _HALVED
+    count = 1 if is_whole else 2
     left, pieces = self._length, []
     for number in range(count):
       piece = document(rng, self._format, left // (count - number))

@@ -96,9 +96,16 @@ def test_rows_are_full_pure_and_without_end():
   assert len({*(row.source.max() for row in drawn)}) == 2  # Whole, and halves.
 
 
+def test_a_short_row_is_one_document():
+  drawn = rows_lib.Rows(FORMAT, 100, 800, has_repetitions=False)
+  short = [drawn[index] for index in range(9)]
+  packing.stack(short)  # Refuses ranges outside of a row.
+  assert {int(row.source.max()) for row in short} == {0}
+
+
 def test_rows_that_are_too_short_are_refused():
   with pytest.raises(
-    ValueError, match=r'data.length=512: must be at least 1024'
+    ValueError, match=r'data.length=512: must be at least 7\d\d,'
   ):
     rows_lib.Rows(FORMAT, 5, length=512)
   with pytest.raises(IndexError):
