@@ -14,6 +14,7 @@ Result:   experiments/results/alignment.md
 import dataclasses
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.runs import load
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -34,7 +35,7 @@ def get_config(arm: str = 'runs/chat') -> experiment_lib.Experiment:
     data=data_config.DataConfig(
       task='conversations',
       path='chats.jsonl',
-      tokenizer=before.data.tokenizer,
+      tokenizer=load.tokenizer_of(arm, before.data.tokenizer),
       chat_template=before.data.chat_template,
       length=min(1024, before.model.max_length),
       batch=2,

@@ -55,6 +55,7 @@ class DataConfig:
       comparison, because such a model does not learn to end its replies.
     label_weights: how task 'spans' weighs labels: 'balanced', so that rare
       violations count as much as frequent ones, or 'equal' (`data/spans.py`).
+    span_tokens: which tokens of a span task 'spans' labels: 'last', or 'all'.
     reference: file of a reference model's log-probabilities
       (`experiments.reference`) for objective.name='preference'; '' for none.
     length: L, tokens per row, at least 2, because a row's first token is not
@@ -81,6 +82,7 @@ class DataConfig:
   chat_template: str = ''
   end_weight: float = 1.0
   label_weights: str = 'balanced'
+  span_tokens: str = 'all'
   reference: str = ''
   length: int = 512
   batch: int = 8

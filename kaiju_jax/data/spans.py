@@ -9,11 +9,15 @@ character, one past its last one, and what it violates:
 Messages are those of `data/conversations.py`, without a choice of replies. What
 has no spans violates nothing. Spans of one dimension do not overlap.
 
-A token is labelled along a dimension if one of its characters is in a span of
-it. A character that several tokens share labels all of them. BOS, padding and
-the tokens around messages are never labelled, but for padding they count as
-known: a server judges them, too. A text stays whole in a row, and is labelled
-alone, whatever is packed beside it.
+A token is in a span if one of its characters is. A character that several
+tokens share is in all of them. BOS, padding and the tokens around messages are
+in no span, but for padding they count as known: a server judges them, too. A
+text stays whole in a row, and is labelled alone, whatever is packed beside it.
+
+A token's label says whether the text up to it violates the dimension. Behind a
+span's last token it does. Within a span it may not yet: benign words can begin
+as a marker does. So the tokens of a span before its last one have weight 0
+(`data.span_tokens='last'`), or are labelled as the last one is ('all').
 
 Our guess: the weights of labels. In each dimension the labelled tokens of the
 training text together have half of the weight and the others the other half,
@@ -42,6 +46,9 @@ from kaiju_jax.storage import files
 # The names of a row's extras; `objectives/token_head.py` reads them.
 LABEL, WEIGHT = 'label_BLC', 'weight_BLC'
 WEIGHTS = 'balanced', 'equal'
+TOKENS = 'last', 'all'
+# The places of a token: in no span, in one before its last token, or the last.
+OUTSIDE, WITHIN, LAST = range(3)
 
 
 class Span(NamedTuple):
@@ -207,7 +214,7 @@ def _check_apart(spans: Sequence[Span], place: str) -> None:
 def label(
   located_L2: np.ndarray, spans: Sequence[Span], names: Sequence[str]
 ) -> np.ndarray:
-  """Returns uint8 [L, C], 1 for tokens with a character in a span.
+  """Returns uint8 [L, C], each token's place: OUTSIDE, WITHIN or LAST.
 
   Args:
     located_L2: the characters of each token (`Tokenizer.locate`).
@@ -217,16 +224,21 @@ def label(
   Raises:
     ValueError: a span has no token.
   """
-  label_LC = np.zeros((len(located_L2), len(names)), np.uint8)
+  place_LC = np.zeros((len(located_L2), len(names)), np.uint8)
   first_L, end_L = located_L2.T
   for span in spans:
     is_inside_L = np.maximum(first_L, span.start) < np.minimum(end_L, span.end)
+    place_L = place_LC[:, names.index(span.dimension)]
     if not is_inside_L.any():
       raise ValueError(
         f'spans: {span.start}…{span.end} of {span.dimension!r} has no token.'
       )
-    label_LC[is_inside_L, names.index(span.dimension)] = 1
-  return label_LC
+    # Several tokens may share a span's last character; behind the last of them
+    # it is whole.
+    last = np.flatnonzero(is_inside_L)[-1]
+    place_L[is_inside_L] = np.maximum(place_L[is_inside_L], WITHIN)
+    place_L[last] = LAST
+  return place_LC
 
 
 def corpus(
@@ -303,29 +315,37 @@ def _encode(
   return document, np.concatenate([opening_LC, *found])
 
 
-def weigh(labels_TC: np.ndarray, weights: str) -> np.ndarray:
-  """Returns float32 [2, C], the weights of labels 0 and 1 per dimension.
+def weigh(places_TC: np.ndarray, weights: str, tokens: str) -> np.ndarray:
+  """Returns float32 [3, C], the weights of tokens at each place per dimension.
 
   Args:
-    labels_TC: the labels of the training text.
+    places_TC: the places of the training text's tokens.
     weights: one of `WEIGHTS`; see the module's docstring.
+    tokens: one of `TOKENS`; see there.
   """
+  counts_3C = np.stack([(places_TC == place).sum(axis=0) for place in range(3)])
+  if tokens == 'last':
+    labelled_C = counts_3C[LAST]
+  else:
+    labelled_C = counts_3C[WITHIN] + counts_3C[LAST]
   if weights == 'equal':
-    return np.ones((2, labels_TC.shape[1]), np.float32)
-  count_C = labels_TC.sum(axis=0, dtype=np.int64)
-  counts_2C = np.stack([len(labels_TC) - count_C, count_C])
-  # A dimension whose tokens are all alike has nothing to balance.
-  return (len(labels_TC) / 2 / np.maximum(counts_2C, 1)).astype(np.float32)
+    outside_C = inside_C = np.ones(places_TC.shape[1])
+  else:
+    # A dimension whose tokens are all alike has nothing to balance.
+    outside_C = len(places_TC) / 2 / np.maximum(counts_3C[OUTSIDE], 1)
+    inside_C = len(places_TC) / 2 / np.maximum(labelled_C, 1)
+  within_C = np.zeros_like(inside_C) if tokens == 'last' else inside_C
+  return np.stack([outside_C, within_C, inside_C]).astype(np.float32)
 
 
 class Beside:
   """The extras of a corpus's tokens, as `text.Rows` asks for them."""
 
-  def __init__(self, labels_TC: np.ndarray, weight_2C: np.ndarray):
-    self._labels_TC = labels_TC
-    self._weight_2C = weight_2C
+  def __init__(self, places_TC: np.ndarray, weight_3C: np.ndarray):
+    self._places_TC = places_TC
+    self._weight_3C = weight_3C
 
   def __call__(self, first: int, end: int) -> dict[str, np.ndarray]:
-    label_LC = self._labels_TC[first:end]
-    weight_LC = np.where(label_LC, self._weight_2C[1], self._weight_2C[0])
-    return {LABEL: label_LC.astype(np.float32), WEIGHT: weight_LC}
+    place_LC = self._places_TC[first:end]
+    weight_LC = np.take_along_axis(self._weight_3C, place_LC.astype(int), 0)
+    return {LABEL: (place_LC > OUTSIDE).astype(np.float32), WEIGHT: weight_LC}

@@ -1,8 +1,9 @@
 """Measures how well a token-level head ranks tokens that are labelled by spans.
 
-AUROC is the probability that a labelled token has a higher score than another
-one, where a tie counts as half. With ranks from 1 on, equal scores having their
-mean rank, and n labelled of N tokens,
+AUROC is the probability that a labelled token has a higher score than one in no
+span, where a tie counts as half. Tokens whose labels have no weight have no
+rank. With ranks from 1 on, equal scores having their mean rank, and n labelled
+of N tokens,
 
     AUROC = (Σ rank of labelled tokens − n·(n + 1) / 2) / (n·(N − n))
 
@@ -35,11 +36,13 @@ class Scored(NamedTuple):
   Attributes:
     score_SC: the head's logits.
     label_SC: whether each token is in a span.
+    known_SC: whether its label has a weight.
     begin_S: whether each token is a document's first.
   """
 
   score_SC: np.ndarray
   label_SC: np.ndarray
+  known_SC: np.ndarray
   begin_S: np.ndarray
 
 
@@ -48,7 +51,7 @@ class Measured(NamedTuple):
 
   Attributes:
     spans: number of spans.
-    tokens: number of labelled tokens.
+    tokens: number of tokens that are labelled, and whose labels have weights.
     auroc: see the module.
     threshold: the logit above which a token counts as recognized.
     delays: int64 [recognized spans], in tokens.
@@ -100,6 +103,7 @@ def _parts(logits, source, batch: int) -> Iterator[tuple]:
     yield (
       np.asarray(logits(rows))[is_token_BL],
       rows.extras[spans.LABEL][is_token_BL] > 0,
+      rows.extras[spans.WEIGHT][is_token_BL] > 0,
       begin_BL[is_token_BL],
     )
 
@@ -112,7 +116,8 @@ def measure(scored: Scored, dimension: int) -> Measured:
   """
   score_S = scored.score_SC[:, dimension]
   label_S = scored.label_SC[:, dimension]
-  found = auroc(score_S, label_S)
+  known_S = scored.known_SC[:, dimension]
+  found = auroc(score_S[known_S], label_S[known_S])
   threshold = np.quantile(score_S[~label_S], 1 - _ABOVE, method='higher')
   delays, count = [], 0
   document_S = np.cumsum(scored.begin_S)
@@ -124,7 +129,7 @@ def measure(scored: Scored, dimension: int) -> Measured:
       delays.append(max(0, first + int(above[0]) - (end - 1)))
   return Measured(
     count,
-    int(label_S.sum()),
+    int((label_S & known_S).sum()),
     found,
     float(threshold),
     np.array(delays, np.int64),

@@ -24,11 +24,15 @@ def check(experiment: experiment_lib.Experiment) -> None:
       " data.task='spans'."
     )
   documents.files(data.path)
-  if data.label_weights not in spans.WEIGHTS:
-    raise ValueError(
-      f'data.label_weights={data.label_weights!r}: must be one of'
-      f' {", ".join(map(repr, spans.WEIGHTS))}.'
-    )
+  for name, known in (
+    ('label_weights', spans.WEIGHTS),
+    ('span_tokens', spans.TOKENS),
+  ):
+    if getattr(data, name) not in known:
+      raise ValueError(
+        f'data.{name}={getattr(data, name)!r}: must be one of'
+        f' {", ".join(map(repr, known))}.'
+      )
 
 
 def read(experiment: experiment_lib.Experiment) -> conversations_lib.Read:
@@ -54,12 +58,12 @@ def read(experiment: experiment_lib.Experiment) -> conversations_lib.Read:
   training, unseen = (
     spans.corpus(part, names, tokens, format, data.length) for part in parts
   )
-  weight_2C = spans.weigh(training.labels, data.label_weights)
+  weight_3C = spans.weigh(training.labels, data.label_weights, data.span_tokens)
   rows = text.Rows(
     training,
     data.length,
     experiment.seed,
-    beside=spans.Beside(training.labels, weight_2C),
+    beside=spans.Beside(training.labels, weight_3C),
   )
   held_out = None
   if unseen is not None:
@@ -67,7 +71,7 @@ def read(experiment: experiment_lib.Experiment) -> conversations_lib.Read:
       unseen,
       data.length,
       shuffle=False,
-      beside=spans.Beside(unseen.labels, weight_2C),
+      beside=spans.Beside(unseen.labels, weight_3C),
     )
   described = conversations_lib.describe(data, training, unseen)
   return conversations_lib.Read(rows, held_out, described)

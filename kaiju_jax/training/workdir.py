@@ -39,6 +39,7 @@ YOUNGER = {
   'data.chat_template': '',
   'data.end_weight': 1.0,
   'data.label_weights': 'balanced',
+  'data.span_tokens': 'all',
   'data.reference': '',
   'objective.attention_alignment': strict.dump(
     objectives_config.AttentionAlignment()

@@ -90,7 +90,7 @@ def test_spans_of_a_chat_are_found_between_its_structure(tokenizers):
     assert 'o' in sad and sad.endswith('the cat')
     # A reply's end has a loss, and violates nothing.
     assert found.weights.max() == 0.5 and not found.labels[-1].any()
-    assert found.labels[found.weights > 0, 1].sum() == len(
+    assert (found.labels[found.weights > 0, 1] > 0).sum() == len(
       tokenizer.encode(texts[2])
     )
 
@@ -129,8 +129,8 @@ def test_documents_in_one_row_keep_their_own_labels(tokenizers):
     for n, one in enumerate(texts)
   ]
   corpus = spans.corpus(found, NAMES, tokenizer, None, 16)
-  weight_2C = spans.weigh(corpus.labels, 'balanced')
-  beside = spans.Beside(corpus.labels, weight_2C)
+  weight_3C = spans.weigh(corpus.labels, 'balanced', 'all')
+  beside = spans.Beside(corpus.labels, weight_3C)
   rows = text_lib.Rows(corpus, 16, seed=3, beside=beside)
   seen = 0
   for row in (rows[n] for n in range(2 * len(rows))):
@@ -149,17 +149,57 @@ def test_documents_in_one_row_keep_their_own_labels(tokenizers):
   assert seen >= 2
 
 
-def test_all_dimensions_weigh_the_same_and_so_do_their_labels():
-  labels_TC = np.zeros((1000, 2), np.uint8)
-  labels_TC[:200, 0] = labels_TC[:2, 1] = 1
-  weight_2C = spans.weigh(labels_TC, 'balanced')
-  weight_TC = np.where(labels_TC, *weight_2C[::-1].astype(float))
-  np.testing.assert_allclose(weight_TC.sum(axis=0), 1000, rtol=1e-6)
-  np.testing.assert_allclose((weight_TC * labels_TC).sum(axis=0), 500)
-  assert (spans.weigh(labels_TC, 'equal') == 1).all()
-  # Labels that are all alike are as heavy as if there were others.
-  assert np.isfinite(spans.weigh(labels_TC[:, :0], 'balanced')).all()
-  assert np.isfinite(spans.weigh(labels_TC[200:], 'balanced')).all()
+def test_the_last_token_of_a_span_has_it_whole(tokenizers):
+  text = 'the cat sat'
+  for tokenizer in tokenizers:
+    located_L2 = tokenizer.locate(text)
+    # One span ends where the other, of another dimension, goes on.
+    found = [
+      spans.Span(**span(text, 'the cat')),
+      spans.Span(**span(text, 'cat sat', 'sad')),
+    ]
+    place_LC = spans.label(located_L2, found, NAMES)
+    for column, (first, end) in enumerate(((0, 7), (4, 11))):
+      last = np.flatnonzero(located_L2[:, 1] >= end)[0]
+      inside = np.flatnonzero(located_L2[:, 1] > first)
+      place_L = place_LC[:, column]
+      assert np.flatnonzero(place_L == spans.LAST).tolist() == [last]
+      assert (place_L[inside[0] : last] == spans.WITHIN).all()
+      assert not place_L[: inside[0]].any() and not place_L[last + 1 :].any()
+  # The tokens of one character: it is whole behind the last of them.
+  shared_L2 = np.array([[0, 1], [1, 2], [1, 2], [2, 3]])
+  place_LC = spans.label(shared_L2, [spans.Span(0, 2, 'sad')], NAMES)
+  assert place_LC[:, 1].tolist() == [1, 1, 2, 0]
+  # A span within another's last token ends that one, too.
+  both = [spans.Span(0, 1, 'sad'), spans.Span(1, 2, 'sad')]
+  place_LC = spans.label(np.array([[0, 2], [2, 3]]), both, NAMES)
+  assert place_LC[:, 1].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize('tokens', spans.TOKENS)
+def test_all_dimensions_weigh_the_same_and_so_do_their_labels(tokens):
+  places_TC = np.zeros((1000, 2), np.uint8)
+  places_TC[:200, 0] = places_TC[:3, 1] = spans.WITHIN
+  places_TC[100:200, 0] = places_TC[2, 1] = spans.LAST
+  is_counted_TC = places_TC != spans.WITHIN
+  if tokens == 'all':
+    is_counted_TC[:] = True
+  for weights in spans.WEIGHTS:
+    weight_3C = spans.weigh(places_TC, weights, tokens)
+    extras = spans.Beside(places_TC, weight_3C)(100, 300)
+    np.testing.assert_array_equal(extras[spans.LABEL], places_TC[100:300] > 0)
+    extras = spans.Beside(places_TC, weight_3C)(0, 1000)
+    weight_TC = extras[spans.WEIGHT].astype(float)
+    assert ((weight_TC > 0) == is_counted_TC).all()
+    if weights == 'equal':
+      assert weight_TC.max() == 1
+      continue
+    np.testing.assert_allclose(weight_TC.sum(axis=0), 1000, rtol=1e-6)
+    labelled_C = (weight_TC * extras[spans.LABEL]).sum(axis=0)
+    np.testing.assert_allclose(labelled_C, 500, rtol=1e-6)
+    # Labels that are all alike are as heavy as if there were others.
+    for part_TC in places_TC[:, :0], places_TC[200:]:
+      assert np.isfinite(spans.weigh(part_TC, weights, tokens)).all()
 
 
 def test_labels_are_part_of_a_corpus_hash(tokenizers):

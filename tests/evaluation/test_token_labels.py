@@ -34,12 +34,12 @@ def test_one_kind_of_token_has_no_auroc():
 
 
 def scored(*documents):
-  """Returns `Scored` of documents of (score, label) per token."""
+  """Returns `Scored` of documents of (score, label), 2 without a weight."""
   pairs = [pair for one in documents for pair in one]
   begins = [n == 0 for one in documents for n in range(len(one))]
   score_SC, label_SC = (np.array([pair]).T for pair in zip(*pairs))
   return token_labels.Scored(
-    score_SC.astype(float), label_SC > 0, np.array(begins)
+    score_SC.astype(float), label_SC > 0, label_SC < 2, np.array(begins)
   )
 
 
@@ -59,6 +59,15 @@ def test_a_delay_is_counted_from_the_end_of_a_span_within_its_document():
   assert measured.delays.tolist() == [0, 0, 2, 0]
   assert [measured.count_within(most) for most in (0, 1, 2)] == [3, 3, 4]
   assert 0 <= measured.threshold < 9
+
+
+def test_a_token_without_a_weight_is_in_its_span_and_has_no_rank():
+  documents = [(0, 0)] * 999, [(-9, 2), (3, 1)], [(9, 2), (-1, 1), (2, 0)]
+  measured = token_labels.measure(scored(*documents), 0)
+  assert (measured.spans, measured.tokens) == (2, 2)
+  # One is above all 1,000 others, one below all.
+  assert measured.auroc == pytest.approx(0.5)
+  assert measured.delays.tolist() == [0, 0]
 
 
 def test_spans_of_neighbouring_documents_do_not_run_together():
@@ -82,7 +91,8 @@ class Rows:
       for n, size in enumerate((3, 4))
     ]
     row = packing.row(pieces, 8)
-    return row._replace(extras={spans.LABEL: label_LC})
+    weight_LC = np.eye(8, 2, k=1, dtype=np.float32)
+    return row._replace(extras={spans.LABEL: label_LC, spans.WEIGHT: weight_LC})
 
 
 def test_scores_are_those_of_the_head_without_padding():
@@ -99,6 +109,8 @@ def test_scores_are_those_of_the_head_without_padding():
     batch=2,
   )
   assert found.score_SC.shape == found.label_SC.shape == (21, 2)
+  known_SC = np.tile(np.eye(7, 2, k=1), (3, 1)) > 0
+  np.testing.assert_array_equal(found.known_SC, known_SC)
   begins = [n for start in (0, 7, 14) for n in (start, start + 3)]
   assert np.flatnonzero(found.begin_S).tolist() == begins
   # A document's scores do not depend on what is packed beside it.

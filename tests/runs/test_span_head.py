@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from experiments.configs import sft
 from kaiju_jax.data import spans
 from kaiju_jax.evaluation import token_labels
 from kaiju_jax.runs import heads
@@ -15,6 +16,7 @@ from kaiju_jax.runs.safety import planted_spans
 from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.runs.safety import span_head
 from kaiju_jax.storage import files
+from kaiju_jax.training import workdir
 from tests.tasks import test_spans
 
 NAMES = tuple(planted_spans.RATES)
@@ -140,3 +142,19 @@ def test_lines_that_are_written_are_read(tmp_path):
   files.write_json_lines(path, planted_spans.chats(2, 1))
   assert spans.list_dimensions(spans.read(str(path))) == ['quam', 'zorb']
   assert json.loads(path.read_text().splitlines()[0])['messages']
+
+
+def test_a_run_that_was_moved_is_begun_with_by_its_own_tokenizer(tmp_path):
+  one = test_spans.experiment_of(test_spans.write(tmp_path / 'labelled.jsonl'))
+  one.data.tokenizer = 'before/tokenizer.json'
+  before, moved = tmp_path / 'before', tmp_path / 'moved'
+  with workdir.open_workdir(before, one):
+    pass
+  (before / 'tokenizer.json').write_text('{}')
+  before.rename(moved)
+  settings = span_head.Settings(test_spans.NAMES)
+  for made in (
+    span_head.make(moved, one.data.path, settings),
+    sft.get_config(str(moved)),
+  ):
+    assert made.data.tokenizer == str(moved / 'tokenizer.json')

@@ -83,9 +83,16 @@ def test_dimensions_weigh_the_same_in_rows_and_held_out_ones(tmp_path):
   np.testing.assert_allclose(total_C, (batch.source_BL >= 0).sum(), rtol=1e-5)
   part_C = (weight_BLC * label_BLC).sum(axis=(0, 1)) / total_C
   np.testing.assert_allclose(part_C, 0.5, rtol=1e-5)
-  one = experiment_of(path, label_weights='equal')
-  row = registry.task_of(one).load(one).rows[0]
-  assert set(np.unique(row.extras[spans.WEIGHT])) <= {0.0, 1.0}
+  within = 0
+  for tokens in spans.TOKENS:
+    one = experiment_of(path, label_weights='equal', span_tokens=tokens)
+    row = registry.task_of(one).load(one).rows[0]
+    weight_LC = row.extras[spans.WEIGHT][row.source >= 0]
+    assert set(np.unique(weight_LC)) <= {0.0, 1.0}
+    assert weight_LC.all() == (tokens == 'all')
+    within += (weight_LC == 0).sum()
+  # Of each marker's four bytes, three have no weight.
+  assert within == 3 * (row.extras[spans.LABEL] * weight_LC[0, 0]).sum() / 4
 
 
 @pytest.mark.parametrize(
@@ -93,6 +100,7 @@ def test_dimensions_weigh_the_same_in_rows_and_held_out_ones(tmp_path):
   [
     ({'path': ''}, "data.path='': must name"),
     ({'path': 'nowhere.jsonl'}, 'no such file'),
+    ({'span_tokens': 'first'}, "data.span_tokens='first': must be one of"),
     ({'label_weights': 'rare'}, "data.label_weights='rare': must be one of"),
   ],
 )

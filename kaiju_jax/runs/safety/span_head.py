@@ -18,6 +18,7 @@ from typing import Any
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.runs import load
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -39,6 +40,7 @@ class Settings:
     rate: peak learning rate.
     seed: the seed of the rows' order.
     label_weights: as `DataConfig.label_weights`.
+    span_tokens: as `DataConfig.span_tokens`.
   """
 
   names: tuple[str, ...]
@@ -47,6 +49,7 @@ class Settings:
   rate: float = 1e-3
   seed: int = 0
   label_weights: str = 'balanced'
+  span_tokens: str = 'last'
 
 
 def make(
@@ -73,11 +76,12 @@ def make(
     data=data_config.DataConfig(
       task='spans',
       path=str(path),
-      tokenizer=before.data.tokenizer,
+      tokenizer=load.tokenizer_of(model, before.data.tokenizer),
       chat_template=before.data.chat_template,
       length=min(1024, before.model.max_length),
       batch=1,
       label_weights=settings.label_weights,
+      span_tokens=settings.span_tokens,
     ),
     objective=objective_config.ObjectiveConfig('token_head', head),
     optimizer=dataclasses.replace(
