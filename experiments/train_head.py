@@ -73,6 +73,12 @@ _STEPS = flags.DEFINE_integer(
   'steps', 300, 'With --spans: optimizer steps.', lower_bound=1
 )
 _RATE = flags.DEFINE_float('rate', 1e-3, 'With --spans: peak learning rate.')
+_WEIGHTS = flags.DEFINE_enum(
+  'label_weights',
+  'root',
+  ['balanced', 'root', 'equal'],
+  'With --spans: how much rare labels weigh (kaiju_jax/data/spans.py).',
+)
 _CHATS = flags.DEFINE_integer(
   'chats', 320, 'With --spans=planted: number of chats.', lower_bound=1
 )
@@ -105,6 +111,7 @@ def _train_on_spans() -> None:
     steps=_STEPS.value,
     rate=_RATE.value,
     seed=_TEXTS.seed.value,
+    label_weights=_WEIGHTS.value,
   )
   experiment = span_head.make(_MODEL.value, path, settings)
   measured = span_head.train(experiment, _OUT.value)

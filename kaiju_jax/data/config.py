@@ -54,7 +54,8 @@ class DataConfig:
     end_weight: factor of the loss of the token that ends a reply; 0 is for a
       comparison, because such a model does not learn to end its replies.
     label_weights: how task 'spans' weighs labels: 'balanced', so that rare
-      violations count as much as frequent ones, or 'equal' (`data/spans.py`).
+      violations count as much as frequent ones, 'root' or 'equal'
+      (`data/spans.py`).
     span_tokens: which tokens of a span task 'spans' labels: 'last', or 'all'.
     reference: file of a reference model's log-probabilities
       (`experiments.reference`) for objective.name='preference'; '' for none.

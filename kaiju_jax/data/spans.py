@@ -19,12 +19,15 @@ span's last token it does. Within a span it may not yet: benign words can begin
 as a marker does. So the tokens of a span before its last one have weight 0
 (`data.span_tokens='last'`), or are labelled as the last one is ('all').
 
-Our guess: the weights of labels. In each dimension the labelled tokens of the
-training text together have half of the weight and the others the other half,
-and all dimensions have the same sum, that of one per token ('balanced'). With
-weights of one ('equal') a violation in one of 500 texts is a thousandth of its
-dimension's loss. Balanced probabilities are those of a text in which half of
-the tokens were violations.
+Our guess: the weights of labels. In each dimension they sum to the number of
+the training text's tokens.
+
+    equal      all labels weigh the same: a violation in one of 500 texts is a
+               thousandth of its dimension's loss
+    balanced   labelled tokens have half of the weight, as if half of the tokens
+               were violations: a benign word that looks like one weighs little
+    root       a labelled token weighs √(others / labelled) times as much as
+               another, between the two
 """
 
 from collections.abc import Mapping
@@ -45,7 +48,7 @@ from kaiju_jax.storage import files
 
 # The names of a row's extras; `objectives/token_head.py` reads them.
 LABEL, WEIGHT = 'label_BLC', 'weight_BLC'
-WEIGHTS = 'balanced', 'equal'
+WEIGHTS = 'balanced', 'root', 'equal'
 TOKENS = 'last', 'all'
 # The places of a token: in no span, in one before its last token, or the last.
 OUTSIDE, WITHIN, LAST = range(3)
@@ -334,6 +337,13 @@ def weigh(places_TC: np.ndarray, weights: str, tokens: str) -> np.ndarray:
     # A dimension whose tokens are all alike has nothing to balance.
     outside_C = len(places_TC) / 2 / np.maximum(counts_3C[OUTSIDE], 1)
     inside_C = len(places_TC) / 2 / np.maximum(labelled_C, 1)
+    if weights == 'root':
+      outside_C, inside_C = np.sqrt(outside_C), np.sqrt(inside_C)
+      sum_C = outside_C * counts_3C[OUTSIDE] + inside_C * labelled_C
+      outside_C, inside_C = (
+        len(places_TC) * weight_C / np.maximum(sum_C, 1)
+        for weight_C in (outside_C, inside_C)
+      )
   within_C = np.zeros_like(inside_C) if tokens == 'last' else inside_C
   return np.stack([outside_C, within_C, inside_C]).astype(np.float32)
 

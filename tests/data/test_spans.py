@@ -196,7 +196,13 @@ def test_all_dimensions_weigh_the_same_and_so_do_their_labels(tokens):
       continue
     np.testing.assert_allclose(weight_TC.sum(axis=0), 1000, rtol=1e-6)
     labelled_C = (weight_TC * extras[spans.LABEL]).sum(axis=0)
-    np.testing.assert_allclose(labelled_C, 500, rtol=1e-6)
+    if weights == 'balanced':
+      np.testing.assert_allclose(labelled_C, 500, rtol=1e-6)
+    else:  # A label's weight over another's is the balanced one's root.
+      ratio_C = weight_3C[spans.LAST] / weight_3C[spans.OUTSIDE]
+      balanced_3C = spans.weigh(places_TC, 'balanced', tokens)
+      square_C = balanced_3C[spans.LAST] / balanced_3C[spans.OUTSIDE]
+      np.testing.assert_allclose(ratio_C**2, square_C, rtol=1e-5)
     # Labels that are all alike are as heavy as if there were others.
     for part_TC in places_TC[:, :0], places_TC[200:]:
       assert np.isfinite(spans.weigh(part_TC, weights, tokens)).all()

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
-# How far choice accuracy may lie below its best.
-_FALL = 0.05
+from kaiju_jax.evaluation import proportion
 
 
 class Readings(NamedTuple):
@@ -19,14 +18,20 @@ class Readings(NamedTuple):
     kl: KL of the model from the first one, nats per reply; None where no reply
       ends by itself.
     length: tokens of its replies, by those of the first model.
-    accuracy: the fraction of the first model's groups in which the kept reply
-      has the largest reward, log p − log p of the first model; None where there
-      is no such group.
+    right: in how many of the first model's groups the kept reply has the
+      largest reward, log p − log p of the first model.
+    choices: the number of these groups.
   """
 
   kl: float | None
   length: float
-  accuracy: float | None
+  right: int
+  choices: int
+
+  @property
+  def accuracy(self) -> float | None:
+    """The fraction of held-out choices that are right; None without any."""
+    return self.right / self.choices if self.choices else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +41,8 @@ class Limits:
   Attributes:
     kl: the most nats per reply.
     length: replies may be so many times as long, or as short.
-    rounds: so many rounds in a row accuracy may lie well below its best.
+    rounds: so many rounds in a row may have an accuracy whose interval of 95 %
+      lies below the best one so far.
   """
 
   kl: float = 12.0
@@ -59,11 +65,14 @@ def find_fault(history: Sequence[Readings], limits: Limits) -> str:
       f'length: replies are {last.length:.2f} times as long as at first, beyond'
       f' {1 / limits.length:.2f}…{limits.length:g}'
     )
-  known = [one.accuracy for one in history if one.accuracy is not None]
+  known = [one for one in history if one.choices]
+  best = max((one.accuracy for one in known), default=0.0)
   tail = known[-limits.rounds :]
-  if len(tail) == limits.rounds and max(tail) < max(known) - _FALL:
+  if len(tail) == limits.rounds and all(
+    proportion.wilson(one.right, one.choices).high < best for one in tail
+  ):
     return (
-      f'accuracy: {tail[-1]:.2f} of held-out choices after {max(known):.2f},'
+      f'accuracy: {tail[-1].accuracy:.2f} of held-out choices after {best:.2f},'
       f' and as low for {limits.rounds} rounds'
     )
   return ''

@@ -200,7 +200,7 @@ class Rounds:
     record |= {**others, **readings._asdict()}
     if self._settings.is_guarded:
       seen = [
-        guards.Readings(one['kl'], one['length'], one['accuracy'])
+        guards.Readings(*(one[name] for name in guards.Readings._fields))
         for one in (*history, record)
       ]
       record['stop'] = guards.find_fault(seen, self._settings.limits)

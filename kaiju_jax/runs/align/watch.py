@@ -153,9 +153,10 @@ class Watch:
     first = [reply.tokens for one in self._held for reply in one.replies]
     tokens = [one.tokens for one in replies]
     readings = guards.Readings(
-      _mean(kl), float(np.mean(tokens) / np.mean(first)), _mean(right)
+      _mean(kl), float(np.mean(tokens) / np.mean(first)), sum(right), len(right)
     )
     return readings, {
+      'accuracy': readings.accuracy,
       'kl_replies': len(kl),
       'kept_log_p': _mean(kept),
       'tokens': float(np.mean(tokens)),

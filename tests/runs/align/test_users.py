@@ -133,7 +133,10 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path):
   assert (prompt.messages, texts, kept) == ((('user', 'Hi'),), ('b', 'a'), 1)
 
 
-GOOD = guards.Readings(1.0, 1.0, 0.7)
+GOOD = guards.Readings(1.0, 1.0, right=70, choices=100)
+# Of 70 %, so few of 100 are surely fewer, and these may be as many.
+LOW, MAYBE = GOOD._replace(right=59), GOOD._replace(right=62)
+FEW = guards.Readings(1.0, 1.0, right=7, choices=10)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +147,12 @@ GOOD = guards.Readings(1.0, 1.0, 0.7)
     ([GOOD._replace(kl=float('nan'))], 'kl: nan'),
     ([GOOD._replace(length=1.6)], 'length: replies are 1.60 times as long'),
     ([GOOD._replace(length=0.6)], 'length: replies are 0.60 times'),
-    ([GOOD, *[GOOD._replace(accuracy=0.6)] * 2], ''),
-    ([GOOD, *[GOOD._replace(accuracy=0.6)] * 3], 'accuracy: 0.60 of held-out'),
-    ([GOOD, *[GOOD._replace(accuracy=0.66)] * 5], ''),
-    ([GOOD._replace(accuracy=None, kl=None)] * 5, ''),
+    ([GOOD, LOW, LOW], ''),
+    ([GOOD, LOW, LOW, LOW], 'accuracy: 0.59 of held-out choices after 0.70'),
+    ([GOOD, LOW, MAYBE, LOW], ''),
+    ([GOOD, *[MAYBE] * 5], ''),
+    ([FEW, *[FEW._replace(right=5)] * 5], ''),
+    ([GOOD._replace(right=0, choices=0, kl=None)] * 5, ''),
     ([GOOD._replace(kl=None, length=2.0)], 'length: replies are 2.00'),
   ],
 )
