@@ -86,7 +86,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     if folder != 'kaiju_jax' or path.relative_to(ROOT).parts[1] not in LINKED
   } | {
     str(path.relative_to(ROOT))
-    for folder in ('kaiju_jax/serving/page', 'experiments/golden')
+    for folder in (
+      'kaiju_jax/serving/page',
+      'kaiju_jax/serving/operations',
+      'experiments/golden',
+    )
     for path in (ROOT / folder).iterdir()
   }
   wanted = {

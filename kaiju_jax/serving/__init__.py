@@ -6,6 +6,7 @@
     replies    the engine's thread, and a reply's way out
     routes     the addresses: completions, chats, characters, sessions
     page       the chat page: HTML, CSS and JavaScript
+    operations alerts for Prometheus and a dashboard for Grafana
 
 Characters and their prompts are `kaiju_jax/characters`, which training reads
 too.

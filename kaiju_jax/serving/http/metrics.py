@@ -33,6 +33,12 @@ from kaiju_jax.serving.http import loopback
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.8, 2.5, 5, 10, 30)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1, 5)
 _QUEUED = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# Tokens per second, close together around people's reading, 8 to 30.
+_RATES = (1, 2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 100, 200, 500, 1000)
+# Labels that begin at zero: Prometheus sees no increase in a series whose first
+# sample is 1.
+_TIERS = ('adult', 'minor')
+_RATINGS = ('good', 'bad', 'wrongly_refused', 'withdrawn')
 _FORMAT = 'text/plain; version=0.0.4; charset=utf-8'
 
 
@@ -87,14 +93,23 @@ class Metrics:
     ttft: the seconds from a request to its first token.
     itl: the seconds between two tokens.
     queue: the seconds that a sequence waited for a row.
+    rate: the tokens per second of each stream (`worker.AsyncStream.rate`).
     prompt_tokens: the tokens of all prompts.
     cached_tokens: the prompt tokens that were in the cache and did not run.
     rejected: the requests that the engine refused, by reason.
+    judged: the texts that safety read, by stage and age tier: 'gate' for users'
+      texts, 'head' for prompts with their replies.
+    gate_failures: the texts that the gate could not judge, by age tier.
     refusals: the texts that safety blocked, by stage ('gate', 'prompt' or
       'head', see `moderation.Verdict`) and age tier.
     ratings: the ratings of replies, by kind; 'withdrawn' for one that was
       taken back. A rating that is sent again counts once.
     requests: the answers, by method, route and status.
+    failed: the answers under /v1/ that the server failed to give: 'status' for
+      one of 500 or above, 'stream' for an error after the answer had begun.
+    store_failures: the calls that the store did not answer.
+    ready: 1 while requests are taken, as /readyz says, the store left out; the
+      server's context sets the function that answers.
   """
 
   def __init__(self, read: Callable[[], Reading | None]):
@@ -118,6 +133,12 @@ class Metrics:
     self.queue = prometheus_client.Histogram(
       'queue_seconds', 'From a request to its row.', buckets=_QUEUED, **own
     )
+    self.rate = prometheus_client.Histogram(
+      'stream_tokens_per_second',
+      "A stream's tokens after its first, per second since.",
+      buckets=_RATES,
+      **own,
+    )
     self.prompt_tokens = prometheus_client.Counter(
       'prompt_tokens', 'Tokens of prompts.', **own
     )
@@ -126,9 +147,6 @@ class Metrics:
     )
     self.rejected = prometheus_client.Counter(
       'rejected', 'Requests that were not begun.', ['reason'], **own
-    )
-    self.refusals = prometheus_client.Counter(
-      'refusals', 'Texts that safety stopped.', ['stage', 'tier'], **own
     )
     self.ratings = prometheus_client.Counter(
       'ratings', 'What owners said of replies.', ['kind'], **own
@@ -139,7 +157,44 @@ class Metrics:
       ['method', 'route', 'status'],
       **own,
     )
+    self._add_safety(own)
+    self.failed = prometheus_client.Counter(
+      'failed_answers',
+      'Answers that the server failed to give.',
+      ['kind'],
+      **own,
+    )
+    self.store_failures = prometheus_client.Counter(
+      'store_failures', 'Calls that the store did not answer.', **own
+    )
+    self.ready = prometheus_client.Gauge(
+      'ready', 'Whether requests are taken.', **own
+    )
+    for kind in 'status', 'stream':
+      self.failed.labels(kind)
+    self.rejected.labels('busy')
+    for kind in _RATINGS:
+      self.ratings.labels(kind)
+    prometheus_client.ProcessCollector('kaiju', registry=self._registry)
     self._registry.register(_Engine(read))
+
+  def _add_safety(self, own) -> None:
+    """Makes the counters of safety, with all their labels at zero."""
+    self.judged = prometheus_client.Counter(
+      'judged', 'Texts that safety read.', ['stage', 'tier'], **own
+    )
+    self.gate_failures = prometheus_client.Counter(
+      'gate_failures', 'Texts that the gate could not judge.', ['tier'], **own
+    )
+    self.refusals = prometheus_client.Counter(
+      'refusals', 'Texts that safety stopped.', ['stage', 'tier'], **own
+    )
+    for tier in _TIERS:
+      self.gate_failures.labels(tier)
+      for stage in 'gate', 'head':
+        self.judged.labels(stage, tier)
+      for stage in 'gate', 'prompt', 'head':
+        self.refusals.labels(stage, tier)
 
   def text(self) -> bytes:
     """Returns all metrics in Prometheus's text format."""
@@ -188,9 +243,12 @@ class Metrics:
     return counting
 
   def _count(self, scope: types.Scope, status: int) -> None:
+    route = exchange.route(scope)
     self.requests.labels(
-      exchange.method(scope), exchange.route(scope), str(status or 'none')
+      exchange.method(scope), route, str(status or 'none')
     ).inc()
+    if status >= 500 and route.startswith('/v1/'):
+      self.failed.labels('status').inc()
 
 
 class _Engine(registry_lib.Collector):

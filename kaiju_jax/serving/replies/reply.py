@@ -137,6 +137,11 @@ class Reply:
     return self._stream.reused
 
   @property
+  def rate(self) -> float | None:
+    """The stream's tokens per second (`worker.AsyncStream.rate`)."""
+    return self._stream.rate
+
+  @property
   def drawn(self) -> tuple[int, ...] | None:
     """The tokens of the text; None where the text ends before they do."""
     whole = self._reason in ('length', 'stop_token')

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import logging
 import queue
 import threading
+import time
 from typing import Any
 from typing import NamedTuple
 from typing import Self
@@ -28,6 +29,8 @@ from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
 
 _LOG = logging.getLogger(__name__)
+# The fewest later tokens of a stream whose rate says something (our guess).
+_RATED = 15
 # Seconds between two looks at whether all streams have ended, or the thread.
 _LOOK = 0.05
 
@@ -71,6 +74,9 @@ class AsyncStream:
     self._arrived = asyncio.Event()
     self._result: request_lib.Result | None = None
     self._error: BaseException | None = None
+    # When the first and the latest tokens came, and how many behind the first.
+    self._times: tuple[float, float] | None = None
+    self._later = 0
 
   def __aiter__(self) -> Self:
     return self
@@ -103,6 +109,18 @@ class AsyncStream:
     """Whether the next event is here already."""
     return bool(self._events)
 
+  @property
+  def rate(self) -> float | None:
+    """The tokens per second that followed the first, whoever read them.
+
+    Tokens that came together with the first do not count. None where fewer
+    than 15 tokens came later.
+    """
+    if self._later < _RATED:
+      return None
+    first, last = self._times
+    return self._later / (last - first) if last > first else None
+
   def result(self) -> request_lib.Result:
     """Returns the sequence's result, once the stream has ended.
 
@@ -132,6 +150,13 @@ class AsyncStream:
   ) -> None:
     """Stores new events from the engine's thread; runs in the event loop."""
     self._events += events
+    if events:
+      now = time.perf_counter()
+      if self._times is None:
+        self._times = now, now
+      else:
+        self._times = self._times[0], now
+        self._later += len(events)
     if prompt is not None:
       self.waited, self.reused, self.prompt_scores = prompt
     self._result = result or self._result

@@ -132,7 +132,7 @@ async def readyz(request: requests.Request) -> responses.Response:
   context = request.app.state.context
   if context.moderator.mode == 'closed':
     return responses.PlainTextResponse(f'{context_lib.CLOSED}\n', 503)
-  if not (context.is_ready and context.worker.is_alive):
+  if not context.takes_requests:
     return responses.PlainTextResponse('not ready\n', 503)
   try:
     await context.check_store()

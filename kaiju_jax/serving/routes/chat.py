@@ -186,7 +186,7 @@ class _Answer:
         yield self._form.chunk([], usage=self._usage())
       yield answers.DONE
     except errors.ApiError as error:
-      yield errors.event(error)
+      yield submission.break_stream(self._context, error)
 
   @contextlib.asynccontextmanager
   async def _served(self):

@@ -250,7 +250,7 @@ class _Answer:
         yield self._form.chunk([], usage=self._usage())
       yield answers.DONE
     except errors.ApiError as error:
-      yield errors.event(error)
+      yield submission.break_stream(self._context, error)
 
   def _list_told(self, events) -> list[request_lib.Event]:
     """Returns the tokens of the text, without the one that ends it.

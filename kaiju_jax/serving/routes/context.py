@@ -130,6 +130,7 @@ class Context:
   def __post_init__(self):
     self._texts = futures.ThreadPoolExecutor(2, 'text')
     self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
+    self.metrics.ready.set_function(lambda: self.takes_requests)
 
   def close(self) -> None:
     """Stops the engine's thread, closes the store, and ends the threads."""
@@ -137,6 +138,12 @@ class Context:
     self.store.close()
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
+
+  @property
+  def takes_requests(self) -> bool:
+    """Whether requests are taken; says nothing of the store."""
+    is_open = self.is_ready and self.moderator.mode != 'closed'
+    return is_open and self.worker.is_alive
 
   @property
   def chats(self) -> prompt_lib.Encoded:
@@ -221,6 +228,7 @@ class Context:
     except characters.Conflict as error:
       raise errors.conflict(str(error)) from error
     except characters.Unavailable as error:
+      self.metrics.store_failures.inc()
       # The log names the store's place; the answer must not.
       raise errors.unavailable(f'the store: {error.fault}.') from error
     except (TypeError, ValueError) as error:

@@ -50,8 +50,7 @@ async def judge_request(
     )
   size = _JUDGED * len(text)
   verdict = await context.run_aside(size, lambda: watch.read(text))
-  if verdict.is_blocked:
-    context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
+  _count(context, verdict)
   return watch, verdict.is_blocked
 
 
@@ -164,9 +163,24 @@ async def _read_stored(
   text = stored_texts.join(value)
   size = _JUDGED * len(text)
   verdict = await context.run_aside(size, lambda: watch.read(text))
-  if verdict.is_blocked or verdict.has_failed:
-    context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
+  # A stored text that the gate could not judge is refused, too.
+  _count(context, verdict, is_refused=verdict.has_failed)
   return verdict
+
+
+def _count(
+  context: context_lib.Context,
+  verdict: moderation.Verdict,
+  is_refused: bool = False,
+) -> None:
+  """Counts a text that the gate read, if there is one."""
+  if verdict.stage != 'gate':
+    return
+  context.metrics.judged.labels('gate', verdict.tier).inc()
+  if verdict.has_failed:
+    context.metrics.gate_failures.labels(verdict.tier).inc()
+  if verdict.is_blocked or is_refused:
+    context.metrics.refusals.labels('gate', verdict.tier).inc()
 
 
 def _watch(context: context_lib.Context, age, owner: str) -> moderation.Watch:

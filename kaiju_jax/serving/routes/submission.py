@@ -90,6 +90,8 @@ async def replies(
   streams = await _submit(context, requests)
   for stream in streams:
     exchange.at_end(stream.cancel)
+    if watch.mode == 'moderated':
+      context.metrics.judged.labels('head', watch.tier).inc()
 
   def refused(stage: str) -> None:
     context.metrics.refusals.labels(stage, watch.tier).inc()
@@ -106,7 +108,7 @@ async def replies(
     )
     for stream, one in zip(streams, requests)
   ]
-  exchange.at_end(lambda: _account(exchange, requests, found))
+  exchange.at_end(lambda: _account(exchange, context.metrics, requests, found))
   return reply_lib.Choices(found, slot)
 
 
@@ -135,15 +137,18 @@ async def _submit(
 
 def _account(
   exchange: exchange_lib.Exchange,
+  metrics: metrics_lib.Metrics,
   requests: Sequence[request_lib.Request],
   found: Sequence[reply_lib.Reply],
 ) -> None:
-  """Notes the replies' tokens for the log; counts a shared prompt once."""
+  """Notes the replies' tokens and rates; counts a shared prompt once."""
   firsts = {id(one.tokens): n for n, one in reversed([*enumerate(requests)])}
   exchange.prompt = sum(len(requests[n].tokens) for n in firsts.values())
   exchange.cached = sum(found[n].reused for n in firsts.values())
   exchange.completion = sum(len(reply.tokens) for reply in found)
   for reply in found:
+    if reply.rate is not None:
+      metrics.rate.observe(reply.rate)
     if reply.reason is not None:
       exchange.note_end(reply.reason)
 
@@ -175,6 +180,16 @@ def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
     last = now
 
   return note
+
+
+def break_stream(context: context_lib.Context, error: errors.ApiError) -> bytes:
+  """Returns the event of an error that ends a stream, and counts the server's.
+
+  The answer has begun with status 200, so that its status does not tell.
+  """
+  if error.status >= 500:
+    context.metrics.failed.labels('stream').inc()
+  return errors.event(error)
 
 
 async def answer_client(

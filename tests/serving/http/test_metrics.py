@@ -1,5 +1,6 @@
 """Metrics: the names, what they count, and that they stay few."""
 
+import asyncio
 import types
 
 from prometheus_client import parser
@@ -21,10 +22,16 @@ _NAMES = {
   'kaiju_ttft_seconds': 'histogram',
   'kaiju_itl_seconds': 'histogram',
   'kaiju_queue_seconds': 'histogram',
+  'kaiju_stream_tokens_per_second': 'histogram',
   'kaiju_prompt_tokens': 'counter',
   'kaiju_cached_tokens': 'counter',
   'kaiju_rejected': 'counter',
+  'kaiju_judged': 'counter',
+  'kaiju_gate_failures': 'counter',
   'kaiju_refusals': 'counter',
+  'kaiju_failed_answers': 'counter',
+  'kaiju_store_failures': 'counter',
+  'kaiju_ready': 'gauge',
   'kaiju_ratings': 'counter',
   'kaiju_http_requests': 'counter',
   'kaiju_pages': 'gauge',
@@ -51,7 +58,58 @@ def test_names_and_types_are_those_that_dashboards_know():
   measured = metrics.Metrics(lambda: _READING)
   families = parser.text_string_to_metric_families(measured.text().decode())
   found = {x.name: x.type for x in families if not x.name.endswith('_created')}
-  assert found == _NAMES
+  process = {x for x in found if x.startswith('kaiju_process_')}
+  assert 'kaiju_process_start_time_seconds' in process
+  assert {x: found[x] for x in found.keys() - process} == _NAMES
+
+
+def test_labels_that_are_known_begin_at_zero():
+  """Prometheus sees no increase in a series whose first sample is 1."""
+  told = samples(metrics.Metrics(lambda: None))
+  zeros = [
+    ('rejected', {'reason': 'busy'}),
+    ('failed_answers', {'kind': 'status'}),
+    ('failed_answers', {'kind': 'stream'}),
+    ('store_failures', {}),
+    ('ratings', {'kind': 'wrongly_refused'}),
+  ]
+  for tier in 'adult', 'minor':
+    zeros += [
+      ('gate_failures', {'tier': tier}),
+      *(('judged', {'stage': x, 'tier': tier}) for x in ('gate', 'head')),
+      *(
+        ('refusals', {'stage': x, 'tier': tier})
+        for x in ('gate', 'prompt', 'head')
+      ),
+    ]
+  for name, labels in zeros:
+    assert told[f'kaiju_{name}_total', tuple(sorted(labels.items()))] == 0
+
+
+def test_only_the_servers_own_faults_under_v1_count_as_failed():
+  measured = metrics.Metrics(lambda: None)
+
+  async def send(_):
+    pass
+
+  def answer(status):
+    async def app(scope, receive, send):
+      await send({'type': 'http.response.start', 'status': status})
+
+    return app
+
+  for path, status in (
+    ('/v1/models', 500),
+    ('/v1/models', 503),
+    ('/v1/models', 429),
+    ('/v1/models', 200),
+    ('/readyz', 503),
+  ):
+    route = types.SimpleNamespace(path=path)
+    scope = {'type': 'http', 'method': 'GET', 'route': route}
+    asyncio.run(measured.count_answers(answer(status))(scope, None, send))
+  told = samples(measured)
+  assert told['kaiju_failed_answers_total', (('kind', 'status'),)] == 2
 
 
 def test_what_is_counted_is_told():

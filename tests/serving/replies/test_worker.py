@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -303,3 +304,26 @@ def test_stopping_ends_what_waits(make):
       await read(stream)
 
   run(main())
+
+
+def rate_of(monkeypatch, *groups):
+  """Returns the rate of a stream that gets groups of tokens at given times."""
+  stream = worker_lib.AsyncStream(None, None)
+  for seconds, count in groups:
+    clock = types.SimpleNamespace(perf_counter=lambda now=seconds: now)
+    monkeypatch.setattr(worker_lib, 'time', clock)
+    stream.deliver([None] * count)
+  return stream.rate
+
+
+def test_a_streams_rate_counts_from_its_first_token(monkeypatch):
+  single = [(100.0 + 0.1 * n, 1) for n in range(16)]
+  assert rate_of(monkeypatch, *single) == pytest.approx(10)
+  assert rate_of(monkeypatch, *single[:15]) is None
+  # The last tokens of a slow stream came together, and nothing came later.
+  groups = (0.0, 1), (1.0, 10), (2.0, 30), (9.0, 0)
+  assert rate_of(monkeypatch, *groups) == pytest.approx(20)
+  # Tokens that come with the first say nothing of time.
+  assert rate_of(monkeypatch, (0.0, 5), (1.0, 20)) == pytest.approx(20)
+  assert rate_of(monkeypatch, (5.0, 40)) is None
+  assert rate_of(monkeypatch) is None

@@ -2,17 +2,23 @@
 
 import itertools
 import json
+import re
 import socket
 import urllib.error
 
 import numpy as np
+from prometheus_client import parser
 import pytest
+import yaml
 
 from kaiju_jax.characters.cards import cards
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.replies import reply
 from kaiju_jax.serving.stores import characters
 from tests.serving import recording
 from tests.serving import running
 from tests.serving import trivial
+from tests.serving.operations import prometheus
 
 SECRET = 'The key lies under the third stone'
 
@@ -399,8 +405,86 @@ def test_readers_that_leave_at_random_moments_leave_nothing(tmp_path, count):
     assert server.context.limits._streams.taken == 0
 
 
+def samples(server):
+  text = server.get('/metrics').decode()
+  families = parser.text_string_to_metric_families(text)
+  return [one for family in families for one in family.samples]
+
+
+def counted(server, name, **labels):
+  (found,) = [
+    one.value
+    for one in samples(server)
+    if (one.name, one.labels) == (f'kaiju_{name}', labels)
+  ]
+  return found
+
+
+def test_a_server_exports_what_alerts_and_the_dashboard_read(server):
+  talked(server, opened(server)['id'])
+  refused(server, 'GET', '/v1/characters/nobody', owner='ben')
+  exported = samples(server)
+  rules = yaml.safe_load(prometheus.ALERTS.read_text())
+  expressions = [
+    rule['expr'] for group in rules['groups'] for rule in group['rules']
+  ]
+  expressions += prometheus.queries(
+    json.loads(prometheus.DASHBOARD.read_text())
+  )
+  for expression in expressions:
+    found = prometheus.selectors(expression)
+    assert found, expression
+    for selector in found:
+      # `up` is Prometheus's own.
+      assert selector[0] == 'up' or prometheus.selects(selector, exported), (
+        selector
+      )
+    # Series are summed by labels that one of the metrics has.
+    labels = {'job', 'instance'}.union(
+      *(one.labels for one in exported if one.name in dict(found))
+    )
+    for by in re.findall(r'\bby \(([^)]+)\)', expression):
+      assert set(by.split(', ')) <= labels, expression
+
+
+def test_a_stream_of_some_length_has_its_rate_counted(server):
+  name = 'stream_tokens_per_second_count'
+  before = counted(server, name)
+  assert talked(server, opened(server)['id'], max_tokens=12)['choices']
+  assert counted(server, name) == before
+  assert talked(server, opened(server)['id'], max_tokens=30)['choices']
+  assert server.is_idle_soon()
+  assert counted(server, name) == before + 1
+
+
+def test_an_error_after_a_streams_beginning_counts_as_failed(
+  server, monkeypatch
+):
+  before = counted(server, 'failed_answers_total', kind='stream')
+
+  async def failing(*_):
+    raise errors.unavailable('the engine has stopped.')
+    yield
+
+  body = {
+    'model': running.MODEL,
+    'messages': [{'role': 'user', 'content': 'Hello'}],
+    'stream': True,
+  }
+  with monkeypatch.context() as patch:
+    patch.setattr(reply, '_events', failing)
+    answer = server.ask('POST', '/v1/chat/completions', body, 'ann')
+    assert b'the engine has stopped' in answer
+    body = {'model': running.MODEL, 'prompt': 'Hello', 'stream': True}
+    server.ask('POST', '/v1/completions', body, 'ann')
+  assert server.is_idle_soon()
+  after = counted(server, 'failed_answers_total', kind='stream')
+  assert after == before + 2
+
+
 def test_a_store_that_is_away_is_said_and_comes_back(server, monkeypatch):
   session = opened(server)['id']
+  before = counted(server, 'store_failures_total')
 
   def away(*_, **__):
     raise characters.Unavailable('/a/place', 'the store is away')
@@ -419,6 +503,7 @@ def test_a_store_that_is_away_is_said_and_comes_back(server, monkeypatch):
       'ann',
     )
     assert status == 503 and 'away' in error['message']
+  assert counted(server, 'store_failures_total') == before + 1
   assert server.is_idle_soon()
   assert talked(server, session)['choices']
 
@@ -494,12 +579,19 @@ def test_a_reply_that_a_stop_string_cut_is_kept_as_text(server, stream):
   assert kept[1] is not None and messages[-1].text == text
 
 
-def test_probes_say_how_the_server_is(server):
+def test_probes_say_how_the_server_is(server, monkeypatch):
   assert server.get('/healthz') == b'ok\n'
   assert server.get('/readyz') == b'ready\n'
   about = server.get('/v1/server')
   assert about['warm'] == {'ready': 0, 'of': 0}
   assert about['model'] == running.MODEL and not about['moderated']
+  assert counted(server, 'ready') == 1
+  with monkeypatch.context() as patch:
+    patch.setattr(server.context, 'is_ready', False)
+    assert counted(server, 'ready') == 0
+  with monkeypatch.context() as patch:
+    patch.setattr(server.context.worker, 'error', RuntimeError())
+    assert counted(server, 'ready') == 0
 
 
 def test_a_model_s_own_settings_are_those_of_requests_that_name_none(

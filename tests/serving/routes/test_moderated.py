@@ -124,6 +124,7 @@ def test_a_planted_word_never_comes_out(tmp_path, hold):
     moderator = server.context.moderator
     measured = server.get('/metrics').decode()
   assert 'kaiju_refusals_total{stage="head",tier="adult"} 4.0' in measured
+  assert 'kaiju_judged_total{stage="head",tier="adult"} 4.0' in measured
   for text, reason in found:
     assert reason == 'content_filter'
     assert MARKER.decode() not in text and 'more' not in text
@@ -161,6 +162,8 @@ def test_a_blocked_message_is_answered_without_the_model(tmp_path):
   assert choice['message']['refusal'] and not choice['message']['content']
   assert not text and len(kept['messages']) == len(session['messages'])
   assert 'kaiju_refusals_total{stage="gate",tier="adult"} 2.0' in measured
+  assert 'kaiju_judged_total{stage="gate",tier="adult"} 2.0' in measured
+  assert 'kaiju_judged_total{stage="head",tier="adult"} 0.0' in measured
 
 
 def gate_fails(monkeypatch):

@@ -5,6 +5,7 @@ The marker 'zorbifex' stands for a violation; the gate here is written by hand.
 
 import copy
 import json
+import re
 import threading
 import urllib.error
 
@@ -221,8 +222,11 @@ def test_nothing_is_published_while_the_gate_fails(server, moderator):
   moderator.has_failed = True
   try:
     assert refused(server, 'POST', '/v1/characters', body)[0] == 503
+    measured = server.get('/metrics').decode()
   finally:
     moderator.has_failed = False
+  failures = re.findall(r'kaiju_gate_failures_total\S* ([1-9])', measured)
+  assert failures == ['1']
   assert made(server)
 
 
@@ -378,6 +382,7 @@ def test_a_server_without_a_head_says_that_it_is_closed(server, moderator):
       server.get('/readyz')
     assert caught.value.code == 503
     assert caught.value.read() == b'closed: no token-level head\n'
+    assert b'kaiju_ready 0.0' in server.get('/metrics')
   finally:
     del moderator.mode
   assert server.get('/readyz') == b'ready\n'
