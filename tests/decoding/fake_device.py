@@ -42,6 +42,7 @@ class Decoder:
   def __init__(self, pools, rows, length, extra=0):
     self.config = types.SimpleNamespace(vocab_size=VOCABULARY)
     self.tokens = VOCABULARY
+    self.replaced = 0
     self.rows, self.length, self.pools = rows, length, pools
     self.network, self.extra = types.SimpleNamespace(pools=pools), extra
     self.account = rows_lib.Rows(pools, rows)

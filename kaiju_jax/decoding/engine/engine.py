@@ -64,8 +64,7 @@ class Engine:
     ahead: whether a round is dispatched before the one before it is read.
     limits: when it refuses; by default never.
     clock: returns seconds since any moment.
-    head: a token-level head (`token_head.load`), whose scores events and
-      results then carry; None for none.
+    head: a token-level head (`token_head.load`), whose scores events carry.
     speculates: whether drafts from a sequence's own text run where they pay
       (`speculation.py`); a decoder with a window then needs `extra` slots.
     candidates: most of a step of a guided request; 0 for no such requests. The
@@ -74,6 +73,8 @@ class Engine:
 
   Attributes:
     rounds: the compiled calls.
+    judge: the head; None without one.
+    recorder: keeps the points of conversations.
 
   Raises:
     ValueError: a chunk without tokens, a head of another model, or a decoder
@@ -102,22 +103,22 @@ class Engine:
     if speculates:
       drafts = speculation.list_sizes(decoder, chunk, isolates)
     self.decoder = decoder
-    self._judge = None if head is None else judge_lib.Judge(head, decoder)
+    self.judge = None if head is None else judge_lib.Judge(head, decoder)
     self.rounds = compiled.Rounds(
-      decoder, chunk, not isolates, self._judge, drafts, alternatives
+      decoder, chunk, not isolates, self.judge, drafts, alternatives
     )
     self._searches = searches.Searches(
-      decoder, candidates, self._judge, is_recorded=not isolates
+      decoder, candidates, self.judge, is_recorded=not isolates
     )
     self.limits = limits or admission.Limits()
     self._tokenizer = tokenizer
     self._reuses = not isolates
     self._ahead = int(ahead)
     self._clock = clock
-    self._recorder = recording.Recorder(decoder.account.tree)
+    self.recorder = recording.Recorder(decoder.account.tree)
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
-    classes = 0 if self._judge is None else len(self._judge.names)
+    classes = 0 if self.judge is None else len(self.judge.names)
     self._flights = flights_lib.Flights(classes, alternatives)
     drafting = decoder, self.rounds, self._flights, self._requeue
     self._speculation = speculation.Speculation(*drafting)
@@ -161,8 +162,8 @@ class Engine:
         ' tokenizer to find them with.'
       )
     self._searches.check(request, name)
-    if self._judge is not None:
-      self._judge.check()
+    if self.judge is not None:
+      self.judge.check()
     return tokens_L
 
   def warm(
@@ -200,7 +201,7 @@ class Engine:
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
     one = sequence_lib.Sequence(
-      self._count, request, tokens_L, text, before, self._judge
+      self._count, request, tokens_L, text, before, self.judge
     )
     if self._reuses:
       needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
@@ -355,7 +356,7 @@ class Engine:
       self._shares.note_joined(one.tag, one.room)
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
-      one.points = self._recorder.open_request(
+      one.points = self.recorder.open_request(
         one.text(), match, one.conversation
       )
 

@@ -22,6 +22,7 @@ import dataclasses
 import enum
 import random
 import time
+from typing import NamedTuple
 from typing import Protocol
 
 from kaiju_jax.decoding.pages import nodes
@@ -71,6 +72,20 @@ class LeastRecentlyUsed:
 
   def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
     return next(iter(points))
+
+
+class Demand(NamedTuple):
+  """The demand for a point, without a clock.
+
+  Attributes:
+    age: seconds since it was recorded.
+    idle: seconds since it, or a point that extends it, was used last.
+    begun: for a shared prefix, how many conversations began there.
+  """
+
+  age: float
+  idle: float
+  begun: int
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -125,9 +140,19 @@ class LeastWorth:
 
   def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
     few = len(self._uses) <= _DRAWN
-    return min(points if few else self._set.draw(_DRAWN), key=self._worth)
+    return min(points if few else self._set.draw(_DRAWN), key=self.worth)
 
-  def _worth(self, point: nodes.Point) -> float:
+  def demand(self, point: nodes.Point) -> Demand:
+    """Returns the demand for a point up to now."""
+    now, use = self._clock(), self._uses[point]
+    return Demand(now - use.made, now - use.used, use.begun)
+
+  def set_demand(self, point: nodes.Point, demand: Demand) -> None:
+    """Takes over the demand for a point that another process recorded."""
+    now = self._clock()
+    self._uses[point] = _Use(now - demand.age, now - demand.idle, demand.begun)
+
+  def worth(self, point: nodes.Point) -> float:
     """Returns the tokens per second that a point alone saves, over its cost."""
     now, use = self._clock(), self._uses[point]
     rate = 0.5 / max(now - use.used, _SECONDS)

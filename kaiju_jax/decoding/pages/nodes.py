@@ -162,6 +162,23 @@ def release_local(node: Node, lowest: int, pages: pages_lib.Pages) -> None:
     node = node.parent
 
 
+def tokens(point: Point) -> np.ndarray:
+  """Returns the tokens of a point's text, int32 [n]."""
+  parts, node = [point.tail], point.node
+  while node.parent is not None:
+    parts.append(np.frombuffer(node.tokens, np.int32))
+    node = node.parent
+  return np.concatenate(parts[::-1])
+
+
+def root(point: Point) -> Node:
+  """Returns the root of the tree in which a point stands."""
+  node = point.node
+  while node.parent is not None:
+    node = node.parent
+  return node
+
+
 def scores(point: Point) -> np.ndarray:
   """Returns the head's scores of a point's text, float32 [n, C]."""
   parts, node = [point.score_TC], point.node

@@ -183,12 +183,21 @@ class PrefixTree:
       `length` is no multiple of S, copy the last page: it holds more, or
       another row appends to it.
     """
-    S, (point, length) = self._page, match
+    return self._pages_of(*match, self._lowest(match.length))
+
+  def held_pages(self, point: nodes.Point) -> dict[str, dict[int, int]]:
+    """Returns all pages that a point holds, by kind {index: page}."""
+    return self._pages_of(point, point.length, point.first)
+
+  def _pages_of(
+    self, point: nodes.Point, length: int, lowest: int
+  ) -> dict[str, dict[int, int]]:
+    """Returns a point's pages, the local ones from position `lowest` on."""
+    S = self._page
     found = {kind: {} for kind in self._pages.kinds}
     if length > point.node.depth * S:
       for kind, page in point.last.items():
         found[kind][point.node.depth] = page
-    lowest = self._lowest(length)
     node = point.node
     while node.parent is not None:
       index = node.depth - 1
@@ -198,6 +207,16 @@ class PrefixTree:
         if LOCAL in found and index * S >= lowest:
           found[LOCAL][index] = node.local
       node = node.parent
+    return found
+
+  def standing_pages(self, text: Text) -> dict[str, dict[int, int]]:
+    """Returns the full pages of a text that points hold, {index: page}."""
+    found = {kind: {} for kind in self._pages.kinds}
+    for node in self._path(text)[1:]:
+      if GLOBAL in found:
+        found[GLOBAL][node.depth - 1] = node.page
+      if node.readers:
+        found[LOCAL][node.depth - 1] = node.local
     return found
 
   def record(
@@ -260,6 +279,12 @@ class PrefixTree:
     self._policy.note(eviction.Event.RECORDED, point, owner)
     self.use(point)
     return point
+
+  def drop_tree(self, cache_salt: bytes) -> None:
+    """Drops all points of texts with a salt, whichever head judged them."""
+    for point in list(self._points):
+      if nodes.root(point).salt == cache_salt:
+        self.drop(point)
 
   def drop(self, point: nodes.Point) -> None:
     """Removes a point, and the nodes and pages that only it needed."""

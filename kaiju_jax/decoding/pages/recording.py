@@ -20,9 +20,11 @@ this is our guess.
 
 from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -99,17 +101,27 @@ class _PromptPoints:
 
   They recorded `points`, or resumed them from the turn before. The points of
   `before`, the previous prompt, are dropped once a request of this one has an
-  answer. `running` counts the requests that have not ended.
+  answer. `running` counts the requests that have not ended. Once the
+  conversation `is_removed`, what they still record is dropped at their end.
   """
 
   prompt: bytes
   points: list[nodes.Point] = dataclasses.field(default_factory=list)
   before: '_PromptPoints | None' = None
   running: int = 0
+  is_removed: bool = False
 
   def add(self, point: nodes.Point) -> None:
     if point not in self.points:
       self.points.append(point)
+
+
+class Conversation(NamedTuple):
+  """A conversation's name, the digest of its latest prompt, and its points."""
+
+  name: Hashable
+  prompt: bytes
+  points: tuple[nodes.Point, ...]
 
 
 class Recorder:
@@ -153,6 +165,29 @@ class Recorder:
         self._latest[conversation] = ours
     ours.running += 1
     return RequestPoints(self, prompt, match, ours)
+
+  def conversations(self) -> Iterator[Conversation]:
+    """Yields the conversations that have points, and these points."""
+    for conversation, ours in self._latest.items():
+      found = [] if ours.before is None else self._there(ours.before.points)
+      found += [x for x in self._there(ours.points) if x not in found]
+      if found:
+        yield Conversation(conversation, ours.prompt, tuple(found))
+
+  def restore(self, found: Conversation) -> None:
+    """Takes over the points of a conversation of another process."""
+    ours = self._latest.setdefault(found.name, _PromptPoints(found.prompt))
+    for point in found.points:
+      ours.add(point)
+
+  def remove(self, conversation: Hashable) -> None:
+    """Drops all points of a conversation, and those that it still makes."""
+    ours = self._latest.pop(conversation, None)
+    while ours is not None:
+      ours.is_removed = True
+      for point in self._there(ours.points):
+        self.tree.drop(point)
+      ours = ours.before
 
   def _there(self, points: list[nodes.Point]) -> list[nodes.Point]:
     return [point for point in points if point in self.tree]
@@ -245,6 +280,11 @@ class RequestPoints:
     """
     ours, before = self._ours, self._ours.before
     ours.running -= 1
+    if ours.is_removed:
+      for point in self._made:
+        if point in self._tree and point.length > point.shared:
+          self._tree.drop(point)
+      return
     if self._passing is not None:
       ours.add(self._passing)
       self._passing = None

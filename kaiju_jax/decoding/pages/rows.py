@@ -51,6 +51,7 @@ class Rows:
   Attributes:
     pages: the reference counts.
     tree: the points at which texts can go on.
+    policy: decides which of them are evicted.
     page: S, slots of a page.
   """
 
@@ -64,8 +65,10 @@ class Rows:
     self._rings = [x for x, pool in pools.items() if pool.window is not None]
     self.page = next(iter(pools.values())).page
     window = pools[self._rings[0]].window if self._rings else None
-    policy = eviction.LeastWorth(self.pages, self.page)
-    self.tree = prefix_tree.PrefixTree(self.pages, self.page, window, policy)
+    self.policy = eviction.LeastWorth(self.pages, self.page)
+    self.tree = prefix_tree.PrefixTree(
+      self.pages, self.page, window, self.policy
+    )
     # The next row to hand out is at the end.
     self._free_rows = list(range(rows))[::-1]
     # By open row, how many pages of each ring it may have at once.

@@ -944,7 +944,7 @@ def lived(make, count, seed, ahead, head=None, guided=0.0, speculates=False):
   assert life.found >= guided * count // 5
   assert len(ran) >= speculates * count // 5
   # Six users had a conversation each, with and without a name.
-  assert len(engine._recorder) <= 12
+  assert len(engine.recorder) <= 12
   nothing_is_left(engine)
 
 
@@ -995,7 +995,7 @@ def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
     ended(
       engine, engine.submit(make_request(9, 2, number, conversation=number))
     )
-  assert len(engine._recorder) <= 66 + 2 * len(engine.decoder.account.tree)
+  assert len(engine.recorder) <= 66 + 2 * len(engine.decoder.account.tree)
 
 
 @pytest.mark.slow

@@ -10,9 +10,12 @@ from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.engine import saving
 from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.decoding.requests import stop
@@ -275,3 +278,78 @@ def test_scores_that_are_no_numbers_end_their_sequence_alone(
 def test_a_head_of_another_model_is_refused(generator, head, message):
   with pytest.raises(ValueError, match=message):
     generator_lib.Generator(generator._decoder, head=head)
+
+
+def test_a_saved_text_goes_on_with_the_bits_of_one_that_never_stopped(
+  generator,
+):
+  """Its scores come back with it, too; no page has kept a bit of it."""
+  engine, copies = generator.engine, page_copies.PageCopies(generator._decoder)
+  account = engine.decoder.account
+  account.tree.clear()
+  root = saving.digest_root(engine, copies, 'weights', 'tokenizer')
+  found = saving.Saving(engine, root, copies)
+
+  def run(tokens):
+    request = dataclasses.replace(
+      Request(tokens, 5, Sampling(seed=2)),
+      owner='ann',
+      conversation='c',
+      shared=9,
+      cache_salt='salt',
+    )
+    stream = generator.stream(request)
+    return [*stream], stream.result
+
+  tokens = [*text(19, 30)]
+  tokens += [*run(tokens)[1].tokens, *text(6, 31)]
+  saved = [
+    found.copy(x).to_bytes() for x in found.select(10**9, lambda name: True)
+  ]
+  points = len(account.tree)
+  want = run(tokens)
+  account.tree.clear()
+  every = {
+    kind: range(pool.pages)
+    for kind, pool in engine.decoder.network.pools.items()
+  }
+  copies.put(
+    every,
+    {
+      kind: np.full((len(x), copies.page_bytes[kind]), 65, np.uint8)
+      for kind, x in every.items()
+    },
+  )
+  assert found.adopt(groups.parse(x, root) for x in saved) == points == 3
+  events, result = run(tokens)
+  assert result.reused == want[1].reused == len(tokens) - 6
+  assert events == want[0]
+  assert result.prompt_scores == want[1].prompt_scores
+  np.testing.assert_array_equal(
+    result.log_probabilities, want[1].log_probabilities
+  )
+  account.tree.clear()
+  held = [account.pages.count_held(kind) for kind in account.pages.kinds]
+  assert held == [0, 0]
+
+
+def test_a_page_that_is_not_finite_is_not_saved(generator):
+  copies = page_copies.PageCopies(generator._decoder)
+  pages = {'global': {3: 4}, 'local': {}}
+  data = copies.take(pages).read()
+  data['global'].view(np.float32)[0, 5] = np.nan
+  data['local'] = np.zeros((0, copies.page_bytes['local']), np.uint8)
+  copies.put({kind: [*x] for kind, x in pages.items()}, data)
+  with pytest.raises(ValueError, match='global page holds numbers'):
+    copies.take(pages).read()
+
+
+@pytest.mark.parametrize('changed', ['weights', 'tokenizer', 'cache'])
+def test_the_root_of_points_names_model_tokenizer_and_cache(generator, changed):
+  copies, names = page_copies.PageCopies(generator._decoder), ['w', 't']
+  root = saving.digest_root(generator.engine, copies, *names)
+  if changed == 'cache':
+    copies.layout = {**copies.layout, 'global': []}
+  else:
+    names[changed == 'tokenizer'] = 'x'
+  assert saving.digest_root(generator.engine, copies, *names) != root

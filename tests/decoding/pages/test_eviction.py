@@ -164,10 +164,10 @@ def test_worth_is_rate_times_tokens_over_cost(clock):
   }
   # Used at 100 s by the second conversation that began there.
   rate = 1 / (2 * 300) + 2 / (400 + 3600)
-  assert world.policy._worth(prefix) == pytest.approx(rate * 24 / cost[prefix])
+  assert world.policy.worth(prefix) == pytest.approx(rate * 24 / cost[prefix])
   # It saves what it has beyond the prefix.
   rate = 1 / (2 * 400)
-  assert world.policy._worth(answer) == pytest.approx(rate * 24 / cost[answer])
+  assert world.policy.worth(answer) == pytest.approx(rate * 24 / cost[answer])
   # A point that goes on from both uses them.
   text = prefix_tree.Text(np.array([1] * 48 + [2]), 24, b'a')
   world.tree.touch(world.tree.match(text), b'a')

@@ -1,0 +1,217 @@
+"""Copies pages of a cache to the host's memory and back, as plain bytes.
+
+A page's bytes are those of its keys and values in all layers of its kind, for
+each of them codes or floats, and scales if there are any. All calls have one
+shape, so that each direction compiles once.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
+
+# Pages of each kind in a call; our guess.
+BATCH = 16
+
+
+class _Part(NamedTuple):
+  """One array of a page: its shape [U, S, …] and its type."""
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Pending:
+  """Copies that the device was told to make; no later call changes them."""
+
+  def __init__(
+    self, calls: list[Any], pages: Mapping[str, Mapping[int, int]], heads: int
+  ):
+    self._calls, self._pages, self._heads = calls, pages, heads
+
+  def read(self) -> dict[str, np.ndarray]:
+    """Returns the pages' bytes by kind, uint8 [n, bytes]; any thread may.
+
+    Raises:
+      ValueError: a page holds numbers that are not finite.
+    """
+    return {kind: self._read(kind, x) for kind, x in self._pages.items()}
+
+  def _read(self, kind: str, pages: Mapping[int, int]) -> np.ndarray:
+    calls = [jax.device_get(call[kind]) for call in self._calls]
+    extent_N = np.array(list(pages.values()), np.int32)
+    parts = []
+    for arrays in zip(*calls):
+      joined = np.concatenate(arrays)
+      each = joined.reshape(-1, self._heads, *joined.shape[1:])[: len(pages)]
+      is_read_NS = np.arange(each.shape[2]) < extent_N[:, None]
+      # Behind what is read, the row that wrote the page may have gone on.
+      each = each * 1
+      each[~np.repeat(is_read_NS[:, None], self._heads, axis=1)] = 0
+      if not np.issubdtype(each.dtype, np.integer):
+        _refuse_not_finite(each.astype(np.float32), kind)
+      size = each[:1].nbytes if len(each) else 0
+      parts.append(each.view(np.uint8).reshape(len(each), size))
+    if not parts:
+      return np.zeros((0, 0), np.uint8)
+    return np.concatenate(parts, axis=1)
+
+
+class PageCopies:
+  """Copies the pages of one decoder's cache.
+
+  Attributes:
+    page_bytes: the bytes of a page by kind.
+    layout: the arrays of a page by kind, in words.
+  """
+
+  def __init__(self, decoder: decoder_lib.Decoder):
+    self._decoder = decoder
+    heads = decoder.config.num_kv_heads
+    self._parts = {
+      name: [
+        _Part((heads, *x.shape[1:]), np.dtype(x.dtype))
+        for x in jax.tree.leaves((kind.k, kind.v))
+      ]
+      for name, kind in decoder.cache.kinds.items()
+    }
+    self.page_bytes = {
+      kind: sum(part.size for part in parts)
+      for kind, parts in self._parts.items()
+    }
+    self.layout = {
+      kind: [f'{part.dtype.name} {list(part.shape)}' for part in parts]
+      for kind, parts in self._parts.items()
+    }
+    self._take = decoder.jit(_taking(heads))
+    self._put = decoder.jit(_putting(heads), donate_argnums=1)
+
+  def warm(self) -> None:
+    """Compiles both directions."""
+    none = {kind: () for kind in self._parts}
+    self._decoder.run(self._put, *self._batch(none, none, 0))
+    jax.block_until_ready(self._call(none, 0))
+
+  def take(self, pages: Mapping[str, Mapping[int, int]]) -> Pending:
+    """Returns copies of pages; it does not wait for the device.
+
+    `pages` are by kind {page: how many of its tokens}; the copies are zero
+    behind them.
+    """
+    numbers = {kind: list(x) for kind, x in pages.items()}
+    calls = range(-(-max(map(len, pages.values())) // BATCH))
+    taken = [self._call(numbers, call) for call in calls]
+    return Pending(taken, pages, self._decoder.config.num_kv_heads)
+
+  def put(
+    self,
+    pages: Mapping[str, Sequence[int]],
+    data: Mapping[str, np.ndarray],
+  ) -> None:
+    """Writes bytes to pages.
+
+    Args:
+      pages: by kind, free of other readers.
+      data: uint8 [n, bytes] by kind, of as many pages.
+    """
+    for call in range(-(-max(map(len, pages.values())) // BATCH)):
+      self._decoder.run(self._put, *self._batch(pages, data, call))
+
+  def _call(self, pages: Mapping[str, Sequence[int]], call: int) -> Any:
+    numbers = {kind: _numbers(x, call) for kind, x in pages.items()}
+    return self._take(self._decoder.cache, numbers)
+
+  def _batch(self, pages, data, call: int):
+    """Returns the page numbers and arrays of one call of `put`."""
+    numbers = {kind: _numbers(x, call) for kind, x in pages.items()}
+    arrays = {}
+    for kind, parts in self._parts.items():
+      rows = np.zeros((BATCH, self.page_bytes[kind]), np.uint8)
+      given = data[kind][call * BATCH : (call + 1) * BATCH]
+      rows[: len(given)] = given if len(given) else 0
+      ends = np.cumsum([part.size for part in parts])
+      arrays[kind] = [
+        np.ascontiguousarray(rows[:, end - part.size : end])
+        .view(part.dtype)
+        .reshape(BATCH * part.shape[0], *part.shape[1:])
+        for part, end in zip(parts, ends)
+      ]
+    return numbers, arrays
+
+
+# One object per number of heads, so that decoders of equal shapes share what is
+# compiled.
+@functools.cache
+def _taking(heads: int) -> Callable[..., Any]:
+  """Returns a function that returns the arrays of pages by kind, [n·U, S, …].
+
+  Pages are int32 [n] by kind; −1 gives any page.
+  """
+
+  def take(cache: cache_lib.Cache, pages: dict[str, jax.Array]):
+    found = {}
+    for name, page_N in pages.items():
+      from_U = jnp.maximum(_of_heads(page_N, heads), 0)
+      pools = jax.tree.leaves((cache.kinds[name].k, cache.kinds[name].v))
+      found[name] = [pool[from_U] for pool in pools]
+    return found
+
+  return take
+
+
+@functools.cache
+def _putting(heads: int) -> Callable[..., Any]:
+  """Returns a function for `Decoder.run` that writes what `_taking`'s returns.
+
+  Pages of −1 are not written.
+  """
+
+  def put(params, cache: cache_lib.Cache, pages, arrays):
+    del params
+    kinds = dict(cache.kinds)
+    for name, page_N in pages.items():
+      kind = kinds[name]
+      pools, tree = jax.tree.flatten((kind.k, kind.v))
+      to_U = _of_heads(page_N, heads)
+      # A scatter drops what lies beyond the pool's end.
+      to_U = jnp.where(to_U >= 0, to_U, pools[0].shape[0])
+      k, v = tree.unflatten(
+        pool.at[to_U].set(x, mode='drop')
+        for pool, x in zip(pools, arrays[name])
+      )
+      kinds[name] = kind._replace(k=k, v=v)
+    return None, cache._replace(kinds=kinds)
+
+  return put
+
+
+def _of_heads(page_N: jax.Array, heads: int) -> jax.Array:
+  """Returns the pages of heads, [n·U]; negative for none."""
+  return (page_N[:, None] * heads + jnp.arange(heads)[None]).reshape(-1)
+
+
+def _numbers(pages: Sequence[int], call: int) -> np.ndarray:
+  """Returns the pages of one call, int32, −1 for none."""
+  numbers = np.full(BATCH, -1, np.int32)
+  found = pages[call * BATCH : (call + 1) * BATCH]
+  numbers[: len(found)] = found
+  return numbers
+
+
+def _refuse_not_finite(x: np.ndarray, kind: str) -> None:
+  if not np.isfinite(x).all():
+    raise ValueError(f'a {kind} page holds numbers that are not finite.')

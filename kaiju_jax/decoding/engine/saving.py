@@ -1,0 +1,247 @@
+"""Takes points out of an engine, and puts them into another one.
+
+    saving = Saving(engine, root)
+    for selected in saving.select(most, is_wanted):
+      group = saving.copy(selected)     # between rounds
+      data = group.to_bytes()           # in any thread
+    …
+    Saving(other, root).adopt(groups.parse(data, root))
+
+A point that was taken back is resumed with the bits of the one that was saved:
+its pages, its tokens, its owner, and what the head gave each token, with the
+head's version. It is recorded as if a row had run its text, so that all rules
+of the prefix tree hold for it.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import hashlib
+import json
+import time
+from typing import NamedTuple
+
+import jax
+
+from kaiju_jax.decoding.device import page_copies
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.pages import eviction
+from kaiju_jax.decoding.pages import groups
+from kaiju_jax.decoding.pages import nodes
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.pages import texts
+
+
+def digest_root(
+  engine: engine_lib.Engine,
+  copies: page_copies.PageCopies,
+  weights: str,
+  tokenizer: str,
+) -> str:
+  """Returns the digest of all that keys and values depend on beside the text.
+
+  Args:
+    engine: the engine.
+    copies: of its decoder.
+    weights: digest of the model's weights, calibration and config.
+    tokenizer: digest of the tokenizer.
+  """
+  decoder = engine.decoder
+  about = {
+    'weights': weights,
+    'tokenizer': tokenizer,
+    'reference': decoder.network.reference_length,
+    'backend': jax.default_backend(),
+    'page': decoder.account.page,
+    'layout': copies.layout,
+  }
+  data = json.dumps(about, sort_keys=True).encode()
+  return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+class Copied(NamedTuple):
+  """A group whose pages the device is copying."""
+
+  group: groups.Group
+  pending: page_copies.Pending
+
+  def to_bytes(self) -> bytes:
+    """Returns the group as bytes; waits for the copies, in any thread.
+
+    Raises:
+      ValueError: a page holds numbers that are not finite.
+    """
+    return self.group._replace(pages=self.pending.read()).to_bytes()
+
+
+class Saving:
+  """Takes points out of one engine, and puts others into it.
+
+  Its methods run between the engine's rounds.
+
+  Args:
+    engine: the engine.
+    root: `digest_root`, of groups that it makes and takes.
+    copies: of the engine's decoder.
+    clock: returns Unix seconds.
+  """
+
+  def __init__(
+    self,
+    engine: engine_lib.Engine,
+    root: str,
+    copies: page_copies.PageCopies,
+    clock: Callable[[], float] = time.time,
+  ):
+    self.root = root
+    self._engine = engine
+    self._copies = copies
+    self._clock = clock
+    self._account = engine.decoder.account
+    self._model = engine.decoder.replaced
+
+  def select(
+    self, most: int, is_wanted: Callable[[groups.Name], bool]
+  ) -> list[groups.Selected]:
+    """Returns the groups to save; arguments as those of `groups.select`.
+
+    There are none once the decoder's model was replaced: the root is the former
+    model's.
+    """
+    if self._engine.decoder.replaced != self._model:
+      return []
+    return groups.select(
+      self._account,
+      self._engine.recorder,
+      self._copies.page_bytes,
+      most,
+      is_wanted,
+    )
+
+  def copy(self, selected: groups.Selected) -> Copied | None:
+    """Has the device copy a group; None if one of its points has gone."""
+    tree = self._account.tree
+    if not all(point in tree for point in selected.points):
+      return None
+    now = self._clock()
+    group = groups.describe(selected, self.root, self._account, now)
+    return Copied(group, self._copies.take(selected.pages))
+
+  def check(self, group: groups.Group) -> None:
+    """Refuses a group that this engine cannot resume.
+
+    Raises:
+      ValueError: another model or kind of cache made it, or another version of
+        the head judged it.
+    """
+    if self._engine.decoder.replaced != self._model:
+      raise ValueError("the decoder's model was replaced")
+    if group.root != self.root:
+      raise ValueError(f'root {group.root}: must be {self.root}')
+    if group.name.version != self._version:
+      raise ValueError('its texts are judged by another head, or by none')
+
+  def adopt(self, found: Iterable[groups.Group]) -> int:
+    """Puts points into the engine: prefixes first, those of most worth first.
+
+    Nothing is evicted for them: where no page is free, they are left out, and
+    so are those of a conversation whose prefix is missing. Points that are
+    there already stay as they are.
+
+    Returns:
+      How many of the points are in the engine now.
+
+    Raises:
+      ValueError: `check` refuses a group; then nothing is put in.
+    """
+    found = list(found)
+    for group in found:
+      self.check(group)
+    tree, new = self._account.tree, []
+    taking = {group.name: _Taking(group) for group in found}
+    ranked = sorted(
+      ((one, point) for one in taking.values() for point in one.group.points),
+      key=lambda pair: -pair[1].worth,
+    )
+    # A conversation stands behind the prefix of its tree.
+    ranked.sort(key=lambda pair: pair[0].group.name.conversation is not None)
+    try:
+      for one, saved in ranked:
+        count = len(tree)
+        point = self._adopt(one, saved)
+        if point is not None:
+          one.points.append(point)
+          if len(tree) > count:
+            new.append((point, saved.demand, one.group.saved))
+    finally:
+      # From here on the points alone hold these pages.
+      for one in taking.values():
+        for (kind, _), page in one.placed.items():
+          self._account.pages.release(kind, [page])
+    # Recording a point counts as a use of those that it extends.
+    for point, (age, idle, begun), at in new:
+      away = max(self._clock() - at, 0.0)
+      demand = eviction.Demand(age + away, idle + away, begun)
+      self._account.policy.set_demand(point, demand)
+    for one in taking.values():
+      name = one.group.name
+      if name.conversation is not None and one.points:
+        whose = name.owner, name.conversation
+        points = tuple(one.points)
+        self._engine.recorder.restore(
+          recording.Conversation(whose, one.group.prompt, points)
+        )
+    return sum(len(one.points) for one in taking.values())
+
+  @property
+  def _version(self) -> bytes:
+    judge = self._engine.judge
+    return b'' if judge is None else judge.version
+
+  def _adopt(
+    self, one: '_Taking', saved: groups.SavedPoint
+  ) -> nodes.Point | None:
+    """Records a point; None if a page is missing, or none is free."""
+    name, scores = one.group.name, None
+    if saved.score_LC is not None:
+      scores = texts.Scores(name.version, saved.score_LC)
+    text = prefix_tree.Text(
+      saved.tokens, saved.shared, name.owner, name.cache_salt, scores
+    )
+    standing = self._account.tree.standing_pages(text)
+    own, new = {}, {}
+    for kind, places in saved.places.items():
+      own[kind], new[kind] = {}, {}
+      for index, place in places.items():
+        page = standing[kind].get(index, one.placed.get((kind, place)))
+        if page is not None:
+          own[kind][index] = page
+        elif place == groups.ELSEWHERE:
+          return None
+        else:
+          new[kind][index] = place
+    pages = self._account.pages
+    if any(len(x) > pages.free(kind) for kind, x in new.items()):
+      return None
+    numbers, data = {}, {}
+    for kind, places in new.items():
+      numbers[kind] = pages.take(kind, len(places))
+      data[kind] = one.group.pages[kind][list(places.values())]
+      for (index, place), page in zip(places.items(), numbers[kind]):
+        own[kind][index] = one.placed[kind, place] = page
+    self._copies.put(numbers, data)
+    return self._account.tree.record(text, own)
+
+
+class _Taking:
+  """A group that is being put into an engine.
+
+  Attributes:
+    placed: the engine's pages of those of the group, by kind and place.
+    points: those that it has recorded.
+  """
+
+  def __init__(self, group: groups.Group):
+    self.group = group
+    self.placed: dict[tuple[str, int], int] = {}
+    self.points: list[nodes.Point] = []

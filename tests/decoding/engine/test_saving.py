@@ -1,0 +1,380 @@
+"""Points that leave an engine, and come back into another one.
+
+Most tests need no model: `fake_device` says what each text draws, and each
+page's bytes name the text that it holds.
+"""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.pages import groups
+from kaiju_jax.decoding.pages import nodes
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from tests.decoding import fake_device
+from tests.decoding import saved_device
+from tests.serving import world
+
+SALT = 'b' * 64
+SHARED = 14  # Three pages and a half.
+
+
+@pytest.fixture
+def engines():
+  """Returns a function that makes engines, which must all end empty."""
+  made = []
+
+  def make(**options):
+    made.append(world.Engine(**options))
+    return made[-1]
+
+  yield make
+  for engine in made:
+    assert world.nothing_is_left(engine)
+
+
+def text(seed, count):
+  return np.random.default_rng(seed).integers(0, fake_device.VOCABULARY, count)
+
+
+def run(engine, tokens, seed=0, **options):
+  one = engine.submit(
+    request_lib.Request(
+      np.asarray(tokens), 6, sampling.Sampling(seed=seed), **options
+    )
+  )
+  while one.reason is None:
+    engine.advance()
+  result = one.result()
+  if one.reason != 'error':
+    assert (result.tokens.tolist(), one.reason) == fake_device.expected(
+      one.request
+    )
+  return one
+
+
+def talk(engine, owner='ann', conversation='c', turns=2, salt=SALT, prefix=0):
+  """Returns the text after some turns of a conversation behind a prefix."""
+  tokens = text(prefix, SHARED).tolist()
+  for turn in range(turns):
+    tokens += text([*f'{owner}{conversation}{turn}'.encode()], 9).tolist()
+    options = dict(shared=SHARED, cache_salt=salt, conversation=conversation)
+    one = run(engine, tokens, owner=owner, **options)
+    tokens = one.whole_text().tolist()
+  return tokens
+
+
+def going_on(engine, tokens, owner='ann', conversation='c', salt=SALT):
+  """Returns how many tokens a next turn resumes."""
+  tokens = [*tokens, *text(99, 5)]
+  options = dict(shared=SHARED, cache_salt=salt, conversation=conversation)
+  return run(engine, tokens, owner=owner, **options).reused
+
+
+def carry(source, target, most=10**9, is_wanted=lambda name: True):
+  """Carries points between engines; returns how many are in the second."""
+  saved = saved_device.save(saved_device.saving_of(source), most, is_wanted)
+  taken = saved_device.saving_of(target)
+  count = taken.adopt(groups.parse(x, 'root') for x in saved)
+  saved_device.check(target.decoder.account, taken._copies.written)
+  return count
+
+
+def test_a_next_turn_resumes_what_the_engine_that_never_stopped_resumes(
+  engines,
+):
+  one, other = engines(), engines()
+  tokens = talk(one)
+  count = len(one.decoder.account.tree)
+  assert carry(one, other) == count == len(other.decoder.account.tree)
+  # The token that was drawn last did not run.
+  assert going_on(other, tokens) == going_on(one, tokens) == len(tokens) - 1
+
+
+def test_restored_twice_is_restored_once(engines):
+  one, other = engines(), engines()
+  talk(one), talk(one, 'ben')
+  held = []
+  for _ in range(2):
+    assert carry(one, other) == len(one.decoder.account.tree)
+    pages = other.decoder.account.pages
+    held.append([pages.count_held(kind) for kind in pages.kinds])
+  assert held[0] == held[1]
+  assert len(other.decoder.account.tree) == len(one.decoder.account.tree)
+
+
+def test_a_page_is_written_once_and_a_prefix_page_in_the_prefix_alone(engines):
+  one = engines()
+  for conversation in 'cd':
+    talk(one, conversation=conversation)
+  talk(one, 'ben')
+  saved = [
+    groups.parse(x, 'root')
+    for x in saved_device.save(saved_device.saving_of(one))
+  ]
+  assert [x.name.conversation for x in saved] == [None, 'c', 'd', 'c']
+  account = one.decoder.account
+  for kind in 'global', 'local':
+    labels = [row.tobytes() for x in saved for row in x.pages[kind]]
+    assert len(labels) == len(set(labels))
+    points = {
+      page
+      for point in account.tree.points()
+      for page in account.tree.held_pages(point)[kind].values()
+    }
+    # The prefix ends within a page, in which the first conversation went on.
+    assert len(labels) == len(points) + (kind == 'global')
+  for kind, places in saved[0].points[0].places.items():
+    last = saved[0].pages[kind][places[SHARED // 4]].view(np.uint32)
+    assert last[: SHARED % 4].all() and not last[SHARED % 4 :].any()
+
+
+@pytest.mark.parametrize('who', ['another owner', 'another salt'])
+def test_nobody_else_resumes_a_restored_text(engines, who):
+  one, other = engines(), engines()
+  tokens = talk(one)
+  carry(one, other)
+  if who == 'another owner':
+    assert going_on(other, tokens, 'ben') == SHARED
+  else:
+    assert going_on(other, tokens, salt='c' * 64) == 0
+
+
+def test_what_is_not_wanted_stays(engines):
+  one, other = engines(), engines()
+  tokens = talk(one)
+  public = carry(one, other, is_wanted=lambda x: x.conversation is None)
+  assert public == 1
+  assert going_on(other, tokens) == SHARED
+
+
+def test_a_text_without_a_conversation_is_never_saved(engines):
+  one, other = engines(), engines()
+  run(one, text(1, 30), owner='ann')
+  assert carry(one, other) == 0
+
+
+def test_a_conversation_goes_on_as_one(engines):
+  """Its former points are dropped with its next turn, as without a restart."""
+  one, other = engines(), engines()
+  tokens = talk(one)
+  carry(one, other)
+  for engine in one, other:
+    going_on(engine, tokens)
+  trees = [
+    sorted(nodes.tokens(x).tolist() for x in y.decoder.account.tree.points())
+    for y in (one, other)
+  ]
+  assert trees[0] == trees[1]
+
+
+def test_a_removed_conversation_leaves_nothing_and_its_prefix_stays(engines):
+  one, other = engines(), engines()
+  tokens, theirs = talk(one), talk(one, 'ben')
+  carry(one, other)
+  for engine in one, other:
+    engine.recorder.remove((b'ann', 'c'))
+    names = {
+      x.name
+      for x in saved_device.saving_of(engine).select(10**9, lambda name: True)
+    }
+    assert {name.owner for name in names} == {b'', b'ben'}
+    assert going_on(engine, theirs, 'ben') == len(theirs) - 1
+    assert going_on(engine, tokens) == SHARED
+
+
+def test_a_reply_that_outlives_its_conversation_leaves_the_prefix(engines):
+  engine = engines()
+  one = engine.submit(
+    request_lib.Request(
+      text(0, 30),
+      6,
+      owner='ann',
+      conversation='c',
+      shared=SHARED,
+      cache_salt=SALT,
+    )
+  )
+  while not one.events:
+    engine.advance()
+  engine.recorder.remove((b'ann', 'c'))
+  while one.reason is None:
+    engine.advance()
+  (point,) = engine.decoder.account.tree.points()
+  assert point.length == SHARED
+
+
+def test_too_small_a_pool_takes_prefixes_and_what_is_worth_most(engines):
+  one = engines()
+  texts = {owner: talk(one, owner) for owner in ('ann', 'ben', 'cid')}
+  worth = one.decoder.account.policy.worth
+  ranked = sorted(one.decoder.account.tree.points(), key=worth, reverse=True)
+  best = next(x.salt.decode() for x in ranked if x.salt)
+  other = engines(pages=32)
+  count = carry(one, other)
+  assert 1 < count < len(ranked)
+  account = other.decoder.account
+  assert min(account.pages.free(x) for x in ('global', 'local')) < 6
+  assert any(x.salt == b'' for x in account.tree.points())
+  whole = [
+    x
+    for x in texts
+    if any(
+      point.salt.decode() == x and point.length == len(texts[x]) - 1
+      for point in account.tree.points()
+    )
+  ]
+  assert best in whole and len(whole) < 3
+
+
+def test_the_most_bytes_are_kept_and_leave_what_is_worth_least(engines):
+  one = engines()
+  for owner in 'ann', 'ben', 'cid':
+    talk(one, owner)
+  found = saved_device.saving_of(one)
+  before = -1
+  for most in (0, 16, 100, 300, 500, 10**9):
+    selected = found.select(most, lambda name: True)
+    pages = sum(len(x) for one in selected for x in one.pages.values())
+    assert pages * saved_device.BYTES <= most
+    count = len({point for one in selected for point in one.points})
+    assert count >= before
+    before = count
+  assert before == len(one.decoder.account.tree)
+
+
+def test_rows_that_run_lose_nothing_to_points_that_come_back(engines):
+  one, other = engines(), engines(pages=48)
+  for owner in 'ann', 'ben', 'cid':
+    talk(one, owner)
+  running = [
+    other.submit(request_lib.Request(text(seed, 20), 12, owner=f'{seed}'))
+    for seed in range(3)
+  ]
+  other.advance()
+  carry(one, other)
+  while not other.is_idle:
+    other.advance()
+  for sequence in running:
+    drawn = sequence.result().tokens.tolist()
+    assert (drawn, sequence.reason) == fake_device.expected(sequence.request)
+
+
+def test_points_keep_their_age_and_grow_older_while_nobody_runs(engines):
+  one, other = engines(), engines()
+  talk(one)
+  now = [1000.0]
+  clock = lambda: now[0]  # noqa: E731
+  saved = saved_device.save(saved_device.saving_of(one, clock=clock))
+  now[0] += 3600
+  taken = saved_device.saving_of(other, clock=clock)
+  taken.adopt(groups.parse(x, 'root') for x in saved)
+  policies = [x.decoder.account.policy for x in (one, other)]
+  for first, second in zip(
+    *(
+      sorted(x.decoder.account.tree.points(), key=lambda one: one.length)
+      for x in (one, other)
+    )
+  ):
+    was, now_is = policies[0].demand(first), policies[1].demand(second)
+    assert now_is.begun == was.begun
+    assert now_is.idle > 3599 and now_is.age >= now_is.idle
+
+
+def test_other_roots_forms_and_heads_are_refused_by_name(engines):
+  one, other = engines(is_judged=True), engines()
+  talk(one)
+  saved = saved_device.save(saved_device.saving_of(one))
+  with pytest.raises(ValueError, match='another model, tokenizer'):
+    groups.parse(saved[0], 'other root')
+  changed = saved[0].replace(b'"form": 1', b'"form": 9')
+  with pytest.raises(ValueError, match='the form 9, and this version reads 1'):
+    groups.parse(changed, 'root')
+  with pytest.raises(ValueError, match='holds no points'):
+    groups.parse(b'nothing', 'root')
+  found = [groups.parse(x, 'root') for x in saved]
+  with pytest.raises(ValueError, match='another head, or by none'):
+    saved_device.saving_of(other).adopt(found)
+  judged = engines(is_judged=True)
+  judged.judge.version = b'2'
+  with pytest.raises(ValueError, match='another head, or by none'):
+    saved_device.saving_of(judged).adopt(found)
+  for engine in other, judged:
+    assert not len(engine.decoder.account.tree)
+
+
+def test_after_a_change_of_the_model_nothing_is_saved_or_taken_back(engines):
+  one, other = engines(), engines()
+  talk(one)
+  saved = saved_device.save(saved_device.saving_of(one))
+  found = [saved_device.saving_of(x) for x in (one, other)]
+  one.decoder.replaced = other.decoder.replaced = 1
+  assert saved and not saved_device.save(found[0])
+  with pytest.raises(ValueError, match='model was replaced'):
+    found[1].adopt(groups.parse(x, 'root') for x in saved)
+
+
+def test_scores_come_back_with_their_texts(engines):
+  one, other = engines(is_judged=True), engines(is_judged=True)
+  tokens = talk(one)
+  assert carry(one, other) == len(one.decoder.account.tree)
+  tokens += text(99, 5).tolist()
+  options = dict(owner='ann', conversation='c', shared=SHARED, cache_salt=SALT)
+  first, second = (run(x, tokens, **options) for x in (one, other))
+  assert second.reused == first.reused > SHARED
+  # The largest of all tokens', the resumed ones among them.
+  scores = []
+  for end in range(1, len(tokens) + 1):
+    scores.append(fake_device.scores(fake_device.appended(0, tokens[:end])))
+  assert second.prompt_scores == first.prompt_scores
+  np.testing.assert_array_equal(
+    np.float32(second.prompt_scores), np.max(np.float32(scores), axis=0)
+  )
+
+
+def test_a_point_whose_scores_are_not_read_is_not_saved(engines):
+  engine = engines(is_judged=True)
+  talk(engine)
+  tree = engine.decoder.account.tree
+  (public,) = (x for x in tree.points() if not x.salt)
+  public.node.score_SC[1, 1] = np.nan
+  assert not saved_device.save(saved_device.saving_of(engine))
+
+
+def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
+  """Random turns, swipes, cancels and removals, in pools that are tight."""
+  rng = np.random.default_rng(5)
+  engine, texts = engines(pages=64, is_judged=True), {}
+  reused = 0
+  for step in range(120):
+    owner, name = 'ab'[rng.integers(2)], 'cd'[rng.integers(2)]
+    before = texts.get((owner, name), text(0, SHARED).tolist())
+    choice = rng.random()
+    if choice < 0.1:
+      engine.recorder.remove((owner.encode(), name))
+      texts.pop((owner, name), None)
+    elif choice < 0.2:
+      other = engines(pages=int(rng.choice([40, 64])), is_judged=True)
+      carry(engine, other, int(rng.choice([400, 10**9])))
+      engine = other
+    else:
+      prompt = [*before, *text(step, 1 + rng.integers(9)).tolist()][-50:]
+      options = dict(shared=0, cache_salt=SALT)
+      if len(prompt) < 50:
+        options['shared'] = SHARED
+      one = engine.submit(
+        request_lib.Request(
+          np.array(prompt), 6, owner=owner, conversation=name, **options
+        )
+      )
+      while one.reason is None:
+        engine.advance()
+        if choice < 0.3 and one.events:
+          engine.cancel(one)
+      reused += one.reused
+      if choice > 0.4:
+        texts[owner, name] = one.whole_text().tolist()
+      if choice > 0.3:
+        drawn = one.result().tokens.tolist(), one.reason
+        assert drawn == fake_device.expected(one.request)
+  assert reused > 500
