@@ -141,6 +141,17 @@ _THINKING = flags.DEFINE_enum(
   'Whether later prompts hold what a model thought before it answered; dropped,'
   ' as models are trained, the last answer is run again.',
 )
+_POINTS = flags.DEFINE_enum(
+  'points',
+  'public',
+  ['none', 'public', 'all'],
+  'What of the cache is kept in --folder for the next start: nothing, the'
+  ' prefixes of public characters, or conversations and private characters,'
+  ' too.',
+)
+_POINTS_SIZE = flags.DEFINE_string(
+  'points_size', '1GiB', 'Most bytes of --points.'
+)
 _POLICY = flags.DEFINE_string(
   'policy',
   '',
@@ -294,6 +305,8 @@ def _settings():
     guided=_GUIDED.value,
     template=_TEMPLATE.value,
     thinking=_THINKING.value,
+    points=_POINTS.value,
+    points_size=cache_plan.parse(_POINTS_SIZE.value, '--points_size'),
     policy=_POLICY.value,
     promotion=_PROMOTION.value,
     top_logprobs=_TOP_LOGPROBS.value,
@@ -304,6 +317,7 @@ def _settings():
 def _change_tokens() -> None:
   import pathlib
 
+  from kaiju_jax.runs import server_folder
   from kaiju_jax.serving.http import auth
 
   tokens = auth.Tokens(pathlib.Path(_FOLDER.value) / auth.FILE)
@@ -318,6 +332,8 @@ def _change_tokens() -> None:
     _say('The token is shown this once; send it as "Authorization: Bearer …".')
   if _REVOKE_TOKEN.value:
     gone = tokens.revoke(_REVOKE_TOKEN.value)
+    for owner in {one.owner for one in gone}:
+      server_folder.forget_owner(pathlib.Path(_FOLDER.value), owner)
     _say(f'{len(gone)} revoked: {", ".join(one.id for one in gone)}')
   if _LIST_TOKENS.value:
     for one in tokens.list_all():

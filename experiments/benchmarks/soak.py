@@ -17,8 +17,6 @@ import logging
 import pathlib
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from typing import NamedTuple
@@ -31,6 +29,8 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 
+from . import served
+
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
@@ -41,7 +41,6 @@ _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 _FIGURE = flags.DEFINE_string('figure', None, 'Where the figure goes (png).')
 # What the first third does is warm-up: caches fill up to their bounds.
 _WARM = 1 / 3
-_SERVE = f'{__package__.rpartition(".")[0]}.serve'
 _WORDS = 'Hello', 'What do you like?', 'Tell me more', 'Why?', 'Good night'
 
 
@@ -58,28 +57,14 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL)
   logging.getLogger('httpx').setLevel(logging.WARNING)  # A line per request.
   with tempfile.TemporaryDirectory() as folder:
-    server = subprocess.Popen(
-      [
-        *(sys.executable, '-m', _SERVE, '--port=0'),
-        *(f'--model={_MODEL.value}', f'--folder={folder}'),
-      ],
-      stdout=subprocess.PIPE,
-      text=True,
-    )
+    server = served.start(_MODEL.value, folder)
     try:
-      looks, counts = asyncio.run(_soak(server.pid, *_address(server)))
+      pid = server.process.pid
+      looks, counts = asyncio.run(_soak(pid, server.address, server.key))
     finally:
-      server.terminate()
-      status = server.wait(60)
+      server.process.terminate()
+      status = server.process.wait(60)
   _report(looks, counts, status)
-
-
-def _address(server: subprocess.Popen) -> tuple[str, str]:
-  """Returns a server's address, and its key."""
-  for line in server.stdout:
-    if found := re.search(r'Chat: +(http://\S+)/#key=(\S+)', line):
-      return found[1], found[2]
-  raise SystemExit('error: the server did not start.')
 
 
 async def _soak(

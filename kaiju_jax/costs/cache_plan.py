@@ -106,7 +106,7 @@ def describe(plan: Plan) -> str:
   )
 
 
-def parse(text: str) -> int:
+def parse(text: str, flag: str = '--cache') -> int:
   """Returns the bytes of a size such as '2GiB'.
 
   Raises:
@@ -115,7 +115,7 @@ def parse(text: str) -> int:
   found = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]iB)', text)
   if not found or not float(found[1]):
     raise ValueError(
-      f'--cache={text}: must be a size in KiB, MiB, GiB or TiB, such as 2GiB.'
+      f'{flag}={text}: must be a size in KiB, MiB, GiB or TiB, such as 2GiB.'
     )
   return int(float(found[1]) * _UNITS[found[2]])
 

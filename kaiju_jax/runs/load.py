@@ -192,6 +192,7 @@ def attach_adapters(
   restored, step = checkpoint.load(path, {'params': shapes})
   return found._replace(
     params=objective.join(restored['params'], frozen),
+    content='',
     config=experiment.model,
     origin=f'{path}, step {step:,}, beside {base_path}',
     experiment=experiment,

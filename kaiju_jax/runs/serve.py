@@ -21,14 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.costs import cache_plan
 from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
-from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.runs import built_in
@@ -38,6 +35,7 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
 from kaiju_jax.runs import promotion
 from kaiju_jax.runs import server_folder
+from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import loopback
@@ -50,9 +48,6 @@ from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
-
-# A guided request's beams, and its judged expansions per step; our guess.
-_WIDTH, _CANDIDATES = 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +87,10 @@ class Settings:
     thinking: 'drop' or 'keep', the reasoning of replies in later prompts.
     top_logprobs: most alternatives of a token that a request may ask for.
     unjudged_top_logprobs: whether a moderated server gives them, too.
+    points: which points of the cache are saved for the next start: 'public',
+      the prefixes of public characters; 'all', conversations and private
+      characters, too; 'none'.
+    points_size: the most bytes of them.
     policy: file of a policy whose `promotion` the model must have (a folder);
       '' for none (`promotion.py`).
   """
@@ -125,6 +124,8 @@ class Settings:
   thinking: str = 'drop'
   top_logprobs: int = 0
   unjudged_top_logprobs: bool = False
+  points: str = 'public'
+  points_size: int = 2**30
   policy: str = ''
   promotion: str = ''
 
@@ -170,7 +171,7 @@ def assemble(
   head = heads.find(settings.head, settings.safety, loaded.config.d_model)
   opened = _opened(settings, head, say)  # Refused before anything compiles.
   try:
-    engine = _engine(loaded, tokenizer, settings, head, say)
+    engine = serving_engine.make(loaded, tokenizer, settings, head, say)
     say(f'Compiling {loaded.origin} …')
     warm(engine)
     return _assemble(
@@ -182,6 +183,7 @@ def assemble(
       opened,
       defaults,
       weights,
+      say,
     )
   except BaseException:
     opened.store.close()
@@ -221,6 +223,7 @@ def _assemble(
   opened: _Opened,
   defaults: defaults_lib.Defaults,
   weights: str = '',
+  say: Callable[[str], None] = print,
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
   written, thinking = defaults.format, defaults.thinking
@@ -256,11 +259,23 @@ def _assemble(
     moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
     secret=server_folder.load_key(pathlib.Path(settings.folder)),
-    guide=_guide(head),
+    guide=serving_engine.guide_of(head),
     guided_tokens=settings.guided,
     shows_unjudged=settings.unjudged_top_logprobs,
+    points=serving_engine.save_points(
+      working, settings, opened.store, digest, weights
+    ),
   )
+  if made.points is not None:
+    found = made.points.restore()
+    if found.points or found.refused:
+      say(
+        f'Points of the last start: {found.points} taken back in'
+        f' {found.seconds:.1f} s, {found.refused} files refused.'
+      )
   made.worker.start()
+  if made.points is not None:
+    made.points.start()
   return made
 
 
@@ -338,50 +353,6 @@ def warm(engine: engine_lib.Engine) -> None:
   tree = engine.decoder.account.tree
   for point in list(tree.points()):
     tree.drop(point)
-
-
-def _engine(
-  loaded, tokenizer, settings: Settings, head, say
-) -> engine_lib.Engine:
-  guide = _guide(head)
-  extra = 0 if guide is None else guide.extra(settings.guided)
-  if settings.speculates:
-    extra = max(extra, speculation.SIZES[-1] - 1)
-  plan = cache_plan.plan(
-    loaded.config,
-    settings.cache or memory.budget_cache(),
-    settings.rows + settings.kept,
-    settings.length,
-    extra,
-  )
-  say(cache_plan.describe(plan))
-  decoder = load.decoder(
-    loaded,
-    tokenizer,
-    rows=settings.rows,
-    length=plan.length,
-    extra=extra,
-    page_counts=plan.pages,
-  )
-  return engine_lib.Engine(
-    decoder,
-    tokenizer,
-    chunk=settings.chunk,
-    ahead=settings.ahead,
-    limits=admission.Limits(settings.queue, settings.wait, settings.lease),
-    head=head,
-    candidates=0 if guide is None else guide.queries,
-    speculates=settings.speculates,
-    alternatives=settings.top_logprobs,
-  )
-
-
-def _guide(head: judge.Head | None) -> request_lib.Guide | None:
-  """Returns the guide, which steers beams away from all of the head's names."""
-  if head is None:
-    return None
-  weights = {name: -1.0 for name in head[1].names}
-  return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
 
 
 def _opened(

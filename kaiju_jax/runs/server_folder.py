@@ -10,10 +10,12 @@ import pathlib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
+from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
 
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
+POINTS = 'points'
 _SECRET = 32  # Bytes of the key.
 
 
@@ -40,6 +42,32 @@ def open_store(folder: pathlib.Path, which: str) -> characters.Store:
 def load_key(folder: pathlib.Path) -> bytes:
   """Returns the HMAC key of the pseudonyms in logs; draws one at first."""
   return files.load_secret(folder / KEY, _SECRET)
+
+
+def open_points(folder: pathlib.Path, most: int) -> saved_points.Folder:
+  """Returns the folder of a server's saved points; `most` are all pages' bytes.
+
+  Raises:
+    OSError: it cannot be made.
+    ValueError: the server's key is damaged.
+  """
+  # Tokens and scores take less than their pages.
+  largest = 2 * most + 2**20
+  path, key = folder / POINTS, load_key(folder)
+  return saved_points.Folder(path, key, largest)
+
+
+def forget_owner(folder: pathlib.Path, owner: str) -> None:
+  """Removes the saved points of an owner who has no token any more.
+
+  A server that runs saves none of them again.
+
+  Raises:
+    OSError, ValueError: see `open_points`.
+  """
+  tokens = auth.Tokens(folder / auth.FILE).list_all()
+  if (folder / POINTS).is_dir() and owner not in {x.owner for x in tokens}:
+    open_points(folder, 0).remove_owner(owner)
 
 
 def read_key(folder: pathlib.Path) -> bytes:

@@ -128,6 +128,7 @@ def server(
   lease: float | None = 30.0,
   engine: Callable[[Letters], world.Engine] | None = None,
   tokenizer: Letters | None = None,
+  points: Callable[[Any, Any], Any] | None = None,
 ) -> Iterator[Server]:
   """Runs a server, with one character and tokens for two owners.
 
@@ -144,6 +145,8 @@ def server(
     engine: makes the engine of a tokenizer; by default of `world`, of the
       settings above.
     tokenizer: of the model; `Letters` by default.
+    points: makes what saves points, of the worker and the store; nothing saves
+      them by default.
   """
   tokenizer = tokenizer or Letters()
   made = engine or functools.partial(
@@ -186,14 +189,21 @@ def server(
     ),
     moderator=moderator or moderation.Moderator(),
     max_tokens=64,
+    points=None if points is None else points(working, store),
   )
+  if context.points is not None:
+    context.points.restore()
   context.worker.start()
+  if context.points is not None:
+    context.points.start()
   try:
     with server_lib.running(api.app(context)) as running:
       yield Server(context, running, tokens)
     found = leftovers.within(5, lambda: leftovers.of_context(context))
     assert not found, found
   finally:
+    if context.points is not None:
+      context.points.stop()
     context.worker.stop()
     store.close()
   assert not leftovers.of_store(folder)

@@ -24,6 +24,7 @@ from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import forgetting
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import judging
 from kaiju_jax.serving.routes import lookup
@@ -80,7 +81,10 @@ async def publish(request: requests.Request) -> responses.Response:
 async def remove(request: requests.Request) -> responses.Response:
   """DELETE /v1/characters/{id}: removes a character of the caller's."""
   return await resources.remove(
-    request, 'character', lambda store: store.remove
+    request,
+    'character',
+    lambda store: store.remove,
+    forgetting.plan_character,
   )
 
 

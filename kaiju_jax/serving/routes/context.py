@@ -20,6 +20,7 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
+from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
@@ -101,6 +102,7 @@ class Context:
     judged: the verdicts of `judging.judge_live`.
     shows_unjudged: whether a moderated server gives alternatives to the tokens
       that it released, which no head has judged.
+    points: saves the cache's points; None for a server that saves none.
   """
 
   worker: worker_lib.Worker
@@ -125,6 +127,7 @@ class Context:
   is_ready: bool = True
   judged: Judged | None = None
   shows_unjudged: bool = False
+  points: saved_points.SavedPoints | None = None
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):
@@ -133,7 +136,9 @@ class Context:
     self.metrics.ready.set_function(lambda: self.takes_requests)
 
   def close(self) -> None:
-    """Stops the engine's thread, closes the store, and ends the threads."""
+    """Saves points, stops the engine, closes the store, ends the threads."""
+    if self.points is not None:
+      self.points.stop()
     self.worker.stop()
     self.store.close()
     for threads in self._texts, self._long_texts:

@@ -1,5 +1,6 @@
 """Resources: what the routes of characters and of sessions share."""
 
+from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from starlette import requests
 from starlette import responses
 
+from kaiju_jax.serving.routes import forgetting
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.stores import characters
 
@@ -38,18 +40,23 @@ async def remove(
   request: requests.Request,
   kind: str,
   method: Callable[[characters.Store], Callable[[str, str], None]],
+  plan: Callable[..., Awaitable[forgetting.Forget]],
 ) -> responses.Response:
-  """Answers a DELETE of what the path names.
+  """Answers a DELETE of what the path names, once nothing is left of it.
 
   Args:
     request: the request.
     kind: 'character' or 'session'.
     method: returns the store's method that removes it, of owner and id.
+    plan: returns what forgets what is cached of it, of context, owner and id.
 
   Raises:
     errors.ApiError: 403 or 404; 503 where the store is away.
   """
   context, caller = await intake.authorize(request)
   name = request.path_params['id']
+  forget = await plan(context, caller.owner, name)
+  await forget()
   await context.run_store(method(context.store), caller.owner, name)
+  await forget()
   return responses.JSONResponse({'id': name, 'object': kind, 'deleted': True})

@@ -13,6 +13,7 @@ from starlette import routing
 
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import forgetting
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import judging
 from kaiju_jax.serving.routes import lookup
@@ -70,7 +71,10 @@ async def show(request: requests.Request) -> responses.Response:
 async def remove(request: requests.Request) -> responses.Response:
   """DELETE /v1/sessions/{id}: removes a session with all its messages."""
   return await resources.remove(
-    request, 'session', lambda store: store.remove_session
+    request,
+    'session',
+    lambda store: store.remove_session,
+    forgetting.plan_session,
   )
 
 

@@ -1,0 +1,43 @@
+"""Starts `experiments.serve` as a process of its own, for benchmarks."""
+
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+_SERVE = f'{__package__.rpartition(".")[0]}.serve'
+
+
+class Served(NamedTuple):
+  """A server that answers.
+
+  Attributes:
+    process: the server's; its output is read up to the address.
+    address: its URL.
+    key: of its local user.
+    said: the lines that it printed before its address.
+  """
+
+  process: subprocess.Popen
+  address: str
+  key: str
+  said: tuple[str, ...]
+
+
+def start(model: str, folder: str, *arguments: str) -> Served:
+  """Returns a server of a model, once it answers; the caller ends it."""
+  process = subprocess.Popen(
+    [
+      *(sys.executable, '-m', _SERVE, '--port=0'),
+      *(f'--model={model}', f'--folder={folder}', *arguments),
+    ],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  said = []
+  for line in process.stdout:
+    if found := re.search(r'Chat: +(http://\S+)/#key=(\S+)', line):
+      return Served(process, found[1], found[2], tuple(said))
+    said.append(line.rstrip())
+  process.wait()
+  raise SystemExit('error: the server did not start.')

@@ -1,0 +1,118 @@
+"""Makes the engine of a server, and what saves its points."""
+
+import functools
+import pathlib
+
+from kaiju_jax.costs import cache_plan
+from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.device import page_copies
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import saving as saving_lib
+from kaiju_jax.decoding.engine import speculation
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.runs import load
+from kaiju_jax.runs import memory
+from kaiju_jax.runs import server_folder
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.replies import saved_points
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.stores import characters
+
+# A guided request's beams, and its judged expansions per step; our guess.
+_WIDTH, _CANDIDATES = 4, 8
+
+
+def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
+  """Returns an engine that is not warm; arguments as `serve.assemble`'s."""
+  guide = guide_of(head)
+  extra = 0 if guide is None else guide.extra(settings.guided)
+  if settings.speculates:
+    extra = max(extra, speculation.SIZES[-1] - 1)
+  plan = cache_plan.plan(
+    loaded.config,
+    settings.cache or memory.budget_cache(),
+    settings.rows + settings.kept,
+    settings.length,
+    extra,
+  )
+  say(cache_plan.describe(plan))
+  decoder = load.decoder(
+    loaded,
+    tokenizer,
+    rows=settings.rows,
+    length=plan.length,
+    extra=extra,
+    page_counts=plan.pages,
+  )
+  return engine_lib.Engine(
+    decoder,
+    tokenizer,
+    chunk=settings.chunk,
+    ahead=settings.ahead,
+    limits=admission.Limits(settings.queue, settings.wait, settings.lease),
+    head=head,
+    candidates=0 if guide is None else guide.queries,
+    speculates=settings.speculates,
+    alternatives=settings.top_logprobs,
+  )
+
+
+def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
+  """Returns the guide, which steers beams away from all of the head's names."""
+  if head is None:
+    return None
+  weights = {name: -1.0 for name in head[1].names}
+  return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
+
+
+def save_points(
+  worker: worker_lib.Worker,
+  settings,
+  store: characters.Store,
+  tokenizer: str,
+  weights: str,
+) -> saved_points.SavedPoints | None:
+  """Returns what saves the points of a worker's engine; None for nothing.
+
+  Args:
+    worker: not running yet.
+    settings: the server's.
+    store: its characters and sessions.
+    tokenizer, weights: digests of both; without the latter nothing is saved.
+
+  Raises:
+    OSError: the folder cannot be made or read.
+    ValueError: the key is damaged.
+  """
+  if settings.points == 'none' or not weights:
+    return None
+  engine, folder = worker.engine, pathlib.Path(settings.folder)
+  copies = page_copies.PageCopies(engine.decoder)
+  copies.warm()
+  tokens = auth.Tokens(folder / auth.FILE)
+  root = saving_lib.digest_root(engine, copies, weights, tokenizer)
+
+  return saved_points.SavedPoints(
+    worker,
+    saving_lib.Saving(engine, root, copies),
+    server_folder.open_points(folder, settings.points_size),
+    most=settings.points_size,
+    is_private=settings.points == 'all',
+    is_kept=functools.partial(is_kept, store, tokens),
+  )
+
+
+def is_kept(
+  store: characters.Store, tokens: auth.Tokens, owner: str, session: str | None
+) -> bool:
+  """Returns whether an owner is known, and has a session, if one is named."""
+  known = {token.owner for token in tokens.list_all()} | {auth.LOCAL}
+  if owner not in known:
+    return False
+  try:
+    if session is not None:
+      store.session(owner, session)
+  except (characters.Missing, characters.Unavailable):
+    return False
+  return True

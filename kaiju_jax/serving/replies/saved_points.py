@@ -1,0 +1,375 @@
+"""Keeps the points of a server's cache in files, for the next start.
+
+    WHO-WHAT-TREE.points    a sealed group of points (`storage/sealed.py`)
+
+A thread looks every minute which points the engine has, and writes the groups
+that have changed; the folder then holds these groups and no others. The engine
+copies one group between two rounds, and waits for no file. Prefixes of public
+characters are saved; conversations, and prefixes of private characters, only
+where that is asked for. Texts without a character, or outside a session, never
+are, because nobody could ask to have them removed.
+
+Names are pseudonyms under the folder's key, so that the files of a session, or
+of an owner's character, are found and removed without reading any. A file that
+cannot be taken back is refused with a line in the log and removed with the next
+writing: it costs a prefill, and a text must not stay that nobody can name.
+
+One process writes to the folder. Another that finds it taken reads it at its
+start and once more when the first has gone, which is a rolling update.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import contextlib
+import functools
+import logging
+import pathlib
+import threading
+import time
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.decoding.engine import saving as saving_lib
+from kaiju_jax.decoding.pages import groups as groups_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.storage import files
+from kaiju_jax.storage import locks
+from kaiju_jax.storage import sealed
+
+_LOG = logging.getLogger(__name__)
+PURPOSE, LOCK, SUFFIX = 'points', 'lock', '.points'
+_SHARED, _PREFIX = 'shared', 'prefix'
+# Seconds between two looks; our guess.
+EVERY = 60.0
+# Seconds for which the engine may be in a round.
+_ROUND = 30.0
+
+
+class Restored(NamedTuple):
+  """The result of reading the folder: points in the cache, files refused."""
+
+  points: int
+  refused: int
+  seconds: float
+
+
+class Folder:
+  """The files of groups.
+
+  Args:
+    path: the folder, which is made.
+    secret: the server's, from which the key is derived.
+    most: the most bytes of a file.
+  """
+
+  def __init__(self, path: pathlib.Path, secret: bytes, most: int):
+    files.make_folder(path)
+    path.chmod(0o700)
+    self.path = path
+    self.most = most
+    self._sealer = sealed.Sealer(secret, PURPOSE)
+
+  def name(self, group: groups_lib.Name) -> str:
+    """Returns the name of a group's file; heads' versions share it."""
+    owner = owner_of(group)
+    who = self._pseudonym('owner', owner) if owner else _SHARED
+    what = _PREFIX
+    if group.conversation is not None:
+      what = self._pseudonym('conversation', group.conversation)
+    tree = self._pseudonym('tree', group.cache_salt.decode())
+    return f'{who}-{what}-{tree}{SUFFIX}'
+
+  def list(self) -> list[pathlib.Path]:
+    """Returns the files, in order of their names."""
+    return sorted(self.path.glob(f'*{SUFFIX}'))
+
+  def write(self, group: groups_lib.Name, data: bytes) -> None:
+    """Replaces a group's file; raises OSError."""
+    self._sealer.write(self.path / self.name(group), data)
+
+  def read(self, path: pathlib.Path, root: str) -> groups_lib.Group:
+    """Returns a file's group.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is refused; says why.
+    """
+    group = groups_lib.parse(self._sealer.read(path, self.most), root)
+    if path.name != self.name(group.name):
+      raise ValueError('its group has another name')
+    return group
+
+  def remove(self, wanted: Callable[[str], bool]) -> int:
+    """Removes the files whose names are wanted; returns how many."""
+    gone = [path for path in self.list() if wanted(path.name)]
+    for path in gone:
+      path.unlink(missing_ok=True)
+    return len(gone)
+
+  def remove_partial(self) -> None:
+    """Removes what killed processes left; only the folder's writer may."""
+    for path in self.path.glob(f'.*{files.PARTIAL}'):
+      path.unlink(missing_ok=True)
+
+  def remove_session(self, owner: str, session: str) -> int:
+    """Removes the files of a session."""
+    who = self._pseudonym('owner', owner)
+    what = self._pseudonym('conversation', session)
+    return self.remove(lambda name: name.startswith(f'{who}-{what}-'))
+
+  def remove_owner(self, owner: str) -> int:
+    """Removes all files of an owner."""
+    who = self._pseudonym('owner', owner)
+    return self.remove(lambda name: name.startswith(f'{who}-'))
+
+  def remove_tree(self, salt: str) -> int:
+    """Removes all files of texts with a salt."""
+    tree = self._pseudonym('tree', salt)
+    return self.remove(lambda name: name.endswith(f'-{tree}{SUFFIX}'))
+
+  def _pseudonym(self, kind: str, text: str) -> str:
+    return self._sealer.pseudonym(f'{kind} {text}'.encode()).hex()
+
+
+def owner_of(group: groups_lib.Name) -> str:
+  """Returns the owner of a group; '' for a public character's prefix.
+
+  A salt is a version's digest, and of a private text its owner's name as well
+  (`turns.salt_of`).
+  """
+  _, _, owner = group.cache_salt.decode().partition(' ')
+  return owner or group.owner.decode()
+
+
+class SavedPoints:
+  """Saves the points of a server's engine, and takes them back.
+
+  Attributes:
+    restored: the result of the latest `restore`.
+  """
+
+  def __init__(
+    self,
+    worker: worker_lib.Worker,
+    saving: saving_lib.Saving,
+    folder: Folder,
+    *,
+    most: int,
+    is_private: bool = False,
+    is_kept: Callable[[str, str | None], bool] = lambda owner, session: True,
+    every: float = EVERY,
+  ):
+    """Reads and writes nothing yet.
+
+    Args:
+      worker: runs the engine.
+      saving: of the engine.
+      folder: of the files.
+      most: the most bytes of all pages that are saved.
+      is_private: whether conversations and private characters are saved.
+      is_kept: returns whether an owner is still known, and has a session; None
+        for texts of no session.
+      every: seconds between two looks.
+    """
+    self._worker = worker
+    self._saving = saving
+    self._folder = folder
+    self._most = most
+    self._is_private = is_private
+    self._keeps = is_kept
+    self._every = every
+    self.restored = Restored(0, 0, 0.0)
+    # Held while a file is written or files are removed.
+    self._guard = threading.Lock()
+    self._written: dict[str, Any] = {}
+    # Sessions and salts that were removed since the latest selection.
+    self._removed: set[tuple[str, str]] = set()
+    # Of private characters: their requests may still record points.
+    self._removed_salts: set[str] = set()
+    self._stopping = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, name='points', daemon=True
+    )
+
+  def restore(self) -> Restored:
+    """Reads the folder, and puts its points into the engine.
+
+    Before the worker's thread runs, in this one; otherwise between its rounds,
+    a group at a time. Files that are refused stay; each is a line of the log.
+    """
+    begun, refused, found = time.monotonic(), 0, []
+    for path in self._folder.list():
+      try:
+        group = self._folder.read(path, self._saving.root)
+        self._saving.check(group)
+        if not self._is_kept(group.name):
+          raise ValueError('its text was removed, or is not to be saved')
+        found.append(group)
+      except (OSError, ValueError) as error:
+        refused += 1
+        _LOG.warning('points of %s are refused: %s.', path.name, error)
+    found.sort(key=lambda group: group.name.conversation is not None)
+    points = 0
+    try:
+      if not self._worker.is_alive:
+        points = self._saving.adopt(found)
+      else:
+        for one in found:
+          adopt = functools.partial(self._saving.adopt, [one])
+          points += self._between_rounds(adopt) or 0
+    except Exception:
+      # The server starts all the same; what is missing is prefilled.
+      _LOG.exception('points could not be taken back')
+    seconds = time.monotonic() - begun
+    self.restored = Restored(points, refused, seconds)
+    return self.restored
+
+  def start(self) -> None:
+    """Starts the thread."""
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Saves once more, and ends the thread; the engine must still run."""
+    self._stopping.set()
+    if self._thread.is_alive():
+      self._thread.join()
+
+  def remove_session(self, owner: str, session: str) -> None:
+    """Removes the files of a session, whose points the engine has dropped."""
+    with self._guard:
+      self._removed.add((owner, session))
+      self._folder.remove_session(owner, session)
+
+  def remove_character(self, owner: str, digests: Iterable[str]) -> None:
+    """Removes the files of an owner's character; `remove_session` likewise.
+
+    Args:
+      owner: the owner.
+      digests: of its versions.
+    """
+    with self._guard:
+      for digest in digests:
+        self._removed_salts.add(f'{digest} {owner}')
+        for salt in digest, f'{digest} {owner}':
+          self._folder.remove_tree(salt)
+
+  def save(self) -> int:
+    """Writes the groups that have changed; returns how many.
+
+    Raises:
+      OSError: the folder cannot be written to.
+    """
+    with self._guard:
+      self._removed.clear()
+    selected = self._between_rounds(
+      lambda: self._saving.select(self._most, self._is_wanted)
+    )
+    if selected is None:
+      return 0
+    count, names = 0, set()
+    for one in selected:
+      if not self._is_kept(one.name):
+        continue
+      name = self._folder.name(one.name)
+      # The points themselves: what they hold never changes. How often a prefix
+      # was asked for is written again once it has doubled.
+      content = set(one.points), one.pages, one.begun.bit_length()
+      is_there = (self._folder.path / name).exists()
+      if self._written.get(name) != content or not is_there:
+        data = self._copy(one)
+        if data is None or not self._write(one.name, data):
+          continue
+        self._written[name] = content
+        count += 1
+      names.add(name)
+    with self._guard:
+      self._folder.remove(lambda name: name not in names)
+    self._written = {x: y for x, y in self._written.items() if x in names}
+    return count
+
+  def _copy(self, selected: groups_lib.Selected) -> bytes | None:
+    """Returns a group's bytes; None if it has changed meanwhile."""
+    copied = self._between_rounds(lambda: self._saving.copy(selected))
+    if copied is None:
+      return None
+    try:
+      return copied.to_bytes()
+    except ValueError as error:
+      _LOG.warning('points are not saved: %s', error)
+      return None
+
+  def _write(self, name: groups_lib.Name, data: bytes) -> bool:
+    with self._guard:
+      if (name.owner.decode(), name.conversation) in self._removed:
+        return False
+      if name.cache_salt.decode() in self._removed_salts:
+        return False
+      self._folder.write(name, data)
+    return True
+
+  def _is_wanted(self, name: groups_lib.Name) -> bool:
+    salt = name.cache_salt.decode()
+    if not salt or salt in self._removed_salts:
+      return False
+    is_public = not owner_of(name) and name.conversation is None
+    return is_public or self._is_private
+
+  def _is_kept(self, name: groups_lib.Name) -> bool:
+    """Returns whether a group may be saved, or taken back, as things are."""
+    if not self._is_wanted(name):
+      return False
+    owner = owner_of(name)
+    return not owner or self._keeps(owner, name.conversation)
+
+  def _between_rounds(self, function: Callable[[], Any]) -> Any:
+    """Returns a function's value; None if the engine has stopped, or is late.
+
+    Raises whatever the function raises.
+    """
+
+    def caught():
+      try:
+        return function(), None
+      except Exception as error:
+        return None, error
+
+    value, error = self._worker.ask(caught, _ROUND) or (None, None)
+    if error is not None:
+      raise error
+    return value
+
+  def _run(self) -> None:
+    with contextlib.ExitStack() as stack:
+      is_writer = self._lock(stack)
+      while not self._stopping.wait(self._every if is_writer else 1.0):
+        if not is_writer:
+          is_writer = self._lock(stack)
+          if is_writer:
+            # The process that wrote to the folder has gone.
+            self._try(self.restore)
+        else:
+          self._try(self.save)
+      if is_writer:
+        self._try(self.save)
+
+  def _lock(self, stack: contextlib.ExitStack) -> bool:
+    try:
+      stack.enter_context(
+        locks.hold(
+          self._folder.path / LOCK,
+          f'folder {self._folder.path}',
+          'saves points',
+          '--folder',
+        )
+      )
+    except OSError:
+      return False
+    self._folder.remove_partial()
+    return True
+
+  def _try(self, function: Callable[[], Any]) -> None:
+    try:
+      function()
+    except Exception:
+      # The server answers all the same; the next look tries again.
+      _LOG.exception('points could not be saved')

@@ -1,0 +1,448 @@
+"""What a server's cache has after a restart, and what it must not have."""
+
+from concurrent import futures
+import contextlib
+import functools
+import logging
+
+import pytest
+
+from kaiju_jax.runs import server_folder
+from kaiju_jax.runs import serving_engine
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.replies import saved_points
+from kaiju_jax.storage import files
+from kaiju_jax.storage import locks
+from tests.decoding import fake_device
+from tests.decoding import saved_device
+from tests.serving import running
+from tests.serving import trivial
+from tests.serving import world
+
+SECRET = b's' * 32
+CARD = {'name': 'Nell', 'description': 'Nell paints boats, all of them blue.'}
+
+
+@pytest.fixture
+def start(tmp_path):
+  """Returns a function that starts a server with the same folder."""
+  engines = []
+
+  def start(
+    kind='all',
+    secret=SECRET,
+    most=2**20,
+    root='root',
+    judge=None,
+    every=3600.0,
+    pages=2000,
+  ):
+    def engine(tokenizer):
+      made = world.Engine(
+        tokenizer,
+        length=running.LENGTH,
+        pages=pages,
+        is_judged=judge is not None,
+      )
+      if judge is not None:
+        made.judge.version = judge
+      engines.append(made)
+      return made
+
+    def points(worker, store):
+      tokens = auth.Tokens(tmp_path / auth.FILE)
+      return saved_points.SavedPoints(
+        worker,
+        saved_device.saving_of(worker.engine, root),
+        saved_points.Folder(tmp_path / 'points', secret, 2**20),
+        most=most,
+        is_private=kind == 'all',
+        is_kept=functools.partial(serving_engine.is_kept, store, tokens),
+        every=every,
+      )
+
+    return running.server(tmp_path, engine=engine, points=points)
+
+  yield start
+  assert not list(tmp_path.glob(f'**/.*{files.PARTIAL}'))
+  for engine in engines:
+    assert fake_device.is_empty(engine.decoder)
+
+
+def listed(folder):
+  return sorted(x.name for x in (folder / 'points').glob('*.points'))
+
+
+def open_session(server, owner, character=running.CHARACTER):
+  return server.post('/v1/sessions', owner, character=character)['id']
+
+
+def make_card(server, owner, public=False):
+  body = {'fields': CARD, 'public': public}
+  return server.ask('POST', '/v1/characters', body, owner)['id']
+
+
+def say(server, owner, session, text='Good evening, is the lamp lit?'):
+  """Returns the tokens of a turn's prompt, and how many were cached."""
+  answer = server.post(
+    '/v1/chat/completions',
+    owner,
+    model=running.MODEL,
+    messages=[{'role': 'user', 'content': text}],
+    session=session,
+    max_tokens=8,
+  )
+  return answer['usage']['prompt_tokens'], answer['kaiju']['cached_tokens']
+
+
+def test_a_restart_keeps_what_was_cached(start, tmp_path):
+  """Of public and private characters; hits before beside hits after."""
+  with start() as server:
+    sessions = {
+      ('ann', 0): open_session(server, 'ann'),
+      ('ben', 0): open_session(server, 'ben'),
+      ('ann', 1): open_session(server, 'ann', make_card(server, 'ann')),
+    }
+    for _ in range(2):
+      for (owner, _), session in sessions.items():
+        say(server, owner, session)
+    before = [say(server, o, x) for (o, _), x in sessions.items()]
+    assert server.context.points.restored.points == 0
+  kept = listed(tmp_path)
+  assert len(kept) == 5  # Two prefixes and three conversations.
+  with start() as server:
+    assert server.context.points.restored.points > 5
+    after = [say(server, o, x) for (o, _), x in sessions.items()]
+    hits = [
+      sum(cached for _, cached in x) / sum(prompt for prompt, _ in x)
+      for x in (before, after)
+    ]
+    assert hits[1] >= 0.98 * hits[0] > 0.8
+    labels = saved_device.labels(server.engine.decoder.account)
+    assert labels
+  assert listed(tmp_path) == kept
+
+
+def test_by_default_only_public_prefixes_are_kept(start, tmp_path):
+  with start('public') as server:
+    mine = open_session(server, 'ann', make_card(server, 'ann'))
+    theirs = open_session(server, 'ben')
+    for _ in range(2):
+      say(server, 'ann', mine)
+      say(server, 'ben', theirs)
+  (name,) = listed(tmp_path)
+  assert name.startswith('shared-prefix-')
+  with start('public') as server:
+    assert say(server, 'ann', mine)[1] == 0
+    _, cached = say(server, 'ben', theirs)
+    assert 0 < cached <= server.prefix_length
+
+
+def test_without_the_flag_private_files_are_refused_and_removed(
+  start, tmp_path
+):
+  with start() as server:
+    say(server, 'ann', open_session(server, 'ann'))
+  assert len(listed(tmp_path)) == 2
+  with start('public') as server:
+    assert server.context.points.restored[:2] == (1, 1)
+  assert len(listed(tmp_path)) == 1
+
+
+def test_a_removed_session_is_gone_before_the_answer(start, tmp_path):
+  with start() as server:
+    sessions = [open_session(server, x) for x in ('ann', 'ann', 'ben')]
+    for owner, session in zip(('ann', 'ann', 'ben'), sessions):
+      say(server, owner, session)
+      say(server, owner, session)
+    server.context.points.save()
+    before = listed(tmp_path)
+    assert len(before) == 4
+    server.ask('DELETE', f'/v1/sessions/{sessions[0]}', owner='ann')
+    after = listed(tmp_path)
+    assert len(after) == 3 and set(after) < set(before)
+    names = {one.name.conversation for one in selected(server)}
+    assert names == {None, *sessions[1:]}
+    server.context.points.save()
+    assert listed(tmp_path) == after
+  with start() as server:
+    assert {one.name.conversation for one in selected(server)} == names
+
+
+def selected(server):
+  points = server.context.points
+  return points._between_rounds(
+    lambda: points._saving.select(10**9, lambda name: True)
+  )
+
+
+def test_others_cannot_remove_what_is_saved(start, tmp_path):
+  with start() as server:
+    session = open_session(server, 'ann')
+    card = make_card(server, 'ann')
+    say(server, 'ann', session)
+    say(server, 'ann', open_session(server, 'ann', card))
+    server.context.points.save()
+    before = listed(tmp_path)
+    count = len(server.engine.decoder.account.tree)
+    for path in f'sessions/{session}', f'characters/{card}':
+      with pytest.raises(Exception, match=r'40[34]'):
+        server.ask('DELETE', f'/v1/{path}', owner='ben')
+    assert listed(tmp_path) == before
+    assert len(server.engine.decoder.account.tree) == count
+
+
+@pytest.mark.parametrize('first', ['session', 'character'])
+def test_a_removed_private_character_leaves_nothing(start, tmp_path, first):
+  """Whether its last session goes before it or after it."""
+  with start() as server:
+    say(server, 'ben', open_session(server, 'ben'))
+    card = make_card(server, 'ann')
+    session = open_session(server, 'ann', card)
+    say(server, 'ann', session)
+    server.context.points.save()
+    assert len(listed(tmp_path)) == 4
+    paths = [f'sessions/{session}', f'characters/{card}']
+    for path in paths if first == 'session' else paths[::-1]:
+      server.ask('DELETE', f'/v1/{path}', owner='ann')
+      if first == 'character':
+        first = ''
+        # The conversation goes on; its prefix is a private text again.
+        say(server, 'ann', session)
+    assert len(listed(tmp_path)) == 2
+    owners = {one.name.owner for one in selected(server)}
+    assert owners == {b'', b'ben'}
+    server.context.points.save()
+    assert len(listed(tmp_path)) == 2
+
+
+def test_a_session_that_goes_while_it_is_written_is_not_written(
+  start, tmp_path
+):
+  with start() as server:
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+    points = server.context.points
+    copied = points._copy
+
+    def copy(one):
+      data = copied(one)
+      if one.name.conversation is not None:
+        assert data
+        server.ask('DELETE', f'/v1/sessions/{session}', owner='ann')
+      return data
+
+    points._copy = copy
+    points.save()
+    assert len(listed(tmp_path)) == 1
+
+
+def test_a_session_that_another_server_removed_is_not_taken_back(
+  start, tmp_path, caplog
+):
+  with start() as server:
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+    store = server.context.store
+    server.context.points.save()
+    assert len(listed(tmp_path)) == 2
+    server.context.points._keeps = lambda owner, session: True
+    store.remove_session('ann', session)
+  assert len(listed(tmp_path)) == 2
+  with start() as server:
+    assert server.context.points.restored[:2] == (1, 1)
+    assert len(server.engine.decoder.account.tree) == 1
+    server.context.points.save()
+    assert len(listed(tmp_path)) == 1
+  assert 'its text was removed' in caplog.text
+
+
+def test_who_has_no_token_any_more_has_no_files(start, tmp_path):
+  with start() as server:
+    for owner in 'ann', 'ben':
+      card = make_card(server, owner)
+      say(server, owner, open_session(server, owner, card))
+    server.context.points.save()
+    assert len(listed(tmp_path)) == 4
+    tokens = auth.Tokens(tmp_path / auth.FILE)
+    (tmp_path / server_folder.KEY).write_bytes(SECRET)
+    for owner, left in ('ben', 4), ('ann', 2):
+      if owner == 'ann':
+        tokens.revoke(owner)
+      server_folder.forget_owner(tmp_path, owner)
+      assert len(listed(tmp_path)) == left
+    server.context.points.save()
+    assert len(listed(tmp_path)) == 2
+
+
+CHANGES = {
+  'a byte': ({}, 'it is damaged'),
+  'its end': ({}, 'it is damaged'),
+  'empty': ({}, 'it is damaged'),
+  'another key': ({'secret': b't' * 32}, 'the key of another server'),
+  'another root': ({'root': 'other'}, 'another model, tokenizer, or kind'),
+  'another head': ({'judge': b'2'}, 'judged by another head, or by none'),
+}
+
+
+@pytest.mark.parametrize('what', CHANGES)
+def test_a_file_that_cannot_be_trusted_is_refused_by_name(
+  start, tmp_path, caplog, what
+):
+  changes, reason = CHANGES[what]
+  with start() as server:
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+  names = listed(tmp_path)
+  spoiled = [tmp_path / 'points' / x for x in names if 'shared' not in x]
+  for path in spoiled:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= what == 'a byte'
+    path.write_bytes({'its end': data[:-1], 'empty': b''}.get(what, data))
+  with caplog.at_level(logging.WARNING), start(**changes) as server:
+    refused = names if changes else [x.name for x in spoiled]
+    assert server.context.points.restored.refused == len(refused)
+    lines = [
+      x.getMessage() for x in caplog.records if 'refused' in x.getMessage()
+    ]
+    assert [x for x in lines if reason in x] == lines
+    assert [name in line for name, line in zip(refused, lines)] == [
+      True for _ in refused
+    ]
+    assert not any(x.exc_info for x in caplog.records)
+    assert say(server, 'ann', session)[1] == (
+      0 if changes else server.prefix_length
+    )
+    server.context.points.save()
+    # What was refused is written anew, or gone.
+    folder = saved_points.Folder(
+      tmp_path / 'points', changes.get('secret', SECRET), 2**20
+    )
+    for path in folder.list():
+      folder.read(path, changes.get('root', 'root'))
+
+
+def test_texts_of_a_head_are_judged_by_what_it_gave_them(start):
+  """A prompt's scores are those of all its tokens, as without a restart."""
+  found = []
+  for _ in range(2):
+    with start(judge=b'1') as server:
+      if not found:
+        session = open_session(server, 'ann')
+        say(server, 'ann', session)
+      submitted = server.engine.submit
+
+      def submit(*arguments, submitted=submitted):
+        found.append(submitted(*arguments))
+        return found[-1]
+
+      server.engine.submit = submit
+      assert say(server, 'ann', session)[1] > server.prefix_length
+  assert len(found) == 2
+  for one in found:
+    tokens = one.whole_text()[: one.prompt]
+    scores = [
+      fake_device.scores(fake_device.appended(0, tokens[: n + 1]))
+      for n in range(len(tokens))
+    ]
+    assert one.prompt_scores == pytest.approx(tuple(map(max, zip(*scores))))
+
+
+def test_what_a_killed_server_left_half_written_is_removed(start, tmp_path):
+  with start() as server:
+    say(server, 'ann', open_session(server, 'ann'))
+  names = listed(tmp_path)
+  half = tmp_path / 'points' / f'.{names[0]}.0123{files.PARTIAL}'
+  half.write_bytes(b'half')
+  with start() as server:
+    assert server.context.points.restored.refused == 0
+    assert trivial.until(lambda: not half.exists())
+
+
+def test_a_rolling_update_takes_over_what_the_first_server_saves_last(
+  start, tmp_path
+):
+  """While another process has the folder, this one writes nothing."""
+  folder, away = tmp_path / 'points', tmp_path / 'away'
+  with start() as server:
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+  names = listed(tmp_path)
+  folder.rename(away)
+  folder.mkdir()
+  # As another process: a lock belongs to the thread that took it.
+  lock = locks.hold(folder / saved_points.LOCK, 'folder', 'saves', '--folder')
+  with lock_elsewhere(lock) as release, start(every=0.01) as server:
+    points = server.context.points
+    assert points.restored.points == 0
+    say(server, 'ben', open_session(server, 'ben'))
+    assert not listed(tmp_path)
+    for path in away.glob('*.points'):
+      path.rename(folder / path.name)
+    release()
+    assert trivial.until(lambda: points.restored.points)
+    assert say(server, 'ann', session)[1] > server.prefix_length
+  assert len(listed(tmp_path)) == len(names) + 1
+
+
+@contextlib.contextmanager
+def lock_elsewhere(lock):
+  """Holds a lock in another thread; yields what frees it."""
+  with futures.ThreadPoolExecutor(1) as thread:
+    thread.submit(lock.__enter__).result()
+    freed = []
+
+    def release():
+      freed.append(thread.submit(lock.__exit__, None, None, None).result())
+
+    try:
+      yield release
+    finally:
+      if not freed:
+        release()
+
+
+def test_a_small_pool_and_a_small_folder_take_what_fits(start, tmp_path):
+  with start() as server:
+    for owner in 'ann', 'ben':
+      session = open_session(server, owner)
+      say(server, owner, session)
+    count = len(server.engine.decoder.account.tree)
+  with start(pages=280) as server:
+    tree = server.engine.decoder.account.tree
+    assert 0 < server.context.points.restored.points <= count
+    assert any(not point.salt for point in tree.points())
+  with start(most=saved_device.BYTES * 30) as server:
+    pass
+  size = sum(x.stat().st_size for x in (tmp_path / 'points').glob('*.points'))
+  assert size < 2**20
+
+
+def test_a_folder_that_cannot_be_written_to_stops_no_server(
+  start, tmp_path, caplog, monkeypatch
+):
+  def full(*arguments):
+    raise OSError(28, 'No space left on device')
+
+  with start(every=0.01) as server:
+    monkeypatch.setattr(saved_points.Folder, 'write', full)
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+    assert trivial.until(lambda: 'points could not be saved' in caplog.text)
+    assert say(server, 'ann', session)[1] > 0
+    monkeypatch.undo()
+    assert trivial.until(lambda: len(listed(tmp_path)) == 2)
+
+
+def test_names_of_files_tell_nothing_and_are_private(start, tmp_path):
+  with start() as server:
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+    digest = server.context.store.version(running.CHARACTER, 1).digest
+  folder = tmp_path / 'points'
+  assert folder.stat().st_mode & 0o777 == 0o700
+  for path in folder.glob('*.points'):
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not any(
+      x in path.name for x in ('ann', session, digest, running.CHARACTER)
+    )
