@@ -62,6 +62,7 @@ PURPOSES = {
     'aot_report',
     'tpu_schedule',
     'replay',
+    'fleet',
     'economics',
     'incident',
   ),

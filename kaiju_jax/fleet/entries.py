@@ -76,15 +76,13 @@ def _unlist(replicas, cache, replica, entry):
   replicas.entries[replica] = last
 
 
-def make_entry(replicas, cache, replica, key, is_prefix, length, now):
-  """Returns a new entry without pages, or −1 if the arrays are full."""
-  if replicas.unused[replica] == 0:
-    return -1
+def make_entry(replicas, cache, replica, key, now):
+  """Returns a new entry of a session, without pages; one must be unused."""
   replicas.unused[replica] -= 1
   entry = cache.entry.spare[replica, replicas.unused[replica]]
   cache.entry.key[replica, entry] = key
-  cache.entry.is_prefix[replica, entry] = is_prefix
-  cache.entry.length[replica, entry] = length
+  cache.entry.is_prefix[replica, entry] = 0
+  cache.entry.length[replica, entry] = 0
   cache.entry.low[replica, entry] = 0
   cache.entry.pages[replica, entry] = 0
   cache.entry.local[replica, entry] = 0
@@ -94,6 +92,21 @@ def make_entry(replicas, cache, replica, key, is_prefix, length, now):
   cache.entry.below[replica, entry] = 0
   cache.entry.above[replica, entry] = -1
   cache.entry.place[replica, entry] = -1
+  return entry
+
+
+def make_prefix(sizes, replicas, cache, replica, character, prefix, now):
+  """Returns a new entry of a character's prefix, with its global pages.
+
+  Until it is listed it cannot be resumed.
+  """
+  entry = make_entry(replicas, cache, replica, character, now)
+  cache.entry.is_prefix[replica, entry] = 1
+  cache.entry.length[replica, entry] = prefix
+  pages = count_pages(sizes, prefix)
+  cache.entry.pages[replica, entry] = pages
+  replicas.free[replica] -= pages
+  cache.prefix_at[replica, character] = entry
   return entry
 
 
@@ -192,7 +205,7 @@ def evict(sizes, replicas, cache, replica, now):
     return False
   replicas.evictions[replica] += 1
   seed = policies.mix(replicas.evictions[replica], replica)
-  best, least = -1, np.inf
+  best, least = np.int64(-1), np.inf
   is_drawn = 0 < sizes.drawn < count
   for step in range(sizes.drawn if is_drawn else count):
     place = policies.mix(seed, step) % count if is_drawn else step
@@ -252,11 +265,9 @@ def admit(sizes, replicas, requests, cache, replica, one, now):
       release_prefix(replicas, cache, replica, base)
     return False
   if base < 0:
-    base = make_entry(replicas, cache, replica, character, 1, prefix, now)
-    cache.entry.pages[replica, base] = shared
+    base = make_prefix(sizes, replicas, cache, replica, character, prefix, now)
     cache.entry.below[replica, base] = 1
-    cache.prefix_at[replica, character] = base
-  replicas.free[replica] -= pages + shared
+  replicas.free[replica] -= pages
   replicas.free_local[replica] -= local + ring
   cache.entry.used[replica, base] = now
   cache.entry.begun[replica, base] += entry < 0 and resumed == min(
@@ -282,26 +293,31 @@ def record_prefix(sizes, replicas, requests, cache, replica, one, now):
   list_entry(replicas, cache, replica, base)
 
 
-def leave(sizes, replicas, requests, cache, replica, one, now, is_kept):
-  """Gives a row's pages to its session's entry, or back."""
+def give_back(sizes, replicas, requests, cache, replica, one):
+  """Gives a row's pages back."""
+  prefix = requests.prefix[one]
+  replicas.free[replica] += requests.pages[one]
+  replicas.free_local[replica] += requests.local[one]
+  if requests.held[one] < prefix:
+    replicas.free_local[replica] += count_local(sizes, prefix, prefix)
   base = cache.prefix_at[replica, requests.character[one]]
-  entry = -1
-  if is_kept and sizes.keeps:
-    older = find_session(cache, replica, requests.session[one])
-    if older >= 0:
-      drop(replicas, cache, replica, older)
-    # The last token is drawn, and not in the cache.
-    length = requests.prompt[one] + requests.answer[one] - 1
-    session = requests.session[one]
-    entry = make_entry(replicas, cache, replica, session, 0, length, now)
-  if entry < 0:
-    replicas.free[replica] += requests.pages[one]
-    replicas.free_local[replica] += requests.local[one]
-    if requests.held[one] < requests.prefix[one]:
-      prefix = requests.prefix[one]
-      replicas.free_local[replica] += count_local(sizes, prefix, prefix)
-    release_prefix(replicas, cache, replica, base)
+  release_prefix(replicas, cache, replica, base)
+
+
+def leave(sizes, replicas, requests, cache, replica, one, now):
+  """Gives the pages of a row that has ended to its session's entry."""
+  session = requests.session[one]
+  older = find_session(cache, replica, session)
+  if older >= 0:
+    drop(replicas, cache, replica, older)
+  if sizes.keeps == 0 or replicas.unused[replica] == 0:
+    give_back(sizes, replicas, requests, cache, replica, one)
     return
+  # The last token is drawn, and not in the cache.
+  length = requests.prompt[one] + requests.answer[one] - 1
+  entry = make_entry(replicas, cache, replica, session, now)
+  base = cache.prefix_at[replica, requests.character[one]]
+  cache.entry.length[replica, entry] = length
   cache.entry.low[replica, entry] = requests.low[one]
   cache.entry.pages[replica, entry] = requests.pages[one]
   cache.entry.local[replica, entry] = requests.local[one]

@@ -25,7 +25,7 @@ BINS, LEAST, WIDTH = 4096, 1e-4, 0.0045
 REQUESTS, HITS, PROMPT, RESUMED, PREFIX, PREFIX_RESUMED, ANSWER = range(7)
 MOVED, LOST, ENDED = 7, 8, 9
 # Places of `Totals.sums`.
-FIRST, STAY, AREA, PRESENT, SINCE = range(5)
+FIRST, STAY, AREA, PRESENT, SINCE, LAST, BUSY, GIVEN = range(8)
 
 
 class Totals(NamedTuple):
@@ -38,8 +38,9 @@ class Totals(NamedTuple):
       and those that were resumed, of prefixes and those that were resumed,
       answers, requests that moved to another replica, those that found none,
       and those that ended.
-    sums: float64 [5]; seconds to first tokens and to last ones, the integral
-      of the requests present, these requests, and since when.
+    sums: float64 [8]; seconds to first tokens and to last ones, the integral
+      of the requests present, these requests, and since when; the second at
+      which the last session began, and what replicas had worked and answered.
   """
 
   late: np.ndarray
@@ -157,7 +158,7 @@ def _lose(law, shapes, sizes, flow, policy, fleet, replica, now):
         given = requests.answer[one] - left
         requests.prompt[one] += given
         requests.answer[one] = left
-      entries.leave(sizes, replicas, requests, cache, replica, one, now, False)
+      entries.give_back(sizes, replicas, requests, cache, replica, one)
       requests.next[one] = first
       first = one
     count[replica] = 0
@@ -198,17 +199,12 @@ def _warm(sizes, fleet, replica, count, flow, now):
       return
     if replicas.unused[replica] < 2:
       return
-    entry = entries.make_entry(
-      replicas, cache, replica, character, 1, prefix, now
+    entry = entries.make_prefix(
+      sizes, replicas, cache, replica, character, prefix, now
     )
-    cache.entry.pages[replica, entry], cache.entry.local[replica, entry] = (
-      pages,
-      local,
-    )
+    cache.entry.local[replica, entry] = local
     cache.entry.begun[replica, entry] = 1
-    replicas.free[replica] -= pages
     replicas.free_local[replica] -= local
-    cache.prefix_at[replica, character] = entry
     entries.list_entry(replicas, cache, replica, entry)
 
 
@@ -235,6 +231,11 @@ def _receive(law, shapes, sizes, flow, policy, fleet, given, now):
   else:
     slot = sessions_lib.begin_session(flow, sessions, requests)
     sessions_lib.plan_next(flow, sessions)
+    if sessions.start[0] == np.inf:
+      totals = fleet.totals
+      totals.sums[LAST] = now
+      totals.sums[BUSY] = fleet.replicas.busy.sum()
+      totals.sums[GIVEN] = totals.counts[ANSWER]
   if slot < 0:
     fleet.totals.counts[LOST] += 1
     return given
@@ -258,7 +259,8 @@ def run(law, shapes, sizes, flow, policy, fleet, begin, window):
       the seconds of a window.
   """
   until, sessions = fleet.replicas.until, fleet.sessions
-  given = fault = events = 0
+  # A constant would have numba compile all functions once more.
+  given = fault = events = np.int64(0)
   if flow.sessions > 0:
     sessions_lib.plan_next(flow, sessions)
   while True:
@@ -268,7 +270,7 @@ def run(law, shapes, sizes, flow, policy, fleet, begin, window):
       comes = fleet.requests.seconds[given]
     else:
       comes = np.inf
-    replica, ends = 0, until[0]
+    replica, ends = np.int64(0), until[0]
     for place in range(1, len(until)):
       if until[place] < ends:
         replica, ends = place, until[place]

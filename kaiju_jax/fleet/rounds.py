@@ -243,7 +243,7 @@ def _close(sizes, replicas, requests, cache, replica, ended, now):
     requests.done[one] = now
     replicas.load[replica] -= 1
     replicas.context[replica] -= requests.prompt[one] + requests.answer[one] - 1
-    entries.leave(sizes, replicas, requests, cache, replica, one, now, True)
+    entries.leave(sizes, replicas, requests, cache, replica, one, now)
     ended[found] = one
     found += 1
   replicas.drawing[replica] = kept

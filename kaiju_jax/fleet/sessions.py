@@ -103,30 +103,31 @@ def make_law(characters: int, exponent: float) -> np.ndarray:
   return np.cumsum(weight / weight.sum())
 
 
-def _draw(flow, stream, number, turn):
-  """Returns a uniform number in (0, 1)."""
-  seed = policies.mix(policies.mix(flow.seed, stream), number)
-  return (policies.mix(seed, turn) + 0.5) / 4294967296.0
+def _draw(stream, number, turn):
+  """Returns a uniform number in (0, 1).
+
+  Streams are sums, not constants: numba compiles a function per constant.
+  """
+  seed = policies.mix(policies.mix(stream, number), turn)
+  return (seed + 0.5) / 4294967296.0
 
 
-def _draw_normal(flow, stream, number, turn):
-  radius = math.sqrt(-2 * math.log(_draw(flow, stream, number, turn)))
-  angle = 2 * math.pi * _draw(flow, stream + 1, number, turn)
-  return radius * math.cos(angle)
+def _draw_normal(stream, number, turn):
+  radius = math.sqrt(-2 * math.log(_draw(stream, number, turn)))
+  return radius * math.cos(2 * math.pi * _draw(stream + 1, number, turn))
 
 
 def _draw_tokens(flow, stream, median, number, turn):
-  size = median * math.exp(
-    flow.spread * _draw_normal(flow, stream, number, turn)
-  )
+  size = median * math.exp(flow.spread * _draw_normal(stream, number, turn))
   return max(1, min(flow.longest, int(size)))
 
 
 def count_prefix(flow, character):
   """Returns the tokens of a character's prefix."""
   low, high = math.log(flow.low), math.log(flow.high)
-  found = math.exp(low + (high - low) * _draw(flow, 1, character, 0))
-  return max(1, int(found + 1e-6))
+  part = _draw(16 * flow.seed, character, character)
+  # Rounding may take a token from equal bounds.
+  return max(1, int(math.exp(low + (high - low) * part) + 1e-6))
 
 
 def plan_next(flow, sessions):
@@ -138,10 +139,12 @@ def plan_next(flow, sessions):
   while True:
     count = sessions.counts[3]
     sessions.counts[3] += 1
-    now -= math.log(_draw(flow, 2, count, 0)) / (flow.rate * flow.peak)
+    now -= math.log(_draw(16 * flow.seed + 1, count, count)) / (
+      flow.rate * flow.peak
+    )
     phase = 2 * math.pi * (now / _DAY - flow.hour / 24)
     rate = 1 + (flow.peak - 1) * math.cos(phase)
-    if _draw(flow, 2, count, 1) * flow.peak < rate:
+    if _draw(16 * flow.seed + 2, count, count) * flow.peak < rate:
       sessions.start[0] = now
       return
 
@@ -197,10 +200,12 @@ def begin_session(flow, sessions, requests):
   sessions.length[slot] = 0
   left = 1
   if flow.messages > 1:
-    drawn = math.log(_draw(flow, 3, number, 0))
+    drawn = math.log(_draw(16 * flow.seed + 3, number, number))
     left += int(drawn / math.log(1 - 1 / flow.messages))
   sessions.left[slot] = left
-  character = np.searchsorted(sessions.ends, _draw(flow, 4, number, 0))
+  character = np.searchsorted(
+    sessions.ends, _draw(16 * flow.seed + 4, number, number)
+  )
   character = min(character, len(sessions.ends) - 1)
   requests.character[slot] = character
   requests.prefix[slot] = count_prefix(flow, character)
@@ -213,12 +218,12 @@ def draw_request(flow, sessions, requests, slot, now):
   number, turn = sessions.number[slot], sessions.turn[slot]
   prefix, length = requests.prefix[slot], sessions.length[slot]
   sessions.turn[slot] = turn + 1
-  answer = _draw_tokens(flow, 6, flow.answer, number, turn)
-  if turn > 0 and _draw(flow, 5, number, turn) < flow.swipes:
+  answer = _draw_tokens(flow, 16 * flow.seed + 6, flow.answer, number, turn)
+  if turn > 0 and _draw(16 * flow.seed + 5, number, turn) < flow.swipes:
     prompt = requests.prompt[slot]
     requests.reach[slot] = prompt
   else:
-    message = _draw_tokens(flow, 8, flow.message, number, turn)
+    message = _draw_tokens(flow, 16 * flow.seed + 8, flow.message, number, turn)
     requests.reach[slot] = length
     if length == 0:
       length = prefix
@@ -241,7 +246,7 @@ def go_on(flow, sessions, slot, now):
     return False
   number, turn = sessions.number[slot], sessions.turn[slot]
   pause = flow.think * math.exp(
-    flow.think_spread * _draw_normal(flow, 10, number, turn)
+    flow.think_spread * _draw_normal(16 * flow.seed + 10, number, turn)
   )
   push(sessions, now + pause, slot)
   return True

@@ -75,6 +75,10 @@ class Setup:
         raise ValueError(
           f'sizes.{name}={getattr(self.sizes, name)}: must be at least 1.'
         )
+    if self.sizes.rows > state.MOST_ROWS:
+      raise ValueError(
+        f'sizes.rows={self.sizes.rows}: must be at most {state.MOST_ROWS}.'
+      )
     for fault in self.faults:
       if not 0 <= fault[2] < self.replicas:
         raise ValueError(
@@ -113,8 +117,8 @@ class Outcome(NamedTuple):
     hits: fraction of the requests that resumed anything.
     prefix_hits, token_hits: fraction of the tokens of prefixes, and of all
       prompts, that were resumed.
-    tokens_per_second: answers' tokens, over the whole run.
-    utilization: fraction of the time in which replicas ran rounds.
+    tokens_per_second: tokens of answers, while sessions begin.
+    utilization: fraction of that time in which replicas ran rounds.
     seconds: of the simulation.
     present: mean requests present.
     most_sessions: most sessions that were live at a time.
@@ -243,7 +247,18 @@ def simulate_trace(
   window: float = 3600.0,
   loop: types.ModuleType | None = None,
 ) -> tuple[Outcome, np.ndarray]:
-  """Runs a fleet on a trace; also returns the requests' records (`state`)."""
+  """Runs a fleet on a trace; also returns the requests' records (`state`).
+
+  Raises:
+    ValueError: pools without room for a text, or a prompt that is all prefix.
+  """
+  is_short = trace.prefix >= trace.prompt
+  if is_short.any():
+    place = int(np.argmax(is_short))
+    raise ValueError(
+      f'prompt={trace.prompt[place]} of request {place}: must be longer than'
+      f' its prefix, {trace.prefix[place]}.'
+    )
   longest = int(np.max(trace.prompt + trace.answer))
   setup.check_text(int(trace.prefix.max()), longest)
   requests = state.make_requests(len(trace.seconds))
@@ -261,7 +276,7 @@ def _run(setup, flow, sessions, requests, cache, begin, window, loop):
     setup.replicas, setup.sizes, cache.entry.shape[1]
   )
   totals = events.Totals(
-    np.zeros((48, events.BINS), np.int64), np.zeros(10, np.int64), np.zeros(5)
+    np.zeros((48, events.BINS), np.int64), np.zeros(10, np.int64), np.zeros(8)
   )
   faults = sorted(setup.faults)
   fleet = events.Fleet(
@@ -310,6 +325,10 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
   seconds = max(float(sums[events.SINCE]), 1e-9)
   counted, ended = max(int(totals.late.sum()), 1), max(int(counts[9]), 1)
   windows = [quantile(row, 0.99) for row in totals.late if row.sum() >= 1000]
+  loaded, busy, answered = map(float, sums[events.LAST :])
+  if not loaded:
+    loaded, busy = seconds, float(replicas['busy'].sum())
+    answered = float(counts[events.ANSWER])
   return Outcome(
     requests=int(counts[events.REQUESTS]),
     sessions=int(fleet.sessions.counts[0]),
@@ -325,8 +344,8 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
     token_hits=float(
       counts[events.RESUMED] / max(int(counts[events.PROMPT]), 1)
     ),
-    tokens_per_second=float(counts[events.ANSWER] / seconds),
-    utilization=float(replicas['busy'].sum() / (seconds * setup.replicas)),
+    tokens_per_second=answered / loaded,
+    utilization=busy / (loaded * setup.replicas),
     seconds=seconds,
     present=float(sums[events.AREA] / seconds),
     most_sessions=int(fleet.sessions.counts[2]),

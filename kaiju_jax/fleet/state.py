@@ -17,6 +17,9 @@ import numpy as np
 
 # Replicas at which the caches of one session are found again.
 HOLDS = 8
+# Rows that a replica may have. The records are of one type for all fleets, so
+# that one compilation serves them.
+MOST_ROWS = 256
 
 
 class Law(NamedTuple):
@@ -64,14 +67,18 @@ class Sizes(NamedTuple):
 # and `growth` more in each later one, and has `count` rounds until `until`.
 # `chosen` places of `part` are the prompts of its chunk, of at most `chunk`
 # tokens each.
-_REPLICA = [
-  *((name, np.float64) for name in ('share', 'load', 'clock', 'until')),
-  *((name, np.float64) for name in ('step', 'growth', 'context', 'busy')),
-  *((name, np.int64) for name in ('count', 'rounds', 'drawing', 'prompting')),
-  *((name, np.int64) for name in ('chosen', 'chunk', 'head', 'tail')),
-  *((name, np.int64) for name in ('free', 'free_local', 'entries')),
-  *((name, np.int64) for name in ('unused', 'evictions')),
-]
+_REPLICA = np.dtype(
+  [
+    *((name, np.float64) for name in ('share', 'load', 'clock', 'until')),
+    *((name, np.float64) for name in ('step', 'growth', 'context', 'busy')),
+    *((name, np.int64) for name in ('count', 'rounds', 'drawing', 'prompting')),
+    *((name, np.int64) for name in ('chosen', 'chunk', 'head', 'tail')),
+    *((name, np.int64) for name in ('free', 'free_local', 'entries')),
+    *((name, np.int64) for name in ('unused', 'evictions')),
+    *((name, np.int64, (MOST_ROWS,)) for name in ('prompts', 'draws', 'part')),
+  ],
+  align=True,
+)
 
 # `reach` is how many of the prompt's first tokens the session's cache may hold;
 # `prefix` of them are the character's. `held` are in the row's cache, `resumed`
@@ -123,11 +130,9 @@ class Cache(NamedTuple):
 def make_replicas(count: int, sizes: Sizes, entries: int) -> np.ndarray:
   """Returns records [r] of replicas that are open and have nothing.
 
-  Their `prompts`, `draws` and `part` are [r, rows].
+  Their `prompts`, `draws` and `part` are [r, MOST_ROWS].
   """
-  rows = [(name, np.int64, (sizes.rows,)) for name in ('prompts', 'draws')]
-  rows.append(('part', np.int64, (sizes.rows,)))
-  one = np.zeros(count, np.dtype(_REPLICA + rows, align=True))
+  one = np.zeros(count, _REPLICA)
   one['share'], one['until'] = 1, np.inf
   one['head'] = one['tail'] = -1
   one['free'], one['free_local'] = sizes.pages, sizes.local_pages

@@ -28,6 +28,11 @@ BAD = [
   ('economics --json=gs://a', 'error: --json=gs://a: gs:// is an'),
   ('incident --detect=soon', "error: detect='soon': must be a duration"),
   ('incident --set=gpu_price=-1', 'error: gpu_price=-1: must be a number'),
+  ('fleet --policies=best', "error: --policies: 'best' is not one of random,"),
+  ('fleet --drill=lost --replicas=1', 'error: replicas=1: the drill'),
+  ('fleet --calibrate', '--model is missing'),
+  ('fleet --wall_clock --model=nowhere', '--engine is missing'),
+  ('fleet --engine=nowhere', 'error: nowhere: no such file; --cal'),
   ('critical_batch --model=gs://a', 'error: --model=gs://a: gs:// is an'),
   ('codecs --config.model.window=0', 'window=0'),
   (

@@ -1,0 +1,146 @@
+"""Traces whose outcome is known in closed form, for the fleet simulator.
+
+M/M/c: requests of one token each, served for a geometric number of rounds by c
+rows of one replica, approach exponential services as rounds get short. Che:
+requests for characters' prefixes of one size, one at a time.
+"""
+
+import types
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.fleet import laws
+from kaiju_jax.fleet import queueing
+from kaiju_jax.fleet import sessions
+from kaiju_jax.fleet import simulator
+from kaiju_jax.fleet import state
+
+# Rounds of a mean service.
+_ROUNDS = 400
+_BATCHES = 20
+
+
+class Compared(NamedTuple):
+  """A simulated figure beside its closed form.
+
+  Attributes:
+    name: what it is.
+    found: as simulated.
+    expected: the closed form's.
+    sigma: standard deviation of `found`, by batch means; 0 where `most` counts.
+    most: how far the two may be apart.
+  """
+
+  name: str
+  found: float
+  expected: float
+  sigma: float
+  most: float
+
+  @property
+  def is_met(self) -> bool:
+    """Whether the two are near enough."""
+    return abs(self.found - self.expected) <= self.most
+
+
+def compare_waits(
+  servers: int,
+  load: float,
+  count: int = 100_000,
+  seed: int = 0,
+  loop: types.ModuleType | None = None,
+) -> list[Compared]:
+  """Compares P(wait) and the p99 of waits with Erlang's C.
+
+  Services take a second on average. A request waits if it gets its row later
+  than with the next round. Returns Little's law, too, with .1 %.
+  """
+  rng = np.random.default_rng((seed, 11))
+  gaps = -np.log1p(-rng.random(count)) / (servers * load)
+  services = laws.geometric(rng, _ROUNDS, count)
+  numbers, ones = np.arange(count), np.ones(count, np.int64)
+  # A prompt of two tokens, the first of them its prefix, takes two rounds.
+  trace = simulator.Trace(
+    np.cumsum(gaps),
+    numbers,
+    numbers % 1000,
+    ones,
+    2 * ones,
+    np.maximum(services - 1, 1),
+    0 * ones,
+  )
+  law = state.Law(1 / _ROUNDS, 0.0, 0.0, 0.0, 0.0)
+  sizes = state.Sizes(servers, 64, 0, 10_000, 0, 0, 0)
+  setup = simulator.Setup(1, 'random', law, sizes, ((servers, 1),), table=8)
+  outcome, found = simulator.simulate_trace(setup, trace, loop=loop)
+  waits = found['first'] - found['seconds'] - 2 / _ROUNDS
+  waits = waits[count // 10 :]
+  closed = queueing.wait_probability(servers, load)
+  expected = np.log(closed / 0.01) / (servers * (1 - load))
+  found = [
+    ('P(wait)', lambda x: float((x > 1.5 / _ROUNDS).mean()), closed),
+    ('p99 of waits', lambda x: float(np.quantile(x, 0.99)), expected),
+  ]
+  compared = []
+  for name, measure, value in found:
+    parts = [measure(part) for part in np.array_split(waits, _BATCHES)]
+    sigma = float(np.std(parts, ddof=1) / _BATCHES**0.5)
+    compared.append(
+      Compared(
+        f'M/M/{servers}, load {load:g}: {name}',
+        measure(waits),
+        value,
+        sigma,
+        3 * sigma,
+      )
+    )
+  present = outcome.requests * outcome.mean_stay / outcome.seconds
+  compared.append(
+    Compared(
+      f"M/M/{servers}, load {load:g}: Little's law",
+      outcome.present,
+      present,
+      0.0,
+      1e-3 * present,
+    )
+  )
+  return compared
+
+
+def compare_hits(
+  things: int,
+  kept: int,
+  exponent: float,
+  count: int = 200_000,
+  seed: int = 0,
+  loop: types.ModuleType | None = None,
+) -> Compared:
+  """Compares the hit rate of prefixes alone with Che's, within half a point."""
+  rng = np.random.default_rng((seed, 12))
+  drawn = np.searchsorted(
+    sessions.make_law(things, exponent), rng.random(count)
+  )
+  ones = np.ones(count, np.int64)
+  trace = simulator.Trace(
+    10.0 * np.arange(count),
+    np.arange(count) % 50,
+    np.minimum(drawn, things - 1),
+    640 * ones,
+    641 * ones,
+    ones,
+    0 * ones,
+  )
+  law = state.Law(1e-3, 0.0, 0.0, 0.0, 0.0)
+  # A row has a page of its own, and local pages are plenty.
+  sizes = state.Sizes(1, 64, 64, 10 * kept + 1, 4 * kept + 100, 0, 0)
+  setup = simulator.Setup(1, 'random', law, sizes, ((1, 1024),), table=8)
+  _, found = simulator.simulate_trace(setup, trace, loop=loop)
+  rate = float((found['resumed'][count // 4 :] > 0).mean())
+  return Compared(
+    f'LRU of {kept} of {things:,}, Zipf {exponent:g}: hit rate',
+    rate,
+    queueing.lru_hit_rate(things, kept, exponent),
+    0.0,
+    0.005,
+  )

@@ -1,0 +1,105 @@
+"""The simulated cache beside the engine's prefix tree, on people's traffic."""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.fleet import caches
+from kaiju_jax.fleet import events
+from kaiju_jax.fleet import people as people_lib
+from kaiju_jax.fleet import simulator
+from kaiju_jax.fleet import state
+from kaiju_jax.fleet import texts
+
+PEOPLE = people_lib.People(
+  seed=3,
+  requests=800,
+  live=30,
+  characters=40,
+  prefix=(256, 1024),
+  message=25,
+  answer=60,
+  longest=128,
+  context=4096,
+  swipes=0.2,
+  edits=0.03,
+  forks=0.02,
+  warm_up=3.0,
+)
+PAGE, WINDOW = 16, 64
+
+
+@pytest.fixture(scope='module')
+def drawn():
+  people = people_lib.draw(PEOPLE)
+  return list(texts.requests(people)), simulator.trace_of(people)
+
+
+def simulate(trace, pages, local, window=WINDOW):
+  """Returns the tokens that each request resumes, one after another."""
+  law = state.Law(1e-6, 0.0, 0.0, 0.0, 0.0)
+  sizes = state.Sizes(1, PAGE, window, pages, local, 16, 1)
+  setup = simulator.Setup(1, 'random', law, sizes, ((1, 2**20),))
+  return simulator.simulate_trace(setup, trace, loop=events)[1]['resumed']
+
+
+@pytest.mark.parametrize('pages, local', [(3_000, 1_200), (800, 300)])
+def test_hits_are_the_trees_within_two_points(drawn, pages, local):
+  """Nearly all requests resume the very tokens; forks resume less."""
+  requests, trace = drawn
+  sizes = caches.Sizes(
+    PAGE, WINDOW, {prefix_tree.GLOBAL: 1.0, prefix_tree.LOCAL: 1.0}, 4096
+  )
+  tree = caches.Points(sizes, pages + local, local=local / (pages + local))
+  expected = np.array([tree.serve(request) for request in requests])
+  found = simulate(trace, pages, local)
+  # The tree's points hold the last token of an answer, too.
+  assert (np.abs(found - expected) <= 1).mean() > 0.93
+  total = trace.prompt.sum()
+  assert abs(found.sum() - expected.sum()) / total < 0.02
+  assert (found > 0).mean() == pytest.approx((expected > 0).mean(), abs=0.02)
+
+
+def test_less_memory_of_either_kind_has_fewer_hits(drawn):
+  _, trace = drawn
+  rates = [
+    simulate(trace, *pools).sum()
+    for pools in ((3_000, 3_000), (550, 3_000), (3_000, 280))
+  ]
+  assert rates[1] < rates[0] and rates[2] < rates[0]
+
+
+def test_pages_are_given_back():
+  """After a trace, what is not listed is free."""
+  people = people_lib.draw(PEOPLE)
+  trace = simulator.trace_of(people)
+  made, make = [], state.make_replicas
+  caches_made, make_cache = [], state.make_cache
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      state, 'make_replicas', lambda *x: made.append(make(*x)) or made[-1]
+    )
+    patch.setattr(
+      state,
+      'make_cache',
+      lambda *x: caches_made.append(make_cache(*x)) or caches_made[-1],
+    )
+    simulate(trace, 800, 300)
+  (replicas,), (cache,) = made, caches_made
+  used = np.ones(cache.entry.shape[1], bool)
+  used[cache.entry['spare'][0, : replicas['unused'][0]]] = False
+  held = cache.entry['pages'][0][used].sum()
+  assert replicas['free'][0] + held == 800
+  listed = cache.entry['listed'][0, : replicas['entries'][0]]
+  assert (
+    replicas['free_local'][0] + cache.entry['local'][0][listed].sum() == 300
+  )
+  assert (cache.entry['place'][0][listed] == np.arange(len(listed))).all()
+  # Ghosts have sessions behind them; sessions stand on prefixes.
+  ghosts = used & (cache.entry['place'][0] < 0)
+  assert (cache.entry['below'][0][ghosts] > 0).all()
+  sessions = used & (cache.entry['is_prefix'][0] == 0)
+  above = cache.entry['above'][0][sessions]
+  counts = np.bincount(above, minlength=len(used))
+  prefixes = used & (cache.entry['is_prefix'][0] == 1)
+  assert (cache.entry['below'][0][prefixes] == counts[prefixes]).all()

@@ -1,0 +1,80 @@
+"""The fleet's study: plans, drills, tables and JSON, in plain Python."""
+
+import json
+
+import pytest
+
+from kaiju_jax.fleet import events
+from kaiju_jax.fleet import simulator
+from kaiju_jax.runs import fleet
+
+PLAN = fleet.Plan(
+  replicas=3,
+  rows=8,
+  rate=2.0,
+  sessions=40,
+  messages=4.0,
+  characters=50,
+  warm_up=0.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+  monkeypatch.setenv('NUMBA_DISABLE_JIT', '1')
+  simulator.compile_loop.cache_clear()
+  yield
+  simulator.compile_loop.cache_clear()
+
+
+def test_a_study_has_a_table_per_exponent_and_a_row_per_policy():
+  said = []
+  runs = fleet.study(
+    PLAN, ('random', 'sticky'), (0.8, 1.2), (0, 1), noted=said.append
+  )
+  tables = list(fleet.show(runs, 2.5))
+  assert [title[:8] for title, _, _ in tables] == ['Zipf 0.8', 'Zipf 1.2']
+  for _, columns, rows in tables:
+    assert [row[0] for row in rows] == ['random', 'sticky']
+    assert {len(row) for row in rows} == {len(columns)}
+    assert all(row[-1] in ('kept', 'missed') for row in rows)
+  assert len(said) == len(runs) == 8 and 's of processor' in said[0]
+  written = fleet.as_json(PLAN, runs, 2.5)
+  assert json.loads(json.dumps(written)) == written
+  assert written['runs'][0]['p99'] == runs[0].outcome.p99
+  # Sessions stick where their texts are.
+  random, sticky = (
+    [run.outcome.token_hits for run in runs if run.policy == name]
+    for name in ('random', 'sticky')
+  )
+  assert sum(sticky) > sum(random)
+
+
+@pytest.mark.parametrize('drill', fleet.DRILLS)
+def test_a_drill_changes_its_replica_half_way(drill):
+  faults = fleet.make_faults(PLAN._replace(drill=drill))
+  begins = [fault for fault in faults if fault[0] >= 10.0]
+  assert bool(begins) == (drill != 'none')
+  assert all(fault[0] in (0.0, 9.0) for fault in faults if fault[0] < 10.0)
+  shares = [fault[3] for fault in faults if fault[1] == events.SHARE]
+  # A replica that was closed ends at its full share.
+  assert not shares or shares[-1] == 1.0
+  outcome = fleet.simulate(
+    PLAN._replace(drill=drill, rate=4.0), 'sticky', 1.0, 0
+  ).outcome
+  assert outcome.lost == 0 and outcome.requests > 80
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ({'drill': 'fire'}, "drill='fire': must be one of none, lost"),
+    ({'drill': 'lost', 'replicas': 1}, "replicas=1: the drill 'lost' needs"),
+    ({'rate': 0.0}, 'rate=0.0: must be above 0'),
+    ({'peak': 3.0}, 'peak=3.0: must be 1 to 2'),
+    ({'rows': 1000}, 'sizes.rows=1000: must be at most 256'),
+  ],
+)
+def test_a_plan_that_cannot_be_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    fleet.simulate(PLAN._replace(**change), 'sticky', 1.0, 0)
