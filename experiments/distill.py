@@ -80,9 +80,13 @@ def _samplings() -> dict[str, dict[str, int]]:
 
   path = pathlib.Path(distill.ROOT) / 'samplings.json'
   if not path.exists():
-    from . import equal_bytes
+    from kaiju_jax.runs import equal_bytes
 
-    files.write_json(path, equal_bytes.samplings())
+    student = distill.get_config('none')
+    found = equal_bytes.samplings(
+      distill.TEACHER, student, distill.DRAWS, distill.ENTRIES
+    )
+    files.write_json(path, found)
   return files.read_json(path)
 
 

@@ -28,10 +28,9 @@ from kaiju_jax.model import presets
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.runs import train
+from kaiju_jax.runs.benchmarks import layer_block
 from kaiju_jax.storage import files
 from kaiju_jax.training import experiment as experiment_lib
-
-from . import layer_block
 
 _PRESET = flags.DEFINE_enum('preset', '13b', list(presets.PRESETS), 'Preset.')
 _TENSOR = flags.DEFINE_integer(

@@ -15,7 +15,7 @@ machines are shared, and what disturbs only adds.
 
 The part `products` stands alone and says what bounds a step on a CPU: products
 of a few rows with a weight, with the head's table, and of attention, beside
-`paged_decode` (`product_times.py`).
+`paged_decode` (`runs/benchmarks/product_times.py`).
 """
 
 import os
@@ -57,7 +57,7 @@ def main(argv):
   command.check(argv)
   parts = command.choose(_PARTS, _ALL)
   if 'products' in parts:
-    from . import product_times
+    from kaiju_jax.runs.benchmarks import product_times
 
     product_times.report(_TURNS.value)
   if set(parts) - {'products'}:
@@ -71,9 +71,8 @@ def _compare(wanted) -> None:
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   # Imported here, so that --help is instant.
   from kaiju_jax.model import transformer
+  from kaiju_jax.runs.benchmarks import decode_speed
   from kaiju_jax.training import state
-
-  from . import decode_speed
 
   config = model()
   int8 = model(quantization=quantization_config.QuantizationConfig())
@@ -122,8 +121,7 @@ def _compare(wanted) -> None:
 
 def _peers(params, config, batch: int, length: int):
   from kaiju_jax.interchange import hugging_face
-
-  from . import transformers_speed
+  from kaiju_jax.runs.benchmarks import transformers_speed
 
   folder = pathlib.Path(tempfile.mkdtemp()) / 'model'
   hugging_face.write(folder, params, config)

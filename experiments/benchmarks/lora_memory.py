@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.runs import command
-
-from . import open_shapes
+from kaiju_jax.runs.benchmarks import open_shapes
 
 _SHAPE = flags.DEFINE_enum(
   'shape', 'qwen3-0.6b', list(open_shapes.SHAPES), 'The shape of the model.'

@@ -27,8 +27,7 @@ import time
 from absl import flags
 
 from kaiju_jax.runs import command
-
-from . import open_shapes
+from kaiju_jax.runs.benchmarks import open_shapes
 
 _ALL = 'quality', 'speed', 'draw'
 
@@ -66,9 +65,8 @@ def ours(folder, arm: str, batch: int):
 def sides(folder: pathlib.Path) -> dict[str, Callable[[], tuple]]:
   """Returns what times one prefill and the median step of each side."""
   from kaiju_jax.quantization import config as quantization_config
-
-  from . import decode_speed
-  from . import transformers_speed
+  from kaiju_jax.runs.benchmarks import decode_speed
+  from kaiju_jax.runs.benchmarks import transformers_speed
 
   batch, length, steps = _BATCH.value, _LENGTH.value, _STEPS.value
   clock = _CLOCKS[_CLOCK.value]
@@ -125,8 +123,7 @@ def _quality(folder) -> None:
 
   from kaiju_jax.decoding.device import extend
   from kaiju_jax.quantization import config as quantization_config
-
-  from . import transformers_speed
+  from kaiju_jax.runs.benchmarks import transformers_speed
 
   length = min(_LENGTH.value, 64)
   vocab_size = open_shapes.SHAPES[_SHAPE.value]['vocab_size']
@@ -177,8 +174,7 @@ def _draw(folder) -> None:
   import numpy as np
 
   from kaiju_jax.decoding.requests import sampling
-
-  from . import decode_speed
+  from kaiju_jax.runs.benchmarks import decode_speed
 
   batch = _BATCH.value
   clock = _CLOCKS[_CLOCK.value]

@@ -11,7 +11,8 @@
            `systematic`'s error at --draws asks for, in the same layout of the
            same store (`distillation/record.py`).
 
-Ten minutes on one core; a minute with --draws_of_bias=500 --tokens=256.
+Both files are in `kaiju_jax/runs/benchmarks/`. Ten minutes on one core; a
+minute with --draws_of_bias=500 --tokens=256.
 """
 
 from collections.abc import Iterator
@@ -60,9 +61,8 @@ def main(argv: Sequence[str]) -> None:
 def _bias():
   import numpy as np
 
+  from kaiju_jax.runs.benchmarks import estimators
   from kaiju_jax.training import progress
-
-  from . import estimators
 
   tokens, vocab_size, block = estimators.TOKENS, 256, 200
   draws, slots, k = 24, 12, 4
@@ -100,7 +100,7 @@ def _bias():
 
 
 def _estimated(p_NV, sampling: Sampling, block: int, first: int):
-  from . import estimators
+  from kaiju_jax.runs.benchmarks import estimators
 
   return estimators.estimates(p_NV, sampling, block, first)[0]
 
@@ -117,9 +117,8 @@ class _Measured(NamedTuple):
 def _errors(powers: Sequence[float]) -> Iterator[Any]:
   import numpy as np
 
+  from kaiju_jax.runs.benchmarks import trigram
   from kaiju_jax.training import progress
-
-  from . import trigram
 
   teacher, histories_N2 = trigram.of_library(_VOCAB.value, _TOKENS.value)
   draws = _DRAWS.value

@@ -28,8 +28,7 @@ from unittest import mock
 from absl import flags
 
 from kaiju_jax.runs import command
-
-from . import open_shapes
+from kaiju_jax.runs.benchmarks import open_shapes
 
 _SHAPE = flags.DEFINE_enum(
   'shape', 'smollm2-135m', list(open_shapes.SHAPES), 'Whose.'

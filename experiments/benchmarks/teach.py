@@ -147,9 +147,9 @@ def _reading(folder: pathlib.Path):
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
   from kaiju_jax.distillation import read
+  from kaiju_jax.runs.benchmarks import timed_step
 
   from ..configs import tiny
-  from . import timed_step
 
   experiment = tiny.get_config()
   data = experiment.data

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks import estimators
 from kaiju_jax.distillation import config
 from kaiju_jax.distillation import sample
+from kaiju_jax.runs.benchmarks import estimators
 
 TOKENS, VOCAB, DRAWS = estimators.TOKENS, 32, 500
 # N above T: some tokens get N = T, others N.

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from experiments import equal_bytes
 from experiments.configs import distill
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.runs import equal_bytes
 from tests.experiments import commands
 
 script = commands.imported('experiments.distill')

@@ -18,9 +18,9 @@ from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import presets
 from kaiju_jax.model import transformer
+from kaiju_jax.runs.benchmarks import decode_speed
 from kaiju_jax.training import state
 
-from .. import decode_speed
 from . import setting as setting_lib
 
 _BATCHES = 1, 64, 256, 16, 4

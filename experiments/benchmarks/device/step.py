@@ -19,6 +19,8 @@ from kaiju_jax.costs import step_time
 from kaiju_jax.data import config as data_config
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
+from kaiju_jax.runs.benchmarks import layer_block
+from kaiju_jax.runs.benchmarks import timed_step
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
@@ -26,8 +28,6 @@ from kaiju_jax.training import step as step_lib
 
 from ...configs import sizes
 from ...configs import tiny
-from .. import layer_block
-from .. import timed_step
 from . import setting as setting_lib
 
 # (model, rows), the first compiled ahead of a device too.

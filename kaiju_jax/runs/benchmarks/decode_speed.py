@@ -1,4 +1,4 @@
-"""How fast this project prefills and decodes, for `decode.py`.
+"""Times prefill and decoding of this project, for `benchmarks.decode`.
 
 A decoding step is one call with one token per row, greedy, its argmax drawn on
 the device; prefill is the chunks of whole prompts and the last token's argmax.

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from experiments.benchmarks import layer_block
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import presets
+from kaiju_jax.runs.benchmarks import layer_block
 from kaiju_jax.training import experiment as experiment_lib
 
 

@@ -1,4 +1,4 @@
-"""How fast `transformers` prefills and decodes a folder's model on this CPU.
+"""Times prefill and decoding by `transformers` on this CPU.
 
 The other side of a comparison: `hugging_face.write` gives it the same weights.
 Needs the extra `interchange`.

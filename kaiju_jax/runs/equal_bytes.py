@@ -1,6 +1,6 @@
-"""Settings of the sampling methods that take equally many bytes per token.
+"""Finds settings of sampling methods that take equally many bytes per token.
 
-Part of `experiments.distill`: the teacher's distributions of the first tokens
+For `experiments.distill`: the teacher's distributions of the first tokens
 of the student's text are drawn and encoded by each method, with more and more
 draws, until they take as many bytes as `systematic` does.
 """
@@ -18,20 +18,28 @@ from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
-
-from .configs import distill
+from kaiju_jax.training import experiment as experiment_lib
 
 _TOKENS = 4 * record.TOKENS
 
 
-def samplings() -> dict[str, dict[str, int]]:
-  """Returns {method: {setting: value}} for `experiments.teach`."""
-  logits_NV, number_N = _logits()
+def samplings(
+  teacher: str, experiment: experiment_lib.Experiment, draws: int, entries: int
+) -> dict[str, dict[str, int]]:
+  """Returns {method: {setting: value}} for `experiments.teach`.
+
+  Args:
+    teacher: the workdir of the teacher.
+    experiment: a student's, whose text is read.
+    draws: of `systematic`, whose bytes are wanted.
+    entries: the most entries of a token, of all methods but `full`.
+  """
+  logits_NV, number_N = _logits(teacher, experiment)
   draw = jax.jit(sample.draw, static_argnums=2)
 
   def size(method: str, **settings: int) -> float:
     sampling = distillation_config.Sampling(
-      method, **{'entries': distill.ENTRIES, **settings}
+      method, **{'entries': entries, **settings}
     )
     drawn = draw(logits_NV[None], number_N[None], sampling)
     weights = drawn.values_BLT if drawn.counts_BLT is None else drawn.counts_BLT
@@ -41,10 +49,10 @@ def samplings() -> dict[str, dict[str, int]]:
     form = record.form_of(sampling, logits_NV.shape[-1])
     return record.bytes_per_token(targets, form)[1]
 
-  wanted = size('systematic', draws=distill.DRAWS)
+  wanted = size('systematic', draws=draws)
   found = {
-    'full': {'entries': distill.VOCABULARY},
-    'systematic': {'draws': distill.DRAWS, 'entries': distill.ENTRIES},
+    'full': {'entries': experiment.model.vocab_size},
+    'systematic': {'draws': draws, 'entries': entries},
   }
   for method, name, least in (
     ('gumbel', 'draws', 12),
@@ -54,9 +62,9 @@ def samplings() -> dict[str, dict[str, int]]:
     value = _nearest(
       lambda n, method=method, name=name: size(method, **{name: n}),
       wanted,
-      range(least, distill.ENTRIES + 1),
+      range(least, entries + 1),
     )
-    found[method] = {name: value, 'entries': distill.ENTRIES}
+    found[method] = {name: value, 'entries': entries}
   return found
 
 
@@ -74,10 +82,11 @@ def _nearest(
   return min((low, high), key=lambda n: abs(size(n) - wanted))
 
 
-def _logits() -> tuple[np.ndarray, np.ndarray]:
+def _logits(
+  path: str, experiment: experiment_lib.Experiment
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the teacher's logits of the first tokens, and their numbers."""
-  teacher = load.from_workdir(distill.TEACHER)
-  experiment = distill.get_config('none')
+  teacher = load.from_workdir(path)
   data = experiment.data
   (source,) = texts.read(experiment)
   model = transformer.Transformer(teacher.config)

@@ -7,9 +7,8 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs.benchmarks import timed_step
 from kaiju_jax.training import experiment as experiment_lib
-
-from . import timed_step
 
 ARMS = {
   'bf16': quantization_config.none,

@@ -1,0 +1,1 @@
+"""Times parts of the stack and their peers, for `experiments/benchmarks`."""
