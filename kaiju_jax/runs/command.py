@@ -15,6 +15,7 @@ import math
 import os
 import pathlib
 import sys
+import time
 
 from absl import app
 from absl import flags
@@ -33,6 +34,7 @@ _CACHE = flags.DEFINE_bool(
 )
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
+_CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
 _CACHE_USED = 'JAX_ENABLE_COMPILATION_CACHE'
 _CACHE_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 # JAX keeps only programs that took at least this long to compile; its default
@@ -82,6 +84,21 @@ def seeds(flag: flags.FlagHolder) -> list[int]:
   if not flag.value:
     raise ValueError('--seeds needs at least one.')
   return list(dict.fromkeys(map(int, flag.value)))
+
+
+def define_clock(default: str):
+  """Defines the flag --clock; `clock` reads it."""
+  return flags.DEFINE_enum(
+    'clock',
+    default,
+    list(_CLOCKS),
+    'Seconds of what; of the processor where others use the machine too.',
+  )
+
+
+def clock(flag: flags.FlagHolder) -> Callable[[], float]:
+  """Returns what --clock names, a function that returns seconds."""
+  return _CLOCKS[flag.value]
 
 
 def numbers(

@@ -3,10 +3,10 @@
 For the shapes of `benchmarks.decode` (8 rows; 12 heads of 64 and 2,112 slots in
 each of 12 layers): products of activations and weights with either of them in
 front, the head of 32,000 tokens by a table that lies either way, attention's
-two products over keys that lie side by side, `paged_decode` over pages of 64 slots,
-products of codes with weights that lie either way, and the same by the other
-arms of `serve --int8`. It gives processor time, the least of several runs,
-because other processes' load hardly moves that.
+two products over keys that lie side by side, `paged_decode` over pages of 64
+slots, products of codes with weights that lie either way, and the same by the
+other arms of `serve --int8`. It gives processor time, the least of several
+runs, because other processes' load hardly moves that.
 """
 
 from collections.abc import Callable
