@@ -35,8 +35,6 @@ def count_until(replicas, replica, seconds):
   count = max(1, int(min(found, 1e9)))
   while add_up(replicas, replica, count) < seconds:
     count += 1
-  while count > 1 and add_up(replicas, replica, count - 1) >= seconds:
-    count -= 1
   return count
 
 

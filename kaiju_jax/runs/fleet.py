@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import resource
 import time
 from typing import Any
@@ -204,21 +205,20 @@ def study(
   engine: calibration.Engine | None = None,
   noted: Callable[[str], None] = lambda what: None,
 ) -> list[Run]:
-  """Runs each policy at each exponent with each seed."""
+  """Runs each policy at each exponent with each seed, seed by seed."""
   found = []
-  for zipf in exponents:
-    for policy in chosen:
-      for seed in seeds:
-        began = time.process_time()
-        found.append(simulate(plan, policy, zipf, seed, engine))
-        spent = time.process_time() - began
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        noted(
-          f'Zipf {zipf:g}, {policy}, seed {seed}:'
-          f' {found[-1].outcome.requests:,} requests,'
-          f' {found[-1].outcome.events:,} events, {spent:.0f} s of processor,'
-          f' {memory:.2f} GiB at most'
-        )
+  for seed, zipf, policy in itertools.product(seeds, exponents, chosen):
+    began = time.process_time()
+    found.append(simulate(plan, policy, zipf, seed, engine))
+    spent = time.process_time() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    one = found[-1].outcome
+    noted(
+      f'Zipf {zipf:g}, {policy}, seed {seed}: p99 {one.p99:.2f} s, hits'
+      f' {one.token_hits:.1%} of tokens; {one.requests:,} requests,'
+      f' {one.events:,} events, {spent:.0f} s of processor,'
+      f' {memory:.2f} GiB at most'
+    )
   return found
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.fleet import caches
+from kaiju_jax.fleet import entries
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import people as people_lib
 from kaiju_jax.fleet import simulator
@@ -103,3 +104,53 @@ def test_pages_are_given_back():
   counts = np.bincount(above, minlength=len(used))
   prefixes = used & (cache.entry['is_prefix'][0] == 1)
   assert (cache.entry['below'][0][prefixes] == counts[prefixes]).all()
+
+
+def test_a_prefix_is_worth_what_the_trees_policy_says(drawn):
+  """Where prefixes alone are kept, so that no pages are shared."""
+  _, trace = drawn
+  rows = np.flatnonzero(trace.character == trace.character[0])[:7]
+  trace = simulator.Trace(*(column[rows] for column in trace))
+  requests = [one for one, _ in zip(drawn[0], range(800))]
+  requests = [requests[row] for row in rows]
+  sizes = caches.Sizes(
+    PAGE, WINDOW, {prefix_tree.GLOBAL: 1.0, prefix_tree.LOCAL: 1.0}, 4096
+  )
+  tree = caches.Points(sizes, 2_000, local=0.4, between_turns=False)
+  for request in requests:
+    tree.serve(request)
+  (point,) = tree._tree.points()
+  kept = []
+  with pytest.MonkeyPatch.context() as patch:
+    make = state.make_cache
+    patch.setattr(
+      state, 'make_cache', lambda *x: kept.append(make(*x)) or kept[-1]
+    )
+    law = state.Law(1e-6, 0.0, 0.0, 0.0, 0.0)
+    pools = state.Sizes(1, PAGE, WINDOW, 1_200, 800, 16, 0)
+    setup = simulator.Setup(1, 'random', law, pools, ((1, 2**20),))
+    simulator.simulate_trace(setup, trace, loop=events)
+  (cache,) = kept
+  entry = cache.prefix_at[0, trace.character[0]]
+  now = trace.seconds[-1]
+  view = cache._replace(entry=state.view_fields(cache.entry))
+  found = entries.worth(pools, view, 0, entry, now)
+  assert cache.entry['begun'][0, entry] == 7
+  assert found == pytest.approx(tree._tree._policy.worth(point), rel=1e-3)
+
+
+def test_a_session_is_worth_the_tokens_behind_its_prefix():
+  sizes = state.Sizes(1, PAGE, WINDOW, 100, 100, 16, 1)
+  cache = state.make_cache(1, 2, 1, 1)
+  view = cache._replace(entry=state.view_fields(cache.entry))
+  cache.entry['length'][0] = 640, 1_000
+  cache.entry['pages'][0], cache.entry['local'][0] = (40, 24), (5, 8)
+  cache.entry['is_prefix'][0], cache.entry['below'][0] = (1, 0), (1, 0)
+  cache.entry['above'][0, 1], cache.entry['place'][0] = 0, (0, 1)
+  cost = 24 / 100 + 40 / 3 / 100 + 8 / 100
+  worth = entries.worth(sizes, view, 0, 1, 100.0)
+  assert worth == pytest.approx(0.5 / 100 * 360 / cost)
+  # Its prefix can no longer be resumed without it.
+  cache.entry['place'][0, 0] = -1
+  alone = entries.worth(sizes, view, 0, 1, 100.0)
+  assert alone == pytest.approx(0.5 / 100 * 1_000 / cost)

@@ -13,9 +13,11 @@ SIZES = state.Sizes(6, 16, 64, 20_000, 20_000, 16, 1)
 SHAPES = [(1, 8), (1, 64), (4, 16)]
 
 
-def compare(seed, count, gap, monkeypatch, law=LAW):
+def compare(
+  seed, count, gap, monkeypatch, law=LAW, characters=5, prefix=(40, 400)
+):
   trace, asked = virtual_clock.requests_of(
-    seed, count, sessions=40, characters=5, prefix=(40, 400), gap=gap
+    seed, count, sessions=40, characters=characters, prefix=prefix, gap=gap
   )
   setup = simulator.Setup(1, 'random', law, SIZES, SHAPES)
   outcome, found = simulator.simulate_trace(setup, trace, loop=events)
@@ -41,3 +43,13 @@ def test_a_law_without_the_chunks_tokens_is_more_than_a_round_off(monkeypatch):
   law = LAW._replace(token=0.0)
   _, found, first, _, longest = compare(1, 60, 0.07, monkeypatch, law)
   assert np.abs(found['first'] - first).max() > longest
+
+
+def test_requests_wait_for_a_prefix_that_another_runs(monkeypatch):
+  _, found, first, done, longest = compare(
+    2, 24, 0.012, monkeypatch, characters=1, prefix=(390, 400)
+  )
+  # All but the first resume it.
+  assert (found['resumed'] > 0).sum() == 23
+  assert np.abs(found['first'] - first).max() <= longest
+  assert np.abs(found['done'] - done).max() <= longest
