@@ -80,6 +80,7 @@ PURPOSES = {
     'benchmarks.mixture',
     'benchmarks.open_models',
     'benchmarks.sampled_targets',
+    'benchmarks.reading_pace',
     'benchmarks.second_turn',
     'benchmarks.soak',
     'benchmarks.speculation',

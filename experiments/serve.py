@@ -88,6 +88,13 @@ _SPECULATE = flags.DEFINE_bool(
   False,
   'Draft replies from what their own text says earlier, where that pays.',
 )
+_PACE = flags.DEFINE_string(
+  'pace',
+  '',
+  'LOW:HIGH tokens per second, such as 8:30: a reply that is ahead of a reader'
+  ' of HIGH lets prompts and slower replies run first, and keeps LOW; off by'
+  ' default.',
+)
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 512, 'Of a reply, where the client names no limit.', 1
 )
@@ -245,6 +252,7 @@ def _serve() -> None:
   path = _MODEL.value
   # Not after minutes of training.
   server_lib.check_free(_HOST.value, _PORT.value)
+  settings = _settings()
   if _CHAT.value:
     from kaiju_jax.runs import chat
 
@@ -262,7 +270,6 @@ def _serve() -> None:
     loaded = load.attach_adapters(_LORA.value, path)
   else:
     loaded = load.from_anywhere(path, quantization=quantization)
-  settings = _settings()
   if settings.promotion and not settings.policy:
     raise ValueError(
       f'--promotion={settings.promotion}: needs the --policy that demands it.'
@@ -275,6 +282,7 @@ def _serve() -> None:
 
 def _settings():
   from kaiju_jax.costs import cache_plan
+  from kaiju_jax.decoding.engine import pacing
   from kaiju_jax.runs import serve
 
   return serve.Settings(
@@ -289,6 +297,7 @@ def _settings():
     chunk=_CHUNK.value,
     ahead=_AHEAD.value,
     speculates=_SPECULATE.value,
+    pace=pacing.parse(_PACE.value) if _PACE.value else None,
     kept=_KEPT.value,
     cache=cache_plan.parse(_CACHE.value) if _CACHE.value else None,
     max_tokens=_MAX_TOKENS.value,

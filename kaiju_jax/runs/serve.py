@@ -26,6 +26,7 @@ from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.runs import built_in
@@ -91,6 +92,7 @@ class Settings:
       the prefixes of public characters; 'all', conversations and private
       characters, too; 'none'.
     points_size: the most bytes of them.
+    pace: above which streams sit out rounds for others; None for none.
     policy: file of a policy whose `promotion` the model must have (a folder);
       '' for none (`promotion.py`).
   """
@@ -126,6 +128,7 @@ class Settings:
   unjudged_top_logprobs: bool = False
   points: str = 'public'
   points_size: int = 2**30
+  pace: pacing.Pace | None = None
   policy: str = ''
   promotion: str = ''
 

@@ -55,6 +55,7 @@ def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
     candidates=0 if guide is None else guide.queries,
     speculates=settings.speculates,
     alternatives=settings.top_logprobs,
+    pace=settings.pace,
   )
 
 

@@ -18,9 +18,6 @@ turn, another candidate, or another user's text with the same character.
 With `ahead`, a round is dispatched before the tokens of the one before it are
 read. The host's work then overlaps the device's, and a stop is noticed a round
 later: the token drawn meanwhile is not shown.
-
-With a token-level head, no token is given out before the call that appends it
-has scored it: tokens come a round later (`sequence.py`).
 """
 
 from collections.abc import Callable
@@ -37,6 +34,7 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import flights as flights_lib
 from kaiju_jax.decoding.engine import lookup
+from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
@@ -70,6 +68,7 @@ class Engine:
     candidates: most of a step of a guided request; 0 for no such requests. The
       decoder then needs `extra` slots (`request.Guide.extra`).
     alternatives: the most that a request may ask for (`Request.alternatives`).
+    pace: above which streams sit out rounds (`pacing.py`); None for none.
 
   Attributes:
     rounds: the compiled calls.
@@ -95,6 +94,7 @@ class Engine:
     candidates: int = 0,
     speculates: bool = False,
     alternatives: int = 0,
+    pace: pacing.Pace | None = None,
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
@@ -123,17 +123,14 @@ class Engine:
     drafting = decoder, self.rounds, self._flights, self._requeue
     self._speculation = speculation.Speculation(*drafting)
     self._prompts = prompts_lib.Prompts(
-      decoder,
-      self._searches,
-      self._flights,
-      record=self._record,
-      requeue=self._requeue,
+      decoder, self._searches, self._flights, self._record, self._requeue
     )
     self._shares = schedule.Shares()
     self._lookups = lookup.Lookups(decoder.account, self._reuses)
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
     self._pace = admission.Pace(chunk)
+    self._pacing = pacing.Pacing(pace)
     self._is_draining = False
 
   @property
@@ -316,7 +313,8 @@ class Engine:
       self._lookups, self._waiting, self._running, left, now
     )
     budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
-    return schedule.plan(known.waiting, known.running, budget, now)
+    early = self._pacing.find_early(self._running.values(), now)
+    return schedule.plan(known.waiting, known.running, budget, now, early)
 
   def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence that was found to fit.

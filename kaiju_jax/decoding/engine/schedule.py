@@ -28,6 +28,11 @@ left comes first, after prompts that were passed over three times in succession.
 So a short prompt's first token does not wait for a long prompt, and each of k
 prompts runs at least every k + 3 rounds.
 
+Pace. A sequence that is ahead of its reader (`pacing.py`) draws no token in a
+round that is shorter without it for another: for a prompt, a search, or one
+that is not ahead. While a sequence waits for a row none sits out, because the
+row would be free later.
+
 Search. Each round runs a step of one search, the one passed over for longest,
 beside the rows that draw: their tokens wait for one call more, however many
 searches there are.
@@ -35,6 +40,7 @@ searches there are.
 The sources do not say how requests are scheduled: all of this is our guess.
 """
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -142,8 +148,9 @@ def plan(
   running: Sequence[Running],
   budget: Budget,
   now: float,
+  early: Collection[int] = (),
 ) -> Round:
-  """Returns what the next round does."""
+  """Returns what the next round does; `early` are ahead of their readers."""
   late = [x for x in waiting if x.deadline is not None and x.deadline < now]
   gone = {x.number for x in late}
   queue = sort_waiting([x for x in waiting if x.number not in gone], now)
@@ -161,12 +168,16 @@ def plan(
   drawing = [x for x in running if not x.left and x.number not in park]
   searching = [x for x in drawing if x.is_guided]
   searching.sort(key=lambda one: -one.passed)
+  draw = tuple(x.number for x in drawing if not x.is_guided)
+  if early and len(join) == len(queue):
+    due = tuple(number for number in draw if number not in early)
+    draw = due if due or prefill or searching else draw
   return Round(
     late=tuple(x.number for x in late),
     park=park,
     join=join,
     overtaken=overtaken,
-    draw=tuple(x.number for x in drawing if not x.is_guided),
+    draw=draw,
     search=tuple(x.number for x in searching[:1]),
     prefill=prefill,
     shape=shape,

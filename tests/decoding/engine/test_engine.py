@@ -6,6 +6,7 @@ is held against each request's run alone, in an engine that reuses nothing.
 """
 
 import functools
+import itertools
 import random
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from tests.decoding import phase_table
@@ -247,6 +249,30 @@ def test_many_lives_of_sequences_have_the_bits_of_each_alone(
   alone, seed, ahead
 ):
   lived(alone, 500, seed, ahead)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_what_sits_out_for_others_has_the_bits_of_each_alone(alone, ahead):
+  distinct = [Request(text(30, n), 12, Sampling(seed=n)) for n in range(6)]
+  wanted = [alone.result(one) for one in distinct]
+  ticks, pace = itertools.count(), pacing.Pace(1, 2)
+  engine = alone.engine(ahead=ahead, pace=pace, clock=lambda: next(ticks) / 100)
+  plan, sat_out = engine._plan, []
+
+  def noted(now):
+    found = plan(now)
+    drawing = [x.number for x in engine._running.values() if x.is_drawing]
+    sat_out.extend(x for x in drawing if found.prefill and x not in found.draw)
+    return found
+
+  engine._plan = noted
+  opened = []
+  while len(opened) < len(distinct) or not engine.is_idle:
+    if len(opened) < len(distinct) and engine.decoder.account.free:
+      opened.append(engine.submit(distinct[len(opened)]))
+    engine.advance()
+  assert all(map(is_same, (one.result() for one in opened), wanted))
+  assert len(sat_out) > 10
 
 
 @pytest.mark.parametrize('ahead', [False, True])

@@ -1,0 +1,241 @@
+"""Reading pace: who sits out, what it may cost them, and that texts stay."""
+
+import collections
+import itertools
+import random
+
+import pytest
+
+from kaiju_jax.decoding.engine import pacing
+from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.decoding.requests import request as request_lib
+from tests.decoding import fake_device
+from tests.decoding.engine import test_engine_lives
+from tests.decoding.engine import test_schedule
+
+PACE = pacing.Pace(8, 30)
+make = test_engine_lives.make
+moves = test_engine_lives.moves
+make_request = test_engine_lives.make_request
+
+
+def running(number, left=0, **fields):
+  return schedule.Running(number, 0.0, left, **fields)
+
+
+def drawn(others, early, queue=(), rows=1):
+  budget = schedule.Budget(rows, {'global': 9}, test_schedule.SHAPES)
+  return schedule.plan(queue, others, budget, 0.0, frozenset(early)).draw
+
+
+def test_one_that_is_ahead_sits_out_where_another_gains():
+  both = [running(1), running(2)]
+  assert drawn(both, [1]) == (2,)
+  assert drawn([running(1), running(3, left=9)], [1]) == ()
+  assert drawn([running(1), running(3, is_guided=True)], [1]) == ()
+  joining = test_schedule.waiting(4)
+  assert drawn(both, [1, 2], [joining]) == ()
+
+
+def test_nobody_sits_out_where_nobody_gains():
+  both = [running(1), running(2)]
+  assert drawn(both, []) == (1, 2)
+  assert drawn([running(1)], [1]) == (1,)
+  assert drawn(both, [1, 2]) == (1, 2)
+
+
+def test_nobody_sits_out_while_one_waits_for_a_row():
+  others = [running(1), running(2), running(3, left=9)]
+  queue = [test_schedule.waiting(4)]
+  assert drawn(others, [1], queue, rows=0) == (1, 2)
+  assert drawn(others, [1], queue, rows=1) == (2,)
+  # One whose deadline has passed waits no longer.
+  late = [queue[0]._replace(deadline=-1.0)]
+  assert drawn(others, [1], late, rows=0) == (2,)
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['', '8', '8:', ':30', '30:8', '0:30', '-1:30', '8:inf', 'nan:30', 'a'],
+)
+def test_a_pace_is_two_numbers(text):
+  with pytest.raises(ValueError, match=r'pace=.*such as 8:30'):
+    pacing.parse(text)
+
+
+def test_a_pace_is_read():
+  assert pacing.parse('8:30') == PACE
+  assert pacing.parse('2.5:2.5') == pacing.Pace(2.5, 2.5)
+
+
+class Times:
+  """Runs an engine of rounds that take time; notes when each token came.
+
+  Args:
+    engine: with a clock of `test_engine_lives`.
+    seconds: of each round.
+  """
+
+  def __init__(self, engine, seconds):
+    self.engine, self.seconds = engine, seconds
+    self.came = collections.defaultdict(list)
+
+  def advance(self, sequences):
+    self.engine.advance()
+    self.engine._clock.now += self.seconds
+    for one in sequences:
+      while one.events:
+        one.events.popleft()
+        self.came[one.number].append(self.engine._clock.now)
+
+
+def window(times, seconds):
+  """Returns the most events within any window of so many seconds."""
+  most = begin = 0
+  for end, now in enumerate(times):
+    while times[begin] <= now - seconds:
+      begin += 1
+    most = max(most, end - begin + 1)
+  return most
+
+
+def run_beside_a_prompt(make, round_seconds, ahead, pace=PACE, free=0):
+  """Runs two streams, of which one is `free` seconds older than a long prompt.
+
+  Returns:
+    The times of the tokens of both while the prompt ran, and its rounds.
+  """
+  engine = make(
+    rows=3,
+    length=4096,
+    counts=(3200, 12),
+    clock=test_engine_lives.Clock(),
+    ahead=ahead,
+    pace=pace,
+  )
+  old = engine.submit(make_request(5, 2000, 1))
+  times = Times(engine, round_seconds)
+  while engine._clock.now < free:
+    times.advance([old])
+  new = engine.submit(make_request(5, 2000, 2))
+  while new.number not in times.came:
+    times.advance([old, new])
+  began = engine._clock.now
+  prompt = engine.submit(make_request(3000, 4, 3))
+  count = 0
+  while not prompt.events and prompt.reason is None:
+    times.advance([old, new])
+    count += 1
+  beside = [
+    [x for x in times.came[one.number] if x > began] for one in (old, new)
+  ]
+  return beside, count * round_seconds
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+@pytest.mark.parametrize('seconds', [0.003, 0.01, 0.02])
+def test_beside_a_prompt_no_stream_is_above_its_pace(make, seconds, ahead):
+  (old, new), took = run_beside_a_prompt(make, seconds, ahead)
+  for times in old, new:
+    for size in 0.5, 1.0, 1.7:
+      assert window(times, size) <= PACE.high * (size + pacing.CREDIT) + 1
+  # And little below, with rounds as short as these.
+  assert len(new) > 0.8 * PACE.high * took > 10
+  (old, new), took = run_beside_a_prompt(make, seconds, ahead, pace=None)
+  assert len(old) == len(new) == pytest.approx(took / seconds, abs=2)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_a_stream_far_ahead_of_its_reader_keeps_the_least(make, ahead):
+  # In two seconds alone it draws what takes a reader twenty.
+  (old, new), took = run_beside_a_prompt(make, 0.0033, ahead, free=2.0)
+  assert 0.9 * PACE.low * took - 1 < len(old) < 1.1 * PACE.low * took + 2
+  assert len(new) > 2 * len(old)
+  gaps = [b - a for a, b in itertools.pairwise(old)]
+  assert max(gaps) < 1.2 / PACE.low
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_a_stream_below_its_pace_never_sits_out(make, ahead):
+  slow = 1.1 / PACE.high
+  (old, new), took = run_beside_a_prompt(make, slow, ahead)
+  assert len(old) == len(new) == pytest.approx(took / slow, abs=2)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_alone_a_stream_is_as_fast_as_without_a_pace(make, ahead):
+  counts = []
+  for pace in PACE, None:
+    clock = test_engine_lives.Clock()
+    engine = make(clock=clock, ahead=ahead, pace=pace)
+    one, rounds = engine.submit(make_request(5, 40)), 0
+    while one.reason is None:
+      engine.advance()
+      clock.now += 0.001
+      rounds += 1
+    counts.append(rounds)
+  assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+@pytest.mark.parametrize('pace', [PACE, pacing.Pace(1, 2)])
+def test_lives_end_alike_with_a_pace(make, ahead, pace):
+  """Texts, deadlines, stops and cancelled ones, as without."""
+  rng, clock = random.Random(3), test_engine_lives.Clock()
+  engine = make(rows=4, counts=(60, 24), ahead=ahead, clock=clock, pace=pace)
+  plan, sat_out = engine._plan, 0
+
+  def counted(now):
+    nonlocal sat_out
+    found = plan(now)
+    assert plan(now) == found
+    drawing = sum(one.is_drawing for one in engine._running.values())
+    sat_out += found.draw == () and drawing > 0
+    return found
+
+  engine._plan = counted
+  open_, done = [], collections.Counter()
+  for number in range(400):
+    if rng.random() < 0.25:
+      stop = rng.sample(range(251), 8) if rng.random() < 0.3 else ()
+      deadline = 0.2 if rng.random() < 0.3 else None
+      open_.append(
+        engine.submit(
+          make_request(
+            rng.choice([3, 5, 40]),
+            rng.choice([4, 20]),
+            number,
+            stop_tokens=stop,
+            deadline=deadline,
+          )
+        )
+      )
+    if open_ and rng.random() < 0.03:
+      engine.cancel(rng.choice(open_))
+    engine.advance()
+    clock.now += 0.01
+    for one in open_:
+      if one.reason is not None:
+        done[one.reason] += 1
+        assert matches(one)
+    open_ = [one for one in open_ if one.reason is None]
+  rounds = 0
+  while open_:
+    engine.advance()
+    clock.now += 0.01
+    open_ = [one for one in open_ if one.reason is None]
+    rounds += 1
+    assert rounds < 2000
+  assert sat_out > 5 and done['length'] > 20
+  assert min(done[x] for x in ('stop_token', 'cancelled', 'error')) > 0
+
+
+def matches(one):
+  """Returns whether an ended sequence has the text that a lone one has."""
+  tokens, reason = fake_device.expected(one.request)
+  found = one.result()
+  if found.reason == 'error':
+    return isinstance(found.error, request_lib.Late) and not len(found.tokens)
+  if found.reason == 'cancelled':
+    return found.tokens.tolist() == tokens[: len(found.tokens)]
+  return (found.tokens.tolist(), found.reason) == (tokens, reason)
