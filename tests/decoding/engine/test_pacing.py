@@ -99,8 +99,12 @@ def window(times, seconds):
   return most
 
 
-def run_beside_a_prompt(make, round_seconds, ahead, pace=PACE, free=0):
+def run_beside_a_prompt(
+  make, round_seconds, ahead, pace=PACE, free=0, stall=None
+):
   """Runs two streams, of which one is `free` seconds older than a long prompt.
+
+  Its rounds take `stall` seconds then, if that is given.
 
   Returns:
     The times of the tokens of both while the prompt ran, and its rounds.
@@ -114,9 +118,10 @@ def run_beside_a_prompt(make, round_seconds, ahead, pace=PACE, free=0):
     pace=pace,
   )
   old = engine.submit(make_request(5, 2000, 1))
-  times = Times(engine, round_seconds)
+  times = Times(engine, stall or round_seconds)
   while engine._clock.now < free:
     times.advance([old])
+  times.seconds = round_seconds
   new = engine.submit(make_request(5, 2000, 2))
   while new.number not in times.came:
     times.advance([old, new])
@@ -153,6 +158,13 @@ def test_a_stream_far_ahead_of_its_reader_keeps_the_least(make, ahead):
   assert len(new) > 2 * len(old)
   gaps = [b - a for a, b in itertools.pairwise(old)]
   assert max(gaps) < 1.2 / PACE.low
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_after_a_stall_a_stream_makes_up_for_little(make, ahead):
+  (old, _), _ = run_beside_a_prompt(make, 0.003, ahead, free=3.0, stall=0.5)
+  # With three seconds to make up for, it would draw in each round.
+  assert window(old, 0.3) <= PACE.high * (0.3 + pacing.CREDIT) + 1
 
 
 @pytest.mark.parametrize('ahead', [False, True])
