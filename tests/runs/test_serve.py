@@ -4,7 +4,9 @@ import types
 
 import pytest
 
+from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.runs import serve
+from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.safety import moderation
@@ -149,3 +151,25 @@ def test_the_flag_speaks_for_an_adult_before_the_machine(tmp_path, settings):
   with pytest.raises(ValueError, match=r'feedback=True.*--age=adult'):
     word(tmp_path, feedback=True, **settings)
   assert word(tmp_path, age='adult') is None
+
+
+def test_the_engine_has_the_settings_of_the_server(monkeypatch):
+  made, size = {}, types.SimpleNamespace(length=9, pages={})
+  for module, name, value in (
+    (serving_engine.cache_plan, 'plan', lambda *_: size),
+    (serving_engine.cache_plan, 'describe', lambda _: ''),
+    (serving_engine.load, 'decoder', lambda *_, **__: None),
+    (
+      serving_engine.engine_lib,
+      'Engine',
+      lambda *_, **given: made.update(given),
+    ),
+  ):
+    monkeypatch.setattr(module, name, value)
+  pace = pacing.Pace(8, 30)
+  settings = serve.Settings(cache=1, chunk=7, top_logprobs=3, pace=pace)
+  loaded = types.SimpleNamespace(config=None)
+  serving_engine.make(loaded, None, settings, None, lambda _: None)
+  assert made['pace'] == pace
+  assert (made['chunk'], made['alternatives']) == (7, 3)
+  assert serve.Settings().pace is None

@@ -87,7 +87,7 @@ BREAKS = {
     20,
     ['KaijuStreamsSlow'],
   ),
-  'few hits': (QUIET._replace(cached=0.2), 35, ['KaijuFewHits']),
+  'few hits': (QUIET._replace(cached=0.2), 28, ['KaijuFewHits']),
   'gate refuses': (QUIET._replace(gate=0.1), 45, ['KaijuRefusals']),
   'head refuses': (QUIET._replace(head=0.1), 45, ['KaijuRefusals']),
   'wrongly refused': (
@@ -131,7 +131,7 @@ def week():
     (4 * 60, QUIET),
     (1, QUIET._replace(ready=0)),
     (1, QUIET._replace(up=0)),
-    (12, QUIET._replace(start=new, cached=0.1)),
+    (12, QUIET._replace(start=new, cached=0.05)),
     (3 * 60 + 46, QUIET._replace(start=new)),
     *((minutes, load._replace(start=new)) for minutes, load in day[3:]),
   ]
