@@ -41,29 +41,17 @@ import pathlib
 from absl import app
 from absl import flags
 
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
-_GOLDEN_FILE = pathlib.Path(__file__).parent / 'golden' / 'conversations.jsonl'
 _CANDIDATE = flags.DEFINE_string(
   'candidate', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _BASELINE = flags.DEFINE_string(
   'baseline', None, 'The model that the candidate would replace.'
 )
-_GOLDEN = flags.DEFINE_string('golden', None, 'Conversations, a JSONL file.')
-_GENERATED = flags.DEFINE_integer(
-  'generated', 0, 'Generate so many conversations per tier instead.', 0
-)
-_JUDGE = flags.DEFINE_string(
-  'judge', None, "What scores replies: rules, a server's address or a model."
-)
-_JUDGE_MODEL = flags.DEFINE_string(
-  'judge_model', '', "The judging server's name of its model."
-)
-_CALIBRATION = flags.DEFINE_string(
-  'calibration', None, 'decision.json of experiments.judge for this judge.'
-)
+_CONVERSATIONS = shared_flags.define_conversations()
+_JUDGE = shared_flags.define_judge()
 _DIFF = flags.DEFINE_list(
   'calibration_diff', None, 'Two models, or two files, that are compared.'
 )
@@ -80,20 +68,9 @@ _NEEDLES = flags.DEFINE_integer(
   'needles', 400, 'Questions of --needle to each model.', lower_bound=1
 )
 _TEXT = flags.DEFINE_string('text', None, 'A file of prose.')
-_INT8 = flags.DEFINE_enum(
-  'int8', 'all', quantization_config.ARMS, "The candidate's weights."
-)
-_KV = flags.DEFINE_enum(
-  'kv', 'int8', ['int8', 'none'], "The candidate's cache."
-)
-_BASELINE_INT8 = flags.DEFINE_enum(
-  'baseline_int8',
-  'none',
-  quantization_config.ARMS,
-  "The baseline's weights.",
-)
-_BASELINE_KV = flags.DEFINE_enum(
-  'baseline_kv', 'none', ['int8', 'none'], "The baseline's cache."
+_ARM = shared_flags.define_arm("The candidate's")
+_BASELINE_ARM = shared_flags.define_arm(
+  "The baseline's", 'baseline_', 'none', 'none'
 )
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 _ROWS = 16
@@ -101,9 +78,8 @@ _ROWS = 16
 
 def main(argv: Sequence[str]) -> None:
   needed = [_CANDIDATE, _BASELINE]
-  command.check(argv, *needed, *([_JUDGE] if _PERSONA.value else []))
-  if _GOLDEN.value and _GENERATED.value:
-    raise app.UsageError('either --golden or --generated must be given.')
+  command.check(argv, *needed, *([_JUDGE.judge] if _PERSONA.value else []))
+  _CONVERSATIONS.check()
   if _DIFF.value and len(_DIFF.value) != 2:
     raise app.UsageError(
       f'--calibration_diff={",".join(_DIFF.value)}: must name two models.'
@@ -115,28 +91,21 @@ def _run() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.runs import calibration_diff
   from kaiju_jax.runs import needle_gate
-  from kaiju_jax.runs import persona
   from kaiju_jax.runs import persona_judge
   from kaiju_jax.runs import quantization_gate as gate
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:
     read.refuse_existing(_OUT.value)
-  conversations, source = persona.conversations(
-    pathlib.Path(_GOLDEN.value or _GOLDEN_FILE), _GENERATED.value, 0
-  )
+  conversations, source = _CONVERSATIONS.read()
   diff = calibration_diff.measure(*_DIFF.value) if _DIFF.value else None
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''
-  calibration = _load(_CALIBRATION)
+  calibration = shared_flags.load_decision(_JUDGE.calibration)
   baseline = persona_judge.open_model(
-    _BASELINE.value,
-    _ROWS,
-    quantization_config.for_serving(_BASELINE_INT8.value, _BASELINE_KV.value),
+    _BASELINE.value, _ROWS, _BASELINE_ARM.quantization()
   )
   candidate = persona_judge.open_model(
-    _CANDIDATE.value,
-    _ROWS,
-    quantization_config.for_serving(_INT8.value, _KV.value),
+    _CANDIDATE.value, _ROWS, _ARM.quantization()
   )
   gate.check_pair(baseline, candidate)
   found = gate.read(baseline, candidate, conversations, prose)
@@ -151,7 +120,7 @@ def _run() -> None:
     reason = 'No needle was asked (--nopersona, or --needle is empty).'
     checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
   if _PERSONA.value:
-    judge = persona_judge.read(_JUDGE.value, _JUDGE_MODEL.value)
+    judge = _JUDGE.read()
     name = judge.identity
     for one in baseline, candidate:
       persona_judge.refuse_own(name, f'checkpoint {one.digest}')
@@ -190,13 +159,6 @@ def _run() -> None:
     lines += ['', *diff.lines]
   text = '\n'.join(lines)
   decision_lib.conclude(decision, text, _OUT.value)
-
-
-def _load(flag: flags.FlagHolder):
-  """Returns the decision that a flag names; None without one."""
-  from kaiju_jax.evaluation import decision
-
-  return decision.load(pathlib.Path(flag.value)) if flag.value else None
 
 
 if __name__ == '__main__':

@@ -19,8 +19,8 @@ import re
 from absl import app
 from absl import flags
 
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -29,12 +29,7 @@ _INCLUDE = flags.DEFINE_string('include', None, "A folder of lm-eval's tasks.")
 _TASKS = flags.DEFINE_list('tasks', None, 'Names of tasks in --include.')
 _LIMIT = flags.DEFINE_integer('limit', None, 'Documents of each task.', 1)
 _ROWS = flags.DEFINE_integer('rows', 8, 'Texts that are continued at once.', 1)
-_INT8 = flags.DEFINE_enum(
-  'int8', 'all', quantization_config.ARMS, "A Hugging Face folder's weights."
-)
-_KV = flags.DEFINE_enum(
-  'kv', 'int8', ['int8', 'none'], "A Hugging Face folder's cache."
-)
+_ARM = shared_flags.define_arm()
 _EXPORT = flags.DEFINE_string(
   'export', None, 'Write a task of --text into this new folder.'
 )
@@ -66,8 +61,9 @@ def _evaluate() -> None:
   from kaiju_jax.runs import harness
   from kaiju_jax.storage import files
 
-  quantization = quantization_config.for_serving(_INT8.value, _KV.value)
-  model, about = harness.open_model(_MODEL.value, _ROWS.value, quantization)
+  model, about = harness.open_model(
+    _MODEL.value, _ROWS.value, _ARM.quantization()
+  )
   found = harness.evaluate(model, _TASKS.value, _INCLUDE.value, _LIMIT.value)
   for task, figures in found.items():
     for name, value in figures.items():

@@ -34,39 +34,19 @@ A judge that reads decides only with --calibration: decision.json of
 
 from collections.abc import Sequence
 import datetime
-import pathlib
 
 from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
-_GOLDEN_FILE = pathlib.Path(__file__).parent / 'golden' / 'conversations.jsonl'
-_MODEL = flags.DEFINE_string(
-  'model', None, 'A workdir, an export or a Hugging Face folder.'
-)
-_ENDPOINT = flags.DEFINE_string(
-  'endpoint', None, "A server's address, such as http://127.0.0.1:8000/v1."
-)
-_ENDPOINT_MODEL = flags.DEFINE_string(
-  'endpoint_model', 'kaiju', "The server's name of its model."
-)
+_RESPONDER = shared_flags.define_responder()
 _REFERENCES = flags.DEFINE_bool(
   'references', False, "Score the authors' own replies."
 )
-_GOLDEN = flags.DEFINE_string('golden', None, 'Conversations, a JSONL file.')
-_GENERATED = flags.DEFINE_integer(
-  'generated', 0, 'Generate so many conversations per tier instead.', 0
-)
-_JUDGE = flags.DEFINE_string(
-  'judge', None, "What scores replies: rules, a server's address or a model."
-)
-_JUDGE_MODEL = flags.DEFINE_string(
-  'judge_model', '', "The judging server's name of its model."
-)
-_CALIBRATION = flags.DEFINE_string(
-  'calibration', None, 'decision.json of experiments.judge for this judge.'
-)
+_CONVERSATIONS = shared_flags.define_conversations()
+_JUDGE = shared_flags.define_judge()
 _SWAPPED = flags.DEFINE_bool(
   'swapped', False, 'Let the model play another character than asked for.'
 )
@@ -88,14 +68,14 @@ _ROWS = 16
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _JUDGE)
-  given = [bool(x.value) for x in (_MODEL, _ENDPOINT, _REFERENCES)]
+  command.check(argv, _JUDGE.judge)
+  named = _RESPONDER.model, _RESPONDER.endpoint, _REFERENCES
+  given = [bool(x.value) for x in named]
   if sum(given) != 1:
     raise app.UsageError(
       'exactly one of --model, --endpoint and --references must be given.'
     )
-  if _GOLDEN.value and _GENERATED.value:
-    raise app.UsageError('either --golden or --generated must be given.')
+  _CONVERSATIONS.check()
   _run()
 
 
@@ -110,12 +90,10 @@ def _run() -> None:
 
   if _OUT.value:
     read.refuse_existing(_OUT.value)
-  before = _load(_WATCH)
-  calibration = _load(_CALIBRATION)
-  conversations, source = persona.conversations(
-    pathlib.Path(_GOLDEN.value or _GOLDEN_FILE), _GENERATED.value, _SEED.value
-  )
-  judge = persona_judge.read(_JUDGE.value, _JUDGE_MODEL.value)
+  before = shared_flags.load_decision(_WATCH)
+  calibration = shared_flags.load_decision(_JUDGE.calibration)
+  conversations, source = _CONVERSATIONS.read(_SEED.value)
+  judge = _JUDGE.read()
   responder, name, identity = _responder()
   persona_judge.refuse_own(judge.identity, identity)
   if _SWAPPED.value:
@@ -153,24 +131,10 @@ def _run() -> None:
 def _responder():
   """Returns the responder, its name, and its identity among judges."""
   from kaiju_jax.evaluation.persona import responders
-  from kaiju_jax.runs import persona_judge
 
   if _REFERENCES.value:
     return responders.References(), 'references', ''
-  if _ENDPOINT.value:
-    return persona_judge.open_endpoint(
-      _ENDPOINT.value, _ENDPOINT_MODEL.value, _TEMPERATURE.value
-    )
-  return persona_judge.open_responder(
-    _MODEL.value, _ROWS, _TEMPERATURE.value, _SEED.value
-  )
-
-
-def _load(flag: flags.FlagHolder):
-  """Returns the decision that a flag names; None without one."""
-  from kaiju_jax.evaluation import decision
-
-  return decision.load(pathlib.Path(flag.value)) if flag.value else None
+  return _RESPONDER.open(_ROWS, _TEMPERATURE.value, _SEED.value)
 
 
 if __name__ == '__main__':

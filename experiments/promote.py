@@ -16,19 +16,14 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
 _CANDIDATE = flags.DEFINE_string(
   'candidate', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _POLICY = flags.DEFINE_string('policy', None, 'A JSON file: the gates.')
-_INT8 = flags.DEFINE_enum(
-  'int8', 'all', quantization_config.ARMS, "A Hugging Face folder's weights."
-)
-_KV = flags.DEFINE_enum(
-  'kv', 'int8', ['int8', 'none'], "A Hugging Face folder's cache."
-)
+_ARM = shared_flags.define_arm()
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
@@ -45,8 +40,9 @@ def _run() -> None:
 
   read.refuse_existing(_OUT.value)
   policy = promotion.load_policy(_POLICY.value)
-  quantization = quantization_config.for_serving(_INT8.value, _KV.value)
-  loaded = load.from_anywhere(_CANDIDATE.value, quantization=quantization)
+  loaded = load.from_anywhere(
+    _CANDIDATE.value, quantization=_ARM.quantization()
+  )
   weights = load.digest(loaded)
   del loaded  # The gates load it themselves.
   decision = promotion.run(

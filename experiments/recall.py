@@ -33,6 +33,7 @@ from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
 _ARMS = flags.DEFINE_list('arms', None, 'Arms to compare; all by default.')
 _SEEDS = command.define_seeds('0', 'Seeds of the training.')
@@ -51,15 +52,7 @@ _JOBS = flags.DEFINE_integer(
 _REPORT = flags.DEFINE_bool(
   'report', True, 'Whether the report of trained arms is made.'
 )
-_MODEL = flags.DEFINE_string(
-  'model', None, 'A workdir, an export or a Hugging Face folder.'
-)
-_ENDPOINT = flags.DEFINE_string(
-  'endpoint', None, "A server's address, such as http://127.0.0.1:8000/v1."
-)
-_ENDPOINT_MODEL = flags.DEFINE_string(
-  'endpoint_model', 'kaiju', "The server's name of its model."
-)
+_RESPONDER = shared_flags.define_responder()
 _KINDS = flags.DEFINE_list('kinds', None, 'Kinds to ask; all by default.')
 _LENGTHS = flags.DEFINE_list('lengths', ['64', '128'], 'Tokens per row.')
 _LEAST = flags.DEFINE_float(
@@ -70,9 +63,10 @@ _ROWS = 16
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  if _MODEL.value and _ENDPOINT.value:
+  model, endpoint = _RESPONDER.model.value, _RESPONDER.endpoint.value
+  if model and endpoint:
     raise app.UsageError('either --model or --endpoint must be given.')
-  if _MODEL.value or _ENDPOINT.value:
+  if model or endpoint:
     _ask_served()
   else:
     _ask_trained()
@@ -92,7 +86,7 @@ def _ask_served() -> None:
   lengths = command.numbers(_LENGTHS, int)
   seed = _EVALUATION_SEED.value
   questions = recall.draw(kinds, lengths, _QUESTIONS.value, seed)
-  responder, name, digest = _responder()
+  responder, name, digest = _RESPONDER.open(_ROWS, chats=False)
   answered = recall.ask(responder, questions)
   records = recall.count_right(answered, name, seed)
   decision = decision_lib.decide(
@@ -103,15 +97,6 @@ def _ask_served() -> None:
   )
   text = '\n'.join(recall_report.tables(records, {}, 0))
   decision_lib.conclude(decision, text, _OUT.value)
-
-
-def _responder():
-  """Returns the responder, its name, and its identity."""
-  from kaiju_jax.runs import persona_judge
-
-  if _ENDPOINT.value:
-    return persona_judge.open_endpoint(_ENDPOINT.value, _ENDPOINT_MODEL.value)
-  return persona_judge.open_responder(_MODEL.value, _ROWS, chats=False)
 
 
 def _ask_trained() -> None:

@@ -1,0 +1,166 @@
+"""Defines flags that several commands share: judges, models, conversations.
+
+Each `define_…` function defines flags of the command that calls it, and returns
+them as one value, whose methods read them.
+"""
+
+from collections.abc import Sequence
+import pathlib
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.quantization import config as quantization_config
+
+# absl then counts flags that a function here defines as its caller's flags.
+flags.disclaim_key_flags()
+_GOLDEN = 'experiments/golden/conversations.jsonl'
+
+
+class Responder(NamedTuple):
+  """Who answers: --model, or --endpoint with --endpoint_model."""
+
+  model: flags.FlagHolder
+  endpoint: flags.FlagHolder
+  endpoint_model: flags.FlagHolder
+
+  def open(
+    self, rows: int, temperature: float = 0.0, seed: int = 0, chats: bool = True
+  ):
+    """Returns the responder, its name, and its identity.
+
+    Args:
+      rows: texts that a model answers at a time.
+      temperature, seed: as in `persona_judge.open_responder`.
+      chats: whether a model that only continues text is refused.
+    """
+    from kaiju_jax.runs import persona_judge
+
+    if self.endpoint.value:
+      return persona_judge.open_endpoint(
+        self.endpoint.value, self.endpoint_model.value, temperature
+      )
+    return persona_judge.open_responder(
+      self.model.value, rows, temperature, seed, chats
+    )
+
+
+def define_responder() -> Responder:
+  """Defines --model, --endpoint and --endpoint_model."""
+  return Responder(
+    flags.DEFINE_string(
+      'model', None, 'A workdir, an export or a Hugging Face folder.'
+    ),
+    flags.DEFINE_string(
+      'endpoint', None, "A server's address, such as http://127.0.0.1:8000/v1."
+    ),
+    flags.DEFINE_string(
+      'endpoint_model', 'kaiju', "The server's name of its model."
+    ),
+  )
+
+
+class Judge(NamedTuple):
+  """Who scores replies: --judge and --judge_model, with its --calibration."""
+
+  judge: flags.FlagHolder
+  model: flags.FlagHolder
+  calibration: flags.FlagHolder
+
+  def read(self):
+    """Returns the judge."""
+    from kaiju_jax.runs import persona_judge
+
+    return persona_judge.read(self.judge.value, self.model.value)
+
+
+def define_judge() -> Judge:
+  """Defines --judge, --judge_model and --calibration."""
+  return Judge(
+    flags.DEFINE_string(
+      'judge',
+      None,
+      "What scores replies: rules, a server's address or a model.",
+    ),
+    flags.DEFINE_string(
+      'judge_model', '', "The judging server's name of its model."
+    ),
+    flags.DEFINE_string(
+      'calibration', None, 'decision.json of experiments.judge for this judge.'
+    ),
+  )
+
+
+class Conversations(NamedTuple):
+  """Which conversations are played: those of --golden, or --generated ones."""
+
+  golden: flags.FlagHolder
+  generated: flags.FlagHolder
+
+  def check(self) -> None:
+    """Refuses both flags at once.
+
+    Raises:
+      app.UsageError: both are given.
+    """
+    if self.golden.value and self.generated.value:
+      raise app.UsageError('either --golden or --generated must be given.')
+
+  def read(self, seed: int = 0) -> tuple[Sequence, str]:
+    """Returns the conversations and their source, as `persona.conversations`.
+
+    Without either flag they are those that the package brings.
+    """
+    from kaiju_jax.runs import persona
+
+    path = self.golden.value or pathlib.Path(__file__).parents[1] / _GOLDEN
+    return persona.conversations(pathlib.Path(path), self.generated.value, seed)
+
+
+def define_conversations() -> Conversations:
+  """Defines --golden and --generated."""
+  return Conversations(
+    flags.DEFINE_string('golden', None, 'Conversations, a JSONL file.'),
+    flags.DEFINE_integer(
+      'generated', 0, 'Generate so many conversations per tier instead.', 0
+    ),
+  )
+
+
+class Arm(NamedTuple):
+  """How a Hugging Face folder is served: --int8 and --kv."""
+
+  int8: flags.FlagHolder
+  kv: flags.FlagHolder
+
+  def quantization(self) -> quantization_config.QuantizationConfig:
+    """Returns the quantization that the flags name."""
+    return quantization_config.for_serving(self.int8.value, self.kv.value)
+
+
+def define_arm(
+  whose: str = "A Hugging Face folder's",
+  prefix: str = '',
+  int8: str = 'all',
+  kv: str = 'int8',
+) -> Arm:
+  """Defines --int8 and --kv.
+
+  Args:
+    whose: whose weights and cache they are, for the help.
+    prefix: stands before both names.
+    int8, kv: the defaults.
+  """
+  arms = quantization_config.ARMS
+  return Arm(
+    flags.DEFINE_enum(f'{prefix}int8', int8, arms, f'{whose} weights.'),
+    flags.DEFINE_enum(f'{prefix}kv', kv, ['int8', 'none'], f'{whose} cache.'),
+  )
+
+
+def load_decision(flag: flags.FlagHolder):
+  """Returns the decision whose file a flag names; None without one."""
+  from kaiju_jax.evaluation import decision
+
+  return decision.load(pathlib.Path(flag.value)) if flag.value else None
