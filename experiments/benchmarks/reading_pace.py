@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> None:
       times = _run(engines[one], vocabulary, run)
       if run:  # The first one warms up.
         found[one].append(times)
-        print(one, times, flush=True)
   for index, name in (
     (0, 'first token of a prompt, s'),
     (1, "a new reply's tokens per second"),
