@@ -17,12 +17,12 @@ are repetitions, from which it learns to use them
 positions, so that it may read beyond the 512 tokens that it was trained on.
 
 Two rows make a step, so that each of two cores computes one. They are short,
-because more steps and more characters teach more than longer conversations.
+because more steps of fewer tokens teach as many facts in less time.
 
 Device:   2 cores of a CPU
 Minutes:  5 (estimated)
-Result:   of facts in its character's text it tells 77 %, asked in new words
-          63 % (experiments/results/chat.md)
+Result:   of facts in its character's text two seeds tell 77 and 69 %,
+          asked in new words 63 and 33 % (experiments/results/chat.md)
 """
 
 from kaiju_jax.data import config as data_config
