@@ -204,6 +204,33 @@ def test_a_reply_that_outlives_its_conversation_leaves_the_prefix(engines):
   assert point.length == SHARED
 
 
+def test_a_conversation_waits_for_its_prefix_whatever_that_is_worth(engines):
+  one, other = engines(), engines()
+  talk(one)
+  prefix, ours = (
+    groups.parse(x, 'root')
+    for x in saved_device.save(saved_device.saving_of(one))
+  )
+  points = [x._replace(worth=0.0) for x in prefix.points]
+  found = [ours, prefix._replace(points=tuple(points))]
+  count = saved_device.saving_of(other).adopt(found)
+  assert count == len(one.decoder.account.tree)
+
+
+def test_points_that_are_there_keep_the_demand_for_them(engines):
+  one = engines()
+  talk(one)
+  now = [1000.0]
+  found = saved_device.saving_of(one, clock=lambda: now[0])
+  saved = saved_device.save(found)
+  now[0] += 3600
+  found.adopt(groups.parse(x, 'root') for x in saved)
+  policy = one.decoder.account.policy
+  assert all(
+    policy.demand(x).idle < 1800 for x in one.decoder.account.tree.points()
+  )
+
+
 def test_too_small_a_pool_takes_prefixes_and_what_is_worth_most(engines):
   one = engines()
   texts = {owner: talk(one, owner) for owner in ('ann', 'ben', 'cid')}
@@ -293,6 +320,8 @@ def test_other_roots_forms_and_heads_are_refused_by_name(engines):
   with pytest.raises(ValueError, match='holds no points'):
     groups.parse(b'nothing', 'root')
   found = [groups.parse(x, 'root') for x in saved]
+  with pytest.raises(ValueError, match='root other: must be root'):
+    saved_device.saving_of(one).adopt([found[0]._replace(root='other')])
   with pytest.raises(ValueError, match='another head, or by none'):
     saved_device.saving_of(other).adopt(found)
   judged = engines(is_judged=True)

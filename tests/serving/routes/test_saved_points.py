@@ -176,6 +176,37 @@ def selected(server):
   )
 
 
+def test_a_kill_before_the_store_removes_a_session_leaves_no_file(
+  start, tmp_path, monkeypatch
+):
+  def killed(owner, session):
+    raise RuntimeError('killed')
+
+  with start() as server:
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+    server.context.points.save()
+    monkeypatch.setattr(server.context.store, 'remove_session', killed)
+    with pytest.raises(Exception, match='500'):
+      server.ask('DELETE', f'/v1/sessions/{session}', owner='ann')
+    (name,) = listed(tmp_path)
+    assert name.startswith('shared-')
+
+
+def test_what_has_changed_is_written_again_and_nothing_else(start, tmp_path):
+  with start() as server:
+    session = open_session(server, 'ann')
+    points, read = server.context.points, []
+    for _ in range(2):
+      say(server, 'ann', session)
+      points.save()
+      assert points.save() == 0
+      folder = tmp_path / 'points'
+      read.append([(folder / name).read_bytes() for name in listed(tmp_path)])
+    kept = [x == y for x, y in zip(*read)]
+    assert sorted(kept) == [False, True]
+
+
 def test_others_cannot_remove_what_is_saved(start, tmp_path):
   with start() as server:
     session = open_session(server, 'ann')
@@ -207,11 +238,13 @@ def test_a_removed_private_character_leaves_nothing(start, tmp_path, first):
       server.ask('DELETE', f'/v1/{path}', owner='ann')
       if first == 'character':
         first = ''
-        # The conversation goes on; its prefix is a private text again.
+        # The conversation goes on, and leaves nothing on the disk.
         say(server, 'ann', session)
+        server.context.points.save()
+        assert len(listed(tmp_path)) == 2
     assert len(listed(tmp_path)) == 2
-    owners = {one.name.owner for one in selected(server)}
-    assert owners == {b'', b'ben'}
+    names = [one.name for one in selected(server)]
+    assert {saved_points.owner_of(name) for name in names} == {'', 'ben'}
     server.context.points.save()
     assert len(listed(tmp_path)) == 2
 
