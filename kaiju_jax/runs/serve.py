@@ -274,7 +274,7 @@ def _assemble(
     if found.points or found.refused:
       say(
         f'Points of the last start: {found.points} taken back in'
-        f' {found.seconds:.1f} s, {found.refused} files refused.'
+        f' {found.seconds:.1f} s; files refused: {found.refused}.'
       )
   made.worker.start()
   if made.points is not None:

@@ -23,6 +23,7 @@ class Copies:
     self._account = decoder.account
     self.page_bytes = {kind: BYTES for kind in decoder.account.pages.kinds}
     self.layout = {'fake': [BYTES]}
+    self.batch = 3
     self.written = {}
 
   def take(self, pages):

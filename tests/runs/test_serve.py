@@ -2,15 +2,23 @@
 
 import types
 
+import numpy as np
 import pytest
 
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
+from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.runs import serve
+from kaiju_jax.runs import server_folder
 from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
+from kaiju_jax.serving.stores import sqlite_store
+from tests.decoding import toys
 from tests.serving import planted
 
 URL = 'http://127.0.0.1:8000'
@@ -173,3 +181,45 @@ def test_the_engine_has_the_settings_of_the_server(monkeypatch):
   assert made['pace'] == pace
   assert (made['chunk'], made['alternatives']) == (7, 3)
   assert serve.Settings().pace is None
+
+
+def test_points_are_saved_and_taken_back_as_the_settings_say(tmp_path):
+  """By the key in the folder; of the model and tokenizer that are served."""
+  config = toys.config(layout='G0')
+  decoder = decoder_lib.Decoder(
+    toys.drawn(config), config, rows=1, length=64, page=4
+  )
+  worker = worker_lib.Worker(engine_lib.Engine(decoder, chunk=8))
+  store = sqlite_store.SqliteStore(tmp_path / 'characters.sqlite')
+
+  def made(weights='w', tokenizer='t', **settings):
+    settings = serve.Settings(str(tmp_path), **settings)
+    return serving_engine.save_points(
+      worker, settings, store, tokenizer, weights
+    )
+
+  assert made(points='none') is None and made('') is None
+  account, tree = decoder.account, decoder.account.tree
+  texts = [
+    prefix_tree.Text(np.arange(9, dtype=np.int32), 9, cache_salt=salt)
+    for salt in (b'a' * 64, b'b' * 64 + b' local')
+  ]
+  saved = made(points='all')
+  for text in texts:
+    row = account.open(9, text=text).row
+    tree.record(text, account.pages_of(row))
+    account.close(row)
+  worker.start()
+  assert saved.save() == 2
+  worker.stop()
+  found = []
+  for settings in {}, {'points': 'all'}, {'points': 'all', 'weights': 'other'}:
+    tree.clear()
+    found.append(made(**settings).restore()[:2])
+  assert found == [(1, 1), (2, 0), (0, 2)]
+  tree.clear()
+  (tmp_path / server_folder.KEY).write_bytes(
+    b'another key of 32 bytes, as many'
+  )
+  assert made(points='all').restore()[:2] == (0, 2)
+  store.close()

@@ -20,8 +20,8 @@ import numpy as np
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 
-# Pages of each kind in a call; our guess.
-BATCH = 16
+# Bytes of a call, and its least and most pages of each kind; our guess.
+_BYTES, _LEAST, _MOST = 2**23, 16, 512
 
 
 class _Part(NamedTuple):
@@ -77,9 +77,11 @@ class PageCopies:
   Attributes:
     page_bytes: the bytes of a page by kind.
     layout: the arrays of a page by kind, in words.
+    batch: the pages of each kind in a call.
   """
 
-  def __init__(self, decoder: decoder_lib.Decoder):
+  def __init__(self, decoder: decoder_lib.Decoder, batch: int | None = None):
+    """Compiles nothing yet; `batch` is None for calls of some 8 MiB."""
     self._decoder = decoder
     heads = decoder.config.num_kv_heads
     self._parts = {
@@ -93,6 +95,8 @@ class PageCopies:
       kind: sum(part.size for part in parts)
       for kind, parts in self._parts.items()
     }
+    fit = _BYTES // max(self.page_bytes.values())
+    self.batch = batch or min(max(fit, _LEAST), _MOST)
     self.layout = {
       kind: [f'{part.dtype.name} {list(part.shape)}' for part in parts]
       for kind, parts in self._parts.items()
@@ -113,7 +117,7 @@ class PageCopies:
     behind them.
     """
     numbers = {kind: list(x) for kind, x in pages.items()}
-    calls = range(-(-max(map(len, pages.values())) // BATCH))
+    calls = range(self._calls(pages))
     taken = [self._call(numbers, call) for call in calls]
     return Pending(taken, pages, self._decoder.config.num_kv_heads)
 
@@ -128,29 +132,39 @@ class PageCopies:
       pages: by kind, free of other readers.
       data: uint8 [n, bytes] by kind, of as many pages.
     """
-    for call in range(-(-max(map(len, pages.values())) // BATCH)):
+    for call in range(self._calls(pages)):
       self._decoder.run(self._put, *self._batch(pages, data, call))
 
   def _call(self, pages: Mapping[str, Sequence[int]], call: int) -> Any:
-    numbers = {kind: _numbers(x, call) for kind, x in pages.items()}
+    numbers = {kind: self._numbers(x, call) for kind, x in pages.items()}
     return self._take(self._decoder.cache, numbers)
 
   def _batch(self, pages, data, call: int):
     """Returns the page numbers and arrays of one call of `put`."""
-    numbers = {kind: _numbers(x, call) for kind, x in pages.items()}
+    numbers = {kind: self._numbers(x, call) for kind, x in pages.items()}
     arrays = {}
     for kind, parts in self._parts.items():
-      rows = np.zeros((BATCH, self.page_bytes[kind]), np.uint8)
-      given = data[kind][call * BATCH : (call + 1) * BATCH]
+      rows = np.zeros((self.batch, self.page_bytes[kind]), np.uint8)
+      given = data[kind][call * self.batch : (call + 1) * self.batch]
       rows[: len(given)] = given if len(given) else 0
       ends = np.cumsum([part.size for part in parts])
       arrays[kind] = [
         np.ascontiguousarray(rows[:, end - part.size : end])
         .view(part.dtype)
-        .reshape(BATCH * part.shape[0], *part.shape[1:])
+        .reshape(self.batch * part.shape[0], *part.shape[1:])
         for part, end in zip(parts, ends)
       ]
     return numbers, arrays
+
+  def _calls(self, pages: Mapping[str, Sequence[int]]) -> int:
+    return -(-max(map(len, pages.values())) // self.batch)
+
+  def _numbers(self, pages: Sequence[int], call: int) -> np.ndarray:
+    """Returns the pages of one call, int32, −1 for none."""
+    numbers = np.full(self.batch, -1, np.int32)
+    found = pages[call * self.batch : (call + 1) * self.batch]
+    numbers[: len(found)] = found
+    return numbers
 
 
 # One object per number of heads, so that decoders of equal shapes share what is
@@ -202,14 +216,6 @@ def _putting(heads: int) -> Callable[..., Any]:
 def _of_heads(page_N: jax.Array, heads: int) -> jax.Array:
   """Returns the pages of heads, [n·U]; negative for none."""
   return (page_N[:, None] * heads + jnp.arange(heads)[None]).reshape(-1)
-
-
-def _numbers(pages: Sequence[int], call: int) -> np.ndarray:
-  """Returns the pages of one call, int32, −1 for none."""
-  numbers = np.full(BATCH, -1, np.int32)
-  found = pages[call * BATCH : (call + 1) * BATCH]
-  numbers[: len(found)] = found
-  return numbers
 
 
 def _refuse_not_finite(x: np.ndarray, kind: str) -> None:

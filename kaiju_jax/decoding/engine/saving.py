@@ -21,6 +21,7 @@ import time
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -158,6 +159,7 @@ class Saving:
     for group in found:
       self.check(group)
     tree, new = self._account.tree, []
+    writing = _Writing(self._copies)
     taking = {group.name: _Taking(group) for group in found}
     ranked = sorted(
       ((one, point) for one in taking.values() for point in one.group.points),
@@ -168,11 +170,16 @@ class Saving:
     try:
       for one, saved in ranked:
         count = len(tree)
-        point = self._adopt(one, saved)
+        point = self._adopt(one, saved, writing)
         if point is not None:
           one.points.append(point)
           if len(tree) > count:
             new.append((point, saved.demand, one.group.saved))
+      writing.flush()
+    except BaseException:
+      for point, *_ in new:
+        tree.drop(point)
+      raise
     finally:
       # From here on the points alone hold these pages.
       for one in taking.values():
@@ -199,7 +206,7 @@ class Saving:
     return b'' if judge is None else judge.version
 
   def _adopt(
-    self, one: '_Taking', saved: groups.SavedPoint
+    self, one: '_Taking', saved: groups.SavedPoint, writing: '_Writing'
   ) -> nodes.Point | None:
     """Records a point; None if a page is missing, or none is free."""
     name, scores = one.group.name, None
@@ -223,13 +230,13 @@ class Saving:
     pages = self._account.pages
     if any(len(x) > pages.free(kind) for kind, x in new.items()):
       return None
-    numbers, data = {}, {}
     for kind, places in new.items():
-      numbers[kind] = pages.take(kind, len(places))
-      data[kind] = one.group.pages[kind][list(places.values())]
-      for (index, place), page in zip(places.items(), numbers[kind]):
+      numbers = pages.take(kind, len(places))
+      for (index, place), page in zip(places.items(), numbers):
         own[kind][index] = one.placed[kind, place] = page
-    self._copies.put(numbers, data)
+    for kind, places in new.items():
+      for index, place in places.items():
+        writing.add(kind, own[kind][index], one.group.pages[kind][place])
     return self._account.tree.record(text, own)
 
 
@@ -245,3 +252,30 @@ class _Taking:
     self.group = group
     self.placed: dict[tuple[str, int], int] = {}
     self.points: list[nodes.Point] = []
+
+
+class _Writing:
+  """Writes pages, many in a call."""
+
+  def __init__(self, copies: page_copies.PageCopies):
+    self._copies = copies
+    self._pages: dict[str, dict[int, np.ndarray]] = {
+      kind: {} for kind in copies.page_bytes
+    }
+
+  def add(self, kind: str, page: int, data: np.ndarray) -> None:
+    """Takes the bytes of a page; `flush` writes the last ones."""
+    self._pages[kind][page] = data
+    if len(self._pages[kind]) == self._copies.batch:
+      self.flush()
+
+  def flush(self) -> None:
+    data = {
+      kind: np.stack(list(x.values()))
+      if x
+      else np.zeros((0, self._copies.page_bytes[kind]), np.uint8)
+      for kind, x in self._pages.items()
+    }
+    self._copies.put({kind: list(x) for kind, x in self._pages.items()}, data)
+    for pages in self._pages.values():
+      pages.clear()

@@ -23,7 +23,8 @@ def test_pages_come_back_in_other_places_and_nothing_else_changes(changes):
   decoder = decoder_lib.Decoder(
     toys.drawn(config), config, rows=8, length=64, page=4
   )
-  copies, rng = page_copies.PageCopies(decoder), np.random.default_rng(0)
+  copies = page_copies.PageCopies(decoder, batch=16)
+  rng = np.random.default_rng(0)
   pools = decoder.network.pools
   every = {
     kind: dict.fromkeys(range(pool.pages), 4) for kind, pool in pools.items()
@@ -46,7 +47,7 @@ def test_pages_come_back_in_other_places_and_nothing_else_changes(changes):
   copies.put({kind: [*x] for kind, x in every.items()}, before)
   # More than one call takes, and of each kind another number.
   some = {kind: [*x][5:-1] for kind, x in every.items()}
-  assert max(map(len, some.values())) > page_copies.BATCH
+  assert max(map(len, some.values())) > copies.batch
   moved = {kind: x[::-1] for kind, x in some.items()}
   read = {kind: dict.fromkeys(x, 4) for kind, x in some.items()}
   copies.put(moved, copies.take(read).read())

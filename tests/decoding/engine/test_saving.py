@@ -370,6 +370,23 @@ def test_a_point_whose_scores_are_not_read_is_not_saved(engines):
   assert not saved_device.save(saved_device.saving_of(engine))
 
 
+def test_where_writing_fails_nothing_is_taken_back(engines):
+  one, other = engines(), engines()
+  talk(one)
+  saved = saved_device.save(saved_device.saving_of(one))
+  taken = saved_device.saving_of(other)
+
+  def fail(pages, data):
+    raise RuntimeError('planted')
+
+  taken._copies.put = fail
+  with pytest.raises(RuntimeError, match='planted'):
+    taken.adopt(groups.parse(x, 'root') for x in saved)
+  pages = other.decoder.account.pages
+  assert not len(other.decoder.account.tree)
+  assert not any(pages.count_held(kind) for kind in pages.kinds)
+
+
 def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
   """Random turns, swipes, cancels and removals, in pools that are tight."""
   rng = np.random.default_rng(5)

@@ -110,7 +110,9 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
   assert not mode & 0o077, f'others may read {folder}: mode {mode:o}'
   write_head(head := tmp_path / 'head.safetensors')
   flags = f'--head={head}', '--guided=8'
-  with served(workdir, folder, *flags) as (server, address, _):
+  with served(workdir, folder, *flags) as (server, address, said):
+    # The character's prefix was saved, and this head has not judged it.
+    assert ': 0 taken back in' in said and 'files refused: 1.' in said
     kept = json.loads(got(address, f'/v1/sessions/{session["id"]}'))
     texts = [one['text'] for one in kept['messages'] if one['role'] == 'user']
     assert texts == ['Good morning!', 'What do you like?']

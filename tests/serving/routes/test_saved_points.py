@@ -205,6 +205,12 @@ def test_what_has_changed_is_written_again_and_nothing_else(start, tmp_path):
       read.append([(folder / name).read_bytes() for name in listed(tmp_path)])
     kept = [x == y for x, y in zip(*read)]
     assert sorted(kept) == [False, True]
+    # A prefix that twice as many ask for is worth more.
+    (shared,) = folder.glob('shared-*')
+    before = shared.read_bytes()
+    say(server, 'ben', open_session(server, 'ben'))
+    points.save()
+    assert shared.read_bytes() != before
 
 
 def test_others_cannot_remove_what_is_saved(start, tmp_path):
