@@ -79,6 +79,7 @@ PURPOSES = {
     'benchmarks.mixed_call',
     'benchmarks.mixture',
     'benchmarks.open_models',
+    'benchmarks.restart',
     'benchmarks.sampled_targets',
     'benchmarks.reading_pace',
     'benchmarks.second_turn',

@@ -27,9 +27,8 @@ import numpy as np
 
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
+from kaiju_jax.runs.benchmarks import served
 from kaiju_jax.storage import files
-
-from . import served
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-_SERVE = f'{__package__.rpartition(".")[0]}.serve'
+_SERVE = 'experiments.serve'
 
 
 class Served(NamedTuple):
