@@ -58,10 +58,12 @@ class Pending:
     for arrays in zip(*calls):
       joined = np.concatenate(arrays)
       each = joined.reshape(-1, self._heads, *joined.shape[1:])[: len(pages)]
-      is_read_NS = np.arange(each.shape[2]) < extent_N[:, None]
-      # Behind what is read, the row that wrote the page may have gone on.
-      each = each * 1
-      each[~np.repeat(is_read_NS[:, None], self._heads, axis=1)] = 0
+      short = np.flatnonzero(extent_N < each.shape[2])
+      if len(short):
+        each = each.copy()
+      for n in short:
+        # The row that wrote the page may have gone on there.
+        each[n, :, extent_N[n] :] = 0
       if not np.issubdtype(each.dtype, np.integer):
         _refuse_not_finite(each.astype(np.float32), kind)
       size = each[:1].nbytes if len(each) else 0

@@ -129,21 +129,26 @@ def fill(
     folder = saved_points.Folder(pathlib.Path(name), b's' * 32, 4 * size)
     points = saved_points.SavedPoints(worker, saving, folder, most=size)
     worker.start()
-    begun = time.monotonic()
+    begun, worked = time.monotonic(), time.process_time()
     count = points.save()
     seconds = time.monotonic() - begun
+    worked = time.process_time() - worked
     worker.stop()
     made = sum(x.stat().st_size for x in folder.list()) / 2**20
     say(
       f'{shape}: {count} points of {_TEXT:,} tokens, {made:,.0f} MiB: saved in'
-      f' {seconds:.2f} s; the engine was held {len(held)} times, at most'
+      f' {seconds:.2f} s ({worked:.1f} of a processor); the engine was held'
+      f' {len(held)} times, at most'
       f' {1000 * max(held):.1f} ms, {1000 * held[0]:.1f} ms of them to choose.'
     )
     was = len(account.tree)
     account.tree.clear()
+    worked = time.process_time()
     back = points.restore()
+    worked = time.process_time() - worked
     say(
-      f'Taken back: {back.points} of {was} points in {back.seconds:.2f} s,'
+      f'Taken back: {back.points} of {was} points in {back.seconds:.2f} s'
+      f' ({worked:.1f} of a processor),'
       f' {back.refused} files refused.'
     )
   return back
