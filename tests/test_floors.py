@@ -26,7 +26,12 @@ FLOORS = [
 # The same inside rooms: their sub-rooms, from the ground up.
 SUB_FLOORS = {
   'decoding': [{'requests', 'pages'}, {'device'}, {'beam'}, {'engine'}],
-  'serving': [{'safety', 'stores', 'http'}, {'replies'}, {'routes'}],
+  'serving': [
+    {'safety', 'stores', 'http'},
+    {'replies'},
+    {'routing'},
+    {'routes'},
+  ],
   'characters': [{'cards'}, {'prompts'}],
 }
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
