@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import special
 
 from kaiju_jax.data import packing
 from kaiju_jax.data import spans
@@ -76,7 +77,8 @@ def test_odds_that_are_true_are_calibrated_whatever_labels_weighed(weight):
   p_S = rng.choice([0.001, 0.04, 0.3, 0.9], 40_000, p=[0.9, 0.06, 0.03, 0.01])
   label_S = rng.random(len(p_S)) < p_S
   # A head whose loss weighs labelled tokens more often says yes.
-  score_S = np.log(p_S / (1 - p_S)) + np.log(weight)
+  true_S = np.log(p_S / (1 - p_S))
+  score_S = true_S + np.log(weight)
   weight_S = 2.5 * np.where(label_S, weight, 1.0)
   begin_S = np.arange(len(p_S)) % 50 == 0
 
@@ -91,8 +93,17 @@ def test_odds_that_are_true_are_calibrated_whatever_labels_weighed(weight):
   ) / len(p_S)
   # The two smallest are in one bin.
   assert error(score_S) <= expected < 0.004
+  # What is too sure both ways does not cancel.
+  sure_S = special.expit(2 * true_S)
+  excess = [
+    (sure_S - label_S)[(n <= 15 * sure_S) & (15 * sure_S < n + 1)].sum()
+    for n in range(15)
+  ]
+  sure = error(2 * true_S + np.log(weight))
+  assert sure == pytest.approx(np.abs(excess).sum() / len(p_S))
+  assert sure > 1.2 * abs(sum(excess)) / len(p_S)
   off = error(score_S + 2)
-  moved_S = 1 / (1 + np.exp(-(np.log(p_S / (1 - p_S)) + 2)))
+  moved_S = special.expit(true_S + 2)
   assert off == pytest.approx((moved_S - label_S).mean(), rel=1e-6)
   assert off > 0.02
 

@@ -29,6 +29,8 @@ def test_other_texts_differ_in_their_digits_alone():
     assert {one[place] for one in found} == set('0123456789')
   assert found == exposure.draw_others('a1b23 c4', 500, seed=1)
   assert found != exposure.draw_others('a1b23 c4', 500, seed=2)
+  # The same draws, but for the secret itself.
+  assert exposure.draw_others(found[0], 499, seed=1) == found[1:]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +87,10 @@ def test_the_rank_is_that_of_texts_read_one_by_one():
   for log_p_LV, tokens_L, (first, end) in zip(log_p_BLV, rows, firsts):
     own = np.asarray(log_p_LV)[np.arange(first - 1, end - 1)]
     total.append(own[np.arange(end - first), tokens_L[first:end]].sum())
-  total_T = np.reshape(total, (2, 41)).sum(axis=0)
-  assert found.rank == 1 + (total_T > total_T[0]).sum()
-  assert 1 < found.rank < 41
+  total_PT = np.reshape(total, (2, 41))
+  ranks = [1 + (x > x[0]).sum() for x in (total_PT.sum(axis=0), *total_PT)]
+  assert found.rank == ranks[0]
+  assert len(set(ranks)) == 3 and 1 < ranks[0] < 41
   long = [prompts.Prompt('long#1', (('user', 'x' * 150),))]
   with pytest.raises(ValueError, match='long#1: the prompt and two texts of'):
     exposure.measure(loaded, FORMAT, long, SECRET, others=40)
