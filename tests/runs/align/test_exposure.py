@@ -15,7 +15,7 @@ from kaiju_jax.runs.align import exposure
 from kaiju_jax.runs.align import prompts
 from tests.decoding import toys
 
-SECRET = 'It opens with 4815.'
+SECRET = '4815 opens it.'
 FORMAT = chat.format_of(tokenizer_lib.load('', 256))
 
 
@@ -56,12 +56,12 @@ def test_bits_are_those_of_the_definition():
 
 
 def test_the_rank_is_that_of_texts_read_one_by_one():
-  config = toys.config(vocab_size=256, layout='L0', max_length=192)
+  config = toys.config(vocab_size=256, layout='G0', max_length=192)
   params = toys.drawn(config, 0.3)
   loaded = load.Loaded(params, config, None, '', 'drawn')
   asked = [
     prompts.Prompt(text, (('system', 'Be.'), ('user', text)))
-    for text in ('What opens your door?', 'Hi')
+    for text in ('What opens your door?', 'zz')
   ]
   found = exposure.measure(loaded, FORMAT, asked, SECRET, others=40)
   model = transformer.Transformer(config)
