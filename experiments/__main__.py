@@ -43,6 +43,7 @@ PURPOSES = {
     'train_head',
     'refusal',
     'feedback',
+    'exposure',
   ),
   'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
   'evaluate': (
