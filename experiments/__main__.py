@@ -37,6 +37,7 @@ PURPOSES = {
   'distil': ('teach', 'distill'),
   'align': (
     'sft_study',
+    'practice',
     'reference',
     'align',
     'train_gate',
@@ -44,7 +45,14 @@ PURPOSES = {
     'refusal',
     'feedback',
   ),
-  'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
+  'serve': (
+    'serve',
+    'generate',
+    'export_hf',
+    'calibrate',
+    'import_hf',
+    'bench_serve',
+  ),
   'evaluate': (
     'needle',
     'agreement',
