@@ -108,6 +108,8 @@ class Metrics:
     failed: the answers under /v1/ that the server failed to give: 'status' for
       one of 500 or above, 'stream' for an error after the answer had begun.
     store_failures: the calls that the store did not answer.
+    operations: the operators' commands, by operation and result: 'done',
+      'refused' or 'failed'.
     ready: 1 while requests are taken, as /readyz says, the store left out; the
       server's context sets the function that answers.
   """
@@ -170,6 +172,9 @@ class Metrics:
     self.ready = prometheus_client.Gauge(
       'ready', 'Whether requests are taken.', **own
     )
+    self.operations = prometheus_client.Counter(
+      'operations', "Operators' commands.", ['operation', 'result'], **own
+    )
     for kind in 'status', 'stream':
       self.failed.labels(kind)
     self.rejected.labels('busy')
@@ -204,15 +209,19 @@ class Metrics:
     """Answers /metrics; may block, so call it in a thread."""
     return responses.Response(self.text(), headers={'Content-Type': _FORMAT})
 
-  def app(self) -> types.ASGIApp:
-    """Returns an application that answers /metrics only to this machine."""
+  def app(self, *routes: routing.Route) -> applications.Starlette:
+    """Returns an application that answers /metrics only to this machine.
+
+    Args:
+      *routes: more of its routes.
+    """
 
     def answer(request: requests.Request) -> responses.Response:
       loopback.check(request)
       return self.answer(request)
 
     return applications.Starlette(
-      routes=[routing.Route('/metrics', answer)],
+      routes=[routing.Route('/metrics', answer), *routes],
       exception_handlers=errors.HANDLERS,
     )
 

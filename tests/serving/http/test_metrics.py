@@ -31,6 +31,7 @@ _NAMES = {
   'kaiju_refusals': 'counter',
   'kaiju_failed_answers': 'counter',
   'kaiju_store_failures': 'counter',
+  'kaiju_operations': 'counter',
   'kaiju_ready': 'gauge',
   'kaiju_ratings': 'counter',
   'kaiju_http_requests': 'counter',
