@@ -48,6 +48,7 @@ PURPOSES = {
   ),
   'serve': (
     'serve',
+    'operate',
     'generate',
     'export_hf',
     'calibrate',
