@@ -10,7 +10,7 @@ from kaiju_jax.serving.routes import chat
 
 def of_context(context) -> dict:
   """Returns what is still taken, by what it is; {} where nothing is."""
-  worker, streams = context.worker, context.limits._streams
+  worker, streams = context.engines, context.limits._streams
   engine = worker.engine
   found = {
     'slots': streams.taken,

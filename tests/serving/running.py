@@ -67,7 +67,7 @@ class Server:
 
   def __init__(self, context, server, tokens):
     self.context: context_lib.Context = context
-    self.engine: world.Engine = context.worker.engine
+    self.engine: world.Engine = context.engines.engine
     self.address: str = server.url
     self.server = server
     self.tokens: dict[str, str] = tokens
@@ -177,23 +177,21 @@ def server(
   }
   working = worker.Worker(engine)
   context = context_lib.Context(
-    worker=working,
+    engines=working,
     model=context_lib.Model(MODEL, 1234, LENGTH, digest, 'a toy', 0, 'w1'),
     tokenizer=tokenizer,
     format=prompt.Encoded(written),
     store=store,
     access=auth.Access(held, is_open=is_open and key is None, key=key),
     limits=limits.Limits(),
-    metrics=metrics.Metrics(
-      lambda: working.ask(lambda: metrics.reading(engine))
-    ),
+    metrics=metrics.Metrics(working.reading),
     moderator=moderator or moderation.Moderator(),
     max_tokens=64,
     points=None if points is None else points(working, store),
   )
   if context.points is not None:
     context.points.restore()
-  context.worker.start()
+  context.engines.start()
   if context.points is not None:
     context.points.start()
   try:
@@ -204,7 +202,7 @@ def server(
   finally:
     if context.points is not None:
       context.points.stop()
-    context.worker.stop()
+    context.engines.stop()
     store.close()
   assert not leftovers.of_store(folder)
-  assert context.worker.error is None
+  assert context.engines.error is None

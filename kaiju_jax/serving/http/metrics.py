@@ -93,7 +93,7 @@ class Metrics:
     ttft: the seconds from a request to its first token.
     itl: the seconds between two tokens.
     queue: the seconds that a sequence waited for a row.
-    rate: the tokens per second of each stream (`worker.AsyncStream.rate`).
+    rate: the tokens per second of each stream (`stream.Stream.rate`).
     prompt_tokens: the tokens of all prompts.
     cached_tokens: the prompt tokens that were in the cache and did not run.
     rejected: the requests that the engine refused, by reason.

@@ -21,7 +21,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import engines as engines_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
@@ -77,7 +77,7 @@ class Context:
   """The parts of one server.
 
   Attributes:
-    worker: runs the engine.
+    engines: runs the engine, or several as one.
     model: the served model.
     tokenizer: the model's.
     format: turns messages into tokens; None for a model that only continues
@@ -105,7 +105,7 @@ class Context:
     points: saves the cache's points; None for a server that saves none.
   """
 
-  worker: worker_lib.Worker
+  engines: engines_lib.Engines
   model: Model
   tokenizer: tokenizer_lib.Tokenizer
   format: prompt_lib.Encoded | None
@@ -136,10 +136,10 @@ class Context:
     self.metrics.ready.set_function(lambda: self.takes_requests)
 
   def close(self) -> None:
-    """Saves points, stops the engine, closes the store, ends the threads."""
+    """Saves points, stops the engines, closes the store, ends the threads."""
     if self.points is not None:
       self.points.stop()
-    self.worker.stop()
+    self.engines.stop()
     self.store.close()
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
@@ -148,7 +148,7 @@ class Context:
   def takes_requests(self) -> bool:
     """Whether requests are taken; says nothing of the store."""
     is_open = self.is_ready and self.moderator.mode != 'closed'
-    return is_open and self.worker.is_alive
+    return is_open and self.engines.is_alive
 
   @property
   def chats(self) -> prompt_lib.Encoded:

@@ -341,7 +341,7 @@ def test_what_is_dropped_does_not_depend_on_the_replys_limit(server):
 
 def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
   session = opened(server)
-  submit = server.context.worker.submit
+  submit = server.context.engines.submit
 
   async def submit_behind_another(*several):
     server.context.store.append(
@@ -349,7 +349,7 @@ def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
     )
     return await submit(*several)
 
-  monkeypatch.setattr(server.context.worker, 'submit', submit_behind_another)
+  monkeypatch.setattr(server.context.engines, 'submit', submit_behind_another)
   said = {'model': running.MODEL, 'session': session['id']}
   said['messages'] = [{'role': 'user', 'content': 'Hello'}]
   status, error = refused(server, 'POST', '/v1/chat/completions', said, 'ann')
@@ -590,7 +590,7 @@ def test_probes_say_how_the_server_is(server, monkeypatch):
     patch.setattr(server.context, 'is_ready', False)
     assert counted(server, 'ready') == 0
   with monkeypatch.context() as patch:
-    patch.setattr(server.context.worker, 'error', RuntimeError())
+    patch.setattr(server.context.engines, 'error', RuntimeError())
     assert counted(server, 'ready') == 0
 
 
