@@ -21,6 +21,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.routing import replica as replica_lib
 
 # Seconds between two messages, at most; and without a word from the other side,
@@ -49,14 +50,14 @@ class Update(NamedTuple):
   Attributes:
     number: the stream's, as its ingress numbers it.
     events: its new tokens.
-    prompt: `waited`, `reused` and `prompt_scores` of the stream.
+    prompt: as far as it is known.
     result: once it has ended.
     error: why it ended without a result.
   """
 
   number: int
   events: list[request_lib.Event]
-  prompt: tuple[float, int, tuple[float, ...] | None]
+  prompt: stream_lib.Prompt
   result: request_lib.Result | None = None
   error: Exception | None = None
 
@@ -90,7 +91,7 @@ class _Ingress:
   """
 
   def __init__(self):
-    self.streams: dict[int, replica_lib.Stream] = {}
+    self.streams: dict[int, stream_lib.Stream] = {}
     self.renewed: dict[int, float] = {}
     self.submitting: set[int] = set()
     self.unwanted: set[int] = set()
@@ -142,9 +143,10 @@ class Host:
       'submit': self._submit,
       'renew': self._renew,
       'cancel': self._cancel,
-      'state': self._state,
-      'forget': self._forget,
-      'drain': self._drain,
+      'state': replica.state,
+      'held': replica.held,
+      'forget': replica.forget,
+      'drain': replica.drain,
     }
 
   @property
@@ -180,7 +182,7 @@ class Host:
 
     Args:
       method: 'submit', 'renew' or 'cancel', which name the ingress first;
-        'state', 'forget' or 'drain', as `replica.Replica` has them.
+        'state', 'held', 'forget' or 'drain', as `replica.Replica` has them.
       *arguments: the method's.
     """
     try:
@@ -226,15 +228,6 @@ class Host:
     elif number in own.submitting:
       own.unwanted.add(number)
 
-  async def _state(self) -> replica_lib.State:
-    return await self._replica.state()
-
-  async def _forget(self, wanted: replica_lib.Forget) -> None:
-    await self._replica.forget(wanted)
-
-  async def _drain(self, seconds: float) -> int:
-    return await self._replica.drain(seconds)
-
   def _find(self, ingress: str) -> _Ingress:
     """Returns an ingress; raises `Lost` where it attends to another process."""
     if ingress not in self._ingresses:
@@ -244,7 +237,7 @@ class Host:
     return own
 
   async def _read(
-    self, own: _Ingress, number: int, stream: replica_lib.Stream
+    self, own: _Ingress, number: int, stream: stream_lib.Stream
   ) -> None:
     """Hands a stream's tokens to its ingress, a round's at a time."""
     result = error = None
@@ -276,5 +269,5 @@ class Host:
         own.has_news.set()
 
 
-def _prompt(stream: replica_lib.Stream):
-  return stream.waited, stream.reused, stream.prompt_scores
+def _prompt(stream: stream_lib.Stream) -> stream_lib.Prompt:
+  return stream_lib.Prompt(stream.waited, stream.reused, stream.prompt_scores)

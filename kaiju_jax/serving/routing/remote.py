@@ -26,7 +26,9 @@ from typing import Any
 from typing import Protocol
 import uuid
 
+from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import hosting
 from kaiju_jax.serving.routing import replica as replica_lib
@@ -83,9 +85,9 @@ class Remote:
     self._is_alive = False
     self._heard = 0.0
     self._lost: asyncio.Event | None = None
-    self._streams: dict[int, worker_lib.AsyncStream] = {}
-    self._of: dict[worker_lib.AsyncStream, int] = {}
-    self._were_read: set[worker_lib.AsyncStream] = set()
+    self._streams: dict[int, stream_lib.AsyncStream] = {}
+    self._of: dict[stream_lib.AsyncStream, int] = {}
+    self._were_read: set[stream_lib.AsyncStream] = set()
 
   def start(self) -> None:
     """Begins to reach for the replica."""
@@ -103,7 +105,7 @@ class Remote:
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[replica_lib.Stream]:
+  ) -> Sequence[stream_lib.Stream]:
     """Submits requests; takes all of them, or none.
 
     Raises:
@@ -111,7 +113,7 @@ class Remote:
       Lost: the replica is gone.
     """
     loop = asyncio.get_running_loop()
-    streams = [worker_lib.AsyncStream(self, loop) for _ in requests]
+    streams = [stream_lib.AsyncStream(self, loop) for _ in requests]
     await self._in_thread(self._submit(streams, requests, before))
     return streams
 
@@ -119,7 +121,11 @@ class Remote:
     """Returns its account of itself; raises `Lost`."""
     return await self._in_thread(self._ask('state'))
 
-  async def forget(self, wanted: replica_lib.Forget) -> None:
+  async def held(self) -> Sequence[replica_lib.Held]:
+    """Returns the texts of its cache, the latest first; raises `Lost`."""
+    return await self._in_thread(self._ask('held'))
+
+  async def forget(self, wanted: forgetting.Forget) -> None:
     """Drops texts from its cache; raises `Lost`."""
     await self._in_thread(self._ask('forget', wanted))
 
@@ -133,11 +139,11 @@ class Remote:
       self._loop.call_soon_threadsafe(self._running.cancel)
       self._thread.join()
 
-  def read(self, stream: worker_lib.AsyncStream) -> None:
+  def read(self, stream: stream_lib.AsyncStream) -> None:
     """Notes that a stream is read, so that its lease is renewed."""
     self._were_read.add(stream)
 
-  def cancel(self, stream: worker_lib.AsyncStream) -> None:
+  def cancel(self, stream: stream_lib.AsyncStream) -> None:
     """Ends a stream's sequence; never waits."""
     # A thread that has ended has no streams.
     with contextlib.suppress(RuntimeError):
@@ -197,7 +203,7 @@ class Remote:
       raise self._gone()
     raise answer.error
 
-  def _cancel(self, stream: worker_lib.AsyncStream) -> None:
+  def _cancel(self, stream: stream_lib.AsyncStream) -> None:
     number = self._of.get(stream)
     if number is not None:
       self._send('cancel', number)

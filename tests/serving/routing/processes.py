@@ -31,8 +31,11 @@ class Local:
 
   async def state(self):
     load = await self.worker.call(self.worker.engine.load)
-    held = (replica_lib.Held('salt', '', 9, 1.0),)
-    return replica_lib.State(0.0, load.running + load.waiting, 1, 1, held)
+    reading = await asyncio.to_thread(self.worker.reading)
+    return replica_lib.State(1.5, load.running + load.waiting, 3, 4, reading)
+
+  async def held(self):
+    return [replica_lib.Held('salt', '', 9)]
 
   async def forget(self, wanted):
     self.forgotten.append(wanted)

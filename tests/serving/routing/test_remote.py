@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.routing import remote as remote_lib
 from kaiju_jax.serving.routing import replica as replica_lib
@@ -319,19 +320,21 @@ def test_an_ingress_that_vanishes_ends_its_sequences(fleet):
 def test_state_forgetting_and_draining_cross(fleet):
   process = fleet.start()
   remote, _ = fleet.reach(process)
-  wanted = replica_lib.Forget((('ann', 'chat'),), ('salt',))
+  wanted = forgetting.Forget((('ann', 'chat'),), ('salt',))
 
   async def main():
     await remote.forget(wanted)
-    state = await remote.state()
+    state, held = await remote.state(), await remote.held()
     ended = await remote.drain(5.0)
     with pytest.raises(request_lib.Busy) as error:
       await one(remote)
-    return state, ended, error.value
+    return state, held, ended, error.value
 
-  state, ended, busy = run(main())
+  state, held, ended, busy = run(main())
   assert process.replica.forgotten == [wanted]
-  assert state.held == (replica_lib.Held('salt', '', 9, 1.0),)
+  assert state[:4] == (1.5, 0, 3, 4)
+  assert state.reading.running == 0
+  assert held == [replica_lib.Held('salt', '', 9)]
   assert (ended, busy.seconds) == (0, None)
 
 
