@@ -33,6 +33,10 @@ class Busy(RuntimeError):
     super().__init__(message)
     self.seconds = seconds
 
+  def __reduce__(self):
+    # It may come from a replica of another process.
+    return Busy, (str(self), self.seconds)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Guide:
