@@ -196,6 +196,7 @@ class Engine:
     if self._is_draining:
       raise request_lib.Busy('the engine is being stopped.', None)
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
+    text.skip(request.drawn)
     self._count += 1
     one = sequence_lib.Sequence(
       self._count, request, tokens_L, text, before, self.judge
@@ -203,7 +204,8 @@ class Engine:
     if self._reuses:
       needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
       one.reusable = needs[1]
-    if self.limits != admission.Limits():
+    # A text that has begun was admitted before.
+    if self.limits != admission.Limits() and not len(request.drawn):
       admission.refuse(self.limits, self.load(), self._pace, self._left(one))
     one.came = one.read_at = self._clock()
     one.tag = self._shares.tag(one.owner, one.room)
@@ -355,7 +357,7 @@ class Engine:
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
       one.points = self.recorder.open_request(
-        one.text(), match, one.conversation
+        one.text(one.prompt), match, one.conversation
       )
 
   def _forsake(self, row: int, match: prefix_tree.Match) -> None:
