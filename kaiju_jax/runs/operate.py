@@ -7,6 +7,7 @@ from typing import Any
 import urllib.error
 import urllib.request
 
+from kaiju_jax.runs import report
 from kaiju_jax.serving.http import local_key
 
 # Seconds: a drain waits for replies.
@@ -86,14 +87,40 @@ class Server:
     return self.ask('gate/rollback', {'served': served['id']})
 
 
-def describe(state: Mapping[str, Any]) -> list[str]:
-  """Returns the lines that tell a person what a server serves."""
+def describe(state: Mapping[str, Any]) -> list[Any]:
+  """Returns the lines and the table, for `report.show`, of what is served."""
   gate = state['gate']
   lines = [f'gate    {gate["mode"]}']
   for name in 'served', 'before':
     if gate[name] is not None:
       lines.append(f'{name:7} {gate[name]["id"]}  {gate[name]["folder"]}')
+  rows = [
+    [
+      one['name'],
+      one['build'][:12],
+      _condition(one),
+      f'{one["share"]:g}',
+      f'{one["load"]:,.0f}',
+      str(one['running']),
+    ]
+    for one in state['replicas']
+  ]
+  if rows:
+    head = ['replica', 'build', 'state', 'share', 'load', 'running']
+    lines.append(report.table(head, rows))
+  for one in state['rollouts']:
+    why = f': {one["reason"]}' if one['reason'] else ''
+    lines.append(
+      f'rollout of {one["of"]}: {one["state"]}, share {one["share"]:g},'
+      f' {one["prefixes"]} prefixes warmed{why}'
+    )
   return lines
+
+
+def _condition(replica: Mapping[str, Any]) -> str:
+  if not replica['is_alive']:
+    return 'lost'
+  return 'draining' if replica['is_closing'] else 'serves'
 
 
 def _message(error: urllib.error.HTTPError) -> str:

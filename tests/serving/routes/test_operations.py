@@ -236,9 +236,9 @@ def test_what_is_bad_changes_nothing(one, folders, tmp_path):
     ({'folder': str(tmp_path / 'nowhere')}, 'nowhere'),
     ({'folder': str(headless)}, 'nothing would be answered'),
     ({'folder': str(other)}, 'head'),
-    ({'folder': ''}, 'must be a string'),
-    ({'folder': 5}, 'must be a string'),
-    ({'folder': 'a\0b'}, 'must be a string'),
+    ({'folder': ''}, 'folder: .*at least 1'),
+    ({'folder': 5}, 'folder: .*string'),
+    ({'folder': 'a\0b'}, 'folder: .*pattern'),
     ({}, 'folder'),
     ({'folder': str(folders['lax']), 'more': 'x'}, 'more'),
   ):
