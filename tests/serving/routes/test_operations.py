@@ -16,8 +16,6 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.runs import operate
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import log
-from kaiju_jax.serving.http import server as server_lib
-from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
@@ -103,10 +101,10 @@ def operated(tmp_path, moderator, reply=REPLY):
   folder = tmp_path / 'server'
   folder.mkdir()
   key = local_key.load(folder / local_key.OPERATOR)
-  with running.server(folder, engine=engine, moderator=moderator) as server:
-    app = operations.app(server.context, key)
-    with server_lib.running(app) as port:
-      yield Operated(server, port.port, key)
+  with running.server(
+    folder, engine=engine, moderator=moderator, operator=key
+  ) as server:
+    yield Operated(server, server.server.metrics_port, key)
 
 
 @pytest.fixture
