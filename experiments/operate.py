@@ -8,8 +8,9 @@
     python -m experiments.operate --port=9100 --rollback=b7c1f0
     python -m experiments.operate --port=9100 --drain=replica-1
 
---port is the server's --metrics_port, on this machine, and --folder its folder,
-where its operator's key lies. Without a change it prints what is served. A gate
+--port is the server's --metrics_port, on this machine (--port=9100,9101 for two
+ingresses, which change one after the other), and --folder its folder, where its
+operator's key lies. Without a change it prints what is served. A gate
 comes with its thresholds, from one folder; requests that are open end with the
 gate that they began with. A rollback serves the gate before the one that is
 served; a second rollback takes that back. The other changes are of a fleet's
@@ -24,8 +25,8 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_PORT = flags.DEFINE_integer(
-  'port', None, "The server's --metrics_port.", 1, 65_535
+_PORT = flags.DEFINE_list(
+  'port', [], "The server's --metrics_port; of several ingresses, all of them."
 )
 _FOLDER = flags.DEFINE_string(
   'folder', 'runs/server', "The server's folder, with its operator's key."
@@ -88,12 +89,16 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs import operate
   from kaiju_jax.runs import report
 
-  server = operate.Server(_PORT.value, operate.load_key(_FOLDER.value))
+  key = operate.load_key(_FOLDER.value)
+  ports = command.numbers(_PORT, int, below=65_536)
+  servers = [operate.Server(port, key) for port in ports]
   if _SAFETY_ROLLBACK.value:
-    server.roll_gate_back()
+    operate.change(servers, operate.Server.roll_gate_back)
   elif changes:
-    server.ask(*_command(changes[0].name))
-  report.show(operate.describe(server.ask()))
+    name, body = _command(changes[0].name)
+    operate.change(servers, lambda server: server.ask(name, body))
+  for server in servers:
+    report.show(operate.describe(server.ask()))
 
 
 def _command(name: str) -> tuple[str, dict]:

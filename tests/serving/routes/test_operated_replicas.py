@@ -162,13 +162,14 @@ def test_a_server_of_one_engine_has_no_replicas(tmp_path):
 def test_the_command_lists_and_changes_replicas(one, tmp_path):
   words = ['experiments.operate', f'--port={one.port}']
   words.append(f'--folder={tmp_path / "server"}')
-  share, bad, rollback, drain, rollout = forked.run(
+  share, bad, rollback, drain, rollout, port = forked.run(
     [
       [*words, '--share=r1:0.25'],
       [*words, '--share=0.25'],
       [*words, '--rollback=r1'],
       [*words, '--drain=r1', '--seconds=1'],
       [*words, '--rollout=r0', '--hold=5'],
+      [words[0], f'--port={one.port},{one.port}x', words[2]],
     ]
   )
   row = next(line for line in share.stdout.splitlines() if 'r1' in line)
@@ -178,3 +179,20 @@ def test_the_command_lists_and_changes_replicas(one, tmp_path):
   row = next(line for line in drain.stdout.splitlines() if 'r1' in line)
   assert 'draining' in row
   assert 'rollout of r0: warming, share 0' in rollout.stdout
+  assert port.returncode and '--port' in port.stderr
+
+
+def test_several_ingresses_change_one_after_the_other(one):
+  nobody = operate.Server(1, one.key)
+  asked = []
+
+  def share(server):
+    asked.append(server.port)
+    server.ask('share', {'of': 'r1', 'share': 0.5})
+
+  with pytest.raises(operate.Refused, match=f'--port={one.port}.$') as caught:
+    operate.change([one.operator, nobody], share)
+  assert asked == [one.port, 1] and '--port=1: no answer' in str(caught.value)
+  with pytest.raises(operate.Refused) as caught:
+    operate.change([nobody, one.operator], share)
+  assert 'already' not in str(caught.value) and asked[2:] == [1]

@@ -318,8 +318,11 @@ def test_a_gate_of_full_size_changes_within_a_second(tmp_path):
         ('gate', lambda: one.use(versions[1])),
         ('rollback', one.operator.roll_gate_back),
       ):
-        begun = time.process_time()
+        begun = time.process_time(), time.perf_counter()
         change()
-        taken[name].append(time.process_time() - begun)
-  print({name: min(times) for name, times in taken.items()})
-  assert all(min(times) < 1 for times in taken.values()), taken
+        ended = time.process_time(), time.perf_counter()
+        taken[name].append(tuple(np.subtract(ended, begun)))
+  for name, times in taken.items():
+    processor, clock = np.min(times, axis=0)
+    print(f'{name}: {processor:.4f} s of processor, {clock:.4f} s')
+    assert processor < 1
