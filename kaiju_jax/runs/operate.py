@@ -1,12 +1,15 @@
 """Sends operators' commands to a server of this machine."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import json
 import pathlib
 from typing import Any
 import urllib.error
 import urllib.request
 
+from kaiju_jax.runs import report
 from kaiju_jax.serving.http import local_key
 
 # Seconds: a drain waits for replies.
@@ -40,10 +43,13 @@ class Server:
   Args:
     port: of its metrics.
     key: its operator's.
+
+  Attributes:
+    port: the same.
   """
 
   def __init__(self, port: int, key: str):
-    self._port, self._key = port, key
+    self.port, self._key = port, key
 
   def ask(
     self, name: str = '', body: Mapping[str, Any] | None = None
@@ -58,7 +64,7 @@ class Server:
       Refused: the server refused, or did not answer.
     """
     request = urllib.request.Request(
-      f'http://127.0.0.1:{self._port}/operations{"/" if name else ""}{name}',
+      f'http://127.0.0.1:{self.port}/operations{"/" if name else ""}{name}',
       None if body is None else json.dumps(body).encode(),
       {
         'Content-Type': 'application/json',
@@ -71,10 +77,10 @@ class Server:
       with opener.open(request, timeout=_TIMEOUT) as answer:
         return json.load(answer)
     except urllib.error.HTTPError as error:
-      raise Refused(f'--port={self._port}: {_message(error)}') from error
+      raise Refused(f'--port={self.port}: {_message(error)}') from error
     except (OSError, ValueError) as error:
       raise Refused(
-        f'--port={self._port}: no answer ({error}); must be the --metrics_port'
+        f'--port={self.port}: no answer ({error}); must be the --metrics_port'
         ' of a server on this machine.'
       ) from error
 
@@ -82,18 +88,60 @@ class Server:
     """Serves the gate before the one that is served now; raises `Refused`."""
     served = self.ask()['gate']['served']
     if served is None:
-      raise Refused(f'--port={self._port}: it is unmoderated, without a gate.')
+      raise Refused(f'--port={self.port}: it is unmoderated, without a gate.')
     return self.ask('gate/rollback', {'served': served['id']})
 
 
-def describe(state: Mapping[str, Any]) -> list[str]:
-  """Returns the lines that tell a person what a server serves."""
+def change(servers: Sequence[Server], command: Callable[[Server], Any]) -> None:
+  """Changes servers one after the other.
+
+  Raises:
+    Refused: one has refused; names those that have changed already.
+  """
+  done: list[str] = []
+  for server in servers:
+    try:
+      command(server)
+    except Refused as error:
+      before = f' Changed already: --port={",".join(done)}.' if done else ''
+      raise Refused(f'{error}{before}') from error
+    done.append(str(server.port))
+
+
+def describe(state: Mapping[str, Any]) -> list[Any]:
+  """Returns the lines and the table, for `report.show`, of what is served."""
   gate = state['gate']
   lines = [f'gate    {gate["mode"]}']
   for name in 'served', 'before':
     if gate[name] is not None:
       lines.append(f'{name:7} {gate[name]["id"]}  {gate[name]["folder"]}')
+  rows = [
+    [
+      one['name'],
+      one['build'][:12],
+      _condition(one),
+      f'{one["share"]:g}',
+      f'{one["load"]:,.0f}',
+      str(one['running']),
+    ]
+    for one in state['replicas']
+  ]
+  if rows:
+    head = ['replica', 'build', 'state', 'share', 'load', 'running']
+    lines.append(report.table(head, rows))
+  for one in state['rollouts']:
+    why = f': {one["reason"]}' if one['reason'] else ''
+    lines.append(
+      f'rollout of {one["of"]}: {one["state"]}, share {one["share"]:g},'
+      f' {one["prefixes"]} prefixes warmed{why}'
+    )
   return lines
+
+
+def _condition(replica: Mapping[str, Any]) -> str:
+  if not replica['is_alive']:
+    return 'lost'
+  return 'draining' if replica['is_closing'] else 'serves'
 
 
 def _message(error: urllib.error.HTTPError) -> str:

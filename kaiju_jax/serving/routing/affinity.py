@@ -5,10 +5,10 @@
     affinity.note(session, 'replica 1')
     policies.pick(digest, session, replicas, loads, affinity.table)
 
-Sessions are numbers, made of `Held.conversation`, an HMAC: nobody who sees the
-table learns of an owner or a session. A later use counts, wherever it is told
-of: by this router, by others (`shared_table.py`), or by a replica that lists
-the texts of its cache, from which a lost table is rebuilt.
+Sessions are numbers of pseudonyms (`names.py`), so that nobody who sees the
+table learns of an owner or a session. The latest use counts, wherever it is
+told of: by this router, by others (`shared_table.py`), or by a replica that
+lists the texts of its cache, from which a lost table is rebuilt.
 
 Only the router's event loop calls these functions.
 """
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.serving.routing import names
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import replica as replica_lib
 
@@ -43,20 +44,6 @@ class Rows(NamedTuple):
   name: str
   sessions: np.ndarray
   times: np.ndarray
-
-
-def number(conversation: str) -> int:
-  """Returns a session's number for the table, 63 bits of its HMAC in hex.
-
-  Raises:
-    ValueError: it has fewer than 16 hex digits.
-  """
-  if len(conversation) < 16:
-    raise ValueError(
-      f'conversation={conversation!r}: must be an HMAC of 16 hex digits or'
-      ' more.'
-    )
-  return int(conversation[:16], 16) >> 1
 
 
 class Affinity:
@@ -85,33 +72,41 @@ class Affinity:
     self.moved = 0
     self._seconds = seconds
     self._clock = clock
-    # Names by place; None where a replica was removed.
-    self._names: list[str | None] = []
+    # Names by place, and those of them that are gone, the first to go first.
+    self._names: list[str] = []
+    self._removed: list[str] = []
     self._noted: dict[int, None] = {}
 
   @property
   def names(self) -> list[str]:
     """The replicas that have places."""
-    return [name for name in self._names if name is not None]
+    return [x for x in self._names if x not in self._removed]
 
   def __len__(self) -> int:
     """Returns how many sessions it holds."""
     return int((self.table[:, 0] >= 0).sum())
 
   def place(self, name: str) -> int:
-    """Returns the place of a replica in the arrays of `pick`; gives it one."""
+    """Returns the place of a replica in the arrays of `pick`; gives it one.
+
+    One that comes back has its place and its sessions again, until another
+    replica has taken the place.
+    """
     if name not in self._names:
-      if None not in self._names:
-        self._names.append(None)
-      self._names[self._names.index(None)] = name
+      if self._removed:
+        place = self._names.index(self._removed.pop(0))
+        self.table[self.table[:, 1] == place] = -1
+        self._names[place] = name
+      else:
+        self._names.append(name)
+    if name in self._removed:
+      self._removed.remove(name)
     return self._names.index(name)
 
   def remove(self, name: str) -> None:
-    """Forgets a replica and its sessions; another may get its place."""
-    if name in self._names:
-      place = self._names.index(name)
-      self.table[self.table[:, 1] == place] = -1
-      self._names[place] = None
+    """Lets another replica take the place of one that is gone."""
+    if name in self.names:
+      self._removed.append(name)
 
   def find(self, session: int) -> str | None:
     """Returns the replica that served a session last; None for none."""
@@ -126,6 +121,15 @@ class Affinity:
     policies.note(self.table, session, place, self.now())
     if len(self._noted) < _QUEUED:
       self._noted[session] = None
+
+  def forget(self, session: int) -> None:
+    """Forgets a session, until somebody tells of it again."""
+    policies.forget(self.table, session)
+    self._noted.pop(session, None)
+
+  def clear(self) -> None:
+    """Forgets all sessions; replicas tell of them again."""
+    self.table[:] = -1
 
   def expire(self) -> None:
     """Forgets the sessions that were not used for too long."""
@@ -176,7 +180,7 @@ class Affinity:
     found = []
     for place, name in enumerate(self._names):
       own = rows[rows[:, 1] == place]
-      if name is not None and len(own):
+      if len(own):
         found.append(Rows(name, own[:, 0].copy(), own[:, 2].copy()))
     return found
 
@@ -192,7 +196,7 @@ def of_held(name: str, held: Sequence[replica_lib.Held], now: float) -> Rows:
   own = [one for one in held if one.conversation]
   return Rows(
     name,
-    np.array([number(one.conversation) for one in own], np.int64),
+    np.array([names.number(one.conversation) for one in own], np.int64),
     np.array([int(1000 * (now - one.idle)) for one in own], np.int64),
   )
 

@@ -80,12 +80,14 @@ class LocalReplica:
     """Ends its worker; blocks for up to a round."""
     self.worker.stop()
 
-  def _name(self, salt: bytes, conversation, tokens: int) -> replica.Held:
+  def _name(
+    self, salt: bytes, conversation, tokens: int, idle: float
+  ) -> replica.Held:
     whose = ''
     if conversation is not None:
       owner, name = conversation
       whose = self._names.conversation(owner.decode(), name)
-    return replica.Held(self._names.salt(salt.decode()), whose, tokens)
+    return replica.Held(self._names.salt(salt.decode()), whose, tokens, idle)
 
 
 def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
@@ -96,7 +98,7 @@ def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
 
 
 def _list_held(engine: engine_lib.Engine) -> list[tuple]:
-  """Returns salt, conversation and length of each text, the latest first.
+  """Returns salt, conversation, length and idle seconds, the latest first.
 
   A conversation is told of once, by its latest point; a point that is neither a
   shared prefix nor of a conversation has no name.
@@ -114,7 +116,8 @@ def _list_held(engine: engine_lib.Engine) -> list[tuple]:
       continue
     if name is not None:
       told.add(name)
-    found.append((nodes.root(point).salt, name, point.length))
+    idle = engine.decoder.account.policy.demand(point).idle
+    found.append((nodes.root(point).salt, name, point.length, idle))
     if len(found) == MOST:
       break
   return found

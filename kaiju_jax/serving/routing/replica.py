@@ -41,7 +41,7 @@ class Held(NamedTuple):
   salt: str
   conversation: str
   tokens: int
-  idle: float
+  idle: float = 0.0
 
 
 class State(NamedTuple):

@@ -7,9 +7,9 @@
 It begins with a share of 0, while public prefixes are prefilled (source 003's
 shadow-warm). Each step is held for a time, and ends in the next one if the
 replica lives and neither fails nor refuses more than the others do; otherwise
-the share is 0 again, at once, with the reason. A share is that of sessions
-which may begin on the replica: those that have begun there stay, except on one
-whose share is 0.
+the share is 0 again, at once, with the reason. A share is that of the sessions
+which may begin on the replica: those that have begun there stay, whatever the
+share, until it is lost or drained.
 
 Source 003 has the shares; times, tests and counts are our guess.
 """

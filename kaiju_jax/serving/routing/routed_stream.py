@@ -26,6 +26,7 @@ from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout
 
 # Seconds between two trials while all replicas are busy, at most.
 _AGAIN = 1.0
@@ -93,7 +94,7 @@ class RoutedStream:
     self._kept = 0
     self._result: request_lib.Result | None = None
     self._cancelled = asyncio.Event()
-    self._is_closed = False
+    self._is_closed = self._is_refused = False
     self._take_over(place, inner)
 
   def __aiter__(self) -> Self:
@@ -150,13 +151,29 @@ class RoutedStream:
       self._inner.cancel()
       self._close()
 
+  def refuse(self) -> None:
+    """Ends the sequence, whose text safety refuses; never waits."""
+    self._is_refused = True
+    if self._is_closed:
+      self._place.tally += rollout.Tally(refusals=1)
+    self.cancel()
+
   def _take_over(
     self, place: places_lib.Place, inner: stream_lib.Stream
   ) -> None:
     self._place, self._inner = place, inner
+    self._is_counted = False
     # The load of its text until a token comes, and of itself until its end.
     self._charged = [len(self._request.tokens) + len(self._given), 1]
     place.charge(sum(self._charged))
+
+  def _count(self, has_failed: bool) -> None:
+    """Counts the request at its place, once."""
+    if not self._is_counted:
+      self._is_counted = True
+      self._place.tally += rollout.Tally(
+        1, int(has_failed), int(self._is_refused)
+      )
 
   def _discharge(self, count: int) -> None:
     """Takes the first `count` parts of its load off its place."""
@@ -188,7 +205,7 @@ class RoutedStream:
       else:
         await self._move(error)
     except Exception:
-      self._close()
+      self._close(has_failed=True)
       raise
 
   def _end_whole(self, error: worker_lib.Stopped) -> None:
@@ -209,6 +226,8 @@ class RoutedStream:
     """
     self._losses += error is not None
     self._discharge(2)
+    if error is not None:
+      self._count(has_failed=True)
     try:
       if self._losses > self._moving.losses:
         raise replica_lib.Lost(
@@ -287,9 +306,10 @@ class RoutedStream:
     self._result = result
     self._close()
 
-  def _close(self) -> None:
+  def _close(self, has_failed: bool = False) -> None:
     """Takes its load off its place, and tells that it has ended; once."""
     if not self._is_closed:
       self._is_closed = True
       self._discharge(2)
+      self._count(has_failed)
       self._moving.close(self)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import logging
+import time
 from typing import Any
 from typing import NamedTuple
 
@@ -28,10 +29,12 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import affinity
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout
 from kaiju_jax.serving.routing import routed_stream
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class Settings:
   Attributes:
     policy: one of `policies.NAMES`.
     sessions: conversations that the table knows at most, 24 bytes each.
+    table: address of a Redis in which routers share their tables; '' for none.
     wait, alternatives: as in `engines.Engines`, of all replicas.
     every: seconds for which a replica's load is believed.
     learns: seconds between two looks at the texts in the replicas' caches.
@@ -56,6 +60,7 @@ class Settings:
 
   policy: str = 'sticky'
   sessions: int = 2**16
+  table: str = ''
   wait: float | None = 30.0
   alternatives: int = 0
   every: float = 1.0
@@ -92,16 +97,18 @@ class Router:
 
   Attributes:
     moves: how often a text went on at another replica.
+    names: the fleet's pseudonyms.
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
     self.moves = 0
+    self.names = names_lib.Names(secret)
     self._settings = settings
     self._places = places_lib.Places(
-      names_lib.Names(secret),
-      policies.NAMES.index(settings.policy),
-      settings.sessions,
+      self.names, policies.NAMES.index(settings.policy), settings.sessions
     )
+    self._shared = _share(self) if settings.table else None
+    self._sharing: asyncio.Task | None = None
     self._streams: set[routed_stream.RoutedStream] = set()
     self._moving = routed_stream.Moving(
       self._move, self._close, settings.losses, settings.patience
@@ -129,9 +136,7 @@ class Router:
 
     Its streams go on until it stops. Raises ValueError: see `places.find`.
     """
-    place = self._places.find(name)
-    found, place.replica = place.replica, None
-    return found
+    return self._places.remove(name)
 
   def set_share(self, name: str, share: float) -> None:
     """Sets to which part of new conversations a replica is open, 0…1.
@@ -172,6 +177,47 @@ class Router:
       for x in self._places
     ]
 
+  def find(self, name: str) -> replica_lib.Replica:
+    """Returns a replica; raises ValueError: see `places.find`."""
+    return self._places.find(name).replica
+
+  def tally(self, name: str) -> rollout.Tally:
+    """Returns the requests that have ended at a replica.
+
+    Raises:
+      ValueError: see `places.find`.
+    """
+    return self._places.find(name).tally
+
+  async def held(self) -> dict[str, Sequence[replica_lib.Held]]:
+    """Returns the texts in the caches of the replicas that answer in time."""
+    alive = [x.replica for x in self._places if x.replica.is_alive]
+
+    async def ask(replica):
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(self._settings.late):
+          return await replica.held()
+
+    found = await _gather([ask(one) for one in alive])
+    return {
+      one.name: texts for one, texts in zip(alive, found) if texts is not None
+    }
+
+  def read_fleet(self) -> metrics.FleetReading:
+    """Returns what metrics tell of the replicas and of the table."""
+    return metrics.FleetReading(
+      [
+        metrics.ReplicaReading(
+          x.name, x.build[:12], x.is_alive, x.share, x.load, x.running
+        )
+        for x in self.describe()
+      ],
+      len(self._places.affinity),
+      self._places.affinity.moved,
+      None if self._shared is None else not self._shared.is_away,
+      0 if self._shared is None else self._shared.losses,
+    )
+
   @property
   def is_alive(self) -> bool:
     """Whether a replica takes requests."""
@@ -196,6 +242,14 @@ class Router:
   def ready(self) -> int:
     """How many of them are done."""
     return sum(state.ready for state in self._states())
+
+  async def begin(self) -> None:
+    """Learns what caches hold, and shares the table from now on."""
+    self._loop = asyncio.get_running_loop()
+    await self.refresh(learns=True)
+    if self._shared is not None and self._sharing is None:
+      await self._shared.exchange()
+      self._sharing = asyncio.create_task(self._shared.run())
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
@@ -331,6 +385,22 @@ class Router:
           held = await replica.held()
           if place.replica is replica:
             self._places.learn(place, held)
+
+
+def _share(router: Router):
+  """Returns what shares a router's table."""
+  from kaiju_jax.serving.routing import shared_table  # redis is an extra.
+
+  async def rebuild():
+    now, held = time.time(), await router.held()
+    return [affinity.of_held(name, x, now) for name, x in held.items()]
+
+  return shared_table.SharedTable(
+    router._places.affinity,
+    router._settings.table,
+    rebuild,
+    prefix=f'kaiju:affinity:{router.names.fleet}:',
+  )
 
 
 async def _gather(told: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

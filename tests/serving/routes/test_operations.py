@@ -16,8 +16,6 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.runs import operate
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import log
-from kaiju_jax.serving.http import server as server_lib
-from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
@@ -103,10 +101,10 @@ def operated(tmp_path, moderator, reply=REPLY):
   folder = tmp_path / 'server'
   folder.mkdir()
   key = local_key.load(folder / local_key.OPERATOR)
-  with running.server(folder, engine=engine, moderator=moderator) as server:
-    app = operations.app(server.context, key)
-    with server_lib.running(app) as port:
-      yield Operated(server, port.port, key)
+  with running.server(
+    folder, engine=engine, moderator=moderator, operator=key
+  ) as server:
+    yield Operated(server, server.server.metrics_port, key)
 
 
 @pytest.fixture
@@ -236,9 +234,9 @@ def test_what_is_bad_changes_nothing(one, folders, tmp_path):
     ({'folder': str(tmp_path / 'nowhere')}, 'nowhere'),
     ({'folder': str(headless)}, 'nothing would be answered'),
     ({'folder': str(other)}, 'head'),
-    ({'folder': ''}, 'must be a string'),
-    ({'folder': 5}, 'must be a string'),
-    ({'folder': 'a\0b'}, 'must be a string'),
+    ({'folder': ''}, 'folder: .*at least 1'),
+    ({'folder': 5}, 'folder: .*string'),
+    ({'folder': 'a\0b'}, 'folder: .*pattern'),
     ({}, 'folder'),
     ({'folder': str(folders['lax']), 'more': 'x'}, 'more'),
   ):
@@ -320,8 +318,11 @@ def test_a_gate_of_full_size_changes_within_a_second(tmp_path):
         ('gate', lambda: one.use(versions[1])),
         ('rollback', one.operator.roll_gate_back),
       ):
-        begun = time.process_time()
+        begun = time.process_time(), time.perf_counter()
         change()
-        taken[name].append(time.process_time() - begun)
-  print({name: min(times) for name, times in taken.items()})
-  assert all(min(times) < 1 for times in taken.values()), taken
+        ended = time.process_time(), time.perf_counter()
+        taken[name].append(tuple(np.subtract(ended, begun)))
+  for name, times in taken.items():
+    processor, clock = np.min(times, axis=0)
+    print(f'{name}: {processor:.4f} s of processor, {clock:.4f} s')
+    assert processor < 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.serving.routing import affinity as affinity_lib
+from kaiju_jax.serving.routing import names
 from kaiju_jax.serving.routing import shared_table
 from tests.serving import redis_server
 from tests.serving.routing import fake_redis
@@ -222,7 +223,7 @@ def test_what_is_old_leaves_redis(place):
 def test_whoever_reads_redis_learns_of_nobody(place):
   one, of_one = place.router()
   conversation = hashlib.sha256(b'key ann session-5').hexdigest()
-  one.note(affinity_lib.number(conversation), 'a')
+  one.note(names.number(conversation), 'a')
   exchange(of_one)
   dumped = place.dump()
   for secret in b'ann', b'session', conversation.encode():
@@ -301,20 +302,20 @@ def test_a_large_lost_table_is_back_in_five_seconds():
   server = redis_server.Server(False)
   try:
     rng = np.random.default_rng(0)
-    names = [f'r{n}' for n in range(8)]
+    replicas = [f'r{n}' for n in range(8)]
     told = [
       affinity_lib.Rows(
         name,
         rng.integers(0, 2**62, 12_500),
         rng.integers(1000 * NOW - 10_000, 1000 * NOW, 12_500),
       )
-      for name in names
+      for name in replicas
     ]
     place = Place(server)
     place.held = told
     affinity = affinity_lib.Affinity(clock=place.clock)
     shared = shared_table.SharedTable(affinity, server.address, place.rebuild)
-    for name in names:
+    for name in replicas:
       affinity.place(name)
     asyncio.run(shared.exchange())
     place.empty()
