@@ -5,6 +5,7 @@ router.add(replica)
 """
 
 import asyncio
+from collections.abc import Hashable
 from collections.abc import Sequence
 
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -98,23 +99,22 @@ def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
 def _list_held(engine: engine_lib.Engine) -> list[tuple]:
   """Returns salt, conversation and length of each text, the latest first.
 
-  A conversation is told of once, by its latest point; a point that is neither a
-  shared prefix nor of a conversation has no name.
+  A conversation is told of once, by its longest point; a point that is neither
+  a shared prefix nor of a conversation has no name.
   """
   whose = {
     point: one.name
     for one in engine.recorder.conversations()
     for point in one.points
   }
-  found: list[tuple] = []
-  told = set()
+  found: dict[Hashable, tuple] = {}
   for point in reversed(list(engine.decoder.account.tree.points())):
     name = whose.get(point)
-    if name in told or (name is None and point.salt):
+    if name is None and point.salt:
       continue
-    if name is not None:
-      told.add(name)
-    found.append((nodes.root(point).salt, name, point.length))
-    if len(found) == MOST:
-      break
-  return found
+    key = point if name is None else name
+    if key not in found and len(found) == MOST:
+      continue
+    length = max(point.length, found[key][2] if key in found else 0)
+    found[key] = nodes.root(point).salt, name, length
+  return list(found.values())
