@@ -15,7 +15,8 @@ All methods but `reading` and `stop` run in the server's event loop.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
 import dataclasses
@@ -283,15 +284,15 @@ class Router:
     alive = [x for x in self._places if x.replica.is_alive]
     if not alive:
       raise replica_lib.Lost('no replica is left.')
-    told = [place.replica.forget(wanted) for place in alive]
     # One that is lost meanwhile has lost its cache, too.
-    await _gather(told)
+    await _gather([lambda x=x: x.replica.forget(wanted) for x in alive])
 
   async def drain(self, seconds: float) -> int:
     """Refuses requests; returns how many had to be ended after `seconds`."""
     self._is_draining = True
     alive = [x for x in self._places if x.replica.is_alive]
-    ended = await _gather([x.replica.drain(seconds) for x in alive])
+    drains = [lambda x=x: x.replica.drain(seconds) for x in alive]
+    ended = await _gather(drains)
     return sum(count or 0 for count in ended)
 
   async def refresh(self, learns: bool = False) -> None:
@@ -301,7 +302,7 @@ class Router:
       learns: whether to ask for the texts in their caches as well.
     """
     alive = [x for x in self._places if x.replica.is_alive]
-    await _gather([self._ask(place, learns) for place in alive])
+    await _gather([lambda x=x: self._ask(x, learns) for x in alive])
 
   def reading(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
@@ -330,6 +331,7 @@ class Router:
     requests: Sequence[request_lib.Request],
     before: int,
     build: str | None,
+    without: Sequence[places_lib.Place] = (),
   ) -> tuple[places_lib.Place, Sequence[stream_lib.Stream]]:
     """Submits requests to the best replica that takes them.
 
@@ -339,7 +341,7 @@ class Router:
     """
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
-    tried: list[places_lib.Place] = []
+    tried = list(without)
     busy: list[request_lib.Busy] = []
     while place := self._places.pick(requests[0], build, tried):
       tried.append(place)
@@ -356,9 +358,15 @@ class Router:
       raise replica_lib.Lost('no replica is left.')
     raise min(busy, key=lambda x: (x.seconds is None, x.seconds))
 
-  async def _move(self, request: request_lib.Request, before: int, build):
+  async def _move(
+    self,
+    request: request_lib.Request,
+    before: int,
+    build: str | None,
+    had: Sequence[places_lib.Place],
+  ) -> tuple[places_lib.Place, stream_lib.Stream]:
     """Submits a text whose replica is lost to another one, as `_open`."""
-    place, (stream,) = await self._open([request], before, build)
+    place, (stream,) = await self._open([request], before, build, had)
     self.moves += 1
     return place, stream
 
@@ -403,15 +411,15 @@ def _share(router: Router):
   )
 
 
-async def _gather(told: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
   """Returns the values of calls to replicas; None for one that is lost."""
 
-  async def caught(one):
+  async def caught(call):
     with contextlib.suppress(worker_lib.Stopped):
-      return await one
+      return await call()
     return None
 
-  return await asyncio.gather(*map(caught, told))
+  return await asyncio.gather(*map(caught, calls))
 
 
 def _sum(found: Sequence[metrics.Reading]) -> metrics.Reading:
