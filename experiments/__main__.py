@@ -44,7 +44,14 @@ PURPOSES = {
     'refusal',
     'feedback',
   ),
-  'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
+  'serve': (
+    'serve',
+    'drift',
+    'generate',
+    'export_hf',
+    'import_hf',
+    'bench_serve',
+  ),
   'evaluate': (
     'needle',
     'agreement',

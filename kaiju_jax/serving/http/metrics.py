@@ -108,6 +108,9 @@ class Metrics:
     failed: the answers under /v1/ that the server failed to give: 'status' for
       one of 500 or above, 'stream' for an error after the answer had begun.
     store_failures: the calls that the store did not answer.
+    drift_kl: the divergence of the last window, of 'tokens' and of 'codes';
+      without series where nothing watches (`drift/watch.py`).
+    drift_frozen: 1 while the guard has frozen calibration.
     ready: 1 while requests are taken, as /readyz says, the store left out; the
       server's context sets the function that answers.
   """
@@ -158,6 +161,15 @@ class Metrics:
       **own,
     )
     self._add_safety(own)
+    self.drift_kl = prometheus_client.Gauge(
+      'drift_kl',
+      'How far the last window of traffic is from the first ones, nats.',
+      ['what'],
+      **own,
+    )
+    self.drift_frozen = prometheus_client.Gauge(
+      'drift_frozen', 'Whether drift has frozen calibration.', **own
+    )
     self.failed = prometheus_client.Counter(
       'failed_answers',
       'Answers that the server failed to give.',
@@ -195,6 +207,15 @@ class Metrics:
         self.judged.labels(stage, tier)
       for stage in 'gate', 'prompt', 'head':
         self.refusals.labels(stage, tier)
+
+  def show_drift(
+    self, tokens: float | None, codes: float | None, is_frozen: bool
+  ) -> None:
+    """Takes the state of what watches traffic; None before it knows."""
+    for what, value in (('tokens', tokens), ('codes', codes)):
+      if value is not None:
+        self.drift_kl.labels(what).set(value)
+    self.drift_frozen.set(is_frozen)
 
   def text(self) -> bytes:
     """Returns all metrics in Prometheus's text format."""

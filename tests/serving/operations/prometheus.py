@@ -35,6 +35,7 @@ class Load(NamedTuple):
     store_failures, gate_failures: per minute.
     up, ready: the gauges; None where nothing is scraped.
     start: the process's start time.
+    drift: whether drift has frozen calibration; None where it is not exported.
   """
 
   requests: float = 60.0
@@ -51,6 +52,7 @@ class Load(NamedTuple):
   up: int = 1
   ready: int | None = 1
   start: float = 1000.0
+  drift: int | None = 0
 
 
 def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
@@ -104,7 +106,7 @@ def series(
     bounds: by histogram, its buckets' bounds as it exports them.
   """
   values: dict[str, list[str]] = {}
-  for name in ('up', 'ready', 'process_start_time_seconds'):
+  for name in ('up', 'ready', 'process_start_time_seconds', 'drift_frozen'):
     values[name] = []
   counts: dict[str, float] = {}
   start = None
@@ -114,6 +116,7 @@ def series(
     for name, value in (
       ('ready', load.ready),
       ('process_start_time_seconds', load.start),
+      ('drift_frozen', load.drift),
     ):
       is_there = load.up and value is not None
       values[name].append(f'{value}x{minutes - 1}' if is_there else gone)
