@@ -22,9 +22,9 @@ DAY = int(spikes.DAY / monitor_lib.SECONDS)
 # Popularity goes up and down by half in a day, and wanders by a factor of
 # e^±.3 within two days; our guess.
 _TIDE, _WANDER, _DAYS = 0.5, 0.3, 2
-# The first window of a spike, when the filter has two days of history, and how
+# The first window of a spike, when the filter has a day of history, and how
 # many it lasts: a day. A checkpoint becomes the served limits at once.
-QUIET, SPIKE, CHECKPOINT = 2 * DAY, DAY, 80
+QUIET, SPIKE, CHECKPOINT = DAY + 160, DAY, 80
 ARMS = {
   'neither': (False, False),
   'filter': (False, True),
