@@ -199,7 +199,7 @@ class Router:
         async with asyncio.timeout(self._settings.late):
           return await replica.held()
 
-    found = await _gather([ask(one) for one in alive])
+    found = await _gather([lambda x=x: ask(x) for x in alive])
     return {
       one.name: texts for one, texts in zip(alive, found) if texts is not None
     }
