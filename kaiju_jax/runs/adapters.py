@@ -1,8 +1,9 @@
 """Runs that train adapters (LoRA) beside a frozen base.
 
-    begin_with    a workdir, an export or a Hugging Face folder: the base
-    base.json     in the run's workdir: the base's digest, which a resumed run
-                  and a server compare
+    begin_with       a workdir, an export or a Hugging Face folder: the base
+    lora.begin_with  a run whose adapters it begins with; fresh ones otherwise
+    base.json        in the run's workdir: the base's digest, which a resumed
+                     run and a server compare
 
 The step's state holds base and adapters (`model/lora.py`). The loop, and with
 it a checkpoint, sees the adapters alone: `hide_base` puts the base in front of
@@ -23,6 +24,7 @@ from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state as state_lib
 
@@ -32,11 +34,12 @@ def start(
   workdir: str | os.PathLike,
   mesh: jax.sharding.Mesh,
 ) -> state_lib.TrainState:
-  """Returns the state before the first step, base and new adapters on `mesh`.
+  """Returns the state before the first step, base and adapters on `mesh`.
 
   Raises:
-    OSError, ValueError: the base cannot be read, has another tokenizer, or is
-      not the one with which the workdir's run began.
+    OSError, ValueError, checkpoint.RestoreError: the base cannot be read, has
+      another tokenizer, or is not the one with which the workdir's run began;
+      or `lora.begin_with` is a run of other adapters or beside another base.
   """
   found = load.base(experiment.begin_with, experiment.model.dtype)
   if found.tokenizer:
@@ -45,6 +48,12 @@ def start(
     )
   load.check_base(workdir, found, is_new=True)
   params = state_lib.attach(experiment, found.params)
+  if before := experiment.lora.begin_with:
+    load.check_base(before, found, is_new=False)
+    trained, frozen = lora.split(params)
+    shapes = jax.eval_shape(lambda: trained)
+    restored, _ = checkpoint.load(before, {'params': shapes})
+    params = objective_lib.join(restored['params'], frozen)
   params = jax.device_put(params, rules.shardings(params, mesh))
   return state_lib.initialize(experiment, mesh, params=params)
 

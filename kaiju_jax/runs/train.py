@@ -215,7 +215,8 @@ def _program(
   if reads:
     data['reads'] = True
   else:
-    del data['begin_with'], data['data']['path'], data['data']['reference']
+    del data['begin_with'], data['lora']['begin_with']
+    del data['data']['path'], data['data']['reference']
   # The step depends on a branch only through this.
   data['loop']['branch'] = batch_schedule.is_full(experiment)
   data['mesh'] = mesh and dataclasses.asdict(mesh)

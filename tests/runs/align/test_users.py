@@ -62,8 +62,9 @@ def test_a_warm_user_errs_as_often_as_the_softmax_says():
   [
     ('planted:joy', "'joy' is not one of fact, question, catchphrase"),
     ('planted:fact:upside', "'upside' is not one of inverted, coin, length"),
-    ('somebody', 'must be planted:NAME or log:FOLDER'),
-    ('log:', 'must be planted:NAME or log:FOLDER'),
+    ('somebody', 'must be planted:NAME, head:FILE, log:FOLDER'),
+    ('log:', 'must be planted:NAME, head:FILE, log:FOLDER'),
+    ('head:', 'must be planted:NAME, head:FILE, log:FOLDER'),
   ],
 )
 def test_an_unknown_user_is_refused(text, message):
