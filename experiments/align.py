@@ -26,6 +26,7 @@ Result:   experiments/results/alignment.md
 """
 
 from collections.abc import Sequence
+import re
 from typing import Any
 
 from absl import flags
@@ -70,7 +71,7 @@ _RANK = flags.DEFINE_integer(
 )
 _ALPHA = flags.DEFINE_float('alpha', 16.0, 'As config.lora.alpha.')
 _MATRICES = flags.DEFINE_string('matrices', '*', 'As config.lora.matrices.')
-_SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds of all draws, one per run.')
+_SEEDS = command.define_seeds(text='Seeds of the draws of each run.')
 _FIGURE = flags.DEFINE_bool(
   'figure', False, 'Whether to draw OUT/curves.png; needs matplotlib.'
 )
@@ -92,15 +93,16 @@ def _run() -> None:
     report_lib.require_figures()
   out = command.folder(_OUT)
   runs = {}
-  for user in _USER.value:
-    for seed in command.seeds(_SEEDS):
+  for seed in command.seeds(_SEEDS):
+    for user in _USER.value:
       settings = _settings(user, seed)
       config.check(settings)
       users.parse(user, settings.choice_temperature)
-      runs[f'{user.replace("/", "_")}, seed {seed}'] = settings
+      runs[f'{user}, seed {seed}'] = settings
   found, programs = {}, {}
   for name, settings in runs.items():
-    folder = out if len(runs) == 1 else out / name.replace(', seed ', '_')
+    own = re.sub(r'[^\w.-]+', '_', name)
+    folder = out / own if len(runs) > 1 else out
     experiment = _training(settings.seed)
     found[name] = rounds.run(settings, experiment, folder, programs=programs)
     report.show(found[name], folder)

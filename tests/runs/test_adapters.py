@@ -99,6 +99,24 @@ def test_a_run_holds_adapters_alone_and_resumes_to_the_same_bits(
   assert not [name for name in names if '.w_' in name and 'params' in name]
 
 
+def test_a_run_begins_with_the_adapters_of_another(
+  texts, run, programs, tmp_path
+):
+  workdir, state = run
+  one = experiment(texts, texts.parent / 'export')
+  one.lora.begin_with = str(workdir)
+  one.optimizer.learning_rate = 0.0
+  still = train.train(one, tmp_path / 'run', programs=programs)
+  assert_equal(still.params, state.params)
+  # Beside the same base alone.
+  moved = shutil.copytree(workdir, tmp_path / 'other')
+  found = json.loads((moved / load.BASE).read_text())
+  (moved / load.BASE).write_text(json.dumps({**found, 'digest': '0' * 32}))
+  one.lora.begin_with = str(moved)
+  with pytest.raises(ValueError, match=r'is another base .* not 0000'):
+    train.train(one, tmp_path / 'new', programs=programs)
+
+
 def test_a_workdir_and_its_export_are_one_base(texts, base, run):
   codes = load.base(texts.parent / 'export', 'bfloat16')
   masters = load.base(base, 'bfloat16')

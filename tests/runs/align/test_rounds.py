@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from kaiju_jax.data import choices
 from kaiju_jax.runs import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
@@ -71,6 +72,11 @@ def test_a_round_is_told_whole(whole, first):
   assert (report['stop'], report['good']) == ('', 2)
   win = report['win']
   assert win['wins'] + win['ties'] + win['losses'] == 8
+  held = {
+    json.loads(one)['prompt']
+    for one in (out / 'held_out.jsonl').read_text().splitlines()
+  }
+  frozen, seeds = load.digest(load.from_export(out / 'reference')), set()
   for number, record in enumerate(report['rounds'], 1):
     folder = out / 'rounds' / f'{number:02d}'
     lines = [
@@ -78,6 +84,15 @@ def test_a_round_is_told_whole(whole, first):
       for one in (folder / 'swipes.jsonl').read_text().splitlines()
     ]
     assert len(lines) == record['groups'] == 6 - record['ties']
+    assert held.isdisjoint(line['prompt'] for line in lines)
+    # The same model in each round, whatever was trained since.
+    read = choices.read_reference(folder / 'reference.npz')
+    assert read.model == frozen and len(read.log_p) == len(lines)
+    drawn = {
+      one['seed'] for line in lines for one in line['messages'][-1]['replies']
+    }
+    assert seeds.isdisjoint(drawn)
+    seeds |= drawn
     for line in lines:
       replies = line['messages'][-1]['replies']
       assert sum(one['kept'] for one in replies) == 1
