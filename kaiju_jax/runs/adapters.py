@@ -1,9 +1,9 @@
 """Runs that train adapters (LoRA) beside a frozen base.
 
-    begin_with       a workdir, an export or a Hugging Face folder: the base
-    lora.begin_with  a run whose adapters it begins with; fresh ones otherwise
-    base.json        in the run's workdir: the base's digest, which a resumed
-                     run and a server compare
+    begin_with    a workdir, an export or a Hugging Face folder: the base; or a
+                  run with such adapters beside a base, from which both come
+    base.json     in the run's workdir: the base's digest, which a resumed run
+                  and a server compare
 
 The step's state holds base and adapters (`model/lora.py`). The loop, and with
 it a checkpoint, sees the adapters alone: `hide_base` puts the base in front of
@@ -27,6 +27,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state as state_lib
+from kaiju_jax.training import workdir as workdir_lib
 
 
 def start(
@@ -39,16 +40,17 @@ def start(
   Raises:
     OSError, ValueError, checkpoint.RestoreError: the base cannot be read, has
       another tokenizer, or is not the one with which the workdir's run began;
-      or `lora.begin_with` is a run of other adapters or beside another base.
+      or `begin_with` is a run with other adapters.
   """
-  found = load.base(experiment.begin_with, experiment.model.dtype)
+  before = experiment.begin_with
+  found = load.base(workdir_lib.find_base(before), experiment.model.dtype)
   if found.tokenizer:
     begin.check_tokenizer(
       pathlib.Path(found.tokenizer), experiment.data.tokenizer
     )
   load.check_base(workdir, found, is_new=True)
   params = state_lib.attach(experiment, found.params)
-  if before := experiment.lora.begin_with:
+  if workdir_lib.find_base(before) != before:
     load.check_base(before, found, is_new=False)
     trained, frozen = lora.split(params)
     shapes = jax.eval_shape(lambda: trained)

@@ -215,8 +215,7 @@ def _program(
   if reads:
     data['reads'] = True
   else:
-    del data['begin_with'], data['lora']['begin_with']
-    del data['data']['path'], data['data']['reference']
+    del data['begin_with'], data['data']['path'], data['data']['reference']
   # The step depends on a branch only through this.
   data['loop']['branch'] = batch_schedule.is_full(experiment)
   data['mesh'] = mesh and dataclasses.asdict(mesh)
@@ -297,7 +296,8 @@ def _base_config(
       f'{experiment.lora.rank}: a workdir, an export or a Hugging Face folder.'
     )
   given = experiment.model
-  found = load.base_config(experiment.begin_with, given.dtype)
+  base = workdir_lib.find_base(experiment.begin_with)
+  found = load.base_config(base, given.dtype)
   return dataclasses.replace(
     found, dtype=given.dtype, attention=given.attention, remat=given.remat
   )

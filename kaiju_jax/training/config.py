@@ -89,14 +89,11 @@ class LoraConfig:
     matrices: the weights that get one: words with * and ?, for names such as
       'w_q' or 'w_q_DHK', or paths such as 'layer_0.attention.w_q_DHK'
       (`model/lora.py`).
-    begin_with: workdir of a run with adapters of this kind beside the same
-      base, whose last ones this run begins with; '' for fresh ones.
   """
 
   rank: int = 0
   alpha: float = 16.0
   matrices: str = '*'
-  begin_with: str = ''
 
 
 @dataclasses.dataclass

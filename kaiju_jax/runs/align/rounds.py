@@ -342,14 +342,9 @@ class Rounds:
 
   def _train(self, number: int, folder: pathlib.Path) -> None:
     """Trains a round's model, or goes on with it."""
-    begins = {'begin_with': str(self._path_before(number))}
-    if self._experiment.lora.rank:
-      before = '' if number == 1 else begins['begin_with']
-      lora = dataclasses.replace(self._experiment.lora, begin_with=before)
-      begins = {'begin_with': self._settings.model, 'lora': lora}
     experiment = dataclasses.replace(
       self._experiment,
-      **begins,
+      begin_with=str(self._path_before(number)),
       data=dataclasses.replace(
         self._experiment.data,
         path=str(folder / 'swipes.jsonl'),

@@ -78,9 +78,9 @@ def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
     trained, frozen = lora.split(found.params)
     assert found.config.qk_norm == 'head' and trained
     assert set(frozen) > set(trained)
-    before = '' if number == 1 else str(run.parent.parent / f'0{number - 1}')
-    assert found.experiment.lora.begin_with == (before and f'{before}/run')
-    assert found.experiment.begin_with == world[0]
+    before = out / f'rounds/0{number - 1}/run' if number > 1 else world[0]
+    assert found.experiment.begin_with == str(before)
+    assert found.origin.endswith(f'beside {world[0]}')
     assert record['codes_moved'] == 0
     kl.append(record['kl'])
   assert kl[2] > kl[0] >= -0.5
