@@ -36,6 +36,7 @@ class Generator:
     isolates: bool = False,
     head: judge_lib.Head | None = None,
     speculates: bool = False,
+    shares: bool | None = None,
   ):
     self._decoder = decoder
     self.engine = engine_lib.Engine(
@@ -45,6 +46,7 @@ class Generator:
       isolates=isolates,
       head=head,
       speculates=speculates,
+      shares=shares,
     )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:

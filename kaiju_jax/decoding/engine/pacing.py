@@ -86,7 +86,7 @@ class Pacing:
     for one in running:
       if one.phase is phases.Phase.DRAWING:
         reader = self._readers.setdefault(one, _Reader(now, now))
-        reader.note(one.length - one.prompt + one.flying, self._pace, now)
+        reader.note(one.length - one.given + one.flying, self._pace, now)
         if now < min(reader.due, reader.least):
           early.append(one.number)
     return frozenset(early)

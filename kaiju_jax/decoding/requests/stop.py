@@ -166,6 +166,18 @@ class Text:
       return ''
     return self._show(self._characters.push(token))
 
+  def skip(self, tokens: Iterable[int]) -> None:
+    """Takes in tokens whose text was shown elsewhere.
+
+    Raises ValueError: the text ends with one of them, or before.
+    """
+    for token in tokens:
+      self.push(int(token))
+    if self.reason is not None:
+      raise ValueError(
+        f'drawn: its text ends by {self.reason}, so that nothing follows.'
+      )
+
   def finish(self) -> str:
     """Returns what was held back, if the sequence ends without a stop."""
     if self._characters is None or self.reason is not None:
