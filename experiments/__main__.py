@@ -37,6 +37,7 @@ PURPOSES = {
   'distil': ('teach', 'distill'),
   'align': (
     'sft_study',
+    'practice',
     'reference',
     'align',
     'train_gate',
@@ -45,7 +46,16 @@ PURPOSES = {
     'feedback',
     'exposure',
   ),
-  'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
+  'serve': (
+    'serve',
+    'operate',
+    'drift',
+    'generate',
+    'export_hf',
+    'calibrate',
+    'import_hf',
+    'bench_serve',
+  ),
   'evaluate': (
     'needle',
     'agreement',

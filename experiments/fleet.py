@@ -9,8 +9,8 @@
 
 Simulates sessions with characters on a fleet of replicas that go in rounds as
 the engine does, each with a prefix cache of both pools, behind a router that
-calls `fleet/policies.pick`. Prints times to the first token, tokens per second,
-hit rates and how busy the replicas are, with the range over seeds.
+calls `serving/routing/policies.pick`. Prints times to the first token, tokens
+per second, hit rates and how busy the replicas are, with the range over seeds.
 
 The law of a round is an H100's ceilings, --slower times over, which no device
 has confirmed, or a measured engine's: --calibrate measures rounds of a model
@@ -71,6 +71,13 @@ _COUNT = flags.DEFINE_integer('count', 200, 'Requests of a measurement.', 10)
 _LOADS = flags.DEFINE_list(
   'loads', ['0.3', '0.6', '0.8'], 'Loads of --wall_clock.'
 )
+_CLOCK = flags.DEFINE_enum(
+  'clock',
+  'wall',
+  ['wall', 'processor'],
+  'Of --calibrate and --wall_clock: processor counts the seconds of this'
+  ' process alone, where others share the cores; pin it to one core.',
+)
 _OUT = flags.DEFINE_string('out', 'engine.json', 'Where a calibration goes.')
 _MARKDOWN = flags.DEFINE_bool('markdown', False, 'Print tables in Markdown.')
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
@@ -89,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
   if _CLOSED.value:
     _print([fleet.show_closed_forms(noted=_note)])
     return
-  from kaiju_jax.fleet import policies
+  from kaiju_jax.serving.routing import policies
   from kaiju_jax.storage import files
 
   engine = _read_engine() if _ENGINE.value else None
@@ -133,7 +140,11 @@ def _measure(argv: Sequence[str]) -> None:
 
   if _CALIBRATE.value:
     engine = fleet_calibration.calibrate(
-      _MODEL.value, pathlib.Path(_OUT.value), _ROWS.value, _COUNT.value
+      _MODEL.value,
+      pathlib.Path(_OUT.value),
+      _ROWS.value,
+      _COUNT.value,
+      clock=_CLOCK.value,
     )
     _print([fleet_calibration.show_law(engine)])
     print(f'Written: {_OUT.value}')
@@ -143,7 +154,12 @@ def _measure(argv: Sequence[str]) -> None:
   _print(
     [
       fleet_calibration.compare(
-        _MODEL.value, _read_engine(), loads, _COUNT.value, _note
+        _MODEL.value,
+        _read_engine(),
+        loads,
+        _COUNT.value,
+        _note,
+        clock=_CLOCK.value,
       )
     ]
   )

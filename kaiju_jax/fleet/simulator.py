@@ -20,10 +20,10 @@ from kaiju_jax.fleet import compiling
 from kaiju_jax.fleet import entries
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import people as people_lib
-from kaiju_jax.fleet import policies
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions as sessions_lib
 from kaiju_jax.fleet import state
+from kaiju_jax.serving.routing import policies
 
 _MODULES = policies, entries, sessions_lib, rounds, events
 # No sessions: the requests are a trace.

@@ -12,11 +12,11 @@ import simpy
 
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.fleet import events
-from kaiju_jax.fleet import policies
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
+from kaiju_jax.serving.routing import policies
 
 LAW = state.Law(0.01, 3e-4, 1e-6, 1e-4, 2e-7)
 SIZES = state.Sizes(4, 16, 64, 5_000, 5_000, 16, 1)

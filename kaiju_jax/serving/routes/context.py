@@ -16,12 +16,14 @@ from kaiju_jax.characters.prompts import memo as memo_lib
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.drift import watch as drift_watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import engines as engines_lib
+from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
@@ -77,7 +79,7 @@ class Context:
   """The parts of one server.
 
   Attributes:
-    worker: runs the engine.
+    engines: runs the engine, or several as one.
     model: the served model.
     tokenizer: the model's.
     format: turns messages into tokens; None for a model that only continues
@@ -103,9 +105,10 @@ class Context:
     shows_unjudged: whether a moderated server gives alternatives to the tokens
       that it released, which no head has judged.
     points: saves the cache's points; None for a server that saves none.
+    drift: watches whether traffic drifts; None for a server that does not.
   """
 
-  worker: worker_lib.Worker
+  engines: engines_lib.Engines
   model: Model
   tokenizer: tokenizer_lib.Tokenizer
   format: prompt_lib.Encoded | None
@@ -128,18 +131,22 @@ class Context:
   judged: Judged | None = None
   shows_unjudged: bool = False
   points: saved_points.SavedPoints | None = None
+  drift: drift_watch.Watch | None = None
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):
     self._texts = futures.ThreadPoolExecutor(2, 'text')
     self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
     self.metrics.ready.set_function(lambda: self.takes_requests)
+    if isinstance(self.engines, router.Router):
+      self.metrics.add_fleet(self.engines.read_fleet)
 
   def close(self) -> None:
-    """Saves points, stops the engine, closes the store, ends the threads."""
-    if self.points is not None:
-      self.points.stop()
-    self.worker.stop()
+    """Saves points, stops the engines, closes the store, ends the threads."""
+    for part in self.drift, self.points:
+      if part is not None:
+        part.stop()
+    self.engines.stop()
     self.store.close()
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
@@ -148,7 +155,7 @@ class Context:
   def takes_requests(self) -> bool:
     """Whether requests are taken; says nothing of the store."""
     is_open = self.is_ready and self.moderator.mode != 'closed'
-    return is_open and self.worker.is_alive
+    return is_open and self.engines.is_alive
 
   @property
   def chats(self) -> prompt_lib.Encoded:
