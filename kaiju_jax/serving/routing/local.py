@@ -5,6 +5,7 @@ router.add(replica)
 """
 
 import asyncio
+from collections.abc import Hashable
 from collections.abc import Sequence
 
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -100,24 +101,24 @@ def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
 def _list_held(engine: engine_lib.Engine) -> list[tuple]:
   """Returns salt, conversation, length and idle seconds, the latest first.
 
-  A conversation is told of once, by its latest point; a point that is neither a
-  shared prefix nor of a conversation has no name.
+  A conversation is told of once, by its longest point; a point that is neither
+  a shared prefix nor of a conversation has no name.
   """
   whose = {
     point: one.name
     for one in engine.recorder.conversations()
     for point in one.points
   }
-  found: list[tuple] = []
-  told = set()
+  found: dict[Hashable, tuple] = {}
   for point in reversed(list(engine.decoder.account.tree.points())):
     name = whose.get(point)
-    if name in told or (name is None and point.salt):
+    if name is None and point.salt:
       continue
-    if name is not None:
-      told.add(name)
+    key = point if name is None else name
+    if key not in found and len(found) == MOST:
+      continue
     idle = engine.decoder.account.policy.demand(point).idle
-    found.append((nodes.root(point).salt, name, point.length, idle))
-    if len(found) == MOST:
-      break
-  return found
+    _, _, length, least = found.get(key, ('', '', 0, idle))
+    length, idle = max(point.length, length), min(idle, least)
+    found[key] = nodes.root(point).salt, name, length, idle
+  return list(found.values())

@@ -36,9 +36,9 @@ class Moving(NamedTuple):
   """How streams move on.
 
   Attributes:
-    move: submits a request to the best replica, of a build unless that is
-      None; takes the tokens of earlier turns, too, and returns the replica's
-      place and stream.
+    move: submits a request, with the tokens of earlier turns, to the best
+      replica, of a build unless that is None, and to none that it had; returns
+      the replica's place and stream.
     close: called once with a stream that has ended or was cancelled.
     losses: how many replicas may be lost under one text. A text may be what
       ends them.
@@ -46,7 +46,7 @@ class Moving(NamedTuple):
   """
 
   move: Callable[
-    [request_lib.Request, int, str | None],
+    [request_lib.Request, int, str | None, list[places_lib.Place]],
     Awaitable[tuple[places_lib.Place, stream_lib.Stream]],
   ]
   close: Callable[['RoutedStream'], None]
@@ -84,6 +84,7 @@ class RoutedStream:
     self.prompt_scores: tuple[float, ...] | None = None
     self.moves = 0
     self._losses = 0
+    self._had: list[places_lib.Place] = []
     self._moving = moving
     self._request = request
     self._before = before
@@ -163,6 +164,7 @@ class RoutedStream:
   ) -> None:
     self._place, self._inner = place, inner
     self._is_counted = False
+    self._had.append(place)
     # The load of its text until a token comes, and of itself until its end.
     self._charged = [len(self._request.tokens) + len(self._given), 1]
     place.charge(sum(self._charged))
@@ -267,7 +269,7 @@ class RoutedStream:
     end = clock() + self._moving.patience
     while not self._cancelled.is_set():
       try:
-        return await self._moving.move(request, self._before, build)
+        return await self._moving.move(request, self._before, build, self._had)
       except request_lib.Busy as busy:
         if busy.seconds is None or clock() >= end:
           raise

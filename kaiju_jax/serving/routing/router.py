@@ -15,12 +15,12 @@ All methods but `reading` and `stop` run in the server's event loop.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
 import dataclasses
 import logging
-import time
 from typing import Any
 from typing import NamedTuple
 
@@ -29,7 +29,6 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import affinity
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
@@ -107,8 +106,16 @@ class Router:
     self._places = places_lib.Places(
       self.names, policies.NAMES.index(settings.policy), settings.sessions
     )
-    self._shared = _share(self) if settings.table else None
-    self._sharing: asyncio.Task | None = None
+    self._shared = self._sharing = None
+    if settings.table:
+      from kaiju_jax.serving.routing import shared_table  # redis is an extra.
+
+      self._shared = shared_table.SharedTable(
+        self._places.affinity,
+        settings.table,
+        self.held,
+        prefix=f'kaiju:affinity:{self.names.fleet}:',
+      )
     self._streams: set[routed_stream.RoutedStream] = set()
     self._moving = routed_stream.Moving(
       self._move, self._close, settings.losses, settings.patience
@@ -198,7 +205,7 @@ class Router:
         async with asyncio.timeout(self._settings.late):
           return await replica.held()
 
-    found = await _gather([ask(one) for one in alive])
+    found = await _gather([lambda x=x: ask(x) for x in alive])
     return {
       one.name: texts for one, texts in zip(alive, found) if texts is not None
     }
@@ -283,15 +290,15 @@ class Router:
     alive = [x for x in self._places if x.replica.is_alive]
     if not alive:
       raise replica_lib.Lost('no replica is left.')
-    told = [place.replica.forget(wanted) for place in alive]
     # One that is lost meanwhile has lost its cache, too.
-    await _gather(told)
+    await _gather([lambda x=x: x.replica.forget(wanted) for x in alive])
 
   async def drain(self, seconds: float) -> int:
     """Refuses requests; returns how many had to be ended after `seconds`."""
     self._is_draining = True
     alive = [x for x in self._places if x.replica.is_alive]
-    ended = await _gather([x.replica.drain(seconds) for x in alive])
+    drains = [lambda x=x: x.replica.drain(seconds) for x in alive]
+    ended = await _gather(drains)
     return sum(count or 0 for count in ended)
 
   async def refresh(self, learns: bool = False) -> None:
@@ -301,7 +308,7 @@ class Router:
       learns: whether to ask for the texts in their caches as well.
     """
     alive = [x for x in self._places if x.replica.is_alive]
-    await _gather([self._ask(place, learns) for place in alive])
+    await _gather([lambda x=x: self._ask(x, learns) for x in alive])
 
   def reading(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
@@ -330,6 +337,7 @@ class Router:
     requests: Sequence[request_lib.Request],
     before: int,
     build: str | None,
+    without: Sequence[places_lib.Place] = (),
   ) -> tuple[places_lib.Place, Sequence[stream_lib.Stream]]:
     """Submits requests to the best replica that takes them.
 
@@ -339,7 +347,7 @@ class Router:
     """
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
-    tried: list[places_lib.Place] = []
+    tried = list(without)
     busy: list[request_lib.Busy] = []
     while place := self._places.pick(requests[0], build, tried):
       tried.append(place)
@@ -356,9 +364,15 @@ class Router:
       raise replica_lib.Lost('no replica is left.')
     raise min(busy, key=lambda x: (x.seconds is None, x.seconds))
 
-  async def _move(self, request: request_lib.Request, before: int, build):
+  async def _move(
+    self,
+    request: request_lib.Request,
+    before: int,
+    build: str | None,
+    had: Sequence[places_lib.Place],
+  ) -> tuple[places_lib.Place, stream_lib.Stream]:
     """Submits a text whose replica is lost to another one, as `_open`."""
-    place, (stream,) = await self._open([request], before, build)
+    place, (stream,) = await self._open([request], before, build, had)
     self.moves += 1
     return place, stream
 
@@ -387,31 +401,15 @@ class Router:
             self._places.learn(place, held)
 
 
-def _share(router: Router):
-  """Returns what shares a router's table."""
-  from kaiju_jax.serving.routing import shared_table  # redis is an extra.
-
-  async def rebuild():
-    now, held = time.time(), await router.held()
-    return [affinity.of_held(name, x, now) for name, x in held.items()]
-
-  return shared_table.SharedTable(
-    router._places.affinity,
-    router._settings.table,
-    rebuild,
-    prefix=f'kaiju:affinity:{router.names.fleet}:',
-  )
-
-
-async def _gather(told: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
   """Returns the values of calls to replicas; None for one that is lost."""
 
-  async def caught(one):
+  async def caught(call):
     with contextlib.suppress(worker_lib.Stopped):
-      return await one
+      return await call()
     return None
 
-  return await asyncio.gather(*map(caught, told))
+  return await asyncio.gather(*map(caught, calls))
 
 
 def _sum(found: Sequence[metrics.Reading]) -> metrics.Reading:
