@@ -38,6 +38,7 @@ from kaiju_jax.runs import memory
 from kaiju_jax.runs import promotion
 from kaiju_jax.runs import server_folder
 from kaiju_jax.runs import serving_engine
+from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import local_key
@@ -92,6 +93,8 @@ class Settings:
       the prefixes of public characters; 'all', conversations and private
       characters, too; 'none'.
     points_size: the most bytes of them.
+    drift: 'watch' to watch whether traffic still looks like what the limits of
+      keys and values were fitted to; 'none'.
     pace: above which streams sit out rounds for others; None for none.
     policy: file of a policy whose `promotion` the model must have (a folder);
       '' for none (`promotion.py`).
@@ -128,6 +131,7 @@ class Settings:
   unjudged_top_logprobs: bool = False
   points: str = 'public'
   points_size: int = 2**30
+  drift: str = 'none'
   pace: pacing.Pace | None = None
   policy: str = ''
   promotion: str = ''
@@ -150,6 +154,8 @@ def assemble(
     characters.Unavailable: the store cannot be reached.
   """
   weights = load.digest(loaded)
+  if settings.drift == 'watch':
+    calibration.check(loaded.config)
   if settings.policy:
     promotion.check(settings.policy, settings.promotion, weights)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
@@ -245,9 +251,13 @@ def _assemble(
         f'Points of the last start: {found.points} taken back in'
         f' {found.seconds:.1f} s; files refused: {found.refused}.'
       )
+  made.drift = serving_engine.watch_drift(
+    working, settings, weights, made.metrics.show_drift
+  )
   working.start()
-  if made.points is not None:
-    made.points.start()
+  for part in made.points, made.drift:
+    if part is not None:
+      part.start()
   return made
 
 

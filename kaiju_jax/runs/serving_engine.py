@@ -1,5 +1,6 @@
 """Makes the engine of a server, and what saves its points."""
 
+from collections.abc import Callable
 import functools
 import pathlib
 
@@ -14,6 +15,8 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
 from kaiju_jax.runs import server_folder
+from kaiju_jax.serving.drift import sampler
+from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
@@ -102,6 +105,33 @@ def save_points(
     is_private=settings.points == 'all',
     is_kept=functools.partial(is_kept, store, tokens),
   )
+
+
+def watch_drift(
+  worker: worker_lib.Worker,
+  settings,
+  weights: str,
+  show: Callable[[float | None, float | None, bool], None],
+) -> watch.Watch | None:
+  """Returns what watches a worker's traffic; None where nothing does.
+
+  Args:
+    worker: not running yet.
+    settings: the server's.
+    weights: digest of the model.
+    show: see `watch.Watch`.
+
+  Raises:
+    OSError: the folder cannot be made or read.
+    ValueError: keys and values have no limits; or the key is damaged.
+  """
+  if settings.drift != 'watch':
+    return None
+  copies = page_copies.PageCopies(worker.engine.decoder, watch.BATCH)
+  copies.warm()
+  folder = server_folder.open_drift(pathlib.Path(settings.folder))
+  made = sampler.Sampler(worker.engine.decoder, copies)
+  return watch.Watch(worker, made, folder, weights, show)
 
 
 def is_kept(
