@@ -40,8 +40,8 @@ class Moving(NamedTuple):
       replica, of a build unless that is None, and to none that it had; returns
       the replica's place and stream.
     close: called once with a stream that has ended or was cancelled.
-    losses: how many replicas may be lost under one text. A text may be what
-      ends them.
+    losses: after how many lost replicas in succession, without a new token, a
+      text moves no more: it may be what ends them.
     patience: seconds for which a begun text waits while all are busy.
   """
 
@@ -189,6 +189,7 @@ class RoutedStream:
       self.prompt_scores = inner.prompt_scores
     if self._charged[0]:
       self._discharge(1)
+    self._losses = 0
     self._given.append(event)
 
   async def _advance(self) -> None:
@@ -232,9 +233,7 @@ class RoutedStream:
       self._count(has_failed=True)
     try:
       if self._losses > self._moving.losses:
-        raise replica_lib.Lost(
-          f'{self._losses} replicas were lost under one text.'
-        )
+        raise replica_lib.Lost(f'{self._losses} replicas ended under it.')
       found = await self._open_elsewhere()
     except (request_lib.Busy, worker_lib.Stopped, TypeError, ValueError) as why:
       if error is None:
