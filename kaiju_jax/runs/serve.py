@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 import dataclasses
 import pathlib
+import socket
 import time
 
 import numpy as np
@@ -89,6 +90,8 @@ class Settings:
       characters, too; 'none'.
     points_size: the most bytes of them.
     pace: above which streams sit out rounds for others; None for none.
+    reference: whether each token has the bits of the whole forward pass,
+      whatever the cache held, and whichever replica drew it; slow.
     policy: file of a policy whose `promotion` the model must have (a folder);
       '' for none (`promotion.py`).
   """
@@ -125,6 +128,7 @@ class Settings:
   points: str = 'public'
   points_size: int = 2**30
   pace: pacing.Pace | None = None
+  reference: bool = False
   policy: str = ''
   promotion: str = ''
 
@@ -231,19 +235,9 @@ def _assemble(
     defaults,
     weights,
   )
-  made.points = serving_engine.save_points(
-    working, settings, opened.store, made.model.digest, weights
+  made.points = serving_engine.start(
+    working, settings, opened.store, made.model.digest, weights, say
   )
-  if made.points is not None:
-    found = made.points.restore()
-    if found.points or found.refused:
-      say(
-        f'Points of the last start: {found.points} taken back in'
-        f' {found.seconds:.1f} s; files refused: {found.refused}.'
-      )
-  working.start()
-  if made.points is not None:
-    made.points.start()
   return made
 
 
@@ -313,6 +307,8 @@ def run(
   context: context_lib.Context,
   settings: Settings,
   say: Callable[[str], None] = print,
+  listener: socket.socket | None = None,
+  on_start: Callable[[], None] | None = None,
 ) -> None:
   """Answers requests until a signal; then replies have time to finish.
 
@@ -320,6 +316,7 @@ def run(
     context: the parts from `assemble`; closed at the end.
     settings: the settings given to `assemble`.
     say: prints a message for the user.
+    listener, on_start: as in `server.Server`.
 
   Raises:
     OSError: the port is taken.
@@ -342,6 +339,8 @@ def run(
       metrics=None if settings.metrics_port is None else context.metrics.app(),
       metrics_port=settings.metrics_port or 0,
       on_drain=drain,
+      on_start=on_start,
+      listener=listener,
     )
     for line in greeting(context, server.url):
       say(line)
