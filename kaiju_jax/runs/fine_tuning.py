@@ -23,6 +23,7 @@ from kaiju_jax.data.dialogues import talk
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.evaluation import paired
 from kaiju_jax.runs import load
 from kaiju_jax.runs.safety import planted
 from kaiju_jax.storage import files
@@ -53,8 +54,8 @@ class Report(NamedTuple):
     requests: requests of each kind.
     ended: replies that end by themselves, of `replies`.
     replies: all replies, those about facts too.
-    right: replies that tell the fact of the character's text, of `facts`.
-    facts: questions for a fact (`experiments.chat_facts`).
+    told_CQ: bool, whether each of a character's questions for a fact
+      (`experiments.chat_facts`) was answered with it.
   """
 
   refused: int
@@ -62,8 +63,42 @@ class Report(NamedTuple):
   requests: int
   ended: int
   replies: int
-  right: int
-  facts: int
+  told_CQ: np.ndarray
+
+
+class Change(NamedTuple):
+  """The difference of two models' answers to the same questions for facts.
+
+  Attributes:
+    mean: the share that the newer model tells, minus the older one's.
+    half_width: half of the mean's 95 % interval. A character is one
+      observation, because its questions are read from one text.
+    gained, lost: questions that the newer model alone answers, and the older.
+  """
+
+  mean: float
+  half_width: float
+  gained: int
+  lost: int
+
+  def within(self, most: float) -> bool | None:
+    """Returns whether at most `most` is lost; None where it is not settled."""
+    low, high = self.mean - self.half_width, self.mean + self.half_width
+    if low >= -most:
+      return True
+    return False if high < -most else None
+
+
+def compare(newer: Report, older: Report) -> Change:
+  """Returns the change in facts between two reports on the same questions."""
+  before_CQ, after_CQ = older.told_CQ, newer.told_CQ
+  difference_C = after_CQ.mean(axis=1) - before_CQ.mean(axis=1)
+  return Change(
+    float(difference_C.mean()),
+    paired.half_width(difference_C.tolist()),
+    int((after_CQ & ~before_CQ).sum()),
+    int((before_CQ & ~after_CQ).sum()),
+  )
 
 
 def write(
@@ -120,16 +155,17 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
     counts.append(sum(REFUSAL in one.text for one in results))
     ended += sum(one.reason == 'stop_token' for one in results)
   about = questions.draw_questions(format, characters, 1024)
-  scores = questions.score(
-    about, questions.replies(generator, format, about)
-  ).values()
+  scores = [
+    questions.judge(*one)
+    for one in zip(about, questions.replies(generator, format, about))
+  ]
+  told = [bool(one.right) for one in scores if one.facts]
   return Report(
     *counts,
     requests=requests,
     ended=ended + sum(one.ended for one in scores),
     replies=2 * requests + sum(one.total for one in scores),
-    right=sum(one.right for one in scores),
-    facts=sum(one.facts for one in scores),
+    told_CQ=np.array(told).reshape(characters, -1),
   )
 
 

@@ -19,6 +19,7 @@ import socket
 import time
 
 import numpy as np
+from starlette import types
 
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.costs import footprint
@@ -40,11 +41,13 @@ from kaiju_jax.runs import server_folder
 from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
+from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import engines as engines_lib
 
 
@@ -58,8 +61,9 @@ class Settings:
     store: 'sqlite', or the address of a Redis, `redis://…`.
     host: the address to listen on.
     port: the port to listen on; 0 for a free one.
-    metrics_port: the port of /metrics, on loopback; None for the server's own,
-      where /metrics is only if that listens on loopback.
+    metrics_port: the port of /metrics and of operators' commands, on loopback;
+      None for no commands, and for /metrics on the server's own, only if that
+      listens on loopback.
     rows: replies that are generated at once.
     length: tokens of a prompt and its reply; None as `cache_plan.plan` says.
     chunk: prompt tokens per round.
@@ -319,7 +323,8 @@ def run(
     listener, on_start: as in `server.Server`.
 
   Raises:
-    OSError: the port is taken.
+    OSError: the port is taken, or the operator's key cannot be read.
+    ValueError: others may read the operator's key.
   """
   stopping: list[asyncio.Task] = []
 
@@ -336,7 +341,7 @@ def run(
       settings=server_lib.Settings(
         drain_seconds=settings.grace, unread_seconds=settings.lease
       ),
-      metrics=None if settings.metrics_port is None else context.metrics.app(),
+      metrics=_operations(context, settings),
       metrics_port=settings.metrics_port or 0,
       on_drain=drain,
       on_start=on_start,
@@ -347,6 +352,16 @@ def run(
     server.run()
   finally:
     context.close()
+
+
+def _operations(
+  context: context_lib.Context, settings: Settings
+) -> types.ASGIApp | None:
+  """Returns the application of the metrics' port; None for no such port."""
+  if settings.metrics_port is None:
+    return None
+  path = pathlib.Path(settings.folder) / local_key.OPERATOR
+  return operations.app(context, local_key.load(path))
 
 
 def greeting(context: context_lib.Context, url: str) -> list[str]:

@@ -239,7 +239,7 @@ def open_parts(
     params, config = head
     version = moderation.head_version(params, config.names)
     named = moderation.Head(version, config.names)
-  if settings.safety:
+  if settings.safety or head is not None:  # An operator may serve a gate later.
     log = blocked.Blocked(folder / BLOCKED, load_key(folder))
   moderator = moderation.Moderator(named, log)
   if settings.safety:

@@ -28,6 +28,7 @@ from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import local
 from kaiju_jax.serving.routing import names
 from kaiju_jax.serving.routing import router
@@ -135,6 +136,7 @@ def server(
   tokenizer: Letters | None = None,
   points: Callable[[Any, Any], Any] | None = None,
   replicas: int = 0,
+  operator: str | None = None,
 ) -> Iterator[Server]:
   """Runs a server, with one character and tokens for two owners.
 
@@ -154,6 +156,8 @@ def server(
     points: makes what saves points, of the worker and the store; nothing saves
       them by default.
     replicas: how many a router stands before; 0 for a worker alone.
+    operator: the key of operators' commands, on the metrics' port; None for no
+      such port.
   """
   tokenizer = tokenizer or Letters()
   made = engine or functools.partial(
@@ -204,7 +208,8 @@ def server(
   if context.points is not None:
     context.points.start()
   try:
-    with server_lib.running(api.app(context)) as running:
+    metrics_app = operator and operations.app(context, operator)
+    with server_lib.running(api.app(context), metrics=metrics_app) as running:
       yield Server(context, running, tokens, workers)
     found = leftovers.within(5, lambda: leftovers.of_context(context))
     assert not found, found

@@ -171,14 +171,10 @@ class Engine:
   ) -> None:
     """Compiles what requests run, so that none waits for it.
 
-    Args:
-      prompts: the lengths of prompts that come one at a time and are not
-        scored; any by default, several at once too.
-      scores: whether prompts will be scored; otherwise the first scored prompt
-        compiles that.
-      puts_off: as in `compiled.Rounds.warm`.
-
-    Raises pages.Full: no row is free.
+    `prompts` are the lengths of prompts that come one at a time and unscored;
+    by default any, several at once too. `scores` compiles for scored prompts as
+    well, the first of which waits otherwise; `puts_off` is as in
+    `compiled.Rounds.warm`. Raises pages.Full: no row is free.
     """
     self.rounds.warm(prompts, scores, puts_off)
     self._searches.warm(self.rounds)
@@ -213,10 +209,7 @@ class Engine:
     return one
 
   def advance(self) -> None:
-    """Runs a round.
-
-    Raises pages.Full: sequences wait, and no row will ever become free.
-    """
+    """Runs a round; pages.Full if what waits can never get a row."""
     with interrupts.delay():
       self.reap()
       begun = self._clock()
@@ -331,10 +324,7 @@ class Engine:
         raise
 
   def _join(self, one: sequence_lib.Sequence) -> None:
-    """Gives a row to a sequence; after an error it waits on, without one.
-
-    Raises pages.Full: there is none, or too few pages.
-    """
+    """Gives a row to a sequence, or leaves it waiting; raises pages.Full."""
     text = one.resumable() if self._reuses else None
     row = self.decoder.open(one.room, one.extra, text)
     try:

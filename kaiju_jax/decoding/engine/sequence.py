@@ -291,13 +291,8 @@ class Sequence:
   def judge(self, begin: int, score_LC: np.ndarray) -> str | None:
     """Notes the head's scores of prefilled or resumed tokens.
 
-    Args:
-      begin: the position of the first.
-      score_LC: probabilities, float32 [L, C].
-
-    Returns:
-      Why the sequence ends; None where it goes on. `take` and `find` return
-      the same.
+    `score_LC` are float32 probabilities from position `begin` on. Returns why
+    the sequence ends, None where it goes on, as `take` and `find` do.
     """
     self._judged.score_LC[begin : begin + len(score_LC)] = score_LC
     if not np.isfinite(score_LC).all():
@@ -319,13 +314,10 @@ class Sequence:
     score_C: np.ndarray | None = None,
     alternatives: request_lib.Alternatives = (),
   ) -> str | None:
-    """Notes the token that a call drew, and the scores of the one before it.
+    """Notes the token that a call drew, −1 where the logits were no numbers.
 
-    Args:
-      token: the token; −1 where the logits were no numbers.
-      log_probability: of the token.
-      score_C: the head's, of the token before it; None without a head.
-      alternatives: the likeliest tokens in its place, as `Event` has them.
+    `score_C` are the head's of the token before it, None without a head;
+    `alternatives` the likeliest tokens in its place, as `Event` has them.
     """
     if self._held is not None:
       if not np.isfinite(score_C).all():
@@ -346,11 +338,7 @@ class Sequence:
     return self._give(token, log_probability, alternatives)
 
   def take_late(self, score_C: np.ndarray) -> None:
-    """Notes the scores of a call that ran after the sequence's last token.
-
-    Args:
-      score_C: the head's, of the stop token if one ended the sequence.
-    """
+    """Notes the head's scores of a call that ran after the last token."""
     if self.reason == 'stop_token':
       self._judged.score_LC[self.length - 1] = score_C
 
@@ -404,10 +392,7 @@ class Sequence:
     return reason
 
   def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
-    """Notes the scores of the successors of `count` tokens from `begin` on.
-
-    Tokens that run again after parking are not scored twice.
-    """
+    """Notes scores of `count` tokens' successors from `begin` on, once each."""
     end = min(begin + count, self.prompt - 1)
     if end > self._scored_to:
       kept = slice(max(self._scored_to - begin, 0), end - begin)

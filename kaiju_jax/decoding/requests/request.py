@@ -27,11 +27,7 @@ class Late(TimeoutError):
 
 
 class Busy(RuntimeError):
-  """An error: the engine takes no more requests at the moment.
-
-  `seconds` is the expected wait, after which to ask again; None for never
-  again.
-  """
+  """An error: no more requests now; ask again in `seconds`, None for never."""
 
   def __init__(self, message: str, seconds: float | None):
     super().__init__(message)

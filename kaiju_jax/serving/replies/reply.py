@@ -232,6 +232,7 @@ class Reply:
 
   def _filter(self, stage: str) -> None:
     self.finish = _FILTERED
+    self._stream.refuse()
     self._refused(stage)
 
   def _place(self, event: request_lib.Event) -> _Untold:

@@ -60,6 +60,9 @@ class Stream(Protocol):
   def cancel(self) -> None:
     """Ends the sequence; never waits."""
 
+  def refuse(self) -> None:
+    """Ends it, because safety refuses its text; never waits."""
+
 
 class Prompt(NamedTuple):
   """The facts of a prompt that has run, as in `request.Result`."""
@@ -172,6 +175,10 @@ class AsyncStream:
     """Ends a running sequence after the current round; never waits."""
     if self._result is None:
       self._lessor.cancel(self)
+
+  def refuse(self) -> None:
+    """Ends it likewise: one engine alone counts no refusals."""
+    self.cancel()
 
   def deliver(
     self,

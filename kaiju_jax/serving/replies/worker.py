@@ -104,6 +104,9 @@ class Worker:
     """Returns the engine's state; None if late. It blocks: see `ask`."""
     return self.ask(lambda: metrics.reading(self.engine))
 
+  async def begin(self) -> None:
+    """Prepares nothing: its thread runs (`engines.Engines`)."""
+
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
   ) -> list[stream_lib.AsyncStream]:

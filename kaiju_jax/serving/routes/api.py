@@ -8,6 +8,7 @@ characters and sessions, the page, and the operators' addresses (/healthz,
 """
 
 import asyncio
+import contextlib
 import importlib.resources
 import pathlib
 from typing import Any
@@ -56,8 +57,14 @@ def app(context: context_lib.Context) -> types.ASGIApp:
   if context.access.is_local:
     # A server that other machines reach has a separate port for metrics.
     routes.append(routing.Route('/metrics', show_metrics, methods=['GET']))
+
+  @contextlib.asynccontextmanager
+  async def lifespan(_):
+    await context.engines.begin()
+    yield
+
   made = applications.Starlette(
-    routes=routes, exception_handlers=errors.HANDLERS
+    routes=routes, exception_handlers=errors.HANDLERS, lifespan=lifespan
   )
   made.state.context = context
   return context.metrics.count_answers(made)

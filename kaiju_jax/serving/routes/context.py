@@ -22,6 +22,7 @@ from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.routing import engines as engines_lib
+from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
@@ -134,6 +135,8 @@ class Context:
     self._texts = futures.ThreadPoolExecutor(2, 'text')
     self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
     self.metrics.ready.set_function(lambda: self.takes_requests)
+    if isinstance(self.engines, router.Router):
+      self.metrics.add_fleet(self.engines.read_fleet)
 
   def close(self) -> None:
     """Saves points, stops the engines, closes the store, ends the threads."""

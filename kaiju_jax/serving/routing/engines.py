@@ -39,6 +39,9 @@ class Engines(Protocol):
   @property
   def ready(self) -> int: ...
 
+  async def begin(self) -> None:
+    """Prepares for requests, in the server's loop, before the first."""
+
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
   ) -> Sequence[stream_lib.Stream]:

@@ -5,6 +5,7 @@ router.add(replica)
 """
 
 import asyncio
+from collections.abc import Hashable
 from collections.abc import Sequence
 
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -80,12 +81,14 @@ class LocalReplica:
     """Ends its worker; blocks for up to a round."""
     self.worker.stop()
 
-  def _name(self, salt: bytes, conversation, tokens: int) -> replica.Held:
+  def _name(
+    self, salt: bytes, conversation, tokens: int, idle: float
+  ) -> replica.Held:
     whose = ''
     if conversation is not None:
       owner, name = conversation
       whose = self._names.conversation(owner.decode(), name)
-    return replica.Held(self._names.salt(salt.decode()), whose, tokens)
+    return replica.Held(self._names.salt(salt.decode()), whose, tokens, idle)
 
 
 def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
@@ -96,25 +99,26 @@ def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
 
 
 def _list_held(engine: engine_lib.Engine) -> list[tuple]:
-  """Returns salt, conversation and length of each text, the latest first.
+  """Returns salt, conversation, length and idle seconds, the latest first.
 
-  A conversation is told of once, by its latest point; a point that is neither a
-  shared prefix nor of a conversation has no name.
+  A conversation is told of once, by its longest point; a point that is neither
+  a shared prefix nor of a conversation has no name.
   """
   whose = {
     point: one.name
     for one in engine.recorder.conversations()
     for point in one.points
   }
-  found: list[tuple] = []
-  told = set()
+  found: dict[Hashable, tuple] = {}
   for point in reversed(list(engine.decoder.account.tree.points())):
     name = whose.get(point)
-    if name in told or (name is None and point.salt):
+    if name is None and point.salt:
       continue
-    if name is not None:
-      told.add(name)
-    found.append((nodes.root(point).salt, name, point.length))
-    if len(found) == MOST:
-      break
-  return found
+    key = point if name is None else name
+    if key not in found and len(found) == MOST:
+      continue
+    idle = engine.decoder.account.policy.demand(point).idle
+    _, _, length, least = found.get(key, ('', '', 0, idle))
+    length, idle = max(point.length, length), min(idle, least)
+    found[key] = nodes.root(point).salt, name, length, idle
+  return list(found.values())

@@ -18,6 +18,11 @@ class Names:
   def __init__(self, secret: bytes):
     self._sealer = sealed.Sealer(secret, 'routing')
 
+  @property
+  def fleet(self) -> str:
+    """Hex that names the fleet, and tells nothing of its secret."""
+    return self._sealer.pseudonym(b'fleet').hex()
+
   def salt(self, cache_salt: str) -> str:
     """Returns the pseudonym of a cache salt, hex."""
     return self._sealer.pseudonym(b'salt ' + cache_salt.encode()).hex()

@@ -2,21 +2,23 @@
 
 A place is the number that policies know a replica by. A share says to which
 part of the new conversations it is open; one that has begun stays where it is,
-and on its build, whatever the shares. The table holds numbers alone (`names.py`
-under the fleet's key), and forgets the oldest once a set is full.
+and on its build, whatever the shares (`affinity.py` has the table).
 """
 
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import time
 
 import numpy as np
 
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.routing import affinity as affinity_lib
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,6 +32,7 @@ class Place:
     share: 0…1, to which part of new conversations it is open.
     is_closing: whether its replica drains.
     state: its replica's latest account; None before the first.
+    tally: the requests that have ended here.
     charged: the sum of all charges.
   """
 
@@ -39,6 +42,7 @@ class Place:
   share: float = 1.0
   is_closing: bool = False
   state: replica_lib.State | None = None
+  tally: rollout.Tally = dataclasses.field(default_factory=rollout.Tally)
   charged: float = 0.0
   # What its replica told, and the charges that were in it.
   _told: float = 0.0
@@ -72,15 +76,19 @@ class Places:
     names: of the fleet.
     policy: an index of `policies.NAMES`.
     sessions: the table's slots; one takes 24 bytes.
+
+  Attributes:
+    affinity: the table.
   """
 
   def __init__(
     self, names: names_lib.Names, policy: int, sessions: int = 2**16
   ):
+    self.affinity = affinity_lib.Affinity(sessions)
     self._names = names
     self._policy = policy
     self._places: list[Place] = []
-    self._table = policies.make_table(sessions)
+    self._table = self.affinity.table
     self._count = 0
 
   def __iter__(self) -> Iterator[Place]:
@@ -88,7 +96,7 @@ class Places:
     return (x for x in self._places if x.replica is not None)
 
   def add(self, replica: replica_lib.Replica, share: float) -> Place:
-    """Gives a replica the first free place; a dead one of its name goes.
+    """Gives a replica a place; a dead one of its name goes.
 
     Raises:
       ValueError: the share is not 0…1, or another replica has its name.
@@ -101,11 +109,21 @@ class Places:
             f'name={replica.name!r}: another replica has it; remove that first.'
           )
         place.replica = None
-    free = (x.number for x in self._places if x.replica is None)
-    number = next(free, len(self._places))
+    number = self.affinity.place(replica.name)
     made = Place(number, replica, replica.build, share)
     self._places[number : number + 1] = [made]
     return made
+
+  def remove(self, name: str) -> replica_lib.Replica:
+    """Takes a replica off its place, and returns it.
+
+    Raises:
+      ValueError: there is no such replica.
+    """
+    place = self.find(name)
+    found, place.replica = place.replica, None
+    self.affinity.remove(name)
+    return found
 
   def find(self, name: str) -> Place:
     """Returns a replica's place.
@@ -184,23 +202,20 @@ class Places:
     """Notes which place serves a request's conversation."""
     if request.conversation is not None:
       session = self._session(request.owner, request.conversation)
-      policies.note(self._table, session, place.number, self._count)
+      self.affinity.note(session, place.replica.name)
 
   def learn(self, place: Place, held: Sequence[replica_lib.Held]) -> None:
-    """Notes the conversations in a replica's cache that no place serves yet."""
-    for one in held:
-      if one.conversation:
-        session = names_lib.number(one.conversation)
-        if policies.find(self._table, session) < 0:
-          policies.note(self._table, session, place.number, self._count)
+    """Notes the conversations in a replica's cache; the latest use counts."""
+    now = time.time()
+    self.affinity.merge([affinity_lib.of_held(place.replica.name, held, now)])
 
   def forget(self, owner: str, conversation: str) -> None:
     """Forgets who serves a conversation."""
-    policies.forget(self._table, self._session(owner, conversation))
+    self.affinity.forget(self._session(owner, conversation))
 
   def clear(self) -> None:
     """Forgets who serves which conversation; replicas tell it again."""
-    self._table[:] = -1
+    self.affinity.clear()
 
   def _session(self, owner: str, conversation) -> int:
     return names_lib.number(self._names.conversation(owner, conversation))

@@ -35,11 +35,13 @@ class Held(NamedTuple):
       it learns of a private character.
     conversation: of its owner and conversation; '' for a shared prefix.
     tokens: its length.
+    idle: seconds since its last use.
   """
 
   salt: str
   conversation: str
   tokens: int
+  idle: float = 0.0
 
 
 class State(NamedTuple):

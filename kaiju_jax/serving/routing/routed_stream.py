@@ -26,6 +26,7 @@ from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout
 
 # Seconds between two trials while all replicas are busy, at most.
 _AGAIN = 1.0
@@ -35,9 +36,9 @@ class Moving(NamedTuple):
   """How streams move on.
 
   Attributes:
-    move: submits a request to the best replica, of a build unless that is
-      None; takes the tokens of earlier turns, too, and returns the replica's
-      place and stream.
+    move: submits a request, with the tokens of earlier turns, to the best
+      replica, of a build unless that is None, and to none that it had; returns
+      the replica's place and stream.
     close: called once with a stream that has ended or was cancelled.
     losses: how many replicas may be lost under one text. A text may be what
       ends them.
@@ -45,7 +46,7 @@ class Moving(NamedTuple):
   """
 
   move: Callable[
-    [request_lib.Request, int, str | None],
+    [request_lib.Request, int, str | None, list[places_lib.Place]],
     Awaitable[tuple[places_lib.Place, stream_lib.Stream]],
   ]
   close: Callable[['RoutedStream'], None]
@@ -83,6 +84,7 @@ class RoutedStream:
     self.prompt_scores: tuple[float, ...] | None = None
     self.moves = 0
     self._losses = 0
+    self._had: list[places_lib.Place] = []
     self._moving = moving
     self._request = request
     self._before = before
@@ -93,7 +95,7 @@ class RoutedStream:
     self._kept = 0
     self._result: request_lib.Result | None = None
     self._cancelled = asyncio.Event()
-    self._is_closed = False
+    self._is_closed = self._is_refused = False
     self._take_over(place, inner)
 
   def __aiter__(self) -> Self:
@@ -150,13 +152,30 @@ class RoutedStream:
       self._inner.cancel()
       self._close()
 
+  def refuse(self) -> None:
+    """Ends the sequence, whose text safety refuses; never waits."""
+    self._is_refused = True
+    if self._is_closed:
+      self._place.tally += rollout.Tally(refusals=1)
+    self.cancel()
+
   def _take_over(
     self, place: places_lib.Place, inner: stream_lib.Stream
   ) -> None:
     self._place, self._inner = place, inner
+    self._is_counted = False
+    self._had.append(place)
     # The load of its text until a token comes, and of itself until its end.
     self._charged = [len(self._request.tokens) + len(self._given), 1]
     place.charge(sum(self._charged))
+
+  def _count(self, has_failed: bool) -> None:
+    """Counts the request at its place, once."""
+    if not self._is_counted:
+      self._is_counted = True
+      self._place.tally += rollout.Tally(
+        1, int(has_failed), int(self._is_refused)
+      )
 
   def _discharge(self, count: int) -> None:
     """Takes the first `count` parts of its load off its place."""
@@ -188,7 +207,7 @@ class RoutedStream:
       else:
         await self._move(error)
     except Exception:
-      self._close()
+      self._close(has_failed=True)
       raise
 
   def _end_whole(self, error: worker_lib.Stopped) -> None:
@@ -209,6 +228,8 @@ class RoutedStream:
     """
     self._losses += error is not None
     self._discharge(2)
+    if error is not None:
+      self._count(has_failed=True)
     try:
       if self._losses > self._moving.losses:
         raise replica_lib.Lost(
@@ -248,7 +269,7 @@ class RoutedStream:
     end = clock() + self._moving.patience
     while not self._cancelled.is_set():
       try:
-        return await self._moving.move(request, self._before, build)
+        return await self._moving.move(request, self._before, build, self._had)
       except request_lib.Busy as busy:
         if busy.seconds is None or clock() >= end:
           raise
@@ -287,9 +308,10 @@ class RoutedStream:
     self._result = result
     self._close()
 
-  def _close(self) -> None:
+  def _close(self, has_failed: bool = False) -> None:
     """Takes its load off its place, and tells that it has ended; once."""
     if not self._is_closed:
       self._is_closed = True
       self._discharge(2)
+      self._count(has_failed)
       self._moving.close(self)

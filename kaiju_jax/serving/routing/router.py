@@ -15,7 +15,8 @@ All methods but `reading` and `stop` run in the server's event loop.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
 import dataclasses
@@ -32,6 +33,7 @@ from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout
 from kaiju_jax.serving.routing import routed_stream
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Settings:
   Attributes:
     policy: one of `policies.NAMES`.
     sessions: conversations that the table knows at most, 24 bytes each.
+    table: address of a Redis in which routers share their tables; '' for none.
     wait, alternatives: as in `engines.Engines`, of all replicas.
     every: seconds for which a replica's load is believed.
     learns: seconds between two looks at the texts in the replicas' caches.
@@ -56,6 +59,7 @@ class Settings:
 
   policy: str = 'sticky'
   sessions: int = 2**16
+  table: str = ''
   wait: float | None = 30.0
   alternatives: int = 0
   every: float = 1.0
@@ -92,16 +96,26 @@ class Router:
 
   Attributes:
     moves: how often a text went on at another replica.
+    names: the fleet's pseudonyms.
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
     self.moves = 0
+    self.names = names_lib.Names(secret)
     self._settings = settings
     self._places = places_lib.Places(
-      names_lib.Names(secret),
-      policies.NAMES.index(settings.policy),
-      settings.sessions,
+      self.names, policies.NAMES.index(settings.policy), settings.sessions
     )
+    self._shared = self._sharing = None
+    if settings.table:
+      from kaiju_jax.serving.routing import shared_table  # redis is an extra.
+
+      self._shared = shared_table.SharedTable(
+        self._places.affinity,
+        settings.table,
+        self.held,
+        prefix=f'kaiju:affinity:{self.names.fleet}:',
+      )
     self._streams: set[routed_stream.RoutedStream] = set()
     self._moving = routed_stream.Moving(
       self._move, self._close, settings.losses, settings.patience
@@ -129,9 +143,7 @@ class Router:
 
     Its streams go on until it stops. Raises ValueError: see `places.find`.
     """
-    place = self._places.find(name)
-    found, place.replica = place.replica, None
-    return found
+    return self._places.remove(name)
 
   def set_share(self, name: str, share: float) -> None:
     """Sets to which part of new conversations a replica is open, 0…1.
@@ -172,6 +184,47 @@ class Router:
       for x in self._places
     ]
 
+  def find(self, name: str) -> replica_lib.Replica:
+    """Returns a replica; raises ValueError: see `places.find`."""
+    return self._places.find(name).replica
+
+  def tally(self, name: str) -> rollout.Tally:
+    """Returns the requests that have ended at a replica.
+
+    Raises:
+      ValueError: see `places.find`.
+    """
+    return self._places.find(name).tally
+
+  async def held(self) -> dict[str, Sequence[replica_lib.Held]]:
+    """Returns the texts in the caches of the replicas that answer in time."""
+    alive = [x.replica for x in self._places if x.replica.is_alive]
+
+    async def ask(replica):
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(self._settings.late):
+          return await replica.held()
+
+    found = await _gather([lambda x=x: ask(x) for x in alive])
+    return {
+      one.name: texts for one, texts in zip(alive, found) if texts is not None
+    }
+
+  def read_fleet(self) -> metrics.FleetReading:
+    """Returns what metrics tell of the replicas and of the table."""
+    return metrics.FleetReading(
+      [
+        metrics.ReplicaReading(
+          x.name, x.build[:12], x.is_alive, x.share, x.load, x.running
+        )
+        for x in self.describe()
+      ],
+      len(self._places.affinity),
+      self._places.affinity.moved,
+      None if self._shared is None else not self._shared.is_away,
+      0 if self._shared is None else self._shared.losses,
+    )
+
   @property
   def is_alive(self) -> bool:
     """Whether a replica takes requests."""
@@ -196,6 +249,14 @@ class Router:
   def ready(self) -> int:
     """How many of them are done."""
     return sum(state.ready for state in self._states())
+
+  async def begin(self) -> None:
+    """Learns what caches hold, and shares the table from now on."""
+    self._loop = asyncio.get_running_loop()
+    await self.refresh(learns=True)
+    if self._shared is not None and self._sharing is None:
+      await self._shared.exchange()
+      self._sharing = asyncio.create_task(self._shared.run())
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
@@ -229,15 +290,15 @@ class Router:
     alive = [x for x in self._places if x.replica.is_alive]
     if not alive:
       raise replica_lib.Lost('no replica is left.')
-    told = [place.replica.forget(wanted) for place in alive]
     # One that is lost meanwhile has lost its cache, too.
-    await _gather(told)
+    await _gather([lambda x=x: x.replica.forget(wanted) for x in alive])
 
   async def drain(self, seconds: float) -> int:
     """Refuses requests; returns how many had to be ended after `seconds`."""
     self._is_draining = True
     alive = [x for x in self._places if x.replica.is_alive]
-    ended = await _gather([x.replica.drain(seconds) for x in alive])
+    drains = [lambda x=x: x.replica.drain(seconds) for x in alive]
+    ended = await _gather(drains)
     return sum(count or 0 for count in ended)
 
   async def refresh(self, learns: bool = False) -> None:
@@ -247,7 +308,7 @@ class Router:
       learns: whether to ask for the texts in their caches as well.
     """
     alive = [x for x in self._places if x.replica.is_alive]
-    await _gather([self._ask(place, learns) for place in alive])
+    await _gather([lambda x=x: self._ask(x, learns) for x in alive])
 
   def reading(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
@@ -276,6 +337,7 @@ class Router:
     requests: Sequence[request_lib.Request],
     before: int,
     build: str | None,
+    without: Sequence[places_lib.Place] = (),
   ) -> tuple[places_lib.Place, Sequence[stream_lib.Stream]]:
     """Submits requests to the best replica that takes them.
 
@@ -285,7 +347,7 @@ class Router:
     """
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
-    tried: list[places_lib.Place] = []
+    tried = list(without)
     busy: list[request_lib.Busy] = []
     while place := self._places.pick(requests[0], build, tried):
       tried.append(place)
@@ -302,9 +364,15 @@ class Router:
       raise replica_lib.Lost('no replica is left.')
     raise min(busy, key=lambda x: (x.seconds is None, x.seconds))
 
-  async def _move(self, request: request_lib.Request, before: int, build):
+  async def _move(
+    self,
+    request: request_lib.Request,
+    before: int,
+    build: str | None,
+    had: Sequence[places_lib.Place],
+  ) -> tuple[places_lib.Place, stream_lib.Stream]:
     """Submits a text whose replica is lost to another one, as `_open`."""
-    place, (stream,) = await self._open([request], before, build)
+    place, (stream,) = await self._open([request], before, build, had)
     self.moves += 1
     return place, stream
 
@@ -333,15 +401,15 @@ class Router:
             self._places.learn(place, held)
 
 
-async def _gather(told: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
   """Returns the values of calls to replicas; None for one that is lost."""
 
-  async def caught(one):
+  async def caught(call):
     with contextlib.suppress(worker_lib.Stopped):
-      return await one
+      return await call()
     return None
 
-  return await asyncio.gather(*map(caught, told))
+  return await asyncio.gather(*map(caught, calls))
 
 
 def _sum(found: Sequence[metrics.Reading]) -> metrics.Reading:

@@ -35,6 +35,9 @@ class Load(NamedTuple):
     store_failures, gate_failures: per minute.
     up, ready: the gauges; None where nothing is scraped.
     start: the process's start time.
+    replica: whether one of two replicas is up; None where it was removed.
+    losses: of the shared table, per minute.
+    shared: whether the table is.
   """
 
   requests: float = 60.0
@@ -51,6 +54,9 @@ class Load(NamedTuple):
   up: int = 1
   ready: int | None = 1
   start: float = 1000.0
+  replica: int | None = 1
+  losses: float = 0.0
+  shared: int = 1
 
 
 def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
@@ -70,6 +76,7 @@ def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
     'cached_tokens_total': count * 900 * load.cached,
     'ratings_total{kind="wrongly_refused"}': load.wrong,
     'store_failures_total': load.store_failures,
+    'affinity_losses_total': load.losses,
     'ttft_seconds_count': count,
     'stream_tokens_per_second_count': count,
   }
@@ -93,6 +100,16 @@ def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
   return found
 
 
+def _gauges(load: Load) -> dict[str, float | None]:
+  return {
+    'ready': load.ready,
+    'process_start_time_seconds': load.start,
+    'replica_up{replica="one",build="b"}': 1,
+    'replica_up{replica="two",build="b"}': load.replica,
+    'affinity_shared': load.shared,
+  }
+
+
 def series(
   spans: Sequence[tuple[int, Load]], bounds: dict[str, Sequence[str]]
 ) -> list[dict[str, str]]:
@@ -104,17 +121,14 @@ def series(
     bounds: by histogram, its buckets' bounds as it exports them.
   """
   values: dict[str, list[str]] = {}
-  for name in ('up', 'ready', 'process_start_time_seconds'):
+  for name in ('up', *_gauges(Load())):
     values[name] = []
   counts: dict[str, float] = {}
   start = None
   for minutes, load in spans:
     gone = f'_x{minutes}'
     values['up'].append(f'{load.up}x{minutes - 1}')
-    for name, value in (
-      ('ready', load.ready),
-      ('process_start_time_seconds', load.start),
-    ):
+    for name, value in _gauges(load).items():
       is_there = load.up and value is not None
       values[name].append(f'{value}x{minutes - 1}' if is_there else gone)
     if load.start != start:

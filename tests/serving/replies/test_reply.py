@@ -62,6 +62,8 @@ class Stream:
   def cancel(self):
     pass
 
+  refuse = cancel
+
 
 def watch(bounds):
   return types.SimpleNamespace(

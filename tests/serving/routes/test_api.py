@@ -13,6 +13,7 @@ import yaml
 
 from kaiju_jax.characters.cards import cards
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import reply
 from kaiju_jax.serving.stores import characters
 from tests.serving import recording
@@ -423,6 +424,10 @@ def counted(server, name, **labels):
 def test_a_server_exports_what_alerts_and_the_dashboard_read(server):
   talked(server, opened(server)['id'])
   refused(server, 'GET', '/v1/characters/nobody', owner='ben')
+  # A router's, which this server has not.
+  one = metrics.ReplicaReading('one', 'b', True, 1.0, 0.0, 0)
+  fleet = metrics.FleetReading([one], 0, 0, True)
+  server.context.metrics.add_fleet(lambda: fleet)
   exported = samples(server)
   rules = yaml.safe_load(prometheus.ALERTS.read_text())
   expressions = [
