@@ -8,6 +8,7 @@ replicas. It finds replicas by their names, also those that come later.
 
 import asyncio
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -65,6 +66,7 @@ class _Found:
     self._added: set[str] = set()
     self._router: shared.SharedRouter | None = None
     self._call: Callable[[Callable[[], None]], None] = lambda change: change()
+    self._beginning: asyncio.Task | None = None
     self._stopping = threading.Event()
     self._thread = threading.Thread(
       target=self._run, name='replicas', daemon=True
@@ -95,6 +97,7 @@ class _Found:
     """Keeps the router's replicas those of Ray; call it in its loop."""
     loop = asyncio.get_running_loop()
     self._call = loop.call_soon_threadsafe
+    self._beginning = loop.create_task(self._router.begin())
     self._thread.start()
 
   def stop(self) -> None:
@@ -117,8 +120,13 @@ class _Found:
       remote = self._remotes.pop(name)
       if name in self._added:
         self._added.discard(name)
-        self._call(functools.partial(self._router.remove, name))
+        self._call(functools.partial(self._remove, name))
       remote.stop()
+
+  def _remove(self, name: str) -> None:
+    # An operator may have done so.
+    with contextlib.suppress(ValueError):
+      self._router.remove(name)
 
   def _add(self) -> None:
     for name, remote in self._remotes.items():
@@ -171,7 +179,9 @@ def run(
     router = shared.SharedRouter(
       server_folder.load_key(pathlib.Path(settings.folder)),
       router_lib.Settings(
-        wait=settings.wait, alternatives=settings.top_logprobs
+        wait=settings.wait,
+        alternatives=settings.top_logprobs,
+        table='' if settings.store == 'sqlite' else settings.store,
       ),
     )
     found.fill(router)
