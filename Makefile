@@ -101,14 +101,15 @@ tpu: $(VENV)/.tpu-installed
 	$(BIN)/python -m experiments.benchmarks.device --minutes=$(MINUTES) \
 	  --out=$(OUT)
 
-# Exports and imports held to transformers itself, and T5's encoder. (`make test`
-# skips this.)
+# Exports and imports held to transformers itself, T5's encoder, and TRL's loss.
+# (`make test` skips this.)
 interchange: $(VENV)/.interchange-installed
 	$(QUICK) $(PYTEST) tests/interchange/test_transformers_parity.py \
 	  tests/interchange/test_transformers_families.py \
 	  tests/interchange/test_chat_template_parity.py \
 	  tests/interchange/test_t5_embedder.py \
 	  tests/interchange/test_harness.py \
+	  tests/interchange/test_trl.py \
 	  tests/runs/load_test/test_transformers_serving.py
 
 check: $(VENV)/.tests-installed

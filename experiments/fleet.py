@@ -9,8 +9,8 @@
 
 Simulates sessions with characters on a fleet of replicas that go in rounds as
 the engine does, each with a prefix cache of both pools, behind a router that
-calls `fleet/policies.pick`. Prints times to the first token, tokens per second,
-hit rates and how busy the replicas are, with the range over seeds.
+calls `serving/routing/policies.pick`. Prints times to the first token, tokens
+per second, hit rates and how busy the replicas are, with the range over seeds.
 
 The law of a round is an H100's ceilings, --slower times over, which no device
 has confirmed, or a measured engine's: --calibrate measures rounds of a model
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
   if _CLOSED.value:
     _print([fleet.show_closed_forms(noted=_note)])
     return
-  from kaiju_jax.fleet import policies
+  from kaiju_jax.serving.routing import policies
   from kaiju_jax.storage import files
 
   engine = _read_engine() if _ENGINE.value else None

@@ -76,6 +76,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the resamples.', lower_bound=0)
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TARGET, _SOURCES, _OUT)
   from kaiju_jax.runs.corpora import mix
+  from kaiju_jax.runs.corpora import mix_report
   from kaiju_jax.runs.corpora import read
 
   settings = mix.Settings(
@@ -93,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
   )
   read.refuse_existing(_OUT.value)
   result = mix.find(settings)
-  mix.write(settings, result, _OUT.value)
+  mix_report.write(settings, result, _OUT.value)
   _show(result)
 
 

@@ -51,7 +51,8 @@ _PORT = flags.DEFINE_integer('port', 8000, '0 for a free one.', 0, 65_535)
 _METRICS_PORT = flags.DEFINE_integer(
   'metrics_port',
   None,
-  'Of /metrics, on 127.0.0.1, where --host is not.',
+  "Of /metrics and of operators' commands (experiments.operate), on 127.0.0.1;"
+  ' without it there are none, and /metrics is on --port.',
   0,
   65_535,
 )

@@ -141,6 +141,36 @@ def test_no_parts_of_a_room_import_one_another():
     raise AssertionError(f'a circle: {error.args[1]}') from None
 
 
+def imported_files(name, tree):
+  """Yields the files of the package that a file imports, in functions too."""
+  for node in ast.walk(tree):
+    if not isinstance(node, ast.ImportFrom):
+      continue
+    if node.level:
+      folder = ROOT.joinpath(name).parents[node.level - 1]
+    else:
+      folder = ROOT
+    for part in (node.module or '').split('.'):
+      folder = folder / part
+    for alias in node.names:
+      for path in (folder / f'{alias.name}.py', folder.with_suffix('.py')):
+        path = path.resolve()
+        if path.is_file() and path != (ROOT / name).resolve():
+          yield str(path.relative_to(ROOT))
+          break
+
+
+def test_no_files_import_one_another():
+  arrows = {
+    name: set(imported_files(name, tree)) for _, name, tree in sources()
+  }
+  assert sum(map(len, arrows.values())) > 1_000  # It sees them.
+  try:
+    graphlib.TopologicalSorter(arrows).prepare()
+  except graphlib.CycleError as error:
+    raise AssertionError(f'a circle: {error.args[1]}') from None
+
+
 def test_one_module_lies_loose_and_every_room_has_a_floor():
   package = ROOT / 'kaiju_jax'
   assert {p.stem for p in package.glob('*.py')} == {'__init__', 'visibility'}

@@ -11,7 +11,8 @@ and the table is of those. Arms:
     root       labels weigh by the root of that
     equal      all labels weigh the same, so that the loss is one mean over all
                tokens and dimensions
-    shuffled   as balanced, and each text has the spans of another one
+    shuffled   as balanced, with spans at places that are drawn among all
+               characters of all texts
 
 The first two should reach an AUROC of at least .98 in each dimension, with a
 delay of at most 2 tokens (here bytes), and the last an AUROC of .5.

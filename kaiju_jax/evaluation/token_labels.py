@@ -11,6 +11,14 @@ The delay is the number of tokens from a span's last one to the first token, at
 or behind its first one, whose score is above a threshold: 0 for a span that is
 recognized before it ends. Spans that touch count as one. Our guess: the
 threshold is one that at most .1 % of the unlabelled tokens are above.
+
+The expected calibration error (Naeini et al. 2015; Guo et al. 2017) is, over
+bins of equal width of the probability p that a token is labelled,
+
+    ECE = Σ over bins b of  n_b/N · |mean of p in b − labelled share of b|
+
+A head that was trained with weights w₁ of labelled tokens and w₀ of others
+gives their log-odds + log(w₁/w₀), so that p = σ(logit − log(w₁/w₀)).
 """
 
 from collections.abc import Iterator
@@ -19,6 +27,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import scipy.special
 
 from kaiju_jax.data import loader
 from kaiju_jax.data import spans
@@ -28,6 +37,9 @@ from kaiju_jax.model import transformer
 
 # The most of the unlabelled tokens that are above a threshold.
 _ABOVE = 1e-3
+# The share of the labelled tokens at which false alarms are counted.
+RECALL = 0.99
+_BINS = 15
 
 
 class Scored(NamedTuple):
@@ -36,13 +48,13 @@ class Scored(NamedTuple):
   Attributes:
     score_SC: the head's logits.
     label_SC: whether each token is in a span.
-    known_SC: whether its label has a weight.
+    weight_SC: the weight of its label; 0 for a token without a rank.
     begin_S: whether each token is a document's first.
   """
 
   score_SC: np.ndarray
   label_SC: np.ndarray
-  known_SC: np.ndarray
+  weight_SC: np.ndarray
   begin_S: np.ndarray
 
 
@@ -55,6 +67,9 @@ class Measured(NamedTuple):
     auroc: see the module.
     threshold: the logit above which a token counts as recognized.
     delays: int64 [recognized spans], in tokens.
+    error: the expected calibration error.
+    alarms: unlabelled tokens that score at least as high as the lowest of the
+      highest 99 % of the labelled ones, and the number of unlabelled tokens.
   """
 
   spans: int
@@ -62,6 +77,8 @@ class Measured(NamedTuple):
   auroc: float
   threshold: float
   delays: np.ndarray
+  error: float
+  alarms: tuple[int, int]
 
   def count_within(self, most: int) -> int:
     """Returns the spans that are recognized with a delay of at most `most`."""
@@ -103,7 +120,7 @@ def _parts(logits, source, batch: int) -> Iterator[tuple]:
     yield (
       np.asarray(logits(rows))[is_token_BL],
       rows.extras[spans.LABEL][is_token_BL] > 0,
-      rows.extras[spans.WEIGHT][is_token_BL] > 0,
+      rows.extras[spans.WEIGHT][is_token_BL],
       begin_BL[is_token_BL],
     )
 
@@ -116,8 +133,12 @@ def measure(scored: Scored, dimension: int) -> Measured:
   """
   score_S = scored.score_SC[:, dimension]
   label_S = scored.label_SC[:, dimension]
-  known_S = scored.known_SC[:, dimension]
+  weight_S = scored.weight_SC[:, dimension]
+  known_S = weight_S > 0
   found = auroc(score_S[known_S], label_S[known_S])
+  labelled_S = score_S[known_S & label_S]
+  other_S = score_S[known_S & ~label_S]
+  least = np.sort(labelled_S)[int((1 - RECALL) * len(labelled_S))]
   threshold = np.quantile(score_S[~label_S], 1 - _ABOVE, method='higher')
   delays, count = [], 0
   document_S = np.cumsum(scored.begin_S)
@@ -133,7 +154,20 @@ def measure(scored: Scored, dimension: int) -> Measured:
     found,
     float(threshold),
     np.array(delays, np.int64),
+    _calibration_error(score_S[known_S], label_S[known_S], weight_S[known_S]),
+    (int((other_S >= least).sum()), len(other_S)),
   )
+
+
+def _calibration_error(
+  score_S: np.ndarray, label_S: np.ndarray, weight_S: np.ndarray
+) -> float:
+  """Returns the expected calibration error; see the module."""
+  shift = np.log(weight_S[label_S].mean() / weight_S[~label_S].mean())
+  p_S = scipy.special.expit(score_S.astype(np.float64) - shift)
+  bin_S = np.minimum((p_S * _BINS).astype(int), _BINS - 1)
+  excess_S = np.bincount(bin_S, p_S - label_S, minlength=_BINS)
+  return float(np.abs(excess_S).sum() / len(p_S))
 
 
 def auroc(score_S: np.ndarray, label_S: np.ndarray) -> float:

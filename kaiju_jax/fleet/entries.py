@@ -10,7 +10,7 @@ to its session.
 
 import numpy as np
 
-from kaiju_jax.fleet import policies
+from kaiju_jax.serving.routing import policies
 
 _SECONDS = 8.0
 _HOUR = 3600.0

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.fleet import entries
-from kaiju_jax.fleet import policies
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions as sessions_lib
+from kaiju_jax.serving.routing import policies
 
 # Kinds of faults: a replica's share changes; it loses its cache and requests;
 # it fills its cache with the most popular prefixes; the table of sessions is

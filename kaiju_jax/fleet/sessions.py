@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.fleet import policies
+from kaiju_jax.serving.routing import policies
 
 _DAY = 86_400.0
 

@@ -20,15 +20,15 @@ from kaiju_jax.fleet import compiling
 from kaiju_jax.fleet import entries
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import people as people_lib
-from kaiju_jax.fleet import policies
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions as sessions_lib
 from kaiju_jax.fleet import state
+from kaiju_jax.serving.routing import policies
 
 _MODULES = policies, entries, sessions_lib, rounds, events
 # No sessions: the requests are a trace.
 NO_FLOW = sessions_lib.Flow(0, 0, *[1.0] * 10, 1, 1, 1.0, 1.0)
-WEIGHTS = 'fixed', 'row', 'context', 'token', 'attended'
+WEIGHTS = 'fixed', 'row', 'context', 'token', 'attended', 'chunk'
 
 
 @dataclasses.dataclass(frozen=True)

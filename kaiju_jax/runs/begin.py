@@ -4,11 +4,13 @@ a workdir    the parameters of its latest checkpoint, whose model must have the
              same shapes
 an export    float weights by their names: an imported model's, or those
              that `experiments.uptrain` made of a teacher. The model of the
-             run may add windows and int8, which change no weight. Bungee's
-             scalars and channels' running limits start as in a new model if
-             the export lacks them.
+             run may add windows and int8, which change no weight.
+
+Bungee's scalars and channels' running limits start as in a new model if the
+workdir or the export lacks them.
 """
 
+from collections.abc import Mapping
 import os
 import pathlib
 from typing import Any
@@ -88,6 +90,25 @@ def params(
     raise ValueError(f'begin_with={str(path)!r}: {cause}{error}') from error
   if missing:
     shapes = state.init_params(model, experiment.seed, mesh)
+  return _fill(shapes, held, mesh)
+
+
+def _params_of_run(experiment, path: pathlib.Path, mesh) -> Any:
+  """Returns the parameters of another run's model, of the same shapes."""
+  before = workdir_lib.load_experiment(path)
+  load.refuse_adapters(path, before)
+  shapes = state.abstract(experiment, mesh, language.OBJECTIVE).params
+  has = transformer.parameter_shapes(before.model)
+  held = checkpoint.load(path, {'params': _omit_standard(shapes, has)})
+  held = held[0]['params']
+  if jax.tree.structure(held) == jax.tree.structure(shapes):
+    return held
+  fresh = state.init_params(state.model_of(experiment), experiment.seed, mesh)
+  return _fill(fresh, held, mesh)
+
+
+def _fill(shapes: Any, held: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Returns `held` with what it lacks of `shapes`, stored over `mesh`."""
   given = dict(jax.tree_util.tree_leaves_with_path(held))
   started = jax.tree_util.tree_map_with_path(
     lambda place, leaf: given.get(place, leaf), shapes
@@ -95,11 +116,20 @@ def params(
   return jax.device_put(started, rules.shardings(started, mesh))
 
 
-def _params_of_run(experiment, path: pathlib.Path, mesh) -> Any:
-  """Returns the parameters of another run's model, of the same shapes."""
-  load.refuse_adapters(path, workdir_lib.load_experiment(path))
-  shapes = state.abstract(experiment, mesh, language.OBJECTIVE).params
-  return checkpoint.load(path, {'params': shapes})[0]['params']
+def _omit_standard(shapes: Any, has: Any) -> Any:
+  """Returns `shapes` without what starts alike in every model and `has` lacks.
+
+  Args:
+    shapes: the tree of the run's parameters.
+    has: the tree of the other run's parameters.
+  """
+  if not isinstance(shapes, Mapping):
+    return shapes
+  return {
+    name: _omit_standard(x, has.get(name, {}))
+    for name, x in shapes.items()
+    if name in has or not _starts_alike(name)
+  }
 
 
 def _cause(
@@ -184,7 +214,7 @@ def lacks_standard(shapes: Any, held: Any) -> bool:
   for place in [*due, *(place for place in given if place not in due)]:
     if given.get(place) == due.get(place):
       continue
-    if place not in given and _starts_alike(place):
+    if place not in given and _starts_alike(rules.name_of(place)):
       missing = True
       continue
     has, wanted = (
@@ -198,7 +228,6 @@ def lacks_standard(shapes: Any, held: Any) -> bool:
   return missing
 
 
-def _starts_alike(place) -> bool:
+def _starts_alike(name: str) -> bool:
   """Returns whether a parameter starts the same in every model that has it."""
-  name = rules.name_of(place)
   return name.startswith('bungee_') or name.endswith('_limit_K')

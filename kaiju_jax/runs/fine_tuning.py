@@ -23,6 +23,7 @@ from kaiju_jax.data.dialogues import talk
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.evaluation import paired
 from kaiju_jax.runs import load
 from kaiju_jax.runs.safety import planted
 from kaiju_jax.storage import files
@@ -37,8 +38,9 @@ _ANSWERS = (
   'And what did you do then?',
   'I would have done the same.',
 )
-# Bytes of a dialogue's own messages, with requests among them and without.
-_ROOM, _ROOM_ALONE = 300, 900
+# Bytes of a dialogue's own messages. Many characters with a few questions each
+# practise more of its facts than few with many (our guess).
+_ROOM = 300
 # No text that is asked comes from the seed of one that was learnt.
 _UNSEEN = 1_000_000
 
@@ -53,8 +55,8 @@ class Report(NamedTuple):
     requests: requests of each kind.
     ended: replies that end by themselves, of `replies`.
     replies: all replies, those about facts too.
-    right: replies that tell the fact of the character's text, of `facts`.
-    facts: questions for a fact (`experiments.chat_facts`).
+    told_CQ: bool, whether each of a character's questions for a fact
+      (`experiments.chat_facts`) was answered with it.
   """
 
   refused: int
@@ -62,8 +64,42 @@ class Report(NamedTuple):
   requests: int
   ended: int
   replies: int
-  right: int
-  facts: int
+  told_CQ: np.ndarray
+
+
+class Change(NamedTuple):
+  """The difference of two models' answers to the same questions for facts.
+
+  Attributes:
+    mean: the share that the newer model tells, minus the older one's.
+    half_width: half of the mean's 95 % interval. A character is one
+      observation, because its questions are read from one text.
+    gained, lost: questions that the newer model alone answers, and the older.
+  """
+
+  mean: float
+  half_width: float
+  gained: int
+  lost: int
+
+  def within(self, most: float) -> bool | None:
+    """Returns whether at most `most` is lost; None where it is not settled."""
+    low, high = self.mean - self.half_width, self.mean + self.half_width
+    if low >= -most:
+      return True
+    return False if high < -most else None
+
+
+def compare(newer: Report, older: Report) -> Change:
+  """Returns the change in facts between two reports on the same questions."""
+  before_CQ, after_CQ = older.told_CQ, newer.told_CQ
+  difference_C = after_CQ.mean(axis=1) - before_CQ.mean(axis=1)
+  return Change(
+    float(difference_C.mean()),
+    paired.half_width(difference_C.tolist()),
+    int((after_CQ & ~before_CQ).sum()),
+    int((before_CQ & ~after_CQ).sum()),
+  )
 
 
 def write(
@@ -80,8 +116,8 @@ def write(
     count: number of dialogues.
     requests: requests in a dialogue that has some; half of them, in the mean,
       are planted.
-    share: the share of dialogues with requests. The others are longer, and
-      practise what the model knew before.
+    share: the share of dialogues with requests. The others practise what the
+      model knew before.
     seed: the seed of the draws.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,16 +156,17 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
     counts.append(sum(REFUSAL in one.text for one in results))
     ended += sum(one.reason == 'stop_token' for one in results)
   about = questions.draw_questions(format, characters, 1024)
-  scores = questions.score(
-    about, questions.replies(generator, format, about)
-  ).values()
+  scores = [
+    questions.judge(*one)
+    for one in zip(about, questions.replies(generator, format, about))
+  ]
+  told = [bool(one.right) for one in scores if one.facts]
   return Report(
     *counts,
     requests=requests,
     ended=ended + sum(one.ended for one in scores),
     replies=2 * requests + sum(one.total for one in scores),
-    right=sum(one.right for one in scores),
-    facts=sum(one.facts for one in scores),
+    told_CQ=np.array(told).reshape(characters, -1),
   )
 
 
@@ -161,8 +198,7 @@ def _dialogue(
   rng = np.random.default_rng((seed, number))
   persona = personas.draw(rng, mixed=rng.random() < 0.6)
   described = ('system', prompt.persona(rows.fields_of(persona)))
-  room = _ROOM if requests else _ROOM_ALONE
-  said = talk.path(rng, persona, room, lambda _, text: len(text.encode()))
+  said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
   pairs = [said[n : n + 2] for n in range(1, len(said), 2)]
   rng = np.random.default_rng((seed, number, 1))
   for _ in range(requests):

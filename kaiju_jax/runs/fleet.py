@@ -21,13 +21,13 @@ from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
-from kaiju_jax.fleet import policies
 from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import sessions
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.model import presets
 from kaiju_jax.runs import report
+from kaiju_jax.serving.routing import policies
 from kaiju_jax.tpu_gpu_configs.chips import h100
 
 # Shapes of a chunk, as an engine of 256 tokens a chunk has them.

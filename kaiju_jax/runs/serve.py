@@ -16,9 +16,9 @@ from collections.abc import Callable
 import dataclasses
 import pathlib
 import time
-from typing import NamedTuple
 
 import numpy as np
+from starlette import types
 
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.costs import footprint
@@ -29,6 +29,7 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import built_in
 from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import heads
@@ -40,16 +41,14 @@ from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
-from kaiju_jax.serving.http import loopback
+from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.safety import blocked
-from kaiju_jax.serving.safety import moderation
-from kaiju_jax.serving.stores import characters
-from kaiju_jax.storage import files
+from kaiju_jax.serving.routes import operations
+from kaiju_jax.serving.routing import engines as engines_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +61,9 @@ class Settings:
     store: 'sqlite', or the address of a Redis, `redis://…`.
     host: the address to listen on.
     port: the port to listen on; 0 for a free one.
-    metrics_port: the port of /metrics, on loopback; None for the server's own,
-      where /metrics is only if that listens on loopback.
+    metrics_port: the port of /metrics and of operators' commands, on loopback;
+      None for no commands, and for /metrics on the server's own, only if that
+      listens on loopback.
     rows: replies that are generated at once.
     length: tokens of a prompt and its reply; None as `cache_plan.plan` says.
     chunk: prompt tokens per round.
@@ -137,14 +137,6 @@ class Settings:
   promotion: str = ''
 
 
-class _Opened(NamedTuple):
-  """The parts beside the engine, which are checked before it compiles."""
-
-  access: auth.Access
-  moderator: moderation.Moderator
-  store: characters.Store
-
-
 def assemble(
   loaded: load.Loaded, settings: Settings, say: Callable[[str], None] = print
 ) -> context_lib.Context:
@@ -178,7 +170,8 @@ def assemble(
       ' --template=FILE names one.'
     )
   head = heads.find(settings.head, settings.safety, loaded.config.d_model)
-  opened = _opened(settings, head, say)  # Refused before anything compiles.
+  # What is wrong is refused before anything compiles.
+  opened = server_folder.open_parts(settings, head, say)
   try:
     engine = serving_engine.make(loaded, tokenizer, settings, head, say)
     say(f'Compiling {loaded.origin} …')
@@ -218,7 +211,7 @@ def assemble_around(
   Raises:
     OSError, ValueError: see `assemble`.
   """
-  opened = _opened(settings, head)
+  opened = server_folder.open_parts(settings, head)
   defaults = defaults_lib.Defaults(chat_format.format_of(tokenizer))
   return _assemble(engine, tokenizer, settings, origin, head, opened, defaults)
 
@@ -229,25 +222,83 @@ def _assemble(
   settings: Settings,
   origin: str,
   head: judge.Head | None,
-  opened: _Opened,
+  opened: server_folder.Parts,
   defaults: defaults_lib.Defaults,
   weights: str = '',
   say: Callable[[str], None] = print,
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
+  working = worker_lib.Worker(engine, on_compiled=memory.trim)
+  made = assemble_over(
+    working,
+    engine.decoder.config,
+    engine.decoder.length,
+    tokenizer,
+    settings,
+    origin,
+    head,
+    opened,
+    defaults,
+    weights,
+  )
+  made.points = serving_engine.save_points(
+    working, settings, opened.store, made.model.digest, weights
+  )
+  if made.points is not None:
+    found = made.points.restore()
+    if found.points or found.refused:
+      say(
+        f'Points of the last start: {found.points} taken back in'
+        f' {found.seconds:.1f} s; files refused: {found.refused}.'
+      )
+  made.drift = serving_engine.watch_drift(
+    working, settings, weights, made.metrics.show_drift
+  )
+  working.start()
+  for part in made.points, made.drift:
+    if part is not None:
+      part.start()
+  return made
+
+
+def assemble_over(
+  engines: engines_lib.Engines,
+  config: model_config.ModelConfig,
+  length: int,
+  tokenizer: tokenizer_lib.Tokenizer,
+  settings: Settings,
+  origin: str,
+  head: judge.Head | None,
+  opened: server_folder.Parts,
+  defaults: defaults_lib.Defaults,
+  weights: str = '',
+) -> context_lib.Context:
+  """Returns the parts of a server over engines, which need not run yet.
+
+  Args:
+    engines: a worker, or a router over several.
+    config: of their model.
+    length: tokens of a prompt and its reply that their rows hold.
+    tokenizer, settings, origin, head: as in `assemble_around`.
+    opened: the parts that were checked before the engines were made.
+    defaults: of the model's folder.
+    weights: digest of the model's weights and config.
+
+  Raises:
+    OSError: a file cannot be read or written.
+    ValueError: the server's key is damaged.
+  """
   written, thinking = defaults.format, defaults.thinking
-  length = engine.decoder.length
   if written is None:
     digest = tokenizer_lib.digest(tokenizer)
   else:
     digest = built_in.digest(opened.store, tokenizer, written)
     built_in.publish(opened.store, written, digest, length)
-  working = worker_lib.Worker(engine, on_compiled=memory.trim)
-  made = context_lib.Context(
-    worker=working,
+  return context_lib.Context(
+    engines=engines,
     model=context_lib.Model(
       name=settings.name or _name(origin),
-      parameters=footprint.count(footprint.parameters(engine.decoder.config)),
+      parameters=footprint.count(footprint.parameters(config)),
       length=length,
       digest=digest,
       origin=origin,
@@ -262,34 +313,14 @@ def _assemble(
     store=opened.store,
     access=opened.access,
     limits=limits_lib.Limits(),
-    metrics=metrics.Metrics(
-      lambda: working.ask(lambda: metrics.reading(engine))
-    ),
+    metrics=metrics.Metrics(engines.reading),
     moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
     secret=server_folder.load_key(pathlib.Path(settings.folder)),
     guide=serving_engine.guide_of(head),
     guided_tokens=settings.guided,
     shows_unjudged=settings.unjudged_top_logprobs,
-    points=serving_engine.save_points(
-      working, settings, opened.store, digest, weights
-    ),
   )
-  if made.points is not None:
-    found = made.points.restore()
-    if found.points or found.refused:
-      say(
-        f'Points of the last start: {found.points} taken back in'
-        f' {found.seconds:.1f} s; files refused: {found.refused}.'
-      )
-  made.drift = serving_engine.watch_drift(
-    working, settings, weights, made.metrics.show_drift
-  )
-  made.worker.start()
-  for part in made.points, made.drift:
-    if part is not None:
-      part.start()
-  return made
 
 
 def run(
@@ -305,14 +336,15 @@ def run(
     say: prints a message for the user.
 
   Raises:
-    OSError: the port is taken.
+    OSError: the port is taken, or the operator's key cannot be read.
+    ValueError: others may read the operator's key.
   """
   stopping: list[asyncio.Task] = []
 
   def drain(seconds: float) -> None:
     context.is_ready = False
     say(f'Stopping: replies have {seconds:g} s to finish.')
-    stopping.append(asyncio.create_task(context.worker.drain(seconds)))
+    stopping.append(asyncio.create_task(context.engines.drain(seconds)))
 
   try:
     server = server_lib.Server(
@@ -322,7 +354,7 @@ def run(
       settings=server_lib.Settings(
         drain_seconds=settings.grace, unread_seconds=settings.lease
       ),
-      metrics=None if settings.metrics_port is None else context.metrics.app(),
+      metrics=_operations(context, settings),
       metrics_port=settings.metrics_port or 0,
       on_drain=drain,
     )
@@ -331,6 +363,16 @@ def run(
     server.run()
   finally:
     context.close()
+
+
+def _operations(
+  context: context_lib.Context, settings: Settings
+) -> types.ASGIApp | None:
+  """Returns the application of the metrics' port; None for no such port."""
+  if settings.metrics_port is None:
+    return None
+  path = pathlib.Path(settings.folder) / local_key.OPERATOR
+  return operations.app(context, local_key.load(path))
 
 
 def greeting(context: context_lib.Context, url: str) -> list[str]:
@@ -366,67 +408,6 @@ def warm(engine: engine_lib.Engine) -> None:
   tree = engine.decoder.account.tree
   for point in list(tree.points()):
     tree.drop(point)
-
-
-def _opened(
-  settings: Settings,
-  head: judge.Head | None,
-  say: Callable[[str], None] = print,
-) -> _Opened:
-  """Opens the access list, the moderator and the store.
-
-  Raises:
-    OSError: a file cannot be read or written.
-    ValueError: the server would answer other machines without tokens or without
-      moderation; or there is a gate but no token-level head.
-    characters.Unavailable: the store cannot be reached.
-  """
-  folder = pathlib.Path(settings.folder)
-  if not folder.exists():
-    files.make_folder(folder)
-    folder.chmod(0o700)  # It holds conversations.
-  named = log = None
-  if head is not None:
-    params, config = head
-    version = moderation.head_version(params, config.names)
-    named = moderation.Head(version, config.names)
-  if settings.safety:
-    log = blocked.Blocked(
-      folder / server_folder.BLOCKED, server_folder.load_key(folder)
-    )
-  moderator = moderation.Moderator(named, log)
-  if settings.safety:
-    moderator.use(settings.safety)
-  if moderator.mode == 'closed':
-    raise ValueError(
-      f'safety={settings.safety!r}: closed: no token-level head, without which'
-      ' nothing is answered; train one (experiments.train_head), and name its'
-      ' folder.'
-    )
-  access = server_folder.open_access(
-    folder,
-    settings.host,
-    settings.open,
-    settings.require_token,
-    settings.age,
-  )
-  if (
-    not loopback.is_loopback(settings.host) and moderator.mode == 'unmoderated'
-  ):
-    raise ValueError(
-      f'host={settings.host!r}: a server without moderation answers this'
-      ' machine alone; give it a gate and a token-level head (--safety,'
-      " --head), or host='127.0.0.1'."
-    )
-  store = server_folder.open_store(folder, settings.store)
-  try:
-    server_folder.record_agreement(
-      store, access, settings.age, settings.feedback, say
-    )
-  except BaseException:
-    store.close()
-    raise
-  return _Opened(access, moderator, store)
 
 
 def _name(origin: str) -> str:

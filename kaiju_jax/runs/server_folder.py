@@ -6,18 +6,30 @@ Redis holds characters and conversations elsewhere; tokens and keys stay here.
 
 from collections.abc import Callable
 import pathlib
+from typing import NamedTuple
 
+from kaiju_jax.decoding.device import judge
 from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.replies import saved_points
+from kaiju_jax.serving.safety import blocked
+from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
 
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
 POINTS, DRIFT = 'points', 'drift'
 _SECRET = 32  # Bytes of the key.
+
+
+class Parts(NamedTuple):
+  """The parts beside the engine, which are checked before it compiles."""
+
+  access: auth.Access
+  moderator: moderation.Moderator
+  store: characters.Store
 
 
 def open_store(folder: pathlib.Path, which: str) -> characters.Store:
@@ -204,3 +216,60 @@ def record_agreement(
   elif age != auth.ADULT and access.is_local and store.agreement(auth.LOCAL):
     store.agree(auth.LOCAL, False)
     say(f'Feedback: withdrawn, because age={age} counts as under 18.')
+
+
+def open_parts(
+  settings,
+  head: judge.Head | None,
+  say: Callable[[str], None] = print,
+) -> Parts:
+  """Opens the access list, the moderator and the store of `serve.Settings`.
+
+  Raises:
+    OSError: a file cannot be read or written.
+    ValueError: the server would answer other machines without tokens or without
+      moderation; or there is a gate but no token-level head.
+    characters.Unavailable: the store cannot be reached.
+  """
+  folder = pathlib.Path(settings.folder)
+  if not folder.exists():
+    files.make_folder(folder)
+    folder.chmod(0o700)  # It holds conversations.
+  named = log = None
+  if head is not None:
+    params, config = head
+    version = moderation.head_version(params, config.names)
+    named = moderation.Head(version, config.names)
+  if settings.safety or head is not None:  # An operator may serve a gate later.
+    log = blocked.Blocked(folder / BLOCKED, load_key(folder))
+  moderator = moderation.Moderator(named, log)
+  if settings.safety:
+    moderator.use(settings.safety)
+  if moderator.mode == 'closed':
+    raise ValueError(
+      f'safety={settings.safety!r}: closed: no token-level head, without which'
+      ' nothing is answered; train one (experiments.train_head), and name its'
+      ' folder.'
+    )
+  access = open_access(
+    folder,
+    settings.host,
+    settings.open,
+    settings.require_token,
+    settings.age,
+  )
+  if (
+    not loopback.is_loopback(settings.host) and moderator.mode == 'unmoderated'
+  ):
+    raise ValueError(
+      f'host={settings.host!r}: a server without moderation answers this'
+      ' machine alone; give it a gate and a token-level head (--safety,'
+      " --head), or host='127.0.0.1'."
+    )
+  store = open_store(folder, settings.store)
+  try:
+    record_agreement(store, access, settings.age, settings.feedback, say)
+  except BaseException:
+    store.close()
+    raise
+  return Parts(access, moderator, store)

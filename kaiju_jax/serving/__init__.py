@@ -4,6 +4,7 @@
     stores     characters, versions and conversations, kept
     http       sockets, access, limits, errors, metrics
     replies    the engine's thread, and a reply's way out
+    routing    several engines as one: replicas, the router, its policies
     routes     the addresses: completions, chats, characters, sessions
     page       the chat page: HTML, CSS and JavaScript
     operations alerts for Prometheus and a dashboard for Grafana

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import special
 
 from kaiju_jax.data import packing
 from kaiju_jax.data import spans
@@ -39,7 +40,7 @@ def scored(*documents):
   begins = [n == 0 for one in documents for n in range(len(one))]
   score_SC, label_SC = (np.array([pair]).T for pair in zip(*pairs))
   return token_labels.Scored(
-    score_SC.astype(float), label_SC > 0, label_SC < 2, np.array(begins)
+    score_SC.astype(float), label_SC > 0, 1.0 * (label_SC < 2), np.array(begins)
   )
 
 
@@ -68,6 +69,50 @@ def test_a_token_without_a_weight_is_in_its_span_and_has_no_rank():
   # One is above all 1,000 others, one below all.
   assert measured.auroc == pytest.approx(0.5)
   assert measured.delays.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize('weight', [1.0, 40.0])
+def test_odds_that_are_true_are_calibrated_whatever_labels_weighed(weight):
+  rng = np.random.default_rng(0)
+  p_S = rng.choice([0.001, 0.04, 0.3, 0.9], 40_000, p=[0.9, 0.06, 0.03, 0.01])
+  label_S = rng.random(len(p_S)) < p_S
+  # A head whose loss weighs labelled tokens more often says yes.
+  true_S = np.log(p_S / (1 - p_S))
+  score_S = true_S + np.log(weight)
+  weight_S = 2.5 * np.where(label_S, weight, 1.0)
+  begin_S = np.arange(len(p_S)) % 50 == 0
+
+  def error(score_S):
+    columns = (one[:, None] for one in (score_S, label_S, weight_S))
+    found = token_labels.Scored(*columns, begin_S)
+    return token_labels.measure(found, 0).error
+
+  # Four bins, by their definition.
+  expected = sum(
+    abs((p_S - label_S)[p_S == p].sum()) for p in np.unique(p_S)
+  ) / len(p_S)
+  # The two smallest are in one bin.
+  assert error(score_S) <= expected < 0.004
+  # What is too sure both ways does not cancel.
+  sure_S = special.expit(2 * true_S)
+  excess = [
+    (sure_S - label_S)[(n <= 15 * sure_S) & (15 * sure_S < n + 1)].sum()
+    for n in range(15)
+  ]
+  sure = error(2 * true_S + np.log(weight))
+  assert sure == pytest.approx(np.abs(excess).sum() / len(p_S))
+  assert sure > 1.2 * abs(sum(excess)) / len(p_S)
+  off = error(score_S + 2)
+  moved_S = special.expit(true_S + 2)
+  assert off == pytest.approx((moved_S - label_S).mean(), rel=1e-6)
+  assert off > 0.02
+
+
+def test_false_alarms_are_counted_where_99_of_100_are_found():
+  found = [(n / 10, 1) for n in range(100)]  # .1 is the second lowest.
+  others = [(0.05, 0)] * 700 + [(0.1, 0)] * 30 + [(0.5, 0)] * 3
+  measured = token_labels.measure(scored(found, others, [(0.7, 2)]), 0)
+  assert measured.alarms == (33, 733)
 
 
 def test_spans_of_neighbouring_documents_do_not_run_together():
@@ -109,8 +154,8 @@ def test_scores_are_those_of_the_head_without_padding():
     batch=2,
   )
   assert found.score_SC.shape == found.label_SC.shape == (21, 2)
-  known_SC = np.tile(np.eye(7, 2, k=1), (3, 1)) > 0
-  np.testing.assert_array_equal(found.known_SC, known_SC)
+  weight_SC = np.tile(np.eye(7, 2, k=1), (3, 1))
+  np.testing.assert_array_equal(found.weight_SC, weight_SC)
   begins = [n for start in (0, 7, 14) for n in (start, start + 3)]
   assert np.flatnonzero(found.begin_S).tolist() == begins
   # A document's scores do not depend on what is packed beside it.

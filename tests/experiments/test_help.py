@@ -52,7 +52,10 @@ def test_help_imports_no_jax(name, helps):
 
 FLAG = re.compile(r'(?ms)^  (?:-\w,)?--(?:\[no\])?(\w+): (.*?)(?=^  -|\Z|\n\n)')
 # A server's folder holds no model, and only training writes a workdir.
-ALLOWED = {('train', 'workdir'), ('serve', 'folder'), ('feedback', 'folder')}
+ALLOWED = {
+  ('train', 'workdir'),
+  *((name, 'folder') for name in ('serve', 'feedback', 'operate')),
+}
 
 
 @pytest.mark.parametrize('name', index.COMMANDS)

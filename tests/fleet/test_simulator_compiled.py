@@ -6,8 +6,8 @@ import pytest
 
 from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
-from kaiju_jax.fleet import policies
 from kaiju_jax.fleet import simulator
+from kaiju_jax.serving.routing import policies
 from tests.fleet import test_simulator
 
 

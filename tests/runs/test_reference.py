@@ -1,5 +1,6 @@
 """From swipes to a model that prefers what was kept, and what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -73,6 +74,17 @@ def test_a_policy_begins_at_log_2_and_learns_what_was_kept(tmp_path):
   again = choices.read_reference(out)
   for name, values in held.log_p.items():
     np.testing.assert_array_equal(again.log_p[name], values)
+  # Contrast: a reference that reads in bf16 begins elsewhere, already in sums
+  # of three tokens.
+  coarse = exported._replace(
+    config=dataclasses.replace(exported.config, dtype='bfloat16')
+  )
+  reference.write(coarse, path, tmp_path / 'coarse.npz', LENGTH)
+  coarse = choices.read_reference(tmp_path / 'coarse.npz')
+  lead = [np.diff(again.log_p[x] - coarse.log_p[x]) for x in again.log_p]
+  lead = np.concatenate(lead) * 0.1  # β
+  off = np.abs(np.logaddexp(0, -lead).mean() - np.log(2))
+  assert off > 1e-4
   after = preferring(path, begin_with=str(tmp_path / 'before'))
   after.data.reference = str(out)
   after.loop.steps = 8

@@ -26,7 +26,9 @@ URL = 'http://127.0.0.1:8000'
 
 def opened(folder, **settings):
   """Returns who may ask; the store is closed."""
-  found = serve._opened(serve.Settings(str(folder), **settings), None)
+  found = server_folder.open_parts(
+    serve.Settings(str(folder), **settings), None
+  )
   found.store.close()
   return found
 
@@ -124,7 +126,9 @@ def test_a_store_keeps_the_digest_that_its_characters_have(tmp_path):
 
 def word(folder, **settings):
   """Returns what the store has of the local user's word, after a start."""
-  found = serve._opened(serve.Settings(str(folder), **settings), None)
+  found = server_folder.open_parts(
+    serve.Settings(str(folder), **settings), None
+  )
   try:
     return found.store.agreement(auth.LOCAL)
   finally:

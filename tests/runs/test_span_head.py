@@ -42,7 +42,7 @@ def test_planted_texts_have_their_rates_and_spans():
 
 
 def test_shuffled_spans_say_nothing_of_their_texts():
-  found = list(planted_spans.texts(1000, 0))
+  found = list(planted_spans.texts(3000, 0))
   shuffled = list(planted_spans.shuffle(found, 0))
   assert [one['text'] for one in shuffled] == [one['text'] for one in found]
   counts = [sum(len(one['spans']) for one in x) for x in (found, shuffled)]
@@ -53,6 +53,18 @@ def test_shuffled_spans_say_nothing_of_their_texts():
     one['text'][x['start'] : x['end']] for one in shuffled for x in one['spans']
   }
   assert len(words) > 100
+  # Neither a place nor the size of the text up to it ranks their ends.
+  label_S, place_S = [], []
+  for one in shuffled:
+    own = np.zeros(len(one['text']), bool)
+    own[[x['end'] - 1 for x in one['spans']]] = True
+    label_S.extend(own)
+    place_S.extend(range(len(own)))
+  label_S, place_S = np.array(label_S), np.array(place_S)
+  noise = 1 / np.sqrt(12 * label_S.sum())
+  for score_S in place_S, np.minimum(place_S, 8), np.maximum(place_S, 30):
+    found = token_labels.auroc(score_S, label_S)
+    assert abs(found - 0.5) < 3 * noise < 0.04
 
 
 def test_planted_chats_hold_no_text_that_is_certified():
@@ -89,12 +101,20 @@ def test_a_planted_text_that_is_certified_is_drawn_anew():
 
 def test_the_report_says_what_was_recognized_and_when():
   measured = {
-    'a': token_labels.Measured(4, 9, 0.98765, 1.5, np.array([0, 0, 3])),
-    'b': token_labels.Measured(1, 2, 0.5, 1.5, np.zeros(0, int)),
+    'a': token_labels.Measured(
+      4, 9, 0.98765, 1.5, np.array([0, 0, 3]), 0.25, (0, 300)
+    ),
+    'b': token_labels.Measured(1, 2, 0.5, 1.5, np.zeros(0, int), 0, (2, 2)),
   }
   lines = list(span_head.report(measured))
-  assert '| a | 4 | 9 | 0.9877 | 3 of 4 | 2 of 4 | 3 |' in lines
-  assert '| b | 1 | 2 | 0.5000 | 0 of 1 | 0 of 1 | - |' in lines
+  assert (
+    '| a | 4 | 9 | 0.9877 | 3 of 4 | 2 of 4 | 3 | 0.25000 | 0 of 300 | 0.994% |'
+    in lines
+  )
+  assert (
+    '| b | 1 | 2 | 0.5000 | 0 of 1 | 0 of 1 | - | 0.00000 | 2 of 2 | 100.000% |'
+    in lines
+  )
 
 
 def test_a_head_needs_texts_that_are_held_out(tmp_path):

@@ -99,6 +99,29 @@ def test_a_run_begins_with_a_start_and_adds_what_changes_no_weight(start):
       np.testing.assert_array_equal(leaf, given[path])
 
 
+def test_a_run_begins_with_a_run_and_adds_limits_of_channels(tmp_path):
+  state = test_exchange.run_of(tmp_path, toys.PLAIN)
+  limits = {'kv': 'int8', 'kv_scale': 'channel'}
+  model = toys.changed(toys.PLAIN, limits)
+  one = experiment_lib.Experiment(model=model, begin_with=str(tmp_path))
+  params = begin.params(one, tmp_path, mesh_lib.single())
+  given = dict(jax.tree_util.tree_leaves_with_path(state.params))
+  added = set()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if path in given:
+      np.testing.assert_array_equal(leaf, given.pop(path))
+    else:
+      added.add(path[-1].key)
+      assert (np.asarray(leaf) == 4).all()
+  assert not given and added == {'k_limit_K', 'v_limit_K'}
+  # What does not start alike in every model is still asked for.
+  shapes = {'norm': {'gain_D': 1, 'k_limit_K': 2}, 'w_k_DK': 3}
+  assert begin._omit_standard(shapes, {}) == {
+    'norm': {'gain_D': 1},
+    'w_k_DK': 3,
+  }
+
+
 def test_a_student_turns_its_keys_as_its_teacher_does():
   """Local layers that see everything are the teacher's, whatever its base."""
   teacher = dataclasses.replace(TEACHER, rope_global=50.0)

@@ -6,22 +6,32 @@ import time
 
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routes import chat
+from kaiju_jax.serving.routing import router
 
 
 def of_context(context) -> dict:
   """Returns what is still taken, by what it is; {} where nothing is."""
-  worker, streams = context.worker, context.limits._streams
-  engine = worker.engine
+  streams = context.limits._streams
   found = {
     'slots': streams.taken,
     'slots by owner': dict(streams._counts),
-    'streams': len(worker._streams),
-    'waiting': list(engine._waiting),
-    'running': list(engine._running),
-    'rows': list(engine.decoder.account.open_rows),
-    'rounds that nobody has read': len(engine._flights),
     'replies that are being stored': len(chat._KEEPING),
   }
+  workers = [context.engines]
+  if isinstance(context.engines, router.Router):
+    places = list(context.engines._places)
+    workers = [x.replica.worker for x in places if x.replica.is_alive]
+    found['routed streams'] = len(context.engines._streams)
+    found['loads'] = sum(x.charged for x in places)
+  for number, worker in enumerate(workers):
+    engine = worker.engine
+    found |= {
+      f'streams of {number}': len(worker._streams),
+      f'waiting at {number}': list(engine._waiting),
+      f'running at {number}': list(engine._running),
+      f'rows of {number}': list(engine.decoder.account.open_rows),
+      f'rounds of {number} that nobody has read': len(engine._flights),
+    }
   return {name: what for name, what in found.items() if what}
 
 

@@ -28,12 +28,17 @@ from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import operations
+from kaiju_jax.serving.routing import local
+from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import sqlite_store
 from tests.serving import leftovers
 from tests.serving import world
 
+SECRET = b'of the fleet' * 3
 MODEL, CHARACTER, LENGTH = 'toy', 'mira', 1024
 FIELDS = card_fields.Fields(
   name='Mira',
@@ -65,9 +70,10 @@ def number(scored) -> int:
 class Server:
   """A server that runs, and ways to reach it."""
 
-  def __init__(self, context, server, tokens):
+  def __init__(self, context, server, tokens, workers):
     self.context: context_lib.Context = context
-    self.engine: world.Engine = context.worker.engine
+    self.workers: list[worker.Worker] = workers
+    self.engine: world.Engine = workers[0].engine
     self.address: str = server.url
     self.server = server
     self.tokens: dict[str, str] = tokens
@@ -129,6 +135,8 @@ def server(
   engine: Callable[[Letters], world.Engine] | None = None,
   tokenizer: Letters | None = None,
   points: Callable[[Any, Any], Any] | None = None,
+  replicas: int = 0,
+  operator: str | None = None,
 ) -> Iterator[Server]:
   """Runs a server, with one character and tokens for two owners.
 
@@ -147,6 +155,9 @@ def server(
     tokenizer: of the model; `Letters` by default.
     points: makes what saves points, of the worker and the store; nothing saves
       them by default.
+    replicas: how many a router stands before; 0 for a worker alone.
+    operator: the key of operators' commands, on the metrics' port; None for no
+      such port.
   """
   tokenizer = tokenizer or Letters()
   made = engine or functools.partial(
@@ -156,9 +167,10 @@ def server(
     pages=2000,
     limits=admission.Limits(queue=queue, lease=lease),
   )
-  engine = made(tokenizer)
+  workers = [worker.Worker(made(tokenizer)) for _ in range(max(replicas, 1))]
   if pause:
-    engine.before_round = lambda: time.sleep(pause)
+    for one in workers:
+      one.engine.before_round = lambda: time.sleep(pause)
   written = chat_format.format_of(tokenizer)
   digest = tokenizer_lib.digest(tokenizer)
   store = store or sqlite_store.SqliteStore(folder / 'characters.sqlite')
@@ -175,36 +187,45 @@ def server(
     owner: held.add(owner, 'adult', rate=limits.LOCAL)
     for owner in ('ann', 'ben')
   }
-  working = worker.Worker(engine)
+  working = _route(workers) if replicas else workers[0]
   context = context_lib.Context(
-    worker=working,
+    engines=working,
     model=context_lib.Model(MODEL, 1234, LENGTH, digest, 'a toy', 0, 'w1'),
     tokenizer=tokenizer,
     format=prompt.Encoded(written),
     store=store,
     access=auth.Access(held, is_open=is_open and key is None, key=key),
     limits=limits.Limits(),
-    metrics=metrics.Metrics(
-      lambda: working.ask(lambda: metrics.reading(engine))
-    ),
+    metrics=metrics.Metrics(working.reading),
     moderator=moderator or moderation.Moderator(),
     max_tokens=64,
     points=None if points is None else points(working, store),
   )
   if context.points is not None:
     context.points.restore()
-  context.worker.start()
+  for one in workers:
+    one.start()
   if context.points is not None:
     context.points.start()
   try:
-    with server_lib.running(api.app(context)) as running:
-      yield Server(context, running, tokens)
+    metrics_app = operator and operations.app(context, operator)
+    with server_lib.running(api.app(context), metrics=metrics_app) as running:
+      yield Server(context, running, tokens, workers)
     found = leftovers.within(5, lambda: leftovers.of_context(context))
     assert not found, found
   finally:
     if context.points is not None:
       context.points.stop()
-    context.worker.stop()
+    context.engines.stop()
     store.close()
   assert not leftovers.of_store(folder)
-  assert context.worker.error is None
+  assert replicas or context.engines.error is None
+
+
+def _route(workers: list[worker.Worker]) -> router.Router:
+  """Returns a router over workers, the replicas r0, r1 …"""
+  made = router.Router(SECRET, router.Settings(wait=None))
+  for number, one in enumerate(workers):
+    named = names.Names(SECRET)
+    made.add(local.LocalReplica(f'r{number}', one, 'b1', named))
+  return made

@@ -126,6 +126,16 @@ class Book:
     self.data |= {'names': list(names), 'problem': None}
     self._write()
 
+  def records(self) -> dict[str, dict[str, Any]]:
+    """Returns the records of the cases that are done, in the cases' order."""
+    # A file holds its cases by the alphabet.
+    order = dict.fromkeys([*(self.data['names'] or ()), *self.cases])
+    return {
+      name: self.cases[name]['record']
+      for name in order
+      if self.cases.get(name, {}).get('status') == DONE
+    }
+
   def count_left(self) -> int | None:
     """Returns how many cases are not finished; None before any was listed."""
     if self.data['names'] is None:

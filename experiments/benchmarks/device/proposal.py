@@ -10,12 +10,13 @@ kernel is where a default is chosen.
 import collections
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+import itertools
 from typing import Any
 
 from kaiju_jax.runs import report
 
 from . import book as book_lib
-from . import tables
 
 _KERNELS = {
   'attention': 'visibility_attention',
@@ -62,7 +63,7 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
   found = [
     (kernel, *each)
     for slice_, kernel in _KERNELS.items()
-    for record in tables.records(books[slice_]).values()
+    for record in books[slice_].records().values()
     for each in judge(
       record, {n: h for (k, n), h in held.items() if k == kernel}
     )
@@ -116,7 +117,7 @@ def judge(
       checked is missing.
   """
   default = record['default']
-  for (pass_, shape), rows in tables.group(
+  for (pass_, shape), rows in _group(
     record['rows'], lambda row: (row['kernel'], row['shape'])
   ):
     ours = {_name(row): row for row in reversed(rows) if not row['is_peer']}
@@ -186,6 +187,12 @@ def _verdict(default, best, fault, sound, peers) -> str:
 
 def _sums(found) -> Iterator[tuple[str, str, str, str]]:
   """Yields a line per kernel, pass and default: how many shapes say what."""
-  for key, each in tables.group(found, lambda x: (x[0], x[1], x[3])):
+  for key, each in _group(found, lambda x: (x[0], x[1], x[3])):
     said = collections.Counter(x[-1].partition(';')[0] for x in each)
     yield *key, ', '.join(f'{word} ×{n}' for word, n in said.most_common())
+
+
+def _group(rows: Sequence[Any], key: Any) -> Iterator[tuple[Any, list[Any]]]:
+  """Yields (key, rows) of all rows, sorted by the key."""
+  for value, each in itertools.groupby(sorted(rows, key=key), key):
+    yield value, list(each)

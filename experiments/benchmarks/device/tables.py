@@ -14,7 +14,6 @@ page names the cases that failed and those that were skipped.
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import itertools
 import pathlib
 from typing import Any
 
@@ -23,6 +22,7 @@ from kaiju_jax.storage import files
 
 from . import book as book_lib
 from . import order
+from . import proposal
 
 _KERNELS = 'attention', 'int8_matmul', 'paged_decode', 'squinch'
 _PAGES = {
@@ -35,8 +35,6 @@ _PAGES = {
 
 def write(out: str) -> str:
   """Writes the pages; returns what to do with them, in a few lines."""
-  from . import proposal
-
   books = {name: book_lib.Book(out, name) for name in order.SLICES}
   folder = pathlib.Path(out) / 'tables'
   files.make_folder(folder)
@@ -57,17 +55,6 @@ def write(out: str) -> str:
     ' its kernel.'
   )
   return '\n'.join(lines)
-
-
-def records(book: book_lib.Book) -> dict[str, dict[str, Any]]:
-  """Returns the records of the cases that are done, by the case's name."""
-  # A file holds its cases by the alphabet.
-  order_ = dict.fromkeys([*(book.data['names'] or ()), *book.cases])
-  return {
-    name: book.cases[name]['record']
-    for name in order_
-    if book.cases.get(name, {}).get('status') == book_lib.DONE
-  }
 
 
 def tell_times(spread: Mapping[str, float] | None, unit: float = 1e3) -> str:
@@ -98,7 +85,7 @@ def _page(page, mine, books) -> Iterator[str]:
     'startup': _startup,
   }
   for name, book in mine.items():
-    found = records(book)
+    found = book.records()
     yield f'### {name}: {order.SLICES[name].answers}'
     yield ''
     if not found:
@@ -198,7 +185,7 @@ def ceilings(books) -> Any:
   """Returns the measured `Ceilings`, or None."""
   from kaiju_jax.kernels import ceilings as ceilings_lib
 
-  rates = records(books['ceilings']).get('rates')
+  rates = books['ceilings'].records().get('rates')
   if rates is None:
     return None
   return ceilings_lib.Ceilings(
@@ -377,9 +364,3 @@ def _startup(found, books) -> Iterator[str]:
   ]
   columns = 'command', 'start', 'processor, s', 'wall, s'
   yield from report.markdown(columns, rows)
-
-
-def group(rows: Sequence[Any], key: Any) -> Iterator[tuple[Any, list[Any]]]:
-  """Yields (key, rows) of all rows, sorted by the key."""
-  for value, each in itertools.groupby(sorted(rows, key=key), key):
-    yield value, list(each)

@@ -44,11 +44,7 @@ class Calls:
   def first(
     self, hidden_BLD: jax.Array, place: int = 0
   ) -> beam_step.Expansions:
-    """Returns the expansions of a text, on the device.
-
-    `hidden_BLD` has shape [B, 1, D]; batch entry `place` belongs to the text's
-    last token.
-    """
+    """Returns a text's expansions; entry `place` is its last token."""
     return self._first(self._decoder.params, hidden_BLD, np.int32(place))
 
   def step(
@@ -59,13 +55,11 @@ class Calls:
     paths: Sequence[beam_paths.Path],
     arguments: Sequence[Any] = (),
   ) -> tuple[beam_step.CandidateScores, beam_step.Expansions]:
-    """Runs candidates; the result stays on the device.
+    """Runs candidates; returns `size` scores and expansions, on the device.
 
-    The `paths`, at most `size`, follow the live beams `parents` and stand where
-    the tree `placed` them, in a lent row. The judge gets `arguments` too.
-
-    Returns:
-      Scores and expansions of `size` candidates; those of padding mean nothing.
+    The `paths` follow the live beams `parents` and stand where the tree
+    `placed` them, in a lent row. Entries beyond them mean nothing. The judge
+    gets `arguments` too.
     """
     chunk = beam_row.chunk(row, placed, [x.token for x in paths], self.size)
 

@@ -91,11 +91,8 @@ def order(
   """Returns which slot each token of a text comes from, for `cache.settle`.
 
   By kind, `slots` has the slot of each position, −1 where it is gone, and
-  `first` the position that the row's slot 0 held.
-
-  Returns:
-    By kind the slot whose token slot m gets, int32 [M], −1 for none; and by
-    kind the new position of slot 0.
+  `first` the position that slot 0 held. The result has by kind the slot whose
+  token slot m gets, int32 [M], −1 for none, and the new position of slot 0.
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():

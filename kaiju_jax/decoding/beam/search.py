@@ -152,17 +152,15 @@ class BeamSearch:
     Args:
       decoder, search: the model with its cache, and the settings.
       hook: scores the candidates (`step.Hook`); None for none.
-      calls: compiled calls shared with other searches of the decoder, with
-        their judge; then pass no hook.
+      calls: shared with other searches of the decoder, with their judge; then
+        pass no hook.
       arguments: the judge's arguments beside the candidates.
       is_bounded: whether no score ever exceeds `Candidates.total_C`.
-      keeps_pages: whether the pages of an adopted result hold all tokens that a
-        point needs (`Decoder.record`). `Search.extra` is then enough if at
-        least one beam may rest.
+      keeps_pages: whether the pages of an adopted result hold all that a point
+        needs; `Search.extra` then suffices if at least one beam may rest.
 
-    Raises:
-      ValueError: a decoder in the reference mode, an eos outside the
-        vocabulary, or calls of fewer candidates.
+    Raises ValueError: a decoder in the reference mode, an eos outside the
+    vocabulary, or calls of fewer candidates.
     """
     vocab_size = decoder.tokens
     for eos in search.ends:
@@ -187,17 +185,14 @@ class BeamSearch:
   def run(self, row: int, hidden_D: jax.Array) -> list[beam_paths.Beam]:
     """Returns the best beams after a row's text, the best first.
 
-    The row must be open and hold a text, with `hidden_D` of its last token. It
-    then holds a tree, after an error too: `adopt` one of the results, or close
-    the row.
+    `hidden_D` is of the text's last token. The row then holds a tree, after an
+    error too: `adopt` one of the results, or close the row.
 
     Raises:
       ValueError: a row without text, or without room for `depth` more tokens.
-      BadScores: the hook's scores are NaN or +inf.
-      Vetoed: the hook vetoed all candidates, and no beam had ended.
+      BadScores, Vetoed: by the hook.
       request.BadLogits: the logits were no numbers; names the step.
-      slots.Exhausted: the row has too few slots for the beams.
-      pages.Full: too few pages are free to lend the row.
+      slots.Exhausted, pages.Full: too few slots, or pages, for the beams.
     """
     if hidden_D.shape != (self._decoder.config.d_model,):
       raise ValueError(
@@ -215,10 +210,7 @@ class BeamSearch:
 
   @property
   def is_done(self) -> bool:
-    """Whether the results are known, or no beam may grow any more.
-
-    A dispatched step does not count before `finish_step` reads it.
-    """
+    """Whether no beam may grow any more, as of the last step that was read."""
     state, search = self._state, self.search
     if not state.live or state.step >= search.depth:
       return True
@@ -229,8 +221,7 @@ class BeamSearch:
   def begin(self, row: int, hidden_BLD: jax.Array, place: int = 0) -> None:
     """Starts a search after a row's text, without waiting for the device.
 
-    The first step lends it the row. Batch entry `place` of `hidden_BLD` [B, 1,
-    D] is the text's last token. Raises ValueError as `run` does.
+    The last token is entry `place` of `hidden_BLD`. Raises ValueError as `run`.
     """
     decoder, depth = self._decoder, self.search.depth
     decoder.check_text(row)
@@ -249,10 +240,7 @@ class BeamSearch:
     self.finish_step()
 
   def dispatch(self) -> None:
-    """Starts the next step, for `finish_step` to read, after the one before.
-
-    Raises as `run` does.
-    """
+    """Starts the next step, for `finish_step` to read; raises as `run`."""
     self.finish_step()
     state = self._state
     if state.tree is None:
@@ -268,10 +256,7 @@ class BeamSearch:
     state.candidates = paths
 
   def finish_step(self) -> None:
-    """Waits for the dispatched step, if any, and keeps the best.
-
-    Raises as `run` does.
-    """
+    """Waits for a dispatched step and keeps the best; raises as `run`."""
     state = self._state
     if state.flying is None:
       return
@@ -297,10 +282,7 @@ class BeamSearch:
     self._keep(state, paths, expansions)
 
   def finish(self) -> list[beam_paths.Beam]:
-    """Returns the best beams so far, live ones too, the best first.
-
-    It calls `finish_step` first. The row then holds a tree, as after `run`.
-    """
+    """Returns the best beams so far, live ones too; the row holds a tree."""
     self.finish_step()
     state = self._state
     cut_off = [
@@ -317,11 +299,8 @@ class BeamSearch:
   def adopt(self, beam: beam_paths.Beam) -> None:
     """Makes a result of the last search its row's text, and ends the tree.
 
-    `Decoder.extend_text` can then append to it.
-
-    Raises:
-      ValueError: not a result of the last search, one whose slots were not kept
-        (`Search.resting`), or a row that was closed or extended since.
+    Raises ValueError: no such result, one whose slots were not kept
+    (`Search.resting`), or a row that was closed or extended since.
     """
     state = self._state
     numbers = [end.number for result, end in self._found if result is beam]

@@ -64,8 +64,7 @@ def slots_needed(
   step.
 
   Args:
-    length: tokens of the prompt.
-    width, depth: beams that live on after each step, and their tokens.
+    length, width, depth: tokens of the prompt; beams, and their tokens.
     candidates: tokens of a step; None for `width`.
     resting: beams that keep their slots after they have ended.
     window: tokens that the layers see, the query included; None for all. With

@@ -58,13 +58,10 @@ class BeamTree:
   """
 
   def __init__(self, length: int, held: Mapping[str, beam_slots.Held]):
-    """Takes over a row of text.
+    """Takes over a row of text; by kind, `held` are the slots of its tokens.
 
-    `held` says by layer kind which slots hold its tokens, in any order.
-
-    Raises:
-      ValueError: no text, no kinds, or a kind that does not hold exactly once
-        each position that its layers will read.
+    Raises ValueError: no text, no kinds, or a kind that does not hold exactly
+    once each position that its layers will read.
     """
     if length < 1:
       raise ValueError(f'length={length}: beams grow from at least one token.')
@@ -97,12 +94,10 @@ class BeamTree:
   ) -> TokenLayout:
     """Gives each of L candidates a slot, and a place after its parent.
 
-    `parent_L` has the live beam that each follows. The candidates are then the
-    live beams. Beams that are no parent and not `resting` are dropped first.
-
-    Raises:
-      ValueError: no candidates, a parent that is not alive, or no such beam.
-      Exhausted: too few free slots.
+    `parent_L` has the live beam that each follows. Beams that are no parent and
+    not `resting` are dropped first; the candidates are then the live ones.
+    Raises ValueError: no candidates, or no such beam; Exhausted: too few free
+    slots.
     """
     paths = self._fork('parent_L', parent_L, resting)
     count_L = np.arange(len(paths.position_L)) < paths.live
@@ -111,10 +106,9 @@ class BeamTree:
   def keep(
     self, survivor_L: Sequence[int], resting: Sequence[int] = ()
   ) -> None:
-    """Keeps only `survivor_L` alive, numbered in that order, and `resting`.
+    """Keeps `survivor_L` alive, numbered in that order, and `resting`.
 
-    Raises ValueError: no survivors, one named twice, or not alive, or no such
-    beam.
+    Raises ValueError: no survivors, one named twice, or no such live beam.
     """
     if len(np.unique(survivor_L)) < len(survivor_L):
       raise ValueError(
@@ -126,13 +120,9 @@ class BeamTree:
   def follow(self, count_L: Sequence[int]) -> TokenLayout:
     """Places a chunk of `count_L[l]` tokens after each live beam l.
 
-    Coordinates are issued anew in token order, so that no token sees a later
-    one. The chunk lists its tokens beam by beam.
-
-    Raises:
-      ValueError: not one count for each live beam, a negative one, or only
-        zeros.
-      Exhausted: too few free slots.
+    It lists them beam by beam, with new coordinates in token order, so that no
+    token sees a later one. Raises ValueError: counts that are negative, all 0,
+    or not one per live beam; Exhausted: too few free slots.
     """
     count_L = np.asarray(count_L)
     live, beams = self._paths.live, len(self._paths.position_L)
@@ -146,10 +136,9 @@ class BeamTree:
     return self._append(paths, count_L, _by_token)
 
   def settle(self, best: int) -> dict[str, beam_slots.Ranges]:
-    """Makes one beam, alive or resting, the text of its row.
+    """Makes one beam its row's text, and returns the row's ranges by kind.
 
-    Returns the row's ranges by kind, as in any text. Raises ValueError if there
-    is no such beam.
+    Raises ValueError if there is no such beam, alive or resting.
     """
     best_L = _check_numbers('best', [best], len(self._paths.position_L))
     self._paths = _fork(self._paths, best_L, 1)

@@ -32,10 +32,8 @@ _DEVIATIONS = 3.0
 def balance(params: Any, config: model_config.ModelConfig) -> Any:
   """Returns parameters whose keys have pairs of like size.
 
-  Args:
-    params: unstacked, floats or codes (`weights.ready`).
-    config: the model's; without biases, or with norms of queries and keys,
-      nothing changes.
+  `params` are unstacked, floats or codes (`weights.ready`). Without biases, or
+  with norms of queries and keys, nothing changes.
   """
   if not config.qkv_bias or config.qk_norm != 'none':
     return params

@@ -67,10 +67,7 @@ class Kind(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """The keys and values of R sequences, by kind ('local', 'global').
-
-  `length_R` is int32, tokens of each row's text.
-  """
+  """The keys and values of R rows, by kind, and the tokens of their texts."""
 
   kinds: dict[str, Kind]
   length_R: jax.Array
@@ -119,11 +116,9 @@ def give_pages(
 ) -> Cache:
   """Returns the cache with a row that has these pages, and the text in them.
 
-  Args:
-    pages: int32 [N] for each kind, −1 where there is none; all −1 takes the
-      row's pages away.
-    first: int32 scalar for each kind, the position of slot 0; whole pages.
-    length: int32 scalar, tokens of text that the pages hold; 0 for none.
+  By kind, `pages` are int32 [N], −1 where there is none, all −1 to take the
+  row's pages away; `first` is the position of slot 0, whole pages. The pages
+  hold `length` tokens of text.
   """
   kinds = {}
   for kind, tables in cache.kinds.items():
@@ -267,12 +262,9 @@ def write(
 ) -> Cache:
   """Returns the cache with a call's keys and values in their slots.
 
-  Args:
-    row_B: int32, the cache's row for each row of the call.
-    visibility: the ranges and positions that the slots get.
-    slot: int32 [B, L] for each kind, the logical slot of each token; −1 for a
-      token that is not kept.
-    made: from `Transformer.extend`.
+  The slots get the ranges and positions of `visibility`. By kind, `slot` is
+  each token's logical slot in its row of `row_B`, int32 [B, L], −1 for one that
+  is not kept; `made` is from `Transformer.extend`.
   """
   kinds = {}
   for name, pool in pools.items():
@@ -361,10 +353,7 @@ def slots_of_text(
 def reissue(
   cache: Cache, row: jax.Array, ranges: dict[str, tuple[jax.Array, ...]]
 ) -> Cache:
-  """Returns the cache with new ranges for a row's slots.
-
-  `ranges` has start, limit and position by kind, int32 [M].
-  """
+  """Returns the cache with a row's new (start, limit, position), int32 [M]."""
   kinds = {}
   for name, kind in cache.kinds.items():
     start_M, limit_M, position_M = ranges[name]
@@ -386,15 +375,10 @@ def settle(
 ) -> Cache:
   """Returns the cache with a searched row's tokens as text again, in order.
 
-  Each token that is not in its place moves there once, so that `extend.text`
-  can go on. The others are not written, because other rows may read them.
-
-  Args:
-    source: int32 [M] for each kind, the slot whose token slot m gets; −1 for
-      none.
-    first: int32 scalar for each kind, the position of slot 0; whole pages.
-    length: int32 scalar, tokens of the text.
-    heads: U, heads of keys and values.
+  Each token that is not in its place moves there once. The others are not
+  written, because other rows may read them. By kind, `source` is the slot whose
+  token slot m gets, int32 [M], −1 for none, and `first` the position of slot 0,
+  whole pages; `heads` is U.
   """
   kinds = {}
   for name, kind in cache.kinds.items():

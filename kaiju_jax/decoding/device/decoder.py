@@ -72,8 +72,7 @@ class Decoder:
       replica: the training state's replica, where updates were ternary.
       tokens: the tokenizer's size, beyond which none is drawn; None for all V.
 
-    Raises:
-      ValueError: names the argument, its value and what would be right.
+    Raises ValueError: names the argument, its value and what would be right.
     """
     extend.check(config, mode, length)
     self.tokens = extend.check_vocabulary(tokens, config.vocab_size)
@@ -130,16 +129,11 @@ class Decoder:
   ) -> None:
     """Exchanges the weights for those of another model of the same config.
 
-    It compiles nothing. All points are dropped, because their keys and values
-    are the former model's.
-
-    Args:
-      params, replica: as those of the constructor.
-
-    Raises:
-      ValueError: rows are open, or a weight is missing, is new, or has another
-        shape or dtype; then nothing has changed.
-      held_cache.Closed: an earlier call failed after it had taken the cache.
+    Arguments are those of the constructor. It compiles nothing, and drops all
+    points, because their keys and values are the former model's. Raises
+    ValueError, and changes nothing, while rows are open, or for a weight that
+    is missing, is new, or has another shape or dtype; held_cache.Closed as
+    `run`.
     """
     if self.account.open_rows:
       raise ValueError(
@@ -163,16 +157,11 @@ class Decoder:
   ) -> Any:
     """Runs `function(params, cache, *arguments)` and keeps its cache.
 
-    One that appends to texts gets the rings as well: `function(params, cache,
-    rings, *arguments)` (`extend.text`). Ctrl-C during the call raises after it,
-    when cache and account agree again.
-
-    Args:
-      function: from `jit`, with `donate_argnums=1`; returns a result, which
-        `run` returns, and a cache.
-      *arguments: what it takes beside the parameters and the cache.
-      appends: by row, how many tokens the call appends to its text; None for a
-        function that appends none and takes no rings.
+    It is from `jit`, with `donate_argnums=1`, and returns a result, which `run`
+    returns, and a cache. One that appends to texts gets the rings as well:
+    `function(params, cache, rings, *arguments)` (`extend.text`); `appends` then
+    has by row how many tokens. Ctrl-C during the call raises after it, when
+    cache and account agree again.
 
     Raises:
       ValueError: a row that is not open, is lent to a search, or gets more
@@ -208,18 +197,11 @@ class Decoder:
   ) -> int:
     """Takes a free row for a text of up to `length` tokens, and returns it.
 
-    Args:
-      length: tokens of prompt and continuation; by default all that a row
-        holds.
-      extra: slots beyond them, for a beam search.
-      text: the prompt; None for an empty row. The row starts with the beginning
-        that a point has (`record`), `length_of` it: never all, because the last
-        token gives the logits of the next.
-
-    Raises:
-      TypeError: a length or extra slots that are no integer.
-      ValueError: no row could ever hold it, or a length below 1.
-      pages.Full: no row is free now, or too few pages.
+    By default that is all that a row holds; `extra` are slots beyond it, for a
+    beam search. The row starts with the beginning of `text` that a point has
+    (`record`), `length_of` it: never all, because the last token gives the
+    logits of the next. Raises TypeError, ValueError: no row could ever hold it;
+    pages.Full: no row is free now, or too few pages.
     """
     length = self.length if length is None else length
     for name, value in (('length', length), ('extra', extra)):
@@ -261,11 +243,9 @@ class Decoder:
 
     It copies nothing: the point holds the row's own pages, which are not
     written again where the point reads them. `text` is all of the row's tokens,
-    or fewer by as many as its ring holds beyond the window.
-
-    Raises:
-      ValueError: the row is not open, is lent to a search, holds fewer tokens,
-        or has lost some of the window's.
+    or fewer by as many as its ring holds beyond the window. Raises ValueError:
+    the row is not open, is lent, holds fewer tokens, or has lost some of the
+    window's.
     """
     self.check_text(row)
     if len(text.tokens) > self.length_of(row):
@@ -280,12 +260,10 @@ class Decoder:
   def cut(self, row: int, length: int) -> None:
     """Drops a text's tokens from position `length` on, as if they never ran.
 
-    The ring must still hold the window before `length`: a decoder with `extra`
-    slots can drop as many of the latest tokens.
-
-    Raises:
-      ValueError: the row is not open or is lent to a search, it holds fewer
-        tokens, a point reads more of them, or the ring has lost some.
+    A decoder with `extra` slots can drop as many of the latest tokens, because
+    its rings still hold the window before them. Raises ValueError: the row is
+    not open, is lent, or holds fewer tokens, a point reads more, or the ring
+    has lost some.
     """
     self.check_text(row)
     if not 0 <= length <= self.length_of(row):
@@ -340,13 +318,10 @@ class Decoder:
   ) -> jax.Array:
     """Appends to the texts of B open rows; returns hidden states [B, L, D].
 
-    `tokens_BL` are int32, `count_B` how many of them each row takes, None for
-    all; the rest is padding.
-
-    Raises:
-      ValueError: a row that is not open, is lent to a search or is named twice,
-        a token outside the vocabulary, or more tokens than a row was opened
-        for.
+    Each row takes the first `count_B` of its int32 `tokens_BL`, by default all;
+    the rest is padding. Raises ValueError: a row that is not open, is lent or
+    is named twice, a token outside the vocabulary, or more than a row was
+    opened for.
     """
     tokens_BL = np.asarray(tokens_BL)
     B, L = tokens_BL.shape
@@ -394,8 +369,7 @@ class Decoder:
   def lend(self, row: int) -> None:
     """Gives a row's slots to a search: no text until `settle` or `close`.
 
-    It copies pages of a ring that others hold too, and raises pages.Full if too
-    few are free for that (`Rows.own`).
+    It copies ring pages that others hold; pages.Full if too few are free.
     """
     with interrupts.delay():
       copies = self.account.copy_on_write(row)

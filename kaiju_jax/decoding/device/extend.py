@@ -35,9 +35,8 @@ class Network(NamedTuple):
   """The model (`unstacked=True`) and its cache's pools; no arrays.
 
   `reference_length` is that of the forward pass whose bits each token has in
-  the reference mode; None in the fast mode. `tokens` is the number of tokens
-  that a text may hold, where the vocabulary's last rows are padding; None for
-  all V.
+  the reference mode, otherwise None; `tokens` how many a text may hold, None
+  for V.
   """
 
   model: transformer.Transformer
@@ -49,11 +48,8 @@ class Network(NamedTuple):
 class Chunk(NamedTuple):
   """The tokens of a call in rows `row_B`, and where the cache keeps them.
 
-  Attributes:
-    visibility: the chunk's queries and, if the cache keeps them, its keys;
-      start == limit for padding.
-    slot: by kind int32 [B, L], the logical slot of each token's keys and
-      values; −1 for none.
+  `visibility` is the queries' and the kept keys', start == limit for padding.
+  `slot` is by kind the keys' logical slots, int32 [B, L], −1 for none.
   """
 
   row_B: jax.Array
@@ -180,11 +176,7 @@ def _wait_for(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
 
 
 def check(config: model_config.ModelConfig, mode: str, length: int) -> None:
-  """Refuses a model, a mode or a length that no decoder can have.
-
-  Raises:
-    ValueError: names the argument, its value and what would be right.
-  """
+  """Refuses a model, mode or length that no decoder can have: ValueError."""
   model_config.check(config)
   if mode not in MODES:
     raise ValueError(f'mode={mode!r}: expected one of {MODES}.')
@@ -196,11 +188,7 @@ def check(config: model_config.ModelConfig, mode: str, length: int) -> None:
 
 
 def check_vocabulary(tokens: int | None, vocab_size: int) -> int:
-  """Returns how many tokens may be drawn; all for None.
-
-  Raises:
-    ValueError: more than there are, or none.
-  """
+  """Returns how many tokens may be drawn, all for None; or a ValueError."""
   tokens = vocab_size if tokens is None else tokens
   if not 0 < tokens <= vocab_size:
     raise ValueError(
@@ -213,10 +201,9 @@ def check_vocabulary(tokens: int | None, vocab_size: int) -> int:
 def check_tokens(
   tokens_BL: np.ndarray, count_B: np.ndarray, vocab_size: int
 ) -> None:
-  """Refuses tokens outside the vocabulary, and counts outside a call.
+  """Refuses tokens outside the vocabulary and counts outside a call.
 
-  Raises:
-    ValueError: names the entry, its value and what would be right.
+  Raises ValueError: names the entry, its value and what would be right.
   """
   L = tokens_BL.shape[1]
   for place, count in enumerate(map(int, count_B)):

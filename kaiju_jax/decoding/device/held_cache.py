@@ -27,10 +27,7 @@ class HeldCache:
 
   @property
   def cache(self) -> cache_lib.Cache:
-    """The cache after the last call.
-
-    Raises Closed: a call failed after it had taken the cache.
-    """
+    """The cache after the last call; raises Closed if a call lost it."""
     if self._cache is None:
       raise Closed(
         'a call failed after it had taken the cache, which is lost with all'
@@ -44,10 +41,7 @@ class HeldCache:
     params: Any,
     *arguments: Any,
   ) -> Any:
-    """Returns the result of `function(params, cache, …)`, and keeps its cache.
-
-    Raises as `cache` does.
-    """
+    """Returns the result of `function(params, cache, …)`; keeps its cache."""
     cache = self.cache
     try:
       with interrupts.delay():

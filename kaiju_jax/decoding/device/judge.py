@@ -29,8 +29,7 @@ class Judge:
     version: digest of weights and dimensions; scores of another version are not
       this head's.
 
-  Raises:
-    ValueError: bad names, or weights of another model or of other dimensions.
+  Raises ValueError: bad names, or weights of another model or other dimensions.
   """
 
   def __init__(self, head: Head, decoder: decoder_lib.Decoder):
@@ -55,11 +54,7 @@ class Judge:
     self.params = jax.device_put(arrays, decoder.cache.length_R.sharding)
 
   def check(self) -> None:
-    """Refuses to score another model's tokens (`Decoder.replace`).
-
-    Raises:
-      ValueError: the decoder's model was replaced.
-    """
+    """Raises ValueError if another model took the decoder's (`replace`)."""
     if self._decoder.replaced != self._model:
       raise ValueError(
         "head belongs to the decoder's former model, whose weights were"

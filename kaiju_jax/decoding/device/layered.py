@@ -77,13 +77,9 @@ class Layered:
 
   Call it as `function(params, cache, rings, state, *given, head)`; it takes the
   cache and the state. `lower(…).compile()` returns a function of one shape, as
-  `jax.jit` does.
-
-  Args:
-    network: the model and its pools.
-    jit: `jax.jit`.
-    text: of (state, *given), the rows, tokens and counts of `extend.text`.
-    end: of (params, cache, state, hidden_BLD, *given, head), the result.
+  `jax.jit` does. `text(state, *given)` gives the rows, tokens and counts of
+  `extend.text`, `end(params, cache, state, hidden_BLD, *given, head)` the
+  result.
   """
 
   def __init__(

@@ -46,8 +46,7 @@ class Pending:
   def read(self) -> dict[str, np.ndarray]:
     """Returns the pages' bytes by kind, uint8 [n, bytes]; any thread may.
 
-    Raises:
-      ValueError: a page holds numbers that are not finite.
+    Raises ValueError: a page holds numbers that are not finite.
     """
     return {kind: self._read(kind, x) for kind, x in self._pages.items()}
 
@@ -113,10 +112,9 @@ class PageCopies:
     jax.block_until_ready(self._call(none, 0))
 
   def take(self, pages: Mapping[str, Mapping[int, int]]) -> Pending:
-    """Returns copies of pages; it does not wait for the device.
+    """Returns copies of pages, by kind {page: how many of its tokens}.
 
-    `pages` are by kind {page: how many of its tokens}; the copies are zero
-    behind them.
+    They are zero behind these tokens. It does not wait for the device.
     """
     numbers = {kind: list(x) for kind, x in pages.items()}
     calls = range(self._calls(pages))
@@ -128,12 +126,7 @@ class PageCopies:
     pages: Mapping[str, Sequence[int]],
     data: Mapping[str, np.ndarray],
   ) -> None:
-    """Writes bytes to pages.
-
-    Args:
-      pages: by kind, free of other readers.
-      data: uint8 [n, bytes] by kind, of as many pages.
-    """
+    """Writes uint8 [n, bytes], by kind, to pages that have no other reader."""
     for call in range(self._calls(pages)):
       self._decoder.run(self._put, *self._batch(pages, data, call))
 
@@ -191,10 +184,7 @@ def _taking(heads: int) -> Callable[..., Any]:
 
 @functools.cache
 def _putting(heads: int) -> Callable[..., Any]:
-  """Returns a function for `Decoder.run` that writes what `_taking`'s returns.
-
-  Pages of −1 are not written.
-  """
+  """Returns a function for `Decoder.run` that writes `_taking`'s arrays."""
 
   def put(params, cache: cache_lib.Cache, pages, arrays):
     del params

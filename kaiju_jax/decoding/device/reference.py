@@ -3,17 +3,15 @@
 The reference mode promises that text decoded in calls has the bits of one
 forward pass over the row. A sum of floats has the same bits only in the same
 order, and XLA's order depends on the shape of the whole array: a CPU's matrix
-library computes a product's last rows by another kernel than the others, and
-which rows these are differs between processors. No compiler option changes
-this, so `jit` avoids the matrix library:
+library computes a product's last rows by another kernel than the others. No
+compiler option changes this, so `jit` avoids the matrix library:
 
     every product of floats is made element by element and then summed over
     the contracted dimension, which is the last one, in float32
 
 A reduction over the last dimension has one order, whatever the other dimensions
-are. Products of integers are exact in any order and stay as they are.
-
-Compiler options switch off everything else that changes a bit:
+are. Products of integers are exact in any order and stay as they are. Compiler
+options switch off everything else that changes a bit:
 
   * YNNPACK splits a reduction by the number of rows;
   * LLVM's optimizations may turn a loop over a sum into several partial sums;
@@ -23,8 +21,7 @@ Compiler options switch off everything else that changes a bit:
     none. Other processors get no fusion that could make one, so that
     compilation takes three times as long.
 
-Compile both sides of a comparison by this `jit`, the forward pass too. It is
-for comparisons: a product of floats takes many times as long.
+Compile both sides of a comparison by this `jit`, the forward pass too.
 """
 
 from collections.abc import Callable

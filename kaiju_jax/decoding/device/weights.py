@@ -39,14 +39,10 @@ def ready(
 ) -> Any:
   """Returns the parameters of `Transformer(config, unstacked=True)`.
 
-  Args:
-    params: float32 master weights, an export (`own.load`), or parameters that
-      are unstacked already (`interchange/stream.py`).
-    config: the model's config.
-    replica: the training state's, exactly if its updates were ternary;
-      otherwise ValueError.
-    turned: whether codes, and tables of the vocabulary, become such whose
-      contracted dimensions lie last. Those that are so already stay.
+  `params` are float32 master weights, an export (`own.load`), or unstacked
+  already (`interchange/stream.py`); `replica` is the training state's, exactly
+  if its updates were ternary, otherwise ValueError. If `turned`, codes and
+  tables of the vocabulary get their contracted dimensions last.
   """
   quantization = config.quantization
   has_codes = (
@@ -67,13 +63,7 @@ def ready(
 def make_ready(
   config: model_config.ModelConfig, jit: Callable[..., Any], mode: str
 ) -> Callable[..., Any]:
-  """Returns (params, replica=…) → `ready` parameters of a decoder's mode.
-
-  Args:
-    config: the model's config.
-    jit: `jax.jit` with the compiler options of the mode.
-    mode: one of `extend.MODES`.
-  """
+  """Returns (params, replica=…) → `ready` parameters of a decoder's `mode`."""
   if mode == 'reference':
     return jit(functools.partial(ready, config=config))  # It has sums, too.
   turned = dispatch.platform() == 'cpu'
@@ -81,11 +71,10 @@ def make_ready(
 
 
 def check_alike(given: Any, held: Any) -> None:
-  """Refuses parameters that programs compiled for others cannot take.
+  """Refuses parameters that programs compiled for `held` cannot take.
 
-  Raises:
-    ValueError: names the first one that is missing, is new, or has another
-      shape or dtype.
+  Raises ValueError: names one that is missing, new, or of another shape or
+  dtype.
   """
   theirs, ours = (
     {

@@ -31,10 +31,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class Chunk(NamedTuple):
-  """The next int32 tokens of one row; none if it only fills the call's shape.
-
-  `draws` says whether the prompt ends here, so that a token is drawn.
-  """
+  """The next int32 tokens of a row, maybe none; `draws` if the prompt ends."""
 
   row: int
   tokens_L: np.ndarray
@@ -165,18 +162,15 @@ class Rounds:
   def prefill(
     self, chunks: Sequence[Chunk], shape: tuple[int, int]
   ) -> Prefilled:
-    """Appends chunks to rows' texts, and draws where a prompt ends.
-
-    `shape` is one of `shapes`, and no smaller than the chunks.
-    """
+    """Appends chunks to texts, in a call of `shape`; draws where one ends."""
     ran = self._run(chunks, shape, _NOTHING, False)
     return self._draw_prompts(chunks, ran)
 
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
     """Appends a chunk of at most `scored` tokens, and scores their successors.
 
-    It returns what `prefill` does, with the scores of `next_L`, int32, the
-    tokens that follow the chunk's; scores beyond them mean nothing.
+    It returns what `prefill` does, and scores of `next_L`, int32, the chunk's
+    next.
     """
     sizes = (size for rows, size in self._shapes if rows == 1)
     size = min(x for x in sizes if x >= len(chunk.tokens_L))
@@ -188,12 +182,10 @@ class Rounds:
     return self._draw_prompts([chunk], ran)
 
   def step(self, rows: Sequence[int]) -> jax.Array:
-    """Draws the next token of each of these rows.
+    """Draws the next token of each of these rows, for `rounds.unpack`.
 
-    Returns:
-      The tokens in the order of the rows, for `rounds.unpack`; entries behind
-      them mean nothing. With a head, `rounds.unpack_scores` returns its scores
-      of the tokens drawn before.
+    Entries behind those of the rows mean nothing. With a head,
+    `rounds.unpack_scores` returns its scores of the tokens drawn before.
     """
     width = min(x for x in self.widths if x >= len(rows))
     return self._step_of(rows, width)
@@ -217,13 +209,10 @@ class Rounds:
   ) -> jax.Array:
     """Appends a row's drawn token and a draft; draws what follows each.
 
-    `size` is one of `drafts`, above the draft's length. The row holds the whole
-    draft then; the caller cuts what does not count (`rounds.end_verify`).
-    Without `is_on` the row stays as it is.
-
-    Returns:
-      `size` tokens, for `rounds.unpack`; with a head, `rounds.unpack_scores`
-      returns its scores of the appended tokens.
+    `size` is one of `drafts`, above the draft's length. The row then holds the
+    whole draft; the caller cuts what does not count. Without `is_on` the row
+    stays as it is. Returns `size` tokens, for `rounds.unpack`; with a head,
+    `rounds.unpack_scores` returns its scores of the appended ones.
     """
     tokens_L = np.zeros(size, np.int32)
     tokens_L[1 : len(draft_L) + 1] = draft_L
@@ -246,15 +235,11 @@ class Rounds:
     scores: bool = False,
     puts_off: bool = False,
   ) -> None:
-    """Compiles what sequences will run, without changing them.
+    """Compiles what sequences will run; pages.Full if no row is free.
 
-    Args:
-      lengths: as `Engine.warm`'s `prompts`: tokens to prefill.
-      scores: whether prompts will be scored.
-      puts_off: whether to leave to `compile_next` what is not needed to begin.
-
-    Raises:
-      pages.Full: no row is free.
+    `lengths` are as `Engine.warm`'s `prompts`; `scores` compiles for scored
+    prompts too; `puts_off` leaves to `compile_next` what is not needed to
+    begin.
     """
     self._decoder.warm()
     shapes = set(self._shapes)
@@ -309,10 +294,7 @@ class Rounds:
 
   @property
   def widths(self) -> list[int]:
-    """Rows of a step that are ready: powers of two, and all of the cache's.
-
-    So few sequences do not pay for all rows.
-    """
+    """Rows of a step that are ready: powers of two, and all of the cache's."""
     steps = [(width, 1) for width in self._widths]
     return [width for width, _ in self._list_ready('step', steps)]
 
@@ -335,10 +317,7 @@ class Rounds:
     return len(self._later)
 
   def compile_next(self) -> None:
-    """Compiles the next program that was put off, if there is one.
-
-    Calls of another thread may run beside it. It runs nothing on the device.
-    """
+    """Compiles a program that was put off, beside other threads' calls."""
     with self._compiling:
       if self._later:
         self._compile(self._later[0])

@@ -22,10 +22,7 @@ class Conversation:
   """
 
   def __init__(self, engine: engine_lib.Engine, length: int):
-    """Starts without text; `length` is the most tokens of all turns together.
-
-    Raises ValueError: no row could ever hold it, or a length below 1.
-    """
+    """Starts empty; `length` is of all turns, a ValueError if no row has it."""
     if not 1 <= length <= engine.decoder.length:
       raise ValueError(
         f'length={length}: a row of this cache holds'
@@ -52,15 +49,12 @@ class Conversation:
     return self._length - len(self.tokens)
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
-    """Returns the answer to a turn; see `Stream`.
+    """Returns the answer to a turn, whose tokens follow the text so far.
 
-    The request's tokens follow the text so far; `shared` and `cache_salt` are
-    those of the first turn.
-
-    Raises:
-      TypeError, ValueError: names the field that is wrong; the turn before has
-        not ended, or the conversation is closed or another owner's.
-      request.Busy: the engine takes none at the moment.
+    `shared` and `cache_salt` are those of the first turn. Raises TypeError,
+    ValueError: a field is wrong, the turn before has not ended, or the
+    conversation is closed or another owner's; request.Busy: the engine takes
+    none now.
     """
     left = self.left
     if self._last is not None and self._last.reason is None:

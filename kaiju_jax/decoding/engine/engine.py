@@ -171,14 +171,10 @@ class Engine:
   ) -> None:
     """Compiles what requests run, so that none waits for it.
 
-    Args:
-      prompts: the lengths of prompts that come one at a time and are not
-        scored; any by default, several at once too.
-      scores: whether prompts will be scored; otherwise the first scored prompt
-        compiles that.
-      puts_off: as in `compiled.Rounds.warm`.
-
-    Raises pages.Full: no row is free.
+    `prompts` are the lengths of prompts that come one at a time and unscored;
+    by default any, several at once too. `scores` compiles for scored prompts as
+    well, the first of which waits otherwise; `puts_off` is as in
+    `compiled.Rounds.warm`. Raises pages.Full: no row is free.
     """
     self.rounds.warm(prompts, scores, puts_off)
     self._searches.warm(self.rounds)
@@ -196,6 +192,7 @@ class Engine:
     if self._is_draining:
       raise request_lib.Busy('the engine is being stopped.', None)
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
+    text.skip(request.drawn)
     self._count += 1
     one = sequence_lib.Sequence(
       self._count, request, tokens_L, text, before, self.judge
@@ -203,7 +200,8 @@ class Engine:
     if self._reuses:
       needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
       one.reusable = needs[1]
-    if self.limits != admission.Limits():
+    # A text that has begun was admitted before.
+    if self.limits != admission.Limits() and not len(request.drawn):
       admission.refuse(self.limits, self.load(), self._pace, self._left(one))
     one.came = one.read_at = self._clock()
     one.tag = self._shares.tag(one.owner, one.room)
@@ -211,10 +209,7 @@ class Engine:
     return one
 
   def advance(self) -> None:
-    """Runs a round.
-
-    Raises pages.Full: sequences wait, and no row will ever become free.
-    """
+    """Runs a round; pages.Full if what waits can never get a row."""
     with interrupts.delay():
       self.reap()
       begun = self._clock()
@@ -329,10 +324,7 @@ class Engine:
         raise
 
   def _join(self, one: sequence_lib.Sequence) -> None:
-    """Gives a row to a sequence; after an error it waits on, without one.
-
-    Raises pages.Full: there is none, or too few pages.
-    """
+    """Gives a row to a sequence, or leaves it waiting; raises pages.Full."""
     text = one.resumable() if self._reuses else None
     row = self.decoder.open(one.room, one.extra, text)
     try:
@@ -355,7 +347,7 @@ class Engine:
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
       one.points = self.recorder.open_request(
-        one.text(), match, one.conversation
+        one.text(one.prompt), match, one.conversation
       )
 
   def _forsake(self, row: int, match: prefix_tree.Match) -> None:

@@ -47,12 +47,7 @@ class _Draft(NamedTuple):
 
 
 class Flights:
-  """The calls to read by round.
-
-  Args:
-    classes: the head's C; 0 without one.
-    alternatives: likeliest tokens that come with each drawn one.
-  """
+  """The calls to read by round; `classes` is the head's C, 0 without one."""
 
   def __init__(self, classes: int = 0, alternatives: int = 0):
     self._classes = classes

@@ -26,10 +26,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 
 
 class Generator:
-  """An engine over a decoder's rows, with blocking calls.
-
-  The arguments are those of `engine.Engine`, which is the attribute `engine`.
-  """
+  """An engine with blocking calls; it takes arguments as `engine.Engine`."""
 
   def __init__(
     self,
@@ -51,10 +48,7 @@ class Generator:
     )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
-    """Returns the request's tokens as they come; see `Stream`.
-
-    Raises TypeError, ValueError: names the field that is wrong.
-    """
+    """Returns a request's tokens as they come; raises as `Engine.check`."""
     return stream_lib.Stream(self.engine, self.engine.submit(request))
 
   def generate(
@@ -62,10 +56,8 @@ class Generator:
   ) -> list[request_lib.Result]:
     """Returns all requests' results, in order; a failed one has its `error`.
 
-    Raises:
-      TypeError, ValueError: names the request and the wrong field; none has
-        run.
-      pages.Full: others hold the decoder's rows.
+    Raises TypeError, ValueError: a wrong field, before any has run; pages.Full:
+    others hold the decoder's rows.
     """
     for index, one in enumerate(requests):
       self.engine.check(one, f'requests[{index}]')
@@ -85,17 +77,11 @@ class Generator:
   def score(self, tokens: Sequence[int] | np.ndarray) -> rounds.Scores:
     """Returns the log-probability of every token but the first of L tokens.
 
-    Score prompt and continuation together and take the last entries to score a
-    continuation.
-
-    Returns:
-      numpy arrays of L − 1: the model's own log-probabilities, and whether each
-      token was its likeliest.
-
-    Raises:
-      TypeError, ValueError: tokens outside the vocabulary, none, or too many.
-      BadLogits: the logits were no numbers.
-      pages.Full: no row is free.
+    To score a continuation, score prompt and continuation together and take the
+    last entries. They are numpy arrays of L − 1: the model's own
+    log-probabilities, and whether each token was its likeliest. Raises
+    TypeError, ValueError: tokens outside the vocabulary, none, or too many;
+    BadLogits: the logits were no numbers; pages.Full: no row is free.
     """
     decoder = self._decoder
     tokens_L = request_lib.check_tokens(tokens, decoder.tokens, 'tokens')
@@ -121,10 +107,7 @@ class Generator:
   def converse(
     self, length: int | None = None
   ) -> conversation_lib.Conversation:
-    """Starts a text of at most `length` tokens in turns; see `Conversation`.
-
-    By default `length` is what a row holds.
-    """
+    """Starts a text in turns, of at most `length` tokens (all of a row's)."""
     length = self._decoder.length if length is None else length
     return conversation_lib.Conversation(self.engine, length)
 

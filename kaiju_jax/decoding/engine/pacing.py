@@ -47,10 +47,8 @@ def parse(text: str) -> Pace:
 class _Reader:
   """The reader of one stream; times are in seconds of the engine's clock.
 
-  Attributes:
-    due: when a reader of `high` tokens per second has read all.
-    least: when a stream of `low` tokens per second has its next token.
-    drawn: the tokens that are noted.
+  At `high` tokens per second it has read all when it is `due`; at `low` the
+  next token comes at `least`. `drawn` tokens are noted.
   """
 
   due: float
@@ -88,7 +86,7 @@ class Pacing:
     for one in running:
       if one.phase is phases.Phase.DRAWING:
         reader = self._readers.setdefault(one, _Reader(now, now))
-        reader.note(one.length - one.prompt + one.flying, self._pace, now)
+        reader.note(one.length - one.given + one.flying, self._pace, now)
         if now < min(reader.due, reader.least):
           early.append(one.number)
     return frozenset(early)

@@ -37,11 +37,7 @@ NEXT = {
 
 
 def check(number: int, phase: Phase, following: Phase) -> None:
-  """Refuses a phase that cannot follow.
-
-  Raises:
-    ValueError: names the sequence, its phase and those that can follow.
-  """
+  """Refuses a phase that cannot follow; the ValueError names those that can."""
   if following not in NEXT[phase]:
     names = sorted(one.name for one in NEXT[phase])
     raise ValueError(

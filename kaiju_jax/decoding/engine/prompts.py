@@ -22,12 +22,8 @@ _Change = Callable[[sequence_lib.Sequence], None]
 class Prompts:
   """The prompts of one engine.
 
-  Args:
-    decoder: the model and its cache.
-    searches: begin where the prompt of a guided sequence ends.
-    flights: calls that are to be read.
-    record: makes a point of what a sequence's row holds.
-    requeue: takes a sequence's row away, so that it waits.
+  The search of a guided sequence begins where its prompt ends. `record` makes a
+  point of what a sequence's row holds; `requeue` takes the row away.
   """
 
   def __init__(
@@ -50,13 +46,7 @@ class Prompts:
     prompts: Sequence[sequence_lib.Sequence],
     shape: tuple[int, int],
   ) -> None:
-    """Runs the next chunks of prompts in one call.
-
-    Args:
-      rounds: what runs on the device.
-      prompts: sequences whose rows lack a part of their text.
-      shape: of the call, (rows, tokens of each).
-    """
+    """Runs the next chunks of prompts in one call of (rows, tokens of each)."""
     chunks, judged, size = [], [], shape[1]
     if prompts[0].request.scores_prompt:
       size = min(size, rounds.scored)

@@ -126,18 +126,11 @@ def end_prefill(
 ) -> tuple[State, jax.Array, Scores | None, jax.Array | None]:
   """Returns what a prefill does beside the cache.
 
-  Args:
-    network, params, cache, state: the engine's.
-    judge, head: a token-level head and its parameters; None for none.
-    rows: of `first`, at least B.
-    is_scored: whether to return `Scores`, of the first row.
-    hidden_BLD: of the appended tokens.
-    chunks: B rows' tokens.
-
-  Returns:
-    The state, the hidden states [rows, 1, D] of each row's last token, zeros
-    beyond B, the scores or None, and the head's probabilities [B, L, C] of all
-    tokens, padding included, or None.
+  `judge` and its parameters `head` are None without a token-level head; `rows`
+  are those of `first`, at least B; `is_scored` asks for `Scores` of the first
+  row. Returns the state, the hidden states [rows, 1, D] of each row's last
+  token, zeros beyond B, the scores or None, and the head's probabilities [B, L,
+  C] of all tokens, padding included, or None.
   """
   del cache
   row_B, tokens_BL, next_BL, count_B = chunks
@@ -176,15 +169,10 @@ def first(
 ) -> tuple[State, jax.Array]:
   """Draws the tokens that follow prompts; others as in `end_prefill`.
 
-  Args:
-    row_B: int32, rows of the cache, each at most once.
-    index_B: int32, tokens of each row's text.
-    draws_B: bool, whether a row's prompt has ended.
-    last_BLD: the hidden states [B, 1, D] that `end_prefill` returned.
-
-  Returns:
-    State, and the B tokens as `_pack` packs them; those of rows that draw none
-    mean nothing.
+  `row_B` are rows of the cache, each at most once; `index_B` the tokens of
+  their texts; `draws_B` whether a prompt has ended; `last_BLD` the hidden
+  states of `end_prefill`. Returns the state, and the B tokens as `_pack` packs
+  them; those of rows that draw none mean nothing.
   """
   logits_BV = extend.logits(network, params, last_BLD)[:, 0]
   token_B, own_B = sampling_lib.draw(
@@ -223,14 +211,9 @@ def end_step(
 ) -> tuple[State, jax.Array]:
   """Draws the next tokens; other arguments as in `end_prefill`.
 
-  Args:
-    cache: the cache with the appended tokens.
-    row_B: int32, rows of the cache, each at most once.
-    count_B: int32, 1 for rows that go on, 0 for the others, whose drawn tokens
-      mean nothing.
-
-  Returns:
-    The state, and the B tokens as `_pack` packs them.
+  The `cache` holds the appended tokens. `row_B` are its rows, each at most
+  once; `count_B` is 1 for rows that go on, 0 for the others, whose drawn tokens
+  mean nothing. Returns the state, and the B tokens as `_pack` packs them.
   """
   token_B = state.token_R[row_B]
   is_on_B = count_B > 0
@@ -284,16 +267,10 @@ def end_verify(
 
   A drawn token counts if all of the draft before it was drawn, too. So the
   state goes on behind the last of them, as after as many steps; the cache holds
-  the whole draft. Other arguments as in `end_step`.
-
-  Args:
-    row: int32, the row.
-    tokens_L: int32, the draft from index 1 on; the rest means nothing.
-    count: int32, appended tokens, the drawn one among them; 0 for none.
-
-  Returns:
-    The state, and the L tokens as `_pack` packs them, `UNDRAWN` if they do not
-    count.
+  the whole draft. `tokens_L` has the draft from index 1 on; `count` tokens are
+  appended, the drawn one among them, 0 for none. Returns the state, and the L
+  tokens as `_pack` packs them, `UNDRAWN` if they do not count. Other arguments
+  are as in `end_step`.
   """
   (L,), V = tokens_L.shape, state.seen_RV.shape[1]
   token, place_L = state.token_R[row], jnp.arange(L)

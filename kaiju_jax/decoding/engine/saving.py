@@ -41,11 +41,8 @@ def digest_root(
 ) -> str:
   """Returns the digest of all that keys and values depend on beside the text.
 
-  Args:
-    engine: the engine.
-    copies: of its decoder.
-    weights: digest of the model's weights, calibration and config.
-    tokenizer: digest of the tokenizer.
+  `weights` is the digest of the model's weights, calibration and config,
+  `tokenizer` the tokenizer's; `copies` are of the engine's decoder.
   """
   decoder = engine.decoder
   about = {
@@ -69,22 +66,16 @@ class Copied(NamedTuple):
   def to_bytes(self) -> bytes:
     """Returns the group as bytes; waits for the copies, in any thread.
 
-    Raises:
-      ValueError: a page holds numbers that are not finite.
+    Raises ValueError: a page holds numbers that are not finite.
     """
     return self.group._replace(pages=self.pending.read()).to_bytes()
 
 
 class Saving:
-  """Takes points out of one engine, and puts others into it.
+  """Takes points out of one engine, and puts others into it, between rounds.
 
-  Its methods run between the engine's rounds.
-
-  Args:
-    engine: the engine.
-    root: `digest_root`, of groups that it makes and takes.
-    copies: of the engine's decoder.
-    clock: returns Unix seconds.
+  `root` is the `digest_root` of groups that it makes and takes, `copies` are of
+  the engine's decoder, and `clock` returns Unix seconds.
   """
 
   def __init__(
@@ -131,9 +122,7 @@ class Saving:
   def check(self, group: groups.Group) -> None:
     """Refuses a group that this engine cannot resume.
 
-    Raises:
-      ValueError: another model or kind of cache made it, or another version of
-        the head judged it.
+    Raises ValueError: of another model, kind of cache or version of the head.
     """
     if self._engine.decoder.replaced != self._model:
       raise ValueError("the decoder's model was replaced")
@@ -147,13 +136,8 @@ class Saving:
 
     Nothing is evicted for them: where no page is free, they are left out, and
     so are those of a conversation whose prefix is missing. Points that are
-    there already stay as they are.
-
-    Returns:
-      How many of the points are in the engine now.
-
-    Raises:
-      ValueError: `check` refuses a group; then nothing is put in.
+    there stay as they are. Returns how many of the points are in the engine
+    now. Raises ValueError, before any is put in: `check` refuses a group.
     """
     found = list(found)
     for group in found:

@@ -44,14 +44,9 @@ from kaiju_jax.model import token_head
 class Searches:
   """The searches of one engine, which share what is compiled.
 
-  Args:
-    decoder: the model and its cache.
-    candidates: most of a step; 0 for no searches at all.
-    judge: a token-level head; None for none.
-    is_recorded: whether rows become text again, so that points can be made.
-
-  Raises:
-    ValueError: candidates below 0, or a decoder that cannot search.
+  A step has at most `candidates`; with 0 there are no searches at all. Where
+  `is_recorded`, rows become text again, so that points can be made. Raises
+  ValueError: candidates below 0, or a decoder that cannot search.
   """
 
   def __init__(
@@ -73,10 +68,7 @@ class Searches:
       self._calls = beam_calls.Calls(decoder, candidates, judged)
 
   def check(self, request: request_lib.Request, name: str) -> None:
-    """Refuses a request whose search cannot run.
-
-    Raises TypeError, ValueError: names the field, its value and what is right.
-    """
+    """Refuses a request whose search cannot run: TypeError, ValueError."""
     guide, name = request.guided, f'{name}.guided'
     if guide is None:
       return
@@ -129,10 +121,7 @@ class Searches:
   def begin(
     self, one: sequence_lib.Sequence, hidden_BLD: jax.Array, place: int
   ) -> None:
-    """Starts the search of a sequence whose row holds its prompt.
-
-    Batch entry `place` of `hidden_BLD` [B, 1, D] is the prompt's last token.
-    """
+    """Starts the search behind a prompt, whose last token is entry `place`."""
     weight_C = np.array(
       [one.request.guided.weights.get(name, 0.0) for name in self._names],
       np.float32,
@@ -155,10 +144,7 @@ class Searches:
       self._guard(one, one.search.dispatch, end)
 
   def finish_step(self, one: sequence_lib.Sequence, end: flights.End) -> None:
-    """Reads a search's last step; gives out the result if it is done.
-
-    `end` is called with the reason if the sequence ends.
-    """
+    """Reads a search's last step; gives out the result if it is done."""
     self._guard(one, one.search.finish_step, end)
     if one.reason is not None or not one.search.is_done:
       return

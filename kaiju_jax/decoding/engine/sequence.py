@@ -33,6 +33,7 @@ class Sequence:
     number: names the sequence in messages.
     request: the request.
     prompt: tokens of the prompt.
+    given: tokens with which it comes, of the prompt and `Request.drawn`.
     owner: the request's owner, as the prefix tree's bytes.
     before: how many of them belong to earlier turns and are not scored.
     came: when it was submitted, in seconds of the engine's clock, plus the
@@ -71,6 +72,7 @@ class Sequence:
     self.request = request
     self._phase = phases.Phase.WAITING
     self.prompt = len(tokens_L)
+    self.given = self.prompt + len(request.drawn)
     self.before = before
     self.came = 0.0
     self.joined_at: float | None = None
@@ -92,8 +94,8 @@ class Sequence:
     self.prompt_scores: tuple[float, ...] | None = None
     # All tokens, of the prompt and drawn.
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
-    self._tokens[: self.prompt] = tokens_L
-    self._draw = 0
+    self._tokens[: self.given] = [*tokens_L, *request.drawn]
+    self._draw = len(request.drawn)
     # What the head gives each of them; NaN where that is not known.
     self._judged: texts.Scores | None = None
     if judge is not None:
@@ -223,7 +225,7 @@ class Sequence:
 
   def waiting(self) -> schedule.Waiting:
     """Returns its entry in the schedule's queue."""
-    deadline = self.request.deadline
+    deadline = None if len(self.request.drawn) else self.request.deadline
     return schedule.Waiting(
       self.number,
       self.came,
@@ -258,7 +260,7 @@ class Sequence:
     """Notes its row, which holds the first `length` tokens of its text."""
     self._enter(phases.Phase.PREFILLING)
     if not self.is_begun:
-      self.reused = length
+      self.reused = min(length, self.prompt)
     self.row = row
     self.joined_at = now
 
@@ -289,13 +291,8 @@ class Sequence:
   def judge(self, begin: int, score_LC: np.ndarray) -> str | None:
     """Notes the head's scores of prefilled or resumed tokens.
 
-    Args:
-      begin: the position of the first.
-      score_LC: probabilities, float32 [L, C].
-
-    Returns:
-      Why the sequence ends; None where it goes on. `take` and `find` return
-      the same.
+    `score_LC` are float32 probabilities from position `begin` on. Returns why
+    the sequence ends, None where it goes on, as `take` and `find` do.
     """
     self._judged.score_LC[begin : begin + len(score_LC)] = score_LC
     if not np.isfinite(score_LC).all():
@@ -306,6 +303,8 @@ class Sequence:
       if self.prompt_scores is not None:
         prompt_LC = [*prompt_LC, self.prompt_scores]
       self.prompt_scores = tuple(np.max(prompt_LC, axis=0).tolist())
+    if begin + len(score_LC) > self.prompt:
+      self._scores = tuple(score_LC[-1].tolist())
     return None
 
   def take(
@@ -315,13 +314,10 @@ class Sequence:
     score_C: np.ndarray | None = None,
     alternatives: request_lib.Alternatives = (),
   ) -> str | None:
-    """Notes the token that a call drew, and the scores of the one before it.
+    """Notes the token that a call drew, −1 where the logits were no numbers.
 
-    Args:
-      token: the token; −1 where the logits were no numbers.
-      log_probability: of the token.
-      score_C: the head's, of the token before it; None without a head.
-      alternatives: the likeliest tokens in its place, as `Event` has them.
+    `score_C` are the head's of the token before it, None without a head;
+    `alternatives` the likeliest tokens in its place, as `Event` has them.
     """
     if self._held is not None:
       if not np.isfinite(score_C).all():
@@ -342,11 +338,7 @@ class Sequence:
     return self._give(token, log_probability, alternatives)
 
   def take_late(self, score_C: np.ndarray) -> None:
-    """Notes the scores of a call that ran after the sequence's last token.
-
-    Args:
-      score_C: the head's, of the stop token if one ended the sequence.
-    """
+    """Notes the head's scores of a call that ran after the last token."""
     if self.reason == 'stop_token':
       self._judged.score_LC[self.length - 1] = score_C
 
@@ -400,10 +392,7 @@ class Sequence:
     return reason
 
   def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
-    """Notes the scores of the successors of `count` tokens from `begin` on.
-
-    Tokens that run again after parking are not scored twice.
-    """
+    """Notes scores of `count` tokens' successors from `begin` on, once each."""
     end = min(begin + count, self.prompt - 1)
     if end > self._scored_to:
       kept = slice(max(self._scored_to - begin, 0), end - begin)
@@ -411,19 +400,21 @@ class Sequence:
       self._scored_to = end
 
   def _bad_scores(self) -> request_lib.BadLogits:
-    return request_lib.BadLogits(
-      f'sequence {self.number}, in row {self.row}, step {self._draw}:'
-      ' what the token-level head gives a token is no number, so that nothing'
-      f' may be shown. It ends here, {self._draw} tokens after its prompt'
-      f' of {self.prompt}.'
+    return self._bad(
+      'what the token-level head gives a token is no number, so that nothing'
+      ' may be shown.'
     )
 
   def _bad_logits(self) -> request_lib.BadLogits:
+    return self._bad(
+      'its logits hold NaN or +inf, or nothing but -inf, so that no token can'
+      ' be drawn.'
+    )
+
+  def _bad(self, what: str) -> request_lib.BadLogits:
     return request_lib.BadLogits(
-      f'sequence {self.number}, in row {self.row}, step {self._draw}:'
-      ' its logits hold NaN or +inf, or nothing but -inf, so that no token can'
-      f' be drawn. It ends here, {self._draw} tokens after its prompt'
-      f' of {self.prompt}.'
+      f'sequence {self.number}, in row {self.row}, step {self._draw}: {what} It'
+      f' ends here, {self._draw} tokens after its prompt of {self.prompt}.'
     )
 
   def result(self) -> request_lib.Result:
@@ -432,7 +423,7 @@ class Sequence:
     if self.request.scores_prompt:
       scores, _, likeliest = rounds.concatenate(self._scored)
     return request_lib.Result(
-      tokens=self._tokens[self.prompt : self.length].copy(),
+      tokens=self._tokens[self.given : self.length].copy(),
       text=''.join(self._pieces),
       log_probabilities=np.array(self._log_probabilities, np.float32),
       prompt_log_probabilities=scores,

@@ -84,10 +84,8 @@ class _Record:
   def expect(self, count: int, common: int) -> float:
     """Returns how many first tokens of a draft of `count` should be right.
 
-    Args:
-      count: tokens of the draft.
-      common: tokens that the draft's place has in common with the text's end.
-        Those that finding it did not need count as right ones.
+    The draft's place has `common` tokens in common with the text's end; those
+    that finding it did not need count as right ones.
     """
     right = self.right + common - _LEAST
     share = right / (right + self.wrong)
@@ -131,14 +129,7 @@ class _Costs:
 
 
 class Speculation:
-  """The drafts of one engine.
-
-  Args:
-    decoder: the model and its cache.
-    rounds: the compiled calls.
-    flights: calls that are to be read.
-    requeue: takes a sequence's row away, so that it waits.
-  """
+  """The drafts of one engine; `requeue` takes a sequence's row away."""
 
   def __init__(
     self,

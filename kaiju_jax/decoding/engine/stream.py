@@ -13,12 +13,8 @@ class Stream:
   """The drawn tokens of one sequence, as an iterator of `Event`.
 
   Closing it, leaving its `with` or dropping it cancels the sequence and frees
-  its row, at once or in the next round.
-
-  Raises:
-    BadLogits, Late: from the iterator: the logits were no numbers, or no row
-      was free in time; also the errors of a search.
-    pages.Full: from the iterator: no row will ever become free.
+  its row, at once or in the next round. Its iterator raises BadLogits, Late,
+  the errors of a search, and pages.Full: no row will ever become free.
   """
 
   def __init__(

@@ -90,12 +90,8 @@ class Demand(NamedTuple):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Use:
-  """The demand for one point.
-
-  Attributes:
-    made: the clock's seconds at which the point was recorded.
-    used: those at which it, or a point that extends it, was used last.
-    begun: for a shared prefix, how many conversations began there.
+  """The demand for one point, with the clock's seconds of its first and last
+  use.
   """
 
   made: float
@@ -112,13 +108,7 @@ class LeastWorth:
     page: int,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Starts without points.
-
-    Args:
-      pages: the tree's pages.
-      page: S, tokens of a page.
-      clock: returns seconds since a fixed moment.
-    """
+    """Starts without points; `page` is S, the `clock` returns seconds."""
     self._pages = pages
     self._page = page
     self._clock = clock

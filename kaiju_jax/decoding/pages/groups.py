@@ -120,12 +120,9 @@ class Group(NamedTuple):
 
 
 def parse(data: bytes, root: str) -> Group:
-  """Returns the group that bytes hold.
+  """Returns the group that bytes hold; a seal says that `to_bytes` made them.
 
-  The caller knows that `to_bytes` made them, by a seal (`storage/sealed.py`).
-
-  Raises:
-    ValueError: they have another form, or are of another root.
+  Raises ValueError: they have another form, or are of another root.
   """
   try:
     arrays = safetensors.numpy.load(bytes(data))
@@ -206,15 +203,9 @@ def select(
 ) -> list[Selected]:
   """Returns the groups of points that are to be saved, prefixes first.
 
-  It changes nothing. A point whose scores have not all been read is left out.
-
-  Args:
-    account: the engine's rows, pages and points.
-    recorder: the engine's.
-    page_bytes: the bytes of a page by kind.
-    most: the most bytes of all pages; beyond it the points of least worth are
-      left out.
-    is_wanted: returns whether a group is to be saved.
+  It changes nothing. Left out are points whose scores have not all been read,
+  those of least worth beyond `most` bytes of pages, of which `page_bytes` has
+  the size by kind, and groups that `is_wanted` refuses.
   """
   named = _name_groups(account.tree, recorder, is_wanted)
   held = {

@@ -140,10 +140,7 @@ def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
 def hold_local(
   node: Node, lowest: int, pages: pages_lib.Pages, own: Mapping[int, int]
 ) -> None:
-  """Holds a new point's local pages, from index `lowest` up to its node.
-
-  `own` has the row's local pages by index.
-  """
+  """Holds a new point's local pages from `lowest` on; `own` by index."""
   while node.parent is not None and node.depth > lowest:
     if not node.readers:
       node.local = own[node.depth - 1]

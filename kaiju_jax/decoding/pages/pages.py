@@ -44,10 +44,7 @@ class Pages:
     return self._holders[kind][page]
 
   def take(self, kind: str, count: int) -> list[int]:
-    """Returns `count` free pages, each now held by the caller alone.
-
-    Raises Full: fewer are free; then none is taken.
-    """
+    """Returns `count` free pages, held by the caller alone; or raises Full."""
     free = self._free[kind]
     if count > len(free):
       raise Full(f'{count} {kind} pages are needed and {len(free)} are free.')
@@ -70,10 +67,7 @@ class Pages:
       holders[page] += 1
 
   def release(self, kind: str, pages: Iterable[int]) -> None:
-    """Removes a holder from pages; those that then have none are free.
-
-    Raises ValueError: a page has no holder.
-    """
+    """Removes a holder from pages; those that then have none are free."""
     holders = self._holders[kind]
     for page in pages:
       if holders[page] < 1:

@@ -175,13 +175,11 @@ class PrefixTree:
       self._points[used] = None
 
   def pages(self, match: Match) -> dict[str, dict[int, int]]:
-    """Returns the pages that hold what a match resumes.
+    """Returns the pages that hold what a match resumes, by kind {index: page}.
 
-    Returns:
-      By kind {index: page}; the page's first token has position index · S. All
-      global pages, and the local ones of the window before `length`. If
-      `length` is no multiple of S, copy the last page: it holds more, or
-      another row appends to it.
+    A page's first token has position index · S. They are all global pages, and
+    the local ones of the window before `length`. If `length` is no multiple of
+    S, copy the last page: it holds more, or another row appends to it.
     """
     return self._pages_of(*match, self._lowest(match.length))
 
@@ -321,10 +319,7 @@ class PrefixTree:
     return True
 
   def make_room(self, needs: Mapping[str, int]) -> None:
-    """Evicts points until so many pages of each kind are free.
-
-    Raises pages.Full if rows hold too many of them.
-    """
+    """Evicts points until so many pages are free; or raises pages.Full."""
     for kind, count in needs.items():
       while self._pages.free(kind) < count:
         if not self.evict():

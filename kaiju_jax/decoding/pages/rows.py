@@ -115,10 +115,7 @@ class Rows:
     return {kind: self.room(kind) for kind in self._pools}
 
   def frees(self, row: int) -> dict[str, int]:
-    """Returns by kind how many pages more a new row could have without `row`.
-
-    Raises ValueError if it is not open.
-    """
+    """Returns by kind how many pages more there were without an open row."""
     self._check_open(row)
     counts = dict(self._set_aside[row])
     for kind, pool in self._pools.items():
@@ -163,17 +160,11 @@ class Rows:
   def open(
     self, length: int, extra: int = 0, text: prefix_tree.Text | None = None
   ) -> Opened:
-    """Takes a row, and the pages for a text of `length` tokens.
+    """Takes a row, and the pages for a text of `length` tokens in all.
 
-    Args:
-      length: tokens of the whole text, prompt and continuation.
-      extra: slots beyond it, in every kind.
-      text: its beginning, resumed as far as the tree has it; None for an empty
-        row.
-
-    Raises:
-      ValueError: no row could ever hold it.
-      pages.Full: no row is free, or too few pages are.
+    `extra` are slots beyond it, in every kind; `text` is its beginning, resumed
+    as far as the tree has it. Raises ValueError: no row could ever hold it;
+    pages.Full: no row is free, or too few pages are.
     """
     counts, match, needs = self._fit(length, extra, text)
     if not self._free_rows:
@@ -265,13 +256,8 @@ class Rows:
   def copy_on_write(self, row: int) -> dict[str, list[tuple[int, int]]]:
     """Gives a row its own copies of ring pages that others hold, for a search.
 
-    It also takes the pages that the ring still lacks.
-
-    Returns:
-      By kind the pages to copy, (from, to).
-
-    Raises:
-      pages.Full: too few pages are free; then no page is taken.
+    It also takes the pages that the ring still lacks. Returns by kind the pages
+    to copy, (from, to). Raises pages.Full, and takes none: too few are free.
     """
     self._check_open(row)
     while True:

@@ -27,15 +27,15 @@ class Late(TimeoutError):
 
 
 class Busy(RuntimeError):
-  """An error: the engine takes no more requests at the moment.
-
-  `seconds` is the expected wait, after which to ask again; None for never
-  again.
-  """
+  """An error: no more requests now; ask again in `seconds`, None for never."""
 
   def __init__(self, message: str, seconds: float | None):
     super().__init__(message)
     self.seconds = seconds
+
+  def __reduce__(self):
+    # It may come from a replica of another process.
+    return Busy, (str(self), self.seconds)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,6 +94,9 @@ class Request:
     alternatives: how many of the likeliest tokens come with each drawn one, and
       with each scored one of the prompt; at most as many as the engine was made
       for.
+    drawn: the first tokens of the continuation, where another engine drew them
+      and gave them out. They are neither drawn nor given out again, and
+      `max_tokens` counts them; what follows is what would have followed there.
   """
 
   tokens: Sequence[int] | np.ndarray
@@ -112,6 +115,7 @@ class Request:
   deadline: float | None = None
   guided: Guide | None = None
   alternatives: int = 0
+  drawn: Sequence[int] | np.ndarray = ()
 
 
 class Event(NamedTuple):
@@ -142,7 +146,7 @@ class Event(NamedTuple):
 
 
 class Result(NamedTuple):
-  """A sequence's continuation so far.
+  """A sequence's continuation so far, behind `Request.drawn`.
 
   Attributes:
     tokens: int32, the drawn ones, including the one that stopped it.
@@ -247,6 +251,8 @@ def check(
   if not isinstance(request.guided, Guide | None):
     raise TypeError(f'{name}.guided={request.guided!r}: must be a Guide.')
   _check_alternatives(request, alternatives, name)
+  if len(request.drawn):
+    _check_drawn(request, vocab_size, name)
   return tokens_L
 
 
@@ -262,6 +268,26 @@ def _check_alternatives(request: Request, most: int, name: str) -> None:
     raise ValueError(
       f'{name}.alternatives={count}: must be 0…{most}, what the engine was made'
       ' for.'
+    )
+
+
+def _check_drawn(request: Request, vocab_size: int, name: str) -> None:
+  if request.guided is not None:
+    raise ValueError(
+      f'{name}.drawn has {len(request.drawn)} tokens: it must be empty with'
+      ' guided, whose result comes at once.'
+    )
+  drawn_L = check_tokens(request.drawn, vocab_size, f'{name}.drawn')
+  if len(drawn_L) >= request.max_tokens:
+    raise ValueError(
+      f'{name}.drawn has {len(drawn_L)} tokens: it must have fewer than'
+      f' max_tokens={request.max_tokens}, or nothing is left to draw.'
+    )
+  ends = [x for x in drawn_L.tolist() if x in request.stop_tokens]
+  if ends:
+    raise ValueError(
+      f'{name}.drawn holds {ends[0]}: it must hold no stop token, behind which'
+      ' nothing is drawn.'
     )
 
 

@@ -67,8 +67,7 @@ class Sampling:
       prompt included, and multiplies negative ones; 1 for none.
     seed: the noise's seed, 0…2³²-1.
 
-  Raises:
-    TypeError, ValueError: names the field, its value and what is right.
+  Raises TypeError, ValueError: names the field, its value and what is right.
   """
 
   temperature: float = 1.0
@@ -148,11 +147,9 @@ def draw(
     token_B: int32; -1 where no token can be chosen: a logit is NaN or +inf, or
       all are -inf.
     log_probability_B: float32, from the softmax of `logits_BV` before penalty,
-      temperature and filters, as evaluation compares it; NaN where token_B is
-      -1.
+      temperature and filters; NaN where token_B is -1.
 
-  Raises:
-    ValueError: names an argument of another shape.
+  Raises ValueError: names an argument of another shape.
   """
   _check_shapes(logits_BV, settings, index_B=index_B, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)
@@ -228,12 +225,7 @@ def _depth(logits_BV, settings) -> jax.Array:
 
 
 class _Near(NamedTuple):
-  """The likeliest entries of B rows.
-
-  Attributes:
-    depth_BC: their depths, ascending.
-    entry_BC: int32, which entries they are; V and more for none.
-  """
+  """The likeliest entries of B rows by ascending depth; V and more for none."""
 
   depth_BC: jax.Array
   entry_BC: jax.Array

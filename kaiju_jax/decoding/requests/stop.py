@@ -39,10 +39,7 @@ class Characters:
     self._given = 0  # How many characters of their text were given out.
 
   def push(self, token: int) -> str:
-    """Returns the characters that `token` completes, perhaps none.
-
-    A token outside the tokenizer's vocabulary reads as U+FFFD.
-    """
+    """Returns the characters that `token` completes; U+FFFD if unknown."""
     self._tokens.append(int(token))
     text = self._decode(self._tokens)
     held = len(text) - len(text.rstrip(_UNREADABLE))
@@ -87,10 +84,7 @@ class Characters:
 
 
 class Strings:
-  """A filter that passes text on until a stop string is complete.
-
-  Raises TypeError, ValueError: a stop string that is no string, or empty.
-  """
+  """Passes text on until a stop string is complete; refuses an empty one."""
 
   def __init__(self, strings: Sequence[str]):
     check_strings(strings)
@@ -158,10 +152,7 @@ class Text:
     return self._strings.held
 
   def push(self, token: int) -> str:
-    """Returns the text to show, perhaps none; sets `reason` at the end.
-
-    Raises ValueError: the sequence ended before.
-    """
+    """Returns the text to show, perhaps none; ValueError once it has ended."""
     if self.reason is not None:
       raise ValueError(
         f'token={token}: the sequence ended before, by {self.reason}.'
@@ -174,6 +165,18 @@ class Text:
     if self._characters is None:
       return ''
     return self._show(self._characters.push(token))
+
+  def skip(self, tokens: Iterable[int]) -> None:
+    """Takes in tokens whose text was shown elsewhere.
+
+    Raises ValueError: the text ends with one of them, or before.
+    """
+    for token in tokens:
+      self.push(int(token))
+    if self.reason is not None:
+      raise ValueError(
+        f'drawn: its text ends by {self.reason}, so that nothing follows.'
+      )
 
   def finish(self) -> str:
     """Returns what was held back, if the sequence ends without a stop."""
@@ -192,10 +195,7 @@ class Text:
 
 
 def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
-  """Refuses stop tokens that are no integers of 0 or more.
-
-  Raises TypeError, ValueError: names the first, and the argument by `name`.
-  """
+  """Refuses stop tokens that are no integers ≥ 0: TypeError, ValueError."""
   if not isinstance(tokens, Iterable) or isinstance(tokens, str):
     raise TypeError(f'{name}={tokens!r}: expected several integers.')
   for token in tokens:
@@ -206,10 +206,7 @@ def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
 
 
 def check_strings(strings: Sequence[str]) -> None:
-  """Refuses stop strings that are empty or no strings.
-
-  Raises TypeError, ValueError: names the first.
-  """
+  """Refuses stop strings that are empty or none: TypeError, ValueError."""
   if isinstance(strings, str):
     raise TypeError(
       f'strings={strings!r}: expected several, as ({strings!r},).'

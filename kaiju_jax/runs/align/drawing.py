@@ -115,7 +115,7 @@ class Drawer:
 
 
 def plain(reply: Reply) -> dict[str, Any]:
-  """Returns a reply as JSON holds it."""
+  """Returns a reply as plain values, to be written as JSON."""
   return reply._asdict()
 
 

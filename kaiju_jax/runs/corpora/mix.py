@@ -1,20 +1,16 @@
-"""Finds the weights of sources that resemble a target; writes a mix.json."""
+"""Finds the weights of sources that resemble a target."""
 
 from collections.abc import Sequence
-from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.data import config as data_config
 from kaiju_jax.data import mix_file
 from kaiju_jax.data import mixing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.runs import embedders
 from kaiju_jax.runs import report
-from kaiju_jax.runs.corpora import mix_report
 from kaiju_jax.runs.corpora import read
-from kaiju_jax.storage import folders
 
 
 class Settings(NamedTuple):
@@ -124,10 +120,10 @@ def check(settings: Settings) -> None:
   for name, path in settings.measured:
     read.refuse_shared(path, others, f'--measured={name}')
   tokenizer_lib.load(settings.tokenizer)
-  _anneal_weights(settings)
+  anneal_weights(settings)
 
 
-def _anneal_weights(settings: Settings) -> dict[str, float]:
+def anneal_weights(settings: Settings) -> dict[str, float]:
   """Returns each source's weight in the annealing stage; {} for no stage."""
   if not settings.anneal:
     return {}
@@ -199,55 +195,3 @@ def find(settings: Settings) -> Result:
     bounds=bounds,
     target=(len(tokens[0]), int(sizes[0])),
   )
-
-
-def account(settings: Settings, result: Result) -> dict[str, Any]:
-  """Returns the settings and results behind the weights, for mix.json."""
-  mix = result.mix
-  columns = zip(
-    result.names, mix.low, mix.high, result.sizes, mix.distances, result.bounds
-  )
-  return {
-    'target': settings.target,
-    'embedder': settings.embedder,
-    'method': result.method,
-    'tokenizer': settings.tokenizer,
-    'tokens': settings.tokens,
-    'epochs': settings.epochs,
-    'resamples': settings.resamples,
-    'seed': settings.seed,
-    'anneal': settings.anneal,
-    'gap': mix.gap,
-    'distance': mix.distance,
-    'distance_of_all': mix.pooled,
-    'found': {
-      name: {
-        'low': float(low),
-        'high': float(high),
-        'tokens': int(size),
-        'distance': float(distance),
-        'bound': float(bound),
-      }
-      for name, low, high, size, distance, bound in columns
-    },
-  }
-
-
-def write(settings: Settings, result: Result, out: str) -> None:
-  """Writes mix.json, report.md and its figures into a new folder.
-
-  Raises:
-    OSError, ValueError: see `folders.write_whole`.
-  """
-  annealed = _anneal_weights(settings)
-  sources = [
-    data_config.SourceConfig(name, path, float(weight), annealed.get(name, -1))
-    for (name, path), weight in zip(settings.sources, result.mix.weights)
-  ]
-  sources += [
-    data_config.SourceConfig(name, path, 0.0)
-    for name, path in settings.measured
-  ]
-  with folders.write_whole(out) as folder:
-    mix_file.write(folder / 'mix.json', sources, account(settings, result))
-    mix_report.write(folder, settings, result)

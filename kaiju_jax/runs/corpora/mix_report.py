@@ -1,16 +1,17 @@
-"""Writes the report of a mix, one Markdown page and two figures."""
+"""Writes a mix: mix.json, and a report of one Markdown page and two figures."""
 
 import pathlib
 import shlex
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import mix_file
 from kaiju_jax.runs import report
+from kaiju_jax.runs.corpora import mix as mix_lib
 from kaiju_jax.storage import files
-
-if TYPE_CHECKING:
-  from kaiju_jax.runs.corpora import mix as mix_lib
+from kaiju_jax.storage import folders
 
 FILE = 'report.md'
 _WEIGHTS = 'weights.png'
@@ -21,8 +22,28 @@ _UNITS = {
 }
 
 
-def write(
-  folder: pathlib.Path, settings: 'mix_lib.Settings', result: 'mix_lib.Result'
+def write(settings: mix_lib.Settings, result: mix_lib.Result, out: str) -> None:
+  """Writes mix.json, report.md and its figures into a new folder.
+
+  Raises:
+    OSError, ValueError: see `folders.write_whole`.
+  """
+  annealed = mix_lib.anneal_weights(settings)
+  sources = [
+    data_config.SourceConfig(name, path, float(weight), annealed.get(name, -1))
+    for (name, path), weight in zip(settings.sources, result.mix.weights)
+  ]
+  sources += [
+    data_config.SourceConfig(name, path, 0.0)
+    for name, path in settings.measured
+  ]
+  with folders.write_whole(out) as folder:
+    mix_file.write(folder / 'mix.json', sources, account(settings, result))
+    _write_page(folder, settings, result)
+
+
+def _write_page(
+  folder: pathlib.Path, settings: mix_lib.Settings, result: mix_lib.Result
 ) -> None:
   """Writes the page and its figures into a folder."""
   report.save(_weights(result), folder / _WEIGHTS)
@@ -31,7 +52,41 @@ def write(
     (folder / FILE).write_text(page(settings, result), encoding='utf-8')
 
 
-def command(settings: 'mix_lib.Settings') -> str:
+def account(
+  settings: mix_lib.Settings, result: mix_lib.Result
+) -> dict[str, Any]:
+  """Returns the settings and results behind the weights, for mix.json."""
+  mix = result.mix
+  columns = zip(
+    result.names, mix.low, mix.high, result.sizes, mix.distances, result.bounds
+  )
+  return {
+    'target': settings.target,
+    'embedder': settings.embedder,
+    'method': result.method,
+    'tokenizer': settings.tokenizer,
+    'tokens': settings.tokens,
+    'epochs': settings.epochs,
+    'resamples': settings.resamples,
+    'seed': settings.seed,
+    'anneal': settings.anneal,
+    'gap': mix.gap,
+    'distance': mix.distance,
+    'distance_of_all': mix.pooled,
+    'found': {
+      name: {
+        'low': float(low),
+        'high': float(high),
+        'tokens': int(size),
+        'distance': float(distance),
+        'bound': float(bound),
+      }
+      for name, low, high, size, distance, bound in columns
+    },
+  }
+
+
+def command(settings: mix_lib.Settings) -> str:
   """Returns the command that makes the mix, without its --out."""
   named = {
     name: value
@@ -45,7 +100,7 @@ def command(settings: 'mix_lib.Settings') -> str:
   return shlex.join(['python', '-m', 'experiments.mix', *words])
 
 
-def page(settings: 'mix_lib.Settings', result: 'mix_lib.Result') -> str:
+def page(settings: mix_lib.Settings, result: mix_lib.Result) -> str:
   """Returns the report as Markdown."""
   mix = result.mix
   documents, tokens = result.target
@@ -96,7 +151,7 @@ def _format_bound(bound: float) -> str:
   return f'{bound:.3f}' if bound < 1 else 'none'
 
 
-def _epochs(settings: 'mix_lib.Settings', result: 'mix_lib.Result') -> str:
+def _epochs(settings: mix_lib.Settings, result: mix_lib.Result) -> str:
   """Returns a sentence on how often the sources are read."""
   lasts = result.lasts(settings.epochs)
   if not settings.tokens:
@@ -120,7 +175,7 @@ def _axes(rows: int):
   return drawn, axes
 
 
-def _weights(result: 'mix_lib.Result'):
+def _weights(result: mix_lib.Result):
   """Draws each weight with its interval, beside its share of all text."""
   mix = result.mix
   order = np.argsort(mix.weights, kind='stable')
@@ -158,7 +213,7 @@ def _weights(result: 'mix_lib.Result'):
   return drawn
 
 
-def _distances(result: 'mix_lib.Result'):
+def _distances(result: mix_lib.Result):
   """Draws the target's distance of each source, of all text and of the mix."""
   mix = result.mix
   order = np.argsort(-mix.distances, kind='stable')

@@ -86,13 +86,13 @@ def without_http(
   server: Served, arrivals: Sequence[load.Arrival]
 ) -> list[load.Timeline]:
   """Serves a load by the same engine, in its thread, without the server."""
-  engine = server.context.worker.engine
+  engine = server.context.engines.engine
 
   def serve():
     engine_serving.forget(engine)
     return engine_serving.serve(engine, arrivals)
 
-  return asyncio.run(server.context.worker.call(serve))
+  return asyncio.run(server.context.engines.call(serve))
 
 
 def over_http(
@@ -104,7 +104,7 @@ def over_http(
     The timelines, in the order of the arrivals. They hold when tokens came, not
     which they are.
   """
-  worker = server.context.worker
+  worker = server.context.engines
   asyncio.run(worker.call(lambda: engine_serving.forget(worker.engine)))
   messages = [
     {

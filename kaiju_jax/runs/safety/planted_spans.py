@@ -80,17 +80,30 @@ def texts(count: int, seed: int) -> Iterator[dict[str, Any]]:
 def shuffle(
   found: Sequence[Mapping[str, Any]], seed: int
 ) -> Iterator[dict[str, Any]]:
-  """Yields texts, each with the spans of another one at places of its own.
+  """Yields texts with all spans at places that have nothing to do with them.
 
-  Their lengths are kept, up to that of the text.
+  A span's last character is drawn among those of all texts, so that neither a
+  text nor a place in it says where one is. Drawn starts, or another text's
+  places, would leave the first characters of a text without a span's end, and a
+  model would learn this. Lengths are kept, up to the beginning of the text.
   """
   rng = np.random.default_rng((_SEED, seed, 1))
-  for one, other in zip(found, rng.permutation(len(found)).tolist()):
-    spans = []
-    for span in found[other]['spans']:
-      size = min(span['end'] - span['start'], len(one['text']))
-      start = int(rng.integers(len(one['text']) - size + 1))
-      spans.append({**span, 'start': start, 'end': start + size})
+  ends = np.cumsum([len(one['text']) for one in found])
+  drawn: list[list[dict[str, Any]]] = [[] for _ in found]
+  for span in (span for one in found for span in one['spans']):
+    while True:
+      place = int(rng.integers(ends[-1]))
+      index = int(np.searchsorted(ends, place, 'right'))
+      end = place + 1 - int(ends[index] - len(found[index]['text']))
+      start = max(0, end - (span['end'] - span['start']))
+      if all(
+        end <= one['start'] or one['end'] <= start
+        for one in drawn[index]
+        if one['dimension'] == span['dimension']
+      ):
+        break
+    drawn[index].append({**span, 'start': start, 'end': end})
+  for one, spans in zip(found, drawn):
     yield {'text': one['text'], 'spans': spans}
 
 

@@ -26,6 +26,8 @@ from kaiju_jax.training import workdir as workdir_lib
 REPORT = 'report.md'
 # The most tokens of a delay that the report counts.
 DELAY = 2
+# Of the bound on false alarms.
+CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,9 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
 
 def report(measured: dict) -> Iterator[str]:
   """Yields the lines of the report on a head, in Markdown."""
+  from kaiju_jax.evaluation import token_labels
   from kaiju_jax.runs import report as report_lib
+  from kaiju_jax.serving.safety import exact
 
   rows = [
     (
@@ -143,6 +147,9 @@ def report(measured: dict) -> Iterator[str]:
       f'{len(one.delays)} of {one.spans}',
       f'{one.count_within(DELAY)} of {one.spans}',
       max(one.delays.tolist(), default='-'),
+      f'{one.error:.5f}',
+      f'{one.alarms[0]:,} of {one.alarms[1]:,}',
+      f'{exact.at_most(*one.alarms, CONFIDENCE):.3%}',
     )
     for name, one in measured.items()
   ]
@@ -151,7 +158,8 @@ def report(measured: dict) -> Iterator[str]:
   yield from report_lib.markdown(
     [
       *('dimension', 'spans', 'tokens', 'AUROC', 'recognized'),
-      *(f'within {DELAY} tokens', 'longest delay'),
+      *(f'within {DELAY} tokens', 'longest delay', 'calibration error'),
+      *(f'false alarms at {token_labels.RECALL:.0%} recall', 'at most'),
     ],
     rows,
   )

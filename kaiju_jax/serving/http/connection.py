@@ -23,6 +23,7 @@ left.
 
 import asyncio
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import http
 import secrets
@@ -337,7 +338,8 @@ class _Transport:
   def end(self) -> None:
     """Ends the server's half; later writes are dropped."""
     self._is_ended = True
-    self._transport.write_eof()
+    with contextlib.suppress(OSError):  # The client has gone already.
+      self._transport.write_eof()
 
   def finish(self) -> None:
     """Ends the connection once all is sent; its client sends no more."""

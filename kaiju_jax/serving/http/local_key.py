@@ -3,6 +3,9 @@
 A request on loopback may come from a program of another account, or through a
 proxy that forwards strangers' requests without a header that says so. Only the
 user who started the server can read the file, so the key identifies that user.
+
+An operator's key is another one of the same kind. The chat's key is told to
+clients and lies in browsers, and must not change what is served.
 """
 
 import os
@@ -12,7 +15,7 @@ import secrets
 
 from kaiju_jax.storage import files
 
-FILE = 'local_key'
+FILE, OPERATOR = 'local_key', 'operator_key'
 _KEY = re.compile(r'kaiju-local-[A-Za-z0-9_-]{43}')
 
 

@@ -9,7 +9,8 @@
      "seconds": 1.84, "prompt": 900, "cached": 896, "completion": 120,
      "reason": "stop"}
 
-No line holds a text, an id of a session, a query or an owner's name. Warnings
+No line holds a text, an id of a session, a query or an owner's name. An
+operator's command has a line of its own, with "event": "operation". Warnings
 and errors of other modules are lines of the same form with a "message".
 
 Logging never waits for a terminal or a disk: lines go through a queue to a
@@ -18,6 +19,7 @@ counted.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import datetime
 import json
@@ -34,6 +36,7 @@ from kaiju_jax.serving.http import exchange as exchange_lib
 # 'json': all lines. 'faults': warnings and errors, as plain text for a person.
 FORMS = ('json', 'faults', 'none')
 _REQUESTS = logging.getLogger('kaiju_jax.requests')
+_OPERATIONS = logging.getLogger('kaiju_jax.operations')
 _LINES = 10_000  # The most lines that wait to be written.
 
 
@@ -78,6 +81,17 @@ def refusal(name: str, status: int) -> None:
     status: the answer's status.
   """
   _log({'request': name, 'status': status, 'reason': 'no_request'})
+
+
+def operation(fields: Mapping[str, Any]) -> None:
+  """Logs an operator's command, in words for a person, too.
+
+  Args:
+    fields: its name as 'operation', and what it changed.
+  """
+  words = ' '.join(f'{name}={value}' for name, value in fields.items())
+  line = {'event': 'operation', **fields}
+  _OPERATIONS.info('%s', words, extra={'fields': line})
 
 
 def _log(fields: dict[str, Any]) -> None:
@@ -149,15 +163,18 @@ def write_to(stream: TextIO, form: str = 'json') -> Iterator[None]:
     waiting, logging.StreamHandler(stream)
   )
   root = logging.getLogger()
-  handlers, level = root.handlers[:], _REQUESTS.level
+  handlers = root.handlers[:]
+  levels = {logger: logger.level for logger in (_REQUESTS, _OPERATIONS)}
   root.handlers[:] = [logging.NullHandler() if form == 'none' else handler]
   _REQUESTS.setLevel(logging.INFO if form == 'json' else logging.WARNING)
+  _OPERATIONS.setLevel(logging.INFO)
   listener.start()
   try:
     yield
   finally:
     root.handlers[:] = handlers
-    _REQUESTS.setLevel(level)
+    for logger, level in levels.items():
+      logger.setLevel(level)
     listener.stop()
 
 

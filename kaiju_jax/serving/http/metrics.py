@@ -13,6 +13,7 @@ of the engine, in its thread.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import prometheus_client
@@ -63,6 +64,45 @@ class Reading(NamedTuple):
   wait: float
 
 
+class ReplicaReading(NamedTuple):
+  """What a router knows of a replica at one moment.
+
+  Attributes:
+    name: the replica's.
+    build: a digest of its weights, calibration and head.
+    is_up: whether it answers.
+    share: to which part of new conversations it is open.
+    load: as policies count it.
+    running: the sequences that it has.
+  """
+
+  name: str
+  build: str
+  is_up: bool
+  share: float
+  load: float
+  running: int
+
+
+class FleetReading(NamedTuple):
+  """The state of a router at one moment.
+
+  Attributes:
+    replicas: its replicas.
+    sessions: the sessions that its table knows.
+    moves: the times that a session went on at another replica.
+    shared: whether the table is shared with other routers now; None where it
+      is to be this router's own.
+    losses: the times that the shared table was lost.
+  """
+
+  replicas: Sequence[ReplicaReading]
+  sessions: int
+  moves: int
+  shared: bool | None = None
+  losses: int = 0
+
+
 def reading(engine: engine_lib.Engine) -> Reading:
   """Returns an engine's state; call it in the engine's thread."""
   account, load = engine.decoder.account, engine.load()
@@ -93,7 +133,7 @@ class Metrics:
     ttft: the seconds from a request to its first token.
     itl: the seconds between two tokens.
     queue: the seconds that a sequence waited for a row.
-    rate: the tokens per second of each stream (`worker.AsyncStream.rate`).
+    rate: the tokens per second of each stream (`stream.Stream.rate`).
     prompt_tokens: the tokens of all prompts.
     cached_tokens: the prompt tokens that were in the cache and did not run.
     rejected: the requests that the engine refused, by reason.
@@ -111,6 +151,8 @@ class Metrics:
     drift_kl: the divergence of the last window, of 'tokens' and of 'codes';
       without series where nothing watches (`drift/watch.py`).
     drift_frozen: 1 while the guard has frozen calibration.
+    operations: the operators' commands, by operation and result: 'done',
+      'refused' or 'failed'.
     ready: 1 while requests are taken, as /readyz says, the store left out; the
       server's context sets the function that answers.
   """
@@ -182,6 +224,9 @@ class Metrics:
     self.ready = prometheus_client.Gauge(
       'ready', 'Whether requests are taken.', **own
     )
+    self.operations = prometheus_client.Counter(
+      'operations', "Operators' commands.", ['operation', 'result'], **own
+    )
     for kind in 'status', 'stream':
       self.failed.labels(kind)
     self.rejected.labels('busy')
@@ -217,6 +262,10 @@ class Metrics:
         self.drift_kl.labels(what).set(value)
     self.drift_frozen.set(is_frozen)
 
+  def add_fleet(self, read: Callable[[], FleetReading]) -> None:
+    """Adds the metrics of a router, read at each scrape, from any thread."""
+    self._registry.register(_Fleet(read))
+
   def text(self) -> bytes:
     """Returns all metrics in Prometheus's text format."""
     return prometheus_client.generate_latest(self._registry)
@@ -225,15 +274,19 @@ class Metrics:
     """Answers /metrics; may block, so call it in a thread."""
     return responses.Response(self.text(), headers={'Content-Type': _FORMAT})
 
-  def app(self) -> types.ASGIApp:
-    """Returns an application that answers /metrics only to this machine."""
+  def app(self, *routes: routing.Route) -> applications.Starlette:
+    """Returns an application that answers /metrics only to this machine.
+
+    Args:
+      *routes: more of its routes.
+    """
 
     def answer(request: requests.Request) -> responses.Response:
       loopback.check(request)
       return self.answer(request)
 
     return applications.Starlette(
-      routes=[routing.Route('/metrics', answer)],
+      routes=[routing.Route('/metrics', answer), *routes],
       exception_handlers=errors.HANDLERS,
     )
 
@@ -310,3 +363,51 @@ class _Engine(registry_lib.Collector):
       'What a new sequence would wait.',
       read.wait,
     )
+
+
+class _Fleet(registry_lib.Collector):
+  """Collects a router's metrics at each scrape."""
+
+  def __init__(self, read: Callable[[], FleetReading]):
+    self._read = read
+
+  def describe(self) -> Iterator[core.Metric]:
+    """Yields nothing, so that registration does not read the router."""
+    return iter(())
+
+  def collect(self) -> Iterator[core.Metric]:
+    """Yields the gauges and counters of a reading."""
+    read = self._read()
+    for name, text, attribute in (
+      ('up', 'Whether the replica answers.', 'is_up'),
+      ('share', 'The part of new conversations that it takes.', 'share'),
+      ('load', 'Its prompt tokens and requests, as policies count.', 'load'),
+      ('running', 'Its sequences.', 'running'),
+    ):
+      family = core.GaugeMetricFamily(
+        f'kaiju_replica_{name}', text, labels=['replica', 'build']
+      )
+      for one in read.replicas:
+        family.add_metric([one.name, one.build], getattr(one, attribute))
+      yield family
+    yield core.GaugeMetricFamily(
+      'kaiju_affinity_sessions',
+      "Sessions in the router's table.",
+      read.sessions,
+    )
+    yield core.CounterMetricFamily(
+      'kaiju_affinity_moves',
+      'Sessions that went on at another replica.',
+      read.moves,
+    )
+    if read.shared is not None:
+      yield core.GaugeMetricFamily(
+        'kaiju_affinity_shared',
+        'Whether the table is shared with other routers.',
+        read.shared,
+      )
+      yield core.CounterMetricFamily(
+        'kaiju_affinity_losses',
+        'Times that the shared table was lost.',
+        read.losses,
+      )

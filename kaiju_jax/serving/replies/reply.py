@@ -26,6 +26,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.replies import reasoning as reasoning_lib
+from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release as release_lib
@@ -86,10 +87,10 @@ class Reply:
 
   def __init__(
     self,
-    stream: worker_lib.AsyncStream,
+    stream: stream_lib.Stream,
     watch: moderation.Watch,
     said: str = '',
-    note: Callable[[worker_lib.AsyncStream, int], None] = lambda *_: None,
+    note: Callable[[stream_lib.Stream, int], None] = lambda *_: None,
     refused: Callable[[str], None] = lambda _: None,
     cut: reasoning_lib.Cut | None = None,
   ):
@@ -138,7 +139,7 @@ class Reply:
 
   @property
   def rate(self) -> float | None:
-    """The stream's tokens per second (`worker.AsyncStream.rate`)."""
+    """The stream's tokens per second (`stream.Stream.rate`)."""
     return self._stream.rate
 
   @property
@@ -231,6 +232,7 @@ class Reply:
 
   def _filter(self, stage: str) -> None:
     self.finish = _FILTERED
+    self._stream.refuse()
     self._refused(stage)
 
   def _place(self, event: request_lib.Event) -> _Untold:

@@ -19,149 +19,22 @@ from collections.abc import Callable
 import logging
 import queue
 import threading
-import time
 from typing import Any
-from typing import NamedTuple
-from typing import Self
 
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import metrics
+from kaiju_jax.serving.replies import stream as stream_lib
 
 _LOG = logging.getLogger(__name__)
-# The fewest later tokens of a stream whose rate says something (our guess).
-_RATED = 15
 # Seconds between two looks at whether all streams have ended, or the thread.
 _LOOK = 0.05
 
 
 class Stopped(RuntimeError):
   """A call to an engine whose thread has ended or is about to end."""
-
-
-class _Prompt(NamedTuple):
-  """The facts of a prompt that has run, as in `request.Result`."""
-
-  waited: float
-  reused: int
-  prompt_scores: tuple[float, ...] | None
-
-
-class AsyncStream:
-  """The drawn tokens of one sequence, as an asynchronous iterator of `Event`.
-
-  Only the event loop that submitted the request reads it.
-
-  Attributes:
-    loop: that event loop.
-    sequence: the engine's sequence, which only the engine's thread touches.
-    waited: seconds until it had a row; set once a token has come.
-    reused: tokens of the prompt that the cache held; set likewise.
-    prompt_scores: as in `request.Result`; set likewise.
-    is_waiting: whether a reader waits for an event.
-  """
-
-  def __init__(self, worker: 'Worker', loop: asyncio.AbstractEventLoop):
-    """Makes a stream without a sequence, which the engine's thread sets."""
-    self.loop = loop
-    self.sequence: sequence_lib.Sequence | None = None
-    self.waited = 0.0
-    self.reused = 0
-    self.prompt_scores: tuple[float, ...] | None = None
-    self.is_waiting = False
-    self._worker = worker
-    self._events: collections.deque[request_lib.Event] = collections.deque()
-    self._arrived = asyncio.Event()
-    self._result: request_lib.Result | None = None
-    self._error: BaseException | None = None
-    # When the first and the latest tokens came, and how many behind the first.
-    self._times: tuple[float, float] | None = None
-    self._later = 0
-
-  def __aiter__(self) -> Self:
-    return self
-
-  async def __anext__(self) -> request_lib.Event:
-    """Returns the next event.
-
-    Raises:
-      BadLogits, Late: the logits were not finite; no row was free in time.
-      Stopped: the engine's thread failed.
-    """
-    while not self._events:
-      if self._error is not None:
-        raise self._error
-      if self._result is not None:
-        if self._result.error is not None:
-          raise self._result.error
-        raise StopAsyncIteration
-      self._arrived.clear()
-      self.is_waiting = True
-      try:
-        await self._arrived.wait()
-      finally:
-        self.is_waiting = False
-    self._worker.read(self)
-    return self._events.popleft()
-
-  @property
-  def has_more(self) -> bool:
-    """Whether the next event is here already."""
-    return bool(self._events)
-
-  @property
-  def rate(self) -> float | None:
-    """The tokens per second that followed the first, whoever read them.
-
-    Tokens that came together with the first do not count. None where fewer
-    than 15 tokens came later.
-    """
-    if self._later < _RATED:
-      return None
-    first, last = self._times
-    return self._later / (last - first) if last > first else None
-
-  def result(self) -> request_lib.Result:
-    """Returns the sequence's result, once the stream has ended.
-
-    Raises:
-      ValueError: the stream has not ended.
-    """
-    if self._result is None:
-      raise ValueError('the stream has not ended: read it to its end first.')
-    return self._result
-
-  @property
-  def reason(self) -> str | None:
-    """Why the sequence ended; None before its end."""
-    return None if self._result is None else self._result.reason
-
-  def cancel(self) -> None:
-    """Ends a running sequence after the current round; never waits."""
-    if self._result is None:
-      self._worker.cancel(self)
-
-  def deliver(
-    self,
-    events: list[request_lib.Event],
-    prompt: _Prompt | None = None,
-    result: request_lib.Result | None = None,
-    error: BaseException | None = None,
-  ) -> None:
-    """Stores new events from the engine's thread; runs in the event loop."""
-    self._events += events
-    if events:
-      now = time.perf_counter()
-      if self._times is None:
-        self._times = now, now
-      else:
-        self._times = self._times[0], now
-        self._later += len(events)
-    if prompt is not None:
-      self.waited, self.reused, self.prompt_scores = prompt
-    self._result = result or self._result
-    self._error = error or self._error
-    self._arrived.set()
 
 
 class Worker:
@@ -189,7 +62,7 @@ class Worker:
     self._on_compiled = on_compiled
     self.error: BaseException | None = None
     self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    self._streams: dict[AsyncStream, sequence_lib.Sequence] = {}
+    self._streams: dict[stream_lib.AsyncStream, sequence_lib.Sequence] = {}
     self._is_stopping = False
     self._is_draining = False
     self._thread = threading.Thread(
@@ -212,9 +85,31 @@ class Worker:
     """Whether requests can be answered."""
     return self._thread.is_alive() and self.error is None
 
+  @property
+  def wait(self) -> float | None:
+    """The most seconds that a request may wait; None for no limit."""
+    return self.engine.limits.wait
+
+  @property
+  def alternatives(self) -> int:
+    """The most alternatives of a token that a request may ask for."""
+    return self.engine.alternatives
+
+  @property
+  def ready(self) -> int:
+    """How many of the compilations that were left for later are done."""
+    return self.compilations - self.engine.rounds.waiting
+
+  def reading(self) -> metrics.Reading | None:
+    """Returns the engine's state; None if late. It blocks: see `ask`."""
+    return self.ask(lambda: metrics.reading(self.engine))
+
+  async def begin(self) -> None:
+    """Prepares nothing: its thread runs (`engines.Engines`)."""
+
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> list[AsyncStream]:
+  ) -> list[stream_lib.AsyncStream]:
     """Submits requests and returns their streams; takes all of them, or none.
 
     Args:
@@ -229,7 +124,7 @@ class Worker:
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
     loop = asyncio.get_running_loop()
-    streams = [AsyncStream(self, loop) for _ in requests]
+    streams = [stream_lib.AsyncStream(self, loop) for _ in requests]
 
     def submit():
       try:
@@ -248,6 +143,10 @@ class Worker:
         self.cancel(stream)
       raise
     return streams
+
+  async def forget(self, wanted: forgetting.Forget) -> None:
+    """Drops texts from the cache; raises `Stopped`."""
+    await self.call(lambda: forgetting.forget(self.engine, wanted))
 
   async def call(self, function: Callable[[], Any]) -> Any:
     """Runs a function between the engine's rounds, and returns its result.
@@ -301,11 +200,11 @@ class Worker:
     except queue.Empty:
       return None
 
-  def read(self, stream: AsyncStream) -> None:
+  def read(self, stream: stream_lib.AsyncStream) -> None:
     """Renews a stream's lease."""
     self.engine.read(stream.sequence)
 
-  def cancel(self, stream: AsyncStream) -> None:
+  def cancel(self, stream: stream_lib.AsyncStream) -> None:
     """Ends a stream's sequence between two rounds; never waits."""
     self._commands.put(lambda: self._end_sequence(stream))
 
@@ -334,7 +233,7 @@ class Worker:
       if thread.is_alive():
         thread.join()
 
-  def _end_sequence(self, stream: AsyncStream) -> None:
+  def _end_sequence(self, stream: stream_lib.AsyncStream) -> None:
     if stream.sequence is not None:
       self.engine.cancel(stream.sequence)
 
@@ -399,8 +298,10 @@ class Worker:
     return Stopped(f'the engine failed: {self.error}')
 
 
-def _prompt(sequence: sequence_lib.Sequence) -> _Prompt:
-  return _Prompt(sequence.waited, sequence.reused, sequence.prompt_scores)
+def _prompt(sequence: sequence_lib.Sequence) -> stream_lib.Prompt:
+  return stream_lib.Prompt(
+    sequence.waited, sequence.reused, sequence.prompt_scores
+  )
 
 
 def _deliver(items) -> None:

@@ -29,7 +29,7 @@ def check(
   """
   if not count:
     return
-  most = context.worker.engine.alternatives
+  most = context.engines.alternatives
   if count > most:
     raise errors.invalid(
       f'{field}={count}: must be 0…{most} here; the server is started with'

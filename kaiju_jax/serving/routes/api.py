@@ -8,6 +8,7 @@ characters and sessions, the page, and the operators' addresses (/healthz,
 """
 
 import asyncio
+import contextlib
 import importlib.resources
 import pathlib
 from typing import Any
@@ -56,8 +57,14 @@ def app(context: context_lib.Context) -> types.ASGIApp:
   if context.access.is_local:
     # A server that other machines reach has a separate port for metrics.
     routes.append(routing.Route('/metrics', show_metrics, methods=['GET']))
+
+  @contextlib.asynccontextmanager
+  async def lifespan(_):
+    await context.engines.begin()
+    yield
+
   made = applications.Starlette(
-    routes=routes, exception_handlers=errors.HANDLERS
+    routes=routes, exception_handlers=errors.HANDLERS, lifespan=lifespan
   )
   made.state.context = context
   return context.metrics.count_answers(made)
@@ -89,7 +96,7 @@ async def server(request: requests.Request) -> responses.Response:
   """GET /v1/server: describes the model, moderation, and compilations."""
   context = request.app.state.context
   context.access.caller(request)
-  worker = context.worker
+  engines = context.engines
   return responses.JSONResponse(
     {
       'object': 'server',
@@ -103,10 +110,7 @@ async def server(request: requests.Request) -> responses.Response:
       'thinking': context.thinking is not None,
       'sampling': dict(context.sampling),
       # Programs still compile after the start; no request waits for one.
-      'warm': {
-        'ready': worker.compilations - worker.engine.rounds.waiting,
-        'of': worker.compilations,
-      },
+      'warm': {'ready': engines.ready, 'of': engines.compilations},
       'authentication': not context.access.is_open,
     }
   )
@@ -120,9 +124,9 @@ async def key(request: requests.Request) -> responses.Response:
 
 
 async def healthz(request: requests.Request) -> responses.Response:
-  """GET /healthz: answers 200 while the engine's thread lives."""
+  """GET /healthz: answers 200 while an engine lives."""
   context = request.app.state.context
-  if context.worker.is_alive:
+  if context.engines.is_alive:
     return responses.PlainTextResponse('ok\n')
   return responses.PlainTextResponse('the engine has failed\n', 500)
 

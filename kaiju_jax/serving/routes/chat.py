@@ -95,7 +95,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       cache_salt=turn.cache_salt,
       conversation=turn.conversation,
       priority=caller.tier,
-      deadline=context.worker.engine.limits.wait,
+      deadline=context.engines.wait,
       guided=guide,
       alternatives=chat.top_logprobs or 0,
     )

@@ -189,7 +189,7 @@ def _requests(
       alternatives=completion.logprobs or 0,
       owner=caller.owner,
       priority=caller.tier,
-      deadline=context.worker.engine.limits.wait,
+      deadline=context.engines.wait,
     )
     for sampling in completion.samplings(context.sampling)
   ]

@@ -22,7 +22,8 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import engines as engines_lib
+from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
@@ -78,7 +79,7 @@ class Context:
   """The parts of one server.
 
   Attributes:
-    worker: runs the engine.
+    engines: runs the engine, or several as one.
     model: the served model.
     tokenizer: the model's.
     format: turns messages into tokens; None for a model that only continues
@@ -107,7 +108,7 @@ class Context:
     drift: watches whether traffic drifts; None for a server that does not.
   """
 
-  worker: worker_lib.Worker
+  engines: engines_lib.Engines
   model: Model
   tokenizer: tokenizer_lib.Tokenizer
   format: prompt_lib.Encoded | None
@@ -137,13 +138,15 @@ class Context:
     self._texts = futures.ThreadPoolExecutor(2, 'text')
     self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
     self.metrics.ready.set_function(lambda: self.takes_requests)
+    if isinstance(self.engines, router.Router):
+      self.metrics.add_fleet(self.engines.read_fleet)
 
   def close(self) -> None:
-    """Saves points, stops the engine, closes the store, ends the threads."""
+    """Saves points, stops the engines, closes the store, ends the threads."""
     for part in self.drift, self.points:
       if part is not None:
         part.stop()
-    self.worker.stop()
+    self.engines.stop()
     self.store.close()
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
@@ -152,7 +155,7 @@ class Context:
   def takes_requests(self) -> bool:
     """Whether requests are taken; says nothing of the store."""
     is_open = self.is_ready and self.moderator.mode != 'closed'
-    return is_open and self.worker.is_alive
+    return is_open and self.engines.is_alive
 
   @property
   def chats(self) -> prompt_lib.Encoded:

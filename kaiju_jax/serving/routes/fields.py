@@ -34,7 +34,7 @@ from kaiju_jax.serving.stores import feedback
 CHOICES, MESSAGES = values.CHOICES, 4096
 _LABELS = 64  # The most entries of `metadata`.
 
-_T = TypeVar('_T', bound='_Fields')
+_T = TypeVar('_T', bound='Fields')
 _Text = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
 
 
@@ -42,7 +42,9 @@ _Alternatives = Annotated[int, pydantic.Field(ge=0, le=alternatives.MOST)]
 _Unsupported = Annotated[Any, pydantic.AfterValidator(values.refuse_any)]
 
 
-class _Fields(pydantic.BaseModel):
+class Fields(pydantic.BaseModel):
+  """The fields of a request; unknown ones are refused."""
+
   model_config = pydantic.ConfigDict(
     strict=True, extra='forbid', allow_inf_nan=False
   )
@@ -59,7 +61,7 @@ class _Fields(pydantic.BaseModel):
     return value
 
 
-class ChatMessage(_Fields):
+class ChatMessage(Fields):
   """One message of a chat."""
 
   role: Literal['system', 'developer', 'user', 'assistant']
@@ -89,26 +91,26 @@ _UNDRAWN = {
 }
 
 
-class TemplateOptions(_Fields):
+class TemplateOptions(Fields):
   """The field `chat_template_kwargs`."""
 
   enable_thinking: bool | None = None
 
 
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
   """The field `stream_options`."""
 
   include_usage: bool = False
   include_obfuscation: bool | None = None
 
 
-class ResponseFormat(_Fields):
+class ResponseFormat(Fields):
   """The field `response_format`; only text is supported."""
 
   type: Literal['text']
 
 
-class _Generation(_Fields):
+class _Generation(Fields):
   """The fields that both completions endpoints have."""
 
   model: Annotated[str, pydantic.StringConstraints(max_length=512)]
@@ -324,7 +326,7 @@ class Completion(_Generation):
     return self.prompt
 
 
-class Encoding(_Fields):
+class Encoding(Fields):
   """The fields of POST /tokenize; `add_special_tokens` opens a document."""
 
   prompt: _Text
@@ -332,14 +334,14 @@ class Encoding(_Fields):
   model: str | None = None
 
 
-class Decoding(_Fields):
+class Decoding(Fields):
   """The fields of POST /detokenize."""
 
   tokens: Annotated[list[int], pydantic.FailFast(), values.limit_entries(2**17)]
   model: str | None = None
 
 
-class NewSession(_Fields):
+class NewSession(Fields):
   """The fields of POST /v1/sessions; `greeting` is an index, 0 the first."""
 
   character: str
@@ -347,7 +349,7 @@ class NewSession(_Fields):
   title: Annotated[str, pydantic.StringConstraints(max_length=200)] = ''
 
 
-class NewMessage(_Fields):
+class NewMessage(Fields):
   """The fields of POST /v1/sessions/{id}/messages; no parent at the top."""
 
   parent: int | None
@@ -355,25 +357,25 @@ class NewMessage(_Fields):
   text: _Text
 
 
-class Head(_Fields):
+class Head(Fields):
   """The fields of PUT /v1/sessions/{id}/head: the id of the new head."""
 
   message: int
 
 
-class Rating(_Fields):
+class Rating(Fields):
   """The fields of a message's rating; None withdraws the former one."""
 
   rating: Literal[feedback.RATINGS] | None
 
 
-class Agreement(_Fields):
+class Agreement(Fields):
   """The fields of PUT /v1/feedback."""
 
   agrees: bool
 
 
-class Rollback(_Fields):
+class Rollback(Fields):
   """The fields of POST /v1/characters/{id}/rollback: a version's number."""
 
   version: Annotated[int, pydantic.Field(ge=1)]

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from collections.abc import Callable
 import contextlib
 
-from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
@@ -45,10 +45,9 @@ async def plan_session(
     return False
 
   async def forget() -> None:
-    conversation = owner.encode(), session
     await _forget(
       context,
-      lambda engine: engine.recorder.remove(conversation),
+      forgetting.Forget(conversations=((owner, session),)),
       lambda points: points.remove_session(owner, session),
     )
     if await context.run_store(is_version_gone):
@@ -81,24 +80,21 @@ async def plan_character(
 
 
 async def _forget_prefixes(context, owner: str, digests) -> None:
-  salts = [x for one in digests for x in (one, f'{one} {owner}')]
-
-  def drop(engine: engine_lib.Engine) -> None:
-    for salt in salts:
-      engine.decoder.account.tree.drop_tree(salt.encode())
-
+  salts = tuple(x for one in digests for x in (one, f'{one} {owner}'))
   await _forget(
-    context, drop, lambda points: points.remove_character(owner, digests)
+    context,
+    forgetting.Forget(salts=salts),
+    lambda points: points.remove_character(owner, digests),
   )
 
 
 async def _forget(
   context: context_lib.Context,
-  drop: Callable[[engine_lib.Engine], None],
+  wanted: forgetting.Forget,
   remove: Callable[[saved_points.SavedPoints], None],
 ) -> None:
   # An engine that has stopped has no points either.
   with contextlib.suppress(worker_lib.Stopped):
-    await context.worker.call(lambda: drop(context.worker.engine))
+    await context.engines.forget(wanted)
   if context.points is not None:
     await asyncio.to_thread(remove, context.points)

@@ -16,6 +16,7 @@ from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import reasoning
 from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.safety import moderation
@@ -120,10 +121,10 @@ def _cut(format: prompt_lib.Encoded | None) -> reasoning.Cut | None:
 
 async def _submit(
   context: context_lib.Context, requests: Sequence[request_lib.Request]
-) -> list[worker_lib.AsyncStream]:
+) -> Sequence[stream_lib.Stream]:
   """Returns the engine's streams; raises its refusals as `errors.ApiError`."""
   try:
-    return await context.worker.submit(*requests)
+    return await context.engines.submit(*requests)
   except request_lib.Busy as error:
     context.metrics.rejected.labels('busy').inc()
     if error.seconds is None:
@@ -166,7 +167,7 @@ def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
   """
   last = None
 
-  def note(stream: worker_lib.AsyncStream, count: int) -> None:
+  def note(stream: stream_lib.Stream, count: int) -> None:
     nonlocal last
     now = time.perf_counter()
     if last is None:

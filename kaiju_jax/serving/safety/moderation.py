@@ -29,6 +29,8 @@ part of a text; the other calls take microseconds, unless they log a text.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
+import hashlib
 import json
 import logging
 import os
@@ -43,6 +45,7 @@ from kaiju_jax.serving.safety import blocked as blocked_lib
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import release as release_lib
 from kaiju_jax.serving.safety import thresholds
+from kaiju_jax.storage import strict
 
 GATE, THRESHOLDS = 'gate.safetensors', 'thresholds.json'
 HEAD = 'head.safetensors'
@@ -73,6 +76,13 @@ class Version:
   folder: str
   gate: gate_lib.Gate
   policy: thresholds.Policy
+
+  @functools.cached_property
+  def id(self) -> str:
+    """Hex that names the gate and the thresholds together."""
+    policy = json.dumps(strict.dump(self.policy), sort_keys=True)
+    whole = f'{self.gate.version}\n{policy}'
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 class Verdict(NamedTuple):
@@ -130,6 +140,11 @@ class Moderator:
     return self._versions[0]
 
   @property
+  def before(self) -> Version | None:
+    """The version that `rollback` would serve; None where there is none."""
+    return self._versions[1]
+
+  @property
   def mode(self) -> str:
     """The server's state: 'unmoderated', 'moderated', or 'closed'.
 
@@ -138,28 +153,51 @@ class Moderator:
     """
     return _mode(self.version, self._head)
 
-  def use(self, folder: str | os.PathLike) -> Version:
-    """Serves a folder's version from now on, and keeps the previous one.
+  def use(self, folder: str | os.PathLike, may_close: bool = True) -> Version:
+    """Serves a folder's version from now on, and keeps the one before it.
+
+    The version that is served already changes nothing: `rollback` still finds
+    the one before it.
+
+    Args:
+      folder: the version's.
+      may_close: whether to serve a version with which nothing is answered,
+        because the head or its thresholds are missing.
 
     Raises:
       OSError: a file is missing or cannot be read.
-      ValueError: a file is bad, or the thresholds are for another gate or
-        another token-level head. After either error, nothing has changed.
+      ValueError: a file is bad, the thresholds are for another gate or another
+        token-level head, or nothing would be answered. After either error,
+        nothing has changed.
     """
     version = self.load(folder)
+    if not may_close and _mode(version, self._head) == 'closed':
+      missing = 'the server runs no token-level head'
+      if self._head:
+        missing = f'{THRESHOLDS} has no thresholds of the token-level head'
+      raise ValueError(f'{folder}: nothing would be answered: {missing}.')
     with self._lock:
-      self._versions = version, self._versions[0]
-    return version
+      before = self._versions[0]
+      if before is None or version.id != before.id:
+        self._versions = version, before
+      return self._versions[0]
 
-  def rollback(self) -> Version:
+  def rollback(self, served: str | None = None) -> Version:
     """Swaps the served version and the previous one.
 
+    Args:
+      served: the `id` that the caller takes to be served; None for any. It
+        keeps two operators from undoing each other's rollback.
+
     Raises:
-      RuntimeError: there is no previous version. So a rollback never ends
-        moderation.
+      RuntimeError: there is no previous version, so that a rollback never ends
+        moderation; or another version is served.
     """
     with self._lock:
       current, before = self._versions
+      if served is not None and (current is None or current.id != served):
+        now = 'none' if current is None else current.id
+        raise RuntimeError(f'served={served!r}: the version served is {now}.')
       if before is None:
         raise RuntimeError('there is no version before the one that is served.')
       self._versions = before, current

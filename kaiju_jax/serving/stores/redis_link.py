@@ -18,11 +18,10 @@ from typing import TypeVar
 import urllib.parse
 
 import redis
-from redis import backoff
-from redis import retry
 
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import faults
+from kaiju_jax.serving.stores import redis_address
 
 T = TypeVar('T')
 
@@ -34,7 +33,7 @@ class Link:
   """A Redis, from any thread.
 
   Args:
-    address: redis://, rediss:// or unix://, as redis-py reads it.
+    address: as `redis_address.connect` takes it.
     timeout: seconds for the connection, and for each answer.
     pause: seconds between two tries of a server that is away.
 
@@ -57,13 +56,7 @@ class Link:
     self._is_recognized = False
     self.faults = faults.Faults()
     try:
-      self._redis = redis.Redis.from_url(
-        address,
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        retry=retry.Retry(backoff.NoBackoff(), 0, supported_errors=()),
-        protocol=2,
-      )
+      self._redis = redis_address.connect(address, timeout)
     except (ValueError, TypeError) as error:
       raise ValueError(f'store {self.name}: {error}.') from error
 
@@ -118,6 +111,7 @@ class Link:
     self._is_open = False
     self._redis.close()
     self._redis.connection_pool.disconnect()
+    redis_address.close_sentinels(self._redis)
 
   def _refuse_away(self) -> None:
     if not self._is_open:

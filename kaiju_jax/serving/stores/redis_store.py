@@ -26,6 +26,7 @@ from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import records
+from kaiju_jax.serving.stores import redis_address
 from kaiju_jax.serving.stores import redis_link
 from kaiju_jax.serving.stores import redis_recent
 from kaiju_jax.serving.stores import redis_records
@@ -42,7 +43,7 @@ class RedisStore(conversing.Conversing):
   """`characters.Store` in Redis.
 
   Args:
-    address: redis://, rediss:// or unix://, as redis-py reads it.
+    address: as `redis_address.connect` takes it.
     limits: the store's limits.
     clock: returns unix seconds.
     prefix: the prefix of every key; stores with different ones share a server.
@@ -51,8 +52,8 @@ class RedisStore(conversing.Conversing):
     pause: seconds between two tries of a server that is away.
 
   Raises:
-    ValueError: the address is not valid, the server evicts keys, or the store
-      has a newer schema.
+    ValueError: the address is not valid, the server evicts keys or is part of
+      a cluster, or the store has a newer schema.
     characters.Unavailable: the server cannot be reached, or refuses.
   """
 
@@ -125,6 +126,8 @@ class RedisStore(conversing.Conversing):
   def _recognize(self, server: redis.Redis) -> None:
     """Rejects a server, or a store in it, that would lose or misread data."""
     name = self._link.name
+    if server.info('cluster').get('cluster_enabled'):
+      raise ValueError(f'store {name}: {redis_address.describe_cluster()}.')
     memory = server.info('memory')
     policy = memory.get('maxmemory_policy', '')
     if memory.get('maxmemory') and policy.startswith('allkeys'):

@@ -4,20 +4,28 @@ Hand-written conversations are too few to gate with. These ask characters that
 no training dialogue has for their facts, for how they are, and for what they
 want, in the dialogues' own phrasings, so that the small chat model can pass
 them. They are marked as generated.
+
+`practice` gives the same conversations with other characters, to fine-tune on.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import words
 from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.tasks.dialogues import rows
 
 AUTHOR = 'generated'
 # No training row is drawn from this seed (`rows.py` and `questions.py` list the
 # others).
-_SEED = 2**34
+_SEED, _PRACTICE = 2**34, 2**35
+# The fraction of practised characters whose values are random words.
+_MIXED = 0.5
 _HELLO, _HOW = 'Hello', 'How are you?'
 
 
@@ -27,14 +35,41 @@ def conversations(per_tier: int, seed: int = 0) -> list[golden.Conversation]:
   for number in range(per_tier * len(golden.TIERS)):
     rng = np.random.default_rng((_SEED, seed, number))
     tier = golden.TIERS[number % len(golden.TIERS)]
-    found.append(golden.check(_one(rng, f'generated-{seed}-{number}', tier)))
+    found.append(
+      golden.check(_one(rng, f'generated-{seed}-{number}', tier, _draw(rng)))
+    )
   return found
 
 
-def _one(rng: np.random.Generator, id: str, tier: str) -> golden.Conversation:
-  persona = personas.draw(rng)
+def practice(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+  """Yields records of conversations to fine-tune on (`data/conversations.py`).
+
+  No character is one of `conversations`. Half of them have random words as
+  values, so that their answers must be copied from the description.
+  """
+  for number in range(count):
+    rng = np.random.default_rng((_PRACTICE, seed, number))
+    is_mixed = rng.random() < _MIXED
+    persona = _draw(rng, is_mixed)
+    one = _one(rng, 'practice', golden.TIERS[0], persona)
+    said = [('system', prompt.persona(rows.fields_of(persona)))]
+    said.append(('assistant', one.character.greeting))
+    for turn in one.turns:
+      said += [('user', turn.user), ('assistant', turn.reference)]
+    yield {'messages': [{'role': x, 'content': text} for x, text in said]}
+
+
+def _draw(rng: np.random.Generator, is_mixed: bool = False) -> personas.Persona:
+  """Returns a character that wants something."""
+  persona = personas.draw(rng, mixed=is_mixed)
   while 'dream' not in persona.facts:
-    persona = personas.draw(rng)
+    persona = personas.draw(rng, mixed=is_mixed)
+  return persona
+
+
+def _one(
+  rng: np.random.Generator, id: str, tier: str, persona: personas.Persona
+) -> golden.Conversation:
   known = [kind for kind in rng.permutation(sorted(persona.facts))]
   first, second, third = [kind for kind in known if kind != 'dream'][:3]
   turns, probes = [], []

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import statistics
 import types
 
@@ -11,7 +12,9 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import chat
+from kaiju_jax.data import conversations as conversations_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data.dialogues import vocabulary
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import responders
@@ -143,6 +146,37 @@ def test_generated_conversations_are_new_each_and_the_same_again():
   assert {t: len(x) for t, x in golden.by_tier(first).items()} == {
     tier: 5 for tier in golden.TIERS
   }
+
+
+def test_who_practises_meets_no_character_of_the_test():
+  """Its conversations are of the same form, and its values often no words."""
+  records = list(generated.practice(60, seed=3))
+  assert records == list(generated.practice(60, seed=3))
+  talks = [
+    [(one.role, one.content) for one in conversations_lib.parse(record)]
+    for record in records
+  ]
+  described = {talk[0][1].split('\n\n')[1] for talk in talks}
+  assert len(described) == 60
+  tested = [x for n in (0, 3) for x in generated.conversations(20, seed=n)]
+  assert not described & {one.character.description for one in tested}
+  for talk in talks:
+    roles = [role for role, _ in talk]
+    assert roles == ['system', *['assistant', 'user'] * 8, 'assistant']
+    # The last reply repeats the fact of the third.
+    value = talk[5][1].split()[-1]
+    assert value in talk[0][1] and value in talk[-1][1]
+
+  # Words that are no names and in no tested character's description.
+  known = set(vocabulary.list_words())
+  for one in tested:
+    known |= words_of(one.character.description)
+  assert 15 < sum(bool(words_of(one) - known) for one in described) < 45
+
+
+def words_of(text):
+  """Returns the words of a text that are written small."""
+  return set(re.findall(r'\b[a-z]+\b', text))
 
 
 def test_a_file_is_read_back(shipped, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from kaiju_jax.data import mix_file
 from kaiju_jax.runs.corpora import mix
+from kaiju_jax.runs.corpora import mix_report
 from tests.data import planted
 
 TRUTH = {'plain': 0.6, 'rare/deep': 0.0, 'long': 0.4}
@@ -46,7 +47,7 @@ def test_the_weights_are_found_and_written_for_training(texts):
   np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
   assert result.method == 'em'
   out = texts / 'out'
-  mix.write(plan, result, str(out))
+  mix_report.write(plan, result, str(out))
   assert sorted(path.name for path in out.iterdir()) == [
     'distances.png',
     'mix.json',
@@ -84,7 +85,7 @@ def test_a_source_is_read_as_often_as_allowed(texts):
   np.testing.assert_allclose(result.bounds[0], 0.45, atol=1e-4)
   np.testing.assert_allclose(result.mix.weights[0], 0.45, atol=1e-4)
   assert np.all(result.mix.weights <= result.bounds)
-  assert 'read most often, 2.00 times; 2 are allowed' in mix.mix_report.page(
+  assert 'read most often, 2.00 times; 2 are allowed' in mix_report.page(
     plan, result
   )
   with pytest.raises(ValueError, match=re.escape('--tokens=9,999,999: all')):
@@ -132,7 +133,7 @@ def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   sizes = result.sizes
   np.testing.assert_allclose(result.mix.weights, sizes / sizes.sum())
   assert result.mix.distance == result.mix.pooled
-  mix.write(plan, result, str(tmp_path / 'out'))
+  mix_report.write(plan, result, str(tmp_path / 'out'))
   *mixed, goal = mix_file.read(tmp_path / 'out/mix.json')
   assert [one.name for one in mixed] == ['plain', 'rare', 'long']
   assert (goal.name, goal.path, goal.weight) == ('goal', own, 0)
@@ -144,11 +145,11 @@ def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
 def test_another_mix_is_annealed_into(texts, tmp_path):
   """A run may be like one target, and near its end like another."""
   first = settings(texts, method='proportional', measured=[])
-  mix.write(first, mix.find(first), str(tmp_path / 'first'))
+  mix_report.write(first, mix.find(first), str(tmp_path / 'first'))
   late = str(tmp_path / 'first/mix.json')
   plan = settings(texts, anneal=late)
   result = mix.find(plan)
-  mix.write(plan, result, str(tmp_path / 'second'))
+  mix_report.write(plan, result, str(tmp_path / 'second'))
   sources = mix_file.read(tmp_path / 'second/mix.json')
   assert [one.weight for one in sources] == result.mix.weights.tolist()
   sizes = result.sizes

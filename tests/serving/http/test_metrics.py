@@ -31,6 +31,9 @@ _NAMES = {
   'kaiju_refusals': 'counter',
   'kaiju_failed_answers': 'counter',
   'kaiju_store_failures': 'counter',
+  'kaiju_operations': 'counter',
+  'kaiju_drift_kl': 'gauge',
+  'kaiju_drift_frozen': 'gauge',
   'kaiju_ready': 'gauge',
   'kaiju_ratings': 'counter',
   'kaiju_http_requests': 'counter',
@@ -61,6 +64,33 @@ def test_names_and_types_are_those_that_dashboards_know():
   process = {x for x in found if x.startswith('kaiju_process_')}
   assert 'kaiju_process_start_time_seconds' in process
   assert {x: found[x] for x in found.keys() - process} == _NAMES
+
+
+def test_a_router_tells_of_its_replicas():
+  measured = metrics.Metrics(lambda: None)
+  replicas = [
+    metrics.ReplicaReading('one', 'b1', True, 1.0, 30.0, 2),
+    metrics.ReplicaReading('two', 'b2', False, 0.1, 0.0, 0),
+  ]
+  read = [metrics.FleetReading(replicas, 5, 3, False, 2)]
+  measured.add_fleet(lambda: read[0])
+  told = samples(measured)
+  two = ('build', 'b2'), ('replica', 'two')
+  one = ('build', 'b1'), ('replica', 'one')
+  assert told['kaiju_replica_up', one] == 1
+  assert told['kaiju_replica_up', two] == 0
+  assert told['kaiju_replica_share', two] == 0.1
+  assert told['kaiju_replica_load', one] == 30
+  assert told['kaiju_replica_running', one] == 2
+  assert told['kaiju_affinity_sessions', ()] == 5
+  assert told['kaiju_affinity_moves_total', ()] == 3
+  assert told['kaiju_affinity_losses_total', ()] == 2
+  assert told['kaiju_affinity_shared', ()] == 0
+  # A table that is one router's own is not shared, and no alert says so.
+  read[0] = metrics.FleetReading(replicas[:1], 5, 3)
+  told = samples(measured)
+  assert ('kaiju_affinity_shared', ()) not in told
+  assert ('kaiju_replica_up', two) not in told
 
 
 def test_labels_that_are_known_begin_at_zero():

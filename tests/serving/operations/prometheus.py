@@ -36,6 +36,9 @@ class Load(NamedTuple):
     up, ready: the gauges; None where nothing is scraped.
     start: the process's start time.
     drift: whether drift has frozen calibration; None where it is not exported.
+    replica: whether one of two replicas is up; None where it was removed.
+    losses: of the shared table, per minute.
+    shared: whether the table is.
   """
 
   requests: float = 60.0
@@ -53,6 +56,9 @@ class Load(NamedTuple):
   ready: int | None = 1
   start: float = 1000.0
   drift: int | None = 0
+  replica: int | None = 1
+  losses: float = 0.0
+  shared: int = 1
 
 
 def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
@@ -72,6 +78,7 @@ def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
     'cached_tokens_total': count * 900 * load.cached,
     'ratings_total{kind="wrongly_refused"}': load.wrong,
     'store_failures_total': load.store_failures,
+    'affinity_losses_total': load.losses,
     'ttft_seconds_count': count,
     'stream_tokens_per_second_count': count,
   }
@@ -95,6 +102,17 @@ def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
   return found
 
 
+def _gauges(load: Load) -> dict[str, float | None]:
+  return {
+    'ready': load.ready,
+    'process_start_time_seconds': load.start,
+    'replica_up{replica="one",build="b"}': 1,
+    'replica_up{replica="two",build="b"}': load.replica,
+    'affinity_shared': load.shared,
+    'drift_frozen': load.drift,
+  }
+
+
 def series(
   spans: Sequence[tuple[int, Load]], bounds: dict[str, Sequence[str]]
 ) -> list[dict[str, str]]:
@@ -106,18 +124,14 @@ def series(
     bounds: by histogram, its buckets' bounds as it exports them.
   """
   values: dict[str, list[str]] = {}
-  for name in ('up', 'ready', 'process_start_time_seconds', 'drift_frozen'):
+  for name in ('up', *_gauges(Load())):
     values[name] = []
   counts: dict[str, float] = {}
   start = None
   for minutes, load in spans:
     gone = f'_x{minutes}'
     values['up'].append(f'{load.up}x{minutes - 1}')
-    for name, value in (
-      ('ready', load.ready),
-      ('process_start_time_seconds', load.start),
-      ('drift_frozen', load.drift),
-    ):
+    for name, value in _gauges(load).items():
       is_there = load.up and value is not None
       values[name].append(f'{value}x{minutes - 1}' if is_there else gone)
     if load.start != start:

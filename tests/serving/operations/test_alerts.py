@@ -68,6 +68,9 @@ BREAKS = {
   'down': (QUIET._replace(up=0), 3, [DOWN]),
   'not ready': (QUIET._replace(ready=0), 6, [NOT_READY]),
   'store': (QUIET._replace(store_failures=2), 8, [STORE]),
+  'replica down': (QUIET._replace(replica=0), 2, ['KaijuReplicaDown']),
+  'table lost': (QUIET._replace(losses=1), 3, ['KaijuTableLost']),
+  'table apart': (QUIET._replace(shared=0), 6, ['KaijuTableApart']),
   'all fail': (QUIET._replace(failed=1.0), 4, [FAST]),
   'one in 20 fails': (QUIET._replace(failed=0.05), 21, [FAST]),
   'one in 100 fails': (QUIET._replace(failed=0.01), 4 * 60, [SLOW]),
@@ -138,9 +141,9 @@ def week():
   ]
   day_after = [(minutes, load._replace(start=new)) for minutes, load in day]
   moments = [
-    {'store_failures': 1},
+    {'store_failures': 1, 'replica': None},
     {'wrong': 3.0},
-    {'failed': 0.05},
+    {'failed': 0.05, 'shared': 0},
     {'busy': 0.1},
   ]
   spans = [*day, *day, *restart]

@@ -27,7 +27,7 @@ LOW, MIDDLE = (0.1,), (0.5,)
 
 
 class Stream:
-  """Stands for `worker.AsyncStream`: gives events, some at once.
+  """Stands for `stream.AsyncStream`: gives events, some at once.
 
   Args:
     groups: events that come at once.
@@ -61,6 +61,8 @@ class Stream:
 
   def cancel(self):
     pass
+
+  refuse = cancel
 
 
 def watch(bounds):

@@ -13,6 +13,7 @@ import yaml
 
 from kaiju_jax.characters.cards import cards
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import reply
 from kaiju_jax.serving.stores import characters
 from tests.serving import recording
@@ -341,7 +342,7 @@ def test_what_is_dropped_does_not_depend_on_the_replys_limit(server):
 
 def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
   session = opened(server)
-  submit = server.context.worker.submit
+  submit = server.context.engines.submit
 
   async def submit_behind_another(*several):
     server.context.store.append(
@@ -349,7 +350,7 @@ def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
     )
     return await submit(*several)
 
-  monkeypatch.setattr(server.context.worker, 'submit', submit_behind_another)
+  monkeypatch.setattr(server.context.engines, 'submit', submit_behind_another)
   said = {'model': running.MODEL, 'session': session['id']}
   said['messages'] = [{'role': 'user', 'content': 'Hello'}]
   status, error = refused(server, 'POST', '/v1/chat/completions', said, 'ann')
@@ -423,6 +424,10 @@ def counted(server, name, **labels):
 def test_a_server_exports_what_alerts_and_the_dashboard_read(server):
   talked(server, opened(server)['id'])
   refused(server, 'GET', '/v1/characters/nobody', owner='ben')
+  # A router's, which this server has not.
+  one = metrics.ReplicaReading('one', 'b', True, 1.0, 0.0, 0)
+  fleet = metrics.FleetReading([one], 0, 0, True)
+  server.context.metrics.add_fleet(lambda: fleet)
   exported = samples(server)
   rules = yaml.safe_load(prometheus.ALERTS.read_text())
   expressions = [
@@ -590,7 +595,7 @@ def test_probes_say_how_the_server_is(server, monkeypatch):
     patch.setattr(server.context, 'is_ready', False)
     assert counted(server, 'ready') == 0
   with monkeypatch.context() as patch:
-    patch.setattr(server.context.worker, 'error', RuntimeError())
+    patch.setattr(server.context.engines, 'error', RuntimeError())
     assert counted(server, 'ready') == 0
 
 

@@ -135,7 +135,7 @@ def test_what_the_engine_refuses_gives_its_slot_back(
   async def submit(*_):
     raise error
 
-  monkeypatch.setattr(server.context.worker, 'submit', submit)
+  monkeypatch.setattr(server.context.engines, 'submit', submit)
   client = Client(server, CHAT[0], CHAT[1] | {'stream': stream})
   send(server, client)
   assert client.status == status and b'place' not in client.said

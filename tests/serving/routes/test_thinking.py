@@ -98,13 +98,13 @@ def test_reasoning_streams_under_both_names(server, drawn):
 def send(server, monkeypatch):
   """Returns the list of the engine's requests to come."""
   found = []
-  submit = server.context.worker.submit
+  submit = server.context.engines.submit
 
   async def submitted(*requests):
     found.extend(requests)
     return await submit(*requests)
 
-  monkeypatch.setattr(server.context.worker, 'submit', submitted)
+  monkeypatch.setattr(server.context.engines, 'submit', submitted)
   return found
 
 

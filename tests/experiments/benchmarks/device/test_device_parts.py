@@ -44,7 +44,7 @@ def test_a_file_resumes_and_holds_nothing_but_json(tmp_path):
   assert again.data['running'] == 'c' and again.count_left() == 2
   assert again.fail_running('died') == 'c' and again.count_left() == 1
   assert again.fail_running('x') is None
-  assert tables.records(again) == {
+  assert again.records() == {
     'a': {'1': [{'median': 2.0, 'least': 'nan', 'most': 'inf', 'rounds': 3}]}
   }
   assert again.pace() == 1.5

@@ -82,6 +82,14 @@ def note(table: np.ndarray, session: int, replica: int, count: int) -> None:
   table[oldest, 2] = count
 
 
+def forget(table: np.ndarray, session: int) -> None:
+  """Forgets which replica serves a session."""
+  first = mix(session, 1) % (len(table) // WAYS) * WAYS
+  for place in range(first, first + WAYS):
+    if table[place, 0] == session:
+      table[place] = -1
+
+
 def pick(
   digest: int,
   session: int,

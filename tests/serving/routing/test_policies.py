@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.fleet import compiling
-from kaiju_jax.fleet import policies
+from kaiju_jax.serving.routing import policies
 
 NONE = policies.make_table(8)
 HASHES = [51983842, 211735659, 211735659, 70043451]

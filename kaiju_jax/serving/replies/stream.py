@@ -1,0 +1,203 @@
+"""Streams: the tokens of a sequence as an asynchronous iterator of events.
+
+`Stream` is what routes read, from one engine or from several; `AsyncStream`
+comes from the engine of this process (`worker.py`).
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+import time
+from typing import NamedTuple
+from typing import Protocol
+from typing import Self
+
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.requests import request as request_lib
+
+# The fewest later tokens of a stream whose rate says something (our guess).
+_RATED = 15
+
+
+class Stream(Protocol):
+  """The drawn tokens of one request, as an asynchronous iterator of `Event`.
+
+  Attributes:
+    waited: seconds until it had a row; set once a token has come.
+    reused: tokens of the prompt that the cache held; set likewise.
+    prompt_scores: as in `request.Result`; set likewise.
+    has_more: whether the next event is here already.
+    rate: tokens per second behind the first; None where too few came.
+    reason: why the sequence ended; None before its end.
+  """
+
+  waited: float
+  reused: int
+  prompt_scores: tuple[float, ...] | None
+
+  @property
+  def has_more(self) -> bool: ...
+
+  @property
+  def rate(self) -> float | None: ...
+
+  @property
+  def reason(self) -> str | None: ...
+
+  def __aiter__(self) -> AsyncIterator[request_lib.Event]: ...
+
+  async def __anext__(self) -> request_lib.Event:
+    """Returns the next event.
+
+    Raises:
+      BadLogits, Late: the logits were not finite; no row was free in time.
+      worker.Stopped: the engine is gone.
+    """
+
+  def result(self) -> request_lib.Result:
+    """Returns the result, once the stream has ended; else a ValueError."""
+
+  def cancel(self) -> None:
+    """Ends the sequence; never waits."""
+
+  def refuse(self) -> None:
+    """Ends it, because safety refuses its text; never waits."""
+
+
+class Prompt(NamedTuple):
+  """The facts of a prompt that has run, as in `request.Result`."""
+
+  waited: float
+  reused: int
+  prompt_scores: tuple[float, ...] | None
+
+
+class Lessor(Protocol):
+  """What runs a stream's sequence: a `worker.Worker`."""
+
+  def read(self, stream: 'AsyncStream') -> None:
+    """Renews a stream's lease."""
+
+  def cancel(self, stream: 'AsyncStream') -> None:
+    """Ends a stream's sequence; never waits."""
+
+
+class AsyncStream:
+  """The drawn tokens of one sequence, as an asynchronous iterator of `Event`.
+
+  Only the event loop that submitted the request reads it.
+
+  Attributes:
+    loop: that event loop.
+    sequence: the engine's sequence, which only the engine's thread touches.
+    waited: seconds until it had a row; set once a token has come.
+    reused: tokens of the prompt that the cache held; set likewise.
+    prompt_scores: as in `request.Result`; set likewise.
+    is_waiting: whether a reader waits for an event.
+  """
+
+  def __init__(self, lessor: Lessor, loop: asyncio.AbstractEventLoop):
+    """Makes a stream without a sequence, which the engine's thread sets."""
+    self.loop = loop
+    self.sequence: sequence_lib.Sequence | None = None
+    self.waited = 0.0
+    self.reused = 0
+    self.prompt_scores: tuple[float, ...] | None = None
+    self.is_waiting = False
+    self._lessor = lessor
+    self._events: collections.deque[request_lib.Event] = collections.deque()
+    self._arrived = asyncio.Event()
+    self._result: request_lib.Result | None = None
+    self._error: BaseException | None = None
+    # When the first and the latest tokens came, and how many behind the first.
+    self._times: tuple[float, float] | None = None
+    self._later = 0
+
+  def __aiter__(self) -> Self:
+    return self
+
+  async def __anext__(self) -> request_lib.Event:
+    """Returns the next event.
+
+    Raises:
+      BadLogits, Late: the logits were not finite; no row was free in time.
+      Stopped: the engine's thread failed.
+    """
+    while not self._events:
+      if self._error is not None:
+        raise self._error
+      if self._result is not None:
+        if self._result.error is not None:
+          raise self._result.error
+        raise StopAsyncIteration
+      self._arrived.clear()
+      self.is_waiting = True
+      try:
+        await self._arrived.wait()
+      finally:
+        self.is_waiting = False
+    self._lessor.read(self)
+    return self._events.popleft()
+
+  @property
+  def has_more(self) -> bool:
+    """Whether the next event is here already."""
+    return bool(self._events)
+
+  @property
+  def rate(self) -> float | None:
+    """The tokens per second that followed the first, whoever read them.
+
+    Tokens that came together with the first do not count. None where fewer
+    than 15 tokens came later.
+    """
+    if self._later < _RATED:
+      return None
+    first, last = self._times
+    return self._later / (last - first) if last > first else None
+
+  def result(self) -> request_lib.Result:
+    """Returns the sequence's result, once the stream has ended.
+
+    Raises:
+      ValueError: the stream has not ended.
+    """
+    if self._result is None:
+      raise ValueError('the stream has not ended: read it to its end first.')
+    return self._result
+
+  @property
+  def reason(self) -> str | None:
+    """Why the sequence ended; None before its end."""
+    return None if self._result is None else self._result.reason
+
+  def cancel(self) -> None:
+    """Ends a running sequence after the current round; never waits."""
+    if self._result is None:
+      self._lessor.cancel(self)
+
+  def refuse(self) -> None:
+    """Ends it likewise: one engine alone counts no refusals."""
+    self.cancel()
+
+  def deliver(
+    self,
+    events: list[request_lib.Event],
+    prompt: Prompt | None = None,
+    result: request_lib.Result | None = None,
+    error: BaseException | None = None,
+  ) -> None:
+    """Stores new events from the engine's thread; runs in the event loop."""
+    self._events += events
+    if events:
+      now = time.perf_counter()
+      if self._times is None:
+        self._times = now, now
+      else:
+        self._times = self._times[0], now
+        self._later += len(events)
+    if prompt is not None:
+      self.waited, self.reused, self.prompt_scores = prompt
+    self._result = result or self._result
+    self._error = error or self._error
+    self._arrived.set()

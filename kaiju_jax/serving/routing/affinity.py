@@ -1,0 +1,248 @@
+"""The table of the router: which replica served each session last.
+
+    affinity = Affinity()
+    place = affinity.place('replica 1')
+    affinity.note(session, 'replica 1')
+    policies.pick(digest, session, replicas, loads, affinity.table)
+
+Sessions are numbers of pseudonyms (`names.py`), so that nobody who sees the
+table learns of an owner or a session. The latest use counts, wherever it is
+told of: by this router, by others (`shared_table.py`), or by a replica that
+lists the texts of its cache, from which a lost table is rebuilt.
+
+Only the router's event loop calls these functions.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import policies
+from kaiju_jax.serving.routing import replica as replica_lib
+
+# Our guesses: 24 MiB, and a night between two turns.
+SLOTS, SECONDS = 2**20, 24 * 3600.0
+# Sessions that are remembered to be told to others; if more, all are told.
+_QUEUED = 2**16
+_EMPTY = np.empty((0, 3), np.int64)
+
+
+class Rows(NamedTuple):
+  """Uses of sessions by one replica.
+
+  Attributes:
+    name: the replica's.
+    sessions: int64 [n].
+    times: int64 [n], of their last use, in milliseconds of Unix time.
+  """
+
+  name: str
+  sessions: np.ndarray
+  times: np.ndarray
+
+
+class Affinity:
+  """The table, bounded in memory: a full place forgets its oldest session.
+
+  Attributes:
+    table: int64 [slots, 3], for `policies.pick`: session, place of its replica,
+      milliseconds of Unix time. Never replace it: routers hold it.
+    moved: how often a session was served by another replica than before.
+  """
+
+  def __init__(
+    self,
+    slots: int = SLOTS,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.time,
+  ):
+    """Begins empty.
+
+    Args:
+      slots: sessions at most.
+      seconds: after which a session that was not used is forgotten.
+      clock: Unix seconds.
+    """
+    self.table = policies.make_table(slots)
+    self.moved = 0
+    self._seconds = seconds
+    self._clock = clock
+    # Names by place, and those of them that are gone, the first to go first.
+    self._names: list[str] = []
+    self._removed: list[str] = []
+    self._noted: dict[int, None] = {}
+
+  @property
+  def names(self) -> list[str]:
+    """The replicas that have places."""
+    return [x for x in self._names if x not in self._removed]
+
+  def __len__(self) -> int:
+    """Returns how many sessions it holds."""
+    return int((self.table[:, 0] >= 0).sum())
+
+  def place(self, name: str) -> int:
+    """Returns the place of a replica in the arrays of `pick`; gives it one.
+
+    One that comes back has its place and its sessions again, until another
+    replica has taken the place.
+    """
+    if name not in self._names:
+      if self._removed:
+        place = self._names.index(self._removed.pop(0))
+        self.table[self.table[:, 1] == place] = -1
+        self._names[place] = name
+      else:
+        self._names.append(name)
+    if name in self._removed:
+      self._removed.remove(name)
+    return self._names.index(name)
+
+  def remove(self, name: str) -> None:
+    """Lets another replica take the place of one that is gone."""
+    if name in self.names:
+      self._removed.append(name)
+
+  def find(self, session: int) -> str | None:
+    """Returns the replica that served a session last; None for none."""
+    place = int(policies.find(self.table, session))
+    return self._names[place] if 0 <= place < len(self._names) else None
+
+  def note(self, session: int, name: str) -> None:
+    """Notes that a replica serves a session from now on."""
+    place = self.place(name)
+    before = policies.find(self.table, session)
+    self.moved += 0 <= before != place
+    policies.note(self.table, session, place, self.now())
+    if len(self._noted) < _QUEUED:
+      self._noted[session] = None
+
+  def forget(self, session: int) -> None:
+    """Forgets a session, until somebody tells of it again."""
+    policies.forget(self.table, session)
+    self._noted.pop(session, None)
+
+  def clear(self) -> None:
+    """Forgets all sessions; replicas tell of them again."""
+    self.table[:] = -1
+
+  def expire(self) -> None:
+    """Forgets the sessions that were not used for too long."""
+    self.table[self.table[:, 2] < self.oldest] = -1
+
+  def now(self) -> int:
+    """Returns milliseconds of Unix time."""
+    return int(1000 * self._clock())
+
+  @property
+  def oldest(self) -> int:
+    """The time before which uses are forgotten, in milliseconds."""
+    return self.now() - int(1000 * self._seconds)
+
+  def take(self) -> list[Rows]:
+    """Returns what was noted since the last call, by replica; or all uses."""
+    noted, self._noted = self._noted, {}
+    if len(noted) >= _QUEUED:
+      return self.list_all()
+    session_N = np.fromiter(noted, np.int64, len(noted))
+    at_N8 = _ways(session_N, len(self.table))
+    is_it_N8 = self.table[at_N8, 0] == session_N[:, None]
+    return self._split(self.table[at_N8[is_it_N8]])
+
+  def list_all(self) -> list[Rows]:
+    """Returns all uses, by replica."""
+    return self._split(self.table[self.table[:, 0] >= 0])
+
+  def merge(self, rows: Iterable[Rows]) -> int:
+    """Takes in uses that others tell of; the latest of each session counts.
+
+    Returns:
+      How many sessions it learnt of, or of a later use of theirs.
+    """
+    parts = [_EMPTY]
+    now = self.now()
+    for one in rows:
+      place = self.place(one.name)
+      # A clock that is ahead must not keep its sessions for ever.
+      times = np.minimum(one.times, now)
+      places = np.full(len(times), place, np.int64)
+      parts.append(np.stack([one.sessions, places, times], axis=1))
+    told = np.concatenate(parts)
+    told = told[(told[:, 2] >= self.oldest) & (told[:, 0] >= 0)]
+    return _merge(self.table, told)
+
+  def _split(self, rows: np.ndarray) -> list[Rows]:
+    found = []
+    for place, name in enumerate(self._names):
+      own = rows[rows[:, 1] == place]
+      if len(own):
+        found.append(Rows(name, own[:, 0].copy(), own[:, 2].copy()))
+    return found
+
+
+def of_held(name: str, held: Sequence[replica_lib.Held], now: float) -> Rows:
+  """Returns the uses that a replica's texts tell of; prefixes tell of none.
+
+  Args:
+    name: the replica's.
+    held: its texts.
+    now: Unix seconds at which it listed them.
+  """
+  own = [one for one in held if one.conversation]
+  return Rows(
+    name,
+    np.array([names.number(one.conversation) for one in own], np.int64),
+    np.array([int(1000 * (now - one.idle)) for one in own], np.int64),
+  )
+
+
+def _merge(table: np.ndarray, told: np.ndarray) -> int:
+  """Merges rows into a table, in the order that `policies.note` keeps.
+
+  Each set of places keeps its latest sessions. Vectorized, because a rebuild
+  has a million rows and five seconds.
+  """
+  ways = policies.WAYS
+  set_N = _sets(told[:, 0], len(table))
+  touched = np.unique(set_N)
+  at = (touched[:, None] * ways + np.arange(ways)).ravel()
+  before = table[at]
+  # What the table has stands first: of equal times, it stays.
+  rows = np.concatenate([before, told])
+  sets = np.concatenate([np.repeat(touched, ways), set_N])
+  is_told = np.arange(len(rows)) >= len(before)
+  kept = np.flatnonzero(rows[:, 0] >= 0)
+  kept = kept[np.lexsort((-rows[kept, 2], rows[kept, 0]))]
+  kept = kept[np.diff(rows[kept, 0], prepend=-1) != 0]
+  kept = kept[np.lexsort((-rows[kept, 2], sets[kept]))]
+  rank = np.arange(len(kept)) - np.searchsorted(sets[kept], sets[kept])
+  kept, rank = kept[rank < ways], rank[rank < ways]
+  after = np.full_like(before, -1)
+  after[np.searchsorted(touched, sets[kept]) * ways + rank] = rows[kept]
+  table[at] = after
+  return int(is_told[kept].sum())
+
+
+def _sets(session_N: np.ndarray, slots: int) -> np.ndarray:
+  """Returns `policies.mix(session, 1)` modulo the table's sets."""
+  mask, factor = np.uint64(0xFFFFFFFF), np.uint64(0x45D9F3B)
+  found = session_N.astype(np.uint64) & mask
+  turn = np.uint64(16)
+  for _ in range(2):
+    found = ((found >> turn) ^ found) * factor & mask
+  found = ((found >> turn) ^ found ^ np.uint64(1)) + np.uint64(0x9E3779B) & mask
+  for _ in range(2):
+    found = ((found >> turn) ^ found) * factor & mask
+  found = (found >> turn) ^ found
+  return (found % np.uint64(slots // policies.WAYS)).astype(np.int64)
+
+
+def _ways(session_N: np.ndarray, slots: int) -> np.ndarray:
+  """Returns the places where sessions may stand, int64 [N, 8]."""
+  first_N = _sets(session_N, slots) * policies.WAYS
+  return first_N[:, None] + np.arange(policies.WAYS)

@@ -1,0 +1,273 @@
+"""A replica's side of the seam, in the replica's own process.
+
+    host = Host(replica, lease=30)
+    async for message in host.attend('ingress-1'): ...   # to the ingress
+    answer = await host.call('submit', 'ingress-1', …)
+
+Each ingress attends once, and hears in one message per round the new tokens of
+all its streams; a message without any says, every second, that the replica
+lives. Whatever a call raises is returned as a value: what carries these calls
+would write an exception, and with it people's text, into its log.
+
+An ingress that leaves, or renews no lease, ends its sequences.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from collections.abc import Sequence
+import contextlib
+import time
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.routing import replica as replica_lib
+
+# Seconds between two messages, at most; and without a word from the other side,
+# after which it counts as gone (our guesses).
+BEAT, SILENCE = 1.0, 10.0
+
+
+class Welcome(NamedTuple):
+  """The first message to an ingress.
+
+  Attributes:
+    name, build: the replica's.
+    lease: seconds for which a stream may stay unread.
+    facts: what the replica's maker says of it, such as its model.
+  """
+
+  name: str
+  build: str
+  lease: float
+  facts: Any
+
+
+class Update(NamedTuple):
+  """News of one stream.
+
+  Attributes:
+    number: the stream's, as its ingress numbers it.
+    events: its new tokens.
+    prompt: as far as it is known.
+    result: once it has ended.
+    error: why it ended without a result.
+  """
+
+  number: int
+  events: list[request_lib.Event]
+  prompt: stream_lib.Prompt
+  result: request_lib.Result | None = None
+  error: Exception | None = None
+
+
+class Beat(NamedTuple):
+  """A message: whether the replica can answer, and the news since the last."""
+
+  is_alive: bool
+  updates: list[Update]
+
+
+class Answer(NamedTuple):
+  """The value of a call, or the error that it would have raised."""
+
+  value: Any = None
+  error: Exception | None = None
+
+
+class _Ingress:
+  """An ingress that attends.
+
+  Attributes:
+    streams: by number.
+    renewed: by number, when its lease was last renewed.
+    submitting: numbers that have no stream yet.
+    unwanted: those of them that it has cancelled meanwhile.
+    heard: when it last said something.
+    is_gone: whether it has been silent for too long.
+    updates: what it has not heard.
+    has_news: set when there are some, or it is gone.
+  """
+
+  def __init__(self):
+    self.streams: dict[int, stream_lib.Stream] = {}
+    self.renewed: dict[int, float] = {}
+    self.submitting: set[int] = set()
+    self.unwanted: set[int] = set()
+    self.heard = time.monotonic()
+    self.is_gone = False
+    self.updates: list[Update] = []
+    self.has_news = asyncio.Event()
+
+  def tell(self, update: Update) -> None:
+    """Adds to the next message."""
+    self.updates.append(update)
+    self.has_news.set()
+
+  def take(self) -> list[Update]:
+    """Returns what is new, once."""
+    taken, self.updates = self.updates, []
+    self.has_news.clear()
+    return taken
+
+
+class Host:
+  """Lets ingresses of other processes use a replica.
+
+  All calls come from one event loop.
+  """
+
+  def __init__(
+    self,
+    replica: replica_lib.Replica,
+    lease: float,
+    facts: Any = None,
+    beat: float = BEAT,
+    silence: float = SILENCE,
+  ):
+    """Takes a replica.
+
+    Args:
+      replica: a replica of this process.
+      lease: seconds for which an ingress may leave a stream unread.
+      facts: see `Welcome`.
+      beat: seconds between two messages, at most.
+      silence: seconds without a word of an ingress, after which it is gone.
+    """
+    self._replica, self._lease, self._facts = replica, lease, facts
+    self._beat, self._silence = beat, silence
+    self._ingresses: dict[str, _Ingress] = {}
+    self._tasks: set[asyncio.Task] = set()
+    self._methods = {
+      'submit': self._submit,
+      'renew': self._renew,
+      'cancel': self._cancel,
+      'state': replica.state,
+      'held': replica.held,
+      'forget': replica.forget,
+      'drain': replica.drain,
+    }
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether the replica can answer."""
+    return self._replica.is_alive
+
+  async def attend(self, ingress: str) -> AsyncIterator[Welcome | Beat]:
+    """Yields messages to an ingress, until it leaves.
+
+    Args:
+      ingress: a name that no other ingress has, and it had not before.
+    """
+    own = self._ingresses[ingress] = _Ingress()
+    watching = asyncio.create_task(self._end_unread(own))
+    replica = self._replica
+    try:
+      yield Welcome(replica.name, replica.build, self._lease, self._facts)
+      while not own.is_gone:
+        with contextlib.suppress(TimeoutError):
+          await asyncio.wait_for(own.has_news.wait(), self._beat)
+        # All streams have their tokens of this round.
+        await asyncio.sleep(0)
+        yield Beat(replica.is_alive, own.take())
+    finally:
+      watching.cancel()
+      del self._ingresses[ingress]
+      for stream in own.streams.values():
+        stream.cancel()
+
+  async def call(self, method: str, *arguments) -> Answer:
+    """Calls a method of the replica for an ingress; raises nothing.
+
+    Args:
+      method: 'submit', 'renew' or 'cancel', which name the ingress first;
+        'state', 'held', 'forget' or 'drain', as `replica.Replica` has them.
+      *arguments: the method's.
+    """
+    try:
+      return Answer(await self._methods[method](*arguments))
+    except Exception as error:
+      return Answer(error=error.with_traceback(None))
+
+  async def _submit(
+    self,
+    ingress: str,
+    numbers: Sequence[int],
+    requests: Sequence[request_lib.Request],
+    before: int,
+  ) -> None:
+    """Submits requests, whose streams the ingress has numbered."""
+    own = self._find(ingress)
+    own.submitting |= set(numbers)
+    try:
+      streams = await self._replica.submit(*requests, before=before)
+    finally:
+      own.submitting -= set(numbers)
+    has_left = self._ingresses.get(ingress) is not own
+    now = time.monotonic()
+    for number, stream in zip(numbers, streams):
+      if has_left or number in own.unwanted:
+        stream.cancel()
+        own.unwanted.discard(number)
+      own.streams[number], own.renewed[number] = stream, now
+      reading = asyncio.create_task(self._read(own, number, stream))
+      self._tasks.add(reading)
+      reading.add_done_callback(self._tasks.discard)
+
+  async def _renew(self, ingress: str, numbers: Sequence[int]) -> None:
+    """Renews the leases of streams that are read."""
+    own = self._find(ingress)
+    own.renewed |= {x: own.heard for x in numbers if x in own.renewed}
+
+  async def _cancel(self, ingress: str, number: int) -> None:
+    """Ends a stream, if it has not ended."""
+    own = self._find(ingress)
+    if number in own.streams:
+      own.streams[number].cancel()
+    elif number in own.submitting:
+      own.unwanted.add(number)
+
+  def _find(self, ingress: str) -> _Ingress:
+    """Returns an ingress; raises `Lost` where it attends to another process."""
+    if ingress not in self._ingresses:
+      raise replica_lib.Lost(f'{self._replica.name}: unknown here: {ingress}.')
+    own = self._ingresses[ingress]
+    own.heard = time.monotonic()
+    return own
+
+  async def _read(
+    self, own: _Ingress, number: int, stream: stream_lib.Stream
+  ) -> None:
+    """Hands a stream's tokens to its ingress, a round's at a time."""
+    result = error = None
+    events: list[request_lib.Event] = []
+    try:
+      async for event in stream:
+        events.append(event)
+        if not stream.has_more:
+          own.tell(Update(number, events, _prompt(stream)))
+          events = []
+    except Exception as raised:
+      error = raised.with_traceback(None)
+    if stream.reason is not None:
+      # It knows its error itself.
+      result, error = stream.result(), None
+    del own.streams[number], own.renewed[number]
+    own.tell(Update(number, events, _prompt(stream), result, error))
+
+  async def _end_unread(self, own: _Ingress) -> None:
+    """Ends streams whose lease nobody renews, and a silent ingress."""
+    while True:
+      await asyncio.sleep(min(self._beat, self._lease / 4))
+      now = time.monotonic()
+      for number, renewed in own.renewed.items():
+        if now - renewed > self._lease:
+          own.streams[number].cancel()
+      if now - own.heard > self._silence:
+        own.is_gone = True
+        own.has_news.set()
+
+
+def _prompt(stream: stream_lib.Stream) -> stream_lib.Prompt:
+  return stream_lib.Prompt(stream.waited, stream.reused, stream.prompt_scores)

@@ -1,0 +1,126 @@
+"""A replica whose engine runs in this process.
+
+replica = LocalReplica('one', worker, build, names.Names(secret))
+router.add(replica)
+"""
+
+import asyncio
+from collections.abc import Hashable
+from collections.abc import Sequence
+
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import forgetting
+from kaiju_jax.decoding.pages import nodes
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import metrics
+from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import replica
+
+# Texts that a replica tells of, the latest; our guess.
+MOST = 4096
+
+
+class LocalReplica:
+  """A `replica.Replica` around a worker.
+
+  Attributes:
+    name, build: see `replica.Replica`.
+    worker: it runs, or will; ended by `stop`.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    worker: worker_lib.Worker,
+    build: str,
+    names: names_lib.Names,
+  ):
+    self.name = name
+    self.build = build
+    self.worker = worker
+    self._names = names
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether its worker is."""
+    return self.worker.is_alive
+
+  async def submit(
+    self, *requests: request_lib.Request, before: int = 0
+  ) -> Sequence[stream_lib.Stream]:
+    """Submits requests; raises what `worker.Worker.submit` does."""
+    return await self.worker.submit(*requests, before=before)
+
+  async def state(self) -> replica.State:
+    """Returns its account of itself, between two rounds."""
+    worker = self.worker
+    load, reading = await worker.call(lambda: _look(worker.engine))
+    running = reading.waiting + reading.running
+    return replica.State(
+      load, running, worker.ready, worker.compilations, reading
+    )
+
+  async def held(self) -> Sequence[replica.Held]:
+    """Returns the texts of its cache, the latest first, at most `MOST`."""
+    engine = self.worker.engine
+    found = await self.worker.call(lambda: _list_held(engine))
+    # Thousands of HMACs take milliseconds.
+    return await asyncio.to_thread(lambda: [self._name(*one) for one in found])
+
+  async def forget(self, wanted: forgetting.Forget) -> None:
+    """Drops texts from its cache."""
+    await self.worker.forget(wanted)
+
+  async def drain(self, seconds: float) -> int:
+    """Refuses requests; returns how many had to be ended after `seconds`."""
+    return await self.worker.drain(seconds)
+
+  def stop(self) -> None:
+    """Ends its worker; blocks for up to a round."""
+    self.worker.stop()
+
+  def _name(
+    self, salt: bytes, conversation, tokens: int, idle: float
+  ) -> replica.Held:
+    whose = ''
+    if conversation is not None:
+      owner, name = conversation
+      whose = self._names.conversation(owner.decode(), name)
+    return replica.Held(self._names.salt(salt.decode()), whose, tokens, idle)
+
+
+def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
+  """Returns an engine's load, as policies count it, and its reading."""
+  load = engine.load()
+  prompts = load.prompt + load.waiting + load.running
+  return float(prompts), metrics.reading(engine)
+
+
+def _list_held(engine: engine_lib.Engine) -> list[tuple]:
+  """Returns salt, conversation, length and idle seconds, the latest first.
+
+  A conversation is told of once, by its longest point; a point that is neither
+  a shared prefix nor of a conversation has no name.
+  """
+  whose = {
+    point: one.name
+    for one in engine.recorder.conversations()
+    for point in one.points
+  }
+  policy = engine.decoder.account.policy
+  found: dict[Hashable, tuple] = {}
+  for point in reversed(list(engine.decoder.account.tree.points())):
+    name = whose.get(point)
+    if name is None and point.salt:
+      continue
+    key = point if name is None else name
+    if key not in found and len(found) == MOST:
+      continue
+    length, idle = point.length, policy.demand(point).idle
+    if key in found:
+      length = max(length, found[key][2])
+      idle = found[key][3]
+    found[key] = nodes.root(point).salt, name, length, idle
+  return list(found.values())

@@ -1,0 +1,327 @@
+"""A replica of another process, from the side of an ingress.
+
+    remote = Remote('kaiju-0', line)
+    remote.start()
+    remote.wait(60)
+    (stream,) = await remote.submit(request)
+
+A line carries calls and messages to the replica's `hosting.Host`; `ray_app` has
+one. While the line is broken the replica counts as gone: its streams end with
+`replica.Lost`, and it comes back by itself, perhaps as another process.
+
+A thread of its own hears the messages; it hands the tokens of a round to each
+event loop in one call, as an engine's thread does.
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+from collections.abc import Sequence
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from typing import Any
+from typing import Protocol
+import uuid
+
+from kaiju_jax.decoding.engine import forgetting
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import hosting
+from kaiju_jax.serving.routing import replica as replica_lib
+
+_LOG = logging.getLogger(__name__)
+# Seconds between two tries to reach a replica (our guess).
+_AGAIN = 0.25
+
+
+class Line(Protocol):
+  """A way to the `Host` of a replica, from any event loop.
+
+  Each method raises an exception where the replica cannot be reached.
+  """
+
+  def attend(
+    self, ingress: str
+  ) -> AsyncIterator[hosting.Welcome | hosting.Beat]:
+    """Yields the messages of `Host.attend`."""
+
+  async def call(self, method: str, *arguments) -> hosting.Answer:
+    """Returns the answer of `Host.call`."""
+
+
+class Remote:
+  """A replica of another process, as `replica.Replica` describes it.
+
+  Attributes:
+    name: the replica's.
+    build: as it said last; '' before it has answered.
+    facts: likewise (`hosting.Welcome`); None before.
+  """
+
+  def __init__(self, name: str, line: Line, silence: float = hosting.SILENCE):
+    """Reaches for nothing yet; `start` does.
+
+    Args:
+      name: the replica's.
+      line: the way to it.
+      silence: seconds without a message after which it counts as gone.
+    """
+    self.name, self.build, self.facts = name, '', None
+    self._line, self._silence = line, silence
+    self._thread = threading.Thread(
+      target=self._run, name=f'replica {name}', daemon=True
+    )
+    self._loop: asyncio.AbstractEventLoop | None = None
+    self._running: asyncio.Task | None = None
+    self._has_begun, self._answered = threading.Event(), threading.Event()
+    self._numbers = itertools.count()
+    # These belong to the thread. Of another process there are none.
+    self._welcome: hosting.Welcome | None = None
+    self._ingress = ''
+    self._is_alive = False
+    self._heard = 0.0
+    self._lost: asyncio.Event | None = None
+    self._streams: dict[int, stream_lib.AsyncStream] = {}
+    self._of: dict[stream_lib.AsyncStream, int] = {}
+    self._were_read: set[stream_lib.AsyncStream] = set()
+
+  def start(self) -> None:
+    """Begins to reach for the replica."""
+    self._thread.start()
+    self._has_begun.wait()
+
+  def wait(self, seconds: float) -> bool:
+    """Returns whether the replica has answered, at the latest in `seconds`."""
+    return self._answered.wait(seconds)
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether it can answer, as far as is known here."""
+    return self._is_alive
+
+  async def submit(
+    self, *requests: request_lib.Request, before: int = 0
+  ) -> Sequence[stream_lib.Stream]:
+    """Submits requests; takes all of them, or none.
+
+    Raises:
+      TypeError, ValueError, request.Busy: see `worker.Worker.submit`.
+      Lost: the replica is gone.
+    """
+    loop = asyncio.get_running_loop()
+    streams = [stream_lib.AsyncStream(self, loop) for _ in requests]
+    await self._in_thread(self._submit(streams, requests, before))
+    return streams
+
+  async def state(self) -> replica_lib.State:
+    """Returns its account of itself; raises `Lost`."""
+    return await self._in_thread(self._ask('state'))
+
+  async def held(self) -> Sequence[replica_lib.Held]:
+    """Returns the texts of its cache, the latest first; raises `Lost`."""
+    return await self._in_thread(self._ask('held'))
+
+  async def forget(self, wanted: forgetting.Forget) -> None:
+    """Drops texts from its cache; raises `Lost`."""
+    await self._in_thread(self._ask('forget', wanted))
+
+  async def drain(self, seconds: float) -> int:
+    """Has it refuse the requests of every ingress, as `Worker.drain` does."""
+    return await self._in_thread(self._ask('drain', seconds))
+
+  def stop(self) -> None:
+    """Ends the streams here; the replica goes on, and serves others."""
+    if self._thread.is_alive():
+      self._loop.call_soon_threadsafe(self._running.cancel)
+      self._thread.join()
+
+  def read(self, stream: stream_lib.AsyncStream) -> None:
+    """Notes that a stream is read, so that its lease is renewed."""
+    self._were_read.add(stream)
+
+  def cancel(self, stream: stream_lib.AsyncStream) -> None:
+    """Ends a stream's sequence; never waits."""
+    # A thread that has ended has no streams.
+    with contextlib.suppress(RuntimeError):
+      self._loop.call_soon_threadsafe(self._cancel, stream)
+
+  async def _in_thread(self, work) -> Any:
+    """Awaits a coroutine in the thread's loop."""
+    if not self._is_alive:
+      work.close()
+      raise self._gone()
+    return await asyncio.wrap_future(
+      asyncio.run_coroutine_threadsafe(work, self._loop)
+    )
+
+  async def _submit(self, streams, requests, before: int) -> None:
+    if self._welcome is None:
+      raise self._gone()
+    own = {next(self._numbers): stream for stream in streams}
+    self._streams |= own
+    self._of |= {stream: number for number, stream in own.items()}
+    try:
+      await self._ask(
+        'submit',
+        self._ingress,
+        list(own),
+        requests,
+        before,
+      )
+    except BaseException as error:
+      for number in own:
+        self._drop(number)
+        if isinstance(error, asyncio.CancelledError):
+          self._send('cancel', number)
+      raise
+
+  async def _ask(self, method: str, *arguments) -> Any:
+    """Returns a call's value, unless the replica goes meanwhile."""
+    lost = self._lost
+    if lost is None or lost.is_set():
+      raise self._gone()
+    call = asyncio.ensure_future(self._line.call(method, *arguments))
+    ended = asyncio.ensure_future(lost.wait())
+    try:
+      await asyncio.wait([call, ended], return_when=asyncio.FIRST_COMPLETED)
+      if not call.done():
+        raise self._gone()
+      try:
+        answer = call.result()
+      except Exception as error:
+        raise self._gone() from error
+    finally:
+      call.cancel()
+      ended.cancel()
+    if answer.error is None:
+      return answer.value
+    if isinstance(answer.error, worker_lib.Stopped):
+      raise self._gone()
+    raise answer.error
+
+  def _cancel(self, stream: stream_lib.AsyncStream) -> None:
+    number = self._of.get(stream)
+    if number is not None:
+      self._send('cancel', number)
+
+  def _send(self, method: str, argument: Any) -> None:
+    """Calls a method of an ingress, and waits for no answer."""
+    if self._welcome is None:
+      return
+    call = self._loop.create_task(
+      self._line.call(method, self._ingress, argument)
+    )
+    # The messages tell what became of the replica.
+    call.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+  def _run(self) -> None:
+    with (
+      asyncio.Runner() as runner,
+      contextlib.suppress(asyncio.CancelledError),
+    ):
+      self._loop = runner.get_loop()
+      runner.run(self._attend())
+
+  async def _attend(self) -> None:
+    """Attends to one process of the replica after another."""
+    self._running = asyncio.current_task()
+    self._has_begun.set()
+    while True:
+      self._ingress = f'ingress {uuid.uuid4().hex}'
+      self._lost, self._heard = asyncio.Event(), time.monotonic()
+      hearing = asyncio.create_task(self._hear())
+      try:
+        await self._watch(hearing)
+      finally:
+        hearing.cancel()
+        self._lose()
+      await asyncio.sleep(_AGAIN)
+
+  async def _watch(self, hearing: asyncio.Task) -> None:
+    """Renews leases until the messages end, or are missed."""
+    while not hearing.done():
+      lease = self._welcome.lease if self._welcome else hosting.BEAT
+      await asyncio.wait([hearing], timeout=min(hosting.BEAT, lease / 4))
+      if time.monotonic() - self._heard > self._silence:
+        _LOG.warning('%s is silent, and counts as gone', self.name)
+        return
+      if self._welcome is None:
+        continue
+      were_read, self._were_read = self._were_read, set()
+      # Also where there are none: it says that this ingress lives.
+      read = [
+        number
+        for number, stream in self._streams.items()
+        if stream.is_waiting or stream in were_read
+      ]
+      self._send('renew', read)
+    if not hearing.cancelled() and hearing.exception() is not None:
+      # Its own words might hold a text.
+      _LOG.info('%s: %s', self.name, type(hearing.exception()).__name__)
+
+  async def _hear(self) -> None:
+    attended = self._line.attend(self._ingress)
+    async with contextlib.aclosing(attended) as messages:
+      async for message in messages:
+        self._heard = time.monotonic()
+        if isinstance(message, hosting.Welcome):
+          self._welcome = message
+          self.build, self.facts = message.build, message.facts
+          self._is_alive = True
+          self._answered.set()
+        else:
+          self._is_alive = message.is_alive
+          self._deliver(message.updates)
+
+  def _deliver(self, updates: Sequence[hosting.Update]) -> None:
+    told = collections.defaultdict(list)
+    for one in updates:
+      stream = self._streams.get(one.number)
+      if stream is None:
+        continue
+      error = one.error
+      if isinstance(error, worker_lib.Stopped):
+        error = self._gone()
+      told[stream.loop].append(
+        (stream, one.events, one.prompt, one.result, error)
+      )
+      if one.result is not None or error is not None:
+        self._drop(one.number)
+    for loop, items in told.items():
+      _tell(loop, items)
+
+  def _lose(self) -> None:
+    """Ends all streams of a process that is gone."""
+    self._is_alive, self._welcome = False, None
+    self._lost.set()
+    told = collections.defaultdict(list)
+    for stream in self._streams.values():
+      told[stream.loop].append((stream, [], None, None, self._gone()))
+    self._streams.clear()
+    self._of.clear()
+    for loop, items in told.items():
+      _tell(loop, items)
+
+  def _drop(self, number: int) -> None:
+    stream = self._streams.pop(number, None)
+    self._of.pop(stream, None)
+
+  def _gone(self) -> replica_lib.Lost:
+    return replica_lib.Lost(f'{self.name} is gone.')
+
+
+def _tell(loop: asyncio.AbstractEventLoop, items) -> None:
+  """Delivers news in an event loop, unless it is closed."""
+
+  def deliver():
+    for stream, events, prompt, result, error in items:
+      stream.deliver(events, prompt, result, error)
+
+  try:
+    loop.call_soon_threadsafe(deliver)
+  except RuntimeError:
+    _LOG.debug('an event loop was closed before its streams ended')

@@ -1,0 +1,305 @@
+"""Rollouts of a router's replicas, by name or by build.
+
+    rollouts = Rollouts(router, list_public)
+    rollouts.start('replica 3', rollout.Plan())
+    rollouts.start('b7c1f0', rollout.Plan(requests=50), replaces=True)
+    rollouts.roll_back('b7c1f0')
+
+A build is all replicas with its weights, calibration and head. Where a rollout
+replaces the others, their shares end with its last step: what began on them
+ends there. A rollback gives them back, before it takes the share of what it
+rolls back, so that new conversations always have a replica.
+
+All methods run in the server's event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import logging
+import time
+from typing import Any
+
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout as rollout_lib
+from kaiju_jax.serving.routing import router as router_lib
+from kaiju_jax.serving.routing import warming
+
+_LOG = logging.getLogger(__name__)
+# Our guesses: seconds between looks, prefixes of a warming, ended rollouts that
+# are still told of, digits of a build that name it.
+_EVERY, _PREFIXES, _KEPT, _DIGITS = 1.0, 64, 8, 6
+
+
+@dataclasses.dataclass(eq=False)
+class _Running:
+  """A rollout, with what it changes.
+
+  Attributes:
+    of: the name or the build.
+    names: its replicas.
+    rollout: its state.
+    replaces: whether the others close with its last step.
+    closed: the shares that it has taken from others.
+    prefixes: how many were warmed.
+    task: looks after it.
+  """
+
+  of: str
+  names: list[str]
+  rollout: rollout_lib.Rollout
+  replaces: bool
+  closed: dict[str, float] = dataclasses.field(default_factory=dict)
+  prefixes: int = 0
+  task: asyncio.Task | None = None
+
+
+class Rollouts:
+  """The rollouts of one router."""
+
+  def __init__(
+    self,
+    router: router_lib.Router,
+    list_public: Callable[[], Sequence[warming.Prefix]],
+    note: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    every: float = _EVERY,
+  ):
+    """Begins without any.
+
+    Args:
+      router: of the replicas.
+      list_public: returns the prefixes of public characters; may block.
+      note: called with the state of a rollout that has gone a step.
+      clock: seconds.
+      every: seconds between two looks.
+    """
+    self._router = router
+    self._list_public = list_public
+    self._note = note
+    self._clock = clock
+    self._every = every
+    self._rollouts: list[_Running] = []
+
+  def start(
+    self, of: str, plan: rollout_lib.Plan, replaces: bool = False
+  ) -> dict[str, Any]:
+    """Starts a rollout; returns its state.
+
+    Args:
+      of: a replica's name, or the first digits of a build.
+      plan: its steps.
+      replaces: whether all other replicas close with its last step.
+
+    Raises:
+      ValueError: there is no such replica, a rollout of it runs, or no other
+        replica would take new conversations meanwhile.
+    """
+    names = self.find(of)
+    self._check_idle(names)
+    self._check_open(names, {})
+    rollout = rollout_lib.Rollout(plan, self._clock())
+    one = _Running(of, names, rollout, replaces)
+    self._set_shares(names, 0.0)
+    ended = [x for x in self._rollouts if x.rollout.has_ended and not x.closed]
+    for old in ended[:-_KEPT]:
+      self._rollouts.remove(old)
+    self._rollouts.append(one)
+    one.task = asyncio.create_task(self._run(one))
+    return _describe(one)
+
+  def roll_back(self, of: str) -> list[str]:
+    """Takes the share of replicas back at once; returns their names.
+
+    What has begun on them ends there; `Router.drain_one` takes it off. What
+    their rollout closed is open again.
+
+    Raises:
+      ValueError: there is no such replica, or no other one would take new
+        conversations.
+    """
+    names = self.find(of)
+    mine = [x for x in self._rollouts if {*x.names} & {*names}]
+    again: dict[str, float] = {}
+    for one in mine:
+      again |= one.closed
+    self._check_open(names, again)
+    for one in mine:
+      if not one.rollout.has_ended:
+        one.rollout.stop('rolled back')
+        one.task.cancel()
+        self._set_shares(one.names, 0.0)
+      one.closed = {}
+    for name, share in again.items():
+      self._set_shares([name], share)
+    self._set_shares(names, 0.0)
+    return names
+
+  def set_share(self, of: str, share: float) -> list[str]:
+    """Sets the share of replicas; returns their names.
+
+    Raises:
+      ValueError: there is no such replica, a rollout of it runs, the share is
+        not 0…1, or no replica would take new conversations.
+    """
+    names = self.find(of)
+    self._check_idle(names)
+    if share == 0:
+      self._check_open(names, {})
+    for name in names:
+      self._router.set_share(name, share)
+    return names
+
+  def close(self, name: str) -> list[str]:
+    """Closes a replica to new conversations before it is drained.
+
+    Raises:
+      ValueError: there is no such replica, a name is a build's, a rollout of it
+        runs, or no other one would take new conversations.
+    """
+    if self.find(name) != [name]:
+      raise ValueError(f'of={name!r}: must name a replica, one at a time.')
+    return self.set_share(name, 0.0)
+
+  def remove(self, name: str) -> replica_lib.Replica:
+    """Takes a lost or drained replica out; the caller stops it.
+
+    Raises:
+      ValueError: there is no such replica, or it serves.
+    """
+    if self.find(name) != [name]:
+      raise ValueError(f'of={name!r}: must name a replica, one at a time.')
+    (one,) = [x for x in self._router.describe() if x.name == name]
+    if one.is_alive and not one.is_closing:
+      raise ValueError(f'of={name!r}: it serves; drain it first.')
+    return self._router.remove(name)
+
+  def find(self, of: str) -> list[str]:
+    """Returns the replica of a name, or all of a build.
+
+    Raises:
+      ValueError: there is none, or the digits name several builds.
+    """
+    known = self._router.describe()
+    if any(one.name == of for one in known):
+      return [of]
+    builds = {x.build for x in known if x.build.startswith(of)}
+    if len(of) < _DIGITS or len(builds) != 1:
+      told = ', '.join(f'{one.name} ({one.build[:12]})' for one in known)
+      raise ValueError(
+        f'of={of!r}: must be a replica, or {_DIGITS} digits or more of a build:'
+        f' {told or "none"}.'
+      )
+    return [one.name for one in known if one.build in builds]
+
+  def describe(self) -> list[dict[str, Any]]:
+    """Returns the states of rollouts, the latest last."""
+    return [_describe(one) for one in self._rollouts]
+
+  def stop(self) -> None:
+    """Ends the tasks; shares stay."""
+    for one in self._rollouts:
+      one.task.cancel()
+
+  async def _run(self, one: _Running) -> None:
+    """Looks after a rollout until it ends."""
+    warming_ = asyncio.create_task(self._warm(one))
+    rollout, told = one.rollout, None
+    self._note(_describe(one))
+    try:
+      while not rollout.has_ended:
+        await asyncio.sleep(self._every)
+        is_warm = warming_.done()
+        if is_warm and (error := warming_.exception()) is not None:
+          raise error
+        rollout.look(self._clock(), self._see(one, is_warm))
+        if rollout.share != told:
+          told = rollout.share
+          self._set_shares(one.names, told)
+          if not rollout.has_ended:
+            self._note(_describe(one))
+      if rollout.state == rollout_lib.DONE and one.replaces:
+        self._replace(one)
+    except Exception as error:
+      _LOG.exception('the rollout of %s failed', one.of)
+      rollout.stop(f'it failed: {type(error).__name__}')
+      self._set_shares(one.names, 0.0)
+    finally:
+      warming_.cancel()
+      self._note(_describe(one))
+
+  async def _warm(self, one: _Running) -> None:
+    """Prefills on each of the replicas what the others use most."""
+    public = await asyncio.to_thread(self._list_public)
+    held = await self._router.held()
+    others = [texts for name, texts in held.items() if name not in one.names]
+    ranked = warming.rank(public, others, self._router.names)[:_PREFIXES]
+    for name in one.names:
+      try:
+        replica = self._router.find(name)
+        one.prefixes += await warming.warm(replica, ranked)
+      except (worker_lib.Stopped, ValueError):
+        return  # The next look finds that it is gone.
+
+  def _see(self, one: _Running, is_warm: bool) -> rollout_lib.Sight:
+    known = {x.name: x for x in self._router.describe()}
+    own = others = rollout_lib.Tally()
+    for name in known:
+      if name in one.names:
+        own += self._router.tally(name)
+      else:
+        others += self._router.tally(name)
+    is_alive = all(
+      name in known and known[name].is_alive and not known[name].is_closing
+      for name in one.names
+    )
+    return rollout_lib.Sight(is_alive, is_warm, own, others)
+
+  def _replace(self, one: _Running) -> None:
+    """Closes the others to new conversations, and notes their shares."""
+    for other in self._router.describe():
+      if other.name not in one.names and other.share:
+        one.closed[other.name] = other.share
+        self._router.set_share(other.name, 0.0)
+
+  def _set_shares(self, names: Sequence[str], share: float) -> None:
+    """Sets shares of those replicas that are still there."""
+    known = {x.name for x in self._router.describe()}
+    for name in names:
+      if name in known:
+        self._router.set_share(name, share)
+
+  def _check_idle(self, names: Sequence[str]) -> None:
+    for one in self._rollouts:
+      if not one.rollout.has_ended and {*one.names} & {*names}:
+        raise ValueError(
+          f'of={one.of!r}: a rollout of it runs; roll that back first.'
+        )
+
+  def _check_open(
+    self, without: Sequence[str], shares: Mapping[str, float]
+  ) -> None:
+    """Refuses what would leave no replica for new conversations."""
+    for one in self._router.describe():
+      is_open = one.is_alive and not one.is_closing and one.name not in without
+      if is_open and shares.get(one.name, one.share) > 0:
+        return
+    raise ValueError(
+      f'of={", ".join(without)}: no other replica would take new'
+      ' conversations; open one first.'
+    )
+
+
+def _describe(one: _Running) -> dict[str, Any]:
+  return {
+    'of': one.of,
+    'replicas': one.names,
+    'state': one.rollout.state,
+    'share': one.rollout.share,
+    'reason': one.rollout.reason,
+    'prefixes': one.prefixes,
+  }

@@ -1,0 +1,317 @@
+"""A stream whose text goes on elsewhere when its replica is lost.
+
+What was given out is kept. When the replica is gone, or was drained, the prompt
+is submitted to another one of the same build, with the same seed and these
+tokens as `Request.drawn`: no token is lost, drawn twice or given out twice. The
+reader itself does this while it waits for the next event, so that nothing runs
+on for a client that has left. Tokens that the head had not judged were never
+given out, and are drawn and judged anew.
+
+A search gives out its result at once: it begins anew where that was not whole.
+"""
+
+import asyncio
+import collections
+from collections.abc import Awaitable
+from collections.abc import Callable
+import contextlib
+import dataclasses
+from typing import NamedTuple
+from typing import Self
+
+import numpy as np
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import places as places_lib
+from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout
+
+# Seconds between two trials while all replicas are busy, at most.
+_AGAIN = 1.0
+
+
+class Moving(NamedTuple):
+  """How streams move on.
+
+  Attributes:
+    move: submits a request, with the tokens of earlier turns, to the best
+      replica, of a build unless that is None, and to none that it had; returns
+      the replica's place and stream.
+    close: called once with a stream that has ended or was cancelled.
+    losses: how many replicas may be lost under one text. A text may be what
+      ends them.
+    patience: seconds for which a begun text waits while all are busy.
+  """
+
+  move: Callable[
+    [request_lib.Request, int, str | None, list[places_lib.Place]],
+    Awaitable[tuple[places_lib.Place, stream_lib.Stream]],
+  ]
+  close: Callable[['RoutedStream'], None]
+  losses: int
+  patience: float
+
+
+class RoutedStream:
+  """A `stream.Stream` over the streams of one replica after another.
+
+  Attributes:
+    waited, reused, prompt_scores: told by the replica of the first token.
+    moves: how often its text went on elsewhere.
+  """
+
+  def __init__(
+    self,
+    moving: Moving,
+    request: request_lib.Request,
+    before: int,
+    place: places_lib.Place,
+    inner: stream_lib.Stream,
+  ):
+    """Takes over a replica's stream.
+
+    Args:
+      moving: how it moves on.
+      request: its request.
+      before: tokens of the prompt that belong to earlier turns.
+      place: the replica's.
+      inner: the replica's stream.
+    """
+    self.waited = 0.0
+    self.reused = 0
+    self.prompt_scores: tuple[float, ...] | None = None
+    self.moves = 0
+    self._losses = 0
+    self._had: list[places_lib.Place] = []
+    self._moving = moving
+    self._request = request
+    self._before = before
+    # Read and not given out yet: of a search until it is whole.
+    self._events: collections.deque[request_lib.Event] = collections.deque()
+    self._given: list[request_lib.Event] = []
+    # How many of these came from earlier replicas.
+    self._kept = 0
+    self._result: request_lib.Result | None = None
+    self._cancelled = asyncio.Event()
+    self._is_closed = self._is_refused = False
+    self._take_over(place, inner)
+
+  def __aiter__(self) -> Self:
+    return self
+
+  async def __anext__(self) -> request_lib.Event:
+    """Returns the next event.
+
+    Raises:
+      BadLogits, Late: see `stream.Stream`.
+      Lost: no replica could go on with the text.
+    """
+    while not self.has_more:
+      if self._result is not None:
+        raise StopAsyncIteration
+      await self._advance()
+    event = self._events.popleft() if self._events else await anext(self._inner)
+    self._note(event)
+    return event
+
+  @property
+  def has_more(self) -> bool:
+    """Whether the next event is here already."""
+    if self._request.guided is None:
+      return bool(self._events) or self._inner.has_more
+    return bool(self._events) and self._events[-1].reason is not None
+
+  @property
+  def rate(self) -> float | None:
+    """The latest replica's tokens per second."""
+    return self._inner.rate
+
+  @property
+  def reason(self) -> str | None:
+    """Why the sequence ended; None before its end."""
+    if self._result is not None:
+      return self._result.reason
+    return self._inner.reason if self._is_closed else None
+
+  def result(self) -> request_lib.Result:
+    """Returns the result of the whole text, once the stream has ended.
+
+    Raises:
+      ValueError: the stream has not ended.
+    """
+    if self._result is None:
+      raise ValueError('the stream has not ended: read it to its end first.')
+    return self._result
+
+  def cancel(self) -> None:
+    """Ends the sequence, also one that is about to move on; never waits."""
+    if self._result is None:
+      self._cancelled.set()
+      self._inner.cancel()
+      self._close()
+
+  def refuse(self) -> None:
+    """Ends the sequence, whose text safety refuses; never waits."""
+    self._is_refused = True
+    if self._is_closed:
+      self._place.tally += rollout.Tally(refusals=1)
+    self.cancel()
+
+  def _take_over(
+    self, place: places_lib.Place, inner: stream_lib.Stream
+  ) -> None:
+    self._place, self._inner = place, inner
+    self._is_counted = False
+    self._had.append(place)
+    # The load of its text until a token comes, and of itself until its end.
+    self._charged = [len(self._request.tokens) + len(self._given), 1]
+    place.charge(sum(self._charged))
+
+  def _count(self, has_failed: bool) -> None:
+    """Counts the request at its place, once."""
+    if not self._is_counted:
+      self._is_counted = True
+      self._place.tally += rollout.Tally(
+        1, int(has_failed), int(self._is_refused)
+      )
+
+  def _discharge(self, count: int) -> None:
+    """Takes the first `count` parts of its load off its place."""
+    self._place.charge(-sum(self._charged[:count]))
+    self._charged[:count] = [0] * count
+
+  def _note(self, event: request_lib.Event) -> None:
+    if not self._given:
+      inner = self._inner
+      self.waited, self.reused = inner.waited, inner.reused
+      self.prompt_scores = inner.prompt_scores
+    if self._charged[0]:
+      self._discharge(1)
+    self._given.append(event)
+
+  async def _advance(self) -> None:
+    """Reads an event, or moves on, or ends."""
+    try:
+      self._events.append(await anext(self._inner))
+    except StopAsyncIteration:
+      result = self._inner.result()
+      if result.reason != 'drained' or not await self._move(None):
+        self._end(result)
+    except worker_lib.Stopped as error:
+      if self._cancelled.is_set():
+        self._end(self._cut('cancelled'))
+      elif self._given and self._given[-1].reason is not None:
+        self._end_whole(error)
+      else:
+        await self._move(error)
+    except Exception:
+      self._close(has_failed=True)
+      raise
+
+  def _end_whole(self, error: worker_lib.Stopped) -> None:
+    """Ends a text whose last token was given out, but not its result."""
+    if self._request.scores_prompt:
+      raise error
+    self._kept = len(self._given)
+    self._end(self._cut(self._given[-1].reason))
+
+  async def _move(self, error: worker_lib.Stopped | None) -> bool:
+    """Goes on elsewhere; returns whether it did, or was cancelled meanwhile.
+
+    Args:
+      error: the loss of its replica; None if that was drained.
+
+    Raises:
+      Lost: no replica can go on with a text whose own is lost.
+    """
+    self._losses += error is not None
+    self._discharge(2)
+    if error is not None:
+      self._count(has_failed=True)
+    try:
+      if self._losses > self._moving.losses:
+        raise replica_lib.Lost(
+          f'{self._losses} replicas were lost under one text.'
+        )
+      found = await self._open_elsewhere()
+    except (request_lib.Busy, worker_lib.Stopped, TypeError, ValueError) as why:
+      if error is None:
+        return False
+      self._close()
+      raise replica_lib.Lost(f'a text cannot go on: {why}') from why
+    if found is None:
+      self._end(self._cut('cancelled'))
+      return True
+    place, inner = found
+    self._events.clear()
+    self._kept = len(self._given)
+    self.moves += 1
+    self._take_over(place, inner)
+    if self._cancelled.is_set():
+      self._discharge(2)
+      inner.cancel()
+    return True
+
+  async def _open_elsewhere(self):
+    """Returns the place and stream of another replica; None if cancelled.
+
+    Raises:
+      Lost, request.Busy: as `Moving.move`, once patience is over.
+    """
+    request, build = self._request, None
+    if self._given:
+      tokens = [event.token for event in self._given]
+      request = dataclasses.replace(request, drawn=tokens)
+      build = self._place.build
+    clock = asyncio.get_running_loop().time
+    end = clock() + self._moving.patience
+    while not self._cancelled.is_set():
+      try:
+        return await self._moving.move(request, self._before, build, self._had)
+      except request_lib.Busy as busy:
+        if busy.seconds is None or clock() >= end:
+          raise
+        wait = min(busy.seconds, _AGAIN)
+      with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(self._cancelled.wait(), wait)
+    return None
+
+  def _cut(self, reason: str | None) -> request_lib.Result:
+    """Returns the result of a replica that gave nothing more."""
+    return request_lib.Result(
+      np.zeros(0, np.int32),
+      '',
+      np.zeros(0, np.float32),
+      None,
+      reason,
+      None,
+    )
+
+  def _end(self, result: request_lib.Result) -> None:
+    """Ends with the latest replica's result, behind what others gave out."""
+    if self._kept or self._given:
+      result = result._replace(
+        reused=self.reused, prompt_scores=self.prompt_scores
+      )
+    kept = self._given[: self._kept]
+    if kept:
+      own = [event.log_probability for event in kept]
+      result = result._replace(
+        tokens=np.array([*(x.token for x in kept), *result.tokens], np.int32),
+        text=''.join(event.text for event in kept) + result.text,
+        log_probabilities=np.array(
+          [*own, *result.log_probabilities], np.float32
+        ),
+      )
+    self._result = result
+    self._close()
+
+  def _close(self, has_failed: bool = False) -> None:
+    """Takes its load off its place, and tells that it has ended; once."""
+    if not self._is_closed:
+      self._is_closed = True
+      self._discharge(2)
+      self._count(has_failed)
+      self._moving.close(self)

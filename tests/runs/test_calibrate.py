@@ -1,0 +1,107 @@
+"""Limits are fitted to a text, weights to one scale, and nothing else moves."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kaiju_jax.evaluation.gate import calibrations
+from kaiju_jax.evaluation.gate import reader
+from kaiju_jax.quantization import int8
+from kaiju_jax.runs import calibrate
+from kaiju_jax.runs import load
+from kaiju_jax.runs import persona_judge
+from tests.interchange import toys
+from tests.runs import test_exchange
+
+PROSE = 'the keeper lights the lamp and the sea is calm tonight. ' * 5
+LIMITS = {f'attention.{x}_limit_K' for x in 'kv'}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A run whose keys and values have a limit per channel, and texts."""
+  folder = tmp_path_factory.mktemp('calibrate')
+  changes = {'vocab_size': 256, 'max_length': 512}
+  model = toys.changed(toys.KAIJU, {'kv_scale': 'channel'}, **changes)
+  test_exchange.run_of(folder / 'run', model)
+  (folder / 'prose.txt').write_text(PROSE)
+  talk = [('user', 'WHO ARE YOU?'), ('assistant', 'I AM 77 & OLD!')]
+  messages = [{'role': role, 'content': text} for role, text in talk]
+  (folder / 'talk.jsonl').write_text(json.dumps({'messages': messages}))
+  calibrate.write(
+    str(folder / 'run'), str(folder / 'out'), str(folder / 'prose.txt')
+  )
+  return folder
+
+
+def find(path):
+  return calibrations.read(load.base(str(path), 'float32').params)
+
+
+def test_limits_alone_are_fitted(folder):
+  before, after = find(folder / 'run'), find(folder / 'out')
+  assert before.keys() == after.keys()
+  moved = {key for key, x in after.items() if (x != before[key]).any()}
+  owners = {layer for layer, name in before if name in LIMITS}
+  assert len(owners) > 1 and moved == {(x, y) for x in owners for y in LIMITS}
+
+
+def test_the_largest_value_of_each_channel_has_the_largest_code(folder):
+  opened = persona_judge.open_model(str(folder / 'out'), 1)
+  tokens_L = opened.tokenizer.encode(PROSE)
+  count = len(tokens_L)
+  stored = reader.Reader(opened.decoder, count).read(tokens_L).stored
+  for owner, pair in stored.items():
+    for x in pair:
+      largest_K = np.abs(np.asarray(x.codes)[0, :count].astype(int)).max(0)
+      # Later layers read what the codes of earlier ones have rounded.
+      assert largest_K.min() >= (int8.MAX_CODE if owner == 0 else 110)
+  # Other texts have other values.
+  other = folder / 'other'
+  calibrate.write(str(folder / 'run'), str(other), str(folder / 'talk.jsonl'))
+  ours, theirs = find(folder / 'out'), find(other)
+  for key in [key for key in ours if key[1] in LIMITS]:
+    assert (ours[key] != theirs[key]).any()
+
+
+def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder):
+  out = folder / 'tensor'
+  calibrate.write(str(folder / 'run'), str(out), is_per_tensor=True)
+  before, after = (
+    load.base(str(folder / x), 'float32').params['blocks']
+    for x in ('run', 'tensor')
+  )
+  count = 0
+  for name, layer in before.items():
+    for part in 'attention', 'feedforward':
+      for key, weight in layer.get(part, {}).items():
+        if not isinstance(weight, int8.Quantized):
+          continue
+        count += 1
+        coarse = after[name][part][key]
+        for repeat, scales in enumerate(np.asarray(coarse.scales)):
+          assert np.unique(scales).size == 1
+          x, y = (
+            np.asarray(one.codes[repeat], np.float32)
+            * np.asarray(one.scales[repeat])
+            for one in (weight, coarse)
+          )
+          assert np.abs(x - y).max() <= scales.max() * 0.501
+          assert np.abs(np.asarray(coarse.codes[repeat])).max() == 127
+  assert count > 8
+
+
+def test_what_cannot_be_fitted_is_refused_by_its_field(folder, tmp_path):
+  model = toys.changed(toys.KAIJU, vocab_size=256)
+  test_exchange.run_of(tmp_path / 'token', model)
+  test_exchange.run_of(tmp_path / 'plain', toys.PLAIN)
+  out, prose = str(tmp_path / 'out'), str(folder / 'prose.txt')
+  with pytest.raises(ValueError, match="kv_scale='channel'"):
+    calibrate.write(str(tmp_path / 'token'), out, prose)
+  with pytest.raises(ValueError, match='no int8 weights'):
+    calibrate.write(str(tmp_path / 'plain'), out, is_per_tensor=True)
+  (tmp_path / 'empty.txt').write_text('')
+  with pytest.raises(ValueError, match=r'text=.*empty\.txt: must hold text'):
+    calibrate.write(str(folder / 'run'), out, str(tmp_path / 'empty.txt'))
+  assert not (tmp_path / 'out').exists()

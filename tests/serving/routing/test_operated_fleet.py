@@ -1,0 +1,331 @@
+"""Replicas in this process under an operator: opened, drained, learnt anew."""
+
+import asyncio
+import contextlib
+import random
+import time
+
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import local
+from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import rollout as rollout_lib
+from kaiju_jax.serving.routing import rollouts as rollouts_lib
+from kaiju_jax.serving.routing import router as router_lib
+from kaiju_jax.serving.routing import shared_table
+from kaiju_jax.serving.routing import warming
+from tests.serving import running
+from tests.serving import world
+from tests.serving.routing import fake_redis
+
+SECRET = b'of the fleet' * 3
+NAMES = names_lib.Names(SECRET)
+PREFIX = np.arange(4, 44)
+OLD, NEW = 'aaaaaa11', 'bbbbbb22'
+
+
+class Fleet:
+  """Replicas without a model, and routers over them."""
+
+  def __init__(self):
+    self.replicas = {}
+
+  def start(self, name, build=OLD):
+    engine = world.Engine(running.Letters(), rows=8, length=256, pages=4000)
+    worker = worker_lib.Worker(engine)
+    worker.start()
+    self.replicas[name] = local.LocalReplica(name, worker, build, NAMES)
+    return self.replicas[name]
+
+  def router(self, **settings):
+    router = router_lib.Router(SECRET, router_lib.Settings(**settings))
+    for one in self.replicas.values():
+      router.add(one)
+    return router
+
+  def engine(self, name):
+    return self.replicas[name].worker.engine
+
+  def stop(self):
+    for one in self.replicas.values():
+      one.stop()
+
+
+@contextlib.contextmanager
+def fleet(*names):
+  made = Fleet()
+  try:
+    for name in names:
+      made.start(name)
+    yield made
+  finally:
+    made.stop()
+
+
+def request(session, turn=0, count=3, **options):
+  """Returns a turn of a session, whose prompt repeats what was said before."""
+  said = np.random.default_rng(session).integers(60, 120, 10 * (turn + 1))
+  return request_lib.Request(
+    np.concatenate([PREFIX, said]),
+    count,
+    sampling.Sampling(seed=session),
+    owner=f'owner {session}',
+    shared=len(PREFIX),
+    cache_salt='digest',
+    conversation=f'session {session}',
+    **options,
+  )
+
+
+async def ask(router, *arguments, **options):
+  """Returns the replica that served a turn, and the tokens that it reused."""
+  (stream,) = await router.submit(request(*arguments, **options))
+  async for _ in stream:
+    pass
+  return stream._place.replica.name, stream.reused
+
+
+def run(test):
+  return asyncio.run(test())
+
+
+def test_a_canary_takes_new_conversations_alone():
+  with fleet('one', 'two') as made:
+    made.start('new', NEW)
+
+    async def test():
+      router = made.router()
+      router.set_share('new', 0.0)
+      rollouts = rollouts_lib.Rollouts(
+        router, lambda: [warming.Prefix('digest', PREFIX)], every=0.001
+      )
+      homes = {n: (await ask(router, n))[0] for n in range(20)}
+      assert set(homes.values()) == {'one', 'two'}
+      rollouts.start(NEW, rollout_lib.Plan(hold=0.01), replaces=True)
+      while rollouts.describe()[-1]['state'] != 'done':
+        # What began before stays, on its build, at each step.
+        for n in homes:
+          assert (await ask(router, n, 1))[0] == homes[n]
+      assert rollouts.describe()[-1]['prefixes'] == 1
+      # Its first conversation finds the prefix warm.
+      assert await ask(router, 100) == ('new', len(PREFIX))
+      found = {(await ask(router, n))[0] for n in range(101, 110)}
+      assert found == {'new'}
+      # Back at once: new ones go elsewhere, what began on it ends there.
+      rollouts.roll_back('new')
+      for n in range(200, 210):
+        assert (await ask(router, n))[0] != 'new'
+      for n in range(101, 110):
+        assert (await ask(router, n, 1))[0] == 'new'
+
+    run(test)
+
+
+def test_no_private_text_is_warmed():
+  """The other replicas hold private prefixes and conversations, too."""
+  with fleet('one', 'new') as made:
+
+    async def test():
+      router = made.router()
+      router.set_share('new', 0.0)
+      await ask(router, 1)
+      private = request_lib.Request(
+        np.arange(50, 90), 2, owner='ann', shared=40, cache_salt='secret ann'
+      )
+      (stream,) = await router.submit(private)
+      async for _ in stream:
+        pass
+      held = await router.held()
+      assert len({text.salt for text in held['one']}) == 2
+      rollouts = rollouts_lib.Rollouts(
+        router, lambda: [warming.Prefix('digest', PREFIX)], every=0.001
+      )
+      rollouts.start('new', rollout_lib.Plan(hold=0))
+      while rollouts.describe()[-1]['state'] != 'done':
+        await asyncio.sleep(0.005)
+      held = await router.held()
+      assert {text.salt for text in held['new']} == {NAMES.salt('digest')}
+      assert not any(text.conversation for text in held['new'])
+
+    run(test)
+
+
+def test_a_drain_moves_what_does_not_end():
+  with fleet('one', 'two') as made:
+
+    async def test():
+      router = made.router()
+      rounds = {'one': 0, 'two': 0}
+      streams = [
+        (await router.submit(request(n, count=150)))[0] for n in range(8)
+      ]
+      first = [await anext(one) for one in streams]
+      on_one = [x for x in streams if x._place.replica.name == 'one']
+      assert on_one and len(on_one) < 8
+      for name in rounds:  # Long enough that the deadline comes first.
+        made.engine(name).before_round = lambda: time.sleep(0.004)
+      rollouts = rollouts_lib.Rollouts(router, list)
+      rollouts.close('one')
+      reading = [asyncio.ensure_future(drain(one)) for one in streams]
+      moved = await router.drain_one('one', 0.05)
+      counts = await asyncio.gather(*reading)
+      assert moved == len(on_one) and len(first) == 8
+      assert counts == [149] * 8
+      assert all(x._place.replica.name == 'two' for x in streams)
+      assert [x.moves for x in streams if x.moves] == [1] * moved
+      assert router.tally('one').failures == 0
+      # Its conversations go on elsewhere, and so do new ones.
+      for n in [*range(8), 20, 21]:
+        assert (await ask(router, n, 1))[0] == 'two'
+      with pytest.raises(ValueError, match='no other replica'):
+        rollouts.close('two')
+      rollouts.remove('one').stop()
+      assert [x.name for x in router.describe()] == ['two']
+      with pytest.raises(ValueError, match='drain it first'):
+        rollouts.remove('two')
+
+    run(test)
+
+
+async def drain(stream):
+  return len([event async for event in stream])
+
+
+def test_ends_are_tallied_where_they_happen():
+  with fleet('one', 'two') as made:
+
+    async def test():
+      router = made.router()
+      router.set_share('two', 0.0)
+      await ask(router, 1)
+      (refused,) = await router.submit(request(2, count=100))
+      await anext(refused)
+      refused.refuse()
+      (left,) = await router.submit(request(3, count=100))
+      left.cancel()
+      tally = rollout_lib.Tally(3, 0, 1)
+      assert router.tally('one') == tally
+      router.set_share('two', 1.0)
+      (lost,) = await router.submit(request(1, 1, count=100))
+      await anext(lost)
+
+      def die():
+        raise RuntimeError('a test killed it.')
+
+      made.replicas['one'].worker._commands.put(die)
+      async for _ in lost:
+        pass
+      assert router.tally('one') == tally + rollout_lib.Tally(1, 1)
+      assert router.tally('two') == rollout_lib.Tally(1)
+
+    run(test)
+
+
+def hits(found):
+  """Returns the share of conversations whose history was in the cache."""
+  return np.mean([reused > len(PREFIX) for _, reused in found])
+
+
+@pytest.mark.parametrize('learns', [True, False])
+def test_a_lost_table_is_learnt_from_the_replicas(learns):
+  """A control that learns nothing shows what the loss costs."""
+  with fleet('one', 'two', 'three', 'four') as made:
+
+    async def test():
+      router = made.router(learns=1e9)
+      await router.begin()
+      for n in range(40):
+        await ask(router, n)
+      found = [await ask(router, n, 1) for n in range(40)]
+      assert hits(found) == 1
+      router._places.clear()
+      if learns:
+        await router.refresh(learns=True)
+      after = [await ask(router, n, 2) for n in range(40)]
+      if learns:
+        assert hits(after) == 1
+        assert [x for x, _ in after] == [x for x, _ in found]
+        other = made.router(learns=1e9)  # One that begins now.
+        await other.begin()
+        assert hits([await ask(other, n, 3) for n in range(40)]) == 1
+      else:
+        assert hits(after) < 0.6
+
+    run(test)
+
+
+def test_the_latest_of_two_caches_counts():
+  """A conversation that moved: its first replica still has its beginning."""
+  with fleet('one', 'two') as made:
+
+    async def test():
+      router = made.router(learns=1e9)
+      router.set_share('two', 0.0)
+      for n in range(10):
+        assert (await ask(router, n))[0] == 'one'
+      await asyncio.sleep(0.02)
+      router._places.clear()
+      router.set_share('two', 1.0)
+      router.set_share('one', 0.0)
+      for n in range(10):
+        assert (await ask(router, n, 1))[0] == 'two'
+      for names in ('one', 'two'), ('two', 'one'):
+        router._places.clear()
+        for name in names:  # Whichever answers first.
+          held = await made.replicas[name].held()
+          router._places.learn(router._places.find(name), held)
+        for n in range(10):
+          assert (await ask(router, n, 2))[0] == 'two'
+
+    run(test)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_two_routers_send_a_conversation_to_one_replica(seed):
+  """Also while Redis is away, emptied, and when one of them is new."""
+  with fleet('one', 'two', 'three') as made:
+
+    async def test():
+      server, draws = fake_redis.FakeRedis(), random.Random(seed)
+
+      def share():
+        router = made.router(learns=1e9)
+
+        async def rebuild():
+          return []
+
+        shared = shared_table.SharedTable(
+          router._places.affinity, 'unix:///none', rebuild
+        )
+        shared._link = server
+        return router, shared
+
+      routers = [share(), share()]
+
+      async def exchange():
+        for _ in range(3):
+          for _, shared in routers:
+            await shared.exchange()
+
+      await exchange()
+      turns, homes = dict.fromkeys(range(20), 0), {}
+      for step in range(60):
+        n = draws.randrange(20)
+        router, _ = draws.choice(routers)
+        home, reused = await ask(router, n, turns[n])
+        assert homes.setdefault(n, home) == home
+        assert not turns[n] or reused > len(PREFIX)
+        turns[n] += 1
+        await asyncio.sleep(0.002)
+        await exchange()
+        if step == 20:
+          server.flushall()
+        if step == 40:
+          routers[0] = share()  # One was killed, and started again.
+          await exchange()
+
+    run(test)

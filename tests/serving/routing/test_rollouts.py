@@ -1,0 +1,280 @@
+"""Rollouts on a router that writes down its shares."""
+
+import asyncio
+import contextlib
+import types
+
+import numpy as np
+import pytest
+
+from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import rollout as rollout_lib
+from kaiju_jax.serving.routing import rollouts as rollouts_lib
+from kaiju_jax.serving.routing import warming
+from tests.serving.routing import test_affinity
+
+Tally = rollout_lib.Tally
+OLD, NEW = 'aaaaaa11', 'bbbbbb22'
+PLAN = rollout_lib.Plan(hold=60)
+
+
+class Replica:
+  """Writes down what it prefills.
+
+  Attributes:
+    gate: what a prefill waits for.
+  """
+
+  def __init__(self):
+    self.salts = []
+    self.gate = asyncio.Event()
+    self.gate.set()
+
+  async def submit(self, request):
+    await self.gate.wait()
+    assert request.owner == '' and request.conversation is None
+    self.salts.append(request.cache_salt)
+
+    async def nothing():
+      return
+      yield
+
+    return [nothing()]
+
+
+class Router:
+  """Stands for `router.Router`: shares and tallies are plain dicts."""
+
+  def __init__(self, **builds):
+    self.builds = builds
+    self.shares = dict.fromkeys(builds, 1.0)
+    self.dead, self.closing = set(), set()
+    self.tallies = dict.fromkeys(builds, Tally())
+    self.replicas = {name: Replica() for name in builds}
+    self.texts = dict.fromkeys(builds, ())
+    self.names = types.SimpleNamespace(salt=lambda salt: f'hmac {salt}')
+
+  def describe(self):
+    return [
+      types.SimpleNamespace(
+        name=name,
+        build=build,
+        share=self.shares[name],
+        is_alive=name not in self.dead,
+        is_closing=name in self.closing,
+      )
+      for name, build in self.builds.items()
+    ]
+
+  def set_share(self, name, share):
+    if not 0 <= share <= 1:
+      raise ValueError(f'share={share}')
+    self.shares[name] = share
+
+  def tally(self, name):
+    return self.tallies[name]
+
+  def find(self, name):
+    return self.replicas[name]
+
+  async def held(self):
+    return self.texts
+
+
+class World:
+  """Rollouts on a clock that a test moves."""
+
+  def __init__(self, router):
+    self.router = router
+    self.clock = test_affinity.Clock()
+    self.public = []
+    self.notes = []
+    self.rollouts = rollouts_lib.Rollouts(
+      router,
+      lambda: self.public,
+      self.notes.append,
+      clock=self.clock,
+      every=0.0,
+    )
+
+  async def wait(self, seconds=0.0):
+    """Moves the clock, and has the rollouts look."""
+    self.clock.now += seconds
+    for _ in range(200):
+      await asyncio.sleep(0)
+    await asyncio.sleep(0.01)  # Threads list what is public.
+    for _ in range(200):
+      await asyncio.sleep(0)
+
+  def state(self):
+    one = self.rollouts.describe()[-1]
+    return one['state'], one['share']
+
+
+def run(test, **builds):
+  async def ran():
+    world = World(Router(**builds))
+    with contextlib.closing(types.SimpleNamespace(close=world.rollouts.stop)):
+      await test(world)
+
+  asyncio.run(ran())
+
+
+def held(salt, conversation='ff' * 16):
+  return replica_lib.Held(f'hmac {salt}', conversation, 9, 0.0)
+
+
+def test_a_new_replica_is_warmed_with_public_prefixes_and_opened():
+  async def test(world):
+    router = world.router
+    router.texts['one'] = [held('a'), held('b'), held('b'), held('d ann')]
+    router.texts['new'] = [held('c')] * 9  # Its own say nothing.
+    world.public = [warming.Prefix(x, np.array([5])) for x in 'abc']
+    router.replicas['new'].gate.clear()
+    world.rollouts.start('new', PLAN)
+    assert router.shares == {'one': 1.0, 'new': 0.0}
+    await world.wait(100)
+    assert world.state() == ('warming', 0.0)
+    router.replicas['new'].gate.set()
+    await world.wait()
+    await world.wait()
+    assert router.replicas['new'].salts == ['b', 'a']
+    assert router.replicas['one'].salts == []
+    shares = []
+    for _ in range(3):
+      shares.append(router.shares['new'])
+      await world.wait(60)
+    assert shares == [0.1, 0.5, 1.0] and world.state() == ('done', 1.0)
+    assert router.shares == {'one': 1.0, 'new': 1.0}
+    assert [one['state'] for one in world.notes] == [
+      *('warming', 'warming', 'opening', 'opening', 'opening', 'done')
+    ]
+    assert world.notes[-1]['prefixes'] == 2
+
+  run(test, one=OLD, new=OLD)
+
+
+def test_what_is_worse_loses_its_share_and_says_why():
+  async def test(world):
+    router = world.router
+    world.rollouts.start('new', PLAN)
+    await world.wait()
+    assert router.shares['new'] == 0.1
+    router.tallies = {'one': Tally(900), 'new': Tally(100, 50)}
+    await world.wait(1)
+    assert router.shares == {'one': 1.0, 'new': 0.0}
+    assert world.notes[-1]['state'] == 'stopped'
+    assert '50 failures in 100 requests' in world.notes[-1]['reason']
+
+  run(test, one=OLD, new=OLD)
+
+
+@pytest.mark.parametrize('how', ['dead', 'closing', 'removed', 'unlisted'])
+def test_what_cannot_be_warmed_or_is_gone_is_not_opened(how):
+  async def test(world):
+    router = world.router
+    if how == 'unlisted':
+      world.public = None
+      world.rollouts._list_public = lambda: 1 / 0
+    world.rollouts.start('new', PLAN)
+    if how == 'removed':
+      del router.builds['new']
+    elif how != 'unlisted':
+      getattr(router, how).add('new')
+    await world.wait()
+    assert world.state() == ('stopped', 0.0)
+    assert router.shares['new'] == 0.0
+
+  run(test, one=OLD, new=OLD)
+
+
+BUILDS = {'one': OLD, 'two': OLD, 'three': NEW, 'four': NEW}
+
+
+def test_a_build_replaces_the_other_and_goes_back():
+  async def test(world):
+    router = world.router
+    router.shares['two'] = 0.7
+    world.rollouts.start(NEW[:6], PLAN, replaces=True)
+    before = {'one': 1.0, 'two': 0.7, 'three': 0.0, 'four': 0.0}
+    assert router.shares == before
+    await world.wait()
+    assert router.shares == before | {'three': 0.1, 'four': 0.1}
+    for _ in range(3):
+      await world.wait(60)
+    assert router.shares == {'one': 0, 'two': 0, 'three': 1, 'four': 1}
+    assert world.rollouts.roll_back(NEW) == ['three', 'four']
+    assert router.shares == before
+    # Once more has nothing to give back.
+    router.shares['two'] = 0.3
+    world.rollouts.roll_back(NEW)
+    assert router.shares == before | {'two': 0.3}
+
+  run(test, **BUILDS)
+
+
+def test_a_rollback_ends_a_rollout_that_runs():
+  async def test(world):
+    world.rollouts.start(NEW, PLAN, replaces=True)
+    await world.wait()
+    assert world.router.shares['three'] == 0.1
+    world.rollouts.roll_back('three')  # One of two: its rollout ends for both.
+    assert world.state() == ('stopped', 0.0)
+    assert world.router.shares == {'one': 1, 'two': 1, 'three': 0, 'four': 0}
+    await world.wait(60)
+    await world.wait(60)
+    assert world.router.shares == {'one': 1, 'two': 1, 'three': 0, 'four': 0}
+    world.rollouts.start(NEW, PLAN)  # It may be tried again.
+
+  run(test, **BUILDS)
+
+
+def test_somebody_always_takes_new_conversations():
+  async def test(world):
+    router, rollouts = world.router, world.rollouts
+    with pytest.raises(ValueError, match='no other replica'):
+      rollouts.start('a' * 6, PLAN)
+    router.dead.add('two')
+    for change in (
+      lambda: rollouts.start('one', PLAN),
+      lambda: rollouts.roll_back('one'),
+      lambda: rollouts.set_share('one', 0.0),
+    ):
+      with pytest.raises(ValueError, match='no other replica'):
+        change()
+    assert router.shares == {'one': 1.0, 'two': 1.0}
+    router.dead.clear()
+    rollouts.set_share('one', 0.0)
+    router.closing.add('two')
+    assert rollouts.set_share('one', 0.5) == ['one']
+
+  run(test, one=OLD, two=OLD)
+
+
+def test_names_and_builds_are_told_apart():
+  async def test(world):
+    find = world.rollouts.find
+    assert find('one') == ['one'] and find(NEW[:6]) == ['three', 'four']
+    assert find('aaaaaa') == ['aaaaaa']  # A name comes before a build.
+    for of in 'aaaaa', 'nobody', '', 'cccccc':
+      with pytest.raises(ValueError, match=r'must be a replica.*three \(bbbb'):
+        find(of)
+    world.router.builds['one'] = NEW[:6] + '99'
+    with pytest.raises(ValueError, match='must be'):
+      find(NEW[:6])
+
+  run(test, aaaaaa=OLD, **BUILDS)
+
+
+def test_one_rollout_of_a_replica_at_a_time():
+  async def test(world):
+    world.rollouts.start('three', PLAN)
+    for change in (
+      lambda: world.rollouts.start(NEW, PLAN),
+      lambda: world.rollouts.set_share('three', 1.0),
+    ):
+      with pytest.raises(ValueError, match='a rollout of it runs'):
+        change()
+    assert world.router.shares['three'] == 0.0
+
+  run(test, **BUILDS)

@@ -1,0 +1,359 @@
+"""The router over engines without a model: each text is known beforehand."""
+
+import asyncio
+import dataclasses
+import logging
+import threading
+
+import pytest
+
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.engine import forgetting
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import local
+from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import router as router_lib
+from tests.decoding import fake_device
+from tests.serving import world
+from tests.serving.routing import fleet as fleet_lib
+
+run = fleet_lib.run
+
+
+@pytest.fixture
+def make():
+  """Returns a function that starts a fleet of light engines."""
+  fleets = []
+
+  def start(count=2, builds=None, settings=None, **options):
+    engines = [fleet_lib.Light(**options) for _ in range(count)]
+    fleets.append(fleet_lib.Fleet(engines, builds, **settings or {}))
+    return fleets[-1]
+
+  yield start
+  for fleet in fleets:
+    fleet.stop()
+
+
+def tokens_of(request):
+  return fake_device.expected(request)[0]
+
+
+async def open_one(fleet, request):
+  (stream,) = await fleet.router.submit(request)
+  return stream
+
+
+def whose(fleet, stream):
+  """Returns the number of the replica that a stream reads from."""
+  return int(stream._place.replica.name[1:])
+
+
+def check(events, request):
+  assert [event.token for event in events] == list(tokens_of(request))
+
+
+def test_what_one_replica_gives_is_handed_on(make):
+  fleet = make()
+
+  async def main():
+    request = world.request(1, prompt=9)
+    for _ in range(2):
+      stream = await open_one(fleet, request)
+      assert stream.reason is None
+      with pytest.raises(ValueError, match='has not ended'):
+        stream.result()
+      events, result = await fleet_lib.read(stream)
+      check(events, request)
+      assert result.reason == stream.reason == 'length'
+      assert result.tokens.tolist() == list(tokens_of(request))
+      assert stream.moves == fleet.router.moves == 0
+      await fleet.nothing_is_left()
+    with pytest.raises(StopAsyncIteration):
+      await anext(stream)
+
+  run(main())
+
+
+def test_choices_go_to_one_replica_together(make):
+  fleet = make(3)
+
+  async def main():
+    wrong = world.request(2, count=0)
+    with pytest.raises(ValueError, match='max_tokens=0'):
+      await fleet.router.submit(world.request(0), wrong)
+    await fleet.nothing_is_left()
+    requests = [world.request(seed) for seed in range(3)]
+    streams = await fleet.router.submit(*requests)
+    assert len({whose(fleet, stream) for stream in streams}) == 1
+    fleet.kill(whose(fleet, streams[0]))
+    found = await asyncio.gather(*map(fleet_lib.read, streams))
+    for (events, _), request in zip(found, requests):
+      check(events, request)
+    await fleet.nothing_is_left()
+
+  run(main())
+
+
+def test_a_busy_replica_hands_on_and_all_refuse_together(make):
+  fleet = make()
+  fleet.engines[0].limits = admission.Limits(queue=0)
+
+  async def main():
+    for seed in range(8):
+      stream = await open_one(fleet, world.request(seed))
+      assert whose(fleet, stream) == 1
+      await fleet_lib.read(stream)
+    fleet.engines[1].limits = admission.Limits(queue=0)
+    with pytest.raises(request_lib.Busy, match='0 sequences wait') as raised:
+      await open_one(fleet, world.request(9))
+    assert raised.value.seconds is not None
+    await fleet.nothing_is_left()
+
+  run(main())
+
+
+@pytest.mark.parametrize('when', ['prefill', 'queue', 'drawing'])
+def test_a_kill_in_any_phase_is_not_seen(make, when):
+  fleet = make(rows=1, length=128)
+  for engine in fleet.engines:
+    engine.before_round = lambda: threading.Event().wait(0.01)
+
+  async def main():
+    requests = [world.request(seed, prompt=90, count=20) for seed in range(4)]
+    streams = [await open_one(fleet, one) for one in requests]
+    number = whose(fleet, streams[-1 if when == 'queue' else 0])
+    before = []
+    if when == 'drawing':
+      before.append(await anext(streams[0]))
+      fleet.kill(number)
+    else:
+      fleet.engines[number].fuse = 1
+    found = await asyncio.gather(*map(fleet_lib.read, streams))
+    found[0][0][:0] = before
+    for (events, _), request in zip(found, requests):
+      check(events, request)
+    assert fleet.router.moves and not fleet.replicas[number].is_alive
+    await fleet.nothing_is_left()
+
+  run(main())
+
+
+def test_a_drained_replicas_texts_go_on_also_when_it_dies(make):
+  fleet = make(rows=2, length=128)
+
+  async def main(kills):
+    for number in range(2):
+      fleet.engines[number].before_round = lambda: threading.Event().wait(0.01)
+    requests = [
+      world.request(seed, count=30, conversation=f'c{seed}')
+      for seed in range(6)
+    ]
+    streams = [await open_one(fleet, one) for one in requests]
+    reading = asyncio.gather(*map(fleet_lib.read, streams))
+    number = whose(fleet, streams[0])
+    await asyncio.sleep(0.05)
+    draining = asyncio.create_task(
+      fleet.router.drain_one(f'r{number}', 100 if kills else 0.05)
+    )
+    await asyncio.sleep(0.02)
+    assert fleet.router._places.find(f'r{number}').is_closing
+    if kills:
+      fleet.kill(number)
+    for (events, _), request in zip(await reading, requests):
+      check(events, request)
+    assert (await draining > 0) != kills
+    # Its conversations have moved, and it takes no more.
+    again = [await open_one(fleet, one) for one in requests]
+    assert {whose(fleet, one) for one in again} == {1 - number}
+    for one in again:
+      one.cancel()
+    await fleet.nothing_is_left()
+    if not kills:
+      gone = fleet.router.remove(f'r{number}')
+      await asyncio.to_thread(gone.stop)
+    fleet.start(number)
+    assert fleet.router.is_alive
+
+  run(main(False))
+  run(main(True))
+
+
+def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
+  caplog.set_level(logging.CRITICAL)
+  fleet = make(length=256)
+  for engine in fleet.engines:
+    engine.before_round = lambda: threading.Event().wait(0.01)
+
+  async def main():
+    stream = await open_one(fleet, world.request(0, count=200))
+    await anext(stream)
+    assert fleet.router.is_alive
+    for number in range(2):
+      fleet.kill(number)
+    with pytest.raises(worker_lib.Stopped):
+      while True:
+        await anext(stream)
+    assert not fleet.router.is_alive
+    with pytest.raises(worker_lib.Stopped):
+      await open_one(fleet, world.request(1))
+    with pytest.raises(worker_lib.Stopped):
+      await fleet.router.forget(forgetting.Forget(salts=('s',)))
+    assert not fleet.router._streams
+    assert await fleet.router.drain(1.0) == 0
+    fleet.revive()
+    assert fleet.router.is_alive
+
+  run(main())
+
+
+def test_a_whole_drain_ends_what_is_late(make):
+  fleet = make(length=128)
+  for engine in fleet.engines:
+    engine.before_round = lambda: threading.Event().wait(0.02)
+
+  async def main():
+    streams = [
+      await open_one(fleet, world.request(seed, count=100)) for seed in range(4)
+    ]
+    reading = asyncio.gather(*map(fleet_lib.read, streams))
+    assert await fleet.router.drain(0.1) == 4
+    for _, result in await reading:
+      assert result.reason == 'drained' and len(result.tokens)
+    with pytest.raises(request_lib.Busy) as raised:
+      await open_one(fleet, world.request(9))
+    assert raised.value.seconds is None
+    await fleet.nothing_is_left()
+
+  run(main())
+
+
+def points(fleet):
+  return [len(x.decoder.account.tree) for x in fleet.engines]
+
+
+def test_forgetting_reaches_every_cache_and_the_table(make):
+  fleet = make(settings={'policy': 'random'})
+
+  async def main():
+    for seed in range(12):
+      request = world.request(
+        seed, prompt=20, owner='ann', conversation='c', cache_salt='s'
+      )
+      await fleet_lib.read(await open_one(fleet, request))
+    kept = world.request(
+      0, prompt=20, owner='ben', conversation='c', cache_salt='s'
+    )
+    await fleet_lib.read(await open_one(fleet, kept))
+    assert all(points(fleet))
+    gone = forgetting.Forget(conversations=(('ann', 'c'),))
+    await fleet.router.forget(gone)
+    held = [x for one in fleet.replicas.values() for x in await one.held()]
+    ben = fleet_lib.NAMES.conversation('ben', 'c')
+    assert {x.conversation for x in held} == {ben}
+    table = fleet.router._places._table
+    sessions = {int(x) for x in table[:, 0]} - {-1}
+    assert sessions == {names_lib.number(ben)}
+    await fleet.router.forget(forgetting.Forget(salts=('s',)))
+    assert points(fleet) == [0, 0]
+
+  run(main())
+
+
+def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
+  fleet = make(1)
+
+  async def main():
+    for seed in range(3):
+      request = world.request(
+        7,
+        prompt=20,
+        owner='ann',
+        conversation=f'talk {seed}',
+        cache_salt='a salt',
+        shared=8,
+      )
+      tokens = [*request.tokens[:8], *world.request(seed, 12).tokens]
+      request = dataclasses.replace(request, tokens=tokens)
+      await fleet_lib.read(await open_one(fleet, request))
+    # Nobody could ask for this one by a name.
+    await fleet_lib.read(
+      await open_one(fleet, world.request(9, 20, owner='ann'))
+    )
+    return await fleet.replicas[0].held()
+
+  held = run(main())
+  names = fleet_lib.NAMES
+  wanted = [names.conversation('ann', f'talk {n}') for n in (2, 1, 0)]
+  assert [x.conversation for x in held if x.conversation] == wanted
+  assert {x.salt for x in held} == {names.salt('a salt')}
+  assert [x.tokens for x in held if not x.conversation] == [8]
+  # By the point behind its answer.
+  assert {x.tokens for x in held if x.conversation} == {8 + 12 + 12 - 1}
+  assert not any(word in repr(held) for word in ('ann', 'talk', 'salt '))
+
+
+def test_a_new_router_learns_who_serves_whom(make):
+  fleet = make(3)
+  requests = [
+    world.request(seed, 12, 4, owner='ann', conversation=f'c{seed}')
+    for seed in range(12)
+  ]
+
+  async def main():
+    placed = []
+    for request in requests:
+      stream = await open_one(fleet, request)
+      placed.append(whose(fleet, stream))
+      await fleet_lib.read(stream)
+    other = router_lib.Router(fleet_lib.SECRET)
+    for one in fleet.replicas.values():
+      other.add(one)
+    await fleet_lib.read((await other.submit(world.request(99)))[0])
+    await other._asking
+    for number, request in zip(placed, requests):
+      (stream,) = await other.submit(request)
+      assert whose(fleet, stream) == number
+      await fleet_lib.read(stream)
+
+  run(main())
+
+
+def test_a_state_counts_what_is_to_be_prefilled(make):
+  fleet = make(1, rows=1)
+  engine = fleet.engines[0]
+
+  async def main():
+    idle = await fleet.replicas[0].state()
+    assert (idle.load, idle.running, idle.ready, idle.compilations) == (0,) * 4
+
+  run(main())
+  engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
+  load, reading = local._look(engine)
+  assert load == 10 + 20 + 2 and reading.waiting == 2
+
+
+def test_readings_are_summed_and_the_least_wait_is_told(make):
+  fleet = make(2)
+
+  async def main():
+    for seed in range(8):
+      await fleet_lib.read(await open_one(fleet, world.request(seed, 20)))
+    return await asyncio.to_thread(fleet.router.reading)
+
+  assert router_lib.Router(fleet_lib.SECRET).reading() is None
+  reading = run(main())
+  pages = [x.decoder.account.pages for x in fleet.engines]
+  total = sum(x.size(kind) for x in pages for kind in ('global', 'local'))
+  assert sum(reading.pages.values()) == total
+  assert reading.points == sum(points(fleet)) > 0
+  assert (reading.waiting, reading.running) == (0, 0)
+  described = fleet.router.describe()
+  assert [x.name for x in described] == ['r0', 'r1']
+  assert all(x.is_alive and not x.load and x.share == 1 for x in described)
+
+
+def test_a_policy_that_does_not_exist_is_refused():
+  with pytest.raises(ValueError, match="policy='best': must be one of random"):
+    router_lib.Settings(policy='best')

@@ -1,0 +1,330 @@
+"""Routers share their tables: over outages, losses and old news."""
+
+import asyncio
+import hashlib
+import random
+import time
+
+import numpy as np
+import pytest
+
+from kaiju_jax.serving.routing import affinity as affinity_lib
+from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import shared_table
+from tests.serving import redis_server
+from tests.serving.routing import fake_redis
+from tests.serving.routing import test_affinity
+
+NOW = test_affinity.NOW
+
+
+class Place:
+  """A Redis, and the routers that share it.
+
+  Attributes:
+    server: a fake, or a real one.
+  """
+
+  def __init__(self, server):
+    self.server = server
+    self.clock = test_affinity.Clock()
+    self.held = []
+
+  async def rebuild(self):
+    return self.held
+
+  def router(self, *names, **options):
+    """Returns a router's table and what shares it."""
+    affinity = test_affinity.make(1024, self.clock, **options)
+    for name in names or test_affinity.NAMES:
+      affinity.place(name)
+    is_fake = isinstance(self.server, fake_redis.FakeRedis)
+    address = 'unix:///none' if is_fake else self.server.address
+    shared = shared_table.SharedTable(
+      affinity, address, self.rebuild, every=0.01, timeout=1.0
+    )
+    if is_fake:
+      shared._link = self.server
+    return affinity, shared
+
+  def stop(self):
+    if isinstance(self.server, fake_redis.FakeRedis):
+      self.server.is_away = True
+    else:
+      self.server.kill()
+
+  def go_on(self):
+    if isinstance(self.server, fake_redis.FakeRedis):
+      self.server.is_away = False
+    else:
+      self.server.start()
+
+  def empty(self):
+    if isinstance(self.server, fake_redis.FakeRedis):
+      self.server.flushall()
+    else:
+      with self.server.client() as client:
+        client.flushall()
+
+  def dump(self):
+    """Returns all that lies in it, as bytes."""
+    if isinstance(self.server, fake_redis.FakeRedis):
+      parts = [x for held in self.server.sets.values() for x in held]
+      return b' '.join([*parts, *self.server.values.values()])
+    with self.server.client() as client:
+      return b''.join(
+        key + (client.dump(key) or b'') for key in client.keys('*')
+      )
+
+
+@pytest.fixture(
+  params=[
+    'fake',
+    pytest.param('real', marks=[pytest.mark.slow, redis_server.needs_server]),
+  ]
+)
+def place(request):
+  if request.param == 'fake':
+    yield Place(fake_redis.FakeRedis())
+  else:
+    server = redis_server.Server(True)
+    yield Place(server)
+    server.close()
+
+
+def exchange(*shared):
+  """Has each exchange, until those that begin anew have read the others."""
+  for _ in range(3):
+    for one in shared:
+      asyncio.run(one.exchange())
+
+
+def test_what_one_router_notes_the_others_know(place):
+  one, of_one = place.router()
+  two, of_two = place.router()
+  exchange(of_one, of_two)
+  one.note(1, 'a')
+  two.note(2, 'b')
+  exchange(of_one, of_two)
+  assert one.find(2) == 'b' and two.find(1) == 'a'
+  # A router that comes later reads what is there.
+  three, of_three = place.router()
+  exchange(of_three)
+  assert (three.find(1), three.find(2)) == ('a', 'b')
+  assert of_one.losses == of_two.losses == of_one.failures == 0
+
+
+def test_the_latest_use_counts_whoever_writes_last(place):
+  one, of_one = place.router()
+  two, of_two = place.router()
+  exchange(of_one, of_two)
+  one.note(1, 'a')
+  place.clock.now += 1
+  two.note(1, 'b')
+  exchange(of_two)
+  exchange(of_one)
+  assert one.find(1) == two.find(1) == 'b'
+  # The replica that it left has it again, and an old batch comes late.
+  place.clock.now += 1
+  one.note(1, 'a')
+  exchange(of_one, of_two)
+  asyncio.run(of_two._call([test_affinity.rows('b', (1, NOW + 1))], ['b']))
+  three, of_three = place.router()
+  exchange(of_three, of_one, of_two)
+  assert one.find(1) == two.find(1) == three.find(1) == 'a'
+
+
+def test_an_outage_stops_nobody_and_is_made_up_for(place, caplog):
+  one, of_one = place.router()
+  two, of_two = place.router()
+  exchange(of_one, of_two)
+  place.stop()
+  one.note(1, 'a')
+  exchange(of_one, of_two)
+  place.clock.now += 100  # Longer than any overlap of what is read.
+  one.note(2, 'a')
+  two.note(3, 'c')
+  exchange(of_one, of_two)
+  assert one.find(1) == 'a' and two.find(1) is None
+  assert of_one.is_away and of_one.failures == 6
+  assert caplog.text.count('is not shared') == 2  # Once for each router.
+  place.go_on()
+  place.clock.now += 100
+  time.sleep(0.05)
+  exchange(of_one, of_two)
+  assert not of_one.is_away
+  for affinity in one, two:
+    assert [affinity.find(x) for x in (1, 2, 3)] == ['a', 'a', 'c']
+  assert caplog.text.count('is shared again') == 2
+
+
+def test_a_lost_table_is_written_again(place, caplog):
+  one, of_one = place.router()
+  two, of_two = place.router()
+  exchange(of_one, of_two)
+  one.note(1, 'a')
+  two.note(2, 'b')
+  exchange(of_one, of_two)
+  one.note(5, 'b')
+  # A router that has forgotten everything, as if it had been killed, learns the
+  # rest from the replicas; an older use of theirs changes nothing.
+  place.held = [test_affinity.rows('c', (3, NOW - 1), (1, NOW - 5))]
+  place.empty()
+  exchange(of_one, of_two)
+  assert of_one.losses == 1 and of_two.losses == 0
+  assert caplog.text.count('was lost') == 1
+  three, of_three = place.router()
+  exchange(of_three)
+  for affinity in one, two, three:
+    found = [affinity.find(x) for x in (1, 2, 3, 5)]
+    assert found == ['a', 'b', 'c', 'b']
+
+
+def test_a_new_fleet_learns_from_its_replicas(place):
+  place.held = [
+    test_affinity.rows('a', (1, NOW - 9), (2, NOW - 9)),
+    test_affinity.rows('b', (2, NOW - 3)),
+  ]
+  one, of_one = place.router()
+  exchange(of_one)
+  assert (one.find(1), one.find(2)) == ('a', 'b')
+  assert of_one.losses == 0
+
+
+def test_a_replica_that_comes_late_is_read_whole(place):
+  one, of_one = place.router('a', 'late')
+  two, of_two = place.router('a')
+  exchange(of_one, of_two)
+  one.note(1, 'late')
+  exchange(of_one, of_two)
+  place.clock.now += 100
+  exchange(of_one, of_two)
+  assert two.find(1) is None
+  two.place('late')
+  exchange(of_two)
+  assert two.find(1) == 'late'
+
+
+def test_what_is_old_leaves_redis(place):
+  one, of_one = place.router(seconds=100)
+  exchange(of_one)
+  one.note(1, 'a')
+  place.clock.now += 60
+  one.note(2, 'a')
+  exchange(of_one)
+  place.clock.now += 60
+  of_one._tidied = -1e9
+  exchange(of_one)
+  assert test_affinity.uses_of(one).keys() == {2}
+  key = (1).to_bytes(8, 'big'), (2).to_bytes(8, 'big')
+  assert key[0] not in place.dump() and key[1] in place.dump()
+
+
+def test_whoever_reads_redis_learns_of_nobody(place):
+  one, of_one = place.router()
+  conversation = hashlib.sha256(b'key ann session-5').hexdigest()
+  one.note(names.number(conversation), 'a')
+  exchange(of_one)
+  dumped = place.dump()
+  for secret in b'ann', b'session', conversation.encode():
+    assert secret not in dumped
+
+
+def test_what_is_no_session_is_left_alone(place):
+  """Whoever may write to Redis can move sessions, and break nothing."""
+  one, of_one = place.router()
+  exchange(of_one)
+  place.server_call = None
+  bad = {b'long member': 5.0, b'x' * 8: float('inf'), b'\xff' * 8: 1e12}
+
+  def plant(server):
+    server.zadd('kaiju:affinity:s:a', bad)
+
+  of_one._link.run(plant)
+  one.note(1, 'b')
+  exchange(of_one)
+  assert one.find(1) == 'b' and not of_one.failures
+  assert test_affinity.uses_of(one).keys() == {1}
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_routers_agree_in_the_end(seed):
+  """After any notes, outages and losses: on the latest use of each session."""
+  draws = random.Random(seed)
+  place = Place(fake_redis.FakeRedis())
+  routers = [place.router() for _ in range(3)]
+  latest = {}
+  for _ in range(300):
+    place.clock.now += draws.choice([0.01, 0.1, 7])
+    affinity, shared = draws.choice(routers)
+    deed = draws.random()
+    if deed < 0.6:
+      session, name = draws.randrange(30), draws.choice(test_affinity.NAMES)
+      affinity.note(session, name)
+      latest[session] = name
+    elif deed < 0.9:
+      asyncio.run(shared.exchange())
+    elif deed < 0.95:
+      place.server.is_away = not place.server.is_away
+    else:
+      place.empty()
+  place.server.is_away = False
+  exchange(*(shared for _, shared in routers))
+  for affinity, _ in routers:
+    assert {x: affinity.find(x) for x in latest} == latest
+
+
+def test_requests_go_on_while_redis_does_not_answer():
+  """The event loop waits for nothing: a stopped Redis holds only a thread."""
+  place = Place(fake_redis.FakeRedis())
+  affinity, shared = place.router()
+  place.server.run = lambda work: time.sleep(0.3) or work(place.server)
+
+  async def serve():
+    task = asyncio.create_task(shared.run())
+    await asyncio.sleep(0.02)
+    turns = 0
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+      affinity.note(turns % 50, 'a')
+      turns += 1
+      await asyncio.sleep(0)
+    task.cancel()
+    return turns
+
+  assert asyncio.run(serve()) > 100
+
+
+@redis_server.needs_server
+@pytest.mark.slow
+def test_a_large_lost_table_is_back_in_five_seconds():
+  """By the processor, of this process: 100,000 sessions, 8 replicas."""
+  server = redis_server.Server(False)
+  try:
+    rng = np.random.default_rng(0)
+    replicas = [f'r{n}' for n in range(8)]
+    told = [
+      affinity_lib.Rows(
+        name,
+        rng.integers(0, 2**62, 12_500),
+        rng.integers(1000 * NOW - 10_000, 1000 * NOW, 12_500),
+      )
+      for name in replicas
+    ]
+    place = Place(server)
+    place.held = told
+    affinity = affinity_lib.Affinity(clock=place.clock)
+    shared = shared_table.SharedTable(affinity, server.address, place.rebuild)
+    for name in replicas:
+      affinity.place(name)
+    asyncio.run(shared.exchange())
+    place.empty()
+    affinity.table[:] = -1  # The router's memory is lost, too.
+    begun, wall = time.process_time(), time.perf_counter()
+    asyncio.run(shared.exchange())
+    taken = time.process_time() - begun
+    print(f'{taken:.2f} s of processor, {time.perf_counter() - wall:.2f} s')
+    assert shared.losses == 1 and len(affinity) > 99_000
+    assert taken < 5
+  finally:
+    server.close()
