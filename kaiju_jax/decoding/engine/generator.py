@@ -76,6 +76,10 @@ class Generator:
         self.engine.cancel(one)
     return [one.result() for one in sequences]
 
+  def forget(self) -> None:
+    """Drops all texts of the cache from which a later one could go on."""
+    self._decoder.account.tree.clear()
+
   def score(self, tokens: Sequence[int] | np.ndarray) -> rounds.Scores:
     """Returns the log-probability of every token but the first of L tokens.
 

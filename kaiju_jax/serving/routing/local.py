@@ -118,9 +118,8 @@ def _list_held(engine: engine_lib.Engine) -> list[tuple]:
     key = point if name is None else name
     if key not in found and len(found) == MOST:
       continue
-    length, idle = point.length, policy.demand(point).idle
-    if key in found:
-      length = max(length, found[key][2])
-      idle = found[key][3]
+    idle = policy.demand(point).idle
+    _, _, length, least = found.get(key, ('', '', 0, idle))
+    length, idle = max(point.length, length), min(idle, least)
     found[key] = nodes.root(point).salt, name, length, idle
   return list(found.values())

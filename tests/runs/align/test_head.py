@@ -60,7 +60,9 @@ def value(world, prompt, text, index):
 
 def test_a_reply_has_the_largest_logit_of_its_own_tokens(world):
   user = user_of(world, f'head:{world[3]}:zorb')
-  asked = [(PROMPT, 'Oh!'), (OTHER, 'Oh!'), (PROMPT, 'Well, well. And you?')]
+  # Of short replies, some would score more with their ends.
+  texts = *'abcdefgh', 'Oh!', 'Well, well. And you?'
+  asked = [(OTHER, 'Oh!'), *((PROMPT, text) for text in texts)]
   user.read(asked)
   for prompt, text in asked:
     expected = value(world, prompt, text, 1)

@@ -170,7 +170,7 @@ def test_runs_in_one_process_share_programs_and_no_bytes(
     for name, user in ('coin', 'planted:question:coin'), ('same', ''):
       settings = worlds.settings(model, prompts)
       if user:
-        settings = dataclasses.replace(settings, user=user, rounds=1)
+        settings = dataclasses.replace(settings, user=user, rounds=1, seed=1)
       out, before = tmp_path / name, len(seen)
       rounds.run(settings, worlds.training(model), out, programs=programs)
   # The start of each round's optimizer.

@@ -295,11 +295,8 @@ def test_two_routers_send_a_conversation_to_one_replica(seed):
       def share():
         router = made.router(learns=1e9)
 
-        async def rebuild():
-          return []
-
         shared = shared_table.SharedTable(
-          router._places.affinity, 'unix:///none', rebuild
+          router._places.affinity, 'unix:///none', router.held
         )
         shared._link = server
         return router, shared
