@@ -10,8 +10,8 @@ Each token's second is what the manager itself records, so that reading the
 answers takes nothing from it.
 
 One setting is in its favour: heads of keys and values are not repeated before
-attention. By default it repeats them wherever attention has a mask, and a packed
-pass always has one, which keeps the rows apart.
+attention. By default it repeats them wherever attention has a mask, and a
+packed pass always has one, which keeps the rows apart.
 """
 
 from collections.abc import Iterator
