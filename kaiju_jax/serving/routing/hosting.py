@@ -14,6 +14,7 @@ An ingress that leaves, or renews no lease, ends its sequences.
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
 import time
@@ -74,6 +75,22 @@ class Answer(NamedTuple):
 
   value: Any = None
   error: Exception | None = None
+
+
+class Made(NamedTuple):
+  """A replica that a process has made for itself.
+
+  Attributes:
+    replica: it runs.
+    lease: seconds for which a stream may stay unread.
+    facts: for its ingresses (`hosting.Welcome`).
+    close: ends it.
+  """
+
+  replica: replica_lib.Replica
+  lease: float
+  facts: Any
+  close: Callable[[], None]
 
 
 class _Ingress:
