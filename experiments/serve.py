@@ -4,6 +4,7 @@
     python -m experiments.serve --model=runs/tiny
     python -m experiments.serve --model=exported --port=0
     python -m experiments.serve --add_token=ann --token_age=adult
+    python -m experiments.serve --model=runs/tiny --ray=auto --replicas=2
 
 One process and no other service: characters and conversations lie in a sqlite
 file in --folder. It answers this machine alone, and prints the address of its
@@ -17,6 +18,10 @@ because a server without moderation stays on this machine.
 --model takes a run's workdir, an export, or a folder of Hugging Face files,
 whose weights, keys and values become int8 (--int8=none, weights or all; --kv).
 Ctrl-C ends it: running replies have --grace seconds to finish.
+
+With --ray the engines are processes of their own under Ray Serve, and
+--ingresses processes answer HTTP on one port; a killed one is not missed
+(docs/fleet.md).
 """
 
 from collections.abc import Sequence
@@ -44,7 +49,10 @@ _FOLDER = flags.DEFINE_string(
   'folder', 'runs/server', 'Where characters, conversations and tokens lie.'
 )
 _STORE = flags.DEFINE_string(
-  'store', 'sqlite', "'sqlite', in --folder, or a Redis: redis://HOST:PORT/0."
+  'store',
+  'sqlite',
+  "'sqlite', in --folder, or a Redis: redis://HOST:PORT/0, or"
+  ' redis+sentinel://HOST:PORT,HOST:PORT/NAME/0.',
 )
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
 _PORT = flags.DEFINE_integer('port', 8000, '0 for a free one.', 0, 65_535)
@@ -391,4 +399,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == '__main__':
-  command.run(main, LookupError, RuntimeError)
+  command.run(main, LookupError, RuntimeError, ImportError)

@@ -109,7 +109,7 @@ def _tell(change: Any) -> str:
   return (
     f'{100 * change.mean:+.1f} ({low:+.1f} … {high:+.1f};'
     f' {change.gained} gained, {change.lost} lost):'
-    f' {_VERDICTS[change.within(_LOST)]}'
+    f' {_VERDICTS[change.is_within(_LOST)]}'
   )
 
 

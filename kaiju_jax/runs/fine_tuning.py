@@ -82,7 +82,7 @@ class Change(NamedTuple):
   gained: int
   lost: int
 
-  def within(self, most: float) -> bool | None:
+  def is_within(self, most: float) -> bool | None:
     """Returns whether at most `most` is lost; None where it is not settled."""
     low, high = self.mean - self.half_width, self.mean + self.half_width
     if low >= -most:

@@ -19,9 +19,11 @@ import contextlib
 import logging
 import os
 import pathlib
+import re
 
 import ray
 from ray import serve
+from ray.serve import schema
 
 from kaiju_jax.serving.routing import hosting
 
@@ -117,13 +119,7 @@ class Ray:
     try:
       serve.run_many(targets)
     except RuntimeError as error:
-      found = serve.status().applications
-      told = [
-        f'{name}: {one.message}'
-        for name, one in found.items()
-        if one.status.value in _FAILED
-      ]
-      raise Failed('\n'.join(told) or str(error)) from error
+      raise Failed(_describe(serve.status()) or str(error)) from error
 
   def line(self, name: str) -> Line:
     """Returns the way to a replica."""
@@ -197,6 +193,20 @@ def _serve(address: str, is_ours: bool) -> Ray:
   proxy = serve.config.ProxyLocation.Disabled
   serve.start(proxy_location=proxy, logging_config=_QUIET)
   return Ray(address, is_ours)
+
+
+def _describe(status: schema.ServeStatus) -> str:
+  """Returns why replicas did not start, a line each; '' if it does not say."""
+  found = []
+  for name, one in status.applications.items():
+    if one.status.value in _FAILED:
+      said = [one.message, *(x.message for x in one.deployments.values())]
+      # Behind a traceback, and a line of Serve's own.
+      errors = re.findall(
+        r'^\w[\w.]*(?:Error|Unavailable): .*', '\n'.join(said), re.M
+      )
+      found.append(f'{name}: {errors[-1] if errors else one.message}')
+  return '\n'.join(found)
 
 
 class _Replica:

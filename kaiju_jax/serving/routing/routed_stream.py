@@ -14,6 +14,7 @@ import asyncio
 import collections
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Hashable
 import contextlib
 import dataclasses
 from typing import NamedTuple
@@ -124,6 +125,11 @@ class RoutedStream:
     return bool(self._events) and self._events[-1].reason is not None
 
   @property
+  def whose(self) -> tuple[str, Hashable | None]:
+    """The owner and the conversation of its request."""
+    return self._request.owner, self._request.conversation
+
+  @property
   def rate(self) -> float | None:
     """The latest replica's tokens per second."""
     return self._inner.rate
@@ -203,6 +209,8 @@ class RoutedStream:
     except worker_lib.Stopped as error:
       if self._cancelled.is_set():
         self._end(self._cut('cancelled'))
+      elif self._is_closed:
+        raise
       elif self._given and self._given[-1].reason is not None:
         self._end_whole(error)
       else:

@@ -29,6 +29,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import forgotten as forgotten_lib
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
@@ -117,6 +118,7 @@ class Router:
         prefix=f'kaiju:affinity:{self.names.fleet}:',
       )
     self._streams: set[routed_stream.RoutedStream] = set()
+    self._forgotten = forgotten_lib.Forgotten(self.forget)
     self._moving = routed_stream.Moving(
       self._move, self._close, settings.losses, settings.patience
     )
@@ -287,6 +289,7 @@ class Router:
     """
     for owner, conversation in wanted.conversations:
       self._places.forget(owner, conversation)
+    self._forgotten.note(wanted, self._streams)
     alive = self._alive()
     if not alive:
       raise replica_lib.Lost('no replica is left.')
@@ -380,6 +383,7 @@ class Router:
 
   def _close(self, stream: routed_stream.RoutedStream) -> None:
     self._streams.discard(stream)
+    self._forgotten.settle(stream)
 
   def _ask_soon(self) -> None:
     """Asks for loads beside the requests, unless that is going on."""

@@ -161,6 +161,7 @@ class Fleet:
     assert not self.left()
     if self.router._asking is not None:
       await self.router._asking
+    await asyncio.gather(*self.router._forgotten._tasks)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
   def stop(self):

@@ -261,6 +261,40 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
   run(main())
 
 
+@pytest.mark.parametrize('ends', ['whole', 'cancelled', 'lost'])
+def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
+  fleet = make(length=128)
+  for engine in fleet.engines:
+    engine.before_round = lambda: threading.Event().wait(0.005)
+
+  async def main():
+    request = world.request(3, 20, 60, owner='ann', conversation='c')
+    stream = await open_one(fleet, request)
+    events = [await anext(stream)]
+    gone = forgetting.Forget(conversations=(('ann', 'c'), ('ann', 'd')))
+    await fleet.router.forget(gone)
+    fleet.kill(whose(fleet, stream))
+    while not stream.moves:
+      events.append(await anext(stream))
+    if ends == 'whole':
+      check([*events, *(await fleet_lib.read(stream))[0]], request)
+    elif ends == 'cancelled':
+      stream.cancel()
+    else:
+      fleet.kill(whose(fleet, stream))
+      with pytest.raises(worker_lib.Stopped):
+        await fleet_lib.read(stream)
+      with pytest.raises(worker_lib.Stopped):
+        await anext(stream)
+    await fleet.nothing_is_left()
+    assert not fleet.router._forgotten._owed
+    alive = [x for x in fleet.replicas.values() if x.is_alive]
+    assert len(alive) == (ends != 'lost')
+    assert [await one.held() for one in alive] == [[]] * len(alive)
+
+  run(main())
+
+
 def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
   fleet = make(1)
 
