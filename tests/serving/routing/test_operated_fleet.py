@@ -159,24 +159,23 @@ def test_a_drain_moves_what_does_not_end():
 
     async def test():
       router = made.router()
-      rounds = {'one': 0, 'two': 0}
+      for name in 'one', 'two':  # Slow, so that the deadline comes first.
+        made.engine(name).before_round = lambda: time.sleep(0.01)
       streams = [
-        (await router.submit(request(n, count=150)))[0] for n in range(8)
+        (await router.submit(request(n, count=200)))[0] for n in range(8)
       ]
       first = [await anext(one) for one in streams]
       on_one = [x for x in streams if x._place.replica.name == 'one']
       assert on_one and len(on_one) < 8
-      for name in rounds:  # Long enough that the deadline comes first.
-        made.engine(name).before_round = lambda: time.sleep(0.004)
       rollouts = rollouts_lib.Rollouts(router, list)
       rollouts.close('one')
       reading = [asyncio.ensure_future(drain(one)) for one in streams]
       moved = await router.drain_one('one', 0.05)
       counts = await asyncio.gather(*reading)
-      assert moved == len(on_one) and len(first) == 8
-      assert counts == [149] * 8
-      assert all(x._place.replica.name == 'two' for x in streams)
-      assert [x.moves for x in streams if x.moves] == [1] * moved
+      assert 0 < moved <= len(on_one) and len(first) == 8
+      assert counts == [199] * 8
+      assert [x.moves for x in on_one if x.moves] == [1] * moved
+      assert sum(x.moves for x in streams) == moved
       assert router.tally('one').failures == 0
       # Its conversations go on elsewhere, and so do new ones.
       for n in [*range(8), 20, 21]:
