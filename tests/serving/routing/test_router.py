@@ -210,8 +210,9 @@ def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
 
 
 def test_a_whole_drain_ends_what_is_late(make):
-  fleet = make(length=128)
+  fleet = make(3, length=128)
   gate = fleet.hold()
+  third = fleet.router.remove('r2')
 
   async def main():
     requests = [world.request(seed, count=100) for seed in range(4)]
@@ -226,6 +227,8 @@ def test_a_whole_drain_ends_what_is_late(make):
       assert result.reason == 'drained'
       assert len(result.tokens) == len(events) + 1 > 0
       assert result.tokens[0] == first.token
+    # Nor does one that comes now take any.
+    fleet.router.add(third)
     with pytest.raises(request_lib.Busy) as raised:
       await open_one(fleet, world.request(9))
     assert raised.value.seconds is None
