@@ -49,6 +49,7 @@ PURPOSES = {
   'serve': (
     'serve',
     'operate',
+    'drift',
     'generate',
     'export_hf',
     'calibrate',

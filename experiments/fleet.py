@@ -71,6 +71,13 @@ _COUNT = flags.DEFINE_integer('count', 200, 'Requests of a measurement.', 10)
 _LOADS = flags.DEFINE_list(
   'loads', ['0.3', '0.6', '0.8'], 'Loads of --wall_clock.'
 )
+_CLOCK = flags.DEFINE_enum(
+  'clock',
+  'wall',
+  ['wall', 'processor'],
+  'Of --calibrate and --wall_clock: processor counts the seconds of this'
+  ' process alone, where others share the cores; pin it to one core.',
+)
 _OUT = flags.DEFINE_string('out', 'engine.json', 'Where a calibration goes.')
 _MARKDOWN = flags.DEFINE_bool('markdown', False, 'Print tables in Markdown.')
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
@@ -133,7 +140,11 @@ def _measure(argv: Sequence[str]) -> None:
 
   if _CALIBRATE.value:
     engine = fleet_calibration.calibrate(
-      _MODEL.value, pathlib.Path(_OUT.value), _ROWS.value, _COUNT.value
+      _MODEL.value,
+      pathlib.Path(_OUT.value),
+      _ROWS.value,
+      _COUNT.value,
+      clock=_CLOCK.value,
     )
     _print([fleet_calibration.show_law(engine)])
     print(f'Written: {_OUT.value}')
@@ -143,7 +154,12 @@ def _measure(argv: Sequence[str]) -> None:
   _print(
     [
       fleet_calibration.compare(
-        _MODEL.value, _read_engine(), loads, _COUNT.value, _note
+        _MODEL.value,
+        _read_engine(),
+        loads,
+        _COUNT.value,
+        _note,
+        clock=_CLOCK.value,
       )
     ]
   )

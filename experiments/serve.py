@@ -168,6 +168,14 @@ _POINTS = flags.DEFINE_enum(
 _POINTS_SIZE = flags.DEFINE_string(
   'points_size', '1GiB', 'Most bytes of --points.'
 )
+_DRIFT = flags.DEFINE_enum(
+  'drift',
+  'none',
+  ['none', 'watch'],
+  'Whether to watch if traffic still looks like what the limits of keys and'
+  ' values were fitted to, for metrics, an alert and checkpoints of limits; the'
+  ' limits that are served never move.',
+)
 _POLICY = flags.DEFINE_string(
   'policy',
   '',
@@ -351,6 +359,7 @@ def _settings():
     thinking=_THINKING.value,
     points=_POINTS.value,
     points_size=cache_plan.parse(_POINTS_SIZE.value, '--points_size'),
+    drift=_DRIFT.value,
     policy=_POLICY.value,
     promotion=_PROMOTION.value,
     top_logprobs=_TOP_LOGPROBS.value,

@@ -29,6 +29,7 @@ SUB_FLOORS = {
   'serving': [
     {'safety', 'stores', 'http'},
     {'replies'},
+    {'drift'},
     {'routing'},
     {'routes'},
   ],

@@ -44,15 +44,14 @@ _PROJECTIONS = 'w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'
 
 
 def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
-  """Returns `params` with the suggestion in place of attention's weights.
+  """Returns parameters whose attention begins with the circuit described above.
 
   Args:
     params: float32 parameters of a `Transformer` of this config.
     config: that model's config.
     seed: the seed of μ, U and R.
 
-  Raises:
-    ValueError: the suggestion does not fit the model's shape.
+  Raises ValueError: the circuit does not fit the model's shape.
   """
   _check(config)
   rng = np.random.default_rng(seed)

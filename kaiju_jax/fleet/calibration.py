@@ -45,15 +45,15 @@ class Residuals(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """What a calibration writes to engine.json.
+  """A measured engine, as a calibration writes it to engine.json.
 
   Attributes:
     model: digest of the model that was measured.
     origin: a description of it.
-    law: seconds of a round.
-    sizes: of the engine that was measured.
-    shapes: (rows, tokens) of its chunks.
-    residuals: of the fit.
+    law: how many seconds a round takes.
+    sizes: the engine's rows and pages.
+    shapes: (rows, tokens) of the calls that run its prompts.
+    residuals: how far measured rounds are from the law.
   """
 
   model: str

@@ -136,7 +136,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def name_of(token: Any) -> str:
-  """Returns the name of a token of tokenizer_config.json."""
+  """Returns a token's text, which may be a field of an object."""
   return token['content'] if isinstance(token, dict) else str(token)
 
 

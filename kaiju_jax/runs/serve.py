@@ -39,6 +39,7 @@ from kaiju_jax.runs import memory
 from kaiju_jax.runs import promotion
 from kaiju_jax.runs import server_folder
 from kaiju_jax.runs import serving_engine
+from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import local_key
@@ -93,6 +94,8 @@ class Settings:
       the prefixes of public characters; 'all', conversations and private
       characters, too; 'none'.
     points_size: the most bytes of them.
+    drift: 'watch' to watch whether traffic still looks like what the limits of
+      keys and values were fitted to; 'none'.
     pace: above which streams sit out rounds for others; None for none.
     reference: whether each token has the bits of the whole forward pass,
       whatever the cache held, and whichever replica drew it; slow.
@@ -131,6 +134,7 @@ class Settings:
   unjudged_top_logprobs: bool = False
   points: str = 'public'
   points_size: int = 2**30
+  drift: str = 'none'
   pace: pacing.Pace | None = None
   reference: bool = False
   policy: str = ''
@@ -154,6 +158,8 @@ def assemble(
     characters.Unavailable: the store cannot be reached.
   """
   weights = load.digest(loaded)
+  if settings.drift == 'watch':
+    calibration.check(loaded.config)
   if settings.policy:
     promotion.check(settings.policy, settings.promotion, weights)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
@@ -239,9 +245,16 @@ def _assemble(
     defaults,
     weights,
   )
-  made.points = serving_engine.start(
+  made.points = serving_engine.restore_points(
     working, settings, opened.store, made.model.digest, weights, say
   )
+  made.drift = serving_engine.watch_drift(
+    working, settings, weights, made.metrics.show_drift
+  )
+  working.start()
+  for part in made.points, made.drift:
+    if part is not None:
+      part.start()
   return made
 
 

@@ -85,6 +85,11 @@ def check(fleet: Fleet, settings: serve.Settings) -> None:
       f'--ingresses={fleet.ingresses}: each counts for itself: name the first'
       ' of as many ports as --metrics_port.'
     )
+  if settings.drift != 'none':
+    raise ValueError(
+      f'--drift={settings.drift}: must be none with --ray, whose ingresses see'
+      ' no codes.'
+    )
   if importlib.util.find_spec('ray') is None:
     raise ImportError(
       f"--ray={fleet.ray}: Ray is not installed: pip install 'kaiju_jax[ray]'."

@@ -9,6 +9,7 @@ import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.decoding.device import judge
+from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
@@ -19,7 +20,7 @@ from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
 
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
-POINTS = 'points'
+POINTS, DRIFT = 'points', 'drift'
 _SECRET = 32  # Bytes of the key.
 
 
@@ -74,6 +75,16 @@ def open_points(
   largest = 2 * most + 2**20
   path = folder / (f'{POINTS}-{place}' if place else POINTS)
   return saved_points.Folder(path, load_key(folder), largest)
+
+
+def open_drift(folder: pathlib.Path) -> watch.Folder:
+  """Returns the folder of a server's checkpoints of limits.
+
+  Raises:
+    OSError: it cannot be made.
+    ValueError: the server's key is damaged.
+  """
+  return watch.Folder(folder / DRIFT, load_key(folder))
 
 
 def forget_owner(folder: pathlib.Path, owner: str) -> None:

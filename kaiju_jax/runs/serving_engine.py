@@ -15,6 +15,8 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
 from kaiju_jax.runs import server_folder
+from kaiju_jax.serving.drift import sampler
+from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
@@ -69,7 +71,7 @@ def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
   return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
 
 
-def start(
+def restore_points(
   worker: worker_lib.Worker,
   settings,
   store: characters.Store | None,
@@ -78,7 +80,7 @@ def start(
   say: Callable[[str], None],
   place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Takes points back, starts a worker, and begins to save its points.
+  """Returns what saves a worker's points, which it has taken back.
 
   Args:
     worker: not running yet.
@@ -89,7 +91,7 @@ def start(
     place: the replica's name, if the server has several.
 
   Returns:
-    What saves the points; None for nothing.
+    What saves the points, once it is started; None for nothing.
 
   Raises:
     OSError: the folder cannot be made or read.
@@ -103,9 +105,6 @@ def start(
         f'Points of the last start: {found.points} taken back in'
         f' {found.seconds:.1f} s; files refused: {found.refused}.'
       )
-  worker.start()
-  if points is not None:
-    points.start()
   return points
 
 
@@ -117,7 +116,7 @@ def save_points(
   weights: str,
   place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Returns what saves a worker's points; None for nothing. See `start`."""
+  """Returns what saves a worker's points; None for nothing."""
   if settings.points == 'none' or not weights:
     return None
   engine, folder = worker.engine, pathlib.Path(settings.folder)
@@ -134,6 +133,33 @@ def save_points(
     is_private=settings.points == 'all',
     is_kept=functools.partial(is_kept, store, tokens),
   )
+
+
+def watch_drift(
+  worker: worker_lib.Worker,
+  settings,
+  weights: str,
+  show: Callable[[float | None, float | None, bool], None],
+) -> watch.Watch | None:
+  """Returns what watches a worker's traffic; None where nothing does.
+
+  Args:
+    worker: not running yet.
+    settings: the server's.
+    weights: digest of the model.
+    show: see `watch.Watch`.
+
+  Raises:
+    OSError: the folder cannot be made or read.
+    ValueError: keys and values have no limits; or the key is damaged.
+  """
+  if settings.drift != 'watch':
+    return None
+  copies = page_copies.PageCopies(worker.engine.decoder, watch.BATCH)
+  copies.warm()
+  folder = server_folder.open_drift(pathlib.Path(settings.folder))
+  made = sampler.Sampler(worker.engine.decoder, copies)
+  return watch.Watch(worker, made, folder, weights, show)
 
 
 def is_kept(

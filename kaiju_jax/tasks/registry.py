@@ -382,7 +382,7 @@ def _sentences(data: data_config.DataConfig):
 
 
 def _question_texts(experiment: experiment_lib.Experiment, count: int):
-  """Returns one question per row, at the middle of the distances."""
+  """Returns one question per row, about a needle at a medium distance."""
   import numpy as np
 
   length = experiment.data.length

@@ -138,7 +138,7 @@ def track(items: Iterable[Any], what: str, total: int = 0) -> Iterator[Any]:
 
 
 def short(quantity: float) -> str:
-  """Returns 950, 45.1k, 3.2M, 1.2G."""
+  """Returns a quantity in few characters: 950, 45.1k, 3.2M, 1.2G."""
   for unit in ('', 'k', 'M'):
     if quantity < 999.5:
       return f'{quantity:.0f}' if not unit else f'{quantity:.1f}{unit}'

@@ -107,7 +107,7 @@ gather.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def follow(replica: int8.Quantized, w: jax.Array, wire: Wire) -> int8.Quantized:
-  """Returns the replica as a weight; only its gradient crosses.
+  """Returns a replica as a weight whose gradient alone crosses between devices.
 
   Args:
     replica: codes and scales, D whole; no carrier.

@@ -21,6 +21,7 @@ REDIS = 'redis://127.0.0.1:1/0'
     ({'replicas': 0}, {}, '--replicas=0: must be at least 1 with --ray=auto'),
     ({'ingresses': 2}, {}, '--store=sqlite, --ingresses=2: .*redis://'),
     ({}, {'points': 'all'}, '--store=sqlite, --points=all: .*redis://'),
+    ({}, {'drift': 'watch'}, '--drift=watch: must be none with --ray'),
     ({'ingresses': 2}, {'store': REDIS}, '--ingresses=2: .*--metrics_port'),
   ],
 )

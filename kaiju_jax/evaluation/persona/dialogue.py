@@ -11,6 +11,10 @@ from typing import Protocol
 
 from kaiju_jax.evaluation.persona import golden
 
+# Conversations that go on together: a model answers a turn of all of them at
+# once, and finds what was said before in its cache, which has as many rows.
+TOGETHER = 16
+
 
 class Exchange(NamedTuple):
   """A user's message and the reply to it."""
@@ -47,9 +51,20 @@ def play(
 ) -> list[list[str]]:
   """Returns the replies of each conversation, one per turn.
 
-  All conversations go on together, so that a responder may answer a turn of
-  all of them at once.
+  So many as `TOGETHER` go on together, turn by turn.
   """
+  replies: list[list[str]] = []
+  for begin in range(0, len(conversations), TOGETHER):
+    together = conversations[begin : begin + TOGETHER]
+    replies += _play_together(responder, together, is_forced)
+  return replies
+
+
+def _play_together(
+  responder: Responder,
+  conversations: Sequence[golden.Conversation],
+  is_forced: bool,
+) -> list[list[str]]:
   replies: list[list[str]] = [[] for _ in conversations]
   for turn in range(golden.TURNS):
     messages = [

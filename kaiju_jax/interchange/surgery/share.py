@@ -412,7 +412,7 @@ def _own(layer: plain_lib.Layer, keys, values) -> plain_lib.Layer:
 
 
 def _fold(layer, index, config, keys, values) -> plain_lib.Layer:
-  """Returns a reader's layer with what its heads fold into w_q and w_o."""
+  """Returns a reader's layer with the heads' factors in its w_q and w_o."""
   bias = layer.bias_q_HK
   q_EHK = calibrate.join(layer.w_q_DHK, bias)
   o_DHK = layer.w_o_DHK.astype(np.float64)

@@ -150,6 +150,9 @@ class Metrics:
     store_failures: the calls that the store did not answer.
     operations: the operators' commands, by operation and result: 'done',
       'refused' or 'failed'.
+    drift_kl: the divergence of the last window, of 'tokens' and of 'codes';
+      without series where nothing watches (`drift/watch.py`).
+    drift_frozen: 1 while the guard has frozen calibration.
     ready: 1 while requests are taken, as /readyz says, the store left out; the
       server's context sets the function that answers.
   """
@@ -200,6 +203,15 @@ class Metrics:
       **own,
     )
     self._add_safety(own)
+    self.drift_kl = prometheus_client.Gauge(
+      'drift_kl',
+      'How far the last window of traffic is from the first ones, nats.',
+      ['what'],
+      **own,
+    )
+    self.drift_frozen = prometheus_client.Gauge(
+      'drift_frozen', 'Whether drift has frozen calibration.', **own
+    )
     self.failed = prometheus_client.Counter(
       'failed_answers',
       'Answers that the server failed to give.',
@@ -244,6 +256,15 @@ class Metrics:
   def add_fleet(self, read: Callable[[], FleetReading]) -> None:
     """Adds the metrics of a router, read at each scrape, from any thread."""
     self._registry.register(_Fleet(read))
+
+  def show_drift(
+    self, tokens: float | None, codes: float | None, is_frozen: bool
+  ) -> None:
+    """Takes the state of what watches traffic; None before it knows."""
+    for what, value in (('tokens', tokens), ('codes', codes)):
+      if value is not None:
+        self.drift_kl.labels(what).set(value)
+    self.drift_frozen.set(is_frozen)
 
   def text(self) -> bytes:
     """Returns all metrics in Prometheus's text format."""

@@ -16,6 +16,7 @@ from kaiju_jax.characters.prompts import memo as memo_lib
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.drift import watch as drift_watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits as limits_lib
@@ -104,6 +105,7 @@ class Context:
     shows_unjudged: whether a moderated server gives alternatives to the tokens
       that it released, which no head has judged.
     points: saves the cache's points; None for a server that saves none.
+    drift: watches whether traffic drifts; None for a server that does not.
   """
 
   engines: engines_lib.Engines
@@ -129,6 +131,7 @@ class Context:
   judged: Judged | None = None
   shows_unjudged: bool = False
   points: saved_points.SavedPoints | None = None
+  drift: drift_watch.Watch | None = None
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):
@@ -140,8 +143,9 @@ class Context:
 
   def close(self) -> None:
     """Saves points, stops the engines, closes the store, ends the threads."""
-    if self.points is not None:
-      self.points.stop()
+    for part in self.drift, self.points:
+      if part is not None:
+        part.stop()
     self.engines.stop()
     self.store.close()
     for threads in self._texts, self._long_texts:

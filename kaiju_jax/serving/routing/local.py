@@ -109,6 +109,7 @@ def _list_held(engine: engine_lib.Engine) -> list[tuple]:
     for one in engine.recorder.conversations()
     for point in one.points
   }
+  policy = engine.decoder.account.policy
   found: dict[Hashable, tuple] = {}
   for point in reversed(list(engine.decoder.account.tree.points())):
     name = whose.get(point)
@@ -117,7 +118,7 @@ def _list_held(engine: engine_lib.Engine) -> list[tuple]:
     key = point if name is None else name
     if key not in found and len(found) == MOST:
       continue
-    idle = engine.decoder.account.policy.demand(point).idle
+    idle = policy.demand(point).idle
     _, _, length, least = found.get(key, ('', '', 0, idle))
     length, idle = max(point.length, length), min(idle, least)
     found[key] = nodes.root(point).salt, name, length, idle

@@ -1,4 +1,4 @@
-"""What a router asks of a replica: one engine, here or in another process.
+"""Defines what a router asks of a replica: one engine, here or elsewhere.
 
     streams = await replica.submit(request)   of tokens
     await replica.state()                     its load

@@ -120,7 +120,7 @@ _AWAY = {
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-  """Turns sqlite's errors about a file into `Unavailable`, which names it."""
+  """Turns sqlite's errors into an `Unavailable` that names the file."""
   try:
     yield
   except sqlite3.Error as error:

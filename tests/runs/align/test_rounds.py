@@ -1,16 +1,20 @@
 """Rounds end at the same bytes wherever they are killed; guards stop them."""
 
+import dataclasses
 import json
 import pathlib
 
 import pytest
 
+from kaiju_jax.data import choices
 from kaiju_jax.runs import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
+from kaiju_jax.runs import train
 from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
 from kaiju_jax.runs.align import rounds
+from kaiju_jax.runs.safety import span_head
 from kaiju_jax.storage import files
 from kaiju_jax.training import journal
 from tests.runs.align import worlds
@@ -68,6 +72,11 @@ def test_a_round_is_told_whole(whole, first):
   assert (report['stop'], report['good']) == ('', 2)
   win = report['win']
   assert win['wins'] + win['ties'] + win['losses'] == 8
+  held = {
+    json.loads(one)['prompt']
+    for one in (out / 'held_out.jsonl').read_text().splitlines()
+  }
+  frozen, seeds = load.digest(load.from_export(out / 'reference')), set()
   for number, record in enumerate(report['rounds'], 1):
     folder = out / 'rounds' / f'{number:02d}'
     lines = [
@@ -75,6 +84,15 @@ def test_a_round_is_told_whole(whole, first):
       for one in (folder / 'swipes.jsonl').read_text().splitlines()
     ]
     assert len(lines) == record['groups'] == 6 - record['ties']
+    assert held.isdisjoint(line['prompt'] for line in lines)
+    # The same model in each round, whatever was trained since.
+    read = choices.read_reference(folder / 'reference.npz')
+    assert read.model == frozen and len(read.log_p) == len(lines)
+    drawn = {
+      one['seed'] for line in lines for one in line['messages'][-1]['replies']
+    }
+    assert seeds.isdisjoint(drawn)
+    seeds |= drawn
     for line in lines:
       replies = line['messages'][-1]['replies']
       assert sum(one['kept'] for one in replies) == 1
@@ -141,6 +159,66 @@ def _kill(function, is_there):
     return function(*args, **kwargs)
 
   return call
+
+
+def test_runs_in_one_process_share_programs_and_no_bytes(
+  first, whole, tmp_path
+):
+  model, prompts = first
+  programs = {}
+  with compilations.record() as seen:
+    for name, user in ('coin', 'planted:question:coin'), ('same', ''):
+      settings = worlds.settings(model, prompts)
+      if user:
+        settings = dataclasses.replace(settings, user=user, rounds=1, seed=1)
+      out, before = tmp_path / name, len(seen)
+      rounds.run(settings, worlds.training(model), out, programs=programs)
+  # The start of each round's optimizer.
+  assert len(seen) - before <= 2
+  assert contents(tmp_path / 'same') == contents(whole[0])
+
+
+def test_a_head_that_was_trained_on_spans_chooses(first, tmp_path):
+  said = (
+    {
+      'messages': [
+        worlds.asked(n),
+        {
+          'role': 'assistant',
+          'content': text,
+          'spans': [
+            {'start': i, 'end': i + 1, 'dimension': 'asks'}
+            for i, x in enumerate(text)
+            if x == '?'
+          ],
+        },
+      ]
+    }
+    for n, text in enumerate(worlds.REPLIES * 8)
+  )
+  path = worlds.write_lines(tmp_path / 'spans.jsonl', said)
+  settings = span_head.Settings(('asks',), steps=60, rate=3e-2)
+  experiment = span_head.make(first[0], path, settings)
+  experiment.data.held_out = 0.0
+  train.train(experiment, tmp_path / 'head')
+  user = f'head:{tmp_path / "head"}'
+  report = play(
+    first, tmp_path / 'rounds', user=user, rounds=1, choice_temperature=0.0
+  )
+  lines = (tmp_path / 'rounds/rounds/01/swipes.jsonl').read_text().splitlines()
+  kept = []
+  for line in lines:
+    replies = json.loads(line)['messages'][-1]['replies']
+    value = {one['kept']: one['value'] for one in replies}
+    assert value[True] == max(one['value'] for one in replies)
+    if len({'?' in one['content'] for one in replies}) == 2:
+      kept += [one['content'] for one in replies if one['kept']]
+  assert kept and all('?' in one for one in kept)
+  assert report['win']['wins'] + report['win']['losses'] > 0
+  (tmp_path / 'other').mkdir()
+  other = worlds.make_first(tmp_path / 'other', steps=1)
+  with pytest.raises(ValueError, match='is the head of another model than'):
+    play((other, first[1]), tmp_path / 'new', user=user)
 
 
 def test_a_guard_stops_at_the_last_good_round(first, tmp_path):

@@ -38,6 +38,7 @@ class Load(NamedTuple):
     replica: whether one of two replicas is up; None where it was removed.
     losses: of the shared table, per minute.
     shared: whether the table is.
+    drift: whether drift has frozen calibration; None where it is not exported.
   """
 
   requests: float = 60.0
@@ -57,6 +58,7 @@ class Load(NamedTuple):
   replica: int | None = 1
   losses: float = 0.0
   shared: int = 1
+  drift: int | None = 0
 
 
 def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:
@@ -107,6 +109,7 @@ def _gauges(load: Load) -> dict[str, float | None]:
     'replica_up{replica="one",build="b"}': 1,
     'replica_up{replica="two",build="b"}': load.replica,
     'affinity_shared': load.shared,
+    'drift_frozen': load.drift,
   }
 
 

@@ -99,6 +99,7 @@ BREAKS = {
     ['KaijuWronglyRefused'],
   ),
   'gate fails': (QUIET._replace(gate_failures=1), 2, ['KaijuGateFails']),
+  'drift': (QUIET._replace(drift=1), 1, ['KaijuDrift']),
   'restarts': (None, 17, [RESTARTS]),
 }
 

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 KILLS = int(os.environ.get('KILLS', '5'))
 PLANTED = 'Zwockelfjord'
 TOKEN = 'a' * 64
-LENGTH, MOST = 512, 48
+LENGTH, MOST = 512, 160
 
 
 class Fleet:
@@ -284,7 +284,7 @@ def test_killed_replicas_lose_nothing(fleet, wanted):
   guard = threading.Lock()
   for number in range(KILLS):
     fleet.wait_for_both()
-    at, killed = draw.randrange(1, MOST - 8), []
+    at, killed = draw.randrange(1, MOST // 2), []
 
     def note(count, at=at, killed=killed, number=number):
       with guard:
@@ -298,7 +298,11 @@ def test_killed_replicas_lose_nothing(fleet, wanted):
             killed.append(remote.name)
             return
 
-    assert ask_all(fleet, note) == wanted
+    for _ in range(10):
+      assert ask_all(fleet, note) == wanted
+      # On a busy machine all texts may have ended before one was found.
+      if killed:
+        break
     assert killed
   fleet.wait_for_both()
 

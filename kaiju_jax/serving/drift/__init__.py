@@ -1,0 +1,1 @@
+"""Drift: whether traffic still looks like what codes were calibrated on."""

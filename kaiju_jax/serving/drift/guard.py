@@ -1,0 +1,101 @@
+"""A guard that freezes calibration while traffic looks like nothing before.
+
+Each window is judged by KL(window ‖ baseline), of tokens and of codes apart. It
+stands out if
+
+    log KL > median + 3 σ,    σ = the 84th percentile − the median
+
+over the quiet windows of the last week, and calibration freezes once two of
+three windows stand out, because quiet traffic puts single windows beyond any
+bound: KL is a sum of squares, so that its upper tail is longer than a normal
+distribution's and a plain mean + 3 σ of KL freezes ten times as often as 3 σ
+promise (`experiments/results/drift.md`). The logarithm removes most of the
+skew, and percentiles what strange windows did to the history; one that stands
+out never enters it. So that slow drift does not raise the bar with itself, the
+threshold may rise to RISE times its first value and no more.
+
+Source 003 says: KL of tokens (B), or of scales (runbook 3), more than 3 σ by
+historical variance: freeze, and alert. All else is our guess.
+"""
+
+from collections.abc import Sequence
+import math
+
+import numpy as np
+
+from kaiju_jax.serving.drift import histograms
+
+SIGMAS = 3.0
+# Windows of the history: the fewest before any is judged, and those of a week
+# of three minutes each.
+LEAST, MOST = 80, 3_360
+# The largest threshold over the first one.
+RISE = 4.0
+# Windows of which so many that stand out freeze; and quiet ones until it thaws.
+OF, ENOUGH, CALM = 3, 2, 20
+# σ of a standard normal distribution lies at this share.
+_UPPER = 0.8413
+_TINY = 1e-12
+
+
+class Series:
+  """The history of one divergence.
+
+  Attributes:
+    history: log KL of quiet windows, the oldest first.
+    first: the threshold of the first LEAST of all, log KL; None before it.
+  """
+
+  def __init__(self, history: Sequence[float] = (), first: float | None = None):
+    self.history = list(history)
+    self.first = first
+
+  @property
+  def threshold(self) -> float:
+    """The largest quiet KL, nats; infinite before there is a history."""
+    if self.first is None:
+      return math.inf
+    most = self.first + math.log(RISE)
+    return math.exp(min(_threshold(self.history), most))
+
+  def add(self, value: float) -> None:
+    """Takes the KL of a quiet window."""
+    self.history = [*self.history[1 - MOST :], math.log(max(value, _TINY))]
+    if self.first is None and len(self.history) >= LEAST:
+      self.first = _threshold(self.history)
+
+
+class Guard:
+  """Judges windows.
+
+  Attributes:
+    tokens, codes: the histories.
+    is_frozen: whether calibration stands still.
+  """
+
+  def __init__(self):
+    self.tokens, self.codes = Series(), Series()
+    self.is_frozen = False
+    self._latest: list[bool] = []
+
+  def judge(self, found: histograms.Divergence) -> bool:
+    """Takes the next window; returns whether it is quiet."""
+    series = self.tokens, self.codes
+    stands_out = any(
+      value > one.threshold for one, value in zip(series, found, strict=True)
+    )
+    if not stands_out:
+      for one, value in zip(series, found):
+        one.add(value)
+    self._latest = [*self._latest, stands_out][-CALM:]
+    if sum(self._latest[-OF:]) >= ENOUGH:
+      self.is_frozen = True
+    elif len(self._latest) == CALM and not any(self._latest):
+      self.is_frozen = False
+    return not stands_out
+
+
+def _threshold(history: Sequence[float]) -> float:
+  """Returns median + 3 σ of log KL."""
+  middle, upper = np.quantile(history, (0.5, _UPPER))
+  return float(middle + SIGMAS * (upper - middle))

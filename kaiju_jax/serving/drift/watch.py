@@ -1,0 +1,167 @@
+"""Watches a server's traffic in a thread, and keeps static checkpoints.
+
+    calibration-SECONDS.drift    a sealed checkpoint (`storage/sealed.py`)
+
+It only watches: the limits of the engine stay those of its model. Every few
+seconds it takes some pages (`sampler.py`), it gives each window's divergence to
+the server's metrics, and every four hours it writes a checkpoint, unless the
+guard is frozen. `kaiju drift` makes a candidate of one. A new process goes on
+from the last checkpoint of the same weights.
+
+A checkpoint holds counts of codes and of hashed tokens over hours, and tokens
+per day of characters, whose names are pseudonyms under the server's key: no
+text, and no owner.
+"""
+
+from collections.abc import Callable
+import logging
+import pathlib
+import threading
+import time
+
+from kaiju_jax.serving.drift import monitor as monitor_lib
+from kaiju_jax.serving.drift import sampler as sampler_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.storage import files
+from kaiju_jax.storage import sealed
+
+_LOG = logging.getLogger(__name__)
+PURPOSE, STEM, SUFFIX = 'drift', 'calibration-', '.drift'
+# Seconds between two looks, and the most pages of one; our guess.
+EVERY, BATCH = 15.0, 16
+# Seconds between two checkpoints (source 003), and how many are kept.
+CHECKPOINT, KEPT = 4 * 3600.0, 12
+# The most bytes of a checkpoint.
+LARGEST = 2**28
+
+
+class Folder:
+  """The checkpoints of a server; arguments as `saved_points.Folder`'s."""
+
+  def __init__(self, path: pathlib.Path, secret: bytes):
+    files.make_folder(path)
+    path.chmod(0o700)
+    self.path = path
+    self._sealer = sealed.Sealer(secret, PURPOSE)
+
+  def rename(self, character: bytes) -> bytes:
+    """Returns a character's pseudonym."""
+    return self._sealer.pseudonym(character, 8)
+
+  def list(self) -> list[pathlib.Path]:
+    """Returns the checkpoints, the newest first."""
+    found = self.path.glob(f'{STEM}*{SUFFIX}')
+    return sorted(found, key=lambda path: (len(path.name), path.name))[::-1]
+
+  def write(self, data: bytes, now: float) -> pathlib.Path:
+    """Writes a checkpoint, and removes the oldest; raises OSError."""
+    path = self.path / f'{STEM}{int(now)}{SUFFIX}'
+    self._sealer.write(path, data)
+    for old in self.list()[KEPT:]:
+      old.unlink(missing_ok=True)
+    return path
+
+  def read(self, path: pathlib.Path) -> memoryview:
+    """Returns a checkpoint's bytes; raises OSError or sealed.Refused."""
+    return self._sealer.read(path, LARGEST)
+
+  def restore(self, weights: str) -> tuple[monitor_lib.Monitor, float] | None:
+    """Returns the newest checkpoint of some weights, and its Unix seconds.
+
+    Others are left where they are; one that cannot be read is logged.
+    """
+    for path in self.list():
+      try:
+        data = self.read(path)
+        _, fields = monitor_lib.parse(data)
+        if fields['about'].get('weights') == weights:
+          seconds = fields['about']['seconds']
+          return monitor_lib.Monitor.from_bytes(data), seconds
+      except (OSError, ValueError) as error:
+        _LOG.warning('%s is refused: %s.', path.name, error)
+    return None
+
+
+class Watch:
+  """A thread that samples one worker's engine.
+
+  Args:
+    worker: runs the engine.
+    sampler: of that engine.
+    folder: of the checkpoints, from the newest of which it goes on.
+    weights: the digest of the model.
+    show: takes both divergences of a window, None where there are none yet, and
+      whether the guard is frozen (`Metrics.show_drift`).
+    clock: returns Unix seconds.
+  """
+
+  def __init__(
+    self,
+    worker: worker_lib.Worker,
+    sampler: sampler_lib.Sampler,
+    folder: Folder,
+    weights: str,
+    show: Callable[[float | None, float | None, bool], None],
+    clock: Callable[[], float] = time.time,
+  ):
+    found = folder.restore(weights)
+    if found is None:
+      found = monitor_lib.Monitor(sampler.limits), clock()
+    self.monitor, self._written = found
+    self._worker, self._sampler, self._folder = worker, sampler, folder
+    self._weights, self._show, self._clock = weights, show, clock
+    self._stopping = threading.Event()
+    self._thread = threading.Thread(target=self._run, name='drift', daemon=True)
+    show(None, None, self.monitor.guard.is_frozen)
+
+  def start(self) -> None:
+    """Starts the thread."""
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Ends the thread; the engine may have stopped."""
+    self._stopping.set()
+    if self._thread.is_alive():
+      self._thread.join()
+
+  def look(self) -> None:
+    """Samples once, and writes a checkpoint where one is due.
+
+    Raises:
+      OSError: the folder cannot be written to.
+      ValueError: the decoder's model was replaced.
+    """
+    now = self._clock()
+    wanted = min(self.monitor.count_wanted(now), BATCH)
+    samples = []
+    if wanted:
+      value, error = self._worker.ask(lambda: self._take(wanted)) or (None,) * 2
+      if error is not None:
+        raise error
+      if value is not None:
+        samples = [
+          one._replace(character=self._folder.rename(one.character))
+          for one in value.read()
+        ]
+    window = self.monitor.add(samples, now)
+    if window is not None:
+      values = window.divergence or (None, None)
+      self._show(*values, self.monitor.guard.is_frozen)
+    if now - self._written >= CHECKPOINT and not self.monitor.guard.is_frozen:
+      about = {'weights': self._weights, 'seconds': int(now)}
+      self._folder.write(self.monitor.to_bytes(about), now)
+      self._written = now
+
+  def _take(self, wanted: int):
+    try:
+      return self._sampler.take(wanted), None
+    except Exception as error:
+      return None, error
+
+  def _run(self) -> None:
+    while not self._stopping.wait(EVERY):
+      try:
+        self.look()
+      except Exception:
+        # The server answers all the same; the next look tries again.
+        _LOG.exception('traffic could not be watched')

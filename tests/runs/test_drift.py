@@ -1,0 +1,245 @@
+"""From a server that watches to a candidate with other limits."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import page_copies
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import saving
+from kaiju_jax.interchange import own
+from kaiju_jax.runs import drift
+from kaiju_jax.runs import drift_drill
+from kaiju_jax.runs import drift_pages
+from kaiju_jax.runs import load
+from kaiju_jax.runs import serve
+from kaiju_jax.runs import server_folder
+from kaiju_jax.runs import serving_engine
+from kaiju_jax.serving.drift import calibration
+from kaiju_jax.serving.drift import histograms
+from kaiju_jax.serving.drift import monitor as monitor_lib
+from kaiju_jax.serving.drift import watch
+from kaiju_jax.serving.http import metrics
+from kaiju_jax.serving.replies import worker as worker_lib
+from tests.decoding import toys
+
+CONFIG = toys.config(
+  quantization=toys.int8(kv_scale='channel'),
+  layout='G0',
+  num_layers=1,
+  vocab_size=260,
+)
+SHAPE = 1, 2, CONFIG.head_dim
+LIMITS = np.full(SHAPE, 2.0, np.float32)
+
+
+@pytest.fixture
+def model(tmp_path):
+  """Returns the path of an export with limits."""
+  params = calibration.write_limits(toys.drawn(CONFIG), CONFIG, LIMITS)
+  own.write(tmp_path / 'model', params, CONFIG, '')
+  return str(tmp_path / 'model')
+
+
+def write_checkpoint(tmp_path, weights, now=1_000.0, level=63):
+  """Writes a checkpoint of codes that use half of the limits."""
+  folder = server_folder.open_drift(tmp_path / 'server')
+  made = monitor_lib.Monitor(LIMITS)
+  made.recent.codes[..., level] = 1e6
+  made.recent.tokens[0] = 1.0
+  about = {'weights': weights, 'seconds': int(now)}
+  return folder.write(made.to_bytes(about), now)
+
+
+@pytest.fixture
+def server(tmp_path, model):
+  """Returns the folder of a server with one checkpoint."""
+  (tmp_path / 'server').mkdir()
+  write_checkpoint(tmp_path, load.digest(load.from_anywhere(model)))
+  return str(tmp_path / 'server')
+
+
+def test_a_candidate_has_the_limits_of_the_checkpoint_alone(
+  tmp_path, model, server
+):
+  out = str(tmp_path / 'candidate')
+  found = drift.make_candidate(model, server, out)
+  ours, theirs = (load.from_anywhere(path) for path in (model, out))
+  limits = calibration.read_limits(theirs.params, theirs.config)
+  np.testing.assert_allclose(limits, LIMITS * calibration.SHRINK)
+  assert found.moved == pytest.approx((calibration.SHRINK,) * 3)
+  back = calibration.write_limits(theirs.params, theirs.config, LIMITS)
+  same = load.digest(ours._replace(params=back))
+  assert same == load.digest(ours) != found.digest
+
+
+def test_a_candidate_has_another_root(tmp_path, model, server):
+  """So that no point of the former model serves it."""
+  found = drift.make_candidate(model, server, str(tmp_path / 'candidate'))
+  roots = []
+  for path, weights in ((model, None), (tmp_path / 'candidate', found.digest)):
+    loaded = load.from_anywhere(path)
+    decoder = decoder_lib.Decoder(
+      loaded.params, loaded.config, rows=1, length=64, page=4
+    )
+    engine = engine_lib.Engine(decoder, chunk=8)
+    weights = weights or load.digest(loaded)
+    copies = page_copies.PageCopies(decoder)
+    roots.append(saving.digest_root(engine, copies, weights, 't'))
+  assert roots[0] != roots[1]
+
+
+def test_the_newest_checkpoint_counts_or_the_one_that_is_named(
+  tmp_path, model, server
+):
+  weights = load.digest(load.from_anywhere(model))
+  first = write_checkpoint(tmp_path, weights, 1_000.0)
+  write_checkpoint(tmp_path, weights, 20_000.0, level=120)
+  newest = drift.make_candidate(model, server, str(tmp_path / 'a'))
+  assert newest.moved[0] == pytest.approx(120.5 / 127)
+  assert '1970-01-01 05:33' in newest.origin
+  older = drift.make_candidate(model, server, str(tmp_path / 'b'), str(first))
+  assert older.moved[0] == pytest.approx(calibration.SHRINK)
+
+
+def test_what_is_no_checkpoint_of_the_model_is_refused(tmp_path, model, server):
+  out = tmp_path / 'candidate'
+
+  def refuse(error, match, **options):
+    with pytest.raises(error, match=match):
+      drift.make_candidate(
+        **{'model': model, 'folder': server, 'out': str(out)} | options
+      )
+    assert not out.exists()
+
+  refuse(FileNotFoundError, 'no key', folder=str(tmp_path / 'nowhere'))
+  write_checkpoint(tmp_path, 'other', 2_000.0)
+  refuse(ValueError, 'limits of another model')
+  damaged = write_checkpoint(tmp_path, 'other', 3_000.0)
+  damaged.write_bytes(damaged.read_bytes()[:-1])
+  refuse(ValueError, r'calibration-3000.drift: it is damaged')
+  for path in (tmp_path / 'server' / 'drift').iterdir():
+    path.unlink()
+  refuse(FileNotFoundError, 'has no checkpoint; a server with --drift=watch')
+
+
+def test_a_server_watches_as_the_settings_say(tmp_path, model):
+  loaded = load.from_anywhere(model)
+  decoder = decoder_lib.Decoder(
+    loaded.params, loaded.config, rows=1, length=64, page=4
+  )
+  worker = worker_lib.Worker(engine_lib.Engine(decoder, chunk=8))
+  counted = metrics.Metrics(lambda: None)
+
+  def made(**settings):
+    return serving_engine.watch_drift(
+      worker, serve.Settings(str(tmp_path), **settings), 'w', counted.show_drift
+    )
+
+  assert made() is None
+  found = made(drift='watch')
+  np.testing.assert_array_equal(found.monitor.limits, LIMITS)
+  text = counted.text().decode()
+  assert 'kaiju_drift_frozen 0.0' in text and 'kaiju_drift_kl{' not in text
+  counted.show_drift(0.5, 0.25, True)
+  text = counted.text().decode()
+  for line in (
+    'kaiju_drift_frozen 1.0',
+    'kaiju_drift_kl{what="tokens"} 0.5',
+    'kaiju_drift_kl{what="codes"} 0.25',
+  ):
+    assert line in text
+  # A checkpoint of a day ago: the next look writes another.
+  found._written -= watch.CHECKPOINT
+  worker.start()
+  found.look()
+  worker.stop()
+  assert len(list((tmp_path / 'drift').iterdir())) == 1
+
+
+def test_a_scale_per_token_is_not_watched(tmp_path):
+  config = dataclasses.replace(CONFIG, quantization=toys.int8(kv_scale='token'))
+  loaded = load.Loaded(toys.drawn(config), config, None, '', 'toy')
+  with pytest.raises(ValueError, match="kv_scale='token': must be 'int8' and"):
+    serve.assemble(loaded, serve.Settings(str(tmp_path), drift='watch'))
+
+
+def page(seed, character=b'a', spread=1.0, tokens=40):
+  rng = np.random.default_rng(seed)
+  sizes = np.abs(rng.normal(0, spread, (1, 2, 8, CONFIG.head_dim)))
+  first = 1_000 if character == b'foreign' else 0
+  return drift_pages.Page(
+    character,
+    first + rng.integers(0, tokens, 8).astype(np.int32),
+    sizes.astype(np.float32),
+  )
+
+
+@pytest.fixture(scope='module')
+def drawn():
+  """Returns pages of 12 characters at home, and of a foreign one."""
+  home = [[page((n, k), b'%d' % n) for k in range(30)] for n in range(12)]
+  foreign = [page((99, k), b'foreign', spread=3.0) for k in range(40)]
+  return home, foreign
+
+
+def test_a_page_is_coded_as_a_cache_codes_it():
+  one = page(0)
+  found = one.encode(LIMITS).codes
+  expected = np.minimum(np.rint(one.sizes / 2 * 127), 127)
+  np.testing.assert_array_equal(found, expected)
+  assert found.dtype == np.uint8 and found.max() == 127
+
+
+def test_the_drill_s_spike_has_its_share(drawn):
+  home, foreign = drawn
+  traffic = drift_drill.Traffic(home, foreign, share=0.02, seed=0)
+  for times, expected in ((1.0, 0.02), (50.0, 1 / 1.98)):
+    pages = [x for _ in range(60) for x in traffic.draw(times)]
+    share = np.mean([x.character == b'foreign' for x in pages])
+    assert share == pytest.approx(expected, rel=0.15)
+
+
+def test_the_drill_freezes_a_spike_and_counts_what_was_served(drawn):
+  home, foreign = drawn
+  limits = drift_pages.fit([x for pages in home for x in pages])
+  found = {}
+  for arm in drift_drill.ARMS:
+    traffic = drift_drill.Traffic(home, foreign, share=0.02, seed=1)
+    found[arm] = drift_drill.play_spike(
+      traffic, limits, arm, quiet=500, spike=80, pages=[home[0], foreign]
+    )
+  for arm in 'guard', 'both':
+    one = found[arm]
+    assert one.frozen_after <= 3 and one.checkpoints == 0
+    np.testing.assert_array_equal(one.limits, limits)
+  for arm in 'neither', 'filter':
+    assert found[arm].frozen_after is None and found[arm].checkpoints == 1
+    assert (found[arm].limits / limits).max() > 1.2
+  assert found['neither'].rail[1] < found['both'].rail[1]
+
+
+def test_quiet_windows_of_the_drill_do_not_freeze(drawn):
+  home, _ = drawn
+  limits = drift_pages.fit([x for pages in home for x in pages])
+  found = drift_drill.play_quiet(
+    drift_drill.Traffic(home, seed=0), limits, windows=200
+  )
+  assert found.frozen <= 1 and found.stood_out <= 6
+  assert set(found.contrasts) and found.windows == 200
+
+
+def test_the_drill_refuses_values_in_floats():
+  config = toys.config()
+  loaded = types.SimpleNamespace(config=config)
+  with pytest.raises(ValueError, match="kv='none'"):
+    drift_pages.limit(loaded, np.ones(SHAPE))
+
+
+def test_counts_of_a_drill_s_pages_are_those_of_samples(drawn):
+  home, _ = drawn
+  samples = [x.encode(LIMITS) for x in home[0]]
+  assert histograms.count(samples).tokens.sum() == 8 * 30

@@ -1,0 +1,150 @@
+"""Windows end, count what they should, and checkpoints go on as they were."""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.serving.drift import guard as guard_lib
+from kaiju_jax.serving.drift import histograms
+from kaiju_jax.serving.drift import monitor as monitor_lib
+from kaiju_jax.serving.drift import spikes
+
+LIMITS = np.ones((1, 2, 3), np.float32)
+SIZE, PAGES = 8, monitor_lib.PAGES
+LEARNED = monitor_lib.BASELINE + guard_lib.LEAST
+
+
+def pages(seed, count=PAGES, character=b'home', foreign=0):
+  """Returns pages of small codes; `foreign` of them of large ones."""
+  rng = np.random.default_rng(seed)
+  found = []
+  for number in range(count):
+    is_other = number < foreign
+    codes = rng.integers(0, 100, (1, 2, SIZE, 3))
+    tokens = rng.integers(0, 500, SIZE)
+    if is_other:
+      codes, tokens = 127 - codes // 10, tokens + 9_000
+    found.append(
+      histograms.Sample(
+        b'foreign' if is_other else character,
+        tokens.astype(np.int32),
+        codes.astype(np.uint8),
+      )
+    )
+  return found
+
+
+def learned(days=0.0, **options):
+  """Returns a monitor with all its history, and the next window's second."""
+  made = monitor_lib.Monitor(LIMITS, **options)
+  step = max(monitor_lib.SECONDS, days * spikes.DAY / LEARNED)
+  for number in range(LEARNED):
+    made.close(pages(number), number * step)
+  return made, LEARNED * step
+
+
+def test_a_window_ends_with_its_seconds_and_its_pages():
+  made = monitor_lib.Monitor(LIMITS)
+  assert made.add(pages(0, 80), 100.0) is None
+  assert made.add(pages(1, 80), 200.0) is None  # Too early.
+  assert made.add([], 279.0) is None
+  assert made.add([], 280.0) is not None
+  assert made.add(pages(2, PAGES - 1), 900.0) is None  # Too few.
+  assert made.add(pages(3, 1), 910.0) is not None
+  assert (
+    made.windows == 2 and made.baseline.tokens.sum() == (160 + PAGES) * SIZE
+  )
+
+
+def test_what_is_wanted_is_spread_over_the_window():
+  made = monitor_lib.Monitor(LIMITS)
+  assert made.count_wanted(0.0) == 0
+  assert made.count_wanted(monitor_lib.SECONDS / 2) == PAGES // 2
+  made.add(pages(0, PAGES // 2), monitor_lib.SECONDS / 2)
+  assert made.count_wanted(monitor_lib.SECONDS / 2) == 0
+  assert made.count_wanted(10 * monitor_lib.SECONDS) == PAGES // 2
+  made.add(pages(0, PAGES), 20 * monitor_lib.SECONDS)
+  assert made.count_wanted(20 * monitor_lib.SECONDS) == 0
+
+
+def test_the_baseline_comes_first_and_then_the_history():
+  made = monitor_lib.Monitor(LIMITS)
+  for number in range(monitor_lib.BASELINE):
+    one = made.close(pages(number), 0.0)
+    assert one.divergence is None and not one.is_quiet
+  total = monitor_lib.BASELINE * PAGES * SIZE
+  assert made.baseline.tokens.sum() == total and not made.recent.tokens.any()
+  one = made.close(pages(-1 % 2**32), 0.0)
+  assert one.is_quiet and one.divergence.tokens > 0
+  assert made.baseline.tokens.sum() == total
+  assert made.recent.tokens.sum() == PAGES * SIZE
+
+
+def test_strange_windows_are_not_counted_and_freeze():
+  made, now = learned()
+  assert not made.guard.is_frozen
+  before = made.recent.codes.copy(), made.propose()
+  for number in range(6):
+    assert not made.close(pages(number, foreign=40), now).is_quiet
+  assert made.guard.is_frozen
+  assert made.close(pages(7), now).is_quiet  # Quiet, and still frozen.
+  np.testing.assert_array_equal(made.recent.codes, before[0])
+  np.testing.assert_array_equal(made.propose(), before[1])
+
+
+def test_without_the_guard_they_are_counted():
+  made, now = learned(guarded=False)
+  for number in range(60):
+    made.close(pages(number, foreign=40), now)
+  assert made.recent.codes[..., 127].sum() > 100
+  assert (made.propose() > LIMITS).all()
+
+
+@pytest.mark.parametrize('filtered', [True, False])
+def test_the_filter_bounds_a_spike_where_nothing_is_guarded(filtered):
+  made, now = learned(days=2, guarded=False, filtered=filtered)
+  for number in range(300):
+    made.close(pages(number, foreign=40), now + number)
+  ours = histograms.bucket(np.arange(9_000, 9_500))
+  theirs = histograms.bucket(np.arange(500))
+  only = np.setdiff1d(ours, theirs)
+  share = made.recent.tokens[only].sum() / made.recent.tokens.sum()
+  part = len(only) and np.isin(ours, only).mean()
+  # A character without a past counts for the floor, not for 40 of 128 pages.
+  expected = spikes.FLOOR if filtered else 40 / PAGES
+  assert share == pytest.approx(part * expected, rel=0.2)
+
+
+def test_older_windows_fade():
+  made, _ = learned()
+  full = made.recent.tokens.sum()
+  most = PAGES * SIZE * monitor_lib.RECENT
+  assert 0.5 * most < full < most
+
+
+def test_a_checkpoint_goes_on_bit_for_bit():
+  made, now = learned(days=2)
+  for number in range(3):
+    made.close(pages(number, foreign=40), now)
+  data = made.to_bytes({'weights': 'w'})
+  again = monitor_lib.Monitor.from_bytes(memoryview(data))
+  assert again.guard.is_frozen and again.windows == made.windows
+  for number in range(3, 60):
+    found = [
+      one.close(pages(number, foreign=number % 2), now + number)
+      for one in (made, again)
+    ]
+    assert found[0] == found[1]
+    assert made.guard.is_frozen == again.guard.is_frozen
+  np.testing.assert_allclose(made.recent.codes, again.recent.codes, rtol=1e-5)
+  assert made.shares == again.shares
+  for name in 'tokens', 'codes':
+    one, other = (getattr(x.guard, name) for x in (made, again))
+    assert one.threshold == other.threshold < np.inf
+  np.testing.assert_allclose(made.propose(), again.propose(), rtol=1e-6)
+
+
+def test_what_is_no_checkpoint_is_refused():
+  data = monitor_lib.Monitor(LIMITS).to_bytes({})
+  for wrong in (b'', data[:-10], data.replace(b'drift 1', b'drift 2')):
+    with pytest.raises(ValueError, match=r'it is no checkpoint|its format'):
+      monitor_lib.parse(wrong)

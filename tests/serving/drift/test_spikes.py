@@ -1,0 +1,101 @@
+"""The filter: a character counts for 10 times its share of the week."""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.serving.drift import spikes
+
+DAY = spikes.DAY
+
+
+def week(tokens, days=7):
+  shares = spikes.Shares()
+  for day in range(days):
+    shares.add(tokens, day * DAY)
+  return shares, days * DAY
+
+
+def counted(tokens, weights):
+  return {x: n * weights[x] for x, n in tokens.items()}
+
+
+def test_a_spike_has_ten_times_its_share_of_what_is_counted():
+  shares, now = week({b'a': 980.0, b'b': 20.0})
+  tokens = {b'a': 490.0, b'b': 510.0}
+  found = counted(tokens, shares.weigh(tokens, now))
+  assert found[b'a'] == 490
+  assert found[b'b'] / sum(found.values()) == pytest.approx(0.2)
+
+
+def test_a_character_within_its_bound_counts_whole():
+  shares, now = week({b'a': 900.0, b'b': 100.0})
+  tokens = {b'a': 100.0, b'b': 900.0}
+  assert shares.weigh(tokens, now) == {b'a': 1.0, b'b': 1.0}
+
+
+def test_a_new_character_counts_for_the_floor():
+  shares, now = week({b'a': 1000.0})
+  tokens = {b'a': 500.0, b'new': 500.0}
+  found = counted(tokens, shares.weigh(tokens, now))
+  assert found[b'new'] / sum(found.values()) == pytest.approx(spikes.FLOOR)
+
+
+def test_before_a_day_nothing_is_cut():
+  shares = spikes.Shares()
+  tokens = {b'a': 1.0, b'b': 99.0}
+  assert shares.weigh(tokens, 0.0) == {b'a': 1.0, b'b': 1.0}
+  shares.add({b'a': 1.0}, 100.0)
+  assert shares.weigh(tokens, DAY) == {b'a': 1.0, b'b': 1.0}
+  assert shares.weigh(tokens, DAY + 100)[b'b'] < 1
+
+
+def test_the_baseline_is_of_seven_days():
+  shares, _ = week({b'a': 100.0}, days=1)
+  for day in range(1, 8):
+    shares.add({b'b': 100.0}, day * DAY)
+  assert sorted(shares.days) == list(range(1, 8))
+  tokens = {b'a': 50.0, b'b': 50.0}
+  assert shares.weigh(tokens, 7 * DAY)[b'a'] < 0.02
+
+
+def test_where_all_are_new_they_are_cut_by_the_same_factor():
+  shares, now = week({b'a': 1.0})
+  tokens = {b'b': 30.0, b'c': 90.0}
+  found = counted(tokens, shares.weigh(tokens, now))
+  assert found == {b'b': 30.0, b'c': 30.0}
+
+
+@pytest.mark.parametrize('seed', range(200))
+def test_no_character_counts_for_more_than_its_bound(seed):
+  rng = np.random.default_rng(seed)
+
+  def draw():
+    names = rng.choice(40, rng.integers(1, 40), replace=False)
+    return {bytes([x]): float(rng.integers(1, 1000)) for x in names.tolist()}
+
+  before, tokens = draw(), draw()
+  shares, now = week(before)
+  weights = shares.weigh(tokens, now)
+  assert weights.keys() == tokens.keys()
+  assert all(0 < x <= 1 + 1e-9 for x in weights.values())
+  found, total = counted(tokens, weights), sum(before.values())
+  bounds = {
+    x: min(1, max(spikes.FLOOR, 10 * before.get(x, 0) / total)) for x in tokens
+  }
+  if sum(bounds.values()) < 1:
+    # Nobody fills the rest: all stand at their bounds, in proportion.
+    ratios = [found[x] / bounds[x] for x in tokens]
+    assert max(ratios) == pytest.approx(min(ratios))
+    return
+  for x in tokens:
+    share = found[x] / sum(found.values())
+    assert share <= bounds[x] * (1 + 1e-9)
+    # Nobody is cut below it.
+    assert weights[x] > 1 - 1e-9 or share == pytest.approx(bounds[x])
+
+
+def test_what_is_remembered_of_a_day_is_bounded(monkeypatch):
+  monkeypatch.setattr(spikes, 'MOST', 10)
+  shares = spikes.Shares()
+  shares.add({b'%d' % n: 1.0 + n for n in range(25)}, 0.0)
+  assert set(shares.days[0]) == {b'%d' % n for n in range(20, 25)}
