@@ -157,16 +157,20 @@ def start(folder: pathlib.Path) -> Ray:
   Raises:
     RuntimeError: it does not start, or would listen to other machines.
   """
-  found = ray.init(
-    include_dashboard=False,
-    _node_ip_address='127.0.0.1',
-    object_store_memory=_SHARED,
-    _temp_dir=str(folder),
-    log_to_driver=False,
-    logging_level=logging.ERROR,
-    # Nothing of people's texts goes to a disk.
-    _system_config={'automatic_object_spilling_enabled': False},
-  )
+  try:
+    found = ray.init(
+      include_dashboard=False,
+      _node_ip_address='127.0.0.1',
+      object_store_memory=_SHARED,
+      _temp_dir=str(folder),
+      log_to_driver=False,
+      logging_level=logging.ERROR,
+      # Nothing of people's texts goes to a disk.
+      _system_config={'automatic_object_spilling_enabled': False},
+    )
+  except Exception as error:
+    # Its own class is no clearer.
+    raise RuntimeError(f'Ray does not start: {error}') from error
   host = found.address_info['node_ip_address']
   if host != '127.0.0.1':
     ray.shutdown()
