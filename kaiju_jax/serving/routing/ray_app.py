@@ -20,6 +20,7 @@ import logging
 import os
 import pathlib
 import re
+import time
 
 import ray
 from ray import serve
@@ -31,8 +32,9 @@ from kaiju_jax.serving.routing import hosting
 _CALLS = 10_000
 # Shared memory for values above 100 KB, such as very long prompts; Ray's least.
 _SHARED = 80 * 2**20
-# Seconds between two looks at a replica, and for its last words.
-_LOOK, _LAST_WORDS = 1.0, 1.0
+# Seconds between two looks at a replica, for its last words, and for Ray to start
+# on a busy machine.
+_LOOK, _LAST_WORDS, _PATIENCE = 1.0, 1.0, 270.0
 _QUIET = {'enable_access_log': False, 'log_level': 'WARNING'}
 _FAILED = ('DEPLOY_FAILED', 'UNHEALTHY')
 
@@ -157,6 +159,7 @@ def start(folder: pathlib.Path) -> Ray:
   Raises:
     RuntimeError: it does not start, or would listen to other machines.
   """
+  _be_patient()
   try:
     found = ray.init(
       include_dashboard=False,
@@ -178,6 +181,25 @@ def start(folder: pathlib.Path) -> Ray:
       f'Ray {ray.__version__} listens on {host}, not loopback.'
     )
   return _serve(found.address_info['gcs_address'], is_ours=True)
+
+
+def _be_patient() -> None:
+  """Has Ray wait for its own processes for longer than its fixed 30 s."""
+  from ray._private import services
+
+  get_node = services.get_node
+
+  def find(address: str, node: str):
+    end = time.monotonic() + _PATIENCE
+    while True:
+      try:
+        return get_node(address, node)
+      except RuntimeError:
+        if time.monotonic() > end:
+          raise
+        time.sleep(0.1)
+
+  services.get_node = find
 
 
 def join(address: str) -> Ray:

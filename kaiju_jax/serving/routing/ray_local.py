@@ -14,8 +14,12 @@ _QUIET = {
   'RAY_BACKEND_LOG_LEVEL': 'warning',
   'RAY_task_events_report_interval_ms': '0',
 }
-# Serve asks each replica how busy it is; ours have no other to give calls to.
+# A busy machine starts slowly. Serve asks each replica how busy it is; ours have
+# no other to give calls to.
 _PATIENT = {
+  'RAY_gcs_server_port_wait_time_s': '300',
+  'RAY_worker_register_timeout_seconds': '300',
+  'RAY_agent_register_timeout_ms': '300000',
   'RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '5',
   'RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '10',
 }
