@@ -32,8 +32,8 @@ from kaiju_jax.serving.routing import hosting
 _CALLS = 10_000
 # Shared memory for values above 100 KB, such as very long prompts; Ray's least.
 _SHARED = 80 * 2**20
-# Seconds between two looks at a replica, for its last words, and for Ray to start
-# on a busy machine.
+# Seconds between two looks at a replica, for its last words, and for Ray to
+# start on a busy machine.
 _LOOK, _LAST_WORDS, _PATIENCE = 1.0, 1.0, 270.0
 _QUIET = {'enable_access_log': False, 'log_level': 'WARNING'}
 _FAILED = ('DEPLOY_FAILED', 'UNHEALTHY')

@@ -14,8 +14,8 @@ _QUIET = {
   'RAY_BACKEND_LOG_LEVEL': 'warning',
   'RAY_task_events_report_interval_ms': '0',
 }
-# A busy machine starts slowly. Serve asks each replica how busy it is; ours have
-# no other to give calls to.
+# A busy machine starts slowly. Serve asks each replica how busy it is, and has
+# no other of its name to give calls to.
 _PATIENT = {
   'RAY_gcs_server_port_wait_time_s': '300',
   'RAY_worker_register_timeout_seconds': '300',
