@@ -152,13 +152,12 @@ def _joined(fleet: Fleet, say: Callable[[str], None]) -> Iterator[Any]:
     finally:
       ray.stop()
     return
-  # Only this account reads what it holds. Ray opens its own folder to all, so
-  # that it gets one within.
+  # Only this account reads what it holds; Ray opens the folders within to all.
   with tempfile.TemporaryDirectory(
     prefix='kaiju-', ignore_cleanup_errors=True
   ) as folder:
     say('Starting Ray …')
-    ray = ray_app.start(pathlib.Path(folder) / 'ray')
+    ray = ray_app.start(pathlib.Path(folder))
     try:
       yield ray
     finally:

@@ -20,7 +20,6 @@ import logging
 import os
 import pathlib
 import re
-import time
 
 import ray
 from ray import serve
@@ -32,9 +31,10 @@ from kaiju_jax.serving.routing import hosting
 _CALLS = 10_000
 # Shared memory for values above 100 KB, such as very long prompts; Ray's least.
 _SHARED = 80 * 2**20
-# Seconds between two looks at a replica, for its last words, and for Ray to
-# start on a busy machine.
-_LOOK, _LAST_WORDS, _PATIENCE = 1.0, 1.0, 270.0
+# Seconds between two looks at a replica, and for its last words.
+_LOOK, _LAST_WORDS = 1.0, 1.0
+# Ray gives its own processes 15 s to start, which a busy machine may not have.
+_TRIES = 3
 _QUIET = {'enable_access_log': False, 'log_level': 'WARNING'}
 _FAILED = ('DEPLOY_FAILED', 'UNHEALTHY')
 
@@ -159,21 +159,23 @@ def start(folder: pathlib.Path) -> Ray:
   Raises:
     RuntimeError: it does not start, or would listen to other machines.
   """
-  _be_patient()
-  try:
-    found = ray.init(
-      include_dashboard=False,
-      _node_ip_address='127.0.0.1',
-      object_store_memory=_SHARED,
-      _temp_dir=str(folder),
-      log_to_driver=False,
-      logging_level=logging.ERROR,
-      # Nothing of people's texts goes to a disk.
-      _system_config={'automatic_object_spilling_enabled': False},
-    )
-  except Exception as error:
-    # Its own class is no clearer.
-    raise RuntimeError(f'Ray does not start: {error}') from error
+  for number in range(_TRIES):
+    try:
+      found = ray.init(
+        include_dashboard=False,
+        _node_ip_address='127.0.0.1',
+        object_store_memory=_SHARED,
+        _temp_dir=str(folder / str(number)),
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        # Nothing of people's texts goes to a disk.
+        _system_config={'automatic_object_spilling_enabled': False},
+      )
+      break
+    except Exception as error:  # It has no class of its own.
+      ray.shutdown()
+      if number == _TRIES - 1:
+        raise RuntimeError(f'Ray does not start: {error}') from error
   host = found.address_info['node_ip_address']
   if host != '127.0.0.1':
     ray.shutdown()
@@ -181,25 +183,6 @@ def start(folder: pathlib.Path) -> Ray:
       f'Ray {ray.__version__} listens on {host}, not loopback.'
     )
   return _serve(found.address_info['gcs_address'], is_ours=True)
-
-
-def _be_patient() -> None:
-  """Has Ray wait for its own processes for longer than its fixed 30 s."""
-  from ray._private import services
-
-  get_node = services.get_node
-
-  def find(address: str, node: str):
-    end = time.monotonic() + _PATIENCE
-    while True:
-      try:
-        return get_node(address, node)
-      except RuntimeError:
-        if time.monotonic() > end:
-          raise
-        time.sleep(0.1)
-
-  services.get_node = find
 
 
 def join(address: str) -> Ray:

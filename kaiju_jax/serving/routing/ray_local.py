@@ -17,9 +17,7 @@ _QUIET = {
 # A busy machine starts slowly. Serve asks each replica how busy it is, and has
 # no other of its name to give calls to.
 _PATIENT = {
-  'RAY_gcs_server_port_wait_time_s': '300',
   'RAY_worker_register_timeout_seconds': '300',
-  'RAY_agent_register_timeout_ms': '300000',
   'RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '5',
   'RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '10',
 }
