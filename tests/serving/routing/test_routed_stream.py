@@ -46,7 +46,7 @@ class Scripted:
   async def state(self):
     raise replica_lib.Lost('no account.')
 
-  async def held(self):
+  async def list_held(self):
     return ()
 
   def stop(self):

@@ -257,7 +257,7 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
     assert all(points(fleet))
     gone = forgetting.Forget(conversations=(('ann', 'c'),))
     await fleet.router.forget(gone)
-    held = [x for one in fleet.replicas.values() for x in await one.held()]
+    held = [x for one in fleet.replicas.values() for x in await one.list_held()]
     ben = fleet_lib.NAMES.conversation('ben', 'c')
     assert {x.conversation for x in held} == {ben}
     table = fleet.router._places._table
@@ -300,7 +300,7 @@ def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
     assert not fleet.router._forgotten._owed
     alive = [x for x in fleet.replicas.values() if x.is_alive]
     assert len(alive) == (ends != 'lost')
-    assert [await one.held() for one in alive] == [[]] * len(alive)
+    assert [await one.list_held() for one in alive] == [[]] * len(alive)
 
   run(main())
 
@@ -325,7 +325,7 @@ def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
     await fleet_lib.read(
       await open_one(fleet, world.request(9, 20, owner='ann'))
     )
-    return await fleet.replicas[0].held()
+    return await fleet.replicas[0].list_held()
 
   held = run(main())
   names = fleet_lib.NAMES
