@@ -114,7 +114,7 @@ class Router:
       self._shared = shared_table.SharedTable(
         self._places.affinity,
         settings.table,
-        self.held,
+        self.list_held,
         prefix=f'kaiju:affinity:{self.names.fleet}:',
       )
     self._streams: set[routed_stream.RoutedStream] = set()

@@ -295,7 +295,7 @@ def test_two_routers_send_a_conversation_to_one_replica(seed):
         router = made.router(learns=1e9)
 
         shared = shared_table.SharedTable(
-          router._places.affinity, 'unix:///none', router.held
+          router._places.affinity, 'unix:///none', router.list_held
         )
         shared._link = server
         return router, shared
