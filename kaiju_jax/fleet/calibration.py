@@ -1,9 +1,11 @@
 """Fits the seconds of a round to measured rounds, or to a chip's ceilings.
 
 A round's features are those of `state.Law`: 1, rows that draw, the tokens of
-their texts, the tokens of the chunk's shape, and Σ tokens × tokens before them.
-The law is their sum with weights of 0 or more (NNLS), fitted to relative
-errors, so that short rounds count as much as long ones.
+their texts, the tokens of the chunk's shape, Σ tokens × tokens before them, and
+1 if there is a chunk. The law is their sum with weights of 0 or more (NNLS),
+fitted to errors relative to what the fit before it predicts, so that short
+rounds count as much as long ones. Relative to the measured seconds it would be
+too low in the mean, because that counts a slow round for less.
 """
 
 from collections.abc import Sequence
@@ -82,7 +84,7 @@ def fit(
   """Fits a law to rounds.
 
   Args:
-    features: float [n, 5].
+    features: float [n, 6].
     seconds: float [n], above 0.
 
   Raises:
@@ -96,11 +98,12 @@ def fit(
   if not (y > 0).all():
     raise ValueError('seconds: each round must take some.')
   scale = np.maximum(x.max(0), 1e-300)
-  is_kept = np.ones(len(y), bool)
-  for _ in range(3):
-    rows = (x / scale / y[:, None])[is_kept]
-    weights = optimize.nnls(rows, np.ones(len(rows)))[0] / scale
-    off = (x @ weights) / y - 1
+  is_kept, expected = np.ones(len(y), bool), y
+  for _ in range(6):
+    rows = (x / scale / expected[:, None])[is_kept]
+    weights = optimize.nnls(rows, (y / expected)[is_kept])[0] / scale
+    expected = np.maximum(x @ weights, 1e-9)
+    off = expected / y - 1
     spread = np.median(np.abs(off - np.median(off)))
     far = np.abs(off - np.median(off)) > _OUTLIER * max(spread, 1e-9)
     is_kept = ~far if (~far).sum() >= x.shape[1] else is_kept
@@ -133,7 +136,7 @@ def fit_chip(
   features, seconds = [], []
   for rows in (1, 8, 32, 64):
     for length in (4_096, 8_192, 16_384):
-      features.append((1, rows, rows * length, 0, 0))
+      features.append((1, rows, rows * length, 0, 0, 0))
       seconds.append(rows / ceilings.decode_rate(config, chip, length, rows))
   for before in (4_096, 8_192, 16_384):
     spent = [
@@ -142,7 +145,8 @@ def fit_chip(
     ]
     # A chunk reads all weights, whatever it computes.
     least = ceilings.weight_bytes(config) / chip.hbm_bandwidth
-    features.append((1, 0, 0, chunk, chunk * before))
+    # Ceilings know no constant of a chunk.
+    features.append((1, 0, 0, chunk, chunk * before, 0))
     seconds.append(max(spent[1] - spent[0], least))
   return fit(features, slower * np.array(seconds))
 

@@ -159,7 +159,7 @@ def begin(law, shapes, sizes, replicas, requests, cache, replica, now):
   if prompts > 0:
     shape = choose_chunk(shapes, replicas, requests, replica)
     size = shapes[shape, 1]
-    step += law.token * (shapes[shape, 0] * size)
+    step += law.chunk + law.token * (shapes[shape, 0] * size)
     for place in range(replicas.chosen[replica]):
       one = replicas.prompts[replica, replicas.part[replica, place]]
       tokens = min(size, count_to_stop(requests, one))

@@ -28,7 +28,7 @@ from kaiju_jax.serving.routing import policies
 _MODULES = policies, entries, sessions_lib, rounds, events
 # No sessions: the requests are a trace.
 NO_FLOW = sessions_lib.Flow(0, 0, *[1.0] * 10, 1, 1, 1.0, 1.0)
-WEIGHTS = 'fixed', 'row', 'context', 'token', 'attended'
+WEIGHTS = 'fixed', 'row', 'context', 'token', 'attended', 'chunk'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Law(NamedTuple):
       fixed + row · rows + context · Σ tokens of the rows' texts
             + token · tokens of the chunk's shape
             + attended · Σ tokens of a chunk × tokens before it
+            + chunk, if there is one
 
   A replica without work runs no rounds. `shapes` of a chunk are the engine's.
   """
@@ -37,6 +38,7 @@ class Law(NamedTuple):
   context: float
   token: float
   attended: float
+  chunk: float = 0.0
 
 
 class Sizes(NamedTuple):

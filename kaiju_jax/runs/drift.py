@@ -6,11 +6,15 @@ from collections.abc import Sequence
 import datetime
 import os
 import pathlib
+import time
 from typing import NamedTuple
 
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import page_copies
+from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.interchange import own
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.runs import defaults
@@ -20,6 +24,7 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import monitor
+from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch
 
 Table = tuple[str, tuple, list[list[str]]]
@@ -230,6 +235,63 @@ class Drill:
     title = f'A day of a spike from {share:.1%} to {during:.0%} of the traffic'
     return title, columns, rows
 
+  def show_cost(self, looks: int = 20) -> Table:
+    """Returns the table of the processor's time that watching takes."""
+    static = drift_pages.limit(self._loaded, self.limits)
+    pages = 4 * looks * watch.BATCH
+    decoder = load.decoder(
+      static,
+      None,
+      rows=1,
+      length=2 * drift_pages.PAGE,
+      page_counts={'local': pages, 'global': pages},
+    )
+    copies = page_copies.PageCopies(decoder, watch.BATCH)
+    copies.warm()
+    made = sampler.Sampler(decoder, copies)
+    rng = np.random.default_rng(0)
+    spent = np.zeros((looks + 1, 3))
+    samples = []
+    for look in range(looks + 1):
+      for _ in range(watch.BATCH):
+        _record(decoder, rng)
+      times = [time.process_time()]
+      taken = made.take(watch.BATCH)
+      times.append(time.process_time())
+      samples += taken.read()
+      times.append(time.process_time())
+      if len(samples) >= monitor.PAGES:
+        monitor.Monitor(made.limits).close(samples[: monitor.PAGES], 0.0)
+      times.append(time.process_time())
+      spent[look] = np.diff(times)
+    # The first look compiles.
+    take, read, _ = spent[1:].mean(0)
+    parts = (
+      (f'take {watch.BATCH} pages, between rounds', take, watch.EVERY),
+      (f'read {watch.BATCH} pages, aside', read, watch.EVERY),
+      ('count a window, aside', spent[-1, 2], monitor.SECONDS),
+    )
+    rows = [
+      [name, f'{1e3 * seconds:.2f}', f'{seconds / every:.3%}']
+      for name, seconds, every in parts
+    ]
+    points = len(decoder.account.tree)
+    return (
+      f'Watching, with {points} points',
+      ('part', 'ms of processor', 'of the time between two'),
+      rows,
+    )
+
+
+def _record(decoder: decoder_lib.Decoder, rng: np.random.Generator) -> None:
+  """Runs a text of two pages, and makes a point of it."""
+  size = 2 * drift_pages.PAGE
+  tokens_L = rng.integers(4, decoder.config.vocab_size, size, dtype=np.int32)
+  row = decoder.open(size)
+  decoder.extend_text([row], tokens_L[None])
+  decoder.record(row, prefix_tree.Text(tokens_L))
+  decoder.close(row)
+
 
 def run_drill(
   path: str,
@@ -254,6 +316,7 @@ def run_drill(
     OSError, ValueError: see `Drill`.
   """
   drill = Drill(path, noted)
+  yield drill.show_cost()
   yield drill.show_speed(shares, seeds, times)
   yield drill.show_arms(shares[-1], times)
   yield drill.show_quiet(windows, seeds)

@@ -58,7 +58,7 @@ class Probe:
   """
 
   def __init__(self, engine: engine_lib.Engine):
-    self.features = [1.0, 0.0, 0.0, 0.0, 0.0]
+    self.features = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     lengths, rounds = engine.decoder.length_of, engine.rounds
     step, prefill = rounds.step, rounds.prefill
 
@@ -72,13 +72,14 @@ class Probe:
       self.features[4] += sum(
         len(chunk.tokens_L) * lengths(chunk.row) for chunk in chunks
       )
+      self.features[5] = 1.0
       return prefill(chunks, shape)
 
     rounds.step, rounds.prefill = count_step, count_prefill
 
   def reset(self) -> list[float]:
     """Returns the round's features, and begins another."""
-    found, self.features = self.features, [1.0, 0.0, 0.0, 0.0, 0.0]
+    found, self.features = self.features, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     return found
 
 

@@ -28,7 +28,9 @@ from kaiju_jax.runs import heads
 from kaiju_jax.runs import serve
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import log
+from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import remote as remote_lib
+from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import shared
 from kaiju_jax.serving.stores import characters
@@ -66,6 +68,7 @@ class _Found:
     self._added: set[str] = set()
     self._router: shared.SharedRouter | None = None
     self._call: Callable[[Callable[[], None]], None] = lambda change: change()
+    self._bring: Callable[[remote_lib.Remote], None] | None = None
     self._beginning: asyncio.Task | None = None
     self._stopping = threading.Event()
     self._thread = threading.Thread(
@@ -91,10 +94,16 @@ class _Found:
   def fill(self, router: shared.SharedRouter) -> None:
     """Adds the replicas that have answered to a router, which runs not yet."""
     self._router = router
+    self._bring = router.add
     self._add()
 
-  def start(self) -> None:
-    """Keeps the router's replicas those of Ray; call it in its loop."""
+  def start(self, rollouts: rollouts_lib.Rollouts) -> None:
+    """Keeps the router's replicas those of Ray; call it in its loop.
+
+    Args:
+      rollouts: warm those that come later, before they serve.
+    """
+    self._bring = rollouts.add
     loop = asyncio.get_running_loop()
     self._call = loop.call_soon_threadsafe
     self._beginning = loop.create_task(self._router.begin())
@@ -132,7 +141,7 @@ class _Found:
     for name, remote in self._remotes.items():
       if remote.build and name not in self._added:
         self._added.add(name)
-        self._call(functools.partial(self._router.add, remote))
+        self._call(functools.partial(self._bring, remote))
 
   def _run(self) -> None:
     while not self._stopping.wait(_LOOK):
@@ -197,7 +206,8 @@ def run(
       defaults,
       front.weights,
     )
-    serve.run(context, settings, say, listener, found.start)
+    start = functools.partial(found.start, operations.rollouts_of(context))
+    serve.run(context, settings, say, listener, start)
   finally:
     found.stop()
     ray.stop()

@@ -11,7 +11,7 @@ from kaiju_jax.fleet import state
 from kaiju_jax.model import presets
 from kaiju_jax.tpu_gpu_configs.chips import h100
 
-LAW = state.Law(4e-3, 2e-5, 3e-8, 5e-6, 2e-10)
+LAW = state.Law(4e-3, 2e-5, 3e-8, 5e-6, 2e-10, 2e-3)
 SIZES = state.Sizes(8, 64, 256, 100, 50, 16, 1)
 
 
@@ -26,6 +26,7 @@ def rounds(count=400, noise=0.05, seed=0):
       drawing * rng.integers(100, 16_000, count),
       chunk,
       chunk * rng.integers(0, 16_000, count),
+      chunk > 0,
     ],
     axis=1,
   )
@@ -39,6 +40,9 @@ def test_a_law_is_found_again():
     assert found == pytest.approx(expected, rel=0.15)
   assert residuals.rounds == 400 and 0.02 < residuals.median < 0.06
   assert abs(residuals.bias) < 0.02
+  # Noise that is skewed: its mean is above its median.
+  law, residuals = calibration.fit(*rounds(noise=0.3))
+  assert abs(residuals.bias) < 0.02 and residuals.median > 0.15
   exact, none = calibration.fit(*rounds(noise=0.0))
   assert exact == pytest.approx(LAW) and none.p90 < 1e-9
 

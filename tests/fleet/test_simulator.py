@@ -18,7 +18,7 @@ from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.serving.routing import policies
 
-LAW = state.Law(0.01, 3e-4, 1e-6, 1e-4, 2e-7)
+LAW = state.Law(0.01, 3e-4, 1e-6, 1e-4, 2e-7, 4e-3)
 SIZES = state.Sizes(4, 16, 64, 5_000, 5_000, 16, 1)
 SHAPES = ((1, 16), (1, 64), (4, 16))
 SETUP = simulator.Setup(1, 'random', LAW, SIZES, SHAPES)
@@ -85,6 +85,7 @@ class Oracle:
       ]
       chosen, (rows, size) = schedule.batch(described, SHAPES)
       seconds += LAW.token * rows * size
+      seconds += LAW.chunk * bool(chosen)
       parts = {}
       for number, held, _ in self.prompts:
         if number in chosen:

@@ -8,7 +8,7 @@ from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from tests.fleet import virtual_clock
 
-LAW = state.Law(0.008, 2e-4, 1e-6, 1e-4, 1e-7)
+LAW = state.Law(0.008, 2e-4, 1e-6, 1e-4, 1e-7, 3e-3)
 SIZES = state.Sizes(6, 16, 64, 20_000, 20_000, 16, 1)
 SHAPES = [(1, 8), (1, 64), (4, 16)]
 

@@ -22,7 +22,7 @@ class Rounds(fake_device.Rounds):
 
   def prefill(self, chunks, shape):
     law, lengths = self._law, self._decoder.lengths
-    self.seconds += law.token * shape[0] * shape[1]
+    self.seconds += law.chunk + law.token * shape[0] * shape[1]
     self.seconds += law.attended * sum(
       len(chunk.tokens_L) * lengths[chunk.row] for chunk in chunks
     )

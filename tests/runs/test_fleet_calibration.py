@@ -34,7 +34,7 @@ def serve(engine, count=24):
 def test_rounds_are_counted_as_the_law_counts_them(engine):
   trace, (first, features, seconds) = serve(engine)
   assert not np.isnan(first).any() and (seconds > 0).all()
-  fixed, drawn, context, chunk, attended = features.sum(0)
+  fixed, drawn, context, chunk, attended, chunks = features.sum(0)
   assert fixed == len(seconds)
   # The first token of an answer comes with its prompt's last chunk.
   assert drawn == (trace.answer - 1).sum()
@@ -44,6 +44,7 @@ def test_rounds_are_counted_as_the_law_counts_them(engine):
   ]
   assert context == sum(expected)
   ran = engine.rounds.ran
+  assert chunks == (features[:, 3] > 0).sum() > 0
   assert 0 < ran < trace.prompt.sum() and ran <= chunk < 3 * ran
   assert 0 < attended < (trace.prompt.astype(float) ** 2).sum() / 2
 

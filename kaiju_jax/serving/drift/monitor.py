@@ -107,7 +107,7 @@ class Monitor:
       size = len(one.tokens_S)
       tokens[one.character] = tokens.get(one.character, 0.0) + size
     weights = self.shares.weigh(tokens, now)
-    self.shares.add(tokens, now)
+    self.shares.add({x: n * weights[x] for x, n in tokens.items()}, now)
     self.windows += 1
     found = histograms.count(samples)
     if self.windows <= BASELINE:

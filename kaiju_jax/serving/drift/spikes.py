@@ -1,9 +1,10 @@
 """A filter of characters that have far more traffic than in the week before.
 
 In one window a character counts for at most 10 times its share of the tokens of
-the last seven days (source 003), and at least for FLOOR, because a new
-character has no past. Before a day of history there is no filter. FLOOR and the
-bound of what is remembered are our guess.
+the seven days before today (source 003), and for FLOOR at least, because a new
+character has no past. Only what was counted is remembered: otherwise a spike
+would raise its own bound within hours. Before a day of history there is no
+filter. FLOOR and the bound of what is remembered are our guess.
 """
 
 from collections.abc import Mapping
@@ -30,11 +31,11 @@ class Shares:
   days: dict[int, dict[bytes, float]] = dataclasses.field(default_factory=dict)
 
   def add(self, tokens: Mapping[bytes, float], now: float) -> None:
-    """Takes a window's tokens by character."""
+    """Takes a window's counted tokens by character."""
     if self.began is None:
       self.began = now
     today = int(now // DAY)
-    for day in [day for day in self.days if day <= today - DAYS]:
+    for day in [day for day in self.days if day < today - DAYS]:
       del self.days[day]
     here = self.days.setdefault(today, {})
     for character, count in tokens.items():
@@ -51,12 +52,14 @@ class Shares:
     With these weights no character has more than its bound of what is counted,
     where the others have enough tokens to fill the rest.
     """
-    if self.began is None or now - self.began < DAY:
+    today = int(now // DAY)
+    days = [counts for day, counts in self.days.items() if day < today]
+    if not days or now - self.began < DAY:
       return dict.fromkeys(tokens, 1.0)
-    total = sum(sum(day.values()) for day in self.days.values())
+    total = sum(sum(day.values()) for day in days)
     bounds = {}
     for character in tokens:
-      seen = sum(day.get(character, 0.0) for day in self.days.values())
+      seen = sum(day.get(character, 0.0) for day in days)
       bounds[character] = min(max(TIMES * seen / total, FLOOR), 1.0)
     capped: set[bytes] = set()
     while True:

@@ -161,7 +161,7 @@ class Host:
       'renew': self._renew,
       'cancel': self._cancel,
       'state': replica.state,
-      'held': replica.held,
+      'held': replica.list_held,
       'forget': replica.forget,
       'drain': replica.drain,
     }

@@ -49,13 +49,23 @@ def test_before_a_day_nothing_is_cut():
   assert shares.weigh(tokens, DAY + 100)[b'b'] < 1
 
 
+def test_today_is_no_past():
+  shares, now = week({b'a': 990.0, b'b': 10.0})
+  tokens = {b'a': 10.0, b'b': 990.0}
+  before = shares.weigh(tokens, now)
+  shares.add(tokens, now)
+  assert shares.weigh(tokens, now + DAY / 2) == before
+  assert shares.weigh(tokens, now + DAY) == {b'a': 1.0, b'b': 1.0}
+
+
 def test_the_baseline_is_of_seven_days():
   shares, _ = week({b'a': 100.0}, days=1)
-  for day in range(1, 8):
-    shares.add({b'b': 100.0}, day * DAY)
-  assert sorted(shares.days) == list(range(1, 8))
   tokens = {b'a': 50.0, b'b': 50.0}
-  assert shares.weigh(tokens, 7 * DAY)[b'a'] < 0.02
+  for day in range(1, 9):
+    shares.add({b'b': 100.0}, day * DAY)
+    # Of seven days, a has one until the eighth.
+    assert (shares.weigh(tokens, day * DAY)[b'a'] == 1) == (day < 8)
+  assert sorted(shares.days) == list(range(1, 9))
 
 
 def test_where_all_are_new_they_are_cut_by_the_same_factor():

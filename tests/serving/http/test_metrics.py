@@ -32,6 +32,8 @@ _NAMES = {
   'kaiju_failed_answers': 'counter',
   'kaiju_store_failures': 'counter',
   'kaiju_operations': 'counter',
+  'kaiju_drift_kl': 'gauge',
+  'kaiju_drift_frozen': 'gauge',
   'kaiju_ready': 'gauge',
   'kaiju_ratings': 'counter',
   'kaiju_http_requests': 'counter',
