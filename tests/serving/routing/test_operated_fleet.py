@@ -13,6 +13,7 @@ from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import local
 from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
@@ -220,6 +221,13 @@ def test_ends_are_tallied_where_they_happen():
         pass
       assert router.tally('one') == tally + rollout_lib.Tally(1, 1)
       assert router.tally('two') == rollout_lib.Tally(1)
+      # One that cannot go on has failed once.
+      (alone,) = await router.submit(request(2, 1, count=100))
+      await anext(alone)
+      made.replicas['two'].worker._commands.put(die)
+      with pytest.raises(replica_lib.Lost):
+        await drain(alone)
+      assert router.tally('two') == rollout_lib.Tally(2, 1)
 
     run(test)
 
