@@ -10,8 +10,9 @@ the model trains on the choices (the objective 'preference', towards the frozen
 int8 export of --model), and its replies to held-out prompts are read. Guards
 stop at the last good round: KL per reply, length of replies, and accuracy on
 held-out choices. OUT/model is a link to that round's run, OUT/report.json has
-all readings. The same command goes on where it was stopped. Several users or
---seeds are a run each, in a folder of its own in OUT; they compile once.
+all readings. The same command goes on where it was stopped, and one with more
+--rounds where that one ended. Several users or --seeds are a run each, in a
+folder of its own in OUT; they compile once.
 
 --user=planted:NAME chooses by a known utility (fact, question, catchphrase);
 :inverted, :coin and :length behind it are contrasts. --user=head:FILE:DIMENSION

@@ -6,7 +6,7 @@
 
 A server with --drift=watch writes a checkpoint of the limits that its traffic
 calls for every four hours. The first command makes a candidate of the newest
-one, or of --checkpoint: the same weights with other limits. It is another
+one, or of the file --limits: the same weights with other limits. It is another
 model, with a root of its own in the prefix cache: hold it to the quantization
 gate (`experiments.gate --baseline=RUN --candidate=EXPORT`) before it serves.
 The way back is RUN itself.
@@ -24,8 +24,8 @@ from kaiju_jax.runs import command
 
 _MODEL = flags.DEFINE_string('model', None, 'A workdir or an export.')
 _FOLDER = flags.DEFINE_string('folder', 'runs/server', 'Of the server.')
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', '', 'A checkpoint of --folder; the newest by default.'
+_LIMITS = flags.DEFINE_string(
+  'limits', '', 'File of a checkpoint of --folder; the newest by default.'
 )
 _OUT = flags.DEFINE_string('out', None, 'A new folder for the candidate.')
 _DRILL = flags.DEFINE_bool('drill', False, 'Play the drill instead.')
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs import drift
 
   found = drift.make_candidate(
-    _MODEL.value, _FOLDER.value, _OUT.value, _CHECKPOINT.value
+    _MODEL.value, _FOLDER.value, _OUT.value, _LIMITS.value
   )
   least, middle, largest = found.moved
   print(

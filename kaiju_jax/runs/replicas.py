@@ -107,9 +107,12 @@ def make(source: Source, settings: serve.Settings, name: str) -> hosting.Made:
   serve.warm(engine)
   working = worker_lib.Worker(engine, on_compiled=memory.trim)
   digest = tokenizer_lib.digest(tokenizer) + (written.digest if written else '')
-  points = serving_engine.start(
+  points = serving_engine.restore_points(
     working, settings, store, digest, weights, _log, name
   )
+  working.start()
+  if points is not None:
+    points.start()
   names = names_lib.Names(server_folder.load_key(folder))
   replica = Replica(name, working, _build(weights, digest, head), names, points)
 

@@ -245,14 +245,16 @@ def _assemble(
     defaults,
     weights,
   )
+  made.points = serving_engine.restore_points(
+    working, settings, opened.store, made.model.digest, weights, say
+  )
   made.drift = serving_engine.watch_drift(
     working, settings, weights, made.metrics.show_drift
   )
-  made.points = serving_engine.start(
-    working, settings, opened.store, made.model.digest, weights, say
-  )
-  if made.drift is not None:
-    made.drift.start()
+  working.start()
+  for part in made.points, made.drift:
+    if part is not None:
+      part.start()
   return made
 
 

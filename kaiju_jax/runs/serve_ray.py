@@ -85,6 +85,11 @@ def check(fleet: Fleet, settings: serve.Settings) -> None:
       f'--ingresses={fleet.ingresses}: each counts for itself: name the first'
       ' of as many ports as --metrics_port.'
     )
+  if settings.drift != 'none':
+    raise ValueError(
+      f'--drift={settings.drift}: must be none with --ray, whose ingresses see'
+      ' no codes.'
+    )
   if importlib.util.find_spec('ray') is None:
     raise ImportError(
       f"--ray={fleet.ray}: Ray is not installed: pip install 'kaiju_jax[ray]'."
@@ -147,13 +152,12 @@ def _joined(fleet: Fleet, say: Callable[[str], None]) -> Iterator[Any]:
     finally:
       ray.stop()
     return
-  # Only this account reads what it holds. Ray opens its own folder to all, so
-  # that it gets one within.
+  # Only this account reads what it holds; Ray opens the folders within to all.
   with tempfile.TemporaryDirectory(
     prefix='kaiju-', ignore_cleanup_errors=True
   ) as folder:
     say('Starting Ray …')
-    ray = ray_app.start(pathlib.Path(folder) / 'ray')
+    ray = ray_app.start(pathlib.Path(folder))
     try:
       yield ray
     finally:

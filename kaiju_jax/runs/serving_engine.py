@@ -71,7 +71,7 @@ def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
   return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
 
 
-def start(
+def restore_points(
   worker: worker_lib.Worker,
   settings,
   store: characters.Store | None,
@@ -80,7 +80,7 @@ def start(
   say: Callable[[str], None],
   place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Takes points back, starts a worker, and begins to save its points.
+  """Returns what saves a worker's points, which it has taken back.
 
   Args:
     worker: not running yet.
@@ -91,7 +91,7 @@ def start(
     place: the replica's name, if the server has several.
 
   Returns:
-    What saves the points; None for nothing.
+    What saves the points, once it is started; None for nothing.
 
   Raises:
     OSError: the folder cannot be made or read.
@@ -105,9 +105,6 @@ def start(
         f'Points of the last start: {found.points} taken back in'
         f' {found.seconds:.1f} s; files refused: {found.refused}.'
       )
-  worker.start()
-  if points is not None:
-    points.start()
   return points
 
 
@@ -119,7 +116,7 @@ def save_points(
   weights: str,
   place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Returns what saves a worker's points; None for nothing. See `start`."""
+  """Returns what saves a worker's points; None for nothing."""
   if settings.points == 'none' or not weights:
     return None
   engine, folder = worker.engine, pathlib.Path(settings.folder)

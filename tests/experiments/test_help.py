@@ -54,7 +54,7 @@ FLAG = re.compile(r'(?ms)^  (?:-\w,)?--(?:\[no\])?(\w+): (.*?)(?=^  -|\Z|\n\n)')
 # A server's folder holds no model, and only training writes a workdir.
 ALLOWED = {
   ('train', 'workdir'),
-  *((name, 'folder') for name in ('serve', 'feedback', 'operate')),
+  *((name, 'folder') for name in ('serve', 'feedback', 'operate', 'drift')),
 }
 
 

@@ -1,5 +1,6 @@
 """What cannot work under Ray is refused before anything starts."""
 
+import ast
 import importlib.util
 import os
 import stat
@@ -11,6 +12,7 @@ from kaiju_jax.runs import serve
 from kaiju_jax.runs import serve_ray
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.routing import ray_local
+from tests import test_floors
 
 REDIS = 'redis://127.0.0.1:1/0'
 
@@ -21,6 +23,7 @@ REDIS = 'redis://127.0.0.1:1/0'
     ({'replicas': 0}, {}, '--replicas=0: must be at least 1 with --ray=auto'),
     ({'ingresses': 2}, {}, '--store=sqlite, --ingresses=2: .*redis://'),
     ({}, {'points': 'all'}, '--store=sqlite, --points=all: .*redis://'),
+    ({}, {'drift': 'watch'}, '--drift=watch: must be none with --ray'),
     ({'ingresses': 2}, {'store': REDIS}, '--ingresses=2: .*--metrics_port'),
   ],
 )
@@ -33,6 +36,18 @@ def test_a_missing_ray_names_the_extra(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(ImportError, match=r'--ray=auto: .*kaiju_jax\[ray\]'):
     serve_ray.check(serve_ray.Fleet(), serve.Settings())
+
+
+def test_one_file_imports_ray():
+  found = set()
+  for _, path, tree in test_floors.sources():
+    for node in ast.walk(tree):
+      names = [getattr(node, 'module', None) or '']
+      if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      if 'ray' in {name.partition('.')[0] for name in names}:
+        found.add(path)
+  assert found == {'kaiju_jax/serving/routing/ray_app.py'}
 
 
 def test_what_works_is_not_refused(monkeypatch):

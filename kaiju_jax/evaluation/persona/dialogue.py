@@ -11,8 +11,6 @@ from typing import Protocol
 
 from kaiju_jax.evaluation.persona import golden
 
-# Conversations that go on together: a model answers a turn of all of them at
-# once, and finds what was said before in its cache, which has as many rows.
 TOGETHER = 16
 
 
@@ -48,15 +46,21 @@ def play(
   responder: Responder,
   conversations: Sequence[golden.Conversation],
   is_forced: bool = False,
+  together: int = TOGETHER,
 ) -> list[list[str]]:
   """Returns the replies of each conversation, one per turn.
 
-  So many as `TOGETHER` go on together, turn by turn.
+  Args:
+    responder: what answers.
+    conversations: the conversations.
+    is_forced: whether the references become the history.
+    together: conversations that go on side by side, turn by turn. A model finds
+      what was said before in its cache if it has as many rows.
   """
   replies: list[list[str]] = []
-  for begin in range(0, len(conversations), TOGETHER):
-    together = conversations[begin : begin + TOGETHER]
-    replies += _play_together(responder, together, is_forced)
+  for begin in range(0, len(conversations), together):
+    some = conversations[begin : begin + together]
+    replies += _play_together(responder, some, is_forced)
   return replies
 
 

@@ -41,8 +41,10 @@ def describe(
     format: its chat format.
     text: hash of the prompts or of the log, and of a user's head.
   """
+  fields = dataclasses.asdict(settings)
+  del fields['rounds']  # More rounds go on with those that there are.
   return {
-    **dataclasses.asdict(settings),
+    **fields,
     'model_digest': model,
     'tokenizer': tokenizer_lib.hash_use(format.tokenizer),
     'text': text,

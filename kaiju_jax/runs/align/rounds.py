@@ -10,10 +10,13 @@
       run/                     the training's workdir, which begins with the
                                parameters of the round before
       round.json               written last: what was read of its model
+      last.jsonl               of the last good round, its model's replies to
+                               all held-out prompts
     OUT/model                a link to the run of the last good round
     OUT/report.json          all readings, and the win rate
 
-The same command goes on where it was stopped, to the same bytes.
+The same command goes on where it was stopped, to the same bytes, and with more
+rounds to those of a command that had as many at first.
 """
 
 from collections.abc import Iterator
@@ -216,7 +219,7 @@ class Rounds:
 
   def _compare_last(self, good: int, model: pathlib.Path) -> watch_lib.Wins:
     """Returns the wins of a round's model on all held-out prompts."""
-    path = self._out / 'last.jsonl'
+    path = self._folder(good) / 'last.jsonl'
     if not path.exists():
       self._drawer.use(load.from_workdir(model))
       asked = [

@@ -161,7 +161,7 @@ class Host:
       'renew': self._renew,
       'cancel': self._cancel,
       'state': replica.state,
-      'held': replica.held,
+      'held': replica.list_held,
       'forget': replica.forget,
       'drain': replica.drain,
     }
@@ -219,14 +219,15 @@ class Host:
     own.submitting |= set(numbers)
     try:
       streams = await self._replica.submit(*requests, before=before)
+      unwanted = own.unwanted & set(numbers)
     finally:
       own.submitting -= set(numbers)
+      own.unwanted -= set(numbers)
     has_left = self._ingresses.get(ingress) is not own
     now = time.monotonic()
     for number, stream in zip(numbers, streams):
-      if has_left or number in own.unwanted:
+      if has_left or number in unwanted:
         stream.cancel()
-        own.unwanted.discard(number)
       own.streams[number], own.renewed[number] = stream, now
       reading = asyncio.create_task(self._read(own, number, stream))
       self._tasks.add(reading)

@@ -62,7 +62,7 @@ class LocalReplica:
       load, running, worker.ready, worker.compilations, reading
     )
 
-  async def held(self) -> Sequence[replica.Held]:
+  async def list_held(self) -> Sequence[replica.Held]:
     """Returns the texts of its cache, the latest first, at most `MOST`."""
     engine = self.worker.engine
     found = await self.worker.call(lambda: _list_held(engine))

@@ -33,6 +33,8 @@ _CALLS = 10_000
 _SHARED = 80 * 2**20
 # Seconds between two looks at a replica, and for its last words.
 _LOOK, _LAST_WORDS = 1.0, 1.0
+# Ray gives its own processes 15 s to start, which a busy machine may not have.
+_TRIES = 3
 _QUIET = {'enable_access_log': False, 'log_level': 'WARNING'}
 _FAILED = ('DEPLOY_FAILED', 'UNHEALTHY')
 
@@ -157,16 +159,23 @@ def start(folder: pathlib.Path) -> Ray:
   Raises:
     RuntimeError: it does not start, or would listen to other machines.
   """
-  found = ray.init(
-    include_dashboard=False,
-    _node_ip_address='127.0.0.1',
-    object_store_memory=_SHARED,
-    _temp_dir=str(folder),
-    log_to_driver=False,
-    logging_level=logging.ERROR,
-    # Nothing of people's texts goes to a disk.
-    _system_config={'automatic_object_spilling_enabled': False},
-  )
+  for number in range(_TRIES):
+    try:
+      found = ray.init(
+        include_dashboard=False,
+        _node_ip_address='127.0.0.1',
+        object_store_memory=_SHARED,
+        _temp_dir=str(folder / str(number)),
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        # Nothing of people's texts goes to a disk.
+        _system_config={'automatic_object_spilling_enabled': False},
+      )
+      break
+    except Exception as error:  # It has no class of its own.
+      ray.shutdown()
+      if number == _TRIES - 1:
+        raise RuntimeError(f'Ray does not start: {error}') from error
   host = found.address_info['node_ip_address']
   if host != '127.0.0.1':
     ray.shutdown()

@@ -14,8 +14,10 @@ _QUIET = {
   'RAY_BACKEND_LOG_LEVEL': 'warning',
   'RAY_task_events_report_interval_ms': '0',
 }
-# Serve asks each replica how busy it is; ours have no other to give calls to.
+# A busy machine starts slowly. Serve asks each replica how busy it is, and has
+# no other of its name to give calls to.
 _PATIENT = {
+  'RAY_worker_register_timeout_seconds': '300',
   'RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '5',
   'RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '10',
 }

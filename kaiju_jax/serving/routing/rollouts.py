@@ -273,7 +273,7 @@ class Rollouts:
   async def _warm(self, one: _Running) -> None:
     """Prefills on each of the replicas what the others use most."""
     public = await asyncio.to_thread(self._list_public)
-    held = await self._router.held()
+    held = await self._router.list_held()
     others = [texts for name, texts in held.items() if name not in one.names]
     ranked = warming.rank(public, others, self._router.names)[:_PREFIXES]
     for name in one.names:

@@ -114,7 +114,7 @@ class Router:
       self._shared = shared_table.SharedTable(
         self._places.affinity,
         settings.table,
-        self.held,
+        self.list_held,
         prefix=f'kaiju:affinity:{self.names.fleet}:',
       )
     self._streams: set[routed_stream.RoutedStream] = set()
@@ -198,14 +198,14 @@ class Router:
     """
     return self._places.find(name).tally
 
-  async def held(self) -> dict[str, Sequence[replica_lib.Held]]:
+  async def list_held(self) -> dict[str, Sequence[replica_lib.Held]]:
     """Returns the texts in the caches of the replicas that answer in time."""
     alive = [x.replica for x in self._places if x.replica.is_alive]
 
     async def ask(replica):
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(self._settings.late):
-          return await replica.held()
+          return await replica.list_held()
 
     found = await _gather([lambda x=x: ask(x) for x in alive])
     return {
@@ -404,7 +404,7 @@ class Router:
       async with asyncio.timeout(self._settings.late):
         place.take_state(await replica.state(), charged)
         if learns:
-          held = await replica.held()
+          held = await replica.list_held()
           if place.replica is replica:
             self._places.learn(place, held)
 

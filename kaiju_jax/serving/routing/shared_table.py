@@ -1,6 +1,6 @@
 """Shares the router's table with other routers, through a Redis.
 
-    shared = SharedTable(affinity, 'redis://HOST:PORT/0', router.held)
+    shared = SharedTable(affinity, 'redis://HOST:PORT/0', router.list_held)
     task = asyncio.create_task(shared.run())
 
 Twice a second one batch writes what this router noted and reads what others

@@ -273,12 +273,9 @@ def test_a_turn_follows_the_own_replies_or_the_references(shipped, is_forced):
     assert [x.reply for x in last.before] == said[:7]
 
 
-def test_more_conversations_than_go_together_keep_their_order(
-  shipped, monkeypatch
-):
-  monkeypatch.setattr(dialogue, 'TOGETHER', 3)
+def test_more_conversations_than_go_together_keep_their_order(shipped):
   recorder = Recorder()
-  replies = dialogue.play(recorder, shipped[:7])
+  replies = dialogue.play(recorder, shipped[:7], together=3)
   assert [len(x) for x in recorder.batches] == [3] * 8 + [3] * 8 + [1] * 8
   assert replies == [
     [f'{n} of {one.id}' for n in range(8)] for one in shipped[:7]
@@ -287,7 +284,7 @@ def test_more_conversations_than_go_together_keep_their_order(
 
 def test_a_swapped_persona_hears_the_same_messages(shipped):
   recorder = Recorder()
-  dialogue.play(responders.Swapped(recorder, shipped), shipped)
+  dialogue.play(responders.Swapped(recorder, shipped), shipped, together=24)
   for place, one in enumerate(recorder.batches[3]):
     assert one.user == shipped[place].turns[3].user
     other = shipped[(place + 1) % len(shipped)]

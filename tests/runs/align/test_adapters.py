@@ -88,7 +88,7 @@ def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
   # The first model has the base's logits, and the last one asks more often.
   described = json.loads((out / 'align.json').read_text())
   assert described['model_digest'] == load.digest(base)
-  asked = share(out / 'held_out.jsonl'), share(out / 'last.jsonl')
+  asked = share(out / 'held_out.jsonl'), share(out / 'rounds/03/last.jsonl')
   assert asked[1] > asked[0] + 0.15
   assert report['win']['wins'] > report['win']['losses']
 

@@ -1,12 +1,12 @@
 """Rounds end at the same bytes wherever they are killed; guards stop them."""
 
-import dataclasses
 import json
 import pathlib
 
 import pytest
 
 from kaiju_jax.data import choices
+from kaiju_jax.decoding.engine import generator
 from kaiju_jax.runs import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
@@ -52,11 +52,25 @@ def contents(out):
 
 @pytest.fixture(scope='module')
 def whole(first, tmp_path_factory):
-  """Rounds that nobody stopped; and the compilations up to each one's end."""
+  """Rounds that nobody stopped; and the compilations up to each one's end.
+
+  A draw begins without points, whatever the decoder has drawn before.
+  """
   out = tmp_path_factory.mktemp('whole') / 'rounds'
-  counts = []
-  with compilations.record() as seen:
+  counts, points = [], []
+  generate = generator.Generator.generate
+
+  def counted(self, requests):
+    tree = self.engine.decoder.account.tree
+    points.append(len(tree))
+    found = generate(self, requests)
+    assert len(tree)
+    return found
+
+  with pytest.MonkeyPatch.context() as patch, compilations.record() as seen:
+    patch.setattr(generator.Generator, 'generate', counted)
     play(first, out, lambda _: counts.append(len(seen)))
+  assert points == [0] * 6
   return out, counts
 
 
@@ -143,10 +157,9 @@ def test_rounds_killed_anywhere_end_at_the_same_bytes(
   play(first, out)
   found = contents(out)
   assert found == contents(whole[0])
-  assert {'held_out.jsonl', 'last.jsonl', 'report.json'} <= set(found)
-  assert {f'rounds/02/{x}' for x in ('swipes.jsonl', 'reference.npz')} <= set(
-    found
-  )
+  assert {'held_out.jsonl', 'report.json'} <= set(found)
+  names = 'swipes.jsonl', 'reference.npz', 'last.jsonl'
+  assert {f'rounds/02/{x}' for x in names} <= set(found)
   # And once more: nothing is left to do.
   monkeypatch.setattr(drawing.Drawer, 'draw', _kill(None, lambda *_: True))
   assert play(first, out)['good'] == 2
@@ -165,17 +178,21 @@ def test_runs_in_one_process_share_programs_and_no_bytes(
   first, whole, tmp_path
 ):
   model, prompts = first
-  programs = {}
+  programs, coin, same = {}, tmp_path / 'coin', tmp_path / 'same'
+
+  def go(out, **fields):
+    settings = worlds.settings(model, prompts, **fields)
+    rounds.run(settings, worlds.training(model), out, programs=programs)
+
+  go(coin, user='planted:question:coin', rounds=1, seed=1)
   with compilations.record() as seen:
-    for name, user in ('coin', 'planted:question:coin'), ('same', ''):
-      settings = worlds.settings(model, prompts)
-      if user:
-        settings = dataclasses.replace(settings, user=user, rounds=1, seed=1)
-      out, before = tmp_path / name, len(seen)
-      rounds.run(settings, worlds.training(model), out, programs=programs)
+    go(same, rounds=1)
+    # A second command goes on with more rounds.
+    go(same, rounds=2)
   # The start of each round's optimizer.
-  assert len(seen) - before <= 2
-  assert contents(tmp_path / 'same') == contents(whole[0])
+  assert len(seen) <= 2
+  (same / 'rounds/01/last.jsonl').unlink()
+  assert contents(same) == contents(whole[0])
 
 
 def test_a_head_that_was_trained_on_spans_chooses(first, tmp_path):

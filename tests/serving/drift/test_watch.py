@@ -90,6 +90,15 @@ def test_windows_are_shown_and_few_pages_are_taken_at_a_time(make):
   assert tokens > 0 and codes > 0 and not is_frozen
 
 
+def test_after_a_pause_no_more_pages_are_taken_than_ever(make):
+  clock, sampler = Clock(), Sampler()
+  made = make(clock, sampler)
+  made.look()
+  clock.now += 3600
+  made.look()
+  assert sampler.wanted == [watch_lib.BATCH]
+
+
 def test_a_checkpoint_each_four_hours_that_only_its_user_reads(make, tmp_path):
   clock = Clock()
   made = make(clock)

@@ -140,7 +140,7 @@ def test_no_private_text_is_warmed():
       (stream,) = await router.submit(private)
       async for _ in stream:
         pass
-      held = await router.held()
+      held = await router.list_held()
       assert len({text.salt for text in held['one']}) == 2
       rollouts = rollouts_lib.Rollouts(
         router, lambda: [warming.Prefix('digest', PREFIX)], every=0.001
@@ -148,7 +148,7 @@ def test_no_private_text_is_warmed():
       rollouts.start('new', rollout_lib.Plan(hold=0))
       while rollouts.describe()[-1]['state'] != 'done':
         await asyncio.sleep(0.005)
-      held = await router.held()
+      held = await router.list_held()
       assert {text.salt for text in held['new']} == {NAMES.salt('digest')}
       assert not any(text.conversation for text in held['new'])
 
@@ -283,7 +283,7 @@ def test_the_latest_of_two_caches_counts():
       for names in ('one', 'two'), ('two', 'one'):
         router._places.clear()
         for name in names:  # Whichever answers first.
-          held = await made.replicas[name].held()
+          held = await made.replicas[name].list_held()
           router._places.learn(router._places.find(name), held)
         for n in range(10):
           assert (await ask(router, n, 2))[0] == 'two'
@@ -303,7 +303,7 @@ def test_two_routers_send_a_conversation_to_one_replica(seed):
         router = made.router(learns=1e9)
 
         shared = shared_table.SharedTable(
-          router._places.affinity, 'unix:///none', router.held
+          router._places.affinity, 'unix:///none', router.list_held
         )
         shared._link = server
         return router, shared

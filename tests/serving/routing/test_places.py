@@ -90,6 +90,16 @@ def test_a_share_opens_a_replica_to_so_many_new_conversations():
   assert set(serve(places, [talk(n, 'ben') for n in range(99)])) == {'r0'}
 
 
+def test_a_conversation_stays_where_its_build_has_other_replicas():
+  places = make('b1', 'b1')
+  found = serve(places, TALKS)
+  assert len(set(found)) == 2
+  places.set_share('r1', 0)
+  assert serve(places, TALKS) == found
+  places.find('r1').is_closing = True
+  assert set(serve(places, TALKS)) == {'r0'}
+
+
 def test_a_lost_conversation_goes_on_on_its_build():
   places = make('b1', 'b1', 'b2', 'b2')
   found = serve(places, TALKS)

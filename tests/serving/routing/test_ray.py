@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 KILLS = int(os.environ.get('KILLS', '5'))
 PLANTED = 'Zwockelfjord'
 TOKEN = 'a' * 64
-LENGTH, MOST = 512, 48
+LENGTH, MOST = 512, 160
 
 
 class Fleet:
@@ -134,6 +134,14 @@ class Fleet:
       last = set(found)
       found |= {x for x, parent in parents.items() if parent in found}
     return {x: names[x] for x in found if names.get(x)}
+
+  def processor_seconds(self) -> float:
+    """Returns those of its living processes, and of their ended children."""
+    total = 0
+    for number in self.children():
+      stat = pathlib.Path(f'/proc/{number}/stat').read_text()
+      total += sum(map(int, stat.rpartition(')')[2].split()[11:15]))
+    return total / os.sysconf('SC_CLK_TCK')
 
   def find(self, word: str) -> list[int]:
     return sorted(x for x, name in self.children().items() if word in name)
@@ -284,7 +292,7 @@ def test_killed_replicas_lose_nothing(fleet, wanted):
   guard = threading.Lock()
   for number in range(KILLS):
     fleet.wait_for_both()
-    at, killed = draw.randrange(1, MOST - 8), []
+    at, killed = draw.randrange(1, MOST // 2), []
 
     def note(count, at=at, killed=killed, number=number):
       with guard:
@@ -298,7 +306,11 @@ def test_killed_replicas_lose_nothing(fleet, wanted):
             killed.append(remote.name)
             return
 
-    assert ask_all(fleet, note) == wanted
+    for _ in range(10):
+      assert ask_all(fleet, note) == wanted
+      # On a busy machine all texts may have ended before one was found.
+      if killed:
+        break
     assert killed
   fleet.wait_for_both()
 
@@ -360,6 +372,7 @@ def test_a_signal_ends_everything(fleet):
   """The last test: nothing of the server runs, listens or lies around."""
   fleet.leave()
   processes = fleet.children()
+  print(f'{len(processes)} processes, {fleet.processor_seconds():.0f} s')
   fleet.process.send_signal(signal.SIGTERM)
   assert fleet.process.wait(60) == 0
   left = [

@@ -86,7 +86,7 @@ class Router:
   def find(self, name):
     return self.replicas[name]
 
-  async def held(self):
+  async def list_held(self):
     return self.texts
 
 

@@ -46,7 +46,7 @@ class Scripted:
   async def state(self):
     raise replica_lib.Lost('no account.')
 
-  async def held(self):
+  async def list_held(self):
     return ()
 
   def stop(self):
@@ -217,6 +217,19 @@ def test_a_begun_text_waits_while_all_are_busy():
   impatient = scripted(one, two, patience=0.05)
   with pytest.raises(replica_lib.Lost, match='cannot go on: full'):
     run(read(impatient, world.request(0)))
+
+
+@pytest.mark.parametrize('error', [LOST, request_lib.Busy('full', 1.0)])
+def test_a_replica_may_be_removed_while_it_is_asked(error):
+  async def removed():
+    router.remove('one')
+    return error
+
+  one = Scripted('one', [removed])
+  two = Scripted('two', [([(98, 'length')], 'length')])
+  router = scripted(one, two)
+  assert run(read(router, world.request(0)))[0] == [98]
+  assert [x.name for x in router.describe()] == ['two']
 
 
 def test_what_a_replica_refuses_of_a_rest_is_a_loss():
