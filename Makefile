@@ -42,7 +42,7 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
 .PHONY: chat needle test test-versions test-slow wheel check aot aot-full \
-  gpu tpu interchange
+  gpu tpu interchange fleet
 
 # Trains a small chat model, once, and serves it with its page; MODEL=FOLDER serves
 # that one instead, such as a Hugging Face folder.
@@ -56,7 +56,7 @@ needle: $(VENV)/.installed
 	  --seeds=$$(seq -s, 0 $$(($(SEEDS) - 1))) $(if $(ARMS),--arms=$(ARMS))
 
 test: $(VENV)/.tests-installed
-	$(QUICK) $(PYTEST) -m 'not slow and not aot' $(TESTS)
+	$(QUICK) $(PYTEST) -m 'not slow and not aot and not fleet' $(TESTS)
 
 # What another Python or another JAX may break: every module is imported, and a
 # few tests of kernels, models, steps, meshes and decoding run.
@@ -85,6 +85,13 @@ aot: $(VENV)/.aot-installed
 	  --accelerator=h100_512 >$$said 2>&1 & report=$$!; \
 	  $(PYTEST) -m 'aot and not full' $(TESTS); status=$$?; \
 	  wait $$report || status=1; cat $$said; rm $$said; exit $$status
+
+# Two replicas and two ingresses under Ray: started, killed, tested and stopped
+# within two minutes. It needs redis-server. KILLS=50 kills more replicas than
+# five. (1.2 GB of packages.)
+fleet: $(VENV)/.fleet-installed
+	$(QUICK) $(BIN)/python -m pytest -m fleet --durations=5 \
+	  tests/serving/routing/test_ray.py
 
 # All shapes of the kernels, and the other steps at full size.
 aot-full: aot
@@ -124,10 +131,11 @@ $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
 $(VENV)/.gpu-installed: EXTRAS := [cuda,triton]
 $(VENV)/.tpu-installed: EXTRAS := [tpu]
 $(VENV)/.interchange-installed: EXTRAS := [test,interchange]
+$(VENV)/.fleet-installed: EXTRAS := [test-fleet]
 
 $(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \
   $(VENV)/.slow-tests-installed $(VENV)/.aot-installed \
-  $(VENV)/.gpu-installed $(VENV)/.tpu-installed: \
+  $(VENV)/.gpu-installed $(VENV)/.tpu-installed $(VENV)/.fleet-installed: \
     setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.$(EXTRAS)'

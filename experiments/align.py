@@ -10,28 +10,39 @@ the model trains on the choices (the objective 'preference', towards the frozen
 int8 export of --model), and its replies to held-out prompts are read. Guards
 stop at the last good round: KL per reply, length of replies, and accuracy on
 held-out choices. OUT/model is a link to that round's run, OUT/report.json has
-all readings. The same command goes on where it was stopped.
+all readings. The same command goes on where it was stopped, and one with more
+--rounds where that one ended. Several users or --seeds are a run each, in a
+folder of its own in OUT; they compile once.
 
 --user=planted:NAME chooses by a known utility (fact, question, catchphrase);
-:inverted, :coin and :length behind it are contrasts. --user=log:FOLDER takes
-the choices that people made (experiments.feedback); nothing is drawn then.
+:inverted, :coin and :length behind it are contrasts. --user=head:FILE:DIMENSION
+chooses by a token-level head of --model (experiments.train_head), a file or its
+run's workdir. --user=log:FOLDER takes the choices that people made
+(experiments.feedback); nothing is drawn then.
+
+With --rank, adapters train beside the int8 codes of --model, which may then be
+an export or a Hugging Face folder as well, and is itself the reference.
 
 Result:   experiments/results/alignment.md
 """
 
 from collections.abc import Sequence
+import re
+from typing import Any
 
 from absl import flags
 
 from kaiju_jax.runs import command
 
 _MODEL = flags.DEFINE_string(
-  'model', None, 'Workdir of the model to begin with.'
+  'model', None, 'Workdir of the model to begin with; any model with --rank.'
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts', '', 'Conversations that wait for a reply, or dialogues:COUNT.'
 )
-_USER = flags.DEFINE_string('user', None, 'planted:NAME or log:FOLDER.')
+_USER = flags.DEFINE_list(
+  'user', None, 'planted:NAME, head:FILE:DIMENSION or log:FOLDER; or several.'
+)
 _OUT = flags.DEFINE_string('out', None, 'The folder of the rounds.')
 _ROUNDS = flags.DEFINE_integer('rounds', 20, 'The most rounds.')
 _GROUPS = flags.DEFINE_integer('groups', 32, 'Prompts of a round.')
@@ -56,7 +67,12 @@ _STEPS = flags.DEFINE_integer('steps', 16, 'Training steps of a round.')
 _RATE = flags.DEFINE_float('rate', 5e-5, 'The learning rate.')
 _BETA = flags.DEFINE_float('beta', 0.1, 'The factor of rewards.')
 _BATCH = flags.DEFINE_integer('batch', 1, 'Rows of a step.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.')
+_RANK = flags.DEFINE_integer(
+  'rank', 0, 'Rank of adapters, which train alone; 0 trains all weights.'
+)
+_ALPHA = flags.DEFINE_float('alpha', 16.0, 'As config.lora.alpha.')
+_MATRICES = flags.DEFINE_string('matrices', '*', 'As config.lora.matrices.')
+_SEEDS = command.define_seeds(text='Seeds of the draws of each run.')
 _FIGURE = flags.DEFINE_bool(
   'figure', False, 'Whether to draw OUT/curves.png; needs matplotlib.'
 )
@@ -68,10 +84,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
-  from kaiju_jax.experiments.configs import preference
   from kaiju_jax.runs import report as report_lib
   from kaiju_jax.runs.align import config
-  from kaiju_jax.runs.align import guards
   from kaiju_jax.runs.align import report
   from kaiju_jax.runs.align import rounds
   from kaiju_jax.runs.align import users
@@ -79,10 +93,35 @@ def _run() -> None:
   if _FIGURE.value:
     report_lib.require_figures()
   out = command.folder(_OUT)
-  settings = config.Settings(
+  runs = {}
+  for seed in command.seeds(_SEEDS):
+    for user in _USER.value:
+      settings = _settings(user, seed)
+      config.check(settings)
+      users.parse(user, settings.choice_temperature)
+      runs[f'{user}, seed {seed}'] = settings
+  found, programs = {}, {}
+  for name, settings in runs.items():
+    own = re.sub(r'[^\w.-]+', '_', name)
+    folder = out / own if len(runs) > 1 else out
+    experiment = _training(settings.seed)
+    found[name] = rounds.run(settings, experiment, folder, programs=programs)
+    report.show(found[name], folder)
+  if len(runs) > 1:
+    report.show_runs(found)
+  if _FIGURE.value:
+    report.draw(found, out / 'curves.png')
+
+
+def _settings(user: str, seed: int) -> Any:
+  """Returns the settings of a run's rounds."""
+  from kaiju_jax.runs.align import config
+  from kaiju_jax.runs.align import guards
+
+  return config.Settings(
     model=_MODEL.value,
     prompts=_PROMPTS.value,
-    user=_USER.value,
+    user=user,
     rounds=_ROUNDS.value,
     groups=_GROUPS.value,
     swipes=_SWIPES.value,
@@ -93,12 +132,23 @@ def _run() -> None:
     watched=_WATCHED.value,
     limits=guards.Limits(kl=_KL.value, length=_LENGTH.value),
     is_guarded=_GUARDED.value,
-    seed=_SEED.value,
+    seed=seed,
   )
-  config.check(settings)
-  users.parse(settings.user, settings.choice_temperature)
-  experiment = preference.get_config(_MODEL.value)
-  experiment.seed = _SEED.value
+
+
+def _training(seed: int) -> Any:
+  """Returns the training of a round."""
+  from kaiju_jax.experiments.configs import preference
+  from kaiju_jax.kernels import dispatch
+  from kaiju_jax.training import config as training_config
+
+  lora = training_config.LoraConfig(_RANK.value, _ALPHA.value, _MATRICES.value)
+  if lora.rank:
+    dtype = 'float32' if dispatch.platform() == 'cpu' else 'bfloat16'
+    experiment = preference.get_adapters(lora, dtype)
+  else:
+    experiment = preference.get_config(_MODEL.value)
+  experiment.seed = seed
   experiment.data.batch = _BATCH.value
   experiment.optimizer.learning_rate = _RATE.value
   experiment.optimizer.schedule = 'constant'
@@ -107,10 +157,7 @@ def _run() -> None:
   experiment.loop.evaluate_every = 0
   experiment.loop.checkpoint_every = _STEPS.value
   experiment.loop.checkpoints_kept = 1
-  found = rounds.run(settings, experiment, out)
-  report.show(found, out)
-  if _FIGURE.value:
-    report.draw(found, out / 'curves.png')
+  return experiment
 
 
 if __name__ == '__main__':

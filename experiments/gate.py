@@ -73,7 +73,9 @@ _BASELINE_ARM = shared_flags.define_arm(
   "The baseline's", 'baseline_', 'none', 'none'
 )
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
-_ROWS = 16
+_ROWS = flags.DEFINE_integer(
+  'rows', 16, 'Conversations that a model plays side by side.', lower_bound=1
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -102,10 +104,10 @@ def _run() -> None:
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''
   calibration = shared_flags.load_decision(_JUDGE.calibration)
   baseline = persona_judge.open_model(
-    _BASELINE.value, _ROWS, _BASELINE_ARM.quantization()
+    _BASELINE.value, _ROWS.value, _BASELINE_ARM.quantization()
   )
   candidate = persona_judge.open_model(
-    _CANDIDATE.value, _ROWS, _ARM.quantization()
+    _CANDIDATE.value, _ROWS.value, _ARM.quantization()
   )
   gate.check_pair(baseline, candidate)
   found = gate.read(baseline, candidate, conversations, prose)

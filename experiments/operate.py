@@ -3,10 +3,10 @@
     python -m experiments.operate --port=9100
     python -m experiments.operate --port=9100 --safety=runs/moderated
     python -m experiments.operate --port=9100 --safety_rollback
-    python -m experiments.operate --port=9100 --rollout=replica-3 --hold=60
+    python -m experiments.operate --port=9100 --rollout=kaiju-2 --hold=60
     python -m experiments.operate --port=9100 --rollout=b7c1f0 --replaces
     python -m experiments.operate --port=9100 --rollback=b7c1f0
-    python -m experiments.operate --port=9100 --drain=replica-1
+    python -m experiments.operate --port=9100 --drain=kaiju-1
 
 --port is the server's --metrics_port, on this machine (--port=9100,9101 for two
 ingresses, which change one after the other), and --folder its folder, where its

@@ -64,7 +64,9 @@ _TEMPERATURE = flags.DEFINE_float(
   'temperature', 0.0, 'Of the sampling; 0 is greedy.', lower_bound=0.0
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.', lower_bound=0)
-_ROWS = 16
+_ROWS = flags.DEFINE_integer(
+  'rows', 16, 'Conversations that a model plays side by side.', lower_bound=1
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -98,7 +100,7 @@ def _run() -> None:
   persona_judge.refuse_own(judge.identity, identity)
   if _SWAPPED.value:
     responder = responders.Swapped(responder, conversations)
-  replies = dialogue.play(responder, conversations, _FORCED.value)
+  replies = dialogue.play(responder, conversations, _FORCED.value, _ROWS.value)
   judged = persona.judge(conversations, replies, judge.score)
   found = persona.figures(judged)
   checks = list(
@@ -134,7 +136,7 @@ def _responder():
 
   if _REFERENCES.value:
     return responders.References(), 'references', ''
-  return _RESPONDER.open(_ROWS, _TEMPERATURE.value, _SEED.value)
+  return _RESPONDER.open(_ROWS.value, _TEMPERATURE.value, _SEED.value)
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@
     python -m experiments.serve --model=runs/tiny
     python -m experiments.serve --model=exported --port=0
     python -m experiments.serve --add_token=ann --token_age=adult
+    python -m experiments.serve --model=runs/tiny --ray=auto --replicas=2
 
 One process and no other service: characters and conversations lie in a sqlite
 file in --folder. It answers this machine alone, and prints the address of its
@@ -17,6 +18,10 @@ because a server without moderation stays on this machine.
 --model takes a run's workdir, an export, or a folder of Hugging Face files,
 whose weights, keys and values become int8 (--int8=none, weights or all; --kv).
 Ctrl-C ends it: running replies have --grace seconds to finish.
+
+With --ray the engines are processes of their own under Ray Serve, and
+--ingresses processes answer HTTP on one port; a killed one is not missed
+(docs/fleet.md).
 """
 
 from collections.abc import Sequence
@@ -44,7 +49,10 @@ _FOLDER = flags.DEFINE_string(
   'folder', 'runs/server', 'Where characters, conversations and tokens lie.'
 )
 _STORE = flags.DEFINE_string(
-  'store', 'sqlite', "'sqlite', in --folder, or a Redis: redis://HOST:PORT/0."
+  'store',
+  'sqlite',
+  "'sqlite', in --folder, or a Redis: redis://HOST:PORT/0, or"
+  ' redis+sentinel://HOST:PORT,HOST:PORT/NAME/0.',
 )
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
 _PORT = flags.DEFINE_integer('port', 8000, '0 for a free one.', 0, 65_535)
@@ -189,6 +197,31 @@ _UNJUDGED = flags.DEFINE_bool(
   'Give --top_logprobs where replies are moderated, too: text that no head has'
   ' judged, in the places of tokens that it let pass.',
 )
+_REFERENCE = flags.DEFINE_bool(
+  'reference',
+  False,
+  'Give each token the bits of the whole forward pass, whatever the cache held'
+  ' and whichever replica draws it; slow.',
+)
+_RAY = flags.DEFINE_string(
+  'ray',
+  '',
+  "Answer by several engines: 'auto' starts a Ray on this machine, which ends"
+  ' with the server; HOST:PORT joins one.',
+)
+_REPLICAS = flags.DEFINE_integer(
+  'replicas',
+  2,
+  'Engines to start under --ray; 0 for those that run there already.',
+  0,
+)
+_INGRESSES = flags.DEFINE_integer(
+  'ingresses',
+  1,
+  'Processes that answer HTTP on --port with --ray; several need a Redis as'
+  ' --store and a --metrics_port, from which each takes one.',
+  1,
+)
 _OPEN = flags.DEFINE_bool(
   'open',
   False,
@@ -251,9 +284,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve() -> None:
-  from kaiju_jax.quantization import config as quantization_config
-  from kaiju_jax.runs import load
   from kaiju_jax.runs import memory
+  from kaiju_jax.runs import replicas
   from kaiju_jax.runs import serve
   from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as server_lib
@@ -262,6 +294,13 @@ def _serve() -> None:
   # Not after minutes of training.
   server_lib.check_free(_HOST.value, _PORT.value)
   settings = _settings()
+  if _RAY.value:
+    from kaiju_jax.runs import serve_ray
+
+    fleet = serve_ray.Fleet(
+      _RAY.value, _REPLICAS.value, _INGRESSES.value, _LOG.value
+    )
+    serve_ray.check(fleet, settings)
   if _CHAT.value:
     from kaiju_jax.runs import chat
 
@@ -269,21 +308,15 @@ def _serve() -> None:
 
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return
-  quantization = quantization_config.for_serving(_INT8.value, _KV.value)
-  if _LORA.value:
-    if (_INT8.value, _KV.value) != ('all', 'int8'):
-      raise ValueError(
-        f'--int8={_INT8.value}, --kv={_KV.value}: must be all and int8 with'
-        ' --lora, as the adapters were trained.'
-      )
-    loaded = load.attach_adapters(_LORA.value, path)
-  else:
-    loaded = load.from_anywhere(path, quantization=quantization)
   if settings.promotion and not settings.policy:
     raise ValueError(
       f'--promotion={settings.promotion}: needs the --policy that demands it.'
     )
-  context = serve.assemble(loaded, settings, _say)
+  source = replicas.Source(path, _LORA.value, _INT8.value, _KV.value)
+  if _RAY.value:
+    serve_ray.run(source, settings, fleet, _say)
+    return
+  context = serve.assemble(source.load(), settings, _say)
   memory.trim()
   with log.write_to(sys.stderr, _LOG.value):
     serve.run(context, settings, _say)
@@ -307,6 +340,7 @@ def _settings():
     ahead=_AHEAD.value,
     speculates=_SPECULATE.value,
     pace=pacing.parse(_PACE.value) if _PACE.value else None,
+    reference=_REFERENCE.value,
     kept=_KEPT.value,
     cache=cache_plan.parse(_CACHE.value) if _CACHE.value else None,
     max_tokens=_MAX_TOKENS.value,
@@ -365,4 +399,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == '__main__':
-  command.run(main, LookupError, RuntimeError)
+  command.run(main, LookupError, RuntimeError, ImportError)

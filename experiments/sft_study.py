@@ -32,13 +32,13 @@ _OUT = flags.DEFINE_string('out', None, 'Folder of the texts and the runs.')
 _ARMS = flags.DEFINE_list(
   'arms', ['fine-tuned', 'no refusals', 'no ends'], 'The arms to run.'
 )
-_STEPS = flags.DEFINE_integer('steps', 400, 'Steps of each run.', lower_bound=1)
+_STEPS = flags.DEFINE_integer('steps', 600, 'Steps of each run.', lower_bound=1)
 _RATE = flags.DEFINE_float('rate', 1e-3, 'The learning rate of each run.')
 _PER_DIALOGUE = flags.DEFINE_integer(
   'per_dialogue', 10, 'Requests in a dialogue that has some.', lower_bound=1
 )
 _SHARE = flags.DEFINE_float(
-  'share', 0.35, 'Share of dialogues with requests.', 0.0, 1.0
+  'share', 0.5, 'Share of dialogues with requests.', 0.0, 1.0
 )
 _REQUESTS = flags.DEFINE_integer(
   'requests', 400, 'Requests of each kind.', lower_bound=1
@@ -109,7 +109,7 @@ def _tell(change: Any) -> str:
   return (
     f'{100 * change.mean:+.1f} ({low:+.1f} … {high:+.1f};'
     f' {change.gained} gained, {change.lost} lost):'
-    f' {_VERDICTS[change.within(_LOST)]}'
+    f' {_VERDICTS[change.is_within(_LOST)]}'
   )
 
 

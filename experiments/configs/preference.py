@@ -13,6 +13,7 @@ Result:   experiments/results/alignment.md
 """
 
 from kaiju_jax.experiments.configs import sft
+from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -25,7 +26,27 @@ def get_config(arm: str = 'runs/sft') -> experiment_lib.Experiment:
   Raises:
     OSError, ValueError: there is no run.
   """
-  experiment = sft.get_config(arm)
+  return _prefer(sft.get_config(arm))
+
+
+def get_adapters(
+  lora: training_config.LoraConfig, dtype: str
+) -> experiment_lib.Experiment:
+  """Returns the training of adapters, of any model.
+
+  Args:
+    lora: the adapters.
+    dtype: of the activations; all else of the model is that of `begin_with`.
+  """
+  experiment = experiment_lib.Experiment(lora=lora)
+  experiment.model.dtype = dtype
+  experiment.data.length = 1024
+  return _prefer(experiment)
+
+
+def _prefer(
+  experiment: experiment_lib.Experiment,
+) -> experiment_lib.Experiment:
   experiment.data.task = 'choices'
   experiment.data.path = 'swipes.jsonl'
   experiment.data.reference = 'reference.npz'

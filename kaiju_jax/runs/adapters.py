@@ -1,6 +1,7 @@
 """Runs that train adapters (LoRA) beside a frozen base.
 
-    begin_with    a workdir, an export or a Hugging Face folder: the base
+    begin_with    a workdir, an export or a Hugging Face folder: the base; or a
+                  run with such adapters beside a base, from which both come
     base.json     in the run's workdir: the base's digest, which a resumed run
                   and a server compare
 
@@ -23,8 +24,10 @@ from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state as state_lib
+from kaiju_jax.training import workdir as workdir_lib
 
 
 def start(
@@ -32,19 +35,27 @@ def start(
   workdir: str | os.PathLike,
   mesh: jax.sharding.Mesh,
 ) -> state_lib.TrainState:
-  """Returns the state before the first step, base and new adapters on `mesh`.
+  """Returns the state before the first step, base and adapters on `mesh`.
 
   Raises:
-    OSError, ValueError: the base cannot be read, has another tokenizer, or is
-      not the one with which the workdir's run began.
+    OSError, ValueError, checkpoint.RestoreError: the base cannot be read, has
+      another tokenizer, or is not the one with which the workdir's run began;
+      or `begin_with` is a run with other adapters.
   """
-  found = load.base(experiment.begin_with, experiment.model.dtype)
+  before = experiment.begin_with
+  found = load.base(workdir_lib.find_base(before), experiment.model.dtype)
   if found.tokenizer:
     begin.check_tokenizer(
       pathlib.Path(found.tokenizer), experiment.data.tokenizer
     )
   load.check_base(workdir, found, is_new=True)
   params = state_lib.attach(experiment, found.params)
+  if workdir_lib.find_base(before) != before:
+    load.check_base(before, found, is_new=False)
+    trained, frozen = lora.split(params)
+    shapes = jax.eval_shape(lambda: trained)
+    restored, _ = checkpoint.load(before, {'params': shapes})
+    params = objective_lib.join(restored['params'], frozen)
   params = jax.device_put(params, rules.shardings(params, mesh))
   return state_lib.initialize(experiment, mesh, params=params)
 

@@ -38,9 +38,8 @@ _ANSWERS = (
   'And what did you do then?',
   'I would have done the same.',
 )
-# Bytes of a dialogue's own messages. Many characters with a few questions each
-# practise more of its facts than few with many (our guess).
-_ROOM = 300
+# Bytes of a dialogue's own messages, with requests among them and without.
+_ROOM, _ROOM_ALONE = 300, 900
 # No text that is asked comes from the seed of one that was learnt.
 _UNSEEN = 1_000_000
 
@@ -82,7 +81,7 @@ class Change(NamedTuple):
   gained: int
   lost: int
 
-  def within(self, most: float) -> bool | None:
+  def is_within(self, most: float) -> bool | None:
     """Returns whether at most `most` is lost; None where it is not settled."""
     low, high = self.mean - self.half_width, self.mean + self.half_width
     if low >= -most:
@@ -116,8 +115,8 @@ def write(
     count: number of dialogues.
     requests: requests in a dialogue that has some; half of them, in the mean,
       are planted.
-    share: the share of dialogues with requests. The others practise what the
-      model knew before.
+    share: the share of dialogues with requests. The others are longer, and
+      practise what the model knew before.
     seed: the seed of the draws.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +197,8 @@ def _dialogue(
   rng = np.random.default_rng((seed, number))
   persona = personas.draw(rng, mixed=rng.random() < 0.6)
   described = ('system', prompt.persona(rows.fields_of(persona)))
-  said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
+  room = _ROOM if requests else _ROOM_ALONE
+  said = talk.path(rng, persona, room, lambda _, text: len(text.encode()))
   pairs = [said[n : n + 2] for n in range(1, len(said), 2)]
   rng = np.random.default_rng((seed, number, 1))
   for _ in range(requests):

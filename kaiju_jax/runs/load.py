@@ -184,7 +184,7 @@ def attach_adapters(
   experiment = workdir_lib.load_experiment(path)
   if not experiment.lora.rank:
     raise ValueError(f'{path}: has lora.rank=0: it is no run with adapters.')
-  base_path = base_path or experiment.begin_with
+  base_path = base_path or workdir_lib.find_base(experiment.begin_with)
   found = base(base_path, experiment.model.dtype)
   check_base(path, found, is_new=False)
   trained, frozen = lora.split(state.attach(experiment, found.params))

@@ -160,7 +160,9 @@ def play(
 ) -> list[persona.Judged]:
   """Plays the conversations with a model, greedily, and judges them."""
   replies = dialogue.play(
-    responders.Model(opened.generator, opened.format), conversations
+    responders.Model(opened.generator, opened.format),
+    conversations,
+    together=opened.decoder.rows,
   )
   return persona.judge(conversations, replies, judge.score)
 

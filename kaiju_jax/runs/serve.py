@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 import dataclasses
 import pathlib
+import socket
 import time
 
 import numpy as np
@@ -96,6 +97,8 @@ class Settings:
     drift: 'watch' to watch whether traffic still looks like what the limits of
       keys and values were fitted to; 'none'.
     pace: above which streams sit out rounds for others; None for none.
+    reference: whether each token has the bits of the whole forward pass,
+      whatever the cache held, and whichever replica drew it; slow.
     policy: file of a policy whose `promotion` the model must have (a folder);
       '' for none (`promotion.py`).
   """
@@ -133,6 +136,7 @@ class Settings:
   points_size: int = 2**30
   drift: str = 'none'
   pace: pacing.Pace | None = None
+  reference: bool = False
   policy: str = ''
   promotion: str = ''
 
@@ -241,16 +245,9 @@ def _assemble(
     defaults,
     weights,
   )
-  made.points = serving_engine.save_points(
-    working, settings, opened.store, made.model.digest, weights
+  made.points = serving_engine.restore_points(
+    working, settings, opened.store, made.model.digest, weights, say
   )
-  if made.points is not None:
-    found = made.points.restore()
-    if found.points or found.refused:
-      say(
-        f'Points of the last start: {found.points} taken back in'
-        f' {found.seconds:.1f} s; files refused: {found.refused}.'
-      )
   made.drift = serving_engine.watch_drift(
     working, settings, weights, made.metrics.show_drift
   )
@@ -327,6 +324,8 @@ def run(
   context: context_lib.Context,
   settings: Settings,
   say: Callable[[str], None] = print,
+  listener: socket.socket | None = None,
+  on_start: Callable[[], None] | None = None,
 ) -> None:
   """Answers requests until a signal; then replies have time to finish.
 
@@ -334,6 +333,7 @@ def run(
     context: the parts from `assemble`; closed at the end.
     settings: the settings given to `assemble`.
     say: prints a message for the user.
+    listener, on_start: as in `server.Server`.
 
   Raises:
     OSError: the port is taken, or the operator's key cannot be read.
@@ -357,6 +357,8 @@ def run(
       metrics=_operations(context, settings),
       metrics_port=settings.metrics_port or 0,
       on_drain=drain,
+      on_start=on_start,
+      listener=listener,
     )
     for line in greeting(context, server.url):
       say(line)

@@ -57,8 +57,15 @@ def load_key(folder: pathlib.Path) -> bytes:
   return files.load_secret(folder / KEY, _SECRET)
 
 
-def open_points(folder: pathlib.Path, most: int) -> saved_points.Folder:
-  """Returns the folder of a server's saved points; `most` are all pages' bytes.
+def open_points(
+  folder: pathlib.Path, most: int, place: str = ''
+) -> saved_points.Folder:
+  """Returns the folder of a server's saved points.
+
+  Args:
+    folder: the server's.
+    most: the bytes of all pages.
+    place: the replica's name, if the server has several.
 
   Raises:
     OSError: it cannot be made.
@@ -66,8 +73,8 @@ def open_points(folder: pathlib.Path, most: int) -> saved_points.Folder:
   """
   # Tokens and scores take less than their pages.
   largest = 2 * most + 2**20
-  path, key = folder / POINTS, load_key(folder)
-  return saved_points.Folder(path, key, largest)
+  path = folder / (f'{POINTS}-{place}' if place else POINTS)
+  return saved_points.Folder(path, load_key(folder), largest)
 
 
 def open_drift(folder: pathlib.Path) -> watch.Folder:
@@ -89,8 +96,11 @@ def forget_owner(folder: pathlib.Path, owner: str) -> None:
     OSError, ValueError: see `open_points`.
   """
   tokens = auth.Tokens(folder / auth.FILE).list_all()
-  if (folder / POINTS).is_dir() and owner not in {x.owner for x in tokens}:
-    open_points(folder, 0).remove_owner(owner)
+  if owner in {x.owner for x in tokens}:
+    return
+  for path in folder.glob(f'{POINTS}*'):
+    place = path.name.removeprefix(POINTS).removeprefix('-')
+    open_points(folder, 0, place).remove_owner(owner)
 
 
 def read_key(folder: pathlib.Path) -> bytes:

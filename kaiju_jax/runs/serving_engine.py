@@ -47,6 +47,7 @@ def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
     length=plan.length,
     extra=extra,
     page_counts=plan.pages,
+    mode='reference' if settings.reference else 'fast',
   )
   return engine_lib.Engine(
     decoder,
@@ -70,25 +71,52 @@ def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
   return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
 
 
-def save_points(
+def restore_points(
   worker: worker_lib.Worker,
   settings,
-  store: characters.Store,
+  store: characters.Store | None,
   tokenizer: str,
   weights: str,
+  say: Callable[[str], None],
+  place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Returns what saves the points of a worker's engine; None for nothing.
+  """Returns what saves a worker's points, which it has taken back.
 
   Args:
     worker: not running yet.
     settings: the server's.
-    store: its characters and sessions.
+    store: its characters and sessions; None where no private points are saved.
     tokenizer, weights: digests of both; without the latter nothing is saved.
+    say: prints a message for the user.
+    place: the replica's name, if the server has several.
+
+  Returns:
+    What saves the points, once it is started; None for nothing.
 
   Raises:
     OSError: the folder cannot be made or read.
     ValueError: the key is damaged.
   """
+  points = save_points(worker, settings, store, tokenizer, weights, place)
+  if points is not None:
+    found = points.restore()
+    if found.points or found.refused:
+      say(
+        f'Points of the last start: {found.points} taken back in'
+        f' {found.seconds:.1f} s; files refused: {found.refused}.'
+      )
+  return points
+
+
+def save_points(
+  worker: worker_lib.Worker,
+  settings,
+  store: characters.Store | None,
+  tokenizer: str,
+  weights: str,
+  place: str = '',
+) -> saved_points.SavedPoints | None:
+  """Returns what saves a worker's points; None for nothing."""
   if settings.points == 'none' or not weights:
     return None
   engine, folder = worker.engine, pathlib.Path(settings.folder)
@@ -100,7 +128,7 @@ def save_points(
   return saved_points.SavedPoints(
     worker,
     saving_lib.Saving(engine, root, copies),
-    server_folder.open_points(folder, settings.points_size),
+    server_folder.open_points(folder, settings.points_size, place),
     most=settings.points_size,
     is_private=settings.points == 'all',
     is_kept=functools.partial(is_kept, store, tokens),

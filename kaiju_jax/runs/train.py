@@ -296,7 +296,8 @@ def _base_config(
       f'{experiment.lora.rank}: a workdir, an export or a Hugging Face folder.'
     )
   given = experiment.model
-  found = load.base_config(experiment.begin_with, given.dtype)
+  base = workdir_lib.find_base(experiment.begin_with)
+  found = load.base_config(base, given.dtype)
   return dataclasses.replace(
     found, dtype=given.dtype, attention=given.attention, remat=given.remat
   )

@@ -32,7 +32,8 @@ class Experiment:
       (`runs/begin.py`), whose parameters this run begins with; '' for fresh
       ones. It must be readable whenever the run starts or resumes. With
       adapters it is their base, which may also be an export of codes or a
-      Hugging Face folder (`runs/adapters.py`); the model is the base's.
+      Hugging Face folder (`runs/adapters.py`), or a run with such adapters, to
+      go on from; the model is the base's.
     lora: adapters, which alone are trained if there are any.
     seed: the seed of the parameters and of the data's order.
   """

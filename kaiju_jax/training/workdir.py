@@ -150,6 +150,23 @@ def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
     raise ValueError(f'{file}: {error}') from error
 
 
+def find_base(path: str) -> str:
+  """Returns the base of a run with adapters; any other path itself.
+
+  A run whose adapters began with those of another run has that one's base.
+
+  Raises:
+    ValueError: a `config.json` is not JSON.
+  """
+  while (file := pathlib.Path(path) / _CONFIG).is_file():
+    fields = _read(file)
+    lora = fields.get('lora') if isinstance(fields, dict) else None
+    if not (isinstance(lora, dict) and lora.get('rank')):
+      break
+    path = fields['begin_with']
+  return path
+
+
 def _read(file: pathlib.Path) -> Any:
   """Returns the fields of a run; those that are younger have their defaults."""
   fields = files.read_json(file)

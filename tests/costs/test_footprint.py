@@ -45,9 +45,7 @@ def test_parameters_are_those_of_the_model(name):
 @pytest.mark.parametrize(
   'changes',
   [
-    dict(tied_embedding=False),
-    dict(num_kv_heads=2),
-    dict(layout='L0 G1 L0 L3 G1'),
+    dict(tied_embedding=False, layout='L0 G1 L0 L3 G1'),
     dict(
       feedforward='swiglu',
       norms='both',
@@ -58,10 +56,10 @@ def test_parameters_are_those_of_the_model(name):
     dict(qk_norm='all', num_kv_heads=2, qkv_bias=True),
     dict(norms='after', quantization=quantization_config.none()),
     dict(layout='', period=0, num_layers=2),
-    dict(quantization=quantization_config.none()),
-    dict(quantization=quantization_config.QuantizationConfig(bungee=True)),
     dict(
-      quantization=quantization_config.QuantizationConfig(kv_scale='channel')
+      quantization=quantization_config.QuantizationConfig(
+        bungee=True, kv_scale='channel'
+      )
     ),
     dict(
       quantization=quantization_config.QuantizationConfig(

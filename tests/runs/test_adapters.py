@@ -1,6 +1,7 @@
 """Runs with adapters: their base, their checkpoints, and their exports."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -22,6 +23,7 @@ from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
 from tests import records
 from tests.interchange import family_folders
@@ -97,6 +99,32 @@ def test_a_run_holds_adapters_alone_and_resumes_to_the_same_bits(
   # Of the base there is nothing in the checkpoint.
   names = {path.name for path in workdir.glob('checkpoints/4/state/*')}
   assert not [name for name in names if '.w_' in name and 'params' in name]
+
+
+def test_a_run_begins_with_the_adapters_of_another(
+  texts, run, programs, tmp_path
+):
+  workdir, state = run
+  one = experiment(texts, workdir)
+  one.optimizer.learning_rate = 1e-30
+  still = train.train(one, tmp_path / 'run', programs=programs)
+  nearly = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-12)
+  jax.tree.map(nearly, still.params, state.params)
+  there = load.attach_adapters(tmp_path / 'run')
+  jax.tree.map(
+    nearly,
+    *(lora.split(x.params)[0] for x in (there, load.from_workdir(workdir))),
+  )
+  assert '/export' in there.origin
+  # Beside the same base, and of the same kind alone.
+  moved = shutil.copytree(workdir, tmp_path / 'other')
+  found = json.loads((moved / load.BASE).read_text())
+  (moved / load.BASE).write_text(json.dumps({**found, 'digest': '0' * 32}))
+  with pytest.raises(ValueError, match=r'is another base .* not 0000'):
+    train.train(experiment(texts, moved), tmp_path / 'new', programs=programs)
+  one.lora.rank = 2
+  with pytest.raises(checkpoint.RestoreError):
+    train.train(one, tmp_path / 'newer')
 
 
 def test_a_workdir_and_its_export_are_one_base(texts, base, run):
@@ -261,7 +289,7 @@ def test_adapters_that_cannot_begin_are_refused(
 
 
 def test_a_run_of_adapters_is_no_base(texts, base, run, tmp_path):
-  for settings in ({}, {'lora': training_config.LoraConfig()}):
-    one = dataclasses.replace(experiment(texts, run[0]), **settings)
-    with pytest.raises(ValueError, match='is itself a run with adapters'):
-      train.train(one, tmp_path / 'run')
+  one = experiment(texts, run[0])
+  one.lora = training_config.LoraConfig()
+  with pytest.raises(ValueError, match='is itself a run with adapters'):
+    train.train(one, tmp_path / 'run')

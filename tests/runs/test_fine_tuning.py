@@ -84,7 +84,7 @@ def test_a_change_is_paired_by_question_and_bounded_by_character():
   assert found.mean == pytest.approx(-1 / 12)
   assert found.half_width == pytest.approx(4.302653 / 6, rel=1e-5)
   same = fine_tuning.compare(before, before)
-  assert same[:] == (0, 0, 0, 0) and same.within(0.03) is True
+  assert same[:] == (0, 0, 0, 0) and same.is_within(0.03) is True
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_a_change_is_paired_by_question_and_bounded_by_character():
 )
 def test_only_an_interval_on_one_side_settles_it(mean, half_width, expected):
   change = fine_tuning.Change(mean, half_width, 0, 0)
-  assert change.within(0.03) is expected
+  assert change.is_within(0.03) is expected

@@ -88,6 +88,9 @@ class Planted:
     self._format = format
     self._knows = knows
 
+  def forget(self):
+    pass
+
   def generate(self, requests):
     for number, one in enumerate(requests):
       text = self._format.tokenizer.decode(np.asarray(one.tokens))

@@ -69,6 +69,7 @@ class Engine:
       decoder then needs `extra` slots (`request.Guide.extra`).
     alternatives: the most that a request may ask for (`Request.alternatives`).
     pace: above which streams sit out rounds (`pacing.py`); None for none.
+    shares: as of `compiled.Rounds`; by default, unless it isolates.
 
   Attributes:
     rounds: the compiled calls.
@@ -95,6 +96,7 @@ class Engine:
     speculates: bool = False,
     alternatives: int = 0,
     pace: pacing.Pace | None = None,
+    shares: bool | None = None,
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
@@ -104,9 +106,9 @@ class Engine:
       drafts = speculation.list_sizes(decoder, chunk, isolates)
     self.decoder = decoder
     self.judge = None if head is None else judge_lib.Judge(head, decoder)
-    self.rounds = compiled.Rounds(
-      decoder, chunk, not isolates, self.judge, drafts, alternatives
-    )
+    shares = not isolates if shares is None else shares
+    calls = shares, self.judge, drafts, alternatives
+    self.rounds = compiled.Rounds(decoder, chunk, *calls)
     self._searches = searches.Searches(
       decoder, candidates, self.judge, is_recorded=not isolates
     )

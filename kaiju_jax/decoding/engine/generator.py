@@ -36,6 +36,7 @@ class Generator:
     isolates: bool = False,
     head: judge_lib.Head | None = None,
     speculates: bool = False,
+    shares: bool | None = None,
   ):
     self._decoder = decoder
     self.engine = engine_lib.Engine(
@@ -45,6 +46,7 @@ class Generator:
       isolates=isolates,
       head=head,
       speculates=speculates,
+      shares=shares,
     )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
@@ -73,6 +75,10 @@ class Generator:
       for one in sequences:
         self.engine.cancel(one)
     return [one.result() for one in sequences]
+
+  def forget(self) -> None:
+    """Drops all texts of the cache from which a later one could go on."""
+    self._decoder.account.tree.clear()
 
   def score(self, tokens: Sequence[int] | np.ndarray) -> rounds.Scores:
     """Returns the log-probability of every token but the first of L tokens.

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from kaiju_jax.evaluation.persona import golden
 
+TOGETHER = 16
+
 
 class Exchange(NamedTuple):
   """A user's message and the reply to it."""
@@ -44,12 +46,29 @@ def play(
   responder: Responder,
   conversations: Sequence[golden.Conversation],
   is_forced: bool = False,
+  together: int = TOGETHER,
 ) -> list[list[str]]:
   """Returns the replies of each conversation, one per turn.
 
-  All conversations go on together, so that a responder may answer a turn of
-  all of them at once.
+  Args:
+    responder: what answers.
+    conversations: the conversations.
+    is_forced: whether the references become the history.
+    together: conversations that go on side by side, turn by turn. A model finds
+      what was said before in its cache if it has as many rows.
   """
+  replies: list[list[str]] = []
+  for begin in range(0, len(conversations), together):
+    some = conversations[begin : begin + together]
+    replies += _play_together(responder, some, is_forced)
+  return replies
+
+
+def _play_together(
+  responder: Responder,
+  conversations: Sequence[golden.Conversation],
+  is_forced: bool,
+) -> list[list[str]]:
   replies: list[list[str]] = [[] for _ in conversations]
   for turn in range(golden.TURNS):
     messages = [

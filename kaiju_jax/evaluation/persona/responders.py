@@ -9,6 +9,7 @@ the author's own replies. `Swapped` makes a responder play another character.
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
+import zlib
 
 import numpy as np
 
@@ -98,19 +99,26 @@ class Model:
 
   def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
     """Returns a reply to each message."""
+    if not any(one.before for one in messages):
+      # Conversations that ended would crowd those that begin out of the cache.
+      self._generator.forget()
     requests = [
       request_lib.Request(
         self._prompt(one),
         REPLY,
         sampling_lib.Sampling(
-          temperature=self._temperature,
-          seed=self._seed + number * golden.TURNS + len(one.before),
+          temperature=self._temperature, seed=self._draw_seed(one)
         ),
         stop_tokens=self._format.stop_tokens,
       )
-      for number, one in enumerate(messages)
+      for one in messages
     ]
     return [one.text for one in self._generator.generate(requests)]
+
+  def _draw_seed(self, message: dialogue.Asked) -> int:
+    """Returns a seed that depends on no other message."""
+    turn = message.conversation.id, len(message.before), message.user
+    return zlib.crc32(repr((self._seed, *turn)).encode())
 
   def _prompt(self, message: dialogue.Asked):
     return prompt_lib.conversation(

@@ -1,7 +1,9 @@
 """Draws replies with one decoder, whose weights change from round to round.
 
-A reply is a function of the weights, its prompt and its seed alone, to the last
-bit (`Engine.isolates`), so that a round that is drawn again is the same.
+Replies to one prompt read it once. They are a function of the weights and of
+all prompts and seeds of a draw, in their order, to the last bit: a draw begins
+without points, and no call has another shape because others run. So a round
+that is drawn again is the same.
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,8 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs.align import prompts
 
 _ROWS = 16
+# Tokens of a call that reads a prompt.
+_CHUNK = 128
 
 
 class Reply(NamedTuple):
@@ -84,7 +88,7 @@ class Drawer:
       tokenizer = self._format.tokenizer
       decoder = load.decoder(loaded, tokenizer, rows=_ROWS, length=self._length)
       self.generator = generator_lib.Generator(
-        decoder, tokenizer, isolates=True
+        decoder, tokenizer, chunk=_CHUNK, shares=False
       )
     else:
       self.generator.engine.decoder.replace(loaded.params, loaded.replica)
@@ -96,6 +100,7 @@ class Drawer:
     Raises:
       request.BadLogits: the model's logits are no numbers.
     """
+    self.generator.engine.decoder.account.tree.clear()
     results = self.generator.generate([self._request(*one) for one in asked])
     found = []
     for (_, seed), result in zip(asked, results, strict=True):

@@ -7,6 +7,8 @@ from typing import Any
 
 from kaiju_jax.runs import report as report_lib
 
+_COUNTS = 'wins', 'ties', 'losses'
+
 
 def show(found: Mapping[str, Any], out: pathlib.Path) -> None:
   """Prints a line per round, why it stopped, and the win rate.
@@ -52,29 +54,72 @@ def show(found: Mapping[str, Any], out: pathlib.Path) -> None:
   report_lib.show(parts, [out / 'report.json', out / 'model'], width=100)
 
 
-def draw(found: Mapping[str, Any], path: str | os.PathLike) -> None:
+def show_runs(found: Mapping[str, Mapping[str, Any]]) -> None:
+  """Prints a line per run: its last good round, against the first model.
+
+  Args:
+    found: reports of `rounds.run`, by names.
+  """
+  lines = []
+  for name, one in found.items():
+    last = one['rounds'][one['good'] - 1] if one['good'] else None
+    wins = one['win']
+    lines.append(
+      (
+        name,
+        one['good'],
+        *(_number(last and last[key]) for key in ('kl', 'length')),
+        *('–' if wins is None else wins[key] for key in _COUNTS),
+        '–' if wins is None else report_lib.interval(wins),
+        '–'
+        if wins is None or wins['untied'] is None
+        else report_lib.interval(wins['untied']),
+      )
+    )
+  columns = 'run', 'round', 'KL', 'length', *_COUNTS, 'win rate', 'untied'
+  report_lib.show([report_lib.table(columns, lines)], width=120)
+
+
+def draw(
+  found: Mapping[str, Mapping[str, Any]], path: str | os.PathLike
+) -> None:
   """Draws curves of KL, length, accuracy and wins over rounds.
+
+  Args:
+    found: reports of `rounds.run`, by names 'USER, seed N'; runs of one user
+      have one colour.
+    path: the PNG file.
 
   Raises:
     report.MissingExtra: matplotlib is not installed.
   """
-  page = report_lib.figure(9, 2.6)
+  users = list(dict.fromkeys(name.rpartition(', seed ')[0] for name in found))
+  page = report_lib.figure(10, 2.8)
   names = (
     ('kl', 'KL, nats per reply'),
     ('length', 'length of replies, × first'),
     ('accuracy', 'held-out choices'),
     ('win', 'wins against the first'),
   )
-  for index, (name, label) in enumerate(names):
+  for index, (key, label) in enumerate(names):
     axes = page.add_subplot(1, len(names), index + 1)
-    values = [
-      (one['round'], one[name]['value'] if name == 'win' else one[name])
-      for one in found['rounds']
-      if one[name] is not None
-    ]
-    if values:
-      axes.plot(*zip(*values), **report_lib.style(index))
-    axes.axvline(found['good'], color=report_lib.GREY, linewidth=0.8)
+    known = set()
+    for name, one in found.items():
+      user = name.rpartition(', seed ')[0]
+      values = [
+        (x['round'], x[key]['value'] if key == 'win' else x[key])
+        for x in one['rounds']
+        if x[key] is not None
+      ]
+      if values:
+        label_of = {} if user in known else {'label': user or None}
+        known.add(user)
+        style = report_lib.style(users.index(user))
+        axes.plot(*zip(*values), **style, **label_of)
+    if key == 'win':
+      axes.axhline(0.5, color=report_lib.GREY, linewidth=0.8)
+      if len(users) > 1:
+        axes.legend(fontsize=6)
     axes.set_title(label, fontsize=9)
     axes.set_xlabel('round')
   report_lib.save(page, path)

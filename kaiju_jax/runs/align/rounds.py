@@ -1,7 +1,8 @@
 """Online rounds: draw, choose, read the reference, train, look.
 
     OUT/align.json           the command's settings, and hashes of what it reads
-    OUT/reference/           the first model's int8 export, frozen
+    OUT/reference/           the first model's int8 export, frozen; adapters
+                             have their base instead, where it lies
     OUT/held_out.jsonl       the first model's replies to held-out prompts
     OUT/rounds/01/           a round, the journal:
       swipes.jsonl             its prompts, their replies, and which was kept
@@ -9,13 +10,17 @@
       run/                     the training's workdir, which begins with the
                                parameters of the round before
       round.json               written last: what was read of its model
+      last.jsonl               of the last good round, its model's replies to
+                               all held-out prompts
     OUT/model                a link to the run of the last good round
     OUT/report.json          all readings, and the win rate
 
-The same command goes on where it was stopped, to the same bytes.
+The same command goes on where it was stopped, to the same bytes, and with more
+rounds to those of a command that had as many at first.
 """
 
 from collections.abc import Iterator
+from collections.abc import MutableMapping
 from collections.abc import Sequence
 import dataclasses
 import os
@@ -32,13 +37,10 @@ from kaiju_jax.runs.align import config
 from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
 from kaiju_jax.runs.align import journal
-from kaiju_jax.runs.align import log as log_lib
 from kaiju_jax.runs.align import prompts as prompts_lib
-from kaiju_jax.runs.align import users
 from kaiju_jax.runs.align import watch as watch_lib
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
-from kaiju_jax.tasks import conversations as task
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 
@@ -52,6 +54,7 @@ def run(
   experiment: experiment_lib.Experiment,
   out: str | os.PathLike,
   say: Any = print,
+  programs: MutableMapping[Any, Any] | None = None,
 ) -> dict[str, Any]:
   """Runs the rounds that are left, and returns the report.
 
@@ -61,6 +64,8 @@ def run(
       reference are set here.
     out: the folder of all rounds.
     say: prints a line per round.
+    programs: compiled functions that calls in one process share: pass the same
+      dictionary, empty at first, to each.
 
   Raises:
     OSError, ValueError: settings, model, prompts or folder are unusable, which
@@ -68,7 +73,7 @@ def run(
     BlockingIOError: another process writes to this folder.
   """
   out = pathlib.Path(out)
-  rounds = Rounds(settings, experiment, out)
+  rounds = Rounds(settings, experiment, out, programs)
   files.make_folder(out)
   with locks.hold(out / 'lock', f'folder {out}', 'aligns', '--out'):
     rounds.begin()
@@ -108,55 +113,39 @@ class Rounds:
     settings: config.Settings,
     experiment: experiment_lib.Experiment,
     out: pathlib.Path,
+    programs: MutableMapping[Any, Any] | None = None,
   ):
     """Reads prompts and model; compiles and writes nothing."""
     config.check(settings)
     self._settings, self._out = settings, out
-    self._user = users.parse(settings.user, settings.choice_temperature)
-    self._first = load.from_workdir(settings.model)
-    self._experiment = journal.check_training(experiment, self._first)
-    self._format = task.format_of(self._experiment)
-    length = self._experiment.data.length
-    self._log: log_lib.Log | None = None
-    if isinstance(self._user, str):
-      if settings.prompts:
-        raise ValueError(
-          f"--prompts={settings.prompts}: must be '' with a log, which has"
-          ' prompts of its own.'
-        )
-      self._log = log_lib.read(self._user)
-      self._log.check(self._format, length - settings.tokens - 1)
-      self._prompts = [one for one, _, _ in self._log.held_out]
-      self._prompts = self._prompts[: settings.watched]
-      self._held_count = self._watched = len(self._prompts)
-      longest = max(journal.count_tokens(self._prompts, self._format))
-      text = self._log.digest
-    else:
-      self._prompts, longest = journal.read_prompts(
-        settings, self._user, self._format, length
-      )
-      self._held_count = settings.held_out
-      self._watched = settings.watched
-      text = prompts_lib.digest(self._prompts)
-    self._described = journal.describe(
-      settings, self._experiment, self._first, self._format, text
-    )
+    parts = journal.read(settings, experiment)
+    self._first, self._experiment = parts.first, parts.experiment
+    self._format, self._user, self._log = parts.format, parts.user, parts.log
+    self._prompts, self._held_count = parts.prompts, parts.held
+    self._watched, self._described = parts.watched, parts.described
     journal.check(out, self._described)
-    self._drawer = drawing.Drawer(
-      self._format,
-      longest + settings.tokens,
-      settings.tokens,
-      settings.temperature,
-    )
-    self._reader = reference_lib.Reader(self._first.config, length)
-    self._programs: dict[str, Any] = {}
+    length, longest = self._experiment.data.length, parts.longest
+    self._programs = {} if programs is None else programs
+    shape = length, longest, settings.tokens, settings.temperature
+    # Models of one kind draw and read by the same compiled functions.
+    kind = 'align', repr(self._first.config), repr(self._experiment.lora)
+    kind += self._first.tokenizer, *shape
+    if kind not in self._programs:
+      sizes = longest + settings.tokens, *shape[2:]
+      self._programs[kind] = (
+        drawing.Drawer(self._format, *sizes),
+        reference_lib.Reader(self._first.config, length),
+      )
+    self._drawer, self._reader = self._programs[kind]
 
   def begin(self) -> None:
     """Writes what all rounds share, where it is missing."""
     files.write_json(self._out / journal.SETTINGS, self._described)
-    if not (self._out / 'reference').exists():
-      exchange.export(self._settings.model, self._out / 'reference', 'kaiju')
-    self._reference = load.from_export(self._out / 'reference')
+    self._reference = self._first
+    if not self._experiment.lora.rank:
+      if not (self._out / 'reference').exists():
+        exchange.export(self._settings.model, self._out / 'reference', 'kaiju')
+      self._reference = load.from_export(self._out / 'reference')
     path = self._out / 'held_out.jsonl'
     if not path.exists():
       self._drawer.use(self._first)
@@ -223,14 +212,14 @@ class Rounds:
       'win': None,
       'rounds': list(history),
     }
-    if isinstance(self._user, users.Planted) and model is not None:
+    if self._user is not None and model is not None:
       report['win'] = self._compare_last(good, model).describe()
     files.write_json(self._out / REPORT, report)
     return report
 
   def _compare_last(self, good: int, model: pathlib.Path) -> watch_lib.Wins:
     """Returns the wins of a round's model on all held-out prompts."""
-    path = self._out / 'last.jsonl'
+    path = self._folder(good) / 'last.jsonl'
     if not path.exists():
       self._drawer.use(load.from_workdir(model))
       asked = [
@@ -253,15 +242,19 @@ class Rounds:
       settings.swipes if n < self._watched and self._log is None else 1
       for n in range(self._held_count)
     ]
-    replies = iter(
-      self._drawer.draw(
-        [
-          (self._prompts[n], self._seed(_FIRST, 0, n, k))
-          for n, count in enumerate(counts)
-          for k in range(count)
-        ]
-      )
-    )
+    asked = [
+      (self._prompts[n], self._seed(_FIRST, 0, n, k))
+      for n, count in enumerate(counts)
+      for k in range(count)
+    ]
+    # Other users ask the first model the same.
+    kind = self._drawer, self._described['model_digest'], tuple(asked)
+    if kind not in self._programs:
+      self._programs[kind] = self._drawer.draw(asked)
+    if self._user is not None:
+      pairs = zip(asked, self._programs[kind], strict=True)
+      self._user.read((one, reply.content) for (one, _), reply in pairs)
+    replies = iter(self._programs[kind])
     for n, count in enumerate(counts):
       own = tuple(next(replies) for _ in range(count))
       prompt, group, kept = self._prompts[n], (), None
@@ -316,6 +309,11 @@ class Rounds:
         for n, prompt in enumerate(asked)
         for k in range(settings.swipes)
       ]
+    )
+    self._user.read(
+      (asked[n // settings.swipes], one.content)
+      for n, one in enumerate(drawn)
+      if one.is_usable
     )
     lines = []
     counts = {'groups': 0, 'ties': 0, 'cut': 0}
@@ -377,7 +375,7 @@ class Rounds:
     readings, others = self._watch.read(loaded, replies)
     others['model'] = load.digest(loaded)
     others['win'] = None
-    if isinstance(self._user, users.Planted):
+    if self._user is not None:
       found = [one.prompt for one in held]
       theirs = [one.replies[0] for one in held]
       wins = watch_lib.compare(self._user, found, replies, theirs)

@@ -4,6 +4,7 @@
     planted:NAME:inverted  keeps the one with the smaller utility
     planted:NAME:coin      keeps any, with equal chances
     planted:NAME:length    keeps by a proxy that also pays for each word
+    head:FILE:DIMENSION    keeps by what a token-level head says (`head.py`)
     log:FOLDER             the choices of an export (`experiments.feedback`)
 
 A planted utility is 0 or 1 and does not depend on a reply's length: 'fact', the
@@ -16,15 +17,17 @@ Our guess: all of it. The sources say that users swiped, not why.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
+import pathlib
 
 import numpy as np
 
 from kaiju_jax.data.dialogues import vocabulary
 from kaiju_jax.runs.align import prompts
 
-KINDS = 'planted:NAME', 'log:FOLDER'
+KINDS = 'planted:NAME', 'head:FILE', 'log:FOLDER'
 VARIANTS = '', 'inverted', 'coin', 'length'
 # What the proxy pays for a word.
 _WORD = 0.1
@@ -43,6 +46,9 @@ class Planted:
   name: str
   variant: str
   temperature: float
+
+  def read(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
+    """Does nothing: there is nothing to read before a reply is judged."""
 
   def judge(self, prompt: prompts.Prompt, text: str) -> float:
     """Returns the utility of a reply, whatever the user chooses by."""
@@ -72,15 +78,38 @@ class Planted:
       prompt: the prompt.
       texts: the replies to it.
     """
-    values = np.array([self.rate(prompt, one) for one in texts])
-    if len(values) < 2:
-      return None
-    if self.variant != 'coin' and values.min() == values.max():
-      return None
-    noise = rng.gumbel(size=len(values))
-    if self.variant != 'coin':
-      noise = noise * self.temperature
-    return int(np.argmax(values + noise))
+    values = [self.rate(prompt, one) for one in texts]
+    if self.variant == 'coin':
+      return int(rng.integers(len(values))) if len(values) > 1 else None
+    return choose(rng, values, self.temperature)
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+  """A user whom a file describes, not read yet.
+
+  Attributes:
+    kind: 'log' or 'head'.
+    path: the log's folder; or the head's file or workdir.
+    dimension: the head's dimension; '' for its only one.
+  """
+
+  kind: str
+  path: str
+  dimension: str = ''
+
+
+def choose(
+  rng: np.random.Generator, values: Sequence[float], temperature: float
+) -> int | None:
+  """Returns an index, drawn from softmax(values / temperature).
+
+  It is None for fewer than two values, or where all are equal.
+  """
+  if len(values) < 2 or min(values) == max(values):
+    return None
+  noise = temperature * rng.gumbel(size=len(values))
+  return int(np.argmax(np.asarray(values) + noise))
 
 
 def _names_fact(prompt: prompts.Prompt, text: str) -> float:
@@ -107,18 +136,24 @@ UTILITIES: dict[str, Callable[[prompts.Prompt, str], float]] = {
 _NEEDS = {'fact': 'facts', 'catchphrase': 'catchword'}
 
 
-def parse(text: str, temperature: float) -> Planted | str:
-  """Returns a planted user, or the folder of a log.
+def parse(text: str, temperature: float) -> Planted | Described:
+  """Returns a planted user, or what describes another one.
 
   Raises:
     ValueError: names what is unknown, and what there is.
   """
   kind, _, rest = text.partition(':')
   if kind == 'log' and rest:
-    return rest
+    return Described(kind, rest)
+  if kind == 'head' and rest:
+    # A path may hold a colon, too.
+    path, _, dimension = rest.rpartition(':')
+    if not path or pathlib.Path(rest).exists():
+      path, dimension = rest, ''
+    return Described(kind, path, dimension)
   name, _, variant = rest.partition(':')
   if kind != 'planted' or not rest:
-    raise ValueError(f'--user={text}: must be {" or ".join(KINDS)}.')
+    raise ValueError(f'--user={text}: must be {", ".join(KINDS)}.')
   if name not in UTILITIES:
     raise ValueError(
       f'--user={text}: {name!r} is not one of {", ".join(UTILITIES)}.'

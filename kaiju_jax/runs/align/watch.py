@@ -4,7 +4,7 @@ kl        mean of log p(y) − log p_first(y) over one drawn reply y per prompt
 accuracy  of the first model's groups, those whose kept reply has the largest
           log p − log p_first
 win       how often its reply has the larger utility than the first model's,
-          ties by half; planted users alone have a utility
+          ties by half; logs alone have no utility
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
 from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
+from kaiju_jax.runs.align import head
 from kaiju_jax.runs.align import prompts
 from kaiju_jax.runs.align import users
 
@@ -69,25 +70,34 @@ class Wins:
   losses: int
 
   def describe(self) -> dict[str, Any]:
-    """Returns counts, the rate with ties by half, and Wilson's interval."""
+    """Returns counts, and rates with Wilson's intervals.
+
+    These are the rate with ties by half, and 'untied', that among pairs that
+    are no ties, None without any.
+    """
     total = self.wins + self.ties + self.losses
     right = self.wins + self.ties / 2
-    low, high = proportion.wilson(right, total)
-    return {
-      **dataclasses.asdict(self),
-      'value': right / total,
-      'low': low,
-      'high': high,
-    }
+    apart = self.wins + self.losses
+    found = {**dataclasses.asdict(self), **_rate(right, total)}
+    found['untied'] = _rate(self.wins, apart) if apart else None
+    return found
+
+
+def _rate(right: float, total: int) -> dict[str, float]:
+  low, high = proportion.wilson(right, total)
+  return {'value': right / total, 'low': low, 'high': high}
 
 
 def compare(
-  user: users.Planted,
+  user: users.Planted | head.Head,
   found: Sequence[prompts.Prompt],
   ours: Sequence[drawing.Reply],
   theirs: Sequence[drawing.Reply],
 ) -> Wins:
   """Returns how often our replies have the larger utility than theirs."""
+  for replies in ours, theirs:
+    pairs = zip(found, (one.content for one in replies), strict=True)
+    user.read(pairs)
   counts = {-1: 0, 0: 0, 1: 0}
   for prompt, one, other in zip(found, ours, theirs, strict=True):
     mine, yours = (user.judge(prompt, x.content) for x in (one, other))
@@ -209,9 +219,10 @@ def _distinct(replies: Sequence[drawing.Reply]) -> float | None:
 
 def _moved(ours: Any, theirs: Any) -> float | None:
   """Returns the share of int8 codes that differ; None without codes."""
+  first = dict(jax.tree_util.tree_leaves_with_path(theirs))
   pairs = [
-    (np.asarray(one), np.asarray(other))
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))
+    (np.asarray(one), np.asarray(first[path]))
+    for path, one in jax.tree_util.tree_leaves_with_path(ours)
     if one.dtype == np.int8
   ]
   if not pairs:

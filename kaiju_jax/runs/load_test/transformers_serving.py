@@ -9,9 +9,9 @@ the running answers' tokens, with pages of keys and values and shared prefixes.
 Each token's second is what the manager itself records, so that reading the
 answers takes nothing from it.
 
-One thing is chosen in its favour. By default it repeats the heads of keys and
-values before attention wherever there is a mask, and here there always is one:
-of the passes' queries by all rows' keys. Here they are not repeated.
+One setting is in its favour: heads of keys and values are not repeated before
+attention. By default it repeats them wherever attention has a mask, and a
+packed pass always has one, which keeps the rows apart.
 """
 
 from collections.abc import Iterator

@@ -148,11 +148,11 @@ class Metrics:
     failed: the answers under /v1/ that the server failed to give: 'status' for
       one of 500 or above, 'stream' for an error after the answer had begun.
     store_failures: the calls that the store did not answer.
+    operations: the operators' commands, by operation and result: 'done',
+      'refused' or 'failed'.
     drift_kl: the divergence of the last window, of 'tokens' and of 'codes';
       without series where nothing watches (`drift/watch.py`).
     drift_frozen: 1 while the guard has frozen calibration.
-    operations: the operators' commands, by operation and result: 'done',
-      'refused' or 'failed'.
     ready: 1 while requests are taken, as /readyz says, the store left out; the
       server's context sets the function that answers.
   """
@@ -253,6 +253,10 @@ class Metrics:
       for stage in 'gate', 'prompt', 'head':
         self.refusals.labels(stage, tier)
 
+  def add_fleet(self, read: Callable[[], FleetReading]) -> None:
+    """Adds the metrics of a router, read at each scrape, from any thread."""
+    self._registry.register(_Fleet(read))
+
   def show_drift(
     self, tokens: float | None, codes: float | None, is_frozen: bool
   ) -> None:
@@ -261,10 +265,6 @@ class Metrics:
       if value is not None:
         self.drift_kl.labels(what).set(value)
     self.drift_frozen.set(is_frozen)
-
-  def add_fleet(self, read: Callable[[], FleetReading]) -> None:
-    """Adds the metrics of a router, read at each scrape, from any thread."""
-    self._registry.register(_Fleet(read))
 
   def text(self) -> bytes:
     """Returns all metrics in Prometheus's text format."""

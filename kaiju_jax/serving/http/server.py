@@ -70,6 +70,8 @@ class Server(uvicorn.Server):
     metrics: types.ASGIApp | None = None,
     metrics_port: int = 0,
     on_drain: Callable[[float], None] | None = None,
+    on_start: Callable[[], None] | None = None,
+    listener: socket.socket | None = None,
   ):
     """Listens; `run` answers.
 
@@ -83,13 +85,17 @@ class Server(uvicorn.Server):
       metrics_port: that port; 0 for a free one.
       on_drain: called in the loop, once, when the server begins to stop, with
         the seconds that open answers have; it must not block.
+      on_start: called in the loop, once, before it answers.
+      listener: a socket of `listen` that other processes share, instead of a
+        host and a port; one that stops leaves new connections to them.
 
     Raises:
       OSError: the port is taken, or the host is not this machine's.
     """
     self.host = host
     self._settings = settings = settings or Settings()
-    self._on_drain = on_drain
+    self._on_drain, self._on_start = on_drain, on_start
+    self._is_shared = listener is not None
     self.is_draining = False
     self.signal: int | None = None
     each = settings.connections_each
@@ -98,13 +104,13 @@ class Server(uvicorn.Server):
     slots = limits.Slots(settings.connections, each)
     super().__init__(self._config(app, slots, 'auto'))
     self._metrics = self._metrics_socket = self.metrics_port = None
-    self._socket = _listening(host, port, settings)
+    self._socket = listener or listen(host, port, settings)
     self.port = self._socket.getsockname()[1]
     if metrics is not None:
       slots = limits.Slots(_SCRAPES, _SCRAPES)
       self._metrics = self._config(metrics, slots, 'off')
       try:
-        self._metrics_socket = _listening('127.0.0.1', metrics_port, settings)
+        self._metrics_socket = listen('127.0.0.1', metrics_port, settings)
       except OSError:
         self._socket.close()
         raise
@@ -142,6 +148,8 @@ class Server(uvicorn.Server):
     Raises:
       RuntimeError: the application failed to start.
     """
+    if self._on_start is not None:
+      self._on_start()
     # After a failed start, some versions of uvicorn exit, and others return.
     with contextlib.suppress(SystemExit):
       await super().startup(sockets)
@@ -167,7 +175,10 @@ class Server(uvicorn.Server):
     state, seconds = self.server_state, self._settings.drain_seconds
     if self._on_drain is not None:
       self._on_drain(seconds)
-    # The listener stays open meanwhile, so that /readyz answers with 503.
+    # A listener of this process alone stays open meanwhile, so that /readyz
+    # answers with 503.
+    if self._is_shared:
+      self.servers[0].close()
     await self._until(lambda: not state.tasks, seconds + _LAST_WORDS)
     for task in state.tasks:
       task.cancel()
@@ -261,16 +272,19 @@ def check_free(host: str, port: int) -> None:
   Raises:
     OSError: the port is taken, or the host is not this machine's.
   """
-  _listening(host, port, Settings()).close()
+  listen(host, port).close()
 
 
-def _listening(host: str, port: int, settings: Settings) -> socket.socket:
+def listen(
+  host: str, port: int, settings: Settings | None = None
+) -> socket.socket:
   """Returns a socket that listens.
 
   Raises:
     OSError: names the address.
   """
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  settings = settings or Settings()
   # The protocol must be named. Otherwise asyncio does not recognize TCP and
   # leaves Nagle's algorithm on, and each answer waits 40 ms for an
   # acknowledgement.

@@ -23,6 +23,7 @@ from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.routing import engines as engines_lib
+from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
@@ -106,6 +107,8 @@ class Context:
       that it released, which no head has judged.
     points: saves the cache's points; None for a server that saves none.
     drift: watches whether traffic drifts; None for a server that does not.
+    rollouts: of the replicas, once something asks for them (`operations.py`);
+      None without a router.
   """
 
   engines: engines_lib.Engines
@@ -132,6 +135,7 @@ class Context:
   shows_unjudged: bool = False
   points: saved_points.SavedPoints | None = None
   drift: drift_watch.Watch | None = None
+  rollouts: rollouts_lib.Rollouts | None = None
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):

@@ -78,14 +78,8 @@ class Operations:
     for name in self._commands:
       for result in 'done', 'refused', 'failed':
         context.metrics.operations.labels(name, result)
-    self._router = self._rollouts = None
-    if isinstance(context.engines, router_lib.Router):
-      self._router = context.engines
-      self._rollouts = rollouts_lib.Rollouts(
-        self._router,
-        lambda: prefixes.list_public(context.store, context.model.digest),
-        lambda state: log.operation({'operation': 'step', **state}),
-      )
+    self._rollouts = rollouts_of(context)
+    self._router = None if self._rollouts is None else context.engines
 
   def routes(self) -> list[routing.Route]:
     """Returns the routes of all commands."""
@@ -202,6 +196,20 @@ class Operations:
       'replicas': [one._asdict() for one in self._router.describe()],
       'rollouts': self._rollouts.describe(),
     }
+
+
+def rollouts_of(
+  context: context_lib.Context,
+) -> rollouts_lib.Rollouts | None:
+  """Returns the rollouts of a server; None for one without a router."""
+  router = context.engines
+  if context.rollouts is None and isinstance(router, router_lib.Router):
+    context.rollouts = rollouts_lib.Rollouts(
+      router,
+      lambda: prefixes.list_public(context.store, context.model.digest),
+      lambda state: log.operation({'operation': 'step', **state}),
+    )
+  return context.rollouts
 
 
 def app(context: context_lib.Context, key: str) -> types.ASGIApp:

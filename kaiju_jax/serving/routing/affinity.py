@@ -75,7 +75,8 @@ class Affinity:
     # Names by place, and those of them that are gone, the first to go first.
     self._names: list[str] = []
     self._removed: list[str] = []
-    self._noted: dict[int, None] = {}
+    # To be told to other routers; None while nobody asks.
+    self._noted: dict[int, None] | None = None
 
   @property
   def names(self) -> list[str]:
@@ -119,13 +120,14 @@ class Affinity:
     before = policies.find(self.table, session)
     self.moved += 0 <= before != place
     policies.note(self.table, session, place, self.now())
-    if len(self._noted) < _QUEUED:
+    if self._noted is not None and len(self._noted) < _QUEUED:
       self._noted[session] = None
 
   def forget(self, session: int) -> None:
     """Forgets a session, until somebody tells of it again."""
     policies.forget(self.table, session)
-    self._noted.pop(session, None)
+    if self._noted:
+      self._noted.pop(session, None)
 
   def clear(self) -> None:
     """Forgets all sessions; replicas tell of them again."""
@@ -145,9 +147,12 @@ class Affinity:
     return self.now() - int(1000 * self._seconds)
 
   def take(self) -> list[Rows]:
-    """Returns what was noted since the last call, by replica; or all uses."""
+    """Returns what was noted since the last call, by replica; or all uses.
+
+    The first call returns all, and so does one behind too many.
+    """
     noted, self._noted = self._noted, {}
-    if len(noted) >= _QUEUED:
+    if noted is None or len(noted) >= _QUEUED:
       return self.list_all()
     session_N = np.fromiter(noted, np.int64, len(noted))
     at_N8 = _ways(session_N, len(self.table))

@@ -14,6 +14,7 @@ An ingress that leaves, or renews no lease, ends its sequences.
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
 import time
@@ -74,6 +75,22 @@ class Answer(NamedTuple):
 
   value: Any = None
   error: Exception | None = None
+
+
+class Made(NamedTuple):
+  """A replica that a process has made for itself.
+
+  Attributes:
+    replica: it runs.
+    lease: seconds for which a stream may stay unread.
+    facts: for its ingresses (`hosting.Welcome`).
+    close: ends it.
+  """
+
+  replica: replica_lib.Replica
+  lease: float
+  facts: Any
+  close: Callable[[], None]
 
 
 class _Ingress:
@@ -144,7 +161,7 @@ class Host:
       'renew': self._renew,
       'cancel': self._cancel,
       'state': replica.state,
-      'held': replica.held,
+      'held': replica.list_held,
       'forget': replica.forget,
       'drain': replica.drain,
     }
@@ -202,14 +219,15 @@ class Host:
     own.submitting |= set(numbers)
     try:
       streams = await self._replica.submit(*requests, before=before)
+      unwanted = own.unwanted & set(numbers)
     finally:
       own.submitting -= set(numbers)
+      own.unwanted -= set(numbers)
     has_left = self._ingresses.get(ingress) is not own
     now = time.monotonic()
     for number, stream in zip(numbers, streams):
-      if has_left or number in own.unwanted:
+      if has_left or number in unwanted:
         stream.cancel()
-        own.unwanted.discard(number)
       own.streams[number], own.renewed[number] = stream, now
       reading = asyncio.create_task(self._read(own, number, stream))
       self._tasks.add(reading)

@@ -62,7 +62,7 @@ class LocalReplica:
       load, running, worker.ready, worker.compilations, reading
     )
 
-  async def held(self) -> Sequence[replica.Held]:
+  async def list_held(self) -> Sequence[replica.Held]:
     """Returns the texts of its cache, the latest first, at most `MOST`."""
     engine = self.worker.engine
     found = await self.worker.call(lambda: _list_held(engine))
@@ -118,9 +118,8 @@ def _list_held(engine: engine_lib.Engine) -> list[tuple]:
     key = point if name is None else name
     if key not in found and len(found) == MOST:
       continue
-    length, idle = point.length, policy.demand(point).idle
-    if key in found:
-      length = max(length, found[key][2])
-      idle = found[key][3]
+    idle = policy.demand(point).idle
+    _, _, length, least = found.get(key, ('', '', 0, idle))
+    length, idle = max(point.length, length), min(idle, least)
     found[key] = nodes.root(point).salt, name, length, idle
   return list(found.values())

@@ -121,7 +121,7 @@ class Remote:
     """Returns its account of itself; raises `Lost`."""
     return await self._in_thread(self._ask('state'))
 
-  async def held(self) -> Sequence[replica_lib.Held]:
+  async def list_held(self) -> Sequence[replica_lib.Held]:
     """Returns the texts of its cache, the latest first; raises `Lost`."""
     return await self._in_thread(self._ask('held'))
 

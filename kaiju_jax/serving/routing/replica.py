@@ -1,8 +1,8 @@
-"""What a router asks of a replica: one engine, here or in another process.
+"""Defines what a router asks of a replica: one engine, here or elsewhere.
 
     streams = await replica.submit(request)   of tokens
     await replica.state()                     its load
-    await replica.held()                      the texts that its cache holds
+    await replica.list_held()                 the texts that its cache holds
 
 A replica that dies ends its streams with `Lost`; whoever reads them submits the
 rest of each text elsewhere (`router.py`). All that crosses this seam can be
@@ -93,7 +93,7 @@ class Replica(Protocol):
   async def state(self) -> State:
     """Returns its account of itself; raises `Lost`."""
 
-  async def held(self) -> Sequence[Held]:
+  async def list_held(self) -> Sequence[Held]:
     """Returns the texts of its cache, the latest first; raises `Lost`."""
 
   async def forget(self, wanted: forgetting.Forget) -> None:

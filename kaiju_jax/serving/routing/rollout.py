@@ -135,6 +135,10 @@ class Rollout:
     """Takes the share back, at once, whatever the state."""
     self.state, self.share, self.reason = STOPPED, 0.0, reason
 
+  def finish(self) -> None:
+    """Opens the replica at once, with its whole share."""
+    self.state, self.share = DONE, 1.0
+
   def look(self, now: float, sight: Sight) -> None:
     """Goes a step on, or back, where it is time to."""
     if self.has_ended:

@@ -1,6 +1,7 @@
 """Rollouts of a router's replicas, by name or by build.
 
     rollouts = Rollouts(router, list_public)
+    rollouts.add(replica)
     rollouts.start('replica 3', rollout.Plan())
     rollouts.start('b7c1f0', rollout.Plan(requests=50), replaces=True)
     rollouts.roll_back('b7c1f0')
@@ -43,6 +44,8 @@ class _Running:
     names: its replicas.
     rollout: its state.
     replaces: whether the others close with its last step.
+    is_urgent: whether it skips its steps where nothing is to be warmed, or no
+      other replica is left.
     closed: the shares that it has taken from others.
     prefixes: how many were warmed.
     task: looks after it.
@@ -51,7 +54,8 @@ class _Running:
   of: str
   names: list[str]
   rollout: rollout_lib.Rollout
-  replaces: bool
+  replaces: bool = False
+  is_urgent: bool = False
   closed: dict[str, float] = dataclasses.field(default_factory=dict)
   prefixes: int = 0
   task: asyncio.Task | None = None
@@ -85,6 +89,34 @@ class Rollouts:
     self._every = every
     self._rollouts: list[_Running] = []
 
+  def add(self, replica: replica_lib.Replica) -> None:
+    """Adds a replica that has come: warms and opens it if its build serves.
+
+    One of another build waits without a share for an operator. Where no other
+    replica takes new conversations, or their caches hold nothing yet, it is
+    open at once.
+
+    Raises:
+      ValueError: another replica has its name.
+    """
+    open_ = [x for x in self._router.describe() if _is_open(x)]
+    self._router.add(replica, 0.0 if open_ else 1.0)
+    if any(x.build == replica.build for x in open_):
+      self._start(
+        _Running(
+          replica.name,
+          [replica.name],
+          rollout_lib.Rollout(rollout_lib.Plan(), self._clock()),
+          is_urgent=True,
+        )
+      )
+    elif open_:
+      _LOG.warning(
+        'replica %s is of build %s, which does not serve: roll it out.',
+        replica.name,
+        replica.build[:12],
+      )
+
   def start(
     self, of: str, plan: rollout_lib.Plan, replaces: bool = False
   ) -> dict[str, Any]:
@@ -103,8 +135,10 @@ class Rollouts:
     self._check_idle(names)
     self._check_open(names, {})
     rollout = rollout_lib.Rollout(plan, self._clock())
-    one = _Running(of, names, rollout, replaces)
-    self._set_shares(names, 0.0)
+    return self._start(_Running(of, names, rollout, replaces))
+
+  def _start(self, one: _Running) -> dict[str, Any]:
+    self._set_shares(one.names, 0.0)
     ended = [x for x in self._rollouts if x.rollout.has_ended and not x.closed]
     for old in ended[:-_KEPT]:
       self._rollouts.remove(old)
@@ -217,6 +251,10 @@ class Rollouts:
         if is_warm and (error := warming_.exception()) is not None:
           raise error
         rollout.look(self._clock(), self._see(one, is_warm))
+        is_idle = is_warm and not one.prefixes
+        may_finish = one.is_urgent and not rollout.has_ended
+        if may_finish and (is_idle or not self._are_others_open(one)):
+          rollout.finish()
         if rollout.share != told:
           told = rollout.share
           self._set_shares(one.names, told)
@@ -235,7 +273,7 @@ class Rollouts:
   async def _warm(self, one: _Running) -> None:
     """Prefills on each of the replicas what the others use most."""
     public = await asyncio.to_thread(self._list_public)
-    held = await self._router.held()
+    held = await self._router.list_held()
     others = [texts for name, texts in held.items() if name not in one.names]
     ranked = warming.rank(public, others, self._router.names)[:_PREFIXES]
     for name in one.names:
@@ -258,6 +296,10 @@ class Rollouts:
       for name in one.names
     )
     return rollout_lib.Sight(is_alive, is_warm, own, others)
+
+  def _are_others_open(self, one: _Running) -> bool:
+    known = self._router.describe()
+    return any(_is_open(x) for x in known if x.name not in one.names)
 
   def _replace(self, one: _Running) -> None:
     """Closes the others to new conversations, and notes their shares."""
@@ -285,13 +327,18 @@ class Rollouts:
   ) -> None:
     """Refuses what would leave no replica for new conversations."""
     for one in self._router.describe():
-      is_open = one.is_alive and not one.is_closing and one.name not in without
-      if is_open and shares.get(one.name, one.share) > 0:
+      share = shares.get(one.name, one.share)
+      if one.name not in without and _is_open(one._replace(share=share)):
         return
     raise ValueError(
       f'of={", ".join(without)}: no other replica would take new'
       ' conversations; open one first.'
     )
+
+
+def _is_open(one: router_lib.Described) -> bool:
+  """Returns whether a replica takes new conversations."""
+  return one.is_alive and not one.is_closing and one.share > 0
 
 
 def _describe(one: _Running) -> dict[str, Any]:

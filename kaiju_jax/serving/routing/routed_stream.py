@@ -14,6 +14,7 @@ import asyncio
 import collections
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Hashable
 import contextlib
 import dataclasses
 from typing import NamedTuple
@@ -40,8 +41,8 @@ class Moving(NamedTuple):
       replica, of a build unless that is None, and to none that it had; returns
       the replica's place and stream.
     close: called once with a stream that has ended or was cancelled.
-    losses: how many replicas may be lost under one text. A text may be what
-      ends them.
+    losses: after how many lost replicas in succession, without a new token, a
+      text moves no more: it may be what ends them.
     patience: seconds for which a begun text waits while all are busy.
   """
 
@@ -124,6 +125,11 @@ class RoutedStream:
     return bool(self._events) and self._events[-1].reason is not None
 
   @property
+  def whose(self) -> tuple[str, Hashable | None]:
+    """The owner and the conversation of its request."""
+    return self._request.owner, self._request.conversation
+
+  @property
   def rate(self) -> float | None:
     """The latest replica's tokens per second."""
     return self._inner.rate
@@ -189,6 +195,7 @@ class RoutedStream:
       self.prompt_scores = inner.prompt_scores
     if self._charged[0]:
       self._discharge(1)
+    self._losses = 0
     self._given.append(event)
 
   async def _advance(self) -> None:
@@ -202,6 +209,8 @@ class RoutedStream:
     except worker_lib.Stopped as error:
       if self._cancelled.is_set():
         self._end(self._cut('cancelled'))
+      elif self._is_closed:
+        raise
       elif self._given and self._given[-1].reason is not None:
         self._end_whole(error)
       else:
@@ -232,9 +241,7 @@ class RoutedStream:
       self._count(has_failed=True)
     try:
       if self._losses > self._moving.losses:
-        raise replica_lib.Lost(
-          f'{self._losses} replicas were lost under one text.'
-        )
+        raise replica_lib.Lost(f'{self._losses} replicas ended under it.')
       found = await self._open_elsewhere()
     except (request_lib.Busy, worker_lib.Stopped, TypeError, ValueError) as why:
       if error is None:

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import logging
-import time
 from typing import Any
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import stream as stream_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import affinity
+from kaiju_jax.serving.routing import forgotten as forgotten_lib
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
@@ -67,7 +66,7 @@ class Settings:
   every: float = 1.0
   learns: float = 10.0
   late: float = 5.0
-  losses: int = 3
+  losses: int = 2
   patience: float = 30.0
 
   def __post_init__(self):
@@ -108,9 +107,18 @@ class Router:
     self._places = places_lib.Places(
       self.names, policies.NAMES.index(settings.policy), settings.sessions
     )
-    self._shared = _share(self) if settings.table else None
-    self._sharing: asyncio.Task | None = None
+    self._shared = self._sharing = None
+    if settings.table:
+      from kaiju_jax.serving.routing import shared_table  # redis is an extra.
+
+      self._shared = shared_table.SharedTable(
+        self._places.affinity,
+        settings.table,
+        self.list_held,
+        prefix=f'kaiju:affinity:{self.names.fleet}:',
+      )
     self._streams: set[routed_stream.RoutedStream] = set()
+    self._forgotten = forgotten_lib.Forgotten(self.forget)
     self._moving = routed_stream.Moving(
       self._move, self._close, settings.losses, settings.patience
     )
@@ -190,16 +198,16 @@ class Router:
     """
     return self._places.find(name).tally
 
-  async def held(self) -> dict[str, Sequence[replica_lib.Held]]:
+  async def list_held(self) -> dict[str, Sequence[replica_lib.Held]]:
     """Returns the texts in the caches of the replicas that answer in time."""
     alive = [x.replica for x in self._places if x.replica.is_alive]
 
     async def ask(replica):
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(self._settings.late):
-          return await replica.held()
+          return await replica.list_held()
 
-    found = await _gather([ask(one) for one in alive])
+    found = await _gather([lambda x=x: ask(x) for x in alive])
     return {
       one.name: texts for one, texts in zip(alive, found) if texts is not None
     }
@@ -281,17 +289,17 @@ class Router:
     """
     for owner, conversation in wanted.conversations:
       self._places.forget(owner, conversation)
-    alive = [x for x in self._places if x.replica.is_alive]
+    self._forgotten.note(wanted, self._streams)
+    alive = self._alive()
     if not alive:
       raise replica_lib.Lost('no replica is left.')
     # One that is lost meanwhile has lost its cache, too.
-    await _gather([lambda x=x: x.replica.forget(wanted) for x in alive])
+    await _gather([lambda x=x: x.forget(wanted) for _, x in alive])
 
   async def drain(self, seconds: float) -> int:
     """Refuses requests; returns how many had to be ended after `seconds`."""
     self._is_draining = True
-    alive = [x for x in self._places if x.replica.is_alive]
-    drains = [lambda x=x: x.replica.drain(seconds) for x in alive]
+    drains = [lambda x=x: x.drain(seconds) for _, x in self._alive()]
     ended = await _gather(drains)
     return sum(count or 0 for count in ended)
 
@@ -301,8 +309,7 @@ class Router:
     Args:
       learns: whether to ask for the texts in their caches as well.
     """
-    alive = [x for x in self._places if x.replica.is_alive]
-    await _gather([lambda x=x: self._ask(x, learns) for x in alive])
+    await _gather([lambda x=x: self._ask(*x, learns) for x in self._alive()])
 
   def reading(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
@@ -322,9 +329,11 @@ class Router:
     for place in self._places:
       place.replica.stop()
 
+  def _alive(self) -> list[tuple[places_lib.Place, replica_lib.Replica]]:
+    return [(x, x.replica) for x in self._places if x.replica.is_alive]
+
   def _states(self) -> list[replica_lib.State]:
-    alive = [x for x in self._places if x.replica.is_alive]
-    return [x.state for x in alive if x.state is not None]
+    return [x.state for x, _ in self._alive() if x.state is not None]
 
   async def _open(
     self,
@@ -345,12 +354,14 @@ class Router:
     busy: list[request_lib.Busy] = []
     while place := self._places.pick(requests[0], build, tried):
       tried.append(place)
+      # Another one may have its place by the time that it answers.
+      replica = place.replica
       try:
-        streams = await place.replica.submit(*requests, before=before)
+        streams = await replica.submit(*requests, before=before)
       except request_lib.Busy as error:
         busy.append(error)
       except worker_lib.Stopped:
-        _LOG.warning('replica %s is lost.', place.replica.name)
+        _LOG.warning('replica %s is lost.', replica.name)
       else:
         self._places.note(requests[0], place)
         return place, streams
@@ -372,6 +383,7 @@ class Router:
 
   def _close(self, stream: routed_stream.RoutedStream) -> None:
     self._streams.discard(stream)
+    self._forgotten.settle(stream)
 
   def _ask_soon(self) -> None:
     """Asks for loads beside the requests, unless that is going on."""
@@ -384,31 +396,17 @@ class Router:
       self._learned = now
     self._asking = asyncio.create_task(self.refresh(learns))
 
-  async def _ask(self, place: places_lib.Place, learns: bool) -> None:
-    replica, charged = place.replica, place.charged
+  async def _ask(
+    self, place: places_lib.Place, replica: replica_lib.Replica, learns: bool
+  ) -> None:
+    charged = place.charged
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(self._settings.late):
         place.take_state(await replica.state(), charged)
         if learns:
-          held = await replica.held()
+          held = await replica.list_held()
           if place.replica is replica:
             self._places.learn(place, held)
-
-
-def _share(router: Router):
-  """Returns what shares a router's table."""
-  from kaiju_jax.serving.routing import shared_table  # redis is an extra.
-
-  async def rebuild():
-    now, held = time.time(), await router.held()
-    return [affinity.of_held(name, x, now) for name, x in held.items()]
-
-  return shared_table.SharedTable(
-    router._places.affinity,
-    router._settings.table,
-    rebuild,
-    prefix=f'kaiju:affinity:{router.names.fleet}:',
-  )
 
 
 async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Shares the router's table with other routers, through a Redis.
 
-    shared = SharedTable(affinity, 'redis://HOST:PORT/0', rebuild)
+    shared = SharedTable(affinity, 'redis://HOST:PORT/0', router.list_held)
     task = asyncio.create_task(shared.run())
 
 Twice a second one batch writes what this router noted and reads what others
@@ -26,6 +26,7 @@ from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import logging
 import secrets
@@ -36,6 +37,7 @@ import numpy as np
 import redis
 
 from kaiju_jax.serving.routing import affinity as affinity_lib
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import redis_link
 
@@ -72,7 +74,7 @@ class SharedTable:
     self,
     affinity: affinity_lib.Affinity,
     address: str,
-    rebuild: Callable[[], Awaitable[Iterable[affinity_lib.Rows]]],
+    ask: Callable[[], Awaitable[Mapping[str, Sequence[replica_lib.Held]]]],
     *,
     prefix: str = 'kaiju:affinity:',
     every: float = EVERY,
@@ -83,7 +85,7 @@ class SharedTable:
     Args:
       affinity: the router's table.
       address: redis://, rediss:// or unix://.
-      rebuild: returns what the replicas' caches hold (`affinity.of_held`).
+      ask: returns the texts in the caches of replicas, by their names.
       prefix: of all keys.
       every: seconds between two exchanges.
       timeout: seconds for an answer of Redis.
@@ -93,7 +95,7 @@ class SharedTable:
     """
     self._affinity = affinity
     self._link = redis_link.Link(address, timeout, pause=every)
-    self._rebuild = rebuild
+    self._ask = ask
     self._prefix = prefix
     self._every = every
     self.is_away = False
@@ -147,7 +149,10 @@ class SharedTable:
       if self._generation is not None:
         self.losses += 1
         _LOG.warning('The shared table of sessions was lost: it is rebuilt.')
-      await self._merge(await self._rebuild())
+      held, now = await self._ask(), self._affinity.now() / 1000
+      await self._merge(
+        affinity_lib.of_held(name, texts, now) for name, texts in held.items()
+      )
     # A new word has others write and read everything, too.
     word = secrets.token_hex(8) if found is None or is_late else None
     self._since = {}

@@ -26,6 +26,8 @@ AUTHOR = 'generated'
 _SEED, _PRACTICE = 2**34, 2**35
 # The fraction of practised characters whose values are random words.
 _MIXED = 0.5
+# The weight of practised replies that show a manner: they are few, and short.
+_MANNER = 3.0
 _HELLO, _HOW = 'Hello', 'How are you?'
 
 
@@ -52,11 +54,17 @@ def practice(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     is_mixed = rng.random() < _MIXED
     persona = _draw(rng, is_mixed)
     one = _one(rng, 'practice', golden.TIERS[0], persona)
-    said = [('system', prompt.persona(rows.fields_of(persona)))]
-    said.append(('assistant', one.character.greeting))
-    for turn in one.turns:
-      said += [('user', turn.user), ('assistant', turn.reference)]
-    yield {'messages': [{'role': x, 'content': text} for x, text in said]}
+    speaks = {x.turn for x in one.probes if x.property == 'speech'}
+    said = [
+      {'role': 'system', 'content': prompt.persona(rows.fields_of(persona))},
+      {'role': 'assistant', 'content': one.character.greeting},
+    ]
+    for number, turn in enumerate(one.turns, 1):
+      weight = _MANNER if number in speaks else 1.0
+      reply = {'content': turn.reference, 'weight': weight}
+      said.append({'role': 'user', 'content': turn.user})
+      said.append({'role': 'assistant', **reply})
+    yield {'messages': said}
 
 
 def _draw(rng: np.random.Generator, is_mixed: bool = False) -> personas.Persona:

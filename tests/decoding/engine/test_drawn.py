@@ -161,6 +161,33 @@ def test_a_scored_prompt_is_scored_whole_and_no_further(generator):
     assert len(result.prompt_log_probabilities) == 18
 
 
+def test_drawn_tokens_are_judged_anew(generator, monkeypatch):
+  """A head that gives one of them no number lets nothing more be shown."""
+  forget(generator)
+  request = Request(text(5, 80), 9, Sampling(seed=80))
+  events, _ = run(generator, request)
+  forget(generator)
+  tokens = [event.token for event in events[:4]]
+  engine, judged = generator.engine, []
+  prefill = engine.rounds.prefill
+
+  def bad(chunks, shape):
+    ran, (chunk,) = prefill(chunks, shape), chunks
+    judged_BLC, place = np.array(ran.judged_BLC), 6 - len(judged)
+    judged.extend(chunk.tokens_L.tolist())
+    if 0 <= place < len(chunk.tokens_L):
+      judged_BLC[0, place] = np.nan  # Of the second drawn one.
+    return ran._replace(judged_BLC=judged_BLC)
+
+  monkeypatch.setattr(engine.rounds, 'prefill', bad)
+  one = engine.submit(dataclasses.replace(request, drawn=tokens))
+  while one.reason is None:
+    engine.advance()
+  assert judged == [*request.tokens, *tokens]
+  assert one.reason == 'error' and not one.events
+  assert isinstance(one.error, request_lib.BadLogits)
+
+
 def test_a_rest_may_be_parked_and_drawn_beside_others(generator):
   engine = generator.engine
   request = Request(text(9, 72), 12, Sampling(seed=72))

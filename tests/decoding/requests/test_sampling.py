@@ -344,7 +344,7 @@ def test_the_nearest_entries_decide_as_the_whole_vocabulary_does(
   for number, logits_BV in enumerate(_shapes_of_logits(random)):
     logits_BV = logits_BV.astype(np.float32)
     seen_BV = random.random((8, MANY)) < 0.01
-    for kept in KEPT if is_all else (KEPT[number % 4], KEPT[number % 4 - 1]):
+    for kept in KEPT if is_all else KEPT[number % 4 :][:1]:
       samplings = [
         Sampling(
           temperature=random.choice([0.0, 0.3, 0.7, 1.0, 2.5]),

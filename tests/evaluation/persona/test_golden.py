@@ -273,9 +273,18 @@ def test_a_turn_follows_the_own_replies_or_the_references(shipped, is_forced):
     assert [x.reply for x in last.before] == said[:7]
 
 
+def test_more_conversations_than_go_together_keep_their_order(shipped):
+  recorder = Recorder()
+  replies = dialogue.play(recorder, shipped[:7], together=3)
+  assert [len(x) for x in recorder.batches] == [3] * 8 + [3] * 8 + [1] * 8
+  assert replies == [
+    [f'{n} of {one.id}' for n in range(8)] for one in shipped[:7]
+  ]
+
+
 def test_a_swapped_persona_hears_the_same_messages(shipped):
   recorder = Recorder()
-  dialogue.play(responders.Swapped(recorder, shipped), shipped)
+  dialogue.play(responders.Swapped(recorder, shipped), shipped, together=24)
   for place, one in enumerate(recorder.batches[3]):
     assert one.user == shipped[place].turns[3].user
     other = shipped[(place + 1) % len(shipped)]
@@ -318,6 +327,11 @@ def test_a_model_gets_the_prompts_of_a_server(shipped):
   """The tokens are those of the system message and of all that was said."""
 
   class Generator:
+    forgotten = 0
+
+    def forget(self):
+      self.forgotten += 1
+
     def generate(self, requests):
       self.requests = list(requests)
       return [types.SimpleNamespace(text=f'{n}') for n in range(len(requests))]
@@ -341,6 +355,15 @@ def test_a_model_gets_the_prompts_of_a_server(shipped):
     assert request.tokens.tolist() == wanted.tolist()
     assert request.stop_tokens == format.stop_tokens
     assert request.max_tokens == responders.REPLY
+  # A message has its own seed, whatever is asked beside it.
   seeds = [one.sampling.seed for one in generator.requests]
-  assert seeds == [7, 7 + 8 + 1]
+  assert len(set(seeds)) == 2
+  assert model.answer(messages[1:]) == ['0']
+  assert generator.requests[0].sampling.seed == seeds[1]
+  responders.Model(generator, format, 0.5, seed=8).answer(messages[1:])
+  assert generator.requests[0].sampling.seed != seeds[1]
   assert {one.sampling.temperature for one in generator.requests} == {0.5}
+  # What begins finds nothing of what ended; what goes on finds its beginning.
+  assert generator.forgotten == 0
+  model.answer(messages[:1])
+  assert generator.forgotten == 1

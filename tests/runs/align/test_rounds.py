@@ -5,12 +5,16 @@ import pathlib
 
 import pytest
 
+from kaiju_jax.data import choices
+from kaiju_jax.decoding.engine import generator
 from kaiju_jax.runs import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
+from kaiju_jax.runs import train
 from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
 from kaiju_jax.runs.align import rounds
+from kaiju_jax.runs.safety import span_head
 from kaiju_jax.storage import files
 from kaiju_jax.training import journal
 from tests.runs.align import worlds
@@ -48,11 +52,25 @@ def contents(out):
 
 @pytest.fixture(scope='module')
 def whole(first, tmp_path_factory):
-  """Rounds that nobody stopped; and the compilations up to each one's end."""
+  """Rounds that nobody stopped; and the compilations up to each one's end.
+
+  A draw begins without points, whatever the decoder has drawn before.
+  """
   out = tmp_path_factory.mktemp('whole') / 'rounds'
-  counts = []
-  with compilations.record() as seen:
+  counts, points = [], []
+  generate = generator.Generator.generate
+
+  def counted(self, requests):
+    tree = self.engine.decoder.account.tree
+    points.append(len(tree))
+    found = generate(self, requests)
+    assert len(tree)
+    return found
+
+  with pytest.MonkeyPatch.context() as patch, compilations.record() as seen:
+    patch.setattr(generator.Generator, 'generate', counted)
     play(first, out, lambda _: counts.append(len(seen)))
+  assert points == [0] * 6
   return out, counts
 
 
@@ -68,6 +86,11 @@ def test_a_round_is_told_whole(whole, first):
   assert (report['stop'], report['good']) == ('', 2)
   win = report['win']
   assert win['wins'] + win['ties'] + win['losses'] == 8
+  held = {
+    json.loads(one)['prompt']
+    for one in (out / 'held_out.jsonl').read_text().splitlines()
+  }
+  frozen, seeds = load.digest(load.from_export(out / 'reference')), set()
   for number, record in enumerate(report['rounds'], 1):
     folder = out / 'rounds' / f'{number:02d}'
     lines = [
@@ -75,6 +98,15 @@ def test_a_round_is_told_whole(whole, first):
       for one in (folder / 'swipes.jsonl').read_text().splitlines()
     ]
     assert len(lines) == record['groups'] == 6 - record['ties']
+    assert held.isdisjoint(line['prompt'] for line in lines)
+    # The same model in each round, whatever was trained since.
+    read = choices.read_reference(folder / 'reference.npz')
+    assert read.model == frozen and len(read.log_p) == len(lines)
+    drawn = {
+      one['seed'] for line in lines for one in line['messages'][-1]['replies']
+    }
+    assert seeds.isdisjoint(drawn)
+    seeds |= drawn
     for line in lines:
       replies = line['messages'][-1]['replies']
       assert sum(one['kept'] for one in replies) == 1
@@ -125,10 +157,9 @@ def test_rounds_killed_anywhere_end_at_the_same_bytes(
   play(first, out)
   found = contents(out)
   assert found == contents(whole[0])
-  assert {'held_out.jsonl', 'last.jsonl', 'report.json'} <= set(found)
-  assert {f'rounds/02/{x}' for x in ('swipes.jsonl', 'reference.npz')} <= set(
-    found
-  )
+  assert {'held_out.jsonl', 'report.json'} <= set(found)
+  names = 'swipes.jsonl', 'reference.npz', 'last.jsonl'
+  assert {f'rounds/02/{x}' for x in names} <= set(found)
   # And once more: nothing is left to do.
   monkeypatch.setattr(drawing.Drawer, 'draw', _kill(None, lambda *_: True))
   assert play(first, out)['good'] == 2
@@ -141,6 +172,70 @@ def _kill(function, is_there):
     return function(*args, **kwargs)
 
   return call
+
+
+def test_runs_in_one_process_share_programs_and_no_bytes(
+  first, whole, tmp_path
+):
+  model, prompts = first
+  programs, coin, same = {}, tmp_path / 'coin', tmp_path / 'same'
+
+  def go(out, **fields):
+    settings = worlds.settings(model, prompts, **fields)
+    rounds.run(settings, worlds.training(model), out, programs=programs)
+
+  go(coin, user='planted:question:coin', rounds=1, seed=1)
+  with compilations.record() as seen:
+    go(same, rounds=1)
+    # A second command goes on with more rounds.
+    go(same, rounds=2)
+  # The start of each round's optimizer.
+  assert len(seen) <= 2
+  (same / 'rounds/01/last.jsonl').unlink()
+  assert contents(same) == contents(whole[0])
+
+
+def test_a_head_that_was_trained_on_spans_chooses(first, tmp_path):
+  said = (
+    {
+      'messages': [
+        worlds.asked(n),
+        {
+          'role': 'assistant',
+          'content': text,
+          'spans': [
+            {'start': i, 'end': i + 1, 'dimension': 'asks'}
+            for i, x in enumerate(text)
+            if x == '?'
+          ],
+        },
+      ]
+    }
+    for n, text in enumerate(worlds.REPLIES * 8)
+  )
+  path = worlds.write_lines(tmp_path / 'spans.jsonl', said)
+  settings = span_head.Settings(('asks',), steps=60, rate=3e-2)
+  experiment = span_head.make(first[0], path, settings)
+  experiment.data.held_out = 0.0
+  train.train(experiment, tmp_path / 'head')
+  user = f'head:{tmp_path / "head"}'
+  report = play(
+    first, tmp_path / 'rounds', user=user, rounds=1, choice_temperature=0.0
+  )
+  lines = (tmp_path / 'rounds/rounds/01/swipes.jsonl').read_text().splitlines()
+  kept = []
+  for line in lines:
+    replies = json.loads(line)['messages'][-1]['replies']
+    value = {one['kept']: one['value'] for one in replies}
+    assert value[True] == max(one['value'] for one in replies)
+    if len({'?' in one['content'] for one in replies}) == 2:
+      kept += [one['content'] for one in replies if one['kept']]
+  assert kept and all('?' in one for one in kept)
+  assert report['win']['wins'] + report['win']['losses'] > 0
+  (tmp_path / 'other').mkdir()
+  other = worlds.make_first(tmp_path / 'other', steps=1)
+  with pytest.raises(ValueError, match='is the head of another model than'):
+    play((other, first[1]), tmp_path / 'new', user=user)
 
 
 def test_a_guard_stops_at_the_last_good_round(first, tmp_path):

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from kaiju_jax.runs.align import config
+from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
 from kaiju_jax.runs.align import log
 from kaiju_jax.runs.align import prompts
 from kaiju_jax.runs.align import users
+from kaiju_jax.runs.align import watch
 from tests.runs.align import worlds
 
 PROMPT = prompts.Prompt(
@@ -49,6 +51,22 @@ def test_ties_are_kept_by_a_coin_alone():
   assert (counts > 150).all()
 
 
+def test_wins_are_ours_and_ties_count_half_or_not_at_all():
+  user = users.parse('planted:question', 0.0)
+
+  def replies(*texts):
+    return [drawing.Reply(one, 3, 'stop_token', 0) for one in texts]
+
+  ours = replies('a?', 'b?', 'c?', 'd', 'e', 'f?')
+  theirs = replies('a', 'b', 'c', 'd?', 'e', 'f?')
+  found = watch.compare(user, [PROMPT] * 6, ours, theirs).describe()
+  assert (found['wins'], found['ties'], found['losses']) == (3, 2, 1)
+  assert found['value'] == 4 / 6 and found['untied']['value'] == 3 / 4
+  assert found['untied']['low'] < 3 / 4 < found['untied']['high']
+  same = watch.compare(user, [PROMPT] * 6, ours, ours).describe()
+  assert (same['value'], same['untied']) == (0.5, None)
+
+
 def test_a_warm_user_errs_as_often_as_the_softmax_says():
   user = users.parse('planted:fact', 0.5)
   texts = [SAID['fact'], 'No.']
@@ -62,8 +80,9 @@ def test_a_warm_user_errs_as_often_as_the_softmax_says():
   [
     ('planted:joy', "'joy' is not one of fact, question, catchphrase"),
     ('planted:fact:upside', "'upside' is not one of inverted, coin, length"),
-    ('somebody', 'must be planted:NAME or log:FOLDER'),
-    ('log:', 'must be planted:NAME or log:FOLDER'),
+    ('somebody', 'must be planted:NAME, head:FILE, log:FOLDER'),
+    ('log:', 'must be planted:NAME, head:FILE, log:FOLDER'),
+    ('head:', 'must be planted:NAME, head:FILE, log:FOLDER'),
   ],
 )
 def test_an_unknown_user_is_refused(text, message):

@@ -262,3 +262,30 @@ def test_errors_of_the_protocol_have_the_common_form(server):
   error = json.loads(body)['error']
   assert error['message'] == 'The version must be HTTP/1.1.'
   assert error['type'] == 'invalid_request_error'
+
+
+def test_who_stops_leaves_a_shared_listener_to_others():
+  """New connections go to the other, while an open answer has its time."""
+  made = [trivial.Application(), trivial.Application()]
+  with (
+    server_lib.listen('127.0.0.1', 0) as listener,
+    server_lib.running(made[1].app, listener=listener.dup()) as other,
+    server_lib.running(made[0].app, listener=listener.dup()) as one,
+  ):
+    assert one.port == other.port == listener.getsockname()[1]
+    url = f'{one.url}/'
+    # Either may take a connection: ask until the first has.
+    while not made[0].streams:
+      waiting = threading.Thread(
+        target=httpx.get, args=[f'{url}wait?seconds=1']
+      )
+      waiting.start()
+      assert trivial.until(lambda: any(x.streams for x in made))
+      if not made[0].streams:
+        waiting.join()
+    one.stop()
+    assert trivial.until(lambda: one.is_draining)
+    before = len(made[0].paths)
+    assert all(httpx.get(url).status_code == 200 for _ in range(20))
+    assert len(made[0].paths) == before
+    waiting.join()

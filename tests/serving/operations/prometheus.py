@@ -35,10 +35,10 @@ class Load(NamedTuple):
     store_failures, gate_failures: per minute.
     up, ready: the gauges; None where nothing is scraped.
     start: the process's start time.
-    drift: whether drift has frozen calibration; None where it is not exported.
     replica: whether one of two replicas is up; None where it was removed.
     losses: of the shared table, per minute.
     shared: whether the table is.
+    drift: whether drift has frozen calibration; None where it is not exported.
   """
 
   requests: float = 60.0
@@ -55,10 +55,10 @@ class Load(NamedTuple):
   up: int = 1
   ready: int | None = 1
   start: float = 1000.0
-  drift: int | None = 0
   replica: int | None = 1
   losses: float = 0.0
   shared: int = 1
+  drift: int | None = 0
 
 
 def _counters(load: Load, bounds: dict[str, Sequence[str]]) -> dict[str, float]:

@@ -7,6 +7,7 @@ again; a killed replica gets a new worker and an empty cache.
 
 import asyncio
 import contextlib
+import threading
 
 import numpy as np
 
@@ -94,6 +95,29 @@ def make_engines(count, head=True, **options):
   return made
 
 
+class Gate:
+  """Lets engines run rounds as the event loop says, until it is opened."""
+
+  def __init__(self, engines):
+    self._engines = engines
+    self._permits = threading.Semaphore(0)
+    for engine in engines:
+      engine.before_round = self._permits.acquire
+
+  async def until(self, waited):
+    """Returns what comes of something that takes rounds, one by one."""
+    task = asyncio.ensure_future(waited)
+    while not task.done():
+      self._permits.release()
+      await asyncio.sleep(0.001)
+    return task.result()
+
+  def open(self):
+    for engine in self._engines:
+      engine.before_round = lambda: None
+    self._permits.release(2**20)
+
+
 class Fleet:
   """Replicas, and a router over them.
 
@@ -108,6 +132,7 @@ class Fleet:
     self.builds = builds or ['b1'] * len(engines)
     self.router = router_lib.Router(SECRET, router_lib.Settings(**settings))
     self.replicas = {}
+    self.gate: Gate | None = None
     for number in range(len(engines)):
       self.start(number)
 
@@ -122,6 +147,11 @@ class Fleet:
     self.replicas[number] = made
     self.router.add(made, share)
     return made
+
+  def hold(self) -> Gate:
+    """Holds all engines back; returns what lets them run."""
+    self.gate = Gate(self.engines)
+    return self.gate
 
   def revive(self):
     """Starts dead replicas again."""
@@ -161,9 +191,12 @@ class Fleet:
     assert not self.left()
     if self.router._asking is not None:
       await self.router._asking
+    await asyncio.gather(*self.router._forgotten._tasks)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
   def stop(self):
+    if self.gate is not None:
+      self.gate.open()
     for one in self.replicas.values():
       one.stop()
       one.worker.engine.clear()

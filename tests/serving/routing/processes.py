@@ -34,7 +34,7 @@ class Local:
     reading = await asyncio.to_thread(self.worker.reading)
     return replica_lib.State(1.5, load.running + load.waiting, 3, 4, reading)
 
-  async def held(self):
+  async def list_held(self):
     return [replica_lib.Held('salt', '', 9)]
 
   async def forget(self, wanted):

@@ -104,7 +104,6 @@ def test_noting_and_merging_fill_alike():
   for n in range(200):
     clock.now = NOW - 1000 + n
     noted.note(n % 61, NAMES[n % 3])
-    noted._noted.clear()
     merged.place(NAMES[n % 3])
     merged.merge([rows(NAMES[n % 3], (n % 61, clock.now))])
   assert uses_of(noted) == uses_of(merged) and len(noted) == 16
@@ -156,6 +155,7 @@ def test_a_removed_replica_has_its_sessions_until_its_place_is_taken():
 
 def test_a_forgotten_session_is_not_told_of():
   affinity = make()
+  affinity.take()
   affinity.note(1, 'a')
   affinity.note(2, 'a')
   affinity.forget(1)
@@ -176,6 +176,7 @@ def test_moves_are_counted():
 def test_what_was_noted_is_taken_once(monkeypatch):
   affinity = make(1024)
   affinity.merge([rows('a', (9, NOW))])
+  assert [one.sessions.tolist() for one in affinity.take()] == [[9]]
   assert affinity.take() == []
   for session in 1, 2, 1:
     affinity.note(session, 'b')

@@ -90,6 +90,16 @@ def test_a_share_opens_a_replica_to_so_many_new_conversations():
   assert set(serve(places, [talk(n, 'ben') for n in range(99)])) == {'r0'}
 
 
+def test_a_conversation_stays_where_its_build_has_other_replicas():
+  places = make('b1', 'b1')
+  found = serve(places, TALKS)
+  assert len(set(found)) == 2
+  places.set_share('r1', 0)
+  assert serve(places, TALKS) == found
+  places.find('r1').is_closing = True
+  assert set(serve(places, TALKS)) == {'r0'}
+
+
 def test_a_lost_conversation_goes_on_on_its_build():
   places = make('b1', 'b1', 'b2', 'b2')
   found = serve(places, TALKS)
@@ -146,7 +156,7 @@ def test_a_place_is_given_again():
   places.find('r0').replica.is_alive = False
   made = places.add(Replica('r0', 'b2'), 0.5)
   assert (made.number, made.build, made.share) == (0, 'b2', 0.5)
-  places.find('r1').replica = None
+  places.remove('r1')
   assert places.add(Replica('r9'), 1.0).number == 1
   assert places.add(Replica('r10'), 1.0).number == 2
   assert [x.replica.name for x in places] == ['r0', 'r9', 'r10']
@@ -158,7 +168,10 @@ def test_the_table_is_bounded_and_holds_numbers_alone():
   serve(places, [talk(n, 'an owner', 'a salt') for n in range(2000)])
   assert places._table.nbytes == size == 64 * 24
   kept = set(vars(places)) - {'_names', '_policy', '_places', '_table'}
-  assert kept == {'_count'} and isinstance(places._count, int)
+  assert kept == {'_count', 'affinity'} and isinstance(places._count, int)
+  # Beside the table: replicas' names, and what is to be told to other routers.
+  affinity = places.affinity
+  assert affinity._names == ['r0', 'r1'] and affinity._noted is None
 
 
 def test_what_caches_hold_fills_the_table_where_it_is_empty():
@@ -175,7 +188,7 @@ def test_what_caches_hold_fills_the_table_where_it_is_empty():
   # What the router knows is newer than what a cache still holds.
   moved = next(x for x in other if x.replica.name != found[0])
   name = NAMES.conversation('ann', 'talk 0')
-  other.learn(moved, [replica_lib.Held('s', name, 9)])
+  other.learn(moved, [replica_lib.Held('s', name, 9, idle=60.0)])
   assert serve(other, TALKS[:1]) == found[:1]
   other.forget('ann', 'talk 0')
   assert policies.find(other._table, names_lib.number(name)) == -1

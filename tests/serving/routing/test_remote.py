@@ -324,7 +324,7 @@ def test_state_forgetting_and_draining_cross(fleet):
 
   async def main():
     await remote.forget(wanted)
-    state, held = await remote.state(), await remote.held()
+    state, held = await remote.state(), await remote.list_held()
     ended = await remote.drain(5.0)
     with pytest.raises(request_lib.Busy) as error:
       await one(remote)

@@ -10,6 +10,7 @@ import pytest
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
+from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import warming
 from tests.serving.routing import test_affinity
 
@@ -56,15 +57,23 @@ class Router:
 
   def describe(self):
     return [
-      types.SimpleNamespace(
+      router_lib.Described(
         name=name,
         build=build,
         share=self.shares[name],
         is_alive=name not in self.dead,
         is_closing=name in self.closing,
+        load=0.0,
+        running=0,
       )
       for name, build in self.builds.items()
     ]
+
+  def add(self, replica, share):
+    self.builds[replica.name] = replica.build
+    self.shares[replica.name] = share
+    self.tallies[replica.name] = Tally()
+    self.replicas[replica.name] = replica
 
   def set_share(self, name, share):
     if not 0 <= share <= 1:
@@ -77,7 +86,7 @@ class Router:
   def find(self, name):
     return self.replicas[name]
 
-  async def held(self):
+  async def list_held(self):
     return self.texts
 
 
@@ -152,6 +161,52 @@ def test_a_new_replica_is_warmed_with_public_prefixes_and_opened():
     assert world.notes[-1]['prefixes'] == 2
 
   run(test, one=OLD, new=OLD)
+
+
+def test_a_replica_that_comes_is_warmed_before_it_serves(caplog):
+  async def test(world):
+    router = world.router
+    router.texts['one'] = [held('a')]
+    world.public = [warming.Prefix('a', np.array([5]))]
+    for name, build in ('two', OLD), ('three', NEW):
+      replica = Replica()
+      replica.name, replica.build = name, build
+      world.rollouts.add(replica)
+    assert router.shares == {'one': 1.0, 'two': 0.0, 'three': 0.0}
+    await world.wait()
+    assert router.shares['two'] == 0.1
+    for _ in range(3):
+      await world.wait(60)
+    # Another build waits for an operator.
+    assert router.shares == {'one': 1.0, 'two': 1.0, 'three': 0.0}
+    assert 'three is of build bbbbbb22' in caplog.text
+    router.dead |= {'one', 'two'}
+    last = Replica()
+    last.name, last.build = 'four', NEW
+    world.rollouts.add(last)
+    assert router.shares['four'] == 1.0
+
+  run(test, one=OLD)
+
+
+@pytest.mark.parametrize('how', ['nothing to warm', 'alone'])
+def test_a_replica_that_comes_need_not_wait(how):
+  async def test(world):
+    router, replica = world.router, Replica()
+    replica.name, replica.build = 'two', OLD
+    if how == 'alone':
+      router.texts['one'] = [held('a')]
+      world.public = [warming.Prefix('a', np.array([5]))]
+      replica.gate.clear()
+    world.rollouts.add(replica)
+    if how == 'alone':
+      await world.wait()
+      assert router.shares['two'] == 0.0
+      router.dead.add('one')
+    await world.wait()
+    assert router.shares['two'] == 1.0 and world.state() == ('done', 1.0)
+
+  run(test, one=OLD)
 
 
 def test_what_is_worse_loses_its_share_and_says_why():

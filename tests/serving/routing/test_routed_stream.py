@@ -46,7 +46,7 @@ class Scripted:
   async def state(self):
     raise replica_lib.Lost('no account.')
 
-  async def held(self):
+  async def list_held(self):
     return ()
 
   def stop(self):
@@ -146,15 +146,14 @@ def test_a_text_that_had_ended_needs_no_other_replica():
 
 
 def test_no_text_ends_more_replicas_than_it_may():
-  """It may be the text itself that ends them."""
-  names = 'one', 'two', 'three', 'four'
-  replicas = [
-    Scripted(name, [([(97 + n,)], LOST)]) for n, name in enumerate(names)
-  ]
+  """It may be the text itself that ends them, unless it goes on meanwhile."""
+  answers = [([(97,)], LOST), ([(98,)], LOST), *[([], LOST)] * 9]
+  replicas = [Scripted(f'{n}', [answer]) for n, answer in enumerate(answers)]
   router = scripted(*replicas, losses=2)
-  with pytest.raises(replica_lib.Lost, match='3 replicas were lost under one'):
+  with pytest.raises(replica_lib.Lost, match='3 replicas ended under it'):
     run(read(router, world.request(0)))
-  assert [len(x.requests) for x in replicas] == [1, 1, 1, 0]
+  # Two gave a token; the second loss is the first in succession.
+  assert [len(x.requests) for x in replicas] == [1] * 4 + [0] * 7
   assert not router._streams
 
 
@@ -218,6 +217,19 @@ def test_a_begun_text_waits_while_all_are_busy():
   impatient = scripted(one, two, patience=0.05)
   with pytest.raises(replica_lib.Lost, match='cannot go on: full'):
     run(read(impatient, world.request(0)))
+
+
+@pytest.mark.parametrize('error', [LOST, request_lib.Busy('full', 1.0)])
+def test_a_replica_may_be_removed_while_it_is_asked(error):
+  async def removed():
+    router.remove('one')
+    return error
+
+  one = Scripted('one', [removed])
+  two = Scripted('two', [([(98, 'length')], 'length')])
+  router = scripted(one, two)
+  assert run(read(router, world.request(0)))[0] == [98]
+  assert [x.name for x in router.describe()] == ['two']
 
 
 def test_what_a_replica_refuses_of_a_rest_is_a_loss():

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import logging
-import threading
 
 import pytest
 
@@ -117,19 +116,19 @@ def test_a_busy_replica_hands_on_and_all_refuse_together(make):
 @pytest.mark.parametrize('when', ['prefill', 'queue', 'drawing'])
 def test_a_kill_in_any_phase_is_not_seen(make, when):
   fleet = make(rows=1, length=128)
-  for engine in fleet.engines:
-    engine.before_round = lambda: threading.Event().wait(0.01)
+  gate = fleet.hold()
 
   async def main():
     requests = [world.request(seed, prompt=90, count=20) for seed in range(4)]
-    streams = [await open_one(fleet, one) for one in requests]
+    streams = [await gate.until(open_one(fleet, one)) for one in requests]
     number = whose(fleet, streams[-1 if when == 'queue' else 0])
     before = []
     if when == 'drawing':
-      before.append(await anext(streams[0]))
+      before.append(await gate.until(anext(streams[0])))
       fleet.kill(number)
     else:
       fleet.engines[number].fuse = 1
+    gate.open()
     found = await asyncio.gather(*map(fleet_lib.read, streams))
     found[0][0][:0] = before
     for (events, _), request in zip(found, requests):
@@ -140,29 +139,32 @@ def test_a_kill_in_any_phase_is_not_seen(make, when):
   run(main())
 
 
-def test_a_drained_replicas_texts_go_on_also_when_it_dies(make):
+@pytest.mark.parametrize('kills', [False, True])
+def test_a_drained_replicas_texts_go_on_also_when_it_dies(make, kills):
   fleet = make(rows=2, length=128)
+  gate = fleet.hold()
 
-  async def main(kills):
-    for number in range(2):
-      fleet.engines[number].before_round = lambda: threading.Event().wait(0.01)
+  async def main():
     requests = [
-      world.request(seed, count=30, conversation=f'c{seed}')
+      world.request(seed, count=60, conversation=f'c{seed}')
       for seed in range(6)
     ]
-    streams = [await open_one(fleet, one) for one in requests]
-    reading = asyncio.gather(*map(fleet_lib.read, streams))
+    streams = [await gate.until(open_one(fleet, one)) for one in requests]
     number = whose(fleet, streams[0])
-    await asyncio.sleep(0.05)
+    seconds = 100 if kills else 0.0
     draining = asyncio.create_task(
-      fleet.router.drain_one(f'r{number}', 100 if kills else 0.05)
+      fleet.router.drain_one(f'r{number}', seconds)
     )
-    await asyncio.sleep(0.02)
+    # Until the engine has heard of it, or waits.
+    await asyncio.sleep(0.1)
     assert fleet.router._places.find(f'r{number}').is_closing
     if kills:
       fleet.kill(number)
-    for (events, _), request in zip(await reading, requests):
+    gate.open()
+    found = await asyncio.gather(*map(fleet_lib.read, streams))
+    for (events, _), request in zip(found, requests):
       check(events, request)
+    assert fleet.router.moves
     assert (await draining > 0) != kills
     # Its conversations have moved, and it takes no more.
     again = [await open_one(fleet, one) for one in requests]
@@ -176,22 +178,21 @@ def test_a_drained_replicas_texts_go_on_also_when_it_dies(make):
     fleet.start(number)
     assert fleet.router.is_alive
 
-  run(main(False))
-  run(main(True))
+  run(main())
 
 
 def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
   caplog.set_level(logging.CRITICAL)
-  fleet = make(length=256)
-  for engine in fleet.engines:
-    engine.before_round = lambda: threading.Event().wait(0.01)
+  fleet = make(length=128)
+  gate = fleet.hold()
 
   async def main():
-    stream = await open_one(fleet, world.request(0, count=200))
-    await anext(stream)
+    stream = await gate.until(open_one(fleet, world.request(0, count=100)))
+    await gate.until(anext(stream))
     assert fleet.router.is_alive
     for number in range(2):
       fleet.kill(number)
+    gate.open()
     with pytest.raises(worker_lib.Stopped):
       while True:
         await anext(stream)
@@ -209,18 +210,25 @@ def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
 
 
 def test_a_whole_drain_ends_what_is_late(make):
-  fleet = make(length=128)
-  for engine in fleet.engines:
-    engine.before_round = lambda: threading.Event().wait(0.02)
+  fleet = make(3, length=128)
+  gate = fleet.hold()
+  third = fleet.router.remove('r2')
 
   async def main():
-    streams = [
-      await open_one(fleet, world.request(seed, count=100)) for seed in range(4)
-    ]
-    reading = asyncio.gather(*map(fleet_lib.read, streams))
-    assert await fleet.router.drain(0.1) == 4
-    for _, result in await reading:
-      assert result.reason == 'drained' and len(result.tokens)
+    requests = [world.request(seed, count=100) for seed in range(4)]
+    streams = [await gate.until(open_one(fleet, one)) for one in requests]
+    firsts = [await gate.until(anext(stream)) for stream in streams]
+    draining = asyncio.create_task(fleet.router.drain(0.0))
+    await asyncio.sleep(0.1)
+    gate.open()
+    assert await draining == 4
+    for first, stream in zip(firsts, streams):
+      events, result = await fleet_lib.read(stream)
+      assert result.reason == 'drained'
+      assert len(result.tokens) == len(events) + 1 > 0
+      assert result.tokens[0] == first.token
+    # Nor does one that comes now take any.
+    fleet.router.add(third)
     with pytest.raises(request_lib.Busy) as raised:
       await open_one(fleet, world.request(9))
     assert raised.value.seconds is None
@@ -249,7 +257,7 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
     assert all(points(fleet))
     gone = forgetting.Forget(conversations=(('ann', 'c'),))
     await fleet.router.forget(gone)
-    held = [x for one in fleet.replicas.values() for x in await one.held()]
+    held = [x for one in fleet.replicas.values() for x in await one.list_held()]
     ben = fleet_lib.NAMES.conversation('ben', 'c')
     assert {x.conversation for x in held} == {ben}
     table = fleet.router._places._table
@@ -257,6 +265,42 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
     assert sessions == {names_lib.number(ben)}
     await fleet.router.forget(forgetting.Forget(salts=('s',)))
     assert points(fleet) == [0, 0]
+
+  run(main())
+
+
+@pytest.mark.parametrize('ends', ['whole', 'cancelled', 'lost'])
+def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
+  fleet = make(length=128)
+  gate = fleet.hold()
+
+  async def main():
+    request = world.request(3, 20, 60, owner='ann', conversation='c')
+    stream = await gate.until(open_one(fleet, request))
+    events = [await gate.until(anext(stream))]
+    gone = forgetting.Forget(conversations=(('ann', 'c'), ('ann', 'd')))
+    await gate.until(fleet.router.forget(gone))
+    fleet.kill(whose(fleet, stream))
+    while not stream.moves:
+      events.append(await gate.until(anext(stream)))
+    if ends != 'lost':
+      gate.open()
+    if ends == 'whole':
+      check([*events, *(await fleet_lib.read(stream))[0]], request)
+    elif ends == 'cancelled':
+      stream.cancel()
+    else:
+      fleet.kill(whose(fleet, stream))
+      gate.open()
+      with pytest.raises(worker_lib.Stopped):
+        await fleet_lib.read(stream)
+      with pytest.raises(worker_lib.Stopped):
+        await anext(stream)
+    await fleet.nothing_is_left()
+    assert not fleet.router._forgotten._owed
+    alive = [x for x in fleet.replicas.values() if x.is_alive]
+    assert len(alive) == (ends != 'lost')
+    assert [await one.list_held() for one in alive] == [[]] * len(alive)
 
   run(main())
 
@@ -281,7 +325,7 @@ def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
     await fleet_lib.read(
       await open_one(fleet, world.request(9, 20, owner='ann'))
     )
-    return await fleet.replicas[0].held()
+    return await fleet.replicas[0].list_held()
 
   held = run(main())
   names = fleet_lib.NAMES

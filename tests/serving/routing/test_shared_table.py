@@ -10,6 +10,7 @@ import pytest
 
 from kaiju_jax.serving.routing import affinity as affinity_lib
 from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import shared_table
 from tests.serving import redis_server
 from tests.serving.routing import fake_redis
@@ -28,9 +29,9 @@ class Place:
   def __init__(self, server):
     self.server = server
     self.clock = test_affinity.Clock()
-    self.held = []
+    self.held = {}
 
-  async def rebuild(self):
+  async def ask(self):
     return self.held
 
   def router(self, *names, **options):
@@ -41,7 +42,7 @@ class Place:
     is_fake = isinstance(self.server, fake_redis.FakeRedis)
     address = 'unix:///none' if is_fake else self.server.address
     shared = shared_table.SharedTable(
-      affinity, address, self.rebuild, every=0.01, timeout=1.0
+      affinity, address, self.ask, every=0.01, timeout=1.0
     )
     if is_fake:
       shared._link = self.server
@@ -90,6 +91,10 @@ def place(request):
     server = redis_server.Server(True)
     yield Place(server)
     server.close()
+
+
+def held(session, idle):
+  return replica_lib.Held('salt', f'{session:015x}' + 'f' * 17, 9, idle)
 
 
 def exchange(*shared):
@@ -168,7 +173,7 @@ def test_a_lost_table_is_written_again(place, caplog):
   one.note(5, 'b')
   # A router that has forgotten everything, as if it had been killed, learns the
   # rest from the replicas; an older use of theirs changes nothing.
-  place.held = [test_affinity.rows('c', (3, NOW - 1), (1, NOW - 5))]
+  place.held = {'c': [held(3, 1.0), held(1, 5.0)]}
   place.empty()
   exchange(of_one, of_two)
   assert of_one.losses == 1 and of_two.losses == 0
@@ -181,10 +186,7 @@ def test_a_lost_table_is_written_again(place, caplog):
 
 
 def test_a_new_fleet_learns_from_its_replicas(place):
-  place.held = [
-    test_affinity.rows('a', (1, NOW - 9), (2, NOW - 9)),
-    test_affinity.rows('b', (2, NOW - 3)),
-  ]
+  place.held = {'a': [held(1, 9.0), held(2, 9.0)], 'b': [held(2, 3.0)]}
   one, of_one = place.router()
   exchange(of_one)
   assert (one.find(1), one.find(2)) == ('a', 'b')
@@ -303,18 +305,16 @@ def test_a_large_lost_table_is_back_in_five_seconds():
   try:
     rng = np.random.default_rng(0)
     replicas = [f'r{n}' for n in range(8)]
-    told = [
-      affinity_lib.Rows(
-        name,
-        rng.integers(0, 2**62, 12_500),
-        rng.integers(1000 * NOW - 10_000, 1000 * NOW, 12_500),
-      )
-      for name in replicas
-    ]
     place = Place(server)
-    place.held = told
+    place.held = {
+      name: [
+        held(session, 5.0)
+        for session in rng.integers(0, 2**59, 12_500).tolist()
+      ]
+      for name in replicas
+    }
     affinity = affinity_lib.Affinity(clock=place.clock)
-    shared = shared_table.SharedTable(affinity, server.address, place.rebuild)
+    shared = shared_table.SharedTable(affinity, server.address, place.ask)
     for name in replicas:
       affinity.place(name)
     asyncio.run(shared.exchange())

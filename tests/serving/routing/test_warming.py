@@ -9,6 +9,7 @@ import pytest
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import prefixes as prefixes_lib
+from kaiju_jax.serving.routes import turns
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import warming
 from kaiju_jax.serving.stores import characters
@@ -66,6 +67,24 @@ def test_one_that_is_withdrawn_meanwhile_is_left_out(store, monkeypatch):
   listed = store.characters(characters.BUILT_IN)
   publish(store, 'ann', 2, False, one.character)
   monkeypatch.setattr(store, 'characters', lambda *_: listed)
+  assert prefixes_lib.list_public(store, DIGEST) == []
+
+
+@pytest.mark.parametrize('broken', ['salt', 'listing'])
+def test_each_of_two_guards_keeps_private_texts_out(store, monkeypatch, broken):
+  """A salt with an owner in it, and the version that everybody sees."""
+  one = publish(store, 'ann', 1)
+  listed = store.characters(characters.BUILT_IN)
+  if broken == 'salt':
+    monkeypatch.setattr(
+      turns, 'salt_of', lambda store, who, version: f'{version.digest} ann'
+    )
+  else:
+    publish(store, 'ann', 2, False, one.character)
+    monkeypatch.setattr(store, 'characters', lambda *_: listed)
+    monkeypatch.setattr(
+      turns, 'salt_of', lambda store, who, version: version.digest
+    )
   assert prefixes_lib.list_public(store, DIGEST) == []
 
 

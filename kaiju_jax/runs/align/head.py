@@ -1,0 +1,135 @@
+"""A user who keeps what a token-level head scores highest.
+
+A reply's value is the head's largest logit over the reply's tokens, along one
+dimension, as the *first* model reads them behind the prompt. The head knows
+that model alone: a round's model has other hidden states.
+
+Our guess: the largest logit, because a span of a few tokens decides.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import hashlib
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from kaiju_jax.data import chat
+from kaiju_jax.runs import heads
+from kaiju_jax.runs import load
+from kaiju_jax.runs.align import prompts
+from kaiju_jax.runs.align import users
+from kaiju_jax.runs.safety import said
+from kaiju_jax.training import workdir as workdir_lib
+
+# The value of an empty reply.
+_NOTHING = -1e9
+
+
+class Head:
+  """A user with a head; judged and chosen by one value.
+
+  Attributes:
+    digest: a hash of the head's weights.
+  """
+
+  def __init__(
+    self,
+    described: users.Described,
+    loaded: load.Loaded,
+    format: chat.Format,
+    temperature: float,
+  ):
+    """Loads the head; compiles nothing.
+
+    Args:
+      described: the head's path and dimension.
+      loaded: the first model, which reads replies for the head.
+      format: its chat format.
+      temperature: of the softmax over values; 0 for the best reply.
+
+    Raises:
+      OSError, ValueError: no head, a head of another model, or no such
+        dimension.
+    """
+    user = f'--user=head:{described.path}'
+    path = pathlib.Path(described.path)
+    if not path.exists():
+      raise FileNotFoundError(f'{user}: no such file or workdir.')
+    try:
+      params, config = heads.load(path, loaded.config.d_model)
+    except ValueError as error:
+      raise ValueError(f'{user}: is no head of {loaded.origin}: {error}') from (
+        error
+      )
+    if path.is_dir():
+      _refuse_other(user, path, loaded)
+    self._index = _find(user, described.dimension, config.names)
+    self._w_D = np.asarray(params['w_DC'], np.float32)[:, self._index]
+    self._bias = float(params['bias_C'][self._index])
+    sums = hashlib.blake2b(self._w_D.tobytes(), digest_size=16)
+    sums.update(np.float64(self._bias).tobytes())
+    self.digest = sums.hexdigest()
+    self._reader = said.Reader(loaded)
+    self._format, self._temperature = format, temperature
+    self._known: dict[Any, float] = {}
+
+  def read(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
+    """Reads replies to prompts together, so that judging them costs nothing."""
+    asked = {(p.messages, text): None for p, text in pairs if text.strip()}
+    new = [one for one in asked if one not in self._known]
+    placed = [self._place(*one) for one in new]
+    for one, hidden_TD in zip(new, self._reader.states(placed), strict=True):
+      self._known[one] = float((hidden_TD @ self._w_D).max()) + self._bias
+
+  def judge(self, prompt: prompts.Prompt, text: str) -> float:
+    """Returns the value of a reply; a very low one if it says nothing."""
+    if not text.strip():
+      return _NOTHING
+    self.read([(prompt, text)])
+    return self._known[prompt.messages, text]
+
+  rate = judge
+
+  def choose(
+    self,
+    rng: np.random.Generator,
+    prompt: prompts.Prompt,
+    texts: Sequence[str],
+  ) -> int | None:
+    """Returns the index of the reply that is kept; None for a tie."""
+    values = [self.rate(prompt, one) for one in texts]
+    return users.choose(rng, values, self._temperature)
+
+  def _place(self, messages, text: str) -> said.PlacedText:
+    """Returns the tokens of a conversation; those of its reply are judged."""
+    before_L = self._format.prompt(messages)
+    whole_L = self._format.document([*messages, ('assistant', text)])
+    # The reply's stop token, and what follows, is not judged.
+    is_stop_L = np.isin(whole_L[len(before_L) :], self._format.stop_tokens)
+    end = len(before_L) + int(np.append(np.flatnonzero(is_stop_L), 0)[0])
+    return said.PlacedText(whole_L[:end], len(before_L))
+
+
+def _find(user: str, dimension: str, names: Sequence[str]) -> int:
+  if not dimension and len(names) == 1:
+    return 0
+  if dimension not in names:
+    raise ValueError(
+      f'{user}: dimension {dimension!r} is not one of {", ".join(names)}; name'
+      ' one behind a colon.'
+    )
+  return names.index(dimension)
+
+
+def _refuse_other(user: str, path: pathlib.Path, loaded: load.Loaded) -> None:
+  """Refuses a head's run whose model is not the first one."""
+  theirs = load.from_workdir(path)
+  if load.digest(theirs) == load.digest(loaded):
+    return
+  joint = not workdir_lib.load_experiment(path).objective.token_head.frozen
+  remedy = f'--model={path} is its own.' if joint else 'Train one on it.'
+  raise ValueError(
+    f'{user}: is the head of another model than {loaded.origin}. {remedy}'
+  )

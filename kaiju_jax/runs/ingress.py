@@ -1,0 +1,245 @@
+"""An ingress: HTTP in front of replicas that Ray Serve reaches.
+
+    ingress.run(ingress.Place(address, 0, 'json'), settings)
+
+It is a process of its own, with no engine. Others may share its port, and the
+replicas. It finds replicas by their names, also those that come later.
+"""
+
+import asyncio
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+import logging
+import multiprocessing
+import os
+import pathlib
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.runs import defaults as defaults_lib
+from kaiju_jax.runs import heads
+from kaiju_jax.runs import serve
+from kaiju_jax.runs import server_folder
+from kaiju_jax.serving.http import log
+from kaiju_jax.serving.routes import operations
+from kaiju_jax.serving.routing import remote as remote_lib
+from kaiju_jax.serving.routing import rollouts as rollouts_lib
+from kaiju_jax.serving.routing import router as router_lib
+from kaiju_jax.serving.routing import shared
+from kaiju_jax.serving.stores import characters
+
+_LOG = logging.getLogger(__name__)
+# How the names of replicas begin.
+PREFIX = 'kaiju-'
+# What `main` exits with where a setting is wrong.
+REFUSED = 3
+# Seconds until the first replica answers, for a try of each, and between two
+# looks at which there are.
+_FIRST, _EACH, _LOOK = 600.0, 0.2, 2.0
+
+
+class Place(NamedTuple):
+  """A place among the ingresses of a server.
+
+  Attributes:
+    address: of the Ray.
+    number: 0 speaks for all.
+    log: as `log.write_to` takes it.
+  """
+
+  address: str
+  number: int
+  log: str
+
+
+class _Found:
+  """The replicas of a Ray, as they come and go."""
+
+  def __init__(self, ray):
+    self._ray = ray
+    self._remotes: dict[str, remote_lib.Remote] = {}
+    self._added: set[str] = set()
+    self._router: shared.SharedRouter | None = None
+    self._call: Callable[[Callable[[], None]], None] = lambda change: change()
+    self._bring: Callable[[remote_lib.Remote], None] | None = None
+    self._beginning: asyncio.Task | None = None
+    self._stopping = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, name='replicas', daemon=True
+    )
+
+  def wait(self, seconds: float) -> remote_lib.Remote:
+    """Returns a replica that has answered.
+
+    Raises:
+      ValueError: there is none, or none has answered in time.
+    """
+    end = time.monotonic() + seconds
+    self._look()
+    if not self._remotes:
+      raise ValueError('--replicas=0: no replica runs in this Ray; start some.')
+    while time.monotonic() < end:
+      for remote in self._remotes.values():
+        if remote.wait(_EACH):
+          return remote
+    raise ValueError(f'no replica has answered in {seconds:g} s.')
+
+  def fill(self, router: shared.SharedRouter) -> None:
+    """Adds the replicas that have answered to a router, which runs not yet."""
+    self._router = router
+    self._bring = router.add
+    self._add()
+
+  def start(self, rollouts: rollouts_lib.Rollouts) -> None:
+    """Keeps the router's replicas those of Ray; call it in its loop.
+
+    Args:
+      rollouts: warm those that come later, before they serve.
+    """
+    self._bring = rollouts.add
+    loop = asyncio.get_running_loop()
+    self._call = loop.call_soon_threadsafe
+    self._beginning = loop.create_task(self._router.begin())
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Looks no more, and leaves all replicas."""
+    self._stopping.set()
+    if self._thread.is_alive():
+      self._thread.join()
+    for remote in self._remotes.values():
+      remote.stop()
+
+  def _look(self) -> None:
+    """Reaches for new replicas, and leaves those that are gone."""
+    names = self._ray.list(PREFIX)
+    for name in names:
+      if name not in self._remotes:
+        remote = remote_lib.Remote(name, self._ray.line(name))
+        self._remotes[name] = remote
+        remote.start()
+    for name in set(self._remotes) - set(names):
+      remote = self._remotes.pop(name)
+      if name in self._added:
+        self._added.discard(name)
+        self._call(functools.partial(self._remove, name))
+      remote.stop()
+
+  def _remove(self, name: str) -> None:
+    # An operator may have done so.
+    with contextlib.suppress(ValueError):
+      self._router.remove(name)
+
+  def _add(self) -> None:
+    for name, remote in self._remotes.items():
+      if remote.build and name not in self._added:
+        self._added.add(name)
+        self._call(functools.partial(self._bring, remote))
+
+  def _run(self) -> None:
+    while not self._stopping.wait(_LOOK):
+      try:
+        self._look()
+        self._add()
+      except Exception as error:
+        # The replicas that it had may answer all the same.
+        _LOG.warning('Ray does not answer: %s', type(error).__name__)
+
+
+def run(
+  place: Place,
+  settings: serve.Settings,
+  listener: socket.socket | None = None,
+  say: Callable[[str], None] = print,
+) -> None:
+  """Answers requests until a signal, by the replicas of a Ray.
+
+  Args:
+    place: of this ingress.
+    settings: the server's; those of the engine are the replicas'.
+    listener: the socket that it shares; None for the host and port of the
+      settings.
+    say: prints a message for the user.
+
+  Raises:
+    OSError, ValueError, characters.Unavailable: as `serve.assemble`.
+    ConnectionError: the Ray does not answer.
+  """
+  from kaiju_jax.serving.routing import ray_app
+
+  ray = ray_app.join(place.address)
+  found = _Found(ray)
+  try:
+    front = found.wait(_FIRST).facts
+    loaded = front.loaded
+    tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+    defaults = defaults_lib.read(
+      loaded, tokenizer, settings.template, settings.thinking == 'keep'
+    )
+    head = heads.find(settings.head, settings.safety, loaded.config.d_model)
+    opened = server_folder.open_parts(settings, head, say)
+    router = shared.SharedRouter(
+      server_folder.load_key(pathlib.Path(settings.folder)),
+      router_lib.Settings(
+        wait=settings.wait,
+        alternatives=settings.top_logprobs,
+        table='' if settings.store == 'sqlite' else settings.store,
+      ),
+    )
+    found.fill(router)
+    context = serve.assemble_over(
+      router,
+      loaded.config,
+      front.length,
+      tokenizer,
+      settings,
+      loaded.origin,
+      head,
+      opened,
+      defaults,
+      front.weights,
+    )
+    start = functools.partial(found.start, operations.rollouts_of(context))
+    serve.run(context, settings, say, listener, start)
+  finally:
+    found.stop()
+    ray.stop()
+
+
+def main(
+  place: Place, settings: serve.Settings, listener: socket.socket
+) -> None:
+  """Is the process of an ingress that `serve_ray` starts."""
+  threading.Thread(target=_follow_parent, daemon=True).start()
+  say = _say if place.number == 0 else _say_nothing
+  if settings.metrics_port:
+    settings = dataclasses.replace(
+      settings, metrics_port=settings.metrics_port + place.number
+    )
+  try:
+    with log.write_to(sys.stderr, place.log):
+      run(place, settings, listener, say)
+  except (OSError, ValueError, characters.Unavailable) as error:
+    print(f'error: {error}', file=sys.stderr, flush=True)
+    sys.exit(REFUSED)
+
+
+def _follow_parent() -> None:
+  """Ends this process when the one that started it is gone."""
+  multiprocessing.parent_process().join()
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(text: str) -> None:
+  print(text, flush=True)
+
+
+def _say_nothing(text: str) -> None:
+  del text

@@ -1,0 +1,173 @@
+"""Makes the replicas of a server, each in a process of its own.
+
+    make = functools.partial(replicas.make, source, settings)
+    made = make('kaiju-0')    # in that process
+
+A replica loads the model itself: no weights are sent. It tells its ingresses
+what they need of the model to write prompts and read replies (`Front`).
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import pathlib
+from typing import NamedTuple
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.engine import forgetting
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import defaults as defaults_lib
+from kaiju_jax.runs import heads
+from kaiju_jax.runs import load
+from kaiju_jax.runs import memory
+from kaiju_jax.runs import promotion
+from kaiju_jax.runs import serve
+from kaiju_jax.runs import server_folder
+from kaiju_jax.runs import serving_engine
+from kaiju_jax.serving.replies import saved_points
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import hosting
+from kaiju_jax.serving.routing import local
+from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.safety import moderation
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where each process finds the model.
+
+  Attributes:
+    path: a workdir, an export or a Hugging Face folder.
+    lora: workdir of a run with adapters of it; '' for none.
+    int8, kv: as `quantization.config.for_serving` takes them.
+  """
+
+  path: str
+  lora: str = ''
+  int8: str = 'all'
+  kv: str = 'int8'
+
+  def load(self) -> load.Loaded:
+    """Returns the model.
+
+    Raises:
+      OSError, ValueError: as `load.from_anywhere` and `load.attach_adapters`.
+    """
+    if not self.lora:
+      quantization = quantization_config.for_serving(self.int8, self.kv)
+      return load.from_anywhere(self.path, quantization=quantization)
+    if (self.int8, self.kv) != ('all', 'int8'):
+      raise ValueError(
+        f'--int8={self.int8}, --kv={self.kv}: must be all and int8 with'
+        ' --lora, as the adapters were trained.'
+      )
+    return load.attach_adapters(self.lora, self.path)
+
+
+class Front(NamedTuple):
+  """The facts of a model that its ingresses need.
+
+  Attributes:
+    loaded: the model without its weights.
+    weights: its digest.
+    length: tokens of a prompt and its reply.
+  """
+
+  loaded: load.Loaded
+  weights: str
+  length: int
+
+
+def make(source: Source, settings: serve.Settings, name: str) -> hosting.Made:
+  """Returns a replica that runs, whose engine is compiled.
+
+  Args:
+    source: the model's.
+    settings: the server's; its folder is on this machine.
+    name: the replica's.
+
+  Raises:
+    OSError, ValueError: as `serve.assemble`.
+    characters.Unavailable: as `serve.assemble`, where private points are saved.
+  """
+  loaded = source.load()
+  weights = load.digest(loaded)
+  if settings.policy:
+    promotion.check(settings.policy, settings.promotion, weights)
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  written = defaults_lib.read(
+    loaded, tokenizer, settings.template, settings.thinking == 'keep'
+  ).format
+  head = heads.find(settings.head, settings.safety, loaded.config.d_model)
+  folder, store = pathlib.Path(settings.folder), None
+  if settings.points == 'all':
+    store = server_folder.open_store(folder, settings.store)
+  engine = serving_engine.make(loaded, tokenizer, settings, head, _log)
+  serve.warm(engine)
+  working = worker_lib.Worker(engine, on_compiled=memory.trim)
+  digest = tokenizer_lib.digest(tokenizer) + (written.digest if written else '')
+  points = serving_engine.restore_points(
+    working, settings, store, digest, weights, _log, name
+  )
+  working.start()
+  if points is not None:
+    points.start()
+  names = names_lib.Names(server_folder.load_key(folder))
+  replica = Replica(name, working, _build(weights, digest, head), names, points)
+
+  def close() -> None:
+    if points is not None:
+      points.stop()
+    working.stop()
+    if store is not None:
+      store.close()
+
+  facts = Front(
+    loaded._replace(params=None, replica=None, experiment=None),
+    weights,
+    engine.decoder.length,
+  )
+  return hosting.Made(replica, settings.lease, facts, close)
+
+
+class Replica(local.LocalReplica):
+  """A replica whose points are saved, too."""
+
+  def __init__(
+    self,
+    name: str,
+    worker: worker_lib.Worker,
+    build: str,
+    names: names_lib.Names,
+    points: saved_points.SavedPoints | None,
+  ):
+    super().__init__(name, worker, build, names)
+    self._points = points
+
+  async def forget(self, wanted: forgetting.Forget) -> None:
+    """Drops texts from its cache, and their files."""
+    await super().forget(wanted)
+    if self._points is not None:
+      await asyncio.to_thread(self._remove, wanted)
+
+  def _remove(self, wanted: forgetting.Forget) -> None:
+    for owner, conversation in wanted.conversations:
+      self._points.remove_session(owner, conversation)
+    for salt in wanted.salts:
+      digest, _, owner = salt.partition(' ')
+      self._points.remove_character(owner, [digest])
+
+
+def _build(weights: str, tokenizer: str, head: judge.Head | None) -> str:
+  """Returns the digest of all that decides what is drawn, and released."""
+  version = ''
+  if head is not None:
+    params, config = head
+    version = moderation.head_version(params, config.names)
+  text = f'{weights} {tokenizer} {version}'
+  return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _log(text: str) -> None:
+  print(text, flush=True)

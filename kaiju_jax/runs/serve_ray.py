@@ -1,0 +1,252 @@
+"""Serves a model by several replicas under Ray, behind one port.
+
+    serve_ray.run(source, settings, serve_ray.Fleet(replicas=2, ingresses=2))
+
+This process answers no request. It starts the Ray, unless that runs already,
+the replicas, and the ingresses, which share one listening socket: where one is
+killed, the others take its new connections, and another starts in its place.
+Ray starts a killed replica again. A signal ends all of them in order.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import multiprocessing
+from multiprocessing import connection
+import os
+import pathlib
+import signal
+import socket
+import tempfile
+import threading
+import time
+from typing import Any
+
+from kaiju_jax.runs import ingress
+from kaiju_jax.runs import memory
+from kaiju_jax.runs import replicas
+from kaiju_jax.runs import serve
+from kaiju_jax.runs import server_folder
+from kaiju_jax.serving.http import server as server_lib
+from kaiju_jax.serving.routing import ray_local
+from kaiju_jax.storage import files
+
+AUTO = 'auto'
+# Seconds between two looks at signals, for an ingress beyond its grace, and
+# after which its end counts as a fault of its start (our guesses).
+_LOOK, _BEYOND, _STARTED = 0.5, 15.0, 10.0
+_TRIES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+  """The processes of a server.
+
+  Attributes:
+    ray: 'auto' to start one on this machine, or the address of one.
+    replicas: engines to start; 0 for those that run there already.
+    ingresses: processes that answer HTTP.
+    log: as `log.write_to` takes it.
+  """
+
+  ray: str = AUTO
+  replicas: int = 2
+  ingresses: int = 1
+  log: str = 'json'
+
+
+def check(fleet: Fleet, settings: serve.Settings) -> None:
+  """Refuses what cannot work, before anything starts.
+
+  Raises:
+    ImportError: ray is not installed.
+    ValueError: names the flags and what is right.
+  """
+  if fleet.ray == AUTO and not fleet.replicas:
+    raise ValueError(
+      '--replicas=0: must be at least 1 with --ray=auto, whose Ray has none.'
+    )
+  is_file = settings.store == 'sqlite'
+  if is_file and fleet.ingresses > 1:
+    raise ValueError(
+      f'--store=sqlite, --ingresses={fleet.ingresses}: several processes need'
+      ' one store: --store=redis://HOST:PORT/0.'
+    )
+  if is_file and settings.points == 'all':
+    raise ValueError(
+      '--store=sqlite, --points=all: a replica that saves private points must'
+      ' reach the store: --store=redis://HOST:PORT/0.'
+    )
+  if fleet.ingresses > 1 and settings.metrics_port is None:
+    raise ValueError(
+      f'--ingresses={fleet.ingresses}: each counts for itself: name the first'
+      ' of as many ports as --metrics_port.'
+    )
+  if settings.drift != 'none':
+    raise ValueError(
+      f'--drift={settings.drift}: must be none with --ray, whose ingresses see'
+      ' no codes.'
+    )
+  if importlib.util.find_spec('ray') is None:
+    raise ImportError(
+      f"--ray={fleet.ray}: Ray is not installed: pip install 'kaiju_jax[ray]'."
+    )
+
+
+def run(
+  source: replicas.Source,
+  settings: serve.Settings,
+  fleet: Fleet,
+  say: Callable[[str], None] = print,
+) -> None:
+  """Serves until a signal; then replies have time to finish.
+
+  Args:
+    source: the model's.
+    settings: the server's.
+    fleet: its processes.
+    say: prints a message for the user.
+
+  Raises:
+    ImportError, ValueError: as `check`; or an ingress refuses a setting.
+    OSError: the port is taken, or a folder cannot be written.
+    characters.Unavailable: the store cannot be reached.
+    RuntimeError: Ray, a replica or the ingresses do not start.
+  """
+  check(fleet, settings)
+  folder = pathlib.Path(settings.folder)
+  files.make_folder(folder)
+  folder.chmod(0o700)
+  # One key of all processes, and a store that all of them reach.
+  server_folder.load_key(folder)
+  server_folder.open_store(folder, settings.store).close()
+  with (
+    server_lib.listen(settings.host, settings.port) as listener,
+    _joined(fleet, say) as ray,
+  ):
+    say(f'Ray: {ray.address}')
+    if fleet.replicas:
+      say(f'Starting {fleet.replicas} replicas of {source.path} …')
+      ray.deploy(
+        [f'{ingress.PREFIX}{number}' for number in range(fleet.replicas)],
+        functools.partial(replicas.make, source, _shared_out(settings, fleet)),
+      )
+    _Ingresses(ray.address, settings, fleet, listener, say).run()
+
+
+@contextlib.contextmanager
+def _joined(fleet: Fleet, say: Callable[[str], None]) -> Iterator[Any]:
+  """Yields a `ray_app.Ray`, and leaves it, or ends one that it started."""
+  if fleet.ray == AUTO:
+    os.environ.update(ray_local.environment())
+  # Not before: Ray reads its environment as it is imported.
+  from kaiju_jax.serving.routing import ray_app
+
+  if fleet.ray != AUTO:
+    ray = ray_app.join(fleet.ray)
+    try:
+      yield ray
+    finally:
+      ray.stop()
+    return
+  # Only this account reads what it holds; Ray opens the folders within to all.
+  with tempfile.TemporaryDirectory(
+    prefix='kaiju-', ignore_cleanup_errors=True
+  ) as folder:
+    say('Starting Ray …')
+    ray = ray_app.start(pathlib.Path(folder))
+    try:
+      yield ray
+    finally:
+      ray.stop()
+
+
+def _shared_out(settings: serve.Settings, fleet: Fleet) -> serve.Settings:
+  """Returns the settings of one replica of several on this machine."""
+  if settings.cache is not None or fleet.ray != AUTO:
+    return settings
+  cache = memory.budget_cache() // fleet.replicas
+  return dataclasses.replace(settings, cache=cache)
+
+
+class _Ingresses:
+  """The ingresses, each of which is started again when it ends."""
+
+  def __init__(
+    self,
+    address: str,
+    settings: serve.Settings,
+    fleet: Fleet,
+    listener: socket.socket,
+    say: Callable[[str], None],
+  ):
+    self._address, self._settings, self._fleet = address, settings, fleet
+    self._listener, self._say = listener, say
+    self._processes = {}
+    self._begun = {}
+    self._faults = 0
+    self._stopping = threading.Event()
+
+  def run(self) -> None:
+    """Runs them until a signal.
+
+    Raises:
+      RuntimeError: one refuses its settings, or does not start again and again.
+    """
+    numbers = signal.SIGINT, signal.SIGTERM
+    former = {
+      number: signal.signal(number, lambda *_: self._stopping.set())
+      for number in numbers
+    }
+    try:
+      for number in range(self._fleet.ingresses):
+        self._start(number)
+      while not self._stopping.is_set():
+        connection.wait([x.sentinel for x in self._processes.values()], _LOOK)
+        for number, process in list(self._processes.items()):
+          if not process.is_alive() and not self._stopping.is_set():
+            self._replace(number, process)
+    finally:
+      self._stop()
+      for number, handler in former.items():
+        signal.signal(number, handler)
+
+  def _start(self, number: int) -> None:
+    place = ingress.Place(self._address, number, self._fleet.log)
+    process = multiprocessing.get_context('spawn').Process(
+      target=ingress.main,
+      args=(place, self._settings, self._listener),
+      name=f'ingress {number}',
+    )
+    process.start()
+    self._processes[number], self._begun[number] = process, time.monotonic()
+
+  def _replace(self, number: int, process) -> None:
+    """Starts another ingress in the place of one that has ended."""
+    if process.exitcode == ingress.REFUSED:
+      raise RuntimeError(f'ingress {number} has refused its settings.')
+    is_fault = time.monotonic() - self._begun[number] < _STARTED
+    self._faults = self._faults + 1 if is_fault else 0
+    if self._faults >= _TRIES:
+      raise RuntimeError(
+        f'ingress {number} ended with {process.exitcode}, {_TRIES} times within'
+        f' {_STARTED:g} s of its start.'
+      )
+    self._say(
+      f'Ingress {number} ended with {process.exitcode}; another starts.'
+    )
+    self._start(number)
+
+  def _stop(self) -> None:
+    """Ends all of them, once their replies had time to finish."""
+    for process in self._processes.values():
+      process.terminate()
+    end = time.monotonic() + self._settings.grace + _BEYOND
+    for process in self._processes.values():
+      process.join(max(end - time.monotonic(), 0))
+      if process.is_alive():
+        process.kill()
+        process.join()
