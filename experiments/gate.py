@@ -34,7 +34,6 @@ something was not evaluated, such as a score of too few conversations.
 """
 
 from collections.abc import Sequence
-import dataclasses
 import datetime
 import pathlib
 
@@ -92,7 +91,6 @@ def main(argv: Sequence[str]) -> None:
 def _run() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.runs import calibration_diff
-  from kaiju_jax.runs import needle_gate
   from kaiju_jax.runs import persona_judge
   from kaiju_jax.runs import quantization_gate as gate
   from kaiju_jax.runs.corpora import read
@@ -103,60 +101,41 @@ def _run() -> None:
   diff = calibration_diff.measure(*_DIFF.value) if _DIFF.value else None
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''
   calibration = shared_flags.load_decision(_JUDGE.calibration)
-  baseline = persona_judge.open_model(
-    _BASELINE.value, _ROWS.value, _BASELINE_ARM.quantization()
+  pair = gate.Pair(
+    baseline=persona_judge.open_model(
+      _BASELINE.value, _ROWS.value, _BASELINE_ARM.quantization()
+    ),
+    candidate=persona_judge.open_model(
+      _CANDIDATE.value, _ROWS.value, _ARM.quantization()
+    ),
   )
-  candidate = persona_judge.open_model(
-    _CANDIDATE.value, _ROWS.value, _ARM.quantization()
-  )
-  gate.check_pair(baseline, candidate)
-  found = gate.read(baseline, candidate, conversations, prose)
-  checks, said, name = list(gate.checks_of_reading(found)), (None, None), ''
-  needle = None
-  if _PERSONA.value and _NEEDLE.value:
-    needle = needle_gate.measure(
-      baseline, candidate, _NEEDLE.value, _NEEDLES.value, _NEEDLE_LENGTH.value
-    )
-    checks += needle_gate.checks(needle)
-  else:
-    reason = 'No needle was asked (--nopersona, or --needle is empty).'
-    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+  judge, needle, checks, name = None, None, [], ''
   if _PERSONA.value:
     judge = _JUDGE.read()
     name = judge.identity
-    for one in baseline, candidate:
-      persona_judge.refuse_own(name, f'checkpoint {one.digest}')
     checks += persona_judge.calibration_checks(
       name, calibration, datetime.date.today()
     )
-    said = tuple(
-      gate.play(one, judge, conversations) for one in (baseline, candidate)
-    )
-    checks += gate.checks_of_personas(*said)
-  else:
-    reason = 'Personas were not played (--nopersona).'
-    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+    if _NEEDLE.value:
+      needle = _NEEDLE.value, _NEEDLES.value, _NEEDLE_LENGTH.value
+  found = gate.examine(pair, conversations, prose, judge, needle)
   figures = {
-    **gate.figures(found, *said),
-    'limits': dataclasses.asdict(gate.Limits()) | {'needle': needle_gate.MOST},
-    'needle': needle_gate.figures(needle) if needle else None,
+    **found.figures,
     'calibration_diff': diff.figures if diff else None,
   }
   decision = decision_lib.decide(
     gate.NAME,
-    checks,
+    [*found.checks, *checks],
     figures,
     {
       'golden': source,
-      'baseline': baseline.digest,
-      'candidate': candidate.digest,
+      'baseline': pair.baseline.digest,
+      'candidate': pair.candidate.digest,
       'judge': name,
     },
   )
-  title = f'# {candidate.origin} against {baseline.origin}\n'
-  lines = [title, *gate.tables(figures, name)]
-  if needle:
-    lines += ['', needle_gate.describe(needle)]
+  title = f'# {pair.candidate.origin} against {pair.baseline.origin}\n'
+  lines = [title, *gate.tables(figures, name), *found.lines]
   if diff:
     lines += ['', *diff.lines]
   text = '\n'.join(lines)

@@ -29,6 +29,7 @@ from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.runs import needle_gate
 from kaiju_jax.runs import persona
 from kaiju_jax.runs import persona_judge
 from kaiju_jax.runs import report
@@ -83,6 +84,75 @@ class Read(NamedTuple):
   groups: dict[tuple[str, str, str], divergence.Summary]
   bits: Bits
   channels: dict[str, dict[tuple[int, str], codes.Channels]]
+
+
+class Pair(NamedTuple):
+  """The two models of a gate."""
+
+  baseline: persona_judge.Opened
+  candidate: persona_judge.Opened
+
+
+class Examined(NamedTuple):
+  """What a gate found.
+
+  Attributes:
+    checks: its checks.
+    figures: its figures, as plain data.
+    lines: lines of the report that `tables` does not make.
+  """
+
+  checks: list[decision_lib.Check]
+  figures: dict[str, Any]
+  lines: list[str]
+
+
+def examine(
+  pair: Pair,
+  conversations: Sequence[golden.Conversation],
+  prose: str = '',
+  judge: judges.Judge | None = None,
+  needle: tuple[str, int, int] | None = None,
+) -> Examined:
+  """Lets both models read, recall and play, as far as it is asked for.
+
+  Args:
+    pair: the models.
+    conversations: the conversations.
+    prose: see `read`.
+    judge: judges what both say; None plays nothing.
+    needle: what both recall: name, questions and length of
+      `needle_gate.measure`; None for nothing.
+
+  Raises:
+    ValueError: see `check_pair`, `read` and `needle_gate.measure`; or the judge
+      is one of the two.
+  """
+  check_pair(*pair)
+  if judge:
+    for one in pair:
+      persona_judge.refuse_own(judge.identity, f'checkpoint {one.digest}')
+  found = read(*pair, conversations, prose)
+  checks, lines, lost, said = list(checks_of_reading(found)), [], None, None
+  if needle:
+    lost = needle_gate.measure(*pair, *needle)
+    checks += needle_gate.checks(lost)
+    lines = ['', needle_gate.describe(lost)]
+  else:
+    reason = 'No needle was asked (--nopersona, or --needle is empty).'
+    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+  if judge:
+    said = [play(one, judge, conversations) for one in pair]
+    checks += checks_of_personas(*said)
+  else:
+    reason = 'Personas were not played (--nopersona).'
+    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+  plain = {
+    **figures(found, *(said or (None, None))),
+    'limits': dataclasses.asdict(Limits()) | {'needle': needle_gate.MOST},
+    'needle': needle_gate.figures(lost) if lost else None,
+  }
+  return Examined(checks, plain, lines)
 
 
 def check_pair(

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
-from kaiju_jax.interchange import own
 from kaiju_jax.runs import exchange
-from kaiju_jax.runs import load
 from tests.evaluation.gate import test_gate as gate
 from tests.experiments import forked
 from tests.interchange import family_folders
@@ -68,47 +65,6 @@ def test_models_are_read_and_none_passes_without_a_persona(models):
   assert '# Calibration of' in arms.stdout and '0 of' in arms.stdout
   assert others.returncode == 1
   assert 'must have the tokenizer and chat template' in others.stderr
-
-
-@pytest.mark.slow
-def test_a_candidate_that_says_nothing_is_told_from_its_baseline(tmp_path):
-  """Each figure stands under the model that it is of."""
-  model = dataclasses.replace(toys.KAIJU, vocab_size=256, max_length=2560)
-  state = test_exchange.run_of(tmp_path / 'run', model)
-  gain_D = np.zeros_like(state.params['final_norm']['gain_D'])
-  mute = {**state.params, 'final_norm': {'gain_D': gain_D}}
-  own.write(tmp_path / 'mute', mute, model, '')
-  probes = [golden.Probe(1, x, (), ('A',), 1.0) for x in golden.PROPERTIES]
-  last = golden.Probe(8, 'backstory', (), ('A',), 1.0)
-  talks = [
-    dataclasses.replace(gate.conversation(0, tier), probes=(*probes, last))
-    for tier in golden.TIERS
-  ]
-  golden.write(tmp_path / 'golden.jsonl', talks)
-  [done] = forked.run(
-    [
-      ['experiments.gate', f'--baseline={tmp_path / "run"}',
-       f'--candidate={tmp_path / "mute"}', '--judge=rules', '--needles=4',
-       '--needle=hops_0', '--rows=4', f'--golden={tmp_path / "golden.jsonl"}',
-       f'--out={tmp_path / "out"}'],
-    ]
-  )  # fmt: skip
-  assert done.returncode == 3, done
-  found = decision.load(tmp_path / 'out' / decision.FILE)
-  assert any('character: mean KL' in reason for reason in found.reasons)
-  # A model that gives all tokens one probability has 8 bits per byte.
-  bits = found.figures['bits_per_byte']
-  assert bits['candidate'] == pytest.approx(8) != bits['baseline']
-  means = {
-    who: {x['mean']['value'] for x in one['tiers'].values()}
-    for who, one in found.figures['personas'].items()
-  }
-  assert means['candidate'] == {1} and min(means['baseline']) > 1
-  inputs = [found.inputs[x] for x in ('baseline', 'candidate')]
-  digests = [
-    load.digest(load.from_anywhere(str(tmp_path / x))) for x in ('run', 'mute')
-  ]
-  assert inputs == digests
 
 
 def test_flags_that_are_wrong_are_one_line():

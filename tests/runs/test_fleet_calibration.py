@@ -101,3 +101,18 @@ def test_a_comparison_has_a_row_per_load_and_quantile(engine, monkeypatch):
   other = calibration.Engine('two', 'runs/two', *list(vars(file).values())[2:])
   with pytest.raises(ValueError, match='calibrated on runs/two'):
     fleet_calibration.compare('x', other, [0.5], 12)
+
+
+def test_on_the_processors_clock_pauses_take_no_time(engine):
+  """Requests a day apart are served at once, each as if it came alone."""
+  _, requests = fleet_calibration.draw(6, 250, LENGTH, 0)
+  seconds = 86_400.0 * np.arange(6)
+  first, _, spent = fleet_calibration.serve(
+    engine, seconds, requests, 'processor'
+  )
+  assert (first >= 0).all() and first.max() <= spent.sum() < 60
+  clock = fleet_calibration.Clock('processor')
+  clock.wait(1_000.0)
+  assert 1_000 <= clock.now() < 1_060
+  clock.wait(10.0)
+  assert 1_000 <= clock.now() < 1_060

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -14,16 +15,19 @@ from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation import cached_answers
 from kaiju_jax.evaluation.gate import codes
 from kaiju_jax.evaluation.gate import divergence
+from kaiju_jax.evaluation.gate import lost
 from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.evaluation.gate import texts
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
+from kaiju_jax.runs import needle_gate
 from kaiju_jax.runs import persona
 from kaiju_jax.runs import persona_judge
 from kaiju_jax.runs import quantization_gate as gate
@@ -350,6 +354,45 @@ def test_personas_must_be_kept():
   assert status == {'not evaluated'}
   assert '199 conversations; at least 200 are needed' in reason
   assert 'These show a drop of' in reason
+
+
+def test_each_figure_stands_under_the_model_that_it_is_of(floats, monkeypatch):
+  candidate = opened('int8', matmul='int8', kv='int8')
+  asked = []
+
+  def measure(*given):
+    asked.append(given)
+    return needle_gate.Needle('facts', lost.Loss(9, 9, 8, 1, 0), 0.0)
+
+  def play(one, judge, conversations):
+    value = {'toy': 4.5, 'int8': 4.0}[one.origin]
+    scores = dict.fromkeys(golden.PROPERTIES, value)
+    return [persona.Judged(x, ['A'] * 8, scores) for x in conversations]
+
+  monkeypatch.setattr(needle_gate, 'measure', measure)
+  monkeypatch.setattr(gate, 'play', play)
+  pair = gate.Pair(candidate=candidate, baseline=floats)
+  judge = judges.Rules()
+  talks = [conversation(n) for n in range(2)]
+  found = gate.examine(pair, talks, '', judge, ('facts', 9, 64))
+  assert asked == [(floats, candidate, 'facts', 9, 64)]
+  channels = found.figures['channels']
+  assert {x['at_rail'] for x in channels['baseline'].values()} == {None}
+  assert None not in {x['at_rail'] for x in channels['candidate'].values()}
+  means = {
+    who: one['tiers']['public']['mean']['value']
+    for who, one in found.figures['personas'].items()
+  }
+  assert means == {'baseline': 4.5, 'candidate': 4.0}
+  assert any('it was +0.50' in one.reason for one in found.checks)
+  assert 'Needle facts: 9 → 8 of 9' in found.lines[-1]
+  # Without a judge and a needle, nothing passes.
+  reasons = [x.reason for x in gate.examine(pair, talks).checks if x.reason]
+  assert any('No needle was asked' in one for one in reasons)
+  assert any('Personas were not played' in one for one in reasons)
+  with pytest.raises(ValueError, match='judge'):
+    own = types.SimpleNamespace(identity=f'checkpoint {candidate.digest}')
+    gate.examine(pair, talks, '', own)
 
 
 def test_models_of_other_tokens_are_refused(floats):

@@ -109,6 +109,10 @@ def test_the_filter_bounds_a_spike_where_nothing_is_guarded(filtered):
   # A character without a past counts for the floor, not for 40 of 128 pages.
   expected = spikes.FLOOR if filtered else 40 / PAGES
   assert share == pytest.approx(expected, rel=0.05)
+  # Remembered is what was counted, or a spike would raise its own bound.
+  today = made.shares.days[max(made.shares.days)]
+  remembered = today[b'foreign'] / sum(today.values())
+  assert remembered == pytest.approx(spikes.FLOOR, rel=0.05)
 
 
 def test_older_windows_fade():

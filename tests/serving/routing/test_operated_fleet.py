@@ -13,11 +13,13 @@ from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import local
 from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import shared_table
 from kaiju_jax.serving.routing import warming
+from tests.serving import redis_server
 from tests.serving import running
 from tests.serving import world
 from tests.serving.routing import fake_redis
@@ -220,6 +222,13 @@ def test_ends_are_tallied_where_they_happen():
         pass
       assert router.tally('one') == tally + rollout_lib.Tally(1, 1)
       assert router.tally('two') == rollout_lib.Tally(1)
+      # One that cannot go on has failed once.
+      (alone,) = await router.submit(request(2, 1, count=100))
+      await anext(alone)
+      made.replicas['two'].worker._commands.put(die)
+      with pytest.raises(replica_lib.Lost):
+        await drain(alone)
+      assert router.tally('two') == rollout_lib.Tally(2, 1)
 
     run(test)
 
@@ -323,5 +332,45 @@ def test_two_routers_send_a_conversation_to_one_replica(seed):
         if step == 40:
           routers[0] = share()  # One was killed, and started again.
           await exchange()
+
+    run(test)
+
+
+@redis_server.needs_server
+@pytest.mark.slow
+def test_routers_share_a_real_redis_beside_requests():
+  """Through the settings of a router; the loss is counted and made up for."""
+  server = redis_server.Server(False)
+  with fleet('one', 'two', 'three') as made, contextlib.closing(server):
+
+    async def until(is_so):
+      end = asyncio.get_running_loop().time() + 60
+      while not is_so() and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.05)
+      assert is_so()
+
+    async def test():
+      routers = [made.router(table=server.address) for _ in range(2)]
+      for router in routers:
+        await router.begin()
+        assert router.read_fleet().shared
+      one, two = routers
+      homes = {n: (await ask(one, n))[0] for n in range(20)}
+      await until(lambda: two.read_fleet().sessions == 20)
+      assert {n: (await ask(two, n, 1))[0] for n in homes} == homes
+      with server.client() as client:
+        assert NAMES.fleet.encode() in b''.join(client.keys('*'))
+        client.flushall()
+      await until(lambda: sum(x.read_fleet().losses for x in routers) > 0)
+      with server.client() as client:
+        await until(
+          lambda: sum(client.zcard(x) for x in client.keys('*:s:*')) == 20
+        )
+      late = made.router(table=server.address)
+      await late.begin()
+      assert {n: (await ask(late, n, 2))[0] for n in homes} == homes
+      server.kill()
+      await until(lambda: not two.read_fleet().shared)
+      assert {n: (await ask(two, n, 3))[0] for n in homes} == homes
 
     run(test)

@@ -33,7 +33,7 @@ from tests import ports
 from tests.decoding import toys
 from tests.serving import redis_server
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1200)]
 KILLS = int(os.environ.get('KILLS', '5'))
 PLANTED = 'Zwockelfjord'
 TOKEN = 'a' * 64
@@ -74,7 +74,7 @@ class Fleet:
 
   def begin(self):
     """Waits until both replicas answer, here and at both ingresses."""
-    said = self._wait(self._greeting, 300)
+    said = self._wait(self._greeting, 900)
     ((self.url, self.key),) = re.findall(r'Chat: +(\S+)/#key=(\S+)', said)
     (self.ray,) = re.findall(r'Ray: (\S+)', said)
     self._joined = self._join()

@@ -302,6 +302,8 @@ def test_somebody_always_takes_new_conversations():
     rollouts.set_share('one', 0.0)
     router.closing.add('two')
     assert rollouts.set_share('one', 0.5) == ['one']
+    with pytest.raises(ValueError, match='no other replica'):
+      rollouts.set_share('one', 0.0)
 
   run(test, one=OLD, two=OLD)
 
