@@ -28,7 +28,10 @@ def test_what_its_gates_promote_is_served_and_nothing_else(tmp_path):
   exchange.export(tmp_path / 'other_run', tmp_path / 'other', 'kaiju')
   talks = [gate.conversation(n, x) for n in range(2) for x in golden.TIERS]
   golden.write(tmp_path / 'golden.jsonl', talks)
-  asked = f'--golden={tmp_path / "golden.jsonl"}', '--forced', '--judge=rules'
+  asked = (
+    f'--golden={tmp_path / "golden.jsonl"}',
+    *('--forced', '--judge=rules', '--rows=8'),
+  )
   watched = tmp_path / 'before' / decision.FILE
   policy = tmp_path / 'policy.json'
   gates = {

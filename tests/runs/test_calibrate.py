@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.gate import calibrations
 from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.quantization import int8
@@ -26,9 +27,12 @@ def folder(tmp_path_factory):
   model = toys.changed(toys.KAIJU, {'kv_scale': 'channel'}, **changes)
   test_exchange.run_of(folder / 'run', model)
   (folder / 'prose.txt').write_text(PROSE)
-  talk = [('user', 'WHO ARE YOU?'), ('assistant', 'I AM 77 & OLD!')]
-  messages = [{'role': role, 'content': text} for role, text in talk]
-  (folder / 'talk.jsonl').write_text(json.dumps({'messages': messages}))
+  lines = []
+  for said in 'I AM 77 & OLD!', 'it is late. good night, dear keeper.':
+    talk = ('user', 'who are you?'), ('assistant', said)
+    messages = [{'role': role, 'content': text} for role, text in talk]
+    lines.append(json.dumps({'messages': messages}))
+  (folder / 'both.jsonl').write_text('\n'.join(lines))
   calibrate.write(
     str(folder / 'run'), str(folder / 'out'), str(folder / 'prose.txt')
   )
@@ -57,12 +61,23 @@ def test_the_largest_value_of_each_channel_has_the_largest_code(folder):
       largest_K = np.abs(np.asarray(x.codes)[0, :count].astype(int)).max(0)
       # Later layers read what the codes of earlier ones have rounded.
       assert largest_K.min() >= (int8.MAX_CODE if owner == 0 else 110)
-  # Other texts have other values.
-  other = folder / 'other'
-  calibrate.write(str(folder / 'run'), str(other), str(folder / 'talk.jsonl'))
-  ours, theirs = find(folder / 'out'), find(other)
-  for key in [key for key in ours if key[1] in LIMITS]:
-    assert (ours[key] != theirs[key]).any()
+
+
+def test_every_text_counts_whatever_their_order(folder):
+  """Another text beside the prose raises some limits, and lowers none."""
+  loaded = load.base(str(folder / 'run'), 'float32')
+  texts = calibrate._read(str(folder / 'both.jsonl'), tokenizer_lib.Bytes())
+  assert len(texts) == 2
+  one, other = (
+    calibrations.read(calibrate.fit_limits(loaded, x))
+    for x in (texts, texts[::-1])
+  )
+  [alone] = (
+    calibrations.read(calibrate.fit_limits(loaded, x)) for x in [texts[:1]]
+  )
+  for key in [key for key in one if key[1] in LIMITS]:
+    np.testing.assert_array_equal(one[key], other[key])
+    assert (one[key] >= alone[key]).all() and (one[key] > alone[key]).any()
 
 
 def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder):
