@@ -64,6 +64,7 @@ def play(world, out):
   return rounds.run(settings, training, out)
 
 
+@pytest.mark.timeout(900)
 def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
   world, tmp_path, monkeypatch
 ):
