@@ -86,9 +86,8 @@ aot: $(VENV)/.aot-installed
 	  $(PYTEST) -m 'aot and not full' $(TESTS); status=$$?; \
 	  wait $$report || status=1; cat $$said; rm $$said; exit $$status
 
-# Two replicas and two ingresses under Ray: started, killed, tested and stopped
-# within two minutes. It needs redis-server. KILLS=50 kills more replicas than
-# five. (1.2 GB of packages.)
+# Two replicas and two ingresses under Ray: started, killed, tested and stopped.
+# It needs redis-server. KILLS=50 kills more replicas than five.
 fleet: $(VENV)/.fleet-installed
 	$(QUICK) $(BIN)/python -m pytest -m fleet --durations=5 \
 	  tests/serving/routing/test_ray.py

@@ -18,6 +18,7 @@ _QUIET = {
 # no other of its name to give calls to.
 _PATIENT = {
   'RAY_worker_register_timeout_seconds': '300',
+  'RAY_health_check_timeout_ms': '60000',
   'RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '5',
   'RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S': '10',
 }
