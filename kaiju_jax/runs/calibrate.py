@@ -23,8 +23,10 @@ from kaiju_jax.data import conversations as conversations_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.gate import reader as reader_lib
 from kaiju_jax.interchange import own
+from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import load
+from kaiju_jax.serving.drift import calibration
 
 _LENGTH = 512
 
@@ -65,37 +67,25 @@ def fit_limits(loaded: load.Loaded, texts: Sequence[np.ndarray]) -> Any:
   Raises:
     ValueError: it has a scale per token.
   """
-  quantization = loaded.config.quantization
-  if (quantization.kv, quantization.kv_scale) != ('int8', 'channel'):
-    raise ValueError(
-      f'{loaded.origin}: must have a limit per channel of keys and values'
-      " (model.quantization.kv_scale='channel') to fit."
-    )
+  largest = np.zeros_like(calibration.read_limits(loaded.params, loaded.config))
   # Stored as floats, no value is cut at the former limit.
   quantization = dataclasses.replace(
-    quantization, kv='none', qk='none', kv_scale='token'
+    loaded.config.quantization, kv='none', qk='none', kv_scale='token'
   )
   config = dataclasses.replace(loaded.config, quantization=quantization)
   length = max(map(len, texts))
   decoder = load.decoder(
     loaded._replace(config=config), None, rows=1, length=length
   )
-  reader, largest = reader_lib.Reader(decoder, length), {}
+  reader = reader_lib.Reader(decoder, length)
+  places = {x: n for n, x in enumerate(layers_lib.owners(config.layers()))}
   for tokens_L in texts:
     for owner, pair in reader.read(tokens_L).stored.items():
-      for name, x_ULK in zip('kv', pair):
+      for side, x_ULK in enumerate(pair):
         seen_K = np.abs(np.asarray(x_ULK)[:, : len(tokens_L)]).max((0, 1))
-        before_K = largest.get((owner, name), seen_K)
-        largest[owner, name] = np.maximum(before_K, seen_K)
-  blocks = dict(loaded.params['blocks'])
-  for (owner, name), limit_K in largest.items():
-    repeat, index = divmod(owner, len(blocks))
-    layer, field = f'layer_{index}', f'{name}_limit_K'
-    attention = dict(blocks[layer]['attention'])
-    attention[field] = np.array(attention[field])
-    attention[field][repeat] = limit_K
-    blocks[layer] = {**blocks[layer], 'attention': attention}
-  return {**loaded.params, 'blocks': blocks}
+        limit_K = largest[places[owner], side]
+        np.maximum(limit_K, seen_K, out=limit_K)
+  return calibration.write_limits(loaded.params, loaded.config, largest)
 
 
 def scale_tensors(params: Any) -> Any:

@@ -112,7 +112,7 @@ def test_what_cannot_be_fitted_is_refused_by_its_field(folder, tmp_path):
   test_exchange.run_of(tmp_path / 'token', model)
   test_exchange.run_of(tmp_path / 'plain', toys.PLAIN)
   out, prose = str(tmp_path / 'out'), str(folder / 'prose.txt')
-  with pytest.raises(ValueError, match="kv_scale='channel'"):
+  with pytest.raises(ValueError, match="kv_scale='token'"):
     calibrate.write(str(tmp_path / 'token'), out, prose)
   with pytest.raises(ValueError, match='no int8 weights'):
     calibrate.write(str(tmp_path / 'plain'), out, is_per_tensor=True)
