@@ -20,7 +20,7 @@ from tests.serving.page import test_first_minute as first_minute
 @pytest.mark.slow
 def test_what_its_gates_promote_is_served_and_nothing_else(tmp_path):
   """The gates: the range of the rules, and that nothing was lost since."""
-  model = dataclasses.replace(toys.KAIJU, vocab_size=256, max_length=512)
+  model = dataclasses.replace(toys.KAIJU, vocab_size=256, max_length=1024)
   test_exchange.run_of(tmp_path / 'run', model)
   exchange.export(tmp_path / 'run', tmp_path / 'export', 'kaiju')
   other = dataclasses.replace(model, window=6)
