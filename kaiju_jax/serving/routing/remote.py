@@ -247,7 +247,9 @@ class Remote:
       lease = self._welcome.lease if self._welcome else hosting.BEAT
       await asyncio.wait([hearing], timeout=min(hosting.BEAT, lease / 4))
       if time.monotonic() - self._heard > self._silence:
-        _LOG.warning('%s is silent, and counts as gone', self.name)
+        # One that is being started again may take long to answer at first.
+        if self._welcome is not None:
+          _LOG.warning('%s is silent, and counts as gone', self.name)
         return
       if self._welcome is None:
         continue

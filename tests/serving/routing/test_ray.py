@@ -341,7 +341,7 @@ def test_nothing_listens_to_other_machines(fleet):
     '0000000000000000FFFF00000100007F',
     f'{"0" * 24}01000000',
   }
-  found = {}
+  found = []
   for process, name in fleet.children().items():
     for path in pathlib.Path(f'/proc/{process}/fd').iterdir():
       try:
