@@ -19,9 +19,9 @@ what is under test is how lookups add up, and not how they emerge.
 
 Device:   one core of a CPU that had much other work
 Minutes:  three processor minutes per run
-Result:   at 64 tokens `full` and `global_3` follow three hops (98 %), `global_2`
-          two (99 %), and `global_1` none: it hardly learns the lookup itself
-          (experiments/results/gates.md)
+Result:   at 64 tokens `full` and `global_3` follow three hops (98 %),
+          `global_2` two (99 %), and `global_1` none: it hardly learns the
+          lookup itself (experiments/results/gates.md)
 """
 
 from kaiju_jax.data import config as data_config
