@@ -211,26 +211,31 @@ def test_ends_are_tallied_where_they_happen():
       tally = rollout_lib.Tally(3, 0, 1)
       assert router.tally('one') == tally
       router.set_share('two', 1.0)
+      die_soon(made.engine('one'))
       (lost,) = await router.submit(request(1, 1, count=100))
-      await anext(lost)
-
-      def die():
-        raise RuntimeError('a test killed it.')
-
-      made.replicas['one'].worker._commands.put(die)
-      async for _ in lost:
-        pass
+      assert len([x async for x in lost]) == 100
       assert router.tally('one') == tally + rollout_lib.Tally(1, 1)
       assert router.tally('two') == rollout_lib.Tally(1)
       # One that cannot go on has failed once.
+      die_soon(made.engine('two'))
       (alone,) = await router.submit(request(2, 1, count=100))
       await anext(alone)
-      made.replicas['two'].worker._commands.put(die)
       with pytest.raises(replica_lib.Lost):
         await drain(alone)
       assert router.tally('two') == rollout_lib.Tally(2, 1)
 
     run(test)
+
+
+def die_soon(engine, rounds=8):
+  """Has an engine die within an answer of 100 tokens, and not before one."""
+  left = iter(range(rounds))
+
+  def before_round():
+    if next(left, None) is None:
+      raise RuntimeError('a test killed it.')
+
+  engine.before_round = before_round
 
 
 def hits(found):

@@ -122,7 +122,10 @@ async def read_one(remote):
 
 
 def test_a_busy_replica_says_for_how_long(fleet):
-  remote, _ = fleet.reach(fleet.start(rows=1, limits=admission.Limits(queue=1)))
+  process = fleet.start(rows=1, limits=admission.Limits(queue=1))
+  remote, _ = fleet.reach(process)
+  # The first reply holds the only row until it is cancelled.
+  process.replica.worker.engine.before_round = lambda: time.sleep(0.05)
 
   async def main():
     streams = [await one(remote, 0, count=50)]
