@@ -94,7 +94,8 @@ class Sequence:
     self.prompt_scores: tuple[float, ...] | None = None
     # All tokens, of the prompt and drawn.
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
-    self._tokens[: self.given] = [*tokens_L, *request.drawn]
+    self._tokens[: self.prompt] = tokens_L
+    self._tokens[self.prompt : self.given] = request.drawn
     self._draw = len(request.drawn)
     # What the head gives each of them; NaN where that is not known.
     self._judged: texts.Scores | None = None
