@@ -135,13 +135,11 @@ class Watch:
     wanted = min(self.monitor.count_wanted(now), BATCH)
     samples = []
     if wanted:
-      value, error = self._worker.ask(lambda: self._take(wanted)) or (None,) * 2
-      if error is not None:
-        raise error
-      if value is not None:
+      taken = self._worker.ask(lambda: self._sampler.take(wanted))
+      if taken is not None:
         samples = [
           one._replace(character=self._folder.rename(one.character))
-          for one in value.read()
+          for one in taken.read()
         ]
     window = self.monitor.add(samples, now)
     if window is not None:
@@ -151,12 +149,6 @@ class Watch:
       about = {'weights': self._weights, 'seconds': int(now)}
       self._folder.write(self.monitor.to_bytes(about), now)
       self._written = now
-
-  def _take(self, wanted: int):
-    try:
-      return self._sampler.take(wanted), None
-    except Exception as error:
-      return None, error
 
   def _run(self) -> None:
     while not self._stopping.wait(EVERY):

@@ -216,7 +216,7 @@ class SavedPoints:
       else:
         for one in found:
           adopt = functools.partial(self._saving.adopt, [one])
-          points += self._between_rounds(adopt) or 0
+          points += self._worker.ask(adopt, _ROUND) or 0
     except Exception:
       # The server starts all the same; what is missing is prefilled.
       _LOG.exception('points could not be taken back')
@@ -261,8 +261,8 @@ class SavedPoints:
     """
     with self._guard:
       self._removed.clear()
-    selected = self._between_rounds(
-      lambda: self._saving.select(self._most, self._is_wanted)
+    selected = self._worker.ask(
+      lambda: self._saving.select(self._most, self._is_wanted), _ROUND
     )
     if selected is None:
       return 0
@@ -289,7 +289,7 @@ class SavedPoints:
 
   def _copy(self, selected: groups_lib.Selected) -> bytes | None:
     """Returns a group's bytes; None if it has changed meanwhile."""
-    copied = self._between_rounds(lambda: self._saving.copy(selected))
+    copied = self._worker.ask(lambda: self._saving.copy(selected), _ROUND)
     if copied is None:
       return None
     try:
@@ -320,23 +320,6 @@ class SavedPoints:
       return False
     owner = owner_of(name)
     return not owner or self._keeps(owner, name.conversation)
-
-  def _between_rounds(self, function: Callable[[], Any]) -> Any:
-    """Returns a function's value; None if the engine has stopped, or is late.
-
-    Raises whatever the function raises.
-    """
-
-    def caught():
-      try:
-        return function(), None
-      except Exception as error:
-        return None, error
-
-    value, error = self._worker.ask(caught, _ROUND) or (None, None)
-    if error is not None:
-      raise error
-    return value
 
   def _run(self) -> None:
     with contextlib.ExitStack() as stack:

@@ -7,6 +7,9 @@ comes from the engine of this process (`worker.py`).
 import asyncio
 import collections
 from collections.abc import AsyncIterator
+from collections.abc import Callable
+from collections.abc import Iterable
+import logging
 import time
 from typing import NamedTuple
 from typing import Protocol
@@ -15,6 +18,7 @@ from typing import Self
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
 
+_LOG = logging.getLogger(__name__)
 # The fewest later tokens of a stream whose rate says something (our guess).
 _RATED = 15
 
@@ -201,3 +205,40 @@ class AsyncStream:
     self._result = result or self._result
     self._error = error or self._error
     self._arrived.set()
+
+
+class News(NamedTuple):
+  """What a stream is told; fields as `AsyncStream.deliver` takes them."""
+
+  stream: AsyncStream
+  events: list[request_lib.Event]
+  prompt: Prompt | None = None
+  result: request_lib.Result | None = None
+  error: BaseException | None = None
+
+
+def hand_over(news: Iterable[News]) -> None:
+  """Delivers news of streams, in one call of each event loop.
+
+  Call it in a thread that runs none of these loops.
+  """
+  told = collections.defaultdict(list)
+  for one in news:
+    told[one.stream.loop].append(one)
+  for loop, items in told.items():
+    tell(loop, _deliver, items)
+
+
+def tell(
+  loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments
+) -> None:
+  """Schedules a function in an event loop, unless the loop is closed."""
+  try:
+    loop.call_soon_threadsafe(function, *arguments)
+  except RuntimeError:
+    _LOG.debug('an event loop was closed before its streams ended')
+
+
+def _deliver(items: Iterable[News]) -> None:
+  for stream, *news in items:
+    stream.deliver(*news)

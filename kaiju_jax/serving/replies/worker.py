@@ -14,7 +14,6 @@ without a reader the sequence ends after `admission.Limits.lease` seconds.
 """
 
 import asyncio
-import collections
 from collections.abc import Callable
 import logging
 import queue
@@ -167,12 +166,7 @@ class Worker:
         future.set_exception(error)
 
     def run():
-      value = error = None
-      try:
-        value = function()
-      except Exception as raised:
-        error = raised
-      _tell(loop, done, value, error)
+      stream_lib.tell(loop, done, *_catch(function))
 
     if not self.is_alive:
       raise self._stopped()
@@ -190,15 +184,21 @@ class Worker:
     Do not call it in the event loop's thread: it blocks.
 
     Args:
-      function: must raise no exception.
+      function: the function.
       seconds: the longest time to wait for it.
+
+    Raises:
+      Whatever the function raises.
     """
     done: queue.SimpleQueue = queue.SimpleQueue()
-    self._commands.put(lambda: done.put(function()))
+    self._commands.put(lambda: done.put(_catch(function)))
     try:
-      return done.get(timeout=seconds) if self.is_alive else None
+      value, error = done.get(timeout=seconds) if self.is_alive else (None,) * 2
     except queue.Empty:
       return None
+    if error is not None:
+      raise error
+    return value
 
   def read(self, stream: stream_lib.AsyncStream) -> None:
     """Renews a stream's lease."""
@@ -271,7 +271,7 @@ class Worker:
 
   def _publish(self) -> None:
     """Hands each event loop the new tokens of its streams, in one call."""
-    told = collections.defaultdict(list)
+    news = []
     for stream, sequence in list(self._streams.items()):
       events = []
       while sequence.events:
@@ -281,15 +281,16 @@ class Worker:
         result = sequence.result()
         del self._streams[stream]
       if events or result is not None:
-        told[stream.loop].append((stream, events, _prompt(sequence), result))
-    for loop, items in told.items():
-      _tell(loop, _deliver, items)
+        prompt = _prompt(sequence)
+        news.append(stream_lib.News(stream, events, prompt, result))
+    stream_lib.hand_over(news)
 
   def _end(self) -> None:
     """Ends all streams, when the thread ends."""
     error = self._stopped()
-    for stream in self._streams:
-      _tell(stream.loop, stream.deliver, [], None, None, error)
+    stream_lib.hand_over(
+      stream_lib.News(stream, [], error=error) for stream in self._streams
+    )
     self._streams.clear()
 
   def _stopped(self) -> Stopped:
@@ -304,14 +305,9 @@ def _prompt(sequence: sequence_lib.Sequence) -> stream_lib.Prompt:
   )
 
 
-def _deliver(items) -> None:
-  for stream, events, prompt, result in items:
-    stream.deliver(events, prompt, result)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, function, *arguments) -> None:
-  """Schedules a function in an event loop, unless the loop is closed."""
+def _catch(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
+  """Returns a function's value, or the exception that it raised."""
   try:
-    loop.call_soon_threadsafe(function, *arguments)
-  except RuntimeError:
-    _LOG.debug('an event loop was closed before its streams ended')
+    return function(), None
+  except Exception as error:
+    return None, error

@@ -14,7 +14,6 @@ event loop in one call, as an engine's thread does.
 """
 
 import asyncio
-import collections
 from collections.abc import AsyncIterator
 from collections.abc import Sequence
 import contextlib
@@ -280,7 +279,7 @@ class Remote:
           self._deliver(message.updates)
 
   def _deliver(self, updates: Sequence[hosting.Update]) -> None:
-    told = collections.defaultdict(list)
+    news = []
     for one in updates:
       stream = self._streams.get(one.number)
       if stream is None:
@@ -288,25 +287,23 @@ class Remote:
       error = one.error
       if isinstance(error, worker_lib.Stopped):
         error = self._gone()
-      told[stream.loop].append(
-        (stream, one.events, one.prompt, one.result, error)
+      news.append(
+        stream_lib.News(stream, one.events, one.prompt, one.result, error)
       )
       if one.result is not None or error is not None:
         self._drop(one.number)
-    for loop, items in told.items():
-      _tell(loop, items)
+    stream_lib.hand_over(news)
 
   def _lose(self) -> None:
     """Ends all streams of a process that is gone."""
     self._is_alive, self._welcome = False, None
     self._lost.set()
-    told = collections.defaultdict(list)
-    for stream in self._streams.values():
-      told[stream.loop].append((stream, [], None, None, self._gone()))
+    stream_lib.hand_over(
+      stream_lib.News(stream, [], error=self._gone())
+      for stream in self._streams.values()
+    )
     self._streams.clear()
     self._of.clear()
-    for loop, items in told.items():
-      _tell(loop, items)
 
   def _drop(self, number: int) -> None:
     stream = self._streams.pop(number, None)
@@ -314,16 +311,3 @@ class Remote:
 
   def _gone(self) -> replica_lib.Lost:
     return replica_lib.Lost(f'{self.name} is gone.')
-
-
-def _tell(loop: asyncio.AbstractEventLoop, items) -> None:
-  """Delivers news in an event loop, unless it is closed."""
-
-  def deliver():
-    for stream, events, prompt, result, error in items:
-      stream.deliver(events, prompt, result, error)
-
-  try:
-    loop.call_soon_threadsafe(deliver)
-  except RuntimeError:
-    _LOG.debug('an event loop was closed before its streams ended')
