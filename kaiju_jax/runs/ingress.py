@@ -22,9 +22,6 @@ import threading
 import time
 from typing import NamedTuple
 
-from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.runs import defaults as defaults_lib
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import serve
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import log
@@ -179,12 +176,8 @@ def run(
   try:
     front = found.wait(_FIRST).facts
     loaded = front.loaded
-    tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-    defaults = defaults_lib.read(
-      loaded, tokenizer, settings.template, settings.thinking == 'keep'
-    )
-    head = heads.find(settings.head, settings.safety, loaded.config.d_model)
-    opened = server_folder.open_parts(settings, head, say)
+    beside = serve.read_beside(loaded, settings)
+    opened = server_folder.open_parts(settings, beside.head, say)
     router = shared.SharedRouter(
       server_folder.load_key(pathlib.Path(settings.folder)),
       router_lib.Settings(
@@ -198,12 +191,10 @@ def run(
       router,
       loaded.config,
       front.length,
-      tokenizer,
+      beside,
       settings,
       loaded.origin,
-      head,
       opened,
-      defaults,
       front.weights,
     )
     start = functools.partial(found.start, operations.rollouts_of(context))

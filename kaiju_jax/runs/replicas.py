@@ -17,11 +17,8 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import defaults as defaults_lib
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
-from kaiju_jax.runs import promotion
 from kaiju_jax.runs import serve
 from kaiju_jax.runs import server_folder
 from kaiju_jax.runs import serving_engine
@@ -92,14 +89,9 @@ def make(source: Source, settings: serve.Settings, name: str) -> hosting.Made:
     characters.Unavailable: as `serve.assemble`, where private points are saved.
   """
   loaded = source.load()
-  weights = load.digest(loaded)
-  if settings.policy:
-    promotion.check(settings.policy, settings.promotion, weights)
-  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  written = defaults_lib.read(
-    loaded, tokenizer, settings.template, settings.thinking == 'keep'
-  ).format
-  head = heads.find(settings.head, settings.safety, loaded.config.d_model)
+  weights = serve.check_promoted(loaded, settings)
+  tokenizer, defaults, head = serve.read_beside(loaded, settings)
+  written = defaults.format
   folder, store = pathlib.Path(settings.folder), None
   if settings.points == 'all':
     store = server_folder.open_store(folder, settings.store)

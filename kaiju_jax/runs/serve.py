@@ -17,6 +17,7 @@ import dataclasses
 import pathlib
 import socket
 import time
+from typing import NamedTuple
 
 import numpy as np
 from starlette import types
@@ -141,6 +142,46 @@ class Settings:
   promotion: str = ''
 
 
+class Beside(NamedTuple):
+  """What is served beside a model's weights.
+
+  Attributes:
+    tokenizer: the model's.
+    defaults: of the model's folder.
+    head: the token-level head; None for none.
+  """
+
+  tokenizer: tokenizer_lib.Tokenizer
+  defaults: defaults_lib.Defaults
+  head: judge.Head | None
+
+
+def read_beside(loaded: load.Loaded, settings: Settings) -> Beside:
+  """Returns what the settings name beside a model; reads no weights of it.
+
+  Raises:
+    OSError, ValueError: something cannot be read, or does not fit the model.
+  """
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  defaults = defaults_lib.read(
+    loaded, tokenizer, settings.template, settings.thinking == 'keep'
+  )
+  head = heads.find(settings.head, settings.safety, loaded.config.d_model)
+  return Beside(tokenizer, defaults, head)
+
+
+def check_promoted(loaded: load.Loaded, settings: Settings) -> str:
+  """Returns a model's digest.
+
+  Raises:
+    OSError, ValueError: the settings have a policy, and it is not promoted.
+  """
+  weights = load.digest(loaded)
+  if settings.policy:
+    promotion.check(settings.policy, settings.promotion, weights)
+  return weights
+
+
 def assemble(
   loaded: load.Loaded, settings: Settings, say: Callable[[str], None] = print
 ) -> context_lib.Context:
@@ -157,39 +198,27 @@ def assemble(
       without tokens or without moderation; or the model is not promoted.
     characters.Unavailable: the store cannot be reached.
   """
-  weights = load.digest(loaded)
+  weights = check_promoted(loaded, settings)
   if settings.drift == 'watch':
     calibration.check(loaded.config)
-  if settings.policy:
-    promotion.check(settings.policy, settings.promotion, weights)
-  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  defaults = defaults_lib.read(
-    loaded, tokenizer, settings.template, settings.thinking == 'keep'
-  )
-  for note in defaults.notes():
+  beside = read_beside(loaded, settings)
+  for note in beside.defaults.notes():
     say(note)
-  if defaults.format is None:
+  if beside.defaults.format is None:
     say(
       'No chat template: it continues text (/v1/completions), without chats;'
       ' --template=FILE names one.'
     )
-  head = heads.find(settings.head, settings.safety, loaded.config.d_model)
   # What is wrong is refused before anything compiles.
-  opened = server_folder.open_parts(settings, head, say)
+  opened = server_folder.open_parts(settings, beside.head, say)
   try:
-    engine = serving_engine.make(loaded, tokenizer, settings, head, say)
+    engine = serving_engine.make(
+      loaded, beside.tokenizer, settings, beside.head, say
+    )
     say(f'Compiling {loaded.origin} …')
     warm(engine)
     return _assemble(
-      engine,
-      tokenizer,
-      settings,
-      loaded.origin,
-      head,
-      opened,
-      defaults,
-      weights,
-      say,
+      engine, beside, settings, loaded.origin, opened, weights, say
     )
   except BaseException:
     opened.store.close()
@@ -217,17 +246,16 @@ def assemble_around(
   """
   opened = server_folder.open_parts(settings, head)
   defaults = defaults_lib.Defaults(chat_format.format_of(tokenizer))
-  return _assemble(engine, tokenizer, settings, origin, head, opened, defaults)
+  beside = Beside(tokenizer, defaults, head)
+  return _assemble(engine, beside, settings, origin, opened)
 
 
 def _assemble(
   engine: engine_lib.Engine,
-  tokenizer: tokenizer_lib.Tokenizer,
+  beside: Beside,
   settings: Settings,
   origin: str,
-  head: judge.Head | None,
   opened: server_folder.Parts,
-  defaults: defaults_lib.Defaults,
   weights: str = '',
   say: Callable[[str], None] = print,
 ) -> context_lib.Context:
@@ -237,12 +265,10 @@ def _assemble(
     working,
     engine.decoder.config,
     engine.decoder.length,
-    tokenizer,
+    beside,
     settings,
     origin,
-    head,
     opened,
-    defaults,
     weights,
   )
   made.points = serving_engine.restore_points(
@@ -262,12 +288,10 @@ def assemble_over(
   engines: engines_lib.Engines,
   config: model_config.ModelConfig,
   length: int,
-  tokenizer: tokenizer_lib.Tokenizer,
+  beside: Beside,
   settings: Settings,
   origin: str,
-  head: judge.Head | None,
   opened: server_folder.Parts,
-  defaults: defaults_lib.Defaults,
   weights: str = '',
 ) -> context_lib.Context:
   """Returns the parts of a server over engines, which need not run yet.
@@ -276,15 +300,16 @@ def assemble_over(
     engines: a worker, or a router over several.
     config: of their model.
     length: tokens of a prompt and its reply that their rows hold.
-    tokenizer, settings, origin, head: as in `assemble_around`.
+    beside: of the model.
+    settings, origin: as in `assemble_around`.
     opened: the parts that were checked before the engines were made.
-    defaults: of the model's folder.
     weights: digest of the model's weights and config.
 
   Raises:
     OSError: a file cannot be read or written.
     ValueError: the server's key is damaged.
   """
+  tokenizer, defaults, head = beside
   written, thinking = defaults.format, defaults.thinking
   if written is None:
     digest = tokenizer_lib.digest(tokenizer)
