@@ -57,6 +57,14 @@ def gate(markers: Sequence[str] = (ZORB,), names: Sequence[str] = ('zorb',)):
   return gate_lib.Gate(settings, weight_VC, bias_C, trained)
 
 
+def full_size(seed: int) -> gate_lib.Gate:
+  """Returns a gate of the default size, whose weights are drawn."""
+  settings = dataclasses.replace(gate_lib.Settings(), names=('zorb',))
+  rng = np.random.default_rng(seed)
+  weight_VC = rng.normal(size=(2 * settings.features, 1)).astype(np.float32)
+  return gate_lib.Gate(settings, weight_VC, np.zeros(1, np.float32), TRAINED)
+
+
 def stage(
   version: str,
   names: Sequence[str] = ('zorb',),

@@ -129,10 +129,6 @@ class Affinity:
     if self._noted:
       self._noted.pop(session, None)
 
-  def clear(self) -> None:
-    """Forgets all sessions; replicas tell of them again."""
-    self.table[:] = -1
-
   def expire(self) -> None:
     """Forgets the sessions that were not used for too long."""
     self.table[self.table[:, 2] < self.oldest] = -1

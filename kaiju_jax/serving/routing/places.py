@@ -213,10 +213,6 @@ class Places:
     """Forgets who serves a conversation."""
     self.affinity.forget(self._session(owner, conversation))
 
-  def clear(self) -> None:
-    """Forgets who serves which conversation; replicas tell it again."""
-    self.affinity.clear()
-
   def _session(self, owner: str, conversation) -> int:
     return names_lib.number(self._names.conversation(owner, conversation))
 

@@ -195,8 +195,7 @@ class Rollouts:
       ValueError: there is no such replica, a name is a build's, a rollout of it
         runs, or no other one would take new conversations.
     """
-    if self.find(name) != [name]:
-      raise ValueError(f'of={name!r}: must name a replica, one at a time.')
+    self._check_name(name)
     return self.set_share(name, 0.0)
 
   def remove(self, name: str) -> replica_lib.Replica:
@@ -205,8 +204,7 @@ class Rollouts:
     Raises:
       ValueError: there is no such replica, or it serves.
     """
-    if self.find(name) != [name]:
-      raise ValueError(f'of={name!r}: must name a replica, one at a time.')
+    self._check_name(name)
     (one,) = [x for x in self._router.describe() if x.name == name]
     if one.is_alive and not one.is_closing:
       raise ValueError(f'of={name!r}: it serves; drain it first.')
@@ -314,6 +312,10 @@ class Rollouts:
     for name in names:
       if name in known:
         self._router.set_share(name, share)
+
+  def _check_name(self, name: str) -> None:
+    if self.find(name) != [name]:
+      raise ValueError(f'of={name!r}: must name a replica, one at a time.')
 
   def _check_idle(self, names: Sequence[str]) -> None:
     for one in self._rollouts:

@@ -200,7 +200,7 @@ class Router:
 
   async def list_held(self) -> dict[str, Sequence[replica_lib.Held]]:
     """Returns the texts in the caches of the replicas that answer in time."""
-    alive = [x.replica for x in self._places if x.replica.is_alive]
+    alive = [x for _, x in self._alive()]
 
     async def ask(replica):
       with contextlib.suppress(TimeoutError):

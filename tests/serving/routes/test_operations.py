@@ -16,7 +16,6 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.runs import operate
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import log
-from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 from tests.experiments import forked
@@ -300,15 +299,9 @@ def test_the_command_says_what_is_served(one, folders, tmp_path):
 @pytest.mark.slow
 def test_a_gate_of_full_size_changes_within_a_second(tmp_path):
   """From the command to the answer, by the processor, while texts are read."""
-  settings = dataclasses.replace(gate_lib.Settings(), names=('zorb',))
-  rng = np.random.default_rng(0)
-  versions = []
-  for n in range(2):
-    weight_VC = rng.normal(size=(2 * settings.features, 1)).astype(np.float32)
-    gate = gate_lib.Gate(
-      settings, weight_VC, np.zeros(1, np.float32), planted.TRAINED
-    )
-    versions.append(planted.write(tmp_path / f'{n}', gate))
+  versions = [
+    planted.write(tmp_path / f'{n}', planted.full_size(n)) for n in range(2)
+  ]
   moderator = moderation.Moderator(planted.HEAD)
   moderator.use(versions[0])
   with operated(tmp_path, moderator) as one:

@@ -1,6 +1,5 @@
 """Both stages together: verdicts, failures, and versions that change."""
 
-import dataclasses
 import json
 import logging
 import statistics
@@ -246,15 +245,9 @@ def test_versions_change_under_threads(moderator, tmp_path):
 @pytest.mark.slow
 def test_a_gate_of_full_size_changes_within_a_second(tmp_path):
   """Read, checked and served; and rolled back, beside a thread that scores."""
-  settings = dataclasses.replace(gate_lib.Settings(), names=('zorb',))
-  rng = np.random.default_rng(0)
-  versions = []
-  for n in range(2):
-    weight_VC = rng.normal(size=(2 * settings.features, 1)).astype(np.float32)
-    gate = gate_lib.Gate(
-      settings, weight_VC, np.zeros(1, np.float32), planted.TRAINED
-    )
-    versions.append(planted.write(tmp_path / f'{n}', gate))
+  versions = [
+    planted.write(tmp_path / f'{n}', planted.full_size(n)) for n in range(2)
+  ]
   moderator = moderation.Moderator(HEAD)
   moderator.use(versions[0])
   stop = threading.Event()
