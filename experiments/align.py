@@ -63,7 +63,12 @@ _LENGTH = flags.DEFINE_float(
   'length_max', 1.5, 'How many times longer or shorter replies may become.'
 )
 _GUARDED = flags.DEFINE_bool('guards', True, 'Whether guards stop the rounds.')
-_STEPS = flags.DEFINE_integer('steps', 16, 'Training steps of a round.')
+_STEPS = flags.DEFINE_integer(
+  'steps',
+  16,
+  'Training steps of a round; fewer in proportion where not all prompts have a'
+  ' choice.',
+)
 _RATE = flags.DEFINE_float('rate', 5e-5, 'The learning rate.')
 _BETA = flags.DEFINE_float('beta', 0.1, 'The factor of rewards.')
 _BATCH = flags.DEFINE_integer('batch', 1, 'Rows of a step.')
@@ -151,7 +156,7 @@ def _training(seed: int) -> Any:
   experiment.seed = seed
   experiment.data.batch = _BATCH.value
   experiment.optimizer.learning_rate = _RATE.value
-  experiment.optimizer.schedule = 'constant'
+  experiment.optimizer.schedule, experiment.optimizer.warmup = 'constant', 0.0
   experiment.objective.preference.beta = _BETA.value
   experiment.loop.steps = _STEPS.value
   experiment.loop.evaluate_every = 0

@@ -217,7 +217,10 @@ def _program(
   else:
     del data['begin_with'], data['data']['path'], data['data']['reference']
   # The step depends on a branch only through this.
-  data['loop']['branch'] = batch_schedule.is_full(experiment)
+  is_full = data['loop']['branch'] = batch_schedule.is_full(experiment)
+  optimizer = experiment.optimizer
+  if is_full and optimizer.schedule == 'constant' and not optimizer.warmup:
+    del data['loop']['steps']  # No rate depends on the length of the run.
   data['mesh'] = mesh and dataclasses.asdict(mesh)
   return json.dumps(data, sort_keys=True)
 

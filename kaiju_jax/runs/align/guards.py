@@ -42,7 +42,7 @@ class Limits:
     kl: the most nats per reply.
     length: replies may be so many times as long, or as short.
     rounds: so many rounds in a row may have an accuracy whose interval of 95 %
-      lies below the best one so far.
+      lies below that of the best one so far.
   """
 
   kl: float = 12.0
@@ -66,13 +66,14 @@ def find_fault(history: Sequence[Readings], limits: Limits) -> str:
       f' {1 / limits.length:.2f}…{limits.length:g}'
     )
   known = [one for one in history if one.choices]
-  best = max((one.accuracy for one in known), default=0.0)
-  tail = known[-limits.rounds :]
+  found = [proportion.wilson(one.right, one.choices) for one in known]
+  best = max(range(len(found)), key=lambda n: found[n].low, default=0)
+  tail = found[-limits.rounds :]
   if len(tail) == limits.rounds and all(
-    proportion.wilson(one.right, one.choices).high < best for one in tail
+    one.high < found[best].low for one in tail
   ):
     return (
-      f'accuracy: {tail[-1].accuracy:.2f} of held-out choices after {best:.2f},'
-      f' and as low for {limits.rounds} rounds'
+      f'accuracy: {known[-1].accuracy:.2f} of held-out choices after'
+      f' {known[best].accuracy:.2f}, and as low for {limits.rounds} rounds'
     )
   return ''

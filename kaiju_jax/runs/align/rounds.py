@@ -184,7 +184,7 @@ class Rounds:
       self._experiment.data.length,
       reader=self._reader,
     )
-    self._train(number, folder)
+    self._train(number, folder, counts)
     readings, others = self._look(number, folder)
     record |= {**others, **readings._asdict()}
     if self._settings.is_guarded:
@@ -343,10 +343,19 @@ class Rounds:
     messages.append({'role': 'assistant', 'replies': choices})
     return {'messages': messages, 'prompt': prompt.name}
 
-  def _train(self, number: int, folder: pathlib.Path) -> None:
-    """Trains a round's model, or goes on with it."""
+  def _train(
+    self, number: int, folder: pathlib.Path, counts: dict[str, int]
+  ) -> None:
+    """Trains a round's model, or goes on with it.
+
+    Where few prompts have a choice, a round has fewer steps in proportion, so
+    that it reads its choices equally often.
+    """
+    loop, chosen = self._experiment.loop, counts['groups']
+    steps = -(-loop.steps * chosen // (chosen + counts['ties']))
     experiment = dataclasses.replace(
       self._experiment,
+      loop=dataclasses.replace(loop, steps=steps),
       begin_with=str(self._path_before(number)),
       data=dataclasses.replace(
         self._experiment.data,

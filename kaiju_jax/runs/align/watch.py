@@ -94,14 +94,21 @@ def compare(
   ours: Sequence[drawing.Reply],
   theirs: Sequence[drawing.Reply],
 ) -> Wins:
-  """Returns how often our replies have the larger utility than theirs."""
+  """Returns how often our replies have the larger utility than theirs.
+
+  One that was cut off or says nothing, which nobody can keep, loses to any
+  other.
+  """
   for replies in ours, theirs:
     pairs = zip(found, (one.content for one in replies), strict=True)
     user.read(pairs)
   counts = {-1: 0, 0: 0, 1: 0}
   for prompt, one, other in zip(found, ours, theirs, strict=True):
-    mine, yours = (user.judge(prompt, x.content) for x in (one, other))
-    counts[int(np.sign(mine - yours))] += 1
+    mine, yours = (
+      (x.is_usable, x.is_usable and user.judge(prompt, x.content))
+      for x in (one, other)
+    )
+    counts[(mine > yours) - (mine < yours)] += 1
   return Wins(counts[1], counts[0], counts[-1])
 
 

@@ -65,6 +65,13 @@ def test_wins_are_ours_and_ties_count_half_or_not_at_all():
   assert found['untied']['low'] < 3 / 4 < found['untied']['high']
   same = watch.compare(user, [PROMPT] * 6, ours, ours).describe()
   assert (same['value'], same['untied']) == (0.5, None)
+  # Nobody can keep what was cut off, or says nothing.
+  cut = [one._replace(finish='length') for one in ours[:3]]
+  cut += replies(' ', '', 'f?')
+  worse = watch.compare(user, [PROMPT] * 6, cut, theirs).describe()
+  assert (worse['wins'], worse['ties'], worse['losses']) == (0, 1, 5)
+  both = watch.compare(user, [PROMPT] * 3, cut[:3], cut[:3]).describe()
+  assert both['ties'] == 3
 
 
 def test_a_warm_user_errs_as_often_as_the_softmax_says():
@@ -153,9 +160,9 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path):
 
 
 GOOD = guards.Readings(1.0, 1.0, right=70, choices=100)
-# Of 70 %, so few of 100 are surely fewer, and these may be as many.
-LOW, MAYBE = GOOD._replace(right=59), GOOD._replace(right=62)
-FEW = guards.Readings(1.0, 1.0, right=7, choices=10)
+# After 70, so few of 100 are surely fewer, and these may be as many.
+LOW, MAYBE = GOOD._replace(right=50), GOOD._replace(right=53)
+FEW = guards.Readings(1.0, 1.0, right=5, choices=7)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +174,12 @@ FEW = guards.Readings(1.0, 1.0, right=7, choices=10)
     ([GOOD._replace(length=1.6)], 'length: replies are 1.60 times as long'),
     ([GOOD._replace(length=0.6)], 'length: replies are 0.60 times'),
     ([GOOD, LOW, LOW], ''),
-    ([GOOD, LOW, LOW, LOW], 'accuracy: 0.59 of held-out choices after 0.70'),
+    ([GOOD, LOW, LOW, LOW], 'accuracy: 0.50 of held-out choices after 0.70'),
     ([GOOD, LOW, MAYBE, LOW], ''),
     ([GOOD, *[MAYBE] * 5], ''),
-    ([FEW, *[FEW._replace(right=5)] * 5], ''),
+    ([FEW, *[FEW._replace(right=2)] * 5], ''),
+    # The best one is that of which most is known.
+    ([FEW._replace(right=7), GOOD, *[LOW] * 3], 'accuracy: 0.50'),
     ([GOOD._replace(right=0, choices=0, kl=None)] * 5, ''),
     ([GOOD._replace(kl=None, length=2.0)], 'length: replies are 2.00'),
   ],

@@ -69,7 +69,7 @@ def training(first: str, length: int = LENGTH) -> experiment_lib.Experiment:
   one.data.task, one.objective.name = 'choices', 'preference'
   one.optimizer.schedule = 'constant'
   one.optimizer.learning_rate = 2e-3
-  one.loop.steps, one.loop.log_every, one.loop.checkpoint_every = 2, 1, 1
+  one.loop.steps, one.loop.log_every, one.loop.checkpoint_every = 5, 1, 1
   return one
 
 
