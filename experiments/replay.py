@@ -3,7 +3,9 @@
     python -m experiments.replay [--traffic=people] [--live=40,80]
         [--swipes=.15,.45] [--tiers=mature] [--requests=10000] [--zipf=1.0]
         [--seed=0] [--fractions=1/20,1/40,1/80] [--preset=13b]
-        [--caches=points,lru,blocks,foresight] [--json=PATH]
+        [--caches=points,lru,blocks,foresight] [--least=.5] [--json=PATH]
+    python -m experiments.replay --change=build|clock --live=4000 --swipes=.15
+        --fractions=1/2 [--plan=.1,.5,1] [--hold=60] [--warm=64] [--open=stay]
 
 Draws a trace per tier, live count and part of swipes, and serves it, without a
 model, from an oracle that keeps everything, from the engine's own prefix tree,
@@ -11,7 +13,17 @@ from the same tree that evicts what was used least recently, and from pages as
 entries of their own, all with a part of the oracle's bytes; beside them stands
 a prefix tree that knows the trace and evicts what will be asked for last.
 Prints hits, what they are of the oracle's, and which requests miss; with --json
-writes them, too.
+writes them, too. The exit status is 3 if the engine's tree has less than
+--least of a trace's tokens.
+
+With --change, half-way in the trace other weights or another format of prompts
+come ('build'), or prompts begin with the time, in units of --tick seconds
+('clock'): nothing of before can be resumed. --plan lists the shares of the
+conversations that have the change, each for --hold seconds; without it all
+have it at once. --open=stay lets open conversations end on what they began
+with, as `kaiju serve --ray` does; --warm prefills so many characters' prefixes
+before. The exit status is 3 if a step has less than --least of the tokens, or
+what has the change does afterwards, and 4 if no request came in a step.
 
 --traffic=people is traffic as people make it (`fleet/people.py`); fixed is a
 fixed number of conversations, each with somebody of its own
@@ -60,12 +72,31 @@ _LOCAL = flags.DEFINE_float(
 )
 _CACHES = flags.DEFINE_list('caches', None, 'Which caches; all by default.')
 _PRESET = flags.DEFINE_string('preset', '13b', 'Whose pages are counted.')
+_LEAST = flags.DEFINE_float(
+  'least', 0.5, 'The fraction of tokens below which it refuses.', 0.0, 1.0
+)
+_CHANGE = flags.DEFINE_enum(
+  'change', None, ['build', 'clock'], 'Which change comes half-way.'
+)
+_PLAN = flags.DEFINE_list(
+  'plan', ['1'], 'The shares of conversations that have the change.'
+)
+_HOLD = flags.DEFINE_float('hold', 60.0, 'Seconds of each share.', 1.0)
+_WARM = flags.DEFINE_integer('warm', 0, 'Prefixes that are prefilled.', 0)
+_OPEN = flags.DEFINE_enum(
+  'open', 'move', ['move', 'stay'], 'What open conversations do.'
+)
+_TICK = flags.DEFINE_float('tick', 1.0, "The clock's smallest unit, s.", 0.001)
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  _run(_traces(), _parts())
+  parts = _parts()
+  if _CHANGE.value:
+    _run_change(_traces(), parts)
+  else:
+    _run(_traces(), parts)
 
 
 def _traces() -> dict:
@@ -107,11 +138,10 @@ def _parts() -> list[float]:
 def _run(traces: dict, parts: list[float]) -> None:
   import rich.console
 
-  from kaiju_jax.fleet import people
+  from kaiju_jax.evaluation import decision
   from kaiju_jax.fleet import replay
-  from kaiju_jax.fleet import texts
-  from kaiju_jax.fleet import traffic
   from kaiju_jax.model import presets
+  from kaiju_jax.runs import replay_gate
 
   chosen = command.choose(_CACHES, replay.CACHES)
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
@@ -120,11 +150,7 @@ def _run(traces: dict, parts: list[float]) -> None:
   found = {}
   for name, drawn in traces.items():
     with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
-      requests = list(
-        texts.requests(people.draw(drawn))
-        if isinstance(drawn, people.People)
-        else traffic.trace(drawn)
-      )
+      requests = _draw(drawn)
       found[name] = replay.replay(
         requests,
         sizes,
@@ -137,6 +163,57 @@ def _run(traces: dict, parts: list[float]) -> None:
       console.print(table)
   if _JSON.value:
     _write(replay, found)
+  if 'points' in chosen:
+    decision.finish(replay_gate.judge_caches(found, _LEAST.value))
+
+
+def _draw(drawn) -> list:
+  """Returns the requests of a trace."""
+  from kaiju_jax.fleet import people
+  from kaiju_jax.fleet import texts
+  from kaiju_jax.fleet import traffic
+
+  if isinstance(drawn, people.People):
+    return list(texts.requests(people.draw(drawn)))
+  return list(traffic.trace(drawn))
+
+
+def _run_change(traces: dict, parts: list[float]) -> None:
+  import rich.console
+
+  from kaiju_jax.evaluation import decision
+  from kaiju_jax.fleet import changes
+  from kaiju_jax.fleet import replay
+  from kaiju_jax.model import presets
+  from kaiju_jax.runs import replay_gate
+  from kaiju_jax.serving.routing import rollout
+  from kaiju_jax.storage import files
+
+  shares = tuple(command.numbers(_PLAN, float))
+  plan = rollout.Plan(shares=shares, hold=_HOLD.value)
+  sizes = replay.sizes_of(presets.preset(_PRESET.value))
+  console = rich.console.Console()
+  found = {}
+  for name, drawn in traces.items():
+    with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
+      requests = _draw(drawn)
+      for part in parts:
+        label = f'{name}, 1/{1 / part:.0f} of the memory'
+        say.update(label)
+        found[label] = changes.replay_change(
+          requests,
+          replay.make_tree(requests, sizes, part, _LOCAL.value),
+          _CHANGE.value,
+          plan,
+          _WARM.value,
+          _OPEN.value == 'stay',
+          _TICK.value,
+        )
+        console.print(replay_gate.change_table(label, found[label]))
+  made = replay_gate.judge_changes(found, _LEAST.value)
+  if _JSON.value:
+    files.write_json(pathlib.Path(_JSON.value), made.figures)
+  decision.finish(made)
 
 
 def _source(replay, sizes) -> None:

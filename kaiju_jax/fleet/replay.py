@@ -142,6 +142,27 @@ def _make(name: str, requests, sizes: caches.Sizes, memory: float, local):
   return caches.Points(sizes, memory, local, **policy)
 
 
+def make_tree(
+  requests: Sequence[traffic_lib.Request],
+  sizes: caches.Sizes,
+  fraction: float,
+  local: float | None = None,
+) -> caches.Points:
+  """Returns the engine's prefix tree, of a fraction of the oracle's bytes.
+
+  Args:
+    requests: the trace.
+    sizes: sizes of the model's pages.
+    fraction: the fraction.
+    local: the fraction of the tree's bytes for local pages; None for the
+      default.
+  """
+  oracle = caches.Oracle()
+  _serve(requests, oracle)
+  memory = fraction * oracle.tokens * sizes.token_bytes
+  return caches.Points(sizes, memory, local)
+
+
 def find_causes(requests: Sequence[traffic_lib.Request]) -> list[str]:
   """Returns why a cache may miss each request, one of CAUSES.
 
