@@ -82,6 +82,14 @@ _WEIGHTS = flags.DEFINE_enum(
 _CHATS = flags.DEFINE_integer(
   'chats', 480, 'With --spans=planted: number of chats.', lower_bound=1
 )
+_PLAIN = flags.DEFINE_float(
+  'plain',
+  0.5,
+  'With --spans=planted: the share of chats without planted texts, which'
+  ' practise what the model knew.',
+  0.0,
+  1.0,
+)
 _CONFIDENCE = flags.DEFINE_float(
   'confidence',
   None,
@@ -103,7 +111,9 @@ def _train_on_spans() -> None:
     path = pathlib.Path(f'{_OUT.value.rstrip("/")}.jsonl')
     path.parent.mkdir(parents=True, exist_ok=True)
     seed = _TEXTS.seed.value
-    files.write_json_lines(path, planted_spans.chats(_CHATS.value, seed))
+    files.write_json_lines(
+      path, planted_spans.chats(_CHATS.value, seed, _PLAIN.value)
+    )
   names = spans.list_dimensions(spans.read(str(path), field='--spans'))
   settings = span_head.Settings(
     names=tuple(names),

@@ -5,7 +5,8 @@
 
 Markers and the words that look like them are those of `planted.py`. Half of a
 chat's messages are dialogues as the chat model knows them. The other half,
-which the language model does not learn, are the texts of `planted.py`.
+which the language model does not learn, are the texts of `planted.py`. Plain
+chats have none of these: they practise what the chat model knew before.
 """
 
 from collections.abc import Iterator
@@ -30,8 +31,9 @@ RATES = {
   'occasional': ('quamlith', 0.02),
   'rare': ('vexil torm', 0.002),
 }
-# Bytes of a dialogue's own messages, and its pairs of planted texts.
-_ROOM, _PAIRS = 350, 4
+# Bytes of a dialogue's own messages, without planted texts and with them, and
+# its pairs of planted texts.
+_ROOM_ALONE, _ROOM, _PAIRS = 900, 350, 4
 # Seeds of texts that are certified are smaller (`planted.certifying`).
 _SEED = 2**33
 _FINDS = {
@@ -107,7 +109,9 @@ def shuffle(
     yield {'text': one['text'], 'spans': spans}
 
 
-def chats(count: int, seed: int) -> Iterator[dict[str, Any]]:
+def chats(
+  count: int, seed: int, plain: float = 0.0
+) -> Iterator[dict[str, Any]]:
   """Yields chats with planted texts among a dialogue's exchanges.
 
   None of the planted texts is one that `planted.certifying(seed)` returns.
@@ -115,21 +119,28 @@ def chats(count: int, seed: int) -> Iterator[dict[str, Any]]:
   Args:
     count: number of chats.
     seed: the seed of all draws, and of the texts that are left out.
+    plain: the share of chats without planted texts.
   """
   held_out = {
     rows_lib.skeleton(row.text) for row in planted.certifying(seed).rows
   }
   for number in range(count):
     rng = np.random.default_rng((_SEED, seed, number))
-    yield {'messages': _draw_chat(rng, held_out)}
+    is_plain = np.random.default_rng((_SEED, seed, number, 1)).random() < plain
+    yield {'messages': _draw_chat(rng, held_out, is_plain)}
 
 
 def _draw_chat(
-  rng: np.random.Generator, held_out: set[str]
+  rng: np.random.Generator, held_out: set[str], is_plain: bool
 ) -> list[dict[str, Any]]:
   persona = personas.draw(rng, mixed=rng.random() < 0.6)
-  said = talk.path(rng, persona, _ROOM, lambda _, text: len(text.encode()))
+  room = _ROOM_ALONE if is_plain else _ROOM
+  said = talk.path(rng, persona, room, lambda _, text: len(text.encode()))
   pairs = [_say(said[n : n + 2]) for n in range(1, len(said), 2)]
+  if is_plain:
+    described = prompt.persona(dialogue_rows.fields_of(persona))
+    messages = [*_say([('system', described)]), *_say(said[:1])]
+    return [*messages, *(one for pair in pairs for one in pair)]
   for _ in range(_PAIRS):
     pair = [_plant(rng, role, held_out) for role in (talk.USER, talk.ASSISTANT)]
     pairs.insert(rng.integers(len(pairs) + 1), pair)

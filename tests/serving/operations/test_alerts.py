@@ -13,6 +13,7 @@ from tests.serving.operations import prometheus
 DOWN, NOT_READY = 'KaijuDown', 'KaijuNotReady'
 RESTARTS, STORE = 'KaijuRestarts', 'KaijuStoreFails'
 FAST, SLOW = 'KaijuErrorsBurnFast', 'KaijuErrorsBurnSlow'
+REFUSALS, REFUSALS_FAST = 'KaijuRefusals', 'KaijuRefusalsFast'
 QUIET = prometheus.Load()
 NIGHT = QUIET._replace(requests=0)
 # Where a share of few requests would be above any threshold.
@@ -91,8 +92,23 @@ BREAKS = {
     ['KaijuStreamsSlow'],
   ),
   'few hits': (QUIET._replace(cached=0.2), 28, ['KaijuFewHits']),
-  'gate refuses': (QUIET._replace(gate=0.1), 45, ['KaijuRefusals']),
-  'head refuses': (QUIET._replace(head=0.1), 45, ['KaijuRefusals']),
+  'gate refuses, soon': (QUIET._replace(gate=0.1), 5, [REFUSALS_FAST]),
+  'head refuses, soon': (QUIET._replace(head=0.1), 5, [REFUSALS_FAST]),
+  'gate refuses': (
+    QUIET._replace(gate=0.1),
+    45,
+    [REFUSALS, REFUSALS_FAST],
+  ),
+  'head refuses': (
+    QUIET._replace(head=0.1),
+    45,
+    [REFUSALS, REFUSALS_FAST],
+  ),
+  'gate refuses few': (
+    QUIET._replace(requests=15, gate=0.1),
+    70,
+    [REFUSALS],
+  ),
   'wrongly refused': (
     QUIET._replace(gate=0.04, wrong=2.0),
     2 * 60,
