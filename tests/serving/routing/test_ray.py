@@ -27,6 +27,7 @@ import pytest
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
+from kaiju_jax.runs import operate
 from kaiju_jax.serving.routing import ray_local
 from kaiju_jax.serving.routing import remote as remote_lib
 from tests import ports
@@ -47,13 +48,14 @@ class Fleet:
     url, key: as it printed them.
     ray: the address of its Ray.
     folder: where it keeps files, TMPDIR among them.
+    store: the Redis with conversations and the table.
     metrics: the ingresses' ports of metrics.
     remotes: the replicas, as this process reaches them.
     pages: global pages of both.
   """
 
-  def __init__(self, folder: pathlib.Path, model: pathlib.Path, store: str):
-    self.folder = folder
+  def __init__(self, folder: pathlib.Path, model: pathlib.Path, store):
+    self.folder, self.store = folder, store
     first = ports.free()
     self.metrics = first, first + 1
     self._log = (folder / 'log').open('w+')
@@ -63,7 +65,11 @@ class Fleet:
       [
         *(sys.executable, '-m', 'experiments.serve', '--ray=auto'),
         *('--replicas=2', '--ingresses=2', '--port=0', '--reference'),
-        *(f'--model={model}', f'--store={store}', f'--folder={folder}/server'),
+        *(
+          f'--model={model}',
+          f'--store={store.address}',
+          f'--folder={folder}/server',
+        ),
         *(f'--metrics_port={self.metrics[0]}', f'--length={LENGTH}'),
         *('--rows=4', '--kept=4', '--chunk=64', '--grace=5', '--log=faults'),
       ],
@@ -173,6 +179,23 @@ class Fleet:
     assert is_done
     return ''.join(pieces)
 
+  def operate(self) -> list[operate.Server]:
+    """Returns the ingresses, to operators' commands."""
+    key = operate.load_key(f'{self.folder}/server')
+    return [operate.Server(port, key) for port in self.metrics]
+
+  def say(self, session: str, text: str) -> float:
+    """Sends a message; returns the share of its prompt that was cached."""
+    body = {
+      'model': 'tiny',
+      'session': session,
+      'messages': [{'role': 'user', 'content': text}],
+      'max_tokens': 4,
+    }
+    usage = self.ask('/v1/chat/completions', body)['usage']
+    cached = usage['prompt_tokens_details']['cached_tokens']
+    return cached / usage['prompt_tokens']
+
   def wait_for_both(self):
     """Waits until both ingresses reach both replicas."""
     self._wait(lambda: self._count_pages() == self.pages, 120)
@@ -228,7 +251,7 @@ def fleet():
   store = redis_server.Server(False)
   made = None
   try:
-    made = Fleet(folder, model, store.address)
+    made = Fleet(folder, model, store)
     made.begin()
     yield made
   finally:
@@ -328,6 +351,68 @@ def test_a_killed_ingress_is_not_missed(fleet, wanted):
   assert 'Ingress 0 ended with -9' in fleet.words()
 
 
+def test_hits_come_back_after_the_table_is_lost(fleet):
+  """With an ingress that was killed with it, and so knows no session."""
+  fields = {'name': 'Bo', 'description': 'A dog.', 'greeting': 'Woof.'}
+  character = fleet.ask('/v1/characters', {'fields': fields})['id']
+  opens = {'character': character}
+  sessions = [fleet.ask('/v1/sessions', opens)['id'] for _ in range(12)]
+  for turn in range(3):
+    before = [fleet.say(one, f'turn {turn}') for one in sessions]
+  assert sum(before) / len(before) > 0.6
+  with fleet.store.client() as client:
+    old = client.keys('kaiju:affinity:*')
+    assert len(old) > 2 and client.delete(*old) == len(old)
+  os.kill(fleet.find('spawn_main')[0], signal.SIGKILL)
+  start = time.monotonic()
+  with fleet.store.client() as client:
+    known = 'kaiju:affinity:*:s:*'
+    while sum(map(client.zcard, client.keys(known))) < len(sessions):
+      assert time.monotonic() < start + 5
+      time.sleep(0.05)
+  table = time.monotonic() - start
+  back = None
+  while time.monotonic() < start + 60 and back is None:
+    rates = []
+    for one in sessions:
+      try:
+        rates.append(fleet.say(one, 'more'))
+      except (OSError, urllib.error.URLError):
+        rates.append(0.0)  # A connection of the killed ingress.
+    if sum(rates) / len(rates) > 0.95 * sum(before) / len(before):
+      back = time.monotonic() - start
+  print(f'table after {table:.1f} s, hits after {back:.1f} s, {len(old)} keys')
+  assert back is not None
+  fleet.wait_for_both()
+
+
+def test_a_rollout_and_a_drain_lose_nothing(fleet, wanted):
+  """The replica is taken off; the other one gives all texts."""
+  servers = fleet.operate()
+  with futures.ThreadPoolExecutor(1) as thread:
+    start = time.monotonic()
+    for server in servers:
+      server.ask('rollout', {'of': 'kaiju-1', 'hold': 0.5})
+    texts = thread.submit(ask_all, fleet)
+    for server in servers:
+      while server.ask()['rollouts'][-1]['state'] != 'done':
+        assert time.monotonic() < start + 60
+        time.sleep(0.1)
+    rolled = time.monotonic() - start
+    assert texts.result() == wanted
+    texts, start = thread.submit(ask_all, fleet), time.monotonic()
+    for server in servers:
+      server.ask('drain', {'of': 'kaiju-1', 'seconds': 1})
+    drained = time.monotonic() - start
+    assert texts.result() == wanted
+  assert drained < 100
+  print(f'rolled out in {rolled:.1f} s, drained in {drained:.1f} s')
+  for server in servers:
+    (state,) = [x for x in server.ask()['replicas'] if x['name'] == 'kaiju-1']
+    assert state['is_closing'] and state['running'] == 0
+  assert ask_all(fleet) == wanted
+
+
 def test_nothing_listens_to_other_machines(fleet):
   """Of all processes of the server, Ray's among them."""
   sockets = {}
@@ -375,13 +460,20 @@ def test_a_signal_ends_everything(fleet):
   print(f'{len(processes)} processes, {fleet.processor_seconds():.0f} s')
   fleet.process.send_signal(signal.SIGTERM)
   assert fleet.process.wait(60) == 0
-  left = [
-    name
-    for number, name in processes.items()
-    if pathlib.Path(f'/proc/{number}/cmdline').exists()
-    and pathlib.Path(f'/proc/{number}/cmdline').read_bytes()
-  ]
-  assert not left
+
+  def left():
+    found = []
+    for number, name in processes.items():
+      path = pathlib.Path(f'/proc/{number}/cmdline')
+      if path.exists() and path.read_bytes():
+        found.append(name)
+    return found
+
+  # Some end when they see that their parent has.
+  end = time.monotonic() + 5
+  while left() and time.monotonic() < end:
+    time.sleep(0.05)
+  assert not left()
   assert not list((fleet.folder / 'tmp').iterdir())
   with pytest.raises(OSError):
     fleet.ask('/readyz')
