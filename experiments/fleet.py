@@ -3,6 +3,7 @@
     python -m experiments.fleet [--policies=sticky,bounded] [--zipf=0.8,1.0,1.2]
         [--seeds=0,1,2] [--replicas=12] [--rate=58] [--sessions=250000]
         [--drill=lost] [--engine=engine.json] [--slo=2.5] [--json=PATH]
+    python -m experiments.fleet --price_of_slo=0.5,1,2.5,10 [--policies=sticky]
     python -m experiments.fleet --closed_forms
     python -m experiments.fleet --calibrate --model=RUN --out=engine.json
     python -m experiments.fleet --wall_clock --model=RUN --engine=engine.json
@@ -11,6 +12,8 @@ Simulates sessions with characters on a fleet of replicas that go in rounds as
 the engine does, each with a prefix cache of both pools, behind a router that
 calls `serving/routing/policies.pick`. Prints times to the first token, tokens
 per second, hit rates and how busy the replicas are, with the range over seeds.
+--price_of_slo finds the fewest replicas with which each policy bears the same
+sessions at these p99s of the first token.
 
 The law of a round is an H100's ceilings, --slower times over, which no device
 has confirmed, or a measured engine's: --calibrate measures rounds of a model
@@ -56,6 +59,9 @@ _WARM_UP = flags.DEFINE_float(
   'warm_up', 1_200.0, 'Seconds before first tokens count.', 0.0
 )
 _SLO = flags.DEFINE_float('slo', 2.5, 'Seconds of p99 that are allowed.', 0.0)
+_PRICE = flags.DEFINE_list(
+  'price_of_slo', None, 'SLOs, in seconds, whose replicas to find instead.'
+)
 _ENGINE = flags.DEFINE_string('engine', None, 'A calibration, engine.json.')
 _CLOSED = flags.DEFINE_bool(
   'closed_forms', False, 'Compare with closed forms instead.'
@@ -113,14 +119,18 @@ def main(argv: Sequence[str]) -> None:
     drill=_DRILL.value,
     warm_up=_WARM_UP.value,
   )
-  runs = fleet.study(
-    plan,
+  what = (
     command.choose(_POLICIES, policies.NAMES),
     command.numbers(_ZIPF, float),
     command.seeds(_SEEDS),
-    engine,
-    _note,
   )
+  if _PRICE.value is not None:
+    from kaiju_jax.runs import price_of_slo
+
+    slos = command.numbers(_PRICE, float)
+    _print(price_of_slo.show(plan, *what, slos, engine, _note))
+    return
+  runs = fleet.study(plan, *what, engine, _note)
   _print(fleet.show(runs, _SLO.value))
   if _JSON.value:
     path = pathlib.Path(_JSON.value)

@@ -7,6 +7,7 @@ import pytest
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
 from kaiju_jax.runs import fleet
+from kaiju_jax.runs import price_of_slo
 
 PLAN = fleet.Plan(
   replicas=3,
@@ -78,3 +79,38 @@ def test_a_drill_changes_its_replica_half_way(drill):
 def test_a_plan_that_cannot_be_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     fleet.simulate(PLAN._replace(**change), 'sticky', 1.0, 0)
+
+
+def test_an_slo_costs_the_fewest_replicas_that_keep_it():
+  plan, said = PLAN._replace(rate=8.0, sessions=60), []
+  slos = [0.05, 0.65, 1.5]
+  found = price_of_slo.find(plan, 'sticky', 1.0, 0, slos, noted=said.append)
+  assert len(said) == len(set(said))
+  p99s = [
+    fleet.simulate(plan._replace(replicas=n), 'sticky', 1.0, 0).outcome.p99
+    for n in range(1, max(filter(None, found)) + 1)
+  ]
+  for slo, count in zip(slos, found):
+    if count is not None:
+      assert p99s[count - 1] <= slo
+      assert count == 1 or p99s[count - 2] > slo
+  assert found[0] is None and found[1] > found[2] > 1
+
+
+def test_an_slo_that_no_fleet_keeps_has_no_price():
+  asked = []
+
+  def p99(replicas):
+    asked.append(replicas)
+    return 3.0 / replicas
+
+  assert price_of_slo._bisect(p99, 1.0, 1) == 3
+  assert price_of_slo._bisect(p99, 0.3, 2) == 10
+  assert price_of_slo._bisect(p99, 3.0, 5) == 1
+  assert price_of_slo._bisect(p99, 0.01, 3) is None and max(asked) <= 48
+  plan = PLAN._replace(sessions=20)
+  ((title, columns, rows),) = price_of_slo.show(
+    plan, ['sticky'], [1.0], [0, 1], [1e-6, 60.0]
+  )
+  assert columns == ('policy', 'p99 1e-06 s', 'p99 60 s')
+  assert rows == [['sticky', 'none', '1']] and 'Zipf 1' in title

@@ -1,0 +1,99 @@
+"""Finds how many replicas each router needs for a time to the first token.
+
+The load stays as it is, and replicas are added until p99 keeps the SLO: by
+bisection, because another replica never makes p99 worse but by noise. All SLOs
+share the simulations.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import math
+
+from kaiju_jax.fleet import calibration
+from kaiju_jax.runs import fleet
+
+# Beyond so many times the plan's replicas nothing is searched.
+_MOST = 8
+
+
+def find(
+  plan: fleet.Plan,
+  policy: str,
+  zipf: float,
+  seed: int,
+  slos: Sequence[float],
+  engine: calibration.Engine | None = None,
+  noted: Callable[[str], None] = lambda what: None,
+) -> list[int | None]:
+  """Returns the fewest replicas per SLO; None where no fleet keeps it.
+
+  Args:
+    plan: the load; its replicas are those that the search begins with.
+    policy: one of `policies.NAMES`.
+    zipf: exponent of the characters' popularity.
+    seed: of the sessions.
+    slos: seconds of p99.
+    engine: a measured engine; an H100's ceilings by default.
+    noted: receives a line per simulation.
+  """
+  known: dict[int, float] = {}
+
+  def p99(replicas: int) -> float:
+    if replicas not in known:
+      larger = plan._replace(replicas=replicas)
+      run = fleet.simulate(larger, policy, zipf, seed, engine)
+      known[replicas] = run.outcome.p99
+      noted(
+        f'Zipf {zipf:g}, {policy}: {replicas} replicas, p99'
+        f' {run.outcome.p99:.2f} s'
+      )
+    return known[replicas]
+
+  return [_bisect(p99, slo, plan.replicas) for slo in slos]
+
+
+def _bisect(p99: Callable[[int], float], slo: float, begin: int) -> int | None:
+  """Returns the fewest replicas with at most `slo` seconds."""
+  low, high = 0, begin
+  while not p99(high) <= slo:
+    low, high = high, 2 * high
+    if low >= _MOST * begin:
+      return None
+  while high - low > 1:
+    middle = (low + high) // 2
+    if p99(middle) <= slo:
+      high = middle
+    else:
+      low = middle
+  return high
+
+
+def show(
+  plan: fleet.Plan,
+  chosen: Sequence[str],
+  exponents: Sequence[float],
+  seeds: Sequence[int],
+  slos: Sequence[float],
+  engine: calibration.Engine | None = None,
+  noted: Callable[[str], None] = lambda what: None,
+) -> Iterator[tuple[str, tuple, list[list[str]]]]:
+  """Yields a table per exponent: its title, columns and rows."""
+  for zipf in exponents:
+    rows = []
+    for policy in chosen:
+      found = [
+        find(plan, policy, zipf, seed, slos, engine, noted) for seed in seeds
+      ]
+      rows.append([policy, *map(_tell, zip(*found))])
+    title = f'Zipf {zipf:g}: replicas for {plan.rate:g} sessions per second'
+    yield title, ('policy', *(f'p99 {slo:g} s' for slo in slos)), rows
+
+
+def _tell(counts: Sequence[int | None]) -> str:
+  """Returns the mean of the seeds, and their range."""
+  if None in counts:
+    return 'none'
+  low, high = min(counts), max(counts)
+  mean = math.fsum(counts) / len(counts)
+  return f'{low}' if low == high else f'{mean:.1f} ({low}–{high})'
