@@ -7,6 +7,7 @@ import pytest
 from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
+from kaiju_jax.runs import fleet
 from kaiju_jax.serving.routing import policies
 from tests.fleet import test_simulator
 
@@ -39,6 +40,22 @@ def check_waits():
     assert abs(one.expected - than.found) > one.most
 
 
+def check_peak():
+  """A day whose evening has twice the mean: its worst hour keeps the SLO.
+
+  Without affinity it does not, though the mean is the same.
+  """
+  plan = fleet.Plan(replicas=3, rows=16, rate=2.1, peak=2.0)
+  plan = plan._replace(sessions=int(86_400 * plan.rate))
+  worst = {
+    policy: fleet.simulate(plan, policy, 1.0, 0).outcome.worst_p99
+    for policy in ('sticky', 'random')
+  }
+  assert worst['sticky'] < 2.5 < worst['random']
+  flat = fleet.simulate(plan._replace(peak=1.0), 'sticky', 1.0, 0).outcome
+  assert flat.worst_p99 < 0.5 * worst['sticky']
+
+
 @pytest.mark.slow
 def test_it_agrees_with_plain_python_and_with_closed_forms():
   """One test, because workers would each compile for half a minute."""
@@ -47,6 +64,7 @@ def test_it_agrees_with_plain_python_and_with_closed_forms():
   for policy in policies.NAMES:
     check_bits(policy)
   check_waits()
+  check_peak()
   for exponent in (0.8, 1.0, 1.2):
     one = closed_forms.compare_hits(1_000, 100, exponent, count=120_000)
     assert one.is_met, one
