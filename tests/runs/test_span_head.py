@@ -67,6 +67,28 @@ def test_shuffled_spans_say_nothing_of_their_texts():
     assert abs(found - 0.5) < 3 * noise < 0.04
 
 
+def test_plain_chats_have_no_planted_text_and_more_of_their_own():
+  def words(chats, planted_too):
+    return [
+      sum(
+        len(x['content'].split())
+        for x in one['messages'][1:]
+        if planted_too or 'spans' not in x
+      )
+      for one in chats
+    ]
+
+  plain = list(planted_spans.chats(30, 0, 1.0))
+  assert not any('spans' in x for one in plain for x in one['messages'])
+  full = list(planted_spans.chats(30, 0))
+  assert np.mean(words(plain, False)) > 1.5 * np.mean(words(full, False))
+  mixed = list(planted_spans.chats(60, 0, 0.5))
+  is_plain = [not any('spans' in x for x in one['messages']) for one in mixed]
+  assert 15 < sum(is_plain) < 45
+  # Who has planted texts has the same ones, whatever the share.
+  assert all(mixed[n] == full[n] for n in range(30) if not is_plain[n])
+
+
 def test_planted_chats_hold_no_text_that_is_certified():
   certified = {
     rows_lib.skeleton(row.text) for row in planted.certifying(0).rows

@@ -179,7 +179,7 @@ FEW = guards.Readings(1.0, 1.0, right=5, choices=7)
     ([GOOD, *[MAYBE] * 5], ''),
     ([FEW, *[FEW._replace(right=2)] * 5], ''),
     # The best one is that of which most is known.
-    ([FEW._replace(right=7), GOOD, *[LOW] * 3], 'accuracy: 0.50'),
+    ([FEW, GOOD, *[LOW] * 3], 'accuracy: 0.50'),
     ([GOOD._replace(right=0, choices=0, kl=None)] * 5, ''),
     ([GOOD._replace(kl=None, length=2.0)], 'length: replies are 2.00'),
   ],
