@@ -8,11 +8,11 @@
 A round draws --swipes replies to --groups prompts; the user keeps one of each;
 the model trains on the choices (the objective 'preference', towards the frozen
 int8 export of --model), and its replies to held-out prompts are read. Guards
-stop at the last good round: KL per reply, length of replies, and accuracy on
-held-out choices. OUT/model is a link to that round's run, OUT/report.json has
-all readings. The same command goes on where it was stopped, and one with more
---rounds where that one ended. Several users or --seeds are a run each, in a
-folder of its own in OUT; they compile once.
+stop at the last good round: KL per reply, length of replies, the share of them
+that never end, and accuracy on held-out choices. OUT/model is a link to that
+round's run, OUT/report.json has all readings. The same command goes on where it
+was stopped, and one with more --rounds where that one ended. Several users or
+--seeds are a run each, in a folder of its own in OUT; they compile once.
 
 --user=planted:NAME chooses by a known utility (fact, question, catchphrase);
 :inverted, :coin and :length behind it are contrasts. --user=head:FILE:DIMENSION
@@ -61,6 +61,9 @@ _WATCHED = flags.DEFINE_integer(
 _KL = flags.DEFINE_float('kl_max', 12.0, 'The most nats per reply.')
 _LENGTH = flags.DEFINE_float(
   'length_max', 1.5, 'How many times longer or shorter replies may become.'
+)
+_CUT = flags.DEFINE_float(
+  'cut_max', 0.05, 'The largest share of replies that are cut off.'
 )
 _GUARDED = flags.DEFINE_bool('guards', True, 'Whether guards stop the rounds.')
 _STEPS = flags.DEFINE_integer(
@@ -135,7 +138,7 @@ def _settings(user: str, seed: int) -> Any:
     choice_temperature=_CHOICE.value,
     held_out=_HELD_OUT.value,
     watched=_WATCHED.value,
-    limits=guards.Limits(kl=_KL.value, length=_LENGTH.value),
+    limits=guards.Limits(_KL.value, _LENGTH.value, _CUT.value),
     is_guarded=_GUARDED.value,
     seed=seed,
   )

@@ -74,6 +74,7 @@ def check(settings: Settings) -> None:
     ),
     ('kl_max', limits.kl, limits.kl > 0, 'above 0'),
     ('length_max', limits.length, limits.length >= 1, 'at least 1'),
+    ('cut_max', limits.cut, 0 <= limits.cut < 1, 'in 0…1, below 1'),
     ('seed', settings.seed, 0 <= settings.seed < 2**32, 'in 0…2³² − 1'),
   ):
     if not is_right:

@@ -21,12 +21,17 @@ class Readings(NamedTuple):
     right: in how many of the first model's groups the kept reply has the
       largest reward, log p − log p of the first model.
     choices: the number of these groups.
+    cut: how many of its replies were cut off. No round learns from them and KL
+      leaves them out, so that nothing else sees replies that never end.
+    replies: the number of its replies.
   """
 
   kl: float | None
   length: float
   right: int
   choices: int
+  cut: int = 0
+  replies: int = 0
 
   @property
   def accuracy(self) -> float | None:
@@ -41,12 +46,15 @@ class Limits:
   Attributes:
     kl: the most nats per reply.
     length: replies may be so many times as long, or as short.
+    cut: the largest share of replies that may be cut off; one more surely is,
+      if the interval of 95 % lies above it.
     rounds: so many rounds in a row may have an accuracy whose interval of 95 %
       lies below that of the best one so far.
   """
 
   kl: float = 12.0
   length: float = 1.5
+  cut: float = 0.05
   rounds: int = 3
 
 
@@ -64,6 +72,13 @@ def find_fault(history: Sequence[Readings], limits: Limits) -> str:
     return (
       f'length: replies are {last.length:.2f} times as long as at first, beyond'
       f' {1 / limits.length:.2f}…{limits.length:g}'
+    )
+  if last.replies and (
+    proportion.wilson(last.cut, last.replies).low > limits.cut
+  ):
+    return (
+      f'cut: {last.cut} of {last.replies} replies never end, more than'
+      f' {limits.cut:g}'
     )
   known = [one for one in history if one.choices]
   found = [proportion.wilson(one.right, one.choices) for one in known]

@@ -172,7 +172,7 @@ class Rounds:
     files.make_folder(folder)
     counts = self._swipe(number, folder / 'swipes.jsonl')
     record = {'round': number, **counts, 'kl': None, 'length': None}
-    record |= {'accuracy': None, 'win': None, 'stop': ''}
+    record |= {'accuracy': None, 'cut': 0, 'win': None, 'stop': ''}
     if counts['groups'] < self._experiment.data.batch:
       record['stop'] = f'choices: {counts["groups"]} in a whole round'
       files.write_json(folder / ROUND, record)
@@ -286,7 +286,7 @@ class Rounds:
       chosen = [lines[(first + n) % len(lines)] for n in range(count)]
       if not path.exists():
         files.write_json_lines(path, chosen)
-      return {'groups': count, 'ties': 0, 'cut': 0}
+      return {'groups': count, 'ties': 0, 'unusable': 0}
     counts_path = path.with_name('counts.json')
     if not counts_path.exists():
       lines, counts = self._draw_round(number)
@@ -316,10 +316,10 @@ class Rounds:
       if one.is_usable
     )
     lines = []
-    counts = {'groups': 0, 'ties': 0, 'cut': 0}
+    counts = {'groups': 0, 'ties': 0, 'unusable': 0}
     for n, prompt in enumerate(asked):
       own = drawn[n * settings.swipes : (n + 1) * settings.swipes]
-      counts['cut'] += sum(not one.is_usable for one in own)
+      counts['unusable'] += sum(not one.is_usable for one in own)
       texts, kept = self._choose(self._rng(_CHOICE, number, n), prompt, own)
       counts['groups' if kept is not None else 'ties'] += 1
       if kept is not None:

@@ -170,14 +170,18 @@ class Watch:
     first = [reply.tokens for one in self._held for reply in one.replies]
     tokens = [one.tokens for one in replies]
     readings = guards.Readings(
-      _mean(kl), float(np.mean(tokens) / np.mean(first)), sum(right), len(right)
+      kl=_mean(kl),
+      length=float(np.mean(tokens) / np.mean(first)),
+      right=sum(right),
+      choices=len(right),
+      cut=sum(one.finish == 'length' for one in replies),
+      replies=len(replies),
     )
     return readings, {
       'accuracy': readings.accuracy,
       'kl_replies': len(kl),
       'kept_log_p': _mean(kept),
       'tokens': float(np.mean(tokens)),
-      'cut': sum(one.finish == 'length' for one in replies),
       'distinct_3': _distinct(replies),
       'codes_moved': _moved(params, self._first.params),
     }

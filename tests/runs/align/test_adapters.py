@@ -96,8 +96,8 @@ def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
   again = tmp_path / 'again'
   steps = itertools.count(1)
   with monkeypatch.context() as patch:
-    # In the second round, after its third step's checkpoint.
-    kill = test_rounds._kill(journal.Journal.step, lambda *_: next(steps) == 10)
+    # In the second round, after its second step's checkpoint.
+    kill = test_rounds._kill(journal.Journal.step, lambda *_: next(steps) == 5)
     patch.setattr(journal.Journal, 'step', kill)
     with pytest.raises(test_rounds.Killed):
       play(world, again)

@@ -102,9 +102,9 @@ def test_a_round_is_told_whole(whole, first):
     # The same model in each round, whatever was trained since.
     read = choices.read_reference(folder / 'reference.npz')
     assert read.model == frozen and len(read.log_p) == len(lines)
-    # Of five steps, as many as there are choices for.
+    # Of three steps, as many as there are choices for.
     trained = load.from_workdir(folder / 'run').experiment
-    assert trained.loop.steps == -(-5 * record['groups'] // 6)
+    assert trained.loop.steps == -(-3 * record['groups'] // 6)
     drawn = {
       one['seed'] for line in lines for one in line['messages'][-1]['replies']
     }

@@ -7,6 +7,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import train
 from kaiju_jax.runs.align import config
+from kaiju_jax.runs.align import guards
 from kaiju_jax.training import experiment as experiment_lib
 
 LENGTH = 96
@@ -69,11 +70,13 @@ def training(first: str, length: int = LENGTH) -> experiment_lib.Experiment:
   one.data.task, one.objective.name = 'choices', 'preference'
   one.optimizer.schedule = 'constant'
   one.optimizer.learning_rate = 2e-3
-  one.loop.steps, one.loop.log_every, one.loop.checkpoint_every = 5, 1, 1
+  one.loop.steps, one.loop.log_every, one.loop.checkpoint_every = 3, 1, 1
   return one
 
 
 def settings(first: str, prompts: str, **fields) -> config.Settings:
   given = dict(rounds=2, groups=6, swipes=3, tokens=6, held_out=8, watched=4)
   user = fields.pop('user', 'planted:question')
+  # So small a model does not end all that it says.
+  fields.setdefault('limits', guards.Limits(cut=0.9))
   return config.Settings(first, prompts, user, **{**given, **fields})
