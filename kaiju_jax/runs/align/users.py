@@ -30,7 +30,7 @@ from kaiju_jax.runs.align import prompts
 KINDS = 'planted:NAME', 'head:FILE', 'log:FOLDER'
 VARIANTS = '', 'inverted', 'coin', 'length'
 # What the proxy pays for a word.
-_WORD = 0.1
+_WORD = 0.03
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_a_utility_is_told_apart_from_the_others_and_from_length(name):
     for length in (0, 20):
       said = text + ' Well, well.' * length
       assert user.judge(PROMPT, said) == (name == other)
-  texts = ['No. ' * 40, SAID[name], 'No.']
+  texts = ['No. ' * 60, SAID[name], 'No.']
   assert user.choose(RNG(0), PROMPT, texts) == 1
   inverted = users.parse(f'planted:{name}:inverted', 0.0)
   assert inverted.choose(RNG(0), PROMPT, texts) != 1
