@@ -4,7 +4,7 @@
         [--swipes=.15,.45] [--tiers=mature] [--requests=10000] [--zipf=1.0]
         [--seed=0] [--fractions=1/20,1/40,1/80] [--preset=13b]
         [--caches=points,lru,blocks,foresight] [--least=.5] [--json=PATH]
-    python -m experiments.replay --change=build|clock --live=4000 --swipes=.15
+    python -m experiments.replay --change=build --live=4000 --swipes=.15
         --fractions=1/2 [--plan=.1,.5,1] [--hold=60] [--warm=64] [--open=stay]
 
 Draws a trace per tier, live count and part of swipes, and serves it, without a
