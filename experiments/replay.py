@@ -148,17 +148,15 @@ def _run(traces: dict, parts: list[float]) -> None:
   console = rich.console.Console()
   _source(replay, sizes)
   found = {}
-  for name, drawn in traces.items():
-    with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
-      requests = _draw(drawn)
-      found[name] = replay.replay(
-        requests,
-        sizes,
-        parts,
-        _LOCAL.value,
-        lambda what, name=name, say=say: say.update(f'{name}: {what} done'),
-        chosen,
-      )
+  for name, requests, say in _each(traces, console):
+    found[name] = replay.replay(
+      requests,
+      sizes,
+      parts,
+      _LOCAL.value,
+      lambda what, name=name, say=say: say(f'{name}: {what} done'),
+      chosen,
+    )
     for table in _tables(replay, name, found[name], requests[-1].seconds):
       console.print(table)
   if _JSON.value:
@@ -167,21 +165,26 @@ def _run(traces: dict, parts: list[float]) -> None:
     decision.finish(replay_gate.judge_caches(found, _LEAST.value))
 
 
-def _draw(drawn) -> list:
-  """Returns the requests of a trace."""
+def _each(traces: dict, console):
+  """Yields each trace's name, its requests, and what shows how far it is."""
   from kaiju_jax.fleet import people
   from kaiju_jax.fleet import texts
   from kaiju_jax.fleet import traffic
 
-  if isinstance(drawn, people.People):
-    return list(texts.requests(people.draw(drawn)))
-  return list(traffic.trace(drawn))
+  for name, drawn in traces.items():
+    with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
+      if isinstance(drawn, people.People):
+        requests = list(texts.requests(people.draw(drawn)))
+      else:
+        requests = list(traffic.trace(drawn))
+      yield name, requests, say.update
 
 
 def _run_change(traces: dict, parts: list[float]) -> None:
   import rich.console
 
   from kaiju_jax.evaluation import decision
+  from kaiju_jax.fleet import caches
   from kaiju_jax.fleet import changes
   from kaiju_jax.fleet import replay
   from kaiju_jax.model import presets
@@ -194,22 +197,21 @@ def _run_change(traces: dict, parts: list[float]) -> None:
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
   console = rich.console.Console()
   found = {}
-  for name, drawn in traces.items():
-    with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
-      requests = _draw(drawn)
-      for part in parts:
-        label = f'{name}, 1/{1 / part:.0f} of the memory'
-        say.update(label)
-        found[label] = changes.replay_change(
-          requests,
-          replay.make_tree(requests, sizes, part, _LOCAL.value),
-          _CHANGE.value,
-          plan,
-          _WARM.value,
-          _OPEN.value == 'stay',
-          _TICK.value,
-        )
-        console.print(replay_gate.change_table(label, found[label]))
+  for name, requests, say in _each(traces, console):
+    memory = replay.oracle_bytes(requests, sizes)
+    for part in parts:
+      label = f'{name}, 1/{1 / part:.0f} of the memory'
+      say(label)
+      found[label] = changes.replay_change(
+        requests,
+        caches.Points(sizes, part * memory, _LOCAL.value),
+        _CHANGE.value,
+        plan,
+        _WARM.value,
+        _OPEN.value == 'stay',
+        _TICK.value,
+      )
+      console.print(replay_gate.change_table(label, found[label]))
   made = replay_gate.judge_changes(found, _LEAST.value)
   if _JSON.value:
     files.write_json(pathlib.Path(_JSON.value), made.figures)

@@ -82,8 +82,7 @@ class Oracle:
       elif link not in self._chains:
         self.tokens += len(piece.tokens)
       chain = self._chains.setdefault(link, len(self._chains) + 1)
-    prompt = sum(len(piece.tokens) for piece in request.prompt)
-    return min(hits, prompt - 1)
+    return min(hits, request.length - 1)
 
 
 # Makes a policy of eviction: the tree's pages, S, and a clock of seconds.

@@ -195,7 +195,7 @@ def _draw(session: int) -> float:
 def _add(
   step: Step, request: traffic.Request, hits: int, is_changed: bool
 ) -> Step:
-  tokens = sum(len(piece.tokens) for piece in request.prompt)
+  tokens = request.length
   return step._replace(
     requests=step.requests + 1,
     changed=step.changed + is_changed,

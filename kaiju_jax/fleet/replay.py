@@ -112,10 +112,8 @@ def replay(
     noted: receives the name of each cache whose replay is complete.
     chosen: the caches to serve it from.
   """
-  oracle = caches.Oracle()
-  most = _serve(requests, oracle)
-  memory, causes = oracle.tokens * sizes.token_bytes, find_causes(requests)
-  tokens = sum(map(_count, requests))
+  most, memory = _serve_oracle(requests, sizes)
+  causes, tokens = find_causes(requests), _count(requests)
   noted('oracle')
   rows = []
   for fraction in fractions:
@@ -142,25 +140,18 @@ def _make(name: str, requests, sizes: caches.Sizes, memory: float, local):
   return caches.Points(sizes, memory, local, **policy)
 
 
-def make_tree(
-  requests: Sequence[traffic_lib.Request],
-  sizes: caches.Sizes,
-  fraction: float,
-  local: float | None = None,
-) -> caches.Points:
-  """Returns the engine's prefix tree, of a fraction of the oracle's bytes.
+def oracle_bytes(
+  requests: Sequence[traffic_lib.Request], sizes: caches.Sizes
+) -> float:
+  """Returns the bytes that a trace fills in a cache that keeps everything."""
+  return _serve_oracle(requests, sizes)[1]
 
-  Args:
-    requests: the trace.
-    sizes: sizes of the model's pages.
-    fraction: the fraction.
-    local: the fraction of the tree's bytes for local pages; None for the
-      default.
-  """
+
+def _serve_oracle(requests, sizes: caches.Sizes) -> tuple[list[int], float]:
+  """Returns what the oracle had of each prompt, and the bytes that it fills."""
   oracle = caches.Oracle()
-  _serve(requests, oracle)
-  memory = fraction * oracle.tokens * sizes.token_bytes
-  return caches.Points(sizes, memory, local)
+  most = _serve(requests, oracle)
+  return most, oracle.tokens * sizes.token_bytes
 
 
 def find_causes(requests: Sequence[traffic_lib.Request]) -> list[str]:
@@ -186,15 +177,16 @@ def find_causes(requests: Sequence[traffic_lib.Request]) -> list[str]:
 
 def tally(requests: Sequence[traffic_lib.Request], cache) -> caches.Tally:
   """Serves all requests; returns how many prompt tokens the cache had."""
-  return caches.Tally(sum(_serve(requests, cache)), sum(map(_count, requests)))
+  return caches.Tally(sum(_serve(requests, cache)), _count(requests))
 
 
 def _serve(requests: Sequence[traffic_lib.Request], cache) -> list[int]:
   return [cache.serve(request) for request in requests]
 
 
-def _count(request: traffic_lib.Request) -> int:
-  return sum(len(piece.tokens) for piece in request.prompt)
+def _count(requests: Sequence[traffic_lib.Request]) -> int:
+  """Returns the number of all prompts' tokens."""
+  return sum(request.length for request in requests)
 
 
 def prefix_hit_rates(

@@ -73,6 +73,11 @@ class Request(NamedTuple):
     """Returns the number of tokens of the prefix, which all users share."""
     return len(self.prompt[0].tokens)
 
+  @property
+  def length(self) -> int:
+    """Returns the number of the prompt's tokens."""
+    return sum(len(piece.tokens) for piece in self.prompt)
+
   def tokens(self) -> np.ndarray:
     """Returns the prompt's tokens."""
     return np.concatenate([piece.tokens for piece in self.prompt])

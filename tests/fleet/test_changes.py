@@ -159,6 +159,7 @@ def test_a_tree_below_the_least_rate_is_refused():
   assert replay_gate.judge_caches(found, min(rates)).status == decision.PASSED
   refused = replay_gate.judge_caches(found, max(rates) + 0.01)
   assert refused.exit_status == 3 and len(refused.reasons) == 2
-  tree = replay.make_tree(drawn, SIZES, 0.04, 0.5)
+  memory = 0.04 * replay.oracle_bytes(drawn, SIZES)
+  tree = caches.Points(SIZES, memory, 0.5)
   tally = replay.tally(drawn, tree)
   assert tally.rate == pytest.approx(rates[1]) and rates[1] < rates[0] - 0.02

@@ -38,6 +38,11 @@ class Readings(NamedTuple):
     """The fraction of held-out choices that are right; None without any."""
     return self.right / self.choices if self.choices else None
 
+  @property
+  def interval(self) -> proportion.Interval:
+    """The accuracy's interval of 95 %; there must be choices."""
+    return proportion.wilson(self.right, self.choices)
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -81,14 +86,13 @@ def find_fault(history: Sequence[Readings], limits: Limits) -> str:
       f' {limits.cut:g}'
     )
   known = [one for one in history if one.choices]
-  found = [proportion.wilson(one.right, one.choices) for one in known]
-  best = max(range(len(found)), key=lambda n: found[n].low, default=0)
-  tail = found[-limits.rounds :]
+  best = max(known, key=lambda one: one.interval.low, default=None)
+  tail = known[-limits.rounds :]
   if len(tail) == limits.rounds and all(
-    one.high < found[best].low for one in tail
+    one.interval.high < best.interval.low for one in tail
   ):
     return (
-      f'accuracy: {known[-1].accuracy:.2f} of held-out choices after'
-      f' {known[best].accuracy:.2f}, and as low for {limits.rounds} rounds'
+      f'accuracy: {tail[-1].accuracy:.2f} of held-out choices after'
+      f' {best.accuracy:.2f}, and as low for {limits.rounds} rounds'
     )
   return ''
