@@ -80,7 +80,7 @@ class Fleet:
 
   def begin(self):
     """Waits until both replicas answer, here and at both ingresses."""
-    said = self._wait(self._greeting, 900)
+    said = self.wait(self._greeting, 900)
     ((self.url, self.key),) = re.findall(r'Chat: +(\S+)/#key=(\S+)', said)
     (self.ray,) = re.findall(r'Ray: (\S+)', said)
     self._joined = self._join()
@@ -198,7 +198,7 @@ class Fleet:
 
   def wait_for_both(self):
     """Waits until both ingresses reach both replicas."""
-    self._wait(lambda: self._count_pages() == self.pages, 120)
+    self.wait(lambda: self._count_pages() == self.pages, 120)
 
   def _greeting(self) -> str:
     assert self.process.poll() is None, self.words()
@@ -229,7 +229,8 @@ class Fleet:
     data = None if body is None else json.dumps(body).encode()
     return urllib.request.Request(self.url + path, data, headers)
 
-  def _wait(self, find, seconds: float):
+  def wait(self, find, seconds: float):
+    """Returns what `find` finds; asks it for so many seconds."""
     end = time.monotonic() + seconds
     while not (found := find()):
       assert time.monotonic() < end, self.words()
@@ -366,10 +367,11 @@ def test_hits_come_back_after_the_table_is_lost(fleet):
   os.kill(fleet.find('spawn_main')[0], signal.SIGKILL)
   start = time.monotonic()
   with fleet.store.client() as client:
-    known = 'kaiju:affinity:*:s:*'
-    while sum(map(client.zcard, client.keys(known))) < len(sessions):
-      assert time.monotonic() < start + 5
-      time.sleep(0.05)
+
+    def count():
+      return sum(map(client.zcard, client.keys('kaiju:affinity:*:s:*')))
+
+    fleet.wait(lambda: count() >= len(sessions), 5)
   table = time.monotonic() - start
   back = None
   while time.monotonic() < start + 60 and back is None:
@@ -394,10 +396,10 @@ def test_a_rollout_and_a_drain_lose_nothing(fleet, wanted):
     for server in servers:
       server.ask('rollout', {'of': 'kaiju-1', 'hold': 0.5})
     texts = thread.submit(ask_all, fleet)
-    for server in servers:
-      while server.ask()['rollouts'][-1]['state'] != 'done':
-        assert time.monotonic() < start + 60
-        time.sleep(0.1)
+    fleet.wait(
+      lambda: all(x.ask()['rollouts'][-1]['state'] == 'done' for x in servers),
+      60,
+    )
     rolled = time.monotonic() - start
     assert texts.result() == wanted
     texts, start = thread.submit(ask_all, fleet), time.monotonic()
@@ -414,11 +416,8 @@ def test_a_rollout_and_a_drain_lose_nothing(fleet, wanted):
 
   for server in servers:
     assert state(server)['is_closing']
-    # An ingress knows its replicas' loads as of a moment ago.
-    end = time.monotonic() + 5
-    while state(server)['running']:
-      assert time.monotonic() < end
-      time.sleep(0.1)
+  # An ingress knows its replicas' loads as of a moment ago.
+  fleet.wait(lambda: not any(state(x)['running'] for x in servers), 5)
   assert ask_all(fleet) == wanted
 
 
@@ -479,10 +478,7 @@ def test_a_signal_ends_everything(fleet):
     return found
 
   # Some end when they see that their parent has.
-  end = time.monotonic() + 5
-  while left() and time.monotonic() < end:
-    time.sleep(0.05)
-  assert not left()
+  fleet.wait(lambda: not left(), 5)
   assert not list((fleet.folder / 'tmp').iterdir())
   with pytest.raises(OSError):
     fleet.ask('/readyz')
