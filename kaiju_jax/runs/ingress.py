@@ -40,6 +40,9 @@ REFUSED = 3
 # Seconds until the first replica answers, for a try of each, and between two
 # looks at which there are.
 _FIRST, _EACH, _LOOK = 600.0, 0.2, 2.0
+# Seconds for which the others are waited for (our guess). Without them an
+# ingress that starts again would move their conversations to the first one.
+_OTHERS = 3.0
 
 
 class Place(NamedTuple):
@@ -72,21 +75,35 @@ class _Found:
       target=self._run, name='replicas', daemon=True
     )
 
-  def wait(self, seconds: float) -> remote_lib.Remote:
+  def wait(
+    self, seconds: float, others: float = _OTHERS
+  ) -> remote_lib.Remote:
     """Returns a replica that has answered.
+
+    Args:
+      seconds: until one has answered, at most.
+      others: from then until all have, at most.
 
     Raises:
       ValueError: there is none, or none has answered in time.
     """
-    end = time.monotonic() + seconds
     self._look()
     if not self._remotes:
       raise ValueError('--replicas=0: no replica runs in this Ray; start some.')
+    first = self._wait_for_one(time.monotonic() + seconds)
+    if first is None:
+      raise ValueError(f'no replica has answered in {seconds:g} s.')
+    end = time.monotonic() + others
+    for remote in self._remotes.values():
+      remote.wait(max(end - time.monotonic(), 0))
+    return first
+
+  def _wait_for_one(self, end: float) -> remote_lib.Remote | None:
     while time.monotonic() < end:
       for remote in self._remotes.values():
         if remote.wait(_EACH):
           return remote
-    raise ValueError(f'no replica has answered in {seconds:g} s.')
+    return None
 
   def fill(self, router: shared.SharedRouter) -> None:
     """Adds the replicas that have answered to a router, which runs not yet."""

@@ -94,6 +94,7 @@ class Operations:
   async def show(self, request: requests.Request) -> responses.Response:
     """GET /operations: describes what is served."""
     self._access.caller(request)
+    await self._ask_replicas()
     return responses.JSONResponse(
       {
         'object': 'operations',
@@ -161,6 +162,7 @@ class Operations:
   async def _drain(self, body: commands.Drain) -> dict[str, Any]:
     (name,) = self._change(lambda rollouts: rollouts.close(body.of))
     moved = await self._router.drain_one(name, body.seconds)
+    await self._ask_replicas()
     return {'of': name, 'moved': moved, **self._describe_fleet()}
 
   async def _remove(self, body: commands.Which) -> dict[str, Any]:
@@ -180,6 +182,11 @@ class Operations:
       return change(self._rollouts)
     except ValueError as error:
       raise errors.conflict(str(error), 'of') from error
+
+  async def _ask_replicas(self) -> None:
+    """Learns the replicas' loads, which age where no requests come."""
+    if self._router is not None:
+      await self._router.refresh()
 
   def _describe_gate(self) -> dict[str, Any]:
     moderator = self._context.moderator

@@ -59,6 +59,13 @@ class Place:
     """What its replica told, and what was submitted or has ended since."""
     return max(self._told + self.charged - self._known, 0.0)
 
+  @property
+  def running(self) -> int:
+    """The sequences of its replica by its latest account; 0 if it is dead."""
+    if self.state is None or self.replica is None or not self.replica.is_alive:
+      return 0
+    return self.state.running
+
   def charge(self, load: float) -> None:
     """Adds to its load; negative for what has ended."""
     self.charged += load

@@ -172,7 +172,7 @@ class Router:
     return 0
 
   def describe(self) -> list[Described]:
-    """Returns the replicas as they are known here."""
+    """Returns the replicas as they are known here; `refresh` asks them."""
     return [
       Described(
         x.replica.name,
@@ -181,7 +181,7 @@ class Router:
         x.replica.is_alive,
         x.is_closing,
         x.load,
-        0 if x.state is None else x.state.running,
+        x.running,
       )
       for x in self._places
     ]

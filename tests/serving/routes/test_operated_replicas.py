@@ -104,6 +104,18 @@ def test_a_replica_is_rolled_out_rolled_back_drained_and_removed(one):
   assert one.count('remove', 'refused') == 1
 
 
+def test_loads_are_asked_for_where_no_requests_come(one):
+  """An operator waits for a drained replica to run nothing."""
+  talk(one)
+  places = {x.replica.name: x for x in one.server.context.engines._places}
+  for place in places.values():
+    place.state = place.state._replace(running=3)
+  assert not any(x['running'] for x in replicas(one).values())
+  places['r1'].state = places['r1'].state._replace(running=3)
+  told = one.operator.ask('drain', {'of': 'r1', 'seconds': 5})
+  assert not any(x['running'] for x in told['replicas'])
+
+
 def test_what_is_wrong_changes_nothing(one):
   before = replicas(one)
   for name, body, message in (

@@ -71,7 +71,7 @@ class Fleet:
           f'--folder={folder}/server',
         ),
         *(f'--metrics_port={self.metrics[0]}', f'--length={LENGTH}'),
-        *('--rows=4', '--kept=4', '--chunk=64', '--grace=5', '--log=faults'),
+        *('--rows=4', '--kept=16', '--chunk=64', '--grace=5', '--log=faults'),
       ],
       stdout=self._log,
       stderr=subprocess.STDOUT,
@@ -353,7 +353,10 @@ def test_a_killed_ingress_is_not_missed(fleet, wanted):
 
 
 def test_hits_come_back_after_the_table_is_lost(fleet):
-  """With an ingress that was killed with it, and so knows no session."""
+  """With an ingress that was killed with it, and so knows no session.
+
+  Each replica could keep all sessions. A sixth turn fills the context.
+  """
   fields = {'name': 'Bo', 'description': 'A dog.', 'greeting': 'Woof.'}
   character = fleet.ask('/v1/characters', {'fields': fields})['id']
   opens = {'character': character}
@@ -373,19 +376,28 @@ def test_hits_come_back_after_the_table_is_lost(fleet):
 
     fleet.wait(lambda: count() >= len(sessions), 5)
   table = time.monotonic() - start
-  back = None
-  while time.monotonic() < start + 60 and back is None:
-    rates = []
-    for one in sessions:
-      try:
-        rates.append(fleet.say(one, 'more'))
-      except (OSError, urllib.error.URLError):
-        rates.append(0.0)  # A connection of the killed ingress.
-    if sum(rates) / len(rates) > 0.95 * sum(before) / len(before):
+  rates, back = [], None
+  for _ in range(2):
+    rates.append(_say_more(fleet, sessions))
+    if rates[-1] > 0.95 * sum(before) / len(before):
       back = time.monotonic() - start
+      break
+    # The next turn is told to the ingress that has started again, too.
+    fleet.wait_for_both()
+  assert back is not None and back < 60, rates
   print(f'table after {table:.1f} s, hits after {back:.1f} s, {len(old)} keys')
-  assert back is not None
   fleet.wait_for_both()
+
+
+def _say_more(fleet, sessions):
+  """Returns the mean share of prompts that was cached, in one more turn."""
+  rates = []
+  for one in sessions:
+    try:
+      rates.append(fleet.say(one, 'more'))
+    except (OSError, urllib.error.URLError):
+      rates.append(0.0)  # A connection of the killed ingress.
+  return sum(rates) / len(rates)
 
 
 def test_a_rollout_and_a_drain_lose_nothing(fleet, wanted):
@@ -415,9 +427,7 @@ def test_a_rollout_and_a_drain_lose_nothing(fleet, wanted):
     return found
 
   for server in servers:
-    assert state(server)['is_closing']
-  # An ingress knows its replicas' loads as of a moment ago.
-  fleet.wait(lambda: not any(state(x)['running'] for x in servers), 5)
+    assert state(server)['is_closing'] and not state(server)['running']
   assert ask_all(fleet) == wanted
 
 
