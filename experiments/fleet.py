@@ -4,6 +4,7 @@
         [--seeds=0,1,2] [--replicas=12] [--rate=58] [--sessions=250000]
         [--drill=lost] [--engine=engine.json] [--slo=2.5] [--json=PATH]
     python -m experiments.fleet --price_of_slo=0.5,1,2.5,10 [--policies=sticky]
+    python -m experiments.fleet --error_budget=lost,table [--policies=sticky]
     python -m experiments.fleet --closed_forms
     python -m experiments.fleet --calibrate --model=RUN --out=engine.json
     python -m experiments.fleet --wall_clock --model=RUN --engine=engine.json
@@ -13,7 +14,9 @@ the engine does, each with a prefix cache of both pools, behind a router that
 calls `serving/routing/policies.pick`. Prints times to the first token, tokens
 per second, hit rates and how busy the replicas are, with the range over seeds.
 --price_of_slo finds the fewest replicas with which each policy bears the same
-sessions at these p99s of the first token.
+sessions at these p99s of the first token. --error_budget finds how much of the
+43 minutes that a promise of 99.9 % leaves a month each drill spends. --gate
+adds the seconds for which gates read a message before an engine has it.
 
 The law of a round is an H100's ceilings, --slower times over, which no device
 has confirmed, or a measured engine's: --calibrate measures rounds of a model
@@ -61,6 +64,12 @@ _WARM_UP = flags.DEFINE_float(
 _SLO = flags.DEFINE_float('slo', 2.5, 'Seconds of p99 that are allowed.', 0.0)
 _PRICE = flags.DEFINE_list(
   'price_of_slo', None, 'SLOs, in seconds, whose replicas to find instead.'
+)
+_BUDGET = flags.DEFINE_list(
+  'error_budget', None, 'Drills whose part of a month to find instead.'
+)
+_GATE = flags.DEFINE_float(
+  'gate', 0.0, 'Seconds of the gates before an engine has a message.', 0.0
 )
 _ENGINE = flags.DEFINE_string('engine', None, 'A calibration, engine.json.')
 _CLOSED = flags.DEFINE_bool(
@@ -118,6 +127,8 @@ def main(argv: Sequence[str]) -> None:
     slower=_SLOWER.value,
     drill=_DRILL.value,
     warm_up=_WARM_UP.value,
+    slo=_SLO.value,
+    gate=_GATE.value,
   )
   what = (
     command.choose(_POLICIES, policies.NAMES),
@@ -130,11 +141,17 @@ def main(argv: Sequence[str]) -> None:
     slos = command.numbers(_PRICE, float)
     _print(price_of_slo.show(plan, *what, slos, engine, _note))
     return
+  if _BUDGET.value is not None:
+    from kaiju_jax.runs import error_budget
+
+    drills = command.choose(_BUDGET, fleet.DRILLS[1:])
+    _print(error_budget.show(plan, *what, drills, engine, _note))
+    return
   runs = fleet.study(plan, *what, engine, _note)
   _print(fleet.show(runs, _SLO.value))
   if _JSON.value:
     path = pathlib.Path(_JSON.value)
-    files.write_json(path, fleet.as_json(plan, runs, _SLO.value))
+    files.write_json(path, fleet.as_json(plan, runs))
     print(f'Written: {path}')
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import types
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Setup:
     shapes: (rows, tokens) of a chunk.
     faults: (second, kind, replica, value), kinds as in `events`.
     table: sessions that the router's table holds.
+    slo: seconds to the first token after which a request counts as late.
   """
 
   replicas: int
@@ -52,6 +54,7 @@ class Setup:
   shapes: Sequence[tuple[int, int]] = ((1, 256),)
   faults: Sequence[tuple[float, int, int, float]] = ()
   table: int = 2**20
+  slo: float = np.inf
 
   def __post_init__(self):
     """Refuses a fleet that cannot be.
@@ -123,6 +126,8 @@ class Outcome(NamedTuple):
     present: mean requests present.
     most_sessions: most sessions that were live at a time.
     moved, lost: requests that went to another replica, and that none took.
+    late: requests whose first token came after the SLO; those that none took
+      are among them.
     evictions: of all caches.
     events: events of the loop.
   """
@@ -144,6 +149,7 @@ class Outcome(NamedTuple):
   most_sessions: int
   moved: int
   lost: int
+  late: int
   evictions: int
   events: int
 
@@ -315,8 +321,12 @@ def quantile(counts: np.ndarray, part: float) -> float:
   total = counts.sum()
   if not total:
     return float('nan')
-  place = np.searchsorted(np.cumsum(counts), part * total)
-  return float(events.LEAST * np.exp(events.WIDTH * (place + 0.5)))
+  return float(_seconds(np.searchsorted(np.cumsum(counts), part * total)))
+
+
+def _seconds(place: Any) -> Any:
+  """Returns the seconds that requests of a bin are counted with."""
+  return events.LEAST * np.exp(events.WIDTH * (place + 0.5))
 
 
 def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
@@ -324,6 +334,7 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
   counts, sums = totals.counts, totals.sums
   seconds = max(float(sums[events.SINCE]), 1e-9)
   counted, ended = max(int(totals.late.sum()), 1), max(int(counts[9]), 1)
+  is_late = _seconds(np.arange(events.BINS)) > setup.slo
   windows = [quantile(row, 0.99) for row in totals.late if row.sum() >= 1000]
   loaded, busy, answered = map(float, sums[events.LAST :])
   if not loaded:
@@ -351,6 +362,7 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
     most_sessions=int(fleet.sessions.counts[2]),
     moved=int(counts[events.MOVED]),
     lost=int(counts[events.LOST]),
+    late=int(totals.late.sum(0)[is_late].sum() + counts[events.LOST]),
     evictions=int(replicas['evictions'].sum()),
     events=int(count),
   )

@@ -54,6 +54,8 @@ class Plan(NamedTuple):
     slower: by how much an engine is slower than its chip's ceilings.
     drill: one of DRILLS.
     warm_up: seconds before times to the first token count.
+    slo: seconds to the first token after which a request counts as late.
+    gate: seconds for which the gates read a message before an engine has it.
   """
 
   replicas: int = 12
@@ -67,6 +69,8 @@ class Plan(NamedTuple):
   slower: float = 2.0
   drill: str = 'none'
   warm_up: float = 1_200.0
+  slo: float = 2.5
+  gate: float = 0.0
 
 
 class Run(NamedTuple):
@@ -106,7 +110,12 @@ def make_setup(
   """Returns a fleet of H100s, or of a measured engine's replicas."""
   if engine is not None:
     return simulator.Setup(
-      plan.replicas, policy, engine.law, engine.sizes, engine.shapes
+      plan.replicas,
+      policy,
+      engine.law,
+      engine.sizes,
+      engine.shapes,
+      slo=plan.slo - plan.gate,
     )
   config = presets.preset(plan.preset)
   law, _ = calibration.fit_chip(config, h100.CHIP, slower=plan.slower)
@@ -123,7 +132,9 @@ def make_setup(
     1,
   )
   setup = simulator.Setup(plan.replicas, policy, law, sizes, SHAPES)
-  return dataclasses.replace(setup, faults=make_faults(plan))
+  return dataclasses.replace(
+    setup, faults=make_faults(plan), slo=plan.slo - plan.gate
+  )
 
 
 def make_faults(plan: Plan) -> list[tuple[float, int, int, float]]:
@@ -183,6 +194,10 @@ def simulate(
       raise ValueError(f'{name}={getattr(plan, name)}: must be above 0.')
   if not 1 <= plan.peak <= 2:
     raise ValueError(f'peak={plan.peak}: must be 1 to 2 times the mean.')
+  if not 0 <= plan.gate < plan.slo:
+    raise ValueError(
+      f'gate={plan.gate:g}: must be 0 or more, and below the SLO, {plan.slo:g}.'
+    )
   flow = make_flow(plan, seed)
   setup = make_setup(plan, policy, engine)
   # Little's law, three times over: thinking and waiting.
@@ -194,7 +209,17 @@ def simulate(
     live=int(min(plan.sessions, live + 4_096)),
     begin=plan.warm_up,
   )
-  return Run(policy, zipf, seed, outcome)
+  return Run(policy, zipf, seed, _behind_gates(outcome, plan.gate))
+
+
+def _behind_gates(
+  outcome: simulator.Outcome, seconds: float
+) -> simulator.Outcome:
+  """Adds the seconds that the gates read each message; they are no engine's."""
+  names = 'p50', 'p99', 'worst_p99', 'mean_ttft', 'mean_stay'
+  return outcome._replace(
+    **{name: getattr(outcome, name) + seconds for name in names}
+  )
 
 
 def study(
@@ -222,7 +247,7 @@ def study(
   return found
 
 
-def _interval(values: Sequence[float], form: str) -> str:
+def interval(values: Sequence[float], form: str) -> str:
   """Returns the mean of seeds and their range."""
   middle = format(float(np.mean(values)), form)
   if len(values) < 2:
@@ -265,7 +290,7 @@ def show(
         ('utilization', 100, '.0f'),
       ):
         values = [scale * getattr(one, name) for one in found]
-        row.append(_interval(values, form))
+        row.append(interval(values, form))
       row.append('kept' if all(one.p99 <= slo for one in found) else 'missed')
       rows.append(row)
     title = f'Zipf {zipf:g}, SLO: p99 of the first token {slo:g} s'
@@ -298,11 +323,10 @@ def show_closed_forms(
   return 'Closed forms', columns, rows
 
 
-def as_json(plan: Plan, runs: Sequence[Run], slo: float) -> dict[str, Any]:
+def as_json(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
   """Returns what --json writes."""
   return {
     'plan': report.plain(plan),
-    'slo': slo,
     'runs': [
       {**report.plain(run._replace(outcome=None)), **report.plain(run.outcome)}
       for run in runs

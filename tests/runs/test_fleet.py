@@ -6,6 +6,7 @@ import pytest
 
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
+from kaiju_jax.runs import error_budget
 from kaiju_jax.runs import fleet
 from kaiju_jax.runs import price_of_slo
 
@@ -40,7 +41,7 @@ def test_a_study_has_a_table_per_exponent_and_a_row_per_policy():
     assert {len(row) for row in rows} == {len(columns)}
     assert all(row[-1] in ('kept', 'missed') for row in rows)
   assert len(said) == len(runs) == 8 and 's of processor' in said[0]
-  written = fleet.as_json(PLAN, runs, 2.5)
+  written = fleet.as_json(PLAN, runs)
   assert json.loads(json.dumps(written)) == written
   assert written['runs'][0]['p99'] == runs[0].outcome.p99
   # Sessions stick where their texts are.
@@ -73,6 +74,7 @@ def test_a_drill_changes_its_replica_half_way(drill):
     ({'drill': 'lost', 'replicas': 1}, "replicas=1: the drill 'lost' needs"),
     ({'rate': 0.0}, 'rate=0.0: must be above 0'),
     ({'peak': 3.0}, 'peak=3.0: must be 1 to 2'),
+    ({'gate': 2.5}, 'gate=2.5: must be 0 or more, and below the SLO, 2.5'),
     ({'rows': 1000}, 'sizes.rows=1000: must be at most 256'),
   ],
 )
@@ -114,3 +116,42 @@ def test_an_slo_that_no_fleet_keeps_has_no_price():
   )
   assert columns == ('policy', 'p99 1e-06 s', 'p99 60 s')
   assert rows == [['sticky', 'none', '1']] and 'Zipf 1' in title
+
+
+def test_gates_delay_each_first_token_and_make_more_requests_late():
+  alone = fleet.simulate(PLAN._replace(slo=0.7), 'sticky', 1.0, 0).outcome
+  gated = fleet.simulate(
+    PLAN._replace(slo=0.7, gate=0.3), 'sticky', 1.0, 0
+  ).outcome
+  for name in 'p50', 'p99', 'worst_p99', 'mean_ttft', 'mean_stay':
+    assert getattr(gated, name) == getattr(alone, name) + 0.3
+  # As late as with an SLO that is shorter by the gates.
+  shorter = fleet.simulate(PLAN._replace(slo=0.4), 'sticky', 1.0, 0).outcome
+  assert gated.late == shorter.late > alone.late
+  assert gated.requests > gated.late
+
+
+def test_late_requests_are_those_above_the_quantile_of_their_share():
+  plan = PLAN._replace(sessions=200)
+  found = fleet.simulate(plan, 'random', 1.0, 0).outcome
+  late = fleet.simulate(plan._replace(slo=found.p99), 'random', 1.0, 0).outcome
+  assert 0 < late.late <= 0.01 * late.requests
+  late = fleet.simulate(plan._replace(slo=found.p50), 'random', 1.0, 0).outcome
+  assert late.late == pytest.approx(late.requests / 2, rel=0.05)
+
+
+def test_a_drill_spends_the_requests_that_it_makes_bad():
+  plan = PLAN._replace(replicas=2, rate=4.0, sessions=300, slo=0.6)
+  bad, (lost, none) = error_budget.find(
+    plan, 'sticky', 1.0, 0, ['lost', 'none']
+  )
+  assert none == 0 and 0 <= bad < 1
+  found = fleet.simulate(plan._replace(drill='lost'), 'sticky', 1.0, 0).outcome
+  quiet = fleet.simulate(plan, 'sticky', 1.0, 0).outcome
+  added = (found.late - quiet.late) / quiet.requests
+  assert lost == pytest.approx(added * 1.25) and added > 0
+  ((title, columns, rows),) = error_budget.show(
+    plan._replace(sessions=40), ['sticky'], [1.0], [0, 1], ['lost']
+  )
+  assert columns == ('policy', 'bad without, %', 'lost') and '43.2' in title
+  assert len(rows) == 1 and len(rows[0]) == 3

@@ -75,5 +75,5 @@ def test_one_that_does_not_answer_holds_up_nothing(find):
 def test_none_at_all_is_an_error(find):
   with pytest.raises(ValueError, match='--replicas=0'):
     find().wait(60)
-  with pytest.raises(ValueError, match='no replica has answered in 0.5 s'):
+  with pytest.raises(ValueError, match='no replica has answered in'):
     find(kaiju_0=1e9).wait(0.5)
