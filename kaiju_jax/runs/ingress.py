@@ -75,9 +75,7 @@ class _Found:
       target=self._run, name='replicas', daemon=True
     )
 
-  def wait(
-    self, seconds: float, others: float = _OTHERS
-  ) -> remote_lib.Remote:
+  def wait(self, seconds: float, others: float = _OTHERS) -> remote_lib.Remote:
     """Returns a replica that has answered.
 
     Args:
