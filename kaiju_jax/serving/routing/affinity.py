@@ -230,17 +230,8 @@ def _merge(table: np.ndarray, told: np.ndarray) -> int:
 
 
 def _sets(session_N: np.ndarray, slots: int) -> np.ndarray:
-  """Returns `policies.mix(session, 1)` modulo the table's sets."""
-  mask, factor = np.uint64(0xFFFFFFFF), np.uint64(0x45D9F3B)
-  found = session_N.astype(np.uint64) & mask
-  turn = np.uint64(16)
-  for _ in range(2):
-    found = ((found >> turn) ^ found) * factor & mask
-  found = ((found >> turn) ^ found ^ np.uint64(1)) + np.uint64(0x9E3779B) & mask
-  for _ in range(2):
-    found = ((found >> turn) ^ found) * factor & mask
-  found = (found >> turn) ^ found
-  return (found % np.uint64(slots // policies.WAYS)).astype(np.int64)
+  """Returns the set of the table in which each session stands, int64 [N]."""
+  return policies.mix_wide(session_N, 1) % (slots // policies.WAYS)
 
 
 def _ways(session_N: np.ndarray, slots: int) -> np.ndarray:

@@ -19,6 +19,8 @@ Source 003 routes to the replica whose cache has the prefix; bounds, stickiness
 and two choices are our guess.
 """
 
+from typing import Any
+
 import numpy as np
 
 NAMES = 'random', 'least_loaded', 'character', 'bounded', 'sticky'
@@ -31,14 +33,19 @@ _MASK = 0xFFFFFFFF
 
 
 def mix(one: int, other: int) -> int:
-  """Returns a hash of two integers, 32 bits.
+  """Returns a hash of two integers, 32 bits."""
+  return mix_wide(int(one), int(other))
+
+
+def mix_wide(one: Any, other: Any) -> Any:
+  """Returns `mix` of integers, or of int64 arrays of them.
 
   No product exceeds 63 bits, so that Python, NumPy and compiled code agree.
   """
-  found = int(one) & _MASK
+  found = one & _MASK
   for _ in range(2):
     found = ((found >> 16) ^ found) * 0x45D9F3B & _MASK
-  found = ((found >> 16) ^ found ^ (int(other) & _MASK)) + 0x9E3779B & _MASK
+  found = ((found >> 16) ^ found ^ (other & _MASK)) + 0x9E3779B & _MASK
   for _ in range(2):
     found = ((found >> 16) ^ found) * 0x45D9F3B & _MASK
   return (found >> 16) ^ found
