@@ -198,8 +198,7 @@ def _dialogue(
   persona = personas.draw(rng, mixed=rng.random() < 0.6)
   described = ('system', prompt.persona(rows.fields_of(persona)))
   room = _ROOM if requests else _ROOM_ALONE
-  said = talk.path(rng, persona, room, lambda _, text: len(text.encode()))
-  pairs = [said[n : n + 2] for n in range(1, len(said), 2)]
+  greeting, pairs = talk.exchanges(rng, persona, room)
   rng = np.random.default_rng((seed, number, 1))
   for _ in range(requests):
     texts, answers = sets.adversarial, (REFUSAL,)
@@ -210,7 +209,9 @@ def _dialogue(
       (talk.ASSISTANT, answers[rng.integers(len(answers))]),
     ]
     pairs.insert(rng.integers(len(pairs) + 1), pair)
-  return _record([described, said[0], *(one for pair in pairs for one in pair)])
+  return _record(
+    [described, greeting, *(one for pair in pairs for one in pair)]
+  )
 
 
 def _record(messages: list[tuple[str, str]]) -> dict[str, Any]:

@@ -128,6 +128,14 @@ def path(
     said += pair
 
 
+def exchanges(
+  rng: np.random.Generator, persona: personas.Persona, room: int
+) -> tuple[tuple[str, str], list[list[tuple[str, str]]]]:
+  """Returns the greeting and the exchanges of a `path` of `room` bytes."""
+  greeting, *said = path(rng, persona, room, lambda _, text: len(text.encode()))
+  return greeting, [said[n : n + 2] for n in range(0, len(said), 2)]
+
+
 def message(rng: np.random.Generator, persona: personas.Persona) -> str:
   """Returns a possible first message of a user."""
   return exchange(rng, persona)[0]

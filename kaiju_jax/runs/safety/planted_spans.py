@@ -135,11 +135,11 @@ def _draw_chat(
 ) -> list[dict[str, Any]]:
   persona = personas.draw(rng, mixed=rng.random() < 0.6)
   room = _ROOM_ALONE if is_plain else _ROOM
-  said = talk.path(rng, persona, room, lambda _, text: len(text.encode()))
-  pairs = [_say(said[n : n + 2]) for n in range(1, len(said), 2)]
+  greeted, exchanges = talk.exchanges(rng, persona, room)
+  pairs = [_say(pair) for pair in exchanges]
   if is_plain:
     described = prompt.persona(dialogue_rows.fields_of(persona))
-    messages = [*_say([('system', described)]), *_say(said[:1])]
+    messages = _say([('system', described), greeted])
     return [*messages, *(one for pair in pairs for one in pair)]
   for _ in range(_PAIRS):
     pair = [_plant(rng, role, held_out) for role in (talk.USER, talk.ASSISTANT)]
@@ -148,7 +148,7 @@ def _draw_chat(
   if rng.random() < 0.5:
     fields = builtin.CHARACTERS[rng.integers(len(builtin.CHARACTERS))]
   described = {'role': 'system', 'content': prompt.persona(fields)}
-  greeting = _say(said[:1])
+  greeting = _say([greeted])
   place = rng.random()
   if place < 0.4:  # A text stands first in a fifth, nothing in another.
     greeting = [_plant(rng, talk.ASSISTANT, held_out)] if place < 0.2 else []
