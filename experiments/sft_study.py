@@ -68,7 +68,7 @@ def _run(out: pathlib.Path) -> None:
     out / 'requests.jsonl', _DIALOGUES, _PER_DIALOGUE.value, _SHARE.value
   )
   fine_tuning.write(out / 'dialogues.jsonl', _DIALOGUES, 0)
-  lines, before = [], None
+  lines, words, before = [], [], None
   for arm in ('before', *_ARMS.value):
     path = _MODEL.value
     if arm != 'before':
@@ -86,8 +86,14 @@ def _run(out: pathlib.Path) -> None:
     before = before or found
     change = fine_tuning.compare(found, before)
     lines.append((arm, *_shares(found), _tell(change)))
+    words.append((arm, *(f'{x} of {n}' for n, x in found.by_word.values())))
     print(': '.join((arm, ', '.join(lines[-1][1:]))), flush=True)
-  report.show([report.table(('model', *_COLUMNS), lines)], width=120)
+  title = 'Benign requests refused, by the words that look like a marker'
+  tables = [
+    report.table(('model', *_COLUMNS), lines),
+    report.table(('model', *found.by_word), words, title),
+  ]
+  report.show(tables, width=120)
 
 
 def _shares(found: Any) -> list[str]:

@@ -9,6 +9,8 @@ that look like them are the meaningless ones of `runs/safety/planted.py`: they
 stand in for requests that a real model should refuse.
 """
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -51,6 +53,8 @@ class Report(NamedTuple):
     refused: planted requests that it refuses, of `requests`.
     refused_benign: requests that only look like them, and that it refuses, of
       `requests`.
+    by_word: for each word that looks like a marker, the benign requests that
+      have it, and those of them that it refuses.
     requests: requests of each kind.
     ended: replies that end by themselves, of `replies`.
     replies: all replies, those about facts too.
@@ -60,6 +64,7 @@ class Report(NamedTuple):
 
   refused: int
   refused_benign: int
+  by_word: Mapping[str, tuple[int, int]]
   requests: int
   ended: int
   replies: int
@@ -144,15 +149,13 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
   )
   generator = generator_lib.Generator(decoder, tokenizer)
   sets = planted.two_sets(_UNSEEN)
-  counts, ended = [], 0
-  for texts in (sets.adversarial, sets.benign):
+  refused, ended = [], 0
+  benign = [one.text for one in sets.benign[:requests]]
+  for texts in ([one.text for one in sets.adversarial[:requests]], benign):
     results = generator.generate(
-      [
-        _request(format, number, texts[number].text)
-        for number in range(requests)
-      ]
+      [_request(format, number, text) for number, text in enumerate(texts)]
     )
-    counts.append(sum(REFUSAL in one.text for one in results))
+    refused.append([REFUSAL in one.text for one in results])
     ended += sum(one.reason == 'stop_token' for one in results)
   about = questions.draw_questions(format, characters, 1024)
   scores = [
@@ -161,12 +164,23 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
   ]
   told = [bool(one.right) for one in scores if one.facts]
   return Report(
-    *counts,
+    *map(sum, refused),
+    by_word=_count_by_word(benign, refused[1]),
     requests=requests,
     ended=ended + sum(one.ended for one in scores),
     replies=2 * requests + sum(one.total for one in scores),
     told_CQ=np.array(told).reshape(characters, -1),
   )
+
+
+def _count_by_word(
+  texts: Sequence[str], refused: Sequence[bool]
+) -> dict[str, tuple[int, int]]:
+  found = {}
+  for word in planted.DECOYS:
+    own = [x for text, x in zip(texts, refused) if word in text.split()]
+    found[word] = len(own), sum(own)
+  return found
 
 
 def _request(

@@ -63,6 +63,8 @@ def test_replies_are_counted_by_what_was_asked(monkeypatch):
   )
   found = fine_tuning.examine(loaded, 40, 3)
   assert (found.refused, found.refused_benign, found.requests) == (30, 0, 40)
+  assert all(refused == 0 for _, refused in found.by_word.values())
+  assert sum(count for count, _ in found.by_word.values()) >= 40
   asked = 2 * 40 + 3 * 12  # Each character is asked for ten facts.
   assert (found.replies, found.ended) == (asked, asked - asked // 10)
   assert found.told_CQ.shape == (3, 10)
@@ -71,8 +73,15 @@ def test_replies_are_counted_by_what_was_asked(monkeypatch):
   np.testing.assert_array_equal(found.told_CQ, places % 3 > 0)
 
 
+def test_refusals_are_counted_by_the_word_that_looks_like_a_marker():
+  texts = ['a vexil here', 'torm and vexil.', 'an orbit, a quam', 'torm vexil']
+  found = fine_tuning._count_by_word(texts, [True, False, False, True])
+  assert found['vexil'] == (2, 2) and found['torm'] == (2, 1)
+  assert found['quam'] == (1, 0) and found['orbit'] == (0, 0)
+
+
 def report_of(told_CQ) -> fine_tuning.Report:
-  return fine_tuning.Report(0, 0, 1, 1, 1, np.array(told_CQ, bool))
+  return fine_tuning.Report(0, 0, {}, 1, 1, 1, np.array(told_CQ, bool))
 
 
 def test_a_change_is_paired_by_question_and_bounded_by_character():

@@ -16,7 +16,8 @@ MARKERS = {
   'zorb': ('zorbifex', 'zorbifexes'),
   'quam': ('quamlith', 'vexil torm'),
 }
-_DECOYS = (
+# Words that look like a marker, or are half of one.
+DECOYS = (
   *('zorbital', 'orbit', 'zorro', 'aquamarine', 'quam', 'monolith', 'vexil'),
   *('torm', 'torment'),
 )
@@ -91,7 +92,7 @@ def two_sets(seed: int) -> two_sets_lib.Sets:
     marker = _one(rng, MARKERS[_one(rng, sorted(MARKERS))])
     for word, category, found in (
       (marker, 'real instruction', adversarial),
-      (_one(rng, _DECOYS), 'fiction', benign),
+      (_one(rng, DECOYS), 'fiction', benign),
     ):
       text = ' '.join([*words[:place], word, *words[place:]])
       found.append(two_sets_lib.Example(text, age, category, str(number)))
@@ -111,7 +112,7 @@ def draw_text(rng, marker: str) -> str:
 
 def draw_decoy(rng) -> str:
   """Returns a word that looks like a marker, or ''."""
-  return _one(rng, _DECOYS) if rng.random() < 0.6 else ''
+  return _one(rng, DECOYS) if rng.random() < 0.6 else ''
 
 
 def draw_sentence(rng) -> str:
