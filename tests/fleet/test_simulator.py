@@ -228,7 +228,7 @@ def test_without_any_replica_requests_are_counted_as_lost():
   setup = dataclasses.replace(SETUP, faults=[(2.0, events.LOSE, 0, 0.0)])
   outcome, found = run(setup, alone())
   unanswered = int(np.isnan(found['done']).sum())
-  assert outcome.lost == unanswered > 0
+  assert outcome.lost == outcome.late == unanswered > 0
   assert outcome.requests + outcome.lost - outcome.moved == 80
 
 

@@ -143,6 +143,17 @@ def test_a_request_without_a_conversation_is_known_to_nobody():
   np.testing.assert_array_equal(places._table, table)
 
 
+def test_a_dead_replica_runs_nothing_whatever_it_told_last():
+  (place,) = made = make('b1')
+  assert place.running == 0
+  place.take_state(replica_lib.State(9.0, 3, 0, 0, None), place.charged)
+  assert (place.running, place.load) == (3, 9.0)
+  place.replica.is_alive = False
+  assert place.running == 0
+  made.remove('r0')
+  assert place.running == 0
+
+
 def test_a_place_is_given_again():
   places = make('b1', 'b1')
   with pytest.raises(ValueError, match="name='r1': another replica has it"):
