@@ -32,7 +32,9 @@ _OUT = flags.DEFINE_string('out', None, 'Folder of the texts and the runs.')
 _ARMS = flags.DEFINE_list(
   'arms', ['fine-tuned', 'no refusals', 'no ends'], 'The arms to run.'
 )
-_STEPS = flags.DEFINE_integer('steps', 600, 'Steps of each run.', lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+  'steps', 2000, 'Steps of each run.', lower_bound=1
+)
 _RATE = flags.DEFINE_float('rate', 1e-3, 'The learning rate of each run.')
 _PER_DIALOGUE = flags.DEFINE_integer(
   'per_dialogue', 10, 'Requests in a dialogue that has some.', lower_bound=1
