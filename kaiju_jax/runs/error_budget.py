@@ -65,15 +65,16 @@ def show(
   noted: Callable[[str], None] = lambda what: None,
 ) -> Iterator[tuple[str, tuple, list[list[str]]]]:
   """Yields a table per exponent: its title, columns and rows."""
-  for zipf in exponents:
-    rows = []
-    for policy in chosen:
-      found = [
-        find(plan, policy, zipf, seed, drills, engine, noted) for seed in seeds
-      ]
-      bad = fleet.interval([100 * share for share, _ in found], '.2f')
-      spent = zip(*(minutes for _, minutes in found))
-      rows.append([policy, bad, *(fleet.interval(x, '.2f') for x in spent)])
+
+  def spend(policy: str, zipf: float, seed: int) -> list[float]:
+    bad, minutes = find(plan, policy, zipf, seed, drills, engine, noted)
+    return [100 * bad, *minutes]
+
+  for zipf, found in fleet.by_policy(chosen, exponents, seeds, spend):
+    rows = [
+      [name, *(fleet.interval(x, '.2f') for x in zip(*spent))]
+      for name, spent in found.items()
+    ]
     title = (
       f'Zipf {zipf:g}: minutes of an error budget of {MONTH:.1f} a month, and'
       f' {EVENINGS:.1f} from 4 to 9 pm; SLO {plan.slo:g} s'

@@ -247,6 +247,24 @@ def study(
   return found
 
 
+def by_policy(
+  chosen: Sequence[str],
+  exponents: Sequence[float],
+  seeds: Sequence[int],
+  find: Callable[[str, float, int], Any],
+) -> Iterator[tuple[float, dict[str, list[Any]]]]:
+  """Yields each exponent with the values of `find` per seed, by policy.
+
+  Args:
+    chosen: policies.
+    exponents: of the characters' popularity.
+    seeds: of the sessions.
+    find: (policy, exponent, seed) → a value.
+  """
+  for zipf in exponents:
+    yield zipf, {x: [find(x, zipf, seed) for seed in seeds] for x in chosen}
+
+
 def interval(values: Sequence[float], form: str) -> str:
   """Returns the mean of seeds and their range."""
   middle = format(float(np.mean(values)), form)

@@ -79,13 +79,12 @@ def show(
   noted: Callable[[str], None] = lambda what: None,
 ) -> Iterator[tuple[str, tuple, list[list[str]]]]:
   """Yields a table per exponent: its title, columns and rows."""
-  for zipf in exponents:
-    rows = []
-    for policy in chosen:
-      found = [
-        find(plan, policy, zipf, seed, slos, engine, noted) for seed in seeds
-      ]
-      rows.append([policy, *map(_tell, zip(*found))])
+
+  def count(policy: str, zipf: float, seed: int) -> list[int | None]:
+    return find(plan, policy, zipf, seed, slos, engine, noted)
+
+  for zipf, found in fleet.by_policy(chosen, exponents, seeds, count):
+    rows = [[name, *map(_tell, zip(*counts))] for name, counts in found.items()]
     title = f'Zipf {zipf:g}: replicas for {plan.rate:g} sessions per second'
     yield title, ('policy', *(f'p99 {slo:g} s' for slo in slos)), rows
 
