@@ -70,7 +70,7 @@ _JOINT = flags.DEFINE_float(
   lower_bound=0.0,
 )
 _STEPS = flags.DEFINE_integer(
-  'steps', 840, 'With --spans: optimizer steps.', lower_bound=1
+  'steps', 1680, 'With --spans: optimizer steps.', lower_bound=1
 )
 _RATE = flags.DEFINE_float('rate', 1e-3, 'With --spans: peak learning rate.')
 _WEIGHTS = flags.DEFINE_enum(
@@ -80,7 +80,7 @@ _WEIGHTS = flags.DEFINE_enum(
   'With --spans: how much rare labels weigh (kaiju_jax/data/spans.py).',
 )
 _CHATS = flags.DEFINE_integer(
-  'chats', 960, 'With --spans=planted: number of chats.', lower_bound=1
+  'chats', 1920, 'With --spans=planted: number of chats.', lower_bound=1
 )
 _PLAIN = flags.DEFINE_float(
   'plain',
