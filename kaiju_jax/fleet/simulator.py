@@ -331,9 +331,9 @@ def _seconds(place: Any) -> Any:
 
 def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
   totals, replicas = fleet.totals, fleet.replicas
-  counts, sums = totals.counts, totals.sums
+  counts, sums, late = totals.counts, totals.sums, totals.late.sum(0)
   seconds = max(float(sums[events.SINCE]), 1e-9)
-  counted, ended = max(int(totals.late.sum()), 1), max(int(counts[9]), 1)
+  counted, ended = max(int(late.sum()), 1), max(int(counts[9]), 1)
   is_late = _seconds(np.arange(events.BINS)) > setup.slo
   windows = [quantile(row, 0.99) for row in totals.late if row.sum() >= 1000]
   loaded, busy, answered = map(float, sums[events.LAST :])
@@ -343,9 +343,9 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
   return Outcome(
     requests=int(counts[events.REQUESTS]),
     sessions=int(fleet.sessions.counts[0]),
-    p50=quantile(totals.late.sum(0), 0.5),
-    p99=quantile(totals.late.sum(0), 0.99),
-    worst_p99=max(windows, default=quantile(totals.late.sum(0), 0.99)),
+    p50=quantile(late, 0.5),
+    p99=quantile(late, 0.99),
+    worst_p99=max(windows, default=quantile(late, 0.99)),
     mean_ttft=float(sums[events.FIRST] / counted),
     mean_stay=float(sums[events.STAY] / ended),
     hits=float(counts[events.HITS] / ended),
@@ -362,7 +362,7 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
     most_sessions=int(fleet.sessions.counts[2]),
     moved=int(counts[events.MOVED]),
     lost=int(counts[events.LOST]),
-    late=int(totals.late.sum(0)[is_late].sum() + counts[events.LOST]),
+    late=int(late[is_late].sum() + counts[events.LOST]),
     evictions=int(replicas['evictions'].sum()),
     events=int(count),
   )

@@ -7,7 +7,6 @@ measured engine's (`fleet_calibration.py`).
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-import dataclasses
 import itertools
 import resource
 import time
@@ -108,14 +107,10 @@ def make_setup(
   plan: Plan, policy: str, engine: calibration.Engine | None = None
 ) -> simulator.Setup:
   """Returns a fleet of H100s, or of a measured engine's replicas."""
+  slo = plan.slo - plan.gate
   if engine is not None:
     return simulator.Setup(
-      plan.replicas,
-      policy,
-      engine.law,
-      engine.sizes,
-      engine.shapes,
-      slo=plan.slo - plan.gate,
+      plan.replicas, policy, engine.law, engine.sizes, engine.shapes, slo=slo
     )
   config = presets.preset(plan.preset)
   law, _ = calibration.fit_chip(config, h100.CHIP, slower=plan.slower)
@@ -131,9 +126,9 @@ def make_setup(
     _DRAWN,
     1,
   )
-  setup = simulator.Setup(plan.replicas, policy, law, sizes, SHAPES)
-  return dataclasses.replace(
-    setup, faults=make_faults(plan), slo=plan.slo - plan.gate
+  faults = make_faults(plan)
+  return simulator.Setup(
+    plan.replicas, policy, law, sizes, SHAPES, faults, slo=slo
   )
 
 

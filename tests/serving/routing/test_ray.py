@@ -421,13 +421,9 @@ def test_a_rollout_and_a_drain_lose_nothing(fleet, wanted):
     assert texts.result() == wanted
   assert drained < 100
   print(f'rolled out in {rolled:.1f} s, drained in {drained:.1f} s')
-
-  def state(server):
-    (found,) = [x for x in server.ask()['replicas'] if x['name'] == 'kaiju-1']
-    return found
-
   for server in servers:
-    assert state(server)['is_closing'] and not state(server)['running']
+    (state,) = [x for x in server.ask()['replicas'] if x['name'] == 'kaiju-1']
+    assert state['is_closing'] and state['running'] == 0
   assert ask_all(fleet) == wanted
 
 
