@@ -128,10 +128,11 @@ def backward(
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, scales.k)
   queries = _cut_queries(sizes, q_BLHK, scales, ranges)
   keys = _cut_keys(sizes, k_BMK, v_BMK, scales, ranges)
-  # Padding repeats the last query's lse; its cotangents are zeros.
+  # Padding queries are zeros, so that their weights e^(0 - lse) need an lse of
+  # their own: with another query's they may be infinite.
   cotangents = _Cotangents(
     _cut_heads(cotangents.dout_BLHK.astype(dtype), sizes.I),
-    _cut_heads(cotangents.lse_BLH, sizes.I, mode='edge'),
+    _cut_heads(cotangents.lse_BLH, sizes.I),
     _cut_heads(cotangents.delta_BLH, sizes.I),
   )
 
@@ -359,9 +360,9 @@ def _cut(x, size, mode='constant'):
   return x.reshape(-1, size, *x.shape[2:])
 
 
-def _cut_heads(x, size, mode='constant'):
-  """Returns [B, L, H, …] as [B·X, size·H, …]."""
-  return _cut(x, size, mode).reshape(-1, size * x.shape[2], *x.shape[3:])
+def _cut_heads(x, size):
+  """Returns [B, L, H, …] as [B·X, size·H, …], padded with zeros."""
+  return _cut(x, size).reshape(-1, size * x.shape[2], *x.shape[3:])
 
 
 def _join(x, shape):

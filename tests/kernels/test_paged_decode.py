@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import checks
 from experiments.benchmarks.device.numerics import decode as shared
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
@@ -135,6 +136,9 @@ def test_output_and_lse(implementation, case):
   arrays = shared.operands(case)
   results = _decode(case, implementation, arrays)
   _close(results, _oracle(case, *arrays))
+  for level in checks.LEVELS:
+    far = checks.at_level(arrays, level, _SCALE)
+    _close(_decode(case, implementation, far), _oracle(case, *far), 1e-4)
 
 
 @pytest.mark.parametrize('name', ['absent pages', 'beams, window'])
@@ -219,16 +223,22 @@ def test_tiles_of_other_sizes_than_pages(implementation, slots, keys):
 )
 def test_codes(implementation, q_codes, per):
   case = CODED
-  arrays, scales, values = shared.draw_codes(case, q_codes, per)
-  results = _decode(
-    case,
-    implementation,
-    arrays,
-    sizes=_sizes(implementation, 32),
-    dtype=jnp.float32,
-    **scales,
-  )
-  _close(results, _oracle(case, *values))
+  drawn = [(*shared.draw_codes(case, q_codes, per), 2e-5)]
+  if q_codes and per == 'token':
+    floats = shared.operands(case)
+    for level in checks.LEVELS:
+      far = checks.at_level(floats, level, _SCALE)
+      drawn.append((*checks.encode(far), 1e-4))
+  for arrays, scales, values, tolerance in drawn:
+    results = _decode(
+      case,
+      implementation,
+      arrays,
+      sizes=_sizes(implementation, 32),
+      dtype=jnp.float32,
+      **scales,
+    )
+    _close(results, _oracle(case, *values), tolerance)
 
 
 @slow_if_interpreted
@@ -423,16 +433,20 @@ def test_merge_with_a_chunk_that_is_not_in_the_pool():
 
 
 def test_merge_of_literals():
-  out_a = np.array([[1.0, 0.0], [4.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
-  out_b = np.array([[0.0, 1.0], [0.0, 0.0], [2.0, 6.0], [0.0, 0.0]])
+  out_a = np.array([[1.0, 0], [4, 4], [0, 0], [0, 0], [8, 0], [8, 0]])
+  out_b = np.array([[0.0, 1], [0, 0], [2, 6], [0, 0], [0, 8], [0, 8]])
   log3 = np.log(3)
-  lse_a = np.array([log3, -5.0, 0.0, 0.0])
-  lse_b = np.array([0.0, 0.0, -90.0, 0.0])
+  lse_a = np.array([log3, -5.0, 0.0, 0.0, -300.0, 300.0])
+  lse_b = np.array([0.0, 0.0, -90.0, 0.0, -300.0, -300.0])
   out, lse = _merge(*(np.float32(x) for x in (out_a, lse_a, out_b, lse_b)))
   np.testing.assert_allclose(
-    out, [[0.75, 0.25], [4.0, 4.0], [2.0, 6.0], [0.0, 0.0]], rtol=1e-6
+    out,
+    [[0.75, 0.25], [4.0, 4.0], [2.0, 6.0], [0.0, 0.0], [4.0, 4.0], [8.0, 0.0]],
+    rtol=1e-6,
   )
-  np.testing.assert_allclose(lse, [np.log(4), -5.0, -90.0, 0.0], rtol=1e-6)
+  np.testing.assert_allclose(
+    lse, [np.log(4), -5.0, -90.0, 0.0, np.log(2) - 300, 300.0], rtol=1e-6
+  )
   for a, b in (np.nan, 1.0), (0.0, np.nan):
     pair = _merge(*(np.float32(x) for x in ([[a]], [a], [[b]], [b])))
     assert all(np.isnan(x).all() for x in pair)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.device.numerics import attention as cases
+from experiments.benchmarks.device.numerics import checks
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
@@ -93,6 +94,17 @@ def test_output_and_lse(case):
 def test_codes_mean_what_they_stand_for(q_codes, per, name):
   case = _CASES[name]
   codes, scales, values = cases.draw_codes(case, q_codes, per)
+  results = _forward(case, codes, dtype=jnp.float32, **scales)
+  shared._close(results, shared._oracle(case, *values), 1e-4)
+
+
+@interpreted
+@pytest.mark.parametrize('level', checks.LEVELS)
+def test_logits_far_from_zero(level):
+  case = cases.WINDOW
+  floats = cases.at_level(case, level)
+  shared._close(_forward(case, floats), shared._oracle(case, *floats), 1e-4)
+  codes, scales, values = checks.encode(floats)
   results = _forward(case, codes, dtype=jnp.float32, **scales)
   shared._close(results, shared._oracle(case, *values), 1e-4)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.device.numerics import attention as shared
+from experiments.benchmarks.device.numerics import checks
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
@@ -130,20 +131,30 @@ def _attend_and_pull(case, implementation, arrays, cotangents):
 
 
 def _close(actual, expected, tolerance=2e-5):
-  """Absolute error against the largest value of each tensor."""
+  """Absolute error against the largest value of each channel of a tensor."""
   for a, e in zip(actual, expected, strict=True):
     assert a.shape == e.shape
-    error = np.abs(np.float64(a) - np.float64(e)).max()
-    assert error <= tolerance * max(1, np.abs(e).max())
+    axes = tuple(range(a.ndim - 1))
+    error = np.abs(np.float64(a) - np.float64(e)).max(axis=axes)
+    largest = np.abs(np.float64(e)).max(axis=axes)
+    assert (error <= tolerance * np.maximum(1, largest)).all()
 
 
 def _check(case, implementation):
-  arrays, cotangents = shared.operands(case), shared.cotangents(case)
-  results, gradients = _attend_and_pull(
-    case, implementation, arrays, cotangents
-  )
-  _close(results, _oracle(case, *arrays))
-  _close(gradients, _oracle_gradients(case, arrays, *cotangents))
+  """Holds both passes to the oracles, with logits near zero and far from it."""
+  cotangents = shared.cotangents(case)
+  for level in None, *checks.LEVELS:
+    arrays = shared.operands(case)
+    if level is not None:
+      arrays = shared.at_level(case, level)
+    results, gradients = _attend_and_pull(
+      case, implementation, arrays, cotangents
+    )
+    # The last digit of 300 is worth as much as that of the weights' logarithm.
+    tolerance = 2e-5 if level is None else 2e-4
+    _close(results, _oracle(case, *arrays), tolerance)
+    expected = _oracle_gradients(case, arrays, *cotangents)
+    _close(gradients, expected, tolerance)
 
 
 def test_the_oracle_is_jaxs_attention():
@@ -184,6 +195,26 @@ def test_other_shapes(quick_in_xla, case):
   # The definition has no blocks that a shape could fill in part.
   if quick_in_xla != 'reference':
     _check(case, quick_in_xla)
+
+
+@pytest.mark.parametrize(
+  ('length', 'window'),
+  [
+    *((1, None), (31, 20), (33, None), (37, 20), (65, None)),
+    *(
+      pytest.param(L, w, marks=pytest.mark.slow)
+      for L in (999, 1000, 1030)
+      for w in (None, 256)
+    ),
+  ],
+)
+def test_lengths_that_are_no_whole_blocks(length, window):
+  rows = [
+    visibility_lib.causal(length),
+    visibility_lib.documents([length - length // 3], length),
+  ]
+  case = Case(visibility_lib.concatenate(rows), window, 2)
+  _check(case, 'chunked')
 
 
 def test_edges_of_blocks(quick_in_xla):
@@ -310,6 +341,13 @@ def _check_codes(case, implementation, q_codes, per):
   results, gradients = run(arrays, scales)
   _close(results, _oracle(case, *values))
   _close(gradients, _oracle_gradients(case, values, *cotangents), 5e-5)
+  for level in checks.LEVELS if q_codes and per == 'token' else ():
+    floats = shared.at_level(case, level)
+    far, far_scales, far_values = checks.encode(floats)
+    far_results, far_gradients = run(far, far_scales)
+    _close(far_results, _oracle(case, *far_values), 2e-4)
+    expected = _oracle_gradients(case, far_values, *cotangents)
+    _close(far_gradients, expected, 2e-4)
   if per == 'token':
     # A token of NaN has a scale of NaN.
     dense_BLM, _ = _masks(case)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import checks
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
@@ -131,7 +132,14 @@ def test_one_program():
     coordinate_BL=visibility.coordinate_BL[:, -25:],
     position_BL=visibility.position_BL[:, -25:],
   )
-  _check(_operands(25, _LENGTH, 5, 72), visibility, 200)
+  arrays = _operands(25, _LENGTH, 5, 72)
+  _check(arrays, visibility, 200)
+  floats = [np.float32(x) for x in arrays]
+  for level in checks.LEVELS:
+    far = checks.at_level(floats, level, _SCALE)
+    _check([jnp.bfloat16(x) for x in far], visibility, 200)
+    codes, scales, values = checks.encode(far)
+    _check(codes, visibility, 200, scales=scales, values=values)
 
 
 @many_programs

@@ -2,7 +2,7 @@
 
 Rows are causal, packed, empty, trees, bidirectional spans and shuffled caches
 with empty slots, with and without a window. Keys, values, queries and
-cotangents may hold NaN.
+cotangents may hold NaN, and logits may lie far from zero.
 """
 
 from collections.abc import Iterator
@@ -153,6 +153,11 @@ def draw_codes(case: Case, q_codes: bool, per: str, seed: int = 3):
   return checks.draw_codes(operands(case), q_codes, per, seed)
 
 
+def at_level(case: Case, level: float) -> list[np.ndarray]:
+  """Returns q, k, v whose logits are those of `operands`, plus `level`."""
+  return checks.at_level(operands(case), level, SCALE)
+
+
 def _call(window, kind, implementation):
   """Returns a function that runs both passes."""
   keywords = {
@@ -177,12 +182,16 @@ def _call(window, kind, implementation):
   return run
 
 
-def _arguments(case, kind):
+def _arguments(case, kind, level=None):
   dout_BLHK, dlse_BLH = cotangents(case)
+  arrays = operands(case) if level is None else at_level(case, level)
   if kind == 'int8':
-    arrays, scales, _ = draw_codes(case, q_codes=True, per='token')
+    if level is None:
+      arrays, scales, _ = draw_codes(case, q_codes=True, per='token')
+    else:
+      arrays, scales, _ = checks.encode(arrays)
     return case.visibility, arrays, scales, dout_BLHK, dlse_BLH
-  arrays = [x.astype(jnp.dtype(kind)) for x in operands(case)]
+  arrays = [x.astype(jnp.dtype(kind)) for x in arrays]
   return case.visibility, arrays, {}, dout_BLHK, dlse_BLH
 
 
@@ -212,11 +221,14 @@ def spoilt(arguments: tuple, kind: str) -> Iterator[tuple[str, tuple]]:
   yield 'dout', (visibility, arrays, scales, dout_BLHK, dlse_BLH)
 
 
-def _variants(cases, kind, is_spoilt):
+def _variants(cases, kind, has_extremes):
   variants = {}
   for name, case in cases.items():
     variants[name] = _arguments(case, kind)
-    if is_spoilt:
+    if has_extremes:
+      for level in checks.LEVELS:
+        at_level = f'{name} logits near {level:g}'.strip()
+        variants[at_level] = _arguments(case, kind, level)
       for where, arguments in spoilt(variants[name], kind):
         variants[f'{name} spoilt {where}'.strip()] = arguments
   return variants
@@ -238,13 +250,15 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
   names.sort(key=lambda name: api.RUNS_ON[name] == dispatch.ANYWHERE)
   small = functools.partial(blocks.trying, TILES)
 
-  def one(name, label, kind, cases, blocks_=contextlib.nullcontext, nan=False):
+  def one(
+    name, label, kind, cases, blocks_=contextlib.nullcontext, extremes=False
+  ):
     window = next(iter(cases.values())).window
     return f'attention, {name}, {kind}: {label}', checks.Check(
       8,
       name,
       functools.partial(_call, window, kind),
-      functools.partial(_variants, cases, kind, nan),
+      functools.partial(_variants, cases, kind, extremes),
       KINDS[kind],
       blocks_,
     )
@@ -252,7 +266,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
   for kind in KINDS:
     for name in names:
       if kind in _TAKES.get(name, KINDS):
-        yield one(name, 'windows', kind, {'': large}, nan=True)
+        yield one(name, 'windows', kind, {'': large}, extremes=True)
   for name in names:
     yield one(name, 'no window', 'bfloat16', {'': whole})
     yield one(name, 'no window', 'int8', {'': whole})

@@ -14,6 +14,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+# What logits may lie around; e^88 is the largest power in float32.
+LEVELS = -300.0, -88.0, 88.0, 300.0
+
 
 class Check(NamedTuple):
   """One implementation on arrays of one shape.
@@ -71,6 +74,39 @@ def draw_codes(
     scales['q_scale_BLH'] = scale(q.shape[:-1])
     values[0] = q * scales['q_scale_BLH'][..., None]
   return (q, k, v), scales, values
+
+
+def at_level(
+  operands: Sequence[np.ndarray], level: float, scale: float
+) -> list[np.ndarray]:
+  """Returns q, k, v whose channel 0 adds `level` to every logit.
+
+  Args:
+    operands: float q, k and v, [..., K].
+    level: what the logits lie around.
+    scale: the factor of the logits.
+  """
+  q, k, v = operands[0].copy(), operands[1].copy(), operands[2]
+  q[..., 0] = (abs(level) / scale) ** 0.5
+  k[..., 0] = np.copysign(q[..., 0].max(), level)
+  return [q, k, v]
+
+
+def encode(
+  operands: Sequence[np.ndarray],
+) -> tuple[tuple, dict[str, np.ndarray], list[np.ndarray]]:
+  """Returns float q, k, v as codes scaled per token, as `draw_codes`."""
+  scales = [np.abs(x).max(axis=-1).astype(np.float32) / 127 for x in operands]
+  spread = [scale[..., None] for scale in scales]
+  codes = tuple(
+    np.rint(x / s).astype(np.int8) for x, s in zip(operands, spread)
+  )
+  names = 'q_scale_BLH', 'k_scale', 'v_scale'
+  return (
+    codes,
+    dict(zip(names, scales)),
+    [x * s for x, s in zip(codes, spread)],
+  )
 
 
 def program(check: Check) -> tuple[Any, tuple]:

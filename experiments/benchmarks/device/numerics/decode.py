@@ -198,7 +198,15 @@ def _variants(cases, kind):
     else:
       arrays, scales = operands(one), {}
       arrays = [x.astype(jnp.dtype(kind)) for x in arrays]
-    found[name] = list(arrays), one.table_BN, one.visibility, scales
+    found[name] = [*arrays], one.table_BN, one.visibility, scales
+    for level in checks.LEVELS:
+      far, far_scales = checks.at_level(operands(one), level, SCALE), {}
+      if kind == 'int8':
+        far, far_scales, _ = checks.encode(far)
+      else:
+        far = [x.astype(jnp.dtype(kind)) for x in far]
+      at_level = f'{name}: logits near {level:g}'.strip(': ')
+      found[at_level] = [*far], one.table_BN, one.visibility, far_scales
     seen_PS = find_seen(one)
     q, *pools = arrays
     if kind == 'int8':
