@@ -1,5 +1,6 @@
 """Limits are fitted to a text, weights to one scale, and nothing else moves."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -78,6 +79,18 @@ def test_every_text_counts_whatever_their_order(folder):
   for key in [key for key in one if key[1] in LIMITS]:
     np.testing.assert_array_equal(one[key], other[key])
     assert (one[key] >= alone[key]).all() and (one[key] > alone[key]).any()
+
+
+def test_a_text_may_be_as_long_as_the_model_s_positions(folder):
+  loaded = load.base(str(folder / 'run'), 'float32')
+  tokens_L = tokenizer_lib.Bytes().encode(PROSE)
+  config = dataclasses.replace(loaded.config, max_length=len(tokens_L))
+  found, wanted = (
+    calibrations.read(calibrate.fit_limits(one, [tokens_L]))
+    for one in (loaded._replace(config=config), loaded)
+  )
+  for key, limit_K in wanted.items():
+    np.testing.assert_allclose(found[key], limit_K, rtol=1e-5)
 
 
 def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder):

@@ -45,14 +45,16 @@ class Reader:
         which no token before it sees.
     """
     self._decoder = decoder
-    self._length = -(-length // PART) * PART
+    # The same shape for texts of about the same length, within the positions.
+    rounded = -(-length // PART) * PART
+    self._length = min(rounded, decoder.config.max_length)
     self._run = jax.jit(functools.partial(_run, decoder, self._length))
 
   def read(self, tokens_L: np.ndarray) -> Reading:
     """Returns a text's logits, keys and values.
 
     Raises:
-      ValueError: it has more tokens than `length`.
+      ValueError: it has more tokens than are read.
     """
     count = len(tokens_L)
     if count > self._length:

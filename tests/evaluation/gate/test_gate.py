@@ -140,6 +140,20 @@ def test_a_reading_is_that_of_the_cache(floats):
     reader.Reader(floats.decoder, 300).read(np.zeros(600, np.int32))
 
 
+def test_a_text_may_end_with_the_model_s_last_position(floats):
+  tokens_L = texts.encode(conversation(), FORMAT).tokens_L[:300]
+  parts = reader.Reader(floats.decoder, 300).read(tokens_L).logits
+  wanted_LV = np.concatenate(list(parts))
+  last = dataclasses.replace(config(), max_length=300)
+  decoder = decoder_lib.Decoder(params(), last, rows=1, length=300)
+  one = reader.Reader(decoder, 290)
+  for length in 300, 290:
+    found_LV = np.concatenate(list(one.read(tokens_L[:length]).logits))
+    np.testing.assert_allclose(found_LV, wanted_LV[:length], atol=2e-5)
+  with pytest.raises(ValueError, match='301 tokens: at most 300'):
+    one.read(np.zeros(301, np.int32))
+
+
 def test_differences_are_those_of_their_definitions():
   random = np.random.default_rng(0)
   ours, theirs = random.normal(size=(2, 7, 5)) * 3
