@@ -150,25 +150,25 @@ def losses(
     reward_BY = config.beta * per_token_BY
   is_swiped_BY = (group_BY > 0) & (kept_BY == 0)
   kept_BG = sums(reward_BY * kept_BY)
-  lead_BY = _pick(kept_BG, group_BY) - reward_BY
-  has_group_BG = sums(kept_BY) > 0
+  # How far each swiped reply is ahead of the kept one.
+  ahead_BY = reward_BY - _pick(kept_BG, group_BY)
+  ahead_BY = jnp.where(is_swiped_BY, ahead_BY, -jnp.inf)
+  has_group_BG, swiped_BG = sums(kept_BY) > 0, sums(is_swiped_BY * 1.0)
+  has_choice_BG = has_group_BG & (swiped_BG > 0)
+  most_BG = jnp.where(has_choice_BG, _largest_by(group_BY, ahead_BY), 0)
   if config.loss == 'pairs':
-    pair_BY = jnp.where(is_swiped_BY, -jax.nn.log_sigmoid(lead_BY), 0)
-    loss_BG = sums(pair_BY) / jnp.maximum(sums(is_swiped_BY * 1.0), 1)
+    loss_BG = sums(jax.nn.softplus(ahead_BY)) / jnp.maximum(swiped_BG, 1)
   else:
-    # −log softmax of the kept reply, around the group's largest reward.
-    most_BG = _largest_by(group_BY, -lead_BY)
-    most_BG = jax.lax.stop_gradient(jnp.where(has_group_BG, most_BG, 0))
-    part_BY = jnp.exp(-lead_BY - _pick(most_BG, group_BY)) * (group_BY > 0)
-    total_BG = jnp.where(has_group_BG, sums(part_BY), 1)
-    loss_BG = jnp.log(total_BG) + most_BG
+    # −log softmax of the kept reply is log(1 + Σ e^ahead). The sum without the
+    # 1 keeps the digits of a small loss.
+    around_BG = jax.lax.stop_gradient(most_BG)
+    part_BY = jnp.exp(ahead_BY - _pick(around_BG, group_BY))
+    total_BG = jnp.where(has_choice_BG, sums(part_BY), 1)
+    loss_BG = jax.nn.softplus(jnp.log(total_BG) + around_BG)
+    loss_BG = jnp.where(has_choice_BG, loss_BG, 0)
   if config.nll:
     loss_BG -= config.nll * sums(per_token_BY * kept_BY)
-  other_BG = _largest_by(group_BY, jnp.where(is_swiped_BY, -lead_BY, -jnp.inf))
-  return Losses(
-    jnp.where(has_group_BG, loss_BG, 0),
-    jnp.where(has_group_BG, -other_BG, 0),
-  )
+  return Losses(jnp.where(has_group_BG, loss_BG, 0), -most_BG)
 
 
 def log_probabilities(

@@ -1,5 +1,7 @@
 """Preferences: formulas by an oracle in float64, and trees by lone rows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,15 +20,16 @@ from kaiju_jax.quantization import config as quantization_config
 from tests.data import test_choices
 from tests.objectives import shallow
 
-# Groups of 2, 3 and 5 replies in the first row, of 4 in the second.
-SIZES = ((2, 3, 5), (4,))
+# Groups of 2, 3 and 5 replies in the first row, of 4 and 1 in the second.
+SIZES = ((2, 3, 5), (4, 1))
+LOSSES = 'kept', 'pairs', 'options'
 SLOTS = 12
 NONE = objective_lib.ZReg(0.0, 0.0)
 
 
-def _drawn():
+def _drawn(seed=0):
   """Returns log p, the reference's, tokens, groups and kept ones, [B, Y]."""
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(seed)
   log_p, reference = -rng.gamma(4.0, 5.0, (2, len(SIZES), SLOTS))
   tokens = rng.integers(2, 30, log_p.shape)
   group, kept = np.zeros((2, *log_p.shape), np.int32)
@@ -42,14 +45,16 @@ def _drawn():
 
 
 def _oracle(config, log_p, reference, tokens, kept):
-  """Returns a group's loss in float64: TRL's formulas, reply by reply."""
+  """Returns a group's loss and margin: TRL's formulas, reply by reply."""
+  log_p, reference = np.float64(log_p), np.float64(reference)
   sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
   chosen = int(np.argmax(kept))
   others = [n for n in range(len(kept)) if n != chosen]
   rewards = config.beta * (log_p - reference)
   if config.loss == 'options':
     rewards = config.beta * log_p / tokens
-  if config.loss == 'pairs':
+  loss = 0.0
+  if config.loss == 'pairs' and others:
     # sigmoid loss of TRL's DPOTrainer: −log σ(β (π log-ratio − ref log-ratio)).
     found = [
       -np.log(
@@ -61,56 +66,110 @@ def _oracle(config, log_p, reference, tokens, kept):
       for n in others
     ]
     loss = np.mean(found)
-  else:
+  elif others:
     loss = -np.log(np.exp(rewards[chosen]) / np.sum(np.exp(rewards)))
   loss -= config.nll * log_p[chosen] / tokens[chosen]
-  return loss, min(rewards[chosen] - rewards[n] for n in others)
+  margins = [rewards[chosen] - rewards[n] for n in others]
+  return loss, min(margins, default=0)
 
 
-@pytest.mark.parametrize('loss', ['kept', 'pairs', 'options'])
-def test_losses_are_those_of_a_float64_oracle(loss):
-  nll = 0.5 if loss == 'options' else 0.0
-  config = objective_config.Preference(loss=loss, beta=0.3, nll=nll)
-  log_p, reference, tokens, group, kept = _drawn()
-  found = preference.losses(
+def _slope(config, log_p, reference, tokens, kept):
+  """Returns the gradient of `_oracle`'s loss by log p, in closed form."""
+  log_p = np.float64(log_p)
+  rewards = config.beta * (log_p - np.float64(reference))
+  factor = np.full(len(log_p), config.beta)
+  if config.loss == 'options':
+    rewards, factor = config.beta * log_p / tokens, config.beta / tokens
+  ahead = (rewards - rewards[np.argmax(kept)])[kept == 0]
+  if config.loss == 'pairs':
+    push = 1 / (1 + np.exp(-ahead)) / max(1, len(ahead))
+  else:
+    push = np.exp(ahead) / (1 + np.exp(ahead).sum())
+  slope = np.full(len(log_p), -push.sum())
+  slope[kept == 0] = push
+  return slope * factor
+
+
+def _of_groups(group, *values):
+  """Yields (row, group's number, its replies' values) of [B, Y] arrays."""
+  for row, sizes in enumerate(SIZES):
+    for number in range(1, len(sizes) + 1):
+      own = group[row] == number
+      yield row, number, [one[row][own] for one in values]
+
+
+def _found(config, log_p, reference, tokens, group, kept):
+  return preference.losses(
     config,
     *(jnp.asarray(one, jnp.float32) for one in (log_p, reference, tokens)),
     jnp.asarray(group),
     jnp.asarray(kept, jnp.float32),
   )
+
+
+@pytest.mark.parametrize('nll', [0.0, 0.5])
+@pytest.mark.parametrize('loss', LOSSES)
+def test_losses_are_those_of_an_oracle(loss, nll):
+  config = objective_config.Preference(loss=loss, beta=0.3, nll=nll)
+  log_p, reference, tokens, group, kept = _drawn()
+  found = _found(config, log_p, reference, tokens, group, kept)
   wanted = np.zeros((2, *log_p.shape))
-  for row, sizes in enumerate(SIZES):
-    for number in range(1, len(sizes) + 1):
-      own = group[row] == number
-      wanted[:, row, number] = _oracle(
-        config, *(one[row][own] for one in (log_p, reference, tokens, kept))
-      )
+  values = log_p, reference, tokens, kept
+  for row, number, own in _of_groups(group, *values):
+    wanted[:, row, number] = _oracle(config, *own)
   np.testing.assert_allclose(found.loss_BG, wanted[0], rtol=1e-6, atol=1e-6)
   np.testing.assert_allclose(found.margin_BG, wanted[1], rtol=2e-6, atol=2e-6)
   two = group[0] == 1
   if loss == 'kept':  # DPO where a turn has two replies.
-    pairs = objective_config.Preference(loss='pairs', beta=0.3)
+    pairs = objective_config.Preference(loss='pairs', beta=0.3, nll=nll)
     own = (one[0][two] for one in (log_p, reference, tokens, kept))
     same, _ = _oracle(pairs, *own)
     np.testing.assert_allclose(found.loss_BG[0, 1], same, rtol=1e-6)
 
 
+@pytest.mark.parametrize('loss', LOSSES)
+def test_small_and_large_losses_keep_their_digits(loss):
+  """Kept replies far ahead, far behind, and between; so do gradients."""
+  config = objective_config.Preference(loss=loss, beta=0.7)
+  log_p, reference, tokens, group, kept = _drawn()
+
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
+  def slopes(log_p_BY):
+    found = _found(config, log_p_BY, reference, tokens, group, kept)
+    return jnp.sum(found.loss_BG), found.loss_BG
+
+  for lead in -60.0, -3.0, 3.0, 11.5, 16.0, 21.0:
+    ahead = lead / config.beta
+    if loss == 'options':
+      ahead = ahead * tokens
+    # As the loss reads them, so that its own arithmetic alone is judged.
+    before = 0 if loss == 'options' else reference
+    moved = np.float32(log_p / 30 + before + ahead * kept)
+    gradient, found_BG = slopes(moved)
+    values = moved, np.float32(reference), tokens, kept
+    for row, number, own in _of_groups(group, *values):
+      wanted, _ = _oracle(config, *own)
+      # What float32 rewards of this size can tell.
+      near = 2e-5 if lead > 0 else 1e-6
+      assert abs(found_BG[row, number] - wanted) <= near * wanted
+      slope = _slope(config, *own)
+      np.testing.assert_allclose(
+        gradient[row][group[row] == number], slope, rtol=2e-5
+      )
+
+
 def test_a_policy_like_its_reference_has_the_loss_log_n():
   log_p, _, tokens, group, kept = _drawn()
   for scale in (1.0, 1e3):  # Rewards that a plain exp would not survive.
-    log_p_BY = jnp.asarray(scale * log_p, jnp.float32)
-    found = preference.losses(
-      objective_config.Preference(beta=scale),
-      log_p_BY,
-      log_p_BY,
-      jnp.asarray(tokens, jnp.float32),
-      jnp.asarray(group),
-      jnp.asarray(kept, jnp.float32),
-    )
+    config = objective_config.Preference(beta=scale)
+    found = _found(config, scale * log_p, scale * log_p, tokens, group, kept)
     for row, sizes in enumerate(SIZES):
       wanted = np.log(sizes)
       own = found.loss_BG[row, 1 : len(sizes) + 1]
       np.testing.assert_allclose(own, wanted, atol=1e-6)
+    # No reply of equal rewards leads.
+    assert not np.any(found.margin_BG)
 
 
 def _rows(told, length, is_tree=True):
