@@ -11,6 +11,7 @@ from kaiju_jax.data import choices
 from kaiju_jax.data import packing
 from kaiju_jax.data import text
 from kaiju_jax.data import turns
+from kaiju_jax.model import batches
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import config as objective_config
@@ -228,6 +229,112 @@ def test_a_tree_is_its_replies_alone():
   wanted = [one[1] for one in lone]
   np.testing.assert_allclose(in_tree[1:6], wanted, rtol=1e-5)
   assert np.abs(mixed[1:6] - wanted).max() > 1e-2
+
+
+# Groups of 2, 3, 2 and 4 replies, of as many weights.
+WEIGHED = (
+  test_choices.talk(
+    test_choices.message('no', 'yes!', kept=(0,), weight=3.0),
+    test_choices.message('b', 'c, d and e', 'a'),
+  ),
+  test_choices.talk(
+    test_choices.message('x', 'y', weight=0.5),
+    test_choices.message('p', 'qq', 'rrr', 's', kept=(2,), weight=0.0),
+    name='a#2',
+  ),
+)
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+def test_each_group_counts_by_its_weight_in_loss_metrics_and_z_reg(
+  loss, monkeypatch
+):
+  # A model without layers does not apply attention's Z-Reg: it is noted here.
+  heard, hidden = [], batches.hidden
+  monkeypatch.setattr(
+    batches, 'hidden', lambda *given: heard.append(given[3]) or hidden(*given)
+  )
+  length, Z = 96, objective_lib.ZReg(0.3, 0.2)
+  config = objective_config.Preference(loss=loss, beta=0.7, nll=0.25)
+  corpus, found, _ = turns.choices(WEIGHED, test_choices.FORMAT)
+  rng = np.random.default_rng(0)
+  reference = None
+  if loss != 'options':
+    counts = [sum(len(one.spans) for one in own) for own in found]
+    reference = [np.float32(rng.normal(-9, 3, count)) for count in counts]
+  source = text.Rows(corpus, length, shuffle=False)
+  rows = choices.Rows(source, found, reference)
+  batch = packing.stack([rows[n] for n in range(len(rows))])
+  model = shallow.model(vocab_size=256)
+  objective = preference.make(config, length)
+  params = shallow.params(model)
+
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
+  def slopes(params, z):
+    sums = objective.loss(model, {'params': params}, batch, z)
+    return sums.loss, (sums, heard.pop())
+
+  plain, _ = slopes(params, NONE)
+  shifted, (sums, z_attention) = slopes(params, Z)
+
+  # By the definitions, group by group.
+  log_p_BY = jax.jit(
+    lambda params: preference.log_probabilities(
+      model, {'params': params}, batch, NONE
+    )
+  )(params)
+  extras = {name: np.asarray(x) for name, x in batch.extras.items()}
+  group_BY, kept_BY = extras[choices.GROUP], extras[choices.KEPT]
+  reference_BY = extras.get(choices.REFERENCE, np.zeros_like(kept_BY))
+  wanted, spread_BL = [], np.zeros(batch.tokens_BL.shape)
+  for row, groups in enumerate(group_BY):
+    for number in range(1, groups.max() + 1):
+      own = np.flatnonzero(groups == number)
+      in_reply = [extras[choices.REPLY][row] == reply for reply in own]
+      tokens = np.array([one.sum() for one in in_reply])
+      (weight,) = {*batch.weight_BL[row][np.any(in_reply, axis=0)].tolist()}
+      log_p, theirs = np.asarray(log_p_BY)[row][own], reference_BY[row][own]
+      kept = kept_BY[row][own]
+      value, margin = _oracle(config, log_p, theirs, tokens, kept)
+      chosen = int(np.argmax(kept))
+      wanted.append(
+        (
+          weight,
+          value,
+          margin > 0,
+          margin,
+          -log_p[chosen] / tokens[chosen],
+          log_p[chosen] - theirs[chosen],
+        )
+      )
+      spread_BL[row][np.any(in_reply, axis=0)] = weight / tokens.sum()
+  wanted = np.array(wanted, np.float64)
+  assert sorted(wanted[:, 0]) == [0, 0.5, 1, 3]
+  total = wanted[:, 0].sum()
+  sum_of = wanted[:, 0] @ wanted[:, 1:]
+  np.testing.assert_allclose(sums.weight, total)
+  np.testing.assert_allclose(sums.loss, sum_of[0], rtol=1e-5)
+  names = ['accuracy', 'margin', 'kept_loss', 'drift']
+  names = names[:3] if loss == 'options' else names
+  assert sorted(sums.metrics) == sorted(names)
+  for name, value in zip(names, sum_of[1:]):
+    np.testing.assert_allclose(sums.metrics[name], (value, total), rtol=1e-5)
+
+  def explicit(params):
+    variables = {'params': params}
+    hidden_BLD = hidden(model, variables, batch)
+    logits_BLV = model.apply(
+      variables, batches.predicting(hidden_BLD, batch), method='logits'
+    )
+    lse_BL = jax.nn.logsumexp(logits_BLV, axis=-1)
+    return jnp.sum(spread_BL * lse_BL**2) * Z.logits / 2
+
+  difference = jax.tree.map(np.subtract, shifted, plain)
+  shallow.assert_close(difference, jax.jit(jax.grad(explicit))(params), 1e-4)
+  # A token sees attention's as in a mean over all tokens.
+  tokens = (batch.limit_BL > batch.start_BL).sum()
+  np.testing.assert_allclose(z_attention, Z.attention * total / tokens)
 
 
 @pytest.mark.parametrize('loss', ['kept', 'options'])
