@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer
+from kaiju_jax.quantization import int8
+from kaiju_jax.runs import load
 from kaiju_jax.runs.align import config
 from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
@@ -72,6 +76,41 @@ def test_wins_are_ours_and_ties_count_half_or_not_at_all():
   assert (worse['wins'], worse['ties'], worse['losses']) == (0, 1, 5)
   both = watch.compare(user, [PROMPT] * 3, cut[:3], cut[:3]).describe()
   assert both['ties'] == 3
+
+
+def test_a_kept_reply_is_right_where_it_alone_moved_most():
+  """Not where others moved as much, as they do before the first step."""
+  texts = 'a', 'bb', 'ccc'
+  moves = {  # By how much log p of each text grew, and which one was kept.
+    (2.0, 1.0, 0.5): [True, False, False],
+    (1.0, 1.0, 0.5): [False, False, False],
+    (0.0, 0.0, 0.0): [False, False, False],
+    (-2.0, -1.0, -3.0): [False, True, False],
+  }
+  held, grown, expected = [], [], 0
+  for own, right in moves.items():
+    for kept in range(3):
+      replies = (drawing.Reply('', 3, 'length', 0),)
+      held.append(watch.Held(PROMPT, replies, texts, kept))
+      grown.append(own)
+      expected += right[kept]
+  codes = int8.Quantized(np.zeros((2, 2), np.int8), np.ones(2), None)
+  first, ours = (
+    load.Loaded({'w': codes}, None, None, '', name) for name in ('a', 'b')
+  )
+
+  class Reader:
+    def read(self, loaded, corpus, choices):
+      for own in grown:
+        yield np.float32([-3, -5, -4]) + np.float32(own) * (
+          loaded.origin == 'b'
+        )
+
+  format = chat.format_of(tokenizer.load(''))
+  drawn = [drawing.Reply('', 3, 'length', 0)] * len(held)
+  readings, about = watch.Watch(first, Reader(), format, held).read(ours, drawn)
+  assert (readings.right, readings.choices) == (expected, 12)
+  assert about['accuracy'] == expected / 12 == 2 / 12
 
 
 def test_a_warm_user_errs_as_often_as_the_softmax_says():

@@ -168,6 +168,23 @@ def test_swipes_edits_and_endings_become_choices(world, out):
     assert result.counts[name] >= least, name
 
 
+def test_of_equal_replies_the_one_that_was_kept_counts(world, out):
+  owner = world.add_person()
+  for seeds in (3, 4, 3), (4, 3, 3), (3, 3, 4):
+    talk = world.open(owner)
+    first, *others = seeds
+    replies = [talk.say('Who are you?', seed=first)]
+    replies += [talk.say(None, seed=seed) for seed in others]
+    talk.say('Go on.')  # Below the last one.
+    world.export(out)
+    line = world.lines(out, owner)[-1]
+    texts = {one.text: one is replies[-1] for one in replies}
+    assert len(texts) == 2
+    assert people.texts_of(line)[2] == texts
+    world.agree(owner, False)
+    owner = world.add_person()
+
+
 def test_a_turn_teaches_once_however_many_lines_go_on_from_it(world, out):
   owner = world.add_person()
   talk = world.open(owner)
