@@ -184,9 +184,7 @@ def trace_of(people: people_lib.Trace) -> Trace:
   whole = people.history[before] + message[before] + people.answer[before]
   is_whole = (before >= 0) & (people.history == whole)
   reach = np.where(is_whole, prefix + people.history, prefix)
-  is_swipe = people.kind == people_lib.SWIPE
-  is_swipe &= people.opening != np.arange(len(is_swipe))
-  reach = np.where(is_swipe, prompt, reach)
+  reach = np.where(people.kind == people_lib.SWIPE, prompt, reach)
   # The first turn's edit has no history: its prefix is all that it repeats.
   rows = slice(people.begin, None)
   return Trace(

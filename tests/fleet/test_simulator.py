@@ -11,7 +11,9 @@ import pytest
 import simpy
 
 from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
+from kaiju_jax.fleet import laws
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions
 from kaiju_jax.fleet import simulator
@@ -126,6 +128,25 @@ def test_every_token_comes_when_simpy_says(gap, seed):
   assert np.abs(found['first'] - oracle.first).max() < 1e-9
   assert np.abs(found['done'] - oracle.done).max() < 1e-9
   assert outcome.p99 > 0.7 or gap == 0.5
+
+
+def test_one_row_serves_as_a_queue_of_one_server_does():
+  """Each wait follows from the one before (Lindley), to the last round."""
+  count, load, seed = 4_000, 0.7, 5
+  found = closed_forms.compare_waits(1, load, count, seed, loop=events)
+  rng = np.random.default_rng((seed, 11))
+  gaps = -np.log1p(-rng.random(count)) / load
+  services = laws.geometric(rng, closed_forms._ROUNDS, count)
+  services = services / closed_forms._ROUNDS
+  waits = np.zeros(count)
+  for n in range(1, count):
+    waits[n] = max(0, waits[n - 1] + services[n - 1] - gaps[n])
+  waits = waits[count // 10 :]
+  late, longest, little = found
+  assert late.found == (waits > 1.5 / closed_forms._ROUNDS).mean()
+  assert longest.found == pytest.approx(np.quantile(waits, 0.99), abs=1e-9)
+  assert late.is_met and little.is_met
+  assert late.expected == pytest.approx(load, rel=2e-3)
 
 
 def test_rounds_that_are_counted_take_as_long_as_those_that_are_stepped(
