@@ -1,7 +1,8 @@
 """What makes int8 QKᵀ train: Z-Reg, clamping, Bungee, and the learning rate?
 
-Others report that int8 attention logits do not converge and left them out
-(google/maxtext#253, google/paxml#71). A 7-layer byte model on the Python
+In 2023 and 2024 others reported that int8 attention logits do not converge, and
+left them out (google/maxtext#253, google/paxml#71). Since then SageBwd (arXiv
+2505.11594) has trained with 8-bit attention. A 7-layer byte model on the Python
 installation's prose and code, each arm at the normal learning rate and, with
 the suffix `_fast`, at one four times as high.
 
@@ -23,7 +24,7 @@ Minutes:  65–85 seconds per run of 200 steps, 36 runs
 Result:   all of them train: int8 QKᵀ is 0.02 % above bf16 in training loss,
           0.12 % at the high rate, and needs none of the remedies. Z-Reg on the
           lse brings its rms from 27 to 0.75 at the high rate, at 0.5 % of
-          training loss; Bungee brings nothing (BUILD_NOTES.md has the table).
+          training loss; Bungee brings nothing (`experiments/results/int8.md`).
 """
 
 from kaiju_jax.data import config as data_config

@@ -58,6 +58,7 @@ def describe(
     mathematics(config),
     parameter_table(config),
     kv_table(config, lengths),
+    published_table(config, lengths),
     memory,
   ):
     console.print()
@@ -231,6 +232,26 @@ def kv_table(
       *(
         f'{_bytes(other.bytes)}\n[bold]{other.bytes / own.bytes:,.1f}×[/bold]'
         for other in others
+      ),
+    )
+  return table
+
+
+def published_table(
+  config: model_config.ModelConfig, lengths: Sequence[int]
+) -> rich.table.Table:
+  """Returns KV caches of published models, and how many times ours they are."""
+  table = empty_table('KV cache of published models, bf16')
+  table.add_column('length', justify='right')
+  for name in footprint.PUBLISHED:
+    table.add_column(name, justify='right')
+  for length in lengths:
+    own = footprint.kv_caches(config, length)[0].bytes
+    table.add_row(
+      f'{length:,}',
+      *(
+        f'{_bytes(other.bytes)}\n[bold]{other.bytes / own:,.1f}×[/bold]'
+        for other in footprint.published_caches(length)
       ),
     )
   return table

@@ -185,3 +185,30 @@ def kv_caches(
       )
     )
   return tuple(Cache(name, size, size / length) for name, size in rows)
+
+
+# Models that others have published, from their Hugging Face configs: the layer
+# tuple, KV heads and head size. DeepSeek V3 stores a latent vector of 512 + 64
+# values per token and layer (MLA), which is counted as K and V of 288.
+PUBLISHED = {
+  'Gemma 3 27B': (
+    tuple(layers_lib.Layer(None if i % 6 == 5 else 1024, i) for i in range(62)),
+    16,
+    128,
+  ),
+  'DeepSeek V3': (tuple(layers_lib.Layer(None, i) for i in range(61)), 1, 288),
+  'gpt-oss 120B': (
+    tuple(layers_lib.Layer(None if i % 2 else 128, i) for i in range(36)),
+    8,
+    64,
+  ),
+}
+
+
+def published_caches(length: int) -> tuple[Cache, ...]:
+  """Returns the caches of `PUBLISHED` models at `length`, in bf16."""
+  sizes = {
+    name: layers_lib.kv_bytes(layers, length, head_dim, heads, 2, 0)
+    for name, (layers, heads, head_dim) in PUBLISHED.items()
+  }
+  return tuple(Cache(name, size, size / length) for name, size in sizes.items())

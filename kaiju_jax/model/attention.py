@@ -3,11 +3,12 @@
 (`kv_heads.py` supports more than one head of keys and values; `heads.py` makes
 queries, keys and values.)
 
-From the sources: MQA everywhere, sliding windows without attention sinks, keys
-and values shared by neighbouring layers of the same kind and stored in int8.
-A layer that reads another layer's keys and values has its own query and output
-projections, and no key or value projection. Keys are shared after the rotary
-embedding, as a cache holds them.
+From the sources: MQA everywhere, sliding windows ("currently" without
+attention sinks, which they do not call better), keys and values shared by
+neighbouring layers of the same kind and stored in int8. A layer that reads
+another layer's keys and values has its own query and output projections, and no
+key or value projection. Keys are shared after the rotary embedding, as a cache
+holds them.
 """
 
 from flax import linen as nn

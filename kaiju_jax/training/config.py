@@ -56,7 +56,8 @@ class OptimizerConfig:
       √(microbatches of the step / data.microbatches).
     transfer: 'none', or 'width': a matrix's rate is multiplied by
       transfer_base / its fan-in, so that one learning rate may serve several
-      widths. Weight decay keeps the whole rate.
+      widths. Weight decay keeps the whole rate. The rest of μP (initial
+      values, the scales of attention logits and of the head) is not done.
     transfer_base: the fan-in at which the rate is not changed.
     z_reg: Attention Z-Reg.
   """

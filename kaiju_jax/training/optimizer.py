@@ -112,7 +112,9 @@ def scale_by_width(base: int) -> optax.GradientTransformation:
   Other parameters' updates stay. A step of Adam moves each weight by about the
   rate, all in directions that agree with the input, so an output moves by rate
   × fan-in. If the rate falls as 1 / fan-in, the output moves equally far in
-  every width (Yang et al. 2022, μP).
+  every width. This is the learning rate's part of μP (Yang et al. 2022) alone:
+  initial values, the scale of attention logits and that of the head do not
+  change with the width.
   """
 
   def update(updates, state, params=None):

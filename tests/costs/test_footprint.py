@@ -106,6 +106,16 @@ def test_kv_cache_against_gqa_8_of_the_same_depth(name):
     assert gqa.bytes >= ratio * own.bytes
 
 
+def test_published_caches_by_hand():
+  """Bytes per token and layer, by the published shapes; K and V in bf16."""
+  k, windowed = 8192, 52 * 1024
+  assert {c.name: c.bytes for c in footprint.published_caches(k)} == {
+    'Gemma 3 27B': 2 * 16 * 128 * 2 * (10 * k + windowed),
+    'DeepSeek V3': (512 + 64) * 2 * 61 * k,
+    'gpt-oss 120B': 2 * 8 * 64 * 2 * (18 * k + 18 * 128),
+  }
+
+
 def test_kv_caches_by_hand():
   # Of 7 layers, two local owners keep 4 tokens and a global one 10; a token is
   # 2·(6 + 4) bytes. The others keep 10 tokens in each of 7 layers, and a head's
