@@ -76,24 +76,13 @@ def read(path: str | os.PathLike) -> tuple[data_config.SourceConfig, ...]:
     )
   try:
     found = tuple(
-      strict.parse(
-        data_config.SourceConfig,
-        _with_defaults(one),
-        f'{SOURCES}[{index}]',
-      )
+      strict.parse(data_config.SourceConfig, one, f'{SOURCES}[{index}]')
       for index, one in enumerate(listed)
     )
     data_config.check_sources(found)
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
   return found
-
-
-def _with_defaults(source: Any) -> Any:
-  """Returns a source; an absent annealing weight gets its default."""
-  if not isinstance(source, Mapping):
-    return source
-  return {'anneal': data_config.SourceConfig('', '').anneal, **source}
 
 
 def resolve(config: data_config.DataConfig) -> data_config.DataConfig:

@@ -234,9 +234,9 @@ def load_config(path: str | os.PathLike) -> model_config.ModelConfig:
 
 
 def _config(metadata: Mapping[str, str]) -> model_config.ModelConfig:
-  fields = json.loads(metadata.get('config', '{}'))
-  if isinstance(fields, dict):
-    fields = strict.add_younger(fields, model_config.YOUNGER)
+  if 'config' not in metadata:
+    raise ValueError('config: missing.')
+  fields = json.loads(metadata['config'])
   config = strict.parse(model_config.ModelConfig, fields)
   model_config.check(config)
   return config

@@ -8,18 +8,6 @@ from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import strict
 
-# Fields that are younger than the first files, with their values in those.
-YOUNGER = {
-  'num_kv_heads': 1,
-  'shared': 'both',
-  'feedforward': 'relu2',
-  'norms': 'before',
-  'qk_norm': 'none',
-  'qkv_bias': False,
-  'scaled_embedding': True,
-  'rope_scaling': strict.dump(rope_scaling_lib.RopeScalingConfig()),
-}
-
 
 @dataclasses.dataclass
 class ModelConfig:
@@ -117,6 +105,28 @@ class ModelConfig:
     )
 
 
+# The fields that every digest of a model covers, because digests that are in
+# files already do. Add none: a later field counts where it has no default.
+DIGESTED = (
+  *('vocab_size', 'd_model', 'num_layers', 'num_heads', 'num_kv_heads'),
+  *('head_dim', 'd_ff', 'max_length', 'window', 'period', 'local_share'),
+  *('global_share', 'layout', 'shared', 'rope_local', 'rope_global'),
+  *('rope_scaling.kind', 'rope_scaling.factor', 'rope_scaling.original_length'),
+  *('rope_scaling.low', 'rope_scaling.high', 'rope_scaling.fast'),
+  *('rope_scaling.slow', 'rope_scaling.attention_factor'),
+  *('rope_scaling.layers', 'rope_scaling.angles', 'feedforward', 'norms'),
+  *('qk_norm', 'qkv_bias', 'scaled_embedding', 'norm_epsilon'),
+  *('tied_embedding', 'dtype', 'remat', 'unroll', 'attention'),
+  *('quantization.matmul', 'quantization.matmul_implementation'),
+  *('quantization.kv', 'quantization.kv_scale', 'quantization.qk'),
+  *('quantization.clamp_hidden', 'quantization.clamp_input'),
+  *('quantization.clamp_hidden_k', 'quantization.clamp_input_k'),
+  *('quantization.bungee', 'quantization.input_gradient'),
+  *('quantization.embedding', 'quantization.wire_weights'),
+  *('quantization.ternary.check_every', 'quantization.ternary.events_every'),
+  *('quantization.ternary.least_scale', 'quantization.wire_gradients'),
+  *('quantization.wire_header',),
+)
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 
 # The file of a workdir with the digest of its adapters' base.
@@ -67,7 +68,7 @@ def digest(loaded: Loaded) -> str:
   Where the file was hashed as it was read, its digest stands for the
   parameters. A digest that a file claims to have never does.
   """
-  fields = dataclasses.asdict(loaded.config)
+  fields = strict.dump_known(loaded.config, model_config.DIGESTED)
   sums = hashlib.blake2b(
     json.dumps(fields, sort_keys=True).encode(), digest_size=16
   )

@@ -83,10 +83,7 @@ def synthesize(
   head = {
     'generator': loaded.origin,
     'documents': documents,
-    'settings': {
-      name: str(value) if isinstance(value, float) else value
-      for name, value in dataclasses.asdict(settings).items()
-    },
+    'settings': journal_lib.plain(dataclasses.asdict(settings)),
   }
   path = out.with_name(f'{out.name}.journal')
   with journal_lib.Journal(path, head) as journal:

@@ -1,10 +1,14 @@
-"""Converts dataclasses to and from plain data without guessing a field.
+"""Converts dataclasses to and from plain data, strictly.
 
 A run is read back from its `config.json`, and a model from its export, perhaps
-years later and by other tools. So a field that is unknown, missing or of
-another type is an error that names the field. (An int is accepted as a float.)
+years later and by other tools. So a field that is unknown or of another type is
+an error that names the field. (An int is accepted as a float.)
+
+A field that a file lacks has its default, because the file may be older than
+the field. So a new field's default must be what older files mean.
 """
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -35,44 +39,65 @@ def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
   Args:
     cls: a dataclass whose fields are bool, int, float, str, None, unions and
       tuples of these, or dataclasses.
-    data: one value per field.
+    data: a value per field; an absent field has its default.
     within: dotted name of the field that holds `cls`, for errors.
 
   Raises:
-    ValueError: a field is unknown, missing or of another type.
+    ValueError: a field is unknown or of another type, or is missing and has no
+      default.
   """
   if not isinstance(data, Mapping):
     raise ValueError(f'{within or cls.__name__}={data!r}: must be an object.')
   prefix = f'{within}.' if within else ''
-  names = [field.name for field in dataclasses.fields(cls)]
-  _refuse_unknown(data.keys(), names, prefix)
-  missing = [prefix + name for name in names if name not in data]
+  fields = dataclasses.fields(cls)
+  _refuse_unknown(data.keys(), [field.name for field in fields], prefix)
+  missing = [
+    prefix + field.name
+    for field in fields
+    if field.name not in data and _default(field) is ABSENT
+  ]
   if missing:
     raise ValueError(f'{", ".join(missing)}: missing.')
   hints = typing.get_type_hints(cls)
   return cls(
-    **{name: _value(hints[name], data[name], prefix + name) for name in names}
+    **{
+      name: _value(hints[name], value, prefix + name)
+      for name, value in data.items()
+    }
   )
 
 
-def add_younger(
-  data: Mapping[str, Any], younger: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns data with the fields that are younger than the file it is from.
+def fill(cls: type, data: Any) -> Any:
+  """Returns plain data with the defaults of the fields that it lacks.
+
+  It checks nothing, so that data which `parse` refuses can be compared as well.
 
   Args:
-    data: nested values, as `dump` makes them.
-    younger: the values that files without a field mean, by its dotted name. A
-      field whose parent is not there is not added.
+    cls: the dataclass of which `data` may be a dump.
+    data: values by field, nested.
   """
-  data = dict(data)
-  for name, value in younger.items():
-    first, _, rest = name.partition('.')
-    if not rest:
-      data.setdefault(first, value)
-    elif isinstance(data.get(first), Mapping):
-      data[first] = add_younger(data[first], {rest: value})
-  return data
+  if not isinstance(data, Mapping):
+    return data
+  hints = typing.get_type_hints(cls)
+  filled = {name: _filled(hints.get(name), one) for name, one in data.items()}
+  for field in dataclasses.fields(cls):
+    default = _default(field)
+    if field.name not in data and default is not ABSENT:
+      filled[field.name] = _plain(default)
+  return filled
+
+
+def dump_known(config: Any, known: Collection[str]) -> dict[str, Any]:
+  """Returns a dataclass as nested dicts that a digest may cover.
+
+  A field that is not `known` is left out where it has its default, so that a
+  field that is added later changes no digest that is in files already.
+
+  Args:
+    config: the dataclass.
+    known: dotted names of the fields that are never left out.
+  """
+  return _dump_known(config, known, '')
 
 
 def check_choices(
@@ -118,6 +143,44 @@ class _Absent:
 
 
 ABSENT = _Absent()
+
+
+def _default(field: dataclasses.Field) -> Any:
+  """Returns a field's default, `ABSENT` for none."""
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return ABSENT if field.default is dataclasses.MISSING else field.default
+
+
+def _plain(value: Any) -> Any:
+  if dataclasses.is_dataclass(value):
+    return dataclasses.asdict(value)
+  return value
+
+
+def _filled(hint: Any, value: Any) -> Any:
+  """Does what `fill` does for a value of a type."""
+  if isinstance(value, Mapping):
+    for one in (hint, *typing.get_args(hint)):
+      if dataclasses.is_dataclass(one):
+        return fill(one, value)
+  if isinstance(value, (list, tuple)) and typing.get_origin(hint) is tuple:
+    return [_filled(typing.get_args(hint)[0], one) for one in value]
+  return value
+
+
+def _dump_known(
+  config: Any, known: Collection[str], prefix: str
+) -> dict[str, Any]:
+  data = {}
+  for field in dataclasses.fields(config):
+    name, value = prefix + field.name, getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      if inner := _dump_known(value, known, f'{name}.'):
+        data[field.name] = inner
+    elif name in known or value != _default(field):
+      data[field.name] = value
+  return data
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:

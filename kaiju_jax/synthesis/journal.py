@@ -18,6 +18,8 @@ from typing import Any
 from typing import Self
 
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import variations as variations_lib
 
 Judged = list[tuple[variations_lib.Variation, str]]
@@ -81,7 +83,7 @@ class Journal:
     if not lines:
       self._write(head)
       return
-    held = self._parsed(lines[0], 1)
+    head, held = _fill(head), _fill(self._parsed(lines[0], 1))
     if held != head:
       differing = sorted(
         name
@@ -113,6 +115,20 @@ class Journal:
     line = json.dumps(record, allow_nan=False).encode() + b'\n'
     with files.writing(str(self._path)):
       files.append(self._file, line)
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a settings' fields as a head holds them; JSON has no infinity."""
+  return {
+    name: str(value) if isinstance(value, float) else value
+    for name, value in settings.items()
+  }
+
+
+def _fill(head: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns a head with the defaults of settings that it is older than."""
+  settings = strict.fill(settings_lib.Settings, head.get('settings', {}))
+  return {**head, 'settings': plain(settings)}
 
 
 def _judge(records: Sequence[dict[str, Any]]) -> Judged:

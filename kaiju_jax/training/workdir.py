@@ -20,33 +20,16 @@ import os
 import pathlib
 from typing import Any
 
-from kaiju_jax.model import config as model_config
-from kaiju_jax.objectives import config as objectives_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.storage import strict
-from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
 CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
-# Fields that are younger than the first runs, with their values in older files.
-YOUNGER = {
-  **{f'model.{name}': value for name, value in model_config.YOUNGER.items()},
-  'data.chat_template': '',
-  'data.end_weight': 1.0,
-  'data.label_weights': 'balanced',
-  'data.span_tokens': 'all',
-  'data.reference': '',
-  'objective.attention_alignment': strict.dump(
-    objectives_config.AttentionAlignment()
-  ),
-  'lora': strict.dump(training_config.LoraConfig()),
-  'objective.preference': strict.dump(objectives_config.Preference()),
-}
 
 
 @contextlib.contextmanager
@@ -168,11 +151,8 @@ def find_base(path: str) -> str:
 
 
 def _read(file: pathlib.Path) -> Any:
-  """Returns the fields of a run; those that are younger have their defaults."""
-  fields = files.read_json(file)
-  if not isinstance(fields, dict):
-    return fields
-  return strict.add_younger(fields, YOUNGER)
+  """Returns the fields of a run, with the defaults of those that it lacks."""
+  return strict.fill(experiment_lib.Experiment, files.read_json(file))
 
 
 def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:

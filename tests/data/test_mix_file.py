@@ -55,10 +55,7 @@ def test_its_weights_win_and_the_rest_stays(tmp_path):
     ('[]', 'holds no list "sources"'),
     ('{"sources": []}', 'holds no list "sources"'),
     ('{"sources": [3]}', r'sources\[0\]=3: must be an object'),
-    (
-      '{"sources": [{"name": "a", "path": "x"}]}',
-      r'sources\[0\].weight: missing',
-    ),
+    ('{"sources": [{"name": "a"}]}', r'sources\[0\].path: missing'),
     (
       '{"sources": [{"name": "a", "path": "x", "weigth": 1}]}',
       r'sources\[0\].weigth: no such field. Did you mean sources\[0\].weight',

@@ -41,18 +41,13 @@ def test_the_config_comes_back_typed(tmp_path):
 
 
 def test_a_run_of_the_first_fields_is_read_and_goes_on(tmp_path):
-  """Each field that was added since says what the files before it mean."""
+  """Each field that was added since has the default that it means."""
   text = (pathlib.Path(__file__).parent / 'first_config.json').read_text()
   (tmp_path / 'config.json').write_text(text)
   found = workdir.load_experiment(tmp_path)
   assert found == tiny.get_config('bf16')
   with workdir.open_workdir(tmp_path, found):
     pass
-  fields = json.loads(text)
-  del fields['data']['batch']
-  (tmp_path / 'config.json').write_text(json.dumps(fields))
-  with pytest.raises(ValueError, match=r'data\.batch: missing'):
-    workdir.load_experiment(tmp_path)
 
 
 def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
@@ -122,7 +117,7 @@ def test_a_config_of_other_code_is_refused(tmp_path):
   data = json.loads(file.read_text())
   data['model']['heads'] = data['model'].pop('num_heads')
   file.write_text(json.dumps(data))
-  with pytest.raises(ValueError, match=r'model\.num_heads: \(no such field\)'):
+  with pytest.raises(ValueError, match=r'model\.heads: 4 in the work'):
     workdir.check(tmp_path, experiment_lib.Experiment())
   with pytest.raises(ValueError, match=r'config\.json: model\.heads: no such'):
     workdir.load_experiment(tmp_path)

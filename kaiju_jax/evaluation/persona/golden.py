@@ -68,9 +68,9 @@ class Probe:
 
   turn: int
   property: str
-  expect: tuple[str, ...]
-  forbid: tuple[str, ...]
-  weight: float
+  expect: tuple[str, ...] = ()
+  forbid: tuple[str, ...] = ()
+  weight: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
   known: set[str] = set()
 
   def parse(data: Any) -> Conversation:
-    one = _parse(data)
+    one = check(strict.parse(Conversation, data))
     if one.id in known:
       raise ValueError(f'id={one.id!r}: stands twice in the file.')
     known.add(one.id)
@@ -182,25 +182,3 @@ def _check_probe(where: str, probe: Probe) -> None:
         raise ValueError(f'{where}.{name}={phrase!r}: has no word.')
   if not 0 < probe.weight < float('inf'):
     raise ValueError(f'{where}.weight={probe.weight}: must be above 0.')
-
-
-def _parse(data: Any) -> Conversation:
-  """Returns a checked conversation.
-
-  A probe may leave out `expect`, `forbid` and `weight`.
-  """
-  if not isinstance(data, dict):
-    raise ValueError(f'{data!r}: must be an object.')
-  data = {'language': LANGUAGE, **data}
-  for name, cls in ('turns', Turn), ('probes', Probe):
-    given = data.get(name)
-    if not isinstance(given, list):
-      raise ValueError(f'{name}={given!r}: must be a list.')
-    data[name] = [_full(one) if cls is Probe else one for one in given]
-  return check(strict.parse(Conversation, data))
-
-
-def _full(probe: Any) -> Any:
-  if not isinstance(probe, dict):
-    return probe
-  return {'expect': [], 'forbid': [], 'weight': 1.0, **probe}

@@ -132,7 +132,12 @@ def check(out: pathlib.Path, described: dict[str, Any]) -> None:
         ' or one of the same command.'
       )
     return
-  apart = strict.differences(files.read_json(path), described)
+  held = strict.fill(config.Settings, files.read_json(path))
+  held.pop('rounds')  # No part of what is described.
+  held['training'] = strict.fill(
+    experiment_lib.Experiment, held.get('training')
+  )
+  apart = strict.differences(held, described)
   if apart:
     name, (theirs, ours) = next(iter(apart.items()))
     raise ValueError(

@@ -251,7 +251,7 @@ class Tokens:
       raise ValueError(f'{self._path}: must be an object with a list "tokens".')
     try:
       tokens = [
-        strict.parse(Token, _with_feedback(x), f'tokens[{n}]')
+        strict.parse(Token, x, f'tokens[{n}]')
         for n, x in enumerate(data['tokens'])
       ]
     except ValueError as error:
@@ -405,11 +405,6 @@ class Access:
     except (OSError, ValueError) as error:
       _LOG.error('Nobody with a token is let in: %s', error)
       raise errors.unavailable('Tokens cannot be read now.', 10) from None
-
-
-def _with_feedback(entry: Any) -> Any:
-  """Returns a token's entry of the file; older ones lack `feedback`."""
-  return {'feedback': False} | entry if isinstance(entry, dict) else entry
 
 
 def _dump(token: Token) -> dict[str, Any]:

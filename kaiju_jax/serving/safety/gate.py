@@ -120,6 +120,7 @@ class Gate:
     weight_VC: np.ndarray,
     bias_C: np.ndarray,
     trained: TrainingRecord,
+    described: Mapping[str, str] | None = None,
   ):
     """Holds a classifier's weights.
 
@@ -129,6 +130,9 @@ class Gate:
         features, one view after another.
       bias_C: float [C], the biases.
       trained: the record of its training.
+      described: `settings` and `trained` as JSON, by name, in the words of the
+        file that holds the gate. Its version covers them, so that a field that
+        is added later changes no version.
 
     Raises:
       ValueError: names the field, its value and what would be right.
@@ -157,7 +161,11 @@ class Gate:
     self.trained = trained
     self._weight_VC = np.ascontiguousarray(weight_VC)
     self._bias_C = bias_C.astype(np.float64)
-    self.version = _version(self._tensors(), self._metadata())
+    self._described = described or {
+      'settings': json.dumps(strict.dump(settings), sort_keys=True),
+      'trained': json.dumps(strict.dump(trained), sort_keys=True),
+    }
+    self.version = _version(self._tensors(), self._described)
 
   def score(self, text: str) -> np.ndarray:
     """Returns float64 [C], the probability that each dimension is violated.
@@ -193,7 +201,7 @@ class Gate:
       OSError: the file cannot be written.
     """
     metadata = {'format': _FORMAT, 'version': self.version}
-    tensor_file.write(path, self._tensors(), metadata | self._metadata())
+    tensor_file.write(path, self._tensors(), {**metadata, **self._described})
 
   def _view(
     self,
@@ -232,12 +240,6 @@ class Gate:
   def _tensors(self) -> dict[str, np.ndarray]:
     return {'weight_VC': self._weight_VC, 'bias_C': self._bias_C}
 
-  def _metadata(self) -> dict[str, str]:
-    return {
-      'settings': json.dumps(strict.dump(self.settings), sort_keys=True),
-      'trained': json.dumps(strict.dump(self.trained), sort_keys=True),
-    }
-
 
 def probability(logit: np.ndarray) -> np.ndarray:
   """Returns 1 / (1 + exp(-logit)) for any finite logits."""
@@ -263,6 +265,7 @@ def load(path: str | os.PathLike) -> Gate:
       tensors['weight_VC'],
       tensors['bias_C'],
       strict.parse(TrainingRecord, _json(metadata, 'trained'), 'trained'),
+      {name: metadata[name] for name in ('settings', 'trained')},
     )
     if metadata.get('version') != gate.version:
       raise ValueError(

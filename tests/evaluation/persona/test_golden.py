@@ -194,7 +194,7 @@ def test_a_file_is_read_back(shipped, tmp_path):
     ({'id': lambda _: ''}, 'id: must not be empty'),
     ({'note': lambda _: 'x'}, 'note'),
     ({'turns': lambda x: [{**x[0], 'user': ' '}, *x[1:]]}, r'turns\[1\]: user'),
-    ({'turns': lambda _: 7}, 'turns=7: must be a list'),
+    ({'turns': lambda _: 7}, 'turns=7: must be tuple'),
     ({'probes': lambda x: x[:1]}, 'probes: none for'),
     (
       {'probes': lambda x: [one for one in x if one['turn'] != 8]},

@@ -1,0 +1,234 @@
+"""CONTRIBUTING's recipes, followed in a copy of the package.
+
+Each recipe ends in a run, and an older run is still the same experiment there.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import pages
+
+ROOT = pathlib.Path(__file__).parents[2]
+# The files that the recipes name, and what is added to them: before a line,
+# further lines.
+OBJECTIVE = """
+from kaiju_jax.model import batches
+from kaiju_jax.objectives import language
+from kaiju_jax.objectives import objective as objective_lib
+import jax.numpy as jnp
+
+
+def make(settings, chunk, breakdown):
+  def sums(model, variables, batch, z):
+    hidden_BLD = batches.hidden(model, variables, batch, z.attention)
+    loss_BL = language.hidden_cross_entropy(
+      model, variables, hidden_BLD, batch, z.logits, chunk
+    )
+    loss_BL += settings.amount
+    weights = jnp.sum(batch.weight_BL)
+    return objective_lib.Sums(
+      jnp.sum(batch.weight_BL * loss_BL), weights, breakdown(loss_BL, batch)
+    )
+
+  return objective_lib.Objective(sums)
+"""
+ADDED = {
+  'objectives/config.py': {
+    '@dataclasses.dataclass\nclass ObjectiveConfig:': (
+      '@dataclasses.dataclass\nclass Smoothed:\n  amount: float = 100.0\n\n\n'
+    ),
+    '  chunk: int = 0\n': (
+      '  smoothed: Smoothed = dataclasses.field(default_factory=Smoothed)\n'
+    ),
+    "  *('preference', 'token_head'),\n": "  'smoothed',\n",
+  },
+  'objectives/registry.py': {
+    'from kaiju_jax.objectives import token_head\n': (
+      'from kaiju_jax.objectives import smoothed\n'
+    ),
+    "  if config.name == 'preference':\n": (
+      "  if config.name == 'smoothed':\n"
+      '    return smoothed.make(config.smoothed, config.chunk, breakdown)\n'
+    ),
+  },
+  'tasks/registry.py': {
+    "  'properties': Task(\n": (
+      "  'counting': Task(\n"
+      '    texts_lib.check,\n'
+      '    _load_counting,\n'
+      '    texts_lib.first,\n'
+      "    objectives=('language', 'smoothed'),\n"
+      '  ),\n'
+    ),
+    'TASKS = {\n': (
+      'class _Counting(NamedTuple):\n'
+      '  length: int\n'
+      '  seed: int\n\n'
+      '  def __len__(self):\n'
+      '    return 7\n\n'
+      '  def __getitem__(self, index):\n'
+      '    import numpy as np\n\n'
+      '    from kaiju_jax.data import packing\n\n'
+      '    start = index % 7 + self.seed\n'
+      '    tokens_L = np.arange(start, start + self.length, dtype=np.int32)\n'
+      '    return packing.row([packing.Piece(tokens_L)], self.length)\n\n\n'
+      'def _load_counting(experiment):\n'
+      '  data = experiment.data\n'
+      '  return Data(_Counting(data.length, experiment.seed))\n\n\n'
+    ),
+  },
+}
+
+
+@pytest.fixture
+def package(tmp_path):
+  """Returns a folder with a copy of the package, in which files are changed."""
+  folder = tmp_path / 'clone'
+  shutil.copytree(
+    ROOT / 'kaiju_jax',
+    folder / 'kaiju_jax',
+    symlinks=True,
+    ignore=shutil.ignore_patterns('__pycache__'),
+  )
+  shutil.copytree(ROOT / 'experiments', folder / 'experiments')
+  for name in 'kernels', 'tpu_gpu_configs':
+    (folder / name).symlink_to(ROOT / name)
+  return folder
+
+
+def recipe(title):
+  """Returns the text under a title of CONTRIBUTING.md."""
+  text = pages.pages()['CONTRIBUTING.md']
+  (found,) = re.findall(rf'^## {title}\n(.*?)^## ', text, re.S | re.M)
+  return found
+
+
+def add(package, name):
+  path = package / 'kaiju_jax' / name
+  text = path.read_text()
+  for before, lines in ADDED[name].items():
+    assert text.count(before) == 1, f'{name}: {before}'
+    text = text.replace(before, lines + before)
+  path.write_text(text)
+
+
+def follow_objective(package):
+  said = recipe('An objective')
+  for name in 'objectives/config.py', 'objectives/registry.py':
+    assert f'`{name}`' in said
+    add(package, name)
+  assert 'tasks/registry.py' in said and 'objectives/<name>.py' in said
+  file = package / 'kaiju_jax/objectives/smoothed.py'
+  file.write_text(OBJECTIVE)
+
+
+def follow_task(package):
+  assert 'tasks/registry.py' in recipe('A task')
+  add(package, 'tasks/registry.py')
+
+
+def follow_arm(package):
+  said = recipe('An arm')
+  assert 'experiments/configs/' in said and '`ARMS`' in said
+  path = package / 'experiments/configs/tiny.py'
+  text = path.read_text()
+  text = text.replace("'f32')\n\n", "'f32', 'small')\n\n", 1)
+  text = text.replace(
+    '  return experiment\n',
+    "  if arm == 'small':\n"
+    "    experiment.model.layout, experiment.model.d_model = 'L0', 16\n"
+    '    experiment.model.d_ff, experiment.model.head_dim = 16, 8\n'
+    "    experiment.model.dtype = 'float32'\n"
+    '    experiment.data.length = 32\n'
+    '    experiment.loop.steps = experiment.loop.log_every = 2\n'
+    '  return experiment\n',
+    1,
+  )
+  path.write_text(text)
+
+
+def call(package, *words, cwd):
+  done = subprocess.run(
+    [sys.executable, *words],
+    cwd=cwd,
+    env={**os.environ, 'PYTHONPATH': str(package)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout
+  return done.stdout
+
+
+_READ = """
+import dataclasses, pathlib, sys
+from kaiju_jax.objectives import config
+from kaiju_jax.runs import train
+from kaiju_jax.training import workdir
+assert config.__file__.startswith(sys.argv[1])
+for path in sorted(pathlib.Path('runs').iterdir()):
+  found = workdir.load_experiment(path)
+  assert found.objective.smoothed == config.Smoothed()
+  workdir.check(path, found)
+  if path.name in ('float', 'plain'):
+    train.check(found)
+  found.objective.smoothed.amount = 1.0
+  try:
+    workdir.check(path, found)
+  except ValueError as error:
+    assert 'objective.smoothed.amount: 100.0 in the workdir, 1.0' in str(error)
+  else:
+    raise AssertionError(path)
+print('read', 'jax' in sys.modules)
+"""
+
+
+def test_an_objective_leaves_earlier_runs_what_they_were(package, here):
+  follow_objective(package)
+  said = call(package, '-c', _READ, str(package), cwd=here)
+  assert said.endswith('read False\n')
+
+
+@pytest.mark.slow
+def test_what_the_recipes_add_trains_and_an_earlier_run_resumes(
+  package,
+  here,
+):
+  follow_objective(package)
+  follow_task(package)
+  follow_arm(package)
+  train = '-m', 'experiments.train'
+  flags = '--config=tiny:small', '--config.data.task=counting'
+  losses = {}
+  for name in 'language', 'smoothed':
+    call(
+      package,
+      *train,
+      *flags,
+      f'--config.objective.name={name}',
+      f'--workdir={name}',
+      cwd=here,
+    )
+    lines = (here / name / 'metrics.jsonl').read_text().splitlines()
+    losses[name] = json.loads(lines[-1])['loss']
+  assert losses['smoothed'] == pytest.approx(losses['language'] + 100, abs=1e-3)
+  resume = (
+    'import sys; from kaiju_jax.runs import train;'
+    'from kaiju_jax.training import workdir;'
+    "train.train(workdir.load_experiment('runs/float'), 'runs/float')"
+  )
+  said = call(package, '-c', resume, cwd=here)
+  assert 'going on from step 3 of 6' in said and 'done, 6 steps' in said
+  found = (here / 'runs/float/metrics.jsonl').read_text().splitlines()
+  wanted = json.loads((here / 'expected.json').read_text())['runs']['float']
+  for line, one in zip(found[3:], wanted, strict=True):
+    assert json.loads(line)['step'] == one['step']
+    if 'loss' in one:
+      assert json.loads(line)['loss'] == pytest.approx(one['loss'], rel=1e-5)
