@@ -3,6 +3,7 @@
 Each recipe ends in a run, and an older run is still the same experiment there.
 """
 
+import ast
 import json
 import os
 import pathlib
@@ -91,15 +92,17 @@ ADDED = {
 def package(tmp_path):
   """Returns a folder with a copy of the package, in which files are changed."""
   folder = tmp_path / 'clone'
-  shutil.copytree(
-    ROOT / 'kaiju_jax',
-    folder / 'kaiju_jax',
-    symlinks=True,
-    ignore=shutil.ignore_patterns('__pycache__'),
-  )
-  shutil.copytree(ROOT / 'experiments', folder / 'experiments')
-  for name in 'kernels', 'tpu_gpu_configs':
-    (folder / name).symlink_to(ROOT / name)
+  for path in ROOT.iterdir():
+    if path.name in ('kaiju_jax', 'experiments', 'tests'):
+      shutil.copytree(
+        path,
+        folder / path.name,
+        symlinks=True,
+        ignore=shutil.ignore_patterns('__pycache__'),
+      )
+    elif not path.name.startswith('.'):
+      folder.mkdir(exist_ok=True)
+      (folder / path.name).symlink_to(path)
   return folder
 
 
@@ -232,3 +235,59 @@ def test_what_the_recipes_add_trains_and_an_earlier_run_resumes(
     assert json.loads(line)['step'] == one['step']
     if 'loss' in one:
       assert json.loads(line)['loss'] == pytest.approx(one['loss'], rel=1e-5)
+
+
+# Every dataclass that is written to disk, or hashed into what is.
+WRITTEN = {
+  'characters/cards/card_fields.py': ('Fields', 'Lore'),
+  'data/config.py': ('DataConfig', 'SourceConfig'),
+  'distillation/config.py': ('Sampling',),
+  'distillation/store.py': ('CorpusEntry', 'Settings'),
+  'evaluation/persona/golden.py': ('Conversation', 'Probe'),
+  'model/config.py': ('ModelConfig',),
+  'model/rope_scaling.py': ('RopeScalingConfig',),
+  'objectives/config.py': (
+    *('AttentionAlignment', 'Distillation', 'ObjectiveConfig', 'Preference'),
+    'TokenHeadTraining',
+  ),
+  'quantization/config.py': ('QuantizationConfig',),
+  'runs/align/config.py': ('Settings',),
+  'serving/http/auth.py': ('Token',),
+  'serving/safety/blocked.py': ('Record',),
+  'serving/safety/gate.py': ('Settings', 'TrainingRecord', 'View'),
+  'serving/safety/thresholds.py': ('Limit', 'Policy', 'Stage', 'Tier'),
+  'serving/stores/characters.py': ('Character', 'Message', 'Session'),
+  'synthesis/form.py': ('Form',),
+  'synthesis/settings.py': ('Settings',),
+  'training/config.py': (
+    *('LoopConfig', 'LoraConfig', 'OptimizerConfig', 'ZRegConfig'),
+  ),
+  'training/experiment.py': ('Experiment',),
+}
+
+
+def add_field(path, cls):
+  """Adds a field with a default behind the last one of a class."""
+  lines = path.read_text().splitlines(keepends=True)
+  (found,) = [
+    node
+    for node in ast.parse(''.join(lines)).body
+    if isinstance(node, ast.ClassDef) and node.name == cls
+  ]
+  last = [x for x in found.body if isinstance(x, ast.AnnAssign)][-1]
+  lines.insert(last.end_lineno, "  added_later: str = ''\n")
+  path.write_text(''.join(lines))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_new_field_in_every_file_changes_no_older_one(package):
+  for name, classes in WRITTEN.items():
+    for cls in classes:
+      add_field(package / 'kaiju_jax' / name, cls)
+  words = '-q', '-m', 'not slow', '-p', 'no:cacheprovider'
+  skipped = '--ignore=tests/older_files/test_recipes.py'
+  said = call(
+    package, '-m', 'pytest', *words, skipped, 'tests/older_files', cwd=package
+  )
+  assert ' passed' in said
