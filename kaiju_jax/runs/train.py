@@ -71,7 +71,7 @@ def train(
   check(experiment)
   if mesh is not None:
     fit.check(experiment, mesh)
-  with workdir_lib.reserve(workdir, experiment):
+  with workdir_lib.reserve(workdir, experiment, tasks.common_rows):
     return _train(experiment, workdir, mesh, until, programs)
 
 
@@ -103,7 +103,9 @@ def _train_together(experiment, workdir, mesh, cluster, until):
     fit.check(experiment, mesh)
     mesh_lib.make(mesh)
     if processes.is_main():
-      stack.enter_context(workdir_lib.reserve(workdir, experiment))
+      stack.enter_context(
+        workdir_lib.reserve(workdir, experiment, tasks.common_rows)
+      )
     processes.barrier('workdir reserved')
     agreement.check_shared(pathlib.Path(workdir))
     return _train(experiment, workdir, mesh, until)

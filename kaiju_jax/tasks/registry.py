@@ -62,6 +62,8 @@ class Task:
     objectives: names of the objectives whose extras the rows contain.
     questions: returns the `tasks/needle/questions.Task` that asks a trained
       model, in held-out text if any; None for a task without questions.
+    common_rows: returns how many of a run's rows, from the first one on, are
+      those of every longer run; infinity for all, so that it may be extended.
   """
 
   check: Callable[[experiment_lib.Experiment], None]
@@ -69,6 +71,7 @@ class Task:
   texts: Callable[[experiment_lib.Experiment, int], Any]
   objectives: tuple[str, ...] = ('language',)
   questions: Callable[[data_config.DataConfig], Any] | None = None
+  common_rows: Callable[[experiment_lib.Experiment], float] = lambda _: 0
 
 
 def task_of(experiment: experiment_lib.Experiment) -> Task:
@@ -109,6 +112,15 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f' {", ".join(map(repr, task.objectives))}.'
     )
   task.check(experiment)
+
+
+def common_rows(experiment: experiment_lib.Experiment) -> float:
+  """Returns how many of a run's first rows are those of every longer run.
+
+  Raises:
+    ValueError: `data.task` names no task.
+  """
+  return task_of(experiment).common_rows(experiment)
 
 
 def rows(experiment: experiment_lib.Experiment) -> Any:
@@ -255,7 +267,12 @@ def _conversation_texts(
 def _conversations(check, read, *objectives: str) -> Task:
   """Returns the task whose `read` returns a `conversations.Read`."""
   parts = _load_conversations, _conversation_texts
-  return Task(check, *(functools.partial(x, read) for x in parts), objectives)
+  return Task(
+    check,
+    *(functools.partial(x, read) for x in parts),
+    objectives,
+    common_rows=texts_lib.common_rows,
+  )
 
 
 def _row_count(experiment: experiment_lib.Experiment) -> int:
@@ -400,12 +417,14 @@ TASKS = {
     _load_text,
     texts_lib.first,
     objectives=('language', 'distillation', 'attention_alignment'),
+    common_rows=texts_lib.common_rows,
   ),
   'properties': Task(
     _check_properties,
     _load_properties,
     texts_lib.first,
     objectives=('token_head',),
+    common_rows=texts_lib.common_rows,
   ),
   'dialogues': Task(_check_dialogues, _load_dialogues, _dialogue_texts),
   'spans': _conversations(spans_lib.check, spans_lib.read, 'token_head'),

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import itertools
+import math
 from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import mix_file
 from kaiju_jax.tasks import targets
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -133,6 +135,19 @@ def rows(
     data.mix_block,
     experiment.seed,
   )
+
+
+def common_rows(experiment: experiment_lib.Experiment) -> float:
+  """Returns all rows of a text, or a mixture's whole blocks."""
+  data = experiment.data
+  if not data.sources:
+    return math.inf
+  weights = [one.weight for one in data.sources]
+  if weights != data_config.annealing_weights(data.sources):
+    return 0  # Shares before a change of weights prepare for it.
+  rows = batch_schedule.schedule_of(experiment).rows
+  begin = round(data.anneal_at * rows)
+  return begin // data.mix_block * data.mix_block
 
 
 def first(experiment: experiment_lib.Experiment, count: int) -> Any:

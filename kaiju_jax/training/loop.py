@@ -26,6 +26,7 @@ from kaiju_jax.training import environment
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt
 from kaiju_jax.training import journal as journal_lib
+from kaiju_jax.training import longer
 from kaiju_jax.training import progress as progress_lib
 from kaiju_jax.training import workdir as workdir_lib
 
@@ -44,7 +45,7 @@ def train(
   """Trains to the last step of the run, or until Ctrl-C or SIGTERM.
 
   Args:
-    experiment: the experiment; must be the one that `workdir` holds, if any.
+    experiment: that of `workdir`, if any, or the same with more steps.
     workdir: created if it does not exist.
     state: the state before the first step, a pytree with `step` (int32) and
       `tokens` (a `TokenCount` or a scalar). Its arrays are deleted or donated.
@@ -71,7 +72,7 @@ def train(
   steps, is_main = schedule.steps, processes.is_main()
   with contextlib.ExitStack() as stack:
     if is_main:
-      stack.enter_context(workdir_lib.open_workdir(folder, experiment))
+      stack.enter_context(_open(folder, experiment))
     progress = progress_lib.Progress('step', steps, quiet=not is_main, every=0)
     stack.enter_context(progress)
     checkpoints = stack.enter_context(
@@ -83,7 +84,7 @@ def train(
     if start >= steps:
       return state
     if is_main:
-      workdir_lib.note_start(folder)
+      workdir_lib.note_start(folder, experiment, start)
 
     written = folder if is_main else None
     journal = stack.enter_context(
@@ -110,6 +111,11 @@ def train(
     checkpoints.wait()
     progress.end(_farewell(number, steps, folder))
     return state
+
+
+def _open(folder: pathlib.Path, experiment: experiment_lib.Experiment):
+  """Opens the workdir; `runs/train.py` has asked the task for its rows."""
+  return workdir_lib.open_workdir(folder, experiment, longer.all_rows)
 
 
 def _say_start(progress, folder: pathlib.Path, start: int, steps: int) -> None:

@@ -2,7 +2,8 @@
 
 config.json        the Experiment; another one is refused
 environment.json   versions, devices and date of the latest start, and of
-                   the `earlier` ones
+                   the `earlier` ones; the length before a start that extended
+                   the run
 metrics.jsonl      one record per line (metrics.py)
 tensorboard/       the same records as events
 checkpoints/       state and data position (checkpoint.py)
@@ -25,6 +26,7 @@ from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import longer
 
 CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
@@ -34,14 +36,16 @@ _LOCK = 'lock'
 
 @contextlib.contextmanager
 def open_workdir(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
+  path: str | os.PathLike,
+  experiment: experiment_lib.Experiment,
+  common_rows: longer.CommonRows | None = None,
 ) -> Iterator[pathlib.Path]:
   """Creates or reopens a workdir, and locks it while entered.
 
   Raises:
     ValueError, OSError: see `reserve`.
   """
-  with reserve(path, experiment) as path:
+  with reserve(path, experiment, common_rows) as path:
     if not (path / _CONFIG).exists():
       files.write_json(path / _CONFIG, strict.dump(experiment))
     yield path
@@ -49,7 +53,9 @@ def open_workdir(
 
 @contextlib.contextmanager
 def reserve(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
+  path: str | os.PathLike,
+  experiment: experiment_lib.Experiment,
+  common_rows: longer.CommonRows | None = None,
 ) -> Iterator[pathlib.Path]:
   """Locks a workdir while entered, and creates it if it does not exist.
 
@@ -62,12 +68,12 @@ def reserve(
     BlockingIOError: another process trains there.
     OSError: the folder cannot be created or written to.
   """
-  check(path, experiment)
+  check(path, experiment, common_rows)
   path = pathlib.Path(path)
   made = [one for one in (path, *path.parents) if not one.exists()]
   files.make_folder(path)
   with locks.hold(path / _LOCK, f'workdir {path}', 'trains', '--workdir'):
-    check(path, experiment)
+    check(path, experiment, common_rows)
     try:
       yield path
     finally:
@@ -79,9 +85,18 @@ def reserve(
 
 
 def check(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
+  path: str | os.PathLike,
+  experiment: experiment_lib.Experiment,
+  common_rows: longer.CommonRows | None = None,
 ) -> None:
   """Refuses a workdir that holds another experiment. Writes nothing.
+
+  Args:
+    path: the workdir.
+    experiment: the experiment.
+    common_rows: returns how many of a run's first rows are those of every
+      longer run, so that a shorter run may be extended (`longer.py`). None
+      refuses every other length.
 
   Raises:
     ValueError: the path is empty, an address or a file; a field of the
@@ -100,17 +115,27 @@ def check(
     _refuse_leftovers(path)
     return
   differences = strict.differences(_read(path / _CONFIG), wanted)
-  if differences:
-    lines = [
-      f'  {name}: {theirs!r} in the workdir, {ours!r} in this command'
-      for name, (theirs, ours) in differences.items()
-    ]
-    raise ValueError(
-      f'workdir {path} holds a run of another experiment:\n'
-      + '\n'.join(lines)
-      + '\nTo leave it alone and start this one, type'
-      f' --workdir={_free_name(path)}'
+  if not differences:
+    return
+  lines = [
+    f'  {name}: {theirs!r} in the workdir, {ours!r} in this command'
+    for name, (theirs, ours) in differences.items()
+  ]
+  free = _free_name(path)
+  advice = f'To leave it alone and start this one, type --workdir={free}'
+  if common_rows is not None and differences.keys() <= longer.FIELDS:
+    steps, held = checkpoints(path), load_experiment(path)
+    extension = longer.Extension(held, experiment, _begins(held), common_rows)
+    why = extension.find_obstacle(max(steps, default=0))
+    if not why:
+      return
+    lines.append(f'It cannot be extended: {why}')
+    advice = extension.advise(path, free, steps)
+  raise ValueError(
+    '\n'.join(
+      [f'workdir {path} holds a run of another experiment:', *lines, advice]
     )
+  )
 
 
 def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
@@ -172,8 +197,20 @@ def checkpoints(path: str | os.PathLike) -> list[int]:
   return sorted(int(name) for name in names if name.isdigit())
 
 
-def note_start(path: pathlib.Path) -> None:
-  """Writes the devices and versions with which the run starts or resumes."""
+def note_start(
+  path: pathlib.Path, experiment: experiment_lib.Experiment, step: int
+) -> None:
+  """Writes devices, versions and length with which the run starts or resumes.
+
+  Args:
+    path: the workdir, which is open.
+    experiment: the experiment; a longer one replaces that of the workdir.
+    step: the step after which the run starts or resumes.
+
+  Raises:
+    OSError: the files cannot be written.
+    ValueError: the run cannot be extended at this step.
+  """
   # Imported here, so that `check` and `load_experiment` need no jax.
   from kaiju_jax.training import environment
 
@@ -182,7 +219,28 @@ def note_start(path: pathlib.Path) -> None:
   if file.exists():
     last = files.read_json(file)
     earlier = [*last.pop('earlier', []), last]
-  files.write_json(file, {**environment.describe(), 'earlier': earlier})
+  held, extended = load_experiment(path), {}
+  if held != experiment:
+    # `check` decided by the latest checkpoint, which may be unreadable.
+    extension = longer.Extension(held, experiment, _begins(held))
+    if why := extension.find_obstacle(step):
+      raise ValueError(f'workdir {path}: cannot be extended: {why}')
+    loop = {'steps': held.loop.steps, 'tokens': held.loop.tokens}
+    extended = {'extended': {'step': step, 'loop': loop}}
+  described = {**environment.describe(), **extended, 'earlier': earlier}
+  files.write_json(file, described)
+  if extended:
+    files.write_json(path / _CONFIG, strict.dump(experiment))
+
+
+def _begins(experiment: experiment_lib.Experiment) -> tuple[int, int]:
+  """Returns the step and the rows before a run's own first step."""
+  if not experiment.loop.branch:
+    return 0, 0
+  path, _, step = experiment.loop.branch.rpartition('@')
+  # The state of the loader, as checkpoint.py has it written.
+  position = pathlib.Path(path) / CHECKPOINTS / step / 'data' / 'metadata'
+  return int(step), files.read_json(position)['row']
 
 
 def _refuse_leftovers(path: pathlib.Path) -> None:

@@ -54,7 +54,7 @@ def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
   experiment = experiment_lib.Experiment()
   for _ in range(3):
     with workdir.open_workdir(tmp_path, experiment) as folder:
-      workdir.note_start(folder)
+      workdir.note_start(folder, experiment, 0)
   noted = json.loads((tmp_path / 'environment.json').read_text())
   assert {'python', 'jax', 'jaxlib', 'flax', 'optax', 'grain'} <= set(noted)
   assert noted['orbax-checkpoint'] and noted['date']
