@@ -87,12 +87,17 @@ class Step(NamedTuple):
     lead: characters that are encoded together with the text, before it.
     after: the place behind the message; see `Format`.
     encode: encodes the characters between two structural tokens.
+    clean: returns a text as it is encoded.
+    skips_to: the place behind a message that is left out because `clean` leaves
+      nothing of it; None where such a message is written.
   """
 
   before_L: np.ndarray
   lead: str
   after: str
   encode: Callable[[str], np.ndarray]
+  clean: Callable[[str], str] = str
+  skips_to: str | None = None
 
 
 class Behind(NamedTuple):
@@ -135,7 +140,6 @@ class Format:
     behind: the end of a message by the place behind it.
     replies: the tokens before a reply, by place.
     structure: all structural tokens, which no text has.
-    clean: returns a text (of a role) as it is encoded.
     digest: identifies a template; '' for our own formats.
     thought: the tokens around the reasoning of a reply; None for a model
       without.
@@ -150,7 +154,6 @@ class Format:
   behind: Mapping[str, Behind]
   replies: Mapping[str, np.ndarray]
   structure: np.ndarray
-  clean: Callable[[str, str], str]
   digest: str = ''
   thought: Thought | None = None
   keeps_thoughts: bool = False
@@ -162,8 +165,11 @@ class Format:
       TypeError, ValueError: an unknown role, or see `strip`.
     """
     step = self.steps[after, _role(role)]
+    clean = step.clean(strip(text))
+    if step.skips_to is not None and not clean:
+      return np.empty(0, np.int32)
     tail, closing_L = self.behind[step.after]
-    text_L = step.encode(step.lead + self.clean(role, strip(text)) + tail)
+    text_L = step.encode(step.lead + clean + tail)
     return _join(step.before_L, self._without_structure(text_L), closing_L)
 
   def locate(self, role: str, text: str, after: str = '') -> np.ndarray:
@@ -178,8 +184,10 @@ class Format:
         stands, so that its characters cannot be found.
     """
     step = self.steps[after, _role(role)]
+    clean = step.clean(strip(text))
+    if step.skips_to is not None and not clean:
+      return np.empty((0, 2), np.int64)
     tail, closing_L = self.behind[step.after]
-    clean = self.clean(role, strip(text))
     written = step.lead + clean + tail
     text_L, found_L2 = step.encode(written), self.tokenizer.locate(written)
     if clean not in text or len(found_L2) != len(text_L):
@@ -197,9 +205,19 @@ class Format:
     )
     return np.concatenate([before_L2, found_L2, closing_L2])
 
-  def advance(self, role: str, after: str = '') -> str:
-    """Returns the place behind a message that stands behind `after`."""
-    return self.steps[after, _role(role)].after
+  def advance(self, role: str, after: str = '', text: str | None = None) -> str:
+    """Returns the place behind a message.
+
+    Args:
+      role: the role of the message.
+      after: the place that it stands behind.
+      text: its text, which some templates leave out if it is empty; None for a
+        text that is not.
+    """
+    step = self.steps[after, _role(role)]
+    if step.skips_to is None or text is None or step.clean(strip(text)):
+      return step.after
+    return step.skips_to
 
   def length(self, role: str, text: str) -> int:
     """Returns the most tokens of `message`, whatever it stands behind.
@@ -312,7 +330,7 @@ class Format:
     parts, after = [self.head_L], ''
     for role, text in messages:
       parts.append(self.message(role, text, after))
-      after = self.advance(role, after)
+      after = self.advance(role, after, text)
     return _join(*parts), after
 
   def places(self, role: str) -> list[str]:
@@ -361,7 +379,6 @@ def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
     behind={'': Behind('', closing_L)},
     replies={'': openings['assistant']},
     structure=np.array(sorted(structure), np.int32),
-    clean=lambda role, text: text,
   )
 
 

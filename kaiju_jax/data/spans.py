@@ -313,7 +313,7 @@ def _encode(
       else:  # The format may change such a text.
         size = len(format.message(*said))
         found.append(np.zeros((size, len(names)), np.uint8))
-      after = format.advance(message.role, after)
+      after = format.advance(message.role, after, message.content)
   opening_LC = np.zeros((opening, len(names)), np.uint8)
   return document, np.concatenate([opening_LC, *found])
 

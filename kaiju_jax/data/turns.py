@@ -262,7 +262,7 @@ def encode(
         add(one_L[begin:], weight_L)
       if message.replies:
         found.append(Choice(tuple(spans), len(spans) - 1))
-    after = format.advance(message.role, after)
+    after = format.advance(message.role, after, message.content)
   return Document(*map(np.concatenate, (tokens, parents, weights)), (*found,))
 
 

@@ -17,6 +17,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import fields as fields_lib
 
 TEMPLATE = 'chat_template.jinja'
+NAMES = 'special_tokens_map.json'  # In older folders.
 FILE, SETTINGS, CONFIG = (
   'generation_config.json',
   'tokenizer_config.json',
@@ -111,7 +112,7 @@ def copy(folder: pathlib.Path) -> dict[str, str]:
   """
   ends = read_object(folder / CONFIG).get('eos_token_id')
   kept = {FILE: json.dumps({'eos_token_id': ends})}
-  for name in FILE, SETTINGS, TEMPLATE:
+  for name in FILE, SETTINGS, NAMES, TEMPLATE:
     if (folder / name).is_file():
       kept[name] = (folder / name).read_text()
   return kept

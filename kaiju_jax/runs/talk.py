@@ -127,11 +127,12 @@ class Messages:
     if not len(before_L):
       return format.prompt([('user', line)])
     after = format.advance('assistant', format.advance('user'))
+    closing_L = format.behind[after].closing_L
+    # The model draws the token that ends its reply, unless it is cut short.
+    closing_L = closing_L[np.isin(before_L[-1], closing_L[:1]).sum() :]
     message_L = format.message('user', line, after)
-    if message_L[0] == before_L[-1]:  # The token that ended the reply.
-      message_L = message_L[1:]
     opening_L = format.opening('assistant', format.advance('user', after))
-    return np.concatenate([message_L, opening_L])
+    return np.concatenate([closing_L, message_L, opening_L])
 
 
 def answer(

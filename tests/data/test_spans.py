@@ -95,10 +95,13 @@ def test_spans_of_a_chat_are_found_between_its_structure(tokenizers):
     )
 
 
+def cleaned_by(format, clean):
+  steps = {key: x._replace(clean=clean) for key, x in format.steps.items()}
+  return dataclasses.replace(format, steps=steps)
+
+
 def test_a_message_that_a_template_strips_keeps_its_spans(tokenizers):
-  format = dataclasses.replace(
-    chat.format_of(tokenizers[0]), clean=lambda role, text: text.strip()
-  )
+  format = cleaned_by(chat.format_of(tokenizers[0]), str.strip)
   located_L2 = format.locate('user', '  ab ')
   message_L = format.message('user', '  ab ')
   assert len(located_L2) == len(message_L)
@@ -110,7 +113,7 @@ def test_a_message_that_a_template_strips_keeps_its_spans(tokenizers):
   located_L2 = format.locate('user', '  ab ')
   assert len(located_L2) == len(message_L)
   assert located_L2[message_L == ord('b')].tolist() == [[3, 4]]
-  format = dataclasses.replace(format, clean=lambda role, text: text[::-1])
+  format = cleaned_by(format, lambda text: text[::-1])
   with pytest.raises(ValueError, match='control format changes the text'):
     format.locate('user', 'ab')
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from kaiju_jax.data import chat as chat_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
@@ -84,14 +85,16 @@ def test_lines_of_a_chat_are_the_prompt_of_the_whole_chat(folder):
   template = folder.parent / 'template.jinja'
   template.write_text(shapes.TEMPLATES['chatml'])
   found, tokenizer = read(folder, template)
-  format = found.format
-  writer = talk.Messages(format)
-  chat, before_L = [], np.empty(0, np.int32)
-  for line, reply in ('Hello', 'tea'), ('two', 'rain'), ('the', ''):
-    added_L = writer.write(line, before_L)
-    chat.append(('user', line))
-    before_L = np.concatenate([before_L, added_L])
-    np.testing.assert_array_equal(before_L, format.prompt(chat))
-    drawn_L = [*tokenizer.encode(reply), format.stop_tokens[0]]
-    before_L = np.concatenate([before_L, drawn_L])
-    chat.append(('assistant', reply))
+  for format in found.format, chat_lib.format_of(tokenizer):
+    writer = talk.Messages(format)
+    chat, before_L = [], np.empty(0, np.int32)
+    for line, reply in ('Hello', 'tea'), ('two', 'rain'), ('the', ''):
+      added_L = writer.write(line, before_L)
+      chat.append(('user', line))
+      before_L = np.concatenate([before_L, added_L])
+      np.testing.assert_array_equal(before_L, format.prompt(chat))
+      drawn_L = tokenizer.encode(reply)
+      if reply == 'tea':  # The other is cut at its length.
+        drawn_L = np.append(drawn_L, format.stop_tokens[0])
+      before_L = np.concatenate([before_L, drawn_L])
+      chat.append(('assistant', reply))

@@ -257,7 +257,7 @@ def conversation(
   )
   for one in messages[:first]:
     head.append(format.message('system', one.text, after))
-    after = format.advance('system', after)
+    after = format.advance('system', after, one.text)
   opening = max(
     len(format.opening('assistant', one)) for one in format.places('assistant')
   )
@@ -340,7 +340,7 @@ class _History:
       lore = (Turn('system', self._book.texts[k]) for k in self._tell(n, told))
       for one in self._messages[n], *lore:
         parts.append(self._piece(one, after))
-        after = self._format.advance(one.role, after)
+        after = self._format.advance(one.role, after, one.text)
     return [*parts, self._format.opening('assistant', after)]
 
   def _piece(self, message: TurnLike, after: str) -> np.ndarray:

@@ -127,6 +127,10 @@ class Controls:
     encoding = self._whole.encode(text, add_special_tokens=False)
     return np.array(encoding.ids, np.int32)
 
+  def decode(self, tokens: list[int]) -> str:
+    """Returns the text of tokens, control tokens by their names."""
+    return self._whole.decode(tokens, skip_special_tokens=False)
+
   def split(self, text: str) -> list[str]:
     """Returns a text cut at control tokens: run, control, run, …, run.
 

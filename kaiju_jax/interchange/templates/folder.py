@@ -17,13 +17,14 @@ from typing import NamedTuple
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import generation
+from kaiju_jax.interchange.templates import adaptations
 from kaiju_jax.interchange.templates import controls as controls_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
 from kaiju_jax.interchange.templates import pieces
 from kaiju_jax.interchange.templates import rendering
+from kaiju_jax.interchange.templates import steps as steps_lib
 
 TOKENIZER = 'tokenizer.json'
-_NAMES = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
 
 
 class Chat(NamedTuple):
@@ -33,11 +34,13 @@ class Chat(NamedTuple):
     format: the format; without reasoning, if that can be turned off.
     adaptations: what differs from the folder's template, in words.
     thinking: the format with reasoning; None where nothing turns it on.
+    glue: the format as text.
   """
 
   format: chat.Format
   adaptations: tuple[str, ...]
-  thinking: chat.Format | None = None
+  thinking: chat.Format | None
+  glue: steps_lib.Glue
 
 
 def read(
@@ -65,54 +68,72 @@ def read(
   found = template or _template(folder, settings)
   if found is None:
     return None
-  marks = ''.join(glue_lib.THOUGHT)  # A template may write the first alone.
-  has_thought = any(one in found for one in glue_lib.THOUGHT)
+  marks = ''.join(adaptations.THOUGHT)  # A template may write the first alone.
+  has_thought = any(one in found for one in adaptations.THOUGHT)
   controls = controls_lib.Controls(
     folder / TOKENIZER, found + marks if has_thought else found
   )
-  variables: dict[str, Any] = {
-    name: generation.name_of(settings[name])
-    for name in _NAMES
-    if settings.get(name)
-  }
+  variables = _variables(folder, settings)
   now = now or datetime.datetime.now()
   ends = generation.read(folder, tokenizer).ends
   thought = None
-  if controls.tokens.keys() >= set(glue_lib.THOUGHT):
-    thought = chat.Thought(*(controls.tokens[one] for one in glue_lib.THOUGHT))
+  if controls.tokens.keys() >= set(adaptations.THOUGHT):
+    thought = chat.Thought(
+      *(controls.tokens[one] for one in adaptations.THOUGHT)
+    )
 
   def renderer_of(thinks: bool, now=now) -> rendering.Renderer:
     return rendering.Renderer(
       found, variables | {'enable_thinking': thinks}, now
     )
 
-  def made(thinks: bool) -> tuple[chat.Format, list[str]]:
+  def made(thinks: bool) -> tuple[chat.Format, list[str], steps_lib.Glue]:
     # Reasoning without tokens of its own cannot be cut out again.
     keeps = keeps_thoughts or thought is None
-    glue = glue_lib.find(renderer_of(thinks).render, keeps)
+    renderer = renderer_of(thinks)
+    glue = glue_lib.find(renderer.render, keeps, renderer.find_literals())
     bos = variables.get('bos_token', '')
     format = pieces.format_of(
       glue, controls, tokenizer, bos, ends, thought, keeps_thoughts
     )
     if not (thinks or format.opens_thought):
       format = dataclasses.replace(format, keeps_thoughts=False)
-    notes = [*glue.adaptations]
-    different = pieces.count_differences(format, glue, controls)
-    if different:
-      notes.append(f'{different} of {pieces.TRIED} chats have other tokens')
-    return format, notes
+    apart = pieces.name_differences(format, glue, controls)
+    return format, [*glue.adaptations, *apart], glue
 
-  format, notes = made(False)
+  format, notes, glue = made(False)
   plain = _rendered(renderer_of(False))
   if 'strftime_now' in found:  # The only clock that the sandbox has.
-    later = renderer_of(False, now + datetime.timedelta(days=40))
+    later = renderer_of(
+      False, now + datetime.timedelta(days=40, hours=5, minutes=7)
+    )
     if plain != _rendered(later):
       notes.append(f'the clock stays at {now:%Y-%m-%d}')
   thinking = None
   if thought and plain != _rendered(renderer_of(True)):
-    thinking, more = made(True)
+    thinking, more, _ = made(True)
     notes += [f'with reasoning, {one}' for one in more if one not in notes]
-  return Chat(format, tuple(notes), thinking)
+  return Chat(format, tuple(notes), thinking, glue)
+
+
+def _variables(
+  folder: pathlib.Path, settings: dict[str, Any]
+) -> dict[str, Any]:
+  """Returns the names of tokens that `transformers` gives a template."""
+  if 'added_tokens_decoder' not in settings:  # An old folder.
+    settings = {**settings, **generation.read_object(folder / generation.NAMES)}
+  found = {
+    name: generation.name_of(value)
+    for name, value in settings.items()
+    if name.endswith('_token') and value and isinstance(value, str | dict)
+  }
+  for name in 'additional_special_tokens', 'extra_special_tokens':
+    several = settings.get(name)
+    if isinstance(several, list):
+      found['additional_special_tokens'] = [*map(generation.name_of, several)]
+    elif isinstance(several, dict):
+      found |= {key: generation.name_of(x) for key, x in several.items()}
+  return found
 
 
 def _rendered(renderer: rendering.Renderer) -> list[str | rendering.Refusal]:

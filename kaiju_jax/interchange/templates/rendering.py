@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 _SANDBOX = pathlib.Path(__file__).with_name('sandbox.py')
 _LONGEST = 2**18  # Characters of a template; those of today have up to 20,000.
+_BATCH = 512  # Chats of one process.
 _SECONDS = 60.0  # By the wall clock; the process limits its processor time.
 
 
@@ -97,29 +98,54 @@ class Renderer:
     Raises:
       ValueError: the template needs too much time or memory.
     """
-    task = json.dumps(self.task(chats)).encode()
-    with tempfile.TemporaryDirectory() as folder:
-      try:
-        ended = subprocess.run(
-          [sys.executable, '-I', '-B', str(_SANDBOX)],
-          input=task,
-          capture_output=True,
-          env={},
-          cwd=folder,
-          timeout=_SECONDS,
-        )
-      except subprocess.TimeoutExpired:
-        raise _too_much('did not end') from None
-    if ended.returncode:
-      raise _too_much(f'ended with {ended.returncode}')
-    return texts_of(json.loads(ended.stdout))
+    return [
+      one
+      for begin in range(0, len(chats), _BATCH)
+      for one in texts_of(run(self.task(chats[begin : begin + _BATCH])))
+    ]
+
+  def find_literals(self) -> list[str]:
+    """Returns strings that the template may look for in texts.
+
+    Those are the ones that it compares, passes to functions or assigns, and the
+    names of its tokens.
+
+    Raises:
+      ValueError: the template needs too much time or memory.
+    """
+    names = (one for one in self._variables.values() if isinstance(one, str))
+    return list(dict.fromkeys([*run(self.task(()))['literals'], *names]))
 
 
-def texts_of(rendered: list[dict[str, str]]) -> list[str | Refusal]:
+def texts_of(rendered: dict[str, Any]) -> list[str | Refusal]:
   """Returns what `sandbox.render` returned as texts and refusals."""
   return [
-    one['text'] if 'text' in one else Refusal(one['error']) for one in rendered
+    one['text'] if 'text' in one else Refusal(one['error'])
+    for one in rendered['chats']
   ]
+
+
+def run(task: dict[str, Any]) -> dict[str, Any]:
+  """Returns what `sandbox.render` returns, from a process of its own.
+
+  Raises:
+    ValueError: the template needs too much time or memory.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    try:
+      ended = subprocess.run(
+        [sys.executable, '-I', '-B', str(_SANDBOX)],
+        input=json.dumps(task).encode(),
+        capture_output=True,
+        env={},
+        cwd=folder,
+        timeout=_SECONDS,
+      )
+    except subprocess.TimeoutExpired:
+      raise _too_much('did not end') from None
+  if ended.returncode:
+    raise _too_much(f'ended with {ended.returncode}')
+  return json.loads(ended.stdout)
 
 
 def _too_much(how: str) -> ValueError:

@@ -1,9 +1,10 @@
 """Renders chats with a Jinja template, in a process of its own.
 
 `rendering` starts this file as a program: it reads a task from stdin and writes
-texts to stdout, both JSON. The process has no environment, an empty folder, and
-limits of time, memory and output, because a template comes with a stranger's
-model: loops can take all processor time, and a product of strings all memory.
+texts and literals to stdout, both JSON. The process has no environment, an
+empty folder, and limits of time, memory and output, because a template comes
+with a stranger's model: loops can take all processor time, and a product of
+strings all memory.
 
 Only the standard library and jinja2 are imported.
 """
@@ -22,6 +23,7 @@ from jinja2 import sandbox
 SECONDS = 2  # Of processor time.
 MEMORY = 512 * 2**20
 CHARACTERS = 2**16  # Of a rendered chat.
+LITERALS, LITERAL = 64, 64  # How many, and of how many characters.
 
 
 class _Generation(ext.Extension):
@@ -53,9 +55,16 @@ def _environment(now: datetime.datetime) -> jinja2.Environment:
   def fail(message):
     raise jinja2.TemplateError(str(message))
 
-  def write_json(value, ensure_ascii=False, indent=None, **options):
-    del options
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+  def write_json(
+    value, ensure_ascii=False, indent=None, separators=None, sort_keys=False
+  ):
+    return json.dumps(
+      value,
+      ensure_ascii=ensure_ascii,
+      indent=indent,
+      separators=separators,
+      sort_keys=sort_keys,
+    )
 
   made = sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
@@ -68,26 +77,48 @@ def _environment(now: datetime.datetime) -> jinja2.Environment:
   return made
 
 
-def render(task: dict) -> list[dict]:
-  """Returns {'text': …} or {'error': …} for each chat of a task.
+def render(task: dict) -> dict[str, list]:
+  """Returns what a template makes of the chats of a task.
 
   Args:
     task: `template`, its `variables`, `now` as ISO 8601, and `chats` with
       `messages` (role and content) and `is_open`.
+
+  Returns:
+    `chats`: {'text': …} or {'error': …} for each chat; `literals`: without any
+    chats, the strings that the template compares, passes on or assigns.
   """
   try:
     environment = _environment(datetime.datetime.fromisoformat(task['now']))
     template = environment.from_string(task['template'])
+    literals = []
+    if not task['chats']:
+      literals = _find_literals(environment.parse(task['template']))
   except Exception as error:  # Syntax; a template can raise anything.
-    return [{'error': str(error)[:200]}] * len(task['chats'])
-  return [_render(template, task['variables'], one) for one in task['chats']]
+    failed = {'error': str(error)[:200]}
+    return {'chats': [failed] * len(task['chats']), 'literals': []}
+  return {
+    'chats': [_render(template, task['variables'], x) for x in task['chats']],
+    'literals': literals,
+  }
+
+
+def _find_literals(tree: nodes.Template) -> list[str]:
+  kinds = nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Assign
+  found = (
+    one.value
+    for node in tree.find_all(kinds)
+    for one in node.find_all(nodes.Const)
+  )
+  short = (one for one in found if isinstance(one, str) and len(one) <= LITERAL)
+  return list(dict.fromkeys(short))[:LITERALS]
 
 
 def _render(template: jinja2.Template, variables: dict, chat: dict) -> dict:
   try:
     parts, size = [], 0
     for part in template.generate(
-      **variables,
+      **{'tools': None, 'documents': None, **variables},
       messages=chat['messages'],
       add_generation_prompt=chat['is_open'],
     ):

@@ -9,6 +9,7 @@ import functools
 import json
 import random
 
+import jinja2.sandbox
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -135,6 +136,36 @@ _SPECIAL = (
 _ADDED = ('<think>', '</think>')
 
 
+def oracle(template: str, variables=VARIABLES):
+  """Returns a function that renders messages with Jinja; None if it raises.
+
+  It shares no code with the package.
+  """
+  made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
+  )
+
+  def fail(message):
+    raise jinja2.TemplateError(message)
+
+  made.globals |= {'raise_exception': fail, 'strftime_now': NOW.strftime}
+  compiled = made.from_string(template)
+
+  def render(messages, is_open=True):
+    try:
+      return compiled.render(
+        messages=[{'role': role, 'content': text} for role, text in messages],
+        add_generation_prompt=is_open,
+        tools=None,
+        documents=None,
+        **variables,
+      )
+    except jinja2.TemplateError:
+      return None
+
+  return render
+
+
 def render_here(template: str, now: datetime.datetime = NOW):
   """Returns `Renderer.render` that starts no process."""
   renderer = rendering.Renderer(template, VARIABLES, now)
@@ -153,6 +184,14 @@ def byte_tokenizer() -> str:
   )
   made.train_from_iterator(_corpus(), trainer)
   _add(made)
+  return made.to_str()
+
+
+def with_tokens(content: str, tokens=(), added=()) -> str:
+  """Returns a tokenizer with further special and added tokens."""
+  made = tokenizers.Tokenizer.from_str(content)
+  made.add_special_tokens([*tokens])
+  made.add_tokens([tokenizers.AddedToken(x, normalized=False) for x in added])
   return made.to_str()
 
 

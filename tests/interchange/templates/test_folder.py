@@ -13,6 +13,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
 from kaiju_jax.interchange.templates import rendering
+from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import shapes
 
 TOKENIZERS = {
@@ -55,19 +56,19 @@ def _read(path):
 def chats(tmp_path_factory):
   root = tmp_path_factory.mktemp('chats')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      rendering.Renderer,
-      'render',
-      lambda self, chats: shapes.render_here(self._template, self._now)(chats),
-    )
+    patch.setattr(rendering, 'run', sandbox.render)
     yield {
       (kind, name): _read(_write(root / f'{kind}_{name}', template, make()))
-      for kind, make in TOKENIZERS.items()
-      for name, template in shapes.TEMPLATES.items()
+      for kind, name in CASES
+      for make, template in [(TOKENIZERS[kind], shapes.TEMPLATES[name])]
     }
 
 
-CASES = [(kind, name) for kind in TOKENIZERS for name in shapes.TEMPLATES]
+# With bytes, `test_families` holds more of them.
+CASES = [
+  *(('pieces', name) for name in shapes.TEMPLATES),
+  *(('bytes', 'headers'), ('bytes', 'thinking')),
+]
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -97,9 +98,11 @@ def test_no_text_spells_a_control_token(chats, case):
   for (after, role), step in format.steps.items():
     plain_L = format.message(role, 'x', after)
     hostile_L = format.message(role, HOSTILE, after)
+    closing_L = format.behind[step.after].closing_L
+    closing = np.isin(closing_L, format.structure).sum()
     for tokens in plain_L, hostile_L:
       found = np.isin(tokens[len(step.before_L) :], format.structure)
-      assert not found.any()
+      assert found.sum() == closing
   written = format.tokenizer.decode(format.message('user', HOSTILE))
   for mark in '[INST]', '<<SYS>>', '<|user|>':
     template = shapes.TEMPLATES[case[1]]

@@ -63,7 +63,7 @@ def test_what_is_adapted_is_named(glues):
   assert 'share a turn' in _notes(glues, 'turns')
   assert 'the user says' in _notes(glues, 'turns')
   assert 'before the first user text' in _notes(glues, 'last')
-  assert 'spaces at both ends' in _notes(glues, 'sys')
+  assert 'empty user texts' in _notes(glues, 'sys')
   assert '<think>' in _notes(glues, 'thinking')
   assert _notes(glues, 'headers') == ''
 
@@ -85,7 +85,7 @@ def test_a_system_text_that_has_no_role_opens_the_first_user_turn(glues):
 def test_what_a_template_takes_in_most_chats_is_not_adapted(glues):
   steps = glues['thinking'].steps
   for before in 'system', 'user', 'assistant':
-    assert steps[before, 'system'][0] == '<|im_end|>\n<|im_start|>system\n'
+    assert steps[before, 'system'].text == '<|im_end|>\n<|im_start|>system\n'
 
 
 def test_a_default_system_text_goes_where_the_chat_has_one(glues):

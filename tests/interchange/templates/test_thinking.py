@@ -8,6 +8,7 @@ import pytest
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.interchange.templates import rendering
+from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import shapes
 
 # The opening of a reply always begins a thought, which the history has not.
@@ -23,13 +24,7 @@ TOLD = (
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-  monkeypatch.setattr(
-    rendering.Renderer,
-    'render',
-    lambda self, chats: rendering.texts_of(
-      shapes.sandbox.render(self.task(chats))
-    ),
-  )
+  monkeypatch.setattr(rendering, 'run', sandbox.render)
 
   def read(template, keeps=False):
     (tmp_path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
