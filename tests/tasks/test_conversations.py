@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import packing
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import batches
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
@@ -18,6 +19,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
+from tests.interchange.templates import shapes
 from tests.objectives import shallow
 
 LENGTH = 160
@@ -89,6 +91,23 @@ def test_packed_conversations_have_the_loss_of_lone_ones(chats):
   found, *wanted = losses_B()
   np.testing.assert_allclose(found, sum(wanted), rtol=1e-6)
   assert found > 1
+
+
+def test_a_folder_s_own_template_trains_replies_and_their_ends(chats, tmp_path):
+  tokenizer = tmp_path / 'tokenizer.json'
+  tokenizer.write_text(shapes.byte_tokenizer())
+  settings = {'chat_template': shapes.TEMPLATES['chatml']}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  one = experiment(chats)
+  one.model.vocab_size = 512
+  one.data.tokenizer, one.data.chat_template = str(tokenizer), str(tmp_path)
+  (row,) = registry.rows(one)
+  read = tokenizer_lib.load(str(tokenizer))
+  learnt = row.tokens[row.weight > 0]
+  ends = np.flatnonzero(learnt == read.special('<|im_end|>'))
+  said = [read.decode(one) for one in np.split(learnt, ends + 1)]
+  replies = [reply for chat in CHATS for role, reply in chat if role[0] == 'a']
+  assert sorted(said) == sorted([*replies, ''])
 
 
 def test_masked_tokens_have_no_gradient(chats):

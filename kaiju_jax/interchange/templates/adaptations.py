@@ -8,6 +8,8 @@ finds nothing. Each step that is not the template's own is in a `Difference`.
 Our guess: what is done instead.
 """
 
+from collections.abc import Collection
+
 from kaiju_jax.data import chat as chat_lib
 from kaiju_jax.interchange.templates import probes
 from kaiju_jax.interchange.templates import steps as steps_lib
@@ -83,12 +85,15 @@ class _Table:
     )
 
 
-def adapt(native: steps_lib.Glue, keeps_thoughts: bool) -> steps_lib.Glue:
+def adapt(
+  native: steps_lib.Glue, keeps_thoughts: bool, special: Collection[str] = ()
+) -> steps_lib.Glue:
   """Returns glue of all chats; the template's own where it has some.
 
   Args:
     native: the glue that holds for the template.
     keeps_thoughts: whether the history holds the reasoning of replies.
+    special: the special tokens, which no reply holds.
   """
   table = _Table(native)
   reply = native.replies['user']
@@ -112,6 +117,7 @@ def adapt(native: steps_lib.Glue, keeps_thoughts: bool) -> steps_lib.Glue:
     table.follow(probes.MOVED, 'user', note)
   if not cuts_thought:
     _keep_openings(table)
+  _complete_openings(table, special)
   lost = 'replies lose their reasoning in the history'
   return table.finish(*([lost] if cuts_thought else []))
 
@@ -174,3 +180,13 @@ def _keep_openings(table: _Table) -> None:
       whose = 'replies' if after == 'user' else 'replies that follow no user'
       note = f'{whose} keep their opening in the history, {rest!r}'
       table.set((after, 'assistant'), opening, 'assistant', note)
+
+
+def _complete_openings(table: _Table, special: Collection[str]) -> None:
+  """Lets openings have the special tokens before a reply in the history."""
+  for after, opening in [*table.replies.items()]:
+    written = table.steps[after, 'assistant'].text
+    rest = written.removeprefix(opening)
+    if rest != written and any(one in rest for one in special):
+      note = f'replies are opened with {rest!r}, too'
+      table.set_reply(after, written, note)

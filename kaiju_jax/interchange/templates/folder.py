@@ -91,7 +91,8 @@ def read(
     # Reasoning without tokens of its own cannot be cut out again.
     keeps = keeps_thoughts or thought is None
     renderer = renderer_of(thinks)
-    glue = glue_lib.find(renderer.render, keeps, renderer.find_literals())
+    literals = renderer.find_literals()
+    glue = glue_lib.find(renderer.render, keeps, literals, controls.special)
     bos = variables.get('bos_token', '')
     format = pieces.format_of(
       glue, controls, tokenizer, bos, ends, thought, keeps_thoughts

@@ -17,6 +17,7 @@ none is the template's own, character for character.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 import random as random_lib
 
@@ -42,6 +43,7 @@ def find(
   render: Callable,
   keeps_thoughts: bool = False,
   literals: Sequence[str] = (),
+  special: Collection[str] = (),
 ) -> steps_lib.Glue:
   """Returns a template's glue, adapted so that it takes all chats.
 
@@ -49,6 +51,7 @@ def find(
     render: `rendering.Renderer.render`.
     keeps_thoughts: whether the history holds the reasoning of replies.
     literals: strings that the template names and may look for in texts.
+    special: the special tokens, which no reply holds.
 
   Raises:
     ValueError: the template does not render chats of a user and an assistant,
@@ -56,7 +59,7 @@ def find(
   """
   native = _verify(probes.learn(render), render)
   native = probes.name_texts(native, render, literals)
-  adapted = adaptations.adapt(native, keeps_thoughts)
+  adapted = adaptations.adapt(native, keeps_thoughts, special)
   kinds = walks.PLAIN, walks.RAGGED, walks.ODD
   for differs in _compare([native, adapted], render, 60, kinds, literals):
     if differs:

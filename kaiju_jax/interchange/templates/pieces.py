@@ -78,7 +78,7 @@ def format_of(
   return chat.Format(
     tokenizer=tokenizer,
     name='template',
-    stop_tokens=_find_stops(cut, openings, controls, ends),
+    stop_tokens=_find_stops(cut, openings, controls, ends, head_L),
     head_L=head_L,
     steps={
       (place, role): chat.Step(
@@ -110,6 +110,7 @@ def _find_stops(
   openings: Mapping[str, list[str]],
   controls: controls_lib.Controls,
   ends: Sequence[int],
+  head_L: np.ndarray,
 ) -> tuple[int, ...]:
   """Returns the tokens that end a reply, the usual one first."""
   closing = cut['assistant', 'user'][1:2]
@@ -120,7 +121,7 @@ def _find_stops(
     )
   written = {part for x in (*cut.values(), *openings.values()) for part in x}
   special = sorted(controls.tokens[one] for one in written & controls.special)
-  return tuple(dict.fromkeys([*ends, *special]))
+  return tuple(dict.fromkeys([*ends, *special, *head_L.tolist()]))
 
 
 def name_differences(

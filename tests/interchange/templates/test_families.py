@@ -13,7 +13,9 @@ import pytest
 import tokenizers
 
 from kaiju_jax.data import chat
+from kaiju_jax.data import conversations
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data import turns
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
 from kaiju_jax.interchange.templates import rendering
@@ -23,6 +25,8 @@ from tests.interchange.templates import shapes
 
 FAMILIES = families.FAMILIES
 CHATS = 150
+# They write no token behind a reply.
+ENDLESS = (families.FALCON_PLAIN,)
 # What texts are made of; the last ones are also whole texts.
 _WORDS = ('sun', 'Zürich', '雨', '🙂', 'a\tb', 'x\n\ny', '{{ x }}', "'", '\\')
 _SPECIAL = (
@@ -114,7 +118,8 @@ def test_a_chat_is_the_template_s_own_or_what_differs_is_named(found, name):
       )
     else:
       assert tokens_L.tolist() == whole.encode(text).ids
-  assert own > CHATS / 5
+  # A template's own opening may lack what the model would write first.
+  assert own > CHATS / 5 or 'replies are opened with' in str(glue.adaptations)
   told = 'replies lose their reasoning in the history'  # Of drawn replies.
   assert all(count for note, count in seen.items() if note != told), seen
 
@@ -151,3 +156,47 @@ def test_what_is_no_glue_is_refused_with_its_first_difference(name):
   render = shapes.render_here(families.REFUSED[name])
   with pytest.raises(ValueError, match='differs from its pieces at character'):
     glue_lib.find(render)
+
+
+SAID = ('Be brief.', 'Hello you', 'two teas', 'and more?', 'rain')
+
+
+@pytest.mark.parametrize('has_system', [False, True])
+@pytest.mark.parametrize('name', FAMILIES)
+def test_a_trained_reply_ends_in_a_token_that_stops_it(found, name, has_system):
+  family, (read, whole) = FAMILIES[name], found[name]
+  roles = ('system', 'user', 'assistant', 'user', 'assistant')
+  chat_ = [*zip(roles, SAID)][not has_system :]
+  messages = [conversations.Message(role, text) for role, text in chat_]
+  if family.template in ENDLESS:
+    with pytest.raises(ValueError, match='no token behind a reply'):
+      turns.encode(messages, read.format)
+    return
+  document = turns.encode(messages, read.format, end_weight=0.5)
+  learnt = np.flatnonzero(document.weights)
+  ends = np.flatnonzero(document.weights == 0.5)
+  assert len(ends) == 2
+  assert np.isin(document.tokens[ends], read.format.stop_tokens).all()
+  parts = np.split(learnt, np.searchsorted(learnt, ends[:1] + 1))
+  for part, text in zip(parts, ('two teas', 'rain')):
+    # All of the reply without a gap, its end, and nothing of the opening.
+    assert np.diff(part).max(initial=1) == 1
+    assert whole.decode(document.tokens[part[:-1]]).strip() == text
+  # It is the template's own text, up to what follows the last end.
+  if not read.glue.describe_differences(chat_):
+    render = shapes.oracle(family.template, variables_of(family))
+    ids = whole.encode(render(chat_, is_open=False)).ids
+    assert document.tokens.tolist() == ids[: len(document.tokens)]
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_special_tokens_that_the_template_writes_end_a_reply(found, name):
+  family, (read, whole) = FAMILIES[name], found[name]
+  render = shapes.oracle(family.template, variables_of(family))
+  texts = [render([('user', 'a'), ('assistant', 'b'), ('user', 'c')])]
+  texts += [render([('system', 'a'), ('user', 'b')]) or '']
+  special = [*('<s>', '</s>'), *family.tokens]
+  written = {one for one in special if any(one in text for text in texts)}
+  stops = {whole.id_to_token(one) for one in read.format.stop_tokens}
+  assert written <= stops
+  assert not stops & {*family.added, 'user'}
