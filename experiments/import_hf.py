@@ -27,12 +27,6 @@ _MODEL = flags.DEFINE_string(
 _TOKENIZER = flags.DEFINE_bool(
   'tokenizer', True, "Take the folder's tokenizer.json along, if it has one."
 )
-_ACCEPTED = flags.DEFINE_list(
-  'accept_field',
-  [],
-  'Unknown fields of config.json to ignore, by dotted name; they may change'
-  ' what the model computes.',
-)
 _CODES = flags.DEFINE_bool(
   'codes',
   False,
@@ -70,8 +64,7 @@ def main(argv: Sequence[str]) -> None:
       _MODEL.value,
       _OUT.value,
       _TOKENIZER.value,
-      _ACCEPTED.value,
-      _CODES.value,
+      codes=_CODES.value,
     )
   )
 

@@ -312,7 +312,8 @@ def _serve() -> None:
     raise ValueError(
       f'--promotion={settings.promotion}: needs the --policy that demands it.'
     )
-  source = replicas.Source(path, _LORA.value, _INT8.value, _KV.value)
+  accepted = tuple(command.ACCEPTED.value)
+  source = replicas.Source(path, _LORA.value, _INT8.value, _KV.value, accepted)
   if _RAY.value:
     serve_ray.run(source, settings, fleet, _say)
     return

@@ -2,18 +2,37 @@
 
 A field that is absent has the default of its class. Every field must be read,
 required to have one value, or ignored: any other may change the mathematics and
-is refused (`Fields.finish`).
+is refused (`Fields.finish`). Of unknown fields those pass that are null, that
+the user accepts, or whose kind changes no logit, such as `_name_or_path` and
+`unk_token_id`.
 """
 
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
+import os
+import re
 from typing import Any
 from typing import TypeVar
 
 T = TypeVar('T')
+# Names of fields that no family computes with: what is private to the library
+# that wrote the file, special tokens, versions, and the dtype of weights, which
+# the weights' own file says.
+_SILENT = re.compile(r'_.+|(.+_)?token_ids?|.+_token_index|.+_version|.*dtype')
+# A variable of the process and of those that it starts.
+_ACCEPTED = 'KAIJU_ACCEPT_FIELD'
 _LONGEST = 80  # Characters of a value in an error.
+
+
+def accept(names: Sequence[str]) -> None:
+  """Lets unknown fields pass, in this process and those that it starts.
+
+  Args:
+    names: dotted names; they may change what a model computes.
+  """
+  os.environ[_ACCEPTED] = ','.join(names)
 
 
 class Fields:
@@ -36,7 +55,7 @@ class Fields:
     """
     self._found = found
     self._defaults = defaults or {}
-    self._accepted = accepted
+    self._accepted = {*accepted, *os.environ.get(_ACCEPTED, '').split(',')}
     self._prefix = f'{within}.' if within else ''
     self._known: set[str] = set()
 
@@ -132,10 +151,17 @@ class Fields:
     self._known.update(names)
 
   def finish(self) -> None:
-    """Refuses fields that nothing has read."""
+    """Refuses fields that nothing has read and that may change a logit."""
     for name in sorted(self._found.keys() - self._known):
-      if f'{self._prefix}{name}' not in self._accepted:
-        raise self.error(name, 'not a field of the models that can be read')
+      path = f'{self._prefix}{name}'
+      if self.has(name) and not (
+        path in self._accepted or _SILENT.fullmatch(name)
+      ):
+        raise self.error(
+          name,
+          'not a field of the models that can be read;'
+          f' --accept_field={path} ignores it',
+        )
 
 
 def agree(values: Sequence[tuple[str, T]]) -> T | None:

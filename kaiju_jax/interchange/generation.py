@@ -2,7 +2,7 @@
 
 generation_config.json    the settings of sampling; tokens that end a reply
 tokenizer_config.json     `eos_token`, another one
-config.json               `eos_token_id`, without a generation_config.json
+config.json               the same settings, without a generation_config.json
 
 `do_sample: false` takes the likeliest token. Fields that would change the text
 and have no counterpart here are ignored, and `Generation.ignored` lists them.
@@ -24,6 +24,18 @@ FILE, SETTINGS, CONFIG = (
   'config.json',
 )
 _NUMBERS = ('temperature', 'top_p', 'min_p', 'repetition_penalty')
+# Settings that older versions of `transformers` kept in config.json.
+FIELDS = frozenset(
+  [
+    *(*_NUMBERS, 'top_k', 'do_sample', 'typical_p', 'max_new_tokens'),
+    *('max_length', 'min_length', 'early_stopping', 'num_return_sequences'),
+    *('num_beams', 'num_beam_groups', 'diversity_penalty', 'length_penalty'),
+    *('no_repeat_ngram_size', 'encoder_no_repeat_ngram_size', 'bad_words_ids'),
+    *('suppress_tokens', 'begin_suppress_tokens', 'remove_invalid_values'),
+    *('exponential_decay_length_penalty', 'return_dict_in_generate'),
+    *('output_scores', 'output_logits'),
+  ]
+)
 # Fields that change no text that is drawn here.
 _SILENT = frozenset(
   [
@@ -76,17 +88,13 @@ def read(
     OSError: a file cannot be read.
     ValueError: names the file, the field, its value and what would be right.
   """
-  found = read_object(folder / FILE)
+  file, found = _find_settings(folder)
   try:
     fields = fields_lib.Fields(found)
     sampling = _read_sampling(fields)
     ends = _read_ends(fields)
   except ValueError as error:
-    raise ValueError(f'{folder / FILE}: {error}') from error
-  if not found:
-    # `transformers` makes the missing file of the model's config.
-    fields = fields_lib.Fields(read_object(folder / CONFIG))
-    ends = _read_ends(fields)
+    raise ValueError(f'{file}: {error}') from error
   named = read_object(folder / SETTINGS).get('eos_token')
   if named:
     end = tokenizer.special(name_of(named))
@@ -110,12 +118,23 @@ def copy(folder: pathlib.Path) -> dict[str, str]:
     OSError: a file cannot be read.
     ValueError: config.json is no JSON object.
   """
-  ends = read_object(folder / CONFIG).get('eos_token_id')
-  kept = {FILE: json.dumps({'eos_token_id': ends})}
+  kept = {FILE: json.dumps(_find_settings(folder)[1])}
   for name in FILE, SETTINGS, NAMES, TEMPLATE:
     if (folder / name).is_file():
       kept[name] = (folder / name).read_text()
   return kept
+
+
+def _find_settings(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+  """Returns a file with settings of sampling, and them."""
+  file = folder / FILE
+  if found := read_object(file):
+    return file, found
+  # `transformers` makes the missing file of the model's config.
+  file = folder / CONFIG
+  kept = {*FIELDS, 'eos_token_id'}
+  found = {name: x for name, x in read_object(file).items() if name in kept}
+  return file, found
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:

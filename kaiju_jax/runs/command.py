@@ -1,7 +1,7 @@
 """Shared parts of all commands: flags, quiet libraries, Ctrl-C, compiled code.
 
-Importing this module defines the flag --compilation_cache, so only commands
-import it.
+Importing this module defines the flags --compilation_cache and --accept_field,
+so only commands import it.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from kaiju_jax.interchange import fields
 from kaiju_jax.storage import addresses
 from kaiju_jax.training import experiment as experiment_lib
 
@@ -31,6 +32,13 @@ _CACHE = flags.DEFINE_bool(
   ' that the same command starts faster the next time.'
   ' JAX_COMPILATION_CACHE_DIR names another folder. The commands that this one'
   ' starts follow it.',
+)
+ACCEPTED = flags.DEFINE_list(
+  'accept_field',
+  [],
+  'Unknown fields of the config.json of a Hugging Face folder to ignore, by'
+  ' dotted name; they may change what the model computes. The commands that'
+  ' this one starts ignore them, too.',
 )
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
@@ -284,6 +292,8 @@ def call(
     SystemExit: one of the errors, as the line "error: …".
   """
   quiet()
+  if ACCEPTED.value:
+    fields.accept(ACCEPTED.value)
   if not _CACHE.value:
     os.environ[_CACHE_USED] = 'false'  # For the commands that this one starts.
   elif compiles:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import forgetting
+from kaiju_jax.interchange import fields
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
@@ -38,12 +39,14 @@ class Source:
     path: a workdir, an export or a Hugging Face folder.
     lora: workdir of a run with adapters of it; '' for none.
     int8, kv: as `quantization.config.for_serving` takes them.
+    accepted: unknown fields of its config.json that may pass.
   """
 
   path: str
   lora: str = ''
   int8: str = 'all'
   kv: str = 'int8'
+  accepted: tuple[str, ...] = ()
 
   def load(self) -> load.Loaded:
     """Returns the model.
@@ -51,6 +54,8 @@ class Source:
     Raises:
       OSError, ValueError: as `load.from_anywhere` and `load.attach_adapters`.
     """
+    if self.accepted:
+      fields.accept(self.accepted)
     if not self.lora:
       quantization = quantization_config.for_serving(self.int8, self.kv)
       return load.from_anywhere(self.path, quantization=quantization)

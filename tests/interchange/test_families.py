@@ -405,6 +405,34 @@ def test_an_unknown_field_can_be_accepted_by_name(tmp_path):
     hugging_face.read(folder, accepted)
 
 
+@pytest.mark.parametrize(
+  'name, value',
+  [
+    *(('_model_name_or_path', 'a/b'), ('_commit_hash', None), ('_x', [1])),
+    *(('unk_token_id', 0), ('image_token_index', 7), ('token_id', 3)),
+    *(('forced_eos_token_id', [1]), ('peft_version', '1'), ('dtype', 'x')),
+    *(('torch_dtype', 'x'), ('num_experts', None), ('temperature', 0.6)),
+    *(('max_length', 20), ('bad_words_ids', [[1]]), ('pruned_heads', {})),
+  ],
+)
+def test_fields_that_keep_books_change_nothing(name, value):
+  wanted = registry.read(folders.fields_of('llama'))
+  assert registry.read({**folders.fields_of('llama'), name: value}) == wanted
+
+
+@pytest.mark.parametrize(
+  'name, value',
+  [
+    *(('token_ids_scale', 1), ('pruned_heads', {'0': [1]}), ('version', 2)),
+    *(('unk_token', 'x'), ('dtypes_of_experts', 'x'), ('_', 1)),
+  ],
+)
+def test_fields_of_no_such_kind_are_refused_with_the_flag(name, value):
+  known = 'must be' if name == 'pruned_heads' else f'--accept_field={name} ign'
+  with pytest.raises(ValueError, match=f'^{name}=.*{known}'):
+    registry.read({**folders.fields_of('llama'), name: value})
+
+
 def test_gemma_s_names_and_what_is_skipped(tmp_path, caplog):
   """The Hub's prefix and that of version 5, beside an images' part."""
   fields = folders.fields_of('gemma3_text')

@@ -133,3 +133,24 @@ def test_an_unknown_config_s_name_is_refused():
   message = "--config=tinny:a: neither a path nor a config. Did you mean 'tiny'"
   with pytest.raises(ValueError, match=re.escape(message)):
     command.config_path('tinny:a')
+
+
+def test_accepted_fields_pass_here_and_in_what_the_command_starts(monkeypatch):
+  flags.FLAGS.mark_as_parsed()
+  monkeypatch.setenv('KAIJU_ACCEPT_FIELD', '')
+  read = (
+    'from kaiju_jax.interchange import fields;'
+    "one = fields.Fields({'a': {'note': 3}, 'made_by': 1}, within='x');"
+    "one.descend('a').finish(); one.finish()"
+  )
+
+  def main(argv):
+    exec(read)
+    subprocess.run([sys.executable, '-c', read], check=True)
+
+  names = ['x.a.note', 'x.made_by']
+  with flagsaver.flagsaver(accept_field=names):
+    command.call(main, [], compiles=False)
+  refused = pytest.raises(SystemExit, match=r'x\.made_by=1: not a field')
+  with flagsaver.flagsaver(accept_field=names[:1]), refused:
+    command.call(main, [], compiles=False)

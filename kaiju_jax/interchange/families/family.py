@@ -16,6 +16,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.interchange import fields as fields_lib
+from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import rope
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
@@ -43,46 +44,42 @@ _FIXED = {
   'final_logit_softcapping': (None, 'logits are not capped'),
   'is_encoder_decoder': (False, 'the model is a decoder'),
   'add_cross_attention': (False, 'the model is a decoder'),
+  'pruned_heads': ({}, 'all heads are there'),
 }
 
-# Fields that change no logit.
+# Fields that change no logit; `Fields.finish` knows more, by their kind.
 _IGNORED = frozenset(
   [
-    '_attn_implementation',
-    '_attn_implementation_autoset',
-    '_name_or_path',
     'architectures',
     'attention_dropout',
     'attn_implementation',
-    'bos_token_id',
     'cache_implementation',
     'chunk_size_feed_forward',
-    'dtype',
-    'eos_token_id',
+    'finetuning_task',
     'id2label',
     'initializer_range',
     'is_decoder',
     'is_llama_config',
     'label2id',
     'model_type',
+    'name_or_path',
+    'num_labels',
     'output_attentions',
     'output_hidden_states',
-    'pad_token_id',
     'prefix',
     'pretraining_tp',
     'problem_type',
     'return_dict',
-    'sep_token_id',
     'task_specific_params',
+    'tf_legacy_loss',
     'tokenizer_class',
-    'torch_dtype',
     'torchscript',
     'transformers.js_config',
-    'transformers_version',
     'unsloth_fixed',
-    'unsloth_version',
     'use_bfloat16',
     'use_cache',
+    # How text was drawn, which older versions kept here, too.
+    *generation.FIELDS,
   ]
 )
 
