@@ -5,23 +5,36 @@ counted in bytes, never in tokens; `measure` returns how many bytes each token
 stands for. `longest` lets a caller refuse a text that cannot fit before
 encoding it.
 
+A `tokenizer.json` may come from a stranger, so it encodes in guarded processes
+(`guarded/`), piece by piece: a text takes memory in proportion to its size, and
+one that takes too long raises `Refused`.
+
 Our guess: bytes as the default, because they need no file and no network. The
 sources name no tokenizer.
 """
 
+import array
 import hashlib
+import json
 import pathlib
+from typing import Any
 from typing import Protocol
 
 import numpy as np
 
+from kaiju_jax.data.guarded import client
 from kaiju_jax.storage import addresses
+
+Refused = client.Refused
 
 # Words, code, digits and other scripts, which tokenizers cut differently.
 _SAMPLE = """The children's teachers, unlike their students, didn't answer.
   def f_2(x: list[int]) -> str:\t# naïve\n    return f"{x!r}\\n" * 12345
 À bientôt! Größe, 東京, привет, 👍🏽.  Two  spaces;\n\n\nthree lines.
 """
+# The first characters with two, three and four bytes of UTF-8.
+_LONGER = (0x80, 0x800, 0x10000)
+_GROWTH = 16  # Most bytes that a decoder makes of one.
 # Opens the hash of a file, and no hash of behaviour, which is hex alone.
 _OF_FILE = 'file-'
 _BOS = (
@@ -55,7 +68,11 @@ class Tokenizer(Protocol):
   file: str
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns int32 tokens, without `bos_id`; lets other threads run."""
+    """Returns int32 tokens, without `bos_id`; lets other threads run.
+
+    Raises:
+      Refused: a text that the tokenizer takes too long for, or refuses.
+    """
 
   def measure(self, text: str) -> np.ndarray:
     """Returns int32, how many bytes of `text` each of its tokens stands for.
@@ -99,8 +116,7 @@ class Bytes:
     return np.ones(len(text.encode()), np.int32)
 
   def locate(self, text: str) -> np.ndarray:
-    sizes = [len(character.encode()) for character in text]
-    first = np.repeat(np.arange(len(text)), sizes)
+    first = np.repeat(np.arange(len(text)), _count_bytes(text))
     return np.stack([first, first + 1], axis=1)
 
   def decode(self, tokens) -> str:
@@ -139,52 +155,53 @@ class HuggingFace:
     data = pathlib.Path(path).read_bytes()
     self.file = hashlib.blake2b(data, digest_size=16).hexdigest()
     try:
+      self._guarded = client.open_tokenizer(data, spells_special=True)
+      # What a guarded process has read can be read here, too. It decodes.
       self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+      growth = _bound_growth(self._tokenizer.decoder)
     except Exception as error:  # The library raises nothing narrower.
       raise ValueError(
         f'data.tokenizer={path!r}: not a Hugging Face tokenizer.json: {error}'
       ) from error
-    self._tokenizer.no_truncation()
-    self._tokenizer.no_padding()
-    opening = self._tokenizer.encode('').ids
-    self._tokenizer.encode_special_tokens = True
+    self.opening = self._guarded.opening
     vocabulary = self._tokenizer.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1
     named = [vocabulary[name] for name in _BOS if name in vocabulary]
-    if not opening and not named:
+    if not self.opening and not named:
       raise ValueError(
         f'data.tokenizer={path!r}: adds no token at the start of a text and'
         f' has none of {", ".join(_BOS)}: there is nothing to open a document'
         ' with.'
       )
-    self.bos_id = (opening or named)[0]
+    self.bos_id = (self.opening or named)[0]
     # A token's name has at least a character for each of its bytes.
     longest = max(len(name.encode()) for name in vocabulary)
-    self.longest = max(longest, Bytes.longest)
+    self.longest = max(growth * longest, Bytes.longest)
 
   def encode(self, text: str) -> np.ndarray:
-    # A batch releases the interpreter's lock; `encode` would hold it for over a
-    # second per megabyte.
-    (encoding,) = self._tokenizer.encode_batch_fast(
-      [text], add_special_tokens=False
-    )
-    return np.array(encoding.ids, np.int32)
+    found = array.array('i')
+    for tokens, _ in self._guarded.encode(text):
+      found.frombytes(tokens.tobytes())
+    return np.frombuffer(found, np.int32)
 
   def measure(self, text: str) -> np.ndarray:
     # A token reaches from the end of the token before it to its own end: it
     # gets the spaces between the two, and the last token gets the text's rest.
     # If several tokens share a character, the first gets its bytes.
-    offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-    ends = np.array([end for _, end in offsets], np.int64)
-    ends = np.maximum.accumulate(ends)
-    ends[-1:] = len(text)
-    sizes = [len(character.encode()) for character in text]
-    before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    return np.diff(before[ends], prepend=0).astype(np.int32)
+    found, end = array.array('i'), 0
+    for _, places in self._guarded.encode(text, places=True):
+      ends = np.maximum.accumulate(np.append(end, places[:, 1]))
+      before = np.append(0, np.cumsum(_count_bytes(text[end : ends[-1]])))
+      sizes = np.diff(before[ends - end]).astype(np.int32)
+      found.frombytes(sizes.tobytes())
+      end = ends[-1]
+    if found:
+      found[-1] += len(text[end:].encode())
+    return np.frombuffer(found, np.int32)
 
   def locate(self, text: str) -> np.ndarray:
-    found = self._tokenizer.encode(text, add_special_tokens=False).offsets
-    return np.array(found, np.int64).reshape(-1, 2)
+    found = self._guarded.encode(text, places=True)
+    return np.concatenate([places for _, places in found])
 
   def decode(self, tokens) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())
@@ -194,6 +211,40 @@ class HuggingFace:
 
   def name(self, token: int) -> str:
     return self._tokenizer.id_to_token(token)
+
+
+def _count_bytes(text: str) -> np.ndarray:
+  """Returns int64, how many bytes of UTF-8 each character has."""
+  codes = np.frombuffer(text.encode('utf-32-le'), np.uint32)
+  return 1 + np.searchsorted(_LONGER, codes, side='right')
+
+
+def _bound_growth(decoder: Any) -> int:
+  """Returns how many bytes a decoder makes of one, at most.
+
+  Raises:
+    ValueError: it can take a time or make a text out of proportion.
+  """
+  steps = [] if decoder is None else [json.loads(decoder.__getstate__())]
+  growth = 1
+  while steps:
+    step = steps.pop()
+    steps += step.get('decoders', ())
+    if step['type'] != 'Replace':
+      continue
+    pattern = step['pattern'].get('String', '').encode()
+    if not pattern:
+      raise ValueError(
+        f'decoder: Replace of {step["pattern"]}: must be of a string, which'
+        ' takes time in proportion to a text.'
+      )
+    growth *= -(-len(step['content'].encode()) // len(pattern)) or 1
+    if growth > _GROWTH:
+      raise ValueError(
+        f'decoder: Replace makes a text {growth} times as long: at most'
+        f' {_GROWTH} times.'
+      )
+  return growth
 
 
 def load(path: str, vocab_size: int | None = None) -> Tokenizer:

@@ -13,17 +13,24 @@ alphabet of byte-level tokenizers, and no merges. Byte 0, which no text
 contains, is '<s>'.
 """
 
+from collections.abc import Iterator
 import pathlib
 from typing import Any
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data.guarded import client
+from kaiju_jax.data.guarded import process
 from kaiju_jax.interchange import generation
-from kaiju_jax.interchange import regexes
 from kaiju_jax.storage import files
 
 FILE = 'tokenizer.json'
 BYTES = 256  # Tokens of the byte tokenizer.
 _BYTES_BOS = '<s>'
+# What the texts of a trial repeat, and what ends them, so that no match of an
+# expression reaches the end.
+_UNITS = ('a', ' ', '\n', '1', "'", '.', 'é', 'a ', 'a1', ' \n')
+_END = '\x07'
+_LETTERS = 16  # Further units, from the expressions themselves.
 # Tokenizers in forms that are not read.
 _OTHERS = (
   'tokenizer.model',
@@ -50,12 +57,13 @@ def write(folder: pathlib.Path, path: str, config) -> int:
   """
   import tokenizers
 
-  bos_id = tokenizer_lib.load(path, config.vocab_size).bos_id
+  read = tokenizer_lib.load(path, config.vocab_size)
+  bos_id = read.bos_id
   found = tokenizers.Tokenizer.from_file(path) if path else _bytes()
   found.no_truncation()
   found.no_padding()
   bos = found.id_to_token(bos_id)
-  if found.encode('').ids != [bos_id]:
+  if not path or read.opening != [bos_id]:
     found.post_processor = tokenizers.processors.TemplateProcessing(
       single=[bos, '$A'],
       pair=[bos, '$A', bos, '$B'],
@@ -76,7 +84,7 @@ def find(folder: pathlib.Path, vocab_size: int) -> str:
   Raises:
     OSError: the file cannot be read.
     ValueError: there is another tokenizer alone; the file is no JSON object,
-      has more tokens than the model, or an expression that takes too long.
+      has more tokens than the model, or takes too long for a text.
   """
   path = folder / FILE
   if not path.is_file():
@@ -96,10 +104,44 @@ def find(folder: pathlib.Path, vocab_size: int) -> str:
       f' vocab_size={vocab_size:,}: must be at least as many.'
     )
   try:
-    regexes.refuse_slow(content)
+    _try(path.read_bytes(), content)
   except ValueError as error:
-    raise ValueError(f'{folder}: {error}') from error
+    raise ValueError(f'{path}: {error}') from error
   return str(path)
+
+
+def _try(data: bytes, content: dict[str, Any]) -> None:
+  """Refuses a tokenizer that takes too long for texts that many take long for.
+
+  A server would refuse such texts, too, but each would cost it that time.
+
+  Raises:
+    ValueError: names the text.
+  """
+  tokenizer = client.open_tokenizer(data, spells_special=True)
+  steps = [content.get(name) for name in ('normalizer', 'pre_tokenizer')]
+  letters = {
+    one for text in _list_patterns(steps) for one in text if one.isalnum()
+  }
+  for unit in (*_UNITS, *sorted(letters - {*_UNITS})[:_LETTERS]):
+    text = unit * ((process.PIECE - 1) // len(unit)) + _END
+    try:
+      for _ in tokenizer.encode(text):
+        pass
+    except ValueError as error:
+      raise ValueError(
+        f'a text of {len(text):,} characters that repeats {unit!r}: {error}'
+      ) from error
+
+
+def _list_patterns(part: Any) -> Iterator[str]:
+  """Yields the regular expressions in a part of a tokenizer.json."""
+  if isinstance(part, dict):
+    if isinstance(part.get('Regex'), str):
+      yield part['Regex']
+    part = [*part.values()]
+  for inner in part if isinstance(part, list) else ():
+    yield from _list_patterns(inner)
 
 
 def _count(content: dict[str, Any]) -> int:

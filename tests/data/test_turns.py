@@ -82,14 +82,16 @@ def test_a_long_conversation_keeps_its_last_turns(formats):
   said = talk(*texts)
   for format in formats:
 
-    def size(first, format=format):
+    sizes = {}
+    for first in (1, 3, 5, 7, 9):
       kept = said.messages[:1] + said.messages[first:]
-      return len(format.document([(m.role, m.content) for m in kept]))
+      pairs = [(m.role, m.content) for m in kept]
+      sizes[first] = len(format.document(pairs))
 
-    for length in range(size(9), size(1) + 1):
+    for length in range(sizes[9], sizes[1] + 1):
       corpus, counts = turns.fine_tuning([said], format, length)
-      first = next(n for n in (1, 3, 5, 7, 9) if size(n) <= length)
-      assert len(corpus.tokens) == size(first)
+      first = next(n for n in sizes if sizes[n] <= length)
+      assert len(corpus.tokens) == sizes[first]
       assert counts.turns == first - 1
       assert counts.cut == (first > 1)
       text = format.tokenizer.decode(corpus.tokens)
@@ -97,7 +99,7 @@ def test_a_long_conversation_keeps_its_last_turns(formats):
       assert [one in text for one in texts] == [
         n >= first - 1 for n in range(10)
       ]
-    assert turns.fine_tuning([said], format, size(9) - 1) == (
+    assert turns.fine_tuning([said], format, sizes[9] - 1) == (
       None,
       turns.Counts(dropped=1),
     )

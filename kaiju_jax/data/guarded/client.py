@@ -6,6 +6,7 @@ for another's.
 
 import atexit
 from collections.abc import Iterator
+import functools
 import json
 import os
 import pathlib
@@ -19,7 +20,8 @@ import numpy as np
 
 from kaiju_jax.data.guarded import process
 
-_IDLE = 4  # Encoders that are kept for later texts.
+_IDLE = 4  # Encoders of a file that are kept for later texts.
+_OPEN = 4  # Files that stay open: those of a folder with a chat template.
 _ROOT = pathlib.Path(__file__).parents[3]
 _CODE = (
   'import sys; sys.path.insert(0, sys.argv[1]);'
@@ -40,16 +42,18 @@ class Tokenizer:
     added: its added tokens, by name.
   """
 
-  def __init__(self, data: bytes):
+  def __init__(self, data: bytes, spells_special: bool = False):
     """Reads a file.
 
     Args:
       data: its content.
+      spells_special: whether text that spells a special token is text.
 
     Raises:
       Refused: it is no tokenizer, or takes too much time or memory.
     """
     self._data = data
+    self._kind = process.SPELLS if spells_special else 0
     self._lock = threading.Lock()
     self._link: socket.socket | None = None
     self._idle: list[socket.socket] = []
@@ -127,11 +131,24 @@ class Tokenizer:
     """Starts the file's process; returns what the file is."""
     self._link = _first().copy()
     self._owner = os.getpid()
-    data, status = _ask(self._link, self._data, 0)
+    data, status = _ask(self._link, self._data, self._kind)
     found = json.loads(data)
     if status == process.FAILED:
       raise Refused(found['error'])
     return found
+
+
+@functools.lru_cache(_OPEN)
+def open_tokenizer(data: bytes, spells_special: bool = False) -> Tokenizer:
+  """Returns the tokenizer of a file, which stays open for later calls.
+
+  Args:
+    data, spells_special: as for `Tokenizer`.
+
+  Raises:
+    Refused: as `Tokenizer`.
+  """
+  return Tokenizer(data, spells_special)
 
 
 class _First:

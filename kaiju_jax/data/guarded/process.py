@@ -3,9 +3,9 @@
 A tokenizer.json is a program of a stranger: its expressions may try all ways
 through a text, its replacements may grow without end, and its library panics.
 So no process of ours runs one. The first process, which `client` starts, copies
-itself for each file (`load`), and that copy copies itself for each thread that
-encodes (`encode`): a copy shares the vocabulary's memory and takes milliseconds,
-so that one that exceeds a limit is replaced at once.
+itself for each file, and that copy copies itself for each thread that encodes:
+a copy shares the vocabulary's memory and takes milliseconds, so that one that
+exceeds a limit is replaced at once.
 
 All speak over Unix sockets. Of the first and of a file's process one asks for a
 copy by sending it a socket. Frames are a `HEAD` and so many bytes:
@@ -38,6 +38,7 @@ MEMORY, PER_BYTE = 2**29, 64
 
 # The bytes that follow; a byte that says what they are.
 HEAD = struct.Struct('<QB')
+SPELLS = 1  # Of a file: special tokens that a text spells are text.
 PART, LAST, PLACES = 0, 1, 2  # Flags of a part of a text.
 DONE, FAILED = 0, 1
 
@@ -78,11 +79,12 @@ def _serve_file(link: socket.socket) -> None:
   """Reads a file, answers what it is, and makes encoders."""
   import tokenizers
 
-  data, _ = receive(link)
+  data, flags = receive(link)
   _limit(MEMORY + PER_BYTE * len(data))
   signal.setitimer(signal.ITIMER_PROF, LOADING)
   try:
     found, tokenizer, cuts = _load(tokenizers, data)
+    tokenizer.encode_special_tokens = bool(flags & SPELLS)
   except BaseException as error:  # A panic of the library is no Exception.
     send(link, json.dumps({'error': str(error)[:500]}).encode(), FAILED)
     return

@@ -14,6 +14,10 @@ import re
 
 import numpy as np
 
+from kaiju_jax.data.guarded import client
+from kaiju_jax.interchange import generation
+
+_ADDED = 2**16  # Most added tokens, each of which is looked for in a template.
 _GUARD = '\x02guard\x02'  # Control characters are removed from every text.
 
 
@@ -38,15 +42,15 @@ class Controls:
       ValueError: not a `tokenizer.json`, or one whose added tokens cannot be
         told from text.
     """
-    import tokenizers
-
-    text = path.read_text()
-    content = json.loads(text)
-    self._whole = tokenizers.Tokenizer.from_str(text)
-    self._whole.no_truncation()
-    self._whole.no_padding()
-    self.opening = self._whole.encode('').ids
+    data = path.read_bytes()
+    content = generation.read_object(path)
+    self._whole = client.open_tokenizer(data)
+    self.opening = self._whole.opening
     added = content['added_tokens']
+    if len(added) > _ADDED:
+      raise ValueError(
+        f'{path}: added_tokens: has {len(added):,}: at most {_ADDED:,}.'
+      )
     controls = [
       one
       for one in added
@@ -71,9 +75,8 @@ class Controls:
           continue
         one = {**one, 'content': f'\x02{one["id"]}\x02'}
       kept.append(one)
-    largest = max(self._whole.get_vocab(with_added_tokens=True).values())
     guard = {
-      'id': largest + 1,
+      'id': self._whole.vocab_size,
       'content': _GUARD,
       'special': True,
       'normalized': False,
@@ -88,7 +91,7 @@ class Controls:
       'truncation': None,
       'padding': None,
     }
-    self._texts = tokenizers.Tokenizer.from_str(json.dumps(content))
+    self._texts = client.open_tokenizer(json.dumps(content).encode())
     rests = content | {
       name: _without_first_space(content[name])
       for name in ('normalizer', 'pre_tokenizer')
@@ -96,9 +99,9 @@ class Controls:
     # Reading a large vocabulary takes a second.
     self._rests = self._texts
     if rests != content:
-      self._rests = tokenizers.Tokenizer.from_str(json.dumps(rests))
+      self._rests = client.open_tokenizer(json.dumps(rests).encode())
     for one in [*kept, guard]:
-      if self._texts.token_to_id(one['content']) != one['id']:
+      if self._texts.added.get(one['content']) != one['id']:
         raise ValueError(
           f'{path}: added_tokens: {one["content"]!r} is not {one["id"]} once'
           ' control tokens are told from text; save the tokenizer again with'
@@ -107,25 +110,15 @@ class Controls:
 
   def encode(self, run: str) -> np.ndarray:
     """Returns the tokens of a run, int32 [L]."""
-    return self._encode(self._texts, run)
+    return _encode(self._texts, _GUARD + run)[1:]
 
   def encode_rest(self, run: str) -> np.ndarray:
     """Returns the tokens of the rest of a run, behind its first words."""
-    return self._encode(self._rests, run)
-
-  def _encode(self, tokenizer, run: str) -> np.ndarray:
-    if not run:
-      return np.empty(0, np.int32)
-    # A batch lets other threads run.
-    (encoding,) = tokenizer.encode_batch_fast(
-      [_GUARD + run], add_special_tokens=False
-    )
-    return np.array(encoding.ids[1:], np.int32)
+    return _encode(self._rests, _GUARD + run)[1:]
 
   def encode_whole(self, text: str) -> np.ndarray:
     """Returns the tokens of a rendered chat, as `transformers` encodes it."""
-    encoding = self._whole.encode(text, add_special_tokens=False)
-    return np.array(encoding.ids, np.int32)
+    return _encode(self._whole, text)
 
   def decode(self, tokens: list[int]) -> str:
     """Returns the text of tokens, control tokens by their names."""
@@ -147,6 +140,10 @@ class Controls:
       parts += [text[end : found.start()], found[0]]
       end = found.end()
     return [*parts, text[end:]]
+
+
+def _encode(tokenizer: client.Tokenizer, text: str) -> np.ndarray:
+  return np.concatenate([tokens for tokens, _ in tokenizer.encode(text)])
 
 
 def _vocabulary(model: dict) -> set[str]:
