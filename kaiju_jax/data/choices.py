@@ -147,6 +147,8 @@ def read_reference(
   """
   try:
     with np.load(path) as held:
+      if any(one.compress_type for one in held.zip.infolist()):
+        raise ValueError('its arrays are compressed')
       header = json.loads(str(held['header']))
       ends = np.cumsum(held['counts'])
       parts = np.split(held['log_p'], ends)[:-1]

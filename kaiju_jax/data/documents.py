@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import glob
 import hashlib
-import json
 import os
 import pathlib
 import sysconfig
@@ -29,6 +28,7 @@ import numpy as np
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.storage import addresses
+from kaiju_jax.storage import strict_json
 
 _CHUNK = 65536
 
@@ -286,8 +286,8 @@ def _lines(text: str, name: str, file: str) -> Iterator[Document]:
 def _record(line: str, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
   """Returns the segments and parents of one line, in preorder."""
   try:
-    record = json.loads(line)
-  except json.JSONDecodeError as error:
+    record = strict_json.parse(line)
+  except ValueError as error:
     raise ValueError(f'{where}: not JSON: {error}.') from error
   if not isinstance(record, dict) or ('text' in record) == (
     'segments' in record

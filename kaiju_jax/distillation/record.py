@@ -171,9 +171,28 @@ def decode(data: bytes, form: Form) -> Targets:
     ValueError: not a record of this form.
   """
   try:
-    return _decode(zstandard.decompress(data), form)
+    return _decode(inflate(data, _HEADER + TOKENS * _most(form)), form)
   except (zstandard.ZstdError, ValueError, IndexError) as error:
     raise ValueError(f'not a record of {form}: {error}') from error
+
+
+def inflate(data: bytes, most: int) -> bytes:
+  """Returns what was compressed, at most `most` bytes.
+
+  Raises:
+    ValueError: there are more.
+    zstandard.ZstdError: it is not whole.
+  """
+  size = zstandard.frame_content_size(data)
+  if size > most:
+    raise ValueError(f'{size:,} bytes are compressed: at most {most:,}')
+  return zstandard.decompress(data, most)
+
+
+def _most(form: Form) -> int:
+  """Returns the most bytes of a token."""
+  entry = form.id_bytes + form.weight.itemsize
+  return 2 * form.number.itemsize + form.entries * entry
 
 
 def bytes_per_token(

@@ -32,12 +32,14 @@ from kaiju_jax.distillation import record as record_lib
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
+from kaiju_jax.storage import strict_json
 
 FILE = 'manifest.json'
 FORMAT = 'kaiju_jax targets 1'
 LOCK = '.lock'
 _SUFFIX = '.array_record'
 _BLOCK = 2**20
+_LABEL = 2**24  # Most bytes of a label.
 _REMEDY = 'The command that wrote the store makes it anew from the shards.'
 
 
@@ -205,7 +207,7 @@ def _labelled(file: pathlib.Path) -> Manifest:
       *_, label = reader.read_all()  # Checks the library's own sums.
     finally:
       reader.close()
-    manifest = _parsed(json.loads(zstandard.decompress(label)))
+    manifest = _parsed(strict_json.parse(record_lib.inflate(label, _LABEL)))
   except (RuntimeError, zstandard.ZstdError) as error:
     raise ValueError(f'{file}: {error}') from error
   ((digest, taught),) = manifest.corpora.items()

@@ -80,14 +80,22 @@ class Fields:
     self._known.add(name)
     return self._found.get(name, self._defaults.get(name))
 
-  def count(self, name: str, or_else: int | None = None, least: int = 1) -> int:
-    """Returns an integer of at least `least`; `or_else` in place of null."""
+  def count(
+    self,
+    name: str,
+    or_else: int | None = None,
+    least: int = 1,
+    most: int = 2**31 - 1,
+  ) -> int:
+    """Returns an integer of `least`…`most`; `or_else` in place of null."""
     value = self.take(name)
     if value is None and or_else is not None:
       return or_else
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or not least <= value < 2**31:
+    if not is_whole or value < least:
       raise self.error(name, f'must be int, at least {least}')
+    if value > most:
+      raise self.error(name, f'must be at most {most}')
     return value
 
   def number(self, name: str, least: float, or_else: float | None = None):

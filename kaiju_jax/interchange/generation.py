@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import fields as fields_lib
+from kaiju_jax.storage import files
 
 TEMPLATE = 'chat_template.jinja'
 NAMES = 'special_tokens_map.json'  # In older folders.
@@ -146,10 +147,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   """
   if not path.is_file():
     return {}
-  try:
-    found = json.loads(path.read_text())
-  except ValueError as error:
-    raise ValueError(f'{path}: not JSON: {error}.') from error
+  found = files.read_json(path)
   if not isinstance(found, dict):
     raise ValueError(f'{path}: must be a JSON object.')
   return found

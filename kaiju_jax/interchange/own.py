@@ -56,6 +56,7 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders as folder_lib
 from kaiju_jax.storage import strict
+from kaiju_jax.storage import strict_json
 from kaiju_jax.storage import tensor_file
 from kaiju_jax.wire import ternary_plan
 
@@ -236,7 +237,7 @@ def load_config(path: str | os.PathLike) -> model_config.ModelConfig:
 def _config(metadata: Mapping[str, str]) -> model_config.ModelConfig:
   if 'config' not in metadata:
     raise ValueError('config: missing.')
-  fields = json.loads(metadata['config'])
+  fields = strict_json.parse(metadata['config'])
   config = strict.parse(model_config.ModelConfig, fields)
   model_config.check(config)
   return config

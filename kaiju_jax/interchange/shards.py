@@ -11,7 +11,6 @@ as resident memory.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-import json
 import math
 import os
 import pathlib
@@ -23,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict_json
 
 WEIGHTS = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
@@ -166,11 +166,9 @@ def read_header(path: pathlib.Path) -> list[Stored]:
       raise _broken(path, f'a header of {length:,} bytes in {size:,}')
     text = file.read(length)
   try:
-    header = json.loads(text, object_pairs_hook=_once)
+    header = strict_json.read(text, strict_json.DEPTH, strict_json.VALUES)
   except ValueError as error:
     raise _broken(path, f'its header is not valid JSON ({error})') from None
-  except RecursionError:
-    raise _broken(path, 'its header is nested too deeply') from None
   if not isinstance(header, dict):
     raise _broken(path, 'its header is not an object')
   header.pop('__metadata__', None)
@@ -196,13 +194,6 @@ def read_header(path: pathlib.Path) -> list[Stored]:
       f'it has {size:,} bytes, its header asks for {8 + length + ends[-1]:,}',
     )
   return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  out = dict(pairs)
-  if len(out) != len(pairs):
-    raise ValueError('a name is there twice')
-  return out
 
 
 def _first_byte(item: tuple[str, Any]) -> tuple[int, int]:

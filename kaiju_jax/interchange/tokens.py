@@ -120,17 +120,19 @@ def _try(data: bytes, content: dict[str, Any]) -> None:
   """
   tokenizer = client.open_tokenizer(data, spells_special=True)
   steps = [content.get(name) for name in ('normalizer', 'pre_tokenizer')]
-  letters = {
-    one for text in _list_patterns(steps) for one in text if one.isalnum()
-  }
+  patterns = sorted({*_list_patterns(steps)})
+  letters = {one for text in patterns for one in text if one.isalnum()}
   for unit in (*_UNITS, *sorted(letters - {*_UNITS})[:_LETTERS]):
     text = unit * ((process.PIECE - 1) // len(unit)) + _END
     try:
       for _ in tokenizer.encode(text):
         pass
     except ValueError as error:
+      whose = f'the expression{"s" * (len(patterns) > 1)} ' if patterns else ''
+      drawn = ', '.join(f'{one!r:.80}' for one in patterns[:4])
       raise ValueError(
-        f'a text of {len(text):,} characters that repeats {unit!r}: {error}'
+        f'{whose}{drawn}: a text of {len(text):,} characters that repeats'
+        f' {unit!r}: {error}'
       ) from error
 
 

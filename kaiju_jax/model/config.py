@@ -8,6 +8,10 @@ from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import strict
 
+# Most positions; rotary tables have a row for each. The longest of open models
+# have 10 million.
+LENGTH = 2**24
+
 
 @dataclasses.dataclass
 class ModelConfig:
@@ -157,6 +161,10 @@ def check(config: ModelConfig) -> None:
     value = getattr(config, name)
     if value < 1:
       raise ValueError(f'model.{name}={value}: must be at least 1.')
+  if config.max_length > LENGTH:
+    raise ValueError(
+      f'model.max_length={config.max_length}: must be at most {LENGTH}.'
+    )
   if config.head_dim % 2:
     raise ValueError(
       f'model.head_dim={config.head_dim}: must be even, because rotary'

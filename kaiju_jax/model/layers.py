@@ -14,6 +14,8 @@ closes each period, so that local layers come before the first global one.
 from collections.abc import Sequence
 import dataclasses
 
+MOST = 1024  # Layers (our guess); some work grows with their square.
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -73,6 +75,8 @@ def kaiju_layers(
   ):
     if value < least:
       raise ValueError(f'{name}={value}: must be at least {least}.')
+  if num_layers > MOST:
+    raise ValueError(f'num_layers={num_layers}: must be at most {MOST}.')
   layers = []
   owner_local = owner_global = 0
   readers_local = readers_global = 0
@@ -126,6 +130,8 @@ def check(layers: Sequence[Layer]) -> None:
   """
   if not layers:
     raise ValueError('layers is empty: a stack needs at least one layer.')
+  if len(layers) > MOST:
+    raise ValueError(f'{len(layers)} layers: must be at most {MOST}.')
   for index, layer in enumerate(layers):
     if layer.window is not None and layer.window < 1:
       raise ValueError(

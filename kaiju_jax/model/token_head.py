@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.sharding import collectives
+from kaiju_jax.storage import strict_json
 from kaiju_jax.storage import tensor_file
 
 _FORMAT = 'kaiju_jax token_head 1'
@@ -152,8 +153,9 @@ def load(
       ones.
   """
   tensors, metadata = tensor_file.read(path, _FORMAT)
-  config = TokenHeadConfig(tuple(json.loads(metadata.get('names', '[]'))))
   try:
+    names_held = strict_json.parse(metadata.get('names', '[]'))
+    config = TokenHeadConfig(tuple(names_held))
     check(config)
     _check_tensors(tensors, config)
     if names is not None:

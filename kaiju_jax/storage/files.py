@@ -12,8 +12,11 @@ import tempfile
 from typing import Any
 from typing import TypeVar
 
+from kaiju_jax.storage import strict_json
+
 _T = TypeVar('_T')
 
+_JSON = 2**27  # Most bytes of a file of JSON; a large tokenizer.json has 2**25.
 # The suffix of files that are not whole yet.
 PARTIAL = '.partial'
 
@@ -156,7 +159,7 @@ def parse_json_lines(
     for number, line in enumerate(file, 1):
       if line.strip():
         try:
-          found = parse(json.loads(line.decode()))
+          found = parse(strict_json.parse(line))
         except ValueError as error:
           raise ValueError(f'{path}, line {number}: {error}') from error
         yield found
@@ -166,9 +169,14 @@ def read_json(path: pathlib.Path) -> Any:
   """Returns a JSON file's data.
 
   Raises:
-    ValueError: the file is not JSON; names it.
+    OSError: the file cannot be read.
+    ValueError: the file is not JSON, too deep or too large; names it.
   """
+  with open(path, 'rb') as file:
+    data = file.read(_JSON + 1)
+  if len(data) > _JSON:
+    raise ValueError(f'{path}: has more than {_JSON:,} bytes, as many as may.')
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
+    return strict_json.parse(data)
   except ValueError as error:
     raise ValueError(f'{path}: not valid JSON ({error}).') from error

@@ -2,9 +2,11 @@
 
 Python's parser takes NaN, duplicate keys (the last wins), numbers that overflow
 to infinity, any depth, and escaped halves of characters. A proxy or a client
-may read each of these differently. All are refused, by name. Brackets and
-commas are counted before the parser runs, because a megabyte of '[],[],' would
-become thirty megabytes of objects, and a deep text would overflow the stack.
+may read each of these differently. `read` refuses all of them, by name, and
+`parse` the depth alone: it is for files, which other tools write as they like.
+Brackets and commas are counted before the parser runs, because a megabyte of
+'[],[],' would become thirty megabytes of objects, and a deep text would
+overflow the stack.
 
 The time is linear in the size of every text.
 """
@@ -24,6 +26,11 @@ _DIGITS = 20
 # conversion is four times as fast: prompts may be lists of tokens.
 _MANY_DIGITS = b'0' * 19
 _DIGITS_AS_ZEROS = bytes.maketrans(b'123456789', b'0' * 9)
+
+
+# Levels and values of a file of JSON, whoever wrote it. A tokenizer.json of
+# 262,144 tokens and as many merges has two million values.
+DEPTH, VALUES = 64, 2**23
 
 
 class Refused(ValueError):
@@ -59,18 +66,7 @@ def read(
       too many values; or it holds a duplicate key, a number that is not finite,
       an integer of too many bits, or one half of a character.
   """
-  try:
-    text = data.decode('utf-8')
-  except UnicodeDecodeError as error:
-    raise Refused('encoding', f'byte {error.start} is not UTF-8') from None
-  bare = _drop_strings(data)
-  brackets = bare.translate(_AS_SQUARE, _NOT_BRACKETS)
-  if values is not None:
-    count = bare.count(b',') + len(brackets) // 2
-    if count > values:
-      raise Refused('values', f'it has {count:,} values, of at most {values:,}')
-  if _is_deeper(brackets, depth):
-    raise Refused('depth', f'it is nested deeper than {depth} levels')
+  text, bare = _bound(data, depth, values)
   integer = _wide_integer if is_wide else _integer
   may_be_wide = _MANY_DIGITS in bare.translate(_DIGITS_AS_ZEROS)
   try:
@@ -88,6 +84,43 @@ def read(
   if _ESCAPED_SURROGATE.search(text):
     _refuse_surrogates(value)
   return value
+
+
+def parse(data: bytes | str) -> Any:
+  """Returns the value of a file of JSON, as Python's parser reads it.
+
+  Args:
+    data: the text; the caller bounds its size.
+
+  Raises:
+    ValueError: the text is not UTF-8 or no JSON, has a number of thousands of
+      digits, is too deep or has too many values.
+  """
+  if isinstance(data, str):
+    data = data.encode()
+  text, _ = _bound(data, DEPTH, VALUES)
+  return json.loads(text)
+
+
+def _bound(data: bytes, depth: int, values: int | None) -> tuple[str, bytes]:
+  """Returns a JSON text, and its bytes without strings.
+
+  Raises:
+    Refused: as `read`: 'encoding', 'values' or 'depth'.
+  """
+  try:
+    text = data.decode('utf-8')
+  except UnicodeDecodeError as error:
+    raise Refused('encoding', f'byte {error.start} is not UTF-8') from None
+  bare = _drop_strings(data)
+  brackets = bare.translate(_AS_SQUARE, _NOT_BRACKETS)
+  if values is not None:
+    count = bare.count(b',') + len(brackets) // 2
+    if count > values:
+      raise Refused('values', f'it has {count:,} values, of at most {values:,}')
+  if _is_deeper(brackets, depth):
+    raise Refused('depth', f'it is nested deeper than {depth} levels')
+  return text, bare
 
 
 def _drop_strings(data: bytes) -> bytes:

@@ -81,7 +81,6 @@ def test_a_long_conversation_keeps_its_last_turns(formats):
   texts = [f'{n}' * 9 for n in range(10)]
   said = talk(*texts)
   for format in formats:
-
     sizes = {}
     for first in (1, 3, 5, 7, 9):
       kept = said.messages[:1] + said.messages[first:]

@@ -27,6 +27,7 @@ from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict_json
 
 _ASPECTS = {
   'speech': 'tone, vocabulary and formality are those of the character',
@@ -191,7 +192,7 @@ class Endpoint:
     )
     said = completion.choices[0].message.content or ''
     try:
-      return _numbers(json.loads(said), wanted)
+      return _numbers(strict_json.parse(said), wanted)
     except ValueError as error:
       raise BadAnswer(
         f'{self._model} answered {said[:80]!r}: {error}'

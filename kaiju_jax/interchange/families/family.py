@@ -22,7 +22,8 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
 
-# {our field: theirs}, positive integers.
+# {our field: theirs}, positive integers; and the most that some may be.
+_MOST = {'num_layers': layers_lib.MOST, 'max_length': model_config.LENGTH}
 SHAPE = {
   'vocab_size': 'vocab_size',
   'd_model': 'hidden_size',
@@ -196,7 +197,10 @@ def read(family: Family, fields: fields_lib.Fields) -> Reading:
   if family.activation != 'hidden_act':
     fields.ignore(['hidden_act'])
   fields.ignore(_IGNORED | family.ignored)
-  shape = {ours: fields.count(theirs) for ours, theirs in SHAPE.items()}
+  shape = {
+    ours: fields.count(theirs, most=_MOST.get(ours, 2**31 - 1))
+    for ours, theirs in SHAPE.items()
+  }
   head_dim = _head_dim(fields, shape['d_model'], shape['num_heads'])
   special = family.read(
     fields, Sizes(shape['num_layers'], shape['max_length'], head_dim)

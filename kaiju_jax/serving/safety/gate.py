@@ -31,6 +31,7 @@ import numpy as np
 from kaiju_jax.serving.safety import hashed
 from kaiju_jax.serving.safety import reading
 from kaiju_jax.storage import strict
+from kaiju_jax.storage import strict_json
 from kaiju_jax.storage import tensor_file
 
 # The longest text, in characters, that a server lets the gate read: our guess;
@@ -350,6 +351,6 @@ def _version(tensors, metadata: dict[str, str]) -> str:
 
 def _json(metadata: Mapping[str, str], field: str):
   try:
-    return json.loads(metadata.get(field, ''))
+    return strict_json.parse(metadata.get(field, ''))
   except ValueError as error:
     raise ValueError(f'{field}: not valid JSON ({error}).') from error

@@ -184,7 +184,7 @@ def test_a_folder_without_a_template_has_no_chats(tmp_path):
   with pytest.raises(ValueError, match='chat_template: must be a string'):
     _read(tmp_path)
   (tmp_path / 'tokenizer_config.json').write_text('{')
-  with pytest.raises(ValueError, match='not JSON'):
+  with pytest.raises(ValueError, match='not valid JSON'):
     _read(tmp_path)
 
 
