@@ -278,6 +278,10 @@ class Format:
     tokens_L = np.asarray(tokens, np.int32)
     if self.thought is None or self.keeps_thoughts:
       return tokens_L
+    return self.cut_thoughts(tokens_L)
+
+  def cut_thoughts(self, tokens_L: np.ndarray) -> np.ndarray:
+    """Returns a reply's tokens, int32 [L], without its reasoning."""
     marks_L = np.isin(tokens_L, self.thought)
     if not marks_L.any():
       return tokens_L

@@ -34,6 +34,10 @@ class Encoded:
     self.thought = format.thought
     self.opens_thought = format.opens_thought
     self.cut_history = format.cut_history
+    self.cut_thoughts = format.cut_thoughts
+    self.steps = format.steps
+    self.structure = format.structure
+    self.clean = format.clean
     self._format = format
     self._recent = recent.Recent(most, len)
     self._lengths = recent.Recent(_LENGTHS)

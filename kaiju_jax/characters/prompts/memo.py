@@ -7,12 +7,20 @@ owner, all earlier messages, and the reply's text.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from kaiju_jax.characters import recent
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
+
+
+class _Reply(NamedTuple):
+  """The tokens of a reply, and a hash of its exact text."""
+
+  tokens: np.ndarray
+  text: bytes
 
 
 class Memo:
@@ -24,7 +32,7 @@ class Memo:
     Args:
       most: the most tokens that are remembered, 4 bytes each.
     """
-    self._recent = recent.Recent(most, lambda tokens_L: len(tokens_L) + 32)
+    self._recent = recent.Recent(most, lambda reply: len(reply.tokens) + 32)
 
   def recall(
     self, owner: str, root: str, messages: Sequence[prompt.TurnLike]
@@ -48,10 +56,22 @@ class Memo:
     for one in messages:
       text, tokens = _normalize(one.text), one.tokens
       if one.role == 'assistant' and tokens is None:
-        tokens = self._recent.get(recent.key(place, text))
+        found = self._recent.get(recent.key(place, text))
+        tokens = found and found.tokens
       turns.append(prompt.Turn(one.role, one.text, tokens))
       place = recent.key(place, one.role, text)
     return turns, place
+
+  def recall_exactly(self, place: bytes, text: str) -> np.ndarray | None:
+    """Returns the tokens of a reply whose text is the same to its ends.
+
+    Args:
+      place: the reply's place, from `recall`.
+      text: its text.
+    """
+    found = self._recent.get(recent.key(place, _normalize(text)))
+    is_same = found is not None and found.text == recent.key(text)
+    return found.tokens if is_same else None
 
   def keep(self, place: bytes, text: str, tokens: Sequence[int]) -> None:
     """Remembers a reply's tokens.
@@ -64,7 +84,7 @@ class Memo:
     tokens_L = np.array(tokens, np.int32)
     tokens_L.setflags(write=False)
     key = recent.key(place, _normalize(text))
-    self._recent.put(key, tokens_L)
+    self._recent.put(key, _Reply(tokens_L, recent.key(text)))
 
 
 def _normalize(text: str) -> str:

@@ -85,11 +85,13 @@ class Prompt(NamedTuple):
     tokens: int32 [L]; the next token is the reply's first.
     shared: the number of first tokens that are the prefix.
     dropped: the number of oldest messages that were left out.
+    place: the place behind which the reply stands; see `chat.Format`.
   """
 
   tokens: np.ndarray
   shared: int
   dropped: int
+  place: str = ''
 
 
 Encoded = encoded.Encoded
@@ -264,10 +266,11 @@ def conversation(
   available = _refuse_full(room, [*map(len, head), opening])
   history = _History(messages[first:], format, book, available)
   begin = history.begin()
-  parts = [*head, *history.parts(begin, after)]
-  return Prompt(
-    np.concatenate(parts).astype(np.int32, copy=False), len(prefix_L), begin
+  parts, place = history.parts(begin, after)
+  tokens_L = np.concatenate(
+    [*head, *parts, format.opening('assistant', place)], dtype=np.int32
   )
+  return Prompt(tokens_L, len(prefix_L), begin, place)
 
 
 class _History:
@@ -332,8 +335,8 @@ class _History:
         )
     return begin
 
-  def parts(self, begin: int, after: str) -> list[np.ndarray]:
-    """Returns the tokens from message `begin` to the opening, with lore."""
+  def parts(self, begin: int, after: str) -> tuple[list[np.ndarray], str]:
+    """Returns the tokens from message `begin` on, with lore, and the place."""
     told: set[int] = set()
     parts = []
     for n in range(begin, len(self._messages)):
@@ -341,7 +344,7 @@ class _History:
       for one in self._messages[n], *lore:
         parts.append(self._piece(one, after))
         after = self._format.advance(one.role, after, one.text)
-    return [*parts, self._format.opening('assistant', after)]
+    return parts, after
 
   def _piece(self, message: TurnLike, after: str) -> np.ndarray:
     if message.tokens is None:

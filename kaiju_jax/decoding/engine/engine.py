@@ -194,6 +194,7 @@ class Engine:
     if self._is_draining:
       raise request_lib.Busy('the engine is being stopped.', None)
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
+    text.begin(tokens_L[len(tokens_L) - request.begun :])
     text.skip(request.drawn)
     self._count += 1
     one = sequence_lib.Sequence(

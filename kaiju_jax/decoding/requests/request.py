@@ -91,6 +91,9 @@ class Request:
     deadline: seconds within which it must begin; None for no limit.
     guided: the search for its continuation; None to draw. The result comes at
       once, when the search is done, cut at a stop string.
+    begun: how many of the prompt's last tokens are the beginning of the text
+      that is continued. Its text is not given out again; what follows reads as
+      it does behind it.
     alternatives: how many of the likeliest tokens come with each drawn one, and
       with each scored one of the prompt; at most as many as the engine was made
       for.
@@ -114,6 +117,7 @@ class Request:
   priority: int = 0
   deadline: float | None = None
   guided: Guide | None = None
+  begun: int = 0
   alternatives: int = 0
   drawn: Sequence[int] | np.ndarray = ()
 
@@ -227,7 +231,7 @@ def check(
     raise TypeError(
       f'{name}.conversation={request.conversation!r}: must be hashable.'
     )
-  for field, least in (('shared', 0), ('priority', None)):
+  for field, least in (('shared', 0), ('begun', 0), ('priority', None)):
     value = getattr(request, field)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
       raise TypeError(f'{name}.{field}={value!r}: must be an integer.')

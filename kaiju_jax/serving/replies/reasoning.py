@@ -30,27 +30,24 @@ class Cut:
     thought: chat.Thought,
     tokenizer: tokenizer_lib.Tokenizer,
     is_inside: bool,
+    is_begun: bool = False,
   ):
     """Begins before the first token.
 
     Args:
       thought: the tokens around the reasoning.
       tokenizer: decodes them.
-      is_inside: whether the prompt's end begins the reasoning.
+      is_inside: whether the prompt ends within the reasoning.
+      is_begun: whether the prompt holds a part of the reply.
     """
     self._thought = thought
     self._tokenizer = tokenizer
-    self._is_open = is_inside
     self._placed_inside = self._shown_inside = is_inside
     self._skips_token = False  # Spaces between a thought and its answer.
-    self._skips_text = is_inside
+    self._skips_text = is_inside and not is_begun
     self._changes: collections.deque[_Change] = collections.deque()
     self._shown = 0
     self._spaces = ''
-
-  def whole(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a reply's tokens with the mark that its prompt ended with."""
-    return (self._thought.begin, *tokens) if self._is_open else tokens
 
   def place(self, token: int, end: int) -> bool | None:
     """Notes the next token.

@@ -93,6 +93,8 @@ class Reply:
     note: Callable[[stream_lib.Stream, int], None] = lambda *_: None,
     refused: Callable[[str], None] = lambda _: None,
     cut: reasoning_lib.Cut | None = None,
+    begun: str = '',
+    kept: tuple[int, ...] | None = (),
   ):
     """Takes over a stream.
 
@@ -103,17 +105,21 @@ class Reply:
       note: called with the stream and the number of new tokens when some come.
       refused: called with the safety stage that ended the reply, if one did.
       cut: cuts the text into reasoning and answer; None for no reasoning.
+      begun: the text that the reply continues, for the log of blocked texts.
+      kept: the tokens of the reply that stand in its prompt, to be kept before
+        the drawn ones; None where they are not known.
     """
     self.tokens: list[int] = []
     self.finish: str | None = None
     self.is_prompt_refused = False
     self._stream = stream
     self._watch = watch
-    self._release = watch.release()
+    self._release = watch.release(begun)
     self._said = said
     self._note = note
     self._refused = refused
     self._cut = cut
+    self._kept = kept
     self._parts: list[str] = []
     self._thoughts: list[str] = []
     self.thought = 0
@@ -144,12 +150,14 @@ class Reply:
 
   @property
   def drawn(self) -> tuple[int, ...] | None:
-    """The tokens of the text; None where the text ends before they do."""
-    whole = self._reason in ('length', 'stop_token')
-    if not whole:
+    """The tokens of the text, with what it continues.
+
+    None where the text ends before they do, or they are not known.
+    """
+    is_whole = self._reason in ('length', 'stop_token')
+    if not is_whole or self._kept is None:
       return None
-    tokens = tuple(self.tokens)
-    return self._cut.whole(tokens) if self._cut else tokens
+    return (*self._kept, *self.tokens)
 
   @property
   def reason(self) -> str | None:

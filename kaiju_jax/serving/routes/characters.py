@@ -215,7 +215,7 @@ def _parse(
       content = bodies.parse(body)
       if set(content) <= {'fields', 'public'}:
         is_public = content.get('public')
-        if is_public not in (True, False, None):
+        if not isinstance(is_public, bool | None):
           raise errors.invalid(
             f'public={is_public!r:.40}: must be true or false.', 'public'
           )

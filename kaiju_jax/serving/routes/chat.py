@@ -64,7 +64,15 @@ async def completions(request: requests.Request) -> responses.Response:
     return _refuse(form, chat, turn)
   generations = _requests(context, caller, chat, turn)
   choices = await submission.replies(
-    exchange, context, caller, watch, generations, turn.judged, turn.format
+    exchange,
+    context,
+    caller,
+    watch,
+    generations,
+    turn.judged,
+    turn.format,
+    turn.begun_tokens,
+    turn.begun,
   )
   await turn.keep_said(context)
   drawn = [_drawn(context, one) for one in generations]
@@ -88,7 +96,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       tokens,
       min(most, context.model.length - len(tokens)),
       sampling,
-      stop_tokens=turn.format.stop_tokens,
+      stop_tokens=() if chat.ignore_eos else turn.format.stop_tokens,
       stop_strings=chat.stops,
       owner=caller.owner,
       shared=turn.prompt.shared,
@@ -97,6 +105,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       priority=caller.tier,
       deadline=context.engines.wait,
       guided=guide,
+      begun=turn.begun_tokens.count if turn.begun_tokens else 0,
       alternatives=chat.top_logprobs or 0,
     )
     for sampling in chat.samplings({} if chat.guided else context.sampling)
@@ -143,7 +152,7 @@ class _Answer:
         'index': index,
         'message': {
           'role': 'assistant',
-          'content': reply.text,
+          'content': self._echoed(index) + reply.text,
           'refusal': _REFUSED if reply.is_prompt_refused else None,
           **self._thought(reply.reasoning or None),
         },
@@ -160,8 +169,13 @@ class _Answer:
     try:
       for index in range(len(self._replies)):
         yield self._chunk(index, {'role': 'assistant', 'content': ''})
+      begun: set[int] = set()
       async with self._served() as pieces:
         async for index, piece in pieces:
+          # The echo waits for the first piece: by then the prompt is judged.
+          if self._echoed(index) and index not in begun:
+            yield self._chunk(index, {'content': self._echoed(index)})
+          begun.add(index)
           if piece is not None:
             if piece.reasoning:
               yield self._chunk(index, self._thought(piece.reasoning))
@@ -208,6 +222,12 @@ class _Answer:
     return await self._turn.keep_reply(
       self._context, reply, finish or reply.finish, self._drawn[index]
     )
+
+  def _echoed(self, index: int) -> str:
+    """Returns the text that a reply continues, where it is to be repeated."""
+    if not self._chat.echo or self._replies[index].is_prompt_refused:
+      return ''
+    return self._turn.begun
 
   def _chunk(self, index: int, delta: dict, events=()) -> bytes:
     return self._form.chunk(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import pydantic
 
-from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import parsing
 from kaiju_jax.serving.routing import rollout
 
 _Name = Annotated[
@@ -16,19 +16,19 @@ _Seconds = Annotated[float, pydantic.Field(ge=0, le=24 * 3600)]
 _DRAINS = 100.0
 
 
-class Gate(fields.Fields):
+class Gate(parsing.Fields):
   """Serves a folder's gate and thresholds."""
 
   folder: Annotated[_Name, pydantic.StringConstraints(pattern=r'^[^\x00]+$')]
 
 
-class GateRollback(fields.Fields):
+class GateRollback(parsing.Fields):
   """Serves the gate before; `served` is the id that is to go."""
 
   served: _Name
 
 
-class Which(fields.Fields):
+class Which(parsing.Fields):
   """Names a replica, or the first digits of a build."""
 
   of: _Name

@@ -50,12 +50,7 @@ async def completions(request: requests.Request) -> responses.Response:
       f' {fields.CHOICES} choices.',
       param='prompt',
     )
-  limit = (
-    context.max_tokens
-    if completion.max_tokens is None
-    else completion.max_tokens
-  )
-  limit = max(limit, 1)
+  limit = max(completion.max_tokens, 1)
   least = [_count_least(context, one) for one in completion.prompts]
   _check_alternatives(context, completion, limit, least)
   size = sum(map(len, completion.prompts))
@@ -183,7 +178,7 @@ def _requests(
       prompt.tokens,
       limit,
       sampling,
-      stop_tokens=context.ends,
+      stop_tokens=() if completion.ignore_eos else context.ends,
       stop_strings=completion.stops,
       scores_prompt=completion.scores_prompt,
       alternatives=completion.logprobs or 0,

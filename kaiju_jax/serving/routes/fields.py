@@ -2,16 +2,13 @@
 
 An unsupported field that would change the text is an error. So is an unknown
 field, which is most often a misspelt one. Fields that only label a request are
-accepted and ignored. Clients' default values, and values that change nothing
-(`"frequency_penalty": 0`), are accepted.
+accepted and ignored. Null is as if the field were left out, everywhere; what
+else asks for nothing (`"frequency_penalty": 0`) stands in `known.py`.
 
-`top_k`, `min_p` and `repetition_penalty` are not OpenAI's; they have the names
-that other servers gave them. `character`, `session`, `swipe` and `guided` are
-ours.
-
-A body of a megabyte may hold half a million faults. Validation stops at the
-first one, and finds a union's type before it checks the union's values, so that
-no body takes long.
+`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `continue_final_message`,
+`add_generation_prompt` and the `echo` of a chat are not OpenAI's; they have the
+names that other servers gave them. `character`, `session`, `swipe` and `guided`
+are ours.
 """
 
 from collections.abc import Mapping
@@ -19,14 +16,14 @@ import secrets
 from typing import Annotated
 from typing import Any
 from typing import Literal
-from typing import TypeVar
 
 import pydantic
-import pydantic_core
 
 from kaiju_jax.decoding.requests import alternatives
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import known
+from kaiju_jax.serving.routes import parsing
 from kaiju_jax.serving.routes import values
 from kaiju_jax.serving.stores import feedback
 
@@ -34,50 +31,37 @@ from kaiju_jax.serving.stores import feedback
 CHOICES, MESSAGES = values.CHOICES, 4096
 _LABELS = 64  # The most entries of `metadata`.
 
-_T = TypeVar('_T', bound='Fields')
 _Text = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
 
 
 _Alternatives = Annotated[int, pydantic.Field(ge=0, le=alternatives.MOST)]
-_Unsupported = Annotated[Any, pydantic.AfterValidator(values.refuse_any)]
+_Label = Annotated[dict[str, Any], values.limit_entries(_LABELS)] | None
 
 
-class Fields(pydantic.BaseModel):
-  """The fields of a request; unknown ones are refused."""
+class ChatMessage(parsing.Fields):
+  """One message of a chat.
 
-  model_config = pydantic.ConfigDict(
-    strict=True, extra='forbid', allow_inf_nan=False
-  )
+  Clients send back the whole message that they were sent. Its reasoning is
+  ignored: the prompt has what the server kept.
+  """
 
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _refuse_unknown(cls, value):
-    known = cls.model_fields
-    for name in value if isinstance(value, dict) else ():
-      if name not in known:
-        raise pydantic_core.PydanticCustomError(
-          'unknown', 'is not supported', {'field': name}
-        )
-    return value
-
-
-class ChatMessage(Fields):
-  """One message of a chat."""
+  UNSUPPORTED = known.MESSAGE
 
   role: Literal['system', 'developer', 'user', 'assistant']
   content: Annotated[str | None, pydantic.PlainValidator(values.join_parts)] = (
     None
   )
   name: _Text | None = None
-  refusal: None = None
-  # Clients send back what they were sent. The prompt has what the server kept.
+  refusal: _Text | None = None
   reasoning: _Text | None = None
   reasoning_content: _Text | None = None
+  annotations: list | None = None
+  prefix: bool | None = None  # DeepSeek's: the reply continues it. Ours does.
 
   @property
   def text(self) -> str:
-    """The message's text; '' without content."""
-    return self.content or ''
+    """The message's text; a refusal's where there is no other."""
+    return (self.refusal or '') if self.content is None else self.content
 
 
 # The values of sampling's fields that a guided reply, which is searched rather
@@ -91,27 +75,28 @@ _UNDRAWN = {
 }
 
 
-class TemplateOptions(Fields):
+class TemplateOptions(parsing.Fields):
   """The field `chat_template_kwargs`."""
 
   enable_thinking: bool | None = None
 
 
-class StreamOptions(Fields):
+class StreamOptions(parsing.Fields):
   """The field `stream_options`."""
 
   include_usage: bool = False
+  continuous_usage_stats: bool = False
   include_obfuscation: bool | None = None
 
 
-class ResponseFormat(Fields):
-  """The field `response_format`; only text is supported."""
+class _Generation(parsing.Fields):
+  """The fields that both completions endpoints have.
 
-  type: Literal['text']
+  Attributes:
+    ignore_eos: whether the model's own end of a text ends no reply.
+  """
 
-
-class _Generation(Fields):
-  """The fields that both completions endpoints have."""
+  UNSUPPORTED = known.REQUEST
 
   model: Annotated[str, pydantic.StringConstraints(max_length=512)]
   n: Annotated[int, pydantic.Field(ge=1, le=CHOICES)] | None = None
@@ -126,24 +111,23 @@ class _Generation(Fields):
   repetition_penalty: Annotated[float, pydantic.Field(gt=0, le=10)] | None = (
     None
   )
-  frequency_penalty: Literal[0, 0.0] | None = None
-  presence_penalty: Literal[0, 0.0] | None = None
-  logit_bias: _Unsupported = None
+  ignore_eos: bool = False
   # Labels: they do not change the text.
   user: str | None = None
-  metadata: Annotated[dict[str, Any], values.limit_entries(_LABELS)] | None = (
-    None
-  )
+  metadata: _Label = None
   store: bool | None = None
   service_tier: str | None = None
   safety_identifier: str | None = None
+  parallel_tool_calls: bool | None = None
+  prediction: _Label = None
   prompt_cache_key: str | None = None
+  prompt_cache_options: _Label = None
   prompt_cache_retention: str | None = None
 
   @pydantic.model_validator(mode='after')
   def _check_stream(self):
-    if self.stream_options is not None and not self.stream:
-      raise ValueError('stream_options: needs stream, which is not true')
+    if self.includes_usage and not self.stream:
+      raise parsing.fault('stream_options', 'needs stream, which is not true')
     return self
 
   @property
@@ -162,6 +146,11 @@ class _Generation(Fields):
   def includes_usage(self) -> bool:
     """Whether the stream's last event has the usage."""
     return bool(self.stream_options and self.stream_options.include_usage)
+
+  @property
+  def counts_on(self) -> bool:
+    """Whether each of the stream's events has the usage so far."""
+    return self.includes_usage and self.stream_options.continuous_usage_stats
 
   def samplings(
     self, defaults: Mapping[str, float]
@@ -195,7 +184,13 @@ class Chat(_Generation):
 
   Attributes:
     messages: the whole chat; with `session` only the user's new message, or
-      none.
+      none. If the last one is the assistant's, the reply continues it, unless
+      one of the next two fields says otherwise.
+    continue_final_message: whether the reply continues the last message, which
+      is the assistant's; with `session` and no message the session's last one.
+    add_generation_prompt: whether the reply is a message of its own; the
+      opposite of `continue_final_message`.
+    echo: whether the answer begins with the text that the reply continues.
     character: the id of a character, whose prefix stands before the messages.
     session: the id of a conversation that the server keeps.
     swipe: whether to draw another candidate for the session's last reply.
@@ -217,59 +212,96 @@ class Chat(_Generation):
   swipe: bool = False
   guided: bool = False
   chat_template_kwargs: TemplateOptions | None = None
-  # Accepted only with values that change nothing.
-  response_format: ResponseFormat | None = None
-  tools: _Unsupported = None
-  tool_choice: Literal['none', 'auto'] | None = None
-  parallel_tool_calls: bool | None = None
-  modalities: (
-    Annotated[list[Literal['text']], values.limit_entries(1)] | None
-  ) = None
-  reasoning_effort: Literal['none'] | None = None
+  continue_final_message: bool | None = None
+  add_generation_prompt: bool | None = None
+  echo: bool = False
 
   @pydantic.model_validator(mode='after')
   def _check(self):
     if self.top_logprobs and not self.logprobs:
-      raise ValueError('top_logprobs: needs logprobs, which is not true')
+      raise parsing.fault('top_logprobs', 'needs logprobs, which is not true')
     if self.guided:
       self._check_guided()
-    if self.session is None:
-      if not self.messages:
-        raise ValueError('messages: at least one is needed without a session')
-      if self.swipe:
-        raise ValueError('swipe: needs a session')
-      if self.messages[-1].role == 'assistant':
-        raise ValueError(
-          "messages: the last one is the assistant's, and a reply does not"
-          ' continue it here: end with a message of the user'
-        )
-    else:
-      if self.character is not None:
-        raise ValueError('character: the session has its own')
-      roles = [message.role for message in self.messages]
-      if roles not in ([], ['user']) or (roles and self.swipe):
-        raise ValueError(
-          'messages: with a session one message of the user, or none to have'
-          ' the last one answered, or answered again with swipe'
-        )
+    self._check_continued()
+    if self.session is not None:
+      self._check_session()
+    elif not self.messages:
+      raise parsing.fault(
+        'messages', 'at least one is needed without a session'
+      )
+    elif self.swipe:
+      raise parsing.fault('swipe', 'needs a session')
     return self
+
+  def _check_continued(self) -> None:
+    """Refuses a continuation of nothing, and one that shall also be opened."""
+    continued, opened = self.continue_final_message, self.add_generation_prompt
+    if continued is not None and continued == opened:
+      raise parsing.fault(
+        'continue_final_message',
+        f'{str(continued).lower()} needs add_generation_prompt='
+        f'{str(not continued).lower()} or left out: a reply either continues'
+        ' the last message or is a message of its own',
+      )
+    is_assistants = not self.messages or self.messages[-1].role == 'assistant'
+    if self.continues and not is_assistants:
+      raise parsing.fault(
+        'add_generation_prompt'
+        if continued is None
+        else 'continue_final_message',
+        "the last message is not the assistant's, and a reply continues no"
+        ' other',
+      )
+
+  def _check_session(self) -> None:
+    """Refuses messages that a session does not take."""
+    if self.character is not None:
+      raise parsing.fault('character', 'the session has its own')
+    roles = [message.role for message in self.messages]
+    begun = roles[-1:] == ['assistant']
+    if begun:
+      roles.pop()
+    is_known = roles in ([], ['user']) and (self.continues or not begun)
+    if not is_known or (roles and self.swipe):
+      raise parsing.fault(
+        'messages',
+        'with a session one message of the user, or none to have the last one'
+        ' answered, or answered again with swipe; behind it one of the'
+        ' assistant, with which the reply begins',
+      )
+    if self.swipe and self.continues and not begun:
+      raise parsing.fault(
+        'swipe',
+        'draws another reply, where continue_final_message continues one',
+      )
 
   def _check_guided(self) -> None:
     """Refuses sampling settings, which a guided search would ignore."""
     if self.choices > 1:
-      raise ValueError(f'guided: finds one reply, and n={self.choices}')
+      raise parsing.fault('guided', f'finds one reply, and n={self.choices}')
     if self.top_logprobs:
-      raise ValueError(
-        'top_logprobs: a guided reply is searched, not drawn: must be 0 or left'
-        f' out, not {self.top_logprobs}'
+      raise parsing.fault(
+        'top_logprobs',
+        'a guided reply is searched, not drawn: must be 0 or left out, not'
+        f' {self.top_logprobs}',
       )
     for name, idle in _UNDRAWN.items():
       value = getattr(self, name)
       if value not in (None, *idle):
-        raise ValueError(
-          f'{name}: a guided reply is searched, not drawn: must be {idle[0]}'
-          f' or left out, not {value}'
+        raise parsing.fault(
+          name,
+          f'a guided reply is searched, not drawn: must be {idle[0]} or left'
+          f' out, not {value}',
         )
+
+  @property
+  def continues(self) -> bool:
+    """Whether the reply continues the last message."""
+    if self.continue_final_message is not None:
+      return self.continue_final_message
+    if self.add_generation_prompt is not None:
+      return not self.add_generation_prompt
+    return bool(self.messages) and self.messages[-1].role == 'assistant'
 
   @property
   def limit(self) -> int | None:
@@ -297,18 +329,21 @@ class Completion(_Generation):
   """
 
   prompt: Annotated[str | list, pydantic.PlainValidator(values.check_prompt)]
-  max_tokens: Annotated[int, pydantic.Field(ge=0)] | None = 16
+  max_tokens: Annotated[int, pydantic.Field(ge=0)] = 16
   echo: bool | None = None
   logprobs: _Alternatives | None = None
   best_of: int | None = None
-  suffix: Literal[''] | None = None
 
   @pydantic.model_validator(mode='after')
   def _check(self):
     if self.best_of not in (None, self.choices):
-      raise ValueError(f'best_of={self.best_of}: must equal n={self.choices}')
+      raise parsing.fault(
+        'best_of', f'must equal n={self.choices}, not {self.best_of}'
+      )
     if self.max_tokens == 0 and not self.echo:
-      raise ValueError('max_tokens=0: nothing to answer without echo')
+      raise parsing.fault(
+        'max_tokens', '0 leaves nothing to answer without echo'
+      )
     return self
 
   @property
@@ -326,7 +361,7 @@ class Completion(_Generation):
     return self.prompt
 
 
-class Encoding(Fields):
+class Encoding(parsing.Fields):
   """The fields of POST /tokenize; `add_special_tokens` opens a document."""
 
   prompt: _Text
@@ -334,14 +369,14 @@ class Encoding(Fields):
   model: str | None = None
 
 
-class Decoding(Fields):
+class Decoding(parsing.Fields):
   """The fields of POST /detokenize."""
 
   tokens: Annotated[list[int], pydantic.FailFast(), values.limit_entries(2**17)]
   model: str | None = None
 
 
-class NewSession(Fields):
+class NewSession(parsing.Fields):
   """The fields of POST /v1/sessions; `greeting` is an index, 0 the first."""
 
   character: str
@@ -349,7 +384,7 @@ class NewSession(Fields):
   title: Annotated[str, pydantic.StringConstraints(max_length=200)] = ''
 
 
-class NewMessage(Fields):
+class NewMessage(parsing.Fields):
   """The fields of POST /v1/sessions/{id}/messages; no parent at the top."""
 
   parent: int | None
@@ -357,52 +392,25 @@ class NewMessage(Fields):
   text: _Text
 
 
-class Head(Fields):
+class Head(parsing.Fields):
   """The fields of PUT /v1/sessions/{id}/head: the id of the new head."""
 
   message: int
 
 
-class Rating(Fields):
+class Rating(parsing.Fields):
   """The fields of a message's rating; None withdraws the former one."""
 
   rating: Literal[feedback.RATINGS] | None
 
 
-class Agreement(Fields):
+class Agreement(parsing.Fields):
   """The fields of PUT /v1/feedback."""
 
   agrees: bool
 
 
-class Rollback(Fields):
+class Rollback(parsing.Fields):
   """The fields of POST /v1/characters/{id}/rollback: a version's number."""
 
   version: Annotated[int, pydantic.Field(ge=1)]
-
-
-def parse(kind: type[_T], body: dict[str, Any]) -> _T:
-  """Returns a body's checked fields.
-
-  Raises:
-    errors.ApiError: 400; names the first wrong field and its fault.
-  """
-  try:
-    return kind.model_validate(body)
-  except pydantic.ValidationError as error:
-    raise _refusal(error) from error
-
-
-def _refusal(error: pydantic.ValidationError) -> errors.ApiError:
-  """Returns the first fault as an error in OpenAI's form."""
-  first = error.errors(include_url=False)[0]
-  names = [str(part) for part in first['loc']]
-  if first['type'] == 'unknown':
-    names.append(f'{first["ctx"]["field"]:.80}')
-  field = names[0] if names else None
-  message = first['msg'].removeprefix('Value error, ')
-  if field is None:
-    field, _, message = message.partition(': ')
-  elif first['type'] == 'literal_error':
-    message = f'{first["input"]!r:.80} is not supported: {message}'
-  return errors.invalid(f'{".".join(names) or field}: {message}.', param=field)

@@ -9,7 +9,7 @@ from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import parsing
 
 _Kind = TypeVar('_Kind')
 
@@ -75,5 +75,5 @@ async def parse_fields(
   bodies.media_type(request, [bodies.JSON])
   found = await body(request, context, who)
   return await context.run_aside(
-    len(found), lambda: fields_lib.parse(kind, bodies.parse(found))
+    len(found), lambda: parsing.parse(kind, bodies.parse(found))
   )

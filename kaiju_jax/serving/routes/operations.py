@@ -35,7 +35,7 @@ from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import log
 from kaiju_jax.serving.routes import commands
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import parsing
 from kaiju_jax.serving.routes import prefixes
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
@@ -48,7 +48,7 @@ _MOST = 2**16  # Bytes of a command.
 class _Command(NamedTuple):
   """A command: its fields, and what it does."""
 
-  fields: type[fields_lib.Fields]
+  fields: type[parsing.Fields]
   run: Callable[[Any], Awaitable[dict[str, Any]]]
 
 
@@ -113,7 +113,7 @@ class Operations:
       self._access.caller(request)
       bodies.media_type(request, [bodies.JSON])
       body = bodies.parse(await bodies.read(request, _MOST))
-      told = await run(fields_lib.parse(fields, body))
+      told = await run(parsing.parse(fields, body))
       line |= told
       result = 'done'
     except errors.ApiError as error:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette import requests
 
 from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import begun as begun_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
@@ -66,6 +67,8 @@ async def replies(
   requests: Sequence[request_lib.Request],
   said: str = '',
   format: prompt_lib.Encoded | None = None,
+  begun: begun_lib.Begun | None = None,
+  begun_text: str = '',
 ) -> reply_lib.Choices:
   """Submits requests to the engine, and returns their replies.
 
@@ -80,6 +83,8 @@ async def replies(
     requests: the engine's requests, one per choice.
     said: the user's text, which is judged with each reply.
     format: the chat format of the prompts; None for plain text.
+    begun: the reply's beginning, which the prompts end with; None for none.
+    begun_text: its text.
 
   Raises:
     errors.ApiError: 429 if the owner has too many answers open, or the engine
@@ -98,6 +103,17 @@ async def replies(
     context.metrics.refusals.labels(stage, watch.tier).inc()
     exchange.note_end(stage)
 
+  def cut() -> reasoning.Cut | None:
+    if format is None or format.thought is None:
+      return None
+    return reasoning.Cut(
+      format.thought, format.tokenizer, is_inside, begun is not None
+    )
+
+  is_inside = format is not None and format.opens_thought
+  kept = (format.thought.begin,) if is_inside else ()
+  if begun is not None:
+    is_inside, kept = begun.is_inside, begun.kept
   found = [
     reply_lib.Reply(
       stream,
@@ -105,18 +121,14 @@ async def replies(
       said,
       _observe_times(context.metrics, came, len(one.tokens)),
       refused,
-      _cut(format),
+      cut(),
+      begun_text,
+      kept,
     )
     for stream, one in zip(streams, requests)
   ]
   exchange.at_end(lambda: _account(exchange, context.metrics, requests, found))
   return reply_lib.Choices(found, slot)
-
-
-def _cut(format: prompt_lib.Encoded | None) -> reasoning.Cut | None:
-  if format is None or format.thought is None:
-    return None
-  return reasoning.Cut(format.thought, format.tokenizer, format.opens_thought)
 
 
 async def _submit(

@@ -7,12 +7,17 @@ becomes a child of the message that it answers, beside other candidates.
 
 The user's message is stored after the engine has accepted the request, so that
 a refused request can be sent again unchanged.
+
+A reply may continue one that has begun. It is kept whole, with its beginning;
+in a session it is another candidate beside the one that it continues.
 """
 
 import dataclasses
 
+from kaiju_jax.characters.prompts import continued
 from kaiju_jax.characters.prompts import lore
 from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import begun as begun_lib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.replies import reply as reply_lib
@@ -23,6 +28,8 @@ from kaiju_jax.serving.routes import submission
 from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import feedback
+
+_NOTHING = prompt_lib.Turn(characters.ASSISTANT, '')
 
 
 @dataclasses.dataclass
@@ -40,6 +47,9 @@ class PendingTurn:
     said: the user's new message; None for none.
     parent: the id of the message that the reply answers; None without a
       session, and until `said` is stored.
+    begun: the text of the reply that stands in the prompt; '' for none.
+    begun_tokens: its tokens; None for none.
+    reasoning: the reasoning before that text.
   """
 
   prompt: prompt_lib.Prompt
@@ -50,6 +60,9 @@ class PendingTurn:
   session: characters.Session | None = None
   said: str | None = None
   parent: int | None = None
+  begun: str = ''
+  begun_tokens: begun_lib.Begun | None = None
+  reasoning: str = ''
 
   @property
   def conversation(self) -> str | None:
@@ -90,9 +103,10 @@ class PendingTurn:
     Raises:
       errors.ApiError: 503 if the store fails; 404 if the session was removed.
     """
+    text = self.begun + reply.text
     if self.session is None:
       if reply.drawn is not None:
-        context.memo.keep(self.place, reply.text, reply.drawn)
+        context.memo.keep(self.place, text, reply.drawn)
       return None
     message = await context.run_store(
       context.store.append,
@@ -100,10 +114,10 @@ class PendingTurn:
       self.session.id,
       self.parent,
       characters.ASSISTANT,
-      reply.text,
+      text,
       tokens=reply.drawn,
       finish=finish,
-      reasoning=reply.reasoning or None,
+      reasoning=(self.reasoning + reply.reasoning) or None,
       drawn=drawn,
     )
     return message.id
@@ -143,20 +157,32 @@ async def make_turn(
 
     version, salt = await context.run_store(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
+  begun = messages.pop() if chat.continues else _NOTHING
   room = context.model.length - (chat.limit or 1)
 
   def recalled():
-    _refuse_long(context, messages, room)
+    _refuse_long(context, [*messages, begun], room)
     root = context.model.digest + (version.digest if version else '')
     turns, place = context.memo.recall(caller.owner, root, messages)
-    made = _encode(context, version, turns, room, format)
-    return made, _new(turns), place
+    drawn = context.memo.recall_exactly(place, begun.text)
+    reply = begun._replace(tokens=drawn)
+    made = _encode(context, version, turns, reply, room, format)
+    return *made, _join(_new(turns), begun.text), place
 
-  made, said, place = await context.run_aside(_size(messages), recalled)
+  size = _size([*messages, begun])
+  made, opened, judged, place = await context.run_aside(size, recalled)
   if made.dropped:
     raise _too_long(context, room)
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return PendingTurn(made, format, said, salt, place)
+  return PendingTurn(
+    made,
+    format,
+    judged,
+    salt,
+    place,
+    begun=begun.text,
+    begun_tokens=opened,
+  )
 
 
 async def _of_session(
@@ -171,9 +197,16 @@ async def _of_session(
     return session, path, version, salt
 
   session, path, version, salt = await context.run_store(read)
-  said = parent = None
-  if chat.messages:
-    text = chat.messages[0].text
+  messages = list(chat.messages)
+  begun, parent, reasoning = _NOTHING, None, ''
+  if chat.continues and messages:
+    text = texts.strip('messages', messages.pop().text)
+    begun = prompt_lib.Turn(characters.ASSISTANT, text)
+  elif chat.continues:
+    begun, parent, reasoning = _pop_reply(path)
+  said = None
+  if messages:
+    text = messages[0].text
     said = await context.run_aside(
       len(text),
       lambda: texts.write_message(
@@ -181,26 +214,67 @@ async def _of_session(
       ),
     )
     path.append(prompt_lib.Turn(characters.USER, said))
-  else:
+  elif chat.messages or not chat.continues:
     if chat.swipe and path and path[-1].role == characters.ASSISTANT:
       path.pop()
     if not path or path[-1].role != characters.USER:
       raise errors.invalid(
-        'messages: the conversation ends with the character: say something, or'
-        ' ask for another candidate of a reply with swipe.',
+        'messages: the conversation ends with the character: say something,'
+        ' or ask for another candidate of a reply with swipe, or for more of it'
+        ' with continue_final_message.',
         'messages',
       )
     parent = path[-1].id
   # The room must be equal in all turns: which messages are dropped depends on
   # it.
   room = context.model.length - context.max_tokens
-  made = await context.run_aside(
-    _size(path), lambda: _encode(context, version, path, room, format)
+  made, opened = await context.run_aside(
+    _size([*path, begun]),
+    lambda: _encode(context, version, path, begun, room, format),
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
   return PendingTurn(
-    made, format, path[-1].text, salt, None, session, said, parent
+    made,
+    format,
+    _join(path[-1].text if path else '', begun.text),
+    salt,
+    None,
+    session,
+    said,
+    parent,
+    begun.text,
+    opened,
+    reasoning,
   )
+
+
+def _pop_reply(path: list) -> tuple[prompt_lib.Turn, int | None, str]:
+  """Takes the last message, which is continued, from a conversation.
+
+  Returns:
+    (the reply so far, its parent's id, its reasoning).
+
+  Raises:
+    errors.ApiError: 400; the conversation does not end with a reply.
+  """
+  if not path or path[-1].role != characters.ASSISTANT:
+    raise errors.invalid(
+      'continue_final_message: the conversation does not end with a reply that'
+      ' could go on.',
+      'continue_final_message',
+    )
+  last = path.pop()
+  text = last.text
+  if last.tokens is not None:
+    # The next token may complete the character of which these are the bytes.
+    text = text.rstrip('\ufffd')
+  begun = prompt_lib.Turn(characters.ASSISTANT, text, last.tokens)
+  return begun, last.parent, last.reasoning or ''
+
+
+def _join(*parts: str) -> str:
+  """Returns the texts that the gate reads as one."""
+  return '\n'.join(part for part in parts if part)
 
 
 def _new(messages) -> str:
@@ -269,10 +343,11 @@ def _encode(
   context: context_lib.Context,
   version: characters.Version | None,
   messages,
+  begun: prompt_lib.Turn,
   room: int,
   format: prompt_lib.Encoded,
-) -> prompt_lib.Prompt:
-  """Returns a prompt; a long history takes 20 ms.
+) -> tuple[prompt_lib.Prompt, begun_lib.Begun | None]:
+  """Returns a prompt and the reply's beginning; a long history takes 20 ms.
 
   Raises:
     errors.ApiError: 400; it does not fit, or a text cannot be encoded.
@@ -283,15 +358,19 @@ def _encode(
     else:
       opened_L = prefix(context, version, format)
       book = lore.book(version.fields)
-    made = prompt_lib.conversation(
-      opened_L, _cut_all(messages, format), format, room, book=book
-    )
+    history, opened = _cut_all(messages, format), None
+    if begun.text or begun.tokens is not None:
+      made, opened = continued.continuation(
+        opened_L, history, begun, format, room, book
+      )
+    else:
+      made = prompt_lib.conversation(opened_L, history, format, room, book=book)
   except prompt_lib.TooLong as error:
     raise errors.too_long(f'messages: {error}', 'messages') from error
   except (TypeError, ValueError) as error:
     raise errors.invalid(f'messages: {error}', 'messages') from error
   # Without a character the prefix is one token, too little for a point.
-  return made if version else made._replace(shared=0)
+  return made if version else made._replace(shared=0), opened
 
 
 def _cut_all(messages, format: prompt_lib.Encoded):

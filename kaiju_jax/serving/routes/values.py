@@ -4,15 +4,11 @@ from typing import Any
 
 import pydantic
 
+from kaiju_jax.serving.routes import known
+
 # Our guesses. OpenAI allows 4 stop strings, and some clients send more.
 STOPS, STOP_LENGTH, CHOICES = 16, 256, 8
 PARTS = 1024  # The most parts of a message.
-
-
-def refuse_any(value: Any) -> None:
-  """Refuses every value but None, 'none' and empty lists and objects."""
-  if value not in (None, [], {}, 'none'):
-    raise ValueError('is not supported')
 
 
 def limit_entries(most: int):
@@ -27,10 +23,10 @@ def limit_entries(most: int):
 
 
 def join_parts(value: Any) -> str | None:
-  """Returns a message's text; joins a list of text parts.
+  """Returns a message's text; joins a list of parts.
 
   Raises:
-    ValueError: a part of another type than text.
+    ValueError: a part that is neither text nor a refusal.
   """
   if value is None or isinstance(value, str):
     return value
@@ -38,22 +34,31 @@ def join_parts(value: Any) -> str | None:
     raise ValueError('must be a string or a list of parts')
   if len(value) > PARTS:
     raise ValueError(f'has {len(value):,} parts: at most {PARTS:,}')
-  for number, part in enumerate(value):
-    kind = part.get('type') if isinstance(part, dict) else None
-    if kind != 'text':
-      raise ValueError(
-        f'part {number} has the type {kind!r:.40}, which is not supported:'
-        " 'text' alone is"
-      )
-    if part.keys() != {'type', 'text'} or not isinstance(part['text'], str):
-      raise ValueError(f'part {number} must have a string "text", and no more')
-  return ''.join(part['text'] for part in value)
+  return ''.join(_read_part(*one) for one in enumerate(value))
+
+
+def _read_part(number: int, part: Any) -> str:
+  kind = part.get('type') if isinstance(part, dict) else None
+  if kind not in ('text', 'refusal'):
+    raise ValueError(
+      f'part {number} has the type {kind!r:.40}, which is not supported:'
+      " 'text' and 'refusal' alone are"
+    )
+  # Each type has its text in the field of its own name.
+  text = part.get(kind)
+  if not isinstance(text, str | None):
+    raise ValueError(f'part {number}: {kind} must be a string')
+  for name, one in part.items():
+    is_known = name in ('type', kind) or name in known.PART_LABELS
+    if not is_known and not known.asks_nothing(one):
+      raise ValueError(f'part {number}: {name:.80} is not supported')
+  return text or ''
 
 
 def check_stop(value: Any) -> Any:
   strings = [value] if isinstance(value, str) else value
-  if value is None:
-    return value
+  if value in (None, ''):
+    return None
   if not isinstance(strings, list):
     raise ValueError('must be a string or a list of strings')
   if len(strings) > STOPS:
@@ -74,11 +79,12 @@ def check_prompt(value: Any) -> str | list:
     return value
   if value == []:
     raise ValueError('is empty')
-  kinds = set(map(type, value)) if isinstance(value, list) else set()
+  entries = value if isinstance(value, list) else []
+  kinds = set(map(type, entries))
   is_right = kinds in ({str}, {int})
-  if kinds == {list} and len(value) <= CHOICES:
-    is_right = all(set(map(type, one)) == {int} for one in value)
-  elif kinds != {int} and len(value) > CHOICES:
+  if kinds == {list} and len(entries) <= CHOICES:
+    is_right = all(set(map(type, one)) == {int} for one in entries)
+  elif kinds != {int} and len(entries) > CHOICES:
     raise ValueError(f'has {len(value):,} entries: at most {CHOICES}')
   if not is_right:
     raise ValueError(

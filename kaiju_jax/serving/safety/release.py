@@ -75,7 +75,8 @@ class Release:
 
   Attributes:
     violation: the `Violation` that ended the reply; None while there is none.
-    text: all text so far, including text that is held or will never be shown.
+    text: all text so far, including what the reply continues, and text that is
+      held or will never be shown.
     shown: the number of its characters that were released.
   """
 
@@ -84,6 +85,7 @@ class Release:
     bounds: Sequence[Bound] | None,
     hold: int = HOLD,
     stopped: Callable[['Release'], None] | None = None,
+    begun: str = '',
   ):
     """Prepares the hold-back of an empty reply.
 
@@ -92,6 +94,7 @@ class Release:
         releases all text at once, for a server without moderation.
       hold: the largest number of tokens to hold.
       stopped: `push` calls it once, with this object, when a score is high.
+      begun: the text that the reply continues.
 
     Raises:
       ValueError: `hold` is negative, there is no dimension, or low is above
@@ -108,6 +111,7 @@ class Release:
     self._hold = hold
     self._stopped = stopped
     self._held: collections.deque[str] = collections.deque()
+    self._begun = begun
     self._pieces: list[str] = []
     self._is_finished = False
     self.violation: Violation | None = None
@@ -115,7 +119,7 @@ class Release:
 
   @property
   def text(self) -> str:
-    return ''.join(self._pieces)
+    return ''.join([self._begun, *self._pieces])
 
   @property
   def held(self) -> int:
