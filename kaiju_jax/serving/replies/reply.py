@@ -114,7 +114,8 @@ class Reply:
     self.is_prompt_refused = False
     self._stream = stream
     self._watch = watch
-    self._release = watch.release(begun)
+    self._release = watch.release()
+    self._release.begun = begun
     self._said = said
     self._note = note
     self._refused = refused

@@ -294,25 +294,19 @@ class Watch:
       verdict = self._judged(verdict, stage, scores)
     return self._logged(verdict, text)
 
-  def release(self, begun: str = '') -> release_lib.Release:
+  def release(self) -> release_lib.Release:
     """Returns the hold-back of one reply; it logs the reply if it stops it.
-
-    Args:
-      begun: the text that the reply continues, which was judged before.
 
     Raises:
       RuntimeError: the mode is 'closed'.
     """
     if self.mode == 'unmoderated':
-      return release_lib.Release(None, begun=begun)
+      return release_lib.Release(None)
     if self.mode == 'closed':
       raise RuntimeError('no reply is served without a token head.')
     policy = self.version.policy
     return release_lib.Release(
-      bounds(policy.head.for_tier(self.tier)),
-      policy.hold,
-      self._stopped,
-      begun,
+      bounds(policy.head.for_tier(self.tier)), policy.hold, self._stopped
     )
 
   def _judged(

@@ -75,8 +75,9 @@ class Release:
 
   Attributes:
     violation: the `Violation` that ended the reply; None while there is none.
-    text: all text so far, including what the reply continues, and text that is
-      held or will never be shown.
+    begun: text that was shown before, and that the reply continues; '' for
+      none.
+    text: all text so far, including text that is held or will never be shown.
     shown: the number of its characters that were released.
   """
 
@@ -85,7 +86,6 @@ class Release:
     bounds: Sequence[Bound] | None,
     hold: int = HOLD,
     stopped: Callable[['Release'], None] | None = None,
-    begun: str = '',
   ):
     """Prepares the hold-back of an empty reply.
 
@@ -94,7 +94,6 @@ class Release:
         releases all text at once, for a server without moderation.
       hold: the largest number of tokens to hold.
       stopped: `push` calls it once, with this object, when a score is high.
-      begun: the text that the reply continues.
 
     Raises:
       ValueError: `hold` is negative, there is no dimension, or low is above
@@ -111,7 +110,7 @@ class Release:
     self._hold = hold
     self._stopped = stopped
     self._held: collections.deque[str] = collections.deque()
-    self._begun = begun
+    self.begun = ''
     self._pieces: list[str] = []
     self._is_finished = False
     self.violation: Violation | None = None
@@ -119,7 +118,7 @@ class Release:
 
   @property
   def text(self) -> str:
-    return ''.join([self._begun, *self._pieces])
+    return ''.join([self.begun, *self._pieces])
 
   @property
   def held(self) -> int:

@@ -184,7 +184,7 @@ def test_greetings():
 def test_a_conversation():
   made = _said('a Hello', 'u Hi\x03\r\n')
   assert _text(made.tokens) == _expected('a Hello', 'u Hi\n')
-  assert made[1:] == (1, 0)
+  assert (made.shared, made.dropped) == (1, 0)
   assert made.tokens.dtype == np.int32
   assert _text(_said().tokens) == _expected()
 

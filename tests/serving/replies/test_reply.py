@@ -187,7 +187,10 @@ def test_reasoning_is_cut_by_its_tokens_and_told_apart(seed):
     bounds = rng.choice([None, [release.Bound('x', 0.3, 0.9)]])
     groups, result = drawn(text, stops, rng)
     made = reasoning.Cut(THOUGHT, BYTES, is_inside)
-    one = reply_lib.Reply(Stream(groups, result), watch(bounds), cut=made)
+    kept = (THOUGHT.begin,) if is_inside else ()
+    one = reply_lib.Reply(
+      Stream(groups, result), watch(bounds), cut=made, kept=kept
+    )
     pieces = asyncio.run(collected(one))
     shown, finish = expected(text, stops)
     wanted = cut(shown, is_inside)

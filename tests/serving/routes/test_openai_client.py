@@ -364,15 +364,6 @@ def test_the_offsets_of_a_stream_run_on(client):
       {'stream_options': {'include_usage': True}},
       'stream_options: needs stream',
     ),
-    (
-      {
-        'messages': [
-          {'role': 'user', 'content': 'a'},
-          {'role': 'assistant', 'content': 'b'},
-        ]
-      },
-      "messages: the last one is the assistant's",
-    ),
   ],
 )
 def test_what_is_not_done_is_refused_by_name(client, field, words):
