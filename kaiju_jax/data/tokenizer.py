@@ -17,6 +17,7 @@ import array
 import hashlib
 import json
 import pathlib
+import re
 from typing import Any
 from typing import Protocol
 
@@ -48,6 +49,16 @@ _BOS = (
   '<eos>',
   '[SEP]',
 )
+
+_UNREADABLE = '\ufffd'
+# How files name tokens of single bytes: '<0xE2>', or each byte as a character
+# that can be printed, those that cannot as the ones from U+0100 on.
+_BYTE = re.compile('<0x([0-9A-Fa-f]{2})>')
+_PRINTED = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_HIDDEN = [one for one in range(0x100) if one not in _PRINTED]
+_BYTE_NAMES = {chr(one): one for one in _PRINTED} | {
+  chr(0x100 + number): one for number, one in enumerate(_HIDDEN)
+}
 
 
 class Tokenizer(Protocol):
@@ -90,6 +101,12 @@ class Tokenizer(Protocol):
   def decode(self, tokens) -> str:
     """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
 
+  def spell(self, token: int) -> bytes:
+    """Returns the bytes of UTF-8 that a token adds to a text.
+
+    They may be a part of a character. A token that reads as nothing has none.
+    """
+
   def special(self, name: str) -> int | None:
     """Returns the token that the file calls `name`; None without one."""
 
@@ -122,6 +139,10 @@ class Bytes:
   def decode(self, tokens) -> str:
     tokens = np.asarray(tokens, np.uint8)
     return tokens[tokens != self.bos_id].tobytes().decode(errors='replace')
+
+  def spell(self, token: int) -> bytes:
+    text = self.decode([token])
+    return bytes([token]) if _UNREADABLE in text else text.encode()
 
   def special(self, name: str) -> int | None:
     return self.bos_id if name == chr(self.bos_id) else None
@@ -177,6 +198,7 @@ class HuggingFace:
     # A token's name has at least a character for each of its bytes.
     longest = max(len(name.encode()) for name in vocabulary)
     self.longest = max(growth * longest, Bytes.longest)
+    self._anchor = self.encode('a').tolist()
 
   def encode(self, text: str) -> np.ndarray:
     found = array.array('i')
@@ -205,6 +227,20 @@ class HuggingFace:
 
   def decode(self, tokens) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())
+
+  def spell(self, token: int) -> bytes:
+    # Behind another one: at the beginning of a text, spaces may be dropped.
+    before = self._anchor
+    text = self.decode([*before, token]).removeprefix(self.decode(before))
+    if _UNREADABLE not in text:
+      return text.encode()
+    # A part of a character: its name says which bytes it is.
+    name = self.name(token)
+    if match := _BYTE.fullmatch(name):
+      return bytes([int(match[1], 16)])
+    if all(one in _BYTE_NAMES for one in name):
+      return bytes(_BYTE_NAMES[one] for one in name)
+    return text.encode()
 
   def special(self, name: str) -> int | None:
     return self._tokenizer.token_to_id(name)

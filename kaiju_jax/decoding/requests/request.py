@@ -91,9 +91,8 @@ class Request:
     deadline: seconds within which it must begin; None for no limit.
     guided: the search for its continuation; None to draw. The result comes at
       once, when the search is done, cut at a stop string.
-    begun: how many of the prompt's last tokens are the beginning of the text
-      that is continued. Its text is not given out again; what follows reads as
-      it does behind it.
+    begun: how many of the prompt's last tokens are text that is continued: the
+      drawn tokens read as they do behind it, such as with a space before them.
     alternatives: how many of the likeliest tokens come with each drawn one, and
       with each scored one of the prompt; at most as many as the engine was made
       for.

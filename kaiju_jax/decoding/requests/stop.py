@@ -6,9 +6,8 @@ a stop string.
 
 A sequence stops at one of its stop tokens, or where its text first completes a
 stop string; if the same character completes several, the longest counts.
-Neither is shown. Of a text that was begun elsewhere, a stop string may begin in
-what was shown there, and ends the text only if it ends behind that. How text is
-divided into tokens does not matter, except that
+Neither is shown. A stop string lies in the drawn tokens' text alone, not in the
+prompt's. How text is divided into tokens does not matter, except that
 the token that completes a stop string is the last.
 """
 
@@ -39,6 +38,11 @@ class Characters:
     self._tokens: list[int] = []
     self._last = 0  # How many there were when the last piece was whole.
     self._given = 0  # How many characters of their text were given out.
+
+  def begin(self, tokens: Sequence[int]) -> None:
+    """Takes in the tokens before the text; the last ones suffice."""
+    for token in tokens[-_UNDECIDED:]:
+      self.push(token)
 
   def push(self, token: int) -> str:
     """Returns the characters that `token` completes; U+FFFD if unknown."""
@@ -91,8 +95,7 @@ class Strings:
   def __init__(self, strings: Sequence[str]):
     check_strings(strings)
     self._strings = tuple(strings)
-    # Text shown elsewhere that may begin a stop string, and what is held here.
-    self._before = self._held = ''
+    self._held = ''
     self.found: str | None = None
 
   @property
@@ -100,35 +103,22 @@ class Strings:
     """The number of characters that may begin a stop string."""
     return len(self._held)
 
-  @property
-  def longest(self) -> int:
-    """The number of characters of the longest stop string; 0 without any."""
-    return max(map(len, self._strings), default=0)
-
-  def begin(self, text: str) -> None:
-    """Takes in the end of the text that was shown elsewhere."""
-    self._before = text[len(text) - min(len(text), max(self.longest - 1, 0)) :]
-
   def push(self, text: str) -> str:
     """Returns what can be shown; sets `found` once a stop string is whole."""
-    before, text = len(self._before), self._held + text
-    whole = self._before + text
+    text = self._held + text
     ends = [
       (start + len(string), start, string)
       for string in self._strings
-      if (start := whole.find(string, max(before + 1 - len(string), 0))) >= 0
+      if (start := text.find(string)) >= 0
     ]
     if ends:
       _, start, self.found = min(ends)
       self._held = ''
-      return text[: max(start - before, 0)]
-    overlap = max(
-      (_overlap(whole, string) for string in self._strings), default=0
+      return text[:start]
+    shown = len(text) - max(
+      (_overlap(text, string) for string in self._strings), default=0
     )
-    shown = max(len(text) - overlap, 0)
     self._held = text[shown:]
-    if shown:
-      self._before = ''
     return text[:shown]
 
   def finish(self) -> str:
@@ -157,7 +147,6 @@ class Text:
         f'strings={strings!r}: stop strings need a tokenizer, and none is'
         ' given.'
       )
-    self._tokenizer = tokenizer
     self._tokens = frozenset(map(int, tokens))
     self._strings = Strings(strings)
     self._characters = None if tokenizer is None else Characters(tokenizer)
@@ -184,21 +173,12 @@ class Text:
     return self._show(self._characters.push(token))
 
   def begin(self, tokens: Sequence[int]) -> None:
-    """Takes in the tokens of a text that was shown elsewhere, to go on from.
-
-    How the next token reads, and whether it completes a stop string, depends on
-    the last ones alone.
-    """
-    if self._characters is None or not len(tokens):
-      return
-    for token in tokens[-_UNDECIDED:]:
-      self._characters.push(token)
-    # A character has at most four tokens.
-    last = tokens[max(len(tokens) - 4 * self._strings.longest, 0) :]
-    self._strings.begin(self._tokenizer.decode(last).rstrip(_UNREADABLE))
+    """Takes in the tokens before the text, behind which it reads."""
+    if self._characters is not None:
+      self._characters.begin(tokens)
 
   def skip(self, tokens: Iterable[int]) -> None:
-    """Takes in tokens as if they were drawn; their text was shown elsewhere.
+    """Takes in drawn tokens whose text was shown elsewhere.
 
     Raises ValueError: the text ends with one of them, or before.
     """

@@ -44,7 +44,7 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
   (b'cross-origin-resource-policy', b'same-origin'),
   (b'cache-control', b'no-store'),
 )
-_STILL_ANSWERED = ('/healthz', '/metrics')
+_STILL_ANSWERED = ('/healthz', '/health', '/metrics')
 # Bytes of an answer that are sent at once: a slow client must read as much
 # within the deadline.
 _PIECE = 64 * 1024

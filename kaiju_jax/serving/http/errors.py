@@ -216,9 +216,9 @@ async def _answer(
 async def _answer_nobody(
   request: requests.Request, error: Exception
 ) -> responses.Response:
-  """Gives no answer, because the client left while its body was read."""
+  """Gives an answer that nobody reads, because the client has left."""
   exchange.blame(request, 'disconnected')
-  return response(invalid('The client left before its request was whole.'))
+  return response(invalid('The client left before it was answered.'))
 
 
 # The argument `exception_handlers` of a starlette application. The one for

@@ -10,10 +10,11 @@ from typing import Any
 
 from starlette import responses
 
-from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import spelling
 
 DONE = b'data: [DONE]\n\n'
+_ESCAPED = {one: f'\\u{one:04x}' for one in (0x85, 0x2028, 0x2029)}
 
 
 class Form:
@@ -22,15 +23,17 @@ class Form:
   Args:
     kind: 'chat.completion' or 'text_completion'.
     model: the model's name in the API.
+    fingerprint: names the weights and the program that draw.
   """
 
-  def __init__(self, kind: str, model: str):
+  def __init__(self, kind: str, model: str, fingerprint: str):
     prefix = 'chatcmpl' if kind.startswith('chat') else 'cmpl'
     self._kind = kind
     self._head = {
       'id': f'{prefix}-{secrets.token_hex(12)}',
       'created': int(time.time()),
       'model': model,
+      'system_fingerprint': fingerprint,
     }
 
   def whole(self, choices: Sequence[dict], usage: dict, **extra) -> dict:
@@ -56,7 +59,8 @@ class Form:
 def encode_event(body: dict[str, Any]) -> bytes:
   """Returns a server-sent event."""
   text = json.dumps(body, ensure_ascii=False, separators=(',', ':'))
-  return f'data: {text}\n\n'.encode()
+  # Some clients end lines at more characters than the format does.
+  return f'data: {text.translate(_ESCAPED)}\n\n'.encode()
 
 
 class Streamed(responses.StreamingResponse):
@@ -101,9 +105,9 @@ def usage(
 
 
 def chat_log_probabilities(
-  tokenizer: tokenizer_lib.Tokenizer, events: Iterable[request_lib.Event]
+  speller: spelling.Speller, events: Iterable[request_lib.Event]
 ) -> dict[str, Any]:
-  """Returns the tokens' log-probabilities in the format of chats.
+  """Returns the next tokens' log-probabilities in the format of chats.
 
   The token that ends a message is left out. Alternatives with the same text are
   listed once, with the largest log-probability.
@@ -112,65 +116,55 @@ def chat_log_probabilities(
   for event in events:
     if event.reason == 'stop_token':
       continue
-    text = tokenizer.decode([event.token])
-    others = _by_text(tokenizer, event.alternatives)
+    one = speller.spell(event.token, event.alternatives)
     content.append(
       {
-        **_chat_entry(text, event.log_probability),
-        'top_logprobs': [_chat_entry(*one) for one in others.items()],
+        **_chat_entry(one.bytes, event.log_probability),
+        'top_logprobs': [_chat_entry(*other) for other in one.others.items()],
       }
     )
   return {'content': content, 'refusal': None}
 
 
-def _chat_entry(text: str, log_probability: float) -> dict[str, Any]:
-  # A token that is part of a character has no text of its own.
-  found = None if '\ufffd' in text else list(text.encode())
-  return {'token': text, 'logprob': log_probability, 'bytes': found}
-
-
-def _by_text(
-  tokenizer: tokenizer_lib.Tokenizer, pairs: request_lib.Alternatives
-) -> dict[str, float]:
-  """Returns log-probabilities by text; of equal texts the largest."""
-  found: dict[str, float] = {}
-  for token, log_probability in pairs:
-    text = tokenizer.decode([token])
-    found[text] = max(found.get(text, log_probability), log_probability)
-  return found
+def _chat_entry(spelled: bytes, log_probability: float) -> dict[str, Any]:
+  return {
+    'token': spelling.read(spelled),
+    'logprob': log_probability,
+    'bytes': list(spelled),
+  }
 
 
 def text_log_probabilities(
-  tokenizer: tokenizer_lib.Tokenizer,
+  speller: spelling.Speller,
   tokens: Sequence[int],
   log_probabilities: Sequence[float | None],
-  offset: int = 0,
   alternatives: Sequence[request_lib.Alternatives] | None = None,
 ) -> dict[str, Any]:
-  """Returns the tokens' log-probabilities in the format of completions.
+  """Returns the next tokens' log-probabilities in the format of completions.
 
   Args:
-    tokenizer: the model's tokenizer.
+    speller: of the text.
     tokens: tokens of a prompt or of an answer.
     log_probabilities: one per token; None for a text's first token.
-    offset: the number of characters before the first token.
     alternatives: those of each token; None where none are requested. The token
       itself is among them, also where it is not one of the likeliest.
   """
-  texts = [tokenizer.decode([token]) for token in tokens]
-  offsets = []
-  for text in texts:
-    offsets.append(offset)
-    offset += len(text)
+  spelled = [
+    speller.spell(token, () if own is None else [*others, (token, own)])
+    for token, own, others in zip(
+      tokens, log_probabilities, alternatives or [()] * len(tokens)
+    )
+  ]
   likeliest = None
   if alternatives is not None:
     likeliest = [
-      None if own is None else _by_text(tokenizer, [*others, (token, own)])
-      for token, own, others in zip(tokens, log_probabilities, alternatives)
+      {spelling.read(other): value for other, value in one.others.items()}
+      or None
+      for one in spelled
     ]
   return {
-    'tokens': texts,
+    'tokens': [one.text for one in spelled],
     'token_logprobs': list(log_probabilities),
     'top_logprobs': likeliest,
-    'text_offset': offsets,
+    'text_offset': [one.begin for one in spelled],
   }

@@ -52,6 +52,7 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     *feedback_routes.ROUTES,
     *tokens.ROUTES,
     routing.Route('/healthz', healthz, methods=['GET']),
+    routing.Route('/health', healthz, methods=['GET']),  # vLLM's name of it.
     routing.Route('/readyz', readyz, methods=['GET']),
   ]
   if context.access.is_local:

@@ -23,6 +23,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
@@ -56,7 +57,7 @@ async def completions(request: requests.Request) -> responses.Response:
     chat.choices * min(chat.limit or context.max_tokens, context.model.length),
   )
   turn = await turns.make_turn(context, caller, chat, character)
-  form = answers.Form('chat.completion', chat.model)
+  form = answers.Form('chat.completion', chat.model, context.model.fingerprint)
   watch, is_blocked = await judging.judge_request(context, caller, turn.judged)
   exchange = exchange_lib.find(request)
   if is_blocked:
@@ -71,7 +72,7 @@ async def completions(request: requests.Request) -> responses.Response:
     generations,
     turn.judged,
     turn.format,
-    turn.begun_tokens,
+    turn.opened,
     turn.begun,
   )
   await turn.keep_said(context)
@@ -105,7 +106,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       priority=caller.tier,
       deadline=context.engines.wait,
       guided=guide,
-      begun=turn.begun_tokens.count if turn.begun_tokens else 0,
+      begun=len(turn.begun_tokens),
       alternatives=chat.top_logprobs or 0,
     )
     for sampling in chat.samplings({} if chat.guided else context.sampling)
@@ -136,6 +137,10 @@ class _Answer:
     self._replies = choices.replies
     self._drawn: list[feedback.Drawn] = drawn
     self._kept: set[int] = set()
+    self._spellers = [
+      spelling.Speller(context.tokenizer, begun=turn.begun_tokens)
+      for _ in self._replies
+    ]
 
   async def whole(self) -> dict[str, Any]:
     """Returns the whole answer, once all its choices have ended."""
@@ -156,7 +161,7 @@ class _Answer:
           'refusal': _REFUSED if reply.is_prompt_refused else None,
           **self._thought(reply.reasoning or None),
         },
-        'logprobs': self._scored(events[index]),
+        'logprobs': self._scored(index, events[index]),
         'finish_reason': reply.finish,
       }
       for index, reply in enumerate(self._replies)
@@ -195,6 +200,7 @@ class _Answer:
               }
             ],
             kaiju=self._about(message),
+            **self._counted(),
           )
       if self._chat.includes_usage:
         yield self._form.chunk([], usage=self._usage())
@@ -235,16 +241,21 @@ class _Answer:
         {
           'index': index,
           'delta': delta,
-          'logprobs': self._scored(events),
+          'logprobs': self._scored(index, events),
           'finish_reason': None,
         }
-      ]
+      ],
+      **self._counted(),
     )
 
-  def _scored(self, events) -> dict | None:
+  def _counted(self) -> dict[str, Any]:
+    """Returns the usage so far, where each chunk has it."""
+    return {'usage': self._usage()} if self._chat.counts_on else {}
+
+  def _scored(self, index: int, events) -> dict | None:
     if not self._chat.logprobs or not events:
       return None
-    return answers.chat_log_probabilities(self._context.tokenizer, events)
+    return answers.chat_log_probabilities(self._spellers[index], events)
 
   def _thought(self, text: str | None) -> dict[str, str | None]:
     """Returns the fields of reasoning; none for a model without."""

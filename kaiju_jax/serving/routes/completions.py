@@ -20,6 +20,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
@@ -27,6 +28,9 @@ from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import judging
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import submission
+
+# To spell a token takes as long as other work for so many bytes.
+_SPELLED = 16
 
 
 async def completions(request: requests.Request) -> responses.Response:
@@ -67,7 +71,7 @@ async def completions(request: requests.Request) -> responses.Response:
   exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.note_end('gate')
-    return _refused(completion, prompts)
+    return _refused(context, completion, prompts)
   wanted = [
     one
     for prompt in prompts
@@ -84,10 +88,14 @@ async def completions(request: requests.Request) -> responses.Response:
 
 
 def _refused(
-  completion: fields.Completion, prompts: list['_Prompt']
+  context: context_lib.Context,
+  completion: fields.Completion,
+  prompts: list['_Prompt'],
 ) -> responses.Response:
   """Answers prompts that the gate blocked, as ones that the head blocked."""
-  form = answers.Form('text_completion', completion.model)
+  form = answers.Form(
+    'text_completion', completion.model, context.model.fingerprint
+  )
   choices = [
     {
       'index': index,
@@ -181,6 +189,7 @@ def _requests(
       stop_tokens=() if completion.ignore_eos else context.ends,
       stop_strings=completion.stops,
       scores_prompt=completion.scores_prompt,
+      begun=len(prompt.tokens),
       alternatives=completion.logprobs or 0,
       owner=caller.owner,
       priority=caller.tier,
@@ -201,9 +210,10 @@ class _Answer:
     ]
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
-    self._form = answers.Form('text_completion', completion.model)
-    # Characters of each choice that a stream has sent.
-    self._shown = [0] * len(self._replies)
+    self._form = answers.Form(
+      'text_completion', completion.model, context.model.fingerprint
+    )
+    self._spellers = [self._speller(one) for one in self._prompts]
 
   async def whole(self) -> dict:
     """Returns the whole answer, once all its choices have ended."""
@@ -214,16 +224,22 @@ class _Answer:
           events[index] += self._list_told(piece.events)
         elif self._completion.scores_prompt:
           await self._replies[index].end()
-    choices = [
-      self._choice(
-        index,
-        self._echoed(index) + ('' if self._draws_none else reply.text),
-        self._scored(index, events[index]),
-        reply.finish,
-      )
-      for index, reply in enumerate(self._replies)
-    ]
-    return self._form.whole(choices, self._usage())
+
+    def choices() -> list[dict]:
+      return [
+        self._choice(
+          index,
+          self._echoed(index) + ('' if self._draws_none else reply.text),
+          self._scored(index, events[index]),
+          reply.finish,
+        )
+        for index, reply in enumerate(self._replies)
+      ]
+
+    scored = self._prompts if self._completion.scores_prompt else []
+    size = _SPELLED * sum(len(one.tokens) for one in scored)
+    found = await self._context.run_aside(size, choices)
+    return self._form.whole(found, self._usage())
 
   async def chunks(self) -> AsyncGenerator[bytes]:
     """Yields the events of the stream; after an error there is no [DONE]."""
@@ -278,16 +294,15 @@ class _Answer:
     scored = None
     if self._completion.logprobs is not None and events:
       scored = answers.text_log_probabilities(
-        self._context.tokenizer,
+        self._spellers[index],
         [one.token for one in events],
         [one.log_probability for one in events],
-        self._shown[index],
         self._alternatives([one.alternatives for one in events]),
       )
-      self._shown[index] += sum(map(len, scored['tokens']))
-    else:
-      self._shown[index] += len(text)
-    return self._form.chunk([self._choice(index, text, scored, finish)])
+    counted = {'usage': self._usage()} if self._completion.counts_on else {}
+    return self._form.chunk(
+      [self._choice(index, text, scored, finish)], **counted
+    )
 
   def _scored(self, index: int, events) -> dict | None:
     """Returns the log-probabilities that were requested; None for none."""
@@ -296,16 +311,21 @@ class _Answer:
       or self._replies[index].is_prompt_refused
     ):
       return None
-    listed = self._scored_prompt(index) if self._completion.echo else []
+    speller, listed = self._spellers[index], []
+    if self._completion.echo:
+      speller = spelling.Speller(self._context.tokenizer)
+      listed = self._scored_prompt(index)
     if not self._draws_none:
       listed += [(x.token, x.log_probability, x.alternatives) for x in events]
     tokens, scores, likeliest = [*zip(*listed)] or ((), (), ())
     return answers.text_log_probabilities(
-      self._context.tokenizer,
-      tokens,
-      scores,
-      alternatives=self._alternatives(likeliest),
+      speller, tokens, scores, self._alternatives(likeliest)
     )
+
+  def _speller(self, prompt: _Prompt) -> spelling.Speller:
+    """Returns what spells the drawn tokens behind a prompt."""
+    offset = len(prompt.text) if self._completion.echo else 0
+    return spelling.Speller(self._context.tokenizer, offset, prompt.tokens)
 
   def _scored_prompt(
     self, index: int

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from concurrent import futures
 import dataclasses
+import hashlib
 import secrets
 from typing import Any
 from typing import TypeVar
 
+import kaiju_jax
 from kaiju_jax.characters.prompts import memo as memo_lib
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -58,6 +60,12 @@ class Model:
   origin: str
   created: int
   weights: str = ''
+
+  @property
+  def fingerprint(self) -> str:
+    """Names the weights and the program that serves them."""
+    served = f'{self.weights or self.origin} {kaiju_jax.__version__}'
+    return f'fp_{hashlib.sha256(served.encode()).hexdigest()[:12]}'
 
 
 @dataclasses.dataclass

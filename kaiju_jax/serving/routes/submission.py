@@ -211,7 +211,7 @@ async def answer_client(
   """Awaits an answer, and cancels it if the client leaves first.
 
   Raises:
-    asyncio.CancelledError: the client has left.
+    requests.ClientDisconnect: the client has left.
   """
   made = asyncio.ensure_future(answer)
   gone = asyncio.ensure_future(_wait_for_disconnect(request))
@@ -219,6 +219,8 @@ async def answer_client(
     await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
     if not made.done():
       made.cancel()
+      await asyncio.gather(made, return_exceptions=True)
+      raise requests.ClientDisconnect
     return await made
   finally:
     gone.cancel()

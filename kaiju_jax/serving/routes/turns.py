@@ -14,6 +14,8 @@ in a session it is another candidate beside the one that it continues.
 
 import dataclasses
 
+import numpy as np
+
 from kaiju_jax.characters.prompts import continued
 from kaiju_jax.characters.prompts import lore
 from kaiju_jax.characters.prompts import prompt as prompt_lib
@@ -48,7 +50,7 @@ class PendingTurn:
     parent: the id of the message that the reply answers; None without a
       session, and until `said` is stored.
     begun: the text of the reply that stands in the prompt; '' for none.
-    begun_tokens: its tokens; None for none.
+    opened: its tokens; None for none.
     reasoning: the reasoning before that text.
   """
 
@@ -61,8 +63,14 @@ class PendingTurn:
   said: str | None = None
   parent: int | None = None
   begun: str = ''
-  begun_tokens: begun_lib.Begun | None = None
+  opened: begun_lib.Begun | None = None
   reasoning: str = ''
+
+  @property
+  def begun_tokens(self) -> np.ndarray:
+    """The tokens of the text that the reply continues, int32 [L], maybe 0."""
+    tokens = self.prompt.tokens
+    return tokens[len(tokens) - (self.opened.count if self.opened else 0) :]
 
   @property
   def conversation(self) -> str | None:
@@ -181,7 +189,7 @@ async def make_turn(
     salt,
     place,
     begun=begun.text,
-    begun_tokens=opened,
+    opened=opened,
   )
 
 
