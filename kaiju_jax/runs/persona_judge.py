@@ -12,6 +12,7 @@ from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation import decision as decision_lib
+from kaiju_jax.evaluation.persona import asking
 from kaiju_jax.evaluation.persona import calibration
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import judges
@@ -95,14 +96,21 @@ class Answering(NamedTuple):
 
 
 def open_endpoint(
-  address: str, model: str, temperature: float = 0.0
+  address: str, model: str | None, temperature: float = 0.0
 ) -> Answering:
-  """Opens a server at an address; `model` is its name of its model.
+  """Opens a server as somebody who answers.
+
+  Args:
+    address: the server's.
+    model: its name of its model; None for the only one that it lists.
+    temperature: of the sampling.
 
   Raises:
-    ImportError: openai is not installed.
+    ImportError, ValueError: see `client`.
+    asking.Refused: it does not list one model.
   """
   server = client(address)
+  model = model or asking.served_model(server)
   responder = responders.Endpoint(server, model, temperature)
   return Answering(responder, model, f'{server.base_url} {model}')
 
@@ -141,6 +149,7 @@ def client(address: str) -> Any:
 
   Raises:
     ImportError: openai is not installed.
+    ValueError: there is no key.
   """
   try:
     import openai
@@ -148,7 +157,13 @@ def client(address: str) -> Any:
     raise ImportError(
       f"{address} needs openai: pip install 'kaiju_jax[client]'."
     ) from error
-  return openai.OpenAI(base_url=address)
+  try:
+    return openai.OpenAI(base_url=address)
+  except openai.OpenAIError as error:
+    raise ValueError(
+      f'{address}: its key must be in the environment as OPENAI_API_KEY; any'
+      ' word for a server that asks for none.'
+    ) from error
 
 
 def read(

@@ -56,7 +56,9 @@ def define_responder() -> Responder:
       'endpoint', None, "A server's address, such as http://127.0.0.1:8000/v1."
     ),
     flags.DEFINE_string(
-      'endpoint_model', 'kaiju', "The server's name of its model."
+      'endpoint_model',
+      None,
+      "The server's name of its model; the only one that it lists by default.",
     ),
   )
 

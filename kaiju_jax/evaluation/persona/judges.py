@@ -24,6 +24,7 @@ import numpy as np
 
 from kaiju_jax.data import chat
 from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.evaluation.persona import asking
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.storage import files
@@ -126,7 +127,7 @@ class Endpoint:
 
     Raises:
       BadAnswer: the server answered something else than three scores.
-      openai.OpenAIError: the server did not answer.
+      asking.Refused: the server did not answer.
     """
     wanted = ' '.join(f'{x}: {text}.' for x, text in _ASPECTS.items())
     question = f'{transcript(conversation, replies)}\n\n{wanted}'
@@ -149,7 +150,7 @@ class Endpoint:
 
     Raises:
       BadAnswer: the server answered something else than 1 or 2.
-      openai.OpenAIError: the server did not answer.
+      asking.Refused: the server did not answer.
     """
     question = _comparison(conversation, first, second)
     return self._answer(question, {'better': _CHOICES}, 0)['better'] == 1
@@ -176,7 +177,8 @@ class Endpoint:
     fields = ', '.join(
       f'"{name}": {one[0]} to {one[-1]}' for name, one in wanted.items()
     )
-    completion = self._client.chat.completions.create(
+    said = asking.ask(
+      self._client,
       model=self._model,
       messages=[
         {
@@ -190,7 +192,6 @@ class Endpoint:
       max_tokens=64,
       response_format={'type': 'json_object'},
     )
-    said = completion.choices[0].message.content or ''
     try:
       return _numbers(strict_json.parse(said), wanted)
     except ValueError as error:

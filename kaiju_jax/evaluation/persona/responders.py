@@ -20,6 +20,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.evaluation.persona import asking
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 
@@ -174,18 +175,22 @@ class Endpoint:
     self._temperature = temperature
 
   def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
-    """Returns a reply to each message."""
+    """Returns a reply to each message.
+
+    Raises:
+      asking.Refused: the server did not answer.
+    """
     return [self._answer(one) for one in messages]
 
   def _answer(self, message: dialogue.Asked) -> str:
     said = [('system', prompt_lib.persona(_fields(message))), *_said(message)]
-    completion = self._client.chat.completions.create(
+    return asking.ask(
+      self._client,
       model=self._model,
       messages=[{'role': role, 'content': text} for role, text in said],
       max_tokens=REPLY,
       temperature=self._temperature,
     )
-    return completion.choices[0].message.content or ''
 
 
 def _fields(message: dialogue.Asked) -> card_fields.Fields:
