@@ -9,6 +9,9 @@ when everything is on the disk: a kill leaves a whole checkpoint or none. Orbax
 does not notice later damage. So reading compares each checkpoint with its
 fingerprint, and takes the one before if the latest fails.
 
+A state that holds NaN or an infinity is never saved, so that it takes no finite
+state's place.
+
 Several processes write one checkpoint together: each writes its devices' part,
 and all call `save` and `restore`. A fingerprint covers whole arrays, so that
 all processes agree on it. If one process cannot read its part, all stop.
@@ -16,6 +19,7 @@ all processes agree on it. If one process cannot read its part, all stop.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import json
 import logging
@@ -58,6 +62,10 @@ class SaveError(OSError):
 
 class RestoreError(OSError):
   """There are checkpoints, and none of them can be read."""
+
+
+class NonFiniteError(ValueError):
+  """The state holds NaN or infinities, and was not saved."""
 
 
 class _Damaged(ValueError):
@@ -154,12 +162,15 @@ class Checkpoints:
 
     Raises:
       SaveError: this save or the one before it failed.
+      NonFiniteError: the state is not finite; nothing was written.
     """
     self.wait()
     if step in self._manager.all_steps():
       return
     data = json.loads(json.dumps(batches.get_state()))
     sums = {'state': fingerprint.fingerprint(state), 'data': _sum(data)}
+    if bad := fingerprint.list_nonfinite(sums['state']):
+      raise NonFiniteError(_describe_nonfinite(bad, len(sums['state'])))
     self._saving = step
     try:
       self._manager.save(
@@ -178,6 +189,11 @@ class Checkpoints:
     """Raises SaveError if a save in progress has failed. Does not wait."""
     if self._saving is not None and not self._manager.is_saving_in_progress():
       self.wait()
+
+  def find_latest(self) -> int | None:
+    """Returns the latest whole checkpoint's step; waits for a save first."""
+    self.wait()
+    return self._manager.latest_step()
 
   def wait(self) -> None:
     """Waits for a save in progress; raises SaveError if it fails."""
@@ -344,6 +360,8 @@ def _read(
     ),
   )
   sums, kept = fingerprint.fingerprint(read.state), read.fingerprint['state']
+  if bad := fingerprint.list_nonfinite(sums):
+    raise _Damaged(_describe_nonfinite(bad, len(sums)))
   wrong = [name for name in sums if sums[name] != kept.get(name)]
   if wrong:
     raise _Damaged(
@@ -385,6 +403,12 @@ def _remove(half: pathlib.Path) -> None:
     if not half.exists():
       return
     time.sleep(0.1)
+
+
+def _describe_nonfinite(paths: Sequence[str], count: int) -> str:
+  return (
+    f'{len(paths)} of {count} arrays hold NaN or an infinity, as {paths[0]}'
+  )
 
 
 def _sum(data: Any) -> str:

@@ -9,28 +9,49 @@ because their compression has no checksum: Orbax restores a bit that flipped on
 disk without an error (tried with orbax-checkpoint 0.12.8).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
+_NOT_FINITE = ', not finite'
+
 
 def fingerprint(tree: Any) -> dict[str, str]:
-  """Returns {path: 'float32[3,4] 1a2b3c4d'} of a pytree of arrays."""
+  """Returns {path: 'float32[3,4] 1a2b3c4d'} of a pytree of arrays.
+
+  Behind the sum of an array that holds NaN or an infinity stands ', not
+  finite'.
+  """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
+  read = jax.device_get(_read([leaf for _, leaf in leaves]))
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): (
       f'{leaf.dtype}{list(leaf.shape)} {int(value):08x}'
+      f'{"" if is_finite else _NOT_FINITE}'
     )
-    for (path, leaf), value in zip(leaves, sums, strict=True)
+    for (path, leaf), (value, is_finite) in zip(leaves, read, strict=True)
   }
 
 
+def list_nonfinite(fingerprint: Mapping[str, str]) -> list[str]:
+  """Returns the paths of a fingerprint's arrays that are not finite."""
+  return [
+    path for path, text in fingerprint.items() if text.endswith(_NOT_FINITE)
+  ]
+
+
 @jax.jit
-def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
-  return [_sum(leaf) for leaf in leaves]
+def _read(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+  return [(_sum(leaf), _is_finite(leaf)) for leaf in leaves]
+
+
+def _is_finite(leaf: jax.Array) -> jax.Array:
+  if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+    return jnp.bool_(True)
+  return jnp.all(jnp.isfinite(leaf))
 
 
 def _sum(leaf: jax.Array) -> jax.Array:

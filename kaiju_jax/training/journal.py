@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import config as config_lib
+from kaiju_jax.training import divergence
 from kaiju_jax.training import interrupt
 from kaiju_jax.training import metrics
 from kaiju_jax.training import progress as progress_lib
@@ -39,8 +40,10 @@ class Journal:
     config: config_lib.LoopConfig,
     progress: progress_lib.Progress,
     schedule: batch_schedule.BatchSchedule,
+    watch: divergence.Watch,
   ):
     self._config = config
+    self._watch = watch
     self._schedule = schedule
     self._progress = progress
     self._clock = throughput.Throughput()
@@ -69,6 +72,7 @@ class Journal:
     wanted = number % self._config.log_every == 0 or number == self._first
     # A copy, because the state that `tokens` belongs to is donated.
     tokens = jax.tree.map(jnp.copy, tokens) if wanted else None
+    self._watch.start_copies(values)
     self._pending = (number, tokens, values)
 
   def evaluation(
@@ -101,12 +105,12 @@ class Journal:
     interrupt.wait(values)
     # Rows, not steps: a step of a large batch takes longer than a small one.
     self._clock.tick(self._schedule.row_of(number))
-    if tokens is None:
-      return
-    tokens = _number(tokens)
-    rate = self._clock.tokens_per_second(tokens)
-    if number % self._config.log_every == 0:
-      self._record(number, tokens, values, rate)
+    if tokens is not None:
+      tokens = _number(tokens)
+      rate = self._clock.tokens_per_second(tokens)
+      if number % self._config.log_every == 0:
+        self._record(number, tokens, values, rate)
+    self._watch.note(number, values)
 
   def _record(
     self,

@@ -22,6 +22,7 @@ from kaiju_jax.sharding import processes
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import divergence
 from kaiju_jax.training import environment
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt
@@ -47,21 +48,21 @@ def train(
   Args:
     experiment: that of `workdir`, if any, or the same with more steps.
     workdir: created if it does not exist.
-    state: the state before the first step, a pytree with `step` (int32) and
-      `tokens` (a `TokenCount` or a scalar). Its arrays are deleted or donated.
-    step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
-      donated state.
+    state: the first state, a pytree with `step` (int32) and `tokens` (a
+      `TokenCount` or a scalar). Its arrays are deleted or donated.
+    step: (state, batch) -> (state, {name: float32 scalar}), donates the state.
     batches: an iterator with get_state() (for JSON) and set_state().
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
     schedule: the steps and their rows; by default `batch_schedule.schedule_of`.
 
   Returns:
-    The last state. After an interruption its `step` is less than the schedule's
-    `steps`; the state is then saved, and a message says how to continue.
+    The last state; after an interruption, with a message on how to continue, it
+    is saved and its `step` is less than the schedule's `steps`.
 
   Raises:
     ValueError: wrong loop settings, another run's workdir, or too little data.
+    divergence.Diverged: the run diverges; its last finite checkpoint is kept.
     OSError: a record or checkpoint could not be written (SaveError) or read
       (RestoreError), or another process trains in the workdir.
     KeyboardInterrupt: at a second Ctrl-C, which waits for no save in progress.
@@ -85,10 +86,10 @@ def train(
       return state
     if is_main:
       workdir_lib.note_start(folder, experiment, start)
-
     written = folder if is_main else None
+    watch = divergence.Watch(experiment, folder, checkpoints, progress.say)
     journal = stack.enter_context(
-      journal_lib.Journal(written, start, config, progress, schedule)
+      journal_lib.Journal(written, start, config, progress, schedule, watch)
     )
     vote = processes.Vote()
     stop = stack.enter_context(interrupt.Interrupt())
@@ -104,7 +105,7 @@ def train(
       if stopping or _due(number, config.checkpoint_every, steps):
         with journal.pause():
           journal.sync()
-          checkpoints.save(number, state, batches)
+          watch.save(number, state, batches)
       if stopping:
         break
 

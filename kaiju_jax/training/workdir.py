@@ -8,6 +8,7 @@ metrics.jsonl      one record per line (metrics.py)
 tensorboard/       the same records as events
 checkpoints/       state and data position (checkpoint.py)
 bad_checkpoints/   checkpoints that could not be read, moved here
+diverged.json      of a run that diverged (divergence.py)
 lock               held by the process that trains here
 
 A workdir must lie in a (possibly mounted) file system, because training appends
@@ -29,6 +30,7 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import longer
 
 CHECKPOINTS = 'checkpoints'
+DIVERGED = 'diverged.json'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
@@ -195,6 +197,12 @@ def checkpoints(path: str | os.PathLike) -> list[int]:
   folder = pathlib.Path(path) / CHECKPOINTS
   names = (one.name for one in folder.glob('*') if one.is_dir())
   return sorted(int(name) for name in names if name.isdigit())
+
+
+def find_divergence(path: str | os.PathLike) -> int | None:
+  """Returns the step at which a workdir's run diverged; None if it did not."""
+  file = pathlib.Path(path) / DIVERGED
+  return files.read_json(file)['step'] if file.exists() else None
 
 
 def note_start(

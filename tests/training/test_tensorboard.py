@@ -67,7 +67,7 @@ def test_without_tensorboardX_a_run_says_so_once_and_keeps_records(
   said = []
   progress = types.SimpleNamespace(say=said.append)
   loop = config.LoopConfig()
-  with journal.Journal(tmp_path, 0, loop, progress, None) as book:
+  with journal.Journal(tmp_path, 0, loop, progress, None, None) as book:
     book.evaluation(3, np.float32(100), {'loss': 0.5})
     book.sync()
   assert said[0] == "No TensorBoard events: pip install 'kaiju_jax[report]'."

@@ -49,6 +49,8 @@ def critical(losses: Mapping[int, Sequence[float]], epsilon: float) -> Critical:
       break
     largest = m
   doubts = []
+  if lost := [m for m, value in excess.items() if not np.isfinite(value)]:
+    doubts.append(f'{", ".join(map(str, lost))}: a run diverged')
   if largest == max(losses):
     doubts.append(f'{largest} is the largest batch tried: it may be larger')
   unsure = [

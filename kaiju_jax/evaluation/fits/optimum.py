@@ -91,7 +91,10 @@ def optimum(
   """
   log_rates, losses = np.asarray(log_rates, float), np.asarray(losses, float)
   finite = np.isfinite(losses)
-  losses = np.where(finite, losses, losses[finite].max(initial=0.0))
+  if not finite.any():
+    doubt = 'every run diverged: try lower rates'
+    return Optimum(float(log_rates[0]), np.nan, np.zeros(0), (doubt,))
+  losses = np.where(finite, losses, losses[finite].max())
   log_rate, loss, doubts = _vertex(log_rates, losses.mean(0), factor)
   draws = np.zeros(0)
   if len(losses) > 1:

@@ -14,6 +14,7 @@ from kaiju_jax.runs.sweeps import critical_batch
 
 # The targets of the run that follows the schedule.
 EXCESS, FEWER = 0.003, 0.3
+_DIVERGED = 'diverged'
 
 Arms = Mapping[str, critical_batch.Arm]
 
@@ -24,7 +25,7 @@ def parts(study: critical_batch.Study) -> Iterator[rich.table.Table | str]:
   first = next(iter(found.values()))
   yield report.table(
     (
-      'tokens so far',
+      'share of tokens so far',
       *(f'{multiple} ×' for multiple in first.excess),
       f'largest within {study.epsilon:.2%}',
     ),
@@ -57,9 +58,10 @@ def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
   for name, arm in arms.items():
     excess = arm.excess(small)
     loss = paired.mean(list(arm.losses.values()))
+    shown = f'{loss:.4f}' if math.isfinite(loss) else _DIVERGED
     over = _percent(excess.mean, excess.half_width)
     over = '' if name == 'small' else over
-    rows.append((name, f'{arm.steps:,}', f'{loss:.4f}', over))
+    rows.append((name, f'{arm.steps:,}', shown, over))
   yield report.table(
     ('arm', 'steps', 'loss', 'over small'),
     rows,
@@ -72,14 +74,16 @@ def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
   loss = report.verdict(f'{EXCESS:.1%}', scheduled <= EXCESS)
   steps = report.verdict(f'{FEWER:.0%}', fewer >= FEWER)
   yield (
-    f'With the schedule {scheduled:+.2%} ({loss}) in {fewer:.0%} fewer steps'
-    f' ({steps}); the largest batch from the'
-    f' beginning {large:+.2%}'
-    f' ({"further off" if large > scheduled else "NOT further off"}).'
+    f'With the schedule {_percent(scheduled)} ({loss}) in {fewer:.0%} fewer'
+    f' steps ({steps}); the largest batch from the'
+    f' beginning {_percent(large)}'
+    f' ({"NOT further off" if large <= scheduled else "further off"}).'
   )
 
 
-def _percent(value: float, half_width: float) -> str:
+def _percent(value: float, half_width: float = math.nan) -> str:
+  if not math.isfinite(value):
+    return _DIVERGED
   text = f'{value:+.2%}'
   if value and not math.isnan(half_width):
     text += f' ± {half_width:.2%}'

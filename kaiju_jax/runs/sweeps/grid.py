@@ -49,7 +49,8 @@ class Run(NamedTuple):
 def result(run: Run) -> dict[str, Any] | None:
   """Returns a complete run's result, None before.
 
-  That is {'loss': held-out nats per token, 'steps', 'tokens', …}.
+  That is {'loss': held-out nats per token, 'steps', 'tokens', …}, or where it
+  diverged {'loss': 'nan', 'diverged': step}.
   """
   file = run.folder / RESULT
   return files.read_json(file) if file.exists() else None
@@ -118,6 +119,10 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
       f'{len(failed)} of {len(missing)} runs ended without a result, the first'
       f' being {failed[0].name}: see {logs}.'
     )
+  for run in missing:
+    if 'diverged' in result(run):
+      step = result(run)['diverged']
+      print(f'{run.name}: diverged at step {step}.', file=sys.stderr)
 
 
 def _job(chunk: Sequence[Run]) -> jobs.Job:

@@ -12,6 +12,7 @@ from kaiju_jax.runs.sweeps import rates
 
 # The targets: the predicted rate, its loss, and the slope under 'width'.
 RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2
+_DIVERGED = 'diverged'
 
 
 def parts(found: rates.Rates) -> Iterator[rich.table.Table | str]:
@@ -38,7 +39,7 @@ def _row(transfer: str, width: int, best, predicted: int) -> list[str]:
     f'{width}' + (' (predicted)' if width == predicted else ''),
     f'{math.exp(best.log_rate):.2e}',
     'one seed' if math.isnan(low) else _range(low, high),
-    f'{best.loss:.4f}',
+    f'{best.loss:.4f}' if math.isfinite(best.loss) else _DIVERGED,
     '; '.join(best.doubts),
   ]
 
@@ -76,10 +77,14 @@ def _sentences(transfer, study, prediction, width) -> Iterator[str]:
   yield (
     f'{transfer}: width {width} predicted at {prediction.rate:.2e}, measured at'
     f' {math.exp(prediction.found.optimum.log_rate):.2e}: a factor of'
-    f' {ratio:.2f} ({near}); loss {prediction.excess:+.2%} over the optimum'
-    f' ({cheap}). At the narrowest width’s rate'
-    f' {study.kept:.2e}: {prediction.kept:+.2%}.'
+    f' {ratio:.2f} ({near}); loss {_over(prediction.excess)} over the'
+    f' optimum ({cheap}). At the narrowest width’s rate'
+    f' {study.kept:.2e}: {_over(prediction.kept)}.'
   )
+
+
+def _over(excess: float) -> str:
+  return f'{excess:+.2%}' if math.isfinite(excess) else _DIVERGED
 
 
 def plain(found: rates.Rates) -> dict[str, Any]:
@@ -127,9 +132,9 @@ def draw(result: rates.Rates) -> Any:
         color=colour,
         markersize=12,
       )
-    lowest = min(one.optimum.loss for one in found.values())
-    highest = max(one.optimum.loss for one in found.values())
-    axes.set_ylim(lowest * 0.985, highest * 1.12)
+    optima = [one.optimum.loss for one in found.values()]
+    if finite := [loss for loss in optima if math.isfinite(loss)]:
+      axes.set_ylim(min(finite) * 0.985, max(finite) * 1.12)
     axes.set_xscale('log')
     axes.minorticks_off()
     axes.set_title(f'transfer {transfer}; ★ fitted optimum', fontsize=10)

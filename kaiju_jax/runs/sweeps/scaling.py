@@ -10,6 +10,7 @@ N counts the parameters of the layers, without the embedding.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import copy
+import math
 import pathlib
 from typing import NamedTuple
 
@@ -107,7 +108,13 @@ def measure(
   cells = [Cell(*place, seed) for place in places for seed in settings.seeds]
   made = runs(experiment, cells, settings.slope, root)
   grid.complete(list(made.values()), at_once)
-  found = points(made, grid.losses(list(made.values())))
+  losses = grid.losses(list(made.values()))
+  if diverged := [name for name, x in losses.items() if not math.isfinite(x)]:
+    raise ValueError(
+      f'{"; ".join(diverged)}: diverged, and no law fits that. Try a lower'
+      ' --config.optimizer.learning_rate with another --out.'
+    )
+  found = points(made, losses)
   return study(
     [found[place] for place in settings.places], found[settings.largest]
   )

@@ -3,7 +3,8 @@
     python -m kaiju_jax.runs.sweeps.trained WORKDIR WORKDIR …
 
 A process that `grid.complete` starts. A workdir needs no more than its
-config.json. SIGTERM saves and ends with status 130.
+config.json. SIGTERM saves and ends with status 130. A run that diverges has a
+result, the step at which it did, and the next one follows.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.runs.sweeps import grid
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import divergence
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
@@ -28,7 +30,14 @@ def main(folders: Sequence[str]) -> None:
       continue
     print(f'{folder}', flush=True)
     experiment = workdir.load_experiment(folder)
-    state = train.train(experiment, folder, programs=programs)
+    try:
+      state = train.train(experiment, folder, programs=programs)
+    except divergence.Diverged as error:
+      print(error, file=sys.stderr, flush=True)
+      files.write_json(
+        folder / grid.RESULT, {'loss': 'nan', 'diverged': error.step}
+      )
+      continue
     found = result(folder, experiment)
     if found is None:
       raise SystemExit(130)  # The training loop has said how to go on.
