@@ -91,14 +91,14 @@ def make(source: Source, settings: serve.Settings, name: str) -> hosting.Made:
 
   Raises:
     OSError, ValueError: as `serve.assemble`.
-    characters.Unavailable: as `serve.assemble`, where private points are saved.
+    characters.Unavailable: as `serve.assemble`, where points are saved.
   """
   loaded = source.load()
   weights = serve.check_promoted(loaded, settings)
   tokenizer, defaults, head = serve.read_beside(loaded, settings)
   written = defaults.format
   folder, store = pathlib.Path(settings.folder), None
-  if settings.points == 'all':
+  if settings.points != 'none':
     store = server_folder.open_store(folder, settings.store)
   engine = serving_engine.make(loaded, tokenizer, settings, head, _log)
   serve.warm(engine)
@@ -146,14 +146,7 @@ class Replica(local.LocalReplica):
     """Drops texts from its cache, and their files."""
     await super().forget(wanted)
     if self._points is not None:
-      await asyncio.to_thread(self._remove, wanted)
-
-  def _remove(self, wanted: forgetting.Forget) -> None:
-    for owner, conversation in wanted.conversations:
-      self._points.remove_session(owner, conversation)
-    for salt in wanted.salts:
-      digest, _, owner = salt.partition(' ')
-      self._points.remove_character(owner, [digest])
+      await asyncio.to_thread(self._points.forget, wanted)
 
 
 def _build(weights: str, tokenizer: str, head: judge.Head | None) -> str:

@@ -1,7 +1,6 @@
 """Makes the engine of a server, and what saves its points."""
 
 from collections.abc import Callable
-import functools
 import pathlib
 
 from kaiju_jax.costs import cache_plan
@@ -19,6 +18,7 @@ from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
+from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.stores import characters
 
@@ -85,7 +85,7 @@ def restore_points(
   Args:
     worker: not running yet.
     settings: the server's.
-    store: its characters and sessions; None where no private points are saved.
+    store: its characters and sessions; None where nothing is saved.
     tokenizer, weights: digests of both; without the latter nothing is saved.
     say: prints a message for the user.
     place: the replica's name, if the server has several.
@@ -130,8 +130,7 @@ def save_points(
     saving_lib.Saving(engine, root, copies),
     server_folder.open_points(folder, settings.points_size, place),
     most=settings.points_size,
-    is_private=settings.points == 'all',
-    is_kept=functools.partial(is_kept, store, tokens),
+    texts=saved_texts.SavedTexts(store, tokens, settings.points == 'all'),
   )
 
 
@@ -160,18 +159,3 @@ def watch_drift(
   folder = server_folder.open_drift(pathlib.Path(settings.folder))
   made = sampler.Sampler(worker.engine.decoder, copies)
   return watch.Watch(worker, made, folder, weights, show)
-
-
-def is_kept(
-  store: characters.Store, tokens: auth.Tokens, owner: str, session: str | None
-) -> bool:
-  """Returns whether an owner is known, and has a session, if one is named."""
-  known = {token.owner for token in tokens.list_all()} | {auth.LOCAL}
-  if owner not in known:
-    return False
-  try:
-    if session is not None:
-      store.session(owner, session)
-  except (characters.Missing, characters.Unavailable):
-    return False
-  return True

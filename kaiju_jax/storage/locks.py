@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import fcntl
+import functools
 import os
 import threading
 from typing import TextIO
@@ -23,7 +24,11 @@ _GUARD = threading.Lock()
 
 @contextlib.contextmanager
 def hold(
-  path: str | os.PathLike, what: str, verb: str, flag: str
+  path: str | os.PathLike,
+  what: str,
+  verb: str,
+  flag: str,
+  is_private: bool = False,
 ) -> Iterator[None]:
   """Holds the lock of a file, which is made where it does not exist.
 
@@ -35,6 +40,7 @@ def hold(
       errors.
     verb: what the process that holds it does there, such as 'trains'.
     flag: the command's flag that names the folder.
+    is_private: whether other users of the machine may not read the file.
 
   Raises:
     BlockingIOError: another process or thread holds it; names the process.
@@ -57,7 +63,7 @@ def hold(
       if tuple(owner) != me:
         raise busy(str(me[0]))
       if not depth:
-        stack.enter_context(_locked(path, what, busy))
+        stack.enter_context(_locked(path, what, busy, is_private))
       _HELD[name] = *me, depth + 1
     try:
       yield
@@ -71,9 +77,12 @@ def hold(
 
 @contextlib.contextmanager
 def _locked(
-  path: str | os.PathLike, what: str, busy: Callable[[str], Exception]
+  path: str | os.PathLike,
+  what: str,
+  busy: Callable[[str], Exception],
+  is_private: bool,
 ) -> Iterator[None]:
-  with _opened(path, what) as file:
+  with _opened(path, what, is_private) as file:
     try:
       fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
@@ -88,8 +97,14 @@ def _locked(
     yield
 
 
-def _opened(path: str | os.PathLike, what: str) -> TextIO:
+def _opened(
+  path: str | os.PathLike, what: str, is_private: bool
+) -> TextIO:
+  opener = functools.partial(os.open, mode=0o600 if is_private else 0o666)
   try:
-    return open(path, 'a+', encoding='utf-8')
+    file = open(path, 'a+', encoding='utf-8', opener=opener)
+    if is_private:
+      os.fchmod(file.fileno(), 0o600)  # One that was there, too.
+    return file
   except OSError as error:
     raise OSError(f'{what}: cannot be written to: {error.strerror}.') from error

@@ -1,5 +1,6 @@
 """Page copies of a decoder without a device: a page's bytes name its text."""
 
+import functools
 import json
 
 import numpy as np
@@ -25,10 +26,13 @@ class Copies:
     self.layout = {'fake': [BYTES]}
     self.batch = 3
     self.written = {}
+    self._known = None
 
   def take(self, pages):
-    known = labels(self._account)
-    found = {}
+    version = self._account.tree.version
+    if self._known is None or self._known[0] != version:
+      self._known = version, labels(self._account)
+    known, found = self._known[1], {}
     for kind, extents in pages.items():
       rows = [
         known[kind, page][:extent] + [0] * (PAGE - extent)
@@ -57,9 +61,7 @@ def labels(account) -> dict[tuple[str, int], list[int]]:
   tree, found = account.tree, {}
   assert account.page == PAGE
   for point in tree.points():
-    hashes, text = [], 0
-    for token in nodes.tokens(point).tolist():
-      hashes.append(text := fake_device.appended(text, [token]))
+    hashes = _hash_each(nodes.tokens(point).tobytes())
     for kind, pages in tree.held_pages(point).items():
       for index, page in pages.items():
         read = hashes[index * PAGE : (index + 1) * PAGE]
@@ -68,6 +70,15 @@ def labels(account) -> dict[tuple[str, int], list[int]]:
         assert read[:common] == known[:common]
         known += read[common:]
   return found
+
+
+@functools.lru_cache(1000)
+def _hash_each(tokens: bytes) -> list[int]:
+  """Returns the hash of a text behind each of its tokens."""
+  hashes, text = [], 0
+  for token in np.frombuffer(tokens, np.int32).tolist():
+    hashes.append(text := fake_device.appended(text, [token]))
+  return hashes
 
 
 def check(account, written) -> None:

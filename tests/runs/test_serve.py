@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
@@ -17,6 +18,7 @@ from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
+from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_store
 from tests.decoding import toys
 from tests.serving import planted
@@ -203,10 +205,20 @@ def test_points_are_saved_and_taken_back_as_the_settings_say(tmp_path):
     )
 
   assert made(points='none') is None and made('') is None
+  salts = [
+    sharing.find_tree(store, 'local', version).salt.encode()
+    for version in (
+      store.publish('local', fields, tokens, 't', is_public=is_public)
+      for fields, tokens, is_public in (
+        (card_fields.Fields(name='A'), [1, 2], True),
+        (card_fields.Fields(name='B'), [3, 4], False),
+      )
+    )
+  ]
   account, tree = decoder.account, decoder.account.tree
   texts = [
     prefix_tree.Text(np.arange(9, dtype=np.int32), 9, cache_salt=salt)
-    for salt in (b'a' * 64, b'b' * 64 + b' local')
+    for salt in salts
   ]
   saved = made(points='all')
   for text in texts:

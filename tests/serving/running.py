@@ -111,7 +111,7 @@ class Server:
     )
     with urllib.request.urlopen(request, timeout=100) as answer:
       found = answer.read()
-    is_json = 'json' in answer.headers['Content-Type']
+    is_json = 'json' in answer.headers.get_content_type()
     return json.loads(found) if is_json else found
 
   def is_idle_soon(self, seconds: float = 60.0) -> bool:

@@ -9,23 +9,29 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 
 
 class Forget(NamedTuple):
-  """Texts that a cache must drop.
+  """Texts that a cache must drop, or that must leave the disk.
 
   Attributes:
     conversations: pairs of owner and conversation, as in `request.Request`.
     salts: cache salts; all texts of each go.
+    withdrawn: cache salts of texts that are no longer everybody's. They stay in
+      the cache for those who still read them; what saves points decides anew.
+    blocked: the same, of texts that the safety gate blocks. This process saves
+      none of them again as everybody's.
   """
 
   conversations: tuple[tuple[str, str], ...] = ()
   salts: tuple[str, ...] = ()
+  withdrawn: tuple[str, ...] = ()
+  blocked: tuple[str, ...] = ()
 
 
 def forget(engine: engine_lib.Engine, wanted: Forget) -> None:
   """Drops texts from an engine's cache; call it between two rounds.
 
-  What running requests of these conversations still record goes at their end.
+  What running requests of them still record goes at their end.
   """
   for owner, conversation in wanted.conversations:
     engine.recorder.remove((owner.encode(), conversation))
   for salt in wanted.salts:
-    engine.decoder.account.tree.drop_tree(salt.encode())
+    engine.recorder.drop_tree(salt.encode())

@@ -131,6 +131,8 @@ class Recorder:
     self.tree = tree
     self.every = every
     self._latest: dict[Hashable, _PromptPoints] = {}
+    # The requests that have not ended.
+    self._open: set[RequestPoints] = set()
 
   def __len__(self) -> int:
     """Returns the number of conversations whose points it keeps."""
@@ -164,7 +166,9 @@ class Recorder:
           before.before = None
         self._latest[conversation] = ours
     ours.running += 1
-    return RequestPoints(self, prompt, match, ours)
+    points = RequestPoints(self, prompt, match, ours)
+    self._open.add(points)
+    return points
 
   def conversations(self) -> Iterator[Conversation]:
     """Yields the conversations that have points, and these points."""
@@ -189,6 +193,16 @@ class Recorder:
         self.tree.drop(point)
       ours = ours.before
 
+  def drop_tree(self, cache_salt: bytes) -> None:
+    """Drops all points of texts with a salt, and those that they still make."""
+    self.tree.drop_tree(cache_salt)
+    for one in self._open:
+      one.is_dropped |= one.cache_salt == cache_salt
+
+  def close_request(self, points: 'RequestPoints') -> None:
+    """Notes that a request has ended."""
+    self._open.remove(points)
+
   def _there(self, points: list[nodes.Point]) -> list[nodes.Point]:
     return [point for point in points if point in self.tree]
 
@@ -207,6 +221,7 @@ class RequestPoints:
 
   Attributes:
     stops: the lengths at which its prefill records, ascending.
+    is_dropped: whether its tree was dropped, so that its points go at its end.
   """
 
   def __init__(
@@ -216,7 +231,8 @@ class RequestPoints:
     match: prefix_tree.Match | None,
     ours: _PromptPoints,
   ):
-    self._tree = recorder.tree
+    self.is_dropped = False
+    self._recorder, self._tree = recorder, recorder.tree
     self._prompt = prompt
     self._resumed = None if match is None else match.point
     self._ours = ours
@@ -231,17 +247,27 @@ class RequestPoints:
       recorder.every,
     )
 
+  @property
+  def cache_salt(self) -> bytes:
+    """The cache salt of its text."""
+    return self._prompt.cache_salt
+
   def forget(self) -> None:
     """Drops the points that a request made whose logits were not finite.
 
     A request that resumed one would fail too. The point that the failed request
     resumed stays, because it may belong to another owner, or to all.
     """
-    for point in self._made:
-      if point in self._tree:
-        self._tree.drop(point)
+    self._recorder.close_request(self)
+    self._drop_made()
     self._passing = None
     self._ours.running -= 1
+
+  def _drop_made(self, least: int = 0) -> None:
+    """Drops the points that it made of `least` tokens or more."""
+    for point in self._made:
+      if point in self._tree and point.length >= least:
+        self._tree.drop(point)
 
   def record(
     self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
@@ -278,12 +304,13 @@ class RequestPoints:
     A request cancelled within its prompt drops nothing, because that prompt or
     the one before it may come again.
     """
+    self._recorder.close_request(self)
     ours, before = self._ours, self._ours.before
     ours.running -= 1
+    if self.is_dropped:
+      self._drop_made()
     if ours.is_removed:
-      for point in self._made:
-        if point in self._tree and point.length > point.shared:
-          self._tree.drop(point)
+      self._drop_made(self._prompt.shared + 1)
       return
     if self._passing is not None:
       ours.add(self._passing)

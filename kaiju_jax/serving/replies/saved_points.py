@@ -4,10 +4,10 @@
 
 A thread looks every minute which points the engine has, and writes the groups
 that have changed; the folder then holds these groups and no others. The engine
-copies one group between two rounds, and waits for no file. Prefixes of public
-characters are saved; conversations, and prefixes of private characters, only
-where that is asked for. Texts without a character, or outside a session, never
-are, because nobody could ask to have them removed.
+copies one group between two rounds, and waits for no file. `saved_texts.py`
+decides which texts are saved, at each look and again as each file is written.
+Texts without a character, or outside a session, never are, because nobody could
+ask to have them removed.
 
 Names are pseudonyms under the folder's key, so that the files of a session, or
 of an owner's character, are found and removed without reading any. A file that
@@ -19,7 +19,6 @@ start and once more when the first has gone, which is a rolling update.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 import contextlib
 import functools
 import logging
@@ -29,9 +28,13 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.pages import groups as groups_lib
+from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import sharing
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.storage import sealed
@@ -132,12 +135,9 @@ class Folder:
 
 
 def owner_of(group: groups_lib.Name) -> str:
-  """Returns the owner of a group; '' for a public character's prefix.
-
-  A salt is a version's digest, and of a private text its owner's name as well
-  (`turns.salt_of`).
-  """
-  _, _, owner = group.cache_salt.decode().partition(' ')
+  """Returns the owner of a group; '' for a prefix that owners share."""
+  tree = sharing.Tree.parse(group.cache_salt.decode())
+  owner = '' if tree is None else tree.owner
   return owner or group.owner.decode()
 
 
@@ -155,8 +155,7 @@ class SavedPoints:
     folder: Folder,
     *,
     most: int,
-    is_private: bool = False,
-    is_kept: Callable[[str, str | None], bool] = lambda owner, session: True,
+    texts: saved_texts.SavedTexts,
     every: float = EVERY,
   ):
     """Reads and writes nothing yet.
@@ -166,26 +165,19 @@ class SavedPoints:
       saving: of the engine.
       folder: of the files.
       most: the most bytes of all pages that are saved.
-      is_private: whether conversations and private characters are saved.
-      is_kept: returns whether an owner is still known, and has a session; None
-        for texts of no session.
+      texts: decides which texts are saved.
       every: seconds between two looks.
     """
     self._worker = worker
     self._saving = saving
     self._folder = folder
     self._most = most
-    self._is_private = is_private
-    self._keeps = is_kept
+    self._texts = texts
     self._every = every
     self.restored = Restored(0, 0, 0.0)
     # Held while a file is written or files are removed.
     self._guard = threading.Lock()
     self._written: dict[str, Any] = {}
-    # Sessions and salts that were removed since the latest selection.
-    self._removed: set[tuple[str, str]] = set()
-    # Of private characters: their requests may still record points.
-    self._removed_salts: set[str] = set()
     self._stopping = threading.Event()
     self._thread = threading.Thread(
       target=self._run, name='points', daemon=True
@@ -202,10 +194,10 @@ class SavedPoints:
       try:
         group = self._folder.read(path, self._saving.root)
         self._saving.check(group)
-        if not self._is_kept(group.name):
+        if not self._texts.is_kept(group.name):
           raise ValueError('its text was removed, or is not to be saved')
         found.append(group)
-      except (OSError, ValueError) as error:
+      except (OSError, ValueError, characters.Unavailable) as error:
         refused += 1
         _LOG.warning('points of %s are refused: %s.', path.name, error)
     found.sort(key=lambda group: group.name.conversation is not None)
@@ -234,58 +226,74 @@ class SavedPoints:
     if self._thread.is_alive():
       self._thread.join()
 
-  def remove_session(self, owner: str, session: str) -> None:
-    """Removes the files of a session, whose points the engine has dropped."""
-    with self._guard:
-      self._removed.add((owner, session))
-      self._folder.remove_session(owner, session)
+  def forget(self, wanted: forgetting.Forget) -> None:
+    """Removes files of texts that the engine has dropped, or must not keep.
 
-  def remove_character(self, owner: str, digests: Iterable[str]) -> None:
-    """Removes the files of an owner's character; `remove_session` likewise.
+    A text that everybody shared keeps its file only as far as `texts` allows.
 
-    Args:
-      owner: the owner.
-      digests: of its versions.
+    Raises:
+      OSError: a file cannot be removed.
+      characters.Unavailable: the store cannot be reached.
     """
+    self._texts.blocked |= set(wanted.blocked)
     with self._guard:
-      for digest in digests:
-        self._removed_salts.add(f'{digest} {owner}')
-        for salt in digest, f'{digest} {owner}':
+      for owner, session in wanted.conversations:
+        self._folder.remove_session(owner, session)
+      for salt in wanted.salts:
+        self._folder.remove_tree(salt)
+      for salt in (*wanted.withdrawn, *wanted.blocked):
+        if not self._texts.is_kept(groups_lib.Name(b'', salt.encode())):
           self._folder.remove_tree(salt)
 
   def save(self) -> int:
     """Writes the groups that have changed; returns how many.
 
     Raises:
-      OSError: the folder cannot be written to.
+      OSError: a group cannot be written; the others are.
+      characters.Unavailable: the store cannot be reached; nothing changes.
     """
-    with self._guard:
-      self._removed.clear()
     selected = self._worker.ask(
-      lambda: self._saving.select(self._most, self._is_wanted), _ROUND
+      lambda: self._saving.select(self._most, self._texts.may_be_kept), _ROUND
     )
     if selected is None:
       return 0
-    count, names = 0, set()
-    for one in selected:
-      if not self._is_kept(one.name):
-        continue
-      name = self._folder.name(one.name)
-      # The points themselves: what they hold never changes. How often a prefix
-      # was asked for is written again once it has doubled.
-      content = set(one.points), one.pages, one.begun.bit_length()
-      is_there = (self._folder.path / name).exists()
-      if self._written.get(name) != content or not is_there:
-        data = self._copy(one)
-        if data is None or not self._write(one.name, data):
-          continue
-        self._written[name] = content
-        count += 1
-      names.add(name)
+    kept = {
+      self._folder.name(one.name): one
+      for one in selected
+      if self._texts.is_kept(one.name)
+    }
     with self._guard:
-      self._folder.remove(lambda name: name not in names)
-    self._written = {x: y for x, y in self._written.items() if x in names}
+      # Before anything is written: a full disk needs the room.
+      self._folder.remove(lambda name: name not in kept)
+    self._written = {x: y for x, y in self._written.items() if x in kept}
+    count, faults = 0, []
+    for name, one in kept.items():
+      try:
+        count += self._save_group(name, one)
+      except OSError as error:
+        faults.append(error)
+    if faults:
+      raise faults[0]
     return count
+
+  def _save_group(self, name: str, one: groups_lib.Selected) -> bool:
+    """Writes a group if it has changed; returns whether it was written."""
+    # The points themselves: what they hold never changes. How often a prefix
+    # was asked for is written again once it has doubled.
+    content = set(one.points), one.pages, one.begun.bit_length()
+    is_there = (self._folder.path / name).exists()
+    if self._written.get(name) == content and is_there:
+      return False
+    data = self._copy(one)
+    if data is None:
+      return False
+    with self._guard:
+      # It may have been removed, or withdrawn, since it was selected.
+      if not self._texts.is_kept(one.name):
+        return False
+      self._folder.write(one.name, data)
+    self._written[name] = content
+    return True
 
   def _copy(self, selected: groups_lib.Selected) -> bytes | None:
     """Returns a group's bytes; None if it has changed meanwhile."""
@@ -297,29 +305,6 @@ class SavedPoints:
     except ValueError as error:
       _LOG.warning('points are not saved: %s', error)
       return None
-
-  def _write(self, name: groups_lib.Name, data: bytes) -> bool:
-    with self._guard:
-      if (name.owner.decode(), name.conversation) in self._removed:
-        return False
-      if name.cache_salt.decode() in self._removed_salts:
-        return False
-      self._folder.write(name, data)
-    return True
-
-  def _is_wanted(self, name: groups_lib.Name) -> bool:
-    salt = name.cache_salt.decode()
-    if not salt or salt in self._removed_salts:
-      return False
-    is_public = not owner_of(name) and name.conversation is None
-    return is_public or self._is_private
-
-  def _is_kept(self, name: groups_lib.Name) -> bool:
-    """Returns whether a group may be saved, or taken back, as things are."""
-    if not self._is_wanted(name):
-      return False
-    owner = owner_of(name)
-    return not owner or self._keeps(owner, name.conversation)
 
   def _run(self) -> None:
     with contextlib.ExitStack() as stack:
@@ -343,6 +328,7 @@ class SavedPoints:
           f'folder {self._folder.path}',
           'saves points',
           '--folder',
+          is_private=True,
         )
       )
     except OSError:

@@ -69,13 +69,16 @@ async def publish(request: requests.Request) -> responses.Response:
   context, caller = await intake.authorize(request)
   character, _ = await _find(context, caller, request)
   written, is_public = await _read_body(request, context, caller)
-  return await _publish(
+  forget = await forgetting.plan_change(context, character)
+  answer = await _publish(
     context,
     caller,
     written,
     character.id,
     character.is_public if is_public is None else is_public,
   )
+  await forget()
+  return answer
 
 
 async def remove(request: requests.Request) -> responses.Response:
@@ -114,6 +117,7 @@ async def roll_back(request: requests.Request) -> responses.Response:
     await judging.check_card(
       context, caller, version.fields, character.is_public
     )
+  forget = await forgetting.plan_change(context, character)
   # Judged as private, it must not be live where all may see it.
   version = await context.run_store(
     context.store.rollback,
@@ -122,6 +126,7 @@ async def roll_back(request: requests.Request) -> responses.Response:
     body.version,
     if_public=character.is_public,
   )
+  await forget()
   character = await context.run_store(
     context.store.character, caller.owner, name
   )

@@ -1,20 +1,27 @@
-"""Forgetting: what was cached of a session or a character goes with it.
+"""Drops what is cached of a session or character that its owner removes.
 
-Points leave the engine's cache and the files of saved points. That is done
-before the store forgets its subject, so that a kill in between leaves no file,
-and after it, because a reply may have ended meanwhile.
+Points leave the engine's cache and the files of saved points. For what is
+removed this is done before the store forgets its subject, so that a kill in
+between leaves no file, and after it, because a reply may have ended meanwhile.
+
+A removal drops what its owner alone could have read. Others' conversations stay
+in their shared tree, and with them its prefix, until the last of them goes
+(`stores/sharing.py`). A prefix that is no longer everybody's (its character was
+hidden, removed, edited or rolled back, or the gate blocks it) leaves the disk
+at once, unless conversations that are saved need it.
 """
 
 import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterable
 import contextlib
 
 from kaiju_jax.decoding.engine import forgetting
-from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import sharing
 
 # Forgets what it was made for, again and again.
 Forget = Callable[[], Awaitable[None]]
@@ -25,7 +32,7 @@ async def plan_session(
 ) -> Forget:
   """Returns a function that forgets what is cached of an owner's session.
 
-  With the last session of a removed character, its prefix goes too.
+  With the last session that could read a prefix, that goes too.
 
   Raises:
     errors.ApiError: 404 for no such session; 503 where the store is away.
@@ -33,25 +40,16 @@ async def plan_session(
 
   def read():
     held = context.store.session(owner, session)
-    return context.store.version(held.character, held.version)
+    version = context.store.version(held.character, held.version)
+    return sharing.find_tree(context.store, owner, version)
 
-  version = await context.run_store(read)
-
-  def is_version_gone() -> bool:
-    try:
-      context.store.version(version.character, version.number)
-    except characters.Missing:
-      return True
-    return False
+  tree = await context.run_store(read)
 
   async def forget() -> None:
     await _forget(
-      context,
-      forgetting.Forget(conversations=((owner, session),)),
-      lambda points: points.remove_session(owner, session),
+      context, forgetting.Forget(conversations=((owner, session),))
     )
-    if await context.run_store(is_version_gone):
-      await _forget_prefixes(context, owner, [version.digest])
+    await _drop_unread(context, {tree, tree.shared})
 
   return forget
 
@@ -71,30 +69,81 @@ async def plan_character(
       return set()
     found, before = set(), None
     while versions := store.versions(owner, character, before=before):
-      found |= {version.digest for version in versions}
+      found |= {
+        sharing.Tree(version.digest, character, owner) for version in versions
+      }
       before = versions[-1].number
     return found
 
-  digests = await context.run_store(read)
-  return lambda: _forget_prefixes(context, owner, digests)
+  trees = await context.run_store(read)
+
+  async def forget() -> None:
+    salts = tuple(tree.salt for tree in trees)
+    await _forget(context, forgetting.Forget(salts=salts))
+    await _drop_unread(context, {tree.shared for tree in trees})
+
+  return forget
 
 
-async def _forget_prefixes(context, owner: str, digests) -> None:
-  salts = tuple(x for one in digests for x in (one, f'{one} {owner}'))
-  await _forget(
-    context,
-    forgetting.Forget(salts=salts),
-    lambda points: points.remove_character(owner, digests),
+async def plan_change(
+  context: context_lib.Context, character: characters.Character
+) -> Forget:
+  """Returns a function that drops what a change takes from everybody.
+
+  Call it once the store has published another version of the character, made
+  another one live, or hidden it.
+
+  Args:
+    context: the server's parts.
+    character: as it is before the change.
+
+  Raises:
+    errors.ApiError: 404 where it was removed; 503 where the store is away.
+  """
+  if not character.is_public:
+    return _forget_nothing
+  version = await context.run_store(
+    context.store.version, character.id, character.live
   )
+  tree = sharing.Tree(version.digest, character.id)
+  return lambda: _drop_unread(context, {tree})
+
+
+async def withdraw_blocked(
+  context: context_lib.Context, version: characters.Version
+) -> None:
+  """Removes the saved prefix of a public version that the gate blocks."""
+  tree = sharing.Tree(version.digest, version.character)
+  await _forget(context, forgetting.Forget(blocked=(tree.salt,)))
+
+
+async def _forget_nothing() -> None:
+  pass
+
+
+async def _drop_unread(
+  context: context_lib.Context, trees: Iterable[sharing.Tree]
+) -> None:
+  """Drops trees that nobody can read, and files that are not to be kept."""
+  store = context.store
+
+  def find() -> forgetting.Forget:
+    unread = {x.salt for x in trees if not sharing.is_read(store, x)}
+    hidden = {x.salt for x in trees if not sharing.can_begin(store, x)}
+    return forgetting.Forget(
+      salts=tuple(unread), withdrawn=tuple(hidden - unread)
+    )
+
+  wanted = await context.run_store(find)
+  if wanted != forgetting.Forget():
+    await _forget(context, wanted)
 
 
 async def _forget(
-  context: context_lib.Context,
-  wanted: forgetting.Forget,
-  remove: Callable[[saved_points.SavedPoints], None],
+  context: context_lib.Context, wanted: forgetting.Forget
 ) -> None:
   # An engine that has stopped has no points either.
   with contextlib.suppress(worker_lib.Stopped):
     await context.engines.forget(wanted)
   if context.points is not None:
-    await asyncio.to_thread(remove, context.points)
+    await context.run_store(context.points.forget, wanted)

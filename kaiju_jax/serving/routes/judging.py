@@ -7,6 +7,7 @@ from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import forgetting
 from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
@@ -141,7 +142,10 @@ async def _judge(
 ) -> moderation.Verdict:
   version = await context.run_store(context.store.version, name, number)
   value = await _card_texts(context, version.fields)
-  return await _read_stored(context, watch, value)
+  verdict = await _read_stored(context, watch, value)
+  if verdict.is_blocked and not verdict.has_failed:
+    await forgetting.withdraw_blocked(context, version)
+  return verdict
 
 
 def _forget(verdicts: dict, key: Any, task: asyncio.Task) -> None:

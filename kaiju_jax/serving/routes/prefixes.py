@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 import contextlib
 
-from kaiju_jax.serving.routes import turns
 from kaiju_jax.serving.routing import warming
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import sharing
 
 # Characters of one query, and of all; our guess.
 _PAGE, _MOST = 1000, 100_000
@@ -28,10 +28,11 @@ def list_public(
     # It may have been removed, or made private, since it was listed.
     with contextlib.suppress(characters.Missing):
       version = store.live(characters.BUILT_IN, one.id)
-      salt = turns.salt_of(store, characters.BUILT_IN, version)
-      # A salt with an owner in it is a private text's.
-      if salt == version.digest and version.tokenizer == tokenizer:
-        found.append(warming.Prefix(salt, version.tokens))
+      tree = sharing.find_tree(store, characters.BUILT_IN, version)
+      # It may have been hidden since.
+      is_everybodys = sharing.is_public(store, tree)
+      if is_everybodys and version.tokenizer == tokenizer:
+        found.append(warming.Prefix(tree.salt, version.tokens))
   return found
 
 

@@ -30,6 +30,7 @@ from kaiju_jax.serving.routes import submission
 from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import feedback
+from kaiju_jax.serving.stores import sharing
 
 _NOTHING = prompt_lib.Turn(characters.ASSISTANT, '')
 
@@ -42,8 +43,7 @@ class PendingTurn:
     prompt: the reply's prompt.
     format: the chat format of the prompt.
     judged: the text that the gate reads: all that no earlier turn had judged.
-    cache_salt: the salt of the prompt's cached prefix (`salt_of`); '' without
-      a character.
+    cache_salt: of the prompt's tree (`sharing.Tree`); '' without a character.
     place: the reply's key in `memo.py`; None with a session.
     session: the stored conversation; None for a chat that the client keeps.
     said: the user's new message; None for none.
@@ -161,7 +161,8 @@ async def make_turn(
 
     def read():
       version = context.store.live(caller.owner, character)
-      return version, salt_of(context.store, caller.owner, version)
+      tree = sharing.find_tree(context.store, caller.owner, version)
+      return version, tree.salt
 
     version, salt = await context.run_store(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
@@ -200,9 +201,9 @@ async def _of_session(
     session = context.store.session(caller.owner, chat.session)
     messages = context.store.messages(caller.owner, session.id)
     version = context.store.version(session.character, session.version)
-    salt = salt_of(context.store, caller.owner, version)
+    tree = sharing.find_tree(context.store, caller.owner, version)
     path = list(characters.path(messages, session.head))
-    return session, path, version, salt
+    return session, path, version, tree.salt
 
   session, path, version, salt = await context.run_store(read)
   messages = list(chat.messages)
@@ -296,32 +297,6 @@ def _new(messages) -> str:
       break
     said.append(one.text)
   return '\n'.join(reversed(said))
-
-
-def salt_of(
-  store: characters.Store, asking: str, version: characters.Version
-) -> str:
-  """Returns the salt under which the cache keeps a version's prefix.
-
-  Only requests with equal salts share keys and values. All owners share the
-  salt of a built-in character's version and of a public character's live one;
-  readers whose sessions keep an earlier version of a public character share it,
-  but its owner does not. In any other case the salt contains the asking owner.
-  The digest in it keeps other texts apart, so that a guessed beginning reveals
-  nothing of a prefix.
-  """
-  try:
-    character = store.character(asking, version.character)
-  except characters.Missing:
-    is_shared = False  # Removed, or private by now.
-  else:
-    is_live = version.number == character.live
-    is_own = asking == character.owner
-    is_shared = character.owner == characters.BUILT_IN or (
-      character.is_public and (is_live or not is_own)
-    )
-  # A digest has 64 hex digits, and a space separates.
-  return version.digest if is_shared else f'{version.digest} {asking}'
 
 
 def _size(messages) -> int:

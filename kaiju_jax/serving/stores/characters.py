@@ -271,6 +271,25 @@ class Store(feedback.Feedback, Protocol):
     was removed. Never pass an id and a number from a client.
     """
 
+  def find_character(self, character: str) -> Character:
+    """Returns a character without checking access, also one that was removed.
+
+    For the server's own use, such as to whom a cached text belongs. Never show
+    the result to a client.
+    """
+
+  def has_sessions(self, character: str, digest: str, of_owner: bool) -> bool:
+    """Returns whether sessions keep a version with this digest.
+
+    For the server's own use.
+
+    Args:
+      character: the character's id.
+      digest: the version's, or that of several.
+      of_owner: asks for sessions of the character's owner; otherwise for those
+        of all others.
+    """
+
   def versions(
     self,
     viewer: str,

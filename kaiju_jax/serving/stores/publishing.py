@@ -152,6 +152,26 @@ class Publishing(records.Keeper):
     rules.integer(number, 'number', least=1)
     return self._read(lambda at: _version(at, character, number))
 
+  def find_character(self, character: str) -> characters_lib.Character:
+    rules.refuse_no_id(character, 'character')
+
+    def find(at: records.Reads) -> characters_lib.Character:
+      found = at.character(character)
+      if found is None:
+        raise rules.no_character(character)
+      return found
+
+    return self._read(find)
+
+  def has_sessions(self, character: str, digest: str, of_owner: bool) -> bool:
+    rules.refuse_no_id(character, 'character')
+
+    def has_sessions(at: records.Reads) -> bool:
+      held = at.character(character)
+      return held is not None and at.has_sessions(held, digest, of_owner)
+
+    return self._read(has_sessions)
+
   def versions(
     self,
     viewer: str,

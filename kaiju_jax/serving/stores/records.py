@@ -36,6 +36,14 @@ class Reads(Protocol):
   def pins(self, character: str, number: int) -> int:
     """Returns how many sessions are pinned to a version."""
 
+  def has_sessions(
+    self, character: characters.Character, digest: str, of_owner: bool
+  ) -> bool:
+    """Returns whether sessions keep a version with a digest.
+
+    Those of the character's owner, or of all others.
+    """
+
   def session(self, session: str) -> characters.Session | None:
     """Returns a session; None for none."""
 

@@ -21,6 +21,7 @@ All keys must lie on one server (or one with replicas, behind Sentinel), because
 a cluster cannot run a transaction over them.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import json
 from typing import Any
@@ -69,6 +70,29 @@ class Reads:
 
   def pins(self, character: str, number: int) -> int:
     return self._server.scard(self._watched(f'pins:{character}:{number}'))
+
+  def has_sessions(
+    self, character: characters.Character, digest: str, of_owner: bool
+  ) -> bool:
+    for number in range(character.last, 0, -1):
+      if not self.pins(character.id, number):
+        continue
+      version = self.version(character.id, number)
+      if version is not None and version.digest == digest:
+        owners = self._owners(f'pins:{character.id}:{number}')
+        if any((one == character.owner) == of_owner for one in owners):
+          return True
+    return False
+
+  def _owners(self, key: str) -> Iterator[str]:
+    """Yields the owners of the sessions in a set, of which there may be many."""
+    cursor = None
+    while cursor != 0:
+      cursor, ids = self._server.sscan(self._key(key), cursor or 0)
+      keys = [self._key(f'session:{one.decode()}') for one in ids]
+      for text in self._server.mget(keys) if keys else ():
+        if text is not None:
+          yield json.loads(text)['owner']
 
   def session(self, session: str) -> characters.Session | None:
     text = self._get(f'session:{session}')

@@ -169,6 +169,21 @@ class _Records:
       number,
     )[0]
 
+  def has_sessions(
+    self, character: characters.Character, digest: str, of_owner: bool
+  ) -> bool:
+    row = self._row(
+      'SELECT EXISTS(SELECT 1 FROM versions v JOIN sessions s'
+      ' ON s.character = v.character AND s.version = v.number'
+      ' WHERE v.character = ? AND v.digest = ?'
+      ' AND (s.owner = ?) = ?)',
+      character.id,
+      digest,
+      character.owner,
+      of_owner,
+    )
+    return bool(row[0])
+
   def session(self, session: str) -> characters.Session | None:
     row = self._row(f'SELECT {_SESSION} FROM sessions WHERE id = ?', session)
     return row and characters.Session(*row)

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from kaiju_jax.serving.routes import turns
+from kaiju_jax.serving.stores import sharing
 from tests.serving import running
 
 WORDS = ['The', 'lamp', 'oil', 'lies', 'under', 'the', 'stairs']
@@ -97,7 +97,7 @@ def test_guesses_find_nothing_of_a_public_characters_description(server):
 
 
 def test_each_private_text_has_a_salt_of_its_own(server):
-  """For one reader too, whose session keeps a version that went private.
+  """The owner's is not that of readers whose sessions keep the version.
 
   (The layers here have too small a window for a part of a page to be found.)
   """
@@ -107,10 +107,10 @@ def test_each_private_text_has_a_salt_of_its_own(server):
   put(server, 'ann', called, ['Another'], False, mine)
   others = [put(server, 'ben', called, WORDS[:count]) for count in (3, 6)]
   versions = [store.version(one, 1) for one in (mine, *others)]
-  salts = {turns.salt_of(store, 'ben', one) for one in versions}
-  assert len(salts) == len(versions)
-  assert all(salt.endswith(' ben') for salt in salts)
-  assert not salts & {turns.salt_of(store, 'ann', one) for one in versions}
+  trees = {sharing.find_tree(store, 'ben', one) for one in versions}
+  assert len({tree.salt for tree in trees}) == len(versions)
+  assert {tree.owner for tree in trees} == {'', 'ben'}
+  assert sharing.find_tree(store, 'ann', versions[0]).owner == 'ann'
 
 
 def test_a_text_of_ones_own_finds_nothing_of_anothers_character(server):

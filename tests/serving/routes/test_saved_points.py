@@ -2,15 +2,14 @@
 
 from concurrent import futures
 import contextlib
-import functools
 import logging
 
 import pytest
 
 from kaiju_jax.runs import server_folder
-from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
+from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from tests.decoding import fake_device
@@ -56,8 +55,7 @@ def start(tmp_path):
         saved_device.saving_of(worker.engine, root),
         saved_points.Folder(tmp_path / 'points', secret, 2**20),
         most=most,
-        is_private=kind == 'all',
-        is_kept=functools.partial(serving_engine.is_kept, store, tokens),
+        texts=saved_texts.SavedTexts(store, tokens, kind == 'all'),
         every=every,
       )
 
@@ -285,7 +283,7 @@ def test_a_session_that_another_server_removed_is_not_taken_back(
     store = server.context.store
     server.context.points.save()
     assert len(listed(tmp_path)) == 2
-    server.context.points._keeps = lambda owner, session: True
+    server.context.points.stop()
     store.remove_session('ann', session)
   assert len(listed(tmp_path)) == 2
   with start() as server:

@@ -9,10 +9,10 @@ import pytest
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import prefixes as prefixes_lib
-from kaiju_jax.serving.routes import turns
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import warming
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_store
 from tests.serving import running
 from tests.serving import world
@@ -58,7 +58,8 @@ def test_only_what_everybody_shares_is_listed(store, monkeypatch):
   publish(store, 'ann', 9, True, older.character)
   found = prefixes_lib.list_public(store, DIGEST)
   assert numbers(found) == [1, 2, 9]
-  assert not any(' ' in one.salt for one in found)
+  trees = [sharing.Tree.parse(one.salt) for one in found]
+  assert len(trees) == 3 and not any(tree.owner for tree in trees)
 
 
 def test_one_that_is_withdrawn_meanwhile_is_left_out(store, monkeypatch):
@@ -70,21 +71,17 @@ def test_one_that_is_withdrawn_meanwhile_is_left_out(store, monkeypatch):
   assert prefixes_lib.list_public(store, DIGEST) == []
 
 
-@pytest.mark.parametrize('broken', ['salt', 'listing'])
+@pytest.mark.parametrize('broken', ['tree', 'version'])
 def test_each_of_two_guards_keeps_private_texts_out(store, monkeypatch, broken):
-  """A salt with an owner in it, and the version that everybody sees."""
+  """Whether the tree is everybody's, and the version that everybody sees."""
   one = publish(store, 'ann', 1)
   listed = store.characters(characters.BUILT_IN)
-  if broken == 'salt':
-    monkeypatch.setattr(
-      turns, 'salt_of', lambda store, who, version: f'{version.digest} ann'
-    )
+  publish(store, 'ann', 2, False, one.character)
+  monkeypatch.setattr(store, 'characters', lambda *_: listed)
+  if broken == 'tree':
+    monkeypatch.setattr(sharing, 'is_public', lambda store, tree: True)
   else:
-    publish(store, 'ann', 2, False, one.character)
-    monkeypatch.setattr(store, 'characters', lambda *_: listed)
-    monkeypatch.setattr(
-      turns, 'salt_of', lambda store, who, version: version.digest
-    )
+    monkeypatch.setattr(store, 'live', lambda *_: one)
   assert prefixes_lib.list_public(store, DIGEST) == []
 
 
