@@ -78,6 +78,21 @@ class Model:
       one['created'],
     )
 
+  def find_character(self, character):
+    one = self.people.get(character)
+    if not one:
+      raise Missing
+    name = one['versions'][one['live']][0].name if one['live'] else ''
+    return (
+      character,
+      one['owner'],
+      name,
+      one['live'],
+      one['last'],
+      one['public'],
+      one['created'],
+    )
+
   def live(self, viewer, character):
     return self.version(character, self._seen(viewer, character)['live'])
 

@@ -2,12 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import feedback
+from kaiju_jax.serving.stores import sharing
 from tests.serving import store_model
 
 # Small, so that random operations reach them.
@@ -61,6 +63,7 @@ class Moves:
     self.model = store_model.Model(LIMITS)
     self.rng = random.Random(seed)
     self.digests = {}
+    self.former = {}
     self.done = {}
 
   def run(self, steps):
@@ -70,6 +73,8 @@ class Moves:
       getattr(self, f'move_{name}')()
       if step % 2:
         self.look()
+      if step % 10 == 9:
+        self.look_at_trees()
 
   def both(self, name, *values, **named):
     """Returns what the store returned, or raised, which is what is expected."""
@@ -116,6 +121,50 @@ class Moves:
     self.both('agreement', self.owner())
     self.both('agreements')
     self.both('versions', *self.person())
+    self.both('find_character', self.person()[1])
+
+  def look_at_trees(self):
+    """Compares who reads which tree with all requests that may come."""
+    store, digests = self.store, {}
+    read, public = set(), set()
+    for name, one in self.model.people.items():
+      digests[name] = {
+        number: rules.digest(np.array(version[1], np.int32), version[2])
+        for number, version in one['versions'].items()
+      }
+      live = digests[name].get(one['live'])
+      is_everybodys = live is not None and (one['public'] or not one['owner'])
+      if is_everybodys:
+        read.add(sharing.Tree(live, name))
+        public.add(sharing.Tree(live, name))
+      if live is not None and one['owner']:
+        # Of any version, because a rollback may make it live.
+        read |= {
+          sharing.Tree(x, name, one['owner']) for x in digests[name].values()
+        }
+    for talk in self.model.talks.values():
+      name, number = talk['character'], talk['version']
+      one, digest = self.model.people[name], digests[name][number]
+      tree = sharing.Tree(digest, name)
+      if talk['owner'] == one['owner'] and tree not in public:
+        tree = tree._replace(owner=talk['owner'])
+      if not one['owner']:
+        public.add(tree)
+      read.add(tree)
+      version = store.version(name, number)
+      assert sharing.find_tree(store, talk['owner'], version) == tree
+    for name, versions in digests.items():
+      # Those of versions that are gone, too.
+      former = self.former.setdefault(name, set())
+      former |= {*versions.values()}
+      for digest in former:
+        for owner in '', *OWNERS:
+          tree = sharing.Tree(digest, name, owner)
+          assert sharing.Tree.parse(tree.salt) == tree
+          assert sharing.is_read(store, tree) == (tree in read), tree
+          assert sharing.is_public(store, tree) == (tree in public), tree
+          self.done['read', tree in read] = 1
+          self.done['public', tree in public] = 1
 
   def pages(self, name, size, viewer, **order):
     found, after = [], ''

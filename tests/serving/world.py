@@ -134,4 +134,5 @@ def request(seed=0, prompt=5, count=12, **options) -> request_lib.Request:
 
 def nothing_is_left(engine) -> bool:
   """Returns whether all rows and pages are free, once points are dropped."""
-  return engine.is_idle and fake_device.is_empty(engine.decoder)
+  is_idle = engine.is_idle and not engine.recorder._open
+  return is_idle and fake_device.is_empty(engine.decoder)

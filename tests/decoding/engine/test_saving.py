@@ -7,6 +7,7 @@ page's bytes name the text that it holds.
 import numpy as np
 import pytest
 
+from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.requests import request as request_lib
@@ -202,6 +203,48 @@ def test_a_reply_that_outlives_its_conversation_leaves_the_prefix(engines):
     engine.advance()
   (point,) = engine.decoder.account.tree.points()
   assert point.length == SHARED
+
+
+@pytest.mark.parametrize('when', ['before its prefix has run', 'as it draws'])
+def test_what_runs_while_its_tree_is_dropped_leaves_nothing(engines, when):
+  """And whatever else runs, or comes later, leaves all of its points."""
+  engine = engines()
+
+  def submit(owner, salt):
+    options = dict(owner=owner, conversation='c', shared=SHARED)
+    return engine.submit(
+      request_lib.Request(text(0, 30), 6, cache_salt=salt, **options)
+    )
+
+  def count(salt):
+    points = engine.decoder.account.tree.points()
+    return sum(nodes.root(x).salt == salt.encode() for x in points)
+
+  running = [submit(*x) for x in (('ben', 'c' * 64), ('ann', SALT))]
+  engine.advance()
+  while when == 'as it draws' and not all(one.events for one in running):
+    engine.advance()
+  assert count('c' * 64) and (when != 'as it draws') == (not count(SALT))
+  forgetting.forget(engine, forgetting.Forget(salts=(SALT,)))
+  assert not count(SALT)
+  while running[0].reason is None or running[1].reason is None:
+    engine.advance()
+  assert not count(SALT)
+  later = submit('cid', SALT)
+  assert count('c' * 64) == 3
+  while later.reason is None:
+    engine.advance()
+  assert count(SALT) == 3
+  assert {x.salt for x in engine.decoder.account.tree.points()} == {
+    b'',
+    b'ben',
+    b'cid',
+  }
+
+
+def test_a_request_that_fails_leaves_nothing(engines):
+  one = run(engines(bad=1), text(0, 30), owner='ann', conversation='c')
+  assert one.reason == 'error'
 
 
 def test_a_conversation_waits_for_its_prefix_whatever_that_is_worth(engines):

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
@@ -17,6 +18,7 @@ from tests.decoding import saved_device
 from tests.serving import running
 from tests.serving import trivial
 from tests.serving import world
+from tests.serving.routes import test_moderated_cards
 
 SECRET = b's' * 32
 CARD = {'name': 'Nell', 'description': 'Nell paints boats, all of them blue.'}
@@ -35,6 +37,7 @@ def start(tmp_path):
     judge=None,
     every=3600.0,
     pages=2000,
+    **options,
   ):
     def engine(tokenizer):
       made = world.Engine(
@@ -59,7 +62,7 @@ def start(tmp_path):
         every=every,
       )
 
-    return running.server(tmp_path, engine=engine, points=points)
+    return running.server(tmp_path, engine=engine, points=points, **options)
 
   yield start
   assert not list(tmp_path.glob(f'**/.*{files.PARTIAL}'))
@@ -75,9 +78,12 @@ def open_session(server, owner, character=running.CHARACTER):
   return server.post('/v1/sessions', owner, character=character)['id']
 
 
-def make_card(server, owner, public=False):
-  body = {'fields': CARD, 'public': public}
-  return server.ask('POST', '/v1/characters', body, owner)['id']
+def make_card(server, owner, public=False, to=None, **changes):
+  body = {'fields': CARD | changes, 'public': public}
+  method, path = (
+    ('PUT', f'/v1/characters/{to}') if to else ('POST', '/v1/characters')
+  )
+  return server.ask(method, path, body, owner)['id']
 
 
 def say(server, owner, session, text='Good evening, is the lamp lit?'):
@@ -145,6 +151,107 @@ def test_without_the_flag_private_files_are_refused_and_removed(
   with start('public') as server:
     assert server.context.points.restored[:2] == (1, 1)
   assert len(listed(tmp_path)) == 1
+
+
+def hide(server, card, moderator):
+  make_card(server, 'ann', False, card)
+
+
+def publish_another_text(server, card, moderator):
+  make_card(server, 'ann', True, card, scenario='A storm.')
+
+
+def roll_back(server, card, moderator):
+  server.ask('POST', f'/v1/characters/{card}/rollback', {'version': 1}, 'ann')
+
+
+def remove(server, card, moderator):
+  server.ask('DELETE', f'/v1/characters/{card}', owner='ann')
+
+
+def block(server, card, moderator):
+  """A newer gate blocks it, which the next listing finds."""
+  moderator.version, moderator.also = 'second', 'blue'
+  server.get('/v1/characters', owner='ben')
+
+
+CHANGES_OF_A_CARD = hide, publish_another_text, roll_back, remove, block
+
+
+def list_saved(tmp_path):
+  """Returns (owner, conversation, text of the longest point) of each file."""
+  folder = saved_points.Folder(tmp_path / 'points', SECRET, 2**20)
+  found = []
+  for path in folder.list():
+    group = folder.read(path, 'root')
+    text = max((bytes(x.tokens.tolist()) for x in group.points), key=len)
+    name = group.name
+    found.append((saved_points.owner_of(name), name.conversation, text))
+  return found
+
+
+@pytest.mark.parametrize('kind', ['public', 'all'])
+@pytest.mark.parametrize('change', CHANGES_OF_A_CARD)
+def test_what_is_no_longer_everybodys_leaves_the_disk(
+  start, tmp_path, change, kind
+):
+  """With the answer, and for good; readers' conversations go on."""
+  moderator = test_moderated_cards.Moderator()
+  text = b'paints boats'
+  with start(kind, moderator=moderator) as server:
+    card = make_card(server, 'ann', True)
+    if change is roll_back:
+      make_card(server, 'ann', False, card, tags=['other'])
+      text = b'A storm'
+      make_card(server, 'ann', True, card, scenario='A storm.')
+    sessions = {x: open_session(server, x, card) for x in ('ann', 'ben')}
+    for owner, session in sessions.items():
+      say(server, owner, session)
+    server.context.points.save()
+    assert any(not who and text in x for who, _, x in list_saved(tmp_path))
+    files_before = (tmp_path / 'points').glob('*.points')
+    before = {x.name: x.read_bytes() for x in files_before}
+    _, cached = say(server, 'ben', sessions['ben'])
+
+    def only_readers_have_it():
+      """Or nobody, where conversations are not saved."""
+      left = [x for x in list_saved(tmp_path) if text in x[2]]
+      assert kind == 'all' or not left
+      return {who for who, _, _ in left}
+
+    change(server, card, moderator)
+    assert only_readers_have_it() <= {'', 'ann', 'ben'}
+    server.context.points.save()
+    # What the former owner's next turn needs is hers alone.
+    say(server, 'ann', sessions['ann'])
+    prompt, again = say(server, 'ben', sessions['ben'])
+    assert again > cached > 0
+    server.context.points.save()
+    kept = only_readers_have_it()
+  for name, data in before.items():
+    # As a kill between the store's change and the files' would leave it.
+    path = tmp_path / 'points' / name
+    if not path.exists():
+      path.write_bytes(data)
+  moderator = test_moderated_cards.Moderator()
+  with start(kind, moderator=moderator) as server:
+    if change is block:
+      block(server, card, moderator)
+    server.context.points.save()
+    assert only_readers_have_it() == kept
+    if kind == 'all':
+      assert say(server, 'ben', sessions['ben'])[1] > again
+    # With the last conversation that needs it, all of it is gone.
+    if change is not remove:
+      remove(server, card, moderator)
+    for owner, session in sessions.items():
+      server.ask('DELETE', f'/v1/sessions/{session}', owner=owner)
+    for _ in range(2):
+      assert not any(text in x for _, _, x in list_saved(tmp_path))
+      server.context.points.save()
+    tree = server.engine.decoder.account.tree
+    texts = [bytes(nodes.tokens(x).tolist()) for x in tree.points()]
+    assert not any(text in x for x in texts)
 
 
 def test_a_removed_session_is_gone_before_the_answer(start, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import sharing
 
 FIELDS = card_fields.Fields(
   name='Captain Nemo', greeting='Aye.', alternate_greetings=('', 'Ahoy.')
@@ -233,6 +234,27 @@ def test_a_removed_character_goes_with_its_last_session(make_store):
     store.version(character, 2)
   with pytest.raises(characters.Missing):
     publish(store, character=character)
+
+
+@pytest.mark.parametrize('owners', [(), ('ann',), ('bob',), ('ann', 'bob')])
+def test_a_removed_character_is_read_by_those_who_talk_to_it(
+  make_store, owners
+):
+  store = make_store()
+  version = publish(store, is_public=True)
+  sessions = [store.open_session(x, version.character) for x in owners]
+  store.remove('ann', version.character)
+  shared = sharing.Tree(version.digest, version.character)
+  read = {
+    x
+    for x in ('', 'ann', 'bob')
+    if sharing.is_read(store, shared._replace(owner=x))
+  }
+  assert read == {{'bob': '', 'ann': 'ann'}[x] for x in owners}
+  for one in sessions:
+    assert sharing.find_tree(store, one.owner, version).owner in read
+    store.remove_session(one.owner, one.id)
+  assert not sharing.is_read(store, shared)
 
 
 def test_greetings_are_roots_and_the_chosen_one_is_the_head(make_store):

@@ -23,6 +23,7 @@ OUTCOMES = [
   *((name, characters.Missing) for name in ('messages', 'append', 'live')),
   *((name, characters.Missing) for name in ('rate', 'ratings')),
   ('rate', ValueError),
+  *((name, is_so) for name in ('read', 'public') for is_so in (False, True)),
 ]
 
 
