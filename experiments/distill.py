@@ -62,15 +62,11 @@ def _make_tokenizer(path: pathlib.Path) -> None:
   if path.exists():
     return
   from kaiju_jax.data import bpe
-  from kaiju_jax.data import documents
+  from kaiju_jax.data import holdout
 
   data = distill.get_config('teacher').data
-  texts = (
-    segment
-    for document in documents.read(data.path)
-    if not documents.is_held_out(document.name, data.held_out)
-    for segment in document.segments
-  )
+  training, _ = holdout.read(data.path, data.held_out)
+  texts = (segment for one in training for segment in one.segments)
   bpe.train(path, texts, distill.VOCABULARY)
 
 

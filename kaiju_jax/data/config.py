@@ -64,7 +64,8 @@ class DataConfig:
     batch: B, rows per microbatch.
     microbatches: A, microbatches whose gradients make one step; with
       `optimizer.batch` the most that a step takes.
-    held_out: fraction of the documents that is kept for evaluation.
+    held_out: fraction of the documents that is kept for evaluation; of few
+      documents, the last part of each (`data/holdout.py`).
     evaluated_rows: rows of held-out text that one evaluation reads.
     curriculum: the curriculum of task 'needle' or 'recall', a name in
       `tasks/needle/curriculum.py` or `tasks/recall/rows.py`; '' for the one

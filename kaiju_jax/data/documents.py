@@ -10,7 +10,8 @@ where `parent` is an index into the list, or -1 for a segment that starts the
 document. So a conversation whose turns have alternatives holds each turn once.
 
 Whether a document is held out for evaluation depends only on its name, so that
-files that are added later do not move the others.
+files that are added later do not move the others. (`holdout.py` says what is
+done with few documents.)
 """
 
 from collections.abc import Iterator
@@ -154,9 +155,14 @@ def text_of(document: Document) -> str:
 
 def is_held_out(name: str, fraction: float) -> bool:
   """Returns whether the document of that name is kept for evaluation."""
+  return hash_name(name) < fraction * 2**64
+
+
+def hash_name(name: str) -> int:
+  """Returns a number in 0…2⁶⁴ − 1, by which documents are held out."""
   name_bytes = name.encode(errors='surrogateescape')
   digest = hashlib.blake2b(name_bytes, digest_size=8).digest()
-  return int.from_bytes(digest, 'big') < fraction * 2**64
+  return int.from_bytes(digest, 'big')
 
 
 def encode(

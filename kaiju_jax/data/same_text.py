@@ -21,9 +21,9 @@ _MOST_FILES = 1000
 _NAMED = 5
 # {key of a corpus in a description: its name in errors}.
 _PARTS = {'training': 'Training', 'held_out': 'Held out'}
-# The suffix of a document that is part of a file: its line or its chunk
-# (`documents.read`).
-_PART = re.compile(r'#\d+$')
+# The suffix of a document that is part of a file: its line, its chunk, or the
+# beginning or end of one of these (`holdout.read`).
+_PART = re.compile(r'(#\d+)+$')
 
 
 def describe(

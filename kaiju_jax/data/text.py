@@ -20,6 +20,7 @@ import numpy as np
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import holdout
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
@@ -131,23 +132,12 @@ def load(
 
   Raises:
     OSError: a path that is missing, or a file that cannot be read.
-    ValueError: files that are not text, or too few documents to hold out some
-      and train on others.
+    ValueError: files that are not text, or a single document that cannot be
+      cut into training and held-out text.
   """
-  held_out, training = [], []
-  for document in documents_lib.read(config.path, config.held_out > 0):
-    kept = documents_lib.is_held_out(document.name, config.held_out)
-    (held_out if kept else training).append(document)
-  total = len(held_out) + len(training)
-  if not total:
+  training, held_out = holdout.read(config.path, config.held_out)
+  if not training:
     raise ValueError(f'data.path={config.path!r}: the files hold no text.')
-  if not training or (config.held_out and not held_out):
-    raise ValueError(
-      f'data.held_out={config.held_out}: leaves'
-      f' {"no training" if held_out else "no held-out"} documents of the'
-      f' {total} in data.path={config.path!r}; give more text, a'
-      f' {"smaller" if held_out else "larger"} fraction, or 0 to hold out none.'
-    )
   return (
     corpus(training, tokenizer),
     corpus(held_out, tokenizer, measured=True) if held_out else None,

@@ -242,7 +242,7 @@ def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
   Raises:
     OSError, ValueError: see `documents.read`; or the text is empty.
   """
-  from kaiju_jax.data import documents as documents_lib
+  from kaiju_jax.data import holdout
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.distillation import teach
@@ -250,16 +250,11 @@ def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
   data = data_config.DataConfig()
   if teacher.experiment is not None:
     data = teacher.experiment.data
-  documents = list(documents_lib.read(path, data.held_out > 0))
-  kept = [
-    one
-    for one in documents
-    if not documents_lib.is_held_out(one.name, data.held_out)
-  ]
+  documents, _ = holdout.read(path, data.held_out, 'text')
   if not documents:
     raise ValueError(f'text={path!r}: the files hold no text.')
   read = tokenizer_lib.load(teacher.tokenizer, teacher.config.vocab_size)
-  corpus = text.corpus(kept or documents, read)
+  corpus = text.corpus(documents, read)
   length = min(data.length, teacher.config.max_length)
   for one in teach.read_batches(corpus, length, data.batch, 0.25):
     yield one.batch

@@ -166,11 +166,13 @@ def _split(data: data_config.DataConfig, encode: Callable[..., Any]) -> Any:
   The first of each result is a corpus, None for none.
   """
   from kaiju_jax.data import conversations
-  from kaiju_jax.data import documents
+  from kaiju_jax.data import holdout
 
-  parts = [], []
-  for one in conversations.read(data.path):
-    parts[documents.is_held_out(one.name, data.held_out)].append(one)
+  parts = holdout.split(
+    list(conversations.read(data.path)),
+    data.held_out,
+    f'conversations in data.path={data.path!r}',
+  )
   training, unseen = map(encode, parts)
   if training[0] is None or (data.held_out and unseen[0] is None):
     raise ValueError(

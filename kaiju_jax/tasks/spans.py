@@ -42,15 +42,17 @@ def read(experiment: experiment_lib.Experiment) -> conversations_lib.Read:
     OSError, ValueError: files that cannot be read, a line that is no labelled
       text, or a dimension without a span.
   """
-  from kaiju_jax.data import documents
+  from kaiju_jax.data import holdout
   from kaiju_jax.data import spans
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
 
   data, names = experiment.data, tuple(experiment.objective.token_head.names)
-  parts = [], []
-  for one in spans.read(data.path, names):
-    parts[documents.is_held_out(one.name, data.held_out)].append(one)
+  parts = holdout.split(
+    list(spans.read(data.path, names)),
+    data.held_out,
+    f'texts in data.path={data.path!r}',
+  )
   _check_parts(data, names, parts)
   has_chats = any(one.messages[0].role for part in parts for one in part)
   format = conversations_lib.format_of(experiment) if has_chats else None
@@ -82,13 +84,9 @@ def _check_parts(data: data_config.DataConfig, names, parts) -> None:
 
   known = spans.list_dimensions(parts[0])
   missing = [name for name in names if name not in known]
-  if missing or (data.held_out and not parts[1]):
+  if missing:
     raise ValueError(
       f'data.held_out={data.held_out}: {len(parts[0])} texts in'
       f' data.path={data.path!r} are for training and {len(parts[1])} held out;'
-      + (
-        f' no span of {missing[0]!r} is for training.'
-        if missing
-        else ' give more texts, or 0 to hold out none.'
-      )
+      f' no span of {missing[0]!r} is for training.'
     )

@@ -154,28 +154,27 @@ def first(experiment: experiment_lib.Experiment, count: int) -> Any:
   """Returns int32 [B, L]: the first `count` long documents, cut to a row.
 
   They are held-out ones if the run has any, and come from all sources in turn.
+  If there are fewer, the last rows hold documents one after another, which are
+  repeated as often as needed.
 
   Raises:
-    OSError, ValueError: the text is missing, or has too few long documents.
+    OSError, ValueError: the text is missing.
   """
   import numpy as np
 
   length = experiment.data.length
-  of_sources = []
+  of_sources, tokens = [], []
   for one in read(experiment):
     corpus = one.training if one.unseen is None else one.unseen
     long = corpus.begins[:-1][np.diff(corpus.begins) >= length]
     of_sources.append(
       [corpus.tokens[begin : begin + length] for begin in long[:count]]
     )
+    tokens.append(corpus.tokens)
   in_turn = itertools.chain(*itertools.zip_longest(*of_sources))
   texts = [one for one in in_turn if one is not None][:count]
-  if len(texts) < count:
-    raise ValueError(
-      f'rows={count}: only {len(texts)} documents have data.length={length}'
-      ' tokens or more.'
-    )
-  return np.stack(texts).astype(np.int32)
+  rest = np.resize(np.concatenate(tokens), (count - len(texts), length))
+  return np.stack([*texts, *rest]).astype(np.int32)
 
 
 def _sources(

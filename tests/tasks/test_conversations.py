@@ -151,7 +151,6 @@ REFUSED = {
   'end': ('end_weight', -1.0, ValueError, r'end_weight=-1\.0: must be'),
   'template': ('chat_template', 'x', ValueError, "chat_template='x': must be"),
   'all too long': ('length', 8, ValueError, r'within data\.length=8'),
-  'none held out': ('held_out', 1e-9, ValueError, '0 held out; among the held'),
 }
 
 

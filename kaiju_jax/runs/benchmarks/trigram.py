@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse
 import tokenizers
 
-from kaiju_jax.data import documents
+from kaiju_jax.data import holdout
 
 
 class Trigram:
@@ -86,10 +86,10 @@ def of_library(
   Raises:
     ValueError: too little text held out.
   """
-  training, unseen = [], []
-  for document in documents.read(path, True):
-    is_held = documents.is_held_out(document.name, held_out)
-    (unseen if is_held else training).extend(document.segments)
+  training, unseen = (
+    [segment for one in part for segment in one.segments]
+    for part in holdout.read(path, held_out)
+  )
   tokenizer = tokenizers.ByteLevelBPETokenizer()
   tokenizer.train_from_iterator(training, vocab_size, show_progress=False)
   teacher = Trigram(_encoded(tokenizer, training), vocab_size)
