@@ -62,12 +62,23 @@ def write_json_lines(path: pathlib.Path, records: Iterable[Any]) -> None:
   write_text(path, ''.join(f'{json.dumps(record)}\n' for record in records))
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file by `text`, in one atomic step."""
+def open_private(path: str, flags: int) -> int:
+  """Opens a file, as `open`'s opener; other users cannot read a new one."""
+  return os.open(path, flags, 0o600)
+
+
+def write_text(
+  path: pathlib.Path, text: str, is_private: bool = False
+) -> None:
+  """Replaces a file by `text`, in one atomic step.
+
+  With `is_private` other users can never read it.
+  """
+  opener = open_private if is_private else None
   with (
     writing(str(path)),
     replacing(path) as partial,
-    open(partial, 'x', encoding='utf-8') as file,
+    open(partial, 'x', encoding='utf-8', opener=opener) as file,
   ):
     file.write(text)
     file.flush()

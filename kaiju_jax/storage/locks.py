@@ -8,7 +8,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import fcntl
-import functools
 import os
 import threading
 from typing import TextIO
@@ -100,11 +99,10 @@ def _locked(
 def _opened(
   path: str | os.PathLike, what: str, is_private: bool
 ) -> TextIO:
-  opener = functools.partial(os.open, mode=0o600 if is_private else 0o666)
+  opener = files.open_private if is_private else None
   try:
-    file = open(path, 'a+', encoding='utf-8', opener=opener)
-    if is_private:
-      os.fchmod(file.fileno(), 0o600)  # One that was there, too.
-    return file
+    if is_private and os.path.exists(path):
+      os.chmod(path, 0o600)
+    return open(path, 'a+', encoding='utf-8', opener=opener)
   except OSError as error:
     raise OSError(f'{what}: cannot be written to: {error.strerror}.') from error

@@ -41,6 +41,9 @@ from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 
 LOCAL, FILE = 'local', 'tokens.json'
+# Names that no token's owner may have, in small letters: this machine's user,
+# and what reads as if it were the server's own.
+RESERVED = frozenset({LOCAL, 'operator', 'shared', 'public'})
 _LOG = logging.getLogger(__name__)
 ADULT, MINOR, UNKNOWN = AGES = 'adult', 'minor', 'unknown'
 _OWNER = re.compile(r'[A-Za-z0-9._@+-]{1,64}')
@@ -124,6 +127,11 @@ class Token:
     return self.digest[:_ID]
 
   @property
+  def is_reserved(self) -> bool:
+    """Whether the owner's name is the server's, so that no token is valid."""
+    return self.owner.lower() in RESERVED
+
+  @property
   def caller(self) -> Caller:
     rate = None
     if self.requests is not None:
@@ -173,6 +181,9 @@ class Tokens:
     found = self._tokens.get(digest)
     if found is None or not hmac.compare_digest(found.digest, digest):
       return None
+    if found.is_reserved:
+      _LOG.error('Token %s: %s', found.id, _reserved(found.owner))
+      return None
     return found
 
   def add(
@@ -204,6 +215,8 @@ class Tokens:
       int(time.time()),
       feedback,
     )
+    if made.is_reserved:
+      raise ValueError(_reserved(owner))
     with self._locked():
       self._refresh()
       self._write([*self._tokens.values(), made])
@@ -260,15 +273,8 @@ class Tokens:
     self._seen = seen
 
   def _write(self, tokens: list[Token]) -> None:
-    """Replaces the file, without a moment in which other users can read it."""
     text = json.dumps({'tokens': [_dump(x) for x in tokens]}, indent=2)
-    temporary = self._path.with_name(f'.{self._path.name}.tmp')
-    with files.writing(str(self._path)):
-      temporary.unlink(missing_ok=True)
-      with _private(temporary) as file:
-        os.write(file, f'{text}\n'.encode())
-        os.fsync(file)
-      os.replace(temporary, self._path)
+    files.write_text(self._path, f'{text}\n', is_private=True)
     self._refresh()
 
   @contextlib.contextmanager
@@ -277,7 +283,8 @@ class Tokens:
     if not self._path.parent.exists():
       files.make_folder(self._path.parent)
       self._path.parent.chmod(0o700)  # A server's folder, before it starts.
-    with _private(self._path.with_name(f'.{self._path.name}.lock')) as file:
+    path = self._path.with_name(f'.{self._path.name}.lock')
+    with open(path, 'a', opener=files.open_private) as file:
       fcntl.flock(file, fcntl.LOCK_EX)
       yield
 
@@ -415,6 +422,11 @@ def _dump(token: Token) -> dict[str, Any]:
   return data
 
 
+def _reserved(owner: str) -> str:
+  names = ', '.join(sorted(RESERVED))
+  return f'owner={owner!r}: the server reserves {names}; use another name.'
+
+
 def _tier_of(age: str) -> str:
   return ADULT if age == ADULT else MINOR
 
@@ -428,14 +440,3 @@ def _bearer(request: requests.HTTPConnection) -> str | None:
   given = request.headers.getlist('authorization')
   matched = _BEARER.fullmatch(given[0].strip()) if len(given) == 1 else None
   return matched[1] if matched else None
-
-
-@contextlib.contextmanager
-def _private(path: pathlib.Path) -> Iterator[int]:
-  """Yields a file that other users cannot read, even while it is created."""
-  file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-  try:
-    os.fchmod(file, 0o600)
-    yield file
-  finally:
-    os.close(file)

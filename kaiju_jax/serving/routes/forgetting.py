@@ -11,7 +11,6 @@ hidden, removed, edited or rolled back, or the gate blocks it) leaves the disk
 at once, unless conversations that are saved need it.
 """
 
-import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable

@@ -85,7 +85,7 @@ class Reads:
     return False
 
   def _owners(self, key: str) -> Iterator[str]:
-    """Yields the owners of the sessions in a set, of which there may be many."""
+    """Yields the owners of the sessions in a set, which may be a large one."""
     cursor = None
     while cursor != 0:
       cursor, ids = self._server.sscan(self._key(key), cursor or 0)

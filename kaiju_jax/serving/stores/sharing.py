@@ -18,7 +18,8 @@ versions apart, and an edit that leaves the prefix as it is keeps its tree. All
 of this is our guess.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
+from typing import Self
 
 from kaiju_jax.serving.stores import characters
 

@@ -197,6 +197,38 @@ def test_what_is_wrong_is_not_added(tokens):
     auth.Access(tokens, age='17')
 
 
+@pytest.mark.parametrize(
+  'name',
+  [
+    *(x for name in auth.RESERVED for x in (name, name.upper(), name.title())),
+    *('', ' ', ' local', 'local ', 'local\n', 'local\0', 'lo\u200bcal'),
+    *('\uff4c\uff4f\uff43\uff41\uff4c', '\u217cocal', 'loca\u0301l', 'lo cal'),
+  ],
+)
+def test_nobody_is_called_as_the_server_calls_its_own(tokens, name, caplog):
+  """Nor does a token count that an older server gave such a name."""
+  with pytest.raises(ValueError, match=f'owner={re.escape(repr(name))}'):
+    tokens.add(name)
+  assert tokens.list_all() == ()
+  if not name.isalpha() or not name.isascii():
+    return
+  token = tokens.add('ann')
+  path = tokens._path
+  path.write_text(path.read_text().replace('"ann"', json.dumps(name)))
+  access = auth.Access(tokens, is_open=False)
+  assert refused(access, bearing(token)).status == 401
+  (held,) = tokens.list_all()
+  assert held.id in caplog.text and 'reserves' in caplog.text
+  assert token not in caplog.text
+  assert tokens.revoke(name) == (held,)
+
+
+def test_reserved_names_are_those_that_the_server_gives():
+  key = f'kaiju-local-{"a" * 43}'
+  for access in auth.Access(None, key=key), auth.Access(None, is_open=True):
+    assert access.caller(bearing(key)).owner in auth.RESERVED
+
+
 def test_a_token_says_whether_its_owner_agrees_to_an_export(tokens, tmp_path):
   access = auth.Access(tokens)
   yes, no = tokens.add('ann', 'adult', feedback=True), tokens.add('ben')

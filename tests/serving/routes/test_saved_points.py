@@ -224,7 +224,7 @@ def test_what_is_no_longer_everybodys_leaves_the_disk(
     server.context.points.save()
     # What the former owner's next turn needs is hers alone.
     say(server, 'ann', sessions['ann'])
-    prompt, again = say(server, 'ben', sessions['ben'])
+    _, again = say(server, 'ben', sessions['ben'])
     assert again > cached > 0
     server.context.points.save()
     kept = only_readers_have_it()
