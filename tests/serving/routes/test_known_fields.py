@@ -1,0 +1,280 @@
+"""Every field that openai-python knows, and every JSON type in every field."""
+
+import copy
+import itertools
+import json
+import typing
+import urllib.error
+
+from openai import types as openai_types
+from openai.types import chat as openai_chat
+from openai.types.chat import completion_create_params as chat_params
+import pytest
+
+from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import known
+from tests.serving import running
+
+CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
+USER = {'role': 'user', 'content': 'Hello'}
+BODIES = {
+  CHAT: {'model': running.MODEL, 'messages': [USER], 'max_tokens': 3},
+  TEXT: {'model': running.MODEL, 'prompt': 'Hello', 'max_tokens': 3},
+}
+EMPTY = None, [], {}, ''
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+  with running.server(tmp_path_factory.mktemp('server')) as server:
+    yield server
+
+
+def asked(server, path, body, method='POST'):
+  """Returns an answer's status and its JSON."""
+  try:
+    data = json.dumps(body).encode()
+    return 200, server.ask(method, path, data, 'ann')
+  except urllib.error.HTTPError as error:
+    return error.code, json.loads(error.read())
+
+
+def names(kind) -> set[str]:
+  """Returns the fields of a TypedDict, or of each of a union."""
+  several = typing.get_args(kind) or (kind,)
+  return set().union(*(typing.get_type_hints(one) for one in several))
+
+
+# What openai-python sends: its fields by the class that takes them here.
+SENT = {
+  fields.Chat: names(chat_params.CompletionCreateParamsStreaming),
+  fields.Completion: names(
+    openai_types.completion_create_params.CompletionCreateParamsStreaming
+  ),
+  fields.StreamOptions: names(openai_chat.ChatCompletionStreamOptionsParam),
+  # A message that the server sent comes back as the client dumps it.
+  fields.ChatMessage: names(openai_chat.ChatCompletionMessageParam)
+  | {*openai_chat.ChatCompletionMessage.model_fields}
+  | {*openai_chat.ParsedChatCompletionMessage.model_fields},
+}
+
+
+@pytest.mark.parametrize('kind', SENT, ids=lambda kind: kind.__name__)
+def test_each_field_of_the_openai_client_is_known(kind):
+  found = SENT[kind] - {*kind.model_fields} - {*kind.UNSUPPORTED}
+  assert not found, f'openai-python has new fields: {found}'
+  # Nothing is both used and refused.
+  assert not {*kind.model_fields} & {*kind.UNSUPPORTED}
+
+
+def test_each_field_of_a_text_part_of_the_openai_client_is_known():
+  parts = openai_chat.ChatCompletionContentPartTextParam, (
+    openai_chat.ChatCompletionContentPartRefusalParam
+  )
+  found = set().union(*map(names, parts))
+  assert found - {'type', 'text', 'refusal'} <= known.PART_LABELS
+
+
+def placed(field, value):
+  """Yields bodies with a value in a field, wherever it may stand.
+
+  `...` leaves the field out.
+  """
+  given = {} if value is ... else {field: value}
+  for kind, path in (fields.Chat, CHAT), (fields.Completion, TEXT):
+    if field in SENT[kind]:
+      kept = {x: y for x, y in BODIES[path].items() if x != field}
+      yield path, kept | given
+  if field in SENT[fields.ChatMessage]:
+    said = [USER, {'role': 'assistant', 'content': 'Hi'} | given, USER]
+    yield CHAT, BODIES[CHAT] | {'messages': said}
+  if field in SENT[fields.StreamOptions]:
+    yield CHAT, BODIES[CHAT] | {'stream_options': given}
+
+
+FIELDS = sorted(set().union(*SENT.values()))
+NEEDED = 'messages', 'model', 'prompt', 'role', 'content'
+TYPED = {  # Used or labels: an empty value of another type is a wrong one.
+  name
+  for kind in SENT
+  for name, one in kind.model_fields.items()
+  if name in SENT[kind]
+}
+
+
+@pytest.mark.parametrize('field', [x for x in FIELDS if x not in NEEDED])
+def test_null_and_empty_values_of_known_fields_change_nothing(server, field):
+  several = [None]
+  if field not in TYPED:
+    several = [
+      *EMPTY,
+      *([x] for x in EMPTY),
+      *({'a': {'b': x}} for x in EMPTY),
+    ]
+  plain = [*placed(field, ...)]
+  seed = {} if field == 'seed' else {'seed': 7}
+  wanted = [asked(server, path, body | seed)[1] for path, body in plain]
+  for value in several:
+    for (path, body), one in zip(placed(field, value), wanted, strict=True):
+      status, answer = asked(server, path, body | seed)
+      assert status == 200, (body, answer)
+      assert not seed or answer['choices'] == one['choices'], body
+
+
+def test_a_value_that_would_change_the_answer_is_refused_by_name(server):
+  for field, value in {
+    'frequency_penalty': 0.5,
+    'presence_penalty': False,
+    'logit_bias': {'5': -100},
+    'response_format': {'type': 'json_schema', 'json_schema': None},
+    'tools': [{'type': 'function', 'function': {'name': 'f'}}],
+    'tool_choice': 'required',
+    'functions': [{'name': 'f'}],
+    'verbosity': 'low',
+    'web_search_options': {'search_context_size': 'low'},
+    'skip_special_tokens': False,
+    'min_tokens': 1,
+    'colour': 'red',
+    'Temperature': '',
+  }.items():
+    for path, body in BODIES.items():
+      status, answer = asked(server, path, body | {field: value})
+      assert (status, answer['error']['param']) == (400, field), answer
+      assert answer['error']['message'].startswith(f'{field}: is not supp')
+  said = USER | {'tool_calls': [{'id': '1'}]}
+  status, answer = asked(server, CHAT, BODIES[CHAT] | {'messages': [said]})
+  assert (status, answer['error']['param']) == (400, 'messages')
+  assert 'messages.0.tool_calls: is not supported' in answer['error']['message']
+
+
+def test_what_asks_for_what_is_done_anyway_is_accepted(server):
+  for field, idle in known.REQUEST.items():
+    for value in idle:
+      for path, body in BODIES.items():
+        assert asked(server, path, body | {field: value})[0] == 200, field
+
+
+# Every JSON type in every field.
+
+WRONG = (
+  *(None, True, False, 0, 5, -1, 1.5, 2**63 - 1, -(2**63)),
+  *('', 'x', '\x00', 'é' * 300, [], [None], ['x'], [[]], [1, 'x'], [{}]),
+  *({}, {'a': None}, {'role': 5}, [[1], ['x']], [True], [2**40]),
+)
+ROUTES = [
+  (
+    'POST',
+    CHAT,
+    BODIES[CHAT]
+    | {
+      'messages': [
+        {'role': 'system', 'content': [{'type': 'text', 'text': 'Be brief.'}]},
+        USER | {'name': 'Bo'},
+        {'role': 'assistant', 'content': 'Hm', 'refusal': 'r', 'reasoning': 'w'}
+        | {'reasoning_content': 'w', 'annotations': [], 'prefix': True},
+      ],
+      'max_completion_tokens': 3,
+      'continue_final_message': True,
+      'add_generation_prompt': False,
+      'echo': True,
+      'chat_template_kwargs': {'enable_thinking': False},
+      'character': running.CHARACTER,
+      'logprobs': True,
+    },
+  ),
+  ('POST', TEXT, BODIES[TEXT] | {'echo': True, 'logprobs': 0, 'best_of': 1}),
+  ('POST', '/tokenize', {'prompt': 'a', 'add_special_tokens': True}),
+  ('POST', '/detokenize', {'tokens': [97], 'model': running.MODEL}),
+  (
+    'POST',
+    '/v1/characters',
+    {'fields': {'name': 'Bo', 'tags': ['a']}, 'public': False},
+  ),
+  (
+    'PUT',
+    '/v1/characters/{character}',
+    {'fields': {'name': 'Bo', 'lore': [{'keys': ['a'], 'content': 'b'}]}},
+  ),
+  ('POST', '/v1/characters/{character}/rollback', {'version': 1}),
+  (
+    'POST',
+    '/v1/sessions',
+    {'character': running.CHARACTER, 'greeting': 0, 'title': 'x'},
+  ),
+  (
+    'POST',
+    '/v1/sessions/{session}/messages',
+    {'parent': 0, 'role': 'assistant', 'text': 'x'},
+  ),
+  ('PUT', '/v1/sessions/{session}/head', {'message': 0}),
+  ('POST', '/v1/sessions/{session}/messages/0/rating', {'rating': 'good'}),
+  ('PUT', '/v1/feedback', {'agrees': True}),
+]
+SHARED = {
+  **{'n': 1, 'stop': ['zz'], 'seed': 1, 'temperature': 0.5, 'top_p': 0.9},
+  **{'top_k': 3, 'min_p': 0.1, 'repetition_penalty': 1.1, 'ignore_eos': False},
+  'stream': True,
+  'stream_options': {
+    'include_usage': True,
+    'continuous_usage_stats': True,
+    'include_obfuscation': True,
+  },
+  **{'user': 'u', 'metadata': {'a': 'b'}, 'store': False, 'prediction': {}},
+  **{'service_tier': 'auto', 'safety_identifier': 's', 'guided': False},
+  **{'prompt_cache_key': 'k', 'prompt_cache_retention': '24h'},
+  **{'prompt_cache_options': {'mode': 'x'}, 'parallel_tool_calls': True},
+}
+
+
+def leaves(value, path=()):
+  """Yields the place of a value and of each one within it."""
+  yield path
+  several = ()
+  if isinstance(value, dict):
+    several = value.items()
+  elif isinstance(value, list):
+    several = enumerate(value)
+  for name, one in several:
+    yield from leaves(one, (*path, name))
+
+
+def replaced(body, path, value):
+  """Returns a copy of a body with another value in a place."""
+  made = copy.deepcopy(body)
+  inner = made
+  for name in path[:-1]:
+    inner = inner[name]
+  inner[path[-1]] = value
+  return made
+
+
+@pytest.mark.parametrize(
+  'method, path, body', ROUTES, ids=[f'{m} {p}' for m, p, _ in ROUTES]
+)
+def test_no_value_of_any_field_breaks_a_route(server, method, path, body):
+  if path in BODIES:
+    kind = fields.Chat if path == CHAT else fields.Completion
+    body = body | {x: y for x, y in SHARED.items() if x in kind.model_fields}
+    # A field that the body lacks would not be tried.
+    missing = {*kind.model_fields} - {*body}
+    assert missing <= {'top_logprobs', 'session', 'swipe'}, missing
+  made = server.post('/v1/characters', 'ann', fields={'name': 'Bo'})
+  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+  place = path.format(character=made['id'], session=session['id'])
+  status, answer = asked(server, place, body, method)
+  # Only a reply of the model has a rating.
+  assert status == (400 if 'rating' in path else 200), answer
+  for where, value in itertools.product(leaves(body), WRONG):
+    if not where:
+      continue
+    given = replaced(body, where, value)
+    status, answer = asked(server, place, given, method)
+    assert status < 500, (given, answer)
+    if status < 400:
+      continue
+    assert status in (400, 404, 409), (given, answer)
+    error = answer['error']
+    assert error['message'] and error['type'] == 'invalid_request_error'
+    if status == 400:
+      # What is wrong may be two fields together.
+      assert error['param'] is None or error['param'] in {*body, 'card'}, answer
