@@ -67,9 +67,7 @@ def open_private(path: str, flags: int) -> int:
   return os.open(path, flags, 0o600)
 
 
-def write_text(
-  path: pathlib.Path, text: str, is_private: bool = False
-) -> None:
+def write_text(path: pathlib.Path, text: str, is_private: bool = False) -> None:
   """Replaces a file by `text`, in one atomic step.
 
   With `is_private` other users can never read it.

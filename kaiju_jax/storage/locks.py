@@ -96,9 +96,7 @@ def _locked(
     yield
 
 
-def _opened(
-  path: str | os.PathLike, what: str, is_private: bool
-) -> TextIO:
+def _opened(path: str | os.PathLike, what: str, is_private: bool) -> TextIO:
   opener = files.open_private if is_private else None
   try:
     if is_private and os.path.exists(path):

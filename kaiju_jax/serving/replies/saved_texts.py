@@ -81,9 +81,7 @@ class SavedTexts:
 
   def _is_private_kept(self, tree: sharing.Tree) -> bool:
     # Nothing of a removed character is saved, though its sessions go on.
-    return self._is_known(tree.owner) and sharing.can_begin(
-      self._store, tree
-    )
+    return self._is_known(tree.owner) and sharing.can_begin(self._store, tree)
 
   def _is_known(self, owner: str) -> bool:
     known = {token.owner for token in self._tokens.list_all()}

@@ -45,9 +45,7 @@ async def plan_session(
   tree = await context.run_store(read)
 
   async def forget() -> None:
-    await _forget(
-      context, forgetting.Forget(conversations=((owner, session),))
-    )
+    await _forget(context, forgetting.Forget(conversations=((owner, session),)))
     await _drop_unread(context, {tree, tree.shared})
 
   return forget

@@ -123,9 +123,7 @@ def can_begin(store: characters.Store, tree: Tree) -> bool:
   return is_everybodys and _is_live(store, held, tree)
 
 
-def _find(
-  store: characters.Store, tree: Tree
-) -> characters.Character | None:
+def _find(store: characters.Store, tree: Tree) -> characters.Character | None:
   """Returns a tree's character; None where it never was, or is another's."""
   try:
     held = store.find_character(tree.character)

@@ -68,8 +68,9 @@ def test_each_field_of_the_openai_client_is_known(kind):
 
 
 def test_each_field_of_a_text_part_of_the_openai_client_is_known():
-  parts = openai_chat.ChatCompletionContentPartTextParam, (
-    openai_chat.ChatCompletionContentPartRefusalParam
+  parts = (
+    openai_chat.ChatCompletionContentPartTextParam,
+    (openai_chat.ChatCompletionContentPartRefusalParam),
   )
   found = set().union(*map(names, parts))
   assert found - {'type', 'text', 'refusal'} <= known.PART_LABELS
@@ -211,18 +212,32 @@ ROUTES = [
   ('PUT', '/v1/feedback', {'agrees': True}),
 ]
 SHARED = {
-  **{'n': 1, 'stop': ['zz'], 'seed': 1, 'temperature': 0.5, 'top_p': 0.9},
-  **{'top_k': 3, 'min_p': 0.1, 'repetition_penalty': 1.1, 'ignore_eos': False},
+  'n': 1,
+  'stop': ['zz'],
+  'seed': 1,
+  'temperature': 0.5,
+  'top_p': 0.9,
+  'top_k': 3,
+  'min_p': 0.1,
+  'repetition_penalty': 1.1,
+  'ignore_eos': False,
   'stream': True,
   'stream_options': {
     'include_usage': True,
     'continuous_usage_stats': True,
     'include_obfuscation': True,
   },
-  **{'user': 'u', 'metadata': {'a': 'b'}, 'store': False, 'prediction': {}},
-  **{'service_tier': 'auto', 'safety_identifier': 's', 'guided': False},
-  **{'prompt_cache_key': 'k', 'prompt_cache_retention': '24h'},
-  **{'prompt_cache_options': {'mode': 'x'}, 'parallel_tool_calls': True},
+  'user': 'u',
+  'metadata': {'a': 'b'},
+  'store': False,
+  'prediction': {},
+  'service_tier': 'auto',
+  'safety_identifier': 's',
+  'guided': False,
+  'prompt_cache_key': 'k',
+  'prompt_cache_retention': '24h',
+  'prompt_cache_options': {'mode': 'x'},
+  'parallel_tool_calls': True,
 }
 
 
