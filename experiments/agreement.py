@@ -123,11 +123,12 @@ def _counts(counted):
 def _answers() -> rich.table.Table:
   from kaiju_jax.evaluation import cached_answers
   from kaiju_jax.runs import load
+  from kaiju_jax.runs import play
 
   found = load.from_workdir(_MODEL.value)
   comparison = _Comparison(found)
   for mode in _MODE.value:
-    decoder = load.decoder(
+    decoder = play.decoder(
       found, None, rows=_ROWS.value, length=comparison.length, mode=mode
     )
     read = cached_answers.reader(decoder, _CHUNK.value)

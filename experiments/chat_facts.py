@@ -16,6 +16,7 @@ from absl import flags
 
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
+from kaiju_jax.runs import shared_flags
 
 _MODEL = flags.DEFINE_string(
   'model', 'runs/chat', 'A workdir, an export or a Hugging Face folder.'
@@ -23,12 +24,7 @@ _MODEL = flags.DEFINE_string(
 _COUNT = flags.DEFINE_integer(
   'count', 24, 'How many characters are asked.', lower_bound=1
 )
-_LENGTH = flags.DEFINE_integer(
-  'length',
-  None,
-  "Tokens of the longest conversation; by default the model's max_length.",
-  lower_bound=1024,
-)
+_PLAYER = shared_flags.define_player()
 _TEMPERATURE = flags.DEFINE_float(
   'temperature', 0.0, 'Of the sampling; 0 is greedy.', lower_bound=0.0
 )
@@ -60,21 +56,24 @@ def _run() -> None:
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.decoding.engine import generator as generator_lib
-  from kaiju_jax.runs import load
+  from kaiju_jax.runs import play
   from kaiju_jax.tasks.dialogues import questions
 
-  loaded = load.from_anywhere(_MODEL.value)
+  played = _PLAYER.read()
+  loaded = played.load(_MODEL.value)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = chat.format_of(tokenizer)
-  length = _LENGTH.value or loaded.config.max_length
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     tokenizer,
     rows=_ROWS,
-    length=length,
+    length=played.length,
+    cache=played.cache,
   )
   generator = generator_lib.Generator(decoder, tokenizer)
-  drawn = questions.draw_questions(format, _COUNT.value, length, _SEED.value)
+  drawn = questions.draw_questions(
+    format, _COUNT.value, decoder.length, _SEED.value
+  )
   replies = questions.replies(generator, format, drawn, _TEMPERATURE.value)
   print(f'{loaded.origin}, temperature {_TEMPERATURE.value:g}')
   _say(questions.score(drawn, replies))

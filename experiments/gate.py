@@ -67,7 +67,7 @@ _NEEDLES = flags.DEFINE_integer(
   'needles', 400, 'Questions of --needle to each model.', lower_bound=1
 )
 _TEXT = flags.DEFINE_string('text', None, 'A file of prose.')
-_ARM = shared_flags.define_arm("The candidate's")
+_PLAYER = shared_flags.define_player("The candidate's")
 _BASELINE_ARM = shared_flags.define_arm(
   "The baseline's", 'baseline_', 'none', 'none'
 )
@@ -101,17 +101,18 @@ def _run() -> None:
   diff = calibration_diff.measure(*_DIFF.value) if _DIFF.value else None
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''
   calibration = shared_flags.load_decision(_JUDGE.calibration)
+  played = _PLAYER.read()
   pair = gate.Pair(
     baseline=persona_judge.open_model(
-      _BASELINE.value, _ROWS.value, _BASELINE_ARM.quantization()
+      _BASELINE.value,
+      _ROWS.value,
+      played._replace(quantization=_BASELINE_ARM.quantization()),
     ),
-    candidate=persona_judge.open_model(
-      _CANDIDATE.value, _ROWS.value, _ARM.quantization()
-    ),
+    candidate=persona_judge.open_model(_CANDIDATE.value, _ROWS.value, played),
   )
   judge, needle, checks, name = None, None, [], ''
   if _PERSONA.value:
-    judge = _JUDGE.read()
+    judge = _JUDGE.read(_PLAYER)
     name = judge.identity
     checks += persona_judge.calibration_checks(
       name, calibration, datetime.date.today()

@@ -28,11 +28,13 @@ from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
 if TYPE_CHECKING:
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.decoding.engine import generator as generator_lib
   from kaiju_jax.runs import load
+  from kaiju_jax.runs import play
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -60,13 +62,7 @@ _SPECULATE = flags.DEFINE_bool(
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 200, 'Tokens of a continuation, at most.', lower_bound=1
 )
-_LENGTH = flags.DEFINE_integer(
-  'length',
-  None,
-  'Tokens that a row of the cache holds; by default what the prompts and'
-  " --max_tokens take, or with --interactive the model's max_length.",
-  lower_bound=1,
-)
+_PLAYER = shared_flags.define_player()
 _CHUNK = flags.DEFINE_integer(
   'chunk', 256, 'Prompt tokens that are run at once.', lower_bound=1
 )
@@ -96,11 +92,11 @@ def main(argv: Sequence[str]) -> None:
 
 def _generate() -> None:
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.runs import load
   from kaiju_jax.runs import talk
 
   _sampling({})  # Refused before a long read.
-  loaded = load.from_anywhere(_MODEL.value, _TOKENIZER.value)
+  played = _PLAYER.read()
+  loaded = played.load(_MODEL.value, _TOKENIZER.value)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   defaults = _defaults(loaded, tokenizer)
   for note in defaults.notes():
@@ -113,8 +109,7 @@ def _generate() -> None:
     format.stop_tokens if format else generation.ends,
   )
   if _INTERACTIVE.value:
-    length = _LENGTH.value or loaded.config.max_length
-    generator, note = _generator(loaded, tokenizer, 1, length, None)
+    generator, note = _generator(loaded, tokenizer, 1, played, None)
     writer = talk.Messages(format) if format else talk.Lines(tokenizer)
     talk.converse(generator, writer, manner, _line, sys.stdout, sys.stderr)
     _say(note)
@@ -129,9 +124,10 @@ def _generate() -> None:
     for index, prompt in enumerate(_PROMPT.value)
   ]
   prompts = [len(one.tokens) for one in requests]
-  length = _LENGTH.value or max(prompts) + _MAX_TOKENS.value
+  if played.length is None:
+    played = played._replace(length=max(prompts) + _MAX_TOKENS.value)
   generator, note = _generator(
-    loaded, tokenizer, len(requests), length, prompts
+    loaded, tokenizer, len(requests), played, prompts
   )
   pace = talk.Pace()
   talk.answer(generator, requests, sys.stdout, pace)
@@ -158,20 +154,21 @@ def _generator(
   loaded: 'load.Loaded',
   tokenizer: 'tokenizer_lib.Tokenizer',
   rows: int,
-  length: int,
+  played: 'play.Played',
   prompts: Sequence[int] | None,
 ) -> 'tuple[generator_lib.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""
   from kaiju_jax.decoding.engine import generator as generator_lib
   from kaiju_jax.decoding.engine import speculation
-  from kaiju_jax.runs import load
+  from kaiju_jax.runs import play
 
   started = time.monotonic()
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     tokenizer,
     rows=rows,
-    length=length,
+    length=played.length,
+    cache=played.cache,
     extra=speculation.SIZES[-1] - 1 if _SPECULATE.value else 0,
   )
   generator = generator_lib.Generator(
@@ -181,7 +178,8 @@ def _generator(
   seconds = time.monotonic() - started
   _say(f'{loaded.origin}; compiled in {seconds:.1f} s.')
   return generator, (
-    f'cache of {rows} × {length:,} tokens: {decoder.cache_bytes:,} bytes.'
+    f'cache of {rows} × {decoder.length:,} tokens:'
+    f' {decoder.cache_bytes:,} bytes.'
   )
 
 

@@ -29,7 +29,7 @@ _INCLUDE = flags.DEFINE_string('include', None, "A folder of lm-eval's tasks.")
 _TASKS = flags.DEFINE_list('tasks', None, 'Names of tasks in --include.')
 _LIMIT = flags.DEFINE_integer('limit', None, 'Documents of each task.', 1)
 _ROWS = flags.DEFINE_integer('rows', 8, 'Texts that are continued at once.', 1)
-_ARM = shared_flags.define_arm()
+_PLAYER = shared_flags.define_player()
 _EXPORT = flags.DEFINE_string(
   'export', None, 'Write a task of --text into this new folder.'
 )
@@ -61,9 +61,7 @@ def _evaluate() -> None:
   from kaiju_jax.runs import harness
   from kaiju_jax.storage import files
 
-  model, about = harness.open_model(
-    _MODEL.value, _ROWS.value, _ARM.quantization()
-  )
+  model, about = harness.open_model(_MODEL.value, _ROWS.value, _PLAYER.read())
   found = harness.evaluate(model, _TASKS.value, _INCLUDE.value, _LIMIT.value)
   for task, figures in found.items():
     for name, value in figures.items():

@@ -28,6 +28,7 @@ import pathlib
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
 _GOLDEN_FILE = pathlib.Path(__file__).parent / 'golden' / 'conversations.jsonl'
 _JUDGE = flags.DEFINE_string(
@@ -46,9 +47,10 @@ _BEFORE = flags.DEFINE_string(
 _SAMPLES = flags.DEFINE_integer(
   'samples', 1, 'Answers of a server per conversation.', lower_bound=1
 )
-_CACHE = flags.DEFINE_string(
-  'cache', None, "A folder that keeps a server's answers."
+_ANSWERS = flags.DEFINE_string(
+  'answers', None, "A folder that keeps a server's answers."
 )
+_PLAYER = shared_flags.define_player()
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
@@ -69,7 +71,11 @@ def main(argv: Sequence[str]) -> None:
   rated = labels.load(_LABELS.value, known)
   decision = persona_judge.calibrate(
     persona_judge.read(
-      _JUDGE.value, _JUDGE_MODEL.value, _SAMPLES.value, _CACHE.value
+      _JUDGE.value,
+      _JUDGE_MODEL.value,
+      _SAMPLES.value,
+      _ANSWERS.value,
+      _PLAYER.read(),
     ),
     rated,
     datetime.date.today(),

@@ -95,7 +95,7 @@ def _run() -> None:
   before = shared_flags.load_decision(_WATCH)
   calibration = shared_flags.load_decision(_JUDGE.calibration)
   conversations, source = _CONVERSATIONS.read(_SEED.value)
-  judge = _JUDGE.read()
+  judge = _JUDGE.read(_RESPONDER.player)
   responder, name, identity = _responder()
   persona_judge.refuse_own(judge.identity, identity)
   if _SWAPPED.value:

@@ -8,8 +8,8 @@
 The policy's file says which commands a model must pass (docs/gates.md). The
 exit status is 0 if all pass, 3 if one refuses, and 4 if one was not evaluated:
 it failed, wrote no decision, or measured too little. The promotion names the
-policy's bytes and the weights' digest, as a server loads them: --int8 and --kv
-are the server's, too.
+policy's bytes and the weights' digest, as a server loads them: --int8, --kv
+and --dtype are the server's, too.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _CANDIDATE = flags.DEFINE_string(
   'candidate', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _POLICY = flags.DEFINE_string('policy', None, 'A JSON file: the gates.')
-_ARM = shared_flags.define_arm()
+_PLAYER = shared_flags.define_player()
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
@@ -40,9 +40,7 @@ def _run() -> None:
 
   read.refuse_existing(_OUT.value)
   policy = promotion.load_policy(_POLICY.value)
-  loaded = load.from_anywhere(
-    _CANDIDATE.value, quantization=_ARM.quantization()
-  )
+  loaded = _PLAYER.read().load(_CANDIDATE.value)
   weights = load.digest(loaded)
   del loaded  # The gates load it themselves.
   decision = promotion.run(

@@ -30,6 +30,7 @@ import sys
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -72,19 +73,7 @@ _KEPT = flags.DEFINE_integer(
   ' has room.',
   0,
 )
-_CACHE = flags.DEFINE_string(
-  'cache',
-  '',
-  'Most memory for keys and values, such as 2GiB; by default a power of two, at'
-  ' most a quarter of what is free.',
-)
-_LENGTH = flags.DEFINE_integer(
-  'length',
-  None,
-  "Tokens of a prompt and its reply; by default the model's max_length, as far"
-  ' as two such texts fit into the cache, and no more than 32,768.',
-  2,
-)
+_PLAYER = shared_flags.define_player()
 _CHUNK = flags.DEFINE_integer('chunk', 256, 'Prompt tokens of a round.', 1)
 _AHEAD = flags.DEFINE_bool(
   'ahead',
@@ -136,19 +125,6 @@ _TEMPLATE = flags.DEFINE_string(
   'template',
   '',
   "File of a Jinja chat template, instead of the Hugging Face folder's own.",
-)
-_INT8 = flags.DEFINE_enum(
-  'int8',
-  'all',
-  ['none', 'weights', 'all'],
-  "What is int8 in a Hugging Face folder's products: nothing, weights, or"
-  ' weights and activations.',
-)
-_KV = flags.DEFINE_enum(
-  'kv',
-  'int8',
-  ['none', 'int8'],
-  "Keys and values of a Hugging Face folder's model.",
 )
 _THINKING = flags.DEFINE_enum(
   'thinking',
@@ -313,7 +289,15 @@ def _serve() -> None:
       f'--promotion={settings.promotion}: needs the --policy that demands it.'
     )
   accepted = tuple(command.ACCEPTED.value)
-  source = replicas.Source(path, _LORA.value, _INT8.value, _KV.value, accepted)
+  arm = _PLAYER.arm
+  source = replicas.Source(
+    path,
+    _LORA.value,
+    arm.int8.value,
+    arm.kv.value,
+    accepted,
+    _PLAYER.dtype.value,
+  )
   if _RAY.value:
     serve_ray.run(source, settings, fleet, _say)
     return
@@ -328,6 +312,7 @@ def _settings():
   from kaiju_jax.decoding.engine import pacing
   from kaiju_jax.runs import serve
 
+  played = _PLAYER.read()
   return serve.Settings(
     folder=_FOLDER.value,
     name=_NAME.value,
@@ -336,14 +321,14 @@ def _settings():
     port=_PORT.value,
     metrics_port=_METRICS_PORT.value,
     rows=_ROWS.value,
-    length=_LENGTH.value,
+    length=played.length,
     chunk=_CHUNK.value,
     ahead=_AHEAD.value,
     speculates=_SPECULATE.value,
     pace=pacing.parse(_PACE.value) if _PACE.value else None,
     reference=_REFERENCE.value,
     kept=_KEPT.value,
-    cache=cache_plan.parse(_CACHE.value) if _CACHE.value else None,
+    cache=played.cache,
     max_tokens=_MAX_TOKENS.value,
     queue=_QUEUE.value,
     wait=_WAIT.value,

@@ -42,12 +42,13 @@ def _measure(folder: pathlib.Path) -> None:
   from kaiju_jax.decoding.requests import sampling
   from kaiju_jax.quantization import config as quantization_config
   from kaiju_jax.runs import load
+  from kaiju_jax.runs import play
 
   loaded = load.from_anywhere(
     folder, quantization=quantization_config.for_serving()
   )
   sizes, rows = list(map(int, _CHUNKS.value)), _ROWS.value
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     None,
     rows=rows + 1,

@@ -61,12 +61,13 @@ def main(argv: Sequence[str]) -> None:
 def _decoder():
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.runs import load
+  from kaiju_jax.runs import play
 
   loaded = load.from_anywhere(_MODEL.value)
   size = loaded.config.vocab_size
   tokenizer = tokenizer_lib.load(loaded.tokenizer, size)
   rows = _FAST.value + _SLOW.value
-  return load.decoder(
+  return play.decoder(
     loaded, tokenizer, rows=rows, length=loaded.config.max_length
   ), size
 

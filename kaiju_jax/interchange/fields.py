@@ -2,7 +2,7 @@
 
 A field that is absent has the default of its class. Every field must be read,
 required to have one value, or ignored: any other may change the mathematics and
-is refused (`Fields.finish`). Of unknown fields those pass that are null, that
+is refused (`Fields.finish`). Unknown fields pass that are null, that
 the user accepts, or whose kind changes no logit, such as `_name_or_path` and
 `unk_token_id`.
 """

@@ -26,6 +26,7 @@ from kaiju_jax.interchange import own
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.serving.drift import calibration
 
 _LENGTH = 512
@@ -74,7 +75,7 @@ def fit_limits(loaded: load.Loaded, texts: Sequence[np.ndarray]) -> Any:
   )
   config = dataclasses.replace(loaded.config, quantization=quantization)
   length = max(map(len, texts))
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded._replace(config=config), None, rows=1, length=length
   )
   reader = reader_lib.Reader(decoder, length)

@@ -23,6 +23,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs import report
 
 PARITY = 64  # Tokens.
@@ -139,7 +140,7 @@ def perplexity(
     folder, quantization=quantization_config.for_serving(arm, kv)
   )
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded, tokenizer, rows=1, length=max(map(len, rows)) + 1
   )
   generator = generator_lib.Generator(decoder, tokenizer)

@@ -9,6 +9,7 @@ from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 
 
 def texts(
@@ -38,7 +39,7 @@ def texts(
     request_lib.Request(open_document(tokenizer, text), max_tokens, sampling)
     for text in prompts
   ]
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     tokenizer,
     rows=len(requests),

@@ -21,6 +21,7 @@ from kaiju_jax.runs import defaults
 from kaiju_jax.runs import drift_drill
 from kaiju_jax.runs import drift_pages
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import monitor
@@ -239,7 +240,7 @@ class Drill:
     """Returns the table of the processor's time that watching takes."""
     static = drift_pages.limit(self._loaded, self.limits)
     pages = 4 * looks * watch.BATCH
-    decoder = load.decoder(
+    decoder = play.decoder(
       static,
       None,
       rows=1,

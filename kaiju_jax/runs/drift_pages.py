@@ -16,6 +16,7 @@ from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import talk
 from kaiju_jax.evaluation.gate import reader as reader_lib
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import histograms
 from kaiju_jax.tasks.dialogues import rows
@@ -80,7 +81,7 @@ def converse(
 
 def open_reader(loaded: load.Loaded, length: int) -> reader_lib.Reader:
   """Returns a reader of a model, for texts of up to `length` tokens."""
-  decoder = load.decoder(loaded, None, rows=1, length=length)
+  decoder = play.decoder(loaded, None, rows=1, length=length)
   return reader_lib.Reader(decoder, length)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
 from kaiju_jax.synthesis import journal as journal_lib
@@ -62,7 +63,7 @@ def generator_of(
 ) -> tuple[generator_lib.Generator, tokenizer_lib.Tokenizer]:
   """Returns a generator over rows of `length`, and its tokenizer."""
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     tokenizer,
     rows=_ROWS,

@@ -27,6 +27,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.evaluation import paired
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs.safety import planted
 from kaiju_jax.storage import files
 from kaiju_jax.tasks.dialogues import questions
@@ -144,7 +145,7 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = chat.format_of(tokenizer)
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded, tokenizer, rows=16, length=loaded.config.max_length
   )
   generator = generator_lib.Generator(decoder, tokenizer)

@@ -22,6 +22,7 @@ from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 
 _CHARACTERS = 6
 # Entries that an eviction ranks.
@@ -127,14 +128,14 @@ def open_engine(
   """
   loaded = load.from_anywhere(path)
   length = min(length, loaded.config.max_length)
-  decoder = load.decoder(loaded, None, rows=rows, length=length)
+  decoder = play.decoder(loaded, None, rows=rows, length=length)
   pools = decoder.network.pools
   if set(pools) != {prefix_tree.GLOBAL, prefix_tree.LOCAL}:
     raise ValueError(
       f'{path}: has layers of one kind alone; the simulated cache has both.'
     )
   # Room for what a fleet's replica keeps beside its rows.
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     None,
     rows=rows,

@@ -15,8 +15,8 @@ from typing import Any
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation import harness
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.storage import folders
 
 TASK = 'text'
@@ -63,26 +63,27 @@ def export(out: str | os.PathLike, texts: Sequence[str]) -> None:
 def open_model(
   path: str,
   rows: int,
-  quantization: quantization_config.QuantizationConfig | None = None,
+  played: play.Played = play.FLOATS,
 ) -> tuple[Any, dict[str, str]]:
   """Returns a model as lm-eval takes it, and what it is.
 
   Args:
     path: a workdir, an export or a Hugging Face folder.
     rows: texts that it continues at once.
-    quantization: see `load.from_anywhere`.
+    played: how it is played.
 
   Raises:
     ImportError: lm-eval is not installed.
     OSError, RuntimeError, ValueError: as `load.from_anywhere`.
   """
-  loaded = load.from_anywhere(path, quantization=quantization)
+  loaded = played.load(path)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  length = loaded.config.max_length
-  decoder = load.decoder(loaded, tokenizer, rows=rows, length=length)
+  decoder = play.decoder(
+    loaded, tokenizer, rows=rows, length=played.length, cache=played.cache
+  )
   generator = generator_lib.Generator(decoder, tokenizer)
   about = {'origin': loaded.origin, 'weights': load.digest(loaded)}
-  return harness.make(generator, tokenizer, length), about
+  return harness.make(generator, tokenizer, decoder.length), about
 
 
 def evaluate(

@@ -299,33 +299,11 @@ def tokenizer_of(path: str | os.PathLike, named: str) -> str:
   return str(own) if named and own.is_file() else named
 
 
-def decoder(loaded: Loaded, tokenizer: Any, **settings: Any) -> Any:
-  """Returns a `decoding.device.decoder.Decoder` of a loaded model.
-
-  Args:
-    loaded: the model.
-    tokenizer: its tokenizer, beyond whose tokens none is drawn; None to draw
-      all of the model's vocabulary.
-    **settings: the arguments of `Decoder` beside the model.
-
-  Raises:
-    ValueError: as `Decoder`.
-  """
-  from kaiju_jax.decoding.device import decoder as decoder_lib
-
-  return decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
-    replica=loaded.replica,
-    tokens=None if tokenizer is None else tokenizer.vocab_size,
-    **settings,
-  )
-
-
 def from_export(
   path: str | os.PathLike,
   tokenizer: str | None = None,
   quantization: quantization_config.QuantizationConfig | None = None,
+  dtype: str = '',
 ) -> Loaded:
   """Returns the model of an export (`interchange/own.py`).
 
@@ -336,6 +314,7 @@ def from_export(
       for bytes. By default the folder's own, or bytes if there is none.
     quantization: as `from_anywhere`, for the codes of an import; other exports
       have their own.
+    dtype: as `from_anywhere`, for an import.
 
   Raises:
     OSError, ValueError: the file is missing, or is no export; or see
@@ -355,9 +334,12 @@ def from_export(
     file = file / own.WEIGHTS
   content = ''
   if quantization is not None and coded.is_coded(file):
-    params, config, content = coded.read(file, quantization, _serving_dtype())
+    params, config, content = coded.read(file, quantization, _dtype(dtype))
   else:
     params, config = own.load(file)
+    if not is_ours:
+      dtype = _dtype(dtype) or config.dtype
+      config = dataclasses.replace(config, dtype=dtype)
   return Loaded(
     params,
     config,
@@ -375,6 +357,7 @@ def from_anywhere(
   tokenizer: str | None = None,
   quantization: quantization_config.QuantizationConfig | None = None,
   stacked: bool = False,
+  dtype: str = '',
 ) -> Loaded:
   """Returns the model of a workdir, an export, or a Hugging Face folder.
 
@@ -384,11 +367,12 @@ def from_anywhere(
     tokenizer: see `from_export`; must be None for other sources.
     quantization: how the model of a Hugging Face folder is quantized, to decode
       alone; None for float32 masters. It is also for the codes that an import
-      kept (`coded.py`); other sources have their own. On a CPU
-      its activations are float32 then, because single rows of bfloat16 take
-      fifteen times as long.
+      kept (`coded.py`); other sources have their own.
     stacked: whether the quantized model of a Hugging Face folder is to be read
       by whole forward passes instead (`Transformer`), as a teacher is.
+    dtype: of the activations of a Hugging Face folder's model, or of an import
+      of one; '' for float32 on a CPU, where rows of bfloat16 take several times
+      as long, and the folder's own elsewhere.
 
   Raises:
     FileNotFoundError: the path does not exist, or holds no model.
@@ -409,7 +393,8 @@ def from_anywhere(
         f'{path}: holds no model; expected a workdir with config.json and'
         ' checkpoints, an export, or a folder of Hugging Face files.'
       )
-    return from_export(path, tokenizer, None if stacked else quantization)
+    quantization = None if stacked else quantization
+    return from_export(path, tokenizer, quantization, dtype)
   if tokenizer is not None:
     raise ValueError(
       f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
@@ -423,11 +408,10 @@ def from_anywhere(
   from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.families import registry
 
-  form, dtype = stream.MASTERS, ''
+  form = stream.MASTERS
   if quantization is not None:
     form = stream.DEPLOYED if stacked else stream.form_for_decoding()
-    dtype = _serving_dtype()
-  params, model = hugging_face.read(path, (), form, quantization, dtype)
+  params, model = hugging_face.read(path, (), form, quantization, _dtype(dtype))
   own_tokenizer = tokens.find(folder, model.vocab_size)
   return Loaded(
     params,
@@ -440,8 +424,8 @@ def from_anywhere(
   )
 
 
-def _serving_dtype() -> str:
-  """Returns the activations' dtype on this platform; '' for the model's."""
+def _dtype(given: str) -> str:
+  """Returns the dtype of a folder's activations; '' for the folder's own."""
   from kaiju_jax.kernels import dispatch
 
-  return 'float32' if dispatch.platform() == 'cpu' else ''
+  return given or ('float32' if dispatch.platform() == 'cpu' else '')

@@ -19,9 +19,9 @@ from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs import report
 
 NAME = 'judge'
@@ -50,7 +50,7 @@ class Opened(NamedTuple):
 def open_model(
   path: str,
   rows: int,
-  quantization: quantization_config.QuantizationConfig | None = None,
+  played: play.Played = play.FLOATS,
   chats: bool = True,
 ) -> Opened:
   """Opens a workdir, an export or a Hugging Face folder.
@@ -58,14 +58,14 @@ def open_model(
   Args:
     path: the model.
     rows: texts that it answers at a time.
-    quantization: see `load.from_anywhere`.
+    played: how.
     chats: whether to refuse a model that only continues text.
 
   Raises:
     OSError, RuntimeError, ValueError: as `load.from_anywhere`; also a
       ValueError for a model that is refused.
   """
-  loaded = load.from_anywhere(path, quantization=quantization)
+  loaded = played.load(path)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = defaults.read(loaded, tokenizer).format
   if format is None and chats:
@@ -74,8 +74,8 @@ def open_model(
       ' nobody.'
     )
   digest = load.digest(loaded)
-  decoder = load.decoder(
-    loaded, tokenizer, rows=rows, length=loaded.config.max_length
+  decoder = play.decoder(
+    loaded, tokenizer, rows=rows, length=played.length, cache=played.cache
   )
   generator = generator_lib.Generator(decoder, tokenizer)
   return Opened(generator, decoder, format, digest, loaded.origin, tokenizer)
@@ -121,6 +121,7 @@ def open_responder(
   temperature: float = 0.0,
   seed: int = 0,
   chats: bool = True,
+  played: play.Played = play.FLOATS,
 ) -> Answering:
   """Opens a model as somebody who answers.
 
@@ -130,11 +131,12 @@ def open_responder(
     temperature, seed: of the sampling, if it chats.
     chats: whether to refuse a model that only continues text; otherwise it
       continues, greedily.
+    played: how the model is played.
 
   Raises:
     OSError, RuntimeError, ValueError: as `open_model`.
   """
-  opened = open_model(path, rows, chats=chats)
+  opened = open_model(path, rows, played, chats)
   if opened.format is None:
     responder = responders.Continuation(opened.generator, opened.tokenizer)
   else:
@@ -167,7 +169,11 @@ def client(address: str) -> Any:
 
 
 def read(
-  name: str, model: str = '', samples: int = 1, cache: str | None = None
+  name: str,
+  model: str = '',
+  samples: int = 1,
+  answers: str | None = None,
+  played: play.Played = play.FLOATS,
 ) -> judges.Judge:
   """Returns a judge by its name.
 
@@ -175,7 +181,8 @@ def read(
     name: 'rules', the address of a server, or the path of a model.
     model: the server's name of its model; '' without a server.
     samples: answers of a server per conversation.
-    cache: a folder for a server's answers; None keeps none.
+    answers: a folder for a server's answers; None keeps none.
+    played: how a model is played.
 
   Raises:
     ImportError, OSError, RuntimeError, ValueError: see `client` and
@@ -190,9 +197,9 @@ def read(
   if name == judges.Rules.identity:
     return judges.Rules()
   if is_server:
-    path = pathlib.Path(cache) if cache else None
+    path = pathlib.Path(answers) if answers else None
     return judges.Endpoint(client(name), model, samples, path)
-  opened = open_model(name, rows=1)
+  opened = open_model(name, 1, played)
   return judges.Checkpoint(opened.generator, opened.format, opened.digest)
 
 

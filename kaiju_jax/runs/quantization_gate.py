@@ -195,10 +195,10 @@ def read(
   encoded = [texts.encode(one, format) for one in conversations]
   length = max(len(one.tokens_L) for one in encoded)
   for one, conversation in zip(encoded, conversations):
-    if len(one.tokens_L) > baseline.decoder.length:
+    if len(one.tokens_L) > baseline.decoder.config.max_length:
       raise ValueError(
         f'{conversation.id}: {len(one.tokens_L):,} tokens: the model has'
-        f' {baseline.decoder.length:,} positions.'
+        f' {baseline.decoder.config.max_length:,} positions.'
       )
   both = {'baseline': baseline, 'candidate': candidate}
   readers = {x: reader.Reader(y.decoder, length) for x, y in both.items()}

@@ -40,6 +40,7 @@ class Source:
     lora: workdir of a run with adapters of it; '' for none.
     int8, kv: as `quantization.config.for_serving` takes them.
     accepted: unknown fields of its config.json that may pass.
+    dtype: of its activations; see `load.from_anywhere`.
   """
 
   path: str
@@ -47,6 +48,7 @@ class Source:
   int8: str = 'all'
   kv: str = 'int8'
   accepted: tuple[str, ...] = ()
+  dtype: str = ''
 
   def load(self) -> load.Loaded:
     """Returns the model.
@@ -58,7 +60,9 @@ class Source:
       fields.accept(self.accepted)
     if not self.lora:
       quantization = quantization_config.for_serving(self.int8, self.kv)
-      return load.from_anywhere(self.path, quantization=quantization)
+      return load.from_anywhere(
+        self.path, quantization=quantization, dtype=self.dtype
+      )
     if (self.int8, self.kv) != ('all', 'int8'):
       raise ValueError(
         f'--int8={self.int8}, --kv={self.kv}: must be all and int8 with'

@@ -11,8 +11,8 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
+from kaiju_jax.runs import play
 from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch
@@ -40,7 +40,7 @@ def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
     extra,
   )
   say(cache_plan.describe(plan))
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     tokenizer,
     rows=settings.rows,

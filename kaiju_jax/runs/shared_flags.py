@@ -19,11 +19,12 @@ _GOLDEN = 'experiments/golden/conversations.jsonl'
 
 
 class Responder(NamedTuple):
-  """Who answers: --model, or --endpoint with --endpoint_model."""
+  """Who answers: --model as played, or --endpoint with --endpoint_model."""
 
   model: flags.FlagHolder
   endpoint: flags.FlagHolder
   endpoint_model: flags.FlagHolder
+  player: 'Player'
 
   def open(
     self, rows: int, temperature: float = 0.0, seed: int = 0, chats: bool = True
@@ -42,12 +43,12 @@ class Responder(NamedTuple):
         self.endpoint.value, self.endpoint_model.value, temperature
       )
     return persona_judge.open_responder(
-      self.model.value, rows, temperature, seed, chats
+      self.model.value, rows, temperature, seed, chats, self.player.read()
     )
 
 
 def define_responder() -> Responder:
-  """Defines --model, --endpoint and --endpoint_model."""
+  """Defines --model, --endpoint, --endpoint_model and a player's flags."""
   return Responder(
     flags.DEFINE_string(
       'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -60,6 +61,7 @@ def define_responder() -> Responder:
       None,
       "The server's name of its model; the only one that it lists by default.",
     ),
+    define_player(),
   )
 
 
@@ -70,11 +72,13 @@ class Judge(NamedTuple):
   model: flags.FlagHolder
   calibration: flags.FlagHolder
 
-  def read(self):
-    """Returns the judge."""
+  def read(self, player: 'Player'):
+    """Returns the judge; a model is played as the player's flags say."""
     from kaiju_jax.runs import persona_judge
 
-    return persona_judge.read(self.judge.value, self.model.value)
+    return persona_judge.read(
+      self.judge.value, self.model.value, played=player.read()
+    )
 
 
 def define_judge() -> Judge:
@@ -158,6 +162,62 @@ def define_arm(
   return Arm(
     flags.DEFINE_enum(f'{prefix}int8', int8, arms, f'{whose} weights.'),
     flags.DEFINE_enum(f'{prefix}kv', kv, ['int8', 'none'], f'{whose} cache.'),
+  )
+
+
+class Player(NamedTuple):
+  """How a model is played: --int8, --kv, --dtype, --cache and --length."""
+
+  arm: Arm
+  dtype: flags.FlagHolder
+  cache: flags.FlagHolder
+  length: flags.FlagHolder
+
+  def read(self):
+    """Returns what the flags say, a `play.Played`."""
+    from kaiju_jax.costs import cache_plan
+    from kaiju_jax.runs import play
+
+    cache = self.cache.value
+    return play.Played(
+      self.arm.quantization(),
+      self.dtype.value,
+      cache_plan.parse(cache) if cache else None,
+      self.length.value,
+    )
+
+
+def define_player(whose: str = "A Hugging Face folder's") -> Player:
+  """Defines --int8, --kv, --dtype, --cache and --length.
+
+  A model is played as `experiments.serve` serves it by default.
+
+  Args:
+    whose: whose weights they are, for the help.
+  """
+  return Player(
+    define_arm(whose),
+    flags.DEFINE_enum(
+      'dtype',
+      '',
+      ['', 'float32', 'bfloat16'],
+      f"{whose} activations; by default float32 on a CPU, and the folder's own"
+      ' elsewhere.',
+    ),
+    flags.DEFINE_string(
+      'cache',
+      '',
+      'Most memory for keys and values, such as 2GiB; by default a power of'
+      ' two, at most a quarter of what is free.',
+    ),
+    flags.DEFINE_integer(
+      'length',
+      None,
+      'Tokens of a prompt and its reply; by default what is needed, or the'
+      " model's max_length, as far as two such texts fit into --cache, and no"
+      ' more than 32,768.',
+      lower_bound=2,
+    ),
   )
 
 

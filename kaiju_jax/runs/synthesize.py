@@ -21,6 +21,7 @@ from kaiju_jax.data import leaks
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
@@ -129,7 +130,7 @@ def _passages(loaded, documents, tokenizer, settings):
 
 
 def _author(loaded, tokenizer, settings, rows, length):
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     tokenizer,
     rows=rows,

@@ -57,7 +57,7 @@ class Scripted:
 
 def test_replies_are_counted_by_what_was_asked(monkeypatch):
   monkeypatch.setattr(fine_tuning.generator_lib, 'Generator', Scripted)
-  monkeypatch.setattr(fine_tuning.load, 'decoder', lambda *_, **__: None)
+  monkeypatch.setattr(fine_tuning.play, 'decoder', lambda *_, **__: None)
   loaded = types.SimpleNamespace(
     tokenizer='', config=types.SimpleNamespace(vocab_size=256, max_length=2048)
   )

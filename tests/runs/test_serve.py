@@ -172,7 +172,7 @@ def test_the_engine_has_the_settings_of_the_server(monkeypatch):
   for module, name, value in (
     (serving_engine.cache_plan, 'plan', lambda *_: size),
     (serving_engine.cache_plan, 'describe', lambda _: ''),
-    (serving_engine.load, 'decoder', lambda *_, **__: None),
+    (serving_engine.play, 'decoder', lambda *_, **__: None),
     (
       serving_engine.engine_lib,
       'Engine',

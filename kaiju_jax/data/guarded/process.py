@@ -7,8 +7,8 @@ itself for each file, and that copy copies itself for each thread that encodes:
 a copy shares the vocabulary's memory and takes milliseconds, so that one that
 exceeds a limit is replaced at once.
 
-All speak over Unix sockets. Of the first and of a file's process one asks for a
-copy by sending it a socket. Frames are a `HEAD` and so many bytes:
+All speak over Unix sockets. The first process and a file's process make a copy
+for whoever sends them a socket. Frames are a `HEAD` and so many bytes:
 
     to a file's copy      the file; back: JSON, with `error` or what it is
     to an encoder         a part of a text; back: tokens, and where they are

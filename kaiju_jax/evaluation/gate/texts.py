@@ -59,7 +59,7 @@ def encode(conversation: golden.Conversation, format: chat.Format) -> Text:
     parts.append(tokens_L)
     index = CLASSES.index(_CLASS[role])
     classes.append(np.full(len(tokens_L), index, np.int8))
-    after = format.advance(role, after)
+    after = format.advance(role, after, text)
   return Text(
     np.concatenate(parts),
     np.concatenate(classes),

@@ -18,6 +18,7 @@ from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs.align import prompts
 
 _ROWS = 16
@@ -86,7 +87,7 @@ class Drawer:
       return
     if self.generator is None:
       tokenizer = self._format.tokenizer
-      decoder = load.decoder(loaded, tokenizer, rows=_ROWS, length=self._length)
+      decoder = play.decoder(loaded, tokenizer, rows=_ROWS, length=self._length)
       self.generator = generator_lib.Generator(
         decoder, tokenizer, chunk=_CHUNK, shares=False
       )

@@ -27,6 +27,7 @@ from kaiju_jax.decoding.requests import request
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs.load_test import engine_serving
 
 
@@ -77,7 +78,7 @@ def measure(folder: pathlib.Path, settings: Settings) -> None:
   loaded = load.from_anywhere(
     folder, quantization=quantization_config.for_serving()
   )
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded,
     None,
     rows=1,
@@ -136,7 +137,7 @@ def time_calls(folder: pathlib.Path, settings: Settings) -> None:
     folder, quantization=quantization_config.for_serving()
   )
   room = settings.prompt + max(sizes)
-  decoder = load.decoder(loaded, None, rows=1, length=room, extra=max(sizes))
+  decoder = play.decoder(loaded, None, rows=1, length=room, extra=max(sizes))
   rounds = compiled.Rounds(decoder, max(sizes), drafts=sizes)
   text_L = np.random.default_rng(0).integers(8, 4000, room, dtype=np.int32)
   row = decoder.open(room)

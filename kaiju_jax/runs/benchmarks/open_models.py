@@ -21,6 +21,7 @@ from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs.benchmarks import decode_speed
 
 
@@ -58,7 +59,7 @@ def ours(folder: pathlib.Path, arm: str, batch: int, length: int):
   loaded = load.from_anywhere(
     folder, quantization=quantization_config.for_serving(arm, kv)
   )
-  return load.decoder(loaded, None, rows=batch, length=length)
+  return play.decoder(loaded, None, rows=batch, length=length)
 
 
 def sides(

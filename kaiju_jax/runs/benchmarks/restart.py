@@ -19,6 +19,7 @@ from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs.benchmarks import open_shapes
 from kaiju_jax.runs.benchmarks import served
 from kaiju_jax.serving.replies import saved_points
@@ -96,7 +97,7 @@ def fill(
     quantization = quantization_config.for_serving('all', 'int8')
     loaded = load.from_anywhere(path, quantization=quantization)
   plan = cache_plan.plan(loaded.config, size, 32, _TEXT, 0)
-  decoder = load.decoder(
+  decoder = play.decoder(
     loaded, None, rows=2, length=_TEXT, page_counts=plan.pages
   )
   engine = engine_lib.Engine(decoder)

@@ -101,7 +101,7 @@ class Reader:
     if role == 'prompt':
       message_L = self._format.message('user', text, after)
       opening_L = self._format.opening(
-        'assistant', self._format.advance('user', after)
+        'assistant', self._format.advance('user', after, text)
       )
       said = PlacedText(np.concatenate([head_L, message_L, opening_L]), 0)
     else:

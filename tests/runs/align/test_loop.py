@@ -9,6 +9,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.runs import train
 from kaiju_jax.runs.align import exposure
 from kaiju_jax.runs.align import prompts
@@ -118,5 +119,5 @@ def chat(world, owner) -> str:
 
 
 def serve(loaded, tokenizer) -> engine_lib.Engine:
-  decoder = load.decoder(loaded, tokenizer, rows=2, length=256)
+  decoder = play.decoder(loaded, tokenizer, rows=2, length=256)
   return engine_lib.Engine(decoder, tokenizer, chunk=64)
