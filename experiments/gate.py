@@ -28,7 +28,7 @@ something was not evaluated, such as a score of too few conversations.
     --nopersona   only reads: a model with random weights has no persona and
                   recalls nothing, and the exit status is 4 at best
     --text        prose whose bits per byte count; the conversations otherwise
-    --int8, --kv, --baseline_int8, --baseline_kv
+    --int8, --kv, --dtype, --baseline_int8, --baseline_kv, --baseline_dtype
                   how the models of Hugging Face folders are served: the
                   candidate all in int8 and the baseline in floats by default
 """
@@ -106,7 +106,7 @@ def _run() -> None:
     baseline=persona_judge.open_model(
       _BASELINE.value,
       _ROWS.value,
-      played._replace(quantization=_BASELINE_ARM.quantization()),
+      _BASELINE_ARM.read()._replace(cache=played.cache, length=played.length),
     ),
     candidate=persona_judge.open_model(_CANDIDATE.value, _ROWS.value, played),
   )

@@ -23,7 +23,7 @@ _CANDIDATE = flags.DEFINE_string(
   'candidate', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _POLICY = flags.DEFINE_string('policy', None, 'A JSON file: the gates.')
-_PLAYER = shared_flags.define_player()
+_ARM = shared_flags.define_arm()
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
@@ -40,7 +40,7 @@ def _run() -> None:
 
   read.refuse_existing(_OUT.value)
   policy = promotion.load_policy(_POLICY.value)
-  loaded = _PLAYER.read().load(_CANDIDATE.value)
+  loaded = _ARM.read().load(_CANDIDATE.value)
   weights = load.digest(loaded)
   del loaded  # The gates load it themselves.
   decision = promotion.run(

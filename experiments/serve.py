@@ -296,7 +296,7 @@ def _serve() -> None:
     arm.int8.value,
     arm.kv.value,
     accepted,
-    _PLAYER.dtype.value,
+    arm.dtype.value,
   )
   if _RAY.value:
     serve_ray.run(source, settings, fleet, _say)

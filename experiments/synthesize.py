@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import shared_flags
 from kaiju_jax.synthesis import form as form_lib
 from kaiju_jax.synthesis import settings as settings_lib
 
@@ -32,6 +33,7 @@ _MODEL = flags.DEFINE_string(
 _TOKENIZER = flags.DEFINE_string(
   'tokenizer', None, 'tokenizer.json of an exported file; bytes by default.'
 )
+_PLAYER = shared_flags.define_player()
 _DOCUMENTS = flags.DEFINE_string(
   'documents', None, 'File, folder or glob of text; a document is a passage.'
 )
@@ -89,11 +91,11 @@ def _settings() -> settings_lib.Settings:
 
 
 def _run(settings: settings_lib.Settings) -> None:
-  from kaiju_jax.runs import load
   from kaiju_jax.runs import synthesize
   from kaiju_jax.training import progress
 
-  loaded = load.from_anywhere(_MODEL.value, _TOKENIZER.value)
+  played = _PLAYER.read()
+  loaded = played.load(_MODEL.value, _TOKENIZER.value)
   with progress.Progress('passages') as bar:
     report = synthesize.synthesize(
       loaded,
@@ -103,6 +105,7 @@ def _run(settings: settings_lib.Settings) -> None:
       _ROWS.value,
       _EVALUATION.value,
       lambda done, total: bar.update(done, total=total),
+      played,
     )
   _say(report)
 

@@ -135,14 +135,18 @@ def define_conversations() -> Conversations:
 
 
 class Arm(NamedTuple):
-  """How a Hugging Face folder is served: --int8 and --kv."""
+  """How a Hugging Face folder is computed: --int8, --kv and --dtype."""
 
   int8: flags.FlagHolder
   kv: flags.FlagHolder
+  dtype: flags.FlagHolder
 
-  def quantization(self) -> quantization_config.QuantizationConfig:
-    """Returns the quantization that the flags name."""
-    return quantization_config.for_serving(self.int8.value, self.kv.value)
+  def read(self):
+    """Returns what the flags say, a `play.Played`."""
+    from kaiju_jax.runs import play
+
+    arm = quantization_config.for_serving(self.int8.value, self.kv.value)
+    return play.Played(arm, self.dtype.value)
 
 
 def define_arm(
@@ -151,59 +155,66 @@ def define_arm(
   int8: str = 'all',
   kv: str = 'int8',
 ) -> Arm:
-  """Defines --int8 and --kv.
+  """Defines --int8, --kv and --dtype.
 
   Args:
-    whose: whose weights and cache they are, for the help.
-    prefix: stands before both names.
+    whose: whose weights, cache and activations they are, for the help.
+    prefix: stands before the names.
     int8, kv: the defaults.
   """
   arms = quantization_config.ARMS
   return Arm(
-    flags.DEFINE_enum(f'{prefix}int8', int8, arms, f'{whose} weights.'),
-    flags.DEFINE_enum(f'{prefix}kv', kv, ['int8', 'none'], f'{whose} cache.'),
+    flags.DEFINE_enum(
+      f'{prefix}int8',
+      int8,
+      arms,
+      f'What is int8 in {_lower(whose)} products: nothing, weights, or weights'
+      ' and activations.',
+    ),
+    flags.DEFINE_enum(
+      f'{prefix}kv', kv, ['int8', 'none'], f'{whose} keys and values.'
+    ),
+    flags.DEFINE_enum(
+      f'{prefix}dtype',
+      '',
+      ['', 'float32', 'bfloat16'],
+      f'{whose} activations; by default float32 on a CPU, and its own'
+      ' elsewhere.',
+    ),
   )
 
 
+def _lower(text: str) -> str:
+  return text[0].lower() + text[1:]
+
+
 class Player(NamedTuple):
-  """How a model is played: --int8, --kv, --dtype, --cache and --length."""
+  """How a model is played: the flags of an `Arm`, --cache and --length."""
 
   arm: Arm
-  dtype: flags.FlagHolder
   cache: flags.FlagHolder
   length: flags.FlagHolder
 
   def read(self):
     """Returns what the flags say, a `play.Played`."""
     from kaiju_jax.costs import cache_plan
-    from kaiju_jax.runs import play
 
     cache = self.cache.value
-    return play.Played(
-      self.arm.quantization(),
-      self.dtype.value,
-      cache_plan.parse(cache) if cache else None,
-      self.length.value,
+    return self.arm.read()._replace(
+      cache=cache_plan.parse(cache) if cache else None, length=self.length.value
     )
 
 
 def define_player(whose: str = "A Hugging Face folder's") -> Player:
   """Defines --int8, --kv, --dtype, --cache and --length.
 
-  A model is played as `experiments.serve` serves it by default.
+  By default a model is played as `experiments.serve` serves it.
 
   Args:
-    whose: whose weights they are, for the help.
+    whose: see `define_arm`.
   """
   return Player(
     define_arm(whose),
-    flags.DEFINE_enum(
-      'dtype',
-      '',
-      ['', 'float32', 'bfloat16'],
-      f"{whose} activations; by default float32 on a CPU, and the folder's own"
-      ' elsewhere.',
-    ),
     flags.DEFINE_string(
       'cache',
       '',

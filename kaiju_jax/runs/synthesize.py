@@ -55,6 +55,7 @@ def synthesize(
   rows: int = 16,
   evaluation: str = '',
   noted: Callable[[int, int], None] = lambda done, total: None,
+  played: play.Played = play.FLOATS,
 ) -> Report:
   """Draws variations of every passage, filters them, and writes the trees.
 
@@ -68,6 +69,7 @@ def synthesize(
     evaluation: a file, folder or glob of evaluation text, each document an
       item; a question that an item contains is not kept. '' for none.
     noted: called with the number of passages done, and of all.
+    played: with the cache and the length of the generator.
 
   Raises:
     OSError: text, journal or output cannot be read or written.
@@ -79,19 +81,24 @@ def synthesize(
   out = pathlib.Path(_free(out))
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   items = _texts(evaluation) if evaluation else []
-  passages, unfit, length = _passages(loaded, documents, tokenizer, settings)
+  passages, unfit, length = _passages(
+    loaded, documents, tokenizer, settings, played.length
+  )
   files.make_folder(out.parent)
   head = {
     'generator': loaded.origin,
     'documents': documents,
     'settings': journal_lib.plain(dataclasses.asdict(settings)),
   }
+  if not loaded.is_ours:
+    arm = dataclasses.asdict(loaded.config.quantization)
+    head |= {'quantization': arm, 'dtype': loaded.config.dtype}
   path = out.with_name(f'{out.name}.journal')
   with journal_lib.Journal(path, head) as journal:
     left = [one for one in passages if one.name not in journal.judged]
     noted(len(passages) - len(left), len(passages))
     if left:
-      author = _author(loaded, tokenizer, settings, rows, length)
+      author = _author(loaded, tokenizer, settings, rows, length, played.cache)
       for group in _groups(left, max(1, rows // settings.variations)):
         for passage, drawn in zip(group, author.write(group)):
           verdicts = filters.judge(passage.text, drawn, settings)
@@ -108,14 +115,15 @@ def _free(out) -> str:
   return str(out)
 
 
-def _passages(loaded, documents, tokenizer, settings):
+def _passages(loaded, documents, tokenizer, settings, length):
   """Returns the passages, the names of unfit ones, and a row's length."""
+  most = min(length or loaded.config.max_length, loaded.config.max_length)
   passages, unfit, longest = [], [], 0
   for document in documents_lib.read(documents):
     length = variations_lib.length(
       settings, tokenizer, ''.join(document.segments)
     )
-    if len(document.segments) > 1 or length > loaded.config.max_length:
+    if len(document.segments) > 1 or length > most:
       unfit.append(document.name)
       continue
     longest = max(longest, length)
@@ -124,17 +132,14 @@ def _passages(loaded, documents, tokenizer, settings):
     raise ValueError(
       f'documents={documents!r}: none of the {len(unfit)} documents is a'
       ' passage (not a tree) that fits, with its question and answer, in'
-      f' model.max_length={loaded.config.max_length} tokens.'
+      f" {most} tokens (the model's max_length, or --length)."
     )
   return passages, tuple(unfit), longest
 
 
-def _author(loaded, tokenizer, settings, rows, length):
+def _author(loaded, tokenizer, settings, rows, length, cache):
   decoder = play.decoder(
-    loaded,
-    tokenizer,
-    rows=rows,
-    length=length,
+    loaded, tokenizer, rows=rows, length=length, cache=cache
   )
   # A resumed journal then has the same bytes, whichever passages run together.
   generator = generator_lib.Generator(decoder, tokenizer, isolates=True)

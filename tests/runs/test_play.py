@@ -1,0 +1,121 @@
+"""A played model's cache stays within its budget, and its arm is a server's."""
+
+import json
+import random
+
+import jax
+import ml_dtypes
+import pytest
+
+from kaiju_jax.costs import cache_plan
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load
+from kaiju_jax.runs import play
+from tests.decoding import toys
+from tests.interchange import family_folders
+from tests.interchange.templates import shapes
+
+
+def loaded_of(**changes) -> load.Loaded:
+  config = toys.config(**changes)
+  return load.Loaded(toys.drawn(config), config, None, '', 'drawn')
+
+
+def pages_of(decoder) -> int:
+  """Returns the bytes of a decoder's pages."""
+  pools = [x[:2] for x in decoder.cache.kinds.values()]
+  return sum(x.nbytes for x in jax.tree.leaves(pools))
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_no_decoder_has_more_than_its_budget(seed):
+  rng = random.Random(seed)
+  kv = {'quantization': toys.int8()} if seed % 2 else {}
+  loaded = loaded_of(
+    layout=rng.choice(['L0 L0 G2 L3', 'G0', 'L0 G1']), max_length=2000, **kv
+  )
+  rows = rng.randint(1, 40)
+  whole = pages_of(play.decoder(loaded, None, rows=rows, length=2000))
+  assert whole > 2000
+  for length in None, 2000, 100:
+    for budget in whole * 2, whole, whole - 1, whole // 3, whole // (2 * rows):
+      try:
+        made = play.decoder(
+          loaded, None, rows=rows, length=length, cache=budget
+        )
+      except ValueError as error:
+        assert '--cache=' in str(error)
+        one = cache_plan.plan(loaded.config, 2**40, 1, length or 1)
+        assert one.size > budget
+        continue
+      assert pages_of(made) <= budget
+      assert made.length == (length or made.length) and made.rows == rows
+
+
+def test_by_default_the_budget_is_a_part_of_what_is_free(monkeypatch):
+  loaded = loaded_of(max_length=2000)
+  whole = pages_of(play.decoder(loaded, None, rows=9, length=2000))
+  monkeypatch.setattr('kaiju_jax.runs.memory.measure_free', lambda: whole)
+  made = play.decoder(loaded, None, rows=9)
+  assert pages_of(made) <= whole // 4
+
+
+def test_a_tight_cache_draws_what_a_wide_one_draws():
+  loaded = loaded_of()
+  rng = random.Random(1)
+  requests = [
+    request_lib.Request(
+      [rng.randrange(61) for _ in range(rng.randint(1, 40))],
+      12,
+      sampling.Sampling(temperature=0),
+    )
+    for _ in range(9)
+  ]
+  one = cache_plan.plan(loaded.config, 2**40, 1, 56).size
+  found = []
+  for cache in one, None:
+    decoder = play.decoder(loaded, None, rows=4, length=56, cache=cache)
+    generator = generator_lib.Generator(decoder, None, chunk=16)
+    results = generator.generate(requests)
+    assert all(x.error is None for x in results)
+    found.append([x.tokens for x in results])
+  assert found[0] == found[1]
+
+
+def test_what_is_longer_than_the_positions_is_named_so():
+  with pytest.raises(ValueError, match=r'length=65: .*max_length=64'):
+    play.decoder(loaded_of(), None, rows=1, length=65)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  root = tmp_path_factory.mktemp('bfloat16')
+  fields = family_folders.fields_of('llama')
+  fields |= {'vocab_size': 420, 'torch_dtype': 'bfloat16'}
+  tensors = {
+    name: x.astype(ml_dtypes.bfloat16)
+    for name, x in family_folders.tensors_of(fields).items()
+  }
+  found = family_folders.write(root / 'in', fields, tensors)
+  (found / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+  (found / 'generation_config.json').write_text(json.dumps({}))
+  exchange.read(found, root / 'floats')
+  exchange.read(found, root / 'codes', codes=True)
+  return root
+
+
+@pytest.mark.parametrize('name', ['in', 'floats', 'codes'])
+def test_on_a_cpu_a_folder_is_computed_in_float32(folder, name):
+  arms = [quantization_config.for_serving()]
+  if name != 'codes':
+    arms.append(None)
+  for arm in arms:
+    for dtype, expected in ('', 'float32'), ('bfloat16', 'bfloat16'):
+      found = play.Played(arm, dtype).load(str(folder / name))
+      assert found.config.dtype == expected
+      if arm is not None and name != 'floats':
+        assert found.config.quantization == arm
