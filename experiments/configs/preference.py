@@ -6,7 +6,7 @@
         --config.data.path=swipes.jsonl --config.data.reference=reference.npz \\
         --workdir=runs/preference
 
-The arm is the workdir of the model to begin with, which is the reference, too.
+The arm is the model to begin with, which is the reference, too; see `sft.py`.
 `--config.objective.preference.loss=options` needs no reference.
 
 Result:   experiments/results/alignment.md
@@ -21,10 +21,10 @@ def get_config(arm: str = 'runs/sft') -> experiment_lib.Experiment:
   """Returns the experiment.
 
   Args:
-    arm: workdir of the model to begin with.
+    arm: the model to begin with.
 
   Raises:
-    OSError, ValueError: there is no run.
+    OSError, ValueError: there is no such model.
   """
   return _prefer(sft.get_config(arm))
 

@@ -2,11 +2,13 @@
 
     python -m experiments.train --config=sft:runs/chat \\
         --config.data.path=chats.jsonl --workdir=runs/sft
+    python -m experiments.train --config=sft:FOLDER --config.lora.rank=8 \\
+        --config.data.path=chats.jsonl --workdir=runs/adapters
 
-The arm is the workdir of the model to begin with; its model, tokenizer and
-chat template are taken from there. Lines of conversations are those of
-`kaiju_jax/data/conversations.py`. Only the assistant's replies and the tokens
-that end them are learnt.
+The arm is the model to begin with: a workdir, an export with float weights, or
+a Hugging Face folder. Its model, tokenizer and chat template are taken from
+there. Lines of conversations are those of `kaiju_jax/data/conversations.py`.
+Only the assistant's replies and the tokens that end them are learnt.
 
 Result:   experiments/results/alignment.md
 """
@@ -14,33 +16,44 @@ Result:   experiments/results/alignment.md
 import dataclasses
 
 from kaiju_jax.data import config as data_config
-from kaiju_jax.runs import load
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import workdir as workdir_lib
+
+# For the model of other authors, which has no Z-Reg; our guess.
+_OTHERS = training_config.OptimizerConfig(
+  learning_rate=1e-4,
+  z_reg=training_config.ZRegConfig(attention=0.0, logits=0.0),
+)
 
 
 def get_config(arm: str = 'runs/chat') -> experiment_lib.Experiment:
   """Returns the experiment.
 
   Args:
-    arm: workdir of the model to begin with.
+    arm: the model to begin with.
 
   Raises:
-    OSError, ValueError: there is no run.
+    OSError, ValueError: there is no such model.
   """
-  before = workdir_lib.load_experiment(arm)
+  from kaiju_jax.runs import begin
+
+  before = begin.describe(arm)
+  optimizer = _OTHERS
+  if before.experiment is not None:
+    optimizer = dataclasses.replace(
+      before.experiment.optimizer, learning_rate=1e-3
+    )
   return experiment_lib.Experiment(
-    model=before.model,
+    model=before.config,
     data=data_config.DataConfig(
       task='conversations',
       path='chats.jsonl',
-      tokenizer=load.tokenizer_of(arm, before.data.tokenizer),
-      chat_template=before.data.chat_template,
-      length=min(1024, before.model.max_length),
+      tokenizer=before.tokenizer,
+      chat_template=before.chats,
+      length=min(1024, before.config.max_length),
       batch=2,
     ),
-    optimizer=dataclasses.replace(before.optimizer, learning_rate=1e-3),
+    optimizer=optimizer,
     loop=training_config.LoopConfig(
       steps=300, evaluate_every=100, checkpoint_every=100
     ),

@@ -5,6 +5,7 @@ a workdir    the parameters of its latest checkpoint, whose model must have the
 an export    float weights by their names: an imported model's, or those
              that `experiments.uptrain` made of a teacher. The model of the
              run may add windows and int8, which change no weight.
+a folder     of Hugging Face files, read as an import is
 
 Bungee's scalars and channels' running limits start as in a new model if the
 workdir or the export lacks them.
@@ -18,6 +19,8 @@ from typing import Any
 import jax
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange import generation
+from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
@@ -25,6 +28,7 @@ from kaiju_jax.model import deployed
 from kaiju_jax.model import layers
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import rules
@@ -60,7 +64,7 @@ def params(
 
   Args:
     experiment: the experiment of the new run.
-    path: a workdir, or an export's folder or file.
+    path: a workdir, an export's folder or file, or a Hugging Face folder.
     mesh: the mesh of the run.
 
   Raises:
@@ -68,12 +72,12 @@ def params(
       its model or tokenizer does not fit the run.
   """
   path = pathlib.Path(path)
-  if not is_export(path):
+  if not (is_export(path) or load.is_hugging_face(path)):
     _check_run_tokenizer(path, experiment.data.tokenizer)
     return _params_of_run(experiment, path, mesh)
   if path.is_dir() and (path / tokens.FILE).exists():
     check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
-  export = load.from_export(path)
+  export = load.from_anywhere(path)
   held = export.params
   if deployed.is_deployed(held):
     raise ValueError(
@@ -91,6 +95,45 @@ def params(
   if missing:
     shapes = state.init_params(model, experiment.seed, mesh)
   return _fill(shapes, held, mesh)
+
+
+def describe(path: str | os.PathLike) -> load.Loaded:
+  """Returns what `load.from_anywhere` returns, without parameters.
+
+  The model of a Hugging Face folder has no int8.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `load.from_anywhere`.
+  """
+  folder = pathlib.Path(path)
+  if load.is_hugging_face(folder):
+    config = hugging_face.read_config(
+      path, quantization_config.none(), load.choose_dtype('')
+    )
+    file = tokens.find(folder, config.vocab_size)
+    chats = str(path) if file else ''
+    return load.Loaded(None, config, None, file, str(path), chats=chats)
+  if (folder / own.WEIGHTS).is_file():
+    config = own.load_config(folder / own.WEIGHTS)
+    file = folder / tokens.FILE
+    return load.Loaded(
+      None,
+      config,
+      None,
+      str(file) if file.is_file() else '',
+      str(path),
+      chats=str(path) if (folder / generation.FILE).is_file() else '',
+    )
+  experiment = workdir_lib.load_experiment(path)
+  return load.Loaded(
+    None,
+    experiment.model,
+    None,
+    load.tokenizer_of(path, experiment.data.tokenizer),
+    str(path),
+    experiment,
+    chats=experiment.data.chat_template,
+  )
 
 
 def _params_of_run(experiment, path: pathlib.Path, mesh) -> Any:

@@ -106,7 +106,7 @@ def base(path: str | os.PathLike, dtype: str) -> Loaded:
   from kaiju_jax.model import deployed
 
   folder = pathlib.Path(path)
-  if _is_hugging_face(folder):
+  if is_hugging_face(folder):
     arm = quantization_config.for_serving()
     params, config = hugging_face.read(path, (), stream.DEPLOYED, arm, dtype)
     file = tokens.find(folder, config.vocab_size)
@@ -135,7 +135,7 @@ def base_config(
   from kaiju_jax.training import workdir as workdir_lib
 
   folder = pathlib.Path(path)
-  if _is_hugging_face(folder):
+  if is_hugging_face(folder):
     return hugging_face.read_config(
       path, quantization_config.for_serving(), dtype
     )
@@ -229,7 +229,7 @@ def check_base(path: str | os.PathLike, found: Loaded, is_new: bool) -> None:
     )
 
 
-def _is_hugging_face(folder: pathlib.Path) -> bool:
+def is_hugging_face(folder: pathlib.Path) -> bool:
   """Returns whether a path is a Hugging Face folder."""
   from kaiju_jax.storage import addresses
   from kaiju_jax.storage import files
@@ -334,11 +334,12 @@ def from_export(
     file = file / own.WEIGHTS
   content = ''
   if quantization is not None and coded.is_coded(file):
-    params, config, content = coded.read(file, quantization, _dtype(dtype))
+    dtype = choose_dtype(dtype)
+    params, config, content = coded.read(file, quantization, dtype)
   else:
     params, config = own.load(file)
     if not is_ours:
-      dtype = _dtype(dtype) or config.dtype
+      dtype = choose_dtype(dtype) or config.dtype
       config = dataclasses.replace(config, dtype=dtype)
   return Loaded(
     params,
@@ -411,7 +412,8 @@ def from_anywhere(
   form = stream.MASTERS
   if quantization is not None:
     form = stream.DEPLOYED if stacked else stream.form_for_decoding()
-  params, model = hugging_face.read(path, (), form, quantization, _dtype(dtype))
+  dtype = choose_dtype(dtype)
+  params, model = hugging_face.read(path, (), form, quantization, dtype)
   own_tokenizer = tokens.find(folder, model.vocab_size)
   return Loaded(
     params,
@@ -424,7 +426,7 @@ def from_anywhere(
   )
 
 
-def _dtype(given: str) -> str:
+def choose_dtype(given: str) -> str:
   """Returns the dtype of a folder's activations; '' for the folder's own."""
   from kaiju_jax.kernels import dispatch
 
