@@ -1,0 +1,94 @@
+"""Runs that begin with a model of other authors: a folder, or its import."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.configs import preference
+from experiments.configs import sft
+from kaiju_jax.runs import begin
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load
+from kaiju_jax.runs import train
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.tasks import conversations
+from tests.interchange import family_folders
+from tests.interchange.templates import shapes
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  root = tmp_path_factory.mktemp('begin')
+  fields = family_folders.fields_of('llama') | {'vocab_size': 420}
+  made = family_folders.write(
+    root / 'folder', fields, family_folders.tensors_of(fields)
+  )
+  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
+  for name, text in (
+    ('tokenizer.json', shapes.byte_tokenizer()),
+    ('chat_template.jinja', shapes.TEMPLATES['turns']),
+    ('tokenizer_config.json', json.dumps(settings)),
+    ('generation_config.json', '{"temperature": 0.5}'),
+  ):
+    (made / name).write_text(text)
+  exchange.read(made, root / 'export')
+  chat = [
+    {'role': 'user', 'content': 'z'},
+    {'role': 'assistant', 'content': 'a'},
+  ]
+  (root / 'chats.jsonl').write_text(f'{json.dumps({"messages": chat})}\n' * 4)
+  return root
+
+
+def experiment_of(folders, name, config=sft):
+  one = config.get_config(str(folders / name))
+  one.data.path = str(folders / 'chats.jsonl')
+  one.data.length, one.loop.steps = 32, 1
+  one.loop.evaluate_every = one.loop.checkpoint_every = 1
+  return one
+
+
+@pytest.mark.parametrize('name', ['folder', 'export'])
+def test_a_config_takes_what_the_model_comes_with(folders, name):
+  experiment = experiment_of(folders, name)
+  whole = load.from_anywhere(folders / name)
+  assert experiment.model == whole.config
+  assert experiment.model.quantization.kv == 'none'
+  assert experiment.data.tokenizer == whole.tokenizer != ''
+  assert experiment.optimizer.z_reg.attention == 0
+  # The folder's template, not our own.
+  format = conversations.format_of(experiment)
+  assert format.name == 'template'
+  train.check(experiment)
+  started = begin.params(experiment, folders / name, mesh_lib.single())
+  pairs = jax.tree.map(np.array_equal, started, whole.params)
+  assert all(jax.tree.leaves(pairs))
+  liked = experiment_of(folders, name, preference)
+  assert liked.objective.name == 'preference' and liked.model == whole.config
+
+
+def test_a_run_that_began_with_a_folder_speaks_as_the_folder(folders, tmp_path):
+  experiment = experiment_of(folders, 'folder')
+  train.train(experiment, tmp_path / 'run')
+  found = load.from_workdir(tmp_path / 'run')
+  assert found.chats == str(folders / 'folder')
+  assert found.config == experiment.model
+
+
+@pytest.mark.slow
+def test_adapters_stand_beside_the_codes_of_a_folder(folders, tmp_path):
+  experiment = experiment_of(folders, 'folder')
+  experiment.lora = dataclasses.replace(experiment.lora, rank=2)
+  train.train(experiment, tmp_path / 'run')
+  found = load.from_workdir(tmp_path / 'run')
+  assert found.config.quantization.matmul == 'int8'
+  assert found.tokenizer
+
+
+@pytest.mark.parametrize('config', [sft, preference])
+def test_where_there_is_no_model_the_path_is_named(config, tmp_path):
+  with pytest.raises(FileNotFoundError, match=f'{tmp_path}/none'):
+    config.get_config(str(tmp_path / 'none'))
