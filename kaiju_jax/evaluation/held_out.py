@@ -1,6 +1,7 @@
 """Evaluates a run on unseen text: loss, bits per byte, sizes of logits."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,7 @@ def evaluator(
   """Returns (params, replica=None) → readings on rows of held-out text.
 
   The readings are `loss` (nats per token), `bits_per_byte`, and two root mean
-  squares over layers, heads and tokens of the first batch: `rms_lse`, of the
+  squares over layers, heads and the tokens that carry loss: `rms_lse`, of the
   attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. Where
   updates are ternary, the model reads the training state's replica, as training
   does.
@@ -77,13 +78,8 @@ def evaluator(
   def evaluate(
     params: Any, replica: ternary.State | None = None
   ) -> dict[str, float]:
-    batches = list(loader.epoch(source, batch))
-    nats = reader.nats(params, replica, batches)
-    return {
-      'loss': nats,
-      'bits_per_byte': perplexity.bits_per_byte(nats, bytes_per_token),
-      **reader.root_mean_squares(params, replica, batches[0]),
-    }
+    means = reader.read(params, replica, loader.epoch(source, batch))
+    return _readings(means, bytes_per_token)
 
   return evaluate
 
@@ -102,7 +98,7 @@ def sources_evaluator(
 
   Each source has the readings `loss/NAME` and `bits_per_byte/NAME`. The whole
   mix has `loss` and `bits_per_byte`, as if its tokens were mixed by `shares`.
-  The two root mean squares are those of the first source's first batch.
+  So are the two root mean squares.
 
   Args:
     model: the transformer.
@@ -124,25 +120,20 @@ def sources_evaluator(
   def evaluate(
     params: Any, replica: ternary.State | None = None
   ) -> dict[str, float]:
-    nats, sizes = {}, {}
-    for name, source in sources.items():
-      batches = list(loader.epoch(source, batch))
-      nats[name] = reader.nats(params, replica, batches)
-      sizes = sizes or reader.root_mean_squares(params, replica, batches[0])
-    loss, size = (
-      float(np.dot(shares, list(values.values())))
-      for values in (nats, bytes_per_token)
-    )
-    found = {
-      'loss': loss,
-      'bits_per_byte': perplexity.bits_per_byte(loss, size),
-      **sizes,
+    means = {
+      name: reader.read(params, replica, loader.epoch(source, batch))
+      for name, source in sources.items()
     }
-    for name, own in nats.items():
-      found[f'loss/{name}'] = own
-      found[f'bits_per_byte/{name}'] = perplexity.bits_per_byte(
-        own, bytes_per_token[name]
-      )
+    mixed = {
+      reading: float(np.dot(shares, [own[reading] for own in means.values()]))
+      for reading in next(iter(means.values()))
+    }
+    size = float(np.dot(shares, list(bytes_per_token.values())))
+    found = _readings(mixed, size)
+    for name, own in means.items():
+      readings = _readings(own, bytes_per_token[name])
+      for reading in 'loss', 'bits_per_byte':
+        found[f'{reading}/{name}'] = readings[reading]
     return found
 
   return evaluate
@@ -154,59 +145,67 @@ def _bytes_per_token(source: _Some) -> float:
   return source.byte_count() / tokens
 
 
+def _readings(
+  means: Mapping[str, float], bytes_per_token: float
+) -> dict[str, float]:
+  """Returns the readings of a text's means."""
+  bits = perplexity.bits_per_byte(means['loss'], bytes_per_token)
+  roots = {x: float(np.sqrt(y)) for x, y in means.items() if x != 'loss'}
+  return {'loss': means['loss'], 'bits_per_byte': bits, **roots}
+
+
 class _Reader:
-  """The evaluators' calls on devices, compiled once for all sources."""
+  """The evaluators' call on devices, compiled once for all sources."""
 
   def __init__(
     self, model: transformer.Transformer, mesh: jax.sharding.Mesh, chunk: int
   ):
     @on_devices.each(mesh)
     def summed(params, held, rows_BL):
-      value = language.weighted_cross_entropy(
-        model, params, rows_BL, 0.0, 0.0, held, chunk
-      )
-      weight = jnp.sum(rows_BL.weight_BL)
-      return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
-
-    @on_devices.each(mesh)
-    def readings(params, held, rows_BL):
-      _, left = model.apply(
-        {'params': params, **held},
+      variables = {'params': params, **held}
+      hidden_BLD, left = model.apply(
+        variables,
         rows_BL.tokens_BL,
         rows_BL.visibility(),
         method='hidden',
         mutable=['readings'],
       )
-      return left['readings']
+      loss_BL = language.hidden_cross_entropy(
+        model, variables, hidden_BLD, rows_BL, 0.0, chunk
+      )
+      of_tokens = {
+        'loss': loss_BL,
+        **_mean_squares(left['readings']),
+        'weight': jnp.ones_like(loss_BL),
+      }
+      return {
+        name: collectives.total(
+          jnp.sum(rows_BL.weight_BL * x_BL), 'B', rules.ROWS
+        )
+        for name, x_BL in of_tokens.items()
+      }
 
     self._summed = summed
-    self._readings = readings
 
-  def nats(self, params, replica, batches: Sequence[packing.Batch]) -> float:
-    """Returns the mean cross-entropy of the batches' tokens."""
-    held = ternary_plan.collections(replica)
-    sums = np.sum(
-      [jax.device_get(self._summed(params, held, b)) for b in batches], axis=0
-    )
-    return float(sums[0] / sums[1])
-
-  def root_mean_squares(
-    self, params, replica, batch: packing.Batch
+  def read(
+    self, params, replica, batches: Iterable[packing.Batch]
   ) -> dict[str, float]:
-    """Returns the pooled readings of one batch."""
+    """Returns means over the batches' tokens: of the loss, and of squares."""
     held = ternary_plan.collections(replica)
-    return _root_mean_squares(
-      jax.device_get(self._readings(params, held, batch))
-    )
+    found = [jax.device_get(self._summed(params, held, b)) for b in batches]
+    sums = {x: sum(float(one[x]) for one in found) for x in found[0]}
+    weight = sums.pop('weight')
+    return {name: one / weight for name, one in sums.items()}
 
 
-def _root_mean_squares(readings) -> dict[str, float]:
-  """Returns each named reading, pooled over the layers that made one."""
+def _mean_squares(readings) -> dict[str, jax.Array]:
+  """Returns each reading [B, L], its mean over the layers that made one."""
   pooled = {}
-  for path, value in jax.tree_util.tree_leaves_with_path(readings):
+  for path, x_BL in jax.tree_util.tree_leaves_with_path(readings):
     name = next(k.key for k in reversed(path) if hasattr(k, 'key'))
-    pooled.setdefault(name, []).append(np.square(value).ravel())
+    # A scan of layers puts theirs in front.
+    pooled.setdefault(name, []).append(x_BL.reshape(-1, *x_BL.shape[-2:]))
   return {
-    name: float(np.sqrt(np.mean(np.concatenate(values))))
+    f'rms_{name}': jnp.mean(jnp.concatenate(values), axis=0)
     for name, values in pooled.items()
   }

@@ -23,7 +23,6 @@ from kaiju_jax.model import past
 from kaiju_jax.model import z_reg
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
-from kaiju_jax.sharding import rules
 
 
 class Attention(heads_lib.Heads):
@@ -124,11 +123,10 @@ class Attention(heads_lib.Heads):
     return logit_BLH * self.config.head_dim**-0.5
 
   def _read(self, lse_BLH, mean_BLH) -> None:
-    """Stores the logits' rms in the collection 'readings', for evaluations."""
-    for name, x_BLH in ('rms_lse', lse_BLH), ('rms_mean_logit', mean_BLH):
-      square = collectives.mean(jnp.mean(jnp.square(x_BLH)), 'H')
-      square = collectives.mean(square, 'B', rules.ROWS)
-      self.sow('readings', name, jnp.sqrt(square))
+    """Stores means over heads, [B, L], in 'readings', for evaluations."""
+    for name, x_BLH in ('lse', lse_BLH), ('mean_logit', mean_BLH):
+      square_BL = jnp.mean(jnp.square(x_BLH), axis=-1)
+      self.sow('readings', name, collectives.mean(square_BL, 'H'))
 
   def _output(self, out_BLHK):
     config = self.config

@@ -1,12 +1,15 @@
 """Bits per byte are those of the rows that are read, whatever the tokenizer."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import packing
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import held_out
@@ -14,6 +17,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import state
+from tests.model import params as params_lib
 
 
 @pytest.fixture
@@ -89,8 +93,42 @@ def test_the_mix_is_its_sources_by_their_shares(words, uniform):
   # A token has 2 bytes in one source, and 15 in the other.
   bits = loss / math.log(2) / (0.25 * 2 + 0.75 * 15)
   assert found['bits_per_byte'] == pytest.approx(bits)
+  other = held_out.evaluator(model, corpora['s'], 16, 1, 2)(params)
   for reading in 'rms_lse', 'rms_mean_logit':
-    assert found[reading] == alone[reading]
+    square = 0.25 * alone[reading] ** 2 + 0.75 * other[reading] ** 2
+    assert found[reading] ** 2 == pytest.approx(square)
+
+
+def test_sizes_of_logits_do_not_depend_on_the_batch(words, uniform):
+  """They are means over every token that carries loss, and over no other."""
+  model = uniform[0].clone(
+    config=dataclasses.replace(uniform[0].config, num_layers=2, num_heads=2)
+  )
+  params = params_lib.drawn(model)
+  texts = [' a' * 15, ' sesquipedalian' * 9, ' a sesquipedalian' * 5]
+  corpus = text_lib.corpus(
+    [documents_lib.Document(x, (x,)) for x in texts], words, measured=True
+  )
+  rows = text_lib.Rows(corpus, 16, seed=0)
+  squares, weights = [], []
+  for n in range(3):
+    batch = packing.stack([rows[n]])
+    _, left = model.apply(
+      {'params': params},
+      batch.tokens_BL,
+      batch.visibility(),
+      mutable=['readings'],
+    )
+    leaves = jax.tree_util.tree_leaves_with_path(left)
+    squares.append(
+      np.mean([x.reshape(-1, 16) for k, x in leaves if 'lse' in str(k)], (0, 1))
+    )
+    weights.append(batch.weight_BL[0])
+  wanted = math.sqrt(np.average(squares, weights=weights))
+  for size in 1, 2, 3, 5:
+    found = held_out.evaluator(model, corpus, 16, size, 3)(params)
+    assert found['rms_lse'] == pytest.approx(wanted, rel=1e-5), size
+    assert found['rms_mean_logit'] > 0
 
 
 def test_a_byte_is_a_token_of_one_byte(uniform):
