@@ -12,6 +12,7 @@ accepts.
 """
 
 from collections.abc import Collection
+from collections.abc import Mapping
 import dataclasses
 import os
 import pathlib
@@ -48,6 +49,7 @@ def write(
   tokenizer: str = '',
   accepted: Collection[str] = (),
   replica: ternary_plan.State | None = None,
+  beside: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
   """Writes a model as an Arcee folder; whole or not at all.
 
@@ -58,6 +60,7 @@ def write(
     tokenizer: path of a `tokenizer.json`, '' for bytes.
     accepted: those of `lost.NAMES` that the folder may lose.
     replica: the training state's replica, where its updates were ternary.
+    beside: texts of further files, by name, such as a chat template's.
 
   Returns:
     The losses, {name: a sentence}; empty where logits are the same.
@@ -83,6 +86,8 @@ def write(
     files.write_json(path / _CONFIG, arcee.fields(config, bos_id))
     if lost:
       files.write_json(path / 'lost.json', lost)
+    for name, text in (beside or {}).items():
+      files.write_text(path / name, text)
   return lost
 
 

@@ -59,15 +59,20 @@ def export(
   if is_arcee:
     lost_lib.refuse(lost, accepted)
   found = load.from_workdir(workdir)
-  merged, beside = '', {}
+  merged = ''
+  beside = generation.copy(pathlib.Path(found.chats)) if found.chats else {}
   if found.experiment.lora.rank:
     merged = f'{describe_merged(found)}\n'
-    if not found.is_ours:
-      beside = generation.copy(pathlib.Path(found.chats))
     found = adapters.merge(found)
   if is_arcee:
     hugging_face.write(
-      out, found.params, config, found.tokenizer, accepted, found.replica
+      out,
+      found.params,
+      config,
+      found.tokenizer,
+      accepted,
+      found.replica,
+      beside,
     )
   else:
     own.write(

@@ -130,6 +130,7 @@ def write(
       its weights do not fit the student, the text cannot be read, or the folder
       exists.
   """
+  from kaiju_jax.interchange import generation
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import plain
   from kaiju_jax.interchange import tokens
@@ -149,13 +150,16 @@ def write(
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
     tokenizer = None
-  run = _run(
+  # Its template, the tokens that end a reply and its settings of sampling.
+  beside = generation.copy(pathlib.Path(found.chats)) if found.chats else {}
+  beside[CONFIG] = _run(
     config,
     tokens.FILE if tokenizer else '',
     start.text,
     alignment_of(found.config, str(teacher)),
+    bool(found.chats),
   )
-  own.write(out, params, config, tokenizer, masters=True, beside={CONFIG: run})
+  own.write(out, params, config, tokenizer, masters=True, beside=beside)
   file = pathlib.Path(out) / CONFIG
   return '\n'.join(
     (
@@ -303,6 +307,7 @@ def _run(
   file: str,
   text: str = '',
   alignment: objective_config.AttentionAlignment | None = None,
+  chats: bool = False,
 ) -> str:
   """Returns the text of the config of a run that begins with the student.
 
@@ -311,6 +316,7 @@ def _run(
     file: its tokenizer's file in the same folder; '' for bytes.
     text: path of the run's text; '' for the default.
     alignment: the teacher of the arm 'align'.
+    chats: whether the folder has the chat template of the teacher.
   """
   alignment = alignment or objective_config.AttentionAlignment()
   tokenizer = f'str(FOLDER / {file!r})' if file else "''"
@@ -322,6 +328,7 @@ def _run(
     tokenizer=tokenizer,
     length=length,
     path=text,
+    chats='str(FOLDER)' if chats else "''",
   )
 
 
@@ -396,7 +403,10 @@ def get_config(arm: str = '') -> experiment_lib.Experiment:
   experiment = experiment_lib.Experiment(
     model={model},
     data=data_config.DataConfig(
-      path={path!r}, tokenizer={tokenizer}, length={length}
+      path={path!r},
+      tokenizer={tokenizer},
+      chat_template={chats},
+      length={length},
     ),
     begin_with=str(FOLDER),
   )

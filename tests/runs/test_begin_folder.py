@@ -9,10 +9,14 @@ import pytest
 
 from experiments.configs import preference
 from experiments.configs import sft
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.runs import begin
+from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
+from kaiju_jax.runs import uptrain
+from kaiju_jax.runs.ablation import plan
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.tasks import conversations
 from tests.interchange import family_folders
@@ -74,8 +78,33 @@ def test_a_run_that_began_with_a_folder_speaks_as_the_folder(folders, tmp_path):
   experiment = experiment_of(folders, 'folder')
   train.train(experiment, tmp_path / 'run')
   found = load.from_workdir(tmp_path / 'run')
-  assert found.chats == str(folders / 'folder')
   assert found.config == experiment.model
+  exchange.export(tmp_path / 'run', tmp_path / 'out', format='kaiju')
+  wanted = speech_of(folders / 'folder')
+  assert wanted[0] and wanted[2] == {'temperature': 0.5}
+  assert speech_of(tmp_path / 'run') == wanted
+  assert speech_of(tmp_path / 'out') == wanted
+
+
+def speech_of(path):
+  """Returns a model's template, stop tokens and settings of sampling."""
+  loaded = load.from_anywhere(path)
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  found = defaults.read(loaded, tokenizer)
+  stops = found.format.stop_tokens
+  return found.format.digest, stops, found.generation.sampling
+
+
+def test_a_student_speaks_as_its_teacher(folders, tmp_path):
+  uptrain.write(folders / 'folder', tmp_path / 'student')
+  wanted = speech_of(folders / 'folder')
+  assert speech_of(tmp_path / 'student') == wanted
+  # So does a run that begins with it.
+  run = plan.resolve(f'{tmp_path}/student/config.py', [])
+  assert run.data.chat_template == str(tmp_path / 'student')
+  assert conversations.format_of(run).digest == wanted[0]
+  described = begin.describe(tmp_path / 'student')
+  assert described.chats == str(tmp_path / 'student')
 
 
 @pytest.mark.slow
