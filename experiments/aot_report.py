@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _ACCELERATOR)
   if (_PRESET.value is None) == (_CONFIG.value is None):
     raise app.UsageError('exactly one of --preset and --config is needed.')
+  command.refuse_beside(_CONFIG, _ARM, _LENGTH, _ROWS, _MICROBATCHES)
   if not _report():
     raise SystemExit(1)
 

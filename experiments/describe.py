@@ -55,6 +55,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   if (_PRESET.value is None) == (_CONFIG.value is None):
     raise app.UsageError('exactly one of --preset and --config is needed.')
+  command.refuse_beside(_CONFIG, _ARM)
   _describe()
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import overrides
 from kaiju_jax.runs.sweeps import study
 
 _CONFIG = study.define_config('sweep')
@@ -49,6 +50,14 @@ _STUDY = study.define('runs/rates', '0,1')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
+  overrides.refuse(
+    {
+      'optimizer.learning_rate': '--rates',
+      'optimizer.transfer': '--transfer',
+      'optimizer.transfer_base': '--widths',
+      'seed': '--seeds',
+    }
+  )
   widths = command.numbers(_WIDTHS, int, 2, 'a line needs two or more')
   rates = command.numbers(_RATES, float, 3, 'a parabola needs three or more')
   if _PREDICT.value <= widths[-1]:

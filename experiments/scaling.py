@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import overrides
 from kaiju_jax.runs.sweeps import study
 
 _CONFIG = study.define_config('sweep')
@@ -48,6 +49,9 @@ _STUDY = study.define('runs/scaling', '0')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
+  overrides.refuse(
+    {'loop.tokens': '--tokens', 'loop.steps': '--tokens', 'seed': '--seeds'}
+  )
   why = 'the law needs three or more'
   widths = command.numbers(_WIDTHS, int, 3, why)
   tokens = command.numbers(_TOKENS, int, 3, why)

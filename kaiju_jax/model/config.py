@@ -131,6 +131,8 @@ DIGESTED = (
   *('quantization.ternary.least_scale', 'quantization.wire_gradients'),
   *('quantization.wire_header',),
 )
+# The fields that say how a model is computed, not which one it is.
+COMPUTED = 'dtype', 'attention', 'remat'
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),

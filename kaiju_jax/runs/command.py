@@ -22,6 +22,7 @@ from absl import flags
 from absl import logging
 
 from kaiju_jax.interchange import fields
+from kaiju_jax.runs import overrides
 from kaiju_jax.storage import addresses
 from kaiju_jax.training import experiment as experiment_lib
 
@@ -54,7 +55,10 @@ def parse(argv: Sequence[str]) -> list[str]:
   """Reads the flags for `app.run`; a bad --config is one line, no traceback."""
   try:
     check_fields(argv)
-    return app.parse_flags_with_usage(named_configs(argv))
+    words = app.parse_flags_with_usage(named_configs(argv))
+    if values := overrides.read_flags():
+      overrides.check(flags.FLAGS['config'].value, values)
+    return words
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 
@@ -71,6 +75,20 @@ def check(argv: Sequence[str], *needed: flags.FlagHolder) -> None:
   for flag in needed:
     if flag.value in (None, '', []):
       raise app.UsageError(f'--{flag.name} is missing.')
+
+
+def refuse_beside(ruler: flags.FlagHolder, *ruled: flags.FlagHolder) -> None:
+  """Refuses flags that have no effect beside another one.
+
+  Raises:
+    ValueError: names both.
+  """
+  for flag in ruled:
+    if ruler.value is not None and flag.present:
+      raise ValueError(
+        f'--{flag.name}={flag.value}: has no effect with --{ruler.name}, which'
+        ' determines it.'
+      )
 
 
 def define_seeds(default: str = '0', text: str = 'Seeds of the runs.'):

@@ -303,9 +303,8 @@ def _base_config(
   given = experiment.model
   base = workdir_lib.find_base(experiment.begin_with)
   found = load.base_config(base, given.dtype)
-  return dataclasses.replace(
-    found, dtype=given.dtype, attention=given.attention, remat=given.remat
-  )
+  computed = {name: getattr(given, name) for name in model_config.COMPUTED}
+  return dataclasses.replace(found, **computed)
 
 
 def check(experiment: experiment_lib.Experiment) -> None:

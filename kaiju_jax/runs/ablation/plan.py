@@ -15,6 +15,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import overrides as overrides_lib
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import batch_schedule
@@ -153,8 +154,8 @@ def runs(
   With a mesh, each run spreads over its devices.
 
   Raises:
-    OSError, ValueError: a bad override, or a workdir that holds another
-      experiment.
+    OSError, ValueError: a bad override, arms that are the same experiment, or a
+      workdir that holds another one.
   """
   for override in overrides:
     if not override.startswith('--config.') or '=' not in override:
@@ -163,12 +164,15 @@ def runs(
       )
     if override.startswith('--config.seed='):
       raise ValueError(f'{override}: --seeds lists the seeds.')
+  words = (one.removeprefix('--config.').partition('=') for one in overrides)
+  values = {name: value for name, _, value in words}
   planned = []
   for seed in seeds:
+    found = {}
     for arm in arms:
       arguments = (f'--config.seed={seed}', *overrides)
       workdir = root / arm / f'seed{seed}'
-      experiment = resolve(f'{config}:{arm}', arguments)
+      experiment = found[arm] = resolve(f'{config}:{arm}', arguments)
       workdir_lib.check(workdir, experiment)
       if mesh is not None:
         fit.check(experiment, mesh)
@@ -182,6 +186,7 @@ def runs(
         f'--workdir={workdir}',
       )
       planned.append(Run(arm, seed, workdir, experiment, command))
+    overrides_lib.check_arms(found, values)
   return planned
 
 
