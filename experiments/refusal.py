@@ -201,7 +201,9 @@ def _read_head():
   if _JUDGE.value == 'gate':
     return None, None
   loaded = load.from_anywhere(_MODEL.value)
-  return said.Reader(loaded), heads.load(_HEAD.value, loaded.config.d_model)
+  return said.Reader(loaded), heads.load(
+    _HEAD.value, loaded.config.d_model, heads.digest(loaded)
+  )
 
 
 def _inputs(halves) -> dict[str, str]:

@@ -160,12 +160,18 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.safety import train_head
 
   loaded = load.from_anywhere(_MODEL.value)
-  d_model = loaded.config.d_model
-  head = heads.load(_HEAD.value, d_model) if _HEAD.value else None
+  head = None
+  if _HEAD.value:
+    d_model, digest = loaded.config.d_model, heads.digest(loaded)
+    head = heads.load(_HEAD.value, d_model, digest)
   settings = train_head.Settings(head=head, **_TEXTS.division)
   result = train_head.train(said.Reader(loaded), rows, gate, settings)
   train_head.write(
-    result, _SAFETY.value, _OUT.value, report.report_head(result)
+    result,
+    _SAFETY.value,
+    _OUT.value,
+    report.report_head(result),
+    heads.list_digests(_MODEL.value, loaded),
   )
   certifying.finish(_OUT.value, 'token head', result.version, result.outcome)
 

@@ -27,15 +27,20 @@ _PART = re.compile(r'(#\d+)+$')
 
 
 def describe(
-  training: text.Corpus, held_out: text.Corpus | None = None
+  training: text.Corpus,
+  held_out: text.Corpus | None = None,
+  teacher: str = '',
 ) -> dict[str, Any]:
   """Returns a description that distinguishes a text from others, for JSON.
 
   Args:
     training: the source's training documents.
     held_out: its held-out documents, if any.
+    teacher: hash of the targets that are read beside it; '' for none.
   """
   described = {'training': _counts(training)}
+  if teacher:
+    described['teacher'] = teacher
   if held_out is not None:
     described['held_out'] = _counts(held_out)
   files = {
@@ -68,6 +73,7 @@ def check(saved: Any, now: Mapping[str, Mapping[str, Any]]) -> None:
     if not isinstance(then, Mapping):
       changes = ['The checkpoint has no record of it.']
     elif all(then.get(part) == own.get(part) for part in _PARTS):
+      _check_teacher(then, own)
       continue
     else:
       changes = [*_count_changes(then, own), *_files_changed(then, own)]
@@ -76,6 +82,16 @@ def check(saved: Any, now: Mapping[str, Mapping[str, Any]]) -> None:
       f'{field}: the text is not what it was at the checkpoint.'
       f' {" ".join(changes)} A run goes on with the text that it began with:'
       ' restore it, or begin another run in a new --workdir.'
+    )
+
+
+def _check_teacher(then: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+  # Checkpoints of an earlier version have no record of it.
+  if then.get('teacher', own.get('teacher')) != own.get('teacher'):
+    raise ValueError(
+      'data.teacher: holds targets of another teacher, or sampled otherwise,'
+      ' than at the checkpoint. Restore that store, or begin another run in a'
+      ' new --workdir.'
     )
 
 

@@ -120,8 +120,20 @@ def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
   return jnp.sum(added_BLC, axis=-1)
 
 
-def save(path: str | os.PathLike, params: Any, config: TokenHeadConfig) -> None:
+def save(
+  path: str | os.PathLike,
+  params: Any,
+  config: TokenHeadConfig,
+  models: Sequence[str] = (),
+) -> None:
   """Writes a head and the names of its dimensions; the file is whole or absent.
+
+  Args:
+    path: the path of the file.
+    params: the head's parameters.
+    config: its dimensions.
+    models: digests of the model whose hidden states it reads, in all its forms;
+      none if they are not known.
 
   Raises:
     ValueError: bad names, or weights of other dimensions.
@@ -131,6 +143,8 @@ def save(path: str | os.PathLike, params: Any, config: TokenHeadConfig) -> None:
   tensors = {name: np.asarray(x, np.float32) for name, x in params.items()}
   _check_tensors(tensors, config)
   metadata = {'format': _FORMAT, 'names': json.dumps(list(config.names))}
+  if models:
+    metadata['models'] = json.dumps(list(models))
   tensor_file.write(path, tensors, metadata)
 
 
@@ -138,6 +152,7 @@ def load(
   path: str | os.PathLike,
   names: Sequence[str] | None = None,
   d_model: int | None = None,
+  model: str = '',
 ) -> tuple[Any, TokenHeadConfig]:
   """Returns a head's parameters and its config.
 
@@ -146,11 +161,12 @@ def load(
     names: the dimensions that the caller expects, in order; None for any.
     d_model: D of the model whose hidden states the head will read; None for
       any.
+    model: digest of that model; '' for any.
 
   Raises:
     OSError: the file is missing or cannot be read.
-    ValueError: the file is no head, or its dimensions or D are not the expected
-      ones.
+    ValueError: the file is no head, or its dimensions, D or model are not the
+      expected ones.
   """
   tensors, metadata = tensor_file.read(path, _FORMAT)
   try:
@@ -164,6 +180,12 @@ def load(
     if d_model not in (None, found):
       raise ValueError(
         f'w_DC: reads hidden states of {found} values, model.d_model={d_model}.'
+      )
+    models = strict_json.parse(metadata.get('models', '[]'))
+    if model and models and model not in models:
+      raise ValueError(
+        'reads the hidden states of another model, of digest'
+        f' {" or ".join(map(str, models))}, not {model}.'
       )
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error

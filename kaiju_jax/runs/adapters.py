@@ -23,6 +23,7 @@ from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
+from kaiju_jax.runs import same_model
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
@@ -48,10 +49,11 @@ def start(
     begin.check_tokenizer(
       pathlib.Path(found.tokenizer), experiment.data.tokenizer
     )
-  load.check_base(workdir, found, is_new=True)
+  base = load.digest(found), found.origin
+  same_model.check(workdir, *base, is_new=True)
   params = state_lib.attach(experiment, found.params)
   if workdir_lib.find_base(before) != before:
-    load.check_base(before, found, is_new=False)
+    same_model.check(before, *base, is_new=False)
     trained, frozen = lora.split(params)
     shapes = jax.eval_shape(lambda: trained)
     restored, _ = checkpoint.load(before, {'params': shapes})

@@ -3,9 +3,13 @@
 The step's state holds student and teacher; the loop, and with it a checkpoint,
 sees the student alone, as it sees adapters alone (`adapters.hide_base`). The
 teacher is read again whenever the run starts or resumes.
+
+    teacher.json    in the run's workdir: the teacher's digest, which a resumed
+                    run compares
 """
 
 from collections.abc import Mapping
+import os
 import pathlib
 from typing import Any
 
@@ -17,18 +21,22 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.objectives import attention_alignment
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
+from kaiju_jax.runs import same_model
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 
 
 def read(
-  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh
+  experiment: experiment_lib.Experiment,
+  workdir: str | os.PathLike,
+  mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
   """Returns the teacher's float32 parameters on `mesh`, under their name.
 
   Raises:
     OSError, ValueError: the teacher cannot be read, is not the one that the
-      config describes, is none of the student, or has another tokenizer.
+      config describes or with which the workdir's run began, is none of the
+      student, or has another tokenizer.
   """
   given = experiment.objective.attention_alignment
   found = load.from_anywhere(given.teacher)
@@ -48,6 +56,8 @@ def read(
         f'objective.attention_alignment.{name}={ours!r}: must be {theirs!r},'
         f' as {given.teacher} has.'
       )
+  teacher = load.digest(found), found.origin
+  same_model.check(workdir, *teacher, is_new=True, role='teacher')
   weights = plain.weights(found.params, found.config, found.replica)
   params = plain.params(weights, config)
   stored = jax.device_put(params, rules.shardings(params, mesh))

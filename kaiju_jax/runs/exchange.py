@@ -158,3 +158,22 @@ def read(
     f' {config.d_model}, {count:,} parameters,'
     f' {"a" if tokenizer else "no"} tokenizer.'
   )
+
+
+def list_digests(path: str | os.PathLike, loaded: load.Loaded) -> list[str]:
+  """Returns the digests of the forms of a model: as loaded, and as its codes.
+
+  An export of a workdir has one of them, if the same device made its codes.
+
+  Args:
+    path: where the model was loaded from; of a run with adapters, the base's
+      codes are meant.
+    loaded: the result of `load.from_anywhere`.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `load.base`.
+  """
+  coded = load.base(workdir_lib.find_base(str(path)), loaded.config.dtype)
+  # An export has the config of its run, ternary updates included.
+  forms = loaded, coded, coded._replace(config=loaded.config)
+  return list(dict.fromkeys(map(load.digest, forms)))

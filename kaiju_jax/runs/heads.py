@@ -7,10 +7,36 @@ from typing import Any
 import jax
 
 from kaiju_jax.model import token_head as token_head_lib
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load as load_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import state
 from kaiju_jax.training import workdir as workdir_lib
+
+
+def digest(loaded: load_lib.Loaded) -> str:
+  """Returns the digest that a head's file must have, '' for any.
+
+  Models of other libraries are quantized in several ways, on each of which a
+  head may be used.
+  """
+  return load_lib.digest(loaded) if loaded.is_ours else ''
+
+
+def list_digests(path: str | os.PathLike, loaded: load_lib.Loaded) -> list[str]:
+  """Returns the digests that a head's file gets; none as for `digest`.
+
+  Args:
+    path: where the model was loaded from.
+    loaded: the model.
+  """
+  if not loaded.is_ours:
+    return []
+  has_adapters = loaded.experiment is not None and loaded.experiment.lora.rank
+  if has_adapters:
+    return [load_lib.digest(loaded)]
+  return exchange.list_digests(path, loaded)
 
 
 def load_run(path: str | os.PathLike) -> tuple[Any, Any]:
@@ -32,13 +58,16 @@ def load_run(path: str | os.PathLike) -> tuple[Any, Any]:
   return found['params']['token_head'], token_head_lib.TokenHeadConfig(names)
 
 
-def load(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
+def load(
+  path: str | os.PathLike, d_model: int, model: str = ''
+) -> tuple[Any, Any]:
   """Returns the parameters and the `TokenHeadConfig` of a token-level head.
 
   Args:
     path: a file of `model/token_head.save`, or the workdir of a run that
       trained one.
     d_model: D of the model whose hidden states the head will read.
+    model: its digest, which a file's must be, if it has one; '' for any.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError, ValueError: as `load_run`
@@ -46,11 +75,11 @@ def load(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
   """
   if pathlib.Path(path).is_dir():
     return load_run(path)
-  return token_head_lib.load(path, d_model=d_model)
+  return token_head_lib.load(path, d_model=d_model, model=model)
 
 
 def find(
-  head: str, safety: str, d_model: int
+  head: str, safety: str, d_model: int, model: str = ''
 ) -> tuple[Any, token_head_lib.TokenHeadConfig] | None:
   """Returns the head that a server runs; None for none.
 
@@ -58,13 +87,14 @@ def find(
     head: a path as in `load`; '' for the head in `safety`, if there is one.
     safety: the folder of a gate; '' for none.
     d_model: as in `load`.
+    model: as in `load`.
 
   Raises:
     OSError, ValueError: see `load`.
   """
   beside = pathlib.Path(safety) / moderation.HEAD
   if head:
-    return load(head, d_model)
+    return load(head, d_model, model)
   if safety and beside.is_file():
-    return load(beside, d_model)
+    return load(beside, d_model, model)
   return None

@@ -16,9 +16,6 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 
-# The file of a workdir with the digest of its adapters' base.
-BASE = 'base.json'
-
 
 class Loaded(NamedTuple):
   """A model and its source.
@@ -178,6 +175,7 @@ def attach_adapters(
 
   from kaiju_jax.model import lora
   from kaiju_jax.objectives import objective
+  from kaiju_jax.runs import same_model
   from kaiju_jax.training import checkpoint
   from kaiju_jax.training import state
   from kaiju_jax.training import workdir as workdir_lib
@@ -187,7 +185,7 @@ def attach_adapters(
     raise ValueError(f'{path}: has lora.rank=0: it is no run with adapters.')
   base_path = base_path or workdir_lib.find_base(experiment.begin_with)
   found = base(base_path, experiment.model.dtype)
-  check_base(path, found, is_new=False)
+  same_model.check(path, digest(found), found.origin, is_new=False)
   trained, frozen = lora.split(state.attach(experiment, found.params))
   shapes = jax.eval_shape(lambda: trained)
   restored, step = checkpoint.load(path, {'params': shapes})
@@ -199,34 +197,6 @@ def attach_adapters(
     experiment=experiment,
     step=step,
   )
-
-
-def check_base(path: str | os.PathLike, found: Loaded, is_new: bool) -> None:
-  """Refuses a base of other bytes than those that a run began with.
-
-  Args:
-    path: the workdir of a run with adapters.
-    found: the result of `base`.
-    is_new: whether the run may just begin; then this function writes the base's
-      digest where there is none.
-
-  Raises:
-    FileNotFoundError: the workdir has no digest.
-    ValueError: the digests differ.
-  """
-  from kaiju_jax.storage import files
-
-  file = pathlib.Path(path) / BASE
-  here = digest(found)
-  if is_new and not file.is_file():
-    files.write_json(file, {'digest': here, 'path': found.origin})
-    return
-  kept = files.read_json(file)
-  if kept['digest'] != here:
-    raise ValueError(
-      f'{found.origin}: is another base than that of the adapters in {path},'
-      f' which began with {kept["path"]}: digest {here}, not {kept["digest"]}.'
-    )
 
 
 def is_hugging_face(folder: pathlib.Path) -> bool:

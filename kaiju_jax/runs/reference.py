@@ -25,9 +25,12 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import preference
+from kaiju_jax.runs import branch
+from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import conversations as task
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import workdir as workdir_lib
 
 
 def write(
@@ -37,6 +40,7 @@ def write(
   length: int = 1024,
   batch: int = 2,
   reader: 'Reader | None' = None,
+  digest: str = '',
 ) -> tuple[int, int]:
   """Writes the log-probabilities of a file's replies.
 
@@ -47,6 +51,7 @@ def write(
     length: tokens of the rows in which the model reads.
     batch: rows that it reads at a time.
     reader: reads instead, so that several calls compile once.
+    digest: of the model; by default `load.digest`.
 
   Returns:
     How many conversations the file has, and how many were read for it.
@@ -65,7 +70,8 @@ def write(
   )
   experiment = experiment_lib.Experiment(model=loaded.config, data=data)
   format = task.format_of(experiment)
-  hashes = load.digest(loaded), tokenizer_lib.hash_use(format.tokenizer)
+  digest = digest or load.digest(loaded)
+  hashes = digest, tokenizer_lib.hash_use(format.tokenizer)
   known = {}
   if pathlib.Path(out).exists():
     found = choices_lib.read_reference(out, 'out')
@@ -88,6 +94,43 @@ def write(
     known |= dict(zip((names[n] for n in fresh), values, strict=True))
   choices_lib.write_reference(out, choices_lib.Reference(*hashes, known))
   return len(names), len(fresh)
+
+
+def check_start(experiment: experiment_lib.Experiment) -> None:
+  """Refuses a reference that is not of the model that a run begins with.
+
+  That model is what `begin_with` or `loop.branch` names, or the base of its
+  adapters. It may itself be a run with the same reference.
+
+  Raises:
+    OSError, ValueError, checkpoint.RestoreError: the model cannot be read, or
+      is another one.
+  """
+  path, start = experiment.data.reference, experiment.begin_with
+  if experiment.loop.branch:
+    start = str(branch.origin(experiment).workdir)
+  model = choices_lib.read_reference(path).model
+  if start and (_has_reference(start, model) or model in _list(start)):
+    return
+  fix = f'--model={start}' if start else '--model=MODEL, and set begin_with'
+  raise ValueError(
+    f'data.reference={path!r}: was not made by the model of'
+    f' begin_with={start!r}, from which the policy starts. Make it anew:'
+    f' experiments.reference {fix} --data={experiment.data.path} --out={path}'
+  )
+
+
+def _has_reference(path: str, model: str) -> bool:
+  """Returns whether a path is a run whose reference is a model."""
+  try:
+    before = workdir_lib.load_experiment(path).data.reference
+    return bool(before) and choices_lib.read_reference(before).model == model
+  except (OSError, ValueError):
+    return False
+
+
+def _list(path: str) -> list[str]:
+  return exchange.list_digests(path, load.from_anywhere(path))
 
 
 class Reader:

@@ -166,7 +166,9 @@ def read_beside(loaded: load.Loaded, settings: Settings) -> Beside:
   defaults = defaults_lib.read(
     loaded, tokenizer, settings.template, settings.thinking == 'keep'
   )
-  head = heads.find(settings.head, settings.safety, loaded.config.d_model)
+  model = heads.digest(loaded) if settings.head or settings.safety else ''
+  d_model = loaded.config.d_model
+  head = heads.find(settings.head, settings.safety, d_model, model)
   return Beside(tokenizer, defaults, head)
 
 

@@ -131,6 +131,10 @@ def _train(
     _note_idle(jax.device_count())
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   found = tasks.task_of(experiment).load(experiment)
+  if experiment.data.reference and not workdir_lib.checkpoints(workdir):
+    from kaiju_jax.runs import reference
+
+    reference.check_start(experiment)
   programs = {} if programs is None else programs
   # The step knows shapes alone, readings the held-out text as well.
   known = programs.setdefault(_program(experiment, mesh), {})
@@ -243,7 +247,8 @@ def _initial(experiment: experiment_lib.Experiment, workdir, devices):
     if experiment.objective.name == 'attention_alignment':
       from kaiju_jax.runs import attention_teacher
 
-      params = {**params, **attention_teacher.read(experiment, devices)}
+      teacher = attention_teacher.read(experiment, workdir, devices)
+      params = {**params, **teacher}
   elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
     from kaiju_jax.model import depth_scaled

@@ -26,6 +26,7 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.tasks import conversations as conversations_lib
 from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks import spans as spans_lib
+from kaiju_jax.tasks import targets
 from kaiju_jax.tasks import texts as texts_lib
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
@@ -169,7 +170,7 @@ def chance(data: data_config.DataConfig) -> float:
 def _load_text(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   found = texts_lib.read(experiment)
-  described = texts_lib.describe(found)
+  described = texts_lib.describe(found, targets.hash_store(experiment))
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
   if not data.held_out:
     return Data(rows, text=described)

@@ -1,7 +1,10 @@
 """Checks and opens a teacher's targets, the store that `data.teacher` names."""
 
+import hashlib
+import json
 from typing import Any
 
+from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -35,6 +38,23 @@ def check(experiment: experiment_lib.Experiment) -> None:
     vocab_size=experiment.model.vocab_size,
     tokenizer=tokenizer.hash_use(tokenizer.load(data.tokenizer)),
   )
+
+
+def hash_store(experiment: experiment_lib.Experiment) -> str:
+  """Returns a hash of the teacher and the sampling; '' without a teacher.
+
+  Raises:
+    FileNotFoundError, ValueError: `data.teacher` is no store.
+  """
+  if not experiment.data.teacher:
+    return ''
+  from kaiju_jax.distillation import store
+
+  settings = store.read_manifest(experiment.data.teacher).settings
+  fields = strict.dump(settings)
+  del fields['shard']  # It changes no target.
+  text = json.dumps(fields, sort_keys=True).encode()
+  return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def read_beside(experiment: experiment_lib.Experiment, corpus: Any) -> Any:

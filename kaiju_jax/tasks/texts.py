@@ -71,8 +71,14 @@ def read(experiment: experiment_lib.Experiment) -> list[Source]:
   return found
 
 
-def describe(found: Sequence[Source]) -> dict[str, dict[str, Any]]:
+def describe(
+  found: Sequence[Source], teacher: str = ''
+) -> dict[str, dict[str, Any]]:
   """Returns {source's name: `same_text.describe`}, for the loader's state.
+
+  Args:
+    found: the sources.
+    teacher: as in `same_text.describe`.
 
   Raises:
     ValueError: hosts have different texts, so that their rows would not be of
@@ -82,7 +88,7 @@ def describe(found: Sequence[Source]) -> dict[str, dict[str, Any]]:
   from kaiju_jax.training import agreement
 
   texts = {
-    one.config.name: same_text.describe(one.training, one.unseen)
+    one.config.name: same_text.describe(one.training, one.unseen, teacher)
     for one in found
   }
   sums = {name: {**one, 'files': None} for name, one in texts.items()}

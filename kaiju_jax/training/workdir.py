@@ -9,6 +9,8 @@ tensorboard/       the same records as events
 checkpoints/       state and data position (checkpoint.py)
 bad_checkpoints/   checkpoints that could not be read, moved here
 diverged.json      of a run that diverged (divergence.py)
+base.json          digest of the base of adapters, if any
+teacher.json       digest of the teacher of `attention_alignment`
 lock               held by the process that trains here
 
 A workdir must lie in a (possibly mounted) file system, because training appends

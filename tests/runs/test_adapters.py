@@ -118,8 +118,8 @@ def test_a_run_begins_with_the_adapters_of_another(
   assert '/export' in there.origin
   # Beside the same base, and of the same kind alone.
   moved = shutil.copytree(workdir, tmp_path / 'other')
-  found = json.loads((moved / load.BASE).read_text())
-  (moved / load.BASE).write_text(json.dumps({**found, 'digest': '0' * 32}))
+  found = json.loads((moved / 'base.json').read_text())
+  (moved / 'base.json').write_text(json.dumps({**found, 'digest': '0' * 32}))
   with pytest.raises(ValueError, match=r'is another base .* not 0000'):
     train.train(experiment(texts, moved), tmp_path / 'new', programs=programs)
   one.lora.rank = 2
@@ -155,12 +155,12 @@ def test_an_open_folder_is_a_base(texts, tmp_path):
 def test_another_base_is_refused(texts, base, run, tmp_path):
   model = dataclasses.replace(toys.experiment(texts).model, window=4)
   test_exchange.run_of(tmp_path / 'other', model)
-  message = r'other, step 7: is another base than that of the adapters in .*run'
+  message = r'other, step 7: is another base than that of the run in .*run'
   with pytest.raises(ValueError, match=message):
     load.attach_adapters(run[0], tmp_path / 'other')
   moved = shutil.copytree(run[0], tmp_path / 'run')
-  found = json.loads((moved / load.BASE).read_text())
-  (moved / load.BASE).write_text(json.dumps({**found, 'digest': '0' * 32}))
+  found = json.loads((moved / 'base.json').read_text())
+  (moved / 'base.json').write_text(json.dumps({**found, 'digest': '0' * 32}))
   with pytest.raises(ValueError, match=r'is another base .* not 0000'):
     train.train(experiment(texts, texts.parent / 'export'), moved)
 

@@ -281,7 +281,7 @@ def test_an_alignment_that_cannot_begin_is_refused(start, arguments, message):
     plan.resolve(f'{start}/config.py:align', arguments)
 
 
-def test_another_teacher_than_the_configs_is_refused(start):
+def test_another_teacher_than_the_configs_is_refused(start, tmp_path):
   config = f'{start}/config.py:align'
   field = '--config.objective.attention_alignment'
   for name, given, is_right in (
@@ -290,7 +290,7 @@ def test_another_teacher_than_the_configs_is_refused(start):
   ):
     one = plan.resolve(config, [f'{field}.{name}={given}'])
     with pytest.raises(ValueError, match=f'{name}=.*: must be .?{is_right}'):
-      attention_teacher.read(one, mesh_lib.single())
+      attention_teacher.read(one, tmp_path / 'run', mesh_lib.single())
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ class Head:
     loaded: load.Loaded,
     format: chat.Format,
     temperature: float,
+    model: str = '',
   ):
     """Loads the head; compiles nothing.
 
@@ -48,6 +49,7 @@ class Head:
       loaded: the first model, which reads replies for the head.
       format: its chat format.
       temperature: of the softmax over values; 0 for the best reply.
+      model: as in `heads.load`.
 
     Raises:
       OSError, ValueError: no head, a head of another model, or no such
@@ -58,7 +60,7 @@ class Head:
     if not path.exists():
       raise FileNotFoundError(f'{user}: no such file or workdir.')
     try:
-      params, config = heads.load(path, loaded.config.d_model)
+      params, config = heads.load(path, loaded.config.d_model, model)
     except ValueError as error:
       raise ValueError(f'{user}: is no head of {loaded.origin}: {error}') from (
         error

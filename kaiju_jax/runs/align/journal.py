@@ -111,7 +111,8 @@ def read(
     text = prompts_lib.digest(found)
     if isinstance(user, users.Described):
       heat = settings.choice_temperature
-      user = head_lib.Head(user, first, format, heat)
+      digest = model if first.is_ours else ''
+      user = head_lib.Head(user, first, format, heat, digest)
       text = f'{text} {user.digest}'
   described = describe(settings, experiment, model, format, text)
   parts = first, experiment, format, user, log, found

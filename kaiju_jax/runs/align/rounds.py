@@ -142,10 +142,13 @@ class Rounds:
     """Writes what all rounds share, where it is missing."""
     files.write_json(self._out / journal.SETTINGS, self._described)
     self._reference = self._first
+    # New adapters change nothing: the reference is their base.
+    self._digest = self._described['model_digest']
     if not self._experiment.lora.rank:
       if not (self._out / 'reference').exists():
         exchange.export(self._settings.model, self._out / 'reference', 'kaiju')
       self._reference = load.from_export(self._out / 'reference')
+      self._digest = load.digest(self._reference)
     path = self._out / 'held_out.jsonl'
     if not path.exists():
       self._drawer.use(self._first)
@@ -183,6 +186,7 @@ class Rounds:
       folder / 'reference.npz',
       self._experiment.data.length,
       reader=self._reader,
+      digest=self._digest,
     )
     self._train(number, folder, counts)
     readings, others = self._look(number, folder)

@@ -29,6 +29,7 @@ sooner text appears, and the more of a violation's beginning is shown
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import os
 import pathlib
@@ -195,7 +196,11 @@ def train(
 
 
 def write(
-  result: Result, gate: str | os.PathLike, path: str | os.PathLike, report: str
+  result: Result,
+  gate: str | os.PathLike,
+  path: str | os.PathLike,
+  report: str,
+  models: Sequence[str] = (),
 ) -> None:
   """Writes the head's folder; it is whole or absent. See the module.
 
@@ -204,6 +209,7 @@ def write(
     gate: the gate's folder.
     path: the new folder.
     report: the report on the head.
+    models: as in `token_head.save`.
 
   Raises:
     ValueError, OSError: the folder exists, or cannot be written.
@@ -212,7 +218,7 @@ def write(
   with folders.write_whole(path) as folder:
     content = (gate / moderation.GATE).read_bytes()
     (folder / moderation.GATE).write_bytes(content)
-    token_head.save(folder / moderation.HEAD, *result.head)
+    token_head.save(folder / moderation.HEAD, *result.head, models)
     if policy := result.outcome.policy:
       thresholds.write(folder / moderation.THRESHOLDS, policy)
     before = gate / certified.REPORT

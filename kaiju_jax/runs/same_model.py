@@ -1,0 +1,45 @@
+"""Refuses another frozen model than the one that a run began with.
+
+base.json       in the workdir of a run with adapters: the base's digest
+teacher.json    in that of a run that aligns attention: the teacher's
+"""
+
+import os
+import pathlib
+
+from kaiju_jax.storage import files
+from kaiju_jax.training import workdir as workdir_lib
+
+
+def check(
+  path: str | os.PathLike,
+  digest: str,
+  origin: str,
+  is_new: bool,
+  role: str = 'base',
+) -> None:
+  """Refuses a frozen model of other bytes than a run began with.
+
+  Args:
+    path: the workdir of the run.
+    digest: that of the model, `load.digest`.
+    origin: where it lies.
+    is_new: whether the run may just begin; then this function writes the
+      model's digest, if no checkpoint is saved or there is none.
+    role: what the run reads it as: the 'base' of adapters, or a 'teacher'. The
+      digest is in ROLE.json.
+
+  Raises:
+    FileNotFoundError: the workdir has no digest.
+    ValueError: the digests differ.
+  """
+  file = pathlib.Path(path) / f'{role}.json'
+  if is_new and not (file.is_file() and workdir_lib.checkpoints(path)):
+    files.write_json(file, {'digest': digest, 'path': origin})
+    return
+  kept = files.read_json(file)
+  if kept['digest'] != digest:
+    raise ValueError(
+      f'{origin}: is another {role} than that of the run in {path}, which'
+      f' began with {kept["path"]}: digest {digest}, not {kept["digest"]}.'
+    )
