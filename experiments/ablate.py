@@ -13,10 +13,14 @@ Each arm and seed is a process of its own,
         --config.… --workdir=OUT/ARM/seedSEED
 
 whose output goes to that workdir's log.txt. `--jobs` run at once, each on its
-share of the cores. A run that fails is a line of the report and stops no
-other. The same command again runs what is missing: a run is finished once the
-checkpoint of its last step is, and a started one resumes. Ctrl-C lets
-running jobs save, and reports what there is.
+share of the cores. A run that fails or diverges is a line of the report and
+stops no other. The same command again runs what is missing: a run is finished
+once the checkpoint of its last step is, and a started one resumes; one that
+diverged is not repeated while its workdir stands. Ctrl-C lets running jobs
+save, and reports what there is. The data are read once before anything starts.
+
+The report is of all runs in the folder. Those of other settings are listed and
+not compared.
 
 OUT/report.md: means and spreads over the seeds, paired differences to the
 baseline with 95 % intervals, figures, commands, environment.
@@ -37,6 +41,7 @@ from kaiju_jax.runs.ablation import watch
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
 
+_TRAIN = f'{__package__}.train'
 _CONFIG = flags.DEFINE_string(
   'config',
   None,
@@ -55,7 +60,7 @@ _BASELINE = flags.DEFINE_string(
   'baseline', None, "Arm that all others are compared with, instead of ARMS's."
 )
 _MODULE = flags.DEFINE_string(
-  'module', f'{__package__}.train', 'What is run: python -m MODULE.'
+  'module', _TRAIN, 'What is run: python -m MODULE.'
 )
 _FSDP = flags.DEFINE_integer('fsdp', None, 'FSDP width of each run.')
 _TENSOR = flags.DEFINE_integer('tensor', None, 'Tensor width of each run.')
@@ -80,9 +85,19 @@ def _ablate(overrides: Sequence[str]) -> int:
     _MODULE.value,
     _mesh(),
   )
+  missing = [run for run in runs if not run.is_ended()]
+  if _MODULE.value == _TRAIN and len(missing) > 1:
+    plan.check_data(missing)
   files.make_folder(root)
   console = rich.console.Console()
-  statuses, completed = _run(runs, console)
+  statuses, completed = _run(runs, missing, console)
+  others = plan.find_others(config, root, overrides, runs)
+  statuses |= {run.name: _status(run, apart) for run, apart in others}
+  arms = list(module.ARMS)
+  held = [*runs, *(run for run, _ in others)]
+  held.sort(
+    key=lambda run: arms.index(run.arm) if run.arm in arms else len(arms)
+  )
   page = report.write(
     root,
     title=(module.__doc__ or config).strip().splitlines()[0],
@@ -95,36 +110,42 @@ def _ablate(overrides: Sequence[str]) -> int:
         workdir=run.workdir,
         command=('python', *run.command[1:]),
       )
-      for run in runs
+      for run in held
     ],
-    baselines=compared,
+    baselines=plan.baselines(module.ARMS, None, _BASELINE.value) | compared,
   )
   console.print(f'Report: {page}', highlight=False, soft_wrap=True)
   if not completed:
     console.print('Interrupted. The same command goes on.', highlight=False)
-  return 0 if all(s == 'finished' for s in statuses.values()) else 1
+  return 0 if all(statuses[run.name] == 'finished' for run in runs) else 1
+
+
+def _status(run: plan.Run, apart: str = '') -> str:
+  """Returns the status of a run that is not started now."""
+  status = 'finished' if run.is_finished() else 'not run'
+  if run.diverged is not None:
+    status = watch.describe_divergence(run.diverged)
+  return f'{status}, with another {apart}' if apart else status
 
 
 def _run(
-  runs: Sequence[plan.Run], console: rich.console.Console
+  runs: Sequence[plan.Run],
+  missing: Sequence[plan.Run],
+  console: rich.console.Console,
 ) -> tuple[dict[str, str], bool]:
-  """Runs what is not finished; returns each run's status, as `watch.run`."""
-  missing = [run for run in runs if not run.is_finished()]
+  """Runs what is missing; returns each run's status, as `watch.run`."""
   console.print(
     f'{len(missing)} of {len(runs)} runs to do, {_JOBS.value} at a time.',
     highlight=False,
   )
-  statuses = {run.name: 'finished' for run in runs if run not in missing}
+  statuses = {run.name: _status(run) for run in runs}
   ended, completed = watch.run(
     {jobs.Job(run.name, run.command, run.log): [run] for run in missing},
     _JOBS.value,
     plan.Run.is_finished,
     console,
   )
-  statuses |= ended
-  return {
-    run.name: statuses.get(run.name, 'not run') for run in runs
-  }, completed
+  return statuses | ended, completed
 
 
 def _mesh() -> sharding_config.MeshConfig | None:

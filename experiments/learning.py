@@ -6,12 +6,14 @@
 
 Reads ROOT/ARM/seedS of any ablation or needle comparison whose runs evaluate
 along the way (`loop.evaluate_every`). Prints a row per arm with the tokens
-after which the reading is at --least and stays there, and writes
+after which the reading is at --least and stays there, or for a loss at --most,
+which must be below the loss of uniform guesses, and writes
 ROOT/learning.<reading>.png, the reading over tokens. Runs under way are read
 as far as they are.
 """
 
 from collections.abc import Sequence
+import math
 import pathlib
 
 from absl import flags
@@ -22,7 +24,12 @@ _RUNS = flags.DEFINE_string('runs', None, 'Folder of ARM/seedS workdirs.')
 _READING = flags.DEFINE_string(
   'reading', 'eval_accuracy', 'A reading of metrics.jsonl.'
 )
-_LEAST = flags.DEFINE_float('least', 0.95, 'The value that counts as learnt.')
+_LEAST = flags.DEFINE_float(
+  'least', None, 'The value that counts as learnt; 0.95 by default.'
+)
+_MOST = flags.DEFINE_float(
+  'most', None, 'The same of a reading that falls, as eval_loss does.'
+)
 _ARMS = flags.DEFINE_list('arms', None, 'Which arms to show; all by default.')
 
 
@@ -49,11 +56,44 @@ def _show() -> None:
       f'--reading={name!r}: no run has it; there are'
       f' {", ".join(readings) or "none: the runs did not evaluate"}.'
     )
+  threshold = _threshold(runs)
   page = pathlib.Path(_RUNS.value) / f'learning.{name}.png'
   drawn = report.figure(9, 5)
-  learning.draw(drawn, runs, name, _LEAST.value, report.style)
+  learning.draw(drawn, runs, name, threshold, report.style)
   report.save(drawn, page)
-  report.show([learning.table(runs, name, _LEAST.value)], [page])
+  report.show([learning.table(runs, name, threshold)], [page])
+
+
+def _threshold(runs) -> float:
+  """Returns the value that counts as learnt.
+
+  Raises:
+    ValueError: a reading that falls has no --most, or not one below that of
+      uniform guesses.
+  """
+  from kaiju_jax.evaluation import learning
+
+  name = _READING.value
+  if not learning.falls(name):
+    if _MOST.value is not None:
+      raise ValueError(
+        f'--most={_MOST.value}: is for readings that fall; {name} rises: give'
+        ' --least.'
+      )
+    return 0.95 if _LEAST.value is None else _LEAST.value
+  uniform = min(learning.uniform(run, name) for run in runs)
+  if _MOST.value is None or not _MOST.value < uniform:
+    known = '' if uniform == math.inf else f', below {uniform:.3f}'
+    raise ValueError(
+      f'--most={_MOST.value}: {name} falls while a run learns: give the value'
+      f' that counts as learnt{known}{known and ", that of uniform guesses"}.'
+    )
+  if _LEAST.value is not None:
+    raise ValueError(
+      f'--least={_LEAST.value}: is for readings that rise; {name} falls: give'
+      ' --most alone.'
+    )
+  return _MOST.value
 
 
 if __name__ == '__main__':

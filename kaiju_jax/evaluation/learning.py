@@ -1,13 +1,15 @@
 """Reports after how many tokens runs have learnt something.
 
 A run counts as having learnt once a reading of its evaluations reaches a
-threshold and stays there. A run that was stopped early is read as far as it
-went. Runs are compared by tokens, the sources' unit of training.
+threshold and stays there: a loss, or another reading that falls, from above. A
+run that was stopped early is read as far as it went. Runs are compared by
+tokens, the sources' unit of training.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import math
 import os
 import pathlib
 from typing import Any
@@ -19,6 +21,9 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+
+# Parts of the names of readings that are the better, the lower they are.
+_FALLING = 'loss', 'bits', 'perplexity', 'error'
 
 
 class Run(NamedTuple):
@@ -63,30 +68,49 @@ def runs(root: str | os.PathLike) -> list[Run]:
   ]
 
 
-def tokens_to(run: Run, name: str, least: float) -> float | None:
-  """Returns after how many tokens a reading reaches `least` for good.
+def falls(name: str) -> bool:
+  """Returns whether a reading is the better, the lower it is."""
+  return any(word in name for word in _FALLING)
+
+
+def uniform(run: Run, name: str) -> float:
+  """Returns a falling reading of uniform guesses; infinity if it is unknown."""
+  entries = run.experiment.model.vocab_size
+  if name.partition('/')[0] in ('eval_loss', 'eval_language_loss'):
+    return math.log(entries)
+  if (
+    name.startswith('eval_bits_per_byte') and not run.experiment.data.tokenizer
+  ):
+    return math.log2(entries)
+  return math.inf
+
+
+def tokens_to(run: Run, name: str, threshold: float) -> float | None:
+  """Returns after how many tokens a reading reaches a threshold for good.
 
   Args:
     run: the run.
     name: the reading's name in metrics.jsonl.
-    least: the value that counts as learnt.
+    threshold: the value that counts as learnt.
 
   Returns:
-    Tokens at the first evaluation from which on no reading is less; None if the
-    last one is less, or there is none.
+    Tokens at the first evaluation from which on no reading is worse; None if
+    the last one is worse, or there is none.
   """
   learnt = None
   for tokens, value in run.readings(name):
-    if value < least:
+    is_good = value <= threshold if falls(name) else value >= threshold
+    if not is_good:
       learnt = None
     elif learnt is None:
       learnt = tokens
   return learnt
 
 
-def table(runs: Sequence[Run], name: str, least: float) -> rich.table.Table:
-  """Returns a row per arm: tokens to `least` and the last reading, per seed."""
-  found = rich.table.Table(title=f'{name} of {least:g} and above')
+def table(runs: Sequence[Run], name: str, threshold: float) -> rich.table.Table:
+  """Returns a row per arm: tokens to the threshold, and the last readings."""
+  side = 'below' if falls(name) else 'above'
+  found = rich.table.Table(title=f'{name} of {threshold:g} and {side}')
   for header in (
     'arm',
     'layout',
@@ -99,7 +123,7 @@ def table(runs: Sequence[Run], name: str, least: float) -> rich.table.Table:
     found.add_column(header)
   for arm in dict.fromkeys(run.arm for run in runs):
     ours = [run for run in runs if run.arm == arm]
-    reached = [tokens_to(run, name, least) for run in ours]
+    reached = [tokens_to(run, name, threshold) for run in ours]
     lasts = [(run.readings(name) or [(0, float('nan'))])[-1] for run in ours]
     model = ours[0].experiment.model
     quantization = model.quantization
@@ -123,14 +147,14 @@ def draw(
   page: Any,
   runs: Sequence[Run],
   name: str,
-  least: float,
+  threshold: float,
   style: Callable[[int], dict[str, str]],
 ) -> None:
   """Draws the reading over tokens: a line per run, a style per arm.
 
   Args:
     page: an empty `matplotlib.figure.Figure`.
-    runs, name, least: as for `table`.
+    runs, name, threshold: as for `table`.
     style: (an arm's number) → its line's colour and dashes.
   """
   axes = page.add_subplot()
@@ -142,7 +166,7 @@ def draw(
         millions = [one / 1e6 for one in tokens]
         axes.plot(millions, values, **style(index), linewidth=1.3, label=label)
         label = None
-  axes.axhline(least, color='#767676', linewidth=0.8, linestyle=':')
+  axes.axhline(threshold, color='#767676', linewidth=0.8, linestyle=':')
   axes.set_xlabel('tokens, millions')
   axes.set_ylabel(name)
   axes.grid(alpha=0.3)

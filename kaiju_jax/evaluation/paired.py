@@ -11,6 +11,7 @@ holds the true mean difference in 95 of 100 ablations, if the d_s are about
 normal.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -44,6 +45,21 @@ def measures(
   for record in records:
     results |= {k: v for k, v in record.items() if k.startswith('eval_')}
   return results
+
+
+def describe_span(steps: Iterable[int], last: int = LAST) -> str:
+  """Returns which steps of runs `measures` means over, in words.
+
+  Args:
+    steps: each run's number of steps.
+    last: as in `measures`.
+  """
+  found = sorted(set(steps))
+  if not found or found[0] > last:
+    return f'mean of the last {last} steps'
+  if len(found) == 1:
+    return f'mean of all {found[0]} steps'
+  return f'mean of the last {last} steps, or of all if there are fewer'
 
 
 def mean(values: Sequence[float]) -> float:

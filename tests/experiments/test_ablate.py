@@ -52,6 +52,9 @@ def main(argv):
     starts.write_text((starts.read_text() if starts.exists() else '') + 'x')
     used = os.environ.get('JAX_ENABLE_COMPILATION_CACHE')
     (folder / 'cache').write_text(f'{used}')
+    if arm == 'broken' and config.seed == 1:
+      (folder / workdir.DIVERGED).write_text('{"step": 3}')
+      raise SystemExit('error: the loss was NaN')
     if arm == 'broken':
       raise RuntimeError('a layer fell off')
     loss = 10 + config.seed
@@ -125,7 +128,7 @@ def test_report_isolation_and_resumption(place):
   report = (place / 'root' / 'report.md').read_text()
 
   assert report.startswith('# Does the fake arm learn?')
-  losses = tables.rows(report, 'Training loss, mean of the last 100 steps')
+  losses = tables.rows(report, 'Training loss, mean of all 4 steps')
   assert losses['plain'][:3] == ['2', '10.5000', '0.7071']
   # -.1 and -.2: mean -.15, and t(.975, 1) = 12.7062 times .0707107 / √2.
   assert losses['better'] == [
@@ -136,13 +139,20 @@ def test_report_isolation_and_resumption(place):
     '-0.1500 (-0.7853 … +0.4853)',
     '-1.43 % (-7.48 % … +4.62 %)',
   ]
-  assert losses['broken'][:3] == ['0', '–', '–']
+  assert losses['broken'][:3] == ['0, 1 diverged', '–', '–']
   assert tables.rows(report, 'bits, last evaluation')['plain'][1] == '21.0000'
 
-  assert report.count('failed (exit 1)') == 2
-  log = place / 'root' / 'broken' / 'seed1' / 'log.txt'
+  assert report.count('failed (exit 1)') == 1
+  assert report.count('diverged at step 3') == 1
+  assert 'diverged at step 3, ' in done.stdout
+  log = place / 'root' / 'broken' / 'seed0' / 'log.txt'
   assert 'a layer fell off' in log.read_text()
-  assert '`broken/seed1/log.txt`' in report
+  assert '`broken/seed0/log.txt`' in report
+  # The terminal has the error itself, not only where it is.
+  assert re.search(
+    r'broken seed 0: failed \(exit 1\).*\n +RuntimeError: a layer fell off',
+    done.stdout,
+  )
   assert 'fake_train' in report and '--config.seed=1' in report
   assert tables.rows(report, 'Environment')['jax'] == ['1.2.3']
   for figure in re.findall(r'\]\((\w+\.png)\)', report):
@@ -153,12 +163,20 @@ def test_report_isolation_and_resumption(place):
   call(place, '--seeds=0,1')
   flags = '--arms=better', '--compilation_cache=false'
   call(place, '--seeds=0,1,2', *flags)
+  # The report is of all that the folder holds.
+  report = (place / 'root' / 'report.md').read_text()
+  losses = tables.rows(report, 'Training loss, mean of all 4 steps')
+  assert {arm: row[0] for arm, row in losses.items()} == {
+    'plain': '3',
+    'better': '3',
+    'broken': '0, 1 diverged',
+  }
   assert starts(place) == {
     'better/seed0': 1,
     'better/seed1': 1,
     'better/seed2': 1,
     'broken/seed0': 2,
-    'broken/seed1': 2,
+    'broken/seed1': 1,
     'plain/seed0': 1,
     'plain/seed1': 1,
     'plain/seed2': 1,
@@ -168,6 +186,17 @@ def test_report_isolation_and_resumption(place):
     for seed in (1, 2)
   ]
   assert used == ['None', 'false']
+
+  # Runs of other settings are listed, and not compared.
+  flags = '--arms=plain', '--config.loop.steps=5', '--seeds=7'
+  assert call(place, *flags).returncode == 0
+  report = (place / 'root' / 'report.md').read_text()
+  losses = tables.rows(report, 'Training loss, mean of all 5 steps')
+  assert {arm: row[0] for arm, row in losses.items() if row[0] != '0'} == {
+    'plain': '1',
+    'broken': '0, 1 diverged',
+  }
+  assert report.count('finished, with another loop.steps') == 6
 
 
 @pytest.mark.slow
@@ -282,3 +311,17 @@ def test_bad_flags_are_refused_before_anything_runs(refused, flags, message):
   assert done.stderr.startswith('error: ')
   assert message in done.stderr and 'Traceback' not in done.stderr
   assert not (folder / 'root').exists()
+
+
+def test_data_that_no_run_can_read_are_found_before_any_starts(tmp_path):
+  (tmp_path / 'arms.py').write_text(CONFIG)
+  (tmp_path / 'text.jsonl').write_text('{"text": "whole"}\n{"text": "cut')
+  words = (
+    f'experiments.ablate --config={tmp_path / "arms.py"}'
+    f' --out={tmp_path / "root"} --config.data.path={tmp_path / "text.jsonl"}'
+  )
+  (done,) = forked.run([words.split()], imported=['matplotlib.figure'])
+  assert done.returncode == 1
+  assert done.stderr.count('error: ') == 1
+  assert re.search(r'error: .*text\.jsonl.*2', done.stderr), done.stderr
+  assert not (tmp_path / 'root').exists()

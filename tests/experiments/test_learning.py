@@ -2,6 +2,9 @@
 
 import json
 
+import numpy as np
+import pytest
+
 from experiments.configs import induction as config
 from kaiju_jax.evaluation import learning
 from kaiju_jax.storage import files
@@ -11,7 +14,12 @@ from tests.experiments import forked
 
 def of(*accuracies, arm='shared'):
   records = [{'step': 0, 'tokens': 0, 'loss': 1.0}] + [
-    {'step': n, 'tokens': 1000 * n, 'eval_accuracy': accuracy}
+    {
+      'step': n,
+      'tokens': 1000 * n,
+      'eval_accuracy': accuracy,
+      'eval_loss': 8.07,
+    }
     for n, accuracy in enumerate(accuracies, 1)
   ]
   return learning.Run(arm, config.get_config(arm), records)
@@ -26,6 +34,18 @@ def test_tokens_are_counted_up_to_where_a_reading_stays():
   assert tokens_to(0.99, 0.1) is None
   assert tokens_to() is None
   assert learning.tokens_to(of(0.99), 'eval_answered', 0.95) is None
+
+
+@pytest.mark.parametrize('name', ['eval_accuracy', 'eval_loss/clean'])
+def test_a_reading_is_good_on_its_own_side_of_the_threshold(name):
+  rng = np.random.default_rng(0)
+  for _ in range(200):
+    values = rng.choice([1.0, 2.0, 3.0, 8.07, np.nan, np.inf], size=5)
+    records = [{'tokens': n, name: x} for n, x in enumerate(values.tolist())]
+    run = learning.Run('arm', config.get_config('shared'), records)
+    good = values <= 2 if 'loss' in name else values >= 2
+    whole = [n for n in range(5) if good[n:].all()]
+    assert learning.tokens_to(run, name, 2.0) == (whole[0] if whole else None)
 
 
 def write(root):
@@ -50,6 +70,10 @@ def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
     f'--runs={tmp_path / "runs"} --reading=eval_x',
     f'--runs={tmp_path / "runs"} --arms=full',
     f'--runs={tmp_path / "empty"}',
+    f'--runs={tmp_path / "runs"} --reading=eval_loss',
+    f'--runs={tmp_path / "runs"} --reading=eval_loss --most=5.6',
+    f'--runs={tmp_path / "runs"} --reading=eval_loss --most=5 --least=1',
+    f'--runs={tmp_path / "runs"} --most=5',
   )
   shown, one, *refused = forked.run(
     [['experiments.learning', *words.split()] for words in commands],
@@ -70,9 +94,13 @@ def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
   for done, message in zip(
     refused,
     (
-      "--reading='eval_x': no run has it; there are eval_accuracy.",
+      "--reading='eval_x': no run has it; there are eval_accuracy, eval_loss.",
       "--arms: 'full' is not one of interleaved_int8, shared.",
       'has no runs, ROOT/ARM/seedS/metrics.jsonl;',
+      'counts as learnt, below 5.545, that of uniform guesses.',
+      '--most=5.6: eval_loss falls while a run learns',
+      '--least=1.0: is for readings that rise; eval_loss falls',
+      '--most=5.0: is for readings that fall; eval_accuracy rises',
     ),
     strict=True,
   ):

@@ -18,6 +18,9 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import overrides as overrides_lib
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
@@ -62,6 +65,15 @@ class Run:
     save follow them.
     """
     return workdir_lib.holds_checkpoint(self.workdir, self.steps)
+
+  def is_ended(self) -> bool:
+    """Returns whether the same command would change nothing."""
+    return self.is_finished() or self.diverged is not None
+
+  @property
+  def diverged(self) -> int | None:
+    """The step at which it diverged; None if it did not."""
+    return workdir_lib.find_divergence(self.workdir)
 
   @property
   def steps(self) -> int:
@@ -188,6 +200,66 @@ def runs(
       planned.append(Run(arm, seed, workdir, experiment, command))
     overrides_lib.check_arms(found, values)
   return planned
+
+
+def find_others(
+  config: str,
+  root: pathlib.Path,
+  overrides: Sequence[str],
+  planned: Sequence[Run],
+) -> list[tuple[Run, str]]:
+  """Returns the runs that a folder holds beside the planned ones.
+
+  Each comes with the names of its fields that this command would set otherwise,
+  '' for none: only such a run may be compared with the planned ones.
+  """
+  known = {run.workdir for run in planned}
+  found = []
+  for folder in sorted(root.glob('*/seed*')):
+    seed = folder.name.removeprefix('seed')
+    if folder in known or not seed.isdecimal():
+      continue
+    try:
+      held = workdir_lib.load_experiment(folder)
+    except (OSError, ValueError):
+      continue  # No run, or one that only an earlier version could read.
+    arm = folder.parent.name
+    run = Run(arm, int(seed), folder, held, _read_command(folder))
+    try:
+      arguments = (f'--config.seed={seed}', *overrides)
+      ours = strict.dump(resolve(f'{config}:{arm}', arguments))
+      apart = ', '.join(strict.differences(ours, strict.dump(held)))
+    except (OSError, ValueError):
+      apart = 'arm'
+    found.append((run, apart))
+  return found
+
+
+def _read_command(folder: pathlib.Path) -> tuple[str, ...]:
+  """Returns the command that last trained in a workdir, () if unknown."""
+  file = folder / 'environment.json'
+  described = files.read_json(file) if file.is_file() else {}
+  return tuple(described.get('command', ()))
+
+
+def check_data(runs: Sequence[Run]) -> None:
+  """Reads the data of all runs once, so that no run starts with unusable ones.
+
+  Raises:
+    OSError, ValueError: as `tasks.registry.Task.load`.
+  """
+  import jax
+
+  # An accelerator's memory is the runs' own.
+  jax.config.update('jax_platforms', 'cpu')
+  read = set()
+  for run in runs:
+    experiment = dataclasses.replace(run.experiment, seed=0)
+    data = experiment.data, experiment.objective, experiment.init
+    key = repr((*data, experiment.model.vocab_size))
+    if key not in read:
+      tasks.task_of(experiment).load(experiment)
+      read.add(key)
 
 
 def _mesh_flags(mesh: sharding_config.MeshConfig) -> tuple[str, ...]:

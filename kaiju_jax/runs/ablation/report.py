@@ -1,5 +1,6 @@
 """Writes an ablation's report, a page and two figures, from metrics.jsonl."""
 
+import collections
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -27,7 +28,8 @@ class Outcome:
   Attributes:
     arm: name of the arm.
     seed: seed of the run.
-    status: 'finished', 'failed (…)', 'stopped' or 'not run'.
+    status: 'finished', 'diverged at step …', 'failed (…)', 'stopped' or 'not
+      run'.
     workdir: the folder of its metrics.
     command: the command that trains it, as a reader would type it.
   """
@@ -72,6 +74,13 @@ def write(
   measured = {
     (r.arm, r.seed): paired.measures(records[r.arm, r.seed]) for r in finished
   }
+  span = paired.describe_span(
+    max((one['step'] for one in records[r.arm, r.seed]), default=0)
+    for r in finished
+  )
+  lost = collections.Counter(
+    r.arm for r in runs if r.status.startswith('diverged')
+  )
   parts = [f'# {title}', f'```\n{shlex.join(command)}\n```']
   # The training loss first: False sorts before True.
   for measure in sorted(
@@ -86,9 +95,10 @@ def write(
       }
       for arm in arms
     }
-    parts += [f'## {_heading(measure)}', _comparison(values, baselines)]
+    heading = _heading(measure, span)
+    parts += [f'## {heading}', _comparison(values, baselines, lost)]
     if measure == 'loss':
-      _draw_final(root / _FINAL, values)
+      _draw_final(root / _FINAL, values, heading)
       _draw_curves(
         root / _CURVES,
         {
@@ -98,7 +108,7 @@ def write(
       )
       parts += [
         f'![Training loss over tokens]({_CURVES})',
-        f'![{_heading(measure)}, by arm]({_FINAL})',
+        f'![{heading}, by arm]({_FINAL})',
       ]
   parts += ['## Runs', _run_table(root, runs, records)]
   parts += ['## How the figures come about', _method()]
@@ -110,22 +120,30 @@ def write(
   return path
 
 
-def _heading(measure: str) -> str:
+def _heading(measure: str, span: str) -> str:
   if measure == 'loss':
-    return f'Training loss, mean of the last {paired.LAST} steps'
+    return f'Training loss, {span}'
   return f'{measure.removeprefix("eval_").replace("_", " ")}, last evaluation'
 
 
 def _comparison(
-  values: Mapping[str, Mapping[int, float]], baselines: Mapping[str, str]
+  values: Mapping[str, Mapping[int, float]],
+  baselines: Mapping[str, str],
+  lost: collections.Counter[str],
 ) -> str:
-  """Returns the table of one measure; `values` is {arm: {seed: value}}."""
+  """Returns the table of one measure.
+
+  Args:
+    values: {arm: {seed: value}}.
+    baselines: as in `write`.
+    lost: {arm: how many of its seeds diverged}.
+  """
   rows = []
   for arm, of_seed in values.items():
     numbers = list(of_seed.values())
     row = [
       arm,
-      str(len(numbers)),
+      str(len(numbers)) + (f', {lost[arm]} diverged' if lost[arm] else ''),
       _number(paired.mean(numbers)) if numbers else '–',
       _number(paired.spread(numbers)) if len(numbers) > 1 else '–',
     ]
@@ -133,7 +151,7 @@ def _comparison(
     if baseline == arm:
       rows.append([*row, '', '', ''])
       continue
-    d = paired.difference(of_seed, values[baseline])
+    d = paired.difference(of_seed, values.get(baseline, {}))
     rows.append(
       [
         *row,
@@ -214,8 +232,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _method() -> str:
   return (
     'The mean and the sample standard deviation (sd) are over the finished'
-    ' seeds. The training loss of a run is the mean over its last'
-    f' {paired.LAST} steps, of those that loop.log_every recorded. A'
+    ' seeds; a seed that diverged is counted beside them. The training loss of'
+    f' a run is the mean over its last {paired.LAST} steps, or over all if it'
+    ' has fewer, of those that loop.log_every recorded. A'
     ' difference is paired: arm minus baseline on the same seed, that is on'
     ' the same first'
     ' parameters and order of data; its interval is a two-sided 95 % t-interval'
@@ -315,7 +334,7 @@ def _running_mean(values, span: int):
 
 
 def _draw_final(
-  path: pathlib.Path, values: Mapping[str, Mapping[int, float]]
+  path: pathlib.Path, values: Mapping[str, Mapping[int, float]], title: str
 ) -> None:
   """Draws each arm's final loss: a dot per seed, a bar at the mean."""
   figure = report.figure(8, 1.5 + 0.4 * len(values))
@@ -345,7 +364,7 @@ def _draw_final(
   axes.set_ylim(len(values) - 0.5, -0.5)
   axes.set_xlabel('training loss (nats per token)')
   axes.set_ylabel('arm')
-  axes.set_title(f'Training loss, mean of the last {paired.LAST} steps')
+  axes.set_title(title)
   axes.grid(axis='x', alpha=0.3)
   figure.legend(loc='outside right upper')
   report.save(figure, path)

@@ -17,8 +17,10 @@ from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import progress
+from kaiju_jax.training import workdir
 
 _LOOKED = 2.0  # Seconds between two looks at the runs' records.
+_TAIL = 4096  # Bytes of a log in which its last line is looked for.
 
 
 class Run(Protocol):
@@ -60,8 +62,8 @@ def run(
     console: by default stderr.
 
   Returns:
-    {job's name: 'finished', 'stopped' or 'failed (…)'} of those that ended, and
-    whether no Ctrl-C cut it short.
+    {job's name: 'finished', 'stopped', 'diverged at step …' or 'failed (…)'} of
+    those that ended, and whether no Ctrl-C cut it short.
   """
   by_name = {job.name: own for job, own in planned.items()}
   with Watch(by_name, is_done, console) as watch:
@@ -82,7 +84,7 @@ class Watch:
   """Answers `jobs.run`: its callbacks show what happens.
 
   Attributes:
-    statuses: {name of a job that ended: 'finished', 'stopped' or 'failed (…)'}.
+    statuses: {name of a job that ended: see `run`}.
   """
 
   def __init__(
@@ -115,15 +117,23 @@ class Watch:
     """Notes a process that starts; nothing is shown."""
 
   def on_end(self, job: jobs.Job, status: int, seconds: float) -> None:
-    """Says how a process ended, and names its log unless all is done."""
-    if all(map(self._is_done, self._runs[job.name])):
+    """Says how a process ended; its log and last line unless all is done."""
+    runs = self._runs[job.name]
+    lost = [workdir.find_divergence(run.folder) for run in runs]
+    if all(map(self._is_done, runs)):
       text = 'finished'
+    elif len(runs) == 1 and lost[0] is not None:
+      text = describe_divergence(lost[0])
     else:
       text = f'failed ({_exit(status)})' if status else 'stopped'
     self.statuses[job.name] = text
     count = f'[{len(self.statuses)}/{len(self._runs)}]'
     line = f'{count} {job.name}: {text}, {seconds:.0f} s'
-    self._progress.say(line if text == 'finished' else f'{line}, see {job.log}')
+    if text != 'finished':
+      line += f', see {job.log}'
+    if text.startswith('failed') and (last := _read_last_line(job.log)):
+      line += f'\n  {last}'
+    self._progress.say(line)
     self._looked = 0.0
 
   def tick(self) -> None:
@@ -148,6 +158,24 @@ def _share_trained(run: Run) -> float:
     return 0.0
   whole = batch_schedule.schedule_of(run.experiment).tokens
   return max(0.0, tokens - run.skipped) / (whole - run.skipped)
+
+
+def describe_divergence(step: int) -> str:
+  """Returns the status of a run that diverged at a step."""
+  return f'diverged at step {step}'
+
+
+def _read_last_line(log: pathlib.Path) -> str:
+  """Returns the last line that a job wrote, '' for none."""
+  try:
+    with log.open('rb') as file:
+      file.seek(max(0, file.seek(0, 2) - _TAIL))
+      lines = file.read().decode(errors='replace').splitlines()
+  except OSError:
+    return ''
+  lines = [line.strip() for line in lines if line.strip()]
+  # The first line of a job is its command.
+  return lines[-1] if lines and not lines[-1].startswith('$ ') else ''
 
 
 def _exit(status: int) -> str:
