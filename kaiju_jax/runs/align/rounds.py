@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import dataclasses
 import os
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from kaiju_jax.runs.align import watch as watch_lib
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import divergence
 from kaiju_jax.training import experiment as experiment_lib
 
 REPORT, ROUND = 'report.json', 'round.json'
@@ -188,7 +190,13 @@ class Rounds:
       reader=self._reader,
       digest=self._digest,
     )
-    self._train(number, folder, counts)
+    try:
+      self._train(number, folder, counts)
+    except divergence.Diverged as error:
+      print(error, file=sys.stderr)
+      record['stop'] = f'divergence at step {error.step}'
+      files.write_json(folder / ROUND, record)
+      return record
     readings, others = self._look(number, folder)
     record |= {**others, **readings._asdict()}
     if self._settings.is_guarded:

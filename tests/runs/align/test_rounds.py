@@ -266,3 +266,22 @@ def test_another_command_and_another_folder_are_refused(first, whole, tmp_path):
   with pytest.raises(FileNotFoundError, match='nothing'):
     play((str(tmp_path / 'nothing'), first[1]), tmp_path / 'new')
   assert not (tmp_path / 'new').exists()
+
+
+def test_a_round_that_diverges_is_the_last_and_keeps_the_model_before(
+  first, tmp_path, capfd
+):
+  model, prompts = first
+  made = worlds.training(model)
+  made.optimizer.learning_rate, made.optimizer.warmup = 1e38, 0.0
+  out = tmp_path / 'rounds'
+  found = rounds.run(worlds.settings(model, prompts), made, out)
+  (record,) = found['rounds']
+  assert record['stop'].startswith('divergence at step ')
+  assert found['stop'] == record['stop'] and found['good'] == 0
+  assert (out / 'model').resolve() == pathlib.Path(model)
+  assert 'optimizer.learning_rate' in capfd.readouterr().err
+  # The same command tells the same, and trains nothing again.
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train, 'train', None)
+    assert rounds.run(worlds.settings(model, prompts), made, out) == found
