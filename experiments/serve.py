@@ -260,6 +260,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve() -> None:
+  _say('Starting: importing jax takes some seconds.')
   from kaiju_jax.runs import memory
   from kaiju_jax.runs import replicas
   from kaiju_jax.runs import serve

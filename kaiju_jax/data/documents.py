@@ -29,6 +29,7 @@ import numpy as np
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files as files_lib
 from kaiju_jax.storage import strict_json
 
 _CHUNK = 65536
@@ -254,12 +255,13 @@ def _text(file: str) -> str:
   except OSError as error:
     raise OSError(f'{file}: cannot be read: {error.strerror}.') from error
   try:
-    text = data.decode()
+    text = data.decode().removeprefix('\ufeff')  # A byte order mark.
     wrong = data.find(b'\0')
   except UnicodeDecodeError as error:
     nul = data.find(b'\0', 0, error.start)
     wrong = error.start if nul < 0 else nul
   if wrong >= 0:
+    files_lib.refuse_compressed(file, data)
     raise ValueError(
       f'{file}: not text: byte 0x{data[wrong]:02x} at offset {wrong}; expected'
       " UTF-8 without NUL. A glob such as 'folder/**/*.txt' names text files"

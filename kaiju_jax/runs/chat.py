@@ -66,10 +66,10 @@ def ready(
   else:
     say(
       f'{path}: no chat model yet. Training a small one, this once. It takes'
-      ' some minutes, the first of them without a word. Ctrl-C keeps what is'
-      ' done, and the same command goes on.'
+      ' some minutes. Ctrl-C keeps what is done, and the same command goes on.'
     )
-    _tokenizer(experiment)
+    _tokenizer(experiment, say)
+  say('Compiling the training step: a minute, less the second time.')
   experiment = own or experiment
   state = train.train(experiment, path, _split(experiment))
   return path if int(state.step) == steps else None
@@ -102,10 +102,13 @@ def _split(
   return mesh if is_ours and jax.device_count() == mesh.devices else None
 
 
-def _tokenizer(experiment: experiment_lib.Experiment) -> None:
+def _tokenizer(
+  experiment: experiment_lib.Experiment, say: Callable[[str], None]
+) -> None:
   """Trains the experiment's tokenizer if its file does not exist."""
   path = pathlib.Path(experiment.data.tokenizer)
   if experiment.data.tokenizer and not path.exists():
+    say('Training its tokenizer: some seconds.')
     bpe.train(path, rows.texts(_TEXTS), experiment.model.vocab_size)
 
 

@@ -16,6 +16,7 @@ from kaiju_jax.interchange import own
 from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import registry
+from kaiju_jax.model import deployed
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import adapters
 from kaiju_jax.runs import divergence
@@ -102,13 +103,15 @@ def describe_merged(found: load.Loaded) -> str:
   Args:
     found: a run with adapters.
   """
+  merged = adapters.merge(found)
   texts_BL = tasks.texts(found.experiment, found.experiment.data.batch)
-  compute = divergence.compare(found, adapters.merge(found))
+  compute = divergence.compare(found, merged)
   causal = visibility_lib.causal(texts_BL.shape[1])
   # A row at a time, because two models' logits of a row are large enough.
   nats = np.stack([compute(row_L[None], causal)[0] for row_L in texts_BL])
+  form = 'codes' if deployed.is_deployed(merged.params) else 'float32 weights'
   return (
-    f'Merged into codes: KL(beside ‖ merged) {nats.mean():.2e} nats a token'
+    f'Merged into {form}: KL(beside ‖ merged) {nats.mean():.2e} nats a token'
     f' (largest {nats.max():.2e}) over {nats.size:,} tokens.'
   )
 

@@ -112,6 +112,10 @@ def _freezes(one: experiment_lib.Experiment) -> bool:
   return one.objective.name == 'token_head' and one.objective.token_head.frozen
 
 
+def _holds_none_out(one: experiment_lib.Experiment) -> bool:
+  return one.data.task in _TEXTS and not one.data.held_out
+
+
 _STACK = 'model.num_layers model.period'
 _TEXTS = 'text', 'properties', 'spans', 'conversations', 'choices'
 _SCALING, _INT8 = 'model.rope_scaling', 'model.quantization'
@@ -240,11 +244,18 @@ UNUSED = (
   _reads('data.held_out', *_TEXTS, 'needle_text'),
   _reads('data.evaluated_rows', *_TEXTS),
   _reads('data.curriculum', 'needle', 'recall'),
-  _reads('loop.evaluate_every', *_TEXTS, 'needle'),
+  _rule('data.evaluated_rows', 'data.held_out', _holds_none_out),
   _rule(
-    'data.evaluated_rows loop.evaluate_every',
+    'loop.evaluate_every',
+    'data.task',
+    lambda one: (
+      one.loop.evaluate_every > 0 and one.data.task not in (*_TEXTS, 'needle')
+    ),
+  ),
+  _rule(
+    'loop.evaluate_every',
     'data.held_out',
-    lambda one: one.data.task in _TEXTS and not one.data.held_out,
+    lambda one: one.loop.evaluate_every > 0 and _holds_none_out(one),
   ),
 )
 

@@ -150,6 +150,7 @@ def _train(
     sharding, (data.microbatches, data.batch, data.length)
   )
   schedule = batch_schedule.schedule_of(experiment)
+  _say_amounts(experiment, found, schedule.rows)
   batches = loader.batches(
     found.rows,
     data.batch,
@@ -188,6 +189,20 @@ def _train(
       until=until,
       schedule=schedule,
     )
+
+
+def _say_amounts(
+  experiment: experiment_lib.Experiment, found: tasks.Data, rows: int
+) -> None:
+  """Prints how much text the run has, and how often it reads it."""
+  from kaiju_jax.sharding import processes
+  from kaiju_jax.tasks import amounts
+
+  if found.text is None or not processes.is_main():
+    return
+  length = experiment.data.length
+  for line in amounts.describe(found.text, found.rows, rows, length):
+    print(line, file=sys.stderr)
 
 
 def _split(experiment: experiment_lib.Experiment):

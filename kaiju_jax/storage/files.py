@@ -1,5 +1,6 @@
 """Writes files that a kill or a full disk leaves whole, old or new."""
 
+import codecs
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -14,6 +15,18 @@ from typing import TypeVar
 
 from kaiju_jax.storage import strict_json
 
+# How files begin that hold text in another form.
+_COMPRESSED = {
+  b'\x1f\x8b': 'gzip',
+  b'\x28\xb5\x2f\xfd': 'zstd',
+  b'\xfd7zXZ\0': 'xz',
+  b'BZh': 'bzip2',
+  b'\x04\x22\x4d\x18': 'lz4',
+  b'PK\x03\x04': 'zip',
+  b'7z\xbc\xaf\x27\x1c': '7z',
+  b'PAR1': 'parquet',
+  b'ARROW1': 'arrow',
+}
 _T = TypeVar('_T')
 
 _JSON = 2**27  # Most bytes of a file of JSON; a large tokenizer.json has 2**25.
@@ -166,12 +179,30 @@ def parse_json_lines(
   """
   with open(path, 'rb') as file:
     for number, line in enumerate(file, 1):
+      if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
       if line.strip():
         try:
           found = parse(strict_json.parse(line))
         except ValueError as error:
+          if number == 1:
+            refuse_compressed(path, line)
           raise ValueError(f'{path}, line {number}: {error}') from error
         yield found
+
+
+def refuse_compressed(path: str | os.PathLike, data: bytes) -> None:
+  """Refuses bytes that begin as a compressed or packed file does.
+
+  Raises:
+    ValueError: names the file and its form.
+  """
+  for start, form in _COMPRESSED.items():
+    if data.startswith(start):
+      raise ValueError(
+        f'{path}: is compressed or packed ({form}): unpack it first; files of'
+        ' UTF-8 text and .jsonl are read.'
+      )
 
 
 def read_json(path: pathlib.Path) -> Any:

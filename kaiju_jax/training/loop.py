@@ -142,7 +142,7 @@ def _next(batches: Iterator[Any], number: int) -> Any:
 
 def _farewell(number: int, steps: int, folder: Any) -> str:
   if number == steps:
-    return f'{folder}: done, {steps} steps.'
+    return f'{folder}: done, {steps} step{"s" if steps > 1 else ""}.'
   command = environment.typed_command()
   again = 'program goes on from there.'
   if command is not None:

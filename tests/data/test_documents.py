@@ -1,10 +1,14 @@
 """Reading files, trees and the standard library; refusing what is not text."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 
 import numpy as np
 import pytest
+import zstandard
 
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -202,6 +206,16 @@ def test_a_random_tree_reads_along_every_path(tmp_path):
   ('content', 'message'),
   [
     (b'good\nb\xffd', r'a\.txt: not text: byte 0xff at offset 6'),
+    (b'\xef\xbb\xbfb\xff', r'a\.txt: not text: byte 0xff at offset 4'),
+    (
+      gzip.compress(b'text'),
+      r'a\.txt: is compressed or packed \(gzip\)',
+    ),
+    (bz2.compress(b'text'), r'a\.txt: is compressed or packed \(bzip2\)'),
+    (lzma.compress(b'text'), r'a\.txt: is compressed or packed \(xz\)'),
+    (zstandard.compress(b'text'), r'a\.txt: is compressed or packed \(zstd\)'),
+    (b'PK\3\4\n\0', r'a\.txt: is compressed or packed \(zip\)'),
+    (b'PAR1\x15\0', r'a\.txt: is compressed or packed \(parquet\)'),
     (b'good\0', r'a\.txt: not text: byte 0x00 at offset 4'),
     (b'a\0\xff', r'a\.txt: not text: byte 0x00 at offset 1'),
     (b'\xff\0', r'a\.txt: not text: byte 0xff at offset 0'),
@@ -213,6 +227,12 @@ def test_not_text(tmp_path, content, message):
   for path in (tmp_path, tmp_path / 'a.txt', f'{tmp_path}/*.txt'):
     with pytest.raises(ValueError, match=message):
       _read(path)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+  mark = '\ufeff'
+  _write(tmp_path, a_txt=f'{mark}a{mark}', b_jsonl=f'{mark}{{"text": "b"}}\n')
+  assert [one.segments for one in _read(tmp_path)] == [(f'a{mark}',), ('b',)]
 
 
 def test_a_missing_path(tmp_path):

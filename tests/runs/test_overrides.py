@@ -272,6 +272,7 @@ def get_config(arm='plain'):
     ),
     ('plain wsd', 'optimizer.decay=0.1', ''),
     ('plain counted', 'optimizer.decay=0.1', r"optimizer\.schedule='cosine'"),
+    ('plain wsd', 'loop.evaluate_every=0', ''),
     ('plain wide', 'model.layout=L0', "'plain' and 'wide' are the same"),
     ('plain wsd', 'optimizer.schedule=wsd', "'plain' and 'wsd' are the same"),
     ('plain wsd', 'optimizer.schedule=constant', 'are the same'),

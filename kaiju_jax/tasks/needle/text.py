@@ -204,6 +204,8 @@ class Rows:
   predicts it.
   """
 
+  has_epochs = False  # `tasks/amounts.py`
+
   def __init__(
     self, haystack: Haystack, count: int, length: int, seed: int = 0
   ):
