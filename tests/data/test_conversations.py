@@ -1,5 +1,6 @@
 """Conversations in the forms that people have, and the lines refused."""
 
+import gzip
 import json
 
 import pytest
@@ -183,3 +184,16 @@ def test_files_without_a_conversation_are_refused(tmp_path):
       list(conversations.read(str(path)))
   with pytest.raises(ValueError, match='must name a'):
     list(conversations.read(''))
+
+
+def test_a_byte_order_mark_is_no_conversation(tmp_path):
+  line = '{"messages": [{"role": "assistant", "content": "Hi"}]}\n'
+  file = tmp_path / 'chats.jsonl'
+  file.write_text(f'\ufeff{line}{line}')
+  assert len(list(conversations.read(str(file)))) == 2
+  file.write_text(f'{line}\ufeff{line}')
+  with pytest.raises(ValueError, match='line 2'):
+    list(conversations.read(str(file)))
+  file.write_bytes(gzip.compress(line.encode()))
+  with pytest.raises(ValueError, match=r'is compressed or packed \(gzip\)'):
+    list(conversations.read(str(file)))
