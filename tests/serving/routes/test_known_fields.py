@@ -10,7 +10,9 @@ from openai import types as openai_types
 from openai.types import chat as openai_chat
 from openai.types.chat import completion_create_params as chat_params
 import pytest
+from starlette import routing
 
+from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import known
 from tests.serving import running
@@ -158,10 +160,12 @@ def test_what_asks_for_what_is_done_anyway_is_accepted(server):
 # Every JSON type in every field.
 
 WRONG = (
-  *(None, True, False, 0, 5, -1, 1.5, 2**63 - 1, -(2**63)),
-  *('', 'x', '\x00', 'é' * 300, [], [None], ['x'], [[]], [1, 'x'], [{}]),
-  *({}, {'a': None}, {'role': 5}, [[1], ['x']], [True], [2**40]),
+  *(None, True, 0, 5, -1, 1.5, 2**63 - 1, '', 'x', 'é' * 300),
+  *([], [None], ['x'], [[]], [1, 'x'], [{}], {}, {'a': None}, {'role': 5}),
 )
+# Several types are right here, or what a label holds is nobody's business.
+MIXED = 'prompt', 'stop', 'content', 'metadata', 'prediction'
+LABELS = 'annotations', 'prompt_cache_options'
 ROUTES = [
   (
     'POST',
@@ -233,7 +237,6 @@ SHARED = {
   'prediction': {},
   'service_tier': 'auto',
   'safety_identifier': 's',
-  'guided': False,
   'prompt_cache_key': 'k',
   'prompt_cache_retention': '24h',
   'prompt_cache_options': {'mode': 'x'},
@@ -242,14 +245,14 @@ SHARED = {
 
 
 def leaves(value, path=()):
-  """Yields the place of a value and of each one within it."""
-  yield path
+  """Yields the places of all values within a value."""
   several = ()
   if isinstance(value, dict):
     several = value.items()
   elif isinstance(value, list):
     several = enumerate(value)
   for name, one in several:
+    yield (*path, name), one
     yield from leaves(one, (*path, name))
 
 
@@ -263,15 +266,45 @@ def replaced(body, path, value):
   return made
 
 
+def kind(value):
+  """Returns the JSON type of a value."""
+  if isinstance(value, int | float) and not isinstance(value, bool):
+    return 'number'
+  return type(value).__name__
+
+
+def test_every_route_with_a_body_is_tried(server, monkeypatch):
+  monkeypatch.setattr(server.context.metrics, 'count_answers', lambda app: app)
+  found = {
+    route.path.replace('{message:int}', '0')
+    for route in api.app(server.context).routes
+    if isinstance(route, routing.Route) and route.methods & {'POST', 'PUT'}
+  }
+  tried = {
+    path.replace('{character}', '{id}').replace('{session}', '{id}')
+    for _, path, _ in ROUTES
+  }
+  assert found == tried | {'/v1/key'}  # Which has no body.
+
+
+@pytest.fixture
+def unlimited(server, monkeypatch):
+  monkeypatch.setattr(
+    server.context.limits, 'request', lambda owner, rate=None: None
+  )
+
+
 @pytest.mark.parametrize(
   'method, path, body', ROUTES, ids=[f'{m} {p}' for m, p, _ in ROUTES]
 )
-def test_no_value_of_any_field_breaks_a_route(server, method, path, body):
+def test_a_wrong_type_is_refused_by_name_and_no_value_breaks_a_route(
+  server, unlimited, method, path, body
+):
   if path in BODIES:
-    kind = fields.Chat if path == CHAT else fields.Completion
-    body = body | {x: y for x, y in SHARED.items() if x in kind.model_fields}
-    # A field that the body lacks would not be tried.
-    missing = {*kind.model_fields} - {*body}
+    # What both endpoints have is tried on one of them.
+    own = fields.Chat if path == CHAT else fields.Completion
+    body = body | (SHARED if path == TEXT else {'guided': False})
+    missing = {*own.model_fields} - {*body} - {*SHARED}
     assert missing <= {'top_logprobs', 'session', 'swipe'}, missing
   made = server.post('/v1/characters', 'ann', fields={'name': 'Bo'})
   session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
@@ -279,17 +312,21 @@ def test_no_value_of_any_field_breaks_a_route(server, method, path, body):
   status, answer = asked(server, place, body, method)
   # Only a reply of the model has a rating.
   assert status == (400 if 'rating' in path else 200), answer
-  for where, value in itertools.product(leaves(body), WRONG):
-    if not where:
-      continue
+  for (where, right), value in itertools.product(leaves(body), WRONG):
     given = replaced(body, where, value)
     status, answer = asked(server, place, given, method)
-    assert status < 500, (given, answer)
+    is_free = value is None or not {*where}.isdisjoint((*MIXED, *LABELS))
+    is_wrong = not is_free and kind(value) != kind(right)
+    assert status == 400 if is_wrong else status < 500, (where, value, answer)
     if status < 400:
       continue
     assert status in (400, 404, 409), (given, answer)
     error = answer['error']
     assert error['message'] and error['type'] == 'invalid_request_error'
-    if status == 400:
+    if is_wrong:
+      assert error['param'] == where[0], (where, value, answer)
+      name = [one for one in where if isinstance(one, str)][-1]
+      assert name in error['message'], (where, value, answer)
+    elif status == 400:
       # What is wrong may be two fields together.
-      assert error['param'] is None or error['param'] in {*body, 'card'}, answer
+      assert error['param'] in {*body, None, 'card'}, answer
