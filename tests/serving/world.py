@@ -70,8 +70,8 @@ class Scripted(Engine):
   Args:
     reply: what is drawn, as bytes, whatever was asked; then the end of a
       message.
-    score: returns the probabilities of the last token of a text, of a prompt or
-      of a reply.
+    score: returns the probabilities of the last token of a text, a prompt with
+      or without a part of its reply.
     **options: of the engine.
   """
 
@@ -115,7 +115,8 @@ class Scripted(Engine):
       rounds._decoder.append({row: [rounds._pending[row]] for row in rows})
       for row in rows:
         replies[row] += bytes([rounds._pending[row]])
-      score_BC = np.array([score(replies[x]) for x in rows], np.float32)
+      judged = [score(prompts[row] + replies[row]) for row in rows]
+      score_BC = np.array(judged, np.float32)
       return np.concatenate([drawn(rows), score_BC.view(np.int32).T])
 
     rounds.join = join

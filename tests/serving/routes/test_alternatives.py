@@ -12,6 +12,7 @@ import pytest
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import answers
+from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import alternatives
 from tests.decoding import fake_device
 from tests.serving import running
@@ -279,11 +280,12 @@ def test_alternatives_of_equal_text_are_one_the_likeliest():
   assert text == LETTERS.decode([second])
   for pairs in [(first, -1.0), (second, -2.0)], [(second, -2.0), (first, -1.0)]:
     event = request_lib.Event(first, '', -1.0, None, alternatives=(*pairs,))
-    (entry,) = answers.chat_log_probabilities(LETTERS, [event])['content']
+    speller = spelling.Speller(LETTERS)
+    (entry,) = answers.chat_log_probabilities(speller, [event])['content']
     (listed,) = entry['top_logprobs']
     assert (listed['token'], listed['logprob']) == (text, -1.0)
     found = answers.text_log_probabilities(
-      LETTERS, [second], [-2.0], alternatives=[(*pairs,)]
+      spelling.Speller(LETTERS), [second], [-2.0], alternatives=[(*pairs,)]
     )
     assert found['top_logprobs'] == [{text: -1.0}]
 

@@ -198,8 +198,7 @@ def test_a_greeting_goes_on_and_a_swipe_may_be_begun(server):
 
 
 def test_a_stop_string_is_found_in_what_is_drawn_alone(server):
-  whole, _, said = draw_long(server, 0)
-  said.append(replied(HALF))
+  said = [SAID, replied(HALF)]
   text = text_of(send(server, said)[0])
   across = HALF[-2:] + text[:2]
   assert text_of(send(server, said, stop=[HALF[:4], across])[0]) == text

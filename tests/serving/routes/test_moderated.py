@@ -206,6 +206,60 @@ def test_all_that_is_new_passes_the_gate(tmp_path):
     assert read == ['And now?']
 
 
+def begun_in(server, session, text):
+  """Returns the messages by which a reply begins with a text."""
+  if session is None:
+    return said('Hello', text)
+  # The person writes it beside the reply, and has it continued.
+  session = server.get(f'/v1/sessions/{session}', owner='ann')
+  path = f'/v1/sessions/{session["id"]}/messages'
+  parent = session['messages'][-1]['parent']
+  edit = {'parent': parent, 'role': 'assistant', 'text': text}
+  server.post(path, 'ann', **edit)
+  go_on = {'session': session['id'], 'continue_final_message': True}
+  return {'messages': []} | go_on
+
+
+@pytest.mark.parametrize('is_kept', [False, True])
+def test_a_continued_reply_is_judged_as_a_whole(tmp_path, monkeypatch, is_kept):
+  with served(tmp_path, b'ifex and more') as server:
+    session, moderator = None, server.context.moderator
+    if is_kept:
+      session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+      session = session['id']
+      send(server, session=session)
+    body = begun_in(server, session, 'I say zorb')
+    read = []
+    passed = moderation.Verdict(False, 'gate', 'adult')
+    with monkeypatch.context() as patch:
+      patch.setattr(moderator, 'read', lambda x: read.append(x) or passed)
+      # The head ends it where both parts together are the marker.
+      assert streamed(server, **body) == ('', 'content_filter')
+      (choice,) = send(server, **body, echo=True, logprobs=True)['choices']
+    assert choice['message']['content'] == 'I say zorb'
+    assert not choice['logprobs']
+    assert [one.text for one in moderator.stopped] == ['I say zorbifex'] * 2
+    # The gate reads the message and the reply so far.
+    assert read == ['Hello\nI say zorb'] * 2
+    ran = server.engine.rounds.ran
+    if session is None:
+      body = said('Hello', 'I say zorbifex')
+      assert streamed(server, **body) == ('', 'content_filter')
+      assert server.engine.rounds.ran == ran
+
+
+@pytest.mark.parametrize('stage', ['gate', 'prompt'])
+def test_a_refused_beginning_is_not_echoed(tmp_path, monkeypatch, stage):
+  if stage == 'prompt':
+    gate_fails(monkeypatch)
+  with served(tmp_path, b'Sure') as server:
+    body = said('Hello', 'I say zorbifex') | {'echo': True}
+    assert streamed(server, **body) == ('', 'content_filter')
+    (choice,) = send(server, **body)['choices']
+    assert choice['message']['content'] == ''
+    assert server.context.moderator.stopped == []
+
+
 def test_all_of_a_long_text_passes_the_gate(tmp_path, monkeypatch):
   with served(tmp_path, b'Sure') as server:
     long = 'good day ' * 100  # Three make two of the gate's parts.

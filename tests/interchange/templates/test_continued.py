@@ -1,0 +1,94 @@
+"""A reply that goes on, in the format of a folder's chat template."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+from kaiju_jax.characters.prompts import continued
+from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange.templates import folder as folder_lib
+from kaiju_jax.interchange.templates import rendering
+from kaiju_jax.interchange.templates import sandbox
+from tests.interchange.templates import shapes
+
+TALKS = (
+  [('user', 'Hello you')],
+  [('system', 'Be brief.'), ('user', 'two')],
+  [('user', 'Hello'), ('assistant', 'tea'), ('user', 'more?')],
+)
+TEXTS = 'Well', 'The rain the', ' So ', 'Hello \n\n', 'a\n\nb', 'Grüße'
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+  monkeypatch.setattr(rendering, 'run', sandbox.render)
+
+  def read(name):
+    (tmp_path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+    settings = {'bos_token': '<s>', 'eos_token': '</s>'}
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+    tokenizer = tokenizer_lib.load(str(tmp_path / 'tokenizer.json'))
+    template = shapes.TEMPLATES[name]
+    return folder_lib.read(tmp_path, tokenizer, template, shapes.NOW).format
+
+  return read
+
+
+def render(name, talk, text):
+  """Returns what Jinja writes up to a last reply's text, by its spaces."""
+  rendered = shapes.oracle(shapes.TEMPLATES[name])(
+    [*talk, ('assistant', text)], is_open=False
+  )
+  inner = text.strip()
+  end = rendered.rindex(inner) + len(inner)
+  return rendered[:end] + text[len(text.rstrip()) :]
+
+
+def go_on(format, talk, text, tokens=None):
+  turns = [prompt.Turn(*one) for one in talk]
+  begun = prompt.Turn('assistant', text, tokens)
+  opened_L = prompt.open_prefix(format)
+  return continued.continuation(opened_L, turns, begun, format, 1000)
+
+
+@pytest.mark.parametrize('name', shapes.TEMPLATES)
+def test_a_prompt_ends_with_the_text_as_the_template_writes_it(read, name):
+  format = read(name)
+  whole = tokenizers.Tokenizer.from_str(shapes.byte_tokenizer())
+  compared = 0
+  for talk in TALKS:
+    asked = shapes.oracle(shapes.TEMPLATES[name])(talk)
+    if format.prompt(talk).tolist() != whole.encode(asked).ids:
+      continue  # Our prompt is not the template's own.
+    if not render(name, talk, 'Well').startswith(asked):
+      continue  # The template writes another prompt before a reply it has.
+    compared += 1
+    for text in TEXTS:
+      made, begun = go_on(format, talk, text)
+      wanted = whole.encode(render(name, talk, text)).ids
+      assert made.tokens.tolist() == wanted, (talk, text)
+      assert made.tokens[len(wanted) - len(begun.tokens) :].tolist() == (
+        begun.tokens.tolist()
+      )
+  assert compared
+
+
+@pytest.mark.parametrize('name', shapes.TEMPLATES)
+def test_what_the_model_drew_stands_behind_the_opening_as_it_was(read, name):
+  format, rng = read(name), np.random.default_rng(0)
+  talk = TALKS[2]
+  opened_L = prompt.conversation(
+    prompt.open_prefix(format),
+    [prompt.Turn(*one) for one in talk],
+    format,
+    1000,
+  ).tokens
+  drawn_L = rng.integers(0, 256, 9)
+  for end in (), (format.stop_tokens[0],):
+    made, begun = go_on(format, talk, 'any', (*drawn_L, *end))
+    kept = [x for x in drawn_L.tolist() if x not in format.structure]
+    assert made.tokens.tolist() == [*opened_L.tolist(), *kept]
+    assert (begun.kept, begun.count) == (tuple(kept), len(kept))
