@@ -28,13 +28,11 @@ class Begun(NamedTuple):
     count: how many of them are the text's.
     kept: the tokens to keep for the text, before those that will be drawn; None
       where the first ones belong to the opening, too.
-    is_inside: whether the text ends within the reply's reasoning.
   """
 
   tokens: np.ndarray
   count: int
   kept: tuple[int, ...] | None
-  is_inside: bool
 
 
 def begin(
@@ -65,8 +63,7 @@ def begin(
     kept_L = _without_structure(format, np.asarray(tokens, np.int32))
     text_L = _behind(format, opening_L, kept_L)
     begun_L, kept = np.concatenate([opening_L, text_L]), tuple(kept_L.tolist())
-  inside = _is_inside(format, begun_L)
-  return Begun(begun_L, len(text_L), kept, inside)
+  return Begun(begun_L, len(text_L), kept)
 
 
 def _encode(format: chat.Format, text: str, after: str) -> np.ndarray:

@@ -8,10 +8,12 @@ pass: both parts are judged and held back as one text.
 """
 
 import collections
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding.requests import stop
 
 
 class _Change(NamedTuple):
@@ -30,31 +32,37 @@ class Cut:
     thought: chat.Thought,
     tokenizer: tokenizer_lib.Tokenizer,
     is_inside: bool,
-    is_begun: bool = False,
+    begun: Sequence[int] = (),
   ):
     """Begins before the first token.
 
     Args:
       thought: the tokens around the reasoning.
       tokenizer: decodes them.
-      is_inside: whether the prompt ends within the reasoning.
-      is_begun: whether the prompt holds a part of the reply.
+      is_inside: whether the reply begins within the reasoning.
+      begun: the first tokens of the reply, which the prompt holds.
     """
     self._thought = thought
     self._tokenizer = tokenizer
     self._placed_inside = self._shown_inside = is_inside
     self._skips_token = False  # Spaces between a thought and its answer.
-    self._skips_text = is_inside and not is_begun
+    self._skips_text = is_inside
     self._changes: collections.deque[_Change] = collections.deque()
-    self._shown = 0
+    self._shown = self._before = 0  # Characters.
     self._spaces = ''
+    characters = stop.Characters(tokenizer)
+    for token in begun:
+      text = characters.push(token)
+      self.place(token, self._shown + len(text))
+      self.split(text)
+    self._before = self._shown
 
   def place(self, token: int, end: int) -> bool | None:
     """Notes the next token.
 
     Args:
       token: the token.
-      end: the characters of the text up to and including it.
+      end: the characters of the drawn text up to and including it.
 
     Returns:
       Whether it belongs to the answer; None for spaces between the parts.
@@ -62,6 +70,7 @@ class Cut:
     if token in self._thought:
       self._placed_inside = token == self._thought.begin
       self._skips_token = not self._placed_inside
+      end += self._before
       size = len(self._tokenizer.decode([token]))
       self._changes.append(_Change(end - size, end, self._placed_inside))
       return False

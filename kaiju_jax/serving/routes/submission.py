@@ -106,14 +106,16 @@ async def replies(
   def cut() -> reasoning.Cut | None:
     if format is None or format.thought is None:
       return None
-    return reasoning.Cut(
-      format.thought, format.tokenizer, is_inside, begun is not None
-    )
+    thought, tokenizer = format.thought, format.tokenizer
+    if begun is not None:
+      return reasoning.Cut(thought, tokenizer, False, begun.tokens.tolist())
+    return reasoning.Cut(thought, tokenizer, format.opens_thought)
 
-  is_inside = format is not None and format.opens_thought
-  kept = (format.thought.begin,) if is_inside else ()
+  kept = ()
   if begun is not None:
-    is_inside, kept = begun.is_inside, begun.kept
+    kept = begun.kept
+  elif format is not None and format.opens_thought:
+    kept = (format.thought.begin,)
   found = [
     reply_lib.Reply(
       stream,

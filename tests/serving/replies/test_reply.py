@@ -215,6 +215,27 @@ def test_reasoning_is_cut_by_its_tokens_and_told_apart(seed):
       assert one.drawn[0] == THOUGHT.begin
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_reasoning_in_two_parts_is_cut_as_at_once(seed):
+  rng = random.Random(seed)
+  for _ in range(300):
+    text = ''.join(rng.choices('ab\n  <<>>é東', k=rng.randrange(2, 14)))
+    is_inside, place = rng.random() < 0.3, rng.randrange(1, len(text))
+    opened = [THOUGHT.begin] * is_inside
+    begun = [*opened, *text[:place].encode()]
+    found = ['', '']
+    for part, made in (
+      (text[:place], reasoning.Cut(THOUGHT, BYTES, is_inside)),
+      (text[place:], reasoning.Cut(THOUGHT, BYTES, False, begun)),
+    ):
+      one = reply_lib.Reply(
+        Stream(*drawn(part, (), rng)), watch(None), cut=made
+      )
+      asyncio.run(collected(one))
+      found = [found[0] + one.reasoning, found[1] + one.text]
+    assert tuple(found) == cut(text, is_inside), (text, place)
+
+
 async def collected(one):
   return [piece async for piece in one]
 

@@ -209,3 +209,31 @@ def test_a_character_s_prefix_is_that_of_the_format(server, drawn, monkeypatch):
   server.post('/v1/chat/completions', **body)
   told = [one.tokens[: len(head_L)].tolist() for one in found]
   assert told[0] == head_L.tolist() != told[1]
+
+
+def test_a_reply_goes_on_within_its_reasoning_and_behind_it(server, drawn):
+  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+  path, fields = f'/v1/sessions/{session["id"]}', {'session': session['id']}
+  go_on = {'continue_final_message': True, 'messages': []}
+  most, ended = BODY['max_tokens'], []
+  for seed in range(40):
+    body = BODY | ON | fields | {'seed': seed}
+    said = SAID if not ended else []
+    answer = server.post(
+      '/v1/chat/completions', 'ann', **body, messages=said, swipe=not said
+    )
+    ended.append(answer['choices'][0]['finish_reason'])
+    whole = server.get(path, owner='ann')['messages'][-1]
+    if ended[-1] == 'length' and whole['reasoning'] and whole['text']:
+      break
+  else:
+    raise AssertionError(ended)
+  for count in range(1, most):
+    body['messages'] = []
+    body['max_tokens'] = count
+    server.post('/v1/chat/completions', 'ann', **body, swipe=True)
+    body['max_tokens'] = most - count
+    server.post('/v1/chat/completions', 'ann', **body | go_on)
+    found = server.get(path, owner='ann')['messages'][-1]
+    for name in 'text', 'reasoning':
+      assert found[name] == whole[name], (count, name)
