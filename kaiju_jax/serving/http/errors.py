@@ -64,8 +64,17 @@ def invalid(
   return ApiError(400, message, INVALID, param, code)
 
 
-def too_long(message: str, param: str) -> ApiError:
-  """Returns a 400: a text is too long for the model or for its field."""
+def too_long(message: str, param: str, context: int | None = None) -> ApiError:
+  """Returns a 400: a text is too long for the model or for its field.
+
+  Args:
+    message: what is too long.
+    param: the request's field.
+    context: the most tokens of the model's prompt and reply, where they are
+      exceeded. Clients look for OpenAI's sentence about them.
+  """
+  if context is not None:
+    message += f" This model's maximum context length is {context} tokens."
   return invalid(message, param, 'context_length_exceeded')
 
 

@@ -263,6 +263,7 @@ function messageItem(role, name, {text, reasoning}) {
   write('.reasoning p', reasoning ?? '', item);
   find('.swipes', item).hidden = true;
   find('.again', item).hidden = true;
+  find('.more', item).hidden = true;
   find('.ratings', item).hidden = true;
   find('.edit', item).hidden = true;
   return item;
@@ -321,6 +322,7 @@ function drawControls(item, {session, message, isLast}) {
   find('[data-action=next]', item).ariaLabel =
     atEnd && canGrow ? 'A new version' : 'Next version';
   find('.again', item).hidden = !canGrow;
+  find('.more', item).hidden = !canGrow;
   drawRatings(item, message);
   if (message.role === 'user' && isLast) offerReply(item);
 }

@@ -187,11 +187,15 @@ async function begin() {
 
 // Replies.
 
-/** Asks for a reply to `text`, to the head, or for another one (a swipe). */
-async function reply(session, {text = '', isSwipe = false} = {}) {
+/**
+ * Asks for a reply to `text`, to the head, for another one (a swipe), or for
+ * the last one with more behind it.
+ */
+async function reply(session, {text = '', isSwipe = false, goesOn = false} = {}) {
   const stream = {
-    session: session.id, asked: text, isSwipe, after: newest(session),
-    text: '', reasoning: '', refusal: '', announced: 0,
+    session: session.id, asked: text, isSwipe, goesOn, after: newest(session),
+    text: '', reasoning: '', refusal: '',
+    announced: goesOn ? path(session).at(-1).text.length : 0,
     finish: null, message: null, usage: null,
     isLive: true,      // It may still change.
     isSettled: false,  // What is stored of it is known.
@@ -214,16 +218,17 @@ async function reply(session, {text = '', isSwipe = false} = {}) {
   await settle(stream, failure);
 }
 
-function question({session, asked, isSwipe}) {
+function question({session, asked, isSwipe, goesOn}) {
   const messages = asked ? [{role: 'user', content: asked}] : [];
   const {model, sampling} = state.server;
-  const swipe = isSwipe ? {swipe: true} : {};
+  const more = {continue_final_message: true, echo: true};
+  const other = goesOn ? more : isSwipe ? {swipe: true} : {};
   // A model that brings its own settings is drawn by them.
   const drawn = 'temperature' in (sampling ?? {}) ?
     {} : {temperature: TEMPERATURE};
   const thinks = state.server.thinking && recall(THINKS) ?
     {chat_template_kwargs: {enable_thinking: true}} : {};
-  return {model, session, messages, ...drawn, ...swipe, ...thinks};
+  return {model, session, messages, ...drawn, ...other, ...thinks};
 }
 
 function take(stream, {choices: [choice] = [], usage, kaiju}) {
@@ -292,12 +297,12 @@ function keepFigures({session, usage, wait}, message) {
 }
 
 /** What failed, once more: sends what came back, or asks for the reply. */
-async function again({session: id, asked, after}) {
+async function again({session: id, asked, after, goesOn}) {
   state.streams.delete(id);
   const session = await read(id);
   if (asked && !since(session, after, 'user').length) return submit(session);
   const isAnswered = path(session).at(-1)?.role === 'assistant';
-  return reply(session, {isSwipe: isAnswered});
+  return reply(session, {isSwipe: isAnswered, goesOn: isAnswered && goesOn});
 }
 
 /** Sends what stands in the composer. */
@@ -368,6 +373,7 @@ const actions = {
   previous: (id) => step(id, -1),
   next: (id) => step(id, 1),
   swipe: () => reply(state.session, {isSwipe: true}),
+  goOn: () => reply(state.session, {isSwipe: true, goesOn: true}),
   answer: () => reply(state.session),
   stop: () => streamOf(state)?.abort.abort(),
 

@@ -173,8 +173,9 @@ def _refuse_long(context, tokens: int, limit: int) -> None:
   if tokens + limit > context.model.length:
     raise errors.too_long(
       f'a prompt of {tokens:,} tokens and max_tokens={limit:,} are'
-      f' {tokens + limit:,}, and this model takes {context.model.length:,}.',
+      f' {tokens + limit:,}.',
       'prompt',
+      context.model.length,
     )
 
 

@@ -37,10 +37,12 @@ def check_limit(
     errors.ApiError: 400; names the field, its value and the model's length.
   """
   if limit is not None and limit >= context.model.length:
+    length = context.model.length
     raise errors.too_long(
-      f'{field}={limit}: must be less than {context.model.length:,}, the tokens'
-      ' of prompt and reply that this model takes.',
+      f'{field}={limit}: must be less than {length:,}, the tokens of prompt and'
+      ' reply.',
       field,
+      length,
     )
 
 

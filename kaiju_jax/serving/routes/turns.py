@@ -316,9 +316,9 @@ def _refuse_long(context: context_lib.Context, messages, room: int) -> None:
 def _too_long(context: context_lib.Context, room: int) -> errors.ApiError:
   length = context.model.length
   return errors.too_long(
-    f'messages: they and max_tokens={length - room} are more than the'
-    f' {length:,} tokens that this model takes.',
+    f'messages: they leave no room for max_tokens={length - room}.',
     'messages',
+    length,
   )
 
 
@@ -349,7 +349,9 @@ def _encode(
     else:
       made = prompt_lib.conversation(opened_L, history, format, room, book=book)
   except prompt_lib.TooLong as error:
-    raise errors.too_long(f'messages: {error}', 'messages') from error
+    raise errors.too_long(
+      f'messages: {error}', 'messages', context.model.length
+    ) from error
   except (TypeError, ValueError) as error:
     raise errors.invalid(f'messages: {error}', 'messages') from error
   # Without a character the prefix is one token, too little for a point.

@@ -301,9 +301,20 @@ def test_an_unknown_field_is_refused_by_its_name(client):
 
 def test_a_chat_that_is_too_long_is_refused_as_such(client):
   messages = [{'role': 'user', 'content': 'x' * 5000}]
-  with pytest.raises(openai.BadRequestError) as caught:
-    chat(client, messages)
-  assert caught.value.code == 'context_length_exceeded'
+  greeting = {'extra_body': {'character': running.CHARACTER}}
+  for ask in (
+    lambda: chat(client, messages),
+    lambda: chat(client, messages, **greeting),
+    lambda: chat(client, max_tokens=running.LENGTH),
+    lambda: complete(client, 'x' * 5000),
+    lambda: complete(client, max_tokens=running.LENGTH),
+  ):
+    with pytest.raises(openai.BadRequestError) as caught:
+      ask()
+    assert caught.value.code == 'context_length_exceeded'
+    # LiteLLM knows it by these words.
+    said = "This model's maximum context length is 1024 tokens."
+    assert said in caught.value.message
 
 
 def test_sampling_fields_of_other_servers_are_taken(client):
