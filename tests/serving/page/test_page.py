@@ -263,6 +263,23 @@ def test_the_characters_words_are_edited_and_greetings_swiped(visit, expect):
 
 
 @pytest.mark.slow
+def test_a_reply_goes_on_beside_what_it_was(visit, server, expect):
+  visit.start_conversation('Mira')
+  expect(visit.find('.message .more')).to_be_hidden()  # Of the greeting.
+  first = ask(visit, expect, 'Tell me of the sea')
+  visit.press('Continue this reply')
+  expect(count_of(visit, 2)).to_have_text('2/2')
+  longer = finished(visit, expect)
+  assert visit.find('.message').count() == 3
+  assert longer.startswith(first) and longer != first
+  turn(visit, 2, 'Previous version')
+  expect(visit.find('.message .text').last).to_have_text(first)
+  ask(visit, expect, 'And then?')
+  # The last reply alone goes on.
+  expect(visit.find('.message').nth(2).locator('.more')).to_be_hidden()
+
+
+@pytest.mark.slow
 def test_stop_and_reload_in_the_middle_show_what_is_stored(
   chromium, tmp_path, expect
 ):
