@@ -3,8 +3,10 @@
 import copy
 import itertools
 import json
+import re
 import typing
 import urllib.error
+import urllib.request
 
 from openai import types as openai_types
 from openai.types import chat as openai_chat
@@ -15,6 +17,7 @@ from starlette import routing
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import known
+from tests import pages
 from tests.serving import running
 
 CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
@@ -330,3 +333,44 @@ def test_a_wrong_type_is_refused_by_name_and_no_value_breaks_a_route(
     elif status == 400:
       # What is wrong may be two fields together.
       assert error['param'] in {*body, None, 'card'}, answer
+
+
+# The page that lists them.
+
+
+def named(text):
+  """Yields the names in code of a text, and the values in brackets behind."""
+  for name, values in re.findall(r'`([a-z_]+)`(?: \(([^)]*)\))?', text):
+    yield name, [json.loads(one) for one in re.findall('`([^`]+)`', values)]
+
+
+def test_the_page_lists_what_is_ignored_and_what_is_refused(server):
+  page = pages.pages()['docs/serving.md'].split('Labels, which')[1]
+  labels, rows = page.split('| refused |')
+  rows = rows.split('\n\n')[0].splitlines()[2:]
+  told = dict(one for row in rows for one in named(row.split('|')[1]))
+  used = {*fields.Chat.model_fields, *fields.Completion.model_fields}
+  for name, idle in (known.MESSAGE | known.REQUEST).items():
+    assert [*map(repr, told.pop(name))] == [*map(repr, idle)], name
+  # What else is refused are roles, and some values of fields that are used.
+  assert {*told} <= {'tool', 'function', *used}
+  ignored = {name for name, _ in named(labels)}
+  in_messages = {'reasoning', 'reasoning_content', 'prefix'}
+  assert ignored - used == known.PART_LABELS | in_messages
+  for path, body in BODIES.items():
+    wanted = asked(server, path, body | {'seed': 7})[1]['choices']
+    for name in ignored & used:
+      given = body | {'seed': 7, name: SHARED[name]}
+      assert asked(server, path, given)[1]['choices'] == wanted, name
+
+
+def test_no_answer_has_a_header_for_other_origins(server):
+  for path, origin in ('/v1/models', None), ('/', None), ('/v1/models', 'evil'):
+    headers = {'Origin': f'http://{origin}.example'} if origin else {}
+    request = urllib.request.Request(server.address + path, headers=headers)
+    try:
+      answer = urllib.request.urlopen(request)
+    except urllib.error.HTTPError as error:
+      answer = error
+    assert (answer.status == 403) == bool(origin)
+    assert not [x for x in answer.headers if 'access-control' in x.lower()]
