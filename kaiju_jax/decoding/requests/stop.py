@@ -205,6 +205,15 @@ class Text:
     return shown
 
 
+def settle(text: str) -> str:
+  """Returns a text without the end that its next token may complete.
+
+  It is what `Characters` gives out of the text's tokens before `finish`.
+  """
+  held = len(text) - len(text.rstrip(_UNREADABLE))
+  return text[: len(text) - min(held, _UNFINISHED)]
+
+
 def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
   """Refuses stop tokens that are no integers ≥ 0: TypeError, ValueError."""
   if not isinstance(tokens, Iterable) or isinstance(tokens, str):

@@ -20,6 +20,7 @@ from kaiju_jax.characters.prompts import continued
 from kaiju_jax.characters.prompts import lore
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import begun as begun_lib
+from kaiju_jax.decoding.requests import stop
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.replies import reply as reply_lib
@@ -275,8 +276,7 @@ def _pop_reply(path: list) -> tuple[prompt_lib.Turn, int | None, str]:
   last = path.pop()
   text = last.text
   if last.tokens is not None:
-    # The next token may complete the character of which these are the bytes.
-    text = text.rstrip('\ufffd')
+    text = stop.settle(text)
   begun = prompt_lib.Turn(characters.ASSISTANT, text, last.tokens)
   return begun, last.parent, last.reasoning or ''
 

@@ -10,6 +10,7 @@ import urllib.error
 
 import pytest
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from tests.decoding import fake_device
 from tests.serving import recording
 from tests.serving import running
@@ -137,6 +138,20 @@ def test_the_last_reply_of_a_session_goes_on(server, seed):
   assert not swiped['text'].startswith(texts[0])
   send(server, [SAID], **session)
   assert read()['messages'][-2]['parent'] == swiped['id']
+
+
+def test_a_character_is_completed_by_the_next_part(tmp_path):
+  """The device draws any bytes, of which few are whole characters."""
+  with running.server(tmp_path, tokenizer=tokenizer_lib.Bytes()) as server:
+    for seed in 1, 5:  # Four bytes in a row are no character.
+      session, read = open_session(server)
+      draw_long(server, seed, **session)
+      whole = read()['messages'][-1]['text']
+      options = session | {'seed': seed}
+      for one in range(1, LONG, 2):
+        send(server, swipe=True, max_tokens=one, **options)
+        send(server, max_tokens=LONG - one, **options, **GO_ON)
+        assert read()['messages'][-1]['text'] == whole, one
 
 
 def tell(server, monkeypatch, messages=(), **options):
