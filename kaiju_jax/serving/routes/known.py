@@ -8,6 +8,7 @@ The names are those of OpenAI's API, then of vLLM's.
 """
 
 from collections.abc import Mapping
+import json
 from typing import Any
 
 Table = Mapping[str, tuple[Any, ...]]
@@ -78,6 +79,8 @@ def asks_nothing(value: Any, idle: tuple[Any, ...] = ()) -> bool:
   )
 
 
-def describe(idle: tuple[Any, ...]) -> str:
-  """Returns in words what a field that is not supported may be."""
-  return ', '.join(['must be left out, null, empty', *map(repr, idle)])
+def refuse(value: Any, idle: tuple[Any, ...] = ()) -> str:
+  """Returns in words what a field that is not supported may be instead."""
+  told = [json.dumps(one, ensure_ascii=False) for one in (*idle, value)]
+  able = ', '.join(['null', 'empty', *told[:-1]])
+  return f'is not supported: must be left out, {able}, not {told[-1]:.80}'

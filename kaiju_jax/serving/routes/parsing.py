@@ -54,8 +54,7 @@ class Fields(pydantic.BaseModel):
         if one is not None:
           raise fault(name, 'is not supported')
       elif not known.asks_nothing(one, cls.UNSUPPORTED[name]):
-        idle = known.describe(cls.UNSUPPORTED[name])
-        raise fault(name, f'is not supported: {idle}, not {one!r:.80}')
+        raise fault(name, known.refuse(one, cls.UNSUPPORTED[name]))
     return kept
 
 
@@ -78,6 +77,8 @@ def _refusal(error: pydantic.ValidationError) -> errors.ApiError:
   message = first['msg'].removeprefix('Value error, ')
   if first['type'] == 'field':
     names.append(f'{first["ctx"]["field"]:.80}')
+  elif first['type'] in ('model_type', 'dict_type'):
+    message = 'must be an object'
   elif first['type'] == 'literal_error':
     message = f'{first["input"]!r:.80} is not supported: {message}'
   return errors.invalid(f'{".".join(names)}: {message}.', param=names[0])

@@ -146,7 +146,10 @@ def test_a_value_that_would_change_the_answer_is_refused_by_name(server):
     for path, body in BODIES.items():
       status, answer = asked(server, path, body | {field: value})
       assert (status, answer['error']['param']) == (400, field), answer
-      assert answer['error']['message'].startswith(f'{field}: is not supp')
+      said = answer['error']['message']
+      assert said.startswith(f'{field}: is not supported')
+      # The message has values as JSON has them.
+      assert 'None' not in said and 'False' not in said and "'" not in said
   said = USER | {'tool_calls': [{'id': '1'}]}
   status, answer = asked(server, CHAT, BODIES[CHAT] | {'messages': [said]})
   assert (status, answer['error']['param']) == (400, 'messages')
@@ -355,7 +358,8 @@ def test_the_page_lists_what_is_ignored_and_what_is_refused(server):
   # What else is refused are roles, and some values of fields that are used.
   assert {*told} <= {'tool', 'function', *used}
   ignored = {name for name, _ in named(labels)}
-  in_messages = {'reasoning', 'reasoning_content', 'prefix'}
+  in_messages = {*fields.ChatMessage.model_fields}
+  in_messages -= {'role', 'content', 'refusal'}
   assert ignored - used == known.PART_LABELS | in_messages
   for path, body in BODIES.items():
     wanted = asked(server, path, body | {'seed': 7})[1]['choices']
