@@ -193,6 +193,13 @@ def test_a_text_that_nobody_drew_is_continued_as_it_stands(
   assert last['parent'] == said['id']
 
 
+def test_a_drawn_text_with_other_ends_is_another_text(server, monkeypatch):
+  drawn = text_of(send(server, [SAID])[0])
+  for text in drawn + ' ', ' ' + drawn:
+    prompt, *_ = tell(server, monkeypatch, [SAID, replied(text)])
+    assert prompt.endswith(b'\1assistant\2' + text.encode())
+
+
 def test_a_greeting_goes_on_and_a_swipe_may_be_begun(server):
   session, read = open_session(server)
   send(server, **session, **GO_ON)

@@ -172,6 +172,29 @@ WRONG = (
 # Several types are right here, or what a label holds is nobody's business.
 MIXED = 'prompt', 'stop', 'content', 'metadata', 'prediction'
 LABELS = 'annotations', 'prompt_cache_options'
+WRONG_PROMPTS = (
+  *(None, 5, True, {}, [], [None], [True], [1.0], ['x', 1], [1, True], [{}]),
+  *([[]], [['x']], [[1], [True]], [[1], 1], [[1], ['x']], [[None]], [[[1]]]),
+)
+WRONG_STOPS = 5, True, {'a': 1}, [5], [''], [None], [['x']], ['x', True]
+WRONG_CONTENTS = (
+  *(5, True, {}, {'type': 'text'}, ['x'], [5], [None], [{}], [[]]),
+  *([{'type': 5}], [{'type': 'text', 'text': 5}], [{'type': 'image_url'}]),
+)
+
+
+def test_fields_of_several_types_refuse_all_others(server):
+  for path, name, several in (
+    (TEXT, 'prompt', WRONG_PROMPTS),
+    (TEXT, 'stop', WRONG_STOPS),
+    (CHAT, 'messages', ([USER | {'content': x}] for x in WRONG_CONTENTS)),
+  ):
+    for value in several:
+      status, answer = asked(server, path, BODIES[path] | {name: value})
+      assert status == 400, (name, value)
+      assert answer['error']['param'] == name, (value, answer)
+
+
 ROUTES = [
   (
     'POST',

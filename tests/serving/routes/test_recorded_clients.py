@@ -144,6 +144,18 @@ GUIDELLM_0_8_1 = [
     TEXT,
     {'stream': True, 'stream_options': COUNTED, 'prompt': 'How are you?'},
   ),
+  # From its source: a data set that says how long replies are.
+  (
+    CHAT,
+    {
+      'stream': True,
+      'stream_options': COUNTED,
+      'messages': [HELLO],
+      'max_completion_tokens': 10,
+      'stop': None,
+      'ignore_eos': True,
+    },
+  ),
 ]
 LM_EVAL_0_4_13 = [
   ('/tokenizer_info', None),
