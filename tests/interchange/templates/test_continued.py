@@ -14,6 +14,7 @@ from kaiju_jax.interchange.templates import rendering
 from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import shapes
 
+NAMES = 'chatml', 'turns', 'last', 'thinking'
 TALKS = (
   [('user', 'Hello you')],
   [('system', 'Be brief.'), ('user', 'two')],
@@ -22,19 +23,22 @@ TALKS = (
 TEXTS = 'Well', 'The rain the', ' So ', 'Hello \n\n', 'a\n\nb', 'Grüße'
 
 
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-  monkeypatch.setattr(rendering, 'run', sandbox.render)
-
-  def read(name):
-    (tmp_path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
-    settings = {'bos_token': '<s>', 'eos_token': '</s>'}
-    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
-    tokenizer = tokenizer_lib.load(str(tmp_path / 'tokenizer.json'))
-    template = shapes.TEMPLATES[name]
-    return folder_lib.read(tmp_path, tokenizer, template, shapes.NOW).format
-
-  return read
+@pytest.fixture(scope='module')
+def formats(tmp_path_factory):
+  """Returns the formats of `NAMES`."""
+  path = tmp_path_factory.mktemp('folder')
+  (path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
+  (path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  tokenizer = tokenizer_lib.load(str(path / 'tokenizer.json'))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(rendering, 'run', sandbox.render)
+    return {
+      name: folder_lib.read(
+        path, tokenizer, shapes.TEMPLATES[name], shapes.NOW
+      ).format
+      for name in NAMES
+    }
 
 
 def render(name, talk, text):
@@ -54,9 +58,9 @@ def go_on(format, talk, text, tokens=None):
   return continued.continuation(opened_L, turns, begun, format, 1000)
 
 
-@pytest.mark.parametrize('name', shapes.TEMPLATES)
-def test_a_prompt_ends_with_the_text_as_the_template_writes_it(read, name):
-  format = read(name)
+@pytest.mark.parametrize('name', NAMES)
+def test_a_prompt_ends_with_the_text_as_the_template_writes_it(formats, name):
+  format = formats[name]
   whole = tokenizers.Tokenizer.from_str(shapes.byte_tokenizer())
   compared = 0
   for talk in TALKS:
@@ -76,9 +80,9 @@ def test_a_prompt_ends_with_the_text_as_the_template_writes_it(read, name):
   assert compared
 
 
-@pytest.mark.parametrize('name', shapes.TEMPLATES)
-def test_what_the_model_drew_stands_behind_the_opening_as_it_was(read, name):
-  format, rng = read(name), np.random.default_rng(0)
+@pytest.mark.parametrize('name', NAMES)
+def test_what_the_model_drew_stands_behind_the_opening_as_it_was(formats, name):
+  format, rng = formats[name], np.random.default_rng(0)
   talk = TALKS[2]
   opened_L = prompt.conversation(
     prompt.open_prefix(format),

@@ -166,8 +166,8 @@ def test_what_asks_for_what_is_done_anyway_is_accepted(server):
 # Every JSON type in every field.
 
 WRONG = (
-  *(None, True, 0, 5, -1, 1.5, 2**63 - 1, '', 'x', 'é' * 300),
-  *([], [None], ['x'], [[]], [1, 'x'], [{}], {}, {'a': None}, {'role': 5}),
+  *(None, True, 0, 5, 1.5, 2**63 - 1, '', 'x'),
+  *([], [None], ['x'], [[]], [{}], {}, {'a': None}),
 )
 # Several types are right here, or what a label holds is nobody's business.
 MIXED = 'prompt', 'stop', 'content', 'metadata', 'prediction'
