@@ -231,29 +231,10 @@ def test_messages_may_come_in_parts_and_from_developers(client):
   assert roles[0] == roles[1] != whole
 
 
-def test_fields_that_ask_for_nothing_are_accepted(client):
-  whole = chat(client).choices[0].message.content
-  options = {
-    'frequency_penalty': 0,
-    'presence_penalty': 0.0,
-    'logit_bias': {},
-    'tools': [],
-    'response_format': {'type': 'text'},
-    'user': 'ann',
-    'metadata': {'a': 'b'},
-    'store': False,
-  }
-  assert chat(client, **options).choices[0].message.content == whole
-
-
 @pytest.mark.parametrize(
   'field, value',
   [
-    ('frequency_penalty', 0.5),
-    ('presence_penalty', -1.0),
-    ('logit_bias', {'5': 1}),
     ('top_logprobs', 3),
-    ('tools', [{'type': 'function', 'function': {'name': 'f'}}]),
     ('response_format', {'type': 'json_object'}),
     ('temperature', 2.5),
     ('top_p', 0.0),
@@ -291,12 +272,6 @@ def test_a_guided_reply_refuses_what_only_a_drawn_one_heeds(
   with pytest.raises(openai.BadRequestError) as caught:
     chat(client, extra_body={'guided': True, field: value})
   assert caught.value.param == named
-
-
-def test_an_unknown_field_is_refused_by_its_name(client):
-  with pytest.raises(openai.BadRequestError) as caught:
-    chat(client, extra_body={'temprature': 1})
-  assert caught.value.param == 'temprature'
 
 
 def test_a_chat_that_is_too_long_is_refused_as_such(client):
