@@ -51,6 +51,7 @@ def read(
   depth: int,
   values: int | None = None,
   is_wide: bool = False,
+  groups: int | None = None,
 ) -> Any:
   """Returns the value of a JSON text.
 
@@ -60,13 +61,15 @@ def read(
     values: most commas, objects and lists together; None for any number.
     is_wide: whether integers may have more than 64 bits; Python bounds their
       digits.
+    groups: most objects and lists, each of which takes ten times as long as a
+      number of a list; None for any number.
 
   Raises:
     Refused: the text is not UTF-8 or no JSON of RFC 8259, or is too deep or has
       too many values; or it holds a duplicate key, a number that is not finite,
       an integer of too many bits, or one half of a character.
   """
-  text, bare = _bound(data, depth, values)
+  text, bare = _bound(data, depth, values, groups)
   integer = _wide_integer if is_wide else _integer
   may_be_wide = _MANY_DIGITS in bare.translate(_DIGITS_AS_ZEROS)
   try:
@@ -102,7 +105,9 @@ def parse(data: bytes | str) -> Any:
   return json.loads(text)
 
 
-def _bound(data: bytes, depth: int, values: int | None) -> tuple[str, bytes]:
+def _bound(
+  data: bytes, depth: int, values: int | None, groups: int | None = None
+) -> tuple[str, bytes]:
   """Returns a JSON text, and its bytes without strings.
 
   Raises:
@@ -114,12 +119,16 @@ def _bound(data: bytes, depth: int, values: int | None) -> tuple[str, bytes]:
     raise Refused('encoding', f'byte {error.start} is not UTF-8') from None
   bare = _drop_strings(data)
   brackets = bare.translate(_AS_SQUARE, _NOT_BRACKETS)
-  if values is not None:
-    count = bare.count(b',') + len(brackets) // 2
-    if count > values:
-      raise Refused('values', f'it has {count:,} values, of at most {values:,}')
   if _is_deeper(brackets, depth):
     raise Refused('depth', f'it is nested deeper than {depth} levels')
+  count = len(brackets) // 2
+  if groups is not None and count > groups:
+    raise Refused(
+      'values', f'it has {count:,} objects and lists, of at most {groups:,}'
+    )
+  count += bare.count(b',')
+  if values is not None and count > values:
+    raise Refused('values', f'it has {count:,} values, of at most {values:,}')
   return text, bare
 
 

@@ -18,6 +18,7 @@ SIGNATURE = b'\x89PNG\r\n\x1a\n'
 BYTES = 8 * 2**20
 CHUNKS = 10_000
 TEXT = 2**20  # The most bytes of a text chunk, inflated.
+TEXTS = 4 * TEXT  # The most bytes of all wanted text chunks together.
 SIDE = 8192  # The most pixels of a picture's width and of its height.
 
 _PICTURE = (b'IHDR', b'PLTE', b'tRNS', b'IDAT', b'IEND')
@@ -41,9 +42,11 @@ def texts(data: bytes, keywords: Sequence[str]) -> dict[str, bytes]:
     keywords: the wanted keywords in lower case; the PNG's may have any case.
 
   Raises:
-    CardError: not a whole PNG, or it has two different texts of a keyword.
+    CardError: not a whole PNG, or it has two different texts of a keyword, or
+      texts of over 4 MiB together.
   """
   found: dict[str, bytes] = {}
+  size = 0
   for kind, chunk in chunks(data):
     if kind not in (b'tEXt', b'zTXt', b'iTXt'):
       continue
@@ -53,6 +56,11 @@ def texts(data: bytes, keywords: Sequence[str]) -> dict[str, bytes]:
     if keyword not in keywords:
       continue
     text = _text(kind, chunk[end + 1 :], keyword)
+    size += len(text)
+    if size > TEXTS:
+      raise card_json.CardError(
+        'inflated', f"the PNG's card texts have over {TEXTS:,} bytes together."
+      )
     if found.setdefault(keyword, text) != text:
       raise card_json.CardError(
         'ambiguous', f'the PNG has two different texts {keyword!r}.'

@@ -11,6 +11,9 @@ from kaiju_jax.storage import strict_json
 MOST = 2**20
 MOST_OF_CARD = 8 * 2**20
 DEPTH = 32
+# The most commas, objects and lists of a body together, and of one that may
+# hold a list of tokens; and the most objects and lists of any body.
+VALUES, VALUES_OF_TOKENS, GROUPS = 2**15, 2**18, 2**14
 JSON = 'application/json'
 PNG = 'image/png'
 
@@ -61,14 +64,18 @@ async def read(request: requests.Request, most: int = MOST) -> bytes:
   return bytes(body)
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes, values: int = VALUES) -> dict[str, Any]:
   """Returns the object that `body` holds as JSON.
+
+  Args:
+    body: the text.
+    values: the most commas, objects and lists together.
 
   Raises:
     errors.ApiError: 400; names the fault.
   """
   try:
-    value = strict_json.read(body, DEPTH)
+    value = strict_json.read(body, DEPTH, values, groups=GROUPS)
   except strict_json.Refused as error:
     raise _invalid(str(error)) from None
   if not isinstance(value, dict):

@@ -5,6 +5,7 @@ character. Only its author sees the texts for the model (description, scenario,
 lore, …).
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -30,9 +31,12 @@ from kaiju_jax.serving.routes import judging
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import resources
 from kaiju_jax.serving.routes import texts
+from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
 
-_PAGE = 100
+# The most entries of a page, and the characters of their texts after which it
+# ends.
+_PAGE, _PAGE_SIZE = 100, 2**22
 _PUBLIC = ('name', 'creator', 'notes', 'tags', 'version_name')
 
 
@@ -41,13 +45,11 @@ async def list_all(request: requests.Request) -> responses.Response:
   context, caller = await intake.authorize(request)
   after = request.query_params.get('after', '')
   found, has_more = await lookup.find_all(context, caller, _PAGE, after)
-
-  def read():
-    return [context.store.version(one.id, one.live) for one in found]
-
-  versions = await context.run_store(read)
-  data = [_show(*pair, caller) for pair in zip(found, versions)]
-  return responses.JSONResponse(resources.page(data, found, has_more))
+  live = ((one, context.store.version(one.id, one.live)) for one in found)
+  data = await context.run_store(lambda: _list_some(live, caller))
+  has_more = has_more or len(data) < len(found)
+  page = resources.page(data, found[: len(data)], has_more)
+  return await context.answer_aside(page)
 
 
 async def create(request: requests.Request) -> responses.Response:
@@ -92,14 +94,31 @@ async def remove(request: requests.Request) -> responses.Response:
 
 
 async def versions(request: requests.Request) -> responses.Response:
-  """GET /v1/characters/{id}/versions: lists all versions to their author."""
+  """GET /v1/characters/{id}/versions: lists them to their author, last first.
+
+  The query parameter `before`, set to a page's `before`, gives the next page.
+  """
   context, caller = await intake.authorize(request)
   character, _ = await _find(context, caller, request, is_own=True)
-  found = await context.run_store(
-    context.store.versions, caller.owner, character.id
-  )
-  data = [_show(character, one, caller) for one in found]
-  return responses.JSONResponse({'object': 'list', 'data': data})
+  before = request.query_params.get('before')
+  if before is not None and not (before.isascii() and before.isdecimal()):
+    raise errors.invalid(f'before={before!r:.40}: must be a number.', 'before')
+
+  def read():
+    found = context.store.versions(
+      caller.owner, character.id, _PAGE, before and int(before[:20])
+    )
+    shown = _list_some(((character, one) for one in found), caller)
+    return shown, len(shown) < len(found) or len(found) == _PAGE
+
+  data, has_more = await context.run_store(read)
+  page = {
+    'object': 'list',
+    'data': data,
+    'has_more': has_more,
+    'before': data[-1]['version'] if data else None,
+  }
+  return await context.answer_aside(page)
 
 
 async def roll_back(request: requests.Request) -> responses.Response:
@@ -138,15 +157,17 @@ async def card(request: requests.Request) -> responses.Response:
   context, caller = await intake.authorize(request)
   _, version = await _find(context, caller, request, is_own=True)
   kind = request.query_params.get('format', 'json')
-  if kind == 'json':
-    return responses.Response(
-      cards.to_json(version.fields), media_type=bodies.JSON
-    )
-  if kind == 'png':
-    return responses.Response(
-      cards.to_png(version.fields), media_type=bodies.PNG
-    )
-  raise errors.invalid(f'format={kind!r:.40}: must be json or png.', 'format')
+  writers = {
+    'json': (cards.to_json, bodies.JSON),
+    'png': (cards.to_png, bodies.PNG),
+  }
+  if kind not in writers:
+    raise errors.invalid(f'format={kind!r:.40}: must be json or png.', 'format')
+  write, media = writers[kind]
+  written = await context.run_aside(
+    card_fields.ALL, lambda: write(version.fields)
+  )
+  return responses.Response(written, media_type=media)
 
 
 ROUTES = [
@@ -202,7 +223,8 @@ async def _read_body(
 ) -> tuple[_Written, bool | None]:
   """Reads a character from a body; also its field `public`, None for none."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
-  body = await intake.body(request, context, caller, bodies.MOST_OF_CARD)
+  most = bodies.MOST_OF_CARD if kind == bodies.PNG else bodies.MOST
+  body = await intake.body(request, context, caller, most)
 
   def work():
     fields, notes, is_public = _parse(kind, body)
@@ -292,6 +314,20 @@ def _show(character, version, caller: auth.Caller) -> dict[str, Any]:
     'greetings': _greetings(version.fields),
     'fields': written,
   }
+
+
+def _list_some(
+  pairs: Iterable[tuple[characters.Character, characters.Version]],
+  caller: auth.Caller,
+) -> list[dict[str, Any]]:
+  """Returns what the caller may see of the first of some versions."""
+  data, size = [], 0
+  for character, version in pairs:
+    data.append(_show(character, version, caller))
+    size += sum(map(len, stored_texts.leaves(data[-1])))
+    if size > _PAGE_SIZE:
+      break
+  return data
 
 
 def _greetings(written: card_fields.Fields) -> int:

@@ -6,12 +6,14 @@ The caller of `api.app` makes them.
 import asyncio
 from collections.abc import Callable
 from collections.abc import Mapping
-from concurrent import futures
 import dataclasses
+import functools
 import hashlib
 import secrets
 from typing import Any
 from typing import TypeVar
+
+from starlette import responses
 
 import kaiju_jax
 from kaiju_jax.characters.prompts import memo as memo_lib
@@ -21,6 +23,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.drift import watch as drift_watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
@@ -31,9 +34,13 @@ from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
 _T = TypeVar('_T')
-# Texts of up to _SHORT bytes are processed in the event loop, those of up to
-# _LONG bytes in two threads, and longer ones in a third thread.
-_SHORT, _LONG = 2**12, 2**16
+# Texts of up to so many bytes are processed in the event loop.
+_SHORT = 2**12
+# Threads for longer texts, of which each owner has one at once. They share the
+# interpreter's lock with the event loop, so they are few (our guess).
+_TEXTS = 4
+# Threads for calls of the store, which mostly wait; and those of one owner.
+_STORES, _STORES_EACH = 16, 4
 _CHECKED = 1.0  # Seconds for which a check of the store is reused (our guess).
 CLOSED = 'closed: no token-level head'
 
@@ -147,8 +154,8 @@ class Context:
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):
-    self._texts = futures.ThreadPoolExecutor(2, 'text')
-    self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
+    self._texts = fair_threads.FairThreads('text', _TEXTS, 1)
+    self._stores = fair_threads.FairThreads('store', _STORES, _STORES_EACH)
     self.metrics.ready.set_function(lambda: self.takes_requests)
     if isinstance(self.engines, router.Router):
       self.metrics.add_fleet(self.engines.read_fleet)
@@ -159,9 +166,9 @@ class Context:
       if part is not None:
         part.stop()
     self.engines.stop()
+    for threads in self._texts, self._stores:
+      threads.close()
     self.store.close()
-    for threads in self._texts, self._long_texts:
-      threads.shutdown(cancel_futures=True)
 
   @property
   def takes_requests(self) -> bool:
@@ -206,8 +213,8 @@ class Context:
   async def run_aside(self, size: int, function: Callable[[], _T]) -> _T:
     """Calls a function of a text where it does not block other requests.
 
-    The event loop runs it for a short text, and a thread for a longer one.
-    Very long texts wait for each other.
+    The event loop runs it for a short text, and a thread for a longer one, in
+    which owners have turns.
 
     Args:
       size: bytes of the text, in proportion to which the function takes time.
@@ -218,9 +225,13 @@ class Context:
     """
     if size <= _SHORT:
       return function()
-    threads = self._texts if size <= _LONG else self._long_texts
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(threads, function)
+    return await self._texts.run(function)
+
+  async def answer_aside(
+    self, value: Any, status: int = 200
+  ) -> responses.JSONResponse:
+    """Returns an answer whose JSON is long, and is written in a thread."""
+    return await self._texts.run(lambda: responses.JSONResponse(value, status))
 
   async def check_store(self) -> None:
     """Tests, at most once per second, that the store accepts writes.
@@ -239,12 +250,16 @@ class Context:
   async def run_store(self, method: Callable[..., Any], *arguments, **options):
     """Calls a method of the store in a thread, and returns its value.
 
+    Owners have turns.
+
     Raises:
       errors.ApiError: 403, 404, 409 or 503 for the store's own errors; 400 for
         a TypeError or ValueError.
     """
     try:
-      return await asyncio.to_thread(method, *arguments, **options)
+      return await self._stores.run(
+        functools.partial(method, *arguments, **options)
+      )
     except characters.Missing as error:
       raise errors.missing(str(error)) from error
     except characters.NotOwner as error:

@@ -21,6 +21,7 @@ import pydantic
 
 from kaiju_jax.decoding.requests import alternatives
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import known
 from kaiju_jax.serving.routes import parsing
@@ -328,6 +329,8 @@ class Completion(_Generation):
     max_tokens: 0 to draw nothing, which needs `echo`.
   """
 
+  VALUES = bodies.VALUES_OF_TOKENS
+
   prompt: Annotated[str | list, pydantic.PlainValidator(values.check_prompt)]
   max_tokens: Annotated[int, pydantic.Field(ge=0)] = 16
   echo: bool | None = None
@@ -371,6 +374,8 @@ class Encoding(parsing.Fields):
 
 class Decoding(parsing.Fields):
   """The fields of POST /detokenize."""
+
+  VALUES = bodies.VALUES_OF_TOKENS
 
   tokens: Annotated[list[int], pydantic.FailFast(), values.limit_entries(2**17)]
   model: str | None = None

@@ -8,16 +8,19 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
+from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import parsing
 
-_Kind = TypeVar('_Kind')
+_Kind = TypeVar('_Kind', bound=parsing.Fields)
 
 
 async def authorize(
   request: requests.Request,
 ) -> tuple[context_lib.Context, auth.Caller]:
   """Returns the server's parts and the caller, and counts the request.
+
+  What the request's task runs in threads has the caller's turns from now on.
 
   Raises:
     errors.ApiError: 401 or 403 without access; 429 for too many requests; 503
@@ -26,6 +29,7 @@ async def authorize(
   context: context_lib.Context = request.app.state.context
   found = context.access.caller(request)
   exchange_lib.find(request).note_owner(found.owner, context.secret)
+  fair_threads.OWNER.set(found.owner)
   context.limits.request(found.owner, found.rate)
   if not context.is_ready:
     raise errors.unavailable('the server is being stopped.')
@@ -75,5 +79,5 @@ async def parse_fields(
   bodies.media_type(request, [bodies.JSON])
   found = await body(request, context, who)
   return await context.run_aside(
-    len(found), lambda: parsing.parse(kind, bodies.parse(found))
+    len(found), lambda: parsing.parse(kind, bodies.parse(found, kind.VALUES))
   )

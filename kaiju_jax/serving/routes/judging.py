@@ -6,6 +6,7 @@ from typing import Any
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import forgetting
 from kaiju_jax.serving.routes import texts
@@ -125,7 +126,9 @@ def judge_live(
   verdicts = context.judged.verdicts
   key = character.id, character.live
   if key not in verdicts:
-    verdicts[key] = asyncio.ensure_future(_judge(context, watch, *key))
+    verdicts[key] = asyncio.ensure_future(
+      _judge(context, watch, character.owner, *key)
+    )
     verdicts[key].add_done_callback(lambda task: _forget(verdicts, key, task))
     if len(verdicts) > _REMEMBERED:
       del verdicts[next(iter(verdicts))]
@@ -138,8 +141,14 @@ def gate_failed(name: str) -> errors.ApiError:
 
 
 async def _judge(
-  context: context_lib.Context, watch: moderation.Watch, name: str, number: int
+  context: context_lib.Context,
+  watch: moderation.Watch,
+  author: str,
+  name: str,
+  number: int,
 ) -> moderation.Verdict:
+  # Whoever asks first, others wait for it too: it has turns of its own.
+  fair_threads.OWNER.set(('judged', author))
   version = await context.run_store(context.store.version, name, number)
   value = await _card_texts(context, version.fields)
   verdict = await _read_stored(context, watch, value)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pydantic
 import pydantic_core
 
+from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import known
 
@@ -30,9 +31,11 @@ class Fields(pydantic.BaseModel):
 
   Attributes:
     UNSUPPORTED: fields that are known and not used (`known.py`).
+    VALUES: the most values of a body (`bodies.parse`).
   """
 
   UNSUPPORTED: ClassVar[known.Table] = {}
+  VALUES: ClassVar[int] = bodies.VALUES
 
   model_config = pydantic.ConfigDict(
     strict=True, extra='forbid', allow_inf_nan=False

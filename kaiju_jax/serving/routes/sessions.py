@@ -190,7 +190,7 @@ async def _answer(
       for one in messages
     ]
   }
-  return responses.JSONResponse(body, status)
+  return await context.answer_aside(body, status)
 
 
 def _summary(session: characters.Session) -> dict[str, Any]:

@@ -4,20 +4,28 @@ import asyncio
 import contextlib
 import json
 import threading
+import types
 import urllib.error
 
 import pytest
 
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import texts
+from kaiju_jax.storage import strict_json
+from tests.serving import leftovers
 from tests.serving import running
+from tests.serving.routes import test_two_owners
 
 # Bytes that the toy's 1,024 tokens stand for, at most.
 ROOM = running.LENGTH * running.Letters.longest
 MEGABYTE = 2**20 - 2**10
 NAME = 'é' * 200
 SHORT = 16  # Texts that are encoded in the event loop here.
+# Routes that take a body and do not read it.
+BODILESS = ('/v1/key',)
 CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
 
 
@@ -97,8 +105,7 @@ def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
 
 def test_only_short_texts_are_worked_on_in_the_event_loop(server):
   async def threads():
-    sizes = context_lib._SHORT, context_lib._LONG
-    for size in (0, *(size + more for size in sizes for more in (0, 1))):
+    for size in (0, context_lib._SHORT, context_lib._SHORT + 1, 2**30):
       yield await server.context.run_aside(size, threading.current_thread)
 
   async def names():
@@ -106,7 +113,70 @@ def test_only_short_texts_are_worked_on_in_the_event_loop(server):
     return ['' if x is here else x.name async for x in threads()]
 
   found = [name.partition('_')[0] for name in asyncio.run(names())]
-  assert found == ['', '', 'text', 'text', 'long text']
+  assert found == ['', '', 'text', 'text']
+
+
+class Stuck(threading.Thread):
+  """Requests of one owner; `ask` runs until the block ends."""
+
+  def __init__(self, ask):
+    super().__init__(daemon=True)
+    self.ask = ask
+    self.start()
+
+  def run(self):
+    with contextlib.suppress(urllib.error.HTTPError):
+      self.ask()
+
+
+def test_nobody_waits_for_another_owners_texts(server, named, monkeypatch):
+  """All ways in which a text is read, of one owner whose texts never end."""
+  monkeypatch.setattr(context_lib, '_SHORT', SHORT)
+  session = server.post('/v1/sessions', 'ann', character=named[0])['id']
+  text, ends, begun = 'slow ' * 10, threading.Event(), []
+  encode, strip = server.tokenizer.encode, texts.strip
+
+  def wait(read):
+    def waiting(*given):
+      if any('slow' in one for one in given if isinstance(one, str)):
+        begun.append(given)
+        assert ends.wait(60)
+      return read(*given)
+
+    return waiting
+
+  monkeypatch.setattr(server.tokenizer, 'encode', wait(encode))
+  monkeypatch.setattr(texts, 'strip', wait(strip))
+  fields = {'fields': {'name': 'A', 'description': text}}
+  asked = [
+    (CHAT, {'model': running.MODEL, 'messages': said(text), 'max_tokens': 1}),
+    (TEXT, {'model': running.MODEL, 'prompt': text, 'max_tokens': 1}),
+    ('/tokenize', {'prompt': text}),
+    ('/v1/characters', fields),
+    (
+      f'/v1/sessions/{session}/messages',
+      {'parent': 0, 'role': 'user', 'text': text},
+    ),
+  ]
+  slow = [
+    Stuck(lambda path=path, body=body: server.post(path, 'ann', **body))
+    for path, body in asked * 3
+  ]
+  try:
+    assert not leftovers.within(30, lambda: {} if begun else {'begun': 0})
+    for path, body in (
+      (CHAT, {'model': running.MODEL, 'messages': said('of ben ' * 9)}),
+      (TEXT, {'model': running.MODEL, 'prompt': 'of ben ' * 9}),
+      ('/tokenize', {'prompt': 'of ben ' * 9}),
+      ('/v1/characters', {'fields': {'name': 'B', 'description': 'b' * 99}}),
+    ):
+      server.post(path, 'ben', **body)
+    assert len(begun) == 1 and server.get('/readyz') == b'ready\n'
+  finally:
+    ends.set()
+    for one in slow:
+      one.join(60)
+  assert len(begun) > len(asked)
 
 
 def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
@@ -220,6 +290,62 @@ def test_the_first_fault_of_many_is_enough(server, path, wrong):
   # A check that went on would make a message for each.
   status, error = refused(server, path, **{'model': running.MODEL} | wrong)
   assert status == 400 and len(error['message']) < 200
+
+
+def test_no_route_takes_a_body_of_many_values(server, named):
+  """Every route that takes a body counts its values before it parses them."""
+  character, session = named
+  body = b'{"fields":[' + b'[],' * 300_000 + b'[]]}'
+  routes = [
+    (method, path.replace('{message:int}', '1'))
+    for method, path in test_two_owners.routes(server)
+    if method in ('POST', 'PUT', 'PATCH') and path not in BODILESS
+  ]
+  assert len(routes) >= 12
+  parsed = []
+  reads = types.SimpleNamespace(**vars(json) | {'loads': parsed.append})
+  for method, path in routes:
+    name = session if 'sessions' in path else character
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(strict_json, 'json', reads)
+      with pytest.raises(urllib.error.HTTPError) as caught:
+        server.ask(method, path.replace('{id}', name), body, 'ann')
+    message = json.loads(caught.value.read())['error']['message']
+    assert (caught.value.code, not parsed) == (400, True), (path, message)
+    assert 'of at most' in message, path
+
+
+def test_listings_end_after_so_much_text(server, monkeypatch):
+  monkeypatch.setattr(character_routes, '_PAGE_SIZE', 5_000)
+  names = [
+    server.post(
+      '/v1/characters',
+      'ben',
+      fields={'name': f'C{n}', 'description': 'x' * 300},
+    )['id']
+    for n in range(30)
+  ]
+  for n in range(29):
+    fields = {'name': f'C{n}', 'description': 'y' * 300}
+    server.ask('PUT', f'/v1/characters/{names[0]}', {'fields': fields}, 'ben')
+
+  def pages(path, name):
+    after, sizes = None, []
+    while True:
+      query = '' if after is None else f'?{name}={after}'
+      page = server.get(path + query, owner='ben')
+      sizes.append(len(json.dumps(page)))
+      yield from page['data']
+      after = page[name]
+      if not page['has_more']:
+        assert max(sizes) < 15_000 and len(sizes) >= 3
+        return
+
+  found = [one['id'] for one in pages('/v1/characters', 'after')]
+  assert len(set(found)) == len(found) and set(names) <= set(found)
+  path = f'/v1/characters/{names[0]}/versions'
+  numbers = [one['version'] for one in pages(path, 'before')]
+  assert numbers == list(range(30, 0, -1))
 
 
 def test_an_owner_has_so_much_text_per_minute(server, monkeypatch):
