@@ -12,6 +12,8 @@ from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import connection
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.routes import alternatives
+from kaiju_jax.serving.routes import characters
+from kaiju_jax.serving.routes import context
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import values
 from kaiju_jax.serving.safety import gate
@@ -28,6 +30,9 @@ def mib(size):
 
 ROWS = {
   "a request's body": [mib(bodies.MOST), mib(bodies.MOST_OF_CARD)],
+  'values of a body': [
+    *(bodies.VALUES, bodies.VALUES_OF_TOKENS, bodies.GROUPS),
+  ],
   'a message that a session keeps': [macros.MOST],
   'messages of a chat': [fields.MESSAGES, values.PARTS],
   'replies to one request': [fields.CHOICES],
@@ -36,6 +41,8 @@ ROWS = {
   'new text that a gate': [gate.MOST],
   "a session's title": [STORE.title],
   'a card in JSON': [mib(card_json.BYTES), mib(card_png.BYTES), card_png.SIDE],
+  'the card texts': [mib(card_png.TEXT), mib(card_png.TEXTS)],
+  'a page of characters': [characters._PAGE, characters._PAGE_SIZE],
   'a name, a tag': [card_fields.NAME],
   'any other text': [card_fields.TEXT],
   'all fields together': [card_fields.ALL],
@@ -61,6 +68,9 @@ TEXT = [
     f'keeps {HTTP.connections} connections',
     f'within {HTTP.request_seconds:g}',
   ),
+  f'longer than {context._SHORT:,} bytes',
+  f'in {context._TEXTS} threads',
+  f'in {context._STORES}, of which an owner has {context._STORES_EACH}',
   f'does not read ends after {HTTP.unread_seconds:g}',
 ]
 

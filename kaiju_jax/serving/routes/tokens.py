@@ -6,15 +6,21 @@ special token, as /tokenizer_info tells it, becomes that token; in any other
 text such a name is plain characters, as in the prompts of all requests.
 """
 
+import json
+
+import numpy as np
 from starlette import requests
 from starlette import responses
 from starlette import routing
 
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import intake
+
+_PIECE = 4096  # Tokens that are written in one call.
 
 
 async def describe(request: requests.Request) -> responses.Response:
@@ -39,20 +45,17 @@ async def encode(request: requests.Request) -> responses.Response:
   given = await intake.parse_fields(request, context, caller, fields.Encoding)
   tokenizer, text = context.tokenizer, given.prompt
 
-  def run() -> list[int]:
+  def run() -> bytes:
     if text in _names(context):
-      return [tokenizer.special(text)]
-    opening = [tokenizer.bos_id] if given.add_special_tokens else []
-    return opening + tokenizer.encode(text).tolist()
+      tokens = np.asarray([tokenizer.special(text)])
+    else:
+      opening = [tokenizer.bos_id] if given.add_special_tokens else []
+      tokens = np.append(opening, tokenizer.encode(text)).astype(int)
+    length = context.model.length
+    return _write({'count': len(tokens), 'max_model_len': length}, tokens)
 
-  tokens = await context.run_aside(len(text), run)
-  return responses.JSONResponse(
-    {
-      'count': len(tokens),
-      'max_model_len': context.model.length,
-      'tokens': tokens,
-    }
-  )
+  written = await context.run_aside(len(text), run)
+  return responses.Response(written, media_type=bodies.JSON)
 
 
 async def decode(request: requests.Request) -> responses.Response:
@@ -74,6 +77,20 @@ async def decode(request: requests.Request) -> responses.Response:
   except (TypeError, ValueError, OverflowError) as error:
     raise errors.invalid(str(error), param='tokens') from error
   return responses.JSONResponse({'prompt': text})
+
+
+def _write(fields: dict[str, int], tokens: np.ndarray) -> bytes:
+  """Returns JSON of fields and of tokens, which may be a million.
+
+  One call for all tokens would stop the event loop while it runs.
+  """
+  pieces = (
+    json.dumps(tokens[at : at + _PIECE].tolist())[1:-1]
+    for at in range(0, len(tokens), _PIECE)
+  )
+  return (
+    f'{json.dumps(fields)[:-1]}, "tokens": [{", ".join(pieces)}]}}'.encode()
+  )
 
 
 def _names(context: context_lib.Context) -> tuple[str, str]:
