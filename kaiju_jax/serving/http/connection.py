@@ -6,6 +6,8 @@ byte of a request must come within `request_seconds` of the connection's
 beginning or of the last answer's end, and its last byte within as much of its
 first. If an answer lies unread in the server for `unread_seconds`, the
 connection ends, and the application learns that its client has left.
+Where all slots are taken, a new connection takes that of the client who has
+kept the server waiting longest, so that idle ones keep nobody out.
 `framing.py` checks all bytes before h11 sees them. A request that it refuses is
 answered with a 4xx.
 
@@ -86,6 +88,7 @@ class Connection(h11_impl.H11Protocol):
     self._settings = settings
     self._slots = slots
     self._slot: limits.Slot | None = None
+    self._key = ''
     # The bytes that have come and were not given to h11.
     self._inbox = bytearray()
     self._opening = framing.Opening()
@@ -106,7 +109,10 @@ class Connection(h11_impl.H11Protocol):
     # pause's length is the time for which a client has not read.
     transport.set_write_buffer_limits(high=0)
     key = limits.network(self.client[0] if self.client else '')
-    if self._slots.take(key):
+    if self._slots.take(key) or (
+      self._make_room(key) and self._slots.take(key)
+    ):
+      self._key = key
       self._slot = limits.Slot(self._slots, key)
       self._wait()
     elif len(self.connections) <= 2 * self._settings.connections:
@@ -199,6 +205,44 @@ class Connection(h11_impl.H11Protocol):
     return self.cycle is not None and not (
       self.cycle.response_complete or self.cycle.disconnected
     )
+
+  def _make_room(self, key: str) -> bool:
+    """Ends the connection whose client has kept the server waiting longest.
+
+    Args:
+      key: the address of a new one; where it has its share of the slots, only
+        one of its own is ended.
+
+    Returns:
+      Whether there was one.
+    """
+    is_own = self._slots.is_spent(key)
+    late = [
+      one
+      for one in self.connections
+      if one._slots is self._slots
+      and one._slot is not None
+      and one._deadline is not None
+      and (one._to_throw is not None or not one._is_whole)
+      and (one._key == key or not is_own)
+    ]
+    if not late:
+      return False
+    # Those whose answer has ended have the shortest deadlines.
+    min(late, key=lambda one: one._deadline.when())._give_way()
+    return True
+
+  def _give_way(self) -> None:
+    """Ends a connection that waits for its client, for a new one."""
+    self._slot.close()
+    self._slot = None
+    is_many = len(self.connections) > 2 * self._settings.connections
+    if is_many or self._to_throw is not None:
+      self.transport.abort()
+    elif self._body is None and not self._inbox:
+      self._linger()
+    else:
+      self._refuse(errors.unavailable('There are too many connections.', 5))
 
   def _wait(self) -> None:
     """Sets the deadline for the next first byte or the rest of a request."""

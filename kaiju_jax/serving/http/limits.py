@@ -157,6 +157,10 @@ class Slots:
     self._counts[key] += 1
     return True
 
+  def is_spent(self, key: Hashable) -> bool:
+    """Returns whether a key has as many slots as one key may have."""
+    return self._counts.get(key, 0) >= self.each
+
   def free(self, key: Hashable) -> None:
     """Returns a slot that `take` took."""
     self.taken -= 1

@@ -9,6 +9,7 @@ import contextlib
 import os
 import pathlib
 import sqlite3
+import tempfile
 
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import addresses
@@ -18,6 +19,7 @@ SCHEMA = 3
 _MAGIC = b'SQLite format 3\0'
 # Each commit waits for the disk, so that it survives a power cut.
 SYNCHRONOUS = 'FULL'
+ROOM = 4 * 2**20  # Bytes that a turn of a conversation may need (our guess).
 BUSY = 5.0  # Seconds to wait for another process's write (our guess).
 
 _TABLES = """
@@ -184,6 +186,26 @@ def connect(path: str) -> sqlite3.Connection:
   connection.execute(f'PRAGMA synchronous={SYNCHRONOUS}')
   connection.execute('PRAGMA foreign_keys=ON')
   return connection
+
+
+def check_room(path: str) -> None:
+  """Tests that a store's files may grow by `ROOM`, without writing to them.
+
+  A check that only writes a page would pass on a disk where no message fits.
+
+  Raises:
+    characters.Unavailable: they may not.
+  """
+  if not hasattr(os, 'posix_fallocate'):
+    return  # macOS.
+  log = pathlib.Path(f'{path}-wal')
+  try:
+    held = log.stat().st_size if log.exists() else 0
+    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as file:
+      os.posix_fallocate(file.fileno(), 0, held + ROOM)
+  except OSError as error:
+    fault = _AWAY[sqlite3.SQLITE_FULL]
+    raise characters.Unavailable(path, fault, str(error)) from error
 
 
 def _prepare(path: str) -> None:

@@ -70,6 +70,10 @@ class SqliteStore(conversing.Conversing):
     self._faults = faults.Faults()
 
   def check(self) -> None:
+    try:
+      sqlite_file.check_room(self._path)
+    except characters.Unavailable as error:
+      raise self._noted(error) from error
     # Any other write might grow the file, and so fill the disk.
     self._write(lambda at: at.touch())
 

@@ -377,28 +377,102 @@ def test_nothing_is_said_behind_a_refusal(server, caplog):
   assert not caplog.records
 
 
-def test_connections_are_limited_in_all_and_per_address(application):
+STREAM = b'GET /stream?pause=0.05 HTTP/1.1\r\nHost: a\r\n\r\n'
+# What a client may do that keeps the server waiting.
+WAITING = {
+  'nothing': b'',
+  'half of a head': trivial.GET[:20],
+  'half of a body': _HEAD + b'Content-Length: 9\r\n\r\n{',
+  'half of a chunk': _HEAD + b'Transfer-Encoding: chunked\r\n\r\n9\r\n{',
+  'an answered request': trivial.GET,
+  'a last request': _LAST,
+}
+
+
+def busy(server):
+  """Returns a client whose answer does not end."""
+  client = trivial.connected(server)
+  client.sendall(STREAM)
+  assert client.recv(99).startswith(b'HTTP/1.1 200 ')
+  return client
+
+
+def test_answers_are_limited_in_all_and_per_address(application):
   def states(settings, count):
     with server_lib.running(application.app, settings=settings) as server:
-      clients = [trivial.connected(server) for _ in range(count)]
-      for client in clients:
-        client.sendall(trivial.GET)
-      got = [trivial.answer(client)[0] for client in clients]
-      refused = [x for x, y in zip(clients, got) if y == 503]
-      for client in refused:
-        assert trivial.rest(client) == b''  # It is closed.
+      clients = [busy(server) for _ in range(count)]
+      for _ in range(2):
+        with trivial.connected(server) as client:
+          assert trivial.statuses(trivial.rest(client)) == [503]
+      clients[0].close()
+      assert trivial.until(lambda: application.streams == count - 1)
+      with trivial.connected(server) as again:
+        again.sendall(trivial.GET)
+        assert trivial.answer(again)[0] == 200
       for client in clients:
         client.close()
       assert trivial.until(lambda: not server.server_state.connections)
-      again = trivial.connected(server)
-      again.sendall(trivial.GET)
-      assert trivial.answer(again)[0] == 200
-      again.close()
-    return got
 
-  assert states(server_lib.Settings(connections=3), 5) == [200] * 3 + [503] * 2
-  each = server_lib.Settings(connections=9, connections_each=2)
-  assert states(each, 4) == [200] * 2 + [503] * 2
+  states(server_lib.Settings(connections=3), 3)
+  states(server_lib.Settings(connections=9, connections_each=2), 2)
+
+
+@pytest.mark.parametrize('kind', WAITING)
+@pytest.mark.parametrize('is_metrics', [False, True])
+def test_clients_that_wait_keep_nobody_out(application, kind, is_metrics):
+  most = server_lib._SCRAPES
+  settings = server_lib.Settings(
+    connections=most, connections_each=most, linger_seconds=40.0
+  )
+  with server_lib.running(
+    application.app, settings=settings, metrics=application.app
+  ) as server:
+    port = server.metrics_port if is_metrics else server.port
+
+    def connected():
+      return socket.create_connection(('127.0.0.1', port), 60)
+
+    others = [connected() for _ in range(most - 1)]
+    kept = connected()
+    kept.sendall(STREAM)
+    assert kept.recv(99).startswith(b'HTTP/1.1 200 ')
+    for client in others:
+      client.sendall(WAITING[kind])
+      if WAITING[kind] in (trivial.GET, _LAST):
+        assert trivial.answer(client)[0] == 200
+    for _ in range(2):
+      for _ in range(most):  # As many come again, and wait likewise.
+        others.append(connected())
+        others[-1].sendall(WAITING[kind])
+      with connected() as client:
+        client.sendall(trivial.GET)
+        assert trivial.answer(client) == (200, b'hello')
+    slots = server.config.http_protocol_class.keywords['slots']
+    if is_metrics:
+      slots = server._metrics.http_protocol_class.keywords['slots']
+    assert slots.taken <= most
+    assert len(server.server_state.connections) <= 2 * most + 2
+    assert kept.recv(99)  # Whoever is answered has lost nothing.
+    for client in (kept, *others):
+      client.close()
+    assert trivial.until(lambda: not slots.taken)
+
+
+def test_an_address_that_waits_gives_way_to_itself_alone(
+  application, monkeypatch
+):
+  """Others' idle connections stay, where one address has its share."""
+  named = iter(['a', 'b', 'b', 'b', 'b'])
+  monkeypatch.setattr(connection.limits, 'network', lambda address: next(named))
+  settings = server_lib.Settings(connections=4, connections_each=2)
+  with server_lib.running(application.app, settings=settings) as server:
+    first, *theirs = (trivial.connected(server) for _ in range(5))
+    assert trivial.rest(theirs[0]) == trivial.rest(theirs[1]) == b''
+    for client in (first, *theirs[2:]):
+      client.sendall(trivial.GET)
+      assert trivial.answer(client) == (200, b'hello')
+      client.close()
+    assert trivial.until(lambda: not server.server_state.connections)
 
 
 def left(server, application):
