@@ -4,9 +4,12 @@ import logging
 import resource
 import urllib.error
 
+import numpy as np
 import pytest
 
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import faults
 from kaiju_jax.serving.stores import sqlite_store
@@ -19,9 +22,9 @@ def disk(tmp_path):
   """Returns a function that fills the disk: no file grows any more."""
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-  def fill(is_full=True):
+  def fill(is_full=True, room=0):
     (log,) = tmp_path.glob('*.sqlite-wal')
-    limit = log.stat().st_size if is_full else soft
+    limit = log.stat().st_size + room if is_full else soft
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 
   yield fill
@@ -100,6 +103,39 @@ def test_readiness_is_to_be_able_to_store(tmp_path, monkeypatch, disk, caplog):
     assert str(tmp_path) not in said and 'sqlite' not in said
     assert server.get('/readyz') == b'ready\n'
     assert len(told(caplog)) == 2
+
+
+def test_ready_is_to_have_room_for_a_turn(tmp_path, disk):
+  """However little room is left: where a check passes, so do large turns."""
+  store = sqlite_store.SqliteStore(tmp_path / 'a.sqlite')
+  made = store.publish(
+    'ann', card_fields.Fields(name='A'), np.arange(9), 'digest'
+  )
+  session = store.open_session('ann', made.character, 0, lambda fields: ['Hm?'])
+  limits, checks = rules.Limits(), []
+
+  def say(role):
+    store.append(
+      *('ann', session.id, None, role, 'x' * limits.text),
+      tokens=np.arange(limits.tokens),
+    )
+
+  for room in (0, 2**12, 2**13, 2**16, 2**19, 2**20, 2**23):
+    files = sorted(tmp_path.iterdir())
+    disk(room=room)
+    try:
+      store.check()
+      checks.append(True)
+    except characters.Unavailable as error:
+      checks.append(False)
+      assert 'disk is full' in error.fault
+    if checks[-1]:
+      say('user')
+      say('assistant')
+    disk(is_full=False)
+    assert sorted(tmp_path.iterdir()) == files  # A check leaves nothing.
+  assert checks[:3] == [False] * 3 and checks[-1]
+  store.close()
 
 
 @pytest.mark.slow
