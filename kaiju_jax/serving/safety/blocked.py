@@ -114,6 +114,7 @@ class Blocked:
     self._per_file = max(1, keep // 10)
     self._lock = threading.Lock()
     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    self._folder.chmod(0o700)
     self._lines = {
       number: _repair(self._path(number)) for number in self._numbers()
     }

@@ -3,11 +3,9 @@
 import contextlib
 import io
 import json
-import os
 import re
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from typing import NamedTuple
@@ -22,6 +20,7 @@ from kaiju_jax.model import token_head
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
 from tests import pages
+from tests.serving import private_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -106,8 +105,7 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
     assert got(address, '/readyz') == b'ready\n'
     server.send_signal(signal.SIGTERM)
     assert server.wait(250) == 0
-  mode = stat.S_IMODE(os.stat(folder).st_mode)
-  assert not mode & 0o077, f'others may read {folder}: mode {mode:o}'
+  assert private_files.of_others(folder) == {}
   write_head(head := tmp_path / 'head.safetensors')
   flags = f'--head={head}', '--guided=8'
   with served(workdir, folder, *flags) as (server, address, said):
