@@ -66,13 +66,26 @@ def _sentence_bpe():
   return made
 
 
-def _unigram():
+def _unigram(words=None):
   pieces = ['▁', 'the', '▁the', '▁cat', 'a', 'aa', 'n', '東京', '.', '\n', '1']
   vocab = [('<unk>', 0.0), *((x, -1.0 - len(x) / 9) for x in pieces)]
   made = tokenizers.Tokenizer(tokenizers.models.Unigram(vocab, 0, False))
   made.normalizer = tokenizers.normalizers.NFKC()
-  made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+  made.pre_tokenizer = words or tokenizers.pre_tokenizers.Metaspace()
   return made
+
+
+def _replaced():
+  """Normalizers that read several characters, and ones that drop some."""
+  n, regex = tokenizers.normalizers, tokenizers.Regex
+  steps = [
+    n.Replace(regex(r' {2,}'), '▁▁'),
+    n.Replace('``', '"'),
+    n.Replace(regex(r'[0-9]'), ''),
+    n.StripAccents(),
+    n.Nmt(),
+  ]
+  return n.Sequence(steps)
 
 
 def _word_piece():
@@ -109,7 +122,18 @@ MADE = {
   'SentencePiece': _sentence_bpe,
   'Metaspace': lambda: _bpe(None, tokenizers.pre_tokenizers.Metaspace()),
   'Unigram': _unigram,
+  'Unigram, punctuation': lambda: _unigram(
+    tokenizers.pre_tokenizers.Punctuation('merged_with_next')
+  ),
   'WordPiece': _word_piece,
+  'replaced': lambda: _bpe(
+    _replaced(), tokenizers.pre_tokenizers.WhitespaceSplit()
+  ),
+  'ends of words': lambda: _bpe(
+    None,
+    tokenizers.pre_tokenizers.CharDelimiterSplit(' '),
+    end_of_word_suffix='</w>',
+  ),
   'words': lambda: _bpe(
     tokenizers.normalizers.Sequence(
       [
@@ -133,6 +157,8 @@ def file_of(name, is_added):
         tokenizers.AddedToken('New York'),
         tokenizers.AddedToken('\n\n\n', normalized=False),
         tokenizers.AddedToken('[MASK]', lstrip=True, rstrip=True),
+        tokenizers.AddedToken('cat', single_word=True),
+        tokenizers.AddedToken(' x', rstrip=True),
       ]
     )
     made.add_special_tokens(['<|im_start|>', '<s>'])
