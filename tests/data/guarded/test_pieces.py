@@ -27,7 +27,23 @@ SPECIAL = (
   *('naïve', 'e\u0301', '\ufb01', '한국', '\u1112\u1161\u11ab', '東京', '👍🏽'),
   *('<|im', '_start|>', 'New', ' York', '. ', 'a' * 30, ' \u00a0', 'ＡＢ'),
 )
+RUNS = (
+  'a',
+  'b',
+  ' ',
+  '\n',
+  '1',
+  '.',
+  '_',
+  "'s",
+  'ab',
+  '\u0301',
+  '\u0323',
+  '한',
+)
+RUNS += ('\u1100', '\u1161', '\u11a8', '👍', '\u200d', '東', '`', '[MASK]', 'é')
 CORPUS = [
+  'aaaaaaaa aaaaaaa aaaa abab ababab aab baab ..... ____ ((( 111111 ' * 5,
   'the cat sat on the mat, naïve 12345 東京 한국 New York; ' * 4,
   "don't you've 'll __init__ x = y\n\n\tdef f(x): pass  aaaa aaab",
 ]
@@ -177,7 +193,11 @@ def drawn(rng, least):
   """Returns a text of at least so many characters, half of it words."""
   parts, size = [], 0
   while size < least:
-    if rng.random() < 0.5:
+    kind = rng.random()
+    if kind < 0.3:  # Longer than the context of a cut.
+      few = rng.sample(RUNS, rng.choice([1, 1, 2, 3]))
+      part = ''.join(rng.choices(few, k=rng.randrange(50, 250)))
+    elif kind < 0.6:
       part = ' '.join(rng.choices(CORPUS[0].split(), k=rng.randrange(1, 40)))
     else:
       part = random_text.draw(rng, 40, SPECIAL)
@@ -262,7 +282,7 @@ def test_pieces_are_of_bounded_length_and_add_up_to_little_more(name):
 
   tokenizer = opened(file_of(name, True))
   counting = Counting(tokenizer)
-  text = ' '.join(CORPUS) * 900
+  text = ' '.join(CORPUS[1:]) * 900
   parts = [
     text[at : at + process.PIECE] for at in range(0, len(text), process.PIECE)
   ]
