@@ -131,6 +131,9 @@ class Affinity:
 
   def expire(self) -> None:
     """Forgets the sessions that were not used for too long."""
+    # Uses that were noted before the clock was set back are of now at latest.
+    use_N = self.table[:, 2]
+    np.minimum(use_N, self.now(), out=use_N)
     self.table[self.table[:, 2] < self.oldest] = -1
 
   def now(self) -> int:

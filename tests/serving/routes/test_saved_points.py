@@ -3,6 +3,7 @@
 from concurrent import futures
 import contextlib
 import logging
+import resource
 
 import pytest
 
@@ -576,6 +577,63 @@ def test_a_folder_that_cannot_be_written_to_stops_no_server(
     assert say(server, 'ann', session)[1] > 0
     monkeypatch.undo()
     assert trivial.until(lambda: len(listed(tmp_path)) == 2)
+
+
+def test_what_a_full_disk_took_in_part_is_cut_back_and_written_later(
+  start, tmp_path
+):
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  folder = tmp_path / 'points'
+
+  def contents():
+    return {x.name: x.read_bytes() for x in folder.iterdir()}
+
+  with start() as server:
+    points = server.context.points
+    session = open_session(server, 'ann')
+    say(server, 'ann', session)
+    points.save()
+    for size in (0, 1, 100, 1000, 2000):
+      say(server, 'ann', session)
+      before = contents()
+      assert max(map(len, before.values())) > 2000
+      resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+      try:
+        with pytest.raises(OSError, match='writing'):
+          points.save()
+      finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+      assert contents() == before
+      assert points.save() and contents() != before
+      assert not points.save()
+
+
+@pytest.mark.parametrize('is_reversed', [False, True])
+def test_a_running_process_takes_conversations_behind_their_prefix(
+  start, tmp_path, monkeypatch, is_reversed
+):
+  with start() as server:
+    sessions = [open_session(server, owner) for owner in ('ann', 'ben')]
+    for owner, session in zip(('ann', 'ben'), sessions):
+      say(server, owner, session)
+    count = len(server.engine.decoder.account.tree)
+  folder, away = tmp_path / 'points', tmp_path / 'away'
+  folder.rename(away)
+  list_all = saved_points.Folder.list
+  with start() as server:
+    assert not len(server.engine.decoder.account.tree)
+    for path in away.glob('*.points'):
+      path.rename(folder / path.name)
+    monkeypatch.setattr(
+      saved_points.Folder,
+      'list',
+      lambda self: sorted(list_all(self), reverse=is_reversed),
+    )
+    assert server.context.points.restore().points == count
+    assert len(server.engine.decoder.account.tree) == count
+    for owner, session in zip(('ann', 'ben'), sessions):
+      prompt, cached = say(server, owner, session)
+      assert cached > prompt / 2
 
 
 def test_names_of_files_tell_nothing_and_are_private(start, tmp_path):

@@ -129,6 +129,25 @@ def test_a_clock_that_is_ahead_does_not_keep_a_session():
   assert affinity.find(7) == 'b'
 
 
+def test_a_use_from_a_clock_ahead_expires_like_any_other():
+  """Another router's clock, or one's own before it was set back."""
+  clock = Clock()
+  affinity = make(clock=clock, seconds=100)
+  affinity.merge([rows('a', (1, NOW + 10_000))])
+  clock.now += 10_000
+  affinity.note(2, 'a')
+  clock.now -= 10_000
+  affinity.note(3, 'a')
+  affinity.expire()
+  assert uses_of(affinity).keys() == {1, 2, 3}
+  clock.now += 99
+  affinity.expire()
+  assert uses_of(affinity).keys() == {1, 2, 3}
+  clock.now += 2
+  affinity.expire()
+  assert not uses_of(affinity)
+
+
 def test_what_was_not_used_for_long_is_forgotten():
   clock = Clock()
   affinity = make(clock=clock, seconds=100)

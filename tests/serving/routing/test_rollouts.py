@@ -284,6 +284,39 @@ def test_a_rollback_ends_a_rollout_that_runs():
   run(test, **BUILDS)
 
 
+@pytest.mark.parametrize('moment', range(12))
+def test_a_rollout_that_was_rolled_back_warms_nothing_more(moment):
+  """Whenever it is rolled back: at most one prefix more was on its way."""
+
+  async def test(world):
+    salts = [f's{number}' for number in range(9)]
+    world.public = [warming.Prefix(x, np.arange(9)) for x in salts]
+    world.router.texts['one'] = [held(x) for x in salts]
+    replica, ran = world.router.replicas['three'], []
+    replica.gate.clear()
+    submit = replica.submit
+
+    async def counted(*requests, before=0):
+      ran.append(requests)
+      await asyncio.sleep(0)
+      return await submit(*requests, before=before)
+
+    replica.submit = counted
+    world.rollouts.start(NEW, PLAN, replaces=True)
+    await asyncio.sleep(0.01)
+    for _ in range(moment):
+      await asyncio.sleep(0)
+    world.rollouts.roll_back(NEW)
+    await asyncio.sleep(0)
+    count = len(ran)
+    replica.gate.set()
+    await world.wait(60)
+    assert len(ran) <= count + 1 < len(salts), ran
+    assert world.state() == ('stopped', 0.0)
+
+  run(test, **BUILDS)
+
+
 def test_somebody_always_takes_new_conversations():
   async def test(world):
     router, rollouts = world.router, world.rollouts
