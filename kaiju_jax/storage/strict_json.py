@@ -51,6 +51,7 @@ def read(
   depth: int,
   values: int | None = None,
   is_wide: bool = False,
+  may_be_half: bool = False,
 ) -> Any:
   """Returns the value of a JSON text.
 
@@ -60,6 +61,7 @@ def read(
     values: most commas, objects and lists together; None for any number.
     is_wide: whether integers may have more than 64 bits; Python bounds their
       digits.
+    may_be_half: whether strings may hold halves of characters.
 
   Raises:
     Refused: the text is not UTF-8 or no JSON of RFC 8259, or is too deep or has
@@ -81,7 +83,7 @@ def read(
     raise Refused(
       'json', f'{error.msg} at line {error.lineno}, column {error.colno}'
     ) from None
-  if _ESCAPED_SURROGATE.search(text):
+  if not may_be_half and _ESCAPED_SURROGATE.search(text):
     _refuse_surrogates(value)
   return value
 

@@ -1,0 +1,201 @@
+"""Reads the values of a card's JSON object leniently.
+
+Programs write null, numbers, flags as words, and one text where a list belongs.
+Where the meaning is plain, such a value is read; otherwise it is dropped with a
+note. Only a wrong value of a field that a prompt reads refuses the card, since
+the character would be another one without it.
+"""
+
+from collections.abc import Collection
+from collections.abc import Mapping
+import math
+import re
+from typing import Any
+
+from kaiju_jax.characters.cards import card_extensions
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import card_json
+from kaiju_jax.characters.cards import lore_rules
+
+_ORDER = 2**31 - 1  # The largest `Lore.order`.
+_COMMA = re.compile(r'\s*,\s*')
+
+
+class Object:
+  """A JSON object of a card.
+
+  Attributes:
+    value: the object.
+    path: the beginning of its fields' names in notes and errors, such as
+      'data.'.
+    notes: gets a line per part that is dropped or changed.
+  """
+
+  def __init__(self, value: Mapping[str, Any], path: str, notes: list[str]):
+    self.value = value
+    self.path = path
+    self.notes = notes
+
+  def note(self, name: str, what: str) -> None:
+    """Adds a note on a field."""
+    self.notes.append(f'{self.path}{name}: {what}')
+
+  def drop(self, name: str, value: Any, wanted: str) -> None:
+    """Adds a note that a wrong value is dropped."""
+    shown = card_fields.abbreviate(value)
+    self.notes.append(f'{self.path}{name}={shown}: must be {wanted}, dropped')
+
+  def text(self, name: str, most: int, is_read: bool) -> str:
+    """Returns a text; null and false count as none.
+
+    Args:
+      name: the field.
+      most: the most characters; a longer text is cut, if no prompt reads it.
+      is_read: whether a prompt reads the field.
+
+    Raises:
+      card_json.CardError: a prompt reads the field, and it is no text.
+    """
+    value = self.value.get(name)
+    text = _text(value)
+    if text is None and isinstance(value, list):
+      lines = list(map(_text, value))
+      if None not in lines:
+        text = '\n'.join(lines)
+        self.note(name, 'a list, read as lines')
+    if text is None and is_read:
+      shown = card_fields.abbreviate(value)
+      raise card_json.CardError(
+        'type', f'{self.path}{name}={shown}: must be a string.'
+      )
+    if text is None:
+      self.drop(name, value, 'a string')
+      return ''
+    if len(text) > most and not is_read:
+      self.note(name, f'{len(text):,} characters, cut to {most:,}')
+      text = text[:most]
+    return text
+
+  def texts(self, name: str, splits: bool = True) -> list[str]:
+    """Returns a list of texts, without empty ones.
+
+    Args:
+      name: the field: a list, or one text.
+      splits: whether one text lists several with commas between them.
+    """
+    value = self.value.get(name)
+    if isinstance(value, Mapping):
+      value = list(value.values())
+    if isinstance(value, list):
+      found = []
+      for index, one in enumerate(value):
+        text = _text(one)
+        if text is None:
+          self.drop(f'{name}[{index}]', one, 'a string')
+        elif text:
+          found.append(text)
+      return found
+    text = _text(value)
+    if text is None:
+      self.drop(name, value, 'a list of strings')
+      return []
+    if splits and text:
+      self.note(name, 'a text, read as a list')
+      return [one for one in _COMMA.split(text.strip()) if one]
+    return [text] if text else []
+
+  def lines(self, name: str) -> tuple[str, ...]:
+    """Returns a list of short lines; drops those beyond the limits."""
+    found = []
+    for text in map(card_fields.line, self.texts(name)):
+      if len(text) > card_fields.NAME:
+        self.note(
+          name,
+          f'one of {len(text):,} characters: at most'
+          f' {card_fields.NAME}, dropped',
+        )
+      elif text:
+        found.append(text)
+    return self.first(name, found, card_fields.KEYS)
+
+  def first(self, name: str, values: list[str], most: int) -> tuple[str, ...]:
+    """Returns the first of several values; notes how many there are."""
+    if len(values) > most:
+      self.note(name, f'{len(values):,}: the first {most} are read')
+    return tuple(values[:most])
+
+  def flag(self, name: str, default: bool) -> bool:
+    """Returns a flag, which may be a number or a word."""
+    value = self.value.get(name)
+    if value is None:
+      return default
+    found = lore_rules.flag(value)
+    if found is None:
+      self.drop(name, value, 'true or false')
+      return default
+    return found
+
+  def order(self, name: str) -> int:
+    """Returns a whole number of 32 bits; 0 where there is none."""
+    value = self.value.get(name)
+    found = lore_rules.number(value)
+    if found is None:
+      if value not in (None, ''):
+        self.drop(name, value, 'a number')
+      return 0
+    return max(-_ORDER, min(math.floor(found), _ORDER))
+
+  def object(self, name: str) -> 'Object | None':
+    """Returns an inner object; None where there is none."""
+    value = self.value.get(name)
+    if isinstance(value, Mapping):
+      return Object(value, f'{self.path}{name}.', self.notes)
+    if value not in (None, '', [], False, 0):
+      self.drop(name, value, 'an object')
+    return None
+
+  def rest(self, without: Collection[str]) -> dict[str, Any]:
+    """Returns the fields but those of `without`, without executable parts.
+
+    The notes name what is dropped.
+    """
+    left = {
+      name: value for name, value in self.value.items() if name not in without
+    }
+    if not left:
+      return left
+    left, dropped = card_extensions.filter_plain(left, self.path[:-1])
+    self.notes += dropped
+    return left
+
+
+def fit(value: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+  """Drops the largest values of an object until it is within the limit.
+
+  Returns:
+    The object; a note per dropped value.
+  """
+  sizes = {key: card_json.size({key: one}) for key, one in value.items()}
+  left, notes = sum(sizes.values()), []
+  for key in sorted(sizes, key=sizes.get, reverse=True):
+    if left <= card_fields.EXTENSIONS:
+      break
+    left -= sizes[key]
+    notes.append(
+      f'{name}{ascii(key)[1:-1][:60]}: {sizes[key]:,} characters, dropped: all'
+      f' of these fields have at most {card_fields.EXTENSIONS:,}'
+    )
+    value = {other: one for other, one in value.items() if other != key}
+  return value, notes
+
+
+def _text(value: Any) -> str | None:
+  """Returns the text that a value is or stands for; None for no text."""
+  if isinstance(value, str):
+    return value
+  if value is None or value is False:
+    return ''
+  if isinstance(value, (int, float)) and not isinstance(value, bool):
+    # A huge integer is none that a person wrote, and slow to print.
+    return str(value) if abs(value) < 1e21 else None
+  return None
