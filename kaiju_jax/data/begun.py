@@ -73,7 +73,7 @@ def _encode(format: chat.Format, text: str, after: str) -> np.ndarray:
   """Returns the opening and the text, as the history has them."""
   step = format.steps[after, 'assistant']
   text = chat.strip(text)
-  clean = format.clean('assistant', text)
+  clean = step.clean(text)
   clean += text[len(text.rstrip()) :][len(clean) - len(clean.rstrip()) :]
   opening_L = step.before_L
   lead = step.lead

@@ -37,7 +37,6 @@ class Encoded:
     self.cut_thoughts = format.cut_thoughts
     self.steps = format.steps
     self.structure = format.structure
-    self.clean = format.clean
     self._format = format
     self._recent = recent.Recent(most, len)
     self._lengths = recent.Recent(_LENGTHS)
