@@ -31,6 +31,7 @@ _OWN = {
   *('keys', 'content', 'constant', 'secondary_keys', 'selective', 'enabled'),
   *('insertion_order', 'name'),
 }
+_BOOK = {'extensions': {}}  # What the fields of a book are by default.
 # What a book says of all its entries.
 _UNSUPPORTED = {
   'recursive_scanning': 'lore is not searched for keys',
@@ -68,10 +69,10 @@ def read(
     if isinstance(value, Mapping):
       path = f'{book.path}{name}.'
       entry = card_values.Object(value, path, book.notes)
-      lore.append(_read_entry(entry, scan_depth))
+      lore.append(_read_entry(len(lore), entry, scan_depth))
     else:
       book.drop(name, value, 'an object')
-  return tuple(lore), book.rest({'entries'})
+  return tuple(lore), book.rest({'entries'}, _BOOK)
 
 
 def write(
@@ -79,7 +80,7 @@ def write(
 ) -> dict[str, Any]:
   """Returns a `character_book` with these entries and other fields."""
   return {
-    'extensions': {},
+    **_BOOK,
     **book,
     'entries': [_write_entry(*one) for one in enumerate(lore)],
   }
@@ -100,13 +101,26 @@ def shrink(lore: card_fields.Lore) -> card_fields.Lore:
   return dataclasses.replace(lore, other=other)
 
 
-def _read_entry(entry: card_values.Object, scan_depth: Any) -> card_fields.Lore:
+def _default(index: int) -> dict[str, Any]:
+  """Returns what the fields of an entry are by default."""
+  return {
+    'id': index,
+    'secondary_keys': [],
+    'selective': False,
+    'use_regex': False,
+    'extensions': {},
+  }
+
+
+def _read_entry(
+  index: int, entry: card_values.Object, scan_depth: Any
+) -> card_fields.Lore:
   if 'keys' not in entry.value and 'key' in entry.value:
     entry.value = _of_world(entry.value)
   is_selective = entry.flag('selective', False)
   # Keys that the card does not use stay for an export.
   own = _OWN if is_selective else _OWN - {'selective', 'secondary_keys'}
-  other = entry.rest(own)
+  other = entry.rest(own, _default(index))
   # An entry without a name is named by the beginning of its comment.
   name = card_fields.line(
     entry.text('name', card_fields.TEXT, is_read=False)
@@ -161,12 +175,8 @@ def _with_scan_depth(other: Mapping[str, Any], scan_depth: Any) -> Any:
 
 def _write_entry(index: int, lore: card_fields.Lore) -> dict[str, Any]:
   entry = {
-    'id': index,
-    'secondary_keys': [],
-    'selective': False,
+    **_default(index),
     'comment': lore.name,
-    'use_regex': False,
-    'extensions': {},
     **lore.other,
     'keys': list(lore.keys),
     'content': lore.content,

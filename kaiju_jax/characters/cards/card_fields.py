@@ -23,7 +23,7 @@ TEXT = 65_536  # … characters of any other text.
 GREETINGS = 64  # … alternate greetings.
 LORE = 500  # … lore entries.
 KEYS = 64  # … keys of one entry, and tags of a character.
-EXTENSIONS = 65_536  # … characters of the JSON of `extensions` or `other`.
+EXTENSIONS = 65_536  # … characters of `extensions`, or a part of `other`.
 ALL = 524_288  # … bytes of all fields as JSON: half of a card's.
 OTHER = 'data', 'book', 'card'  # The parts of `other`.
 DEPTH = 32  # … objects and lists within each other.
@@ -161,12 +161,12 @@ def check(fields: Fields) -> None:
   for index, lore in enumerate(fields.lore):
     _check_lore(lore, f'lore[{index}]')
   _check_extensions(fields.extensions, 'extensions')
-  _check_extensions(fields.other, 'other')
+  if not isinstance(fields.other, dict):
+    raise _wrong(fields.other, 'other', 'an object')
   for name, part in fields.other.items():
     if name not in OTHER:
       raise _wrong(name, 'other', f'an object with {", ".join(OTHER)} alone')
-    if not isinstance(part, dict):
-      raise _wrong(part, f'other.{name}', 'an object')
+    _check_extensions(part, f'other.{name}')
   size = count_bytes(fields)
   if size > ALL:
     raise FieldError(

@@ -11,6 +11,7 @@ BYTES = 2**20
 # An export writes `Lore.other` under six levels of its own.
 DEPTH = card_fields.DEPTH + 6
 VALUES = 24_000  # The most commas, lists and objects together.
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class CardError(ValueError):
@@ -56,7 +57,7 @@ def read(data: bytes) -> tuple[Any, list[str]]:
 
 def size(value: Any) -> int:
   """Returns the number of characters of a value as JSON."""
-  return len(json.dumps(value, ensure_ascii=False))
+  return len(_ENCODER.encode(value))
 
 
 def _replace_halves(value: Any) -> Any:

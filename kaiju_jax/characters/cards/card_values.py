@@ -77,7 +77,7 @@ class Object:
     return text
 
   def texts(self, name: str, splits: bool = True) -> list[str]:
-    """Returns a list of texts, without empty ones.
+    """Returns a list of texts.
 
     Args:
       name: the field: a list, or one text.
@@ -92,7 +92,7 @@ class Object:
         text = _text(one)
         if text is None:
           self.drop(f'{name}[{index}]', one, 'a string')
-        elif text:
+        else:
           found.append(text)
       return found
     text = _text(value)
@@ -154,13 +154,20 @@ class Object:
       self.drop(name, value, 'an object')
     return None
 
-  def rest(self, without: Collection[str]) -> dict[str, Any]:
+  def rest(
+    self, without: Collection[str], default: Mapping[str, Any] | None = None
+  ) -> dict[str, Any]:
     """Returns the fields but those of `without`, without executable parts.
 
-    The notes name what is dropped.
+    The notes name what is dropped. Fields that have the value of `default` are
+    left out, as an export writes them anyway.
     """
+    default = default or {}
     left = {
-      name: value for name, value in self.value.items() if name not in without
+      name: value
+      for name, value in self.value.items()
+      if name not in without
+      and not (name in default and _is_equal(value, default[name]))
     }
     if not left:
       return left
@@ -170,30 +177,48 @@ class Object:
 
 
 def fit(value: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-  """Drops the largest values of an object until it is within the limit.
+  """Drops values of an object that are too deep, then the largest ones.
 
   Returns:
-    The object; a note per dropped value.
+    The object, within the limits; a note per dropped value.
   """
-  sizes = {key: card_json.size({key: one}) for key, one in value.items()}
-  left, notes = sum(sizes.values()), []
+  notes, dropped = [], set()
+  is_small = card_json.size(value) <= card_fields.EXTENSIONS
+  if is_small and card_fields.depth(value) <= card_fields.DEPTH:
+    return value, notes
+
+  def drop(key: str, why: str) -> None:
+    dropped.add(key)
+    notes.append(f'{name}{ascii(key)[1:-1][:60]}: {why}, dropped')
+
+  sizes = {}
+  for key, one in value.items():
+    if card_fields.depth(one) < card_fields.DEPTH:
+      sizes[key] = card_json.size({key: one})
+    else:
+      drop(key, f'deeper than {card_fields.DEPTH} levels')
+  left = sum(sizes.values())
   for key in sorted(sizes, key=sizes.get, reverse=True):
     if left <= card_fields.EXTENSIONS:
       break
     left -= sizes[key]
-    notes.append(
-      f'{name}{ascii(key)[1:-1][:60]}: {sizes[key]:,} characters, dropped: all'
-      f' of these fields have at most {card_fields.EXTENSIONS:,}'
+    drop(
+      key,
+      f'{sizes[key]:,} characters; all of these fields have at most'
+      f' {card_fields.EXTENSIONS:,}',
     )
-    value = {other: one for other, one in value.items() if other != key}
-  return value, notes
+  return {key: one for key, one in value.items() if key not in dropped}, notes
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+  return type(value) is type(other) and value == other  # 1 is not True.
 
 
 def _text(value: Any) -> str | None:
   """Returns the text that a value is or stands for; None for no text."""
   if isinstance(value, str):
     return value
-  if value is None or value is False:
+  if value is None or value is False or value in ([], {}):
     return ''
   if isinstance(value, (int, float)) and not isinstance(value, bool):
     # A huge integer is none that a person wrote, and slow to print.

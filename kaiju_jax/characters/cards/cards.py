@@ -56,6 +56,7 @@ _UNREAD = {
   'character_version': 'version_name',
 }
 _TEXTS = _READ | _UNREAD
+_DATA = {'group_only_greetings': []}  # What version 3 has by default.
 _LISTS = {'alternate_greetings': 'alternate_greetings', 'tags': 'tags'}
 _OWN = {*_TEXTS, *_LISTS, 'extensions', 'character_book'}
 _LINES = {'creator': card_fields.NAME, 'character_version': card_fields.NAME}
@@ -116,7 +117,7 @@ def to_json(fields: card_fields.Fields, spec: str = 'v3') -> bytes:
   names = {short: long for long, short in _SPECS.items()}
   if spec not in names:
     raise ValueError(f'spec={spec!r}: must be one of {", ".join(names)}.')
-  data = {'group_only_greetings': []} if spec == 'v3' else {}
+  data = dict(_DATA) if spec == 'v3' else {}
   data |= _part(fields, 'data')
   data |= {theirs: getattr(fields, ours) for theirs, ours in _TEXTS.items()}
   data |= {
@@ -199,9 +200,7 @@ def _card(value: Any, notes: list[str]) -> Card:
     spec = _SPECS.get(named if isinstance(named, str) else '', 'v2')
     if named is not None and named not in list(_SPECS):
       outer.drop('spec', named, f'one of {", ".join(_SPECS)}')
-    data.value = {**data.value, 'name': data.value.get('name')}
-    if not data.value['name']:
-      data.value['name'] = outer.value.get('name')
+    data.value = _fill(data.value, outer.value)
   if not data.value.get('name'):
     raise CardError(
       'nameless',
@@ -221,6 +220,18 @@ def _card(value: Any, notes: list[str]) -> Card:
   if len(notes) > _NOTES:
     notes[_NOTES:] = ['and more']
   return Card(fields, spec, tuple(notes))
+
+
+def _fill(data: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns data with the fields that only the object around it has."""
+  filled = {
+    name: outer[name]
+    for name in _OWN
+    if data.get(name) is None and outer.get(name) is not None
+  }
+  if not data.get('name') and outer.get('name'):
+    filled['name'] = outer['name']
+  return {**data, **filled}
 
 
 def _note_newer(card: card_values.Object, spec: str) -> None:
@@ -249,16 +260,18 @@ def _fields(
   values['tags'] = data.lines('tags')
   extensions = data.object('extensions')
   if extensions is not None:
-    values['extensions'] = _bounded(extensions, ())
+    values['extensions'] = _fit(extensions, extensions.rest(()))
   other = {}
   book = _find_book(data)
   if book is not None:
     values['lore'], other['book'] = card_book.read(book)
+    other['book'] = _fit(book, other['book'])
   around = {'spec', 'spec_version', 'data'}
-  other['data'] = _bounded(data, _OWN | (around if data is outer else set()))
+  own = _OWN | (around if data is outer else set())
+  other['data'] = _fit(data, data.rest(own, _DATA))
   if data is not outer:
     # What a card of version 2 repeats for programs that read version 1.
-    other['card'] = _bounded(outer, _OWN | around)
+    other['card'] = _fit(outer, outer.rest(_OWN | around))
   values['other'] = {name: one for name, one in other.items() if one}
   return _shrunk(card_fields.canonical(card_fields.Fields(**values)), data)
 
@@ -271,9 +284,9 @@ def _find_book(data: card_values.Object) -> card_values.Object | None:
   return data.object('character_book')
 
 
-def _bounded(part: card_values.Object, without) -> dict[str, Any]:
-  """Returns a part's fields that nothing reads, within the limit."""
-  value, dropped = card_values.fit(part.rest(without), part.path)
+def _fit(part: card_values.Object, rest: dict[str, Any]) -> dict[str, Any]:
+  """Returns a part's fields that nothing reads, within the limits."""
+  value, dropped = card_values.fit(rest, part.path)
   part.notes += dropped
   return value
 

@@ -33,7 +33,8 @@ POSITIONS = (
   *('before_desc', 'after_desc', 'personality', 'scenario'),
   'after_char',
 )
-_PATTERN = re.compile(r'/.+/[a-zA-Z]*', re.DOTALL)
+# A slash within a pattern is escaped.
+_PATTERN = re.compile(r'/(?:[^/\\]|\\.)++/([gimsuy]*)', re.DOTALL)
 _DECORATOR = re.compile(r'(@@@?)\s*([a-z_]+)\s*(.*)', re.IGNORECASE)
 # Values by which SillyTavern decides more, and what happens here.
 _UNSUPPORTED = {
@@ -161,8 +162,9 @@ def depth_prompt(fields: card_fields.Fields) -> card_fields.Lore | None:
 
 
 def is_pattern(key: str) -> bool:
-  """Returns whether a key is a pattern in slashes rather than words."""
-  return key.startswith('/') and bool(_PATTERN.fullmatch(key))
+  """Returns whether a key is a pattern, such as /cats?/i, and not words."""
+  found = _PATTERN.fullmatch(key)
+  return found is not None and len(set(found[1])) == len(found[1])
 
 
 def number(value: Any) -> float | None:
