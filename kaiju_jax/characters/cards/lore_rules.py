@@ -322,6 +322,8 @@ class _Reader:
     return min(max(percent, 0.0), 100.0)
 
   def _role(self) -> str:
+    if number(self._get('position')) != _AT_DEPTH:
+      return 'system'
     found = self._get('role')
     if isinstance(found, str) and found.strip().lower() in _ROLES:
       return found.strip().lower()

@@ -32,8 +32,10 @@ _LONGEST = random_lib.Random()  # Stands for whatever draw is the longest.
 _TOKEN = re.compile(
   r'\{\{(?!\{)|\}\}|<(?:bot|char|user|group|charifnotgroup)>', re.IGNORECASE
 )
+# As in the page's `named`.
 _NAMES = re.compile(
-  r'\{\{\s*+(char|user)\s*+\}\}|<(bot|char|user)>', re.IGNORECASE
+  r'\{\{[ \t\n]*+(char|user)[ \t\n]*+\}\}|<(bot|char|user)>',
+  re.IGNORECASE | re.ASCII,
 )
 _NAME = re.compile(r'\s*([a-z_]+)(\s*::?|\s+|\s*$)', re.IGNORECASE)
 _REMARK = re.compile(
@@ -113,7 +115,7 @@ def expand_stable(text: str, char: str, most: int = MOST) -> str:
 
 
 def expand_names(text: str, char: str, most: int = MOST) -> str:
-  """Returns a text with names for `{{char}}` and `{{user}}`, and no more.
+  """Returns a text with names for `{{char}}` and `{{user}}`, as the page does.
 
   Raises:
     TooLarge: the text has more than `most` bytes.

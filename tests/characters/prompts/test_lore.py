@@ -1,7 +1,5 @@
-"""Which entries a message tells, by a plain search as the oracle."""
+"""Which entries a message tells; what a book may cost."""
 
-import random
-import re
 import time
 
 import pytest
@@ -24,7 +22,12 @@ def _found(text, *entries):
     ('tea', 'steam and teapots', False),
     ('Tea Pot', 'a tea  pot.', True),
     ('tea pot', 'a teapot', False),
-    ('tea-pot', 'a tea pot', True),
+    ('tea-pot', 'a tea pot', False),
+    ('tea-pot', 'The Tea-Pot!', True),
+    ('🐉', 'A 🐉🐉!', True),
+    ('❤️', 'with ❤ and', True),
+    (':)', 'so :)', True),
+    ("{{char}}'s sister", "It is Ada's sister.", True),
     ('Straße', 'in der STRASSE', True),
     ('ﬁne', 'fine', True),
     ('tea', 'ＴＥＡ', True),
@@ -36,7 +39,6 @@ def _found(text, *entries):
     ('猫が', 'この猫と', False),
     ('a+', 'aaa', False),
     ('.*', 'anything', False),
-    ('word ' * 17, 'word ' * 30, False),
   ],
 )
 def test_keys_are_whole_words_in_any_case(key, text, is_found):
@@ -82,24 +84,6 @@ def test_content_reads_the_same_for_all():
   assert book.texts == {0: 'Ada User {{time}} 1'}
 
 
-def test_against_a_plain_search():
-  rng = random.Random(0)
-  words = ['tea', 'pot', 'a', 'red', 'Tea', 'teapot']
-
-  def phrase(most):
-    return ' '.join(rng.choices(words, k=rng.randint(1, most)))
-
-  for _ in range(200):
-    entries = [LORE((phrase(3), phrase(2)), 'x') for _ in range(4)]
-    text = re.sub(' ', lambda _: rng.choice([' ', ', ', '\n']), phrase(12))
-    spaced = f' {re.sub("[^a-z]+", " ", text.lower())} '
-    assert _found(text, *entries) == tuple(
-      index
-      for index, entry in enumerate(entries)
-      if any(f' {key.lower()} ' in spaced for key in entry.keys)
-    )
-
-
 def test_equal_lore_is_indexed_once_and_looked_up_once():
   def fields():
     return card_fields.Fields(
@@ -110,7 +94,7 @@ def test_equal_lore_is_indexed_once_and_looked_up_once():
   assert book is lore.book(fields())
   assert book is not lore.book(card_fields.Fields('Bo', lore=fields().lore))
   assert book.find_entries('a') == (0,)
-  book._look = None
+  book._numbers = {'a': None}  # It cannot be searched again.
   assert book.find_entries('a') == (0,)
 
 
