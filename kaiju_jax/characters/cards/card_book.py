@@ -59,7 +59,7 @@ def read(
       'entries',
       f'{book.path}entries has {len(entries):,}: at most {card_fields.LORE}.',
     )
-  scan_depth = book.value.get('scan_depth')
+  scanned = lore_rules.scan_depth(book.value)
   for name, why in _UNSUPPORTED.items():
     if book.value.get(name):
       book.note(name, why)
@@ -69,7 +69,7 @@ def read(
     if isinstance(value, Mapping):
       path = f'{book.path}{name}.'
       entry = card_values.Object(value, path, book.notes)
-      lore.append(_read_entry(len(lore), entry, scan_depth))
+      lore.append(_read_entry(len(lore), entry, scanned))
     else:
       book.drop(name, value, 'an object')
   return tuple(lore), book.rest({'entries'}, _BOOK)
@@ -113,36 +113,37 @@ def _default(index: int) -> dict[str, Any]:
 
 
 def _read_entry(
-  index: int, entry: card_values.Object, scan_depth: Any
+  index: int, entry: card_values.Object, scanned: int
 ) -> card_fields.Lore:
   if 'keys' not in entry.value and 'key' in entry.value:
     entry.value = _of_world(entry.value)
   is_selective = entry.flag('selective', False)
+  secondary = entry.lines('secondary_keys') if is_selective else ()
   # Keys that the card does not use stay for an export.
-  own = _OWN if is_selective else _OWN - {'selective', 'secondary_keys'}
+  own = _OWN if is_selective else _OWN - {'secondary_keys'}
   other = entry.rest(own, _default(index))
+  if is_selective and not secondary:
+    other['selective'] = True
   # An entry without a name is named by the beginning of its comment.
-  name = card_fields.line(
-    entry.text('name', card_fields.TEXT, is_read=False)
-    or entry.text('comment', card_fields.TEXT, is_read=False)
-  )
+  name = card_fields.line(entry.text('name', card_fields.TEXT, is_read=False))
+  comment = other.get('comment')
+  if not name and isinstance(comment, str):
+    name = card_fields.line(comment)
   name = name[: card_fields.NAME].rstrip()
-  if other.get('comment') == name:
+  if comment == name:
     del other['comment']
-  if scan_depth and entry.value.get('keys'):
-    other['extensions'] = _with_scan_depth(other, scan_depth)
   other, dropped = card_values.fit(other, entry.path)
   lore = card_fields.Lore(
     keys=entry.lines('keys'),
     content=entry.text('content', card_fields.TEXT, is_read=True),
     is_constant=entry.flag('constant', False),
-    secondary_keys=entry.lines('secondary_keys') if is_selective else (),
+    secondary_keys=secondary,
     is_enabled=entry.flag('enabled', True),
     order=entry.order('insertion_order'),
     name=name,
     other=other,
   )
-  said = (f'{entry.path}{note}' for note in lore_rules.read(lore)[1])
+  said = (f'{entry.path}{note}' for note in lore_rules.read(lore, scanned)[1])
   entry.notes += [*dropped, *said]
   return lore
 
@@ -162,15 +163,6 @@ def _of_world(value: Mapping[str, Any]) -> dict[str, Any]:
         name = _UPPER.sub(lambda found: f'_{found[0].lower()}', name)
       entry['extensions'].setdefault(name, one)
   return entry
-
-
-def _with_scan_depth(other: Mapping[str, Any], scan_depth: Any) -> Any:
-  """Returns an entry's extensions with the depth that its book names."""
-  extensions = other.get('extensions') or {}
-  if not isinstance(extensions, Mapping):
-    return extensions
-  own = extensions.get('scan_depth')
-  return {**extensions, 'scan_depth': scan_depth if own is None else own}
 
 
 def _write_entry(index: int, lore: card_fields.Lore) -> dict[str, Any]:

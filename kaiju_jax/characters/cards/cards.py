@@ -197,9 +197,11 @@ def _card(value: Any, notes: list[str]) -> Card:
     if isinstance(named, str):
       outer.note('spec', 'there is no data, read as v1')
   else:
-    spec = _SPECS.get(named if isinstance(named, str) else '', 'v2')
-    if named is not None and named not in list(_SPECS):
-      outer.drop('spec', named, f'one of {", ".join(_SPECS)}')
+    spec = _SPECS.get(named if isinstance(named, str) else '')
+    if spec is None:
+      spec = 'v3' if _version(outer) >= 3 else 'v2'
+      if named is not None:
+        outer.drop('spec', named, f'one of {", ".join(_SPECS)}')
     data.value = _fill(data.value, outer.value)
   if not data.value.get('name'):
     raise CardError(
@@ -235,9 +237,13 @@ def _fill(data: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _note_newer(card: card_values.Object, spec: str) -> None:
-  version = lore_rules.number(card.value.get('spec_version'))
-  if spec in _NEWEST and version is not None and version > _NEWEST[spec]:
+  version = _version(card)
+  if spec in _NEWEST and version > _NEWEST[spec]:
     card.notes.append(f'spec_version {version:g}: newer than {_NEWEST[spec]}')
+
+
+def _version(card: card_values.Object) -> float:
+  return lore_rules.number(card.value.get('spec_version')) or 0.0
 
 
 def _fields(
@@ -303,9 +309,14 @@ def _shrunk(
     for name, one in fields.extensions.items()
     if name == lore_rules.DEPTH_PROMPT
   }
+  depth = {
+    name: {'scan_depth': part['scan_depth']}
+    for name, part in fields.other.items()
+    if name == 'book' and 'scan_depth' in part
+  }
   steps = (
     ('character_book', {'lore': tuple(map(card_book.shrink, fields.lore))}),
-    ('other fields', {'other': {}}),
+    ('other fields', {'other': depth}),
     ('extensions', {'extensions': kept}),
   )
   for name, change in steps:

@@ -137,10 +137,23 @@ class Rule:
     return self.is_constant and is_certain and begins
 
 
-def read(entry: card_fields.Lore) -> tuple[Rule, list[str]]:
-  """Returns an entry's rule, and a note per part that is not supported."""
-  reader = _Reader(entry)
+def read(
+  entry: card_fields.Lore, scanned: int = SCANNED
+) -> tuple[Rule, list[str]]:
+  """Returns an entry's rule, and a note per part that is not supported.
+
+  Args:
+    entry: the entry.
+    scanned: the messages that are searched where the entry names no number.
+  """
+  reader = _Reader(entry, scanned)
   return reader.rule(), reader.notes
+
+
+def scan_depth(book: Mapping[str, Any]) -> int:
+  """Returns the number of last messages that a book's entries search."""
+  found = number(book.get('scan_depth'))
+  return int(min(found, MOST)) if found and found >= 1 else SCANNED
 
 
 def depth_prompt(fields: card_fields.Fields) -> card_fields.Lore | None:
@@ -194,7 +207,8 @@ def flag(value: Any) -> bool | None:
 class _Reader:
   """Reads one entry."""
 
-  def __init__(self, entry: card_fields.Lore):
+  def __init__(self, entry: card_fields.Lore, scanned: int):
+    self._scanned = scanned
     self.notes: list[str] = []
     self._entry = entry
     found = entry.other.get('extensions')
@@ -220,7 +234,9 @@ class _Reader:
       is_constant=entry.is_constant or 'activate' in said,
       is_case_sensitive=self._flag('case_sensitive', False),
       is_whole_word=self._flag('match_whole_words', True),
-      scan_depth=said.get('scan_depth', self._count('scan_depth', SCANNED)),
+      scan_depth=said.get(
+        'scan_depth', self._count('scan_depth', self._scanned)
+      ),
       probability=self._probability(),
       replies=said.get('activate_only_after', 0),
       every=said.get('activate_only_every', 1),

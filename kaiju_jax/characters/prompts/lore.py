@@ -78,13 +78,19 @@ class Book:
       not behind its last message.
   """
 
-  def __init__(self, entries: Sequence[card_fields.Lore], char: str):
+  def __init__(
+    self,
+    entries: Sequence[card_fields.Lore],
+    char: str,
+    scanned: int = lore_rules.SCANNED,
+  ):
     """Reads entries.
 
     Args:
       entries: a character's; those that the prefix has, and disabled ones, are
         left out.
       char: replaces `{{char}}`.
+      scanned: see `lore_rules.read`.
     """
     self.texts: dict[int, str] = {}
     self.rules: dict[int, lore_rules.Rule] = {}
@@ -95,7 +101,7 @@ class Book:
     self._conditions: dict[int, list[tuple[str, list[int | None]]]] = {}
     self._found = recent.Recent(_REMEMBERED)
     for number, entry in sorted(enumerate(entries), key=lambda x: x[1].order):
-      rule = lore_rules.read(entry)[0]
+      rule = lore_rules.read(entry, scanned)[0]
       if rule.is_in_prefix or not rule.is_enabled or not rule.text.strip():
         continue
       try:
@@ -274,7 +280,8 @@ def check(fields: card_fields.Fields) -> None:
 
 def book(fields: card_fields.Fields) -> Book:
   """Returns the book of a character's lore; one object for equal lore."""
-  return _book(_entries(fields), card_fields.display_name(fields))
+  scanned = lore_rules.scan_depth(fields.other.get('book', {}))
+  return _book(_entries(fields), card_fields.display_name(fields), scanned)
 
 
 def _entries(fields: card_fields.Fields) -> tuple[card_fields.Lore, ...]:
@@ -283,8 +290,10 @@ def _entries(fields: card_fields.Fields) -> tuple[card_fields.Lore, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _book(entries: tuple[card_fields.Lore, ...], char: str) -> Book:
-  return Book(entries, char)
+def _book(
+  entries: tuple[card_fields.Lore, ...], char: str, scanned: int
+) -> Book:
+  return Book(entries, char, scanned)
 
 
 def _holds(

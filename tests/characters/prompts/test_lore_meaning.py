@@ -20,8 +20,17 @@ KEYS = (
   *("{{char}}'s", 'red tea', '(oil)', '/and/or', 'a|b'),
 )
 SAID = (
-  *('tea', 'TEA', 'teapot', 'pot', 'Été', 'ete', 'étés', '猫', '🐉', '❤', 'c++'),
-  *('Dr. Who', 'dr. whom', "Ada's", 'red teas', '(oil)', '/and/or', 'a|b'),
+  *('tea', 'TEA', 'teapot', 'pot', 'Été', 'ete', 'étés', '猫', '🐉', '❤'),
+  *(
+    'Dr. Who',
+    'dr. whom',
+    "Ada's",
+    'red teas',
+    '(oil)',
+    '/and/or',
+    'c++',
+    'a|b',
+  ),
 )
 LETTERS = 'A-Za-zÀ-ÖØ-öø-ÿ0-9_'
 
@@ -217,9 +226,7 @@ def _draws(entries, turns, seed):
   """Returns the texts of lore in a prompt, in their order."""
   card = {'name': 'Ada', 'character_book': {'entries': entries}}
   book = lore_lib.book(cards.read(json.dumps(card).encode()).fields)
-  made = prompt.conversation(
-    OPENED, turns, BYTES, 10**6, book=book, seed=seed
-  )
+  made = prompt.conversation(OPENED, turns, BYTES, 10**6, book=book, seed=seed)
   return re.findall(r'<\w>', _shown(made))
 
 

@@ -43,7 +43,8 @@ def _draw_part(rng, depth):
   choices = [(inner, some)] + [
     _draw(rng, depth + 1) for _ in range(rng.randint(1, 2))
   ]
-  name, mark = rng.choice([('random:', ','), ('pick:', ','), ('random::', '::')])
+  ways = ('random:', ','), ('pick:', ','), ('random::', '::')
+  name, mark = rng.choice(ways)
   text = '{{' + name + mark.join(x for x, _ in choices) + '}}'
   return text, {one.strip() for _, some in choices for one in some}
 

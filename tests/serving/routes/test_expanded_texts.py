@@ -129,7 +129,7 @@ def test_each_draw_of_a_greeting_is_read(server, moderator, is_public):
     fields = dataclasses.replace(
       FIELDS,
       greeting=f'{n} {halves}',
-      alternate_greetings=(f'Or {n} {halves}', 'Plain.', f'{{{{roll:d6}}}} {n}'),
+      alternate_greetings=(f'Or {n} {halves}', 'Plain.', '{{roll:d6}}'),
     )
     try:
       name = _post(server, fields, public=is_public)
