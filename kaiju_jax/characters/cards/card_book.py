@@ -14,6 +14,7 @@ from typing import Any
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import card_values
+from kaiju_jax.characters.cards import lenient
 from kaiju_jax.characters.cards import lore_rules
 
 # The fields of a world's entry that a card's entry has by another name; all but
@@ -155,7 +156,7 @@ def _of_world(value: Mapping[str, Any]) -> dict[str, Any]:
     if name in _WORLD:
       entry[_WORLD[name]] = one
     elif name == 'disable':
-      entry['enabled'] = not lore_rules.flag(one)
+      entry['enabled'] = not lenient.flag(one)
     elif name == 'extensions' and isinstance(one, Mapping):
       entry['extensions'] |= one
     else:

@@ -15,7 +15,7 @@ from typing import Any
 from kaiju_jax.characters.cards import card_extensions
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
-from kaiju_jax.characters.cards import lore_rules
+from kaiju_jax.characters.cards import lenient
 
 _ORDER = 2**31 - 1  # The largest `Lore.order`.
 _COMMA = re.compile(r'\s*,\s*')
@@ -129,7 +129,7 @@ class Object:
     value = self.value.get(name)
     if value is None:
       return default
-    found = lore_rules.flag(value)
+    found = lenient.flag(value)
     if found is None:
       self.drop(name, value, 'true or false')
       return default
@@ -138,7 +138,7 @@ class Object:
   def order(self, name: str) -> int:
     """Returns a whole number of 32 bits; 0 where there is none."""
     value = self.value.get(name)
-    found = lore_rules.number(value)
+    found = lenient.number(value)
     if found is None:
       if value not in (None, ''):
         self.drop(name, value, 'a number')

@@ -11,31 +11,27 @@ not run. An entry whose conditions name one is not told, because nothing says
 that they hold.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
-import math
 import re
 from typing import Any
 
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import lenient
+from kaiju_jax.characters.cards import lore_decorators
 
 SCANNED = 2  # Messages in which keys are searched, as SillyTavern's default.
 DEPTH = 4  # The default of a text that stands within the chat, as there.
 DEPTH_PROMPT = 'depth_prompt'
-MOST = 1000  # The most messages of a depth or a number of messages, as there.
-# SillyTavern's numbers of `selectiveLogic`, of `role` and of `position`.
+MOST = lore_decorators.MOST
+# By SillyTavern's numbers of `selectiveLogic` and of `position`.
 _LOGICS = 'and_any', 'not_all', 'not_any', 'and_all'
-_ROLES = 'system', 'user', 'assistant'
+_ROLES = lore_decorators.ROLES
 _BEFORE, _AFTER, _AT_DEPTH, _OUTLET = 0, 1, 4, 7
 # The places in a character's prefix; `after_char` is behind the scenario.
-POSITIONS = (
-  *('before_desc', 'after_desc', 'personality', 'scenario'),
-  'after_char',
-)
+POSITIONS = (*lore_decorators.POSITIONS, 'after_char')
 # A slash within a pattern is escaped.
 _PATTERN = re.compile(r'/(?:[^/\\]|\\.)++/([gimsuy]*)', re.DOTALL)
-_DECORATOR = re.compile(r'(@@@?)\s*([a-z_]+)\s*(.*)', re.IGNORECASE)
 # Values by which SillyTavern decides more, and what happens here.
 _UNSUPPORTED = {
   'group': 'all entries of a group may be told',
@@ -152,7 +148,7 @@ def read(
 
 def scan_depth(book: Mapping[str, Any]) -> int:
   """Returns the number of last messages that a book's entries search."""
-  found = number(book.get('scan_depth'))
+  found = lenient.number(book.get('scan_depth'))
   return int(min(found, MOST)) if found and found >= 1 else SCANNED
 
 
@@ -180,40 +176,16 @@ def is_pattern(key: str) -> bool:
   return found is not None and len(set(found[1])) == len(found[1])
 
 
-def number(value: Any) -> float | None:
-  """Returns the finite number that a value is or spells; None for none."""
-  if isinstance(value, bool):
-    return None
-  try:
-    found = float(value)
-  except (TypeError, ValueError, OverflowError):
-    return None
-  return found if math.isfinite(found) else None
-
-
-def flag(value: Any) -> bool | None:
-  """Returns whether a value is or spells true or false; None for neither."""
-  if isinstance(value, bool):
-    return value
-  if isinstance(value, str):
-    word = value.strip().lower()
-    if word in ('true', 'yes', 'on', '1'):
-      return True
-    return False if word in ('false', 'no', 'off', '0', '') else None
-  found = number(value)
-  return None if found is None else found != 0
-
-
 class _Reader:
   """Reads one entry."""
 
   def __init__(self, entry: card_fields.Lore, scanned: int):
     self._scanned = scanned
-    self.notes: list[str] = []
     self._entry = entry
     found = entry.other.get('extensions')
     self._extensions = found if isinstance(found, Mapping) else {}
-    self._decorators, self._text = self._split(entry.content)
+    split = lore_decorators.split(entry.content)
+    self._decorators, self._text, self.notes = split
 
   def rule(self) -> Rule:
     entry, said = self._entry, self._decorators
@@ -279,13 +251,13 @@ class _Reader:
 
   def _may_be_told(self) -> bool:
     """Returns whether an entry can be told here at all."""
-    if flag(self._get('delay_until_recursion')):
+    if lenient.flag(self._get('delay_until_recursion')):
       self.notes.append(
         'delay_until_recursion: lore is not searched for keys, so'
         ' that the entry is never told'
       )
       return False
-    if number(self._get('position')) == _OUTLET:
+    if lenient.number(self._get('position')) == _OUTLET:
       self.notes.append(
         'position: outlets are not supported, so that the entry is never told'
       )
@@ -296,7 +268,7 @@ class _Reader:
     """Returns the position in the prefix, and the depth within the chat."""
     said = self._decorators
     is_constant = self._entry.is_constant or 'activate' in said
-    found = number(self._get('position'))
+    found = lenient.number(self._get('position'))
     is_before = found == _BEFORE or self._get('position') == 'before_char'
     position = 'before_desc' if is_before else 'after_char'
     depth = said.get('depth')
@@ -327,10 +299,10 @@ class _Reader:
     return position, depth if is_constant else None
 
   def _probability(self) -> float:
-    if flag(self._get('useProbability')) is False:
+    if lenient.flag(self._get('useProbability')) is False:
       return 100.0
     found = self._get('probability')
-    percent = number(found)
+    percent = lenient.number(found)
     if percent is None:
       if found is not None:
         self._refuse('probability', found, '100')
@@ -338,7 +310,7 @@ class _Reader:
     return min(max(percent, 0.0), 100.0)
 
   def _role(self) -> str:
-    if number(self._get('position')) != _AT_DEPTH:
+    if lenient.number(self._get('position')) != _AT_DEPTH:
       return 'system'
     found = self._get('role')
     if isinstance(found, str) and found.strip().lower() in _ROLES:
@@ -347,7 +319,7 @@ class _Reader:
 
   def _choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
     found = self._get(name)
-    index = number(found)
+    index = lenient.number(found)
     if index in range(len(choices)):
       return choices[int(index)]
     if found not in (None, ''):
@@ -356,7 +328,7 @@ class _Reader:
 
   def _count(self, name: str, default: int) -> int:
     found = self._get(name)
-    count = number(found)
+    count = lenient.number(found)
     if count is None or count < 0:
       if found not in (None, ''):
         self._refuse(name, found, str(default))
@@ -370,7 +342,7 @@ class _Reader:
 
   def _flag(self, name: str, default: bool) -> bool:
     found = self._get(name)
-    said = default if found is None else flag(found)
+    said = default if found is None else lenient.flag(found)
     if said is None:
       self._refuse(name, found, str(default).lower())
       return default
@@ -379,70 +351,3 @@ class _Reader:
   def _refuse(self, name: str, value: Any, taken: str) -> None:
     shown = card_fields.abbreviate(value)
     self.notes.append(f'{name}={shown}: not known, read as {taken}')
-
-  def _split(self, content: str) -> tuple[dict[str, Any], str]:
-    """Returns the decorators before a content, and the content behind them."""
-    said: dict[str, Any] = {}
-    lines = content.lstrip().split('\n')
-    if not lines[0].startswith('@@'):
-      return said, content
-    begin, is_open = 0, False
-    while begin < len(lines) and lines[begin].startswith('@@'):
-      found = _DECORATOR.match(lines[begin])
-      begin += 1
-      if found is None:
-        self.notes.append('content: a line that begins with @@ is left out')
-        continue
-      if found[1] == '@@@' and not is_open:
-        continue  # A fallback, and what it stands for is supported.
-      is_open = not self._decorate(said, found[2].lower(), found[3].strip())
-    return said, '\n'.join(lines[begin:]).strip('\n')
-
-  def _decorate(self, said: dict[str, Any], name: str, value: str) -> bool:
-    """Adds a decorator to `said`; returns whether it is supported."""
-    parse = _DECORATORS.get(name)
-    parsed = None if parse is None else parse(value)
-    if parsed is None:
-      self.notes.append(f'content: @@{name}: not supported, ignored')
-      return False
-    said.setdefault(name, parsed)  # The first of several counts.
-    return True
-
-
-def _whole(least: int) -> Callable[[str], int | None]:
-  def parse(value: str) -> int | None:
-    found = number(value)
-    if found is None or found < least:
-      return None
-    return int(min(found, MOST))
-
-  return parse
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[str], str | None]:
-  return lambda value: value.lower() if value.lower() in choices else None
-
-
-def _several(value: str) -> tuple[str, ...] | None:
-  return tuple(x.strip() for x in value.split(',') if x.strip()) or None
-
-
-_DECORATORS: dict[str, Callable[[str], Any]] = {
-  'activate': lambda value: True,
-  'dont_activate': lambda value: True,
-  'keep_activate_after_match': lambda value: True,
-  'dont_activate_after_match': lambda value: True,
-  'activate_only_after': _whole(0),
-  'activate_only_every': _whole(1),
-  'depth': lambda value: None if number(value) is None else _depth(value),
-  'role': _one_of(_ROLES),
-  'scan_depth': _whole(0),
-  'position': _one_of(POSITIONS[:-1]),
-  'additional_keys': _several,
-  'exclude_keys': _several,
-}
-
-
-def _depth(value: str) -> int:
-  # A depth of less than 1 is behind the last message.
-  return int(min(max(number(value), 0.0), MOST))

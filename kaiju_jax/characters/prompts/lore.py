@@ -12,10 +12,12 @@ begin and end within others, as in SillyTavern. In scripts that write without
 spaces a word may stand anywhere.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import hashlib
+import itertools
 import re
 from typing import NamedTuple
 from typing import Protocol
@@ -27,8 +29,9 @@ from kaiju_jax.characters.cards import lore_rules
 from kaiju_jax.characters.prompts import macros
 
 TOLD = 8  # The most entries that are inserted after one message.
+PHRASES = 4096  # The most different keys of a book that are no single word.
 _SCANNED = 16_384  # The first characters of a message, which are searched …
-_WORK = 2**24  # … fewer where a book has many keys: characters × keys.
+_WORK = 2**24  # … fewer where a book has many phrases: characters × phrases.
 _REMEMBERED = 16_384  # The number of messages whose keys are remembered.
 _EXPANDED = 2**20  # The most bytes of a book's entries, macros expanded.
 # A piece of text to normalize at once. Normalization sorts a run of combining
@@ -76,6 +79,7 @@ class Book:
     rules: their rules by number, by `order`.
     standing: numbers of those that stand at a depth of every conversation, but
       not behind its last message.
+    is_full: whether some keys are never found, because there are too many.
   """
 
   def __init__(
@@ -94,8 +98,12 @@ class Book:
     """
     self.texts: dict[int, str] = {}
     self.rules: dict[int, lore_rules.Rule] = {}
+    self.is_full = False
     self._char = char
-    self._numbers: dict[_Key, int] = {}
+    # Numbers of keys: words are looked up, each phrase is searched.
+    self._words: dict[bool, dict[str, int]] = {}  # By whether case is folded.
+    self._phrases: dict[_Key, int] = {}
+    self._next = itertools.count()
     self._by_key: dict[int, set[int]] = {}  # Entries' numbers by key.
     # A key is None where no message can have it.
     self._conditions: dict[int, list[tuple[str, list[int | None]]]] = {}
@@ -112,6 +120,10 @@ class Book:
       self.texts[number] = text.strip()
       self.rules[number] = rule
 
+    self._ranks = {number: rank for rank, number in enumerate(self.rules)}
+    self._constant = [x for x, rule in self.rules.items() if rule.is_constant]
+    depths = (rule.scan_depth for rule in self.rules.values())
+    self._deepest = max(depths, default=0)
     self.standing = tuple(
       number for number, rule in self.rules.items() if rule.is_standing
     )
@@ -138,22 +150,28 @@ class Book:
     """
     if not self.rules:
       return [()] * len(messages)
-    # The last message that has a key, and one of an entry's keys.
-    last, called = {}, {}
+    # The last message that has a key, and one of an entry's keys. The entries
+    # are in the order of these messages.
+    last: dict[int, int] = {}
+    called: dict[int, int] = {}
     found, once, replies = [], set(), 0
     for index, message in enumerate(messages):
       replies += message.role == 'assistant'
       for key in self._look(message.text):
         last[key] = index
-        called |= dict.fromkeys(self._by_key.get(key, ()), index)
+        for number in self._by_key.get(key, ()):
+          called.pop(number, None)
+          called[number] = index
       numbers: tuple[int, ...] = ()
       if message.role == 'user':
         place = _Place(index, replies, seed, message.text)
-        numbers = tuple(
+        last_called = _take_since(called, index - self._deepest)
+        told = {
           number
-          for number in self.rules
+          for number in itertools.chain(self._constant, last_called)
           if number not in once and self._is_told(number, place, last, called)
-        )
+        }
+        numbers = tuple(sorted(told, key=self._ranks.__getitem__))
         once |= {number for number in numbers if self.rules[number].is_once}
       found.append(numbers)
     return found
@@ -179,20 +197,25 @@ class Book:
 
   def _look(self, text: str) -> frozenset[int]:
     """Returns the numbers of the keys that a text has."""
-    if not self._numbers:
+    if not (self._words or self._phrases):
       return frozenset()
     digest = recent.key(text)
     found = self._found.get(digest)
     if found is None:
-      most = min(_SCANNED, _WORK // len(self._numbers))
-      forms = _Forms(text[:most])
-      found = frozenset(
-        number
-        for key, number in self._numbers.items()
-        if key.text in forms[key.is_folded, key.is_whole]
-      )
+      found = frozenset(self._search(text))
       self._found.put(digest, found)
     return found
+
+  def _search(self, text: str) -> Iterator[int]:
+    most = min(_SCANNED, _WORK // (len(self._phrases) or 1))
+    forms = _Forms(text[:most])
+    for is_folded, words in self._words.items():
+      for word in set(_WORD.findall(forms[is_folded, False])):
+        if word in words:
+          yield words[word]
+    for key, number in self._phrases.items():
+      if key.text in forms[key.is_folded, key.is_whole]:
+        yield number
 
   def _add(self, number: int, rule: lore_rules.Rule) -> None:
     def number_of(key: str) -> int | None:
@@ -205,8 +228,15 @@ class Book:
       form = _Forms(text)[is_folded, is_whole]
       if not form.strip(f' {_EDGE}'):
         return None
-      key = _Key(form, is_folded, is_whole)
-      return self._numbers.setdefault(key, len(self._numbers))
+      word = form.strip(_EDGE)
+      if is_whole and _WORD.fullmatch(word):
+        words = self._words.setdefault(is_folded, {})
+        return words.setdefault(word, next(self._next))
+      phrase = _Key(form, is_folded, is_whole)
+      if phrase not in self._phrases and len(self._phrases) == PHRASES:
+        self.is_full = True
+        return None
+      return self._phrases.setdefault(phrase, next(self._next))
 
     for key in map(number_of, rule.keys):
       if key is not None:
@@ -261,7 +291,7 @@ def check(fields: card_fields.Fields) -> None:
   """Refuses lore that is too large after its macros are expanded.
 
   Raises:
-    macros.TooLarge: names the entry.
+    macros.TooLarge: names the entry; or there are too many keys.
   """
   left, char = _EXPANDED, card_fields.display_name(fields)
   for number, entry in enumerate(_entries(fields)):
@@ -276,6 +306,10 @@ def check(fields: card_fields.Fields) -> None:
       is_own = number < len(fields.lore)
       name = f'lore[{number}]' if is_own else lore_rules.DEPTH_PROMPT
       raise macros.TooLarge(f'{name}.content: {error}') from None
+  if book(fields).is_full:
+    raise macros.TooLarge(
+      f'lore: more than {PHRASES:,} different keys are no single words.'
+    )
 
 
 def book(fields: card_fields.Fields) -> Book:
@@ -294,6 +328,14 @@ def _book(
   entries: tuple[card_fields.Lore, ...], char: str, scanned: int
 ) -> Book:
   return Book(entries, char, scanned)
+
+
+def _take_since(called: dict[int, int], since: int) -> Iterator[int]:
+  """Yields the entries that messages behind `since` called for."""
+  for number in reversed(called):
+    if called[number] <= since:
+      return
+    yield number
 
 
 def _holds(

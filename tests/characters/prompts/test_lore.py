@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 from kaiju_jax.characters.cards import card_fields
@@ -94,17 +95,25 @@ def test_equal_lore_is_indexed_once_and_looked_up_once():
   assert book is lore.book(fields())
   assert book is not lore.book(card_fields.Fields('Bo', lore=fields().lore))
   assert book.find_entries('a') == (0,)
-  book._numbers = {'a': None}  # It cannot be searched again.
+  book._search = None
   assert book.find_entries('a') == (0,)
 
 
 def test_a_hostile_book_takes_no_long_search():
-  keys = tuple('a ' * n + 'b' for n in range(1, 17))
-  entries = tuple(LORE(keys, 'x') for _ in range(500))
+  text = ''.join(map(chr, np.random.default_rng(0).integers(97, 123, 300)))
+  keys = [
+    f'{text[n : n + 9]} {text[m : m + 9]}' for n in range(90) for m in range(50)
+  ]
+  parts = [keys[n : n + 64] for n in range(0, 4096, 64)]
+  entries = tuple(LORE(tuple(part), 'x') for part in parts)
+  lore.check(card_fields.Fields('Ada', lore=entries))
+  many = (*entries, LORE(('a b',), 'x'))
+  with pytest.raises(macros.TooLarge, match='more than 4,096 different keys'):
+    lore.check(card_fields.Fields('Ada', lore=many))
   book = lore.Book(entries, 'Ada')
   spent = []
   for _ in range(3):
     begun = time.thread_time()
-    book._look('a a a b ' * 100_000)
+    book._look(text * 1000)
     spent.append(time.thread_time() - begun)
   assert min(spent) < 0.5
