@@ -5,7 +5,6 @@ Programs put scripts, patterns, markup and addresses of pictures into a card's
 exported card does not carry them into a program that would.
 """
 
-from collections.abc import Mapping
 import re
 from typing import Any
 
@@ -52,12 +51,15 @@ def filter_plain(value: Any, name: str) -> tuple[Any, list[str]]:
 def _filter_plain(
   value: Any, name: str, notes: list[str], is_text: bool = False
 ) -> Any:
-  if isinstance(value, Mapping):
+  if isinstance(value, dict):
     left = {}
     for key, inner in value.items():
-      within = f'{name}.{ascii(key)[1:-1][:60]}'
       may_mark = is_text or key in _TEXTS
       fault = _fault(inner, str(key), may_mark)
+      if not fault and not isinstance(inner, (dict, list)):
+        left[key] = inner
+        continue
+      within = f'{name}.{ascii(key)[1:-1][:60]}'
       if fault:
         notes.append(f'{within}: {fault}, dropped')
       else:
@@ -69,16 +71,19 @@ def _filter_plain(
       fault = _fault(inner, '', is_text)
       if fault:
         notes.append(f'{name}[{index}]: {fault}, dropped')
-      else:
+      elif isinstance(inner, (dict, list)):
         left.append(_filter_plain(inner, f'{name}[{index}]', notes, is_text))
+      else:
+        left.append(inner)
     return left
   return value
 
 
 def _fault(value: Any, key: str, is_text: bool) -> str:
-  words = {word.lower() for word in _WORD.findall(key)}
   # An empty list of scripts, a number and a flag stay: they execute nothing.
-  if words & _EXECUTES and value and isinstance(value, (str, list, Mapping)):
+  if not value or not isinstance(value, (str, list, dict)):
+    return ''
+  if key and {word.lower() for word in _WORD.findall(key)} & _EXECUTES:
     return 'may execute'
   if isinstance(value, str) and not is_text:
     if _ADDRESS.match(value):

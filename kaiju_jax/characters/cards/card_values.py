@@ -8,6 +8,7 @@ the character would be another one without it.
 
 from collections.abc import Collection
 from collections.abc import Mapping
+import itertools
 import math
 import re
 from typing import Any
@@ -18,6 +19,8 @@ from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import lenient
 
 _ORDER = 2**31 - 1  # The largest `Lore.order`.
+# More cannot be within the limit: each takes 8 characters at least.
+_FIELDS = card_fields.EXTENSIONS // 8
 _COMMA = re.compile(r'\s*,\s*')
 
 
@@ -171,6 +174,12 @@ class Object:
     }
     if not left:
       return left
+    if len(left) > _FIELDS:
+      self.notes.append(
+        f'{self.path[:-1] or "the card"}: {len(left):,} unknown fields, of'
+        f' which the first {_FIELDS:,} are read'
+      )
+      left = dict(itertools.islice(left.items(), _FIELDS))
     left, dropped = card_extensions.filter_plain(left, self.path[:-1])
     self.notes += dropped
     return left
