@@ -229,7 +229,7 @@ def canonical(fields: Fields) -> Fields:
   changed = {name: line(getattr(fields, name)) for name in _LINES}
   changed |= {name: _text(getattr(fields, name)) for name in _TEXTS}
   changed['alternate_greetings'] = _each(_text, fields.alternate_greetings)
-  changed['tags'] = _lines(fields.tags)
+  changed['tags'] = lines(fields.tags)
   changed['lore'] = _each(_canonical_lore, fields.lore)
   return dataclasses.replace(fields, **changed)
 
@@ -241,6 +241,14 @@ def line(value: Any) -> Any:
   if not value.isprintable():  # Line breaks are not printable.
     value = _BREAK.sub(' ', value)
   return value.strip()
+
+
+def lines(values: Any) -> Any:
+  """Returns values as lines, without empty ones."""
+  if not isinstance(values, tuple) or all(map(_is_plain_line, values)):
+    return values
+  values = _each(line, values)
+  return tuple(value for value in values if value != '')
 
 
 def abbreviate(value: Any) -> str:
@@ -279,8 +287,8 @@ def _canonical_lore(lore: Any) -> Any:
     lore,
     content=_text(lore.content),
     name=line(lore.name),
-    keys=_lines(lore.keys),
-    secondary_keys=_lines(lore.secondary_keys),
+    keys=lines(lore.keys),
+    secondary_keys=lines(lore.secondary_keys),
   )
 
 
@@ -288,14 +296,6 @@ def _each(change, values: Any) -> Any:
   if not isinstance(values, tuple):
     return values
   return tuple(map(change, values))
-
-
-def _lines(values: Any) -> Any:
-  """Returns values as lines, without empty ones."""
-  if not isinstance(values, tuple) or all(map(_is_plain_line, values)):
-    return values
-  values = _each(line, values)
-  return tuple(value for value in values if value != '')
 
 
 def _text(value: Any) -> Any:

@@ -109,17 +109,15 @@ class Object:
 
   def lines(self, name: str) -> tuple[str, ...]:
     """Returns a list of short lines; drops those beyond the limits."""
-    found = []
-    for text in map(card_fields.line, self.texts(name)):
-      if len(text) > card_fields.NAME:
-        self.note(
-          name,
-          f'one of {len(text):,} characters: at most'
-          f' {card_fields.NAME}, dropped',
-        )
-      elif text:
-        found.append(text)
-    return self.first(name, found, card_fields.KEYS)
+    found = card_fields.lines(tuple(self.texts(name)))
+    short = [text for text in found if len(text) <= card_fields.NAME]
+    if len(short) < len(found):
+      self.note(
+        name,
+        f'{len(found) - len(short)} of more than {card_fields.NAME} characters,'
+        ' dropped',
+      )
+    return self.first(name, short, card_fields.KEYS)
 
   def first(self, name: str, values: list[str], most: int) -> tuple[str, ...]:
     """Returns the first of several values; notes how many there are."""
@@ -202,7 +200,8 @@ def fit(value: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
 
   sizes = {}
   for key, one in value.items():
-    if card_fields.depth(one) < card_fields.DEPTH:
+    is_flat = not isinstance(one, (dict, list))
+    if is_flat or card_fields.depth(one) < card_fields.DEPTH:
       sizes[key] = card_json.size({key: one})
     else:
       drop(key, f'deeper than {card_fields.DEPTH} levels')

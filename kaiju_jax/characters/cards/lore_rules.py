@@ -172,7 +172,7 @@ def depth_prompt(fields: card_fields.Fields) -> card_fields.Lore | None:
 
 def is_pattern(key: str) -> bool:
   """Returns whether a key is a pattern, such as /cats?/i, and not words."""
-  found = _PATTERN.fullmatch(key)
+  found = _PATTERN.fullmatch(key) if key.startswith('/') else None
   return found is not None and len(set(found[1])) == len(found[1])
 
 
