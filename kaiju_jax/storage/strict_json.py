@@ -52,6 +52,7 @@ def read(
   values: int | None = None,
   is_wide: bool = False,
   groups: int | None = None,
+  may_be_half: bool = False,
 ) -> Any:
   """Returns the value of a JSON text.
 
@@ -63,6 +64,7 @@ def read(
       digits.
     groups: most objects and lists, each of which takes ten times as long as a
       number of a list; None for any number.
+    may_be_half: whether strings may hold halves of characters.
 
   Raises:
     Refused: the text is not UTF-8 or no JSON of RFC 8259, or is too deep or has
@@ -84,7 +86,7 @@ def read(
     raise Refused(
       'json', f'{error.msg} at line {error.lineno}, column {error.colno}'
     ) from None
-  if _ESCAPED_SURROGATE.search(text):
+  if not may_be_half and _ESCAPED_SURROGATE.search(text):
     _refuse_surrogates(value)
   return value
 

@@ -4,9 +4,11 @@ import random
 
 from kaiju_jax.characters.cards import card_extensions
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import lore_rules
 from kaiju_jax.data import chat
 from tests import random_text
 
+READ = sorted(lore_rules.READ - {'extensions', 'scan_depth'})
 SPECIAL = (
   *('{{char}}', '{{user}}', '<BOT>', '{{random:a,b}}', '<START>', '\n', '\t'),
   *('"', '\\', '/', '/a+/i', '@@depth 4', '<script>', '\x00', '\r\n', ' ', '.'),
@@ -34,7 +36,17 @@ def draw(rng: random.Random) -> card_fields.Fields:
       is_enabled=rng.random() < 0.8,
       order=rng.choice([0, 1, -5, 2**31 - 1]),
       name=line(),
+      other=plain({'extensions': mapping(), 'position': 'before_char'})
+      if rng.random() < 0.5
+      else {},
     )
+
+  def plain(value):
+    return card_extensions.filter_plain(value, '')[0]
+
+  def mapping():
+    odd = rng.choice([None, 0, 2, '50', 'x', True, [], -1, 1e9])
+    return {line(): value(), rng.choice(READ): odd}
 
   def value(depth=0):
     kind = rng.randrange(7 if depth < 3 else 5)
@@ -47,6 +59,9 @@ def draw(rng: random.Random) -> card_fields.Fields:
     ]
 
   extensions = {line(): value() for _ in range(rng.randrange(4))}
+  if rng.random() < 0.5:
+    within = {'prompt': text(), 'depth': rng.choice([0, 4, None, 'x'])}
+    extensions['depth_prompt'] = within
   return card_fields.Fields(
     name=line() or 'Ada',
     nickname=line(),
@@ -63,5 +78,9 @@ def draw(rng: random.Random) -> card_fields.Fields:
     notes=text(),
     tags=lines(),
     version_name=line(),
-    extensions=card_extensions.filter_plain(extensions, '')[0],
+    extensions=plain(extensions),
+    other={
+      part: plain({f'x {line()}': rng.random()} | mapping())
+      for part in rng.sample(card_fields.OTHER, rng.randrange(4))
+    },
   )

@@ -5,6 +5,7 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import card_png
+from kaiju_jax.characters.prompts import history
 from kaiju_jax.characters.prompts import lore
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
@@ -45,13 +46,17 @@ ROWS = {
   'a page of characters': [characters._PAGE, characters._PAGE_SIZE],
   'a name, a tag': [card_fields.NAME],
   'any other text': [card_fields.TEXT],
+  '`extensions`, the': [card_fields.EXTENSIONS, card_fields.DEPTH],
   'all fields together': [card_fields.ALL],
   'alternate greetings': [card_fields.GREETINGS, card_fields.KEYS],
   'lore entries': [card_fields.LORE, card_fields.KEYS],
   'lore, all macros': [mib(lore._EXPANDED)],
   'the prefix': [prompt.PREFIX],
-  'words of a lore key': [lore._WORDS, lore._SCANNED],
-  'lore that one message': [lore.TOLD, f'1/{prompt._LORE_SHARE}'],
+  'keys of all entries': [lore.PHRASES],
+  'characters of a message that': [
+    *(lore._SCANNED, lore._WORK // lore._SCANNED, lore._WORK),
+  ],
+  'lore that one message': [lore.TOLD, f'1/{history._LORE_SHARE}'],
   'requests per minute': [
     *(OWNER.requests, OWNER.burst, LOCAL.requests, LOCAL.burst),
   ],

@@ -5,7 +5,6 @@ Programs put scripts, patterns, markup and addresses of pictures into a card's
 exported card does not carry them into a program that would.
 """
 
-from collections.abc import Mapping
 import re
 from typing import Any
 
@@ -23,7 +22,16 @@ _ADDRESS = re.compile(
   r'\s*(?:(?:blob|data|embeded|embedded|file|ftp|https?|javascript|wss?):|//)',
   re.IGNORECASE,
 )
-_MARKUP = re.compile(r'<\s*[a-z!/?]', re.IGNORECASE)
+# The names between angle brackets are macros and the mark of an example.
+_MARKUP = re.compile(r'<\s*(?!(?:user|bot|char|start)>)[a-z!/?]', re.IGNORECASE)
+
+
+# Fields of texts that people or a model read, as a card's own: markup and
+# addresses in them are text.
+_TEXTS = {
+  *('comment', 'creator_notes_multilingual', 'depth_prompt'),
+  'group_only_greetings',
+}
 
 
 def filter_plain(value: Any, name: str) -> tuple[Any, list[str]]:
@@ -40,35 +48,44 @@ def filter_plain(value: Any, name: str) -> tuple[Any, list[str]]:
   return _filter_plain(value, name, notes), notes
 
 
-def _filter_plain(value: Any, name: str, notes: list[str]) -> Any:
-  if isinstance(value, Mapping):
+def _filter_plain(
+  value: Any, name: str, notes: list[str], is_text: bool = False
+) -> Any:
+  if isinstance(value, dict):
     left = {}
     for key, inner in value.items():
+      may_mark = is_text or key in _TEXTS
+      fault = _fault(inner, str(key), may_mark)
+      if not fault and not isinstance(inner, (dict, list)):
+        left[key] = inner
+        continue
       within = f'{name}.{ascii(key)[1:-1][:60]}'
-      fault = _fault(inner, str(key))
       if fault:
         notes.append(f'{within}: {fault}, dropped')
       else:
-        left[key] = _filter_plain(inner, within, notes)
+        left[key] = _filter_plain(inner, within, notes, may_mark)
     return left
   if isinstance(value, list):
     left = []
     for index, inner in enumerate(value):
-      fault = _fault(inner)
+      fault = _fault(inner, '', is_text)
       if fault:
         notes.append(f'{name}[{index}]: {fault}, dropped')
+      elif isinstance(inner, (dict, list)):
+        left.append(_filter_plain(inner, f'{name}[{index}]', notes, is_text))
       else:
-        left.append(_filter_plain(inner, f'{name}[{index}]', notes))
+        left.append(inner)
     return left
   return value
 
 
-def _fault(value: Any, key: str = '') -> str:
-  words = {word.lower() for word in _WORD.findall(key)}
-  # An empty list of scripts stays: it executes nothing.
-  if words & _EXECUTES and value:
+def _fault(value: Any, key: str, is_text: bool) -> str:
+  # An empty list of scripts, a number and a flag stay: they execute nothing.
+  if not value or not isinstance(value, (str, list, dict)):
+    return ''
+  if key and {word.lower() for word in _WORD.findall(key)} & _EXECUTES:
     return 'may execute'
-  if isinstance(value, str):
+  if isinstance(value, str) and not is_text:
     if _ADDRESS.match(value):
       return 'an address'
     if _MARKUP.search(value):

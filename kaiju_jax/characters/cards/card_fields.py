@@ -23,8 +23,9 @@ TEXT = 65_536  # … characters of any other text.
 GREETINGS = 64  # … alternate greetings.
 LORE = 500  # … lore entries.
 KEYS = 64  # … keys of one entry, and tags of a character.
-EXTENSIONS = 65_536  # … characters of the extensions' JSON.
+EXTENSIONS = 65_536  # … characters of `extensions`, or a part of `other`.
 ALL = 524_288  # … bytes of all fields as JSON: half of a card's.
+OTHER = 'data', 'book', 'card'  # The parts of `other`.
 DEPTH = 32  # … objects and lists within each other.
 
 _SURROGATE = re.compile('[\ud800-\udfff]')
@@ -59,6 +60,9 @@ class Lore:
     is_enabled: whether the entry is used at all.
     order: entries of a lower order come first.
     name: a title for the author; it never reaches a prompt.
+    other: the fields of a card's entry that have no field here, such as
+      `extensions`, without executable parts. Some of them say when the text is
+      told (`lore_rules.py`); an export writes them as they are.
   """
 
   keys: tuple[str, ...] = ()
@@ -68,6 +72,8 @@ class Lore:
   is_enabled: bool = True
   order: int = 0
   name: str = ''
+  # A mapping has no hash.
+  other: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +94,11 @@ class Fields:
       here they stand at the end of the prefix.
     lore: texts that enter a prompt by their keys.
     creator, notes, tags, version_name: for people; they never reach a prompt.
-    extensions: plain JSON of other programs, kept and never read, without
-      executable parts (`card_extensions.py`).
+    extensions: plain JSON of other programs, without executable parts
+      (`card_extensions.py`). Only a `depth_prompt` in it is read.
+    other: fields of a card that have no field here: plain JSON under 'data',
+      'book' (of its lore) and 'card' (around 'data'), kept for an export alone,
+      without executable parts.
   """
 
   name: str
@@ -108,6 +117,7 @@ class Fields:
   tags: tuple[str, ...] = ()
   version_name: str = ''
   extensions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  other: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # The fields of one short line each.
@@ -150,27 +160,40 @@ def check(fields: Fields) -> None:
   _check_several(fields.lore, 'lore', LORE)
   for index, lore in enumerate(fields.lore):
     _check_lore(lore, f'lore[{index}]')
-  _check_extensions(fields.extensions)
-  size = len(json.dumps(dump(fields), ensure_ascii=False).encode())
+  _check_extensions(fields.extensions, 'extensions')
+  if not isinstance(fields.other, dict):
+    raise _wrong(fields.other, 'other', 'an object')
+  for name, part in fields.other.items():
+    if name not in OTHER:
+      raise _wrong(name, 'other', f'an object with {", ".join(OTHER)} alone')
+    _check_extensions(part, f'other.{name}')
+  size = count_bytes(fields)
   if size > ALL:
     raise FieldError(
       'limit', 'fields', f'fields are {size:,} bytes of JSON: at most {ALL:,}.'
     )
 
 
+def count_bytes(fields: Fields) -> int:
+  """Returns the size of checked fields as JSON, in bytes."""
+  return len(json.dumps(dump(fields), ensure_ascii=False).encode())
+
+
 def dump(fields: Fields) -> dict[str, Any]:
   """Returns fields as plain data for JSON and `parse`.
 
-  The extensions are not copied.
+  The extensions are not copied. An empty `other` is left out, as older servers
+  know none.
   """
-  data = dict(vars(fields))
-  for name in 'alternate_greetings', 'tags':
-    data[name] = list(data[name])
-  data['lore'] = [
-    vars(one)
-    | {'keys': list(one.keys), 'secondary_keys': list(one.secondary_keys)}
-    for one in fields.lore
-  ]
+  data = _dump(fields, ('alternate_greetings', 'tags'))
+  data['lore'] = [_dump(one, ('keys', 'secondary_keys')) for one in fields.lore]
+  return data
+
+
+def _dump(value: Fields | Lore, lists: tuple[str, ...]) -> dict[str, Any]:
+  data = vars(value) | {name: list(getattr(value, name)) for name in lists}
+  if not data['other']:
+    del data['other']
   return data
 
 
@@ -206,7 +229,7 @@ def canonical(fields: Fields) -> Fields:
   changed = {name: line(getattr(fields, name)) for name in _LINES}
   changed |= {name: _text(getattr(fields, name)) for name in _TEXTS}
   changed['alternate_greetings'] = _each(_text, fields.alternate_greetings)
-  changed['tags'] = _lines(fields.tags)
+  changed['tags'] = lines(fields.tags)
   changed['lore'] = _each(_canonical_lore, fields.lore)
   return dataclasses.replace(fields, **changed)
 
@@ -218,6 +241,14 @@ def line(value: Any) -> Any:
   if not value.isprintable():  # Line breaks are not printable.
     value = _BREAK.sub(' ', value)
   return value.strip()
+
+
+def lines(values: Any) -> Any:
+  """Returns values as lines, without empty ones."""
+  if not isinstance(values, tuple) or all(map(_is_plain_line, values)):
+    return values
+  values = _each(line, values)
+  return tuple(value for value in values if value != '')
 
 
 def abbreviate(value: Any) -> str:
@@ -256,8 +287,8 @@ def _canonical_lore(lore: Any) -> Any:
     lore,
     content=_text(lore.content),
     name=line(lore.name),
-    keys=_lines(lore.keys),
-    secondary_keys=_lines(lore.secondary_keys),
+    keys=lines(lore.keys),
+    secondary_keys=lines(lore.secondary_keys),
   )
 
 
@@ -265,14 +296,6 @@ def _each(change, values: Any) -> Any:
   if not isinstance(values, tuple):
     return values
   return tuple(map(change, values))
-
-
-def _lines(values: Any) -> Any:
-  """Returns values as lines, without empty ones."""
-  if not isinstance(values, tuple) or all(map(_is_plain_line, values)):
-    return values
-  values = _each(line, values)
-  return tuple(value for value in values if value != '')
 
 
 def _text(value: Any) -> Any:
@@ -375,26 +398,26 @@ def _check_lore(lore: Any, name: str) -> None:
       f'{name}.order',
       f'{name}.order={abbreviate(lore.order)}: must be within 32 bits.',
     )
+  if lore.other != {}:
+    _check_extensions(lore.other, f'{name}.other')
 
 
-def _check_extensions(value: Any) -> None:
+def _check_extensions(value: Any, name: str) -> None:
   if not isinstance(value, dict):
-    raise _wrong(value, 'extensions', 'an object')
+    raise _wrong(value, name, 'an object')
   if depth(value) > DEPTH:
-    raise FieldError(
-      'limit', 'extensions', f'extensions: deeper than {DEPTH} levels.'
-    )
+    raise FieldError('limit', name, f'{name}: deeper than {DEPTH} levels.')
   try:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     is_plain = json.loads(text) == value
   except (TypeError, ValueError):
     is_plain = False
   if not is_plain:
-    raise FieldError('type', 'extensions', 'extensions: must be plain JSON.')
-  _check_string(text, 'extensions', EXTENSIONS)
-  notes = card_extensions.filter_plain(value, 'extensions')[1]
+    raise FieldError('type', name, f'{name}: must be plain JSON.')
+  _check_string(text, name, EXTENSIONS)
+  notes = card_extensions.filter_plain(value, name)[1]
   if notes:
-    raise FieldError('executes', 'extensions', f'{notes[0]}.')
+    raise FieldError('executes', name, f'{notes[0]}.')
 
 
 def _check_known(data: Any, kind: type, name: str) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """Reads a card's JSON within bounds of size, depth and number of values."""
 
 import codecs
+import json
 from typing import Any
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.storage import strict_json
 
 BYTES = 2**20
-DEPTH = card_fields.DEPTH
+# An export writes `Lore.other` under six levels of its own.
+DEPTH = card_fields.DEPTH + 6
 VALUES = 24_000  # The most commas, lists and objects together.
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class CardError(ValueError):
@@ -26,8 +29,8 @@ class CardError(ValueError):
     self.fault = fault
 
 
-def read(data: bytes) -> Any:
-  """Returns the value of a JSON text.
+def read(data: bytes) -> tuple[Any, list[str]]:
+  """Returns the value of a JSON text, and notes on what was changed in it.
 
   Raises:
     CardError: the text is too large, or `strict_json.read` refuses it.
@@ -39,6 +42,31 @@ def read(data: bytes) -> Any:
   # Some editors write a byte-order mark before the text.
   data = data.removeprefix(codecs.BOM_UTF8)
   try:
-    return strict_json.read(data, DEPTH, VALUES, is_wide=True)
+    value = strict_json.read(
+      data, DEPTH, VALUES, is_wide=True, may_be_half=True
+    )
   except strict_json.Refused as error:
     raise CardError(error.fault, f'the JSON is refused: {error}.') from None
+  if b'\\ud' not in data.lower():
+    return value, []
+  whole = _replace_halves(value)
+  if whole == value:
+    return value, []
+  return whole, ['the JSON: halves of characters (surrogates), replaced']
+
+
+def size(value: Any) -> int:
+  """Returns the number of characters of a value as JSON."""
+  return len(_ENCODER.encode(value))
+
+
+def _replace_halves(value: Any) -> Any:
+  """Returns a JSON value with U+FFFD for each half of a character."""
+  if isinstance(value, str):
+    code = value.encode('utf-16-le', 'surrogatepass')
+    return code.decode('utf-16-le', 'replace')
+  if isinstance(value, list):
+    return list(map(_replace_halves, value))
+  if isinstance(value, dict):
+    return {_replace_halves(key): _replace_halves(value[key]) for key in value}
+  return value

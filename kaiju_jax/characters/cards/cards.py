@@ -11,59 +11,56 @@ if it has both, `ccv3` is read.
 
 A card comes from a stranger. So it is read within bounds of size, depth, time
 and memory, and errors name the fault. All its values become plain text, never
-markup or code. Fields that this project does not use are dropped, and the notes
-say so.
+markup or code. What this project does not use is kept for an export, without
+executable parts; what is dropped or read otherwise is in the notes. No field
+that no prompt reads refuses a card (`card_values.py`).
 """
 
 import base64
 import binascii
 from collections.abc import Mapping
 import dataclasses
-import itertools
 import json
-import math
-import re
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.characters.cards import card_extensions
+from kaiju_jax.characters.cards import card_book
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import card_png
+from kaiju_jax.characters.cards import card_values
+from kaiju_jax.characters.cards import lenient
+from kaiju_jax.characters.cards import lore_rules
 
 CardError = card_json.CardError
 
 _SPECS = {'chara_card_v2': 'v2', 'chara_card_v3': 'v3'}
 _NEWEST = {'v2': 2.0, 'v3': 3.0}
-_NOTES = 50
+_NOTES = 200
 _NO_PICTURE = 'picture: not kept; an exported card shows a drawn pattern'
-# The names of our text fields by the cards' names.
-_TEXTS = {
+# The names of our text fields by the cards' names. A prompt reads the first …
+_READ = {
   'name': 'name',
   'description': 'description',
   'personality': 'personality',
   'scenario': 'scenario',
   'first_mes': 'greeting',
   'mes_example': 'examples',
-  'creator_notes': 'notes',
   'system_prompt': 'system_prompt',
   'post_history_instructions': 'post_history',
-  'creator': 'creator',
-  'character_version': 'version_name',
   'nickname': 'nickname',
 }
-_LISTS = {'alternate_greetings': 'alternate_greetings', 'tags': 'tags'}
-_USED = {*_TEXTS, *_LISTS, 'extensions', 'character_book'}
-_USED_OF_ENTRIES = {
-  *('keys', 'secondary_keys', 'selective', 'content', 'constant', 'enabled'),
-  *('insertion_order', 'name', 'comment', 'use_regex'),
-  # Most cards have these; they have no effect here.
-  *('id', 'position', 'priority', 'extensions'),
+# … and none reads these.
+_UNREAD = {
+  'creator_notes': 'notes',
+  'creator': 'creator',
+  'character_version': 'version_name',
 }
-# A pattern as other programs write it, and the signs that make a key a pattern
-# where the card says that its keys are patterns.
-_PATTERN = re.compile(r'/.+/[a-zA-Z]*', re.DOTALL)
-_SIGNS = re.compile(r'[\\^$.|?*+()\[\]{}/]')
+_TEXTS = _READ | _UNREAD
+_DATA = {'group_only_greetings': []}  # What version 3 has by default.
+_LISTS = {'alternate_greetings': 'alternate_greetings', 'tags': 'tags'}
+_OWN = {*_TEXTS, *_LISTS, 'extensions', 'character_book'}
+_LINES = {'creator': card_fields.NAME, 'character_version': card_fields.NAME}
 _KINDS = (
   (b'\xff\xd8\xff', 'a JPEG'),
   (b'GIF8', 'a GIF'),
@@ -78,7 +75,7 @@ class Card(NamedTuple):
   Attributes:
     fields: its texts.
     spec: 'v1', 'v2' or 'v3'.
-    notes: a line per dropped part of the card.
+    notes: a line per part of the card that is dropped or read otherwise.
   """
 
   fields: card_fields.Fields
@@ -96,14 +93,14 @@ def read(data: bytes) -> Card:
     CardError: names the fault.
   """
   if data.startswith(card_png.SIGNATURE[:4]):
-    card = _card(card_json.read(_json_of(data)))
+    card = _of_png(data)
     if card_png.embed(data, {}) == card_png.draw(card.fields.name):
       return card  # Our own pattern, which the next export draws again.
     return card._replace(notes=(_NO_PICTURE, *card.notes))
   for opening, kind in _KINDS:
     if data.startswith(opening):
       raise CardError('signature', f'{kind}: a card is a PNG or JSON.')
-  return _card(card_json.read(data))
+  return _card(*card_json.read(data))
 
 
 def to_json(fields: card_fields.Fields, spec: str = 'v3') -> bytes:
@@ -121,21 +118,17 @@ def to_json(fields: card_fields.Fields, spec: str = 'v3') -> bytes:
   names = {short: long for long, short in _SPECS.items()}
   if spec not in names:
     raise ValueError(f'spec={spec!r}: must be one of {", ".join(names)}.')
-  data: dict[str, Any] = {
-    theirs: getattr(fields, ours) for theirs, ours in _TEXTS.items()
-  }
+  data = dict(_DATA) if spec == 'v3' else {}
+  data |= _part(fields, 'data')
+  data |= {theirs: getattr(fields, ours) for theirs, ours in _TEXTS.items()}
   data |= {
     theirs: list(getattr(fields, ours)) for theirs, ours in _LISTS.items()
   }
   data['extensions'] = fields.extensions
-  if spec == 'v3':
-    data['group_only_greetings'] = []
-  if fields.lore:
-    data['character_book'] = {
-      'extensions': {},
-      'entries': [_entry_of(*one) for one in enumerate(fields.lore)],
-    }
-  card = {
+  book = _part(fields, 'book')
+  if fields.lore or book:
+    data['character_book'] = card_book.write(fields.lore, book)
+  card = _part(fields, 'card') | {
     'spec': names[spec],
     'spec_version': f'{_NEWEST[spec]}',
     'data': data,
@@ -161,14 +154,27 @@ def to_png(fields: card_fields.Fields, picture: bytes | None = None) -> bytes:
   return card_png.embed(picture or card_png.draw(fields.name), texts)
 
 
-def _json_of(data: bytes) -> bytes:
-  """Returns the JSON text of the card in a PNG."""
+def _of_png(data: bytes) -> Card:
+  """Reads the newest card of a PNG that can be read."""
   texts = card_png.texts(data, ('ccv3', 'chara'))
-  text = texts.get('ccv3', texts.get('chara'))
-  if text is None:
+  if not texts:
     raise CardError(
       'missing', "the PNG has no card: no text 'ccv3' or 'chara'."
     )
+  notes = []
+  for name in sorted(texts):  # The newer name comes first, too.
+    try:
+      card = _card(*card_json.read(_decode(texts[name])))
+      return card._replace(notes=(*notes, *card.notes))
+    except CardError as error:
+      if len(texts) == len(notes) + 1:
+        raise
+      notes.append(f'the text {name!r}: {error} Another one is read.')
+  raise AssertionError('a text is read or refused.')
+
+
+def _decode(text: bytes) -> bytes:
+  """Returns the JSON text in a PNG's text."""
   if text.lstrip()[:1] == b'{':
     return text  # Some programs leave out the base64.
   try:
@@ -179,27 +185,25 @@ def _json_of(data: bytes) -> bytes:
     ) from None
 
 
-def _card(value: Any) -> Card:
-  """Returns the card of a JSON value."""
-  card = _Reader(value, 'the card')
-  named = card.value.get('spec')
-  if named is None:
-    spec = 'v2' if 'data' in card.value else 'v1'
-  elif isinstance(named, str) and named in _SPECS:
-    spec = _SPECS[named]
+def _card(value: Any, notes: list[str]) -> Card:
+  """Returns the card of a JSON value; notes are those on the value."""
+  if not isinstance(value, Mapping):
+    shown = card_fields.abbreviate(value)
+    raise CardError('type', f'the card={shown}: must be an object.')
+  outer = card_values.Object(value, '', notes)
+  named = outer.value.get('spec')
+  data = outer.object('data')
+  if data is None:
+    spec, data = 'v1', outer
+    if isinstance(named, str):
+      outer.note('spec', 'there is no data, read as v1')
   else:
-    raise CardError(
-      'spec',
-      f'spec={card_fields.abbreviate(named)}: must be one of'
-      f' {", ".join(_SPECS)}.',
-    )
-  if spec == 'v1':
-    data = card
-    data.path = ''
-  else:
-    data = card.object('data', 'data')
-    if data is None:
-      raise CardError('missing', f'data: missing; spec={named!r} has it.')
+    spec = _SPECS.get(named if isinstance(named, str) else '')
+    if spec is None:
+      spec = 'v3' if _version(outer) >= 3 else 'v2'
+      if named is not None:
+        outer.drop('spec', named, f'one of {", ".join(_SPECS)}')
+    data.value = _fill(data.value, outer.value)
   if not data.value.get('name'):
     raise CardError(
       'nameless',
@@ -207,8 +211,11 @@ def _card(value: Any) -> Card:
       ' {"name": "Ada", "description": …} or {"spec": "chara_card_v2", "data":'
       ' {"name": "Ada", …}}.',
     )
-  fields, notes = _fields(data)
-  notes = [*_newer(card.value.get('spec_version'), spec), *notes]
+  _note_newer(outer, spec)
+  fields = _fields(data, outer)
+  within = lore_rules.depth_prompt(fields)
+  for note in lore_rules.read(within)[1] if within else ():
+    data.note(f'extensions.{lore_rules.DEPTH_PROMPT}', note)
   try:
     card_fields.check(fields)
   except card_fields.FieldError as error:
@@ -218,199 +225,114 @@ def _card(value: Any) -> Card:
   return Card(fields, spec, tuple(notes))
 
 
-def _newer(version: Any, spec: str) -> list[str]:
-  try:
-    number = float(version)
-  except (TypeError, ValueError):
-    return []
-  if spec not in _NEWEST or not number > _NEWEST[spec]:
-    return []
-  return [f'spec_version {number:g}: newer than {_NEWEST[spec]}']
-
-
-def _fields(data: '_Reader') -> tuple[card_fields.Fields, list[str]]:
-  """Returns canonical fields, not yet checked, and notes."""
-  values: dict[str, Any] = {
-    ours: data.string(theirs) for theirs, ours in _TEXTS.items()
+def _fill(data: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns data with the fields that only the object around it has."""
+  filled = {
+    name: outer[name]
+    for name in _OWN
+    if data.get(name) is None and outer.get(name) is not None
   }
-  values |= {ours: data.strings(theirs) for theirs, ours in _LISTS.items()}
-  notes = data.list_unused(_USED)
-  extensions = data.object('extensions', f'{data.path}extensions')
-  if extensions is not None:
-    values['extensions'], dropped = card_extensions.filter_plain(
-      extensions.value, f'{data.path}extensions'
-    )
-    notes += dropped
-  book = data.object('character_book', f'{data.path}character_book')
-  if book is not None:
-    values['lore'], dropped = _lore(book)
-    notes += dropped
-  return card_fields.canonical(card_fields.Fields(**values)), notes
+  if not data.get('name') and outer.get('name'):
+    filled['name'] = outer['name']
+  return {**data, **filled}
 
 
-def _lore(book: '_Reader') -> tuple[tuple[card_fields.Lore, ...], list[str]]:
-  entries = book.value.get('entries') or ()
-  if not isinstance(entries, (list, tuple)):
-    raise book.wrong('entries', entries, 'a list')
-  if len(entries) > card_fields.LORE:
-    raise CardError(
-      'entries',
-      f'{book.path}entries has {len(entries):,}: at most {card_fields.LORE}.',
-    )
-  notes = book.list_unused({'entries', 'name', 'description', 'extensions'})
-  lore, seen = [], set()
-  for index, value in enumerate(entries):
-    entry = _Reader(value, f'{book.path}entries[{index}]')
-    for note in entry.list_unused(_USED_OF_ENTRIES):
-      # One note per field, not per entry.
-      name = note.removeprefix(entry.path)
-      if name not in seen:
-        seen.add(name)
-        notes.append(entry.path + name)
-    one, dropped = _entry(entry)
-    notes += dropped
-    if one is not None:
-      lore.append(one)
-  return tuple(lore), notes
+def _note_newer(card: card_values.Object, spec: str) -> None:
+  version = _version(card)
+  if spec in _NEWEST and version > _NEWEST[spec]:
+    card.notes.append(f'spec_version {version:g}: newer than {_NEWEST[spec]}')
 
 
-def _entry(
-  entry: '_Reader',
-) -> tuple[card_fields.Lore | None, list[str]]:
-  """Returns an entry without keys that are patterns, and notes.
+def _version(card: card_values.Object) -> float:
+  return lenient.number(card.value.get('spec_version')) or 0.0
 
-  The entry is None if all its keys were patterns and it is not constant.
+
+def _fields(
+  data: card_values.Object, outer: card_values.Object
+) -> card_fields.Fields:
+  """Returns canonical fields, not yet checked.
+
+  Args:
+    data: the object that has them.
+    outer: the card: `data` itself, or the object around it.
   """
-  notes = []
-  order = entry.number('insertion_order')
-  is_constant = entry.boolean('constant', False)
-  use = entry.value.get('use_regex')
-  found = {}
-  for kind in 'keys', 'secondary_keys':
-    keys = kept = entry.strings(kind)
-    if use is not False:
-      kept = [key for key in keys if not _is_pattern(key.strip(), use is True)]
-    if len(kept) < len(keys):
-      notes.append(f'{entry.path}{kind}: patterns (regex) are not run, dropped')
-    found[kind] = tuple(kept)
-    if kind == 'keys' and keys and not kept and not is_constant:
-      return None, notes
-  if not entry.boolean('selective', False):
-    found['secondary_keys'] = ()
-  content = entry.string('content')
-  # An entry without a name is named by the beginning of its comment.
-  name = card_fields.line(entry.string('name') or entry.string('comment'))
-  if content.lstrip().startswith('@@'):
-    notes.append(f'{entry.path}content: decorators (@@) are read as text')
-  lore = card_fields.Lore(
-    content=content,
-    is_constant=is_constant,
-    is_enabled=entry.boolean('enabled', True),
-    order=order,
-    name=name[: card_fields.NAME].rstrip(),
-    **found,
+  values: dict[str, Any] = {}
+  for theirs, ours in _TEXTS.items():
+    most = _LINES.get(theirs, card_fields.TEXT)
+    values[ours] = data.text(theirs, most, is_read=theirs in _READ)
+  greetings = data.texts('alternate_greetings', splits=False)
+  values['alternate_greetings'] = data.first(
+    'alternate_greetings', greetings, card_fields.GREETINGS
   )
-  return lore, notes
+  values['tags'] = data.lines('tags')
+  extensions = data.object('extensions')
+  if extensions is not None:
+    values['extensions'] = _fit(extensions, extensions.rest(()))
+  other = {}
+  book = _find_book(data)
+  if book is not None:
+    values['lore'], other['book'] = card_book.read(book)
+    other['book'] = _fit(book, other['book'])
+  around = {'spec', 'spec_version', 'data'}
+  own = _OWN | (around if data is outer else set())
+  other['data'] = _fit(data, data.rest(own, _DATA))
+  if data is not outer:
+    # What a card of version 2 repeats for programs that read version 1.
+    other['card'] = _fit(outer, outer.rest(_OWN | around))
+  values['other'] = {name: one for name, one in other.items() if one}
+  return _shrunk(card_fields.canonical(card_fields.Fields(**values)), data)
 
 
-def _is_pattern(key: str, all_are: bool) -> bool:
-  """Returns whether a key is a regular expression rather than words.
+def _find_book(data: card_values.Object) -> card_values.Object | None:
+  book = data.value.get('character_book')
+  if book and isinstance(book, list):
+    data.note('character_book', 'a list, read as its entries')
+    data.value = {**data.value, 'character_book': {'entries': book}}
+  return data.object('character_book')
 
-  `all_are`, the card's `use_regex`, does not decide it alone: the most used
-  program sets it on every entry that it exports, and reads only `/…/` as a
-  pattern.
+
+def _fit(part: card_values.Object, rest: dict[str, Any]) -> dict[str, Any]:
+  """Returns a part's fields that nothing reads, within the limits."""
+  value, dropped = card_values.fit(rest, part.path)
+  part.notes += dropped
+  return value
+
+
+def _shrunk(
+  fields: card_fields.Fields, data: card_values.Object
+) -> card_fields.Fields:
+  """Returns fields of at most `card_fields.ALL` bytes, if that is possible.
+
+  What nothing reads is left out.
   """
-  if all_are and _SIGNS.search(key):
-    return True
-  return key.startswith('/') and bool(_PATTERN.fullmatch(key))
-
-
-def _entry_of(index: int, lore: card_fields.Lore) -> dict[str, Any]:
-  return {
-    'id': index,
-    'keys': list(lore.keys),
-    'secondary_keys': list(lore.secondary_keys),
-    'selective': bool(lore.secondary_keys),
-    'content': lore.content,
-    'constant': lore.is_constant,
-    'enabled': lore.is_enabled,
-    'insertion_order': lore.order,
-    'name': lore.name,
-    'comment': lore.name,
-    'use_regex': False,
-    'extensions': {},
+  kept = {
+    name: one
+    for name, one in fields.extensions.items()
+    if name == lore_rules.DEPTH_PROMPT
   }
-
-
-@dataclasses.dataclass
-class _Reader:
-  """Reads a JSON object of a card; null counts as absent.
-
-  Its methods raise a `CardError` of fault 'type' for a value of another type.
-  """
-
-  value: Mapping[str, Any]
-  path: str
-
-  def __post_init__(self):
-    if not isinstance(self.value, Mapping):
-      raise CardError(
-        'type',
-        f'{self.path}={card_fields.abbreviate(self.value)}: must be an object.',
-      )
-    self.path += '.'
-
-  def wrong(self, name: str, value: Any, wanted: str) -> CardError:
-    shown = card_fields.abbreviate(value)
-    return CardError('type', f'{self.path}{name}={shown}: must be {wanted}.')
-
-  def object(self, name: str, path: str) -> '_Reader | None':
-    value = self.value.get(name)
-    return None if value is None else _Reader(value, path)
-
-  def string(self, name: str) -> str:
-    value = self.value.get(name)
-    if value is None:
-      return ''
-    if not isinstance(value, str):
-      raise self.wrong(name, value, 'a string')
-    return value
-
-  def strings(self, name: str) -> tuple[str, ...]:
-    values = self.value.get(name)
-    if values is None:
-      return ()
-    if not isinstance(values, list):
-      raise self.wrong(name, values, 'a list of strings')
-    for index, value in enumerate(values):
-      if not isinstance(value, str):
-        raise self.wrong(f'{name}[{index}]', value, 'a string')
-    return tuple(values)
-
-  def boolean(self, name: str, default: bool) -> bool:
-    value = self.value.get(name)
-    if value is None:
-      return default
-    if not isinstance(value, bool):
-      raise self.wrong(name, value, 'true or false')
-    return value
-
-  def number(self, name: str) -> int:
-    value = self.value.get(name)
-    if value is None:
-      return 0
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-      raise self.wrong(name, value, 'a number')
-    return math.floor(value)
-
-  def list_unused(self, used: set[str]) -> list[str]:
-    """Returns notes on fields that have a value and are not used."""
-    names = (
-      name
-      for name, value in self.value.items()
-      if name not in used and value not in (None, '', [], {}, False, 0)
+  depth = {
+    name: {'scan_depth': part['scan_depth']}
+    for name, part in fields.other.items()
+    if name == 'book' and 'scan_depth' in part
+  }
+  steps = (
+    ('character_book', {'lore': tuple(map(card_book.shrink, fields.lore))}),
+    ('other fields', {'other': depth}),
+    ('extensions', {'extensions': kept}),
+  )
+  for name, change in steps:
+    if card_fields.count_bytes(fields) <= card_fields.ALL:
+      break
+    data.note(
+      name,
+      'what is not read here is dropped: all fields together have at most'
+      f' {card_fields.ALL:,} bytes',
     )
-    return [
-      f'{self.path}{ascii(name)[1:-1][:60]}: not used, dropped'
-      for name in itertools.islice(names, _NOTES + 1)
-    ]
+    fields = dataclasses.replace(fields, **change)
+  return fields
+
+
+def _part(fields: card_fields.Fields, name: str) -> dict[str, Any]:
+  """Returns a part of `Fields.other`."""
+  part = fields.other.get(name)
+  return dict(part) if isinstance(part, Mapping) else {}

@@ -16,6 +16,7 @@ def continuation(
   format: prompt_lib.Format,
   room: int,
   book: lore_lib.Book | None = None,
+  seed: str = '',
 ) -> tuple[prompt_lib.Prompt, begun_lib.Begun]:
   """Returns the prompt of a reply's continuation, and the reply's beginning.
 
@@ -23,8 +24,8 @@ def continuation(
   holds them, unless they leave no room for its beginning.
 
   Args:
-    prefix_L, messages, format, room, book: as `prompt.conversation` takes them;
-      the messages before the reply.
+    prefix_L, messages, format, room, book, seed: as `prompt.conversation` takes
+      them; the messages before the reply.
     begun: the reply so far, of which there is some text.
 
   Raises:
@@ -38,13 +39,17 @@ def continuation(
       least,
       room,
     )
-  made = prompt_lib.conversation(prefix_L, messages, format, room, book=book)
+
+  def make(room: int) -> prompt_lib.Prompt:
+    return prompt_lib.conversation(
+      prefix_L, messages, format, room, book=book, seed=seed
+    )
+
+  made = make(room)
   whole, found = _continue(made, begun, format)
   more = len(whole.tokens) - len(made.tokens)
   if len(whole.tokens) > room:
-    made = prompt_lib.conversation(
-      prefix_L, messages, format, room - more, book=book
-    )
+    made = make(room - more)
     whole, found = _continue(made, begun, format)
   return whole, found
 

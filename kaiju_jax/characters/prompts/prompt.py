@@ -11,71 +11,32 @@ that only the new tokens run.
 A history that no longer fits drops its older half at once, in whole exchanges
 (a user's message and its replies). If it dropped one exchange per turn, all
 text behind the prefix would shift in every turn, and the cache would find none
-of it. `_History` repeats the decisions of all turns from the messages alone.
+of it. `history.py` repeats the decisions of all turns from the messages alone.
 
 Our guess: the sources say that prompts are built to be cached, not how.
 """
 
-import bisect
 from collections.abc import Sequence
 import datetime
-import itertools
 import random as random_lib
 import re
 from typing import NamedTuple
-from typing import Protocol
 
 import numpy as np
 
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import lore_rules
 from kaiju_jax.characters.prompts import encoded
+from kaiju_jax.characters.prompts import history as history_lib
 from kaiju_jax.characters.prompts import lore as lore_lib
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.data import chat
-from kaiju_jax.data import tokenizer as tokenizer_lib
 
 PREFIX = 16_384  # The most tokens of a prefix.
 USER = macros.USER
 _INSTRUCTION = 'You are {{char}}. You talk with {{user}}.'
 _START = re.compile(r'\s*<START>\s*', re.IGNORECASE)
 _ORIGINAL = re.compile(r'\{\{\s*original\s*\}\}', re.IGNORECASE)
-_LORE_SHARE = 8  # Lore after one message may take 1/8 of the history's room.
-
-
-class TooLong(ValueError):
-  """A text that cannot fit, however much of the history is dropped.
-
-  Attributes:
-    tokens: the tokens that must fit.
-    room: the tokens that may.
-  """
-
-  def __init__(self, message: str, tokens: int, room: int):
-    super().__init__(message)
-    self.tokens = tokens
-    self.room = room
-
-
-class TurnLike(Protocol):
-  """A turn of a conversation, as this module reads it: `Turn`, or a message.
-
-  Attributes:
-    role: 'system', 'user' or 'assistant'.
-    text: the message's text.
-    tokens: the tokens of the text, if a model drew them; None otherwise.
-  """
-
-  role: str
-  text: str
-  tokens: Sequence[int] | None
-
-
-class Turn(NamedTuple):
-  """A plain `TurnLike`."""
-
-  role: str
-  text: str
-  tokens: Sequence[int] | None = None
 
 
 class Prompt(NamedTuple):
@@ -95,14 +56,11 @@ class Prompt(NamedTuple):
 
 
 Encoded = encoded.Encoded
-Format = chat.Format | Encoded
-
-
-def count_least(message: TurnLike, tokenizer: tokenizer_lib.Tokenizer) -> int:
-  """Returns a lower bound of a message's tokens, without encoding it."""
-  if message.tokens is not None:
-    return len(message.tokens)
-  return -(-len(message.text.encode()) // tokenizer.longest)
+Format = history_lib.Format
+TooLong = history_lib.TooLong
+Turn = history_lib.Turn
+TurnLike = history_lib.TurnLike
+count_least = history_lib.count_least
 
 
 def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
@@ -120,18 +78,24 @@ def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
     macros.TooLarge: the text has more.
   """
   char = card_fields.display_name(fields)
-  constant = sorted(
-    (one for one in fields.lore if one.is_constant and one.is_enabled),
-    key=lambda one: one.order,
-  )
+  # The texts of constant lore by their position.
+  lore: dict[str, list[str]] = {name: [] for name in lore_rules.POSITIONS}
+  for one in sorted(fields.lore, key=lambda one: one.order):
+    rule = lore_rules.read(one)[0]
+    if rule.is_enabled and rule.is_in_prefix:
+      lore[rule.position].append(rule.text)
   instruction = _ORIGINAL.sub(_INSTRUCTION, fields.system_prompt).strip()
   examples = _START.sub('\n\n', fields.examples).strip()
   parts = [
     instruction or _INSTRUCTION,
+    *lore['before_desc'],
     fields.description,
+    *lore['after_desc'],
     _add_heading('Personality: ', fields.personality),
+    *lore['personality'],
     _add_heading('Scenario: ', fields.scenario),
-    *(one.content for one in constant),
+    *lore['scenario'],
+    *lore['after_char'],
     _add_heading('How {{char}} talks:\n\n', examples),
     _ORIGINAL.sub('', fields.post_history),
   ]
@@ -217,6 +181,7 @@ def conversation(
   room: int,
   user_name: str = '',
   book: lore_lib.Book | None = None,
+  seed: str = '',
 ) -> Prompt:
   """Returns the prompt of the reply to a conversation's last message.
 
@@ -229,6 +194,8 @@ def conversation(
       conversation, because it decides which messages are dropped.
     user_name: the user's name; '' for a prompt without it.
     book: the character's lore; None for none.
+    seed: names the conversation, for lore that has a probability: equal in all
+      its turns.
 
   Raises:
     TooLong: the prefix does not fit, or the last exchange does not fit beside
@@ -264,163 +231,13 @@ def conversation(
     len(format.opening('assistant', one)) for one in format.places('assistant')
   )
   available = _refuse_full(room, [*map(len, head), opening])
-  history = _History(messages[first:], format, book, available)
+  history = history_lib.History(messages[first:], format, available, book, seed)
   begin = history.begin()
   parts, place = history.parts(begin, after)
   tokens_L = np.concatenate(
     [*head, *parts, format.opening('assistant', place)], dtype=np.int32
   )
   return Prompt(tokens_L, len(prefix_L), begin, place)
-
-
-class _History:
-  """The messages behind the opening system messages; decides which are kept."""
-
-  def __init__(
-    self,
-    messages: Sequence[TurnLike],
-    format: Format,
-    book: lore_lib.Book | None,
-    available: int,
-  ):
-    self._messages = messages
-    self._format = format
-    self._book = book
-    self._available = available
-    self._roles = [one.role for one in messages]
-    self._ends = np.cumsum([0, *map(self._length, messages)]).tolist()
-    self._found = (
-      [book.find_entries(one.text) for one in messages] if book else []
-    )
-    self._lore = {
-      number: format.length('system', book.texts[number])
-      for number in set(itertools.chain.from_iterable(self._found))
-      if self._may_be_told(book.texts[number])
-    }
-    # The messages at which exchanges begin: a user's, or a system message
-    # before it.
-    self._exchanges = [
-      n
-      for n, role in enumerate(self._roles)
-      if n == 0
-      or role == 'system'
-      or (role == 'user' and self._roles[n - 1] != 'system')
-    ]
-
-  def begin(self) -> int:
-    """Returns the index of the first message that is kept.
-
-    Raises:
-      TooLong: the last exchange does not fit.
-    """
-    begin, told, lore = 0, set(), 0
-    for n, role in enumerate(self._roles):
-      size = self._ends[n] - self._ends[begin] + lore
-      # Each reply had a prompt, for which messages were dropped in its turn.
-      if role == 'assistant' and n and size > self._available:
-        begin, told = self._halved(begin, n), set()
-        lore = self._lore_size(begin, n, told)
-      lore += self._lore_size(n, n + 1, told)
-    size = self._ends[-1] - self._ends[begin] + lore
-    if size > self._available:
-      begin = self._halved(begin, len(self._roles))
-      if begin == len(self._roles):
-        last = self._exchanges[-1]
-        tokens = self._size(last, begin)
-        raise TooLong(
-          f'the last message has {tokens:,} tokens, and there is room for'
-          f' {self._available:,} beside the character.',
-          tokens,
-          self._available,
-        )
-    return begin
-
-  def parts(self, begin: int, after: str) -> tuple[list[np.ndarray], str]:
-    """Returns the tokens from message `begin` on, with lore, and the place."""
-    told: set[int] = set()
-    parts = []
-    for n in range(begin, len(self._messages)):
-      lore = (Turn('system', self._book.texts[k]) for k in self._tell(n, told))
-      for one in self._messages[n], *lore:
-        parts.append(self._piece(one, after))
-        after = self._format.advance(one.role, after, one.text)
-    return parts, after
-
-  def _piece(self, message: TurnLike, after: str) -> np.ndarray:
-    if message.tokens is None:
-      return self._format.message(message.role, message.text, after)
-    return self._format.encode_drawn(message.role, message.tokens, after)
-
-  def _length(self, message: TurnLike) -> int:
-    """Returns a message's tokens; a lower bound for one that cannot fit.
-
-    So such a message is never encoded: its exact number changes nothing.
-    """
-    length = count_least(message, self._format.tokenizer)
-    if length > self._available:
-      return length
-    if message.tokens is None:
-      return self._format.length(message.role, message.text)
-    return self._format.length_drawn(message.role, message.tokens)
-
-  def _may_be_told(self, text: str) -> bool:
-    entry = Turn('system', text)
-    return (
-      count_least(entry, self._format.tokenizer)
-      <= self._available // _LORE_SHARE
-    )
-
-  def _halved(self, begin: int, end: int) -> int:
-    """Returns the index of the first kept message when the history is full.
-
-    The kept exchanges fill half of the room at most. The last one alone may
-    fill all of it; if it does not fit, nothing is kept, and `end` is returned.
-    """
-    first = bisect.bisect_left(self._exchanges, begin)
-    kept = self._exchanges[first : bisect.bisect_left(self._exchanges, end)]
-    index = bisect.bisect_left(
-      range(len(kept)),
-      True,
-      key=lambda index: self._size(kept[index], end) <= self._available // 2,
-    )
-    if index < len(kept):
-      return kept[index]
-    if kept and self._size(kept[-1], end) <= self._available:
-      return kept[-1]
-    return end
-
-  def _size(self, begin: int, end: int) -> int:
-    """Returns the number of tokens of messages and their lore."""
-    lore = self._lore_size(begin, end, set())
-    return self._ends[end] - self._ends[begin] + lore
-
-  def _lore_size(self, begin: int, end: int, told: set[int]) -> int:
-    """Returns the number of tokens of messages' lore; adds it to `told`."""
-    if not self._lore:
-      return 0
-    return sum(
-      self._lore[number]
-      for n in range(begin, end)
-      if self._found[n]
-      for number in self._tell(n, told)
-    )
-
-  def _tell(self, n: int, told: set[int]) -> list[int]:
-    """Returns the lore entries to insert after a message; adds to `told`."""
-    if not self._lore:
-      return []
-    numbers: list[int] = []
-    left = self._available // _LORE_SHARE
-    for number in self._found[n]:
-      if len(numbers) == lore_lib.TOLD:
-        break
-      if number in told or number not in self._lore:
-        continue
-      if self._lore[number] <= left:
-        left -= self._lore[number]
-        told.add(number)
-        numbers.append(number)
-    return numbers
 
 
 def _refuse_full(room: int, lengths: Sequence[int]) -> int:

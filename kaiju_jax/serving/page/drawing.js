@@ -56,13 +56,13 @@ export const characterOf = ({characters}, id) =>
 export const nameOf = (state, session) =>
   characterOf(state, session.character)?.name ?? session.title;
 
-const CHARACTER = /\{\{\s*char\s*\}\}|<(?:bot|char)>/gi;
-const USER = /\{\{\s*user\s*\}\}|<user>/gi;
+// As `macros.expand_names`, so that the gate reads what is shown.
+const NAMES = /\{\{[ \t\n]*(char|user)[ \t\n]*\}\}|<(bot|char|user)>/gi;
 
-/** A character's text with names for its macros, as the server puts them. */
+/** A character's text with names for its macros. */
 function named(text, {name, fields}) {
-  return text.replace(CHARACTER, () => fields.nickname || name)
-    .replace(USER, 'User');
+  return text.replace(NAMES, (_, braced, tag) =>
+    (braced ?? tag).toLowerCase() === 'user' ? 'User' : fields.nickname || name);
 }
 
 /** A character in few words; others see less of it than its author. */

@@ -283,7 +283,7 @@ def _prefix(context, written: card_fields.Fields) -> np.ndarray:
   Raises:
     errors.ApiError: 400; names the field that is too long.
   """
-  texts.greetings(written)
+  texts.check_greetings(written)
   try:
     lore.check(written)
     most = min(prompt.PREFIX, context.model.length // 2)

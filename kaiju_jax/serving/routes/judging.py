@@ -1,6 +1,7 @@
 """Judging: what the gate says of requests, and of what is to be stored."""
 
 import asyncio
+import functools
 from typing import Any
 
 from kaiju_jax.characters.cards import card_fields
@@ -17,6 +18,8 @@ from kaiju_jax.serving.stores import characters
 
 # The gate takes as long for a character as other work for so many bytes.
 _JUDGED = 64
+# Draws of a greeting until it is refused.
+_DRAWS = 8
 # Public cards whose verdicts are remembered (our guess).
 _REMEMBERED = 2**16
 
@@ -84,9 +87,7 @@ async def check_stored(
     # A stored text is shown without the head's scores: only the gate reads it.
     raise gate_failed(name)
   if verdict.is_blocked:
-    raise errors.invalid(
-      f'{name}: refused by the safety gate.', name, 'content_filter'
-    )
+    raise _refused(name, name)
 
 
 async def check_card(
@@ -95,13 +96,59 @@ async def check_card(
   fields: card_fields.Fields,
   is_public: bool,
 ) -> None:
-  """Refuses a card if the gate blocks its texts or its expanded greetings.
+  """Refuses a card if the gate blocks a text that it is read by.
 
   Raises:
-    errors.ApiError: see `check_stored`.
+    errors.ApiError: see `check_stored` and `texts.of_character`.
   """
   value = await _card_texts(context, fields)
   await check_stored(context, who, value, 'fields', is_public)
+
+
+async def draw_greetings(
+  context: context_lib.Context,
+  who: auth.Caller,
+  character: characters.Character,
+  fields: card_fields.Fields,
+) -> list[str]:
+  """Returns a character's greetings for a new session, with their macros drawn.
+
+  The gate reads each draw. Without choices, dice and the time a greeting is one
+  of the texts that it read with the card.
+
+  Args:
+    context: the server's parts.
+    who: the caller, who opens the session.
+    character: the character; a public one is judged by minors' thresholds.
+    fields: those of its version.
+
+  Raises:
+    errors.ApiError: 400 where the gate blocks several draws of a greeting; 503
+      where it fails.
+  """
+  made = []
+  for name, text in texts.greetings(fields).items():
+    draws = 0
+    while True:
+      write = functools.partial(texts.write_message, name, fields, text)
+      written = await context.run_aside(len(text), write)
+      if context.moderator.mode == 'unmoderated':
+        break
+      if texts.is_certain(fields, text, written):
+        break
+      watch = _watch(
+        context, None if character.is_public else who.age, character.owner
+      )
+      verdict = await _read_stored(context, watch, written)
+      if verdict.has_failed:
+        raise gate_failed(name)
+      if not verdict.is_blocked:
+        break
+      draws += 1
+      if draws == _DRAWS:
+        raise _refused(name, 'character')
+    made.append(written)
+  return made
 
 
 def judge_live(
@@ -157,16 +204,22 @@ async def _judge(
   return verdict
 
 
+def _refused(name: str, param: str) -> errors.ApiError:
+  return errors.invalid(
+    f'{name}: refused by the safety gate.', param, 'content_filter'
+  )
+
+
 def _forget(verdicts: dict, key: Any, task: asyncio.Task) -> None:
   """Drops a verdict that is none, so that the next request asks again."""
   if task.cancelled() or task.exception() or task.result().has_failed:
     verdicts.pop(key, None)
 
 
-async def _card_texts(context: context_lib.Context, fields) -> tuple:
-  """Returns what is read of a card: all its texts, and expanded greetings."""
-  size = sum(map(len, (fields.greeting, *fields.alternate_greetings)))
-  return fields, await context.run_aside(size, lambda: texts.greetings(fields))
+async def _card_texts(context: context_lib.Context, fields) -> list[str]:
+  """Returns what is read of a card."""
+  size = card_fields.count_bytes(fields)
+  return await context.run_aside(size, lambda: texts.of_character(fields))
 
 
 async def _read_stored(

@@ -46,13 +46,20 @@ async def create(request: requests.Request) -> responses.Response:
   body = await intake.parse_fields(request, context, caller, fields.NewSession)
   if body.title:
     await judging.check_stored(context, caller, body.title, 'title')
-  await lookup.find(context, caller, body.character)
+  character = await lookup.find(context, caller, body.character)
+  version = await context.run_store(
+    context.store.live, caller.owner, body.character
+  )
+  greetings = await judging.draw_greetings(
+    context, caller, character, version.fields
+  )
   session = await context.run_store(
     context.store.open_session,
     caller.owner,
     body.character,
     body.greeting,
-    texts.greetings,
+    lambda _: greetings,
+    version,
   )
   if body.title:
     session = await context.run_store(

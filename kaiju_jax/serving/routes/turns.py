@@ -176,7 +176,7 @@ async def make_turn(
     turns, place = context.memo.recall(caller.owner, root, messages)
     drawn = context.memo.recall_exactly(place, begun.text)
     reply = begun._replace(tokens=drawn)
-    made = _encode(context, version, turns, reply, room, format)
+    made = _encode(context, version, turns, reply, room, format, caller.owner)
     return *made, _join(_new(turns), begun.text), place
 
   size = _size([*messages, begun])
@@ -240,7 +240,7 @@ async def _of_session(
   room = context.model.length - context.max_tokens
   made, opened = await context.run_aside(
     _size([*path, begun]),
-    lambda: _encode(context, version, path, begun, room, format),
+    lambda: _encode(context, version, path, begun, room, format, session.id),
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
   return PendingTurn(
@@ -329,8 +329,11 @@ def _encode(
   begun: prompt_lib.Turn,
   room: int,
   format: prompt_lib.Encoded,
+  seed: str,
 ) -> tuple[prompt_lib.Prompt, begun_lib.Begun | None]:
   """Returns a prompt and the reply's beginning; a long history takes 20 ms.
+
+  `seed` names the conversation, or its owner where nothing names it.
 
   Raises:
     errors.ApiError: 400; it does not fit, or a text cannot be encoded.
@@ -344,10 +347,12 @@ def _encode(
     history, opened = _cut_all(messages, format), None
     if begun.text or begun.tokens is not None:
       made, opened = continued.continuation(
-        opened_L, history, begun, format, room, book
+        opened_L, history, begun, format, room, book, seed
       )
     else:
-      made = prompt_lib.conversation(opened_L, history, format, room, book=book)
+      made = prompt_lib.conversation(
+        opened_L, history, format, room, book=book, seed=seed
+      )
   except prompt_lib.TooLong as error:
     raise errors.too_long(
       f'messages: {error}', 'messages', context.model.length

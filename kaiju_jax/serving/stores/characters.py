@@ -333,6 +333,7 @@ class Store(feedback.Feedback, Protocol):
     character: str,
     greeting: int = 0,
     greetings: Greetings | None = None,
+    version: Version | None = None,
   ) -> Session:
     """Starts a conversation with the live version.
 
@@ -343,6 +344,8 @@ class Store(feedback.Feedback, Protocol):
         none.
       greetings: makes the greetings' texts from the version's fields; None
         takes them as written, without empty ones.
+      version: the character's version that was live when the caller made its
+        greetings; None for the one that is live now.
     """
 
   def session(self, owner: str, session: str) -> Session:

@@ -21,10 +21,14 @@ class Conversing(publishing.Publishing):
     character: str,
     greeting: int = 0,
     greetings: characters.Greetings | None = None,
+    version: characters.Version | None = None,
   ) -> characters.Session:
     rules.owner(owner, self._limits)
     rules.integer(greeting, 'greeting')
-    version = self.live(owner, character)
+    if version is None:
+      version = self.live(owner, character)
+    elif version.character != character:
+      raise ValueError(f'version: is of {version.character}, not {character}.')
     # Made once, outside the transaction, which may run again.
     texts = tuple((greetings or rules.greetings)(version.fields))
     if greeting and greeting >= len(texts):

@@ -83,7 +83,7 @@ def test_only_what_is_told_changes_a_prefix():
   rng = random.Random(0)
   unread = {
     *('greeting', 'alternate_greetings', 'creator', 'notes', 'tags'),
-    *('version_name', 'extensions'),
+    *('version_name', 'extensions', 'other'),
   }
   base = prompt.persona(ADA)
   other = random_fields.draw(rng)
@@ -281,6 +281,8 @@ def test_nearly_all_turns_begin_with_the_turn_before(with_lore):
     card_fields.Lore((word,), f'({word}){"." * 40}', order=rng.randrange(3))
     for word in words[:4]
   )
+  depth = {'extensions': {'position': 4, 'depth': 3}}
+  lore += (card_fields.Lore((), '(deep)', is_constant=True, other=depth),)
   book = lore_lib.Book(lore, 'Ada') if with_lore else None
   prefix = prompt.prefix(ADA, BYTES)
   room = len(prefix) + 2000
@@ -302,6 +304,10 @@ def test_nearly_all_turns_begin_with_the_turn_before(with_lore):
       kept = turns[made.dropped :]
       is_said = any(word in one.text.split() for one in kept)
       assert begins.count(f'\x02({word})') == is_said
+    if with_lore:
+      # The text of a depth is repeated, and never far from the end.
+      begin = begins.rindex('\x02(deep)')
+      assert begins[begin:].count('\x01') - 1 <= 2 * 3 + 4
     former = begins + reply
   assert dropped == sorted(dropped)
   # A turn has some 150 tokens, so that half of 2000 serves about seven.
@@ -319,7 +325,7 @@ def test_lore_stands_behind_the_message_that_told_it_once():
   assert _text(made.tokens) == _expected(messages[0], told, *messages[1:])
   made = _said('u What?', 'a An engine.', 'u Hm', book=book)
   assert _text(made.tokens) == _expected(
-    'u What?', 'a An engine.', told, 'u Hm'
+    'u What?', 'a An engine.', 'u Hm', told
   )
 
 

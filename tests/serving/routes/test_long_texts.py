@@ -183,13 +183,13 @@ def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
   _, session = named
   built = []
 
-  def replaced(count, macro, made):
-    found = original(count, macro, made)
-    built.append(len(made.encode()))
+  def counted(expansion, text):
+    found = original(expansion, text)
+    built.append(len(text.encode()))
     return found
 
-  original = macros._Count.replace
-  monkeypatch.setattr(macros._Count, 'replace', replaced)
+  original = macros._Expansion._count
+  monkeypatch.setattr(macros._Expansion, '_count', counted)
   grows = '{{char}}' * 5000
   fields = {'name': NAME, 'description': 'x'}
   lore = {'keys': ['a'], 'content': grows}
