@@ -82,7 +82,7 @@ def test_a_tight_cache_draws_what_a_wide_one_draws():
     generator = generator_lib.Generator(decoder, None, chunk=16)
     results = generator.generate(requests)
     assert all(x.error is None for x in results)
-    found.append([x.tokens for x in results])
+    found.append([[*x.tokens] for x in results])
   assert found[0] == found[1]
 
 

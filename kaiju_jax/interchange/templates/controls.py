@@ -8,12 +8,14 @@ encoded behind a guard token, because some tokenizers put a space before the
 first word of a text, and a run is not the first.
 """
 
+import itertools
 import json
 import pathlib
 import re
 
 import numpy as np
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data.guarded import client
 from kaiju_jax.interchange import generation
 
@@ -30,18 +32,25 @@ class Controls:
     opening: the tokens that the tokenizer itself puts before a text.
   """
 
-  def __init__(self, path: pathlib.Path, template: str):
+  def __init__(
+    self,
+    path: pathlib.Path,
+    template: str,
+    tokenizer: tokenizer_lib.Tokenizer,
+  ):
     """Reads the file.
 
     Args:
       path: the `tokenizer.json`.
       template: the chat template.
+      tokenizer: the file's tokenizer, which decodes.
 
     Raises:
       OSError: the file cannot be read.
       ValueError: not a `tokenizer.json`, or one whose added tokens cannot be
         told from text.
     """
+    self._tokenizer = tokenizer
     data = path.read_bytes()
     content = generation.read_object(path)
     self._whole = client.open_tokenizer(data)
@@ -122,7 +131,13 @@ class Controls:
 
   def decode(self, tokens: list[int]) -> str:
     """Returns the text of tokens, control tokens by their names."""
-    return self._whole.decode(tokens, skip_special_tokens=False)
+    names = {token: name for name, token in self.tokens.items()}
+    return ''.join(
+      ''.join(names[one] for one in run)
+      if is_control
+      else self._tokenizer.decode(list(run))
+      for is_control, run in itertools.groupby(tokens, names.__contains__)
+    )
 
   def split(self, text: str) -> list[str]:
     """Returns a text cut at control tokens: run, control, run, …, run.

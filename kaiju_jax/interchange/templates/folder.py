@@ -71,7 +71,7 @@ def read(
   marks = ''.join(adaptations.THOUGHT)  # A template may write the first alone.
   has_thought = any(one in found for one in adaptations.THOUGHT)
   controls = controls_lib.Controls(
-    folder / TOKENIZER, found + marks if has_thought else found
+    folder / TOKENIZER, found + marks if has_thought else found, tokenizer
   )
   variables = _variables(folder, settings)
   now = now or datetime.datetime.now()

@@ -3,6 +3,7 @@
 import pytest
 
 from kaiju_jax.costs import footprint
+from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.runs import load
 from kaiju_jax.runs.benchmarks import open_shapes
@@ -27,5 +28,6 @@ def test_a_folder_of_a_shape_is_read(name, tmp_path):
   }
   open_shapes.write(tmp_path, open_shapes.SHAPES[name] | small)
   loaded = load.from_anywhere(tmp_path)
-  assert loaded.config.tied_embedding and loaded.config.dtype == 'bfloat16'
+  assert loaded.config.tied_embedding
+  assert hugging_face.read_config(tmp_path).dtype == 'bfloat16'
   assert (loaded.config.qk_norm == 'head') == (name == 'qwen3-0.6b')

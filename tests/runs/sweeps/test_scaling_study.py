@@ -68,5 +68,5 @@ def test_a_run_that_diverged_is_named(monkeypatch, tmp_path):
     return 'nan' if experiment.model.d_model == 96 else loss(experiment)
 
   planted.Jobs(monkeypatch, diverged)
-  with pytest.raises(ValueError, match='losses must be finite'):
+  with pytest.raises(ValueError, match=r'width 96, .*: diverged'):
     measured(tmp_path)
