@@ -241,7 +241,7 @@ def test_what_is_refused_of_int8_changes_no_operation(field, ruler, off, value):
 CONFIG = """
 from kaiju_jax.training import experiment as experiment_lib
 
-ARMS = ('plain', 'counted', 'wide', 'wsd')
+ARMS = ('plain', 'counted', 'wide', 'wsd', 'short')
 
 def get_config(arm='plain'):
   experiment = experiment_lib.Experiment()
@@ -251,6 +251,8 @@ def get_config(arm='plain'):
     experiment.loop.tokens = 5120
   if arm == 'wide':
     experiment.model.layout = 'L0 L1'
+  if arm == 'short':
+    experiment.loop.steps = 9
   if arm == 'wsd':
     experiment.optimizer.schedule = 'wsd'
   return experiment
@@ -277,6 +279,9 @@ def get_config(arm='plain'):
     ('plain wsd', 'optimizer.schedule=wsd', "'plain' and 'wsd' are the same"),
     ('plain wsd', 'optimizer.schedule=constant', 'are the same'),
     ('plain counted', 'loop.tokens=2560', 'are the same'),
+    # They differ in a field that has no effect in either.
+    ('plain short', 'loop.tokens=2560', 'are the same'),
+    ('plain short', 'loop.log_every=2', ''),
   ],
 )
 def test_overrides_of_arms(tmp_path, arms, override, message):
