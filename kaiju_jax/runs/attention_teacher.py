@@ -57,6 +57,10 @@ def read(
         f' as {given.teacher} has.'
       )
   teacher = load.digest(found), found.origin
+  start = pathlib.Path(experiment.begin_with)
+  # Starts of an earlier version have no digest.
+  if begin.is_export(start) and (start / 'teacher.json').is_file():
+    same_model.check(start, *teacher, is_new=False, role='teacher')
   same_model.check(workdir, *teacher, is_new=True, role='teacher')
   weights = plain.weights(found.params, found.config, found.replica)
   params = plain.params(weights, config)

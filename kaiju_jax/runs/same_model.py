@@ -1,9 +1,11 @@
 """Refuses another frozen model than the one that a run began with.
 
 base.json       in the workdir of a run with adapters: the base's digest
-teacher.json    in that of a run that aligns attention: the teacher's
+teacher.json    in that of a run that aligns attention, and in the folder of
+                a start that `experiments.uptrain` wrote: the teacher's
 """
 
+import json
 import os
 import pathlib
 
@@ -40,6 +42,12 @@ def check(
   kept = files.read_json(file)
   if kept['digest'] != digest:
     raise ValueError(
-      f'{origin}: is another {role} than that of the run in {path}, which'
+      f'{origin}: is another {role} than that of {path}, which'
       f' began with {kept["path"]}: digest {digest}, not {kept["digest"]}.'
     )
+
+
+def describe(digest: str, origin: str, role: str = 'teacher') -> dict[str, str]:
+  """Returns {name: content} of the file that `check` compares."""
+  content = json.dumps({'digest': digest, 'path': origin}, indent=1)
+  return {f'{role}.json': f'{content}\n'}

@@ -1,6 +1,8 @@
 """A teacher's workdir becomes the start of another run."""
 
 import dataclasses
+import json
+import shutil
 
 import jax
 import numpy as np
@@ -344,3 +346,20 @@ def test_a_run_trains_from_an_import(tmp_path):
     state.params,
     first.params,
   )
+
+
+def test_a_start_names_the_teacher_that_it_was_made_of(start, tmp_path):
+  one = plan.resolve(f'{start}/config.py:align', [])
+  workdir = tmp_path / 'run'
+  workdir.mkdir()
+  attention_teacher.read(one, workdir, mesh_lib.single())
+  moved = tmp_path / 'start'
+  shutil.copytree(start, moved)
+  held = json.loads((moved / 'teacher.json').read_text())
+  other = {**held, 'digest': '0' * 32}
+  (moved / 'teacher.json').write_text(json.dumps(other))
+  one.begin_with = str(moved)
+  with pytest.raises(ValueError, match=r'another teacher than .*start.*0000'):
+    attention_teacher.read(one, workdir, mesh_lib.single())
+  (moved / 'teacher.json').unlink()  # As an earlier version wrote it.
+  attention_teacher.read(one, workdir, mesh_lib.single())
