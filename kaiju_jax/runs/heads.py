@@ -67,15 +67,29 @@ def load(
     path: a file of `model/token_head.save`, or the workdir of a run that
       trained one.
     d_model: D of the model whose hidden states the head will read.
-    model: its digest, which a file's must be, if it has one; '' for any.
+    model: its digest, which a run's must be, and a file's, if it has one; ''
+      for any.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError, ValueError: as `load_run`
       and `model/token_head.load`.
   """
   if pathlib.Path(path).is_dir():
-    return load_run(path)
+    found = load_run(path)
+    if model:
+      _check_run(path, model)
+    return found
   return token_head_lib.load(path, d_model=d_model, model=model)
+
+
+def _check_run(path: str | os.PathLike, model: str) -> None:
+  """Refuses a run whose model, with the head or frozen, is another one."""
+  theirs = load_lib.from_workdir(path)
+  if model not in exchange.list_digests(path, theirs):
+    raise ValueError(
+      f'{path}: its head reads the hidden states of another model, of digest'
+      f' {load_lib.digest(theirs)}, not {model}.'
+    )
 
 
 def find(

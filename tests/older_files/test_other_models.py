@@ -135,5 +135,9 @@ def test_a_head_is_for_the_model_that_it_was_trained_on(here):
   other = loaded._replace(params=jax.tree.map(lambda x: 2 * x, loaded.params))
   with pytest.raises(ValueError, match='hidden states of another model'):
     heads.load('head.safetensors', d_model, heads.digest(other))
+  # So is a run's, which trained behind this model.
+  heads.load('runs/spans', 32, heads.digest(loaded))
+  with pytest.raises(ValueError, match='runs/spans: its head reads'):
+    heads.load('runs/spans', 32, heads.digest(other))
   # An older file has no digest, and is for any model.
   heads.load('safety/head.safetensors', d_model, heads.digest(other))

@@ -60,6 +60,8 @@ class Head:
     if not path.exists():
       raise FileNotFoundError(f'{user}: no such file or workdir.')
     try:
+      # A run is compared below.
+      model = '' if path.is_dir() else model
       params, config = heads.load(path, loaded.config.d_model, model)
     except ValueError as error:
       raise ValueError(f'{user}: is no head of {loaded.origin}: {error}') from (
