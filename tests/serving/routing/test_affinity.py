@@ -127,6 +127,11 @@ def test_a_clock_that_is_ahead_does_not_keep_a_session():
   assert affinity.find(7) == 'b'
   affinity.merge([rows('a', (7, NOW + 0.5))])
   assert affinity.find(7) == 'b'
+  # Nor against what another router tells.
+  affinity.merge([rows('a', (8, NOW + 10_000))])
+  clock.now += 1
+  affinity.merge([rows('b', (8, NOW + 2))])
+  assert affinity.find(8) == 'b'
 
 
 def test_a_use_from_a_clock_ahead_expires_like_any_other():

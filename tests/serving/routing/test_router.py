@@ -113,6 +113,37 @@ def test_a_busy_replica_hands_on_and_all_refuse_together(make):
   run(main())
 
 
+def test_a_replica_that_refuses_is_not_noted_as_serving(make):
+  fleet = make()
+  affinity = fleet.router._places.affinity
+
+  def noted():
+    return {
+      (rows.name, number)
+      for rows in affinity.list_all()
+      for number in rows.sessions.tolist()
+    }
+
+  async def main():
+    queues = admission.Limits(queue=0), fleet.engines[1].limits
+    taken = dataclasses.replace(
+      world.request(1), owner='ann', conversation='taken'
+    )
+    refused = dataclasses.replace(taken, conversation='refused')
+    fleet.engines[0].limits = queues[0]
+    await fleet_lib.read(await open_one(fleet, taken))
+    before = noted()
+    assert [name for name, *_ in before] == ['r1']
+    fleet.engines[1].limits = queues[0]
+    for request in (taken, refused):
+      with pytest.raises(request_lib.Busy):
+        await open_one(fleet, request)
+      assert noted() == before
+    await fleet.nothing_is_left()
+
+  run(main())
+
+
 @pytest.mark.parametrize('when', ['prefill', 'queue', 'drawing'])
 def test_a_kill_in_any_phase_is_not_seen(make, when):
   fleet = make(rows=1, length=128)

@@ -67,6 +67,8 @@ def test_both_stages_stop_what_violates(moderator, log):
     assert said(watch.release(), list(VIOLATING)) == ('a ', True)
   stages = [record.stage for record in log.records()]
   assert stages == ['gate', 'prompt', 'head'] * 2
+  versions = moderator.version.gate.version, 'head 1', 'head 1'
+  assert [record.version for record in log.records()] == [*versions] * 2
   assert [record.text for record in log.records()] == [VIOLATING] * 6
 
 
