@@ -412,7 +412,7 @@ def test_a_card_costs_little_memory_and_time(name):
     tracemalloc.stop()
 
 
-# A card takes 50 ms at most on a quiet core (results/server.md); a shared one
+# A card takes 80 ms at most on a quiet core (results/server.md); a shared one
 # takes several times as long.
 _PATIENCE = 0.25
 

@@ -149,6 +149,20 @@ def test_no_value_of_a_field_that_no_prompt_reads_refuses_a_card():
   assert count > 200
 
 
+def test_what_is_too_large_or_too_deep_is_dropped():
+  base, nested = _prompted(_read(CARD).fields), 1
+  for _ in range(32):
+    nested = [nested]
+  for path in _paths(CARD):
+    if path[-1] in READ or isinstance(path[-1], int):
+      continue
+    for value in 'x' * 70_000, nested, {'a b': 'x' * 70_000, 'c': 1}:
+      read = _read(_put(CARD, path, value))
+      assert _prompted(read.fields) == base, path
+      assert read.notes or path == ('spec_version',), path
+      _returns(read)
+
+
 def test_random_mess():
   """Several odd values at once: a card is refused for what is read alone."""
   rng = random.Random(1)
@@ -187,6 +201,9 @@ def test_each_field_may_be_missing_or_null():
 
 def test_what_has_no_field_here_is_exported_again():
   planted = copy.deepcopy(CARD)
+  entries = planted['data']['character_book']['entries']
+  entries.append(ENTRY | {'secondary_keys': []})
+  entries.append(ENTRY | {'selective': False})
   places = [
     (),
     ('data',),

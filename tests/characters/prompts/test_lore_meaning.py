@@ -255,6 +255,8 @@ def test_chance_depends_on_the_session_the_entry_and_the_turn():
 
 
 DECORATED = {
+  '': [True, True, True],
+  '@@dont_activate_after_match\n': [True, False, False],
   '@@activate_only_after 1\n': [False, True, True],
   '@@activate_only_every 2\n': [True, False, True],
   '@@dont_activate\n': [False, False, False],
@@ -282,3 +284,30 @@ def test_decorators(head):
   assert [bool(one) for one in found] == DECORATED[head]
   assert set(book.texts.values()) <= {'<x>'}
   assert any('@@unknown' in note for note in read.notes) == ('@@unk' in head)
+
+
+@pytest.mark.parametrize(
+  'logic, keys, texts',
+  [
+    (0, ['/x/', 'milk'], ['tea, milk']),  # Any of them.
+    (1, ['/x/', 'milk'], ['tea']),  # Not all of them.
+    (2, ['/x/', 'milk'], []),  # None of them.
+    (3, ['/x/', 'milk'], []),  # All of them.
+    *((logic, ['/x/i'], []) for logic in range(4)),
+    (3, ['/x/ii', 'milk'], []),
+    (0, ['/and/or', 'x/'], ['tea, /and/or']),
+  ],
+)
+def test_a_pattern_holds_nowhere(logic, keys, texts):
+  entry = {'keys': ['/t/', 'tea'], 'secondary_keys': keys, 'selective': True}
+  entry |= {'content': 'x', 'extensions': {'selectiveLogic': logic}}
+  card = {'name': 'Ada', 'character_book': {'entries': [entry]}}
+  book = lore_lib.book(cards.read(json.dumps(card).encode()).fields)
+  told = {
+    text
+    for text in ('tea', 'tea, milk', 'tea, /and/or', '/t/', 'x milk')
+    if any(book.find_all([_turn('user', text)]))
+  }
+  if logic == 1 and len(keys) > 1:
+    texts = ['tea', 'tea, /and/or']
+  assert told == set(texts)

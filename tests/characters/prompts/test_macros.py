@@ -50,9 +50,9 @@ def test_what_is_expanded_is_not_expanded_again():
   assert macros.expand('{{random:{{user}}}}', 'A', 'x}} {{time', None, NOW)
 
 
-@pytest.mark.parametrize('text', ['{{char}}' * 100_000, '{{user}}' * 100_000])
+@pytest.mark.parametrize('text', ['{{char}}' * 20_000, '{{user}}' * 20_000])
 def test_what_grows_over_its_bound_is_refused_before_it_is_built(text):
-  name, most = 'é' * 100, 2**20
+  name, most = 'é' * 100, 2**18
   tracemalloc.start()
   try:
     with pytest.raises(macros.TooLarge, match='more bytes with its macros'):
@@ -60,7 +60,7 @@ def test_what_grows_over_its_bound_is_refused_before_it_is_built(text):
     _, peak = tracemalloc.get_traced_memory()
   finally:
     tracemalloc.stop()
-  # 20 MB would be built.
+  # 4 MB would be built.
   assert peak < 4 * most
 
 
@@ -80,6 +80,21 @@ def test_a_text_may_have_as_many_bytes_as_its_bound():
       macros.expand(text, 'éé', 'Bo', most=most - 1, **options)
   with pytest.raises(macros.TooLarge, match='65,537 bytes: at most 65,536'):
     macros.expand_stable('x' * 65_537, 'Ada')
+
+
+def test_the_longest_draw_decides_whether_a_text_is_too_large():
+  name = 'é' * 100
+
+  def check(*counts):
+    several = (
+      ','.join('{{char}}' * n for n in (count, 3, count)) for count in counts
+    )
+    text = ''.join('{{random:' + one + '}}' for one in several)
+    macros.check_all_draws(text, name, NOW)
+
+  check(200, 127)  # 65,400 bytes.
+  with pytest.raises(macros.TooLarge):
+    check(200, 128)
 
 
 def test_dice_are_counted_before_they_are_rolled():

@@ -282,7 +282,9 @@ def test_nearly_all_turns_begin_with_the_turn_before(with_lore):
     for word in words[:4]
   )
   depth = {'extensions': {'position': 4, 'depth': 3}}
-  lore += (card_fields.Lore((), '(deep)', is_constant=True, other=depth),)
+  lore += (
+    card_fields.Lore((), f'(deep){"." * 60}', is_constant=True, other=depth),
+  )
   book = lore_lib.Book(lore, 'Ada') if with_lore else None
   prefix = prompt.prefix(ADA, BYTES)
   room = len(prefix) + 2000

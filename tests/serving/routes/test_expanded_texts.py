@@ -27,8 +27,10 @@ SPELT = (
   *('zorb{{// secret {{random:a,b}} }}ifex', '{{random::zorb}}{{pick:ifex}}'),
   *('zor{{reverse:{{reverse:b}}}}{{ CHAR }}', 'zorb{{trim}}ifex'),
 )
+(LORE,) = moderated_cards.PLAIN.lore
 FIELDS = dataclasses.replace(
   moderated_cards.PLAIN,
+  lore=(dataclasses.replace(LORE, content='@@role user\nA lamp.'),),
   nickname='ifex',
   extensions={'depth_prompt': {'prompt': 'Be calm.', 'depth': 4}, 'x': ['y']},
   other={'data': {'group_only_greetings': ['Hi']}, 'book': {'name': 'b'}},
@@ -98,9 +100,10 @@ def test_what_random_cards_show_was_read(server, moderator):
     *('{{reverse:broz}}', '{{char}}', '{{// c}}', '{{roll:d6}}', ' '),
   )
   published = 0
-  for _ in range(60):
+  for n in range(60):
     text = ''.join(rng.choices(pieces, k=5))
-    fields = rng.choice(list(_planted(text)))[1]
+    planted = dict(_planted(text))
+    fields = planted['.lore[0].content' if n % 3 else rng.choice([*planted])]
     moderator.texts.clear()
     try:
       name = _post(server, fields)
@@ -123,7 +126,7 @@ def _open(server, name, **body):
 
 @pytest.mark.parametrize('is_public', [False, True])
 def test_each_draw_of_a_greeting_is_read(server, moderator, is_public):
-  halves = '{{random:zorb,a,b}}{{random:ifex,c}}'
+  halves = '{{random:zorb,a,quam}}{{random:ifex,c,lith}}'
   n, name = 0, None
   while name is None:  # The one draw that stands for all must pass.
     fields = dataclasses.replace(
@@ -145,9 +148,12 @@ def test_each_draw_of_a_greeting_is_read(server, moderator, is_public):
     for message in made['messages']:
       assert MARKER not in message['text']
       is_read = message['text'] in moderator.texts
-      assert is_read or message['text'] == 'Plain.'
+      # One that has a single draw was read with the card.
+      assert is_read == (message['text'] != 'Plain.')
       drawn.add(message['text'])
-  assert {f'{n} {x}{y}' for x in 'ab' for y in ('c', 'ifex')} <= drawn
+  assert {f'{n} ac', f'{n} aifex', f'{n} alith', f'{n} quamc'} <= drawn
+  # What minors may not read, nobody reads of a public character.
+  assert any('quamlith' in text for text in drawn) != is_public
   # Draws that the gate blocks are drawn again.
   assert any(MARKER in text for text in moderator.texts)
 
@@ -200,3 +206,31 @@ def test_what_users_say_is_read_with_its_macros(server):
       **said,
     )
     assert answer['choices'][0]['finish_reason'] == 'content_filter', spelt
+
+
+def test_each_session_draws_lore_of_its_own(server):
+  extensions = {'probability': 50, 'useProbability': True}
+  lore = card_fields.Lore(
+    ('lamp',), 'A lamp.', other={'extensions': extensions}
+  )
+  name = _post(server, dataclasses.replace(FIELDS, lore=(lore,)))
+
+  def tokens(session, **more):
+    answer = server.post(
+      '/v1/chat/completions',
+      'ann',
+      model=running.MODEL,
+      session=session,
+      max_tokens=1,
+      **more,
+    )
+    return answer['usage']['prompt_tokens']
+
+  said, found = {'messages': [{'role': 'user', 'content': 'A lamp?'}]}, set()
+  for _ in range(16):
+    session = _open(server, name)['id']
+    first = tokens(session, **said)
+    # Another reply to the same message has the same prompt.
+    assert tokens(session, messages=[], swipe=True) == first
+    found.add(first)
+  assert len(found) == 2
