@@ -176,6 +176,13 @@ def is_pattern(key: str) -> bool:
   return found is not None and len(set(found[1])) == len(found[1])
 
 
+def _is_set(value: Any) -> bool:
+  """Returns whether a value is more than what programs write for none."""
+  if isinstance(value, Mapping):
+    return any(map(_is_set, value.values()))
+  return bool(value)
+
+
 class _Reader:
   """Reads one entry."""
 
@@ -196,7 +203,7 @@ class _Reader:
       is_enabled = False
     conditions, is_known = self._conditions()
     for name, why in _UNSUPPORTED.items():
-      if self._get(name) not in (None, False, '', 0, [], {}):
+      if _is_set(self._get(name)):
         self.notes.append(f'{name}: {why}')
     return Rule(
       text=self._text,

@@ -316,6 +316,64 @@ def test_the_older_text_of_a_png_is_read_where_the_newer_one_is_broken():
   assert card_png.texts(png, ('ccv3', 'chara')).keys() == {'ccv3', 'chara'}
 
 
+# What SillyTavern writes for an entry that uses none of its options.
+WORLD = {
+  'uid': 0,
+  'key': ['tea'],
+  'keysecondary': [],
+  'comment': 'about tea',
+  'content': 'Hot.',
+  'constant': False,
+  'vectorized': False,
+  'selective': True,
+  'selectiveLogic': 0,
+  'addMemo': True,
+  'order': 100,
+  'position': 0,
+  'disable': False,
+  'ignoreBudget': False,
+  'excludeRecursion': True,
+  'preventRecursion': True,
+  'matchPersonaDescription': False,
+  'matchScenario': False,
+  'delayUntilRecursion': False,
+  'probability': 100,
+  'useProbability': True,
+  'depth': 4,
+  'outletName': '',
+  'group': '',
+  'groupOverride': False,
+  'groupWeight': 100,
+  'scanDepth': None,
+  'caseSensitive': None,
+  'matchWholeWords': None,
+  'useGroupScoring': None,
+  'automationId': '',
+  'role': None,
+  'sticky': 0,
+  'cooldown': 0,
+  'delay': 0,
+  'displayIndex': 0,
+  'characterFilter': {'isExclude': False, 'names': [], 'tags': []},
+  'triggers': [],
+}
+
+
+def test_an_entry_that_uses_no_option_has_no_note():
+  extensions = {'depth_prompt': {'prompt': '', 'depth': 4, 'role': 'system'}}
+  for entries in [WORLD], {'0': WORLD}:
+    book = {'entries': entries}
+    card = {'name': 'A', 'character_book': book, 'extensions': extensions}
+    read = _read(card)
+    assert read.notes == ()
+    (lore,) = read.fields.lore
+    assert (lore.keys, lore.order, lore.name) == (('tea',), 100, 'about tea')
+    exported = json.loads(cards.to_json(read.fields))
+    (entry,) = exported['data']['character_book']['entries']
+    assert (entry['selective'], entry['secondary_keys']) == (True, [])
+    _returns(read)
+
+
 def test_what_is_not_supported_is_named_by_entry():
   entries = [
     ENTRY,

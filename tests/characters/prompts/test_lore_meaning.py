@@ -65,6 +65,25 @@ def _draw_entry(rng, number):
   }
 
 
+def _draw_depth_prompt(rng):
+  """Returns a card's extensions, and the entry that means the same."""
+  depth, role = rng.choice([None, 0, 1, 3]), rng.choice([None, 0, 1, 2])
+  within = {'prompt': '<9>', 'depth': depth}
+  within['role'] = None if role is None else ROLES[role]
+  entry = {
+    **_draw_entry(rng, 9),
+    'constant': True,
+    'order': 0,
+    'disable': False,
+    'position': 4,
+    'useProbability': False,
+    'delay': None,
+    'role': role or 0,
+    'depth': 4 if depth is None else depth,
+  }
+  return {'depth_prompt': within}, entry
+
+
 def _of_card(entry):
   """Returns a world's entry as SillyTavern writes it into a card."""
   names = (
@@ -178,6 +197,9 @@ def test_the_meaning_of_random_lore(is_world):
     else:
       book = {'entries': list(map(_of_card, entries))}
     card = {'name': 'Ada', 'character_book': book}
+    if rng.random() < 0.3:
+      card['extensions'], within = _draw_depth_prompt(rng)
+      entries.append(within)
     fields = cards.read(json.dumps(card).encode()).fields
     fields = cards.read(cards.to_json(fields)).fields
     messages = []
