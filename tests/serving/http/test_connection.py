@@ -432,6 +432,8 @@ def test_clients_that_wait_keep_nobody_out(application, kind, is_metrics):
     def connected():
       return socket.create_connection(('127.0.0.1', port), 60)
 
+    other_port = server.port if is_metrics else server.metrics_port
+    elsewhere = socket.create_connection(('127.0.0.1', other_port), 60)
     others = [connected() for _ in range(most - 1)]
     kept = connected()
     kept.sendall(STREAM)
@@ -453,7 +455,9 @@ def test_clients_that_wait_keep_nobody_out(application, kind, is_metrics):
     assert slots.taken <= most
     assert len(server.server_state.connections) <= 2 * most + 2
     assert kept.recv(99)  # Whoever is answered has lost nothing.
-    for client in (kept, *others):
+    elsewhere.sendall(trivial.GET)  # Nor has who waits at the other port.
+    assert trivial.answer(elsewhere) == (200, b'hello')
+    for client in (kept, elsewhere, *others):
       client.close()
     assert trivial.until(lambda: not slots.taken)
 

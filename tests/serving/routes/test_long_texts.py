@@ -292,10 +292,11 @@ def test_the_first_fault_of_many_is_enough(server, path, wrong):
   assert status == 400 and len(error['message']) < 200
 
 
-def test_no_route_takes_a_body_of_many_values(server, named):
+@pytest.mark.parametrize('piece', [b'1,' * 300_000, b'[],' * 100_000])
+def test_no_route_takes_a_body_of_many_values(server, named, piece):
   """Every route that takes a body counts its values before it parses them."""
   character, session = named
-  body = b'{"fields":[' + b'[],' * 300_000 + b'[]]}'
+  body = b'{"fields":[' + piece + b'1]}'
   routes = [
     (method, path.replace('{message:int}', '1'))
     for method, path in test_two_owners.routes(server)
