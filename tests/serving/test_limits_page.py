@@ -19,6 +19,7 @@ from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import values
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.stores import character_rules
+from kaiju_jax.serving.stores import sqlite_file
 from tests import pages
 
 OWNER, LOCAL, STORE = limits.Rate(), limits.LOCAL, character_rules.Limits()
@@ -73,6 +74,7 @@ TEXT = [
     f'keeps {HTTP.connections} connections',
     f'within {HTTP.request_seconds:g}',
   ),
+  f'ready while {mib(sqlite_file.ROOM)} more fit',
   f'longer than {context._SHORT:,} bytes',
   f'in {context._TEXTS} threads',
   f'in {context._STORES}, of which an owner has {context._STORES_EACH}',

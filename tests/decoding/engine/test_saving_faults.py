@@ -9,22 +9,11 @@ from kaiju_jax.decoding.engine import saving
 from kaiju_jax.decoding.pages import groups
 from tests.decoding import saved_device
 from tests.decoding.engine import test_saving
-from tests.serving import world
 
 OWNERS = 'ann', 'ben', 'cid'
 
 
-@pytest.fixture
-def engines():
-  made = []
-
-  def make(**options):
-    made.append(world.Engine(**options))
-    return made[-1]
-
-  yield make
-  for engine in made:
-    assert world.nothing_is_left(engine)
+engines = test_saving.engines
 
 
 def state(engine):
