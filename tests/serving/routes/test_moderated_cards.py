@@ -13,6 +13,7 @@ import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
+from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.safety import stored_texts
@@ -220,6 +221,23 @@ def test_a_version_judged_as_private_is_not_live_for_all(
   # Nothing has changed since the next one was judged.
   server.ask('PUT', path, {'fields': FIELDS, 'public': False}, 'ann')
   assert server.post(f'{path}/rollback', 'ann', version=1)['live']
+
+
+def test_a_public_card_has_its_authors_turns_whoever_asks_for_it(
+  server, moderator, monkeypatch
+):
+  """Others wait for the verdict, too: not behind the first one's requests."""
+  server.post('/v1/characters', 'ann', fields=FIELDS, public=True)
+  run, owners = fair_threads.FairThreads.run, set()
+
+  async def noted(threads, function):
+    owners.add(fair_threads.OWNER.get())
+    return await run(threads, function)
+
+  monkeypatch.setattr(fair_threads.FairThreads, 'run', noted)
+  monkeypatch.setattr(moderator, 'version', 'newer')
+  assert server.get('/v1/characters', owner='ben')['data']
+  assert owners == {'ben', ('judged', 'ann')}
 
 
 def test_nothing_is_published_while_the_gate_fails(server, moderator):
