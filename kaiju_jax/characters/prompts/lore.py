@@ -128,13 +128,6 @@ class Book:
       number for number, rule in self.rules.items() if rule.is_standing
     )
 
-  def find_entries(self, text: str, seed: str = '') -> tuple[int, ...]:
-    """Returns the numbers of the entries that one message calls for.
-
-    See `find_all`.
-    """
-    return self.find_all([_Message('user', text)], seed)[0]
-
   def find_all(
     self, messages: Sequence[TurnLike], seed: str = ''
   ) -> list[tuple[int, ...]]:
@@ -244,11 +237,6 @@ class Book:
     self._conditions[number] = [
       (one.logic, list(map(number_of, one.keys))) for one in rule.conditions
     ]
-
-
-class _Message(NamedTuple):
-  role: str
-  text: str
 
 
 class _Place(NamedTuple):

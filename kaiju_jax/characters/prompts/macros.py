@@ -27,25 +27,26 @@ MOST = 65_536  # The most bytes of an expanded text, and of a stored message.
 DICE = 1000  # The most dice that one text may roll.
 DEPTH = 32  # The most macros within each other.
 
+# Another alphabet's letter is none of a macro's, whatever its case.
+_FLAGS = re.IGNORECASE | re.ASCII
+_WEDNESDAY = datetime.datetime(2031, 1, 1)  # The day of the longest name.
 _LONGEST = random_lib.Random()  # Stands for whatever draw is the longest.
 # The last two of several braces open a macro.
 _TOKEN = re.compile(
-  r'\{\{(?!\{)|\}\}|<(?:bot|char|user|group|charifnotgroup)>', re.IGNORECASE
+  r'\{\{(?!\{)|\}\}|<(?:bot|char|user|group|charifnotgroup)>', _FLAGS
 )
 # As in the page's `named`.
 _NAMES = re.compile(
   r'\{\{[ \t\n]*+(char|user)[ \t\n]*+\}\}|<(bot|char|user)>',
-  re.IGNORECASE | re.ASCII,
+  _FLAGS,
 )
-_NAME = re.compile(r'\s*([a-z_]+)(\s*::?|\s+|\s*$)', re.IGNORECASE)
-_REMARK = re.compile(
-  r'\s*(?://|(?:comment|hidden_key)(?:[\s:]|\}\}))', re.IGNORECASE
-)
+_NAME = re.compile(r'\s*([a-z_]+)(\s*::?|\s+|\s*$)', _FLAGS)
+_REMARK = re.compile(r'\s*(?://|(?:comment|hidden_key)(?:[\s:]|\}\}))', _FLAGS)
 # A remark may also be what stands between two macros.
-_LONG_REMARK = re.compile(r'\{\{(//|comment)\}\}', re.IGNORECASE)
-_REMARK_END = re.compile(r'\{\{/(//|comment)\}\}', re.IGNORECASE)
+_LONG_REMARK = re.compile(r'\{\{(//|comment)\}\}', _FLAGS)
+_REMARK_END = re.compile(r'\{\{/(//|comment)\}\}', _FLAGS)
 # Possessive: each run of line feeds is read once.
-_TRIM = re.compile(r'(?<!\n)\n*+\{\{\s*+trim\s*+\}\}\n*+', re.IGNORECASE)
+_TRIM = re.compile(r'(?<!\n)\n*+\{\{\s*+trim\s*+\}\}\n*+', _FLAGS)
 _CHARACTER = 'char', 'bot', 'group', 'charifnotgroup'
 _CLOCK = {
   'time': '%H:%M',
@@ -55,7 +56,7 @@ _CLOCK = {
   'weekday': '%A',
 }
 _SPACES = {'newline': '\n', 'space': ' ', 'noop': ''}
-_ROLL = re.compile(r'(?:(\d{0,2})d)?(\d{1,6})([+-]\d{1,6})?', re.IGNORECASE)
+_ROLL = re.compile(r'(?:(\d{0,2})d)?(\d{1,6})([+-]\d{1,6})?', _FLAGS)
 _COMMA, _COLONS = re.compile(r'(?<!\\),'), re.compile('::')
 
 
@@ -134,13 +135,13 @@ def expand_names(text: str, char: str, most: int = MOST) -> str:
   return _NAMES.sub(replace, text)
 
 
-def check_all_draws(text: str, char: str, now: datetime.datetime) -> None:
-  """Refuses a text that is too large by any draw of its choices and dice.
+def check_all_draws(text: str, char: str) -> None:
+  """Refuses a text that is too large by any draw, or on any day.
 
   Raises:
     TooLarge: see `expand`.
   """
-  expand(text, char, USER, _LONGEST, now)
+  expand(text, char, USER, _LONGEST, _WEDNESDAY)
 
 
 class _Choice(NamedTuple):

@@ -69,10 +69,10 @@ def check_greetings(fields: card_fields.Fields) -> None:
   Raises:
     errors.ApiError: 400; a greeting is too large by some draw; names the field.
   """
-  char, now = card_fields.display_name(fields), datetime.datetime.now()
+  char = card_fields.display_name(fields)
   for name, text in greetings(fields).items():
     try:
-      macros.check_all_draws(text, char, now)
+      macros.check_all_draws(text, char)
     except macros.TooLarge as error:
       raise errors.too_long(f'{name}: {error}', name) from error
 

@@ -8,12 +8,13 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import lore
 from kaiju_jax.characters.prompts import macros
+from kaiju_jax.characters.prompts import prompt
 
 LORE = card_fields.Lore
 
 
 def _found(text, *entries):
-  return lore.Book(entries, 'Ada').find_entries(text)
+  return lore.Book(entries, 'Ada').find_all([prompt.Turn('user', text)])[0]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,10 @@ def test_equal_lore_is_indexed_once_and_looked_up_once():
   book = lore.book(fields())
   assert book is lore.book(fields())
   assert book is not lore.book(card_fields.Fields('Bo', lore=fields().lore))
-  assert book.find_entries('a') == (0,)
+  said = [prompt.Turn('user', 'a')]
+  assert book.find_all(said) == [(0,)]
   book._search = None
-  assert book.find_entries('a') == (0,)
+  assert book.find_all(said) == [(0,)]
 
 
 def test_a_hostile_book_takes_no_long_search():

@@ -28,6 +28,7 @@ def _expand(text, seed=0):
     ('{{unknown}} {{getvar::x}} {{roll:d0}} {{roll:x}}', None),
     ('{{random}} {{}} {{ {char} }} {{time', None),
     ('{{{{{{{{' * 1000, None),
+    ('<uſer> {{uſer}} {{comment：x}} <CHAR\u0131>', None),
   ],
 )
 def test_macros(text, expanded):
@@ -90,9 +91,13 @@ def test_the_longest_draw_decides_whether_a_text_is_too_large():
       ','.join('{{char}}' * n for n in (count, 3, count)) for count in counts
     )
     text = ''.join('{{random:' + one + '}}' for one in several)
-    macros.check_all_draws(text, name, NOW)
+    macros.check_all_draws(text, name)
 
   check(200, 127)  # 65,400 bytes.
+  # On a Wednesday 65,535 bytes, and too many.
+  macros.check_all_draws('{{char}}' * 327 + '{{weekday}}' * 15, name)
+  with pytest.raises(macros.TooLarge):
+    macros.check_all_draws('{{char}}' * 327 + '{{weekday}}' * 16, name)
   with pytest.raises(macros.TooLarge):
     check(200, 128)
 
