@@ -136,6 +136,12 @@ MADE = {
   ),
   'digits': lambda: _byte_bpe(_digits()),
   'SentencePiece': _sentence_bpe,
+  'characters': lambda: _bpe(
+    tokenizers.normalizers.Sequence(
+      [tokenizers.normalizers.Strip(), tokenizers.normalizers.NFC()]
+    ),
+    alphabet='ab e.1_\n\u0301\u0323éḅ',
+  ),
   'Metaspace': lambda: _bpe(None, tokenizers.pre_tokenizers.Metaspace()),
   'Unigram': _unigram,
   'Unigram, punctuation': lambda: _unigram(
