@@ -12,6 +12,7 @@ import itertools
 import json
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 
@@ -84,15 +85,7 @@ class Controls:
           continue
         one = {**one, 'content': f'\x02{one["id"]}\x02'}
       kept.append(one)
-    guard = {
-      'id': self._whole.vocab_size,
-      'content': _GUARD,
-      'special': True,
-      'normalized': False,
-      'lstrip': False,
-      'rstrip': False,
-      'single_word': False,
-    }
+    guard = _guard(self._whole.vocab_size)
     content = {
       **content,
       'added_tokens': [*kept, guard],
@@ -155,6 +148,17 @@ class Controls:
       parts += [text[end : found.start()], found[0]]
       end = found.end()
     return [*parts, text[end:]]
+
+
+def _guard(token: int) -> dict[str, Any]:
+  """Returns the guard as an added token."""
+  names = 'normalized', 'lstrip', 'rstrip', 'single_word'
+  return {
+    'id': token,
+    'content': _GUARD,
+    'special': True,
+    **dict.fromkeys(names, False),
+  }
 
 
 def _encode(tokenizer: client.Tokenizer, text: str) -> np.ndarray:
