@@ -55,7 +55,9 @@ def experiment_of(folders, name, config=sft):
   return one
 
 
-@pytest.mark.parametrize('name', ['folder', 'export'])
+@pytest.mark.parametrize(
+  'name', ['folder', pytest.param('export', marks=pytest.mark.slow)]
+)
 def test_a_config_takes_what_the_model_comes_with(folders, name):
   experiment = experiment_of(folders, name)
   whole = load.from_anywhere(folders / name)
@@ -74,6 +76,7 @@ def test_a_config_takes_what_the_model_comes_with(folders, name):
   assert liked.objective.name == 'preference' and liked.model == whole.config
 
 
+@pytest.mark.slow
 def test_a_run_that_began_with_a_folder_speaks_as_the_folder(folders, tmp_path):
   experiment = experiment_of(folders, 'folder')
   train.train(experiment, tmp_path / 'run')

@@ -164,6 +164,7 @@ def test_a_mixture_has_common_rows_up_to_its_last_block(
   assert rows[0].account(common) == rows[1].account(common)
 
 
+@pytest.mark.slow
 def test_a_mixture_that_was_cut_within_a_block_begins_anew(
   texts, tmp_path, programs
 ):

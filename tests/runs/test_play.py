@@ -64,6 +64,7 @@ def test_by_default_the_budget_is_a_part_of_what_is_free(monkeypatch):
   assert pages_of(made) <= whole // 4
 
 
+@pytest.mark.slow
 def test_a_tight_cache_draws_what_a_wide_one_draws():
   loaded = loaded_of()
   rng = random.Random(1)
