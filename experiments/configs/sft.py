@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=sft:runs/chat \\
         --config.data.path=chats.jsonl --workdir=runs/sft
-    python -m experiments.train --config=sft:models/llama --config.lora.rank=8 \\
+    python -m experiments.train --config=sft:open/llama --config.lora.rank=8 \\
         --config.data.path=chats.jsonl --workdir=runs/adapters
 
 The arm is the model to begin with: a workdir, an export with float weights, or
