@@ -28,7 +28,10 @@ def write_texts(folder: pathlib.Path) -> None:
 
 
 def arguments(folder, workdir, arm, **overrides) -> list[str]:
-  """Returns the command that trains an arm of `tiny`, made small."""
+  """Returns the command that trains an arm of `tiny`, made small.
+
+  An override of None leaves the config's value.
+  """
   overrides = {
     'model.d_model': 16,
     'model.layout': 'L0',
@@ -53,7 +56,11 @@ def arguments(folder, workdir, arm, **overrides) -> list[str]:
     'experiments.train',
     f'--config=experiments/configs/tiny.py:{arm}',
     f'--workdir={workdir}',
-    *(f'--config.{name}={value}' for name, value in overrides.items()),
+    *(
+      f'--config.{name}={value}'
+      for name, value in overrides.items()
+      if value is not None
+    ),
   ]
 
 

@@ -31,6 +31,7 @@ def command(folder, workdir):
   overrides = {
     'model.quantization.bungee': False,
     'data.held_out': 0.0,
+    'data.evaluated_rows': None,
     'loop.steps': STEPS,
     'loop.checkpoint_every': STEPS // 2,
   }
