@@ -100,7 +100,9 @@ def test_a_server_goes_on_where_it_was_stopped(here, expected):
   )
   with first_minute.served('exports/chat', 'server', *flags) as started:
     server, address, said = started
-    assert 'files refused: 0.' in said
+    # Its trees were named by digests alone: they are refused, and go.
+    older = {one.name for one in (here / 'server/points').glob('*.points')}
+    assert 'Points of the last start: 0 taken back' in said and older
     (key,) = (here / 'server/local_key').read_text().split()
     assert address.key == key
     for owner, wanted in expected['server']['sessions'].items():
@@ -110,16 +112,19 @@ def test_a_server_goes_on_where_it_was_stopped(here, expected):
       for session in wanted:
         path = f'/v1/sessions/{session["id"]}'
         assert json.loads(first_minute.got(asked, path)) == session
-        answer = first_minute.got(
-          asked,
-          '/v1/chat/completions',
-          model='chat',
-          messages=[{'role': 'user', 'content': 'z5'}],
-          session=session['id'],
-          max_tokens=4,
-        )
+        for text in 'z5', 'z6':
+          answer = first_minute.got(
+            asked,
+            '/v1/chat/completions',
+            model='chat',
+            messages=[{'role': 'user', 'content': text}],
+            session=session['id'],
+            max_tokens=4,
+          )
         usage = json.loads(answer)
         cached = usage['kaiju']['cached_tokens']
         assert cached > 0.7 * usage['usage']['prompt_tokens']
     server.send_signal(signal.SIGTERM)
     assert server.wait(250) == 0
+  left = {one.name for one in (here / 'server/points').glob('*.points')}
+  assert left and not left & older

@@ -195,7 +195,10 @@ class SavedPoints:
         group = self._folder.read(path, self._saving.root)
         self._saving.check(group)
         if not self._texts.is_kept(group.name):
-          raise ValueError('its text was removed, or is not to be saved')
+          raise ValueError(
+            'its text was removed, is not to be saved, or has a name of an'
+            ' older version'
+          )
         found.append(group)
       except (OSError, ValueError, characters.Unavailable) as error:
         refused += 1
