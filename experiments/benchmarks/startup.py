@@ -62,7 +62,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 600
 _SMALL = (
   '--config.model.layout=G0',
-  '--config.model.num_layers=1',
   '--config.model.d_model=32',
   '--config.model.d_ff=32',
   '--config.data.length=64',

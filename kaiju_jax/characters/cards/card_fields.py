@@ -158,6 +158,9 @@ def check(fields: Fields) -> None:
     _check_text(greeting, f'alternate_greetings[{index}]')
   _check_lines(fields.tags, 'tags')
   _check_several(fields.lore, 'lore', LORE)
+  # Before the whole is written as JSON, in one long call.
+  if all(isinstance(one, Lore) for one in fields.lore):
+    _check_size(sum(len(f'{one.content}') for one in fields.lore))
   for index, lore in enumerate(fields.lore):
     _check_lore(lore, f'lore[{index}]')
   _check_extensions(fields.extensions, 'extensions')
@@ -167,7 +170,10 @@ def check(fields: Fields) -> None:
     if name not in OTHER:
       raise _wrong(name, 'other', f'an object with {", ".join(OTHER)} alone')
     _check_extensions(part, f'other.{name}')
-  size = count_bytes(fields)
+  _check_size(count_bytes(fields))
+
+
+def _check_size(size: int) -> None:
   if size > ALL:
     raise FieldError(
       'limit', 'fields', f'fields are {size:,} bytes of JSON: at most {ALL:,}.'
