@@ -35,6 +35,8 @@ CASES = {
 }
 # Its tokens by number are no longer given to templates.
 del CASES['gigachat_numbered']
+# Its replies have a longer opening here, so that no prompt is its own.
+del CASES['channels']
 
 
 @pytest.mark.parametrize('name', CASES)
