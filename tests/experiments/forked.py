@@ -16,9 +16,19 @@ import sys
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Another second for each command that meets jax before it sees a mistake. No
-# device is initialized by an import, so that a fork may initialize its own.
-JAX = ('jax.numpy', 'flax.linen', 'optax')
+# Another second or two for each command that meets jax before it sees a mistake:
+# jax, and modules of ours that import most of what such commands do. No device
+# is initialized by an import, so that a fork may initialize its own.
+JAX = (
+  'jax.numpy',
+  'flax.linen',
+  'optax',
+  'kaiju_jax.runs.align.rounds',
+  'kaiju_jax.runs.corpora.select',
+  'kaiju_jax.runs.recall',
+  'kaiju_jax.runs.server_folder',
+  'kaiju_jax.runs.sweeps.rates',
+)
 _SERVER = """
 import importlib, json, os, runpy, sys, tempfile, traceback
 import absl.app, absl.flags, absl.logging, ml_collections.config_flags

@@ -78,6 +78,7 @@ def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
   shown, one, *refused = forked.run(
     [['experiments.learning', *words.split()] for words in commands],
     environment={'COLUMNS': '200'},
+    imported=['matplotlib.figure'],
   )
   lines = shown.stdout.splitlines()
   (shared,) = (line for line in lines if 'shared' in line)

@@ -122,6 +122,10 @@ def test_a_run_begins_with_the_adapters_of_another(
   (moved / 'base.json').write_text(json.dumps({**found, 'digest': '0' * 32}))
   with pytest.raises(ValueError, match=r'is another base .* not 0000'):
     train.train(experiment(texts, moved), tmp_path / 'new', programs=programs)
+  (moved / 'base.json').unlink()
+  with pytest.raises(FileNotFoundError, match=r'base\.json'):
+    train.train(experiment(texts, moved), tmp_path / 'new', programs=programs)
+  assert not (moved / 'base.json').exists()
   one.lora.rank = 2
   with pytest.raises(checkpoint.RestoreError):
     train.train(one, tmp_path / 'newer')

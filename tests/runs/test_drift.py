@@ -203,6 +203,7 @@ def test_the_drill_s_spike_has_its_share(drawn):
     assert share == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_drill_freezes_a_spike_and_counts_what_was_served(drawn):
   home, foreign = drawn
   limits = drift_pages.fit([x for pages in home for x in pages])

@@ -14,13 +14,11 @@ from kaiju_jax.runs import train
 from kaiju_jax.runs.align import drawing
 from kaiju_jax.runs.align import guards
 from kaiju_jax.runs.align import rounds
+from kaiju_jax.runs.align import users
 from kaiju_jax.runs.safety import span_head
 from kaiju_jax.storage import files
 from kaiju_jax.training import journal
 from tests.runs.align import worlds
-
-pytestmark = pytest.mark.slow
-
 
 class Killed(BaseException):
   pass
@@ -148,6 +146,7 @@ KILLS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rounds_killed_anywhere_end_at_the_same_bytes(
   first, whole, tmp_path, monkeypatch
 ):
@@ -177,6 +176,7 @@ def _kill(function, is_there):
   return call
 
 
+@pytest.mark.slow
 def test_runs_in_one_process_share_programs_and_no_bytes(
   first, whole, tmp_path
 ):
@@ -198,6 +198,7 @@ def test_runs_in_one_process_share_programs_and_no_bytes(
   assert contents(same) == contents(whole[0])
 
 
+@pytest.mark.slow
 def test_a_head_that_was_trained_on_spans_chooses(first, tmp_path):
   said = (
     {
@@ -251,6 +252,21 @@ def test_a_guard_stops_at_the_last_good_round(first, tmp_path):
   assert model == pathlib.Path(first[0]).resolve()
 
 
+def test_a_round_with_too_few_choices_stops_and_says_so_again(
+  first, tmp_path, monkeypatch
+):
+  out = tmp_path / 'rounds'
+  # Values are all equal, so that no reply is kept.
+  monkeypatch.setitem(users.UTILITIES, 'question', lambda *_: 0.0)
+  report = play(first, out)
+  assert report['good'] == 0 and report['stop'].startswith('choices: 0 in')
+  (record,) = report['rounds']
+  assert record['stop'] == report['stop'] and record['ties'] == 6
+  (out / 'report.json').unlink()
+  monkeypatch.setattr(drawing.Drawer, 'draw', _kill(None, lambda *_: True))
+  assert play(first, out) == report
+
+
 def test_another_command_and_another_folder_are_refused(first, whole, tmp_path):
   out, _ = whole
   with pytest.raises(ValueError, match=r'another command: swipes was 3, is 2'):
@@ -268,6 +284,7 @@ def test_another_command_and_another_folder_are_refused(first, whole, tmp_path):
   assert not (tmp_path / 'new').exists()
 
 
+@pytest.mark.slow
 def test_a_round_that_diverges_is_the_last_and_keeps_the_model_before(
   first, tmp_path, capfd
 ):

@@ -142,7 +142,8 @@ def test_the_command_exports_an_older_store(folder, out):
       words(folder, out),
       words(file, out.with_name('again')),
       *(words(path, out.with_name('none')) for path in spoilt),
-    ]
+    ],
+    imported=forked.JAX,
   )
   assert one.returncode == two.returncode == 0, one.stderr + two.stderr
   assert '1 owners who agree' in one.stdout

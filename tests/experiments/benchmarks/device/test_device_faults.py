@@ -13,6 +13,7 @@ def _faults(names, fault):
   return '--faults=' + ','.join(f'{name}:{fault}' for name in names)
 
 
+@pytest.mark.slow
 def test_an_exception_in_every_slice_is_survived(tmp_path):
   done = commands.run(
     tmp_path, '--most_cases=1', _faults(order.SLICES, 'raise')
@@ -69,6 +70,7 @@ def test_a_case_that_hangs_is_ended(tmp_path):
   assert 'most recent call first' in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(tmp_path):
   slices = '--slices=ceilings,squinch'
   done = commands.run(tmp_path, slices, '--faults=squinch:interrupt')
