@@ -324,6 +324,30 @@ def test_heads_that_are_one_head_in_disguise_are_merged_exactly(changes):
   )
 
 
+@pytest.mark.parametrize('norm, axes', [('head', (-1,)), ('all', (-2, -1))])
+def test_queries_that_weigh_an_error_are_normalized_as_the_model_does(
+  norm, axes
+):
+  config = dataclasses.replace(TEACHER, qk_norm=norm, norm_epsilon=0.5)
+  layer = drawn(config).layers[0]
+  gain = RNG(1).normal(size=layer.q_gain.shape) + 3
+  layer = layer._replace(q_gain=gain)
+  x_TE = RNG(2).normal(size=(7, config.d_model))
+  found, keys, _ = calibrate.project(layer, x_TE, config)
+  q_THK = np.einsum('TE,EHK->THK', x_TE, layer.w_q_DHK)
+  shrunk = q_THK / (found / gain)
+  # One factor for all that is normalized together.
+  np.testing.assert_allclose(
+    shrunk**2,
+    np.broadcast_to(
+      np.mean(q_THK**2, axes, keepdims=True) + 0.5, shrunk.shape
+    ),
+  )
+  np.testing.assert_allclose(
+    keys, np.einsum('TE,EUK->TUK', x_TE, layer.w_k_DUK), atol=1e-12
+  )
+
+
 def test_a_student_built_as_its_teacher_has_its_bits():
   weights = drawn(TEACHER)
   _, _, params = start_of(TEACHER, weights)

@@ -108,3 +108,25 @@ def test_a_start_that_dies_leaves_no_half_of_a_secret(tmp_path, monkeypatch):
   path.write_bytes(b'')
   with pytest.raises(ValueError, match='0 bytes: must be 32'):
     files.load_secret(path, 32)
+
+
+def test_the_disk_has_all_bytes_before_a_name_does(tmp_path, monkeypatch):
+  calls, sync = [], os.fsync
+
+  def fsync(number):
+    sync(number)
+    calls.append(('fsync', os.fstat(number).st_size))
+
+  monkeypatch.setattr(os, 'fsync', fsync)
+  for name in 'link', 'replace', 'rename':
+    call = getattr(os, name)
+    monkeypatch.setattr(
+      os, name, lambda *x, call=call: (calls.append('named'), call(*x))
+    )
+  path = tmp_path / 'key'
+  files.create_secret(path, b'12345')
+  files.write_text(path, 'é' * 1000)
+  files.write_json(path, [1])
+  files.write_json_lines(path, [1, 22])
+  sizes = 5, 2000, 8, 5
+  assert calls == [x for n in sizes for x in (('fsync', n), 'named')]

@@ -205,6 +205,31 @@ def test_gradients_beside_codes_are_projected(quantization):
   assert assert_projected(params, found, dense) in (20, 24)
 
 
+@pytest.mark.parametrize('rank', [1, 2, 5])
+def test_an_adapter_begins_with_alpha_over_its_rank(rank):
+  one = experiment(FLOATS)
+  one.lora = training_config.LoraConfig(rank, 6.0)
+  found = state_lib.attach(one, masters(one))
+  leaves = jax.tree_util.tree_leaves_with_path(found)
+  scales = [x for path, x in leaves if 'lora_scale' in rules.name_of(path)]
+  assert len(scales) >= 6
+  for scale in scales:
+    np.testing.assert_allclose(scale, 6.0 / rank)
+
+
+def test_no_two_adapters_begin_alike_and_another_seed_begins_otherwise():
+  params = masters(experiment(FLOATS))
+  drawn = [
+    np.asarray(x).tobytes()
+    for seed in (0, 1)
+    for path, x in jax.tree_util.tree_leaves_with_path(
+      lora.attach(params, 3, 6.0, '*', seed)
+    )
+    if rules.name_of(path).startswith('lora_down')
+  ]
+  assert len(drawn) >= 24 and len(set(drawn)) == len(drawn)
+
+
 def test_the_first_loss_is_that_of_the_base():
   one = experiment(CODES)
   params = adapted(one)

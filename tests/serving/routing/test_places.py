@@ -183,6 +183,8 @@ def test_the_table_is_bounded_and_holds_numbers_alone():
   # Beside the table: replicas' names, and what is to be told to other routers.
   affinity = places.affinity
   assert affinity._names == ['r0', 'r1'] and affinity._noted is None
+  # What it takes where nobody says how much: a megabyte and a half.
+  assert places_lib.Places(NAMES, STICKY).affinity.table.nbytes == 24 * 65_536
 
 
 def test_what_caches_hold_fills_the_table_where_it_is_empty():
