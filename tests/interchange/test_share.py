@@ -339,9 +339,7 @@ def test_queries_that_weigh_an_error_are_normalized_as_the_model_does(
   # One factor for all that is normalized together.
   np.testing.assert_allclose(
     shrunk**2,
-    np.broadcast_to(
-      np.mean(q_THK**2, axes, keepdims=True) + 0.5, shrunk.shape
-    ),
+    np.broadcast_to(np.mean(q_THK**2, axes, keepdims=True) + 0.5, shrunk.shape),
   )
   np.testing.assert_allclose(
     keys, np.einsum('TE,EUK->TUK', x_TE, layer.w_k_DUK), atol=1e-12

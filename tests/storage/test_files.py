@@ -90,6 +90,21 @@ def test_a_lock_is_its_threads_until_it_has_left_as_often_as_it_entered(
     other.submit(enter).result()
 
 
+@pytest.mark.parametrize('is_private', [False, True])
+def test_a_private_lock_is_its_users_alone(tmp_path, is_private):
+  old = tmp_path / 'old'
+  old.touch(0o640)
+  before = os.umask(0o022)
+  try:
+    for path in old, tmp_path / 'new':
+      with locks.hold(path, 'folder f', 'writes', '--out', is_private):
+        assert path.read_text() == f'{os.getpid()}\n'
+  finally:
+    os.umask(before)
+  modes = [x.stat().st_mode & 0o777 for x in (old, tmp_path / 'new')]
+  assert modes == ([0o600, 0o600] if is_private else [0o640, 0o644])
+
+
 def test_a_start_that_dies_leaves_no_half_of_a_secret(tmp_path, monkeypatch):
   path = tmp_path / 'key'
 

@@ -1,5 +1,7 @@
 """Sealed files: whole, private, and of one key."""
 
+import hashlib
+import hmac
 import os
 import pathlib
 
@@ -27,6 +29,20 @@ def test_a_file_is_read_as_it_was_written_and_nobody_else_can(tmp_path, sealer):
   sealer.write(path, b'')
   assert bytes(sealer.read(path, 1000)) == b''
   assert [x.name for x in tmp_path.iterdir()] == ['a']
+
+
+def test_a_file_is_laid_out_as_the_page_says(tmp_path, sealer):
+  sealer.write(tmp_path / 'a', DATA)
+
+  def mac(key, *parts):
+    return hmac.new(key, b''.join(parts), hashlib.sha256).digest()
+
+  magic = b'kaiju sealed 1\r\n'
+  key = mac(b's' * 32, b'the key of points')
+  whose = mac(key, b'name')[:16]
+  sized = (len(x).to_bytes(8, 'little') + x for x in (b'a', magic, whose))
+  tag = mac(key, b'file', *sized, DATA)
+  assert (tmp_path / 'a').read_bytes() == magic + whose + tag + DATA
 
 
 def test_every_byte_counts(tmp_path, sealer):

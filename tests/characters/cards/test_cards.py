@@ -320,6 +320,18 @@ HOSTILE = {
     + _chunk(b'IHDR', struct.pack('>IIBBBBB', 1, 1, 3, 2, 0, 0, 0)),
     'picture',
   ),
+  **{
+    name: (
+      card_png.SIGNATURE
+      + _chunk(b'IHDR', struct.pack('>IIBBBBB', 1, 1, 8, 0, *rest)),
+      'picture',
+    )
+    for name, rest in (
+      ('compression 1', (1, 0, 0)),
+      ('filter 1', (0, 1, 0)),
+      ('interlace 2', (0, 0, 2)),
+    )
+  },
   'no card': (_png(_chunk(b'tEXt', b'comment\0a')), 'missing'),
   'no NUL': (_png(_chunk(b'tEXt', b'chara')), 'missing'),
   'two cards': (_png(_text(V1), _text(V2)), 'ambiguous'),

@@ -22,7 +22,6 @@ def test_a_chat_is_rendered_in_another_process(monkeypatch, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   'template, words',
   [

@@ -91,9 +91,15 @@ def test_the_rank_is_that_of_texts_read_one_by_one():
   ranks = [1 + (x > x[0]).sum() for x in (total_PT.sum(axis=0), *total_PT)]
   assert found.rank == ranks[0]
   assert len(set(ranks)) == 3 and 1 < ranks[0] < 41
-  long = [prompts.Prompt('long#1', (('user', 'x' * 150),))]
+  # The longest prompt beside which two texts find room, and one byte more.
+  size = len(FORMAT.message('assistant', SECRET))
+  room = 191 - 2 * size - len(FORMAT.prompt((('user', ''),)))
+  long = [
+    [prompts.Prompt('long#1', (('user', 'x' * n),))] for n in (room, room + 1)
+  ]
+  assert 1 <= exposure.measure(loaded, FORMAT, long[0], SECRET, 1).rank <= 2
   with pytest.raises(ValueError, match='long#1: the prompt and two texts of'):
-    exposure.measure(loaded, FORMAT, long, SECRET, others=40)
+    exposure.measure(loaded, FORMAT, long[1], SECRET, others=1)
 
 
 def test_a_reply_tells_it_with_all_digits_in_their_order():

@@ -20,6 +20,7 @@ from kaiju_jax.storage import files
 from kaiju_jax.training import journal
 from tests.runs.align import worlds
 
+
 class Killed(BaseException):
   pass
 

@@ -35,6 +35,29 @@ def test_needed_is_the_least(claim):
   assert exact.at_most(0, trials - 1, 0.975) > claim
 
 
+@pytest.mark.parametrize(
+  'rate, claim, power', [(0.0, 0.05, 0.8), (0.01, 0.05, 0.8), (0.02, 0.03, 0.6)]
+)
+def test_so_many_trials_prove_the_claim_so_often(rate, claim, power):
+  def chance(trials):
+    hits = range(trials + 1)
+    proven = [x for x in hits if exact.at_most(x, trials, 0.95) <= claim]
+    return stats.binom.cdf(max(proven), trials, rate) if proven else 0.0
+
+  trials = exact.count_for_power(rate, claim, 0.95, power)
+  # The chance falls until one hit more is allowed: one trial less is too few.
+  assert chance(trials - 1) < power <= chance(trials)
+
+
+@pytest.mark.parametrize(
+  'rate, power, field', [(0.05, 0.8, 'rate'), (-0.1, 0.8, 'rate'),
+                         (0.01, 0.0, 'power'), (0.01, 1.0, 'power')],
+)  # fmt: skip
+def test_a_power_that_no_count_has_is_refused(rate, power, field):
+  with pytest.raises(ValueError, match=f'^{field}='):
+    exact.count_for_power(rate, 0.05, 0.95, power)
+
+
 def test_refusals():
   for hits, trials in (-1, 5), (6, 5), (0, 0):
     with pytest.raises(ValueError, match=f'{hits} of {trials}: needs'):
