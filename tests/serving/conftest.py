@@ -59,7 +59,7 @@ def redis_alone(start_redis):
 @pytest.fixture(
   params=[
     'sqlite',
-    pytest.param('redis', marks=[pytest.mark.slow, redis_server.needs_server]),
+    pytest.param('redis', marks=redis_server.needs_server),
   ]
 )
 def make_store(request, tmp_path, monkeypatch):

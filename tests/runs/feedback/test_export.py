@@ -21,7 +21,7 @@ GREETING = ('Good evening, User. The lamp is lit.',)
   scope='module',
   params=[
     'sqlite',
-    pytest.param('redis', marks=[pytest.mark.slow, redis_server.needs_server]),
+    pytest.param('redis', marks=redis_server.needs_server),
   ],
 )
 def world(request, tmp_path_factory):

@@ -120,6 +120,25 @@ def test_a_checkpoint_each_four_hours_that_only_its_user_reads(
   ]
 
 
+def test_a_checkpoint_that_failed_is_tried_again_at_once(
+  make, tmp_path, monkeypatch
+):
+  clock = Clock()
+  made = make(clock)
+  write = made._folder.write
+
+  def fail(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(made._folder, 'write', fail)
+  with pytest.raises(OSError, match='No space'):
+    run(made, clock, 5 * 3600)
+  monkeypatch.setattr(made._folder, 'write', write)
+  assert not (tmp_path / 'drift').exists() or not checkpoints(tmp_path)
+  run(made, clock, watch_lib.EVERY)
+  assert len(checkpoints(tmp_path)) == 1
+
+
 def test_while_it_is_frozen_no_checkpoint_is_written(make, tmp_path):
   clock, sampler = Clock(), Sampler()
   made = make(clock, sampler)
