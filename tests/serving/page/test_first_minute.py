@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -56,6 +57,7 @@ def served(workdir, folder, *flags):
     ],
     stdout=subprocess.PIPE,
     text=True,
+    env={**os.environ, 'PYTHONPATH': str(pages.ROOT)},
   ) as server:
     try:
       lines = []
