@@ -14,6 +14,8 @@ import signal
 import sys
 import tempfile
 
+import pytest
+
 _COUNT = '--xla_force_host_platform_device_count'
 # Where `.ci/run` gathers each folder's seconds.
 _SECONDS_FILE = 'TEST_SECONDS_FILE'
@@ -62,6 +64,7 @@ _FORGETS = 2 * 2**30
 _PEAK = 4 * 2**30
 
 
+@pytest.hookimpl(optionalhook=True)  # Not every run has xdist.
 def pytest_xdist_auto_num_workers():
   """Returns how many processes test at once: as many as memory has room for."""
   pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
