@@ -16,9 +16,9 @@ import sys
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Another second or two for each command that meets jax before it sees a mistake
-# pays for: jax, and modules of ours that import most of what they do. No device
-# is initialized by an import, so that a fork may initialize its own.
+# Imports that would cost each command another second or two, where it meets jax
+# before it sees a mistake: jax, and modules of ours that import most others. No
+# device is initialized by an import, so that a fork may initialize its own.
 JAX = (
   'jax.numpy',
   'flax.linen',

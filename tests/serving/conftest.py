@@ -56,12 +56,7 @@ def redis_alone(start_redis):
   return start_redis(True)
 
 
-@pytest.fixture(
-  params=[
-    'sqlite',
-    pytest.param('redis', marks=redis_server.needs_server),
-  ]
-)
+@pytest.fixture(params=redis_server.STORES)
 def make_store(request, tmp_path, monkeypatch):
   """Returns a function that opens one store, again and again.
 

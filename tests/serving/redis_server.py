@@ -16,6 +16,8 @@ needs_server = pytest.mark.skipif(
   PROGRAM is None,
   reason='no redis-server here: apt-get install redis-server',
 )
+# The kinds of stores, as a fixture's parameters.
+STORES = 'sqlite', pytest.param('redis', marks=needs_server)
 
 
 class Server:

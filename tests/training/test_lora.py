@@ -205,13 +205,16 @@ def test_gradients_beside_codes_are_projected(quantization):
   assert assert_projected(params, found, dense) in (20, 24)
 
 
+def leaves_of(params, prefix):
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return [x for path, x in leaves if rules.name_of(path).startswith(prefix)]
+
+
 @pytest.mark.parametrize('rank', [1, 2, 5])
 def test_an_adapter_begins_with_alpha_over_its_rank(rank):
   one = experiment(FLOATS)
   one.lora = training_config.LoraConfig(rank, 6.0)
-  found = state_lib.attach(one, masters(one))
-  leaves = jax.tree_util.tree_leaves_with_path(found)
-  scales = [x for path, x in leaves if 'lora_scale' in rules.name_of(path)]
+  scales = leaves_of(state_lib.attach(one, masters(one)), 'lora_scale')
   assert len(scales) >= 6
   for scale in scales:
     np.testing.assert_allclose(scale, 6.0 / rank)
@@ -222,10 +225,7 @@ def test_no_two_adapters_begin_alike_and_another_seed_begins_otherwise():
   drawn = [
     np.asarray(x).tobytes()
     for seed in (0, 1)
-    for path, x in jax.tree_util.tree_leaves_with_path(
-      lora.attach(params, 3, 6.0, '*', seed)
-    )
-    if rules.name_of(path).startswith('lora_down')
+    for x in leaves_of(lora.attach(params, 3, 6.0, '*', seed), 'lora_down')
   ]
   assert len(drawn) >= 24 and len(set(drawn)) == len(drawn)
 

@@ -118,7 +118,16 @@ def _chunk(kind, data):
   )
 
 
-HEADER = _chunk(b'IHDR', struct.pack('>IIBBBBB', 1, 1, 8, 0, 0, 0, 0))
+def _header(width=1, bits=8, colour=0, compression=0, filter=0, interlace=0):
+  return _chunk(
+    b'IHDR',
+    struct.pack(
+      '>IIBBBBB', width, 1, bits, colour, compression, filter, interlace
+    ),
+  )
+
+
+HEADER = _header()
 PIXELS = _chunk(b'IDAT', zlib.compress(b'\0\0'))
 END = _chunk(b'IEND', b'')
 
@@ -310,28 +319,11 @@ HOSTILE = {
   'short header': (card_png.SIGNATURE + _chunk(b'IHDR', b'') + END, 'chunks'),
   'many chunks': (_png(*[_chunk(b'tEXt', b'')] * 10_001), 'chunks'),
   'no pixels': (card_png.SIGNATURE + HEADER + END, 'picture'),
-  'wide': (
-    card_png.SIGNATURE
-    + _chunk(b'IHDR', struct.pack('>IIBBBBB', 9000, 1, 8, 0, 0, 0, 0)),
-    'picture',
-  ),
-  'odd bits': (
-    card_png.SIGNATURE
-    + _chunk(b'IHDR', struct.pack('>IIBBBBB', 1, 1, 3, 2, 0, 0, 0)),
-    'picture',
-  ),
-  **{
-    name: (
-      card_png.SIGNATURE
-      + _chunk(b'IHDR', struct.pack('>IIBBBBB', 1, 1, 8, 0, *rest)),
-      'picture',
-    )
-    for name, rest in (
-      ('compression 1', (1, 0, 0)),
-      ('filter 1', (0, 1, 0)),
-      ('interlace 2', (0, 0, 2)),
-    )
-  },
+  'wide': (card_png.SIGNATURE + _header(width=9000), 'picture'),
+  'odd bits': (card_png.SIGNATURE + _header(bits=3, colour=2), 'picture'),
+  'compression 1': (card_png.SIGNATURE + _header(compression=1), 'picture'),
+  'filter 1': (card_png.SIGNATURE + _header(filter=1), 'picture'),
+  'interlace 2': (card_png.SIGNATURE + _header(interlace=2), 'picture'),
   'no card': (_png(_chunk(b'tEXt', b'comment\0a')), 'missing'),
   'no NUL': (_png(_chunk(b'tEXt', b'chara')), 'missing'),
   'two cards': (_png(_text(V1), _text(V2)), 'ambiguous'),

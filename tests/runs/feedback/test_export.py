@@ -17,13 +17,7 @@ from tests.serving import running
 GREETING = ('Good evening, User. The lamp is lit.',)
 
 
-@pytest.fixture(
-  scope='module',
-  params=[
-    'sqlite',
-    pytest.param('redis', marks=redis_server.needs_server),
-  ],
-)
+@pytest.fixture(scope='module', params=redis_server.STORES)
 def world(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp('server')
   store = server = None

@@ -125,16 +125,15 @@ def test_a_checkpoint_that_failed_is_tried_again_at_once(
 ):
   clock = Clock()
   made = make(clock)
-  write = made._folder.write
 
   def fail(*_):
     raise OSError(28, 'No space left on device')
 
-  monkeypatch.setattr(made._folder, 'write', fail)
-  with pytest.raises(OSError, match='No space'):
-    run(made, clock, 5 * 3600)
-  monkeypatch.setattr(made._folder, 'write', write)
-  assert not (tmp_path / 'drift').exists() or not checkpoints(tmp_path)
+  with monkeypatch.context() as patch:
+    patch.setattr(made._folder, 'write', fail)
+    with pytest.raises(OSError, match='No space'):
+      run(made, clock, 5 * 3600)
+  assert not checkpoints(tmp_path)
   run(made, clock, watch_lib.EVERY)
   assert len(checkpoints(tmp_path)) == 1
 

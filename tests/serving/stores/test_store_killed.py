@@ -27,12 +27,7 @@ def start(kind, place, character, *where):
   )
 
 
-@pytest.fixture(
-  params=[
-    'sqlite',
-    pytest.param('redis', marks=redis_server.needs_server),
-  ]
-)
+@pytest.fixture(params=redis_server.STORES)
 def place(request, tmp_path):
   """Returns (kind, place, a function that opens the store there)."""
   if request.param == 'sqlite':
