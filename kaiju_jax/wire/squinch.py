@@ -72,30 +72,24 @@ def reduce_scatter(
     ValueError: a dimension that is no multiple of 8 × the axis, an array that
       is not of floats, or an unknown code.
   """
-  shard, _ = _reduce_scatter(x, None, axis, dimension, (elements, header))
-  return shard
-
-
-def reduce_scatter_with_feedback(
-  x: jax.Array,
-  residual: jax.Array,
-  axis: Axis,
-  *,
-  dimension: int = 0,
-  elements: str = 'zero',
-  header: str = 'ln6',
-) -> tuple[jax.Array, jax.Array]:
-  """Returns `reduce_scatter` of x + residual, and the next residual.
-
-  Args:
-    x: see `reduce_scatter`.
-    residual: float32 of x's shape, different on each worker; zeros at first.
-    axis: see `reduce_scatter`, also for the other arguments.
-
-  Raises:
-    ValueError: see `reduce_scatter`.
-  """
-  return _reduce_scatter(x, residual, axis, dimension, (elements, header))
+  codes = elements, header
+  _check(x, 'x', codes)
+  width = lax.axis_size(axis)
+  if not -x.ndim <= dimension < x.ndim:
+    raise ValueError(f'dimension={dimension}: x of shape {x.shape} has none.')
+  if x.shape[dimension] % (reference.GROUP * width):
+    raise ValueError(
+      f'dimension {dimension} of shape {x.shape} is {x.shape[dimension]}: it'
+      f' must be a multiple of {reference.GROUP} × {width}, the size of'
+      f' {axis!r}.'
+    )
+  if width == 1:
+    return x.astype(jnp.float32)
+  packed_NPGC = api.encode_parts(_rows(x, dimension), width, *codes)
+  sum_RC = api.decode_sum(_exchange(packed_NPGC, axis), *codes)
+  shape = list(x.shape)
+  shape[dimension] //= width
+  return _from_rows(sum_RC, shape, dimension)
 
 
 def all_reduce(
@@ -131,30 +125,6 @@ def all_reduce(
   """
   reduced, _ = _all_reduce(tree, None, axis, mean, scale, (elements, header))
   return reduced
-
-
-def all_reduce_with_feedback(
-  tree: Any,
-  residual: Any,
-  axis: Axis,
-  *,
-  mean: bool = False,
-  scale: float | jax.Array = 1.0,
-  elements: str = 'zero',
-  header: str = 'ln6',
-) -> tuple[Any, Any]:
-  """Returns `all_reduce` of tree + residual, and the next residual.
-
-  Args:
-    tree: see `all_reduce`.
-    residual: float32 leaves of the tree's shapes, different on each worker;
-      zeros at first.
-    axis: see `all_reduce`, also for the other arguments.
-
-  Raises:
-    ValueError: see `all_reduce`.
-  """
-  return _all_reduce(tree, residual, axis, mean, scale, (elements, header))
 
 
 class FeedbackState(NamedTuple):
@@ -213,37 +183,6 @@ def transform(
     return reduced, FeedbackState(jax.tree.map(lambda r: r[None], residual))
 
   return optax.GradientTransformation(init, update)
-
-
-def _reduce_scatter(x, residual, axis, dimension, codes):
-  _check(x, 'x', codes)
-  width = lax.axis_size(axis)
-  if not -x.ndim <= dimension < x.ndim:
-    raise ValueError(f'dimension={dimension}: x of shape {x.shape} has none.')
-  if x.shape[dimension] % (reference.GROUP * width):
-    raise ValueError(
-      f'dimension {dimension} of shape {x.shape} is {x.shape[dimension]}: it'
-      f' must be a multiple of {reference.GROUP} × {width}, the size of'
-      f' {axis!r}.'
-    )
-  if residual is not None:
-    x = x.astype(jnp.float32) + residual
-  if width == 1:
-    x = x.astype(jnp.float32)
-    return x, None if residual is None else jnp.zeros_like(x)
-  packed_NPGC = api.encode_parts(_rows(x, dimension), width, *codes)
-  sum_RC = api.decode_sum(_exchange(packed_NPGC, axis), *codes)
-  shape = list(x.shape)
-  shape[dimension] //= width
-  shard = _from_rows(sum_RC, shape, dimension)
-  if residual is None:
-    return shard, None
-  columns = packed_NPGC.shape[-1]
-  packed_PGC = jnp.moveaxis(packed_NPGC, 0, 1).reshape(
-    reference.PLANES, -1, columns
-  )
-  sent = _from_rows(api.decode(packed_PGC, *codes), x.shape, dimension)
-  return shard, _next(x - sent, residual)
 
 
 def _all_reduce(tree, residual, axis, mean, scale, codes):

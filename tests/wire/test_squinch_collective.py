@@ -197,8 +197,17 @@ def test_what_is_too_small_for_the_header_is_scaled():
   np.testing.assert_array_equal(kept, plain / 2.0**40)
 
 
+def feed_back(tree, residual):
+  """Returns the mean over the workers, and the next residual."""
+  state = squinch.FeedbackState(jax.tree.map(lambda r: r[None], residual))
+  mean, state = squinch.transform('data', error_feedback=True).update(
+    tree, state
+  )
+  return mean, jax.tree.map(lambda r: r[0], state.residual)
+
+
 def summed_error(reduce, steps=32):
-  """|Σ reduced − Σ x| over |Σ x|, of gradients that mostly stay."""
+  """|Σ mean − Σ x| over |Σ x|, of gradients that mostly stay."""
   x = gradients(64, 40)
   step = each(reduce)
   residual = np.zeros_like(x)
@@ -207,33 +216,17 @@ def summed_error(reduce, steps=32):
     noisy = x * (1 + 0.1 * gradients(64, 40, seed=i + 1))
     reduced, residual = step(noisy, residual)
     total = total + np.asarray(reduced, 'f8').reshape(-1, 64, 40)[0]
-    exact = exact + noisy.astype('f8').sum(0)
+    exact = exact + noisy.astype('f8').mean(0)
   return np.linalg.norm(total - exact) / np.linalg.norm(exact)
 
 
 @pytest.mark.slow
 def test_error_feedback_cuts_the_summed_error():
-  plain = summed_error(lambda x, r: (squinch.all_reduce(x, 'data'), r))
-  fed_back = summed_error(
-    lambda x, r: squinch.all_reduce_with_feedback(x, r, 'data')
-  )
-  assert 5e-4 < plain < 0.05
-  assert plain / fed_back > 10, (plain, fed_back)
-
-
-def test_error_feedback_of_a_shard():
-  def whole(reduced):
-    return jax.lax.all_gather(reduced, 'data', tiled=True)
-
   plain = summed_error(
-    lambda x, r: (whole(squinch.reduce_scatter(x, 'data')), r)
+    lambda x, r: (squinch.all_reduce(x, 'data', mean=True), r)
   )
-
-  def feed_back(x, r):
-    shard, r = squinch.reduce_scatter_with_feedback(x, r, 'data')
-    return whole(shard), r
-
   fed_back = summed_error(feed_back)
+  assert 5e-4 < plain < 0.05
   assert plain / fed_back > 10, (plain, fed_back)
 
 
@@ -243,9 +236,7 @@ def test_feedback_loses_nothing_for_good():
   del tree['half']
   residual = odd_tree(seed=1)
   del residual['half']
-  got, left = each(
-    lambda t, r: squinch.all_reduce_with_feedback(t, r, 'data', mean=True)
-  )(tree, residual)
+  got, left = each(feed_back)(tree, residual)
   for name in tree:
     arrived = 8 * got[name][0] + left[name].sum(0)
     wanted = (tree[name] + residual[name]).sum(0)
@@ -262,9 +253,7 @@ def test_what_is_no_number_arrives_as_nan_and_is_not_remembered():
   shard = each(lambda x: squinch.reduce_scatter(x, 'data'))(x)
   np.testing.assert_array_equal(np.isnan(shard.reshape(64, 2)), spoilt)
   residual = gradients(64, 2, seed=1)
-  got, left = each(lambda x, r: squinch.all_reduce_with_feedback(x, r, 'data'))(
-    x, residual
-  )
+  got, left = each(feed_back)(x, residual)
   for replica in got:
     np.testing.assert_array_equal(np.isnan(replica), spoilt)
   assert np.isfinite(left).all()
