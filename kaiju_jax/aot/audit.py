@@ -64,22 +64,6 @@ def problems(
   return tuple(dict.fromkeys(lines))
 
 
-def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
-  """Returns the bytes of weights' gradients that one device sends over fsdp.
-
-  It adds up the exchanges and sums of matrices in one step, and leaves out sums
-  of vectors. All-reduces count, because a TPU's compiler turns a small
-  reduce-scatter into one.
-  """
-  return sum(
-    x.total
-    for x in collectives
-    if 'fsdp' in _names(x)
-    and x.kind in ('all-to-all', 'all-reduce', 'reduce-scatter')
-    and len(_bare(x.shape)) > 1
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class _Subject:
   """The matrices that a kind of collective must not carry in float.

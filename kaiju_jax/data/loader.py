@@ -43,16 +43,6 @@ class RowSource(Protocol):
     """Returns row `index`, from 0 on; the next epoch follows each epoch."""
 
 
-class Accountable(RowSource, Protocol):
-  """A row source that can verify that its rows are still the same."""
-
-  def account(self, index: int) -> Any:
-    """Returns a record of the rows before `index`, for JSON."""
-
-  def check_account(self, index: int, account: Any) -> None:
-    """Raises ValueError if `account(index)` is not `account`."""
-
-
 class Batches(Iterator[packing.Batch]):
   """An endless iterator of batches [A, B, L], with a state to resume from."""
 

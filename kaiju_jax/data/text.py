@@ -36,7 +36,6 @@ class Corpus:
     parents: {document's index: int[n], the parent of each of its n tokens}, for
       documents that are trees.
     names: the N documents' names.
-    byte_counts: int64[256], how often each byte of UTF-8 occurs in the texts.
     token_bytes: int32[T], how many bytes each token stands for (0 for BOS);
       None where the corpus is not measured.
     weights: float32[T], the weight of each token's loss; None for ones.
@@ -48,7 +47,6 @@ class Corpus:
   begins: np.ndarray
   parents: Mapping[int, np.ndarray]
   names: tuple[str, ...]
-  byte_counts: np.ndarray
   token_bytes: np.ndarray | None = None
   weights: np.ndarray | None = None
   labels: np.ndarray | None = None
@@ -68,7 +66,6 @@ def corpus(
   """
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
   tokens, token_bytes, parents, names = [], [], {}, []
-  byte_counts = np.zeros(256, np.int64)
   for index, document in enumerate(documents):
     piece = documents_lib.encode(document, tokenizer)
     tokens.append(piece.tokens.astype(dtype))
@@ -78,15 +75,11 @@ def corpus(
     if measured:
       token_bytes.append(np.zeros(1, np.int32))
       token_bytes += map(tokenizer.measure, document.segments)
-    for segment in document.segments:
-      data = np.frombuffer(segment.encode(), np.uint8)
-      byte_counts += np.bincount(data, minlength=256)
   return Corpus(
     tokens=np.concatenate(tokens),
     begins=np.concatenate([[0], np.cumsum([len(one) for one in tokens])]),
     parents=parents,
     names=tuple(names),
-    byte_counts=byte_counts,
     token_bytes=np.concatenate(token_bytes) if measured else None,
   )
 

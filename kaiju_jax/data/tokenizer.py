@@ -26,8 +26,6 @@ import numpy as np
 from kaiju_jax.data.guarded import client
 from kaiju_jax.storage import addresses
 
-Refused = client.Refused
-
 # Words, code, digits and other scripts, which tokenizers cut differently.
 _SAMPLE = """The children's teachers, unlike their students, didn't answer.
   def f_2(x: list[int]) -> str:\t# naïve\n    return f"{x!r}\\n" * 12345

@@ -298,6 +298,5 @@ def corpus(
     # Trees are never cut, and neither is a conversation.
     parents={i: one.parents for i, (_, one) in enumerate(named)},
     names=tuple(name for name, _ in named),
-    byte_counts=np.zeros(256, np.int64),
     weights=np.concatenate([one.weights for _, one in named]),
   )

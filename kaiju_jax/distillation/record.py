@@ -42,7 +42,6 @@ import zstandard
 from kaiju_jax.distillation import config as config_lib
 
 TOKENS = 1024
-CODINGS = ('counts', 'log8', 'float16')
 _LEVEL = 3
 _STEPS_PER_OCTAVE = 12
 # With at least this many entries, Gumbel's values are hardly ever above 1.
@@ -58,7 +57,7 @@ class Form:
   Attributes:
     vocab_size: V, one more than the largest id.
     entries: T, the most entries of a token.
-    coding: how weights are coded, one of `CODINGS`.
+    coding: how weights are coded, 'counts', 'log8' or 'float16'.
     largest: the largest count, where weights are counts.
   """
 

@@ -189,20 +189,6 @@ def prefix_hit_rate(prefix: float, behind: float) -> float:
   return prefix / (prefix + behind)
 
 
-def mean_prefix_hit_rate(
-  prefix: float, message: float, per_turn: float, turns: float
-) -> float:
-  """Returns the same over sessions of a geometric number of turns.
-
-  Args:
-    prefix: tokens of the character's prefix.
-    message: tokens of the user's text.
-    per_turn: tokens that a turn adds to the history.
-    turns: mean turns of a session; the mean turn has turns − 1 before it.
-  """
-  return prefix_hit_rate(prefix, message + per_turn * (turns - 1))
-
-
 def crossover(cheaper: Inputs, dearer: Inputs) -> float:
   """Returns the daily users from which the model that costs more to train pays.
 

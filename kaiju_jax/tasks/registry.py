@@ -162,11 +162,6 @@ def questions(data: data_config.DataConfig) -> Any:
   return task.questions(data)
 
 
-def chance(data: data_config.DataConfig) -> float:
-  """Returns the accuracy of random guesses."""
-  return questions(data).chance
-
-
 def _load_text(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   found = texts_lib.read(experiment)

@@ -184,31 +184,3 @@ def test_half_of_an_axis_is_audited_as_the_axis():
   place = PLACES[0]
   part = [(*each[:3], ('fsdp (4 of 8)',)) for each in _gathers(place)]
   assert all(_found(part, place))
-  mesh = sharding_config.MeshConfig(8, 1)
-  sent = _collective('all-to-all', 'u8', (6, 40), ('fsdp (4 of 8)',), mesh)
-  assert audit.gradient_bytes([sent]) == 240
-
-
-def test_the_bytes_of_gradients_are_those_of_matrices_over_fsdp():
-  mesh = sharding_config.MeshConfig(2, 4)
-
-  def sent(kind, dtype, shape, axis):
-    return _collective(kind, dtype, shape, (axis,), mesh)
-
-  matrices = [
-    sent('all-to-all', 'u8', (6, 40), 'fsdp'),
-    sent('all-reduce', 'f32', (5, 40), 'fsdp'),
-    sent('reduce-scatter', 'bf16', (5, 20), 'fsdp'),
-  ]
-  others = [
-    # Vectors, whatever sizes of 1 a compiler adds.
-    sent('all-reduce', 'f32', (12_288,), 'fsdp'),
-    sent('all-reduce', 'f32', (1, 12_288, 1), 'fsdp'),
-    sent('all-to-all', 'u8', (1, 4096), 'fsdp'),
-    sent('all-reduce', 'f32', (), 'fsdp'),
-    # Weights, and what crosses the other axis.
-    sent('all-gather', 's8', (6, 40), 'fsdp'),
-    sent('all-reduce', 'f32', (5, 40), 'tensor'),
-  ]
-  assert audit.gradient_bytes(matrices) == 240 + 800 + 200
-  assert audit.gradient_bytes([*matrices, *others]) == 240 + 800 + 200

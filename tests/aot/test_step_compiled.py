@@ -82,8 +82,17 @@ def test_codes_cross_and_nothing_else(place):
 
 @pytest.mark.parametrize('place', OTHER_WIRES)
 def test_gradients_are_six_bits(place):
-  squinch = audit.gradient_bytes(_of(place))
-  floats = audit.gradient_bytes(_of(place, wire_gradients='float'))
+  squinch, floats = (
+    sum(
+      x.total
+      for x in _of(place, **options)
+      # A TPU's compiler turns a small reduce-scatter into an all-reduce.
+      if x.kind in ('all-to-all', 'all-reduce', 'reduce-scatter')
+      and 'fsdp' in ' '.join(x.axes)
+      and sum(n > 1 for n in x.shape) > 1
+    )
+    for options in ({}, {'wire_gradients': 'float'})
+  )
   assert 0.3 < squinch / floats <= 0.40
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from kaiju_jax.evaluation import decision
-from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.runs import exchange
+from kaiju_jax.storage import files
 from tests.evaluation.gate import test_gate as gate
 from tests.experiments import forked
 from tests.interchange import family_folders
@@ -28,7 +28,8 @@ def models(tmp_path):
   folder = family_folders.write(tmp_path / 'folder', fields)
   (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
   (folder / 'chat_template.jinja').write_text(shapes._CHATML)
-  golden.write(tmp_path / 'golden.jsonl', [gate.conversation()])
+  talk = dataclasses.asdict(gate.conversation())
+  files.write_json_lines(tmp_path / 'golden.jsonl', [talk])
   return tmp_path
 
 

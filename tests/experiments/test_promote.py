@@ -10,6 +10,7 @@ from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import promotion
+from kaiju_jax.storage import files
 from tests.evaluation.gate import test_gate as gate
 from tests.experiments import forked
 from tests.interchange import toys
@@ -26,8 +27,14 @@ def test_what_its_gates_promote_is_served_and_nothing_else(tmp_path):
   other = dataclasses.replace(model, window=6)
   test_exchange.run_of(tmp_path / 'other_run', other)
   exchange.export(tmp_path / 'other_run', tmp_path / 'other', 'kaiju')
-  talks = [gate.conversation(n, x) for n in range(2) for x in golden.TIERS]
-  golden.write(tmp_path / 'golden.jsonl', talks)
+  files.write_json_lines(
+    tmp_path / 'golden.jsonl',
+    (
+      dataclasses.asdict(gate.conversation(n, tier))
+      for n in range(2)
+      for tier in golden.TIERS
+    ),
+  )
   asked = (
     f'--golden={tmp_path / "golden.jsonl"}',
     *('--forced', '--judge=rules', '--rows=8'),

@@ -18,9 +18,6 @@ to its end. `author` says who wrote it; 'generated' marks those that a program
 made. A line may name its `language` as well; it is 'en' by default.
 """
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 import pathlib
 from typing import Any
@@ -118,13 +115,6 @@ def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
   return found
 
 
-def write(path: pathlib.Path, conversations: Iterable[Conversation]) -> None:
-  """Writes a file that `load` reads."""
-  files.write_json_lines(
-    path, (dataclasses.asdict(check(one)) for one in conversations)
-  )
-
-
 def check(one: Conversation) -> Conversation:
   """Returns a conversation that is whole.
 
@@ -155,15 +145,6 @@ def check(one: Conversation) -> Conversation:
   ):
     raise ValueError(f'probes: none for backstory at turn {TURNS}, the last.')
   return one
-
-
-def by_tier(
-  conversations: Sequence[Conversation],
-) -> Mapping[str, list[Conversation]]:
-  """Returns the conversations of each tier, also of those without any."""
-  return {
-    tier: [one for one in conversations if one.tier == tier] for tier in TIERS
-  }
 
 
 def _check_probe(where: str, probe: Probe) -> None:

@@ -29,8 +29,6 @@ from kaiju_jax.tasks.needle import questions as needle
 BOS, NAMES, VALUES = needle.BOS, needle.KEYS, needle.VALUES
 FILLER = needle.FILLER[:-2]
 COMMON, FREQUENT = needle.FILLER[-2:]
-# A guess among all values, for one answer.
-CHANCE = needle.CHANCE
 
 CHAINS = 4  # Of variables in a question.
 MOST_HOPS = 4
