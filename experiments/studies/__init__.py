@@ -1,0 +1,1 @@
+"""The code of results pages, one module or package per page."""

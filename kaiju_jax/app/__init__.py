@@ -1,0 +1,1 @@
+"""Assembles the server: its engine, replicas, folder, and drift's candidates."""

@@ -1,0 +1,1 @@
+"""Decides whether a model may replace another: quantization, personas, caches."""
