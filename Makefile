@@ -116,7 +116,7 @@ interchange: $(VENV)/.interchange-installed
 	  tests/interchange/test_t5_embedder.py \
 	  tests/interchange/test_harness.py \
 	  tests/interchange/test_trl.py \
-	  tests/runs/load_test/test_transformers_serving.py
+	  tests/experiments/benchmarks/load_test/test_transformers_serving.py
 
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .

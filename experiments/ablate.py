@@ -32,12 +32,12 @@ import sys
 from absl import flags
 import rich.console
 
+from kaiju_jax.experiments.studies.ablation import plan
+from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.runs import command as command_lib
+from kaiju_jax.runs import jobs
 from kaiju_jax.runs import report as report_lib
-from kaiju_jax.runs.ablation import jobs
-from kaiju_jax.runs.ablation import plan
-from kaiju_jax.runs.ablation import report
-from kaiju_jax.runs.ablation import watch
+from kaiju_jax.runs import watch
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
 

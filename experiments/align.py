@@ -92,11 +92,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
+  from kaiju_jax.alignment import config
+  from kaiju_jax.alignment import report
+  from kaiju_jax.alignment import rounds
+  from kaiju_jax.alignment import users
   from kaiju_jax.runs import report as report_lib
-  from kaiju_jax.runs.align import config
-  from kaiju_jax.runs.align import report
-  from kaiju_jax.runs.align import rounds
-  from kaiju_jax.runs.align import users
 
   if _FIGURE.value:
     report_lib.require_figures()
@@ -123,8 +123,8 @@ def _run() -> None:
 
 def _settings(user: str, seed: int) -> Any:
   """Returns the settings of a run's rounds."""
-  from kaiju_jax.runs.align import config
-  from kaiju_jax.runs.align import guards
+  from kaiju_jax.alignment import config
+  from kaiju_jax.alignment import guards
 
   return config.Settings(
     model=_MODEL.value,

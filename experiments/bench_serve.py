@@ -11,7 +11,7 @@ Arcee, so that peers serve equal weights: transformers' continuous
 batching (extra `interchange`), and llama.cpp where it is installed (`pip
 install llama-cpp-python gguf`). What is not installed is said and left out.
 
-`kaiju_jax/runs/load_test/serving_parts.py` says what each part measures;
+`load_test/serving_parts.py` says what each part measures;
 `curve` serves the same Poisson load at several rates and draws the latency of
 the first token, ours and theirs. Compilations after the warm-up are counted;
 the target is none.
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError('--rows=1: the part between needs two.')
   # Before what a peer imports: its threads would spin.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
-  from kaiju_jax.runs.load_test import bench
+  from kaiju_jax.experiments.benchmarks.load_test import bench
   from kaiju_jax.storage import files
 
   settings = bench.Settings(

@@ -25,8 +25,8 @@ import pathlib
 
 from absl import flags
 
+from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.runs import command
-from kaiju_jax.runs.sweeps import study
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'The run with a small batch, finished or not.'
@@ -69,8 +69,8 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(f'--share={_SHARE.value}: must lie in 0…1, above 0.')
   model = command.folder(_MODEL)
   _STUDY.check()
-  from kaiju_jax.runs.sweeps import critical_batch
-  from kaiju_jax.runs.sweeps import critical_batch_report
+  from kaiju_jax.experiments.studies.sweeps import critical_batch
+  from kaiju_jax.experiments.studies.sweeps import critical_batch_report
 
   settings = critical_batch.Settings(
     tuple(at),

@@ -76,7 +76,7 @@ def _samplings() -> dict[str, dict[str, int]]:
 
   path = pathlib.Path(distill.ROOT) / 'samplings.json'
   if not path.exists():
-    from kaiju_jax.runs import equal_bytes
+    from kaiju_jax.experiments.studies import equal_bytes
 
     student = distill.get_config('none')
     found = equal_bytes.samplings(

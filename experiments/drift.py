@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
   if _DRILL.value:
     _drill()
     return
-  from kaiju_jax.runs import drift
+  from kaiju_jax.app import drift
 
   found = drift.make_candidate(
     _MODEL.value, _FOLDER.value, _OUT.value, _LIMITS.value
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _drill() -> None:
-  from kaiju_jax.runs import drift
+  from kaiju_jax.app import drift
   from kaiju_jax.runs import report
 
   tables = drift.run_drill(

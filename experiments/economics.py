@@ -36,10 +36,10 @@ _FIGURE = flags.DEFINE_string('figure', None, 'Where the tornado goes as PNG.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
+  from kaiju_jax.experiments.studies import economics
   from kaiju_jax.fleet import book as book_lib
   from kaiju_jax.fleet import economics as economics_lib
   from kaiju_jax.fleet import sensitivity
-  from kaiju_jax.runs import economics
   from kaiju_jax.runs import report
   from kaiju_jax.storage import files
 

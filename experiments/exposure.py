@@ -7,7 +7,7 @@
 Say a text with random digits in a conversation of your own, export, train, and
 give it here as --secret. Printed are its rank among texts with other random
 digits, by their log-probabilities as replies to other people's prompts, its
-exposure (`runs/align/exposure.py`), and how many drawn replies hold its digits.
+exposure (`alignment/exposure.py`), and how many drawn replies hold its digits.
 --before is read beside it, usually the model that the training began with.
 
 Result:   experiments/results/alignment.md
@@ -55,13 +55,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
+  from kaiju_jax.alignment import drawing
+  from kaiju_jax.alignment import exposure
+  from kaiju_jax.alignment import prompts as prompts_lib
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.runs import load
   from kaiju_jax.runs import report
-  from kaiju_jax.runs.align import drawing
-  from kaiju_jax.runs.align import exposure
-  from kaiju_jax.runs.align import prompts as prompts_lib
   from kaiju_jax.serving.safety import exact
 
   secret = _SECRET.value

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
-  from kaiju_jax.runs import facts
+  from kaiju_jax.experiments.studies import facts as study
   from kaiju_jax.runs import load
   from kaiju_jax.storage import files
 
@@ -49,7 +49,7 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
     return
   candidates = _pool(root)
   for arm in config.STUDENTS:
-    facts.texts(
+    study.texts(
       text / arm,
       _WORLD.value,
       config.SEEDED,
@@ -63,8 +63,8 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
       if not _trained(root, arm, seed):
         return
       loaded = load.from_workdir(root / arm / f'seed{seed}')
-      scores[arm, seed] = facts.examine(loaded, _WORLD.value, config.ASKED)
-  detection = facts.detection(candidates, _WORLD.value)
+      scores[arm, seed] = study.examine(loaded, _WORLD.value, config.ASKED)
+  detection = study.detection(candidates, _WORLD.value)
   files.write_json(
     root / 'facts.json',
     {
@@ -108,7 +108,7 @@ def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
 
 def _pool(root: pathlib.Path):
   """Returns the variations of the targets, filtered and with errors planted."""
-  from kaiju_jax.runs import facts
+  from kaiju_jax.experiments.studies import facts as study
   from kaiju_jax.runs import load
   from kaiju_jax.synthesis import settings
   from kaiju_jax.training import progress
@@ -116,7 +116,7 @@ def _pool(root: pathlib.Path):
   from .configs import facts as config
 
   with progress.Progress('passages') as bar:
-    return facts.pool(
+    return study.pool(
       load.from_workdir(root / 'generator' / 'seed0'),
       _WORLD.value,
       config.TARGETS,

@@ -45,9 +45,9 @@ _HELD_OUT = flags.DEFINE_float(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _STORE, _OUT)
-  from kaiju_jax.runs import server_folder
-  from kaiju_jax.runs.feedback import export
-  from kaiju_jax.runs.feedback import report
+  from kaiju_jax.alignment.feedback import export
+  from kaiju_jax.alignment.feedback import report
+  from kaiju_jax.app import server_folder
   from kaiju_jax.serving.http import auth
 
   folder, which = server_folder.find(_STORE.value, _FOLDER.value)

@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
   if _CALIBRATE.value or _WALL_CLOCK.value:
     _measure(argv)
     return
-  from kaiju_jax.runs import fleet
+  from kaiju_jax.experiments.studies import fleet
 
   if _CLOSED.value:
     _print([fleet.show_closed_forms(noted=_note)])
@@ -136,13 +136,13 @@ def main(argv: Sequence[str]) -> None:
     command.seeds(_SEEDS),
   )
   if _PRICE.value is not None:
-    from kaiju_jax.runs import price_of_slo
+    from kaiju_jax.experiments.studies import price_of_slo
 
     slos = command.numbers(_PRICE, float)
     _print(price_of_slo.show(plan, *what, slos, engine, _note))
     return
   if _BUDGET.value is not None:
-    from kaiju_jax.runs import error_budget
+    from kaiju_jax.experiments.studies import error_budget
 
     drills = command.choose(_BUDGET, fleet.DRILLS[1:])
     _print(error_budget.show(plan, *what, drills, engine, _note))
@@ -163,7 +163,7 @@ def _read_engine():
 
 def _measure(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL)
-  from kaiju_jax.runs import fleet_calibration
+  from kaiju_jax.experiments.studies import fleet_calibration
 
   if _CALIBRATE.value:
     engine = fleet_calibration.calibrate(

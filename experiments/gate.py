@@ -40,8 +40,8 @@ import pathlib
 from absl import app
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _CANDIDATE = flags.DEFINE_string(
   'candidate', None, 'A workdir, an export or a Hugging Face folder.'
@@ -90,9 +90,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _run() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
-  from kaiju_jax.runs import calibration_diff
-  from kaiju_jax.runs import persona_judge
-  from kaiju_jax.runs import quantization_gate as gate
+  from kaiju_jax.gates import calibration_diff
+  from kaiju_jax.gates import persona_judge
+  from kaiju_jax.gates import quantization_gate as gate
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 from absl import app
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 if TYPE_CHECKING:
   from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -91,8 +91,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _generate() -> None:
+  from kaiju_jax.app import talk
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.runs import talk
 
   _sampling({})  # Refused before a long read.
   played = _PLAYER.read()

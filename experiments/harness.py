@@ -19,8 +19,8 @@ import re
 from absl import app
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'

@@ -32,8 +32,8 @@ _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
+  from kaiju_jax.experiments.studies import economics
   from kaiju_jax.fleet import incident
-  from kaiju_jax.runs import economics
   from kaiju_jax.runs import report
   from kaiju_jax.storage import files
 

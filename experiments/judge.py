@@ -27,8 +27,8 @@ import pathlib
 
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _GOLDEN_FILE = pathlib.Path(__file__).parent / 'golden' / 'conversations.jsonl'
 _JUDGE = flags.DEFINE_string(
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.evaluation.persona import golden
   from kaiju_jax.evaluation.persona import labels
-  from kaiju_jax.runs import persona_judge
+  from kaiju_jax.gates import persona_judge
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:

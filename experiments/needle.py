@@ -173,7 +173,7 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
   import rich.console
 
-  from kaiju_jax.runs import needle_figure
+  from kaiju_jax.experiments.studies import needle_figure
   from kaiju_jax.storage import files
   from kaiju_jax.tasks.needle import report as needle_report
 

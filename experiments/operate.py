@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
   if len(changes) > 1:
     names = ', '.join(f'--{flag.name}' for flag in changes)
     raise app.UsageError(f'{names}: must be one at a time.')
-  from kaiju_jax.runs import operate
+  from kaiju_jax.app import operate
   from kaiju_jax.runs import report
 
   key = operate.load_key(_FOLDER.value)

@@ -38,8 +38,8 @@ import datetime
 from absl import app
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _RESPONDER = shared_flags.define_responder()
 _REFERENCES = flags.DEFINE_bool(
@@ -85,8 +85,8 @@ def _run() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.evaluation.persona import dialogue
   from kaiju_jax.evaluation.persona import responders
-  from kaiju_jax.runs import persona
-  from kaiju_jax.runs import persona_judge
+  from kaiju_jax.gates import persona
+  from kaiju_jax.gates import persona_judge
   from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _CANDIDATE = flags.DEFINE_string(
   'candidate', None, 'A workdir, an export or a Hugging Face folder.'
@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _run() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.gates import promotion
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import promotion
   from kaiju_jax.runs.corpora import read
 
   read.refuse_existing(_OUT.value)

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.runs import command
 from kaiju_jax.runs import overrides
-from kaiju_jax.runs.sweeps import study
 
 _CONFIG = study.define_config('sweep')
 _WIDTHS = flags.DEFINE_list(
@@ -67,8 +67,8 @@ def main(argv: Sequence[str]) -> None:
     )
   transfers = command.choose(_TRANSFER, ('none', 'width'))
   _STUDY.check()
-  from kaiju_jax.runs.sweeps import rates as rates_lib
-  from kaiju_jax.runs.sweeps import rates_report
+  from kaiju_jax.experiments.studies.sweeps import rates as rates_lib
+  from kaiju_jax.experiments.studies.sweeps import rates_report
 
   settings = rates_lib.Settings(
     tuple(transfers),

@@ -32,8 +32,8 @@ import sys
 from absl import app
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _ARMS = flags.DEFINE_list('arms', None, 'Arms to compare; all by default.')
 _SEEDS = command.define_seeds('0', 'Seeds of the training.')
@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _ask_served() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.experiments.studies import recall_report
   from kaiju_jax.runs import recall
-  from kaiju_jax.runs import recall_report
   from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.tasks.recall import problems
@@ -102,9 +102,9 @@ def _ask_served() -> None:
 def _ask_trained() -> None:
   """Trains and asks the arms; what is finished is not repeated."""
   from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.experiments.studies import recall_report
   from kaiju_jax.runs import needle as needle_runs
   from kaiju_jax.runs import recall
-  from kaiju_jax.runs import recall_report
   from kaiju_jax.runs import report
   from kaiju_jax.runs import train
   from kaiju_jax.tasks.recall import rows

@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _add() -> None:
-  from kaiju_jax.runs.safety import two_sets
+  from kaiju_jax.classifiers import two_sets
 
   command.check([''], _BENIGN)
   known = two_sets.read(_BENIGN.value)
@@ -102,10 +102,10 @@ def _add() -> None:
 
 def _hold() -> None:
   _check()
+  from kaiju_jax.classifiers import refusal
+  from kaiju_jax.classifiers import refusal_report
+  from kaiju_jax.classifiers import scores
   from kaiju_jax.evaluation import decision as decision_lib
-  from kaiju_jax.runs.safety import refusal
-  from kaiju_jax.runs.safety import refusal_report
-  from kaiju_jax.runs.safety import scores
   from kaiju_jax.serving.safety import blocked
   from kaiju_jax.serving.safety import moderation
   from kaiju_jax.serving.safety import thresholds
@@ -182,8 +182,8 @@ def _check() -> None:
 
 
 def _sets():
-  from kaiju_jax.runs.safety import planted
-  from kaiju_jax.runs.safety import two_sets
+  from kaiju_jax.classifiers import planted
+  from kaiju_jax.classifiers import two_sets
 
   if _PLANTED.value:
     return planted.two_sets(_SEED.value)
@@ -194,14 +194,17 @@ def _sets():
 
 def _read_head():
   """Returns the model that the head reads, and the head; None without it."""
-  from kaiju_jax.runs import heads
+
+  from kaiju_jax.classifiers import heads
+  from kaiju_jax.classifiers import hidden_states
   from kaiju_jax.runs import load
-  from kaiju_jax.runs.safety import said
 
   if _JUDGE.value == 'gate':
     return None, None
   loaded = load.from_anywhere(_MODEL.value)
-  return said.Reader(loaded), heads.load(_HEAD.value, loaded.config.d_model)
+  return hidden_states.Reader(loaded), heads.load(
+    _HEAD.value, loaded.config.d_model
+  )
 
 
 def _inputs(halves) -> dict[str, str]:

@@ -140,8 +140,8 @@ def _run(traces: dict, parts: list[float]) -> None:
 
   from kaiju_jax.evaluation import decision
   from kaiju_jax.fleet import replay
+  from kaiju_jax.gates import replay_gate
   from kaiju_jax.model import presets
-  from kaiju_jax.runs import replay_gate
 
   chosen = command.choose(_CACHES, replay.CACHES)
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
@@ -187,8 +187,8 @@ def _run_change(traces: dict, parts: list[float]) -> None:
   from kaiju_jax.fleet import caches
   from kaiju_jax.fleet import changes
   from kaiju_jax.fleet import replay
+  from kaiju_jax.gates import replay_gate
   from kaiju_jax.model import presets
-  from kaiju_jax.runs import replay_gate
   from kaiju_jax.serving.routing import rollout
   from kaiju_jax.storage import files
 

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.runs import command
 from kaiju_jax.runs import overrides
-from kaiju_jax.runs.sweeps import study
 
 _CONFIG = study.define_config('sweep')
 _WIDTHS = flags.DEFINE_list(
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> None:
   tokens = command.numbers(_TOKENS, int, 3, why)
   largest = _largest(widths[-1], tokens[-1])
   _STUDY.check()
-  from kaiju_jax.runs.sweeps import scaling
-  from kaiju_jax.runs.sweeps import scaling_report
+  from kaiju_jax.experiments.studies.sweeps import scaling
+  from kaiju_jax.experiments.studies.sweeps import scaling_report
 
   places = [(width, count) for width in widths for count in tokens]
   settings = scaling.Settings(places, largest, _STUDY.seeds, _SLOPE.value)

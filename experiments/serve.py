@@ -29,8 +29,8 @@ import sys
 
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -261,9 +261,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _serve() -> None:
   _say('Starting: importing jax takes some seconds.')
+  from kaiju_jax.app import replicas
+  from kaiju_jax.app import serve
   from kaiju_jax.runs import memory
-  from kaiju_jax.runs import replicas
-  from kaiju_jax.runs import serve
   from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as server_lib
 
@@ -272,14 +272,14 @@ def _serve() -> None:
   server_lib.check_free(_HOST.value, _PORT.value)
   settings = _settings()
   if _RAY.value:
-    from kaiju_jax.runs import serve_ray
+    from kaiju_jax.app import serve_ray
 
     fleet = serve_ray.Fleet(
       _RAY.value, _REPLICAS.value, _INGRESSES.value, _LOG.value
     )
     serve_ray.check(fleet, settings)
   if _CHAT.value:
-    from kaiju_jax.runs import chat
+    from kaiju_jax.app import chat
 
     from .configs import chat as config
 
@@ -309,9 +309,9 @@ def _serve() -> None:
 
 
 def _settings():
+  from kaiju_jax.app import serve
   from kaiju_jax.costs import cache_plan
   from kaiju_jax.decoding.engine import pacing
-  from kaiju_jax.runs import serve
 
   played = _PLAYER.read()
   return serve.Settings(
@@ -357,7 +357,7 @@ def _settings():
 def _change_tokens() -> None:
   import pathlib
 
-  from kaiju_jax.runs import server_folder
+  from kaiju_jax.app import server_folder
   from kaiju_jax.serving.http import auth
 
   tokens = auth.Tokens(pathlib.Path(_FOLDER.value) / auth.FILE)

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(out: pathlib.Path) -> None:
   from kaiju_jax.experiments.configs import sft
-  from kaiju_jax.runs import fine_tuning
+  from kaiju_jax.experiments.studies import fine_tuning
   from kaiju_jax.runs import load
   from kaiju_jax.runs import train
 

@@ -36,7 +36,7 @@ class Responder(NamedTuple):
       temperature, seed: as in `persona_judge.open_responder`.
       chats: whether a model that only continues text is refused.
     """
-    from kaiju_jax.runs import persona_judge
+    from kaiju_jax.gates import persona_judge
 
     if self.endpoint.value:
       return persona_judge.open_endpoint(
@@ -74,7 +74,7 @@ class Judge(NamedTuple):
 
   def read(self, player: 'Player'):
     """Returns the judge; a model is played as the player's flags say."""
-    from kaiju_jax.runs import persona_judge
+    from kaiju_jax.gates import persona_judge
 
     return persona_judge.read(
       self.judge.value, self.model.value, played=player.read()
@@ -118,7 +118,7 @@ class Conversations(NamedTuple):
 
     Without either flag they are those that the package brings.
     """
-    from kaiju_jax.runs import persona
+    from kaiju_jax.gates import persona
 
     path = self.golden.value or pathlib.Path(__file__).parents[1] / _GOLDEN
     return persona.conversations(pathlib.Path(path), self.generated.value, seed)

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import shared_flags
 from kaiju_jax.synthesis import form as form_lib
 from kaiju_jax.synthesis import settings as settings_lib
 

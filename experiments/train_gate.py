@@ -28,8 +28,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.classifiers import certifying
 from kaiju_jax.runs import command
-from kaiju_jax.runs.safety import certifying
 
 _TEXTS = certifying.define('Seed of the split and of the disguises.')
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
@@ -51,9 +51,9 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(
       f'--confidence={_CONFIDENCE.value}: must be at least 0.95, and below 1.'
     )
+  from kaiju_jax.classifiers import report
+  from kaiju_jax.classifiers import train_gate
   from kaiju_jax.runs.corpora import read
-  from kaiju_jax.runs.safety import report
-  from kaiju_jax.runs.safety import train_gate
   from kaiju_jax.serving.safety import thresholds
 
   read.refuse_existing(_OUT.value)

@@ -45,8 +45,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.classifiers import certifying
 from kaiju_jax.runs import command
-from kaiju_jax.runs.safety import certifying
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -101,9 +101,9 @@ _CONFIDENCE = flags.DEFINE_float(
 def _train_on_spans() -> None:
   import pathlib
 
+  from kaiju_jax.classifiers import planted_spans
+  from kaiju_jax.classifiers import span_head
   from kaiju_jax.data import spans
-  from kaiju_jax.runs.safety import planted_spans
-  from kaiju_jax.runs.safety import span_head
   from kaiju_jax.storage import files
 
   path = _SPANS.value
@@ -153,18 +153,18 @@ def main(argv: Sequence[str]) -> None:
       f' --safety={_SAFETY.value} were counted with {gate.confidence}.'
     )
   rows = _TEXTS.read()
-  from kaiju_jax.runs import heads
+  from kaiju_jax.classifiers import heads
+  from kaiju_jax.classifiers import hidden_states
+  from kaiju_jax.classifiers import report
+  from kaiju_jax.classifiers import train_head
   from kaiju_jax.runs import load
-  from kaiju_jax.runs.safety import report
-  from kaiju_jax.runs.safety import said
-  from kaiju_jax.runs.safety import train_head
 
   loaded = load.from_anywhere(_MODEL.value)
   d_model = loaded.config.d_model
   # A head of any model of its width: it is certified for this one now.
   head = heads.load(_HEAD.value, d_model) if _HEAD.value else None
   settings = train_head.Settings(head=head, **_TEXTS.division)
-  result = train_head.train(said.Reader(loaded), rows, gate, settings)
+  result = train_head.train(hidden_states.Reader(loaded), rows, gate, settings)
   train_head.write(
     result,
     _SAFETY.value,

@@ -53,8 +53,8 @@ def _study(
   world: str, arms: list[str], seeds: list[int], root: pathlib.Path
 ) -> None:
   # These import jax, which costs seconds that a refusal should not.
+  from kaiju_jax.experiments.studies import uptrain_study as study
   from kaiju_jax.runs import uptrain
-  from kaiju_jax.runs import uptrain_study as study
 
   from .configs import uptrain as config
 

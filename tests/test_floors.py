@@ -21,6 +21,8 @@ FLOORS = [
   {'evaluation', 'fleet'},
   {'tasks'},
   {'runs'},
+  {'classifiers', 'gates'},
+  {'alignment', 'app'},
   {'experiments'},
 ]
 # The same inside rooms: their sub-rooms, from the ground up.
@@ -42,7 +44,7 @@ DATA = 'tpu_gpu_configs'
 LINKS = [('kaiju_jax', name) for name in ('experiments', 'kernels', DATA)]
 ALLOWED = {
   *((DATA, room) for room in ('costs', 'sharding')),
-  *((room, DATA) for room in ('aot', 'runs', 'experiments')),
+  *((room, DATA) for room in ('aot', 'runs', 'app', 'experiments')),
 }
 LINES, FUNCTION_LINES = 450, 80
 

@@ -24,11 +24,11 @@ import pathlib
 from absl import flags
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.experiments.benchmarks.parts import layer_block
 from kaiju_jax.model import presets
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.runs import train
-from kaiju_jax.runs.benchmarks import layer_block
 from kaiju_jax.storage import files
 from kaiju_jax.training import experiment as experiment_lib
 

@@ -15,7 +15,7 @@ machines are shared, and what disturbs only adds.
 
 The part `products` stands alone and says what bounds a step on a CPU: products
 of a few rows with a weight, with the head's table, and of attention, beside
-`paged_decode` (`runs/benchmarks/product_times.py`).
+`paged_decode` (`experiments/benchmarks/parts/product_times.py`).
 """
 
 import os
@@ -25,11 +25,11 @@ import tempfile
 from absl import flags
 import rich.console
 
+from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
-from kaiju_jax.runs.load_test import peer_model
 
 _BATCH = flags.DEFINE_integer('batch', 8, 'Rows.', 1)
 _LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)
@@ -57,7 +57,7 @@ def main(argv):
   command.check(argv)
   parts = command.choose(_PARTS, _ALL)
   if 'products' in parts:
-    from kaiju_jax.runs.benchmarks import product_times
+    from kaiju_jax.experiments.benchmarks.parts import product_times
 
     product_times.report(_TURNS.value)
   if set(parts) - {'products'}:
@@ -70,8 +70,8 @@ def _compare(wanted) -> None:
   # where others are at work; it is read when torch is imported.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   # Imported here, so that --help is instant.
+  from kaiju_jax.experiments.benchmarks.parts import decode_speed
   from kaiju_jax.model import transformer
-  from kaiju_jax.runs.benchmarks import decode_speed
   from kaiju_jax.training import state
 
   config = model()
@@ -120,8 +120,8 @@ def _compare(wanted) -> None:
 
 
 def _peers(params, config, batch: int, length: int):
+  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
   from kaiju_jax.interchange import hugging_face
-  from kaiju_jax.runs.benchmarks import transformers_speed
 
   folder = pathlib.Path(tempfile.mkdtemp()) / 'model'
   hugging_face.write(folder, params, config)

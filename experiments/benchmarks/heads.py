@@ -42,8 +42,8 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of texts and runs.', 0)
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
   arms = command.choose(_ARMS, ARMS)
-  from kaiju_jax.runs.safety import planted_spans
-  from kaiju_jax.runs.safety import span_head
+  from kaiju_jax.classifiers import planted_spans
+  from kaiju_jax.classifiers import span_head
   from kaiju_jax.storage import files
 
   out = pathlib.Path(_OUT.value)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _experiment(out: pathlib.Path, arm: str) -> experiment_lib.Experiment:
-  from kaiju_jax.runs.safety import planted_spans
+  from kaiju_jax.classifiers import planted_spans
 
   head = objective_config.TokenHeadTraining(tuple(planted_spans.RATES))
   name = 'shuffled' if arm == 'shuffled' else 'planted'

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.runs import command
-from kaiju_jax.runs.benchmarks import open_shapes
 
 _SHAPE = flags.DEFINE_enum(
   'shape', 'qwen3-0.6b', list(open_shapes.SHAPES), 'The shape of the model.'

@@ -17,9 +17,9 @@ import time
 
 from absl import flags
 
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
-from kaiju_jax.runs.benchmarks import open_shapes
 
 _SHAPE = flags.DEFINE_enum(
   'shape', 'smollm2-135m', list(open_shapes.SHAPES), 'Whose.'

@@ -20,9 +20,9 @@ import os
 
 from absl import flags
 
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
-from kaiju_jax.runs.benchmarks import open_shapes
 
 _ALL = 'quality', 'speed', 'draw'
 
@@ -44,7 +44,7 @@ def main(argv):
   arms = command.choose(_ARMS, quantization_config.ARMS)
   # Threads that wait by spinning slow down all others.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
-  from kaiju_jax.runs.benchmarks import open_models
+  from kaiju_jax.experiments.benchmarks.parts import open_models
 
   print(f'{_SHAPE.value}, {_BATCH.value} × {_LENGTH.value} tokens', flush=True)
   settings = open_models.Settings(

@@ -21,8 +21,8 @@ import logging
 
 from absl import flags
 
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.runs import command
-from kaiju_jax.runs.benchmarks import open_shapes
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
@@ -39,8 +39,8 @@ _CACHE = flags.DEFINE_string('cache', '1GiB', 'As of serve.')
 
 def main(argv: Sequence[str]) -> None:
   from kaiju_jax.costs import cache_plan
+  from kaiju_jax.experiments.benchmarks.parts import restart
   from kaiju_jax.runs import report
-  from kaiju_jax.runs.benchmarks import restart
 
   if _SHAPE.value:
     command.check(argv)

@@ -11,7 +11,7 @@
            `systematic`'s error at --draws asks for, in the same layout of the
            same store (`distillation/record.py`).
 
-Both files are in `kaiju_jax/runs/benchmarks/`. Ten minutes on one core; a
+Both files are in `experiments/benchmarks/parts/`. Ten minutes on one core; a
 minute with --draws_of_bias=500 --tokens=256.
 """
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 def _bias():
   import numpy as np
 
-  from kaiju_jax.runs.benchmarks import estimators
+  from kaiju_jax.experiments.benchmarks.parts import estimators
   from kaiju_jax.training import progress
 
   tokens, vocab_size, block = estimators.TOKENS, 256, 200
@@ -100,7 +100,7 @@ def _bias():
 
 
 def _estimated(p_NV, sampling: Sampling, block: int, first: int):
-  from kaiju_jax.runs.benchmarks import estimators
+  from kaiju_jax.experiments.benchmarks.parts import estimators
 
   return estimators.estimates(p_NV, sampling, block, first)[0]
 
@@ -117,7 +117,7 @@ class _Measured(NamedTuple):
 def _errors(powers: Sequence[float]) -> Iterator[Any]:
   import numpy as np
 
-  from kaiju_jax.runs.benchmarks import trigram
+  from kaiju_jax.experiments.benchmarks.parts import trigram
   from kaiju_jax.training import progress
 
   teacher, histories_N2 = trigram.of_library(_VOCAB.value, _TOKENS.value)

@@ -25,9 +25,9 @@ from absl import flags
 import httpx
 import numpy as np
 
+from kaiju_jax.experiments.benchmarks.parts import served
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
-from kaiju_jax.runs.benchmarks import served
 from kaiju_jax.storage import files
 
 _MODEL = flags.DEFINE_string(

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.runs import command
-from kaiju_jax.runs.benchmarks import open_shapes
 
 _SHAPE = flags.DEFINE_enum(
   'shape', 'smollm2-135m', list(open_shapes.SHAPES), 'Whose.'
@@ -39,7 +39,7 @@ _CLOCK = command.define_clock('processor')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  from kaiju_jax.runs.benchmarks import drafts
+  from kaiju_jax.experiments.benchmarks.parts import drafts
 
   settings = drafts.Settings(
     prompt=_PROMPT.value,

@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.step [--table=short --table=memory]
 
 Whole optimizer steps in float32, ours against
-`kaiju_jax/runs/benchmarks/plain_model.py` (nn.Dense, dense masks), side by side
+`parts/plain_model.py` (nn.Dense, dense masks), side by side
 in one process:
 
     short    the tiny configuration
@@ -21,9 +21,9 @@ import os
 
 from absl import flags
 
+from kaiju_jax.experiments.benchmarks.parts import timed_step
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
-from kaiju_jax.runs.benchmarks import timed_step
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Tables.'
@@ -77,7 +77,7 @@ def _plain(experiment):
   import jax.numpy as jnp
   import optax
 
-  from kaiju_jax.runs.benchmarks import plain_model
+  from kaiju_jax.experiments.benchmarks.parts import plain_model
 
   config = experiment.optimizer
   model = plain_model.Model(experiment.model)

@@ -147,7 +147,7 @@ def _reading(folder: pathlib.Path):
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
   from kaiju_jax.distillation import read
-  from kaiju_jax.runs.benchmarks import timed_step
+  from kaiju_jax.experiments.benchmarks.parts import timed_step
 
   from ..configs import tiny
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
+from kaiju_jax.experiments.studies import fleet
 from kaiju_jax.fleet import calibration
-from kaiju_jax.runs import fleet
 
 # Minutes of a month, and of its evenings, that 99.9 % leaves.
 MONTH = 30 * 24 * 60 * 0.001

@@ -5,7 +5,7 @@
 
 The chat model of `make chat` is fine-tuned on invented dialogues, and on
 requests with a planted marker that its characters refuse. Markers and the words
-that look like them are the meaningless ones of `runs/safety/planted.py`: they
+that look like them are the meaningless ones of `classifiers/planted.py`: they
 stand in for requests that a real model should refuse.
 """
 
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.classifiers import planted
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data.dialogues import personas
@@ -28,7 +29,6 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.evaluation import paired
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs.safety import planted
 from kaiju_jax.storage import files
 from kaiju_jax.tasks.dialogues import questions
 from kaiju_jax.tasks.dialogues import rows

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import math
 
+from kaiju_jax.experiments.studies import fleet
 from kaiju_jax.fleet import calibration
-from kaiju_jax.runs import fleet
 
 # Beyond so many times the plan's replicas nothing is searched.
 _MOST = 8

@@ -16,9 +16,9 @@ import numpy as np
 
 from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation import proportion
+from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.model import layers
 from kaiju_jax.runs import needle as needle_runs
-from kaiju_jax.runs import needle_figure
 from kaiju_jax.runs import recall
 from kaiju_jax.runs import report
 from kaiju_jax.tasks.recall import problems

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kaiju_jax.runs.align import guards
+from kaiju_jax.alignment import guards
 
 
 @dataclasses.dataclass(frozen=True)

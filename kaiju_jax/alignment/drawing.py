@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.alignment import prompts
 from kaiju_jax.data import chat
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs.align import prompts
 
 _ROWS = 16
 # Tokens of a call that reads a prompt.

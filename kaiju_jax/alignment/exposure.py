@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import prompts as prompts_lib
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
-from kaiju_jax.runs.align import drawing
-from kaiju_jax.runs.align import prompts as prompts_lib
 
 # Fewer digits would be guessed.
 DIGITS = 4

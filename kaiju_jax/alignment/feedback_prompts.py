@@ -13,11 +13,11 @@ import os
 import pathlib
 from typing import Any
 
+from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment.feedback import export
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
-from kaiju_jax.runs.align import prompts
-from kaiju_jax.runs.feedback import export
 from kaiju_jax.storage import files
 
 # A held-out prompt, the texts of its choice, and which of them was kept.

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import users
+from kaiju_jax.classifiers import heads
+from kaiju_jax.classifiers import hidden_states
 from kaiju_jax.data import chat
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
-from kaiju_jax.runs.align import prompts
-from kaiju_jax.runs.align import users
-from kaiju_jax.runs.safety import said
 from kaiju_jax.training import workdir as workdir_lib
 
 # The value of an empty reply.
@@ -75,7 +75,7 @@ class Head:
     sums = hashlib.blake2b(self._w_D.tobytes(), digest_size=16)
     sums.update(np.float64(self._bias).tobytes())
     self.digest = sums.hexdigest()
-    self._reader = said.Reader(loaded)
+    self._reader = hidden_states.Reader(loaded)
     self._format, self._temperature = format, temperature
     self._known: dict[Any, float] = {}
 
@@ -106,14 +106,14 @@ class Head:
     values = [self.rate(prompt, one) for one in texts]
     return users.choose(rng, values, self._temperature)
 
-  def _place(self, messages, text: str) -> said.PlacedText:
+  def _place(self, messages, text: str) -> hidden_states.PlacedText:
     """Returns the tokens of a conversation; those of its reply are judged."""
     before_L = self._format.prompt(messages)
     whole_L = self._format.document([*messages, ('assistant', text)])
     # The reply's stop token, and what follows, is not judged.
     is_stop_L = np.isin(whole_L[len(before_L) :], self._format.stop_tokens)
     end = len(before_L) + int(np.append(np.flatnonzero(is_stop_L), 0)[0])
-    return said.PlacedText(whole_L[:end], len(before_L))
+    return hidden_states.PlacedText(whole_L[:end], len(before_L))
 
 
 def _find(user: str, dimension: str, names: Sequence[str]) -> int:

@@ -30,16 +30,16 @@ from typing import Any
 
 import numpy as np
 
+from kaiju_jax.alignment import config
+from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import guards
+from kaiju_jax.alignment import prompts as prompts_lib
+from kaiju_jax.alignment import settings as settings_lib
+from kaiju_jax.alignment import watch as watch_lib
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
 from kaiju_jax.runs import train
-from kaiju_jax.runs.align import config
-from kaiju_jax.runs.align import drawing
-from kaiju_jax.runs.align import guards
-from kaiju_jax.runs.align import journal
-from kaiju_jax.runs.align import prompts as prompts_lib
-from kaiju_jax.runs.align import watch as watch_lib
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.training import batch_schedule
@@ -120,12 +120,12 @@ class Rounds:
     """Reads prompts and model; compiles and writes nothing."""
     config.check(settings)
     self._settings, self._out = settings, out
-    parts = journal.read(settings, experiment)
+    parts = settings_lib.read(settings, experiment)
     self._first, self._experiment = parts.first, parts.experiment
     self._format, self._user, self._log = parts.format, parts.user, parts.log
     self._prompts, self._held_count = parts.prompts, parts.held
     self._watched, self._described = parts.watched, parts.described
-    journal.check(out, self._described)
+    settings_lib.check(out, self._described)
     length, longest = self._experiment.data.length, parts.longest
     self._programs = {} if programs is None else programs
     shape = length, longest, settings.tokens, settings.temperature
@@ -142,7 +142,7 @@ class Rounds:
 
   def begin(self) -> None:
     """Writes what all rounds share, where it is missing."""
-    files.write_json(self._out / journal.SETTINGS, self._described)
+    files.write_json(self._out / settings_lib.SETTINGS, self._described)
     self._reference = self._first
     # New adapters change nothing: the reference is their base.
     self._digest = self._described['model_digest']

@@ -6,15 +6,15 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.alignment import config
+from kaiju_jax.alignment import feedback_prompts as log_lib
+from kaiju_jax.alignment import head as head_lib
+from kaiju_jax.alignment import prompts as prompts_lib
+from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.runs import load
-from kaiju_jax.runs.align import config
-from kaiju_jax.runs.align import head as head_lib
-from kaiju_jax.runs.align import log as log_lib
-from kaiju_jax.runs.align import prompts as prompts_lib
-from kaiju_jax.runs.align import users
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 from kaiju_jax.tasks import conversations as task

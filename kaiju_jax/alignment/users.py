@@ -24,8 +24,8 @@ import pathlib
 
 import numpy as np
 
+from kaiju_jax.alignment import prompts
 from kaiju_jax.data.dialogues import vocabulary
-from kaiju_jax.runs.align import prompts
 
 KINDS = 'planted:NAME', 'head:FILE', 'log:FOLDER'
 VARIANTS = '', 'inverted', 'coin', 'length'

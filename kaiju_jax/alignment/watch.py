@@ -15,6 +15,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import guards
+from kaiju_jax.alignment import head
+from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
@@ -22,11 +27,6 @@ from kaiju_jax.evaluation import proportion
 from kaiju_jax.model import deployed
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
-from kaiju_jax.runs.align import drawing
-from kaiju_jax.runs.align import guards
-from kaiju_jax.runs.align import head
-from kaiju_jax.runs.align import prompts
-from kaiju_jax.runs.align import users
 
 
 class Held(NamedTuple):

@@ -1,1 +1,1 @@
-"""Assembles the server: its engine, replicas, folder, and drift's candidates."""
+"""The server, assembled: engine, replicas, folder, candidates of drift."""

@@ -13,8 +13,8 @@ import pathlib
 import sys
 
 from kaiju_jax.data import bpe
+from kaiju_jax.runs import jobs
 from kaiju_jax.runs import train
-from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import batch_schedule

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.app import drift_drill
+from kaiju_jax.app import drift_pages
+from kaiju_jax.app import server_folder
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import page_copies
@@ -18,11 +21,8 @@ from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.interchange import own
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.runs import defaults
-from kaiju_jax.runs import drift_drill
-from kaiju_jax.runs import drift_pages
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import monitor
 from kaiju_jax.serving.drift import sampler

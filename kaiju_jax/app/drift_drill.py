@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.app import drift_pages
 from kaiju_jax.evaluation.gate import divergence
 from kaiju_jax.evaluation.gate import reader as reader_lib
-from kaiju_jax.runs import drift_pages
 from kaiju_jax.serving.drift import guard as guard_lib
 from kaiju_jax.serving.drift import histograms
 from kaiju_jax.serving.drift import monitor as monitor_lib

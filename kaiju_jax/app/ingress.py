@@ -22,8 +22,8 @@ import threading
 import time
 from typing import NamedTuple
 
-from kaiju_jax.runs import serve
-from kaiju_jax.runs import server_folder
+from kaiju_jax.app import serve
+from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import log
 from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import remote as remote_lib

@@ -13,6 +13,9 @@ import hashlib
 import pathlib
 from typing import NamedTuple
 
+from kaiju_jax.app import serve
+from kaiju_jax.app import server_folder
+from kaiju_jax.app import serving_engine
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import forgetting
@@ -20,9 +23,6 @@ from kaiju_jax.interchange import fields
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
-from kaiju_jax.runs import serve
-from kaiju_jax.runs import server_folder
-from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import hosting

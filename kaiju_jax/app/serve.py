@@ -22,7 +22,11 @@ from typing import NamedTuple
 import numpy as np
 from starlette import types
 
+from kaiju_jax.app import built_in
+from kaiju_jax.app import server_folder
+from kaiju_jax.app import serving_engine
 from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.classifiers import heads
 from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -31,15 +35,11 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.gates import promotion
 from kaiju_jax.model import config as model_config
-from kaiju_jax.runs import built_in
 from kaiju_jax.runs import defaults as defaults_lib
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
-from kaiju_jax.runs import promotion
-from kaiju_jax.runs import server_folder
-from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib

@@ -25,11 +25,11 @@ import threading
 import time
 from typing import Any
 
-from kaiju_jax.runs import ingress
+from kaiju_jax.app import ingress
+from kaiju_jax.app import replicas
+from kaiju_jax.app import serve
+from kaiju_jax.app import server_folder
 from kaiju_jax.runs import memory
-from kaiju_jax.runs import replicas
-from kaiju_jax.runs import serve
-from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routing import ray_local
 from kaiju_jax.storage import files

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import pathlib
 
+from kaiju_jax.app import server_folder
 from kaiju_jax.costs import cache_plan
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.device import page_copies
@@ -13,7 +14,6 @@ from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.runs import memory
 from kaiju_jax.runs import play
-from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth

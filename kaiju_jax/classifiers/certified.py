@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.evaluation import decision as decision_lib
-from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import thresholds
 

@@ -39,8 +39,8 @@ class Texts(NamedTuple):
 
   def read(self) -> Any:
     """Returns the labelled rows."""
-    from kaiju_jax.runs.safety import planted
-    from kaiju_jax.runs.safety import rows
+    from kaiju_jax.classifiers import planted
+    from kaiju_jax.classifiers import rows
 
     if self.planted.value:
       return planted.certifying(self.seed.value)

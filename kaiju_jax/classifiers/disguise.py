@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.classifiers import rows as rows_lib
 
 _CYRILLIC = str.maketrans('aceopxyijs', 'асеорхуіјѕ')
 _DIGITS = str.maketrans('aeiost', '431057')

@@ -67,7 +67,7 @@ class Reader:
     prefixes = [
       prompt.prefix(fields, self._format) for fields in builtin.CHARACTERS
     ]
-    # A server publishes the same ones (`runs/serve.py`).
+    # A server publishes the same ones (`app/serve.py`).
     self._heads = [
       prompt.open_prefix(self._format),
       *(one_L for one_L in prefixes if len(one_L) <= self._most // 2),

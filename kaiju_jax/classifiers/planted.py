@@ -8,8 +8,8 @@ marker is a violation.
 
 import numpy as np
 
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import two_sets as two_sets_lib
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import two_sets as two_sets_lib
 from kaiju_jax.serving.safety import thresholds
 
 MARKERS = {

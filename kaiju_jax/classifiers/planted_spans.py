@@ -19,10 +19,10 @@ import numpy as np
 
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.classifiers import planted
+from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import talk
-from kaiju_jax.runs.safety import planted
-from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.tasks.dialogues import rows as dialogue_rows
 
 # A marker and its rate, by dimension.

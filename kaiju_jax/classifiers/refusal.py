@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy.special
 
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import scores as scores_lib
+from kaiju_jax.classifiers import two_sets
 from kaiju_jax.evaluation import decision as decision_lib
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import scores as scores_lib
-from kaiju_jax.runs.safety import two_sets
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import exact
 from kaiju_jax.serving.safety import thresholds

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import train_gate
-from kaiju_jax.runs.safety import train_head
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import train_gate
+from kaiju_jax.classifiers import train_head
 from kaiju_jax.serving.safety import thresholds
 
 

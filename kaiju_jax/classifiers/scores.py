@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy.special
 
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import said as said_lib
-from kaiju_jax.runs.safety import train_gate
-from kaiju_jax.runs.safety import train_head
+from kaiju_jax.classifiers import hidden_states as said_lib
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import train_gate
+from kaiju_jax.classifiers import train_head
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 

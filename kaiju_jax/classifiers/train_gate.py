@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import disguise
+from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.evaluation import decision
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import disguise
-from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
 from kaiju_jax.serving.safety import moderation

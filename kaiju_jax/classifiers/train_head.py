@@ -11,9 +11,9 @@ head, thresholds are chosen on the second and counted on the third
     thresholds.json    both stages' thresholds, if the counts support the head's
     report.md          the gate's report, followed by the head's
 
-Each text is scored as a prompt and as a reply (`said.py`), by its highest
-token. It counts as blocked if it is blocked in both places, and as refused if
-it is refused in either.
+Each text is scored as a prompt and as a reply (`hidden_states.py`), by its
+highest token. It counts as blocked if it is blocked in both places, and as
+refused if it is refused in either.
 
 Our guess: the training. The labels do not say which tokens of a violating text
 are the violation. So a logistic regression per dimension is first fitted to
@@ -37,12 +37,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import hidden_states as said_lib
+from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import said as said_lib
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release

@@ -20,7 +20,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import files
 

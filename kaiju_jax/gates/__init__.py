@@ -1,1 +1,1 @@
-"""Decides whether a model may replace another: quantization, personas, caches."""
+"""Decisions whether a model may replace another one."""

@@ -29,9 +29,9 @@ from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
-from kaiju_jax.runs import needle_gate
-from kaiju_jax.runs import persona
-from kaiju_jax.runs import persona_judge
+from kaiju_jax.gates import needle_gate
+from kaiju_jax.gates import persona
+from kaiju_jax.gates import persona_judge
 from kaiju_jax.runs import report
 
 NAME = 'quantization'

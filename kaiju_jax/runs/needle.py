@@ -17,9 +17,9 @@ from typing import NamedTuple
 from typing import Protocol
 
 from kaiju_jax.evaluation import answers
+from kaiju_jax.runs import jobs
 from kaiju_jax.runs import train
-from kaiju_jax.runs.ablation import jobs
-from kaiju_jax.runs.ablation import watch
+from kaiju_jax.runs import watch
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.needle import questions as needle

@@ -12,7 +12,7 @@ from typing import Self
 import rich.console
 
 from kaiju_jax.costs import footprint
-from kaiju_jax.runs.ablation import jobs
+from kaiju_jax.runs import jobs
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics

@@ -7,16 +7,16 @@ import pathlib
 import numpy as np
 import pytest
 
+from kaiju_jax.alignment import rounds
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer
 from kaiju_jax.model import lora
 from kaiju_jax.runs import load
-from kaiju_jax.runs.align import rounds
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import journal
+from tests.alignment import test_rounds
+from tests.alignment import worlds
 from tests.interchange import family_folders
-from tests.runs.align import test_rounds
-from tests.runs.align import worlds
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
+from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import exposure
+from kaiju_jax.alignment import prompts
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.runs.align import drawing
-from kaiju_jax.runs.align import exposure
-from kaiju_jax.runs.align import prompts
 from tests.decoding import toys
 
 SECRET = '4815 opens it.'

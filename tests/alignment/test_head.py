@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
+from kaiju_jax.alignment import head
+from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.runs.align import head
-from kaiju_jax.runs.align import prompts
-from kaiju_jax.runs.align import users
 from kaiju_jax.training import state
-from tests.runs.align import worlds
+from tests.alignment import worlds
 
 NAMES = 'quam', 'zorb'
 PROMPT = prompts.Prompt('p', (('user', 'Hi there'),))

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from kaiju_jax.alignment import exposure
+from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import rounds
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -11,11 +14,8 @@ from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from kaiju_jax.runs import train
-from kaiju_jax.runs.align import exposure
-from kaiju_jax.runs.align import prompts
-from kaiju_jax.runs.align import rounds
-from tests.runs.align import worlds
-from tests.runs.feedback import people
+from tests.alignment import worlds
+from tests.alignment.feedback import people
 from tests.serving import running
 
 LENGTH = 320

@@ -5,20 +5,20 @@ import pathlib
 
 import pytest
 
+from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import guards
+from kaiju_jax.alignment import rounds
+from kaiju_jax.alignment import users
+from kaiju_jax.classifiers import span_head
 from kaiju_jax.data import choices
 from kaiju_jax.decoding.engine import generator
 from kaiju_jax.runs import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
 from kaiju_jax.runs import train
-from kaiju_jax.runs.align import drawing
-from kaiju_jax.runs.align import guards
-from kaiju_jax.runs.align import rounds
-from kaiju_jax.runs.align import users
-from kaiju_jax.runs.safety import span_head
 from kaiju_jax.storage import files
 from kaiju_jax.training import journal
-from tests.runs.align import worlds
+from tests.alignment import worlds
 
 
 class Killed(BaseException):

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
+from kaiju_jax.alignment import config
+from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import feedback_prompts
+from kaiju_jax.alignment import guards
+from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import users
+from kaiju_jax.alignment import watch
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import load
-from kaiju_jax.runs.align import config
-from kaiju_jax.runs.align import drawing
-from kaiju_jax.runs.align import guards
-from kaiju_jax.runs.align import log
-from kaiju_jax.runs.align import prompts
-from kaiju_jax.runs.align import users
-from kaiju_jax.runs.align import watch
-from tests.runs.align import worlds
+from tests.alignment import worlds
 
 PROMPT = prompts.Prompt(
   'p', (('user', 'hi'),), ('a red fox called Bo',), 'By the moon!'
@@ -182,18 +182,18 @@ def test_prompts_are_read_up_to_the_last_reply(tmp_path):
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'log:.*no export\.json'):
-    log.read(tmp_path)
+    feedback_prompts.read(tmp_path)
   (tmp_path / 'export.json').write_text('{}')
   (tmp_path / 'held_out.jsonl').write_text('')
   said = [{'role': 'user', 'content': 'Hi'}]
   reply = {'role': 'assistant', 'content': 'Yes.'}
   worlds.write_lines(tmp_path / 'train.jsonl', [{'messages': [*said, reply]}])
   with pytest.raises(ValueError, match='no choice between different replies'):
-    log.read(tmp_path)
+    feedback_prompts.read(tmp_path)
   replies = [{'content': x, 'kept': x == 'a'} for x in 'ba']
   reply = {'role': 'assistant', 'replies': replies}
   worlds.write_lines(tmp_path / 'train.jsonl', [{'messages': [*said, reply]}])
-  found = log.read(tmp_path)
+  found = feedback_prompts.read(tmp_path)
   ((prompt, texts, kept),) = found.held_out
   assert (prompt.messages, texts, kept) == ((('user', 'Hi'),), ('b', 'a'), 1)
 

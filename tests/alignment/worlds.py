@@ -3,11 +3,11 @@
 import json
 import pathlib
 
+from kaiju_jax.alignment import config
+from kaiju_jax.alignment import guards
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import train
-from kaiju_jax.runs.align import config
-from kaiju_jax.runs.align import guards
 from kaiju_jax.training import experiment as experiment_lib
 
 LENGTH = 96

@@ -6,13 +6,13 @@ import types
 import jax
 import pytest
 
+from kaiju_jax.app import chat
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.runs import chat
+from kaiju_jax.runs import jobs
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
-from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import experiment as experiment_lib

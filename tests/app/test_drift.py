@@ -6,18 +6,18 @@ import types
 import numpy as np
 import pytest
 
+from kaiju_jax.app import drift
+from kaiju_jax.app import drift_drill
+from kaiju_jax.app import drift_pages
+from kaiju_jax.app import serve
+from kaiju_jax.app import server_folder
+from kaiju_jax.app import serving_engine
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import saving
 from kaiju_jax.interchange import own
-from kaiju_jax.runs import drift
-from kaiju_jax.runs import drift_drill
-from kaiju_jax.runs import drift_pages
 from kaiju_jax.runs import load
-from kaiju_jax.runs import serve
-from kaiju_jax.runs import server_folder
-from kaiju_jax.runs import serving_engine
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import histograms
 from kaiju_jax.serving.drift import monitor as monitor_lib

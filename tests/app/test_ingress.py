@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kaiju_jax.runs import ingress
+from kaiju_jax.app import ingress
 from tests.serving.routing import processes
 
 

@@ -7,10 +7,10 @@ import stat
 
 import pytest
 
-from kaiju_jax.runs import replicas
-from kaiju_jax.runs import serve
-from kaiju_jax.runs import serve_ray
-from kaiju_jax.runs import server_folder
+from kaiju_jax.app import replicas
+from kaiju_jax.app import serve
+from kaiju_jax.app import serve_ray
+from kaiju_jax.app import server_folder
 from kaiju_jax.serving.routing import ray_local
 from tests import test_floors
 

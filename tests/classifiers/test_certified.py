@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import train_head
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import train_head
 from kaiju_jax.serving.safety import thresholds
 
 NAMES = 'zorb', 'quam'

@@ -5,10 +5,10 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from kaiju_jax.runs.safety import refusal
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import scores as scores_lib
-from kaiju_jax.runs.safety import two_sets
+from kaiju_jax.classifiers import refusal
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import scores as scores_lib
+from kaiju_jax.classifiers import two_sets
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import exact
 from tests.serving import planted

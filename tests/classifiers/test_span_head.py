@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from experiments.configs import sft
+from kaiju_jax.classifiers import heads
+from kaiju_jax.classifiers import planted
+from kaiju_jax.classifiers import planted_spans
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import span_head
 from kaiju_jax.data import spans
 from kaiju_jax.evaluation import token_labels
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import train
-from kaiju_jax.runs.safety import planted
-from kaiju_jax.runs.safety import planted_spans
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import span_head
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
 from tests.tasks import test_spans

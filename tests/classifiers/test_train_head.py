@@ -12,6 +12,12 @@ import pytest
 
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import heads
+from kaiju_jax.classifiers import hidden_states as said_lib
+from kaiju_jax.classifiers import report
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import train_head
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
@@ -20,13 +26,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import report
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import said as said_lib
-from kaiju_jax.runs.safety import train_head
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 from tests.decoding import toys

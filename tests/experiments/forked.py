@@ -23,11 +23,11 @@ JAX = (
   'jax.numpy',
   'flax.linen',
   'optax',
-  'kaiju_jax.runs.align.rounds',
+  'kaiju_jax.alignment.rounds',
   'kaiju_jax.runs.corpora.select',
   'kaiju_jax.runs.recall',
-  'kaiju_jax.runs.server_folder',
-  'kaiju_jax.runs.sweeps.rates',
+  'kaiju_jax.app.server_folder',
+  'kaiju_jax.experiments.studies.sweeps.rates',
 )
 _SERVER = """
 import importlib, json, os, runpy, sys, tempfile, traceback

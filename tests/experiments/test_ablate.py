@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.experiments import forked
-from tests.runs.ablation import tables
+from tests.experiments.studies.ablation import tables
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 _SECONDS = 250  # That a command may take on a busy machine.

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.configs import distill
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.runs import equal_bytes
+from kaiju_jax.experiments.studies import equal_bytes
 from tests.experiments import commands
 
 script = commands.imported('experiments.distill')

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.app import talk
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
@@ -21,7 +22,6 @@ from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
-from kaiju_jax.runs import talk
 from kaiju_jax.sharding import mesh
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib

@@ -10,10 +10,10 @@ from experiments import needle as script
 from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
 from kaiju_jax.evaluation import answers
+from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.model import layers
 from kaiju_jax.runs import command
 from kaiju_jax.runs import needle as needle_runs
-from kaiju_jax.runs import needle_figure
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import loop
 

@@ -8,8 +8,8 @@ import pytest
 
 from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.gates import promotion
 from kaiju_jax.runs import exchange
-from kaiju_jax.runs import promotion
 from kaiju_jax.storage import files
 from tests.evaluation.gate import test_gate as gate
 from tests.experiments import forked

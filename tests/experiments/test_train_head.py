@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from kaiju_jax.classifiers import planted
 from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import train
-from kaiju_jax.runs.safety import planted
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.training import experiment as experiment_lib

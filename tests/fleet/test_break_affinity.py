@@ -8,12 +8,12 @@ import math
 
 import pytest
 
+from kaiju_jax.experiments.studies import economics as runs_economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import claims
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import incident
 from kaiju_jax.fleet import queueing
-from kaiju_jax.runs import economics as runs_economics
 
 SOURCE = runs_economics.load('source')
 SAID = book_lib.values(SOURCE)

@@ -8,13 +8,13 @@ import dataclasses
 import pytest
 
 from kaiju_jax.costs import footprint
+from kaiju_jax.experiments.studies import economics as runs_economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import claims
 from kaiju_jax.fleet import economics
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
-from kaiju_jax.runs import economics as runs_economics
 from kaiju_jax.tpu_gpu_configs.chips import h100
 
 SESSIONS, HBM = 50_000, 80e9

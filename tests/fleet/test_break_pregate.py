@@ -9,9 +9,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from kaiju_jax.experiments.studies import economics as runs_economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import economics
-from kaiju_jax.runs import economics as runs_economics
 
 GIVEN = book_lib.inputs(runs_economics.load('source'))
 

@@ -7,10 +7,10 @@ The engine's own prefix tree is asked, without a model.
 import numpy as np
 import pytest
 
+from kaiju_jax.experiments.studies import economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import traffic
-from kaiju_jax.runs import economics
 
 SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 500)
 PREFIX, HISTORY, USERS = 192, 128, 12

@@ -12,7 +12,7 @@ from kaiju_jax.fleet import changes
 from kaiju_jax.fleet import people
 from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import texts
-from kaiju_jax.runs import replay_gate
+from kaiju_jax.gates import replay_gate
 from kaiju_jax.serving.routing import rollout
 
 SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 1_000)

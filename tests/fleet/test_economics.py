@@ -5,13 +5,13 @@ import math
 
 import pytest
 
+from kaiju_jax.experiments.studies import economics as runs_economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import queueing
 from kaiju_jax.fleet import sensitivity
 from kaiju_jax.model import presets
-from kaiju_jax.runs import economics as runs_economics
 from kaiju_jax.tpu_gpu_configs.chips import a100
 from kaiju_jax.tpu_gpu_configs.chips import h100
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kaiju_jax.experiments.studies import economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import incident
-from kaiju_jax.runs import economics
 
 BOOKS = {name: economics.load(name) for name in ('source', 'ours')}
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from kaiju_jax.experiments.studies import economics as runs_economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import claims
@@ -12,7 +13,6 @@ from kaiju_jax.fleet import incident
 from kaiju_jax.fleet import replay
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
-from kaiju_jax.runs import economics as runs_economics
 from kaiju_jax.tpu_gpu_configs.chips import h100
 
 SOURCE = runs_economics.load('source')

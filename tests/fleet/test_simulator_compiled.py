@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from kaiju_jax.experiments.studies import fleet
 from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
-from kaiju_jax.runs import fleet
 from kaiju_jax.serving.routing import policies
 from tests.fleet import test_simulator
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import special
 
 from kaiju_jax.data import similarity
-from kaiju_jax.runs import calibration_diff
+from kaiju_jax.gates import calibration_diff
 
 
 def write(path, played, plain):

@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import disguise
+from kaiju_jax.classifiers import planted
+from kaiju_jax.classifiers import report
+from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import train_gate
 from kaiju_jax.evaluation import decision
-from kaiju_jax.runs.safety import certified
-from kaiju_jax.runs.safety import disguise
-from kaiju_jax.runs.safety import planted
-from kaiju_jax.runs.safety import report
-from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.runs.safety import train_gate
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import reading

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from kaiju_jax.evaluation.gate import lost
-from kaiju_jax.runs import needle_gate
-from kaiju_jax.runs import persona_judge
+from kaiju_jax.gates import needle_gate
+from kaiju_jax.gates import persona_judge
 from kaiju_jax.tasks.recall import problems
 from tests.evaluation.gate import test_gate as gate
 

@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
+from kaiju_jax.app import serve
 from kaiju_jax.evaluation import decision
+from kaiju_jax.gates import promotion
 from kaiju_jax.runs import load
-from kaiju_jax.runs import promotion
-from kaiju_jax.runs import serve
 
 TODAY = datetime.date(2031, 2, 28)
 GATES = {

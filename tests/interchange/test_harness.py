@@ -9,6 +9,7 @@ import socket
 import numpy as np
 import pytest
 
+from kaiju_jax.app import serve
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -22,7 +23,6 @@ from kaiju_jax.evaluation import held_out
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import harness
-from kaiju_jax.runs import serve
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routes import api
 from tests.interchange import toys

@@ -109,7 +109,7 @@ def test_its_tokenizer_gives_our_tokens(tmp_path):
 
 
 def test_speed_is_measured_with_both_caches(tmp_path):
-  from kaiju_jax.runs.benchmarks import transformers_speed
+  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
 
   hugging_face.write(tmp_path / 'out', toys.params_of(toys.PLAIN), toys.PLAIN)
   for cache in transformers_speed.CACHES:

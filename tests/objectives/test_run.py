@@ -4,10 +4,10 @@ import chex
 import numpy as np
 import pytest
 
+from kaiju_jax.classifiers import heads
 from kaiju_jax.data import text
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib

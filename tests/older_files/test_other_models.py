@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.classifiers import heads
 from kaiju_jax.data import choices
 from kaiju_jax.data import same_text
 from kaiju_jax.model import token_head
 from kaiju_jax.runs import attention_teacher
 from kaiju_jax.runs import exchange
-from kaiju_jax.runs import heads
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
 from kaiju_jax.runs import train

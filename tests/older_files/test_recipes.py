@@ -251,7 +251,7 @@ WRITTEN = {
     'TokenHeadTraining',
   ),
   'quantization/config.py': ('QuantizationConfig',),
-  'runs/align/config.py': ('Settings',),
+  'alignment/config.py': ('Settings',),
   'serving/http/auth.py': ('Token',),
   'serving/safety/blocked.py': ('Record',),
   'serving/safety/gate.py': ('Settings', 'TrainingRecord', 'View'),

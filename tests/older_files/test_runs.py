@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
+from kaiju_jax.alignment import config as align_config
+from kaiju_jax.alignment import rounds
 from kaiju_jax.runs import train
-from kaiju_jax.runs.align import config as align_config
-from kaiju_jax.runs.align import rounds
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
 

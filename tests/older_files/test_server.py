@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from kaiju_jax.runs import server_folder
-from kaiju_jax.runs.feedback import export
+from kaiju_jax.alignment.feedback import export
+from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.safety import blocked
 from tests.serving.page import test_first_minute as first_minute

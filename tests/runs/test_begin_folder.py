@@ -10,13 +10,13 @@ import pytest
 from experiments.configs import preference
 from experiments.configs import sft
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
-from kaiju_jax.runs.ablation import plan
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.tasks import conversations
 from tests.interchange import family_folders

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from kaiju_jax.app import talk
 from kaiju_jax.data import chat as chat_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
-from kaiju_jax.runs import talk
 from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.interchange.templates import shapes

@@ -12,12 +12,12 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.experiments import configs
+from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import overrides
-from kaiju_jax.runs.ablation import plan
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import longer

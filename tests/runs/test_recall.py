@@ -10,9 +10,9 @@ from experiments.configs import recall as config
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import responders
+from kaiju_jax.experiments.studies import recall_report
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.runs import recall
-from kaiju_jax.runs import recall_report
 from kaiju_jax.storage import files
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
+from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import pool
@@ -19,7 +20,6 @@ from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
-from kaiju_jax.runs.ablation import plan
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics

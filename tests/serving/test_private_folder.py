@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from kaiju_jax.runs import server_folder
+from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.replies import saved_points

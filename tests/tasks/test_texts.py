@@ -13,8 +13,8 @@ from kaiju_jax.data import documents
 from kaiju_jax.data import loader
 from kaiju_jax.data import mix_file
 from kaiju_jax.data import packing
+from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.runs import train
-from kaiju_jax.runs.ablation import plan
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks import texts as texts_lib

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.experiments.benchmarks.parts import decode_speed
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import presets
 from kaiju_jax.model import transformer
-from kaiju_jax.runs.benchmarks import decode_speed
 from kaiju_jax.training import state
 
 from . import setting as setting_lib

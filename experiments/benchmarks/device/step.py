@@ -17,10 +17,10 @@ import jax
 
 from kaiju_jax.costs import step_time
 from kaiju_jax.data import config as data_config
+from kaiju_jax.experiments.benchmarks.parts import layer_block
+from kaiju_jax.experiments.benchmarks.parts import timed_step
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
-from kaiju_jax.runs.benchmarks import layer_block
-from kaiju_jax.runs.benchmarks import timed_step
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib

@@ -18,15 +18,15 @@ import rich.console
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.experiments.benchmarks.load_test import engine_serving
+from kaiju_jax.experiments.benchmarks.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import peer_model
+from kaiju_jax.experiments.benchmarks.load_test import serving_parts
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import compilations
 from kaiju_jax.runs import report
-from kaiju_jax.runs.load_test import engine_serving
-from kaiju_jax.runs.load_test import load
-from kaiju_jax.runs.load_test import peer_model
-from kaiju_jax.runs.load_test import serving_parts
 from kaiju_jax.training import state
 
 _ALONE, _AHEAD = ', one at a time', ', a round ahead'
@@ -128,7 +128,7 @@ def measure_over_http(
     folder: an empty folder, for the server's files.
     settings: the settings of the measurement.
   """
-  from kaiju_jax.runs.load_test import http_serving
+  from kaiju_jax.experiments.benchmarks.load_test import http_serving
 
   config, params = _model(settings, settings.long + 256)
   engine = _engines(config, params, settings.rows, ['int8'])['int8']
@@ -240,11 +240,11 @@ def _peers(
 
 def _peer(folder: pathlib.Path, peer: str, dtype: str, rows: int) -> Callable:
   if peer == 'transformers':
-    from kaiju_jax.runs.load_test import transformers_serving
+    from kaiju_jax.experiments.benchmarks.load_test import transformers_serving
 
     model = transformers_serving.model(folder / 'model', dtype=dtype)
     return functools.partial(transformers_serving.serve, model, in_flight=rows)
-  from kaiju_jax.runs.load_test import llama_serving
+  from kaiju_jax.experiments.benchmarks.load_test import llama_serving
 
   path = folder / f'{dtype}.gguf'
   llama_serving.write(path, folder / 'model', dtype)

@@ -13,7 +13,7 @@ import numpy as np
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.runs.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import load
 
 
 def serve(

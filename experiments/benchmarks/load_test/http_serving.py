@@ -20,11 +20,11 @@ from typing import NamedTuple
 import httpx
 import numpy as np
 
+from kaiju_jax.app import serve as serve_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.runs import serve as serve_lib
-from kaiju_jax.runs.load_test import engine_serving
-from kaiju_jax.runs.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import engine_serving
+from kaiju_jax.experiments.benchmarks.load_test import load
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import server as server_lib

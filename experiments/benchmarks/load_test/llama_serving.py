@@ -31,7 +31,7 @@ import llama_cpp
 import numpy as np
 import safetensors
 
-from kaiju_jax.runs.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import load
 
 # Of the matrices. Q8_0 is blocks of 32 weights with a scale each.
 DTYPES = {

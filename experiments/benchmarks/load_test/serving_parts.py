@@ -26,11 +26,11 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
+from kaiju_jax.experiments.benchmarks.load_test import engine_serving
+from kaiju_jax.experiments.benchmarks.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import report
-from kaiju_jax.runs.load_test import engine_serving
-from kaiju_jax.runs.load_test import load
-from kaiju_jax.runs.load_test import peer_model
 from kaiju_jax.training import state
 
 Serve = Callable[[Sequence[load.Arrival]], list[load.Timeline]]

@@ -25,7 +25,7 @@ import torch
 import transformers
 from transformers.generation import continuous_batching
 
-from kaiju_jax.runs.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import load
 
 # Read at each call of its attention; without it K and V are repeated per head.
 _GROUPED = 'TRANSFORMERS_SDPA_FORCE_GQA'

@@ -25,10 +25,10 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.experiments.benchmarks.load_test import engine_serving
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs.load_test import engine_serving
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 import dataclasses
 
+from kaiju_jax.experiments.benchmarks.parts import timed_step
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs.benchmarks import timed_step
 from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = {

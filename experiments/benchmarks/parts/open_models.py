@@ -19,10 +19,10 @@ import numpy as np
 from kaiju_jax.costs import footprint
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.experiments.benchmarks.parts import decode_speed
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs.benchmarks import decode_speed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def sides(
   folder: pathlib.Path, settings: Settings
 ) -> dict[str, Callable[[], tuple]]:
   """Returns what times one prefill and the median step of each side."""
-  from kaiju_jax.runs.benchmarks import transformers_speed
+  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
 
   batch, length, steps = settings.batch, settings.length, settings.steps
   clock = settings.clock
@@ -78,7 +78,7 @@ def sides(
         model, batch, length, cache, steps, clock
       )
   if all(map(importlib.util.find_spec, ('gguf', 'llama_cpp'))):
-    from kaiju_jax.runs.load_test import llama_serving
+    from kaiju_jax.experiments.benchmarks.load_test import llama_serving
 
     llama_serving.write(folder / 'model.gguf', folder, 'int8')
     out['llama.cpp, Q8_0'] = llama_serving.runner(
@@ -121,7 +121,7 @@ def measure_quality(folder: pathlib.Path, settings: Settings) -> None:
   """Prints how far our arms are from `transformers` in float32."""
   import torch
 
-  from kaiju_jax.runs.benchmarks import transformers_speed
+  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
 
   length = min(settings.length, 64)
   vocab_size = settings.vocabulary

@@ -17,11 +17,11 @@ from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
+from kaiju_jax.experiments.benchmarks.parts import served
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs.benchmarks import open_shapes
-from kaiju_jax.runs.benchmarks import served
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
 

@@ -11,8 +11,8 @@ import shlex
 from typing import Any
 
 from kaiju_jax.evaluation import paired
+from kaiju_jax.runs import jobs
 from kaiju_jax.runs import report
-from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.storage import files
 from kaiju_jax.training import metrics
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from kaiju_jax.evaluation import paired
 from kaiju_jax.evaluation.fits import critical_batch
-from kaiju_jax.runs.sweeps import grid
+from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib

@@ -9,8 +9,8 @@ import numpy as np
 import rich.table
 
 from kaiju_jax.evaluation import paired
+from kaiju_jax.experiments.studies.sweeps import critical_batch
 from kaiju_jax.runs import report
-from kaiju_jax.runs.sweeps import critical_batch
 
 # The targets of the run that follows the schedule.
 EXCESS, FEWER = 0.003, 0.3

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.runs import jobs
 from kaiju_jax.runs import train
-from kaiju_jax.runs.ablation import jobs
-from kaiju_jax.runs.ablation import watch
+from kaiju_jax.runs import watch
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
@@ -127,7 +127,8 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
 
 def _job(chunk: Sequence[Run]) -> jobs.Job:
   folders = [str(run.folder) for run in chunk]
-  command = sys.executable, '-m', 'kaiju_jax.runs.sweeps.trained', *folders
+  module = 'kaiju_jax.experiments.studies.sweeps.trained'
+  command = sys.executable, '-m', module, *folders
   more = f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''
   return jobs.Job(f'{chunk[0].name}{more}', command, _log(chunk))
 

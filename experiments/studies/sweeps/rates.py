@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.evaluation.fits import optimum
-from kaiju_jax.runs.sweeps import grid
-from kaiju_jax.runs.sweeps import widths as widths_lib
+from kaiju_jax.experiments.studies.sweeps import grid
+from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
 from kaiju_jax.training import experiment as experiment_lib
 
 _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.

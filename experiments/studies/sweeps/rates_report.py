@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import rich.table
 
+from kaiju_jax.experiments.studies.sweeps import rates
 from kaiju_jax.runs import report
-from kaiju_jax.runs.sweeps import rates
 
 # The targets: the predicted rate, its loss, and the slope under 'width'.
 RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2

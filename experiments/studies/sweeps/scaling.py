@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
 from kaiju_jax.evaluation.fits import scaling
-from kaiju_jax.runs.sweeps import grid
-from kaiju_jax.runs.sweeps import widths as widths_lib
+from kaiju_jax.experiments.studies.sweeps import grid
+from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
 from kaiju_jax.training import experiment as experiment_lib
 
 

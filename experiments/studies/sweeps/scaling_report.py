@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import rich.table
 
+from kaiju_jax.experiments.studies.sweeps import scaling
 from kaiju_jax.runs import report
-from kaiju_jax.runs.sweeps import scaling
 
 TARGET = 0.02  # Relative error of the prediction.
 

@@ -1,6 +1,6 @@
 """Trains the runs whose workdirs are named, one after the other.
 
-    python -m kaiju_jax.runs.sweeps.trained WORKDIR WORKDIR …
+    python -m kaiju_jax.experiments.studies.sweeps.trained WORKDIR WORKDIR …
 
 A process that `grid.complete` starts. A workdir needs no more than its
 config.json. SIGTERM saves and ends with status 130. A run that diverges has a
@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from kaiju_jax.evaluation import paired
+from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.runs import train
-from kaiju_jax.runs.sweeps import grid
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import divergence

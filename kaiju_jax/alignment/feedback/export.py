@@ -35,9 +35,9 @@ import pathlib
 import shutil
 from typing import Any
 
+from kaiju_jax.alignment.feedback import tree
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.runs.feedback import tree
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files

@@ -8,7 +8,7 @@ table tells how strong it is.
 
 from collections.abc import Mapping
 
-from kaiju_jax.runs.feedback import export
+from kaiju_jax.alignment.feedback import export
 from kaiju_jax.serving.stores import feedback
 
 _SIGNS = 'rated', 'went_on', 'shown'

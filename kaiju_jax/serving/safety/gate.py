@@ -1,7 +1,7 @@
 """The gate: a linear classifier that reads a user's text before the model does.
 
 Source 003 says: a fast classifier on a CPU, in less than 10 ms, keeps plainly
-violating texts from the model. scikit-learn trains ours (`runs/safety/`), and
+violating texts from the model. scikit-learn trains ours (`classifiers/`), and
 numpy runs it:
 
     P(dimension) = max_segments σ(bias + Σ_views Σ_features value · weight)

@@ -6,9 +6,9 @@ import json
 import pathlib
 import secrets
 
+from kaiju_jax.alignment.feedback import export
+from kaiju_jax.app import server_folder
 from kaiju_jax.data import conversations
-from kaiju_jax.runs import server_folder
-from kaiju_jax.runs.feedback import export
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.safety import moderation

@@ -5,12 +5,12 @@ import stat
 
 import pytest
 
+from kaiju_jax.alignment.feedback import export
+from kaiju_jax.alignment.feedback import report
+from kaiju_jax.alignment.feedback import tree
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.runs.feedback import export
-from kaiju_jax.runs.feedback import report
-from kaiju_jax.runs.feedback import tree
 from kaiju_jax.serving.http import auth
-from tests.runs.feedback import people
+from tests.alignment.feedback import people
 from tests.serving import redis_server
 from tests.serving import running
 

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from kaiju_jax.runs import server_folder
-from kaiju_jax.runs.feedback import export
-from kaiju_jax.runs.feedback import tree
+from kaiju_jax.alignment.feedback import export
+from kaiju_jax.alignment.feedback import tree
+from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import sqlite_file

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.app import serve
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -11,7 +12,6 @@ from kaiju_jax.decoding.engine import rounds as rounds_lib
 from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.runs import serve
 from tests.decoding import toys
 
 pytestmark = pytest.mark.slow  # It compiles an engine.

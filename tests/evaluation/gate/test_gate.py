@@ -22,15 +22,15 @@ from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
+from kaiju_jax.gates import needle_gate
+from kaiju_jax.gates import persona
+from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import quantization_gate as gate
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.runs import needle_gate
-from kaiju_jax.runs import persona
-from kaiju_jax.runs import persona_judge
-from kaiju_jax.runs import quantization_gate as gate
 from kaiju_jax.training import state
 from tests.interchange.templates import shapes
 

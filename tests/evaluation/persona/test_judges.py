@@ -16,7 +16,7 @@ from kaiju_jax.evaluation.persona import calibration
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
-from kaiju_jax.runs import persona_judge
+from kaiju_jax.gates import persona_judge
 from kaiju_jax.tasks.dialogues import golden as generated
 
 TODAY = datetime.date(2026, 11, 20)

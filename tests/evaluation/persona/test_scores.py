@@ -10,7 +10,7 @@ from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
-from kaiju_jax.runs import persona
+from kaiju_jax.gates import persona
 from kaiju_jax.tasks.dialogues import golden as generated
 
 ONE = generated.conversations(1)[0]

@@ -6,7 +6,7 @@ import numpy as np
 import rich.console
 
 from kaiju_jax.evaluation import codec_quality
-from kaiju_jax.runs import codecs_report
+from kaiju_jax.experiments.studies import codecs_report
 from kaiju_jax.runs import report
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from kaiju_jax.experiments.studies import economics
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import sensitivity
-from kaiju_jax.runs import economics
 from tests.experiments import forked
 
 

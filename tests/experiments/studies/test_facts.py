@@ -7,7 +7,7 @@ import types
 import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.runs import facts
+from kaiju_jax.experiments.studies import facts
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import variations as variations_lib
 from kaiju_jax.tasks import facts as world_lib

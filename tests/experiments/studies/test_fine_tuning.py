@@ -7,10 +7,10 @@ import types
 import numpy as np
 import pytest
 
+from kaiju_jax.classifiers import planted_spans
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.runs import fine_tuning
-from kaiju_jax.runs.safety import planted_spans
+from kaiju_jax.experiments.studies import fine_tuning
 
 BYTES = tokenizer_lib.load('', 256)
 FORMAT = chat.format_of(BYTES)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from kaiju_jax.experiments.studies import error_budget
+from kaiju_jax.experiments.studies import fleet
+from kaiju_jax.experiments.studies import price_of_slo
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
-from kaiju_jax.runs import error_budget
-from kaiju_jax.runs import fleet
-from kaiju_jax.runs import price_of_slo
 
 PLAN = fleet.Plan(
   replicas=3,

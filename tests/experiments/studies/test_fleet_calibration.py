@@ -7,10 +7,10 @@ import pytest
 
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.experiments.studies import fleet_calibration
 from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
-from kaiju_jax.runs import fleet_calibration
 from tests.decoding import fake_device
 
 ROWS, LENGTH, CHUNK = 4, 256, 32

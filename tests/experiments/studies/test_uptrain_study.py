@@ -2,7 +2,7 @@
 
 import pytest
 
-from kaiju_jax.runs import uptrain_study as study
+from kaiju_jax.experiments.studies import uptrain_study as study
 
 
 def test_tokens_to_a_loss_are_those_of_the_first_evaluation_that_has_it():

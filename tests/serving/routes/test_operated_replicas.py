@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kaiju_jax.runs import operate
+from kaiju_jax.app import operate
 from kaiju_jax.serving.http import local_key
 from tests.experiments import forked
 from tests.serving import running

@@ -12,8 +12,8 @@ import urllib.request
 import numpy as np
 import pytest
 
+from kaiju_jax.app import operate
 from kaiju_jax.decoding.engine import admission
-from kaiju_jax.runs import operate
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import log
 from kaiju_jax.serving.safety import moderation

@@ -7,8 +7,8 @@ import resource
 
 import pytest
 
+from kaiju_jax.app import server_folder
 from kaiju_jax.decoding.pages import nodes
-from kaiju_jax.runs import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import saved_texts

@@ -24,10 +24,10 @@ import urllib.request
 
 import pytest
 
+from kaiju_jax.app import operate
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
-from kaiju_jax.runs import operate
 from kaiju_jax.serving.routing import ray_local
 from kaiju_jax.serving.routing import remote as remote_lib
 from tests import ports

@@ -7,7 +7,7 @@ import pytest
 import rich.console
 
 from kaiju_jax.evaluation import proportion
-from kaiju_jax.runs import needle_figure
+from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.tasks.needle import report
 

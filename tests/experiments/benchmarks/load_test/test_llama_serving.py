@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
+from kaiju_jax.experiments.benchmarks.load_test import load
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
-from kaiju_jax.runs.load_test import load
 from tests.interchange import toys
 
 pytest.importorskip('llama_cpp')
 pytest.importorskip('gguf')
 
-from kaiju_jax.runs.load_test import llama_serving
+from kaiju_jax.experiments.benchmarks.load_test import llama_serving
 
 CONFIG = toys.changed(toys.PLAIN, num_kv_heads=2)
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from kaiju_jax.runs.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import load
 
 LOAD = load.Load(
   seed=3, rate=2.0, count=400, prompt=(5, 40), answer=(1, 9), shared=4

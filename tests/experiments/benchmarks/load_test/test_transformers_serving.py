@@ -8,12 +8,12 @@ import os
 import numpy as np
 import pytest
 
-from kaiju_jax.runs.load_test import load
+from kaiju_jax.experiments.benchmarks.load_test import load
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', minversion='5')
 
-from kaiju_jax.runs.load_test import transformers_serving  # noqa: E402
+from kaiju_jax.experiments.benchmarks.load_test import transformers_serving  # noqa: E402
 
 
 @pytest.fixture(scope='module')

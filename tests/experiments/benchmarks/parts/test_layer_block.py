@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.experiments.benchmarks.parts import layer_block
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import presets
-from kaiju_jax.runs.benchmarks import layer_block
 from kaiju_jax.training import experiment as experiment_lib
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from kaiju_jax.costs import footprint
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.runs import load
-from kaiju_jax.runs.benchmarks import open_shapes
 
 COUNTS = {'smollm2-135m': 134_515_008, 'qwen3-0.6b': 596_049_920}
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kaiju_jax.runs.benchmarks import trigram
+from kaiju_jax.experiments.benchmarks.parts import trigram
 
 
 def test_histories_fall_back_on_shorter_ones():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kaiju_jax.runs.ablation import jobs
+from kaiju_jax.runs import jobs
 
 needs_affinity = pytest.mark.skipif(
   not hasattr(os, 'sched_getaffinity'), reason='no core affinity here'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kaiju_jax.runs.ablation import plan
+from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.training import workdir
 
 CONFIG = """

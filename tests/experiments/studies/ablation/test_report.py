@@ -1,7 +1,7 @@
 """What the page of an ablation says, and what it leaves out."""
 
-from kaiju_jax.runs.ablation import report
-from tests.runs.ablation import tables
+from kaiju_jax.experiments.studies.ablation import report
+from tests.experiments.studies.ablation import tables
 
 
 def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):

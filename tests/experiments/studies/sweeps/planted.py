@@ -1,7 +1,7 @@
 """Runs that end at once, with the loss that a formula gives."""
 
-from kaiju_jax.runs.ablation import jobs
-from kaiju_jax.runs.sweeps import grid
+from kaiju_jax.experiments.studies.sweeps import grid
+from kaiju_jax.runs import jobs
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
 

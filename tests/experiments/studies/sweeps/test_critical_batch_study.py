@@ -6,14 +6,14 @@ import math
 import pytest
 
 from experiments.configs import sweep
+from kaiju_jax.experiments.studies.sweeps import critical_batch
+from kaiju_jax.experiments.studies.sweeps import critical_batch_report
+from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.runs import branch
-from kaiju_jax.runs.sweeps import critical_batch
-from kaiju_jax.runs.sweeps import critical_batch_report
-from kaiju_jax.runs.sweeps import study
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
-from tests.runs.sweeps import planted
+from tests.experiments.studies.sweeps import planted
 
 SETTINGS = critical_batch.Settings((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, (0, 1))
 

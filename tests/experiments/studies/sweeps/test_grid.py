@@ -6,13 +6,13 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.costs import footprint
-from kaiju_jax.runs.ablation import jobs
-from kaiju_jax.runs.ablation import watch
-from kaiju_jax.runs.sweeps import grid
-from kaiju_jax.runs.sweeps import widths
+from kaiju_jax.experiments.studies.sweeps import grid
+from kaiju_jax.experiments.studies.sweeps import widths
+from kaiju_jax.runs import jobs
+from kaiju_jax.runs import watch
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
-from tests.runs.sweeps import planted
+from tests.experiments.studies.sweeps import planted
 
 
 def runs(root, count=3):

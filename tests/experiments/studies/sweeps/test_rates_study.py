@@ -6,10 +6,10 @@ import math
 import pytest
 
 from experiments.configs import sweep
-from kaiju_jax.runs.sweeps import rates
-from kaiju_jax.runs.sweeps import rates_report
-from kaiju_jax.runs.sweeps import study
-from tests.runs.sweeps import planted
+from kaiju_jax.experiments.studies.sweeps import rates
+from kaiju_jax.experiments.studies.sweeps import rates_report
+from kaiju_jax.experiments.studies.sweeps import study
+from tests.experiments.studies.sweeps import planted
 
 SETTINGS = rates.Settings(
   ('none', 'width'),

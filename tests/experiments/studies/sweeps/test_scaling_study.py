@@ -6,11 +6,11 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.evaluation.fits import scaling as fits
-from kaiju_jax.runs.sweeps import scaling
-from kaiju_jax.runs.sweeps import scaling_report
-from kaiju_jax.runs.sweeps import study
+from kaiju_jax.experiments.studies.sweeps import scaling
+from kaiju_jax.experiments.studies.sweeps import scaling_report
+from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.training import batch_schedule
-from tests.runs.sweeps import planted
+from tests.experiments.studies.sweeps import planted
 
 PLACES = [(w, t << 17) for w in (32, 48, 64, 96) for t in (1, 2, 4, 8)]
 LARGEST = 192, 64 << 17

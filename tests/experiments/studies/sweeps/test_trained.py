@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.experiments.studies.sweeps import grid
+from kaiju_jax.experiments.studies.sweeps import trained
 from kaiju_jax.runs import train
-from kaiju_jax.runs.sweeps import grid
-from kaiju_jax.runs.sweeps import trained
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
 from tests import records
