@@ -95,7 +95,6 @@ PURPOSES = {
     'benchmarks.reading_pace',
     'benchmarks.second_turn',
     'benchmarks.soak',
-    'benchmarks.speculation',
     'benchmarks.startup',
     'benchmarks.step',
     'benchmarks.stores',

@@ -54,11 +54,6 @@ _CHAT = flags.DEFINE_bool(
   'Take prompts and lines as messages of a chat; by default with --interactive'
   " where the model's folder has a chat template.",
 )
-_SPECULATE = flags.DEFINE_bool(
-  'speculate',
-  False,
-  'Draft what follows from what the text says earlier, where that pays.',
-)
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 200, 'Tokens of a continuation, at most.', lower_bound=1
 )
@@ -159,7 +154,6 @@ def _generator(
 ) -> 'tuple[generator_lib.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""
   from kaiju_jax.decoding.engine import generator as generator_lib
-  from kaiju_jax.decoding.engine import speculation
   from kaiju_jax.runs import play
 
   started = time.monotonic()
@@ -169,11 +163,8 @@ def _generator(
     rows=rows,
     length=played.length,
     cache=played.cache,
-    extra=speculation.SIZES[-1] - 1 if _SPECULATE.value else 0,
   )
-  generator = generator_lib.Generator(
-    decoder, tokenizer, _CHUNK.value, speculates=_SPECULATE.value
-  )
+  generator = generator_lib.Generator(decoder, tokenizer, _CHUNK.value)
   generator.warm(prompts)
   seconds = time.monotonic() - started
   _say(f'{loaded.origin}; compiled in {seconds:.1f} s.')

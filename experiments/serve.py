@@ -81,11 +81,6 @@ _AHEAD = flags.DEFINE_bool(
   'Start a round before the tokens of the one before it are read: an'
   ' accelerator then does not wait for the host.',
 )
-_SPECULATE = flags.DEFINE_bool(
-  'speculate',
-  False,
-  'Draft replies from what their own text says earlier, where that pays.',
-)
 _PACE = flags.DEFINE_string(
   'pace',
   '',
@@ -325,7 +320,6 @@ def _settings():
     length=played.length,
     chunk=_CHUNK.value,
     ahead=_AHEAD.value,
-    speculates=_SPECULATE.value,
     pace=pacing.parse(_PACE.value) if _PACE.value else None,
     reference=_REFERENCE.value,
     kept=_KEPT.value,

@@ -69,7 +69,7 @@ class Settings:
     rows: replies that are generated at once.
     length: tokens of a prompt and its reply; None as `cache_plan.plan` says.
     chunk: prompt tokens per round.
-    ahead, speculates: as `engine.Engine`'s.
+    ahead: as `engine.Engine`'s.
     kept: texts for which the cache has room beside the rows', up to `cache`.
     cache: most bytes of keys and values; None for `memory.budget_cache`.
     max_tokens: tokens of a reply if the client names no number.
@@ -114,7 +114,6 @@ class Settings:
   length: int | None = None
   chunk: int = 256
   ahead: bool = False
-  speculates: bool = False
   kept: int = 32
   cache: int | None = None
   max_tokens: int = 512

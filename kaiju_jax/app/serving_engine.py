@@ -10,7 +10,6 @@ from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import saving as saving_lib
-from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.runs import memory
 from kaiju_jax.runs import play
@@ -30,8 +29,6 @@ def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
   """Returns an engine that is not warm; arguments as `serve.assemble`'s."""
   guide = guide_of(head)
   extra = 0 if guide is None else guide.extra(settings.guided)
-  if settings.speculates:
-    extra = max(extra, speculation.SIZES[-1] - 1)
   plan = cache_plan.plan(
     loaded.config,
     settings.cache or memory.budget_cache(),
@@ -57,7 +54,6 @@ def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
     limits=admission.Limits(settings.queue, settings.wait, settings.lease),
     head=head,
     candidates=0 if guide is None else guide.queries,
-    speculates=settings.speculates,
     alternatives=settings.top_logprobs,
     pace=settings.pace,
   )

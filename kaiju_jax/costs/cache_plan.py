@@ -59,7 +59,7 @@ def plan(
     texts: texts of full length beyond which no pages are made.
     length: tokens of the longest text; None for the model's max_length, or half
       of what the budget holds, or `LONGEST`, whichever is least.
-    extra: slots of each text beyond its tokens, for drafts or a beam search.
+    extra: slots of each text beyond its tokens, for a beam search.
 
   Raises:
     ValueError: not even one text fits.

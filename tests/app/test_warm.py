@@ -1,6 +1,5 @@
 """No request waits for a compilation, whatever it asks."""
 
-import collections
 import threading
 
 import jax
@@ -10,7 +9,6 @@ import pytest
 from kaiju_jax.app import serve
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import token_head
@@ -45,7 +43,6 @@ def engine(request):
     chunk=CHUNK,
     head=head,
     candidates=GUIDE.queries if request.param else 0,
-    speculates=not request.param,
   )
   serve.warm(made)
   return made
@@ -88,9 +85,8 @@ def test_two_programs_serve_any_request(engine):
   rounds = engine.rounds
   assert (rounds.shapes, rounds.widths) == ([(1, CHUNK)], [ROWS])
   waiting = rounds.waiting
-  # Two steps, two prefills, two scored ones; two drafts.
-  assert waiting == (6 if engine.decoder.extra else 8)
-  assert not rounds.drafts
+  # Two steps, two prefills, two scored ones.
+  assert waiting == 6
   with compilations.record() as seen:
     for one in unscored(engine, 3)[:4]:
       run(engine, [one])
@@ -106,7 +102,6 @@ def test_two_programs_serve_any_request(engine):
     rounds.compile_next()
     assert before[0] <= set(rounds.shapes) and before[1] <= set(rounds.widths)
   assert len(rounds.shapes) == 3 and rounds.widths == [1, 2, ROWS]
-  assert rounds.drafts == ([] if engine.decoder.extra else [16, CHUNK])
 
 
 def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
@@ -144,38 +139,3 @@ def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
   with compilations.record() as seen:
     jax.jit(lambda x: x + 41)(np.zeros(3))
   assert seen
-
-
-def test_no_draft_compiles(engine, monkeypatch):
-  """Right and wrong ones, of any length, alone and beside steps."""
-  rounds, seen = engine.rounds, collections.Counter()
-  if engine.decoder.extra:
-    pytest.skip('a guided engine has no drafts.')
-  while rounds.waiting:
-    rounds.compile_next()
-  run(engine, unscored(engine, 0)[:1])
-  speculates, verify = engine._speculation, rounds.verify
-  rng = np.random.default_rng(0)
-
-  def look_up(one):
-    count = rng.integers(1, CHUNK + 9)
-    return speculation.Found(rng.integers(4, 61, count, dtype=np.int32), 3)
-
-  def verified(row, draft_L, size, is_on=True):
-    seen[size] += 1
-    return verify(row, draft_L, size, is_on)
-
-  monkeypatch.setattr(speculates, 'look_up', look_up)
-  # A draft of any length pays.
-  monkeypatch.setattr(
-    speculates._costs, 'seconds', lambda kind, size: float(kind == 'step')
-  )
-  monkeypatch.setattr(rounds, 'verify', verified)
-  long = [
-    request_lib.Request(np.arange(4, 4 + length), 40)
-    for length in (5, 12, 18, 20)
-  ]
-  with compilations.record() as compiled:
-    for several in (unscored(engine, 0), long, long[:1]):
-      run(engine, several)
-  assert not compiled and set(seen) == {16, CHUNK}

@@ -74,7 +74,7 @@ def test_a_small_model_has_room_for_its_texts_and_no_more():
 
 @pytest.mark.parametrize('config', [QWEN3, WINDOWS], ids=['global', 'windows'])
 def test_slots_beyond_a_text_are_of_the_budget(config):
-  """Those of drafts and of a beam search, in every text."""
+  """Those of a beam search, in every text."""
   least = 4 * 2**20
   for budget in (least, GIB):
     without, plan = (

@@ -24,12 +24,9 @@ VOCABULARY = 251
 CLASSES = 2
 
 
-def pools(length, page, window, counts, slack=0) -> dict[str, paging.Pool]:
-  """Returns a global and a local pool; `counts` are their pages.
-
-  Rings have `slack` slots more than a window takes.
-  """
-  ring = -(-min(length, window + page - 2 + slack) // page)
+def pools(length, page, window, counts) -> dict[str, paging.Pool]:
+  """Returns a global and a local pool; `counts` are their pages."""
+  ring = -(-min(length, window + page - 2) // page)
   return {
     'global': paging.Pool((1,), None, page, -(-length // page), counts[0]),
     'local': paging.Pool((0,), window, page, ring, counts[1]),
@@ -98,8 +95,7 @@ class Rounds:
     alternatives: as many of `likeliest` come with each token.
   """
 
-  def __init__(self, decoder, chunk, bad=None, is_judged=False, drafts=()):
-    self.drafts = list(drafts)
+  def __init__(self, decoder, chunk, bad=None, is_judged=False):
     self.alternatives = 0
     self.shapes = sorted({(1, 8), (1, chunk), (4, max(chunk // 4, 1))})
     self.last_BLD = None
@@ -144,24 +140,6 @@ class Rounds:
     score_BC = np.array([scores(self._decoder.hashes[row]) for row in rows])
     score_CB = score_BC.astype(np.float32).view(np.int32).T
     return np.concatenate([packed, score_CB])
-
-  def verify(self, row, draft_L, size):
-    assert size in self.drafts and len(draft_L) < size
-    decoder, seed = self._decoder, self._seeds[row]
-    decoder.append({row: [self._pending[row], *draft_L]})
-    own = decoder.texts[row][-len(draft_L) - 1 :]
-    packed = np.full((2 + CLASSES * self.is_judged, size), 7_777, np.int32)
-    packed[0] = rounds_lib.UNDRAWN
-    if self.is_judged:
-      score_LC = np.array([scores(text) for text in own], np.float32)
-      packed[2:, : len(own)] = score_LC.view(np.int32).T
-    for place, text in enumerate(own):
-      token = drawn(text, seed, self.bad)
-      self._pending[row] = max(token, 0)
-      packed[:2, place] = token, np.float32(-token).view(np.int32)
-      if token < 0 or place == len(draft_L) or token != draft_L[place]:
-        break
-    return packed
 
   def _drawn(self, rows):
     count = 2 + 2 * self.alternatives

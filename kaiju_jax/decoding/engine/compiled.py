@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 class _Program(NamedTuple):
-  """A compiled call: 'step', 'prefill', 'score' or 'verify', and its shape."""
+  """A compiled call: 'step', 'prefill' or 'score', and its shape."""
 
   kind: str
   rows: int
@@ -83,7 +83,6 @@ class Rounds:
     shares: whether several prompts may share a call, and a few sequences a step
       narrower than the cache: last bits depend on the shape of a call.
     judge: a token-level head that scores all tokens; None for none.
-    drafts: tokens of the calls that verify drafts; none without speculation.
     alternatives: likeliest tokens that each draw and score comes with.
 
   Attributes:
@@ -97,7 +96,6 @@ class Rounds:
     chunk: int,
     shares: bool = True,
     judge: judge_lib.Judge | None = None,
-    drafts: Sequence[int] = (),
     alternatives: int = 0,
   ):
     def size(part: int) -> int:
@@ -130,16 +128,13 @@ class Rounds:
         function, network, *given, alternatives=alternatives
       )
 
-    end_step = part(rounds.end_step, judge)
-    self._step = program(rounds.step_text, end_step)
+    self._step = program(rounds.step_text, part(rounds.end_step, judge))
     self._first = decoder.jit(part(rounds.first), donate_argnums=1)
     # Programs that are put off, in their order; and those compiled since.
     self._later: list[_Program] = []
     self._compiled: dict[_Program, Any] = {}
     self._compiling = threading.Lock()
     self._rows = max(rows for rows, _ in self._shapes)
-    self._drafts = list(drafts)
-    self._verify = program(rounds.verify_text, part(rounds.end_verify, judge))
     self._prefill = {
       is_scored: program(
         rounds.prefill_text,
@@ -204,31 +199,6 @@ class Rounds:
       )
     return packed
 
-  def verify(
-    self, row: int, draft_L: np.ndarray, size: int, is_on: bool = True
-  ) -> jax.Array:
-    """Appends a row's drawn token and a draft; draws what follows each.
-
-    `size` is one of `drafts`, above the draft's length. The row then holds the
-    whole draft; the caller cuts what does not count. Without `is_on` the row
-    stays as it is. Returns `size` tokens, for `rounds.unpack`; with a head,
-    `rounds.unpack_scores` returns its scores of the appended ones.
-    """
-    tokens_L = np.zeros(size, np.int32)
-    tokens_L[1 : len(draft_L) + 1] = draft_L
-    count = len(draft_L) + 1 if is_on else 0
-    with interrupts.delay():
-      self._state, packed = self._decoder.run(
-        self._compiled.get(_Program('verify', 1, size), self._verify),
-        self._state,
-        np.int32(row),
-        tokens_L,
-        np.int32(count),
-        self._head,
-        appends={row: count} if count else {},
-      )
-    return packed
-
   def warm(
     self,
     lengths: Sequence[int] | None = None,
@@ -251,7 +221,6 @@ class Rounds:
     programs = [
       *(_Program('step', width) for width in self._widths),
       *(_Program('prefill', *shape) for shape in sorted(shapes)),
-      *(_Program('verify', 1, size) for size in self._drafts),
     ]
     if scores:
       sizes = [size for rows, size in self._shapes if rows == 1]
@@ -271,8 +240,6 @@ class Rounds:
     for program in programs:
       if program.kind == 'step':
         self._step_of((), program.rows)
-      elif program.kind == 'verify':
-        self.verify(0, _NOTHING, program.size, is_on=False)
       else:
         shape = program.rows, program.size
         ran = self._run([], shape, _NOTHING, program.kind == 'score')
@@ -297,12 +264,6 @@ class Rounds:
     """Rows of a step that are ready: powers of two, and all of the cache's."""
     steps = [(width, 1) for width in self._widths]
     return [width for width, _ in self._list_ready('step', steps)]
-
-  @property
-  def drafts(self) -> list[int]:
-    """Tokens of the calls that verify drafts and are ready, ascending."""
-    ready = self._list_ready('verify', [(1, size) for size in self._drafts])
-    return [size for _, size in ready]
 
   @property
   def scored(self) -> int:
@@ -334,9 +295,6 @@ class Rounds:
     one = np.zeros(rows, np.int32)
     if program.kind == 'step':
       function, given = self._step, (one, one)
-    elif program.kind == 'verify':
-      function = self._verify
-      given = np.int32(0), np.zeros(program.size, np.int32), np.int32(0)
     else:
       function = self._prefill[program.kind == 'score']
       many = np.zeros((rows, program.size), np.int32)

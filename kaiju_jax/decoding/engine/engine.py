@@ -40,7 +40,6 @@ from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
-from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
@@ -63,8 +62,6 @@ class Engine:
     limits: when it refuses; by default never.
     clock: returns seconds since any moment.
     head: a token-level head (`token_head.load`), whose scores events carry.
-    speculates: whether drafts from a sequence's own text run where they pay
-      (`speculation.py`); a decoder with a window then needs `extra` slots.
     candidates: most of a step of a guided request; 0 for no such requests. The
       decoder then needs `extra` slots (`request.Guide.extra`).
     alternatives: the most that a request may ask for (`Request.alternatives`).
@@ -93,7 +90,6 @@ class Engine:
     clock: Callable[[], float] = time.monotonic,
     head: judge_lib.Head | None = None,
     candidates: int = 0,
-    speculates: bool = False,
     alternatives: int = 0,
     pace: pacing.Pace | None = None,
     shares: bool | None = None,
@@ -101,14 +97,12 @@ class Engine:
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
     self.alternatives = alternatives_lib.check(alternatives, decoder.tokens)
-    drafts = ()
-    if speculates:
-      drafts = speculation.list_sizes(decoder, chunk, isolates)
     self.decoder = decoder
     self.judge = None if head is None else judge_lib.Judge(head, decoder)
     shares = not isolates if shares is None else shares
-    calls = shares, self.judge, drafts, alternatives
-    self.rounds = compiled.Rounds(decoder, chunk, *calls)
+    self.rounds = compiled.Rounds(
+      decoder, chunk, shares, self.judge, alternatives
+    )
     self._searches = searches.Searches(
       decoder, candidates, self.judge, is_recorded=not isolates
     )
@@ -122,8 +116,6 @@ class Engine:
     self._running: dict[int, sequence_lib.Sequence] = {}
     classes = 0 if self.judge is None else len(self.judge.names)
     self._flights = flights_lib.Flights(classes, alternatives)
-    drafting = decoder, self.rounds, self._flights, self._requeue
-    self._speculation = speculation.Speculation(*drafting)
     self._prompts = prompts_lib.Prompts(
       decoder, self._searches, self._flights, self._record, self._requeue
     )
@@ -230,16 +222,14 @@ class Engine:
         self._join_if_it_fits(self._waiting[number])
       if self._waiting and not self._running and not plan.park:
         self._join(next(iter(self._waiting.values())))
-      steps, draft = self._dispatch(plan)
+      steps = self._dispatch(plan)
       while len(self._flights) > (self._ahead if self._running else 0):
         self._flights.finish_round(self._leave)
       for one in () if self._ahead else self._in_rows(plan.search):
         self._searches.finish_step(one, self._leave)
       seconds = self._clock() - begun
-      if draft is None and (steps or plan.prefill):
+      if steps or plan.prefill:
         self._pace.note(seconds, bool(steps), bool(plan.prefill))
-      if not (plan.prefill or plan.search):
-        self._speculation.time(steps, draft, seconds)
 
   def cancel(self, sequence: sequence_lib.Sequence) -> None:
     """Ends a sequence that has not ended, and frees its row."""
@@ -376,15 +366,11 @@ class Engine:
     )
     self._leave(one, 'error')
 
-  def _dispatch(
-    self, plan: schedule.Round
-  ) -> tuple[int, speculation.Draft | None]:
-    """Dispatches a round's calls; returns its step's rows, and its draft."""
+  def _dispatch(self, plan: schedule.Round) -> int:
+    """Dispatches a round's calls; returns how many rows its step has."""
     self._flights.open_round()
     # In this order, so that a first token waits for no further step.
-    going, draft = self._speculation.choose(self._in_rows(plan.draw))
-    if draft is not None:
-      self._speculation.run(draft)
+    going = self._in_rows(plan.draw)
     if going:
       packed = self.rounds.step([one.row for one in going])
       self._flights.add(packed, dict(enumerate(going)))
@@ -396,7 +382,7 @@ class Engine:
     for one in self._in_rows(plan.search):
       one.passed = 0
       self._searches.run(one, self._leave)
-    return len(going), draft
+    return len(going)
 
   def _in_rows(self, numbers: Sequence[int]) -> list[sequence_lib.Sequence]:
     """Returns the sequences of a plan that have not lost their rows since."""

@@ -38,23 +38,13 @@ class _Flight(NamedTuple):
   prompts: dict[int, ScoredTokens]
 
 
-class _Draft(NamedTuple):
-  """A call in flight that verifies a draft; `settle` as in `add_draft`."""
-
-  packed: jax.Array
-  one: sequence_lib.Sequence
-  settle: Callable[[int], None]
-
-
 class Flights:
   """The calls to read by round; `classes` is the head's C, 0 without one."""
 
   def __init__(self, classes: int = 0, alternatives: int = 0):
     self._classes = classes
     self._alternatives = alternatives
-    self._rounds: collections.deque[list[_Flight | _Draft]] = (
-      collections.deque()
-    )
+    self._rounds: collections.deque[list[_Flight]] = collections.deque()
 
   def __len__(self) -> int:
     """Returns how many rounds are not read."""
@@ -80,28 +70,10 @@ class Flights:
     flight = _Flight(packed, dict(drawing), judged_BLC, dict(prompts or {}))
     self._rounds[-1].append(flight)
 
-  def add_draft(
-    self,
-    packed: jax.Array,
-    one: sequence_lib.Sequence,
-    settle: Callable[[int], None],
-  ) -> None:
-    """Adds the call that verifies a draft (`rounds.end_verify`).
-
-    `settle` is called with the number of drawn tokens that count, before the
-    sequence ends if one of them ends it.
-    """
-    one.flying += 1
-    one.is_drafted = True
-    self._rounds[-1].append(_Draft(packed, one, settle))
-
   def finish_round(self, end: End) -> None:
     """Waits for the oldest round, and gives its tokens to its sequences."""
     flights = self._rounds[0]
     while flights:
-      if isinstance(flights[0], _Draft):
-        self._read_draft(flights.pop(0), end)
-        continue
       self._read(flights[0], end)
       del flights[0]
     self._rounds.popleft()
@@ -150,28 +122,6 @@ class Flights:
       elif score_C is not None:
         one.take_late(score_C)
         _add_scores(one)
-
-  def _read_draft(self, draft: _Draft, end: End) -> None:
-    """Gives a sequence the tokens up to the first that was not drafted."""
-    packed, one, settle = draft
-    one.flying -= 1
-    one.is_drafted = False
-    tokens, own = (x_L.tolist() for x_L in rounds.unpack(packed))
-    score_LC = [None] * len(tokens)
-    if self._classes:
-      score_LC = rounds.unpack_scores(packed, self._classes)
-    count, reason = 0, None
-    while reason is None and count < len(tokens):
-      if tokens[count] == rounds.UNDRAWN:
-        break
-      drawn = tokens[count], own[count]
-      likeliest = self._likeliest(one, packed, count, *drawn)
-      reason = one.take(*drawn, score_LC[count], likeliest)
-      count += 1
-    try:
-      settle(count)
-    finally:
-      _tell(one, reason, end)
 
   def _likeliest(
     self, one: sequence_lib.Sequence, packed: jax.Array, place: int, *drawn

@@ -35,7 +35,6 @@ class Generator:
     chunk: int = 256,
     isolates: bool = False,
     head: judge_lib.Head | None = None,
-    speculates: bool = False,
     shares: bool | None = None,
   ):
     self._decoder = decoder
@@ -45,7 +44,6 @@ class Generator:
       chunk=chunk,
       isolates=isolates,
       head=head,
-      speculates=speculates,
       shares=shares,
     )
 

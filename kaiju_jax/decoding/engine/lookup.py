@@ -27,7 +27,7 @@ class RoundInputs(NamedTuple):
   Attributes:
     waiting: sequences without a row.
     running: sequences with one, but for those that wait for the host to read
-      their last token, or how many of a draft count.
+      their last token.
     pages: by kind, that new rows may take; {} where none could join.
   """
 
@@ -67,7 +67,7 @@ def describe(
   runs = [
     one.running(left[number])
     for number, one in running.items()
-    if not (one.is_whole or one.is_drafted)
+    if not one.is_whole
   ]
   highest = max((one.priority for one in waits), default=0)
   may_park = waits and any(one.priority < highest for one in runs)

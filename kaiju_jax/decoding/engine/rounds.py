@@ -3,9 +3,8 @@
     prefill   appends the next chunks of a few rows' prompts
     first     draws the tokens that follow prompts
     step      appends the drawn tokens of all rows that go on, draws the next
-    verify    appends a draft of one row, and draws at each of its positions
 
-Prefill, step and verify are given as the text that they append and as their
+Prefill and step are given as the text that they append and as their
 end, which takes its hidden states; `device/layered.py` puts the model between
 the two. Shapes are static: which rows go on and how they draw are values.
 Tokens and their log-probabilities come back to the host in one array. A token-
@@ -30,9 +29,6 @@ from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
-
-# Stands for a token behind those that count (`verify`).
-UNDRAWN = -2
 
 
 class State(NamedTuple):
@@ -236,71 +232,6 @@ def end_step(
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
   likeliest = _likeliest(logits_BV, alternatives)
   return state, _pack(drawn_B, own_B, likeliest, judged_CB)
-
-
-def verify_text(
-  state: State, row: jax.Array, tokens_L: jax.Array, count: jax.Array
-) -> tuple[jax.Array, ...]:
-  """Returns what `end_verify` scores: a drawn token and a draft behind it."""
-  token, place_L = state.token_R[row], jnp.arange(len(tokens_L))
-  tokens_L = jnp.where(place_L == 0, token, tokens_L)
-  # Padding repeats a token of the text, so that it brings no NaN.
-  tokens_L = jnp.maximum(jnp.where(place_L < count, tokens_L, token), 0)
-  return row[None], tokens_L[None], count[None]
-
-
-def end_verify(
-  network: extend.Network,
-  judge: judge_lib.Judge | None,
-  params: Any,
-  cache: cache_lib.Cache,
-  state: State,
-  hidden_BLD: jax.Array,
-  row: jax.Array,
-  tokens_L: jax.Array,
-  count: jax.Array,
-  head: Any = None,
-  *,
-  alternatives: int = 0,
-) -> tuple[State, jax.Array]:
-  """Draws what follows a drawn token, and each token of a draft.
-
-  A drawn token counts if all of the draft before it was drawn, too. So the
-  state goes on behind the last of them, as after as many steps; the cache holds
-  the whole draft. `tokens_L` has the draft from index 1 on; `count` tokens are
-  appended, the drawn one among them, 0 for none. Returns the state, and the L
-  tokens as `_pack` packs them, `UNDRAWN` if they do not count. Other arguments
-  are as in `end_step`.
-  """
-  (L,), V = tokens_L.shape, state.seen_RV.shape[1]
-  token, place_L = state.token_R[row], jnp.arange(L)
-  _, (tokens_L,), _ = verify_text(state, row, tokens_L, count)
-  before_LL = jnp.where(place_L[None] <= place_L[:, None], tokens_L[None], V)
-  seen_LV = jnp.broadcast_to(state.seen_RV[row], (L, V))
-  seen_LV = seen_LV.at[place_L[:, None], before_LL].set(True, mode='drop')
-  logits_LV = extend.logits(network, params, hidden_BLD)[0]
-  drawn_L, own_L = sampling_lib.draw(
-    logits_LV,
-    sampling_lib.Settings(
-      *(jnp.broadcast_to(all_R[row], (L,)) for all_R in state.settings)
-    ),
-    cache.length_R[row] - count + 1 + place_L,
-    seen_LV,
-  )
-  is_right_L = (drawn_L == jnp.roll(tokens_L, -1)) & (place_L + 1 < count)
-  right = jnp.cumprod(is_right_L.astype(jnp.int32)).sum()
-  is_on = count > 0
-  seen_V = jnp.where(is_on, seen_LV[right], state.seen_RV[row])
-  state = state._replace(
-    token_R=state.token_R.at[row].set(jnp.where(is_on, drawn_L[right], token)),
-    seen_RV=state.seen_RV.at[row].set(seen_V),
-  )
-  judged_CL = None
-  if judge is not None:
-    judged_CL = _bits(judge.probability(head, hidden_BLD)[0].T)
-  drawn_L = jnp.where(place_L <= right, drawn_L, UNDRAWN)
-  likeliest = _likeliest(logits_LV, alternatives)
-  return state, _pack(drawn_L, own_L, likeliest, judged_CL)
 
 
 def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -48,8 +48,6 @@ class Sequence:
     search: finds its continuation, until its row is text again; None for a
       sequence that draws.
     flying: calls that have drawn for it and that the host has not read.
-    is_drafted: whether one of them verifies a draft, of which the host must
-      read how many tokens count before the sequence goes on.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
     passed: rounds since its prompt or its search last ran.
     read_at: when its caller last read its events.
@@ -83,7 +81,6 @@ class Sequence:
     self.reused = 0
     self.search: beam.BeamSearch | None = None
     self.flying = 0
-    self.is_drafted = False
     self.overtaken = 0
     self.passed = 0
     self.read_at = 0.0
@@ -192,10 +189,6 @@ class Sequence:
   def tokens(self, begin: int, end: int) -> np.ndarray:
     """Returns tokens of the text, int32."""
     return self._tokens[begin : min(end, self.length)]
-
-  def whole_text(self) -> np.ndarray:
-    """Returns the text and the token that is held, int32."""
-    return self._tokens[: self.length + (self._held is not None)]
 
   def text(self, length: int | None = None) -> prefix_tree.Text:
     """Returns the beginning of the text, all of it by default."""
@@ -334,7 +327,6 @@ class Sequence:
       return 'error'
     if self.is_judged and token not in self._stops:
       self._held = token, log_probability, alternatives
-      self._tokens[self.length] = token
       return None
     return self._give(token, log_probability, alternatives)
 

@@ -24,7 +24,6 @@ from kaiju_jax.decoding.engine import lookup
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
-from kaiju_jax.decoding.engine import speculation
 from kaiju_jax.decoding.engine import stream as stream_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import prefix_tree
@@ -59,15 +58,14 @@ def make(monkeypatch):
     extra=0,
     version=b'1',
     decoder=None,
-    slack=0,
     **options,
   ):
-    pools = fake_device.pools(length + extra, PAGE, WINDOW, counts, slack)
+    pools = fake_device.pools(length + extra, PAGE, WINDOW, counts)
     monkeypatch.setattr(
       compiled,
       'Rounds',
-      lambda decoder, chunk, shares, judge, drafts, *_: fake_device.Rounds(
-        decoder, chunk, bad, judge is not None, drafts
+      lambda decoder, chunk, shares, judge, *_: fake_device.Rounds(
+        decoder, chunk, bad, judge is not None
       ),
     )
     names = [f'{number}' for number in range(fake_device.CLASSES)]
@@ -87,7 +85,7 @@ def make(monkeypatch):
     )
     engines.append(
       engine_lib.Engine(
-        decoder or fake_device.Decoder(pools, rows, length, slack),
+        decoder or fake_device.Decoder(pools, rows, length),
         chunk=CHUNK,
         clock=options.pop('clock', Clock()),
         **options,
@@ -597,59 +595,6 @@ def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
   assert points == ({5, length} if length % PAGE else {5})
 
 
-@pytest.mark.parametrize('head', [None, 'a head'])
-@pytest.mark.parametrize('at', range(1, 5))
-def test_a_stop_within_a_draft_leaves_what_it_leaves_without(make, head, at):
-  """A string, a token or a cancel; points, scores and pages are the same."""
-  asks = (make_request(5, 12, seed) for seed in range(1000))
-  one, letter = next(
-    (one, whole[at])
-    for one in asks
-    for whole in [fake_device.expected(one)[0]]
-    if 32 <= whole[at] < 127 and whole[at] not in whole[:at]
-  )
-
-  def left(speculates, is_cancelled=False, **stops):
-    engine = make(
-      tokenizer=tokenizer.Bytes(), head=head, speculates=speculates, slack=15
-    )
-    ran = draft(engine, None, random.Random(at)) if speculates else []
-    rows, close = [], engine.decoder.close
-
-    def closed(row):
-      rows.append(
-        (engine.decoder.length_of(row), engine.decoder.account.pages_of(row))
-      )
-      close(row)
-
-    engine.decoder.close = closed
-    sequence = engine.submit(dataclasses.replace(one, **stops))
-    while sequence.reason is None:
-      if is_cancelled and len(sequence.events) > at:
-        engine.cancel(sequence)
-        break
-      engine.advance()
-    assert not speculates or ran
-    tree = engine.decoder.account.tree
-    points = {
-      point.length: tree.scores(prefix_tree.Match(point, point.length)).tolist()
-      if head
-      else None
-      for point in tree.points()
-    }
-    held = engine.decoder.account.pages
-    counts = {kind: held.count_held(kind) for kind in held.kinds}
-    events = list(sequence.events)
-    return events, sequence.reason, repr(points), counts, rows[0][0], len(rows)
-
-  for stops in {'stop_strings': [chr(letter)]}, {'stop_tokens': [letter]}:
-    assert left(True, **stops) == left(False, **stops)
-  events, reason, *_ = left(True, is_cancelled=True)
-  assert reason in ('cancelled', 'length')
-  whole, _ = fake_device.expected(one)
-  assert [event.token for event in events] == whole[: len(events)]
-
-
 def test_an_edit_is_not_judged_by_what_it_replaces(make):
   """Of a point, the tokens that are resumed count, and no others."""
   engine = make(head='a head')
@@ -701,37 +646,6 @@ def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
     assert len(engine.decoder.account.open_rows) == len(engine._running)
   ended(engine, *several)
   assert all(map(is_expected, several))
-
-
-@pytest.mark.parametrize('is_last', [False, True])
-@pytest.mark.parametrize('ahead', [False, True])
-def test_a_draft_that_cannot_be_dropped_costs_a_row(
-  make, monkeypatch, ahead, is_last
-):
-  """Its tokens count; what the row holds behind them is never read."""
-  engine = make(rows=2, ahead=ahead, speculates=True, slack=15)
-  draft(engine, None, random.Random(3))
-  whole, failed = engine.decoder.cut, []
-
-  def cut(row, length):
-    one = next(x for x in engine._running.values() if x.row == row)
-    if not failed and (not is_last or one.length == one.room):
-      failed.append(one)
-      raise MemoryError
-    whole(row, length)
-
-  monkeypatch.setattr(engine.decoder, 'cut', cut)
-  several = [engine.submit(make_request(9, 20, seed)) for seed in range(8)]
-  with pytest.raises(MemoryError):
-    ended(engine, *several)
-  assert (failed[0].reason is not None) == is_last
-  assert failed[0].row is None
-  ended(engine, *several)
-  assert all(map(is_expected, several))
-  # What was recorded is what was drawn.
-  again = [engine.submit(make_request(9, 20, seed)) for seed in range(8)]
-  ended(engine, *again)
-  assert all(map(is_expected, again))
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -879,45 +793,17 @@ class Life:
     self.open = going
 
 
-def draft(engine, bad, rng):
-  """Has an engine draft what will be drawn, up to a random place.
-
-  Behind it stand other tokens; a stop token ends no draft.
-  """
-  drafts = engine._speculation
-  drafts._costs.seconds = lambda kind, size: 1.0 if kind == 'step' else 0.1
-  verify, ran = engine.rounds.verify, []
-  engine.rounds.verify = lambda *call: ran.append(call) or verify(*call)
-
-  def look_up(one):
-    text, tokens = fake_device.appended(0, one.whole_text()), []
-    for _ in range(rng.choice([0, 1, 2, 5, 15])):
-      token = fake_device.drawn(text, one.request.sampling.seed, bad)
-      if token < 0:
-        break
-      tokens.append(token)
-      text = fake_device.appended(text, [token])
-    tokens += [rng.randrange(251) for _ in range(rng.choice([0, 1, 6]))]
-    return speculation.Found(np.array(tokens[:15], np.int32), 3)
-
-  drafts.look_up = look_up
-  return ran
-
-
-def lived(make, count, seed, ahead, head=None, guided=0.0, speculates=False):
+def lived(make, count, seed, ahead, head=None, guided=0.0):
   bad, clock, rng = 199, Clock(), random.Random(seed)
   engine = make(
     rows=4,
-    counts=(48, 32 if speculates else 20),
+    counts=(48, 20),
     bad=bad,
     ahead=ahead,
     clock=clock,
     head=head,
     extra=9 if guided else 0,
-    speculates=speculates,
-    slack=15 if speculates else 0,
   )
-  ran = draft(engine, bad, rng) if speculates else []
   life = Life(engine, clock, rng, bad, head is not None, guided)
   plan = engine._plan
 
@@ -942,37 +828,31 @@ def lived(make, count, seed, ahead, head=None, guided=0.0, speculates=False):
   assert len(parked) > count // 50 and life.reused > 5 * count
   assert engine.decoder.account.tree.evicted > count // 10
   assert life.found >= guided * count // 5
-  assert len(ran) >= speculates * count // 5
   # Six users had a conversation each, with and without a name.
   assert len(engine.recorder) <= 12
   nothing_is_left(engine)
 
 
-@pytest.mark.parametrize('speculates', [False, True])
 @pytest.mark.parametrize('ahead', [False, True])
-def test_hundreds_of_lives_leave_nothing(make, ahead, speculates):
-  lived(make, 500, 10, ahead, speculates=speculates)
+def test_hundreds_of_lives_leave_nothing(make, ahead):
+  lived(make, 500, 10, ahead)
 
 
-@pytest.mark.parametrize('speculates', [False, True])
 @pytest.mark.parametrize('ahead', [False, True])
-def test_lives_under_a_head_show_nothing_unjudged(make, ahead, speculates):
-  lived(make, 200, 14, ahead, 'a head', speculates=speculates)
+def test_lives_under_a_head_show_nothing_unjudged(make, ahead):
+  lived(make, 200, 14, ahead, 'a head')
 
 
-@pytest.mark.parametrize(
-  ('seed', 'head', 'speculates'),
-  [(11, None, False), (12, 'a head', False), (14, 'a head', True)],
-)
+@pytest.mark.parametrize(('seed', 'head'), [(11, None), (12, 'a head')])
 @pytest.mark.parametrize('ahead', [False, True])
 def test_lives_with_searches_among_them_leave_nothing(
-  make, moves, ahead, seed, head, speculates
+  make, moves, ahead, seed, head
 ):
   # A search is parked only where it could not begin.
   possible = phase_table.LEGAL - {('SEARCHING', 'PARKED')}
   # A parked sequence seldom ends: some lives see it and others do not.
   for life in range(6):
-    lived(make, 200, seed + 100 * life, ahead, head, 0.3, speculates=speculates)
+    lived(make, 200, seed + 100 * life, ahead, head, 0.3)
     if set(moves) >= possible:
       break
   assert set(moves) == possible
@@ -980,12 +860,9 @@ def test_lives_with_searches_among_them_leave_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('ahead', [False, True])
-@pytest.mark.parametrize(
-  ('seed', 'speculates'),
-  [*((seed, False) for seed in range(10, 15)), (10, True), (11, True)],
-)
-def test_thousands_of_lives_leave_nothing(make, seed, ahead, speculates):
-  lived(make, 1000, seed, ahead, speculates=speculates)
+@pytest.mark.parametrize('seed', range(10, 15))
+def test_thousands_of_lives_leave_nothing(make, seed, ahead):
+  lived(make, 1000, seed, ahead)
 
 
 def test_conversations_that_nobody_goes_on_with_are_forgotten(make):

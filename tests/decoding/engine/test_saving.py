@@ -61,7 +61,7 @@ def talk(engine, owner='ann', conversation='c', turns=2, salt=SALT, prefix=0):
     tokens += text([*f'{owner}{conversation}{turn}'.encode()], 9).tolist()
     options = dict(shared=SHARED, cache_salt=salt, conversation=conversation)
     one = run(engine, tokens, owner=owner, **options)
-    tokens = one.whole_text().tolist()
+    tokens = one.text().tokens.tolist()
   return tokens
 
 
@@ -462,7 +462,7 @@ def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
           engine.cancel(one)
       reused += one.reused
       if choice > 0.4:
-        texts[owner, name] = one.whole_text().tolist()
+        texts[owner, name] = one.text().tokens.tolist()
       if choice > 0.3:
         drawn = one.result().tokens.tolist(), one.reason
         assert drawn == fake_device.expected(one.request)

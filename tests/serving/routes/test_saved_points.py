@@ -485,7 +485,7 @@ def test_texts_of_a_head_are_judged_by_what_it_gave_them(start):
       assert say(server, 'ann', session)[1] > server.prefix_length
   assert len(found) == 2
   for one in found:
-    tokens = one.whole_text()[: one.prompt]
+    tokens = one.text().tokens[: one.prompt]
     scores = [
       fake_device.scores(fake_device.appended(0, tokens[: n + 1]))
       for n in range(len(tokens))
