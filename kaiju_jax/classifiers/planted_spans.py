@@ -1,17 +1,13 @@
-"""Made-up texts and chats, in which planted marker words are labelled spans.
+"""Made-up chats, in which planted marker words are labelled spans.
 
-    texts    short texts with markers of three rates, of which one is very rare
-    chats    dialogues with a character, to train the head of a chat model on
-
-Markers and the words that look like them are those of `planted.py`. Half of a
-chat's messages are dialogues as the chat model knows them. The other half,
-which the language model does not learn, are the texts of `planted.py`. Plain
-chats have none of these: they practise what the chat model knew before.
+They train the head of a chat model. Markers and the words that look like them
+are those of `planted.py`. Half of a chat's messages are dialogues as the chat
+model knows them. The other half, which the language model does not learn, are
+the texts of `planted.py`. Plain chats have none of these: they practise what
+the chat model knew before.
 """
 
 from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -25,12 +21,6 @@ from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import talk
 from kaiju_jax.tasks.dialogues import rows as dialogue_rows
 
-# A marker and its rate, by dimension.
-RATES = {
-  'frequent': ('zorbifex', 0.2),
-  'occasional': ('quamlith', 0.02),
-  'rare': ('vexil torm', 0.002),
-}
 # Bytes of a dialogue's own messages, without planted texts and with them, and
 # its pairs of planted texts.
 _ROOM_ALONE, _ROOM, _PAIRS = 900, 350, 4
@@ -42,71 +32,13 @@ _FINDS = {
 }
 
 
-def find(
-  text: str, patterns: Mapping[str, re.Pattern] = _FINDS
-) -> list[dict[str, Any]]:
+def find(text: str) -> list[dict[str, Any]]:
   """Returns the spans of a text's markers, as `data/spans.py` reads them."""
   return [
     {'start': one.start(), 'end': one.end(), 'dimension': name}
-    for name, pattern in patterns.items()
+    for name, pattern in _FINDS.items()
     for one in pattern.finditer(text)
   ]
-
-
-def texts(count: int, seed: int) -> Iterator[dict[str, Any]]:
-  """Yields texts of a sentence, with markers at the rates of `RATES`.
-
-  Each rate is met exactly: of 1,000 texts, 2 have the rarest marker.
-
-  Args:
-    count: number of texts.
-    seed: the seed of all draws.
-  """
-  rng = np.random.default_rng((_SEED, seed))
-  inserted: list[list[str]] = [[] for _ in range(count)]
-  for marker, rate in RATES.values():
-    for number in rng.permutation(count)[: round(rate * count)]:
-      inserted[number].append(marker)
-  patterns = {
-    name: re.compile(rf'(?<!\S){marker}(?!\S)')
-    for name, (marker, _) in RATES.items()
-  }
-  for markers in inserted:
-    words = planted.draw_sentence(rng).split()
-    for word in (*markers, planted.draw_decoy(rng)):
-      words.insert(rng.integers(len(words) + 1), word)
-    text = ' '.join(filter(None, words))
-    yield {'text': text, 'spans': find(text, patterns)}
-
-
-def shuffle(
-  found: Sequence[Mapping[str, Any]], seed: int
-) -> Iterator[dict[str, Any]]:
-  """Yields texts with all spans at places that have nothing to do with them.
-
-  A span's last character is drawn among those of all texts, so that neither a
-  text nor a place in it says where one is. Drawn starts, or another text's
-  places, would leave the first characters of a text without a span's end, and a
-  model would learn this. Lengths are kept, up to the beginning of the text.
-  """
-  rng = np.random.default_rng((_SEED, seed, 1))
-  ends = np.cumsum([len(one['text']) for one in found])
-  drawn: list[list[dict[str, Any]]] = [[] for _ in found]
-  for span in (span for one in found for span in one['spans']):
-    while True:
-      place = int(rng.integers(ends[-1]))
-      index = int(np.searchsorted(ends, place, 'right'))
-      end = place + 1 - int(ends[index] - len(found[index]['text']))
-      start = max(0, end - (span['end'] - span['start']))
-      if all(
-        end <= one['start'] or one['end'] <= start
-        for one in drawn[index]
-        if one['dimension'] == span['dimension']
-      ):
-        break
-    drawn[index].append({**span, 'start': start, 'end': end})
-  for one, spans in zip(found, drawn):
-    yield {'text': one['text'], 'spans': spans}
 
 
 def chats(

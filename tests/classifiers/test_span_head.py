@@ -19,53 +19,6 @@ from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
 from tests.tasks import test_spans
 
-NAMES = tuple(planted_spans.RATES)
-
-
-def test_planted_texts_have_their_rates_and_spans():
-  found = list(planted_spans.texts(1000, 0))
-  counts = dict.fromkeys(NAMES, 0)
-  for one in found:
-    for span in one['spans']:
-      marker, _ = planted_spans.RATES[span['dimension']]
-      assert one['text'][span['start'] : span['end']] == marker
-      counts[span['dimension']] += 1
-    assert len(re.findall('zorbifex|quamlith|vexil torm', one['text'])) == len(
-      one['spans']
-    )
-    spans.parse(one, NAMES)
-  assert counts == {'frequent': 200, 'occasional': 20, 'rare': 2}
-  assert found == list(planted_spans.texts(1000, 0))
-  assert found != list(planted_spans.texts(1000, 1))
-  # Words that look like markers are no violations.
-  assert sum('vexil' in one['text'] for one in found) > 20
-
-
-def test_shuffled_spans_say_nothing_of_their_texts():
-  found = list(planted_spans.texts(3000, 0))
-  shuffled = list(planted_spans.shuffle(found, 0))
-  assert [one['text'] for one in shuffled] == [one['text'] for one in found]
-  counts = [sum(len(one['spans']) for one in x) for x in (found, shuffled)]
-  assert counts[0] == counts[1]
-  for one in shuffled:
-    spans.parse(one, NAMES)
-  words = {
-    one['text'][x['start'] : x['end']] for one in shuffled for x in one['spans']
-  }
-  assert len(words) > 100
-  # Neither a place nor the size of the text up to it ranks their ends.
-  label_S, place_S = [], []
-  for one in shuffled:
-    own = np.zeros(len(one['text']), bool)
-    own[[x['end'] - 1 for x in one['spans']]] = True
-    label_S.extend(own)
-    place_S.extend(range(len(own)))
-  label_S, place_S = np.array(label_S), np.array(place_S)
-  noise = 1 / np.sqrt(12 * label_S.sum())
-  for score_S in place_S, np.minimum(place_S, 8), np.maximum(place_S, 30):
-    found = token_labels.auroc(score_S, label_S)
-    assert abs(found - 0.5) < 3 * noise < 0.04
-
 
 def test_plain_chats_have_no_planted_text_and_more_of_their_own():
   def words(chats, planted_too):

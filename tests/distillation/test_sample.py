@@ -9,7 +9,7 @@ import pytest
 
 from kaiju_jax.distillation import config
 from kaiju_jax.distillation import sample
-from kaiju_jax.experiments.benchmarks.parts import estimators
+from tests.distillation import estimators
 
 TOKENS, VOCAB, DRAWS = estimators.TOKENS, 32, 500
 # N above T: some tokens get N = T, others N.

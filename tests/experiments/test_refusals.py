@@ -65,14 +65,6 @@ BAD = [
   ('scaling --widths=32,48 --out=nowhere', 'the law needs three or more'),
   ('scaling --largest=64:10', '--largest=64:10: must be wider than 96'),
   (
-    'benchmarks.sampled_targets --part=x',
-    "error: --part: 'x' is not one of bias, error",
-  ),
-  (
-    'benchmarks.sampled_targets --powers=0',
-    "error: --powers: '0' is not a positive number",
-  ),
-  (
     'benchmarks.vocabulary_loss --chunks=1024',
     "error: --chunks: '1024' is not a",
   ),

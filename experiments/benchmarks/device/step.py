@@ -2,9 +2,8 @@
 
 Each case is one arm of one model at one number of rows, in a process of its
 own. Beside 250m there is an eighth of 13b's repeating block, what one device of
-eight computes (`experiments.benchmarks.block`). MFU counts the operations of
-the model, without those that recomputing repeats, over the bf16 rate that this
-device's ceiling has.
+eight computes. MFU counts the operations of the model, without those that
+recomputing repeats, over the bf16 rate that this device's ceiling has.
 """
 
 from collections.abc import Callable
