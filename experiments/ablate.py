@@ -34,9 +34,9 @@ import rich.console
 
 from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.experiments.studies.ablation import report
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs import command as command_lib
 from kaiju_jax.runs import jobs
-from kaiju_jax.runs import report as report_lib
 from kaiju_jax.runs import watch
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ablate(overrides: Sequence[str]) -> int:
-  report_lib.require_figures()
+  figures.require_figures()
   config, root = _CONFIG.value, command_lib.folder(_OUT)
   module = plan.load(config)
   compared = plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)

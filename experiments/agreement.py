@@ -29,8 +29,8 @@ from absl import flags
 import rich.console
 import rich.table
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 # The flags that each comparison reads, beside --model.
 _READ = {

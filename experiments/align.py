@@ -96,10 +96,10 @@ def _run() -> None:
   from kaiju_jax.alignment import report
   from kaiju_jax.alignment import rounds
   from kaiju_jax.alignment import users
-  from kaiju_jax.runs import report as report_lib
+  from kaiju_jax.reporting import figures
 
   if _FIGURE.value:
-    report_lib.require_figures()
+    figures.require_figures()
   out = command.folder(_OUT)
   runs = {}
   for seed in command.seeds(_SEEDS):

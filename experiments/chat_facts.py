@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.experiments import shared_flags
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _MODEL = flags.DEFINE_string(
   'model', 'runs/chat', 'A workdir, an export or a Hugging Face folder.'

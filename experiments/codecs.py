@@ -18,8 +18,9 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 from kaiju_jax.runs import train
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
   experiment = _CONFIG.value
   experiment.seed = _SEED.value
   train.check(experiment)
-  report.require_figures()
+  figures.require_figures()
   _report(experiment)
 
 
@@ -94,7 +95,7 @@ def _report(experiment) -> None:
     written[0], report.plain({'setting': setting, 'codecs': qualities})
   )
   of = f'{_WORKERS.value} workers after {_STEPS.value} steps'
-  report.save(
+  figures.save(
     codecs_report.draw(
       curves, f'Gradients of {of}: what arrives (y) of what was sent (x)'
     ),

@@ -23,8 +23,8 @@ import sys
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 from .configs import distill
 

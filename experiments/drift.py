@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _drill() -> None:
   from kaiju_jax.app import drift
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import report
 
   tables = drift.run_drill(
     _MODEL.value,

@@ -40,14 +40,15 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.fleet import book as book_lib
   from kaiju_jax.fleet import economics as economics_lib
   from kaiju_jax.fleet import sensitivity
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import figures
+  from kaiju_jax.reporting import report
   from kaiju_jax.storage import files
 
   for flag in (_JSON, _FIGURE):
     if flag.value:
       addresses.refuse(flag.value, f'--{flag.name}={flag.value}')
   if _FIGURE.value:
-    report.require_figures()
+    figures.require_figures()
   book = economics.load(_BOOK.value, _SET.value)
   parts = [
     economics.show_book(book, economics.load('ours')),

@@ -60,8 +60,8 @@ def _run() -> None:
   from kaiju_jax.alignment import prompts as prompts_lib
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.reporting import report
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import report
   from kaiju_jax.serving.safety import exact
 
   secret = _SECRET.value

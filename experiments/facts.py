@@ -15,8 +15,8 @@ import pathlib
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _OUT = flags.DEFINE_string('out', 'runs/facts', 'Folder of all runs.')
 _SEEDS = command.define_seeds('0')
@@ -137,7 +137,7 @@ def _held(candidates, arm: str):
 
 
 def _say(candidates, detection, scores) -> None:
-  from kaiju_jax.evaluation import proportion
+  from kaiju_jax.reporting import statistics
 
   from .configs import facts as config
 
@@ -157,7 +157,7 @@ def _say(candidates, detection, scores) -> None:
       own = [one[name] for (of, _), one in scores.items() if of == arm]
       right, total = sum(s.right for s in own), sum(s.total for s in own)
       pooled[arm, name] = right, total
-      low, high = proportion.wilson(right, total)
+      low, high = statistics.wilson(right, total)
       cells.append(
         f'{100 * right / total:.1f} % ({100 * low:.1f} … {100 * high:.1f})'
       )
@@ -165,7 +165,7 @@ def _say(candidates, detection, scores) -> None:
   names = 'student', 'seen phrasings', 'unseen phrasings'
   report.show([report.table(names, rows)])
   for other in 'originals', 'unfiltered':
-    d, (low, high) = proportion.difference(
+    d, (low, high) = statistics.difference(
       pooled['filtered', 'unseen'], pooled[other, 'unseen']
     )
     print(

@@ -197,7 +197,7 @@ def _note(what: str) -> None:
 
 
 def _print(tables) -> None:
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import report
 
   for title, columns, rows in tables:
     if _MARKDOWN.value:

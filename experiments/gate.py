@@ -89,10 +89,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
-  from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.gates import calibration_diff
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.gates import quantization_gate as gate
+  from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:

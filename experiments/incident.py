@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   from kaiju_jax.experiments.studies import economics
   from kaiju_jax.fleet import incident
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import report
   from kaiju_jax.storage import files
 
   if _JSON.value:

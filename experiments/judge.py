@@ -56,10 +56,10 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _JUDGE, _LABELS)
-  from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.evaluation.persona import golden
   from kaiju_jax.evaluation.persona import labels
   from kaiju_jax.gates import persona_judge
+  from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:

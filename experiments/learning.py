@@ -40,9 +40,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _show() -> None:
   from kaiju_jax.evaluation import learning
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import figures
+  from kaiju_jax.reporting import report
 
-  report.require_figures()
+  figures.require_figures()
   name = _READING.value
   runs = learning.runs(_RUNS.value)
   arms = command.choose(_ARMS, (run.arm for run in runs))
@@ -58,9 +59,9 @@ def _show() -> None:
     )
   threshold = _threshold(runs)
   page = pathlib.Path(_RUNS.value) / f'learning.{name}.png'
-  drawn = report.figure(9, 5)
-  learning.draw(drawn, runs, name, threshold, report.style)
-  report.save(drawn, page)
+  drawn = figures.figure(9, 5)
+  learning.draw(drawn, runs, name, threshold, figures.style)
+  figures.save(drawn, page)
   report.show([learning.table(runs, name, threshold)], [page])
 
 

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _TARGET = flags.DEFINE_string(
   'target', None, 'File, folder or glob of text that the mix should resemble.'

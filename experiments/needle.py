@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 from kaiju_jax.runs import train
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ _REPORT = flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   if _REPORT.value:
-    report.require_figures()
+    figures.require_figures()
   runs = _runs()
   _check(runs)
   records = _records(runs)

@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
     names = ', '.join(f'--{flag.name}' for flag in changes)
     raise app.UsageError(f'{names}: must be one at a time.')
   from kaiju_jax.app import operate
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import report
 
   key = operate.load_key(_FOLDER.value)
   ports = command.numbers(_PORT, int, below=65_536)

@@ -82,12 +82,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
-  from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.evaluation.persona import dialogue
   from kaiju_jax.evaluation.persona import responders
   from kaiju_jax.gates import persona
   from kaiju_jax.gates import persona_judge
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import decision as decision_lib
+  from kaiju_jax.reporting import report
   from kaiju_jax.runs.corpora import read
 
   if _OUT.value:

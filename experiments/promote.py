@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
-  from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.gates import promotion
+  from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.runs import load
   from kaiju_jax.runs.corpora import read
 

@@ -73,10 +73,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _ask_served() -> None:
-  from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.experiments.studies import recall_report
+  from kaiju_jax.reporting import decision as decision_lib
+  from kaiju_jax.reporting import report
   from kaiju_jax.runs import recall
-  from kaiju_jax.runs import report
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.tasks.recall import problems
 
@@ -101,17 +101,17 @@ def _ask_served() -> None:
 
 def _ask_trained() -> None:
   """Trains and asks the arms; what is finished is not repeated."""
-  from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.experiments.studies import recall_report
+  from kaiju_jax.reporting import decision as decision_lib
+  from kaiju_jax.reporting import figures
   from kaiju_jax.runs import needle as needle_runs
   from kaiju_jax.runs import recall
-  from kaiju_jax.runs import report
   from kaiju_jax.runs import train
   from kaiju_jax.tasks.recall import rows
   from kaiju_jax.training import workdir
 
   if _REPORT.value:
-    report.require_figures()
+    figures.require_figures()
   if _OUT.value is not None:
     command.folder(_OUT)
   runs = list(_runs())

@@ -105,7 +105,7 @@ def _hold() -> None:
   from kaiju_jax.classifiers import refusal
   from kaiju_jax.classifiers import refusal_report
   from kaiju_jax.classifiers import scores
-  from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.serving.safety import blocked
   from kaiju_jax.serving.safety import moderation
   from kaiju_jax.serving.safety import thresholds
@@ -209,7 +209,7 @@ def _read_head():
 
 def _inputs(halves) -> dict[str, str]:
   """Returns the SHA-256 of what was read."""
-  from kaiju_jax.evaluation import decision
+  from kaiju_jax.reporting import decision
 
   chosen, counted = (rows.digest for rows in halves)
   named = {'safety': _SAFETY, 'against': _AGAINST, 'head': _HEAD}

@@ -39,8 +39,8 @@ import pathlib
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
 _TRAFFIC = flags.DEFINE_enum(
@@ -138,10 +138,10 @@ def _parts() -> list[float]:
 def _run(traces: dict, parts: list[float]) -> None:
   import rich.console
 
-  from kaiju_jax.evaluation import decision
   from kaiju_jax.fleet import replay
   from kaiju_jax.gates import replay_gate
   from kaiju_jax.model import presets
+  from kaiju_jax.reporting import decision
 
   chosen = command.choose(_CACHES, replay.CACHES)
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
@@ -183,12 +183,12 @@ def _each(traces: dict, console):
 def _run_change(traces: dict, parts: list[float]) -> None:
   import rich.console
 
-  from kaiju_jax.evaluation import decision
   from kaiju_jax.fleet import caches
   from kaiju_jax.fleet import changes
   from kaiju_jax.fleet import replay
   from kaiju_jax.gates import replay_gate
   from kaiju_jax.model import presets
+  from kaiju_jax.reporting import decision
   from kaiju_jax.serving.routing import rollout
   from kaiju_jax.storage import files
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _MODEL = flags.DEFINE_string(
   'model', 'runs/chat', "The workdir of the chat model, or 'make chat'."

@@ -234,6 +234,6 @@ def define_player(whose: str = "A Hugging Face folder's") -> Player:
 
 def load_decision(flag: flags.FlagHolder):
   """Returns the decision whose file a flag names; None without one."""
-  from kaiju_jax.evaluation import decision
+  from kaiju_jax.reporting import decision
 
   return decision.load(pathlib.Path(flag.value)) if flag.value else None

@@ -28,8 +28,8 @@ import statistics
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['time', 'memory'], ['time', 'memory'], 'What to measure.'

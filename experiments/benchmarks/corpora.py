@@ -12,8 +12,8 @@ import time
 
 from absl import flags
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _DOCUMENTS = flags.DEFINE_integer(
   'documents', 10_000, 'How many documents.', lower_bound=20

@@ -28,8 +28,8 @@ import rich.console
 from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _BATCH = flags.DEFINE_integer('batch', 8, 'Rows.', 1)
 _LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)

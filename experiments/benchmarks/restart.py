@@ -40,7 +40,7 @@ _CACHE = flags.DEFINE_string('cache', '1GiB', 'As of serve.')
 def main(argv: Sequence[str]) -> None:
   from kaiju_jax.costs import cache_plan
   from kaiju_jax.experiments.benchmarks.parts import restart
-  from kaiju_jax.runs import report
+  from kaiju_jax.reporting import report
 
   if _SHAPE.value:
     command.check(argv)

@@ -26,8 +26,8 @@ import httpx
 import numpy as np
 
 from kaiju_jax.experiments.benchmarks.parts import served
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 
 _MODEL = flags.DEFINE_string(
@@ -164,7 +164,7 @@ def _report(looks: list[Look], counts: dict[str, int], status: int) -> None:
     found = {'looks': [one._asdict() for one in looks], 'counts': counts}
     files.write_json(pathlib.Path(_JSON.value), found)
   if _FIGURE.value:
-    page = report.figure(6, 3)
+    page = figures.figure(6, 3)
     axes = page.subplots()
     axes.plot(
       [one.seconds / 60 for one in looks], [one.memory for one in looks]
@@ -172,7 +172,7 @@ def _report(looks: list[Look], counts: dict[str, int], status: int) -> None:
     axes.set_xlabel('minutes')
     axes.set_ylabel('resident memory, MiB')
     axes.set_ylim(bottom=0)
-    report.save(page, _FIGURE.value)
+    figures.save(page, _FIGURE.value)
 
 
 if __name__ == '__main__':

@@ -37,8 +37,8 @@ from absl import app
 from absl import flags
 import rich.console
 
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 
 _REPEATS = flags.DEFINE_integer(

@@ -22,8 +22,8 @@ import os
 from absl import flags
 
 from kaiju_jax.experiments.benchmarks.parts import timed_step
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Tables.'

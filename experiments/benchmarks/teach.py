@@ -30,8 +30,8 @@ import time
 from absl import flags
 
 from kaiju_jax.distillation import config as distillation_config
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _OF = flags.DEFINE_list('of', ['teaching', 'reading'], 'What is measured.')
 _PRESET = flags.DEFINE_string('preset', '4m', 'Shape of the teacher.')

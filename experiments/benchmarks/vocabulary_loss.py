@@ -23,8 +23,8 @@ from absl import flags
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 _CHUNKS = flags.DEFINE_list('chunks', ['64', '256'], 'Tokens at a time.')
 _LENGTH = flags.DEFINE_integer('length', 1024, 'Tokens.', lower_bound=2)

@@ -9,7 +9,8 @@ import rich.box
 import rich.table
 
 from kaiju_jax.evaluation import codec_quality
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 
 _X_LABEL = '|x| / largest of its block of eight'
 _DRAWN = (
@@ -82,11 +83,11 @@ def draw(curves: Mapping[str, codec_quality.Curve], title: str) -> Any:
   share that is flushed; right, how many of the numbers are that small. Codecs
   that would lie on others (f32, the second headers) are left out.
   """
-  drawn = report.figure(13, 4.6)
+  drawn = figures.figure(13, 4.6)
   error, flushed, share = drawn.subplots(1, 3)
   for index, name in enumerate(_DRAWN):
     if name in curves:
-      found, style = curves[name], report.style(index)
+      found, style = curves[name], figures.style(index)
       error.plot(_middle(found), found.distance, label=name, **style)
       flushed.plot(_middle(found), 100 * found.flushed, **style)
   error.set_yscale('log')
@@ -96,7 +97,7 @@ def draw(curves: Mapping[str, codec_quality.Curve], title: str) -> Any:
   share.fill_between(
     _middle(any_curve),
     100 * any_curve.count / any_curve.count.sum(),
-    color=report.GREY,
+    color=figures.GREY,
     step='mid',
   )
   width = any_curve.log2[0] - any_curve.log2[1]

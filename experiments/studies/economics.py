@@ -15,7 +15,8 @@ from kaiju_jax.fleet import sensitivity
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import presets
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 from kaiju_jax.tpu_gpu_configs.chips import a100
 from kaiju_jax.tpu_gpu_configs.chips import h100
 from kaiju_jax.tpu_gpu_configs.chips import v5e
@@ -282,19 +283,19 @@ def draw_tornado(
     middle: $ per 1,000 messages by the book itself.
     path: where to.
   """
-  page = report.figure(8, 0.3 * len(bars) + 1)
+  page = figures.figure(8, 0.3 * len(bars) + 1)
   axes = page.subplots()
   for place, bar in enumerate(reversed(bars)):
     for end, color in (
-      (bar.at_low, report.BLUE),
-      (bar.at_high, report.ORANGE),
+      (bar.at_low, figures.BLUE),
+      (bar.at_high, figures.ORANGE),
     ):
       axes.barh(place, end - middle, left=middle, color=color)
   names = [f'{bar.name} ({bar.label})' for bar in reversed(bars)]
-  report.label_ticks(axes.yaxis, range(len(bars)), names)
-  axes.axvline(middle, color=report.INK, linewidth=0.8)
+  figures.label_ticks(axes.yaxis, range(len(bars)), names)
+  axes.axvline(middle, color=figures.INK, linewidth=0.8)
   axes.set_xlabel('$ per 1,000 messages; blue: low end, orange: high end')
-  report.save(page, path)
+  figures.save(page, path)
 
 
 def show_incidents(book: book_lib.Book, detection: float) -> list[Part]:

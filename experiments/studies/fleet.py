@@ -25,7 +25,7 @@ from kaiju_jax.fleet import sessions
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.model import presets
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import report
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.tpu_gpu_configs.chips import h100
 

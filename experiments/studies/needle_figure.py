@@ -16,7 +16,7 @@ from matplotlib import colors
 from matplotlib import ticker
 import numpy as np
 
-from kaiju_jax.runs import report as page_lib
+from kaiju_jax.reporting import figures
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.tasks.needle import report
 
@@ -25,12 +25,12 @@ _MAP = colors.LinearSegmentedColormap.from_list(
 )
 # The widest line comes first, so that equal later lines stay visible on it.
 _LINES = (
-  (page_lib.GREY, 7.0),
-  (page_lib.PALETTE[4], 4.2),
-  (page_lib.BLUE, 1.6),
-  (page_lib.ORANGE, 1.8),
-  (page_lib.PALETTE[1], 1.8),
-  (page_lib.PALETTE[3], 1.8),
+  (figures.GREY, 7.0),
+  (figures.PALETTE[4], 4.2),
+  (figures.BLUE, 1.6),
+  (figures.ORANGE, 1.8),
+  (figures.PALETTE[1], 1.8),
+  (figures.PALETTE[3], 1.8),
 )
 _INCH = 2.75  # Width of a heatmap.
 
@@ -43,7 +43,7 @@ def draw(
   title: str = 'Needle in a haystack',
 ) -> None:
   """Writes the figure as a PNG: see `page`."""
-  page_lib.save(page(records, setting, reach, title), path)
+  figures.save(page(records, setting, reach, title), path)
 
 
 def page(
@@ -63,7 +63,7 @@ def page(
   arms = report.arms(records)
   distractors = sorted(needle.DISTRACTORS, reverse=True)
   columns = max(3, len(arms))
-  drawn = page_lib.figure(_INCH * columns + 1.5, 11.4)
+  drawn = figures.figure(_INCH * columns + 1.5, 11.4)
   drawn.get_layout_engine().set(h_pad=0.09, w_pad=0.06)
   above, below = drawn.subfigures(2, 1, height_ratios=(2.05, 1))
   heatmaps = above.subplots(
@@ -93,7 +93,7 @@ def page(
   drawn.suptitle(
     f'{title}: {seeds} seed{"s" if seeds > 1 else ""}, trained at length'
     f' {setting.length}, windows of {setting.window}\n{setting.note}',
-    color=page_lib.INK,
+    color=figures.INK,
     fontsize=11,
   )
   return drawn
@@ -107,7 +107,7 @@ def _head(axes, arm, own, setting, reach) -> None:
   sees = 'sees the whole row'
   if reach is not None:
     sees = f'sees {reach} tokens, below the line'
-  axes.set_title(f'{arm}\n', fontweight='bold', color=page_lib.INK)
+  axes.set_title(f'{arm}\n', fontweight='bold', color=figures.INK)
   axes.annotate(
     f'{100 * score.mean:.1f} % at {setting.length}; {sees}',
     (0.5, 1),
@@ -116,7 +116,7 @@ def _head(axes, arm, own, setting, reach) -> None:
     textcoords='offset points',
     ha='center',
     fontsize=8.5,
-    color=page_lib.INK,
+    color=figures.INK,
   )
 
 
@@ -160,11 +160,11 @@ def draw_cells(
         ha='center',
         va='center',
         fontsize=7.5,
-        color='white' if value > 85 or value < 18 else page_lib.INK,
+        color='white' if value > 85 or value < 18 else figures.INK,
       )
   axes.set_xticks(range(len(columns)), columns)
   axes.set_yticks(range(len(rows)), rows)
-  axes.tick_params(length=0, colors=page_lib.INK)
+  axes.tick_params(length=0, colors=figures.INK)
   axes.spines[:].set_visible(False)
   axes.set_facecolor('#eeeeee')
 
@@ -181,7 +181,7 @@ def _mark_reach(axes, own, lengths, reach) -> None:
     beyond = {r.depth for r in own if r.length == length and r.distance > reach}
     edges.append(sum(depth in beyond for depth in needle.DEPTHS) - 0.5)
   x = np.repeat(np.arange(len(lengths) + 1) - 0.5, 2)[1:-1]
-  axes.plot(x, np.repeat(edges, 2), color=page_lib.INK, lw=1.8, clip_on=False)
+  axes.plot(x, np.repeat(edges, 2), color=figures.INK, lw=1.8, clip_on=False)
 
 
 def draw_colour_bar(above: Any, heatmaps: Any) -> None:
@@ -208,7 +208,7 @@ def _curves(axes, records, arms, count, setting) -> None:
   axes.set_xscale('log', base=2)
   axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
   axes.set_ylim(-3, 104)
-  axes.set_title(_distractors(count), fontsize=10, color=page_lib.INK)
+  axes.set_title(_distractors(count), fontsize=10, color=figures.INK)
   axes.set_xlabel('distance from the query to the needle (tokens)')
   axes.spines[['top', 'right']].set_visible(False)
 
@@ -234,7 +234,7 @@ def _curve(axes, along, number: int, arm: str) -> None:
 
 def _landmarks(axes, setting: report.Setting) -> None:
   """Marks chance, one window, and all windows end to end."""
-  axes.axhline(100 * setting.chance, color=page_lib.FAINT, lw=0.8, ls=':')
+  axes.axhline(100 * setting.chance, color=figures.FAINT, lw=0.8, ls=':')
   axes.annotate(
     f'chance {100 * setting.chance:.1f} %',
     (0.01, 100 * setting.chance),
@@ -242,20 +242,20 @@ def _landmarks(axes, setting: report.Setting) -> None:
     xytext=(0, 3),
     textcoords='offset points',
     fontsize=8,
-    color=page_lib.FAINT,
+    color=figures.FAINT,
   )
   for place, text, side in (
     (setting.window, 'one window', 'right'),
     (setting.windows_reach, 'all windows\nend to end', 'left'),
   ):
-    axes.axvline(place, color=page_lib.FAINT, lw=0.8, ls='--', zorder=1)
+    axes.axvline(place, color=figures.FAINT, lw=0.8, ls='--', zorder=1)
     axes.annotate(
       f'{text}\n{place}',
       (place, 50),
       xytext=(3 if side == 'left' else -3, 0),
       textcoords='offset points',
       fontsize=8,
-      color=page_lib.FAINT,
+      color=figures.FAINT,
       ha=side,
       va='center',
     )

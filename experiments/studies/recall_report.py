@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from kaiju_jax.evaluation import decision as decision_lib
-from kaiju_jax.evaluation import proportion
 from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.model import layers
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import figures as figures_lib
+from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.runs import recall
-from kaiju_jax.runs import report
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows
 
@@ -232,7 +233,7 @@ def _quote(records, arm: str, kind: str, length: int) -> str:
   if not own:
     return '–'
   right, count = sum(x.right for x in own), sum(x.count for x in own)
-  low, high = proportion.wilson(right, count)
+  low, high = statistics.wilson(right, count)
   said = f'{100 * right / count:.1f} ({100 * low:.1f}–{100 * high:.1f})'
   if len(own) > 1:
     said += f'; {100 * min(x.right / x.count for x in own):.1f}'
@@ -251,7 +252,7 @@ def draw(
     MissingExtra: matplotlib is not installed.
   """
   arms, kinds = list_arms(records), list_hops(records)
-  page = report.figure(2.6 * max(3, len(arms)) + 1, 8 if kinds else 4.5)
+  page = figures_lib.figure(2.6 * max(3, len(arms)) + 1, 8 if kinds else 4.5)
   above, below = page, None
   if kinds:
     above, below = page.subfigures(2, 1, height_ratios=(1.3, 1))
@@ -266,12 +267,12 @@ def draw(
         cells[row, column] = 100 * np.mean(list(shares.values()))
     labels = [needle_figure.name_length(one, length) for one in lengths]
     needle_figure.draw_cells(axes, cells, labels, names)
-    axes.set_title(arm, fontweight='bold', color=report.INK)
+    axes.set_title(arm, fontweight='bold', color=figures_lib.INK)
     axes.set_xlabel('length of the row (tokens)')
   needle_figure.draw_colour_bar(above, panels)
   if kinds:
     _draw_hops(below.subplots(), records, layouts, length)
-  report.save(page, path)
+  figures_lib.save(page, path)
 
 
 def _draw_hops(axes: Any, records, layouts, length: int) -> None:
@@ -290,11 +291,11 @@ def _draw_hops(axes: Any, records, layouts, length: int) -> None:
     x, y = zip(*points)
     globals_ = sorted(set(x))
     means = [np.mean([b for a, b in points if a == one]) for one in globals_]
-    axes.plot(globals_, means, label=kind, **report.style(number))
-    axes.scatter(x, y, color=report.style(number)['color'], s=12)
-  axes.axhline(100 / problems.CHAINS, color=report.FAINT, lw=0.8, ls=':')
+    axes.plot(globals_, means, label=kind, **figures_lib.style(number))
+    axes.scatter(x, y, color=figures_lib.style(number)['color'], s=12)
+  axes.axhline(100 / problems.CHAINS, color=figures_lib.FAINT, lw=0.8, ls=':')
   counts = sorted({count_global(layout) for layout in layouts.values()})
-  report.label_ticks(axes.xaxis, counts, counts)
+  figures_lib.label_ticks(axes.xaxis, counts, counts)
   axes.set_ylim(0, 104)
   axes.set_xlabel('global layers')
   axes.set_ylabel('questions right (%)')

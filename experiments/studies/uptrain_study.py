@@ -31,8 +31,8 @@ from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import held_out
 from kaiju_jax.evaluation import paired
 from kaiju_jax.model import transformer
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
-from kaiju_jax.runs import report
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain

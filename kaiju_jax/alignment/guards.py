@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
-from kaiju_jax.evaluation import proportion
+from kaiju_jax.reporting import statistics
 
 
 class Readings(NamedTuple):
@@ -39,9 +39,9 @@ class Readings(NamedTuple):
     return self.right / self.choices if self.choices else None
 
   @property
-  def interval(self) -> proportion.Interval:
+  def interval(self) -> statistics.Interval:
     """The accuracy's interval of 95 %; there must be choices."""
-    return proportion.wilson(self.right, self.choices)
+    return statistics.wilson(self.right, self.choices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def find_fault(history: Sequence[Readings], limits: Limits) -> str:
       f' {1 / limits.length:.2f}…{limits.length:g}'
     )
   if last.replies and (
-    proportion.wilson(last.cut, last.replies).low > limits.cut
+    statistics.wilson(last.cut, last.replies).low > limits.cut
   ):
     return (
       f'cut: {last.cut} of {last.replies} replies never end, more than'

@@ -5,7 +5,8 @@ import os
 import pathlib
 from typing import Any
 
-from kaiju_jax.runs import report as report_lib
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report as report_lib
 
 _COUNTS = 'wins', 'ties', 'losses'
 
@@ -94,7 +95,7 @@ def draw(
     report.MissingExtra: matplotlib is not installed.
   """
   users = list(dict.fromkeys(name.rpartition(', seed ')[0] for name in found))
-  page = report_lib.figure(10, 2.8)
+  page = figures.figure(10, 2.8)
   names = (
     ('kl', 'KL, nats per reply'),
     ('length', 'length of replies, × first'),
@@ -114,15 +115,15 @@ def draw(
       if values:
         label_of = {} if user in known else {'label': user or None}
         known.add(user)
-        style = report_lib.style(users.index(user))
+        style = figures.style(users.index(user))
         axes.plot(*zip(*values), **style, **label_of)
     if key == 'win':
-      axes.axhline(0.5, color=report_lib.GREY, linewidth=0.8)
+      axes.axhline(0.5, color=figures.GREY, linewidth=0.8)
       if len(users) > 1:
         axes.legend(fontsize=6)
     axes.set_title(label, fontsize=9)
     axes.set_xlabel('round')
-  report_lib.save(page, path)
+  figures.save(page, path)
 
 
 def _number(value: float | None) -> str:

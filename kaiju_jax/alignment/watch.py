@@ -23,8 +23,8 @@ from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
-from kaiju_jax.evaluation import proportion
 from kaiju_jax.model import deployed
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
 
@@ -84,7 +84,7 @@ class Wins:
 
 
 def _rate(right: float, total: int) -> dict[str, float]:
-  low, high = proportion.wilson(right, total)
+  low, high = statistics.wilson(right, total)
   return {'value': right / total, 'low': low, 'high': high}
 
 

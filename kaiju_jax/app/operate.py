@@ -9,7 +9,7 @@ from typing import Any
 import urllib.error
 import urllib.request
 
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import report
 from kaiju_jax.serving.http import local_key
 
 # Seconds: a drain waits for replies.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.classifiers import rows as rows_lib
-from kaiju_jax.evaluation import decision as decision_lib
+from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import thresholds
 

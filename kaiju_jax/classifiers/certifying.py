@@ -9,7 +9,7 @@ from typing import NamedTuple
 from absl import app
 from absl import flags
 
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()

@@ -20,7 +20,7 @@ import scipy.special
 from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import scores as scores_lib
 from kaiju_jax.classifiers import two_sets
-from kaiju_jax.evaluation import decision as decision_lib
+from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import exact
 from kaiju_jax.serving.safety import thresholds

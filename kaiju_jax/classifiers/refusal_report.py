@@ -6,8 +6,8 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.classifiers import refusal
-from kaiju_jax.evaluation import decision as decision_lib
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import exact
 from kaiju_jax.serving.safety import thresholds

@@ -135,7 +135,7 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
 def report(measured: dict) -> Iterator[str]:
   """Yields the lines of the report on a head, in Markdown."""
   from kaiju_jax.evaluation import token_labels
-  from kaiju_jax.runs import report as report_lib
+  from kaiju_jax.reporting import report as report_lib
   from kaiju_jax.serving.safety import exact
 
   rows = [

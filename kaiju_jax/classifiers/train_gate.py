@@ -23,7 +23,7 @@ import numpy as np
 from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import rows as rows_lib
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
 from kaiju_jax.serving.safety import moderation

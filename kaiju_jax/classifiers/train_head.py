@@ -41,8 +41,8 @@ from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.decoding.device import judge
-from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
+from kaiju_jax.reporting import decision
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release

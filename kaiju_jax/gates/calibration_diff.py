@@ -9,8 +9,8 @@ from typing import NamedTuple
 from kaiju_jax.data import conversations as conversations_lib
 from kaiju_jax.evaluation.gate import calibration_texts
 from kaiju_jax.evaluation.gate import calibrations
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
-from kaiju_jax.runs import report
 
 
 class Diff(NamedTuple):

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.gate import lost
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.gates import persona_judge
+from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.runs import recall
 from kaiju_jax.serving.safety import exact
 from kaiju_jax.tasks.dialogues import questions as dialogues

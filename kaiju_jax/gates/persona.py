@@ -14,11 +14,11 @@ import statistics
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.tasks.dialogues import golden as generated_lib
 
 MEDIAN, NEEDED = 4.2, 200

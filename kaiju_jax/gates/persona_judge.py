@@ -11,7 +11,6 @@ from typing import NamedTuple
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.persona import asking
 from kaiju_jax.evaluation.persona import calibration
 from kaiju_jax.evaluation.persona import dialogue
@@ -19,10 +18,11 @@ from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs import report
 
 NAME = 'judge'
 

@@ -6,7 +6,7 @@ A policy is a JSON file, by which an operator says what a model must pass:
       "persona": ["persona", "--model={candidate}", "--judge=rules",
                   "--generated=200", "--out={out}"]}}
 
-Each gate is a command that ends in a decision (`evaluation/decision.py`), with
+Each gate is a command that ends in a decision (`reporting/decision.py`), with
 its flags; `{candidate}` stands for the model, `{out}` for the folder where the
 decision is looked for. A model is promoted if all gates pass. The promotion is
 a decision, too. It names the policy's bytes, the model's weights and the day,
@@ -25,8 +25,8 @@ import tempfile
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.evaluation import decision as decision_lib
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.storage import files
 
 NAME, FORMAT = 'promotion', 'kaiju_jax policy 1'

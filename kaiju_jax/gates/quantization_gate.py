@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation import perplexity
 from kaiju_jax.evaluation.gate import codes
 from kaiju_jax.evaluation.gate import divergence
@@ -32,7 +31,8 @@ from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.gates import needle_gate
 from kaiju_jax.gates import persona
 from kaiju_jax.gates import persona_judge
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 
 NAME = 'quantization'
 

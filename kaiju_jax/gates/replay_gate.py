@@ -7,10 +7,10 @@ cache warm-up period is included in the rollout plan".
 from collections.abc import Mapping
 import math
 
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.fleet import changes
 from kaiju_jax.fleet import replay
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 
 LEAST = 0.5
 _COLUMNS = (

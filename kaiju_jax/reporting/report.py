@@ -9,76 +9,10 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
-import os
 from typing import Any
 
 import rich.console
 import rich.table
-
-# Readers who cannot tell red from green can tell the first ones apart.
-PALETTE = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
-INK, FAINT, GREY = '#222222', '#767676', '#c4c4c4'
-BLUE, ORANGE = PALETTE[0], PALETTE[2]
-_DASHES = '-', '--', ':', '-.'
-
-
-class MissingExtra(ValueError):
-  """A package of an extra is not installed; the message names the extra."""
-
-
-def require_figures() -> None:
-  """Refuses a command that could not draw its figures at the end.
-
-  Raises:
-    MissingExtra: matplotlib is not installed.
-  """
-  try:
-    import matplotlib.figure  # noqa: F401
-  except ImportError as error:
-    raise MissingExtra(
-      "figures need matplotlib: pip install 'kaiju_jax[report]'."
-    ) from error
-
-
-def figure(width: float, height: float) -> Any:
-  """Returns an empty `matplotlib.figure.Figure`.
-
-  Args:
-    width, height: in inches.
-
-  Raises:
-    MissingExtra: matplotlib is not installed.
-  """
-  require_figures()
-  import matplotlib.figure
-
-  return matplotlib.figure.Figure(figsize=(width, height), layout='constrained')
-
-
-def save(page: Any, path: str | os.PathLike) -> None:
-  """Writes a figure as a PNG."""
-  page.savefig(path, format='png', dpi=130)
-
-
-def style(index: int) -> dict[str, str]:
-  """Returns the colour and the dashes of the index-th line of a figure."""
-  return {
-    'color': PALETTE[index % len(PALETTE)],
-    'linestyle': _DASHES[index // len(PALETTE) % len(_DASHES)],
-  }
-
-
-def label_ticks(axis: Any, places: Sequence[float], labels: Iterable) -> None:
-  """Labels the given places of an axis, and removes minor labels.
-
-  Args:
-    axis: `axes.xaxis` or `axes.yaxis`.
-    places, labels: places and their labels, equally many.
-  """
-  from matplotlib import ticker
-
-  axis.set_ticks(places, [str(label) for label in labels])
-  axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def table(
@@ -125,11 +59,11 @@ def show(
 
 def share(count: int, total: int) -> str:
   """Returns a share in percent with its 95 % interval; '—' of nothing."""
-  from kaiju_jax.evaluation import proportion
+  from kaiju_jax.reporting import statistics
 
   if not total:
     return '—'
-  low, high = proportion.wilson(count, total)
+  low, high = statistics.wilson(count, total)
   return f'{100 * count / total:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
 
 

@@ -22,9 +22,9 @@ from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from kaiju_jax.runs import report
 
 PARITY = 64  # Tokens.
 LENGTH, ROWS = 256, 8  # Of the text whose perplexity is measured.

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.evaluation import answers
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.serving.safety import exact
 from kaiju_jax.tasks import curricula

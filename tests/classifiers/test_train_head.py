@@ -24,8 +24,8 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
+from kaiju_jax.reporting import decision
 from kaiju_jax.runs import load
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds

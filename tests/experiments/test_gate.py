@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 from kaiju_jax.runs import exchange
 from kaiju_jax.storage import files
 from tests.evaluation.gate import test_gate as gate

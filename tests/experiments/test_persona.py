@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 from tests.experiments import forked
 
 RULES = ['experiments.persona', '--judge=rules']

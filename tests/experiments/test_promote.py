@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.gates import promotion
+from kaiju_jax.reporting import decision
 from kaiju_jax.runs import exchange
 from kaiju_jax.storage import files
 from tests.evaluation.gate import test_gate as gate

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 from tests.experiments import forked
 from tests.interchange import family_folders
 from tests.interchange import toys

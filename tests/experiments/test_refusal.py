@@ -6,7 +6,7 @@ import pytest
 
 from kaiju_jax.classifiers import planted as planted_texts
 from kaiju_jax.classifiers import two_sets
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 from kaiju_jax.serving.safety import blocked
 from tests.experiments import forked
 from tests.serving import planted

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation import decision
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import changes
 from kaiju_jax.fleet import people
 from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import texts
 from kaiju_jax.gates import replay_gate
+from kaiju_jax.reporting import decision
 from kaiju_jax.serving.routing import rollout
 
 SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 1_000)

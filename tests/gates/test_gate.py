@@ -12,7 +12,7 @@ from kaiju_jax.classifiers import planted
 from kaiju_jax.classifiers import report
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import train_gate
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import reading

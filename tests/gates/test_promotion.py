@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from kaiju_jax.app import serve
-from kaiju_jax.evaluation import decision
 from kaiju_jax.gates import promotion
+from kaiju_jax.reporting import decision
 from kaiju_jax.runs import load
 
 TODAY = datetime.date(2031, 2, 28)

@@ -12,13 +12,13 @@ from kaiju_jax.data import documents
 from kaiju_jax.data import mix_file
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.fleet import calibration
 from kaiju_jax.gates import promotion
 from kaiju_jax.model import token_head
+from kaiju_jax.reporting import decision
 from kaiju_jax.runs import load
 from kaiju_jax.runs import synthesize
 from kaiju_jax.serving.safety import gate

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kaiju_jax.evaluation import decision
+from kaiju_jax.reporting import decision
 
 PASSED = decision.Check(decision.PASSED)
 REFUSED = decision.Check(decision.REFUSED, 'Too low.')

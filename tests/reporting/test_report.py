@@ -6,14 +6,15 @@ import sys
 import pytest
 import rich.console
 
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 
 
 def test_a_figure_without_matplotlib_names_the_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
   monkeypatch.delattr('matplotlib.figure', raising=False)
-  for call in (report.require_figures, lambda: report.figure(3, 2)):
-    with pytest.raises(report.MissingExtra) as error:
+  for call in (figures.require_figures, lambda: figures.figure(3, 2)):
+    with pytest.raises(figures.MissingExtra) as error:
       call()
     assert str(error.value) == (
       "figures need matplotlib: pip install 'kaiju_jax[report]'."
@@ -21,12 +22,12 @@ def test_a_figure_without_matplotlib_names_the_extra(monkeypatch):
 
 
 def test_a_figure_is_written_as_a_png(tmp_path):
-  page = report.figure(3, 2)
+  page = figures.figure(3, 2)
   axes = page.subplots()
   for index in range(7):
-    axes.plot([1, 2], [index, index], **report.style(index))
-  report.label_ticks(axes.xaxis, [1, 2], [10, 20])
-  report.save(page, tmp_path / 'page.png')
+    axes.plot([1, 2], [index, index], **figures.style(index))
+  figures.label_ticks(axes.xaxis, [1, 2], [10, 20])
+  figures.save(page, tmp_path / 'page.png')
   assert (tmp_path / 'page.png').read_bytes().startswith(b'\x89PNG')
   styles = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
   assert len(set(styles)) == 7 and styles[6][0] == styles[0][0]

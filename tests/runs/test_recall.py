@@ -8,9 +8,9 @@ import pytest
 
 from experiments.configs import recall as config
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.experiments.studies import recall_report
+from kaiju_jax.reporting import decision
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.runs import recall
 from kaiju_jax.storage import files

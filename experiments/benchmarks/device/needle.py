@@ -11,7 +11,7 @@ import functools
 import pathlib
 from typing import Any
 
-from kaiju_jax.evaluation import proportion
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import needle as needle_runs
 
 from ...configs import needle as config
@@ -59,7 +59,7 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
     'dtype': experiment.model.dtype,
     'length': experiment.data.length,
     'accuracy': right / total,
-    'interval': proportion.wilson(right, total),
+    'interval': statistics.wilson(right, total),
     'questions': total,
     'cells': [x._asdict() for x in records],
   }

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import itertools
 from typing import Any
 
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import report
 
 from . import book as book_lib
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import report
 from kaiju_jax.storage import files
 
 from . import book as book_lib

@@ -25,8 +25,8 @@ from kaiju_jax.experiments.benchmarks.load_test import serving_parts
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.reporting import figures as figures_lib
 from kaiju_jax.runs import compilations
-from kaiju_jax.runs import report
 from kaiju_jax.training import state
 
 _ALONE, _AHEAD = ', one at a time', ', a round ahead'
@@ -167,7 +167,7 @@ def measure_over_http(
 
 def draw(curves: dict[str, list], path: str) -> None:
   """Draws the first tokens' latency over the rate, by contender, to a PNG."""
-  page = report.figure(8, 4)
+  page = figures_lib.figure(8, 4)
   first, between = page.subplots(1, 2)
   for name, points in curves.items():
     rates = [point['rate'] for point in points]
@@ -187,7 +187,7 @@ def draw(curves: dict[str, list], path: str) -> None:
     axes.set_xlabel('requests per second')
     axes.set_yscale('log')
   first.legend(fontsize='small')
-  report.save(page, path)
+  figures_lib.save(page, path)
 
 
 def _model(settings: Settings, length: int):

@@ -30,7 +30,7 @@ from kaiju_jax.experiments.benchmarks.load_test import engine_serving
 from kaiju_jax.experiments.benchmarks.load_test import load
 from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.model import transformer
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import report
 from kaiju_jax.training import state
 
 Serve = Callable[[Sequence[load.Arrival]], list[load.Timeline]]

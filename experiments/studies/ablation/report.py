@@ -11,8 +11,8 @@ import shlex
 from typing import Any
 
 from kaiju_jax.evaluation import paired
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs import jobs
-from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 from kaiju_jax.training import metrics
 
@@ -285,12 +285,12 @@ def _draw_curves(
   """Draws loss over tokens: a thin line per seed, a thick one for the mean."""
   import numpy as np
 
-  figure = report.figure(9, 5)
+  figure = figures.figure(9, 5)
   axes = figure.add_subplot()
   later = []
   span = 1
   for index, (arm, runs) in enumerate(records.items()):
-    style = report.style(index)
+    style = figures.style(index)
     curves = []
     for run in runs:
       points = {r['tokens']: r['loss'] for r in run if 'loss' in r}
@@ -324,7 +324,7 @@ def _draw_curves(
   axes.set_title('Training loss: mean over seeds, and each seed (thin)')
   axes.grid(alpha=0.3)
   figure.legend(loc='outside right upper')
-  report.save(figure, path)
+  figures.save(figure, path)
 
 
 def _running_mean(values, span: int):
@@ -337,7 +337,7 @@ def _draw_final(
   path: pathlib.Path, values: Mapping[str, Mapping[int, float]], title: str
 ) -> None:
   """Draws each arm's final loss: a dot per seed, a bar at the mean."""
-  figure = report.figure(8, 1.5 + 0.4 * len(values))
+  figure = figures.figure(8, 1.5 + 0.4 * len(values))
   axes = figure.add_subplot()
   seeds = sorted({seed for of_seed in values.values() for seed in of_seed})
   for index, seed in enumerate(seeds):
@@ -367,4 +367,4 @@ def _draw_final(
   axes.set_title(title)
   axes.grid(axis='x', alpha=0.3)
   figure.legend(loc='outside right upper')
-  report.save(figure, path)
+  figures.save(figure, path)

@@ -10,7 +10,8 @@ import rich.table
 
 from kaiju_jax.evaluation import paired
 from kaiju_jax.experiments.studies.sweeps import critical_batch
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 
 # The targets of the run that follows the schedule.
 EXCESS, FEWER = 0.003, 0.3
@@ -115,9 +116,9 @@ def plain(study: critical_batch.Study) -> dict[str, Any]:
 
 def draw(study: critical_batch.Study) -> Any:
   """Returns the branches' losses over m, and the arms' over their steps."""
-  drawn = report.figure(9, 4)
+  drawn = figures.figure(9, 4)
   branches, runs = drawn.subplots(1, 2)
-  for colour, (place, one) in zip(report.PALETTE, study.found.items()):
+  for colour, (place, one) in zip(figures.PALETTE, study.found.items()):
     multiples = list(one.excess)
     branches.errorbar(
       multiples,
@@ -130,13 +131,13 @@ def draw(study: critical_batch.Study) -> Any:
       label=f'after {place.fraction:.0%} of the tokens',
     )
   branches.axhline(
-    100 * study.epsilon, color=report.FAINT, linestyle=':', label='ε'
+    100 * study.epsilon, color=figures.FAINT, linestyle=':', label='ε'
   )
   branches.set_xscale('log', base=2)
   branches.set_xlabel('times the batch, √ times the rate')
   branches.set_ylabel('loss over the small batch (%)')
   branches.legend(frameon=False, fontsize=8)
-  for colour, (name, arm) in zip(report.PALETTE, (study.arms or {}).items()):
+  for colour, (name, arm) in zip(figures.PALETTE, (study.arms or {}).items()):
     mean = paired.mean(list(arm.losses.values()))
     runs.plot(arm.steps, mean, 'o', color=colour, label=name)
     runs.plot(

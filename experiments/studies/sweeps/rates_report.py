@@ -8,7 +8,8 @@ import numpy as np
 import rich.table
 
 from kaiju_jax.experiments.studies.sweeps import rates
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 
 # The targets: the predicted rate, its loss, and the slope under 'width'.
 RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2
@@ -111,11 +112,11 @@ def plain(found: rates.Rates) -> dict[str, Any]:
 def draw(result: rates.Rates) -> Any:
   """Returns loss over rate per width, and the optima over the width."""
   studies, width = result.studies, result.width
-  drawn = report.figure(4.4 * (len(studies) + 1), 4.2)
+  drawn = figures.figure(4.4 * (len(studies) + 1), 4.2)
   *curves, line = drawn.subplots(1, len(studies) + 1)
   for axes, transfer in zip(curves, studies):
     found = result.list_found(transfer)
-    for colour, (one_width, one) in zip(report.PALETTE, found.items()):
+    for colour, (one_width, one) in zip(figures.PALETTE, found.items()):
       axes.plot(
         one.rates,
         one.losses.mean(0),
@@ -141,14 +142,14 @@ def draw(result: rates.Rates) -> Any:
     axes.set_xlabel('learning rate')
     axes.set_ylabel('held-out loss (nats per token)')
     axes.legend(frameon=False, fontsize=8)
-  for colour, (transfer, study) in zip(report.PALETTE, studies.items()):
+  for colour, (transfer, study) in zip(figures.PALETTE, studies.items()):
     _optima(
       line, colour, transfer, study, result.predictions.get(transfer), width
     )
   line.set_xscale('log')
   line.set_yscale('log')
   widths = [*next(iter(studies.values())).found, width]
-  report.label_ticks(line.xaxis, widths, widths)
+  figures.label_ticks(line.xaxis, widths, widths)
   line.set_xlabel('width d_model')
   line.set_ylabel('best learning rate')
   line.set_title('line through the optima; ■ measured', fontsize=10)

@@ -7,7 +7,8 @@ import numpy as np
 import rich.table
 
 from kaiju_jax.experiments.studies.sweeps import scaling
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 
 TARGET = 0.02  # Relative error of the prediction.
 
@@ -83,13 +84,13 @@ def plain(study: scaling.Study) -> dict[str, Any]:
 
 def draw(study: scaling.Study) -> Any:
   """Returns loss over tokens per size, with the law, and the residuals."""
-  drawn = report.figure(10, 4.4)
+  drawn = figures.figure(10, 4.4)
   curves, left = drawn.subplots(1, 2, width_ratios=(3, 2))
   sizes = sorted({p.parameters for p in (*study.points, study.largest)})
   tokens = np.geomspace(
     min(point.tokens for point in study.points), study.largest.tokens, 50
   )
-  for colour, size in zip(report.PALETTE, sizes):
+  for colour, size in zip(figures.PALETTE, sizes):
     own = [point for point in study.points if point.parameters == size]
     curves.plot(
       [point.tokens for point in own],
@@ -105,7 +106,7 @@ def draw(study: scaling.Study) -> Any:
   )
   curves.set_ylabel('held-out loss (nats per token)')
   curves.legend(frameon=False, fontsize=8)
-  for colour, size in zip(report.PALETTE, sizes):
+  for colour, size in zip(figures.PALETTE, sizes):
     pairs = [
       (point.tokens, 100 * residual)
       for point, residual in zip(study.points, study.fit.residuals)
@@ -115,12 +116,12 @@ def draw(study: scaling.Study) -> Any:
       left.plot(*zip(*pairs), 'o-', color=colour, linewidth=1)
   error = -100 * _error(study, study.predicted)
   left.plot(largest.tokens, error, 's', color='black')
-  left.axhline(0, color=report.FAINT, linewidth=1)
+  left.axhline(0, color=figures.FAINT, linewidth=1)
   left.set_ylabel('measured above the law (%)')
   ticks = sorted({point.tokens for point in (*study.points, largest)})
   for axes in curves, left:
     axes.set_xscale('log')
     labels = [f'{count / 1e6:.3g}' for count in ticks]
-    report.label_ticks(axes.xaxis, ticks, labels)
+    figures.label_ticks(axes.xaxis, ticks, labels)
     axes.set_xlabel('training tokens, millions')
   return drawn

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from absl import flags
 
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
 
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
@@ -38,7 +39,7 @@ class Frame(NamedTuple):
     Raises:
       ValueError: no figure can be drawn, or a flag makes no sense.
     """
-    report.require_figures()
+    figures.require_figures()
     command.seeds(self.seeds_flag)
     if self.out.value is not None:
       command.folder(self.out)
@@ -81,7 +82,7 @@ def publish(
 
   page = root / f'{name}.json', root / f'{name}.png'
   files.write_json(page[0], report.plain(words.plain(found)))
-  report.save(words.draw(found), page[1])
+  figures.save(words.draw(found), page[1])
   return page
 
 

@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
 from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.reporting import decision as decision_lib
 
 NEEDED, DAYS = 50, 31
 KAPPA, BIAS, SLOPE, FLIPS = 0.6, 0.25, 0.1, 0.1

@@ -8,8 +8,8 @@ import numpy as np
 from kaiju_jax.data import mix_file
 from kaiju_jax.data import mixing
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs import embedders
-from kaiju_jax.runs import report
 from kaiju_jax.runs.corpora import read
 
 
@@ -83,7 +83,7 @@ def check(settings: Settings) -> None:
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
   """
-  report.require_figures()
+  figures.require_figures()
   names = set()
   for flag, listed in (
     ('sources', settings.sources),

@@ -8,7 +8,7 @@ import numpy as np
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import mix_file
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs.corpora import mix as mix_lib
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders
@@ -46,8 +46,8 @@ def _write_page(
   folder: pathlib.Path, settings: mix_lib.Settings, result: mix_lib.Result
 ) -> None:
   """Writes the page and its figures into a folder."""
-  report.save(_weights(result), folder / _WEIGHTS)
-  report.save(_distances(result), folder / _DISTANCES)
+  figures.save(_weights(result), folder / _WEIGHTS)
+  figures.save(_distances(result), folder / _DISTANCES)
   with files.writing(str(folder / FILE)):
     (folder / FILE).write_text(page(settings, result), encoding='utf-8')
 
@@ -168,10 +168,10 @@ def _epochs(settings: mix_lib.Settings, result: mix_lib.Result) -> str:
 
 
 def _axes(rows: int):
-  drawn = report.figure(7.5, 1.4 + 0.42 * rows)
+  drawn = figures.figure(7.5, 1.4 + 0.42 * rows)
   axes = drawn.subplots()
   axes.spines[['top', 'right']].set_visible(False)
-  axes.tick_params(colors=report.INK)
+  axes.tick_params(colors=figures.INK)
   return drawn, axes
 
 
@@ -183,7 +183,7 @@ def _weights(result: mix_lib.Result):
   drawn, axes = _axes(len(order))
   share = (result.sizes / result.sizes.sum())[order]
   axes.barh(
-    places, share, color=report.GREY, height=0.7, label='share of all text'
+    places, share, color=figures.GREY, height=0.7, label='share of all text'
   )
   weights = mix.weights[order]
   around = weights - mix.low[order], mix.high[order] - weights
@@ -192,7 +192,7 @@ def _weights(result: mix_lib.Result):
     places,
     xerr=around,
     fmt='o',
-    color=report.BLUE,
+    color=figures.BLUE,
     capsize=3,
     label='weight, 95 % interval',
   )
@@ -201,7 +201,7 @@ def _weights(result: mix_lib.Result):
     result.bounds[order][bounded],
     places[bounded],
     '|',
-    color=report.ORANGE,
+    color=figures.ORANGE,
     ms=14,
     mew=2,
     label='bound',
@@ -221,7 +221,7 @@ def _distances(result: mix_lib.Result):
   values = mix.distances[order]
   drawn, axes = _axes(len(order) + 2)
   labels = [*names, 'all text as it is', 'the mix']
-  colors = [report.GREY] * len(order) + [report.ORANGE, report.BLUE]
+  colors = [figures.GREY] * len(order) + [figures.ORANGE, figures.BLUE]
   axes.barh(labels, [*values, mix.pooled, mix.distance], color=colors)
   axes.set_xlabel(f'distance from the target ({_UNITS[result.distributions]})')
   return drawn

@@ -6,8 +6,8 @@ import numpy as np
 
 from kaiju_jax.data import selection
 from kaiju_jax.data import similarity
+from kaiju_jax.reporting import figures
 from kaiju_jax.runs import embedders
-from kaiju_jax.runs import report
 from kaiju_jax.runs.corpora import read
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders
@@ -59,7 +59,7 @@ def check(settings: Settings) -> None:
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
   """
-  report.require_figures()
+  figures.require_figures()
   if settings.method and settings.method not in METHODS:
     raise ValueError(
       f'--method={settings.method}: must be one of {", ".join(METHODS)}.'
@@ -128,7 +128,7 @@ def write(settings: Settings, result: Result, out: str) -> None:
         for one in result.chosen.indices
       ),
     )
-    report.save(_figure(result), folder / 'scores.png')
+    figures.save(_figure(result), folder / 'scores.png')
     with files.writing(str(folder / 'report.md')):
       (folder / 'report.md').write_text(
         page(settings, result), encoding='utf-8'
@@ -171,14 +171,14 @@ def page(settings: Settings, result: Result) -> str:
 
 def _figure(result: Result):
   scores = result.chosen.scores
-  drawn = report.figure(7.5, 3.6)
+  drawn = figures.figure(7.5, 3.6)
   axes = drawn.subplots()
   # A few extreme scores would leave one bar for all the others.
   low, high = np.quantile(scores, [0.005, 0.995])
   edges = np.linspace(low, max(high, low + 1e-6), 61)
   for values, color, label in (
-    (scores, report.GREY, 'all documents'),
-    (scores[result.chosen.indices], report.BLUE, 'chosen'),
+    (scores, figures.GREY, 'all documents'),
+    (scores[result.chosen.indices], figures.BLUE, 'chosen'),
   ):
     axes.hist(np.clip(values, low, high), edges, color=color, label=label)
   axes.set_yscale('log')

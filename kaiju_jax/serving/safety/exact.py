@@ -7,7 +7,7 @@ proportion is, one-sided and with confidence γ,
     at most   the p with P(X ≤ k | p) = 1 − γ, quantile γ of Beta(k+1, n−k)
 
 Claims about safety use these bounds because they are never too narrow, unlike
-Wilson's interval (`evaluation/proportion.py`).
+Wilson's interval (`reporting/statistics.py`).
 """
 
 import math

@@ -2,7 +2,7 @@
 
 An arm is one variant of the model. The accuracy over several cells is that of
 all their questions together, and its 95 % interval is Wilson's
-(`evaluation/proportion.py`). The interval accounts only for the draw of
+(`reporting/statistics.py`). The interval accounts only for the draw of
 questions; another training seed gives another model. Where there are several
 seeds, the worst one stands beside the mean.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import rich.box
 import rich.table
 
-from kaiju_jax.evaluation import proportion
+from kaiju_jax.reporting import statistics
 from kaiju_jax.tasks.needle import questions as needle
 
 # Points below full attention that still count as equal to it.
@@ -62,8 +62,8 @@ class Score(NamedTuple):
     return self.right / self.total
 
   @property
-  def interval(self) -> proportion.Interval:
-    return proportion.wilson(self.right, self.total)
+  def interval(self) -> statistics.Interval:
+    return statistics.wilson(self.right, self.total)
 
 
 class AccuracyLoss(NamedTuple):
@@ -203,7 +203,7 @@ def _loss(grid, full) -> AccuracyLoss | None:
     return (score(r for r in part if r.seed in seeds) for part in (full, grid))
 
   theirs, ours = scores(seeds)
-  fraction, (low, high) = proportion.difference(theirs[:2], ours[:2])
+  fraction, (low, high) = statistics.difference(theirs[:2], ours[:2])
   most = max(
     100 * (theirs.mean - ours.mean) for theirs, ours in map(scores, zip(seeds))
   )

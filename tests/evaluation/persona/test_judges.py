@@ -11,12 +11,12 @@ import pytest
 
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.evaluation.persona import calibration
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
 from kaiju_jax.gates import persona_judge
+from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.tasks.dialogues import golden as generated
 
 TODAY = datetime.date(2026, 11, 20)

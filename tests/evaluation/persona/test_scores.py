@@ -6,11 +6,11 @@ import statistics
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation import decision
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.gates import persona
+from kaiju_jax.reporting import decision
 from kaiju_jax.tasks.dialogues import golden as generated
 
 ONE = generated.conversations(1)[0]

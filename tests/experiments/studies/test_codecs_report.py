@@ -7,7 +7,7 @@ import rich.console
 
 from kaiju_jax.evaluation import codec_quality
 from kaiju_jax.experiments.studies import codecs_report
-from kaiju_jax.runs import report
+from kaiju_jax.reporting import figures
 
 
 def printed(table):
@@ -60,5 +60,5 @@ def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
   assert error.lines[0].get_xdata()[0] == 2 ** (-1 / 8)
   for axes in page.axes:
     assert axes.get_xlabel() and axes.get_ylabel()
-  report.save(page, tmp_path / 'one.png')
+  figures.save(page, tmp_path / 'one.png')
   assert (tmp_path / 'one.png').stat().st_size > 10_000

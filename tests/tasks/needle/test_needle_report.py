@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import rich.console
 
-from kaiju_jax.evaluation import proportion
 from kaiju_jax.experiments.studies import needle_figure
+from kaiju_jax.reporting import statistics
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.tasks.needle import report
 
@@ -56,7 +56,7 @@ def test_summary_adds_up_questions():
   assert (found.all.right, found.all.total) == (79, 80)
   assert found.all.mean == pytest.approx(0.9875)
   assert found.all.worst == pytest.approx(0.975)
-  assert found.all.interval == proportion.wilson(79, 80)
+  assert found.all.interval == statistics.wilson(79, 80)
   assert found.beyond[:2] == (39, 40) and found.beyond.worst == 0.95
   assert found.within[:2] == (40, 40)
   assert found.near[:2] == (38, 40) and found.near.worst == 0.9
@@ -77,7 +77,7 @@ def test_what_is_lost_is_paired_by_seed():
   assert found.all.mean == pytest.approx(0.375)
   # Only seed 0 has both arms: 97.5 − 37.5.
   assert found.lost.points == pytest.approx(60.0)
-  _, (low, high) = proportion.difference((39, 40), (15, 40))
+  _, (low, high) = statistics.difference((39, 40), (15, 40))
   assert found.lost[1:3] == pytest.approx((100 * low, 100 * high))
   assert found.beyond.mean == pytest.approx(0.05)
   assert found.within.mean == pytest.approx(0.7)

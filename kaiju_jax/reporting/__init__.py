@@ -1,0 +1,1 @@
+"""Tables, figures, intervals and decisions: what commands print and write."""
