@@ -72,12 +72,13 @@ class Server:
 
   def __init__(self, context, server, tokens, workers):
     self.context: context_lib.Context = context
+    self.store: characters.Store = context.store.blocking
     self.workers: list[worker.Worker] = workers
     self.engine: world.Engine = workers[0].engine
     self.address: str = server.url
     self.server = server
     self.tokens: dict[str, str] = tokens
-    version = context.store.version(CHARACTER, 1)
+    version = self.store.version(CHARACTER, 1)
     self.prefix_length = len(version.tokens)
 
   def client(self, owner: str) -> openai.OpenAI:

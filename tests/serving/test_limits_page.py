@@ -12,11 +12,11 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import connection
 from kaiju_jax.serving.http import limits
-from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import characters
 from kaiju_jax.serving.routes import context
 from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import values
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import store
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.stores import character_rules
 from kaiju_jax.serving.stores import sqlite_file
@@ -36,10 +36,10 @@ ROWS = {
     *(bodies.VALUES, bodies.VALUES_OF_TOKENS, bodies.GROUPS),
   ],
   'a message that a session keeps': [macros.MOST],
-  'messages of a chat': [fields.MESSAGES, values.PARTS],
+  'messages of a chat': [fields.MESSAGES, fields.PARTS],
   'replies to one request': [fields.CHOICES],
-  'alternatives': [alternatives.MOST],
-  'stop strings': [values.STOPS, values.STOP_LENGTH],
+  'alternatives': [parse.ALTERNATIVES],
+  'stop strings': [fields.STOPS, fields.STOP_LENGTH],
   'new text that a gate': [gate.MOST],
   "a session's title": [STORE.title],
   'a card in JSON': [mib(card_json.BYTES), mib(card_png.BYTES), card_png.SIDE],
@@ -77,7 +77,7 @@ TEXT = [
   f'ready while {mib(sqlite_file.ROOM)} more fit',
   f'longer than {context._SHORT:,} bytes',
   f'in {context._TEXTS} threads',
-  f'in {context._STORES}, of which an owner has {context._STORES_EACH}',
+  f'in {store._THREADS}, of which an owner has {store._EACH}',
   f'does not read ends after {HTTP.unread_seconds:g}',
 ]
 

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import logging
 import time
 
+from starlette import responses
 from starlette import types
 
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
-from kaiju_jax.serving.http import log
+from kaiju_jax.serving.http import metrics as metrics_lib
 
 _LOG = logging.getLogger(__name__)
 # The page's policy: its own scripts and styles, and characters' pictures.
@@ -86,11 +87,9 @@ class Edge:
     self, scope: types.Scope, receive: types.Receive, sent: '_Sent'
   ) -> None:
     exchange = scope['state']['exchange']
-    stopped = errors.unavailable('The server is being stopped.', 10)
-    stopped.headers['Connection'] = 'close'
     if self._is_draining() and scope['path'] not in _STILL_ANSWERED:
       exchange.note_end('stopping')
-      await errors.response(stopped)(scope, receive, sent)
+      await _stopped()(scope, receive, sent)
       return
     try:
       await self._app(scope, receive, sent)
@@ -101,7 +100,7 @@ class Edge:
       # has not begun says why.
       exchange.note_end('stopping')
       if not sent.has_begun:
-        await errors.response(stopped)(scope, receive, sent)
+        await _stopped()(scope, receive, sent)
     except Exception:
       if sent.has_begun and not sent.has_ended:
         raise  # Closes the connection: the client sees that it was cut.
@@ -153,7 +152,45 @@ class _Sent:
   def log(self, exchange: exchange_lib.Exchange, scope: types.Scope) -> None:
     """Logs the request, whose answer has ended."""
     seconds = time.perf_counter() - self._began
-    log.request(exchange, scope, self._status, self._first_byte, seconds)
+    exchange.log(scope, self._status, self._first_byte, seconds)
+
+
+def count_answers(
+  app: types.ASGIApp, metrics: metrics_lib.Metrics
+) -> types.ASGIApp:
+  """Wraps an application so that its answers are counted.
+
+  The label is a route's template, never the address itself. So no client can
+  add series.
+  """
+
+  async def counting(
+    scope: types.Scope, receive: types.Receive, send: types.Send
+  ) -> None:
+    status = 0
+
+    async def sent(message: types.Message) -> None:
+      nonlocal status
+      if message['type'] == 'http.response.start':
+        status = message['status']
+      await send(message)
+
+    try:
+      await app(scope, receive, sent)
+    finally:
+      if scope['type'] == 'http':
+        method, route = exchange_lib.method(scope), exchange_lib.route(scope)
+        metrics.requests.labels(method, route, str(status or 'none')).inc()
+        if status >= 500 and route.startswith('/v1/'):
+          metrics.failed.labels('status').inc()
+
+  return counting
+
+
+def _stopped() -> responses.Response:
+  stopped = errors.unavailable('The server is being stopped.', 10)
+  stopped.headers['Connection'] = 'close'
+  return errors.response(stopped)
 
 
 def _with_headers(message: types.Message) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""The account of one request: its id, its figures for the log, its resources.
+"""The account of one request: its id, its line in the log, its resources.
 
 `edge.Edge` makes an exchange for each request, and closes and logs it once the
 application has returned or failed. A handler that takes a resource for longer
@@ -11,31 +11,31 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
+import logging
 import secrets
+from typing import Any
 
 from starlette import requests
 from starlette import types
 
+REQUESTS = logging.getLogger('kaiju_jax.requests')
+
 
 @dataclasses.dataclass
 class Exchange:
-  """The account of one request, without any text of users.
+  """The account of one request, without any text of users."""
 
-  Attributes:
-    id: random; the answer's header x-request-id.
-    owner: a pseudonym of the owner; None until the owner is known.
-    prompt: tokens of the prompts; None where the model was not used.
-    cached: those of them that were in the cache.
-    completion: tokens that were drawn.
-    reasons: why it ended: OpenAI's finish_reason of each choice, the stage that
-      refused it, the code of an error.
-  """
-
+  # Random; the answer's header x-request-id.
   id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+  # A pseudonym of the owner; None until the owner is known.
   owner: str | None = None
+  # Tokens of the prompts, None where the model was not used; those of them
+  # that were in the cache; those that were drawn.
   prompt: int | None = None
   cached: int | None = None
   completion: int | None = None
+  # Why it ended: OpenAI's finish_reason of each choice, the stage that refused
+  # it, the code of an error.
   reasons: list[str] = dataclasses.field(default_factory=list)
 
   def __post_init__(self):
@@ -63,6 +63,43 @@ class Exchange:
   def close(self) -> None:
     """Calls the functions that `at_end` registered."""
     self._ends.close()
+
+  def log(
+    self,
+    scope: types.Scope,
+    status: int | None,
+    first_byte: float | None,
+    seconds: float,
+  ) -> None:
+    """Logs the request, which has ended.
+
+    Args:
+      scope: its ASGI scope.
+      status: the answer's status; None without an answer.
+      first_byte: seconds until the answer's body began; None without one.
+      seconds: seconds until the answer's end.
+    """
+    log_line(
+      {
+        'request': self.id,
+        'owner': self.owner,
+        'method': method(scope),
+        'route': route(scope),
+        'status': status,
+        'first_byte': None if first_byte is None else round(first_byte, 4),
+        'seconds': round(seconds, 4),
+        'prompt': self.prompt,
+        'cached': self.cached,
+        'completion': self.completion,
+        'reason': ','.join(self.reasons) or None,
+      }
+    )
+
+
+def log_line(fields: dict[str, Any]) -> None:
+  """Logs a line of plain data, which `log.py` formats."""
+  if REQUESTS.isEnabledFor(logging.INFO):
+    REQUESTS.info('%s', fields['request'], extra={'fields': fields})
 
 
 def open_exchange(scope: types.Scope) -> Exchange:

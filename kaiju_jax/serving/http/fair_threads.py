@@ -30,9 +30,11 @@ class FairThreads:
     name: the threads' names begin with it.
     count: the number of threads.
     each: the most threads that work for one owner at once.
+    short: bytes of a text that the event loop itself works on; an attribute.
   """
 
-  def __init__(self, name: str, count: int, each: int):
+  def __init__(self, name: str, count: int, each: int, short: int = -1):
+    self.short = short
     self._threads = futures.ThreadPoolExecutor(count, name)
     self._free = count
     self._each = each
@@ -40,16 +42,22 @@ class FairThreads:
     # Calls that wait, by owner; the owner whose turn is next comes first.
     self._waiting: dict[Hashable, collections.deque] = {}
 
-  async def run(self, function: Callable[[], _T]) -> _T:
+  async def run(
+    self, function: Callable[[], _T], size: int | None = None
+  ) -> _T:
     """Calls a function in a thread when it is its owner's turn.
 
     Args:
       function: called without arguments; its errors are raised here. Once it
         runs, it runs to its end, even if the caller is cancelled.
+      size: bytes of a text, in proportion to which it takes time; a short one
+        does not leave the event loop. None for a thread in any case.
 
     Returns:
       The function's value.
     """
+    if size is not None and size <= self.short:
+      return function()
     loop, owner = asyncio.get_running_loop(), OWNER.get()
     result = loop.create_future()
     calls = self._waiting.setdefault(owner, collections.deque())

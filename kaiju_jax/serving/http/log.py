@@ -29,48 +29,12 @@ import queue
 from typing import Any
 from typing import TextIO
 
-from starlette import types
-
-from kaiju_jax.serving.http import exchange as exchange_lib
+from kaiju_jax.serving.http import exchange
 
 # 'json': all lines. 'faults': warnings and errors, as plain text for a person.
 FORMS = ('json', 'faults', 'none')
-_REQUESTS = logging.getLogger('kaiju_jax.requests')
 _OPERATIONS = logging.getLogger('kaiju_jax.operations')
 _LINES = 10_000  # The most lines that wait to be written.
-
-
-def request(
-  exchange: exchange_lib.Exchange,
-  scope: types.Scope,
-  status: int | None,
-  first_byte: float | None,
-  seconds: float,
-) -> None:
-  """Logs a request that has ended.
-
-  Args:
-    exchange: the request's account.
-    scope: its ASGI scope.
-    status: the answer's status; None without an answer.
-    first_byte: seconds until the answer's body began; None without one.
-    seconds: seconds until the answer's end.
-  """
-  _log(
-    {
-      'request': exchange.id,
-      'owner': exchange.owner,
-      'method': exchange_lib.method(scope),
-      'route': exchange_lib.route(scope),
-      'status': status,
-      'first_byte': None if first_byte is None else round(first_byte, 4),
-      'seconds': round(seconds, 4),
-      'prompt': exchange.prompt,
-      'cached': exchange.cached,
-      'completion': exchange.completion,
-      'reason': ','.join(exchange.reasons) or None,
-    }
-  )
 
 
 def refusal(name: str, status: int) -> None:
@@ -80,7 +44,7 @@ def refusal(name: str, status: int) -> None:
     name: the answer's x-request-id.
     status: the answer's status.
   """
-  _log({'request': name, 'status': status, 'reason': 'no_request'})
+  exchange.log_line({'request': name, 'status': status, 'reason': 'no_request'})
 
 
 def operation(fields: Mapping[str, Any]) -> None:
@@ -92,11 +56,6 @@ def operation(fields: Mapping[str, Any]) -> None:
   words = ' '.join(f'{name}={value}' for name, value in fields.items())
   line = {'event': 'operation', **fields}
   _OPERATIONS.info('%s', words, extra={'fields': line})
-
-
-def _log(fields: dict[str, Any]) -> None:
-  if _REQUESTS.isEnabledFor(logging.INFO):
-    _REQUESTS.info('%s', fields['request'], extra={'fields': fields})
 
 
 class Json(logging.Formatter):
@@ -164,9 +123,10 @@ def write_to(stream: TextIO, form: str = 'json') -> Iterator[None]:
   )
   root = logging.getLogger()
   handlers = root.handlers[:]
-  levels = {logger: logger.level for logger in (_REQUESTS, _OPERATIONS)}
+  requests = exchange.REQUESTS
+  levels = {logger: logger.level for logger in (requests, _OPERATIONS)}
   root.handlers[:] = [logging.NullHandler() if form == 'none' else handler]
-  _REQUESTS.setLevel(logging.INFO if form == 'json' else logging.WARNING)
+  requests.setLevel(logging.INFO if form == 'json' else logging.WARNING)
   _OPERATIONS.setLevel(logging.INFO)
   listener.start()
   try:

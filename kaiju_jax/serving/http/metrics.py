@@ -1,8 +1,6 @@
 """Counts one server's events for Prometheus; all names begin with kaiju_.
 
     measured = Metrics(worker.reading)
-    app = measured.count_answers(app)
-    …
     measured.prompt_tokens.inc(900)
 
 Events are counted where they happen. The engine's state and its own counters
@@ -23,11 +21,9 @@ from starlette import applications
 from starlette import requests
 from starlette import responses
 from starlette import routing
-from starlette import types
 
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.http import exchange
 from kaiju_jax.serving.http import loopback
 
 # Seconds. Targets for the first token: 0.8 in the median, 2.5 at p99.
@@ -133,7 +129,7 @@ class Metrics:
     ttft: the seconds from a request to its first token.
     itl: the seconds between two tokens.
     queue: the seconds that a sequence waited for a row.
-    rate: the tokens per second of each stream (`stream.Stream.rate`).
+    rate: the tokens per second of each stream (`TokenStream.rate`).
     prompt_tokens: the tokens of all prompts.
     cached_tokens: the prompt tokens that were in the cache and did not run.
     rejected: the requests that the engine refused, by reason.
@@ -289,40 +285,6 @@ class Metrics:
       routes=[routing.Route('/metrics', answer), *routes],
       exception_handlers=errors.HANDLERS,
     )
-
-  def count_answers(self, app: types.ASGIApp) -> types.ASGIApp:
-    """Wraps an application so that its answers are counted.
-
-    The label is a route's template, never the address itself. So no client can
-    add series.
-    """
-
-    async def counting(
-      scope: types.Scope, receive: types.Receive, send: types.Send
-    ) -> None:
-      status = 0
-
-      async def sent(message: types.Message) -> None:
-        nonlocal status
-        if message['type'] == 'http.response.start':
-          status = message['status']
-        await send(message)
-
-      try:
-        await app(scope, receive, sent)
-      finally:
-        if scope['type'] == 'http':
-          self._count(scope, status)
-
-    return counting
-
-  def _count(self, scope: types.Scope, status: int) -> None:
-    route = exchange.route(scope)
-    self.requests.labels(
-      exchange.method(scope), route, str(status or 'none')
-    ).inc()
-    if status >= 500 and route.startswith('/v1/'):
-      self.failed.labels('status').inc()
 
 
 class _Engine(registry_lib.Collector):

@@ -56,7 +56,6 @@ class Server(uvicorn.Server):
     host: the name or address on which it listens.
     port: the port on which it listens.
     metrics_port: the metrics' port on 127.0.0.1; None without one.
-    is_draining: whether the server is being stopped.
     signal: the number of the signal that stopped it; None for none.
   """
 
@@ -96,7 +95,7 @@ class Server(uvicorn.Server):
     self._settings = settings = settings or Settings()
     self._on_drain, self._on_start = on_drain, on_start
     self._is_shared = listener is not None
-    self.is_draining = False
+    self._draining = threading.Event()
     self.signal: int | None = None
     each = settings.connections_each
     if each is None:
@@ -115,6 +114,11 @@ class Server(uvicorn.Server):
         self._socket.close()
         raise
       self.metrics_port = self._metrics_socket.getsockname()[1]
+
+  @property
+  def is_draining(self) -> bool:
+    """Whether the server is being stopped."""
+    return self._draining.is_set()
 
   @property
   def url(self) -> str:
@@ -171,7 +175,7 @@ class Server(uvicorn.Server):
 
   async def shutdown(self, sockets=None) -> None:
     """Waits for open answers until the deadline, and cancels the rest."""
-    self.is_draining = True
+    self._draining.set()
     state, seconds = self.server_state, self._settings.drain_seconds
     if self._on_drain is not None:
       self._on_drain(seconds)
@@ -225,7 +229,7 @@ class Server(uvicorn.Server):
     self, app: types.ASGIApp, slots: limits.Slots, lifespan: str
   ) -> uvicorn.Config:
     return uvicorn.Config(
-      edge.Edge(app, lambda: self.is_draining),
+      edge.Edge(app, self._draining.is_set),
       host=self.host,
       loop='asyncio',
       http=functools.partial(

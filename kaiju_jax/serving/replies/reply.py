@@ -26,7 +26,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.replies import reasoning as reasoning_lib
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release as release_lib
@@ -87,10 +87,10 @@ class Reply:
 
   def __init__(
     self,
-    stream: stream_lib.Stream,
+    stream: token_stream.TokenStream,
     watch: moderation.Watch,
     said: str = '',
-    note: Callable[[stream_lib.Stream, int], None] = lambda *_: None,
+    note: Callable[[token_stream.TokenStream, int], None] = lambda *_: None,
     refused: Callable[[str], None] = lambda _: None,
     cut: reasoning_lib.Cut | None = None,
     begun: str = '',
@@ -146,7 +146,7 @@ class Reply:
 
   @property
   def rate(self) -> float | None:
-    """The stream's tokens per second (`stream.Stream.rate`)."""
+    """The stream's tokens per second (`TokenStream.rate`)."""
     return self._stream.rate
 
   @property

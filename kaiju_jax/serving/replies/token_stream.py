@@ -1,7 +1,7 @@
 """Streams: the tokens of a sequence as an asynchronous iterator of events.
 
-`Stream` is what routes read, from one engine or from several; `AsyncStream`
-comes from the engine of this process (`worker.py`).
+Routes read a `TokenStream`, from one engine or from several; the engine of this
+process gives an `AsyncStream` (`worker.py`).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _RATED = 15
 
 
-class Stream(Protocol):
+class TokenStream(Protocol):
   """The drawn tokens of one request, as an asynchronous iterator of `Event`.
 
   Attributes:

@@ -25,7 +25,7 @@ from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two looks at whether all streams have ended, or the thread.
@@ -61,7 +61,7 @@ class Worker:
     self._on_compiled = on_compiled
     self.error: BaseException | None = None
     self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    self._streams: dict[stream_lib.AsyncStream, sequence_lib.Sequence] = {}
+    self._streams: dict[token_stream.AsyncStream, sequence_lib.Sequence] = {}
     self._is_stopping = False
     self._is_draining = False
     self._thread = threading.Thread(
@@ -108,7 +108,7 @@ class Worker:
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> list[stream_lib.AsyncStream]:
+  ) -> list[token_stream.AsyncStream]:
     """Submits requests and returns their streams; takes all of them, or none.
 
     Args:
@@ -123,7 +123,7 @@ class Worker:
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
     loop = asyncio.get_running_loop()
-    streams = [stream_lib.AsyncStream(self, loop) for _ in requests]
+    streams = [token_stream.AsyncStream(self, loop) for _ in requests]
 
     def submit():
       try:
@@ -166,7 +166,7 @@ class Worker:
         future.set_exception(error)
 
     def run():
-      stream_lib.tell(loop, done, *_catch(function))
+      token_stream.tell(loop, done, *_catch(function))
 
     if not self.is_alive:
       raise self._stopped()
@@ -200,11 +200,11 @@ class Worker:
       raise error
     return value
 
-  def read(self, stream: stream_lib.AsyncStream) -> None:
+  def read(self, stream: token_stream.AsyncStream) -> None:
     """Renews a stream's lease."""
     self.engine.read(stream.sequence)
 
-  def cancel(self, stream: stream_lib.AsyncStream) -> None:
+  def cancel(self, stream: token_stream.AsyncStream) -> None:
     """Ends a stream's sequence between two rounds; never waits."""
     self._commands.put(lambda: self._end_sequence(stream))
 
@@ -233,7 +233,7 @@ class Worker:
       if thread.is_alive():
         thread.join()
 
-  def _end_sequence(self, stream: stream_lib.AsyncStream) -> None:
+  def _end_sequence(self, stream: token_stream.AsyncStream) -> None:
     if stream.sequence is not None:
       self.engine.cancel(stream.sequence)
 
@@ -282,14 +282,14 @@ class Worker:
         del self._streams[stream]
       if events or result is not None:
         prompt = _prompt(sequence)
-        news.append(stream_lib.News(stream, events, prompt, result))
-    stream_lib.hand_over(news)
+        news.append(token_stream.News(stream, events, prompt, result))
+    token_stream.hand_over(news)
 
   def _end(self) -> None:
     """Ends all streams, when the thread ends."""
     error = self._stopped()
-    stream_lib.hand_over(
-      stream_lib.News(stream, [], error=error) for stream in self._streams
+    token_stream.hand_over(
+      token_stream.News(stream, [], error=error) for stream in self._streams
     )
     self._streams.clear()
 
@@ -299,8 +299,8 @@ class Worker:
     return Stopped(f'the engine failed: {self.error}')
 
 
-def _prompt(sequence: sequence_lib.Sequence) -> stream_lib.Prompt:
-  return stream_lib.Prompt(
+def _prompt(sequence: sequence_lib.Sequence) -> token_stream.Prompt:
+  return token_stream.Prompt(
     sequence.waited, sequence.reused, sequence.prompt_scores
   )
 

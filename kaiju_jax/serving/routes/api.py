@@ -27,8 +27,8 @@ from kaiju_jax.serving.routes import chat
 from kaiju_jax.serving.routes import completions
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import feedback as feedback_routes
-from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import lookup
+from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routes import sessions as session_routes
 from kaiju_jax.serving.routes import tokens
 
@@ -68,12 +68,12 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     routes=routes, exception_handlers=errors.HANDLERS, lifespan=lifespan
   )
   made.state.context = context
-  return context.metrics.count_answers(made)
+  return edge.count_answers(made, context.metrics)
 
 
 async def models(request: requests.Request) -> responses.Response:
   """GET /v1/models: lists the model, and `MODEL/CHARACTER` per character."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   found, _ = await lookup.find_all(context, caller, _LISTED)
   data = [_model(context, context.model.name)]
   data += [
@@ -84,9 +84,9 @@ async def models(request: requests.Request) -> responses.Response:
 
 async def model(request: requests.Request) -> responses.Response:
   """GET /v1/models/{id}: describes the model, or it with a character."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   name = request.path_params['id']
-  character = lookup.find_character(context, name, None)
+  character = parse.find_character(context, name, None)
   if character is None:
     return responses.JSONResponse(_model(context, name))
   found = await lookup.find(context, caller, character)
@@ -140,7 +140,7 @@ async def readyz(request: requests.Request) -> responses.Response:
   if not context.takes_requests:
     return responses.PlainTextResponse('not ready\n', 503)
   try:
-    await context.check_store()
+    await context.store.check()
   except errors.ApiError as error:
     exchange.find(request).note_end('store')
     return responses.PlainTextResponse(f'not ready: {error.message}\n', 503)

@@ -7,10 +7,12 @@ lore, …).
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Annotated
 from typing import Any
 from typing import NamedTuple
 
 import numpy as np
+import pydantic
 from starlette import requests
 from starlette import responses
 from starlette import routing
@@ -24,13 +26,12 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import fields as fields_lib
-from kaiju_jax.serving.routes import forgetting
-from kaiju_jax.serving.routes import intake
-from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import judge
 from kaiju_jax.serving.routes import lookup
-from kaiju_jax.serving.routes import resources
-from kaiju_jax.serving.routes import texts
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import prompt as prompt_lib
+from kaiju_jax.serving.routes import removals
+from kaiju_jax.serving.routes import stream
 from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
 
@@ -42,36 +43,39 @@ _PUBLIC = ('name', 'creator', 'notes', 'tags', 'version_name')
 
 async def list_all(request: requests.Request) -> responses.Response:
   """GET /v1/characters: lists the caller's own and all public characters."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   after = request.query_params.get('after', '')
   found, has_more = await lookup.find_all(context, caller, _PAGE, after)
-  live = ((one, context.store.version(one.id, one.live)) for one in found)
-  data = await context.run_store(lambda: _list_some(live, caller))
+  data = await context.store.run(
+    lambda store: _list_some(
+      ((one, store.version(one.id, one.live)) for one in found), caller
+    )
+  )
   has_more = has_more or len(data) < len(found)
-  page = resources.page(data, found[: len(data)], has_more)
-  return await context.answer_aside(page)
+  page = stream.page(data, found[: len(data)], has_more)
+  return await stream.write_json(context, page)
 
 
 async def create(request: requests.Request) -> responses.Response:
   """POST /v1/characters: makes a character of fields, or of a card."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   written, is_public = await _read_body(request, context, caller)
   return await _publish(context, caller, written, None, bool(is_public))
 
 
 async def show(request: requests.Request) -> responses.Response:
   """GET /v1/characters/{id}: shows a character and its live version."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   character, version = await _find(context, caller, request)
   return responses.JSONResponse(_show(character, version, caller))
 
 
 async def publish(request: requests.Request) -> responses.Response:
   """PUT /v1/characters/{id}: publishes a new version."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   character, _ = await _find(context, caller, request)
   written, is_public = await _read_body(request, context, caller)
-  forget = await forgetting.plan_change(context, character)
+  forget = await removals.plan_change(context, character)
   answer = await _publish(
     context,
     caller,
@@ -85,11 +89,8 @@ async def publish(request: requests.Request) -> responses.Response:
 
 async def remove(request: requests.Request) -> responses.Response:
   """DELETE /v1/characters/{id}: removes a character of the caller's."""
-  return await resources.remove(
-    request,
-    'character',
-    lambda store: store.remove,
-    forgetting.plan_character,
+  return await removals.answer(
+    request, 'character', 'remove', removals.plan_character
   )
 
 
@@ -98,63 +99,54 @@ async def versions(request: requests.Request) -> responses.Response:
 
   The query parameter `before`, set to a page's `before`, gives the next page.
   """
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   character, _ = await _find(context, caller, request, is_own=True)
   before = request.query_params.get('before')
   if before is not None and not (before.isascii() and before.isdecimal()):
     raise errors.invalid(f'before={before!r:.40}: must be a number.', 'before')
 
-  def read():
-    found = context.store.versions(
+  def read(store: characters.Store):
+    found = store.versions(
       caller.owner, character.id, _PAGE, before and int(before[:20])
     )
     shown = _list_some(((character, one) for one in found), caller)
     return shown, len(shown) < len(found) or len(found) == _PAGE
 
-  data, has_more = await context.run_store(read)
+  data, has_more = await context.store.run(read)
   page = {
     'object': 'list',
     'data': data,
     'has_more': has_more,
     'before': data[-1]['version'] if data else None,
   }
-  return await context.answer_aside(page)
+  return await stream.write_json(context, page)
 
 
 async def roll_back(request: requests.Request) -> responses.Response:
   """POST /v1/characters/{id}/rollback: makes an earlier version live."""
-  context, caller = await intake.authorize(request)
-  body = await intake.parse_fields(
-    request, context, caller, fields_lib.Rollback
-  )
+  context, caller = await parse.authorize(request)
+  body = await parse.read_fields(request, context, caller, _Rollback)
   name = request.path_params['id']
-  character = await context.run_store(
-    context.store.character, caller.owner, name
-  )
+  character = await context.store.character(caller.owner, name)
   if character.owner == caller.owner:
-    version = await context.run_store(context.store.version, name, body.version)
-    await judging.check_card(
-      context, caller, version.fields, character.is_public
-    )
-  forget = await forgetting.plan_change(context, character)
+    version = await context.store.version(name, body.version)
+    await judge.check_card(context, caller, version.fields, character.is_public)
+  forget = await removals.plan_change(context, character)
   # Judged as private, it must not be live where all may see it.
-  version = await context.run_store(
-    context.store.rollback,
+  version = await context.store.rollback(
     caller.owner,
     name,
     body.version,
     if_public=character.is_public,
   )
   await forget()
-  character = await context.run_store(
-    context.store.character, caller.owner, name
-  )
+  character = await context.store.character(caller.owner, name)
   return responses.JSONResponse(_show(character, version, caller))
 
 
 async def card(request: requests.Request) -> responses.Response:
   """GET /v1/characters/{id}/card?format=json|png: exports it to its author."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   _, version = await _find(context, caller, request, is_own=True)
   kind = request.query_params.get('format', 'json')
   writers = {
@@ -164,8 +156,8 @@ async def card(request: requests.Request) -> responses.Response:
   if kind not in writers:
     raise errors.invalid(f'format={kind!r:.40}: must be json or png.', 'format')
   write, media = writers[kind]
-  written = await context.run_aside(
-    card_fields.ALL, lambda: write(version.fields)
+  written = await context.texts.run(
+    lambda: write(version.fields), card_fields.ALL
   )
   return responses.Response(written, media_type=media)
 
@@ -198,23 +190,23 @@ async def _find(
   character = await lookup.find(context, caller, name)
   if is_own and character.owner != caller.owner:
     raise errors.forbidden(f'character {name!r} is not yours.')
-  version = await context.run_store(
-    context.store.version, character.id, character.live
-  )
+  version = await context.store.version(character.id, character.live)
   return character, version
 
 
-class _Written(NamedTuple):
-  """A character as a body describes it.
+class _Rollback(parse.Fields):
+  """The fields of a rollback: a version's number."""
 
-  Attributes:
-    fields: its texts.
-    notes: what was dropped of the card, a line each.
-    tokens: its prefix, int32 [L].
-  """
+  version: Annotated[int, pydantic.Field(ge=1)]
+
+
+class _Written(NamedTuple):
+  """A character as a body describes it."""
 
   fields: card_fields.Fields
+  # What was dropped of the card, a line each.
   notes: Sequence[str]
+  # Its prefix, int32 [L].
   tokens: np.ndarray
 
 
@@ -224,14 +216,14 @@ async def _read_body(
   """Reads a character from a body; also its field `public`, None for none."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
   most = bodies.MOST_OF_CARD if kind == bodies.PNG else bodies.MOST
-  body = await intake.body(request, context, caller, most)
+  body = await parse.read_body(request, context, caller, most)
 
   def work():
     fields, notes, is_public = _parse(kind, body)
     tokens = _prefix(context, fields)
     return _Written(fields, notes, tokens), is_public
 
-  return await context.run_aside(len(body), work)
+  return await context.texts.run(work, len(body))
 
 
 def _parse(
@@ -260,9 +252,8 @@ async def _publish(
 ) -> responses.Response:
   """Judges and stores a version, and answers with it."""
   context.limits.prompt(caller.owner, len(written.tokens), caller.rate)
-  await judging.check_card(context, caller, written.fields, is_public)
-  version = await context.run_store(
-    context.store.publish,
+  await judge.check_card(context, caller, written.fields, is_public)
+  version = await context.store.publish(
     caller.owner,
     written.fields,
     written.tokens,
@@ -270,9 +261,7 @@ async def _publish(
     character=name,
     is_public=is_public,
   )
-  character = await context.run_store(
-    context.store.character, caller.owner, version.character
-  )
+  character = await context.store.character(caller.owner, version.character)
   body = _show(character, version, caller) | {'notes': list(written.notes)}
   return responses.JSONResponse(body, 200 if name else 201)
 
@@ -283,11 +272,11 @@ def _prefix(context, written: card_fields.Fields) -> np.ndarray:
   Raises:
     errors.ApiError: 400; names the field that is too long.
   """
-  texts.check_greetings(written)
+  judge.check_greetings(written)
   try:
     lore.check(written)
     most = min(prompt.PREFIX, context.model.length // 2)
-    return prompt.prefix(written, context.chats, most)
+    return prompt.prefix(written, prompt_lib.chat_format(context), most)
   except (prompt.TooLong, macros.TooLarge) as error:
     raise errors.too_long(f'fields: {error}', 'fields') from error
   except (TypeError, ValueError) as error:

@@ -1,10 +1,8 @@
 """/v1/chat/completions: answers a chat, or the next turn of a session.
 
-A request passes access and limits, its fields are parsed, `turns.py` makes its
-prompt, the gate reads its new text, the engine draws the reply, and moderation
-releases it piece by piece to the client (`reply.py`). A session's reply is
-stored when it ends. If the client leaves earlier, the part that was released is
-stored.
+A request goes through six stages, a file each: `parse`, `prompt`, `judge`,
+`submit`, `stream` and `store`. A session's reply is stored when it ends. If the
+client leaves earlier, the part that was released is stored.
 """
 
 import asyncio
@@ -21,17 +19,16 @@ import kaiju_jax
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
-from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.replies import spelling
-from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import intake
-from kaiju_jax.serving.routes import judging
-from kaiju_jax.serving.routes import lookup
-from kaiju_jax.serving.routes import submission
-from kaiju_jax.serving.routes import turns
+from kaiju_jax.serving.routes import judge
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import prompt as prompt_lib
+from kaiju_jax.serving.routes import store as store_lib
+from kaiju_jax.serving.routes import stream
+from kaiju_jax.serving.routes import submit
 from kaiju_jax.serving.stores import feedback
 
 _LOG = logging.getLogger(__name__)
@@ -47,24 +44,24 @@ async def completions(request: requests.Request) -> responses.Response:
   Raises:
     errors.ApiError: any fault of the request or the server.
   """
-  context, caller = await intake.authorize(request)
-  chat = await intake.parse_fields(request, context, caller, fields.Chat)
-  character = lookup.find_character(context, chat.model, chat.character)
-  alternatives.check(
+  context, caller = await parse.authorize(request)
+  chat = await parse.read_fields(request, context, caller, fields.Chat)
+  character = parse.find_character(context, chat.model, chat.character)
+  parse.check_alternatives(
     context,
     'top_logprobs',
     chat.top_logprobs or 0,
     chat.choices * min(chat.limit or context.max_tokens, context.model.length),
   )
-  turn = await turns.make_turn(context, caller, chat, character)
-  form = answers.Form('chat.completion', chat.model, context.model.fingerprint)
-  watch, is_blocked = await judging.judge_request(context, caller, turn.judged)
+  turn = await prompt_lib.make_turn(context, caller, chat, character)
+  form = stream.Form('chat.completion', chat.model, context.model.fingerprint)
+  watch, is_blocked = await judge.judge_request(context, caller, turn.judged)
   exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.note_end('gate')
     return _refuse(form, chat, turn)
   generations = _requests(context, caller, chat, turn)
-  choices = await submission.replies(
+  choices = await submit.replies(
     exchange,
     context,
     caller,
@@ -75,12 +72,12 @@ async def completions(request: requests.Request) -> responses.Response:
     turn.opened,
     turn.begun,
   )
-  await turn.keep_said(context)
+  await store_lib.keep_message(context.store, turn)
   drawn = [_drawn(context, one) for one in generations]
   answer = _Answer(context, chat, turn, form, choices, drawn)
   if chat.stream:
-    return answers.Streamed(answer.chunks())
-  body = await submission.answer_client(request, answer.whole())
+    return stream.EventStream(answer.chunks())
+  body = await stream.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
@@ -90,7 +87,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
   most = chat.limit or context.max_tokens
   guide = None
   if chat.guided:
-    guide = submission.guide(context)
+    guide = parse.find_guide(context)
     most = min(most, context.guided_tokens)
   return [
     request_lib.Request(
@@ -131,16 +128,18 @@ class _Answer:
   def __init__(self, context, chat, turn, form, choices, drawn):
     self._context: context_lib.Context = context
     self._chat: fields.Chat = chat
-    self._turn: turns.PendingTurn = turn
-    self._form: answers.Form = form
+    self._turn: store_lib.PendingTurn = turn
+    self._form: stream.Form = form
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
     self._drawn: list[feedback.Drawn] = drawn
     self._kept: set[int] = set()
-    self._spellers = [
-      spelling.Speller(context.tokenizer, begun=turn.begun_tokens)
-      for _ in self._replies
-    ]
+    self._spellers = []
+    if chat.logprobs:
+      self._spellers = [
+        spelling.Speller(context.tokenizer, begun=turn.begun_tokens)
+        for _ in self._replies
+      ]
 
   async def whole(self) -> dict[str, Any]:
     """Returns the whole answer, once all its choices have ended."""
@@ -204,9 +203,9 @@ class _Answer:
           )
       if self._chat.includes_usage:
         yield self._form.chunk([], usage=self._usage())
-      yield answers.DONE
+      yield stream.DONE
     except errors.ApiError as error:
-      yield submission.break_stream(self._context, error)
+      yield stream.break_stream(self._context, error)
 
   @contextlib.asynccontextmanager
   async def _served(self):
@@ -225,8 +224,13 @@ class _Answer:
     """Stores a reply; returns its message's id, or None without a session."""
     self._kept.add(index)
     reply = self._replies[index]
-    return await self._turn.keep_reply(
-      self._context, reply, finish or reply.finish, self._drawn[index]
+    return await store_lib.keep_reply(
+      self._context.store,
+      self._context.memo,
+      self._turn,
+      reply,
+      finish or reply.finish,
+      self._drawn[index],
     )
 
   def _echoed(self, index: int) -> str:
@@ -255,7 +259,7 @@ class _Answer:
   def _scored(self, index: int, events) -> dict | None:
     if not self._chat.logprobs or not events:
       return None
-    return answers.chat_log_probabilities(self._spellers[index], events)
+    return stream.chat_log_probabilities(self._spellers[index], events)
 
   def _thought(self, text: str | None) -> dict[str, str | None]:
     """Returns the fields of reasoning; none for a model without."""
@@ -267,7 +271,7 @@ class _Answer:
     thought = None
     if self._turn.format.thought is not None:
       thought = sum(reply.thought for reply in self._replies)
-    return answers.usage(
+    return stream.usage(
       len(self._turn.prompt.tokens),
       self._choices.drawn,
       self._replies[0].reused,
@@ -294,11 +298,11 @@ def _forget(task: asyncio.Task) -> None:
 
 
 def _refuse(
-  form, chat: fields.Chat, turn: turns.PendingTurn
+  form, chat: fields.Chat, turn: store_lib.PendingTurn
 ) -> responses.Response:
   """Answers a message that the gate blocked, as one that the head blocked."""
   message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
-  usage = answers.usage(len(turn.prompt.tokens), 0, 0)
+  usage = stream.usage(len(turn.prompt.tokens), 0, 0)
 
   def choice(index: int, finish: str | None = None, **said) -> dict:
     return {
@@ -319,6 +323,6 @@ def _refuse(
       yield form.chunk([choice(index, 'content_filter', delta={})])
     if chat.includes_usage:
       yield form.chunk([], usage=usage)
-    yield answers.DONE
+    yield stream.DONE
 
-  return answers.Streamed(chunks())
+  return stream.EventStream(chunks())

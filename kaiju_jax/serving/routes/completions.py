@@ -18,16 +18,14 @@ from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
-from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.replies import spelling
-from kaiju_jax.serving.routes import alternatives
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import intake
-from kaiju_jax.serving.routes import judging
-from kaiju_jax.serving.routes import lookup
-from kaiju_jax.serving.routes import submission
+from kaiju_jax.serving.routes import judge
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import stream
+from kaiju_jax.serving.routes import submit
 
 # To spell a token takes as long as other work for so many bytes.
 _SPELLED = 16
@@ -39,11 +37,11 @@ async def completions(request: requests.Request) -> responses.Response:
   Raises:
     errors.ApiError: any fault of the request or the server.
   """
-  context, caller = await intake.authorize(request)
-  completion = await intake.parse_fields(
+  context, caller = await parse.authorize(request)
+  completion = await parse.read_fields(
     request, context, caller, fields.Completion
   )
-  if lookup.find_character(context, completion.model, None) is not None:
+  if parse.find_character(context, completion.model, None) is not None:
     raise errors.invalid(
       'model: characters chat; use /v1/chat/completions.', param='model'
     )
@@ -58,16 +56,14 @@ async def completions(request: requests.Request) -> responses.Response:
   least = [_count_least(context, one) for one in completion.prompts]
   _check_alternatives(context, completion, limit, least)
   size = sum(map(len, completion.prompts))
-  prompts = await context.run_aside(
-    size, lambda: [_prompt(context, one, limit) for one in completion.prompts]
+  prompts = await context.texts.run(
+    lambda: [_prompt(context, one, limit) for one in completion.prompts], size
   )
   counts = [len(one.tokens) for one in prompts]
   _check_alternatives(context, completion, limit, counts)
   context.limits.prompt(caller.owner, sum(counts), caller.rate)
   said = '\n'.join(prompt.text for prompt in prompts)
-  watch, is_blocked = await judging.judge_request(
-    context, caller, said, 'prompt'
-  )
+  watch, is_blocked = await judge.judge_request(context, caller, said, 'prompt')
   exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.note_end('gate')
@@ -77,13 +73,11 @@ async def completions(request: requests.Request) -> responses.Response:
     for prompt in prompts
     for one in _requests(context, caller, completion, prompt, limit)
   ]
-  choices = await submission.replies(
-    exchange, context, caller, watch, wanted, said
-  )
+  choices = await submit.replies(exchange, context, caller, watch, wanted, said)
   answer = _Answer(context, completion, prompts, choices)
   if completion.stream:
-    return answers.Streamed(answer.chunks())
-  body = await submission.answer_client(request, answer.whole())
+    return stream.EventStream(answer.chunks())
+  body = await stream.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
@@ -93,7 +87,7 @@ def _refused(
   prompts: list['_Prompt'],
 ) -> responses.Response:
   """Answers prompts that the gate blocked, as ones that the head blocked."""
-  form = answers.Form(
+  form = stream.Form(
     'text_completion', completion.model, context.model.fingerprint
   )
   choices = [
@@ -105,7 +99,7 @@ def _refused(
     }
     for index in range(len(prompts) * completion.choices)
   ]
-  usage = answers.usage(sum(len(one.tokens) for one in prompts), 0, 0)
+  usage = stream.usage(sum(len(one.tokens) for one in prompts), 0, 0)
   if not completion.stream:
     return responses.JSONResponse(form.whole(choices, usage))
 
@@ -114,9 +108,9 @@ def _refused(
       yield form.chunk([choice])
     if completion.includes_usage:
       yield form.chunk([], usage=usage)
-    yield answers.DONE
+    yield stream.DONE
 
-  return answers.Streamed(chunks())
+  return stream.EventStream(chunks())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,17 +153,17 @@ def _check_alternatives(context, completion, limit, counts) -> None:
   """Refuses too many alternatives; `counts` are the prompts' tokens.
 
   Raises:
-    errors.ApiError: 400; see `alternatives.check`.
+    errors.ApiError: 400; see `parse.check_alternatives`.
   """
   scored = sum(counts) if completion.echo else 0
   tokens = completion.choices * (scored + limit * len(counts))
   given = completion.logprobs or 0
-  alternatives.check(context, 'logprobs', given, tokens)
+  parse.check_alternatives(context, 'logprobs', given, tokens)
 
 
 def _refuse_long(context, tokens: int, limit: int) -> None:
   """Refuses a prompt that leaves no room for an answer of `limit` tokens."""
-  submission.check_limit(context, 'max_tokens', limit)
+  parse.check_limit(context, 'max_tokens', limit)
   if tokens + limit > context.model.length:
     raise errors.too_long(
       f'a prompt of {tokens:,} tokens and max_tokens={limit:,} are'
@@ -211,7 +205,7 @@ class _Answer:
     ]
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
-    self._form = answers.Form(
+    self._form = stream.Form(
       'text_completion', completion.model, context.model.fingerprint
     )
     self._spellers = [self._speller(one) for one in self._prompts]
@@ -239,7 +233,7 @@ class _Answer:
 
     scored = self._prompts if self._completion.scores_prompt else []
     size = _SPELLED * sum(len(one.tokens) for one in scored)
-    found = await self._context.run_aside(size, choices)
+    found = await self._context.texts.run(choices, size)
     return self._form.whole(found, self._usage())
 
   async def chunks(self) -> AsyncGenerator[bytes]:
@@ -260,9 +254,9 @@ class _Answer:
             yield self._chunk(index, piece.text, told)
       if self._completion.includes_usage:
         yield self._form.chunk([], usage=self._usage())
-      yield answers.DONE
+      yield stream.DONE
     except errors.ApiError as error:
-      yield submission.break_stream(self._context, error)
+      yield stream.break_stream(self._context, error)
 
   def _list_told(self, events) -> list[request_lib.Event]:
     """Returns the tokens of the text, without the one that ends it.
@@ -294,7 +288,7 @@ class _Answer:
   def _chunk(self, index, text, events=(), finish=None) -> bytes:
     scored = None
     if self._completion.logprobs is not None and events:
-      scored = answers.text_log_probabilities(
+      scored = stream.text_log_probabilities(
         self._spellers[index],
         [one.token for one in events],
         [one.log_probability for one in events],
@@ -319,7 +313,7 @@ class _Answer:
     if not self._draws_none:
       listed += [(x.token, x.log_probability, x.alternatives) for x in events]
     tokens, scores, likeliest = [*zip(*listed)] or ((), (), ())
-    return answers.text_log_probabilities(
+    return stream.text_log_probabilities(
       speller, tokens, scores, self._alternatives(likeliest)
     )
 
@@ -350,7 +344,7 @@ class _Answer:
   def _usage(self) -> dict:
     choices = self._completion.choices
     firsts = range(0, len(self._replies), choices)
-    return answers.usage(
+    return stream.usage(
       sum(len(self._prompts[first].tokens) for first in firsts),
       0 if self._draws_none else self._choices.drawn,
       sum(self._replies[first].reused for first in firsts),

@@ -12,14 +12,19 @@ from starlette import routing
 
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import parse
+
+
+class _Agreement(parse.Fields):
+  """The fields of PUT /v1/feedback."""
+
+  agrees: bool
 
 
 async def show(request: requests.Request) -> responses.Response:
   """GET /v1/feedback: shows whether the caller agrees, and may agree."""
-  context, caller = await intake.authorize(request)
-  word = await context.run_store(context.store.agreement, caller.owner)
+  context, caller = await parse.authorize(request)
+  word = await context.store.agreement(caller.owner)
   return _answer(caller, caller.agrees if word is None else word)
 
 
@@ -28,13 +33,13 @@ async def agree(request: requests.Request) -> responses.Response:
 
   It holds for all conversations of the owner, past ones included.
   """
-  context, caller = await intake.authorize(request)
-  body = await intake.parse_fields(request, context, caller, fields.Agreement)
+  context, caller = await parse.authorize(request)
+  body = await parse.read_fields(request, context, caller, _Agreement)
   if body.agrees and caller.age != auth.ADULT:
     raise errors.forbidden(
       'agrees: people under 18, or of unknown age, cannot agree.'
     )
-  await context.run_store(context.store.agree, caller.owner, body.agrees)
+  await context.store.agree(caller.owner, body.agrees)
   return _answer(caller, body.agrees)
 
 

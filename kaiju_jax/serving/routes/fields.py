@@ -24,22 +24,103 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import known
-from kaiju_jax.serving.routes import parsing
-from kaiju_jax.serving.routes import values
-from kaiju_jax.serving.stores import feedback
+from kaiju_jax.serving.routes import parse
 
-# Our guesses.
-CHOICES, MESSAGES = values.CHOICES, 4096
+# Our guesses. OpenAI allows 4 stop strings, and some clients send more.
+STOPS, STOP_LENGTH, CHOICES, MESSAGES = 16, 256, 8, 4096
+PARTS = 1024  # The most parts of a message.
 _LABELS = 64  # The most entries of `metadata`.
+TEXT = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
 
-_Text = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
+
+def limit_entries(most: int):
+  """Returns a validator that counts entries before any is validated."""
+
+  def check(value: Any) -> Any:
+    if isinstance(value, (list, dict)) and len(value) > most:
+      raise ValueError(f'has {len(value):,} entries: at most {most:,}')
+    return value
+
+  return pydantic.BeforeValidator(check)
+
+
+def join_parts(value: Any) -> str | None:
+  """Returns a message's text; joins a list of parts.
+
+  Raises:
+    ValueError: a part that is neither text nor a refusal.
+  """
+  if value is None or isinstance(value, str):
+    return value
+  if not isinstance(value, list):
+    raise ValueError('must be a string or a list of parts')
+  if len(value) > PARTS:
+    raise ValueError(f'has {len(value):,} parts: at most {PARTS:,}')
+  return ''.join(_read_part(*one) for one in enumerate(value))
+
+
+def _read_part(number: int, part: Any) -> str:
+  kind = part.get('type') if isinstance(part, dict) else None
+  if kind not in ('text', 'refusal'):
+    raise ValueError(
+      f'part {number} has the type {kind!r:.40}, which is not supported:'
+      " 'text' and 'refusal' alone are"
+    )
+  # Each type has its text in the field of its own name.
+  text = part.get(kind)
+  if not isinstance(text, str | None):
+    raise ValueError(f'part {number}: {kind} must be a string')
+  for name, one in part.items():
+    is_known = name in ('type', kind) or name in known.PART_LABELS
+    if not is_known and not known.asks_nothing(one):
+      raise ValueError(f'part {number}: {name:.80} is not supported')
+  return text or ''
+
+
+def check_stop(value: Any) -> Any:
+  strings = [value] if isinstance(value, str) else value
+  if value in (None, ''):
+    return None
+  if not isinstance(strings, list):
+    raise ValueError('must be a string or a list of strings')
+  if len(strings) > STOPS:
+    raise ValueError(f'{len(strings)} strings: at most {STOPS} are supported')
+  for string in strings:
+    if not isinstance(string, str) or not 1 <= len(string) <= STOP_LENGTH:
+      raise ValueError(f'each must be a string of 1…{STOP_LENGTH} characters')
+  return value
+
+
+def check_prompt(value: Any) -> str | list:
+  """Returns a text, a list of texts, a list of tokens or a list of those.
+
+  Raises:
+    ValueError: another value, an empty list or too many prompts.
+  """
+  if isinstance(value, str):
+    return value
+  if value == []:
+    raise ValueError('is empty')
+  entries = value if isinstance(value, list) else []
+  kinds = set(map(type, entries))
+  is_right = kinds in ({str}, {int})
+  if kinds == {list} and len(entries) <= CHOICES:
+    is_right = all(set(map(type, one)) == {int} for one in entries)
+  elif kinds != {int} and len(entries) > CHOICES:
+    raise ValueError(f'has {len(value):,} entries: at most {CHOICES}')
+  if not is_right:
+    raise ValueError(
+      'must be a text, a list of texts, a list of tokens, or a list of such'
+      ' lists'
+    )
+  return value
 
 
 _Alternatives = Annotated[int, pydantic.Field(ge=0, le=alternatives.MOST)]
-_Label = Annotated[dict[str, Any], values.limit_entries(_LABELS)] | None
+_Label = Annotated[dict[str, Any], limit_entries(_LABELS)] | None
 
 
-class ChatMessage(parsing.Fields):
+class ChatMessage(parse.Fields):
   """One message of a chat.
 
   Clients send back the whole message that they were sent. Its reasoning is
@@ -49,13 +130,11 @@ class ChatMessage(parsing.Fields):
   UNSUPPORTED = known.MESSAGE
 
   role: Literal['system', 'developer', 'user', 'assistant']
-  content: Annotated[str | None, pydantic.PlainValidator(values.join_parts)] = (
-    None
-  )
-  name: _Text | None = None
-  refusal: _Text | None = None
-  reasoning: _Text | None = None
-  reasoning_content: _Text | None = None
+  content: Annotated[str | None, pydantic.PlainValidator(join_parts)] = None
+  name: TEXT | None = None
+  refusal: TEXT | None = None
+  reasoning: TEXT | None = None
+  reasoning_content: TEXT | None = None
   annotations: list | None = None
   prefix: bool | None = None  # DeepSeek's: the reply continues it. Ours does.
 
@@ -76,13 +155,13 @@ _UNDRAWN = {
 }
 
 
-class TemplateOptions(parsing.Fields):
+class TemplateOptions(parse.Fields):
   """The field `chat_template_kwargs`."""
 
   enable_thinking: bool | None = None
 
 
-class StreamOptions(parsing.Fields):
+class StreamOptions(parse.Fields):
   """The field `stream_options`."""
 
   include_usage: bool = False
@@ -90,7 +169,7 @@ class StreamOptions(parsing.Fields):
   include_obfuscation: bool | None = None
 
 
-class _Generation(parsing.Fields):
+class _Generation(parse.Fields):
   """The fields that both completions endpoints have.
 
   Attributes:
@@ -103,7 +182,7 @@ class _Generation(parsing.Fields):
   n: Annotated[int, pydantic.Field(ge=1, le=CHOICES)] | None = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  stop: Annotated[Any, pydantic.PlainValidator(values.check_stop)] = None
+  stop: Annotated[Any, pydantic.PlainValidator(check_stop)] = None
   seed: int | None = None
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
   top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
@@ -128,7 +207,7 @@ class _Generation(parsing.Fields):
   @pydantic.model_validator(mode='after')
   def _check_stream(self):
     if self.includes_usage and not self.stream:
-      raise parsing.fault('stream_options', 'needs stream, which is not true')
+      raise parse.fault('stream_options', 'needs stream, which is not true')
     return self
 
   @property
@@ -202,7 +281,7 @@ class Chat(_Generation):
   """
 
   messages: Annotated[
-    list[ChatMessage], pydantic.FailFast(), values.limit_entries(MESSAGES)
+    list[ChatMessage], pydantic.FailFast(), limit_entries(MESSAGES)
   ]
   max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
@@ -220,25 +299,23 @@ class Chat(_Generation):
   @pydantic.model_validator(mode='after')
   def _check(self):
     if self.top_logprobs and not self.logprobs:
-      raise parsing.fault('top_logprobs', 'needs logprobs, which is not true')
+      raise parse.fault('top_logprobs', 'needs logprobs, which is not true')
     if self.guided:
       self._check_guided()
     self._check_continued()
     if self.session is not None:
       self._check_session()
     elif not self.messages:
-      raise parsing.fault(
-        'messages', 'at least one is needed without a session'
-      )
+      raise parse.fault('messages', 'at least one is needed without a session')
     elif self.swipe:
-      raise parsing.fault('swipe', 'needs a session')
+      raise parse.fault('swipe', 'needs a session')
     return self
 
   def _check_continued(self) -> None:
     """Refuses a continuation of nothing, and one that shall also be opened."""
     continued, opened = self.continue_final_message, self.add_generation_prompt
     if continued is not None and continued == opened:
-      raise parsing.fault(
+      raise parse.fault(
         'continue_final_message',
         f'{str(continued).lower()} needs add_generation_prompt='
         f'{str(not continued).lower()} or left out: a reply either continues'
@@ -246,7 +323,7 @@ class Chat(_Generation):
       )
     is_assistants = not self.messages or self.messages[-1].role == 'assistant'
     if self.continues and not is_assistants:
-      raise parsing.fault(
+      raise parse.fault(
         'add_generation_prompt'
         if continued is None
         else 'continue_final_message',
@@ -257,21 +334,21 @@ class Chat(_Generation):
   def _check_session(self) -> None:
     """Refuses messages that a session does not take."""
     if self.character is not None:
-      raise parsing.fault('character', 'the session has its own')
+      raise parse.fault('character', 'the session has its own')
     roles = [message.role for message in self.messages]
     begun = roles[-1:] == ['assistant']
     if begun:
       roles.pop()
     is_known = roles in ([], ['user']) and (self.continues or not begun)
     if not is_known or (roles and self.swipe):
-      raise parsing.fault(
+      raise parse.fault(
         'messages',
         'with a session one message of the user, or none to have the last one'
         ' answered, or answered again with swipe; behind it one of the'
         ' assistant, with which the reply begins',
       )
     if self.swipe and self.continues and not begun:
-      raise parsing.fault(
+      raise parse.fault(
         'swipe',
         'draws another reply, where continue_final_message continues one',
       )
@@ -279,9 +356,9 @@ class Chat(_Generation):
   def _check_guided(self) -> None:
     """Refuses sampling settings, which a guided search would ignore."""
     if self.choices > 1:
-      raise parsing.fault('guided', f'finds one reply, and n={self.choices}')
+      raise parse.fault('guided', f'finds one reply, and n={self.choices}')
     if self.top_logprobs:
-      raise parsing.fault(
+      raise parse.fault(
         'top_logprobs',
         'a guided reply is searched, not drawn: must be 0 or left out, not'
         f' {self.top_logprobs}',
@@ -289,7 +366,7 @@ class Chat(_Generation):
     for name, idle in _UNDRAWN.items():
       value = getattr(self, name)
       if value not in (None, *idle):
-        raise parsing.fault(
+        raise parse.fault(
           name,
           f'a guided reply is searched, not drawn: must be {idle[0]} or left'
           f' out, not {value}',
@@ -331,7 +408,7 @@ class Completion(_Generation):
 
   VALUES = bodies.VALUES_OF_TOKENS
 
-  prompt: Annotated[str | list, pydantic.PlainValidator(values.check_prompt)]
+  prompt: Annotated[str | list, pydantic.PlainValidator(check_prompt)]
   max_tokens: Annotated[int, pydantic.Field(ge=0)] = 16
   echo: bool | None = None
   logprobs: _Alternatives | None = None
@@ -340,13 +417,11 @@ class Completion(_Generation):
   @pydantic.model_validator(mode='after')
   def _check(self):
     if self.best_of not in (None, self.choices):
-      raise parsing.fault(
+      raise parse.fault(
         'best_of', f'must equal n={self.choices}, not {self.best_of}'
       )
     if self.max_tokens == 0 and not self.echo:
-      raise parsing.fault(
-        'max_tokens', '0 leaves nothing to answer without echo'
-      )
+      raise parse.fault('max_tokens', '0 leaves nothing to answer without echo')
     return self
 
   @property
@@ -362,60 +437,3 @@ class Completion(_Generation):
     if isinstance(self.prompt[0], int):
       return [self.prompt]
     return self.prompt
-
-
-class Encoding(parsing.Fields):
-  """The fields of POST /tokenize; `add_special_tokens` opens a document."""
-
-  prompt: _Text
-  add_special_tokens: bool = True
-  model: str | None = None
-
-
-class Decoding(parsing.Fields):
-  """The fields of POST /detokenize."""
-
-  VALUES = bodies.VALUES_OF_TOKENS
-
-  tokens: Annotated[list[int], pydantic.FailFast(), values.limit_entries(2**17)]
-  model: str | None = None
-
-
-class NewSession(parsing.Fields):
-  """The fields of POST /v1/sessions; `greeting` is an index, 0 the first."""
-
-  character: str
-  greeting: Annotated[int, pydantic.Field(ge=0)] = 0
-  title: Annotated[str, pydantic.StringConstraints(max_length=200)] = ''
-
-
-class NewMessage(parsing.Fields):
-  """The fields of POST /v1/sessions/{id}/messages; no parent at the top."""
-
-  parent: int | None
-  role: Literal['user', 'assistant']
-  text: _Text
-
-
-class Head(parsing.Fields):
-  """The fields of PUT /v1/sessions/{id}/head: the id of the new head."""
-
-  message: int
-
-
-class Rating(parsing.Fields):
-  """The fields of a message's rating; None withdraws the former one."""
-
-  rating: Literal[feedback.RATINGS] | None
-
-
-class Agreement(parsing.Fields):
-  """The fields of PUT /v1/feedback."""
-
-  agrees: bool
-
-
-class Rollback(parsing.Fields):
-  """The fields of POST /v1/characters/{id}/rollback: a version's number."""
-
-  version: Annotated[int, pydantic.Field(ge=1)]

@@ -1,16 +1,16 @@
-"""Judging: what the gate says of requests, and of what is to be stored."""
+"""Stage 3 of a request, judge: the gate reads what is new or to be kept."""
 
-import asyncio
 import functools
 from typing import Any
 
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import lore
+from kaiju_jax.characters.prompts import macros
+from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import forgetting
-from kaiju_jax.serving.routes import texts
+from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import stored_texts
@@ -20,8 +20,9 @@ from kaiju_jax.serving.stores import characters
 _JUDGED = 64
 # Draws of a greeting until it is refused.
 _DRAWS = 8
-# Public cards whose verdicts are remembered (our guess).
-_REMEMBERED = 2**16
+# The most bytes of a character's texts with their macros expanded: four times
+# all of its fields.
+_EXPANDED = 4 * card_fields.ALL
 
 
 async def judge_request(
@@ -54,7 +55,7 @@ async def judge_request(
       'context_length_exceeded',
     )
   size = _JUDGED * len(text)
-  verdict = await context.run_aside(size, lambda: watch.read(text))
+  verdict = await context.texts.run(lambda: watch.read(text), size)
   _count(context, verdict)
   return watch, verdict.is_blocked
 
@@ -82,7 +83,7 @@ async def check_stored(
   watch = _watch(context, None if is_public else who.age, who.owner)
   if watch.mode == 'unmoderated':
     return
-  verdict = await _read_stored(context, watch, value)
+  verdict = await read_stored(context, watch, value)
   if verdict.has_failed:
     # A stored text is shown without the head's scores: only the gate reads it.
     raise gate_failed(name)
@@ -99,9 +100,9 @@ async def check_card(
   """Refuses a card if the gate blocks a text that it is read by.
 
   Raises:
-    errors.ApiError: see `check_stored` and `texts.of_character`.
+    errors.ApiError: see `check_stored` and `list_texts`.
   """
-  value = await _card_texts(context, fields)
+  value = await read_card(context, fields)
   await check_stored(context, who, value, 'fields', is_public)
 
 
@@ -127,19 +128,19 @@ async def draw_greetings(
       where it fails.
   """
   made = []
-  for name, text in texts.greetings(fields).items():
+  for name, text in greetings(fields).items():
     draws = 0
     while True:
-      write = functools.partial(texts.write_message, name, fields, text)
-      written = await context.run_aside(len(text), write)
+      write = functools.partial(store_lib.write_message, name, fields, text)
+      written = await context.texts.run(write, len(text))
       if context.moderator.mode == 'unmoderated':
         break
-      if texts.is_certain(fields, text, written):
+      if is_certain(fields, text, written):
         break
       watch = _watch(
         context, None if character.is_public else who.age, character.owner
       )
-      verdict = await _read_stored(context, watch, written)
+      verdict = await read_stored(context, watch, written)
       if verdict.has_failed:
         raise gate_failed(name)
       if not verdict.is_blocked:
@@ -151,57 +152,76 @@ async def draw_greetings(
   return made
 
 
-def judge_live(
-  context: context_lib.Context, character: characters.Character
-) -> asyncio.Task[moderation.Verdict]:
-  """Returns the served gate's verdict on a public character's live version.
+def greetings(fields: card_fields.Fields) -> dict[str, str]:
+  """Returns a character's greetings as written by field, but empty ones."""
+  several = {'greeting': fields.greeting} | {
+    f'alternate_greetings[{n}]': text
+    for n, text in enumerate(fields.alternate_greetings)
+  }
+  return {name: text for name, text in several.items() if text}
 
-  It is remembered until another gate or other thresholds are served, so that
-  each version is read once; by a gate that fails, again.
 
-  Args:
-    context: the server's parts.
-    character: a public one.
+def check_greetings(fields: card_fields.Fields) -> None:
+  """Refuses greetings that some session could not store.
 
-  Returns:
-    A task that all requests for the character share: shield it. It raises
-    errors.ApiError, 503, where the store is away.
+  Raises:
+    errors.ApiError: 400; a greeting is too large by some draw; names the field.
   """
-  watch = context.moderator.watch(None, character.owner)
-  if context.judged is None or context.judged.version is not watch.version:
-    context.judged = context_lib.Judged(watch.version)
-  verdicts = context.judged.verdicts
-  key = character.id, character.live
-  if key not in verdicts:
-    verdicts[key] = asyncio.ensure_future(
-      _judge(context, watch, character.owner, *key)
-    )
-    verdicts[key].add_done_callback(lambda task: _forget(verdicts, key, task))
-    if len(verdicts) > _REMEMBERED:
-      del verdicts[next(iter(verdicts))]
-  return verdicts[key]
+  char = card_fields.display_name(fields)
+  for name, text in greetings(fields).items():
+    try:
+      macros.check_all_draws(text, char)
+    except macros.TooLarge as error:
+      raise errors.too_long(f'{name}: {error}', name) from error
+
+
+def is_certain(fields: card_fields.Fields, text: str, written: str) -> bool:
+  """Returns whether `store.write_message` always makes `written` of a text.
+
+  Otherwise it draws, or reads the clock.
+  """
+  try:
+    char = card_fields.display_name(fields)
+    return macros.expand(text, char, macros.USER) == written
+  except macros.TooLarge:
+    return False
+
+
+def list_texts(fields: card_fields.Fields) -> list[str]:
+  """Returns all texts that people or a model may read of a character.
+
+  These are its strings as they are written; the same with their macros
+  expanded, wholly or, as on the page, by names alone; and what prompts have of
+  it. There is no list of fields: a new one is among them. Only the draws of
+  greetings are not: they are judged when they are made
+  (`draw_greetings`).
+
+  Raises:
+    errors.ApiError: 400; the texts are too large with their macros.
+  """
+  found = dict.fromkeys(stored_texts.leaves(fields))
+  left = _EXPANDED
+  try:
+    # Readers who do not see the nickname see the name.
+    for name in {card_fields.display_name(fields), fields.name}:
+      for text in list(found):
+        for made in (
+          macros.expand_stable(text, name, left),
+          macros.expand_names(text, name, left),
+        ):
+          if made not in found:
+            found[made] = None
+            left -= len(made.encode())
+    found[prompt.persona(fields)] = None
+  except macros.TooLarge as error:
+    raise errors.too_long(f'fields: {error}', 'fields') from error
+  found['\n'.join(lore.book(fields).texts.values())] = None
+  return list(found)
 
 
 def gate_failed(name: str) -> errors.ApiError:
   """Returns a 503: the gate could not read what the request calls `name`."""
   return errors.unavailable(f'{name}: the safety gate cannot read it now.')
-
-
-async def _judge(
-  context: context_lib.Context,
-  watch: moderation.Watch,
-  author: str,
-  name: str,
-  number: int,
-) -> moderation.Verdict:
-  # Whoever asks first, others wait for it too: it has turns of its own.
-  fair_threads.OWNER.set(('judged', author))
-  version = await context.run_store(context.store.version, name, number)
-  value = await _card_texts(context, version.fields)
-  verdict = await _read_stored(context, watch, value)
-  if verdict.is_blocked and not verdict.has_failed:
-    await forgetting.withdraw_blocked(context, version)
-  return verdict
 
 
 def _refused(name: str, param: str) -> errors.ApiError:
@@ -210,25 +230,19 @@ def _refused(name: str, param: str) -> errors.ApiError:
   )
 
 
-def _forget(verdicts: dict, key: Any, task: asyncio.Task) -> None:
-  """Drops a verdict that is none, so that the next request asks again."""
-  if task.cancelled() or task.exception() or task.result().has_failed:
-    verdicts.pop(key, None)
-
-
-async def _card_texts(context: context_lib.Context, fields) -> list[str]:
+async def read_card(context: context_lib.Context, fields) -> list[str]:
   """Returns what is read of a card."""
   size = card_fields.count_bytes(fields)
-  return await context.run_aside(size, lambda: texts.of_character(fields))
+  return await context.texts.run(lambda: list_texts(fields), size)
 
 
-async def _read_stored(
+async def read_stored(
   context: context_lib.Context, watch: moderation.Watch, value: Any
 ) -> moderation.Verdict:
   """Returns the gate's verdict on all strings of a value."""
   text = stored_texts.join(value)
   size = _JUDGED * len(text)
-  verdict = await context.run_aside(size, lambda: watch.read(text))
+  verdict = await context.texts.run(lambda: watch.read(text), size)
   # A stored text that the gate could not judge is refused, too.
   _count(context, verdict, is_refused=verdict.has_failed)
   return verdict

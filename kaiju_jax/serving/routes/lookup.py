@@ -1,4 +1,4 @@
-"""Lookup: which character a request means, and whether its caller may see it.
+"""Lookup: characters that a caller may see.
 
 A public character is shown to other owners only where the served gate passes
 its live version by minors' thresholds. It is judged when it is published, and
@@ -6,44 +6,23 @@ by a gate that is newer when it is first asked for.
 """
 
 import asyncio
+from typing import Any
 
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import judge
+from kaiju_jax.serving.routes import removals
+from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 
 # Seconds that a listing waits for verdicts (our guess); those that take longer
 # are in the next one.
 _PATIENCE = 2.0
-
-
-def find_character(
-  context: context_lib.Context, model: str, character: str | None
-) -> str | None:
-  """Returns the id of the character that a request names; None for none.
-
-  Args:
-    context: the server's parts.
-    model: the field `model`: the served model's name, or `MODEL/CHARACTER`.
-    character: the field `character`; None where the request has none.
-
-  Raises:
-    errors.ApiError: 404 for another model; 400 where the two fields name two
-      characters.
-  """
-  name, _, named = model.removeprefix(context.model.name).partition('/')
-  if not model.startswith(context.model.name) or name:
-    raise errors.missing(
-      f'model {model!r} is not served here: {context.model.name!r} is.',
-      param='model',
-    )
-  if named and character not in (None, named):
-    raise errors.invalid(
-      f'character={character!r}: the model names {named!r}.', param='character'
-    )
-  return named or character
+# Public cards whose verdicts are remembered (our guess).
+_REMEMBERED = 2**16
 
 
 async def find(
@@ -55,13 +34,11 @@ async def find(
     errors.ApiError: 404 where there is none; 503 where the gate fails, or the
       store is away.
   """
-  found = await context.run_store(
-    context.store.character, caller.owner, character
-  )
+  found = await context.store.character(caller.owner, character)
   if _is_judged(context, caller, found):
-    verdict = await asyncio.shield(judging.judge_live(context, found))
+    verdict = await asyncio.shield(judge_live(context, found))
     if verdict.has_failed:
-      raise judging.gate_failed('character')
+      raise judge.gate_failed('character')
     if verdict.is_blocked:
       raise errors.missing(str(rules.no_character(character)))
   return found
@@ -85,9 +62,7 @@ async def find_all(
     errors.ApiError: 400 for a bad cursor; 503 where the store is away.
   """
   while True:
-    found = await context.run_store(
-      context.store.characters, caller.owner, most, after
-    )
+    found = await context.store.characters(caller.owner, most, after)
     has_more = len(found) == most
     shown = await _keep_visible(context, caller, found)
     if shown or not has_more:
@@ -95,10 +70,41 @@ async def find_all(
     after = characters.cursor(found[-1])
 
 
+def judge_live(
+  context: context_lib.Context, character: characters.Character
+) -> asyncio.Task[moderation.Verdict]:
+  """Returns the served gate's verdict on a public character's live version.
+
+  It is remembered until another gate or other thresholds are served, so that
+  each version is read once; by a gate that fails, again.
+
+  Args:
+    context: the server's parts.
+    character: a public one.
+
+  Returns:
+    A task that all requests for the character share: shield it. It raises
+    errors.ApiError, 503, where the store is away.
+  """
+  watch = context.moderator.watch(None, character.owner)
+  if context.judged is None or context.judged.version is not watch.version:
+    context.judged = context_lib.Judged(watch.version)
+  verdicts = context.judged.verdicts
+  key = character.id, character.live
+  if key not in verdicts:
+    verdicts[key] = asyncio.ensure_future(
+      _judge(context, watch, character.owner, *key)
+    )
+    verdicts[key].add_done_callback(lambda task: _forget(verdicts, key, task))
+    if len(verdicts) > _REMEMBERED:
+      del verdicts[next(iter(verdicts))]
+  return verdicts[key]
+
+
 async def _keep_visible(context, caller, found) -> list[characters.Character]:
   """Returns the characters that the caller may see, after `_PATIENCE`."""
   tasks = {
-    one.id: judging.judge_live(context, one)
+    one.id: judge_live(context, one)
     for one in found
     if _is_judged(context, caller, one)
   }
@@ -122,3 +128,26 @@ def _passes(task: asyncio.Task) -> bool:
     return False
   verdict = task.result()
   return not (verdict.is_blocked or verdict.has_failed)
+
+
+async def _judge(
+  context: context_lib.Context,
+  watch: moderation.Watch,
+  author: str,
+  name: str,
+  number: int,
+) -> moderation.Verdict:
+  # Whoever asks first, others wait for it too: it has turns of its own.
+  fair_threads.OWNER.set(('judged', author))
+  version = await context.store.version(name, number)
+  value = await judge.read_card(context, version.fields)
+  verdict = await judge.read_stored(context, watch, value)
+  if verdict.is_blocked and not verdict.has_failed:
+    await removals.withdraw_blocked(context, version)
+  return verdict
+
+
+def _forget(verdicts: dict, key: Any, task: asyncio.Task) -> None:
+  """Drops a verdict that is none, so that the next request asks again."""
+  if task.cancelled() or task.exception() or task.result().has_failed:
+    verdicts.pop(key, None)

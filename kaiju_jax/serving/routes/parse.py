@@ -1,4 +1,4 @@
-"""Parses a request's body into checked fields, or names the first fault.
+"""Stage 1 of a request, parse: who asks, and for what.
 
 A body of a megabyte may hold half a million faults. Validation stops at the
 first one, and finds a union's type before it checks the union's values, so that
@@ -11,30 +11,28 @@ from typing import TypeVar
 
 import pydantic
 import pydantic_core
+from starlette import requests
 
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange as exchange_lib
+from kaiju_jax.serving.http import fair_threads
+from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import known
 
-_T = TypeVar('_T', bound='Fields')
-
-
-def fault(field: str, message: str) -> pydantic_core.PydanticCustomError:
-  """Returns an error that names the field at fault."""
-  return pydantic_core.PydanticCustomError(
-    'field', '{message}', {'field': field, 'message': message}
-  )
+# Alternatives of all tokens of an answer, some 5 MiB of JSON; our guess.
+ALTERNATIVES = 2**17
+_Kind = TypeVar('_Kind', bound='Fields')
 
 
 class Fields(pydantic.BaseModel):
-  """The fields of a request; unknown ones are refused.
+  """The fields of a request; unknown ones are refused."""
 
-  Attributes:
-    UNSUPPORTED: fields that are known and not used (`known.py`).
-    VALUES: the most values of a body (`bodies.parse`).
-  """
-
+  # Fields that are known and not used, see `known.py`.
   UNSUPPORTED: ClassVar[known.Table] = {}
+  # The most values of a body, see `bodies.parse`.
   VALUES: ClassVar[int] = bodies.VALUES
 
   model_config = pydantic.ConfigDict(
@@ -61,7 +59,63 @@ class Fields(pydantic.BaseModel):
     return kept
 
 
-def parse(kind: type[_T], body: dict[str, Any]) -> _T:
+async def authorize(
+  request: requests.Request,
+) -> tuple[context_lib.Context, auth.Caller]:
+  """Returns the server's parts and the caller, and counts the request.
+
+  What the request's task runs in threads has the caller's turns from now on.
+
+  Raises:
+    errors.ApiError: 401 or 403 without access; 429 for too many requests; 503
+      while the server stops.
+  """
+  context: context_lib.Context = request.app.state.context
+  caller = context.access.caller(request)
+  exchange_lib.find(request).note_owner(caller.owner, context.secret)
+  fair_threads.OWNER.set(caller.owner)
+  context.limits.request(caller.owner, caller.rate)
+  if not context.is_ready:
+    raise errors.unavailable('the server is being stopped.')
+  return context, caller
+
+
+async def read_body(
+  request: requests.Request,
+  context: context_lib.Context,
+  caller: auth.Caller,
+  most: int = bodies.MOST,
+) -> bytes:
+  """Reads a body of at most `most` bytes; counts them against the limits.
+
+  Raises:
+    errors.ApiError: 413 for a larger body; 429 when the owner's limits are
+      used up.
+  """
+  body = await bodies.read(request, most)
+  context.limits.text(caller.owner, len(body), caller.rate)
+  return body
+
+
+async def read_fields(
+  request: requests.Request,
+  context: context_lib.Context,
+  caller: auth.Caller,
+  kind: type[_Kind],
+) -> _Kind:
+  """Reads a body as JSON, and returns its checked fields.
+
+  Raises:
+    errors.ApiError: 400, 413, 415 or 429.
+  """
+  bodies.media_type(request, [bodies.JSON])
+  body = await read_body(request, context, caller)
+  return await context.texts.run(
+    lambda: check_fields(kind, bodies.parse(body, kind.VALUES)), len(body)
+  )
+
+
+def check_fields(kind: type[_Kind], body: dict[str, Any]) -> _Kind:
   """Returns a body's checked fields.
 
   Raises:
@@ -71,6 +125,115 @@ def parse(kind: type[_T], body: dict[str, Any]) -> _T:
     return kind.model_validate(body)
   except pydantic.ValidationError as error:
     raise _refusal(error) from error
+
+
+def fault(field: str, message: str) -> pydantic_core.PydanticCustomError:
+  """Returns an error that names the field at fault."""
+  return pydantic_core.PydanticCustomError(
+    'field', '{message}', {'field': field, 'message': message}
+  )
+
+
+def find_character(
+  context: context_lib.Context, model: str, character: str | None
+) -> str | None:
+  """Returns the id of the character that a request names; None for none.
+
+  Args:
+    context: the server's parts.
+    model: the field `model`: the served model's name, or `MODEL/CHARACTER`.
+    character: the field `character`; None where the request has none.
+
+  Raises:
+    errors.ApiError: 404 for another model; 400 where the two fields name two
+      characters.
+  """
+  name, _, named = model.removeprefix(context.model.name).partition('/')
+  if not model.startswith(context.model.name) or name:
+    raise errors.missing(
+      f'model {model!r} is not served here: {context.model.name!r} is.',
+      param='model',
+    )
+  if named and character not in (None, named):
+    raise errors.invalid(
+      f'character={character!r}: the model names {named!r}.', param='character'
+    )
+  return named or character
+
+
+def check_limit(
+  context: context_lib.Context, field: str, limit: int | None
+) -> None:
+  """Refuses a reply's limit, in tokens, that leaves no room for a prompt.
+
+  Raises:
+    errors.ApiError: 400; names the field, its value and the model's length.
+  """
+  length = context.model.length
+  if limit is not None and limit >= length:
+    raise errors.too_long(
+      f'{field}={limit}: must be less than {length:,}, the tokens of prompt and'
+      ' reply.',
+      field,
+      length,
+    )
+
+
+def check_alternatives(
+  context: context_lib.Context, field: str, count: int, tokens: int
+) -> None:
+  """Refuses alternatives that the server does not give, or too many.
+
+  The likeliest tokens that were not drawn are text that no head has judged. So
+  a moderated server gives none unless its operator says so, and then only those
+  of tokens that were released.
+
+  Args:
+    context: the server's parts.
+    field: the request's field that asks for them.
+    count: alternatives of each token; 0 for none.
+    tokens: the tokens of all choices that may have some; a lower bound while a
+      prompt is not encoded.
+
+  Raises:
+    errors.ApiError: 400; names the field, its value and what is right.
+  """
+  if not count:
+    return
+  most = context.engines.alternatives
+  if count > most:
+    raise errors.invalid(
+      f'{field}={count}: must be 0…{most} here; the server is started with'
+      ' --top_logprobs=K for up to K.',
+      param=field,
+    )
+  if context.moderator.mode != 'unmoderated' and not context.shows_unjudged:
+    raise errors.invalid(
+      f'{field}={count}: must be 0 on a moderated server, because nothing'
+      ' judges alternatives; --unjudged_top_logprobs gives them all the same.',
+      param=field,
+    )
+  if count * tokens > ALTERNATIVES:
+    raise errors.invalid(
+      f'{field}={count}: of {tokens:,} tokens that are {count * tokens:,}'
+      f' alternatives, and an answer has at most {ALTERNATIVES:,}.',
+      param=field,
+    )
+
+
+def find_guide(context: context_lib.Context) -> request_lib.Guide:
+  """Returns the settings of a guided request's search.
+
+  Raises:
+    errors.ApiError: 400; there is no token-level head to guide it.
+  """
+  if context.guide is None:
+    raise errors.invalid(
+      'guided: this server has no token-level head that could guide a search;'
+      ' it is started with --head.',
+      param='guided',
+    )
+  return context.guide
 
 
 def _refusal(error: pydantic.ValidationError) -> errors.ApiError:

@@ -1,20 +1,10 @@
-"""Turns: makes the prompt of a chat request, and stores its message and reply.
+"""Stage 2 of a request, prompt: makes the prompt of a chat's next reply.
 
 Without a session the client sends the whole chat, and the server keeps only the
 tokens of the replies, for the next turn's cache (`memo.py`). With a session the
-messages come from the store, and the client sends only the new one. The reply
-becomes a child of the message that it answers, beside other candidates.
-
-The user's message is stored after the engine has accepted the request, so that
-a refused request can be sent again unchanged.
-
-A reply may continue one that has begun. It is kept whole, with its beginning;
-in a session it is another candidate beside the one that it continues.
+messages come from the store, and the client sends only the new one. A reply may
+continue one that has begun.
 """
-
-import dataclasses
-
-import numpy as np
 
 from kaiju_jax.characters.prompts import continued
 from kaiju_jax.characters.prompts import lore
@@ -23,113 +13,45 @@ from kaiju_jax.data import begun as begun_lib
 from kaiju_jax.decoding.requests import stop
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
 from kaiju_jax.serving.routes import lookup
-from kaiju_jax.serving.routes import submission
-from kaiju_jax.serving.routes import texts
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import sharing
 
 _NOTHING = prompt_lib.Turn(characters.ASSISTANT, '')
 
 
-@dataclasses.dataclass
-class PendingTurn:
-  """One turn of a chat: the prompt of a reply, and where the reply is stored.
+def chat_format(
+  context: context_lib.Context, thinks: bool | None = None
+) -> prompt_lib.Encoded:
+  """Returns the chat format of a request.
 
-  Attributes:
-    prompt: the reply's prompt.
-    format: the chat format of the prompt.
-    judged: the text that the gate reads: all that no earlier turn had judged.
-    cache_salt: of the prompt's tree (`sharing.Tree`); '' without a character.
-    place: the reply's key in `memo.py`; None with a session.
-    session: the stored conversation; None for a chat that the client keeps.
-    said: the user's new message; None for none.
-    parent: the id of the message that the reply answers; None without a
-      session, and until `said` is stored.
-    begun: the text of the reply that stands in the prompt; '' for none.
-    opened: its tokens; None for none.
-    reasoning: the reasoning before that text.
+  Args:
+    context: the server's parts.
+    thinks: whether the reply begins with its reasoning; None for the model's
+      default, which is without where that is possible.
+
+  Raises:
+    errors.ApiError: 400; the model cannot do that, or has no chat format.
   """
-
-  prompt: prompt_lib.Prompt
-  format: prompt_lib.Encoded
-  judged: str
-  cache_salt: str = ''
-  place: bytes | None = None
-  session: characters.Session | None = None
-  said: str | None = None
-  parent: int | None = None
-  begun: str = ''
-  opened: begun_lib.Begun | None = None
-  reasoning: str = ''
-
-  @property
-  def begun_tokens(self) -> np.ndarray:
-    """The tokens of the text that the reply continues, int32 [L], maybe 0."""
-    tokens = self.prompt.tokens
-    return tokens[len(tokens) - (self.opened.count if self.opened else 0) :]
-
-  @property
-  def conversation(self) -> str | None:
-    """The name by which the engine knows turns of one conversation."""
-    return None if self.session is None else self.session.id
-
-  async def keep_said(self, context: context_lib.Context) -> None:
-    """Stores the user's new message, if there is one.
-
-    Raises:
-      errors.ApiError: 409 if the session's head has moved meanwhile; 503 if the
-        store fails.
-    """
-    if self.said is None:
-      return
-    message = await context.run_store(
-      context.store.append,
-      self.session.owner,
-      self.session.id,
-      self.session.head,
-      characters.USER,
-      self.said,
-      if_head=self.session.head,
+  chats, thinking = context.format, context.thinking
+  if chats is None:
+    raise errors.invalid(
+      'model: it has no chat template and only continues text: use'
+      ' /v1/completions, or start the server with --template.',
+      param='model',
     )
-    self.parent = message.id
-
-  async def keep_reply(
-    self,
-    context: context_lib.Context,
-    reply: reply_lib.Reply,
-    finish: str | None,
-    drawn: feedback.Drawn,
-  ) -> int | None:
-    """Stores a reply; returns its message's id, or None without a session.
-
-    Without a session only the reply's tokens are remembered.
-
-    Raises:
-      errors.ApiError: 503 if the store fails; 404 if the session was removed.
-    """
-    text = self.begun + reply.text
-    if self.session is None:
-      if reply.drawn is not None:
-        context.memo.keep(self.place, text, reply.drawn)
-      return None
-    message = await context.run_store(
-      context.store.append,
-      self.session.owner,
-      self.session.id,
-      self.parent,
-      characters.ASSISTANT,
-      text,
-      tokens=reply.drawn,
-      finish=finish,
-      reasoning=(self.reasoning + reply.reasoning) or None,
-      drawn=drawn,
+  can = (thinking is not None) if thinks else not chats.opens_thought
+  if thinks is not None and not can:
+    raise errors.invalid(
+      f'chat_template_kwargs.enable_thinking={str(thinks).lower()}: the chat'
+      ' template of this model has no such switch: leave it out.',
+      param='chat_template_kwargs',
     )
-    return message.id
+  return thinking if thinks else chats
 
 
 async def make_turn(
@@ -137,7 +59,7 @@ async def make_turn(
   caller: auth.Caller,
   chat: fields_lib.Chat,
   character: str | None,
-) -> PendingTurn:
+) -> store_lib.PendingTurn:
   """Makes the turn that a chat request asks for, and counts its tokens.
 
   Args:
@@ -151,21 +73,20 @@ async def make_turn(
     errors.ApiError: 404 for no such session or character; 400 for a prompt that
       is too long, or nothing to answer.
   """
-  submission.check_limit(context, *chat.named_limit)
+  parse.check_limit(context, *chat.named_limit)
   options = chat.chat_template_kwargs
-  format = context.pick_format(options and options.enable_thinking)
+  format = chat_format(context, options and options.enable_thinking)
   if chat.session is not None:
     return await _of_session(context, caller, chat, format)
   version, salt = None, ''
   if character is not None:
     await lookup.find(context, caller, character)
 
-    def read():
-      version = context.store.live(caller.owner, character)
-      tree = sharing.find_tree(context.store, caller.owner, version)
-      return version, tree.salt
+    def read(store: characters.Store):
+      version = store.live(caller.owner, character)
+      return version, sharing.find_tree(store, caller.owner, version).salt
 
-    version, salt = await context.run_store(read)
+    version, salt = await context.store.run(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
   begun = messages.pop() if chat.continues else _NOTHING
   room = context.model.length - (chat.limit or 1)
@@ -179,12 +100,13 @@ async def make_turn(
     made = _encode(context, version, turns, reply, room, format, caller.owner)
     return *made, _join(_new(turns), begun.text), place
 
-  size = _size([*messages, begun])
-  made, opened, judged, place = await context.run_aside(size, recalled)
+  made, opened, judged, place = await context.texts.run(
+    recalled, _size([*messages, begun])
+  )
   if made.dropped:
     raise _too_long(context, room)
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return PendingTurn(
+  return store_lib.PendingTurn(
     made,
     format,
     judged,
@@ -197,31 +119,31 @@ async def make_turn(
 
 async def _of_session(
   context, caller, chat: fields_lib.Chat, format: prompt_lib.Encoded
-) -> PendingTurn:
-  def read():
-    session = context.store.session(caller.owner, chat.session)
-    messages = context.store.messages(caller.owner, session.id)
-    version = context.store.version(session.character, session.version)
-    tree = sharing.find_tree(context.store, caller.owner, version)
+) -> store_lib.PendingTurn:
+  def read(store: characters.Store):
+    session = store.session(caller.owner, chat.session)
+    messages = store.messages(caller.owner, session.id)
+    version = store.version(session.character, session.version)
+    tree = sharing.find_tree(store, caller.owner, version)
     path = list(characters.path(messages, session.head))
     return session, path, version, tree.salt
 
-  session, path, version, salt = await context.run_store(read)
+  session, path, version, salt = await context.store.run(read)
   messages = list(chat.messages)
   begun, parent, reasoning = _NOTHING, None, ''
   if chat.continues and messages:
-    text = texts.strip('messages', messages.pop().text)
+    text = store_lib.strip('messages', messages.pop().text)
     begun = prompt_lib.Turn(characters.ASSISTANT, text)
   elif chat.continues:
     begun, parent, reasoning = _pop_reply(path)
   said = None
   if messages:
     text = messages[0].text
-    said = await context.run_aside(
-      len(text),
-      lambda: texts.write_message(
-        'messages', version.fields, texts.strip('messages', text)
+    said = await context.texts.run(
+      lambda: store_lib.write_message(
+        'messages', version.fields, store_lib.strip('messages', text)
       ),
+      len(text),
     )
     path.append(prompt_lib.Turn(characters.USER, said))
   elif chat.messages or not chat.continues:
@@ -238,12 +160,12 @@ async def _of_session(
   # The room must be equal in all turns: which messages are dropped depends on
   # it.
   room = context.model.length - context.max_tokens
-  made, opened = await context.run_aside(
-    _size([*path, begun]),
+  made, opened = await context.texts.run(
     lambda: _encode(context, version, path, begun, room, format, session.id),
+    _size([*path, begun]),
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return PendingTurn(
+  return store_lib.PendingTurn(
     made,
     format,
     _join(path[-1].text if path else '', begun.text),

@@ -16,14 +16,46 @@ from collections.abc import Callable
 from collections.abc import Iterable
 import contextlib
 
+from starlette import requests
+from starlette import responses
+
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import sharing
 
 # Forgets what it was made for, again and again.
 Forget = Callable[[], Awaitable[None]]
+
+
+async def answer(
+  request: requests.Request,
+  kind: str,
+  method: str,
+  plan: Callable[..., Awaitable[Forget]],
+) -> responses.Response:
+  """Answers a DELETE of what the path names, once nothing is left of it.
+
+  Args:
+    request: the request.
+    kind: 'character' or 'session'.
+    method: the store's method that removes it, of owner and id.
+    plan: `plan_character` or `plan_session`.
+
+  Raises:
+    errors.ApiError: 403 or 404; 503 where the store is away.
+  """
+  context, caller = await parse.authorize(request)
+  name = request.path_params['id']
+  forget = await plan(context, caller.owner, name)
+  await forget()
+  await context.store.run(
+    lambda store: getattr(store, method)(caller.owner, name)
+  )
+  await forget()
+  return responses.JSONResponse({'id': name, 'object': kind, 'deleted': True})
 
 
 async def plan_session(
@@ -37,12 +69,12 @@ async def plan_session(
     errors.ApiError: 404 for no such session; 503 where the store is away.
   """
 
-  def read():
-    held = context.store.session(owner, session)
-    version = context.store.version(held.character, held.version)
-    return sharing.find_tree(context.store, owner, version)
+  def read(store: characters.Store):
+    held = store.session(owner, session)
+    version = store.version(held.character, held.version)
+    return sharing.find_tree(store, owner, version)
 
-  tree = await context.run_store(read)
+  tree = await context.store.run(read)
 
   async def forget() -> None:
     await _forget(context, forgetting.Forget(conversations=((owner, session),)))
@@ -60,8 +92,7 @@ async def plan_character(
     errors.ApiError: 404 for no such character; 503 where the store is away.
   """
 
-  def read():
-    store = context.store
+  def read(store: characters.Store):
     if store.character(owner, character).owner != owner:
       return set()
     found, before = set(), None
@@ -72,7 +103,7 @@ async def plan_character(
       before = versions[-1].number
     return found
 
-  trees = await context.run_store(read)
+  trees = await context.store.run(read)
 
   async def forget() -> None:
     salts = tuple(tree.salt for tree in trees)
@@ -99,9 +130,7 @@ async def plan_change(
   """
   if not character.is_public:
     return _forget_nothing
-  version = await context.run_store(
-    context.store.version, character.id, character.live
-  )
+  version = await context.store.version(character.id, character.live)
   tree = sharing.Tree(version.digest, character.id)
   return lambda: _drop_unread(context, {tree})
 
@@ -122,16 +151,15 @@ async def _drop_unread(
   context: context_lib.Context, trees: Iterable[sharing.Tree]
 ) -> None:
   """Drops trees that nobody can read, and files that are not to be kept."""
-  store = context.store
 
-  def find() -> forgetting.Forget:
+  def find(store: characters.Store) -> forgetting.Forget:
     unread = {x.salt for x in trees if not sharing.is_read(store, x)}
     hidden = {x.salt for x in trees if not sharing.can_begin(store, x)}
     return forgetting.Forget(
       salts=tuple(unread), withdrawn=tuple(hidden - unread)
     )
 
-  wanted = await context.run_store(find)
+  wanted = await context.store.run(find)
   if wanted != forgetting.Forget():
     await _forget(context, wanted)
 
@@ -143,4 +171,4 @@ async def _forget(
   with contextlib.suppress(worker_lib.Stopped):
     await context.engines.forget(wanted)
   if context.points is not None:
-    await context.run_store(context.points.forget, wanted)
+    await context.store.run(lambda _: context.points.forget(wanted))

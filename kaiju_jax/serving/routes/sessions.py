@@ -5,36 +5,64 @@ message that it replaces. The session's head is the message that ends the path
 shown. No stored message is ever changed.
 """
 
+from typing import Annotated
 from typing import Any
+from typing import Literal
 
+import pydantic
 from starlette import requests
 from starlette import responses
 from starlette import routing
 
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import forgetting
-from kaiju_jax.serving.routes import intake
-from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import judge
 from kaiju_jax.serving.routes import lookup
-from kaiju_jax.serving.routes import resources
-from kaiju_jax.serving.routes import texts
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import removals
+from kaiju_jax.serving.routes import store as store_lib
+from kaiju_jax.serving.routes import stream
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import feedback
 
 _PAGE = 100
 
 
+class _NewSession(parse.Fields):
+  """The fields of POST /v1/sessions; `greeting` is an index, 0 the first."""
+
+  character: str
+  greeting: Annotated[int, pydantic.Field(ge=0)] = 0
+  title: Annotated[str, pydantic.StringConstraints(max_length=200)] = ''
+
+
+class _NewMessage(parse.Fields):
+  """The fields of POST /v1/sessions/{id}/messages; no parent at the top."""
+
+  parent: int | None
+  role: Literal['user', 'assistant']
+  text: fields.TEXT
+
+
+class _NewHead(parse.Fields):
+  """The fields of PUT /v1/sessions/{id}/head: the id of the new head."""
+
+  message: int
+
+
+class _Rating(parse.Fields):
+  """The fields of a message's rating; None withdraws the former one."""
+
+  rating: Literal[feedback.RATINGS] | None
+
+
 async def list_all(request: requests.Request) -> responses.Response:
   """GET /v1/sessions: lists the caller's sessions, the last used first."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   after = request.query_params.get('after', '')
-  found = await context.run_store(
-    context.store.sessions, caller.owner, _PAGE, after
-  )
+  found = await context.store.sessions(caller.owner, _PAGE, after)
   data = [_summary(session) for session in found]
-  return responses.JSONResponse(
-    resources.page(data, found, len(found) == _PAGE)
-  )
+  return responses.JSONResponse(stream.page(data, found, len(found) == _PAGE))
 
 
 async def create(request: requests.Request) -> responses.Response:
@@ -42,19 +70,16 @@ async def create(request: requests.Request) -> responses.Response:
 
   The session keeps this version when another one is published.
   """
-  context, caller = await intake.authorize(request)
-  body = await intake.parse_fields(request, context, caller, fields.NewSession)
+  context, caller = await parse.authorize(request)
+  body = await parse.read_fields(request, context, caller, _NewSession)
   if body.title:
-    await judging.check_stored(context, caller, body.title, 'title')
+    await judge.check_stored(context, caller, body.title, 'title')
   character = await lookup.find(context, caller, body.character)
-  version = await context.run_store(
-    context.store.live, caller.owner, body.character
-  )
-  greetings = await judging.draw_greetings(
+  version = await context.store.live(caller.owner, body.character)
+  greetings = await judge.draw_greetings(
     context, caller, character, version.fields
   )
-  session = await context.run_store(
-    context.store.open_session,
+  session = await context.store.open_session(
     caller.owner,
     body.character,
     body.greeting,
@@ -62,26 +87,21 @@ async def create(request: requests.Request) -> responses.Response:
     version,
   )
   if body.title:
-    session = await context.run_store(
-      context.store.rename, caller.owner, session.id, body.title
-    )
+    session = await context.store.rename(caller.owner, session.id, body.title)
   return await _answer(context, session, 201)
 
 
 async def show(request: requests.Request) -> responses.Response:
   """GET /v1/sessions/{id}: shows a session with all its messages."""
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   session = await _find(context, caller, request)
   return await _answer(context, session)
 
 
 async def remove(request: requests.Request) -> responses.Response:
   """DELETE /v1/sessions/{id}: removes a session with all its messages."""
-  return await resources.remove(
-    request,
-    'session',
-    lambda store: store.remove_session,
-    forgetting.plan_session,
+  return await removals.answer(
+    request, 'session', 'remove_session', removals.plan_session
   )
 
 
@@ -90,21 +110,20 @@ async def edit(request: requests.Request) -> responses.Response:
 
   An edit is a message with the parent of the message that it replaces.
   """
-  context, caller = await intake.authorize(request)
+  context, caller = await parse.authorize(request)
   session = await _find(context, caller, request)
-  body = await intake.parse_fields(request, context, caller, fields.NewMessage)
+  body = await parse.read_fields(request, context, caller, _NewMessage)
   size = len(body.text)
-  text = await context.run_aside(size, lambda: texts.strip('text', body.text))
+  text = await context.texts.run(
+    lambda: store_lib.strip('text', body.text), size
+  )
   if body.role == 'user':
-    version = await context.run_store(
-      context.store.version, session.character, session.version
+    version = await context.store.version(session.character, session.version)
+    text = await context.texts.run(
+      lambda: store_lib.write_message('text', version.fields, text), size
     )
-    text = await context.run_aside(
-      size, lambda: texts.write_message('text', version.fields, text)
-    )
-  await judging.check_stored(context, caller, text, 'text')
-  await context.run_store(
-    context.store.append,
+  await judge.check_stored(context, caller, text, 'text')
+  await context.store.append(
     caller.owner,
     session.id,
     body.parent,
@@ -116,10 +135,9 @@ async def edit(request: requests.Request) -> responses.Response:
 
 async def move_head(request: requests.Request) -> responses.Response:
   """PUT /v1/sessions/{id}/head: moves the head, so that another path shows."""
-  context, caller = await intake.authorize(request)
-  body = await intake.parse_fields(request, context, caller, fields.Head)
-  await context.run_store(
-    context.store.set_head,
+  context, caller = await parse.authorize(request)
+  body = await parse.read_fields(request, context, caller, _NewHead)
+  await context.store.set_head(
     caller.owner,
     request.path_params['id'],
     body.message,
@@ -132,12 +150,10 @@ async def rate(request: requests.Request) -> responses.Response:
 
   There is one rating per message: another replaces it, null withdraws it.
   """
-  context, caller = await intake.authorize(request)
-  body = await intake.parse_fields(request, context, caller, fields.Rating)
+  context, caller = await parse.authorize(request)
+  body = await parse.read_fields(request, context, caller, _Rating)
   session, message = request.path_params['id'], request.path_params['message']
-  former = await context.run_store(
-    context.store.rate, caller.owner, session, message, body.rating
-  )
+  former = await context.store.rate(caller.owner, session, message, body.rating)
   if former != body.rating:
     context.metrics.ratings.labels(body.rating or 'withdrawn').inc()
   return responses.JSONResponse(
@@ -166,18 +182,16 @@ ROUTES = [
 async def _find(
   context: context_lib.Context, caller, request: requests.Request
 ) -> characters.Session:
-  return await context.run_store(
-    context.store.session, caller.owner, request.path_params['id']
-  )
+  return await context.store.session(caller.owner, request.path_params['id'])
 
 
 async def _answer(
   context: context_lib.Context, session: characters.Session, status: int = 200
 ) -> responses.Response:
   """Answers with a session and all its messages."""
-  store, owner = context.store, session.owner
-  messages, ratings = await context.run_store(
-    lambda: (
+  owner = session.owner
+  messages, ratings = await context.store.run(
+    lambda store: (
       store.messages(owner, session.id),
       store.ratings(owner, session.id),
     )
@@ -197,7 +211,7 @@ async def _answer(
       for one in messages
     ]
   }
-  return await context.answer_aside(body, status)
+  return await stream.write_json(context, body, status)
 
 
 def _summary(session: characters.Session) -> dict[str, Any]:

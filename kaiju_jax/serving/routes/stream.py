@@ -1,6 +1,11 @@
-"""Builds answers in OpenAI's format: whole ones, and the chunks of streams."""
+"""Stage 5 of a request, stream: answers in OpenAI's form, as they are drawn.
 
+An answer is sent whole, or as server-sent events, one for each piece of text.
+"""
+
+import asyncio
 from collections.abc import AsyncGenerator
+from collections.abc import Coroutine
 from collections.abc import Iterable
 from collections.abc import Sequence
 import json
@@ -8,10 +13,14 @@ import secrets
 import time
 from typing import Any
 
+from starlette import requests
 from starlette import responses
 
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.replies import spelling
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.stores import characters
 
 DONE = b'data: [DONE]\n\n'
 _ESCAPED = {one: f'\\u{one:04x}' for one in (0x85, 0x2028, 0x2029)}
@@ -63,7 +72,7 @@ def encode_event(body: dict[str, Any]) -> bytes:
   return f'data: {text.translate(_ESCAPED)}\n\n'.encode()
 
 
-class Streamed(responses.StreamingResponse):
+class EventStream(responses.StreamingResponse):
   """A response of server-sent events, with headers against proxies' buffers."""
 
   def __init__(self, chunks: AsyncGenerator[bytes]):
@@ -80,6 +89,36 @@ class Streamed(responses.StreamingResponse):
       await super().__call__(scope, receive, send)
     finally:
       await self._chunks.aclose()
+
+
+def page(
+  data: list[dict],
+  found: Sequence[characters.Character | characters.Session],
+  has_more: bool,
+) -> dict[str, Any]:
+  """Returns a page of a listing, in OpenAI's form.
+
+  Args:
+    data: the entries as plain data.
+    found: the same entries as the store returned them.
+    has_more: whether there may be more entries.
+
+  Returns:
+    The page; the query parameter `after` set to its `after` gives the next one.
+  """
+  return {
+    'object': 'list',
+    'data': data,
+    'has_more': has_more,
+    'after': characters.cursor(found[-1]) if found else None,
+  }
+
+
+async def write_json(
+  context: context_lib.Context, value: Any, status: int = 200
+) -> responses.JSONResponse:
+  """Returns an answer whose JSON is long, and is written in a thread."""
+  return await context.texts.run(lambda: responses.JSONResponse(value, status))
 
 
 def usage(
@@ -168,3 +207,40 @@ def text_log_probabilities(
     'top_logprobs': likeliest,
     'text_offset': [one.begin for one in spelled],
   }
+
+
+def break_stream(context: context_lib.Context, error: errors.ApiError) -> bytes:
+  """Returns the event of an error that ends a stream, and counts the server's.
+
+  The answer has begun with status 200, so that its status does not tell.
+  """
+  if error.status >= 500:
+    context.metrics.failed.labels('stream').inc()
+  return errors.event(error)
+
+
+async def answer_client(
+  request: requests.Request, answer: Coroutine[Any, Any, dict]
+) -> dict:
+  """Awaits an answer, and cancels it if the client leaves first.
+
+  Raises:
+    requests.ClientDisconnect: the client has left.
+  """
+  made = asyncio.ensure_future(answer)
+  gone = asyncio.ensure_future(_wait_for_disconnect(request))
+  try:
+    await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
+    if not made.done():
+      made.cancel()
+      await asyncio.gather(made, return_exceptions=True)
+      raise requests.ClientDisconnect
+    return await made
+  finally:
+    gone.cancel()
+    made.cancel()
+
+
+async def _wait_for_disconnect(request: requests.Request) -> None:
+  while (await request.receive())['type'] != 'http.disconnect':
+    pass

@@ -1,12 +1,11 @@
-"""Submission: limits, the engine's requests, and the replies to them."""
+"""Stage 4 of a request, submit: hands prompts to the engine.
 
-import asyncio
-from collections.abc import Coroutine
+The engine answers with a stream of tokens per choice (`token_stream.py`);
+moderation releases their text piece by piece (`reply.py`).
+"""
+
 from collections.abc import Sequence
 import time
-from typing import Any
-
-from starlette import requests
 
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import begun as begun_lib
@@ -17,48 +16,10 @@ from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import reasoning
 from kaiju_jax.serving.replies import reply as reply_lib
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.safety import moderation
-
-
-def check_limit(
-  context: context_lib.Context, field: str, limit: int | None
-) -> None:
-  """Refuses a limit of a reply that leaves no room for a prompt.
-
-  Args:
-    context: the server's parts.
-    field: the request's field that holds the limit.
-    limit: tokens of the reply; None where the client named none.
-
-  Raises:
-    errors.ApiError: 400; names the field, its value and the model's length.
-  """
-  if limit is not None and limit >= context.model.length:
-    length = context.model.length
-    raise errors.too_long(
-      f'{field}={limit}: must be less than {length:,}, the tokens of prompt and'
-      ' reply.',
-      field,
-      length,
-    )
-
-
-def guide(context: context_lib.Context) -> request_lib.Guide:
-  """Returns the settings of a guided request's search.
-
-  Raises:
-    errors.ApiError: 400; there is no token-level head to guide it.
-  """
-  if context.guide is None:
-    raise errors.invalid(
-      'guided: this server has no token-level head that could guide a search;'
-      ' it is started with --head.',
-      param='guided',
-    )
-  return context.guide
 
 
 async def replies(
@@ -137,7 +98,7 @@ async def replies(
 
 async def _submit(
   context: context_lib.Context, requests: Sequence[request_lib.Request]
-) -> Sequence[stream_lib.Stream]:
+) -> Sequence[token_stream.TokenStream]:
   """Returns the engine's streams; raises its refusals as `errors.ApiError`."""
   try:
     return await context.engines.submit(*requests)
@@ -183,7 +144,7 @@ def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
   """
   last = None
 
-  def note(stream: stream_lib.Stream, count: int) -> None:
+  def note(stream: token_stream.TokenStream, count: int) -> None:
     nonlocal last
     now = time.perf_counter()
     if last is None:
@@ -197,40 +158,3 @@ def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
     last = now
 
   return note
-
-
-def break_stream(context: context_lib.Context, error: errors.ApiError) -> bytes:
-  """Returns the event of an error that ends a stream, and counts the server's.
-
-  The answer has begun with status 200, so that its status does not tell.
-  """
-  if error.status >= 500:
-    context.metrics.failed.labels('stream').inc()
-  return errors.event(error)
-
-
-async def answer_client(
-  request: requests.Request, answer: Coroutine[Any, Any, dict]
-) -> dict:
-  """Awaits an answer, and cancels it if the client leaves first.
-
-  Raises:
-    requests.ClientDisconnect: the client has left.
-  """
-  made = asyncio.ensure_future(answer)
-  gone = asyncio.ensure_future(_wait_for_disconnect(request))
-  try:
-    await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
-    if not made.done():
-      made.cancel()
-      await asyncio.gather(made, return_exceptions=True)
-      raise requests.ClientDisconnect
-    return await made
-  finally:
-    gone.cancel()
-    made.cancel()
-
-
-async def _wait_for_disconnect(request: requests.Request) -> None:
-  while (await request.receive())['type'] != 'http.disconnect':
-    pass

@@ -7,8 +7,10 @@ text such a name is plain characters, as in the prompts of all requests.
 """
 
 import json
+from typing import Annotated
 
 import numpy as np
+import pydantic
 from starlette import requests
 from starlette import responses
 from starlette import routing
@@ -18,14 +20,31 @@ from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import parse
 
 _PIECE = 4096  # Tokens that are written in one call.
 
 
+class _Encoding(parse.Fields):
+  """The fields of POST /tokenize; `add_special_tokens` opens a document."""
+
+  prompt: fields.TEXT
+  add_special_tokens: bool = True
+  model: str | None = None
+
+
+class _Decoding(parse.Fields):
+  """The fields of POST /detokenize."""
+
+  VALUES = bodies.VALUES_OF_TOKENS
+
+  tokens: Annotated[list[int], pydantic.FailFast(), fields.limit_entries(2**17)]
+  model: str | None = None
+
+
 async def describe(request: requests.Request) -> responses.Response:
   """GET /tokenizer_info: the names of the tokens that open and end a text."""
-  context, _ = await intake.authorize(request)
+  context, _ = await parse.authorize(request)
   opening, ending = _names(context)
   return responses.JSONResponse(
     {
@@ -41,8 +60,8 @@ async def describe(request: requests.Request) -> responses.Response:
 
 async def encode(request: requests.Request) -> responses.Response:
   """POST /tokenize: the tokens of a text, with or without the opening one."""
-  context, caller = await intake.authorize(request)
-  given = await intake.parse_fields(request, context, caller, fields.Encoding)
+  context, caller = await parse.authorize(request)
+  given = await parse.read_fields(request, context, caller, _Encoding)
   tokenizer, text = context.tokenizer, given.prompt
 
   def run() -> bytes:
@@ -54,14 +73,14 @@ async def encode(request: requests.Request) -> responses.Response:
     length = context.model.length
     return _write({'count': len(tokens), 'max_model_len': length}, tokens)
 
-  written = await context.run_aside(len(text), run)
+  written = await context.texts.run(run, len(text))
   return responses.Response(written, media_type=bodies.JSON)
 
 
 async def decode(request: requests.Request) -> responses.Response:
   """POST /detokenize: the text of tokens."""
-  context, caller = await intake.authorize(request)
-  given = await intake.parse_fields(request, context, caller, fields.Decoding)
+  context, caller = await parse.authorize(request)
+  given = await parse.read_fields(request, context, caller, _Decoding)
   tokenizer = context.tokenizer
 
   def run() -> str:
@@ -73,7 +92,7 @@ async def decode(request: requests.Request) -> responses.Response:
     return tokenizer.decode(tokens)
 
   try:
-    text = await context.run_aside(len(given.tokens), run)
+    text = await context.texts.run(run, len(given.tokens))
   except (TypeError, ValueError, OverflowError) as error:
     raise errors.invalid(str(error), param='tokens') from error
   return responses.JSONResponse({'prompt': text})

@@ -10,7 +10,7 @@ from typing import Protocol
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 
 
 class Engines(Protocol):
@@ -44,7 +44,7 @@ class Engines(Protocol):
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[stream_lib.Stream]:
+  ) -> Sequence[token_stream.TokenStream]:
     """Submits requests and returns their streams; takes all of them, or none.
 
     Args:

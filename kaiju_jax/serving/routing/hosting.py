@@ -22,7 +22,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.routing import replica as replica_lib
 
 # Seconds between two messages, at most; and without a word from the other side,
@@ -58,7 +58,7 @@ class Update(NamedTuple):
 
   number: int
   events: list[request_lib.Event]
-  prompt: stream_lib.Prompt
+  prompt: token_stream.Prompt
   result: request_lib.Result | None = None
   error: Exception | None = None
 
@@ -108,7 +108,7 @@ class _Ingress:
   """
 
   def __init__(self):
-    self.streams: dict[int, stream_lib.Stream] = {}
+    self.streams: dict[int, token_stream.TokenStream] = {}
     self.renewed: dict[int, float] = {}
     self.submitting: set[int] = set()
     self.unwanted: set[int] = set()
@@ -255,7 +255,7 @@ class Host:
     return own
 
   async def _read(
-    self, own: _Ingress, number: int, stream: stream_lib.Stream
+    self, own: _Ingress, number: int, stream: token_stream.TokenStream
   ) -> None:
     """Hands a stream's tokens to its ingress, a round's at a time."""
     result = error = None
@@ -287,5 +287,5 @@ class Host:
         own.has_news.set()
 
 
-def _prompt(stream: stream_lib.Stream) -> stream_lib.Prompt:
-  return stream_lib.Prompt(stream.waited, stream.reused, stream.prompt_scores)
+def _prompt(stream: token_stream.TokenStream) -> token_stream.Prompt:
+  return token_stream.Prompt(stream.waited, stream.reused, stream.prompt_scores)

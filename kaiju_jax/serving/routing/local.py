@@ -13,7 +13,7 @@ from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.routing import replica
@@ -49,7 +49,7 @@ class LocalReplica:
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[stream_lib.Stream]:
+  ) -> Sequence[token_stream.TokenStream]:
     """Submits requests; raises what `worker.Worker.submit` does."""
     return await self.worker.submit(*requests, before=before)
 

@@ -27,7 +27,7 @@ import uuid
 
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import hosting
 from kaiju_jax.serving.routing import replica as replica_lib
@@ -84,9 +84,9 @@ class Remote:
     self._is_alive = False
     self._heard = 0.0
     self._lost: asyncio.Event | None = None
-    self._streams: dict[int, stream_lib.AsyncStream] = {}
-    self._of: dict[stream_lib.AsyncStream, int] = {}
-    self._were_read: set[stream_lib.AsyncStream] = set()
+    self._streams: dict[int, token_stream.AsyncStream] = {}
+    self._of: dict[token_stream.AsyncStream, int] = {}
+    self._were_read: set[token_stream.AsyncStream] = set()
 
   def start(self) -> None:
     """Begins to reach for the replica."""
@@ -104,7 +104,7 @@ class Remote:
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[stream_lib.Stream]:
+  ) -> Sequence[token_stream.TokenStream]:
     """Submits requests; takes all of them, or none.
 
     Raises:
@@ -112,7 +112,7 @@ class Remote:
       Lost: the replica is gone.
     """
     loop = asyncio.get_running_loop()
-    streams = [stream_lib.AsyncStream(self, loop) for _ in requests]
+    streams = [token_stream.AsyncStream(self, loop) for _ in requests]
     await self._in_thread(self._submit(streams, requests, before))
     return streams
 
@@ -138,11 +138,11 @@ class Remote:
       self._loop.call_soon_threadsafe(self._running.cancel)
       self._thread.join()
 
-  def read(self, stream: stream_lib.AsyncStream) -> None:
+  def read(self, stream: token_stream.AsyncStream) -> None:
     """Notes that a stream is read, so that its lease is renewed."""
     self._were_read.add(stream)
 
-  def cancel(self, stream: stream_lib.AsyncStream) -> None:
+  def cancel(self, stream: token_stream.AsyncStream) -> None:
     """Ends a stream's sequence; never waits."""
     # A thread that has ended has no streams.
     with contextlib.suppress(RuntimeError):
@@ -202,7 +202,7 @@ class Remote:
       raise self._gone()
     raise answer.error
 
-  def _cancel(self, stream: stream_lib.AsyncStream) -> None:
+  def _cancel(self, stream: token_stream.AsyncStream) -> None:
     number = self._of.get(stream)
     if number is not None:
       self._send('cancel', number)
@@ -288,18 +288,18 @@ class Remote:
       if isinstance(error, worker_lib.Stopped):
         error = self._gone()
       news.append(
-        stream_lib.News(stream, one.events, one.prompt, one.result, error)
+        token_stream.News(stream, one.events, one.prompt, one.result, error)
       )
       if one.result is not None or error is not None:
         self._drop(one.number)
-    stream_lib.hand_over(news)
+    token_stream.hand_over(news)
 
   def _lose(self) -> None:
     """Ends all streams of a process that is gone."""
     self._is_alive, self._welcome = False, None
     self._lost.set()
-    stream_lib.hand_over(
-      stream_lib.News(stream, [], error=self._gone())
+    token_stream.hand_over(
+      token_stream.News(stream, [], error=self._gone())
       for stream in self._streams.values()
     )
     self._streams.clear()

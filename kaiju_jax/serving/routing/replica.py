@@ -16,7 +16,7 @@ from typing import Protocol
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 
 
@@ -80,7 +80,7 @@ class Replica(Protocol):
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[stream_lib.Stream]:
+  ) -> Sequence[token_stream.TokenStream]:
     """Submits requests; takes all of them, or none.
 
     A caller that is cancelled meanwhile leaves no sequence behind.

@@ -23,7 +23,7 @@ from typing import Self
 import numpy as np
 
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import replica as replica_lib
@@ -48,7 +48,7 @@ class Moving(NamedTuple):
 
   move: Callable[
     [request_lib.Request, int, str | None, list[places_lib.Place]],
-    Awaitable[tuple[places_lib.Place, stream_lib.Stream]],
+    Awaitable[tuple[places_lib.Place, token_stream.TokenStream]],
   ]
   close: Callable[['RoutedStream'], None]
   losses: int
@@ -56,7 +56,7 @@ class Moving(NamedTuple):
 
 
 class RoutedStream:
-  """A `stream.Stream` over the streams of one replica after another.
+  """A `TokenStream` over the streams of one replica after another.
 
   Attributes:
     waited, reused, prompt_scores: told by the replica of the first token.
@@ -69,7 +69,7 @@ class RoutedStream:
     request: request_lib.Request,
     before: int,
     place: places_lib.Place,
-    inner: stream_lib.Stream,
+    inner: token_stream.TokenStream,
   ):
     """Takes over a replica's stream.
 
@@ -106,7 +106,7 @@ class RoutedStream:
     """Returns the next event.
 
     Raises:
-      BadLogits, Late: see `stream.Stream`.
+      BadLogits, Late: see `TokenStream`.
       Lost: no replica could go on with the text.
     """
     while not self.has_more:
@@ -166,7 +166,7 @@ class RoutedStream:
     self.cancel()
 
   def _take_over(
-    self, place: places_lib.Place, inner: stream_lib.Stream
+    self, place: places_lib.Place, inner: token_stream.TokenStream
   ) -> None:
     self._place, self._inner = place, inner
     self._is_counted = False

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import forgotten as forgotten_lib
 from kaiju_jax.serving.routing import names as names_lib
@@ -262,7 +262,7 @@ class Router:
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[stream_lib.Stream]:
+  ) -> Sequence[token_stream.TokenStream]:
     """Submits an answer's requests to one replica; see `engines.Engines`.
 
     Raises:
@@ -341,7 +341,7 @@ class Router:
     before: int,
     build: str | None,
     without: Sequence[places_lib.Place] = (),
-  ) -> tuple[places_lib.Place, Sequence[stream_lib.Stream]]:
+  ) -> tuple[places_lib.Place, Sequence[token_stream.TokenStream]]:
     """Submits requests to the best replica that takes them.
 
     Raises:
@@ -375,7 +375,7 @@ class Router:
     before: int,
     build: str | None,
     had: Sequence[places_lib.Place],
-  ) -> tuple[places_lib.Place, stream_lib.Stream]:
+  ) -> tuple[places_lib.Place, token_stream.TokenStream]:
     """Submits a text whose replica is lost to another one, as `_open`."""
     place, (stream,) = await self._open([request], before, build, had)
     self.moves += 1

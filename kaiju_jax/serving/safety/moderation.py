@@ -223,7 +223,7 @@ class Moderator:
       age: the age that the request's API token claims; only 'adult' is one.
       owner: the API token's user; the log holds only an HMAC of the name.
     """
-    tier = thresholds.tier_of(age)
+    tier = tier_of(age)
     return Watch(self.version, self._head, self._blocked, tier, owner)
 
 
@@ -353,6 +353,14 @@ class Watch:
         # The text stays blocked; a full disk changes no verdict.
         logging.error('A blocked text was not logged: %s', error.strerror)
     return verdict
+
+
+def tier_of(age: object) -> str:
+  """Returns the tier, 'adult' or 'minor', for the age that a token claims.
+
+  Every value other than 'adult', such as None, gives 'minor'.
+  """
+  return 'adult' if age == 'adult' else 'minor'
 
 
 def bounds(tier: thresholds.Tier) -> list[release_lib.Bound]:

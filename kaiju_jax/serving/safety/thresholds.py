@@ -144,14 +144,6 @@ class Policy:
     return {name: stage for name, stage in stages.items() if stage}
 
 
-def tier_of(age: object) -> str:
-  """Returns the tier, 'adult' or 'minor', for the age that a token claims.
-
-  Every value other than 'adult', such as None, gives 'minor'.
-  """
-  return 'adult' if age == 'adult' else 'minor'
-
-
 def find_reached(
   limits: Sequence[Limit], scores: Sequence[float]
 ) -> tuple[str, float] | None:

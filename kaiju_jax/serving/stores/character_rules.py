@@ -7,9 +7,11 @@ single owner fills a disk.
 from collections.abc import Sequence
 import dataclasses
 import hashlib
+import json
 import math
 import re
 import secrets
+from typing import Any
 import unicodedata
 
 import numpy as np
@@ -264,3 +266,29 @@ def session(
       f'session {card_fields.abbreviate(id)}: no such session.'
     )
   return found
+
+
+def json_of(fields: card_fields.Fields) -> str:
+  """Returns fields as JSON."""
+  data = card_fields.dump(fields)
+  return json.dumps(data, ensure_ascii=False, separators=(',', ':'))
+
+
+def fields_of(text: str | bytes) -> card_fields.Fields:
+  """Returns the fields that `json_of` encoded as `text`.
+
+  It does not check them again, so that limits that are lowered after
+  publication make no version unreadable.
+  """
+  data: dict[str, Any] = json.loads(text)
+  lore = tuple(
+    card_fields.Lore(**{name: _plain(value) for name, value in one.items()})
+    for one in data.pop('lore')
+  )
+  extensions = data.pop('extensions')
+  plain = {name: _plain(value) for name, value in data.items()}
+  return card_fields.Fields(**plain, lore=lore, extensions=extensions)
+
+
+def _plain(value: Any) -> Any:
+  return tuple(value) if isinstance(value, list) else value

@@ -18,6 +18,9 @@ class Faults:
 
   Args:
     clock: seconds, from any moment on.
+
+  Attributes:
+    count: the faults since the last call that succeeded.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -25,7 +28,7 @@ class Faults:
     self._guard = threading.Lock()
     # By kind: when it was last logged, and how often it came since.
     self._kinds: dict[str, tuple[float, int]] = {}
-    self._count = 0
+    self.count = 0
 
   def note(self, kind: str, message: str) -> None:
     """Notes a fault.
@@ -36,7 +39,7 @@ class Faults:
     """
     now = self._clock()
     with self._guard:
-      self._count += 1
+      self.count += 1
       last, more = self._kinds.get(kind, (now - SECONDS, 0))
       if now - last < SECONDS:
         self._kinds[kind] = last, more + 1
@@ -46,10 +49,10 @@ class Faults:
 
   def end(self) -> None:
     """Notes that a call succeeded, which ends the faults."""
-    if not self._count:
+    if not self.count:
       return
     with self._guard:
-      count, self._count = self._count, 0
+      count, self.count = self.count, 0
       self._kinds.clear()
     if count:
       _LOG.warning('The store answers again, after %d faults.', count)

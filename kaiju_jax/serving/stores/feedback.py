@@ -10,7 +10,6 @@ nothing has no record.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
 from typing import Protocol
 
 from kaiju_jax.characters.cards import card_fields
@@ -45,11 +44,6 @@ class Drawn:
   min_p: float = 0.0
   repetition_penalty: float = 1.0
   guided: bool = False
-
-
-def drawn_of(data: Mapping[str, Any] | None) -> Drawn | None:
-  """Returns what `dataclasses.asdict` made plain data of; None of None."""
-  return None if data is None else Drawn(**data)
 
 
 def check_rating(value: object) -> str | None:

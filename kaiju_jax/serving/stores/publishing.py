@@ -28,7 +28,7 @@ class Publishing(records.Keeper):
     rules.owner(owner, limits, may_be_built_in=True)
     card_fields.check(fields)
     # A copy of plain data, so that this call returns what later reads return.
-    fields = records.fields_of(records.json_of(fields))
+    fields = rules.fields_of(rules.json_of(fields))
     tokens = rules.tokens(prefix_tokens, 'prefix_tokens', limits.prefix)
     rules.text(tokenizer, 'tokenizer', limits.owner)
     is_built_in = owner == characters_lib.BUILT_IN

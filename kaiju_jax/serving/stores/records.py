@@ -9,13 +9,10 @@ function must change nothing but these records.
 
 import abc
 from collections.abc import Callable
-import json
 import time
-from typing import Any
 from typing import Protocol
 from typing import TypeVar
 
-from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 
@@ -149,29 +146,3 @@ class Keeper(abc.ABC):
     if rules.integer(limit, 'limit', least=1) > most:
       raise characters.OverLimit(f'limit={limit}: must be at most {most:,}.')
     return limit
-
-
-def json_of(fields: card_fields.Fields) -> str:
-  """Returns fields as JSON."""
-  data = card_fields.dump(fields)
-  return json.dumps(data, ensure_ascii=False, separators=(',', ':'))
-
-
-def fields_of(text: str | bytes) -> card_fields.Fields:
-  """Returns the fields that `json_of` encoded as `text`.
-
-  It does not check them again, so that limits that are lowered after
-  publication make no version unreadable.
-  """
-  data: dict[str, Any] = json.loads(text)
-  lore = tuple(
-    card_fields.Lore(**{name: _plain(value) for name, value in one.items()})
-    for one in data.pop('lore')
-  )
-  extensions = data.pop('extensions')
-  plain = {name: _plain(value) for name, value in data.items()}
-  return card_fields.Fields(**plain, lore=lore, extensions=extensions)
-
-
-def _plain(value: Any) -> Any:
-  return tuple(value) if isinstance(value, list) else value

@@ -183,7 +183,7 @@ class Reads:
     if not found:
       return None
     data = json.loads(found[b'json'])
-    data['fields'] = records.fields_of(data['fields'])
+    data['fields'] = rules.fields_of(data['fields'])
     data['tokens'] = np.frombuffer(found[b'tokens'], '<i4')
     return characters.Version(**data)
 
@@ -271,7 +271,7 @@ class Writes(Reads):
       for field in dataclasses.fields(version)
       if field.name not in ('tokens', 'fields')
     }
-    data['fields'] = records.json_of(version.fields)
+    data['fields'] = rules.json_of(version.fields)
     self._send(
       'HSET',
       f'version:{version.character}:{version.number}',
@@ -417,5 +417,6 @@ def _message(text: bytes) -> characters.Message:
   data = json.loads(text)
   if data['tokens'] is not None:
     data['tokens'] = tuple(data['tokens'])
-  data['drawn'] = feedback.drawn_of(data.get('drawn'))
+  drawn = data.get('drawn')
+  data['drawn'] = drawn and feedback.Drawn(**drawn)
   return characters.Message(**data)

@@ -5,7 +5,6 @@ One file holds all data; while it is open, sqlite keeps two beside it (-wal,
 """
 
 from collections.abc import Iterator
-import contextlib
 import os
 import pathlib
 import sqlite3
@@ -120,17 +119,13 @@ _AWAY = {
 }
 
 
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-  """Turns sqlite's errors into an `Unavailable` that names the file."""
-  try:
-    yield
-  except sqlite3.Error as error:
-    # The upper bytes only give details, such as how a disk failed.
-    code = (getattr(error, 'sqlite_errorcode', None) or 0) & 0xFF
-    if code not in _AWAY:
-      raise
-    raise characters.Unavailable(path, _AWAY[code], str(error)) from error
+def unavailable(path: str, error: sqlite3.Error) -> characters.Unavailable:
+  """Returns a fault of the file or the machine; raises any other error."""
+  # The upper bytes only give details, such as how a disk failed.
+  code = (getattr(error, 'sqlite_errorcode', None) or 0) & 0xFF
+  if code not in _AWAY:
+    raise error
+  return characters.Unavailable(path, _AWAY[code], str(error))
 
 
 def make(path: str | os.PathLike) -> str:
@@ -168,13 +163,12 @@ def make(path: str | os.PathLike) -> str:
   # sqlite itself would treat a file of a few bytes as an empty one.
   if begin not in (b'', _MAGIC):
     raise _not_sqlite(path)
-  with naming(path):
-    try:
-      _prepare(path)
-    except sqlite3.DatabaseError as error:
-      if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
-        raise
+  try:
+    _prepare(path)
+  except sqlite3.Error as error:
+    if getattr(error, 'sqlite_errorcode', None) == sqlite3.SQLITE_NOTADB:
       raise _not_sqlite(path) from error
+    raise unavailable(path, error) from error
   return path
 
 

@@ -102,7 +102,7 @@ class SqliteStore(conversing.Conversing):
   @contextlib.contextmanager
   def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
     try:
-      with sqlite_file.naming(self._path), self._connection() as connection:
+      with self._connection() as connection:
         connection.execute(begin)
         try:
           yield connection
@@ -112,10 +112,13 @@ class SqliteStore(conversing.Conversing):
           if connection.in_transaction:
             connection.execute('ROLLBACK')
           raise
+    except sqlite3.Error as error:
+      fault = sqlite_file.unavailable(self._path, error)
+      raise self._noted(fault) from error
     except characters.Unavailable as error:
       raise self._noted(error) from error
     # Reads may go on while writes fail.
-    if begin != 'BEGIN':
+    if begin != 'BEGIN' and self._faults.count:
       self._faults.end()
 
   def _noted(self, error: characters.Unavailable) -> characters.Unavailable:
@@ -264,7 +267,7 @@ class _Records:
         version.digest,
         version.tokens.tobytes(),
         version.tokenizer,
-        records.json_of(version.fields),
+        rules.json_of(version.fields),
         version.created,
       ),
     )
@@ -372,7 +375,7 @@ def _version(row: tuple) -> characters.Version:
     digest,
     np.frombuffer(tokens, '<i4'),
     tokenizer,
-    records.fields_of(fields),
+    rules.fields_of(fields),
     created,
   )
 
@@ -381,7 +384,7 @@ def _message(row: tuple) -> characters.Message:
   number, parent, role, text, tokens, *others, drawn = row
   if tokens is not None:
     tokens = tuple(np.frombuffer(tokens, '<i4').tolist())
-  drawn = feedback.drawn_of(drawn and json.loads(drawn))
+  drawn = drawn and feedback.Drawn(**json.loads(drawn))
   return characters.Message(number, parent, role, text, tokens, *others, drawn)
 
 

@@ -59,7 +59,7 @@ class World:
 
   def __init__(self, server, folder: pathlib.Path):
     self.server, self._folder = server, folder
-    self.store = server.context.store
+    self.store = server.store
     self.tokens = auth.Tokens(folder / auth.FILE)
     files.create_secret(
       folder / server_folder.KEY, secrets.token_bytes(server_folder._SECRET)

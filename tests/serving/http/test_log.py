@@ -237,7 +237,7 @@ def test_a_fault_of_ours_is_logged_with_the_request(
   def broken(*_, **__):
     raise RuntimeError('on order')
 
-  monkeypatch.setattr(server.context.store, 'characters', broken)
+  monkeypatch.setattr(server.store, 'characters', broken)
   status, headers, _ = send(server, '/v1/models', method='GET')
   (line,) = written.lines(1)
   assert (status, line['status'], line['reason']) == (500, 500, 'internal')
@@ -254,7 +254,7 @@ def test_a_fault_of_the_store_is_told_without_its_place(server, monkeypatch):
   def away(*_, **__):
     raise characters.Unavailable('/a/place', 'the disk is full', 'errno 28')
 
-  monkeypatch.setattr(server.context.store, 'characters', away)
+  monkeypatch.setattr(server.store, 'characters', away)
   status, _, body = send(server, '/v1/models', method='GET')
   assert status == 503 and b'the disk is full' in body
   assert b'place' not in body and b'errno' not in body
@@ -281,13 +281,13 @@ def test_nobody_waits_for_a_terminal(monkeypatch):
     stream.released.clear()
     begun = time.monotonic()
     for _ in range(100):
-      log.request(exchange.Exchange(), scope, 200, 0.1, 0.2)
+      exchange.Exchange().log(scope, 200, 0.1, 0.2)
     assert time.monotonic() - begun < 50
     stream.released.set()
     end = time.monotonic() + 60
     while stream.getvalue().count('\n') < 10 and time.monotonic() < end:
       time.sleep(0.01)
-    log.request(exchange.Exchange(), scope, 200, 0.1, 0.2)
+    exchange.Exchange().log(scope, 200, 0.1, 0.2)
   lines = [json.loads(line) for line in stream.getvalue().splitlines()]
   (dropped,) = [line for line in lines if 'message' in line]
   assert re.fullmatch(r'(8|9)\d lines were dropped\.', dropped['message'])
@@ -314,7 +314,7 @@ def test_a_count_of_dropped_lines_waits_until_it_fits(monkeypatch):
 def test_a_person_reads_faults_alone(form):
   stream = io.StringIO()
   with log.write_to(stream, form):
-    log.request(exchange.Exchange(), {'method': 'GET'}, 200, 0.1, 0.2)
+    exchange.Exchange().log({'method': 'GET'}, 200, 0.1, 0.2)
     logging.getLogger('kaiju_jax.any').warning('The %s is full.', 'disk')
   told = stream.getvalue()
   if form == 'none':

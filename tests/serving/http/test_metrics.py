@@ -10,8 +10,9 @@ from starlette import testclient
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.routes import submission
+from kaiju_jax.serving.routes import submit
 from tests.decoding import fake_device
 from tests.serving import trivial
 
@@ -137,7 +138,7 @@ def test_only_the_servers_own_faults_under_v1_count_as_failed():
   ):
     route = types.SimpleNamespace(path=path)
     scope = {'type': 'http', 'method': 'GET', 'route': route}
-    asyncio.run(measured.count_answers(answer(status))(scope, None, send))
+    asyncio.run(edge.count_answers(answer(status), measured)(scope, None, send))
   told = samples(measured)
   assert told['kaiju_failed_answers_total', (('kind', 'status'),)] == 2
 
@@ -165,8 +166,8 @@ def test_tokens_that_come_together_share_the_time_since_those_before(
 ):
   measured, seconds = metrics.Metrics(lambda: None), iter([10.0, 10.6, 10.8])
   clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
-  monkeypatch.setattr(submission, 'time', clock)
-  note = submission._observe_times(measured, 9.5, 7)
+  monkeypatch.setattr(submit, 'time', clock)
+  note = submit._observe_times(measured, 9.5, 7)
   stream = types.SimpleNamespace(waited=0.1, reused=2)
   for count in 2, 3, 1:
     note(stream, count)
@@ -244,7 +245,7 @@ def test_a_reading_accounts_for_every_page(engine):
 
 def test_answers_are_counted_by_route_and_status():
   measured = metrics.Metrics(lambda: None)
-  app = measured.count_answers(trivial.Application().app)
+  app = edge.count_answers(trivial.Application().app, measured)
   client = testclient.TestClient(app, raise_server_exceptions=False)
   client.get('/')
   client.get('/?a=b')

@@ -10,7 +10,7 @@ import pytest
 
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.replies import stream as stream_lib
+from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from tests.decoding import fake_device
 from tests.serving import trivial
@@ -309,10 +309,10 @@ def test_stopping_ends_what_waits(make):
 
 def rate_of(monkeypatch, *groups):
   """Returns the rate of a stream that gets groups of tokens at given times."""
-  stream = stream_lib.AsyncStream(None, None)
+  stream = token_stream.AsyncStream(None, None)
   for seconds, count in groups:
     clock = types.SimpleNamespace(perf_counter=lambda now=seconds: now)
-    monkeypatch.setattr(stream_lib, 'time', clock)
+    monkeypatch.setattr(token_stream, 'time', clock)
     stream.deliver([None] * count)
   return stream.rate
 

@@ -11,9 +11,9 @@ import pytest
 
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import spelling
-from kaiju_jax.serving.routes import alternatives
+from kaiju_jax.serving.routes import parse
+from kaiju_jax.serving.routes import stream
 from tests.decoding import fake_device
 from tests.serving import running
 from tests.serving import world
@@ -179,7 +179,7 @@ def test_more_than_there_are_is_refused(client, tmp_path):
 def test_alternatives_of_an_answer_are_bounded_before_it_is_encoded(
   client, monkeypatch
 ):
-  monkeypatch.setattr(alternatives, 'MOST', 100)
+  monkeypatch.setattr(parse, 'ALTERNATIVES', 100)
   assert complete(client, logprobs=3).choices
   for options in (
     {'logprobs': 3, 'max_tokens': 34},
@@ -281,10 +281,10 @@ def test_alternatives_of_equal_text_are_one_the_likeliest():
   for pairs in [(first, -1.0), (second, -2.0)], [(second, -2.0), (first, -1.0)]:
     event = request_lib.Event(first, '', -1.0, None, alternatives=(*pairs,))
     speller = spelling.Speller(LETTERS)
-    (entry,) = answers.chat_log_probabilities(speller, [event])['content']
+    (entry,) = stream.chat_log_probabilities(speller, [event])['content']
     (listed,) = entry['top_logprobs']
     assert (listed['token'], listed['logprob']) == (text, -1.0)
-    found = answers.text_log_probabilities(
+    found = stream.text_log_probabilities(
       spelling.Speller(LETTERS), [second], [-2.0], alternatives=[(*pairs,)]
     )
     assert found['top_logprobs'] == [{text: -1.0}]

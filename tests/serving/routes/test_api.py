@@ -345,7 +345,7 @@ def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
   submit = server.context.engines.submit
 
   async def submit_behind_another(*several):
-    server.context.store.append(
+    server.store.append(
       'ann', session['id'], session['head'], 'user', 'Me first'
     )
     return await submit(*several)
@@ -495,7 +495,7 @@ def test_a_store_that_is_away_is_said_and_comes_back(server, monkeypatch):
     raise characters.Unavailable('/a/place', 'the store is away')
 
   with monkeypatch.context() as patch:
-    patch.setattr(server.context.store, 'append', away)
+    patch.setattr(server.store, 'append', away)
     status, error = refused(
       server,
       'POST',
@@ -559,13 +559,13 @@ def test_a_reply_that_a_stop_string_cut_is_kept_as_text(server, stream):
   place = next(n for n in range(8, 30) if text.index(text[n : n + 2]) == n)
   stop = text[place : place + 2]
   kept = []
-  append = server.context.store.append
+  append = server.store.append
 
   def noted(*arguments, **options):
     kept.append(options.get('tokens'))
     return append(*arguments, **options)
 
-  server.context.store.append = noted
+  server.store.append = noted
   try:
     body = {'stop': [stop], 'seed': 33, 'max_tokens': 40, 'swipe': True}
     if stream:
@@ -576,8 +576,8 @@ def test_a_reply_that_a_stop_string_cut_is_kept_as_text(server, stream):
       talked(server, session, None, **body)
     talked(server, session, None, **body | {'stop': ['never']})
   finally:
-    del server.context.store.append
-  messages = server.context.store.messages('ann', session)
+    del server.store.append
+  messages = server.store.messages('ann', session)
   assert messages[-2].text == text[:place] and messages[-2].finish == 'stop'
   # Its tokens say more than its text, so that the text alone is kept.
   assert kept[0] is None and messages[-2].tokens is None

@@ -101,7 +101,7 @@ def test_each_private_text_has_a_salt_of_its_own(server):
 
   (The layers here have too small a window for a part of a page to be found.)
   """
-  store, called = server.context.store, name()
+  store, called = server.store, name()
   mine = put(server, 'ann', called, WORDS, True)
   opened(server, 'ben', mine)
   put(server, 'ann', called, ['Another'], False, mine)
@@ -122,7 +122,7 @@ def test_a_text_of_ones_own_finds_nothing_of_anothers_character(server):
     cached(server, 'ben', **options)
     character = options.get('character', mine)
     number = 1
-    tokens = server.context.store.version(character, number).tokens.tolist()
+    tokens = server.store.version(character, number).tokens.tolist()
     payload = {'model': running.MODEL, 'prompt': tokens, 'max_tokens': 1}
     answer = server.post('/v1/completions', 'ben', **payload)
     assert answer['usage']['prompt_tokens_details']['cached_tokens'] == 0

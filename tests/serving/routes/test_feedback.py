@@ -130,7 +130,7 @@ def test_only_a_reply_has_a_rating(server, talk):
 
 @pytest.mark.parametrize('stream', [False, True])
 def test_a_reply_s_message_says_how_it_was_drawn(server, talk, stream):
-  store, session = server.context.store, talk.rpartition('/')[2]
+  store, session = server.store, talk.rpartition('/')[2]
   asked = {
     'model': running.MODEL,
     'messages': [],
@@ -197,12 +197,12 @@ def test_who_is_no_adult_cannot_agree_and_can_withdraw(server, age):
   with pytest.raises(urllib.error.HTTPError, match='403') as caught:
     agreed(server, age, True)
   assert b'under 18' in caught.value.read()
-  assert server.context.store.agreement(age) is None
+  assert server.store.agreement(age) is None
   # Another token said that this owner is an adult.
-  server.context.store.agree(age, True)
+  server.store.agree(age, True)
   assert not agreed(server, age)
   assert not agreed(server, age, False)
-  assert server.context.store.agreement(age) is False
+  assert server.store.agreement(age) is False
 
 
 def test_a_token_may_say_it_and_its_owner_takes_it_back(server):

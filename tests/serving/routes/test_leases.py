@@ -158,7 +158,7 @@ def test_what_cannot_be_stored_gives_its_slot_back(
   def append(*_, **__):
     raise error
 
-  monkeypatch.setattr(server.context.store, 'append', append)
+  monkeypatch.setattr(server.store, 'append', append)
   body = CHAT[1] | {'session': session['id'], 'stream': stream}
   client = Client(server, CHAT[0], body)
   send(server, client)

@@ -12,8 +12,7 @@ import pytest
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.routes import characters as character_routes
-from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import texts
+from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.storage import strict_json
 from tests.serving import leftovers
 from tests.serving import running
@@ -67,7 +66,7 @@ def bounded(server, most=ROOM):
   server.tokenizer.sizes[:] = [0]
   server.tokenizer.threads.clear()
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(context_lib, '_SHORT', SHORT)
+    patch.setattr(server.context.texts, 'short', SHORT)
     yield
   assert sum(server.tokenizer.sizes) <= most
   assert all('text' in name for name in server.tokenizer.threads)
@@ -105,8 +104,9 @@ def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
 
 def test_only_short_texts_are_worked_on_in_the_event_loop(server):
   async def threads():
-    for size in (0, context_lib._SHORT, context_lib._SHORT + 1, 2**30):
-      yield await server.context.run_aside(size, threading.current_thread)
+    texts = server.context.texts
+    for size in (0, texts.short, texts.short + 1, 2**30):
+      yield await texts.run(threading.current_thread, size)
 
   async def names():
     here = threading.current_thread()
@@ -131,10 +131,10 @@ class Stuck(threading.Thread):
 
 def test_nobody_waits_for_another_owners_texts(server, named, monkeypatch):
   """All ways in which a text is read, of one owner whose texts never end."""
-  monkeypatch.setattr(context_lib, '_SHORT', SHORT)
+  monkeypatch.setattr(server.context.texts, 'short', SHORT)
   session = server.post('/v1/sessions', 'ann', character=named[0])['id']
   text, ends, begun = 'slow ' * 10, threading.Event(), []
-  encode, strip = server.tokenizer.encode, texts.strip
+  encode, strip = server.tokenizer.encode, store_lib.strip
 
   def wait(read):
     def waiting(*given):
@@ -146,7 +146,7 @@ def test_nobody_waits_for_another_owners_texts(server, named, monkeypatch):
     return waiting
 
   monkeypatch.setattr(server.tokenizer, 'encode', wait(encode))
-  monkeypatch.setattr(texts, 'strip', wait(strip))
+  monkeypatch.setattr(store_lib, 'strip', wait(strip))
   fields = {'fields': {'name': 'A', 'description': text}}
   asked = [
     (CHAT, {'model': running.MODEL, 'messages': said(text), 'max_tokens': 1}),

@@ -389,7 +389,7 @@ def test_a_refused_character_is_refused_to_everybody(tmp_path):
   fields = dataclasses.replace(running.FIELDS, personality='says zorbifex')
   with served(tmp_path, b'Sure') as server:
     written = chat_format.format_of(server.context.tokenizer)
-    server.context.store.publish(
+    server.store.publish(
       characters.BUILT_IN,
       fields,
       prompt.prefix(fields, written),

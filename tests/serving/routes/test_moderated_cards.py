@@ -205,7 +205,7 @@ def test_a_version_judged_as_private_is_not_live_for_all(
 ):
   # Two servers of one store: here an owner has a thread beside the one that
   # judges.
-  monkeypatch.setattr(server.context._texts, '_each', 2)
+  monkeypatch.setattr(server.context.texts, '_each', 2)
   name = made(server, fields=FIELDS | {'notes': 'quamlith'})
   path = f'/v1/characters/{name}'
   server.ask('PUT', path, {'fields': FIELDS}, 'ann')

@@ -292,7 +292,7 @@ def test_a_kill_before_the_store_removes_a_session_leaves_no_file(
     session = open_session(server, 'ann')
     say(server, 'ann', session)
     server.context.points.save()
-    monkeypatch.setattr(server.context.store, 'remove_session', killed)
+    monkeypatch.setattr(server.store, 'remove_session', killed)
     with pytest.raises(Exception, match='500'):
       server.ask('DELETE', f'/v1/sessions/{session}', owner='ann')
     (name,) = listed(tmp_path)
@@ -388,7 +388,7 @@ def test_a_session_that_another_server_removed_is_not_taken_back(
   with start() as server:
     session = open_session(server, 'ann')
     say(server, 'ann', session)
-    store = server.context.store
+    store = server.store
     server.context.points.save()
     assert len(listed(tmp_path)) == 2
     server.context.points.stop()
@@ -640,7 +640,7 @@ def test_names_of_files_tell_nothing_and_are_private(start, tmp_path):
   with start() as server:
     session = open_session(server, 'ann')
     say(server, 'ann', session)
-    digest = server.context.store.version(running.CHARACTER, 1).digest
+    digest = server.store.version(running.CHARACTER, 1).digest
   folder = tmp_path / 'points'
   assert folder.stat().st_mode & 0o777 == 0o700
   for path in folder.glob('*.points'):

@@ -127,13 +127,13 @@ class Ben:
     )
 
   def points(self, character):
-    version = self.server.context.store.live('ben', character)
-    tree = sharing.find_tree(self.server.context.store, 'ben', version)
+    version = self.server.store.live('ben', character)
+    tree = sharing.find_tree(self.server.store, 'ben', version)
     return {(tree.salt.encode(), b'', tuple(version.tokens.tolist()))}
 
   def of_engine(self, engine):
     """Returns the points that his texts resume."""
-    store = self.server.context.store
+    store = self.server.store
     trees = set()
     for session in store.sessions('ben'):
       version = store.version(session.character, session.version)
@@ -146,7 +146,7 @@ class Ben:
 
   def look(self):
     """Returns what he can see, and what his next prompts will find."""
-    server, store = self.server, self.server.context.store
+    server, store = self.server, self.server.store
     found = {
       'listings': [
         server.get(path, owner='ben')
@@ -356,7 +356,7 @@ def agree_and_withdraw(ann):
 
 @step('POST', '/v1/completions')
 def continue_text(ann):
-  store = ann.server.context.store
+  store = ann.server.store
   tokens = store.version(running.CHARACTER, 1).tokens.tolist()
   body = {'model': running.MODEL, 'prompt': tokens, 'max_tokens': 3}
   ann.ask('POST', '/v1/completions', body)

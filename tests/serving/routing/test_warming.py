@@ -8,7 +8,7 @@ import pytest
 
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routes import prefixes as prefixes_lib
+from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import warming
 from kaiju_jax.serving.stores import characters
@@ -45,7 +45,7 @@ def numbers(found):
 
 
 def test_only_what_everybody_shares_is_listed(store, monkeypatch):
-  monkeypatch.setattr(prefixes_lib, '_PAGE', 2)
+  monkeypatch.setattr(operations, '_PREFIX_PAGE', 2)
   publish(store, characters.BUILT_IN, 1)
   publish(store, 'ann', 2)
   publish(store, 'ann', 3, is_public=False)
@@ -56,7 +56,7 @@ def test_only_what_everybody_shares_is_listed(store, monkeypatch):
   publish(store, 'ben', 7, False, withdrawn.character)
   older = publish(store, 'ann', 8)
   publish(store, 'ann', 9, True, older.character)
-  found = prefixes_lib.list_public(store, DIGEST)
+  found = operations.list_public(store, DIGEST)
   assert numbers(found) == [1, 2, 9]
   trees = [sharing.Tree.parse(one.salt) for one in found]
   assert len(trees) == 3 and not any(tree.owner for tree in trees)
@@ -68,7 +68,7 @@ def test_one_that_is_withdrawn_meanwhile_is_left_out(store, monkeypatch):
   listed = store.characters(characters.BUILT_IN)
   publish(store, 'ann', 2, False, one.character)
   monkeypatch.setattr(store, 'characters', lambda *_: listed)
-  assert prefixes_lib.list_public(store, DIGEST) == []
+  assert operations.list_public(store, DIGEST) == []
 
 
 @pytest.mark.parametrize('broken', ['tree', 'version'])
@@ -82,7 +82,7 @@ def test_each_of_two_guards_keeps_private_texts_out(store, monkeypatch, broken):
     monkeypatch.setattr(sharing, 'is_public', lambda store, tree: True)
   else:
     monkeypatch.setattr(store, 'live', lambda *_: one)
-  assert prefixes_lib.list_public(store, DIGEST) == []
+  assert operations.list_public(store, DIGEST) == []
 
 
 class Names:

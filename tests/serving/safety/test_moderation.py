@@ -288,3 +288,9 @@ def test_unmoderated_logs_nothing_about_anybody(caplog):
   caplog.set_level(logging.DEBUG)
   moderation.Moderator().watch(None, 'ada').read(VIOLATING)
   assert not caplog.records
+
+
+def test_an_unknown_age_is_a_minors():
+  assert moderation.tier_of('adult') == 'adult'
+  for age in (None, '', 'minor', 'Adult', 'adult ', 17, 18, True, b'adult'):
+    assert moderation.tier_of(age) == 'minor'

@@ -59,12 +59,6 @@ def test_a_policy_comes_back(policy, tmp_path):
   assert thresholds.load(tmp_path / 'file') == alone
 
 
-def test_an_unknown_age_is_a_minors():
-  assert thresholds.tier_of('adult') == 'adult'
-  for age in (None, '', 'minor', 'Adult', 'adult ', 17, 18, True, b'adult'):
-    assert thresholds.tier_of(age) == 'minor'
-
-
 def test_a_bound_that_the_counts_do_not_give(refused):
   def change(data):
     limit(data)['blocked']['hits'] = 594

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.characters.cards import card_fields
-from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import faults
@@ -82,17 +82,17 @@ def test_a_check_writes_and_a_read_that_works_ends_no_fault(
 def test_readiness_is_to_be_able_to_store(tmp_path, monkeypatch, disk, caplog):
   with running.server(tmp_path) as server:
     checks = []
-    check = server.context.store.check
+    check = server.store.check
 
     def counted():
       checks.append(None)
       check()
 
-    monkeypatch.setattr(server.context.store, 'check', counted)
+    monkeypatch.setattr(server.store, 'check', counted)
     for _ in range(20):
       assert server.get('/readyz') == b'ready\n'
     assert len(checks) < 10  # Nobody has the disk written by asking.
-    monkeypatch.setattr(context_lib, '_CHECKED', 0.0)
+    monkeypatch.setattr(store_lib, '_CHECKED', 0.0)
     caplog.set_level(logging.WARNING)
     disk()
     with pytest.raises(urllib.error.HTTPError) as caught:
