@@ -79,3 +79,16 @@ def forward(params, config, tokens_BL, mode='fast', method=None) -> np.ndarray:
       {'params': params}, tokens_BL, visibility_lib.concatenate([row] * rows)
     )
   )
+
+
+def most_slots(length, width, depth, candidates, resting=0, window=None) -> int:
+  """Returns the slots of one layer kind that a search of beams takes at most.
+
+  Beams that share no token and rest, of `depth` tokens, behind a prompt of
+  `length`; with whole pages of S, `window` is the layers' and S − 1.
+  """
+  before = depth - 1
+  if window is not None:
+    before = min(before, window - 1)
+    length = min(length, window - 1 - before)
+  return length + (width + resting) * before + candidates

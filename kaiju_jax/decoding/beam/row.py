@@ -69,8 +69,8 @@ def chunk(
     np.array([row], np.int32),
     padded(np.asarray(tokens_L, np.int32), 'constant'),
     visibility_lib.Visibility(
-      padded(placed.start_L, 'constant'),
-      padded(placed.limit_L, 'constant'),
+      padded(placed.coordinate_L, 'constant'),
+      padded(placed.coordinate_L + 1, 'constant'),
       padded(placed.coordinate_L, 'edge'),
       position_BL,
       position_BL,

@@ -48,36 +48,6 @@ class Ranges(NamedTuple):
   position_M: np.ndarray
 
 
-def slots_needed(
-  length: int,
-  width: int,
-  depth: int,
-  *,
-  candidates: int | None = None,
-  resting: int = 0,
-  window: int | None = None,
-) -> int:
-  """Returns how many slots of one layer kind a search takes at most.
-
-  Without a window that is `length + width · depth`; with one it is at most
-  `window + width · depth`. Candidates beyond the width have a slot for one
-  step.
-
-  Args:
-    length, width, depth: tokens of the prompt; beams, and their tokens.
-    candidates: tokens of a step; None for `width`.
-    resting: beams that keep their slots after they have ended.
-    window: tokens that the layers see, the query included; None for all. With
-      whole pages of S (`Held.page`), pass window + S − 1.
-  """
-  before = depth - 1
-  if window is not None:
-    before = min(before, window - 1)
-    length = min(length, window - 1 - before)
-  step = width if candidates is None else candidates
-  return length + (width + resting) * before + step
-
-
 class Slots(NamedTuple):
   """One kind's slots: `trunk` holds the shared text, path_LN the beams'."""
 
@@ -150,8 +120,7 @@ def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
     raise Exhausted(
       f'{kind}: {needed} new tokens need a slot each, and of the'
       f' {exists} slots of the row {len(free)} are free; the beams hold'
-      f' {held}. This step takes a row of at least {held + needed};'
-      ' `slots_needed` says what a whole search may take.'
+      f' {held}. This step takes a row of at least {held + needed}.'
     )
   slot_LN = np.full(is_new_LN.shape, -1, np.int64)
   slot_LN[is_kept_LN] = free[:needed]
@@ -161,8 +130,8 @@ def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
   return slots._replace(position_M=position_M, path_LN=path_LN), slot_LN
 
 
-def ranges(slots: Slots, order_L, start_LN, limit_L) -> Ranges:
-  """Returns the range of each slot; start and limit are given in tree order.
+def ranges(slots: Slots, order_L, coordinate_L) -> Ranges:
+  """Returns the range of each slot; the beams' coordinates are in tree order.
 
   If several beams share a slot, the first says where its range starts and the
   last where it ends: two assignments to one index keep the later value.
@@ -173,11 +142,12 @@ def ranges(slots: Slots, order_L, start_LN, limit_L) -> Ranges:
   start_M[slots.trunk] = slots.position_M[slots.trunk]
   limit_M[slots.trunk] = FOREVER
   path_LN = slots.path_LN[order_L]
-  L, N = path_LN.shape
   is_held_LN = path_LN >= 0
   path = path_LN[is_held_LN]
-  start_M[path[::-1]] = start_LN[:, :N][is_held_LN][::-1]
-  limit_M[path] = np.broadcast_to(limit_L[:, None], (L, N))[is_held_LN]
+  coordinate_LN = np.broadcast_to(coordinate_L[:, None], path_LN.shape)
+  coordinate = coordinate_LN[is_held_LN]
+  start_M[path[::-1]] = coordinate[::-1]
+  limit_M[path] = coordinate + 1
   is_seen_M = limit_M > start_M
   position_M[is_seen_M] = slots.position_M[is_seen_M]
   return Ranges(start_M, limit_M, position_M)

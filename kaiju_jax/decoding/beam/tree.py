@@ -9,15 +9,13 @@ Ranges say which queries see a slot (`visibility.py`). A token of the trunk has
 its position as coordinate and is seen from there on, as in any text. Beyond a
 trunk of t tokens,
 
-    coordinate = t + rank of the beam in tree order    (one token per beam)
-    coordinate = t + place in preorder of all tokens   (several per beam)
+    coordinate = t + rank of the beam in tree order
 
-With both, the descendants of a token form one contiguous range. With ranks, a
-chunk of several tokens per beam would see its own future. A tree order only
+so that the descendants of a token form one contiguous range. A tree order only
 needs siblings to keep the order of their parents.
 
-Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
-the row, N tokens of a path. A step takes O(M + L·N) numpy operations.
+Everything is numpy on the host: L live beams, M slots of the row, N tokens of a
+path. A step takes O(M + L·N) numpy operations.
 """
 
 from collections.abc import Mapping
@@ -30,19 +28,17 @@ from kaiju_jax.decoding.beam import slots as beam_slots
 
 
 class TokenLayout(NamedTuple):
-  """The places of a chunk's tokens: their slots, and what they see; int32.
+  """The places of the beams' next tokens, and what they see; int32.
 
   Attributes:
     slot: by layer kind [L], each token's slot; −1 if no later token sees it.
-    start_L: first coordinate that sees the token; limit_L is one past the last.
-    coordinate_L, position_L: the token's own, and its position along its path.
-    ranges: by layer kind, the ranges of the row's slots for this chunk; those
-      of the chunk's own slots are empty.
+    coordinate_L: the token's coordinate, the only one that sees it now.
+    position_L: the token's position along its path.
+    ranges: by layer kind, the ranges of the row's slots for these tokens; those
+      of their own slots are empty.
   """
 
   slot: dict[str, np.ndarray]
-  start_L: np.ndarray
-  limit_L: np.ndarray
   coordinate_L: np.ndarray
   position_L: np.ndarray
   ranges: dict[str, beam_slots.Ranges]
@@ -84,11 +80,6 @@ class BeamTree:
     """The position of each beam's newest token, resting beams included."""
     return self._paths.position_L.copy()
 
-  def count_filled(self, kind: str) -> int:
-    """Returns how many of the kind's slots hold tokens of the beams."""
-    slots = self._paths.slots[kind]
-    return int(slots.exists_M.sum()) - len(beam_slots.free_slots(slots))
-
   def grow(
     self, parent_L: Sequence[int], resting: Sequence[int] = ()
   ) -> TokenLayout:
@@ -100,8 +91,31 @@ class BeamTree:
     slots.
     """
     paths = self._fork('parent_L', parent_L, resting)
-    count_L = np.arange(len(paths.position_L)) < paths.live
-    return self._append(paths, count_L.astype(np.int64), _by_rank)
+    number_L1 = np.arange(len(paths.position_L))[:, None]
+    is_new_L1 = number_L1 < paths.live
+    new_L1 = np.where(is_new_L1, number_L1, -1)
+    position_L1 = paths.position_L[:, None] + 1
+    end_L = paths.position_L + is_new_L1[:, 0]
+    coordinate_L = paths.trunk + paths.rank_L[: paths.live]
+    order_L = np.argsort(coordinate_L)
+    ranges, grown, slot = {}, {}, {}
+    for kind, slots in paths.slots.items():
+      ranges[kind] = beam_slots.ranges(slots, order_L, coordinate_L[order_L])
+      grown[kind], slot_L1 = beam_slots.place(
+        kind, slots, is_new_L1, position_L1, end_L
+      )
+      slot[kind] = slot_L1[is_new_L1].astype(np.int32)
+    self._paths = paths._replace(
+      position_L=end_L,
+      node_LN=np.concatenate([paths.node_LN, new_L1], axis=1),
+      slots=grown,
+    )
+    return TokenLayout(
+      slot,
+      coordinate_L.astype(np.int32),
+      position_L1[is_new_L1].astype(np.int32),
+      ranges,
+    )
 
   def keep(
     self, survivor_L: Sequence[int], resting: Sequence[int] = ()
@@ -117,24 +131,6 @@ class BeamTree:
       )
     self._paths = self._fork('survivor_L', survivor_L, resting)
 
-  def follow(self, count_L: Sequence[int]) -> TokenLayout:
-    """Places a chunk of `count_L[l]` tokens after each live beam l.
-
-    It lists them beam by beam, with new coordinates in token order, so that no
-    token sees a later one. Raises ValueError: counts that are negative, all 0,
-    or not one per live beam; Exhausted: too few free slots.
-    """
-    count_L = np.asarray(count_L)
-    live, beams = self._paths.live, len(self._paths.position_L)
-    if count_L.shape != (live,) or count_L.min() < 0 or not count_L.any():
-      raise ValueError(
-        f'count_L={count_L.tolist()}: expected {live} counts of at least 0,'
-        ' one for each live beam, and not all 0.'
-      )
-    paths = _fork(self._paths, np.arange(beams), live)
-    count_L = np.concatenate([count_L, np.zeros(beams - live, np.int64)])
-    return self._append(paths, count_L, _by_token)
-
   def settle(self, best: int) -> dict[str, beam_slots.Ranges]:
     """Makes one beam its row's text, and returns the row's ranges by kind.
 
@@ -142,9 +138,9 @@ class BeamTree:
     """
     best_L = _check_numbers('best', [best], len(self._paths.position_L))
     self._paths = _fork(self._paths, best_L, 1)
-    one_L, none_LN = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
+    one_L = np.zeros(1, np.int64)
     return {
-      kind: beam_slots.ranges(slots, one_L, none_LN, one_L)
+      kind: beam_slots.ranges(slots, one_L, one_L)
       for kind, slots in self._paths.slots.items()
     }
 
@@ -163,36 +159,6 @@ class BeamTree:
       resting = _check_numbers('resting', resting, beams)
       beam_L = np.concatenate([beam_L, resting])
     return _fork(self._paths, beam_L, len(beam_L) - len(resting))
-
-  def _append(self, paths: '_Paths', count_L, coordinates) -> TokenLayout:
-    """Lets each path grow by its count, if there is a slot for each token."""
-    is_new_LN = np.arange(count_L.max()) < count_L[:, None]
-    new_LN = np.where(is_new_LN, _numbers(is_new_LN), -1)
-    node_LN = np.concatenate([paths.node_LN, new_LN], axis=1)
-    position_LN = paths.position_L[:, None] + 1 + np.arange(count_L.max())
-    end_L = paths.position_L + count_L
-    order_L = np.argsort(paths.rank_L[: paths.live])
-    start_LN, limit_L = coordinates(node_LN[order_L])
-    start_LN, limit_L = start_LN + paths.trunk, limit_L + paths.trunk
-    ranges, grown, slot = {}, {}, {}
-    for kind, slots in paths.slots.items():
-      ranges[kind] = beam_slots.ranges(slots, order_L, start_LN, limit_L)
-      grown[kind], slot_LN = beam_slots.place(
-        kind, slots, is_new_LN, position_LN, end_L
-      )
-      slot[kind] = slot_LN[is_new_LN].astype(np.int32)
-    self._paths = paths._replace(position_L=end_L, node_LN=node_LN, slots=grown)
-    own_LN = np.empty_like(position_LN)
-    own_limit_LN = np.empty_like(position_LN)
-    own_LN[order_L] = start_LN[:, -own_LN.shape[1] :]
-    own_limit_LN[order_L] = limit_L[:, None]
-    start_L, limit_L, position_L = (
-      x_LN[is_new_LN].astype(np.int32)
-      for x_LN in (own_LN, own_limit_LN, position_LN)
-    )
-    return TokenLayout(
-      slot, start_L, limit_L, start_L.copy(), position_L, ranges
-    )
 
 
 class _Paths(NamedTuple):
@@ -258,24 +224,3 @@ def _merge(paths: _Paths) -> _Paths:
     node_LN=paths.node_LN[:, N:],
     slots=slots,
   )
-
-
-def _by_rank(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the tokens' coordinates by rank, and each path's range end.
-
-  Paths are in tree order; for a token that several share, the first counts.
-  """
-  rank_L = np.arange(len(node_LN))
-  return np.broadcast_to(rank_L[:, None], node_LN.shape), rank_L + 1
-
-
-def _by_token(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the same as `_by_rank`, in preorder of the tokens."""
-  is_first_LN = node_LN >= 0
-  is_first_LN[1:] &= node_LN[1:] != node_LN[:-1]
-  return _numbers(is_first_LN), np.cumsum(is_first_LN.sum(axis=1))
-
-
-def _numbers(is_cell_LN: np.ndarray) -> np.ndarray:
-  """Returns how many cells come before each, row by row."""
-  return (np.cumsum(is_cell_LN) - is_cell_LN.ravel()).reshape(is_cell_LN.shape)

@@ -107,7 +107,6 @@ class Decoder:
     self._opened_R = np.zeros(rows, np.int64)
     self._lent: set[int] = set()
     self._text = self._writer(functools.partial(extend.text, self.network))
-    self._chunk = self._writer(functools.partial(extend.chunk, self.network))
     self._give_pages = self._writer(changes.GIVE_PAGES)
     self._copy_pages = self._writer(changes.copy_pages(heads))
     self._lend = self._writer(changes.lend(heads))
@@ -335,10 +334,6 @@ class Decoder:
       jnp.asarray(count_B, jnp.int32),
       appends=dict(zip(rows, map(int, count_B))),
     )
-
-  def extend_chunk(self, chunk: extend.Chunk) -> jax.Array:
-    """Runs a chunk with ranges and slots of its own; see `extend.chunk`."""
-    return self.run(self._chunk, chunk)
 
   def reissue(
     self, row: int, ranges: dict[str, tuple[np.ndarray, ...]]

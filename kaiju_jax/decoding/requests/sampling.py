@@ -174,31 +174,6 @@ def draw(
   )
 
 
-def distribution(
-  logits_BV: jax.Array,
-  settings: Settings,
-  seen_BV: jax.Array | None = None,
-) -> jax.Array:
-  """Returns the distribution of `draw`: float32 log-probabilities [B, V].
-
-  Tokens that are cut have -inf; in a greedy row that is all but one. A row from
-  which `draw` cannot choose is NaN. Arguments and errors are those of `draw`.
-  """
-  _check_shapes(logits_BV, settings, seen_BV=seen_BV)
-  logits_BV = logits_BV.astype(jnp.float32)
-  penalized_BV = _penalize(logits_BV, settings, seen_BV)
-  depth_BV = _depth(penalized_BV, settings)
-  limit_B = _limit(depth_BV, settings, _nearest(depth_BV))
-  kept_BV = jnp.where(depth_BV <= limit_B[:, None], -depth_BV, -jnp.inf)
-  drawn_BV = jax.nn.log_softmax(kept_BV, axis=-1)
-  vocab_size = logits_BV.shape[1]
-  likeliest_BV = jax.nn.one_hot(likeliest(penalized_BV), vocab_size)
-  log_BV = jnp.where(
-    settings.temperature_B[:, None] > 0, drawn_BV, jnp.log(likeliest_BV)
-  )
-  return jnp.where(_has_choice(logits_BV)[:, None], log_BV, jnp.nan)
-
-
 def _has_choice(logits_BV) -> jax.Array:
   return jnp.isfinite(jnp.max(logits_BV, axis=-1)) & ~jnp.any(
     jnp.isnan(logits_BV), axis=-1

@@ -28,19 +28,18 @@ def test_text_goes_back_to_its_order_and_a_ring_begins_with_a_page():
 
 
 def placed():
-  position_M = np.array([0, 1, -1, -1, -1])
-  held = beam_slots.Held(2, position_M, np.ones(5, bool))
-  return beam_tree.BeamTree(2, {'local': held}).follow([3])
+  held = beam_slots.Held(2, np.array([0, 1, -1, -1, -1]), np.ones(5, bool))
+  return beam_tree.BeamTree(2, {'local': held}).grow([0, 0, 0])
 
 
 def test_padding_stands_with_the_last_token_and_is_nowhere():
   chunk = beam_row.chunk(7, placed(), [4, 5, 6], 5)
   assert chunk.row_B.tolist() == [7]
   assert chunk.tokens_BL.tolist() == [[4, 5, 6, 0, 0]]
-  assert chunk.slot['local'].tolist() == [[-1, -1, 0, -1, -1]]
+  assert chunk.slot['local'].tolist() == [[0, 2, 3, -1, -1]]
   visibility = chunk.visibility
   assert visibility.coordinate_BL.tolist() == [[2, 3, 4, 4, 4]]
-  assert visibility.position_BL.tolist() == [[2, 3, 4, 4, 4]]
+  assert visibility.position_BL.tolist() == [[2, 2, 2, 2, 2]]
   is_seen_BM = visibility.start_BM < visibility.limit_BM
   assert is_seen_BM.tolist() == [[True, True, True, False, False]]
 

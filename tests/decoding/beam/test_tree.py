@@ -8,6 +8,7 @@ import pytest
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.beam import slots as beam_slots
 from kaiju_jax.decoding.beam import tree as beam_tree
+from tests.decoding import toys
 
 
 class History:
@@ -44,24 +45,10 @@ class History:
 
   def grow(self, parent_L, resting=()):
     placed = self.tree.grow(parent_L, resting)
-    chains = [[self._node(self.beams[parent])] for parent in parent_L]
-    self._check(placed, chains)
+    nodes = [self._node(self.beams[parent]) for parent in parent_L]
+    self._check(placed, nodes)
     self.resting = [self._all()[beam] for beam in resting]
-    self.beams = [chain[-1] for chain in chains]
-    return placed
-
-  def follow(self, count_L):
-    placed = self.tree.follow(count_L)
-    chains = []
-    for beam, count in zip(self.beams, count_L):
-      chain = [beam]
-      for _ in range(count):
-        chain.append(self._node(chain[-1]))
-      chains.append(chain[1:])
-    self._check(placed, chains)
-    self.beams = [
-      chain[-1] if chain else beam for beam, chain in zip(self.beams, chains)
-    ]
+    self.beams = nodes
     return placed
 
   def keep(self, survivor_L, resting=()):
@@ -81,9 +68,8 @@ class History:
     self.parents.append(parent)
     return len(self.parents) - 1
 
-  def _check(self, placed, chains):
+  def _check(self, placed, nodes):
     """Each token sees its own path, within the window, and nothing else."""
-    nodes = [node for chain in chains for node in chain]
     np.testing.assert_array_equal(
       placed.position_L, [self.position(node) for node in nodes]
     )
@@ -92,10 +78,8 @@ class History:
       past = _seen(
         placed.ranges[kind], placed.coordinate_L, placed.position_L, window
       )
-      own = beam_slots.Ranges(placed.start_L, placed.limit_L, placed.position_L)
-      own = _seen(own, placed.coordinate_L, placed.position_L, window)
-      for node, past_M, own_L in zip(nodes, past, own):
-        seen = [*content_M[past_M], *np.array(nodes)[own_L]]
+      for node, past_M in zip(nodes, past):
+        seen = [*content_M[past_M], node]
         reach = self.path(node)
         assert sorted(seen) == sorted(reach[-window:] if window else reach)
       kept = slot_L[slot_L >= 0]
@@ -119,12 +103,7 @@ def _room(windows, length, width, depth, candidates):
   """Slots for a whole search; as many more as random pages may be absent."""
   return {
     kind: 2
-    * (
-      length
-      + beam_slots.slots_needed(
-        length, width, depth, candidates=candidates, window=window
-      )
-    )
+    * (length + toys.most_slots(length, width, depth, candidates, 0, window))
     for kind, window in windows.items()
   }
 
@@ -138,12 +117,8 @@ def test_every_token_sees_its_path_and_nothing_else(seed):
   slots = _room(windows, length, candidates + 2, 4 * depth, candidates)
   history = History(rng, length, windows, slots)
   for _ in range(depth):
-    match rng.integers(0, 8):
+    match rng.integers(0, 7):
       case 0:
-        counts = rng.integers(0, 4, len(history.beams))
-        counts[rng.integers(len(counts))] += 1
-        history.follow(counts)
-      case 1:
         history.settle(int(rng.integers(len(history._all()))))
       case _:
         beams, resting = len(history.beams), len(history.resting)
@@ -178,7 +153,8 @@ def test_a_step_is_that_of_visibility_beams(seed):
     expected = visibility_lib.as_dense(visibility_lib.beams(parents, leaves))[0]
     ranges = [x.copy() for x in placed.ranges['global']]
     for x, own_L in zip(
-      ranges, (placed.start_L, placed.limit_L, placed.position_L)
+      ranges,
+      (placed.coordinate_L, placed.coordinate_L + 1, placed.position_L),
     ):
       x[leaves] = own_L
     ranges = beam_slots.Ranges(*ranges)
@@ -211,27 +187,12 @@ def test_ranks_of_three_beams_and_the_slot_of_a_dead_one():
   second = tree.grow([1, 0, 1])
   assert second.slot['global'].tolist() == [4, 5, 6]
   assert second.coordinate_L.tolist() == [3, 2, 4]
-  assert second.limit_L.tolist() == [4, 3, 5]
   assert _drawn(second.ranges['global']) == '0- 1- 2-3 3-5 . . . .'
   # Both children of beam 1 live on: slots 2 and 5 are free, 3 is of the trunk.
   tree.keep([2, 0])
   third = tree.grow([0, 1])
   assert third.slot['global'].tolist() == [2, 5]
   assert _drawn(third.ranges['global']) == '0- 1- . 2- 3-4 . 4-5 .'
-
-
-def test_a_chunk_after_the_beams_is_in_token_order():
-  tree = beam_tree.BeamTree(2, {'global': _text(2, 12)})
-  tree.grow([0, 0])
-  tree.grow([1, 0, 1])
-  # In preorder: 0 1 [2 5 +] [3 [4 + +] [6]], the chunk's tokens as pluses.
-  placed = tree.follow([2, 1, 0])
-  assert (
-    _drawn(placed.ranges['global'])[:31] == '0- 1- 2-5 5-10 6-9 3-5 9-10 . .'
-  )
-  assert placed.coordinate_L.tolist() == [7, 8, 4]
-  assert placed.limit_L.tolist() == [9, 9, 5]
-  assert placed.position_L.tolist() == [4, 5, 4]
 
 
 def test_a_settled_beam_is_text():
@@ -246,48 +207,35 @@ def test_a_settled_beam_is_text():
   slots = tree.slots_of_text()
   assert slots['global'].tolist() == [0, 1, 3, 4]
   assert slots['local'].tolist() == [-1, -1, 3, 0]
-  placed = tree.follow([3])
-  assert placed.coordinate_L.tolist() == [4, 5, 6]
-  own = beam_slots.Ranges(placed.start_L, placed.limit_L, placed.position_L)
-  seen = _seen(own, placed.coordinate_L, placed.position_L, None)
-  np.testing.assert_array_equal(seen, np.tri(3, dtype=bool))
-  # The first of three is beyond the window of what follows the last.
-  assert (placed.slot['local'] >= 0).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize('window', [None, 1, 2, 5, 100])
 @pytest.mark.parametrize('length', [1, 3, 30])
-def test_slots_needed_are_what_beams_without_a_common_token_take(
-  length, window
-):
+def test_beams_without_a_common_token_take_a_slot_each(length, window):
   width, depth, candidates = 3, 12, 5
-  needed = beam_slots.slots_needed(
-    length, width, depth, candidates=candidates, window=window
-  )
-  room = max(needed, length)
-  tree = beam_tree.BeamTree(length, {'k': _text(length, room, window)})
-  peak = 0
-  for step in range(depth):
-    tree.grow([0, 1, 2, 2, 2] if step else [0] * candidates)
-    peak = max(peak, tree.count_filled('k'))
-    tree.keep([0, 1, 2])
+  needed = toys.most_slots(length, width, depth, candidates, 0, window)
+
+  def run(room):
+    tree = beam_tree.BeamTree(length, {'k': _text(length, room, window)})
+    for step in range(depth):
+      tree.grow([0, 1, 2, 2, 2] if step else [0] * candidates)
+      tree.keep([0, 1, 2])
+
+  run(max(needed, length))
   # Behind a window of one no token is read by another.
-  assert peak == (needed if window != 1 else 0)
-  assert needed <= (window or length) + width * depth + candidates - width
+  if window != 1 and needed > length:
+    with pytest.raises(beam_slots.Exhausted):
+      run(needed - 1)
 
 
 @pytest.mark.parametrize('window', [None, 2, 5, 100])
 @pytest.mark.parametrize('ended', [0, 3, 10])
-def test_slots_needed_have_room_for_a_beam_that_rests(ended, window):
+def test_a_beam_that_rests_has_its_slots(ended, window):
   length, depth = 30, 12
-  needed = beam_slots.slots_needed(length, 2, depth, resting=1, window=window)
-  tree = beam_tree.BeamTree(
-    length, {'k': _text(length, max(needed, length), window)}
-  )
+  room = max(toys.most_slots(length, 2, depth, 2, 1, window), length)
+  tree = beam_tree.BeamTree(length, {'k': _text(length, room, window)})
   for step in range(depth - 1):
-    rests = [2] if step > ended else []
-    tree.grow([0, 1] if step else [0, 0], rests)
-    assert tree.count_filled('k') <= needed
+    tree.grow([0, 1] if step else [0, 0], [2] if step > ended else [])
     if step == ended:
       # Beam 1 ends, and the other has two children.
       tree.keep([0], resting=[1])
@@ -296,12 +244,11 @@ def test_slots_needed_have_room_for_a_beam_that_rests(ended, window):
 
 def test_beams_that_agree_share_their_slots():
   width, depth = 4, 50
-  tree = beam_tree.BeamTree(3, {'global': _text(3, 3 + depth + width)})
+  # All but the last tokens are one path.
+  tree = beam_tree.BeamTree(3, {'global': _text(3, 3 + depth - 1 + width)})
   for step in range(depth):
     # All come from one beam each time, so that its path is the only one.
     tree.grow([step % width if step else 0] * width)
-  assert tree.count_filled('global') == 3 + depth - 1 + width
-  assert depth - 1 + width < width * depth / 3
 
 
 def test_a_resting_beam_keeps_its_slots_unseen():
@@ -333,7 +280,7 @@ def test_a_beam_that_rested_early_adopts_its_own_tokens_and_no_more():
   assert position == 16 and len(slots) == 17
   assert slots[:11].tolist() == list(range(11))
   assert slots.min() >= 0 and len(set(slots.tolist())) == 17
-  assert tree.follow([1]).coordinate_L.tolist() == [17]
+  assert tree.grow([0]).coordinate_L.tolist() == [17]
 
 
 def test_exhausted_slots_are_named_and_change_nothing():
@@ -342,13 +289,11 @@ def test_exhausted_slots_are_named_and_change_nothing():
   tree.grow([0, 0])
   message = (
     'global: 3 new tokens need a slot each, and of the 7 slots of the row 2 are'
-    ' free; the beams hold 5. This step takes a row of at least 8;'
+    ' free; the beams hold 5. This step takes a row of at least 8.'
   )
   for _ in range(2):
     with pytest.raises(beam_slots.Exhausted, match=re.escape(message)):
       tree.grow([0, 1, 1])
-  with pytest.raises(beam_slots.Exhausted, match='global: 3 new tokens'):
-    tree.follow([1, 2])
   assert tree.grow([1, 0]).slot['global'].tolist() == [5, 6]
 
 
@@ -362,9 +307,6 @@ def test_exhausted_slots_are_named_and_change_nothing():
       'survivor_L=[-1]: expected numbers of beams',
     ),
     (lambda tree: tree.keep([1, 1]), 'survivor_L=[1, 1] names a beam twice'),
-    (lambda tree: tree.follow([1]), 'count_L=[1]: expected 2 counts'),
-    (lambda tree: tree.follow([0, 0]), 'count_L=[0, 0]: expected 2 counts'),
-    (lambda tree: tree.follow([2, -1]), 'count_L=[2, -1]: expected 2 counts'),
     (
       lambda tree: tree.grow([0], resting=[3]),
       'resting=[3]: expected numbers of beams, 0…1',
