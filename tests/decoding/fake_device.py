@@ -43,24 +43,19 @@ class Decoder:
     self.rows, self.length, self.pools = rows, length, pools
     self.network, self.extra = types.SimpleNamespace(pools=pools), extra
     self.account = rows_lib.Rows(pools, rows)
-    self.lengths, self.texts, self.opened = {}, {}, {}
-
-  @property
-  def hashes(self):
-    return {row: text[-1] for row, text in self.texts.items()}
+    self.lengths, self.hashes, self.opened = {}, {}, {}
 
   def open(self, length, extra=0, text=None):
     opened = self.account.open(length, extra, text)
     row = opened.row
     self.lengths[row], self.opened[row] = opened.length, length
     held = () if text is None else text.tokens[: opened.length]
-    self.texts[row] = [0]
-    self._append(row, held)
+    self.hashes[row] = appended(0, held)
     return row
 
   def close(self, row):
     self.account.close(row)
-    del self.lengths[row], self.texts[row], self.opened[row]
+    del self.lengths[row], self.hashes[row], self.opened[row]
 
   def length_of(self, row):
     return self.lengths[row]
@@ -72,17 +67,7 @@ class Decoder:
     self.account.grow(ends).keep()
     for row, added in tokens.items():
       self.lengths[row] = ends[row]
-      self._append(row, added)
-
-  def _append(self, row, tokens):
-    """Notes the hash of a row's text behind each of these tokens."""
-    for token in tokens:
-      self.texts[row].append(appended(self.texts[row][-1], [token]))
-
-  def cut(self, row, length):
-    self.account.cut(row, length)
-    self.lengths[row] = length
-    del self.texts[row][length + 1 :]
+      self.hashes[row] = appended(self.hashes[row], added)
 
 
 class Rounds:
@@ -218,7 +203,7 @@ class Searches:
       held[kind] = lowest // pool.page * pool.page
     account.settle(row, firsts, held)
     decoder.lengths[row] = length
-    decoder._append(row, tokens)
+    decoder.hashes[row] = appended(decoder.hashes[row], tokens)
 
 
 def appended(text: int, tokens) -> int:

@@ -252,30 +252,7 @@ class Decoder:
         f'text has {len(text.tokens)} tokens: row {row} holds'
         f' {self.length_of(row)}.'
       )
-    point = self.account.tree.record(text, self.account.pages_of(row))
-    self.account.note_recorded(row, len(text.tokens))
-    return point
-
-  def cut(self, row: int, length: int) -> None:
-    """Drops a text's tokens from position `length` on, as if they never ran.
-
-    A decoder with `extra` slots can drop as many of the latest tokens, because
-    its rings still hold the window before them. Raises ValueError: the row is
-    not open, is lent, or holds fewer tokens, a point reads more, or the ring
-    has lost some.
-    """
-    self.check_text(row)
-    if not 0 <= length <= self.length_of(row):
-      raise ValueError(
-        f'length={length}: row {row} holds {self.length_of(row)} tokens.'
-      )
-    if length == self.length_of(row):
-      return
-    with interrupts.delay():
-      self.account.cut(row, length)
-      tables, first = self.account.table(row), self.account.firsts(row)
-      opened = rows_lib.Opened(row, length, tables, first, {})
-      self._give(opened, int(self._opened_R[row]))
+    return self.account.tree.record(text, self.account.pages_of(row))
 
   def _give(self, opened: rows_lib.Opened, length: int) -> None:
     row = opened.row

@@ -401,7 +401,6 @@ class Engine:
     pages, count = account.pages_of(one.row), len(text.tokens)
     if count == length or account.tree.can_record(count, pages):
       one.points.record(text, pages)
-      account.note_recorded(one.row, count)
 
   def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
     """Ends a sequence, wherever it is, and frees its row; once."""

@@ -76,8 +76,6 @@ class Rows:
     # How often rows were opened and closed.
     self._changes = 0
     self._matches: dict[int, prefix_tree.Match | None] = {}
-    # By open row, how many of its first tokens a point may read.
-    self._recorded: dict[int, int] = {}
     self._tables = {
       kind: np.full((rows, pool.row_pages), -1, np.int32)
       for kind, pool in pools.items()
@@ -180,7 +178,6 @@ class Rows:
     self._changes += 1
     self._set_aside[row] = {kind: counts[kind] for kind in self._rings}
     self._matches[row] = match
-    self._recorded[row] = 0 if match is None else match.length
     copies = {}
     if match is not None:
       self.tree.touch(match, text.owner)
@@ -200,7 +197,7 @@ class Rows:
     """Frees a row and releases its pages; ValueError if it is not open."""
     self._check_open(row)
     self._changes += 1
-    del self._set_aside[row], self._matches[row], self._recorded[row]
+    del self._set_aside[row], self._matches[row]
     for kind, table_RN in self._tables.items():
       held = table_RN[row][table_RN[row] >= 0]
       self.pages.release(kind, held[::-1].tolist())
@@ -225,33 +222,6 @@ class Rows:
       growth.undo()
       raise
     return growth
-
-  def note_recorded(self, row: int, length: int) -> None:
-    """Notes that a point was made of a row's first `length` tokens."""
-    self._recorded[row] = max(self._recorded[row], length)
-
-  def cut(self, row: int, length: int) -> None:
-    """Drops a row's tokens from position `length` on, and their ring pages.
-
-    Raises ValueError: the row is not open, a point may read tokens that would
-    be dropped, or the ring has lost a part of the window before `length`.
-    """
-    self._check_open(row)
-    if length < self._recorded[row]:
-      raise ValueError(
-        f'length={length}: a point reads {self._recorded[row]} tokens of row'
-        f' {row}; cut it to as many at least.'
-      )
-    if not self.tree.can_record(length, self.pages_of(row)):
-      raise ValueError(
-        f'length={length}: the ring of row {row} has lost tokens of the window'
-        ' before it; make the decoder with more extra slots.'
-      )
-    for kind in self._rings:
-      kept = -(-length // self.page) - int(self._firsts[kind][row])
-      dropped_N = self._tables[kind][row, kept:]
-      self.pages.release(kind, dropped_N[dropped_N >= 0].tolist())
-      dropped_N[:] = -1
 
   def copy_on_write(self, row: int) -> dict[str, list[tuple[int, int]]]:
     """Gives a row its own copies of ring pages that others hold, for a search.
