@@ -75,7 +75,6 @@ PURPOSES = {
     'replay',
     'fleet',
     'economics',
-    'incident',
   ),
   'measure': (
     'codecs',

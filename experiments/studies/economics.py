@@ -1,6 +1,5 @@
 """Prints what a fleet costs: the books, source 003's claims, incidents."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 import os
@@ -11,17 +10,13 @@ from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import claims
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import incident
-from kaiju_jax.fleet import sensitivity
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import presets
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
-from kaiju_jax.tpu_gpu_configs.chips import a100
 from kaiju_jax.tpu_gpu_configs.chips import h100
-from kaiju_jax.tpu_gpu_configs.chips import v5e
 
-CHIPS = book_lib.Chips(a100.CHIP, h100.CHIP, v5e.CHIP)
 PAID_SHARES = 0.005, 0.01, 0.02, 0.05, 0.1, 0.2
 # Tokens of a fine-tuning: our guess.
 _TUNING_SHARE = 0.001
@@ -33,34 +28,6 @@ class Part(NamedTuple):
   title: str
   columns: Sequence[str]
   rows: list[Sequence[str]]
-
-
-def load(
-  name: str, changed: Iterable[str] = (), preset: str = '13b'
-) -> dict[str, book_lib.Cell]:
-  """Returns a book.
-
-  Args:
-    name: one of `book.NAMES`.
-    changed: cells that differ, as 'hit_rate=0.9'.
-    preset: the model whose ceilings are counted.
-
-  Raises:
-    ValueError: names the cell or the book, and what would be right.
-  """
-  if name not in book_lib.NAMES:
-    raise ValueError(
-      f'book={name!r}: must be one of {", ".join(book_lib.NAMES)}.'
-    )
-  found = getattr(book_lib, name)(presets.preset(preset), CHIPS)
-  for text in changed:
-    cell, _, value = text.partition('=')
-    try:
-      found = book_lib.change(found, **{cell: float(value)})
-    except ValueError as error:
-      raise ValueError(f'set={text}: {error}') from error
-  book_lib.inputs(found)
-  return found
 
 
 def llama(kv_heads: int) -> model_config.ModelConfig:
@@ -80,6 +47,14 @@ def llama(kv_heads: int) -> model_config.ModelConfig:
     tied_embedding=False,
     quantization=quantization_config.none(),
   )
+
+
+def show_messages(book: book_lib.Book) -> list[Part]:
+  """Returns what a message costs by this book, and what contradicts it."""
+  parts = [show_book(book, book_lib.load('ours')), show_calculator(book)]
+  if 'fleet' in book:
+    parts += show_claims(book)
+  return [*parts, *show_cost(book), show_models(book)]
 
 
 def show_book(book: book_lib.Book, ours: book_lib.Book) -> Part:
@@ -108,9 +83,7 @@ def show_calculator(book: book_lib.Book) -> Part:
   peak = given.message_rate * given.peak_to_mean
   said = book_lib.values(book)
   rate = getattr(said, 'peak_claimed', peak)
-  theirs = economics.source_calculator(
-    rate, given.hit_rate, given.slo, given.gpu_price
-  )
+  theirs = economics.source_calculator(given, rate)
   mine = economics.cost(given)
   hourly = mine.gpus * given.gpu_price
   quoted = ('20,000', '1.00', '3,000', '6,000', '0.00003', '4,380,000', '—')
@@ -140,23 +113,19 @@ def show_calculator(book: book_lib.Book) -> Part:
 
 def show_claims(book: book_lib.Book) -> list[Part]:
   """Returns the claims of source 003, and a verdict per row."""
-  found = claims.findings(book)
+  found = claims.check(book)
   cells = Part(
     'What source 003 says, and what follows from its other cells',
     ('row', 'cell', 'said', 'label', 'recomputed', 'by', 'flag'),
     [
       (
-        one.claim.row,
-        one.claim.cell,
+        one.row,
+        one.cell,
         _number(one.said),
-        book[one.claim.cell].label,
+        book[one.cell].label,
         _number(one.recomputed)
-        + (
-          ''
-          if one.claim.relation == '='
-          else f' (must be {one.claim.relation})'
-        ),
-        one.claim.formula,
+        + ('' if one.relation == '=' else f' (must be {one.relation})'),
+        one.formula,
         f'× {_number(one.factor)}' if one.flagged else '',
       )
       for one in found
@@ -235,7 +204,8 @@ def show_models(book: book_lib.Book) -> Part:
     cost = _number(1000 * economics.cost(other).total)
     rows.append((name, cost, ' … '.join(ends)))
   large = _served(book, presets.preset('34b'))
-  mixed = economics.mix(given, large, 0.1)
+  costs = [economics.cost(one).total for one in (given, large)]
+  mixed = 0.9 * costs[0] + 0.1 * costs[1]
   rows.append(('13b, every tenth message to 34b', _number(1000 * mixed), '—'))
   return Part(
     'Models (source 003 places the crossover between 10 M and 50 M)',
@@ -248,7 +218,7 @@ def _served(
   book: book_lib.Book, model: model_config.ModelConfig, trained: float = 1.0
 ) -> economics.Inputs:
   """Returns the book's inputs with another model on one H100."""
-  rates = book_lib.rates(model, CHIPS.h100)
+  rates = book_lib.rates(model, h100.CHIP)
   given = book_lib.inputs(book)
   return dataclasses.replace(
     given,
@@ -257,7 +227,7 @@ def _served(
   )
 
 
-def show_tornado(bars: Sequence[sensitivity.Bar]) -> Part:
+def show_tornado(bars: Sequence[book_lib.Bar]) -> Part:
   """Returns $ per 1,000 messages at each input's ends."""
   rows = [
     (
@@ -274,15 +244,10 @@ def show_tornado(bars: Sequence[sensitivity.Bar]) -> Part:
 
 
 def draw_tornado(
-  bars: Sequence[sensitivity.Bar], middle: float, path: str | os.PathLike
+  bars: Sequence[book_lib.Bar], book: book_lib.Book, path: str | os.PathLike
 ) -> None:
-  """Writes the tornado as a PNG.
-
-  Args:
-    bars: the largest swing first.
-    middle: $ per 1,000 messages by the book itself.
-    path: where to.
-  """
+  """Writes the tornado as a PNG, the largest swing first."""
+  middle = 1000 * economics.cost(book_lib.inputs(book)).total
   page = figures.figure(8, 0.3 * len(bars) + 1)
   axes = page.subplots()
   for place, bar in enumerate(reversed(bars)):

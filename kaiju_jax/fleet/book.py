@@ -1,4 +1,4 @@
-"""Holds the figures of three fleets, each cell with its label and its source.
+"""Figures of three fleets, each cell with its label and its source.
 
     source       source 003's fleet and everything that it says of it
     post_2024    the fleet of Character.ai's post of 2024, on ceilings of A100
@@ -10,6 +10,7 @@ A cell is 'quoted' (somebody published it), 'recomputed' from quoted cells, a
 another; none of them is trusted here.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 import math
@@ -22,6 +23,10 @@ from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import queueing
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import presets
+from kaiju_jax.tpu_gpu_configs.chips import a100
+from kaiju_jax.tpu_gpu_configs.chips import h100
+from kaiju_jax.tpu_gpu_configs.chips import v5e
 
 NAMES = 'source', 'post_2024', 'ours'
 LABELS = 'quoted', 'recomputed', 'ceiling', 'measured here', 'guess'
@@ -32,33 +37,59 @@ _PROMPT = 10_060
 
 
 class Cell(NamedTuple):
-  """A figure.
-
-  Attributes:
-    value: the figure.
-    unit: its unit, '' for a ratio.
-    label: one of LABELS.
-    where: its source, or its formula.
-    low, high: how far it may be off; None where it is not varied.
-  """
+  """A figure."""
 
   value: float
-  unit: str
-  label: str
-  where: str
-  low: float | None = None
+  unit: str  # '' for a ratio.
+  label: str  # One of LABELS.
+  where: str  # Its source, or its formula.
+  low: float | None = None  # How far it may be off; None: it is not varied.
   high: float | None = None
 
 
 Book = Mapping[str, Cell]
 
 
-class Chips(NamedTuple):
-  """The chips that the books count with; `tpu_gpu_configs` has their files."""
+class Bar(NamedTuple):
+  """What one input does to the cost."""
 
-  a100: accelerator.Chip
-  h100: accelerator.Chip
-  v5e: accelerator.Chip
+  name: str
+  label: str
+  low: float
+  high: float
+  at_low: float  # $ per 1,000 messages with the input at its low end.
+  at_high: float
+
+  @property
+  def swing(self) -> float:
+    return abs(self.at_high - self.at_low)
+
+
+def load(
+  name: str, changed: Iterable[str] = (), preset: str = '13b'
+) -> dict[str, Cell]:
+  """Returns a book.
+
+  Args:
+    name: one of `NAMES`.
+    changed: cells that differ, as 'hit_rate=0.9'.
+    preset: the model whose ceilings are counted.
+
+  Raises:
+    ValueError: names the cell or the book, and what would be right.
+  """
+  if name not in NAMES:
+    raise ValueError(f'book={name!r}: must be one of {", ".join(NAMES)}.')
+  make = {'source': _source, 'post_2024': _post_2024, 'ours': _ours}[name]
+  found = make(presets.preset(preset))
+  for text in changed:
+    cell, _, value = text.partition('=')
+    try:
+      found = change(found, **{cell: float(value)})
+    except ValueError as error:
+      raise ValueError(f'set={text}: {error}') from error
+  inputs(found)
+  return found
 
 
 def check(book: Book) -> None:
@@ -117,76 +148,28 @@ def change(book: Book, **changed: float) -> dict[str, Cell]:
   return found
 
 
-def ours(model: model_config.ModelConfig, chips: Chips) -> dict[str, Cell]:
-  """Returns our own book: a model of ours on one H100 per replica."""
-  return {
-    **_traffic(),
-    'message_rate': Cell(
-      20e9 / 86_400 / 512, '/s', 'recomputed', '20 B tokens a day / 512'
-    ),
-    'hit_rate': Cell(
-      0.98,
-      '',
-      'measured here',
-      'results/replay.md: traffic that was made up, 1/20 of the memory',
-      0.5,
-      0.99,
-    ),
-    **rates(model, chips.h100),
-    'gpu_price': Cell(2.5, '$/h', 'guess', 'a rented H100', 1.5, 4.0),
-    **_training(model, chips.h100, 2.5),
-  }
+def tornado(book: Book) -> list[Bar]:
+  """Returns a bar per input that has ends, the largest swing first.
 
-
-def post_2024(model: model_config.ModelConfig, chips: Chips) -> dict[str, Cell]:
-  """Returns the book of the post of 2024: its rate and its hit rate."""
-  return {
-    **_traffic(),
-    'message_rate': Cell(20_000, '/s', 'quoted', 'post of 2024: 20K+ QPS'),
-    'hit_rate': Cell(0.95, '', 'quoted', 'post of 2024', 0.8, 0.98),
-    **rates(model, chips.a100),
-    'gpu_price': Cell(2.0, '$/h', 'quoted', '003, unit economics', 1.0, 3.0),
-    **_training(model, chips.a100, 2.0),
-  }
-
-
-def source(model: model_config.ModelConfig, chips: Chips) -> dict[str, Cell]:
-  """Returns source 003's book: its inputs, what it derives, what we know."""
-  said = {
-    name: Cell(value, unit, 'quoted', f'003, {where}')
-    for where, cells in _SAID.items()
-    for name, (value, unit) in cells.items()
-  }
-  return {
-    **_traffic(),
-    'message_rate': Cell(451, '/s', 'quoted', '003, envelope', 225, 902),
-    'hit_rate': Cell(0.60, '', 'quoted', '003, envelope', 0.375, 0.95),
-    'prefill_rate': Cell(200e3, '/s', 'quoted', '003, envelope', 25e3, 200e3),
-    'decode_rate': Cell(5e3, '/s', 'quoted', '003, envelope', 2e3, 20e3),
-    'gpu_price': Cell(2.0, '$/h', 'quoted', '003, unit economics', 1.0, 3.0),
-    **_training(model, chips.a100, 2.0),
-    **said,
-    **_known(model, chips),
-  }
-
-
-def _traffic() -> dict[str, Cell]:
-  """Returns the cells that all books share."""
-  guess = 'our guess'
-  return {
-    'peak_to_mean': Cell(2.0, '', 'quoted', '003, envelope', 1.0, 3.0),
-    'prefix': Cell(6_000, 'tokens', 'quoted', '003, C', 4_000, 16_000),
-    'history': Cell(4_000, 'tokens', 'quoted', '003, C', 2_000, 10_000),
-    'message': Cell(60, 'tokens', 'guess', guess, 20, 200),
-    'output': Cell(512, 'tokens', 'quoted', '003, envelope', 120, 512),
-    'pooled': Cell(30, 'GPUs', 'quoted', '003, ledger row 3', 1, 100),
-    'slo': Cell(2.5, 's', 'quoted', '003, SLO', 0.8, 5.0),
-    'fixed': Cell(1e-4, '$', 'guess', guess, 0.0, 5e-4),
-    'training_days': Cell(180, 'days', 'guess', guess, 90, 365),
-    'user_messages': Cell(20, '/day', 'quoted', '003, unit economics', 10, 100),
-    'subscription': Cell(10.0, '$', 'quoted', '003, unit economics'),
-    'paid_share': Cell(0.05, '', 'guess', guess, 0.01, 0.15),
-  }
+  Raises:
+    ValueError: the book is incomplete, or an end of a cell is impossible; the
+      message names the cell.
+  """
+  given = inputs(book)
+  bars = []
+  for name in dataclasses.asdict(given):
+    cell = book[name]
+    if cell.low is None or cell.high is None:
+      continue
+    ends = []
+    for value in (cell.low, cell.high):
+      try:
+        other = dataclasses.replace(given, **{name: value})
+        ends.append(1000 * economics.cost(other).total)
+      except ValueError as error:
+        raise ValueError(f'{name}={value:g}: {error}') from error
+    bars.append(Bar(name, cell.label, cell.low, cell.high, *ends))
+  return sorted(bars, key=lambda bar: -bar.swing)
 
 
 def rates(
@@ -197,67 +180,115 @@ def rates(
   Raises:
     ValueError: the chip does not hold it.
   """
-  prefill = ceilings.prefill_rate(model, chip, _PROMPT)
-  decode = ceilings.decode_rate(model, chip, _PROMPT, ROWS)
   where = f'{chip.name} file × footprint; not measured'
+  found = {
+    'prefill_rate': ceilings.prefill_rate(model, chip, _PROMPT),
+    'decode_rate': ceilings.decode_rate(model, chip, _PROMPT, ROWS),
+  }
   return {
-    'prefill_rate': Cell(
-      prefill, '/s', 'ceiling', where, 0.3 * prefill, prefill
-    ),
-    'decode_rate': Cell(decode, '/s', 'ceiling', where, 0.3 * decode, decode),
+    name: Cell(rate, '/s', 'ceiling', where, 0.3 * rate, rate)
+    for name, rate in found.items()
+  }
+
+
+def _ours(model: model_config.ModelConfig) -> dict[str, Cell]:
+  where = 'results/replay.md: traffic that was made up, 1/20 of the memory'
+  rate = 20e9 / 86_400 / 512
+  return {
+    **_TRAFFIC,
+    'message_rate': Cell(rate, '/s', 'recomputed', '20 B tokens a day / 512'),
+    'hit_rate': Cell(0.98, '', 'measured here', where, 0.5, 0.99),
+    **rates(model, h100.CHIP),
+    'gpu_price': Cell(2.5, '$/h', 'guess', 'a rented H100', 1.5, 4.0),
+    'training': _training(model, h100.CHIP, 2.5),
+  }
+
+
+def _post_2024(model: model_config.ModelConfig) -> dict[str, Cell]:
+  return {
+    **_TRAFFIC,
+    'message_rate': Cell(20_000, '/s', 'quoted', 'post of 2024: 20K+ QPS'),
+    'hit_rate': Cell(0.95, '', 'quoted', 'post of 2024', 0.8, 0.98),
+    **rates(model, a100.CHIP),
+    'gpu_price': Cell(2.0, '$/h', 'quoted', '003, unit economics', 1.0, 3.0),
+    'training': _training(model, a100.CHIP, 2.0),
+  }
+
+
+def _source(model: model_config.ModelConfig) -> dict[str, Cell]:
+  """Returns source 003's inputs, what it derives from them, what we know."""
+  said = {
+    name: Cell(value, unit, 'quoted', f'003, {where}')
+    for where, cells in _SAID.items()
+    for name, (value, unit) in cells.items()
+  }
+  return {
+    **_TRAFFIC,
+    'message_rate': Cell(451, '/s', 'quoted', '003, envelope', 225, 902),
+    'hit_rate': Cell(0.60, '', 'quoted', '003, envelope', 0.375, 0.95),
+    'prefill_rate': Cell(200e3, '/s', 'quoted', '003, envelope', 25e3, 200e3),
+    'decode_rate': Cell(5e3, '/s', 'quoted', '003, envelope', 2e3, 20e3),
+    'gpu_price': Cell(2.0, '$/h', 'quoted', '003, unit economics', 1.0, 3.0),
+    'training': _training(model, a100.CHIP, 2.0),
+    **said,
+    **_known(model),
   }
 
 
 def _training(
   model: model_config.ModelConfig, chip: accelerator.Chip, price: float
-) -> dict[str, Cell]:
+) -> Cell:
   """Returns $ of training on 2 trillion tokens, at .4 of the bf16 peak."""
   operations = 6 * footprint.count(footprint.parameters(model))
   per_token = operations / (0.4 * chip.peak_bf16) / 3600 * price
-  return {
-    'training': Cell(
-      2e12 * per_token,
-      '$',
-      'guess',
-      f'2 T tokens on {chip.name} at .4 of its bf16 peak',
-      0.5e12 * per_token,
-      10e12 * per_token,
-    )
-  }
+  where = f'2 T tokens on {chip.name} at .4 of its bf16 peak'
+  ends = 0.5e12 * per_token, 10e12 * per_token
+  return Cell(2e12 * per_token, '$', 'guess', where, *ends)
 
 
-def _known(model: model_config.ModelConfig, chips: Chips) -> dict[str, Cell]:
+def _known(model: model_config.ModelConfig) -> dict[str, Cell]:
   """Returns what claims are held against: ceilings, references, guesses."""
+  served = rates(model, h100.CHIP)
+  papers = [ceilings.paper_rate(model, x.CHIP) for x in (a100, h100)]
   sheet = 'data sheets; not measured'
   prefix = footprint.kv_caches(model, 6_000)[0].bytes
   kept = int(29e9 / prefix)
+  random = queueing.lru_hit_rate(1_000_000, kept, 1.0)
+  by_che = (
+    f'Che: {kept:,} prefixes of {prefix / 2**20:.1f} MiB in 29 GB, 1 M'
+    ' characters, Zipf 1.0'
+  )
+  int8 = v5e.CHIP.peak_int8 / v5e.CHIP.peak_bf16
   return {
-    'a100_paper_rate': Cell(
-      ceilings.paper_rate(model, chips.a100), '/s', 'ceiling', sheet
-    ),
-    'h100_paper_rate': Cell(
-      ceilings.paper_rate(model, chips.h100), '/s', 'ceiling', sheet
-    ),
-    'h100_prefill_rate': rates(model, chips.h100)['prefill_rate'],
-    'h100_decode_rate': rates(model, chips.h100)['decode_rate'],
-    'random_hit_rate': Cell(
-      queueing.lru_hit_rate(1_000_000, kept, 1.0),
-      '',
-      'recomputed',
-      f'Che: {kept:,} prefixes of {prefix / 2**20:.1f} MiB in 29 GB, 1 M'
-      ' characters, Zipf 1.0',
-    ),
+    'a100_paper_rate': Cell(papers[0], '/s', 'ceiling', sheet),
+    'h100_paper_rate': Cell(papers[1], '/s', 'ceiling', sheet),
+    'h100_prefill_rate': served['prefill_rate'],
+    'h100_decode_rate': served['decode_rate'],
+    'random_hit_rate': Cell(random, '', 'recomputed', by_che),
     'prefill_service': Cell(0.2, 's', 'guess', 'a prefill of a miss'),
     'session_turns': Cell(8, '', 'guess', 'geometric'),
-    'v5e_int8_ratio': Cell(
-      chips.v5e.peak_int8 / chips.v5e.peak_bf16, '', 'quoted', "v5e's file"
-    ),
+    'v5e_int8_ratio': Cell(int8, '', 'quoted', "v5e's file"),
     'llama_kv_heads': Cell(8, '', 'quoted', "Llama 3 8B's published config"),
     'post_year': Cell(2024, '', 'quoted', "the post's date, 2024-06-20"),
     'uptraining_share': Cell(0.05, '', 'quoted', 'arXiv:2305.13245'),
   }
 
 
+# The cells that all books share.
+_TRAFFIC = {
+  'peak_to_mean': Cell(2.0, '', 'quoted', '003, envelope', 1.0, 3.0),
+  'prefix': Cell(6_000, 'tokens', 'quoted', '003, C', 4_000, 16_000),
+  'history': Cell(4_000, 'tokens', 'quoted', '003, C', 2_000, 10_000),
+  'message': Cell(60, 'tokens', 'guess', 'our guess', 20, 200),
+  'output': Cell(512, 'tokens', 'quoted', '003, envelope', 120, 512),
+  'pooled': Cell(30, 'GPUs', 'quoted', '003, ledger row 3', 1, 100),
+  'slo': Cell(2.5, 's', 'quoted', '003, SLO', 0.8, 5.0),
+  'fixed': Cell(1e-4, '$', 'guess', 'our guess', 0.0, 5e-4),
+  'training_days': Cell(180, 'days', 'guess', 'our guess', 90, 365),
+  'user_messages': Cell(20, '/day', 'quoted', '003, unit economics', 10, 100),
+  'subscription': Cell(10.0, '$', 'quoted', '003, unit economics'),
+  'paid_share': Cell(0.05, '', 'guess', 'our guess', 0.01, 0.15),
+}
 # {part of source 003: {cell: (value, unit)}}
 _SAID = {
   'envelope': {

@@ -22,25 +22,16 @@ _BATCHES = 20
 
 
 class Compared(NamedTuple):
-  """A simulated figure beside its closed form.
-
-  Attributes:
-    name: what it is.
-    found: as simulated.
-    expected: the closed form's.
-    sigma: standard deviation of `found`, by batch means; 0 where `most` counts.
-    most: how far the two may be apart.
-  """
+  """A simulated figure beside its closed form."""
 
   name: str
-  found: float
-  expected: float
-  sigma: float
-  most: float
+  found: float  # As simulated.
+  expected: float  # The closed form's.
+  sigma: float  # Standard deviation of `found`, by batch means; 0: not known.
+  most: float  # How far the two may be apart.
 
   @property
   def is_met(self) -> bool:
-    """Whether the two are near enough."""
     return abs(self.found - self.expected) <= self.most
 
 
@@ -66,44 +57,31 @@ def compare_waits(
   trace = simulator.Trace(
     np.cumsum(gaps), numbers, 0 * ones, 0 * ones, ones, services, 0 * ones
   )
-  law = state.Law(1 / _ROUNDS, 0.0, 0.0, 0.0, 0.0)
   sizes = state.Sizes(servers, 64, 0, 10_000, 0, 0, 0)
-  setup = simulator.Setup(1, 'random', law, sizes, ((servers, 1),), table=8)
-  outcome, found = simulator.simulate_trace(setup, trace, loop=loop)
+  outcome, found = _simulate(1 / _ROUNDS, sizes, (servers, 1), trace, loop)
   waits = found['first'] - found['seconds'] - 1 / _ROUNDS
   waits = waits[count // 10 :]
   closed = queueing.wait_probability(servers, load)
   expected = np.log(closed / 0.01) / (servers * (1 - load))
   least = 1.5 / _ROUNDS
   is_late = queueing.late(servers, load, least)
-  found = [
+  title = f'M/M/{servers}, load {load:g}'
+  compared = []
+  for name, measure, value in (
     ('P(wait)', lambda x: float((x > least).mean()), is_late),
     ('p99 of waits', lambda x: float(np.quantile(x, 0.99)), expected),
-  ]
-  compared = []
-  for name, measure, value in found:
+  ):
     parts = [measure(part) for part in np.array_split(waits, _BATCHES)]
     sigma = float(np.std(parts, ddof=1) / _BATCHES**0.5)
     compared.append(
-      Compared(
-        f'M/M/{servers}, load {load:g}: {name}',
-        measure(waits),
-        value,
-        sigma,
-        3 * sigma,
-      )
+      Compared(f'{title}: {name}', measure(waits), value, sigma, 3 * sigma)
     )
   present = outcome.requests * outcome.mean_stay / outcome.seconds
-  compared.append(
-    Compared(
-      f"M/M/{servers}, load {load:g}: Little's law",
-      outcome.present,
-      present,
-      0.0,
-      1e-3 * present,
-    )
-  )
-  return compared
+  name = f"{title}: Little's law"
+  return [
+    *compared,
+    Compared(name, outcome.present, present, 0.0, 1e-3 * present),
+  ]
 
 
 def compare_hits(
@@ -129,11 +107,9 @@ def compare_hits(
     ones,
     0 * ones,
   )
-  law = state.Law(1e-3, 0.0, 0.0, 0.0, 0.0)
   # A row has a page of its own, and local pages are plenty.
   sizes = state.Sizes(1, 64, 64, 10 * kept + 1, 4 * kept + 100, 0, 0)
-  setup = simulator.Setup(1, 'random', law, sizes, ((1, 1024),), table=8)
-  _, found = simulator.simulate_trace(setup, trace, loop=loop)
+  _, found = _simulate(1e-3, sizes, (1, 1024), trace, loop)
   rate = float((found['resumed'][count // 4 :] > 0).mean())
   return Compared(
     f'LRU of {kept} of {things:,}, Zipf {exponent:g}: hit rate',
@@ -142,3 +118,10 @@ def compare_hits(
     0.0,
     0.005,
   )
+
+
+def _simulate(round_seconds, sizes, chunk, trace, loop):
+  """Runs one replica whose rounds all take the same time."""
+  law = state.Law(round_seconds, 0.0, 0.0, 0.0, 0.0)
+  setup = simulator.Setup(1, 'random', law, sizes, (chunk,), table=8)
+  return simulator.simulate_trace(setup, trace, loop=loop)

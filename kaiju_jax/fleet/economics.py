@@ -21,75 +21,53 @@ HOURS_OF_MONTH = 730
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """What a message's cost depends on.
+  """What a message's cost depends on; tokens are those of a mean message.
 
-  Attributes:
-    message_rate: messages per second, the mean of a day.
-    peak_to_mean: the busiest hour's rate over the mean; 1 if the fleet follows
-      the traffic.
-    prefix, history, message, output: tokens of a mean message: the character's
-      prefix, the conversation so far, the user's text, the reply.
-    hit_rate: the fraction of prompt tokens that the prefix cache has.
-    prefill_rate, decode_rate: tokens per second of one GPU.
-    gpu_price: $ per GPU and hour.
-    pooled: GPUs that share one queue.
-    slo: seconds, the p99 of the time to a first token.
-    fixed: $ per message for all that is no GPU: stores, network, classifiers.
-    training: $ of the model's training.
-    training_days: days that the model is served.
-    user_messages: messages of an active user per day.
-    subscription: $ per month of a user who pays.
-    paid_share: the fraction of active users who pay.
+  Raises:
+    ValueError: an input that no fleet has; names the field, its value and what
+      would be right.
   """
 
-  message_rate: float
+  message_rate: float  # Messages per second, the mean of a day.
+  # The busiest hour's rate over the mean; 1 if the fleet follows the traffic.
   peak_to_mean: float
-  prefix: float
-  history: float
-  message: float
-  output: float
-  hit_rate: float
-  prefill_rate: float
-  decode_rate: float
-  gpu_price: float
-  pooled: float
-  slo: float
+  prefix: float  # Tokens of the character's prefix.
+  history: float  # Tokens of the conversation so far.
+  message: float  # Tokens of the user's text.
+  output: float  # Tokens of the reply.
+  hit_rate: float  # The fraction of prompt tokens that the prefix cache has.
+  prefill_rate: float  # Tokens per second of one GPU.
+  decode_rate: float  # Tokens per second of one GPU.
+  gpu_price: float  # $ per GPU and hour.
+  pooled: float  # GPUs that share one queue.
+  slo: float  # Seconds, the p99 of the time to a first token.
+  # $ per message for all that is no GPU: stores, network, classifiers.
   fixed: float
-  training: float
-  training_days: float
-  user_messages: float
-  subscription: float
-  paid_share: float
+  training: float  # $ of the model's training.
+  training_days: float  # Days that the model is served.
+  user_messages: float  # Messages of an active user per day.
+  subscription: float  # $ per month of a user who pays.
+  paid_share: float  # The fraction of active users who pay.
 
   def __post_init__(self):
-    """Refuses inputs that no fleet has.
-
-    Raises:
-      ValueError: names the field, its value and what would be right.
-    """
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
+    for name, value in dataclasses.asdict(self).items():
       if not math.isfinite(value) or value < 0:
-        raise ValueError(
-          f'{field.name}={value:g}: must be a number of 0 or more.'
-        )
-      if field.name in ('hit_rate', 'paid_share') and value > 1:
-        raise ValueError(f'{field.name}={value:g}: must lie between 0 and 1.')
-      if field.name in _ABOVE_ZERO and not value:
-        raise ValueError(f'{field.name}=0: must be above 0.')
-    for name in 'peak_to_mean', 'pooled':
-      if getattr(self, name) < 1:
-        value = getattr(self, name)
+        raise ValueError(f'{name}={value:g}: must be a number of 0 or more.')
+      if name in ('hit_rate', 'paid_share') and value > 1:
+        raise ValueError(f'{name}={value:g}: must lie between 0 and 1.')
+      if name in _ABOVE_ZERO and not value:
+        raise ValueError(f'{name}=0: must be above 0.')
+      if name in ('peak_to_mean', 'pooled') and value < 1:
         raise ValueError(f'{name}={value:g}: must be at least 1.')
 
   @property
   def prompt(self) -> float:
-    """Returns the tokens of a mean prompt."""
+    """The tokens of a mean prompt."""
     return self.prefix + self.history + self.message
 
   @property
   def active_users(self) -> float:
-    """Returns the users of a day."""
+    """The users of a day."""
     return self.message_rate * DAY / self.user_messages
 
 
@@ -100,20 +78,13 @@ _ABOVE_ZERO = {
 
 
 class Cost(NamedTuple):
-  """A message's cost, in $.
+  """A message's cost."""
 
-  Attributes:
-    prefill_s, decode_s: GPU seconds of a message.
-    load: ρ.
-    gpus: GPUs that the peak needs.
-    gpu, fixed, training: the parts of `total`.
-  """
-
-  prefill_s: float
-  decode_s: float
-  load: float
-  gpus: float
-  gpu: float
+  prefill_s: float  # GPU seconds.
+  decode_s: float  # GPU seconds.
+  load: float  # ρ.
+  gpus: float  # GPUs that the peak needs.
+  gpu: float  # $, as the next two.
   fixed: float
   training: float
 
@@ -123,7 +94,7 @@ class Cost(NamedTuple):
 
   @property
   def bottleneck(self) -> str:
-    """Returns the part that takes more of a GPU's time."""
+    """The part that takes more of a GPU's time."""
     return 'prefill' if self.prefill_s > self.decode_s else 'decode'
 
 
@@ -177,49 +148,29 @@ def user_month(given: Inputs) -> float:
   return cost(given).total * given.user_messages * MONTH_DAYS
 
 
-def margin(given: Inputs, paid_share: float | None = None) -> float:
+def margin(given: Inputs, paid_share: float) -> float:
   """Returns the gross margin, −∞ where nobody pays."""
-  share = given.paid_share if paid_share is None else paid_share
-  revenue = share * given.subscription
+  revenue = paid_share * given.subscription
   return 1 - user_month(given) / revenue if revenue else -math.inf
 
 
-def prefix_hit_rate(prefix: float, behind: float) -> float:
-  """Returns the hit rate where characters' prefixes alone are cached."""
-  return prefix / (prefix + behind)
-
-
-def crossover(cheaper: Inputs, dearer: Inputs) -> float:
-  """Returns the daily users from which the model that costs more to train pays.
+def crossover(own: Inputs, other: Inputs) -> float:
+  """Returns the daily users from which a model of one's own pays.
 
   Args:
-    cheaper: inputs of the model whose message costs less, trained at a price.
-    dearer: the same of the other.
+    own: the model that costs more to train and less per message.
+    other: the model that it replaces.
 
   Returns:
     0 where its training costs no more, ∞ where its message costs no less.
   """
-  saved = (cost(dearer).gpu + dearer.fixed) - (
-    cost(cheaper).gpu + cheaper.fixed
-  )
-  per_day = (
-    cheaper.training / cheaper.training_days
-    - dearer.training / dearer.training_days
-  )
+  saved = (cost(other).gpu + other.fixed) - (cost(own).gpu + own.fixed)
   if saved <= 0:
     return math.inf
-  return max(per_day, 0.0) / (saved * cheaper.user_messages)
-
-
-def mix(small: Inputs, large: Inputs, share: float) -> float:
-  """Returns $ per message where a share of messages goes to the large model.
-
-  Raises:
-    ValueError: the share does not lie between 0 and 1.
-  """
-  if not 0 <= share <= 1:
-    raise ValueError(f'share={share:g}: must lie between 0 and 1.')
-  return (1 - share) * cost(small).total + share * cost(large).total
+  per_day = (
+    own.training / own.training_days - other.training / other.training_days
+  )
+  return max(per_day, 0.0) / (saved * own.user_messages)
 
 
 class SourceCost(NamedTuple):
@@ -233,28 +184,24 @@ class SourceCost(NamedTuple):
   monthly: float
 
 
-def source_calculator(
-  rate: float = 50_000,
-  hit_rate: float = 0.6,
-  slo: float = 2.5,
-  price: float = 2.0,
-) -> SourceCost:
+def source_calculator(given: Inputs, rate: float = 50_000) -> SourceCost:
   """Computes as source 003's calculator does.
 
   It takes 3,000 GPUs at 20,000 uncached requests/s and 2.5 s as given. That the
   fleet grows as 2.5 s / SLO is our reading of its "3×".
 
+  Args:
+    given: the hit rate, the SLO and a GPU's price.
+    rate: requests per second.
+
   Raises:
-    ValueError: names the argument, its value and what would be right.
+    ValueError: a rate of 0 or less.
   """
-  for name, value in (('rate', rate), ('slo', slo), ('price', price)):
-    if not value > 0:
-      raise ValueError(f'{name}={value:g}: must be above 0.')
-  if not 0 <= hit_rate <= 1:
-    raise ValueError(f'hit_rate={hit_rate:g}: must lie between 0 and 1.')
-  effective, factor = rate * (1 - hit_rate), 2.5 / slo
+  if not rate > 0:
+    raise ValueError(f'rate={rate:g}: must be above 0.')
+  effective, factor = rate * (1 - given.hit_rate), 2.5 / given.slo
   gpus = 3000 * effective / 20_000 * factor
-  hourly = gpus * price
+  hourly = gpus * given.gpu_price
   return SourceCost(
     effective,
     factor,

@@ -22,29 +22,24 @@ from kaiju_jax.fleet import economics
 
 NAMES = 'affinity', 'classifier', 'calibration'
 MINUTES = 5, 10, 15, 30, 60, 120
+_REFUSED = '003, ledger row 2: 500 of 3.6 M refused'
+_DRIFTED = '003, ledger: 200 of 2 M users / 100 shards'
 _UNITS = {'s': 1 / 60, 'm': 1.0, 'h': 60.0}
 # Users, as all books take them.
 USERS: book_lib.Book = {
-  'between': book_lib.Cell(
-    55.0, 's', 'guess', "between a session's messages", 30.0, 120.0
-  ),
-  'turns': book_lib.Cell(8.0, '', 'quoted', '003, persona: 8 turns'),
-  'grace': book_lib.Cell(5.0, 'min', 'quoted', '003, ledger row 1'),
-  'leaves': book_lib.Cell(0.001, '', 'quoted', '003, ledger row 1'),
-  'leaves_refused': book_lib.Cell(
-    500 / 3.6e6, '', 'recomputed', '003, ledger row 2: 500 of 3.6 M refused'
-  ),
-  'leaves_drifted': book_lib.Cell(
-    0.01, '', 'recomputed', '003, ledger: 200 of 2 M users / 100 shards'
-  ),
-  'refused': book_lib.Cell(0.1, '', 'quoted', '003, ledger row 2'),
-  'worth': book_lib.Cell(
-    120.0, '$', 'quoted', '003, ledger row 2: $10 × 12 months'
-  ),
-  'shards': book_lib.Cell(100.0, '', 'quoted', '003, ledger row 3'),
-  'recovery': book_lib.Cell(
-    30.0, 'min', 'quoted', '003, ledger row 3: drain and warm-up'
-  ),
+  name: book_lib.Cell(*cell)
+  for name, cell in {
+    'between': (55.0, 's', 'guess', "between a session's messages"),
+    'turns': (8.0, '', 'quoted', '003, persona: 8 turns'),
+    'grace': (5.0, 'min', 'quoted', '003, ledger row 1'),
+    'leaves': (0.001, '', 'quoted', '003, ledger row 1'),
+    'leaves_refused': (500 / 3.6e6, '', 'recomputed', _REFUSED),
+    'leaves_drifted': (0.01, '', 'recomputed', _DRIFTED),
+    'refused': (0.1, '', 'quoted', '003, ledger row 2'),
+    'worth': (120.0, '$', 'quoted', '003, ledger row 2: $10 × 12 months'),
+    'shards': (100.0, '', 'quoted', '003, ledger row 3'),
+    'recovery': (30.0, 'min', 'quoted', '003, ledger row 3: drain and warm-up'),
+  }.items()
 }
 
 
@@ -115,11 +110,7 @@ def cost(book: book_lib.Book, detection: float) -> dict[str, float]:
 
 
 def lost_load(given: economics.Inputs) -> float:
-  """Returns the peak's load on the same fleet when nothing is cached.
-
-  Raises:
-    ValueError: impossible inputs.
-  """
+  """Returns the peak's load on the same fleet when nothing is cached."""
   return economics.cost(given).load * economics.work_ratio(given, 0.0)
 
 

@@ -15,19 +15,6 @@ import math
 import numpy as np
 
 
-def check_load(load: float) -> None:
-  """Refuses a load at which a queue has no steady state.
-
-  Raises:
-    ValueError: names the load.
-  """
-  if not 0 < load < 1:
-    raise ValueError(
-      f'load={load:g}: must be above 0 and below 1; a queue at 1 or more grows'
-      ' without end.'
-    )
-
-
 def wait_probability(servers: int, load: float) -> float:
   """Returns Erlang's C, the probability that a request has to wait.
 
@@ -38,7 +25,11 @@ def wait_probability(servers: int, load: float) -> float:
   Raises:
     ValueError: a load outside (0, 1), or no server.
   """
-  check_load(load)
+  if not 0 < load < 1:
+    raise ValueError(
+      f'load={load:g}: must be above 0 and below 1; a queue at 1 or more grows'
+      ' without end.'
+    )
   if servers < 1:
     raise ValueError(f'servers={servers}: must be at least 1.')
   offered, blocked = servers * load, 1.0
@@ -83,15 +74,6 @@ def highest_load(
     met = late(servers, middle, slo / service - 1) <= tail
     low, high = (middle, high) if met else (low, middle)
   return low
-
-
-def seconds_to_breach(load: float, slo: float) -> float:
-  """Returns when the wait of an overloaded queue passes the SLO.
-
-  Work arrives `load` times as fast as it is done, so that after t seconds the
-  queue holds (load − 1) t seconds of work. Below 1 that never happens.
-  """
-  return slo / (load - 1) if load > 1 else math.inf
 
 
 @functools.cache

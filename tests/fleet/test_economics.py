@@ -1,4 +1,4 @@
-"""A message's cost, by hand and by its parts."""
+"""A message's cost, by hand and by its parts; ceilings; the tornado."""
 
 import dataclasses
 import math
@@ -10,13 +10,13 @@ from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import queueing
-from kaiju_jax.fleet import sensitivity
 from kaiju_jax.model import presets
 from kaiju_jax.tpu_gpu_configs.chips import a100
 from kaiju_jax.tpu_gpu_configs.chips import h100
 
-BOOK = runs_economics.load('ours')
+BOOK = book_lib.load('ours')
 GIVEN = book_lib.inputs(BOOK)
+SOURCE = book_lib.inputs(book_lib.load('source'))
 MODEL = presets.preset('13b')
 
 
@@ -52,21 +52,24 @@ def test_a_cost_by_hand():
   assert found.bottleneck == 'decode'
   assert given.active_users == 43_200
   assert economics.user_month(given) == pytest.approx(600 * found.total)
-  assert economics.margin(given) == pytest.approx(1 - 600 * found.total)
+  assert economics.margin(given, 0.1) == pytest.approx(1 - 600 * found.total)
   assert economics.margin(given, 0.0) == -math.inf
   assert economics.work_ratio(given, 0.0) == pytest.approx(1.5 / 0.7)
 
 
 def test_the_sources_calculator_to_its_printed_digits():
-  found = economics.source_calculator()
+  found = economics.source_calculator(SOURCE)
   assert found.effective_rate == pytest.approx(20_000)
   assert found.batch_factor == 1
   assert found.gpus == pytest.approx(3_000)
   assert found.hourly == pytest.approx(6_000)
   assert f'{found.per_request:.5f}' == '0.00003'
   assert found.monthly == pytest.approx(4_380_000)
-  tight = economics.source_calculator(slo=0.8)
+  tight = economics.source_calculator(dataclasses.replace(SOURCE, slo=0.8))
   assert tight.gpus / found.gpus == pytest.approx(3.1, abs=0.05)
+  # Quick check and recap 5: round robin prefills all, 2.5 times as much.
+  cold = economics.source_calculator(dataclasses.replace(SOURCE, hit_rate=0.0))
+  assert cold.effective_rate == 50_000
 
 
 def test_a_point_of_hit_rate_is_a_difference_of_two_costs():
@@ -105,58 +108,10 @@ def test_without_hits_all_prompts_are_prefilled():
   assert economics.cost(whole).load == 1
 
 
-@pytest.mark.parametrize(
-  'changed, message',
-  [
-    ('hit_rate=1.2', r'^hit_rate=1.2: must lie between 0 and 1\.$'),
-    ('gpu_price=-2', '^gpu_price=-2: must be a number of 0 or more'),
-    ('gpu_price=0', '^gpu_price=0: must be above 0'),
-    ('fixed=nan', '^fixed=nan: must be finite'),
-    ('pooled=0.5', '^pooled=0.5: must be at least 1'),
-    ('peak_to_mean=0.5', '^peak_to_mean=0.5: must be at least 1'),
-    ('hits=1', 'hits: the book has no such cell'),
-    ('hit_rate', 'set=hit_rate: could not convert'),
-  ],
-)
-def test_impossible_inputs_name_the_field(changed, message):
-  with pytest.raises(ValueError, match=message) as raised:
-    runs_economics.load('ours', [changed])
-  assert len(str(raised.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-  'call, message',
-  [
-    (lambda: economics.source_calculator(hit_rate=1.2), 'hit_rate=1.2: must'),
-    (lambda: economics.source_calculator(price=-1), 'price=-1: must be above'),
-    (lambda: economics.mix(GIVEN, GIVEN, 2), 'share=2: must lie between'),
-    (lambda: runs_economics.load('theirs'), "book='theirs': must be one of"),
-    (
-      lambda: economics.cost(dataclasses.replace(GIVEN, slo=1e-3)),
-      'slo=0.001 s: must be above the mean service',
-    ),
-    (
-      lambda: sensitivity.tornado(
-        {**BOOK, 'slo': BOOK['slo']._replace(low=1e-3)}
-      ),
-      '^slo=0.001: slo=0.001 s',
-    ),
-    (
-      lambda: ceilings.most_rows(presets.preset('110b'), h100.CHIP, 1_000),
-      'H100 SXM has 79 GiB: too little',
-    ),
-  ],
-)
-def test_impossible_sums_are_one_line(call, message):
-  with pytest.raises(ValueError, match=message):
-    call()
-
-
 def test_the_tornado_is_the_cost_at_each_end():
-  bars = sensitivity.tornado(BOOK)
-  assert [bar.swing for bar in bars] == sorted(
-    (bar.swing for bar in bars), reverse=True
-  )
+  bars = book_lib.tornado(BOOK)
+  swings = [bar.swing for bar in bars]
+  assert swings == sorted(swings, reverse=True)
   ends = {cell for cell, one in BOOK.items() if one.low is not None}
   assert {bar.name for bar in bars} == ends
   (bar,) = [one for one in bars if one.name == 'hit_rate']

@@ -64,25 +64,3 @@ def test_bins_of_ranks_change_nothing_that_counts():
   found = queueing.lru_hit_rate(things, kept, 1.0)
   assert found == pytest.approx((share * present).sum(), abs=1e-4)
   assert queueing.lru_hit_rate(10, 10, 1.0) == 1
-
-
-def test_an_overloaded_queue_passes_the_slo_and_another_never_does():
-  assert queueing.seconds_to_breach(1.5, 2.5) == 5
-  assert queueing.seconds_to_breach(1.0, 2.5) == math.inf
-
-
-@pytest.mark.parametrize(
-  'call, message',
-  [
-    (lambda: queueing.wait_probability(3, 1.0), 'load=1: must be above 0'),
-    (lambda: queueing.wait_probability(3, -0.1), 'load=-0.1: must be above'),
-    (lambda: queueing.wait_probability(0, 0.5), 'servers=0: must be at least'),
-    (lambda: queueing.highest_load(3, 3.0, 2.5), 'slo=2.5 s: must be above'),
-    (lambda: queueing.lru_hit_rate(0, 1, 1.0), 'things=0: must be at least'),
-    (lambda: queueing.lru_hit_rate(5, 0, 1.0), 'kept=0: must be at least'),
-    (lambda: queueing.lru_hit_rate(5, 1, -1.0), 'exponent=-1: must be at'),
-  ],
-)
-def test_impossible_queues_are_refused(call, message):
-  with pytest.raises(ValueError, match=message):
-    call()

@@ -6,13 +6,12 @@ import pytest
 
 from kaiju_jax.experiments.studies import economics
 from kaiju_jax.fleet import book as book_lib
-from kaiju_jax.fleet import sensitivity
 from tests.experiments import forked
 
 
 @pytest.mark.parametrize('name', book_lib.NAMES)
 def test_every_input_is_shown_with_a_label(name):
-  part = economics.show_book(economics.load(name), economics.load('ours'))
+  part = economics.show_book(book_lib.load(name), book_lib.load('ours'))
   for row in part.rows:
     assert row[2] in book_lib.LABELS and row[-1] in book_lib.LABELS and row[3]
   rates = [row for row in part.rows if row[0].endswith('_rate')]
@@ -24,11 +23,11 @@ def test_every_input_is_shown_with_a_label(name):
 
 
 def test_flags_stand_in_the_table_as_computed():
-  cells, verdicts = economics.show_claims(economics.load('source'))
+  cells, verdicts = economics.show_claims(book_lib.load('source'))
   flags = {row[1]: row[-1] for row in cells.rows}
   assert flags['token_rate'] == '' and flags['rewarm'] == '× 60'
   assert [row[2] for row in verdicts.rows][:2] == ['holds', '4 of 4']
-  fixed = economics.load('source', ['rewarm=2'])
+  fixed = book_lib.load('source', ['rewarm=2'])
   cells, verdicts = economics.show_claims(fixed)
   assert {row[1]: row[-1] for row in cells.rows}['rewarm'] == ''
   assert dict((row[0], row[2]) for row in verdicts.rows)['V10'] == 'holds'
@@ -36,8 +35,9 @@ def test_flags_stand_in_the_table_as_computed():
 
 
 def test_a_figure_of_the_tornado_is_written(tmp_path):
-  bars = sensitivity.tornado(economics.load('ours'))
-  economics.draw_tornado(bars, 0.16, tmp_path / 'tornado.png')
+  book = book_lib.load('ours')
+  bars = book_lib.tornado(book)
+  economics.draw_tornado(bars, book, tmp_path / 'tornado.png')
   assert (tmp_path / 'tornado.png').read_bytes()[1:4] == b'PNG'
 
 
@@ -46,7 +46,7 @@ def test_the_commands_run_without_jax(tmp_path):
   commands = [
     ['experiments.economics', '--tornado', '--markdown', f'--json={path}'],
     ['experiments.economics', '--book=post_2024'],
-    ['experiments.incident', '--book=ours', '--detect=20m'],
+    ['experiments.economics', '--book=ours', '--detect=20m'],
   ]
   found = forked.run(commands)
   for one in found:
