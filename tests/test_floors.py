@@ -45,7 +45,7 @@ DATA = 'tpu_gpu_configs'
 LINKS = [('kaiju_jax', name) for name in ('experiments', 'kernels', DATA)]
 ALLOWED = {
   *((DATA, room) for room in ('costs', 'sharding')),
-  *((room, DATA) for room in ('aot', 'runs', 'app', 'experiments')),
+  *((room, DATA) for room in ('aot', 'fleet', 'runs', 'app', 'experiments')),
 }
 LINES, FUNCTION_LINES = 450, 80
 
