@@ -284,7 +284,7 @@ def _serve() -> None:
     raise ValueError(
       f'--promotion={settings.promotion}: needs the --policy that demands it.'
     )
-  accepted = tuple(command.ACCEPTED.value)
+  accepted = command.COMMON.read().accept_field
   arm = _PLAYER.arm
   source = replicas.Source(
     path,

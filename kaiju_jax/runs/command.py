@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-import difflib
 import math
 import os
 import pathlib
@@ -22,25 +21,28 @@ from absl import flags
 from absl import logging
 
 from kaiju_jax.interchange import fields
+from kaiju_jax.runs import configs
+from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import overrides
 from kaiju_jax.storage import addresses
-from kaiju_jax.training import experiment as experiment_lib
 
-_CACHE = flags.DEFINE_bool(
-  'compilation_cache',
-  True,
-  'Keep compiled code in $XDG_CACHE_HOME/kaiju_jax (~/.cache/kaiju_jax), so'
-  ' that the same command starts faster the next time.'
-  ' JAX_COMPILATION_CACHE_DIR names another folder. The commands that this one'
-  ' starts follow it.',
-)
-ACCEPTED = flags.DEFINE_list(
-  'accept_field',
-  [],
-  'Unknown fields of the config.json of a Hugging Face folder to ignore, by'
-  ' dotted name; they may change what the model computes. The commands that'
-  ' this one starts ignore them, too.',
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Common:
+  """The settings of every command."""
+
+  # Keep compiled code in $XDG_CACHE_HOME/kaiju_jax (~/.cache/kaiju_jax), so
+  # that the same command starts faster the next time.
+  # JAX_COMPILATION_CACHE_DIR names another folder. The commands that this one
+  # starts follow it.
+  compilation_cache: bool = True
+  # Unknown fields of the config.json of a Hugging Face folder to ignore, by
+  # dotted name; they may change what the model computes. The commands that
+  # this one starts ignore them, too.
+  accept_field: tuple[str, ...] = ()
+
+
+COMMON = flags_lib.flags_of(Common)
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
 _CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
@@ -54,8 +56,8 @@ _CACHE_SECONDS = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
 def parse(argv: Sequence[str]) -> list[str]:
   """Reads the flags for `app.run`; a bad --config is one line, no traceback."""
   try:
-    check_fields(argv)
-    words = app.parse_flags_with_usage(named_configs(argv))
+    configs.check_fields(argv)
+    words = app.parse_flags_with_usage(configs.named_configs(argv))
     if values := overrides.read_flags():
       overrides.check(flags.FLAGS['config'].value, values)
     return words
@@ -194,80 +196,6 @@ def folder(flag: flags.FlagHolder) -> pathlib.Path:
   return pathlib.Path(flag.value)
 
 
-def check_fields(argv: Sequence[str]) -> None:
-  """Refuses a --config.FIELD that an experiment does not have.
-
-  Raises:
-    ValueError: names the unknown field and the existing ones.
-  """
-  for argument in argv:
-    name = argument.lstrip('-').partition('=')[0]
-    if not argument.startswith('-') or not name.startswith('config.'):
-      continue
-    holder = experiment_lib.Experiment()
-    for part in name.split('.')[1:]:
-      known = (
-        [field.name for field in dataclasses.fields(holder)]
-        if dataclasses.is_dataclass(holder)
-        else []
-      )
-      if part not in known:
-        raise ValueError(f'{argument}: {_unknown(part, holder, known)}')
-      holder = getattr(holder, part)
-
-
-def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
-  line = f'{type(holder).__name__} has no field {part!r}.'
-  if close := difflib.get_close_matches(part, known, 1):
-    line += f' Did you mean {close[0]!r}?'
-  if known:
-    line += f' It has {", ".join(known)}.'
-  return line
-
-
-def named_configs(argv: Sequence[str]) -> list[str]:
-  """Returns a command's words, the name after --config replaced by its path.
-
-  Raises:
-    ValueError: as `config_path`.
-  """
-  words = list(argv)
-  for i, word in enumerate(words):
-    flag, equals, value = word.partition('=')
-    if flag not in ('-config', '--config'):
-      continue
-    if equals:
-      words[i] = f'{flag}={config_path(value)}'
-    elif i + 1 < len(words):
-      words[i + 1] = config_path(words[i + 1])
-  return words
-
-
-def config_path(name: str) -> str:
-  """Returns a config's path, followed by the colon and the arm, if any.
-
-  Args:
-    name: 'tiny' or 'tiny:bf16', a file of `experiments/configs/`; or a path,
-      which has a slash or ends in '.py'.
-
-  Raises:
-    ValueError: no config has that name.
-  """
-  file, colon, arm = name.partition(':')
-  if '/' in file or os.sep in file or file.endswith('.py') or not file:
-    return name
-  configs = pathlib.Path(__file__).parents[1] / 'experiments' / 'configs'
-  known = sorted(path.stem for path in configs.glob('[a-z]*.py'))
-  if file not in known:
-    near = difflib.get_close_matches(file, known, 1)
-    near = f' Did you mean {near[0]!r}?' if near else ''
-    raise ValueError(
-      f'--config={name}: neither a path nor a config.{near} There are'
-      f' {", ".join(known)}.'
-    )
-  return f'{configs / file}.py{colon}{arm}'
-
-
 def run(
   main: Callable[[Sequence[str]], object],
   *errors: type[Exception],
@@ -310,9 +238,10 @@ def call(
     SystemExit: one of the errors, as the line "error: …".
   """
   quiet()
-  if ACCEPTED.value:
-    fields.accept(ACCEPTED.value)
-  if not _CACHE.value:
+  common = COMMON.read()
+  if common.accept_field:
+    fields.accept(common.accept_field)
+  if not common.compilation_cache:
     os.environ[_CACHE_USED] = 'false'  # For the commands that this one starts.
   elif compiles:
     keep_compiled()

@@ -34,6 +34,7 @@ import importlib, json, os, runpy, sys, tempfile, traceback
 import absl.app, absl.flags, absl.logging, ml_collections.config_flags
 import rich.console, rich.table, rich.progress
 from kaiju_jax.runs import command
+from kaiju_jax.runs import configs
 
 def run(words):
   sys.argv = list(words)
@@ -46,7 +47,7 @@ def parse(words):
   if hasattr(module, '__path__'):
     module = importlib.import_module(f'{words[0]}.__main__')
   if command in vars(module).values():
-    words = command.named_configs(words)
+    words = configs.named_configs(words)
   left = flags.FLAGS(list(words), known_only=True)[1:]
   left = [word for word in left if not word.startswith('--config.')]
   sys.exit(f'no such flags: {left}' if left else 0)

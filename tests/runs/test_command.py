@@ -11,6 +11,7 @@ from absl.testing import flagsaver
 import pytest
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import configs
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,11 @@ from kaiju_jax.runs import command
 )
 def test_an_unknown_field_is_refused(argument, message):
   with pytest.raises(ValueError, match=re.escape(message)):
-    command.check_fields(['train', '--config=a.py', argument])
+    configs.check_fields(['train', '--config=a.py', argument])
 
 
 def test_known_fields_and_other_flags_pass():
-  command.check_fields(
+  configs.check_fields(
     ['train', '--config.model.quantization.kv=none', '--workdir=config.x', 'x']
   )
 
@@ -113,26 +114,26 @@ def test_the_library_defines_no_flags_and_needs_no_repository():
 
 def test_a_config_s_name_stands_for_its_file():
   words = ['train', '--config=tiny:bf16', '--workdir=tiny']
-  _, config, workdir = command.named_configs(words)
+  _, config, workdir = configs.named_configs(words)
   file = config.removeprefix('--config=').removesuffix(':bf16')
   assert pathlib.Path(file).samefile(ROOT / 'experiments/configs/tiny.py')
   assert workdir == '--workdir=tiny'
-  assert command.named_configs(['train', '--config', 'needle']) == [
+  assert configs.named_configs(['train', '--config', 'needle']) == [
     'train',
     '--config',
-    command.config_path('needle'),
+    configs.config_path('needle'),
   ]
 
 
 @pytest.mark.parametrize('path', ['my/tiny:a', 'tiny.py', 'tiny.py:a', ''])
 def test_a_path_to_a_config_stays(path):
-  assert command.config_path(path) == path
+  assert configs.config_path(path) == path
 
 
 def test_an_unknown_config_s_name_is_refused():
   message = "--config=tinny:a: neither a path nor a config. Did you mean 'tiny'"
   with pytest.raises(ValueError, match=re.escape(message)):
-    command.config_path('tinny:a')
+    configs.config_path('tinny:a')
 
 
 def test_accepted_fields_pass_here_and_in_what_the_command_starts(monkeypatch):

@@ -14,7 +14,7 @@ import types
 from absl import flags
 from ml_collections import config_flags
 
-from kaiju_jax.runs import command
+from kaiju_jax.runs import configs
 from kaiju_jax.runs import overrides as overrides_lib
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
@@ -87,7 +87,7 @@ def load(path: str) -> types.ModuleType:
   Raises:
     ValueError: there is no such file, or the file has no ARMS.
   """
-  path = command.config_path(path)
+  path = configs.config_path(path)
   if not pathlib.Path(path).is_file():
     raise ValueError(f'--config={path}: no such file.')
   spec = importlib.util.spec_from_file_location('ablated_config', path)
@@ -132,8 +132,8 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
     OSError, ValueError: an unknown or ill-typed field, an experiment that
       cannot run, or one that leaves no record.
   """
-  argv = ['ablate', f'--config={command.config_path(config)}', *arguments]
-  command.check_fields(argv)
+  argv = ['ablate', f'--config={configs.config_path(config)}', *arguments]
+  configs.check_fields(argv)
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
   try:

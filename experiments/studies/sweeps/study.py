@@ -21,6 +21,7 @@ from absl import flags
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
+from kaiju_jax.runs import configs
 
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
@@ -123,6 +124,6 @@ def define_config(path: str) -> flags.FlagHolder:
 
   return config_flags.DEFINE_config_file(
     'config',
-    command.config_path(path),
+    configs.config_path(path),
     'What is trained, at any width: NAME:ARM, or PATH:ARM.',
   )

@@ -1,0 +1,83 @@
+"""Reads --config: names of configs, and the fields that overrides name."""
+
+from collections.abc import Sequence
+import dataclasses
+import difflib
+import os
+import pathlib
+
+from kaiju_jax.training import experiment as experiment_lib
+
+
+def check_fields(argv: Sequence[str]) -> None:
+  """Refuses a --config.FIELD that an experiment does not have.
+
+  Raises:
+    ValueError: names the unknown field and the existing ones.
+  """
+  for argument in argv:
+    name = argument.lstrip('-').partition('=')[0]
+    if not argument.startswith('-') or not name.startswith('config.'):
+      continue
+    holder = experiment_lib.Experiment()
+    for part in name.split('.')[1:]:
+      known = (
+        [field.name for field in dataclasses.fields(holder)]
+        if dataclasses.is_dataclass(holder)
+        else []
+      )
+      if part not in known:
+        raise ValueError(f'{argument}: {_unknown(part, holder, known)}')
+      holder = getattr(holder, part)
+
+
+def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
+  line = f'{type(holder).__name__} has no field {part!r}.'
+  if close := difflib.get_close_matches(part, known, 1):
+    line += f' Did you mean {close[0]!r}?'
+  if known:
+    line += f' It has {", ".join(known)}.'
+  return line
+
+
+def named_configs(argv: Sequence[str]) -> list[str]:
+  """Returns a command's words, the name after --config replaced by its path.
+
+  Raises:
+    ValueError: as `config_path`.
+  """
+  words = list(argv)
+  for i, word in enumerate(words):
+    flag, equals, value = word.partition('=')
+    if flag not in ('-config', '--config'):
+      continue
+    if equals:
+      words[i] = f'{flag}={config_path(value)}'
+    elif i + 1 < len(words):
+      words[i + 1] = config_path(words[i + 1])
+  return words
+
+
+def config_path(name: str) -> str:
+  """Returns a config's path, followed by the colon and the arm, if any.
+
+  Args:
+    name: 'tiny' or 'tiny:bf16', a file of `experiments/configs/`; or a path,
+      which has a slash or ends in '.py'.
+
+  Raises:
+    ValueError: no config has that name.
+  """
+  file, colon, arm = name.partition(':')
+  if '/' in file or os.sep in file or file.endswith('.py') or not file:
+    return name
+  configs = pathlib.Path(__file__).parents[1] / 'experiments' / 'configs'
+  known = sorted(path.stem for path in configs.glob('[a-z]*.py'))
+  if file not in known:
+    near = difflib.get_close_matches(file, known, 1)
+    near = f' Did you mean {near[0]!r}?' if near else ''
+    raise ValueError(
+      f'--config={name}: neither a path nor a config.{near} There are'
+      f' {", ".join(known)}.'
+    )
+  return f'{configs / file}.py{colon}{arm}'
