@@ -116,7 +116,7 @@ def measure(
       )
     # Siblings of one tree; a single text would be no choice, hence even parts.
     for part in np.array_split(texts, math.ceil(len(texts) / room)):
-      replies = tuple(conversations.Reply(x, x == part[-1]) for x in part)
+      replies = tuple(conversations.Candidate(x, x == part[-1]) for x in part)
       messages = [conversations.Message(*x) for x in one.messages]
       last = conversations.Message('assistant', str(part[-1]), 1.0, replies)
       said.append(conversations.Conversation(one.name, (*messages, last)))

@@ -196,7 +196,7 @@ class Watch:
         continue  # Of a single reply there is no choice, and no tree.
       # The kept one stands last in a tree.
       replies = tuple(
-        conversations.Reply(text, text == texts[-1]) for text in texts
+        conversations.Candidate(text, text == texts[-1]) for text in texts
       )
       messages = [conversations.Message(*x) for x in one.prompt.messages]
       last = conversations.Message('assistant', texts[-1], 1.0, replies)

@@ -1,4 +1,4 @@
-"""Rows of choices between replies, and the reference's log-probabilities.
+"""Rows with choices between replies, and the reference's log-probabilities.
 
 A reference's file is an .npz of two arrays per conversation, a hash of its
 tokens and choices, and the log-probability of each of its replies; and of a
@@ -53,7 +53,7 @@ class Reference(NamedTuple):
   log_p: Mapping[str, np.ndarray]
 
 
-class Rows(loader.RowSource):
+class ChoiceRows(loader.RowSource):
   """A row source whose rows carry their replies."""
 
   def __init__(

@@ -55,7 +55,7 @@ _SHARE_GPT = {
 _CHOICES = {'kept': True, 'swiped': False}
 
 
-class Reply(NamedTuple):
+class Candidate(NamedTuple):
   """One of the replies from which a user chose."""
 
   content: str
@@ -75,7 +75,7 @@ class Message(NamedTuple):
   role: str
   content: str
   weight: float = 1.0
-  replies: tuple[Reply, ...] = ()
+  replies: tuple[Candidate, ...] = ()
 
 
 class Conversation(NamedTuple):
@@ -182,11 +182,13 @@ def _message(
         f'{inside}: expected an object with "content", and "kept": true or'
         ' false.'
       )
-    found.append(Reply(_content(one.get('content'), inside, 'content'), kept))
+    found.append(
+      Candidate(_content(one.get('content'), inside, 'content'), kept)
+    )
   return _choice(found, weight, place)
 
 
-def _choice(replies: Sequence[Reply], weight: float, place: str) -> Message:
+def _choice(replies: Sequence[Candidate], weight: float, place: str) -> Message:
   """Returns the assistant message of which these are the replies."""
   kept = [one.content for one in replies if one.is_kept]
   if not kept:
@@ -253,7 +255,9 @@ def _turn(
         f' each with "choice": "kept" or "swiped", not {choice!r} of'
         f' {one.get("role")!r}.'
       )
-  replies = [Reply(text, _CHOICES[one]) for text, one in zip(texts, choices)]
+  replies = [
+    Candidate(text, _CHOICES[one]) for text, one in zip(texts, choices)
+  ]
   return _choice(replies, weight, place)
 
 

@@ -86,7 +86,7 @@ def check(names: Sequence[str]) -> None:
       )
 
 
-class Labelled(loader.RowSource):
+class LabelledRows(loader.RowSource):
   """A row source whose rows carry labels of their own bytes.
 
   A row's extras are `label_BLC` and `weight_BLC`, float32 [L, C]. A document's

@@ -68,7 +68,7 @@ class Span(NamedTuple):
   dimension: str
 
 
-class Labelled(NamedTuple):
+class LabelledChat(NamedTuple):
   """A labelled text or chat.
 
   Attributes:
@@ -84,7 +84,7 @@ class Labelled(NamedTuple):
 
 def read(
   path: str, names: Sequence[str] | None = None, field: str = 'data.path'
-) -> list[Labelled]:
+) -> list[LabelledChat]:
   """Returns the texts of a .jsonl file, a folder or glob of them.
 
   Args:
@@ -102,7 +102,7 @@ def read(
   for name, file in documents.files(path, field):
     parsed = files.parse_json_lines(file, lambda line: parse(line, names))
     for number, one in enumerate(parsed, 1):
-      found.append(Labelled(f'{name}#{number}', *one))
+      found.append(LabelledChat(f'{name}#{number}', *one))
   known = list_dimensions(found)
   missing = [name for name in names or () if name not in known]
   if missing or not known:
@@ -114,7 +114,7 @@ def read(
   return found
 
 
-def list_dimensions(texts: Sequence[Labelled]) -> list[str]:
+def list_dimensions(texts: Sequence[LabelledChat]) -> list[str]:
   """Returns the names of all dimensions along which there are spans, sorted."""
   return sorted(
     {span.dimension for one in texts for own in one.spans for span in own}
@@ -245,7 +245,7 @@ def label(
 
 
 def corpus(
-  texts: Sequence[Labelled],
+  texts: Sequence[LabelledChat],
   names: Sequence[str],
   tokenizer: tokenizer_lib.Tokenizer,
   format: chat.Format | None,
@@ -287,16 +287,16 @@ def corpus(
 
 
 def _encode(
-  one: Labelled,
+  one: LabelledChat,
   names: Sequence[str],
   tokenizer: tokenizer_lib.Tokenizer,
   format: chat.Format | None,
-) -> tuple[turns.Document, np.ndarray]:
+) -> tuple[turns.EncodedConversation, np.ndarray]:
   """Returns a text's tokens and their labels, uint8 [L, C]."""
   if not one.messages[0].role:
     content, opening = one.messages[0].content, 1
     tokens = np.append(np.int32(tokenizer.bos_id), tokenizer.encode(content))
-    document = turns.Document(
+    document = turns.EncodedConversation(
       tokens,
       np.arange(-1, len(tokens) - 1),
       np.ones(len(tokens), np.float32),

@@ -74,7 +74,7 @@ class Counts:
     return Counts(*(a + b for a, b in pairs))
 
 
-class Document(NamedTuple):
+class EncodedConversation(NamedTuple):
   """An encoded conversation; arrays have one entry per token.
 
   Attributes:
@@ -214,7 +214,7 @@ def _cut(
 
 def encode(
   messages: Sequence[_Message], format: chat.Format, end_weight: float = 1.0
-) -> Document:
+) -> EncodedConversation:
   """Returns a conversation's tokens; a choice's last reply goes on.
 
   Args:
@@ -263,7 +263,9 @@ def encode(
       if message.replies:
         found.append(Choice(tuple(spans), len(spans) - 1))
     after = format.advance(message.role, after, message.content)
-  return Document(*map(np.concatenate, (tokens, parents, weights)), (*found,))
+  return EncodedConversation(
+    *map(np.concatenate, (tokens, parents, weights)), (*found,)
+  )
 
 
 def _shared(opening_L: np.ndarray, message_L: np.ndarray) -> int:
@@ -285,7 +287,7 @@ def _end(message_L: np.ndarray, begin: int, format: chat.Format) -> int:
 
 
 def corpus(
-  named: Sequence[tuple[str, Document]], vocab_size: int
+  named: Sequence[tuple[str, EncodedConversation]], vocab_size: int
 ) -> text.Corpus | None:
   """Returns documents as a corpus that keeps each whole; None for none."""
   if not named:

@@ -23,7 +23,9 @@ from kaiju_jax.tasks.dialogues import golden as generated_lib
 
 MEDIAN, NEEDED = 4.2, 200
 
-Judge = Callable[[golden.Conversation, Sequence[str]], Mapping[str, float]]
+Judge = Callable[
+  [golden.GoldenConversation, Sequence[str]], Mapping[str, float]
+]
 
 
 class Judged(NamedTuple):
@@ -35,7 +37,7 @@ class Judged(NamedTuple):
     score: by property, 1…5.
   """
 
-  conversation: golden.Conversation
+  conversation: golden.GoldenConversation
   replies: list[str]
   score: Mapping[str, float]
 
@@ -47,7 +49,7 @@ class Judged(NamedTuple):
 
 def conversations(
   path: pathlib.Path, generated: int, seed: int
-) -> tuple[Sequence[golden.Conversation], str]:
+) -> tuple[Sequence[golden.GoldenConversation], str]:
   """Returns conversations, and the SHA-256 or the seed of their source.
 
   Args:
@@ -65,7 +67,7 @@ def conversations(
 
 
 def judge(
-  conversations: Sequence[golden.Conversation],
+  conversations: Sequence[golden.GoldenConversation],
   replies: Sequence[list[str]],
   judge: Judge = rules.score,
 ) -> list[Judged]:

@@ -109,7 +109,7 @@ class Examined(NamedTuple):
 
 def examine(
   pair: Pair,
-  conversations: Sequence[golden.Conversation],
+  conversations: Sequence[golden.GoldenConversation],
   prose: str = '',
   judge: judges.Judge | None = None,
   needle: tuple[str, int, int] | None = None,
@@ -177,7 +177,7 @@ def check_pair(
 def read(
   baseline: persona_judge.Opened,
   candidate: persona_judge.Opened,
-  conversations: Sequence[golden.Conversation],
+  conversations: Sequence[golden.GoldenConversation],
   prose: str = '',
 ) -> Read:
   """Lets both models read the conversations, and prose.
@@ -226,7 +226,7 @@ def read(
 def play(
   opened: persona_judge.Opened,
   judge: judges.Judge,
-  conversations: Sequence[golden.Conversation],
+  conversations: Sequence[golden.GoldenConversation],
 ) -> list[persona.Judged]:
   """Plays the conversations with a model, greedily, and judges them."""
   replies = dialogue.play(

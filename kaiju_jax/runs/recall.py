@@ -126,7 +126,9 @@ def ask(
   questions: Sequence[tuple[rows.Cell, text.Question]],
 ) -> list[Answered]:
   """Returns what a responder makes of the questions, each a first message."""
-  nobody = golden.Conversation(NAME, 'public', 'generated', _NOBODY, (), ())
+  nobody = golden.GoldenConversation(
+    NAME, 'public', 'generated', _NOBODY, (), ()
+  )
   replies = responder.answer(
     [dialogue.Asked(nobody, (), one.prompt) for _, one in questions]
   )

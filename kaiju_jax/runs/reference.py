@@ -175,7 +175,7 @@ class Reader:
     rows = text.Rows(corpus, self._length, shuffle=False)
     variables = load.variables(loaded)
     found = []
-    for one in loader.epoch(choices_lib.Rows(rows, choices), self._batch):
+    for one in loader.epoch(choices_lib.ChoiceRows(rows, choices), self._batch):
       log_p_BY = np.asarray(self._answer(variables, one))
       for log_p_Y, group_Y in zip(log_p_BY, one.extras[choices_lib.GROUP]):
         found.append(log_p_Y[group_Y > 0])

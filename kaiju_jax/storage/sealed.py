@@ -22,7 +22,7 @@ _ID, _TAG = 16, 32
 OVERHEAD = len(_MAGIC) + _ID + _TAG
 
 
-class Refused(ValueError):
+class SealError(ValueError):
   """An error: a file is damaged, too large, or sealed with another key."""
 
 
@@ -64,12 +64,12 @@ class Sealer:
 
     Raises:
       OSError: it cannot be read.
-      Refused: says why.
+      SealError: says why.
     """
     with open(path, 'rb') as file:
       size = os.fstat(file.fileno()).st_size
       if size > most:
-        raise Refused(f'it has {size:,} bytes, and at most {most:,} are read')
+        raise SealError(f'it has {size:,} bytes, and at most {most:,} are read')
       found = file.read(most + 1)
     head, data = found[:OVERHEAD], memoryview(found)[OVERHEAD:]
     whose, tag = head[len(_MAGIC) : -_TAG], head[-_TAG:]
@@ -78,8 +78,8 @@ class Sealer:
       if head.startswith(_MAGIC) and whose == self._id:
         return data
     elif head.startswith(_MAGIC) and len(whose) == _ID and whose != self._id:
-      raise Refused('it is damaged, or sealed with the key of another server')
-    raise Refused('it is damaged')
+      raise SealError('it is damaged, or sealed with the key of another server')
+    raise SealError('it is damaged')
 
   def _tag(self, name: str, data: bytes | memoryview) -> bytes:
     mac = hmac.new(self._key, b'file', 'sha256')

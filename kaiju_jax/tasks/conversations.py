@@ -152,7 +152,7 @@ def read_choices(experiment: experiment_lib.Experiment) -> Read:
     found = held and choices.find_reference(held, corpus, own, field)
     values += found or []
     source = text.Rows(corpus, data.length, experiment.seed, shuffle)
-    rows.append(choices.Rows(source, own, found))
+    rows.append(choices.ChoiceRows(source, own, found))
   described = describe(data, parts[0][0], parts[1][0])
   counts = described['']['training']
   # A run must not go on with the numbers of another reference.

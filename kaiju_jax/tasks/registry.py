@@ -209,11 +209,11 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
   found = texts_lib.read(experiment)
   described = texts_lib.describe(found)
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
-  labelled = properties.Labelled(rows, names)
+  labelled = properties.LabelledRows(rows, names)
   unseen = found[0].unseen
   if unseen is None:
     return Data(labelled, text=described)
-  source = properties.Labelled(text.Rows(unseen, data.length), names)
+  source = properties.LabelledRows(text.Rows(unseen, data.length), names)
   return Data(labelled, _evaluator(experiment, source), described)
 
 
@@ -346,7 +346,7 @@ def _load_needle_text(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   training, _, described = _haystacks(data.path, data.held_out)
   count = _row_count(experiment)
-  rows = text.Rows(training, count, data.length, experiment.seed)
+  rows = text.TextRows(training, count, data.length, experiment.seed)
   return Data(rows, text=described)
 
 

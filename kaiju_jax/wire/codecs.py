@@ -34,7 +34,7 @@ _LEAST_EXPONENT, _LARGEST_EXPONENT = -126, 127
 
 
 @dataclasses.dataclass(frozen=True)
-class Codec:
+class MeasuredCodec:
   """A way to send a gradient.
 
   Attributes:
@@ -132,25 +132,25 @@ def _rows(x_GIC: jax.Array, like_RC: jax.Array) -> jax.Array:
   return x_GIC.reshape(-1, columns)[:rows]
 
 
-def _squinch(elements: str, header: str) -> Codec:
+def _squinch(elements: str, header: str) -> MeasuredCodec:
   name = elements if header == 'ln6' else f'{elements}-q'
-  return Codec(
+  return MeasuredCodec(
     name,
     8 * reference.PLANES / reference.GROUP,
     functools.partial(squinch, elements=elements, header=header),
   )
 
 
-def _integers(bits: int) -> Codec:
-  return Codec(
+def _integers(bits: int) -> MeasuredCodec:
+  return MeasuredCodec(
     f'int{bits}',
     bits + 16 / contrast.BLOCK,
     functools.partial(integers, largest=2 ** (bits - 1) - 1),
   )
 
 
-def _make_microscaled(name: str, element: Minifloat) -> Codec:
-  return Codec(
+def _make_microscaled(name: str, element: Minifloat) -> MeasuredCodec:
+  return MeasuredCodec(
     f'mxfp6 {name}',
     6 + 8 / MX_BLOCK,
     functools.partial(microscale, element=element),
@@ -158,8 +158,8 @@ def _make_microscaled(name: str, element: Minifloat) -> Codec:
 
 
 CODECS = (
-  Codec('f32', 32, lambda x_RC: x_RC.astype(jnp.float32)),
-  Codec('bf16', 16, bf16),
+  MeasuredCodec('f32', 32, lambda x_RC: x_RC.astype(jnp.float32)),
+  MeasuredCodec('bf16', 16, bf16),
   *(
     _squinch(elements, header)
     for header in reference.HEADERS

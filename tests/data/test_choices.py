@@ -20,7 +20,7 @@ def message(*texts, kept=(-1,), weight=1.0):
   """Returns an assistant message with a choice."""
   kept = {index % len(texts) for index in kept}
   replies = tuple(
-    conversations.Reply(one, n in kept) for n, one in enumerate(texts)
+    conversations.Candidate(one, n in kept) for n, one in enumerate(texts)
   )
   return _Message('assistant', texts[min(kept)], weight, replies)
 
@@ -92,7 +92,7 @@ def test_rows_number_their_replies():
   reference = [np.arange(5.0), np.array([7.0, 8.0])]
   length = len(corpus.tokens) + 3
   source = text.Rows(corpus, length, shuffle=False)
-  rows = choices.Rows(source, found, reference)
+  rows = choices.ChoiceRows(source, found, reference)
   assert len(rows) == 1
   row = rows[0]
   names = sorted(

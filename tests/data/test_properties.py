@@ -66,7 +66,7 @@ def test_rows_carry_labels_and_batches_keep_them():
       return row(f'{index % 3}a')
 
   names = 'digit', 'word'
-  labelled = properties.Labelled(Source(), names)
+  labelled = properties.LabelledRows(Source(), names)
   batch = next(loader.batches(labelled, batch=2, microbatches=2))
   assert batch.extras['label_BLC'].shape == (2, 2, 24, 2)
   np.testing.assert_array_equal(

@@ -33,7 +33,7 @@ def tokenizers(tmp_path_factory):
 def labelled(record, tokenizer, length=64):
   parsed = spans.parse(record, NAMES)
   format = chat.format_of(tokenizer)
-  one = spans.Labelled('a#1', *parsed)
+  one = spans.LabelledChat('a#1', *parsed)
   return spans.corpus([one], NAMES, tokenizer, format, length)
 
 
@@ -123,7 +123,7 @@ def test_documents_in_one_row_keep_their_own_labels(tokenizers):
   tokenizer = tokenizers[0]
   texts = ['the cat', 'sat', 'a cat', 'nothing at all']
   found = [
-    spans.Labelled(
+    spans.LabelledChat(
       f'a#{n}',
       *spans.parse(
         {'text': one, 'spans': [span(one, 'cat')] if 'cat' in one else []}

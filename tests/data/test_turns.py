@@ -25,7 +25,7 @@ def swipes(*texts, kept=(-1,)):
   """Returns an assistant message with a choice."""
   kept = {index % len(texts) for index in kept}
   replies = tuple(
-    conversations.Reply(text, n in kept) for n, text in enumerate(texts)
+    conversations.Candidate(text, n in kept) for n, text in enumerate(texts)
   )
   return _Message('assistant', texts[min(kept)], replies=replies)
 

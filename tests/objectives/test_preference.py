@@ -177,7 +177,7 @@ def _rows(told, length, is_tree=True):
   """Returns rows of choices, and the log-probabilities' places in them."""
   corpus, found, _ = turns.choices(told, test_choices.FORMAT)
   source = text.Rows(corpus, length, shuffle=False)
-  return packing.stack([choices.Rows(source, found)[0]])
+  return packing.stack([choices.ChoiceRows(source, found)[0]])
 
 
 def test_a_tree_is_its_replies_alone():
@@ -263,7 +263,7 @@ def test_each_group_counts_by_its_weight_in_loss_metrics_and_z_reg(
     counts = [sum(len(one.spans) for one in own) for own in found]
     reference = [np.float32(rng.normal(-9, 3, count)) for count in counts]
   source = text.Rows(corpus, length, shuffle=False)
-  rows = choices.Rows(source, found, reference)
+  rows = choices.ChoiceRows(source, found, reference)
   batch = packing.stack([rows[n] for n in range(len(rows))])
   model = shallow.model(vocab_size=256)
   objective = preference.make(config, length)
@@ -348,7 +348,7 @@ def test_every_mesh_has_the_same_gradient_and_weights_count(loss):
     if loss == 'kept':
       reference = [np.linspace(-30, -20, sum(len(c.spans) for c in found[0]))]
     source = text.Rows(corpus, length, shuffle=False)
-    rows.append(choices.Rows(source, found, reference)[0])
+    rows.append(choices.ChoiceRows(source, found, reference)[0])
   batch = packing.stack(rows)
   model = shallow.model(vocab_size=256)
   config = objective_config.Preference(loss=loss, nll=0.5)

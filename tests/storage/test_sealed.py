@@ -54,14 +54,14 @@ def test_every_byte_counts(tmp_path, sealer):
     changed = bytearray(whole)
     changed[place] ^= 1 << place % 8
     path.write_bytes(changed)
-    with pytest.raises(sealed.Refused, match='damaged'):
+    with pytest.raises(sealed.SealError, match='damaged'):
       sealer.read(path, 1000)
   for length in range(len(whole)):
     path.write_bytes(whole[:length])
-    with pytest.raises(sealed.Refused, match='damaged'):
+    with pytest.raises(sealed.SealError, match='damaged'):
       sealer.read(path, 1000)
   path.write_bytes(whole + b'0')
-  with pytest.raises(sealed.Refused, match='damaged'):
+  with pytest.raises(sealed.SealError, match='damaged'):
     sealer.read(path, 1000)
 
 
@@ -75,11 +75,11 @@ def test_other_keys_other_purposes_and_other_names_are_refused(
     sealed.Sealer(b's' * 32, 'other'),
   ]
   for other in others:
-    with pytest.raises(sealed.Refused, match='key of another server'):
+    with pytest.raises(sealed.SealError, match='key of another server'):
       other.read(path, 1000)
     assert other.pseudonym(b'x') != sealer.pseudonym(b'x')
   renamed = path.rename(tmp_path / 'b')
-  with pytest.raises(sealed.Refused, match='damaged'):
+  with pytest.raises(sealed.SealError, match='damaged'):
     sealer.read(renamed, 1000)
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, sealer):
   sealer.write(path, DATA)
   size = path.stat().st_size
   assert bytes(sealer.read(path, size)) == DATA
-  with pytest.raises(sealed.Refused, match=f'has {size} bytes, and at most'):
+  with pytest.raises(sealed.SealError, match=f'has {size} bytes, and at most'):
     sealer.read(path, size - 1)
 
 

@@ -56,7 +56,7 @@ _NEVER = -lore_rules.MOST - 1  # Before all searched messages.
 _EDGE = '\0'  # Stands around each word.
 
 
-class TurnLike(Protocol):
+class MessageLike(Protocol):
   """A message: its role and its text."""
 
   role: str
@@ -129,7 +129,7 @@ class Book:
     )
 
   def find_all(
-    self, messages: Sequence[TurnLike], seed: str = ''
+    self, messages: Sequence[MessageLike], seed: str = ''
   ) -> list[tuple[int, ...]]:
     """Returns the entries that may be inserted after each message, by `order`.
 

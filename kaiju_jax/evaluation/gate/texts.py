@@ -38,7 +38,9 @@ class Text(NamedTuple):
   language: str
 
 
-def encode(conversation: golden.Conversation, format: chat.Format) -> Text:
+def encode(
+  conversation: golden.GoldenConversation, format: chat.Format
+) -> Text:
   """Returns the tokens of a conversation with its reference replies.
 
   They are those that a server makes of it.
@@ -68,7 +70,9 @@ def encode(conversation: golden.Conversation, format: chat.Format) -> Text:
   )
 
 
-def messages(conversation: golden.Conversation) -> Sequence[tuple[str, str]]:
+def messages(
+  conversation: golden.GoldenConversation,
+) -> Sequence[tuple[str, str]]:
   """Returns (role, text) of the greeting, the messages and the references."""
   greeting = conversation.character.greeting
   said = [('assistant', greeting)] if greeting else []

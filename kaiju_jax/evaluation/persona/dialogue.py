@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     user: the message.
   """
 
-  conversation: golden.Conversation
+  conversation: golden.GoldenConversation
   before: tuple[Exchange, ...]
   user: str
 
@@ -44,7 +44,7 @@ class Responder(Protocol):
 
 def play(
   responder: Responder,
-  conversations: Sequence[golden.Conversation],
+  conversations: Sequence[golden.GoldenConversation],
   is_forced: bool = False,
   together: int = TOGETHER,
 ) -> list[list[str]]:
@@ -66,7 +66,7 @@ def play(
 
 def _play_together(
   responder: Responder,
-  conversations: Sequence[golden.Conversation],
+  conversations: Sequence[golden.GoldenConversation],
   is_forced: bool,
 ) -> list[list[str]]:
   replies: list[list[str]] = [[] for _ in conversations]

@@ -43,7 +43,7 @@ class Character:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class GoldenTurn:
   """A user's message, and a reply that the author holds for right."""
 
   user: str
@@ -71,7 +71,7 @@ class Probe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Conversation:
+class GoldenConversation:
   """One golden conversation: see the module.
 
   Attributes:
@@ -88,12 +88,12 @@ class Conversation:
   tier: str
   author: str
   character: Character
-  turns: tuple[Turn, ...]
+  turns: tuple[GoldenTurn, ...]
   probes: tuple[Probe, ...]
   language: str = LANGUAGE
 
 
-def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
+def load(path: str | pathlib.Path) -> tuple[GoldenConversation, ...]:
   """Returns a file's conversations.
 
   Raises:
@@ -102,8 +102,8 @@ def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
   """
   known: set[str] = set()
 
-  def parse(data: Any) -> Conversation:
-    one = check(strict.parse(Conversation, data))
+  def parse(data: Any) -> GoldenConversation:
+    one = check(strict.parse(GoldenConversation, data))
     if one.id in known:
       raise ValueError(f'id={one.id!r}: stands twice in the file.')
     known.add(one.id)
@@ -115,7 +115,7 @@ def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
   return found
 
 
-def check(one: Conversation) -> Conversation:
+def check(one: GoldenConversation) -> GoldenConversation:
   """Returns a conversation that is whole.
 
   Raises:

@@ -54,13 +54,13 @@ class Judge(Protocol):
   identity: str
 
   def score(
-    self, conversation: golden.Conversation, replies: Sequence[str]
+    self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
     """Returns the score of each property, 1…5."""
 
   def prefers_first(
     self,
-    conversation: golden.Conversation,
+    conversation: golden.GoldenConversation,
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
@@ -73,14 +73,14 @@ class Rules:
   identity = 'rules'
 
   def score(
-    self, conversation: golden.Conversation, replies: Sequence[str]
+    self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
     """Returns the score of each property, 1…5."""
     return rules.score(conversation, replies)
 
   def prefers_first(
     self,
-    conversation: golden.Conversation,
+    conversation: golden.GoldenConversation,
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
@@ -121,7 +121,7 @@ class Endpoint:
     self.identity = f'{client.base_url} {model}, {samples} answers'
 
   def score(
-    self, conversation: golden.Conversation, replies: Sequence[str]
+    self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
     """Returns the mean score of each property, 1…5.
 
@@ -142,7 +142,7 @@ class Endpoint:
 
   def prefers_first(
     self,
-    conversation: golden.Conversation,
+    conversation: golden.GoldenConversation,
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
@@ -223,7 +223,7 @@ class Checkpoint:
     self.identity = f'checkpoint {digest}'
 
   def score(
-    self, conversation: golden.Conversation, replies: Sequence[str]
+    self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
     """Returns the expected score of each property, 1…5."""
     question = transcript(conversation, replies)
@@ -242,7 +242,7 @@ class Checkpoint:
 
   def prefers_first(
     self,
-    conversation: golden.Conversation,
+    conversation: golden.GoldenConversation,
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
@@ -265,7 +265,7 @@ class Checkpoint:
 
 
 def transcript(
-  conversation: golden.Conversation, replies: Sequence[str]
+  conversation: golden.GoldenConversation, replies: Sequence[str]
 ) -> str:
   """Returns a played conversation as a judge reads it."""
   character = conversation.character

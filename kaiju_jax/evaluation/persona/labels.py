@@ -34,14 +34,14 @@ class Label(NamedTuple):
     date: the day of the rating.
   """
 
-  conversation: golden.Conversation
+  conversation: golden.GoldenConversation
   replies: tuple[str, ...]
   scores: Mapping[str, int]
   date: datetime.date
 
 
 def load(
-  path: str | pathlib.Path, conversations: Sequence[golden.Conversation]
+  path: str | pathlib.Path, conversations: Sequence[golden.GoldenConversation]
 ) -> tuple[Label, ...]:
   """Returns a file's labels.
 
@@ -69,7 +69,7 @@ def load(
   return tuple(files.parse_json_lines(path, parse))
 
 
-def _parse(data: Any, known: Mapping[str, golden.Conversation]) -> Label:
+def _parse(data: Any, known: Mapping[str, golden.GoldenConversation]) -> Label:
   if not isinstance(data, dict):
     raise ValueError(f'{data!r}: must be an object.')
   if wrong := sorted(data.keys() ^ _FIELDS):

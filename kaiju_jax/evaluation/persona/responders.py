@@ -47,7 +47,7 @@ class Swapped:
   def __init__(
     self,
     responder: dialogue.Responder,
-    conversations: Sequence[golden.Conversation],
+    conversations: Sequence[golden.GoldenConversation],
   ):
     """Takes the conversations of which each lends its character to another.
 

@@ -20,7 +20,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
 def score(
-  conversation: golden.Conversation, replies: Sequence[str]
+  conversation: golden.GoldenConversation, replies: Sequence[str]
 ) -> dict[str, float]:
   """Returns the score of each property, 1…5.
 
@@ -39,7 +39,7 @@ def score(
 
 
 def score_turns(
-  conversation: golden.Conversation, replies: Sequence[str]
+  conversation: golden.GoldenConversation, replies: Sequence[str]
 ) -> dict[int, float]:
   """Returns the score of each probed turn, all properties together, 1…5."""
   judged: dict[int, list] = {}

@@ -5,7 +5,7 @@
     generation_config.json   the tokens that end a reply (`generation`)
 
 The template becomes a `chat.Format` (see `glue`), whose prompts are the
-template's own but for the adaptations, which `Chat.adaptations` lists.
+template's own but for the adaptations, which `ChatFormat.adaptations` lists.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from kaiju_jax.interchange.templates import steps as steps_lib
 TOKENIZER = 'tokenizer.json'
 
 
-class Chat(NamedTuple):
+class ChatFormat(NamedTuple):
   """The chat format of a folder.
 
   Attributes:
@@ -49,7 +49,7 @@ def read(
   template: str | None = None,
   now: datetime.datetime | None = None,
   keeps_thoughts: bool = False,
-) -> Chat | None:
+) -> ChatFormat | None:
   """Returns the chat format of a folder; None if it has no template.
 
   Args:
@@ -114,7 +114,7 @@ def read(
   if thought and plain != _rendered(renderer_of(True)):
     thinking, more, _ = made(True)
     notes += [f'with reasoning, {one}' for one in more if one not in notes]
-  return Chat(format, tuple(notes), thinking, glue)
+  return ChatFormat(format, tuple(notes), thinking, glue)
 
 
 def _variables(

@@ -62,7 +62,7 @@ class Folder:
     return path
 
   def read(self, path: pathlib.Path) -> memoryview:
-    """Returns a checkpoint's bytes; raises OSError or sealed.Refused."""
+    """Returns a checkpoint's bytes; raises OSError or sealed.SealError."""
     return self._sealer.read(path, LARGEST)
 
   def restore(self, weights: str) -> tuple[monitor_lib.Monitor, float] | None:

@@ -31,7 +31,9 @@ _MANNER = 3.0
 _HELLO, _HOW = 'Hello', 'How are you?'
 
 
-def conversations(per_tier: int, seed: int = 0) -> list[golden.Conversation]:
+def conversations(
+  per_tier: int, seed: int = 0
+) -> list[golden.GoldenConversation]:
   """Returns so many conversations of each tier, in turn."""
   found = []
   for number in range(per_tier * len(golden.TIERS)):
@@ -77,13 +79,13 @@ def _draw(rng: np.random.Generator, is_mixed: bool = False) -> personas.Persona:
 
 def _one(
   rng: np.random.Generator, id: str, tier: str, persona: personas.Persona
-) -> golden.Conversation:
+) -> golden.GoldenConversation:
   known = [kind for kind in rng.permutation(sorted(persona.facts))]
   first, second, third = [kind for kind in known if kind != 'dream'][:3]
   turns, probes = [], []
 
   def ask(said: str, reply: str, property: str, *probe: Sequence[str]) -> None:
-    turns.append(golden.Turn(said, reply))
+    turns.append(golden.GoldenTurn(said, reply))
     expect, forbid = (*probe, ())[:2]
     probes.append(
       golden.Probe(len(turns), property, tuple(expect), tuple(forbid), 1.0)
@@ -112,7 +114,7 @@ def _one(
   ask_fact(third)
   ask_fact('dream', 'goal')
   ask_fact(first)
-  return golden.Conversation(
+  return golden.GoldenConversation(
     id=id,
     tier=tier,
     author=AUTHOR,

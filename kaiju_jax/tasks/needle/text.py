@@ -180,7 +180,7 @@ class Sentences:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class TextStage:
   """A part of the curriculum: documents of one length.
 
   Attributes:
@@ -192,10 +192,10 @@ class Stage:
   share: int
 
 
-CURRICULUM = (Stage(4, 4), Stage(2, 2), Stage(1, 2))
+CURRICULUM = (TextStage(4, 4), TextStage(2, 2), TextStage(1, 2))
 
 
-class Rows:
+class TextRows:
   """Training rows: text with needles in it, then questions on them.
 
   A document of n bytes has up to n / (4·SIZE) needles, and asks for each once

@@ -42,12 +42,12 @@ def conversation(number=0, tier='public', language='en'):
   probes = [golden.Probe(1, x, ('A',), (), 1.0) for x in golden.PROPERTIES]
   last = golden.Probe(8, 'backstory', ('A',), (), 1.0)
   return golden.check(
-    golden.Conversation(
+    golden.GoldenConversation(
       f'{tier}-{number}',
       tier,
       'test',
       golden.Character('ANN', f'{number} ANN IS A CAT.', 'SHY', '', 'HI!'),
-      tuple(golden.Turn(f'Q{x}?', f'REPLY {x}') for x in range(8)),
+      tuple(golden.GoldenTurn(f'Q{x}?', f'REPLY {x}') for x in range(8)),
       (*probes, last),
       language,
     )

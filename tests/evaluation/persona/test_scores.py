@@ -47,7 +47,7 @@ def test_a_probe_that_forbids_alone_is_met_by_any_other_words():
 
 
 def test_weights_count_and_a_broken_probe_takes_away():
-  conversation = golden.Conversation(
+  conversation = golden.GoldenConversation(
     **{
       **vars(ONE),
       'probes': (
@@ -134,7 +134,7 @@ def judged(values_by_tier):
   found = []
   for tier, values in values_by_tier.items():
     for n, value in enumerate(values):
-      conversation = golden.Conversation(
+      conversation = golden.GoldenConversation(
         **{**vars(ONE), 'id': f'{tier} {n}', 'tier': tier}
       )
       score = dict.fromkeys(golden.PROPERTIES, value)

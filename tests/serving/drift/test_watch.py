@@ -217,4 +217,4 @@ def test_pseudonyms_are_of_the_key(tmp_path):
   ]
   assert len(set(names)) == 3
   assert names[0] == watch_lib.Folder(tmp_path, SECRET).rename(b'a')
-  assert issubclass(sealed.Refused, ValueError)
+  assert issubclass(sealed.SealError, ValueError)

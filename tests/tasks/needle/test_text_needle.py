@@ -99,7 +99,7 @@ def documents_of(row):
 
 
 def test_training_rows_ask_for_what_they_hold():
-  rows = needle_text.Rows(HAYSTACK, count=80, length=640)
+  rows = needle_text.TextRows(HAYSTACK, count=80, length=640)
   lengths = [len(next(documents_of(rows[i]))[0]) for i in (0, 39, 40, 59, 60)]
   assert lengths == [160, 160, 320, 320, 640]
   asked_most = 0
@@ -123,17 +123,17 @@ def test_training_rows_ask_for_what_they_hold():
 
 
 def test_rows_are_pure_in_seed_and_number():
-  rows = needle_text.Rows(HAYSTACK, count=8, length=640, seed=3)
-  again = needle_text.Rows(HAYSTACK, count=8, length=640, seed=3)
+  rows = needle_text.TextRows(HAYSTACK, count=8, length=640, seed=3)
+  again = needle_text.TextRows(HAYSTACK, count=8, length=640, seed=3)
   np.testing.assert_array_equal(rows[5].tokens, again[5].tokens)
-  other = needle_text.Rows(HAYSTACK, count=8, length=640, seed=4)
+  other = needle_text.TextRows(HAYSTACK, count=8, length=640, seed=4)
   assert np.any(rows[5].tokens != other[5].tokens)
   assert np.any(rows[5].tokens != rows[6].tokens)
 
 
 def test_rows_too_short_are_refused():
   with pytest.raises(ValueError, match=r'data\.length=512: .* 624'):
-    needle_text.Rows(HAYSTACK, count=8, length=512)
+    needle_text.TextRows(HAYSTACK, count=8, length=512)
 
 
 def test_all_cities_have_six_letters():
