@@ -1,18 +1,255 @@
-"""Tables and figures of the commands, with one palette.
+"""Reports: what a command prints, and the page that it writes.
 
-Figures need matplotlib, from the extra `report`. Importing this module does
-not.
+    page = report.Report('Recall by arm')
+    page.say('Questions right, with 95 % intervals.')
+    page.table([Row('int8', statistics.Share(97, 100))])  # A NamedTuple's.
+    page.table(rows, ('arm', 'loss, nats'), title='Held-out loss')
+    page.figure('recall.png', drawn, 'Recall by length')
+    page.decide(decision)
+    page.show()  # Tables for a terminal.
+    page.write('runs/recall')  # report.md, recall.png and decision.json.
+
+The columns of a table are the fields of its rows, unless the call names them. A
+cell is printed by `str`; `statistics.Share`, `statistics.Estimate` and `Bytes`
+print themselves, and None is a dash. Code that makes tables for others to show
+returns `Table`s, and `Report.add` takes them.
+
+Beside `training/progress.py`, this is the only module that imports rich, and
+the only one that writes tables in Markdown.
 """
 
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import math
+import os
+import pathlib
 from typing import Any
+from typing import NamedTuple
 
+import rich.box
 import rich.console
 import rich.table
+
+from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import figures
+from kaiju_jax.storage import files
+from kaiju_jax.storage import folders
+
+FILE = 'report.md'
+
+
+class Bytes(int):
+  """A number of bytes; prints itself in binary units."""
+
+  def __str__(self) -> str:
+    size = float(self)
+    for unit in ('B', 'KiB', 'MiB', 'GiB'):
+      if size < 1024:
+        return f'{size:,.0f} B' if unit == 'B' else f'{size:.3g} {unit}'
+      size /= 1024
+    return f'{size:,.3g} TiB'
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table, for a terminal and for Markdown.
+
+  Attributes:
+    rows: sequences of cells; or dataclasses or NamedTuples, all of one class.
+    columns: their names; by default the fields of the rows.
+    title, caption: shown above and below it.
+    left: how many columns, from the left, are aligned to the left.
+    look: of a terminal's table: 'boxed', 'light', or 'narrow' for many columns.
+    has_total: whether the last row is a total.
+  """
+
+  rows: Sequence[Any]
+  columns: Sequence[str] = ()
+  title: str = ''
+  caption: str = ''
+  left: int = 1
+  look: str = 'boxed'
+  has_total: bool = False
+
+  def head(self) -> list[str]:
+    """Returns the names of the columns."""
+    return list(self.columns) or [
+      name.replace('_', ' ') for name in _fields(self.rows[0])
+    ]
+
+  def cells(self) -> Iterator[list[str]]:
+    """Yields the rows, as text."""
+    for row in self.rows:
+      if dataclasses.is_dataclass(row):
+        row = [getattr(row, name) for name in _fields(row)]
+      yield ['–' if cell is None else str(cell) for cell in row]
+
+
+class _Figure(NamedTuple):
+  """A figure of matplotlib, the name of its file and its description."""
+
+  name: str
+  drawn: Any
+  text: str
+
+
+class Report:
+  """Paragraphs, tables and figures in order, and a decision.
+
+  Args:
+    title: the page's heading; '' for none.
+
+  Attributes:
+    decision: the decision that the page ends in; None for none.
+  """
+
+  def __init__(self, title: str = ''):
+    self.decision: decision_lib.Decision | None = None
+    self._parts: list[Any] = [f'# {title}'] if title else []
+
+  def say(self, *lines: str) -> None:
+    """Adds a paragraph, or a heading in Markdown."""
+    if lines:
+      self._parts.append('\n'.join(lines))
+
+  def table(self, rows: Iterable[Any], columns: Sequence[str] = (), **options):
+    """Adds a table; see `Table`. Without rows and columns it adds nothing."""
+    rows = list(rows)
+    if rows or columns:
+      self._parts.append(Table(rows, columns, **options))
+
+  def figure(self, name: str, drawn: Any, text: str) -> None:
+    """Adds a figure.
+
+    Args:
+      name: of the PNG file.
+      drawn: see `figures.figure`.
+      text: describes it to whoever cannot see it.
+    """
+    self._parts.append(_Figure(name, drawn, text))
+
+  def add(self, *parts: Table | str) -> None:
+    """Adds tables and paragraphs."""
+    self._parts += parts
+
+  def decide(self, decision: decision_lib.Decision) -> None:
+    """Ends the page in a decision."""
+    self.decision = decision
+
+  def markdown(self) -> str:
+    """Returns the page in Markdown, without its decision."""
+    return '\n\n'.join(map(_markdown, self._parts))
+
+  def show(self, written: Sequence[Any] = (), width: int | None = None) -> None:
+    """Prints the page with tables for a terminal.
+
+    Args:
+      written: paths of files that hold it, named at the end.
+      width: columns of the terminal; by default as many as it has.
+    """
+    console = rich.console.Console(width=width)
+    for part in self._parts:
+      if isinstance(part, Table):
+        console.print(_rich(part), highlight=False)
+      elif isinstance(part, str):
+        console.print(part, highlight=False, soft_wrap=True)
+    if written:
+      names = ', '.join(map(str, written))
+      console.print(f'Written: {names}', highlight=False, soft_wrap=True)
+
+  def write(self, folder: str | os.PathLike) -> None:
+    """Writes the page into a new folder, whole or not at all.
+
+    Raises:
+      OSError, ValueError: see `folders.write_whole`.
+    """
+    with folders.write_whole(folder) as whole:
+      self.save(whole)
+
+  def save(self, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the page into a folder that exists, and returns its path.
+
+    It replaces report.md, the PNG files of the figures and decision.json, each
+    whole or not at all.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    text = self.markdown()
+    for part in self._parts:
+      if isinstance(part, _Figure):
+        with files.replacing(folder / part.name) as path:
+          figures.save(part.drawn, path)
+    if self.decision is not None:
+      decision_lib.write(folder / decision_lib.FILE, self.decision)
+      text += f'\n\n{self.decision}'
+    with files.writing(str(folder / FILE)):
+      files.write_text(folder / FILE, f'{text}\n')
+    return folder / FILE
+
+  def conclude(self, out: str | None) -> None:
+    """Ends a command: prints the page in Markdown, writes it, and exits.
+
+    Args:
+      out: see `write`; None or '' writes nothing.
+
+    Raises:
+      SystemExit: see `decision.finish`.
+      OSError, ValueError: see `write`.
+    """
+    print(self.markdown())
+    if out:
+      self.write(out)
+    decision_lib.finish(self.decision)
+
+
+def _fields(row: Any) -> list[str]:
+  if dataclasses.is_dataclass(row):
+    return [field.name for field in dataclasses.fields(row)]
+  return list(row._fields)
+
+
+def _markdown(part: Table | _Figure | str) -> str:
+  if isinstance(part, str):
+    return part
+  if isinstance(part, _Figure):
+    return f'![{part.text}]({part.name})'
+  head = part.head()
+  lines = [_line(head), '|' + '---|' * len(head), *map(_line, part.cells())]
+  title = [f'**{part.title}**', ''] if part.title else []
+  caption = ['', part.caption] if part.caption else []
+  return '\n'.join((*title, *lines, *caption))
+
+
+def _line(cells: Iterable[str]) -> str:
+  return f'| {" | ".join(cell.replace("|", r"\|") for cell in cells)} |'
+
+
+def _rich(table: Table) -> rich.table.Table:
+  found = rich.table.Table(
+    title=table.title or None, caption=table.caption or None
+  )
+  if table.look != 'boxed':
+    found.box, found.pad_edge = rich.box.SIMPLE_HEAD, False
+    found.title_justify = found.caption_justify = 'left'
+    found.title_style = 'bold'
+  if table.look == 'narrow':
+    found.padding = 0
+  for index, name in enumerate(table.head()):
+    found.add_column(name, justify='left' if index < table.left else 'right')
+  for index, row in enumerate(table.cells(), 1):
+    if table.has_total and index == len(table.rows):
+      found.add_section()
+    found.add_row(*row)
+  return found
+
+
+def verdict(target: str, is_met: bool) -> str:
+  """Returns a target in words, and whether it is met."""
+  return f'target {target}, {"met" if is_met else "MISSED"}'
 
 
 def table(
@@ -65,11 +302,6 @@ def share(count: int, total: int) -> str:
     return '—'
   low, high = statistics.wilson(count, total)
   return f'{100 * count / total:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
-
-
-def verdict(target: str, is_met: bool) -> str:
-  """Returns a target in words, and whether it is met."""
-  return f'target {target}, {"met" if is_met else "MISSED"}'
 
 
 def interval(found: Mapping[str, Any]) -> str:
