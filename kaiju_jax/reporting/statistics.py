@@ -1,63 +1,118 @@
-"""Computes confidence intervals of a fraction, and of a difference of two.
+"""Confidence intervals, bounds and tests: the one place that computes them.
 
-Wilson's score interval (1927) holds a proportion that was estimated by `right`
-of `total` independent questions. Unlike the normal approximation it also holds
-near 0 and 1:
+Wilson's score interval (1927) holds a proportion p = hits / n. Unlike the
+normal approximation it also holds near 0 and 1:
 
-    (p + z²/2n ± z·√(p(1 − p)/n + z²/4n²)) / (1 + z²/n),    p = right / n
+    (p + z²/2n ± z·√(p(1 − p)/n + z²/4n²)) / (1 + z²/n)
 
-Newcombe's interval (1998, method 10) holds the difference p₁ − p₂ and is made
-of the two Wilson intervals (l₁, u₁) and (l₂, u₂):
+Newcombe's interval (1998, method 10) holds the difference of two independent
+proportions and is made of their Wilson intervals (l₁, u₁) and (l₂, u₂):
 
     p₁ − p₂ − √((p₁ − l₁)² + (u₂ − p₂)²)
     p₁ − p₂ + √((u₁ − p₁)² + (p₂ − l₂)²)
 
-It assumes that the two are independent. If both answer the same questions, and
-find the same ones hard, the difference is more certain than the interval says.
+If both answer the same questions, and find the same ones hard, the difference
+is more certain than that.
+
+Clopper and Pearson's bounds (1934) are exact: with confidence γ, one-sided, a
+proportion of which k of n independent trials hit is
+
+    at least  the p with P(X ≥ k | p) = 1 − γ, quantile 1 − γ of Beta(k, n−k+1)
+    at most   the p with P(X ≤ k | p) = 1 − γ, quantile γ of Beta(k+1, n−k)
+
+Claims about safety use them, because they are never too narrow.
+
+Means have t intervals, or bootstrap intervals: bias-corrected and accelerated
+(BCa; Efron, 1987), or percentiles.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
 import math
+import statistics
+from typing import Any
 from typing import NamedTuple
+from typing import Self
 
+import numpy as np
+
+# scipy is imported where it is used: it takes longer than all else here.
+
+RESAMPLES = 10_000
 _Z = 1.959963984540054  # Two-sided 95 % quantile of the normal distribution.
 
 
 class Interval(NamedTuple):
-  """A 95 % confidence interval, as fractions."""
+  """A confidence interval, of 95 % unless said otherwise."""
 
   low: float
   high: float
 
 
-def wilson(right: int, total: int) -> Interval:
+class Share(NamedTuple):
+  """A proportion; prints itself in percent, with Wilson's interval."""
+
+  hits: int
+  count: int
+
+  def __str__(self) -> str:
+    if not self.count:
+      return '—'
+    low, high = wilson(*self)
+    share = self.hits / self.count
+    return f'{100 * share:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
+
+
+class Estimate(NamedTuple):
+  """A number with its interval; prints itself with two decimals.
+
+  Attributes:
+    value: the number; None or NaN where nothing was measured.
+    low, high: the interval's ends; None or NaN where there is none.
+    count: the number of values behind it.
+  """
+
+  value: float | None
+  low: float | None
+  high: float | None
+  count: int = 0
+
+  @classmethod
+  def of(cls, data: Mapping[str, Any]) -> Self:
+    """Returns the estimate of plain data with its fields."""
+    return cls(data['value'], data['low'], data['high'])
+
+  def __str__(self) -> str:
+    if self.value is None or math.isnan(self.value):
+      return '–'
+    if self.low is None or math.isnan(self.low):
+      return f'{self.value:.2f}'
+    return f'{self.value:.2f} ({self.low:.2f}–{self.high:.2f})'
+
+
+def wilson(hits: int, count: int) -> Interval:
   """Returns the interval of a proportion, within 0 and 1.
 
   Raises:
-    ValueError: more right answers than questions, or no question.
+    ValueError: more hits than trials, or no trial.
   """
-  if not 0 <= right <= total or not total:
-    raise ValueError(
-      f'right={right}, total={total}: total must be at least 1, and right must'
-      ' lie in 0…total.'
-    )
-  p = right / total
-  square = _Z * _Z / total
+  _check_hits(hits, count)
+  p = hits / count
+  square = _Z * _Z / count
   middle = p + square / 2
   half = math.sqrt(p * (1 - p) * square + square * square / 4)
-  # The ends are 0 and 1 exactly where no answer is right, or all are.
-  low = 0.0 if right == 0 else (middle - half) / (1 + square)
-  high = 1.0 if right == total else (middle + half) / (1 + square)
+  # The ends are 0 and 1 exactly where nothing hits, or all.
+  low = 0.0 if hits == 0 else (middle - half) / (1 + square)
+  high = 1.0 if hits == count else (middle + half) / (1 + square)
   return Interval(low, high)
 
 
-def difference(
+def newcombe(
   first: tuple[int, int], second: tuple[int, int]
 ) -> tuple[float, Interval]:
-  """Returns p₁ − p₂ and its interval.
-
-  Args:
-    first: (right, total) of p₁.
-    second: (right, total) of p₂.
+  """Returns p₁ − p₂ of two (hits, count), and its interval.
 
   Raises:
     ValueError: see `wilson`.
@@ -69,3 +124,238 @@ def difference(
     d - math.hypot(p_1 - low_1, high_2 - p_2),
     d + math.hypot(high_1 - p_1, p_2 - low_2),
   )
+
+
+def at_least(hits: int, count: int, confidence: float) -> float:
+  """Returns the exact lower bound of a proportion; 0 where nothing hit.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  from scipy import special
+
+  _check_hits(hits, count)
+  _check_share('confidence', confidence)
+  if not hits:
+    return 0.0
+  return float(special.betaincinv(hits, count - hits + 1, 1 - confidence))
+
+
+def at_most(hits: int, count: int, confidence: float) -> float:
+  """Returns the exact upper bound; 1 where everything hit.
+
+  Raises:
+    ValueError: see `at_least`.
+  """
+  _check_hits(hits, count)
+  return 1 - at_least(count - hits, count, confidence)
+
+
+def paired_loss(
+  lost: int, gained: int, count: int, confidence: float
+) -> Interval:
+  """Returns exact bounds of (lost − gained) / count, of one sample.
+
+  Each proportion lies within Clopper and Pearson's bounds. With half of the
+  error for each, the difference of the bounds holds the loss with the whole
+  confidence, however the two depend on each other.
+
+  Args:
+    lost: trials that the first alone hits.
+    gained: trials that the second alone hits.
+    count: all trials.
+    confidence: two-sided.
+  """
+  each = (1 + confidence) / 2
+  return Interval(
+    at_least(lost, count, each) - at_most(gained, count, each),
+    at_most(lost, count, each) - at_least(gained, count, each),
+  )
+
+
+def count_needed(claim: float, confidence: float) -> int:
+  """Returns how many trials without a hit prove a proportion ≤ `claim`.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  _check_share('claim', claim)
+  _check_share('confidence', confidence)
+  count = max(1, int(math.log(1 - confidence) / math.log1p(-claim)))
+  while at_most(0, count, confidence) > claim:
+    count += 1
+  return count
+
+
+def count_for_power(
+  rate: float, claim: float, confidence: float, power: float
+) -> int:
+  """Returns how many trials prove a proportion ≤ `claim` most of the time.
+
+  Args:
+    rate: the true proportion, below `claim`.
+    claim: the proportion to prove.
+    confidence: of the bound.
+    power: the wanted probability that the bound proves it.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  from scipy import special
+
+  if not 0 <= rate < claim:
+    raise ValueError(f'rate={rate}: must be at least 0, and below {claim}.')
+  _check_share('power', power)
+  count = count_needed(claim, confidence)
+  hits = 0
+  # The fewest trials in which so many hits still prove the claim.
+  while special.bdtr(hits, count, rate) < power:
+    hits += 1
+    while at_most(hits, count, confidence) > claim:
+      count += 1
+  return count
+
+
+def mcnemar(gained: int, lost: int) -> float:
+  """Returns the two-sided p of two counts of discordant pairs, exactly.
+
+  Under equal rates each pair falls on either side with probability ½ (McNemar,
+  1947, with the binomial distribution).
+  """
+  from scipy import special
+
+  count = gained + lost
+  half = special.bdtr(min(gained, lost), count, 0.5) if count else 0.5
+  return float(min(1.0, 2 * half))
+
+
+def bootstrap(
+  samples: Sequence[np.ndarray],
+  statistic: Callable[..., Any],
+  method: str = 'BCa',
+  seed: int = 0,
+  resamples: int = RESAMPLES,
+  level: float = 0.95,
+) -> Interval:
+  """Returns the bootstrap interval of a statistic of paired samples.
+
+  Args:
+    samples: arrays [N] whose elements are drawn together.
+    statistic: (samples, …, axis) → their statistic along the axis.
+    method: 'BCa' or 'percentile'.
+    seed: seed of the resampling.
+    resamples: their number.
+    level: the two-sided confidence.
+  """
+  from scipy import stats
+
+  found = stats.bootstrap(
+    samples,
+    statistic,
+    paired=len(samples) > 1,
+    n_resamples=resamples,
+    confidence_level=level,
+    method=method,
+    rng=np.random.default_rng(seed),
+  ).confidence_interval
+  return Interval(float(found.low), float(found.high))
+
+
+def bootstrap_mean(
+  values: Sequence[float],
+  seed: int = 0,
+  resamples: int = RESAMPLES,
+  level: float = 0.95,
+) -> Estimate:
+  """Returns the mean of values with its BCa interval.
+
+  Where all values are equal, to 1e-9, so are the ends: the sample then says
+  nothing about how values spread. Fewer than two values have no interval.
+  """
+  found = np.asarray(values, float)
+  if not len(found):
+    return Estimate(math.nan, math.nan, math.nan, 0)
+  middle, low, high = float(found.mean()), math.nan, math.nan
+  if len(found) > 1:
+    low = high = middle
+    if np.ptp(found) >= 1e-9:
+      low, high = bootstrap((found,), np.mean, 'BCa', seed, resamples, level)
+  return Estimate(middle, low, high, len(found))
+
+
+def percentiles(draws: Sequence[float]) -> Interval:
+  """Returns the 95 % interval of draws, NaN where there are none."""
+  if not len(draws):
+    return Interval(math.nan, math.nan)
+  return Interval(*map(float, np.quantile(draws, [0.025, 0.975])))
+
+
+def mean(values: Sequence[float]) -> float:
+  """Returns the mean; NaN for no values."""
+  return statistics.fmean(values) if values else math.nan
+
+
+def spread(values: Sequence[float]) -> float:
+  """Returns the sample standard deviation; NaN for fewer than two values."""
+  if len(values) < 2 or not all(map(math.isfinite, values)):
+    return math.nan
+  return statistics.stdev(values)
+
+
+def half_width(values: Sequence[float]) -> float:
+  """Returns half the 95 % t-interval of the mean; NaN for one value."""
+  from scipy import special
+
+  if len(values) < 2:
+    return math.nan
+  t = float(special.stdtrit(len(values) - 1, 0.975))
+  return t * spread(values) / math.sqrt(len(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """An arm minus its baseline, over the seeds that both have.
+
+  Attributes:
+    mean: mean of the differences.
+    half_width: half the width of the 95 % t-interval around the mean; NaN for
+      fewer than two seeds.
+    baseline: mean of the baseline over the same seeds.
+    seeds: number of seeds.
+  """
+
+  mean: float
+  half_width: float
+  baseline: float
+  seeds: int
+
+
+def difference(
+  arm: Mapping[int, float], baseline: Mapping[int, float]
+) -> Difference:
+  """Returns the paired difference of two arms, each {seed: value}.
+
+  Two arms with the same seed share their first parameters and the order of
+  their data, so that the differences within seeds vary less than the arms'
+  means.
+  """
+  seeds = sorted(arm.keys() & baseline.keys())
+  differences = [arm[seed] - baseline[seed] for seed in seeds]
+  return Difference(
+    mean(differences),
+    half_width(differences),
+    mean([baseline[seed] for seed in seeds]),
+    len(seeds),
+  )
+
+
+def _check_hits(hits: int, count: int) -> None:
+  if count < 1 or not 0 <= hits <= count:
+    raise ValueError(
+      f'{hits} of {count}: needs at least one trial, and hits in 0…{count}.'
+    )
+
+
+def _check_share(name: str, value: float) -> None:
+  if not 0 < value < 1:
+    raise ValueError(f'{name}={value}: must lie between 0 and 1.')
