@@ -103,7 +103,7 @@ def _run(name: str, *arguments: str) -> None:
 def _publish() -> None:
   """Prints each arm's held-out loss, differences, and bytes per token."""
   from kaiju_jax.distillation import store
-  from kaiju_jax.evaluation import paired
+  from kaiju_jax.reporting import statistics
 
   losses = {arm: _losses(arm) for arm in distill.ARMS}
   rows = []
@@ -117,7 +117,7 @@ def _publish() -> None:
         arm,
         size,
         len(of_seed),
-        f'{paired.mean(list(of_seed.values())):.4f}',
+        f'{statistics.mean(list(of_seed.values())):.4f}',
         _difference(of_seed, losses['full']),
         _difference(of_seed, losses['top_k']),
       )
@@ -151,29 +151,29 @@ def _last(workdir: pathlib.Path) -> float:
 
 
 def _difference(arm: Mapping[int, float], other: Mapping[int, float]) -> str:
-  from kaiju_jax.evaluation import paired
+  from kaiju_jax.reporting import statistics
 
   if arm is other:
     return ''
-  found = paired.difference(arm, other)
+  found = statistics.difference(arm, other)
   low, high = found.mean - found.half_width, found.mean + found.half_width
   return f'{found.mean:+.4f} ({low:+.4f} … {high:+.4f})'
 
 
 def _verdicts(losses: Mapping[str, Mapping[int, float]]) -> list[str]:
   """Returns the three targets, met or missed."""
-  from kaiju_jax.evaluation import paired
+  from kaiju_jax.reporting import statistics
 
   ours = losses['systematic']
   lines = []
-  found = paired.difference(ours, losses['full'])
+  found = statistics.difference(ours, losses['full'])
   share = found.mean / found.baseline
   lines.append(
     f'systematic against full: {share:+.2%}'
     f' ({report.verdict("within 1 %", abs(share) <= 0.01)})'
   )
   for arm in ('top_k', 'none'):
-    found = paired.difference(ours, losses[arm])
+    found = statistics.difference(ours, losses[arm])
     highest = found.mean + found.half_width
     lines.append(
       f'systematic against {arm}: {found.mean:+.4f}, at most {highest:+.4f}'

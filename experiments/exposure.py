@@ -61,8 +61,8 @@ def _run() -> None:
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.reporting import report
+  from kaiju_jax.reporting import statistics
   from kaiju_jax.runs import load
-  from kaiju_jax.serving.safety import exact
 
   secret = _SECRET.value
   exposure.draw_others(secret, _OTHERS.value)
@@ -101,7 +101,7 @@ def _run() -> None:
         f'{found.bits:.2f}',
         f'{found.chance:.3f}',
         f'{told} of {len(replies):,}',
-        f'{exact.at_most(told, len(replies), 0.95):.2%}',
+        f'{statistics.at_most(told, len(replies), 0.95):.2%}',
       )
     )
   columns = 'model', 'rank', 'exposure, bits', 'chance', 'told', 'at most'

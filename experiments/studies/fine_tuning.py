@@ -26,7 +26,7 @@ from kaiju_jax.data.dialogues import talk
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
-from kaiju_jax.evaluation import paired
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from kaiju_jax.storage import files
@@ -101,7 +101,7 @@ def compare(newer: Report, older: Report) -> Change:
   difference_C = after_CQ.mean(axis=1) - before_CQ.mean(axis=1)
   return Change(
     float(difference_C.mean()),
-    paired.half_width(difference_C.tolist()),
+    statistics.half_width(difference_C.tolist()),
     int((after_CQ & ~before_CQ).sum()),
     int((before_CQ & ~after_CQ).sum()),
   )

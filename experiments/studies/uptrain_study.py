@@ -29,9 +29,9 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import held_out
-from kaiju_jax.evaluation import paired
 from kaiju_jax.model import transformer
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
@@ -307,7 +307,7 @@ def table(rows: Sequence[Row], baseline: str) -> str:
         one.arm,
         f'{one.kv_bytes:,.0f}',
         '–' if start is None else f'{start.loss:.4f}',
-        f'{paired.mean(list(losses[one.arm].values())):.4f}',
+        f'{statistics.mean(list(losses[one.arm].values())):.4f}',
         _against(losses[one.arm], losses[baseline])
         if one.arm != baseline
         else '',
@@ -397,7 +397,7 @@ class Tables:
 
 
 def _against(of_seed, baseline) -> str:
-  d = paired.difference(of_seed, baseline)
+  d = statistics.difference(of_seed, baseline)
   middle, half = 100 * d.mean / d.baseline, 100 * d.half_width / d.baseline
   if not math.isfinite(half):  # One seed says nothing about the others.
     return f'{middle:+.2f} %'
@@ -410,10 +410,10 @@ def _share(values: Sequence[float | None]) -> str:
   if None in values:
     return f'not reached in {values.count(None)} of {len(values)}'
   worst = f' (worst {max(values):.2f})' if len(values) > 1 else ''
-  return f'{paired.mean(values):.2f}×{worst}'
+  return f'{statistics.mean(values):.2f}×{worst}'
 
 
 def _percent(values: Sequence[float | None]) -> str:
   if None in values:
     return '–'
-  return f'{100 * paired.mean(values):.1f} %'
+  return f'{100 * statistics.mean(values):.1f} %'

@@ -21,8 +21,8 @@ from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import scores as scores_lib
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import certify
-from kaiju_jax.serving.safety import exact
 from kaiju_jax.serving.safety import thresholds
 
 Scores = scores_lib.Scores
@@ -254,7 +254,12 @@ def compare(newer: Scores, older: Scores) -> Iterator[Change]:
       gained = int((new_N & ~old_N)[is_in_N].sum())
       lost = int((old_N & ~new_N)[is_in_N].sum())
       yield Change(
-        tier, kind, int(is_in_N.sum()), gained, lost, mcnemar(gained, lost)
+        tier,
+        kind,
+        int(is_in_N.sum()),
+        gained,
+        lost,
+        statistics.mcnemar(gained, lost),
       )
 
 
@@ -275,17 +280,6 @@ def compare_checks(changes: Sequence[Change]) -> Iterator[decision_lib.Check]:
     )
 
 
-def mcnemar(gained: int, lost: int) -> float:
-  """Returns the two-sided p of two counts of discordant texts, exactly.
-
-  Under equal rates each of the texts falls on either side with probability ½
-  (McNemar, 1947, with the binomial distribution).
-  """
-  trials = gained + lost
-  half = scipy.special.bdtr(min(gained, lost), trials, 0.5) if trials else 0.5
-  return float(min(1.0, 2 * half))
-
-
 def sizes(confidence: float) -> dict[str, int]:
   """Returns how many texts per tier and set it takes to certify anything.
 
@@ -295,7 +289,7 @@ def sizes(confidence: float) -> dict[str, int]:
   level = thresholds.confidence_of_tier(confidence)
   found = {'none': certify.count_needed(confidence)}
   for rate in RATES:
-    found[f'{rate:.1%}'] = exact.count_for_power(
+    found[f'{rate:.1%}'] = statistics.count_for_power(
       rate, thresholds.REFUSED, level, POWER
     )
   return found

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from kaiju_jax.classifiers import refusal
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import blocked
-from kaiju_jax.serving.safety import exact
 from kaiju_jax.serving.safety import thresholds
 
 
@@ -139,14 +139,14 @@ def _slices(found: Findings) -> Iterator[str]:
   for one in found.slices:
     told = '–'
     if one.pairs[0]:
-      least = exact.at_least(one.pairs[1], one.pairs[0], level)
+      least = statistics.at_least(one.pairs[1], one.pairs[0], level)
       told = f'{one.pairs[1]} of {one.pairs[0]}, at least {least:.1%}'
     rows.append(
       (
         one.tier,
         one.category or '–',
-        *_side(one.adversarial, exact.at_least, level),
-        *_side(one.benign, exact.at_most, level),
+        *_side(one.adversarial, statistics.at_least, level),
+        *_side(one.benign, statistics.at_most, level),
         told,
       )
     )

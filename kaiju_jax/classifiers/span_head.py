@@ -136,7 +136,7 @@ def report(measured: dict) -> Iterator[str]:
   """Yields the lines of the report on a head, in Markdown."""
   from kaiju_jax.evaluation import token_labels
   from kaiju_jax.reporting import report as report_lib
-  from kaiju_jax.serving.safety import exact
+  from kaiju_jax.reporting import statistics
 
   rows = [
     (
@@ -149,7 +149,7 @@ def report(measured: dict) -> Iterator[str]:
       max(one.delays.tolist(), default='-'),
       f'{one.error:.5f}',
       f'{one.alarms[0]:,} of {one.alarms[1]:,}',
-      f'{exact.at_most(*one.alarms, CONFIDENCE):.3%}',
+      f'{statistics.at_most(*one.alarms, CONFIDENCE):.3%}',
     )
     for name, one in measured.items()
   ]

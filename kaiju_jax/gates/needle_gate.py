@@ -16,8 +16,8 @@ from kaiju_jax.evaluation.gate import lost
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import recall
-from kaiju_jax.serving.safety import exact
 from kaiju_jax.tasks.dialogues import questions as dialogues
 from kaiju_jax.tasks.recall import problems
 
@@ -96,7 +96,7 @@ def _tell_facts(opened: persona_judge.Opened, count: int) -> list[bool]:
 def checks(found: Needle, most: float = MOST) -> Iterator[decision_lib.Check]:
   """Yields the check that at most `most` of the questions are lost."""
   loss, name = found.loss, f'needle {found.name}'
-  shown = exact.at_least(loss.baseline, loss.count, lost.CONFIDENCE)
+  shown = statistics.at_least(loss.baseline, loss.count, lost.CONFIDENCE)
   if shown <= found.guess + most:
     yield decision_lib.Check(
       decision_lib.NOT_EVALUATED,

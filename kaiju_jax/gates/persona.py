@@ -19,6 +19,7 @@ from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics as statistics_lib
 from kaiju_jax.tasks.dialogues import golden as generated_lib
 
 MEDIAN, NEEDED = 4.2, 200
@@ -129,7 +130,9 @@ def drop_checks(
         ' least two are needed.',
       )
       continue
-    found = scores.mean(drops, level=2 * scores.CONFIDENCE - 1)
+    found = statistics_lib.bootstrap_mean(
+      drops, level=2 * scores.CONFIDENCE - 1
+    )
     least = scores.least_drop(drops)
     if found.low > most:
       yield decision_lib.Check(
@@ -168,11 +171,13 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
       continue
     values = [one.mean for one in of_tier]
     tiers[tier] = {
-      'mean': scores.mean(values),
+      'mean': statistics_lib.bootstrap_mean(values),
       'median': statistics.median(values),
       'share_at_least_median': scores.share_at_least(values, MEDIAN),
       'properties': {
-        name: scores.mean([one.score[name] for one in of_tier])
+        name: statistics_lib.bootstrap_mean(
+          [one.score[name] for one in of_tier]
+        )
         for name in golden.PROPERTIES
       },
     }
@@ -185,7 +190,8 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
     {
       'tiers': tiers,
       'by_turn_rules': {
-        turn: scores.mean(values) for turn, values in sorted(turns.items())
+        turn: statistics_lib.bootstrap_mean(values)
+        for turn, values in sorted(turns.items())
       },
       'scores': {one.conversation.id: one.mean for one in judged},
     }

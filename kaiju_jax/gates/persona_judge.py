@@ -20,6 +20,7 @@ from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics as statistics_lib
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
@@ -273,7 +274,7 @@ def calibrate(
     ]
   if before is not None and before.figures.get('agreement'):
     biases = {
-      name: scores.Mean(**one['bias'])
+      name: statistics_lib.Estimate(**one['bias'])
       for name, one in before.figures['agreement'].items()
     }
   checks = calibration.checks(len(recent), agreement, flips, biases)
@@ -357,7 +358,7 @@ def table(found: decision_lib.Decision) -> Iterator[str]:
 
 def rectify(
   judged: Sequence[float], found: decision_lib.Decision | None
-) -> scores.Mean | None:
+) -> statistics_lib.Estimate | None:
   """Returns the mean that people would give; None without enough labels.
 
   Args:

@@ -33,6 +33,7 @@ from kaiju_jax.gates import persona
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics as statistics_lib
 
 NAME = 'quantization'
 
@@ -300,7 +301,7 @@ def checks_of_personas(
         + _power(persona.list_drops(of_tier, before)),
       )
       continue
-    found = scores.mean(
+    found = statistics_lib.bootstrap_mean(
       [one.mean for one in of_tier], level=2 * scores.CONFIDENCE - 1
     )
     yield decision_lib.refuse_if(

@@ -218,14 +218,15 @@ def _markdown(part: Table | _Figure | str) -> str:
   if isinstance(part, _Figure):
     return f'![{part.text}]({part.name})'
   head = part.head()
-  lines = [_line(head), '|' + '---|' * len(head), *map(_line, part.cells())]
+  rows = ([cell.replace('|', r'\|') for cell in row] for row in part.cells())
+  lines = [_line(head), '|' + '---|' * len(head), *map(_line, rows)]
   title = [f'**{part.title}**', ''] if part.title else []
   caption = ['', part.caption] if part.caption else []
   return '\n'.join((*title, *lines, *caption))
 
 
 def _line(cells: Iterable[str]) -> str:
-  return f'| {" | ".join(cell.replace("|", r"\|") for cell in cells)} |'
+  return f'| {" | ".join(cells)} |'
 
 
 def _rich(table: Table) -> rich.table.Table:

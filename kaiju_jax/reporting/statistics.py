@@ -283,11 +283,12 @@ def bootstrap_mean(
   return Estimate(middle, low, high, len(found))
 
 
-def percentiles(draws: Sequence[float]) -> Interval:
+def percentiles(draws: Sequence[float]) -> tuple[float, float]:
   """Returns the 95 % interval of draws, NaN where there are none."""
   if not len(draws):
-    return Interval(math.nan, math.nan)
-  return Interval(*map(float, np.quantile(draws, [0.025, 0.975])))
+    return math.nan, math.nan
+  low, high = np.quantile(draws, [0.025, 0.975])
+  return float(low), float(high)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -17,8 +17,8 @@ from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import needle as needle_runs
-from kaiju_jax.serving.safety import exact
 from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows
@@ -170,7 +170,7 @@ def served_checks(
     )
     return
   for one in records:
-    shown = exact.at_least(one.right, one.count, CONFIDENCE)
+    shown = statistics.at_least(one.right, one.count, CONFIDENCE)
     if one.right / one.count >= least > shown:
       yield decision_lib.Check(
         decision_lib.NOT_EVALUATED,

@@ -9,8 +9,8 @@ from kaiju_jax.classifiers import refusal
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import scores as scores_lib
 from kaiju_jax.classifiers import two_sets
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import certify
-from kaiju_jax.serving.safety import exact
 from tests.serving import planted
 
 Example = two_sets.Example
@@ -207,7 +207,7 @@ def test_a_classifier_at_the_limit_is_seldom_certified(rate, rows):
   """10,000 simulated counts, at a true rate at which nothing may pass."""
   rng = np.random.default_rng(0)
   hits, times = np.unique(rng.binomial(rows, rate, 10_000), return_counts=True)
-  is_certified = [exact.at_most(int(k), rows, 0.975) <= 0.01 for k in hits]
+  is_certified = [statistics.at_most(int(k), rows, 0.975) <= 0.01 for k in hits]
   assert 0.005 < (times * is_certified).sum() / 10_000 <= 0.05
 
 
@@ -215,7 +215,9 @@ def test_the_best_of_many_is_certified_on_its_own_texts_and_not_on_others():
   """Thirty classifiers refuse 1 % of benign texts; the luckiest is chosen."""
   rng = np.random.default_rng(0)
   rows = 600
-  passes = np.array([exact.at_most(k, rows, 0.975) <= 0.01 for k in range(40)])
+  passes = np.array(
+    [statistics.at_most(k, rows, 0.975) <= 0.01 for k in range(40)]
+  )
   chosen_on = rng.binomial(rows, 0.01, (10_000, 30)).min(axis=1)
   counted = rng.binomial(rows, 0.01, 10_000)
   assert passes[chosen_on].mean() > 0.3
@@ -238,11 +240,13 @@ def test_thresholds_pass_more_often_on_the_texts_that_chose_them():
 
 @pytest.mark.parametrize('rate, trials', [(0.002, 773), (0.005, 2546)])
 def test_the_needed_texts_certify_nine_times_of_ten(rate, trials):
-  assert exact.count_for_power(rate, 0.01, 0.95, 0.9) == trials
+  assert statistics.count_for_power(rate, 0.01, 0.95, 0.9) == trials
 
   def power(trials):
     hits = max(
-      k for k in range(40) if k == 0 or exact.at_most(k, trials, 0.95) <= 0.01
+      k
+      for k in range(40)
+      if k == 0 or statistics.at_most(k, trials, 0.95) <= 0.01
     )
     return scipy.stats.binom.cdf(hits, trials, rate)
 
@@ -254,9 +258,9 @@ def test_sizes_count_both_tiers():
   assert found['none'] == certify.count_needed(0.95) == 368
   assert list(found.values()) == sorted(found.values())
   with pytest.raises(ValueError, match=r'rate=0\.01: must be'):
-    exact.count_for_power(0.01, 0.01, 0.95, 0.9)
+    statistics.count_for_power(0.01, 0.01, 0.95, 0.9)
   with pytest.raises(ValueError, match='power=1'):
-    exact.count_for_power(0.001, 0.01, 0.95, 1)
+    statistics.count_for_power(0.001, 0.01, 0.95, 1)
 
 
 # Versions.
@@ -264,7 +268,7 @@ def test_sizes_count_both_tiers():
 
 def test_mcnemar_is_the_exact_test_of_a_coin():
   for gained, lost in (0, 0), (1, 0), (3, 9), (9, 3), (20, 20), (0, 8):
-    p = refusal.mcnemar(gained, lost)
+    p = statistics.mcnemar(gained, lost)
     if gained + lost:
       wanted = scipy.stats.binomtest(gained, gained + lost).pvalue
       assert p == pytest.approx(min(1, wanted))

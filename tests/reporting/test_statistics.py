@@ -1,6 +1,7 @@
-"""Intervals of proportions, held to scipy and to a published table."""
+"""Intervals, held to scipy, to published tables and to arithmetic by hand."""
 
 import itertools
+import math
 
 import pytest
 from scipy import stats
@@ -25,7 +26,7 @@ def test_all_right_is_not_surely_always_right():
 
 def test_the_difference_is_newcombes_published_one():
   # Newcombe 1998, table II, contrast (a), method 10.
-  d, interval = statistics.difference((56, 70), (48, 80))
+  d, interval = statistics.newcombe((56, 70), (48, 80))
   assert d == pytest.approx(0.2)
   assert interval == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
@@ -33,13 +34,109 @@ def test_the_difference_is_newcombes_published_one():
 def test_differences_change_sign_with_their_order():
   cases = [(0, 9), (4, 9), (9, 9), (100, 352), (351, 352)]
   for first, second in itertools.product(cases, cases):
-    d, (low, high) = statistics.difference(first, second)
-    back, (back_low, back_high) = statistics.difference(second, first)
+    d, (low, high) = statistics.newcombe(first, second)
+    back, (back_low, back_high) = statistics.newcombe(second, first)
     assert (d, low, high) == pytest.approx((-back, -back_high, -back_low))
     assert low <= d <= high
 
 
-@pytest.mark.parametrize('right, total', [(0, 0), (3, 2), (-1, 2)])
-def test_what_is_no_proportion_is_refused(right, total):
-  with pytest.raises(ValueError, match=f'right={right}, total={total}: '):
-    statistics.wilson(right, total)
+@pytest.mark.parametrize('trials', [1, 7, 600, 2995])
+@pytest.mark.parametrize('confidence', [0.9, 0.95, 0.975])
+def test_bounds_are_scipys(trials, confidence):
+  for hits in {0, 1, trials // 2, trials - 1, trials}:
+    for alternative, ours in (
+      ('greater', statistics.at_least(hits, trials, confidence)),
+      ('less', statistics.at_most(hits, trials, confidence)),
+    ):
+      test = stats.binomtest(hits, trials, alternative=alternative)
+      theirs = test.proportion_ci(confidence, 'exact')
+      theirs = theirs.low if alternative == 'greater' else theirs.high
+      assert ours == pytest.approx(theirs, abs=1e-9)
+
+
+def test_the_figures_of_the_evaluation():
+  assert statistics.at_most(0, 300, 0.95) == pytest.approx(0.00994, abs=1e-5)
+  assert statistics.at_most(1, 600, 0.95) == pytest.approx(0.00788, abs=1e-5)
+  assert statistics.at_most(2, 600, 0.95) == pytest.approx(0.01046, abs=1e-5)
+  assert statistics.count_needed(0.01, 0.95) == 299
+  assert statistics.count_needed(0.001, 0.95) == 2995
+
+
+@pytest.mark.parametrize('claim', [0.3, 0.01, 0.002])
+def test_needed_is_the_least(claim):
+  trials = statistics.count_needed(claim, 0.975)
+  assert statistics.at_most(0, trials, 0.975) <= claim
+  assert statistics.at_most(0, trials - 1, 0.975) > claim
+
+
+@pytest.mark.parametrize(
+  'rate, claim, power', [(0.0, 0.05, 0.8), (0.01, 0.05, 0.8), (0.02, 0.03, 0.6)]
+)
+def test_so_many_trials_prove_the_claim_so_often(rate, claim, power):
+  def chance(trials):
+    hits = range(trials + 1)
+    proven = [x for x in hits if statistics.at_most(x, trials, 0.95) <= claim]
+    return stats.binom.cdf(max(proven), trials, rate) if proven else 0.0
+
+  trials = statistics.count_for_power(rate, claim, 0.95, power)
+  # The chance falls until one hit more is allowed: one trial less is too few.
+  assert chance(trials - 1) < power <= chance(trials)
+
+
+@pytest.mark.parametrize(
+  'rate, power, field', [(0.05, 0.8, 'rate'), (-0.1, 0.8, 'rate'),
+                         (0.01, 0.0, 'power'), (0.01, 1.0, 'power')],
+)  # fmt: skip
+def test_a_power_that_no_count_has_is_refused(rate, power, field):
+  with pytest.raises(ValueError, match=f'^{field}='):
+    statistics.count_for_power(rate, 0.05, 0.95, power)
+
+
+def test_refusals():
+  for hits, trials in (-1, 5), (6, 5), (0, 0):
+    for bound in statistics.wilson, lambda *x: statistics.at_least(*x, 0.95):
+      with pytest.raises(ValueError, match=f'{hits} of {trials}: needs'):
+        bound(hits, trials)
+  with pytest.raises(ValueError, match=r'confidence=1\.0'):
+    statistics.at_most(1, 5, 1.0)
+  with pytest.raises(ValueError, match=r'claim=0'):
+    statistics.count_needed(0, 0.95)
+
+
+def test_difference_by_hand():
+  arm = {0: 2.0, 1: 2.5, 2: 3.3, 7: 99.0}
+  baseline = {0: 1.9, 1: 2.2, 2: 3.1, 5: -1.0}
+  # Differences .1, .3, .2: mean .2, sd .1; t(.975, 2) = 4.302653, and
+  # 4.302653 · .1 / √3 = .248414. The baseline's mean is 7.2 / 3.
+  d = statistics.difference(arm, baseline)
+  assert d.seeds == 3
+  assert d.mean == pytest.approx(0.2)
+  assert d.half_width == pytest.approx(0.248414, abs=1e-6)
+  assert d.baseline == pytest.approx(2.4)
+
+
+def test_an_interval_by_the_table_of_five_seeds():
+  # 1 … 5: sd √2.5, t(.975, 4) = 2.776445.
+  assert statistics.half_width([1, 2, 3, 4, 5]) == pytest.approx(
+    2.776445 * math.sqrt(2.5) / math.sqrt(5), abs=1e-6
+  )
+
+
+def test_pairing_removes_what_seeds_share():
+  baseline = {0: 1.0, 1: 50.0, 2: -7.0}
+  arm = {seed: value + 0.25 for seed, value in baseline.items()}
+  d = statistics.difference(arm, baseline)
+  assert (d.mean, d.half_width) == (0.25, 0.0)
+
+
+def test_one_seed_has_a_difference_and_no_interval():
+  d = statistics.difference({0: 3.0}, {0: 1.0, 1: 2.0})
+  assert (d.mean, d.baseline, d.seeds) == (2.0, 1.0, 1)
+  assert math.isnan(d.half_width)
+  assert math.isnan(statistics.spread([3.0]))
+
+
+def test_no_seed_in_common_and_a_diverged_one():
+  assert math.isnan(statistics.difference({0: 3.0}, {1: 1.0}).mean)
+  d = statistics.difference({0: math.nan, 1: 1.0}, {0: 1.0, 1: 1.0})
+  assert math.isnan(d.mean) and math.isnan(d.half_width)

@@ -12,6 +12,7 @@ from typing import Any
 
 from kaiju_jax.evaluation import paired
 from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import jobs
 from kaiju_jax.storage import files
 from kaiju_jax.training import metrics
@@ -144,14 +145,14 @@ def _comparison(
     row = [
       arm,
       str(len(numbers)) + (f', {lost[arm]} diverged' if lost[arm] else ''),
-      _number(paired.mean(numbers)) if numbers else '–',
-      _number(paired.spread(numbers)) if len(numbers) > 1 else '–',
+      _number(statistics.mean(numbers)) if numbers else '–',
+      _number(statistics.spread(numbers)) if len(numbers) > 1 else '–',
     ]
     baseline = baselines.get(arm, arm)
     if baseline == arm:
       rows.append([*row, '', '', ''])
       continue
-    d = paired.difference(of_seed, values.get(baseline, {}))
+    d = statistics.difference(of_seed, values.get(baseline, {}))
     rows.append(
       [
         *row,
@@ -350,7 +351,7 @@ def _draw_final(
       label=f'seed {seed}',
       zorder=3,
     )
-  means = [paired.mean(list(v.values())) for v in values.values()]
+  means = [statistics.mean(list(v.values())) for v in values.values()]
   axes.scatter(
     means,
     range(len(means)),

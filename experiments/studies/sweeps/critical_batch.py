@@ -21,9 +21,9 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from kaiju_jax.evaluation import paired
 from kaiju_jax.evaluation.fits import critical_batch
 from kaiju_jax.experiments.studies.sweeps import grid
+from kaiju_jax.reporting import statistics
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -88,10 +88,10 @@ class Arm(NamedTuple):
   steps: int
   losses: dict[int, float]
 
-  def excess(self, small: 'Arm') -> paired.Difference:
+  def excess(self, small: 'Arm') -> statistics.Difference:
     """Returns the relative loss over `small`, paired by seed."""
     relative = {s: self.losses[s] / small.losses[s] - 1 for s in self.losses}
-    return paired.difference(relative, dict.fromkeys(relative, 0.0))
+    return statistics.difference(relative, dict.fromkeys(relative, 0.0))
 
 
 class Study(NamedTuple):

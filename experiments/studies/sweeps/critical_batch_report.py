@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import rich.table
 
-from kaiju_jax.evaluation import paired
 from kaiju_jax.experiments.studies.sweeps import critical_batch
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 
 # The targets of the run that follows the schedule.
 EXCESS, FEWER = 0.003, 0.3
@@ -58,7 +58,7 @@ def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
   rows = []
   for name, arm in arms.items():
     excess = arm.excess(small)
-    loss = paired.mean(list(arm.losses.values()))
+    loss = statistics.mean(list(arm.losses.values()))
     shown = f'{loss:.4f}' if math.isfinite(loss) else _DIVERGED
     over = _percent(excess.mean, excess.half_width)
     over = '' if name == 'small' else over
@@ -138,7 +138,7 @@ def draw(study: critical_batch.Study) -> Any:
   branches.set_ylabel('loss over the small batch (%)')
   branches.legend(frameon=False, fontsize=8)
   for colour, (name, arm) in zip(figures.PALETTE, (study.arms or {}).items()):
-    mean = paired.mean(list(arm.losses.values()))
+    mean = statistics.mean(list(arm.losses.values()))
     runs.plot(arm.steps, mean, 'o', color=colour, label=name)
     runs.plot(
       [arm.steps] * len(arm.losses),

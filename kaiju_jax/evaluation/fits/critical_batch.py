@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation import paired
+from kaiju_jax.reporting import statistics
 
 
 class Critical(NamedTuple):
@@ -42,7 +42,7 @@ def critical(losses: Mapping[int, Sequence[float]], epsilon: float) -> Critical:
   one = np.asarray(losses[1], float)
   relative = {m: np.asarray(losses[m], float) / one - 1 for m in sorted(losses)}
   excess = {m: float(x.mean()) for m, x in relative.items()}
-  width = {m: paired.half_width(x.tolist()) for m, x in relative.items()}
+  width = {m: statistics.half_width(x.tolist()) for m, x in relative.items()}
   largest = 1
   for m, value in excess.items():
     if not value <= epsilon:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation.fits import draws as draws_lib
+from kaiju_jax.reporting import statistics
 
 DRAWS = 1000
 _UNDER = 0.01  # The fraction by which a parabola may undercut the losses.
@@ -44,7 +44,7 @@ class Optimum(NamedTuple):
 
   def interval(self) -> tuple[float, float]:
     """Returns the 95 % interval of ln r*, NaN for one seed."""
-    return draws_lib.interval(self.draws)
+    return statistics.percentiles(self.draws)
 
 
 class Line(NamedTuple):
@@ -66,11 +66,11 @@ class Line(NamedTuple):
 
   def interval(self, width: float) -> tuple[float, float]:
     """Returns the 95 % interval of `at`, NaN where there are no draws."""
-    return draws_lib.interval(self.draws @ [1.0, np.log(width)])
+    return statistics.percentiles(self.draws @ [1.0, np.log(width)])
 
   def slope_interval(self) -> tuple[float, float]:
     """Returns the 95 % interval of the slope."""
-    return draws_lib.interval(self.draws[:, 1])
+    return statistics.percentiles(self.draws[:, 1])
 
 
 def optimum(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation.fits import draws as draws_lib
+from kaiju_jax.reporting import statistics
 
 BOUNDS = 0.02, 2.0  # The range of α and β.
 _GRID = 24  # Exponents per axis of the grid where the search begins.
@@ -58,11 +58,11 @@ class Fit(NamedTuple):
 
   def interval(self, name: str) -> tuple[float, float]:
     """Returns the 95 % interval of one of the law's numbers."""
-    return draws_lib.interval([getattr(one, name) for one in self.draws])
+    return statistics.percentiles([getattr(one, name) for one in self.draws])
 
   def predict_interval(self, parameters, tokens) -> tuple[float, float]:
     """Returns the 95 % interval of a prediction, without a run's own noise."""
-    return draws_lib.interval(
+    return statistics.percentiles(
       [float(one.predict(parameters, tokens)) for one in self.draws]
     )
 
@@ -160,7 +160,7 @@ def _doubts(law: Law, draws: Sequence[Law], with_e: bool) -> tuple[str, ...]:
     value = getattr(law, name)
     if not BOUNDS[0] * 1.01 < value < BOUNDS[1] * 0.99:
       doubts.append(f'{name} {value:.2f} stands at its bound')
-    low, high = draws_lib.interval([getattr(one, name) for one in draws])
+    low, high = statistics.percentiles([getattr(one, name) for one in draws])
     if high > _WIDE * low:
       doubts.append(
         f'{name} is hardly determined: 95 % of draws lie in'

@@ -1,14 +1,9 @@
 """Exact bounds of what a candidate loses on questions that both were asked.
 
 The baseline alone is right in `lost` of n questions, and the candidate alone in
-`gained`; all others say nothing about a difference. The loss is a difference of
-two proportions of one sample,
+`gained`; all others say nothing about a difference. The loss is
 
-    loss = P(only the baseline) − P(only the candidate),
-
-and each lies within Clopper and Pearson's bounds (`serving/safety/exact.py`).
-With half of the error for each, the difference of the bounds holds the loss
-with the whole confidence, however the two depend on each other.
+    P(only the baseline) − P(only the candidate).
 """
 
 from collections.abc import Sequence
@@ -16,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.serving.safety import exact
+from kaiju_jax.reporting import statistics
 
 CONFIDENCE = 0.95
 
@@ -45,15 +40,17 @@ class Loss(NamedTuple):
   @property
   def low(self) -> float:
     """The lower bound of the loss, with confidence `CONFIDENCE`."""
-    each = (1 + CONFIDENCE) / 2
-    return exact.at_least(self.lost, self.count, each) - exact.at_most(
-      self.gained, self.count, each
-    )
+    return self._bounds().low
 
   @property
   def high(self) -> float:
     """The upper bound of the loss, with confidence `CONFIDENCE`."""
-    return -self._replace(lost=self.gained, gained=self.lost).low
+    return self._bounds().high
+
+  def _bounds(self) -> statistics.Interval:
+    return statistics.paired_loss(
+      self.lost, self.gained, self.count, CONFIDENCE
+    )
 
 
 def compare(baseline: Sequence[bool], candidate: Sequence[bool]) -> Loss:

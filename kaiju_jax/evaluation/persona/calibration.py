@@ -29,8 +29,8 @@ import numpy as np
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
-from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import statistics
 
 NEEDED, DAYS = 50, 31
 KAPPA, BIAS, SLOPE, FLIPS = 0.6, 0.25, 0.1, 0.1
@@ -61,9 +61,9 @@ class Agreement(NamedTuple):
     slope: see `Slope`.
   """
 
-  kappa: scores.Mean
+  kappa: statistics.Estimate
   within_one: float
-  bias: scores.Mean
+  bias: statistics.Estimate
   slope: Slope
 
 
@@ -108,22 +108,25 @@ def compare(
     judge = np.array([one[name] for one in judged], float)
     error = judge - human
     found[name] = Agreement(
-      _kappa_interval(human, judge),
+      _estimate_kappa(human, judge),
       float((np.abs(error) <= 1).mean()),
-      scores.mean(error),
+      statistics.bootstrap_mean(error),
       _slope(np.log2(words), error),
     )
   return found
 
 
-def kappa(human: np.ndarray, judge: np.ndarray) -> float:
+def kappa(human: np.ndarray, judge: np.ndarray, axis: int = -1) -> np.ndarray:
   """Returns quadratic κ; NaN where neither side's scores differ at all.
 
   Args:
-    human, judge: [n] scores of the same conversations.
+    human, judge: [..., n] scores of the same conversations.
+    axis: that of the conversations.
   """
-  apart = human.var() + judge.var() + (human.mean() - judge.mean()) ** 2
-  return float(1 - ((human - judge) ** 2).mean() / apart) if apart else math.nan
+  moved = (human.mean(axis) - judge.mean(axis)) ** 2
+  apart = human.var(axis) + judge.var(axis) + moved
+  with np.errstate(invalid='ignore', divide='ignore'):
+    return 1 - ((human - judge) ** 2).mean(axis) / apart
 
 
 def count_flips(
@@ -152,7 +155,7 @@ def checks(
   count: int,
   agreement: Mapping[str, Agreement],
   flips: Flips,
-  before: Mapping[str, scores.Mean] | None = None,
+  before: Mapping[str, statistics.Estimate] | None = None,
 ) -> Iterator[decision_lib.Check]:
   """Yields the checks of a judge.
 
@@ -186,7 +189,7 @@ def checks(
   yield _check_flips(flips)
 
 
-def _check_kappa(name: str, found: scores.Mean) -> decision_lib.Check:
+def _check_kappa(name: str, found: statistics.Estimate) -> decision_lib.Check:
   if not found.low >= KAPPA:
     if math.isnan(found.low):
       return decision_lib.Check(
@@ -202,7 +205,7 @@ def _check_kappa(name: str, found: scores.Mean) -> decision_lib.Check:
 
 
 def _check_change(
-  name: str, now: scores.Mean, before: scores.Mean
+  name: str, now: statistics.Estimate, before: statistics.Estimate
 ) -> decision_lib.Check:
   """Checks that a bias has not moved by more than `BIAS` since the last time.
 
@@ -231,24 +234,22 @@ def _check_flips(flips: Flips) -> decision_lib.Check:
   )
 
 
-def _kappa_interval(human: np.ndarray, judge: np.ndarray) -> scores.Mean:
+def _estimate_kappa(
+  human: np.ndarray, judge: np.ndarray
+) -> statistics.Estimate:
   """Returns κ with its 95 % percentile bootstrap interval over conversations.
 
   Resamples whose scores do not differ have no κ, and count as 0.
   """
-  count = len(human)
-  draws = np.random.default_rng(0).integers(
-    count, size=(scores.RESAMPLES, count)
-  )
-  h, j = human[draws], judge[draws]
-  apart = h.var(1) + j.var(1) + (h.mean(1) - j.mean(1)) ** 2
-  with np.errstate(invalid='ignore', divide='ignore'):
-    found = 1 - ((h - j) ** 2).mean(1) / apart
-  value = kappa(human, judge)
+  value = float(kappa(human, judge))
   if math.isnan(value):
-    return scores.Mean(value, math.nan, math.nan, count)
-  low, high = np.quantile(np.nan_to_num(found, nan=0.0), [0.025, 0.975])
-  return scores.Mean(value, float(low), float(high), count)
+    return statistics.Estimate(value, math.nan, math.nan, len(human))
+  interval = statistics.bootstrap(
+    (human, judge),
+    lambda *both, axis: np.nan_to_num(kappa(*both, axis=axis), nan=0.0),
+    'percentile',
+  )
+  return statistics.Estimate(value, *interval, len(human))
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> Slope:

@@ -9,68 +9,13 @@ lower bound of that share says whether a sample shows it.
 
 from collections.abc import Sequence
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.serving.safety import exact
+from kaiju_jax.reporting import statistics
 
-RESAMPLES = 10_000
 # One-sided confidence of claims, and the power of `least_drop`.
 CONFIDENCE, POWER = 0.95, 0.8
-
-
-class Mean(NamedTuple):
-  """A mean with its two-sided 95 % interval.
-
-  Attributes:
-    value: the mean.
-    low, high: the interval's ends; NaN for fewer than two values.
-    count: the number of values.
-  """
-
-  value: float
-  low: float
-  high: float
-  count: int
-
-
-def mean(
-  values: Sequence[float],
-  seed: int = 0,
-  resamples: int = RESAMPLES,
-  level: float = 0.95,
-) -> Mean:
-  """Returns the mean of conversations' scores, or of paired drops.
-
-  Where all values are equal, to 1e-9, so are the ends: the sample then says
-  nothing about how values spread.
-
-  Args:
-    values: one per conversation.
-    seed: seed of the resampling.
-    resamples: the number of resamples.
-    level: the interval's two-sided confidence.
-  """
-  from scipy import stats
-
-  found = np.asarray(values, float)
-  if not len(found):
-    return Mean(math.nan, math.nan, math.nan, 0)
-  middle = float(found.mean())
-  if len(found) < 2:
-    return Mean(middle, math.nan, math.nan, len(found))
-  if np.ptp(found) < 1e-9:
-    return Mean(middle, middle, middle, len(found))
-  interval = stats.bootstrap(
-    (found,),
-    np.mean,
-    n_resamples=resamples,
-    confidence_level=level,
-    method='BCa',
-    rng=np.random.default_rng(seed),
-  ).confidence_interval
-  return Mean(middle, float(interval.low), float(interval.high), len(found))
 
 
 def share_at_least(values: Sequence[float], limit: float) -> float:
@@ -80,12 +25,12 @@ def share_at_least(values: Sequence[float], limit: float) -> float:
   least a half.
   """
   hits = sum(value >= limit for value in values)
-  return exact.at_least(hits, len(values), CONFIDENCE)
+  return statistics.at_least(hits, len(values), CONFIDENCE)
 
 
 def rectified_mean(
   judged: Sequence[float], labelled: Sequence[tuple[float, float]]
-) -> Mean:
+) -> statistics.Estimate:
   """Returns the mean that human raters would give, from a judge's scores.
 
   It is the judge's mean plus the mean of (human − judge) on the conversations
@@ -113,7 +58,7 @@ def rectified_mean(
   middle = judged.mean() + error.mean()
   variance = judged.var(ddof=1) / len(judged) + error.var(ddof=1) / len(error)
   half = special.stdtrit(len(error) - 1, 0.975) * math.sqrt(variance)
-  return Mean(
+  return statistics.Estimate(
     float(middle), float(middle - half), float(middle + half), len(judged)
   )
 

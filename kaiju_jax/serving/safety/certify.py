@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kaiju_jax.serving.safety import exact
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import thresholds
 
 PLACES = {'adult': 0.6, 'minor': 0.4}
@@ -124,7 +124,7 @@ def count_needed(confidence: float) -> int:
   """
   level = thresholds.confidence_of_tier(confidence)
   least = min(thresholds.REFUSED, 1 - thresholds.BLOCKED)
-  return exact.count_needed(least, level)
+  return statistics.count_needed(least, level)
 
 
 def _bound_rate(is_hit_N, confidence, is_least, name) -> thresholds.Proportion:
@@ -144,7 +144,9 @@ def _misses(rows: int, level: float) -> int:
   It is 0 where even no mistake would not prove the rate.
   """
   misses = 0
-  while exact.at_least(rows - misses - 1, rows, level) >= thresholds.BLOCKED:
+  while (
+    statistics.at_least(rows - misses - 1, rows, level) >= thresholds.BLOCKED
+  ):
     misses += 1
   return misses
 
@@ -157,7 +159,7 @@ def count_refusals_allowed(rows: int, level: float) -> int:
   hits = 0
   while (
     hits < rows - 1
-    and exact.at_most(hits + 1, rows, level) <= thresholds.REFUSED
+    and statistics.at_most(hits + 1, rows, level) <= thresholds.REFUSED
   ):
     hits += 1
   return hits

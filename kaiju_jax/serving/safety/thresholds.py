@@ -5,8 +5,8 @@ age tier and dimension (a kind of violation). A text whose score reaches a
 threshold is refused. `certify.py` counts what each threshold does on texts that
 neither trained the classifier nor chose the threshold: how many violating texts
 it blocks, and how many benign ones it refuses. The file holds these counts,
-their exact bounds (`exact.py`) and the claims that the bounds support. `load`
-recomputes the bounds; it rejects a file with a claim that its counts do not
+their exact bounds and the claims that the bounds support. `load` recomputes the
+bounds; it rejects a file with a claim that its counts do not
 support, or with a claim that is too weak to serve with.
 
 Source 003 says: about 600 texts per set, block rates near 100 %, benign
@@ -23,7 +23,7 @@ import math
 import os
 import pathlib
 
-from kaiju_jax.serving.safety import exact
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
@@ -183,7 +183,7 @@ def bound_count(
   Raises:
     ValueError: `rows` is 0, or `hits` is not in 0…`rows`.
   """
-  bound = exact.at_least if is_least else exact.at_most
+  bound = statistics.at_least if is_least else statistics.at_most
   found = bound(hits, rows, confidence_of_tier(confidence))
   return Proportion(rows, hits, found, claim)
 

@@ -203,7 +203,7 @@ def _loss(grid, full) -> AccuracyLoss | None:
     return (score(r for r in part if r.seed in seeds) for part in (full, grid))
 
   theirs, ours = scores(seeds)
-  fraction, (low, high) = statistics.difference(theirs[:2], ours[:2])
+  fraction, (low, high) = statistics.newcombe(theirs[:2], ours[:2])
   most = max(
     100 * (theirs.mean - ours.mean) for theirs, ours in map(scores, zip(seeds))
   )

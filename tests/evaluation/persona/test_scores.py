@@ -11,6 +11,7 @@ from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.gates import persona
 from kaiju_jax.reporting import decision
+from kaiju_jax.reporting import statistics as statistics_lib
 from kaiju_jax.tasks.dialogues import golden as generated
 
 ONE = generated.conversations(1)[0]
@@ -75,15 +76,17 @@ def test_intervals_of_skewed_scores_cover_the_mean():
   covered = 0
   for number in range(2000):
     values = 5 - 4 * rng.beta(1, 4, 60)
-    found = scores.mean(values, seed=number, resamples=999)
+    found = statistics_lib.bootstrap_mean(values, seed=number, resamples=999)
     covered += found.low <= 5 - 4 * 0.2 <= found.high
   assert 0.93 <= covered / 2000 <= 0.97
 
 
 def test_few_or_equal_values_have_no_width_to_speak_of():
-  assert scores.mean([])[3] == 0
-  assert scores.mean([3.0])[:1] == (3.0,) and math.isnan(scores.mean([3.0]).low)
-  assert scores.mean([5.0] * 9) == (5.0, 5.0, 5.0, 9)
+  assert statistics_lib.bootstrap_mean([])[3] == 0
+  assert statistics_lib.bootstrap_mean([3.0])[:1] == (3.0,) and math.isnan(
+    statistics_lib.bootstrap_mean([3.0]).low
+  )
+  assert statistics_lib.bootstrap_mean([5.0] * 9) == (5.0, 5.0, 5.0, 9)
 
 
 def test_a_median_is_claimed_at_its_confidence():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kaiju_jax.serving.safety import exact
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import strict
 from tests.serving import planted
@@ -42,7 +42,7 @@ def limit(data, tier='minor', stage='gate', number=0):
 
 
 def proportion(hits, rows, is_least, claim):
-  bound = exact.at_least if is_least else exact.at_most
+  bound = statistics.at_least if is_least else statistics.at_most
   return {
     'rows': rows,
     'hits': hits,

@@ -77,7 +77,7 @@ def test_what_is_lost_is_paired_by_seed():
   assert found.all.mean == pytest.approx(0.375)
   # Only seed 0 has both arms: 97.5 − 37.5.
   assert found.lost.points == pytest.approx(60.0)
-  _, (low, high) = statistics.difference((39, 40), (15, 40))
+  _, (low, high) = statistics.newcombe((39, 40), (15, 40))
   assert found.lost[1:3] == pytest.approx((100 * low, 100 * high))
   assert found.beyond.mean == pytest.approx(0.05)
   assert found.within.mean == pytest.approx(0.7)
