@@ -80,7 +80,7 @@ class Estimate(NamedTuple):
   count: int = 0
 
   @classmethod
-  def of(cls, data: Mapping[str, Any]) -> Self:
+  def read(cls, data: Mapping[str, Any]) -> Self:
     """Returns the estimate of plain data with its fields."""
     return cls(data['value'], data['low'], data['high'])
 
