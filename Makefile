@@ -56,7 +56,8 @@ needle: $(VENV)/.installed
 	  --seeds=$$(seq -s, 0 $$(($(SEEDS) - 1))) $(if $(ARMS),--arms=$(ARMS))
 
 test: $(VENV)/.tests-installed
-	$(QUICK) $(PYTEST) -m 'not slow and not aot and not fleet' $(TESTS)
+	$(QUICK) $(PYTEST) -m 'not slow and not aot and not fleet and not device' \
+	  $(TESTS)
 
 # What another Python or another JAX may break: every module is imported, and a
 # few tests of kernels, models, steps, meshes and decoding run.
@@ -127,8 +128,8 @@ $(VENV)/.serve-installed: EXTRAS := [serve]
 $(VENV)/.tests-installed: EXTRAS := [test]
 $(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
 $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
-$(VENV)/.gpu-installed: EXTRAS := [cuda,triton]
-$(VENV)/.tpu-installed: EXTRAS := [tpu]
+$(VENV)/.gpu-installed: EXTRAS := [cuda,triton,device]
+$(VENV)/.tpu-installed: EXTRAS := [tpu,device]
 $(VENV)/.interchange-installed: EXTRAS := [test,interchange]
 $(VENV)/.fleet-installed: EXTRAS := [test-fleet]
 

@@ -14,6 +14,7 @@ from experiments.benchmarks.device import setting as setting_lib
 from kaiju_jax.aot import build
 from kaiju_jax.aot import devices as devices_lib
 from tests import compiled
+from tests.device import numerics
 
 # The beginnings of names: one program at least of each kernel and pass.
 QUICK = {
@@ -43,6 +44,9 @@ WITHOUT = 'autotune', 'startup'
 def _programs(name, accelerator):
   """Returns the slice's programs, and the device that they are for."""
   device = compiled.devices(accelerator)[0]
+  if name == 'numerics':
+    with build.tracing_for(device):
+      return numerics.programs('gpu'), device
   module = importlib.import_module(f'experiments.benchmarks.device.{name}')
   with build.tracing_for(device):
     found = module.programs(setting_lib.Setting('unused'), device)

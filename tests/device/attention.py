@@ -17,8 +17,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
-
-from . import checks
+from tests.device import checks
 
 SCALE = 0.3
 # Small enough that the cases have several blocks, the last not whole.

@@ -16,8 +16,7 @@ import numpy as np
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import reference
-
-from . import checks
+from tests.device import checks
 
 # Two parts of 35 groups, 130 columns: more than a block, and ragged.
 SHAPE = 560, 130

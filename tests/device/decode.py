@@ -16,8 +16,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
-
-from . import checks
+from tests.device import checks
 
 SCALE = 0.1
 ROWS, LOGICAL, SLOTS, POOL = 3, 8, 8, 40

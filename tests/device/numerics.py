@@ -1,9 +1,9 @@
-"""Does every kernel compute what its definition says, on this device?
+"""The checks of all kernels by name, and what each compiles.
 
-Each check compiles one implementation for one shape and compares it with the
+A check compiles one implementation for one shape and compares it with the
 definition on the CPU: the largest error, and whether NaN and infinities stand
-where they belong. Those of all kernels take turns, so that whatever the time
-allows, each kernel was looked at.
+where they belong. Kernels take turns, so that whatever the time allows, each
+was looked at.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,11 @@ import itertools
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels import timing
-
-from .. import setting as setting_lib
-from . import attention
-from . import checks
-from . import codec
-from . import decode
-from . import products
+from tests.device import attention
+from tests.device import checks
+from tests.device import codec
+from tests.device import decode
+from tests.device import products
 
 # By the kernel's folder.
 _KERNELS = {
@@ -38,43 +34,27 @@ class Case(NamedTuple):
   check: checks.Check
 
 
-def _checks(setting: setting_lib.Setting) -> dict[str, Case]:
+def cases(platform: str, small: bool = False) -> dict[str, Case]:
+  """Returns the checks by name, those most worth knowing first.
+
+  Args:
+    platform: whose implementations are checked.
+    small: whether only the smallest shapes are, for interpreted kernels.
+  """
   made = [
-    [(name, Case(kernel, check)) for name, check in found]
-    for kernel, found in (
-      (kernel, module.make(dispatch.platform(), setting.dry))
-      for kernel, module in _KERNELS.items()
-    )
+    [
+      (name, Case(kernel, check))
+      for name, check in module.make(platform, small)
+    ]
+    for kernel, module in _KERNELS.items()
   ]
   turns = itertools.zip_longest(*made)
   return {pair[0]: pair[1] for turn in turns for pair in turn if pair}
 
 
-def cases(
-  setting: setting_lib.Setting,
-) -> dict[str, tuple[float, Case]]:
-  """Returns the checks, kernels in turn."""
-  found = _checks(setting)
-  if setting.dry:
-    # The first check of each kernel: interpreters take seconds for each.
-    first = {name.partition(',')[0]: name for name in reversed(found)}
-    found = {name: found[name] for name in found if name in first.values()}
-  return {name: (each.check.estimate, each) for name, each in found.items()}
-
-
-def measure(setting: setting_lib.Setting, case: Case) -> dict[str, Any]:
-  """Returns the check's errors."""
-  del setting
-  with timing.trial(f'{case.kernel}, {case.check.implementation}'):
-    return {'kernel': case.kernel, **checks.measure(case.check)}
-
-
-def programs(
-  setting: setting_lib.Setting, device: Any
-) -> dict[str, Callable[[], tuple[Any, tuple]]]:
+def programs(platform: str) -> dict[str, Callable[[], tuple[Any, tuple]]]:
   """Returns what each check compiles."""
-  del device
   return {
-    name: functools.partial(checks.program, each.check)
-    for name, each in _checks(setting).items()
+    name: functools.partial(checks.program, case.check)
+    for name, case in cases(platform).items()
   }

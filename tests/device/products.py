@@ -14,8 +14,7 @@ import numpy as np
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
-
-from . import checks
+from tests.device import checks
 
 # No multiple of any block.
 ROWS, CONTRACTED, OUTPUTS = 70, 300, 200

@@ -5,15 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device import numerics
 from experiments.benchmarks.device import proposal
-from experiments.benchmarks.device import setting as setting_lib
-from experiments.benchmarks.device.numerics import checks
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api as matmul_api
 from kaiju_jax.kernels.paged_decode import api as decode_api
 from kaiju_jax.kernels.squinch import api as squinch_api
 from kaiju_jax.kernels.visibility_attention import api as attention_api
+from tests.device import checks
+from tests.device import numerics
 
 _APIS = {
   'visibility_attention': attention_api,
@@ -70,10 +68,9 @@ def test_a_check_holds_for_the_definition_alone(wrong, holds):
 
 @pytest.mark.parametrize('platform', ['gpu', 'tpu'])
 def test_every_implementation_of_the_platform_is_checked(platform):
-  with dispatch.compiling_for(platform):
-    found = numerics.cases(setting_lib.Setting('unused'))
+  found = numerics.cases(platform)
   checked = {
-    (case.kernel, case.check.implementation) for _, case in found.values()
+    (case.kernel, case.check.implementation) for case in found.values()
   }
   assert checked == {
     (kernel, name)
@@ -81,17 +78,16 @@ def test_every_implementation_of_the_platform_is_checked(platform):
     for name, places in api.RUNS_ON.items()
     if platform in places and name != 'reference'
   }
-  for name, (_, case) in found.items():
+  for name, case in found.items():
     about = case.kernel, case.check.implementation
     assert proposal.parse_check(name) == about, name
   # Whatever the time allows, each kernel was looked at.
-  first = [case.kernel for _, case in found.values()][: len(_APIS)]
+  first = [case.kernel for case in found.values()][: len(_APIS)]
   assert set(first) == set(_APIS)
 
 
 def test_variants_hold_nan_and_queries_that_see_nothing():
-  with dispatch.compiling_for('gpu'):
-    found = numerics.cases(setting_lib.Setting('unused'))
+  found = numerics.cases('gpu')
   for name in (
     'attention, pallas_gpu, bfloat16: windows',
     'attention, pallas_gpu, int8: windows',
@@ -99,7 +95,7 @@ def test_variants_hold_nan_and_queries_that_see_nothing():
     'int8 product, xla, bfloat16, exact parts: by the last',
     'squinch encode, pallas_gpu, zero, ln6: float32',
   ):
-    variants = found[name][1].check.variants()
+    variants = found[name].check.variants()
     holds_nan = [
       any(
         np.isnan(np.asarray(x, np.float32)).any()

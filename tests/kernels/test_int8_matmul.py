@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device.numerics import products as shared
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import project
+from tests.device import products as shared
 from tests.kernels import interpreted
 
 # Several blocks each way, the last in part.

@@ -13,8 +13,6 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device.numerics import checks
-from experiments.benchmarks.device.numerics import decode as shared
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
@@ -22,6 +20,8 @@ from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.visibility_attention import api as attention_api
 from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
+from tests.device import checks
+from tests.device import decode as shared
 from tests.kernels import interpreted
 
 _SCALE = shared.SCALE

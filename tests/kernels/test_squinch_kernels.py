@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device.numerics import codec as shared
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import api
@@ -20,6 +19,7 @@ from kaiju_jax.kernels.squinch import groups
 from kaiju_jax.kernels.squinch import pallas_gpu
 from kaiju_jax.kernels.squinch import reference
 from kaiju_jax.wire import squinch
+from tests.device import codec as shared
 
 KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
 on_each = pytest.mark.parametrize('implementation', KERNELS.values())

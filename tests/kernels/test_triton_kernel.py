@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device.numerics import attention as cases
-from experiments.benchmarks.device.numerics import checks
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
+from tests.device import attention as cases
+from tests.device import checks
 from tests.kernels import test_visibility_attention as shared
 
 _HERE = 'TRITON_INTERPRET' in os.environ

@@ -14,13 +14,13 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device.numerics import attention as shared
-from experiments.benchmarks.device.numerics import checks
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
+from tests.device import attention as shared
+from tests.device import checks
 from tests.kernels import interpreted
 
 _SCALE = shared.SCALE

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks.device.numerics import checks
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import mosaic_gpu
 from kaiju_jax.kernels.visibility_attention import pallas_gpu
+from tests.device import checks
 
 _SCALE = 0.3
 many_programs = pytest.mark.skipif(
