@@ -1,4 +1,4 @@
-"""Connections that end a job at once when one of its processes dies.
+"""Ends a job at once when one of its processes dies: a watchdog per process.
 
 A process that waits for a dead peer inside a collective waits forever, or gets
 an error that does not name the peer. So each process keeps a connection to
@@ -42,7 +42,7 @@ def leave_at_once(line: str, status: int = 1) -> NoReturn:
   os._exit(status)
 
 
-class Lifeline:
+class PeerWatchdog:
   """One process's end of the connections.
 
   Args:
@@ -66,7 +66,9 @@ class Lifeline:
     self._peers = peers
     self._end = end
     self._telling = threading.Lock()
-    threading.Thread(target=self._watch, name='lifeline', daemon=True).start()
+    threading.Thread(
+      target=self._watch, name='peer_watchdog', daemon=True
+    ).start()
 
   def fail(self, why: str, details: str = '', status: int = 1) -> NoReturn:
     """Ends this process with a message, and sends it to the others.

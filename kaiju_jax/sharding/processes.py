@@ -1,6 +1,6 @@
 """Coordinates several processes, one per host, that run one program.
 
-    join_cluster   joins the processes by jax.distributed and a lifeline
+    join_cluster   joins the processes by jax.distributed and watches its peers
     gather         gives each process the texts of all
     barrier        waits until all processes have arrived
     Vote           tells all processes at the same step if one asks to stop
@@ -20,10 +20,10 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax.sharding import lifeline
+from kaiju_jax.sharding import peer_watchdog
 
 # jax's own service ends the job if a process is stopped or swapped out but not
-# dead. (The lifeline notices a death at once.)
+# dead. (The watchdog notices a death at once.)
 _HEARTBEAT_SECONDS = 30
 _SHUTDOWN_SECONDS = 30
 _START_SECONDS = 300
@@ -95,7 +95,7 @@ def join_cluster(
 def _give_up(cluster: Cluster, timeout: int) -> None:
   where = f' at {cluster.coordinator}' if cluster.coordinator else ''
   count = f' all {cluster.processes}' if cluster.processes else ' all'
-  lifeline.leave_at_once(
+  peer_watchdog.leave_at_once(
     f'error: --multihost: not{count} processes came together{where} within'
     f' {timeout} seconds. Is one not started, has it failed, or can it not'
     ' reach process 0?'
@@ -127,19 +127,19 @@ def _initialize(cluster: Cluster, timeout: int) -> None:
     raise OSError(f'--multihost: {reason}') from error
 
 
-def _connect() -> lifeline.Lifeline:
+def _connect() -> peer_watchdog.PeerWatchdog:
   """Connects all processes to the first one.
 
   Raises:
     OSError: a process cannot connect.
   """
   index, count = jax.process_index(), jax.process_count()
-  server = lifeline.Server() if index == 0 else None
+  server = peer_watchdog.Server() if index == 0 else None
   address = json.loads(gather(json.dumps(server and server.address))[0])
   if index == 0:
     peers = server.accept(count, _CONNECT_SECONDS)
   else:
-    peer = lifeline.connect(address, index)
+    peer = peer_watchdog.connect(address, index)
     peers = {} if peer is None else {0: peer}
   reached = [int(text) for text in gather(str(len(peers)))]
   if reached[0] != count - 1:
@@ -149,7 +149,7 @@ def _connect() -> lifeline.Lifeline:
       f' port {address["port"]} of {address["hosts"]}: open the ports between'
       ' these hosts.'
     )
-  return lifeline.Lifeline(index, count, peers)
+  return peer_watchdog.PeerWatchdog(index, count, peers)
 
 
 def gather(text: str) -> list[str]:

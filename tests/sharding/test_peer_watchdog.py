@@ -8,21 +8,21 @@ import sys
 
 import pytest
 
-from kaiju_jax.sharding import lifeline
+from kaiju_jax.sharding import peer_watchdog
 
 ROOT = pathlib.Path(__file__).parents[2]
 COUNT = 3
 _PROGRAM = """
 import json, sys, time
-from kaiju_jax.sharding import lifeline
+from kaiju_jax.sharding import peer_watchdog
 index, count = int(sys.argv[1]), int(sys.argv[2])
 if index == 0:
-  server = lifeline.Server()
+  server = peer_watchdog.Server()
   print(json.dumps(server.address), flush=True)
   peers = server.accept(count, 100)
 else:
-  peers = {0: lifeline.connect(json.loads(sys.argv[3]), index)}
-line = lifeline.Lifeline(index, count, peers)
+  peers = {0: peer_watchdog.connect(json.loads(sys.argv[3]), index)}
+line = peer_watchdog.PeerWatchdog(index, count, peers)
 print('ready', flush=True)
 what = sys.stdin.readline().strip()
 if what == 'fail':
@@ -110,14 +110,16 @@ def test_one_that_is_done_is_not_missed():
 
 
 def test_a_stranger_is_not_taken_for_a_process():
-  server = lifeline.Server()
+  server = peer_watchdog.Server()
   address = json.loads(json.dumps(server.address))
   strangers = [address | {'token': 'x'}, address | {'port': 1}]
   import threading
 
   answers = []
   thread = threading.Thread(
-    target=lambda: answers.extend(lifeline.connect(a, 1) for a in strangers)
+    target=lambda: answers.extend(
+      peer_watchdog.connect(a, 1) for a in strangers
+    )
   )
   thread.start()
   assert server.accept(2, timeout=2) == {}
