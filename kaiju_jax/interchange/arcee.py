@@ -25,7 +25,7 @@ Both rotate the pairs (x[i], x[i + K/2]). `families/arcee.py` reads such a file.
 
 from typing import Any
 
-from kaiju_jax.interchange import lost
+from kaiju_jax.interchange import losses
 from kaiju_jax.interchange.families import family
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rope_scaling
@@ -36,7 +36,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
 
   Args:
     config: the model's config. The fields leave out what Arcee cannot express
-      (`lost.list_losses`).
+      (`losses.list_losses`).
     bos_id: the token that opens each document. There is no end token, because
       training documents have none.
 
@@ -49,7 +49,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
       f' model.d_model={config.d_model} in an Arcee model, even though'
       f' head_dim={config.head_dim} is given.'
     )
-  base = lost.base_of(config)
+  base = losses.base_of(config)
   scaling = _scaling(config.rope_scaling)
   is_tied = config.tied_embedding and not config.scaled_embedding
   own_terms = {} if config.scaled_embedding else {'transformers_version': '5'}

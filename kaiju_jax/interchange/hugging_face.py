@@ -4,7 +4,7 @@ config.json            read by `families/`, written by `arcee.py`
 model.safetensors      `tensors.py`, float32
 tokenizer.json, tokenizer_config.json    `tokens.py`
 lost.json              the losses that the caller accepted: what the model does
-                       and this folder cannot express (`lost.py`)
+                       and this folder cannot express (`losses.py`)
 
 Another tool's folder may hold its weights in several files, with an index, and
 in bfloat16 or float16. `write` makes one file of any size, which every reader
@@ -22,7 +22,7 @@ from absl import logging
 import safetensors.numpy
 
 from kaiju_jax.interchange import arcee
-from kaiju_jax.interchange import lost as lost_lib
+from kaiju_jax.interchange import losses as losses_lib
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import scale
 from kaiju_jax.interchange import shards
@@ -70,8 +70,8 @@ def write(
       tokenizer or the replica is not the model's.
     OSError: the folder exists, or cannot be written.
   """
-  lost = lost_lib.list_losses(config)
-  lost_lib.refuse(lost, accepted)
+  lost = losses_lib.list_losses(config)
+  losses_lib.refuse(lost, accepted)
   arcee.fields(config, bos_id=0)  # Raises before anything is written.
   with folder_lib.write_whole(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)

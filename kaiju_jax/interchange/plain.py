@@ -5,7 +5,7 @@ where it reads int8 (also from a ternary model's replica), with Bungee's exp(b)
 folded in, and without the leading N of a scan. Keys and values have a dimension
 U even if there is one head. A layer that reads another layer's keys and values
 gets that layer's projections, which come nearest in a model without sharing
-(`lost.py` names this loss).
+(`losses.py` names this loss).
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.interchange import coded
 from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
-from kaiju_jax.interchange import lost as lost_lib
+from kaiju_jax.interchange import losses as losses_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tokens
@@ -55,10 +55,10 @@ def export(
       `load.from_workdir`.
   """
   config = workdir_lib.load_experiment(workdir).model
-  lost = lost_lib.list_losses(config)
+  lost = losses_lib.list_losses(config)
   is_arcee = format == 'arcee' or (format == 'auto' and (accepted or not lost))
   if is_arcee:
-    lost_lib.refuse(lost, accepted)
+    losses_lib.refuse(lost, accepted)
   found = load.from_workdir(workdir)
   merged = ''
   beside = generation.copy(pathlib.Path(found.chats)) if found.chats else {}
@@ -84,7 +84,7 @@ def export(
       found.replica,
       beside=beside,
     )
-  named = f'transformers has no counterpart of\n{lost_lib.lines(lost)}\n'
+  named = f'transformers has no counterpart of\n{losses_lib.lines(lost)}\n'
   how = 'an Arcee folder with the same logits'
   if not is_arcee:
     how = 'in our own format, which loses nothing'

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from kaiju_jax import visibility
 from kaiju_jax.interchange import hugging_face
-from kaiju_jax.interchange import lost
+from kaiju_jax.interchange import losses
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange import scale
@@ -132,18 +132,18 @@ INT8 = {'matmul': 'int8', 'kv': 'int8', 'qk': 'int8'}
     (toys.changed(toys.PLAIN, {'clamp_input': 'input_std'}), ['clamp_input']),
     (
       toys.KAIJU,
-      [x for x in lost.NAMES if x not in ('rotary', 'int8_embedding')],
+      [x for x in losses.NAMES if x not in ('rotary', 'int8_embedding')],
     ),
   ],
 )
 def test_what_has_no_counterpart_is_named(config, names):
-  assert list(lost.list_losses(config)) == names
+  assert list(losses.list_losses(config)) == names
 
 
 def test_nothing_is_lost_in_silence(tmp_path):
   config = toys.KAIJU
   params = toys.params_of(config)
-  names = list(lost.list_losses(config))
+  names = list(losses.list_losses(config))
   for accepted in [], names[1:]:
     with pytest.raises(ValueError, match='cannot express') as error:
       hugging_face.write(tmp_path / 'out', params, config, accepted=accepted)
@@ -160,7 +160,7 @@ def test_nothing_is_lost_in_silence(tmp_path):
 
 
 def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
-  config, names = toys.KAIJU, list(lost.list_losses(toys.KAIJU))
+  config, names = toys.KAIJU, list(losses.list_losses(toys.KAIJU))
   params = toys.params_of(config)
   hugging_face.write(tmp_path / 'a', params, config, accepted=names)
   _, tensors = arcee_oracle.load(tmp_path / 'a')
@@ -222,10 +222,10 @@ def test_an_int8_embedding_is_dequantized():
 )
 def test_what_arcee_has_not_at_all_cannot_be_accepted(tmp_path, name, changes):
   config = toys.changed(toys.PLAIN, **changes)
-  assert list(lost.list_losses(config)) == [name]
+  assert list(losses.list_losses(config)) == [name]
   params = toys.params_of(config)
   with pytest.raises(ValueError, match=f'{name}: .*\nWrite our own format'):
-    hugging_face.write(tmp_path / 'out', params, config, accepted=lost.NAMES)
+    hugging_face.write(tmp_path / 'out', params, config, accepted=losses.NAMES)
   with pytest.raises(ValueError, match='must be one of windows'):
     hugging_face.write(tmp_path / 'out', params, config, accepted=[name])
   assert not list(tmp_path.iterdir())

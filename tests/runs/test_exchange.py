@@ -8,7 +8,7 @@ import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import hugging_face
-from kaiju_jax.interchange import lost
+from kaiju_jax.interchange import losses
 from kaiju_jax.interchange import own
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
@@ -99,7 +99,7 @@ def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
     with pytest.raises(ValueError, match=r'cannot express(?s:.*)  shared_kv: '):
       exchange.export(tmp_path / 'run', tmp_path / 'out', format, accepted)
   assert not (tmp_path / 'out').exists()
-  accepted = list(lost.list_losses(model))
+  accepted = list(losses.list_losses(model))
   said = exchange.export(tmp_path / 'run', tmp_path / 'out', 'auto', accepted)
   assert 'an Arcee folder without these' in said
   assert (tmp_path / 'out/lost.json').exists()
