@@ -10,7 +10,7 @@ from typing import Any
 import cachetools
 
 
-class Recent:
+class LruCache:
   """A mapping that forgets what was not used for the longest; thread-safe."""
 
   def __init__(self, most: int, size: Callable[[Any], int] | None = None):

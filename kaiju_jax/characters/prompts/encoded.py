@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kaiju_jax.characters import recent
+from kaiju_jax.characters import lru
 from kaiju_jax.data import chat
 
 _LENGTHS = 2**18  # Messages whose lengths are remembered.
@@ -38,8 +38,8 @@ class Encoded:
     self.steps = format.steps
     self.structure = format.structure
     self._format = format
-    self._recent = recent.Recent(most, len)
-    self._lengths = recent.Recent(_LENGTHS)
+    self._recent = lru.LruCache(most, len)
+    self._lengths = lru.LruCache(_LENGTHS)
 
   def length(self, role: str, text: str) -> int:
     """Returns the number of tokens of `chat.Format.length`."""
@@ -47,7 +47,7 @@ class Encoded:
       lambda: max(
         len(self.message(role, text, one)) for one in self.places(role)
       ),
-      recent.key(role, text),
+      lru.key(role, text),
     )
 
   def length_drawn(self, role: str, tokens: Sequence[int]) -> int:
@@ -60,7 +60,7 @@ class Encoded:
     """Returns the tokens of `chat.Format.message`, int32 [L], read-only."""
     return self._remember(
       lambda: self._format.message(role, text, after),
-      recent.key(role, text, after),
+      lru.key(role, text, after),
     )
 
   def encode_drawn(
@@ -70,7 +70,7 @@ class Encoded:
     tokens_L = np.asarray(tokens, np.int32)
     return self._remember(
       lambda: self._format.encode_drawn(role, tokens_L, after),
-      recent.key(role, 'drawn', tokens_L.tobytes(), after),
+      lru.key(role, 'drawn', tokens_L.tobytes(), after),
     )
 
   def _count(self, count, key: bytes) -> int:

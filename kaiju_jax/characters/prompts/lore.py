@@ -23,7 +23,7 @@ from typing import NamedTuple
 from typing import Protocol
 import unicodedata
 
-from kaiju_jax.characters import recent
+from kaiju_jax.characters import lru
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import lore_rules
 from kaiju_jax.characters.prompts import macros
@@ -107,7 +107,7 @@ class Book:
     self._by_key: dict[int, set[int]] = {}  # Entries' numbers by key.
     # A key is None where no message can have it.
     self._conditions: dict[int, list[tuple[str, list[int | None]]]] = {}
-    self._found = recent.Recent(_REMEMBERED)
+    self._found = lru.LruCache(_REMEMBERED)
     for number, entry in sorted(enumerate(entries), key=lambda x: x[1].order):
       rule = lore_rules.read(entry, scanned)[0]
       if rule.is_in_prefix or not rule.is_enabled or not rule.text.strip():
@@ -192,7 +192,7 @@ class Book:
     """Returns the numbers of the keys that a text has."""
     if not (self._words or self._phrases):
       return frozenset()
-    digest = recent.key(text)
+    digest = lru.key(text)
     found = self._found.get(digest)
     if found is None:
       found = frozenset(self._search(text))
@@ -250,7 +250,7 @@ class _Place(NamedTuple):
   def draw(self, entry: int) -> float:
     """Returns a number from 0 up to 100, always the same for this place."""
     parts = self.seed, str(entry), str(self.index), self.text
-    digest = hashlib.sha256(recent.key(*parts)).digest()
+    digest = hashlib.sha256(lru.key(*parts)).digest()
     return 100 * int.from_bytes(digest[:7]) / 2**56
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.characters import recent
+from kaiju_jax.characters import lru
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
 
@@ -32,7 +32,7 @@ class Memo:
     Args:
       most: the most tokens that are remembered, 4 bytes each.
     """
-    self._recent = recent.Recent(most, lambda reply: len(reply.tokens) + 32)
+    self._recent = lru.LruCache(most, lambda reply: len(reply.tokens) + 32)
 
   def recall(
     self, owner: str, root: str, messages: Sequence[prompt.TurnLike]
@@ -51,15 +51,15 @@ class Memo:
     Raises:
       TypeError, ValueError: a text that cannot be encoded; see `chat.strip`.
     """
-    place = recent.key(owner, root)
+    place = lru.key(owner, root)
     turns = []
     for one in messages:
       text, tokens = _normalize(one.text), one.tokens
       if one.role == 'assistant' and tokens is None:
-        found = self._recent.get(recent.key(place, text))
+        found = self._recent.get(lru.key(place, text))
         tokens = found and found.tokens
       turns.append(prompt.Turn(one.role, one.text, tokens))
-      place = recent.key(place, one.role, text)
+      place = lru.key(place, one.role, text)
     return turns, place
 
   def recall_exactly(self, place: bytes, text: str) -> np.ndarray | None:
@@ -69,8 +69,8 @@ class Memo:
       place: the reply's place, from `recall`.
       text: its text.
     """
-    found = self._recent.get(recent.key(place, _normalize(text)))
-    is_same = found is not None and found.text == recent.key(text)
+    found = self._recent.get(lru.key(place, _normalize(text)))
+    is_same = found is not None and found.text == lru.key(text)
     return found.tokens if is_same else None
 
   def keep(self, place: bytes, text: str, tokens: Sequence[int]) -> None:
@@ -83,8 +83,8 @@ class Memo:
     """
     tokens_L = np.array(tokens, np.int32)
     tokens_L.setflags(write=False)
-    key = recent.key(place, _normalize(text))
-    self._recent.put(key, _Reply(tokens_L, recent.key(text)))
+    key = lru.key(place, _normalize(text))
+    self._recent.put(key, _Reply(tokens_L, lru.key(text)))
 
 
 def _normalize(text: str) -> str:

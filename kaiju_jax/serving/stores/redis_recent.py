@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 import threading
 
-from kaiju_jax.characters import recent
+from kaiju_jax.characters import lru
 from kaiju_jax.serving.stores import characters
 
 VERSIONS = 64 * 2**20  # Bytes of prefixes.
@@ -43,8 +43,8 @@ class Recent:
 
   def __init__(self, versions: int = VERSIONS, sessions: int = SESSIONS):
     self._guard = threading.Lock()
-    self._versions = recent.Recent(versions, _version_size)
-    self._talks = recent.Recent(sessions, _talk_size)
+    self._versions = lru.LruCache(versions, _version_size)
+    self._talks = lru.LruCache(sessions, _talk_size)
 
   def version(self, character: str, number: int) -> characters.Version | None:
     """Returns a version; None for one that is not remembered."""

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from kaiju_jax.characters import recent
+from kaiju_jax.characters import lru
 from kaiju_jax.characters.prompts import memo as memo_lib
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import bpe
@@ -85,7 +85,7 @@ def test_it_forgets_the_oldest():
 
 
 def test_recent_values():
-  held = recent.Recent(10, len)
+  held = lru.LruCache(10, len)
   held.put('a', 'aaaa')
   held.put('b', 'bbbb')
   assert held.get('a') == 'aaaa'  # The newest now.
@@ -100,11 +100,11 @@ def test_recent_values():
   held.put('d', 6 * 'd')
   assert held.get('c') and held.get('d'), 'the dropped one takes no room'
   with pytest.raises(ValueError, match='most=0: must be at least 1'):
-    recent.Recent(0)
+    lru.LruCache(0)
 
 
 def test_recent_values_of_several_threads():
-  held = recent.Recent(50, lambda key: 1 + key % 7)
+  held = lru.LruCache(50, lambda key: 1 + key % 7)
 
   def work(seed):
     rng = np.random.default_rng(seed)
@@ -127,6 +127,6 @@ def test_keys_differ_where_parts_end():
     ('ab',), ('a', 'b'), ('', 'ab'), ('ab', ''), ('b', 'a'), ('1:a',),
     ('aaaaaaaaa9:x',), ('aaaaaaaaa', 'x1'), ('\ud800',), ('2:ab',),
   ]  # fmt: skip
-  assert len({recent.key(*one) for one in keys}) == len(keys)
+  assert len({lru.key(*one) for one in keys}) == len(keys)
   for text in 'a', 'é':
-    assert recent.key(text) == recent.key(text.encode())
+    assert lru.key(text) == lru.key(text.encode())
