@@ -291,10 +291,10 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
 
   def evaluator(model, mesh) -> Evaluator:
     del mesh  # Parameters are read on their own devices.
-    from kaiju_jax.tasks.needle import along
+    from kaiju_jax.tasks.needle import readings
     from kaiju_jax.training import token_count
 
-    readings = along.evaluator(model, rows, data.length)
+    readings = readings.evaluator(model, rows, data.length)
     # By tokens, because steps may differ in their rows.
     return lambda state: readings(
       state.params, token_count.to_int(state.tokens) // data.length

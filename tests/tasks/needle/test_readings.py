@@ -13,7 +13,7 @@ from kaiju_jax.data import packing
 from kaiju_jax.model import layers
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry as tasks
-from kaiju_jax.tasks.needle import along
+from kaiju_jax.tasks.needle import readings
 from kaiju_jax.tasks.needle import curriculum
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import token_count
@@ -51,8 +51,8 @@ class Copies:
 def test_answers_in_unseen_rows_are_read_where_they_are_predicted():
   rows = curriculum.Rows(160, length=64, curriculum=STAGES)
   batch = packing.stack([rows[0], rows[1]])
-  assert float(along._right(Copies(1))({}, batch)) == 1.0
-  assert float(along._right(Copies(0))({}, batch)) == 0.0
+  assert float(readings._right(Copies(1))({}, batch)) == 1.0
+  assert float(readings._right(Copies(0))({}, batch)) == 0.0
 
 
 @pytest.mark.slow
