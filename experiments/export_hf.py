@@ -7,7 +7,7 @@
 `transformers` loads the folder as ArceeForCausalLM, of all its classes the one
 with the nearest mathematics: squared ReLU without a gate, pre-RMSNorm, one head
 of keys and values. Logits are the same where that class can say all that the
-model does. What it cannot is named (`kaiju_jax/interchange/losses.py`), and then:
+model does. What it cannot is named (`interchange/losses.py`), and then:
 
     --format=auto    our own format is written instead, which loses nothing
     --format=arcee   an error, unless --accept names all that is lost; a

@@ -192,7 +192,7 @@ def _train(
 
 
 def _say_amounts(
-  experiment: experiment_lib.Experiment, found: tasks.Data, rows: int
+  experiment: experiment_lib.Experiment, found: tasks.TaskData, rows: int
 ) -> None:
   """Prints how much text the run has, and how often it reads it."""
   from kaiju_jax.sharding import processes

@@ -34,7 +34,7 @@ from kaiju_jax.training import experiment as experiment_lib
 Evaluator = Callable[[Any], dict[str, float]]
 
 
-class Data(NamedTuple):
+class TaskData(NamedTuple):
   """A task's data, once they are read.
 
   Attributes:
@@ -57,7 +57,7 @@ class Task:
   Attributes:
     check: refuses an experiment whose data or model do not fit the task; an
       OSError or ValueError names the field, its value and what would be right.
-    load: returns an experiment's `Data`.
+    load: returns an experiment's `TaskData`.
     texts: (experiment, B) → int32 [B, L], rows of the task, held-out where the
       run has held-out text.
     objectives: names of the objectives whose extras the rows contain.
@@ -68,7 +68,7 @@ class Task:
   """
 
   check: Callable[[experiment_lib.Experiment], None]
-  load: Callable[[experiment_lib.Experiment], Data]
+  load: Callable[[experiment_lib.Experiment], TaskData]
   texts: Callable[[experiment_lib.Experiment, int], Any]
   objectives: tuple[str, ...] = ('language',)
   questions: Callable[[data_config.DataConfig], Any] | None = None
@@ -162,13 +162,13 @@ def questions(data: data_config.DataConfig) -> Any:
   return task.questions(data)
 
 
-def _load_text(experiment: experiment_lib.Experiment) -> Data:
+def _load_text(experiment: experiment_lib.Experiment) -> TaskData:
   data = experiment.data
   found = texts_lib.read(experiment)
   described = texts_lib.describe(found, targets.hash_store(experiment))
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
   if not data.held_out:
-    return Data(rows, text=described)
+    return TaskData(rows, text=described)
 
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import held_out
@@ -184,7 +184,7 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
       scores = held_out.evaluator(model, found[0].unseen, *arguments)
     return lambda state: scores(state.params, state.replica)
 
-  return Data(rows, evaluator, described)
+  return TaskData(rows, evaluator, described)
 
 
 def _check_properties(experiment: experiment_lib.Experiment) -> None:
@@ -200,7 +200,7 @@ def _check_properties(experiment: experiment_lib.Experiment) -> None:
   properties.check(experiment.objective.token_head.names)
 
 
-def _load_properties(experiment: experiment_lib.Experiment) -> Data:
+def _load_properties(experiment: experiment_lib.Experiment) -> TaskData:
   from kaiju_jax.data import properties
   from kaiju_jax.data import text
 
@@ -212,15 +212,15 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
   labelled = properties.LabelledRows(rows, names)
   unseen = found[0].unseen
   if unseen is None:
-    return Data(labelled, text=described)
+    return TaskData(labelled, text=described)
   source = properties.LabelledRows(text.Rows(unseen, data.length), names)
-  return Data(labelled, _evaluator(experiment, source), described)
+  return TaskData(labelled, _evaluator(experiment, source), described)
 
 
 def _evaluator(
   experiment: experiment_lib.Experiment, source: Any
 ) -> Callable[..., Evaluator]:
-  """Returns `Data.evaluator` of the run's objective on held-out rows."""
+  """Returns `TaskData.evaluator` of the run's objective on held-out rows."""
 
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import objective_metrics
@@ -241,12 +241,12 @@ def _evaluator(
 
 def _load_conversations(
   read: Callable[..., Any], experiment: experiment_lib.Experiment
-) -> Data:
+) -> TaskData:
   found = read(experiment)
   if found.unseen is None:
-    return Data(found.rows, text=found.text)
+    return TaskData(found.rows, text=found.text)
   evaluator = _evaluator(experiment, found.unseen)
-  return Data(found.rows, evaluator, found.text)
+  return TaskData(found.rows, evaluator, found.text)
 
 
 def _conversation_texts(
@@ -276,7 +276,7 @@ def _row_count(experiment: experiment_lib.Experiment) -> int:
   return batch_schedule.schedule_of(experiment).rows
 
 
-def _load_needle(experiment: experiment_lib.Experiment) -> Data:
+def _load_needle(experiment: experiment_lib.Experiment) -> TaskData:
   from kaiju_jax.tasks.needle import curriculum
 
   data = experiment.data
@@ -287,7 +287,7 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
     curricula.curriculum_of(experiment),
   )
   if not experiment.loop.evaluate_every:
-    return Data(rows)  # experiments.needle asks the grid at the end.
+    return TaskData(rows)  # experiments.needle asks the grid at the end.
 
   def evaluator(model, mesh) -> Evaluator:
     del mesh  # Parameters are read on their own devices.
@@ -300,16 +300,16 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
       state.params, token_count.to_int(state.tokens) // data.length
     )
 
-  return Data(rows, evaluator)
+  return TaskData(rows, evaluator)
 
 
-def _load_recall(experiment: experiment_lib.Experiment) -> Data:
+def _load_recall(experiment: experiment_lib.Experiment) -> TaskData:
   from kaiju_jax.tasks.needle import curriculum
   from kaiju_jax.tasks.recall import rows
 
   data, stages = experiment.data, curricula.curriculum_of(experiment)
   count = _row_count(experiment)
-  return Data(
+  return TaskData(
     curriculum.Rows(count, data.length, experiment.seed, stages, rows.document)
   )
 
@@ -328,7 +328,7 @@ def _recall_texts(experiment: experiment_lib.Experiment, count: int):
 
 @functools.lru_cache(maxsize=1)
 def _haystacks(path: str, held_out: float):
-  """Returns the training text, the text for questions, and `Data.text`."""
+  """Returns the training text, the text for questions, and `TaskData.text`."""
   from kaiju_jax.data import same_text
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
@@ -340,14 +340,14 @@ def _haystacks(path: str, held_out: float):
   return *needle_text.haystacks(corpus, held_out), described
 
 
-def _load_needle_text(experiment: experiment_lib.Experiment) -> Data:
+def _load_needle_text(experiment: experiment_lib.Experiment) -> TaskData:
   from kaiju_jax.tasks.needle import text
 
   data = experiment.data
   training, _, described = _haystacks(data.path, data.held_out)
   count = _row_count(experiment)
   rows = text.TextRows(training, count, data.length, experiment.seed)
-  return Data(rows, text=described)
+  return TaskData(rows, text=described)
 
 
 def _check_dialogues(experiment: experiment_lib.Experiment) -> None:
@@ -359,8 +359,8 @@ def _check_dialogues(experiment: experiment_lib.Experiment) -> None:
   _dialogues(experiment, 0)
 
 
-def _load_dialogues(experiment: experiment_lib.Experiment) -> Data:
-  return Data(_dialogues(experiment, _row_count(experiment)))
+def _load_dialogues(experiment: experiment_lib.Experiment) -> TaskData:
+  return TaskData(_dialogues(experiment, _row_count(experiment)))
 
 
 def _dialogue_texts(experiment: experiment_lib.Experiment, count: int):

@@ -192,7 +192,7 @@ def due(
 
 def _divisor(weight, count, held: int) -> jax.Array:
   """Returns the loss's divisor; NaN if the batch has fewer than `count`."""
-  weight = _or_one(weight)
+  weight = _as_divisor(weight)
   if isinstance(count, int):
     return weight
   return jnp.where((count >= 1) & (count <= held), weight, jnp.nan)
@@ -229,7 +229,7 @@ def _metrics(
   } | {name: x / by for name, (x, by) in sums.metrics.items()}
 
 
-def _or_one(weight: jax.Array) -> jax.Array:
+def _as_divisor(weight: jax.Array) -> jax.Array:
   """Returns the weight as a divisor: 1 in place of 0.
 
   A step may have no token with a loss, as with rows of one-token remainders;
