@@ -13,8 +13,8 @@ from kaiju_jax.data import packing
 from kaiju_jax.model import layers
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry as tasks
-from kaiju_jax.tasks.needle import readings
 from kaiju_jax.tasks.needle import curriculum
+from kaiju_jax.tasks.needle import readings
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import token_count
 
