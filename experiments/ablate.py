@@ -36,8 +36,7 @@ from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.reporting import figures
 from kaiju_jax.runs import command as command_lib
-from kaiju_jax.runs import jobs
-from kaiju_jax.runs import watch
+from kaiju_jax.runs import grid
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
 
@@ -76,7 +75,7 @@ def _ablate(overrides: Sequence[str]) -> int:
   module = plan.load(config)
   compared = plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
   arms = tuple(dict.fromkeys([*compared, *compared.values()]))
-  runs = plan.runs(
+  planned = plan.commands(
     config,
     arms,
     command_lib.seeds(_SEEDS),
@@ -85,67 +84,54 @@ def _ablate(overrides: Sequence[str]) -> int:
     _MODULE.value,
     _mesh(),
   )
-  missing = [run for run in runs if not run.is_ended()]
+  missing = {
+    command: [job]
+    for command, job in planned.items()
+    if not job.is_trained and job.diverged is None
+  }
   if _MODULE.value == _TRAIN and len(missing) > 1:
-    plan.check_data(missing)
+    plan.check_data([job for [job] in missing.values()])
   files.make_folder(root)
   console = rich.console.Console()
-  statuses, completed = _run(runs, missing, console)
-  others = plan.find_others(config, root, overrides, runs)
-  statuses |= {run.name: _status(run, apart) for run, apart in others}
-  arms = list(module.ARMS)
-  held = [*runs, *(run for run, _ in others)]
-  held.sort(
-    key=lambda run: arms.index(run.arm) if run.arm in arms else len(arms)
+  console.print(
+    f'{len(missing)} of {len(planned)} runs to do, {_JOBS.value} at a time.',
+    highlight=False,
   )
+  ended, _ = grid.run_commands(missing, _JOBS.value, console=console)
+  outcomes = [
+    report.Outcome(job, ended.get(job.name) or _status(job), command.words)
+    for command, job in planned.items()
+  ]
+  others = [
+    report.Outcome(job, _status(job, apart), command.words)
+    for command, job, apart in plan.find_others(
+      config, root, overrides, planned.values()
+    )
+  ]
+  arms = list(module.ARMS)
   page = report.write(
     root,
     title=(module.__doc__ or config).strip().splitlines()[0],
     command=('python', '-m', f'{__package__}.ablate', *sys.argv[1:]),
     runs=[
-      report.Outcome(
-        arm=run.arm,
-        seed=run.seed,
-        status=statuses[run.name],
-        workdir=run.workdir,
-        command=('python', *run.command[1:]),
+      one._replace(command=('python', *one.command[1:]))
+      for one in sorted(
+        [*outcomes, *others],
+        key=lambda one: arms.index(one.arm) if one.arm in arms else len(arms),
       )
-      for run in held
     ],
     baselines=plan.baselines(module.ARMS, None, _BASELINE.value) | compared,
   )
   console.print(f'Report: {page}', highlight=False, soft_wrap=True)
-  if not completed:
-    console.print('Interrupted. The same command goes on.', highlight=False)
-  return 0 if all(statuses[run.name] == 'finished' for run in runs) else 1
+  return 0 if all(one.status == 'finished' for one in outcomes) else 1
 
 
-def _status(run: plan.Run, apart: str = '') -> str:
+def _status(job: grid.Job, apart: str = '') -> str:
   """Returns the status of a run that is not started now."""
-  status = 'finished' if run.is_finished() else 'not run'
-  if run.diverged is not None:
-    status = watch.describe_divergence(run.diverged)
+  status = 'finished' if job.is_trained else 'not run'
+  if job.diverged is not None:
+    status = grid.describe_divergence(job.diverged)
   return f'{status}, with another {apart}' if apart else status
-
-
-def _run(
-  runs: Sequence[plan.Run],
-  missing: Sequence[plan.Run],
-  console: rich.console.Console,
-) -> tuple[dict[str, str], bool]:
-  """Runs what is missing; returns each run's status, as `watch.run`."""
-  console.print(
-    f'{len(missing)} of {len(runs)} runs to do, {_JOBS.value} at a time.',
-    highlight=False,
-  )
-  statuses = {run.name: _status(run) for run in runs}
-  ended, completed = watch.run(
-    {jobs.Job(run.name, run.command, run.log): [run] for run in missing},
-    _JOBS.value,
-    plan.Run.is_finished,
-    console,
-  )
-  return statuses | ended, completed
 
 
 def _mesh() -> sharding_config.MeshConfig | None:

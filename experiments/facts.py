@@ -11,6 +11,7 @@ answered, with 95 % intervals. The same command goes on where it was stopped.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import pathlib
 
 from absl import flags
@@ -38,6 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
   from kaiju_jax.experiments.studies import facts as study
+  from kaiju_jax.runs import grid
   from kaiju_jax.runs import load
   from kaiju_jax.storage import files
 
@@ -45,8 +47,8 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
 
   text = root / 'text'
   _text_of_generator(root, text / 'generator')
-  if not _trained(root, 'generator', 0):
-    return
+  get_config = functools.partial(config.get_config, root=str(root))
+  grid.run(grid.cross(get_config, ['generator'], [0], root), 1)
   candidates = _pool(root)
   for arm in config.STUDENTS:
     study.texts(
@@ -57,13 +59,18 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
       config.VARIATIONS,
       _held(candidates, arm),
     )
-  scores = {}
-  for seed in seeds:
-    for arm in config.STUDENTS:
-      if not _trained(root, arm, seed):
-        return
-      loaded = load.from_workdir(root / arm / f'seed{seed}')
-      scores[arm, seed] = study.examine(loaded, _WORLD.value, config.ASKED)
+  students = [
+    job
+    for seed in seeds
+    for job in grid.cross(get_config, config.STUDENTS, [seed], root)
+  ]
+  grid.run(students, 1)
+  scores = {
+    (job.arm, job.experiment.seed): study.examine(
+      load.from_workdir(job.folder), _WORLD.value, config.ASKED
+    )
+    for job in students
+  }
   detection = study.detection(candidates, _WORLD.value)
   files.write_json(
     root / 'facts.json',
@@ -92,18 +99,6 @@ def _text_of_generator(root: pathlib.Path, folder: pathlib.Path) -> None:
   files.write_json_lines(folder / 'train.jsonl', lines)
   texts = (segment['text'] for line in lines for segment in line['segments'])
   bpe.train(root / 'tokenizer.json', texts, config.VOCABULARY)
-
-
-def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
-  """Trains an arm; returns whether it came to its end."""
-  from kaiju_jax.runs import train
-
-  from .configs import facts as config
-
-  experiment = config.get_config(arm, str(root))
-  experiment.seed = seed
-  state = train.train(experiment, root / arm / f'seed{seed}')
-  return int(state.step) == experiment.loop.steps
 
 
 def _pool(root: pathlib.Path):

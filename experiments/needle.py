@@ -21,17 +21,15 @@ was stopped; what is finished is not repeated.
 from collections.abc import Sequence
 import importlib
 import pathlib
-import sys
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from kaiju_jax.reporting import figures
 from kaiju_jax.runs import command
-from kaiju_jax.runs import train
 
 if TYPE_CHECKING:
-  from kaiju_jax.runs import needle as needle_runs
+  from kaiju_jax.runs import grid as grid_lib
   from kaiju_jax.tasks.needle import questions as needle
   from kaiju_jax.tasks.needle import report as needle_report
   from kaiju_jax.training import experiment as experiment_lib
@@ -64,7 +62,7 @@ _QUESTIONS = flags.DEFINE_integer(
 _EVALUATION_SEED = flags.DEFINE_integer(
   'evaluation_seed', 0, 'Seed of the questions.', lower_bound=0
 )
-_JOBS = flags.DEFINE_integer(
+_AT_ONCE = flags.DEFINE_integer(
   'jobs',
   None,
   'Runs at once, the cores split among them. By default one per core, and one'
@@ -80,14 +78,31 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   if _REPORT.value:
     figures.require_figures()
-  runs = _runs()
-  _check(runs)
-  records = _records(runs)
+  jobs = _jobs()
+  from kaiju_jax.experiments.studies import arms
+  from kaiju_jax.runs import grid
+  from kaiju_jax.tasks import registry as tasks
+  from kaiju_jax.tasks.needle import asking
+  from kaiju_jax.tasks.needle import questions as needle
+
+  grid.check(jobs)
+  for job in jobs:
+    tasks.rows(job.experiment)
+  questions = asking.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
+  again = arms.command(
+    'needle',
+    _workdir(),
+    task=_TASK.value,
+    data=_DATA.value,
+    questions=questions.questions,
+    evaluation_seed=questions.seed,
+  )
+  grid.run(jobs, _AT_ONCE.value, arms.asks(questions), again)
   if _REPORT.value:
-    _publish(records, runs)
+    _publish(arms.read_records(jobs, questions, needle.Record), jobs)
 
 
-def _runs() -> 'list[needle_runs.Run]':
+def _jobs() -> 'list[grid_lib.Job]':
   """Returns the runs that the flags name.
 
   Raises:
@@ -104,29 +119,12 @@ def _runs() -> 'list[needle_runs.Run]':
     )
   if _OUT.value is not None:
     command.folder(_OUT)
-  from kaiju_jax.runs import needle as needle_runs
+  from kaiju_jax.runs import grid
 
-  runs = []
-  for arm in arms:
-    for seed in seeds:
-      experiment = config.get_config(arm)
-      experiment.seed = seed
-      if _DATA.value is not None:
-        experiment.data.path = _DATA.value
-      folder = _workdir() / arm / f'seed{seed}'
-      runs.append(needle_runs.Run(arm, experiment, folder))
-  return runs
-
-
-def _check(runs) -> None:
-  """Refuses runs that cannot work, before anything compiles or is written."""
-  from kaiju_jax.tasks import registry as tasks
-  from kaiju_jax.training import workdir
-
-  for run in runs:
-    train.check(run.experiment)
-    tasks.rows(run.experiment)
-    workdir.check(run.folder, run.experiment)
+  jobs = grid.cross(config.get_config, arms, seeds, _workdir())
+  for job in jobs if _DATA.value is not None else ():
+    job.experiment.data.path = _DATA.value
+  return jobs
 
 
 def _workdir() -> pathlib.Path:
@@ -134,42 +132,9 @@ def _workdir() -> pathlib.Path:
   return pathlib.Path(f'runs/{_TASK.value}' if named is None else named)
 
 
-def _records(runs: 'list[needle_runs.Run]') -> 'list[needle.Record]':
-  """Returns the records of all runs; those that are missing run first."""
-  from kaiju_jax.runs import needle as needle_runs
-
-  asking = needle_runs.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
-  missing = needle_runs.missing(runs, asking)
-  for run in runs:
-    if run not in missing:
-      print(f'{run.folder}: finished before.')
-  at_once = min(len(missing), _JOBS.value or needle_runs.places(len(missing)))
-  if at_once > 1:
-    needle_runs.side_by_side(missing, asking, at_once, _command)
-  else:
-    needle_runs.run_serially(missing, asking)
-  return needle_runs.records(runs, asking)
-
-
-def _command(run: 'needle_runs.Run') -> tuple[str, ...]:
-  """Returns the command of one run, which leaves the report to this one."""
-  named = {
-    'task': _TASK.value,
-    'arms': run.arm,
-    'seeds': run.experiment.seed,
-    'out': _workdir(),
-    'questions': _QUESTIONS.value,
-    'evaluation_seed': _EVALUATION_SEED.value,
-    'jobs': 1,
-    'report': 'false',
-  }
-  if _DATA.value is not None:
-    named['data'] = _DATA.value
-  settings = [f'--{name}={value}' for name, value in named.items()]
-  return sys.executable, '-m', f'{__package__}.needle', *settings
-
-
-def _publish(records: 'list[needle.Record]', runs) -> None:
+def _publish(
+  records: 'list[needle.Record]', jobs: 'list[grid_lib.Job]'
+) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
   import rich.console
 
@@ -177,7 +142,7 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   from kaiju_jax.storage import files
   from kaiju_jax.tasks.needle import report as needle_report
 
-  experiments = {run.arm: run.experiment for run in runs}
+  experiments = {job.arm: job.experiment for job in jobs}
   setting = _setting(experiments)
   reach = {arm: _reach(one) for arm, one in experiments.items()}
   folder = _workdir()

@@ -27,7 +27,6 @@ English:
 
 from collections.abc import Sequence
 import pathlib
-import sys
 
 from absl import app
 from absl import flags
@@ -46,7 +45,7 @@ _QUESTIONS = flags.DEFINE_integer(
 _EVALUATION_SEED = flags.DEFINE_integer(
   'evaluation_seed', 0, 'Seed of the questions.', lower_bound=0
 )
-_JOBS = flags.DEFINE_integer(
+_AT_ONCE = flags.DEFINE_integer(
   'jobs', None, 'Runs at once; by default one per core.', lower_bound=1
 )
 _REPORT = flags.DEFINE_bool(
@@ -76,8 +75,8 @@ def _ask_served() -> None:
   from kaiju_jax.experiments.studies import recall_report
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.reporting import report
-  from kaiju_jax.runs import recall
   from kaiju_jax.runs.corpora import read
+  from kaiju_jax.tasks.recall import asking as recall
   from kaiju_jax.tasks.recall import problems
 
   if _OUT.value:
@@ -101,66 +100,39 @@ def _ask_served() -> None:
 
 def _ask_trained() -> None:
   """Trains and asks the arms; what is finished is not repeated."""
+  from kaiju_jax.experiments.configs import recall as config
+  from kaiju_jax.experiments.studies import arms
   from kaiju_jax.experiments.studies import recall_report
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.reporting import figures
-  from kaiju_jax.runs import needle as needle_runs
-  from kaiju_jax.runs import recall
-  from kaiju_jax.runs import train
+  from kaiju_jax.runs import grid
+  from kaiju_jax.tasks.recall import asking
   from kaiju_jax.tasks.recall import rows
-  from kaiju_jax.training import workdir
 
   if _REPORT.value:
     figures.require_figures()
+  out = pathlib.Path('runs/recall')
   if _OUT.value is not None:
-    command.folder(_OUT)
-  runs = list(_runs())
-  for run in runs:
-    train.check(run.experiment)
-    workdir.check(run.folder, run.experiment)
-  asking = recall.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
-  missing = needle_runs.missing(runs, asking)
-  at_once = min(len(missing), _JOBS.value or needle_runs.places(len(missing)))
-  if at_once > 1:
-    needle_runs.side_by_side(missing, asking, at_once, _command)
-  else:
-    needle_runs.run_serially(missing, asking)
+    out = command.folder(_OUT)
+  jobs = grid.cross(
+    config.get_config,
+    command.choose(_ARMS, config.ARMS),
+    command.seeds(_SEEDS),
+    out,
+  )
+  questions = asking.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
+  again = arms.command(
+    'recall',
+    out,
+    questions=questions.questions,
+    evaluation_seed=questions.seed,
+  )
+  grid.run(jobs, _AT_ONCE.value, arms.asks(questions), again)
   if _REPORT.value:
-    records = needle_runs.records(runs, asking, rows.Record)
-    decision, text = recall_report.publish(records, runs, _root())
+    records = arms.read_records(jobs, questions, rows.Record)
+    decision, text = recall_report.publish(records, jobs, out)
     print(text)
     decision_lib.finish(decision)
-
-
-def _root() -> pathlib.Path:
-  return pathlib.Path('runs/recall' if _OUT.value is None else _OUT.value)
-
-
-def _runs():
-  """Yields the runs that the flags name."""
-  from kaiju_jax.experiments.configs import recall as config
-  from kaiju_jax.runs import needle as needle_runs
-
-  for arm in command.choose(_ARMS, config.ARMS):
-    for seed in command.seeds(_SEEDS):
-      experiment = config.get_config(arm)
-      experiment.seed = seed
-      yield needle_runs.Run(arm, experiment, _root() / arm / f'seed{seed}')
-
-
-def _command(run) -> tuple[str, ...]:
-  """Returns the command of one run, which leaves the report to this one."""
-  named = {
-    'arms': run.arm,
-    'seeds': run.experiment.seed,
-    'out': _root(),
-    'questions': _QUESTIONS.value,
-    'evaluation_seed': _EVALUATION_SEED.value,
-    'jobs': 1,
-    'report': 'false',
-  }
-  settings = [f'--{name}={value}' for name, value in named.items()]
-  return sys.executable, '-m', f'{__package__}.recall', *settings
 
 
 if __name__ == '__main__':

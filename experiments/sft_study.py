@@ -63,8 +63,8 @@ def main(argv: Sequence[str]) -> None:
 def _run(out: pathlib.Path) -> None:
   from kaiju_jax.experiments.configs import sft
   from kaiju_jax.experiments.studies import fine_tuning
+  from kaiju_jax.runs import grid
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import train
 
   fine_tuning.write(
     out / 'requests.jsonl', _DIALOGUES, _PER_DIALOGUE.value, _SHARE.value
@@ -81,7 +81,7 @@ def _run(out: pathlib.Path) -> None:
       experiment.data.end_weight = 0.0 if arm == 'no ends' else 1.0
       experiment.optimizer.learning_rate = _RATE.value
       experiment.loop.steps = _STEPS.value
-      train.train(experiment, path)
+      grid.run([grid.Job(arm, experiment, pathlib.Path(path))], 1)
     found = fine_tuning.examine(
       load.from_workdir(path), _REQUESTS.value, _CHARACTERS.value
     )

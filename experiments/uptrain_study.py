@@ -54,6 +54,7 @@ def _study(
 ) -> None:
   # These import jax, which costs seconds that a refusal should not.
   from kaiju_jax.experiments.studies import uptrain_study as study
+  from kaiju_jax.runs import grid
   from kaiju_jax.runs import uptrain
 
   from .configs import uptrain as config
@@ -61,18 +62,19 @@ def _study(
   study.write_text(root / config.LETTERS, config.DOCUMENTS, config.LENGTH)
   study.write_prose(root / config.PROSE)
 
+  before = dict.fromkeys(config.ALIGNED, config.ALIGNED_STEPS)
+
   def run(arm: str, folder: pathlib.Path, steps: int | None, seed: int = 0):
     experiment = config.get_config(f'{world}_{arm}', str(root))
     if arm != config.ALIGNMENT:
       experiment.seed = seed
-    before = config.ALIGNED_STEPS if arm in config.ALIGNED else 0
     if steps:
-      experiment.loop.steps = steps - before
-    return study.Run(arm, experiment, folder, before)
+      experiment.loop.steps = steps - before.get(arm, 0)
+    return grid.Job(arm, experiment, folder)
 
   place = root / world
   teacher = run('teacher', place / 'teacher', _TEACHER_STEPS.value)
-  study.train_once(teacher)
+  grid.run([teacher], 1)
   runs = {
     arm: [run(arm, place / arm / f'seed{s}', _STEPS.value, s) for s in seeds]
     for arm in arms
@@ -87,10 +89,10 @@ def _study(
         teacher.folder, start, wanted, uptrain.Start(kind, text=text)
       )
   if set(arms) & set(config.ALIGNED):
-    study.train_once(run(config.ALIGNMENT, place / config.ALIGNMENT, None))
+    grid.run([run(config.ALIGNMENT, place / config.ALIGNMENT, None)], 1)
   letters = teacher.experiment.data.path.endswith(config.LETTERS)
   tables = study.Tables(
-    teacher, config.BASELINE, config.WINDOW if letters else 0
+    teacher, config.BASELINE, config.WINDOW if letters else 0, before
   )
   starts = tables.tabulate_starts(runs)
   (place / 'starts.md').write_text(f'{starts}\n')
@@ -101,7 +103,7 @@ def _study(
     if runs[arm][0].experiment.data.teacher:
       study.teach_once(teacher, runs[arm][0])
   for count in range(1, len(seeds) + 1):
-    study.train_all([of_arm[count - 1] for of_arm in runs.values()])
+    grid.run([of_arm[count - 1] for of_arm in runs.values()], 1)
     page = tables.tabulate({arm: own[:count] for arm, own in runs.items()})
     (place / 'report.md').write_text(f'{page}\n')
     print(page, flush=True)

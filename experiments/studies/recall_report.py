@@ -20,8 +20,8 @@ from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import figures as figures_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
-from kaiju_jax.runs import needle as needle_runs
-from kaiju_jax.runs import recall
+from kaiju_jax.runs import grid
+from kaiju_jax.tasks.recall import asking as recall
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows
 
@@ -130,7 +130,7 @@ def figures(
 
 def publish(
   records: Sequence[rows.Record],
-  runs: Sequence[needle_runs.Run],
+  runs: Sequence[grid.Job],
   folder: pathlib.Path,
 ) -> tuple[decision_lib.Decision, str]:
   """Writes recall.png, report.md and decision.json.

@@ -32,42 +32,20 @@ from kaiju_jax.evaluation import held_out
 from kaiju_jax.model import transformer
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
 from kaiju_jax.runs import teach
-from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
 from kaiju_jax.storage import files
 from kaiju_jax.tasks.needle import letters
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
-from kaiju_jax.training import workdir
 
 _READINGS = 'readings.json'
 # A document holds up to eight needles; the answer is one of them.
 _DISTRACTORS = 7
 _DISTANCES = 12
-
-
-class Run(NamedTuple):
-  """One arm on one seed.
-
-  Attributes:
-    arm: name of the arm.
-    experiment: what is trained.
-    folder: its workdir.
-    before: steps that aligned its start, of as many tokens as its own.
-  """
-
-  arm: str
-  experiment: experiment_lib.Experiment
-  folder: pathlib.Path
-  before: int = 0
-
-  @property
-  def is_trained(self) -> bool:
-    steps = self.experiment.loop.steps
-    return workdir.holds_checkpoint(self.folder, steps)
 
 
 class Reading(NamedTuple):
@@ -109,34 +87,7 @@ def write_prose(path: pathlib.Path) -> None:
     files.write_json_lines(path, ({'text': text} for text in clean))
 
 
-def train_once(run: Run) -> None:
-  """Trains a run, or resumes it, unless it is complete.
-
-  Raises:
-    SystemExit: status 130 after an interruption; the same call goes on.
-    OSError, ValueError: see `train.train`.
-  """
-  if run.is_trained:
-    return
-  state = train.train(run.experiment, run.folder)
-  if int(state.step) < run.experiment.loop.steps:
-    raise SystemExit(130)  # The training loop has said how to go on.
-
-
-def train_all(runs: Sequence[Run]) -> None:
-  """Trains what is not trained yet, and says before each how many are left.
-
-  Raises:
-    SystemExit, OSError, ValueError: see `train_once`.
-  """
-  missing = [run for run in runs if not run.is_trained]
-  for number, run in enumerate(missing, 1):
-    name = f'{run.arm} seed {run.experiment.seed}'
-    print(f'{name}: {number} of {len(missing)}', flush=True)
-    train_once(run)
-
-
-def teach_once(teacher: Run, student: Run) -> None:
+def teach_once(teacher: grid.Job, student: grid.Job) -> None:
   """Writes the teacher's distributions of the student's text, or resumes.
 
   Raises:
@@ -205,7 +156,7 @@ def reading(
   return Reading(**files.read_json(file))
 
 
-def read_run(run: Run, read: Callable[[Any], Reading]) -> Reading:
+def read_run(run: grid.Job, read: Callable[[Any], Reading]) -> Reading:
   """Returns the reading of a trained run."""
   return reading(
     run.folder / _READINGS, read, lambda: load.from_workdir(run.folder).params
@@ -255,10 +206,11 @@ class Row:
 
 
 def row(
-  runs: Sequence[Run],
-  baseline: Mapping[int, Run],
+  runs: Sequence[grid.Job],
+  baseline: Mapping[int, grid.Job],
   start: Reading | None,
   read: Callable[[Any], Reading],
+  before: int = 0,
 ) -> Row:
   """Returns the row of one arm's trained runs.
 
@@ -267,6 +219,7 @@ def row(
     baseline: the baseline's runs, by seed; {} for none.
     start: the reading before training.
     read: the function from `reader` for the arm's model.
+    before: steps that aligned the arm's start, as long as its own.
   """
   config, length = runs[0].experiment.model, runs[0].experiment.data.length
   tokens = {}
@@ -278,7 +231,7 @@ def row(
       if 'eval_loss' in record
     ]
     reached = count_tokens_until(
-      metrics.read(run.folder), curve[-1]['eval_loss'], run.before
+      metrics.read(run.folder), curve[-1]['eval_loss'], before
     )
     tokens[seed] = None if reached is None else reached / curve[-1]['tokens']
   return Row(
@@ -348,20 +301,27 @@ def starts_table(readings: Mapping[str, Reading]) -> str:
 class Tables:
   """Makes the tables; the programs of equal models are compiled once."""
 
-  def __init__(self, teacher: Run, baseline: str, window: int):
+  def __init__(
+    self,
+    teacher: grid.Job,
+    baseline: str,
+    window: int,
+    before: Mapping[str, int],
+  ):
     """Reads nothing yet.
 
     Args:
       teacher: the trained teacher.
       baseline: the arm that the others are compared with.
       window: of the students' local layers; 0 to ask no questions.
+      before: {arm: steps that aligned its start, as long as its own}.
     """
-    self._teacher, self._baseline = teacher, baseline
+    self._teacher, self._baseline, self._before = teacher, baseline, before
     # Three local layers, each of which looks back window − 1 tokens.
     self._reach = 3 * (window - 1) + 1 if window else 0
     self._readers: dict[str, Callable[[Any], Reading]] = {}
 
-  def tabulate(self, runs: Mapping[str, Sequence[Run]]) -> str:
+  def tabulate(self, runs: Mapping[str, Sequence[grid.Job]]) -> str:
     """Returns the table, in which the teacher is first.
 
     Args:
@@ -374,10 +334,11 @@ class Tables:
       if begin_with := of_arm[0].experiment.begin_with:
         start = read_start(pathlib.Path(begin_with), read)
       compared = {} if of_arm[0] is self._teacher else reached
-      rows.append(row(of_arm, compared, start, read))
+      before = self._before.get(of_arm[0].arm, 0)
+      rows.append(row(of_arm, compared, start, read, before))
     return table(rows, self._baseline)
 
-  def tabulate_starts(self, runs: Mapping[str, Sequence[Run]]) -> str:
+  def tabulate_starts(self, runs: Mapping[str, Sequence[grid.Job]]) -> str:
     """Returns the table of what was lost before any training."""
     teacher = self._teacher
     found = {'teacher': read_run(teacher, self._reader(teacher))}
@@ -389,7 +350,7 @@ class Tables:
         found[arm] = read_start(pathlib.Path(begin_with), read)
     return starts_table(found)
 
-  def _reader(self, run: Run) -> Callable[[Any], Reading]:
+  def _reader(self, run: grid.Job) -> Callable[[Any], Reading]:
     model = repr(run.experiment.model)
     if model not in self._readers:
       self._readers[model] = reader(run.experiment, self._reach)

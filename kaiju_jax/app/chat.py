@@ -13,7 +13,7 @@ import pathlib
 import sys
 
 from kaiju_jax.data import bpe
-from kaiju_jax.runs import jobs
+from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.tasks.dialogues import rows
@@ -92,7 +92,7 @@ def _split(
     fit.check(experiment, mesh)
   except ValueError:
     return None
-  if jobs.count_cores() < mesh.devices:
+  if pool.count_cores() < mesh.devices:
     return None
   import jax
 

@@ -17,8 +17,8 @@ from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import statistics
-from kaiju_jax.runs import recall
 from kaiju_jax.tasks.dialogues import questions as dialogues
+from kaiju_jax.tasks.recall import asking as recall
 from kaiju_jax.tasks.recall import problems
 
 MOST = 0.02

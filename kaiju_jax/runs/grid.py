@@ -1,137 +1,441 @@
-"""A grid of runs: each is trained once, and its result stays on the disk.
+"""Runs a grid: arms × seeds, each trained once in a workdir of its own.
 
-Every run is a workdir of its own. Its config.json is written before anything
-trains, and `trained.py` needs no more than that to train it, in a process of
-its own on its share of the cores. result.json stands in the folder once the run
-is complete, so that a second call repeats nothing.
+    jobs = grid.cross(config.get_config, arms, seeds, out)
+    grid.run(jobs)
+
+A job is done once its last checkpoint is saved or, where something is made of
+the trained model (`Finish`), once that file is in its workdir. So the same call
+resumes what was interrupted, and repeats nothing. One at a time, jobs train in
+this process. Side by side, they train in processes that share the cores, each
+with a log.txt in its workdir:
+
+    python -m kaiju_jax.runs.grid WORKDIR WORKDIR …
+
+trains workdirs, of which each needs no more than its config.json, and writes
+result.json into them. SIGTERM saves and ends with status 130. A run that
+diverges has a result, the step at which it did.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
+import math
 import pathlib
+import signal
 import sys
+import time
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.runs import jobs
+from kaiju_jax.costs import footprint
+from kaiju_jax.evaluation import paired
+from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
-from kaiju_jax.runs import watch
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import metrics
+from kaiju_jax.training import progress
 from kaiju_jax.training import workdir
 
-RESULT = 'result.json'
-# A process trains several runs, so that not every run pays for its start.
-_PER_PLACE = 4
+INTERRUPTED = 130  # Exit status.
+_JOBS_PER_PLACE = 4  # A process trains several jobs, to pay for fewer starts.
+_POLL_S = 2.0  # Seconds between two reads of the runs' records.
+_TAIL = 4096  # Bytes of a log in which its last line is looked for.
 
 
-class Run(NamedTuple):
-  """One run of a grid.
+class Job(NamedTuple):
+  """One arm on one seed.
 
   Attributes:
-    name: what it is called on the screen.
+    arm: name of the arm.
     experiment: what is trained.
     folder: its workdir.
-    skipped: tokens of the run that another one trained before it branched off.
+    skipped: tokens that another run trained before this one branched off.
   """
 
-  name: str
+  arm: str
   experiment: experiment_lib.Experiment
   folder: pathlib.Path
   skipped: int = 0
+
+  @property
+  def name(self) -> str:
+    return f'{self.arm} seed {self.experiment.seed}'
+
+  @property
+  def steps(self) -> int:
+    """Optimizer steps at the run's end."""
+    return batch_schedule.schedule_of(self.experiment).steps
 
   @property
   def tokens(self) -> int:
     """Row tokens at the run's end."""
     return batch_schedule.schedule_of(self.experiment).tokens
 
+  @property
+  def log(self) -> pathlib.Path:
+    return self.folder / 'log.txt'
 
-def result(run: Run) -> dict[str, Any] | None:
-  """Returns a complete run's result, None before.
+  @property
+  def is_trained(self) -> bool:
+    """Whether the last step's checkpoint is saved.
 
-  That is {'loss': held-out nats per token, 'steps', 'tokens', …}, or where it
-  diverged {'loss': 'nan', 'diverged': step}.
+    Its records do not suffice: the final evaluation and save follow them.
+    """
+    return workdir.holds_checkpoint(self.folder, self.steps)
+
+  @property
+  def diverged(self) -> int | None:
+    """The step at which the run diverged; None if it did not."""
+    return workdir.find_divergence(self.folder)
+
+
+class Finish(NamedTuple):
+  """What is made of a trained model and kept in its workdir.
+
+  Attributes:
+    file: name of the JSON file, with which the job is done.
+    make: (job, `state.TrainState`) → its content.
+    of_diverged: step → the content for a run that diverged at that step; None
+      where a divergence is an error.
   """
-  file = run.folder / RESULT
-  return files.read_json(file) if file.exists() else None
+
+  file: str
+  make: Callable[[Job, Any], Any]
+  of_diverged: Callable[[int], Any] | None = None
 
 
-def losses(runs: Sequence[Run]) -> dict[str, float]:
-  """Returns {name: held-out loss} of complete runs; NaN where it diverged."""
-  return {run.name: float(result(run)['loss']) for run in runs}
+def cross(
+  get_config: Callable[[str], experiment_lib.Experiment],
+  arms: Iterable[str],
+  seeds: Sequence[int],
+  out: pathlib.Path,
+) -> list[Job]:
+  """Returns the job of every arm on every seed, in OUT/ARM/seedSEED."""
+  jobs = []
+  for arm in arms:
+    for seed in seeds:
+      experiment = get_config(arm)
+      experiment.seed = seed
+      jobs.append(Job(arm, experiment, out / arm / f'seed{seed}'))
+  return jobs
 
 
-def check(runs: Sequence[Run]) -> None:
-  """Refuses runs that cannot work, before anything compiles or is written.
+def check(jobs: Sequence[Job]) -> None:
+  """Refuses jobs that cannot work, before anything compiles or is written.
 
   Raises:
     OSError, ValueError: see `train.check` and `workdir.check`.
   """
-  for run in runs:
-    train.check(run.experiment)
-    workdir.check(run.folder, train.resolve(run.experiment))
+  for job in jobs:
+    train.check(job.experiment)
+    workdir.check(job.folder, train.resolve(job.experiment))
 
 
-def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
-  """Trains what is not complete, side by side.
+def is_done(job: Job, finish: Finish | None = None) -> bool:
+  """Returns whether a job needs nothing more."""
+  if finish is None:
+    return job.is_trained
+  return (job.folder / finish.file).exists()
+
+
+def run(
+  jobs: Sequence[Job],
+  at_once: int | None = None,
+  finish: Finish | None = None,
+  command: Callable[[Job], tuple[str, ...]] | None = None,
+) -> None:
+  """Trains and finishes what is not done.
 
   Args:
-    runs: checked ones; their order does not matter.
-    at_once: how many processes; by default one per core.
+    jobs: what to train; one that cannot work is refused before any starts.
+    at_once: how many at a time; by default one per core on a CPU, and one on an
+      accelerator, which holds one process.
+    finish: what is made of each trained model.
+    command: returns the words of the command that does one job; by default
+      processes train several jobs each, with `RESULT`, which `finish` must be.
 
   Raises:
-    SystemExit: status 130 after an interruption; the same call goes on.
-    ValueError: runs ended without a result; names their logs.
+    SystemExit: status 130 after an interruption; the same call resumes.
+    OSError, ValueError: see `check` and `train.train`; or processes ended
+      without their jobs' files, and the message names the logs.
   """
-  missing = [run for run in runs if result(run) is None]
+  check(jobs)
+  missing = [job for job in jobs if not is_done(job, finish)]
+  if len(missing) < len(jobs):
+    _say(f'{len(jobs) - len(missing)} of {len(jobs)} runs: finished before.')
   if not missing:
     return
-  for run in missing:
-    with workdir.open_workdir(run.folder, train.resolve(run.experiment)):
+  at_once = at_once or _places(len(missing))
+  if at_once == 1:
+    _train_here(missing, finish)
+    return
+  for job in missing if command is None else ():
+    with workdir.open_workdir(job.folder, train.resolve(job.experiment)):
       pass  # Its config.json is all that the process needs.
-  places = at_once or jobs.count_cores()
-  # Runs of one cost are of one size: a process compiles few programs.
-  by_cost = sorted(missing, key=watch.cost, reverse=True)
-  shares = min(len(missing), places * _PER_PLACE)
-  chunks = [by_cost[share::shares] for share in range(shares)]
-  if len(missing) < len(runs):
-    before = len(runs) - len(missing)
-    print(
-      f'{before} of {len(runs)} runs were complete before.', file=sys.stderr
-    )
-  _, whole = watch.run(
-    {_job(chunk): chunk for chunk in chunks},
-    min(places, shares),
-    lambda run: result(run) is not None,
-  )
-  if not whole:
-    print('Interrupted. The same command goes on.', file=sys.stderr)
-    raise SystemExit(130)
-  if failed := [run for run in missing if result(run) is None]:
-    logs = ', '.join(
-      dict.fromkeys(
-        str(_log(chunk))
-        for chunk in chunks
-        if any(run in failed for run in chunk)
-      )
-    )
+  if command is None:
+    planned = _in_chunks(missing, at_once)
+  else:
+    planned = {
+      pool.Command(job.name, command(job), job.log): [job] for job in missing
+    }
+  statuses, completed = run_commands(planned, at_once, finish)
+  if not completed:
+    raise SystemExit(INTERRUPTED)
+  failed = [
+    (command, job)
+    for command, own in planned.items()
+    for job in own
+    if not is_done(job, finish)
+  ]
+  if failed:
+    command, first = failed[0]
+    logs = ', '.join(dict.fromkeys(str(one.log) for one, _ in failed))
     raise ValueError(
       f'{len(failed)} of {len(missing)} runs ended without a result, the first'
-      f' being {failed[0].name}: see {logs}.'
+      f' being {first.name} ({statuses.get(command.name, "not run")}): see'
+      f' {logs}.'
     )
-  for run in missing:
-    if 'diverged' in result(run):
-      step = result(run)['diverged']
-      print(f'{run.name}: diverged at step {step}.', file=sys.stderr)
+  for job in missing:
+    if job.diverged is not None:
+      _say(f'{job.name}: {describe_divergence(job.diverged)}.')
 
 
-def _job(chunk: Sequence[Run]) -> jobs.Job:
-  folders = [str(run.folder) for run in chunk]
-  module = 'kaiju_jax.experiments.studies.sweeps.trained'
-  command = sys.executable, '-m', module, *folders
-  more = f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''
-  return jobs.Job(f'{chunk[0].name}{more}', command, _log(chunk))
+def _places(count: int) -> int:
+  """Returns how many of `count` jobs should go side by side."""
+  if count < 2:
+    return 1
+  import jax
+
+  if jax.default_backend() != 'cpu':
+    return 1
+  return min(count, pool.count_cores())
 
 
-def _log(chunk: Sequence[Run]) -> pathlib.Path:
-  return chunk[0].folder / 'log.txt'
+def _say(text: str) -> None:
+  progress.Progress('runs').say(text)
+
+
+def _train_here(jobs: Sequence[Job], finish: Finish | None) -> None:
+  """Trains and finishes jobs one after the other, in this process."""
+  from kaiju_jax.training import divergence
+
+  programs = {}
+  for job in jobs:
+    _say(f'{job.folder}: {job.name}.')
+    try:
+      state = train.train(job.experiment, job.folder, programs=programs)
+    except divergence.Diverged as error:
+      if finish is None or finish.of_diverged is None:
+        raise
+      _say(str(error))
+      files.write_json(job.folder / finish.file, finish.of_diverged(error.step))
+      continue
+    if int(state.step) < job.steps:
+      raise SystemExit(INTERRUPTED)  # The loop has said how to resume.
+    if finish is not None:
+      files.write_json(job.folder / finish.file, finish.make(job, state))
+
+
+def _in_chunks(
+  jobs: Sequence[Job], at_once: int
+) -> dict[pool.Command, list[Job]]:
+  """Returns commands that train some jobs each, in the order of their costs.
+
+  Jobs of one cost are of one size: a process compiles few programs.
+  """
+  by_cost = sorted(jobs, key=cost, reverse=True)
+  count = min(len(jobs), at_once * _JOBS_PER_PLACE)
+  planned = {}
+  for chunk in (by_cost[first::count] for first in range(count)):
+    words = (
+      *(sys.executable, '-m', 'kaiju_jax.runs.grid'),
+      *(str(job.folder) for job in chunk),
+    )
+    more = f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''
+    name = f'{chunk[0].name}{more}'
+    planned[pool.Command(name, words, chunk[0].log)] = chunk
+  return planned
+
+
+def run_commands(
+  planned: Mapping[pool.Command, Sequence[Job]],
+  at_once: int,
+  finish: Finish | None = None,
+  console: Any = None,
+) -> tuple[dict[str, str], bool]:
+  """Runs commands side by side, and shows how far their jobs are.
+
+  A Ctrl-C lets the running commands save, and says how to resume.
+
+  Args:
+    planned: {command: the jobs that it trains and finishes}.
+    at_once: how many commands at a time.
+    finish: as in `run`.
+    console: of rich; by default stderr.
+
+  Returns:
+    {command's name: 'finished', 'stopped', 'diverged at step …' or 'failed
+    (…)'} of those that ended, and whether no Ctrl-C cut it short.
+  """
+  jobs = [job for own in planned.values() for job in own]
+  by_name = {command.name: command for command in planned}
+  costs = [cost(job) for job in jobs]
+  statuses, read_at = {}, 0.0
+  with (
+    progress.Progress('trained, %', 100, console) as shown,
+    contextlib.closing(pool.run(list(planned), at_once)) as events,
+  ):
+    try:
+      for event in events:
+        now = time.monotonic()
+        if event is not None:
+          command = by_name[event.name]
+          statuses[event.name] = _status(planned[command], event, finish)
+          count = f'[{len(statuses)}/{len(planned)}]'
+          shown.say(f'{count} {_describe(command, event, statuses)}')
+        elif now >= read_at + _POLL_S:
+          shares = [_share_trained(job, finish) for job in jobs]
+          done = sum(map(math.prod, zip(shares, costs)))
+          text = f'{sum(is_done(job, finish) for job in jobs)} of {len(jobs)}'
+          shown.update(100 * done / sum(costs), f'{text} runs')
+          read_at = now
+    except KeyboardInterrupt:
+      shown.end('Interrupted. The same command goes on.')
+      return statuses, False
+  return statuses, True
+
+
+def cost(job: Job) -> float:
+  """Returns what a job costs beside others: its own tokens × parameters.
+
+  A wide model's tokens take longer.
+  """
+  parameters = footprint.parameters(job.experiment.model)
+  return float(job.tokens - job.skipped) * footprint.count(parameters)
+
+
+def _share_trained(job: Job, finish: Finish | None) -> float:
+  """Returns the share of a job's own tokens that its records show."""
+  if is_done(job, finish):
+    return 1.0
+  try:
+    tokens = max((one['tokens'] for one in metrics.read(job.folder)), default=0)
+  except FileNotFoundError:
+    return 0.0
+  return max(0.0, tokens - job.skipped) / (job.tokens - job.skipped)
+
+
+def _status(
+  jobs: Sequence[Job], event: pool.Ended, finish: Finish | None
+) -> str:
+  """Returns how a command's jobs ended."""
+  if all(is_done(job, finish) for job in jobs):
+    return 'finished'
+  if len(jobs) == 1 and jobs[0].diverged is not None:
+    return describe_divergence(jobs[0].diverged)
+  if not event.status:
+    return 'stopped'
+  if event.status < 0:
+    return f'failed ({signal.Signals(-event.status).name})'
+  return f'failed (exit {event.status})'
+
+
+def describe_divergence(step: int) -> str:
+  """Returns the status of a run that diverged at a step."""
+  return f'diverged at step {step}'
+
+
+def _describe(
+  command: pool.Command, event: pool.Ended, statuses: Mapping[str, str]
+) -> str:
+  """Returns how a command ended, with its log and last line on a failure."""
+  status = statuses[command.name]
+  line = f'{command.name}: {status}, {event.seconds:.0f} s'
+  if status != 'finished':
+    line += f', see {command.log}'
+  if status.startswith('failed') and (last := _read_last_line(command.log)):
+    line += f'\n  {last}'
+  return line
+
+
+def _read_last_line(log: pathlib.Path) -> str:
+  """Returns the last line that a command wrote, '' for none."""
+  try:
+    with log.open('rb') as file:
+      file.seek(max(0, file.seek(0, 2) - _TAIL))
+      lines = file.read().decode(errors='replace').splitlines()
+  except OSError:
+    return ''
+  lines = [line.strip() for line in lines if line.strip()]
+  # The first line is the command itself.
+  return lines[-1] if lines and not lines[-1].startswith('$ ') else ''
+
+
+def result(
+  folder: pathlib.Path, experiment: experiment_lib.Experiment
+) -> dict[str, Any] | None:
+  """Returns what a workdir's records say of the finished run, None before.
+
+  `loss` is the held-out one, or where nothing is held out the training loss of
+  the last steps. A loss that is not finite is the string that float() reads.
+  """
+  records = metrics.read(folder)
+  tokens = records[-1]['tokens'] if records else 0
+  if tokens < batch_schedule.schedule_of(experiment).tokens:
+    return None
+  found = paired.measures(records)
+  loss = found.get('eval_loss', found.get('loss'))
+  if loss is None:
+    raise ValueError(
+      f'{folder}: no record holds a loss; loop.log_every='
+      f'{experiment.loop.log_every} must be at most the run’s steps.'
+    )
+  return {'loss': loss if math.isfinite(loss) else str(loss), 'tokens': tokens}
+
+
+def _make_result(job: Job, state: Any) -> dict[str, Any]:
+  return result(job.folder, job.experiment) | {'steps': int(state.step)}
+
+
+RESULT = Finish(
+  'result.json', _make_result, lambda step: {'loss': 'nan', 'diverged': step}
+)
+
+
+def losses(
+  jobs: Mapping[Any, Job], at_once: int | None = None
+) -> dict[Any, float]:
+  """Trains what is missing; returns {key: held-out loss}, NaN if it diverged.
+
+  Args:
+    jobs: {key: job}.
+    at_once: as in `run`.
+
+  Raises:
+    OSError, ValueError, SystemExit: see `run`.
+  """
+  run(list(jobs.values()), at_once, RESULT)
+  return {
+    key: float(files.read_json(job.folder / RESULT.file)['loss'])
+    for key, job in jobs.items()
+  }
+
+
+def main(folders: Sequence[str]) -> None:
+  """Trains the workdirs that have no result yet, one after the other."""
+  jobs = [
+    Job(str(folder), workdir.load_experiment(folder), folder)
+    for folder in map(pathlib.Path, folders)
+  ]
+  _train_here([job for job in jobs if not is_done(job, RESULT)], RESULT)
+
+
+if __name__ == '__main__':
+  try:
+    main(sys.argv[1:])
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error

@@ -1,17 +1,15 @@
 """Runs commands side by side, each on its own cores.
 
 XLA and the BLAS libraries size their thread pools, when a process starts, by
-the cores it may use: N jobs that each use all C cores would compete with N·C
-threads. So the module divides the cores into slices, one per simultaneous job,
-and pins a job to its slice before it starts. (On systems without core affinity,
-such as macOS, jobs share all cores.)
+the cores it may use: N commands that each use all C cores would compete with
+N·C threads. So the cores are divided into slices, one per place, and a command
+is pinned to its slice before it starts. (On systems without core affinity, such
+as macOS, commands share all cores.)
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
-import dataclasses
 import itertools
 import os
 import pathlib
@@ -19,24 +17,31 @@ import shlex
 import signal
 import subprocess
 import time
+from typing import NamedTuple
 
-# Seconds that a job may take to save once it is told to stop.
+# Seconds that a command may take to save after SIGTERM.
 PATIENCE = 120.0
-_POLL = 0.1
+_POLL_S = 0.1
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Command(NamedTuple):
   """A command, and the file to which its output is appended."""
 
   name: str
-  command: tuple[str, ...]
+  words: tuple[str, ...]
   log: pathlib.Path
 
 
-@dataclasses.dataclass
-class _Running:
-  job: Job
+class Ended(NamedTuple):
+  """How a command ended; a negative status is the signal that ended it."""
+
+  name: str
+  status: int
+  seconds: float
+
+
+class _Running(NamedTuple):
+  command: Command
   process: subprocess.Popen
   started: float
 
@@ -49,69 +54,54 @@ def core_slices(cores: Sequence[int], places: int) -> list[tuple[int, ...]]:
   return [tuple(cores[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
-def run(
-  jobs: Sequence[Job],
-  at_once: int,
-  *,
-  on_start: Callable[[Job], None],
-  on_end: Callable[[Job, int, float], None],
-  tick: Callable[[], None],
-) -> bool:
-  """Runs all jobs, `at_once` of them at a time; a failure stops no other job.
+def run(commands: Sequence[Command], at_once: int) -> Iterator[Ended | None]:
+  """Runs commands, `at_once` of them at a time; a failure stops no other.
 
-  After Ctrl-C or SIGTERM no more jobs start; it sends SIGTERM to the running
-  ones and waits for them. A second signal kills them.
+  After Ctrl-C or SIGTERM no more commands start; the running ones get SIGTERM
+  and are waited for. A second signal kills them.
 
   Args:
-    jobs: the jobs, in the order in which they start.
-    at_once: the number of places for running jobs.
-    on_start: called with each job as it starts.
-    on_end: called with each job, its exit status (negative: the signal that
-      ended it) and its seconds.
-    tick: called about ten times a second.
+    commands: in the order in which they start.
+    at_once: the number of places for running commands.
 
-  Returns:
-    Whether it was not interrupted.
+  Yields:
+    Each command that ended, and None about ten times a second.
 
   Raises:
-    KeyboardInterrupt: at a second Ctrl-C, once no job runs.
+    KeyboardInterrupt: after an interruption, once no command runs.
   """
   cores = own_cores()
   slices = core_slices(cores, at_once) if cores else [()] * at_once
-  waiting = list(reversed(jobs))
+  waiting = list(reversed(commands))
   running: dict[int, _Running] = {}
-
-  def reap() -> None:
-    for place, current in list(running.items()):
-      status = current.process.poll()
-      if status is not None:
-        del running[place]
-        on_end(current.job, status, time.monotonic() - current.started)
-
+  ended: list[Ended] = []
   with _interruptions() as interruptions:
     try:
-      while (waiting or running) and not interruptions:
-        for place in range(at_once):
-          if waiting and place not in running:
-            job = waiting.pop()
-            on_start(job)
-            process = _start(job, slices[place])
-            running[place] = _Running(job, process, time.monotonic())
-        time.sleep(_POLL)
-        reap()
-        tick()
-    finally:
-      if running:
-        _stop(running, reap)
-  return not interruptions
+      try:
+        while (waiting or running) and not interruptions:
+          for place in range(at_once):
+            if waiting and place not in running:
+              running[place] = _start(waiting.pop(), slices[place])
+          time.sleep(_POLL_S)
+          _collect(running, ended)
+          while ended:
+            yield ended.pop(0)
+          yield None
+      finally:
+        _stop(running, ended)
+    except KeyboardInterrupt:
+      pass  # The second signal, which killed what ran.
+    yield from ended
+    if interruptions:
+      raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _interruptions() -> Iterator[list[int]]:
   """Notes a first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
 
-  An exception could fall between the start of a job and our record of it, and
-  leave the job running forever; a note cannot.
+  An exception could fall between the start of a process and our record of it,
+  and leave the process running forever; a note cannot.
   """
   noted = []
 
@@ -146,20 +136,22 @@ def count_cores() -> int:
   return len(own_cores()) or os.cpu_count() or 1
 
 
-def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
-  job.log.parent.mkdir(parents=True, exist_ok=True)
-  with open(job.log, 'ab') as log, _pin(cores):
-    log.write(f'$ {shlex.join(job.command)}\n'.encode())
+def _start(command: Command, cores: Sequence[int]) -> _Running:
+  """Starts a command on its cores, in a session of its own."""
+  command.log.parent.mkdir(parents=True, exist_ok=True)
+  with open(command.log, 'ab') as log, _pin(cores):
+    log.write(f'$ {shlex.join(command.words)}\n'.encode())
     log.flush()
-    # In a session of its own, so that Ctrl-C reaches the jobs only through us:
-    # a second signal would end a trainer that is saving.
-    return subprocess.Popen(
-      job.command,
+    # So Ctrl-C reaches it only through us: a second signal would end a trainer
+    # that is saving.
+    process = subprocess.Popen(
+      command.words,
       stdin=subprocess.DEVNULL,
       stdout=log,
       stderr=subprocess.STDOUT,
       start_new_session=True,
     )
+  return _Running(command, process, time.monotonic())
 
 
 @contextlib.contextmanager
@@ -176,19 +168,28 @@ def _pin(cores: Sequence[int]) -> Iterator[None]:
     os.sched_setaffinity(0, own)
 
 
-def _stop(running: dict[int, _Running], reap: Callable[[], None]) -> None:
-  """Asks every running job to save and end, then makes sure that it did."""
+def _collect(running: dict[int, _Running], ended: list[Ended]) -> None:
+  """Moves the commands that have ended out of `running`."""
+  for place, (command, process, started) in list(running.items()):
+    if (status := process.poll()) is not None:
+      del running[place]
+      seconds = time.monotonic() - started
+      ended.append(Ended(command.name, status, seconds))
+
+
+def _stop(running: dict[int, _Running], ended: list[Ended]) -> None:
+  """Asks every running command to save and end, then makes sure of it."""
   try:
     for current in running.values():
       current.process.terminate()
     deadline = time.monotonic() + PATIENCE
     while running and time.monotonic() < deadline:
-      time.sleep(_POLL)
-      reap()
+      time.sleep(_POLL_S)
+      _collect(running, ended)
   finally:
     for current in running.values():
       # The whole session: a trainer's own workers must not outlive it.
       with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(current.process.pid, signal.SIGKILL)
       current.process.wait()
-    reap()
+    _collect(running, ended)

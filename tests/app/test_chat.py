@@ -10,8 +10,8 @@ from kaiju_jax.app import chat
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.runs import jobs
 from kaiju_jax.runs import load
+from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.dialogues import rows
@@ -57,7 +57,7 @@ def go(experiment, workdir, monkeypatch, trained):
 @pytest.fixture(autouse=True)
 def one_core(monkeypatch):
   """Keeps the devices of the tests' process."""
-  monkeypatch.setattr(jobs, 'count_cores', lambda: 1)
+  monkeypatch.setattr(pool, 'count_cores', lambda: 1)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_two_cores_of_a_cpu_split_a_batch(experiment, monkeypatch):
   asked = []
 
   def machine(cores, devices, platform='cpu'):
-    monkeypatch.setattr(jobs, 'count_cores', lambda: cores)
+    monkeypatch.setattr(pool, 'count_cores', lambda: cores)
     monkeypatch.setattr(jax.config, 'update', lambda *args: asked.append(args))
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     monkeypatch.setattr(jax, 'device_count', lambda: devices)

@@ -25,7 +25,7 @@ JAX = (
   'optax',
   'kaiju_jax.alignment.rounds',
   'kaiju_jax.runs.corpora.select',
-  'kaiju_jax.runs.recall',
+  'kaiju_jax.tasks.recall.asking',
   'kaiju_jax.app.server_folder',
   'kaiju_jax.experiments.studies.sweeps.rates',
 )

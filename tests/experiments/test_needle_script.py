@@ -13,7 +13,9 @@ from kaiju_jax.evaluation import answers
 from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.model import layers
 from kaiju_jax.runs import command
-from kaiju_jax.runs import needle as needle_runs
+from kaiju_jax.runs import pool
+from kaiju_jax.runs import train
+from kaiju_jax.tasks.needle import asking
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import loop
 
@@ -51,13 +53,14 @@ def test_end_to_end_and_not_twice_and_not_for_another(
   run(tmp_path, arms=['local'], seeds=['3'], report=False)
   assert (tmp_path / 'local/seed3/needle.questions1.seed0.json').exists()
   assert not (tmp_path / 'needle.json').exists()
-  assert 'finished before' not in capsys.readouterr().out
+  assert 'finished before' not in capsys.readouterr().err
 
   # What is finished is neither trained nor asked again.
   monkeypatch.setattr(loop, 'train', None)
   run(tmp_path, arms=['local'], seeds=['3'])
-  printed = ' '.join(capsys.readouterr().out.split())
-  assert printed.count('finished before') == 1
+  said = capsys.readouterr()
+  assert said.err.count('1 of 1 runs: finished before') == 1
+  printed = ' '.join(said.out.split())
   assert 'local, which sees 15 tokens: ' in printed
   assert 'what is under test is reach' in printed
   records = json.loads((tmp_path / 'needle.json').read_text())
@@ -101,8 +104,7 @@ def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
     experiment = get_config(arm)
     experiment.seed = seed
     prompts[arm, seed] = []
-    run_of = needle_runs.Run(arm, experiment, None)
-    needle_runs.Questions(1, 0).answer(run_of, (arm, seed), None)
+    asking.Questions(1, 0).answer(arm, experiment, (arm, seed), None)
   assert prompts['full', 0] == prompts['kaiju', 0]
   for one, other in zip(prompts['kaiju', 0], prompts['kaiju', 1], strict=True):
     assert one != other
@@ -113,32 +115,31 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
 ):
   commands = []
 
-  def run_all(jobs_, at_once, *, on_start, on_end, tick):
+  def run_all(given, at_once):
     assert at_once == 2
-    for job in jobs_:
-      on_start(job)
-      commands.append(job.command)
-      named = dict(word[2:].split('=') for word in job.command[3:])
+    for one in given:
+      commands.append(one.words)
+      named = dict(word[2:].split('=') for word in one.words[3:])
       arm, seed = named['arms'], int(named['seeds'])
       records = [
         needle.Record(arm, seed, *cell[:-1], 0.5, cell.count)
         for cell in needle.cells(needle.Pairs(), 256, int(named['questions']))
       ]
-      job.log.parent.mkdir(parents=True)
+      one.log.parent.mkdir(parents=True)
       if seed < 2:
         (
-          job.log.parent / f'needle.questions{named["questions"]}.seed0.json'
+          one.log.parent / f'needle.questions{named["questions"]}.seed0.json'
         ).write_text(json.dumps([record._asdict() for record in records]))
-      on_end(job, 0, 1.0)
-    return seed < 3
+      yield pool.Ended(one.name, 0, 1.0)
+    if seed == 3:
+      raise KeyboardInterrupt
 
-  monkeypatch.setattr(needle_runs.jobs, 'run', run_all)
+  monkeypatch.setattr(pool, 'run', run_all)
   monkeypatch.setattr(needle_figure, 'draw', lambda *_: None)
   run(tmp_path, arms=['full', 'local'], seeds=['0', '1'], jobs=2, questions=2)
   assert [' '.join(command[1:]) for command in commands] == [
-    f'-m experiments.needle --task=needle --arms={arm} --seeds={seed}'
-    f' --out={tmp_path} --questions=2 --evaluation_seed=0 --jobs=1'
-    ' --report=false'
+    f'-m experiments.needle --arms={arm} --seeds={seed} --out={tmp_path}'
+    ' --task=needle --questions=2 --evaluation_seed=0 --jobs=1 --report=false'
     for arm in ('full', 'local')
     for seed in (0, 1)
   ]
@@ -212,7 +213,7 @@ def test_arms_are_the_layouts_that_they_name():
 def test_every_arm_and_variant_can_run(module):
   for arm in module.ARMS + module.VARIANTS:
     experiment = module.get_config(arm)
-    script.train.check(experiment)
+    train.check(experiment)
     _, _, variant = arm.partition('_')
     is_start = variant in ('standard', 'previous')
     assert experiment.init == (variant if is_start else 'induction')

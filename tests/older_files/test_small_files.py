@@ -14,11 +14,11 @@ from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
-from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.fleet import calibration
 from kaiju_jax.gates import promotion
 from kaiju_jax.model import token_head
 from kaiju_jax.reporting import decision
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
 from kaiju_jax.runs import synthesize
 from kaiju_jax.serving.safety import gate
@@ -83,8 +83,9 @@ def test_what_was_measured_is_not_measured_again(here, expected):
   engine = calibration.read('engine.json')
   assert engine.shapes == ((1, 16), (2, 16)) and engine.law[0] == 4e-3
   experiment = workdir.load_experiment('runs/grid')
-  run = grid.Run('grid', experiment, here / 'runs/grid')
-  assert grid.result(run)['steps'] == 6
+  job = grid.Job('grid', experiment, here / 'runs/grid')
+  assert grid.is_done(job, grid.RESULT)
+  assert grid.losses({'grid': job})['grid'] > 0
 
 
 def test_a_synthesis_goes_on(here):

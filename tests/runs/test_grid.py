@@ -1,115 +1,191 @@
-"""A grid trains what is missing, and says what failed."""
+"""A grid trains what is missing, says what failed, and keeps results."""
 
 import dataclasses
+import json
 
+import jax
+import numpy as np
 import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.costs import footprint
-from kaiju_jax.experiments.studies.sweeps import grid
-from kaiju_jax.experiments.studies.sweeps import widths
-from kaiju_jax.runs import jobs
-from kaiju_jax.runs import watch
-from kaiju_jax.storage import files
+from kaiju_jax.runs import grid
+from kaiju_jax.runs import pool
+from kaiju_jax.runs import train
+from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+from tests import records
 from tests.experiments.studies.sweeps import planted
+from tests.runs import toys
 
 
-def runs(root, count=3):
-  made = []
-  for seed in range(count):
-    experiment = sweep.get_config()
-    experiment.seed = seed
-    made.append(grid.Run(f'seed {seed}', experiment, root / f'{seed}'))
-  return made
+def jobs(root, count=3):
+  made = grid.cross(lambda arm: sweep.get_config(), ['a'], range(count), root)
+  return {job.experiment.seed: job for job in made}
 
 
 def test_what_is_complete_is_not_run_again(monkeypatch, tmp_path):
   done = planted.Jobs(monkeypatch, lambda experiment: 2.0 + experiment.seed)
-  grid.complete(runs(tmp_path, 2), at_once=2)
-  grid.complete(runs(tmp_path, 3), at_once=2)
-  assert [folder.name for folder in done.folders] == ['0', '1', '2']
-  assert grid.losses(runs(tmp_path)) == {
-    'seed 0': 2.0,
-    'seed 1': 3.0,
-    'seed 2': 4.0,
-  }
-  assert workdir.load_experiment(tmp_path / '1').seed == 1
+  grid.losses(jobs(tmp_path, 2), at_once=2)
+  assert grid.losses(jobs(tmp_path), at_once=2) == {0: 2.0, 1: 3.0, 2: 4.0}
+  assert [folder.name for folder in done.folders] == [
+    *('seed0', 'seed1', 'seed2')
+  ]
+  assert workdir.load_experiment(tmp_path / 'a/seed1').seed == 1
+  other = jobs(tmp_path)
+  other[0].experiment.optimizer.learning_rate = 1.0
+  with pytest.raises(ValueError, match=r'optimizer\.learning_rate'):
+    grid.losses(other)
 
 
 def test_a_run_without_a_result_is_named_with_its_log(monkeypatch, tmp_path):
   planted.Jobs(monkeypatch, lambda one: None if one.seed == 1 else 2.0)
-  message = r'1 of 3 runs ended without .* seed 1: see .*1/log\.txt'
+  message = r'1 of 3 runs ended without .* a seed 1 .*seed1/log\.txt'
   with pytest.raises(ValueError, match=message):
-    grid.complete(runs(tmp_path), at_once=1)
+    grid.losses(jobs(tmp_path), at_once=2)
 
 
 def test_an_interruption_ends_with_130(monkeypatch, tmp_path, capsys):
-  monkeypatch.setattr(jobs, 'run', lambda *_, **__: False)
+  def interrupted(commands, at_once):
+    yield pool.Ended(commands[0].name, 0, 1.0)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(pool, 'run', interrupted)
   with pytest.raises(SystemExit) as caught:
-    grid.complete(runs(tmp_path))
+    grid.losses(jobs(tmp_path), at_once=2)
   assert caught.value.code == 130
-  assert 'The same command goes on' in capsys.readouterr().err
+  assert capsys.readouterr().err.count('The same command goes on') == 1
 
 
 def test_a_diverged_run_has_a_loss_that_is_not_finite(monkeypatch, tmp_path):
   planted.Jobs(monkeypatch, lambda _: 'nan')
-  one = runs(tmp_path, 1)
-  grid.complete(one)
-  assert grid.losses(one)['seed 0'] != grid.losses(one)['seed 0']
+  assert np.isnan(grid.losses(jobs(tmp_path, 2), 2)[0])
 
 
-def test_what_is_done_is_weighed_by_tokens_and_parameters(tmp_path, capsys):
+def test_a_broken_result_is_named(tmp_path):
+  one = jobs(tmp_path, 1)
+  one[0].folder.mkdir(parents=True)
+  (one[0].folder / 'result.json').write_text('{')
+  with pytest.raises(ValueError, match=r'result\.json: not valid JSON'):
+    grid.losses(one)
+
+
+def test_what_is_done_is_weighed_by_tokens_and_parameters(
+  monkeypatch, tmp_path, capsys
+):
   """A branch counts from where it began."""
-  small, large = runs(tmp_path, 2)
+  small, large = jobs(tmp_path, 2).values()
   large.experiment.model.d_ff *= 4
   large = large._replace(skipped=large.tokens // 2)
   parameters = footprint.count(footprint.parameters(large.experiment.model))
-  assert watch.cost(large) == parameters * large.tokens / 2
-  complete = set()
-  seen = watch.Watch(
-    {'one': [small], 'other': [large]}, lambda run: run.name in complete
-  )
-  with seen:
-    seen.tick()
-    for run in (small, large):
-      run.folder.mkdir()
+  assert grid.cost(large) == parameters * large.tokens / 2
+
+  def events(commands, at_once):
+    for job in (small, large):
+      job.folder.mkdir(parents=True)
     record = f'{{"step": 1, "tokens": {large.tokens * 3 // 4}}}\n'
     (large.folder / 'metrics.jsonl').write_text(record)
-    complete.add('seed 0')
-    job = jobs.Job('one', (), tmp_path / 'log')
-    seen.on_end(job, 0, 3.0)
-    seen._progress._said = 0.0
-    seen.tick()
-    seen.on_end(dataclasses.replace(job, name='other'), -9, 4.0)
-  costs = watch.cost(small), watch.cost(large)
+    (small.folder / 'result.json').write_text('{}')
+    yield None
+    yield pool.Ended('one', 0, 3.0)
+    yield pool.Ended('other', -9, 4.0)
+
+  monkeypatch.setattr(pool, 'run', events)
+  planned = {
+    pool.Command(name, (), tmp_path / 'log'): [job]
+    for name, job in (('one', small), ('other', large))
+  }
+  found = grid.run_commands(planned, 2, grid.RESULT)
+  costs = grid.cost(small), grid.cost(large)
   share = (costs[0] + costs[1] / 2) / sum(costs)
   said = capsys.readouterr().err
   assert f'trained, % {100 * share:.0f}/100  1 of 2 runs' in said
   assert '[1/2] one: finished, 3 s\n' in said
   assert f'[2/2] other: failed (SIGKILL), 4 s, see {tmp_path}/log\n' in said
-  assert seen.statuses == {'one': 'finished', 'other': 'failed (SIGKILL)'}
+  assert found == ({'one': 'finished', 'other': 'failed (SIGKILL)'}, True)
 
 
-def test_a_width_keeps_the_ratios():
-  made = widths.with_width(sweep.get_config(), 96)
-  assert (made.model.d_model, made.model.num_heads, made.model.d_ff) == (
-    96,
-    6,
-    384,
+def test_a_job_is_trained_once_its_last_checkpoint_is_whole(tmp_path):
+  """Its last records alone come too early: evaluation and save follow."""
+  (job,) = jobs(tmp_path, 1).values()
+  job.folder.mkdir(parents=True)
+  record = {'step': job.steps, 'tokens': job.tokens, 'loss': 1}
+  (job.folder / metrics.FILE).write_text(json.dumps(record) + '\n')
+  whole = job.folder / 'checkpoints' / str(job.steps)
+  half = whole.with_name(f'{job.steps}.orbax-checkpoint-tmp')
+  half.mkdir(parents=True)
+  assert not grid.is_done(job)
+  half.rename(whole)
+  assert grid.is_done(job) and not grid.is_done(job, grid.RESULT)
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  return toys.write_texts(tmp_path_factory.mktemp('grid'))
+
+
+def experiment(texts, rate, seed):
+  made = toys.experiment(texts)
+  made.loop.tokens = 4 * 2 * 32
+  made.optimizer.learning_rate = rate
+  made.seed = seed
+  return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('at_once', [1, 2])
+def test_a_grid_trains_and_resumes(texts, tmp_path, at_once):
+  """One run was stopped halfway before; the other has not begun."""
+  runs = [
+    grid.Job('a', experiment(texts, 1e-2, seed), tmp_path / f'{seed}')
+    for seed in range(2)
+  ]
+  train.train(runs[0].experiment, runs[0].folder, until=2)
+  assert not grid.is_done(runs[0], grid.RESULT)
+  grid.run(runs, at_once, grid.RESULT)
+  for run in runs:
+    found = json.loads((run.folder / 'result.json').read_text())
+    assert found['tokens'] == 256 and found['steps'] == 4
+    assert found['loss'] == records.of(run.folder)[-1]['eval_loss']
+  if at_once > 1:
+    assert 'going on from step 2' in runs[0].log.read_text()
+
+
+@pytest.mark.slow
+def test_runs_that_share_programs_are_the_runs_apart(texts, tmp_path):
+  programs = {}
+  apart = train.train(experiment(texts, 2e-2, 1), tmp_path / 'apart')
+  for rate, seed in ((1e-2, 0), (2e-2, 1)):
+    made = experiment(texts, rate, seed)
+    state = train.train(made, tmp_path / f'{seed}', programs=programs)
+  jax.tree.map(np.testing.assert_array_equal, state, apart)
+  (step,) = _steps(programs)
+  assert step.compilations == 1
+  wider = experiment(texts, 1e-2, 0)
+  wider.model.d_ff *= 2
+  train.train(wider, tmp_path / 'wider', programs=programs, until=1)
+  assert len(_steps(programs)) == 2
+
+
+def _steps(programs):
+  return [one['step'] for one in programs.values() if 'step' in one]
+
+
+@pytest.mark.parametrize(
+  'tokens, loss, found',
+  [
+    (224, 3.0, None),
+    (256, 2.0, {'loss': 2.0, 'tokens': 256}),
+    (256, 'NaN', {'loss': 'nan', 'tokens': 256}),
+  ],
+)
+def test_a_result_is_read_off_the_records(texts, tmp_path, tokens, loss, found):
+  made = experiment(texts, 1e-2, 0)
+  with workdir.open_workdir(tmp_path, made):
+    pass
+  record = {'step': 4, 'tokens': tokens, 'eval_loss': loss}
+  (tmp_path / metrics.FILE).write_text(json.dumps(record) + '\n')
+  assert grid.result(tmp_path, made) == found
+  assert dataclasses.asdict(made) == dataclasses.asdict(
+    workdir.load_experiment(tmp_path)
   )
-  assert made.model.head_dim == 16
-  with pytest.raises(
-    ValueError, match=r'width 40: model\.num_heads=4 at .*2.5'
-  ):
-    widths.with_width(sweep.get_config(), 40)
-
-
-def test_a_broken_result_is_named(tmp_path):
-  one = runs(tmp_path, 1)
-  (tmp_path / '0').mkdir()
-  (tmp_path / '0' / grid.RESULT).write_text('{')
-  with pytest.raises(ValueError, match=r'result\.json: not valid JSON'):
-    grid.complete(one)
-  files.write_json(tmp_path / '0' / grid.RESULT, {'loss': 1.0})
-  grid.complete(one)

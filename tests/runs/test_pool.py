@@ -1,4 +1,4 @@
-"""Jobs run side by side, apart from each other, and stop when told."""
+"""Commands run side by side, apart from each other, and stop when told."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kaiju_jax.runs import jobs
+from kaiju_jax.runs import pool
 
 needs_affinity = pytest.mark.skipif(
   not hasattr(os, 'sched_getaffinity'), reason='no core affinity here'
@@ -17,37 +17,21 @@ needs_affinity = pytest.mark.skipif(
 
 
 class Record:
-  """What the three callbacks were told."""
+  """What ended, with which status."""
 
   def __init__(self):
-    self.running = 0
-    self.most = 0
     self.statuses = {}
-    self.ticks = 0
 
-  def on_start(self, job):
-    self.running += 1
-    self.most = max(self.most, self.running)
-
-  def on_end(self, job, status, seconds):
-    self.running -= 1
-    self.statuses[job.name] = status
-
-  def tick(self):
-    self.ticks += 1
-
-  def run(self, all_jobs, at_once):
-    return jobs.run(
-      all_jobs,
-      at_once,
-      on_start=self.on_start,
-      on_end=self.on_end,
-      tick=self.tick,
-    )
+  def run(self, commands, at_once):
+    for event in pool.run(commands, at_once):
+      if event is not None:
+        self.statuses[event.name] = event.status
 
 
-def job(folder: pathlib.Path, name: str, source: str) -> jobs.Job:
-  return jobs.Job(name, (sys.executable, '-c', source), folder / name / 'log')
+def job(folder: pathlib.Path, name: str, source: str) -> pool.Command:
+  return pool.Command(
+    name, (sys.executable, '-c', source), folder / name / 'log'
+  )
 
 
 @pytest.mark.parametrize(
@@ -62,12 +46,12 @@ def job(folder: pathlib.Path, name: str, source: str) -> jobs.Job:
   ],
 )
 def test_core_slices(cores, places, slices):
-  assert jobs.core_slices(cores, places) == slices
+  assert pool.core_slices(cores, places) == slices
 
 
 def test_one_failure_stops_no_other_and_logs_keep_what_was_printed(tmp_path):
   record = Record()
-  assert record.run(
+  record.run(
     [
       job(tmp_path, 'good', "print('fine')"),
       job(tmp_path, 'bad', "raise SystemExit('out of luck')"),
@@ -77,7 +61,6 @@ def test_one_failure_stops_no_other_and_logs_keep_what_was_printed(tmp_path):
     at_once=2,
   )
   assert record.statuses == {'good': 0, 'bad': 1, 'killed': -9, 'late': 0}
-  assert record.most == 2
   assert 'out of luck' in (tmp_path / 'bad' / 'log').read_text()
   assert (tmp_path / 'late' / 'log').read_text().endswith('fine too\n')
 
@@ -110,7 +93,7 @@ def test_each_place_has_cores_of_its_own(tmp_path):
     }
     for n in names
   ]
-  assert seen == [set(s) for s in jobs.core_slices(sorted(before), 2)]
+  assert seen == [set(s) for s in pool.core_slices(sorted(before), 2)]
   assert os.sched_getaffinity(0) == before
 
 
@@ -142,7 +125,7 @@ def interrupt_when(condition) -> threading.Thread:
 def test_ctrl_c_lets_running_jobs_save_and_starts_no_more(tmp_path):
   folders = [tmp_path / name for name in ('a', 'b', 'c')]
   all_jobs = [
-    jobs.Job(
+    pool.Command(
       folder.name,
       (sys.executable, '-c', WAITS, str(folder / 'saved')),
       folder / 'log',
@@ -156,7 +139,8 @@ def test_ctrl_c_lets_running_jobs_save_and_starts_no_more(tmp_path):
 
   thread = interrupt_when(ready)
   record = Record()
-  assert not record.run(all_jobs, at_once=2)
+  with pytest.raises(KeyboardInterrupt):
+    record.run(all_jobs, at_once=2)
   thread.join()
   assert record.statuses == {'a': 0, 'b': 0}
   assert [(f / 'saved').exists() for f in folders] == [True, True, False]
@@ -165,7 +149,7 @@ def test_ctrl_c_lets_running_jobs_save_and_starts_no_more(tmp_path):
 def test_a_job_that_does_not_stop_is_killed_with_its_children(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(jobs, 'PATIENCE', 0.5)
+  monkeypatch.setattr(pool, 'PATIENCE', 0.5)
   source = (
     'import signal, subprocess, sys, time\n'
     'signal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
@@ -178,7 +162,8 @@ def test_a_job_that_does_not_stop_is_killed_with_its_children(
     lambda: log.exists() and '\nchild: ' in log.read_text()
   )
   record = Record()
-  assert not record.run([job(tmp_path, 'deaf', source)], 1)
+  with pytest.raises(KeyboardInterrupt):
+    record.run([job(tmp_path, 'deaf', source)], 1)
   thread.join()
   assert record.statuses == {'deaf': -signal.SIGKILL}
   child = int(log.read_text().split('\nchild: ')[-1])
@@ -188,10 +173,17 @@ def test_a_job_that_does_not_stop_is_killed_with_its_children(
   assert not _is_alive(child)
 
 
-def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path):
+def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path, monkeypatch):
+  start = pool._start
+
+  def interrupted(*words):
+    os.kill(os.getpid(), signal.SIGINT)
+    return start(*words)
+
+  monkeypatch.setattr(pool, '_start', interrupted)
   record = Record()
-  record.on_start = lambda job: os.kill(os.getpid(), signal.SIGINT)
-  assert not record.run([job(tmp_path, 'a', 'import time; time.sleep(60)')], 1)
+  with pytest.raises(KeyboardInterrupt):
+    record.run([job(tmp_path, 'a', 'import time; time.sleep(60)')], 1)
   assert record.statuses == {'a': -signal.SIGTERM}
 
 

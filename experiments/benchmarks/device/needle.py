@@ -11,8 +11,11 @@ import functools
 import pathlib
 from typing import Any
 
+from kaiju_jax.experiments.studies import arms
 from kaiju_jax.reporting import statistics
-from kaiju_jax.runs import needle as needle_runs
+from kaiju_jax.runs import grid
+from kaiju_jax.tasks.needle import asking
+from kaiju_jax.tasks.needle import questions as needle
 
 from ...configs import needle as config
 from . import setting as setting_lib
@@ -47,10 +50,10 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   """Returns the accuracy at the trained length, and of every cell."""
   experiment = _experiment(case, setting.dry)
   folder = pathlib.Path(setting.out) / 'needle' / case
-  run = needle_runs.Run(case, experiment, folder)
-  asking = needle_runs.Questions(1 if setting.dry else 64, 0)
-  needle_runs.run_serially(needle_runs.missing([run], asking), asking)
-  records = needle_runs.records([run], asking)
+  jobs = [grid.Job(case, experiment, folder)]
+  questions = asking.Questions(1 if setting.dry else 64, 0)
+  grid.run(jobs, 1, arms.asks(questions))
+  records = arms.read_records(jobs, questions, needle.Record)
   trained = [x for x in records if x.length == experiment.data.length]
   total = sum(x.count for x in trained)
   right = sum(round(x.accuracy * x.count) for x in trained)

@@ -3,6 +3,7 @@
 It checks every run, with overrides applied, before the first one starts.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence
 import dataclasses
 import importlib.util
@@ -15,7 +16,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from kaiju_jax.runs import configs
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import overrides as overrides_lib
+from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
@@ -25,60 +28,6 @@ from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
 from kaiju_jax.training import workdir as workdir_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """One arm on one seed.
-
-  Attributes:
-    arm: name of the arm.
-    seed: seed of the run.
-    workdir: its workdir.
-    experiment: its experiment, with overrides applied.
-    command: the command that trains it.
-  """
-
-  arm: str
-  seed: int
-  workdir: pathlib.Path
-  experiment: experiment_lib.Experiment
-  command: tuple[str, ...]
-  skipped = 0
-
-  @property
-  def folder(self) -> pathlib.Path:
-    return self.workdir
-
-  @property
-  def name(self) -> str:
-    return f'{self.arm} seed {self.seed}'
-
-  @property
-  def log(self) -> pathlib.Path:
-    return self.workdir / 'log.txt'
-
-  def is_finished(self) -> bool:
-    """Returns whether the last step's checkpoint is saved.
-
-    The last step's records do not suffice, because the final evaluation and
-    save follow them.
-    """
-    return workdir_lib.holds_checkpoint(self.workdir, self.steps)
-
-  def is_ended(self) -> bool:
-    """Returns whether the same command would change nothing."""
-    return self.is_finished() or self.diverged is not None
-
-  @property
-  def diverged(self) -> int | None:
-    """The step at which it diverged; None if it did not."""
-    return workdir_lib.find_divergence(self.workdir)
-
-  @property
-  def steps(self) -> int:
-    """Steps of the whole run."""
-    return batch_schedule.schedule_of(self.experiment).steps
 
 
 def load(path: str) -> types.ModuleType:
@@ -152,7 +101,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   return experiment
 
 
-def runs(
+def commands(
   config: str,
   arms: Sequence[str],
   seeds: Sequence[int],
@@ -160,8 +109,8 @@ def runs(
   overrides: Sequence[str] = (),
   module: str = 'experiments.train',
   mesh: sharding_config.MeshConfig | None = None,
-) -> list[Run]:
-  """Returns all runs, every arm's first seed before any second one.
+) -> dict[pool.Command, grid.Job]:
+  """Returns what trains each run, every arm's first seed before any second one.
 
   With a mesh, each run spreads over its devices.
 
@@ -176,9 +125,9 @@ def runs(
       )
     if override.startswith('--config.seed='):
       raise ValueError(f'{override}: --seeds lists the seeds.')
-  words = (one.removeprefix('--config.').partition('=') for one in overrides)
-  values = {name: value for name, _, value in words}
-  planned = []
+  split = (one.removeprefix('--config.').partition('=') for one in overrides)
+  values = {name: value for name, _, value in split}
+  planned = {}
   for seed in seeds:
     found = {}
     for arm in arms:
@@ -188,7 +137,7 @@ def runs(
       workdir_lib.check(workdir, experiment)
       if mesh is not None:
         fit.check(experiment, mesh)
-      command = (
+      words = (
         sys.executable,
         '-m',
         module,
@@ -197,7 +146,8 @@ def runs(
         *(() if mesh is None else _mesh_flags(mesh)),
         f'--workdir={workdir}',
       )
-      planned.append(Run(arm, seed, workdir, experiment, command))
+      job = grid.Job(arm, experiment, workdir)
+      planned[pool.Command(job.name, words, job.log)] = job
     overrides_lib.check_arms(found, values)
   return planned
 
@@ -206,14 +156,15 @@ def find_others(
   config: str,
   root: pathlib.Path,
   overrides: Sequence[str],
-  planned: Sequence[Run],
-) -> list[tuple[Run, str]]:
+  planned: Collection[grid.Job],
+) -> list[tuple[pool.Command, grid.Job, str]]:
   """Returns the runs that a folder holds beside the planned ones.
 
-  Each comes with the names of its fields that this command would set otherwise,
-  '' for none: only such a run may be compared with the planned ones.
+  Each comes with the command that last trained it, without words if unknown,
+  and with the names of its fields that this command would set otherwise, '' for
+  none: only such a run may be compared with the planned ones.
   """
-  known = {run.workdir for run in planned}
+  known = {job.folder for job in planned}
   found = []
   for folder in sorted(root.glob('*/seed*')):
     seed = folder.name.removeprefix('seed')
@@ -223,15 +174,15 @@ def find_others(
       held = workdir_lib.load_experiment(folder)
     except (OSError, ValueError):
       continue  # No run, or one that only an earlier version could read.
-    arm = folder.parent.name
-    run = Run(arm, int(seed), folder, held, _read_command(folder))
+    job = grid.Job(folder.parent.name, held, folder)
     try:
       arguments = (f'--config.seed={seed}', *overrides)
-      ours = strict.dump(resolve(f'{config}:{arm}', arguments))
+      ours = strict.dump(resolve(f'{config}:{job.arm}', arguments))
       apart = ', '.join(strict.differences(ours, strict.dump(held)))
     except (OSError, ValueError):
       apart = 'arm'
-    found.append((run, apart))
+    command = pool.Command(job.name, _read_command(folder), job.log)
+    found.append((command, job, apart))
   return found
 
 
@@ -242,7 +193,7 @@ def _read_command(folder: pathlib.Path) -> tuple[str, ...]:
   return tuple(described.get('command', ()))
 
 
-def check_data(runs: Sequence[Run]) -> None:
+def check_data(jobs: Sequence[grid.Job]) -> None:
   """Reads the data of all runs once, so that no run starts with unusable ones.
 
   Raises:
@@ -253,8 +204,8 @@ def check_data(runs: Sequence[Run]) -> None:
   # An accelerator's memory is the runs' own.
   jax.config.update('jax_platforms', 'cpu')
   read = set()
-  for run in runs:
-    experiment = dataclasses.replace(run.experiment, seed=0)
+  for job in jobs:
+    experiment = dataclasses.replace(job.experiment, seed=0)
     data = experiment.data, experiment.objective, experiment.init
     key = repr((*data, experiment.model.vocab_size))
     if key not in read:

@@ -3,17 +3,18 @@
 import collections
 from collections.abc import Mapping
 from collections.abc import Sequence
-import dataclasses
 import math
 import pathlib
 import platform
 import shlex
 from typing import Any
+from typing import NamedTuple
 
 from kaiju_jax.evaluation import paired
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import statistics
-from kaiju_jax.runs import jobs
+from kaiju_jax.runs import grid
+from kaiju_jax.runs import pool
 from kaiju_jax.storage import files
 from kaiju_jax.training import metrics
 
@@ -22,29 +23,32 @@ _CURVES = 'loss_curves.png'
 _FINAL = 'final_loss.png'
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
   """The outcome of one run.
 
   Attributes:
-    arm: name of the arm.
-    seed: seed of the run.
+    job: the run.
     status: 'finished', 'diverged at step …', 'failed (…)', 'stopped' or 'not
       run'.
-    workdir: the folder of its metrics.
     command: the command that trains it, as a reader would type it.
   """
 
-  arm: str
-  seed: int
+  job: grid.Job
   status: str
-  workdir: pathlib.Path
   command: tuple[str, ...]
+
+  @property
+  def arm(self) -> str:
+    return self.job.arm
+
+  @property
+  def seed(self) -> int:
+    return self.job.experiment.seed
 
   def records(self) -> list[dict[str, Any]]:
     """Returns the records of metrics.jsonl, none where there is no file."""
     try:
-      return metrics.read(self.workdir)
+      return metrics.read(self.job.folder)
     except FileNotFoundError:
       return []
 
@@ -206,7 +210,7 @@ def _run_table(root, runs, records) -> str:
     mine = records[run.arm, run.seed]
     last = max((r['step'] for r in mine), default=0)
     rates = [r['tokens_per_second'] for r in mine if 'tokens_per_second' in r]
-    log = run.workdir / 'log.txt'
+    log = run.job.log
     rows.append(
       [
         run.arm,
@@ -251,7 +255,7 @@ def _environment(runs: Sequence[Outcome]) -> str:
   """
   found = [
     files.read_json(path)
-    for path in (run.workdir / 'environment.json' for run in runs)
+    for path in (run.job.folder / 'environment.json' for run in runs)
     if path.exists()
   ]
   if not found:
@@ -260,7 +264,7 @@ def _environment(runs: Sequence[Outcome]) -> str:
   names = [name for name in found[0] if name not in left_out]
   rows = [
     ['system', f'{platform.system()} {platform.machine()}'],
-    ['cores', str(jobs.count_cores())],
+    ['cores', str(pool.count_cores())],
   ]
   for name in names:
     values = dict.fromkeys(_format(each.get(name)) for each in found)

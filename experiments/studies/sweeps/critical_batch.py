@@ -22,8 +22,8 @@ import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.evaluation.fits import critical_batch
-from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.reporting import statistics
+from kaiju_jax.runs import grid
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -122,11 +122,11 @@ def measure(
     path: workdir of the run with a small batch.
     settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
-    at_once: processes, as in `grid.complete`.
+    at_once: processes, as in `grid.run`.
 
   Raises:
     OSError, ValueError, SystemExit: a run that cannot work, or see
-      `grid.complete`.
+      `grid.run`.
   """
   base = load(path)
   cells = [
@@ -136,17 +136,14 @@ def measure(
     for seed in settings.seeds
   ]
   runs = branches(path, base, cells, settings.share, root)
-  grid.complete(list(runs.values()), at_once)
-  losses = grid.losses(list(runs.values()))
-  found = critical(
-    {cell: losses[run.name] for cell, run in runs.items()}, settings.epsilon
-  )
+  found = critical(grid.losses(runs, at_once), settings.epsilon)
   batch = schedule(found, base)
   if not settings.confirm or ' ' not in batch:
     return Study(settings.epsilon, found, batch, None)
   whole = arms(base, batch, settings.seeds, root)
-  grid.complete(list(whole.values()), at_once)
-  return Study(settings.epsilon, found, batch, outcome(whole))
+  return Study(
+    settings.epsilon, found, batch, outcome(whole, grid.losses(whole, at_once))
+  )
 
 
 def load(path: str | os.PathLike) -> experiment_lib.Experiment:
@@ -207,8 +204,8 @@ def branches(
   cells: Sequence[Cell],
   share: float,
   root: pathlib.Path,
-) -> dict[Cell, grid.Run]:
-  """Returns the run of each cell, checked.
+) -> dict[Cell, grid.Job]:
+  """Returns the run of each cell.
 
   Args:
     path: workdir of the run to branch off.
@@ -216,9 +213,6 @@ def branches(
     cells: the branches.
     share: the part of the run's tokens that each branch trains on.
     root: folder of all workdirs.
-
-  Raises:
-    OSError, ValueError: a run that cannot work.
   """
   total = batch_schedule.schedule_of(base).tokens
   made = {}
@@ -236,12 +230,11 @@ def branches(
     one.optimizer.decay = own / one.loop.tokens
     one.loop.evaluate_every, one.loop.checkpoint_every = 0, _NEVER
     one.seed = base.seed + cell.seed
-    name = f'{place.fraction:.3f}: {cell.multiple} ×, seed {cell.seed}'
+    name = f'{place.fraction:.3f}: {cell.multiple} ×'
     folder = (
       root / f'step{place.step}' / f'batch{cell.multiple}' / f'seed{cell.seed}'
     )
-    made[cell] = grid.Run(name, one, folder, place.tokens)
-  grid.check(list(made.values()))
+    made[cell] = grid.Job(name, one, folder, place.tokens)
   return made
 
 
@@ -292,8 +285,8 @@ def arms(
   batch: str,
   seeds: Sequence[int],
   root: pathlib.Path,
-) -> dict[tuple[str, int], grid.Run]:
-  """Returns the runs from the beginning, {(arm, seed): run}, checked.
+) -> dict[tuple[str, int], grid.Job]:
+  """Returns the runs from the beginning, {(arm, seed): run}.
 
   Args:
     base: the run with the small batch.
@@ -318,22 +311,20 @@ def arms(
       # The schedule is part of the name: another one is another run.
       part = '' if name == 'small' else batch.replace(':', '-')
       folder = root / f'{name} {part}'.strip().replace(' ', '_')
-      made[name, seed] = grid.Run(
-        f'{name}, seed {seed}', one, folder / f'seed{seed}'
-      )
-  grid.check(list(made.values()))
+      made[name, seed] = grid.Job(name, one, folder / f'seed{seed}')
   return made
 
 
-def outcome(runs: Mapping[tuple[str, int], grid.Run]) -> dict[str, Arm]:
-  """Returns how the complete runs of `arms` did."""
-  losses = grid.losses(list(runs.values()))
-  found = {}
-  for name in ARMS:
-    own = {seed: run for (arm, seed), run in runs.items() if arm == name}
-    found[name] = Arm(
+def outcome(
+  runs: Mapping[tuple[str, int], grid.Job],
+  losses: Mapping[tuple[str, int], float],
+) -> dict[str, Arm]:
+  """Returns how the runs of `arms` did."""
+  return {
+    name: Arm(
       name,
-      batch_schedule.schedule_of(own[0].experiment).steps,
-      {seed: losses[run.name] for seed, run in own.items()},
+      next(run.steps for (arm, _), run in runs.items() if arm == name),
+      {seed: loss for (arm, seed), loss in losses.items() if arm == name},
     )
-  return found
+    for name in ARMS
+  }

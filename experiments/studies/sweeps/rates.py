@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.evaluation.fits import optimum
-from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
+from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
 
 _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
@@ -141,18 +141,16 @@ def measure(
     experiment: what all runs share.
     settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
-    at_once: processes, as in `grid.complete`.
+    at_once: processes, as in `grid.run`.
 
   Raises:
     OSError, ValueError, SystemExit: a run that cannot work, or see
-      `grid.complete`.
+      `grid.run`.
   """
 
   def losses(cells):
     made = runs(experiment, cells, settings.widths[0], root)
-    grid.complete(list(made.values()), at_once)
-    by_name = grid.losses(list(made.values()))
-    return {cell: by_name[run.name] for cell, run in made.items()}
+    return grid.losses(made, at_once)
 
   grid_losses = losses(
     cells(settings.transfers, settings.widths, settings.rates, settings.seeds)
@@ -195,8 +193,8 @@ def runs(
   cells: Sequence[Cell],
   base: int,
   root: pathlib.Path,
-) -> dict[Cell, grid.Run]:
-  """Returns the run of each cell, checked.
+) -> dict[Cell, grid.Job]:
+  """Returns the run of each cell.
 
   Args:
     experiment: what all runs share.
@@ -205,7 +203,7 @@ def runs(
     root: folder of all workdirs.
 
   Raises:
-    OSError, ValueError: a run that cannot work.
+    ValueError: see `widths.with_width`.
   """
   made = {}
   for cell in cells:
@@ -214,7 +212,7 @@ def runs(
     one.optimizer.transfer = cell.transfer
     one.optimizer.transfer_base = base
     one.seed = cell.seed
-    name = f'{cell.transfer} {cell.width} at {cell.rate:g}, seed {cell.seed}'
+    name = f'{cell.transfer} {cell.width} at {cell.rate:g}'
     folder = (
       root
       / cell.transfer
@@ -222,8 +220,7 @@ def runs(
       / f'rate{cell.rate:g}'
       / f'seed{cell.seed}'
     )
-    made[cell] = grid.Run(name, one, folder)
-  grid.check(list(made.values()))
+    made[cell] = grid.Job(name, one, folder)
   return made
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
 from kaiju_jax.evaluation.fits import scaling
-from kaiju_jax.experiments.studies.sweeps import grid
 from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
+from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -98,18 +98,19 @@ def measure(
     experiment: what all runs share; its learning rate is that of its own width.
     settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
-    at_once: processes, as in `grid.complete`.
+    at_once: processes, as in `grid.run`.
 
   Raises:
     OSError, ValueError, SystemExit: a run that cannot work or that diverged,
-      or see `grid.complete`.
+      or see `grid.run`.
   """
   places = *settings.places, settings.largest
   cells = [Cell(*place, seed) for place in places for seed in settings.seeds]
   made = runs(experiment, cells, settings.slope, root)
-  grid.complete(list(made.values()), at_once)
-  losses = grid.losses(list(made.values()))
-  if diverged := [name for name, x in losses.items() if not math.isfinite(x)]:
+  losses = grid.losses(made, at_once)
+  if diverged := [
+    made[cell].name for cell, x in losses.items() if not math.isfinite(x)
+  ]:
     raise ValueError(
       f'{"; ".join(diverged)}: diverged, and no law fits that. Try a lower'
       ' --config.optimizer.learning_rate with another --out.'
@@ -125,8 +126,8 @@ def runs(
   cells: Sequence[Cell],
   slope: float,
   root: pathlib.Path,
-) -> dict[Cell, grid.Run]:
-  """Returns the run of each cell, checked.
+) -> dict[Cell, grid.Job]:
+  """Returns the run of each cell.
 
   Args:
     experiment: what all runs share.
@@ -135,7 +136,7 @@ def runs(
     root: folder of all workdirs.
 
   Raises:
-    OSError, ValueError: a run that cannot work.
+    ValueError: see `widths.with_width`.
   """
   made = {}
   for cell in cells:
@@ -145,29 +146,26 @@ def runs(
     one.optimizer.learning_rate = float(f'{rate:.4g}')
     one.loop.tokens = cell.tokens
     one.seed = cell.seed
-    name = f'width {cell.width}, {cell.tokens:,} tokens, seed {cell.seed}'
+    name = f'width {cell.width}, {cell.tokens:,} tokens'
     folder = (
       root / f'width{cell.width}' / f'tokens{cell.tokens}' / f'seed{cell.seed}'
     )
-    made[cell] = grid.Run(name, one, folder)
-  grid.check(list(made.values()))
+    made[cell] = grid.Job(name, one, folder)
   return made
 
 
 def points(
-  runs: Mapping[Cell, grid.Run], losses: Mapping[str, float]
+  runs: Mapping[Cell, grid.Job], losses: Mapping[Cell, float]
 ) -> dict[tuple[int, int], Point]:
   """Returns {(width, tokens): point} of complete runs."""
   made = {}
   for cell, run in runs.items():
-    own = [
-      losses[other.name] for one, other in runs.items() if one[:2] == cell[:2]
-    ]
+    own = [loss for one, loss in losses.items() if one[:2] == cell[:2]]
     made[cell[:2]] = Point(cell.width, _size(run), run.tokens, tuple(own))
   return made
 
 
-def _size(run: grid.Run) -> int:
+def _size(run: grid.Job) -> int:
   return footprint.count(
     [
       one

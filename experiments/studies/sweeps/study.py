@@ -108,8 +108,8 @@ def define(
     flags.DEFINE_integer(
       'jobs',
       None,
-      'Processes at once, the cores split among them; by default one per core.'
-      ' Give 1 on an accelerator.',
+      'Processes at once, the cores split among them; by default one per core,'
+      ' and on an accelerator 1, which trains in this process.',
       lower_bound=1,
     ),
   )

@@ -1,9 +1,8 @@
 """Asks trained arms and served models recall problems (`tasks/recall/`).
 
-A trained arm answers token rows of the kinds that it trained on; `runs/needle`
-drives the runs. A model of any other origin answers the same rows in English,
-through a responder of personas, so that an endpoint, an import and an export
-are asked alike.
+A trained arm answers token rows of the kinds that it trained on. Any other
+model answers the same rows in English, through a responder of personas, so that
+an endpoint, an import and an export are asked alike.
 """
 
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import statistics
-from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows
 from kaiju_jax.tasks.recall import text
+from kaiju_jax.training import experiment as experiment_lib
 
 NAME = 'recall'
 CONFIDENCE = 0.95
@@ -33,7 +32,7 @@ _NOBODY = golden.Character(
 
 
 class Questions(NamedTuple):
-  """The questions of trained arms; a `needle.Asking`.
+  """The questions of trained arms.
 
   Attributes:
     questions: questions per kind at the trained length.
@@ -45,20 +44,24 @@ class Questions(NamedTuple):
 
   @property
   def file(self) -> str:
+    """Name of the file of answers in a run's workdir."""
     return f'recall.questions{self.questions}.seed{self.seed}.json'
 
   def answer(
-    self, run: needle_runs.Run, predict: answers.Predict, params: Any
+    self,
+    arm: str,
+    experiment: experiment_lib.Experiment,
+    predict: answers.Predict,
+    params: Any,
   ) -> list[rows.Record]:
-    """See `needle.Asking.answer`."""
-    length = run.experiment.data.length
-    cells = rows.cells(list_kinds(run.experiment), length, self.questions)
+    """Returns a record per cell of the answers of trained parameters."""
+    length = experiment.data.length
+    cells = rows.cells(list_kinds(experiment), length, self.questions)
     read = answers.reader(predict, params, {cell.length for cell in cells})
-    # As with needles: arms share questions, and seeds do not.
-    seeds = self.seed, run.experiment.seed
+    seeds = self.seed, experiment.seed
     return [
       rows.Record(
-        run.arm, seeds[1], cell.kind, cell.length, right, share, cell.count
+        arm, seeds[1], cell.kind, cell.length, right, share, cell.count
       )
       for cell, right, share in rows.ask(read, cells, seeds)
     ]

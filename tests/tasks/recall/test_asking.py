@@ -9,11 +9,12 @@ import pytest
 from experiments.configs import recall as config
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.persona import responders
+from kaiju_jax.experiments.studies import arms
 from kaiju_jax.experiments.studies import recall_report
 from kaiju_jax.reporting import decision
-from kaiju_jax.runs import needle as needle_runs
-from kaiju_jax.runs import recall
+from kaiju_jax.runs import grid
 from kaiju_jax.storage import files
+from kaiju_jax.tasks.recall import asking as recall
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows
 
@@ -163,43 +164,42 @@ def test_runs_are_asked_what_they_trained_on_and_one_step_more():
   experiment = config.get_config('full')
   kinds = recall.list_kinds(experiment)
   assert kinds == [f'hops_{hops}' for hops in range(5)]
-  run = needle_runs.Run('full', experiment, None)
   asked = []
 
   def predict(params, tokens_BL, visibility, place_BP):
     asked.append(tokens_BL.tolist())
     return np.zeros(place_BP.shape, int)
 
-  found = recall.Questions(4, 0).answer(run, predict, None)
+  questions = recall.Questions(4, 0)
+  found = questions.answer('full', experiment, predict, None)
   assert {one.kind for one in found} == set(kinds)
   assert {one.length for one in found} == {32, 64, 128}
   assert all(one.right == 0 for one in found)
   first, asked[:] = list(asked), []
   # Another arm gets the same questions, and another seed others.
-  recall.Questions(4, 0).answer(run._replace(arm='local'), predict, None)
+  questions.answer('local', experiment, predict, None)
   assert asked == first
   experiment.seed, asked[:] = 1, []
-  recall.Questions(4, 0).answer(run, predict, None)
+  questions.answer('full', experiment, predict, None)
   assert asked != first
 
 
 def test_what_full_attention_cannot_follow_is_not_evaluated(tmp_path):
   pytest.importorskip('matplotlib')
   experiment = config.get_config('full')
-  run = needle_runs.Run('full', experiment, tmp_path / 'full')
+  run = grid.Job('full', experiment, tmp_path / 'full')
   asking = recall.Questions(2, 0)
-  assert needle_runs.missing([run], asking) == [run]
 
   def predict(params, tokens_BL, visibility, place_BP):
     return np.zeros(place_BP.shape, int)
 
   run.folder.mkdir()
   files.write_json(run.folder / 'config.json', {})
-  made = asking.answer(run, predict, None)
+  made = asking.answer('full', experiment, predict, None)
   answers = [record._asdict() for record in made]
   files.write_json(run.folder / asking.file, answers)
-  assert not needle_runs.missing([run], asking)
-  found = needle_runs.records([run], asking, rows.Record)
+  assert grid.is_done(run, arms.asks(asking))
+  found = arms.read_records([run], asking, rows.Record)
   assert found == made
   decided, text = recall_report.publish(found, [run], tmp_path)
   assert decided == decision.load(tmp_path / decision.FILE)

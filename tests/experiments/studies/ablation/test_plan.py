@@ -26,7 +26,7 @@ def config(tmp_path):
 
 
 def planned(config, root, seeds=(0, 1), overrides=(), **settings):
-  return plan.runs(
+  return plan.commands(
     config, ('plain', 'better'), seeds, root, overrides, **settings
   )
 
@@ -35,44 +35,30 @@ def test_every_arm_s_first_seed_comes_before_any_second_one(config, tmp_path):
   found = planned(
     config, tmp_path / 'root', overrides=['--config.model.d_ff=8']
   )
-  assert [run.name for run in found] == [
+  assert [command.name for command in found] == [
     'plain seed 0',
     'better seed 0',
     'plain seed 1',
     'better seed 1',
   ]
-  last = found[-1]
-  assert last.workdir == tmp_path / 'root' / 'better' / 'seed1'
+  command, last = list(found.items())[-1]
+  assert last.folder == tmp_path / 'root' / 'better' / 'seed1'
   assert last.experiment.seed == 1
   assert last.experiment.model.d_ff == 8
   assert last.experiment.optimizer.learning_rate == 0.5
-  assert last.command[1:] == (
+  assert command.words[1:] == (
     '-m',
     'experiments.train',
     f'--config={config}:better',
     '--config.seed=1',
     '--config.model.d_ff=8',
-    f'--workdir={last.workdir}',
+    f'--workdir={last.folder}',
   )
-
-
-def test_a_run_is_finished_once_its_last_checkpoint_is_whole(config, tmp_path):
-  """Its last records alone come too early: evaluation and save follow."""
-  run = planned(config, tmp_path / 'root', (0,))[0]
-  run.workdir.mkdir(parents=True)
-  (run.workdir / 'metrics.jsonl').write_text(
-    ''.join(f'{{"step": {step}, "tokens": 8, "loss": 1}}\n' for step in (3, 4))
-  )
-  half = run.workdir / 'checkpoints' / '4.orbax-checkpoint-tmp'
-  half.mkdir(parents=True)
-  assert not run.is_finished()
-  half.rename(half.with_name('4'))
-  assert run.is_finished()
 
 
 def test_a_root_of_other_experiments_is_refused(config, tmp_path):
-  first = planned(config, tmp_path, (0,))[0]
-  with workdir.open_workdir(first.workdir, first.experiment):
+  first, *_ = planned(config, tmp_path, (0,)).values()
+  with workdir.open_workdir(first.folder, first.experiment):
     pass
   planned(config, tmp_path, (0,))
   with pytest.raises(ValueError, match=r'1\.0 in the workdir, 2\.0'):

@@ -1,7 +1,14 @@
 """What the page of an ablation says, and what it leaves out."""
 
 from kaiju_jax.experiments.studies.ablation import report
+from kaiju_jax.runs import grid
+from kaiju_jax.training import experiment as experiment_lib
 from tests.experiments.studies.ablation import tables
+
+
+def job(arm, seed, folder):
+  experiment = experiment_lib.Experiment(seed=seed)
+  return grid.Job(arm, experiment, folder / f'seed{seed}')
 
 
 def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
@@ -11,7 +18,7 @@ def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
       f'{{"step": 1, "tokens": 8, "loss": {loss}}}\n'
     )
   outcomes = [
-    report.Outcome(arm, seed, status, tmp_path / f'seed{seed}', ('train',))
+    report.Outcome(job(arm, seed, tmp_path), status, ('train',))
     for seed, (arm, status) in enumerate(
       [
         ('wild', 'finished'),

@@ -1,13 +1,15 @@
 """Runs that end at once, with the loss that a formula gives."""
 
-from kaiju_jax.experiments.studies.sweeps import grid
-from kaiju_jax.runs import jobs
+import pathlib
+
+from kaiju_jax.runs import grid
+from kaiju_jax.runs import pool
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
 
 
 class Jobs:
-  """Replaces `jobs.run`; notes the folders of the runs that it ends.
+  """Replaces the processes of a grid; notes the folders that they train.
 
   Args:
     monkeypatch: pytest's.
@@ -17,18 +19,15 @@ class Jobs:
   def __init__(self, monkeypatch, loss):
     self.folders = []
     self._loss = loss
-    monkeypatch.setattr(jobs, 'run', self._run)
+    monkeypatch.setattr(pool, 'run', self._run)
+    monkeypatch.setattr(pool, 'count_cores', lambda: 2)
 
-  def _run(self, wanted, at_once, *, on_start, on_end, tick):
-    import pathlib
-
-    for job in wanted:
-      on_start(job)
-      for folder in map(pathlib.Path, job.command[3:]):
+  def _run(self, commands, at_once):
+    for command in commands:
+      for folder in map(pathlib.Path, command.words[3:]):
         self.folders.append(folder)
         loss = self._loss(workdir.load_experiment(folder))
         if loss is not None:
-          files.write_json(folder / grid.RESULT, {'loss': loss})
-      on_end(job, 0, 1.0)
-      tick()
-    return True
+          files.write_json(folder / grid.RESULT.file, {'loss': loss})
+      yield pool.Ended(command.name, 0, 1.0)
+      yield None
