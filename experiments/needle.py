@@ -82,13 +82,12 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.experiments.studies import arms
   from kaiju_jax.runs import grid
   from kaiju_jax.tasks import registry as tasks
-  from kaiju_jax.tasks.needle import asking
   from kaiju_jax.tasks.needle import questions as needle
 
   grid.check(jobs)
   for job in jobs:
     tasks.rows(job.experiment)
-  questions = asking.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
+  questions = arms.NeedleQuestions(_QUESTIONS.value, _EVALUATION_SEED.value)
   again = arms.command(
     'needle',
     _workdir(),

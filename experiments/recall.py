@@ -106,7 +106,6 @@ def _ask_trained() -> None:
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.reporting import figures
   from kaiju_jax.runs import grid
-  from kaiju_jax.tasks.recall import asking
   from kaiju_jax.tasks.recall import rows
 
   if _REPORT.value:
@@ -120,7 +119,7 @@ def _ask_trained() -> None:
     command.seeds(_SEEDS),
     out,
   )
-  questions = asking.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
+  questions = arms.RecallQuestions(_QUESTIONS.value, _EVALUATION_SEED.value)
   again = arms.command(
     'recall',
     out,

@@ -11,35 +11,98 @@ import pathlib
 import sys
 import time
 from typing import Any
-from typing import Protocol
+from typing import NamedTuple
 
 from kaiju_jax.evaluation import answers
 from kaiju_jax.runs import grid
 from kaiju_jax.storage import files
+from kaiju_jax.tasks import curricula
+from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.tasks.needle import questions as needle
+from kaiju_jax.tasks.recall import problems
+from kaiju_jax.tasks.recall import rows as recall
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step
 
 
-class Questions(Protocol):
-  """Questions that every run answers, of `tasks/needle` or `tasks/recall`."""
+class NeedleQuestions(NamedTuple):
+  """The questions of `tasks/needle`.
 
-  file: str  # Name of the file of answers in a run's workdir.
+  Attributes:
+    questions: questions per cell that a verdict quotes.
+    seed: the questions' seed.
+  """
+
+  questions: int
+  seed: int
+
+  @property
+  def file(self) -> str:
+    """Name of the file of answers in a run's workdir."""
+    return f'needle.questions{self.questions}.seed{self.seed}.json'
 
   def answer(
-    self,
-    arm: str,
-    experiment: experiment_lib.Experiment,
-    predict: answers.Predict,
-    params: Any,
-  ) -> Sequence[Any]:
-    """Returns the records of trained parameters' answers, NamedTuples.
+    self, job: grid.Job, predict: answers.Predict, params: Any
+  ) -> list[needle.Record]:
+    """Returns a record per cell of trained parameters' answers.
 
     Args:
-      arm: the arm's name, for the records.
-      experiment: what was trained.
-      predict: what `answers.predictor` returns for the experiment's model.
+      job: what was trained.
+      predict: what `answers.predictor` returns for the job's model.
       params: the model's parameters.
     """
+    data = job.experiment.data
+    task = tasks.questions(data)
+    cells = needle.cells(task, data.length, self.questions)
+    read = answers.reader(predict, params, {cell.length for cell in cells})
+    seeds = self.seed, job.experiment.seed
+    return [
+      needle.Record(job.arm, seeds[1], *cell[:-1], accuracy, cell.count)
+      for cell, accuracy in needle.ask(read, task, cells, seeds)
+    ]
+
+
+class RecallQuestions(NamedTuple):
+  """The questions of `tasks/recall`; see `NeedleQuestions`.
+
+  Attributes:
+    questions: questions per kind at the trained length.
+    seed: the questions' seed.
+  """
+
+  questions: int
+  seed: int
+
+  @property
+  def file(self) -> str:
+    return f'recall.questions{self.questions}.seed{self.seed}.json'
+
+  def answer(
+    self, job: grid.Job, predict: answers.Predict, params: Any
+  ) -> list[recall.Record]:
+    length = job.experiment.data.length
+    cells = recall.cells(list_kinds(job.experiment), length, self.questions)
+    read = answers.reader(predict, params, {cell.length for cell in cells})
+    seeds = self.seed, job.experiment.seed
+    return [
+      recall.Record(
+        job.arm, seeds[1], cell.kind, cell.length, right, share, cell.count
+      )
+      for cell, right, share in recall.ask(read, cells, seeds)
+    ]
+
+
+def list_kinds(experiment: experiment_lib.Experiment) -> list[str]:
+  """Returns the kinds of recall that a run trains on, and one step more."""
+  stages = curricula.curriculum_of(experiment)
+  trained = {kind for stage in stages for kind in stage.kinds}
+  steps = max((problems.hops_of(kind) or 0 for kind in trained), default=0)
+  if steps:
+    trained.add(f'hops_{min(steps + 1, problems.MOST_HOPS)}')
+  return [kind for kind in problems.KINDS if kind in trained]
+
+
+Questions = NeedleQuestions | RecallQuestions
 
 
 def asks(questions: Questions) -> grid.Finish:
@@ -51,9 +114,7 @@ def asks(questions: Questions) -> grid.Finish:
       model = step.model_of(job.experiment)
       predictors[job.arm] = answers.predictor(model)
     started = time.monotonic()
-    found = questions.answer(
-      job.arm, job.experiment, predictors[job.arm], state.params
-    )
+    found = questions.answer(job, predictors[job.arm], state.params)
     total, seconds = sum(x.count for x in found), time.monotonic() - started
     print(f'{job.arm}: {total:,} questions in {seconds:.0f} s.', flush=True)
     return [record._asdict() for record in found]

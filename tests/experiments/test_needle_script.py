@@ -10,12 +10,13 @@ from experiments import needle as script
 from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
 from kaiju_jax.evaluation import answers
+from kaiju_jax.experiments.studies import arms
 from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.model import layers
 from kaiju_jax.runs import command
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
-from kaiju_jax.tasks.needle import asking
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import loop
 
@@ -104,7 +105,8 @@ def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
     experiment = get_config(arm)
     experiment.seed = seed
     prompts[arm, seed] = []
-    asking.Questions(1, 0).answer(arm, experiment, (arm, seed), None)
+    job = grid.Job(arm, experiment, None)
+    arms.NeedleQuestions(1, 0).answer(job, (arm, seed), None)
   assert prompts['full', 0] == prompts['kaiju', 0]
   for one, other in zip(prompts['kaiju', 0], prompts['kaiju', 1], strict=True):
     assert one != other

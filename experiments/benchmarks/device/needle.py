@@ -14,7 +14,6 @@ from typing import Any
 from kaiju_jax.experiments.studies import arms
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
-from kaiju_jax.tasks.needle import asking
 from kaiju_jax.tasks.needle import questions as needle
 
 from ...configs import needle as config
@@ -51,7 +50,7 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   experiment = _experiment(case, setting.dry)
   folder = pathlib.Path(setting.out) / 'needle' / case
   jobs = [grid.Job(case, experiment, folder)]
-  questions = asking.Questions(1 if setting.dry else 64, 0)
+  questions = arms.NeedleQuestions(1 if setting.dry else 64, 0)
   grid.run(jobs, 1, arms.asks(questions))
   records = arms.read_records(jobs, questions, needle.Record)
   trained = [x for x in records if x.length == experiment.data.length]

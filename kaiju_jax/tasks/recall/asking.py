@@ -1,27 +1,22 @@
-"""Asks trained arms and served models recall problems (`tasks/recall/`).
+"""Asks any model recall problems in English, through a responder of personas.
 
-A trained arm answers token rows of the kinds that it trained on. Any other
-model answers the same rows in English, through a responder of personas, so that
-an endpoint, an import and an export are asked alike.
+An endpoint, an import and an export are asked alike: the token rows that a
+trained arm answers are translated.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import statistics
-from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks.recall import problems
 from kaiju_jax.tasks.recall import rows
 from kaiju_jax.tasks.recall import text
-from kaiju_jax.training import experiment as experiment_lib
 
 NAME = 'recall'
 CONFIDENCE = 0.95
@@ -29,52 +24,6 @@ CONFIDENCE = 0.95
 _NOBODY = golden.Character(
   'Assistant', 'Answers questions about a text.', '', '', ''
 )
-
-
-class Questions(NamedTuple):
-  """The questions of trained arms.
-
-  Attributes:
-    questions: questions per kind at the trained length.
-    seed: the questions' seed.
-  """
-
-  questions: int
-  seed: int
-
-  @property
-  def file(self) -> str:
-    """Name of the file of answers in a run's workdir."""
-    return f'recall.questions{self.questions}.seed{self.seed}.json'
-
-  def answer(
-    self,
-    arm: str,
-    experiment: experiment_lib.Experiment,
-    predict: answers.Predict,
-    params: Any,
-  ) -> list[rows.Record]:
-    """Returns a record per cell of the answers of trained parameters."""
-    length = experiment.data.length
-    cells = rows.cells(list_kinds(experiment), length, self.questions)
-    read = answers.reader(predict, params, {cell.length for cell in cells})
-    seeds = self.seed, experiment.seed
-    return [
-      rows.Record(
-        arm, seeds[1], cell.kind, cell.length, right, share, cell.count
-      )
-      for cell, right, share in rows.ask(read, cells, seeds)
-    ]
-
-
-def list_kinds(experiment: Any) -> list[str]:
-  """Returns the kinds that a run trains on, and one step more."""
-  stages = curricula.curriculum_of(experiment)
-  trained = {kind for stage in stages for kind in stage.kinds}
-  steps = max((problems.hops_of(kind) or 0 for kind in trained), default=0)
-  if steps:
-    trained.add(f'hops_{min(steps + 1, problems.MOST_HOPS)}')
-  return [kind for kind in problems.KINDS if kind in trained]
 
 
 class Answered(NamedTuple):

@@ -162,25 +162,26 @@ def test_tables_and_figure_show_every_arm(tmp_path):
 
 def test_runs_are_asked_what_they_trained_on_and_one_step_more():
   experiment = config.get_config('full')
-  kinds = recall.list_kinds(experiment)
+  kinds = arms.list_kinds(experiment)
   assert kinds == [f'hops_{hops}' for hops in range(5)]
   asked = []
+  job = grid.Job('full', experiment, None)
 
   def predict(params, tokens_BL, visibility, place_BP):
     asked.append(tokens_BL.tolist())
     return np.zeros(place_BP.shape, int)
 
-  questions = recall.Questions(4, 0)
-  found = questions.answer('full', experiment, predict, None)
+  questions = arms.RecallQuestions(4, 0)
+  found = questions.answer(job, predict, None)
   assert {one.kind for one in found} == set(kinds)
   assert {one.length for one in found} == {32, 64, 128}
   assert all(one.right == 0 for one in found)
   first, asked[:] = list(asked), []
   # Another arm gets the same questions, and another seed others.
-  questions.answer('local', experiment, predict, None)
+  questions.answer(job._replace(arm='local'), predict, None)
   assert asked == first
   experiment.seed, asked[:] = 1, []
-  questions.answer('full', experiment, predict, None)
+  questions.answer(job, predict, None)
   assert asked != first
 
 
@@ -188,14 +189,14 @@ def test_what_full_attention_cannot_follow_is_not_evaluated(tmp_path):
   pytest.importorskip('matplotlib')
   experiment = config.get_config('full')
   run = grid.Job('full', experiment, tmp_path / 'full')
-  asking = recall.Questions(2, 0)
+  asking = arms.RecallQuestions(2, 0)
 
   def predict(params, tokens_BL, visibility, place_BP):
     return np.zeros(place_BP.shape, int)
 
   run.folder.mkdir()
   files.write_json(run.folder / 'config.json', {})
-  made = asking.answer('full', experiment, predict, None)
+  made = asking.answer(run, predict, None)
   answers = [record._asdict() for record in made]
   files.write_json(run.folder / asking.file, answers)
   assert grid.is_done(run, arms.asks(asking))
