@@ -34,6 +34,7 @@ something was not evaluated, such as a score of too few conversations.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import datetime
 import pathlib
 
@@ -106,7 +107,9 @@ def _run() -> None:
     baseline=persona_judge.open_model(
       _BASELINE.value,
       _ROWS.value,
-      _BASELINE_ARM.read()._replace(cache=played.cache, length=played.length),
+      dataclasses.replace(
+        _BASELINE_ARM.read(), cache=played.cache, length=played.length
+      ),
     ),
     candidate=persona_judge.open_model(_CANDIDATE.value, _ROWS.value, played),
   )

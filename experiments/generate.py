@@ -20,6 +20,7 @@ turn runs only its own tokens. Ctrl-C ends an answer.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -120,7 +121,9 @@ def _generate() -> None:
   ]
   prompts = [len(one.tokens) for one in requests]
   if played.length is None:
-    played = played._replace(length=max(prompts) + _MAX_TOKENS.value)
+    played = dataclasses.replace(
+      played, length=max(prompts) + _MAX_TOKENS.value
+    )
   generator, note = _generator(
     loaded, tokenizer, len(requests), played, prompts
   )
@@ -149,7 +152,7 @@ def _generator(
   loaded: 'load.Loaded',
   tokenizer: 'tokenizer_lib.Tokenizer',
   rows: int,
-  played: 'play.Played',
+  played: 'play.Player',
   prompts: Sequence[int] | None,
 ) -> 'tuple[generator_lib.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""

@@ -5,6 +5,7 @@ them as one value, whose methods read them.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
 from typing import NamedTuple
 
@@ -142,11 +143,12 @@ class Arm(NamedTuple):
   dtype: flags.FlagHolder
 
   def read(self):
-    """Returns what the flags say, a `play.Played`."""
+    """Returns what the flags say, a `play.Player`."""
     from kaiju_jax.runs import play
 
-    arm = quantization_config.for_serving(self.int8.value, self.kv.value)
-    return play.Played(arm, self.dtype.value)
+    return play.Player(
+      int8=self.int8.value, kv=self.kv.value, dtype=self.dtype.value
+    )
 
 
 def define_arm(
@@ -196,12 +198,14 @@ class Player(NamedTuple):
   length: flags.FlagHolder
 
   def read(self):
-    """Returns what the flags say, a `play.Played`."""
+    """Returns what the flags say, a `play.Player`."""
     from kaiju_jax.costs import cache_plan
 
     cache = self.cache.value
-    return self.arm.read()._replace(
-      cache=cache_plan.parse(cache) if cache else None, length=self.length.value
+    return dataclasses.replace(
+      self.arm.read(),
+      cache=cache_plan.parse(cache) if cache else None,
+      length=self.length.value,
     )
 
 

@@ -1,6 +1,6 @@
 """An ingress: HTTP in front of replicas that Ray Serve reaches.
 
-    ingress.run(ingress.Place(address, 0, 'json'), settings)
+    ingress.run(address, settings)
 
 It is a process of its own, with no engine. Others may share its port, and the
 replicas. It finds replicas by their names, also those that come later.
@@ -20,10 +20,10 @@ import socket
 import sys
 import threading
 import time
-from typing import NamedTuple
 
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.serving.http import log
 from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import remote as remote_lib
@@ -43,20 +43,6 @@ _FIRST, _EACH, _LOOK = 600.0, 0.2, 2.0
 # Seconds for which the others are waited for (our guess). Without them an
 # ingress that starts again would move their conversations to the first one.
 _OTHERS = 3.0
-
-
-class Place(NamedTuple):
-  """A place among the ingresses of a server.
-
-  Attributes:
-    address: of the Ray.
-    number: 0 speaks for all.
-    log: as `log.write_to` takes it.
-  """
-
-  address: str
-  number: int
-  log: str
 
 
 class _Found:
@@ -166,15 +152,15 @@ class _Found:
 
 
 def run(
-  place: Place,
-  settings: serve.Settings,
+  address: str,
+  settings: settings_lib.Settings,
   listener: socket.socket | None = None,
   say: Callable[[str], None] = print,
 ) -> None:
   """Answers requests until a signal, by the replicas of a Ray.
 
   Args:
-    place: of this ingress.
+    address: of the Ray.
     settings: the server's; those of the engine are the replicas'.
     listener: the socket that it shares; None for the host and port of the
       settings.
@@ -186,7 +172,7 @@ def run(
   """
   from kaiju_jax.serving.routing import ray_app
 
-  ray = ray_app.join(place.address)
+  ray = ray_app.join(address)
   found = _Found(ray)
   try:
     front = found.wait(_FIRST).facts
@@ -220,18 +206,21 @@ def run(
 
 
 def main(
-  place: Place, settings: serve.Settings, listener: socket.socket
+  address: str,
+  number: int,
+  settings: settings_lib.Settings,
+  listener: socket.socket,
 ) -> None:
-  """Is the process of an ingress that `serve_ray` starts."""
+  """Is the process of an ingress that `serve_ray` starts; number 0 prints."""
   threading.Thread(target=_follow_parent, daemon=True).start()
-  say = _say if place.number == 0 else _say_nothing
+  say = _say if number == 0 else _say_nothing
   if settings.metrics_port:
     settings = dataclasses.replace(
-      settings, metrics_port=settings.metrics_port + place.number
+      settings, metrics_port=settings.metrics_port + number
     )
   try:
-    with log.write_to(sys.stderr, place.log):
-      run(place, settings, listener, say)
+    with log.write_to(sys.stderr, settings.log):
+      run(address, settings, listener, say)
   except (OSError, ValueError, characters.Unavailable) as error:
     print(f'error: {error}', file=sys.stderr, flush=True)
     sys.exit(REFUSED)

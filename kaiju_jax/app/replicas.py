@@ -1,6 +1,6 @@
 """Makes the replicas of a server, each in a process of its own.
 
-    make = functools.partial(replicas.make, source, settings)
+    make = functools.partial(replicas.make, settings, accepted)
     made = make('kaiju-0')    # in that process
 
 A replica loads the model itself: no weights are sent. It tells its ingresses
@@ -8,7 +8,7 @@ what they need of the model to write prompts and read replies (`Front`).
 """
 
 import asyncio
-import dataclasses
+from collections.abc import Sequence
 import hashlib
 import pathlib
 from typing import NamedTuple
@@ -16,11 +16,10 @@ from typing import NamedTuple
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import serving_engine
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import forgetting
-from kaiju_jax.interchange import fields
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
 from kaiju_jax.serving.replies import saved_points
@@ -29,46 +28,6 @@ from kaiju_jax.serving.routing import hosting
 from kaiju_jax.serving.routing import local
 from kaiju_jax.serving.routing import names as names_lib
 from kaiju_jax.serving.safety import moderation
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """Where each process finds the model.
-
-  Attributes:
-    path: a workdir, an export or a Hugging Face folder.
-    lora: workdir of a run with adapters of it; '' for none.
-    int8, kv: as `quantization.config.for_serving` takes them.
-    accepted: unknown fields of its config.json that may pass.
-    dtype: of its activations; see `load.from_anywhere`.
-  """
-
-  path: str
-  lora: str = ''
-  int8: str = 'all'
-  kv: str = 'int8'
-  accepted: tuple[str, ...] = ()
-  dtype: str = ''
-
-  def load(self) -> load.Loaded:
-    """Returns the model.
-
-    Raises:
-      OSError, ValueError: as `load.from_anywhere` and `load.attach_adapters`.
-    """
-    if self.accepted:
-      fields.accept(self.accepted)
-    if not self.lora:
-      quantization = quantization_config.for_serving(self.int8, self.kv)
-      return load.from_anywhere(
-        self.path, quantization=quantization, dtype=self.dtype
-      )
-    if (self.int8, self.kv) != ('all', 'int8'):
-      raise ValueError(
-        f'--int8={self.int8}, --kv={self.kv}: must be all and int8 with'
-        ' --lora, as the adapters were trained.'
-      )
-    return load.attach_adapters(self.lora, self.path)
 
 
 class Front(NamedTuple):
@@ -85,19 +44,21 @@ class Front(NamedTuple):
   length: int
 
 
-def make(source: Source, settings: serve.Settings, name: str) -> hosting.Made:
+def make(
+  settings: settings_lib.Settings, accepted: Sequence[str], name: str
+) -> hosting.Made:
   """Returns a replica that runs, whose engine is compiled.
 
   Args:
-    source: the model's.
     settings: the server's; its folder is on this machine.
+    accepted: as in `serve.load_model`.
     name: the replica's.
 
   Raises:
     OSError, ValueError: as `serve.assemble`.
     characters.Unavailable: as `serve.assemble`, where points are saved.
   """
-  loaded = source.load()
+  loaded = serve.load_model(settings, accepted)
   weights = serve.check_promoted(loaded, settings)
   tokenizer, defaults, head = serve.read_beside(loaded, settings)
   written = defaults.format

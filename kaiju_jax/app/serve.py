@@ -1,7 +1,7 @@
 """Assembles a server from a trained model, and runs it.
 
     loaded = load.from_anywhere('runs/chat')
-    settings = serve.Settings(folder='server')
+    settings = settings_lib.Settings(folder='server')
     context = serve.assemble(loaded, settings)
     serve.run(context, settings)  # until Ctrl-C
 
@@ -13,7 +13,7 @@ server listens on loopback only, too.
 
 import asyncio
 from collections.abc import Callable
-import dataclasses
+from collections.abc import Sequence
 import pathlib
 import socket
 import time
@@ -25,6 +25,7 @@ from starlette import types
 from kaiju_jax.app import built_in
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import serving_engine
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.classifiers import heads
 from kaiju_jax.costs import footprint
@@ -32,16 +33,15 @@ from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.gates import promotion
+from kaiju_jax.interchange import fields
 from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import memory
 from kaiju_jax.serving.drift import calibration
-from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import metrics
@@ -51,94 +51,6 @@ from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import engines as engines_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """The settings of a server; all defaults are our guesses for one machine.
-
-  Attributes:
-    folder: the folder of characters, conversations and tokens.
-    name: the model's name in the API; '' for the last part of its path.
-    store: 'sqlite', or the address of a Redis, `redis://…`.
-    host: the address to listen on.
-    port: the port to listen on; 0 for a free one.
-    metrics_port: the port of /metrics and of operators' commands, on loopback;
-      None for no commands, and for /metrics on the server's own, only if that
-      listens on loopback.
-    rows: replies that are generated at once.
-    length: tokens of a prompt and its reply; None as `cache_plan.plan` says.
-    chunk: prompt tokens per round.
-    ahead: as `engine.Engine`'s.
-    kept: texts for which the cache has room beside the rows', up to `cache`.
-    cache: most bytes of keys and values; None for `memory.budget_cache`.
-    max_tokens: tokens of a reply if the client names no number.
-    queue: the largest number of waiting requests.
-    wait: the longest expected time to the first token, in seconds.
-    lease: seconds that a stream may stay unread.
-    grace: seconds that replies have to finish when the server stops.
-    open: whether every program on this machine may ask without the key, other
-      accounts' and a local proxy among them.
-    require_token: whether requests on loopback need a token, too.
-    age: the age of this machine's user: 'adult', 'minor' or 'unknown'.
-    feedback: whether the conversations of this machine's user, an adult, may be
-      exported to train a model; others say so for themselves.
-    safety: folder of a gate and its thresholds; '' for none.
-    head: file of a token-level head, or its run's workdir; '' for that in
-      `safety`, if any.
-    guided: the most tokens of a guided reply; each row has room for its beams.
-    template: file of a Jinja chat template; '' for the model folder's own.
-    thinking: 'drop' or 'keep', the reasoning of replies in later prompts.
-    top_logprobs: most alternatives of a token that a request may ask for.
-    unjudged_top_logprobs: whether a moderated server gives them, too.
-    points: which points of the cache are saved for the next start: 'public',
-      the prefixes of public characters; 'all', conversations and private
-      characters, too; 'none'.
-    points_size: the most bytes of them.
-    drift: 'watch' to watch whether traffic still looks like what the limits of
-      keys and values were fitted to; 'none'.
-    pace: above which streams sit out rounds for others; None for none.
-    reference: whether each token has the bits of the whole forward pass,
-      whatever the cache held, and whichever replica drew it; slow.
-    policy: file of a policy whose `promotion` the model must have (a folder);
-      '' for none (`promotion.py`).
-  """
-
-  folder: str = 'server'
-  name: str = ''
-  store: str = 'sqlite'
-  host: str = '127.0.0.1'
-  port: int = 8000
-  metrics_port: int | None = None
-  rows: int = 8
-  length: int | None = None
-  chunk: int = 256
-  ahead: bool = False
-  kept: int = 32
-  cache: int | None = None
-  max_tokens: int = 512
-  queue: int = 64
-  wait: float = 30.0
-  lease: float = 30.0
-  grace: float = 30.0
-  open: bool = False
-  require_token: bool = False
-  age: str = auth.UNKNOWN
-  feedback: bool = False
-  safety: str = ''
-  head: str = ''
-  guided: int = 128
-  template: str = ''
-  thinking: str = 'drop'
-  top_logprobs: int = 0
-  unjudged_top_logprobs: bool = False
-  points: str = 'public'
-  points_size: int = 2**30
-  drift: str = 'none'
-  pace: pacing.Pace | None = None
-  reference: bool = False
-  policy: str = ''
-  promotion: str = ''
 
 
 class Beside(NamedTuple):
@@ -155,7 +67,31 @@ class Beside(NamedTuple):
   head: judge.Head | None
 
 
-def read_beside(loaded: load.Loaded, settings: Settings) -> Beside:
+def load_model(
+  settings: settings_lib.Settings, accepted: Sequence[str] = ()
+) -> load.Loaded:
+  """Returns the model that the settings name.
+
+  Args:
+    settings: the server's.
+    accepted: unknown fields of its config.json that may pass.
+
+  Raises:
+    OSError, ValueError: as `load.from_anywhere` and `load.attach_adapters`.
+  """
+  if accepted:
+    fields.accept(accepted)
+  if not settings.lora:
+    return settings.load(settings.model)
+  if (settings.int8, settings.kv) != ('all', 'int8'):
+    raise ValueError(
+      f'--int8={settings.int8}, --kv={settings.kv}: must be all and int8 with'
+      ' --lora, as the adapters were trained.'
+    )
+  return load.attach_adapters(settings.lora, settings.model)
+
+
+def read_beside(loaded: load.Loaded, settings: settings_lib.Settings) -> Beside:
   """Returns what the settings name beside a model; reads no weights of it.
 
   Raises:
@@ -171,7 +107,7 @@ def read_beside(loaded: load.Loaded, settings: Settings) -> Beside:
   return Beside(tokenizer, defaults, head)
 
 
-def check_promoted(loaded: load.Loaded, settings: Settings) -> str:
+def check_promoted(loaded: load.Loaded, settings: settings_lib.Settings) -> str:
   """Returns a model's digest.
 
   Raises:
@@ -184,7 +120,9 @@ def check_promoted(loaded: load.Loaded, settings: Settings) -> str:
 
 
 def assemble(
-  loaded: load.Loaded, settings: Settings, say: Callable[[str], None] = print
+  loaded: load.Loaded,
+  settings: settings_lib.Settings,
+  say: Callable[[str], None] = print,
 ) -> context_lib.Context:
   """Returns the parts of a server, with a compiled and running engine.
 
@@ -229,7 +167,7 @@ def assemble(
 def assemble_around(
   engine: engine_lib.Engine,
   tokenizer: tokenizer_lib.Tokenizer,
-  settings: Settings,
+  settings: settings_lib.Settings,
   origin: str = '',
   head: judge.Head | None = None,
 ) -> context_lib.Context:
@@ -254,7 +192,7 @@ def assemble_around(
 def _assemble(
   engine: engine_lib.Engine,
   beside: Beside,
-  settings: Settings,
+  settings: settings_lib.Settings,
   origin: str,
   opened: server_folder.Parts,
   weights: str = '',
@@ -290,7 +228,7 @@ def assemble_over(
   config: model_config.ModelConfig,
   length: int,
   beside: Beside,
-  settings: Settings,
+  settings: settings_lib.Settings,
   origin: str,
   opened: server_folder.Parts,
   weights: str = '',
@@ -348,7 +286,7 @@ def assemble_over(
 
 def run(
   context: context_lib.Context,
-  settings: Settings,
+  settings: settings_lib.Settings,
   say: Callable[[str], None] = print,
   listener: socket.socket | None = None,
   on_start: Callable[[], None] | None = None,
@@ -394,7 +332,7 @@ def run(
 
 
 def _operations(
-  context: context_lib.Context, settings: Settings
+  context: context_lib.Context, settings: settings_lib.Settings
 ) -> types.ASGIApp | None:
   """Returns the application of the metrics' port; None for no such port."""
   if settings.metrics_port is None:

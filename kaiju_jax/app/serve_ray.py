@@ -1,6 +1,6 @@
 """Serves a model by several replicas under Ray, behind one port.
 
-    serve_ray.run(source, settings, serve_ray.Fleet(replicas=2, ingresses=2))
+    serve_ray.run(settings.Settings(model='runs/chat', ray='auto'))
 
 This process answers no request. It starts the Ray, unless that runs already,
 the replicas, and the ingresses, which share one listening socket: where one is
@@ -10,6 +10,7 @@ Ray starts a killed replica again. A signal ends all of them in order.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
@@ -27,63 +28,45 @@ from typing import Any
 
 from kaiju_jax.app import ingress
 from kaiju_jax.app import replicas
-from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.runs import memory
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routing import ray_local
 from kaiju_jax.storage import files
 
-AUTO = 'auto'
 # Seconds between two looks at signals, for an ingress beyond its grace, and
 # after which its end counts as a fault of its start (our guesses).
 _LOOK, _BEYOND, _STARTED = 0.5, 15.0, 10.0
 _TRIES = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Fleet:
-  """The processes of a server.
-
-  Attributes:
-    ray: 'auto' to start one on this machine, or the address of one.
-    replicas: engines to start; 0 for those that run there already.
-    ingresses: processes that answer HTTP.
-    log: as `log.write_to` takes it.
-  """
-
-  ray: str = AUTO
-  replicas: int = 2
-  ingresses: int = 1
-  log: str = 'json'
-
-
-def check(fleet: Fleet, settings: serve.Settings) -> None:
+def check(settings: settings_lib.Settings) -> None:
   """Refuses what cannot work, before anything starts.
 
   Raises:
     ImportError: ray is not installed.
     ValueError: names the flags and what is right.
   """
-  if fleet.ray == AUTO and not fleet.replicas:
+  if settings.ray == settings_lib.AUTO and not settings.replicas:
     raise ValueError(
       '--replicas=0: must be at least 1 with --ray=auto, whose Ray has none.'
     )
   is_file = settings.store == 'sqlite'
-  if is_file and fleet.ingresses > 1:
+  if is_file and settings.ingresses > 1:
     raise ValueError(
-      f'--store=sqlite, --ingresses={fleet.ingresses}: several processes need'
-      ' one store: --store=redis://HOST:PORT/0.'
+      f'--store=sqlite, --ingresses={settings.ingresses}: several processes'
+      ' need one store: --store=redis://HOST:PORT/0.'
     )
   if is_file and settings.points == 'all':
     raise ValueError(
       '--store=sqlite, --points=all: a replica that saves private points must'
       ' reach the store: --store=redis://HOST:PORT/0.'
     )
-  if fleet.ingresses > 1 and settings.metrics_port is None:
+  if settings.ingresses > 1 and settings.metrics_port is None:
     raise ValueError(
-      f'--ingresses={fleet.ingresses}: each counts for itself: name the first'
-      ' of as many ports as --metrics_port.'
+      f'--ingresses={settings.ingresses}: each counts for itself: name the'
+      ' first of as many ports as --metrics_port.'
     )
   if settings.drift != 'none':
     raise ValueError(
@@ -92,22 +75,21 @@ def check(fleet: Fleet, settings: serve.Settings) -> None:
     )
   if importlib.util.find_spec('ray') is None:
     raise ImportError(
-      f"--ray={fleet.ray}: Ray is not installed: pip install 'kaiju_jax[ray]'."
+      f'--ray={settings.ray}: Ray is not installed: pip install'
+      " 'kaiju_jax[ray]'."
     )
 
 
 def run(
-  source: replicas.Source,
-  settings: serve.Settings,
-  fleet: Fleet,
+  settings: settings_lib.Settings,
+  accepted: Sequence[str] = (),
   say: Callable[[str], None] = print,
 ) -> None:
   """Serves until a signal; then replies have time to finish.
 
   Args:
-    source: the model's.
     settings: the server's.
-    fleet: its processes.
+    accepted: as in `serve.load_model`.
     say: prints a message for the user.
 
   Raises:
@@ -116,7 +98,7 @@ def run(
     characters.Unavailable: the store cannot be reached.
     RuntimeError: Ray, a replica or the ingresses do not start.
   """
-  check(fleet, settings)
+  check(settings)
   folder = pathlib.Path(settings.folder)
   files.make_folder(folder)
   folder.chmod(0o700)
@@ -125,28 +107,28 @@ def run(
   server_folder.open_store(folder, settings.store).close()
   with (
     server_lib.listen(settings.host, settings.port) as listener,
-    _joined(fleet, say) as ray,
+    _joined(settings.ray, say) as ray,
   ):
     say(f'Ray: {ray.address}')
-    if fleet.replicas:
-      say(f'Starting {fleet.replicas} replicas of {source.path} …')
+    if settings.replicas:
+      say(f'Starting {settings.replicas} replicas of {settings.model} …')
       ray.deploy(
-        [f'{ingress.PREFIX}{number}' for number in range(fleet.replicas)],
-        functools.partial(replicas.make, source, _shared_out(settings, fleet)),
+        [f'{ingress.PREFIX}{number}' for number in range(settings.replicas)],
+        functools.partial(replicas.make, _shared_out(settings), accepted),
       )
-    _Ingresses(ray.address, settings, fleet, listener, say).run()
+    _Ingresses(ray.address, settings, listener, say).run()
 
 
 @contextlib.contextmanager
-def _joined(fleet: Fleet, say: Callable[[str], None]) -> Iterator[Any]:
+def _joined(address: str, say: Callable[[str], None]) -> Iterator[Any]:
   """Yields a `ray_app.Ray`, and leaves it, or ends one that it started."""
-  if fleet.ray == AUTO:
+  if address == settings_lib.AUTO:
     os.environ.update(ray_local.environment())
   # Not before: Ray reads its environment as it is imported.
   from kaiju_jax.serving.routing import ray_app
 
-  if fleet.ray != AUTO:
-    ray = ray_app.join(fleet.ray)
+  if address != settings_lib.AUTO:
+    ray = ray_app.join(address)
     try:
       yield ray
     finally:
@@ -164,11 +146,11 @@ def _joined(fleet: Fleet, say: Callable[[str], None]) -> Iterator[Any]:
       ray.stop()
 
 
-def _shared_out(settings: serve.Settings, fleet: Fleet) -> serve.Settings:
+def _shared_out(settings: settings_lib.Settings) -> settings_lib.Settings:
   """Returns the settings of one replica of several on this machine."""
-  if settings.cache is not None or fleet.ray != AUTO:
+  if settings.cache is not None or settings.ray != settings_lib.AUTO:
     return settings
-  cache = memory.budget_cache() // fleet.replicas
+  cache = memory.budget_cache() // settings.replicas
   return dataclasses.replace(settings, cache=cache)
 
 
@@ -178,12 +160,11 @@ class _Ingresses:
   def __init__(
     self,
     address: str,
-    settings: serve.Settings,
-    fleet: Fleet,
+    settings: settings_lib.Settings,
     listener: socket.socket,
     say: Callable[[str], None],
   ):
-    self._address, self._settings, self._fleet = address, settings, fleet
+    self._address, self._settings = address, settings
     self._listener, self._say = listener, say
     self._processes = {}
     self._begun = {}
@@ -202,7 +183,7 @@ class _Ingresses:
       for number in numbers
     }
     try:
-      for number in range(self._fleet.ingresses):
+      for number in range(self._settings.ingresses):
         self._start(number)
       while not self._stopping.is_set():
         connection.wait([x.sentinel for x in self._processes.values()], _LOOK)
@@ -215,10 +196,9 @@ class _Ingresses:
         signal.signal(number, handler)
 
   def _start(self, number: int) -> None:
-    place = ingress.Place(self._address, number, self._fleet.log)
     process = multiprocessing.get_context('spawn').Process(
       target=ingress.main,
-      args=(place, self._settings, self._listener),
+      args=(self._address, number, self._settings, self._listener),
       name=f'ingress {number}',
     )
     process.start()

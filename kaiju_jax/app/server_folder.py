@@ -6,18 +6,22 @@ Redis holds characters and conversations elsewhere; tokens and keys stay here.
 
 from collections.abc import Callable
 import pathlib
+from typing import TYPE_CHECKING
 from typing import NamedTuple
 
-from kaiju_jax.decoding.device import judge
-from kaiju_jax.serving.drift import watch
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
-from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
+
+if TYPE_CHECKING:
+  from kaiju_jax.decoding.device import judge
+  from kaiju_jax.serving.drift import watch
+  from kaiju_jax.serving.replies import saved_points
 
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
 POINTS, DRIFT = 'points', 'drift'
@@ -59,7 +63,7 @@ def load_key(folder: pathlib.Path) -> bytes:
 
 def open_points(
   folder: pathlib.Path, most: int, place: str = ''
-) -> saved_points.Folder:
+) -> 'saved_points.Folder':
   """Returns the folder of a server's saved points.
 
   Args:
@@ -71,19 +75,23 @@ def open_points(
     OSError: it cannot be made.
     ValueError: the server's key is damaged.
   """
+  from kaiju_jax.serving.replies import saved_points
+
   # Tokens and scores take less than their pages.
   largest = 2 * most + 2**20
   path = folder / (f'{POINTS}-{place}' if place else POINTS)
   return saved_points.Folder(path, load_key(folder), largest)
 
 
-def open_drift(folder: pathlib.Path) -> watch.Folder:
+def open_drift(folder: pathlib.Path) -> 'watch.Folder':
   """Returns the folder of a server's checkpoints of limits.
 
   Raises:
     OSError: it cannot be made.
     ValueError: the server's key is damaged.
   """
+  from kaiju_jax.serving.drift import watch
+
   return watch.Folder(folder / DRIFT, load_key(folder))
 
 
@@ -229,11 +237,11 @@ def record_agreement(
 
 
 def open_parts(
-  settings,
-  head: judge.Head | None,
+  settings: settings_lib.Settings,
+  head: 'judge.Head | None',
   say: Callable[[str], None] = print,
 ) -> Parts:
-  """Opens the access list, the moderator and the store of `serve.Settings`.
+  """Opens the access list, the moderator and the store of a server.
 
   Raises:
     OSError: a file cannot be read or written.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import pathlib
 
 from kaiju_jax.app import server_folder
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.costs import cache_plan
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.device import page_copies
@@ -69,7 +70,7 @@ def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
 
 def restore_points(
   worker: worker_lib.Worker,
-  settings,
+  settings: settings_lib.Settings,
   store: characters.Store | None,
   tokenizer: str,
   weights: str,
@@ -106,7 +107,7 @@ def restore_points(
 
 def save_points(
   worker: worker_lib.Worker,
-  settings,
+  settings: settings_lib.Settings,
   store: characters.Store | None,
   tokenizer: str,
   weights: str,
@@ -132,7 +133,7 @@ def save_points(
 
 def watch_drift(
   worker: worker_lib.Worker,
-  settings,
+  settings: settings_lib.Settings,
   weights: str,
   show: Callable[[float | None, float | None, bool], None],
 ) -> watch.Watch | None:

@@ -51,7 +51,7 @@ class Opened(NamedTuple):
 def open_model(
   path: str,
   rows: int,
-  played: play.Played = play.FLOATS,
+  played: play.Player = play.SERVED,
   chats: bool = True,
 ) -> Opened:
   """Opens a workdir, an export or a Hugging Face folder.
@@ -122,7 +122,7 @@ def open_responder(
   temperature: float = 0.0,
   seed: int = 0,
   chats: bool = True,
-  played: play.Played = play.FLOATS,
+  played: play.Player = play.SERVED,
 ) -> Answering:
   """Opens a model as somebody who answers.
 
@@ -174,7 +174,7 @@ def read(
   model: str = '',
   samples: int = 1,
   answers: str | None = None,
-  played: play.Played = play.FLOATS,
+  played: play.Player = play.SERVED,
 ) -> judges.Judge:
   """Returns a judge by its name.
 

@@ -21,6 +21,7 @@ default must be given on the command line. The types are
     tuple[int, ...]         numbers between commas; `Numbers` limits them
     Repeated                a text for each time that the flag is given
     Experiment              a config's name or path, with --config.FIELD=VALUE
+    Parsed                  a text that a function reads, such as 2GiB
     a dataclass             its fields, with its own defaults; `Prefix` renames
 
 and `X | None` for a value that may be absent. A field's trailing underscore,
@@ -86,6 +87,18 @@ class Prefix(NamedTuple):
   """What stands before the flags of a nested dataclass."""
 
   text: str
+
+
+class Parsed(NamedTuple):
+  """A value that a text says, such as 2GiB; no text is None.
+
+  Attributes:
+    read: takes the text and the flag, `--name`; returns the value.
+    show: takes the value; returns the text.
+  """
+
+  read: Callable[[str, str], Any]
+  show: Callable[[Any], str] = str
 
 
 class Config(NamedTuple):
@@ -229,6 +242,9 @@ def _define(
   about = {'name': name, 'default': default, 'help': text}
   about['flag_values'] = values
   origin = typing.get_origin(kind.base)
+  if parsed := kind.note(Parsed):
+    text = '' if default is None else parsed.show(default)
+    return flags.DEFINE_string(**about | {'default': text})
   if kind.base is _EXPERIMENT:
     config = kind.note(Config)
     path = configs.config_path(config.name) if config else None
@@ -259,6 +275,8 @@ def _word(value: Any) -> str:
 def _read(one: _Value) -> Any:
   """Returns a flag's value as its field has it."""
   name, value = one.flag.name, one.flag.value
+  if parsed := one.kind.note(Parsed):
+    return parsed.read(value, f'--{name}') if value else None
   if typing.get_origin(one.kind.base) is not tuple:
     _check(name, value, one.kind.note(Bounds))
     return value

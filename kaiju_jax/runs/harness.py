@@ -63,7 +63,7 @@ def export(out: str | os.PathLike, texts: Sequence[str]) -> None:
 def open_model(
   path: str,
   rows: int,
-  played: play.Played = play.FLOATS,
+  played: play.Player = play.SERVED,
 ) -> tuple[Any, dict[str, str]]:
   """Returns a model as lm-eval takes it, and what it is.
 

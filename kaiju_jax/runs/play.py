@@ -1,43 +1,62 @@
 """Makes what draws from a loaded model, within a budget of memory."""
 
+import dataclasses
 import os
+from typing import TYPE_CHECKING
+from typing import Annotated
 from typing import Any
-from typing import NamedTuple
+from typing import Literal
 
+from kaiju_jax.costs import cache_plan
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import load
+from kaiju_jax.runs import flags
+
+if TYPE_CHECKING:
+  from kaiju_jax.runs import load as load_lib
 
 
-class Played(NamedTuple):
-  """How a model is played; by default in floats, as long as its cache allows.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arm:
+  """How the model of a Hugging Face folder is computed."""
 
-  Attributes:
-    quantization: see `load.from_anywhere`.
-    dtype: see `load.from_anywhere`.
-    cache: bytes of its keys and values, at most; None for a part of what is
-      free (`memory.budget_cache`).
-    length: tokens of the longest text; None for `cache_plan.plan`'s.
-  """
-
-  quantization: quantization_config.QuantizationConfig | None = None
-  dtype: str = ''
-  cache: int | None = None
-  length: int | None = None
+  # What is int8 in the products of a Hugging Face folder's model: nothing,
+  # weights, or weights and activations.
+  int8: Literal[*quantization_config.ARMS] = 'all'
+  # Its keys and values.
+  kv: Literal['int8', 'none'] = 'int8'
+  # Its activations; by default float32 on a CPU, and its own elsewhere.
+  dtype: Literal['', 'float32', 'bfloat16'] = ''
 
   def load(
     self, path: str | os.PathLike, tokenizer: str | None = None
-  ) -> load.Loaded:
+  ) -> 'load_lib.Loaded':
     """Returns the model at `path`; see `load.from_anywhere`."""
-    return load.from_anywhere(
-      path, tokenizer, self.quantization, dtype=self.dtype
-    )
+    from kaiju_jax.runs import load  # Imports jax: not for --help.
+
+    arm = quantization_config.for_serving(self.int8, self.kv)
+    return load.from_anywhere(path, tokenizer, arm, dtype=self.dtype)
 
 
-FLOATS = Played()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Player(Arm):
+  """How a model is played; by default as `experiments.serve` serves it."""
+
+  # Most memory for keys and values, such as 2GiB; by default a power of two,
+  # at most a quarter of what is free.
+  cache: Annotated[
+    int | None, flags.Parsed(cache_plan.parse, cache_plan.draw)
+  ] = None
+  # Tokens of a prompt and its reply; by default what is needed, or the model's
+  # max_length, as far as two such texts fit into --cache, and no more than
+  # 32,768.
+  length: Annotated[int | None, flags.Bounds(2)] = None
+
+
+SERVED = Player()
 
 
 def decoder(
-  loaded: load.Loaded,
+  loaded: 'load_lib.Loaded',
   tokenizer: Any,
   *,
   rows: int,
@@ -64,7 +83,6 @@ def decoder(
   Raises:
     ValueError: as `Decoder`; or not even one text fits.
   """
-  from kaiju_jax.costs import cache_plan
   from kaiju_jax.decoding.device import decoder as decoder_lib
   from kaiju_jax.runs import memory
 

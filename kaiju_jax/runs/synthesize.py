@@ -55,7 +55,7 @@ def synthesize(
   rows: int = 16,
   evaluation: str = '',
   noted: Callable[[int, int], None] = lambda done, total: None,
-  played: play.Played = play.FLOATS,
+  played: play.Player = play.SERVED,
 ) -> Report:
   """Draws variations of every passage, filters them, and writes the trees.
 

@@ -12,6 +12,7 @@ from kaiju_jax.app import drift_pages
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import serving_engine
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -136,7 +137,10 @@ def test_a_server_watches_as_the_settings_say(tmp_path, model):
 
   def made(**settings):
     return serving_engine.watch_drift(
-      worker, serve.Settings(str(tmp_path), **settings), 'w', counted.show_drift
+      worker,
+      settings_lib.Settings(folder=str(tmp_path), **settings),
+      'w',
+      counted.show_drift,
     )
 
   assert made() is None
@@ -164,7 +168,9 @@ def test_a_scale_per_token_is_not_watched(tmp_path):
   config = dataclasses.replace(CONFIG, quantization=toys.int8(kv_scale='token'))
   loaded = load.Loaded(toys.drawn(config), config, None, '', 'toy')
   with pytest.raises(ValueError, match="kv_scale='token': must be 'int8' and"):
-    serve.assemble(loaded, serve.Settings(str(tmp_path), drift='watch'))
+    serve.assemble(
+      loaded, settings_lib.Settings(folder=str(tmp_path), drift='watch')
+    )
 
 
 def page(seed, character=b'a', spread=1.0, tokens=40):

@@ -8,6 +8,7 @@ import pytest
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import serving_engine
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -29,7 +30,7 @@ URL = 'http://127.0.0.1:8000'
 def opened(folder, **settings):
   """Returns who may ask; the store is closed."""
   found = server_folder.open_parts(
-    serve.Settings(str(folder), **settings), None
+    settings_lib.Settings(folder=str(folder), **settings), None
   )
   found.store.close()
   return found
@@ -129,7 +130,7 @@ def test_a_store_keeps_the_digest_that_its_characters_have(tmp_path):
 def word(folder, **settings):
   """Returns what the store has of the local user's word, after a start."""
   found = server_folder.open_parts(
-    serve.Settings(str(folder), **settings), None
+    settings_lib.Settings(folder=str(folder), **settings), None
   )
   try:
     return found.store.agreement(auth.LOCAL)
@@ -181,12 +182,12 @@ def test_the_engine_has_the_settings_of_the_server(monkeypatch):
   ):
     monkeypatch.setattr(module, name, value)
   pace = pacing.Pace(8, 30)
-  settings = serve.Settings(cache=1, chunk=7, top_logprobs=3, pace=pace)
+  settings = settings_lib.Settings(cache=1, chunk=7, top_logprobs=3, pace=pace)
   loaded = types.SimpleNamespace(config=None)
   serving_engine.make(loaded, None, settings, None, lambda _: None)
   assert made['pace'] == pace
   assert (made['chunk'], made['alternatives']) == (7, 3)
-  assert serve.Settings().pace is None
+  assert settings_lib.Settings().pace is None
 
 
 def test_points_are_saved_and_taken_back_as_the_settings_say(tmp_path):
@@ -199,7 +200,7 @@ def test_points_are_saved_and_taken_back_as_the_settings_say(tmp_path):
   store = sqlite_store.SqliteStore(tmp_path / 'characters.sqlite')
 
   def made(weights='w', tokenizer='t', **settings):
-    settings = serve.Settings(str(tmp_path), **settings)
+    settings = settings_lib.Settings(folder=str(tmp_path), **settings)
     return serving_engine.save_points(
       worker, settings, store, tokenizer, weights
     )

@@ -7,10 +7,10 @@ import stat
 
 import pytest
 
-from kaiju_jax.app import replicas
 from kaiju_jax.app import serve
 from kaiju_jax.app import serve_ray
 from kaiju_jax.app import server_folder
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.serving.routing import ray_local
 from tests import test_floors
 
@@ -18,24 +18,24 @@ REDIS = 'redis://127.0.0.1:1/0'
 
 
 @pytest.mark.parametrize(
-  'fleet, settings, fault',
+  'settings, fault',
   [
-    ({'replicas': 0}, {}, '--replicas=0: must be at least 1 with --ray=auto'),
-    ({'ingresses': 2}, {}, '--store=sqlite, --ingresses=2: .*redis://'),
-    ({}, {'points': 'all'}, '--store=sqlite, --points=all: .*redis://'),
-    ({}, {'drift': 'watch'}, '--drift=watch: must be none with --ray'),
-    ({'ingresses': 2}, {'store': REDIS}, '--ingresses=2: .*--metrics_port'),
+    ({'replicas': 0}, '--replicas=0: must be at least 1 with --ray=auto'),
+    ({'ingresses': 2}, '--store=sqlite, --ingresses=2: .*redis://'),
+    ({'points': 'all'}, '--store=sqlite, --points=all: .*redis://'),
+    ({'drift': 'watch'}, '--drift=watch: must be none with --ray'),
+    ({'ingresses': 2, 'store': REDIS}, '--ingresses=2: .*--metrics_port'),
   ],
 )
-def test_what_cannot_work_is_refused_by_name(fleet, settings, fault):
+def test_what_cannot_work_is_refused_by_name(settings, fault):
   with pytest.raises(ValueError, match=fault):
-    serve_ray.check(serve_ray.Fleet(**fleet), serve.Settings(**settings))
+    serve_ray.check(settings_lib.Settings(ray='auto', **settings))
 
 
 def test_a_missing_ray_names_the_extra(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(ImportError, match=r'--ray=auto: .*kaiju_jax\[ray\]'):
-    serve_ray.check(serve_ray.Fleet(), serve.Settings())
+    serve_ray.check(settings_lib.Settings(ray='auto'))
 
 
 def test_one_file_imports_ray():
@@ -52,15 +52,12 @@ def test_one_file_imports_ray():
 
 def test_what_works_is_not_refused(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
-  for fleet, settings in (
-    (serve_ray.Fleet(), serve.Settings()),
-    (serve_ray.Fleet(ray='host:1', replicas=0), serve.Settings()),
-    (
-      serve_ray.Fleet(ingresses=2),
-      serve.Settings(store=REDIS, points='all', metrics_port=9100),
-    ),
+  for settings in (
+    {'ray': 'auto'},
+    {'ray': 'host:1', 'replicas': 0},
+    {'ingresses': 2, 'store': REDIS, 'points': 'all', 'metrics_port': 9100},
   ):
-    serve_ray.check(fleet, settings)
+    serve_ray.check(settings_lib.Settings(**settings))
 
 
 def test_each_ray_has_its_own_token(monkeypatch):
@@ -96,6 +93,6 @@ def test_replicas_have_folders_of_points_of_their_own(tmp_path):
 
 
 def test_adapters_take_no_other_codes():
-  source = replicas.Source('model', lora='run', int8='none')
+  settings = settings_lib.Settings(model='model', lora='run', int8='none')
   with pytest.raises(ValueError, match='--int8=none, --kv=int8: must be all'):
-    source.load()
+    serve.load_model(settings)

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from kaiju_jax.app import serve
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.gates import promotion
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import load
@@ -160,7 +161,8 @@ def test_a_server_takes_the_promoted_weights_alone(
     promotion.check(policy, tmp_path / 'missing.json', 'w1', TODAY)
   # A server asks before it compiles anything, of what it has loaded.
   monkeypatch.setattr(load, 'digest', lambda loaded: loaded)
-  settings = serve.Settings(str(tmp_path / 'server'), policy=str(policy))
+  folder = str(tmp_path / 'server')
+  settings = settings_lib.Settings(folder=folder, policy=str(policy))
   with pytest.raises(ValueError, match='demands a promotion'):
     serve.assemble('w1', settings)
 

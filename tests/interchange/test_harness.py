@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.app import serve
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -156,7 +157,7 @@ def test_lm_evals_own_client_gets_the_same_of_a_server(
   request = request_lib.Request([*b'Once'], 9, greedy, stop_strings=['q'])
   (said,) = world.generator.generate([request])
   serve.warm(world.engine)
-  settings = serve.Settings(str(tmp_path), 'toy', open=True)
+  settings = settings_lib.Settings(folder=str(tmp_path), name='toy', open=True)
   context = serve.assemble_around(world.engine, world.tokenizer, settings)
   monkeypatch.setenv('OPENAI_API_KEY', 'none')
   try:

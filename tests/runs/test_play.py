@@ -111,12 +111,10 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize('name', ['in', 'floats', 'codes'])
 def test_on_a_cpu_a_folder_is_computed_in_float32(folder, name):
-  arms = [quantization_config.for_serving()]
-  if name != 'codes':
-    arms.append(None)
-  for arm in arms:
+  for int8 in 'all', 'weights', *(('none',) if name != 'codes' else ()):
     for dtype, expected in ('', 'float32'), ('bfloat16', 'bfloat16'):
-      found = play.Played(arm, dtype).load(str(folder / name))
+      found = play.Arm(int8=int8, dtype=dtype).load(str(folder / name))
       assert found.config.dtype == expected
-      if arm is not None and name != 'floats':
+      if name != 'floats':
+        arm = quantization_config.for_serving(int8)
         assert found.config.quantization == arm

@@ -21,6 +21,7 @@ import httpx
 import numpy as np
 
 from kaiju_jax.app import serve as serve_lib
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.experiments.benchmarks.load_test import engine_serving
@@ -72,7 +73,7 @@ def serve(engine: engine_lib.Engine, folder: pathlib.Path) -> Iterator[Served]:
   """
   held = auth.Tokens(folder / auth.FILE)
   tokens = tuple(held.add(name, rate=limits.LOCAL) for name in ('ann', 'ben'))
-  settings = serve_lib.Settings(str(folder), name=MODEL)
+  settings = settings_lib.Settings(folder=str(folder), name=MODEL)
   tokenizer = Numbers(engine.decoder.config.vocab_size)
   context = serve_lib.assemble_around(engine, tokenizer, settings)
   try:

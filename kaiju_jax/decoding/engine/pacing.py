@@ -28,7 +28,7 @@ class Pace(NamedTuple):
   high: float
 
 
-def parse(text: str) -> Pace:
+def parse(text: str, name: str = 'pace') -> Pace:
   """Returns the pace of 'LOW:HIGH'; raises ValueError for any other text."""
   low, _, high = text.partition(':')
   try:
@@ -37,7 +37,7 @@ def parse(text: str) -> Pace:
     pace = Pace(0.0, 0.0)
   if not 0 < pace.low <= pace.high < float('inf'):
     raise ValueError(
-      f'pace={text}: must be LOW:HIGH, two numbers of tokens per second with'
+      f'{name}={text}: must be LOW:HIGH, two numbers of tokens per second with'
       ' 0 < LOW <= HIGH, such as 8:30.'
     )
   return pace
