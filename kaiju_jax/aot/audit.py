@@ -66,22 +66,17 @@ def problems(
 
 @dataclasses.dataclass(frozen=True)
 class _Subject:
-  """The matrices that a kind of collective must not carry in float.
+  """The matrices that a kind of collective must not carry in float."""
 
-  Attributes:
-    whole: shapes of the matrices that cross as codes, with the whole D; empty
-      where the config sends floats.
-    shards: shapes of the parts that owners store.
-    copied: those of `shards` that tensor does not split.
-    exempt: shapes of the matrices that cross in float.
-    least: numbers in the smallest matrix, as a device uses it.
-  """
-
+  # Shapes of the matrices that cross as codes, with the whole D; empty where
+  # the config sends floats.
   whole: frozenset[tuple[int, ...]]
-  shards: frozenset[tuple[int, ...]]
+  shards: frozenset[tuple[int, ...]]  # Shapes of the parts that owners store.
+  # Those of `shards` that tensor does not split.
   copied: frozenset[tuple[int, ...]]
+  # Shapes of the matrices that cross in float.
   exempt: frozenset[tuple[int, ...]]
-  least: int
+  least: int  # Numbers in the smallest matrix, as a device uses it.
 
 
 def _word(kind: str) -> str:

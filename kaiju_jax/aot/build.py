@@ -42,19 +42,12 @@ COMPLAINTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes on one device.
+  """Bytes on one device."""
 
-  Attributes:
-    arguments: the arguments, such as the state and the batch.
-    outputs: the results.
-    aliased: the results that reuse the memory of a donated argument.
-    temporary: all intermediate values, at their peak.
-  """
-
-  arguments: int
-  outputs: int
-  aliased: int
-  temporary: int
+  arguments: int  # The arguments, such as the state and the batch.
+  outputs: int  # The results.
+  aliased: int  # The results that reuse the memory of a donated argument.
+  temporary: int  # All intermediate values, at their peak.
 
   @property
   def needed(self) -> int:
@@ -64,20 +57,13 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled program.
+  """A compiled program."""
 
-  Attributes:
-    text: its scheduled, partitioned HLO.
-    memory: bytes on one device.
-    lower_seconds: time of tracing and lowering.
-    compile_seconds: time of compiling.
-    complaints: the compiler's lines that hold one of COMPLAINTS.
-  """
-
-  text: str
-  memory: Memory
-  lower_seconds: float
-  compile_seconds: float
+  text: str  # Its scheduled, partitioned HLO.
+  memory: Memory  # Bytes on one device.
+  lower_seconds: float  # Time of tracing and lowering.
+  compile_seconds: float  # Time of compiling.
+  # The compiler's lines that hold one of COMPLAINTS.
   complaints: tuple[str, ...]
 
   @functools.cached_property

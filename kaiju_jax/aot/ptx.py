@@ -31,24 +31,18 @@ _MMA = re.compile(r'\b(wgmma|mma)(?:\.mma_async)?\.sync\.aligned\.m\d+([\w.]+)')
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A GPU kernel, assembled.
+  """A GPU kernel, assembled."""
 
-  Attributes:
-    name: the name in PTX.
-    registers: registers per thread.
-    spill_stores: bytes that a thread stores because it has too few registers.
-    spill_loads: bytes that it loads back.
-    shared_memory: bytes per block. For Mosaic GPU and jax-triton it leaves out
-      memory that is requested at the launch, which no dump shows.
-    instructions: matrix instructions by their operands' type, such as
-      'wgmma s8', 'wgmma bf16' and, for a single warp, 'mma s8'.
-  """
-
-  name: str
-  registers: int
+  name: str  # The name in PTX.
+  registers: int  # Registers per thread.
+  # Bytes that a thread stores because it has too few registers.
   spill_stores: int
-  spill_loads: int
+  spill_loads: int  # Bytes that it loads back.
+  # Bytes per block. For Mosaic GPU and jax-triton it leaves out memory that is
+  # requested at the launch, which no dump shows.
   shared_memory: int
+  # Matrix instructions by their operands' type, such as 'wgmma s8', 'wgmma
+  # bf16' and, for a single warp, 'mma s8'.
   instructions: Counts
 
 

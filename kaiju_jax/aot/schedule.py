@@ -28,19 +28,13 @@ _USE = '-final_hlo-static-per-bundle-utilization.txt'
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-  """A run of bundles without a branch.
+  """A run of bundles without a branch."""
 
-  Attributes:
-    depth: number of loops around it; a kernel's grid counts as one.
-    bundles: number of bundles.
-    busy: the share of each unit's slots that is filled, by the unit's name.
-      MXU is the matrix unit, VALU the vector unit, XLU moves between lanes,
-      EUP computes exp and the like, VSTORE and VLOAD are vector memory, SALU
-      scalars.
-  """
-
-  depth: int
-  bundles: int
+  depth: int  # Number of loops around it; a kernel's grid counts as one.
+  bundles: int  # Number of bundles.
+  # The share of each unit's slots that is filled, by the unit's name. MXU is
+  # the matrix unit, VALU the vector unit, XLU moves between lanes, EUP computes
+  # exp and the like, VSTORE and VLOAD are vector memory, SALU scalars.
   busy: dict[str, float]
 
 

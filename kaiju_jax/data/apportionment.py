@@ -30,18 +30,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-  """The weights of S sources over a run; each set sums to 1.
+  """The weights of S sources over a run; each set sums to 1."""
 
-  Attributes:
-    first: float64[S], the weights of the rows before `begin`.
-    last: float64[S], the weights of the rows from `end` on.
-    begin: the row at which the weights begin to change.
-    end: the row at which the change is complete; `begin` for a sudden change.
-  """
-
-  first: np.ndarray
-  last: np.ndarray
-  begin: int
+  first: np.ndarray  # float64[S], the weights of the rows before `begin`.
+  last: np.ndarray  # float64[S], the weights of the rows from `end` on.
+  begin: int  # The row at which the weights begin to change.
+  # The row at which the change is complete; `begin` for a sudden change.
   end: int
 
   def sum_weights(self, row: int) -> np.ndarray:

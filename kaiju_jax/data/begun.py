@@ -21,17 +21,12 @@ from kaiju_jax.data import chat
 
 
 class Begun(NamedTuple):
-  """The beginning of a reply.
+  """The beginning of a reply."""
 
-  Attributes:
-    tokens: of the opening and the text, int32 [L].
-    count: how many of them are the text's.
-    kept: the tokens to keep for the text, before those that will be drawn; None
-      where the first ones belong to the opening, too.
-  """
-
-  tokens: np.ndarray
-  count: int
+  tokens: np.ndarray  # Of the opening and the text, int32 [L].
+  count: int  # How many of them are the text's.
+  # The tokens to keep for the text, before those that will be drawn; None where
+  # the first ones belong to the opening, too.
   kept: tuple[int, ...] | None
 
 

@@ -80,36 +80,25 @@ def text_of(messages: Iterable[Pair]) -> str:
 
 
 class Step(NamedTuple):
-  """The tokens between two messages, and where they lead.
+  """The tokens between two messages, and where they lead."""
 
-  Attributes:
-    before_L: tokens between the text before and this message's text.
-    lead: characters that are encoded together with the text, before it.
-    after: the place behind the message; see `Format`.
-    encode: encodes the characters between two structural tokens.
-    clean: returns a text as it is encoded.
-    skips_to: the place behind a message that is left out because `clean` leaves
-      nothing of it; None where such a message is written.
-  """
-
+  # Tokens between the text before and this message's text.
   before_L: np.ndarray
-  lead: str
-  after: str
+  lead: str  # Characters that are encoded together with the text, before it.
+  after: str  # The place behind the message; see `Format`.
+  # Encodes the characters between two structural tokens.
   encode: Callable[[str], np.ndarray]
-  clean: Callable[[str], str] = str
+  clean: Callable[[str], str] = str  # Returns a text as it is encoded.
+  # The place behind a message that is left out because `clean` leaves nothing
+  # of it; None where such a message is written.
   skips_to: str | None = None
 
 
 class Behind(NamedTuple):
-  """The end of a message, whichever message follows.
+  """The end of a message, whichever message follows."""
 
-  Attributes:
-    tail: characters that are encoded together with the text, behind it.
-    closing_L: tokens behind that.
-  """
-
-  tail: str
-  closing_L: np.ndarray
+  tail: str  # Characters that are encoded together with the text, behind it.
+  closing_L: np.ndarray  # Tokens behind that.
 
 
 class Thought(NamedTuple):
@@ -128,34 +117,23 @@ class Format:
   message before it. Therefore most methods take the *place* `after` which the
   message stands: '' at the beginning of a conversation, then what `advance`
   returns for the message before. Our own formats have the place '' alone.
-
-  Attributes:
-    tokenizer: encodes roles and texts.
-    name: 'control', 'chatml' or 'template'.
-    stop_tokens: any of them ends a reply: the end of a message, and the other
-      structural tokens, so that a model that skips the end does not write the
-      next message.
-    head_L: the tokens that open a conversation, int32 [L]; may be none.
-    steps: the step by place and role.
-    behind: the end of a message by the place behind it.
-    replies: the tokens before a reply, by place.
-    structure: all structural tokens, which no text has.
-    digest: identifies a template; '' for our own formats.
-    thought: the tokens around the reasoning of a reply; None for a model
-      without.
-    keeps_thoughts: whether later prompts hold the reasoning of drawn replies.
   """
 
-  tokenizer: tokenizer_lib.Tokenizer
-  name: str
+  tokenizer: tokenizer_lib.Tokenizer  # Encodes roles and texts.
+  name: str  # 'control', 'chatml' or 'template'.
+  # Any of them ends a reply: the end of a message, and the other structural
+  # tokens, so that a model that skips the end does not write the next message.
   stop_tokens: tuple[int, ...]
+  # The tokens that open a conversation, int32 [L]; may be none.
   head_L: np.ndarray
-  steps: Mapping[tuple[str, str], Step]
-  behind: Mapping[str, Behind]
-  replies: Mapping[str, np.ndarray]
-  structure: np.ndarray
-  digest: str = ''
+  steps: Mapping[tuple[str, str], Step]  # The step by place and role.
+  behind: Mapping[str, Behind]  # The end of a message by the place behind it.
+  replies: Mapping[str, np.ndarray]  # The tokens before a reply, by place.
+  structure: np.ndarray  # All structural tokens, which no text has.
+  digest: str = ''  # Identifies a template; '' for our own formats.
+  # The tokens around the reasoning of a reply; None for a model without.
   thought: Thought | None = None
+  # Whether later prompts hold the reasoning of drawn replies.
   keeps_thoughts: bool = False
 
   def message(self, role: str, text: str, after: str = '') -> np.ndarray:

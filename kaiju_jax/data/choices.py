@@ -40,16 +40,11 @@ def count_slots(length: int) -> int:
 
 
 class Reference(NamedTuple):
-  """Log-probabilities of a reference model.
+  """Log-probabilities of a reference model."""
 
-  Attributes:
-    model: hash of the model.
-    tokenizer: hash of its tokenizer's use (`tokenizer.hash_use`).
-    log_p: {hash of a conversation: float32 [replies], in their order}.
-  """
-
-  model: str
-  tokenizer: str
+  model: str  # Hash of the model.
+  tokenizer: str  # Hash of its tokenizer's use (`tokenizer.hash_use`).
+  # {hash of a conversation: float32 [replies], in their order}.
   log_p: Mapping[str, np.ndarray]
 
 

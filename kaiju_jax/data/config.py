@@ -7,90 +7,77 @@ import math
 
 @dataclasses.dataclass
 class SourceConfig:
-  """One source of a mixture (`data/mixture.py`).
+  """One source of a mixture (`data/mixture.py`)."""
 
-  Attributes:
-    name: the name in its curves, loss/NAME.
-    path: as `DataConfig.path`.
-    weight: its share of the tokens, relative to the other sources' weights.
-    anneal: the same in the annealing stage; -1 for the same as `weight`.
-  """
-
-  name: str
-  path: str
+  name: str  # The name in its curves, loss/NAME.
+  path: str  # As `DataConfig.path`.
+  # Its share of the tokens, relative to the other sources' weights.
   weight: float = 1.0
+  # The same in the annealing stage; -1 for the same as `weight`.
   anneal: float = -1.0
 
 
 @dataclasses.dataclass
 class DataConfig:
-  """The configuration of a run's rows.
+  """The configuration of a run's rows."""
 
-  Attributes:
-    task: a row of `tasks/registry.py`: 'text' (files of text), 'properties'
-      (the same with a label per byte, for the token head), 'spans' (texts with
-      labelled spans, for the same), 'dialogues' (invented ones, with
-      characters), 'conversations' (to fine-tune on, `data/conversations.py`),
-      'choices' (between their replies), 'needle' (the synthetic retrieval
-      task), 'needle_text' (a magic number hidden in text) or 'recall' (several
-      keys, chains and counts).
-    path: a file, folder or glob of text; '' for the prose and code that the
-      running Python installation carries.
-    sources: several sources instead of `path`, mixed by their weights. They are
-      given in a config's code or in a mix.json; a flag cannot hold them.
-    mix: path of a mix.json, whose weights override those of `sources`
-      (`data/mix_file.py`); '' for none.
-    anneal_at: fraction of the run's rows after which the sources' weights
-      change to their annealing weights; 1 for never.
-    anneal_over: fraction of the run's rows over which they change, linearly; 0
-      for a sudden change.
-    mix_block: rows of a mixture's block: at each block's end, every source has
-      its share of the rows so far to within one row (`data/mixture.py`).
-    teacher: folder of a teacher's targets for this text (`experiments.teach`),
-      which objective.name='distillation' reads; '' for none.
-    tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
-    chat_template: a Hugging Face folder whose chat template writes the messages
-      of conversations; '' for our own format (`data/chat.py`).
-    end_weight: factor of the loss of the token that ends a reply; 0 is for a
-      comparison, because such a model does not learn to end its replies.
-    label_weights: how task 'spans' weighs labels: 'balanced', so that rare
-      violations count as much as frequent ones, 'root' or 'equal'
-      (`data/spans.py`).
-    span_tokens: which tokens of a span task 'spans' labels: 'last', or 'all'.
-    reference: file of a reference model's log-probabilities
-      (`experiments.reference`) for objective.name='preference'; '' for none.
-    length: L, tokens per row, at least 2, because a row's first token is not
-      predicted.
-    batch: B, rows per microbatch.
-    microbatches: A, microbatches whose gradients make one step; with
-      `optimizer.batch` the most that a step takes.
-    held_out: fraction of the documents that is kept for evaluation; of few
-      documents, the last part of each (`data/holdout.py`).
-    evaluated_rows: rows of held-out text that one evaluation reads.
-    curriculum: the curriculum of task 'needle' or 'recall', a name in
-      `tasks/needle/curriculum.py` or `tasks/recall/rows.py`; '' for the one
-      that fits the experiment's initialization, or the first one.
-  """
-
+  # A row of `tasks/registry.py`: 'text' (files of text), 'properties' (the same
+  # with a label per byte, for the token head), 'spans' (texts with labelled
+  # spans, for the same), 'dialogues' (invented ones, with characters),
+  # 'conversations' (to fine-tune on, `data/conversations.py`), 'choices'
+  # (between their replies), 'needle' (the synthetic retrieval task),
+  # 'needle_text' (a magic number hidden in text) or 'recall' (several keys,
+  # chains and counts).
   task: str = 'text'
+  # A file, folder or glob of text; '' for the prose and code that the running
+  # Python installation carries.
   path: str = ''
+  # Several sources instead of `path`, mixed by their weights. They are given in
+  # a config's code or in a mix.json; a flag cannot hold them.
   sources: tuple[SourceConfig, ...] = ()
+  # Path of a mix.json, whose weights override those of `sources`
+  # (`data/mix_file.py`); '' for none.
   mix: str = ''
+  # Fraction of the run's rows after which the sources' weights change to their
+  # annealing weights; 1 for never.
   anneal_at: float = 1.0
+  # Fraction of the run's rows over which they change, linearly; 0 for a sudden
+  # change.
   anneal_over: float = 0.0
+  # Rows of a mixture's block: at each block's end, every source has its share
+  # of the rows so far to within one row (`data/mixture.py`).
   mix_block: int = 1024
+  # Folder of a teacher's targets for this text (`experiments.teach`), which
+  # objective.name='distillation' reads; '' for none.
   teacher: str = ''
-  tokenizer: str = ''
+  tokenizer: str = ''  # Path of a Hugging Face `tokenizer.json`; '' for bytes.
+  # A Hugging Face folder whose chat template writes the messages of
+  # conversations; '' for our own format (`data/chat.py`).
   chat_template: str = ''
+  # Factor of the loss of the token that ends a reply; 0 is for a comparison,
+  # because such a model does not learn to end its replies.
   end_weight: float = 1.0
+  # How task 'spans' weighs labels: 'balanced', so that rare violations count as
+  # much as frequent ones, 'root' or 'equal' (`data/spans.py`).
   label_weights: str = 'balanced'
+  # Which tokens of a span task 'spans' labels: 'last', or 'all'.
   span_tokens: str = 'all'
+  # File of a reference model's log-probabilities (`experiments.reference`) for
+  # objective.name='preference'; '' for none.
   reference: str = ''
+  # L, tokens per row, at least 2, because a row's first token is not predicted.
   length: int = 512
-  batch: int = 8
+  batch: int = 8  # B, rows per microbatch.
+  # A, microbatches whose gradients make one step; with `optimizer.batch` the
+  # most that a step takes.
   microbatches: int = 1
+  # Fraction of the documents that is kept for evaluation; of few documents, the
+  # last part of each (`data/holdout.py`).
   held_out: float = 0.05
-  evaluated_rows: int = 128
+  evaluated_rows: int = 128  # Rows of held-out text that one evaluation reads.
+  # The curriculum of task 'needle' or 'recall', a name in
+  # `tasks/needle/curriculum.py` or `tasks/recall/rows.py`; '' for the one that
+  # fits the experiment's initialization, or the first one.
   curriculum: str = ''
 
 

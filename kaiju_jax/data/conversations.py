@@ -63,31 +63,22 @@ class Candidate(NamedTuple):
 
 
 class Message(NamedTuple):
-  """A message of a conversation.
+  """A message of a conversation."""
 
-  Attributes:
-    role: 'system', 'user' or 'assistant'.
-    content: its text; with a choice, that of the first reply that was kept.
-    weight: factor of its tokens' loss; read for assistant messages alone.
-    replies: the replies from which the user chose; () without a choice.
-  """
-
-  role: str
+  role: str  # 'system', 'user' or 'assistant'.
+  # Its text; with a choice, that of the first reply that was kept.
   content: str
+  # Factor of its tokens' loss; read for assistant messages alone.
   weight: float = 1.0
+  # The replies from which the user chose; () without a choice.
   replies: tuple[Candidate, ...] = ()
 
 
 class Conversation(NamedTuple):
-  """A conversation.
+  """A conversation."""
 
-  Attributes:
-    name: the file's name, '#' and its number in the file, from 1 on.
-    messages: the messages, in order.
-  """
-
-  name: str
-  messages: tuple[Message, ...]
+  name: str  # The file's name, '#' and its number in the file, from 1 on.
+  messages: tuple[Message, ...]  # The messages, in order.
 
 
 def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:

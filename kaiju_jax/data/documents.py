@@ -50,18 +50,13 @@ _LIBRARY_WITHOUT = {
 
 
 class Document(NamedTuple):
-  """A tree of segments of text; most documents have one segment.
+  """A tree of segments of text; most documents have one segment."""
 
-  Attributes:
-    name: the file's path, relative to what was read, and '#' with a part's
-      number.
-    segments: the segments' texts, in preorder.
-    parents: for each, the index of the segment that it continues; -1 for those
-      that start the document.
-  """
-
+  # The file's path, relative to what was read, and '#' with a part's number.
   name: str
-  segments: tuple[str, ...]
+  segments: tuple[str, ...]  # The segments' texts, in preorder.
+  # For each, the index of the segment that it continues; -1 for those that
+  # start the document.
   parents: tuple[int, ...] = (-1,)
 
 

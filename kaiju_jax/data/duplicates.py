@@ -34,16 +34,13 @@ _BLOCK = 65_536  # 5-grams that are hashed at once; they fit in a CPU cache.
 
 
 class Clusters(NamedTuple):
-  """The near-duplicates among N documents.
+  """The near-duplicates among N documents."""
 
-  Attributes:
-    group: int64 [N], for each document the first document of its group; itself
-      where it has no near-duplicate.
-    likeness: float64 [N], its Jaccard similarity with the first of its group;
-      in a chain of similar pairs it may be below the threshold.
-  """
-
+  # int64 [N], for each document the first document of its group; itself where
+  # it has no near-duplicate.
   group: np.ndarray
+  # float64 [N], its Jaccard similarity with the first of its group; in a chain
+  # of similar pairs it may be below the threshold.
   likeness: np.ndarray
 
   def list_kept(self) -> np.ndarray:

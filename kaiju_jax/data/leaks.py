@@ -31,19 +31,14 @@ SHARE = 0.5
 
 
 class Leaks(NamedTuple):
-  """For each of N evaluation items, how much of it stands in training text.
+  """For each of N evaluation items, how much of it stands in training text."""
 
-  Attributes:
-    share: float64 [N], the largest share of an item's rare runs in one training
-      document; 0 for a common item.
-    document: int64 [N], that document; −1 where the share is 0.
-    common: bool [N], items without a rare run.
-    touched: bool [N], items with any run in any document (the naive rule).
-  """
-
+  # float64 [N], the largest share of an item's rare runs in one training
+  # document; 0 for a common item.
   share: np.ndarray
-  document: np.ndarray
-  common: np.ndarray
+  document: np.ndarray  # int64 [N], that document; −1 where the share is 0.
+  common: np.ndarray  # Bool [N], items without a rare run.
+  # Bool [N], items with any run in any document (the naive rule).
   touched: np.ndarray
 
   def find_leaked(self, share: float = SHARE) -> np.ndarray:

@@ -51,15 +51,10 @@ _SETTLED = 1e-9
 
 
 class Mean(NamedTuple):
-  """Documents of one collection, to be averaged.
+  """Documents of one collection, to be averaged."""
 
-  Attributes:
-    vectors: float [N, D], one row per document.
-    tokens: [N], the weight of each document in the mean, positive.
-  """
-
-  vectors: similarity.Embedded
-  tokens: np.ndarray
+  vectors: similarity.Embedded  # Float [N, D], one row per document.
+  tokens: np.ndarray  # [N], the weight of each document in the mean, positive.
 
   def compute(self, draws_RN: np.ndarray | None = None) -> np.ndarray:
     """Returns float64 [R, D], the mean under each row of document weights.
@@ -75,36 +70,24 @@ class Mean(NamedTuple):
 
 
 class Solved(NamedTuple):
-  """Weights, and a bound on their distance from the optimum.
+  """Weights, and a bound on their distance from the optimum."""
 
-  Attributes:
-    weights: float64 [S].
-    gap: the most by which the objective could still improve.
-  """
-
-  weights: np.ndarray
-  gap: float
+  weights: np.ndarray  # float64 [S].
+  gap: float  # The most by which the objective could still improve.
 
 
 class Mix(NamedTuple):
-  """The weights of a mix with their uncertainty.
+  """The weights of a mix with their uncertainty."""
 
-  Attributes:
-    weights: float64 [S].
-    low, high: float64 [S], the 95 % bootstrap interval of each weight.
-    gap: see `Solved`.
-    distances: float64 [S], the distance of each source alone from the target.
-    distance: the distance of the mix from the target.
-    pooled: the distance of all sources' text together.
-  """
-
-  weights: np.ndarray
+  weights: np.ndarray  # float64 [S].
+  # float64 [S], the 95 % bootstrap interval of each weight.
   low: np.ndarray
   high: np.ndarray
-  gap: float
+  gap: float  # See `Solved`.
+  # float64 [S], the distance of each source alone from the target.
   distances: np.ndarray
-  distance: float
-  pooled: float
+  distance: float  # The distance of the mix from the target.
+  pooled: float  # The distance of all sources' text together.
 
 
 def bounds(

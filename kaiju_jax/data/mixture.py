@@ -38,22 +38,16 @@ _ORDER = 1
 
 
 class Part(NamedTuple):
-  """One source of a mixture.
+  """One source of a mixture."""
 
-  Attributes:
-    name: its name.
-    rows: its rows, all of one length. All parts have extras of the same names
-      and shapes, or none has extras.
-    weight: its share of the tokens, relative to the other parts' weights.
-    anneal: the same in the annealing stage.
-    fill: the mean fraction of a row's places that hold tokens.
-  """
-
-  name: str
+  name: str  # Its name.
+  # Its rows, all of one length. All parts have extras of the same names and
+  # shapes, or none has extras.
   rows: loader.RowSource
+  # Its share of the tokens, relative to the other parts' weights.
   weight: float
-  anneal: float
-  fill: float = 1.0
+  anneal: float  # The same in the annealing stage.
+  fill: float = 1.0  # The mean fraction of a row's places that hold tokens.
 
 
 class _Block(NamedTuple):

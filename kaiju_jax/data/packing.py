@@ -39,51 +39,35 @@ COMPONENT = 'component_B'
 
 
 class Piece(NamedTuple):
-  """A document, or the part of one that stands in a row.
+  """A document, or the part of one that stands in a row."""
 
-  Attributes:
-    tokens: int[n].
-    parents: int[n] in a tree, the parent of each token (preorder, -1 for the
-      first); None for a linear document.
-    weights: float[n], the weight of each token's loss; None for ones. The first
-      token always gets weight 0, because nothing in the row predicts it.
-    source: number of the document in its corpus.
-    extras: {name: array [n, …]}, one entry per token for `Row.extras`; None for
-      nothing.
-  """
-
-  tokens: Any
+  tokens: Any  # int[n].
+  # int[n] in a tree, the parent of each token (preorder, -1 for the first);
+  # None for a linear document.
   parents: Any = None
+  # float[n], the weight of each token's loss; None for ones. The first token
+  # always gets weight 0, because nothing in the row predicts it.
   weights: Any = None
-  source: int = 0
+  source: int = 0  # Number of the document in its corpus.
+  # {name: array [n, …]}, one entry per token for `Row.extras`; None for
+  # nothing.
   extras: Mapping[str, Any] | None = None
 
 
 class Row(NamedTuple):
-  """One packed row of L tokens; fields are int32[L] unless stated.
+  """One packed row of L tokens; fields are int32[L] unless stated."""
 
-  Attributes:
-    tokens: 0 in padding.
-    start: first coordinate that sees the token as a key.
-    limit: one past the last; equal to start in padding.
-    coordinate: the token's coordinate as a query.
-    position: the token's position along its own document or path.
-    predecessor: the place whose logits predict the token; its own place where
-      there is none.
-    weight: float32, the weight of the token's loss.
-    source: number of its document; -1 in padding.
-    extras: {name: array} that an objective reads beside the row, such as
-      labels [L, C] (`objectives/objective.py`); None where it reads nothing.
-  """
-
-  tokens: Any
-  start: Any
-  limit: Any
-  coordinate: Any
-  position: Any
+  tokens: Any  # 0 in padding.
+  start: Any  # First coordinate that sees the token as a key.
+  limit: Any  # One past the last; equal to start in padding.
+  coordinate: Any  # The token's coordinate as a query.
+  position: Any  # The token's position along its own document or path.
+  # The place whose logits predict the token; its own place where there is none.
   predecessor: Any
-  weight: Any
-  source: Any
+  weight: Any  # float32, the weight of the token's loss.
+  source: Any  # Number of its document; -1 in padding.
+  # {name: array} that an objective reads beside the row, such as labels [L, C]
+  # (`objectives/objective.py`); None where it reads nothing.
   extras: Any = None
 
 

@@ -39,15 +39,10 @@ CENTROIDS = 16
 
 
 class Chosen(NamedTuple):
-  """The documents that were chosen from a source.
+  """The documents that were chosen from a source."""
 
-  Attributes:
-    indices: int64 [k], the documents' numbers, ascending.
-    scores: float64 [N], the scores of all documents.
-  """
-
-  indices: np.ndarray
-  scores: np.ndarray
+  indices: np.ndarray  # int64 [k], the documents' numbers, ascending.
+  scores: np.ndarray  # float64 [N], the scores of all documents.
 
 
 def importance(

@@ -41,14 +41,10 @@ def ignore_progress(items: Iterable) -> Iterable:
 
 
 class Embedder(Protocol):
-  """Turns texts into vectors.
+  """Turns texts into vectors."""
 
-  Attributes:
-    name: the flag's value.
-    distributions: whether each row is a distribution: not negative, with sum 1.
-  """
-
-  name: str
+  name: str  # The flag's value.
+  # Whether each row is a distribution: not negative, with sum 1.
   distributions: bool
 
   def embed(

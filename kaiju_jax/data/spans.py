@@ -55,31 +55,20 @@ OUTSIDE, WITHIN, LAST = range(3)
 
 
 class Span(NamedTuple):
-  """Characters of a text that violate a dimension.
+  """Characters of a text that violate a dimension."""
 
-  Attributes:
-    start: the first character.
-    end: one past the last.
-    dimension: the dimension's name.
-  """
-
-  start: int
-  end: int
-  dimension: str
+  start: int  # The first character.
+  end: int  # One past the last.
+  dimension: str  # The dimension's name.
 
 
 class LabelledChat(NamedTuple):
-  """A labelled text or chat.
+  """A labelled text or chat."""
 
-  Attributes:
-    name: the file's name, '#' and its number in the file, from 1 on.
-    messages: the messages; a plain text is one message of the role ''.
-    spans: the spans of each message.
-  """
-
-  name: str
+  name: str  # The file's name, '#' and its number in the file, from 1 on.
+  # The messages; a plain text is one message of the role ''.
   messages: tuple[conversations.Message, ...]
-  spans: tuple[tuple[Span, ...], ...]
+  spans: tuple[tuple[Span, ...], ...]  # The spans of each message.
 
 
 def read(

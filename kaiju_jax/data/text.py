@@ -27,28 +27,23 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """N encoded documents, in memory.
+  """N encoded documents, in memory."""
 
-  Attributes:
-    tokens: [T], BOS before each document, in the smallest type that holds the
-      vocabulary.
-    begins: int64[N + 1], where each document begins; then T.
-    parents: {document's index: int[n], the parent of each of its n tokens}, for
-      documents that are trees.
-    names: the N documents' names.
-    token_bytes: int32[T], how many bytes each token stands for (0 for BOS);
-      None where the corpus is not measured.
-    weights: float32[T], the weight of each token's loss; None for ones.
-    labels: uint8[T, C], whether each token has a property (`data/spans.py`);
-      None without labels.
-  """
-
+  # [T], BOS before each document, in the smallest type that holds the
+  # vocabulary.
   tokens: np.ndarray
-  begins: np.ndarray
+  begins: np.ndarray  # int64[N + 1], where each document begins; then T.
+  # {document's index: int[n], the parent of each of its n tokens}, for
+  # documents that are trees.
   parents: Mapping[int, np.ndarray]
-  names: tuple[str, ...]
+  names: tuple[str, ...]  # The N documents' names.
+  # int32[T], how many bytes each token stands for (0 for BOS); None where the
+  # corpus is not measured.
   token_bytes: np.ndarray | None = None
+  # float32[T], the weight of each token's loss; None for ones.
   weights: np.ndarray | None = None
+  # uint8[T, C], whether each token has a property (`data/spans.py`); None
+  # without labels.
   labels: np.ndarray | None = None
 
 

@@ -60,21 +60,15 @@ _BYTE_NAMES = {chr(one): one for one in _PRINTED} | {
 
 
 class Tokenizer(Protocol):
-  """A tokenizer as the data room uses it.
+  """A tokenizer as the data room uses it."""
 
-  Attributes:
-    vocab_size: one more than the largest token.
-    bos_id: the token that opens each document.
-    longest: the most bytes of UTF-8 that one token stands for or decodes to. A
-      text of n bytes has at least n / longest tokens. (A tokenizer that has no
-      token for a word, or drops characters, may give fewer.)
-    file: a hash of its file's bytes; '' for a tokenizer without a file.
-  """
-
-  vocab_size: int
-  bos_id: int
+  vocab_size: int  # One more than the largest token.
+  bos_id: int  # The token that opens each document.
+  # The most bytes of UTF-8 that one token stands for or decodes to. A text of n
+  # bytes has at least n / longest tokens. (A tokenizer that has no token for a
+  # word, or drops characters, may give fewer.)
   longest: int
-  file: str
+  file: str  # A hash of its file's bytes; '' for a tokenizer without a file.
 
   def encode(self, text: str) -> np.ndarray:
     """Returns int32 tokens, without `bos_id`; lets other threads run.

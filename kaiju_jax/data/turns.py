@@ -31,43 +31,31 @@ _Message = conversations_lib.Message
 
 
 class Choice(NamedTuple):
-  """The replies of one turn in a document.
+  """The replies of one turn in a document."""
 
-  Attributes:
-    spans: (first token, one past the last) of each reply, counted in its
-      document: its text and its end.
-    kept: the index of the reply that the user kept.
-  """
-
+  # (first token, one past the last) of each reply, counted in its document: its
+  # text and its end.
   spans: tuple[tuple[int, int], ...]
-  kept: int
+  kept: int  # The index of the reply that the user kept.
 
 
 @dataclasses.dataclass
 class Counts:
-  """Counts of what was read, and what was left out.
+  """Counts of what was read, and what was left out."""
 
-  Attributes:
-    conversations: conversations with a reply to train on.
-    replies: replies with a weight.
-    cut: conversations that lost turns because they are longer than a row.
-    turns: messages that they lost.
-    dropped: conversations left out, because not even their last turn fits or
-      they have nothing to train on.
-    ties: turns with several kept replies, or whose replies are all the same
-      text; they are read as context.
-    repeated: swiped replies with the text of another one, left out.
-    single: turns with one reply alone; they are context, too.
-  """
-
-  conversations: int = 0
-  replies: int = 0
+  conversations: int = 0  # Conversations with a reply to train on.
+  replies: int = 0  # Replies with a weight.
+  # Conversations that lost turns because they are longer than a row.
   cut: int = 0
-  turns: int = 0
+  turns: int = 0  # Messages that they lost.
+  # Conversations left out, because not even their last turn fits or they have
+  # nothing to train on.
   dropped: int = 0
+  # Turns with several kept replies, or whose replies are all the same text;
+  # they are read as context.
   ties: int = 0
-  repeated: int = 0
-  single: int = 0
+  repeated: int = 0  # Swiped replies with the text of another one, left out.
+  single: int = 0  # Turns with one reply alone; they are context, too.
 
   def __add__(self, other: 'Counts') -> 'Counts':
     pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other))
@@ -75,19 +63,12 @@ class Counts:
 
 
 class EncodedConversation(NamedTuple):
-  """An encoded conversation; arrays have one entry per token.
+  """An encoded conversation; arrays have one entry per token."""
 
-  Attributes:
-    tokens: its tokens.
-    parents: the parent of each; -1 for the first.
-    weights: the weight of each token's loss.
-    choices: the replies of each turn with a choice.
-  """
-
-  tokens: np.ndarray
-  parents: np.ndarray
-  weights: np.ndarray
-  choices: tuple[Choice, ...]
+  tokens: np.ndarray  # Its tokens.
+  parents: np.ndarray  # The parent of each; -1 for the first.
+  weights: np.ndarray  # The weight of each token's loss.
+  choices: tuple[Choice, ...]  # The replies of each turn with a choice.
 
 
 def fine_tuning(

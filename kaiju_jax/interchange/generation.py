@@ -58,18 +58,13 @@ _SILENT = frozenset(
 
 
 class Generation(NamedTuple):
-  """What a folder says about drawing text.
+  """What a folder says about drawing text."""
 
-  Attributes:
-    sampling: fields of `decoding.requests.sampling.Sampling`, those that the
-      folder sets.
-    ends: the tokens that end a reply.
-    ignored: fields that would change the text and are ignored, with their
-      values, in words.
-  """
-
+  # Fields of `decoding.requests.sampling.Sampling`, those that the folder sets.
   sampling: dict[str, Any]
-  ends: tuple[int, ...]
+  ends: tuple[int, ...]  # The tokens that end a reply.
+  # Fields that would change the text and are ignored, with their values, in
+  # words.
   ignored: tuple[str, ...]
 
 

@@ -74,19 +74,13 @@ _GAINS = {('q_gain', 2): 'HK', ('k_gain', 2): 'UK'}
 
 
 class Plain(NamedTuple):
-  """A model's float32 weights; √D is not multiplied into the embedding.
+  """A model's float32 weights; √D is not multiplied into the embedding."""
 
-  Attributes:
-    embedding_DV: the input table.
-    head_DV: the output table; None where it is the input table.
-    final_gain_D: gain of the last norm.
-    layers: all layers, from the first to the last.
-  """
-
-  embedding_DV: np.ndarray
+  embedding_DV: np.ndarray  # The input table.
+  # The output table; None where it is the input table.
   head_DV: np.ndarray | None
-  final_gain_D: np.ndarray
-  layers: tuple[Layer, ...]
+  final_gain_D: np.ndarray  # Gain of the last norm.
+  layers: tuple[Layer, ...]  # All layers, from the first to the last.
 
 
 def weights(

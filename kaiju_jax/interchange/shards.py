@@ -39,21 +39,13 @@ _LINKED = ('.json', '.jinja', '.safetensors')
 
 
 class Stored(NamedTuple):
-  """A tensor in a file.
+  """A tensor in a file."""
 
-  Attributes:
-    name: its name in the file.
-    file: the file.
-    dtype: such as 'BF16'.
-    shape: its shape.
-    offset: its first byte in the file.
-  """
-
-  name: str
-  file: pathlib.Path
-  dtype: str
-  shape: tuple[int, ...]
-  offset: int
+  name: str  # Its name in the file.
+  file: pathlib.Path  # The file.
+  dtype: str  # Such as 'BF16'.
+  shape: tuple[int, ...]  # Its shape.
+  offset: int  # Its first byte in the file.
 
   @property
   def matrix(self) -> tuple[int, int]:

@@ -46,21 +46,16 @@ _ALIGNMENT = 64  # Bytes; JAX takes such an array on a CPU without a copy.
 
 
 class _Part(NamedTuple):
-  """One tensor's place in the parameters.
+  """One tensor's place in the parameters."""
 
-  Attributes:
-    stored: the tensor in the folder.
-    path: keys of the parameter.
-    repeat: its number in a stacked parameter; None if it is not stacked.
-    is_upright: whether the folder has our order of axes; otherwise a
-      parameter's columns are the tensor's rows.
-    change: what becomes of its float32 numbers; None for nothing.
-  """
-
-  stored: shards.Stored
-  path: tuple[str, ...]
+  stored: shards.Stored  # The tensor in the folder.
+  path: tuple[str, ...]  # Keys of the parameter.
+  # Its number in a stacked parameter; None if it is not stacked.
   repeat: int | None = None
+  # Whether the folder has our order of axes; otherwise a parameter's columns
+  # are the tensor's rows.
   is_upright: bool = True
+  # What becomes of its float32 numbers; None for nothing.
   change: Callable[[np.ndarray], np.ndarray] | None = None
 
 

@@ -26,14 +26,10 @@ from kaiju_jax.sharding import collectives
 
 
 class Attention(heads_lib.Heads):
-  """One layer's attention, which makes keys and values unless it gets them.
+  """One layer's attention, which makes keys and values unless it gets them."""
 
-  Attributes:
-    layer: the layer's window and kind.
-    z_target: the quantity that Z-Reg pulls to zero, 'lse' or 'mean_logit'.
-  """
-
-  layer: layers.Layer
+  layer: layers.Layer  # The layer's window and kind.
+  # The quantity that Z-Reg pulls to zero, 'lse' or 'mean_logit'.
   z_target: str = 'lse'
 
   @nn.compact

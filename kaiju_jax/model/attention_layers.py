@@ -20,15 +20,11 @@ from kaiju_jax.model import transformer
 
 
 class Record(NamedTuple):
-  """This device's part of L of what attention reads and gives.
+  """This device's part of L of what attention reads and gives."""
 
-  Attributes:
-    x_IBLD: the inputs, behind the norm if one stands before attention.
-    out_IBLD: the outputs behind w_o, before any further norm.
-  """
-
+  # The inputs, behind the norm if one stands before attention.
   x_IBLD: jax.Array
-  out_IBLD: jax.Array
+  out_IBLD: jax.Array  # The outputs behind w_o, before any further norm.
 
 
 def record(

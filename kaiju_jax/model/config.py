@@ -15,83 +15,66 @@ LENGTH = 2**24
 
 @dataclasses.dataclass
 class ModelConfig:
-  """Shape and techniques of one model.
+  """Shape and techniques of one model."""
 
-  Attributes:
-    vocab_size: V.
-    d_model: D.
-    num_layers: depth.
-    num_heads: H query heads.
-    num_kv_heads: U heads of keys and values, each read by H/U query heads. The
-      sources have one everywhere; more are for ablations and imported models.
-    head_dim: K, even (rotary pairs).
-    d_ff: F.
-    max_length: number of positions that the rotary tables cover; rows are at
-      most so long.
-    window: positions that a local layer sees, itself included.
-    period: one layer in `period` is global; 1 makes all global, 0 none.
-    local_share: adjacent local layers that share keys and values.
-    global_share: successive global layers that share keys and values.
-    layout: the layer tuple as text, such as 'L0 L0 L0 L3 L3 L3 G6'; if given,
-      it replaces num_layers, period and the two shares. N is a global layer
-      whose queries and keys are not rotated.
-    shared: the tensors that a sharing layer reads from another: 'both' keys and
-      values, or, to study what sharing costs, only the 'keys' or only the
-      'values'; only 'both' can be decoded with a cache.
-    rope_local: rotary base of local layers; 0 for no rotary there.
-    rope_global: rotary base of global layers; 0 for no rotary there.
-    rope_scaling: the scaling of rotary angles.
-    feedforward: 'relu2' for relu(x·W_in)²·W_out; 'swiglu' or 'geglu' for
-      (act(x·W_gate) · (x·W_in))·W_out with act silu or gelu (tanh's form).
-    norms: where RMSNorm stands: 'before' attention and feed-forward, 'after'
-      them (their output is normalized before it is added), or 'both'.
-    qk_norm: RMSNorm of queries and keys before they are rotated: 'none',
-      'head' (over each head's K, one gain for all heads), or 'all' (over all
-      heads together).
-    qkv_bias: whether queries, keys and values have biases.
-    scaled_embedding: whether the embeddings are multiplied by √D.
-    norm_epsilon: the constant that every RMSNorm adds to the mean square.
-    tied_embedding: whether the output head is the embedding's transpose.
-    dtype: the dtype of activations and local gradients, 'bfloat16' or
-      'float32'. Parameters are float32 always.
-    remat: 'none', or 'layer' to recompute each layer in the backward pass
-      (shared keys and values are saved).
-    unroll: how many repeats of the layer block one scan iteration holds.
-    attention: implementation of the attention kernel; with '' the platform
-      chooses.
-    quantization: the tensors and matmuls that are int8.
-  """
-
-  vocab_size: int = 256
-  d_model: int = 128
-  num_layers: int = 14
-  num_heads: int = 4
+  vocab_size: int = 256  # V.
+  d_model: int = 128  # D.
+  num_layers: int = 14  # Depth.
+  num_heads: int = 4  # H query heads.
+  # U heads of keys and values, each read by H/U query heads. The sources have
+  # one everywhere; more are for ablations and imported models.
   num_kv_heads: int = 1
-  head_dim: int = 32
-  d_ff: int = 512
+  head_dim: int = 32  # K, even (rotary pairs).
+  d_ff: int = 512  # F.
+  # Number of positions that the rotary tables cover; rows are at most so long.
   max_length: int = 2048
-  window: int = 128
+  window: int = 128  # Positions that a local layer sees, itself included.
+  # One layer in `period` is global; 1 makes all global, 0 none.
   period: int = 7
-  local_share: int = 3
-  global_share: int = 2
+  local_share: int = 3  # Adjacent local layers that share keys and values.
+  global_share: int = 2  # Successive global layers that share keys and values.
+  # The layer tuple as text, such as 'L0 L0 L0 L3 L3 L3 G6'; if given, it
+  # replaces num_layers, period and the two shares. N is a global layer whose
+  # queries and keys are not rotated.
   layout: str = ''
+  # The tensors that a sharing layer reads from another: 'both' keys and values,
+  # or, to study what sharing costs, only the 'keys' or only the 'values'; only
+  # 'both' can be decoded with a cache.
   shared: str = 'both'
+  # Rotary base of local layers; 0 for no rotary there.
   rope_local: float = 10_000.0
+  # Rotary base of global layers; 0 for no rotary there.
   rope_global: float = 10_000.0
+  # The scaling of rotary angles.
   rope_scaling: rope_scaling_lib.RopeScalingConfig = dataclasses.field(
     default_factory=rope_scaling_lib.RopeScalingConfig
   )
+  # 'relu2' for relu(x·W_in)²·W_out; 'swiglu' or 'geglu' for (act(x·W_gate) ·
+  # (x·W_in))·W_out with act silu or gelu (tanh's form).
   feedforward: str = 'relu2'
+  # Where RMSNorm stands: 'before' attention and feed-forward, 'after' them
+  # (their output is normalized before it is added), or 'both'.
   norms: str = 'before'
+  # RMSNorm of queries and keys before they are rotated: 'none', 'head' (over
+  # each head's K, one gain for all heads), or 'all' (over all heads together).
   qk_norm: str = 'none'
-  qkv_bias: bool = False
-  scaled_embedding: bool = True
+  qkv_bias: bool = False  # Whether queries, keys and values have biases.
+  scaled_embedding: bool = True  # Whether the embeddings are multiplied by √D.
+  # The constant that every RMSNorm adds to the mean square.
   norm_epsilon: float = 1e-6
+  # Whether the output head is the embedding's transpose.
   tied_embedding: bool = True
+  # The dtype of activations and local gradients, 'bfloat16' or 'float32'.
+  # Parameters are float32 always.
   dtype: str = 'bfloat16'
+  # 'none', or 'layer' to recompute each layer in the backward pass (shared keys
+  # and values are saved).
   remat: str = 'none'
+  # How many repeats of the layer block one scan iteration holds.
   unroll: int = 1
+  # Implementation of the attention kernel; with '' the platform chooses.
   attention: str = ''
+  # The tensors and matmuls that are int8.
   quantization: quantization_config.QuantizationConfig = dataclasses.field(
     default_factory=quantization_config.QuantizationConfig
   )

@@ -11,22 +11,18 @@ from kaiju_jax.model import past
 
 
 class Context(NamedTuple):
-  """The inputs that the scan gives to every layer unchanged.
+  """The inputs that the scan gives to every layer unchanged."""
 
-  Attributes:
-    visibility: the queries that see each key; with U heads of keys and values,
-      row b·U + u is that of head u (`kv_heads.py`).
-    local_turns: rotary cosines and sines [B, L, K/2] of local layers, or None.
-    global_turns: the same for global layers.
-    z: Z-Reg's coefficient for this step, a float32 scalar.
-    pasts: cached keys and values, by the index of the layer that made them;
-      None for a pass without a cache.
-  """
-
+  # The queries that see each key; with U heads of keys and values, row b·U + u
+  # is that of head u (`kv_heads.py`).
   visibility: visibility_lib.Visibility
+  # Rotary cosines and sines [B, L, K/2] of local layers, or None.
   local_turns: tuple[jax.Array, jax.Array] | None
+  # The same for global layers.
   global_turns: tuple[jax.Array, jax.Array] | None
-  z: jax.Array
+  z: jax.Array  # Z-Reg's coefficient for this step, a float32 scalar.
+  # Cached keys and values, by the index of the layer that made them; None for a
+  # pass without a cache.
   pasts: Mapping[int, past.Past] | None = None
 
   def turns_of(

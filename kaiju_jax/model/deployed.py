@@ -77,14 +77,10 @@ def quantize(
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-  """A config as a static argument: equal ones compile once.
+  """A config as a static argument: equal ones compile once."""
 
-  Attributes:
-    fields: all of its fields, as text.
-    config: the config.
-  """
-
-  fields: str
+  fields: str  # All of its fields, as text.
+  # The config.
   config: model_config.ModelConfig = dataclasses.field(compare=False)
 
 

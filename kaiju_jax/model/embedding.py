@@ -26,15 +26,10 @@ from kaiju_jax.sharding import collectives
 
 
 class _Table(NamedTuple):
-  """A table with one entry per vocabulary token.
+  """A table with one entry per vocabulary token."""
 
-  Attributes:
-    table: [D, V], or [V, D] where `is_turned`.
-    is_turned: whether V is the first dimension.
-  """
-
-  table: jax.Array | int8.Quantized
-  is_turned: bool
+  table: jax.Array | int8.Quantized  # [D, V], or [V, D] where `is_turned`.
+  is_turned: bool  # Whether V is the first dimension.
 
 
 class Embedding(weighted.Weighted):

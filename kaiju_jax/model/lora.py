@@ -44,19 +44,12 @@ class Names(NamedTuple):
 
 
 class Adapted(NamedTuple):
-  """A weight in use and its adapter, in the forms that a layer multiplies by.
+  """A weight in use and its adapter, as a layer multiplies by them."""
 
-  Attributes:
-    weight: the frozen weight.
-    down: A, its contracted dimensions whole or this device's part.
-    up: B, likewise.
-    scale: float32 scalar.
-  """
-
-  weight: jax.Array | int8.Quantized
-  down: jax.Array
-  up: jax.Array
-  scale: jax.Array
+  weight: jax.Array | int8.Quantized  # The frozen weight.
+  down: jax.Array  # A, its contracted dimensions whole or this device's part.
+  up: jax.Array  # B, likewise.
+  scale: jax.Array  # float32 scalar.
 
 
 def names_of(weight: str) -> Names:

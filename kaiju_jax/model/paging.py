@@ -28,23 +28,15 @@ PAGE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-  """The size of the pool of one kind of layer.
+  """The size of the pool of one kind of layer."""
 
-  Attributes:
-    owners: indices of the layers that make keys and values.
-    window: the layers' window in positions; None if they see everything.
-    page: S, slots per page.
-    row_pages: N, pages of a row's table.
-    pages: P, pages of the whole pool.
-    heads: U, heads of keys and values.
-  """
-
-  owners: tuple[int, ...]
+  owners: tuple[int, ...]  # Indices of the layers that make keys and values.
+  # The layers' window in positions; None if they see everything.
   window: int | None
-  page: int
-  row_pages: int
-  pages: int
-  heads: int = 1
+  page: int  # S, slots per page.
+  row_pages: int  # N, pages of a row's table.
+  pages: int  # P, pages of the whole pool.
+  heads: int = 1  # U, heads of keys and values.
 
   @property
   def row_slots(self) -> int:

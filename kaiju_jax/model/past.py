@@ -35,39 +35,29 @@ class KeyValue(NamedTuple):
 
 
 class Tables(NamedTuple):
-  """The page tables of a call's rows, for one kind of layer.
+  """The page tables of a call's rows, for one kind of layer."""
 
-  Attributes:
-    table_BN: int32, each row's pages; −1 where there is none.
-    start_BM: int32, first query coordinate that sees each logical slot.
-    limit_BM: int32, one past the last; equal to start for an empty slot.
-    position_BM: int32, the position of each logical slot's token.
-    plan: the pages that a call visits, from `paged_decode.make_plan`; None in
-      the reference mode.
-    length: tokens of the whole row in the reference mode; None otherwise.
-  """
-
-  table_BN: jax.Array
+  table_BN: jax.Array  # int32, each row's pages; −1 where there is none.
+  # int32, first query coordinate that sees each logical slot.
   start_BM: jax.Array
+  # int32, one past the last; equal to start for an empty slot.
   limit_BM: jax.Array
-  position_BM: jax.Array
+  position_BM: jax.Array  # int32, the position of each logical slot's token.
+  # The pages that a call visits, from `paged_decode.make_plan`; None in the
+  # reference mode.
   plan: plan_lib.Plan | None
+  # Tokens of the whole row in the reference mode; None otherwise.
   length: int | None = None
 
 
 class Past(NamedTuple):
-  """The cached keys and values of one owning layer.
+  """The cached keys and values of one owning layer."""
 
-  Attributes:
-    k_PSK: the pool's keys: floats, or codes with scales [P, S]. Scales per
-      channel are not here, because they are the layer's parameters.
-    v_PSK: the pool's values, likewise.
-    tables: the tables of the layer's kind.
-  """
-
+  # The pool's keys: floats, or codes with scales [P, S]. Scales per channel are
+  # not here, because they are the layer's parameters.
   k_PSK: jax.Array | int8.Quantized
-  v_PSK: jax.Array | int8.Quantized
-  tables: Tables
+  v_PSK: jax.Array | int8.Quantized  # The pool's values, likewise.
+  tables: Tables  # The tables of the layer's kind.
 
 
 def attend(

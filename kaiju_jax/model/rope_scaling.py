@@ -21,32 +21,24 @@ from kaiju_jax.storage import strict
 
 @dataclasses.dataclass
 class RopeScalingConfig:
-  """The scaling of a model's rotary angles, and their precision.
+  """The scaling of a model's rotary angles, and their precision."""
 
-  Attributes:
-    kind: 'none', 'linear', 'llama3' or 'yarn'.
-    factor: how many times more slowly the scaled pairs turn.
-    original_length: positions before the scaling ('llama3' and 'yarn').
-    low: bound of the scaled wavelengths, original_length / low ('llama3').
-    high: bound of the kept wavelengths, original_length / high ('llama3').
-    fast: turns over `original_length` from which a rate is kept ('yarn').
-    slow: turns below which a rate is scaled in full ('yarn').
-    attention_factor: multiplies cosines and sines ('yarn').
-    layers: 'all', or 'global' for global layers alone.
-    angles: the dtype in which rates and angles are computed: 'float64', or
-      'float32' as the models of other libraries were trained. Cosines and sines
-      are float32 in both.
-  """
-
-  kind: str = 'none'
-  factor: float = 1.0
+  kind: str = 'none'  # 'none', 'linear', 'llama3' or 'yarn'.
+  factor: float = 1.0  # How many times more slowly the scaled pairs turn.
+  # Positions before the scaling ('llama3' and 'yarn').
   original_length: int = 2048
+  # Bound of the scaled wavelengths, original_length / low ('llama3').
   low: float = 1.0
+  # Bound of the kept wavelengths, original_length / high ('llama3').
   high: float = 4.0
+  # Turns over `original_length` from which a rate is kept ('yarn').
   fast: float = 32.0
-  slow: float = 1.0
-  attention_factor: float = 1.0
-  layers: str = 'all'
+  slow: float = 1.0  # Turns below which a rate is scaled in full ('yarn').
+  attention_factor: float = 1.0  # Multiplies cosines and sines ('yarn').
+  layers: str = 'all'  # 'all', or 'global' for global layers alone.
+  # The dtype in which rates and angles are computed: 'float64', or 'float32' as
+  # the models of other libraries were trained. Cosines and sines are float32 in
+  # both.
   angles: str = 'float64'
 
 

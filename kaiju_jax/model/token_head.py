@@ -32,13 +32,9 @@ _FORMAT = 'kaiju_jax token_head 1'
 
 @dataclasses.dataclass
 class TokenHeadConfig:
-  """The dimensions that a token-level head scores.
+  """The dimensions that a token-level head scores."""
 
-  Attributes:
-    names: the C dimensions, in the order of the logits.
-  """
-
-  names: tuple[str, ...] = ()
+  names: tuple[str, ...] = ()  # The C dimensions, in the order of the logits.
 
 
 def check(config: TokenHeadConfig) -> None:

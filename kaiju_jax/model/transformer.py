@@ -32,18 +32,13 @@ ROTARY = 'rotary'
 
 
 class Transformer(nn.Module):
-  """The model tokens_BL → logits_BLV.
+  """The model tokens_BL → logits_BLV."""
 
-  Attributes:
-    config: shape and techniques.
-    z_target: the quantity that Attention Z-Reg pulls to zero, 'lse' or
-      'mean_logit'.
-    unstacked: whether each layer has its own parameters, `layer_0`, `layer_1`,
-      …, instead of a slice of stacked ones (`decoding/device/weights.py`).
-  """
-
-  config: model_config.ModelConfig
+  config: model_config.ModelConfig  # Shape and techniques.
+  # The quantity that Attention Z-Reg pulls to zero, 'lse' or 'mean_logit'.
   z_target: str = 'lse'
+  # Whether each layer has its own parameters, `layer_0`, `layer_1`, …, instead
+  # of a slice of stacked ones (`decoding/device/weights.py`).
   unstacked: bool = False
 
   def setup(self):

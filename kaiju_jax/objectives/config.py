@@ -5,53 +5,42 @@ import dataclasses
 
 @dataclasses.dataclass
 class TokenHeadTraining:
-  """Settings of the token-level head's training (`objectives/token_head.py`).
+  """Settings of training a token-level head (`objectives/token_head.py`)."""
 
-  Attributes:
-    names: the head's C dimensions, in the order of its logits.
-    frozen: whether the model below the head (its trunk) keeps its parameters.
-      If so, the head's loss trains the head alone; otherwise the head and the
-      language model train together.
-    coefficient: the factor of the head's loss in its sum with the language
-      model's loss, if the trunk is not frozen.
-  """
-
+  # The head's C dimensions, in the order of its logits.
   names: tuple[str, ...] = ()
+  # Whether the model below the head (its trunk) keeps its parameters. If so,
+  # the head's loss trains the head alone; otherwise the head and the language
+  # model train together.
   frozen: bool = False
+  # The factor of the head's loss in its sum with the language model's loss, if
+  # the trunk is not frozen.
   coefficient: float = 1.0
 
 
 @dataclasses.dataclass
 class Distillation:
-  """Settings of training with a teacher (`objectives/distillation.py`).
+  """Settings of training with a teacher (`objectives/distillation.py`)."""
 
-  Attributes:
-    entries: T, slots per token for a teacher's vocabulary entries.
-    mix: the data's share of the loss, 0…1: 0 for the teacher's term alone, 1
-      for the data's alone.
-    temperature: divides the student's logits in the teacher's term; must be
-      that of the teacher's store.
-  """
-
-  entries: int = 50
+  entries: int = 50  # T, slots per token for a teacher's vocabulary entries.
+  # The data's share of the loss, 0…1: 0 for the teacher's term alone, 1 for the
+  # data's alone.
   mix: float = 0.0
+  # Divides the student's logits in the teacher's term; must be that of the
+  # teacher's store.
   temperature: float = 1.0
 
 
 @dataclasses.dataclass
 class Preference:
-  """Settings of learning from choices (`objectives/preference.py`).
+  """Settings of learning from choices (`objectives/preference.py`)."""
 
-  Attributes:
-    loss: 'kept' (softmax over a turn's replies), 'pairs' (DPO of the kept reply
-      with each other one) or 'options' (no reference model).
-    beta: the factor of rewards: the larger, the closer to the reference.
-    nll: the factor of the kept reply's own loss per token.
-  """
-
+  # 'kept' (softmax over a turn's replies), 'pairs' (DPO of the kept reply with
+  # each other one) or 'options' (no reference model).
   loss: str = 'kept'
+  # The factor of rewards: the larger, the closer to the reference.
   beta: float = 0.1
-  nll: float = 0.0
+  nll: float = 0.0  # The factor of the kept reply's own loss per token.
 
 
 @dataclasses.dataclass
@@ -60,48 +49,39 @@ class AttentionAlignment:
 
   `experiments.uptrain` writes these settings beside a student. All else of the
   teacher's model is the student's.
-
-  Attributes:
-    teacher: a workdir, an export or a Hugging Face folder. It must be readable
-      whenever the run starts or resumes.
-    layout: its layers, as `model.layout`.
-    num_kv_heads: its heads of keys and values.
-    window: positions that its local layers see; 0 for the student's.
   """
 
+  # A workdir, an export or a Hugging Face folder. It must be readable whenever
+  # the run starts or resumes.
   teacher: str = ''
-  layout: str = ''
-  num_kv_heads: int = 1
-  window: int = 0
+  layout: str = ''  # Its layers, as `model.layout`.
+  num_kv_heads: int = 1  # Its heads of keys and values.
+  window: int = 0  # Positions that its local layers see; 0 for the student's.
 
 
 @dataclasses.dataclass
 class ObjectiveConfig:
-  """The objective that a training step minimizes.
+  """The objective that a training step minimizes."""
 
-  Attributes:
-    name: 'language' (predicts each token), 'distillation' (predicts a teacher's
-      distribution of each token), 'attention_alignment' (each layer's attention
-      does as a teacher's does), 'preference' (prefers replies that users kept)
-      or 'token_head'.
-    token_head: settings of 'token_head'.
-    distillation: settings of 'distillation'.
-    attention_alignment: settings of 'attention_alignment'.
-    preference: settings of 'preference'.
-    chunk: tokens whose logits a device holds at a time; the backward pass then
-      makes them again. 0 for all tokens of a microbatch at once
-      (`vocabulary_loss.py`).
-  """
-
+  # 'language' (predicts each token), 'distillation' (predicts a teacher's
+  # distribution of each token), 'attention_alignment' (each layer's attention
+  # does as a teacher's does), 'preference' (prefers replies that users kept) or
+  # 'token_head'.
   name: str = 'language'
+  # Settings of 'token_head'.
   token_head: TokenHeadTraining = dataclasses.field(
     default_factory=TokenHeadTraining
   )
+  # Settings of 'distillation'.
   distillation: Distillation = dataclasses.field(default_factory=Distillation)
+  # Settings of 'attention_alignment'.
   attention_alignment: AttentionAlignment = dataclasses.field(
     default_factory=AttentionAlignment
   )
+  # Settings of 'preference'.
   preference: Preference = dataclasses.field(default_factory=Preference)
+  # Tokens whose logits a device holds at a time; the backward pass then makes
+  # them again. 0 for all tokens of a microbatch at once (`vocabulary_loss.py`).
   chunk: int = 0
 
 

@@ -36,30 +36,21 @@ from kaiju_jax.sharding import collectives
 
 
 class Entries(NamedTuple):
-  """A teacher's vocabulary entries for each token, T slots.
+  """A teacher's vocabulary entries for each token, T slots."""
 
-  Attributes:
-    ids_BLT: int32, 0…V−1 over the whole vocabulary; any in free slots.
-    values_BLT: float32, q̂ of each; 0 in free slots.
-  """
-
+  # int32, 0…V−1 over the whole vocabulary; any in free slots.
   ids_BLT: jax.Array
-  values_BLT: jax.Array
+  values_BLT: jax.Array  # float32, q̂ of each; 0 in free slots.
 
 
 class Readings(NamedTuple):
-  """The numbers that losses need of each token's logits z, float32 [B, L].
+  """The numbers that losses need of each token's logits z, float32 [B, L]."""
 
-  Attributes:
-    lse_BL: log Σ exp z.
-    target_BL: z of the target token.
-    soft_lse_BL: log Σ exp(z / temperature); None without entries.
-    taught_BL: Σ q̂_i · z_i / temperature; None without entries.
-  """
-
-  lse_BL: jax.Array
-  target_BL: jax.Array
+  lse_BL: jax.Array  # Log Σ exp z.
+  target_BL: jax.Array  # Z of the target token.
+  # Log Σ exp(z / temperature); None without entries.
   soft_lse_BL: jax.Array | None = None
+  # Σ q̂_i · z_i / temperature; None without entries.
   taught_BL: jax.Array | None = None
 
 

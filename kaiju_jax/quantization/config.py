@@ -11,79 +11,68 @@ from kaiju_jax.storage import strict
 
 @dataclasses.dataclass
 class TernaryConfig:
-  """Settings of ternary updates (`wire/ternary.py`).
+  """Settings of ternary updates (`wire/ternary.py`)."""
 
-  Attributes:
-    check_every: steps between checksums of the replicas.
-    events_every: steps between events that double or halve a channel's scale.
-    least_scale: the finest scale of a channel's grid; 0 for the finest one on
-      which codes never lag behind the masters at the peak learning rate.
-  """
-
-  check_every: int = 100
+  check_every: int = 100  # Steps between checksums of the replicas.
+  # Steps between events that double or halve a channel's scale.
   events_every: int = 4
+  # The finest scale of a channel's grid; 0 for the finest one on which codes
+  # never lag behind the masters at the peak learning rate.
   least_scale: float = 0.0
 
 
 @dataclasses.dataclass
 class QuantizationConfig:
-  """The quantization of a model: one field per technique, for ablations.
+  """The quantization of a model: one field per technique, for ablations."""
 
-  Attributes:
-    matmul: 'int8' for s8×s8→s32 projections and feed-forward with
-      straight-through gradients, 'none' for plain ones in the model's dtype;
-      'weights' for int8 weights and float activations, which serves a trained
-      model and trains none.
-    matmul_implementation: the name of an implementation of the kernel
-      `int8_matmul`; '' for XLA's own dots (the default on every platform until
-      a measurement on real hardware says that a kernel is faster).
-    kv: 'int8' for keys and values stored as codes and scales, 'none' for
-      floats.
-    kv_scale: 'token' (one scale per token; our guess) or 'channel' (a running
-      scale per channel, as document 003 describes; it can drift).
-    qk: 'int8' for QKᵀ in int8 ("half-int8 attention"; needs kv='int8'),
-      'none' to dequantize K first.
-    clamp_hidden: limit of the feed-forward's hidden activations: 'weight_rms',
-      'input_std' or 'none'.
-    clamp_input: limit of the inputs of all other projections: 'input_std' or
-      'none'.
-    clamp_hidden_k: the hidden's limit in units of its predicted rms.
-    clamp_input_k: the inputs' limit in units of the token's own rms.
-    bungee: whether each weight matrix has a learned virtual scalar.
-    input_gradient: 'bf16' (the model's dtype), or 'int8' for the matmul
-      that makes the input's gradient, with stochastic rounding.
-    embedding: 'int8' for the embedding and the output head as codes with a
-      scale per vocabulary entry, the head's matmul included; 'none' for floats.
-    wire_weights: the form in which a weight crosses from its owner to other
-      devices: 'int8' for codes (if the weight is used as codes), 'float' for
-      the model's dtype, 'ternary' for −1, 0 or 1 per step, applied to replicas
-      that every device holds (1.6 bits; intended for models with Bungee,
-      because grids are fixed).
-    ternary: settings of `wire_weights='ternary'`.
-    wire_gradients: the form in which a weight's gradient crosses to its owner
-      (`wire/codec.py`): 'squinch' (6 bits, elements `zero`), 'squinch_floor',
-      'squinch_fitted', 'float' for the model's dtype, or two contrasts that are
-      rounded but not packed, 'int4' (blocks of 32 along D) and 'int4_flat'
-      (blocks of 256 in memory's order).
-    wire_header: Squinch's header: 'ln6', the sources' steps of e^(1/6), or
-      'quarter', ours of 2^(1/4).
-  """
-
+  # 'int8' for s8×s8→s32 projections and feed-forward with straight-through
+  # gradients, 'none' for plain ones in the model's dtype; 'weights' for int8
+  # weights and float activations, which serves a trained model and trains none.
   matmul: str = 'int8'
+  # The name of an implementation of the kernel `int8_matmul`; '' for XLA's own
+  # dots (the default on every platform until a measurement on real hardware
+  # says that a kernel is faster).
   matmul_implementation: str = ''
+  # 'int8' for keys and values stored as codes and scales, 'none' for floats.
   kv: str = 'int8'
+  # 'token' (one scale per token; our guess) or 'channel' (a running scale per
+  # channel, as document 003 describes; it can drift).
   kv_scale: str = 'token'
+  # 'int8' for QKᵀ in int8 ("half-int8 attention"; needs kv='int8'), 'none' to
+  # dequantize K first.
   qk: str = 'int8'
+  # Limit of the feed-forward's hidden activations: 'weight_rms', 'input_std' or
+  # 'none'.
   clamp_hidden: str = 'weight_rms'
+  # Limit of the inputs of all other projections: 'input_std' or 'none'.
   clamp_input: str = 'input_std'
+  # The hidden's limit in units of its predicted rms.
   clamp_hidden_k: float = 24.0
+  # The inputs' limit in units of the token's own rms.
   clamp_input_k: float = 8.0
+  # Whether each weight matrix has a learned virtual scalar.
   bungee: bool = False
+  # 'bf16' (the model's dtype), or 'int8' for the matmul that makes the input's
+  # gradient, with stochastic rounding.
   input_gradient: str = 'bf16'
+  # 'int8' for the embedding and the output head as codes with a scale per
+  # vocabulary entry, the head's matmul included; 'none' for floats.
   embedding: str = 'none'
+  # The form in which a weight crosses from its owner to other devices: 'int8'
+  # for codes (if the weight is used as codes), 'float' for the model's dtype,
+  # 'ternary' for −1, 0 or 1 per step, applied to replicas that every device
+  # holds (1.6 bits; intended for models with Bungee, because grids are fixed).
   wire_weights: str = 'int8'
+  # Settings of `wire_weights='ternary'`.
   ternary: TernaryConfig = dataclasses.field(default_factory=TernaryConfig)
+  # The form in which a weight's gradient crosses to its owner
+  # (`wire/codec.py`): 'squinch' (6 bits, elements `zero`), 'squinch_floor',
+  # 'squinch_fitted', 'float' for the model's dtype, or two contrasts that are
+  # rounded but not packed, 'int4' (blocks of 32 along D) and 'int4_flat'
+  # (blocks of 256 in memory's order).
   wire_gradients: str = 'squinch'
+  # Squinch's header: 'ln6', the sources' steps of e^(1/6), or 'quarter', ours
+  # of 2^(1/4).
   wire_header: str = 'ln6'
 
 

@@ -24,23 +24,19 @@ _SMALLEST = 1e-30
 
 
 class Quantized(NamedTuple):
-  """An int8 tensor.
+  """An int8 tensor."""
 
-  Attributes:
-    codes: int8, −127…127.
-    scales: float32; the value is `codes * scales`. Weights keep the contracted
-      axes with size 1; keys and values have a scale per token [B, M] or per
-      channel [K].
-    carrier: zeros of codes' shape in the gradient's dtype, or None where no
-      gradient is wanted (an exported checkpoint, a cache).
-    columns: int32 sums of a weight's codes over its contracted axes (kept, size
-      1), which non-negative activations need. Decoding makes them once; where
-      this is None, a projection sums them itself.
-  """
-
-  codes: jax.Array
+  codes: jax.Array  # int8, −127…127.
+  # float32; the value is `codes * scales`. Weights keep the contracted axes
+  # with size 1; keys and values have a scale per token [B, M] or per channel
+  # [K].
   scales: jax.Array
+  # Zeros of codes' shape in the gradient's dtype, or None where no gradient is
+  # wanted (an exported checkpoint, a cache).
   carrier: jax.Array | None = None
+  # int32 sums of a weight's codes over its contracted axes (kept, size 1),
+  # which non-negative activations need. Decoding makes them once; where this is
+  # None, a projection sums them itself.
   columns: jax.Array | None = None
 
   @property

@@ -7,16 +7,13 @@ AXES = ('fsdp', 'tensor')
 
 @dataclasses.dataclass
 class MeshConfig:
-  """Widths of the mesh's axes.
+  """Widths of the mesh's axes."""
 
-  Attributes:
-    fsdp: devices that split the batch, and D of stored weights. By default
-      weights cross this axis as int8 and gradients in 6 bits.
-    tensor: devices that split F, H and V, and L between blocks; best within a
-      node, where the wire is fast.
-  """
-
+  # Devices that split the batch, and D of stored weights. By default weights
+  # cross this axis as int8 and gradients in 6 bits.
   fsdp: int = 1
+  # Devices that split F, H and V, and L between blocks; best within a node,
+  # where the wire is fast.
   tensor: int = 1
 
   @property

@@ -32,17 +32,11 @@ _CONNECT_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """The place of this process in a job; all None if jax can detect it.
+  """The place of this process in a job; all None if jax can detect it."""
 
-  Attributes:
-    coordinator: HOST:PORT of process 0.
-    processes: the number of processes.
-    process: the index of this process.
-  """
-
-  coordinator: str | None = None
-  processes: int | None = None
-  process: int | None = None
+  coordinator: str | None = None  # HOST:PORT of process 0.
+  processes: int | None = None  # The number of processes.
+  process: int | None = None  # The index of this process.
 
 
 def is_main() -> bool:

@@ -16,18 +16,12 @@ from kaiju_jax.training import experiment as experiment_lib
 
 
 class Read(NamedTuple):
-  """Conversations of `data.path` as rows.
+  """Conversations of `data.path` as rows."""
 
-  Attributes:
-    rows: a `loader.RowSource`, the training rows.
-    unseen: the held-out rows, always in one order; None where nothing is held
-      out.
-    text: {'': `same_text.describe`}.
-  """
-
-  rows: Any
+  rows: Any  # A `loader.RowSource`, the training rows.
+  # The held-out rows, always in one order; None where nothing is held out.
   unseen: Any
-  text: dict[str, Any]
+  text: dict[str, Any]  # {'': `same_text.describe`}.
 
 
 def check(experiment: experiment_lib.Experiment) -> None:

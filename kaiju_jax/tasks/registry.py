@@ -35,43 +35,36 @@ Evaluator = Callable[[Any], dict[str, float]]
 
 
 class TaskData(NamedTuple):
-  """A task's data, once they are read.
+  """A task's data, once they are read."""
 
-  Attributes:
-    rows: a `loader.RowSource`, the training rows.
-    evaluator: (model, mesh) → (state → {name: value}), the readings on held-out
-      rows; None where nothing is held out.
-    text: {source: `same_text.describe`}, the text from which the rows are made;
-      None where they are not made from text.
-  """
-
-  rows: Any
+  rows: Any  # A `loader.RowSource`, the training rows.
+  # (model, mesh) → (state → {name: value}), the readings on held-out rows; None
+  # where nothing is held out.
   evaluator: Callable[..., Evaluator] | None = None
+  # {source: `same_text.describe`}, the text from which the rows are made; None
+  # where they are not made from text.
   text: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One row of the registry.
+  """One row of the registry."""
 
-  Attributes:
-    check: refuses an experiment whose data or model do not fit the task; an
-      OSError or ValueError names the field, its value and what would be right.
-    load: returns an experiment's `TaskData`.
-    texts: (experiment, B) → int32 [B, L], rows of the task, held-out where the
-      run has held-out text.
-    objectives: names of the objectives whose extras the rows contain.
-    questions: returns the `tasks/needle/questions.Task` that asks a trained
-      model, in held-out text if any; None for a task without questions.
-    common_rows: returns how many of a run's rows, from the first one on, are
-      those of every longer run; infinity for all, so that it may be extended.
-  """
-
+  # Refuses an experiment whose data or model do not fit the task; an OSError or
+  # ValueError names the field, its value and what would be right.
   check: Callable[[experiment_lib.Experiment], None]
+  # Returns an experiment's `TaskData`.
   load: Callable[[experiment_lib.Experiment], TaskData]
+  # (experiment, B) → int32 [B, L], rows of the task, held-out where the run has
+  # held-out text.
   texts: Callable[[experiment_lib.Experiment, int], Any]
+  # Names of the objectives whose extras the rows contain.
   objectives: tuple[str, ...] = ('language',)
+  # Returns the `tasks/needle/questions.Task` that asks a trained model, in
+  # held-out text if any; None for a task without questions.
   questions: Callable[[data_config.DataConfig], Any] | None = None
+  # Returns how many of a run's rows, from the first one on, are those of every
+  # longer run; infinity for all, so that it may be extended.
   common_rows: Callable[[experiment_lib.Experiment], float] = lambda _: 0
 
 

@@ -21,17 +21,12 @@ from kaiju_jax.training import experiment as experiment_lib
 
 
 class Source(NamedTuple):
-  """The text of `data.path`, or of one of `data.sources`.
+  """The text of `data.path`, or of one of `data.sources`."""
 
-  Attributes:
-    config: its name, path and weights; the name of `data.path` is ''.
-    training: the training `text.Corpus`.
-    unseen: the held-out corpus, measured; None where nothing is held out.
-  """
-
+  # Its name, path and weights; the name of `data.path` is ''.
   config: data_config.SourceConfig
-  training: Any
-  unseen: Any
+  training: Any  # The training `text.Corpus`.
+  unseen: Any  # The held-out corpus, measured; None where nothing is held out.
 
   @property
   def is_mixed(self) -> bool:

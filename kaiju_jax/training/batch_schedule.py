@@ -37,34 +37,23 @@ _FORM = "as in '0:2 0.1:4 0.3:8' (fraction of the run's tokens : microbatches)"
 
 
 class Stage(NamedTuple):
-  """A stretch of steps with equally many microbatches.
+  """A stretch of steps with equally many microbatches."""
 
-  Attributes:
-    first: rows before the stage; steps that begin there or later belong to it.
-    count: microbatches per step.
-  """
-
+  # Rows before the stage; steps that begin there or later belong to it.
   first: int
-  count: int
+  count: int  # Microbatches per step.
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-  """The table of stages, and the length of the run.
+  """The table of stages, and the length of the run."""
 
-  Attributes:
-    stages: by rising `first`, from row 0 on.
-    rows: rows of the whole run.
-    batch: B, rows per microbatch.
-    length: L, tokens per row.
-    begins: (step, rows) before the run's own first step; not (0, 0) if the run
-      branched off another.
-  """
-
-  stages: tuple[Stage, ...]
-  rows: int
-  batch: int
-  length: int
+  stages: tuple[Stage, ...]  # By rising `first`, from row 0 on.
+  rows: int  # Rows of the whole run.
+  batch: int  # B, rows per microbatch.
+  length: int  # L, tokens per row.
+  # (step, rows) before the run's own first step; not (0, 0) if the run branched
+  # off another.
   begins: tuple[int, int] = (0, 0)
 
   @property

@@ -7,21 +7,17 @@ from kaiju_jax.storage import strict
 
 @dataclasses.dataclass
 class ZRegConfig:
-  """Settings of Z-Reg on the attention logits and on the output logits.
+  """Settings of Z-Reg on the attention logits and on the output logits."""
 
-  Attributes:
-    attention: coefficient c of the virtual term (c/2)·lse² of each query's
-      attention logits; 0 turns it off.
-    logits: the same for the output logits.
-    target: the quantity that Z-Reg pulls to zero in attention: 'lse', or
-      'mean_logit' (the other reading of the sources).
-    schedule: 'constant', or 'learning_rate' to multiply the coefficients by the
-      learning rate's fraction of its peak.
-  """
-
+  # Coefficient c of the virtual term (c/2)·lse² of each query's attention
+  # logits; 0 turns it off.
   attention: float = 1e-3
-  logits: float = 1e-4
+  logits: float = 1e-4  # The same for the output logits.
+  # The quantity that Z-Reg pulls to zero in attention: 'lse', or 'mean_logit'
+  # (the other reading of the sources).
   target: str = 'lse'
+  # 'constant', or 'learning_rate' to multiply the coefficients by the learning
+  # rate's fraction of its peak.
   schedule: str = 'constant'
 
 
@@ -30,99 +26,78 @@ class OptimizerConfig:
   """Settings of AdamW and its schedules.
 
   Schedules count tokens, so that a changing batch does not move them.
-
-  Attributes:
-    learning_rate: peak.
-    schedule: 'cosine', 'wsd' (warm-up, stable, decay) or 'constant', each
-      after a linear warm-up.
-    warmup: fraction of the run's tokens in the warm-up. The tokens before a
-      step determine its rate, so the first step's is 0.
-    decay: fraction of the tokens that 'wsd' decays over, at the end.
-    final: final learning rate as a fraction of the peak.
-    b1: Adam's first decay.
-    b2: Adam's second decay.
-    weight_decay: decoupled, on matrices only.
-    clip: global-norm clip of the gradient, without Bungee scalars; 0 for
-      none.
-    bungee_rate: Bungee scalars' learning rate as a multiple of the other
-      parameters'. (With scales taken from the weights, 10 cost up to 8 % of the
-      loss; fixed grids may need it.)
-    skip_nonfinite: skip (and count) a step whose gradient is not finite.
-    batch: microbatches per step over the run, such as '0:2 0.1:4 0.3:8': 4 per
-      step from the first step at 0.1 of the run's tokens or later
-      (`training/batch_schedule.py`). No stage may exceed data.microbatches; ''
-      for data.microbatches throughout.
-    batch_rate: 'none', or 'sqrt': the rate is multiplied by
-      √(microbatches of the step / data.microbatches).
-    transfer: 'none', or 'width': a matrix's rate is multiplied by
-      transfer_base / its fan-in, so that one learning rate may serve several
-      widths. Weight decay keeps the whole rate. The rest of μP (initial
-      values, the scales of attention logits and of the head) is not done.
-    transfer_base: the fan-in at which the rate is not changed.
-    z_reg: Attention Z-Reg.
   """
 
-  learning_rate: float = 1e-3
+  learning_rate: float = 1e-3  # Peak.
+  # 'cosine', 'wsd' (warm-up, stable, decay) or 'constant', each after a linear
+  # warm-up.
   schedule: str = 'cosine'
+  # Fraction of the run's tokens in the warm-up. The tokens before a step
+  # determine its rate, so the first step's is 0.
   warmup: float = 0.02
+  # Fraction of the tokens that 'wsd' decays over, at the end.
   decay: float = 0.2
-  final: float = 0.05
-  b1: float = 0.9
-  b2: float = 0.98
-  weight_decay: float = 0.01
+  final: float = 0.05  # Final learning rate as a fraction of the peak.
+  b1: float = 0.9  # Adam's first decay.
+  b2: float = 0.98  # Adam's second decay.
+  weight_decay: float = 0.01  # Decoupled, on matrices only.
+  # Global-norm clip of the gradient, without Bungee scalars; 0 for none.
   clip: float = 1.0
+  # Bungee scalars' learning rate as a multiple of the other parameters'. (With
+  # scales taken from the weights, 10 cost up to 8 % of the loss; fixed grids
+  # may need it.)
   bungee_rate: float = 1.0
+  # Skip (and count) a step whose gradient is not finite.
   skip_nonfinite: bool = False
+  # Microbatches per step over the run, such as '0:2 0.1:4 0.3:8': 4 per step
+  # from the first step at 0.1 of the run's tokens or later
+  # (`training/batch_schedule.py`). No stage may exceed data.microbatches; ''
+  # for data.microbatches throughout.
   batch: str = ''
+  # 'none', or 'sqrt': the rate is multiplied by √(microbatches of the step /
+  # data.microbatches).
   batch_rate: str = 'none'
+  # 'none', or 'width': a matrix's rate is multiplied by transfer_base / its
+  # fan-in, so that one learning rate may serve several widths. Weight decay
+  # keeps the whole rate. The rest of μP (initial values, the scales of
+  # attention logits and of the head) is not done.
   transfer: str = 'none'
-  transfer_base: int = 128
+  transfer_base: int = 128  # The fan-in at which the rate is not changed.
+  # Attention Z-Reg.
   z_reg: ZRegConfig = dataclasses.field(default_factory=ZRegConfig)
 
 
 @dataclasses.dataclass
 class LoraConfig:
-  """Settings of adapters beside the frozen weights of `begin_with`.
+  """Settings of adapters beside the frozen weights of `begin_with`."""
 
-  Attributes:
-    rank: the adapters' rank; 0 for none, so that all weights are trained.
-    alpha: an adapter's part is multiplied by alpha / rank.
-    matrices: the weights that get one: words with * and ?, for names such as
-      'w_q' or 'w_q_DHK', or paths such as 'layer_0.attention.w_q_DHK'
-      (`model/lora.py`).
-  """
-
+  # The adapters' rank; 0 for none, so that all weights are trained.
   rank: int = 0
-  alpha: float = 16.0
+  alpha: float = 16.0  # An adapter's part is multiplied by alpha / rank.
+  # The weights that get one: words with * and ?, for names such as 'w_q' or
+  # 'w_q_DHK', or paths such as 'layer_0.attention.w_q_DHK' (`model/lora.py`).
   matrices: str = '*'
 
 
 @dataclasses.dataclass
 class LoopConfig:
-  """The length of a run, and its times of recording, evaluation and saving.
+  """The length of a run, and its times of recording, evaluation and saving."""
 
-  Attributes:
-    steps: optimizer steps of the run, if `tokens` is 0.
-    tokens: row tokens of the run, which determine its steps; 0 for as many as
-      `steps` take.
-    branch: 'WORKDIR@STEP', to begin with that checkpoint of another run, its
-      count of tokens and its position in the data included (`runs/branch.py`);
-      '' to begin anew. The checkpoint must be readable whenever the run starts
-      or resumes.
-    log_every: steps between records in metrics.jsonl.
-    evaluate_every: steps between evaluations; 0 for one at the end only.
-    checkpoint_every: steps between checkpoints; one is always saved at the
-      end and when the run is interrupted.
-    checkpoints_kept: the number of latest checkpoints to keep.
-  """
-
-  steps: int = 1000
+  steps: int = 1000  # Optimizer steps of the run, if `tokens` is 0.
+  # Row tokens of the run, which determine its steps; 0 for as many as `steps`
+  # take.
   tokens: int = 0
+  # 'WORKDIR@STEP', to begin with that checkpoint of another run, its count of
+  # tokens and its position in the data included (`runs/branch.py`); '' to begin
+  # anew. The checkpoint must be readable whenever the run starts or resumes.
   branch: str = ''
-  log_every: int = 10
+  log_every: int = 10  # Steps between records in metrics.jsonl.
+  # Steps between evaluations; 0 for one at the end only.
   evaluate_every: int = 0
+  # Steps between checkpoints; one is always saved at the end and when the run
+  # is interrupted.
   checkpoint_every: int = 200
-  checkpoints_kept: int = 2
+  checkpoints_kept: int = 2  # The number of latest checkpoints to keep.
 
 
 def check_optimizer(config: OptimizerConfig) -> None:

@@ -16,46 +16,42 @@ INITS = 'standard', 'scaled', 'previous', 'induction'
 
 @dataclasses.dataclass
 class Experiment:
-  """The settings that determine a run's result, apart from the hardware.
+  """The settings that determine a run's result, apart from the hardware."""
 
-  Attributes:
-    model: shape and techniques.
-    data: the rows and their order.
-    objective: the objective that a step minimizes.
-    optimizer: AdamW, schedules, Z-Reg.
-    loop: steps, logging, checkpoints.
-    init: 'standard'; 'scaled' for layers that add little to the stream at first
-      (`model/depth_scaled.py`); 'induction' for the needle's
-      induction-suggesting initialization, 'previous' for the half of it that
-      attends to the previous token (`evaluation/induction.py`).
-    begin_with: workdir of a run, or an export with float weights
-      (`runs/begin.py`), whose parameters this run begins with; '' for fresh
-      ones. It must be readable whenever the run starts or resumes. With
-      adapters it is their base, which may also be an export of codes or a
-      Hugging Face folder (`runs/adapters.py`), or a run with such adapters, to
-      go on from; the model is the base's.
-    lora: adapters, which alone are trained if there are any.
-    seed: the seed of the parameters and of the data's order.
-  """
-
+  # Shape and techniques.
   model: model_config.ModelConfig = dataclasses.field(
     default_factory=model_config.ModelConfig
   )
+  # The rows and their order.
   data: data_config.DataConfig = dataclasses.field(
     default_factory=data_config.DataConfig
   )
+  # The objective that a step minimizes.
   objective: objective_config.ObjectiveConfig = dataclasses.field(
     default_factory=objective_config.ObjectiveConfig
   )
+  # AdamW, schedules, Z-Reg.
   optimizer: training_config.OptimizerConfig = dataclasses.field(
     default_factory=training_config.OptimizerConfig
   )
+  # Steps, logging, checkpoints.
   loop: training_config.LoopConfig = dataclasses.field(
     default_factory=training_config.LoopConfig
   )
+  # 'standard'; 'scaled' for layers that add little to the stream at first
+  # (`model/depth_scaled.py`); 'induction' for the needle's induction-suggesting
+  # initialization, 'previous' for the half of it that attends to the previous
+  # token (`evaluation/induction.py`).
   init: str = 'standard'
+  # Workdir of a run, or an export with float weights (`runs/begin.py`), whose
+  # parameters this run begins with; '' for fresh ones. It must be readable
+  # whenever the run starts or resumes. With adapters it is their base, which
+  # may also be an export of codes or a Hugging Face folder
+  # (`runs/adapters.py`), or a run with such adapters, to go on from; the model
+  # is the base's.
   begin_with: str = ''
+  # Adapters, which alone are trained if there are any.
   lora: training_config.LoraConfig = dataclasses.field(
     default_factory=training_config.LoraConfig
   )
-  seed: int = 0
+  seed: int = 0  # The seed of the parameters and of the data's order.

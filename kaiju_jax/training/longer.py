@@ -28,20 +28,14 @@ def all_rows(_: experiment_lib.Experiment) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-  """A run, and the same experiment with another length.
+  """A run, and the same experiment with another length."""
 
-  Attributes:
-    held: the experiment of the workdir.
-    wanted: the same with another length.
-    begins: (step, rows) before the run's own first step, as in
-      `batch_schedule.BatchSchedule`.
-    common_rows: returns how many of a run's first rows are those of every
-      longer run.
-  """
-
-  held: experiment_lib.Experiment
-  wanted: experiment_lib.Experiment
+  held: experiment_lib.Experiment  # The experiment of the workdir.
+  wanted: experiment_lib.Experiment  # The same with another length.
+  # (step, rows) before the run's own first step, as in
+  # `batch_schedule.BatchSchedule`.
   begins: tuple[int, int] = (0, 0)
+  # Returns how many of a run's first rows are those of every longer run.
   common_rows: CommonRows = all_rows
 
   def find_obstacle(self, step: int) -> str:

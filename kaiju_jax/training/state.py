@@ -28,19 +28,13 @@ from kaiju_jax.wire import ternary_plan
 
 @flax.struct.dataclass
 class TrainState:
-  """The state that a checkpoint holds beside the data's position.
+  """The state that a checkpoint holds beside the data's position."""
 
-  Attributes:
-    step: int32, optimizer steps taken.
-    tokens: exact count of row tokens consumed, which schedules follow.
-    params: float32 master weights of the model and of the objective.
-    opt_state: the state of `optimizer.make`'s transformation, for the trained
-      parameters.
-  """
-
-  step: jax.Array
+  step: jax.Array  # int32, optimizer steps taken.
+  # Exact count of row tokens consumed, which schedules follow.
   tokens: token_count.TokenCount
-  params: Any
+  params: Any  # float32 master weights of the model and of the objective.
+  # The state of `optimizer.make`'s transformation, for the trained parameters.
   opt_state: optax.OptState
 
   # Not a field, so that checkpoints of all other modes do not contain it.
@@ -49,14 +43,11 @@ class TrainState:
 
 @flax.struct.dataclass
 class TernaryState(TrainState):
-  """The state of training with ternary updates.
+  """The state of training with ternary updates."""
 
-  Attributes:
-    replica: int8 weights that every device holds. They follow the masters step
-      by step and cannot be recomputed from them, so a run needs both to resume
-      bit for bit.
-  """
-
+  # int8 weights that every device holds. They follow the masters step by step
+  # and cannot be recomputed from them, so a run needs both to resume bit for
+  # bit.
   replica: ternary.State
 
 

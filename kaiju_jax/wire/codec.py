@@ -11,20 +11,17 @@ from kaiju_jax.quantization import config as quantization_config
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-  """The code in which a gradient crosses.
+  """The code in which a gradient crosses."""
 
-  Attributes:
-    kind: 'float' (the gradient's dtype), 'squinch' (6 bits per element,
-      packed), or 'int4', a contrast that is rounded to int4 but sent as floats.
-    elements: for 'squinch', the meaning of an element's four bits: 'zero',
-      'floor' or 'fitted' (`kernels/squinch/reference.py`).
-    header: for 'squinch', the steps of a group's scale: 'ln6' or 'quarter'.
-    flat: for 'int4', whether blocks run in memory's order instead of along D.
-  """
-
+  # 'float' (the gradient's dtype), 'squinch' (6 bits per element, packed), or
+  # 'int4', a contrast that is rounded to int4 but sent as floats.
   kind: str
+  # For 'squinch', the meaning of an element's four bits: 'zero', 'floor' or
+  # 'fitted' (`kernels/squinch/reference.py`).
   elements: str = 'zero'
+  # For 'squinch', the steps of a group's scale: 'ln6' or 'quarter'.
   header: str = 'ln6'
+  # For 'int4', whether blocks run in memory's order instead of along D.
   flat: bool = False
 
 

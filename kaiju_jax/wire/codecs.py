@@ -35,34 +35,22 @@ _LEAST_EXPONENT, _LARGEST_EXPONENT = -126, 127
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCodec:
-  """A way to send a gradient.
+  """A way to send a gradient."""
 
-  Attributes:
-    name: the codec's name in tables.
-    bits: bits sent per number, scales and headers included.
-    round_trip: x_RC → float32[R, C], what arrives.
-  """
-
-  name: str
-  bits: float
+  name: str  # The codec's name in tables.
+  bits: float  # Bits sent per number, scales and headers included.
+  # x_RC → float32[R, C], what arrives.
   round_trip: Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Minifloat:
-  """A float of few bits, without inf and NaN.
+  """A float of few bits, without inf and NaN."""
 
-  Attributes:
-    mantissa: its bits.
-    least: exponent of the smallest normal number, and of those below it.
-    largest: value.
-    exponent: exponent of `largest`.
-  """
-
-  mantissa: int
-  least: int
-  largest: float
-  exponent: int
+  mantissa: int  # Its bits.
+  least: int  # Exponent of the smallest normal number, and of those below it.
+  largest: float  # Value.
+  exponent: int  # Exponent of `largest`.
 
 
 E2M3 = Minifloat(mantissa=3, least=0, largest=7.5, exponent=2)

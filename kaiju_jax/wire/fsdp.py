@@ -47,24 +47,18 @@ from kaiju_jax.wire import squinch
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """The form in which a weight is used, and those in which it crosses.
+  """The form in which a weight is used, and those in which it crosses."""
 
-  Attributes:
-    letters: the letters of the weight, D first.
-    contract: the letters that a matmul sums over; one int8 scale covers them.
-    dtype: the dtype of a float weight in use, and of the gradient.
-    int8: whether the weight is used as `Quantized`.
-    weights: the config's `wire_weights`. With 'int8', codes and scales cross
-      if the weight is used as int8. Otherwise the master crosses in `dtype`,
-      and is quantized on arrival if it is used as int8.
-    gradients: the codec that the gradient crosses in.
-  """
-
-  letters: str
+  letters: str  # The letters of the weight, D first.
+  # The letters that a matmul sums over; one int8 scale covers them.
   contract: str
-  dtype: str
-  int8: bool
+  dtype: str  # The dtype of a float weight in use, and of the gradient.
+  int8: bool  # Whether the weight is used as `Quantized`.
+  # The config's `wire_weights`. With 'int8', codes and scales cross if the
+  # weight is used as int8. Otherwise the master crosses in `dtype`, and is
+  # quantized on arrival if it is used as int8.
   weights: str = 'int8'
+  # The codec that the gradient crosses in.
   gradients: codec.Codec = codec.SQUINCH
 
   @property

@@ -128,13 +128,10 @@ def all_reduce(
 
 
 class FeedbackState(NamedTuple):
-  """The state of error feedback.
+  """The state of error feedback."""
 
-  Attributes:
-    residual: float32 leaves of shape [1, *parameter.shape], different on each
-      worker: under `jax.shard_map` the state's spec is P(axis).
-  """
-
+  # float32 leaves of shape [1, *parameter.shape], different on each worker:
+  # under `jax.shard_map` the state's spec is P(axis).
   residual: Any
 
 

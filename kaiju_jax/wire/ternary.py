@@ -71,39 +71,30 @@ _LANES = 128
 
 
 class OwnerUpdate(NamedTuple):
-  """The message that one owner sends in a step, five trits packed in a byte.
+  """The message that one owner sends in a step, five trits packed in a byte."""
 
-  Attributes:
-    deltas: uint8 by path, one trit per weight of the owner's shard.
-    events: uint8[…], one trit per channel of all weights.
-  """
-
+  # uint8 by path, one trit per weight of the owner's shard.
   deltas: dict[str, jax.Array]
-  events: jax.Array
+  events: jax.Array  # uint8[…], one trit per channel of all weights.
 
 
 class Report(NamedTuple):
-  """Counts from one update; scalars.
+  """Counts from one update; scalars."""
 
-  Attributes:
-    lagging: float32, share of this device's own weights whose replica is still
-      behind after the update.
-    no_number: int32, channels of this device's own weights that hold inf or
-      NaN. Codes cannot express these: stop the run.
-    doubled: int32, channels whose scale doubled. All owners count the same; sum
-      over the axis `within`, whose first device counts the channels that this
-      axis does not split.
-    halved: int32, channels whose scale halved, counted in the same way.
-    damaged: int32, received bytes that are not five trits.
-    resent: bool, whether replicas differed and all were made anew.
-  """
-
+  # float32, share of this device's own weights whose replica is still behind
+  # after the update.
   lagging: jax.Array
+  # int32, channels of this device's own weights that hold inf or NaN. Codes
+  # cannot express these: stop the run.
   no_number: jax.Array
+  # int32, channels whose scale doubled. All owners count the same; sum over the
+  # axis `within`, whose first device counts the channels that this axis does
+  # not split.
   doubled: jax.Array
+  # int32, channels whose scale halved, counted in the same way.
   halved: jax.Array
-  damaged: jax.Array
-  resent: jax.Array
+  damaged: jax.Array  # int32, received bytes that are not five trits.
+  resent: jax.Array  # Bool, whether replicas differed and all were made anew.
 
 
 def start(plan: Plan, params: Any, code: int = grid.START_CODE) -> State:

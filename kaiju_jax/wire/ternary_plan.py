@@ -20,32 +20,22 @@ from kaiju_jax.sharding import rules
 
 
 class State(NamedTuple):
-  """Replicas, which are equal on every device; keys are weights' dotted paths.
+  """Replicas, equal on every device; keys are the weights' dotted paths."""
 
-  Attributes:
-    codes: int8, D whole.
-    scales: float32; contracted axes have size 1.
-  """
-
-  codes: dict[str, jax.Array]
-  scales: dict[str, jax.Array]
+  codes: dict[str, jax.Array]  # int8, D whole.
+  scales: dict[str, jax.Array]  # float32; contracted axes have size 1.
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The layout of one weight over the mesh.
+  """The layout of one weight over the mesh."""
 
-  Attributes:
-    owned: the dimension that the owners split.
-    contracted: the dimensions that share a scale.
-    split: whether the mesh axis within a node splits a contracted dimension.
-    parted: whether that axis splits a dimension that is not contracted, so that
-      each of its devices has different channels.
-  """
-
-  owned: int
-  contracted: tuple[int, ...]
+  owned: int  # The dimension that the owners split.
+  contracted: tuple[int, ...]  # The dimensions that share a scale.
+  # Whether the mesh axis within a node splits a contracted dimension.
   split: bool = False
+  # Whether that axis splits a dimension that is not contracted, so that each of
+  # its devices has different channels.
   parted: bool = False
 
   @property
@@ -56,23 +46,16 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The ternary weights and the settings of their updates.
+  """The ternary weights and the settings of their updates."""
 
-  Attributes:
-    layouts: by the weight's dotted path; made by `layouts`, or by hand.
-    least_scale: the finest scale of a grid; see `grid.no_lag_scale`.
-    check_every: steps between checksums.
-    events_every: steps between scale events.
-    axis: mesh axis of the owners.
-    within: mesh axis that splits F and H, or None. Each of its devices holds a
-      part of the codes; a channel that it splits keeps one scale.
-  """
-
+  # By the weight's dotted path; made by `layouts`, or by hand.
   layouts: Mapping[str, Layout]
-  least_scale: float
-  check_every: int = 100
-  events_every: int = 4
-  axis: str = 'fsdp'
+  least_scale: float  # The finest scale of a grid; see `grid.no_lag_scale`.
+  check_every: int = 100  # Steps between checksums.
+  events_every: int = 4  # Steps between scale events.
+  axis: str = 'fsdp'  # Mesh axis of the owners.
+  # Mesh axis that splits F and H, or None. Each of its devices holds a part of
+  # the codes; a channel that it splits keeps one scale.
   within: str | None = 'tensor'
 
   def __post_init__(self):

@@ -43,32 +43,20 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """The exchange of one array.
+  """The exchange of one array."""
 
-  Attributes:
-    kind: one of KINDS.
-    dtype: such as 'u8'.
-    shape: the shape of one device's result.
-    axes: the axes of the mesh that its groups span.
-    group: number of devices that take part together.
-    times: how often one call of the program runs it, loops multiplied in.
-    result_bytes: bytes of one device's result, each time.
-    wire_bytes: bytes that one device sends, each time.
-    is_sure: whether `times` is exact. It is a lower bound where a loop's trip
-      count could not be read.
-    op_name: path of the JAX operation that made it.
-  """
-
-  kind: str
-  dtype: str
-  shape: tuple[int, ...]
-  axes: tuple[str, ...]
-  group: int
-  times: int
-  result_bytes: int
-  wire_bytes: float
+  kind: str  # One of KINDS.
+  dtype: str  # Such as 'u8'.
+  shape: tuple[int, ...]  # The shape of one device's result.
+  axes: tuple[str, ...]  # The axes of the mesh that its groups span.
+  group: int  # Number of devices that take part together.
+  times: int  # How often one call of the program runs it, loops multiplied in.
+  result_bytes: int  # Bytes of one device's result, each time.
+  wire_bytes: float  # Bytes that one device sends, each time.
+  # Whether `times` is exact. It is a lower bound where a loop's trip count
+  # could not be read.
   is_sure: bool
-  op_name: str
+  op_name: str  # Path of the JAX operation that made it.
 
   @property
   def size(self) -> int:

@@ -27,19 +27,16 @@ _SAME = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done')
 
 @dataclasses.dataclass(frozen=True)
 class Executions:
-  """The numbers of executions of a program's computations.
+  """The numbers of executions of a program's computations."""
 
-  Attributes:
-    times: {computation: how often it runs}, without those that never run.
-    callers: {computation: the (computation, instruction) that runs it}.
-    unread: loops whose trip count could not be read, such as those whose end
-      depends on the data. Their bodies count once.
-    unsure: the computations in such loops, whose `times` is a lower bound.
-  """
-
+  # {computation: how often it runs}, without those that never run.
   times: Mapping[str, int]
+  # {computation: the (computation, instruction) that runs it}.
   callers: Mapping[str, tuple[str, str]]
+  # Loops whose trip count could not be read, such as those whose end depends on
+  # the data. Their bodies count once.
   unread: tuple[str, ...]
+  # The computations in such loops, whose `times` is a lower bound.
   unsure: frozenset[str]
 
 

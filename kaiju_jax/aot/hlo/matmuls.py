@@ -40,27 +40,19 @@ _MOVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Matmul:
-  """One matmul of a compiled program.
+  """One matmul of a compiled program."""
 
-  Attributes:
-    left, right: dtypes of its operands, as compiled.
-    result: dtype of its result.
-    operations: multiplications and additions, each time.
-    times: how often one call of the program runs it, loops multiplied in.
-    is_sure: whether `times` is exact. It is a lower bound where a loop's trip
-      count could not be read.
-    is_widened: whether both operands were s8 codes and were converted.
-    op_name: path of the JAX operation that made it.
-  """
-
+  # Dtypes of its operands, as compiled.
   left: str
   right: str
-  result: str
-  operations: int
-  times: int
+  result: str  # Dtype of its result.
+  operations: int  # Multiplications and additions, each time.
+  times: int  # How often one call of the program runs it, loops multiplied in.
+  # Whether `times` is exact. It is a lower bound where a loop's trip count
+  # could not be read.
   is_sure: bool
-  is_widened: bool
-  op_name: str
+  is_widened: bool  # Whether both operands were s8 codes and were converted.
+  op_name: str  # Path of the JAX operation that made it.
 
   @property
   def dtypes(self) -> str:

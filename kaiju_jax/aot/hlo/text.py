@@ -48,23 +48,14 @@ Type = Array | tuple
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line of a computation.
+  """One line of a computation."""
 
-  Attributes:
-    name: without the percent sign.
-    type: type of its result.
-    opcode: such as 'all-gather-start'.
-    operands: names of the instructions that it reads.
-    literal: the text between the parentheses.
-    attributes: the text after them.
-  """
-
-  name: str
-  type: Type
-  opcode: str
-  operands: tuple[str, ...]
-  literal: str
-  attributes: str
+  name: str  # Without the percent sign.
+  type: Type  # Type of its result.
+  opcode: str  # Such as 'all-gather-start'.
+  operands: tuple[str, ...]  # Names of the instructions that it reads.
+  literal: str  # The text between the parentheses.
+  attributes: str  # The text after them.
 
   @property
   def arrays(self) -> tuple[Array, ...]:

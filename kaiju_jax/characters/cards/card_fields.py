@@ -50,73 +50,52 @@ class FieldError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Lore:
-  """A lore entry: a text that enters the prompt when a message has its key.
+  """A lore entry: a text that enters the prompt when a message has its key."""
 
-  Attributes:
-    keys: words or phrases; a message that has one of them calls for the entry.
-    content: the text that enters the prompt.
-    is_constant: whether the prefix always has the text.
-    secondary_keys: if there are any, a message must have one of these too.
-    is_enabled: whether the entry is used at all.
-    order: entries of a lower order come first.
-    name: a title for the author; it never reaches a prompt.
-    other: the fields of a card's entry that have no field here, such as
-      `extensions`, without executable parts. Some of them say when the text is
-      told (`lore_rules.py`); an export writes them as they are.
-  """
-
+  # Words or phrases; a message that has one of them calls for the entry.
   keys: tuple[str, ...] = ()
-  content: str = ''
-  is_constant: bool = False
+  content: str = ''  # The text that enters the prompt.
+  is_constant: bool = False  # Whether the prefix always has the text.
+  # If there are any, a message must have one of these too.
   secondary_keys: tuple[str, ...] = ()
-  is_enabled: bool = True
-  order: int = 0
-  name: str = ''
+  is_enabled: bool = True  # Whether the entry is used at all.
+  order: int = 0  # Entries of a lower order come first.
+  name: str = ''  # A title for the author; it never reaches a prompt.
   # A mapping has no hash.
+  # The fields of a card's entry that have no field here, such as `extensions`,
+  # without executable parts. Some of them say when the text is told
+  # (`lore_rules.py`); an export writes them as they are.
   other: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-  """A character as its author writes it; all fields but the name may be empty.
+  """A character as its author writes it; only the name may not be empty."""
 
-  Attributes:
-    name: the character's name.
-    nickname: replaces `{{char}}`; '' for the name.
-    description: the character's description.
-    personality: the character's personality, in a few words.
-    scenario: the place of the conversation.
-    greeting: the character's first message.
-    alternate_greetings: other first messages.
-    examples: example conversations, each after `<START>`.
-    system_prompt: instructions to the model; '' for the server's own.
-    post_history: instructions that other programs put behind the conversation;
-      here they stand at the end of the prefix.
-    lore: texts that enter a prompt by their keys.
-    creator, notes, tags, version_name: for people; they never reach a prompt.
-    extensions: plain JSON of other programs, without executable parts
-      (`card_extensions.py`). Only a `depth_prompt` in it is read.
-    other: fields of a card that have no field here: plain JSON under 'data',
-      'book' (of its lore) and 'card' (around 'data'), kept for an export alone,
-      without executable parts.
-  """
-
-  name: str
-  nickname: str = ''
-  description: str = ''
-  personality: str = ''
-  scenario: str = ''
-  greeting: str = ''
-  alternate_greetings: tuple[str, ...] = ()
-  examples: str = ''
-  system_prompt: str = ''
+  name: str  # The character's name.
+  nickname: str = ''  # Replaces `{{char}}`; '' for the name.
+  description: str = ''  # The character's description.
+  personality: str = ''  # The character's personality, in a few words.
+  scenario: str = ''  # The place of the conversation.
+  greeting: str = ''  # The character's first message.
+  alternate_greetings: tuple[str, ...] = ()  # Other first messages.
+  examples: str = ''  # Example conversations, each after `<START>`.
+  system_prompt: str = ''  # Instructions to the model; '' for the server's own.
+  # Instructions that other programs put behind the conversation; here they
+  # stand at the end of the prefix.
   post_history: str = ''
-  lore: tuple[Lore, ...] = ()
+  lore: tuple[Lore, ...] = ()  # Texts that enter a prompt by their keys.
+  # For people; they never reach a prompt.
   creator: str = ''
   notes: str = ''
   tags: tuple[str, ...] = ()
   version_name: str = ''
+  # Plain JSON of other programs, without executable parts
+  # (`card_extensions.py`). Only a `depth_prompt` in it is read.
   extensions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Fields of a card that have no field here: plain JSON under 'data', 'book'
+  # (of its lore) and 'card' (around 'data'), kept for an export alone, without
+  # executable parts.
   other: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

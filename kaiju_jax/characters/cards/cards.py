@@ -70,16 +70,11 @@ _KINDS = (
 
 
 class Card(NamedTuple):
-  """A card that was read.
+  """A card that was read."""
 
-  Attributes:
-    fields: its texts.
-    spec: 'v1', 'v2' or 'v3'.
-    notes: a line per part of the card that is dropped or read otherwise.
-  """
-
-  fields: card_fields.Fields
-  spec: str
+  fields: card_fields.Fields  # Its texts.
+  spec: str  # 'v1', 'v2' or 'v3'.
+  # A line per part of the card that is dropped or read otherwise.
   notes: tuple[str, ...]
 
 

@@ -63,58 +63,39 @@ READ = {
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-  """A condition on the keys that the searched messages have.
+  """A condition on the keys that the searched messages have."""
 
-  Attributes:
-    logic: 'and_any', 'and_all', 'not_any' or 'not_all'.
-    keys: the keys.
-  """
-
-  logic: str
-  keys: tuple[str, ...]
+  logic: str  # 'and_any', 'and_all', 'not_any' or 'not_all'.
+  keys: tuple[str, ...]  # The keys.
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """When and where a lore entry's text enters a prompt.
+  """When and where a lore entry's text enters a prompt."""
 
-  Attributes:
-    text: the text, without decorators.
-    keys: one of them must be in the searched messages, unless the entry
-      `is_constant`.
-    conditions: all must hold, too.
-    is_enabled: whether the entry is used at all.
-    is_constant: whether it needs no key.
-    is_case_sensitive: whether keys must have the messages' case.
-    is_whole_word: whether a key that is one word must be a whole word.
-    scan_depth: the number of last messages that are searched.
-    probability: the chance of a text that may be told, in percent.
-    replies: the number of replies before the text may be told.
-    every: the number of replies must be divisible by it.
-    messages: the number of messages before the text may be told.
-    is_once: whether it is not told again, even after it was dropped.
-    depth: the number of messages behind the text, if it `is_constant` and
-      stands within the chat; None for a text in the prefix.
-    role: the role of the text within the chat.
-    position: one of `POSITIONS`, for a text in the prefix.
-  """
-
-  text: str
+  text: str  # The text, without decorators.
+  # One of them must be in the searched messages, unless the entry
+  # `is_constant`.
   keys: tuple[str, ...] = ()
-  conditions: tuple[Condition, ...] = ()
-  is_enabled: bool = True
-  is_constant: bool = False
-  is_case_sensitive: bool = False
+  conditions: tuple[Condition, ...] = ()  # All must hold, too.
+  is_enabled: bool = True  # Whether the entry is used at all.
+  is_constant: bool = False  # Whether it needs no key.
+  is_case_sensitive: bool = False  # Whether keys must have the messages' case.
+  # Whether a key that is one word must be a whole word.
   is_whole_word: bool = True
-  scan_depth: int = SCANNED
+  scan_depth: int = SCANNED  # The number of last messages that are searched.
+  # The chance of a text that may be told, in percent.
   probability: float = 100.0
-  replies: int = 0
-  every: int = 1
-  messages: int = 0
+  replies: int = 0  # The number of replies before the text may be told.
+  every: int = 1  # The number of replies must be divisible by it.
+  messages: int = 0  # The number of messages before the text may be told.
+  # Whether it is not told again, even after it was dropped.
   is_once: bool = False
+  # The number of messages behind the text, if it `is_constant` and stands
+  # within the chat; None for a text in the prefix.
   depth: int | None = None
-  role: str = 'system'
-  position: str = 'after_char'
+  role: str = 'system'  # The role of the text within the chat.
+  position: str = 'after_char'  # One of `POSITIONS`, for a text in the prefix.
 
   @property
   def is_in_prefix(self) -> bool:

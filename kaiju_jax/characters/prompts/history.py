@@ -37,16 +37,11 @@ class TooLong(ValueError):
 
 
 class TurnLike(Protocol):
-  """A turn of a conversation, as this module reads it: `Turn`, or a message.
+  """A turn of a conversation, as this module reads it: `Turn`, or a message."""
 
-  Attributes:
-    role: 'system', 'user' or 'assistant'.
-    text: the message's text.
-    tokens: the tokens of the text, if a model drew them; None otherwise.
-  """
-
-  role: str
-  text: str
+  role: str  # 'system', 'user' or 'assistant'.
+  text: str  # The message's text.
+  # The tokens of the text, if a model drew them; None otherwise.
   tokens: Sequence[int] | None
 
 

@@ -40,19 +40,12 @@ _ORIGINAL = re.compile(r'\{\{\s*original\s*\}\}', re.IGNORECASE)
 
 
 class Prompt(NamedTuple):
-  """The prompt of a reply.
+  """The prompt of a reply."""
 
-  Attributes:
-    tokens: int32 [L]; the next token is the reply's first.
-    shared: the number of first tokens that are the prefix.
-    dropped: the number of oldest messages that were left out.
-    place: the place behind which the reply stands; see `chat.Format`.
-  """
-
-  tokens: np.ndarray
-  shared: int
-  dropped: int
-  place: str = ''
+  tokens: np.ndarray  # int32 [L]; the next token is the reply's first.
+  shared: int  # The number of first tokens that are the prefix.
+  dropped: int  # The number of oldest messages that were left out.
+  place: str = ''  # The place behind which the reply stands; see `chat.Format`.
 
 
 Encoded = encoded.Encoded

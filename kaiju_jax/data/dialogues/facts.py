@@ -8,20 +8,14 @@ from typing import NamedTuple
 
 
 class Fact(NamedTuple):
-  """One kind of fact about a character; {v} stands for the value.
+  """One kind of fact about a character; {v} stands for the value."""
 
-  Attributes:
-    statement: its sentence in the description; {s} is the name or a pronoun,
-      {p} its possessive.
-    answer: the same in the character's own words.
-    questions: the questions that users ask for it.
-    missing: answers of a character that has no such fact.
-  """
-
+  # Its sentence in the description; {s} is the name or a pronoun, {p} its
+  # possessive.
   statement: str
-  answer: str
-  questions: tuple[str, ...]
-  missing: tuple[str, ...]
+  answer: str  # The same in the character's own words.
+  questions: tuple[str, ...]  # The questions that users ask for it.
+  missing: tuple[str, ...]  # Answers of a character that has no such fact.
 
 
 FACTS = {

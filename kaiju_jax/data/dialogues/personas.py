@@ -47,24 +47,15 @@ _INVENTED = 0.15  # The fraction of a mixed value's words that are invented.
 
 @dataclasses.dataclass(frozen=True)
 class Persona:
-  """A character.
+  """A character."""
 
-  Attributes:
-    name: its name.
-    pronoun: 'She', 'He' or 'It'.
-    manner: a key of `words.MANNERS`.
-    trait: a second word for its personality.
-    catchword: its favourite exclamation; '' for none.
-    place: where a user meets it; '' for nowhere in particular.
-    facts: {a key of `facts.FACTS`: value}, in the description's order.
-  """
-
-  name: str
-  pronoun: str
-  manner: str
-  trait: str
-  catchword: str
-  place: str
+  name: str  # Its name.
+  pronoun: str  # 'She', 'He' or 'It'.
+  manner: str  # A key of `words.MANNERS`.
+  trait: str  # A second word for its personality.
+  catchword: str  # Its favourite exclamation; '' for none.
+  place: str  # Where a user meets it; '' for nowhere in particular.
+  # {a key of `facts.FACTS`: value}, in the description's order.
   facts: Mapping[str, str]
 
   @property

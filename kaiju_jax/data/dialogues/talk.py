@@ -37,17 +37,11 @@ _AGAIN = 0.45
 
 
 class Node(NamedTuple):
-  """A message in a dialogue's tree.
+  """A message in a dialogue's tree."""
 
-  Attributes:
-    parent: index of the message that it answers; -1 for the first ones.
-    role: USER or ASSISTANT.
-    text: the message.
-  """
-
-  parent: int
-  role: str
-  text: str
+  parent: int  # Index of the message that it answers; -1 for the first ones.
+  role: str  # USER or ASSISTANT.
+  text: str  # The message.
 
 
 class _Talk(NamedTuple):

@@ -38,14 +38,10 @@ class Unreadable(ValueError):
 
 
 class _Part(NamedTuple):
-  """A part of an expression.
+  """A part of an expression."""
 
-  Attributes:
-    is_nullable: whether it can match nothing.
-    first, last: the atoms that its matches can begin and end with.
-  """
-
-  is_nullable: bool
+  is_nullable: bool  # Whether it can match nothing.
+  # The atoms that its matches can begin and end with.
   first: frozenset[int]
   last: frozenset[int]
 

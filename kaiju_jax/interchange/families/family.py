@@ -112,78 +112,53 @@ class Sizes(NamedTuple):
 
 
 class Special(NamedTuple):
-  """What a family's `read` finds.
+  """What a family's `read` finds."""
 
-  Attributes:
-    changes: fields of `ModelConfig`.
-    query_scale: multiplies the gain of the queries' norm.
-    is_ours: whether this project wrote the folder.
-  """
-
-  changes: dict[str, Any]
-  query_scale: float = 1.0
-  is_ours: bool = False
+  changes: dict[str, Any]  # Fields of `ModelConfig`.
+  query_scale: float = 1.0  # Multiplies the gain of the queries' norm.
+  is_ours: bool = False  # Whether this project wrote the folder.
 
 
 class Wrapping(NamedTuple):
-  """A config.json that holds the family's fields in an object of its own.
+  """A config.json that holds the family's fields in an object of its own."""
 
-  Attributes:
-    name: the object's name.
-    ignored: the other fields of the file.
-  """
-
-  name: str
-  ignored: frozenset[str]
+  name: str  # The object's name.
+  ignored: frozenset[str]  # The other fields of the file.
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """One family.
+  """One family."""
 
-  Attributes:
-    model_types: the values of model_type that it reads.
-    defaults: the class's values of absent fields.
-    read: reads what is this family's own.
-    tensors: {field of `plain.Layer`: the tensor's name below its layer}.
-    activation: the field with the activation's name.
-    activations: {its value: our feed-forward}.
-    ignored: further fields that change no logit.
-    wrappings: {model_type: `Wrapping`}.
-    prefixes: what tensors' names may begin with instead of 'model.'.
-    skipped: beginnings of names of tensors that are not the language model's.
-    gain_offset: added to every norm's stored gain.
-  """
-
-  model_types: tuple[str, ...]
-  defaults: Mapping[str, Any]
+  model_types: tuple[str, ...]  # The values of model_type that it reads.
+  defaults: Mapping[str, Any]  # The class's values of absent fields.
+  # Reads what is this family's own.
   read: Callable[[fields_lib.Fields, Sizes], Special]
+  # {field of `plain.Layer`: the tensor's name below its layer}.
   tensors: Mapping[str, str] = dataclasses.field(
     default_factory=LLAMA_TENSORS.copy
   )
-  activation: str = 'hidden_act'
+  activation: str = 'hidden_act'  # The field with the activation's name.
+  # {its value: our feed-forward}.
   activations: Mapping[str, str] = dataclasses.field(default_factory=GATES.copy)
-  ignored: frozenset[str] = frozenset()
+  ignored: frozenset[str] = frozenset()  # Further fields that change no logit.
+  # {model_type: `Wrapping`}.
   wrappings: Mapping[str, Wrapping] = dataclasses.field(default_factory=dict)
+  # What tensors' names may begin with instead of 'model.'.
   prefixes: tuple[str, ...] = ()
+  # Beginnings of names of tensors that are not the language model's.
   skipped: tuple[str, ...] = ()
-  gain_offset: float = 0.0
+  gain_offset: float = 0.0  # Added to every norm's stored gain.
 
 
 class Reading(NamedTuple):
-  """A config.json, read.
+  """A config.json, read."""
 
-  Attributes:
-    family: the model's family.
-    config: our config in float32; the tensors say what dtype they are.
-    query_scale: see `Special`.
-    is_ours: see `Special`.
-  """
-
-  family: Family
+  family: Family  # The model's family.
+  # Our config in float32; the tensors say what dtype they are.
   config: model_config.ModelConfig
-  query_scale: float
-  is_ours: bool
+  query_scale: float  # See `Special`.
+  is_ours: bool  # See `Special`.
 
 
 def read(family: Family, fields: fields_lib.Fields) -> Reading:

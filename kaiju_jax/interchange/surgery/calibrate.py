@@ -33,31 +33,25 @@ from kaiju_jax.quantization import config as quantization_config
 
 
 class Statistics(NamedTuple):
-  """Second moments of a teacher's attention over a text, float64.
+  """Second moments of a teacher's attention over a text, float64."""
 
-  Attributes:
-    tokens: how many tokens they are the means of.
-    seen: how many keys a token sees on average, itself included, where there is
-      no window.
-    means: {layer: E[x], [E]}; E is D, or D + 1 with biases.
-    key_means: {layer: E[k], [U, K]}.
-    squares: {layer: E[x xᵀ], [E, E]}.
-    keys: {(owner, reader): E[x_owner k_readerᵀ], [E, U, K]}.
-    values: {(owner, reader): E[x_owner v_readerᵀ], [E, U, K]}.
-    key_squares: {layer: E[k kᵀ] of each head, [U, K, K]}.
-    value_squares: {layer: E[v vᵀ] of each head, [U, K, K]}.
-    query_squares: {layer: E[q qᵀ] of each head, [H, K, K]}.
-  """
-
-  tokens: int
+  tokens: int  # How many tokens they are the means of.
+  # How many keys a token sees on average, itself included, where there is no
+  # window.
   seen: float
+  # {layer: E[x], [E]}; E is D, or D + 1 with biases.
   means: dict[int, np.ndarray]
-  key_means: dict[int, np.ndarray]
-  squares: dict[int, np.ndarray]
+  key_means: dict[int, np.ndarray]  # {layer: E[k], [U, K]}.
+  squares: dict[int, np.ndarray]  # {layer: E[x xᵀ], [E, E]}.
+  # {(owner, reader): E[x_owner k_readerᵀ], [E, U, K]}.
   keys: dict[tuple[int, int], np.ndarray]
+  # {(owner, reader): E[x_owner v_readerᵀ], [E, U, K]}.
   values: dict[tuple[int, int], np.ndarray]
+  # {layer: E[k kᵀ] of each head, [U, K, K]}.
   key_squares: dict[int, np.ndarray]
+  # {layer: E[v vᵀ] of each head, [U, K, K]}.
   value_squares: dict[int, np.ndarray]
+  # {layer: E[q qᵀ] of each head, [H, K, K]}.
   query_squares: dict[int, np.ndarray]
 
 

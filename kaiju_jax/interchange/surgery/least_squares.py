@@ -22,14 +22,10 @@ _LEAST_KEPT = 1e-6
 
 
 class Inputs(NamedTuple):
-  """Whitened inputs.
+  """Whitened inputs."""
 
-  Attributes:
-    square_EE: E[x xᵀ].
-    inverse_ER: the matrix W with Wᵀ square W = 1, over directions that exist.
-  """
-
-  square_EE: np.ndarray
+  square_EE: np.ndarray  # E[x xᵀ].
+  # The matrix W with Wᵀ square W = 1, over directions that exist.
   inverse_ER: np.ndarray
 
 

@@ -53,18 +53,15 @@ class Member(NamedTuple):
 
 
 class Fit(NamedTuple):
-  """One head that an owner makes, and what its members fold.
+  """One head that an owner makes, and what its members fold."""
 
-  Attributes:
-    w_EK: its projection, with the bias as the last row if there is one.
-    folds: {member: a, complex [K/2] of rotated keys, otherwise [K, K]}.
-    residual: the weighted error that is left, over that of no key or value.
-    gain_K: with QK-norm, the gain of the norm behind it.
-  """
-
+  # Its projection, with the bias as the last row if there is one.
   w_EK: np.ndarray
+  # {member: a, complex [K/2] of rotated keys, otherwise [K, K]}.
   folds: dict[Member, np.ndarray]
+  # The weighted error that is left, over that of no key or value.
   residual: float
+  # With QK-norm, the gain of the norm behind it.
   gain_K: np.ndarray | None = None
 
 

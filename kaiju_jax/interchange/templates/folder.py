@@ -28,19 +28,15 @@ TOKENIZER = 'tokenizer.json'
 
 
 class ChatFormat(NamedTuple):
-  """The chat format of a folder.
+  """The chat format of a folder."""
 
-  Attributes:
-    format: the format; without reasoning, if that can be turned off.
-    adaptations: what differs from the folder's template, in words.
-    thinking: the format with reasoning; None where nothing turns it on.
-    glue: the format as text.
-  """
-
+  # The format; without reasoning, if that can be turned off.
   format: chat.Format
+  # What differs from the folder's template, in words.
   adaptations: tuple[str, ...]
+  # The format with reasoning; None where nothing turns it on.
   thinking: chat.Format | None
-  glue: steps_lib.Glue
+  glue: steps_lib.Glue  # The format as text.
 
 
 def read(

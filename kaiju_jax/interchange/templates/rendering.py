@@ -17,25 +17,16 @@ _SECONDS = 60.0  # By the wall clock; the process limits its processor time.
 
 
 class Chat(NamedTuple):
-  """A chat to be rendered.
+  """A chat to be rendered."""
 
-  Attributes:
-    messages: (role, text) of each message.
-    is_open: whether the opening of a reply follows.
-  """
-
-  messages: tuple[tuple[str, str], ...]
-  is_open: bool = True
+  messages: tuple[tuple[str, str], ...]  # (role, text) of each message.
+  is_open: bool = True  # Whether the opening of a reply follows.
 
 
 class Refusal(NamedTuple):
-  """A chat that a template does not render.
+  """A chat that a template does not render."""
 
-  Attributes:
-    reason: the template's or the sandbox's message.
-  """
-
-  reason: str
+  reason: str  # The template's or the sandbox's message.
 
 
 class Renderer:

@@ -29,19 +29,14 @@ Key = tuple[str, str]  # (place, role)
 
 
 class Step(NamedTuple):
-  """What stands before a message's text.
+  """What stands before a message's text."""
 
-  Attributes:
-    text: the template's own text.
-    place: the place behind the message.
-    strips: characters that are stripped from the text's left and right end.
-    skips_to: the place behind a message that is left out because nothing is
-      left of its text; None where such a message is written.
-  """
-
-  text: str
-  place: str
+  text: str  # The template's own text.
+  place: str  # The place behind the message.
+  # Characters that are stripped from the text's left and right end.
   strips: tuple[str, str] = ('', '')
+  # The place behind a message that is left out because nothing is left of its
+  # text; None where such a message is written.
   skips_to: str | None = None
 
   def clean(self, text: str) -> str:
@@ -59,33 +54,23 @@ class Step(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """Chats that are not written as the template renders them.
+  """Chats that are not written as the template renders them."""
 
-  Attributes:
-    note: what is done instead, in words.
-    keys: the steps, and openings of replies, that such a chat has.
-    pattern: what the text of such a step holds, a regular expression.
-  """
-
-  note: str
+  note: str  # What is done instead, in words.
+  # The steps, and openings of replies, that such a chat has.
   keys: tuple[Key, ...]
-  pattern: str = ''
+  pattern: str = ''  # What the text of such a step holds, a regular expression.
 
 
 class Glue(NamedTuple):
-  """The text between messages.
+  """The text between messages."""
 
-  Attributes:
-    steps: the step by (place, role).
-    replies: the text that opens a reply, by place.
-    ends: the text behind the last message of a chat that no reply follows, by
-      place; for places where the template renders such chats.
-    differences: the chats that are not the template's own.
-  """
-
-  steps: dict[Key, Step]
-  replies: dict[str, str]
+  steps: dict[Key, Step]  # The step by (place, role).
+  replies: dict[str, str]  # The text that opens a reply, by place.
+  # The text behind the last message of a chat that no reply follows, by place;
+  # for places where the template renders such chats.
   ends: dict[str, str] = {}
+  # The chats that are not the template's own.
   differences: tuple[Difference, ...] = ()
 
   @property

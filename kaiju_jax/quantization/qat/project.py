@@ -72,21 +72,16 @@ def einsum(
 
 
 class Options(NamedTuple):
-  """The options of `int8_einsum`.
+  """The options of `int8_einsum`."""
 
-  Attributes:
-    nonnegative: whether x ≥ 0, which is then coded on all 256 levels.
-    input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
-      dy rounded stochastically.
-    implementation: the name of an implementation of the kernel `int8_matmul`;
-      '' for XLA's dots.
-    dtype: the result's dtype.
-  """
-
-  nonnegative: bool
+  nonnegative: bool  # Whether x ≥ 0, which is then coded on all 256 levels.
+  # 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of dy rounded
+  # stochastically.
   input_gradient: str
+  # The name of an implementation of the kernel `int8_matmul`; '' for XLA's
+  # dots.
   implementation: str
-  dtype: jnp.dtype
+  dtype: jnp.dtype  # The result's dtype.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

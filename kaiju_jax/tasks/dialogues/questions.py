@@ -54,50 +54,31 @@ OPEN = (
 
 
 class Question(NamedTuple):
-  """A prompt, and the expected content of its reply.
+  """A prompt, and the expected content of its reply."""
 
-  Attributes:
-    kind: 'facts' or a variant of it (see `draw_questions`), or 'small talk',
-      'open'.
-    tokens: int32 [L], up to where the reply begins.
-    expects: the text that a right reply holds; '' where no reply is right or
-      wrong.
-    catchword: the character's favourite exclamation; '' for none.
-    text: the whole prompt as text.
-  """
-
+  # 'facts' or a variant of it (see `draw_questions`), or 'small talk', 'open'.
   kind: str
-  tokens: np.ndarray
+  tokens: np.ndarray  # int32 [L], up to where the reply begins.
+  # The text that a right reply holds; '' where no reply is right or wrong.
   expects: str
-  catchword: str
-  text: str
+  catchword: str  # The character's favourite exclamation; '' for none.
+  text: str  # The whole prompt as text.
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """Counts over the replies to one kind of question.
+  """Counts over the replies to one kind of question."""
 
-  Attributes:
-    total: replies.
-    ended: those that end by themselves within REPLY tokens.
-    clean: those without a control character or broken UTF-8.
-    words: words of all replies.
-    known: words that are in the dialogues' vocabulary or in the prompt.
-    facts: replies to questions that have a right answer.
-    right: of `facts`, the right ones.
-    exclaimers: replies of characters with a catchword.
-    exclaimed: of `exclaimers`, those that hold it.
-  """
-
-  total: int = 0
-  ended: int = 0
-  clean: int = 0
-  words: int = 0
+  total: int = 0  # Replies.
+  ended: int = 0  # Those that end by themselves within REPLY tokens.
+  clean: int = 0  # Those without a control character or broken UTF-8.
+  words: int = 0  # Words of all replies.
+  # Words that are in the dialogues' vocabulary or in the prompt.
   known: int = 0
-  facts: int = 0
-  right: int = 0
-  exclaimers: int = 0
-  exclaimed: int = 0
+  facts: int = 0  # Replies to questions that have a right answer.
+  right: int = 0  # Of `facts`, the right ones.
+  exclaimers: int = 0  # Replies of characters with a catchword.
+  exclaimed: int = 0  # Of `exclaimers`, those that hold it.
 
 
 def draw_questions(

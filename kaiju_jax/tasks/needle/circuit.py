@@ -31,14 +31,10 @@ from kaiju_jax.tasks.needle import questions as needle
 
 
 class Heads(NamedTuple):
-  """Readings of one model, [layers, H]: fractions of attention, 0…1.
+  """Readings of one model, [layers, H]: fractions of attention, 0…1."""
 
-  Attributes:
-    previous: weight of values on the token before them.
-    match: weight of repeated keys on the values behind their earlier copies.
-  """
-
-  previous: np.ndarray
+  previous: np.ndarray  # Weight of values on the token before them.
+  # Weight of repeated keys on the values behind their earlier copies.
   match: np.ndarray
 
   def best(self) -> dict[str, float]:

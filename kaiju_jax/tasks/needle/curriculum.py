@@ -22,22 +22,15 @@ from kaiju_jax.tasks.needle import questions as needle
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A part of the curriculum.
+  """A part of the curriculum."""
 
-  Attributes:
-    length: tokens per document; a row packs as many documents as it holds.
-    share: part of the run's rows, relative to the sum over the curriculum.
-    needles: fewest and most different keys in a document.
-    streams: fraction of the documents that are streams; the others are batches.
-    filler: fraction of a stream that is filler.
-    pool: how many keys, and as many values, documents draw from.
-  """
-
-  length: int
-  share: int
-  needles: tuple[int, int]
+  length: int  # Tokens per document; a row packs as many documents as it holds.
+  share: int  # Part of the run's rows, relative to the sum over the curriculum.
+  needles: tuple[int, int]  # Fewest and most different keys in a document.
+  # Fraction of the documents that are streams; the others are batches.
   streams: float
-  filler: float
+  filler: float  # Fraction of a stream that is filler.
+  # How many keys, and as many values, documents draw from.
   pool: int = len(needle.KEYS)
 
 

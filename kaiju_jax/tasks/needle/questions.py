@@ -110,14 +110,11 @@ def distinct(
 
 
 class Questions(NamedTuple):
-  """Rows that end in a question.
+  """Rows that end in a question."""
 
-  Attributes:
-    tokens_BL: int32; the answer except its last token is the row's end.
-    answers_BA: int32, the right predictions at the last A positions.
-  """
-
+  # int32; the answer except its last token is the row's end.
   tokens_BL: np.ndarray
+  # int32, the right predictions at the last A positions.
   answers_BA: np.ndarray
 
 
@@ -181,42 +178,27 @@ class Pairs:
 
 
 class Cell(NamedTuple):
-  """A cell of the grid: questions with equal settings.
+  """A cell of the grid: questions with equal settings."""
 
-  Attributes:
-    length: tokens per row.
-    depth: the needle's depth in per cent.
-    distance: the needle's distance in tokens.
-    distractors: other needles in the row.
-    count: number of questions.
-  """
-
-  length: int
-  depth: float
-  distance: int
-  distractors: int
-  count: int
+  length: int  # Tokens per row.
+  depth: float  # The needle's depth in per cent.
+  distance: int  # The needle's distance in tokens.
+  distractors: int  # Other needles in the row.
+  count: int  # Number of questions.
 
 
 class Record(NamedTuple):
-  """The result of one trained arm (one variant of the model) in one cell.
+  """The result of one trained arm (one variant of the model) in one cell."""
 
-  Attributes:
-    arm: name of the arm.
-    seed: the seed of the arm's training.
-    length, depth, distance, distractors: the cell's values.
-    accuracy: fraction of right answers.
-    count: number of questions.
-  """
-
-  arm: str
-  seed: int
+  arm: str  # Name of the arm.
+  seed: int  # The seed of the arm's training.
+  # The cell's values.
   length: int
   depth: float
   distance: int
   distractors: int
-  accuracy: float
-  count: int
+  accuracy: float  # Fraction of right answers.
+  count: int  # Number of questions.
 
 
 def cells(task: Task, length: int, count: int) -> list[Cell]:

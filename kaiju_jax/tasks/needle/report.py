@@ -24,38 +24,24 @@ TOLERANCE = 2.0
 
 
 class Setting(NamedTuple):
-  """The settings that the arms of one comparison share.
+  """The settings that the arms of one comparison share."""
 
-  Attributes:
-    length: the trained length, in tokens.
-    window: the window of their local layers, in tokens, the query included.
-    windows_reach: the reach of a stack of local layers alone, layers · (window
-      − 1) tokens.
-    nearest: the smallest distance of the task.
-    chance: accuracy of a guess among all possible answers.
-    note: how the arms were initialized.
-  """
-
-  length: int
+  length: int  # The trained length, in tokens.
+  # The window of their local layers, in tokens, the query included.
   window: int
+  # The reach of a stack of local layers alone, layers · (window − 1) tokens.
   windows_reach: int
-  nearest: int
-  chance: float
-  note: str
+  nearest: int  # The smallest distance of the task.
+  chance: float  # Accuracy of a guess among all possible answers.
+  note: str  # How the arms were initialized.
 
 
 class Score(NamedTuple):
-  """Right answers among questions, of all seeds together.
+  """Right answers among questions, of all seeds together."""
 
-  Attributes:
-    right: number of right answers.
-    total: number of questions.
-    worst: accuracy of the worst seed.
-  """
-
-  right: int
-  total: int
-  worst: float
+  right: int  # Number of right answers.
+  total: int  # Number of questions.
+  worst: float  # Accuracy of the worst seed.
 
   @property
   def mean(self) -> float:
@@ -67,18 +53,14 @@ class Score(NamedTuple):
 
 
 class AccuracyLoss(NamedTuple):
-  """The accuracy that an arm lacks to full attention, over shared seeds.
+  """The accuracy that an arm lacks to full attention, over shared seeds."""
 
-  Attributes:
-    points: percentage points of accuracy lost; negative where the arm is above.
-    low, high: the 95 % interval of `points` (Newcombe's).
-    most: points of the seed that loses most.
-  """
-
+  # Percentage points of accuracy lost; negative where the arm is above.
   points: float
+  # The 95 % interval of `points` (Newcombe's).
   low: float
   high: float
-  most: float
+  most: float  # Points of the seed that loses most.
 
 
 def note(inits: Mapping[str, str]) -> str:
@@ -145,23 +127,15 @@ def on_curve(
 
 
 class Summary(NamedTuple):
-  """One arm at the trained length; with eight distractors except for `easy`.
+  """One arm at the trained length; with eight distractors except for `easy`."""
 
-  Attributes:
-    all: score over the depths.
-    easy: the same with one distractor.
-    near: score over the eight nearest distances.
-    within: over the depths that windows without a global layer would reach.
-    beyond: over the other depths; None where there are none.
-    lost: loss against full attention; None without it.
-  """
-
-  all: Score
-  easy: Score | None
-  near: Score
+  all: Score  # Score over the depths.
+  easy: Score | None  # The same with one distractor.
+  near: Score  # Score over the eight nearest distances.
+  # Over the depths that windows without a global layer would reach.
   within: Score
-  beyond: Score | None
-  lost: AccuracyLoss | None
+  beyond: Score | None  # Over the other depths; None where there are none.
+  lost: AccuracyLoss | None  # Loss against full attention; None without it.
 
 
 def summarize(

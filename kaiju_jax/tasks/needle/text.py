@@ -181,15 +181,10 @@ class Sentences:
 
 @dataclasses.dataclass(frozen=True)
 class TextStage:
-  """A part of the curriculum: documents of one length.
+  """A part of the curriculum: documents of one length."""
 
-  Attributes:
-    divisor: how many documents a row holds.
-    share: part of the run's rows, relative to the sum over the curriculum.
-  """
-
-  divisor: int
-  share: int
+  divisor: int  # How many documents a row holds.
+  share: int  # Part of the run's rows, relative to the sum over the curriculum.
 
 
 CURRICULUM = (TextStage(4, 4), TextStage(2, 2), TextStage(1, 2))

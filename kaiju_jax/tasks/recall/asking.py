@@ -27,17 +27,12 @@ _NOBODY = golden.Character(
 
 
 class Answered(NamedTuple):
-  """One question and its reply.
+  """One question and its reply."""
 
-  Attributes:
-    cell: the question's cell.
-    is_right: whether the reply names all answers, and no other value before.
-    recalled: the share of the answers that it names.
-  """
-
-  cell: rows.Cell
+  cell: rows.Cell  # The question's cell.
+  # Whether the reply names all answers, and no other value before.
   is_right: bool
-  recalled: float
+  recalled: float  # The share of the answers that it names.
 
 
 def draw(

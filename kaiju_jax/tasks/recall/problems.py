@@ -40,17 +40,13 @@ _EXPONENT = 2.0
 
 
 class Problem(NamedTuple):
-  """One problem.
+  """One problem."""
 
-  Attributes:
-    kind: a name of `KINDS`.
-    statements: tokens that stand together, in the order of the row: (name,
-      value), (name, name) or (word,).
-    asked: (cue, answer) in the order of the questions.
-  """
-
-  kind: str
+  kind: str  # A name of `KINDS`.
+  # Tokens that stand together, in the order of the row: (name, value), (name,
+  # name) or (word,).
   statements: tuple[tuple[int, ...], ...]
+  # (cue, answer) in the order of the questions.
   asked: tuple[tuple[int, int], ...]
 
   @property

@@ -71,38 +71,25 @@ def questions(
 
 
 class Cell(NamedTuple):
-  """Questions with equal settings.
+  """Questions with equal settings."""
 
-  Attributes:
-    kind: a name of `problems.KINDS`.
-    length: tokens per row.
-    count: number of questions.
-  """
-
-  kind: str
-  length: int
-  count: int
+  kind: str  # A name of `problems.KINDS`.
+  length: int  # Tokens per row.
+  count: int  # Number of questions.
 
 
 class Record(NamedTuple):
-  """The answers of one trained arm (one variant of the model) in one cell.
+  """The answers of one trained arm (one variant of the model) in one cell."""
 
-  Attributes:
-    arm: name of the arm.
-    seed: the seed of the arm's training.
-    kind, length: the cell's values.
-    right: questions with all answers right.
-    recalled: the share of right answers, each question's weight being equal.
-    count: number of questions.
-  """
-
-  arm: str
-  seed: int
+  arm: str  # Name of the arm.
+  seed: int  # The seed of the arm's training.
+  # The cell's values.
   kind: str
   length: int
-  right: int
+  right: int  # Questions with all answers right.
+  # The share of right answers, each question's weight being equal.
   recalled: float
-  count: int
+  count: int  # Number of questions.
 
 
 def cells(kinds: Iterable[str], length: int, count: int) -> list[Cell]:
@@ -143,17 +130,11 @@ def ask(
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A part of a curriculum.
+  """A part of a curriculum."""
 
-  Attributes:
-    length: tokens per document; a row packs as many documents as it holds.
-    share: part of the run's rows, relative to the sum over the curriculum.
-    kinds: kinds of its documents, equally likely.
-  """
-
-  length: int
-  share: int
-  kinds: tuple[str, ...]
+  length: int  # Tokens per document; a row packs as many documents as it holds.
+  share: int  # Part of the run's rows, relative to the sum over the curriculum.
+  kinds: tuple[str, ...]  # Kinds of its documents, equally likely.
 
 
 def _grow(hops: int) -> tuple[Stage, ...]:

@@ -51,16 +51,11 @@ _COUNT = 'three'
 
 
 class Question(NamedTuple):
-  """A problem in English.
+  """A problem in English."""
 
-  Attributes:
-    prompt: the text, then the question.
-    answers: the words or numbers of a right reply.
-    candidates: all words or numbers of the row, `answers` among them.
-  """
-
-  prompt: str
-  answers: tuple[str, ...]
+  prompt: str  # The text, then the question.
+  answers: tuple[str, ...]  # The words or numbers of a right reply.
+  # All words or numbers of the row, `answers` among them.
   candidates: frozenset[str]
 
 
