@@ -1,17 +1,18 @@
-"""A replica's cache in arrays: characters' prefixes and sessions.
+"""A replica's prefix cache in arrays: entries of characters and of sessions.
 
-It mirrors `decoding/pages` with less detail: a prefix is a point, and so is a
-session, where the tree has one point each for the text that a turn resumed, its
-prompt and its answer. Both pools, the pages that points share, what can be
-resumed and the worth by which points are evicted are the tree's
-(`prefix_tree.py`, `eviction.py`). A running row owns its pages, and leaves them
-to its session.
+It mirrors `decoding/pages` with less detail: one entry per character's prefix
+and one per session, where the tree keeps a snapshot each of the text that a
+turn resumed, its prompt and its answer. The two pools, the pages that entries
+share, what can be resumed and the worth by which entries are evicted are the
+tree's (`prefix_tree.py`, `eviction.py`). A running row owns its pages, and
+leaves them to its session's entry.
 """
 
 import numpy as np
 
 from kaiju_jax.serving.routing import policies
 
+# As in `eviction.LeastWorth`.
 _SECONDS = 8.0
 _HOUR = 3600.0
 
@@ -29,178 +30,177 @@ def count_local(sizes, low, tokens):
   return -(-tokens // sizes.page) - lowest
 
 
-def find_session(cache, replica, session):
+def _find_session(cache, replica, session):
   """Returns a session's entry at a replica; −1 for none."""
-  for place in range(cache.hold_replica.shape[1]):
-    if cache.hold_replica[session, place] == replica:
-      return cache.hold_entry[session, place]
+  for place in range(cache.session_replica.shape[1]):
+    if cache.session_replica[session, place] == replica:
+      return cache.session_entry[session, place]
   return -1
 
 
-def is_resident(cache, replica, character):
-  """Returns whether a character's prefix can be resumed."""
-  entry = cache.prefix_at[replica, character]
-  return entry >= 0 and cache.entry.place[replica, entry] >= 0
-
-
-def count_resumable(cache, requests, replica, one):
+def count_resumable(world, replica, request):
   """Returns how many tokens of a prompt a replica has, its last excluded."""
-  most = requests.prompt[one] - 1
-  entry = find_session(cache, replica, requests.session[one])
+  cache, requests = world.cache, world.requests
+  most = requests.prompt[request] - 1
+  entry = _find_session(cache, replica, requests.session[request])
   if entry >= 0:
-    length = min(cache.entry.length[replica, entry], requests.reach[one])
-    if length >= cache.entry.low[replica, entry]:
+    length = cache.entry.length[replica, entry]
+    length = min(length, requests.reusable[request])
+    if length >= cache.entry.resumable_from[replica, entry]:
       return min(length, most)
-  if is_resident(cache, replica, requests.character[one]):
-    return min(requests.prefix[one], most)
+  entry = cache.prefix_at[replica, requests.character[request]]
+  if entry >= 0 and cache.entry.list_index[replica, entry] >= 0:
+    return min(requests.prefix[request], most)
   return 0
 
 
-def list_entry(replicas, cache, replica, entry):
-  """Lets an entry be evicted, and be resumed."""
-  count = replicas.entries[replica]
-  cache.entry.listed[replica, count] = entry
-  cache.entry.place[replica, entry] = count
-  replicas.entries[replica] = count + 1
+def list_entry(world, replica, entry):
+  """Makes an entry resumable, and open to eviction."""
+  replicas, entries = world.replicas, world.cache.entry
+  count = replicas.listed_count[replica]
+  entries.listed[replica, count] = entry
+  entries.list_index[replica, entry] = count
+  replicas.listed_count[replica] = count + 1
 
 
-def _unlist(replicas, cache, replica, entry):
-  last = replicas.entries[replica] - 1
-  moved, place = (
-    cache.entry.listed[replica, last],
-    cache.entry.place[replica, entry],
-  )
-  cache.entry.listed[replica, place] = moved
-  cache.entry.place[replica, moved] = place
-  cache.entry.place[replica, entry] = -1
-  replicas.entries[replica] = last
+def _unlist(world, replica, entry):
+  replicas, entries = world.replicas, world.cache.entry
+  last = replicas.listed_count[replica] - 1
+  moved = entries.listed[replica, last]
+  place = entries.list_index[replica, entry]
+  entries.listed[replica, place] = moved
+  entries.list_index[replica, moved] = place
+  entries.list_index[replica, entry] = -1
+  replicas.listed_count[replica] = last
 
 
-def make_entry(replicas, cache, replica, key, now):
-  """Returns a new entry of a session, without pages; one must be unused."""
-  replicas.unused[replica] -= 1
-  entry = cache.entry.spare[replica, replicas.unused[replica]]
-  cache.entry.key[replica, entry] = key
-  cache.entry.is_prefix[replica, entry] = 0
-  cache.entry.length[replica, entry] = 0
-  cache.entry.low[replica, entry] = 0
-  cache.entry.pages[replica, entry] = 0
-  cache.entry.local[replica, entry] = 0
-  cache.entry.used[replica, entry] = now
-  cache.entry.made[replica, entry] = now
-  cache.entry.begun[replica, entry] = 0
-  cache.entry.below[replica, entry] = 0
-  cache.entry.above[replica, entry] = -1
-  cache.entry.place[replica, entry] = -1
+def _make_entry(world, replica, key, now):
+  """Returns a new entry without pages; one must be spare."""
+  replicas, entries = world.replicas, world.cache.entry
+  replicas.spare_count[replica] -= 1
+  entry = entries.spare[replica, replicas.spare_count[replica]]
+  entries.key[replica, entry] = key
+  entries.is_prefix[replica, entry] = 0
+  entries.length[replica, entry] = 0
+  entries.resumable_from[replica, entry] = 0
+  entries.pages[replica, entry] = 0
+  entries.local_pages[replica, entry] = 0
+  entries.last_used[replica, entry] = now
+  entries.created[replica, entry] = now
+  entries.sessions_begun[replica, entry] = 0
+  entries.dependents[replica, entry] = 0
+  entries.prefix_entry[replica, entry] = -1
+  entries.list_index[replica, entry] = -1
   return entry
 
 
-def make_prefix(sizes, replicas, cache, replica, character, prefix, now):
+def make_prefix(world, replica, character, prefix, now):
   """Returns a new entry of a character's prefix, with its global pages.
 
   Until it is listed it cannot be resumed.
   """
-  entry = make_entry(replicas, cache, replica, character, now)
+  cache = world.cache
+  entry = _make_entry(world, replica, character, now)
+  pages = count_pages(world.sizes, prefix)
   cache.entry.is_prefix[replica, entry] = 1
   cache.entry.length[replica, entry] = prefix
-  pages = count_pages(sizes, prefix)
   cache.entry.pages[replica, entry] = pages
-  replicas.free[replica] -= pages
+  world.replicas.free_pages[replica] -= pages
   cache.prefix_at[replica, character] = entry
   return entry
 
 
-def _free(replicas, cache, replica, entry):
-  """Gives an entry's global pages and number back."""
-  replicas.free[replica] += cache.entry.pages[replica, entry]
+def _free(world, replica, entry):
+  """Frees an entry's global pages and its number."""
+  replicas, cache = world.replicas, world.cache
+  replicas.free_pages[replica] += cache.entry.pages[replica, entry]
   if cache.entry.is_prefix[replica, entry]:
     cache.prefix_at[replica, cache.entry.key[replica, entry]] = -1
-  cache.entry.spare[replica, replicas.unused[replica]] = entry
-  replicas.unused[replica] += 1
+  cache.entry.spare[replica, replicas.spare_count[replica]] = entry
+  replicas.spare_count[replica] += 1
 
 
-def release_prefix(replicas, cache, replica, entry):
+def _release_prefix(world, replica, entry):
   """Ends the use of a prefix's global pages by a row or a session."""
-  cache.entry.below[replica, entry] -= 1
-  if (
-    cache.entry.below[replica, entry] == 0
-    and cache.entry.place[replica, entry] < 0
-  ):
-    _free(replicas, cache, replica, entry)
+  entries = world.cache.entry
+  entries.dependents[replica, entry] -= 1
+  is_used = entries.dependents[replica, entry] > 0
+  if not is_used and entries.list_index[replica, entry] < 0:
+    _free(world, replica, entry)
 
 
-def drop(replicas, cache, replica, entry):
-  """Drops an entry that is listed; a prefix that is used keeps its globals."""
-  _unlist(replicas, cache, replica, entry)
-  replicas.free_local[replica] += cache.entry.local[replica, entry]
-  cache.entry.local[replica, entry] = 0
-  if cache.entry.is_prefix[replica, entry]:
-    if cache.entry.below[replica, entry] == 0:
-      _free(replicas, cache, replica, entry)
+def _drop(world, replica, entry):
+  """Drops a listed entry; a prefix with dependents keeps its global pages."""
+  replicas, cache, entries = world.replicas, world.cache, world.cache.entry
+  _unlist(world, replica, entry)
+  replicas.free_local_pages[replica] += entries.local_pages[replica, entry]
+  entries.local_pages[replica, entry] = 0
+  if entries.is_prefix[replica, entry]:
+    if entries.dependents[replica, entry] == 0:
+      _free(world, replica, entry)
     return
-  session, above = (
-    cache.entry.key[replica, entry],
-    cache.entry.above[replica, entry],
-  )
+  session = entries.key[replica, entry]
+  prefix = entries.prefix_entry[replica, entry]
   if session >= 0:
-    for place in range(cache.hold_replica.shape[1]):
-      if cache.hold_replica[session, place] == replica:
-        cache.hold_replica[session, place] = -1
-  _free(replicas, cache, replica, entry)
-  release_prefix(replicas, cache, replica, above)
+    for place in range(cache.session_replica.shape[1]):
+      if cache.session_replica[session, place] == replica:
+        cache.session_replica[session, place] = -1
+  _free(world, replica, entry)
+  _release_prefix(world, replica, prefix)
 
 
-def hold(replicas, cache, replica, entry, session):
-  """Notes a session's entry; the oldest of too many is dropped."""
+def _note_session(world, replica, entry, session):
+  """Notes where a session is cached; drops the oldest of too many entries."""
+  replica_at = world.cache.session_replica
+  entry_at = world.cache.session_entry
   last = 0
-  while last < cache.hold_replica.shape[1] - 1:
-    if cache.hold_replica[session, last] < 0:
+  while last < replica_at.shape[1] - 1:
+    if replica_at[session, last] < 0:
       break
     last += 1
-  at = cache.hold_replica[session, last]
-  if at >= 0:
-    drop(replicas, cache, at, cache.hold_entry[session, last])
+  if replica_at[session, last] >= 0:
+    _drop(world, replica_at[session, last], entry_at[session, last])
   for place in range(last, 0, -1):
-    cache.hold_replica[session, place] = cache.hold_replica[session, place - 1]
-    cache.hold_entry[session, place] = cache.hold_entry[session, place - 1]
-  cache.hold_replica[session, 0] = replica
-  cache.hold_entry[session, 0] = entry
+    replica_at[session, place] = replica_at[session, place - 1]
+    entry_at[session, place] = entry_at[session, place - 1]
+  replica_at[session, 0], entry_at[session, 0] = replica, entry
 
 
 def forget_session(cache, session):
-  """Leaves a session's entries without a session; eviction drops them."""
-  for place in range(cache.hold_replica.shape[1]):
-    replica = cache.hold_replica[session, place]
+  """Detaches a session's entries; eviction drops them."""
+  for place in range(cache.session_replica.shape[1]):
+    replica = cache.session_replica[session, place]
     if replica >= 0:
-      cache.entry.key[replica, cache.hold_entry[session, place]] = -1
-      cache.hold_replica[session, place] = -1
+      cache.entry.key[replica, cache.session_entry[session, place]] = -1
+      cache.session_replica[session, place] = -1
 
 
-def worth(sizes, cache, replica, entry, now):
+def worth(world, replica, entry, now):
   """Returns an entry's worth, as `eviction.LeastWorth` counts it."""
-  length = cache.entry.length[replica, entry]
-  rate = 0.5 / max(now - cache.entry.used[replica, entry], _SECONDS)
-  cost = cache.entry.local[replica, entry] / max(sizes.local_pages, 1)
-  pages = float(cache.entry.pages[replica, entry])
-  if cache.entry.is_prefix[replica, entry]:
-    age = now - cache.entry.made[replica, entry] + _HOUR
-    rate += cache.entry.begun[replica, entry] / age
-    # A session has two or three points.
-    pages /= 1 + 2 * cache.entry.below[replica, entry]
+  sizes, entries = world.sizes, world.cache.entry
+  length = entries.length[replica, entry]
+  rate = 0.5 / max(now - entries.last_used[replica, entry], _SECONDS)
+  cost = entries.local_pages[replica, entry] / max(sizes.local_pages, 1)
+  pages = float(entries.pages[replica, entry])
+  if entries.is_prefix[replica, entry]:
+    age = now - entries.created[replica, entry] + _HOUR
+    rate += entries.sessions_begun[replica, entry] / age
+    # A session has two or three snapshots.
+    pages /= 1 + 2 * entries.dependents[replica, entry]
   else:
-    above = cache.entry.above[replica, entry]
-    pages += cache.entry.pages[replica, above] / (
-      1 + 2 * cache.entry.below[replica, above]
-    )
-    if cache.entry.place[replica, above] >= 0:
-      length -= cache.entry.length[replica, above]
+    prefix = entries.prefix_entry[replica, entry]
+    sharers = 1 + 2 * entries.dependents[replica, prefix]
+    pages += entries.pages[replica, prefix] / sharers
+    if entries.list_index[replica, prefix] >= 0:
+      length -= entries.length[replica, prefix]
   cost += pages / sizes.pages
   return rate * length / max(cost, 1e-9)
 
 
-def evict(sizes, replicas, cache, replica, now):
+def _evict(world, replica, now):
   """Drops the entry of least worth; returns whether there was one."""
-  count = replicas.entries[replica]
+  sizes, replicas, entries = world.sizes, world.replicas, world.cache.entry
+  count = replicas.listed_count[replica]
   if count == 0:
     return False
   replicas.evictions[replica] += 1
@@ -209,119 +209,124 @@ def evict(sizes, replicas, cache, replica, now):
   is_drawn = 0 < sizes.drawn < count
   for step in range(sizes.drawn if is_drawn else count):
     place = policies.mix(seed, step) % count if is_drawn else step
-    entry = cache.entry.listed[replica, place]
+    entry = entries.listed[replica, place]
     if sizes.drawn == 0:
-      value = cache.entry.used[replica, entry]
+      value = entries.last_used[replica, entry]
     else:
-      value = worth(sizes, cache, replica, entry, now)
+      value = worth(world, replica, entry, now)
     if value < least:
       best, least = entry, value
-  drop(replicas, cache, replica, best)
+  _drop(world, replica, best)
   return True
 
 
-def make_room(sizes, replicas, cache, replica, pages, local, now):
+def _make_room(world, replica, pages, local, now):
   """Evicts until so many pages are free; returns whether they are."""
+  replicas = world.replicas
   while (
-    replicas.free[replica] < pages
-    or replicas.free_local[replica] < local
-    or replicas.unused[replica] < 2
+    replicas.free_pages[replica] < pages
+    or replicas.free_local_pages[replica] < local
+    or replicas.spare_count[replica] < 2
   ):
-    if not evict(sizes, replicas, cache, replica, now):
+    if not _evict(world, replica, now):
       return False
   return True
 
 
-def clear(replicas, cache, replica):
+def clear(world, replica):
   """Empties a replica's cache; no row may run there."""
-  while replicas.entries[replica] > 0:
-    drop(replicas, cache, replica, cache.entry.listed[replica, 0])
+  while world.replicas.listed_count[replica] > 0:
+    _drop(world, replica, world.cache.entry.listed[replica, 0])
 
 
-def admit(sizes, replicas, requests, cache, replica, one, now):
+def admit(world, replica, request, now):
   """Takes the pages of a request's row; returns whether there were enough.
 
   The row resumes what the cache has. Its session's entry becomes the row's; it
   is lost if the request has to wait for pages.
   """
-  prefix, prompt = requests.prefix[one], requests.prompt[one]
-  character, total = requests.character[one], prompt + requests.answer[one]
-  resumed = count_resumable(cache, requests, replica, one)
+  sizes, replicas, requests = world.sizes, world.replicas, world.requests
+  cache, entries = world.cache, world.cache.entry
+  prefix, prompt = requests.prefix[request], requests.prompt[request]
+  character = requests.character[request]
+  total = prompt + requests.answer[request]
+  resumed = count_resumable(world, replica, request)
   base = cache.prefix_at[replica, character]
   if base >= 0:
-    cache.entry.below[replica, base] += 1
-  entry = find_session(cache, replica, requests.session[one])
+    entries.dependents[replica, base] += 1
+  entry = _find_session(cache, replica, requests.session[request])
   if entry >= 0:
-    drop(replicas, cache, replica, entry)
+    _drop(world, replica, entry)
   low = resumed if resumed > prefix else prompt
   pages = count_pages(sizes, total) - prefix // sizes.page
   local = count_local(sizes, low, total)
   shared = count_pages(sizes, prefix) if base < 0 else 0
   ring = count_local(sizes, prefix, prefix) if resumed < prefix else 0
-  if not make_room(
-    sizes, replicas, cache, replica, pages + shared, local + ring, now
-  ):
+  if not _make_room(world, replica, pages + shared, local + ring, now):
     if base >= 0:
-      release_prefix(replicas, cache, replica, base)
+      _release_prefix(world, replica, base)
     return False
   if base < 0:
-    base = make_prefix(sizes, replicas, cache, replica, character, prefix, now)
-    cache.entry.below[replica, base] = 1
-  replicas.free[replica] -= pages
-  replicas.free_local[replica] -= local + ring
-  cache.entry.used[replica, base] = now
-  cache.entry.begun[replica, base] += entry < 0 and resumed == min(
-    prefix, prompt - 1
-  )
-  requests.pages[one], requests.local[one] = pages, local
-  requests.resumed[one] = requests.held[one] = resumed
-  requests.low[one] = low
+    base = make_prefix(world, replica, character, prefix, now)
+    entries.dependents[replica, base] = 1
+  replicas.free_pages[replica] -= pages
+  replicas.free_local_pages[replica] -= local + ring
+  entries.last_used[replica, base] = now
+  is_first = entry < 0 and resumed == min(prefix, prompt - 1)
+  entries.sessions_begun[replica, base] += is_first
+  requests.pages[request], requests.local_pages[request] = pages, local
+  requests.resumed[request] = requests.prefilled[request] = resumed
+  requests.resumable_from[request] = low
   return True
 
 
-def record_prefix(sizes, replicas, requests, cache, replica, one, now):
+def record_prefix(world, replica, request, now):
   """Makes the prefix of a running prompt resumable; its row has the pages."""
-  prefix = requests.prefix[one]
-  base = cache.prefix_at[replica, requests.character[one]]
-  ring = count_local(sizes, prefix, prefix)
-  if cache.entry.place[replica, base] >= 0:
-    replicas.free_local[replica] += ring
+  cache, entries = world.cache, world.cache.entry
+  prefix = world.requests.prefix[request]
+  base = cache.prefix_at[replica, world.requests.character[request]]
+  ring = count_local(world.sizes, prefix, prefix)
+  if entries.list_index[replica, base] >= 0:
+    world.replicas.free_local_pages[replica] += ring
     return
-  cache.entry.local[replica, base] = ring
-  cache.entry.used[replica, base] = cache.entry.made[replica, base] = now
-  cache.entry.begun[replica, base] = 1
-  list_entry(replicas, cache, replica, base)
+  entries.local_pages[replica, base] = ring
+  entries.last_used[replica, base] = entries.created[replica, base] = now
+  entries.sessions_begun[replica, base] = 1
+  list_entry(world, replica, base)
 
 
-def give_back(sizes, replicas, requests, cache, replica, one):
-  """Gives a row's pages back."""
-  prefix = requests.prefix[one]
-  replicas.free[replica] += requests.pages[one]
-  replicas.free_local[replica] += requests.local[one]
-  if requests.held[one] < prefix:
-    replicas.free_local[replica] += count_local(sizes, prefix, prefix)
-  base = cache.prefix_at[replica, requests.character[one]]
-  release_prefix(replicas, cache, replica, base)
+def release_row(world, replica, request):
+  """Frees a row's pages."""
+  replicas, requests = world.replicas, world.requests
+  prefix = requests.prefix[request]
+  replicas.free_pages[replica] += requests.pages[request]
+  replicas.free_local_pages[replica] += requests.local_pages[request]
+  if requests.prefilled[request] < prefix:
+    ring = count_local(world.sizes, prefix, prefix)
+    replicas.free_local_pages[replica] += ring
+  base = world.cache.prefix_at[replica, requests.character[request]]
+  _release_prefix(world, replica, base)
 
 
-def leave(sizes, replicas, requests, cache, replica, one, now):
+def keep_session(world, replica, request, now):
   """Gives the pages of a row that has ended to its session's entry."""
-  session = requests.session[one]
-  older = find_session(cache, replica, session)
+  requests, entries = world.requests, world.cache.entry
+  session = requests.session[request]
+  older = _find_session(world.cache, replica, session)
   if older >= 0:
-    drop(replicas, cache, replica, older)
-  if sizes.keeps == 0 or replicas.unused[replica] == 0:
-    give_back(sizes, replicas, requests, cache, replica, one)
+    _drop(world, replica, older)
+  if world.sizes.keeps == 0 or world.replicas.spare_count[replica] == 0:
+    release_row(world, replica, request)
     return
+  entry = _make_entry(world, replica, session, now)
+  base = world.cache.prefix_at[replica, requests.character[request]]
   # The last token is drawn, and not in the cache.
-  length = requests.prompt[one] + requests.answer[one] - 1
-  entry = make_entry(replicas, cache, replica, session, now)
-  base = cache.prefix_at[replica, requests.character[one]]
-  cache.entry.length[replica, entry] = length
-  cache.entry.low[replica, entry] = requests.low[one]
-  cache.entry.pages[replica, entry] = requests.pages[one]
-  cache.entry.local[replica, entry] = requests.local[one]
-  cache.entry.above[replica, entry] = base
-  cache.entry.used[replica, base] = now
-  list_entry(replicas, cache, replica, entry)
-  hold(replicas, cache, replica, entry, session)
+  length = requests.prompt[request] + requests.answer[request] - 1
+  entries.length[replica, entry] = length
+  entries.resumable_from[replica, entry] = requests.resumable_from[request]
+  entries.pages[replica, entry] = requests.pages[request]
+  entries.local_pages[replica, entry] = requests.local_pages[request]
+  entries.prefix_entry[replica, entry] = base
+  entries.last_used[replica, base] = now
+  list_entry(world, replica, entry)
+  _note_session(world, replica, entry, session)

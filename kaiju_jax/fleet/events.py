@@ -1,9 +1,9 @@
 """The event loop of a simulated fleet.
 
 An event is a fault, a request that comes, or the end of a replica's stretch of
-rounds; of equal times they go in this order. A request is routed when it comes,
-by `policies.pick`. A replica that is lost has its requests routed anew, with
-the tokens that were given out at the prompt's end.
+rounds; of equal times they go in this order. `policies.pick` routes a request
+when it comes. A replica that is lost has its requests routed anew, with the
+tokens that were drawn at the prompt's end.
 """
 
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from kaiju_jax.fleet import entries
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions as sessions_lib
+from kaiju_jax.fleet import state
 from kaiju_jax.serving.routing import policies
 
 # Kinds of faults: a replica's share changes; it loses its cache and requests;
@@ -21,48 +22,42 @@ from kaiju_jax.serving.routing import policies
 SHARE, LOSE, WARM, FORGET = range(4)
 # Times to the first token are counted in bins that are .45 % wide.
 BINS, LEAST, WIDTH = 4096, 1e-4, 0.0045
-# Places of `Totals.counts`.
+# Places of `Totals.counts`: requests, those that resume anything, tokens of
+# prompts and those resumed, of prefixes and those resumed, and of answers;
+# requests that moved to another replica, that no replica took, that ended.
 REQUESTS, HITS, PROMPT, RESUMED, PREFIX, PREFIX_RESUMED, ANSWER = range(7)
 MOVED, LOST, ENDED = 7, 8, 9
-# Places of `Totals.sums`.
+# Places of `Totals.sums`: seconds to first tokens and to last ones; the
+# integral over time of the requests present, how many those are, and since
+# when; the second at which the last session began, and the busy seconds and
+# tokens of answers until then.
 FIRST, STAY, AREA, PRESENT, SINCE, LAST, BUSY, GIVEN = range(8)
 
 
 class Totals(NamedTuple):
-  """What a run adds up.
+  """What a run adds up."""
 
-  Attributes:
-    late: int64 [windows, BINS], requests by the window in which they came and
-      the time to the first token.
-    counts: int64 [10]; requests, those that resume anything, tokens of prompts
-      and those that were resumed, of prefixes and those that were resumed,
-      answers, requests that moved to another replica, those that found none,
-      and those that ended.
-    sums: float64 [8]; seconds to first tokens and to last ones, the integral
-      of the requests present, these requests, and since when; the second at
-      which the last session began, and what replicas had worked and answered.
-  """
-
+  # int64 [windows, BINS], requests by the window in which they came and the
+  # time to the first token.
   late: np.ndarray
-  counts: np.ndarray
-  sums: np.ndarray
+  counts: np.ndarray  # int64 [10].
+  sums: np.ndarray  # float64 [8].
 
 
 class Fleet(NamedTuple):
-  """All that the loop changes; `faults` are float64 [f, 4].
+  """All that the loop reads and changes."""
 
-  A fault is its second, its kind, its replica, and a share or how many
-  prefixes. `ended` is room for the requests of a round.
-  """
-
-  replicas: tuple
-  requests: tuple
-  cache: tuple
-  sessions: tuple
+  world: state.World
+  # Without sessions the requests are a trace, in order.
+  flow: sessions_lib.Flow
+  sessions: sessions_lib.Sessions
   totals: Totals
-  table: np.ndarray
-  faults: np.ndarray
-  ended: np.ndarray
+  policy: int  # An index of `policies.NAMES`.
+  table: np.ndarray  # The router's table of sessions.
+  faults: np.ndarray  # float64 [f, 4]: second, kind, replica, share or count.
+  finished: np.ndarray  # Room for the requests that end in one round.
+  begin: float  # The second from which times to the first token count.
+  window: float  # Seconds of a window.
 
 
 def _count_present(totals, now, change):
@@ -71,12 +66,13 @@ def _count_present(totals, now, change):
   totals.sums[PRESENT] += change
 
 
-def _route(law, shapes, sizes, policy, fleet, one, now):
+def _route(fleet, request, now):
   """Gives a request to a replica; returns whether one took it."""
-  replicas, requests, totals = fleet.replicas, fleet.requests, fleet.totals
+  world, totals, policy = fleet.world, fleet.totals, fleet.policy
+  replicas = world.replicas
   count = totals.counts[REQUESTS] + totals.counts[MOVED]
-  session = requests.session[one]
-  digest = policies.mix(requests.character[one], 7)
+  session = world.requests.session[request]
+  digest = policies.mix(world.requests.character[request], 7)
   replica = policies.pick(
     digest, session, replicas.share, replicas.load, fleet.table, policy, count
   )
@@ -85,203 +81,192 @@ def _route(law, shapes, sizes, policy, fleet, one, now):
     return False
   if policy == policies.STICKY:
     policies.note(fleet.table, session, replica, count)
-  rounds.enqueue(replicas, requests, fleet.cache, replica, one)
-  if replicas.until[replica] == np.inf:
-    rounds.begin(
-      law, shapes, sizes, replicas, requests, fleet.cache, replica, now
-    )
+  rounds.enqueue(world, replica, request)
+  if replicas.stretch_end[replica] == np.inf:
+    rounds.begin_stretch(world, replica, now)
   else:
-    rounds.shorten(sizes, replicas, replica, now)
+    rounds.cut_stretch(world, replica, now)
   return True
 
 
-def _come(law, shapes, sizes, policy, fleet, one, now):
-  """Routes a request that comes."""
-  requests, counts = fleet.requests, fleet.totals.counts
-  if not _route(law, shapes, sizes, policy, fleet, one, now):
+def _arrive(fleet, request, now):
+  """Routes a request that comes; returns whether a replica took it."""
+  requests, counts = fleet.world.requests, fleet.totals.counts
+  if not _route(fleet, request, now):
     return False
   counts[REQUESTS] += 1
   _count_present(fleet.totals, now, 1)
-  counts[PROMPT] += requests.prompt[one]
-  counts[PREFIX] += requests.prefix[one]
+  counts[PROMPT] += requests.prompt[request]
+  counts[PREFIX] += requests.prefix[request]
   return True
 
 
-def _count_ended(fleet, one, begin, window):
+def _count_finished(fleet, request):
   """Adds up a request that got its last token."""
-  requests, totals = fleet.requests, fleet.totals
-  came, first = requests.seconds[one], requests.first[one]
+  requests, totals = fleet.world.requests, fleet.totals
+  came, first = requests.seconds[request], requests.first[request]
   totals.counts[ENDED] += 1
-  totals.sums[STAY] += requests.done[one] - came
-  resumed = requests.resumed[one]
+  totals.sums[STAY] += requests.done[request] - came
+  resumed = requests.resumed[request]
   totals.counts[HITS] += resumed > 0
   totals.counts[RESUMED] += resumed
-  totals.counts[PREFIX_RESUMED] += min(resumed, requests.prefix[one])
-  totals.counts[ANSWER] += requests.answer[one]
-  if came >= begin:
+  totals.counts[PREFIX_RESUMED] += min(resumed, requests.prefix[request])
+  totals.counts[ANSWER] += requests.answer[request]
+  if came >= fleet.begin:
     late = first - came
     totals.sums[FIRST] += late
     place = int(np.log(max(late, LEAST) / LEAST) / WIDTH)
-    row = min(int((came - begin) / window), len(totals.late) - 1)
+    row = min(int((came - fleet.begin) / fleet.window), len(totals.late) - 1)
     totals.late[row, min(place, BINS - 1)] += 1
 
 
-def _finish(law, shapes, sizes, flow, fleet, replica, begin, window):
+def _end_stretch(fleet, replica):
   """Ends a replica's stretch, and begins the next one."""
-  replicas, requests, cache = fleet.replicas, fleet.requests, fleet.cache
-  now = replicas.until[replica]
-  count = rounds.end(sizes, replicas, requests, cache, replica, fleet.ended)
+  world = fleet.world
+  now = world.replicas.stretch_end[replica]
+  count = rounds.end_stretch(world, replica, fleet.finished)
   for place in range(count):
-    one = fleet.ended[place]
-    _count_ended(fleet, one, begin, window)
+    request = fleet.finished[place]
+    _count_finished(fleet, request)
     _count_present(fleet.totals, now, -1)
-    if flow.sessions > 0:
-      goes_on = sessions_lib.go_on(flow, fleet.sessions, one, now)
+    if fleet.flow.sessions > 0:
+      goes_on = sessions_lib.plan_request(
+        fleet.flow, fleet.sessions, request, now
+      )
       if not goes_on:
-        entries.forget_session(cache, one)
-  rounds.begin(law, shapes, sizes, replicas, requests, cache, replica, now)
+        entries.forget_session(world.cache, request)
+  rounds.begin_stretch(world, replica, now)
 
 
-def _lose(law, shapes, sizes, flow, policy, fleet, replica, now):
+def _lose(fleet, replica, now):
   """Closes a replica, drops its cache, and routes its requests anew."""
-  replicas, requests, cache = fleet.replicas, fleet.requests, fleet.cache
+  world = fleet.world
+  replicas, requests = world.replicas, world.requests
   replicas.share[replica] = 0
-  first = -1
+  running = -1  # A list of requests, by `next_in_queue`.
   for kind in range(2):
-    rows = replicas.draws if kind else replicas.prompts
-    count = replicas.drawing if kind else replicas.prompting
+    rows = replicas.decoding if kind else replicas.prefilling
+    count = replicas.decode_count if kind else replicas.prefill_count
     for place in range(count[replica]):
-      one = rows[replica, place]
+      request = rows[replica, place]
       if kind:
         # Rounds that have begun are lost with the replica.
-        left = requests.end[one] - replicas.rounds[replica]
-        given = requests.answer[one] - left
-        requests.prompt[one] += given
-        requests.answer[one] = left
-      entries.give_back(sizes, replicas, requests, cache, replica, one)
-      requests.next[one] = first
-      first = one
+        left = requests.last_round[request] - replicas.rounds_run[replica]
+        drawn = requests.answer[request] - left
+        requests.prompt[request] += drawn
+        requests.answer[request] = left
+      entries.release_row(world, replica, request)
+      requests.next_in_queue[request] = running
+      running = request
     count[replica] = 0
-  for step in range(2):
-    one = first if step else replicas.head[replica]
-    if step == 0:
-      replicas.head[replica] = replicas.tail[replica] = -1
-      entries.clear(replicas, cache, replica)
-      replicas.load[replica] = replicas.context[replica] = 0
-      replicas.until[replica] = np.inf
-    while one >= 0:
-      after = requests.next[one]
+  waiting = replicas.queue_head[replica]
+  replicas.queue_head[replica] = replicas.queue_tail[replica] = -1
+  entries.clear(world, replica)
+  replicas.load[replica] = replicas.context_tokens[replica] = 0
+  replicas.stretch_end[replica] = np.inf
+  for request in (waiting, running):
+    while request >= 0:
+      after = requests.next_in_queue[request]
       fleet.totals.counts[MOVED] += 1
-      if not _route(law, shapes, sizes, policy, fleet, one, now):
+      if not _route(fleet, request, now):
         _count_present(fleet.totals, now, -1)
-        _give_up(flow, fleet, one, now)
-      one = after
+        _abandon(fleet, request, now)
+      request = after
 
 
-def _give_up(flow, fleet, one, now):
+def _abandon(fleet, request, now):
   """Ends the session of a request that no replica takes."""
-  if flow.sessions > 0:
-    fleet.sessions.left[one] = 0
-    sessions_lib.go_on(flow, fleet.sessions, one, now)
-    entries.forget_session(fleet.cache, one)
+  if fleet.flow.sessions > 0:
+    fleet.sessions.left[request] = 0
+    sessions_lib.plan_request(fleet.flow, fleet.sessions, request, now)
+    entries.forget_session(fleet.world.cache, request)
 
 
-def _warm(sizes, fleet, replica, count, flow, now):
+def _warm(fleet, replica, count, now):
   """Fills a replica's cache with the prefixes of the first characters."""
-  replicas, cache = fleet.replicas, fleet.cache
+  world = fleet.world
+  replicas, cache, sizes = world.replicas, world.cache, world.sizes
   for character in range(count):
     if cache.prefix_at[replica, character] >= 0:
       continue
-    prefix = sessions_lib.count_prefix(flow, character)
-    pages = entries.count_pages(sizes, prefix)
+    prefix = sessions_lib.count_prefix(fleet.flow, character)
     local = entries.count_local(sizes, prefix, prefix)
-    if replicas.free[replica] < pages or replicas.free_local[replica] < local:
+    if (
+      replicas.free_pages[replica] < entries.count_pages(sizes, prefix)
+      or replicas.free_local_pages[replica] < local
+      or replicas.spare_count[replica] < 2
+    ):
       return
-    if replicas.unused[replica] < 2:
-      return
-    entry = entries.make_prefix(
-      sizes, replicas, cache, replica, character, prefix, now
-    )
-    cache.entry.local[replica, entry] = local
-    cache.entry.begun[replica, entry] = 1
-    replicas.free_local[replica] -= local
-    entries.list_entry(replicas, cache, replica, entry)
+    entry = entries.make_prefix(world, replica, character, prefix, now)
+    cache.entry.local_pages[replica, entry] = local
+    cache.entry.sessions_begun[replica, entry] = 1
+    replicas.free_local_pages[replica] -= local
+    entries.list_entry(world, replica, entry)
 
 
-def _fail(law, shapes, sizes, flow, policy, fleet, fault, now):
-  kind, replica = int(fault[1]), int(fault[2])
+def _apply_fault(fleet, fault):
+  now, kind, replica = fault[0], int(fault[1]), int(fault[2])
   if kind == SHARE:
-    fleet.replicas.share[replica] = fault[3]
+    fleet.world.replicas.share[replica] = fault[3]
   elif kind == LOSE:
-    _lose(law, shapes, sizes, flow, policy, fleet, replica, now)
+    _lose(fleet, replica, now)
   elif kind == WARM:
-    _warm(sizes, fleet, replica, int(fault[3]), flow, now)
+    _warm(fleet, replica, int(fault[3]), now)
   else:
     fleet.table[:, :] = -1
 
 
-def _receive(law, shapes, sizes, flow, policy, fleet, given, now):
-  """Takes the next request, of a trace or of a session; returns `given`."""
-  requests, sessions = fleet.requests, fleet.sessions
-  if flow.sessions == 0:
-    _come(law, shapes, sizes, policy, fleet, given, now)
-    return given + 1
+def _receive_drawn(fleet, now):
+  """Takes the next request of a session, which may be a new one."""
+  flow, sessions, totals = fleet.flow, fleet.sessions, fleet.totals
+  requests = fleet.world.requests
   if sessions.waiting[0] > 0 and sessions.times[0] <= sessions.start[0]:
     slot = sessions_lib.pop(sessions)
   else:
     slot = sessions_lib.begin_session(flow, sessions, requests)
-    sessions_lib.plan_next(flow, sessions)
+    sessions_lib.plan_session(flow, sessions)
     if sessions.start[0] == np.inf:
-      totals = fleet.totals
       totals.sums[LAST] = now
-      totals.sums[BUSY] = fleet.replicas.busy.sum()
+      totals.sums[BUSY] = fleet.world.replicas.busy_seconds.sum()
       totals.sums[GIVEN] = totals.counts[ANSWER]
   if slot < 0:
-    fleet.totals.counts[LOST] += 1
-    return given
+    totals.counts[LOST] += 1
+    return
   sessions_lib.draw_request(flow, sessions, requests, slot, now)
-  if not _come(law, shapes, sizes, policy, fleet, slot, now):
-    _give_up(flow, fleet, slot, now)
-  return given
+  if not _arrive(fleet, slot, now):
+    _abandon(fleet, slot, now)
 
 
-def run(law, shapes, sizes, flow, policy, fleet, begin, window):
-  """Runs a fleet until no event is left; returns how many there were.
-
-  Args:
-    law: `state.Law`.
-    shapes: int64 [n, 2] of a chunk, rows and tokens.
-    sizes: `state.Sizes`.
-    flow: `sessions.Flow`; without sessions the requests are a trace, in order.
-    policy: an index of `policies.NAMES`.
-    fleet: what it changes.
-    begin, window: the second from which times to the first token count, and
-      the seconds of a window.
-  """
-  until, sessions = fleet.replicas.until, fleet.sessions
+def run(fleet):
+  """Runs a fleet until no event is left; returns how many there were."""
+  stretch_end, sessions = fleet.world.replicas.stretch_end, fleet.sessions
+  is_drawn, trace = fleet.flow.sessions > 0, fleet.world.requests.seconds
   # A constant would have numba compile all functions once more.
   given = fault = events = np.int64(0)
-  if flow.sessions > 0:
-    sessions_lib.plan_next(flow, sessions)
+  if is_drawn:
+    sessions_lib.plan_session(fleet.flow, sessions)
   while True:
-    if flow.sessions > 0:
+    if is_drawn:
       comes = min(sessions.start[0], sessions.times[0])
-    elif given < len(fleet.requests.seconds):
-      comes = fleet.requests.seconds[given]
+    elif given < len(trace):
+      comes = trace[given]
     else:
       comes = np.inf
-    replica, ends = np.int64(0), until[0]
-    for place in range(1, len(until)):
-      if until[place] < ends:
-        replica, ends = place, until[place]
+    replica, ends = np.int64(0), stretch_end[0]
+    for place in range(1, len(stretch_end)):
+      if stretch_end[place] < ends:
+        replica, ends = place, stretch_end[place]
     if comes == np.inf and ends == np.inf:
       return events
     events += 1
     if fault < len(fleet.faults) and fleet.faults[fault, 0] <= min(comes, ends):
-      now = fleet.faults[fault, 0]
-      _fail(law, shapes, sizes, flow, policy, fleet, fleet.faults[fault], now)
+      _apply_fault(fleet, fleet.faults[fault])
       fault += 1
     elif comes <= ends:
-      given = _receive(law, shapes, sizes, flow, policy, fleet, given, comes)
+      if is_drawn:
+        _receive_drawn(fleet, comes)
+      else:
+        _arrive(fleet, given, comes)
+        given += 1
     else:
-      _finish(law, shapes, sizes, flow, fleet, replica, begin, window)
+      _end_stretch(fleet, replica)

@@ -1,121 +1,138 @@
-"""Replicas that go in rounds, as `decoding/engine` does.
+"""Simulates a replica's continuous batching, as `decoding/engine` does it.
 
-In a round all rows that draw take a step, and one chunk of prompts runs, in the
-shape that `schedule.batch` chooses. A prompt whose last chunk runs draws its
-first token in that round. A chunk ends where the character's prefix ends, so
-that it is recorded. Requests join in the order in which they came; one whose
-prefix another prompt runs now waits for it.
+A round is one decode step of every row that decodes, and one chunk that
+prefills prompts, in the shape that `schedule.batch` chooses. A prompt whose
+last chunk runs gets its first token in that round. A chunk ends where the
+character's prefix ends, so that the cache can record the prefix. Requests get
+rows in the order in which they came; one whose prefix another prompt prefills
+now waits for it.
 
-Between changes of who takes part, rounds are counted, not stepped: the k-th
-round of a stretch takes step + (k − 1) · growth seconds.
+A *stretch* is the rounds until the batch changes: until a prompt or an answer
+ends, or a new request gets a row. Its rounds are counted, not stepped: the k-th
+takes first_round_seconds + (k − 1) · seconds_per_round_increment.
 """
 
 import numpy as np
 
 from kaiju_jax.fleet import entries
 
-# As in `decoding/engine/schedule.py`.
-_OVERTAKES, _PASSES, _ROUND = 8, 3, 64
+# As in `decoding/engine/schedule.py`: requests that may overtake a waiting one;
+# rounds after which a prompt goes first; the tokens that a round costs besides.
+_OVERTAKES, _MOST_SKIPPED, _ROUND = 8, 3, 64
 
 
-def add_up(replicas, replica, count):
-  """Returns the seconds of a stretch's first `count` rounds."""
-  growth = replicas.growth[replica] * (count * (count - 1) // 2)
-  return replicas.step[replica] * count + growth
+def stretch_seconds(replicas, replica, count):
+  """Returns the seconds of the first `count` rounds of a replica's stretch."""
+  increment = replicas.seconds_per_round_increment[replica]
+  return replicas.first_round_seconds[replica] * count + increment * (
+    count * (count - 1) // 2
+  )
 
 
-def count_until(replicas, replica, seconds):
-  """Returns the least count of rounds that take so many seconds, at least 1."""
-  step, growth = replicas.step[replica], replicas.growth[replica]
-  if growth > 0:
-    half = step - growth / 2
-    found = (np.sqrt(half * half + 2 * growth * seconds) - half) / growth
+def count_rounds(replicas, replica, seconds):
+  """Returns the fewest rounds of a stretch that take `seconds`, at least 1."""
+  first = replicas.first_round_seconds[replica]
+  increment = replicas.seconds_per_round_increment[replica]
+  if increment > 0:
+    half = first - increment / 2
+    root = np.sqrt(half * half + 2 * increment * seconds)
+    estimate = (root - half) / increment
   else:
-    found = seconds / step
-  count = max(1, int(min(found, 1e9)))
-  while add_up(replicas, replica, count) < seconds:
+    estimate = seconds / first
+  count = max(1, int(min(estimate, 1e9)))
+  while stretch_seconds(replicas, replica, count) < seconds:
     count += 1
   return count
 
 
-def enqueue(replicas, requests, cache, replica, one):
-  """Lets a request wait at a replica."""
-  requests.replica[one], requests.next[one] = replica, -1
-  if replicas.head[replica] < 0:
-    replicas.head[replica] = one
+def enqueue(world, replica, request):
+  """Appends the request to the replica's queue."""
+  replicas, requests = world.replicas, world.requests
+  requests.replica[request] = replica
+  requests.next_in_queue[request] = -1
+  if replicas.queue_head[replica] < 0:
+    replicas.queue_head[replica] = request
   else:
-    requests.next[replicas.tail[replica]] = one
-  replicas.tail[replica] = one
-  resumed = entries.count_resumable(cache, requests, replica, one)
-  requests.owed[one] = requests.prompt[one] - resumed
-  replicas.load[replica] += requests.owed[one] + 1
+    requests.next_in_queue[replicas.queue_tail[replica]] = request
+  replicas.queue_tail[replica] = request
+  resumed = entries.count_resumable(world, replica, request)
+  requests.pending_tokens[request] = requests.prompt[request] - resumed
+  replicas.load[replica] += requests.pending_tokens[request] + 1
 
 
-def _follows(sizes, replicas, requests, cache, replica, one):
-  """Returns whether a prompt that runs will record more of this one."""
+def _waits_for_prefix(world, replica, request):
+  """Returns whether a running prompt will cache more of this request's."""
+  replicas, requests = world.replicas, world.requests
   resumed = -1
-  for place in range(replicas.prompting[replica]):
-    other = replicas.prompts[replica, place]
-    if requests.character[other] != requests.character[one]:
+  for place in range(replicas.prefill_count[replica]):
+    other = replicas.prefilling[replica, place]
+    if requests.character[other] != requests.character[request]:
       continue
     prefix = requests.prefix[other]
-    if requests.held[other] < prefix < requests.prompt[other]:
+    if requests.prefilled[other] < prefix < requests.prompt[other]:
       if resumed < 0:
-        resumed = entries.count_resumable(cache, requests, replica, one)
-      if min(prefix, requests.prompt[one] - 1) >= resumed + sizes.page:
+        resumed = entries.count_resumable(world, replica, request)
+      shared = min(prefix, requests.prompt[request] - 1)
+      if shared >= resumed + world.sizes.page:
         return True
   return False
 
 
-def join(sizes, replicas, requests, cache, replica, now):
-  """Gives rows to waiting requests, in the order in which they came."""
-  before, one, seen = -1, replicas.head[replica], 0
-  rows = sizes.rows - replicas.drawing[replica] - replicas.prompting[replica]
-  most = _OVERTAKES + rows
-  while one >= 0 and rows > 0 and seen < most:
+def _admit_waiting(world, replica, now):
+  """Gives free rows to waiting requests, in the order in which they came."""
+  replicas, requests = world.replicas, world.requests
+  running = replicas.decode_count[replica] + replicas.prefill_count[replica]
+  rows = world.sizes.rows - running
+  before, request = -1, replicas.queue_head[replica]
+  seen, most = 0, _OVERTAKES + rows
+  while request >= 0 and rows > 0 and seen < most:
     seen += 1
-    after = requests.next[one]
-    if _follows(sizes, replicas, requests, cache, replica, one):
-      before, one = one, after
+    after = requests.next_in_queue[request]
+    if _waits_for_prefix(world, replica, request):
+      before, request = request, after
       continue
-    if not entries.admit(sizes, replicas, requests, cache, replica, one, now):
+    if not entries.admit(world, replica, request, now):
       break
     rows -= 1
     if before < 0:
-      replicas.head[replica] = after
+      replicas.queue_head[replica] = after
     else:
-      requests.next[before] = after
+      requests.next_in_queue[before] = after
     if after < 0:
-      replicas.tail[replica] = before
-    left = requests.prompt[one] - requests.held[one]
-    replicas.load[replica] += left - requests.owed[one]
-    requests.owed[one] = left
-    requests.passed[one] = 0
-    replicas.prompts[replica, replicas.prompting[replica]] = one
-    replicas.prompting[replica] += 1
-    one = after
+      replicas.queue_tail[replica] = before
+    left = requests.prompt[request] - requests.prefilled[request]
+    replicas.load[replica] += left - requests.pending_tokens[request]
+    requests.pending_tokens[request] = left
+    requests.rounds_skipped[request] = 0
+    replicas.prefilling[replica, replicas.prefill_count[replica]] = request
+    replicas.prefill_count[replica] += 1
+    request = after
 
 
-def _is_sooner(requests, one, other):
-  """Returns whether a prompt's chunk goes before another's."""
-  passed, than = requests.passed[one], requests.passed[other]
-  if passed >= _PASSES or than >= _PASSES:
-    return passed > than
-  left = requests.prompt[one] - requests.held[one]
-  return left < requests.prompt[other] - requests.held[other]
+def _precedes(requests, one, other):
+  """Returns whether a prompt is prefilled before another.
 
-
-def choose_chunk(shapes, replicas, requests, replica):
-  """Chooses the prompts of the next chunk; returns the shape's number.
-
-  It puts their places among `prompts` into `part`'s first entries.
+  The shorter rest goes first, but for prompts that were skipped too often.
   """
-  order = replicas.part[replica]
-  count = replicas.prompting[replica]
+  skipped = requests.rounds_skipped[one], requests.rounds_skipped[other]
+  if max(skipped[0], skipped[1]) >= _MOST_SKIPPED:
+    return skipped[0] > skipped[1]
+  left = requests.prompt[one] - requests.prefilled[one]
+  return left < requests.prompt[other] - requests.prefilled[other]
+
+
+def _choose_chunk(world, replica):
+  """Chooses the prompts of the next chunk; returns its shape's tokens per row.
+
+  The chunk has the shape with the most useful tokens for its size.
+  """
+  shapes, replicas, requests = world.shapes, world.replicas, world.requests
+  order = replicas.chunk_order[replica]
+  count = replicas.prefill_count[replica]
   for place in range(count):
-    one, at = replicas.prompts[replica, place], place
-    while at > 0 and _is_sooner(
-      requests, one, replicas.prompts[replica, order[at - 1]]
+    request, at = replicas.prefilling[replica, place], place
+    while at > 0 and _precedes(
+      requests, request, replicas.prefilling[replica, order[at - 1]]
     ):
       order[at] = order[at - 1]
       at -= 1
@@ -125,124 +142,145 @@ def choose_chunk(shapes, replicas, requests, replica):
     rows, size = shapes[shape, 0], shapes[shape, 1]
     tokens = 0
     for place in range(min(rows, count)):
-      one = replicas.prompts[replica, order[place]]
-      tokens += min(size, requests.prompt[one] - requests.held[one])
+      request = replicas.prefilling[replica, order[place]]
+      left = requests.prompt[request] - requests.prefilled[request]
+      tokens += min(size, left)
     value = tokens / (rows * size + _ROUND)
     if value > most or (value == most and rows * size < least):
       best, most, least = shape, value, rows * size
-  replicas.chosen[replica] = min(shapes[best, 0], count)
-  return best
+  replicas.chunk_rows[replica] = min(shapes[best, 0], count)
+  replicas.chunk_tokens[replica] = shapes[best, 1]
+  return least
 
 
-def count_to_stop(requests, one):
-  """Returns the tokens of a prompt before its next point."""
-  held, prefix = requests.held[one], requests.prefix[one]
-  if held < prefix < requests.prompt[one]:
-    return prefix - held
-  return requests.prompt[one] - held
+def _count_to_stop(requests, request):
+  """Returns the tokens until a prompt's prefix ends, or the prompt."""
+  prefilled, prefix = requests.prefilled[request], requests.prefix[request]
+  if prefilled < prefix < requests.prompt[request]:
+    return prefix - prefilled
+  return requests.prompt[request] - prefilled
 
 
-def begin(law, shapes, sizes, replicas, requests, cache, replica, now):
-  """Begins a stretch of rounds, or rests if nothing runs."""
-  join(sizes, replicas, requests, cache, replica, now)
-  rows, prompts = replicas.drawing[replica], replicas.prompting[replica]
-  replicas.clock[replica] = now
-  replicas.chosen[replica] = 0
+def begin_stretch(world, replica, now):
+  """Schedules the next change of the batch; idles if the batch is empty."""
+  law, replicas, requests = world.law, world.replicas, world.requests
+  _admit_waiting(world, replica, now)
+  rows = replicas.decode_count[replica]
+  prompts = replicas.prefill_count[replica]
+  replicas.stretch_begin[replica] = now
+  replicas.chunk_rows[replica] = 0
   if rows == 0 and prompts == 0:
-    replicas.until[replica] = np.inf
+    replicas.stretch_end[replica] = np.inf
     return
-  step = law.fixed + law.row * rows + law.context * replicas.context[replica]
-  growth, count = law.context * rows, np.int64(2**40)
+  context = replicas.context_tokens[replica]
+  seconds = law.fixed + law.row * rows + law.context * context
+  increment, count = law.context * rows, np.int64(2**40)
   for place in range(rows):
-    one = replicas.draws[replica, place]
-    count = min(count, requests.end[one] - replicas.rounds[replica])
+    request = replicas.decoding[replica, place]
+    left = requests.last_round[request] - replicas.rounds_run[replica]
+    count = min(count, left)
   if prompts > 0:
-    shape = choose_chunk(shapes, replicas, requests, replica)
-    size = shapes[shape, 1]
-    step += law.chunk + law.token * (shapes[shape, 0] * size)
-    for place in range(replicas.chosen[replica]):
-      one = replicas.prompts[replica, replicas.part[replica, place]]
-      tokens = min(size, count_to_stop(requests, one))
-      step += law.attended * tokens * requests.held[one]
+    seconds += law.chunk + law.token * _choose_chunk(world, replica)
+    size, tokens = replicas.chunk_tokens[replica], np.int64(0)
+    for place in range(replicas.chunk_rows[replica]):
+      at = replicas.chunk_order[replica, place]
+      request = replicas.prefilling[replica, at]
+      tokens = min(size, _count_to_stop(requests, request))
+      seconds += law.attended * tokens * requests.prefilled[request]
     if prompts > 1:
       count = np.int64(1)
     else:
       # Whole chunks of one prompt are alike.
-      count = min(count, np.int64(max(1, count_to_stop(requests, one) // size)))
-      growth += law.attended * tokens * tokens
-    replicas.chunk[replica] = size
-  replicas.step[replica], replicas.growth[replica] = step, growth
-  replicas.count[replica] = count
-  replicas.until[replica] = now + add_up(replicas, replica, count)
+      chunks = max(1, _count_to_stop(requests, request) // size)
+      count = min(count, np.int64(chunks))
+      increment += law.attended * tokens * tokens
+  replicas.first_round_seconds[replica] = seconds
+  replicas.seconds_per_round_increment[replica] = increment
+  replicas.stretch_rounds[replica] = count
+  _set_end(replicas, replica)
 
 
-def shorten(sizes, replicas, replica, now):
-  """Ends a stretch with its present round, if a new request may join then."""
-  running = replicas.drawing[replica] + replicas.prompting[replica]
-  if running < sizes.rows:
-    seconds = now - replicas.clock[replica]
-    count = count_until(replicas, replica, seconds)
-    if count < replicas.count[replica]:
-      replicas.count[replica] = count
-      begun = replicas.clock[replica]
-      replicas.until[replica] = begun + add_up(replicas, replica, count)
+def _set_end(replicas, replica):
+  count = replicas.stretch_rounds[replica]
+  seconds = stretch_seconds(replicas, replica, count)
+  replicas.stretch_end[replica] = replicas.stretch_begin[replica] + seconds
 
 
-def end(sizes, replicas, requests, cache, replica, ended):
-  """Ends a stretch; writes requests that got their last token into `ended`.
+def cut_stretch(world, replica, now):
+  """Ends the stretch with its present round, if a row is free then."""
+  replicas = world.replicas
+  running = replicas.decode_count[replica] + replicas.prefill_count[replica]
+  if running < world.sizes.rows:
+    elapsed = now - replicas.stretch_begin[replica]
+    count = count_rounds(replicas, replica, elapsed)
+    if count < replicas.stretch_rounds[replica]:
+      replicas.stretch_rounds[replica] = count
+      _set_end(replicas, replica)
 
-  Returns how many they are. Their rows are free.
+
+def end_stretch(world, replica, finished):
+  """Ends a stretch, and frees the rows of requests that are complete.
+
+  Writes these requests into `finished`, and returns how many they are.
   """
-  count, now = replicas.count[replica], replicas.until[replica]
-  replicas.busy[replica] += now - replicas.clock[replica]
-  replicas.rounds[replica] += count
-  replicas.context[replica] += count * replicas.drawing[replica]
-  for place in range(replicas.prompting[replica]):
-    requests.passed[replicas.prompts[replica, place]] += count
-  for place in range(replicas.chosen[replica]):
-    one = replicas.prompts[replica, replicas.part[replica, place]]
-    tokens = min(replicas.chunk[replica], count_to_stop(requests, one)) * count
-    requests.held[one] += tokens
-    requests.passed[one] = 0
-    requests.owed[one] -= tokens
+  replicas, requests = world.replicas, world.requests
+  count, now = replicas.stretch_rounds[replica], replicas.stretch_end[replica]
+  replicas.busy_seconds[replica] += now - replicas.stretch_begin[replica]
+  replicas.rounds_run[replica] += count
+  replicas.context_tokens[replica] += count * replicas.decode_count[replica]
+  for place in range(replicas.prefill_count[replica]):
+    requests.rounds_skipped[replicas.prefilling[replica, place]] += count
+  for place in range(replicas.chunk_rows[replica]):
+    at = replicas.chunk_order[replica, place]
+    request = replicas.prefilling[replica, at]
+    size = replicas.chunk_tokens[replica]
+    tokens = min(size, _count_to_stop(requests, request)) * count
+    requests.prefilled[request] += tokens
+    requests.rounds_skipped[request] = 0
+    requests.pending_tokens[request] -= tokens
     replicas.load[replica] -= tokens
-    if requests.held[one] == requests.prefix[one] < requests.prompt[one]:
-      entries.record_prefix(sizes, replicas, requests, cache, replica, one, now)
-  _draw_first(replicas, requests, replica, now)
-  return _close(sizes, replicas, requests, cache, replica, ended, now)
+    prefix = requests.prefix[request]
+    if requests.prefilled[request] == prefix < requests.prompt[request]:
+      entries.record_prefix(world, replica, request, now)
+  _begin_decoding(replicas, requests, replica, now)
+  return _release_finished(world, replica, finished, now)
 
 
-def _draw_first(replicas, requests, replica, now):
-  """Lets prompts that have run draw, and closes up the others."""
+def _begin_decoding(replicas, requests, replica, now):
+  """Moves prompts that are complete from `prefilling` to `decoding`."""
   kept = 0
-  for place in range(replicas.prompting[replica]):
-    one = replicas.prompts[replica, place]
-    if requests.held[one] < requests.prompt[one]:
-      replicas.prompts[replica, kept] = one
+  for place in range(replicas.prefill_count[replica]):
+    request = replicas.prefilling[replica, place]
+    if requests.prefilled[request] < requests.prompt[request]:
+      replicas.prefilling[replica, kept] = request
       kept += 1
       continue
-    if np.isnan(requests.first[one]):
-      requests.first[one] = now
-    requests.end[one] = replicas.rounds[replica] + requests.answer[one] - 1
-    replicas.draws[replica, replicas.drawing[replica]] = one
-    replicas.drawing[replica] += 1
-    replicas.context[replica] += requests.prompt[one]
-  replicas.prompting[replica] = kept
+    if np.isnan(requests.first[request]):
+      requests.first[request] = now
+    left = requests.answer[request] - 1
+    requests.last_round[request] = replicas.rounds_run[replica] + left
+    replicas.decoding[replica, replicas.decode_count[replica]] = request
+    replicas.decode_count[replica] += 1
+    replicas.context_tokens[replica] += requests.prompt[request]
+  replicas.prefill_count[replica] = kept
 
 
-def _close(sizes, replicas, requests, cache, replica, ended, now):
+def _release_finished(world, replica, finished, now):
+  """Frees the rows of complete answers; returns how many there are."""
+  replicas, requests = world.replicas, world.requests
   kept = found = 0
-  for place in range(replicas.drawing[replica]):
-    one = replicas.draws[replica, place]
-    if requests.end[one] > replicas.rounds[replica]:
-      replicas.draws[replica, kept] = one
+  for place in range(replicas.decode_count[replica]):
+    request = replicas.decoding[replica, place]
+    if requests.last_round[request] > replicas.rounds_run[replica]:
+      replicas.decoding[replica, kept] = request
       kept += 1
       continue
-    requests.done[one] = now
+    requests.done[request] = now
     replicas.load[replica] -= 1
-    replicas.context[replica] -= requests.prompt[one] + requests.answer[one] - 1
-    entries.leave(sizes, replicas, requests, cache, replica, one, now)
-    ended[found] = one
+    length = requests.prompt[request] + requests.answer[request] - 1
+    replicas.context_tokens[replica] -= length
+    entries.keep_session(world, replica, request, now)
+    finished[found] = request
     found += 1
-  replicas.drawing[replica] = kept
+  replicas.decode_count[replica] = kept
   return found

@@ -23,60 +23,44 @@ _DAY = 86_400.0
 
 
 class Flow(NamedTuple):
-  """The parameters of drawn sessions.
-
-  Attributes:
-    seed: seed of every draw.
-    sessions: how many begin; 0 for a trace, whose requests are given.
-    rate: sessions that begin per second, on average over a day.
-    peak, hour: of the day: rate at the peak over the mean, 1 to 2, and when.
-    messages: mean requests of a session.
-    swipes: fraction of the requests behind the first that are swipes.
-    think, think_spread: median seconds between an answer and the next request,
-      and the standard deviation of their logarithm.
-    message, answer, spread: median tokens, and the deviation of the logarithm.
-    longest: most tokens of a message or an answer.
-    context: most tokens of a prompt and its answer.
-    low, high: fewest and most tokens of a prefix, log-uniform between them.
-  """
+  """The parameters of drawn sessions."""
 
   seed: int
-  sessions: int
-  rate: float
-  peak: float
-  hour: float
-  messages: float
-  swipes: float
+  sessions: int  # How many begin; 0 for a trace, whose requests are given.
+  rate: float  # Sessions that begin per second, on average over a day.
+  peak: float  # The rate at the day's peak over the mean, 1 to 2.
+  hour: float  # The hour of the peak.
+  messages: float  # Mean requests of a session.
+  swipes: float  # Fraction of the requests behind the first that are swipes.
+  # Median seconds between an answer and the next request, and the standard
+  # deviation of their logarithm.
   think: float
   think_spread: float
-  message: float
-  answer: float
-  spread: float
-  longest: int
-  context: int
-  low: float
+  message: float  # Median tokens.
+  answer: float  # Median tokens.
+  spread: float  # The deviation of the logarithm of both.
+  longest: int  # Most tokens of a message or an answer.
+  context: int  # Most tokens of a prompt and its answer.
+  low: float  # Fewest tokens of a prefix, log-uniform up to `high`.
   high: float
 
 
 class Sessions(NamedTuple):
-  """Live sessions, arrays [s], and the times of their next requests.
-
-  `counts` are: begun, live, most live at a time, candidates of a beginning.
-  `times` and `slots` are a heap, `ends` the characters' cumulative law.
-  """
+  """Live sessions, arrays [s], and the times of their next requests."""
 
   number: np.ndarray
   turn: np.ndarray
-  left: np.ndarray
-  length: np.ndarray
-  message: np.ndarray
-  spare: np.ndarray
+  left: np.ndarray  # Requests to come.
+  length: np.ndarray  # Tokens of the text so far.
+  spare: np.ndarray  # Unused slots.
+  # A heap of `waiting` times of next requests, and whose they are.
   times: np.ndarray
   slots: np.ndarray
-  counts: np.ndarray
   waiting: np.ndarray
-  start: np.ndarray
-  ends: np.ndarray
+  # Sessions begun, live, most live at a time; candidates of a beginning.
+  counts: np.ndarray
+  start: np.ndarray  # When the next session begins.
+  ends: np.ndarray  # The characters' cumulative law.
 
 
 def make_sessions(slots: int, ends: np.ndarray) -> Sessions:
@@ -86,7 +70,6 @@ def make_sessions(slots: int, ends: np.ndarray) -> Sessions:
     turn=np.zeros(slots, np.int64),
     left=np.zeros(slots, np.int64),
     length=np.zeros(slots, np.int64),
-    message=np.zeros(slots, np.int64),
     spare=np.arange(slots, dtype=np.int64),
     times=np.full(slots + 1, np.inf),
     slots=np.zeros(slots + 1, np.int64),
@@ -130,7 +113,7 @@ def count_prefix(flow, character):
   return max(1, int(math.exp(low + (high - low) * part) + 1e-6))
 
 
-def plan_next(flow, sessions):
+def plan_session(flow, sessions):
   """Draws when the next session begins; infinity after the last one."""
   if sessions.counts[0] >= flow.sessions:
     sessions.start[0] = np.inf
@@ -221,15 +204,15 @@ def draw_request(flow, sessions, requests, slot, now):
   answer = _draw_tokens(flow, 16 * flow.seed + 6, flow.answer, number, turn)
   if turn > 0 and _draw(16 * flow.seed + 5, number, turn) < flow.swipes:
     prompt = requests.prompt[slot]
-    requests.reach[slot] = prompt
+    requests.reusable[slot] = prompt
   else:
     message = _draw_tokens(flow, 16 * flow.seed + 8, flow.message, number, turn)
-    requests.reach[slot] = length
+    requests.reusable[slot] = length
     if length == 0:
       length = prefix
     if length + message + answer > flow.context:
       length = prefix + (length - prefix) // 2
-      requests.reach[slot] = prefix
+      requests.reusable[slot] = prefix
     prompt = length + message
   requests.prompt[slot], requests.answer[slot] = prompt, answer
   requests.seconds[slot] = now
@@ -237,8 +220,8 @@ def draw_request(flow, sessions, requests, slot, now):
   sessions.length[slot] = prompt + answer
 
 
-def go_on(flow, sessions, slot, now):
-  """Plans the request behind an answer; returns whether there is one."""
+def plan_request(flow, sessions, slot, now):
+  """Plans the next request of a session; returns whether there is one."""
   sessions.left[slot] -= 1
   if sessions.left[slot] <= 0:
     sessions.counts[1] -= 1

@@ -1,4 +1,4 @@
-"""The fleet simulator: traffic, replicas and a policy in, an outcome out.
+"""Simulates a fleet: traffic, replicas and a routing policy in, an outcome out.
 
     setup = Setup(64, 'sticky', law, sizes)
     outcome = simulate(setup, flow, ends)        # drawn sessions (`sessions`)
@@ -20,7 +20,6 @@ import numpy as np
 from kaiju_jax.fleet import compiling
 from kaiju_jax.fleet import entries
 from kaiju_jax.fleet import events
-from kaiju_jax.fleet import people as people_lib
 from kaiju_jax.fleet import rounds
 from kaiju_jax.fleet import sessions as sessions_lib
 from kaiju_jax.fleet import state
@@ -29,39 +28,29 @@ from kaiju_jax.serving.routing import policies
 _MODULES = policies, entries, sessions_lib, rounds, events
 # No sessions: the requests are a trace.
 NO_FLOW = sessions_lib.Flow(0, 0, *[1.0] * 10, 1, 1, 1.0, 1.0)
-WEIGHTS = 'fixed', 'row', 'context', 'token', 'attended', 'chunk'
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
   """A fleet.
 
-  Attributes:
-    replicas: how many there are, those that are added later included.
-    policy: one of `policies.NAMES`.
-    law: seconds of a round.
-    sizes: of a replica.
-    shapes: (rows, tokens) of a chunk.
-    faults: (second, kind, replica, value), kinds as in `events`.
-    table: sessions that the router's table holds.
-    slo: seconds to the first token after which a request counts as late.
+  Raises:
+    ValueError: a fleet that cannot be; names the field, its value and what
+      would be right.
   """
 
-  replicas: int
-  policy: str
-  law: state.Law
-  sizes: state.Sizes
-  shapes: Sequence[tuple[int, int]] = ((1, 256),)
+  replicas: int  # How many there are, those that are added later included.
+  policy: str  # One of `policies.NAMES`.
+  law: state.Law  # Seconds of a round.
+  sizes: state.Sizes  # Of a replica.
+  shapes: Sequence[tuple[int, int]] = ((1, 256),)  # (rows, tokens) of a chunk.
+  # (second, kind, replica, value), kinds as in `events`.
   faults: Sequence[tuple[float, int, int, float]] = ()
-  table: int = 2**20
+  table: int = 2**20  # Sessions that the router's table holds.
+  # Seconds to the first token after which a request counts as late.
   slo: float = np.inf
 
   def __post_init__(self):
-    """Refuses a fleet that cannot be.
-
-    Raises:
-      ValueError: names the field, its value and what would be right.
-    """
     if not 1 <= self.replicas < 2**15:
       raise ValueError(f'replicas={self.replicas}: must be 1 to 32,767.')
     if self.policy not in policies.NAMES:
@@ -110,92 +99,41 @@ class Setup:
 
 
 class Outcome(NamedTuple):
-  """What came of a run.
+  """The result of a run."""
 
-  Attributes:
-    requests, sessions: how many came.
-    p50, p99: seconds to the first token, to half a percent.
-    worst_p99: the highest p99 of a window.
-    mean_ttft, mean_stay: seconds to the first token and to the last.
-    hits: fraction of the requests that resumed anything.
-    prefix_hits, token_hits: fraction of the tokens of prefixes, and of all
-      prompts, that were resumed.
-    tokens_per_second: tokens of answers, while sessions begin.
-    utilization: fraction of that time in which replicas ran rounds.
-    seconds: of the simulation.
-    present: mean requests present.
-    most_sessions: most sessions that were live at a time.
-    moved, lost: requests that went to another replica, and that none took.
-    late: requests whose first token came after the SLO; those that none took
-      are among them.
-    evictions: of all caches.
-    events: events of the loop.
-  """
-
-  requests: int
+  requests: int  # How many came.
   sessions: int
-  p50: float
+  p50: float  # Seconds to the first token, to half a percent.
   p99: float
-  worst_p99: float
-  mean_ttft: float
-  mean_stay: float
-  hits: float
-  prefix_hits: float
-  token_hits: float
-  tokens_per_second: float
-  utilization: float
-  seconds: float
-  present: float
-  most_sessions: int
-  moved: int
-  lost: int
-  late: int
-  evictions: int
-  events: int
+  worst_p99: float  # The highest p99 of a window.
+  mean_ttft: float  # Seconds to the first token.
+  mean_stay: float  # Seconds to the last token.
+  hits: float  # Fraction of the requests that resumed anything.
+  prefix_hits: float  # Fraction of the prefixes' tokens that were resumed.
+  token_hits: float  # The same of all prompts' tokens.
+  tokens_per_second: float  # Tokens of answers, while sessions begin.
+  utilization: float  # Fraction of that time in which replicas ran rounds.
+  seconds: float  # Of the simulation.
+  present: float  # Mean requests present.
+  most_sessions: int  # Most sessions that were live at a time.
+  moved: int  # Requests that went to another replica.
+  lost: int  # Requests that no replica took.
+  late: int  # Requests whose first token came after the SLO, or never.
+  evictions: int  # Of all caches.
+  events: int  # Of the loop.
 
 
 class Trace(NamedTuple):
-  """Requests in the order in which they come, arrays [n].
+  """Requests in the order in which they come, arrays [n]."""
 
-  Attributes:
-    seconds: when each comes.
-    session, character: numbers from 0 on.
-    prefix, prompt, answer: tokens.
-    reach: the prompt's first tokens that its session may have cached.
-  """
-
-  seconds: np.ndarray
-  session: np.ndarray
+  seconds: np.ndarray  # When each comes.
+  session: np.ndarray  # Numbers from 0 on, as the characters'.
   character: np.ndarray
-  prefix: np.ndarray
+  prefix: np.ndarray  # Tokens, as those of prompts and answers.
   prompt: np.ndarray
   answer: np.ndarray
-  reach: np.ndarray
-
-
-def trace_of(people: people_lib.Trace) -> Trace:
-  """Returns the requests of a people's trace from second 0 on.
-
-  A fork begins a session; what it repeats is found again in its prefix alone.
-  """
-  message = people.halves[people.opening, 0] + people.halves[people.closing, 1]
-  prompt, prefix = people.prompt, people.prefix[people.character]
-  before = people.previous
-  whole = people.history[before] + message[before] + people.answer[before]
-  is_whole = (before >= 0) & (people.history == whole)
-  reach = np.where(is_whole, prefix + people.history, prefix)
-  reach = np.where(people.kind == people_lib.SWIPE, prompt, reach)
-  # The first turn's edit has no history: its prefix is all that it repeats.
-  rows = slice(people.begin, None)
-  return Trace(
-    people.seconds[rows],
-    people.chat[rows],
-    people.character[rows],
-    prefix[rows],
-    prompt[rows],
-    people.answer[rows],
-    reach[rows],
-  )
+  # The prompt's first tokens that its session may have cached.
+  reusable: np.ndarray
 
 
 @functools.cache
@@ -276,42 +214,33 @@ def simulate_trace(
 
 
 def _run(setup, flow, sessions, requests, cache, begin, window, loop):
-  replicas = state.make_replicas(
-    setup.replicas, setup.sizes, cache.entry.shape[1]
+  world = state.World(
+    state.Law(*map(float, setup.law)),
+    np.array(setup.shapes, np.int64),
+    setup.sizes,
+    state.make_replicas(setup.replicas, setup.sizes, cache.entry.shape[1]),
+    requests,
+    cache,
   )
   totals = events.Totals(
     np.zeros((48, events.BINS), np.int64), np.zeros(10, np.int64), np.zeros(8)
   )
-  faults = sorted(setup.faults)
-  fleet = events.Fleet(
-    replicas,
-    requests,
-    cache,
-    sessions,
-    totals,
-    policies.make_table(setup.table),
-    np.array(faults, np.float64).reshape(-1, 4),
-    np.zeros(setup.sizes.rows, np.int64),
-  )
   loop = loop or compile_loop()
-  given = fleet
-  if loop is events:
-    given = fleet._replace(
-      replicas=state.view_fields(replicas),
-      requests=state.view_fields(requests),
-      cache=cache._replace(entry=state.view_fields(cache.entry)),
-    )
   count = loop.run(
-    state.Law(*map(float, setup.law)),
-    np.array(setup.shapes, np.int64),
-    setup.sizes,
-    flow,
-    policies.NAMES.index(setup.policy),
-    given,
-    float(begin),
-    float(window),
+    events.Fleet(
+      state.view_world(world) if loop is events else world,
+      flow,
+      sessions,
+      totals,
+      policies.NAMES.index(setup.policy),
+      policies.make_table(setup.table),
+      np.array(sorted(setup.faults), np.float64).reshape(-1, 4),
+      np.zeros(setup.sizes.rows, np.int64),
+      float(begin),
+      float(window),
+    )
   )
-  return _outcome(fleet, setup, count)
+  return _outcome(totals, world.replicas, sessions.counts, setup, count)
 
 
 def quantile(counts: np.ndarray, part: float) -> float:
@@ -327,20 +256,19 @@ def _seconds(place: Any) -> Any:
   return events.LEAST * np.exp(events.WIDTH * (place + 0.5))
 
 
-def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
-  totals, replicas = fleet.totals, fleet.replicas
+def _outcome(totals, replicas, sessions, setup: Setup, count: int) -> Outcome:
   counts, sums, late = totals.counts, totals.sums, totals.late.sum(0)
   seconds = max(float(sums[events.SINCE]), 1e-9)
-  counted, ended = max(int(late.sum()), 1), max(int(counts[9]), 1)
+  counted, ended = max(int(late.sum()), 1), max(int(counts[events.ENDED]), 1)
   is_late = _seconds(np.arange(events.BINS)) > setup.slo
   windows = [quantile(row, 0.99) for row in totals.late if row.sum() >= 1000]
   loaded, busy, answered = map(float, sums[events.LAST :])
   if not loaded:
-    loaded, busy = seconds, float(replicas['busy'].sum())
+    loaded, busy = seconds, float(replicas['busy_seconds'].sum())
     answered = float(counts[events.ANSWER])
   return Outcome(
     requests=int(counts[events.REQUESTS]),
-    sessions=int(fleet.sessions.counts[0]),
+    sessions=int(sessions[0]),
     p50=quantile(late, 0.5),
     p99=quantile(late, 0.99),
     worst_p99=max(windows, default=quantile(late, 0.99)),
@@ -357,7 +285,7 @@ def _outcome(fleet: events.Fleet, setup: Setup, count: int) -> Outcome:
     utilization=busy / (loaded * setup.replicas),
     seconds=seconds,
     present=float(sums[events.AREA] / seconds),
-    most_sessions=int(fleet.sessions.counts[2]),
+    most_sessions=int(sessions[2]),
     moved=int(counts[events.MOVED]),
     lost=int(counts[events.LOST]),
     late=int(late[is_late].sum() + counts[events.LOST]),

@@ -1,13 +1,13 @@
 """The arrays of a simulated fleet; compiled code changes them in place.
 
     n requests   c characters   s sessions   r replicas
-    e entries of a replica's cache   h places of an entry
+    e entries of a replica's cache   h replicas that cache one session
 
 Replicas, requests and entries are records, so that compiled functions take few
-arguments; numba takes minutes for as many arrays.
+arrays; numba takes minutes for as many arrays as there are fields.
 
-A request of number −1, a replica of number −1 and an entry of number −1 are
-none. Times are in seconds of the simulation.
+A request, a replica, an entry or a session of number −1 is none. Times are in
+seconds of the simulation.
 """
 
 import types
@@ -23,7 +23,7 @@ MOST_ROWS = 256
 
 
 class Law(NamedTuple):
-  """Seconds of a round, which is one step and one chunk of prompts.
+  """Seconds of a round, which is one decode step and one prefill chunk.
 
       fixed + row · rows + context · Σ tokens of the rows' texts
             + token · tokens of the chunk's shape
@@ -42,112 +42,132 @@ class Law(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """What a replica holds.
+  """A replica's capacity."""
 
-  Attributes:
-    rows: rows that run at once.
-    page: tokens of a page.
-    window: tokens of the local layers' window; 0 without such layers.
-    pages, local_pages: pages of the two pools.
-    drawn: entries that are drawn for an eviction, as `eviction.LeastWorth` has
-      it; 0 evicts the least recently used of all.
-    keeps: 1 if conversations stay in the cache, 0 for characters' prefixes
-      alone.
-  """
-
-  rows: int
-  page: int
-  window: int
-  pages: int
-  local_pages: int
+  rows: int  # Rows that run at once.
+  page: int  # Tokens of a page.
+  window: int  # Tokens of the local layers' window; 0 without such layers.
+  pages: int  # Pages of the pool of the global layers.
+  local_pages: int  # Pages of the pool of the local layers.
+  # Entries that are drawn for an eviction, as `eviction.LeastWorth` has it; 0
+  # evicts the least recently used of all.
   drawn: int
+  # 1 if conversations stay in the cache, 0 for characters' prefixes alone.
   keeps: int
 
 
-# A *stretch* is the rounds until a prompt or an answer ends; in each the same
-# rows take part. It began at `clock`, with `step` seconds of its first round
-# and `growth` more in each later one, and has `count` rounds until `until`.
-# `chosen` places of `part` are the prompts of its chunk, of at most `chunk`
-# tokens each.
 _REPLICA = np.dtype(
   [
-    *((name, np.float64) for name in ('share', 'load', 'clock', 'until')),
-    *((name, np.float64) for name in ('step', 'growth', 'context', 'busy')),
-    *((name, np.int64) for name in ('count', 'rounds', 'drawing', 'prompting')),
-    *((name, np.int64) for name in ('chosen', 'chunk', 'head', 'tail')),
-    *((name, np.int64) for name in ('free', 'free_local', 'entries')),
-    *((name, np.int64) for name in ('unused', 'evictions')),
-    *((name, np.int64, (MOST_ROWS,)) for name in ('prompts', 'draws', 'part')),
+    # The router's: the replica's part of new sessions, and the tokens to
+    # prefill and rows to decode that it has been given.
+    *((name, np.float64) for name in ('share', 'load')),
+    # The stretch of rounds that runs now (`rounds.py`); without one it ends at
+    # infinity.
+    *((name, np.float64) for name in ('stretch_begin', 'stretch_end')),
+    ('first_round_seconds', np.float64),
+    ('seconds_per_round_increment', np.float64),
+    ('stretch_rounds', np.int64),
+    # All tokens of the rows that decode, and seconds with a round.
+    *((name, np.float64) for name in ('context_tokens', 'busy_seconds')),
+    ('rounds_run', np.int64),
+    # Requests that decode and that are prefilled: `count` of each.
+    *((name, np.int64) for name in ('decode_count', 'prefill_count')),
+    *((name, np.int64, (MOST_ROWS,)) for name in ('decoding', 'prefilling')),
+    # The first `chunk_rows` places of `chunk_order` are those of `prefilling`
+    # that are in the stretch's chunk, with at most `chunk_tokens` each.
+    *((name, np.int64) for name in ('chunk_rows', 'chunk_tokens')),
+    ('chunk_order', np.int64, (MOST_ROWS,)),
+    *((name, np.int64) for name in ('queue_head', 'queue_tail')),
+    *((name, np.int64) for name in ('free_pages', 'free_local_pages')),
+    # Entries of the cache that may be evicted, and unused ones.
+    *((name, np.int64) for name in ('listed_count', 'spare_count')),
+    ('evictions', np.int64),
   ],
   align=True,
 )
 
-# `reach` is how many of the prompt's first tokens the session's cache may hold;
-# `prefix` of them are the character's. `held` are in the row's cache, `resumed`
-# of them from the start. `first` and `done` are when the first token came, and
-# the last. `pages` and `local` are the row's own; `next` waits behind it.
 _REQUEST = np.dtype(
   [
+    # When it comes, and when its first and its last token come.
     *((name, np.float64) for name in ('seconds', 'first', 'done')),
-    *((name, np.int64) for name in ('session', 'end')),
-    *((name, np.int64) for name in ('character', 'prefix', 'prompt')),
-    *((name, np.int64) for name in ('answer', 'reach', 'held', 'resumed')),
-    *((name, np.int64) for name in ('owed', 'passed', 'replica', 'next')),
-    *((name, np.int64) for name in ('pages', 'local', 'low')),
+    *((name, np.int64) for name in ('session', 'character')),
+    # Tokens: of the character's prefix, the prompt, the answer.
+    *((name, np.int64) for name in ('prefix', 'prompt', 'answer')),
+    # The prompt's first tokens that the session's cache may hold.
+    ('reusable', np.int64),
+    # Tokens of the prompt that the row has, and those that it resumed.
+    *((name, np.int64) for name in ('prefilled', 'resumed')),
+    # Tokens to prefill that its replica's load counts.
+    ('pending_tokens', np.int64),
+    ('rounds_skipped', np.int64),  # Rounds since it was last in a chunk.
+    ('last_round', np.int64),  # The replica's round that ends its answer.
+    *((name, np.int64) for name in ('replica', 'next_in_queue')),
+    # The row's own pages; the text can be resumed from a length on.
+    *((name, np.int64) for name in ('pages', 'local_pages')),
+    ('resumable_from', np.int64),
   ],
   align=True,
 )
 
-# An entry is a character's prefix, or a session with the points of its last
-# turn. It can be resumed from `low` tokens on, where the window's pages live.
-# `listed` are the entries that may be evicted, `place` where each stands there;
-# `spare` are unused numbers. A prefix that was evicted while sessions behind it
-# are kept (`below` of them) holds its global pages, and no local ones.
+# An entry is a character's prefix, or a session with the text of its last turn.
+# A prefix that was evicted while sessions behind it are kept holds its global
+# pages, and no local ones.
 _ENTRY = np.dtype(
   [
-    *((name, np.float64) for name in ('used', 'made')),
-    *((name, np.int64) for name in ('key', 'is_prefix', 'length', 'low')),
-    *((name, np.int64) for name in ('pages', 'local', 'begun', 'below')),
-    *((name, np.int64) for name in ('above', 'place', 'listed', 'spare')),
+    *((name, np.float64) for name in ('last_used', 'created')),
+    ('key', np.int64),  # The character or the session.
+    ('is_prefix', np.int64),
+    *((name, np.int64) for name in ('length', 'resumable_from')),
+    *((name, np.int64) for name in ('pages', 'local_pages')),
+    ('sessions_begun', np.int64),  # How many sessions resumed the prefix.
+    ('dependents', np.int64),  # Rows and sessions behind the prefix.
+    ('prefix_entry', np.int64),  # A session's.
+    ('list_index', np.int64),  # Where `listed` has it; −1: not resumable.
+    # Two lists of the replica's entries: those that may be evicted, and unused
+    # numbers.
+    *((name, np.int64) for name in ('listed', 'spare')),
   ],
   align=True,
 )
 
 
 class Cache(NamedTuple):
-  """The replicas' caches.
+  """The replicas' caches."""
 
-  Attributes:
-    entry: records [r, e].
-    prefix_at: [r, c], the entries of prefixes.
-    hold_replica, hold_entry: [s, h], those of sessions.
-  """
+  entry: np.ndarray  # Records [r, e].
+  prefix_at: np.ndarray  # [r, c], the entries of prefixes.
+  session_replica: np.ndarray  # [s, h], replicas that cache a session.
+  session_entry: np.ndarray  # [s, h], its entries there.
 
-  entry: np.ndarray
-  prefix_at: np.ndarray
-  hold_replica: np.ndarray
-  hold_entry: np.ndarray
+
+class World(NamedTuple):
+  """What rounds and caches read, and the records that they change."""
+
+  law: Law
+  shapes: np.ndarray  # int64 [n, 2], rows and tokens of a chunk.
+  sizes: Sizes
+  replicas: np.ndarray
+  requests: np.ndarray
+  cache: Cache
 
 
 def make_replicas(count: int, sizes: Sizes, entries: int) -> np.ndarray:
-  """Returns records [r] of replicas that are open and have nothing.
-
-  Their `prompts`, `draws` and `part` are [r, MOST_ROWS].
-  """
-  one = np.zeros(count, _REPLICA)
-  one['share'], one['until'] = 1, np.inf
-  one['head'] = one['tail'] = -1
-  one['free'], one['free_local'] = sizes.pages, sizes.local_pages
-  one['unused'] = entries
-  return one
+  """Returns records [r] of replicas that are open and idle."""
+  replicas = np.zeros(count, _REPLICA)
+  replicas['share'], replicas['stretch_end'] = 1, np.inf
+  replicas['queue_head'] = replicas['queue_tail'] = -1
+  replicas['free_pages'] = sizes.pages
+  replicas['free_local_pages'] = sizes.local_pages
+  replicas['spare_count'] = entries
+  return replicas
 
 
 def make_requests(count: int) -> np.ndarray:
   """Returns records [n] of requests, which are to be filled in."""
-  one = np.zeros(count, _REQUEST)
-  one['first'] = one['done'] = np.nan
-  one['replica'] = one['next'] = -1
-  return one
+  requests = np.zeros(count, _REQUEST)
+  requests['first'] = requests['done'] = np.nan
+  requests['replica'] = requests['next_in_queue'] = -1
+  return requests
 
 
 def make_cache(
@@ -155,13 +175,13 @@ def make_cache(
 ) -> Cache:
   """Returns empty caches of so many entries per replica."""
   entry = np.zeros((replicas, entries), _ENTRY)
-  entry['key'] = entry['place'] = entry['above'] = -1
+  entry['key'] = entry['list_index'] = entry['prefix_entry'] = -1
   entry['spare'] = np.arange(entries)
   return Cache(
     entry,
     prefix_at=np.full((replicas, characters), -1, np.int64),
-    hold_replica=np.full((sessions, HOLDS), -1, np.int64),
-    hold_entry=np.full((sessions, HOLDS), -1, np.int64),
+    session_replica=np.full((sessions, HOLDS), -1, np.int64),
+    session_entry=np.full((sessions, HOLDS), -1, np.int64),
   )
 
 
@@ -172,3 +192,13 @@ def view_fields(records: np.ndarray):
   """
   names = records.dtype.names
   return types.SimpleNamespace(**{name: records[name] for name in names})
+
+
+def view_world(world: World) -> World:
+  """Returns a world that plain Python can run."""
+  entry = view_fields(world.cache.entry)
+  return world._replace(
+    replicas=view_fields(world.replicas),
+    requests=view_fields(world.requests),
+    cache=world.cache._replace(entry=entry),
+  )

@@ -33,7 +33,25 @@ PAGE, WINDOW = 16, 64
 @pytest.fixture(scope='module')
 def drawn():
   people = people_lib.draw(PEOPLE)
-  return list(texts.requests(people)), simulator.trace_of(people)
+  return list(texts.requests(people)), trace_of(people)
+
+
+def trace_of(people):
+  """Returns the requests of a people's trace from second 0 on.
+
+  A fork begins a session; what it repeats is found again in its prefix alone.
+  """
+  message = people.halves[people.opening, 0] + people.halves[people.closing, 1]
+  prompt, prefix = people.prompt, people.prefix[people.character]
+  before = people.previous
+  whole = people.history[before] + message[before] + people.answer[before]
+  is_whole = (before >= 0) & (people.history == whole)
+  reusable = np.where(is_whole, prefix + people.history, prefix)
+  reusable = np.where(people.kind == people_lib.SWIPE, prompt, reusable)
+  # The first turn's edit has no history: its prefix is all that it repeats.
+  columns = people.seconds, people.chat, people.character
+  columns = *columns, prefix, prompt, people.answer, reusable
+  return simulator.Trace(*(column[people.begin :] for column in columns))
 
 
 def simulate(trace, pages, local, window=WINDOW):
@@ -42,6 +60,15 @@ def simulate(trace, pages, local, window=WINDOW):
   sizes = state.Sizes(1, PAGE, window, pages, local, 16, 1)
   setup = simulator.Setup(1, 'random', law, sizes, ((1, 2**20),))
   return simulator.simulate_trace(setup, trace, loop=events)[1]['resumed']
+
+
+def world_of(sizes, cache):
+  none = np.zeros(0)
+  replicas, requests = state.make_replicas(1, sizes, 2), state.make_requests(1)
+  law = state.Law(*[0.0] * 6)
+  return state.view_world(
+    state.World(law, none, sizes, replicas, requests, cache)
+  )
 
 
 @pytest.mark.parametrize('pages, local', [(3_000, 1_200), (800, 300)])
@@ -70,10 +97,9 @@ def test_less_memory_of_either_kind_has_fewer_hits(drawn):
   assert rates[1] < rates[0] and rates[2] < rates[0]
 
 
-def test_pages_are_given_back():
+def test_pages_are_given_back(drawn):
   """After a trace, what is not listed is free."""
-  people = people_lib.draw(PEOPLE)
-  trace = simulator.trace_of(people)
+  _, trace = drawn
   made, make = [], state.make_replicas
   caches_made, make_cache = [], state.make_cache
   with pytest.MonkeyPatch.context() as patch:
@@ -88,22 +114,24 @@ def test_pages_are_given_back():
     simulate(trace, 800, 300)
   (replicas,), (cache,) = made, caches_made
   used = np.ones(cache.entry.shape[1], bool)
-  used[cache.entry['spare'][0, : replicas['unused'][0]]] = False
+  used[cache.entry['spare'][0, : replicas['spare_count'][0]]] = False
   held = cache.entry['pages'][0][used].sum()
-  assert replicas['free'][0] + held == 800
-  listed = cache.entry['listed'][0, : replicas['entries'][0]]
+  assert replicas['free_pages'][0] + held == 800
+  listed = cache.entry['listed'][0, : replicas['listed_count'][0]]
   assert (
-    replicas['free_local'][0] + cache.entry['local'][0][listed].sum() == 300
+    replicas['free_local_pages'][0]
+    + cache.entry['local_pages'][0][listed].sum()
+    == 300
   )
-  assert (cache.entry['place'][0][listed] == np.arange(len(listed))).all()
+  assert (cache.entry['list_index'][0][listed] == np.arange(len(listed))).all()
   # Ghosts have sessions behind them; sessions stand on prefixes.
-  ghosts = used & (cache.entry['place'][0] < 0)
-  assert (cache.entry['below'][0][ghosts] > 0).all()
+  ghosts = used & (cache.entry['list_index'][0] < 0)
+  assert (cache.entry['dependents'][0][ghosts] > 0).all()
   sessions = used & (cache.entry['is_prefix'][0] == 0)
-  above = cache.entry['above'][0][sessions]
+  above = cache.entry['prefix_entry'][0][sessions]
   counts = np.bincount(above, minlength=len(used))
   prefixes = used & (cache.entry['is_prefix'][0] == 1)
-  assert (cache.entry['below'][0][prefixes] == counts[prefixes]).all()
+  assert (cache.entry['dependents'][0][prefixes] == counts[prefixes]).all()
 
 
 def test_a_prefix_is_worth_what_the_trees_policy_says(drawn):
@@ -133,24 +161,23 @@ def test_a_prefix_is_worth_what_the_trees_policy_says(drawn):
   (cache,) = kept
   entry = cache.prefix_at[0, trace.character[0]]
   now = trace.seconds[-1]
-  view = cache._replace(entry=state.view_fields(cache.entry))
-  found = entries.worth(pools, view, 0, entry, now)
-  assert cache.entry['begun'][0, entry] == 7
+  found = entries.worth(world_of(pools, cache), 0, entry, now)
+  assert cache.entry['sessions_begun'][0, entry] == 7
   assert found == pytest.approx(tree._tree._policy.worth(point), rel=1e-3)
 
 
 def test_a_session_is_worth_the_tokens_behind_its_prefix():
   sizes = state.Sizes(1, PAGE, WINDOW, 100, 100, 16, 1)
   cache = state.make_cache(1, 2, 1, 1)
-  view = cache._replace(entry=state.view_fields(cache.entry))
+  world = world_of(sizes, cache)
   cache.entry['length'][0] = 640, 1_000
-  cache.entry['pages'][0], cache.entry['local'][0] = (40, 24), (5, 8)
-  cache.entry['is_prefix'][0], cache.entry['below'][0] = (1, 0), (1, 0)
-  cache.entry['above'][0, 1], cache.entry['place'][0] = 0, (0, 1)
+  cache.entry['pages'][0], cache.entry['local_pages'][0] = (40, 24), (5, 8)
+  cache.entry['is_prefix'][0], cache.entry['dependents'][0] = (1, 0), (1, 0)
+  cache.entry['prefix_entry'][0, 1], cache.entry['list_index'][0] = 0, (0, 1)
   cost = 24 / 100 + 40 / 3 / 100 + 8 / 100
-  worth = entries.worth(sizes, view, 0, 1, 100.0)
+  worth = entries.worth(world, 0, 1, 100.0)
   assert worth == pytest.approx(0.5 / 100 * 360 / cost)
   # Its prefix can no longer be resumed without it.
-  cache.entry['place'][0, 0] = -1
-  alone = entries.worth(sizes, view, 0, 1, 100.0)
+  cache.entry['list_index'][0, 0] = -1
+  alone = entries.worth(world, 0, 1, 100.0)
   assert alone == pytest.approx(0.5 / 100 * 1_000 / cost)

@@ -19,34 +19,14 @@ from kaiju_jax.fleet import sessions
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.serving.routing import policies
+from tests.fleet import small_fleet
 
-LAW = state.Law(0.01, 3e-4, 1e-6, 1e-4, 2e-7, 4e-3)
-SIZES = state.Sizes(4, 16, 64, 5_000, 5_000, 16, 1)
-SHAPES = ((1, 16), (1, 64), (4, 16))
-SETUP = simulator.Setup(1, 'random', LAW, SIZES, SHAPES)
-FLOW = sessions.Flow(
-  *(0, 60, 1.0, 2.0, 18.0, 5.0, 0.2, 5.0, 1.0, 25.0, 40.0, 0.7),
-  *(200, 4_000, 100.0, 800.0),
+LAW, SIZES, SHAPES, SETUP = (
+  *(small_fleet.LAW, small_fleet.SIZES),
+  *(small_fleet.SHAPES, small_fleet.SETUP),
 )
-ENDS = sessions.make_law(20, 1.0)
-
-
-def alone(count=80, gap=0.15, seed=0, prompts=300, answers=40):
-  """Returns a trace of requests that share nothing."""
-  rng = np.random.default_rng(seed)
-  numbers = np.arange(count)
-  prefix = rng.integers(1, 40, count)
-  prompt = prefix + rng.integers(1, prompts, count)
-  answer = rng.integers(1, answers, count)
-  seconds = np.cumsum(rng.exponential(gap, count))
-  zeros = np.zeros(count, int)
-  return simulator.Trace(
-    seconds, numbers, numbers, prefix, prompt, answer, zeros
-  )
-
-
-def run(setup, trace):
-  return simulator.simulate_trace(setup, trace, loop=events)
+FLOW, ENDS = small_fleet.FLOW, small_fleet.ENDS
+alone, run = small_fleet.alone, small_fleet.run
 
 
 class Oracle:
@@ -154,15 +134,17 @@ def test_rounds_that_are_counted_take_as_long_as_those_that_are_stepped(
 ):
   trace = alone(count=60, gap=0.3, prompts=700)
   counted, fast = run(SETUP, trace)
-  begin = rounds.begin
+  begin = rounds.begin_stretch
 
-  def step(law, shapes, sizes, replicas, requests, cache, replica, now):
-    begin(law, shapes, sizes, replicas, requests, cache, replica, now)
-    if replicas.until[replica] < np.inf:
-      replicas.count[replica] = 1
-      replicas.until[replica] = now + replicas.step[replica]
+  def step(world, replica, now):
+    begin(world, replica, now)
+    replicas = world.replicas
+    if replicas.stretch_end[replica] < np.inf:
+      seconds = replicas.first_round_seconds[replica]
+      replicas.stretch_rounds[replica] = 1
+      replicas.stretch_end[replica] = now + seconds
 
-  monkeypatch.setattr(rounds, 'begin', step)
+  monkeypatch.setattr(rounds, 'begin_stretch', step)
   stepped, slow = run(SETUP, trace)
   assert stepped.events > 2 * counted.events
   for name in 'first', 'done':

@@ -9,21 +9,21 @@ from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
 from kaiju_jax.serving.routing import policies
-from tests.fleet import test_simulator
+from tests.fleet import small_fleet
 
 
 def check_bits(policy):
   """The compiled loop gives the bits of plain Python, faults included."""
   faults = [(5.0, events.LOSE, 1, 0.0), (9.0, events.SHARE, 1, 0.5)]
   setup = dataclasses.replace(
-    test_simulator.SETUP,
+    small_fleet.SETUP,
     replicas=4,
     policy=policy,
     faults=[*faults, (8.0, events.WARM, 1, 9), (12.0, events.FORGET, 0, 0.0)],
-    sizes=test_simulator.SIZES._replace(pages=900, local_pages=700),
+    sizes=small_fleet.SIZES._replace(pages=900, local_pages=700),
   )
-  flow = test_simulator.FLOW._replace(rate=12.0, think=0.5, sessions=120)
-  arguments = setup, flow, test_simulator.ENDS, 256
+  flow = small_fleet.FLOW._replace(rate=12.0, think=0.5, sessions=120)
+  arguments = setup, flow, small_fleet.ENDS, 256
   plain = simulator.simulate(*arguments, loop=events)
   assert simulator.simulate(*arguments) == plain
   assert plain.moved > 0 and plain.evictions > 0
