@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> None:
   if not (_TEXT.value or _PER_TENSOR.value):
     raise app.UsageError('--text or --per_tensor must be given.')
   from kaiju_jax.runs import calibrate
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
 
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   calibrate.write(
     _MODEL.value, _OUT.value, _TEXT.value or '', _PER_TENSOR.value
   )

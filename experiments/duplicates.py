@@ -4,7 +4,7 @@
         --out=runs/unique
 
 Two documents are near-duplicates where the sets of their runs of five words
-have a Jaccard similarity of at least 0.8 (`kaiju_jax/data/duplicates.py`). The
+have a Jaccard similarity of at least 0.8 (`data/curation/duplicates.py`). The
 first document of each group is kept, so name the text that you trust most
 first. The new folder gets
 
@@ -29,11 +29,14 @@ _LEAST = flags.DEFINE_float(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _DOCUMENTS, _OUT)
-  from kaiju_jax.runs.corpora import duplicates
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.data.curation import duplicates
+  from kaiju_jax.storage import folders
+  from kaiju_jax.training import progress
 
-  read.refuse_existing(_OUT.value)
-  result = duplicates.find(_DOCUMENTS.value, _LEAST.value)
+  folders.refuse_existing(_OUT.value)
+  result = duplicates.find_in_files(
+    _DOCUMENTS.value, _LEAST.value, progress.track
+  )
   duplicates.write(result, _OUT.value)
   total, kept = len(result.found.group), len(result.found.list_kept())
   print(

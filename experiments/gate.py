@@ -94,10 +94,10 @@ def _run() -> None:
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.gates import quantization_gate as gate
   from kaiju_jax.reporting import decision as decision_lib
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
 
   if _OUT.value:
-    read.refuse_existing(_OUT.value)
+    folders.refuse_existing(_OUT.value)
   conversations, source = _CONVERSATIONS.read()
   diff = calibration_diff.measure(*_DIFF.value) if _DIFF.value else None
   prose = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else ''

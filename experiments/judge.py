@@ -60,10 +60,10 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.evaluation.persona import labels
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.reporting import decision as decision_lib
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
 
   if _OUT.value:
-    read.refuse_existing(_OUT.value)
+    folders.refuse_existing(_OUT.value)
   before = (
     decision_lib.load(pathlib.Path(_BEFORE.value)) if _BEFORE.value else None
   )

@@ -5,7 +5,7 @@
 
 An item is leaked if at least half of its rare runs of 13 words stand in one
 training document; a run is rare if fewer than 10 documents have it
-(`kaiju_jax/data/leaks.py`). The new folder gets
+(`kaiju_jax/data/curation/leaks.py`). The new folder gets
 
     leaks.json    the leaked items, each with the document that has most of it;
                   and the items whose runs are all common, for you to judge
@@ -29,11 +29,14 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _EVALUATION, _TRAINING, _OUT)
-  from kaiju_jax.runs.corpora import leaks
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.data.curation import leaks
+  from kaiju_jax.storage import folders
+  from kaiju_jax.training import progress
 
-  read.refuse_existing(_OUT.value)
-  result = leaks.find(_EVALUATION.value, _TRAINING.value)
+  folders.refuse_existing(_OUT.value)
+  result = leaks.find_in_files(
+    _EVALUATION.value, _TRAINING.value, progress.track
+  )
   leaks.write(result, _OUT.value)
   leaked = int(result.found.find_leaked().sum())
   common = int(result.found.common.sum())

@@ -5,7 +5,7 @@
 
 reads the target and each source (a file, folder or glob of text), embeds every
 document (--embedder), and finds the shares of the tokens whose mean is nearest
-to the target's (`kaiju_jax/data/mixing.py` has the two objectives). It writes a
+to the target's (`data/curation/mixing.py` has the two objectives). It writes a
 new folder with
 
     mix.json    the sources and their weights; training reads it by
@@ -75,11 +75,12 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the resamples.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TARGET, _SOURCES, _OUT)
-  from kaiju_jax.runs.corpora import mix
-  from kaiju_jax.runs.corpora import mix_report
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.data.curation import mixes
+  from kaiju_jax.runs import embedders
+  from kaiju_jax.storage import folders
+  from kaiju_jax.training import progress
 
-  settings = mix.Settings(
+  settings = mixes.MixSettings(
     target=_TARGET.value,
     sources=[_source('sources', text) for text in _SOURCES.value],
     measured=[_source('measured', text) for text in _MEASURED.value],
@@ -92,9 +93,11 @@ def main(argv: Sequence[str]) -> None:
     seed=_SEED.value,
     anneal=_ANNEAL.value,
   )
-  read.refuse_existing(_OUT.value)
-  result = mix.find(settings)
-  mix_report.write(settings, result, _OUT.value)
+  folders.refuse_existing(_OUT.value)
+  mixes.check(settings)
+  embedder = embedders.parse(settings.embedder)
+  result = mixes.find(settings, embedder, progress.track)
+  mixes.write(settings, result, _OUT.value)
   _show(result)
 
 

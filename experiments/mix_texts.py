@@ -46,14 +46,14 @@ _HOLDERS = (
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.data.curation import collections as writer
   from kaiju_jax.storage import folders
 
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   with folders.write_whole(_OUT.value) as folder:
     for name, documents in _sorted().items():
       path = folder / f'{name}.jsonl'
-      read.write_lines(path, ((document, {}) for document in documents))
+      writer.write_lines(path, ((document, {}) for document in documents))
       characters = sum(len(one.segments[0]) for one in documents)
       print(f'{name}: {len(documents):,} documents, {characters:,} characters')
   print(f'Written: {pathlib.Path(_OUT.value)}')
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
 def _sorted() -> dict:
   """Returns {file without its suffix: documents}."""
   from kaiju_jax.data import documents as documents_lib
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.training import progress
 
   modules = [
     one
@@ -71,7 +71,7 @@ def _sorted() -> dict:
   ]
   found = {f'source_{kind}': [] for kind in _SOURCES}
   found |= {'target_reference': [], 'target_sessions': []}
-  for module in read.watch('sorting modules')(modules):
+  for module in progress.track(modules, 'sorting modules'):
     for kind, text in kinds(module.segments[0]).items():
       if kind == 'sessions' and documents_lib.is_held_out(module.name, 0.5):
         place = 'target_sessions'

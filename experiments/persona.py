@@ -88,10 +88,10 @@ def _run() -> None:
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.reporting import report
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
 
   if _OUT.value:
-    read.refuse_existing(_OUT.value)
+    folders.refuse_existing(_OUT.value)
   before = shared_flags.load_decision(_WATCH)
   calibration = shared_flags.load_decision(_JUDGE.calibration)
   conversations, source = _CONVERSATIONS.read(_SEED.value)

@@ -25,11 +25,11 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
-  from kaiju_jax.runs.corpora import read
   from kaiju_jax.storage import files
+  from kaiju_jax.storage import folders
   from kaiju_jax.tasks.dialogues import golden
 
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   practice = golden.practice(_COUNT.value, _SEED.value)
   files.write_json_lines(pathlib.Path(_OUT.value), practice)
   print(f'Written: {_OUT.value}')

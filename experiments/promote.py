@@ -36,9 +36,9 @@ def _run() -> None:
   from kaiju_jax.gates import promotion
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.runs import load
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
 
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   policy = promotion.load_policy(_POLICY.value)
   loaded = _ARM.read().load(_CANDIDATE.value)
   weights = load.digest(loaded)

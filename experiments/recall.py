@@ -75,12 +75,12 @@ def _ask_served() -> None:
   from kaiju_jax.experiments.studies import recall_report
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.reporting import report
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
   from kaiju_jax.tasks.recall import asking as recall
   from kaiju_jax.tasks.recall import problems
 
   if _OUT.value:
-    read.refuse_existing(_OUT.value)
+    folders.refuse_existing(_OUT.value)
   kinds = command.choose(_KINDS, problems.KINDS)
   lengths = command.numbers(_LENGTHS, int)
   seed = _EVALUATION_SEED.value

@@ -32,6 +32,7 @@ from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.storage import folders
 
 _SAFETY = flags.DEFINE_string(
   'safety', None, 'Folder of a gate and its thresholds.'
@@ -81,9 +82,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the halves.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
-  from kaiju_jax.runs.corpora import read
-
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   if _ADD.value:
     _add()
   else:
@@ -109,7 +108,6 @@ def _hold() -> None:
   from kaiju_jax.serving.safety import blocked
   from kaiju_jax.serving.safety import moderation
   from kaiju_jax.serving.safety import thresholds
-  from kaiju_jax.storage import folders
 
   sets = _sets()
   halves = sets.halves(_SEED.value)

@@ -7,7 +7,7 @@ scores every document of the source and draws --count of them without
 replacement, the likelier the higher the score; --noise=0 takes the highest
 scores. With n-grams the score is a document's log importance weight (DSIR);
 with another --embedder it is the cosine to the nearest of 16 centroids of the
-target (`kaiju_jax/data/selection.py`). The new folder gets
+target (`kaiju_jax/data/curation/selection.py`). The new folder gets
 
     chosen.jsonl   the documents, which data.path and experiments.mix read
     report.md      how the scores lie, with a figure
@@ -44,10 +44,12 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the noise.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TARGET, _SOURCE, _COUNT, _OUT)
-  from kaiju_jax.runs.corpora import read
-  from kaiju_jax.runs.corpora import select
+  from kaiju_jax.data.curation import selection
+  from kaiju_jax.runs import embedders
+  from kaiju_jax.storage import folders
+  from kaiju_jax.training import progress
 
-  settings = select.Settings(
+  settings = selection.SelectionSettings(
     target=_TARGET.value,
     source=_SOURCE.value,
     count=_COUNT.value,
@@ -56,12 +58,14 @@ def main(argv: Sequence[str]) -> None:
     noise=_NOISE.value,
     seed=_SEED.value,
   )
-  read.refuse_existing(_OUT.value)
-  result = select.find(settings)
-  select.write(settings, result, _OUT.value)
+  folders.refuse_existing(_OUT.value)
+  selection.check(settings)
+  embedder = embedders.parse(settings.embedder)
+  result = selection.find(settings, embedder, progress.track)
+  selection.write(settings, result, _OUT.value)
   print(
     f'{len(result.chosen.indices):,} of {len(result.chosen.scores):,} documents'
-    f' by {result.method}. Written: {_OUT.value}/{select.CHOSEN},'
+    f' by {result.method}. Written: {_OUT.value}/{selection.CHOSEN},'
     f' {_OUT.value}/report.md'
   )
 

@@ -53,10 +53,10 @@ def main(argv: Sequence[str]) -> None:
     )
   from kaiju_jax.classifiers import report
   from kaiju_jax.classifiers import train_gate
-  from kaiju_jax.runs.corpora import read
   from kaiju_jax.serving.safety import thresholds
+  from kaiju_jax.storage import folders
 
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   training = train_gate.Settings(
     confidence=_CONFIDENCE.value,
     hold=_HOLD.value,

@@ -142,10 +142,10 @@ def main(argv: Sequence[str]) -> None:
     return
   command.check(argv, _MODEL, _SAFETY, _OUT)
   _TEXTS.check()
-  from kaiju_jax.runs.corpora import read
   from kaiju_jax.serving.safety import moderation
+  from kaiju_jax.storage import folders
 
-  read.refuse_existing(_OUT.value)
+  folders.refuse_existing(_OUT.value)
   gate = moderation.Moderator().load(_SAFETY.value).policy
   if _CONFIDENCE.value not in (None, gate.confidence):
     raise ValueError(

@@ -25,12 +25,12 @@ _SOURCES = 4
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.training import progress
 
   count, words = _DOCUMENTS.value, _WORDS.value
   rows = []
   steps = list(_steps(_texts(count, words)))
-  for name, step in read.watch('measuring')(steps):
+  for name, step in progress.track(steps, 'measuring'):
     begun = time.process_time()
     step()
     rows.append((name, f'{time.process_time() - begun:.1f}'))
@@ -52,11 +52,11 @@ def _steps(texts: list[str]):
   """Yields (name, function) of what is measured, in this order."""
   import numpy as np
 
-  from kaiju_jax.data import duplicates
-  from kaiju_jax.data import leaks
-  from kaiju_jax.data import mixing
-  from kaiju_jax.data import selection
-  from kaiju_jax.data import similarity
+  from kaiju_jax.data.curation import duplicates
+  from kaiju_jax.data.curation import leaks
+  from kaiju_jax.data.curation import mixing
+  from kaiju_jax.data.curation import selection
+  from kaiju_jax.data.curation import similarity
 
   vectors = {}
   half = len(texts) // 2

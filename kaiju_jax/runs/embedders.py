@@ -1,6 +1,6 @@
 """Embedders, which turn texts into vectors, by the name that a flag gives.
 
-    ngrams, lsa, npy:FILE    see `data/similarity.py`
+    ngrams, lsa, npy:FILE    see `data/curation/similarity.py`
     model:WORKDIR            the mean hidden state of a run's model
     t5:FOLDER                the mean output of a T5 encoder, from a folder in
                              the format of transformers
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import similarity
 
 NAMES = 'ngrams, lsa, npy:FILE, model:WORKDIR, t5:FOLDER'
 _T5_LENGTH = 512

@@ -17,8 +17,8 @@ import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.data import documents as documents_lib
-from kaiju_jax.data import leaks
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data.curation import leaks
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play

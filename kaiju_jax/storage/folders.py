@@ -39,3 +39,17 @@ def write_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     partial.rename(path)
   finally:
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(out: str) -> None:
+  """Refuses a folder of the flag --out that exists, before a command works.
+
+  Raises:
+    FileExistsError: names the folder.
+    ValueError: an address.
+  """
+  addresses.refuse(out, f'--out={out}')
+  if os.path.lexists(out):
+    raise FileExistsError(
+      f'--out={out}: exists; must be the name of a new folder.'
+    )

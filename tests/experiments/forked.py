@@ -24,7 +24,7 @@ JAX = (
   'flax.linen',
   'optax',
   'kaiju_jax.alignment.rounds',
-  'kaiju_jax.runs.corpora.select',
+  'kaiju_jax.data.curation.selection',
   'kaiju_jax.tasks.recall.asking',
   'kaiju_jax.app.server_folder',
   'kaiju_jax.experiments.studies.sweeps.rates',

@@ -5,7 +5,7 @@ import json
 import pytest
 from scipy import special
 
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import similarity
 from kaiju_jax.gates import calibration_diff
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import similarity
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import embedders

@@ -1,8 +1,12 @@
-"""Prepares text for training; one module per command.
+"""Prepares text for training.
 
-read        reads the collections of documents that flags name
-mix         finds the weights of whole sources; mix_report writes them
-select      chooses documents within a source
+similarity  embeds texts without a model
+mixing      finds the weights of sources whose mix resembles a target
+mixes       weighs the sources that flags name, and writes mix.json
+selection   chooses documents within a source
 duplicates  finds near-duplicates, and writes the documents without them
 leaks       finds evaluation items that training text contains
+collections reads and writes collections of documents
+
+What takes long shows its progress by a `similarity.Track`.
 """

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence
-import functools
 import json
 import os
 import pathlib
@@ -11,11 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import documents as documents_lib
-from kaiju_jax.data import similarity
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.storage import addresses
+from kaiju_jax.data.curation import similarity
 from kaiju_jax.storage import files
-from kaiju_jax.training import progress
 
 
 class Collection(NamedTuple):
@@ -36,11 +33,12 @@ class Collection(NamedTuple):
   def tokens(
     self,
     tokenizer: tokenizer_lib.Tokenizer,
-    watch: similarity.Watch = similarity.ignore_progress,
+    track: similarity.Track = similarity.ignore_progress,
   ) -> np.ndarray:
     """Returns int64 [N], each document's tokens, BOS included."""
     pieces = (
-      documents_lib.encode(one, tokenizer) for one in watch(self.documents)
+      documents_lib.encode(one, tokenizer)
+      for one in track(self.documents, 'counting tokens')
     )
     return np.array([len(piece.tokens) for piece in pieces])
 
@@ -115,23 +113,3 @@ def write_lines(
     for document, more in documents:
       line = {'name': document.name} | more | documents_lib.record(document)
       file.write(json.dumps(line, ensure_ascii=False) + '\n')
-
-
-def watch(what: str) -> similarity.Watch:
-  """Returns a `Watch` that shows a progress bar with the time left."""
-
-  return functools.partial(progress.track, what=what)
-
-
-def refuse_existing(out: str) -> None:
-  """Refuses a folder that exists, before anything is computed.
-
-  Raises:
-    FileExistsError: names the folder.
-    ValueError: an address.
-  """
-  addresses.refuse(out, f'--out={out}')
-  if os.path.lexists(out):
-    raise FileExistsError(
-      f'--out={out}: exists; must be the name of a new folder.'
-    )

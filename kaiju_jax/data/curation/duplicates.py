@@ -19,13 +19,19 @@ the literature's usual values.
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.data import similarity
 from kaiju_jax.data import words as words_lib
+from kaiju_jax.data.curation import collections
+from kaiju_jax.data.curation import similarity
+from kaiju_jax.storage import files
+from kaiju_jax.storage import folders
 
+KEPT = 'kept.jsonl'
+GROUPS = 'groups.json'
 BANDS, ROWS = 16, 8
 LEAST = 0.8
 WORDS = 5
@@ -83,6 +89,83 @@ def find(
     jaccard(sets[a], sets[b]) for a, b in zip(group, range(len(sets)))
   ]
   return Clusters(group, np.array(likeness))
+
+
+class Duplicates(NamedTuple):
+  """The near-duplicates of some collections.
+
+  Attributes:
+    collections: the documents, in the order of the paths.
+    found: their near-duplicates; numbers count through all collections.
+  """
+
+  collections: Sequence[collections.Collection]
+  found: Clusters
+
+  def places(self) -> list[tuple[collections.Collection, int]]:
+    """Returns the collection of each document, and its number there."""
+    return [
+      (one, number)
+      for one in self.collections
+      for number in range(len(one.texts))
+    ]
+
+
+def find_in_files(
+  paths: Sequence[str],
+  least: float = LEAST,
+  track: similarity.Track = similarity.ignore_progress,
+) -> Duplicates:
+  """Reads the paths and finds near-duplicates within and between them.
+
+  Args:
+    paths: files, folders or globs. The first document of a group is kept.
+    least: the least Jaccard similarity of near-duplicates.
+    track: shows progress.
+
+  Raises:
+    OSError, ValueError: names the flag, its value and what would be right.
+  """
+  if not 0 < least <= 1:
+    raise ValueError(f'--least={least}: must be a similarity, 0 < … ≤ 1.')
+  if not paths:
+    raise ValueError('--documents: is missing; must be paths of text.')
+  for number, path in enumerate(paths):
+    others = [('--documents', other) for other in paths[:number]]
+    collections.refuse_shared(path, others, '--documents')
+  given = [collections.collection(path, path, '--documents') for path in paths]
+  texts = [text for one in given for text in one.texts]
+  watch = functools.partial(track, what='reading documents')
+  return Duplicates(given, find(texts, least=least, watch=watch))
+
+
+def write(result: Duplicates, out: str) -> None:
+  """Writes kept.jsonl and groups.json into a new folder.
+
+  Raises:
+    OSError, ValueError: see `folders.write_whole`.
+  """
+  places = result.places()
+  groups = [
+    [
+      {
+        'path': places[one][0].path,
+        'name': places[one][0].documents[places[one][1]].name,
+        'likeness': round(float(result.found.likeness[one]), 4),
+      }
+      for one in group
+    ]
+    for group in result.found.groups()
+  ]
+  with folders.write_whole(out) as folder:
+    files.write_json(folder / GROUPS, groups)
+    collections.write_lines(
+      folder / KEPT,
+      (
+        (places[one][0].documents[places[one][1]], {})
+        for one in result.found.list_kept()
+      ),
+    )
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:

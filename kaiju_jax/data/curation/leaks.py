@@ -17,14 +17,20 @@ of GPT-3 (arXiv 2005.14165).
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 
-from kaiju_jax.data import similarity
 from kaiju_jax.data import words as words_lib
+from kaiju_jax.data.curation import collections
+from kaiju_jax.data.curation import similarity
+from kaiju_jax.storage import files
+from kaiju_jax.storage import folders
 
+LEAKS = 'leaks.json'
+CLEAN = 'clean.jsonl'
 WORDS = 13
 RARE_BELOW = 10
 SHARE = 0.5
@@ -95,6 +101,78 @@ def find(
     for whole, part in zip((share, document, common, touched), result):
       whole[members] = part
   return Leaks(share, document, common, touched)
+
+
+class LeakedItems(NamedTuple):
+  """The leaks of an evaluation set.
+
+  Attributes:
+    items: the evaluation set.
+    training: (path, name) of each training document.
+    found: the share of each item that a document contains, and the document.
+  """
+
+  items: collections.Collection
+  training: Sequence[tuple[str, str]]
+  found: Leaks
+
+
+def find_in_files(
+  evaluation: str,
+  paths: Sequence[str],
+  track: similarity.Track = similarity.ignore_progress,
+) -> LeakedItems:
+  """Reads both sides and compares them.
+
+  Args:
+    evaluation: file, folder or glob of the evaluation items.
+    paths: files, folders or globs of training text.
+    track: shows progress.
+
+  Raises:
+    OSError, ValueError: names the flag, its value and what would be right.
+  """
+  if not paths:
+    raise ValueError('--training: is missing; must be paths of text.')
+  others = [('--training', path) for path in paths]
+  collections.refuse_shared(evaluation, others, '--evaluation')
+  items = collections.collection('evaluation', evaluation, '--evaluation')
+  given = [collections.collection(path, path, '--training') for path in paths]
+  texts = [text for one in given for text in one.texts]
+  watch = functools.partial(track, what='reading documents')
+  found = find(items.texts, texts, watch=watch)
+  training = [
+    (one.path, document.name) for one in given for document in one.documents
+  ]
+  return LeakedItems(items, training, found)
+
+
+def write(result: LeakedItems, out: str) -> None:
+  """Writes leaks.json and clean.jsonl into a new folder.
+
+  Raises:
+    OSError, ValueError: see `folders.write_whole`.
+  """
+  found, documents = result.found, result.items.documents
+  leaked = found.find_leaked()
+  listed = []
+  for item in np.flatnonzero(leaked):
+    path, name = result.training[found.document[item]]
+    listed.append(
+      {
+        'item': documents[item].name,
+        'share': round(float(found.share[item]), 4),
+        'training_path': path,
+        'training_document': name,
+      }
+    )
+  common = [documents[item].name for item in np.flatnonzero(found.common)]
+  clean = np.flatnonzero(~leaked & ~found.common)
+  with folders.write_whole(out) as folder:
+    files.write_json(folder / LEAKS, {'leaked': listed, 'common': common})
+    collections.write_lines(
+      folder / CLEAN, ((documents[one], {}) for one in clean)
+    )
 
 
 def _present(wanted: np.ndarray, runs: np.ndarray) -> np.ndarray:

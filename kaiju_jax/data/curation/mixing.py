@@ -42,7 +42,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import similarity
 
 METHODS = ('em', 'least_squares', 'proportional')
 _EPSILON = 1e-12

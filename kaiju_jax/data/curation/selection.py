@@ -26,6 +26,7 @@ distribution. The share of the pool grows with the variety of the n-grams
 """
 
 from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 import warnings
 
@@ -33,8 +34,14 @@ import numpy as np
 from scipy import sparse
 from scipy.cluster import vq
 
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import collections
+from kaiju_jax.data.curation import similarity
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
+from kaiju_jax.storage import folders
 
+METHODS = ('importance', 'cosine')
+CHOSEN = 'chosen.jsonl'
 CENTROIDS = 16
 
 
@@ -146,3 +153,175 @@ def choose(
   noisy = scores + noise * rng.gumbel(size=len(scores))
   chosen = np.argpartition(-noisy, count - 1)[:count]
   return Chosen(np.sort(chosen), scores)
+
+
+class SelectionSettings(NamedTuple):
+  """The settings of a selection.
+
+  Attributes:
+    target: path of the text that the documents should resemble.
+    source: path of the documents to choose from.
+    count: the number of documents to choose.
+    embedder: the name of the embedder (`runs/embedders.py`).
+    method: one of METHODS; '' for importance with n-grams, and cosine with
+      other embedders.
+    noise: factor of the Gumbel noise.
+    seed: the seed of the noise and of the clustering.
+  """
+
+  target: str
+  source: str
+  count: int
+  embedder: str = 'ngrams'
+  method: str = ''
+  noise: float = 1.0
+  seed: int = 0
+
+
+class Selection(NamedTuple):
+  """The chosen documents.
+
+  Attributes:
+    source: the documents to choose from.
+    chosen: the indices of the chosen ones, and all scores.
+    method: the method that was used.
+  """
+
+  source: collections.Collection
+  chosen: Chosen
+  method: str
+
+
+def check(settings: SelectionSettings) -> None:
+  """Refuses wrong flags or files, before any text is read.
+
+  Raises:
+    OSError, ValueError: names the flag, its value and what would be right.
+  """
+  figures.require_figures()
+  if settings.method and settings.method not in METHODS:
+    raise ValueError(
+      f'--method={settings.method}: must be one of {", ".join(METHODS)}.'
+    )
+  if settings.method == 'importance' and settings.embedder != 'ngrams':
+    raise ValueError(
+      '--method=importance: counts n-grams and has no use for'
+      f' --embedder={settings.embedder}; use cosine.'
+    )
+  if settings.count < 1:
+    raise ValueError(f'--count={settings.count}: must be at least 1.')
+  if not 0 <= settings.noise < np.inf:
+    raise ValueError(f'--noise={settings.noise}: must be finite, at least 0.')
+  collections.refuse_shared(
+    settings.target, [('--source', settings.source)], '--target'
+  )
+
+
+def find(
+  settings: SelectionSettings,
+  embedder: similarity.Embedder,
+  track: similarity.Track = similarity.ignore_progress,
+) -> Selection:
+  """Reads and scores the documents, and chooses among them.
+
+  Args:
+    settings: checked ones.
+    embedder: the embedder that the settings name.
+    track: shows progress.
+
+  Raises:
+    OSError, ValueError: the text is unusable.
+  """
+  method = settings.method or (
+    'importance' if settings.embedder == 'ngrams' else 'cosine'
+  )
+  target = collections.collection('target', settings.target, '--target')
+  source = collections.collection('source', settings.source, '--source')
+  if settings.count > len(source.texts):
+    raise ValueError(
+      f'--count={settings.count}: must be at most {len(source.texts)}, the'
+      f' documents in --source={settings.source!r}.'
+    )
+  texts = [*target.texts, *source.texts]
+  split = len(target.texts)
+  watch = functools.partial(track, what='embedding documents')
+  if method == 'importance':
+    counts = similarity.ngram_counts(texts, watch=watch)
+    scores = importance(counts[:split], counts[split:])
+  else:
+    vectors = embedder.embed(texts, watch)
+    scores = cosine(vectors[:split], vectors[split:], seed=settings.seed)
+  chosen = choose(scores, settings.count, settings.noise, settings.seed)
+  return Selection(source, chosen, method)
+
+
+def write(settings: SelectionSettings, result: Selection, out: str) -> None:
+  """Writes chosen.jsonl, report.md and scores.png into a new folder.
+
+  Raises:
+    OSError, ValueError: see `folders.write_whole`.
+  """
+  documents, scores = result.source.documents, result.chosen.scores
+  with folders.write_whole(out) as folder:
+    collections.write_lines(
+      folder / CHOSEN,
+      (
+        (documents[one], {'score': round(float(scores[one]), 6)})
+        for one in result.chosen.indices
+      ),
+    )
+    page(settings, result).save(folder)
+
+
+def page(settings: SelectionSettings, result: Selection) -> report.Report:
+  """Returns the report."""
+  scores, indices = result.chosen.scores, result.chosen.indices
+  order = indices[np.argsort(-scores[indices], kind='stable')]
+  best = set(np.argsort(-scores, kind='stable')[: len(indices)].tolist())
+  shared = len(best & set(indices.tolist()))
+  sizes = np.array([len(text) for text in result.source.texts])
+  found = report.Report(
+    f'{len(indices):,} documents of {settings.source} like {settings.target}'
+  )
+  found.say(
+    f'{len(indices):,} of {len(scores):,} documents,'
+    f' {sizes[indices].sum():,} of {sizes.sum():,} characters; the median is'
+    f' {np.median(sizes[indices]):,.0f} characters among the chosen and'
+    f' {np.median(sizes):,.0f} among all.'
+    f' Method: {result.method}. Embedder: {settings.embedder}. Noise:'
+    f' {settings.noise:g}, seed {settings.seed}: {shared:,} of them are also'
+    f' among the {len(indices):,} highest scores.'
+  )
+  found.say(
+    f'Median score of all documents {np.median(scores):.3f}, of the chosen'
+    f' {np.median(scores[indices]):.3f}.'
+  )
+  found.table(
+    [
+      (result.source.documents[one].name, f'{scores[one]:.3f}')
+      for one in order[:10]
+    ],
+    ('the highest scores among the chosen', 'score'),
+  )
+  found.figure('scores.png', _figure(result), 'Scores')
+  return found
+
+
+def _figure(result: Selection):
+  scores = result.chosen.scores
+  drawn = figures.figure(7.5, 3.6)
+  axes = drawn.subplots()
+  # A few extreme scores would leave one bar for all the others.
+  low, high = np.quantile(scores, [0.005, 0.995])
+  edges = np.linspace(low, max(high, low + 1e-6), 61)
+  for values, color, label in (
+    (scores, figures.GREY, 'all documents'),
+    (scores[result.chosen.indices], figures.BLUE, 'chosen'),
+  ):
+    axes.hist(np.clip(values, low, high), edges, color=color, label=label)
+  axes.set_yscale('log')
+  axes.set_xlabel(f'score ({result.method})')
+  axes.set_ylabel('documents')
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(frameon=False)
+  return drawn

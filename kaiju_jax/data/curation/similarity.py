@@ -12,7 +12,7 @@ into N vectors. The embedders here need no model:
 `runs/embedders.py` has those that need a model, and parses the flag. All
 embedders give a document one vector. A mix's vector is the mean of its
 documents' vectors, weighted by their tokens, and so is linear in the mix's
-weights (`data/mixing.py`). Our guess: everything but the idea of similarity.
+weights (`mixing.py`). Our guess: everything but the idea of similarity.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,12 @@ _DIRECTIONS = 64
 # Float32 [N, D], dense or sparse.
 Embedded = np.ndarray | sparse.csr_array
 Watch = Callable[[Iterable], Iterable]
+# (items, what is counted) → the items, whose progress is shown.
+Track = Callable[[Iterable, str], Iterable]
 
 
-def ignore_progress(items: Iterable) -> Iterable:
-  """Returns the items unchanged; a `Watch` that shows no progress."""
+def ignore_progress(items: Iterable, what: str = '') -> Iterable:
+  """Returns the items unchanged; a `Watch` and `Track` that show nothing."""
   return items
 
 

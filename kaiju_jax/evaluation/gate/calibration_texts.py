@@ -5,7 +5,7 @@ is played, and more questions for facts, limits fit the facts. So words are
 counted apart, as the gate counts tokens: those of the character's prefix (the
 system message), of the user, of the character's replies, and of replies without
 a character. For each class, the distributions of hashed words and pairs of
-words (`data/similarity.py`) are compared by KL(after ‖ before), with half a
+words (`data/curation/similarity.py`) are compared by KL(after ‖ before), with half a
 count added to each bucket.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import conversations as conversations_lib
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import similarity
 
 PLAIN = 'without a character'
 CLASSES = 'prefix', 'user', 'character', PLAIN

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kaiju_jax.data import duplicates
+from kaiju_jax.data.curation import duplicates
 from tests.data import planted
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.data import leaks
+from kaiju_jax.data.curation import leaks
 from tests.data import planted
 
 LICENCE = ' '.join(f'licence{number}' for number in range(40))

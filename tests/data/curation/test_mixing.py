@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from kaiju_jax.data import mixing
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import mixing
+from kaiju_jax.data.curation import similarity
 from tests.data import planted
 
 SOLVED = 'em', 'least_squares'

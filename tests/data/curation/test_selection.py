@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from kaiju_jax.data import selection
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import selection
+from kaiju_jax.data.curation import similarity
 from tests.data import planted
 
 

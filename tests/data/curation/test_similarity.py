@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from kaiju_jax.data import similarity
+from kaiju_jax.data.curation import similarity
 from tests.data import planted
 
 TEXTS = ['a b a b.', 'A b, c', 'd e f g', '']

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import documents
-from kaiju_jax.runs.corpora import duplicates
-from kaiju_jax.runs.corpora import leaks
+from kaiju_jax.data.curation import duplicates
+from kaiju_jax.data.curation import leaks
 from tests.data import planted
 
 
@@ -30,7 +30,7 @@ def test_the_first_of_each_group_is_kept_in_the_order_of_the_paths(tmp_path):
     for name, content in files.items():
       (tmp_path / folder / name).write_text(content)
   paths = [str(tmp_path / 'trusted'), str(tmp_path / 'web')]
-  result = duplicates.find(paths)
+  result = duplicates.find_in_files(paths)
   duplicates.write(result, str(tmp_path / 'out'))
   kept = list(documents.read(str(tmp_path / 'out/kept.jsonl')))
   assert [one.segments for one in kept] == [(text(0),), (text(1),), (text(2),)]
@@ -53,7 +53,7 @@ def test_leaked_items_are_named_and_the_others_are_written(tmp_path):
   for number in range(10):
     (tmp_path / f'web/copy{number}.txt').write_text(text(2))
   exam, web = str(tmp_path / 'exam.jsonl'), str(tmp_path / 'web')
-  leaks.write(leaks.find(exam, [web]), str(tmp_path / 'out'))
+  leaks.write(leaks.find_in_files(exam, [web]), str(tmp_path / 'out'))
   assert json.loads((tmp_path / 'out/leaks.json').read_text()) == {
     'leaked': [
       {
@@ -74,14 +74,26 @@ def test_what_stands_on_both_sides_is_refused(tmp_path):
   (tmp_path / 'empty.txt').write_text('')
   one, folder = str(tmp_path / 'a.txt'), str(tmp_path)
   for call, message in (
-    (lambda: duplicates.find([one, folder]), 'a.txt is also in --documents='),
-    (lambda: leaks.find(one, [folder]), 'a.txt is also in --training='),
-    (lambda: duplicates.find([one], 1.5), '--least=1.5: must be a similarity'),
-    (lambda: duplicates.find([one], 0), '--least=0: must be a similarity'),
-    (lambda: duplicates.find([]), '--documents: is missing'),
-    (lambda: leaks.find(one, []), '--training: is missing'),
     (
-      lambda: leaks.find(str(tmp_path / 'empty.txt'), [one]),
+      lambda: duplicates.find_in_files([one, folder]),
+      'a.txt is also in --documents=',
+    ),
+    (
+      lambda: leaks.find_in_files(one, [folder]),
+      'a.txt is also in --training=',
+    ),
+    (
+      lambda: duplicates.find_in_files([one], 1.5),
+      '--least=1.5: must be a similarity',
+    ),
+    (
+      lambda: duplicates.find_in_files([one], 0),
+      '--least=0: must be a similarity',
+    ),
+    (lambda: duplicates.find_in_files([]), '--documents: is missing'),
+    (lambda: leaks.find_in_files(one, []), '--training: is missing'),
+    (
+      lambda: leaks.find_in_files(str(tmp_path / 'empty.txt'), [one]),
       'the files hold no text',
     ),
   ):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import mix_file
-from kaiju_jax.runs.corpora import mix
-from kaiju_jax.runs.corpora import mix_report
+from kaiju_jax.data.curation import mixes
+from kaiju_jax.runs import embedders
 from tests.data import planted
 
 TRUTH = {'plain': 0.6, 'rare/deep': 0.0, 'long': 0.4}
@@ -38,16 +38,21 @@ def texts(tmp_path_factory):
 def settings(texts, **changes):
   sources = [(name.split('/')[0], str(texts / name)) for name in TRUTH]
   given = {'target': str(texts / 'target.jsonl'), 'sources': sources}
-  return mix.Settings(**given | {'resamples': 10} | changes)
+  return mixes.MixSettings(**given | {'resamples': 10} | changes)
+
+
+def find(plan):
+  mixes.check(plan)
+  return mixes.find(plan, embedders.parse(plan.embedder))
 
 
 def test_the_weights_are_found_and_written_for_training(texts):
   plan = settings(texts)
-  result = mix.find(plan)
+  result = find(plan)
   np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
   assert result.method == 'em'
   out = texts / 'out'
-  mix_report.write(plan, result, str(out))
+  mixes.write(plan, result, str(out))
   assert sorted(path.name for path in out.iterdir()) == [
     'distances.png',
     'mix.json',
@@ -67,29 +72,30 @@ def test_the_weights_are_found_and_written_for_training(texts):
 
 
 def test_other_vectors_are_mixed_by_least_squares(texts, tmp_path):
-  result = mix.find(settings(texts, embedder='lsa'))
+  result = find(settings(texts, embedder='lsa'))
   assert result.method == 'least_squares'
   np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
   count = 100 + 100 + 10 + len((texts / 'target.jsonl').read_text().split('\n'))
   np.save(tmp_path / 'v.npy', np.zeros((count - 1, 3)))
   with pytest.raises(ValueError, match=f'rows for {count} texts'):
-    mix.find(settings(texts, embedder=f'npy:{tmp_path / "v.npy"}'))
+    find(settings(texts, embedder=f'npy:{tmp_path / "v.npy"}'))
 
 
 def test_a_source_is_read_as_often_as_allowed(texts):
   """Its share then goes to the others, and the report says so."""
-  sizes = mix.find(settings(texts)).sizes
+  sizes = find(settings(texts)).sizes
   tokens = round(2 * sizes[0] / 0.45)
   plan = settings(texts, tokens=tokens, epochs=2.0)
-  result = mix.find(plan)
+  result = find(plan)
   np.testing.assert_allclose(result.bounds[0], 0.45, atol=1e-4)
   np.testing.assert_allclose(result.mix.weights[0], 0.45, atol=1e-4)
   assert np.all(result.mix.weights <= result.bounds)
-  assert 'read most often, 2.00 times; 2 are allowed' in mix_report.page(
-    plan, result
+  assert (
+    'read most often, 2.00 times; 2 are allowed'
+    in mixes.page(plan, result).markdown()
   )
   with pytest.raises(ValueError, match=re.escape('--tokens=9,999,999: all')):
-    mix.find(settings(texts, tokens=9_999_999))
+    find(settings(texts, tokens=9_999_999))
 
 
 @pytest.mark.parametrize(
@@ -113,43 +119,43 @@ def test_a_source_is_read_as_often_as_allowed(texts):
 )
 def test_what_cannot_be_mixed_is_refused(texts, changes, message):
   with pytest.raises((OSError, ValueError), match=re.escape(message)):
-    mix.find(settings(texts, **changes))
+    find(settings(texts, **changes))
 
 
 def test_a_source_without_text_or_with_the_target_is_refused(texts):
   empty = [('none', str(texts / 'empty.txt'))]
   with pytest.raises(ValueError, match=r'--sources=none=.*hold no text'):
-    mix.find(settings(texts, sources=empty))
+    find(settings(texts, sources=empty))
   whole = [('all', f'{texts}/*.jsonl')]
   with pytest.raises(ValueError, match=r'target\.jsonl is also in --sources='):
-    mix.find(settings(texts, sources=whole))
+    find(settings(texts, sources=whole))
 
 
 def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   """It is no part of the mix, and training reports its held-out loss."""
   own = str(texts / 'target.jsonl')
   plan = settings(texts, method='proportional', measured=[('goal', own)])
-  result = mix.find(plan)
+  result = find(plan)
   sizes = result.sizes
   np.testing.assert_allclose(result.mix.weights, sizes / sizes.sum())
   assert result.mix.distance == result.mix.pooled
-  mix_report.write(plan, result, str(tmp_path / 'out'))
+  mixes.write(plan, result, str(tmp_path / 'out'))
   *mixed, goal = mix_file.read(tmp_path / 'out/mix.json')
   assert [one.name for one in mixed] == ['plain', 'rare', 'long']
   assert (goal.name, goal.path, goal.weight) == ('goal', own, 0)
   inside = [('goal', str(texts / 'plain/0.txt'))]
   with pytest.raises(ValueError, match=r'--measured=goal=.* is also in --sou'):
-    mix.find(settings(texts, measured=inside))
+    find(settings(texts, measured=inside))
 
 
 def test_another_mix_is_annealed_into(texts, tmp_path):
   """A run may be like one target, and near its end like another."""
   first = settings(texts, method='proportional', measured=[])
-  mix_report.write(first, mix.find(first), str(tmp_path / 'first'))
+  mixes.write(first, find(first), str(tmp_path / 'first'))
   late = str(tmp_path / 'first/mix.json')
   plan = settings(texts, anneal=late)
-  result = mix.find(plan)
-  mix_report.write(plan, result, str(tmp_path / 'second'))
+  result = find(plan)
+  mixes.write(plan, result, str(tmp_path / 'second'))
   sources = mix_file.read(tmp_path / 'second/mix.json')
   assert [one.weight for one in sources] == result.mix.weights.tolist()
   sizes = result.sizes
@@ -158,6 +164,6 @@ def test_another_mix_is_annealed_into(texts, tmp_path):
   )
   some = plan.sources[:2]
   with pytest.raises(ValueError, match=r'--anneal=.* gives weight to long, wh'):
-    mix.find(settings(texts, anneal=late, sources=some))
+    find(settings(texts, anneal=late, sources=some))
   with pytest.raises(FileNotFoundError, match='--anneal: nowhere: no such'):
-    mix.find(settings(texts, anneal='nowhere'))
+    find(settings(texts, anneal='nowhere'))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import documents
-from kaiju_jax.runs.corpora import select
+from kaiju_jax.data.curation import selection
+from kaiju_jax.runs import embedders
 from tests.data import planted
 
 
@@ -34,16 +35,21 @@ def texts(tmp_path_factory):
 def settings(texts, **changes):
   given = {'target': texts / 'target.jsonl', 'source': texts / 'source.jsonl'}
   given = {name: str(path) for name, path in given.items()} | {'count': 20}
-  return select.Settings(**given | changes)
+  return selection.SelectionSettings(**given | changes)
+
+
+def find(plan):
+  selection.check(plan)
+  return selection.find(plan, embedders.parse(plan.embedder))
 
 
 @pytest.mark.parametrize('embedder', ['ngrams', 'lsa'])
 def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
   plan = settings(texts, embedder=embedder)
-  result = select.find(plan)
+  result = find(plan)
   assert np.mean(result.chosen.indices % 10 == 0) >= 0.9
   out = texts / f'out-{embedder}'
-  select.write(plan, result, str(out))
+  selection.write(plan, result, str(out))
   assert sorted(path.name for path in out.iterdir()) == [
     'chosen.jsonl',
     'report.md',
@@ -76,10 +82,10 @@ def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
 )
 def test_what_cannot_be_selected_is_refused(texts, changes, message):
   with pytest.raises((OSError, ValueError), match=re.escape(message)):
-    select.find(settings(texts, **changes))
+    find(settings(texts, **changes))
 
 
 def test_a_target_that_is_also_the_source_is_refused(texts):
   plan = settings(texts, target=f'{texts}/*.jsonl')
   with pytest.raises(ValueError, match=r"source\.jsonl is also in --source='"):
-    select.find(plan)
+    find(plan)
