@@ -5,7 +5,7 @@ is played, and more questions for facts, limits fit the facts. So words are
 counted apart, as the gate counts tokens: those of the character's prefix (the
 system message), of the user, of the character's replies, and of replies without
 a character. For each class, the distributions of hashed words and pairs of
-words (`data/curation/similarity.py`) are compared by KL(after ‖ before), with half a
+words (`curation/similarity.py`) are compared by KL(after ‖ before), with half a
 count added to each bucket.
 """
 
