@@ -14,62 +14,43 @@ PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device's figures; a chip's file gives the source of each.
-
-  Attributes:
-    name: the common name.
-    platform: one of PLATFORMS.
-    hbm_bytes: device memory.
-    hbm_bandwidth: bytes/s of device memory.
-    peak_bf16: dense bf16 operations/s on the data sheet.
-    peak_int8: dense int8 operations/s on the data sheet.
-    matmul_bf16: operations/s that a large bf16 matmul reaches, as measured by
-      others or by our guess.
-    matmul_int8: the same for int8.
-    node_bandwidth: bytes/s, one way, from one GPU to the others of its node.
-    network_bandwidth: bytes/s, one way, from one GPU to other nodes.
-    link_bandwidth: bytes/s, one way, of one link from a TPU to a neighbour.
-    description: a text proto that describes a GPU to XLA's compiler; '' for
-      other platforms.
-  """
+  """One device's figures; a chip's file gives the source of each."""
 
   name: str
-  platform: str
-  hbm_bytes: float
-  hbm_bandwidth: float = 0.0
-  peak_bf16: float = 0.0
-  peak_int8: float = 0.0
+  platform: str  # One of PLATFORMS.
+  hbm_bytes: float  # Device memory.
+  hbm_bandwidth: float = 0.0  # bytes/s of device memory.
+  peak_bf16: float = 0.0  # Dense bf16 operations/s on the data sheet.
+  peak_int8: float = 0.0  # Dense int8 operations/s on the data sheet.
+  # operations/s that a large bf16 matmul reaches, as measured by others or by
+  # our guess.
   matmul_bf16: float = 0.0
-  matmul_int8: float = 0.0
+  matmul_int8: float = 0.0  # The same for int8.
+  # bytes/s, one way, from one GPU to the others of its node.
   node_bandwidth: float = 0.0
+  # bytes/s, one way, from one GPU to other nodes.
   network_bandwidth: float = 0.0
+  # bytes/s, one way, of one link from a TPU to a neighbour.
   link_bandwidth: float = 0.0
+  # A text proto that describes a GPU to XLA's compiler; '' for other platforms.
   description: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-  """A slice of chips, and the mesh and flags that a step uses on it.
+  """A slice of chips, and the mesh and flags that a step uses on it."""
 
-  Attributes:
-    name: the name of the slice's file.
-    chip: the kind of chip.
-    hosts: number of hosts, each of which runs one process.
-    devices_per_host: devices of each host.
-    mesh: widths of the axes; their product is the number of devices.
-    topology: the compiler's name for a TPU slice, 'v5p:4x4x8'; '' for other
-      platforms.
-    flags: XLA flags for this slice, without the dashes.
-    environment: variables that a launcher sets before the process starts.
-  """
-
-  name: str
+  name: str  # The name of the slice's file.
   chip: Chip
-  hosts: int
-  devices_per_host: int
+  hosts: int  # Number of hosts, each of which runs one process.
+  devices_per_host: int  # Devices of each host.
+  # Widths of the axes; their product is the number of devices.
   mesh: sharding_config.MeshConfig
+  # The compiler's name for a TPU slice, 'v5p:4x4x8'; '' for other platforms.
   topology: str = ''
+  # XLA flags for this slice, without the dashes.
   flags: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
+  # Variables that a launcher sets before the process starts.
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property

@@ -23,25 +23,15 @@ _UNITS = {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30, 'TiB': 2**40}
 
 
 class Plan(NamedTuple):
-  """The size of a cache.
+  """The size of a cache."""
 
-  Attributes:
-    length: tokens of the longest text.
-    pages: pages of each kind's pool.
-    size: bytes of all pages.
-    texts: how many texts of `typical` tokens they hold.
-    typical: `TYPICAL`, or `length` if that is less.
-    token_bytes: bytes per token of such a text.
-    plain_bytes: the same in bfloat16.
-  """
-
-  length: int
-  pages: dict[str, int]
+  length: int  # Tokens of the longest text.
+  pages: dict[str, int]  # Pages of each kind's pool.
   size: int
-  texts: int
-  typical: int
-  token_bytes: float
-  plain_bytes: float
+  texts: int  # How many texts of `typical` tokens they hold.
+  typical: int  # `TYPICAL`, or `length` if that is less.
+  token_bytes: float  # Bytes per token of such a text.
+  plain_bytes: float  # The same in bfloat16.
 
 
 def plan(

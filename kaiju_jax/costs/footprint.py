@@ -22,20 +22,15 @@ from kaiju_jax.model import layers as layers_lib
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """A named parameter, with all its copies.
+  """A named parameter, with all its copies."""
 
-  Attributes:
-    family: 'embedding', 'attention', 'keys and values', 'feed-forward',
-      'norm' or 'bungee'.
-    name: the parameter's name in the model, with its shape suffix.
-    shape: the shape of one copy.
-    copies: the number of copies, one per layer that has it; all norms' gains
-      together are one parameter.
-  """
-
+  # 'embedding', 'attention', 'keys and values', 'feed-forward', 'norm' or
+  # 'bungee'.
   family: str
-  name: str
-  shape: tuple[int, ...]
+  name: str  # The parameter's name in the model, with its shape suffix.
+  shape: tuple[int, ...]  # The shape of one copy.
+  # The number of copies, one per layer that has it; all norms' gains together
+  # are one parameter.
   copies: int = 1
 
   @property
@@ -133,16 +128,11 @@ def count(parameters: Sequence[Parameter]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-  """Bytes of one sequence's keys and values at some length.
+  """Bytes of one sequence's keys and values at some length."""
 
-  Attributes:
-    name: the model that the cache belongs to.
-    bytes: size of the whole sequence's keys and values.
-    per_token: bytes divided by length; with windows it falls as length grows.
-  """
-
-  name: str
-  bytes: int
+  name: str  # The model that the cache belongs to.
+  bytes: int  # Size of the whole sequence's keys and values.
+  # Bytes divided by length; with windows it falls as length grows.
   per_token: float
 
 

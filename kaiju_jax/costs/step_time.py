@@ -54,22 +54,16 @@ _TERNARY = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A choice of int8 matmuls and of tensors that cross in few bits.
+  """A choice of int8 matmuls and of tensors that cross in few bits."""
 
-  Attributes:
-    name: the printed name; 'both ways' means an int8 inputs' gradient too.
-    forward: dtype of the forward matmuls, of the weights on the wire, and of
-      the sequence where it enters attention and feed-forward.
-    input_gradient: dtype of the matmuls that make the inputs' gradient.
-    squinch: whether weights' gradients cross in 6 bits.
-    ternary: whether every device holds the weights of its tensor rank as int8
-      and updates cross in trits; then no weight is gathered.
-  """
-
-  name: str
+  name: str  # The printed name; 'both ways' means an int8 inputs' gradient too.
+  # Dtype of the forward matmuls, of the weights on the wire, and of the
+  # sequence where it enters attention and feed-forward.
   forward: str
-  input_gradient: str
-  squinch: bool
+  input_gradient: str  # Dtype of the matmuls that make the inputs' gradient.
+  squinch: bool  # Whether weights' gradients cross in 6 bits.
+  # Whether every device holds the weights of its tensor rank as int8 and
+  # updates cross in trits; then no weight is gathered.
   ternary: bool = False
 
 
@@ -86,19 +80,12 @@ ARMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """The seconds of a step, by part.
+  """The seconds of a step, by part."""
 
-  Attributes:
-    matmul: all matmuls.
-    fsdp: gathers, reductions and updates of weights.
-    tensor: gathers and scatters of the sequence.
-    update: the part of `fsdp` that comes between two steps.
-  """
-
-  matmul: float
-  fsdp: float
-  tensor: float
-  update: float = 0.0
+  matmul: float  # All matmuls.
+  fsdp: float  # Gathers, reductions and updates of weights.
+  tensor: float  # Gathers and scatters of the sequence.
+  update: float = 0.0  # The part of `fsdp` that comes between two steps.
 
   @property
   def apart(self) -> float:

@@ -16,24 +16,20 @@ class Sampling:
 
   `sample.py` has the formulas. The value is frozen, so that it can be a static
   argument of `jax.jit`.
-
-  Attributes:
-    method: 'systematic', 'gumbel', 'multinomial', 'top_k' or 'full'.
-    draws: N, the points that are drawn per token; of 'gumbel' with k = 0, the N
-      of its one threshold −log N for all tokens. Not read otherwise.
-    k: entries per token of 'top_k', and of 'gumbel' with a threshold per token;
-      0 otherwise.
-    temperature: divides the teacher's logits before they are sampled.
-    seed: the noise's seed, 0…2³²−1.
-    entries: T, the slots that each token has.
   """
 
+  # 'systematic', 'gumbel', 'multinomial', 'top_k' or 'full'.
   method: str = 'systematic'
+  # N, the points that are drawn per token; of 'gumbel' with k = 0, the N of its
+  # one threshold −log N for all tokens. Not read otherwise.
   draws: int = 50
+  # Entries per token of 'top_k', and of 'gumbel' with a threshold per token; 0
+  # otherwise.
   k: int = 0
+  # Divides the teacher's logits before they are sampled.
   temperature: float = 1.0
-  seed: int = 0
-  entries: int = 50
+  seed: int = 0  # The noise's seed, 0…2³²−1.
+  entries: int = 50  # T, the slots that each token has.
 
 
 def check(sampling: Sampling) -> None:

@@ -52,19 +52,13 @@ _HEADER = 4  # Bytes: the number of tokens.
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """The properties that all records of a store share.
+  """The properties that all records of a store share."""
 
-  Attributes:
-    vocab_size: V, one more than the largest id.
-    entries: T, the most entries of a token.
-    coding: how weights are coded, 'counts', 'log8' or 'float16'.
-    largest: the largest count, where weights are counts.
-  """
-
-  vocab_size: int
-  entries: int
+  vocab_size: int  # V, one more than the largest id.
+  entries: int  # T, the most entries of a token.
+  # How weights are coded, 'counts', 'log8' or 'float16'.
   coding: str = 'counts'
-  largest: int = 255
+  largest: int = 255  # The largest count, where weights are counts.
 
   @property
   def id_bytes(self) -> int:
@@ -103,15 +97,10 @@ def _smallest_unsigned(largest: int) -> np.dtype:
 
 
 class Targets(NamedTuple):
-  """The sampled entries of n tokens; empty slots are 0 in both arrays.
+  """The sampled entries of n tokens; empty slots are 0 in both arrays."""
 
-  Attributes:
-    ids_NT: int [n, T], ids of the vocabulary, each once per token.
-    weights_NT: [n, T], integer counts, or float values.
-  """
-
-  ids_NT: np.ndarray
-  weights_NT: np.ndarray
+  ids_NT: np.ndarray  # Int [n, T], ids of the vocabulary, each once per token.
+  weights_NT: np.ndarray  # [n, T], integer counts, or float values.
 
 
 def encode(

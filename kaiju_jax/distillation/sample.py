@@ -49,20 +49,15 @@ _UNIT = 2.0**31
 
 
 class Sampled(NamedTuple):
-  """Entries of B × L distributions.
+  """Entries of B × L distributions."""
 
-  Attributes:
-    ids_BLT: int32, ascending; 0 in free slots, which are the last.
-    values_BLT: float32, q̂; 0 in free slots.
-    counts_BLT: int32, the points of each entry, whose sum is the token's N;
-      None for methods without points.
-    entries_BL: int32, how many slots are taken; −1 where the logits are no
-      distribution: one is NaN or +∞, or all are −∞.
-  """
-
-  ids_BLT: jax.Array
-  values_BLT: jax.Array
+  ids_BLT: jax.Array  # int32, ascending; 0 in free slots, which are the last.
+  values_BLT: jax.Array  # float32, q̂; 0 in free slots.
+  # int32, the points of each entry, whose sum is the token's N; None for
+  # methods without points.
   counts_BLT: jax.Array | None
+  # int32, how many slots are taken; −1 where the logits are no distribution:
+  # one is NaN or +∞, or all are −∞.
   entries_BL: jax.Array
 
 

@@ -45,27 +45,17 @@ _REMEDY = 'The command that wrote the store makes it anew from the shards.'
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings of a store, which decide its bytes for a given corpus.
+  """The settings of a store, which decide its bytes for a given corpus."""
 
-  Attributes:
-    sampling: how distributions are sampled.
-    vocab_size: V of the teacher.
-    tokenizer: hash of the tokenizer (`data/tokenizer.hash_use`).
-    teacher: hash of the teacher's parameters and config.
-    length: tokens of a row that the teacher read.
-    batch: rows that it read at a time.
-    overlap: the fraction of a row that is context for a long document's tokens.
-    shard: records in a whole shard.
-  """
-
-  sampling: config_lib.Sampling
-  vocab_size: int
-  tokenizer: str
-  teacher: str
-  length: int
-  batch: int
+  sampling: config_lib.Sampling  # How distributions are sampled.
+  vocab_size: int  # V of the teacher.
+  tokenizer: str  # Hash of the tokenizer (`data/tokenizer.hash_use`).
+  teacher: str  # Hash of the teacher's parameters and config.
+  length: int  # Tokens of a row that the teacher read.
+  batch: int  # Rows that it read at a time.
+  # The fraction of a row that is context for a long document's tokens.
   overlap: float = 0.25
-  shard: int = 256
+  shard: int = 256  # Records in a whole shard.
 
   @property
   def form(self) -> record_lib.Form:
@@ -74,36 +64,22 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """One file of records.
-
-  Attributes:
-    file: its name.
-    first: number of its first corpus token.
-    end: one past its last.
-    size: its bytes.
-    crc32: the CRC-32 of these bytes.
-  """
+  """One file of records."""
 
   file: str
-  first: int
-  end: int
+  first: int  # Number of its first corpus token.
+  end: int  # One past its last.
   size: int
-  crc32: int
+  crc32: int  # The CRC-32 of these bytes.
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusEntry:
-  """A store's entry for one corpus.
+  """A store's entry for one corpus."""
 
-  Attributes:
-    name: the corpus's name, for people.
-    tokens: tokens of the whole corpus.
-    shards: the shards so far, in order, without gaps.
-  """
-
-  name: str
-  tokens: int
-  shards: tuple[Shard, ...] = ()
+  name: str  # The corpus's name, for people.
+  tokens: int  # Tokens of the whole corpus.
+  shards: tuple[Shard, ...] = ()  # The shards so far, in order, without gaps.
 
   @property
   def end(self) -> int:

@@ -39,32 +39,22 @@ _LOGITS = 2**26
 
 
 class Window(NamedTuple):
-  """A part of a document in one of the teacher's rows.
+  """A part of a document in one of the teacher's rows."""
 
-  Attributes:
-    document: its number in the corpus.
-    low: the document's first token in the row.
-    first: the first token that the teacher predicts; context stands before it.
-    end: one past the last.
-  """
-
-  document: int
-  low: int
+  document: int  # Its number in the corpus.
+  low: int  # The document's first token in the row.
+  # The first token that the teacher predicts; context stands before it.
   first: int
-  end: int
+  end: int  # One past the last.
 
 
 class TeacherBatch(NamedTuple):
-  """A batch for the teacher.
+  """A batch for the teacher."""
 
-  Attributes:
-    batch: rows [B, L].
-    number_BL: int64, the corpus number of each token that is predicted here; −1
-      for context and padding. Over all batches, row by row, the numbers are 0,
-      1, 2 … without gaps.
-  """
-
-  batch: packing.Batch
+  batch: packing.Batch  # Rows [B, L].
+  # int64, the corpus number of each token that is predicted here; −1 for
+  # context and padding. Over all batches, row by row, the numbers are 0, 1, 2 …
+  # without gaps.
   number_BL: np.ndarray
 
 

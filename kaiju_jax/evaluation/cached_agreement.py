@@ -28,29 +28,22 @@ from kaiju_jax.wire import ternary_plan
 
 
 class Agreement(NamedTuple):
-  """The measured differences between the two ways.
+  """The measured differences between the two ways."""
 
-  Attributes:
-    tokens: tokens whose successor is known; all other fields are about these.
-    loss: the forward pass's loss, in nats per token.
-    cached_loss: the same tokens' loss through the cache, in nats per token.
-    largest_logit: the largest magnitude in the forward pass.
-    largest_difference: the largest difference between the two logits of the
-      same token and entry.
-    greedy_differs: tokens with another likeliest successor.
-    greedy_margin: of those tokens, the largest distance between the two largest
-      logits in the forward pass; 0 without such tokens.
-    codes: {layer that makes keys and values: (codes that both hold, how many of
-      these differ)}; empty for a float cache.
-  """
-
+  # Tokens whose successor is known; all other fields are about these.
   tokens: int
-  loss: float
+  loss: float  # The forward pass's loss, in nats per token.
+  # The same tokens' loss through the cache, in nats per token.
   cached_loss: float
-  largest_logit: float
+  largest_logit: float  # The largest magnitude in the forward pass.
+  # The largest difference between the two logits of the same token and entry.
   largest_difference: float
-  greedy_differs: int
+  greedy_differs: int  # Tokens with another likeliest successor.
+  # Of those tokens, the largest distance between the two largest logits in the
+  # forward pass; 0 without such tokens.
   greedy_margin: float
+  # {layer that makes keys and values: (codes that both hold, how many of these
+  # differ)}; empty for a float cache.
   codes: dict[int, tuple[int, int]]
 
   @property

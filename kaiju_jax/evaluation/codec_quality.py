@@ -134,19 +134,13 @@ def _share(part: float, whole: float) -> float:
 
 
 class Curve(NamedTuple):
-  """Along the size of x against the largest of its Squinch block.
+  """Along the size of x against the largest of its Squinch block."""
 
-  Attributes:
-    log2: lower edges of the bins, in octaves below the largest (0 … −n).
-    count: numbers in each bin.
-    distance: mean in each bin; NaN in an empty one.
-    flushed: share in each bin.
-  """
-
+  # Lower edges of the bins, in octaves below the largest (0 … −n).
   log2: np.ndarray
-  count: np.ndarray
-  distance: np.ndarray
-  flushed: np.ndarray
+  count: np.ndarray  # Numbers in each bin.
+  distance: np.ndarray  # Mean in each bin; NaN in an empty one.
+  flushed: np.ndarray  # Share in each bin.
 
 
 def curve(

@@ -27,15 +27,9 @@ _FALLING = 'loss', 'bits', 'perplexity', 'error'
 
 
 class Run(NamedTuple):
-  """One arm (a variant of the experiment) on one seed, as far as it has come.
+  """One arm (a variant of the experiment) on one seed, so far."""
 
-  Attributes:
-    arm: name of the arm and of its folder.
-    experiment: the run's experiment.
-    records: the records of its metrics.jsonl.
-  """
-
-  arm: str
+  arm: str  # Name of the arm and of its folder.
   experiment: experiment_lib.Experiment
   records: Sequence[Mapping[str, Any]]
 

@@ -43,41 +43,27 @@ _BINS = 15
 
 
 class Scored(NamedTuple):
-  """The scores of S tokens, document after document.
-
-  Attributes:
-    score_SC: the head's logits.
-    label_SC: whether each token is in a span.
-    weight_SC: the weight of its label; 0 for a token without a rank.
-    begin_S: whether each token is a document's first.
-  """
+  """The scores of S tokens, document after document."""
 
   score_SC: np.ndarray
-  label_SC: np.ndarray
+  label_SC: np.ndarray  # Whether each token is in a span.
+  # The weight of its label; 0 for a token without a rank.
   weight_SC: np.ndarray
-  begin_S: np.ndarray
+  begin_S: np.ndarray  # Whether each token is a document's first.
 
 
 class Measured(NamedTuple):
-  """How a head ranks the tokens of one dimension.
-
-  Attributes:
-    spans: number of spans.
-    tokens: number of tokens that are labelled, and whose labels have weights.
-    auroc: see the module.
-    threshold: the logit above which a token counts as recognized.
-    delays: int64 [recognized spans], in tokens.
-    error: the expected calibration error.
-    alarms: unlabelled tokens that score at least as high as the lowest of the
-      highest 99 % of the labelled ones, and the number of unlabelled tokens.
-  """
+  """How a head ranks the tokens of one dimension."""
 
   spans: int
+  # Number of tokens that are labelled, and whose labels have weights.
   tokens: int
-  auroc: float
-  threshold: float
-  delays: np.ndarray
-  error: float
+  auroc: float  # See the module.
+  threshold: float  # The logit above which a token counts as recognized.
+  delays: np.ndarray  # int64 [recognized spans], in tokens.
+  error: float  # The expected calibration error.
+  # Unlabelled tokens that score at least as high as the lowest of the highest
+  # 99 % of the labelled ones, and the number of unlabelled tokens.
   alarms: tuple[int, int]
 
   def count_within(self, most: int) -> int:

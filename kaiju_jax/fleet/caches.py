@@ -33,19 +33,13 @@ _KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL
 
 
 class Sizes(NamedTuple):
-  """Bytes and tokens of a model's pages.
+  """Bytes and tokens of a model's pages."""
 
-  Attributes:
-    page: S, tokens of a page.
-    window: tokens of the local layers' window.
-    page_bytes: {kind: bytes of a page, over all layers of the kind}.
-    context: tokens of the longest text.
-  """
-
-  page: int
-  window: int
+  page: int  # S, tokens of a page.
+  window: int  # Tokens of the local layers' window.
+  # {kind: bytes of a page, over all layers of the kind}.
   page_bytes: Mapping[str, int]
-  context: int
+  context: int  # Tokens of the longest text.
 
   @property
   def token_bytes(self) -> float:
@@ -276,14 +270,9 @@ class Blocks:
 
 @dataclasses.dataclass
 class Tally:
-  """Counts of prompt tokens over many requests.
+  """Counts of prompt tokens over many requests."""
 
-  Attributes:
-    hits: tokens that the cache had.
-    tokens: all tokens.
-  """
-
-  hits: int = 0
+  hits: int = 0  # Tokens that the cache had.
   tokens: int = 0
 
   @property

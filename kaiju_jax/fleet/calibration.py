@@ -29,41 +29,28 @@ _OUTLIER = 6.0
 
 
 class Residuals(NamedTuple):
-  """How far a law is from the rounds that it was fitted to.
+  """How far a law is from the rounds that it was fitted to."""
 
-  Attributes:
-    rounds: how many there were.
-    left_out: how many of them the fit left out.
-    median, p90: of |predicted − measured| / measured, of all rounds.
-    bias: sum of the predicted seconds over that of the measured ones, less 1.
-  """
-
-  rounds: int
-  left_out: int
+  rounds: int  # How many there were.
+  left_out: int  # How many of them the fit left out.
+  # median, p90: of |predicted − measured| / measured, of all rounds.
   median: float
   p90: float
+  # Sum of the predicted seconds over that of the measured ones, less 1.
   bias: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """A measured engine, as a calibration writes it to engine.json.
+  """A measured engine, as a calibration writes it to engine.json."""
 
-  Attributes:
-    model: digest of the model that was measured.
-    origin: a description of it.
-    law: how many seconds a round takes.
-    sizes: the engine's rows and pages.
-    shapes: (rows, tokens) of the calls that run its prompts.
-    residuals: how far measured rounds are from the law.
-  """
-
-  model: str
-  origin: str
-  law: state.Law
-  sizes: state.Sizes
+  model: str  # Digest of the model that was measured.
+  origin: str  # A description of it.
+  law: state.Law  # How many seconds a round takes.
+  sizes: state.Sizes  # The engine's rows and pages.
+  # (rows, tokens) of the calls that run its prompts.
   shapes: tuple[tuple[int, int], ...]
-  residuals: Residuals
+  residuals: Residuals  # How far measured rounds are from the law.
 
   def check_model(self, digest: str) -> None:
     """Refuses another model's calibration.

@@ -44,22 +44,17 @@ _CHANGED = 2**40
 
 
 class Step(NamedTuple):
-  """The hits of a step.
+  """The hits of a step."""
 
-  Attributes:
-    share: of conversations that have the change; 0 before it.
-    requests: requests that came, but for the first ones of conversations that
-      began before the trace: no cache of the trace could have their history.
-    changed: those of them that had the change.
-    tokens, hits: tokens of their prompts, and those that the cache had.
-    own_tokens, own_hits: the same of the changed ones alone.
-  """
-
-  share: float
+  share: float  # Of conversations that have the change; 0 before it.
+  # Requests that came, but for the first ones of conversations that began
+  # before the trace: no cache of the trace could have their history.
   requests: int = 0
-  changed: int = 0
+  changed: int = 0  # Those of them that had the change.
+  # tokens, hits: tokens of their prompts, and those that the cache had.
   tokens: int = 0
   hits: int = 0
+  # own_tokens, own_hits: the same of the changed ones alone.
   own_tokens: int = 0
   own_hits: int = 0
 
@@ -75,19 +70,12 @@ class Step(NamedTuple):
 
 
 class Found(NamedTuple):
-  """The replay of a change.
+  """The replay of a change."""
 
-  Attributes:
-    before: the time of one step before it.
-    steps: one per share.
-    after: all that comes behind the last step.
-    warmed: tokens of the prefixes that were warmed.
-  """
-
-  before: Step
-  steps: tuple[Step, ...]
-  after: Step
-  warmed: int
+  before: Step  # The time of one step before it.
+  steps: tuple[Step, ...]  # One per share.
+  after: Step  # All that comes behind the last step.
+  warmed: int  # Tokens of the prefixes that were warmed.
 
 
 def replay_change(

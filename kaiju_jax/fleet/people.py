@@ -34,64 +34,44 @@ DAY = 86_400.0
 
 @dataclasses.dataclass(frozen=True)
 class People:
-  """The parameters of a trace.
-
-  Attributes:
-    seed: seed of every draw.
-    requests: number of requests from second 0 on.
-    live: mean number of people between their first and last request.
-    swipes: fraction of the requests of a chat, but for its first and for forks,
-      that ask for another answer.
-    edits: the same for replacing the second half of the last message.
-    cancels: fraction of all answers that are cut off, anywhere.
-    visit: mean requests of a visit.
-    never: fraction of the visits that are a person's last.
-    think: median seconds between two requests of a visit, and the standard
-      deviation of their logarithm.
-    away: the same for the days between two visits, on the day clock.
-    switch: fraction of a person's requests that change to another chat.
-    new: fraction of these changes that begin a chat; the others draw one of the
-      person's, which may be the same.
-    forks: fraction of a person's requests that fork.
-    back: mean turns that a fork goes back.
-    peak: visits per second at the peak of the day over the mean, 1 to 2.
-    hour: the hour of the peak.
-    characters: number of characters at a time.
-    zipf: exponent of the law by which characters are drawn.
-    drift: fraction of the characters that are replaced per day.
-    prefix: fewest and most tokens of a prefix; log-uniform between them.
-    message: median tokens of a message.
-    answer: median tokens of an answer.
-    longest: most tokens of a message or an answer.
-    context: most tokens of a prompt and its answer together.
-    warm_up: days before second 0 in which people arrive already.
-  """
+  """The parameters of a trace."""
 
   seed: int = 0
-  requests: int = 10_000
-  live: int = 40
+  requests: int = 10_000  # Number of requests from second 0 on.
+  live: int = 40  # Mean number of people between their first and last request.
+  # Fraction of the requests of a chat, but for its first and for forks, that
+  # ask for another answer.
   swipes: float = 0.15
+  # The same for replacing the second half of the last message.
   edits: float = 0.01
-  cancels: float = 0.05
-  visit: float = 30.0
-  never: float = 0.35
+  cancels: float = 0.05  # Fraction of all answers that are cut off, anywhere.
+  visit: float = 30.0  # Mean requests of a visit.
+  never: float = 0.35  # Fraction of the visits that are a person's last.
+  # Median seconds between two requests of a visit, and the standard deviation
+  # of their logarithm.
   think: tuple[float, float] = (60.0, 1.0)
+  # The same for the days between two visits, on the day clock.
   away: tuple[float, float] = (1.0, 1.0)
+  # Fraction of a person's requests that change to another chat.
   switch: float = 0.04
+  # Fraction of these changes that begin a chat; the others draw one of the
+  # person's, which may be the same.
   new: float = 0.5
-  forks: float = 0.01
-  back: float = 3.0
+  forks: float = 0.01  # Fraction of a person's requests that fork.
+  back: float = 3.0  # Mean turns that a fork goes back.
+  # Visits per second at the peak of the day over the mean, 1 to 2.
   peak: float = 2.0
-  hour: float = 18.0
-  characters: int = 300
-  zipf: float = 1.0
-  drift: float = 0.05
+  hour: float = 18.0  # The hour of the peak.
+  characters: int = 300  # Number of characters at a time.
+  zipf: float = 1.0  # Exponent of the law by which characters are drawn.
+  drift: float = 0.05  # Fraction of the characters that are replaced per day.
+  # Fewest and most tokens of a prefix; log-uniform between them.
   prefix: tuple[int, int] = (4_096, 16_384)
-  message: int = 25
-  answer: int = 120
-  longest: int = 512
-  context: int = 32_768
-  warm_up: float = 21.0
+  message: int = 25  # Median tokens of a message.
+  answer: int = 120  # Median tokens of an answer.
+  longest: int = 512  # Most tokens of a message or an answer.
+  context: int = 32_768  # Most tokens of a prompt and its answer together.
+  warm_up: float = 21.0  # Days before second 0 in which people arrive already.
 
   def __post_init__(self):
     """Refuses parameters that make no trace.
@@ -143,44 +123,28 @@ class Trace(NamedTuple):
   The text of a request is its character's prefix, its history and its message.
   The history's last turn is request `previous` with its answer; the turn before
   that is the one that `previous` follows, and so on, `turns` of them.
-
-  Attributes:
-    people: the parameters.
-    begin: the first request at or after second 0; those before are the warm-up.
-    seconds: float64 [n], when the request comes.
-    person: int32 [n].
-    visit: int32 [n], 0 for a person's first.
-    chat: int32 [n].
-    character: int32 [n].
-    kind: int8 [n], an index of KINDS.
-    is_cancelled: bool [n], whether its answer is cut off.
-    previous: int32 [n], −1 where the history is empty.
-    turns: int32 [n], turns of its history.
-    opening, closing: int32 [n], the requests whose first and second half of a
-      message it has: its own, or an earlier one's in swipes and edits.
-    halves: int32 [n, 2], tokens of the two halves that it drew.
-    answer: int32 [n], tokens of its answer.
-    history: int32 [n], tokens of its history.
-    prefix: int32 [characters], tokens of each one's prefix.
   """
 
   people: People
+  # The first request at or after second 0; those before are the warm-up.
   begin: int
-  seconds: np.ndarray
-  person: np.ndarray
-  visit: np.ndarray
-  chat: np.ndarray
-  character: np.ndarray
-  kind: np.ndarray
-  is_cancelled: np.ndarray
-  previous: np.ndarray
-  turns: np.ndarray
+  seconds: np.ndarray  # float64 [n], when the request comes.
+  person: np.ndarray  # int32 [n].
+  visit: np.ndarray  # int32 [n], 0 for a person's first.
+  chat: np.ndarray  # int32 [n].
+  character: np.ndarray  # int32 [n].
+  kind: np.ndarray  # int8 [n], an index of KINDS.
+  is_cancelled: np.ndarray  # bool [n], whether its answer is cut off.
+  previous: np.ndarray  # int32 [n], −1 where the history is empty.
+  turns: np.ndarray  # int32 [n], turns of its history.
+  # opening, closing: int32 [n], the requests whose first and second half of a
+  # message it has: its own, or an earlier one's in swipes and edits.
   opening: np.ndarray
   closing: np.ndarray
-  halves: np.ndarray
-  answer: np.ndarray
-  history: np.ndarray
-  prefix: np.ndarray
+  halves: np.ndarray  # int32 [n, 2], tokens of the two halves that it drew.
+  answer: np.ndarray  # int32 [n], tokens of its answer.
+  history: np.ndarray  # int32 [n], tokens of its history.
+  prefix: np.ndarray  # int32 [characters], tokens of each one's prefix.
 
   @property
   def prompt(self) -> np.ndarray:

@@ -34,37 +34,25 @@ class Row(NamedTuple):
   The caches are the engine's prefix tree ('points'), the same tree that evicts
   the least recently used point ('lru') or knows the trace ('foresight'), and
   pages as entries of their own ('blocks').
-
-  Attributes:
-    fraction: the caches' bytes over those that the oracle fills.
-    memory: bytes of each cache.
-    rates: by cache, the fraction of all prompt tokens that it had.
-    missing: by cache and cause, what it lacked of the oracle's hits, as a
-      fraction of all of these.
   """
 
-  fraction: float
-  memory: float
+  fraction: float  # The caches' bytes over those that the oracle fills.
+  memory: float  # Bytes of each cache.
+  # By cache, the fraction of all prompt tokens that it had.
   rates: Mapping[str, float]
+  # By cache and cause, what it lacked of the oracle's hits, as a fraction of
+  # all of these.
   missing: Mapping[str, Mapping[str, float]]
 
 
 class Result(NamedTuple):
-  """The replay of one trace.
+  """The replay of one trace."""
 
-  Attributes:
-    tokens: tokens of all prompts.
-    oracle: fraction of them that the oracle had.
-    memory: bytes that the oracle filled.
-    causes: how many requests have each of CAUSES.
-    rows: one per fraction.
-  """
-
-  tokens: int
-  oracle: float
-  memory: float
-  causes: Mapping[str, int]
-  rows: tuple[Row, ...]
+  tokens: int  # Tokens of all prompts.
+  oracle: float  # Fraction of them that the oracle had.
+  memory: float  # Bytes that the oracle filled.
+  causes: Mapping[str, int]  # How many requests have each of CAUSES.
+  rows: tuple[Row, ...]  # One per fraction.
 
 
 def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:

@@ -30,36 +30,23 @@ TIERS = {
 
 
 class Piece(NamedTuple):
-  """A run of tokens that appears in prompts as a whole.
+  """A run of tokens that appears in prompts as a whole."""
 
-  Attributes:
-    number: no other piece has it.
-    tokens: int32 [n].
-  """
-
-  number: int
-  tokens: np.ndarray
+  number: int  # No other piece has it.
+  tokens: np.ndarray  # int32 [n].
 
 
 class Request(NamedTuple):
-  """One request.
+  """One request."""
 
-  Attributes:
-    seconds: when the request comes, from the beginning of the trace.
-    character: number of the character.
-    session: number of the conversation.
-    kind: 'turn', 'swipe', 'edit' or 'fork'.
-    prompt: the pieces of its prompt; the first is the character's prefix.
-    answer: the tokens that the model would generate.
-    person: who owns the conversation; None for somebody of its own.
-  """
-
-  seconds: float
-  character: int
-  session: int
-  kind: str
+  seconds: float  # When the request comes, from the beginning of the trace.
+  character: int  # Number of the character.
+  session: int  # Number of the conversation.
+  kind: str  # 'turn', 'swipe', 'edit' or 'fork'.
+  # The pieces of its prompt; the first is the character's prefix.
   prompt: tuple[Piece, ...]
-  answer: Piece
+  answer: Piece  # The tokens that the model would generate.
+  # Who owns the conversation; None for somebody of its own.
   person: int | None = None
 
   @property
@@ -85,43 +72,28 @@ class Request(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """The parameters of a trace.
-
-  Attributes:
-    seed: seed of every draw.
-    requests: number of requests.
-    characters: number of characters.
-    zipf: exponent of the law by which characters are drawn.
-    prefix: fewest and most tokens of a prefix; log-uniform between them.
-    live: conversations that are alive at a time.
-    turns: mean requests of a conversation; swipes and edits count.
-    swipes: fraction of the requests that ask for another answer.
-    edits: fraction that replace the second half of the last message.
-    pauses: fraction that are followed by a pause of hours.
-    hours: shortest and longest pause, in hours.
-    think: median seconds between two requests of a conversation.
-    message: median tokens of a message.
-    answer: median tokens of an answer.
-    longest: most tokens of a message or an answer.
-    context: most tokens of a prompt and its answer together.
-  """
+  """The parameters of a trace."""
 
   seed: int = 0
-  requests: int = 10_000
+  requests: int = 10_000  # Number of requests.
   characters: int = 300
-  zipf: float = 1.0
+  zipf: float = 1.0  # Exponent of the law by which characters are drawn.
+  # Fewest and most tokens of a prefix; log-uniform between them.
   prefix: tuple[int, int] = (4_096, 16_384)
-  live: int = 40
+  live: int = 40  # Conversations that are alive at a time.
+  # Mean requests of a conversation; swipes and edits count.
   turns: float = 90.0
-  swipes: float = 0.15
+  swipes: float = 0.15  # Fraction of the requests that ask for another answer.
+  # Fraction that replace the second half of the last message.
   edits: float = 0.01
-  pauses: float = 0.03
+  pauses: float = 0.03  # Fraction that are followed by a pause of hours.
+  # Shortest and longest pause, in hours.
   hours: tuple[float, float] = (1.0, 8.0)
-  think: float = 45.0
-  message: int = 25
-  answer: int = 120
-  longest: int = 512
-  context: int = 32_768
+  think: float = 45.0  # Median seconds between two requests of a conversation.
+  message: int = 25  # Median tokens of a message.
+  answer: int = 120  # Median tokens of an answer.
+  longest: int = 512  # Most tokens of a message or an answer.
+  context: int = 32_768  # Most tokens of a prompt and its answer together.
 
   def __post_init__(self):
     """Refuses parameters that make no trace.

@@ -25,19 +25,12 @@ _SPACE = ' '
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """The text around passages, questions and answers.
+  """The text around passages, questions and answers."""
 
-  Attributes:
-    header: stands before each passage; it may hold worked examples.
-    question: opens a question.
-    answer: opens its answer.
-    end: ends the answer.
-  """
-
-  header: str = ''
-  question: str = '\n\nQ:'
-  answer: str = '\nA:'
-  end: str = '\n'
+  header: str = ''  # Stands before each passage; it may hold worked examples.
+  question: str = '\n\nQ:'  # Opens a question.
+  answer: str = '\nA:'  # Opens its answer.
+  end: str = '\n'  # Ends the answer.
 
   def __post_init__(self):
     """Refuses a form that cannot be read back.

@@ -8,34 +8,24 @@ from kaiju_jax.synthesis import form as form_lib
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """One synthesis. (Every default is our guess.)
+  """One synthesis. (Every default is our guess.)"""
 
-  Attributes:
-    variations: how many questions are drawn per passage.
-    temperature: temperature of questions and of first answers.
-    top_p: the probability mass from which these are drawn.
-    question_tokens: the most tokens of a question.
-    answer_tokens: the most tokens of an answer.
-    grounded: keeps only answers whose words stand in the passage.
-    consistent: keeps only answers that the generator gives again, greedily.
-    gain: the least log p(answer | passage, question) − log p(answer | question)
-      in nats; −inf keeps all.
-    overlap: questions of a passage with the same answer count as one from this
-      share of words on (Jaccard); 1 drops only equal ones.
-    seed: the seed from which each variation's seed is made.
-    form: the text around passages, questions and answers.
-  """
-
-  variations: int = 4
-  temperature: float = 0.8
-  top_p: float = 0.95
-  question_tokens: int = 96
-  answer_tokens: int = 48
-  grounded: bool = True
+  variations: int = 4  # How many questions are drawn per passage.
+  temperature: float = 0.8  # Temperature of questions and of first answers.
+  top_p: float = 0.95  # The probability mass from which these are drawn.
+  question_tokens: int = 96  # The most tokens of a question.
+  answer_tokens: int = 48  # The most tokens of an answer.
+  grounded: bool = True  # Keeps only answers whose words stand in the passage.
+  # Keeps only answers that the generator gives again, greedily.
   consistent: bool = True
+  # The least log p(answer | passage, question) − log p(answer | question) in
+  # nats; −inf keeps all.
   gain: float = 1.0
+  # Questions of a passage with the same answer count as one from this share of
+  # words on (Jaccard); 1 drops only equal ones.
   overlap: float = 0.8
-  seed: int = 0
+  seed: int = 0  # The seed from which each variation's seed is made.
+  # The text around passages, questions and answers.
   form: form_lib.Form = dataclasses.field(default_factory=form_lib.Form)
 
   def __post_init__(self):

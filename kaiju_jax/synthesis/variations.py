@@ -36,25 +36,18 @@ class Passage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Variation:
-  """A question about a passage, and the generator's answers.
+  """A question about a passage, and the generator's answers."""
 
-  Attributes:
-    number: 0 … variations − 1.
-    seed: seed of its noise.
-    question: without the form's markers; '' where none came to its end.
-    answer: the drawn answer; '' where none came to its end.
-    again: the greedy answer.
-    informed: log p(answer | passage, question) in nats, the form's end
-      included; None where there is no answer.
-    uninformed: log p(answer | question), the same without the passage.
-  """
-
-  number: int
-  seed: int
+  number: int  # 0 … variations − 1.
+  seed: int  # Seed of its noise.
+  # Without the form's markers; '' where none came to its end.
   question: str = ''
-  answer: str = ''
-  again: str = ''
+  answer: str = ''  # The drawn answer; '' where none came to its end.
+  again: str = ''  # The greedy answer.
+  # Log p(answer | passage, question) in nats, the form's end included; None
+  # where there is no answer.
   informed: float | None = None
+  # Log p(answer | question), the same without the passage.
   uninformed: float | None = None
 
   @property

@@ -17,18 +17,14 @@ from kaiju_jax.reporting import statistics
 
 
 class Critical(NamedTuple):
-  """The critical batch of one place.
+  """The critical batch of one place."""
 
-  Attributes:
-    largest: the largest m within ε.
-    excess: {m: mean relative excess over m = 1, paired by seed}.
-    half_width: {m: half the 95 % interval of the excess; NaN for one seed}.
-    doubts: reasons not to trust it, in words; empty if none are known.
-  """
-
-  largest: int
+  largest: int  # The largest m within ε.
+  # {m: mean relative excess over m = 1, paired by seed}.
   excess: dict[int, float]
+  # {m: half the 95 % interval of the excess; NaN for one seed}.
   half_width: dict[int, float]
+  # Reasons not to trust it, in words; empty if none are known.
   doubts: tuple[str, ...]
 
 

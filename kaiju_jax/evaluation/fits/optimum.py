@@ -28,18 +28,13 @@ _UNDER = 0.01  # The fraction by which a parabola may undercut the losses.
 
 
 class Optimum(NamedTuple):
-  """The best rate of one width.
+  """The best rate of one width."""
 
-  Attributes:
-    log_rate: ln r*.
-    loss: L*.
-    draws: float[draws], ln r* of the seeds drawn again; empty for one seed.
-    doubts: reasons not to trust it, in words; empty if none are known.
-  """
-
-  log_rate: float
-  loss: float
+  log_rate: float  # Ln r*.
+  loss: float  # L*.
+  # float[draws], ln r* of the seeds drawn again; empty for one seed.
   draws: np.ndarray
+  # Reasons not to trust it, in words; empty if none are known.
   doubts: tuple[str, ...]
 
   def interval(self) -> tuple[float, float]:
@@ -48,17 +43,11 @@ class Optimum(NamedTuple):
 
 
 class Line(NamedTuple):
-  """ln r* = a + b·ln W.
+  """ln r* = a + b·ln W."""
 
-  Attributes:
-    a: intercept.
-    b: slope.
-    draws: float[draws, 2], (a, b) of the optima's draws.
-  """
-
-  a: float
-  b: float
-  draws: np.ndarray
+  a: float  # Intercept.
+  b: float  # Slope.
+  draws: np.ndarray  # float[draws, 2], (a, b) of the optima's draws.
 
   def predict(self, width: float) -> float:
     """Returns ln r* at a width."""

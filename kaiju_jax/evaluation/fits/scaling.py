@@ -42,18 +42,12 @@ class Law(NamedTuple):
 
 
 class Fit(NamedTuple):
-  """A law, and how certain it is.
-
-  Attributes:
-    law: the best law.
-    residuals: float[R], loss / predicted − 1 of each run.
-    draws: laws that were fitted to resampled residuals.
-    doubts: reasons not to trust it, in words; empty if none are known.
-  """
+  """A law, and how certain it is."""
 
   law: Law
-  residuals: np.ndarray
-  draws: tuple[Law, ...]
+  residuals: np.ndarray  # float[R], loss / predicted − 1 of each run.
+  draws: tuple[Law, ...]  # Laws that were fitted to resampled residuals.
+  # Reasons not to trust it, in words; empty if none are known.
   doubts: tuple[str, ...]
 
   def interval(self, name: str) -> tuple[float, float]:

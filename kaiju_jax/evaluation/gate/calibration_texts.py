@@ -25,19 +25,13 @@ FALL = 0.05
 
 
 class Texts(NamedTuple):
-  """The texts of one calibration.
+  """The texts of one calibration."""
 
-  Attributes:
-    words: words by class.
-    counts: counts of hashed n-grams by class, [buckets].
-    replies: replies, all of them.
-    played: replies in conversations with a character.
-  """
-
-  words: Mapping[str, int]
+  words: Mapping[str, int]  # Words by class.
+  # Counts of hashed n-grams by class, [buckets].
   counts: Mapping[str, np.ndarray]
-  replies: int
-  played: int
+  replies: int  # All of them.
+  played: int  # Replies in conversations with a character.
 
   @property
   def roleplay(self) -> float:
@@ -46,15 +40,12 @@ class Texts(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """One class of words in two calibrations.
+  """One class of words in two calibrations."""
 
-  Attributes:
-    before, after: its share of all words.
-    kl: KL(after ‖ before), nats; None where either has no such words.
-  """
-
+  # before, after: its share of all words.
   before: float
   after: float
+  # KL(after ‖ before), nats; None where either has no such words.
   kl: float | None
 
 

@@ -28,21 +28,15 @@ Calibration = Mapping[tuple[int, str], np.ndarray]
 
 
 class Moved(NamedTuple):
-  """One tensor's calibration in two models.
+  """One tensor's calibration in two models."""
 
-  Attributes:
-    layer: its layer; −1 for the tables.
-    name: 'attention.k_limit_K', for instance.
-    median: the median factor of its channels; infinite where only one of the
-      models has such a calibration.
-    largest: the largest factor of a channel.
-    before, after: the number of outlier channels.
-  """
-
-  layer: int
-  name: str
+  layer: int  # Its layer; −1 for the tables.
+  name: str  # 'attention.k_limit_K', for instance.
+  # The median factor of its channels; infinite where only one of the models has
+  # such a calibration.
   median: float
-  largest: float
+  largest: float  # The largest factor of a channel.
+  # before, after: the number of outlier channels.
   before: int
   after: int
 

@@ -18,18 +18,13 @@ NAMES = 'keys', 'values'
 
 
 class Channels(NamedTuple):
-  """The stored values of one layer's keys or values.
+  """The stored values of one layer's keys or values."""
 
-  Attributes:
-    at_rail: the share of codes of ±127 beyond those that the format puts there;
-      None for floats.
-    outliers: the number of outlier channels.
-    largest: the largest channel over the median one.
-  """
-
+  # The share of codes of ±127 beyond those that the format puts there; None for
+  # floats.
   at_rail: float | None
-  outliers: int
-  largest: float
+  outliers: int  # The number of outlier channels.
+  largest: float  # The largest channel over the median one.
 
 
 class Counter:

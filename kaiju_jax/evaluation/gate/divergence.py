@@ -17,40 +17,28 @@ ALL = 'all'
 
 
 class Differences(NamedTuple):
-  """The differences at each predicted token of a text.
+  """The differences at each predicted token of a text."""
 
-  Attributes:
-    kl_L: KL(baseline ‖ candidate), nats.
-    baseline_loss_L, candidate_loss_L: nats.
-    margin_L: where the likeliest token differs, by how many nats the baseline
-      prefers its own to the candidate's; −1 where it is the same.
-  """
-
-  kl_L: np.ndarray
+  kl_L: np.ndarray  # KL(baseline ‖ candidate), nats.
+  # baseline_loss_L, candidate_loss_L: nats.
   baseline_loss_L: np.ndarray
   candidate_loss_L: np.ndarray
+  # Where the likeliest token differs, by how many nats the baseline prefers its
+  # own to the candidate's; −1 where it is the same.
   margin_L: np.ndarray
 
 
 class Summary(NamedTuple):
-  """The differences of a group of tokens.
+  """The differences of a group of tokens."""
 
-  Attributes:
-    count: tokens.
-    kl: the mean KL, nats per token.
-    kl_p99: the 99th percentile of KL.
-    agreement: the share of tokens whose likeliest token is the same.
-    margin: the largest preference of the baseline's, in nats, that the
-      candidate overturned; 0 where none is.
-    loss: the candidate's mean loss minus the baseline's, nats per token.
-  """
-
-  count: int
-  kl: float
-  kl_p99: float
-  agreement: float
+  count: int  # Tokens.
+  kl: float  # The mean KL, nats per token.
+  kl_p99: float  # The 99th percentile of KL.
+  agreement: float  # The share of tokens whose likeliest token is the same.
+  # The largest preference of the baseline's, in nats, that the candidate
+  # overturned; 0 where none is.
   margin: float
-  loss: float
+  loss: float  # The candidate's mean loss minus the baseline's, nats per token.
 
 
 def compare(

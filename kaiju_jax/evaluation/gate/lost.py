@@ -17,20 +17,14 @@ CONFIDENCE = 0.95
 
 
 class Loss(NamedTuple):
-  """A candidate's loss of right answers.
+  """A candidate's loss of right answers."""
 
-  Attributes:
-    count: questions.
-    baseline, candidate: questions that each has right.
-    lost: those that the baseline alone has right.
-    gained: those that the candidate alone has right.
-  """
-
-  count: int
+  count: int  # Questions.
+  # baseline, candidate: questions that each has right.
   baseline: int
   candidate: int
-  lost: int
-  gained: int
+  lost: int  # Those that the baseline alone has right.
+  gained: int  # Those that the candidate alone has right.
 
   @property
   def value(self) -> float:

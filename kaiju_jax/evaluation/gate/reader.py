@@ -21,15 +21,12 @@ PART = 256
 
 
 class Reading(NamedTuple):
-  """A text as a model reads it.
+  """A text as a model reads it."""
 
-  Attributes:
-    logits: iterates over float32 [≤ PART, V], the next token's of each token.
-    stored: by layer that owns keys and values: (keys, values), arrays or
-      `Quantized`, [U, L, K]. Behind the text they hold padding.
-  """
-
+  # Iterates over float32 [≤ PART, V], the next token's of each token.
   logits: Iterator[np.ndarray]
+  # By layer that owns keys and values: (keys, values), arrays or `Quantized`,
+  # [U, L, K]. Behind the text they hold padding.
   stored: dict[int, tuple[Any, Any]]
 
 

@@ -23,18 +23,11 @@ _CLASS = {'user': 'user', 'assistant': 'character'}
 
 
 class Text(NamedTuple):
-  """A conversation's tokens.
+  """A conversation's tokens."""
 
-  Attributes:
-    tokens_L: int32.
-    classes_L: the class of each token, an index of `CLASSES`.
-    tier: the character's tier.
-    language: the conversation's language.
-  """
-
-  tokens_L: np.ndarray
-  classes_L: np.ndarray
-  tier: str
+  tokens_L: np.ndarray  # int32.
+  classes_L: np.ndarray  # The class of each token, an index of `CLASSES`.
+  tier: str  # The character's tier.
   language: str
 
 

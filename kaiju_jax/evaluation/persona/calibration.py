@@ -39,31 +39,20 @@ PAIRS = 20
 
 
 class Slope(NamedTuple):
-  """How (judge − human) moves where a reply's words are doubled.
+  """How (judge − human) moves where a reply's words are doubled."""
 
-  Attributes:
-    value: the least-squares slope on log₂ words.
-    low, high: its 95 % interval; NaN where the words do not differ.
-  """
-
-  value: float
+  value: float  # The least-squares slope on log₂ words.
+  # low, high: its 95 % interval; NaN where the words do not differ.
   low: float
   high: float
 
 
 class Agreement(NamedTuple):
-  """A judge against people, in one property.
+  """A judge against people, in one property."""
 
-  Attributes:
-    kappa: quadratic κ with its interval.
-    within_one: the share of scores that differ by at most 1.
-    bias: mean of (judge − human) with its interval.
-    slope: see `Slope`.
-  """
-
-  kappa: statistics.Estimate
-  within_one: float
-  bias: statistics.Estimate
+  kappa: statistics.Estimate  # Quadratic κ with its interval.
+  within_one: float  # The share of scores that differ by at most 1.
+  bias: statistics.Estimate  # Mean of (judge − human) with its interval.
   slope: Slope
 
 

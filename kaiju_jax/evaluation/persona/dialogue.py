@@ -22,17 +22,11 @@ class Exchange(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """A message to answer, with everything that was said before.
-
-  Attributes:
-    conversation: the golden conversation.
-    before: the exchanges before, oldest first.
-    user: the message.
-  """
+  """A message to answer, with everything that was said before."""
 
   conversation: golden.GoldenConversation
-  before: tuple[Exchange, ...]
-  user: str
+  before: tuple[Exchange, ...]  # The exchanges before, oldest first.
+  user: str  # The message.
 
 
 class Responder(Protocol):

@@ -52,45 +52,29 @@ class GoldenTurn:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """What one reply must hold, and must not hold.
+  """What one reply must hold, and must not hold."""
 
-  Attributes:
-    turn: the turn whose reply is looked at, from 1.
-    property: one of `PROPERTIES`.
-    expect: phrases of which the reply must hold one; none if it only must not
-      hold those of `forbid`.
-    forbid: phrases of which it must hold none.
-    weight: the probe's weight among those of its property, above 0.
-  """
-
-  turn: int
-  property: str
+  turn: int  # The turn whose reply is looked at, from 1.
+  property: str  # One of `PROPERTIES`.
+  # Phrases of which the reply must hold one; none if it only must not hold
+  # those of `forbid`.
   expect: tuple[str, ...] = ()
-  forbid: tuple[str, ...] = ()
+  forbid: tuple[str, ...] = ()  # Phrases of which it must hold none.
+  # The probe's weight among those of its property, above 0.
   weight: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class GoldenConversation:
-  """One golden conversation: see the module.
+  """One golden conversation: see the module."""
 
-  Attributes:
-    id: its name, unique in its file.
-    tier: one of `TIERS`, the character's.
-    author: who wrote it; 'generated' if a program did.
-    character: the character.
-    turns: `TURNS` messages with reference replies.
-    probes: at least one per property.
-    language: the language that is spoken, as BCP 47 names it.
-  """
-
-  id: str
-  tier: str
-  author: str
+  id: str  # Its name, unique in its file.
+  tier: str  # One of `TIERS`, the character's.
+  author: str  # Who wrote it; 'generated' if a program did.
   character: Character
-  turns: tuple[GoldenTurn, ...]
-  probes: tuple[Probe, ...]
-  language: str = LANGUAGE
+  turns: tuple[GoldenTurn, ...]  # `TURNS` messages with reference replies.
+  probes: tuple[Probe, ...]  # At least one per property.
+  language: str = LANGUAGE  # The language that is spoken, as BCP 47 names it.
 
 
 def load(path: str | pathlib.Path) -> tuple[GoldenConversation, ...]:

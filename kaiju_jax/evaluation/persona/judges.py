@@ -45,13 +45,9 @@ _CHOICES = range(1, 3)
 
 
 class Judge(Protocol):
-  """A judge of played conversations.
+  """A judge of played conversations."""
 
-  Attributes:
-    identity: which judge it is.
-  """
-
-  identity: str
+  identity: str  # Which judge it is.
 
   def score(
     self, conversation: golden.GoldenConversation, replies: Sequence[str]

@@ -25,19 +25,12 @@ _FIELDS = {'conversation', 'replies', 'scores', 'date'}
 
 
 class Label(NamedTuple):
-  """A person's scores of one played conversation.
-
-  Attributes:
-    conversation: the golden conversation.
-    replies: a reply per turn.
-    scores: by property, 1…5.
-    date: the day of the rating.
-  """
+  """A person's scores of one played conversation."""
 
   conversation: golden.GoldenConversation
-  replies: tuple[str, ...]
-  scores: Mapping[str, int]
-  date: datetime.date
+  replies: tuple[str, ...]  # A reply per turn.
+  scores: Mapping[str, int]  # By property, 1…5.
+  date: datetime.date  # The day of the rating.
 
 
 def load(
