@@ -1,4 +1,4 @@
-"""Times computations side by side in one process."""
+"""Times computations side by side in one process, as far as time is left."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -21,10 +21,9 @@ _watch = contextvars.ContextVar('watch', default=None)
 
 
 class DeviceLost(BaseException):
-  """The device has stopped to compute for this process, as after a bad address.
+  """The device is unusable in this process, e.g. after an illegal address.
 
-  Not an `Exception`: whoever goes on after one contender's error must not go on
-  after this one, because all others would fail, too.
+  Not an `Exception`, so that benchmark loops which skip failures stop.
   """
 
 
@@ -74,7 +73,7 @@ class _Watch(NamedTuple):
 def watch(
   note: Callable[[str | None], None], refused: Mapping[str, str]
 ) -> Iterator[None]:
-  """Makes each `trial` inside it known before it begins.
+  """Reports each `trial` inside it before it begins.
 
   Args:
     note: takes the name of the trial that begins, and None when it has ended.
@@ -157,22 +156,6 @@ def spreads(
       jax.block_until_ready(last)
       seconds[name].append((clock() - start) / calls)
   return {name: spread(each) for name, each in seconds.items()}
-
-
-def runnable(
-  runs: Mapping[str, Callable[[], Any]],
-) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-  """Calls every run once; returns those that work, and why the others fail."""
-  found, problems = {}, {}
-  for name, run in runs.items():
-    try:
-      with trial(name):
-        jax.block_until_ready(run())
-    except Exception as error:  # Compilers and libraries fail in many ways.
-      problems[name] = tell(error)
-    else:
-      found[name] = run
-  return found, problems
 
 
 def tell(error: Exception) -> str:

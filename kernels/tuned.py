@@ -186,56 +186,6 @@ def _agree(results: Any, expected: Any) -> bool:
   return all(jax.tree.leaves(jax.tree.map(agrees, results, expected)))
 
 
-def tune(
-  folder: str | pathlib.Path, jobs: Mapping[str, Job], repeats: int
-) -> dict[str, SearchResult]:
-  """Does all searches, and writes each winner as soon as it is found.
-
-  Args:
-    folder: the folder of `tuned.json`.
-    jobs: the searches by their keys.
-    repeats: as for `search`.
-
-  Raises:
-    ValueError: as `search`.
-  """
-  found = {}
-  for name, job in jobs.items():
-    found[name] = search(job.candidates, job.prepare(), repeats)
-    write(folder, device_kind(), name, found[name])
-  return found
-
-
-def command(
-  tune: Callable[[pathlib.Path], Mapping[str, SearchResult]],
-  folder: pathlib.Path,
-) -> None:
-  """Runs a kernel's search as a command, and prints the winners.
-
-  A ValueError ends the command with one line.
-
-  Args:
-    tune: takes the folder, searches, writes, and returns the winners by key.
-    folder: the kernel's folder.
-  """
-  # Imported here, so that importing the module loads no absl.
-  from absl import app
-
-  def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-    try:
-      searched = tune(folder)
-    except ValueError as error:
-      raise SystemExit(f'error: {error}') from error
-    for name, found in searched.items():
-      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
-      for i, reason in found.refused.items():
-        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
-
-  app.run(main)
-
-
 @functools.cache
 def _read(folder: pathlib.Path) -> dict[str, dict[str, dict]]:
   file = folder / _FILE

@@ -1,18 +1,14 @@
-"""Finds the fastest tiles of the s8 product on the GPU at hand.
+"""Candidates of tiles of the s8 product on a GPU, for the benchmark's codes.
 
-    python -m kaiju_jax.kernels.int8_matmul.autotune
-
-Each candidate multiplies the benchmark's codes. Winners go to `tuned.json`
-beside this file, where `blocks.py` reads them. A TPU needs no search: its
-blocks are as large as its vector memory allows.
+`benchmarks.device --slices=autotune` searches them and writes `tuned.json`
+beside this file, where `blocks.py` reads the winners. A TPU needs no search:
+its blocks are as large as its vector memory allows.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 import itertools
-import pathlib
-from typing import Any
 
 import jax
 
@@ -35,15 +31,6 @@ def candidates(shape: bench.Shape) -> list[blocks.Gpu]:
     )
   ]
   return list(dict.fromkeys([rule, *tried]))
-
-
-def tune(
-  folder: str | pathlib.Path,
-  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
-  repeats: int = 9,
-) -> dict[str, tuned.SearchResult]:
-  """Searches for every shape, and writes the winners; see `tuned.tune`."""
-  return tuned.tune(folder, jobs(shapes), repeats)
 
 
 def jobs(
@@ -71,24 +58,17 @@ def jobs(
   }
 
 
-def _prepare(shape: bench.Shape):
-  return functools.partial(_run, shape, bench.operands(shape))
+def _prepare(shape: bench.Shape) -> Callable[[tuned.Blocks], Callable]:
+  operands = bench.operands(shape)
 
+  def run(candidate: tuned.Blocks):
+    step = jax.jit(functools.partial(bench.ours, 'codes', shape, 'pallas_gpu'))
 
-def _run(
-  shape: bench.Shape,
-  operands: Mapping[str, jax.Array],
-  candidate: tuned.Blocks,
-) -> Callable[[], Any]:
-  step = jax.jit(functools.partial(bench.ours, 'codes', shape, 'pallas_gpu'))
+    def call():
+      # The first call traces within the context.
+      with blocks.trying(blocks.Gpu(**candidate)):
+        return step(operands)
 
-  def call():
-    # The first call traces within the context.
-    with blocks.trying(blocks.Gpu(**candidate)):
-      return step(operands)
+    return call
 
-  return call
-
-
-if __name__ == '__main__':
-  tuned.command(tune, pathlib.Path(__file__).parent)
+  return run

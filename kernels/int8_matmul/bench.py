@@ -1,31 +1,27 @@
-"""Benchmarks int8 matmuls at the presets' shapes, against other matmuls.
+"""int8 matmuls at the presets' shapes, against other matmuls.
 
-    python -m kaiju_jax.kernels.int8_matmul.bench [--repeats=9] [--json=PATH]
-
-It multiplies 8,192 rows of bf16 activations with one device's part of a layer's
-weights:
+8,192 rows of bf16 activations with one device's part of a layer's weights:
 
     matmul    quantization of the rows, product and scales, bf16 to bf16
     codes     the product and scales only, for rows that are codes already
 
 The peers are XLA's dot of the same numbers in bf16, which int8 has to beat,
-XLA's bare s8 dot to int32, and `torch._int_mm` where torch and a GPU are
-present. On a CPU nothing is timed: operations and bytes are counted.
+XLA's bare s8 dot to int32, and `torch._int_mm` where torch is installed.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 import functools
-from typing import Any
+import importlib.util
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels import report
-from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.int8_matmul import api
+from kaiju_jax.kernels.int8_matmul import blocks
 
 KERNELS = 'matmul', 'codes'
 BF16 = 'bf16 dot'
@@ -71,47 +67,49 @@ SHAPES = {
   )
   for weight, shape in layer.items()
 }
+FIRST = '110b w_in', '110b w_out', '13b w_in', '13b w_out', '13b w_q'
+TINY = Shape(32, 64, 128, 'first')
 
 
-def measure(
-  repeats: int, shapes: Mapping[str, Shape] = SHAPES
-) -> list[report.Row]:
-  """Returns a report's row per kernel, shape, implementation and peer.
-
-  Args:
-    repeats: rounds, each timing every contender of a shape once.
-    shapes: shapes by name.
-  """
+def subjects(label: str, shape: Shape) -> Iterator[benchmark.Subject]:
+  """Yields both kernels, with the platform's implementations and the peers."""
   platform = dispatch.platform()
-  is_timed = platform != 'cpu' or dispatch.interpreting()
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if name != 'reference' and (platform in places or platform == 'cpu')
-  ]
-  rows = []
-  for label, shape in shapes.items():
-    runs = _runs(shape, names) if is_timed else {}
-    for kernel in KERNELS:
-      found, problems = timing.runnable(runs.get(kernel, {}))
-      times = timing.spreads(found, repeats, calls=4) if found else {}
-      for name in dict.fromkeys([*names, *found, *problems]):
-        is_ours = name in names
-        rows.append(
-          report.Row(
-            kernel=f'int8_matmul {kernel}',
-            shape=f'{label} {shape[:3]}',
-            implementation=name,
-            operations=2 * shape.rows * shape.contracted * shape.outputs,
-            bytes=bytes_moved(kernel, shape),
-            ceiling='int8_matmul',
-            max_error=_error(found, name, kernel, shape) if is_ours else None,
-            is_peer=not is_ours,
-            problem=problems.get(name),
-            **report.time_fields(times.get(name)),
-          )
+  dots = {'matmul': {BF16: jnp.bfloat16}, 'codes': {S8: jnp.int32}}
+  for kernel in KERNELS:
+    contenders = {
+      name: benchmark.Contender(
+        jax.jit(functools.partial(ours, kernel, shape, name)),
+        error=functools.partial(_error, kernel, shape, name),
+      )
+      for name, places in api.RUNS_ON.items()
+      if name != 'reference' and (platform in places or platform == 'cpu')
+    }
+    if benchmark.is_timed():
+      for name, dtype in dots[kernel].items():
+        contenders[name] = benchmark.Contender(
+          jax.jit(functools.partial(_dot, shape, dtype)),
+          functools.partial(_dotted, kernel),
+          is_peer=True,
         )
-  return rows
+      if kernel == 'codes' and importlib.util.find_spec('torch'):
+        contenders[TORCH] = benchmark.Contender(
+          _torch, functools.partial(_on_torch, shape), is_peer=True
+        )
+    yield benchmark.Subject(
+      kernel=f'int8_matmul {kernel}',
+      shape=f'{label} {shape[:3]}',
+      operations=2 * shape.rows * shape.contracted * shape.outputs,
+      bytes=bytes_moved(kernel, shape),
+      make=functools.partial(operands, shape),
+      contenders=contenders,
+      ceiling='int8_matmul',
+    )
+
+
+def default(shape: Shape) -> str:
+  """Returns the platform's implementation at a shape."""
+  del shape
+  return blocks.implementation()
 
 
 def bytes_moved(kernel: str, shape: Shape) -> int:
@@ -147,28 +145,6 @@ def operands(shape: Shape) -> dict[str, jax.Array]:
   }
 
 
-def _runs(shape, names) -> dict[str, dict[str, Callable[[], Any]]]:
-  values = operands(shape)
-  runs = {kernel: {} for kernel in KERNELS}
-  for name in names:
-    for kernel in KERNELS:
-      step = jax.jit(functools.partial(ours, kernel, shape, name))
-      runs[kernel][name] = functools.partial(step, values)
-  runs['matmul'][BF16] = functools.partial(
-    jax.jit(functools.partial(_dot, shape, jnp.bfloat16)),
-    values['x_RC'],
-    values['w'].astype(jnp.bfloat16),
-  )
-  runs['codes'][S8] = functools.partial(
-    jax.jit(functools.partial(_dot, shape, jnp.int32)),
-    values['codes_RC'],
-    values['w'],
-  )
-  if (product := _torch(shape, values)) is not None:
-    runs['codes'][TORCH] = product
-  return runs
-
-
 def ours(
   kernel: str,
   shape: Shape,
@@ -196,6 +172,13 @@ def ours(
   ).y_RO
 
 
+def _dotted(kernel, made):
+  """Returns the operands of a peer's dot of the same numbers."""
+  if kernel == 'codes':
+    return made['codes_RC'], made['w']
+  return made['x_RC'], made['w'].astype(jnp.bfloat16)
+
+
 def _dot(shape, dtype, x_RC, w):
   last = 0 if shape.contract == 'first' else 1
   return jax.lax.dot_general(
@@ -203,40 +186,30 @@ def _dot(shape, dtype, x_RC, w):
   )
 
 
-def _error(found, name, kernel, shape) -> float | None:
+def _error(kernel, shape, name, made) -> float:
   """Returns the largest difference to the reference, over 512 rows."""
-  if name not in found:
-    return None
+  del made
   few = shape._replace(rows=min(512, shape.rows))
   values = operands(few)
-  results = [
+  got, expected = (
     jax.jit(functools.partial(ours, kernel, few, each))(values)
     for each in (name, 'reference')
-  ]
-  got, expected = (x.astype(jnp.float32) for x in results)
-  return float(jnp.max(jnp.abs(got - expected)))
-
-
-def _torch(shape, values) -> Callable[[], Any] | None:
-  """Returns a call of torch's product of these codes; None without a GPU."""
-  try:
-    import torch
-  except ImportError:
-    return None
-  if not torch.cuda.is_available():
-    return None
-  x_RC, w_CO = (
-    torch.from_dlpack(x).to('cuda') for x in (values['codes_RC'], values['w'])
   )
-  if shape.contract == 'last':
-    w_CO = w_CO.T
-
-  def run():
-    torch._int_mm(x_RC, w_CO)
-    torch.cuda.synchronize()
-
-  return run
+  return benchmark.largest_difference(got, expected)
 
 
-if __name__ == '__main__':
-  report.command(measure)
+def _on_torch(shape, made):
+  """Returns the codes as tensors on the GPU, without a copy."""
+  import torch
+
+  x_RC, w_CO = (
+    torch.from_dlpack(made[name]).to('cuda') for name in ('codes_RC', 'w')
+  )
+  return x_RC, w_CO if shape.contract == 'first' else w_CO.T
+
+
+def _torch(x_RC, w_CO) -> None:
+  import torch
+
+  torch._int_mm(x_RC, w_CO)
+  torch.cuda.synchronize()

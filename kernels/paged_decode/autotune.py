@@ -1,15 +1,12 @@
-"""Finds the fastest tiles on the device at hand.
+"""Candidates of tiles; each decodes the benchmark's shapes with both caches.
 
-    python -m kaiju_jax.kernels.paged_decode.autotune
-
-Each candidate decodes the benchmark's shapes with an int8 and a bfloat16 cache.
-Winners go to `tuned.json` beside this file, where `blocks.py` reads them.
+`benchmarks.device --slices=autotune` searches them and writes `tuned.json`
+beside this file, where `blocks.py` reads the winners.
 """
 
 from collections.abc import Mapping
 import functools
 import itertools
-import pathlib
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
@@ -32,18 +29,6 @@ def candidates(implementation: str, shape: blocks.Shape) -> list[blocks.Sizes]:
     blocks.Sizes(rule.R, *each)
     for each in itertools.product((32, 64, 128), X, (4, 8), (3, 5, 7))
   ]
-
-
-def tune(
-  folder: str | pathlib.Path,
-  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
-  repeats: int = 9,
-) -> dict[str, tuned.SearchResult]:
-  """Searches for every shape and cache, and writes the winners.
-
-  See `tuned.tune`.
-  """
-  return tuned.tune(folder, jobs(shapes), repeats)
 
 
 def jobs(
@@ -80,15 +65,12 @@ def jobs(
 
 
 def _prepare(shape, cache, implementation):
-  where = bench.layout(shape)
-  arrays = bench.operands(shape, where, cache)
-  return functools.partial(_run, shape, where, arrays, implementation)
+  arguments = bench.arguments(shape, bench.layout(shape), cache)
 
+  def run(candidate: tuned.Blocks):
+    sizes = blocks.Sizes(**candidate)
+    return functools.partial(
+      bench.run(shape, implementation, sizes), *arguments
+    )
 
-def _run(shape, where, arrays, implementation, candidate: tuned.Blocks):
-  sizes = blocks.Sizes(**candidate)
-  return bench.call(shape, where, arrays, implementation, sizes)
-
-
-if __name__ == '__main__':
-  tuned.command(tune, pathlib.Path(__file__).parent)
+  return run

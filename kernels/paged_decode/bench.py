@@ -1,22 +1,18 @@
-"""Benchmarks paged decode against one read of the cache.
-
-    python -m kaiju_jax.kernels.paged_decode.bench [--repeats=9] [--json=PATH]
+"""Paged decode against one read of the cache.
 
 A shape has all heads of a preset, or the eighth that a tensor axis of eight
 leaves to a device. It needs one read of the codes and scales of every slot that
-some query sees, and of its queries and outputs. `tiles / needed` are the slots
-of the pages that the plan visits, and the slots that some query sees. The plan
-is made before the timed call, as layers of a step share it, and has a table of
-its own.
+some query sees, and of its queries and outputs. Tiles are the slots of the
+pages that the plan visits, and the slots that some query sees. The plan is made
+before the timed call, as layers of a step share it, and is timed by itself.
 
-The report compares the platform's kernel with the same kernel on a bfloat16
-cache (which shows what the codes save), with XLA's gather, and, where each row
-sees its first tokens, with `jax.nn.dot_product_attention` in bfloat16 over
-unpaged rows.
+The platform's kernel stands beside the same kernel on a bfloat16 cache (which
+shows what the codes save), XLA's gather, and, where each row sees its first
+tokens, `jax.nn.dot_product_attention` in bfloat16 over unpaged rows.
 """
 
 from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Iterator
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -25,9 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels import report
-from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
@@ -79,6 +74,14 @@ SHAPES = {
   '110b/8, 64 × 32k, window 1024': Shape(12, 64, 32_768, 64, window=1024),
   '110b/8, 16 × 32k, 8 beams': Shape(12, 16, 32_768, 64, queries=8),
 }
+FIRST = (
+  '110b/8, 32 × 32k',
+  '13b/8, 64 × 16k',
+  '110b/8, 64 rings, window 1024',
+  '110b/8, 1 × 128k',
+  '110b/8, 16 × 32k, 8 beams',
+)
+TINY = Shape(heads=2, batch=2, context=64, slots=32)
 
 
 class Layout(NamedTuple):
@@ -177,11 +180,12 @@ def counts(shape: Shape, where: Layout) -> Counts:
 
 def make_plan(shape: Shape, where: Layout) -> plan_lib.Plan:
   """Returns the plan that all layers of a step share."""
-  return jax.jit(
-    functools.partial(
-      api.make_plan, pages=where.table_BN.size, window=shape.window
-    )
-  )(*where)
+  return _planner(where.table_BN.size, shape.window)(*where)
+
+
+@functools.cache
+def _planner(pages: int, window: int | None):
+  return jax.jit(functools.partial(api.make_plan, pages=pages, window=window))
 
 
 def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
@@ -224,81 +228,68 @@ def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:
   return read + rows * (_K * 2 + 4)
 
 
-def measure(
-  repeats: int,
-  shapes: Mapping[str, Shape] = SHAPES,
-  timed: bool | None = None,
-) -> list[report.Row]:
-  """Returns the report's rows of all shapes.
-
-  Args:
-    repeats: rounds, each timing every contender once.
-    shapes: shapes by name.
-    timed: whether to time calls, not only count; None times on an accelerator.
-  """
-  if timed is None:
-    timed = dispatch.platform() != 'cpu'
-  return [
-    row
-    for name, shape in shapes.items()
-    for row in _rows(name, shape, repeats, timed)
-  ]
-
-
-def _rows(name: str, shape: Shape, repeats: int, timed: bool):
+def subjects(label: str, shape: Shape) -> Iterator[benchmark.Subject]:
+  """Yields the step with its peers, and the plan."""
   where = layout(shape)
   counted = counts(shape, where)
-  own = blocks.implementation(dispatch.platform(), block_shape(shape, 'int8'))
-  cases = {
-    f'{own}, int8': (own, 'int8'),
-    f'{own}, bfloat16': (own, 'bfloat16'),
+  own = default(shape)
+  contenders = {
+    f'{own}, int8': _contender(shape, where, counted, own, 'int8'),
+    f'{own}, bfloat16': _contender(shape, where, counted, own, 'bfloat16'),
   }
-  if timed and own != 'xla':
-    cases['xla, int8'] = 'xla', 'int8'
-  runs, errors, problems, peers, untimed = {}, {}, {}, {}, {}
-  if timed:
-    for label, (implementation, cache) in cases.items():
-      try:
-        with timing.trial(label):
-          prepared = _prepare(shape, where, implementation, cache)
-      except Exception as error:  # Compilers fail in many ways.
-        problems[label] = timing.tell(error)
-      else:
-        runs[label], errors[label] = prepared
-    peers, untimed = timing.runnable(_peers(shape))
-    problems |= untimed
-    runs |= peers
-    runs['plan'] = functools.partial(
-      make_plan, shape, Layout(*map(jnp.asarray, where))
-    )
-  times = timing.spreads(runs, repeats, calls=4)
-
-  def row(label, cache, is_peer):
-    return report.Row(
-      kernel='paged_decode',
-      shape=name,
-      implementation=label,
-      operations=4 * _K * counted.pairs * shape.heads,
-      bytes=least_bytes(shape, counted, cache),
-      tiles=None if label not in cases else (counted.visited, counted.slots),
-      max_error=errors.get(label),
-      is_peer=is_peer,
-      problem=problems.get(label),
-      **report.time_fields(times.get(label)),
-    )
-
-  # The bfloat16 cache is the comparison for the codes.
-  for label, (_, cache) in cases.items():
-    yield row(label, cache, is_peer=cache != 'int8')
-  for label in {**peers, **untimed}:
-    yield row(label, 'bfloat16', is_peer=True)
-  yield report.Row(
+  if benchmark.is_timed():
+    if own != 'xla':
+      contenders['xla, int8'] = _contender(shape, where, counted, 'xla', 'int8')
+    if shape.window is None and shape.queries == 1:
+      # JAX's own attention can express these ranges.
+      for name in 'xla', 'cudnn':
+        contenders[f'jax.nn {name}'] = _peer(shape, counted, name)
+  yield benchmark.Subject(
+    kernel='paged_decode',
+    shape=label,
+    operations=4 * _K * counted.pairs * shape.heads,
+    bytes=least_bytes(shape, counted, 'int8'),
+    make=lambda: None,
+    contenders=contenders,
+  )
+  yield benchmark.Subject(
     kernel='paged_decode: plan',
-    shape=name,
-    implementation='plan',
+    shape=label,
     operations=0,
     bytes=3 * 4 * shape.batch * shape.context,
-    **report.time_fields(times.get('plan')),
+    make=lambda: tuple(map(jnp.asarray, where)),
+    contenders={
+      'plan': benchmark.Contender(
+        _planner(where.table_BN.size, shape.window), lambda fields: fields
+      )
+    },
+  )
+
+
+def default(shape: Shape) -> str:
+  """Returns the platform's implementation at a shape."""
+  return blocks.implementation(dispatch.platform(), block_shape(shape, 'int8'))
+
+
+def _contender(shape, where, counted, implementation, cache):
+  def make(made):
+    del made
+    return arguments(shape, where, cache)
+
+  def error(made):
+    (got, _), (expected, _) = (
+      run(shape, each)(*make(made)) for each in (implementation, 'reference')
+    )
+    return benchmark.largest_difference(got, expected)
+
+  return benchmark.Contender(
+    run(shape, implementation),
+    make,
+    error,
+    # The bfloat16 cache is the comparison for the codes.
+    is_peer=cache != 'int8',
+    tiles=(counted.visited, counted.slots),
+    bytes=least_bytes(shape, counted, cache),
   )
 
 
@@ -316,72 +307,51 @@ def block_shape(shape: Shape, cache: str) -> blocks.Shape:
   )
 
 
-def step(
+def arguments(shape: Shape, where: Layout, cache: str) -> tuple:
+  """Returns the arguments of what `run` returns, on the device."""
+  fields = {name: jnp.asarray(x) for name, x in where._asdict().items()}
+  return operands(shape, where, cache), fields, make_plan(shape, where)
+
+
+def run(
   shape: Shape, implementation: str, sizes: blocks.Sizes | None = None
 ) -> Callable[..., Any]:
-  """Returns `api.decode` of a shape, a function of its arrays by name."""
-  return functools.partial(
-    api.decode,
-    window=shape.window,
-    scale=_K**-0.5,
-    implementation=implementation,
-    sizes=sizes,
-  )
+  """Returns the jitted decode, a function of arrays, layout and plan."""
 
-
-def call(
-  shape: Shape,
-  where: Layout,
-  arrays: Mapping[str, jax.Array],
-  implementation: str,
-  sizes: blocks.Sizes | None = None,
-) -> Callable[[], Any]:
-  """Returns a call of the compiled decode over arrays on the device."""
-  run = jax.jit(step(shape, implementation, sizes))
-  visibility = {
-    name: jnp.asarray(field) for name, field in where._asdict().items()
-  }
-  plan = make_plan(shape, where)
-  return lambda: run(**arrays, **visibility, plan=plan)
-
-
-def _prepare(shape, where, implementation, cache):
-  """Returns a call, and the largest error of its output to the reference."""
-  arrays = operands(shape, where, cache)
-  run = call(shape, where, arrays, implementation)
-  out_BLHK, _ = run()
-  expected_BLHK, _ = call(shape, where, arrays, 'reference')()
-  error = jnp.abs(
-    out_BLHK.astype(jnp.float32) - expected_BLHK.astype(jnp.float32)
-  ).max()
-  return run, float(error)
-
-
-def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
-  """Returns calls of JAX's own attention, if it can express these ranges."""
-  if shape.window is not None or shape.queries > 1:
-    return {}
-  keys = jax.random.split(jax.random.key(0), 3)
-  dims = (
-    (shape.batch, 1, shape.heads, _K),
-    *[(shape.batch, shape.context, 1, _K)] * 2,
-  )
-  arrays = [
-    jax.random.normal(key, each, jnp.bfloat16) for key, each in zip(keys, dims)
-  ]
-  found = {}
-  for implementation in 'xla', 'cudnn':
-    found[f'jax.nn {implementation}'] = functools.partial(
-      jax.jit(
-        functools.partial(
-          jax.nn.dot_product_attention, implementation=implementation
-        )
-      ),
-      *arrays,
-      key_value_seq_lengths=jnp.asarray(lengths(shape), jnp.int32),
+  @jax.jit
+  def step(arrays, where, plan):
+    return api.decode(
+      **arrays,
+      **where,
+      plan=plan,
+      window=shape.window,
+      scale=_K**-0.5,
+      implementation=implementation,
+      sizes=sizes,
     )
-  return found
+
+  return step
 
 
-if __name__ == '__main__':
-  report.command(measure)
+def _peer(shape: Shape, counted: Counts, implementation: str):
+  """Returns JAX's own attention over unpaged rows."""
+  attend = functools.partial(
+    jax.nn.dot_product_attention, implementation=implementation
+  )
+
+  def make(made):
+    del made
+    keys = jax.random.split(jax.random.key(0), 3)
+    rows = shape.batch, shape.context, 1, _K
+    dims = (shape.batch, 1, shape.heads, _K), rows, rows
+    arrays = (jax.random.normal(*x, jnp.bfloat16) for x in zip(keys, dims))
+    return *arrays, jnp.asarray(lengths(shape), jnp.int32)
+
+  return benchmark.Contender(
+    jax.jit(
+      lambda *arrays: attend(*arrays[:3], key_value_seq_lengths=arrays[3])
+    ),
+    make,
+    is_peer=True,
+    bytes=least_bytes(shape, counted, 'bfloat16'),
+  )

@@ -1,17 +1,13 @@
-"""Finds the fastest tiles on the device at hand.
+"""Candidates of tiles, for the 13b gradient of hidden units and for decoding.
 
-    python -m kaiju_jax.kernels.squinch.autotune
-
-Candidates encode the 13b gradient of hidden units, and decode those of 13b, 34b
-and 110b. Winners go to `tuned.json` beside this file, where `blocks.py` reads
-them.
+`benchmarks.device --slices=autotune` searches them and writes `tuned.json`
+beside this file, where `blocks.py` reads the winners.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 import itertools
-import pathlib
 
 import jax
 
@@ -48,15 +44,6 @@ def candidates(
   ]
 
 
-def tune(
-  folder: str | pathlib.Path,
-  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
-  repeats: int = 9,
-) -> dict[str, tuned.SearchResult]:
-  """Searches for every case, and writes the winners; see `tuned.tune`."""
-  return tuned.tune(folder, jobs(shapes), repeats)
-
-
 def jobs(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
 ) -> dict[str, tuned.Job]:
@@ -86,33 +73,21 @@ def jobs(
   return found
 
 
-def _prepare(kind, shape, sizes):
-  return functools.partial(_run, kind, shape, bench.operands(shape), sizes)
+def _prepare(kind, shape, sizes) -> Callable[[tuned.Blocks], Callable]:
+  operands = bench.operands(shape)
+  kernel = bench.KERNELS[{'encode': 'encode', 'decode': 'decode_sum'}[kind]]
+  implementation = _IMPLEMENTATIONS[dispatch.platform()]
 
-
-def _run(
-  kind: str,
-  shape: bench.Shape,
-  operands: Mapping[str, jax.Array],
-  sizes: type,
-  candidate: tuned.Blocks,
-) -> Callable[[], jax.Array]:
-  kernel = {'encode': 'encode', 'decode': 'decode_sum'}[kind]
-  step = jax.jit(
-    functools.partial(
-      bench.KERNELS[kernel],
-      shape,
-      implementation=_IMPLEMENTATIONS[dispatch.platform()],
+  def run(candidate: tuned.Blocks):
+    step = jax.jit(
+      functools.partial(kernel, shape, implementation=implementation)
     )
-  )
 
-  def call():
-    # The first call traces within the context.
-    with blocks.trying(sizes(**candidate)):
-      return step(operands)
+    def call():
+      # The first call traces within the context.
+      with blocks.trying(sizes(**candidate)):
+        return step(operands)
 
-  return call
+    return call
 
-
-if __name__ == '__main__':
-  tuned.command(tune, pathlib.Path(__file__).parent)
+  return run

@@ -1,28 +1,21 @@
-"""Benchmarks Squinch's kernels on the presets' gradients, in bytes/s.
+"""Squinch's kernels on the presets' gradients, in bytes/s.
 
-    python -m kaiju_jax.kernels.squinch.bench [--repeats=9] [--json=PATH]
-
-It times every implementation that the device runs, on one device's gradient of
-a layer's weights (13b on 64 devices, 34b on 128, 110b on 512): encoding bf16 in
-parts for their owners, and summing the parts that one owner receives. The table
-counts the bytes that must be read and written, and compares their rate with a
-copy's. `copies.py` measures a CPU.
+It is one device's gradient of a layer's weights (13b on 64 devices, 34b on 128,
+110b on 512): encoding bf16 in parts for their owners, and summing the parts
+that one owner receives, beside a copy of as many bytes.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator
 import functools
-from typing import Any
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels import report
-from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.squinch import api
+from kaiju_jax.kernels.squinch import blocks
 
 
 class Shape(NamedTuple):
@@ -58,49 +51,48 @@ SHAPES = {
   )
   for weight, shape in layer.items()
 }
+FIRST = '13b hidden', '110b hidden', '34b hidden', '13b keys'
+TINY = Shape(2, 64, 64)
 
 
-def measure(
-  repeats: int, shapes: Mapping[str, Shape] = SHAPES
-) -> list[report.Row]:
-  """Returns a report's row per direction, shape and implementation.
+def subjects(label: str, shape: Shape) -> Iterator[benchmark.Subject]:
+  """Yields both directions, with every implementation of the platform.
 
-  On a CPU it runs nothing and only counts the bytes of every implementation.
-
-  Args:
-    repeats: rounds, each timing every implementation once.
-    shapes: shapes by name.
+  On a CPU, where none is timed, the contenders are those of all platforms.
   """
   platform = dispatch.platform()
-  is_timed = platform != 'cpu' or dispatch.interpreting()
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if platform in places or platform == 'cpu'
-  ]
-  rows = []
-  for label, shape in shapes.items():
-    values = operands(shape) if is_timed else {}
-    for kernel, run in KERNELS.items():
-      found = {}
-      if is_timed:
-        found = _time(functools.partial(run, shape), values, names, repeats)
-      for name in names:
-        spread, error, problem = found.get(name, (None, None, None))
-        rows.append(
-          report.Row(
-            kernel=f'squinch {kernel}',
-            shape=f'{label} {tuple(shape)}',
-            implementation=name,
-            # Not counted, because bytes bound the time.
-            operations=0,
-            bytes=bytes_moved(kernel, shape),
-            max_error=error,
-            problem=problem,
-            **report.time_fields(spread),
-          )
+  for kernel, run in KERNELS.items():
+    runs = {
+      name: jax.jit(functools.partial(run, shape, implementation=name))
+      for name, places in api.RUNS_ON.items()
+      if platform in places or platform == 'cpu'
+    }
+
+    def error(made, step, runs=runs):
+      return benchmark.largest_difference(step(made), runs['reference'](made))
+
+    yield benchmark.Subject(
+      kernel=f'squinch {kernel}',
+      shape=f'{label} {tuple(shape)}',
+      # Not counted, because bytes bound the time.
+      operations=0,
+      bytes=bytes_moved(kernel, shape),
+      make=functools.partial(operands, shape),
+      contenders={
+        name: benchmark.Contender(
+          step, error=functools.partial(error, step=step)
         )
-  return rows
+        for name, step in runs.items()
+      },
+    )
+
+
+def default(shape: Shape) -> str:
+  """Returns the platform's implementation at a shape."""
+  groups = shape.rows // (8 * shape.parts)
+  return blocks.implementation(
+    dispatch.platform(), shape.parts, groups, shape.columns
+  )
 
 
 def bytes_moved(kernel: str, shape: Shape) -> int:
@@ -135,34 +127,3 @@ def _decode_sum(shape, operands, implementation):
 
 
 KERNELS = {'encode': _encode, 'decode_sum': _decode_sum}
-
-
-def _time(
-  run: Callable[..., jax.Array],
-  operands: Mapping[str, jax.Array],
-  names: Sequence[str],
-  repeats: int,
-) -> dict[str, tuple[timing.Spread | None, float | None, str | None]]:
-  """Returns {name: (its times, difference to the reference, problem)}."""
-  steps: dict[str, Callable[[], Any]] = {}
-  for name in names:
-    step = jax.jit(functools.partial(run, implementation=name))
-    steps[name] = functools.partial(step, operands)
-  steps, problems = timing.runnable(steps)
-  times = timing.spreads(steps, repeats, calls=4)
-  expected = steps['reference']()
-  return {
-    name: (times[name], float(_difference(step(), expected)), None)
-    for name, step in steps.items()
-  } | {name: (None, None, problem) for name, problem in problems.items()}
-
-
-@jax.jit
-def _difference(got: jax.Array, expected: jax.Array) -> jax.Array:
-  return jnp.max(
-    jnp.abs(got.astype(jnp.float32) - expected.astype(jnp.float32))
-  )
-
-
-if __name__ == '__main__':
-  report.command(measure)

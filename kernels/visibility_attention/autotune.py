@@ -1,21 +1,16 @@
-"""Finds the fastest blocks on the device at hand.
+"""Candidates of blocks, for the largest preset with and without a window.
 
-    python -m kaiju_jax.kernels.visibility_attention.autotune
-
-It searches at the largest preset's shape, with and without a window, in
-bfloat16 and in half-int8. Our guess is that this takes a quarter of an hour.
-Winners go to `tuned.json` beside this file, where `blocks.py` reads them. On a
-GPU each kernel is tuned alone: while the search tries blocks for dq, dk and dv
-keep theirs. On a TPU all kernels share their blocks.
+`benchmarks.device --slices=autotune` searches them, in bfloat16 and half-int8,
+and writes `tuned.json` beside this file, where `blocks.py` reads the winners.
+On a GPU each kernel is tuned alone: while the search tries blocks for dq, dk
+and dv keep theirs. On a TPU all kernels share their blocks.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import importlib.util
 import itertools
-import pathlib
 from typing import Any
 
 from kaiju_jax.kernels import dispatch
@@ -76,18 +71,6 @@ def candidates(kind: str) -> list[Tried]:
   ]
 
 
-def tune(
-  folder: str | pathlib.Path,
-  named: Mapping[str, shapes.Shape] = SHAPES,
-  repeats: int = 5,
-) -> dict[str, tuned.SearchResult]:
-  """Searches for every shape and kernel, and writes the winners.
-
-  See `tuned.tune`.
-  """
-  return tuned.tune(folder, jobs(named), repeats)
-
-
 def jobs(named: Mapping[str, shapes.Shape] = SHAPES) -> dict[str, tuned.Job]:
   """Returns the search of every shape and kernel, by the winner's key.
 
@@ -124,25 +107,6 @@ def key_of(shape: shapes.Shape, kind: str) -> str:
   return blocks.gpu_key(kind, shape.window, shape.head_dim, 2, shape.coded)
 
 
-def search(
-  shape: shapes.Shape,
-  kind: str,
-  tried: Sequence[Tried],
-  repeats: int,
-) -> tuned.SearchResult:
-  """Returns the fastest blocks of one kernel.
-
-  Args:
-    shape: the attention's shape.
-    kind: one of `kinds`. 'dq' and 'dkv' are timed within the backward pass, a
-      TPU's blocks within both passes.
-    tried: blocks for that kernel.
-    repeats: rounds, each timing every candidate once.
-  """
-  run = _prepare(shape, kind)
-  return tuned.search([each._asdict() for each in tried], run, repeats)
-
-
 def _prepare(shape, kind) -> Callable[[tuned.Blocks], Callable[[], Any]]:
   arrays, scales, dout_BLHK, dlse_BLH = bench.operands(shape)
   sizes = {
@@ -168,7 +132,3 @@ def _prepare(shape, kind) -> Callable[[tuned.Blocks], Callable[[], Any]]:
     return call
 
   return run
-
-
-if __name__ == '__main__':
-  tuned.command(tune, pathlib.Path(__file__).parent)

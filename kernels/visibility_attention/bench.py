@@ -1,11 +1,7 @@
-"""Benchmarks every implementation and every peer at the presets' shapes.
+"""Attention's implementations and peers at the presets' shapes.
 
-    python -m kaiju_jax.kernels.visibility_attention.bench [--json=PATH]
-
-On a CPU nothing is timed. The table holds the operations and bytes that a shape
-needs, and for the GPU's and the TPU's kernels how many pairs of tiles they
-visit and how many they have to visit. On an accelerator the implementations of
-a shape are timed side by side, and compared with the reference at 2,048 tokens.
+Tiles are pairs that the GPU's and the TPU's kernels visit, and have to visit.
+Errors are against the reference at 2,048 tokens.
 
 The backward pass needs five products per visible pair, the forward pass two.
 The kernels compute seven in the backward pass, because each of its halves
@@ -14,14 +10,14 @@ recomputes QKᵀ and dout · vᵀ.
 
 from collections.abc import Iterator
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels import report
-from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
@@ -29,52 +25,77 @@ from kaiju_jax.kernels.visibility_attention import peers
 from kaiju_jax.kernels.visibility_attention import plan
 from kaiju_jax.kernels.visibility_attention import shapes
 
+SHAPES = shapes.SHAPES
+FIRST = (
+  '110b, window',
+  '110b, window, int8',
+  '110b, all',
+  '110b, all, int8',
+  '250m, window',
+  '15m, all',
+)
+TINY = shapes.Shape(48, 2, 32, window=20)
 _PASSES = {'forward': ('forward',), 'backward': ('dq', 'dkv')}
 _PRODUCTS = {'forward': 2, 'backward': 5}
 # Tokens per row in the comparison with the reference, whose mask is dense.
 _COMPARED = 2048
 
 
-def measure(
-  repeats: int, named: dict[str, shapes.Shape] = shapes.SHAPES
-) -> list[report.Row]:
-  """Returns the report's rows of both passes at each shape.
+def subjects(label: str, shape: shapes.Shape) -> Iterator[benchmark.Subject]:
+  """Yields both passes, with the platform's kernels and the peers.
 
-  Args:
-    repeats: rounds, each timing every contender once.
-    named: shapes by name.
+  On a CPU, where none is timed, the contenders are the kernels whose tiles are
+  counted.
   """
-  return [
-    row for name in named for row in _of_shape(name, named[name], repeats)
-  ]
-
-
-def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
   pairs = shapes.pairs(shape)
-  on_cpu = dispatch.platform() == 'cpu'
-  ours = list(_COUNTED) if on_cpu else _ours(shape)
-  contenders, problems = ({}, {}) if on_cpu else _contenders(shape, ours)
-  errors = (
-    {} if on_cpu else _errors(shape, [x for x in ours if x in contenders])
-  )
+  ours = _ours(shape) if benchmark.is_timed() else list(_COUNTED)
+  errors_of = functools.cache(functools.partial(errors, shape))
   for part in _PASSES:
-    runs = {each: calls[part] for each, calls in contenders.items()}
-    times = timing.spreads(runs, repeats) if runs else {}
-    for contender in dict.fromkeys([*ours, *runs, *problems]):
-      yield report.Row(
-        kernel=f'visibility_attention {part}',
-        shape=name,
-        implementation=contender,
-        operations=2 * _PRODUCTS[part] * pairs * shape.heads * shape.head_dim,
-        bytes=_bytes(shape, part),
-        tiles=(
-          tiles(shape, part, contender) if contender in _COUNTED else None
-        ),
-        max_error=errors.get((contender, part)),
-        is_peer=contender not in ours,
-        problem=problems.get(contender),
-        **report.time_fields(times.get(contender)),
-      )
+    contenders = {
+      name: _contender(shape, name, part, errors_of) for name in ours
+    }
+    if benchmark.is_timed():
+      contenders |= peers.available(shape, part)
+    yield benchmark.Subject(
+      kernel=f'visibility_attention {part}',
+      shape=label,
+      operations=2 * _PRODUCTS[part] * pairs * shape.heads * shape.head_dim,
+      bytes=_bytes(shape, part),
+      make=functools.partial(_make, shape),
+      contenders=contenders,
+      calls=1,
+    )
+
+
+def default(shape: shapes.Shape) -> str:
+  """Returns the platform's implementation at a shape."""
+  return blocks.implementation(
+    dispatch.platform(), shape.length, shape.length, shape.head_dim
+  )
+
+
+def _make(shape) -> dict[str, Any]:
+  """Returns the operands of our kernels, and floats for the peers."""
+  floats, _, dout_BLHK, _ = operands(shape._replace(coded=False))
+  return {'ours': operands(shape), 'peers': (*floats, dout_BLHK)}
+
+
+def _contender(shape, name: str, part: str, errors_of) -> benchmark.Contender:
+  forward, backward = calls(shape, name)
+
+  def arguments(made):
+    arrays, scales, dout_BLHK, dlse_BLH = made['ours']
+    if part == 'forward':
+      return arrays, scales
+    cotangents = *forward(arrays, scales), dout_BLHK, dlse_BLH
+    return arrays, scales, cotangents
+
+  return benchmark.Contender(
+    {'forward': forward, 'backward': backward}[part],
+    arguments,
+    lambda made: errors_of(name)[part],
+    tiles=tiles(shape, part, name) if name in _COUNTED else None,
+  )
 
 
 def tiles(
@@ -166,34 +187,6 @@ def _ours(shape) -> list[str]:
   return kernels + ['chunked'] * short
 
 
-def _contenders(shape, ours):
-  """Returns calls of both passes by name, and why the others have none."""
-  floats, _, dout_BLHK, _ = operands(shape._replace(coded=False))
-  makers = {name: functools.partial(_own, shape, name) for name in ours}
-  makers |= peers.available(shape, *floats, dout_BLHK)
-  found, problems = {}, {}
-  for name, make in makers.items():
-    try:
-      with timing.trial(name):
-        contender = make()
-        jax.block_until_ready((contender.forward(), contender.backward()))
-    except Exception as error:  # Each fails in its own way.
-      problems[name] = timing.tell(error)
-    else:
-      found[name] = contender._asdict()
-  return found, problems
-
-
-def _own(shape, name) -> peers.Peer:
-  arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
-  forward, backward = calls(shape, name)
-  cotangents = *forward(arrays, scales), dout_BLHK, dlse_BLH
-  return peers.Peer(
-    functools.partial(forward, arrays, scales),
-    functools.partial(backward, arrays, scales, cotangents),
-  )
-
-
 def operands(shape: shapes.Shape):
   """Returns ((q, k, v), scales, dout, dlse) of random values."""
   B, L, H, K = shape.batch, shape.length, shape.heads, shape.head_dim
@@ -237,42 +230,32 @@ def calls(shape: shapes.Shape, implementation: str):
   return forward, backward
 
 
-def _errors(shape, ours) -> dict[tuple[str, str], float]:
-  """Returns errors against the reference, relative to its largest value."""
+def errors(shape: shapes.Shape, name: str) -> dict[str, float]:
+  """Returns each pass's error, relative to the reference's largest value."""
   shape = shape._replace(length=min(shape.length, _COMPARED), batch=1)
   arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
   names = {'q_scale_BLH': 0, 'k_scale': 1, 'v_scale': 2}
   floats = [x.astype(jnp.float32) for x in arrays]
-  for name, scale in scales.items():
-    floats[names[name]] = codes.dequantize(
-      arrays[names[name]], scale, jnp.float32
+  for field, scale in scales.items():
+    floats[names[field]] = codes.dequantize(
+      arrays[names[field]], scale, jnp.float32
     )
 
   def run(name, arrays, scales):
     forward, backward = calls(shape, name)
     results = forward(arrays, scales)
     cotangents = *results, dout_BLHK, dlse_BLH
-    return {
-      'forward': results,
-      'backward': backward(arrays, scales, cotangents),
-    }
+    return results, backward(arrays, scales, cotangents)
 
   with jax.default_matmul_precision('highest'):
     wanted = run('reference', floats, {})
-  errors = {}
-  for name in ours:
-    found = run(name, arrays, scales)
-    for part in _PASSES:
-      errors[name, part] = max(
-        _error(x, y) for x, y in zip(found[part], wanted[part])
-      )
-  return errors
+  found = run(name, arrays, scales)
+  return {
+    part: max(map(_error, got, want))
+    for part, got, want in zip(_PASSES, found, wanted)
+  }
 
 
 def _error(x, y) -> float:
   x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
   return float(np.abs(x - y).max() / np.abs(y).max())
-
-
-if __name__ == '__main__':
-  report.command(measure)

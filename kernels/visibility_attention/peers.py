@@ -6,62 +6,47 @@
     torch sdpa        torch's scaled_dot_product_attention, with is_causal
     torch flex        torch's FlexAttention, compiled, with its block mask
 
-They run in bfloat16; cuDNN needs a GPU. `available` leaves out a peer whose
-dense logits or mask would take more than 8 GiB, and one that cannot express a
-row's visibility.
+They run in bfloat16, on `made['peers']` of the bench's operands; cuDNN needs a
+GPU. `available` leaves out a peer whose dense logits or mask would take more
+than 8 GiB, and one that cannot express a row's visibility.
 """
 
 from collections.abc import Callable
 import functools
 import importlib.util
 from typing import Any
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import shapes
 
 _LARGEST = 8 * 2**30
 
 
-class Peer(NamedTuple):
-  """A peer's passes: JAX's calls do not wait for the device, torch's do."""
-
-  forward: Callable[[], Any]
-  backward: Callable[[], Any]
-
-
-def available(
-  shape: shapes.Shape, q_BLHK, k_BMK, v_BMK, dout_BLHK
-) -> dict[str, Callable[[], Peer]]:
-  """Returns, by the peers' names, functions that make their calls.
-
-  Such a function may fail, for example where a library refuses the shape.
+def available(shape: shapes.Shape, part: str) -> dict[str, benchmark.Contender]:
+  """Returns the peers of a pass by name; one may refuse the shape when it runs.
 
   Args:
     shape: the attention's shape.
-    q_BLHK: queries, bfloat16.
-    k_BMK: keys, bfloat16.
-    v_BMK: values, bfloat16.
-    dout_BLHK: cotangent of the output, bfloat16.
+    part: 'forward' or 'backward'.
   """
   plain = shape.rows == 'causal'
   square = shape.batch * shape.length**2
-  arrays = q_BLHK, k_BMK, v_BMK, dout_BLHK
   found = {}
   if 4 * square * shape.heads <= _LARGEST:
-    found['jax xla'] = functools.partial(_jax, shape, arrays, 'xla', True)
+    found['jax xla'] = _jax(shape, part, 'xla', masked=True)
   if plain:
-    found['cudnn'] = functools.partial(_jax, shape, arrays, 'cudnn', False)
+    found['cudnn'] = _jax(shape, part, 'cudnn', masked=False)
   if 2 * square <= _LARGEST:
-    found['cudnn, mask'] = functools.partial(_jax, shape, arrays, 'cudnn', True)
+    found['cudnn, mask'] = _jax(shape, part, 'cudnn', masked=True)
   if importlib.util.find_spec('torch'):
     if plain and shape.window is None:
-      found['torch sdpa'] = functools.partial(_torch, shape, arrays, _sdpa)
-    found['torch flex'] = functools.partial(_torch, shape, arrays, _flex)
+      found['torch sdpa'] = _torch(shape, part, _sdpa)
+    found['torch flex'] = _torch(shape, part, _flex)
   return found
 
 
@@ -88,17 +73,22 @@ def attention(
   return attend
 
 
-def _jax(shape, arrays, implementation, masked) -> Peer:
-  q_BLHK, k_BMK, v_BMK, dout_BLHK = arrays
+def _jax(shape, part, implementation, masked) -> benchmark.Contender:
   attend = attention(shape, implementation, masked)
-  forward = jax.jit(attend)
-  # jit returns the vjp's function with its residuals, so that the forward pass
-  # runs once, here.
-  _, pull = jax.jit(functools.partial(jax.vjp, attend))(q_BLHK, k_BMK, v_BMK)
-  backward = jax.jit(lambda pull, dout_BLHK: pull(dout_BLHK))
-  return Peer(
-    functools.partial(forward, q_BLHK, k_BMK, v_BMK),
-    functools.partial(backward, pull, dout_BLHK),
+  if part == 'forward':
+    return benchmark.Contender(
+      jax.jit(attend), lambda made: made['peers'][:3], is_peer=True
+    )
+
+  def pulled(made):
+    # jit returns the vjp's function with its residuals, so that the forward
+    # pass runs once, here.
+    *arrays, dout_BLHK = made['peers']
+    _, pull = jax.jit(functools.partial(jax.vjp, attend))(*arrays)
+    return pull, dout_BLHK
+
+  return benchmark.Contender(
+    jax.jit(lambda pull, dout_BLHK: pull(dout_BLHK)), pulled, is_peer=True
   )
 
 
@@ -111,37 +101,39 @@ def _describe(shape, masked) -> dict[str, Any]:
   return {'mask': operands.visible(ranges, shape.window)[:, None]}
 
 
-def _torch(shape, arrays, make) -> Peer:
+def _torch(shape, part, make) -> benchmark.Contender:
   """Returns a torch peer; torch has heads before tokens and one KV head."""
-  import torch
 
-  device = 'cuda' if torch.cuda.is_available() else 'cpu'
+  def arguments(made):
+    import torch
 
-  def moved(x_BLHK):
-    x_BHLK = np.asarray(jnp.swapaxes(x_BLHK, 1, 2), np.float32)
-    x_BHLK = torch.from_numpy(x_BHLK).to(device, torch.bfloat16)
-    return x_BHLK.requires_grad_()
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
 
-  q_BLHK, k_BMK, v_BMK, dout_BLHK = arrays
-  operands = [moved(x) for x in (q_BLHK, k_BMK[:, :, None], v_BMK[:, :, None])]
-  dout_BHLK = moved(dout_BLHK).detach()
-  attend = make(torch, shape, device)
-  out_BHLK = attend(*operands)
+    def moved(x_BLHK):
+      x_BHLK = np.asarray(jnp.swapaxes(x_BLHK, 1, 2), np.float32)
+      x_BHLK = torch.from_numpy(x_BHLK).to(device, torch.bfloat16)
+      return x_BHLK.requires_grad_()
 
-  def waited(run):
-    result = run()
-    if device == 'cuda':
-      torch.cuda.synchronize()
-    del result
+    q_BLHK, k_BMK, v_BMK, dout_BLHK = made['peers']
+    operands = [
+      moved(x) for x in (q_BLHK, k_BMK[:, :, None], v_BMK[:, :, None])
+    ]
+    attend = make(torch, shape, device)
+    if part == 'forward':
+      return torch, lambda: attend(*operands)
+    out_BHLK, dout_BHLK = attend(*operands), moved(dout_BLHK).detach()
+    return torch, functools.partial(
+      torch.autograd.grad, out_BHLK, operands, dout_BHLK, retain_graph=True
+    )
 
-  return Peer(
-    lambda: waited(lambda: attend(*operands)),
-    lambda: waited(
-      lambda: torch.autograd.grad(
-        out_BHLK, operands, dout_BHLK, retain_graph=True
-      )
-    ),
-  )
+  return benchmark.Contender(_wait, arguments, is_peer=True)
+
+
+def _wait(torch, call) -> None:
+  """Runs a torch call to its end; nothing is returned for JAX to wait for."""
+  call()
+  if torch.cuda.is_available():
+    torch.cuda.synchronize()
 
 
 def _sdpa(torch, shape, device):

@@ -5,16 +5,13 @@ all of them. An H200 has an H100's processor: its programs are the same text,
 and some of them stand for all.
 """
 
-import importlib
-
 import pytest
 
 from experiments.benchmarks.device import order
-from experiments.benchmarks.device import setting as setting_lib
 from kaiju_jax.aot import build
 from kaiju_jax.aot import devices as devices_lib
 from tests import compiled
-from tests.device import numerics
+from tests.aot import device_programs
 
 # The beginnings of names: one program at least of each kernel and pass.
 QUICK = {
@@ -26,10 +23,13 @@ QUICK = {
     'squinch encode, pallas_gpu, zero, quarter',
     'squinch decode, pallas_gpu, zero, quarter',
   ),
-  'attention': ('250m, window: pallas_gpu',),
-  'int8_matmul': ('13b w_q: codes',),
-  'paged_decode': ('13b/8, 64 × 16k: int8',),
-  'squinch': ('13b keys: encode',),
+  'attention': (
+    '250m, window: visibility_attention forward, pallas_gpu',
+    '250m, window: visibility_attention backward, pallas_gpu',
+  ),
+  'int8_matmul': ('13b w_q: int8_matmul codes',),
+  'paged_decode': ('13b/8, 64 × 16k: paged_decode, pallas_gpu, int8',),
+  'squinch': ('13b keys: squinch encode',),
   'step': (),
   # The kernels that read a bf16 cache stand under numerics.
   'decode': ('int8, 4 layers, 1 × 1',),
@@ -41,18 +41,6 @@ QUICK = {
 WITHOUT = 'autotune', 'startup'
 
 
-def _programs(name, accelerator):
-  """Returns the slice's programs, and the device that they are for."""
-  device = compiled.devices(accelerator)[0]
-  if name == 'numerics':
-    with build.tracing_for(device):
-      return numerics.programs('gpu'), device
-  module = importlib.import_module(f'experiments.benchmarks.device.{name}')
-  with build.tracing_for(device):
-    found = module.programs(setting_lib.Setting('unused'), device)
-  return found, device
-
-
 def _build(make, device):
   with build.tracing_for(device):
     jitted, arguments = make()
@@ -60,12 +48,9 @@ def _build(make, device):
 
 
 def _failures(name, accelerator, beginnings):
-  programs, device = _programs(name, accelerator)
-  chosen = {
-    label: make
-    for label, make in programs.items()
-    if label.startswith(tuple(beginnings))
-  }
+  device = compiled.devices(accelerator)[0]
+  with build.tracing_for(device):
+    chosen = device_programs.of(name, device, beginnings)
   assert chosen
   found = {}
   for label, make in chosen.items():
@@ -105,7 +90,9 @@ def test_all_of_each_slice(name):
 def test_an_h200_has_the_programs_of_an_h100():
   texts = []
   for accelerator in 'h100_8', 'h200_8':
-    programs, device = _programs('squinch', accelerator)
-    make = programs['13b keys: encode, pallas_gpu']
-    texts.append(_build(make, device).text)
+    device = compiled.devices(accelerator)[0]
+    label = '13b keys: squinch encode, pallas_gpu'
+    with build.tracing_for(device):
+      programs = device_programs.of('squinch', device, [label])
+    texts.append(_build(programs[label], device).text)
   assert texts[0] == texts[1]

@@ -2,11 +2,20 @@
 
 import pytest
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.int8_matmul import autotune
 from kaiju_jax.kernels.int8_matmul import bench
 from kaiju_jax.kernels.int8_matmul import blocks
+
+
+def measure(shapes):
+  return [
+    row
+    for label, shape in shapes.items()
+    for row in benchmark.measure(bench.subjects(label, shape), 1)
+  ]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +32,7 @@ def test_bytes_are_those_of_operands_and_result(kernel, expected):
 
 
 def test_a_cpu_counts_and_does_not_time():
-  rows = bench.measure(1)
+  rows = measure(bench.SHAPES)
   assert {row.shape.split()[0] for row in rows} == {'13b', '34b', '110b'}
   assert len(rows) == len(bench.SHAPES) * 2 * 3
   assert all(row.seconds is None and row.operations > 1e9 for row in rows)
@@ -36,7 +45,8 @@ def test_implementations_agree_and_stand_beside_their_peers():
     'last': bench.Shape(32, 128, 128, 'last', nonnegative=True),
   }
   with dispatch.interpret():
-    rows = bench.measure(1, shapes)
+    rows = measure(shapes)
+  rows = [row for row in rows if row.problem is None]
   ours = {row.implementation for row in rows if not row.is_peer}
   assert ours == {'xla', 'pallas_gpu', 'pallas_tpu'}
   assert {row.implementation for row in rows if row.is_peer} == {
@@ -48,22 +58,22 @@ def test_implementations_agree_and_stand_beside_their_peers():
 
 
 @pytest.mark.slow
-def test_the_fastest_tile_is_written_and_taken(tmp_path, monkeypatch):
+def test_the_fastest_tile_is_found_and_taken(monkeypatch):
   shape = bench.Shape(32, 64, 64, 'first')
   tiles = [blocks.Gpu(32, 32, 32, 4, 2), blocks.Gpu(16, 64, 32, 4, 2)]
   monkeypatch.setattr(autotune, 'candidates', lambda shape: tiles)
   with dispatch.compiling_for('gpu'), dispatch.interpret():
-    found = autotune.tune(tmp_path, {'toy': shape}, repeats=1)
-  name = blocks.key(*shape[:4])
-  best = tuned.winner(tmp_path, tuned.device_kind(), name)
-  assert best == dict(found[name].best)
-  assert blocks.Gpu(**best) in tiles
+    jobs = autotune.jobs({'toy': shape})
+    (job,) = jobs.values()
+    found = tuned.search(job.candidates, job.prepare(), 1)
+  assert list(jobs) == [blocks.key(*shape[:4])]
+  assert blocks.Gpu(**found.best) in tiles
   monkeypatch.setattr(tuned, 'winner', lambda *_: tiles[1]._asdict())
   assert blocks.gpu(*shape[:4]) == tiles[1]
   with blocks.trying(tiles[0]):
     assert blocks.gpu(*shape[:4]) == tiles[0]
 
 
-def test_a_cpu_has_nothing_to_search(tmp_path):
+def test_a_cpu_has_nothing_to_search():
   with pytest.raises(ValueError, match='cpu has no tiles of int8_matmul'):
-    autotune.tune(tmp_path)
+    autotune.jobs()

@@ -5,19 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax.kernels import ceilings
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels import report
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.paged_decode import autotune
 from kaiju_jax.kernels.paged_decode import bench
 from kaiju_jax.kernels.paged_decode import blocks
 
-_CEILINGS = ceilings.Ceilings(1e12, 2e12, 1e12)
 _SMALL = {
   'causal': bench.Shape(3, 2, 64, 16),
   'window': bench.Shape(3, 2, 64, 16, window=9),
 }
+
+
+def measure(name):
+  return benchmark.measure(bench.subjects(name, _SMALL[name]), 1)
 
 
 def _counts(shape):
@@ -71,22 +73,17 @@ def test_every_shape_visits_little_more_than_is_seen(name):
     assert counted.visited - counted.slots <= rows * shape.slots
 
 
-def test_without_an_accelerator_nothing_runs_and_counts_are_shown(capsys):
-  rows = bench.measure(1, _SMALL)
+def test_without_an_accelerator_nothing_runs_and_counts_are_there():
+  rows = measure('window')
   assert {row.seconds for row in rows} == {None}
-  assert [row.tiles for row in rows if row.shape == 'window'] == [
-    (32, 18),
-    (32, 18),
-    None,
-  ]
-  report.show(report.make(rows, _CEILINGS))
-  assert 'xla, int8' in capsys.readouterr().out
+  assert [row.tiles for row in rows] == [(32, 18), (32, 18), None]
+  assert rows[0].implementation == 'xla, int8'
 
 
 @pytest.mark.slow
 def test_timed_rows_have_seconds_peers_and_errors():
   with dispatch.compiling_for('gpu'), dispatch.interpret():
-    rows = bench.measure(1, {'causal': _SMALL['causal']}, timed=True)
+    rows = measure('causal')
   assert {row.implementation: row.is_peer for row in rows} == {
     'pallas_gpu, int8': False,
     'pallas_gpu, bfloat16': True,
@@ -102,7 +99,7 @@ def test_timed_rows_have_seconds_peers_and_errors():
     assert 0 < row.spread.least <= row.seconds <= row.spread.most
   # Codes reach about three; bfloat16 keeps eight bits.
   assert all(row.max_error < 0.05 for row in rows[:3])
-  assert len(report.make(rows, _CEILINGS)['rows'][0]['times']) == 2
+  assert len(benchmark.times_as_fast(rows[0], rows)) == 2
 
 
 @pytest.mark.parametrize('implementation', ['pallas_gpu', 'pallas_tpu'])
@@ -119,26 +116,24 @@ def test_candidates_fit_and_hold_the_rule(implementation, cache):
       blocks.check(implementation, tiled, sizes)
 
 
-def test_there_is_nothing_to_tune_on_a_cpu(tmp_path):
+def test_there_is_nothing_to_tune_on_a_cpu():
   with pytest.raises(ValueError, match='cpu has no kernel of paged decode'):
-    autotune.tune(tmp_path)
+    autotune.jobs()
 
 
 @pytest.mark.slow
-def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):
+def test_the_fastest_tiles_are_found(monkeypatch):
   candidates = [blocks.Sizes(16, 32, 1, 4, 3), blocks.Sizes(16, 16, 2, 4, 3)]
   monkeypatch.setattr(autotune, 'candidates', lambda *_: candidates)
   monkeypatch.setattr(bench, 'CACHES', ('int8',))
   with dispatch.compiling_for('gpu'), dispatch.interpret():
-    found = autotune.tune(tmp_path, {'window': _SMALL['window']}, repeats=1)
-  [(name, each)] = found.items()
+    [(name, job)] = autotune.jobs({'window': _SMALL['window']}).items()
+    each = tuned.search(job.candidates, job.prepare(), 1)
   tiled = bench.block_shape(_SMALL['window'], 'int8')
   assert name == blocks.key('pallas_gpu', tiled)
   # Any of the three may be the fastest on this machine at this moment.
   rule = blocks.rule('pallas_gpu', tiled)
   assert blocks.Sizes(**each.best) in [rule, *candidates] and not each.refused
-  kind = jax.devices()[0].device_kind
-  assert tuned.winner(tmp_path, kind, name) == each.best
 
 
 def test_what_was_tuned_goes_before_the_rule(tmp_path, monkeypatch):

@@ -1,10 +1,8 @@
-"""Squinch's benchmark and its search for tiles, interpreted at toy size."""
-
-import subprocess
-import sys
+"""Squinch's benchmark and its candidates for tiles, interpreted at toy size."""
 
 import pytest
 
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import autotune
@@ -32,7 +30,7 @@ def test_the_presets_layers_are_there():
 @pytest.mark.slow
 def test_every_implementation_is_timed_and_compared():
   with dispatch.interpret():
-    rows = bench.measure(1, {'toy': TOY})
+    rows = benchmark.measure(bench.subjects('toy', TOY), 1)
   assert [(row.kernel, row.implementation) for row in rows] == [
     (f'squinch {kernel}', implementation)
     for kernel in ('encode', 'decode_sum')
@@ -49,39 +47,32 @@ def test_a_difference_is_told(monkeypatch):
 
   monkeypatch.setattr(bench, 'KERNELS', {'encode': encode})
   with dispatch.interpret():
-    rows = bench.measure(1, {'toy': TOY})
+    rows = benchmark.measure(bench.subjects('toy', TOY), 1)
   assert [row.max_error for row in rows] == [0, 1, 1]
 
 
-def test_on_a_cpu_bytes_alone_are_told():
-  done = subprocess.run(
-    [sys.executable, '-m', 'kaiju_jax.kernels.squinch.bench', '--repeats=1'],
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=120,
-  )
-  assert 'On a CPU times mean nothing' in done.stdout
-  for name in (
-    'squinch encode',
-    'squinch decode_sum',
-    '110b keys',
-    'pallas_tp',
-  ):
-    assert name in done.stdout
-  assert 'GB/s' not in done.stdout
+def test_on_a_cpu_bytes_alone_are_counted():
+  rows = benchmark.measure(bench.subjects('toy', TOY), 1)
+  assert {row.seconds for row in rows} == {None}
+  assert {row.implementation for row in rows} == {
+    'reference',
+    'pallas_gpu',
+    'pallas_tpu',
+  }
 
 
-def test_a_winner_is_written_and_taken(tmp_path, monkeypatch):
+def test_winners_are_found(monkeypatch):
   few = [blocks.Threads(8, 1, 2), blocks.Threads(4, 1, 1)]
   monkeypatch.setattr(autotune, 'candidates', lambda *case: few)
   shapes = {label: TOY for _, label, _ in autotune.CASES}
   with dispatch.interpret(), dispatch.compiling_for('gpu'):
-    found = autotune.tune(tmp_path, shapes, repeats=1)
+    jobs = autotune.jobs(shapes)
+    found = {
+      name: tuned.search(job.candidates, job.prepare(), 1)
+      for name, job in jobs.items()
+    }
   assert set(found) == {'itemsize=2 kind=encode', 'kind=decode parts=4'}
-  for name, each in found.items():
-    kind = tuned.device_kind()
-    assert tuned.winner(tmp_path, kind, name) == dict(each.best)
+  for each in found.values():
     assert blocks.Threads(**each.best) in few and not each.refused
 
 
@@ -95,6 +86,6 @@ def test_candidates_read_sources_together_that_divide_them(platform):
   assert {s.N for s in autotune.candidates(platform, 'encode', 8)} == {1}
 
 
-def test_a_cpu_has_nothing_to_tune(tmp_path):
+def test_a_cpu_has_nothing_to_tune():
   with pytest.raises(ValueError, match='cpu has no kernels of Squinch'):
-    autotune.tune(tmp_path)
+    autotune.jobs()

@@ -64,12 +64,3 @@ def test_time_that_is_up_ends_after_a_whole_round(clock):
   with timing.bound_time(0), timing.bound_time(100):
     assert timing.spreads({'a': clock('a', [1, 4])}, repeats=9)['a'].rounds == 1
   assert timing.time_left() == float('inf')
-
-
-def test_a_run_that_fails_is_told_and_left_out():
-  def fail():
-    raise NotImplementedError('no such tile\nand more')
-
-  found, problems = timing.runnable({'bad': fail, 'good': lambda: 1})
-  assert list(found) == ['good']
-  assert problems == {'bad': 'NotImplementedError: no such tile'}

@@ -1,14 +1,13 @@
 """What the benchmark counts, and that its contenders compute the same."""
 
-import subprocess
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import autotune
 from kaiju_jax.kernels.visibility_attention import bench
 from kaiju_jax.kernels.visibility_attention import blocks
@@ -61,7 +60,7 @@ def test_shapes_are_those_of_the_presets():
 def test_on_a_cpu_there_are_counts_and_no_times(rows):
   shape = TOY._replace(rows=rows, coded=True)
   with blocks.trying(blocks.Tiles(16, 16, 4, 2)):
-    rows = bench.measure(1, {'toy': shape})
+    rows = benchmark.measure(bench.subjects('toy', shape), 1)
   forward, of_tpu, backward, _ = rows
   assert [row.implementation for row in rows] == [
     'pallas_gpu',
@@ -89,7 +88,7 @@ def test_on_a_cpu_there_are_counts_and_no_times(rows):
 def test_errors_are_against_the_reference(name, coded):
   shape = TOY._replace(rows='packed', coded=coded)
   with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
-    errors = bench._errors(shape, [name])
+    errors = bench.errors(shape, name)
   assert len(errors) == 2
   assert all(0 < error < 0.03 for error in errors.values())
 
@@ -101,12 +100,16 @@ def test_errors_are_against_the_reference(name, coded):
 def test_a_peer_computes_the_same(rows, masked):
   shape = TOY._replace(rows=rows)
   (q, k, v), _, dout_BLHK, dlse_BLH = bench.operands(shape)
-  peer = peers._jax(shape, (q, k, v, dout_BLHK), 'xla', masked)
+
+  def theirs_of(part):
+    peer = peers._jax(shape, part, 'xla', masked)
+    return peer.run(*peer.operands({'peers': (q, k, v, dout_BLHK)}))
+
   forward, backward = bench.calls(shape, 'chunked')
   results = forward((q, k, v), {})
   cotangents = *results, dout_BLHK, jnp.zeros_like(dlse_BLH)
   ours = [results[0], *backward((q, k, v), {}, cotangents)]
-  theirs = [peer.forward(), *peer.backward()]
+  theirs = [theirs_of('forward'), *theirs_of('backward')]
   for x, y in zip(ours, theirs, strict=True):
     np.testing.assert_allclose(
       np.float32(x), np.float32(y), atol=0.05 * float(jnp.abs(y).max())
@@ -126,7 +129,8 @@ def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
   monkeypatch.setattr(blocks, 'gpu', gpu)
   tried = [blocks.Tiles(32, keys, 4, 2) for keys in (16, 32)]
   with dispatch.interpret():
-    found = autotune.search(TOY, kind, tried, repeats=1)
+    run = autotune._prepare(TOY, kind)
+    found = tuned.search([each._asdict() for each in tried], run, 1)
   assert (
     blocks.Tiles(**found.best) in tried
     and found.seconds > 0
@@ -143,9 +147,10 @@ def test_a_tpus_winners_are_written_and_taken(tmp_path, monkeypatch):
   )
   monkeypatch.setattr(blocks, '__file__', str(tmp_path / 'blocks.py'))
   with dispatch.interpret(), dispatch.compiling_for('tpu'):
-    found = autotune.tune(tmp_path, {'toy': TOY}, repeats=1)
-  (key,) = found
-  assert found[key].best == {'rows': 128, 'keys': 128}
+    [(key, job)] = autotune.jobs({'toy': TOY}).items()
+    found = tuned.search(job.candidates, job.prepare(), 1)
+    tuned.write(tmp_path, tuned.device_kind(), key, found)
+  assert found.best == {'rows': 128, 'keys': 128}
   sizes = {'length': 96, 'memory': 96, 'heads': TOY.heads, 'window': TOY.window}
   assert blocks.tpu(head_dim=TOY.head_dim, itemsize=2, **sizes) == (128, 128)
 
@@ -159,18 +164,16 @@ def test_candidates_of_every_kernel_are_blocks_of_its_own():
 
 
 def test_without_an_accelerator_nothing_is_tuned():
-  command = [sys.executable, '-m', autotune.__name__]
-  done = subprocess.run(command, capture_output=True, text=True)
-  assert done.returncode == 1
-  assert done.stderr.startswith('error: cpu has no blocks of visibility_atten')
-  assert 'expected gpu or tpu' in done.stderr
+  with pytest.raises(ValueError, match='cpu has no blocks of visibility_atten'):
+    autotune.jobs()
 
 
 @slow
 def test_a_contender_that_cannot_run_here_is_named_and_left_out():
+  # Interpreted on a CPU, which has one kernel of ours and XLA's attention.
   with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
-    found, problems = bench._contenders(TOY, ['pallas_gpu'])
-  assert {'pallas_gpu', 'jax xla'} <= set(found)
-  assert 'cudnn' not in found and 'cudnn' in problems
-  assert all(problems.values())
-  assert all(set(each) == {'forward', 'backward'} for each in found.values())
+    rows = benchmark.measure(bench.subjects('toy', TOY), 1)
+  timed = {row.implementation for row in rows if row.seconds}
+  assert {'chunked', 'jax xla'} <= timed
+  problems = {row.implementation: row.problem for row in rows}
+  assert 'cudnn' not in timed and problems['cudnn']

@@ -1,13 +1,10 @@
 """Measures everything that an accelerator can tell, in slices.
 
-A slice is a module with three functions, listed in `order`:
+A slice, listed in `order`, is a module with two functions:
 
     cases(setting)            {name: (estimated seconds, what to measure)}, the
                               most worth knowing first
     measure(setting, case)    a record for JSON
-    programs(setting, device) {name: a function that returns a `jax.jit` and its
-                              arguments' shapes}, to compile for a device that
-                              is not here
 
 `runner`, which never imports jax, starts `child` processes; a child works on
 the cases of its slices and writes `book`s, a file per slice, after each case.

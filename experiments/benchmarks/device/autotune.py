@@ -6,7 +6,6 @@ winner goes to OUT/tuned/<kernel>/tuned.json and beside the kernel, where the
 slices behind this one find it. A rehearsal writes to OUT alone.
 """
 
-from collections.abc import Callable
 import importlib
 import itertools
 import pathlib
@@ -21,7 +20,7 @@ from . import setting as setting_lib
 
 _KERNELS = 'visibility_attention', 'paged_decode', 'int8_matmul', 'squinch'
 # A rehearsal searches one kernel: interpreters take seconds for each candidate.
-_DRY = dict.fromkeys(bench.SHAPES, bench.Shape(2, 64, 64))
+_DRY = dict.fromkeys(bench.SHAPES, bench.TINY)
 
 
 class Case(NamedTuple):
@@ -69,14 +68,3 @@ def measure(setting: setting_lib.Setting, case: Case) -> dict[str, Any]:
     'candidates': len(case.job.candidates),
     **found._asdict(),
   }
-
-
-def programs(
-  setting: setting_lib.Setting, device: Any
-) -> dict[str, Callable[[], tuple[Any, Any]]]:
-  """Returns none: a search expects candidates that do not compile.
-
-  Today's choices are compiled by the slices that time them.
-  """
-  del setting, device
-  return {}

@@ -1,10 +1,6 @@
 """What rates do a large matmul and a large copy reach on this device?"""
 
-from collections.abc import Callable
-import functools
 from typing import Any
-
-import jax
 
 from kaiju_jax.kernels import ceilings as ceilings_lib
 
@@ -27,18 +23,3 @@ def measure(setting: setting_lib.Setting, case: None) -> dict[str, Any]:
   """Returns operations/s and bytes/s, with their spreads."""
   del case
   return ceilings_lib.spreads(**_sizes(setting), repeats=setting.repeats)
-
-
-def programs(
-  setting: setting_lib.Setting, device: Any
-) -> dict[str, Callable[[], tuple[Any, Any]]]:
-  """Returns the two matmuls and the copy."""
-  del device
-  made = ceilings_lib.programs(**_sizes(setting))
-
-  def program(jitted, make):
-    return jitted, tuple(jax.eval_shape(make))
-
-  return {
-    name: functools.partial(program, *each) for name, each in made.items()
-  }

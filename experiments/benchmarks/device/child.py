@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 from . import book as book_lib
 from . import order
@@ -59,7 +60,7 @@ def work(task: Task) -> int:
       book.bind({'device': None, 'dry': task.setting.dry})
     with _playing(task.setting, slice_):
       try:
-        module = importlib.import_module(f'.{name}', __package__)
+        module = load(name)
         cases = list(module.cases(task.setting).items())
         cases = cases[: task.setting.most_cases]
         book.note_cases([case for case, _ in cases])
@@ -70,6 +71,15 @@ def work(task: Task) -> int:
       if not _run_slice(name, module, cases, book, task):
         return MORE
   return DONE
+
+
+def load(name: str) -> Any:
+  """Returns a slice, whose functions `__init__` describes."""
+  if name in order.KERNELS:
+    from . import kernels
+
+    return kernels.Bench(*order.KERNELS[name])
+  return importlib.import_module(f'.{name}', __package__)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,7 @@ questions, in OUT/needle: all that a training and a forward pass do, on the
 device's kernels. A run that was stopped goes on from its checkpoint.
 """
 
-from collections.abc import Callable
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
@@ -18,13 +16,12 @@ from kaiju_jax.tasks.needle import questions as needle
 
 from ...configs import needle as config
 from . import setting as setting_lib
-from . import step
 
 # int8 with shared keys and values; the same windows in float; full attention.
 _ARMS = 'kaiju', 'interleaved', 'full'
 
 
-def _experiment(arm: str, dry: bool):
+def experiment_of(arm: str, dry: bool):
   experiment = config.get_config(arm)
   if dry:
     experiment.model = dataclasses.replace(
@@ -47,7 +44,7 @@ def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, str]]:
 
 def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   """Returns the accuracy at the trained length, and of every cell."""
-  experiment = _experiment(case, setting.dry)
+  experiment = experiment_of(case, setting.dry)
   folder = pathlib.Path(setting.out) / 'needle' / case
   jobs = [grid.Job(case, experiment, folder)]
   questions = arms.NeedleQuestions(1 if setting.dry else 64, 0)
@@ -65,14 +62,3 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
     'questions': total,
     'cells': [x._asdict() for x in records],
   }
-
-
-def programs(
-  setting: setting_lib.Setting, device: Any
-) -> dict[str, Callable[[], tuple[Any, Any]]]:
-  """Returns each arm's training step."""
-
-  def program(arm):
-    return step.program(_experiment(arm, setting.dry), device)
-
-  return {arm: functools.partial(program, arm) for arm in cases(setting)}

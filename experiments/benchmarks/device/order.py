@@ -85,6 +85,14 @@ SLICES = {
   ),
 }
 
+# The kernel of a slice, and the seconds that one of its shapes may take.
+KERNELS = {
+  'attention': ('visibility_attention', 25),
+  'int8_matmul': ('int8_matmul', 10),
+  'paged_decode': ('paged_decode', 12),
+  'squinch': ('squinch', 5),
+}
+
 
 def choose(names: list[str] | None) -> list[str]:
   """Returns the slices that a list names, in their order; all with None.

@@ -17,13 +17,8 @@ from typing import Any
 from kaiju_jax.reporting import report
 
 from . import book as book_lib
+from . import order
 
-_KERNELS = {
-  'attention': 'visibility_attention',
-  'int8_matmul': 'int8_matmul',
-  'paged_decode': 'paged_decode',
-  'squinch': 'squinch',
-}
 # Fewer say nothing of a range.
 _ROUNDS = 3
 # What the names of the checks of numerics begin with.
@@ -62,7 +57,7 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
     yield ''
   found = [
     (kernel, *each)
-    for slice_, kernel in _KERNELS.items()
+    for slice_, (kernel, _) in order.KERNELS.items()
     for record in books[slice_].records().values()
     for each in judge(
       record, {n: h for (k, n), h in held.items() if k == kernel}

@@ -4,7 +4,6 @@ Runs `experiments.benchmarks.startup` in a process of its own, because the
 commands that it starts need the device.
 """
 
-from collections.abc import Callable
 import json
 import pathlib
 import subprocess
@@ -45,11 +44,3 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
     for name, rounds in found[case].items()
   }
   return {'command': case, 'starts': starts}
-
-
-def programs(
-  setting: setting_lib.Setting, device: Any
-) -> dict[str, Callable[[], tuple[Any, Any]]]:
-  """Returns none: the commands compile the tiny configuration."""
-  del setting, device
-  return {}

@@ -6,9 +6,7 @@ eight computes. MFU counts the operations of the model, without those that
 recomputing repeats, over the bf16 rate that this device's ceiling has.
 """
 
-from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -20,10 +18,7 @@ from kaiju_jax.experiments.benchmarks.parts import layer_block
 from kaiju_jax.experiments.benchmarks.parts import timed_step
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
-from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import step as step_lib
 
 from ...configs import sizes
 from ...configs import tiny
@@ -42,7 +37,7 @@ class Case(NamedTuple):
   rows: int
 
 
-def _experiment(case: Case, dry: bool) -> experiment_lib.Experiment:
+def experiment_of(case: Case, dry: bool) -> experiment_lib.Experiment:
   if dry:
     experiment = tiny.get_config('f32')
     experiment.model = model_config.ModelConfig(
@@ -82,7 +77,7 @@ def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, Case]]:
 
 def measure(setting: setting_lib.Setting, case: Case) -> dict[str, Any]:
   """Returns a step's seconds, tokens, operations and bytes of memory."""
-  experiment = _experiment(case, setting.dry)
+  experiment = experiment_of(case, setting.dry)
   batch = timed_step.batch(experiment)
   step, state = timed_step.ours(experiment)
   compiled = step.lower(state, batch).compile()
@@ -115,26 +110,3 @@ def useful_operations(experiment: experiment_lib.Experiment) -> float:
     step_time.ARMS[0],
   )
   return sum(sums.values())
-
-
-def program(
-  experiment: experiment_lib.Experiment, device: Any
-) -> tuple[Any, Any]:
-  """Returns an experiment's training step on a device, and its arguments."""
-  mesh = mesh_lib.make(sharding_config.MeshConfig(), [device])
-  return step_lib.make(experiment, mesh), step_lib.abstract(experiment, mesh)
-
-
-def programs(
-  setting: setting_lib.Setting, device: Any
-) -> dict[str, Callable[[], tuple[Any, Any]]]:
-  """Returns the step of each arm of each model, at the fewest rows."""
-
-  def of_case(case):
-    return program(_experiment(case, setting.dry), device)
-
-  return {
-    name: functools.partial(of_case, case)
-    for name, (_, case) in cases(setting).items()
-    if case.rows < 32
-  }

@@ -24,9 +24,8 @@ from . import book as book_lib
 from . import order
 from . import proposal
 
-_KERNELS = 'attention', 'int8_matmul', 'paged_decode', 'squinch'
 _PAGES = {
-  'kernels': ('ceilings', 'numerics', *_KERNELS, 'autotune'),
+  'kernels': ('ceilings', 'numerics', *order.KERNELS, 'autotune'),
   'step': ('step',),
   'decoding': ('decode', 'needle'),
   'startup': ('startup',),
@@ -218,26 +217,21 @@ def _rows(found, books) -> Iterator[str]:
 
 
 def _of_ceiling(row: Mapping[str, Any], rates: Any) -> str:
-  from kaiju_jax.kernels import report as kernel_report
+  from kaiju_jax.kernels import benchmark
 
   if rates is None or row['seconds'] is None:
     return ''
-  derived = kernel_report.derive(kernel_report.Row(**row), rates)
-  return f'{derived["of_ceiling"]:.0%}'
+  return f'{benchmark.of_ceiling(benchmark.Row(**row), rates):.0%}'
 
 
 def _times(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns how many times as fast as its peers a row is."""
-  if row['seconds'] is None or row['is_peer']:
-    return ''
-  found = [
-    f'{peer["implementation"]} {peer["seconds"] / row["seconds"]:.2f}'
-    for peer in rows
-    if peer['is_peer']
-    and peer['seconds'] is not None
-    and (peer['kernel'], peer['shape']) == (row['kernel'], row['shape'])
-  ]
-  return ', '.join(found)
+  from kaiju_jax.kernels import benchmark
+
+  found = benchmark.times_as_fast(
+    benchmark.Row(**row), [benchmark.Row(**each) for each in rows]
+  )
+  return ', '.join(f'{name} {ratio:.2f}' for name, ratio in found.items())
 
 
 def _against_bf16(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

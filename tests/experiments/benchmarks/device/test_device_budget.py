@@ -28,8 +28,7 @@ class World:
     clock = types.SimpleNamespace(time=lambda: self.now)
     for module in runner, child:
       monkeypatch.setattr(module, 'time', clock)
-    importing = types.SimpleNamespace(import_module=self._load)
-    monkeypatch.setattr(child, 'importlib', importing)
+    monkeypatch.setattr(child, 'load', self._load)
     monkeypatch.setattr(setting_lib, 'device', lambda setting: {'device': 'X'})
     monkeypatch.setattr(runner, '_run_child', self._start)
     self.limit(most=1000)
@@ -50,8 +49,8 @@ class World:
   def book(self, name):
     return book_lib.Book(self.folder, name)
 
-  def _load(self, name, package):
-    found = self.cases[name.removeprefix('.')]
+  def _load(self, name):
+    found = self.cases[name]
     if callable(found):
       found()
     return types.SimpleNamespace(cases=lambda _: found, measure=self._measure)

@@ -1,6 +1,5 @@
 """Files, budgets, pages and proposals, without a child process."""
 
-import importlib
 import math
 import re
 import time
@@ -107,15 +106,14 @@ def test_what_does_not_fit_is_skipped_with_a_line(
 def test_a_slice_that_cannot_be_loaded_costs_itself_alone(
   tmp_path, monkeypatch
 ):
-  def load(name, package):
-    if name == '.needle':
+  def load(name):
+    if name == 'needle':
       raise ImportError('no such extra')
     return types.SimpleNamespace(
       cases=lambda setting: {'one': (1, None)}, measure=lambda *_: {'a': 1}
     )
 
-  importing = types.SimpleNamespace(import_module=load)
-  monkeypatch.setattr(child, 'importlib', importing)
+  monkeypatch.setattr(child, 'load', load)
   monkeypatch.setattr(setting_lib, 'device', lambda setting: _DEVICE)
   names = ['needle', 'startup']
   setting = setting_lib.Setting(str(tmp_path))
@@ -366,8 +364,7 @@ def test_estimates_and_the_page_agree_with_the_cases():
         checks = numerics.cases('gpu').values()
         seconds = sum(case.check.estimate for case in checks)
       else:
-        module = importlib.import_module(f'{order.__package__}.{name}')
-        found = module.cases(setting_lib.Setting('out')).values()
+        found = child.load(name).cases(setting_lib.Setting('out')).values()
         seconds = sum(estimate for estimate, _ in found)
       assert abs(seconds - slice_.seconds) <= 0.03 * seconds, name
       row = rf'(?m)^\| `{name}` \|.*\| {slice_.seconds:,} \| {slice_.most} \|$'

@@ -102,7 +102,7 @@ def test_a_winner_goes_beside_its_kernel_but_not_in_a_rehearsal(
 
 
 def test_needles_are_counted_at_the_trained_length(tmp_path, monkeypatch):
-  length = needle._experiment('kaiju', False).data.length
+  length = needle.experiment_of('kaiju', False).data.length
   cell = types.SimpleNamespace
   found = [
     cell(length=length, accuracy=0.5, count=10),

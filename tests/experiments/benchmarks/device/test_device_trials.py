@@ -1,5 +1,6 @@
 """A contender that ends its process, or loses the device, is left out."""
 
+import contextlib
 import json
 import os
 import time
@@ -12,6 +13,8 @@ from experiments.benchmarks.device import child
 from experiments.benchmarks.device import order
 from experiments.benchmarks.device import runner
 from experiments.benchmarks.device import setting as setting_lib
+from kaiju_jax.kernels import benchmark
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import timing
 
 
@@ -32,16 +35,23 @@ def _fails():
 
 
 def _measure(setting, runs):
-  found, problems = timing.runnable(runs)
-  return {'found': sorted(found), 'problems': problems}
+  contenders = {
+    name: benchmark.Contender(lambda made, run=run: run())
+    for name, run in runs.items()
+  }
+  subject = benchmark.Subject('toy', 'toy', 0, 0, lambda: 0, contenders)
+  with dispatch.interpret():
+    rows = benchmark.measure([subject], setting.repeats)
+  problems = {x.implementation: x.problem for x in rows if x.problem}
+  found = sorted(x.implementation for x in rows if x.spread)
+  return {'found': found, 'problems': problems}
 
 
 @pytest.fixture
 def play(tmp_path, monkeypatch):
   """Returns how to run cases of `squinch` as the runner and its children do."""
   loaded = types.SimpleNamespace(measure=_measure)
-  importing = types.SimpleNamespace(import_module=lambda *_: loaded)
-  monkeypatch.setattr(child, 'importlib', importing)
+  monkeypatch.setattr(child, 'load', lambda name: loaded)
   monkeypatch.setattr(setting_lib, 'device', lambda setting: {'device': 'X'})
   started = []
 
@@ -174,10 +184,13 @@ def test_a_trial_that_is_cut_off_by_ctrl_c_is_not_blamed(tmp_path):
 def test_a_watch_knows_what_runs_and_forgets_it():
   noted = []
   with timing.watch(noted.append, {'c': 'it hung'}):
-    timing.runnable({'a': _good, 'b': _fails, 'c': _good})
+    for name in 'a', 'b', 'c':
+      with contextlib.suppress(RuntimeError), timing.trial(name):
+        _fails()
     times = timing.spreads({'a': _good}, 3)
   assert noted == ['a', None, 'b', None, 'a', None] and times['a'].rounds == 3
-  assert timing.runnable({'c': _good})[1] == {} and len(noted) == 6
+  with timing.trial('c'):
+    assert len(noted) == 6
 
 
 def test_the_device_here_answers():
