@@ -17,7 +17,7 @@ from kaiju_jax.evaluation import token_labels
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
-from tests.tasks import test_spans
+from tests.tasks import labelled
 
 
 def test_plain_chats_have_no_planted_text_and_more_of_their_own():
@@ -93,7 +93,7 @@ def test_the_report_says_what_was_recognized_and_when():
 
 
 def test_a_head_needs_texts_that_are_held_out(tmp_path):
-  one = test_spans.experiment_of(test_spans.write(tmp_path / 'a.jsonl'))
+  one = labelled.experiment_of(labelled.write(tmp_path / 'a.jsonl'))
   one.data.held_out = 0.0
   with pytest.raises(ValueError, match=r'data\.held_out=0\.0: must be above'):
     span_head.measure(one, None)
@@ -101,23 +101,23 @@ def test_a_head_needs_texts_that_are_held_out(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_trains_a_head_alone_or_with_its_model(tmp_path):
-  path = test_spans.write(tmp_path / 'labelled.jsonl', count=60)
-  base = test_spans.experiment_of(path)
+  path = labelled.write(tmp_path / 'labelled.jsonl', count=60)
+  base = labelled.experiment_of(path)
   base.objective.token_head.frozen = False
   base.loop.steps = base.loop.checkpoint_every = 1
   before = train.train(base, tmp_path / 'base').params['blocks']
   for joint in 0.0, 0.5:
-    settings = span_head.Settings(test_spans.NAMES, joint, steps=20, rate=0.05)
+    settings = span_head.Settings(labelled.NAMES, joint, steps=20, rate=0.05)
     one = span_head.make(tmp_path / 'base', path, settings)
     one.data.held_out = 0.3
     out = tmp_path / f'joint_{joint}'
     measured = span_head.train(one, out)
-    assert set(measured) == set(test_spans.NAMES)
+    assert set(measured) == set(labelled.NAMES)
     # Which bytes a marker has is easily learnt; 0.5 is chance.
     assert measured['one'].auroc > 0.7
     assert (out / span_head.REPORT).read_text().startswith('# Token head')
     params, config = heads.load(out, 16)
-    assert config.names == test_spans.NAMES
+    assert config.names == labelled.NAMES
     assert np.abs(params['w_DC']).max() > 0
     # The same again trains nothing, and returns what was trained.
     after = train.train(one, out).params['blocks']
@@ -140,14 +140,14 @@ def test_lines_that_are_written_are_read(tmp_path):
 
 
 def test_a_run_that_was_moved_is_begun_with_by_its_own_tokenizer(tmp_path):
-  one = test_spans.experiment_of(test_spans.write(tmp_path / 'labelled.jsonl'))
+  one = labelled.experiment_of(labelled.write(tmp_path / 'labelled.jsonl'))
   one.data.tokenizer = 'before/tokenizer.json'
   before, moved = tmp_path / 'before', tmp_path / 'moved'
   with workdir.open_workdir(before, one):
     pass
   (before / 'tokenizer.json').write_text('{}')
   before.rename(moved)
-  settings = span_head.Settings(test_spans.NAMES)
+  settings = span_head.Settings(labelled.NAMES)
   for made in (
     span_head.make(moved, one.data.path, settings),
     sft.get_config(str(moved)),

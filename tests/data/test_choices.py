@@ -4,43 +4,16 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
-from kaiju_jax.data import chat
 from kaiju_jax.data import choices
-from kaiju_jax.data import conversations
 from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
+from tests.data import talks
 
-_Message = conversations.Message
-FORMAT = chat.format_of(tokenizer_lib.Bytes())
-END = FORMAT.stop_tokens[0]
-
-
-def message(*texts, kept=(-1,), weight=1.0):
-  """Returns an assistant message with a choice."""
-  kept = {index % len(texts) for index in kept}
-  replies = tuple(
-    conversations.Candidate(one, n in kept) for n, one in enumerate(texts)
-  )
-  return _Message('assistant', texts[min(kept)], weight, replies)
-
-
-def talk(*replies, name='a#1'):
-  """Returns a conversation: a user's message before each reply."""
-  said = []
-  for number, one in enumerate(replies):
-    said += [_Message('user', f'{number}?'), one]
-  return conversations.Conversation(name, tuple(said))
-
-
-TALKS = (
-  talk(message('no', 'yes!', kept=(0,)), message('b', 'c', 'a')),
-  talk(message('x', 'y', weight=0.5), _Message('assistant', 'z'), name='a#2'),
-)
+END = talks.FORMAT.stop_tokens[0]
 
 
 def test_replies_are_siblings_and_the_kept_one_goes_on():
-  corpus, found, counts = turns.choices(TALKS[:1], FORMAT)
+  corpus, found, counts = turns.choices(talks.TALKS[:1], talks.FORMAT)
   assert counts == turns.Counts(conversations=1, replies=5)
   tokens, parents = corpus.tokens, corpus.parents[0]
   texts = [
@@ -63,19 +36,21 @@ def test_replies_are_siblings_and_the_kept_one_goes_on():
     (c, said, 'c'),
     (a, said, 'a'),
   ):
-    wanted = FORMAT.document([*before, ('assistant', own)])
+    wanted = talks.FORMAT.document([*before, ('assistant', own)])
     np.testing.assert_array_equal(tokens[seen[end - 1]], wanted)
 
 
 def test_what_is_no_choice_is_context_and_counted():
-  told = talk(
-    message('a', 'b', 'c', kept=(0, 1)),  # A tie.
-    message('same', 'same'),  # The kept text again, too.
-    message('lone'),
-    message('p', 'p', 'q', 'p'),
-    _Message('assistant', 'not read'),
+  told = talks.talk(
+    talks.message('a', 'b', 'c', kept=(0, 1)),  # A tie.
+    talks.message('same', 'same'),  # The kept text again, too.
+    talks.message('lone'),
+    talks.message('p', 'p', 'q', 'p'),
+    talks.Message('assistant', 'not read'),
   )
-  corpus, found, counts = turns.choices([told, talk(message('a'))], FORMAT)
+  corpus, found, counts = turns.choices(
+    [told, talks.talk(talks.message('a'))], talks.FORMAT
+  )
   assert counts == turns.Counts(
     conversations=1, replies=2, dropped=1, ties=2, single=2, repeated=2
   )
@@ -84,11 +59,13 @@ def test_what_is_no_choice_is_context_and_counted():
   assert b'\x02a\x03' in data and b'\x02b\x03' not in data
   assert b'lone' in data and b'not read' not in data
   assert bytes(corpus.tokens[corpus.weights > 0].tolist()) == b'q\x03p\x03'
-  assert turns.choices([talk(message('a'))], FORMAT)[0] is None
+  assert (
+    turns.choices([talks.talk(talks.message('a'))], talks.FORMAT)[0] is None
+  )
 
 
 def test_rows_number_their_replies():
-  corpus, found, _ = turns.choices(TALKS, FORMAT)
+  corpus, found, _ = turns.choices(talks.TALKS, talks.FORMAT)
   reference = [np.arange(5.0), np.array([7.0, 8.0])]
   length = len(corpus.tokens) + 3
   source = text.Rows(corpus, length, shuffle=False)
@@ -117,7 +94,7 @@ def test_rows_number_their_replies():
 
 
 def test_a_reference_is_found_by_its_text(tmp_path):
-  corpus, found, _ = turns.choices(TALKS, FORMAT)
+  corpus, found, _ = turns.choices(talks.TALKS, talks.FORMAT)
   names = list(choices.hash_documents(corpus, found))
   values = [np.arange(5, dtype=np.float32), np.array([7, 8], np.float32)]
   one = choices.Reference('model', 'bytes', dict(zip(names, values)))
@@ -125,10 +102,10 @@ def test_a_reference_is_found_by_its_text(tmp_path):
   held = choices.read_reference(tmp_path / 'r.npz')
   assert (held.model, held.tokenizer) == ('model', 'bytes')
   # Of the second conversation alone, whose place in the file has changed.
-  alone = turns.choices(TALKS[1:], FORMAT)[:2]
+  alone = turns.choices(talks.TALKS[1:], talks.FORMAT)[:2]
   (own,) = choices.find_reference(held, *alone, 'data.reference')
   np.testing.assert_array_equal(own, values[1])
-  other = turns.choices([talk(message('x', 'Y'))], FORMAT)[:2]
+  other = turns.choices([talks.talk(talks.message('x', 'Y'))], talks.FORMAT)[:2]
   with pytest.raises(ValueError, match='has no numbers of a#1, which was'):
     choices.find_reference(held, *other, 'data.reference')
   with pytest.raises(FileNotFoundError, match='no such file'):

@@ -20,7 +20,7 @@ from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from tests.device import attention as cases
 from tests.device import checks
-from tests.kernels import test_visibility_attention as shared
+from tests.kernels import dense
 
 _HERE = 'TRITON_INTERPRET' in os.environ
 _TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)
@@ -82,7 +82,7 @@ _CASES = (
 @pytest.mark.parametrize('case', _CASES.values(), ids=_CASES)
 def test_output_and_lse(case):
   operands = cases.operands(case)
-  shared._close(_forward(case, operands), shared._oracle(case, *operands))
+  dense.close(_forward(case, operands), dense.oracle(case, *operands))
 
 
 @interpreted
@@ -95,7 +95,7 @@ def test_codes_mean_what_they_stand_for(q_codes, per, name):
   case = _CASES[name]
   codes, scales, values = cases.draw_codes(case, q_codes, per)
   results = _forward(case, codes, dtype=jnp.float32, **scales)
-  shared._close(results, shared._oracle(case, *values), 1e-4)
+  dense.close(results, dense.oracle(case, *values), 1e-4)
 
 
 @interpreted
@@ -103,10 +103,10 @@ def test_codes_mean_what_they_stand_for(q_codes, per, name):
 def test_logits_far_from_zero(level):
   case = cases.WINDOW
   floats = cases.at_level(case, level)
-  shared._close(_forward(case, floats), shared._oracle(case, *floats), 1e-4)
+  dense.close(_forward(case, floats), dense.oracle(case, *floats), 1e-4)
   codes, scales, values = checks.encode(floats)
   results = _forward(case, codes, dtype=jnp.float32, **scales)
-  shared._close(results, shared._oracle(case, *values), 1e-4)
+  dense.close(results, dense.oracle(case, *values), 1e-4)
 
 
 @interpreted
@@ -115,7 +115,7 @@ def test_a_scale_may_turn_the_logits(scale):
   case = cases.WINDOW
   operands = cases.operands(case)
   expected = _forward(case, operands, 'reference', scale=scale)
-  shared._close(_forward(case, operands, scale=scale), expected)
+  dense.close(_forward(case, operands, scale=scale), expected)
 
 
 @interpreted
@@ -125,7 +125,7 @@ def test_half_precision_and_an_odd_head_size():
   out_BLHK, lse_BLH = _forward(case, operands)
   assert out_BLHK.dtype == jnp.float16 and lse_BLH.dtype == jnp.float32
   wide = [x.astype(np.float32) for x in operands]
-  shared._close((out_BLHK, lse_BLH), shared._oracle(case, *wide), 3e-3)
+  dense.close((out_BLHK, lse_BLH), dense.oracle(case, *wide), 3e-3)
 
 
 @interpreted
@@ -148,7 +148,7 @@ def test_within_jit_and_with_gradients():
       jax.jit(jax.grad(loss), static_argnums=1)(operands, name)
       for name in ('triton_kernel', 'reference')
     )
-  shared._close(ours, reference)
+  dense.close(ours, reference)
 
 
 @interpreted
@@ -160,9 +160,9 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(where):
   clean = _forward(case, arrays.values())
   arrays[where] = arrays[where].copy()
   arrays[where][:, 10, 3] = np.nan
-  dense_BLM, _ = shared._masks(case)
+  dense_BLM, _ = dense.masks(case)
   found = _forward(case, arrays.values())
-  shared._assert_nan_where(found, clean, dense_BLM[:, :, 10])
+  dense.assert_nan_where(found, clean, dense_BLM[:, :, 10])
 
 
 @interpreted

@@ -9,7 +9,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from tests import compiled
-from tests.kernels import test_visibility_attention_compiled as shared
+from tests.kernels import attention_compiled
 
 pytestmark = pytest.mark.aot
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.aot
 def _kernel(preset, coded, window, tiles=None):
   pytest.importorskip('triton')
   pytest.importorskip('jax_triton', exc_type=ImportError)
-  arrays, scales, _ = shared._arguments(preset, coded)
+  arrays, scales, _ = attention_compiled.arguments(preset, coded)
 
   def forward(arrays, scales):
     return api.forward(

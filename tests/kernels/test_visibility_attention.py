@@ -21,9 +21,9 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
 from tests.device import attention as shared
 from tests.device import checks
+from tests.kernels import dense
 from tests.kernels import interpreted
 
-_SCALE = shared.SCALE
 _TILES = shared.TILES
 Case, CASES, SHAPES = shared.Case, shared.CASES, shared.SHAPES
 WINDOW = shared.WINDOW
@@ -58,40 +58,22 @@ def quick_in_xla(request, small_tiles):
   return request.param
 
 
-def _masks(case):
-  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
-  return dense_BLM, dense_BLM.any(axis=-1)
-
-
-def _oracle(case, q_BLHK, k_BMK, v_BMK):
-  """out and lse by numpy in float64; zero where a query sees nothing."""
-  dense_BLM, sees_BL = _masks(case)
-  logits_BLHM = _SCALE * np.einsum(
-    'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
-  )
-  logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
-  lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
-  lse_BLH = np.where(sees_BL[..., None], lse_BLH, 0)
-  p_BLHM = np.exp(logits_BLHM - lse_BLH[..., None])
-  return np.einsum('BLHM,BMK->BLHK', p_BLHM, np.float64(v_BMK)), lse_BLH
-
-
 @_quick_jit
 def _dense_gradients(arrays, dense_BLM, dout_BLHK, dlse_BLH):
   """Gradients of an independent dense softmax; every query must see a key."""
 
-  def dense(q_BLHK, k_BMK, v_BMK):
-    logits_BLHM = _SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
+  def attend(q_BLHK, k_BMK, v_BMK):
+    logits_BLHM = dense.SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
     logits_BLHM = jnp.where(dense_BLM[:, :, None], logits_BLHM, -jnp.inf)
     out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
     return out_BLHK, jax.nn.logsumexp(logits_BLHM, axis=-1)
 
-  return jax.vjp(dense, *arrays)[1]((dout_BLHK, dlse_BLH))
+  return jax.vjp(attend, *arrays)[1]((dout_BLHK, dlse_BLH))
 
 
 def _oracle_gradients(case, arrays, dout_BLHK, dlse_BLH):
   """Gradients by q, k, v. Blind queries see all there, and count nothing."""
-  dense_BLM, sees_BL = _masks(case)
+  dense_BLM, sees_BL = dense.masks(case)
   return _dense_gradients(
     arrays,
     dense_BLM | ~sees_BL[..., None],
@@ -105,7 +87,7 @@ def _attend(case, implementation, *arrays):
     *arrays,
     *case.visibility,
     window=case.window,
-    scale=_SCALE,
+    scale=dense.SCALE,
     implementation=implementation,
   )
 
@@ -130,16 +112,6 @@ def _attend_and_pull(case, implementation, arrays, cotangents):
   return run(case.visibility, arrays, cotangents)
 
 
-def _close(actual, expected, tolerance=2e-5):
-  """Absolute error against the largest value of each channel of a tensor."""
-  for a, e in zip(actual, expected, strict=True):
-    assert a.shape == e.shape
-    axes = tuple(range(a.ndim - 1))
-    error = np.abs(np.float64(a) - np.float64(e)).max(axis=axes)
-    largest = np.abs(np.float64(e)).max(axis=axes)
-    assert (error <= tolerance * np.maximum(1, largest)).all()
-
-
 def _check(case, implementation):
   """Holds both passes to the oracles, with logits near zero and far from it."""
   cotangents = shared.cotangents(case)
@@ -152,16 +124,19 @@ def _check(case, implementation):
     )
     # The last digit of 300 is worth as much as that of the weights' logarithm.
     tolerance = 2e-5 if level is None else 2e-4
-    _close(results, _oracle(case, *arrays), tolerance)
+    dense.close(results, dense.oracle(case, *arrays), tolerance)
     expected = _oracle_gradients(case, arrays, *cotangents)
-    _close(gradients, expected, tolerance)
+    dense.close(gradients, expected, tolerance)
 
 
 def test_the_oracle_is_jaxs_attention():
   case = WINDOW
-  arrays, (dense_BLM, sees_BL) = shared.operands(case), _masks(case)
+  arrays, (dense_BLM, sees_BL) = (
+    shared.operands(case),
+    dense.masks(case),
+  )
   q_BLHK, k_BMK, v_BMK = arrays
-  attend = functools.partial(jax.nn.dot_product_attention, scale=_SCALE)
+  attend = functools.partial(jax.nn.dot_product_attention, scale=dense.SCALE)
   out_BLHK = _quick_jit(attend)(
     q_BLHK,
     k_BMK[:, :, None],
@@ -169,7 +144,7 @@ def test_the_oracle_is_jaxs_attention():
     mask=dense_BLM[:, None],
   )
   found_BLHK = np.where(sees_BL[..., None, None], out_BLHK, 0)
-  _close([found_BLHK], _oracle(case, *arrays)[:1])
+  dense.close([found_BLHK], dense.oracle(case, *arrays)[:1])
 
 
 @pytest.mark.versions
@@ -229,14 +204,14 @@ def test_lse_alone_has_a_gradient(implementation):
   cotangents = np.zeros_like(dout_BLHK), dlse_BLH
   _, (dq, dk, dv) = _attend_and_pull(case, implementation, arrays, cotangents)
   expected = _oracle_gradients(case, arrays, *cotangents)
-  _close((dq, dk), expected[:2])
+  dense.close((dq, dk), expected[:2])
   assert np.abs(dq).max() > 0.1 and np.abs(dk).max() > 0.1
   assert not np.any(dv)
 
 
 def test_a_query_that_sees_nothing_is_zero_and_has_no_gradient(implementation):
   case = WINDOW
-  _, sees_BL = _masks(case)
+  _, sees_BL = dense.masks(case)
   assert 0 < (~sees_BL).sum() < sees_BL.size and not sees_BL[2].any()
   arrays = shared.operands(case)
   dout_BLHK, dlse_BLH = shared.cotangents(case)
@@ -258,21 +233,13 @@ def test_a_query_that_sees_nothing_is_zero_and_has_no_gradient(implementation):
 _SPOILT = shared.SPOILT
 
 
-def _assert_nan_where(actual, clean, is_nan):
-  """NaN in all channels where told, and elsewhere the bits of `clean`."""
-  for a, e in zip(actual, clean, strict=True):
-    spread = is_nan.reshape(is_nan.shape + (1,) * (a.ndim - is_nan.ndim))
-    expected = np.where(spread, np.float32(np.nan), e)
-    np.testing.assert_array_equal(a, expected)
-
-
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 @pytest.mark.parametrize('where', ['k', 'v'])
 def test_what_is_not_finite_reaches_the_queries_that_see_it(
   implementation, where, value
 ):
   case = WINDOW
-  dense_BLM, _ = _masks(case)
+  dense_BLM, _ = dense.masks(case)
   (q, k, v), cotangents = shared.operands(case), shared.cotangents(case)
   k[:, _SPOILT] = v[:, _SPOILT] = 0
   (out, lse), (dq, dk, dv) = _attend_and_pull(
@@ -286,16 +253,16 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(
   )
   spoilt_BL = dense_BLM[:, :, _SPOILT].any(axis=-1)
   assert 0.1 < spoilt_BL.mean() < 0.9
-  _assert_nan_where((*found, found_dq), (out, lse, dq), spoilt_BL)
+  dense.assert_nan_where((*found, found_dq), (out, lse, dq), spoilt_BL)
   spoilt_BM = (dense_BLM & spoilt_BL[..., None]).any(axis=1)
   assert 0.1 < spoilt_BM.mean() < 0.9
-  _assert_nan_where(found_dkv, (dk, dv), spoilt_BM)
+  dense.assert_nan_where(found_dkv, (dk, dv), spoilt_BM)
 
 
 @pytest.mark.parametrize('where', ['q', 'dout', 'dlse'])
 def test_a_spoilt_query_spoils_what_it_sees_alone(implementation, where):
   case = WINDOW
-  dense_BLM, sees_BL = _masks(case)
+  dense_BLM, sees_BL = dense.masks(case)
   (q, k, v), (dout, dlse) = shared.operands(case), shared.cotangents(case)
   rows = {'q': q, 'dout': dout, 'dlse': dlse}
   for x in rows.values():
@@ -313,11 +280,13 @@ def test_a_spoilt_query_spoils_what_it_sees_alone(implementation, where):
   spoilt_BLH[:, _SPOILT, 1] = True
   spoilt_BLH &= sees_BL[..., None]
   nothing_BLH = np.zeros_like(spoilt_BLH)
-  _assert_nan_where(found, results, spoilt_BLH if where == 'q' else nothing_BLH)
-  _assert_nan_where([found_dq], [dq], spoilt_BLH)
+  dense.assert_nan_where(
+    found, results, spoilt_BLH if where == 'q' else nothing_BLH
+  )
+  dense.assert_nan_where([found_dq], [dq], spoilt_BLH)
   seen_BM = (dense_BLM & spoilt_BLH.any(axis=-1)[..., None]).any(axis=1)
   assert 0.1 < seen_BM.mean() < 0.9
-  _assert_nan_where(found_dkv, (dk, dv), seen_BM)
+  dense.assert_nan_where(found_dkv, (dk, dv), seen_BM)
 
 
 def _check_codes(case, implementation, q_codes, per):
@@ -325,7 +294,7 @@ def _check_codes(case, implementation, q_codes, per):
   cotangents = shared.cotangents(case)
   keywords = {
     'window': case.window,
-    'scale': _SCALE,
+    'scale': dense.SCALE,
     'implementation': implementation,
   }
 
@@ -339,26 +308,28 @@ def _check_codes(case, implementation, q_codes, per):
     )
 
   results, gradients = run(arrays, scales)
-  _close(results, _oracle(case, *values))
-  _close(gradients, _oracle_gradients(case, values, *cotangents), 5e-5)
+  dense.close(results, dense.oracle(case, *values))
+  dense.close(gradients, _oracle_gradients(case, values, *cotangents), 5e-5)
   for level in checks.LEVELS if q_codes and per == 'token' else ():
     floats = shared.at_level(case, level)
     far, far_scales, far_values = checks.encode(floats)
     far_results, far_gradients = run(far, far_scales)
-    _close(far_results, _oracle(case, *far_values), 2e-4)
+    dense.close(far_results, dense.oracle(case, *far_values), 2e-4)
     expected = _oracle_gradients(case, far_values, *cotangents)
-    _close(far_gradients, expected, 2e-4)
+    dense.close(far_gradients, expected, 2e-4)
   if per == 'token':
     # A token of NaN has a scale of NaN.
-    dense_BLM, _ = _masks(case)
+    dense_BLM, _ = dense.masks(case)
     for name, key in ('k_scale', 10), ('v_scale', 33):
       scale = scales[name].copy()
       scale[:, key] = np.nan
       found, (found_dq, *found_dkv) = run(arrays, scales | {name: scale})
       sees_BL = dense_BLM[:, :, key]
       seen_BM = (dense_BLM & sees_BL[..., None]).any(axis=1)
-      _assert_nan_where((*found, found_dq), (*results, gradients[0]), sees_BL)
-      _assert_nan_where(found_dkv, gradients[1:], seen_BM)
+      dense.assert_nan_where(
+        (*found, found_dq), (*results, gradients[0]), sees_BL
+      )
+      dense.assert_nan_where(found_dkv, gradients[1:], seen_BM)
 
 
 @pytest.mark.versions
@@ -399,14 +370,18 @@ def test_any_scale_of_logits_and_queries_of_zeros(quick_in_xla, coded):
 
   for scale in -0.3, 0:
     run = _quick_jit(functools.partial(forward, implementation, scale))
-    _close(run(), forward('reference', scale))
+    dense.close(run(), forward('reference', scale))
 
 
 @pytest.mark.slow
 def test_values_may_become_floats_before_the_kernel():
   case = WINDOW
   arrays, scales, _ = shared.draw_codes(case, q_codes=True, per='token')
-  keywords = {'window': case.window, 'scale': _SCALE, 'dtype': jnp.float32}
+  keywords = {
+    'window': case.window,
+    'scale': dense.SCALE,
+    'dtype': jnp.float32,
+  }
 
   def forward(first):
     with (
@@ -427,7 +402,7 @@ def test_values_may_become_floats_before_the_kernel():
 
   before, text_before = forward(True)
   within, text_within = forward(False)
-  _close(before, within)
+  dense.close(before, within)
   assert text_before != text_within
 
 
@@ -440,7 +415,7 @@ def test_codes_meet_in_an_integer_dot(implementation):
       *arrays,
       *case.visibility,
       window=case.window,
-      scale=_SCALE,
+      scale=dense.SCALE,
       implementation=implementation,
       **scales,
     )
@@ -467,9 +442,9 @@ def test_bfloat16(quick_in_xla):
     *(jnp.bfloat16, jnp.float32),
     *(jnp.bfloat16,) * 3,
   ]
-  _close(results, _oracle(case, *rounded), 0.01)
+  dense.close(results, dense.oracle(case, *rounded), 0.01)
   expected = _oracle_gradients(case, rounded, np.float32(dout_BLHK), dlse_BLH)
-  _close(gradients, expected, 0.02)
+  dense.close(gradients, expected, 0.02)
 
 
 @pytest.mark.versions
@@ -510,7 +485,9 @@ def test_inside_scan_checkpoint_and_shard_map(quick_in_xla):
     check_vma=not interpreted.is_interpreted(quick_in_xla),
   )
   arguments = case.visibility, *shared.operands(case)
-  _close(_quick_jit(sharded)(*arguments), _quick_jit(gradients)(*arguments))
+  dense.close(
+    _quick_jit(sharded)(*arguments), _quick_jit(gradients)(*arguments)
+  )
 
 
 def _largest_array(implementation, length):
@@ -547,7 +524,7 @@ def test_what_no_query_of_a_block_sees_is_skipped(name):
   with dispatch.interpret(), blocks.trying(_TILES):
     module = dispatch.choose(api.__package__, name, api.RUNS_ON)
     run = functools.partial(
-      module.forward, window=32, scale=_SCALE, dtype=jnp.float32
+      module.forward, window=32, scale=dense.SCALE, dtype=jnp.float32
     )
     out_BLHK, _ = _quick_jit(run)(
       q_BLHK,

@@ -19,7 +19,7 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
 from tests.decoding import toys
 from tests.model import params as params_lib
-from tests.sharding import test_mesh_step as mesh_step
+from tests.sharding import mesh_steps
 
 
 def test_a_head_of_keys_meets_its_own_query_heads():
@@ -73,7 +73,7 @@ def test_equal_heads_are_one_head_bit_for_bit():
 
 
 def experiment(heads: int) -> experiment_lib.Experiment:
-  one = mesh_step.experiment(**mesh_step.PLAIN)
+  one = mesh_steps.experiment(**mesh_steps.PLAIN)
   one.model = dataclasses.replace(
     one.model, num_kv_heads=heads, layout='L0', num_heads=8
   )
@@ -82,7 +82,7 @@ def experiment(heads: int) -> experiment_lib.Experiment:
 
 @functools.cache
 def on_one_device(heads):
-  return mesh_step.gradient_on(experiment(heads), (1, 1))
+  return mesh_steps.gradient_on(experiment(heads), (1, 1))
 
 
 # Two heads: two devices share one. Four over two devices: two whole heads each.
@@ -90,7 +90,7 @@ def on_one_device(heads):
 @pytest.mark.parametrize('heads, widths', [(2, (2, 4)), (4, (1, 2))])
 def test_the_mesh_does_not_change_loss_and_gradients(heads, widths):
   want_loss, want, _ = on_one_device(heads)
-  loss, gradient, _ = mesh_step.gradient_on(experiment(heads), widths)
+  loss, gradient, _ = mesh_steps.gradient_on(experiment(heads), widths)
   np.testing.assert_allclose(loss, want_loss, rtol=1e-6)
   names = set()
   for (path, g), expected in zip(

@@ -18,7 +18,7 @@ from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import preference
 from kaiju_jax.quantization import config as quantization_config
-from tests.data import test_choices
+from tests.data import talks
 from tests.objectives import shallow
 
 # Groups of 2, 3 and 5 replies in the first row, of 4 and 1 in the second.
@@ -175,7 +175,7 @@ def test_a_policy_like_its_reference_has_the_loss_log_n():
 
 def _rows(told, length, is_tree=True):
   """Returns rows of choices, and the log-probabilities' places in them."""
-  corpus, found, _ = turns.choices(told, test_choices.FORMAT)
+  corpus, found, _ = turns.choices(told, talks.FORMAT)
   source = text.Rows(corpus, length, shuffle=False)
   return packing.stack([choices.ChoiceRows(source, found)[0]])
 
@@ -183,7 +183,7 @@ def _rows(told, length, is_tree=True):
 def test_a_tree_is_its_replies_alone():
   """Contrast: siblings that see each other."""
   length = 96
-  told = test_choices.TALKS[0]
+  told = talks.TALKS[0]
   tree = _rows([told], length)
   rows = []
   kept = [('user', '0?'), ('assistant', 'no'), ('user', '1?')]
@@ -192,7 +192,7 @@ def test_a_tree_is_its_replies_alone():
     *((kept, one) for one in ('b', 'c', 'a')),
   ):
     size = len(own) + 1
-    tokens = test_choices.FORMAT.document([*before, ('assistant', own)])
+    tokens = talks.FORMAT.document([*before, ('assistant', own)])
     reply_L = np.zeros(length, np.int32)
     reply_L[len(tokens) - size : len(tokens)] = 1
     row = packing.row([packing.Piece(tokens)], length)
@@ -233,13 +233,13 @@ def test_a_tree_is_its_replies_alone():
 
 # Groups of 2, 3, 2 and 4 replies, of as many weights.
 WEIGHED = (
-  test_choices.talk(
-    test_choices.message('no', 'yes!', kept=(0,), weight=3.0),
-    test_choices.message('b', 'c, d and e', 'a'),
+  talks.talk(
+    talks.message('no', 'yes!', kept=(0,), weight=3.0),
+    talks.message('b', 'c, d and e', 'a'),
   ),
-  test_choices.talk(
-    test_choices.message('x', 'y', weight=0.5),
-    test_choices.message('p', 'qq', 'rrr', 's', kept=(2,), weight=0.0),
+  talks.talk(
+    talks.message('x', 'y', weight=0.5),
+    talks.message('p', 'qq', 'rrr', 's', kept=(2,), weight=0.0),
     name='a#2',
   ),
 )
@@ -256,7 +256,7 @@ def test_each_group_counts_by_its_weight_in_loss_metrics_and_z_reg(
   )
   length, Z = 96, objective_lib.ZReg(0.3, 0.2)
   config = objective_config.Preference(loss=loss, beta=0.7, nll=0.25)
-  corpus, found, _ = turns.choices(WEIGHED, test_choices.FORMAT)
+  corpus, found, _ = turns.choices(WEIGHED, talks.FORMAT)
   rng = np.random.default_rng(0)
   reference = None
   if loss != 'options':
@@ -340,10 +340,10 @@ def test_each_group_counts_by_its_weight_in_loss_metrics_and_z_reg(
 @pytest.mark.parametrize('loss', ['kept', 'options'])
 def test_every_mesh_has_the_same_gradient_and_weights_count(loss):
   length = 64
-  told = test_choices.TALKS
+  told = talks.TALKS
   rows = []
   for one in (told[0], told[1]):
-    corpus, found, _ = turns.choices([one], test_choices.FORMAT)
+    corpus, found, _ = turns.choices([one], talks.FORMAT)
     reference = None
     if loss == 'kept':
       reference = [np.linspace(-30, -20, sum(len(c.spans) for c in found[0]))]

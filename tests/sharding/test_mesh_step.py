@@ -8,13 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax.data import config as data_config
-from kaiju_jax.model import config as model_config
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
-from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
@@ -22,63 +18,16 @@ from kaiju_jax.wire import codec
 from kaiju_jax.wire import fsdp
 from tests import meshes
 from tests.model import params as params_lib
-from tests.model import rows
-
-
-def experiment(**quantization) -> experiment_lib.Experiment:
-  """Windows, sharing, two repeats of a block, rows packed across shards."""
-  return experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=48,
-      d_model=64,
-      layout='L0 L0 L2 L2',
-      num_heads=8,
-      head_dim=8,
-      d_ff=128,
-      max_length=32,
-      window=5,
-      dtype='float32',
-      quantization=quantization_config.QuantizationConfig(**quantization),
-    ),
-    data=data_config.DataConfig(length=32, batch=8),
-  )
-
-
-PLAIN = dict(vars(quantization_config.none()))
-
-
-@functools.cache
-def batch():
-  documents = [
-    [32],
-    [5, 6],
-    [2, 3, 20],
-    [16, 16],
-    [30],
-    [1, 2, 3],
-    [8, 8, 8, 8],
-    [31],
-  ]
-  packed = rows.packed_batch(documents, 32, 48)
-  return jax.tree.map(lambda x: x[None], packed)
-
-
-def gradient_on(one, widths):
-  mesh = meshes.mesh_of(*widths)
-  params = params_lib.drawn(step_lib.model_of(one), mesh)
-  gradient = jax.jit(step_lib.gradient_of(one, mesh))
-  z = jnp.float32(1e-2), jnp.float32(1e-3)
-  sums, gradient = jax.device_get(gradient(params, batch(), 1, *z))
-  return sums.loss, gradient, sums.weight
+from tests.sharding import mesh_steps
 
 
 @functools.cache
 def on_one_device(arm):
-  return gradient_on(experiment(**ARMS[arm]), (1, 1))
+  return mesh_steps.gradient_on(mesh_steps.experiment(**ARMS[arm]), (1, 1))
 
 
 ARMS = {
-  'plain': PLAIN,
+  'plain': mesh_steps.PLAIN,
   'int8': {'wire_gradients': 'float', 'bungee': True, 'embedding': 'int8'},
   'all int8': {
     'wire_gradients': 'float',
@@ -114,7 +63,9 @@ GRADIENT = {'plain': 1e-5, 'int8': 3e-2, 'all int8': 3e-2}
 )
 def test_loss_and_gradients_are_those_of_one_device(arm, widths):
   want_loss, want, want_weight = on_one_device(arm)
-  loss, gradient, weight = gradient_on(experiment(**ARMS[arm]), widths)
+  loss, gradient, weight = mesh_steps.gradient_on(
+    mesh_steps.experiment(**ARMS[arm]), widths
+  )
   np.testing.assert_allclose(loss, want_loss, rtol=LOSS[arm])
   assert weight == want_weight
   for (path, g), expected in zip(
@@ -128,7 +79,7 @@ def test_loss_and_gradients_are_those_of_one_device(arm, widths):
 
 def families():
   """All that other libraries' models have and a mesh can split."""
-  one = experiment(**PLAIN)
+  one = mesh_steps.experiment(**mesh_steps.PLAIN)
   one.model = dataclasses.replace(
     one.model,
     layout='L0 N1',
@@ -143,8 +94,8 @@ def families():
 
 
 def test_gates_biases_and_norms_are_those_of_one_device():
-  want_loss, want, _ = gradient_on(families(), (1, 1))
-  loss, gradient, _ = gradient_on(families(), (2, 2))
+  want_loss, want, _ = mesh_steps.gradient_on(families(), (1, 1))
+  loss, gradient, _ = mesh_steps.gradient_on(families(), (2, 2))
   np.testing.assert_allclose(loss, want_loss, rtol=1e-6)
   for (path, g), expected in zip(
     jax.tree_util.tree_leaves_with_path(gradient), jax.tree.leaves(want)
@@ -166,7 +117,7 @@ def test_squinch_errs_by_about_a_twentieth():
   """The error of a whole tensor; the collective's test has each element's."""
   _, exact, _ = on_one_device('plain')
   arm = ARMS['plain'] | {'wire_gradients': 'squinch'}
-  _, squinched, _ = gradient_on(experiment(**arm), (4, 2))
+  _, squinched, _ = mesh_steps.gradient_on(mesh_steps.experiment(**arm), (4, 2))
   for (path, g), expected in zip(
     jax.tree_util.tree_leaves_with_path(squinched), jax.tree.leaves(exact)
   ):
@@ -201,9 +152,9 @@ def test_codes_and_scales_are_those_of_one_device(contract):
 @pytest.mark.slow
 def test_logits_do_not_change_by_a_bit_with_the_fsdp_width():
   """With the same rows per device; and with two rows or more, any number."""
-  one = experiment(embedding='int8')
+  one = mesh_steps.experiment(embedding='int8')
   model = step_lib.model_of(one)
-  first = jax.tree.map(lambda x: x[0], batch())
+  first = jax.tree.map(lambda x: x[0], mesh_steps.batch())
   P = jax.sharding.PartitionSpec
 
   def on(width, rows):
@@ -232,7 +183,7 @@ def test_logits_do_not_change_by_a_bit_with_the_fsdp_width():
 
 @pytest.mark.versions
 def test_a_step_is_the_step_of_one_device_and_stays_where_it_was():
-  one = experiment(**PLAIN)
+  one = mesh_steps.experiment(**mesh_steps.PLAIN)
   one.model.layout = 'L0'
   made = {}
   for widths in ((1, 1), (4, 2)):
@@ -242,7 +193,7 @@ def test_a_step_is_the_step_of_one_device_and_stays_where_it_was():
     stored = jax.tree.map(lambda x: x.sharding, state)
     step = step_lib.make(one, mesh)
     for _ in range(2):
-      state, metrics = step(state, batch())
+      state, metrics = step(state, mesh_steps.batch())
     assert step.compilations == 1
     assert jax.tree.map(lambda x: x.sharding, state) == stored
     made[widths] = jax.device_get((state.params, metrics))
@@ -268,7 +219,7 @@ class _Nowhere:
 
 @pytest.mark.versions
 def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
-  one = experiment()
+  one = mesh_steps.experiment()
   optimizer_of = optimizer.make(one.optimizer)
 
   def start(widths, seed):
@@ -303,7 +254,7 @@ def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
   ],
 )
 def test_what_does_not_divide_is_refused(change, widths, message):
-  one = experiment()
+  one = mesh_steps.experiment()
   for name, value in change.items():
     room, field = name.split('.')
     setattr(getattr(one, room), field, value)

@@ -5,64 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
 from kaiju_jax.data import spans
-from kaiju_jax.model import config as model_config
-from kaiju_jax.objectives import config as objective_config
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
-from kaiju_jax.training import config as training_config
-from kaiju_jax.training import experiment as experiment_lib
-
-NAMES = 'one', 'two'
-WORDS = 'the', 'old', 'knight', 'sang'
-
-
-def write(path, count=40, marked=(2, 4)):
-  """Writes texts; each `marked`-th one has 'zorb' or 'quam' behind a word."""
-  lines = []
-  for number in range(count):
-    text, found = WORDS[number % 4] + ' ', []
-    for name, word, every in zip(NAMES, ('zorb', 'quam'), marked):
-      if number % every == 0:
-        end = len(text) + len(word)
-        found.append({'start': len(text), 'end': end, 'dimension': name})
-        text += word + ' '
-    lines.append(json.dumps({'text': f'{text}{number}', 'spans': found}))
-  path.write_text('\n'.join(lines))
-  return str(path)
-
-
-def experiment_of(path, **changes):
-  head = objective_config.TokenHeadTraining(NAMES, frozen=True)
-  one = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=256, d_model=16, num_layers=1, num_heads=1, head_dim=16,
-      d_ff=16, max_length=64, window=8, dtype='float32',
-      quantization=quantization_config.none(),
-    ),
-    data=data_config.DataConfig(
-      task='spans', path=path, length=32, batch=2, held_out=0.3,
-      evaluated_rows=4, **changes,
-    ),
-    objective=objective_config.ObjectiveConfig('token_head', head),
-    optimizer=training_config.OptimizerConfig(learning_rate=0.1),
-    loop=training_config.LoopConfig(
-      steps=4, checkpoint_every=2
-    ),
-  )  # fmt: skip
-  return one
+from tests.tasks import labelled
 
 
 def test_a_run_learns_from_spans_and_refuses_other_labels(tmp_path):
   path = tmp_path / 'labelled.jsonl'
-  one = experiment_of(write(path))
+  one = labelled.experiment_of(labelled.write(path))
   state = train.train(one, tmp_path / 'run', until=2)
   assert np.abs(state.params['token_head']['w_DC']).max() > 0
   # The texts are the same, and their labels are not.
-  write(path, marked=(2, 4))
+  labelled.write(path, marked=(2, 4))
   lines = path.read_text().splitlines()
   first = json.loads(lines[0])
   first['spans'][0]['end'] -= 1
@@ -72,8 +28,8 @@ def test_a_run_learns_from_spans_and_refuses_other_labels(tmp_path):
 
 
 def test_dimensions_weigh_the_same_in_rows_and_held_out_ones(tmp_path):
-  path = write(tmp_path / 'labelled.jsonl')
-  found = registry.task_of(one := experiment_of(path)).load(one)
+  path = labelled.write(tmp_path / 'labelled.jsonl')
+  found = registry.task_of(one := labelled.experiment_of(path)).load(one)
   rows = [found.rows[n] for n in range(len(found.rows))]
   batch = packing.stack(rows)
   label_BLC, weight_BLC = (
@@ -85,7 +41,9 @@ def test_dimensions_weigh_the_same_in_rows_and_held_out_ones(tmp_path):
   np.testing.assert_allclose(part_C, 0.5, rtol=1e-5)
   within = 0
   for tokens in spans.TOKENS:
-    one = experiment_of(path, label_weights='equal', span_tokens=tokens)
+    one = labelled.experiment_of(
+      path, label_weights='equal', span_tokens=tokens
+    )
     row = registry.task_of(one).load(one).rows[0]
     weight_LC = row.extras[spans.WEIGHT][row.source >= 0]
     assert set(np.unique(weight_LC)) <= {0.0, 1.0}
@@ -105,7 +63,7 @@ def test_dimensions_weigh_the_same_in_rows_and_held_out_ones(tmp_path):
   ],
 )
 def test_settings_that_fit_no_spans_are_refused(tmp_path, change, message):
-  one = experiment_of(write(tmp_path / 'labelled.jsonl'))
+  one = labelled.experiment_of(labelled.write(tmp_path / 'labelled.jsonl'))
   for name, value in change.items():
     setattr(one.data, name, value)
   with pytest.raises((OSError, ValueError), match=message):
@@ -114,12 +72,12 @@ def test_settings_that_fit_no_spans_are_refused(tmp_path, change, message):
 
 
 def test_texts_from_which_nothing_can_be_learnt_are_refused(tmp_path):
-  path = write(tmp_path / 'few.jsonl', count=1)
+  path = labelled.write(tmp_path / 'few.jsonl', count=1)
   for held_out, message in (
     (0.0, None),
     (1e-9, 'needs at least two texts in data'),
   ):
-    one = experiment_of(path)
+    one = labelled.experiment_of(path)
     one.data.held_out = held_out
     if message is None:
       assert registry.task_of(one).load(one).evaluator is None

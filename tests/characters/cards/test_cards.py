@@ -20,6 +20,7 @@ from kaiju_jax.characters.cards import cards
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from tests.characters.cards import png
 from tests.serving import random_fields
 
 V1 = {
@@ -97,10 +98,6 @@ FIELDS_V2 = card_fields.Fields(
 )
 
 
-def _json(value):
-  return json.dumps(value).encode()
-
-
 def _v2(**data):
   return {**V2, 'data': {**V2['data'], **data}}
 
@@ -109,42 +106,11 @@ def _book(**entry):
   return _v2(character_book={'entries': [{'keys': ['a'], **entry}]})
 
 
-def _chunk(kind, data):
-  return (
-    struct.pack('>I', len(data))
-    + kind
-    + data
-    + struct.pack('>I', zlib.crc32(kind + data))
-  )
-
-
-def _header(width=1, bits=8, colour=0, compression=0, filter=0, interlace=0):
-  return _chunk(
-    b'IHDR',
-    struct.pack(
-      '>IIBBBBB', width, 1, bits, colour, compression, filter, interlace
-    ),
-  )
-
-
-HEADER = _header()
-PIXELS = _chunk(b'IDAT', zlib.compress(b'\0\0'))
-END = _chunk(b'IEND', b'')
-
-
-def _png(*chunks):
-  return b''.join((card_png.SIGNATURE, HEADER, *chunks, PIXELS, END))
-
-
-def _text(value, keyword=b'chara'):
-  return _chunk(b'tEXt', keyword + b'\0' + base64.b64encode(_json(value)))
-
-
 def _by_pillow(**texts):
   """A PNG of another maker; {keyword: (kind, card)}."""
   info = PngImagePlugin.PngInfo()
   for keyword, (kind, card) in texts.items():
-    text = base64.b64encode(_json(card)).decode()
+    text = base64.b64encode(png.encode(card)).decode()
     if kind == 'iTXt':
       info.add_itxt(keyword, text, lang='en', tkey='x', zip=False)
     elif kind == 'zipped iTXt':
@@ -158,8 +124,8 @@ def _by_pillow(**texts):
 
 
 def test_version_1():
-  assert cards.read(_json(V1)) == cards.Card(FIELDS_V1, 'v1', ())
-  assert cards.read(b'\xef\xbb\xbf' + _json(V1)).fields == FIELDS_V1
+  assert cards.read(png.encode(V1)) == cards.Card(FIELDS_V1, 'v1', ())
+  assert cards.read(b'\xef\xbb\xbf' + png.encode(V1)).fields == FIELDS_V1
 
 
 def test_a_picture_that_is_not_kept_is_noted():
@@ -171,9 +137,9 @@ def test_a_picture_that_is_not_kept_is_noted():
 
 
 def test_version_2():
-  assert cards.read(_json(V2)) == cards.Card(FIELDS_V2, 'v2', ())
+  assert cards.read(png.encode(V2)) == cards.Card(FIELDS_V2, 'v2', ())
   without = {'data': V2['data']}
-  assert cards.read(_json(without)).fields == FIELDS_V2
+  assert cards.read(png.encode(without)).fields == FIELDS_V2
 
 
 def test_version_3():
@@ -188,7 +154,7 @@ def test_version_3():
       'extensions': None,
     },
   }
-  read = cards.read(_json(card))
+  read = cards.read(png.encode(card))
   assert read.spec == 'v3'
   assert read.fields == card_fields.Fields(
     **{
@@ -220,17 +186,17 @@ def test_version_3_counts_where_a_png_has_both(order):
 
 
 def test_other_programs_leave_out_the_base64_and_append_bytes():
-  bare = _chunk(b'iTXt', b'chara\0\0\0\0\0' + _json(V1))
-  assert cards.read(_png(bare) + b'trailing').fields == FIELDS_V1
-  wrapped = base64.encodebytes(_json(V1))
-  assert cards.read(_png(_chunk(b'tEXt', b'chara\0' + wrapped))).fields
-  twice = _png(_text(V1), _text(V1))
+  bare = png.chunk(b'iTXt', b'chara\0\0\0\0\0' + png.encode(V1))
+  assert cards.read(png.png(bare) + b'trailing').fields == FIELDS_V1
+  wrapped = base64.encodebytes(png.encode(V1))
+  assert cards.read(png.png(png.chunk(b'tEXt', b'chara\0' + wrapped))).fields
+  twice = png.png(png.text(V1), png.text(V1))
   assert cards.read(twice).fields == FIELDS_V1
 
 
 def test_what_executes_or_lies_elsewhere_is_dropped_and_listed():
   read = cards.read(
-    _json(
+    png.encode(
       _v2(
         extensions={
           'regex_scripts': [{'findRegex': '/a/'}],
@@ -280,18 +246,21 @@ def test_what_executes_or_lies_elsewhere_is_dropped_and_listed():
 
 def test_signs_within_text_are_text():
   text = '[[{{,,"\\' * 8_000
-  assert cards.read(_json({**V1, 'scenario': text})).fields.scenario == text
+  data = png.encode({**V1, 'scenario': text})
+  assert cards.read(data).fields.scenario == text
 
 
 def test_notes_are_bounded():
   other = {f'x{n}': '<b>' for n in range(300)}
-  read = cards.read(_json({**V1, **other}))
+  read = cards.read(png.encode({**V1, **other}))
   assert len(read.notes) == 201
   assert read.notes[-1] == 'and more'
 
 
 DEEP = b'{"name":' + b'[' * 39 + b']' * 39 + b'}'
-BOMB = _png(_chunk(b'zTXt', b'chara\0\0' + zlib.compress(bytes(50 * 2**20), 9)))
+BOMB = png.png(
+  png.chunk(b'zTXt', b'chara\0\0' + zlib.compress(bytes(50 * 2**20), 9))
+)
 MANY = b'{"name":"a","x":[' + b'[],' * 340_000 + b'[]]}'
 QUOTES = b'{"name":"' + b'\\"' * 500_000
 LARGE = {
@@ -305,46 +274,55 @@ HOSTILE = {
   'large PNG': (card_png.SIGNATURE + bytes(8 * 2**20), 'size'),
   'JPEG': (b'\xff\xd8\xff\xe0' + bytes(99), 'signature'),
   'zip': (b'PK\x03\x04' + bytes(99), 'signature'),
-  'signature': (_png(_text(V1)).replace(b'\r\n', b'\n', 1), 'signature'),
+  'signature': (png.png(png.text(V1)).replace(b'\r\n', b'\n', 1), 'signature'),
   'signature alone': (card_png.SIGNATURE, 'truncated'),
-  'no end': (_png(_text(V1))[:-12], 'truncated'),
-  'within a head': (_png(_text(V1))[:39], 'truncated'),
-  'within a chunk': (_png(_text(V1))[:90], 'truncated'),
-  'chunk too long': (_png(struct.pack('>I', 2**31) + b'tEXt'), 'truncated'),
-  'CRC of the text': (_png(_text(V1)[:-1] + b'\0'), 'checksum'),
-  'CRC of the pixels': (_png(_text(V1)).replace(b'IDAT', b'IDAU'), 'checksum'),
-  'type': (_png(_chunk(b'te t', b'')), 'chunks'),
-  'no header': (card_png.SIGNATURE + _text(V1) + END, 'chunks'),
-  'two headers': (_png(HEADER), 'chunks'),
-  'short header': (card_png.SIGNATURE + _chunk(b'IHDR', b'') + END, 'chunks'),
-  'many chunks': (_png(*[_chunk(b'tEXt', b'')] * 10_001), 'chunks'),
-  'no pixels': (card_png.SIGNATURE + HEADER + END, 'picture'),
-  'wide': (card_png.SIGNATURE + _header(width=9000), 'picture'),
-  'odd bits': (card_png.SIGNATURE + _header(bits=3, colour=2), 'picture'),
-  'compression 1': (card_png.SIGNATURE + _header(compression=1), 'picture'),
-  'filter 1': (card_png.SIGNATURE + _header(filter=1), 'picture'),
-  'interlace 2': (card_png.SIGNATURE + _header(interlace=2), 'picture'),
-  'no card': (_png(_chunk(b'tEXt', b'comment\0a')), 'missing'),
-  'no NUL': (_png(_chunk(b'tEXt', b'chara')), 'missing'),
-  'two cards': (_png(_text(V1), _text(V2)), 'ambiguous'),
+  'no end': (png.png(png.text(V1))[:-12], 'truncated'),
+  'within a head': (png.png(png.text(V1))[:39], 'truncated'),
+  'within a chunk': (png.png(png.text(V1))[:90], 'truncated'),
+  'chunk too long': (png.png(struct.pack('>I', 2**31) + b'tEXt'), 'truncated'),
+  'CRC of the text': (png.png(png.text(V1)[:-1] + b'\0'), 'checksum'),
+  'CRC of the pixels': (
+    png.png(png.text(V1)).replace(b'IDAT', b'IDAU'),
+    'checksum',
+  ),
+  'type': (png.png(png.chunk(b'te t', b'')), 'chunks'),
+  'no header': (card_png.SIGNATURE + png.text(V1) + png.END, 'chunks'),
+  'two headers': (png.png(png.HEADER), 'chunks'),
+  'short header': (
+    card_png.SIGNATURE + png.chunk(b'IHDR', b'') + png.END,
+    'chunks',
+  ),
+  'many chunks': (png.png(*[png.chunk(b'tEXt', b'')] * 10_001), 'chunks'),
+  'no pixels': (card_png.SIGNATURE + png.HEADER + png.END, 'picture'),
+  'wide': (card_png.SIGNATURE + png.header(width=9000), 'picture'),
+  'odd bits': (card_png.SIGNATURE + png.header(bits=3, colour=2), 'picture'),
+  'compression 1': (card_png.SIGNATURE + png.header(compression=1), 'picture'),
+  'filter 1': (card_png.SIGNATURE + png.header(filter=1), 'picture'),
+  'interlace 2': (card_png.SIGNATURE + png.header(interlace=2), 'picture'),
+  'no card': (png.png(png.chunk(b'tEXt', b'comment\0a')), 'missing'),
+  'no NUL': (png.png(png.chunk(b'tEXt', b'chara')), 'missing'),
+  'two cards': (png.png(png.text(V1), png.text(V2)), 'ambiguous'),
   'bomb': (BOMB, 'inflated'),
   'bomb in iTXt': (
-    _png(
-      _chunk(b'iTXt', b'ccv3\0\1\0\0\0' + zlib.compress(bytes(9 * 2**20), 9))
+    png.png(
+      png.chunk(b'iTXt', b'ccv3\0\1\0\0\0' + zlib.compress(bytes(9 * 2**20), 9))
     ),
     'inflated',
   ),
-  'not zlib': (_png(_chunk(b'zTXt', b'chara\0\0xxxx')), 'inflated'),
+  'not zlib': (png.png(png.chunk(b'zTXt', b'chara\0\0xxxx')), 'inflated'),
   'half zlib': (
-    _png(_chunk(b'zTXt', b'chara\0\0' + zlib.compress(b'{' * 99)[:-6])),
+    png.png(png.chunk(b'zTXt', b'chara\0\0' + zlib.compress(b'{' * 99)[:-6])),
     'truncated',
   ),
-  'compression': (_png(_chunk(b'zTXt', b'chara\0\1')), 'chunks'),
-  'malformed iTXt': (_png(_chunk(b'iTXt', b'chara\0\0\0en')), 'chunks'),
-  'long text': (_png(_chunk(b'tEXt', b'chara\0' + b'A' * 1_200_000)), 'size'),
-  'not base64': (_png(_chunk(b'tEXt', b'chara\0a-b_')), 'base64'),
+  'compression': (png.png(png.chunk(b'zTXt', b'chara\0\1')), 'chunks'),
+  'malformed iTXt': (png.png(png.chunk(b'iTXt', b'chara\0\0\0en')), 'chunks'),
+  'long text': (
+    png.png(png.chunk(b'tEXt', b'chara\0' + b'A' * 1_200_000)),
+    'size',
+  ),
+  'not base64': (png.png(png.chunk(b'tEXt', b'chara\0a-b_')), 'base64'),
   'base64 with other signs': (
-    _png(_chunk(b'tEXt', b'chara\0!' + base64.b64encode(_json(V1)))),
+    png.png(png.chunk(b'tEXt', b'chara\0!' + base64.b64encode(png.encode(V1)))),
     'base64',
   ),
   'not UTF-8': (b'{"name":"\xff"}', 'encoding'),
@@ -362,14 +340,14 @@ HOSTILE = {
   'key twice': (b'{"name":"a","x":{"y":1,"z":2,"y":1}}', 'duplicate'),
   'a list': (b'[1]', 'type'),
   'a number': (b'3', 'type'),
-  'nameless': (_json({**V1, 'name': ''}), 'nameless'),
-  'blank name': (_json({**V1, 'name': ' \n\u2028 '}), 'nameless'),
+  'nameless': (png.encode({**V1, 'name': ''}), 'nameless'),
+  'blank name': (png.encode({**V1, 'name': ' \n\u2028 '}), 'nameless'),
   'without a name': (b'{}', 'nameless'),
   'other JSON': (b'{"a": 1}', 'nameless'),
-  'name of another type': (_json({**V1, 'name': [['a']]}), 'type'),
-  'long': (_json({**V1, 'description': 'x' * 70_000}), 'limit'),
+  'name of another type': (png.encode({**V1, 'name': [['a']]}), 'type'),
+  'long': (png.encode({**V1, 'description': 'x' * 70_000}), 'limit'),
   'many entries': (
-    _json(_v2(character_book={'entries': [{}] * 501})),
+    png.encode(_v2(character_book={'entries': [{}] * 501})),
     'entries',
   ),
 }
@@ -389,17 +367,19 @@ def test_a_hostile_card_is_refused_by_its_fault(name):
 
 # As large as cards can be, in what Python takes most room for.
 LARGEST = {
-  'texts': _json(LARGE)[: 2**20],
+  'texts': png.encode(LARGE)[: 2**20],
   'dragons': json.dumps(LARGE, ensure_ascii=False).encode(),
   # One character of four bytes makes all characters take four.
   'one dragon': '{"name":"a","x":"🐉'.encode() + b'x' * 1_048_000 + b'"}',
   'values': b'{"name":"a","x":[' + b'{},' * 11_900 + b'{}]}',
-  'keys': _json({'name': 'a', **{f'x{n}': '' for n in range(23_900)}}),
-  'notes': _json({'name': 'a', **{f'x{n}': 1 for n in range(23_900)}}),
+  'keys': png.encode({'name': 'a', **{f'x{n}': '' for n in range(23_900)}}),
+  'notes': png.encode({'name': 'a', **{f'x{n}': 1 for n in range(23_900)}}),
   'numbers': b'{"name":"a","x":[' + b'1.5e3,' * 23_900 + b'1]}',
-  'lore': _json(_v2(character_book={'entries': [{'keys': ['a'] * 45}] * 500})),
-  'PNG': _png(
-    _text(LARGE | {'x': 'x' * 20_000}), _chunk(b'teSt', bytes(7_200_000))
+  'lore': png.encode(
+    _v2(character_book={'entries': [{'keys': ['a'] * 45}] * 500})
+  ),
+  'PNG': png.png(
+    png.text(LARGE | {'x': 'x' * 20_000}), png.chunk(b'teSt', bytes(7_200_000))
   ),
 }
 
@@ -441,7 +421,12 @@ def _read(data):
 def test_mutated_cards_are_read_or_refused():
   rng = random.Random(0)
   seeds = [
-    *(_json(V1), _json(V2), _png(_text(V2)), cards.to_png(FIELDS_V2)),
+    *(
+      png.encode(V1),
+      png.encode(V2),
+      png.png(png.text(V2)),
+      cards.to_png(FIELDS_V2),
+    ),
     *(_by_pillow(chara=(kind, V2)) for kind in ('zTXt', 'zipped iTXt')),
   ]
   tokens = [b'"', b'{', b']', b',', b'null', b'1e9', b'\\u', b'\0', b'\xff']
@@ -530,7 +515,7 @@ def test_another_program_reads_what_is_exported():
 def test_an_exported_picture_keeps_its_pixels_and_nothing_else():
   given = _by_pillow(chara=('tEXt', V1), secret=('zTXt', V1))
   at = given.index(b'IDAT') - 4
-  given = given[:at] + _chunk(b'eXIf', b'where it was taken') + given[at:]
+  given = given[:at] + png.chunk(b'eXIf', b'where it was taken') + given[at:]
   made = cards.to_png(FIELDS_V2, given)
   pictures = [Image.open(io.BytesIO(one)) for one in (given, made)]
   assert np.array_equal(*map(np.asarray, pictures))

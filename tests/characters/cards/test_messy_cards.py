@@ -9,7 +9,7 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_png
 from kaiju_jax.characters.cards import cards
-from tests.characters.cards import test_cards
+from tests.characters.cards import png
 
 ENTRY = {
   'keys': ['tea'],
@@ -306,14 +306,14 @@ def test_what_stands_around_the_data_fills_it():
 
 
 def test_the_older_text_of_a_png_is_read_where_the_newer_one_is_broken():
-  broken = test_cards._chunk(b'tEXt', b'ccv3\0bm90IGpzb24=')
-  png = test_cards._png(broken, test_cards._text(CARD))
-  read = cards.read(png)
+  broken = png.chunk(b'tEXt', b'ccv3\0bm90IGpzb24=')
+  picture = png.png(broken, png.text(CARD))
+  read = cards.read(picture)
   assert read.fields.name == 'Ada'
   assert any("'ccv3'" in note for note in read.notes)
   with pytest.raises(cards.CardError):
-    cards.read(test_cards._png(broken))
-  assert card_png.texts(png, ('ccv3', 'chara')).keys() == {'ccv3', 'chara'}
+    cards.read(png.png(broken))
+  assert card_png.texts(picture, ('ccv3', 'chara')).keys() == {'ccv3', 'chara'}
 
 
 # What SillyTavern writes for an entry that uses none of its options.
