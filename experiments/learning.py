@@ -62,7 +62,9 @@ def _show() -> None:
   drawn = figures.figure(9, 5)
   learning.draw(drawn, runs, name, threshold, figures.style)
   figures.save(drawn, page)
-  report.show([learning.table(runs, name, threshold)], [page])
+  made = report.Report()
+  made.add(learning.table(runs, name, threshold))
+  made.show([page])
 
 
 def _threshold(runs) -> float:

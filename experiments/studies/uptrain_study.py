@@ -118,9 +118,8 @@ def reader(
   """
   data, model = experiment.data, transformer.Transformer(experiment.model)
   _, unseen = text.load(data, tokenizer.load(data.tokenizer))
-  scores = held_out.evaluator(
-    model, unseen, data.length, data.batch, data.evaluated_rows
-  )
+  sizes = data.length, data.batch, data.evaluated_rows
+  scores = held_out.evaluator(model, {'': unseen}, [1.0], *sizes)
   if not reach:
     return lambda params: Reading(scores(params)['loss'])
   predict = answers.predictor(model)

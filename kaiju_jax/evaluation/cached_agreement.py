@@ -20,7 +20,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.evaluation import cached_answers
-from kaiju_jax.model import attention
+from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
@@ -93,41 +93,23 @@ def compare(
   return Agreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes)
 
 
-def _causal(tokens_BL: np.ndarray) -> visibility_lib.Visibility:
-  rows, length = tokens_BL.shape
-  return visibility_lib.concatenate([visibility_lib.causal(length)] * rows)
-
-
 def _whole(params, config, tokens_BL, replica) -> np.ndarray:
   """Returns the logits of training's forward pass."""
   model = transformer.Transformer(config)
   variables = {'params': params, **ternary_plan.collections(replica)}
-  return np.asarray(
-    jax.jit(model.apply)(variables, tokens_BL, _causal(tokens_BL))
+  rows, length = tokens_BL.shape
+  visibility = visibility_lib.concatenate(
+    [visibility_lib.causal(length)] * rows
   )
+  return np.asarray(jax.jit(model.apply)(variables, tokens_BL, visibility))
 
 
 def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
   """Returns the forward pass's codes (k, v) [B, L, K] of each owning layer."""
 
   def made(params, tokens_BL):
-    _, kept = decoder.network.model.apply(
-      {'params': params},
-      tokens_BL,
-      _causal(tokens_BL),
-      method='hidden',
-      capture_intermediates=lambda module, _: isinstance(
-        module, attention.Attention
-      ),
-      mutable=['intermediates'],
-    )
-    layers = kept['intermediates']['blocks']
-    result = {}
-    for pool in decoder.network.pools.values():
-      for owner in pool.owners:
-        [(_, (k, v))] = layers[f'layer_{owner}']['attention']['__call__']
-        result[owner] = k.codes, v.codes
-    return result
+    _, stored = reader.run(decoder, params, tokens_BL)
+    return {owner: (k.codes, v.codes) for owner, (k, v) in stored.items()}
 
   return jax.device_get(jax.jit(made)(decoder.params, tokens_BL))
 

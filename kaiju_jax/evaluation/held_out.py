@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import math
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from kaiju_jax.data import loader
 from kaiju_jax.data import packing
 from kaiju_jax.data import text
 from kaiju_jax.evaluation import on_devices
-from kaiju_jax.evaluation import perplexity
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
 from kaiju_jax.sharding import collectives
@@ -27,7 +27,7 @@ from kaiju_jax.wire import ternary_plan
 _ORDER = 0
 
 
-class _Some:
+class _FirstRows:
   """The first `count` rows of a source."""
 
   def __init__(self, source: text.Rows, count: int):
@@ -40,14 +40,30 @@ class _Some:
   def __getitem__(self, index: int) -> packing.Row:
     return self._source[index]
 
-  def byte_count(self) -> int:
-    """Returns the bytes of text of the rows' tokens that carry loss."""
-    return sum(map(self._source.byte_count, range(self._count)))
+  def bytes_per_token(self) -> float:
+    """Returns the mean bytes of the rows' tokens that carry loss."""
+    sizes = map(self._source.byte_count, range(self._count))
+    return sum(sizes) / sum(float(row.weight.sum()) for row in self)
+
+  def __iter__(self):
+    return map(self.__getitem__, range(self._count))
+
+
+def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
+  """Returns a loss in bits per byte, so that models of any tokenizer compare.
+
+  Args:
+    nats_per_token: mean cross-entropy of the tokens that carry loss.
+    bytes_per_token: mean bytes of UTF-8 of the same tokens. BOS and the first
+      token of a piece carry no loss and count for no bytes.
+  """
+  return nats_per_token / math.log(2) / bytes_per_token
 
 
 def evaluator(
   model: transformer.Transformer,
-  corpus: text.Corpus,
+  corpora: Mapping[str, text.Corpus],
+  shares: Sequence[float],
   length: int,
   batch: int,
   rows: int,
@@ -58,64 +74,27 @@ def evaluator(
 
   The readings are `loss` (nats per token), `bits_per_byte`, and two root mean
   squares over layers, heads and the tokens that carry loss: `rms_lse`, of the
-  attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. Where
-  updates are ternary, the model reads the training state's replica, as training
-  does.
+  attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. They are
+  those of the mix of the corpora by `shares`; a corpus with a name has
+  `loss/NAME` and `bits_per_byte/NAME` as well. Where updates are ternary, the
+  model reads the training state's replica, as training does.
 
   Args:
     model: the transformer.
-    corpus: held-out documents, measured.
+    corpora: {name: held-out documents, measured}; '' names none.
+    shares: the corpora's shares of the mix's tokens, which sum to 1.
     length: L of the rows.
     batch: B.
-    rows: how many rows are read, drawn once from the whole corpus.
+    rows: how many rows of each corpus are read, drawn once from all of it.
     mesh: where the parameters are stored; by default the first device.
     chunk: tokens whose logits are held at a time; 0 for all of a batch.
   """
   reader = _Reader(model, mesh or mesh_lib.single(), chunk)
-  source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
-  bytes_per_token = _bytes_per_token(source)
-
-  def evaluate(
-    params: Any, replica: ternary.State | None = None
-  ) -> dict[str, float]:
-    means = reader.read(params, replica, loader.epoch(source, batch))
-    return _readings(means, bytes_per_token)
-
-  return evaluate
-
-
-def sources_evaluator(
-  model: transformer.Transformer,
-  corpora: Mapping[str, text.Corpus],
-  shares: Sequence[float],
-  length: int,
-  batch: int,
-  rows: int,
-  mesh: jax.sharding.Mesh | None = None,
-  chunk: int = 0,
-) -> Callable[..., dict[str, float]]:
-  """Returns an `evaluator` of several sources, each of them read.
-
-  Each source has the readings `loss/NAME` and `bits_per_byte/NAME`. The whole
-  mix has `loss` and `bits_per_byte`, as if its tokens were mixed by `shares`.
-  So are the two root mean squares.
-
-  Args:
-    model: the transformer.
-    corpora: {name: held-out documents, measured}.
-    shares: the sources' shares of the mix's tokens, which sum to 1.
-    length: L of the rows.
-    batch: B.
-    rows: how many rows of each source are read.
-    mesh: as for `evaluator`.
-    chunk: as for `evaluator`.
-  """
-  reader = _Reader(model, mesh or mesh_lib.single(), chunk)
   sources = {
-    name: _Some(text.Rows(corpus, length, seed=_ORDER), rows)
+    name: _FirstRows(text.Rows(corpus, length, seed=_ORDER), rows)
     for name, corpus in corpora.items()
   }
-  bytes_per_token = {name: _bytes_per_token(s) for name, s in sources.items()}
+  sizes = {name: one.bytes_per_token() for name, one in sources.items()}
 
   def evaluate(
     params: Any, replica: ternary.State | None = None
@@ -128,30 +107,18 @@ def sources_evaluator(
       reading: float(np.dot(shares, [own[reading] for own in means.values()]))
       for reading in next(iter(means.values()))
     }
-    size = float(np.dot(shares, list(bytes_per_token.values())))
-    found = _readings(mixed, size)
+    size = float(np.dot(shares, list(sizes.values())))
+    found = {name: float(np.sqrt(x)) for name, x in mixed.items()}
+    found['loss'] = mixed['loss']
+    found['bits_per_byte'] = bits_per_byte(mixed['loss'], size)
     for name, own in means.items():
-      readings = _readings(own, bytes_per_token[name])
-      for reading in 'loss', 'bits_per_byte':
-        found[f'{reading}/{name}'] = readings[reading]
+      if name:
+        found[f'loss/{name}'] = own['loss']
+        bits = bits_per_byte(own['loss'], sizes[name])
+        found[f'bits_per_byte/{name}'] = bits
     return found
 
   return evaluate
-
-
-def _bytes_per_token(source: _Some) -> float:
-  """Returns the mean bytes of the rows' tokens that carry loss."""
-  tokens = sum(float(source[n].weight.sum()) for n in range(len(source)))
-  return source.byte_count() / tokens
-
-
-def _readings(
-  means: Mapping[str, float], bytes_per_token: float
-) -> dict[str, float]:
-  """Returns the readings of a text's means."""
-  bits = perplexity.bits_per_byte(means['loss'], bytes_per_token)
-  roots = {x: float(np.sqrt(y)) for x, y in means.items() if x != 'loss'}
-  return {'loss': means['loss'], 'bits_per_byte': bits, **roots}
 
 
 class _Reader:

@@ -51,25 +51,18 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
     config: that model's config.
     seed: the seed of μ, U and R.
 
-  Raises ValueError: the circuit does not fit the model's shape.
+  Raises:
+    ValueError: the circuit does not fit the model's shape.
   """
-  _check(config)
   rng = np.random.default_rng(seed)
-  mean_D = _direction(rng, config.d_model)
+  mean_D = _check_and_draw(config, rng)
   u_DK = _orthonormal(rng, config.d_model, config.head_dim)
   turn_DD = _orthonormal(rng, config.d_model, config.d_model)
 
-  def rewritten(path, parameter):
-    name = path[-1].key
-    if name == 'embedding_DV':
-      return parameter + jnp.asarray(mean_D, parameter.dtype)[:, None]
-    if name not in _PROJECTIONS:
-      return parameter
-    base = _rotary_base(config, path)
-    query_K, key_K = _previous_token(config, base)
+  def rewritten(name, parameter, query_DK, key_DK):
     new = {
-      'w_q_DHK': lambda: _heads(np.outer(mean_D, query_K), u_DK, config),
-      'w_k_DK': lambda: turn_DD @ u_DK + np.outer(mean_D, key_K),
+      'w_q_DHK': lambda: _heads(query_DK, u_DK, config),
+      'w_k_DK': lambda: turn_DD @ u_DK + key_DK,
       'w_v_DK': lambda: u_DK,
       'w_o_DHK': lambda: _OUTPUT * _heads(turn_DD @ u_DK, u_DK, config),
     }[name]()
@@ -77,7 +70,7 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
       jnp.asarray(new, parameter.dtype)[None], parameter.shape
     )
 
-  return jax.tree_util.tree_map_with_path(rewritten, params)
+  return _rewrite(params, config, mean_D, rewritten)
 
 
 def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
@@ -91,26 +84,42 @@ def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
   Raises:
     ValueError: the suggestion does not fit the model's shape.
   """
-  _check(config)
-  mean_D = _direction(np.random.default_rng(seed), config.d_model)
+  mean_D = _check_and_draw(config, np.random.default_rng(seed))
 
-  def rewritten(path, parameter):
+  def rewritten(name, parameter, query_DK, key_DK):
+    # Parameters have the block's repeats as their first dimension.
+    if name == 'w_k_DK':
+      return parameter + jnp.asarray(key_DK[None], 'float32')
+    if name == 'w_q_DHK':
+      query_DK = jnp.asarray(query_DK[None], 'float32')
+      return parameter.at[:, :, 0, :].set(query_DK)
+    return parameter
+
+  return _rewrite(params, config, mean_D, rewritten)
+
+
+def _rewrite(params, config, mean_D, rewritten):
+  """Adds μ to the embeddings and rewrites the attention's projections.
+
+  `rewritten` takes a projection's name, its values, and head 0's query and key
+  of its layer.
+  """
+
+  def apply(path, parameter):
     name = path[-1].key
     if name == 'embedding_DV':
       return parameter + jnp.asarray(mean_D, parameter.dtype)[:, None]
-    if name not in ('w_q_DHK', 'w_k_DK'):
+    if name not in _PROJECTIONS:
       return parameter
-    # Parameters have the block's repeats as their first dimension.
     query_K, key_K = _previous_token(config, _rotary_base(config, path))
-    if name == 'w_k_DK':
-      return parameter + jnp.asarray(np.outer(mean_D, key_K)[None], 'float32')
-    query_DK = jnp.asarray(np.outer(mean_D, query_K)[None], 'float32')
-    return parameter.at[:, :, 0, :].set(query_DK)
+    both = np.outer(mean_D, query_K), np.outer(mean_D, key_K)
+    return rewritten(name, parameter, *both)
 
-  return jax.tree_util.tree_map_with_path(rewritten, params)
+  return jax.tree_util.tree_map_with_path(apply, params)
 
 
-def _check(config: model_config.ModelConfig) -> None:
+def _check_and_draw(config, rng: np.random.Generator) -> np.ndarray:
+  """Returns μ, a unit vector, for a model that the circuit fits."""
   if config.num_heads < 2:
     raise ValueError(
       f"model.num_heads={config.num_heads}: init='induction' needs two heads,"
@@ -131,6 +140,8 @@ def _check(config: model_config.ModelConfig) -> None:
       "model.tied_embedding=False: init='induction' needs True, because the"
       ' embedding reads out what the content heads copy.'
     )
+  mean_D = rng.standard_normal(config.d_model)
+  return mean_D / np.linalg.norm(mean_D)
 
 
 def _rotary_base(config: model_config.ModelConfig, path) -> float:
@@ -167,12 +178,6 @@ def _heads(first_DK, others_DK, config: model_config.ModelConfig):
   """Returns [D, H, K]: head 0, then the same weights for each other head."""
   others = [others_DK] * (config.num_heads - 1)
   return np.stack([first_DK, *others], axis=1)
-
-
-def _direction(rng: np.random.Generator, size: int) -> np.ndarray:
-  """Returns a unit vector, drawn uniformly."""
-  mean_D = rng.standard_normal(size)
-  return mean_D / np.linalg.norm(mean_D)
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int):

@@ -15,9 +15,8 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-import rich.table
-
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
@@ -101,36 +100,33 @@ def tokens_to(run: Run, name: str, threshold: float) -> float | None:
   return learnt
 
 
-def table(runs: Sequence[Run], name: str, threshold: float) -> rich.table.Table:
+def table(runs: Sequence[Run], name: str, threshold: float) -> report.Table:
   """Returns a row per arm: tokens to the threshold, and the last readings."""
-  side = 'below' if falls(name) else 'above'
-  found = rich.table.Table(title=f'{name} of {threshold:g} and {side}')
-  for header in (
-    'arm',
-    'layout',
-    'matmul, KV, QK',
-    'learnt',
-    'tokens to it, thousands',
-    'last reading',
-    'tokens, thousands',
-  ):
-    found.add_column(header)
+  rows = []
   for arm in dict.fromkeys(run.arm for run in runs):
     ours = [run for run in runs if run.arm == arm]
     reached = [tokens_to(run, name, threshold) for run in ours]
     lasts = [(run.readings(name) or [(0, float('nan'))])[-1] for run in ours]
     model = ours[0].experiment.model
     quantization = model.quantization
-    found.add_row(
-      arm,
-      layers_lib.draw(model.layers()),
-      ' '.join((quantization.matmul, quantization.kv, quantization.qk)),
-      f'{sum(one is not None for one in reached)} of {len(ours)}',
-      ' '.join('–' if one is None else _thousands(one) for one in reached),
-      ' '.join(f'{value:.3f}' for _, value in lasts),
-      ' '.join(_thousands(tokens) for tokens, _ in lasts),
+    rows.append(
+      (
+        arm,
+        layers_lib.draw(model.layers()),
+        ' '.join((quantization.matmul, quantization.kv, quantization.qk)),
+        f'{sum(one is not None for one in reached)} of {len(ours)}',
+        ' '.join('–' if one is None else _thousands(one) for one in reached),
+        ' '.join(f'{value:.3f}' for _, value in lasts),
+        ' '.join(_thousands(tokens) for tokens, _ in lasts),
+      )
     )
-  return found
+  side = 'below' if falls(name) else 'above'
+  columns = (
+    *('arm', 'layout', 'matmul, KV, QK', 'learnt'),
+    *('tokens to it, thousands', 'last reading', 'tokens, thousands'),
+  )
+  title = f'{name} of {threshold:g} and {side}'
+  return report.Table(rows, columns, title, left=len(columns))
 
 
 def _thousands(tokens: float) -> str:

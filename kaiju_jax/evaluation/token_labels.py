@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import scipy.special
+from scipy import special
+from scipy import stats
 
 from kaiju_jax.data import loader
 from kaiju_jax.data import spans
@@ -150,7 +151,7 @@ def _calibration_error(
 ) -> float:
   """Returns the expected calibration error; see the module."""
   shift = np.log(weight_S[label_S].mean() / weight_S[~label_S].mean())
-  p_S = scipy.special.expit(score_S.astype(np.float64) - shift)
+  p_S = special.expit(score_S.astype(np.float64) - shift)
   bin_S = np.minimum((p_S * _BINS).astype(int), _BINS - 1)
   excess_S = np.bincount(bin_S, p_S - label_S, minlength=_BINS)
   return float(np.abs(excess_S).sum() / len(p_S))
@@ -169,11 +170,8 @@ def auroc(score_S: np.ndarray, label_S: np.ndarray) -> float:
     )
   if np.isnan(score_S).any():
     raise ValueError('a score is NaN, which has no rank.')
-  _, place_S, count = np.unique(
-    score_S, return_inverse=True, return_counts=True
-  )
-  rank = np.cumsum(count) - (count - 1) / 2
-  above = rank[place_S][label_S].sum() - labelled * (labelled + 1) / 2
+  ranks_S = stats.rankdata(score_S)
+  above = ranks_S[label_S].sum() - labelled * (labelled + 1) / 2
   return float(above / (labelled * (total - labelled)))
 
 

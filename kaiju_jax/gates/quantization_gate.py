@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation import perplexity
+from kaiju_jax.evaluation import held_out
 from kaiju_jax.evaluation.gate import codes
 from kaiju_jax.evaluation.gate import divergence
 from kaiju_jax.evaluation.gate import reader
@@ -415,6 +415,4 @@ def _bits(
     np.concatenate([getattr(x, f'{name}_loss_L') for x in differences]).mean()
     for name in Bits._fields
   )
-  return Bits(
-    *(perplexity.bits_per_byte(float(x), size / count) for x in losses)
-  )
+  return Bits(*(held_out.bits_per_byte(float(x), size / count) for x in losses))

@@ -168,13 +168,11 @@ def _load_text(experiment: experiment_lib.Experiment) -> TaskData:
 
     arguments = data.length, data.batch, data.evaluated_rows, mesh
     arguments += (experiment.objective.chunk,)
+    corpora, shares = {'': found[0].unseen}, [1.0]
     if found[0].is_mixed:
       corpora = {one.config.name: one.unseen for one in found}
-      scores = held_out.sources_evaluator(
-        model, corpora, rows.shares, *arguments
-      )
-    else:
-      scores = held_out.evaluator(model, found[0].unseen, *arguments)
+      shares = rows.shares
+    scores = held_out.evaluator(model, corpora, shares, *arguments)
     return lambda state: scores(state.params, state.replica)
 
   return TaskData(rows, evaluator, described)

@@ -56,6 +56,17 @@ def uniform():
   return model, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
+def read(model, corpus, batch, rows):
+  return held_out.evaluator(model, {'': corpus}, [1.0], 16, batch, rows)
+
+
+def test_bits_per_byte_of_known_models():
+  # A uniform model over 256 bytes needs 8 bits for each.
+  assert held_out.bits_per_byte(math.log(256), 1) == pytest.approx(8)
+  # One over 2¹⁶ tokens of four bytes each needs 16 bits for four bytes.
+  assert held_out.bits_per_byte(math.log(2**16), 4) == pytest.approx(4)
+
+
 def test_bits_per_byte_of_some_rows_count_the_bytes_of_these(words, uniform):
   model, params = uniform
   texts = ' a' * 15, ' sesquipedalian' * 15
@@ -66,8 +77,7 @@ def test_bits_per_byte_of_some_rows_count_the_bytes_of_these(words, uniform):
   # Rows of 16 hold a document each, BOS and 15 words of 2 or of 15 bytes; one
   # row is read, or both.
   got = [
-    held_out.evaluator(model, corpus, 16, 1, rows)(params)['bits_per_byte']
-    for rows in (1, 2)
+    read(model, corpus, 1, rows)(params)['bits_per_byte'] for rows in (1, 2)
   ]
   assert any(got[0] == pytest.approx(3 / size) for size in (2, 15))
   assert got[1] == pytest.approx(3 * 30 / (15 * 2 + 15 * 15))
@@ -82,8 +92,8 @@ def test_the_mix_is_its_sources_by_their_shares(words, uniform):
     )
     for name, text in (('a', ' a' * 30), ('s', ' sesquipedalian' * 30))
   }
-  alone = held_out.evaluator(model, corpora['a'], 16, 1, 2)(params)
-  evaluate = held_out.sources_evaluator(model, corpora, [0.25, 0.75], 16, 1, 2)
+  alone = read(model, corpora['a'], 1, 2)(params)
+  evaluate = held_out.evaluator(model, corpora, [0.25, 0.75], 16, 1, 2)
   found = evaluate(params)
   for reading in 'loss', 'bits_per_byte':
     assert found[f'{reading}/a'] == alone[reading]
@@ -93,7 +103,7 @@ def test_the_mix_is_its_sources_by_their_shares(words, uniform):
   # A token has 2 bytes in one source, and 15 in the other.
   bits = loss / math.log(2) / (0.25 * 2 + 0.75 * 15)
   assert found['bits_per_byte'] == pytest.approx(bits)
-  other = held_out.evaluator(model, corpora['s'], 16, 1, 2)(params)
+  other = read(model, corpora['s'], 1, 2)(params)
   for reading in 'rms_lse', 'rms_mean_logit':
     square = 0.25 * alone[reading] ** 2 + 0.75 * other[reading] ** 2
     assert found[reading] ** 2 == pytest.approx(square)
@@ -126,7 +136,7 @@ def test_sizes_of_logits_do_not_depend_on_the_batch(words, uniform):
     weights.append(batch.weight_BL[0])
   wanted = math.sqrt(np.average(squares, weights=weights))
   for size in 1, 2, 3, 5:
-    found = held_out.evaluator(model, corpus, 16, size, 3)(params)
+    found = read(model, corpus, size, 3)(params)
     assert found['rms_lse'] == pytest.approx(wanted, rel=1e-5), size
     assert found['rms_mean_logit'] > 0
 
@@ -138,6 +148,6 @@ def test_a_byte_is_a_token_of_one_byte(uniform):
     tokenizer_lib.Bytes(),
     measured=True,
   )
-  got = held_out.evaluator(model, corpus, 16, 2, 3)(params)
+  got = read(model, corpus, 2, 3)(params)
   assert got['bits_per_byte'] == got['loss'] / math.log(2)
   assert got['bits_per_byte'] == pytest.approx(3)

@@ -45,7 +45,7 @@ class Reader:
     # The same shape for texts of about the same length, within the positions.
     rounded = -(-length // PART) * PART
     self._length = min(rounded, decoder.config.max_length)
-    self._run = jax.jit(functools.partial(_run, decoder, self._length))
+    self._run = jax.jit(functools.partial(run, decoder))
 
   def read(self, tokens_L: np.ndarray) -> Reading:
     """Returns a text's logits, keys and values.
@@ -67,11 +67,23 @@ class Reader:
     return Reading(logits(), stored)
 
 
-def _run(decoder: decoder_lib.Decoder, length: int, params, tokens_1L):
-  hidden_1LD, kept = decoder.network.model.apply(
+def run(decoder: decoder_lib.Decoder, params: Any, tokens_BL: Any):
+  """Returns the forward pass's hidden states, and the keys and values it made.
+
+  Args:
+    decoder: the model.
+    params: `decoder.params`, an argument so that a jitted call does not copy
+      them.
+    tokens_BL: int32.
+
+  Returns:
+    hidden_BLD, and {layer that owns keys and values: (k, v) [B, L, K]}.
+  """
+  B, L = tokens_BL.shape
+  hidden_BLD, kept = decoder.network.model.apply(
     {'params': params},
-    tokens_1L,
-    visibility_lib.causal(length),
+    tokens_BL,
+    visibility_lib.concatenate([visibility_lib.causal(L)] * B),
     method='hidden',
     capture_intermediates=lambda module, _: isinstance(
       module, attention.Attention
@@ -83,4 +95,4 @@ def _run(decoder: decoder_lib.Decoder, length: int, params, tokens_1L):
     for owner in pool.owners:
       [(_, kv)] = layers[f'layer_{owner}']['attention']['__call__']
       stored[owner] = tuple(kv)
-  return hidden_1LD, stored
+  return hidden_BLD, stored

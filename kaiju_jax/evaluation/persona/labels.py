@@ -13,6 +13,7 @@ so that old ratings say nothing about today's.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import datetime
 import pathlib
 from typing import Any
@@ -20,8 +21,7 @@ from typing import NamedTuple
 
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.storage import files
-
-_FIELDS = {'conversation', 'replies', 'scores', 'date'}
+from kaiju_jax.storage import strict
 
 
 class Label(NamedTuple):
@@ -62,37 +62,41 @@ def load(
   return tuple(files.parse_json_lines(path, parse))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+  speech: int
+  backstory: int
+  goal: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+  """A line of the file."""
+
+  conversation: str
+  replies: tuple[str, ...]
+  scores: _Scores
+  date: str
+
+
 def _parse(data: Any, known: Mapping[str, golden.GoldenConversation]) -> Label:
-  if not isinstance(data, dict):
-    raise ValueError(f'{data!r}: must be an object.')
-  if wrong := sorted(data.keys() ^ _FIELDS):
+  line = strict.parse(_Line, data)
+  if line.conversation not in known:
     raise ValueError(
-      f'{wrong[0]}: the fields must be {", ".join(sorted(_FIELDS))}.'
+      f'conversation={line.conversation!r}: no golden conversation has this id.'
     )
-  name, replies, scores = data['conversation'], data['replies'], data['scores']
-  if not isinstance(name, str) or name not in known:
-    raise ValueError(
-      f'conversation={name!r}: no golden conversation has this id.'
-    )
-  if (
-    not isinstance(replies, list)
-    or len(replies) != golden.TURNS
-    or not all(isinstance(one, str) for one in replies)
-  ):
+  if len(line.replies) != golden.TURNS:
     raise ValueError(f'replies: must be a list of {golden.TURNS} strings.')
-  if not isinstance(scores, dict) or scores.keys() != set(golden.PROPERTIES):
-    raise ValueError(
-      f'scores={scores!r}: must hold {", ".join(golden.PROPERTIES)}.'
-    )
-  for property, value in scores.items():
-    if type(value) is not int or not 1 <= value <= 5:
+  scores = dataclasses.asdict(line.scores)
+  for name, value in scores.items():
+    if not 1 <= value <= 5:
       raise ValueError(
-        f'scores.{property}={value!r}: must be a whole number from 1 to 5.'
+        f'scores.{name}={value!r}: must be a whole number from 1 to 5.'
       )
   try:
-    date = datetime.date.fromisoformat(data['date'])
-  except (TypeError, ValueError):
+    date = datetime.date.fromisoformat(line.date)
+  except ValueError:
     raise ValueError(
-      f'date={data["date"]!r}: must be a day, such as "2026-11-01".'
+      f'date={line.date!r}: must be a day, such as "2026-11-01".'
     ) from None
-  return Label(known[name], tuple(replies), scores, date)
+  return Label(known[line.conversation], line.replies, scores, date)

@@ -370,13 +370,13 @@ def test_labels_are_read(tmp_path):
   [
     ({'conversation': 'nobody'}, "conversation='nobody': no golden"),
     ({'replies': ['x'] * 7}, 'replies: must be a list of 8'),
-    ({'replies': [None] * 8}, 'replies: must be a list of 8'),
-    ({'scores': {'speech': 1}}, 'scores=.*must hold'),
+    ({'replies': [None] * 8}, r'replies\[0\]=None: must be str'),
+    ({'scores': {'speech': 1}}, r'scores\.backstory, scores\.goal: missing'),
     ({'scores': {**GOOD['scores'], 'goal': 6}}, r'scores\.goal=6'),
     ({'scores': {**GOOD['scores'], 'goal': True}}, r'scores\.goal=True'),
     ({'date': 'today'}, "date='today'"),
     ({'date': 20261101}, 'date=20261101'),
-    ({'rater': 'me'}, 'rater: the fields must be'),
+    ({'rater': 'me'}, 'rater: no such field'),
   ],
 )
 def test_wrong_labels_are_refused_by_line(tmp_path, change, message):
