@@ -2,11 +2,10 @@
 
 import ast
 import collections
-import functools
 import graphlib
-import pathlib
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tests import source_files
+
 # From the ground up; a package may import those of lower floors, and on its own
 # floor itself alone.
 FLOORS = [
@@ -41,29 +40,14 @@ SUB_FLOORS = {
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 # kernels/ takes arrays and is open to all; a slice's figures are plain data.
 OPEN = {'kernels'}
-DATA = 'tpu_gpu_configs'
-LINKS = [('kaiju_jax', name) for name in ('experiments', 'kernels', DATA)]
 ALLOWED = {
-  *((DATA, room) for room in ('costs', 'sharding')),
-  *((room, DATA) for room in ('aot', 'fleet', 'runs', 'app', 'experiments')),
+  *((source_files.DATA, room) for room in ('costs', 'sharding')),
+  *(
+    (room, source_files.DATA)
+    for room in ('aot', 'fleet', 'runs', 'app', 'experiments')
+  ),
 }
 LINES, FUNCTION_LINES = 450, 80
-
-
-@functools.cache
-def sources():
-  """Returns (room, path, tree) of every file, tests aside."""
-  found = []
-  for folder in 'kaiju_jax', 'kernels', 'tpu_gpu_configs', 'experiments':
-    for path in sorted((ROOT / folder).rglob('*.py')):
-      parts = path.relative_to(ROOT).parts
-      if parts[:2] in LINKS:
-        continue  # Newer Pythons follow symbolic links.
-      room = parts[1] if folder == 'kaiju_jax' else folder
-      tree = ast.parse(path.read_text())
-      name = str(path.relative_to(ROOT))
-      found.append((room.removesuffix('.py'), name, tree))
-  return found
 
 
 def modules(tree):
@@ -94,7 +78,7 @@ def is_allowed(room, other):
 def test_arrows_point_down_and_none_loops():
   up = {
     f'{name} imports {other}'
-    for room, name, tree in sources()
+    for room, name, tree in source_files.sources()
     for other in imported(tree)
     if room != '__init__' and not is_allowed(room, other)
   }
@@ -106,7 +90,7 @@ def parts_of_rooms():
 
   A part is a sub-room, or a module that lies loose in the room.
   """
-  for room, name, tree in sources():
+  for room, name, tree in source_files.sources():
     if not name.startswith(f'kaiju_jax/{room}/'):
       continue
     part = name.removesuffix('.py').split('/')[2]
@@ -123,7 +107,7 @@ def test_arrows_between_sub_rooms_point_down():
     for room, rooms in SUB_FLOORS.items()
   }
   for room, floor in floors.items():
-    folders = (ROOT / 'kaiju_jax' / room).glob('*/__init__.py')
+    folders = (source_files.ROOT / 'kaiju_jax' / room).glob('*/__init__.py')
     assert {path.parent.name for path in folders} == set(floor), room
   up = [
     words
@@ -150,22 +134,23 @@ def imported_files(name, tree):
     if not isinstance(node, ast.ImportFrom):
       continue
     if node.level:
-      folder = ROOT.joinpath(name).parents[node.level - 1]
+      folder = source_files.ROOT.joinpath(name).parents[node.level - 1]
     else:
-      folder = ROOT
+      folder = source_files.ROOT
     for part in (node.module or '').split('.'):
       folder = folder / part
     for alias in node.names:
       for path in (folder / f'{alias.name}.py', folder.with_suffix('.py')):
         path = path.resolve()
-        if path.is_file() and path != (ROOT / name).resolve():
-          yield str(path.relative_to(ROOT))
+        if path.is_file() and path != (source_files.ROOT / name).resolve():
+          yield str(path.relative_to(source_files.ROOT))
           break
 
 
 def test_no_files_import_one_another():
   arrows = {
-    name: set(imported_files(name, tree)) for _, name, tree in sources()
+    name: set(imported_files(name, tree))
+    for _, name, tree in source_files.sources()
   }
   assert sum(map(len, arrows.values())) > 1_000  # It sees them.
   try:
@@ -175,10 +160,10 @@ def test_no_files_import_one_another():
 
 
 def test_one_module_lies_loose_and_every_room_has_a_floor():
-  package = ROOT / 'kaiju_jax'
+  package = source_files.ROOT / 'kaiju_jax'
   assert {p.stem for p in package.glob('*.py')} == {'__init__', 'visibility'}
   rooms = {p.parent.name for p in package.glob('*/__init__.py')}
-  assert rooms - OPEN - {DATA} <= set(FLOOR)
+  assert rooms - OPEN - {source_files.DATA} <= set(FLOOR)
 
 
 # Files that still define flags by hand.
@@ -195,7 +180,7 @@ def test_one_module_defines_flags():
   """By `DEFINE_…`; a parser of --config alone is not a command's flag."""
   found = [
     f'{name}:{node.lineno}'
-    for _, name, tree in sources()
+    for _, name, tree in source_files.sources()
     for node in ast.walk(tree)
     if isinstance(node, ast.Attribute)
     and node.attr.startswith('DEFINE_')
@@ -208,8 +193,8 @@ def test_one_module_defines_flags():
 
 def test_files_and_functions_are_short():
   long = []
-  for room, name, tree in sources():
-    lines = len((ROOT / name).read_text().splitlines())
+  for room, name, tree in source_files.sources():
+    lines = len((source_files.ROOT / name).read_text().splitlines())
     if room != 'kernels' and lines > LINES:
       long.append(f'{name}: {lines} lines')
     for node in ast.walk(tree):

@@ -2,7 +2,7 @@
 
 import ast
 
-from tests import test_floors
+from tests import source_files
 
 
 def defined(body):
@@ -23,7 +23,7 @@ def defined(body):
 
 def dotted(path):
   """Returns a file's module: kernels/x.py is `kaiju_jax.kernels.x`."""
-  linked = 'kernels', test_floors.DATA
+  linked = 'kernels', source_files.DATA
   parts = path.removesuffix('.py').removesuffix('/__init__').split('/')
   return '.'.join(['kaiju_jax'] * (parts[0] in linked) + parts)
 
@@ -32,7 +32,7 @@ def names_of_modules():
   """Returns the names of each module; a package has its modules' as well."""
   names = {
     dotted(path): {*defined(tree.body), '__doc__', '__file__'}
-    for _, path, tree in test_floors.sources()
+    for _, path, tree in source_files.sources()
   }
   for module in list(names):
     package, _, name = module.rpartition('.')
@@ -77,7 +77,7 @@ def test_what_is_named_of_a_module_is_defined_there():
   names = names_of_modules()
   found = [
     line
-    for _, path, tree in test_floors.sources()
+    for _, path, tree in source_files.sources()
     for line in missing(path, tree, names)
   ]
   assert not found, found
@@ -86,7 +86,7 @@ def test_what_is_named_of_a_module_is_defined_there():
 def test_no_class_has_a_name_twice():
   """The later one would hide the earlier one, without a word."""
   twice = []
-  for _, path, tree in test_floors.sources():
+  for _, path, tree in source_files.sources():
     for one in ast.walk(tree):
       if not isinstance(one, ast.ClassDef):
         continue

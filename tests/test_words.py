@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests import test_floors
+from tests import source_files
 
 # Participles that do not end in -ed, and prepositions: neither names a
 # function. (A property is a value, and may be an adjective.)
@@ -57,7 +57,7 @@ def documented(tree):
 def test_functions_are_named_by_verbs():
   found = [
     f'{path}:{node.lineno}: {node.name}'
-    for _, path, tree in test_floors.sources()
+    for _, path, tree in source_files.sources()
     for node in functions(tree)
     if is_nameless(node.name) and not is_value(node)
   ]
@@ -67,7 +67,7 @@ def test_functions_are_named_by_verbs():
 def test_no_sentence_opens_with_of():
   found = [
     f'{path}: {match[0]!r}'
-    for _, path, tree in test_floors.sources()
+    for _, path, tree in source_files.sources()
     for node in documented(tree)
     for match in re.finditer(
       r'(?:^|[.:!?]\s+)Of\s\w+', ast.get_docstring(node) or ''
@@ -81,7 +81,7 @@ def test_rooms_say_what_they_do():
   clauses = re.compile(r'(What|How|Who|Whose|Where|When|Which|Why)\b')
   found = [
     f'{path}: {(ast.get_docstring(tree) or "").splitlines()[0]}'
-    for room, path, tree in test_floors.sources()
+    for room, path, tree in source_files.sources()
     if room != 'experiments' and clauses.match(ast.get_docstring(tree) or '')
   ]
   assert not found, found

@@ -12,7 +12,7 @@ from kaiju_jax.app import serve_ray
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.serving.routing import ray_local
-from tests import test_floors
+from tests import source_files
 
 REDIS = 'redis://127.0.0.1:1/0'
 
@@ -40,7 +40,7 @@ def test_a_missing_ray_names_the_extra(monkeypatch):
 
 def test_one_file_imports_ray():
   found = set()
-  for _, path, tree in test_floors.sources():
+  for _, path, tree in source_files.sources():
     for node in ast.walk(tree):
       names = [getattr(node, 'module', None) or '']
       if isinstance(node, ast.Import):
