@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL, _OUT)
   if not (_TEXT.value or _PER_TENSOR.value):
     raise app.UsageError('--text or --per_tensor must be given.')
-  from kaiju_jax.runs import calibrate
+  from kaiju_jax.gates import calibrate
   from kaiju_jax.storage import folders
 
   folders.refuse_existing(_OUT.value)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _export() -> None:
-  from kaiju_jax.runs import harness
+  from kaiju_jax.experiments.studies import harness
 
   text = pathlib.Path(_TEXT.value).read_text(encoding='utf-8')
   texts = [one for one in re.split(r'\n\s*\n', text) if one.strip()]
@@ -58,7 +58,7 @@ def _export() -> None:
 
 
 def _evaluate() -> None:
-  from kaiju_jax.runs import harness
+  from kaiju_jax.experiments.studies import harness
   from kaiju_jax.storage import files
 
   model, about = harness.open_model(_MODEL.value, _ROWS.value, _PLAYER.read())

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   if _CHECK.value:
     import pathlib
 
-    from kaiju_jax.runs import check_folder
+    from kaiju_jax.experiments.studies import check_folder
 
     text = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else None
     print(check_folder.check(_CHECK.value, text))

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   say('Starting: importing jax takes some seconds.')
   from kaiju_jax.app import serve
   from kaiju_jax.app import serve_ray
-  from kaiju_jax.runs import memory
+  from kaiju_jax.decoding.device import memory
   from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as server_lib
 

@@ -91,7 +91,7 @@ def _settings() -> settings_lib.Settings:
 
 
 def _run(settings: settings_lib.Settings) -> None:
-  from kaiju_jax.runs import synthesize
+  from kaiju_jax.experiments.studies import synthesize
   from kaiju_jax.training import progress
 
   played = _PLAYER.read()

@@ -20,8 +20,8 @@ and where no cluster manager is found, --coordinator=HOST:PORT --processes=N
 from absl import flags
 from ml_collections import config_flags
 
+from kaiju_jax.experiments import hardware_flags
 from kaiju_jax.runs import command
-from kaiju_jax.runs import devices
 from kaiju_jax.runs import train
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -37,8 +37,8 @@ _WORKDIR = flags.DEFINE_string(
 
 def main(argv) -> None:
   command.check(argv, _CONFIG, _WORKDIR)
-  mesh = devices.prepare()
-  train.train(_CONFIG.value, _WORKDIR.value, mesh, devices.cluster())
+  mesh = hardware_flags.prepare()
+  train.train(_CONFIG.value, _WORKDIR.value, mesh, hardware_flags.cluster())
 
 
 if __name__ == '__main__':

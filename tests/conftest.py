@@ -76,7 +76,7 @@ def pytest_runtest_teardown(item, nextitem):
   if is_last and 'jax' in sys.modules and _measure_resident() > _FORGETS:
     import jax
 
-    from kaiju_jax.runs import memory
+    from kaiju_jax.decoding.device import memory
 
     jax.clear_caches()
     gc.collect()

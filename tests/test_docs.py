@@ -20,7 +20,7 @@ ELSEWHERE = pages.TEN_LINES, pages.OTHER_TRAINER, pages.CLIENT
       block,
       id=f'{block.page}:{block.line}',
       marks=[pytest.mark.slow]
-      * ('init_params' in block.text or 'complete.texts' in block.text),
+      * ('init_params' in block.text or 'play.texts' in block.text),
     )
     for block in pages.blocks('python')
     if block not in ELSEWHERE

@@ -19,9 +19,9 @@ from kaiju_jax.app import serving_engine
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.device import memory
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.runs import load
-from kaiju_jax.runs import memory
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import hosting

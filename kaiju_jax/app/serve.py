@@ -32,6 +32,7 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.device import memory
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
@@ -40,7 +41,6 @@ from kaiju_jax.interchange import fields
 from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import load
-from kaiju_jax.runs import memory
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import local_key

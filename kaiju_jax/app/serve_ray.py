@@ -30,7 +30,7 @@ from kaiju_jax.app import ingress
 from kaiju_jax.app import replicas
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
-from kaiju_jax.runs import memory
+from kaiju_jax.decoding.device import memory
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routing import ray_local
 from kaiju_jax.storage import files

@@ -7,12 +7,12 @@ from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.costs import cache_plan
 from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.device import memory
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.runs import memory
 from kaiju_jax.runs import play
 from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch

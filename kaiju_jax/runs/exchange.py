@@ -8,6 +8,7 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.costs import footprint
+from kaiju_jax.evaluation import kl_divergence
 from kaiju_jax.interchange import coded
 from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
@@ -19,7 +20,6 @@ from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import deployed
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import adapters
-from kaiju_jax.runs import divergence
 from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
@@ -105,7 +105,7 @@ def describe_merged(found: load.Loaded) -> str:
   """
   merged = adapters.merge(found)
   texts_BL = tasks.texts(found.experiment, found.experiment.data.batch)
-  compute = divergence.compare(found, merged)
+  compute = kl_divergence.compare(*map(load.applied, (found, merged)))
   causal = visibility_lib.causal(texts_BL.shape[1])
   # A row at a time, because two models' logits of a row are large enough.
   nats = np.stack([compute(row_L[None], causal)[0] for row_L in texts_BL])

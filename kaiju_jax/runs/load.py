@@ -59,6 +59,13 @@ def variables(loaded: Loaded) -> dict[str, Any]:
   }
 
 
+def applied(
+  loaded: Loaded,
+) -> tuple[model_config.ModelConfig, dict[str, Any]]:
+  """Returns a model's config and its `variables`."""
+  return loaded.config, variables(loaded)
+
+
 def digest(loaded: Loaded) -> str:
   """Returns the hash of a model's parameters and config, 32 hex digits.
 

@@ -1,5 +1,6 @@
-"""Makes what draws from a loaded model, within a budget of memory."""
+"""Draws from a loaded model, within a budget of memory."""
 
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import TYPE_CHECKING
@@ -84,7 +85,7 @@ def decoder(
     ValueError: as `Decoder`; or not even one text fits.
   """
   from kaiju_jax.decoding.device import decoder as decoder_lib
-  from kaiju_jax.runs import memory
+  from kaiju_jax.decoding.device import memory
 
   longest = loaded.config.max_length
   if page_counts is None and (length is None or length <= longest):
@@ -102,3 +103,57 @@ def decoder(
     page_counts=page_counts,
     mode=mode,
   )
+
+
+def texts(
+  loaded: 'load_lib.Loaded',
+  prompts: Sequence[str],
+  max_tokens: int = 200,
+  sampling: Any = None,
+) -> list[str]:
+  """Returns each prompt's continuation; generates all of them together.
+
+  Args:
+    loaded: a model from `load.from_workdir` or `load.from_export`.
+    prompts: texts, each of which opens a document.
+    max_tokens: the most tokens of a continuation.
+    sampling: the sampling of tokens; greedy by default.
+
+  Raises:
+    ValueError: a prompt and its continuation are longer than the model's
+      `max_length`, or a setting is wrong.
+    request.BadLogits: the model gave logits from which no token can be drawn.
+  """
+  # These import jax: not for --help.
+  import numpy as np
+
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.decoding.engine import generator as generator_lib
+  from kaiju_jax.decoding.requests import request as request_lib
+  from kaiju_jax.decoding.requests import sampling as sampling_lib
+
+  if not prompts:
+    return []
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  sampling = sampling or sampling_lib.Sampling(temperature=0)
+  requests = [
+    request_lib.Request(
+      np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)]),
+      max_tokens,
+      sampling,
+    )
+    for text in prompts
+  ]
+  made = decoder(
+    loaded,
+    tokenizer,
+    rows=len(requests),
+    length=max(len(one.tokens) for one in requests) + max_tokens,
+  )
+  results = generator_lib.Generator(made, tokenizer, isolates=True).generate(
+    requests
+  )
+  for result in results:
+    if result.error is not None:
+      raise result.error
+  return [result.text for result in results]

@@ -23,9 +23,9 @@ from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.distillation import store
 from kaiju_jax.distillation import teach as teach_lib
 from kaiju_jax.distillation import write
+from kaiju_jax.evaluation import kl_divergence
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import divergence
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
 from kaiju_jax.training import experiment as experiment_lib
@@ -147,7 +147,7 @@ def compare(plan: Plan, floats: load.Loaded) -> tuple[float, int]:
   rows = teach_lib.read_batches(corpus, settings.length, 1, settings.overlap)
   batch = next(rows).batch
   is_token_BL = batch.source_BL >= 0
-  nats_BL = divergence.compare(floats, plan.teacher)(
+  nats_BL = kl_divergence.compare(*map(load.applied, (floats, plan.teacher)))(
     batch.tokens_BL, batch.visibility()
   )
   return float(nats_BL[is_token_BL].mean()), int(is_token_BL.sum())

@@ -10,7 +10,7 @@ by rules in this order, and the first rule that it breaks is its verdict:
                   log p(a | passage, q) − log p(a | q) ≥ δ
     repeated      no variation kept before asks the same with the same words
 
-A question that stands in an evaluation set is `LEAKED`; `runs/synthesize.py`
+A question that stands in an evaluation set is `LEAKED`; `studies/synthesize.py`
 judges that once for all variations, where it writes them.
 
 Words are compared without case and punctuation. The rules are our guess; the

@@ -12,7 +12,7 @@ from kaiju_jax.alignment import users
 from kaiju_jax.classifiers import span_head
 from kaiju_jax.data import choices
 from kaiju_jax.decoding.engine import generator
-from kaiju_jax.runs import compilations
+from kaiju_jax.experiments.benchmarks.parts import compilations
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
 from kaiju_jax.runs import train

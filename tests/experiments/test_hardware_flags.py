@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 import jax
 import pytest
 
-from kaiju_jax.runs import devices
+from kaiju_jax.experiments import hardware_flags
 from kaiju_jax.sharding import config
 import tpu_gpu_configs
 
@@ -33,7 +33,7 @@ def parsed(monkeypatch):
 )
 def test_the_width_that_is_not_given_is_1(given, widths):
   with flagsaver.flagsaver(**given):
-    mesh = devices.prepare()
+    mesh = hardware_flags.prepare()
   assert mesh == (widths and config.MeshConfig(*widths))
 
 
@@ -50,14 +50,14 @@ def slices(monkeypatch):
     },
   )
   load = {'one': one}.__getitem__
-  monkeypatch.setattr(devices.tpu_gpu_configs, 'load', load)
+  monkeypatch.setattr(hardware_flags.tpu_gpu_configs, 'load', load)
   return one
 
 
 def test_an_accelerator_sets_what_the_user_has_not(slices):
   os.environ.update({'KAIJU_B': 'mine', 'XLA_FLAGS': '--xla_gpu_ftz=false'})
   with flagsaver.flagsaver(accelerator='one'):
-    assert devices.prepare() == config.MeshConfig(8, 2)
+    assert hardware_flags.prepare() == config.MeshConfig(8, 2)
   assert os.environ['XLA_FLAGS'] == (
     '--xla_force_host_platform_device_count=2'
     ' --xla_gpu_ftz=true --xla_gpu_ftz=false'
@@ -86,7 +86,7 @@ def test_flags_that_xla_does_not_take(slices, planted, named):
     flagsaver.flagsaver(accelerator='one'),
     pytest.raises(ValueError, match='--accelerator=one: JAX ') as error,
   ):
-    devices.prepare()
+    hardware_flags.prepare()
   assert f'JAX {jax.__version__} does not take' in str(error.value)
   assert f'{named}.' in str(error.value)
   assert not {'KAIJU_A', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS'} & set(os.environ)
@@ -97,7 +97,7 @@ def test_flags_are_tried_without_the_user_s_and_the_tpu_s(slices):
   os.environ['XLA_FLAGS'] = '--xla_of_the_user=1'
   slices.flags |= {'xla_tpu_nope': True}
   with flagsaver.flagsaver(accelerator='one'):
-    devices.prepare()
+    hardware_flags.prepare()
   assert os.environ['XLA_FLAGS'].endswith(' --xla_of_the_user=1')
   assert '--xla_tpu_nope=true' in os.environ['LIBTPU_INIT_ARGS']
 
@@ -108,27 +108,27 @@ def test_a_trial_without_a_verdict_is_none(slices, monkeypatch):
 
   monkeypatch.setattr(subprocess, 'run', slow)
   with flagsaver.flagsaver(accelerator='one'):
-    assert devices.prepare() == config.MeshConfig(8, 2)
+    assert hardware_flags.prepare() == config.MeshConfig(8, 2)
 
 
 def test_the_flags_of_every_slice_are_known(monkeypatch):
   tried = []
   with monkeypatch.context() as patch:
-    patch.setattr(devices, '_try', tried.append)
+    patch.setattr(hardware_flags, '_try', tried.append)
     for name in tpu_gpu_configs.names():
       with flagsaver.flagsaver(accelerator=name):
-        assert devices.prepare() == tpu_gpu_configs.load(name).mesh
+        assert hardware_flags.prepare() == tpu_gpu_configs.load(name).mesh
   # XLA reads every value of a flag that is given twice. One process reads all.
   known = sorted({flag for text in tried for flag in text.split()})
   with flagsaver.flagsaver(accelerator='any'):
-    devices._try(' '.join(known))
+    hardware_flags._try(' '.join(known))
     with pytest.raises(ValueError, match='maybe'):
-      devices._try('--xla_gpu_ftz=maybe --xla_gpu_ftz=true')
+      hardware_flags._try('--xla_gpu_ftz=maybe --xla_gpu_ftz=true')
 
 
 def test_widths_go_before_the_accelerator_s(slices):
   with flagsaver.flagsaver(accelerator='one', fsdp=16):
-    assert devices.prepare() == config.MeshConfig(16, 1)
+    assert hardware_flags.prepare() == config.MeshConfig(16, 1)
 
 
 def test_an_accelerator_that_is_none():
@@ -136,18 +136,18 @@ def test_an_accelerator_that_is_none():
     flagsaver.flagsaver(accelerator='h100_65'),
     pytest.raises(ValueError, match="accelerator='h100_65': must be one of"),
   ):
-    devices.prepare()
+    hardware_flags.prepare()
 
 
 def test_a_cluster():
   from kaiju_jax.sharding import processes
 
-  assert devices.cluster() is None
+  assert hardware_flags.cluster() is None
   with flagsaver.flagsaver(multihost=True):
-    assert devices.cluster() == processes.Cluster()
+    assert hardware_flags.cluster() == processes.Cluster()
   given = {'coordinator': 'one:123', 'processes': 4, 'process': 3}
   with flagsaver.flagsaver(multihost=True, **given):
-    assert devices.cluster() == processes.Cluster('one:123', 4, 3)
+    assert hardware_flags.cluster() == processes.Cluster('one:123', 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_flags_that_do_not_belong_together(given, message):
     flagsaver.flagsaver(**given),
     pytest.raises(ValueError, match=message),
   ):
-    devices.cluster()
+    hardware_flags.cluster()

@@ -9,9 +9,9 @@ import pytest
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.gate import calibrations
 from kaiju_jax.evaluation.gate import reader
+from kaiju_jax.gates import calibrate
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.quantization import int8
-from kaiju_jax.runs import calibrate
 from kaiju_jax.runs import load
 from tests.interchange import toys
 from tests.runs import test_exchange

@@ -21,9 +21,9 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.evaluation import harness as harness_lib
 from kaiju_jax.evaluation import held_out
+from kaiju_jax.experiments.studies import harness
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
-from kaiju_jax.runs import harness
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routes import api
 from tests.interchange import toys

@@ -18,11 +18,11 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.experiments.studies import check_folder
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
-from kaiju_jax.runs import check_folder
 from kaiju_jax.runs import load
 from tests.interchange import family_folders as folders
 

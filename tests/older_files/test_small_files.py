@@ -14,13 +14,13 @@ from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
+from kaiju_jax.experiments.studies import synthesize
 from kaiju_jax.fleet import calibration
 from kaiju_jax.gates import promotion
 from kaiju_jax.model import token_head
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
-from kaiju_jax.runs import synthesize
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.synthesis import form as form_lib

@@ -11,6 +11,7 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.decoding.device import weights
+from kaiju_jax.evaluation import kl_divergence
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import stream
 from kaiju_jax.model import deployed
@@ -18,7 +19,6 @@ from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import adapters
-from kaiju_jax.runs import divergence
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
@@ -221,7 +221,9 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   tokens_BL = np.arange(32, dtype=np.int32)[None] + 60
   base = load.base(found.experiment.begin_with, 'bfloat16')
   nats, apart = (
-    divergence.compare(found, other)(tokens_BL, visibility.causal(32))
+    kl_divergence.compare(*map(load.applied, (found, other)))(
+      tokens_BL, visibility.causal(32)
+    )
     for other in (merged, base)
   )
   assert 0 <= nats.mean() < 1e-2 and nats.mean() < 0.1 * apart.mean()

@@ -101,7 +101,7 @@ def test_the_library_defines_no_flags_and_needs_no_repository():
     'import sys\n'
     "sys.modules['experiments'] = sys.modules['tpu_gpu_configs'] = None\n"
     'from absl import flags\n'
-    'from kaiju_jax.runs import complete, exchange, load, train\n'
+    'from kaiju_jax.runs import exchange, load, play, train\n'
     'from kaiju_jax.tasks import registry\n'
     'modules = flags.FLAGS.flags_by_module_dict()\n'
     "assert not [name for name in modules if name.startswith('kaiju_jax')]\n"

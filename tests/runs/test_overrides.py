@@ -291,10 +291,10 @@ def test_overrides_of_arms(tmp_path, arms, override, message):
     [f'--config.{override}'],
   )
   if not message:
-    assert len(plan.runs(*arguments)) == 4
+    assert len(plan.commands(*arguments)) == 4
     return
   with pytest.raises(ValueError, match=message):
-    plan.runs(*arguments)
+    plan.commands(*arguments)
   assert not (tmp_path / 'out').exists()
 
 

@@ -59,7 +59,9 @@ def test_no_decoder_has_more_than_its_budget(seed):
 def test_by_default_the_budget_is_a_part_of_what_is_free(monkeypatch):
   loaded = loaded_of(max_length=2000)
   whole = pages_of(play.decoder(loaded, None, rows=9, length=2000))
-  monkeypatch.setattr('kaiju_jax.runs.memory.measure_free', lambda: whole)
+  monkeypatch.setattr(
+    'kaiju_jax.decoding.device.memory.measure_free', lambda: whole
+  )
   made = play.decoder(loaded, None, rows=9)
   assert pages_of(made) <= whole // 4
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from kaiju_jax.runs import compilations as compilations_lib
+from kaiju_jax.experiments.benchmarks.parts import (
+  compilations as compilations_lib,
+)
 
 
 @pytest.fixture

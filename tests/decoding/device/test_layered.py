@@ -8,7 +8,7 @@ from kaiju_jax.decoding.device import layered
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.runs import compilations
+from kaiju_jax.experiments.benchmarks.parts import compilations
 from tests.decoding import toys
 
 CHUNK = 8

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kaiju_jax.runs import memory
+from kaiju_jax.decoding.device import memory
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.experiments.benchmarks.parts import compilations
 from kaiju_jax.model import token_head
-from kaiju_jax.runs import compilations
 from tests.decoding import toys
 
 CONFIG = toys.config(

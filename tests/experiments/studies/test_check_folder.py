@@ -2,7 +2,7 @@
 
 import re
 
-from kaiju_jax.runs import check_folder
+from kaiju_jax.experiments.studies import check_folder
 from tests.interchange import family_folders
 from tests.interchange.templates import shapes
 

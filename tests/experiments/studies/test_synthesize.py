@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import pytest
 
 from kaiju_jax.data import documents
+from kaiju_jax.experiments.studies import synthesize
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
-from kaiju_jax.runs import synthesize
 from kaiju_jax.synthesis import form as form_lib
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import variations

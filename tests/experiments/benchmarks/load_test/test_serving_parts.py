@@ -10,7 +10,7 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.experiments.benchmarks.load_test import engine_serving
 from kaiju_jax.experiments.benchmarks.load_test import load
 from kaiju_jax.experiments.benchmarks.load_test import serving_parts
-from kaiju_jax.runs import compilations
+from kaiju_jax.experiments.benchmarks.parts import compilations
 from tests.decoding import toys
 
 pytestmark = pytest.mark.slow
