@@ -105,7 +105,9 @@ def describe_merged(found: load.Loaded) -> str:
   """
   merged = adapters.merge(found)
   texts_BL = tasks.texts(found.experiment, found.experiment.data.batch)
-  compute = kl_divergence.compare(*map(load.applied, (found, merged)))
+  compute = kl_divergence.compare(
+    *map(load.config_and_variables, (found, merged))
+  )
   causal = visibility_lib.causal(texts_BL.shape[1])
   # A row at a time, because two models' logits of a row are large enough.
   nats = np.stack([compute(row_L[None], causal)[0] for row_L in texts_BL])

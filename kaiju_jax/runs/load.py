@@ -59,7 +59,7 @@ def variables(loaded: Loaded) -> dict[str, Any]:
   }
 
 
-def applied(
+def config_and_variables(
   loaded: Loaded,
 ) -> tuple[model_config.ModelConfig, dict[str, Any]]:
   """Returns a model's config and its `variables`."""

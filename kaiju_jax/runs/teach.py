@@ -147,9 +147,9 @@ def compare(plan: Plan, floats: load.Loaded) -> tuple[float, int]:
   rows = teach_lib.read_batches(corpus, settings.length, 1, settings.overlap)
   batch = next(rows).batch
   is_token_BL = batch.source_BL >= 0
-  nats_BL = kl_divergence.compare(*map(load.applied, (floats, plan.teacher)))(
-    batch.tokens_BL, batch.visibility()
-  )
+  nats_BL = kl_divergence.compare(
+    *map(load.config_and_variables, (floats, plan.teacher))
+  )(batch.tokens_BL, batch.visibility())
   return float(nats_BL[is_token_BL].mean()), int(is_token_BL.sum())
 
 

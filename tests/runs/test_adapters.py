@@ -221,7 +221,7 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   tokens_BL = np.arange(32, dtype=np.int32)[None] + 60
   base = load.base(found.experiment.begin_with, 'bfloat16')
   nats, apart = (
-    kl_divergence.compare(*map(load.applied, (found, other)))(
+    kl_divergence.compare(*map(load.config_and_variables, (found, other)))(
       tokens_BL, visibility.causal(32)
     )
     for other in (merged, base)
