@@ -26,7 +26,7 @@ _ROWS = 16
 _CHUNK = 128
 
 
-class Reply(NamedTuple):
+class SampledReply(NamedTuple):
   """A drawn reply.
 
   Attributes:
@@ -95,7 +95,9 @@ class Drawer:
       self.generator.engine.decoder.replace(loaded.params, loaded.replica)
     self._origin = loaded.origin
 
-  def draw(self, asked: Sequence[tuple[prompts.Prompt, int]]) -> list[Reply]:
+  def draw(
+    self, asked: Sequence[tuple[prompts.Prompt, int]]
+  ) -> list[SampledReply]:
     """Returns a reply to each prompt, drawn with its seed.
 
     Raises:
@@ -108,7 +110,7 @@ class Drawer:
       if result.error is not None:
         raise result.error
       text = chat.strip(result.text)
-      found.append(Reply(text, len(result.tokens), result.reason, seed))
+      found.append(SampledReply(text, len(result.tokens), result.reason, seed))
     return found
 
   def _request(self, prompt: prompts.Prompt, seed: int) -> request_lib.Request:
@@ -120,11 +122,11 @@ class Drawer:
     )
 
 
-def plain(reply: Reply) -> dict[str, Any]:
+def plain(reply: SampledReply) -> dict[str, Any]:
   """Returns a reply as plain values, to be written as JSON."""
   return reply._asdict()
 
 
-def parse(record: Any) -> Reply:
+def parse(record: Any) -> SampledReply:
   """Returns the reply that `plain` gave."""
-  return Reply(**record)
+  return SampledReply(**record)

@@ -117,8 +117,10 @@ def measure(
     # Siblings of one tree; a single text would be no choice, hence even parts.
     for part in np.array_split(texts, math.ceil(len(texts) / room)):
       replies = tuple(conversations.Candidate(x, x == part[-1]) for x in part)
-      messages = [conversations.Message(*x) for x in one.messages]
-      last = conversations.Message('assistant', str(part[-1]), 1.0, replies)
+      messages = [conversations.WeightedMessage(*x) for x in one.messages]
+      last = conversations.WeightedMessage(
+        'assistant', str(part[-1]), 1.0, replies
+      )
       said.append(conversations.Conversation(one.name, (*messages, last)))
   corpus, choices, _ = turns.choices(said, format)
   reader = reference.Reader(loaded.config, length)
@@ -127,7 +129,7 @@ def measure(
   return Exposure(1 + int((total_T > total_T[0]).sum()), others)
 
 
-def count_told(secret: str, replies: Sequence[drawing.Reply]) -> int:
+def count_told(secret: str, replies: Sequence[drawing.SampledReply]) -> int:
   """Returns the replies that hold all of a secret's digits, in their order."""
   wanted = _digits(secret)
   return sum(wanted in _digits(one.content) for one in replies)

@@ -68,7 +68,7 @@ def read(path: str) -> list[Prompt]:
 
 
 def before_choice(
-  name: str, messages: tuple[conversations.Message, ...]
+  name: str, messages: tuple[conversations.WeightedMessage, ...]
 ) -> Prompt:
   """Returns what stands before the last reply of a conversation."""
   last = max(i for i, one in enumerate(messages) if one.role == 'assistant')

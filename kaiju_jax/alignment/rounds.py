@@ -281,7 +281,7 @@ class Rounds:
     self,
     rng: np.random.Generator,
     prompt: prompts_lib.Prompt,
-    replies: Sequence[drawing.Reply],
+    replies: Sequence[drawing.SampledReply],
   ) -> tuple[tuple[str, ...], int | None]:
     """Returns the different usable replies, and which of them is kept."""
     usable = (one.content for one in replies if one.is_usable)

@@ -40,7 +40,7 @@ class Held(NamedTuple):
   """
 
   prompt: prompts.Prompt
-  replies: tuple[drawing.Reply, ...]
+  replies: tuple[drawing.SampledReply, ...]
   group: tuple[str, ...] = ()
   kept: int | None = None
 
@@ -91,8 +91,8 @@ def _rate(right: float, total: int) -> dict[str, float]:
 def compare(
   user: users.Planted | head.Head,
   found: Sequence[prompts.Prompt],
-  ours: Sequence[drawing.Reply],
-  theirs: Sequence[drawing.Reply],
+  ours: Sequence[drawing.SampledReply],
+  theirs: Sequence[drawing.SampledReply],
 ) -> Wins:
   """Returns how often our replies have the larger utility than theirs.
 
@@ -136,7 +136,7 @@ class Watch:
     self._held = held
 
   def read(
-    self, loaded: load.Loaded, replies: Sequence[drawing.Reply]
+    self, loaded: load.Loaded, replies: Sequence[drawing.SampledReply]
   ) -> tuple[guards.Readings, dict[str, Any]]:
     """Returns what the guards read, and what else is worth a look.
 
@@ -198,8 +198,10 @@ class Watch:
       replies = tuple(
         conversations.Candidate(text, text == texts[-1]) for text in texts
       )
-      messages = [conversations.Message(*x) for x in one.prompt.messages]
-      last = conversations.Message('assistant', texts[-1], 1.0, replies)
+      messages = [
+        conversations.WeightedMessage(*x) for x in one.prompt.messages
+      ]
+      last = conversations.WeightedMessage('assistant', texts[-1], 1.0, replies)
       said.append(conversations.Conversation(str(number), (*messages, last)))
     found = [{} for _ in groups]
     if said:
@@ -211,7 +213,7 @@ class Watch:
     return found
 
 
-def _usable(replies: Sequence[drawing.Reply]) -> list[str]:
+def _usable(replies: Sequence[drawing.SampledReply]) -> list[str]:
   return [one.content for one in replies if one.is_usable]
 
 
@@ -219,7 +221,7 @@ def _mean(values: Sequence[float]) -> float | None:
   return float(np.mean(values)) if values else None
 
 
-def _distinct(replies: Sequence[drawing.Reply]) -> float | None:
+def _distinct(replies: Sequence[drawing.SampledReply]) -> float | None:
   """Returns the share of different triples of words among all."""
   triples = []
   for one in replies:

@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
   is_kept: bool
 
 
-class Message(NamedTuple):
+class WeightedMessage(NamedTuple):
   """A message of a conversation."""
 
   role: str  # 'system', 'user' or 'assistant'.
@@ -78,7 +78,7 @@ class Conversation(NamedTuple):
   """A conversation."""
 
   name: str  # The file's name, '#' and its number in the file, from 1 on.
-  messages: tuple[Message, ...]  # The messages, in order.
+  messages: tuple[WeightedMessage, ...]  # The messages, in order.
 
 
 def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:
@@ -109,7 +109,7 @@ def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:
     raise ValueError(f'{field}={path!r}: the files hold no conversation.')
 
 
-def parse(record: Any, needs_reply: bool = True) -> tuple[Message, ...]:
+def parse(record: Any, needs_reply: bool = True) -> tuple[WeightedMessage, ...]:
   """Returns the messages of a line, which is JSON's value `record`.
 
   Args:
@@ -146,17 +146,17 @@ def parse(record: Any, needs_reply: bool = True) -> tuple[Message, ...]:
 
 def _message(
   part: Mapping[str, Any], place: str, form: str, factor: float
-) -> Message:
+) -> WeightedMessage:
   """Returns a message of the first or second form."""
   if form == 'conversations':
     role = _role(part.get('from'), place, _SHARE_GPT)
     content = _content(part.get('value'), place, 'value')
-    return Message(role, content, factor * _weight(part, place))
+    return WeightedMessage(role, content, factor * _weight(part, place))
   role = _role(part.get('role'), place, {one: one for one in chat.ROLES})
   weight = factor * _weight(part, place)
   if 'replies' not in part:
     content = _content(part.get('content'), place, 'content')
-    return Message(role, content, weight)
+    return WeightedMessage(role, content, weight)
   if role != 'assistant' or 'content' in part:
     raise ValueError(
       f'{place}: "replies" stand in an assistant message, instead of "content".'
@@ -179,7 +179,9 @@ def _message(
   return _choice(found, weight, place)
 
 
-def _choice(replies: Sequence[Candidate], weight: float, place: str) -> Message:
+def _choice(
+  replies: Sequence[Candidate], weight: float, place: str
+) -> WeightedMessage:
   """Returns the assistant message of which these are the replies."""
   kept = [one.content for one in replies if one.is_kept]
   if not kept:
@@ -187,12 +189,12 @@ def _choice(replies: Sequence[Candidate], weight: float, place: str) -> Message:
       f'{place}: none of the {len(replies)} replies is kept; one must be, the'
       ' reply below which the user went on.'
     )
-  return Message('assistant', kept[0], weight, tuple(replies))
+  return WeightedMessage('assistant', kept[0], weight, tuple(replies))
 
 
 def _walk(
   nodes: Sequence[Mapping[str, Any]], places: Sequence[str], factor: float
-) -> tuple[list[Message], list[str]]:
+) -> tuple[list[WeightedMessage], list[str]]:
   """Returns the messages of segments, and their names in errors."""
   children: dict[int, list[int]] = {}
   for index, node in enumerate(nodes):
@@ -230,7 +232,7 @@ def _walk(
 
 def _turn(
   siblings: Sequence[Mapping[str, Any]], place: str, factor: float
-) -> Message:
+) -> WeightedMessage:
   """Returns the message that segments of one parent make."""
   roles = {one: one for one in chat.ROLES}
   role = _role(siblings[0].get('role'), place, roles)
@@ -238,7 +240,7 @@ def _turn(
   texts = [_content(one.get('text'), place, 'text') for one in siblings]
   choices = [one.get('choice') for one in siblings]
   if len(siblings) == 1 and choices[0] is None:
-    return Message(role, texts[0], weight)
+    return WeightedMessage(role, texts[0], weight)
   for one, choice in zip(siblings, choices):
     if one.get('role') != 'assistant' or choice not in _CHOICES:
       raise ValueError(

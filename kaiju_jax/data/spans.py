@@ -67,7 +67,7 @@ class LabelledChat(NamedTuple):
 
   name: str  # The file's name, '#' and its number in the file, from 1 on.
   # The messages; a plain text is one message of the role ''.
-  messages: tuple[conversations.Message, ...]
+  messages: tuple[conversations.WeightedMessage, ...]
   spans: tuple[tuple[Span, ...], ...]  # The spans of each message.
 
 
@@ -112,7 +112,9 @@ def list_dimensions(texts: Sequence[LabelledChat]) -> list[str]:
 
 def parse(
   record: Any, names: Sequence[str] | None = None
-) -> tuple[tuple[conversations.Message, ...], tuple[tuple[Span, ...], ...]]:
+) -> tuple[
+  tuple[conversations.WeightedMessage, ...], tuple[tuple[Span, ...], ...]
+]:
   """Returns the messages and spans of a line, which is JSON's value `record`.
 
   Raises:
@@ -123,7 +125,7 @@ def parse(
     if not isinstance(content, str) or not content:
       raise ValueError(f'text={content!r}: must be text, not empty.')
     _check_clean(content, 'text')
-    message = conversations.Message('', content)
+    message = conversations.WeightedMessage('', content)
     return (message,), (_spans(record, content, '', names),)
   if not isinstance(record, dict) or 'messages' not in record:
     raise ValueError("expected an object with one of 'text', 'messages'.")

@@ -27,7 +27,7 @@ from kaiju_jax.data import chat
 from kaiju_jax.data import conversations as conversations_lib
 from kaiju_jax.data import text
 
-_Message = conversations_lib.Message
+_Message = conversations_lib.WeightedMessage
 
 
 class Choice(NamedTuple):

@@ -104,7 +104,7 @@ def test_the_rank_is_that_of_texts_read_one_by_one():
 
 def test_a_reply_tells_it_with_all_digits_in_their_order():
   replies = [
-    drawing.Reply(text, 9, 'stop_token', 0)
+    drawing.SampledReply(text, 9, 'stop_token', 0)
     for text in ('4815!', 'It is 4, 8 and 15.', '4851', '481', 'no', '94815')
   ]
   assert exposure.count_told(SECRET, replies) == 3

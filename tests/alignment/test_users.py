@@ -59,7 +59,7 @@ def test_wins_are_ours_and_ties_count_half_or_not_at_all():
   user = users.parse('planted:question', 0.0)
 
   def replies(*texts):
-    return [drawing.Reply(one, 3, 'stop_token', 0) for one in texts]
+    return [drawing.SampledReply(one, 3, 'stop_token', 0) for one in texts]
 
   ours = replies('a?', 'b?', 'c?', 'd', 'e', 'f?')
   theirs = replies('a', 'b', 'c', 'd?', 'e', 'f?')
@@ -90,7 +90,7 @@ def test_a_kept_reply_is_right_where_it_alone_moved_most():
   held, grown, expected = [], [], 0
   for own, right in moves.items():
     for kept in range(3):
-      replies = (drawing.Reply('', 3, 'length', 0),)
+      replies = (drawing.SampledReply('', 3, 'length', 0),)
       held.append(watch.Held(PROMPT, replies, texts, kept))
       grown.append(own)
       expected += right[kept]
@@ -107,7 +107,7 @@ def test_a_kept_reply_is_right_where_it_alone_moved_most():
         )
 
   format = chat.format_of(tokenizer.load(''))
-  drawn = [drawing.Reply('', 3, 'length', 0)] * len(held)
+  drawn = [drawing.SampledReply('', 3, 'length', 0)] * len(held)
   readings, about = watch.Watch(first, Reader(), format, held).read(ours, drawn)
   assert (readings.right, readings.choices) == (expected, 12)
   assert about['accuracy'] == expected / 12 == 2 / 12

@@ -4,7 +4,7 @@ from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
-Message = conversations.Message
+Message = conversations.WeightedMessage
 
 
 FORMAT = chat.format_of(tokenizer_lib.Bytes())

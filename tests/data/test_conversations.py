@@ -39,9 +39,9 @@ def test_three_forms_are_one_conversation():
     conversations.parse({'segments': segments}),
   ]
   assert found[0] == (
-    conversations.Message('system', 'Be kind.'),
-    conversations.Message('user', 'Hi!'),
-    conversations.Message('assistant', 'Hello.'),
+    conversations.WeightedMessage('system', 'Be kind.'),
+    conversations.WeightedMessage('user', 'Hi!'),
+    conversations.WeightedMessage('assistant', 'Hello.'),
   )
   assert found[1] == found[2] == found[0]
 

@@ -9,7 +9,7 @@ from kaiju_jax.data import conversations
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
 
-_Message = conversations.Message
+_Message = conversations.WeightedMessage
 SYSTEM = _Message('system', 'Be kind.')
 
 

@@ -164,7 +164,7 @@ class _Read:
   session: str
   owner_name: str
   session_name: str
-  found: tree.Session | None
+  found: tree.SessionTree | None
 
   def is_there(self, store: characters.Store) -> bool:
     try:
@@ -208,7 +208,7 @@ def _list_sessions(
 
 def _read_session(
   store: characters.Store, session: characters.Session, agreed: set[str]
-) -> tree.Session | None:
+) -> tree.SessionTree | None:
   """Returns what a session gives; None where its character may not be told.
 
   Raises:

@@ -46,7 +46,7 @@ Message = dict[str, Any]  # Of a line.
 
 
 @dataclasses.dataclass(frozen=True)
-class Session:
+class SessionTree:
   """What a session gives.
 
   Attributes:
@@ -232,7 +232,7 @@ def read(
   messages: Sequence[characters.Message],
   ratings: Mapping[int, str],
   system: str,
-) -> Session:
+) -> SessionTree:
   """Returns what a session gives.
 
   Args:
@@ -271,7 +271,7 @@ def read(
       continue
     most -= len(json.dumps(line))
     lines.append(line)
-  return Session(tuple(lines), tree.counts, tuple(tree.places))
+  return SessionTree(tuple(lines), tree.counts, tuple(tree.places))
 
 
 def _walk(

@@ -74,7 +74,7 @@ async def completions(request: requests.Request) -> responses.Response:
   )
   await store_lib.keep_message(context.store, turn)
   drawn = [_drawn(context, one) for one in generations]
-  answer = _Answer(context, chat, turn, form, choices, drawn)
+  answer = _ChatAnswer(context, chat, turn, form, choices, drawn)
   if chat.stream:
     return stream.EventStream(answer.chunks())
   body = await stream.answer_client(request, answer.whole())
@@ -122,7 +122,7 @@ def _drawn(
   )
 
 
-class _Answer:
+class _ChatAnswer:
   """The answer to one request, streamed or whole."""
 
   def __init__(self, context, chat, turn, form, choices, drawn):

@@ -74,7 +74,7 @@ async def completions(request: requests.Request) -> responses.Response:
     for one in _requests(context, caller, completion, prompt, limit)
   ]
   choices = await submit.replies(exchange, context, caller, watch, wanted, said)
-  answer = _Answer(context, completion, prompts, choices)
+  answer = _CompletionAnswer(context, completion, prompts, choices)
   if completion.stream:
     return stream.EventStream(answer.chunks())
   body = await stream.answer_client(request, answer.whole())
@@ -194,7 +194,7 @@ def _requests(
   ]
 
 
-class _Answer:
+class _CompletionAnswer:
   """The answer to one request, streamed or whole."""
 
   def __init__(self, context, completion, prompts, choices):

@@ -43,7 +43,7 @@ class Failed(RuntimeError):
   """An error: replicas did not start; the message is Serve's."""
 
 
-class Line:
+class RayLine:
   """A `remote.Line` to a replica by its name."""
 
   def __init__(self, name: str):
@@ -123,9 +123,9 @@ class Ray:
     except RuntimeError as error:
       raise Failed(_describe(serve.status()) or str(error)) from error
 
-  def line(self, name: str) -> Line:
+  def line(self, name: str) -> RayLine:
     """Returns the way to a replica."""
-    return Line(name)
+    return RayLine(name)
 
   def list(self, prefix: str) -> list[str]:
     """Returns the names of the replicas that begin with a prefix, sorted."""

@@ -38,7 +38,7 @@ from kaiju_jax.serving.stores import redis_recent
 _CHUNK = 16  # Entries of a sorted set read beyond those asked for.
 
 
-class Reads:
+class RedisReads:
   """`records.Reads` of a Redis.
 
   Args:
@@ -226,7 +226,7 @@ class Reads:
     return self._server.mget(keys) if keys else []
 
 
-class Writes(Reads):
+class RedisWrites(RedisReads):
   """`records.Writes` of one transaction.
 
   Args:

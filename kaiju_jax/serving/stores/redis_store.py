@@ -91,7 +91,7 @@ class RedisStore(conversing.Conversing):
     try:
       return self._link.run(
         lambda server: work(
-          redis_records.Reads(server, self._prefix, self._recent)
+          redis_records.RedisReads(server, self._prefix, self._recent)
         )
       )
     except characters.Unavailable as error:
@@ -118,7 +118,7 @@ class RedisStore(conversing.Conversing):
     self, server: redis.Redis, work: Callable[[records.Writes], T]
   ) -> T:
     with self._link.pipeline(server) as pipeline:
-      writes = redis_records.Writes(pipeline, self._prefix, self._recent)
+      writes = redis_records.RedisWrites(pipeline, self._prefix, self._recent)
       result = work(writes)
       writes.commit()
       return result

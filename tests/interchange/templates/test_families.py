@@ -167,7 +167,7 @@ def test_a_trained_reply_ends_in_a_token_that_stops_it(found, name, has_system):
   family, (read, whole) = FAMILIES[name], found[name]
   roles = ('system', 'user', 'assistant', 'user', 'assistant')
   chat_ = [*zip(roles, SAID)][not has_system :]
-  messages = [conversations.Message(role, text) for role, text in chat_]
+  messages = [conversations.WeightedMessage(role, text) for role, text in chat_]
   if family.template in ENDLESS:
     with pytest.raises(ValueError, match='no token behind a reply'):
       turns.encode(messages, read.format)

@@ -282,7 +282,7 @@ def test_a_listing_shows_nothing_that_has_become_private(shared_redis):
 def test_endless_contention_is_a_conflict(shared_redis, monkeypatch):
   store = opened(shared_redis.address, prefix='contention:')
   session = begin(store)
-  commit = redis_records.Writes.commit
+  commit = redis_records.RedisWrites.commit
   tries = []
 
   def commit_behind_another(writes):
@@ -292,7 +292,9 @@ def test_endless_contention_is_a_conflict(shared_redis, monkeypatch):
       client.set(key, client.get(key))
     commit(writes)
 
-  monkeypatch.setattr(redis_records.Writes, 'commit', commit_behind_another)
+  monkeypatch.setattr(
+    redis_records.RedisWrites, 'commit', commit_behind_another
+  )
   spent = seconds(
     lambda: store.append('ann', session.id, 0, 'user', 'x'),
     characters.Conflict,
