@@ -39,15 +39,11 @@ _TINY = 1e-12
 
 
 class Series:
-  """The history of one divergence.
-
-  Attributes:
-    history: log KL of quiet windows, the oldest first.
-    first: the threshold of the first LEAST of all, log KL; None before it.
-  """
+  """The history of one divergence."""
 
   def __init__(self, history: Sequence[float] = (), first: float | None = None):
-    self.history = list(history)
+    self.history = list(history)  # Log KL of quiet windows, the oldest first.
+    # The threshold of the first LEAST of all, log KL; None before it.
     self.first = first
 
   @property
@@ -66,16 +62,12 @@ class Series:
 
 
 class Guard:
-  """Judges windows.
-
-  Attributes:
-    tokens, codes: the histories.
-    is_frozen: whether calibration stands still.
-  """
+  """Judges windows."""
 
   def __init__(self):
+    # tokens, codes: the histories.
     self.tokens, self.codes = Series(), Series()
-    self.is_frozen = False
+    self.is_frozen = False  # Whether calibration stands still.
     self._latest: list[bool] = []
 
   def judge(self, found: histograms.Divergence) -> bool:

@@ -33,30 +33,19 @@ _HASH = np.uint32(2_654_435_761)
 
 
 class Sample(NamedTuple):
-  """What a page says.
+  """What a page says."""
 
-  Attributes:
-    character: whose text it is (`Text.cache_salt`).
-    tokens_S: int32.
-    codes: uint8 [layers, 2, S, K], |code| of keys and of values.
-  """
-
-  character: bytes
-  tokens_S: np.ndarray
-  codes: np.ndarray
+  character: bytes  # Whose text it is (`Text.cache_salt`).
+  tokens_S: np.ndarray  # int32.
+  codes: np.ndarray  # uint8 [layers, 2, S, K], |code| of keys and of values.
 
 
 @dataclasses.dataclass
 class Counts:
-  """Weighted counts of pages.
+  """Weighted counts of pages."""
 
-  Attributes:
-    codes: float64 [layers, 2, K, LEVELS].
-    tokens: float64 [BUCKETS].
-  """
-
-  codes: np.ndarray
-  tokens: np.ndarray
+  codes: np.ndarray  # float64 [layers, 2, K, LEVELS].
+  tokens: np.ndarray  # float64 [BUCKETS].
 
   @classmethod
   def zeros(cls, layers: int, channels: int) -> Self:

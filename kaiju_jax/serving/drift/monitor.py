@@ -38,15 +38,11 @@ BASELINE = RECENT = 80
 
 
 class Window(NamedTuple):
-  """A window that has ended.
+  """A window that has ended."""
 
-  Attributes:
-    divergence: from the baseline; None while that is made.
-    is_quiet: whether it is counted.
-  """
-
+  # From the baseline; None while that is made.
   divergence: histograms.Divergence | None
-  is_quiet: bool
+  is_quiet: bool  # Whether it is counted.
 
 
 class Monitor:
@@ -56,14 +52,6 @@ class Monitor:
     limits: float32 [layers, 2, K], with which its codes are made.
     guarded, filtered: whether the guard and the filter act; without them it is
       a contrast of the drill.
-
-  Attributes:
-    limits: these limits.
-    guard: judges windows.
-    shares: of the characters.
-    baseline: the counts that windows are compared with.
-    recent: the counts that limits are fitted to.
-    windows: how many have ended.
   """
 
   def __init__(
@@ -71,11 +59,13 @@ class Monitor:
   ):
     layers, _, channels = limits.shape
     self.limits = limits
-    self.guard = guard_lib.Guard()
-    self.shares = spikes.Shares()
+    self.guard = guard_lib.Guard()  # Judges windows.
+    self.shares = spikes.Shares()  # Of the characters.
+    # The counts that windows are compared with.
     self.baseline = histograms.Counts.zeros(layers, channels)
+    # The counts that limits are fitted to.
     self.recent = histograms.Counts.zeros(layers, channels)
-    self.windows = 0
+    self.windows = 0  # How many have ended.
     self._guarded, self._filtered = guarded, filtered
     self._began: float | None = None
     self._samples: list[histograms.Sample] = []

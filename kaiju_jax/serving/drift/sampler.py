@@ -22,17 +22,12 @@ from kaiju_jax.serving.drift import histograms
 
 
 class Taken(NamedTuple):
-  """Pages that the device is copying.
-
-  Attributes:
-    pending: the copies.
-    pages: (character, tokens, its page by kind) of each.
-    owners: layers with keys and values, by kind.
-  """
+  """Pages that the device is copying."""
 
   pending: page_copies.Pending
+  # (character, tokens, its page by kind) of each.
   pages: Sequence[tuple[bytes, np.ndarray, Mapping[str, int]]]
-  owners: Mapping[str, Sequence[int]]
+  owners: Mapping[str, Sequence[int]]  # Layers with keys and values, by kind.
 
   def read(self) -> list[histograms.Sample]:
     """Returns the samples; waits for the copies, in any thread."""
@@ -67,9 +62,6 @@ class Sampler:
     copies: of that decoder.
     seed: of the draw, where there are more new pages than are wanted.
 
-  Attributes:
-    limits: float32 [layers, 2, K], with which its codes are made.
-
   Raises:
     ValueError: keys and values have no limits.
   """
@@ -81,6 +73,7 @@ class Sampler:
     seed: int = 0,
   ):
     self._decoder, self._copies = decoder, copies
+    # float32 [layers, 2, K], with which its codes are made.
     self.limits = calibration.read_limits(decoder.params, decoder.config)
     self._tree = decoder.account.tree
     self._random = random.Random(seed)

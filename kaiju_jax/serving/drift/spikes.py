@@ -20,14 +20,11 @@ MOST = 20_000
 
 @dataclasses.dataclass
 class Shares:
-  """Tokens of each character by day.
+  """Tokens of each character by day."""
 
-  Attributes:
-    began: Unix seconds of the first window; None before it.
-    days: by day's number, tokens by character.
-  """
-
+  # Unix seconds of the first window; None before it.
   began: float | None = None
+  # By day's number, tokens by character.
   days: dict[int, dict[bytes, float]] = dataclasses.field(default_factory=dict)
 
   def add(self, tokens: Mapping[bytes, float], now: float) -> None:

@@ -56,47 +56,32 @@ _KEPT = 30 * 24 * 3600
 
 
 class Caller(NamedTuple):
-  """The sender of a request, as the rest of the server knows it.
+  """The sender of a request, as the rest of the server knows it."""
 
-  Attributes:
-    owner: the owner, to whom characters and conversations belong.
-    age: 'adult' or 'minor'.
-    tier: the engine's priority; higher goes first.
-    rate: the owner's rate limits; None for the server's default.
-    agrees: whether the token says that the owner's conversations may be
-      exported; a word of the owner in the store comes before it.
-  """
-
-  owner: str
-  age: str
-  tier: int = 0
+  owner: str  # The owner, to whom characters and conversations belong.
+  age: str  # 'adult' or 'minor'.
+  tier: int = 0  # The engine's priority; higher goes first.
+  # The owner's rate limits; None for the server's default.
   rate: limits.Rate | None = None
+  # Whether the token says that the owner's conversations may be exported; a
+  # word of the owner in the store comes before it.
   agrees: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-  """A token, as the file holds it.
+  """A token, as the file holds it."""
 
-  Attributes:
-    digest: SHA-256 of the token, in hex.
-    owner: the token's user.
-    age: 'adult', 'minor' or 'unknown'.
-    tier: the engine's priority; higher goes first.
-    requests: per minute; None for the server's default, and then for streams.
-    streams: at once; None with `requests`.
-    created: in seconds since 1970.
-    feedback: whether the owner, an adult, agrees that conversations are
-      exported to train a model.
-  """
-
-  digest: str
-  owner: str
-  age: str = UNKNOWN
-  tier: int = 0
+  digest: str  # SHA-256 of the token, in hex.
+  owner: str  # The token's user.
+  age: str = UNKNOWN  # 'adult', 'minor' or 'unknown'.
+  tier: int = 0  # The engine's priority; higher goes first.
+  # Per minute; None for the server's default, and then for streams.
   requests: int | None = None
-  streams: int | None = None
-  created: int = 0
+  streams: int | None = None  # At once; None with `requests`.
+  created: int = 0  # In seconds since 1970.
+  # Whether the owner, an adult, agrees that conversations are exported to train
+  # a model.
   feedback: bool = False
 
   def __post_init__(self):
@@ -290,12 +275,7 @@ class Tokens:
 
 
 class Access:
-  """The server's access control: identifies callers, and refuses others.
-
-  Attributes:
-    is_open: whether requests of this machine need no token.
-    key: the local user's key; None for none.
-  """
+  """The server's access control: identifies callers, and refuses others."""
 
   def __init__(
     self,
@@ -325,8 +305,8 @@ class Access:
         raise ValueError('is_open=True: an open server asks for no key.')
     if age not in AGES:
       raise ValueError(f'age={age!r}: must be one of {", ".join(AGES)}.')
-    self.is_open = is_open
-    self.key = key
+    self.is_open = is_open  # Whether requests of this machine need no token.
+    self.key = key  # The local user's key; None for none.
     self._tokens = tokens
     self._local = Caller(LOCAL, _tier_of(age), rate=limits.LOCAL)
     self._failures = failures or limits.Failures()

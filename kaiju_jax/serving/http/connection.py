@@ -51,26 +51,20 @@ _CONTINUE = b'HTTP/1.1 100 Continue\r\n\r\n'
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The deadlines of connections, and the number of them.
+  """The deadlines of connections, and the number of them."""
 
-  Attributes:
-    request_seconds: the time from a request's first byte to its last; also
-      from the connection's beginning, or the last answer's end, to a first
-      byte.
-    unread_seconds: how long a client may leave an answer unread.
-    drain_seconds: the time that open answers have when the server is stopped.
-    linger_seconds: how long a client may go on sending after its last answer.
-    connections: the most connections at once.
-    connections_each: the most connections at once per address; None for 64, or
-      for `connections` where the server listens on loopback alone, because
-      there all clients are one person's, or a proxy's.
-  """
-
+  # The time from a request's first byte to its last; also from the connection's
+  # beginning, or the last answer's end, to a first byte.
   request_seconds: float = 10.0
-  unread_seconds: float = 30.0
+  unread_seconds: float = 30.0  # How long a client may leave an answer unread.
+  # The time that open answers have when the server is stopped.
   drain_seconds: float = 30.0
+  # How long a client may go on sending after its last answer.
   linger_seconds: float = 2.0
-  connections: int = 512
+  connections: int = 512  # The most connections at once.
+  # The most connections at once per address; None for 64, or for `connections`
+  # where the server listens on loopback alone, because there all clients are
+  # one person's, or a proxy's.
   connections_each: int | None = None
 
 
@@ -207,15 +201,7 @@ class Connection(h11_impl.H11Protocol):
     )
 
   def _make_room(self, key: str) -> bool:
-    """Ends the connection whose client has kept the server waiting longest.
-
-    Args:
-      key: the address of a new one; where it has its share of the slots, only
-        one of its own is ended.
-
-    Returns:
-      Whether there was one.
-    """
+    """Ends the connection whose client has kept the server waiting longest."""
     is_own = self._slots.is_spent(key)
     late = [
       one
@@ -294,11 +280,7 @@ class Connection(h11_impl.H11Protocol):
     self.handle_events()
 
   def _look(self, seconds: float) -> None:
-    """Ends a half-closed connection without an answer, or without a client.
-
-    Args:
-      seconds: until it looks again.
-    """
+    """Ends a half-closed connection without an answer, or without a client."""
     self._stop_waiting()
     if not self._is_answering:
       self._linger()
@@ -397,12 +379,7 @@ class _Transport:
 
 
 def _raw(error: errors.ApiError, name: str) -> bytes:
-  """Returns the bytes of an answer that no application makes.
-
-  Args:
-    error: the answer.
-    name: its x-request-id.
-  """
+  """Returns the bytes of an answer that no application makes."""
   body = errors.body(error)
   headers = [
     *edge.HEADERS,

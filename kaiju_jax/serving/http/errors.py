@@ -28,16 +28,7 @@ SERVER = 'server_error'
 
 
 class ApiError(Exception):
-  """A failure that is reported to the client.
-
-  Attributes:
-    status: the answer's HTTP status.
-    message: what is wrong and what would be right.
-    type: OpenAI's kind of error.
-    param: the request's field that is wrong; None for none.
-    code: a constant that programs compare; None for none.
-    headers: additional headers of the answer.
-  """
+  """A failure that is reported to the client."""
 
   def __init__(
     self,
@@ -49,12 +40,12 @@ class ApiError(Exception):
     headers: Mapping[str, str] | None = None,
   ):
     super().__init__(message)
-    self.status = status
-    self.message = message
-    self.type = type
-    self.param = param
-    self.code = code
-    self.headers = dict(headers or {})
+    self.status = status  # The answer's HTTP status.
+    self.message = message  # What is wrong and what would be right.
+    self.type = type  # OpenAI's kind of error.
+    self.param = param  # The request's field that is wrong; None for none.
+    self.code = code  # A constant that programs compare; None for none.
+    self.headers = dict(headers or {})  # Additional headers of the answer.
 
 
 def invalid(

@@ -34,15 +34,11 @@ _HALF_END = re.compile(rb'\r(?=[^\n])|(?<!\r)\n')
 
 
 class Fault(ValueError):
-  """Bytes that this server does not accept as a request.
-
-  Attributes:
-    status: the answer's status, always 4xx.
-  """
+  """Bytes that this server does not accept as a request."""
 
   def __init__(self, message: str, status: int = 400):
     super().__init__(message)
-    self.status = status
+    self.status = status  # The answer's status, always 4xx.
 
 
 class Sized:
@@ -127,15 +123,10 @@ class Chunked:
 
 
 class Head(NamedTuple):
-  """The extent of a request's first line and headers, and of its body.
+  """The extent of a request's first line and headers, and of its body."""
 
-  Attributes:
-    size: the bytes of the first line and the headers, with the empty line.
-    body: counts the bytes of the body that follows.
-  """
-
-  size: int
-  body: Sized | Chunked
+  size: int  # The bytes of the first line and the headers, with the empty line.
+  body: Sized | Chunked  # Counts the bytes of the body that follows.
 
 
 class Opening:
@@ -213,11 +204,7 @@ def _check_first(line: bytes) -> None:
 
 
 def _fields(lines: list[bytes]) -> dict[bytes, list[bytes]]:
-  """Returns the values of each header, by its name in lower case.
-
-  Raises:
-    Fault: one is malformed.
-  """
+  """Returns the values of each header, by its name in lower case."""
   fields: dict[bytes, list[bytes]] = {}
   for line in lines:
     # The pattern refuses a line that begins with a space: some parsers read it
@@ -232,11 +219,7 @@ def _fields(lines: list[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def _body(fields: dict[bytes, list[bytes]], version: bytes) -> Sized | Chunked:
-  """Returns the body that a head announces.
-
-  Raises:
-    Fault: the headers are ambiguous, or Host is missing.
-  """
+  """Returns the body that a head announces."""
   hosts = fields.get(b'host', [])
   if len(hosts) > 1 or (not hosts and version == b'HTTP/1.1'):
     raise Fault('There must be one Host.')

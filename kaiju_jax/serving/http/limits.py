@@ -38,15 +38,10 @@ _BYTES, _TOKENS = 2**18, 2**14
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-  """The rate limits of one owner.
+  """The rate limits of one owner."""
 
-  Attributes:
-    requests: the requests per minute.
-    streams: the answers that may be written at once.
-  """
-
-  requests: int = 60
-  streams: int = 4
+  requests: int = 60  # The requests per minute.
+  streams: int = 4  # The answers that may be written at once.
 
   def __post_init__(self):
     for name in ('requests', 'streams'):
@@ -133,19 +128,13 @@ class Buckets:
 
 
 class Slots:
-  """Counts things that happen at once, in total and per key.
-
-  Attributes:
-    most: the limit in total.
-    each: the limit per key.
-    taken: the slots taken now.
-  """
+  """Counts things that happen at once, in total and per key."""
 
   def __init__(self, most: int, each: int):
-    self.most = most
-    self.each = each
+    self.most = most  # The limit in total.
+    self.each = each  # The limit per key.
     self._counts: collections.Counter[Hashable] = collections.Counter()
-    self.taken = 0
+    self.taken = 0  # The slots taken now.
 
   def take(self, key: Hashable, each: int | None = None) -> bool:
     """Takes a slot, if one is free; `each` replaces the limit per key."""

@@ -40,63 +40,39 @@ _FORMAT = 'text/plain; version=0.0.4; charset=utf-8'
 
 
 class Reading(NamedTuple):
-  """The state of an engine at one moment.
+  """The state of an engine at one moment."""
 
-  Attributes:
-    pages: the number of pages by (kind, state); 'row' pages are held by at
-      least one open row, 'point' pages by points alone, 'free' ones by none.
-    points: the points in the cache, at which prompts resume.
-    evictions: the points evicted since the start.
-    waiting: the sequences without a row.
-    running: the sequences with a row.
-    wait: the seconds that a new sequence would wait.
-  """
-
+  # The number of pages by (kind, state); 'row' pages are held by at least one
+  # open row, 'point' pages by points alone, 'free' ones by none.
   pages: Mapping[tuple[str, str], int]
-  points: int
+  points: int  # The points in the cache, at which prompts resume.
   evictions: int
   waiting: int
   running: int
-  wait: float
+  wait: float  # The seconds that a new sequence would wait.
 
 
 class ReplicaReading(NamedTuple):
-  """What a router knows of a replica at one moment.
-
-  Attributes:
-    name: the replica's.
-    build: a digest of its weights, calibration and head.
-    is_up: whether it answers.
-    share: to which part of new conversations it is open.
-    load: as policies count it.
-    running: the sequences that it has.
-  """
+  """What a router knows of a replica at one moment."""
 
   name: str
-  build: str
+  build: str  # A digest of its weights, calibration and head.
   is_up: bool
-  share: float
-  load: float
+  share: float  # To which part of new conversations it is open.
+  load: float  # As policies count it.
   running: int
 
 
 class FleetReading(NamedTuple):
-  """The state of a router at one moment.
-
-  Attributes:
-    replicas: its replicas.
-    sessions: the sessions that its table knows.
-    moves: the times that a session went on at another replica.
-    shared: whether the table is shared with other routers now; None where it
-      is to be this router's own.
-    losses: the times that the shared table was lost.
-  """
+  """The state of a router at one moment."""
 
   replicas: Sequence[ReplicaReading]
-  sessions: int
-  moves: int
+  sessions: int  # The sessions that its table knows.
+  moves: int  # The times that a session went on at another replica.
+  # Whether the table is shared with other routers now; None where it is to be
+  # this router's own.
   shared: bool | None = None
-  losses: int = 0
+  losses: int = 0  # The times that the shared table was lost.
 
 
 def reading(engine: engine_lib.Engine) -> Reading:
@@ -123,35 +99,7 @@ def reading(engine: engine_lib.Engine) -> Reading:
 
 
 class Metrics:
-  """The metrics of one server.
-
-  Attributes:
-    ttft: the seconds from a request to its first token.
-    itl: the seconds between two tokens.
-    queue: the seconds that a sequence waited for a row.
-    rate: the tokens per second of each stream (`TokenStream.rate`).
-    prompt_tokens: the tokens of all prompts.
-    cached_tokens: the prompt tokens that were in the cache and did not run.
-    rejected: the requests that the engine refused, by reason.
-    judged: the texts that safety read, by stage and age tier: 'gate' for users'
-      texts, 'head' for prompts with their replies.
-    gate_failures: the texts that the gate could not judge, by age tier.
-    refusals: the texts that safety blocked, by stage ('gate', 'prompt' or
-      'head', see `moderation.Verdict`) and age tier.
-    ratings: the ratings of replies, by kind; 'withdrawn' for one that was
-      taken back. A rating that is sent again counts once.
-    requests: the answers, by method, route and status.
-    failed: the answers under /v1/ that the server failed to give: 'status' for
-      one of 500 or above, 'stream' for an error after the answer had begun.
-    store_failures: the calls that the store did not answer.
-    operations: the operators' commands, by operation and result: 'done',
-      'refused' or 'failed'.
-    drift_kl: the divergence of the last window, of 'tokens' and of 'codes';
-      without series where nothing watches (`drift/watch.py`).
-    drift_frozen: 1 while the guard has frozen calibration.
-    ready: 1 while requests are taken, as /readyz says, the store left out; the
-      server's context sets the function that answers.
-  """
+  """The metrics of one server."""
 
   def __init__(self, read: Callable[[], Reading | None]):
     """Makes metrics in a registry of their own.
@@ -174,6 +122,7 @@ class Metrics:
     self.queue = prometheus_client.Histogram(
       'queue_seconds', 'From a request to its row.', buckets=_QUEUED, **own
     )
+    # The tokens per second of each stream (`TokenStream.rate`).
     self.rate = prometheus_client.Histogram(
       'stream_tokens_per_second',
       "A stream's tokens after its first, per second since.",
@@ -189,6 +138,8 @@ class Metrics:
     self.rejected = prometheus_client.Counter(
       'rejected', 'Requests that were not begun.', ['reason'], **own
     )
+    # The ratings of replies, by kind; 'withdrawn' for one that was taken back.
+    # A rating that is sent again counts once.
     self.ratings = prometheus_client.Counter(
       'ratings', 'What owners said of replies.', ['kind'], **own
     )
@@ -199,15 +150,20 @@ class Metrics:
       **own,
     )
     self._add_safety(own)
+    # The divergence of the last window, of 'tokens' and of 'codes'; without
+    # series where nothing watches (`drift/watch.py`).
     self.drift_kl = prometheus_client.Gauge(
       'drift_kl',
       'How far the last window of traffic is from the first ones, nats.',
       ['what'],
       **own,
     )
+    # 1 while the guard has frozen calibration.
     self.drift_frozen = prometheus_client.Gauge(
       'drift_frozen', 'Whether drift has frozen calibration.', **own
     )
+    # The answers under /v1/ that the server failed to give: 'status' for one of
+    # 500 or above, 'stream' for an error after the answer had begun.
     self.failed = prometheus_client.Counter(
       'failed_answers',
       'Answers that the server failed to give.',
@@ -217,9 +173,13 @@ class Metrics:
     self.store_failures = prometheus_client.Counter(
       'store_failures', 'Calls that the store did not answer.', **own
     )
+    # 1 while requests are taken, as /readyz says, the store left out; the
+    # server's context sets the function that answers.
     self.ready = prometheus_client.Gauge(
       'ready', 'Whether requests are taken.', **own
     )
+    # The operators' commands, by operation and result: 'done', 'refused' or
+    # 'failed'.
     self.operations = prometheus_client.Counter(
       'operations', "Operators' commands.", ['operation', 'result'], **own
     )
@@ -233,12 +193,14 @@ class Metrics:
 
   def _add_safety(self, own) -> None:
     """Makes the counters of safety, with all their labels at zero."""
+    # 'gate' for users' texts, 'head' for prompts with their replies.
     self.judged = prometheus_client.Counter(
       'judged', 'Texts that safety read.', ['stage', 'tier'], **own
     )
     self.gate_failures = prometheus_client.Counter(
       'gate_failures', 'Texts that the gate could not judge.', ['tier'], **own
     )
+    # Stages as in `moderation.Verdict`.
     self.refusals = prometheus_client.Counter(
       'refusals', 'Texts that safety stopped.', ['stage', 'tier'], **own
     )

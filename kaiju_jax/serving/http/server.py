@@ -53,10 +53,7 @@ class Server(uvicorn.Server):
   """An HTTP server of one application.
 
   Attributes:
-    host: the name or address on which it listens.
-    port: the port on which it listens.
     metrics_port: the metrics' port on 127.0.0.1; None without one.
-    signal: the number of the signal that stopped it; None for none.
   """
 
   def __init__(
@@ -91,11 +88,12 @@ class Server(uvicorn.Server):
     Raises:
       OSError: the port is taken, or the host is not this machine's.
     """
-    self.host = host
+    self.host = host  # The name or address on which it listens.
     self._settings = settings = settings or Settings()
     self._on_drain, self._on_start = on_drain, on_start
     self._is_shared = listener is not None
     self._draining = threading.Event()
+    # The number of the signal that stopped it; None for none.
     self.signal: int | None = None
     each = settings.connections_each
     if each is None:
@@ -104,7 +102,7 @@ class Server(uvicorn.Server):
     super().__init__(self._config(app, slots, 'auto'))
     self._metrics = self._metrics_socket = self.metrics_port = None
     self._socket = listener or listen(host, port, settings)
-    self.port = self._socket.getsockname()[1]
+    self.port = self._socket.getsockname()[1]  # The port on which it listens.
     if metrics is not None:
       slots = limits.Slots(_SCRAPES, _SCRAPES)
       self._metrics = self._config(metrics, slots, 'off')

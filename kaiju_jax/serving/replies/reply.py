@@ -43,32 +43,23 @@ _AHEAD = 4
 
 
 class Piece(NamedTuple):
-  """Text to show, with its tokens.
+  """Text to show, with its tokens."""
 
-  Attributes:
-    text: the text to show; '' where all new text is held.
-    events: the tokens whose log-probabilities may be shown.
-    reasoning: the reasoning to show.
-  """
-
-  text: str
+  text: str  # The text to show; '' where all new text is held.
+  # The tokens whose log-probabilities may be shown.
   events: list[request_lib.Event]
-  reasoning: str = ''
+  reasoning: str = ''  # The reasoning to show.
 
 
 class _Untold(NamedTuple):
-  """A token that is not told yet.
-
-  Attributes:
-    event: the token.
-    begin: where its first character stands in the text; None for a token that
-      completes no character, or completes a stop string.
-    is_answer: whether it is the answer's; False for the reasoning's, None for
-      spaces between the two.
-  """
+  """A token that is not told yet."""
 
   event: request_lib.Event
+  # Where its first character stands in the text; None for a token that
+  # completes no character, or completes a stop string.
   begin: int | None
+  # Whether it is the answer's; False for the reasoning's, None for spaces
+  # between the two.
   is_answer: bool | None
 
 
@@ -78,11 +69,6 @@ class Reply:
   Attributes:
     text: the text that was shown, without the reasoning.
     reasoning: the reasoning that was shown.
-    thought: the number of tokens of the shown reasoning.
-    tokens: the drawn tokens, shown or not.
-    finish: OpenAI's finish_reason; None before the end.
-    is_prompt_refused: whether the prompt was refused. If so, neither prompt nor
-      reply is shown.
   """
 
   def __init__(
@@ -109,8 +95,10 @@ class Reply:
       kept: the tokens of the reply that stand in its prompt, to be kept before
         the drawn ones; None where they are not known.
     """
-    self.tokens: list[int] = []
+    self.tokens: list[int] = []  # The drawn tokens, shown or not.
+    # OpenAI's finish_reason; None before the end.
     self.finish: str | None = None
+    # Whether the prompt was refused. If so, neither prompt nor reply is shown.
     self.is_prompt_refused = False
     self._stream = stream
     self._watch = watch
@@ -123,7 +111,7 @@ class Reply:
     self._kept = kept
     self._parts: list[str] = []
     self._thoughts: list[str] = []
-    self.thought = 0
+    self.thought = 0  # The number of tokens of the shown reasoning.
     self._reason: str | None = None
     self._untold: collections.deque[_Untold] = collections.deque()
     self._passed = 0  # How many of them moderation lets pass.
@@ -286,11 +274,7 @@ class Reply:
 
 
 async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:
-  """Yields all events that have come, at least one each time.
-
-  Raises:
-    errors.ApiError: the sequence or the engine failed.
-  """
+  """Yields all events that have come, at least one each time."""
   try:
     async for event in stream:
       events = [event]
@@ -306,14 +290,10 @@ async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:
 
 
 class Choices:
-  """The replies to one request, with the stream slot that they share.
-
-  Attributes:
-    replies: one for each choice.
-  """
+  """The replies to one request, with the stream slot that they share."""
 
   def __init__(self, replies: Sequence[Reply], slot: limits.Slot):
-    self.replies = list(replies)
+    self.replies = list(replies)  # One for each choice.
     self._slot = slot
 
   @property

@@ -142,11 +142,7 @@ def owner_of(group: groups_lib.Name) -> str:
 
 
 class SavedPoints:
-  """Saves the points of a server's engine, and takes them back.
-
-  Attributes:
-    restored: the result of the latest `restore`.
-  """
+  """Saves the points of a server's engine, and takes them back."""
 
   def __init__(
     self,
@@ -174,7 +170,7 @@ class SavedPoints:
     self._most = most
     self._texts = texts
     self._every = every
-    self.restored = Restored(0, 0, 0.0)
+    self.restored = Restored(0, 0, 0.0)  # The result of the latest `restore`.
     # Held while a file is written or files are removed.
     self._guard = threading.Lock()
     self._written: dict[str, Any] = {}

@@ -23,10 +23,6 @@ class SavedTexts:
     store: of characters and sessions.
     tokens: of the owners that may ask, beside this machine's user.
     is_private: whether conversations and private characters are saved.
-
-  Attributes:
-    blocked: cache salts of texts that the safety gate blocks, which are not
-      everybody's whatever the store says.
   """
 
   def __init__(
@@ -35,6 +31,8 @@ class SavedTexts:
     tokens: auth.Tokens,
     is_private: bool = False,
   ):
+    # Cache salts of texts that the safety gate blocks, which are not
+    # everybody's whatever the store says.
     self.blocked: set[str] = set()
     self._store, self._tokens, self._is_private = store, tokens, is_private
 

@@ -16,19 +16,13 @@ _UNREADABLE = '\ufffd'
 
 
 class Spelled(NamedTuple):
-  """A token of a text.
+  """A token of a text."""
 
-  Attributes:
-    text: what it reads as.
-    bytes: what it adds to the text, in UTF-8.
-    begin: the characters of the text before it.
-    others: log-probabilities of the alternatives in its place, by token; of
-      those that read alike, the likeliest.
-  """
-
-  text: str
-  bytes: bytes
-  begin: int
+  text: str  # What it reads as.
+  bytes: bytes  # What it adds to the text, in UTF-8.
+  begin: int  # The characters of the text before it.
+  # Log-probabilities of the alternatives in its place, by token; of those that
+  # read alike, the likeliest.
   others: dict[bytes, float]
 
 

@@ -27,16 +27,14 @@ class TokenStream(Protocol):
   """The drawn tokens of one request, as an asynchronous iterator of `Event`.
 
   Attributes:
-    waited: seconds until it had a row; set once a token has come.
-    reused: tokens of the prompt that the cache held; set likewise.
-    prompt_scores: as in `request.Result`; set likewise.
     has_more: whether the next event is here already.
     rate: tokens per second behind the first; None where too few came.
     reason: why the sequence ended; None before its end.
   """
 
-  waited: float
-  reused: int
+  waited: float  # Seconds until it had a row; set once a token has come.
+  reused: int  # Tokens of the prompt that the cache held; set likewise.
+  # As in `request.Result`; set likewise.
   prompt_scores: tuple[float, ...] | None
 
   @property
@@ -90,24 +88,18 @@ class AsyncStream:
   """The drawn tokens of one sequence, as an asynchronous iterator of `Event`.
 
   Only the event loop that submitted the request reads it.
-
-  Attributes:
-    loop: that event loop.
-    sequence: the engine's sequence, which only the engine's thread touches.
-    waited: seconds until it had a row; set once a token has come.
-    reused: tokens of the prompt that the cache held; set likewise.
-    prompt_scores: as in `request.Result`; set likewise.
-    is_waiting: whether a reader waits for an event.
   """
 
   def __init__(self, lessor: Lessor, loop: asyncio.AbstractEventLoop):
     """Makes a stream without a sequence, which the engine's thread sets."""
     self.loop = loop
+    # The engine's sequence, which only the engine's thread touches.
     self.sequence: sequence_lib.Sequence | None = None
-    self.waited = 0.0
-    self.reused = 0
+    self.waited = 0.0  # Seconds until it had a row; set once a token has come.
+    self.reused = 0  # Tokens of the prompt that the cache held; set likewise.
+    # As in `request.Result`; set likewise.
     self.prompt_scores: tuple[float, ...] | None = None
-    self.is_waiting = False
+    self.is_waiting = False  # Whether a reader waits for an event.
     self._lessor = lessor
     self._events: collections.deque[request_lib.Event] = collections.deque()
     self._arrived = asyncio.Event()

@@ -37,13 +37,7 @@ class Stopped(RuntimeError):
 
 
 class Worker:
-  """A thread that runs an engine.
-
-  Attributes:
-    engine: the engine; its methods, except `check`, run only in the thread.
-    error: the error that ended the thread; None if there was none.
-    compilations: how many compilations were left for later at the start.
-  """
+  """A thread that runs an engine."""
 
   def __init__(
     self,
@@ -57,8 +51,10 @@ class Worker:
       on_compiled: called after the compilations that were left for later, in
         their thread.
     """
+    # The engine; its methods, except `check`, run only in the thread.
     self.engine = engine
     self._on_compiled = on_compiled
+    # The error that ended the thread; None if there was none.
     self.error: BaseException | None = None
     self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._streams: dict[token_stream.AsyncStream, sequence_lib.Sequence] = {}
@@ -68,6 +64,7 @@ class Worker:
       target=self._run, name='engine', daemon=True
     )
     # Rare shapes compile while rounds run with the shapes that are ready.
+    # How many compilations were left for later at the start.
     self.compilations = engine.rounds.waiting
     self._compiling = threading.Thread(
       target=self._compile, name='compiling', daemon=True

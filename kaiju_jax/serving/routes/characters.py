@@ -180,12 +180,7 @@ async def _find(
   request: requests.Request,
   is_own: bool = False,
 ) -> tuple[characters.Character, characters.Version]:
-  """Returns a character that the caller may see, and its live version.
-
-  Raises:
-    errors.ApiError: 404 for no such character; 403 where it must be the
-      caller's own and is not.
-  """
+  """Returns a character that the caller may see, and its live version."""
   name = request.path_params['id']
   character = await lookup.find(context, caller, name)
   if is_own and character.owner != caller.owner:
@@ -267,11 +262,7 @@ async def _publish(
 
 
 def _prefix(context, written: card_fields.Fields) -> np.ndarray:
-  """Returns a character's prefix, int32 [L]; checks greetings and lore too.
-
-  Raises:
-    errors.ApiError: 400; names the field that is too long.
-  """
+  """Returns a character's prefix, int32 [L]; checks greetings and lore too."""
   judge.check_greetings(written)
   try:
     lore.check(written)

@@ -123,11 +123,7 @@ class _Prompt:
 
 
 def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
-  """Returns a prompt; refuses one that cannot fit before it is encoded.
-
-  Raises:
-    errors.ApiError: 400; the prompt is too long, or not valid tokens.
-  """
+  """Returns a prompt; refuses one that cannot fit before it is encoded."""
   tokenizer = context.tokenizer
   _refuse_long(context, _count_least(context, given), limit)
   if isinstance(given, str):
@@ -150,11 +146,7 @@ def _count_least(context, given: str | list[int]) -> int:
 
 
 def _check_alternatives(context, completion, limit, counts) -> None:
-  """Refuses too many alternatives; `counts` are the prompts' tokens.
-
-  Raises:
-    errors.ApiError: 400; see `parse.check_alternatives`.
-  """
+  """Refuses too many alternatives; `counts` are the prompts' tokens."""
   scored = sum(counts) if completion.echo else 0
   tokens = completion.choices * (scored + limit * len(counts))
   given = completion.logprobs or 0
@@ -259,10 +251,7 @@ class _CompletionAnswer:
       yield stream.break_stream(self._context, error)
 
   def _list_told(self, events) -> list[request_lib.Event]:
-    """Returns the tokens of the text, without the one that ends it.
-
-    A client that has the prompt scored counts it, too.
-    """
+    """Returns the tokens of the text, without the one that ends it."""
     if self._completion.scores_prompt:
       return list(events)
     return [one for one in events if one.reason != 'stop_token']

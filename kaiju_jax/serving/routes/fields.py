@@ -170,11 +170,7 @@ class StreamOptions(parse.Fields):
 
 
 class _Generation(parse.Fields):
-  """The fields that both completions endpoints have.
-
-  Attributes:
-    ignore_eos: whether the model's own end of a text ends no reply.
-  """
+  """The fields that both completions endpoints have."""
 
   UNSUPPORTED = known.REQUEST
 
@@ -191,6 +187,7 @@ class _Generation(parse.Fields):
   repetition_penalty: Annotated[float, pydantic.Field(gt=0, le=10)] | None = (
     None
   )
+  # Whether the model's own end of a text ends no reply.
   ignore_eos: bool = False
   # Labels: they do not change the text.
   user: str | None = None
@@ -235,14 +232,7 @@ class _Generation(parse.Fields):
   def samplings(
     self, defaults: Mapping[str, float]
   ) -> list[sampling_lib.Sampling]:
-    """Returns the sampling settings of each choice, with consecutive seeds.
-
-    Args:
-      defaults: the settings that the request does not name.
-
-    Raises:
-      errors.ApiError: 400; a setting that only `Sampling` refuses.
-    """
+    """Returns the sampling settings of each choice, with consecutive seeds."""
     seed = secrets.randbits(32) if self.seed is None else self.seed
     given = {**defaults} | {
       name: value
@@ -260,26 +250,11 @@ class _Generation(parse.Fields):
 
 
 class Chat(_Generation):
-  """The fields of /v1/chat/completions that are ours or need a word.
+  """The fields of /v1/chat/completions that are ours or need a word."""
 
-  Attributes:
-    messages: the whole chat; with `session` only the user's new message, or
-      none. If the last one is the assistant's, the reply continues it, unless
-      one of the next two fields says otherwise.
-    continue_final_message: whether the reply continues the last message, which
-      is the assistant's; with `session` and no message the session's last one.
-    add_generation_prompt: whether the reply is a message of its own; the
-      opposite of `continue_final_message`.
-    echo: whether the answer begins with the text that the reply continues.
-    character: the id of a character, whose prefix stands before the messages.
-    session: the id of a conversation that the server keeps.
-    swipe: whether to draw another candidate for the session's last reply.
-    chat_template_kwargs: whether the reply begins with its reasoning, for
-      models that can do both; by default it does not.
-    guided: whether a beam search guided by the token-level head finds the
-      reply.
-  """
-
+  # The whole chat; with `session` only the user's new message, or none. If the
+  # last one is the assistant's, the reply continues it, unless one of the next
+  # two fields says otherwise.
   messages: Annotated[
     list[ChatMessage], pydantic.FailFast(), limit_entries(MESSAGES)
   ]
@@ -287,13 +262,23 @@ class Chat(_Generation):
   max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   logprobs: bool | None = None
   top_logprobs: _Alternatives | None = None
+  # The id of a character, whose prefix stands before the messages.
   character: str | None = None
-  session: str | None = None
+  session: str | None = None  # The id of a conversation that the server keeps.
+  # Whether to draw another candidate for the session's last reply.
   swipe: bool = False
+  # Whether a beam search guided by the token-level head finds the reply.
   guided: bool = False
+  # Whether the reply begins with its reasoning, for models that can do both; by
+  # default it does not.
   chat_template_kwargs: TemplateOptions | None = None
+  # Whether the reply continues the last message, which is the assistant's; with
+  # `session` and no message the session's last one.
   continue_final_message: bool | None = None
+  # Whether the reply is a message of its own; the opposite of
+  # `continue_final_message`.
   add_generation_prompt: bool | None = None
+  # Whether the answer begins with the text that the reply continues.
   echo: bool = False
 
   @pydantic.model_validator(mode='after')
@@ -395,22 +380,19 @@ class Chat(_Generation):
 
 
 class Completion(_Generation):
-  """The fields of /v1/completions that need a word.
-
-  Attributes:
-    prompt: a text, a list of texts, a list of tokens, or a list of those.
-    echo: whether the answer begins with the prompt; with `logprobs`, also with
-      the prompt's log-probabilities.
-    logprobs: 0 for the log-probabilities of the tokens themselves, k for those
-      of the k likeliest tokens of each position as well.
-    max_tokens: 0 to draw nothing, which needs `echo`.
-  """
+  """The fields of /v1/completions that need a word."""
 
   VALUES = bodies.VALUES_OF_TOKENS
 
+  # A text, a list of texts, a list of tokens, or a list of those.
   prompt: Annotated[str | list, pydantic.PlainValidator(check_prompt)]
+  # 0 to draw nothing, which needs `echo`.
   max_tokens: Annotated[int, pydantic.Field(ge=0)] = 16
+  # Whether the answer begins with the prompt; with `logprobs`, also with the
+  # prompt's log-probabilities.
   echo: bool | None = None
+  # 0 for the log-probabilities of the tokens themselves, k for those of the k
+  # likeliest tokens of each position as well.
   logprobs: _Alternatives | None = None
   best_of: int | None = None
 

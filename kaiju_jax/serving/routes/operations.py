@@ -225,11 +225,7 @@ class Operations:
     return {'of': body.of, **self._describe_fleet()}
 
   def _change(self, change: Callable[[rollouts_lib.Rollouts], Any]) -> Any:
-    """Changes the fleet.
-
-    Raises:
-      errors.ApiError: 409; there is one engine alone, or it is refused.
-    """
+    """Changes the fleet."""
     if self._rollouts is None:
       raise errors.conflict('of: this server has one engine, and no replicas.')
     try:

@@ -181,14 +181,7 @@ async def _of_session(
 
 
 def _pop_reply(path: list) -> tuple[prompt_lib.Turn, int | None, str]:
-  """Takes the last message, which is continued, from a conversation.
-
-  Returns:
-    (the reply so far, its parent's id, its reasoning).
-
-  Raises:
-    errors.ApiError: 400; the conversation does not end with a reply.
-  """
+  """Takes the last message, which is continued, from a conversation."""
   if not path or path[-1].role != characters.ASSISTANT:
     raise errors.invalid(
       'continue_final_message: the conversation does not end with a reply that'
@@ -209,10 +202,7 @@ def _join(*parts: str) -> str:
 
 
 def _new(messages) -> str:
-  """Returns the text after the last reply whose tokens the server remembers.
-
-  The text before that reply was judged when the reply was drawn.
-  """
+  """Returns the text after the last reply whose tokens the server remembers."""
   said: list[str] = []
   for one in reversed(messages):
     if one.role == characters.ASSISTANT and one.tokens is not None:
@@ -253,13 +243,7 @@ def _encode(
   format: prompt_lib.Encoded,
   seed: str,
 ) -> tuple[prompt_lib.Prompt, begun_lib.Begun | None]:
-  """Returns a prompt and the reply's beginning; a long history takes 20 ms.
-
-  `seed` names the conversation, or its owner where nothing names it.
-
-  Raises:
-    errors.ApiError: 400; it does not fit, or a text cannot be encoded.
-  """
+  """Returns a prompt and the reply's beginning; a long history takes 20 ms."""
   try:
     if version is None:
       opened_L, book = prompt_lib.open_prefix(format), None

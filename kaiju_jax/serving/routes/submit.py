@@ -132,16 +132,7 @@ def _account(
 
 
 def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
-  """Returns a function that a reply calls with each group of new tokens.
-
-  It observes the time to the first token, the queue and the gaps between
-  tokens.
-
-  Args:
-    metrics: the server's.
-    came: the time at which the request came, by `time.perf_counter`.
-    prompt: the number of the prompt's tokens.
-  """
+  """Returns a function that a reply calls with each group of new tokens."""
   last = None
 
   def note(stream: token_stream.TokenStream, count: int) -> None:

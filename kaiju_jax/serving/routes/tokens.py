@@ -99,10 +99,7 @@ async def decode(request: requests.Request) -> responses.Response:
 
 
 def _write(fields: dict[str, int], tokens: np.ndarray) -> bytes:
-  """Returns JSON of fields and of tokens, which may be a million.
-
-  One call for all tokens would stop the event loop while it runs.
-  """
+  """Returns JSON of fields and of tokens, which may be a million."""
   pieces = (
     json.dumps(tokens[at : at + _PIECE].tolist())[1:-1]
     for at in range(0, len(tokens), _PIECE)
@@ -113,11 +110,7 @@ def _write(fields: dict[str, int], tokens: np.ndarray) -> bytes:
 
 
 def _names(context: context_lib.Context) -> tuple[str, str]:
-  """Returns the names of the tokens that open a text and that end one.
-
-  The opening token ends texts, too, where the model names no other: behind it
-  the next document would begin.
-  """
+  """Returns the names of the tokens that open a text and that end one."""
   tokenizer = context.tokenizer
   ending = context.ends[0] if context.ends else tokenizer.bos_id
   return tokenizer.name(tokenizer.bos_id), tokenizer.name(ending)

@@ -33,27 +33,16 @@ _EMPTY = np.empty((0, 3), np.int64)
 
 
 class Rows(NamedTuple):
-  """Uses of sessions by one replica.
-
-  Attributes:
-    name: the replica's.
-    sessions: int64 [n].
-    times: int64 [n], of their last use, in milliseconds of Unix time.
-  """
+  """Uses of sessions by one replica."""
 
   name: str
-  sessions: np.ndarray
+  sessions: np.ndarray  # int64 [n].
+  # int64 [n], of their last use, in milliseconds of Unix time.
   times: np.ndarray
 
 
 class Affinity:
-  """The table, bounded in memory: a full place forgets its oldest session.
-
-  Attributes:
-    table: int64 [slots, 3], for `policies.pick`: session, place of its replica,
-      milliseconds of Unix time. Never replace it: routers hold it.
-    moved: how often a session was served by another replica than before.
-  """
+  """The table, bounded in memory: a full place forgets its oldest session."""
 
   def __init__(
     self,
@@ -68,7 +57,10 @@ class Affinity:
       seconds: after which a session that was not used is forgotten.
       clock: Unix seconds.
     """
+    # int64 [slots, 3], for `policies.pick`: session, place of its replica,
+    # milliseconds of Unix time. Never replace it: routers hold it.
     self.table = policies.make_table(slots)
+    # How often a session was served by another replica than before.
     self.moved = 0
     self._seconds = seconds
     self._clock = clock
@@ -206,11 +198,7 @@ def of_held(name: str, held: Sequence[replica_lib.Held], now: float) -> Rows:
 
 
 def _merge(table: np.ndarray, told: np.ndarray) -> int:
-  """Merges rows into a table, in the order that `policies.note` keeps.
-
-  Each set of places keeps its latest sessions. Vectorized, because a rebuild
-  has a million rows and five seconds.
-  """
+  """Merges rows into a table, in the order that `policies.note` keeps."""
   ways = policies.WAYS
   set_N = _sets(told[:, 0], len(table))
   touched = np.unique(set_N)

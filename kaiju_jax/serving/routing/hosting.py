@@ -31,36 +31,22 @@ BEAT, SILENCE = 1.0, 10.0
 
 
 class Welcome(NamedTuple):
-  """The first message to an ingress.
+  """The first message to an ingress."""
 
-  Attributes:
-    name, build: the replica's.
-    lease: seconds for which a stream may stay unread.
-    facts: what the replica's maker says of it, such as its model.
-  """
-
-  name: str
+  name: str  # name, build: the replica's.
   build: str
-  lease: float
-  facts: Any
+  lease: float  # Seconds for which a stream may stay unread.
+  facts: Any  # What the replica's maker says of it, such as its model.
 
 
 class Update(NamedTuple):
-  """News of one stream.
+  """News of one stream."""
 
-  Attributes:
-    number: the stream's, as its ingress numbers it.
-    events: its new tokens.
-    prompt: as far as it is known.
-    result: once it has ended.
-    error: why it ended without a result.
-  """
-
-  number: int
-  events: list[request_lib.Event]
-  prompt: token_stream.Prompt
-  result: request_lib.Result | None = None
-  error: Exception | None = None
+  number: int  # The stream's, as its ingress numbers it.
+  events: list[request_lib.Event]  # Its new tokens.
+  prompt: token_stream.Prompt  # As far as it is known.
+  result: request_lib.Result | None = None  # Once it has ended.
+  error: Exception | None = None  # Why it ended without a result.
 
 
 class Beat(NamedTuple):
@@ -78,44 +64,28 @@ class Answer(NamedTuple):
 
 
 class Made(NamedTuple):
-  """A replica that a process has made for itself.
+  """A replica that a process has made for itself."""
 
-  Attributes:
-    replica: it runs.
-    lease: seconds for which a stream may stay unread.
-    facts: for its ingresses (`hosting.Welcome`).
-    close: ends it.
-  """
-
-  replica: replica_lib.Replica
-  lease: float
-  facts: Any
-  close: Callable[[], None]
+  replica: replica_lib.Replica  # It runs.
+  lease: float  # Seconds for which a stream may stay unread.
+  facts: Any  # For its ingresses (`hosting.Welcome`).
+  close: Callable[[], None]  # Ends it.
 
 
 class _Ingress:
-  """An ingress that attends.
-
-  Attributes:
-    streams: by number.
-    renewed: by number, when its lease was last renewed.
-    submitting: numbers that have no stream yet.
-    unwanted: those of them that it has cancelled meanwhile.
-    heard: when it last said something.
-    is_gone: whether it has been silent for too long.
-    updates: what it has not heard.
-    has_news: set when there are some, or it is gone.
-  """
+  """An ingress that attends."""
 
   def __init__(self):
-    self.streams: dict[int, token_stream.TokenStream] = {}
+    self.streams: dict[int, token_stream.TokenStream] = {}  # By number.
+    # By number, when its lease was last renewed.
     self.renewed: dict[int, float] = {}
-    self.submitting: set[int] = set()
+    self.submitting: set[int] = set()  # Numbers that have no stream yet.
+    # Those of them that it has cancelled meanwhile.
     self.unwanted: set[int] = set()
-    self.heard = time.monotonic()
-    self.is_gone = False
-    self.updates: list[Update] = []
-    self.has_news = asyncio.Event()
+    self.heard = time.monotonic()  # When it last said something.
+    self.is_gone = False  # Whether it has been silent for too long.
+    self.updates: list[Update] = []  # What it has not heard.
+    self.has_news = asyncio.Event()  # Set when there are some, or it is gone.
 
   def tell(self, update: Update) -> None:
     """Adds to the next message."""

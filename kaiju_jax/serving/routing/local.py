@@ -23,12 +23,7 @@ MOST = 4096
 
 
 class LocalReplica:
-  """A `replica.Replica` around a worker.
-
-  Attributes:
-    name, build: see `replica.Replica`.
-    worker: it runs, or will; ended by `stop`.
-  """
+  """A `replica.Replica` around a worker."""
 
   def __init__(
     self,
@@ -37,9 +32,9 @@ class LocalReplica:
     build: str,
     names: names_lib.Names,
   ):
-    self.name = name
+    self.name = name  # name, build: see `replica.Replica`.
     self.build = build
-    self.worker = worker
+    self.worker = worker  # It runs, or will; ended by `stop`.
     self._names = names
 
   @property
@@ -99,11 +94,7 @@ def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
 
 
 def _list_held(engine: engine_lib.Engine) -> list[tuple]:
-  """Returns salt, conversation, length and idle seconds, the latest first.
-
-  A conversation is told of once, by its longest point; a point that is neither
-  a shared prefix nor of a conversation has no name.
-  """
+  """Returns salt, conversation, length and idle seconds, the latest first."""
   whose = {
     point: one.name
     for one in engine.recorder.conversations()

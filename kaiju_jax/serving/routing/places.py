@@ -23,27 +23,19 @@ from kaiju_jax.serving.routing import rollout
 
 @dataclasses.dataclass(eq=False)
 class Place:
-  """One place.
+  """One place."""
 
-  Attributes:
-    number: its index, for policies.
-    replica: None once it was removed; then the place waits for another.
-    build: of its replica, or of the last one.
-    share: 0…1, to which part of new conversations it is open.
-    is_closing: whether its replica drains.
-    state: its replica's latest account; None before the first.
-    tally: the requests that have ended here.
-    charged: the sum of all charges.
-  """
-
-  number: int
+  number: int  # Its index, for policies.
+  # None once it was removed; then the place waits for another.
   replica: replica_lib.Replica | None
-  build: str
-  share: float = 1.0
-  is_closing: bool = False
+  build: str  # Of its replica, or of the last one.
+  share: float = 1.0  # 0…1, to which part of new conversations it is open.
+  is_closing: bool = False  # Whether its replica drains.
+  # Its replica's latest account; None before the first.
   state: replica_lib.State | None = None
+  # The requests that have ended here.
   tally: rollout.Tally = dataclasses.field(default_factory=rollout.Tally)
-  charged: float = 0.0
+  charged: float = 0.0  # The sum of all charges.
   # What its replica told, and the charges that were in it.
   _told: float = 0.0
   _known: float = 0.0
@@ -83,9 +75,6 @@ class Places:
     names: of the fleet.
     policy: an index of `policies.NAMES`.
     sessions: the table's slots; one takes 24 bytes.
-
-  Attributes:
-    affinity: the table.
   """
 
   def __init__(

@@ -155,10 +155,7 @@ def _mean_load(session, replicas, loads) -> float:
 
 
 def _pick_owner(digest, session, replicas, loads, most) -> int:
-  """Returns the first owner of load `most` or less that is open, or −1.
-
-  Where shares close all replicas to a session, any of a positive share serves.
-  """
+  """Returns the first owner of load `most` or less that is open, or −1."""
   best, best_rank, spare, spare_rank = -1, -1, -1, -1
   for place in range(len(replicas)):
     rank = mix(digest, place)

@@ -73,16 +73,11 @@ class RayLine:
 
 
 class Ray:
-  """A Ray with Serve, which this process has joined.
-
-  Attributes:
-    address: for `join`.
-    is_ours: whether it ends with this process.
-  """
+  """A Ray with Serve, which this process has joined."""
 
   def __init__(self, address: str, is_ours: bool):
-    self.address = address
-    self.is_ours = is_ours
+    self.address = address  # For `join`.
+    self.is_ours = is_ours  # Whether it ends with this process.
     self._deployed: list[str] = []
 
   def deploy(
@@ -252,10 +247,7 @@ class _Replica:
 
 
 def _keep_on_loopback() -> None:
-  """Has Serve's own server of this process listen on loopback.
-
-  Serve starts one for calls that this project does not make, on all addresses.
-  """
+  """Has Serve's own server of this process listen on loopback."""
   from ray.serve._private import replica
 
   add = replica.add_port_to_grpc_server

@@ -53,13 +53,7 @@ class Line(Protocol):
 
 
 class Remote:
-  """A replica of another process, as `replica.Replica` describes it.
-
-  Attributes:
-    name: the replica's.
-    build: as it said last; '' before it has answered.
-    facts: likewise (`hosting.Welcome`); None before.
-  """
+  """A replica of another process, as `replica.Replica` describes it."""
 
   def __init__(self, name: str, line: Line, silence: float = hosting.SILENCE):
     """Reaches for nothing yet; `start` does.
@@ -69,6 +63,8 @@ class Remote:
       line: the way to it.
       silence: seconds without a message after which it counts as gone.
     """
+    # The replica's. As it said last; '' before it has answered. Likewise
+    # (`hosting.Welcome`); None before.
     self.name, self.build, self.facts = name, '', None
     self._line, self._silence = line, silence
     self._thread = threading.Thread(

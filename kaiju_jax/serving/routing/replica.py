@@ -28,51 +28,38 @@ class Lost(worker_lib.Stopped):
 
 
 class Held(NamedTuple):
-  """A text that a replica's cache can resume; its names are pseudonyms.
+  """A text that a replica's cache can resume; its names are pseudonyms."""
 
-  Attributes:
-    salt: of the text's cache salt (`names.Names.salt`), so that nobody who sees
-      it learns of a private character.
-    conversation: of its owner and conversation; '' for a shared prefix.
-    tokens: its length.
-    idle: seconds since its last use.
-  """
-
+  # Of the text's cache salt (`names.Names.salt`), so that nobody who sees it
+  # learns of a private character.
   salt: str
-  conversation: str
+  conversation: str  # Of its owner and conversation; '' for a shared prefix.
   tokens: int
-  idle: float = 0.0
+  idle: float = 0.0  # Seconds since its last use.
 
 
 class State(NamedTuple):
-  """A replica's account of itself.
+  """A replica's account of itself."""
 
-  Attributes:
-    load: the prompt tokens that it must still prefill, and one for each request
-      that it has, as `policies.pick` counts.
-    running: sequences that have begun or wait.
-    ready, compilations: as in `engines.Engines`.
-    reading: for the metrics.
-  """
-
+  # The prompt tokens that it must still prefill, and one for each request that
+  # it has, as `policies.pick` counts.
   load: float
-  running: int
-  ready: int
+  running: int  # Sequences that have begun or wait.
+  ready: int  # ready, compilations: as in `engines.Engines`.
   compilations: int
-  reading: metrics.Reading
+  reading: metrics.Reading  # For the metrics.
 
 
 class Replica(Protocol):
   """One engine behind a router.
 
   Attributes:
-    name: unique within the fleet.
-    build: digest of its weights, calibration and head; replicas of one build
-      give the same text.
     is_alive: whether it can answer, as far as is known here.
   """
 
-  name: str
+  name: str  # Unique within the fleet.
+  # Digest of its weights, calibration and head; replicas of one build give the
+  # same text.
   build: str
 
   @property

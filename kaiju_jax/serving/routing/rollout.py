@@ -24,26 +24,18 @@ WARMING, OPENING, DONE, STOPPED = 'warming', 'opening', 'done', 'stopped'
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The steps of a rollout.
+  """The steps of a rollout."""
 
-  Attributes:
-    shares: the shares, ascending to 1.
-    hold: seconds of each.
-    warms: most seconds of the warming.
-    requests: fewest requests of the replica by which a step is judged: 0 where
-      it is of the others' build and only has to live.
-    patience: seconds after which a step with fewer is given up.
-    chance: that a step of a replica no worse than the others is stopped.
-    at_once: the same, of each look within a step.
-  """
-
-  shares: tuple[float, ...] = (0.1, 0.5, 1.0)
-  hold: float = 60.0
-  warms: float = 300.0
+  shares: tuple[float, ...] = (0.1, 0.5, 1.0)  # The shares, ascending to 1.
+  hold: float = 60.0  # Seconds of each.
+  warms: float = 300.0  # Most seconds of the warming.
+  # Fewest requests of the replica by which a step is judged: 0 where it is of
+  # the others' build and only has to live.
   requests: int = 0
-  patience: float = 3600.0
+  patience: float = 3600.0  # Seconds after which a step with fewer is given up.
+  # That a step of a replica no worse than the others is stopped.
   chance: float = 0.01
-  at_once: float = 1e-5
+  at_once: float = 1e-5  # The same, of each look within a step.
 
   def __post_init__(self):
     """Raises ValueError: names the field, its value and what is right."""
@@ -59,17 +51,11 @@ class Plan:
 
 
 class Tally(NamedTuple):
-  """The requests of one replica or several, since they came.
+  """The requests of one replica or several, since they came."""
 
-  Attributes:
-    requests: those that have ended.
-    failures: those of them that ended in an error.
-    refusals: those of them that safety ended.
-  """
-
-  requests: int = 0
-  failures: int = 0
-  refusals: int = 0
+  requests: int = 0  # Those that have ended.
+  failures: int = 0  # Those of them that ended in an error.
+  refusals: int = 0  # Those of them that safety ended.
 
   def __add__(self, other: 'Tally') -> 'Tally':
     return Tally(*(a + b for a, b in zip(self, other)))
@@ -79,19 +65,12 @@ class Tally(NamedTuple):
 
 
 class Sight(NamedTuple):
-  """What a look finds.
+  """What a look finds."""
 
-  Attributes:
-    is_alive: whether the replica answers.
-    is_warm: whether its prefixes have been prefilled.
-    own: its requests.
-    others: those of the replicas that serve beside it.
-  """
-
-  is_alive: bool
-  is_warm: bool
+  is_alive: bool  # Whether the replica answers.
+  is_warm: bool  # Whether its prefixes have been prefilled.
   own: Tally
-  others: Tally
+  others: Tally  # Those of the replicas that serve beside it.
 
 
 def chance_of(own: Tally, others: Tally, field: str) -> float:
@@ -110,17 +89,13 @@ def chance_of(own: Tally, others: Tally, field: str) -> float:
 
 
 class Rollout:
-  """One rollout; pure but for its own state.
-
-  Attributes:
-    state: 'warming', 'opening', 'done' or 'stopped'.
-    share: of the replica, from now on.
-    reason: why it was stopped; '' otherwise.
-  """
+  """One rollout; pure but for its own state."""
 
   def __init__(self, plan: Plan, now: float):
     """Begins to warm, with a share of 0."""
     self.plan = plan
+    # 'warming', 'opening', 'done' or 'stopped'. Of the replica, from now on.
+    # Why it was stopped; '' otherwise.
     self.state, self.share, self.reason = WARMING, 0.0, ''
     self._step = -1
     self._since = now

@@ -37,28 +37,19 @@ _EVERY, _PREFIXES, _KEPT, _DIGITS = 1.0, 64, 8, 6
 
 @dataclasses.dataclass(eq=False)
 class _Running:
-  """A rollout, with what it changes.
+  """A rollout, with what it changes."""
 
-  Attributes:
-    of: the name or the build.
-    names: its replicas.
-    rollout: its state.
-    replaces: whether the others close with its last step.
-    is_urgent: whether it skips its steps where nothing is to be warmed, or no
-      other replica is left.
-    closed: the shares that it has taken from others.
-    prefixes: how many were warmed.
-    task: looks after it.
-  """
-
-  of: str
+  of: str  # The name or the build.
   names: list[str]
   rollout: rollout_lib.Rollout
-  replaces: bool = False
+  replaces: bool = False  # Whether the others close with its last step.
+  # Whether it skips its steps where nothing is to be warmed, or no other
+  # replica is left.
   is_urgent: bool = False
+  # The shares that it has taken from others.
   closed: dict[str, float] = dataclasses.field(default_factory=dict)
-  prefixes: int = 0
-  task: asyncio.Task | None = None
+  prefixes: int = 0  # How many were warmed.
+  task: asyncio.Task | None = None  # Looks after it.
 
 
 class Rollouts:

@@ -34,34 +34,25 @@ _AGAIN = 1.0
 
 
 class Moving(NamedTuple):
-  """How streams move on.
+  """How streams move on."""
 
-  Attributes:
-    move: submits a request, with the tokens of earlier turns, to the best
-      replica, of a build unless that is None, and to none that it had; returns
-      the replica's place and stream.
-    close: called once with a stream that has ended or was cancelled.
-    losses: after how many lost replicas in succession, without a new token, a
-      text moves no more: it may be what ends them.
-    patience: seconds for which a begun text waits while all are busy.
-  """
-
+  # Submits a request, with the tokens of earlier turns, to the best replica, of
+  # a build unless that is None, and to none that it had; returns the replica's
+  # place and stream.
   move: Callable[
     [request_lib.Request, int, str | None, list[places_lib.Place]],
     Awaitable[tuple[places_lib.Place, token_stream.TokenStream]],
   ]
+  # Called once with a stream that has ended or was cancelled.
   close: Callable[['RoutedStream'], None]
+  # After how many lost replicas in succession, without a new token, a text
+  # moves no more: it may be what ends them.
   losses: int
-  patience: float
+  patience: float  # Seconds for which a begun text waits while all are busy.
 
 
 class RoutedStream:
-  """A `TokenStream` over the streams of one replica after another.
-
-  Attributes:
-    waited, reused, prompt_scores: told by the replica of the first token.
-    moves: how often its text went on elsewhere.
-  """
+  """A `TokenStream` over the streams of one replica after another."""
 
   def __init__(
     self,
@@ -80,10 +71,11 @@ class RoutedStream:
       place: the replica's.
       inner: the replica's stream.
     """
+    # waited, reused, prompt_scores: told by the replica of the first token.
     self.waited = 0.0
     self.reused = 0
     self.prompt_scores: tuple[float, ...] | None = None
-    self.moves = 0
+    self.moves = 0  # How often its text went on elsewhere.
     self._losses = 0
     self._had: list[places_lib.Place] = []
     self._moving = moving
@@ -227,14 +219,7 @@ class RoutedStream:
     self._end(self._cut(self._given[-1].reason))
 
   async def _move(self, error: worker_lib.Stopped | None) -> bool:
-    """Goes on elsewhere; returns whether it did, or was cancelled meanwhile.
-
-    Args:
-      error: the loss of its replica; None if that was drained.
-
-    Raises:
-      Lost: no replica can go on with a text whose own is lost.
-    """
+    """Goes on elsewhere; returns whether it did, or was cancelled meanwhile."""
     self._losses += error is not None
     self._discharge(2)
     if error is not None:
@@ -262,11 +247,7 @@ class RoutedStream:
     return True
 
   async def _open_elsewhere(self):
-    """Returns the place and stream of another replica; None if cancelled.
-
-    Raises:
-      Lost, request.Busy: as `Moving.move`, once patience is over.
-    """
+    """Returns the place and stream of another replica; None if cancelled."""
     request, build = self._request, None
     if self._given:
       tokens = [event.token for event in self._given]

@@ -44,29 +44,23 @@ _LOG = logging.getLogger(__name__)
 class Settings:
   """The settings of a router; the numbers are our guesses.
 
-  Attributes:
-    policy: one of `policies.NAMES`.
-    sessions: conversations that the table knows at most, 24 bytes each.
-    table: address of a Redis in which routers share their tables; '' for none.
-    wait, alternatives: as in `engines.Engines`, of all replicas.
-    every: seconds for which a replica's load is believed.
-    learns: seconds between two looks at the texts in the replicas' caches.
-    late: seconds after which an account is not waited for.
-    losses, patience: see `routed_stream.Moving`.
-
   Raises:
     ValueError: a policy that does not exist.
   """
 
-  policy: str = 'sticky'
+  policy: str = 'sticky'  # One of `policies.NAMES`.
+  # Conversations that the table knows at most, 24 bytes each.
   sessions: int = 2**16
+  # Address of a Redis in which routers share their tables; '' for none.
   table: str = ''
+  # wait, alternatives: as in `engines.Engines`, of all replicas.
   wait: float | None = 30.0
   alternatives: int = 0
-  every: float = 1.0
+  every: float = 1.0  # Seconds for which a replica's load is believed.
+  # Seconds between two looks at the texts in the replicas' caches.
   learns: float = 10.0
-  late: float = 5.0
-  losses: int = 2
+  late: float = 5.0  # Seconds after which an account is not waited for.
+  losses: int = 2  # losses, patience: see `routed_stream.Moving`.
   patience: float = 30.0
 
   def __post_init__(self):
@@ -94,15 +88,11 @@ class Router:
   Args:
     secret: the fleet's, of which the pseudonyms in the table are made.
     settings: the router's.
-
-  Attributes:
-    moves: how often a text went on at another replica.
-    names: the fleet's pseudonyms.
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
-    self.moves = 0
-    self.names = names_lib.Names(secret)
+    self.moves = 0  # How often a text went on at another replica.
+    self.names = names_lib.Names(secret)  # The fleet's pseudonyms.
     self._settings = settings
     self._places = places_lib.Places(
       self.names, policies.NAMES.index(settings.policy), settings.sessions
@@ -342,12 +332,7 @@ class Router:
     build: str | None,
     without: Sequence[places_lib.Place] = (),
   ) -> tuple[places_lib.Place, Sequence[token_stream.TokenStream]]:
-    """Submits requests to the best replica that takes them.
-
-    Raises:
-      request.Busy: all are busy; with the least wait.
-      Lost: none is left, or none of the build.
-    """
+    """Submits requests to the best replica that takes them."""
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
     tried = list(without)

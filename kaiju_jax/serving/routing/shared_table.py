@@ -50,22 +50,16 @@ _TIDIES = 60.0  # Seconds between two removals of what is too old.
 
 
 class _Read(NamedTuple):
-  """What an exchange found.
+  """What an exchange found."""
 
-  Attributes:
-    generation: of the table; None for a table that is lost.
-    rows: what any router noted.
-  """
-
-  generation: str | None
-  rows: list[affinity_lib.Rows]
+  generation: str | None  # Of the table; None for a table that is lost.
+  rows: list[affinity_lib.Rows]  # What any router noted.
 
 
 class SharedTable:
   """Keeps a router's table and that in a Redis alike.
 
   Attributes:
-    is_away: whether the last exchange failed.
     failures: how many exchanges failed.
     losses: how often the table in Redis was lost.
   """
@@ -98,7 +92,7 @@ class SharedTable:
     self._ask = ask
     self._prefix = prefix
     self._every = every
-    self.is_away = False
+    self.is_away = False  # Whether the last exchange failed.
     self.failures = self.losses = 0
     self._generation: str | None = None
     # When it last exchanged, in milliseconds.
@@ -173,17 +167,7 @@ class SharedTable:
     word: str | None = None,
     if_none: bool = False,
   ) -> _Read:
-    """Writes rows, and reads those since the last exchange, in a thread.
-
-    Args:
-      rows: to write.
-      names: the replicas whose sessions to read.
-      word: the table's new generation; None to leave it.
-      if_none: whether to set it only where there is none.
-
-    Raises:
-      characters.Unavailable: Redis cannot be reached, or refuses.
-    """
+    """Writes rows, and reads those since the last exchange, in a thread."""
     oldest, since = self._affinity.oldest, dict(self._since)
     is_due = time.monotonic() - self._tidied >= _TIDIES
     if is_due:

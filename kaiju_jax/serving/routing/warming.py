@@ -27,15 +27,10 @@ _PAUSE = 0.5
 
 
 class Prefix(NamedTuple):
-  """A public character's prefix.
+  """A public character's prefix."""
 
-  Attributes:
-    salt: its cache salt, which holds no owner.
-    tokens: int32 [n].
-  """
-
-  salt: str
-  tokens: np.ndarray
+  salt: str  # Its cache salt, which holds no owner.
+  tokens: np.ndarray  # int32 [n].
 
 
 def rank(

@@ -45,47 +45,27 @@ _NAME = re.compile(r'blocked-(\d{8})\.jsonl')
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """One blocked text.
+  """One blocked text."""
 
-  Attributes:
-    time: the time of the refusal, in seconds of Unix time.
-    stage: the stage that blocked it, `moderation.Verdict.stage`.
-    tier: 'adult' or 'minor'.
-    dimension: the violated dimension; '' where it is not known.
-    score: its score; None where there is none.
-    version: the classifier's version.
-    owner: HMAC-SHA256 of the owner (the API token's user), in hex.
-    text: the last `LONGEST` characters of the text.
-  """
-
-  time: float
-  stage: str
-  tier: str
-  dimension: str
-  score: float | None
-  version: str
-  owner: str
-  text: str
+  time: float  # The time of the refusal, in seconds of Unix time.
+  stage: str  # The stage that blocked it, `moderation.Verdict.stage`.
+  tier: str  # 'adult' or 'minor'.
+  dimension: str  # The violated dimension; '' where it is not known.
+  score: float | None  # Its score; None where there is none.
+  version: str  # The classifier's version.
+  owner: str  # HMAC-SHA256 of the owner (the API token's user), in hex.
+  text: str  # The last `LONGEST` characters of the text.
 
 
 class Replay(NamedTuple):
-  """The judgement of another gate on the logged texts.
+  """The judgement of another gate on the logged texts."""
 
-  Attributes:
-    version: the other gate's version.
-    rows: the number of texts that a gate had blocked.
-    blocked: how many of these the other gate blocks, too.
-    moved: how many of those it blocks for another dimension.
-    passed: the records that it would let pass.
-    others: the number of texts that other stages had blocked; they are not
-      judged.
-  """
-
-  version: str
-  rows: int
-  blocked: int
-  moved: int
-  passed: tuple[Record, ...]
+  version: str  # The other gate's version.
+  rows: int  # The number of texts that a gate had blocked.
+  blocked: int  # How many of these the other gate blocks, too.
+  moved: int  # How many of those it blocks for another dimension.
+  passed: tuple[Record, ...]  # The records that it would let pass.
+  # The number of texts that other stages had blocked; they are not judged.
   others: int
 
 
@@ -264,12 +244,7 @@ def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
 def _last(
   opened: Sequence[tuple[BinaryIO, int]], keep: int
 ) -> Iterator[Record]:
-  """Yields the last `keep` records of open files.
-
-  Args:
-    opened: files, oldest first, each with the number of its whole lines.
-    keep: the number of records.
-  """
+  """Yields the last `keep` records of open files."""
   skip = max(0, sum(lines for _, lines in opened) - keep)
   bad = 0
   for file, lines in opened:

@@ -139,10 +139,7 @@ def _bound_rate(is_hit_N, confidence, is_least, name) -> thresholds.Proportion:
 
 
 def _misses(rows: int, level: float) -> int:
-  """Returns how many of `rows` violating texts may pass at `BLOCKED`.
-
-  It is 0 where even no mistake would not prove the rate.
-  """
+  """Returns how many of `rows` violating texts may pass at `BLOCKED`."""
   misses = 0
   while (
     statistics.at_least(rows - misses - 1, rows, level) >= thresholds.BLOCKED

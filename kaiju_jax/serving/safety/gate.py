@@ -43,77 +43,51 @@ _NORMS = 'none', 'l2'
 
 @dataclasses.dataclass(frozen=True)
 class View:
-  """One HashingVectorizer, with the names of its arguments.
+  """One HashingVectorizer, with the names of its arguments."""
 
-  Attributes:
-    reading: the reading of the text that it sees, one of `reading.READINGS`.
-    analyzer: 'char' or 'word'.
-    low: the length of the shortest runs, in characters or words.
-    high: the length of the longest runs, up to 8.
-    binary: whether a feature counts once however often it occurs; then its
-      value has no sign.
-    norm: 'l2' divides a text's values by their Euclidean norm; 'none' does not.
-  """
-
+  # The reading of the text that it sees, one of `reading.READINGS`.
   reading: str
-  analyzer: str
-  low: int
-  high: int
+  analyzer: str  # 'char' or 'word'.
+  low: int  # The length of the shortest runs, in characters or words.
+  high: int  # The length of the longest runs, up to 8.
+  # Whether a feature counts once however often it occurs; then its value has no
+  # sign.
   binary: bool = True
+  # 'l2' divides a text's values by their Euclidean norm; 'none' does not.
   norm: str = 'none'
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings that decide how a gate turns text into features.
+  """The settings that decide how a gate turns text into features."""
 
-  Attributes:
-    names: the C dimensions that it scores.
-    views: its views.
-    features: hashed features per view.
-    window: how many characters it reads at once, in one part.
-    segment: the length in letters of the overlapping segments of a text. The
-      segment with the highest score counts.
-  """
+  names: tuple[str, ...] = ()  # The C dimensions that it scores.
 
-  names: tuple[str, ...] = ()
   views: tuple[View, ...] = (
     View('skeleton', 'char', 3, 6),
     View('plain', 'word', 1, 2),
   )
-  features: int = 2**18
-  window: int = 2000
+  features: int = 2**18  # Hashed features per view.
+  window: int = 2000  # How many characters it reads at once, in one part.
+  # The length in letters of the overlapping segments of a text. The segment
+  # with the highest score counts.
   segment: int = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
-  """A record of a gate's training.
+  """A record of a gate's training."""
 
-  Attributes:
-    rows: the number of texts, not counting copies.
-    violations: how many of these violate each dimension, in the gate's order.
-    data: SHA-256 of the texts and labels.
-    date: the day, as 2026-11-22.
-    library: the library that trained it, with its version.
-  """
-
-  rows: int
+  rows: int  # The number of texts, not counting copies.
+  # How many of these violate each dimension, in the gate's order.
   violations: tuple[int, ...]
-  data: str
-  date: str
-  library: str
+  data: str  # SHA-256 of the texts and labels.
+  date: str  # The day, as 2026-11-22.
+  library: str  # The library that trained it, with its version.
 
 
 class Gate:
-  """A classifier that gives a text a probability per dimension.
-
-  Attributes:
-    settings: its `Settings`.
-    names: the C dimensions.
-    trained: the record of its training.
-    version: SHA-256 of everything that decides its scores, and of `trained`.
-  """
+  """A classifier that gives a text a probability per dimension."""
 
   def __init__(
     self,
@@ -157,15 +131,16 @@ class Gate:
         f'trained.violations={trained.violations}: must be one number for each'
         f' of {list(settings.names)}.'
       )
-    self.settings = settings
-    self.names = settings.names
-    self.trained = trained
+    self.settings = settings  # Its `Settings`.
+    self.names = settings.names  # The C dimensions.
+    self.trained = trained  # The record of its training.
     self._weight_VC = np.ascontiguousarray(weight_VC)
     self._bias_C = bias_C.astype(np.float64)
     self._described = described or {
       'settings': json.dumps(strict.dump(settings), sort_keys=True),
       'trained': json.dumps(strict.dump(trained), sort_keys=True),
     }
+    # SHA-256 of everything that decides its scores, and of `trained`.
     self.version = _version(self._tensors(), self._described)
 
   def score(self, text: str) -> np.ndarray:

@@ -52,29 +52,18 @@ HEAD = 'head.safetensors'
 
 
 class Head(NamedTuple):
-  """The token-level head that the engine runs.
+  """The token-level head that the engine runs."""
 
-  Attributes:
-    version: its version, from `head_version`.
-    names: its dimensions, in the order of its scores.
-  """
-
-  version: str
-  names: tuple[str, ...]
+  version: str  # Its version, from `head_version`.
+  names: tuple[str, ...]  # Its dimensions, in the order of its scores.
 
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """A gate with the thresholds of both stages.
+  """A gate with the thresholds of both stages."""
 
-  Attributes:
-    folder: the folder that holds both.
-    gate: the classifier before the model.
-    policy: the thresholds.
-  """
-
-  folder: str
-  gate: gate_lib.Gate
+  folder: str  # The folder that holds both.
+  gate: gate_lib.Gate  # The classifier before the model.
   policy: thresholds.Policy
 
   @functools.cached_property
@@ -86,28 +75,19 @@ class Version:
 
 
 class Verdict(NamedTuple):
-  """A stage's judgement of a text.
+  """A stage's judgement of a text."""
 
-  Attributes:
-    is_blocked: whether the request is refused.
-    stage: 'gate'; 'prompt', the token-level head on the prompt; 'head', the
-      same on the reply; 'closed', where nothing is served; 'open', where there
-      is no moderation.
-    tier: 'adult' or 'minor'.
-    dimension: the violated dimension; '' where the text passes, or the stage
-      failed.
-    score: its score; None where there is none.
-    version: the classifier's version.
-    has_failed: whether the stage could not judge.
-  """
-
-  is_blocked: bool
+  is_blocked: bool  # Whether the request is refused.
+  # 'gate'; 'prompt', the token-level head on the prompt; 'head', the same on
+  # the reply; 'closed', where nothing is served; 'open', where there is no
+  # moderation.
   stage: str
-  tier: str
+  tier: str  # 'adult' or 'minor'.
+  # The violated dimension; '' where the text passes, or the stage failed.
   dimension: str = ''
-  score: float | None = None
-  version: str = ''
-  has_failed: bool = False
+  score: float | None = None  # Its score; None where there is none.
+  version: str = ''  # The classifier's version.
+  has_failed: bool = False  # Whether the stage could not judge.
 
 
 class Moderator:
@@ -228,13 +208,7 @@ class Moderator:
 
 
 class Watch:
-  """The judge of one request, which logs the texts that it blocks.
-
-  Attributes:
-    tier: the age tier, 'adult' or 'minor'.
-    mode: `Moderator.mode` at the request's beginning.
-    version: `Moderator.version` at the request's beginning.
-  """
+  """The judge of one request, which logs the texts that it blocks."""
 
   def __init__(
     self,
@@ -244,9 +218,10 @@ class Watch:
     tier: str,
     owner: str,
   ):
-    self.tier = tier
+    self.tier = tier  # The age tier, 'adult' or 'minor'.
+    # `Moderator.mode` at the request's beginning.
     self.mode = _mode(version, head)
-    self.version = version
+    self.version = version  # `Moderator.version` at the request's beginning.
     self._blocked = blocked
     self._owner = owner
 

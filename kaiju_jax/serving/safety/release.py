@@ -42,43 +42,29 @@ class Bound(NamedTuple):
 
 
 class Released(NamedTuple):
-  """The text that one step releases.
+  """The text that one step releases."""
 
-  Attributes:
-    text: the text to show now; '' for none.
-    tokens: the number of tokens released, oldest first. Only their
-      log-probabilities may be shown; those of others would reveal held text.
-    ended: whether the reply ends here, with finish_reason 'content_filter'.
-  """
-
-  text: str
+  text: str  # The text to show now; '' for none.
+  # The number of tokens released, oldest first. Only their log-probabilities
+  # may be shown; those of others would reveal held text.
   tokens: int
+  # Whether the reply ends here, with finish_reason 'content_filter'.
   ended: bool
 
 
 class Violation(NamedTuple):
-  """The score that ended a reply.
+  """The score that ended a reply."""
 
-  Attributes:
-    dimension: the violated dimension; '' where the scores are missing.
-    score: its score; NaN where the scores are missing.
-    token: the index in the reply of the token that has this score, from 0.
-  """
-
-  dimension: str
-  score: float
-  token: int
+  dimension: str  # The violated dimension; '' where the scores are missing.
+  score: float  # Its score; NaN where the scores are missing.
+  token: int  # The index in the reply of the token that has this score, from 0.
 
 
 class Release:
   """The hold-back of one reply; only one thread at a time may use it.
 
   Attributes:
-    violation: the `Violation` that ended the reply; None while there is none.
-    begun: text that was shown before, and that the reply continues; '' for
-      none.
     text: all text so far, including text that is held or will never be shown.
-    shown: the number of its characters that were released.
   """
 
   def __init__(
@@ -110,11 +96,13 @@ class Release:
     self._hold = hold
     self._stopped = stopped
     self._held: collections.deque[str] = collections.deque()
+    # Text that was shown before, and that the reply continues; '' for none.
     self.begun = ''
     self._pieces: list[str] = []
     self._is_finished = False
+    # The `Violation` that ended the reply; None while there is none.
     self.violation: Violation | None = None
-    self.shown = 0
+    self.shown = 0  # The number of its characters that were released.
 
   @property
   def text(self) -> str:

@@ -38,76 +38,54 @@ _LONGEST_HOLD = 64
 
 @dataclasses.dataclass(frozen=True)
 class Proportion:
-  """A count on a set of texts, with its bound and the claim made from it.
+  """A count on a set of texts, with its bound and the claim made from it."""
 
-  Attributes:
-    rows: the number of texts in the set.
-    hits: the number of these that were blocked (violating) or refused (benign).
-    bound: the exact bound of the rate: from below for blocked texts, from above
-      for refused ones.
-    claim: the claimed rate: at most the bound for blocked texts, at least the
-      bound for refused ones.
-  """
-
-  rows: int
+  rows: int  # The number of texts in the set.
+  # The number of these that were blocked (violating) or refused (benign).
   hits: int
+  # The exact bound of the rate: from below for blocked texts, from above for
+  # refused ones.
   bound: float
+  # The claimed rate: at most the bound for blocked texts, at least the bound
+  # for refused ones.
   claim: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-  """The thresholds of one dimension.
-
-  Attributes:
-    name: the dimension.
-    low: the hold-back's: a token whose scores are all below is released at
-      once (`release.py`). None for the gate.
-    high: a text or token whose score reaches it is blocked.
-    blocked: the count on the texts that violate this dimension.
-    refused: the count on the benign texts, of refusals by this dimension.
-  """
+  """The thresholds of one dimension."""
 
   name: str
+  # The hold-back's: a token whose scores are all below is released at once
+  # (`release.py`). None for the gate.
   low: float | None
-  high: float
-  blocked: Proportion
+  high: float  # A text or token whose score reaches it is blocked.
+  blocked: Proportion  # The count on the texts that violate this dimension.
+  # The count on the benign texts, of refusals by this dimension.
   refused: Proportion
 
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-  """The thresholds of an age tier.
+  """The thresholds of an age tier."""
 
-  Attributes:
-    limits: one per dimension of the classifier, in its order.
-    refused: the count on the benign texts, of refusals by any dimension.
-  """
-
+  # One per dimension of the classifier, in its order.
   limits: tuple[Limit, ...]
+  # The count on the benign texts, of refusals by any dimension.
   refused: Proportion
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """One classifier's thresholds.
+  """One classifier's thresholds."""
 
-  Attributes:
-    version: the classifier's version (`gate.Gate.version` or
-      `moderation.head_version`).
-    chosen_on: SHA-256 of the texts that chose the thresholds.
-    certified_on: SHA-256 of the texts that they were counted on.
-    date: the day of the count, as 2026-11-22.
-    adult: thresholds for adults.
-    minor: thresholds for minors, and for users of unknown age.
-  """
-
+  # The classifier's version (`gate.Gate.version` or `moderation.head_version`).
   version: str
-  chosen_on: str
-  certified_on: str
-  date: str
-  adult: Tier
-  minor: Tier
+  chosen_on: str  # SHA-256 of the texts that chose the thresholds.
+  certified_on: str  # SHA-256 of the texts that they were counted on.
+  date: str  # The day of the count, as 2026-11-22.
+  adult: Tier  # Thresholds for adults.
+  minor: Tier  # Thresholds for minors, and for users of unknown age.
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -121,21 +99,13 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """The content of a file of thresholds.
+  """The content of a file of thresholds."""
 
-  Attributes:
-    format: `FORMAT`.
-    confidence: the confidence of the claims about both tiers together.
-    hold: the largest number of a reply's tokens that the hold-back holds.
-    gate: the thresholds of the gate.
-    head: the thresholds of the token-level head. With None, a server serves
-      nothing.
-  """
-
-  format: str
-  confidence: float
-  hold: int
-  gate: Stage
+  format: str  # `FORMAT`.
+  confidence: float  # The confidence of the claims about both tiers together.
+  hold: int  # The largest number of a reply's tokens that the hold-back holds.
+  gate: Stage  # The thresholds of the gate.
+  # The thresholds of the token-level head. With None, a server serves nothing.
   head: Stage | None
 
   def stages(self) -> dict[str, Stage]:

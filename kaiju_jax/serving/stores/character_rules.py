@@ -25,33 +25,20 @@ _SLUG = 32  # Characters of a name in a character's id.
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """The limits of a store.
+  """The limits of a store."""
 
-  Attributes:
-    owner: bytes of an owner's name.
-    prefix: tokens of a version's prefix; `prompt.py` refuses earlier.
-    title: characters of a session's title.
-    text: bytes of a message's text, as UTF-8.
-    tokens: tokens of a message.
-    messages: in one session.
-    size: bytes of one session's texts and tokens.
-    characters: of one owner.
-    versions: ever published of one character.
-    sessions: of one owner.
-    page: entries of one listing.
-  """
-
-  owner: int = 256
+  owner: int = 256  # Bytes of an owner's name.
+  # Tokens of a version's prefix; `prompt.py` refuses earlier.
   prefix: int = 65_536
-  title: int = 200
-  text: int = 65_536
-  tokens: int = 65_536
-  messages: int = 10_000
-  size: int = 16 * 2**20
-  characters: int = 1_000
-  versions: int = 10_000
-  sessions: int = 10_000
-  page: int = 1_000
+  title: int = 200  # Characters of a session's title.
+  text: int = 65_536  # Bytes of a message's text, as UTF-8.
+  tokens: int = 65_536  # Tokens of a message.
+  messages: int = 10_000  # In one session.
+  size: int = 16 * 2**20  # Bytes of one session's texts and tokens.
+  characters: int = 1_000  # Of one owner.
+  versions: int = 10_000  # Ever published of one character.
+  sessions: int = 10_000  # Of one owner.
+  page: int = 1_000  # Entries of one listing.
 
 
 def digest(tokens: np.ndarray, tokenizer: str) -> str:

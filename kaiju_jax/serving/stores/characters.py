@@ -59,14 +59,12 @@ class Unavailable(RuntimeError):
 
   A write that raises this may still have been stored, if only the answer was
   lost. Read before you repeat it, or repeat it with `if_head`.
-
-  Attributes:
-    fault: the problem, in words that a client may see. The message also says
-      where the store is.
   """
 
   def __init__(self, place: str, fault: str, detail: str = ''):
     super().__init__(f'{place}: {fault}{detail and f" ({detail})"}.')
+    # The problem, in words that a client may see. The message also says where
+    # the store is.
     self.fault = fault
 
 
@@ -76,112 +74,74 @@ class OverLimit(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """A published state of a character; never changed.
+  """A published state of a character; never changed."""
 
-  Attributes:
-    character: the character's id.
-    number: 1 for the first.
-    digest: hex, of the prefix's tokens and the tokenizer.
-    tokens: int32 [n], the prefix; read-only.
-    tokenizer: digest of the tokenizer that made the tokens.
-    fields: the author's texts; do not change them.
-    created: unix seconds.
-  """
-
-  character: str
-  number: int
-  digest: str
+  character: str  # The character's id.
+  number: int  # 1 for the first.
+  digest: str  # hex, of the prefix's tokens and the tokenizer.
   # Comparisons use the digest in place of the tokens.
+  # int32 [n], the prefix; read-only.
   tokens: np.ndarray = dataclasses.field(compare=False, repr=False)
-  tokenizer: str
-  fields: card_fields.Fields
-  created: float
+  tokenizer: str  # Digest of the tokenizer that made the tokens.
+  fields: card_fields.Fields  # The author's texts; do not change them.
+  created: float  # Unix seconds.
 
 
 @dataclasses.dataclass(frozen=True)
 class Character:
-  """A character, without its versions.
+  """A character, without its versions."""
 
-  Attributes:
-    id: a word or two of its first name, and random characters. No id is a
-      secret: access depends on owners.
-    owner: the owner, who publishes it; '' for one that is built in.
-    name: the live version's name.
-    live: number of the version with which sessions start; 0 for a character
-      that was removed, which no operation returns.
-    last: number of the newest version.
-    is_public: whether other owners may talk to it.
-    created: unix seconds.
-  """
-
+  # A word or two of its first name, and random characters. No id is a secret:
+  # access depends on owners.
   id: str
-  owner: str
-  name: str
+  owner: str  # The owner, who publishes it; '' for one that is built in.
+  name: str  # The live version's name.
+  # Number of the version with which sessions start; 0 for a character that was
+  # removed, which no operation returns.
   live: int
-  last: int
-  is_public: bool
-  created: float
+  last: int  # Number of the newest version.
+  is_public: bool  # Whether other owners may talk to it.
+  created: float  # Unix seconds.
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-  """A node of a session's tree; never changed.
+  """A node of a session's tree; never changed."""
 
-  Attributes:
-    id: its index in the session, from 0, in order of arrival.
-    parent: id of the message that it answers; None where it starts the
-      conversation.
-    role: 'user' or 'assistant'.
-    text: its text.
-    tokens: the tokens that the model drew, those of the reasoning included;
-      None for a text that a person wrote.
-    finish: OpenAI's finish_reason; None for a text that a person wrote.
-    created: unix seconds.
-    reasoning: what the model wrote before the text; None for nothing.
-    drawn: how the model drew it; None where a person wrote it, or an older
-      server stored it.
-  """
-
-  id: int
+  id: int  # Its index in the session, from 0, in order of arrival.
+  # Id of the message that it answers; None where it starts the conversation.
   parent: int | None
-  role: str
+  role: str  # 'user' or 'assistant'.
   text: str
+  # The tokens that the model drew, those of the reasoning included; None for a
+  # text that a person wrote.
   tokens: tuple[int, ...] | None = None
+  # OpenAI's finish_reason; None for a text that a person wrote.
   finish: str | None = None
-  created: float = 0.0
+  created: float = 0.0  # Unix seconds.
+  # What the model wrote before the text; None for nothing.
   reasoning: str | None = None
+  # How the model drew it; None where a person wrote it, or an older server
+  # stored it.
   drawn: feedback.Drawn | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-  """One conversation of one owner with one version of a character.
+  """One conversation of one owner with one version of a character."""
 
-  Attributes:
-    id: random, unguessable.
-    owner: the owner.
-    character: the character's id.
-    version: number of the version to which it is pinned.
-    greeting: index of the greeting that it started with.
-    head: id of the message that ends the path shown; None before any message.
-    title: the character's name at first.
-    created: unix seconds.
-    updated: unix seconds of the last change.
-    count: messages in the tree.
-    size: bytes of their texts and tokens.
-  """
-
-  id: str
+  id: str  # random, unguessable.
   owner: str
-  character: str
-  version: int
-  greeting: int
+  character: str  # The character's id.
+  version: int  # Number of the version to which it is pinned.
+  greeting: int  # Index of the greeting that it started with.
+  # Id of the message that ends the path shown; None before any message.
   head: int | None
-  title: str
-  created: float
-  updated: float
-  count: int
-  size: int
+  title: str  # The character's name at first.
+  created: float  # Unix seconds.
+  updated: float  # Unix seconds of the last change.
+  count: int  # Messages in the tree.
+  size: int  # Bytes of their texts and tokens.
 
 
 def path(messages: Sequence[Message], head: int | None) -> tuple[Message, ...]:

@@ -18,9 +18,6 @@ class Faults:
 
   Args:
     clock: seconds, from any moment on.
-
-  Attributes:
-    count: the faults since the last call that succeeded.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -28,7 +25,7 @@ class Faults:
     self._guard = threading.Lock()
     # By kind: when it was last logged, and how often it came since.
     self._kinds: dict[str, tuple[float, int]] = {}
-    self.count = 0
+    self.count = 0  # The faults since the last call that succeeded.
 
   def note(self, kind: str, message: str) -> None:
     """Notes a fault.

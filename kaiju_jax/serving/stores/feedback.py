@@ -19,30 +19,21 @@ GOOD, BAD, WRONGLY_REFUSED = RATINGS = 'good', 'bad', 'wrongly_refused'
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-  """How the model drew a reply.
+  """How the model drew a reply."""
 
-  Attributes:
-    model: hex digest of the served weights and their config (`load.digest`);
-      '' where the server was not told it.
-    build: the version of kaiju_jax.
-    seed: the seed of the sampling noise.
-    temperature: see `sampling.Sampling`, also for the following.
-    top_k: the number of likeliest tokens kept; 0 for all.
-    top_p: their probability; 1 for all.
-    min_p: the least fraction of the likeliest token's probability.
-    repetition_penalty: the penalty of tokens seen before; 1 for none.
-    guided: whether a guided beam search found the reply; the fields of sampling
-      then say nothing.
-  """
-
+  # Hex digest of the served weights and their config (`load.digest`); '' where
+  # the server was not told it.
   model: str
-  build: str
-  seed: int
-  temperature: float
-  top_k: int = 0
-  top_p: float = 1.0
-  min_p: float = 0.0
+  build: str  # The version of kaiju_jax.
+  seed: int  # The seed of the sampling noise.
+  temperature: float  # See `sampling.Sampling`, also for the following.
+  top_k: int = 0  # The number of likeliest tokens kept; 0 for all.
+  top_p: float = 1.0  # Their probability; 1 for all.
+  min_p: float = 0.0  # The least fraction of the likeliest token's probability.
+  # The penalty of tokens seen before; 1 for none.
   repetition_penalty: float = 1.0
+  # Whether a guided beam search found the reply; the fields of sampling then
+  # say nothing.
   guided: bool = False
 
 

@@ -132,10 +132,7 @@ class Keeper(abc.ABC):
 
   @abc.abstractmethod
   def _write(self, work: Callable[[Writes], T]) -> T:
-    """Runs `work` in a transaction; returns its result once it is committed.
-
-    If `work` raises, nothing is written.
-    """
+    """Runs `work` in a transaction; returns its result once it is committed."""
 
   @abc.abstractmethod
   def close(self) -> None:

@@ -37,10 +37,6 @@ class Link:
     timeout: seconds for the connection, and for each answer.
     pause: seconds between two tries of a server that is away.
 
-  Attributes:
-    name: the address without its password, for logs.
-    faults: the log of its faults; a successful write ends them.
-
   Raises:
     ValueError: the address is not valid.
   """
@@ -48,12 +44,14 @@ class Link:
   def __init__(
     self, address: str, timeout: float = TIMEOUT, pause: float = PAUSE
   ):
+    # The address without its password, for logs.
     self.name = _without_password(address)
     self._timeout, self._pause = timeout, pause
     self._guard = threading.Lock()
     self._away_until = 0.0
     self._is_open = True
     self._is_recognized = False
+    # The log of its faults; a successful write ends them.
     self.faults = faults.Faults()
     try:
       self._redis = redis_address.connect(address, timeout)

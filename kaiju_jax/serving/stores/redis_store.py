@@ -150,10 +150,7 @@ class RedisStore(conversing.Conversing):
       )
 
   def _migrate(self, server: redis.Redis) -> int:
-    """Returns a store's schema; gives a new or an older store ours.
-
-    Records of older schemas are read as they are.
-    """
+    """Returns a store's schema; gives a new or an older store ours."""
     key = f'{self._prefix}schema'
     while True:
       with self._link.pipeline(server) as pipeline:

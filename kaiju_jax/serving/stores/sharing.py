@@ -25,16 +25,11 @@ from kaiju_jax.serving.stores import characters
 
 
 class Tree(NamedTuple):
-  """One tree of the cache.
+  """One tree of the cache."""
 
-  Attributes:
-    digest: of the version's prefix.
-    character: the character's id.
-    owner: the character's owner, who alone uses it; '' for a shared tree.
-  """
-
-  digest: str
-  character: str
+  digest: str  # Of the version's prefix.
+  character: str  # The character's id.
+  # The character's owner, who alone uses it; '' for a shared tree.
   owner: str = ''
 
   @property

@@ -232,11 +232,7 @@ def _prepare(path: str) -> None:
 
 
 def _add_what_is_new(connection: sqlite3.Connection) -> None:
-  """Adds what an older file lacks, and leaves what it has.
-
-  It asks the file for it, not its schema: a server of schema 2 that still runs
-  writes this number back whenever its readiness is checked.
-  """
+  """Adds what an older file lacks, and leaves what it has."""
   columns = {
     row[1] for row in connection.execute('PRAGMA table_info(messages)')
   }
