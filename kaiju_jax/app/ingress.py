@@ -26,10 +26,9 @@ from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.serving.http import log
 from kaiju_jax.serving.routes import operations
-from kaiju_jax.serving.routing import remote as remote_lib
+from kaiju_jax.serving.routing import remote_replica
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
-from kaiju_jax.serving.routing import shared
 from kaiju_jax.serving.stores import characters
 
 _LOG = logging.getLogger(__name__)
@@ -50,18 +49,20 @@ class _Found:
 
   def __init__(self, ray):
     self._ray = ray
-    self._remotes: dict[str, remote_lib.Remote] = {}
+    self._remotes: dict[str, remote_replica.RemoteReplica] = {}
     self._added: set[str] = set()
-    self._router: shared.SharedRouter | None = None
+    self._router: router_lib.Router | None = None
     self._call: Callable[[Callable[[], None]], None] = lambda change: change()
-    self._bring: Callable[[remote_lib.Remote], None] | None = None
+    self._bring: Callable[[remote_replica.RemoteReplica], None] | None = None
     self._beginning: asyncio.Task | None = None
     self._stopping = threading.Event()
     self._thread = threading.Thread(
       target=self._run, name='replicas', daemon=True
     )
 
-  def wait(self, seconds: float, others: float = _OTHERS) -> remote_lib.Remote:
+  def wait(
+    self, seconds: float, others: float = _OTHERS
+  ) -> remote_replica.RemoteReplica:
     """Returns a replica that has answered.
 
     Args:
@@ -82,14 +83,14 @@ class _Found:
       remote.wait(max(end - time.monotonic(), 0))
     return first
 
-  def _wait_for_one(self, end: float) -> remote_lib.Remote | None:
+  def _wait_for_one(self, end: float) -> remote_replica.RemoteReplica | None:
     while time.monotonic() < end:
       for remote in self._remotes.values():
         if remote.wait(_EACH):
           return remote
     return None
 
-  def fill(self, router: shared.SharedRouter) -> None:
+  def fill(self, router: router_lib.Router) -> None:
     """Adds the replicas that have answered to a router, which runs not yet."""
     self._router = router
     self._bring = router.add
@@ -120,7 +121,7 @@ class _Found:
     names = self._ray.list(PREFIX)
     for name in names:
       if name not in self._remotes:
-        remote = remote_lib.Remote(name, self._ray.line(name))
+        remote = remote_replica.RemoteReplica(name, self._ray.transport(name))
         self._remotes[name] = remote
         remote.start()
     for name in set(self._remotes) - set(names):
@@ -179,12 +180,13 @@ def run(
     loaded = front.loaded
     beside = serve.read_beside(loaded, settings)
     opened = server_folder.open_parts(settings, beside.head, say)
-    router = shared.SharedRouter(
+    router = router_lib.Router(
       server_folder.load_key(pathlib.Path(settings.folder)),
       router_lib.Settings(
         wait=settings.wait,
         alternatives=settings.top_logprobs,
         table='' if settings.store == 'sqlite' else settings.store,
+        owns_replicas=False,
       ),
     )
     found.fill(router)

@@ -24,9 +24,9 @@ from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.runs import load
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import hosting
-from kaiju_jax.serving.routing import local
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import local_replica
+from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica_host
 from kaiju_jax.serving.safety import moderation
 
 
@@ -46,7 +46,7 @@ class Front(NamedTuple):
 
 def make(
   settings: settings_lib.Settings, accepted: Sequence[str], name: str
-) -> hosting.Made:
+) -> replica_host.OwnedReplica:
   """Returns a replica that runs, whose engine is compiled.
 
   Args:
@@ -75,7 +75,7 @@ def make(
   working.start()
   if points is not None:
     points.start()
-  names = names_lib.Names(server_folder.load_key(folder))
+  names = pseudonyms.Pseudonyms(server_folder.load_key(folder))
   replica = Replica(name, working, _build(weights, digest, head), names, points)
 
   def close() -> None:
@@ -90,10 +90,10 @@ def make(
     weights,
     engine.decoder.length,
   )
-  return hosting.Made(replica, settings.lease, facts, close)
+  return replica_host.OwnedReplica(replica, settings.lease, facts, close)
 
 
-class Replica(local.LocalReplica):
+class Replica(local_replica.LocalReplica):
   """A replica whose points are saved, too."""
 
   def __init__(
@@ -101,7 +101,7 @@ class Replica(local.LocalReplica):
     name: str,
     worker: worker_lib.Worker,
     build: str,
-    names: names_lib.Names,
+    names: pseudonyms.Pseudonyms,
     points: saved_points.SavedPoints | None,
   ):
     super().__init__(name, worker, build, names)

@@ -22,14 +22,14 @@ class Ray:
   def list(self, prefix):
     return [name for name in self.late if name.startswith(prefix)]
 
-  def line(self, name):
+  def transport(self, name):
     ray = self
 
-    class Late(processes.Line):
-      async def attend(self, ingress):
+    class Late(processes.Transport):
+      async def subscribe(self, ingress):
         if time.monotonic() < ray._begun + ray.late[name]:
           raise ConnectionError('not yet')
-        async for message in super().attend(ingress):
+        async for message in super().subscribe(ingress):
           yield message
 
     return Late(self.processes[name])

@@ -19,7 +19,7 @@ def of_context(context) -> dict:
   }
   workers = [context.engines]
   if isinstance(context.engines, router.Router):
-    places = list(context.engines._places)
+    places = list(context.engines._replicas)
     workers = [x.replica.worker for x in places if x.replica.is_alive]
     found['routed streams'] = len(context.engines._streams)
     found['loads'] = sum(x.charged for x in places)

@@ -29,8 +29,8 @@ from kaiju_jax.serving.replies import worker
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import operations
-from kaiju_jax.serving.routing import local
-from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import local_replica
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
@@ -227,6 +227,6 @@ def _route(workers: list[worker.Worker]) -> router.Router:
   """Returns a router over workers, the replicas r0, r1 …"""
   made = router.Router(SECRET, router.Settings(wait=None))
   for number, one in enumerate(workers):
-    named = names.Names(SECRET)
-    made.add(local.LocalReplica(f'r{number}', one, 'b1', named))
+    named = pseudonyms.Pseudonyms(SECRET)
+    made.add(local_replica.LocalReplica(f'r{number}', one, 'b1', named))
   return made

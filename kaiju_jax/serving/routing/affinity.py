@@ -1,14 +1,14 @@
 """The table of the router: which replica served each session last.
 
     affinity = Affinity()
-    place = affinity.place('replica 1')
+    index = affinity.index_of('replica 1')
     affinity.note(session, 'replica 1')
     policies.pick(digest, session, replicas, loads, affinity.table)
 
-Sessions are numbers of pseudonyms (`names.py`), so that nobody who sees the
-table learns of an owner or a session. The latest use counts, wherever it is
-told of: by this router, by others (`shared_table.py`), or by a replica that
-lists the texts of its cache, from which a lost table is rebuilt.
+Sessions are numbers of pseudonyms, so that nobody who sees the table learns of
+an owner or a session. The latest use counts, whoever reports it: this router,
+others (`shared_table.py`), or a replica that lists the texts of its cache, from
+which a lost table is rebuilt.
 
 Only the router's event loop calls these functions.
 """
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.serving.routing import names
 from kaiju_jax.serving.routing import policies
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 
 # Our guesses: 24 MiB, and a night between two turns.
@@ -79,11 +79,11 @@ class Affinity:
     """Returns how many sessions it holds."""
     return int((self.table[:, 0] >= 0).sum())
 
-  def place(self, name: str) -> int:
-    """Returns the place of a replica in the arrays of `pick`; gives it one.
+  def index_of(self, name: str) -> int:
+    """Returns the index of a replica in the arrays of `pick`; gives it one.
 
-    One that comes back has its place and its sessions again, until another
-    replica has taken the place.
+    One that comes back has its index and its sessions again, until another
+    replica has taken the index.
     """
     if name not in self._names:
       if self._removed:
@@ -97,7 +97,7 @@ class Affinity:
     return self._names.index(name)
 
   def remove(self, name: str) -> None:
-    """Lets another replica take the place of one that is gone."""
+    """Lets another replica take the index of one that is gone."""
     if name in self.names:
       self._removed.append(name)
 
@@ -108,7 +108,7 @@ class Affinity:
 
   def note(self, session: int, name: str) -> None:
     """Notes that a replica serves a session from now on."""
-    place = self.place(name)
+    place = self.index_of(name)
     before = policies.find(self.table, session)
     self.moved += 0 <= before != place
     policies.note(self.table, session, place, self.now())
@@ -163,7 +163,7 @@ class Affinity:
     parts = [_EMPTY]
     now = self.now()
     for one in rows:
-      place = self.place(one.name)
+      place = self.index_of(one.name)
       # A clock that is ahead must not keep its sessions for ever.
       times = np.minimum(one.times, now)
       places = np.full(len(times), place, np.int64)
@@ -181,18 +181,20 @@ class Affinity:
     return found
 
 
-def of_held(name: str, held: Sequence[replica_lib.Held], now: float) -> Rows:
+def rows_of_cached(
+  name: str, cached: Sequence[replica_lib.CachedText], now: float
+) -> Rows:
   """Returns the uses that a replica's texts tell of; prefixes tell of none.
 
   Args:
     name: the replica's.
-    held: its texts.
+    cached: its texts.
     now: Unix seconds at which it listed them.
   """
-  own = [one for one in held if one.conversation]
+  own = [one for one in cached if one.conversation]
   return Rows(
     name,
-    np.array([names.number(one.conversation) for one in own], np.int64),
+    np.array([pseudonyms.number(one.conversation) for one in own], np.int64),
     np.array([int(1000 * (now - one.idle)) for one in own], np.int64),
   )
 

@@ -1,6 +1,6 @@
 """A replica whose engine runs in this process.
 
-replica = LocalReplica('one', worker, build, names.Names(secret))
+replica = LocalReplica('one', worker, build, pseudonyms.Pseudonyms(secret))
 router.add(replica)
 """
 
@@ -15,7 +15,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica
 
 # Texts that a replica tells of, the latest; our guess.
@@ -30,7 +30,7 @@ class LocalReplica:
     name: str,
     worker: worker_lib.Worker,
     build: str,
-    names: names_lib.Names,
+    names: pseudonyms.Pseudonyms,
   ):
     self.name = name  # name, build: see `replica.Replica`.
     self.build = build
@@ -48,19 +48,19 @@ class LocalReplica:
     """Submits requests; raises what `worker.Worker.submit` does."""
     return await self.worker.submit(*requests, before=before)
 
-  async def state(self) -> replica.State:
-    """Returns its account of itself, between two rounds."""
+  async def status(self) -> replica.Status:
+    """Returns its status, between two rounds."""
     worker = self.worker
-    load, reading = await worker.call(lambda: _look(worker.engine))
+    load, reading = await worker.call(lambda: _measure(worker.engine))
     running = reading.waiting + reading.running
-    return replica.State(
+    return replica.Status(
       load, running, worker.ready, worker.compilations, reading
     )
 
-  async def list_held(self) -> Sequence[replica.Held]:
+  async def list_cached(self) -> Sequence[replica.CachedText]:
     """Returns the texts of its cache, the latest first, at most `MOST`."""
     engine = self.worker.engine
-    found = await self.worker.call(lambda: _list_held(engine))
+    found = await self.worker.call(lambda: _list_cached(engine))
     # Thousands of HMACs take milliseconds.
     return await asyncio.to_thread(lambda: [self._name(*one) for one in found])
 
@@ -78,22 +78,24 @@ class LocalReplica:
 
   def _name(
     self, salt: bytes, conversation, tokens: int, idle: float
-  ) -> replica.Held:
+  ) -> replica.CachedText:
     whose = ''
     if conversation is not None:
       owner, name = conversation
       whose = self._names.conversation(owner.decode(), name)
-    return replica.Held(self._names.salt(salt.decode()), whose, tokens, idle)
+    return replica.CachedText(
+      self._names.salt(salt.decode()), whose, tokens, idle
+    )
 
 
-def _look(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
+def _measure(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
   """Returns an engine's load, as policies count it, and its reading."""
   load = engine.load()
   prompts = load.prompt + load.waiting + load.running
   return float(prompts), metrics.reading(engine)
 
 
-def _list_held(engine: engine_lib.Engine) -> list[tuple]:
+def _list_cached(engine: engine_lib.Engine) -> list[tuple]:
   """Returns salt, conversation, length and idle seconds, the latest first."""
   whose = {
     point: one.name

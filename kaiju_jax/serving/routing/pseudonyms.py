@@ -1,4 +1,4 @@
-"""Pseudonyms of texts: what a router and its replicas call them.
+"""Pseudonyms of texts and conversations, for tables and announcements.
 
 They are HMACs under a key of the fleet, so that nobody who sees a table or an
 announcement learns of a private character, or who talks to whom.
@@ -12,7 +12,7 @@ from kaiju_jax.storage import sealed
 _DIGITS = 15
 
 
-class Names:
+class Pseudonyms:
   """The pseudonyms of one fleet, the same in each process with its secret."""
 
   def __init__(self, secret: bytes):
@@ -33,6 +33,6 @@ class Names:
     return self._sealer.pseudonym(b'conversation ' + text).hex()
 
 
-def number(name: str) -> int:
+def number(pseudonym: str) -> int:
   """Returns a pseudonym as a number of 60 bits, for `policies.pick`."""
-  return int(name[:_DIGITS], 16)
+  return int(pseudonym[:_DIGITS], 16)

@@ -2,7 +2,7 @@
 
     ray = start(folder)                      or join('host:6379')
     ray.deploy(['kaiju-0', 'kaiju-1'], make)
-    remote = Remote('kaiju-0', ray.line('kaiju-0'))
+    remote = RemoteReplica('kaiju-0', ray.transport('kaiju-0'))
     ray.stop()
 
 This is the one file that imports ray. HTTP stays in processes of ours; Serve
@@ -25,7 +25,7 @@ import ray
 from ray import serve
 from ray.serve import schema
 
-from kaiju_jax.serving.routing import hosting
+from kaiju_jax.serving.routing import replica_host
 
 # Calls that a replica takes at once. Its engine refuses long before.
 _CALLS = 10_000
@@ -43,27 +43,27 @@ class Failed(RuntimeError):
   """An error: replicas did not start; the message is Serve's."""
 
 
-class RayLine:
-  """A `remote.Line` to a replica by its name."""
+class RayTransport:
+  """A `remote_replica.Transport` to a replica by its name."""
 
   def __init__(self, name: str):
     self._name = name
     # Made in the loop that uses it.
     self._handle: serve.handle.DeploymentHandle | None = None
 
-  async def attend(
+  async def subscribe(
     self, ingress: str
-  ) -> AsyncIterator[hosting.Welcome | hosting.Beat]:
-    """Yields the messages of `Host.attend`; raises as Ray does."""
-    messages = self._find().options(stream=True).attend.remote(ingress)
+  ) -> AsyncIterator[replica_host.Welcome | replica_host.Heartbeat]:
+    """Yields the messages of `ReplicaHost.subscribe`; raises as Ray does."""
+    messages = self._find().options(stream=True).subscribe.remote(ingress)
     try:
       async for message in messages:
         yield message
     finally:
       messages.cancel()
 
-  async def call(self, method: str, *arguments) -> hosting.Answer:
-    """Returns the answer of `Host.call`; raises as Ray does."""
+  async def call(self, method: str, *arguments) -> replica_host.CallResult:
+    """Returns the answer of `ReplicaHost.call`; raises as Ray does."""
     return await self._find().call.remote(method, *arguments)
 
   def _find(self) -> serve.handle.DeploymentHandle:
@@ -81,7 +81,7 @@ class Ray:
     self._deployed: list[str] = []
 
   def deploy(
-    self, names: Sequence[str], make: Callable[[str], hosting.Made]
+    self, names: Sequence[str], make: Callable[[str], replica_host.OwnedReplica]
   ) -> None:
     """Starts replicas; returns once all of them answer.
 
@@ -118,9 +118,9 @@ class Ray:
     except RuntimeError as error:
       raise Failed(_describe(serve.status()) or str(error)) from error
 
-  def line(self, name: str) -> RayLine:
+  def transport(self, name: str) -> RayTransport:
     """Returns the way to a replica."""
-    return RayLine(name)
+    return RayTransport(name)
 
   def list(self, prefix: str) -> list[str]:
     """Returns the names of the replicas that begin with a prefix, sorted."""
@@ -216,24 +216,26 @@ def _describe(status: schema.ServeStatus) -> str:
 class _Replica:
   """The deployment: an actor around a host."""
 
-  def __init__(self, make: Callable[[str], hosting.Made], name: str):
+  def __init__(
+    self, make: Callable[[str], replica_host.OwnedReplica], name: str
+  ):
     _keep_on_loopback()
     self._made = make(name)
-    self._host = hosting.Host(
+    self._host = replica_host.ReplicaHost(
       self._made.replica, self._made.lease, self._made.facts
     )
 
-  async def attend(
+  async def subscribe(
     self, ingress: str
-  ) -> AsyncIterator[hosting.Welcome | hosting.Beat]:
-    """See `hosting.Host.attend`."""
-    messages = self._host.attend(ingress)
+  ) -> AsyncIterator[replica_host.Welcome | replica_host.Heartbeat]:
+    """See `replica_host.ReplicaHost.subscribe`."""
+    messages = self._host.subscribe(ingress)
     async with contextlib.aclosing(messages):
       async for message in messages:
         yield message
 
-  async def call(self, method: str, *arguments) -> hosting.Answer:
-    """See `hosting.Host.call`."""
+  async def call(self, method: str, *arguments) -> replica_host.CallResult:
+    """See `replica_host.ReplicaHost.call`."""
     return await self._host.call(method, *arguments)
 
   def check_health(self) -> None:

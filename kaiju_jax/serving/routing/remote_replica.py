@@ -1,12 +1,12 @@
 """A replica of another process, from the side of an ingress.
 
-    remote = Remote('kaiju-0', line)
+    remote = RemoteReplicaReplica('kaiju-0', transport)
     remote.start()
     remote.wait(60)
     (stream,) = await remote.submit(request)
 
-A line carries calls and messages to the replica's `hosting.Host`; `ray_app` has
-one. While the line is broken the replica counts as gone: its streams end with
+A transport carries calls and messages to the replica's `ReplicaHost`; `ray_app`
+has one. While it is broken the replica counts as gone: its streams end with
 `replica.Lost`, and it comes back by itself, perhaps as another process.
 
 A thread of its own hears the messages; it hands the tokens of a round to each
@@ -29,44 +29,46 @@ from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import hosting
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import replica_host
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two tries to reach a replica (our guess).
 _AGAIN = 0.25
 
 
-class Line(Protocol):
-  """A way to the `Host` of a replica, from any event loop.
+class Transport(Protocol):
+  """A way to the `ReplicaHost` of a replica, from any event loop.
 
   Each method raises an exception where the replica cannot be reached.
   """
 
-  def attend(
+  def subscribe(
     self, ingress: str
-  ) -> AsyncIterator[hosting.Welcome | hosting.Beat]:
-    """Yields the messages of `Host.attend`."""
+  ) -> AsyncIterator[replica_host.Welcome | replica_host.Heartbeat]:
+    """Yields the messages of `ReplicaHost.subscribe`."""
 
-  async def call(self, method: str, *arguments) -> hosting.Answer:
-    """Returns the answer of `Host.call`."""
+  async def call(self, method: str, *arguments) -> replica_host.CallResult:
+    """Returns the answer of `ReplicaHost.call`."""
 
 
-class Remote:
+class RemoteReplica:
   """A replica of another process, as `replica.Replica` describes it."""
 
-  def __init__(self, name: str, line: Line, silence: float = hosting.SILENCE):
+  def __init__(
+    self, name: str, transport: Transport, silence: float = replica_host.SILENCE
+  ):
     """Reaches for nothing yet; `start` does.
 
     Args:
       name: the replica's.
-      line: the way to it.
+      transport: the way to it.
       silence: seconds without a message after which it counts as gone.
     """
     # The replica's. As it said last; '' before it has answered. Likewise
-    # (`hosting.Welcome`); None before.
+    # (`replica_host.Welcome`); None before.
     self.name, self.build, self.facts = name, '', None
-    self._line, self._silence = line, silence
+    self._transport, self._silence = transport, silence
     self._thread = threading.Thread(
       target=self._run, name=f'replica {name}', daemon=True
     )
@@ -75,7 +77,7 @@ class Remote:
     self._has_begun, self._answered = threading.Event(), threading.Event()
     self._numbers = itertools.count()
     # These belong to the thread. Of another process there are none.
-    self._welcome: hosting.Welcome | None = None
+    self._welcome: replica_host.Welcome | None = None
     self._ingress = ''
     self._is_alive = False
     self._heard = 0.0
@@ -112,13 +114,13 @@ class Remote:
     await self._in_thread(self._submit(streams, requests, before))
     return streams
 
-  async def state(self) -> replica_lib.State:
-    """Returns its account of itself; raises `Lost`."""
-    return await self._in_thread(self._ask('state'))
+  async def status(self) -> replica_lib.Status:
+    """Returns its status; raises `Lost`."""
+    return await self._in_thread(self._ask('status'))
 
-  async def list_held(self) -> Sequence[replica_lib.Held]:
+  async def list_cached(self) -> Sequence[replica_lib.CachedText]:
     """Returns the texts of its cache, the latest first; raises `Lost`."""
-    return await self._in_thread(self._ask('held'))
+    return await self._in_thread(self._ask('list_cached'))
 
   async def forget(self, wanted: forgetting.Forget) -> None:
     """Drops texts from its cache; raises `Lost`."""
@@ -179,7 +181,7 @@ class Remote:
     lost = self._lost
     if lost is None or lost.is_set():
       raise self._gone()
-    call = asyncio.ensure_future(self._line.call(method, *arguments))
+    call = asyncio.ensure_future(self._transport.call(method, *arguments))
     ended = asyncio.ensure_future(lost.wait())
     try:
       await asyncio.wait([call, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +210,7 @@ class Remote:
     if self._welcome is None:
       return
     call = self._loop.create_task(
-      self._line.call(method, self._ingress, argument)
+      self._transport.call(method, self._ingress, argument)
     )
     # The messages tell what became of the replica.
     call.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -239,8 +241,8 @@ class Remote:
   async def _watch(self, hearing: asyncio.Task) -> None:
     """Renews leases until the messages end, or are missed."""
     while not hearing.done():
-      lease = self._welcome.lease if self._welcome else hosting.BEAT
-      await asyncio.wait([hearing], timeout=min(hosting.BEAT, lease / 4))
+      lease = self._welcome.lease if self._welcome else replica_host.BEAT
+      await asyncio.wait([hearing], timeout=min(replica_host.BEAT, lease / 4))
       if time.monotonic() - self._heard > self._silence:
         # One that is being started again may take long to answer at first.
         if self._welcome is not None:
@@ -261,11 +263,11 @@ class Remote:
       _LOG.info('%s: %s', self.name, type(hearing.exception()).__name__)
 
   async def _hear(self) -> None:
-    attended = self._line.attend(self._ingress)
+    attended = self._transport.subscribe(self._ingress)
     async with contextlib.aclosing(attended) as messages:
       async for message in messages:
         self._heard = time.monotonic()
-        if isinstance(message, hosting.Welcome):
+        if isinstance(message, replica_host.Welcome):
           self._welcome = message
           self.build, self.facts = message.build, message.facts
           self._is_alive = True
@@ -274,7 +276,7 @@ class Remote:
           self._is_alive = message.is_alive
           self._deliver(message.updates)
 
-  def _deliver(self, updates: Sequence[hosting.Update]) -> None:
+  def _deliver(self, updates: Sequence[replica_host.Update]) -> None:
     news = []
     for one in updates:
       stream = self._streams.get(one.number)

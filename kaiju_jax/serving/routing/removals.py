@@ -1,8 +1,8 @@
-"""Forgets again what a text records that was forgotten while it ran.
+"""Repeats a removal at the replica that a running text moved to.
 
 An engine drops what a running request of a removed conversation still records.
 If the text then goes on at another replica, that one knows of no removal. So
-the conversation is forgotten once more when such a text has ended.
+the router removes the conversation once more when such a text has ended.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import routed_stream
 
 
-class Forgotten:
-  """The running texts of one router whose conversations were removed.
+class Removals:
+  """The removed conversations of one router that still have running texts.
 
   Args:
     forget: drops texts from all caches.
@@ -25,25 +25,25 @@ class Forgotten:
 
   def __init__(self, forget: Callable[[forgetting.Forget], Awaitable[None]]):
     self._forget = forget
-    self._owed: set[routed_stream.RoutedStream] = set()
+    self._pending: set[routed_stream.RoutedStream] = set()
     self._tasks: set[asyncio.Task] = set()
 
   def note(
     self,
-    wanted: forgetting.Forget,
+    removed: forgetting.Forget,
     running: Iterable[routed_stream.RoutedStream],
   ) -> None:
-    """Notes which of the running texts are to be forgotten."""
-    gone = set(wanted.conversations)
-    self._owed |= {one for one in running if one.whose in gone}
+    """Notes the running texts whose conversations are removed."""
+    conversations = set(removed.conversations)
+    self._pending |= {x for x in running if x.conversation in conversations}
 
-  def settle(self, stream: routed_stream.RoutedStream) -> None:
-    """Forgets a text that has ended, if it is owed and has moved."""
-    if stream not in self._owed:
+  def repeat(self, stream: routed_stream.RoutedStream) -> None:
+    """Repeats the removal for a noted text that has ended and had moved."""
+    if stream not in self._pending:
       return
-    self._owed.discard(stream)
+    self._pending.discard(stream)
     if stream.moves:
-      wanted = forgetting.Forget(conversations=(stream.whose,))
+      wanted = forgetting.Forget(conversations=(stream.conversation,))
       task = asyncio.create_task(self._drop(wanted))
       self._tasks.add(task)
       task.add_done_callback(self._tasks.discard)

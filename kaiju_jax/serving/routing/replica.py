@@ -1,8 +1,8 @@
 """Defines what a router asks of a replica: one engine, here or elsewhere.
 
     streams = await replica.submit(request)   of tokens
-    await replica.state()                     its load
-    await replica.list_held()                 the texts that its cache holds
+    await replica.status()                     its load
+    await replica.list_cached()                 the texts that its cache holds
 
 A replica that dies ends its streams with `Lost`; whoever reads them submits the
 rest of each text elsewhere (`router.py`). All that crosses this seam can be
@@ -27,19 +27,18 @@ class Lost(worker_lib.Stopped):
   """
 
 
-class Held(NamedTuple):
+class CachedText(NamedTuple):
   """A text that a replica's cache can resume; its names are pseudonyms."""
 
-  # Of the text's cache salt (`names.Names.salt`), so that nobody who sees it
-  # learns of a private character.
+  # Pseudonym of the text's cache salt: nobody learns of a private character.
   salt: str
   conversation: str  # Of its owner and conversation; '' for a shared prefix.
   tokens: int
   idle: float = 0.0  # Seconds since its last use.
 
 
-class State(NamedTuple):
-  """A replica's account of itself."""
+class Status(NamedTuple):
+  """A replica's report of its load."""
 
   # The prompt tokens that it must still prefill, and one for each request that
   # it has, as `policies.pick` counts.
@@ -77,10 +76,10 @@ class Replica(Protocol):
       Lost: the replica is gone.
     """
 
-  async def state(self) -> State:
-    """Returns its account of itself; raises `Lost`."""
+  async def status(self) -> Status:
+    """Returns its status; raises `Lost`."""
 
-  async def list_held(self) -> Sequence[Held]:
+  async def list_cached(self) -> Sequence[CachedText]:
     """Returns the texts of its cache, the latest first; raises `Lost`."""
 
   async def forget(self, wanted: forgetting.Forget) -> None:

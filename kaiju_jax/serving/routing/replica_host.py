@@ -1,13 +1,13 @@
-"""A replica's side of the seam, in the replica's own process.
+"""Serves a replica to ingresses of other processes.
 
-    host = Host(replica, lease=30)
-    async for message in host.attend('ingress-1'): ...   # to the ingress
+    host = ReplicaHost(replica, lease=30)
+    async for message in host.subscribe('ingress-1'): ...   # to the ingress
     answer = await host.call('submit', 'ingress-1', …)
 
-Each ingress attends once, and hears in one message per round the new tokens of
-all its streams; a message without any says, every second, that the replica
-lives. Whatever a call raises is returned as a value: what carries these calls
-would write an exception, and with it people's text, into its log.
+Each ingress subscribes once, and gets in one message per round the new tokens
+of all its streams; a heartbeat every second says that the replica lives.
+Whatever a call raises is returned as a value: what carries these calls would
+write an exception, and with it people's text, into its log.
 
 An ingress that leaves, or renews no lease, ends its sequences.
 """
@@ -49,31 +49,31 @@ class Update(NamedTuple):
   error: Exception | None = None  # Why it ended without a result.
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
   """A message: whether the replica can answer, and the news since the last."""
 
   is_alive: bool
   updates: list[Update]
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
   """The value of a call, or the error that it would have raised."""
 
   value: Any = None
   error: Exception | None = None
 
 
-class Made(NamedTuple):
+class OwnedReplica(NamedTuple):
   """A replica that a process has made for itself."""
 
   replica: replica_lib.Replica  # It runs.
   lease: float  # Seconds for which a stream may stay unread.
-  facts: Any  # For its ingresses (`hosting.Welcome`).
+  facts: Any  # For its ingresses (`Welcome`).
   close: Callable[[], None]  # Ends it.
 
 
 class _Ingress:
-  """An ingress that attends."""
+  """An ingress that subscribes."""
 
   def __init__(self):
     self.streams: dict[int, token_stream.TokenStream] = {}  # By number.
@@ -87,7 +87,7 @@ class _Ingress:
     self.updates: list[Update] = []  # What it has not heard.
     self.has_news = asyncio.Event()  # Set when there are some, or it is gone.
 
-  def tell(self, update: Update) -> None:
+  def send(self, update: Update) -> None:
     """Adds to the next message."""
     self.updates.append(update)
     self.has_news.set()
@@ -99,7 +99,7 @@ class _Ingress:
     return taken
 
 
-class Host:
+class ReplicaHost:
   """Lets ingresses of other processes use a replica.
 
   All calls come from one event loop.
@@ -130,8 +130,8 @@ class Host:
       'submit': self._submit,
       'renew': self._renew,
       'cancel': self._cancel,
-      'state': replica.state,
-      'held': replica.list_held,
+      'status': replica.status,
+      'list_cached': replica.list_cached,
       'forget': replica.forget,
       'drain': replica.drain,
     }
@@ -141,7 +141,7 @@ class Host:
     """Whether the replica can answer."""
     return self._replica.is_alive
 
-  async def attend(self, ingress: str) -> AsyncIterator[Welcome | Beat]:
+  async def subscribe(self, ingress: str) -> AsyncIterator[Welcome | Heartbeat]:
     """Yields messages to an ingress, until it leaves.
 
     Args:
@@ -157,25 +157,25 @@ class Host:
           await asyncio.wait_for(own.has_news.wait(), self._beat)
         # All streams have their tokens of this round.
         await asyncio.sleep(0)
-        yield Beat(replica.is_alive, own.take())
+        yield Heartbeat(replica.is_alive, own.take())
     finally:
       watching.cancel()
       del self._ingresses[ingress]
       for stream in own.streams.values():
         stream.cancel()
 
-  async def call(self, method: str, *arguments) -> Answer:
+  async def call(self, method: str, *arguments) -> CallResult:
     """Calls a method of the replica for an ingress; raises nothing.
 
     Args:
       method: 'submit', 'renew' or 'cancel', which name the ingress first;
-        'state', 'held', 'forget' or 'drain', as `replica.Replica` has them.
+        'status', 'list_cached', 'forget' or 'drain', as in `replica.Replica`.
       *arguments: the method's.
     """
     try:
-      return Answer(await self._methods[method](*arguments))
+      return CallResult(await self._methods[method](*arguments))
     except Exception as error:
-      return Answer(error=error.with_traceback(None))
+      return CallResult(error=error.with_traceback(None))
 
   async def _submit(
     self,
@@ -217,7 +217,7 @@ class Host:
       own.unwanted.add(number)
 
   def _find(self, ingress: str) -> _Ingress:
-    """Returns an ingress; raises `Lost` where it attends to another process."""
+    """Returns an ingress; raises `Lost` where it is another process's."""
     if ingress not in self._ingresses:
       raise replica_lib.Lost(f'{self._replica.name}: unknown here: {ingress}.')
     own = self._ingresses[ingress]
@@ -234,7 +234,7 @@ class Host:
       async for event in stream:
         events.append(event)
         if not stream.has_more:
-          own.tell(Update(number, events, _prompt(stream)))
+          own.send(Update(number, events, _prompt(stream)))
           events = []
     except Exception as raised:
       error = raised.with_traceback(None)
@@ -242,7 +242,7 @@ class Host:
       # It knows its error itself.
       result, error = stream.result(), None
     del own.streams[number], own.renewed[number]
-    own.tell(Update(number, events, _prompt(stream), result, error))
+    own.send(Update(number, events, _prompt(stream), result, error))
 
   async def _end_unread(self, own: _Ingress) -> None:
     """Ends streams whose lease nobody renews, and a silent ingress."""

@@ -1,7 +1,7 @@
 """Brings a replica into the fleet by steps: warm, 10 %, 50 %, all of its share.
 
     rollout = Rollout(Plan(), now)
-    rollout.look(now, Sight(is_alive, is_warm, own, others))
+    rollout.update(now, Observation(is_alive, is_warm, own, others))
     rollout.share, rollout.state, rollout.reason
 
 It begins with a share of 0, while public prefixes are prefilled (source 003's
@@ -35,7 +35,7 @@ class Plan:
   patience: float = 3600.0  # Seconds after which a step with fewer is given up.
   # That a step of a replica no worse than the others is stopped.
   chance: float = 0.01
-  at_once: float = 1e-5  # The same, of each look within a step.
+  at_once: float = 1e-5  # The same, of each update within a step.
 
   def __post_init__(self):
     """Raises ValueError: names the field, its value and what is right."""
@@ -50,30 +50,30 @@ class Plan:
         raise ValueError(f'{name}={value}: must be 0 or more.')
 
 
-class Tally(NamedTuple):
+class RequestCounts(NamedTuple):
   """The requests of one replica or several, since they came."""
 
   requests: int = 0  # Those that have ended.
   failures: int = 0  # Those of them that ended in an error.
   refusals: int = 0  # Those of them that safety ended.
 
-  def __add__(self, other: 'Tally') -> 'Tally':
-    return Tally(*(a + b for a, b in zip(self, other)))
+  def __add__(self, other: 'RequestCounts') -> 'RequestCounts':
+    return RequestCounts(*(a + b for a, b in zip(self, other)))
 
-  def __sub__(self, other: 'Tally') -> 'Tally':
-    return Tally(*(a - b for a, b in zip(self, other)))
+  def __sub__(self, other: 'RequestCounts') -> 'RequestCounts':
+    return RequestCounts(*(a - b for a, b in zip(self, other)))
 
 
-class Sight(NamedTuple):
-  """What a look finds."""
+class Observation(NamedTuple):
+  """A replica beside the others, at one time."""
 
   is_alive: bool  # Whether the replica answers.
   is_warm: bool  # Whether its prefixes have been prefilled.
-  own: Tally
-  others: Tally  # Those of the replicas that serve beside it.
+  own: RequestCounts
+  others: RequestCounts  # Those of the replicas that serve beside it.
 
 
-def chance_of(own: Tally, others: Tally, field: str) -> float:
+def chance_of(own: RequestCounts, others: RequestCounts, field: str) -> float:
   """Returns how likely so many of a kind are if both have the same rate.
 
   Given all of the kind, each falls on a side in proportion to its requests:
@@ -99,11 +99,11 @@ class Rollout:
     self.state, self.share, self.reason = WARMING, 0.0, ''
     self._step = -1
     self._since = now
-    self._before: tuple[Tally, Tally] | None = None
+    self._before: tuple[RequestCounts, RequestCounts] | None = None
 
   @property
   def has_ended(self) -> bool:
-    """Whether looks change nothing any more."""
+    """Whether updates change nothing any more."""
     return self.state in (DONE, STOPPED)
 
   def stop(self, reason: str) -> None:
@@ -114,24 +114,24 @@ class Rollout:
     """Opens the replica at once, with its whole share."""
     self.state, self.share = DONE, 1.0
 
-  def look(self, now: float, sight: Sight) -> None:
+  def update(self, now: float, observed: Observation) -> None:
     """Goes a step on, or back, where it is time to."""
     if self.has_ended:
       return
-    if not sight.is_alive:
+    if not observed.is_alive:
       self.stop('the replica is gone')
     elif self.state == WARMING:
-      if sight.is_warm:
-        self._open(now, sight)
+      if observed.is_warm:
+        self._open(now, observed)
       elif now - self._since >= self.plan.warms:
         self.stop(f'not warm within {self.plan.warms:g} s')
     else:
-      self._judge(now, sight)
+      self._judge(now, observed)
 
-  def _judge(self, now: float, sight: Sight) -> None:
+  def _judge(self, now: float, observed: Observation) -> None:
     own, others = (
       one - before
-      for one, before in zip((sight.own, sight.others), self._before)
+      for one, before in zip((observed.own, observed.others), self._before)
     )
     waited = now - self._since
     is_time = waited >= self.plan.hold and own.requests >= self.plan.requests
@@ -140,24 +140,24 @@ class Rollout:
     if fault:
       self.stop(f'at a share of {self.share:g}: {fault}')
     elif is_time:
-      self._open(now, sight)
+      self._open(now, observed)
     elif waited >= max(self.plan.patience, self.plan.hold):
       self.stop(
         f'at a share of {self.share:g}: {own.requests} requests within'
         f' {waited:.0f} s, too few to judge it by'
       )
 
-  def _open(self, now: float, sight: Sight) -> None:
+  def _open(self, now: float, observed: Observation) -> None:
     """Begins the next step, in which only its own requests count."""
     self._step += 1
-    self._since, self._before = now, (sight.own, sight.others)
+    self._since, self._before = now, (observed.own, observed.others)
     if self._step == len(self.plan.shares):
       self.state = DONE
     else:
       self.state, self.share = OPENING, self.plan.shares[self._step]
 
 
-def _fault(own: Tally, others: Tally, chance: float) -> str:
+def _fault(own: RequestCounts, others: RequestCounts, chance: float) -> str:
   """Returns what is worse than among the others, by a test; '' for nothing."""
   for field in 'failures', 'refusals':
     hits = getattr(own, field)

@@ -30,9 +30,9 @@ from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import warming
 
 _LOG = logging.getLogger(__name__)
-# Our guesses: seconds between looks, prefixes of a warming, ended rollouts that
-# are still told of, digits of a build that name it.
-_EVERY, _PREFIXES, _KEPT, _DIGITS = 1.0, 64, 8, 6
+# Our guesses: seconds between updates, prefixes of a warming, ended rollouts
+# that are still listed, digits of a build that name it.
+_POLL_S, _PREFIXES, _KEPT, _DIGITS = 1.0, 64, 8, 6
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,7 +62,7 @@ class Rollouts:
     note: Callable[[Mapping[str, Any]], None] = lambda _: None,
     *,
     clock: Callable[[], float] = time.monotonic,
-    every: float = _EVERY,
+    poll_s: float = _POLL_S,
   ):
     """Begins without any.
 
@@ -71,13 +71,13 @@ class Rollouts:
       list_public: returns the prefixes of public characters; may block.
       note: called with the state of a rollout that has gone a step.
       clock: seconds.
-      every: seconds between two looks.
+      poll_s: seconds between two updates.
     """
     self._router = router
     self._list_public = list_public
     self._note = note
     self._clock = clock
-    self._every = every
+    self._poll_s = poll_s
     self._rollouts: list[_Running] = []
 
   def add(self, replica: replica_lib.Replica) -> None:
@@ -235,11 +235,11 @@ class Rollouts:
     self._note(_describe(one))
     try:
       while not rollout.has_ended:
-        await asyncio.sleep(self._every)
+        await asyncio.sleep(self._poll_s)
         is_warm = warming_.done()
         if is_warm and (error := warming_.exception()) is not None:
           raise error
-        rollout.look(self._clock(), self._see(one, is_warm))
+        rollout.update(self._clock(), self._observe(one, is_warm))
         is_idle = is_warm and not one.prefixes
         may_finish = one.is_urgent and not rollout.has_ended
         if may_finish and (is_idle or not self._are_others_open(one)):
@@ -262,9 +262,9 @@ class Rollouts:
   async def _warm(self, one: _Running) -> None:
     """Prefills on each of the replicas what the others use most."""
     public = await asyncio.to_thread(self._list_public)
-    held = await self._router.list_held()
-    others = [texts for name, texts in held.items() if name not in one.names]
-    ranked = warming.rank(public, others, self._router.names)[:_PREFIXES]
+    cached = await self._router.list_cached()
+    others = [texts for name, texts in cached.items() if name not in one.names]
+    ranked = warming.rank(public, others, self._router.pseudonyms)[:_PREFIXES]
     for name in one.names:
       try:
         replica = self._router.find(name)
@@ -272,19 +272,19 @@ class Rollouts:
       except (worker_lib.Stopped, ValueError):
         return  # The next look finds that it is gone.
 
-  def _see(self, one: _Running, is_warm: bool) -> rollout_lib.Sight:
+  def _observe(self, one: _Running, is_warm: bool) -> rollout_lib.Observation:
     known = {x.name: x for x in self._router.describe()}
-    own = others = rollout_lib.Tally()
+    own = others = rollout_lib.RequestCounts()
     for name in known:
       if name in one.names:
-        own += self._router.tally(name)
+        own += self._router.count_requests(name)
       else:
-        others += self._router.tally(name)
+        others += self._router.count_requests(name)
     is_alive = all(
       name in known and known[name].is_alive and not known[name].is_closing
       for name in one.names
     )
-    return rollout_lib.Sight(is_alive, is_warm, own, others)
+    return rollout_lib.Observation(is_alive, is_warm, own, others)
 
   def _are_others_open(self, one: _Running) -> bool:
     known = self._router.describe()
@@ -329,7 +329,7 @@ class Rollouts:
     )
 
 
-def _is_open(one: router_lib.Described) -> bool:
+def _is_open(one: router_lib.ReplicaSummary) -> bool:
   """Returns whether a replica takes new conversations."""
   return one.is_alive and not one.is_closing and one.share > 0
 

@@ -1,4 +1,4 @@
-"""A stream whose text goes on elsewhere when its replica is lost.
+"""A stream conversation text goes on elsewhere when its replica is lost.
 
 What was given out is kept. When the replica is gone, or was drained, the prompt
 is submitted to another one of the same build, with the same seed and these
@@ -25,30 +25,31 @@ import numpy as np
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import replica_states
 from kaiju_jax.serving.routing import rollout
 
 # Seconds between two trials while all replicas are busy, at most.
 _AGAIN = 1.0
 
 
-class Moving(NamedTuple):
-  """How streams move on."""
+class Failover(NamedTuple):
+  """How a stream goes on at another replica."""
 
   # Submits a request, with the tokens of earlier turns, to the best replica, of
   # a build unless that is None, and to none that it had; returns the replica's
-  # place and stream.
-  move: Callable[
-    [request_lib.Request, int, str | None, list[places_lib.Place]],
-    Awaitable[tuple[places_lib.Place, token_stream.TokenStream]],
+  # state and stream.
+  resubmit: Callable[
+    [request_lib.Request, int, str | None, list[replica_states.ReplicaState]],
+    Awaitable[tuple[replica_states.ReplicaState, token_stream.TokenStream]],
   ]
   # Called once with a stream that has ended or was cancelled.
-  close: Callable[['RoutedStream'], None]
+  on_close: Callable[['RoutedStream'], None]
   # After how many lost replicas in succession, without a new token, a text
   # moves no more: it may be what ends them.
-  losses: int
-  patience: float  # Seconds for which a begun text waits while all are busy.
+  max_losses: int
+  # Seconds for which a text that has begun waits while all are busy.
+  busy_timeout_s: float
 
 
 class RoutedStream:
@@ -56,19 +57,19 @@ class RoutedStream:
 
   def __init__(
     self,
-    moving: Moving,
+    failover: Failover,
     request: request_lib.Request,
     before: int,
-    place: places_lib.Place,
+    state: replica_states.ReplicaState,
     inner: token_stream.TokenStream,
   ):
     """Takes over a replica's stream.
 
     Args:
-      moving: how it moves on.
+      failover: how it goes on elsewhere.
       request: its request.
       before: tokens of the prompt that belong to earlier turns.
-      place: the replica's.
+      state: the replica's.
       inner: the replica's stream.
     """
     # waited, reused, prompt_scores: told by the replica of the first token.
@@ -77,8 +78,8 @@ class RoutedStream:
     self.prompt_scores: tuple[float, ...] | None = None
     self.moves = 0  # How often its text went on elsewhere.
     self._losses = 0
-    self._had: list[places_lib.Place] = []
-    self._moving = moving
+    self._tried: list[replica_states.ReplicaState] = []
+    self._failover = failover
     self._request = request
     self._before = before
     # Read and not given out yet: of a search until it is whole.
@@ -89,7 +90,7 @@ class RoutedStream:
     self._result: request_lib.Result | None = None
     self._cancelled = asyncio.Event()
     self._is_closed = self._is_refused = False
-    self._take_over(place, inner)
+    self._take_over(state, inner)
 
   def __aiter__(self) -> Self:
     return self
@@ -117,7 +118,7 @@ class RoutedStream:
     return bool(self._events) and self._events[-1].reason is not None
 
   @property
-  def whose(self) -> tuple[str, Hashable | None]:
+  def conversation(self) -> tuple[str, Hashable | None]:
     """The owner and the conversation of its request."""
     return self._request.owner, self._request.conversation
 
@@ -151,33 +152,33 @@ class RoutedStream:
       self._close()
 
   def refuse(self) -> None:
-    """Ends the sequence, whose text safety refuses; never waits."""
+    """Ends the sequence, conversation text safety refuses; never waits."""
     self._is_refused = True
     if self._is_closed:
-      self._place.tally += rollout.Tally(refusals=1)
+      self._state.ended += rollout.RequestCounts(refusals=1)
     self.cancel()
 
   def _take_over(
-    self, place: places_lib.Place, inner: token_stream.TokenStream
+    self, state: replica_states.ReplicaState, inner: token_stream.TokenStream
   ) -> None:
-    self._place, self._inner = place, inner
+    self._state, self._inner = state, inner
     self._is_counted = False
-    self._had.append(place)
+    self._tried.append(state)
     # The load of its text until a token comes, and of itself until its end.
     self._charged = [len(self._request.tokens) + len(self._given), 1]
-    place.charge(sum(self._charged))
+    state.charge(sum(self._charged))
 
   def _count(self, has_failed: bool) -> None:
-    """Counts the request at its place, once."""
+    """Counts the request at its replica, once."""
     if not self._is_counted:
       self._is_counted = True
-      self._place.tally += rollout.Tally(
+      self._state.ended += rollout.RequestCounts(
         1, int(has_failed), int(self._is_refused)
       )
 
   def _discharge(self, count: int) -> None:
-    """Takes the first `count` parts of its load off its place."""
-    self._place.charge(-sum(self._charged[:count]))
+    """Takes the first `count` parts of its load off its replica."""
+    self._state.charge(-sum(self._charged[:count]))
     self._charged[:count] = [0] * count
 
   def _note(self, event: request_lib.Event) -> None:
@@ -212,7 +213,7 @@ class RoutedStream:
       raise
 
   def _end_whole(self, error: worker_lib.Stopped) -> None:
-    """Ends a text whose last token was given out, but not its result."""
+    """Ends a text conversation last token was given out, but not its result."""
     if self._request.scores_prompt:
       raise error
     self._kept = len(self._given)
@@ -225,7 +226,7 @@ class RoutedStream:
     if error is not None:
       self._count(has_failed=True)
     try:
-      if self._losses > self._moving.losses:
+      if self._losses > self._failover.max_losses:
         raise replica_lib.Lost(f'{self._losses} replicas ended under it.')
       found = await self._open_elsewhere()
     except (request_lib.Busy, worker_lib.Stopped, TypeError, ValueError) as why:
@@ -236,28 +237,30 @@ class RoutedStream:
     if found is None:
       self._end(self._cut('cancelled'))
       return True
-    place, inner = found
+    state, inner = found
     self._events.clear()
     self._kept = len(self._given)
     self.moves += 1
-    self._take_over(place, inner)
+    self._take_over(state, inner)
     if self._cancelled.is_set():
       self._discharge(2)
       inner.cancel()
     return True
 
   async def _open_elsewhere(self):
-    """Returns the place and stream of another replica; None if cancelled."""
+    """Returns the state and stream of another replica; None if cancelled."""
     request, build = self._request, None
     if self._given:
       tokens = [event.token for event in self._given]
       request = dataclasses.replace(request, drawn=tokens)
-      build = self._place.build
+      build = self._state.build
     clock = asyncio.get_running_loop().time
-    end = clock() + self._moving.patience
+    end = clock() + self._failover.busy_timeout_s
     while not self._cancelled.is_set():
       try:
-        return await self._moving.move(request, self._before, build, self._had)
+        return await self._failover.resubmit(
+          request, self._before, build, self._tried
+        )
       except request_lib.Busy as busy:
         if busy.seconds is None or clock() >= end:
           raise
@@ -297,9 +300,9 @@ class RoutedStream:
     self._close()
 
   def _close(self, has_failed: bool = False) -> None:
-    """Takes its load off its place, and tells that it has ended; once."""
+    """Takes its load off its replica, and tells that it has ended; once."""
     if not self._is_closed:
       self._is_closed = True
       self._discharge(2)
       self._count(has_failed)
-      self._moving.close(self)
+      self._failover.on_close(self)

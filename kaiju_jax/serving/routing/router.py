@@ -4,12 +4,14 @@
     router.add(replica)
     (stream,) = await router.submit(request)
 
-`policies.pick` chooses a replica by conversation, character and load; where it
-is busy another one takes the request, and the client is refused only where all
-are busy. A stream whose replica is lost goes on at another one
-(`routed_stream.py`). Loads come from the replicas, once a second while requests
-come, and from what was submitted since. The conversations in the replicas'
-caches fill the table, so that a new router knows them.
+`policies.pick` chooses a replica by conversation, character and load. Where it
+is busy another one takes the request; the client is refused only where all are
+busy. A stream whose replica is lost goes on at another one
+(`routed_stream.py`).
+
+While requests come, the router polls each replica's status (its load) once a
+second, and its prefix cache every ten seconds: the conversations in the caches
+fill the affinity table, so that a new router knows them.
 
 All methods but `reading` and `stop` run in the server's event loop.
 """
@@ -29,15 +31,16 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import forgotten as forgotten_lib
-from kaiju_jax.serving.routing import names as names_lib
-from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
+from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import removals
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import replica_states
 from kaiju_jax.serving.routing import rollout
 from kaiju_jax.serving.routing import routed_stream
 
 _LOG = logging.getLogger(__name__)
+_DRAIN_POLL_S = 0.05  # Seconds between two checks whether streams have ended.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,19 +52,25 @@ class Settings:
   """
 
   policy: str = 'sticky'  # One of `policies.NAMES`.
-  # Conversations that the table knows at most, 24 bytes each.
+  # The most conversations in the affinity table, 24 bytes each.
   sessions: int = 2**16
   # Address of a Redis in which routers share their tables; '' for none.
   table: str = ''
-  # wait, alternatives: as in `engines.Engines`, of all replicas.
+  # As in `engines.Engines`, of all replicas.
   wait: float | None = 30.0
   alternatives: int = 0
-  every: float = 1.0  # Seconds for which a replica's load is believed.
-  # Seconds between two looks at the texts in the replicas' caches.
-  learns: float = 10.0
-  late: float = 5.0  # Seconds after which an account is not waited for.
-  losses: int = 2  # losses, patience: see `routed_stream.Moving`.
-  patience: float = 30.0
+  # Refresh a replica's load after this many seconds.
+  load_max_age_s: float = 1.0
+  # Poll the replicas' prefix caches this often.
+  cache_poll_s: float = 10.0
+  # Give up waiting for a replica's status.
+  status_timeout_s: float = 5.0
+  # See `routed_stream.Failover`.
+  max_losses: int = 2
+  busy_timeout_s: float = 30.0
+  # Whether the replicas are this router's alone. If not, the end of the router
+  # leaves them running: it drains its own streams only.
+  owns_replicas: bool = True
 
   def __post_init__(self):
     if self.policy not in policies.NAMES:
@@ -70,8 +79,8 @@ class Settings:
       )
 
 
-class Described(NamedTuple):
-  """A replica as operators see it; fields as in `places.Place`."""
+class ReplicaSummary(NamedTuple):
+  """A replica as operators see it; see `replica_states.ReplicaState`."""
 
   name: str
   build: str
@@ -86,66 +95,73 @@ class Router:
   """An `engines.Engines` over replicas.
 
   Args:
-    secret: the fleet's, of which the pseudonyms in the table are made.
+    secret: the fleet's key, of which the pseudonyms in the table are made.
     settings: the router's.
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
     self.moves = 0  # How often a text went on at another replica.
-    self.names = names_lib.Names(secret)  # The fleet's pseudonyms.
+    self.pseudonyms = pseudonyms.Pseudonyms(secret)
     self._settings = settings
-    self._places = places_lib.Places(
-      self.names, policies.NAMES.index(settings.policy), settings.sessions
+    self._replicas = replica_states.ReplicaStates(
+      self.pseudonyms, policies.NAMES.index(settings.policy), settings.sessions
     )
-    self._shared = self._sharing = None
+    self._shared_table = self._sharing = None
     if settings.table:
       from kaiju_jax.serving.routing import shared_table  # redis is an extra.
 
-      self._shared = shared_table.SharedTable(
-        self._places.affinity,
+      self._shared_table = shared_table.SharedTable(
+        self._replicas.affinity,
         settings.table,
-        self.list_held,
-        prefix=f'kaiju:affinity:{self.names.fleet}:',
+        self.list_cached,
+        prefix=f'kaiju:affinity:{self.pseudonyms.fleet}:',
       )
     self._streams: set[routed_stream.RoutedStream] = set()
-    self._forgotten = forgotten_lib.Forgotten(self.forget)
-    self._moving = routed_stream.Moving(
-      self._move, self._close, settings.losses, settings.patience
+    self._removals = removals.Removals(self.forget)
+    self._failover = routed_stream.Failover(
+      self._resubmit,
+      self._on_close,
+      settings.max_losses,
+      settings.busy_timeout_s,
     )
     self._is_draining = False
     self._loop: asyncio.AbstractEventLoop | None = None
-    self._asking: asyncio.Task | None = None
-    self._asked = self._learned = float('-inf')
+    self._polling: asyncio.Task | None = None
+    self._polled_at = self._caches_polled_at = float('-inf')
 
   def add(self, replica: replica_lib.Replica, share: float = 1.0) -> None:
-    """Adds a replica, in the place of a dead one of its name if there is one.
+    """Adds a replica; it replaces a dead one of its name.
 
     Args:
       replica: the replica.
-      share: 0…1, to which part of new conversations it is open.
+      share: 0…1, the part of new conversations that it takes.
 
     Raises:
       ValueError: the share is wrong, or another replica has its name.
     """
-    self._places.add(replica, share)
-    self._asked = self._learned = float('-inf')
+    self._replicas.add(replica, share)
+    self._polled_at = self._caches_polled_at = float('-inf')
 
   def remove(self, name: str) -> replica_lib.Replica:
-    """Removes a replica, which the caller may stop, and returns it.
+    """Removes and returns a replica; its streams go on until it stops.
 
-    Its streams go on until it stops. Raises ValueError: see `places.find`.
+    Raises:
+      ValueError: there is no such replica.
     """
-    return self._places.remove(name)
+    return self._replicas.remove(name)
 
   def set_share(self, name: str, share: float) -> None:
-    """Sets to which part of new conversations a replica is open, 0…1.
+    """Sets the part of new conversations that a replica takes, 0…1.
 
-    Those that began with it stay. Raises ValueError: see `places.set_share`.
+    Conversations that began on it stay.
+
+    Raises:
+      ValueError: the share is not 0…1, or there is no such replica.
     """
-    self._places.set_share(name, share)
+    self._replicas.set_share(name, share)
 
   async def drain_one(self, name: str, seconds: float) -> int:
-    """Takes all conversations off a replica, for good.
+    """Moves all conversations off a replica, for good.
 
     Replies have some seconds to finish; the others go on elsewhere.
 
@@ -153,18 +169,18 @@ class Router:
       How many did not finish.
 
     Raises:
-      ValueError: see `places.find`.
+      ValueError: there is no such replica.
     """
-    place = self._places.find(name)
-    place.is_closing = True
+    state = self._replicas.find(name)
+    state.is_closing = True
     with contextlib.suppress(worker_lib.Stopped):
-      return await place.replica.drain(seconds)
+      return await state.replica.drain(seconds)
     return 0
 
-  def describe(self) -> list[Described]:
-    """Returns the replicas as they are known here; `refresh` asks them."""
+  def describe(self) -> list[ReplicaSummary]:
+    """Returns the replicas as last polled; `refresh` polls them."""
     return [
-      Described(
+      ReplicaSummary(
         x.replica.name,
         x.build,
         x.share,
@@ -173,29 +189,29 @@ class Router:
         x.load,
         x.running,
       )
-      for x in self._places
+      for x in self._replicas
     ]
 
   def find(self, name: str) -> replica_lib.Replica:
-    """Returns a replica; raises ValueError: see `places.find`."""
-    return self._places.find(name).replica
+    """Returns a replica; raises ValueError if there is none of the name."""
+    return self._replicas.find(name).replica
 
-  def tally(self, name: str) -> rollout.Tally:
+  def count_requests(self, name: str) -> rollout.RequestCounts:
     """Returns the requests that have ended at a replica.
 
     Raises:
-      ValueError: see `places.find`.
+      ValueError: there is no such replica.
     """
-    return self._places.find(name).tally
+    return self._replicas.find(name).ended
 
-  async def list_held(self) -> dict[str, Sequence[replica_lib.Held]]:
+  async def list_cached(self) -> dict[str, Sequence[replica_lib.CachedText]]:
     """Returns the texts in the caches of the replicas that answer in time."""
     alive = [x for _, x in self._alive()]
 
     async def ask(replica):
       with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(self._settings.late):
-          return await replica.list_held()
+        async with asyncio.timeout(self._settings.status_timeout_s):
+          return await replica.list_cached()
 
     found = await _gather([lambda x=x: ask(x) for x in alive])
     return {
@@ -203,7 +219,8 @@ class Router:
     }
 
   def read_fleet(self) -> metrics.FleetReading:
-    """Returns what metrics tell of the replicas and of the table."""
+    """Returns the router's metrics."""
+    table = self._shared_table
     return metrics.FleetReading(
       [
         metrics.ReplicaReading(
@@ -211,44 +228,44 @@ class Router:
         )
         for x in self.describe()
       ],
-      len(self._places.affinity),
-      self._places.affinity.moved,
-      None if self._shared is None else not self._shared.is_away,
-      0 if self._shared is None else self._shared.losses,
+      len(self._replicas.affinity),
+      self._replicas.affinity.moved,
+      None if table is None else not table.is_away,
+      0 if table is None else table.losses,
     )
 
   @property
   def is_alive(self) -> bool:
     """Whether a replica takes requests."""
-    return any(place.is_open for place in self._places)
+    return any(state.is_open for state in self._replicas)
 
   @property
   def wait(self) -> float | None:
-    """See `engines.Engines`."""
+    """The most seconds that a request may wait for its row; None for any."""
     return self._settings.wait
 
   @property
   def alternatives(self) -> int:
-    """See `engines.Engines`."""
+    """The most alternatives of a token that a request may ask for."""
     return self._settings.alternatives
 
   @property
   def compilations(self) -> int:
     """How many compilations all replicas left for later."""
-    return sum(state.compilations for state in self._states())
+    return sum(status.compilations for status in self._statuses())
 
   @property
   def ready(self) -> int:
     """How many of them are done."""
-    return sum(state.ready for state in self._states())
+    return sum(status.ready for status in self._statuses())
 
   async def begin(self) -> None:
-    """Learns what caches hold, and shares the table from now on."""
+    """Polls the caches, and shares the table from now on."""
     self._loop = asyncio.get_running_loop()
-    await self.refresh(learns=True)
-    if self._shared is not None and self._sharing is None:
-      await self._shared.exchange()
-      self._sharing = asyncio.create_task(self._shared.run())
+    await self.refresh(polls_caches=True)
+    if self._shared_table is not None and self._sharing is None:
+      await self._shared_table.exchange()
+      self._sharing = asyncio.create_task(self._shared_table.run())
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
@@ -261,11 +278,11 @@ class Router:
       Lost: no replica is left.
     """
     self._loop = asyncio.get_running_loop()
-    if self._loop.time() - self._asked > self._settings.every:
-      self._ask_soon()
-    place, streams = await self._open(requests, before, None)
+    if self._loop.time() - self._polled_at > self._settings.load_max_age_s:
+      self._poll_in_background()
+    state, streams = await self._open(requests, before, None)
     found = [
-      routed_stream.RoutedStream(self._moving, request, before, place, stream)
+      routed_stream.RoutedStream(self._failover, request, before, state, stream)
       for request, stream in zip(requests, streams)
     ]
     self._streams.update(found)
@@ -278,8 +295,8 @@ class Router:
       Lost: no replica is left.
     """
     for owner, conversation in wanted.conversations:
-      self._places.forget(owner, conversation)
-    self._forgotten.note(wanted, self._streams)
+      self._replicas.forget(owner, conversation)
+    self._removals.note(wanted, self._streams)
     alive = self._alive()
     if not alive:
       raise replica_lib.Lost('no replica is left.')
@@ -289,17 +306,17 @@ class Router:
   async def drain(self, seconds: float) -> int:
     """Refuses requests; returns how many had to be ended after `seconds`."""
     self._is_draining = True
+    if not self._settings.owns_replicas:
+      return await self._drain_own_streams(seconds)
     drains = [lambda x=x: x.drain(seconds) for _, x in self._alive()]
     ended = await _gather(drains)
     return sum(count or 0 for count in ended)
 
-  async def refresh(self, learns: bool = False) -> None:
-    """Asks all replicas for their loads.
-
-    Args:
-      learns: whether to ask for the texts in their caches as well.
-    """
-    await _gather([lambda x=x: self._ask(*x, learns) for x in self._alive()])
+  async def refresh(self, polls_caches: bool = False) -> None:
+    """Polls all replicas' statuses, and maybe their prefix caches."""
+    await _gather(
+      [lambda x=x: self._poll(*x, polls_caches) for x in self._alive()]
+    )
 
   def reading(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
@@ -310,37 +327,39 @@ class Router:
     if self._loop is not None and self._loop.is_running():
       asked = asyncio.run_coroutine_threadsafe(self.refresh(), self._loop)
       with contextlib.suppress(TimeoutError):
-        asked.result(2 * self._settings.late)
-    found = [state.reading for state in self._states()]
+        asked.result(2 * self._settings.status_timeout_s)
+    found = [status.reading for status in self._statuses()]
     return _sum(found) if found else None
 
   def stop(self) -> None:
     """Stops all replicas, which ends their streams."""
-    for place in self._places:
-      place.replica.stop()
+    for state in self._replicas:
+      state.replica.stop()
 
-  def _alive(self) -> list[tuple[places_lib.Place, replica_lib.Replica]]:
-    return [(x, x.replica) for x in self._places if x.replica.is_alive]
+  def _alive(
+    self,
+  ) -> list[tuple[replica_states.ReplicaState, replica_lib.Replica]]:
+    return [(x, x.replica) for x in self._replicas if x.replica.is_alive]
 
-  def _states(self) -> list[replica_lib.State]:
-    return [x.state for x, _ in self._alive() if x.state is not None]
+  def _statuses(self) -> list[replica_lib.Status]:
+    return [x.status for x, _ in self._alive() if x.status is not None]
 
   async def _open(
     self,
     requests: Sequence[request_lib.Request],
     before: int,
     build: str | None,
-    without: Sequence[places_lib.Place] = (),
-  ) -> tuple[places_lib.Place, Sequence[token_stream.TokenStream]]:
-    """Submits requests to the best replica that takes them."""
+    without: Sequence[replica_states.ReplicaState] = (),
+  ) -> tuple[replica_states.ReplicaState, Sequence[token_stream.TokenStream]]:
+    """Submits requests to the best replica that takes them, or raises."""
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
     tried = list(without)
     busy: list[request_lib.Busy] = []
-    while place := self._places.pick(requests[0], build, tried):
-      tried.append(place)
-      # Another one may have its place by the time that it answers.
-      replica = place.replica
+    while state := self._replicas.pick(requests[0], build, tried):
+      tried.append(state)
+      # Another replica may have this index by the time that it answers.
+      replica = state.replica
       try:
         streams = await replica.submit(*requests, before=before)
       except request_lib.Busy as error:
@@ -348,50 +367,63 @@ class Router:
       except worker_lib.Stopped:
         _LOG.warning('replica %s is lost.', replica.name)
       else:
-        self._places.note(requests[0], place)
-        return place, streams
+        self._replicas.note(requests[0], state)
+        return state, streams
     if not busy:
       raise replica_lib.Lost('no replica is left.')
     raise min(busy, key=lambda x: (x.seconds is None, x.seconds))
 
-  async def _move(
+  async def _resubmit(
     self,
     request: request_lib.Request,
     before: int,
     build: str | None,
-    had: Sequence[places_lib.Place],
-  ) -> tuple[places_lib.Place, token_stream.TokenStream]:
+    tried: Sequence[replica_states.ReplicaState],
+  ) -> tuple[replica_states.ReplicaState, token_stream.TokenStream]:
     """Submits a text whose replica is lost to another one, as `_open`."""
-    place, (stream,) = await self._open([request], before, build, had)
+    state, (stream,) = await self._open([request], before, build, tried)
     self.moves += 1
-    return place, stream
+    return state, stream
 
-  def _close(self, stream: routed_stream.RoutedStream) -> None:
+  def _on_close(self, stream: routed_stream.RoutedStream) -> None:
     self._streams.discard(stream)
-    self._forgotten.settle(stream)
+    self._removals.repeat(stream)
 
-  def _ask_soon(self) -> None:
-    """Asks for loads beside the requests, unless that is going on."""
-    if self._asking is not None and not self._asking.done():
+  async def _drain_own_streams(self, seconds: float) -> int:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while self._streams and loop.time() < end:
+      await asyncio.sleep(_DRAIN_POLL_S)
+    left = list(self._streams)
+    for stream in left:
+      stream.cancel()
+    return len(left)
+
+  def _poll_in_background(self) -> None:
+    """Polls the replicas beside the requests, unless that is in flight."""
+    if self._polling is not None and not self._polling.done():
       return
     now = asyncio.get_running_loop().time()
-    self._asked = now
-    learns = now - self._learned > self._settings.learns
-    if learns:
-      self._learned = now
-    self._asking = asyncio.create_task(self.refresh(learns))
+    self._polled_at = now
+    polls_caches = now - self._caches_polled_at > self._settings.cache_poll_s
+    if polls_caches:
+      self._caches_polled_at = now
+    self._polling = asyncio.create_task(self.refresh(polls_caches))
 
-  async def _ask(
-    self, place: places_lib.Place, replica: replica_lib.Replica, learns: bool
+  async def _poll(
+    self,
+    state: replica_states.ReplicaState,
+    replica: replica_lib.Replica,
+    polls_cache: bool,
   ) -> None:
-    charged = place.charged
+    charged = state.charged
     with contextlib.suppress(TimeoutError):
-      async with asyncio.timeout(self._settings.late):
-        place.take_state(await replica.state(), charged)
-        if learns:
-          held = await replica.list_held()
-          if place.replica is replica:
-            self._places.learn(place, held)
+      async with asyncio.timeout(self._settings.status_timeout_s):
+        state.update(await replica.status(), charged)
+        if polls_cache:
+          cached = await replica.list_cached()
+          if state.replica is replica:
+            self._replicas.learn(state, cached)
 
 
 async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Shares the router's table with other routers, through a Redis.
 
-    shared = SharedTable(affinity, 'redis://HOST:PORT/0', router.list_held)
+    shared = SharedTable(affinity, 'redis://HOST:PORT/0', router.list_cached)
     task = asyncio.create_task(shared.run())
 
 Twice a second one batch writes what this router noted and reads what others
@@ -43,7 +43,7 @@ from kaiju_jax.serving.stores import redis_link
 
 _LOG = logging.getLogger(__name__)
 # Our guesses.
-EVERY = 0.5  # Seconds.
+INTERVAL_S = 0.5  # Seconds.
 _PIECE = 10_000  # Sessions of a command.
 _SKEW = 5_000  # Milliseconds by which two routers' clocks may differ.
 _TIDIES = 60.0  # Seconds between two removals of what is too old.
@@ -68,10 +68,12 @@ class SharedTable:
     self,
     affinity: affinity_lib.Affinity,
     address: str,
-    ask: Callable[[], Awaitable[Mapping[str, Sequence[replica_lib.Held]]]],
+    list_cached: Callable[
+      [], Awaitable[Mapping[str, Sequence[replica_lib.CachedText]]]
+    ],
     *,
     prefix: str = 'kaiju:affinity:',
-    every: float = EVERY,
+    interval_s: float = INTERVAL_S,
     timeout: float = redis_link.TIMEOUT,
   ):
     """Connects with the first exchange.
@@ -79,19 +81,19 @@ class SharedTable:
     Args:
       affinity: the router's table.
       address: redis://, rediss:// or unix://.
-      ask: returns the texts in the caches of replicas, by their names.
+      list_cached: returns the texts in the caches of replicas, by their names.
       prefix: of all keys.
-      every: seconds between two exchanges.
+      interval_s: seconds between two exchanges.
       timeout: seconds for an answer of Redis.
 
     Raises:
       ValueError: the address is not valid.
     """
     self._affinity = affinity
-    self._link = redis_link.Link(address, timeout, pause=every)
-    self._ask = ask
+    self._link = redis_link.Link(address, timeout, pause=interval_s)
+    self._list_cached = list_cached
     self._prefix = prefix
-    self._every = every
+    self._interval_s = interval_s
     self.is_away = False  # Whether the last exchange failed.
     self.failures = self.losses = 0
     self._generation: str | None = None
@@ -105,7 +107,7 @@ class SharedTable:
     try:
       while True:
         await self.exchange()
-        await asyncio.sleep(self._every)
+        await asyncio.sleep(self._interval_s)
     finally:
       self._link.close()
 
@@ -143,9 +145,10 @@ class SharedTable:
       if self._generation is not None:
         self.losses += 1
         _LOG.warning('The shared table of sessions was lost: it is rebuilt.')
-      held, now = await self._ask(), self._affinity.now() / 1000
+      held, now = await self._list_cached(), self._affinity.now() / 1000
       await self._merge(
-        affinity_lib.of_held(name, texts, now) for name, texts in held.items()
+        affinity_lib.rows_of_cached(name, texts, now)
+        for name, texts in held.items()
       )
     # A new word has others write and read everything, too.
     word = secrets.token_hex(8) if found is None or is_late else None

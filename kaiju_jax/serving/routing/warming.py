@@ -19,7 +19,7 @@ import numpy as np
 
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 
 # Seconds until a replica is asked again that takes no more; our guess.
@@ -35,8 +35,8 @@ class Prefix(NamedTuple):
 
 def rank(
   prefixes: Iterable[Prefix],
-  held: Iterable[Sequence[replica_lib.Held]],
-  names: names_lib.Names,
+  held: Iterable[Sequence[replica_lib.CachedText]],
+  names: pseudonyms.Pseudonyms,
 ) -> list[Prefix]:
   """Returns the prefixes that replicas use, the most used first.
 

@@ -58,7 +58,7 @@ def replicas(one):
 def ended(one):
   """Returns how many requests have ended at each replica."""
   router = one.server.context.engines
-  return {name: router.tally(name).requests for name in replicas(one)}
+  return {name: router.count_requests(name).requests for name in replicas(one)}
 
 
 def test_a_replica_is_rolled_out_rolled_back_drained_and_removed(one):
@@ -107,11 +107,11 @@ def test_a_replica_is_rolled_out_rolled_back_drained_and_removed(one):
 def test_loads_are_asked_for_where_no_requests_come(one):
   """An operator waits for a drained replica to run nothing."""
   talk(one)
-  places = {x.replica.name: x for x in one.server.context.engines._places}
+  places = {x.replica.name: x for x in one.server.context.engines._replicas}
   for place in places.values():
-    place.state = place.state._replace(running=3)
+    place.status = place.status._replace(running=3)
   assert not any(x['running'] for x in replicas(one).values())
-  places['r1'].state = places['r1'].state._replace(running=3)
+  places['r1'].status = places['r1'].status._replace(running=3)
   told = one.operator.ask('drain', {'of': 'r1', 'seconds': 5})
   assert not any(x['running'] for x in told['replicas'])
 

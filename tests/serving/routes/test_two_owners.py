@@ -20,7 +20,7 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.routes import api
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_file
 from tests.decoding import fake_device
@@ -163,12 +163,10 @@ class Ben:
       'slots': server.context.limits._streams._counts.get('ben', 0),
     }
     if server.context.points is None:
-      places = server.context.engines._places
-      pseudonyms = names_lib.Names(running.SECRET)
+      places = server.context.engines._replicas
+      known = pseudonyms.Pseudonyms(running.SECRET)
       found['replicas'] = [
-        places.affinity.find(
-          names_lib.number(pseudonyms.conversation('ben', one))
-        )
+        places.affinity.find(pseudonyms.number(known.conversation('ben', one)))
         for one in self.sessions
       ]
       return found

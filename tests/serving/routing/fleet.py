@@ -15,8 +15,8 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import local_replica
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import router as router_lib
 from tests.decoding import toys
 from tests.decoding.engine import test_judged
@@ -24,7 +24,7 @@ from tests.serving import running as running_lib
 from tests.serving import world
 
 SECRET = running_lib.SECRET
-NAMES = names_lib.Names(SECRET)
+NAMES = pseudonyms.Pseudonyms(SECRET)
 CONFIG = test_judged.CONFIG
 LENGTH, CHUNK, ROWS = 48, 8, 3
 
@@ -143,7 +143,7 @@ class Fleet:
     worker = worker_lib.Worker(engine)
     worker.start()
     name = name or f'r{number}'
-    made = local.LocalReplica(name, worker, self.builds[number], NAMES)
+    made = local_replica.LocalReplica(name, worker, self.builds[number], NAMES)
     self.replicas[number] = made
     self.router.add(made, share)
     return made
@@ -170,7 +170,7 @@ class Fleet:
   def left(self) -> dict:
     """Returns what is still taken on living replicas; {} where nothing is."""
     found = {'routed': len(self.router._streams)}
-    for place in self.router._places:
+    for place in self.router._replicas:
       if place.is_open:
         found[f'{place.replica.name} load'] = place.charged
     for number, one in self.replicas.items():
@@ -189,9 +189,9 @@ class Fleet:
     while self.left() and asyncio.get_running_loop().time() < end:
       await asyncio.sleep(0.01)
     assert not self.left()
-    if self.router._asking is not None:
-      await self.router._asking
-    await asyncio.gather(*self.router._forgotten._tasks)
+    if self.router._polling is not None:
+      await self.router._polling
+    await asyncio.gather(*self.router._removals._tasks)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
   def stop(self):

@@ -6,8 +6,8 @@ import pickle
 import threading
 
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import hosting
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import replica_host
 from tests.serving import world
 
 
@@ -29,13 +29,13 @@ class Local:
   def is_idle(self):
     return self.worker.engine.is_idle
 
-  async def state(self):
+  async def status(self):
     load = await self.worker.call(self.worker.engine.load)
     reading = await asyncio.to_thread(self.worker.reading)
-    return replica_lib.State(1.5, load.running + load.waiting, 3, 4, reading)
+    return replica_lib.Status(1.5, load.running + load.waiting, 3, 4, reading)
 
-  async def list_held(self):
-    return [replica_lib.Held('salt', '', 9)]
+  async def list_cached(self):
+    return [replica_lib.CachedText('salt', '', 9)]
 
   async def forget(self, wanted):
     self.forgotten.append(wanted)
@@ -52,7 +52,9 @@ class Process:
 
   def __init__(self, replica: Local, lease=30.0, **options):
     self.replica = replica
-    self.host = hosting.Host(replica, lease, {'length': 64}, **options)
+    self.host = replica_host.ReplicaHost(
+      replica, lease, {'length': 64}, **options
+    )
     self.loop = asyncio.new_event_loop()
     self.is_dead = False
     self.failures, self.call_failures = [], []
@@ -77,7 +79,7 @@ class Process:
     self.loop.close()
 
 
-class Line:
+class Transport:
   """A way to whatever process the replica lives in.
 
   Attributes:
@@ -92,7 +94,7 @@ class Line:
     self.is_silent = self.is_stubborn = False
     self.said = []
 
-  async def attend(self, ingress):
+  async def subscribe(self, ingress):
     process, loop = self._alive(), asyncio.get_running_loop()
     arrived = asyncio.Queue()
 
@@ -100,7 +102,9 @@ class Line:
       loop.call_soon_threadsafe(arrived.put_nowait, item)
 
     async def pump():
-      async with contextlib.aclosing(process.host.attend(ingress)) as messages:
+      async with contextlib.aclosing(
+        process.host.subscribe(ingress)
+      ) as messages:
         async for message in messages:
           put(self._cross(message))
       put(None)

@@ -104,7 +104,7 @@ def test_noting_and_merging_fill_alike():
   for n in range(200):
     clock.now = NOW - 1000 + n
     noted.note(n % 61, NAMES[n % 3])
-    merged.place(NAMES[n % 3])
+    merged.index_of(NAMES[n % 3])
     merged.merge([rows(NAMES[n % 3], (n % 61, clock.now))])
   assert uses_of(noted) == uses_of(merged) and len(noted) == 16
 
@@ -166,14 +166,14 @@ def test_what_was_not_used_for_long_is_forgotten():
 def test_a_removed_replica_has_its_sessions_until_its_place_is_taken():
   affinity = make()
   affinity.merge([rows('a', (1, NOW)), rows('b', (2, NOW))])
-  place = affinity.place('a')
+  place = affinity.index_of('a')
   affinity.remove('a')
   assert affinity.names == ['b'] and affinity.find(1) == 'a'
-  assert affinity.place('a') == place and affinity.find(1) == 'a'
+  assert affinity.index_of('a') == place and affinity.find(1) == 'a'
   affinity.remove('a')
-  assert affinity.place('c') == place and affinity.names == ['c', 'b']
+  assert affinity.index_of('c') == place and affinity.names == ['c', 'b']
   assert affinity.find(1) is None and affinity.find(2) == 'b'
-  assert affinity.place('a') == 2
+  assert affinity.index_of('a') == 2
   affinity.remove('nobody')
 
 
@@ -218,19 +218,19 @@ def test_what_was_noted_is_taken_once(monkeypatch):
 def test_pick_goes_where_the_table_says():
   affinity = make()
   for name in NAMES:
-    affinity.place(name)
+    affinity.index_of(name)
   affinity.note(5, 'c')
   place = policies.pick(0, 5, np.ones(3), np.array([0, 0, 9.0]), affinity.table)
-  assert place == affinity.place('c')
+  assert place == affinity.index_of('c')
 
 
 def test_a_replicas_texts_tell_of_its_sessions():
   held = [
-    replica_lib.Held('ab', 'f' * 64, 5, 0.0),
-    replica_lib.Held('ab', '', 900, 0.0),
-    replica_lib.Held('cd', '0' * 15 + '2' * 17, 5, 3.0),
+    replica_lib.CachedText('ab', 'f' * 64, 5, 0.0),
+    replica_lib.CachedText('ab', '', 900, 0.0),
+    replica_lib.CachedText('cd', '0' * 15 + '2' * 17, 5, 3.0),
   ]
-  found = affinity_lib.of_held('a', held, NOW)
+  found = affinity_lib.rows_of_cached('a', held, NOW)
   assert found.sessions.tolist() == [2**60 - 1, 0]
   assert found.times.tolist() == [1000 * NOW, 1000 * (NOW - 3)]
 

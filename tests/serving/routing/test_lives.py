@@ -168,6 +168,6 @@ def renew(fleet):
   for engine in fleet.engines:
     engine.fuse = None
   for number, one in list(fleet.replicas.items()):
-    if fleet.router._places.find(one.name).is_closing:
+    if fleet.router._replicas.find(one.name).is_closing:
       fleet.router.remove(one.name).stop()
       fleet.start(number)

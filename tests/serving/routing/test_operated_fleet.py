@@ -11,8 +11,8 @@ import pytest
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import local_replica
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
@@ -25,7 +25,7 @@ from tests.serving import world
 from tests.serving.routing import fake_redis
 
 SECRET = b'of the fleet' * 3
-NAMES = names_lib.Names(SECRET)
+NAMES = pseudonyms.Pseudonyms(SECRET)
 PREFIX = np.arange(4, 44)
 OLD, NEW = 'aaaaaa11', 'bbbbbb22'
 
@@ -40,7 +40,7 @@ class Fleet:
     engine = world.Engine(running.Letters(), rows=8, length=256, pages=4000)
     worker = worker_lib.Worker(engine)
     worker.start()
-    self.replicas[name] = local.LocalReplica(name, worker, build, NAMES)
+    self.replicas[name] = local_replica.LocalReplica(name, worker, build, NAMES)
     return self.replicas[name]
 
   def router(self, **settings):
@@ -88,7 +88,7 @@ async def ask(router, *arguments, **options):
   (stream,) = await router.submit(request(*arguments, **options))
   async for _ in stream:
     pass
-  return stream._place.replica.name, stream.reused
+  return stream._state.replica.name, stream.reused
 
 
 def run(test):
@@ -103,7 +103,7 @@ def test_a_canary_takes_new_conversations_alone():
       router = made.router()
       router.set_share('new', 0.0)
       rollouts = rollouts_lib.Rollouts(
-        router, lambda: [warming.Prefix('digest', PREFIX)], every=0.001
+        router, lambda: [warming.Prefix('digest', PREFIX)], poll_s=0.001
       )
       homes = {n: (await ask(router, n))[0] for n in range(20)}
       assert set(homes.values()) == {'one', 'two'}
@@ -141,15 +141,15 @@ def test_no_private_text_is_warmed():
       (stream,) = await router.submit(private)
       async for _ in stream:
         pass
-      held = await router.list_held()
+      held = await router.list_cached()
       assert len({text.salt for text in held['one']}) == 2
       rollouts = rollouts_lib.Rollouts(
-        router, lambda: [warming.Prefix('digest', PREFIX)], every=0.001
+        router, lambda: [warming.Prefix('digest', PREFIX)], poll_s=0.001
       )
       rollouts.start('new', rollout_lib.Plan(hold=0))
       while rollouts.describe()[-1]['state'] != 'done':
         await asyncio.sleep(0.005)
-      held = await router.list_held()
+      held = await router.list_cached()
       assert {text.salt for text in held['new']} == {NAMES.salt('digest')}
       assert not any(text.conversation for text in held['new'])
 
@@ -167,7 +167,7 @@ def test_a_drain_moves_what_does_not_end():
         (await router.submit(request(n, count=200)))[0] for n in range(8)
       ]
       first = [await anext(one) for one in streams]
-      on_one = [x for x in streams if x._place.replica.name == 'one']
+      on_one = [x for x in streams if x._state.replica.name == 'one']
       assert on_one and len(on_one) < 8
       rollouts = rollouts_lib.Rollouts(router, list)
       rollouts.close('one')
@@ -178,7 +178,7 @@ def test_a_drain_moves_what_does_not_end():
       assert counts == [199] * 8
       assert [x.moves for x in on_one if x.moves] == [1] * moved
       assert sum(x.moves for x in streams) == moved
-      assert router.tally('one').failures == 0
+      assert router.count_requests('one').failures == 0
       # Its conversations go on elsewhere, and so do new ones.
       for n in [*range(8), 20, 21]:
         assert (await ask(router, n, 1))[0] == 'two'
@@ -208,21 +208,23 @@ def test_ends_are_tallied_where_they_happen():
       refused.refuse()
       (left,) = await router.submit(request(3, count=100))
       left.cancel()
-      tally = rollout_lib.Tally(3, 0, 1)
-      assert router.tally('one') == tally
+      tally = rollout_lib.RequestCounts(3, 0, 1)
+      assert router.count_requests('one') == tally
       router.set_share('two', 1.0)
       die_soon(made.engine('one'))
       (lost,) = await router.submit(request(1, 1, count=100))
       assert len([x async for x in lost]) == 100
-      assert router.tally('one') == tally + rollout_lib.Tally(1, 1)
-      assert router.tally('two') == rollout_lib.Tally(1)
+      assert router.count_requests('one') == tally + rollout_lib.RequestCounts(
+        1, 1
+      )
+      assert router.count_requests('two') == rollout_lib.RequestCounts(1)
       # One that cannot go on has failed once.
       die_soon(made.engine('two'))
       (alone,) = await router.submit(request(2, 1, count=100))
       await anext(alone)
       with pytest.raises(replica_lib.Lost):
         await drain(alone)
-      assert router.tally('two') == rollout_lib.Tally(2, 1)
+      assert router.count_requests('two') == rollout_lib.RequestCounts(2, 1)
 
     run(test)
 
@@ -249,20 +251,20 @@ def test_a_lost_table_is_learnt_from_the_replicas(learns):
   with fleet('one', 'two', 'three', 'four') as made:
 
     async def test():
-      router = made.router(learns=1e9)
+      router = made.router(cache_poll_s=1e9)
       await router.begin()
       for n in range(40):
         await ask(router, n)
       found = [await ask(router, n, 1) for n in range(40)]
       assert hits(found) == 1
-      router._places.affinity.table[:] = -1  # Lost.
+      router._replicas.affinity.table[:] = -1  # Lost.
       if learns:
-        await router.refresh(learns=True)
+        await router.refresh(polls_caches=True)
       after = [await ask(router, n, 2) for n in range(40)]
       if learns:
         assert hits(after) == 1
         assert [x for x, _ in after] == [x for x, _ in found]
-        other = made.router(learns=1e9)  # One that begins now.
+        other = made.router(cache_poll_s=1e9)  # One that begins now.
         await other.begin()
         assert hits([await ask(other, n, 3) for n in range(40)]) == 1
       else:
@@ -276,21 +278,21 @@ def test_the_latest_of_two_caches_counts():
   with fleet('one', 'two') as made:
 
     async def test():
-      router = made.router(learns=1e9)
+      router = made.router(cache_poll_s=1e9)
       router.set_share('two', 0.0)
       for n in range(10):
         assert (await ask(router, n))[0] == 'one'
       await asyncio.sleep(0.02)
-      router._places.affinity.table[:] = -1  # Lost.
+      router._replicas.affinity.table[:] = -1  # Lost.
       router.set_share('two', 1.0)
       router.set_share('one', 0.0)
       for n in range(10):
         assert (await ask(router, n, 1))[0] == 'two'
       for names in ('one', 'two'), ('two', 'one'):
-        router._places.affinity.table[:] = -1  # Lost.
+        router._replicas.affinity.table[:] = -1  # Lost.
         for name in names:  # Whichever answers first.
-          held = await made.replicas[name].list_held()
-          router._places.learn(router._places.find(name), held)
+          held = await made.replicas[name].list_cached()
+          router._replicas.learn(router._replicas.find(name), held)
         for n in range(10):
           assert (await ask(router, n, 2))[0] == 'two'
 
@@ -306,10 +308,10 @@ def test_two_routers_send_a_conversation_to_one_replica(seed):
       server, draws = fake_redis.FakeRedis(), random.Random(seed)
 
       def share():
-        router = made.router(learns=1e9)
+        router = made.router(cache_poll_s=1e9)
 
         shared = shared_table.SharedTable(
-          router._places.affinity, 'unix:///none', router.list_held
+          router._replicas.affinity, 'unix:///none', router.list_cached
         )
         shared._link = server
         return router, shared

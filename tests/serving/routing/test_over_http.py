@@ -12,8 +12,8 @@ import pytest
 
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local
-from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import local_replica
+from kaiju_jax.serving.routing import pseudonyms
 from tests.decoding import fake_device
 from tests.serving import leftovers
 from tests.serving import running
@@ -60,8 +60,8 @@ def revive(server, number, made=None):
   """Puts a new replica in the place of a killed one."""
   made = worker_lib.Worker(made or engine(server.context.tokenizer))
   made.start()
-  named = names.Names(running.SECRET)
-  new = local.LocalReplica(f'r{number}', made, 'b1', named)
+  named = pseudonyms.Pseudonyms(running.SECRET)
+  new = local_replica.LocalReplica(f'r{number}', made, 'b1', named)
   router = server.context.engines
 
   async def add():
@@ -165,12 +165,12 @@ def test_a_session_is_stored_once_and_goes_on(server):
   assert roles == ['assistant'] * 3 + ['user', 'assistant'] * 3
   # What was cached of it goes with it, wherever it is.
   for number, seed in ((0, 7), (1, 8)):
-    place = server.context.engines._places.find(f'r{number}')
+    place = server.context.engines._replicas.find(f'r{number}')
     place.share = 1.0
-    other = server.context.engines._places.find(f'r{1 - number}')
+    other = server.context.engines._replicas.find(f'r{1 - number}')
     other.is_closing, place.is_closing = True, False
     ask(server, seed, session=session['id'], swipe=True, messages=[])
-  for place in server.context.engines._places:
+  for place in server.context.engines._replicas:
     place.is_closing = False
   conversation = (b'ann', session['id'])
   recorders = [one.engine.recorder for one in server.workers]

@@ -29,7 +29,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.serving.routing import ray_local
-from kaiju_jax.serving.routing import remote as remote_lib
+from kaiju_jax.serving.routing import remote_replica
 from tests import ports
 from tests.decoding import toys
 from tests.serving import redis_server
@@ -85,13 +85,13 @@ class Fleet:
     (self.ray,) = re.findall(r'Ray: (\S+)', said)
     self._joined = self._join()
     self.remotes = [
-      remote_lib.Remote(name, self._joined.line(name))
+      remote_replica.RemoteReplica(name, self._joined.transport(name))
       for name in ('kaiju-0', 'kaiju-1')
     ]
     for remote in self.remotes:
       remote.start()
       assert remote.wait(60)
-    states = [asyncio.run(remote.state()) for remote in self.remotes]
+    states = [asyncio.run(remote.status()) for remote in self.remotes]
     self.pages = sum(
       count
       for state in states
@@ -280,7 +280,7 @@ def test_one_command_serves_by_two_replicas(fleet, wanted):
   assert len(fleet.find('ray::ServeReplica:kaiju-')) == 2
   assert fleet.ask('/v1/server')['model'] == 'tiny'
   assert ask_all(fleet) == wanted
-  states = [asyncio.run(remote.state()) for remote in fleet.remotes]
+  states = [asyncio.run(remote.status()) for remote in fleet.remotes]
   assert min(state.reading.points for state in states) > 0
 
 
@@ -324,7 +324,7 @@ def test_killed_replicas_lose_nothing(fleet, wanted):
           return
         # The one that has texts to lose; in turn where both have.
         for remote in fleet.remotes[number % 2 :] + fleet.remotes:
-          if asyncio.run(remote.state()).running:
+          if asyncio.run(remote.status()).running:
             (victim,) = fleet.find(f'ray::ServeReplica:{remote.name}')
             os.kill(victim, signal.SIGKILL)
             killed.append(remote.name)

@@ -10,7 +10,7 @@ import pytest
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.routing import remote as remote_lib
+from kaiju_jax.serving.routing import remote_replica
 from kaiju_jax.serving.routing import replica as replica_lib
 from tests.decoding import fake_device
 from tests.serving import leftovers
@@ -33,8 +33,8 @@ class Fleet:
     return process
 
   def reach(self, process, silence=30.0):
-    line = processes.Line(process)
-    remote = remote_lib.Remote('one', line, silence)
+    transport = processes.Transport(process)
+    remote = remote_replica.RemoteReplica('one', line, silence)
     self.remotes.append(remote)
     remote.start()
     assert remote.wait(30)
@@ -162,7 +162,7 @@ def test_a_killed_process_loses_its_streams_and_comes_back(fleet):
     await asyncio.to_thread(process.kill)
     with pytest.raises(replica_lib.Lost):
       await read(stream)
-    for call in remote.submit(world.request()), remote.state():
+    for call in remote.submit(world.request()), remote.status():
       with pytest.raises(replica_lib.Lost):
         await call
     assert not remote.is_alive
@@ -306,7 +306,7 @@ def test_an_ingress_that_vanishes_ends_its_sequences(fleet):
   host, engine = process.host, process.replica.worker.engine
 
   async def vanish():
-    messages = host.attend('ingress')
+    messages = host.subscribe('ingress')
     await anext(messages)
     answer = await host.call(
       'submit', 'ingress', [0], [world.request(count=50)], 0
@@ -327,7 +327,7 @@ def test_state_forgetting_and_draining_cross(fleet):
 
   async def main():
     await remote.forget(wanted)
-    state, held = await remote.state(), await remote.list_held()
+    state, held = await remote.status(), await remote.list_cached()
     ended = await remote.drain(5.0)
     with pytest.raises(request_lib.Busy) as error:
       await one(remote)
@@ -337,7 +337,7 @@ def test_state_forgetting_and_draining_cross(fleet):
   assert process.replica.forgotten == [wanted]
   assert state[:4] == (1.5, 0, 3, 4)
   assert state.reading.running == 0
-  assert held == [replica_lib.Held('salt', '', 9)]
+  assert held == [replica_lib.CachedText('salt', '', 9)]
   assert (ended, busy.seconds) == (0, None)
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.routing import names as names_lib
-from kaiju_jax.serving.routing import places as places_lib
 from kaiju_jax.serving.routing import policies
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
+from kaiju_jax.serving.routing import replica_states
 
-NAMES = names_lib.Names(b'a secret of many bytes')
+NAMES = pseudonyms.Pseudonyms(b'a secret of many bytes')
 STICKY = policies.NAMES.index('sticky')
 
 
@@ -23,7 +23,7 @@ class Replica:
 
 
 def make(*builds, policy=STICKY, sessions=1024, share=1.0):
-  made = places_lib.Places(NAMES, policy, sessions)
+  made = replica_states.ReplicaStates(NAMES, policy, sessions)
   for number, build in enumerate(builds):
     made.add(Replica(f'r{number}', build), share)
   return made
@@ -35,13 +35,13 @@ def talk(number, owner='ann', salt=''):
   )
 
 
-def serve(places, requests):
+def serve(states, requests):
   """Returns the names of the replicas that serve requests, one by one."""
   found = []
   for one in requests:
-    place = places.pick(one)
-    places.note(one, place)
-    found.append(place.replica.name)
+    state = states.pick(one)
+    states.note(one, state)
+    found.append(state.replica.name)
   return found
 
 
@@ -49,169 +49,172 @@ TALKS = [talk(n) for n in range(60)]
 
 
 def test_a_conversation_stays_where_it_began():
-  places = make('b1', 'b1', 'b1')
-  first = serve(places, TALKS)
+  states = make('b1', 'b1', 'b1')
+  first = serve(states, TALKS)
   assert set(first) == {'r0', 'r1', 'r2'}
-  next(iter(places)).charge(1e6)
-  assert serve(places, TALKS[::-1]) == first[::-1]
+  next(iter(states)).charge(1e6)
+  assert serve(states, TALKS[::-1]) == first[::-1]
   # Another owner's conversation of that name is another one.
-  others = serve(places, [talk(n, 'ben') for n in range(60)])
+  others = serve(states, [talk(n, 'ben') for n in range(60)])
   # Both of two choices are the loaded one in a ninth of the cases.
   assert others != first and others.count('r0') < 15
 
 
 def test_the_load_chooses_for_one_that_is_new():
-  places = make('b1', 'b1', policy=policies.NAMES.index('least_loaded'))
-  one, other = places
+  states = make('b1', 'b1', policy=policies.NAMES.index('least_loaded'))
+  one, other = states
   one.charge(5)
-  assert {places.pick(talk(n)) for n in range(9)} == {other}
+  assert {states.pick(talk(n)) for n in range(9)} == {other}
   # What it tells counts, and what was charged after it was asked.
   charged = other.charged
   other.charge(3)
-  state = replica_lib.State(4.0, 1, 0, 0, None)
-  other.take_state(state, charged)
+  state = replica_lib.Status(4.0, 1, 0, 0, None)
+  other.update(state, charged)
   assert other.load == 7
-  other.take_state(state, charged)
+  other.update(state, charged)
   assert other.load == 7
   other.charge(-50)
   assert other.load == 0
 
 
 def test_a_share_opens_a_replica_to_so_many_new_conversations():
-  places = make('b1', 'b2', sessions=2**14)
-  places.set_share('r1', 0.1)
+  states = make('b1', 'b2', sessions=2**14)
+  states.set_share('r1', 0.1)
   requests = [talk(n) for n in range(2000)]
-  found = serve(places, requests)
+  found = serve(states, requests)
   count = found.count('r1')
   # A tenth may be drawn, of which two choices take about half.
   assert 40 < count < 200
-  places.set_share('r1', 0)
-  assert serve(places, requests) == found
-  assert set(serve(places, [talk(n, 'ben') for n in range(99)])) == {'r0'}
+  states.set_share('r1', 0)
+  assert serve(states, requests) == found
+  assert set(serve(states, [talk(n, 'ben') for n in range(99)])) == {'r0'}
 
 
 def test_a_conversation_stays_where_its_build_has_other_replicas():
-  places = make('b1', 'b1')
-  found = serve(places, TALKS)
+  states = make('b1', 'b1')
+  found = serve(states, TALKS)
   assert len(set(found)) == 2
-  places.set_share('r1', 0)
-  assert serve(places, TALKS) == found
-  places.find('r1').is_closing = True
-  assert set(serve(places, TALKS)) == {'r0'}
+  states.set_share('r1', 0)
+  assert serve(states, TALKS) == found
+  states.find('r1').is_closing = True
+  assert set(serve(states, TALKS)) == {'r0'}
 
 
 def test_a_lost_conversation_goes_on_on_its_build():
-  places = make('b1', 'b1', 'b2', 'b2')
-  found = serve(places, TALKS)
-  ended = {place.replica.name: place for place in places}
+  states = make('b1', 'b1', 'b2', 'b2')
+  found = serve(states, TALKS)
+  ended = {state.replica.name: state for state in states}
   ended['r0'].replica.is_alive = False
-  again = serve(places, TALKS)
+  again = serve(states, TALKS)
   assert all(
     new == ('r1' if old == 'r0' else old) for old, new in zip(found, again)
   )
   # A build that takes nothing new takes what began on it.
   for name in 'r2', 'r3':
-    places.set_share(name, 0)
+    states.set_share(name, 0)
   ended['r2'].is_closing = True
-  moved = serve(places, TALKS)
+  moved = serve(states, TALKS)
   assert all(
     new == ('r3' if old == 'r2' else old) for old, new in zip(again, moved)
   )
-  assert set(serve(places, [talk(n, 'ben') for n in range(30)])) == {'r1'}
+  assert set(serve(states, [talk(n, 'ben') for n in range(30)])) == {'r1'}
   # Where no replica of the build is left, another one serves.
   ended['r3'].is_closing = True
-  assert set(serve(places, TALKS)) == {'r1'}
+  assert set(serve(states, TALKS)) == {'r1'}
 
 
 def test_a_text_that_began_goes_to_its_build_or_nowhere():
-  places = make('b1', 'b2', 'b2')
+  states = make('b1', 'b2', 'b2')
   for n in range(20):
-    assert places.pick(talk(n), 'b2').build == 'b2'
-  one, other, third = places
-  assert places.pick(talk(0), 'b2', [other]) is third
-  assert places.pick(talk(0), 'b2', [other, third]) is None
-  assert places.pick(talk(0), 'b3') is None
-  places.set_share('r0', 0)
-  assert places.pick(talk(0), 'b1') is one
-  assert places.pick(talk(0), None, [other, third]) is None
+    assert states.pick(talk(n), 'b2').build == 'b2'
+  one, other, third = states
+  assert states.pick(talk(0), 'b2', [other]) is third
+  assert states.pick(talk(0), 'b2', [other, third]) is None
+  assert states.pick(talk(0), 'b3') is None
+  states.set_share('r0', 0)
+  assert states.pick(talk(0), 'b1') is one
+  assert states.pick(talk(0), None, [other, third]) is None
 
 
 def test_a_request_without_a_conversation_is_known_to_nobody():
-  places = make('b1', 'b1')
-  table = places._table.copy()
-  serve(places, [dataclasses.replace(TALKS[0], conversation=None)] * 20)
-  np.testing.assert_array_equal(places._table, table)
+  states = make('b1', 'b1')
+  table = states.affinity.table.copy()
+  serve(states, [dataclasses.replace(TALKS[0], conversation=None)] * 20)
+  np.testing.assert_array_equal(states.affinity.table, table)
 
 
 def test_a_dead_replica_runs_nothing_whatever_it_told_last():
-  (place,) = made = make('b1')
-  assert place.running == 0
-  place.take_state(replica_lib.State(9.0, 3, 0, 0, None), place.charged)
-  assert (place.running, place.load) == (3, 9.0)
-  place.replica.is_alive = False
-  assert place.running == 0
+  (state,) = made = make('b1')
+  assert state.running == 0
+  state.update(replica_lib.Status(9.0, 3, 0, 0, None), state.charged)
+  assert (state.running, state.load) == (3, 9.0)
+  state.replica.is_alive = False
+  assert state.running == 0
   made.remove('r0')
-  assert place.running == 0
+  assert state.running == 0
 
 
 def test_a_place_is_given_again():
-  places = make('b1', 'b1')
+  states = make('b1', 'b1')
   with pytest.raises(ValueError, match="name='r1': another replica has it"):
-    places.add(Replica('r1'), 1.0)
+    states.add(Replica('r1'), 1.0)
   with pytest.raises(ValueError, match=r'share=1.5: must be 0…1'):
-    places.add(Replica('r2'), 1.5)
+    states.add(Replica('r2'), 1.5)
   with pytest.raises(ValueError, match=r'share=-0.1: must be 0…1'):
-    places.set_share('r1', -0.1)
+    states.set_share('r1', -0.1)
   with pytest.raises(ValueError, match=r"name='r7': .* a replica: r0, r1"):
-    places.find('r7')
-  places.find('r0').replica.is_alive = False
-  made = places.add(Replica('r0', 'b2'), 0.5)
-  assert (made.number, made.build, made.share) == (0, 'b2', 0.5)
-  places.remove('r1')
-  assert places.add(Replica('r9'), 1.0).number == 1
-  assert places.add(Replica('r10'), 1.0).number == 2
-  assert [x.replica.name for x in places] == ['r0', 'r9', 'r10']
+    states.find('r7')
+  states.find('r0').replica.is_alive = False
+  made = states.add(Replica('r0', 'b2'), 0.5)
+  assert (made.index, made.build, made.share) == (0, 'b2', 0.5)
+  states.remove('r1')
+  assert states.add(Replica('r9'), 1.0).index == 1
+  assert states.add(Replica('r10'), 1.0).index == 2
+  assert [x.replica.name for x in states] == ['r0', 'r9', 'r10']
 
 
 def test_the_table_is_bounded_and_holds_numbers_alone():
-  places = make('b1', 'b1', sessions=64)
-  size = places._table.nbytes
-  serve(places, [talk(n, 'an owner', 'a salt') for n in range(2000)])
-  assert places._table.nbytes == size == 64 * 24
-  kept = set(vars(places)) - {'_names', '_policy', '_places', '_table'}
-  assert kept == {'_count', 'affinity'} and isinstance(places._count, int)
+  states = make('b1', 'b1', sessions=64)
+  size = states.affinity.table.nbytes
+  serve(states, [talk(n, 'an owner', 'a salt') for n in range(2000)])
+  assert states.affinity.table.nbytes == size == 64 * 24
+  kept = set(vars(states)) - {'_pseudonyms', '_policy', '_states', '_table'}
+  assert kept == {'_count', 'affinity'} and isinstance(states._count, int)
   # Beside the table: replicas' names, and what is to be told to other routers.
-  affinity = places.affinity
+  affinity = states.affinity
   assert affinity._names == ['r0', 'r1'] and affinity._noted is None
   # What it takes where nobody says how much: a megabyte and a half.
-  assert places_lib.Places(NAMES, STICKY).affinity.table.nbytes == 24 * 65_536
+  assert (
+    replica_states.ReplicaStates(NAMES, STICKY).affinity.table.nbytes
+    == 24 * 65_536
+  )
 
 
 def test_what_caches_hold_fills_the_table_where_it_is_empty():
-  places, other = make('b1', 'b1', 'b1'), make('b1', 'b1', 'b1')
-  found = serve(places, TALKS)
-  for place in other:
+  states, other = make('b1', 'b1', 'b1'), make('b1', 'b1', 'b1')
+  found = serve(states, TALKS)
+  for state in other:
     held = [
-      replica_lib.Held('s', NAMES.conversation('ann', f'talk {n}'), 9)
+      replica_lib.CachedText('s', NAMES.conversation('ann', f'talk {n}'), 9)
       for n, name in enumerate(found)
-      if name == place.replica.name
+      if name == state.replica.name
     ]
-    other.learn(place, [replica_lib.Held('s', '', 4), *held])
+    other.learn(state, [replica_lib.CachedText('s', '', 4), *held])
   assert serve(other, TALKS) == found
   # What the router knows is newer than what a cache still holds.
   moved = next(x for x in other if x.replica.name != found[0])
   name = NAMES.conversation('ann', 'talk 0')
-  other.learn(moved, [replica_lib.Held('s', name, 9, idle=60.0)])
+  other.learn(moved, [replica_lib.CachedText('s', name, 9, idle=60.0)])
   assert serve(other, TALKS[:1]) == found[:1]
   other.forget('ann', 'talk 0')
-  assert policies.find(other._table, names_lib.number(name)) == -1
+  assert policies.find(other._table, pseudonyms.number(name)) == -1
   assert serve(other, TALKS[1:]) == found[1:]
 
 
 def test_characters_have_owners_by_their_salts():
-  places = make('b1', 'b1', 'b1', policy=policies.NAMES.index('character'))
+  states = make('b1', 'b1', 'b1', policy=policies.NAMES.index('character'))
   by_salt = {
-    salt: set(serve(places, [talk(n, salt=salt) for n in range(8)]))
+    salt: set(serve(states, [talk(n, salt=salt) for n in range(8)]))
     for salt in map(str, range(12))
   }
   assert all(len(found) == 1 for found in by_salt.values())
@@ -220,11 +223,11 @@ def test_characters_have_owners_by_their_salts():
 
 def test_pseudonyms_tell_nothing_and_are_the_fleets():
   same, other = (
-    names_lib.Names(b'a secret of many bytes'),
-    names_lib.Names(b'x'),
+    pseudonyms.Pseudonyms(b'a secret of many bytes'),
+    pseudonyms.Pseudonyms(b'x'),
   )
   assert NAMES.salt('ab') == same.salt('ab') != other.salt('ab')
   pairs = [('a', 'b c'), ('a b', 'c'), ('a', "b', 'c"), ("a', 'b", 'c')]
   found = {NAMES.conversation(*pair) for pair in pairs}
   assert len(found) == 4 and NAMES.salt('a') not in found
-  assert all(0 <= names_lib.number(x) < 2**60 for x in found)
+  assert all(0 <= pseudonyms.number(x) < 2**60 for x in found)

@@ -7,7 +7,7 @@ import scipy.stats
 
 from kaiju_jax.serving.routing import rollout as rollout_lib
 
-Tally = rollout_lib.Tally
+Tally = rollout_lib.RequestCounts
 NONE = Tally()
 PLAN = rollout_lib.Plan(hold=60)
 
@@ -24,10 +24,10 @@ class Watched:
   def look(self, seconds=0.0, own=NONE, others=NONE):
     self.now += seconds
     self.own, self.others = self.own + own, self.others + others
-    sight = rollout_lib.Sight(
+    sight = rollout_lib.Observation(
       self.is_alive, self.is_warm, self.own, self.others
     )
-    self.rollout.look(self.now, sight)
+    self.rollout.update(self.now, sight)
     return self.rollout.state, self.rollout.share
 
   def through(self, own=NONE, others=NONE):

@@ -14,7 +14,7 @@ from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import warming
 from tests.serving.routing import test_affinity
 
-Tally = rollout_lib.Tally
+Tally = rollout_lib.RequestCounts
 OLD, NEW = 'aaaaaa11', 'bbbbbb22'
 PLAN = rollout_lib.Plan(hold=60)
 
@@ -53,11 +53,11 @@ class Router:
     self.tallies = dict.fromkeys(builds, Tally())
     self.replicas = {name: Replica() for name in builds}
     self.texts = dict.fromkeys(builds, ())
-    self.names = types.SimpleNamespace(salt=lambda salt: f'hmac {salt}')
+    self.pseudonyms = types.SimpleNamespace(salt=lambda salt: f'hmac {salt}')
 
   def describe(self):
     return [
-      router_lib.Described(
+      router_lib.ReplicaSummary(
         name=name,
         build=build,
         share=self.shares[name],
@@ -80,13 +80,13 @@ class Router:
       raise ValueError(f'share={share}')
     self.shares[name] = share
 
-  def tally(self, name):
+  def count_requests(self, name):
     return self.tallies[name]
 
   def find(self, name):
     return self.replicas[name]
 
-  async def list_held(self):
+  async def list_cached(self):
     return self.texts
 
 
@@ -103,7 +103,7 @@ class World:
       lambda: self.public,
       self.notes.append,
       clock=self.clock,
-      every=0.0,
+      poll_s=0.0,
     )
 
   async def wait(self, seconds=0.0):
@@ -130,7 +130,7 @@ def run(test, **builds):
 
 
 def held(salt, conversation='ff' * 16):
-  return replica_lib.Held(f'hmac {salt}', conversation, 9, 0.0)
+  return replica_lib.CachedText(f'hmac {salt}', conversation, 9, 0.0)
 
 
 def test_a_new_replica_is_warmed_with_public_prefixes_and_opened():

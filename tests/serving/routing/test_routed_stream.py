@@ -43,10 +43,10 @@ class Scripted:
     self.opened.append(Answer(*answer))
     return self.opened[-1:]
 
-  async def state(self):
+  async def status(self):
     raise replica_lib.Lost('no account.')
 
-  async def list_held(self):
+  async def list_cached(self):
     return ()
 
   def stop(self):
@@ -93,7 +93,7 @@ def scripted(*replicas, **settings):
   for one in replicas:
     router.add(one)
     # The first takes the first request.
-    list(router._places)[-1].charge(len(list(router._places)))
+    list(router._replicas)[-1].charge(len(list(router._replicas)))
   return router
 
 
@@ -149,7 +149,7 @@ def test_no_text_ends_more_replicas_than_it_may():
   """It may be the text itself that ends them, unless it goes on meanwhile."""
   answers = [([(97,)], LOST), ([(98,)], LOST), *[([], LOST)] * 9]
   replicas = [Scripted(f'{n}', [answer]) for n, answer in enumerate(answers)]
-  router = scripted(*replicas, losses=2)
+  router = scripted(*replicas, max_losses=2)
   with pytest.raises(replica_lib.Lost, match='3 replicas ended under it'):
     run(read(router, world.request(0)))
   # Two gave a token; the second loss is the first in succession.
@@ -163,7 +163,7 @@ def test_drained_texts_count_as_no_loss():
     for n, name in enumerate(['one', 'two', 'three'])
   ]
   last = Scripted('four', [([(100, 'length')], 'length')])
-  router = scripted(*replicas, last, losses=0)
+  router = scripted(*replicas, last, max_losses=0)
   assert run(read(router, world.request(0)))[0] == [97, 98, 99, 100]
 
 
@@ -214,7 +214,7 @@ def test_a_begun_text_waits_while_all_are_busy():
   tokens, stream = run(read(router, world.request(0)))
   assert tokens == [97, 98] and stream.moves == 1
   two.answers, one.answers = full * 99, [([(97,)], LOST), *full * 99]
-  impatient = scripted(one, two, patience=0.05)
+  impatient = scripted(one, two, busy_timeout_s=0.05)
   with pytest.raises(replica_lib.Lost, match='cannot go on: full'):
     run(read(impatient, world.request(0)))
 
@@ -269,7 +269,7 @@ def test_a_client_that_leaves_while_its_text_moves_leaves_nothing(way):
       assert stream.reason == 'cancelled'
       assert stream.result().tokens.tolist() == [97]
     assert not router._streams
-    assert not any(x.charged - n - 1 for n, x in enumerate(router._places))
+    assert not any(x.charged - n - 1 for n, x in enumerate(router._replicas))
 
   run(main())
 
@@ -316,7 +316,7 @@ def test_a_sequence_s_own_error_is_the_clients(error):
     (stream,) = await router.submit(world.request(0))
     with pytest.raises(error):
       await anext(stream)
-    assert not router._streams and not next(iter(router._places)).charged - 1
+    assert not router._streams and not next(iter(router._replicas)).charged - 1
 
   run(main())
 
@@ -324,7 +324,7 @@ def test_a_sequence_s_own_error_is_the_clients(error):
 def test_loads_are_charged_until_the_first_token_and_the_end():
   one = Scripted('one', [([(97,), (98, 'length')], 'length')])
   router = scripted(one)
-  (place,) = router._places
+  (place,) = router._replicas
 
   async def main():
     (stream,) = await router.submit(world.request(0, prompt=9))

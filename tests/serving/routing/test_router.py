@@ -10,8 +10,8 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local
-from kaiju_jax.serving.routing import names as names_lib
+from kaiju_jax.serving.routing import local_replica
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import router as router_lib
 from tests.decoding import fake_device
 from tests.serving import world
@@ -46,7 +46,7 @@ async def open_one(fleet, request):
 
 def whose(fleet, stream):
   """Returns the number of the replica that a stream reads from."""
-  return int(stream._place.replica.name[1:])
+  return int(stream._state.replica.name[1:])
 
 
 def check(events, request):
@@ -115,7 +115,7 @@ def test_a_busy_replica_hands_on_and_all_refuse_together(make):
 
 def test_a_replica_that_refuses_is_not_noted_as_serving(make):
   fleet = make()
-  affinity = fleet.router._places.affinity
+  affinity = fleet.router._replicas.affinity
 
   def noted():
     return {
@@ -188,7 +188,7 @@ def test_a_drained_replicas_texts_go_on_also_when_it_dies(make, kills):
     )
     # Until the engine has heard of it, or waits.
     await asyncio.sleep(0.1)
-    assert fleet.router._places.find(f'r{number}').is_closing
+    assert fleet.router._replicas.find(f'r{number}').is_closing
     if kills:
       fleet.kill(number)
     gate.open()
@@ -288,12 +288,14 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
     assert all(points(fleet))
     gone = forgetting.Forget(conversations=(('ann', 'c'),))
     await fleet.router.forget(gone)
-    held = [x for one in fleet.replicas.values() for x in await one.list_held()]
+    held = [
+      x for one in fleet.replicas.values() for x in await one.list_cached()
+    ]
     ben = fleet_lib.NAMES.conversation('ben', 'c')
     assert {x.conversation for x in held} == {ben}
-    table = fleet.router._places._table
+    table = fleet.router._replicas._table
     sessions = {int(x) for x in table[:, 0]} - {-1}
-    assert sessions == {names_lib.number(ben)}
+    assert sessions == {pseudonyms.number(ben)}
     await fleet.router.forget(forgetting.Forget(salts=('s',)))
     assert points(fleet) == [0, 0]
 
@@ -328,10 +330,10 @@ def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
       with pytest.raises(worker_lib.Stopped):
         await anext(stream)
     await fleet.nothing_is_left()
-    assert not fleet.router._forgotten._owed
+    assert not fleet.router._removals._pending
     alive = [x for x in fleet.replicas.values() if x.is_alive]
     assert len(alive) == (ends != 'lost')
-    assert [await one.list_held() for one in alive] == [[]] * len(alive)
+    assert [await one.list_cached() for one in alive] == [[]] * len(alive)
 
   run(main())
 
@@ -356,7 +358,7 @@ def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
     await fleet_lib.read(
       await open_one(fleet, world.request(9, 20, owner='ann'))
     )
-    return await fleet.replicas[0].list_held()
+    return await fleet.replicas[0].list_cached()
 
   held = run(main())
   names = fleet_lib.NAMES
@@ -386,7 +388,7 @@ def test_a_new_router_learns_who_serves_whom(make):
     for one in fleet.replicas.values():
       other.add(one)
     await fleet_lib.read((await other.submit(world.request(99)))[0])
-    await other._asking
+    await other._polling
     for number, request in zip(placed, requests):
       (stream,) = await other.submit(request)
       assert whose(fleet, stream) == number
@@ -400,12 +402,12 @@ def test_a_state_counts_what_is_to_be_prefilled(make):
   engine = fleet.engines[0]
 
   async def main():
-    idle = await fleet.replicas[0].state()
+    idle = await fleet.replicas[0].status()
     assert (idle.load, idle.running, idle.ready, idle.compilations) == (0,) * 4
 
   run(main())
   engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
-  load, reading = local._look(engine)
+  load, reading = local_replica._measure(engine)
   assert load == 10 + 20 + 2 and reading.waiting == 2
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.routing import shared
+from kaiju_jax.serving.routing import router as router_lib
 from tests.decoding import fake_device
 from tests.serving import world
 from tests.serving.routing import processes
@@ -15,7 +15,8 @@ from tests.serving.routing import processes
 def test_a_drain_ends_what_began_here_and_nothing_else():
   replica = processes.Local('one')
   replica.worker.engine.before_round = lambda: time.sleep(0.02)
-  one, other = shared.SharedRouter(b'0' * 32), shared.SharedRouter(b'0' * 32)
+  settings = router_lib.Settings(owns_replicas=False)
+  one, other = (router_lib.Router(b'0' * 32, settings) for _ in range(2))
   one.add(replica)
   other.add(replica)
 
@@ -41,7 +42,7 @@ def test_a_drain_ends_what_began_here_and_nothing_else():
 
 def test_a_drain_waits_for_what_ends_in_time():
   replica = processes.Local('one')
-  router = shared.SharedRouter(b'0' * 32)
+  router = router_lib.Router(b'0' * 32)
   router.add(replica)
 
   async def main():

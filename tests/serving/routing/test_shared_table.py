@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.serving.routing import affinity as affinity_lib
-from kaiju_jax.serving.routing import names
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import shared_table
 from tests.serving import redis_server
@@ -38,11 +38,11 @@ class Place:
     """Returns a router's table and what shares it."""
     affinity = test_affinity.make(1024, self.clock, **options)
     for name in names or test_affinity.NAMES:
-      affinity.place(name)
+      affinity.index_of(name)
     is_fake = isinstance(self.server, fake_redis.FakeRedis)
     address = 'unix:///none' if is_fake else self.server.address
     shared = shared_table.SharedTable(
-      affinity, address, self.ask, every=0.01, timeout=1.0
+      affinity, address, self.ask, interval_s=0.01, timeout=1.0
     )
     if is_fake:
       shared._link = self.server
@@ -94,7 +94,7 @@ def place(request):
 
 
 def held(session, idle):
-  return replica_lib.Held('salt', f'{session:015x}' + 'f' * 17, 9, idle)
+  return replica_lib.CachedText('salt', f'{session:015x}' + 'f' * 17, 9, idle)
 
 
 def exchange(*shared):
@@ -202,7 +202,7 @@ def test_a_replica_that_comes_late_is_read_whole(place):
   place.clock.now += 100
   exchange(of_one, of_two)
   assert two.find(1) is None
-  two.place('late')
+  two.index_of('late')
   exchange(of_two)
   assert two.find(1) == 'late'
 
@@ -225,7 +225,7 @@ def test_what_is_old_leaves_redis(place):
 def test_whoever_reads_redis_learns_of_nobody(place):
   one, of_one = place.router()
   conversation = hashlib.sha256(b'key ann session-5').hexdigest()
-  one.note(names.number(conversation), 'a')
+  one.note(pseudonyms.number(conversation), 'a')
   exchange(of_one)
   dumped = place.dump()
   for secret in b'ann', b'session', conversation.encode():
@@ -316,7 +316,7 @@ def test_a_large_lost_table_is_back_in_five_seconds():
     affinity = affinity_lib.Affinity(clock=place.clock)
     shared = shared_table.SharedTable(affinity, server.address, place.ask)
     for name in replicas:
-      affinity.place(name)
+      affinity.index_of(name)
     asyncio.run(shared.exchange())
     place.empty()
     affinity.table[:] = -1  # The router's memory is lost, too.

@@ -94,7 +94,9 @@ def test_the_most_used_come_first_and_unused_ones_never():
   prefixes = [warming.Prefix(x, np.array([1])) for x in ('a', 'b', 'c')]
 
   def held(salt, count, conversation='x'):
-    return [replica_lib.Held(f'hmac {salt}', conversation, 5, 0.0)] * count
+    return [
+      replica_lib.CachedText(f'hmac {salt}', conversation, 5, 0.0)
+    ] * count
 
   texts = [
     [*held('a', 2), *held('ann private', 9)],
