@@ -34,11 +34,11 @@ class Fleet:
 
   def reach(self, process, silence=30.0):
     transport = processes.Transport(process)
-    remote = remote_replica.RemoteReplica('one', line, silence)
+    remote = remote_replica.RemoteReplica('one', transport, silence)
     self.remotes.append(remote)
     remote.start()
     assert remote.wait(30)
-    return remote, line
+    return remote, transport
 
   def close(self):
     for remote in self.remotes:
@@ -71,7 +71,7 @@ async def one(remote, *args, **options):
 
 
 def test_streams_are_those_of_the_engine(fleet):
-  remote, line = fleet.reach(fleet.start())
+  remote, transport = fleet.reach(fleet.start())
   assert (remote.build, remote.facts) == ('build', {'length': 64})
 
   async def main():
@@ -84,7 +84,9 @@ def test_streams_are_those_of_the_engine(fleet):
     assert streams[seed].result().reason == 'length'
     assert list(streams[seed].result().tokens) == tokens
   # A message has a round's tokens of all streams.
-  beats = [x for x in map(pickle.loads, line.said) if hasattr(x, 'updates')]
+  beats = [
+    x for x in map(pickle.loads, transport.said) if hasattr(x, 'updates')
+  ]
   told = [x for x in beats if x.updates]
   assert max(len(x.updates) for x in told) > 1
   assert len(told) < sum(map(len, found)) / 2
@@ -153,7 +155,7 @@ def test_bad_logits_end_a_stream_with_their_error(fleet):
 
 def test_a_killed_process_loses_its_streams_and_comes_back(fleet):
   process = fleet.start()
-  remote, line = fleet.reach(process)
+  remote, transport = fleet.reach(process)
   process.replica.worker.engine.before_round = lambda: time.sleep(0.05)
 
   async def main():
@@ -166,7 +168,7 @@ def test_a_killed_process_loses_its_streams_and_comes_back(fleet):
       with pytest.raises(replica_lib.Lost):
         await call
     assert not remote.is_alive
-    line.process = fleet.start()
+    transport.process = fleet.start()
     while not remote.is_alive:
       await asyncio.sleep(0.02)
     return await read_one(remote)
@@ -206,11 +208,11 @@ def test_a_call_of_a_dying_process_does_not_wait_for_ever(fleet):
 
 def test_calls_meant_for_a_former_process_are_refused(fleet):
   """A queue may hand a call to the process that came after."""
-  remote, line = fleet.reach(fleet.start())
+  remote, transport = fleet.reach(fleet.start())
   later = fleet.start()
 
   async def main():
-    line.process = later  # It still hears the former one.
+    transport.process = later  # It still hears the former one.
     with pytest.raises(replica_lib.Lost):
       await one(remote)
 
@@ -219,14 +221,14 @@ def test_calls_meant_for_a_former_process_are_refused(fleet):
 
 
 def test_a_silent_replica_counts_as_gone(fleet):
-  remote, line = fleet.reach(fleet.start(), silence=0.3)
+  remote, transport = fleet.reach(fleet.start(), silence=0.3)
 
   async def main():
-    line.is_silent = True
+    transport.is_silent = True
     stream = await one(remote, 0, count=50)
     with pytest.raises(replica_lib.Lost):
       await read(stream)
-    line.is_silent = False
+    transport.is_silent = False
     while not remote.is_alive:
       await asyncio.sleep(0.02)
     await read_one(remote)
@@ -251,8 +253,8 @@ def test_a_cancelled_stream_frees_its_row(fleet):
 
 def test_a_submission_that_is_given_up_leaves_nothing(fleet):
   process = fleet.start(rows=1)
-  remote, line = fleet.reach(process)
-  line.is_stubborn = True
+  remote, transport = fleet.reach(process)
+  transport.is_stubborn = True
   engine = process.replica.worker.engine
   entered, leave = threading.Event(), threading.Event()
 
