@@ -98,6 +98,22 @@ def reading(engine: engine_lib.Engine) -> Reading:
   )
 
 
+def add_up(found: Sequence[Reading]) -> Reading:
+  """Returns the readings of several engines as one; its wait is the least."""
+  pages: dict[tuple[str, str], int] = {}
+  for one in found:
+    for key, count in one.pages.items():
+      pages[key] = pages.get(key, 0) + count
+  return Reading(
+    pages,
+    sum(one.points for one in found),
+    sum(one.evictions for one in found),
+    sum(one.waiting for one in found),
+    sum(one.running for one in found),
+    min(one.wait for one in found),
+  )
+
+
 class Metrics:
   """The metrics of one server."""
 
@@ -150,18 +166,7 @@ class Metrics:
       **own,
     )
     self._add_safety(own)
-    # The divergence of the last window, of 'tokens' and of 'codes'; without
-    # series where nothing watches (`drift/watch.py`).
-    self.drift_kl = prometheus_client.Gauge(
-      'drift_kl',
-      'How far the last window of traffic is from the first ones, nats.',
-      ['what'],
-      **own,
-    )
-    # 1 while the guard has frozen calibration.
-    self.drift_frozen = prometheus_client.Gauge(
-      'drift_frozen', 'Whether drift has frozen calibration.', **own
-    )
+    self._add_drift(own)
     # The answers under /v1/ that the server failed to give: 'status' for one of
     # 500 or above, 'stream' for an error after the answer had begun.
     self.failed = prometheus_client.Counter(
@@ -210,6 +215,20 @@ class Metrics:
         self.judged.labels(stage, tier)
       for stage in 'gate', 'prompt', 'head':
         self.refusals.labels(stage, tier)
+
+  def _add_drift(self, own) -> None:
+    # The divergence of the last window, of 'tokens' and of 'codes'; without
+    # series where nothing watches (`drift/watch.py`).
+    self.drift_kl = prometheus_client.Gauge(
+      'drift_kl',
+      'How far the last window of traffic is from the first ones, nats.',
+      ['what'],
+      **own,
+    )
+    # 1 while the guard has frozen calibration.
+    self.drift_frozen = prometheus_client.Gauge(
+      'drift_frozen', 'Whether drift has frozen calibration.', **own
+    )
 
   def add_fleet(self, read: Callable[[], FleetReading]) -> None:
     """Adds the metrics of a router, read at each scrape, from any thread."""

@@ -329,7 +329,7 @@ class Router:
       with contextlib.suppress(TimeoutError):
         asked.result(2 * self._settings.status_timeout_s)
     found = [status.reading for status in self._statuses()]
-    return _sum(found) if found else None
+    return metrics.add_up(found) if found else None
 
   def stop(self) -> None:
     """Stops all replicas, which ends their streams."""
@@ -435,18 +435,3 @@ async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
     return None
 
   return await asyncio.gather(*map(caught, calls))
-
-
-def _sum(found: Sequence[metrics.Reading]) -> metrics.Reading:
-  pages: dict[tuple[str, str], int] = {}
-  for one in found:
-    for key, count in one.pages.items():
-      pages[key] = pages.get(key, 0) + count
-  return metrics.Reading(
-    pages,
-    sum(one.points for one in found),
-    sum(one.evictions for one in found),
-    sum(one.waiting for one in found),
-    sum(one.running for one in found),
-    min(one.wait for one in found),
-  )
