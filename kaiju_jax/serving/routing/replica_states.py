@@ -1,4 +1,4 @@
-"""What a router knows of each replica: its share, its load, its conversations.
+"""Each replica as a router knows it: share, load, conversations.
 
 Policies know a replica by its index in arrays. A share is the part of the new
 conversations that a replica takes; a conversation that has begun stays on its
