@@ -144,10 +144,10 @@ def _losses(arm: str) -> dict[int, float]:
 
 def _last(workdir: pathlib.Path) -> float:
   """Returns the held-out loss of a run's last evaluation."""
-  from kaiju_jax.evaluation import paired
+  from kaiju_jax.evaluation import run_results
   from kaiju_jax.training import metrics
 
-  return paired.measures(metrics.read(workdir))[_MEASURE]
+  return run_results.summarize(metrics.read(workdir))[_MEASURE]
 
 
 def _difference(arm: Mapping[int, float], other: Mapping[int, float]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 LAST = 100
 
 
-def measures(
+def summarize(
   records: Sequence[Mapping[str, Any]], last: int = LAST
 ) -> dict[str, float]:
   """Returns a run's results.
@@ -35,11 +35,11 @@ def measures(
 
 
 def describe_span(steps: Iterable[int], last: int = LAST) -> str:
-  """Returns which steps of runs `measures` means over, in words.
+  """Returns which steps of runs `summarize` means over, in words.
 
   Args:
     steps: each run's number of steps.
-    last: as in `measures`.
+    last: as in `summarize`.
   """
   found = sorted(set(steps))
   if not found or found[0] > last:

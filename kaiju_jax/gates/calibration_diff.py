@@ -7,8 +7,8 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import conversations as conversations_lib
+from kaiju_jax.evaluation.gate import calibration_changes
 from kaiju_jax.evaluation.gate import calibration_texts
-from kaiju_jax.evaluation.gate import calibrations
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
 
@@ -30,7 +30,7 @@ def measure(before: str, after: str) -> Diff:
 
   Raises:
     OSError: a model or file cannot be read.
-    ValueError: as `load.base`, `calibrations.compare` and
+    ValueError: as `load.base`, `calibration_changes.compare` and
       `conversations.read`; one is a file and the other is not; or neither
       model has a calibration.
   """
@@ -47,7 +47,7 @@ def measure(before: str, after: str) -> Diff:
       for x in (before, after)
     )
     return _compare_texts(title, *both)
-  moved = calibrations.compare(*map(_read, (before, after)))
+  moved = calibration_changes.compare(*map(_read, (before, after)))
   if not moved:
     raise ValueError(
       f'calibration_diff={before},{after}: neither has int8 weights or limits.'
@@ -55,8 +55,8 @@ def measure(before: str, after: str) -> Diff:
   return Diff(report.plain(moved), [title, '', *_tabulate(moved)])
 
 
-def _read(path: str) -> calibrations.Calibration:
-  return calibrations.read(load.base(path, 'float32').params)
+def _read(path: str) -> calibration_changes.Calibration:
+  return calibration_changes.read(load.base(path, 'float32').params)
 
 
 def _compare_texts(
@@ -83,13 +83,14 @@ def _compare_texts(
   return Diff(report.plain(figures), [title, '', said, '', *table])
 
 
-def _tabulate(moved: Sequence[calibrations.Moved]) -> Iterator[str]:
+def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
   """Yields the lines of a table of what moved too far, in Markdown."""
   beyond = [one for one in moved if one.is_beyond]
   yield (
     f'{len(beyond)} of {len(moved)} tensors moved by more than'
-    f' {calibrations.MEDIAN:g} times in the median channel or'
-    f' {calibrations.CHANNEL:g} times in one, or have more outlier channels.'
+    f' {calibration_changes.MEDIAN:g} times in the median channel or'
+    f' {calibration_changes.CHANNEL:g} times in one, or have more outlier'
+    ' channels.'
   )
   if not beyond:
     return

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.evaluation.gate import lost
+from kaiju_jax.evaluation.gate import paired_loss
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.reporting import decision as decision_lib
@@ -37,7 +37,7 @@ class Needle(NamedTuple):
   """
 
   name: str
-  loss: lost.Loss
+  loss: paired_loss.PairedLoss
   guess: float
 
 
@@ -64,7 +64,7 @@ def measure(
     raise ValueError(f'needle={name!r}: must be one of {", ".join(NAMES)}.')
   if name == FACTS:
     both = (_tell_facts(one, count) for one in (baseline, candidate))
-    return Needle(name, lost.compare(*both), 0.0)
+    return Needle(name, paired_loss.compare(*both), 0.0)
   questions = recall.draw([name], [length], count, 0)
   both = (
     [
@@ -76,7 +76,7 @@ def measure(
     for one in (baseline, candidate)
   )
   guess = 1 / min(len(one.candidates) for _, one in questions)
-  return Needle(name, lost.compare(*both), guess)
+  return Needle(name, paired_loss.compare(*both), guess)
 
 
 def _tell_facts(opened: persona_judge.Opened, count: int) -> list[bool]:
@@ -96,7 +96,7 @@ def _tell_facts(opened: persona_judge.Opened, count: int) -> list[bool]:
 def checks(found: Needle, most: float = MOST) -> Iterator[decision_lib.Check]:
   """Yields the check that at most `most` of the questions are lost."""
   loss, name = found.loss, f'needle {found.name}'
-  shown = statistics.at_least(loss.baseline, loss.count, lost.CONFIDENCE)
+  shown = statistics.at_least(loss.baseline, loss.count, paired_loss.CONFIDENCE)
   if shown <= found.guess + most:
     yield decision_lib.Check(
       decision_lib.NOT_EVALUATED,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
-from kaiju_jax.evaluation.persona import asking
 from kaiju_jax.evaluation.persona import calibration
+from kaiju_jax.evaluation.persona import chat_completions
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import labels as labels_lib
@@ -108,10 +108,10 @@ def open_endpoint(
 
   Raises:
     ImportError, ValueError: see `client`.
-    asking.Refused: it does not list one model.
+    chat_completions.Refused: it does not list one model.
   """
   server = client(address)
-  model = model or asking.served_model(server)
+  model = model or chat_completions.served_model(server)
   responder = responders.Endpoint(server, model, temperature)
   return Answering(responder, model, f'{server.base_url} {model}')
 

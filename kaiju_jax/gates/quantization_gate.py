@@ -19,10 +19,10 @@ import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import held_out
-from kaiju_jax.evaluation.gate import codes
 from kaiju_jax.evaluation.gate import divergence
+from kaiju_jax.evaluation.gate import golden_tokens
+from kaiju_jax.evaluation.gate import kv_channels
 from kaiju_jax.evaluation.gate import reader
-from kaiju_jax.evaluation.gate import texts
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
@@ -79,12 +79,12 @@ class Read(NamedTuple):
   Attributes:
     groups: see `divergence.group`.
     bits: bits per byte of prose; of the conversations without any.
-    channels: by 'baseline' and 'candidate', see `codes.Counter.summarize`.
+    channels: by 'baseline' and 'candidate', of `kv_channels.Counter`.
   """
 
   groups: dict[tuple[str, str, str], divergence.Summary]
   bits: Bits
-  channels: dict[str, dict[tuple[int, str], codes.Channels]]
+  channels: dict[str, dict[tuple[int, str], kv_channels.Channels]]
 
 
 class Pair(NamedTuple):
@@ -193,7 +193,7 @@ def read(
       prose has fewer than two tokens.
   """
   format = baseline.format
-  encoded = [texts.encode(one, format) for one in conversations]
+  encoded = [golden_tokens.encode(one, format) for one in conversations]
   length = max(len(one.tokens_L) for one in encoded)
   for one, conversation in zip(encoded, conversations):
     if len(one.tokens_L) > baseline.decoder.config.max_length:
@@ -203,7 +203,7 @@ def read(
       )
   both = {'baseline': baseline, 'candidate': candidate}
   readers = {x: reader.Reader(y.decoder, length) for x, y in both.items()}
-  counters = {name: codes.Counter() for name in both}
+  counters = {name: kv_channels.Counter() for name in both}
 
   def compare(tokens_L: np.ndarray) -> divergence.Differences:
     found = {name: one.read(tokens_L) for name, one in readers.items()}
@@ -274,7 +274,8 @@ def checks_of_reading(
     yield decision_lib.refuse_if(
       one.outliers > before,
       f'layer {layer}: {one.outliers} channels of {name} are more than'
-      f' {codes.OUTLIER:.0f} times the median one; the baseline has {before}.',
+      f' {kv_channels.OUTLIER:.0f} times the median one; the baseline has'
+      f' {before}.',
     )
 
 

@@ -30,7 +30,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
-from kaiju_jax.evaluation import paired
+from kaiju_jax.evaluation import run_results
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
@@ -387,7 +387,7 @@ def result(
   tokens = records[-1]['tokens'] if records else 0
   if tokens < batch_schedule.schedule_of(experiment).tokens:
     return None
-  found = paired.measures(records)
+  found = run_results.summarize(records)
   loss = found.get('eval_loss', found.get('loss'))
   if loss is None:
     raise ValueError(

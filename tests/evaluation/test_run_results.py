@@ -1,6 +1,6 @@
 """Results of a run, and paired differences, against arithmetic by hand."""
 
-from kaiju_jax.evaluation import paired
+from kaiju_jax.evaluation import run_results
 
 
 def test_measures_take_the_last_steps_and_the_last_evaluation():
@@ -13,11 +13,11 @@ def test_measures_take_the_last_steps_and_the_last_evaluation():
     {'step': 200, 'tokens': 1600, 'eval_loss': 5.0},
   ]
   # Steps 101 … 200 are the last hundred; step 100 is not among them.
-  assert paired.measures(records) == {
+  assert run_results.summarize(records) == {
     'loss': 3.0,
     'eval_loss': 5.0,
     'eval_bits': 3.0,
   }
-  assert paired.measures(records, last=1)['loss'] == 2.0
-  assert paired.measures(records[:3])['loss'] == 53.5
-  assert paired.measures([]) == {}
+  assert run_results.summarize(records, last=1)['loss'] == 2.0
+  assert run_results.summarize(records[:3])['loss'] == 53.5
+  assert run_results.summarize([]) == {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation.gate import calibrations
+from kaiju_jax.evaluation.gate import calibration_changes
 from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.gates import calibrate
 from kaiju_jax.gates import persona_judge
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 def find(path):
-  return calibrations.read(load.base(str(path), 'float32').params)
+  return calibration_changes.read(load.base(str(path), 'float32').params)
 
 
 def test_limits_alone_are_fitted(folder):
@@ -70,11 +70,12 @@ def test_every_text_counts_whatever_their_order(folder):
   texts = calibrate._read(str(folder / 'both.jsonl'), tokenizer_lib.Bytes())
   assert len(texts) == 2
   one, other = (
-    calibrations.read(calibrate.fit_limits(loaded, x))
+    calibration_changes.read(calibrate.fit_limits(loaded, x))
     for x in (texts, texts[::-1])
   )
   [alone] = (
-    calibrations.read(calibrate.fit_limits(loaded, x)) for x in [texts[:1]]
+    calibration_changes.read(calibrate.fit_limits(loaded, x))
+    for x in [texts[:1]]
   )
   for key in [key for key in one if key[1] in LIMITS]:
     np.testing.assert_array_equal(one[key], other[key])
@@ -86,7 +87,7 @@ def test_a_text_may_be_as_long_as_the_model_s_positions(folder):
   tokens_L = tokenizer_lib.Bytes().encode(PROSE)
   config = dataclasses.replace(loaded.config, max_length=len(tokens_L))
   found, wanted = (
-    calibrations.read(calibrate.fit_limits(one, [tokens_L]))
+    calibration_changes.read(calibrate.fit_limits(one, [tokens_L]))
     for one in (loaded._replace(config=config), loaded)
   )
   for key, limit_K in wanted.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kaiju_jax.evaluation.gate import lost
+from kaiju_jax.evaluation.gate import paired_loss
 from kaiju_jax.gates import needle_gate
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.tasks.recall import problems
@@ -17,17 +17,17 @@ from tests.evaluation.gate import test_gate as gate
 def test_a_loss_counts_what_one_model_alone_has_right():
   ours = [True, True, True, False, False]
   theirs = [True, False, False, True, False]
-  found = lost.compare(ours, theirs)
+  found = paired_loss.compare(ours, theirs)
   assert found == (5, 3, 2, 2, 1) and found.value == pytest.approx(0.2)
-  turned = lost.compare(theirs, ours)
+  turned = paired_loss.compare(theirs, ours)
   assert (turned.low, turned.high) == (-found.high, -found.low)
   for wrong in ([], []), (ours, theirs[:4]):
     with pytest.raises(ValueError, match='must be as many'):
-      lost.compare(*wrong)
+      paired_loss.compare(*wrong)
 
 
 def test_bounds_are_those_of_scipy():
-  found = lost.Loss(300, 250, 240, 14, 4)
+  found = paired_loss.PairedLoss(300, 250, 240, 14, 4)
 
   def bound(hits, side):
     test = stats.binomtest(hits, 300, alternative=side)
@@ -47,7 +47,7 @@ def test_bounds_hold_the_loss_as_often_as_they_claim():
     for b, c in itertools.product(range(count + 1), repeat=2):
       if b + c > count:
         continue
-      found = lost.Loss(count, b, c, b, c)
+      found = paired_loss.PairedLoss(count, b, c, b, c)
       weight = stats.multinomial.pmf(
         [b, c, count - b - c], count, [*chances, 1 - sum(chances)]
       )
@@ -62,23 +62,26 @@ def decide(loss, name='multi_key_8', guess=1 / 9):
 
 
 def test_two_points_may_be_lost_and_must_be_shown():
-  assert decide(lost.Loss(400, 300, 300, 0, 0)) == ('passed', '')
-  status, reason = decide(lost.Loss(400, 300, 250, 55, 5))
+  assert decide(paired_loss.PairedLoss(400, 300, 300, 0, 0)) == ('passed', '')
+  status, reason = decide(paired_loss.PairedLoss(400, 300, 250, 55, 5))
   assert status == 'refused' and 'multi_key_8: 12.5% of 400' in reason
   # As few as 100 questions cannot show 2 points, whatever they find.
-  status, reason = decide(lost.Loss(100, 90, 90, 0, 0))
+  status, reason = decide(paired_loss.PairedLoss(100, 90, 90, 0, 0))
   assert status == 'not evaluated' and 'at most 3.6%; ask more' in reason
   # A gain is no loss.
-  assert decide(lost.Loss(400, 200, 300, 0, 100))[0] == 'passed'
+  assert decide(paired_loss.PairedLoss(400, 200, 300, 0, 100))[0] == 'passed'
 
 
 def test_a_baseline_that_recalls_nothing_has_nothing_to_lose():
-  status, reason = decide(lost.Loss(400, 0, 0, 0, 0))
+  status, reason = decide(paired_loss.PairedLoss(400, 0, 0, 0, 0))
   assert status == 'not evaluated'
   assert 'has 0 of 400 right, no more than a guess' in reason
   # One in nine is what guesses among nine values have.
-  assert decide(lost.Loss(400, 50, 50, 0, 0))[0] == 'not evaluated'
-  assert decide(lost.Loss(400, 50, 50, 0, 0), 'facts', 0.0)[0] == 'passed'
+  assert decide(paired_loss.PairedLoss(400, 50, 50, 0, 0))[0] == 'not evaluated'
+  assert (
+    decide(paired_loss.PairedLoss(400, 50, 50, 0, 0), 'facts', 0.0)[0]
+    == 'passed'
+  )
 
 
 class Planted:

@@ -10,7 +10,7 @@ import shlex
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.evaluation import paired
+from kaiju_jax.evaluation import run_results
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
@@ -77,9 +77,10 @@ def write(
   finished = [r for r in runs if r.status == 'finished']
   arms = list(dict.fromkeys(r.arm for r in runs))
   measured = {
-    (r.arm, r.seed): paired.measures(records[r.arm, r.seed]) for r in finished
+    (r.arm, r.seed): run_results.summarize(records[r.arm, r.seed])
+    for r in finished
   }
-  span = paired.describe_span(
+  span = run_results.describe_span(
     max((one['step'] for one in records[r.arm, r.seed]), default=0)
     for r in finished
   )
@@ -238,8 +239,8 @@ def _method() -> str:
   return (
     'The mean and the sample standard deviation (sd) are over the finished'
     ' seeds; a seed that diverged is counted beside them. The training loss of'
-    f' a run is the mean over its last {paired.LAST} steps, or over all if it'
-    ' has fewer, of those that loop.log_every recorded. A'
+    f' a run is the mean over its last {run_results.LAST} steps, or over all if'
+    ' it has fewer, of those that loop.log_every recorded. A'
     ' difference is paired: arm minus baseline on the same seed, that is on'
     ' the same first'
     ' parameters and order of data; its interval is a two-sided 95 % t-interval'

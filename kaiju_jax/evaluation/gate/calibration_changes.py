@@ -4,8 +4,8 @@ A calibration is what turns values into codes: the scale of each channel of a
 weight, the limit of the hidden activations, and the limit of each channel of
 stored keys and values where they have some (`kv_scale='channel'`). Between two
 models a channel's value moves by a factor max(a/b, b/a), which is 1 where
-nothing moved. An outlier channel is one of more than `codes.OUTLIER` times the
-median.
+nothing moved. An outlier channel is one of more than `kv_channels.OUTLIER`
+times the median.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation.gate import codes
+from kaiju_jax.evaluation.gate import kv_channels
 from kaiju_jax.quantization import int8
 
 # Limits are our guess. Weights of one run that are calibrated again have equal
@@ -103,7 +103,7 @@ def compare(before: Calibration, after: Calibration) -> list[Moved]:
 
 def _count(x: np.ndarray) -> int:
   """Returns the number of outlier channels."""
-  return int((x > codes.OUTLIER * np.median(x)).sum())
+  return int((x > kv_channels.OUTLIER * np.median(x)).sum())
 
 
 def _walk(tree: Any, path: str = '') -> Iterator[tuple[str, np.ndarray]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation.gate import texts
+from kaiju_jax.evaluation.gate import golden_tokens
 
 ALL = 'all'
 
@@ -78,7 +78,7 @@ def summarize(differences: Sequence[Differences]) -> Summary:
 
 
 def group(
-  read: Sequence[tuple[texts.Text, Differences]],
+  read: Sequence[tuple[golden_tokens.GoldenTokens, Differences]],
 ) -> dict[tuple[str, str, str], Summary]:
   """Returns summaries by (class, tier, language).
 
@@ -88,7 +88,7 @@ def group(
   found: dict[tuple[str, str, str], list[Differences]] = {}
   for text, one in read:
     predicted_L = text.classes_L[1:]
-    for index, name in enumerate(texts.CLASSES):
+    for index, name in enumerate(golden_tokens.CLASSES):
       part = Differences(*(x[predicted_L == index] for x in one))
       keys = (
         (name, ALL, ALL),

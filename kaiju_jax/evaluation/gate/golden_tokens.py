@@ -22,7 +22,7 @@ CLASSES = 'prefix', 'user', 'character'
 _CLASS = {'user': 'user', 'assistant': 'character'}
 
 
-class Text(NamedTuple):
+class GoldenTokens(NamedTuple):
   """A conversation's tokens."""
 
   tokens_L: np.ndarray  # int32.
@@ -33,7 +33,7 @@ class Text(NamedTuple):
 
 def encode(
   conversation: golden.GoldenConversation, format: chat.Format
-) -> Text:
+) -> GoldenTokens:
   """Returns the tokens of a conversation with its reference replies.
 
   They are those that a server makes of it.
@@ -55,7 +55,7 @@ def encode(
     index = CLASSES.index(_CLASS[role])
     classes.append(np.full(len(tokens_L), index, np.int8))
     after = format.advance(role, after, text)
-  return Text(
+  return GoldenTokens(
     np.concatenate(parts),
     np.concatenate(classes),
     conversation.tier,

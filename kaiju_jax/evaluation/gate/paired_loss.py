@@ -1,4 +1,4 @@
-"""Exact bounds of what a candidate loses on questions that both were asked.
+"""Exact bounds of the right answers that a candidate loses, by question.
 
 The baseline alone is right in `lost` of n questions, and the candidate alone in
 `gained`; all others say nothing about a difference. The loss is
@@ -16,7 +16,7 @@ from kaiju_jax.reporting import statistics
 CONFIDENCE = 0.95
 
 
-class Loss(NamedTuple):
+class PairedLoss(NamedTuple):
   """A candidate's loss of right answers."""
 
   count: int  # Questions.
@@ -47,7 +47,7 @@ class Loss(NamedTuple):
     )
 
 
-def compare(baseline: Sequence[bool], candidate: Sequence[bool]) -> Loss:
+def compare(baseline: Sequence[bool], candidate: Sequence[bool]) -> PairedLoss:
   """Returns the loss, from which questions each has right.
 
   Raises:
@@ -58,7 +58,7 @@ def compare(baseline: Sequence[bool], candidate: Sequence[bool]) -> Loss:
     raise ValueError(
       f'{ours.size} and {theirs.size} answers: must be as many, and at least 1.'
     )
-  return Loss(
+  return PairedLoss(
     ours.size,
     int(ours.sum()),
     int(theirs.sum()),

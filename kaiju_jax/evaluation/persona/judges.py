@@ -24,7 +24,7 @@ import numpy as np
 
 from kaiju_jax.data import chat
 from kaiju_jax.decoding.engine import generator as generator_lib
-from kaiju_jax.evaluation.persona import asking
+from kaiju_jax.evaluation.persona import chat_completions
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.storage import files
@@ -123,7 +123,7 @@ class Endpoint:
 
     Raises:
       BadAnswer: the server answered something else than three scores.
-      asking.Refused: the server did not answer.
+      chat_completions.Refused: the server did not answer.
     """
     wanted = ' '.join(f'{x}: {text}.' for x, text in _ASPECTS.items())
     question = f'{transcript(conversation, replies)}\n\n{wanted}'
@@ -146,7 +146,7 @@ class Endpoint:
 
     Raises:
       BadAnswer: the server answered something else than 1 or 2.
-      asking.Refused: the server did not answer.
+      chat_completions.Refused: the server did not answer.
     """
     question = _comparison(conversation, first, second)
     return self._answer(question, {'better': _CHOICES}, 0)['better'] == 1
@@ -173,7 +173,7 @@ class Endpoint:
     fields = ', '.join(
       f'"{name}": {one[0]} to {one[-1]}' for name, one in wanted.items()
     )
-    said = asking.ask(
+    said = chat_completions.ask(
       self._client,
       model=self._model,
       messages=[

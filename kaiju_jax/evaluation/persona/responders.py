@@ -20,7 +20,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
-from kaiju_jax.evaluation.persona import asking
+from kaiju_jax.evaluation.persona import chat_completions
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 
@@ -49,7 +49,7 @@ class Swapped:
     responder: dialogue.Responder,
     conversations: Sequence[golden.GoldenConversation],
   ):
-    """Takes the conversations of which each lends its character to another.
+    """Pairs each conversation with the next one's character.
 
     Raises:
       ValueError: fewer than two have different characters.
@@ -178,13 +178,13 @@ class Endpoint:
     """Returns a reply to each message.
 
     Raises:
-      asking.Refused: the server did not answer.
+      chat_completions.Refused: the server did not answer.
     """
     return [self._answer(one) for one in messages]
 
   def _answer(self, message: dialogue.Asked) -> str:
     said = [('system', prompt_lib.persona(_fields(message))), *_said(message)]
-    return asking.ask(
+    return chat_completions.ask(
       self._client,
       model=self._model,
       messages=[{'role': role, 'content': text} for role, text in said],

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation.gate import calibrations
+from kaiju_jax.evaluation.gate import calibration_changes
 from kaiju_jax.model import deployed
 from kaiju_jax.quantization import int8
 from tests.evaluation.gate import test_gate as gate
@@ -44,12 +44,14 @@ def change(params, layer, name, function):
 
 
 def moved(before, after):
-  found = calibrations.compare(*map(calibrations.read, (before, after)))
+  found = calibration_changes.compare(
+    *map(calibration_changes.read, (before, after))
+  )
   return {(x.layer, x.name): x for x in found if x.is_beyond}
 
 
 def test_a_calibration_is_scales_and_limits_of_each_layer(params):
-  found = calibrations.read(params)
+  found = calibration_changes.read(params)
   assert {layer for layer, _ in found} == {0, 1, 2, 3}
   names = {name for layer, name in found if layer == 3}
   assert names == {
@@ -63,11 +65,11 @@ def test_a_calibration_is_scales_and_limits_of_each_layer(params):
   # Layers 2 and 3 are the second repeat, whose weights are twice as large.
   first, second = (found[x, 'attention.w_v_DK'] for x in (1, 3))
   np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
-  assert calibrations.read(gate.params()) == {}
+  assert calibration_changes.read(gate.params()) == {}
 
 
 def test_equal_models_have_moved_nothing(params):
-  found = calibrations.compare(*[calibrations.read(params)] * 2)
+  found = calibration_changes.compare(*[calibration_changes.read(params)] * 2)
   assert all((x.median, x.largest) == (1, 1) for x in found)
   assert moved(params, params) == {}
 
@@ -108,7 +110,7 @@ def test_outlier_channels_are_counted(params):
   after = change(params, 'layer_0', name, more)
   [one] = moved(before, after).values()
   assert (one.layer, one.before, one.after) == (0, 0, 1)
-  assert one.largest < calibrations.CHANNEL
+  assert one.largest < calibration_changes.CHANNEL
   assert moved(after, before) == {}
 
 

@@ -13,11 +13,11 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation import cached_answers
-from kaiju_jax.evaluation.gate import codes
 from kaiju_jax.evaluation.gate import divergence
-from kaiju_jax.evaluation.gate import lost
+from kaiju_jax.evaluation.gate import golden_tokens
+from kaiju_jax.evaluation.gate import kv_channels
+from kaiju_jax.evaluation.gate import paired_loss
 from kaiju_jax.evaluation.gate import reader
-from kaiju_jax.evaluation.gate import texts
 from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
@@ -100,20 +100,20 @@ def test_a_template_s_text_has_the_tokens_of_a_server(tmp_path, name):
   tokenizer = tokenizer_lib.load(str(tmp_path / 'tokenizer.json'))
   format = folder_lib.read(tmp_path, tokenizer).format
   prompt_L = prompt_of_last_turn(conversation(), format)
-  text = texts.encode(conversation(), format)
+  text = golden_tokens.encode(conversation(), format)
   assert text.tokens_L[: len(prompt_L)].tolist() == prompt_L.tolist()
 
 
 def test_a_text_has_the_tokens_of_a_server():
   one = conversation()
-  text = texts.encode(one, FORMAT)
+  text = golden_tokens.encode(one, FORMAT)
   prompt_L = prompt_of_last_turn(one, FORMAT)
   assert text.tokens_L[: len(prompt_L)].tolist() == prompt_L.tolist()
   rest = FORMAT.tokenizer.decode(text.tokens_L[len(prompt_L) :])
   assert rest == f'{one.turns[7].reference}{chat.ETX}'
   said = {
     name: FORMAT.tokenizer.decode(text.tokens_L[text.classes_L == index])
-    for index, name in enumerate(texts.CLASSES)
+    for index, name in enumerate(golden_tokens.CLASSES)
   }
   assert 'ANN IS A CAT' in said['prefix'] and 'Q' not in said['prefix']
   assert said['user'].count('?') == 8 and 'REPLY' not in said['user']
@@ -121,7 +121,7 @@ def test_a_text_has_the_tokens_of_a_server():
 
 
 def test_a_reading_is_that_of_the_cache(floats):
-  tokens_L = texts.encode(conversation(), FORMAT).tokens_L[:300]
+  tokens_L = golden_tokens.encode(conversation(), FORMAT).tokens_L[:300]
   found = reader.Reader(floats.decoder, 300).read(tokens_L)
   parts = list(found.logits)
   assert [len(one) for one in parts] == [256, 44]
@@ -141,7 +141,7 @@ def test_a_reading_is_that_of_the_cache(floats):
 
 
 def test_a_text_may_end_with_the_model_s_last_position(floats):
-  tokens_L = texts.encode(conversation(), FORMAT).tokens_L[:300]
+  tokens_L = golden_tokens.encode(conversation(), FORMAT).tokens_L[:300]
   parts = reader.Reader(floats.decoder, 300).read(tokens_L).logits
   wanted_LV = np.concatenate(list(parts))
   last = dataclasses.replace(config(), max_length=300)
@@ -189,7 +189,7 @@ def test_a_token_that_is_never_drawn_has_no_divergence():
 def test_groups_are_by_class_tier_and_language():
   read = []
   for tier, language in (('public', 'en'), ('mature', 'en'), ('mature', 'de')):
-    text = texts.encode(conversation(0, tier, language), FORMAT)
+    text = golden_tokens.encode(conversation(0, tier, language), FORMAT)
     count = len(text.tokens_L) - 1
     # The prefix's last token predicts the greeting's first, a character's.
     is_character_L = text.classes_L[1:] == 2
@@ -202,7 +202,7 @@ def test_groups_are_by_class_tier_and_language():
   assert kl['character', 'mature', 'all'] == 1.5
   assert len(found) == 3 * (1 + 2 + 2)
   assert set(divergence.group(read[:1])) == {
-    (name, 'all', 'all') for name in texts.CLASSES
+    (name, 'all', 'all') for name in golden_tokens.CLASSES
   }
 
 
@@ -268,7 +268,7 @@ def test_codes_at_the_rail_and_outliers_are_counted():
   x[:, :, 3] *= 200
   x[:, 6:] = 1e9  # Padding.
   x[1, :, 5] *= 0.5
-  counter = codes.Counter()
+  counter = kv_channels.Counter()
   counter.add({1: (x, x[:, :, :3])}, 4)
   counter.add({1: (x[:, 4:], x[:, 4:, :3])}, 2)
   keys, values = (
@@ -282,11 +282,11 @@ def test_codes_at_the_rail_and_outliers_are_counted():
   # Per token: 127 stands once per token, and once more here.
   coded = np.array([[[127, 5, -127], [3, -127, 0], [127, 127, 127]]], np.int8)
   scales = np.ones((1, 3), np.float32)
-  counter = codes.Counter()
+  counter = kv_channels.Counter()
   counter.add({0: (int8.Quantized(coded, scales),) * 2}, 2)
   assert counter.summarize()[0, 'keys'].at_rail == 1 / 6
   # Per channel: all of them.
-  counter = codes.Counter()
+  counter = kv_channels.Counter()
   scales = np.array([1, 30, 1], np.float32)
   counter.add({0: (int8.Quantized(coded, scales),) * 2}, 2)
   found = counter.summarize()[0, 'values']
@@ -312,7 +312,7 @@ def test_each_figure_has_its_limit():
     {('character', 'all', 'all'): one, ('user', 'all', 'all'): one},
     gate.Bits(2.0, 2.0),
     {
-      who: {(0, 'keys'): codes.Channels(0.0, 1, 30.0)}
+      who: {(0, 'keys'): kv_channels.Channels(0.0, 1, 30.0)}
       for who in ('baseline', 'candidate')
     },
   )
@@ -376,7 +376,9 @@ def test_each_figure_stands_under_the_model_that_it_is_of(floats, monkeypatch):
 
   def measure(*given):
     asked.append(given)
-    return needle_gate.Needle('facts', lost.Loss(9, 9, 8, 1, 0), 0.0)
+    return needle_gate.Needle(
+      'facts', paired_loss.PairedLoss(9, 9, 8, 1, 0), 0.0
+    )
 
   def play(one, judge, conversations):
     value = {'toy': 4.5, 'int8': 4.0}[one.origin]
