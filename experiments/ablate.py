@@ -30,7 +30,6 @@ from collections.abc import Sequence
 import sys
 
 from absl import flags
-import rich.console
 
 from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.experiments.studies.ablation import report
@@ -39,6 +38,7 @@ from kaiju_jax.runs import command as command_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
+from kaiju_jax.training import progress
 
 _TRAIN = f'{__package__}.train'
 _CONFIG = flags.DEFINE_string(
@@ -92,7 +92,7 @@ def _ablate(overrides: Sequence[str]) -> int:
   if _MODULE.value == _TRAIN and len(missing) > 1:
     plan.check_data([job for [job] in missing.values()])
   files.make_folder(root)
-  console = rich.console.Console()
+  console = progress.stdout()
   console.print(
     f'{len(missing)} of {len(planned)} runs to do, {_JOBS.value} at a time.',
     highlight=False,

@@ -26,8 +26,6 @@ import dataclasses
 
 from absl import app
 from absl import flags
-import rich.console
-import rich.table
 
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
@@ -71,10 +69,10 @@ def main(argv: Sequence[str]) -> None:
         f' {", ".join(f"--{one}" for one in read)}.'
       )
   compare = {'cache': _cache, 'answers': _answers, 'kernels': _kernels}
-  rich.console.Console().print(compare[_OF.value]())
+  report.Report().add(compare[_OF.value]()).show()
 
 
-def _cache() -> rich.table.Table:
+def _cache() -> report.Table:
   from kaiju_jax.evaluation import cached_agreement
   from kaiju_jax.runs import load
   from kaiju_jax.tasks import registry as tasks
@@ -92,9 +90,9 @@ def _cache() -> rich.table.Table:
     page=_CHUNK.value,
     replica=found.replica,
   )
-  return report.table(
-    ('compared', 'found'),
+  return report.Table(
     _counts(counted),
+    ('compared', 'found'),
     f'{_MODEL.value}: {rows} texts of {length} tokens, {prompt} of them'
     f' in chunks of {_CHUNK.value}',
   )
@@ -120,7 +118,7 @@ def _counts(counted):
     )
 
 
-def _answers() -> rich.table.Table:
+def _answers() -> report.Table:
   from kaiju_jax.evaluation import cached_answers
   from kaiju_jax.runs import load
   from kaiju_jax.runs import play
@@ -136,7 +134,7 @@ def _answers() -> rich.table.Table:
   return comparison.table()
 
 
-def _kernels() -> rich.table.Table:
+def _kernels() -> report.Table:
   from kaiju_jax.kernels import dispatch
   from kaiju_jax.kernels.visibility_attention import api
   from kaiju_jax.runs import load
@@ -191,12 +189,11 @@ class _Comparison:
       read, self._task, self._cells, [_SEED.value]
     )
 
-  def table(self) -> rich.table.Table:
+  def table(self) -> report.Table:
     """Returns a row for each, with the points to the forward pass."""
     (name, own), *others = self._right.items()
     total = sum(cell.count for cell in self._cells)
-    return report.table(
-      ('how', 'right, %', 'points'),
+    return report.Table(
       [
         (name, f'{100 * own:.2f}', ''),
         *(
@@ -204,6 +201,7 @@ class _Comparison:
           for name, right in others
         ),
       ],
+      ('how', 'right, %', 'points'),
       f'{_MODEL.value}: {total:,} questions of up to {self.length} tokens',
     )
 

@@ -25,17 +25,18 @@ import pathlib
 from absl import app
 from absl import flags
 from ml_collections import config_flags
-import rich.console
 
 from kaiju_jax import tpu_gpu_configs
 from kaiju_jax.aot import tables as aot_tables
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
+from kaiju_jax.training import progress
 
 _PRESET = flags.DEFINE_string(
   'preset', None, f'One of {", ".join(presets.PRESETS)}.'
@@ -94,8 +95,9 @@ def _report() -> bool:
   experiment = _experiment(mesh)
   train.check(experiment)
   fit.check(experiment, mesh)
-  console = rich.console.Console()
-  console.print(aot_tables.heading(experiment, accelerator, mesh))
+  heading = aot_tables.heading(experiment, accelerator, mesh)
+  report.Report().say(heading).show()
+  page = report.Report()
 
   figures = {}
   if _COMPILE.value:
@@ -106,14 +108,13 @@ def _report() -> bool:
     )
     from kaiju_jax.aot import figures as aot_figures
 
-    with console.status('compiling'):
+    with progress.status('compiling'):
       figures = aot_figures.compile_step(experiment, accelerator, mesh)
-    for table in aot_tables.tabulate_step(figures, accelerator):
-      console.print(table)
+    page.add(*aot_tables.tabulate_step(figures, accelerator))
   if accelerator.chip.matmul_bf16:
     figures['model'] = aot_tables.step_times(experiment, accelerator, mesh)
-    for table in aot_tables.tabulate_model(figures['model']):
-      console.print(table)
+    page.add(*aot_tables.tabulate_model(figures['model']))
+  page.show()
   if _JSON.value:
     _write(figures)
   return not figures.get('problems')

@@ -16,6 +16,7 @@ from absl import flags
 
 from kaiju_jax.experiments import shared_flags
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import command
 
 _MODEL = flags.DEFINE_string(
@@ -93,15 +94,15 @@ def _say(scores) -> None:
     (
       kind,
       one.total,
-      report.share(one.ended, one.total),
-      report.share(one.clean, one.total),
-      report.share(one.known, one.words),
-      report.share(one.right, one.facts),
-      report.share(one.exclaimed, one.exclaimers),
+      statistics.Share(one.ended, one.total),
+      statistics.Share(one.clean, one.total),
+      statistics.Share(one.known, one.words),
+      statistics.Share(one.right, one.facts),
+      statistics.Share(one.exclaimed, one.exclaimers),
     )
     for kind, one in scores.items()
   ]
-  report.show([report.table(columns, rows)], width=120)
+  report.Report().table(rows, columns).show(width=120)
 
 
 def _talk(generator, format) -> None:

@@ -106,7 +106,7 @@ def _report(experiment) -> None:
     {name: kinds['all'] for name, kinds in found.items()},
     bits,
   )
-  report.show([table], written)
+  report.Report().add(table).show(written)
 
 
 if __name__ == '__main__':

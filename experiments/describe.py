@@ -14,7 +14,6 @@ import pathlib
 from absl import app
 from absl import flags
 from ml_collections import config_flags
-import rich.console
 
 from kaiju_jax.costs import describe
 from kaiju_jax.model import presets
@@ -70,9 +69,8 @@ def _describe() -> None:
     if fsdp is None and tensor is None:
       fsdp, tensor = presets.MESHES.get(name, (1, 1))
     batch, length = fsdp or 1, min(model.max_length, 8192)
-  describe.describe(
+  page = describe.describe(
     model,
-    rich.console.Console(),
     name=name,
     batch=batch if _BATCH.value is None else _BATCH.value,
     length=length if _LENGTH.value is None else _LENGTH.value,
@@ -80,6 +78,7 @@ def _describe() -> None:
     tensor=1 if tensor is None else tensor,
     lengths=_lengths(_LENGTHS.value),
   )
+  page.show()
 
 
 def _lengths(texts: Sequence[str]) -> list[int]:

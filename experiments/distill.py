@@ -124,12 +124,12 @@ def _publish() -> None:
     )
   teacher = _last(pathlib.Path(distill.TEACHER))
   rows.append(('teacher', '', 1, f'{teacher:.4f} (all text)', '', ''))
-  table = report.table(
-    ('arm', 'bytes/token', 'seeds', 'loss', '− full', '− top_k'),
+  table = report.Table(
     rows,
+    ('arm', 'bytes/token', 'seeds', 'loss', '− full', '− top_k'),
     'Held-out loss, nats per token; differences paired by seed',
   )
-  report.show([table, *_verdicts(losses)], width=100)
+  report.Report().add(table, *_verdicts(losses)).show(width=100)
 
 
 def _losses(arm: str) -> dict[int, float]:

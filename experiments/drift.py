@@ -73,11 +73,8 @@ def _drill() -> None:
     lambda what: print(f'done: {what}', flush=True),
   )
   for title, columns, rows in tables:
-    if _MARKDOWN.value:
-      print(f'\n{title}\n')
-      print('\n'.join(report.markdown(columns, rows)), flush=True)
-    else:
-      report.show([report.table(columns, rows, title)])
+    page = report.Report().table(rows, columns, title)
+    page.show(as_markdown=_MARKDOWN.value)
 
 
 if __name__ == '__main__':

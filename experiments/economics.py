@@ -77,7 +77,8 @@ def main(argv: Sequence[str]) -> None:
   if _JSON.value:
     written.append(pathlib.Path(_JSON.value))
     files.write_json(written[-1], economics.as_json(parts, book))
-  report.show(economics.render(parts, _MARKDOWN.value), written)
+  page = report.Report().add(*parts)
+  page.show(written, as_markdown=_MARKDOWN.value)
 
 
 if __name__ == '__main__':

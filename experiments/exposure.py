@@ -105,7 +105,7 @@ def _run() -> None:
       )
     )
   columns = 'model', 'rank', 'exposure, bits', 'chance', 'told', 'at most'
-  report.show([report.table(columns, lines)], width=120)
+  report.Report().table(lines, columns).show(width=120)
 
 
 if __name__ == '__main__':

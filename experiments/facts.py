@@ -158,7 +158,7 @@ def _say(candidates, detection, scores) -> None:
       )
     rows.append((arm, *cells))
   names = 'student', 'seen phrasings', 'unseen phrasings'
-  report.show([report.table(names, rows)])
+  report.Report().table(rows, names).show()
   for other in 'originals', 'unfiltered':
     d, (low, high) = statistics.difference(
       pooled['filtered', 'unseen'], pooled[other, 'unseen']

@@ -200,11 +200,8 @@ def _print(tables) -> None:
   from kaiju_jax.reporting import report
 
   for title, columns, rows in tables:
-    if _MARKDOWN.value:
-      print(f'\n{title}\n')
-      print('\n'.join(report.markdown(columns, rows)))
-    else:
-      report.show([report.table(columns, rows, title)])
+    page = report.Report().table(rows, columns, title)
+    page.show(as_markdown=_MARKDOWN.value)
 
 
 if __name__ == '__main__':

@@ -94,6 +94,7 @@ def _run() -> None:
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.gates import quantization_gate as gate
   from kaiju_jax.reporting import decision as decision_lib
+  from kaiju_jax.reporting import report
   from kaiju_jax.storage import folders
 
   if _OUT.value:
@@ -143,7 +144,7 @@ def _run() -> None:
   if diff:
     lines += ['', *diff.lines]
   text = '\n'.join(lines)
-  decision_lib.conclude(decision, text, _OUT.value)
+  report.Report().say(text).decide(decision).conclude(_OUT.value)
 
 
 if __name__ == '__main__':

@@ -62,9 +62,7 @@ def _show() -> None:
   drawn = figures.figure(9, 5)
   learning.draw(drawn, runs, name, threshold, figures.style)
   figures.save(drawn, page)
-  made = report.Report()
-  made.add(learning.table(runs, name, threshold))
-  made.show([page])
+  report.Report().add(learning.table(runs, name, threshold)).show([page])
 
 
 def _threshold(runs) -> float:

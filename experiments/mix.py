@@ -124,7 +124,7 @@ def _show(result) -> None:
   rows.append(('all text as it is', '', '', '', f'{mix.pooled:.4f}'))
   columns = 'source', 'weight', '95 % interval', 'tokens', 'distance'
   written = f'{_OUT.value}/mix.json', f'{_OUT.value}/report.md'
-  report.show([report.table(columns, rows)], written)
+  report.Report().table(rows, columns).show(written)
 
 
 if __name__ == '__main__':

@@ -135,9 +135,8 @@ def _publish(
   records: 'list[needle.Record]', jobs: 'list[grid_lib.Job]'
 ) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
-  import rich.console
-
   from kaiju_jax.experiments.studies import needle_figure
+  from kaiju_jax.reporting import report
   from kaiju_jax.storage import files
   from kaiju_jax.tasks.needle import report as needle_report
 
@@ -155,12 +154,10 @@ def _publish(
   needle_figure.draw(
     records, setting, reach, folder / 'needle.png', titles[_TASK.value]
   )
-  console = rich.console.Console()
-  console.print(needle_report.table(records, setting))
+  page = report.Report().add(needle_report.table(records, setting))
   for arm in reach:
-    line = needle_report.verdict(records, arm, setting, reach[arm])
-    console.print(line, highlight=False, soft_wrap=True)
-  console.print(f'Written: {folder / "needle.json"}, {folder / "needle.png"}')
+    page.say(needle_report.verdict(records, arm, setting, reach[arm]))
+  page.show([folder / 'needle.json', folder / 'needle.png'])
 
 
 def _setting(

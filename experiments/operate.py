@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
     name, body = _command(changes[0].name)
     operate.change(servers, lambda server: server.ask(name, body))
   for server in servers:
-    report.show(operate.describe(server.ask()))
+    report.Report().add(*operate.describe(server.ask())).show()
 
 
 def _command(name: str) -> tuple[str, dict]:

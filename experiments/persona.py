@@ -127,7 +127,7 @@ def _run() -> None:
   text = '\n'.join(
     persona.tables(f'Persona by {judge.identity}, {run}: {who}', found)
   )
-  decision_lib.conclude(decision, text, _OUT.value)
+  report.Report().say(text).decide(decision).conclude(_OUT.value)
 
 
 def _responder():

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _run() -> None:
   from kaiju_jax.gates import promotion
-  from kaiju_jax.reporting import decision as decision_lib
+  from kaiju_jax.reporting import report
   from kaiju_jax.runs import load
   from kaiju_jax.storage import folders
 
@@ -47,7 +47,7 @@ def _run() -> None:
     _CANDIDATE.value, policy, weights, promotion.find_day()
   )
   text = '\n'.join(promotion.tables(decision))
-  decision_lib.conclude(decision, text, _OUT.value)
+  report.Report().say(text).decide(decision).conclude(_OUT.value)
 
 
 if __name__ == '__main__':

@@ -95,7 +95,7 @@ def _ask_served() -> None:
     {'responder': digest, 'questions': f'seed {seed}'},
   )
   text = '\n'.join(recall_report.tables(records, {}, 0))
-  decision_lib.conclude(decision, text, _OUT.value)
+  report.Report().say(text).decide(decision).conclude(_OUT.value)
 
 
 def _ask_trained() -> None:

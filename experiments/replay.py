@@ -136,8 +136,6 @@ def _parts() -> list[float]:
 
 
 def _run(traces: dict, parts: list[float]) -> None:
-  import rich.console
-
   from kaiju_jax.fleet import replay
   from kaiju_jax.gates import replay_gate
   from kaiju_jax.model import presets
@@ -145,10 +143,9 @@ def _run(traces: dict, parts: list[float]) -> None:
 
   chosen = command.choose(_CACHES, replay.CACHES)
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
-  console = rich.console.Console()
   _source(replay, sizes)
   found = {}
-  for name, requests, say in _each(traces, console):
+  for name, requests, say in _each(traces):
     found[name] = replay.replay(
       requests,
       sizes,
@@ -157,32 +154,32 @@ def _run(traces: dict, parts: list[float]) -> None:
       lambda what, name=name, say=say: say(f'{name}: {what} done'),
       chosen,
     )
-    for table in _tables(replay, name, found[name], requests[-1].seconds):
-      console.print(table)
+    tables = _tables(replay, name, found[name], requests[-1].seconds)
+    report.Report().add(*tables).show()
   if _JSON.value:
     _write(replay, found)
   if 'points' in chosen:
     decision.finish(replay_gate.judge_caches(found, _LEAST.value))
 
 
-def _each(traces: dict, console):
+def _each(traces: dict):
   """Yields each trace's name, its requests, and what shows how far it is."""
   from kaiju_jax.fleet import people
   from kaiju_jax.fleet import texts
   from kaiju_jax.fleet import traffic
+  from kaiju_jax.training import progress
 
   for name, drawn in traces.items():
-    with console.status(f'{name}: drawing {_REQUESTS.value:,} requests') as say:
+    text = f'{name}: drawing {_REQUESTS.value:,} requests'
+    with progress.status(text) as say:
       if isinstance(drawn, people.People):
         requests = list(texts.requests(people.draw(drawn)))
       else:
         requests = list(traffic.trace(drawn))
-      yield name, requests, say.update
+      yield name, requests, say
 
 
 def _run_change(traces: dict, parts: list[float]) -> None:
-  import rich.console
-
   from kaiju_jax.fleet import caches
   from kaiju_jax.fleet import changes
   from kaiju_jax.fleet import replay
@@ -195,9 +192,8 @@ def _run_change(traces: dict, parts: list[float]) -> None:
   shares = tuple(command.numbers(_PLAN, float))
   plan = rollout.Plan(shares=shares, hold=_HOLD.value)
   sizes = replay.sizes_of(presets.preset(_PRESET.value))
-  console = rich.console.Console()
   found = {}
-  for name, requests, say in _each(traces, console):
+  for name, requests, say in _each(traces):
     memory = replay.oracle_bytes(requests, sizes)
     for part in parts:
       label = f'{name}, 1/{1 / part:.0f} of the memory'
@@ -211,7 +207,8 @@ def _run_change(traces: dict, parts: list[float]) -> None:
         _OPEN.value == 'stay',
         _TICK.value,
       )
-      console.print(replay_gate.change_table(label, found[label]))
+      table = replay_gate.change_table(label, found[label])
+      report.Report().add(table).show()
   made = replay_gate.judge_changes(found, _LEAST.value)
   if _JSON.value:
     files.write_json(pathlib.Path(_JSON.value), made.figures)
@@ -246,17 +243,17 @@ def _tables(replay, name: str, result, seconds: float):
       (memory, cache, *(f'{100 * lost[x]:.2f}' for x in replay.CAUSES))
       for cache, lost in row.missing.items()
     ]
-  yield report.table(
-    ('memory', *result.rows[0].rates),
+  yield report.Table(
     rates,
+    ('memory', *result.rows[0].rates),
     f'{name}: {result.tokens / 1e6:.1f} M tokens of prompts in'
     f' {seconds / 3600:.0f} h; oracle {100 * result.oracle:.2f} % in'
     f" {result.memory / 2**30:.1f} GiB; hits (of the oracle's)",
   )
   heads = (f'{cause} ({result.causes[cause]})' for cause in replay.CAUSES)
-  yield report.table(
-    ('memory', 'cache', *heads),
+  yield report.Table(
     causes,
+    ('memory', 'cache', *heads),
     f"{name}: missing, in % of the oracle's hits (requests)",
   )
 

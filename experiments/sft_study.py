@@ -23,6 +23,7 @@ from typing import Any
 from absl import flags
 
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import command
 
 _MODEL = flags.DEFINE_string(
@@ -92,10 +93,10 @@ def _run(out: pathlib.Path) -> None:
     print(': '.join((arm, ', '.join(lines[-1][1:]))), flush=True)
   title = 'Benign requests refused, by the words that look like a marker'
   tables = [
-    report.table(('model', *_COLUMNS), lines),
-    report.table(('model', *found.by_word), words, title),
+    report.Table(lines, ('model', *_COLUMNS)),
+    report.Table(words, ('model', *found.by_word), title),
   ]
-  report.show(tables, width=120)
+  report.Report().add(*tables).show(width=120)
 
 
 def _shares(found: Any) -> list[str]:
@@ -106,7 +107,7 @@ def _shares(found: Any) -> list[str]:
     (found.ended, found.replies),
     (int(found.told_CQ.sum()), found.told_CQ.size),
   )
-  return [report.share(*one) for one in counts]
+  return [statistics.Share(*one) for one in counts]
 
 
 def _tell(change: Any) -> str:

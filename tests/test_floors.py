@@ -4,6 +4,8 @@ import ast
 import collections
 import graphlib
 
+import pytest
+
 from tests import source_files
 
 # From the ground up; a package may import those of lower floors, and on its own
@@ -189,6 +191,39 @@ def test_one_module_defines_flags():
     and not name.startswith(BY_HAND)
   ]
   assert not found, found
+
+
+@pytest.mark.parametrize(
+  'package, importers',
+  [
+    # Kernels import no room of the package.
+    (
+      'rich',
+      {'reporting/report.py', 'training/progress.py', 'kernels/report.py'},
+    ),
+    ('matplotlib', {'reporting/figures.py'}),
+  ],
+)
+def test_who_alone_imports_a_package(package, importers):
+  found = {
+    name.removeprefix('kaiju_jax/')
+    for _, name, tree in source_files.sources()
+    for module in modules(tree)
+    if module.split('.')[0] == package
+  }
+  assert found == importers
+
+
+def test_who_alone_types_a_table_in_markdown():
+  found = {
+    name
+    for _, name, tree in source_files.sources()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Constant)
+    and isinstance(node.value, str)
+    and '---|' in node.value
+  }
+  assert found == {'kaiju_jax/reporting/report.py'}
 
 
 def test_files_and_functions_are_short():

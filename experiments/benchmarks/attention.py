@@ -58,9 +58,9 @@ _REPEATS = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   if 'time' in _TABLE.value:
-    report.show([_times()])
+    report.Report().add(_times()).show()
   if 'memory' in _TABLE.value:
-    report.show([_memory()])
+    report.Report().add(_memory()).show()
 
 
 def _times():
@@ -78,9 +78,9 @@ def _times():
     )
     times = [f'{1e3 * seconds[name]:,.1f}' for name in against_dense.CONTENDERS]
     rows.append((length, window, *times, f'{ratio:.1f}×'))
-  return report.table(
-    ('length', 'window', *against_dense.CONTENDERS, 'ratio'),
+  return report.Table(
     rows,
+    ('length', 'window', *against_dense.CONTENDERS, 'ratio'),
     f'Output and gradients, median ms of {_REPEATS.value} rounds',
   )
 
@@ -110,9 +110,9 @@ def _memory():
   if len(lengths) > 1:
     powers = [f'L^{_power(lengths, mib[column]):.2f}' for column in columns]
     rows.append(('growth', *powers))
-  return report.table(
-    ('length', *(f'{name}\nwindow {window}' for name, window in columns)),
+  return report.Table(
     rows,
+    ('length', *(f'{name}\nwindow {window}' for name, window in columns)),
     'Temporary memory of the compiled step, MiB',
   )
 

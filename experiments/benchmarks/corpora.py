@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     step()
     rows.append((name, f'{time.process_time() - begun:.1f}'))
   title = f'{count:,} documents of {words:,} words: seconds of the processor'
-  report.show([report.table(('step', 'seconds'), rows, title)])
+  report.Report().table(rows, ('step', 'seconds'), title).show()
 
 
 def _texts(count: int, words: int) -> list[str]:

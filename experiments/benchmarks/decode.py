@@ -23,7 +23,6 @@ import pathlib
 import tempfile
 
 from absl import flags
-import rich.console
 
 from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.model import config as model_config
@@ -109,14 +108,13 @@ def _compare(wanted) -> None:
         local, 1, length
       )
   least = {name: [float('inf')] * 2 for name in parts}
-  console = rich.console.Console()
   for turn in range(_TURNS.value):
     for name, run in parts.items():
       for place, seconds in enumerate(run()):
         least[name][place] = min(least[name][place], *seconds, float('inf'))
       seconds = ', '.join(f'{x:.4f} s' for x in least[name])
-      console.print(f'turn {turn}: {name}: {seconds}')
-  console.print(_table(least))
+      print(f'turn {turn}: {name}: {seconds}')
+  report.Report().add(_table(least)).show()
 
 
 def _peers(params, config, batch: int, length: int):
@@ -161,9 +159,9 @@ def _table(least):
     rows.append(
       (name, *_cells(measured[0], prefill, 1), *_cells(measured[1], step, 1e3))
     )
-  return report.table(
-    ('part', 'prefill, s', '×', 'step, ms', '×'),
+  return report.Table(
     rows,
+    ('part', 'prefill, s', '×', 'step, ms', '×'),
     f'Batch {_BATCH.value} × {_LENGTH.value:,} tokens; least of'
     f' {_TURNS.value} turns; × is against the fastest of transformers',
   )

@@ -57,8 +57,7 @@ def main(argv: Sequence[str]) -> None:
     *('points', 'hits before', 'after', 'kept', 'points back', 'start', 'end'),
     *('files', 'MiB'),
   )
-  lines = report.markdown(
-    columns,
+  report.Report().table(
     [
       (
         row.points,
@@ -73,8 +72,8 @@ def main(argv: Sequence[str]) -> None:
       )
       for row in rows
     ],
-  )
-  print('\n'.join(lines))
+    columns,
+  ).show(as_markdown=True)
 
 
 if __name__ == '__main__':

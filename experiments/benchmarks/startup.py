@@ -35,7 +35,6 @@ import urllib.request
 
 from absl import app
 from absl import flags
-import rich.console
 
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
@@ -96,11 +95,10 @@ def main(argv: Sequence[str]) -> None:
   with tempfile.TemporaryDirectory() as folder:
     if _REHEARSE.value:
       contenders = {'first start': contenders['first start']}
-    console = rich.console.Console()
     found = {}
     for script in dict.fromkeys(_COMMANDS.value):
       found[script] = _measured(script, contenders, pathlib.Path(folder))
-      console.print(_table(script, found[script]))
+      report.Report().add(_table(script, found[script])).show()
   if _JSON.value:
     files.write_json(pathlib.Path(_JSON.value), found)
 
@@ -264,9 +262,9 @@ def _table(script: str, measured: dict[str, list[tuple[float, float]]]) -> Any:
     rows.append(
       (name, f'{processor:.1f}', f'{wall:.1f}', f'{processor / base:.0%}')
     )
-  return report.table(
-    ('', 'processor', 'wall', 'of the first line'),
+  return report.Table(
     rows,
+    ('', 'processor', 'wall', 'of the first line'),
     f'experiments.{script}: seconds to its {what}, medians of {_REPEATS.value}',
   )
 

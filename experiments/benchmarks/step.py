@@ -44,11 +44,15 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_SCHEDULER}'
   if 'short' in _TABLE.value:
-    report.show([_times('the tiny configuration', _short(), _STEPS.value)])
+    report.Report().add(
+      _times('the tiny configuration', _short(), _STEPS.value)
+    ).show()
   if 'long' in _TABLE.value:
-    report.show([_times('6:1 at length 8,192, window 256', _long(8192), 1)])
+    report.Report().add(
+      _times('6:1 at length 8,192, window 256', _long(8192), 1)
+    ).show()
   if 'memory' in _TABLE.value:
-    report.show([_memory(_LENGTHS.value)])
+    report.Report().add(_memory(_LENGTHS.value)).show()
 
 
 def _short():
@@ -127,9 +131,9 @@ def _times(title: str, experiment, steps: int):
   )
   ratio = seconds['plain'] / seconds['ours']
   rates = [f'{tokens / seconds[name]:,.0f}' for name in _CONTENDERS]
-  return report.table(
-    ('', *_CONTENDERS, 'ours / plain'),
+  return report.Table(
     [('tokens/s', *rates, f'{ratio:.2f}×')],
+    ('', *_CONTENDERS, 'ours / plain'),
     f'Training step, {title}: medians of {_REPEATS.value} rounds',
   )
 
@@ -145,9 +149,9 @@ def _memory(lengths: Sequence[int]):
       analysis = step.lower(state, batch).compile().memory_analysis()
       row.append(f'{analysis.temp_size_in_bytes / 2**20:,.0f}')
     rows.append((f'{length:,}', *row))
-  return report.table(
-    ('length', *_CONTENDERS),
+  return report.Table(
     rows,
+    ('length', *_CONTENDERS),
     'Temporary memory of the compiled step, MiB: 6:1, window 256',
   )
 

@@ -39,7 +39,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.', lower_bound=1)
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   chunks = _chunks()
-  report.show([_table(_measured(chunks))])
+  report.Report().add(_table(_measured(chunks))).show()
 
 
 def _chunks() -> list[int]:
@@ -135,8 +135,7 @@ def _measured(chunks: Sequence[int]) -> dict[int, dict[str, float]]:
 
 def _table(figures: dict[int, dict[str, float]]):
   forms = {'MiB': ',.1f', 'ratio': '.2f', 'time': '.2f'}
-  return report.table(
-    ('chunk', *figures[0]),
+  return report.Table(
     [
       (
         f'{chunk:,}' if chunk else 'whole',
@@ -144,6 +143,7 @@ def _table(figures: dict[int, dict[str, float]]):
       )
       for chunk, own in figures.items()
     ],
+    ('chunk', *figures[0]),
     f'Loss and gradient of {_LENGTH.value:,} tokens over'
     f' {_VOCAB.value:,} entries, D = {_WIDTH.value},'
     f' embedding={_EMBEDDING.value!r}',

@@ -77,15 +77,15 @@ def check(folder: str | os.PathLike, text: str | None = None) -> str:
     *((arm, 'int8') for arm in quantization_config.ARMS),
   ]
   results = [perplexity(folder, rows, *one) for one in arms]
-  table = report.markdown(
-    ('--int8', '--kv', 'perplexity', 'against floats'),
+  table = report.Table(
     [
       (arm, kv, f'{one:.4f}', f'{one / results[0] - 1:+.3%}')
       for (arm, kv), one in zip(arms, results)
     ],
-  )
+    ('--int8', '--kv', 'perplexity', 'against floats'),
+  ).markdown()
   count = sum(len(one) - 1 for one in rows)
-  return '\n'.join([*lines, *table, '', f'Perplexity of {count:,} tokens.'])
+  return '\n'.join([*lines, table, '', f'Perplexity of {count:,} tokens.'])
 
 
 def parity(

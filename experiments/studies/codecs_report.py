@@ -5,8 +5,6 @@ import math
 from typing import Any
 
 import numpy as np
-import rich.box
-import rich.table
 
 from kaiju_jax.evaluation import codec_quality
 from kaiju_jax.reporting import figures
@@ -30,7 +28,7 @@ def qualities(
   title: str,
   rows: Mapping[str, codec_quality.Quality],
   bits: Mapping[str, float],
-) -> rich.table.Table:
+) -> report.Table:
   """Returns {name: quality} as a table for a terminal of 80 columns.
 
   Args:
@@ -38,11 +36,7 @@ def qualities(
     rows: {name: quality}, in the table's order.
     bits: {name: bits per number}.
   """
-  table = report.table(
-    (
-      *('codec', 'bits', 'SNR', '|ln|', 'dist'),
-      *('flush', 'sign', 'bias', 'gain', 'raised'),
-    ),
+  return report.Table(
     [
       (
         name,
@@ -56,12 +50,14 @@ def qualities(
       )
       for name, found in rows.items()
     ],
+    (
+      *('codec', 'bits', 'SNR', '|ln|', 'dist'),
+      *('flush', 'sign', 'bias', 'gain', 'raised'),
+    ),
     title,
+    _CAPTION,
+    look='narrow',
   )
-  table.caption, table.box, table.padding = _CAPTION, rich.box.SIMPLE_HEAD, 0
-  for column in table.columns:
-    column.no_wrap = True
-  return table
 
 
 def _number(value: float) -> str:

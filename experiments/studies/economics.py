@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
-from typing import NamedTuple
 
 from kaiju_jax.fleet import book as book_lib
 from kaiju_jax.fleet import claims
@@ -20,14 +19,6 @@ from kaiju_jax.tpu_gpu_configs.chips import h100
 PAID_SHARES = 0.005, 0.01, 0.02, 0.05, 0.1, 0.2
 # Tokens of a fine-tuning: our guess.
 _TUNING_SHARE = 0.001
-
-
-class Part(NamedTuple):
-  """A table: its title, columns and rows."""
-
-  title: str
-  columns: Sequence[str]
-  rows: list[Sequence[str]]
 
 
 def llama(kv_heads: int) -> model_config.ModelConfig:
@@ -49,7 +40,7 @@ def llama(kv_heads: int) -> model_config.ModelConfig:
   )
 
 
-def show_messages(book: book_lib.Book) -> list[Part]:
+def show_messages(book: book_lib.Book) -> list[report.Table]:
   """Returns what a message costs by this book, and what contradicts it."""
   parts = [show_book(book, book_lib.load('ours')), show_calculator(book)]
   if 'fleet' in book:
@@ -57,7 +48,7 @@ def show_messages(book: book_lib.Book) -> list[Part]:
   return [*parts, *show_cost(book), show_models(book)]
 
 
-def show_book(book: book_lib.Book, ours: book_lib.Book) -> Part:
+def show_book(book: book_lib.Book, ours: book_lib.Book) -> report.Table:
   """Returns a book's inputs beside those of ours."""
   rows = []
   for field in dataclasses.fields(economics.Inputs):
@@ -74,10 +65,10 @@ def show_book(book: book_lib.Book, ours: book_lib.Book) -> Part:
       )
     )
   columns = 'input', 'this book', 'label', 'from', 'ours', 'label'
-  return Part('Inputs', columns, rows)
+  return report.Table(rows, columns, 'Inputs')
 
 
-def show_calculator(book: book_lib.Book) -> Part:
+def show_calculator(book: book_lib.Book) -> report.Table:
   """Returns source 003's calculator beside ours, on this book's inputs."""
   given = book_lib.inputs(book)
   peak = given.message_rate * given.peak_to_mean
@@ -104,19 +95,17 @@ def show_calculator(book: book_lib.Book) -> Part:
   # The source's own word, not a figure.
   word = 'Balanced' if 'fleet' in book else '—'
   rows.append(('bottleneck', word, '—', mine.bottleneck))
-  return Part(
-    f'Calculators: source 003 at {_number(rate)}/s, ours at {_number(peak)}/s',
-    ('line', 'quoted', 'its formula, recomputed', 'ours, recomputed'),
+  return report.Table(
     rows,
+    ('line', 'quoted', 'its formula, recomputed', 'ours, recomputed'),
+    f'Calculators: source 003 at {_number(rate)}/s, ours at {_number(peak)}/s',
   )
 
 
-def show_claims(book: book_lib.Book) -> list[Part]:
+def show_claims(book: book_lib.Book) -> list[report.Table]:
   """Returns the claims of source 003, and a verdict per row."""
   found = claims.check(book)
-  cells = Part(
-    'What source 003 says, and what follows from its other cells',
-    ('row', 'cell', 'said', 'label', 'recomputed', 'by', 'flag'),
+  cells = report.Table(
     [
       (
         one.row,
@@ -130,6 +119,8 @@ def show_claims(book: book_lib.Book) -> list[Part]:
       )
       for one in found
     ],
+    ('row', 'cell', 'said', 'label', 'recomputed', 'by', 'flag'),
+    'What source 003 says, and what follows from its other cells',
   )
   rows = [
     (
@@ -141,10 +132,10 @@ def show_claims(book: book_lib.Book) -> list[Part]:
     for row, flagged, count, worst in claims.verdicts(found)
   ]
   columns = 'row', 'subject', 'flagged', 'largest factor'
-  return [cells, Part('Verdicts', columns, rows)]
+  return [cells, report.Table(rows, columns, 'Verdicts')]
 
 
-def show_cost(book: book_lib.Book) -> list[Part]:
+def show_cost(book: book_lib.Book) -> list[report.Table]:
   """Returns a message's cost by part, a user's, and margins."""
   given = book_lib.inputs(book)
   found = economics.cost(given)
@@ -173,12 +164,12 @@ def show_cost(book: book_lib.Book) -> list[Part]:
     for share in PAID_SHARES
   ]
   return [
-    Part('A message', ('line', 'recomputed'), rows),
-    Part('Margin', ('users who pay', 'gross margin'), margins),
+    report.Table(rows, ('line', 'recomputed'), 'A message'),
+    report.Table(margins, ('users who pay', 'gross margin'), 'Margin'),
   ]
 
 
-def show_models(book: book_lib.Book) -> Part:
+def show_models(book: book_lib.Book) -> report.Table:
   """Returns other models on H100 ceilings, and when training one's own pays.
 
   All have the book's hit rate, which flatters those whose keys and values fill
@@ -207,10 +198,10 @@ def show_models(book: book_lib.Book) -> Part:
   costs = [economics.cost(one).total for one in (given, large)]
   mixed = 0.9 * costs[0] + 0.1 * costs[1]
   rows.append(('13b, every tenth message to 34b', _number(1000 * mixed), '—'))
-  return Part(
-    'Models (source 003 places the crossover between 10 M and 50 M)',
-    ('model', '$ per 1,000 messages', 'crossover, users per day'),
+  return report.Table(
     rows,
+    ('model', '$ per 1,000 messages', 'crossover, users per day'),
+    'Models (source 003 places the crossover between 10 M and 50 M)',
   )
 
 
@@ -227,7 +218,7 @@ def _served(
   )
 
 
-def show_tornado(bars: Sequence[book_lib.Bar]) -> Part:
+def show_tornado(bars: Sequence[book_lib.Bar]) -> report.Table:
   """Returns $ per 1,000 messages at each input's ends."""
   rows = [
     (
@@ -240,7 +231,7 @@ def show_tornado(bars: Sequence[book_lib.Bar]) -> Part:
     for bar in bars
   ]
   columns = 'input', 'label', 'low … high', '$ per 1,000 messages', 'swing'
-  return Part('Tornado', columns, rows)
+  return report.Table(rows, columns, 'Tornado')
 
 
 def draw_tornado(
@@ -263,7 +254,7 @@ def draw_tornado(
   figures.save(page, path)
 
 
-def show_incidents(book: book_lib.Book, detection: float) -> list[Part]:
+def show_incidents(book: book_lib.Book, detection: float) -> list[report.Table]:
   """Returns the cost of each incident over the minutes until it is noticed.
 
   Args:
@@ -289,23 +280,14 @@ def show_incidents(book: book_lib.Book, detection: float) -> list[Part]:
     for name, cell in incident.USERS.items()
   ]
   return [
-    Part('$ by the minutes until it is noticed', columns, rows),
-    Part('Users', ('name', 'value', 'label', 'from'), taken),
+    report.Table(rows, columns, '$ by the minutes until it is noticed'),
+    report.Table(taken, ('name', 'value', 'label', 'from'), 'Users'),
   ]
 
 
-def render(parts: Sequence[Part], as_markdown: bool) -> list[Any]:
-  """Returns tables for a terminal, or the lines of Markdown."""
-  if not as_markdown:
-    return [report.table(p.columns, p.rows, p.title) for p in parts]
-  found = []
-  for part in parts:
-    lines = report.markdown(part.columns, part.rows)
-    found += [f'**{part.title}**\n', *lines, '']
-  return found
-
-
-def as_json(parts: Sequence[Part], book: book_lib.Book) -> dict[str, Any]:
+def as_json(
+  parts: Sequence[report.Table], book: book_lib.Book
+) -> dict[str, Any]:
   """Returns all cells and tables as JSON can hold them."""
   return report.plain(
     {

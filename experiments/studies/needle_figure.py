@@ -11,18 +11,12 @@ from collections.abc import Sequence
 import os
 from typing import Any
 
-from matplotlib import cm
-from matplotlib import colors
-from matplotlib import ticker
 import numpy as np
 
 from kaiju_jax.reporting import figures
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.tasks.needle import report
 
-_MAP = colors.LinearSegmentedColormap.from_list(
-  'needle', ['#a63603', '#f1a340', '#f7f3ea', '#92c5de', '#2166ac']
-)
 # The widest line comes first, so that equal later lines stay visible on it.
 _LINES = (
   (figures.GREY, 7.0),
@@ -81,7 +75,7 @@ def page(
     heatmaps[row, 0].set_ylabel(
       f'{_distractors(count)}\n\ndepth of the needle (%)'
     )
-  draw_colour_bar(above, heatmaps)
+  figures.draw_colour_bar(above, heatmaps)
   curves = below.subplots(1, len(distractors), sharey=True, squeeze=False)[0]
   for axes, count in zip(curves, distractors):
     _curves(axes, records, arms, count, setting)
@@ -135,38 +129,9 @@ def _heatmap(axes, own, count, setting, reach) -> None:
       if score:
         percent[row, column] = 100 * score.mean
   names = [name_length(length, setting.length) for length in lengths]
-  draw_cells(axes, percent, names, needle.DEPTHS)
+  figures.draw_cells(axes, percent, names, needle.DEPTHS)
   if reach is not None:
     _mark_reach(axes, own, lengths, reach)
-
-
-def draw_cells(
-  axes: Any, percent: np.ndarray, columns: Sequence, rows: Sequence
-) -> None:
-  """Draws a heatmap of percentages, each written into its cell.
-
-  Args:
-    axes: matplotlib's.
-    percent: [rows, columns], 0…100; NaN leaves a cell empty.
-    columns, rows: their labels.
-  """
-  axes.imshow(percent, cmap=_MAP, vmin=0, vmax=100, aspect='auto')
-  for (row, column), value in np.ndenumerate(percent):
-    if np.isfinite(value):
-      axes.text(
-        column,
-        row,
-        f'{value:.0f}',
-        ha='center',
-        va='center',
-        fontsize=7.5,
-        color='white' if value > 85 or value < 18 else figures.INK,
-      )
-  axes.set_xticks(range(len(columns)), columns)
-  axes.set_yticks(range(len(rows)), rows)
-  axes.tick_params(length=0, colors=figures.INK)
-  axes.spines[:].set_visible(False)
-  axes.set_facecolor('#eeeeee')
 
 
 def name_length(length: int, trained: int) -> str:
@@ -184,19 +149,6 @@ def _mark_reach(axes, own, lengths, reach) -> None:
   axes.plot(x, np.repeat(edges, 2), color=figures.INK, lw=1.8, clip_on=False)
 
 
-def draw_colour_bar(above: Any, heatmaps: Any) -> None:
-  """Draws the scale of `draw_cells` beside a figure's heatmaps."""
-  bar = above.colorbar(
-    cm.ScalarMappable(colors.Normalize(0, 100), _MAP),
-    ax=heatmaps,
-    fraction=0.02,
-    aspect=45,
-    pad=0.01,
-  )
-  bar.set_label('accuracy (%)')
-  bar.outline.set_visible(False)
-
-
 def _curves(axes, records, arms, count, setting) -> None:
   """Draws all arms' accuracy by distance, with `count` distractors."""
   for number, arm in enumerate(arms):
@@ -206,7 +158,7 @@ def _curves(axes, records, arms, count, setting) -> None:
       _curve(axes, along, number, arm)
   _landmarks(axes, setting)
   axes.set_xscale('log', base=2)
-  axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
+  axes.xaxis.set_major_formatter('{x:.0f}')
   axes.set_ylim(-3, 104)
   axes.set_title(_distractors(count), fontsize=10, color=figures.INK)
   axes.set_xlabel('distance from the query to the needle (tokens)')

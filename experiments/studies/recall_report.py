@@ -158,8 +158,7 @@ def publish(
   )
   text = '\n'.join(tables(records, layouts, length))
   draw(records, layouts, length, folder / 'recall.png')
-  (folder / 'report.md').write_text(f'{text}\n\n{decision}\n', 'utf-8')
-  decision_lib.write(folder / decision_lib.FILE, decision)
+  report.Report().say(text).decide(decision).save(folder)
   return decision, text
 
 
@@ -180,8 +179,7 @@ def tables(
     statuses = hop_statuses(records, length)
     yield f'# Steps that an arm follows, at {length} tokens'
     yield ''
-    yield from report.markdown(
-      ('arm', 'layers', 'global', *kinds),
+    yield report.Table(
       [
         (
           arm,
@@ -194,7 +192,8 @@ def tables(
         )
         for arm, layout in layouts.items()
       ],
-    )
+      ('arm', 'layers', 'global', *kinds),
+    ).markdown()
     yield ''
     yield (
       'Questions right, in %, with 95 % intervals over questions; behind the'
@@ -206,8 +205,7 @@ def tables(
   yield '# All kinds'
   yield ''
   columns = sorted({(one.kind, one.length) for one in records}, key=_order)
-  yield from report.markdown(
-    ('kind', 'length', *list_arms(records)),
+  yield report.Table(
     [
       (
         kind,
@@ -216,7 +214,8 @@ def tables(
       )
       for kind, tokens in columns
     ],
-  )
+    ('kind', 'length', *list_arms(records)),
+  ).markdown()
 
 
 def _order(column: tuple[str, int]) -> tuple[int, int]:
@@ -266,10 +265,10 @@ def draw(
       if shares:
         cells[row, column] = 100 * np.mean(list(shares.values()))
     labels = [needle_figure.name_length(one, length) for one in lengths]
-    needle_figure.draw_cells(axes, cells, labels, names)
+    figures_lib.draw_cells(axes, cells, labels, names)
     axes.set_title(arm, fontweight='bold', color=figures_lib.INK)
     axes.set_xlabel('length of the row (tokens)')
-  needle_figure.draw_colour_bar(above, panels)
+  figures_lib.draw_colour_bar(above, panels)
   if kinds:
     _draw_hops(below.subplots(), records, layouts, length)
   figures_lib.save(page, path)

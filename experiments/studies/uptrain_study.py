@@ -274,27 +274,25 @@ def table(rows: Sequence[Row], baseline: str) -> str:
     *('after training', f'against {baseline}', 'tokens to its loss'),
     *('needle at 0 tokens', 'after', 'after, far'),
   )
-  return '\n'.join(report.markdown(columns, rows_of_cells))
+  return report.Table(rows_of_cells, columns).markdown()
 
 
 def starts_table(readings: Mapping[str, Reading]) -> str:
   """Returns the readings before training as Markdown, the teacher's first."""
   teacher = readings['teacher'].loss
-  return '\n'.join(
-    report.markdown(
-      ('arm', 'held-out loss', 'above the teacher', 'needle', 'far'),
-      [
-        (
-          arm,
-          f'{one.loss:.4f}',
-          f'{one.loss - teacher:+.4f}',
-          _percent([one.needle]),
-          _percent([one.far]),
-        )
-        for arm, one in readings.items()
-      ],
-    )
-  )
+  return report.Table(
+    [
+      (
+        arm,
+        f'{one.loss:.4f}',
+        f'{one.loss - teacher:+.4f}',
+        _percent([one.needle]),
+        _percent([one.far]),
+      )
+      for arm, one in readings.items()
+    ],
+    ('arm', 'held-out loss', 'above the teacher', 'needle', 'far'),
+  ).markdown()
 
 
 class Tables:

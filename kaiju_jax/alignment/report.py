@@ -7,6 +7,7 @@ from typing import Any
 
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report as report_lib
+from kaiju_jax.reporting import statistics
 
 _COUNTS = 'wins', 'ties', 'losses'
 
@@ -37,22 +38,24 @@ def show(found: Mapping[str, Any], out: pathlib.Path) -> None:
       _number(one['kl']),
       _number(one['length']),
       _number(one['accuracy']),
-      '–' if one['win'] is None else report_lib.interval(one['win']),
+      '–' if one['win'] is None else statistics.Estimate.read(one['win']),
     )
     for one in found['rounds']
   ]
-  parts: list[Any] = [report_lib.table(columns, lines)]
+  parts: list[Any] = [report_lib.Table(lines, columns)]
   if found['stop']:
     parts.append(f'Stopped by {found["stop"]}.')
   parts.append(f'The last good round is {found["good"]}.')
   if found['win'] is not None:
     counts = found['win']
     parts.append(
-      f'It wins {report_lib.interval(counts)} against the first model:'
+      f'It wins {statistics.Estimate.read(counts)} against the first model:'
       f' {counts["wins"]} wins, {counts["ties"]} ties, {counts["losses"]}'
       ' losses on held-out prompts.'
     )
-  report_lib.show(parts, [out / 'report.json', out / 'model'], width=100)
+  report_lib.Report().add(*parts).show(
+    [out / 'report.json', out / 'model'], width=100
+  )
 
 
 def show_runs(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -71,14 +74,14 @@ def show_runs(found: Mapping[str, Mapping[str, Any]]) -> None:
         one['good'],
         *(_number(last and last[key]) for key in ('kl', 'length')),
         *('–' if wins is None else wins[key] for key in _COUNTS),
-        '–' if wins is None else report_lib.interval(wins),
+        '–' if wins is None else statistics.Estimate.read(wins),
         '–'
         if wins is None or wins['untied'] is None
-        else report_lib.interval(wins['untied']),
+        else statistics.Estimate.read(wins['untied']),
       )
     )
   columns = 'run', 'round', 'KL', 'length', *_COUNTS, 'win rate', 'untied'
-  report_lib.show([report_lib.table(columns, lines)], width=120)
+  report_lib.Report().table(lines, columns).show(width=120)
 
 
 def draw(

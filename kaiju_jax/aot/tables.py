@@ -6,11 +6,9 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-import rich.table
-
 from kaiju_jax.costs import accelerator as accelerator_lib
-from kaiju_jax.costs import describe
 from kaiju_jax.costs import step_time
+from kaiju_jax.reporting import report
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 
@@ -70,13 +68,9 @@ def step_times(
 
 def tabulate_model(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
   """Yields the time model's table and the sentences of `verdict`."""
-  table = describe.empty_table('A step by arithmetic, seconds')
-  table.add_column('', no_wrap=True)
-  for name in ('matmuls', 'fsdp', 'tensor', 'sum', 'overlap'):
-    table.add_column(name, justify='right', no_wrap=True)
   base = times['bf16']
-  for name, arm in times.items():
-    table.add_row(
+  rows = [
+    (
       name,
       *(f'{arm[part]:.3f}' for part in ('matmul', 'fsdp', 'tensor')),
       *(
@@ -84,11 +78,16 @@ def tabulate_model(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
         for part in ('apart', 'overlapped')
       ),
     )
-  table.caption = (
+    for name, arm in times.items()
+  ]
+  yield report.Table(
+    rows,
+    ('', 'matmuls', 'fsdp', 'tensor', 'sum', 'overlap'),
+    'A step by arithmetic, seconds',
     'sum: nothing overlaps; overlap: weights travel beside the matmuls; +%:'
-    ' steps per second, against bf16'
+    ' steps per second, against bf16',
+    look='light',
   )
-  yield table
   yield from verdict(times)
 
 
@@ -133,53 +132,50 @@ def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
   )
 
 
-def _compilation(figures) -> rich.table.Table:
-  table = describe.empty_table('The compiled step, one device')
-  table.add_column('')
-  table.add_column('', justify='right')
-  table.add_row('lowered in', f'{figures["lower_seconds"]:.0f} s')
-  table.add_row('compiled in', f'{figures["compile_seconds"]:.0f} s')
-  for name in ('argument', 'temporary', 'needed'):
-    table.add_row(name, _gib(figures[f'{name}_bytes']))
+def _compilation(figures) -> report.Table:
   share = figures['needed_bytes'] / figures['device_bytes']
-  table.add_row(
-    "of the device's", f'{_gib(figures["device_bytes"])}, {share:.0%}'
-  )
   given = figures['aliased_bytes'] / figures['state_bytes']
-  table.add_row('donated', f'{_gib(figures["aliased_bytes"])}')
-  table.add_row('of the f32 state', f'{given:.1%}')
-  return table
+  rows = [
+    ('lowered in', f'{figures["lower_seconds"]:.0f} s'),
+    ('compiled in', f'{figures["compile_seconds"]:.0f} s'),
+    *(
+      (name, _gib(figures[f'{name}_bytes']))
+      for name in ('argument', 'temporary', 'needed')
+    ),
+    ("of the device's", f'{_gib(figures["device_bytes"])}, {share:.0%}'),
+    ('donated', f'{_gib(figures["aliased_bytes"])}'),
+    ('of the f32 state', f'{given:.1%}'),
+  ]
+  title = 'The compiled step, one device'
+  return report.Table(rows, ('', ''), title, look='light')
 
 
-def _wire(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-  table = describe.empty_table('On the wire: what one device sends per step')
-  for name in ('collective', 'dtype', 'axis'):
-    table.add_column(name)
-  for name in ('calls', 'GB', 'seconds'):
-    table.add_column(name, justify='right')
+def _wire(rows: Sequence[Mapping[str, Any]]) -> report.Table:
+  cells = []
   for row in rows:
     seconds = row.get('seconds')
-    table.add_row(
-      _kind(row),
-      row['dtype'],
-      '+'.join(row['axes']),
-      f'{row["calls"]:,}',
-      f'{row["sent_bytes"] / 1e9:.3f}',
-      '' if seconds is None else f'{seconds:.4f}',
+    cells.append(
+      (
+        _kind(row),
+        row['dtype'],
+        '+'.join(row['axes']),
+        f'{row["calls"]:,}',
+        f'{row["sent_bytes"] / 1e9:.3f}',
+        '' if seconds is None else f'{seconds:.4f}',
+      )
     )
-  return table
-
-
-def _small(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-  table = describe.empty_table(
-    'Small ones (results below 1 MiB): scales, norms, the loss'
+  return report.Table(
+    cells,
+    ('collective', 'dtype', 'axis', 'calls', 'GB', 'seconds'),
+    'On the wire: what one device sends per step',
+    left=3,
+    look='light',
   )
-  for name in ('collective', 'dtype', 'axis', 'largest'):
-    table.add_column(name)
-  for name in ('calls', 'MB'):
-    table.add_column(name, justify='right')
-  for row in sorted(rows, key=lambda row: -row['sent_bytes']):
-    table.add_row(
+
+
+def _small(rows: Sequence[Mapping[str, Any]]) -> report.Table:
+  cells = [
+    (
       _kind(row),
       row['dtype'],
       '+'.join(row['axes']),
@@ -187,27 +183,29 @@ def _small(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
       f'{row["calls"]:,}',
       f'{row["sent_bytes"] / 1e6:.3f}',
     )
-  return table
+    for row in sorted(rows, key=lambda row: -row['sent_bytes'])
+  ]
+  return report.Table(
+    cells,
+    ('collective', 'dtype', 'axis', 'largest', 'calls', 'MB'),
+    'Small ones (results below 1 MiB): scales, norms, the loss',
+    left=4,
+    look='light',
+  )
 
 
 def _kind(row: Mapping[str, Any]) -> str:
   return f'{row["kind"]}, in some steps' if row['rare'] else row['kind']
 
 
-def _matmuls(figures, chip) -> rich.table.Table:
-  table = describe.empty_table('Matmuls, one device')
-  table.add_column('dtypes')
-  table.add_column('10¹² operations', justify='right')
-  table.add_column('seconds', justify='right')
+def _matmuls(figures, chip) -> report.Table:
+  rows = []
   for dtypes, operations in figures['matmuls'].items():
     reach = chip.matmul_int8 if dtypes.startswith('s8×s8') else chip.matmul_bf16
     if dtypes.startswith('f32'):
       reach = 0
-    table.add_row(
-      dtypes,
-      f'{operations / 1e12:.3f}',
-      f'{operations / reach:.4f}' if reach else '',
-    )
+    seconds = f'{operations / reach:.4f}' if reach else ''
+    rows.append((dtypes, f'{operations / 1e12:.3f}', seconds))
   notes = []
   if figures['unread_loops']:
     notes.append(
@@ -220,8 +218,11 @@ def _matmuls(figures, chip) -> rich.table.Table:
     if widened
     else 'Every matmul of codes is int8.'
   )
-  table.caption = ' '.join(notes)
-  return table
+  columns = 'dtypes', '10¹² operations', 'seconds'
+  caption = ' '.join(notes)
+  return report.Table(
+    rows, columns, 'Matmuls, one device', caption, look='light'
+  )
 
 
 def _faster(base: float, seconds: float) -> str:

@@ -128,7 +128,7 @@ def describe(state: Mapping[str, Any]) -> list[Any]:
   ]
   if rows:
     head = ['replica', 'build', 'state', 'share', 'load', 'running']
-    lines.append(report.table(head, rows))
+    lines.append(report.Table(rows, head))
   for one in state['rollouts']:
     why = f': {one["reason"]}' if one['reason'] else ''
     lines.append(

@@ -22,8 +22,6 @@ from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import thresholds
 
-REPORT = 'report.md'
-
 
 class Scored(NamedTuple):
   """Labelled texts and a classifier's scores of them.

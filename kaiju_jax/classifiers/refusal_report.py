@@ -79,7 +79,7 @@ def _lines(title, found: Findings, decision) -> Iterator[str]:
   rows = [
     (tier, *_counts(found.stage.for_tier(tier))) for tier in thresholds.TIERS
   ]
-  yield from report.markdown(('tier', *_COLUMNS), rows)
+  yield report.Table(rows, ('tier', *_COLUMNS)).markdown()
   yield ''
   yield from _sizes(found.confidence)
   if any(one.category for one in found.slices):
@@ -153,7 +153,7 @@ def _slices(found: Findings) -> Iterator[str]:
   columns = ('tier', 'category', *_COLUMNS, 'pairs told apart')
   yield 'By category (nothing is decided on these; each bound stands alone):'
   yield ''
-  yield from report.markdown(columns, rows)
+  yield report.Table(rows, columns).markdown()
 
 
 def _side(counts, bound, level) -> Iterator[str]:
@@ -178,20 +178,20 @@ def _raised(raised: Iterable[refusal.Raised]) -> Iterator[str]:
       for name, value in limits.items()
     )
     rows.append((one.tier, f'{one.by:.2f}', high, *_counts(one.counts)))
-  yield from report.markdown(
-    ('tier', 'raised by, logits', 'thresholds', *_COLUMNS), rows
-  )
+  yield report.Table(
+    rows, ('tier', 'raised by, logits', 'thresholds', *_COLUMNS)
+  ).markdown()
 
 
 def _changes(changes: Iterable[refusal.Change]) -> Iterator[str]:
   yield 'Against the older version, with the thresholds that each serves:'
   yield ''
-  yield from report.markdown(
-    ('tier', 'set', 'texts', 'newly refused', 'no longer refused', 'p'),
+  yield report.Table(
     [
       (x.tier, x.kind, x.texts, x.gained, x.lost, f'{x.p:.2g}') for x in changes
     ],
-  )
+    ('tier', 'set', 'texts', 'newly refused', 'no longer refused', 'p'),
+  ).markdown()
 
 
 def _replay(found: blocked.Replay) -> str:

@@ -1,32 +1,21 @@
 """Makes the Markdown report of a gate's or a token-level head's training."""
 
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.classifiers import train_head
+from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import thresholds
 
 
-def report_gate(result: train_gate.Result) -> str:
+def report_gate(result: train_gate.Result) -> report.Report:
   """Returns the report on a gate."""
-  return '\n'.join(_of_gate(result)) + '\n'
-
-
-def report_head(result: train_head.Result) -> str:
-  """Returns the report on a token-level head."""
-  return '\n'.join(_of_head(result)) + '\n'
-
-
-def _of_gate(result: train_gate.Result) -> Iterator[str]:
   gate, trained = result.gate, result.gate.trained
-  yield f'# Gate {gate.version[:12]}'
-  yield ''
-  yield _verdict(result.outcome)
-  yield ''
+  page = report.Report(f'Gate {gate.version[:12]}')
+  page.say(_verdict(result.outcome))
   each = _each(gate.names, trained.violations)
-  yield (
+  page.say(
     f'Trained on {trained.rows:,} texts ({each}) by {trained.library},'
     f' {trained.date}; thresholds chosen on {result.sizes["choose"]:,} and'
     f' counted on {result.sizes["certify"]:,} others. A window of'
@@ -34,23 +23,30 @@ def _of_gate(result: train_gate.Result) -> Iterator[str]:
     f' {result.milliseconds[0]:.2f} ms (median) and'
     f' {result.milliseconds[1]:.2f} ms (99 %) here.'
   )
-  yield ''
-  yield from _counts(result.stage)
-  yield ''
-  yield from _disguises(result)
+  _add_counts(page, result.stage)
+  page.say(
+    "The texts that were counted, in disguise, at the minor's thresholds"
+    ' (nothing is claimed of these):'
+  )
+  return page.table(
+    [
+      (one.disguise, f'{one.blocked:.2%}', f'{one.refused:.2%}')
+      for one in result.passed
+    ],
+    ('disguise', 'violating, blocked', 'benign, refused'),
+  )
 
 
-def _of_head(result: train_head.Result) -> Iterator[str]:
-  yield f'# Token head {result.version[:12]}'
-  yield ''
-  yield _verdict(result.outcome)
-  yield ''
+def report_head(result: train_head.Result) -> report.Report:
+  """Returns the report on a token-level head."""
+  page = report.Report(f'Token head {result.version[:12]}')
+  page.say(_verdict(result.outcome))
   made = 'Not trained here'
   if result.library:
     rows = result.trained_on
     each = _each(rows.names, rows.label_NC.sum(axis=0))
     made = f'Trained on {len(rows.rows):,} texts ({each}) by {result.library}'
-  yield (
+  page.say(
     f'{made}, {result.stage.date}; it reads the hidden states of'
     f' {result.origin}. Thresholds chosen on {result.sizes["choose"]:,} and'
     f' counted on {result.sizes["certify"]:,} other texts, each alone or behind'
@@ -59,13 +55,11 @@ def _of_head(result: train_head.Result) -> Iterator[str]:
     ' in either. Nothing is claimed of long conversations, nor of other'
     ' characters.'
   )
-  yield ''
-  yield from _counts(result.stage)
-  yield ''
+  _add_counts(page, result.stage)
   low = ', '.join(
     f'{limit.name} {limit.low:.3g}' for limit in result.stage.minor.limits
   )
-  yield (
+  return page.say(
     "Of the replies that were counted, at the minor's thresholds (nothing is"
     f' claimed of these): {result.at_once:.1%} of the benign tokens are below'
     f' low ({low}) and released at once; {result.shown:.1%} of the violating'
@@ -84,42 +78,30 @@ def _verdict(outcome: certified.Outcome) -> str:
   return 'Certified: the counts support every claim in thresholds.json.'
 
 
-def _counts(stage: thresholds.Stage) -> Iterator[str]:
-  yield (
-    '| tier | dimension | threshold | violating | blocked | at least | benign |'
-    ' refused | at most | precision | recall |'
-  )
-  yield '|---|---|---|---|---|---|---|---|---|---|---|'
+def _add_counts(page: report.Report, stage: thresholds.Stage) -> None:
+  rows = []
   for name in thresholds.TIERS:
     tier = stage.for_tier(name)
     for limit in tier.limits:
       blocked, refused = limit.blocked, limit.refused
       precision = blocked.hits / max(1, blocked.hits + refused.hits)
-      yield (
-        f'| {name} | {limit.name} | {limit.high:.3g} | {blocked.rows} |'
-        f' {blocked.hits} | {blocked.bound:.2%} | {refused.rows} |'
-        f' {refused.hits} | {refused.bound:.2%} | {precision:.3f} |'
-        f' {blocked.hits / blocked.rows:.3f} |'
+      rows.append(
+        (
+          *(name, limit.name, f'{limit.high:.3g}'),
+          *(blocked.rows, blocked.hits, f'{blocked.bound:.2%}'),
+          *(refused.rows, refused.hits, f'{refused.bound:.2%}'),
+          *(f'{precision:.3f}', f'{blocked.hits / blocked.rows:.3f}'),
+        )
       )
-    yield (
-      f'| {name} | any | | | | | {tier.refused.rows} | {tier.refused.hits} |'
-      f' {tier.refused.bound:.2%} | | |'
-    )
-  yield ''
-  yield (
+    refused = tier.refused
+    counts = refused.rows, refused.hits, f'{refused.bound:.2%}'
+    rows.append((name, 'any', '', '', '', '', *counts, '', ''))
+  columns = (
+    *('tier', 'dimension', 'threshold', 'violating', 'blocked', 'at least'),
+    *('benign', 'refused', 'at most', 'precision', 'recall'),
+  )
+  page.table(rows, columns).say(
     'Bounds are exact (Clopper–Pearson), one-sided, of each tier and dimension'
     ' by itself. Precision depends on how many of the texts violate; here it is'
     ' of violating and benign ones together.'
   )
-
-
-def _disguises(result: train_gate.Result) -> Iterator[str]:
-  yield (
-    "The texts that were counted, in disguise, at the minor's thresholds"
-    ' (nothing is claimed of these):'
-  )
-  yield ''
-  yield '| disguise | violating, blocked | benign, refused |'
-  yield '|---|---|---|'
-  for one in result.passed:
-    yield f'| {one.disguise} | {one.blocked:.2%} | {one.refused:.2%} |'

@@ -155,14 +155,14 @@ def report(measured: dict) -> Iterator[str]:
   ]
   yield '# Token head on held-out texts'
   yield ''
-  yield from report_lib.markdown(
+  yield report_lib.Table(
+    rows,
     [
       *('dimension', 'spans', 'tokens', 'AUROC', 'recognized'),
       *(f'within {DELAY} tokens', 'longest delay', 'calibration error'),
       *(f'false alarms at {token_labels.RECALL:.0%} recall', 'at most'),
     ],
-    rows,
-  )
+  ).markdown()
   yield ''
   yield (
     'AUROC ranks all tokens. A span is recognized where a score behind its'

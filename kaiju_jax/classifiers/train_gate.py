@@ -24,6 +24,7 @@ from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.reporting import decision
+from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
 from kaiju_jax.serving.safety import moderation
@@ -131,7 +132,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
   )
 
 
-def write(result: Result, path: str | os.PathLike, report: str) -> None:
+def write(result: Result, path: str | os.PathLike, page: report.Report) -> None:
   """Writes the gate's folder; it is whole or absent. See the module.
 
   Raises:
@@ -142,7 +143,7 @@ def write(result: Result, path: str | os.PathLike, report: str) -> None:
     if policy := result.outcome.policy:
       thresholds.write(folder / moderation.THRESHOLDS, policy)
     decision.write(folder / decision.FILE, result.outcome.decision)
-    (folder / certified.REPORT).write_text(report, encoding='utf-8')
+    page.save(folder)
 
 
 def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:

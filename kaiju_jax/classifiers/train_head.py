@@ -43,6 +43,7 @@ from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.model import token_head
 from kaiju_jax.reporting import decision
+from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
@@ -199,7 +200,7 @@ def write(
   result: Result,
   gate: str | os.PathLike,
   path: str | os.PathLike,
-  report: str,
+  page: report.Report,
   models: Sequence[str] = (),
 ) -> None:
   """Writes the head's folder; it is whole or absent. See the module.
@@ -208,7 +209,7 @@ def write(
     result: the head.
     gate: the gate's folder.
     path: the new folder.
-    report: the report on the head.
+    page: the report on the head.
     models: as in `token_head.save`.
 
   Raises:
@@ -221,11 +222,11 @@ def write(
     token_head.save(folder / moderation.HEAD, *result.head, models)
     if policy := result.outcome.policy:
       thresholds.write(folder / moderation.THRESHOLDS, policy)
-    before = gate / certified.REPORT
+    whole, before = report.Report(), gate / report.FILE
     if before.is_file():
-      report = f'{before.read_text(encoding="utf-8")}\n{report}'
+      whole.say(before.read_text(encoding='utf-8').rstrip('\n'))
+    whole.add(*page.parts).save(folder)
     decision.write(folder / decision.FILE, result.outcome.decision)
-    (folder / certified.REPORT).write_text(report, encoding='utf-8')
 
 
 def read(

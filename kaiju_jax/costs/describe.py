@@ -8,16 +8,12 @@ ordinary models, and an estimate of the training memory. `footprint.py` and
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-import rich.box
-import rich.console
-import rich.table
-import rich.text
-
 from kaiju_jax.costs import footprint
 from kaiju_jax.costs import training_memory
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import paging
+from kaiju_jax.reporting import report
 
 _COLOURS = {'local': 'cyan', 'global': 'magenta'}
 LENGTHS = (1024, 8192, 32_768, 131_072)
@@ -25,7 +21,6 @@ LENGTHS = (1024, 8192, 32_768, 131_072)
 
 def describe(
   config: model_config.ModelConfig,
-  console: rich.console.Console,
   *,
   name: str = 'model',
   batch: int = 1,
@@ -33,12 +28,11 @@ def describe(
   fsdp: int = 1,
   tensor: int = 1,
   lengths: Sequence[int] = LENGTHS,
-) -> None:
-  """Prints the diagram and the tables of parameters, caches and memory.
+) -> report.Report:
+  """Returns the diagram and the tables of parameters, caches and memory.
 
   Args:
     config: the model.
-    console: where to print.
     name: the model's name in the heading.
     batch: rows per microbatch, for the training memory.
     length: tokens per row, for the training memory.
@@ -52,7 +46,8 @@ def describe(
   model_config.check(config)
   memory = memory_table(config, batch, length, fsdp, tensor)
   total = footprint.count(footprint.parameters(config))
-  console.rule(f'[bold]{name}[/bold]: {_magnitude(total)} parameters')
+  page = report.Report()
+  page.say(f'[bold]{name}[/bold]: {_magnitude(total)} parameters')
   for part in (
     diagram(config.layers()),
     mathematics(config),
@@ -61,31 +56,34 @@ def describe(
     published_table(config, lengths),
     memory,
   ):
-    console.print()
-    console.print(part)
+    page.add('', part)
+  return page
 
 
-def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
+def diagram(layers: Sequence[layers_lib.Layer]) -> report.Table:
   """Returns the repeating block, with rails from KV owners to their readers."""
   block = layers_lib.repeating_block(layers)
   repeats = len(layers) // len(block)
   title = f'{len(layers)} layers'
   if repeats > 1:
     title += f' = {repeats} × this block of {len(block)}'
-  table = empty_table(title)
-  for header in ('layer', 'kind', 'sees', 'keys and values'):
-    table.add_column(header, justify='right' if header == 'layer' else 'left')
-  for index, (layer, rails) in enumerate(zip(block, _rails(block))):
-    colour = _COLOURS[layer.kind]
-    window = layer.window
-    table.add_row(
-      str(index),
-      f'[{colour}]{layer.kind}[/{colour}]'
+  rows = [
+    (
+      f'{index:5}',
+      _colour(layer.kind, layer.kind)
       + ('' if layer.turned else ', not rotated'),
-      'all' if window is None else f'last {window:,}',
+      'all' if layer.window is None else f'last {layer.window:,}',
       rails,
     )
-  return table
+    for index, (layer, rails) in enumerate(zip(block, _rails(block)))
+  ]
+  columns = 'layer', 'kind', 'sees', 'keys and values'
+  return report.Table(rows, columns, title, left=len(columns), look='light')
+
+
+def _colour(text: str, kind: str) -> str:
+  """Returns text that a terminal shows in the colour of a kind of layer."""
+  return f'[{_COLOURS[kind]}]{text}[/]'
 
 
 def mathematics(config: model_config.ModelConfig) -> str:
@@ -126,7 +124,7 @@ def rotary_scaling(config: model_config.ModelConfig, kind: str) -> str:
   return f', {scaling.kind} × {scaling.factor:g}'
 
 
-def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[rich.text.Text]:
+def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[str]:
   """Yields each layer's line of rails.
 
   ● is a layer that makes keys and values; ├ and ╰ are layers that read them. An
@@ -149,22 +147,21 @@ def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[rich.text.Text]:
         )
   width = max(place.values()) + 1
   for index, layer in enumerate(block):
-    line = rich.text.Text()
+    line = ''
     for rail in range(width):
       on_rail = [
         owner
         for owner, r in place.items()
         if r == rail and owner <= index <= last[owner]
       ]
-      mark, colour = ' ', ''
       if on_rail:
         owner = on_rail[-1]
-        colour = _COLOURS[block[owner].kind]
         mark = _mark(index, owner, last[owner], layer.kv_from)
-      line.append(f'{mark} ', style=colour)
+        line += _colour(mark, block[owner].kind) + ' '
+      else:
+        line += '  '
     own = layer.kv_from == index
-    line.append(' own' if own else f' of layer {layer.kv_from}')
-    yield line
+    yield line + (' own' if own else f' of layer {layer.kv_from}')
 
 
 def _mark(index: int, owner: int, last: int, kv_from: int) -> str:
@@ -175,86 +172,82 @@ def _mark(index: int, owner: int, last: int, kv_from: int) -> str:
   return '╰' if index == last else '├'
 
 
-def parameter_table(config: model_config.ModelConfig) -> rich.table.Table:
+def parameter_table(config: model_config.ModelConfig) -> report.Table:
   """Returns the parameters by family; a name's suffix gives its dimensions."""
   parameters = footprint.parameters(config)
   total = footprint.count(parameters)
-  table = empty_table('Parameters')
   heads = config.num_kv_heads
-  table.caption = (
-    f'D {config.d_model:,}   F {config.d_ff:,}   H {config.num_heads:,}'
-    + (f'   U {heads:,}' if heads > 1 else '')
-    + f'   K {config.head_dim:,}   V {config.vocab_size:,}'
-  )
-  table.add_column('family', no_wrap=True)
-  table.add_column('name × layers')
-  table.add_column('numbers', justify='right', no_wrap=True)
-  table.add_column('of all', justify='right', no_wrap=True)
+  rows = []
   for family in dict.fromkeys(p.family for p in parameters):
     members = [p for p in parameters if p.family == family]
     size = footprint.count(members)
-    table.add_row(
-      family,
-      ', '.join(f'{p.name} × {p.copies}' for p in members),
-      f'{size:,}',
-      f'{100 * size / total:.2f} %',
-    )
-  table.add_section()
-  table.add_row('total', '', f'{total:,}', '', style='bold')
-  return table
+    names = ', '.join(f'{p.name} × {p.copies}' for p in members)
+    rows.append((family, names, f'{size:,}', f'{100 * size / total:.2f} %'))
+  rows.append(('total', '', f'{total:,}', ''))
+  return report.Table(
+    rows,
+    ('family', 'name × layers', 'numbers', 'of all'),
+    'Parameters',
+    f'D {config.d_model:,}   F {config.d_ff:,}   H {config.num_heads:,}'
+    + (f'   U {heads:,}' if heads > 1 else '')
+    + f'   K {config.head_dim:,}   V {config.vocab_size:,}',
+    left=2,
+    look='light',
+    has_total=True,
+  )
 
 
 def kv_table(
   config: model_config.ModelConfig, lengths: Sequence[int]
-) -> rich.table.Table:
+) -> report.Table:
   """Returns the KV cache at each length, beside all-global models' caches."""
   kv = 'int8 and scales' if config.quantization.kv == 'int8' else config.dtype
-  table = empty_table(
-    f'KV cache of one sequence: this model ({kv}) beside all-global models'
-    ' of its depth and head size'
-  )
-  table.caption = (
-    'Third line: what decoding allocates for one row, tables included, in pages'
-    f' of {paging.PAGE} slots.'
-  )
   columns = [footprint.kv_caches(config, length) for length in lengths]
-  table.add_column('length', justify='right')
-  table.add_column('this model', justify='right')
-  for other in columns[0][1:]:
-    table.add_column(
-      f'{other.name}\n{other.per_token:,.0f} B/token', justify='right'
-    )
-  for length, (own, *others) in zip(lengths, columns):
-    table.add_row(
+  rows = [
+    (
       f'{length:,}',
-      f'{_bytes(own.bytes)}\n{own.per_token:,.0f} B/token\n'
+      f'{report.Bytes(own.bytes)}\n{own.per_token:,.0f} B/token\n'
       f'{_cache_bytes(config, length):,} B',
-      *(
-        f'{_bytes(other.bytes)}\n[bold]{other.bytes / own.bytes:,.1f}×[/bold]'
-        for other in others
-      ),
+      *(_times(other.bytes, own.bytes) for other in others),
     )
-  return table
+    for length, (own, *others) in zip(lengths, columns)
+  ]
+  return report.Table(
+    rows,
+    (
+      *('length', 'this model'),
+      *(f'{x.name}\n{x.per_token:,.0f} B/token' for x in columns[0][1:]),
+    ),
+    f'KV cache of one sequence: this model ({kv}) beside all-global models'
+    ' of its depth and head size',
+    'Third line: what decoding allocates for one row, tables included, in pages'
+    f' of {paging.PAGE} slots.',
+    left=0,
+    look='light',
+  )
 
 
 def published_table(
   config: model_config.ModelConfig, lengths: Sequence[int]
-) -> rich.table.Table:
+) -> report.Table:
   """Returns KV caches of published models, and how many times ours they are."""
-  table = empty_table('KV cache of published models, bf16')
-  table.add_column('length', justify='right')
-  for name in footprint.PUBLISHED:
-    table.add_column(name, justify='right')
+  rows = []
   for length in lengths:
     own = footprint.kv_caches(config, length)[0].bytes
-    table.add_row(
-      f'{length:,}',
-      *(
-        f'{_bytes(other.bytes)}\n[bold]{other.bytes / own:,.1f}×[/bold]'
-        for other in footprint.published_caches(length)
-      ),
-    )
-  return table
+    others = footprint.published_caches(length)
+    rows.append((f'{length:,}', *(_times(x.bytes, own) for x in others)))
+  return report.Table(
+    rows,
+    ('length', *footprint.PUBLISHED),
+    'KV cache of published models, bf16',
+    left=0,
+    look='light',
+  )
+
+
+def _times(size: float, own: float) -> str:
+  """Returns a size, and on a second line how many times ours it is."""
+  return f'{report.Bytes(size)}\n[bold]{size / own:,.1f}×[/bold]'
 
 
 def _cache_bytes(config: model_config.ModelConfig, length: int) -> int:
@@ -269,45 +262,31 @@ def memory_table(
   length: int,
   fsdp: int,
   tensor: int,
-) -> rich.table.Table:
+) -> report.Table:
   """Returns the estimated bytes of a training step, with remat and without."""
   estimates = training_memory.with_and_without_remat(
     config, batch, length, fsdp, tensor
   )
-  table = empty_table(
+  rows = [
+    (part, *(report.Bytes(one[part]) for one in estimates.values()))
+    for part in next(iter(estimates.values()))
+  ]
+  totals = (report.Bytes(sum(one.values())) for one in estimates.values())
+  rows.append(('total', *totals))
+  return report.Table(
+    rows,
+    (
+      'part',
+      *(
+        f"remat '{x}'" + (' (as configured)' if x == config.remat else '')
+        for x in estimates
+      ),
+    ),
     f'Training memory per device, estimated: fsdp {fsdp} × tensor {tensor},'
-    f' microbatch of {batch} × {length:,} tokens'
+    f' microbatch of {batch} × {length:,} tokens',
+    look='light',
+    has_total=True,
   )
-  table.add_column('part')
-  for remat in estimates:
-    here = ' (as configured)' if remat == config.remat else ''
-    table.add_column(f"remat '{remat}'{here}", justify='right')
-  for part in next(iter(estimates.values())):
-    table.add_row(part, *(_bytes(e[part]) for e in estimates.values()))
-  table.add_section()
-  totals = (_bytes(sum(e.values())) for e in estimates.values())
-  table.add_row('total', *totals, style='bold')
-  return table
-
-
-def empty_table(title: str) -> rich.table.Table:
-  """Returns an empty table in the common style: left-aligned, few lines."""
-  return rich.table.Table(
-    title=title,
-    title_justify='left',
-    title_style='bold',
-    caption_justify='left',
-    box=rich.box.SIMPLE_HEAD,
-    pad_edge=False,
-  )
-
-
-def _bytes(size: float) -> str:
-  for unit in ('B', 'KiB', 'MiB', 'GiB'):
-    if size < 1024:
-      return f'{size:,.0f} {unit}' if unit == 'B' else f'{size:.3g} {unit}'
-    size /= 1024
-  return f'{size:,.3g} TiB'
 
 
 def _magnitude(count: int) -> str:

@@ -120,11 +120,11 @@ def table(runs: Sequence[Run], name: str, threshold: float) -> report.Table:
         ' '.join(_thousands(tokens) for tokens, _ in lasts),
       )
     )
-  side = 'below' if falls(name) else 'above'
   columns = (
     *('arm', 'layout', 'matmul, KV, QK', 'learnt'),
     *('tokens to it, thousands', 'last reading', 'tokens, thousands'),
   )
+  side = 'below' if falls(name) else 'above'
   title = f'{name} of {threshold:g} and {side}'
   return report.Table(rows, columns, title, left=len(columns))
 

@@ -67,8 +67,7 @@ def _compare_texts(
   said = f'{shares[0]:.1%} → {shares[1]:.1%} of the replies are a character’s'
   fell = shares[0] - shares[1] > calibration_texts.FALL
   said += ': roleplay has become rarer.' if fell else '.'
-  table = report.markdown(
-    ('words', 'before', 'after', 'KL(after ‖ before), nats'),
+  table = report.Table(
     [
       (
         name,
@@ -78,9 +77,10 @@ def _compare_texts(
       )
       for name, one in found.items()
     ],
-  )
+    ('words', 'before', 'after', 'KL(after ‖ before), nats'),
+  ).markdown()
   figures = {'roleplay': shares, 'classes': found}
-  return Diff(report.plain(figures), [title, '', said, '', *table])
+  return Diff(report.plain(figures), [title, '', said, '', table])
 
 
 def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
@@ -95,8 +95,7 @@ def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
   if not beyond:
     return
   yield ''
-  yield from report.markdown(
-    ('layer', 'tensor', 'median factor', 'largest factor', 'outlier channels'),
+  yield report.Table(
     [
       (
         'tables' if one.layer < 0 else one.layer,
@@ -107,4 +106,5 @@ def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
       )
       for one in beyond
     ],
-  )
+    ('layer', 'tensor', 'median factor', 'largest factor', 'outlier channels'),
+  ).markdown()

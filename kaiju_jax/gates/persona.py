@@ -207,35 +207,36 @@ def tables(title: str, found: Mapping[str, Any]) -> Iterator[str]:
   """
   yield f'# {title}'
   yield ''
-  yield from report.markdown(
-    ('tier', 'conversations', 'mean', 'median', *golden.PROPERTIES),
+  yield report.Table(
     [
       (
         tier,
         one['mean']['count'],
-        report.interval(one['mean']),
+        statistics_lib.Estimate.read(one['mean']),
         f'{one["median"]:.2f}',
         *(
-          report.interval(one['properties'][name]) for name in golden.PROPERTIES
+          statistics_lib.Estimate.read(one['properties'][name])
+          for name in golden.PROPERTIES
         ),
       )
       for tier, one in found['tiers'].items()
     ],
-  )
+    ('tier', 'conversations', 'mean', 'median', *golden.PROPERTIES),
+  ).markdown()
   yield ''
   yield 'Scores from 1 to 5, with 95 % intervals over conversations (BCa).'
   if found.get('rectified'):
     yield (
       'The mean that people would give, from their labels:'
-      f' {report.interval(found["rectified"])}.'
+      f' {statistics_lib.Estimate.read(found["rectified"])}.'
     )
   yield ''
-  yield from report.markdown(
-    ('turn', *found['by_turn_rules']),
+  yield report.Table(
     [
       (
         'score by rules',
         *(f'{one["value"]:.2f}' for one in found['by_turn_rules'].values()),
       )
     ],
-  )
+    ('turn', *found['by_turn_rules']),
+  ).markdown()

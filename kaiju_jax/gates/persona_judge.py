@@ -335,19 +335,19 @@ def table(found: decision_lib.Decision) -> Iterator[str]:
   figures = found.figures
   yield f'# {found.inputs["judge"]} against {figures["labels"]} labels'
   yield ''
-  yield from report.markdown(
-    ('property', 'κ', 'within 1', 'judge − human', 'per doubled words'),
+  yield report.Table(
     [
       (
         name,
-        report.interval(one['kappa']),
+        statistics_lib.Estimate.read(one['kappa']),
         f'{one["within_one"]:.0%}',
-        report.interval(one['bias']),
-        report.interval(one['slope']),
+        statistics_lib.Estimate.read(one['bias']),
+        statistics_lib.Estimate.read(one['slope']),
       )
       for name, one in figures['agreement'].items()
     ],
-  )
+    ('property', 'κ', 'within 1', 'judge − human', 'per doubled words'),
+  ).markdown()
   yield ''
   yield (
     '95 % intervals over conversations. Preferences that change with the order:'

@@ -173,15 +173,15 @@ def tables(decision: decision_lib.Decision) -> list[str]:
     '',
     f'{decision.figures["date"]}: {decision.status}.',
     '',
-    *report.markdown(
-      ('gate', 'decision', 'command'),
+    report.Table(
       (
         (name, one['status'], f'`{" ".join(one["command"])}`')
         for name, one in gates.items()
       ),
-    ),
+      ('gate', 'decision', 'command'),
+    ).markdown(),
     '',
-    *report.markdown(('input', 'hash'), sorted(decision.inputs.items())),
+    report.Table(sorted(decision.inputs.items()), ('input', 'hash')).markdown(),
   ]
 
 

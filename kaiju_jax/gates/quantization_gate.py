@@ -343,8 +343,7 @@ def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
     found: see `figures`.
     judge: the judge's identity.
   """
-  yield from report.markdown(
-    ('tokens', 'count', 'KL', 'KL p99', 'same likeliest', 'largest margin'),
+  yield report.Table(
     [
       (
         ' '.join(x for x in name.split() if x != divergence.ALL),
@@ -356,7 +355,8 @@ def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
       )
       for name, one in found['tokens'].items()
     ],
-  )
+    ('tokens', 'count', 'KL', 'KL p99', 'same likeliest', 'largest margin'),
+  ).markdown()
   yield ''
   bits = found['bits_per_byte']
   yield (
@@ -364,8 +364,7 @@ def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
     f' ({bits["rise"]:+.2%}). KL and margins in nats.'
   )
   yield ''
-  yield from report.markdown(
-    ('keys and values', 'at the rail', 'outlier channels', 'largest / median'),
+  yield report.Table(
     [
       (
         f'{who}, {name}',
@@ -376,7 +375,8 @@ def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
       for who, layers in found['channels'].items()
       for name, one in layers.items()
     ],
-  )
+    ('keys and values', 'at the rail', 'outlier channels', 'largest / median'),
+  ).markdown()
   for who, one in found['personas'].items():
     yield ''
     yield from persona.tables(f'Persona by {judge}: {who}', one)

@@ -84,13 +84,13 @@ def change_table(name: str, found: changes.Found):
   rows = [('before', found.before)]
   rows += [(f'{100 * one.share:g} %', one) for one in found.steps]
   rows += [('after', found.after)]
-  return report.table(
-    _COLUMNS,
+  return report.Table(
     [
       (label, one.requests, one.changed, _percent(one.rate), _percent(own))
       for label, one in rows
       for own in [one.own_rate]
     ],
+    _COLUMNS,
     f'{name}: {found.warmed:,} tokens of prefixes warmed before',
   )
 

@@ -21,7 +21,6 @@ import sys
 from typing import Any
 
 from kaiju_jax.storage import files
-from kaiju_jax.storage import folders
 
 FORMAT = 'kaiju_jax decision 1'
 FILE = 'decision.json'
@@ -110,27 +109,6 @@ def finish(decision: Decision) -> None:
   if decision.exit_status:
     print(decision, file=sys.stderr)
     raise SystemExit(decision.exit_status)
-
-
-def conclude(decision: Decision, report: str, out: str | None) -> None:
-  """Ends a command: prints its report, and writes it beside the decision.
-
-  Args:
-    decision: the decision.
-    report: the figures, in Markdown.
-    out: a new folder for `report.md` and `decision.json`; None for none.
-
-  Raises:
-    SystemExit: see `finish`.
-    OSError: the folder cannot be written; nothing of it is left.
-  """
-  print(report)
-  if out:
-    with folders.write_whole(out) as folder:
-      write(folder / FILE, decision)
-      text = f'{report}\n\n{decision}\n'
-      (folder / 'report.md').write_text(text, encoding='utf-8')
-  finish(decision)
 
 
 def write(path: pathlib.Path, decision: Decision) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import os
 from typing import Any
 
+import numpy as np
+
 # Readers who cannot tell red from green can tell the first ones apart.
 PALETTE = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
 INK, FAINT, GREY = '#222222', '#767676', '#c4c4c4'
@@ -72,3 +74,56 @@ def label_ticks(axis: Any, places: Sequence[float], labels: Iterable) -> None:
 
   axis.set_ticks(places, [str(label) for label in labels])
   axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def draw_cells(
+  axes: Any, percent: np.ndarray, columns: Sequence, rows: Sequence
+) -> None:
+  """Draws a heatmap of percentages, each written into its cell.
+
+  Args:
+    axes: matplotlib's.
+    percent: [rows, columns], 0…100; NaN leaves a cell empty.
+    columns, rows: their labels.
+  """
+  axes.imshow(percent, cmap=_percent_colours(), vmin=0, vmax=100, aspect='auto')
+  for (row, column), value in np.ndenumerate(percent):
+    if np.isfinite(value):
+      axes.text(
+        column,
+        row,
+        f'{value:.0f}',
+        ha='center',
+        va='center',
+        fontsize=7.5,
+        color='white' if value > 85 or value < 18 else INK,
+      )
+  axes.set_xticks(range(len(columns)), columns)
+  axes.set_yticks(range(len(rows)), rows)
+  axes.tick_params(length=0, colors=INK)
+  axes.spines[:].set_visible(False)
+  axes.set_facecolor('#eeeeee')
+
+
+def draw_colour_bar(page: Any, heatmaps: Any) -> None:
+  """Draws the scale of `draw_cells` beside a figure's heatmaps."""
+  from matplotlib import cm
+  from matplotlib import colors
+
+  bar = page.colorbar(
+    cm.ScalarMappable(colors.Normalize(0, 100), _percent_colours()),
+    ax=heatmaps,
+    fraction=0.02,
+    aspect=45,
+    pad=0.01,
+  )
+  bar.set_label('accuracy (%)')
+  bar.outline.set_visible(False)
+
+
+def _percent_colours() -> Any:
+  from matplotlib import colors
+
+  return colors.LinearSegmentedColormap.from_list(
+    'needle', ['#a63603', '#f1a340', '#f7f3ea', '#92c5de', '#2166ac']
+  )

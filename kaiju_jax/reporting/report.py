@@ -20,7 +20,6 @@ the only one that writes tables in Markdown.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -28,6 +27,7 @@ import os
 import pathlib
 from typing import Any
 from typing import NamedTuple
+from typing import Self
 
 import rich.box
 import rich.console
@@ -41,11 +41,11 @@ from kaiju_jax.storage import folders
 FILE = 'report.md'
 
 
-class Bytes(int):
+class Bytes(float):
   """A number of bytes; prints itself in binary units."""
 
   def __str__(self) -> str:
-    size = float(self)
+    size = self
     for unit in ('B', 'KiB', 'MiB', 'GiB'):
       if size < 1024:
         return f'{size:,.0f} B' if unit == 'B' else f'{size:.3g} {unit}'
@@ -66,13 +66,16 @@ class Table:
     has_total: whether the last row is a total.
   """
 
-  rows: Sequence[Any]
+  rows: Iterable[Any]
   columns: Sequence[str] = ()
   title: str = ''
   caption: str = ''
   left: int = 1
   look: str = 'boxed'
   has_total: bool = False
+
+  def __post_init__(self):
+    object.__setattr__(self, 'rows', list(self.rows))
 
   def head(self) -> list[str]:
     """Returns the names of the columns."""
@@ -86,6 +89,15 @@ class Table:
       if dataclasses.is_dataclass(row):
         row = [getattr(row, name) for name in _fields(row)]
       yield ['–' if cell is None else str(cell) for cell in row]
+
+  def markdown(self) -> str:
+    """Returns the table in Markdown."""
+    head = self.head()
+    rows = ([cell.replace('|', r'\|') for cell in row] for row in self.cells())
+    lines = [_line(head), '|' + '---|' * len(head), *map(_line, rows)]
+    title = [f'**{self.title}**', ''] if self.title else []
+    caption = ['', self.caption] if self.caption else []
+    return '\n'.join((*title, *lines, *caption))
 
 
 class _Figure(NamedTuple):
@@ -103,25 +115,31 @@ class Report:
     title: the page's heading; '' for none.
 
   Attributes:
+    parts: paragraphs, tables and figures.
     decision: the decision that the page ends in; None for none.
   """
 
   def __init__(self, title: str = ''):
     self.decision: decision_lib.Decision | None = None
-    self._parts: list[Any] = [f'# {title}'] if title else []
+    self.parts: list[Any] = [f'# {title}'] if title else []
 
-  def say(self, *lines: str) -> None:
+  def say(self, *lines: str) -> Self:
     """Adds a paragraph, or a heading in Markdown."""
     if lines:
-      self._parts.append('\n'.join(lines))
+      self.parts.append('\n'.join(lines))
+    return self
 
-  def table(self, rows: Iterable[Any], columns: Sequence[str] = (), **options):
-    """Adds a table; see `Table`. Without rows and columns it adds nothing."""
-    rows = list(rows)
-    if rows or columns:
-      self._parts.append(Table(rows, columns, **options))
+  def table(
+    self,
+    rows: Iterable[Any],
+    columns: Sequence[str] = (),
+    title: str = '',
+    **options: Any,
+  ) -> Self:
+    """Adds a table; see `Table`."""
+    return self.add(Table(rows, columns, title, **options))
 
-  def figure(self, name: str, drawn: Any, text: str) -> None:
+  def figure(self, name: str, drawn: Any, text: str) -> Self:
     """Adds a figure.
 
     Args:
@@ -129,29 +147,40 @@ class Report:
       drawn: see `figures.figure`.
       text: describes it to whoever cannot see it.
     """
-    self._parts.append(_Figure(name, drawn, text))
+    self.parts.append(_Figure(name, drawn, text))
+    return self
 
-  def add(self, *parts: Table | str) -> None:
+  def add(self, *parts: Table | str) -> Self:
     """Adds tables and paragraphs."""
-    self._parts += parts
+    self.parts += parts
+    return self
 
-  def decide(self, decision: decision_lib.Decision) -> None:
+  def decide(self, decision: decision_lib.Decision) -> Self:
     """Ends the page in a decision."""
     self.decision = decision
+    return self
 
   def markdown(self) -> str:
     """Returns the page in Markdown, without its decision."""
-    return '\n\n'.join(map(_markdown, self._parts))
+    return '\n\n'.join(map(_markdown, self.parts))
 
-  def show(self, written: Sequence[Any] = (), width: int | None = None) -> None:
+  def show(
+    self,
+    written: Sequence[Any] = (),
+    width: int | None = None,
+    as_markdown: bool = False,
+  ) -> None:
     """Prints the page with tables for a terminal.
 
     Args:
       written: paths of files that hold it, named at the end.
       width: columns of the terminal; by default as many as it has.
+      as_markdown: prints Markdown instead.
     """
     console = rich.console.Console(width=width)
-    for part in self._parts:
+    if as_markdown:
+      print(f'{self.markdown()}\n', flush=True)
+    for part in () if as_markdown else self.parts:
       if isinstance(part, Table):
         console.print(_rich(part), highlight=False)
       elif isinstance(part, str):
@@ -179,7 +208,7 @@ class Report:
       OSError: a file cannot be written.
     """
     text = self.markdown()
-    for part in self._parts:
+    for part in self.parts:
       if isinstance(part, _Figure):
         with files.replacing(folder / part.name) as path:
           figures.save(part.drawn, path)
@@ -217,12 +246,7 @@ def _markdown(part: Table | _Figure | str) -> str:
     return part
   if isinstance(part, _Figure):
     return f'![{part.text}]({part.name})'
-  head = part.head()
-  rows = ([cell.replace('|', r'\|') for cell in row] for row in part.cells())
-  lines = [_line(head), '|' + '---|' * len(head), *map(_line, rows)]
-  title = [f'**{part.title}**', ''] if part.title else []
-  caption = ['', part.caption] if part.caption else []
-  return '\n'.join((*title, *lines, *caption))
+  return part.markdown()
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -251,67 +275,6 @@ def _rich(table: Table) -> rich.table.Table:
 def verdict(target: str, is_met: bool) -> str:
   """Returns a target in words, and whether it is met."""
   return f'target {target}, {"met" if is_met else "MISSED"}'
-
-
-def table(
-  columns: Sequence[str],
-  rows: Iterable[Sequence[object]],
-  title: str | None = None,
-) -> rich.table.Table:
-  """Returns a table for a terminal: the first column left, the others right."""
-  found = rich.table.Table(title=title)
-  for index, name in enumerate(columns):
-    found.add_column(name, justify='right' if index else 'left')
-  for row in rows:
-    found.add_row(*map(str, row))
-  return found
-
-
-def markdown(
-  columns: Sequence[str], rows: Iterable[Sequence[object]]
-) -> Iterator[str]:
-  """Yields the lines of a table in Markdown."""
-  yield f'| {" | ".join(columns)} |'
-  yield '|' + '---|' * len(columns)
-  for row in rows:
-    yield f'| {" | ".join(map(str, row))} |'
-
-
-def show(
-  parts: Iterable[Any], written: Sequence[Any] = (), width: int | None = None
-) -> None:
-  """Prints tables and sentences, and the files that hold them.
-
-  Args:
-    parts: tables, and sentences as strings.
-    written: paths.
-    width: columns of the terminal; by default as many as it has.
-  """
-  console = rich.console.Console(width=width)
-  for part in parts:
-    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-  if written:
-    names = ', '.join(map(str, written))
-    console.print(f'Written: {names}', highlight=False, soft_wrap=True)
-
-
-def share(count: int, total: int) -> str:
-  """Returns a share in percent with its 95 % interval; '—' of nothing."""
-  from kaiju_jax.reporting import statistics
-
-  if not total:
-    return '—'
-  low, high = statistics.wilson(count, total)
-  return f'{100 * count / total:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
-
-
-def interval(found: Mapping[str, Any]) -> str:
-  """Returns a `value` with its `low` and `high` ends, where it has some."""
-  if found['value'] is None:
-    return '–'
-  if found['low'] is None:
-    return f'{found["value"]:.2f}'
-  return f'{found["value"]:.2f} ({found["low"]:.2f}–{found["high"]:.2f})'
 
 
 def plain(value: Any) -> Any:

@@ -3,8 +3,10 @@
 The one progress bar of the project; training uses it, and so do all commands.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+import contextlib
 import datetime
 import time
 from typing import Any
@@ -135,6 +137,18 @@ def track(items: Iterable[Any], what: str, total: int = 0) -> Iterator[Any]:
       if progress.is_live:
         progress.update(done)
       yield item
+
+
+def stdout() -> rich.console.Console:
+  """Returns what shows a `Progress` on stdout."""
+  return rich.console.Console()
+
+
+@contextlib.contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+  """Shows on a terminal what is being done; yields what changes the text."""
+  with stdout().status(text) as shown:
+    yield shown.update
 
 
 def short(quantity: float) -> str:

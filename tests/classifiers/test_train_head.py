@@ -12,7 +12,6 @@ import pytest
 
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import heads
 from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import report
@@ -78,7 +77,7 @@ def gate(tmp_path_factory):
   policy = planted.policy(planted.stage(made.version, NAMES), None)
   made.save(folder / moderation.GATE)
   thresholds.write(folder / moderation.THRESHOLDS, policy)
-  (folder / certified.REPORT).write_text('# Gate\n')
+  (folder / 'report.md').write_text('# Gate\n')
   return folder, dataclasses.replace(policy, hold=5)
 
 
@@ -215,7 +214,7 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   assert heads.find('', str(gate[0]), D) is None
   with pytest.raises(ValueError, match=r'model\.d_model=16'):
     heads.find('', str(out), 16)
-  text = (out / certified.REPORT).read_text()
+  text = (out / 'report.md').read_text()
   assert text.startswith('# Gate\n\n# Token head ') and 'Certified' in text
   assert '| minor | mark |' in text and 'a toy' in text
   with pytest.raises(FileExistsError):
@@ -239,13 +238,14 @@ def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
   assert result.outcome.policy is None
   assert result.outcome.decision.status == decision.REFUSED
   assert 'of benign texts at most 1%' in result.outcome.decision.reasons[0]
-  text = report.report_head(result)
+  page = report.report_head(result)
+  text = page.markdown()
   assert '**Not certified**' in text and 'Not trained here' in text
-  train_head.write(result, gate[0], tmp_path / 'out', text)
+  train_head.write(result, gate[0], tmp_path / 'out', page)
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
     moderation.HEAD,
-    certified.REPORT,
+    'report.md',
     decision.FILE,
   }
 

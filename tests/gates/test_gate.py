@@ -181,16 +181,17 @@ def test_too_few_texts_certify_nothing(trained, tmp_path):
     'it takes 368 of each tier and dimension'
     in trained.outcome.decision.reasons[0]
   )
-  text = report.report_gate(trained)
+  page = report.report_gate(trained)
+  text = page.markdown()
   assert '**Not certified**' in text and '| minor | zorb |' in text
-  train_gate.write(trained, tmp_path / 'out', text)
+  train_gate.write(trained, tmp_path / 'out', page)
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
-    certified.REPORT,
+    'report.md',
     decision.FILE,
   }
   with pytest.raises(FileExistsError):
-    train_gate.write(trained, tmp_path / 'out', text)
+    train_gate.write(trained, tmp_path / 'out', page)
 
 
 def test_minors_thresholds_are_not_looser(trained):

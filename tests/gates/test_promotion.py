@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import pathlib
 
 import pytest
 
@@ -10,6 +9,7 @@ from kaiju_jax.app import serve
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.gates import promotion
 from kaiju_jax.reporting import decision
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
 
 TODAY = datetime.date(2031, 2, 28)
@@ -48,10 +48,7 @@ def gates(persona=decision.PASSED, quantization=decision.PASSED, **changes):
     reasons = () if status == decision.PASSED else ('It is so.',)
     found = decision.Decision(words[0], status, reasons, {'share': 0.5}, {})
     if changes.get('writes', True):
-      decision.conclude(
-        decision.Decision(words[0], decision.PASSED, (), {}, {}), '', folder
-      )
-      decision.write(pathlib.Path(folder) / decision.FILE, found)
+      report.Report().decide(found).write(folder)
     return changes.get('ends', found.exit_status)
 
   return call

@@ -63,12 +63,12 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
       record, {n: h for (k, n), h in held.items() if k == kernel}
     )
   ]
-  yield from report.markdown(
-    ('kernel', 'pass', 'today', 'proposals, by shapes'), list(_sums(found))
-  )
+  yield report.Table(
+    list(_sums(found)), ('kernel', 'pass', 'today', 'proposals, by shapes')
+  ).markdown()
   yield ''
   columns = 'kernel', 'pass', 'shape', 'today', 'fastest that holds', 'ratio'
-  yield from report.markdown((*columns, 'proposal'), found)
+  yield report.Table(found, (*columns, 'proposal')).markdown()
   yield ''
   yield (
     'Ratio: the default’s median over the fastest’s. "change" asks that the'

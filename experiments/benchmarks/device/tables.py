@@ -145,14 +145,14 @@ def _missing(book) -> Iterator[str]:
 def _ceilings(found, books) -> Iterator[str]:
   del books
   rates = found['rates']
-  yield from report.markdown(
-    ('', 'rate (least–most)'),
+  yield report.Table(
     [
       ('bf16 matmul, TFLOP/s', tell_times(rates['bf16_matmul'], 1e-12)),
       ('int8 matmul, TOP/s', tell_times(rates['int8_matmul'], 1e-12)),
       ('copy, GB/s', tell_times(rates['copy'], 1e-9)),
     ],
-  )
+    ('', 'rate (least–most)'),
+  ).markdown()
 
 
 def _numerics(found, books) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _numerics(found, books) -> Iterator[str]:
       )
     )
   columns = 'kernel', 'implementation', 'checks that hold', 'largest error'
-  yield from report.markdown((*columns, 'NaN or inf misplaced'), rows)
+  yield report.Table(rows, (*columns, 'NaN or inf misplaced')).markdown()
   for name, record in found.items():
     if not record['holds']:
       yield f'- **does not hold**: {name}: {record["variants"]}'
@@ -210,9 +210,9 @@ def _rows(found, books) -> Iterator[str]:
         _times(row, rows),
       )
     )
-  yield from report.markdown(
-    (*columns, 'of ceiling', 'max error', 'times as fast as'), lines
-  )
+  yield report.Table(
+    lines, (*columns, 'of ceiling', 'max error', 'times as fast as')
+  ).markdown()
   yield from _against_bf16(rows)
 
 
@@ -250,7 +250,7 @@ def _against_bf16(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
   if lines:
     columns = 'kernel', 'shape', 'implementation', 'half-int8 against bf16, ×'
     yield ''
-    yield from report.markdown(columns, lines)
+    yield report.Table(lines, columns).markdown()
 
 
 def _autotune(found, books) -> Iterator[str]:
@@ -271,7 +271,7 @@ def _autotune(found, books) -> Iterator[str]:
       )
     )
   columns = 'kernel', 'key', 'today, µs', 'best, µs', '×', 'blocks'
-  yield from report.markdown((*columns, 'refused / not tried'), rows)
+  yield report.Table(rows, (*columns, 'refused / not tried')).markdown()
 
 
 def _step(found, books) -> Iterator[str]:
@@ -304,9 +304,9 @@ def _step(found, books) -> Iterator[str]:
         )
       )
   columns = 'model', 'arm', 'tokens', 'ms (least–most)', 'tokens/s', '× bf16'
-  yield from report.markdown(
-    (*columns, 'MFU', 'planned, GiB', 'peak, GiB'), rows
-  )
+  yield report.Table(
+    rows, (*columns, 'MFU', 'planned, GiB', 'peak, GiB')
+  ).markdown()
 
 
 def _gib(count: int | None) -> str:
@@ -330,7 +330,7 @@ def _decode(found, books) -> Iterator[str]:
     for record in ordered
   ]
   columns = 'arm', 'batch', 'behind', 'prefill, s', 'step, ms', 'tokens/s'
-  yield from report.markdown((*columns, 'cache, GiB', 'peak, GiB'), rows)
+  yield report.Table(rows, (*columns, 'cache, GiB', 'peak, GiB')).markdown()
 
 
 def _needle(found, books) -> Iterator[str]:
@@ -346,7 +346,7 @@ def _needle(found, books) -> Iterator[str]:
     for record in found.values()
   ]
   columns = 'arm', 'length', 'questions', 'right', '95 % interval'
-  yield from report.markdown(columns, rows)
+  yield report.Table(rows, columns).markdown()
 
 
 def _startup(found, books) -> Iterator[str]:
@@ -357,4 +357,4 @@ def _startup(found, books) -> Iterator[str]:
     for start, spreads in record['starts'].items()
   ]
   columns = 'command', 'start', 'processor, s', 'wall, s'
-  yield from report.markdown(columns, rows)
+  yield report.Table(rows, columns).markdown()

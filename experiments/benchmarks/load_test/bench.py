@@ -14,7 +14,6 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import rich.console
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -27,6 +26,7 @@ from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import figures as figures_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.training import state
 
 _ALONE, _AHEAD = ', one at a time', ', a round ahead'
@@ -147,7 +147,7 @@ def measure_over_http(
     }
     reused = http_serving.measure_reuse(server, settings.long // 2)
   title = f'{len(at_once)} requests, {settings.rows} in flight'
-  rich.console.Console().print(serving_parts.table(title, best))
+  report.Report().add(serving_parts.table(title, best)).show()
   ratio = best['over HTTP'].tokens_per_second / best['engine'].tokens_per_second
   print(f'over HTTP: {ratio:.3f} x the engine (target 0.9)')
   own, other = (
@@ -261,7 +261,7 @@ def _throughput(
     f'{len(arrivals)} requests, {settings.rows} in flight; the best of'
     f' {settings.turns} turns'
   )
-  rich.console.Console().print(serving_parts.table(title, best))
+  report.Report().add(serving_parts.table(title, best)).show()
   theirs = [y for x, y in rates.items() if x.startswith('transformers')]
   for dtype in 'float32', 'int8':
     own = rates[f'ours, {dtype}']

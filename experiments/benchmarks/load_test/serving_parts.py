@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import rich.table
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import admission
@@ -54,10 +53,9 @@ def throughput(
   return best
 
 
-def table(title: str, best: dict[str, load.Figures]) -> rich.table.Table:
+def table(title: str, best: dict[str, load.Figures]) -> report.Table:
   """Returns the figures of each contender as a row."""
-  return report.table(
-    ('server', 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms'),
+  return report.Table(
     [
       (
         name,
@@ -68,6 +66,7 @@ def table(title: str, best: dict[str, load.Figures]) -> rich.table.Table:
       )
       for name, x in best.items()
     ],
+    ('server', 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms'),
     title,
   )
 

@@ -21,6 +21,7 @@ from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.experiments.benchmarks.parts import decode_speed
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
@@ -107,14 +108,18 @@ def measure_speed(folder: pathlib.Path, settings: Settings) -> None:
     min(x[place] for name, x in least.items() if name.startswith('transf'))
     for place in range(2)
   ]
-  print(
-    '| | prefill, tokens/s | × | decode, tokens/s | × |\n|---|---|---|---|---|'
-  )
-  for name, (prefill, step) in least.items():
-    print(
-      f'| {name} | {batch * settings.length / prefill:.0f} |'
-      f' {best[0] / prefill:.2f} | {batch / step:.1f} | {best[1] / step:.2f} |'
+  rows = [
+    (
+      name,
+      f'{batch * settings.length / prefill:.0f}',
+      f'{best[0] / prefill:.2f}',
+      f'{batch / step:.1f}',
+      f'{best[1] / step:.2f}',
     )
+    for name, (prefill, step) in least.items()
+  ]
+  columns = '', 'prefill, tokens/s', '×', 'decode, tokens/s', '×'
+  report.Report().table(rows, columns).show(as_markdown=True)
 
 
 def measure_quality(folder: pathlib.Path, settings: Settings) -> None:
@@ -139,10 +144,7 @@ def measure_quality(folder: pathlib.Path, settings: Settings) -> None:
     )
     return extend.logits(network, params, hidden_BLD), cache
 
-  print(
-    '| arm | largest difference | KL, nats | weights, MB | KV bytes/token |'
-  )
-  print('|---|---|---|---|---|')
+  rows = []
   wanted_LV = np.asarray(jax.nn.log_softmax(theirs_LV))
   for arm in settings.arms:
     decoder = ours(folder, arm, 1, settings.room)
@@ -158,7 +160,16 @@ def measure_quality(folder: pathlib.Path, settings: Settings) -> None:
     kl = (np.exp(wanted_LV) * (wanted_LV - own_LV)).sum(-1).mean()
     size = sum(x.nbytes for x in jax.tree.leaves(decoder.params))
     kv = _kv_bytes(decoder.config)
-    print(f'| {arm} | {apart:.1e} | {kl:.1e} | {size / 1e6:.0f} | {kv:,} |')
+    rows.append(
+      (arm, f'{apart:.1e}', f'{kl:.1e}', f'{size / 1e6:.0f}', f'{kv:,}')
+    )
+  report.Report().table(
+    rows,
+    (
+      *('arm', 'largest difference', 'KL, nats', 'weights, MB'),
+      'KV bytes/token',
+    ),
+  ).show(as_markdown=True)
 
 
 def _kv_bytes(config) -> int:
@@ -199,7 +210,9 @@ def measure_draw(folder: pathlib.Path, settings: Settings) -> None:
     step = run()[1]
     if turn:
       least['step'] = min(least['step'], step)
-  print('| draw | ms | of a greedy step |\n|---|---|---|')
-  for name, seconds in least.items():
-    share = seconds / least['step']
-    print(f'| {name} | {1e3 * seconds:.2f} | {share:.1%} |')
+  rows = [
+    (name, f'{1e3 * seconds:.2f}', f'{seconds / least["step"]:.1%}')
+    for name, seconds in least.items()
+  ]
+  columns = 'draw', 'ms', 'of a greedy step'
+  report.Report().table(rows, columns).show(as_markdown=True)

@@ -12,15 +12,12 @@ from typing import NamedTuple
 
 from kaiju_jax.evaluation import run_results
 from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.storage import files
 from kaiju_jax.training import metrics
-
-FILE = 'report.md'
-_CURVES = 'loss_curves.png'
-_FINAL = 'final_loss.png'
 
 
 class Outcome(NamedTuple):
@@ -87,7 +84,7 @@ def write(
   lost = collections.Counter(
     r.arm for r in runs if r.status.startswith('diverged')
   )
-  parts = [f'# {title}', f'```\n{shlex.join(command)}\n```']
+  page = report.Report(title).say('```', shlex.join(command), '```')
   # The training loss first: False sorts before True.
   for measure in sorted(
     {m for values in measured.values() for m in values},
@@ -102,28 +99,23 @@ def write(
       for arm in arms
     }
     heading = _heading(measure, span)
-    parts += [f'## {heading}', _comparison(values, baselines, lost)]
+    page.add(f'## {heading}', _comparison(values, baselines, lost))
     if measure == 'loss':
-      _draw_final(root / _FINAL, values, heading)
-      _draw_curves(
-        root / _CURVES,
+      curves = _draw_curves(
         {
           arm: [records[r.arm, r.seed] for r in finished if r.arm == arm]
           for arm in arms
         },
       )
-      parts += [
-        f'![Training loss over tokens]({_CURVES})',
-        f'![{heading}, by arm]({_FINAL})',
-      ]
-  parts += ['## Runs', _run_table(root, runs, records)]
-  parts += ['## How the figures come about', _method()]
-  commands = '\n'.join(shlex.join(run.command) for run in runs)
-  parts += ['## Commands', f'```\n{commands}\n```']
-  parts += ['## Environment', _environment(finished)]
-  path = root / FILE
-  path.write_text('\n\n'.join(parts) + '\n', encoding='utf-8')
-  return path
+      page.figure('loss_curves.png', curves, 'Training loss over tokens')
+      final = _draw_final(values, heading)
+      page.figure('final_loss.png', final, f'{heading}, by arm')
+  page.add('## Runs', _run_table(root, runs, records))
+  page.add('## How the figures come about', _method())
+  commands = (shlex.join(run.command) for run in runs)
+  page.add('## Commands').say('```', *commands, '```')
+  page.add('## Environment', _environment(finished))
+  return page.save(root)
 
 
 def _heading(measure: str, span: str) -> str:
@@ -136,7 +128,7 @@ def _comparison(
   values: Mapping[str, Mapping[int, float]],
   baselines: Mapping[str, str],
   lost: collections.Counter[str],
-) -> str:
+) -> report.Table:
   """Returns the table of one measure.
 
   Args:
@@ -168,18 +160,11 @@ def _comparison(
         else '',
       ]
     )
-  return _table(
-    [
-      'arm',
-      'seeds',
-      'mean',
-      'sd',
-      'against (paired seeds)',
-      'difference (95 % interval)',
-      'relative',
-    ],
-    rows,
+  columns = (
+    *('arm', 'seeds', 'mean', 'sd', 'against (paired seeds)'),
+    *('difference (95 % interval)', 'relative'),
   )
+  return report.Table(rows, columns)
 
 
 def _number(value: float) -> str:
@@ -205,7 +190,7 @@ def _interval(middle: float, half_width: float, show) -> str:
   )
 
 
-def _run_table(root, runs, records) -> str:
+def _run_table(root, runs, records) -> report.Table:
   rows = []
   for run in runs:
     mine = records[run.arm, run.seed]
@@ -222,17 +207,8 @@ def _run_table(root, runs, records) -> str:
         f'`{log.relative_to(root)}`' if log.exists() else '–',
       ]
     )
-  return _table(
-    ['arm', 'seed', 'status', 'last step', 'median tokens/s', 'log'], rows
-  )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  lines = [header, ['---'] * len(header), *rows]
-  return '\n'.join(
-    '| ' + ' | '.join(cell.replace('|', r'\|') for cell in line) + ' |'
-    for line in lines
-  )
+  columns = 'arm', 'seed', 'status', 'last step', 'median tokens/s', 'log'
+  return report.Table(rows, columns)
 
 
 def _method() -> str:
@@ -249,7 +225,7 @@ def _method() -> str:
   )
 
 
-def _environment(runs: Sequence[Outcome]) -> str:
+def _environment(runs: Sequence[Outcome]) -> report.Table | str:
   """Returns a table of the runs' environments; differing values side by side.
 
   Cores are those of the whole ablation, which its runs shared.
@@ -273,7 +249,7 @@ def _environment(runs: Sequence[Outcome]) -> str:
   dates = sorted(each['date'] for each in found if 'date' in each)
   if dates:
     rows.append(['dates', f'{dates[0]} … {dates[-1]}'])
-  return _table(['', ''], rows)
+  return report.Table(rows, ('', ''))
 
 
 def _format(value: Any) -> str:
@@ -285,9 +261,8 @@ def _format(value: Any) -> str:
 
 
 def _draw_curves(
-  path: pathlib.Path,
   records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
-) -> None:
+) -> Any:
   """Draws loss over tokens: a thin line per seed, a thick one for the mean."""
   import numpy as np
 
@@ -330,7 +305,7 @@ def _draw_curves(
   axes.set_title('Training loss: mean over seeds, and each seed (thin)')
   axes.grid(alpha=0.3)
   figure.legend(loc='outside right upper')
-  figures.save(figure, path)
+  return figure
 
 
 def _running_mean(values, span: int):
@@ -339,9 +314,7 @@ def _running_mean(values, span: int):
   return np.convolve(values, np.full(span, 1 / span), mode='valid')
 
 
-def _draw_final(
-  path: pathlib.Path, values: Mapping[str, Mapping[int, float]], title: str
-) -> None:
+def _draw_final(values: Mapping[str, Mapping[int, float]], title: str) -> Any:
   """Draws each arm's final loss: a dot per seed, a bar at the mean."""
   figure = figures.figure(8, 1.5 + 0.4 * len(values))
   axes = figure.add_subplot()
@@ -373,4 +346,4 @@ def _draw_final(
   axes.set_title(title)
   axes.grid(axis='x', alpha=0.3)
   figure.legend(loc='outside right upper')
-  figures.save(figure, path)
+  return figure

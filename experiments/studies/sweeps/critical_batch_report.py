@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import rich.table
 
 from kaiju_jax.experiments.studies.sweeps import critical_batch
 from kaiju_jax.reporting import figures
@@ -20,16 +19,11 @@ _DIVERGED = 'diverged'
 Arms = Mapping[str, critical_batch.Arm]
 
 
-def parts(study: critical_batch.Study) -> Iterator[rich.table.Table | str]:
+def parts(study: critical_batch.Study) -> Iterator[report.Table | str]:
   """Yields what is printed: tables, and sentences."""
   found = study.found
   first = next(iter(found.values()))
-  yield report.table(
-    (
-      'share of tokens so far',
-      *(f'{multiple} ×' for multiple in first.excess),
-      f'largest within {study.epsilon:.2%}',
-    ),
+  yield report.Table(
     [
       (
         f'{place.fraction:.3f}',
@@ -41,6 +35,11 @@ def parts(study: critical_batch.Study) -> Iterator[rich.table.Table | str]:
       )
       for place, one in found.items()
     ],
+    (
+      'share of tokens so far',
+      *(f'{multiple} ×' for multiple in first.excess),
+      f'largest within {study.epsilon:.2%}',
+    ),
     'Relative loss over the small batch',
   )
   for place, one in found.items():
@@ -53,7 +52,7 @@ def parts(study: critical_batch.Study) -> Iterator[rich.table.Table | str]:
   yield from _arms(study.arms)
 
 
-def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
+def _arms(arms: Arms) -> Iterator[report.Table | str]:
   small = arms['small']
   rows = []
   for name, arm in arms.items():
@@ -63,9 +62,9 @@ def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
     over = _percent(excess.mean, excess.half_width)
     over = '' if name == 'small' else over
     rows.append((name, f'{arm.steps:,}', shown, over))
-  yield report.table(
-    ('arm', 'steps', 'loss', 'over small'),
+  yield report.Table(
     rows,
+    ('arm', 'steps', 'loss', 'over small'),
     'From the beginning, on equal tokens',
   )
   scheduled, large = (

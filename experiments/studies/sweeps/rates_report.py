@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import numpy as np
-import rich.table
 
 from kaiju_jax.experiments.studies.sweeps import rates
 from kaiju_jax.reporting import figures
@@ -16,15 +15,15 @@ RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2
 _DIVERGED = 'diverged'
 
 
-def parts(found: rates.Rates) -> Iterator[rich.table.Table | str]:
+def parts(found: rates.Rates) -> Iterator[report.Table | str]:
   """Yields what is printed: a table, and sentences."""
-  yield report.table(
-    ('transfer', 'width', 'best rate', '95 %', 'loss', 'doubts'),
+  yield report.Table(
     [
       _row(transfer, width, one.optimum, found.width)
       for transfer in found.studies
       for width, one in found.list_found(transfer).items()
     ],
+    ('transfer', 'width', 'best rate', '95 %', 'loss', 'doubts'),
     'Best learning rate by width',
   )
   for transfer, study in found.studies.items():

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import rich.table
 
 from kaiju_jax.experiments.studies.sweeps import scaling
 from kaiju_jax.reporting import figures
@@ -13,14 +12,14 @@ from kaiju_jax.reporting import report
 TARGET = 0.02  # Relative error of the prediction.
 
 
-def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
+def parts(study: scaling.Study) -> Iterator[report.Table | str]:
   """Yields what is printed: tables, and sentences."""
-  yield report.table(
-    ('width', 'N', 'D', 'loss', 'law', 'difference'),
+  yield report.Table(
     [
       *(_row(p, _predicted(study, p)) for p in study.points),
       _row(study.largest, study.predicted),
     ],
+    ('width', 'N', 'D', 'loss', 'law', 'difference'),
     'Held-out loss: measured and fitted; the last is held out',
   )
   law = study.fit.law

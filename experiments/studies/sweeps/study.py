@@ -72,7 +72,9 @@ class Frame(NamedTuple):
     root = pathlib.Path(self.out.value or out)
     found = study.measure(subject, settings, root, self.jobs.value)
     name = study.__name__.rpartition('.')[2]
-    report.show(words.parts(found), publish(root, name, words, found))
+    report.Report().add(*words.parts(found)).show(
+      publish(root, name, words, found)
+    )
 
 
 def publish(

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 import math
 from typing import NamedTuple
 
-import rich.box
-import rich.table
-
+from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
 from kaiju_jax.tasks.needle import questions as needle
 
@@ -184,9 +182,7 @@ def _loss(grid, full) -> AccuracyLoss | None:
   return AccuracyLoss(100 * fraction, 100 * low, 100 * high, most)
 
 
-def table(
-  records: Sequence[needle.Record], setting: Setting
-) -> rich.table.Table:
+def table(records: Sequence[needle.Record], setting: Setting) -> report.Table:
   """Returns the comparison as a table for a terminal of 80 columns."""
   most, least = max(needle.DISTRACTORS), min(needle.DISTRACTORS)
   lengths = sorted({record.length for record in records})
@@ -200,33 +196,31 @@ def table(
   )
   if len({record.seed for record in records}) > 1:
     caption += ' Third lines: the worst seed.'
-  result = rich.table.Table(
-    title=f'Needle: accuracy in % by length, {most} distractors',
-    caption=f'{caption} {setting.note}',
-    box=rich.box.SIMPLE_HEAD,
-    padding=0,
-  )
-  result.add_column('arm', no_wrap=True)
-  for name in (
-    *(f'{n}*' if n == setting.length else f'{n}' for n in lengths),
-    f'{least} d.',
-    'near',
-    f'> {setting.windows_reach}',
-    'lost',
-  ):
-    result.add_column(name, justify='right', no_wrap=True)
+  rows = []
   for arm in arms(records):
     own = [record for record in records if record.arm == arm]
     found = summarize(records, arm, setting)
-    result.add_row(
-      arm.replace('_', '\n_'),
-      *(_percent(score(on_grid(own, n, most))) for n in lengths),
-      _percent(found.easy),
-      _percent(found.near),
-      _percent(found.beyond),
-      _points(found.lost),
+    rows.append(
+      (
+        arm.replace('_', '\n_'),
+        *(_percent(score(on_grid(own, n, most))) for n in lengths),
+        _percent(found.easy),
+        _percent(found.near),
+        _percent(found.beyond),
+        _points(found.lost),
+      )
     )
-  return result
+  return report.Table(
+    rows,
+    (
+      'arm',
+      *(f'{n}*' if n == setting.length else f'{n}' for n in lengths),
+      *(f'{least} d.', 'near', f'> {setting.windows_reach}', 'lost'),
+    ),
+    f'Needle: accuracy in % by length, {most} distractors',
+    f'{caption} {setting.note}',
+    look='narrow',
+  )
 
 
 def _near(setting: Setting) -> str:

@@ -1,19 +1,11 @@
 """Tables fit a terminal and say what was measured; the figure is labelled."""
 
-import io
-
 import numpy as np
-import rich.console
 
 from kaiju_jax.evaluation import codec_quality
 from kaiju_jax.experiments.studies import codecs_report
 from kaiju_jax.reporting import figures
-
-
-def printed(table):
-  console = rich.console.Console(width=80, file=io.StringIO())
-  console.print(table)
-  return console.file.getvalue()
+from tests import printing
 
 
 def test_the_table_of_codecs():
@@ -21,7 +13,7 @@ def test_the_table_of_codecs():
     codec_quality.tally([4, -2, 1, 0, 0], [2, -4, 0, 7, 0])
   )
   exact = codec_quality.quality(codec_quality.tally([4, -2], [4, -2]))
-  text = printed(
+  text = printing.printed(
     codecs_report.qualities(
       'Title',
       {'floor-q': found, 'f32': exact},

@@ -4,12 +4,12 @@ import re
 
 import numpy as np
 import pytest
-import rich.console
 
 from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.reporting import statistics
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.tasks.needle import report
+from tests import printing
 
 SETTING = report.Setting(
   length=64,
@@ -143,10 +143,7 @@ def test_a_variant_is_held_against_full_attention_of_its_own_kind():
 
 
 def test_table_quotes_accuracies_intervals_and_the_note():
-  console = rich.console.Console(width=80)
-  with console.capture() as captured:
-    console.print(report.table(RECORDS, SETTING))
-  text = captured.get()
+  text = printing.printed(report.table(RECORDS, SETTING))
   words = [line.split() for line in text.split('\n') if line.strip()]
   rows = {first: number for number, (first, *_) in enumerate(words)}
   #                  length 32, 64, 1 d., near, > 28, lost
@@ -163,7 +160,6 @@ def test_table_quotes_accuracies_intervals_and_the_note():
 
 
 def test_the_table_of_five_lengths_fits_a_terminal():
-  console = rich.console.Console(width=80)
   records = [
     one._replace(arm=f'{arm}_standard', length=length, distractors=distractors)
     for arm in ('full', 'interleaved')
@@ -171,10 +167,9 @@ def test_the_table_of_five_lengths_fits_a_terminal():
     for length in (8, 16, 32, 64, 128)
     for distractors in (1, 8)
   ]
-  with console.capture() as captured:
-    console.print(report.table(records, SETTING))
-  lines = [line.split() for line in captured.get().split('\n')]
-  assert '…' not in captured.get()
+  text = printing.printed(report.table(records, SETTING))
+  lines = [line.split() for line in text.split('\n')]
+  assert '…' not in text
   (arm,) = [line for line in lines if line[:1] == ['interleaved']]
   #         five lengths, 1 d., near, > 28, lost
   assert arm[1:] == ['97.5'] * 6 + ['90.0', '95.0', '0.0']
