@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import planted
 from kaiju_jax.classifiers import report
