@@ -126,7 +126,7 @@ def _train_on_spans() -> None:
   experiment = span_head.make(_MODEL.value, path, settings)
   measured = span_head.train(experiment, _OUT.value)
   if measured is not None:
-    print('\n'.join(span_head.report(measured)))
+    print(span_head.page(measured).markdown())
 
 
 def main(argv: Sequence[str]) -> None:

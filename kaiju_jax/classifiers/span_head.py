@@ -10,7 +10,6 @@ is another model than the one that it began with, and only there does its head
 know what it reads.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import os
 import pathlib
@@ -18,12 +17,13 @@ from typing import Any
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
 
-REPORT = 'report.md'
 # The most tokens of a delay that the report counts.
 DELAY = 2
 # Of the bound on false alarms.
@@ -132,11 +132,9 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
   return found
 
 
-def report(measured: dict) -> Iterator[str]:
-  """Yields the lines of the report on a head, in Markdown."""
+def page(measured: dict) -> report.Report:
+  """Returns the report on a head."""
   from kaiju_jax.evaluation import token_labels
-  from kaiju_jax.reporting import report as report_lib
-  from kaiju_jax.reporting import statistics
 
   rows = [
     (
@@ -153,18 +151,13 @@ def report(measured: dict) -> Iterator[str]:
     )
     for name, one in measured.items()
   ]
-  yield '# Token head on held-out texts'
-  yield ''
-  yield report_lib.Table(
-    rows,
-    [
-      *('dimension', 'spans', 'tokens', 'AUROC', 'recognized'),
-      *(f'within {DELAY} tokens', 'longest delay', 'calibration error'),
-      *(f'false alarms at {token_labels.RECALL:.0%} recall', 'at most'),
-    ],
-  ).markdown()
-  yield ''
-  yield (
+  columns = (
+    *('dimension', 'spans', 'tokens', 'AUROC', 'recognized'),
+    *(f'within {DELAY} tokens', 'longest delay', 'calibration error'),
+    *(f'false alarms at {token_labels.RECALL:.0%} recall', 'at most'),
+  )
+  found = report.Report('Token head on held-out texts').table(rows, columns)
+  return found.say(
     'AUROC ranks all tokens. A span is recognized where a score behind its'
     ' first token is above a threshold that at most .1 % of the unlabelled'
     ' tokens exceed; the delay counts tokens behind its last one.'
@@ -188,6 +181,5 @@ def train(
   if int(state.step) < experiment.loop.steps:
     return None
   measured = measure(experiment, state.params)
-  text = '\n'.join(report(measured)) + '\n'
-  (pathlib.Path(workdir) / REPORT).write_text(text, encoding='utf-8')
+  page(measured).save(pathlib.Path(workdir))
   return measured

@@ -81,7 +81,7 @@ def test_the_report_says_what_was_recognized_and_when():
     ),
     'b': token_labels.Measured(1, 2, 0.5, 1.5, np.zeros(0, int), 0, (2, 2)),
   }
-  lines = list(span_head.report(measured))
+  lines = span_head.page(measured).markdown().splitlines()
   assert (
     '| a | 4 | 9 | 0.9877 | 3 of 4 | 2 of 4 | 3 | 0.25000 | 0 of 300 | 0.994% |'
     in lines
@@ -115,7 +115,7 @@ def test_a_run_trains_a_head_alone_or_with_its_model(tmp_path):
     assert set(measured) == set(labelled.NAMES)
     # Which bytes a marker has is easily learnt; 0.5 is chance.
     assert measured['one'].auroc > 0.7
-    assert (out / span_head.REPORT).read_text().startswith('# Token head')
+    assert (out / 'report.md').read_text().startswith('# Token head')
     params, config = heads.load(out, 16)
     assert config.names == labelled.NAMES
     assert np.abs(params['w_DC']).max() > 0
