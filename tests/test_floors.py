@@ -196,11 +196,7 @@ def test_one_module_defines_flags():
 @pytest.mark.parametrize(
   'package, importers',
   [
-    # Kernels import no room of the package.
-    (
-      'rich',
-      {'reporting/report.py', 'training/progress.py', 'kernels/report.py'},
-    ),
+    ('rich', {'reporting/report.py', 'training/progress.py'}),
     ('matplotlib', {'reporting/figures.py'}),
   ],
 )
