@@ -32,12 +32,12 @@ from kaiju_jax.decoding.device import interrupts
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import flights as flights_lib
-from kaiju_jax.decoding.engine import lookup
+from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.decoding.engine import schedule_inputs
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import pages as pages_lib
@@ -115,12 +115,12 @@ class Engine:
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
     classes = 0 if self.judge is None else len(self.judge.names)
-    self._flights = flights_lib.Flights(classes, alternatives)
+    self._flights = inflight.Flights(classes, alternatives)
     self._prompts = prompts_lib.Prompts(
       decoder, self._searches, self._flights, self._record, self._requeue
     )
     self._shares = schedule.Shares()
-    self._lookups = lookup.Lookups(decoder.account, self._reuses)
+    self._lookups = schedule_inputs.Lookups(decoder.account, self._reuses)
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
     self._pace = admission.Pace(chunk)
@@ -297,7 +297,7 @@ class Engine:
   def _plan(self, now: float) -> schedule.Round:
     account = self.decoder.account
     left = {number: self._left(one) for number, one in self._running.items()}
-    known = lookup.describe(
+    known = schedule_inputs.describe(
       self._lookups, self._waiting, self._running, left, now
     )
     budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)

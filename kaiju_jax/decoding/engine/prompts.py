@@ -11,7 +11,7 @@ import jax
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import flights as flights_lib
+from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import searches as searches_lib
 from kaiju_jax.decoding.engine import sequence as sequence_lib
@@ -30,7 +30,7 @@ class Prompts:
     self,
     decoder: decoder_lib.Decoder,
     searches: searches_lib.Searches,
-    flights: flights_lib.Flights,
+    flights: inflight.Flights,
     record: _Change,
     requeue: _Change,
   ):
@@ -56,7 +56,7 @@ class Prompts:
       end = min(begin + size, one.length, *one.stops(begin))
       tokens_L, draws = one.tokens(begin, end), end == one.length and one.draws
       chunks.append(compiled.Chunk(one.row, tokens_L, draws))
-      judged.append(flights_lib.ScoredTokens(one, begin, end - begin))
+      judged.append(inflight.ScoredTokens(one, begin, end - begin))
     try:
       ran = _ran(rounds, chunks, judged, shape)
     except BaseException:
@@ -91,7 +91,7 @@ class Prompts:
 def _ran(
   rounds: compiled.Rounds,
   chunks: Sequence[compiled.Chunk],
-  judged: Sequence[flights_lib.ScoredTokens],
+  judged: Sequence[inflight.ScoredTokens],
   shape: tuple[int, int],
 ) -> compiled.Prefilled:
   """Runs chunks, and scores the successors of one whose prompt is scored."""

@@ -34,7 +34,7 @@ from kaiju_jax.decoding.beam import step as beam_step
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import flights
+from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.requests import request as request_lib
@@ -137,13 +137,13 @@ class Searches:
     )
     one.search.begin(one.row, hidden_BLD, place)
 
-  def run(self, one: sequence_lib.Sequence, end: flights.End) -> None:
+  def run(self, one: sequence_lib.Sequence, end: inflight.End) -> None:
     """Finishes a search's step, with the same `end`, and runs the next one."""
     self.finish_step(one, end)
     if one.reason is None:
       self._guard(one, one.search.dispatch, end)
 
-  def finish_step(self, one: sequence_lib.Sequence, end: flights.End) -> None:
+  def finish_step(self, one: sequence_lib.Sequence, end: inflight.End) -> None:
     """Reads a search's last step; gives out the result if it is done."""
     self._guard(one, one.search.finish_step, end)
     if one.reason is not None or not one.search.is_done:
@@ -178,7 +178,10 @@ class Searches:
       decoder.close(row)
 
   def _guard(
-    self, one: sequence_lib.Sequence, call: Callable[[], None], end: flights.End
+    self,
+    one: sequence_lib.Sequence,
+    call: Callable[[], None],
+    end: inflight.End,
   ) -> None:
     """Runs a part of a search; its error becomes the sequence's."""
     try:

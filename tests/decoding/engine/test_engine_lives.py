@@ -19,9 +19,9 @@ from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.decoding.engine import flights
-from kaiju_jax.decoding.engine import lookup
+from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.decoding.engine import schedule_inputs
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.engine import stream as stream_lib
@@ -497,7 +497,7 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
   engine.advance()
   counted(account.tree, '_longest')
   counted(account, 'free_pages')
-  counted(lookup, '_looked_up')
+  counted(schedule_inputs, '_looked_up')
   for _ in range(5):
     engine.advance()
   assert not asked_for
@@ -810,7 +810,7 @@ def lived(make, count, seed, ahead, head=None, guided=0.0):
   def compared(now):
     """What a round reuses of earlier lookups is what fresh ones find."""
     found, kept = plan(now), engine._lookups
-    engine._lookups = lookup.Lookups(kept.account, kept.reuses)
+    engine._lookups = schedule_inputs.Lookups(kept.account, kept.reuses)
     assert plan(now) == found
     engine._lookups = kept
     return found
@@ -915,7 +915,7 @@ def test_overtaking_counts_come_from_the_plan(make):
 def test_no_chunk_is_left_to_wait_for(make, monkeypatch):
   """A device that works behind the host must not fall behind by a prompt."""
   waited = []
-  monkeypatch.setattr(flights.jax, 'block_until_ready', waited.append)
+  monkeypatch.setattr(inflight.jax, 'block_until_ready', waited.append)
   engine = make()
   one = engine.submit(make_request(60, 1))
   ended(engine, one)
