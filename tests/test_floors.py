@@ -235,3 +235,30 @@ def test_files_and_functions_are_short():
       if lines > FUNCTION_LINES:
         long.append(f'{name}: {node.name} has {lines} lines')
   assert not long, long
+
+
+def test_the_engine_hands_out_none_of_its_private_methods():
+  """Calls return records; a private method is called by its own class alone."""
+  handed = []
+  for _, name, tree in sources():
+    if not name.startswith('kaiju_jax/decoding/engine/'):
+      continue
+    for one in ast.walk(tree):
+      if not isinstance(one, ast.ClassDef):
+        continue
+      private = {
+        x.name
+        for x in one.body
+        if isinstance(x, ast.FunctionDef)
+        and x.name.startswith('_')
+        and not x.decorator_list
+      }
+      called = {id(x.func) for x in ast.walk(one) if isinstance(x, ast.Call)}
+      handed += [
+        f'{name}: {one.name}.{x.attr}'
+        for x in ast.walk(one)
+        if isinstance(x, ast.Attribute)
+        and x.attr in private
+        and id(x) not in called
+      ]
+  assert not handed, handed

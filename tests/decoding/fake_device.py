@@ -146,8 +146,9 @@ class Searches:
 
   STEPS = 3
 
-  def __init__(self, decoder, bad=None, is_recorded=True):
-    self._decoder, self._bad, self._is_recorded = decoder, bad, is_recorded
+  def __init__(self, decoder, bad=None, is_judged=False, is_recorded=True):
+    self._decoder, self._bad = decoder, bad
+    self._is_judged, self._is_recorded = is_judged, is_recorded
 
   def check(self, request, name):
     pass
@@ -156,25 +157,22 @@ class Searches:
     assert self._decoder.length_of(one.row) == one.prompt
     one.search = types.SimpleNamespace(step=0, read=0)
 
-  def run(self, one, end):
-    self.finish_step(one, end)
-    if one.reason is None:
-      if not one.search.step:
-        # Never fails: it is set aside.
-        self._decoder.account.copy_on_write(one.row)
-      one.search.step += 1
+  def dispatch(self, one):
+    if not one.search.step:
+      # Never fails: it is set aside.
+      self._decoder.account.copy_on_write(one.row)
+    one.search.step += 1
 
-  def finish_step(self, one, end):
+  def finish_step(self, one):
     if one.search.read == one.search.step:
-      return
+      return None
     one.search.read = one.search.step
     if one.search.step < self.STEPS:
-      return
+      return None
     tokens, reason = expected(one.request, self._bad)
     if reason == 'error':
       one.error = request_lib.BadLogits('no numbers')
-      end(one, reason)
-      return
+      return reason
     # A search gives out all or nothing.
     text, found = appended(0, one.request.tokens), []
     for token in tokens:
@@ -185,13 +183,13 @@ class Searches:
       tuple(-float(token) for token in tokens),
       0.0,
       reason == 'stop_token',
-      tuple(found) if one.is_judged else (),
+      tuple(found) if self._is_judged else (),
     )
-    assert one.find(beam) == reason
+    assert one.update(beam) == reason
     if self._is_recorded:
       self._adopt(one, tokens)
       one.search = None
-    end(one, reason)
+    return reason
 
   def _adopt(self, one, tokens):
     decoder, row = self._decoder, one.row

@@ -20,7 +20,7 @@ LEGAL = {
 
 def watched(monkeypatch) -> collections.Counter[tuple[str, str]]:
   """Returns the pairs of phases that follow each other from now on."""
-  seen, enter = collections.Counter(), sequence_lib.Sequence._enter
+  seen, enter = collections.Counter(), sequence_lib.Sequence.enter
 
   def entered(one, phase):
     pair = one.phase.name, phase.name
@@ -28,7 +28,7 @@ def watched(monkeypatch) -> collections.Counter[tuple[str, str]]:
     enter(one, phase)
     seen[pair] += 1
 
-  monkeypatch.setattr(sequence_lib.Sequence, '_enter', entered)
+  monkeypatch.setattr(sequence_lib.Sequence, 'enter', entered)
   return seen
 
 

@@ -30,7 +30,7 @@ def of_context(context) -> dict:
       f'waiting at {number}': list(engine._waiting),
       f'running at {number}': list(engine._running),
       f'rows of {number}': list(engine.decoder.account.open_rows),
-      f'rounds of {number} that nobody has read': len(engine._flights),
+      f'rounds of {number} that nobody has read': len(engine._inflight),
     }
   return {name: what for name, what in found.items() if what}
 

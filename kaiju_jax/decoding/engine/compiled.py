@@ -5,9 +5,11 @@ any length run in calls of a few shapes, so that requests that join and leave
 compile nothing.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence
 from concurrent import futures
 import functools
+import operator
 import threading
 from typing import Any
 from typing import NamedTuple
@@ -172,7 +174,7 @@ class Rounds:
     program = _Program('score', 1, size)
     with self._compiling:
       if program in self._later:  # No size is ready: this one cannot wait.
-        self._compile(program)
+        self._compile([program])
     ran = self._run([chunk], (1, size), next_L, True)
     return self._draw_prompts([chunk], ran)
 
@@ -234,9 +236,7 @@ class Rounds:
         now.add(_Program('score', *self._shapes[0]))
       self._later = [x for x in programs if x not in {*now, *self._compiled}]
       programs = [x for x in programs if x in now]
-      # XLA compiles, or loads, each on a core of its own.
-      with futures.ThreadPoolExecutor(len(now)) as pool:
-        list(pool.map(self._compile, {*programs} - {*self._compiled}))
+      self._compile({*programs} - {*self._compiled})
     for program in programs:
       if program.kind == 'step':
         self._step_of((), program.rows)
@@ -281,7 +281,7 @@ class Rounds:
     """Compiles a program that was put off, beside other threads' calls."""
     with self._compiling:
       if self._later:
-        self._compile(self._later[0])
+        self._compile(self._later[:1])
 
   def _list_ready(
     self, kind: str, shapes: Sequence[tuple[int, int]]
@@ -290,7 +290,15 @@ class Rounds:
     later = self._later  # Another thread replaces the list as a whole.
     return [shape for shape in shapes if _Program(kind, *shape) not in later]
 
-  def _compile(self, program: '_Program') -> None:
+  def _compile(self, programs: Collection[_Program]) -> None:
+    """Compiles programs side by side: XLA takes a core for each."""
+    lowered = [self._lower(program) for program in programs]
+    with futures.ThreadPoolExecutor(max(len(lowered), 1)) as pool:
+      compiled = pool.map(operator.methodcaller('compile'), lowered)
+      self._compiled.update(zip(programs, compiled))
+    self._later = [x for x in self._later if x not in self._compiled]
+
+  def _lower(self, program: _Program) -> Any:
     decoder, rows = self._decoder, program.rows
     one = np.zeros(rows, np.int32)
     if program.kind == 'step':
@@ -301,9 +309,7 @@ class Rounds:
       given = (rounds.Chunks(one, many, many, one),)
     held = decoder.params, decoder.cache, decoder.account.rings(), self._state
     arguments = (*held, *given, self._head)
-    lowered = function.lower(*jax.tree.map(_shape_of, arguments))
-    self._compiled[program] = lowered.compile()
-    self._later = [x for x in self._later if x != program]
+    return function.lower(*jax.tree.map(_shape_of, arguments))
 
   def shape_of(self, count: int) -> tuple[int, int]:
     """Returns the smallest ready shape of one row that takes so many tokens."""

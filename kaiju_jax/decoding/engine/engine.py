@@ -22,6 +22,7 @@ later: the token drawn meanwhile is not shown.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import contextlib
 import time
 
 import numpy as np
@@ -35,7 +36,6 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.engine import phases
-from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import schedule_inputs
 from kaiju_jax.decoding.engine import searches
@@ -115,9 +115,8 @@ class Engine:
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
     classes = 0 if self.judge is None else len(self.judge.names)
-    self._flights = inflight.Flights(classes, alternatives)
-    self._prompts = prompts_lib.Prompts(
-      decoder, self._searches, self._flights, self._record, self._requeue
+    self._inflight = inflight.InFlight(
+      decoder, self.rounds, classes, alternatives
     )
     self._shares = schedule.Shares()
     self._lookups = schedule_inputs.Lookups(decoder.account, self._reuses)
@@ -152,7 +151,8 @@ class Engine:
         f'{name}.stop_strings={request.stop_strings!r}: the engine has no'
         ' tokenizer to find them with.'
       )
-    self._searches.check(request, name)
+    if request.guided is not None:
+      self._searches.check(request, name)
     if self.judge is not None:
       self.judge.check()
     return tokens_L
@@ -174,13 +174,13 @@ class Engine:
     self._searches.warm(self.rounds)
 
   def submit(
-    self, request: request_lib.Request, before: int = 0
+    self, request: request_lib.Request, prior_tokens: int = 0
   ) -> sequence_lib.Sequence:
     """Admits a request; returns its sequence, which joins as soon as it can.
 
-    `before` tokens of the prompt are an earlier turn's. Raises TypeError,
-    ValueError: names the field that is wrong; request.Busy: the queue or the
-    wait is too long, or the engine drains.
+    `prior_tokens` of the prompt are earlier turns', not scored. Raises
+    TypeError, ValueError: names the field that is wrong; request.Busy: the
+    queue or the wait is too long, or the engine drains.
     """
     tokens_L = self.check(request)
     if self._is_draining:
@@ -190,10 +190,10 @@ class Engine:
     text.skip(request.drawn)
     self._count += 1
     one = sequence_lib.Sequence(
-      self._count, request, tokens_L, text, before, self.judge
+      self._count, request, tokens_L, text, prior_tokens, self.judge
     )
     if self._reuses:
-      needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
+      needs = self.decoder.account.needs(one.room, one.resumable, one.extra)
       one.reusable = needs[1]
     # A text that has begun was admitted before.
     if self.limits != admission.Limits() and not len(request.drawn):
@@ -206,14 +206,14 @@ class Engine:
   def advance(self) -> None:
     """Runs a round; pages.Full if what waits can never get a row."""
     with interrupts.delay():
-      self.reap()
+      self.collect_abandoned()
       begun = self._clock()
       plan = self._plan(begun)
       for number in plan.late:
-        self._too_late(self._waiting[number])
+        self._expire(self._waiting[number])
       if plan.park:
         # The tokens read here may end these sequences, and others.
-        self._flights.finish_rounds(self._leave)
+        self._read_all()
       for one in self._in_rows(plan.park):
         self._park(one)
       for number in plan.overtaken:
@@ -223,10 +223,10 @@ class Engine:
       if self._waiting and not self._running and not plan.park:
         self._join(next(iter(self._waiting.values())))
       steps = self._dispatch(plan)
-      while len(self._flights) > (self._ahead if self._running else 0):
-        self._flights.finish_round(self._leave)
+      while len(self._inflight) > (self._ahead if self._running else 0):
+        self._read_round()
       for one in () if self._ahead else self._in_rows(plan.search):
-        self._searches.finish_step(one, self._leave)
+        self._finish(one, self._searches.finish_step(one))
       seconds = self._clock() - begun
       if steps or plan.prefill:
         self._pace.note(seconds, bool(steps), bool(plan.prefill))
@@ -235,14 +235,14 @@ class Engine:
     """Ends a sequence that has not ended, and frees its row."""
     with interrupts.delay():
       if sequence.reason is None:
-        self._flights.finish_rounds(self._leave)
-        self._leave(sequence, 'cancelled')
+        self._read_all()
+        self._finish(sequence, 'cancelled')
 
-  def abandon(self, end: Callable[[], None]) -> None:
-    """Has `end` called between rounds; finalizers run in the middle of one."""
+  def call_between_rounds(self, end: Callable[[], None]) -> None:
+    """Calls `end` before the next round, as a finalizer may run within one."""
     self._abandoned.append(end)
 
-  def reap(self) -> None:
+  def collect_abandoned(self) -> None:
     """Ends sequences that were dropped or whose lease is over."""
     while self._abandoned:
       self._abandoned.pop()()
@@ -269,16 +269,16 @@ class Engine:
       self.advance()
     rest = [*self._waiting.values(), *self._running.values()]
     with interrupts.delay():
-      self._flights.finish_rounds(self._leave)
+      self._read_all()
       for one in rest:
-        self._leave(one, 'drained')
+        self._finish(one, 'drained')
     return [one for one in rest if one.reason == 'drained']
 
   def load(self) -> admission.Load:
     """Returns the engine's load at the moment."""
     return self._pace.load(
-      map(self._work, self._waiting.values()),
-      map(self._work, self._running.values()),
+      [self._work(one) for one in self._waiting.values()],
+      [self._work(one) for one in self._running.values()],
       self.decoder.account.free,
       len(self.decoder.account.tree),
     )
@@ -318,32 +318,35 @@ class Engine:
 
   def _join(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence, or leaves it waiting; raises pages.Full."""
-    text = one.resumable() if self._reuses else None
+    text = one.resumable if self._reuses else None
     row = self.decoder.open(one.room, one.extra, text)
     try:
       length, account = self.decoder.length_of(row), self.decoder.account
       match = account.match_of(row)
-      score_LC = self._flights.resumed_scores(account.tree, match, self._leave)
-      self.rounds.join(row, one.request.sampling, one.tokens(0, length))
+      score_LC = self._find_scores(match)
+      self.rounds.join(row, one.request.sampling, one.tokens_L[:length])
     except BaseException:
       self.decoder.close(row)
       raise
     if score_LC is not None:
       if np.isnan(score_LC).any():
-        self._forsake(row, match)
+        self._release_row(row, match)
         return
-      one.judge(0, score_LC)
+      one.update(sequence_lib.Judged(0, score_LC))
     del self._waiting[one.number]
     self._running[one.number] = one
     if not one.is_begun:
       self._shares.note_joined(one.tag, one.room)
-    one.join(row, length, self._clock())
+    one.enter(phases.Phase.PREFILLING)
+    if not one.is_begun:
+      one.reused = min(length, one.prompt)
+    one.row, one.joined_at = row, self._clock()
     if self._reuses and one.points is None:
       one.points = self.recorder.open_request(
         one.text(one.prompt), match, one.conversation
       )
 
-  def _forsake(self, row: int, match: prefix_tree.Match) -> None:
+  def _release_row(self, row: int, match: prefix_tree.Match) -> None:
     """Closes a row whose resumed tokens will get no scores; drops the point."""
     self.decoder.close(row)
     tree = self.decoder.account.tree
@@ -356,33 +359,89 @@ class Engine:
     self._requeue(one)
 
   def _requeue(self, one: sequence_lib.Sequence) -> None:
-    one.park()
+    one.enter(phases.Phase.PARKED)
     self._close(one)
     self._waiting[one.number] = one
 
-  def _too_late(self, one: sequence_lib.Sequence) -> None:
+  def _expire(self, one: sequence_lib.Sequence) -> None:
     one.error = request_lib.Late(
       f'sequence {one.number} found no row within {one.request.deadline:g} s.'
     )
-    self._leave(one, 'error')
+    self._finish(one, 'error')
 
   def _dispatch(self, plan: schedule.Round) -> int:
     """Dispatches a round's calls; returns how many rows its step has."""
-    self._flights.open_round()
+    self._inflight.open_round()
     # In this order, so that a first token waits for no further step.
     going = self._in_rows(plan.draw)
     if going:
-      packed = self.rounds.step([one.row for one in going])
-      self._flights.add(packed, dict(enumerate(going)))
+      self._inflight.step(going)
     for one in self._running.values():
       one.passed += one.phase is not phases.Phase.DRAWING
     prompts = self._in_rows(plan.prefill)
     if prompts:
-      self._prompts.run(self.rounds, prompts, plan.shape)
+      self._prefill(prompts, plan.shape)
     for one in self._in_rows(plan.search):
       one.passed = 0
-      self._searches.run(one, self._leave)
+      self._finish(one, self._searches.finish_step(one))
+      if one.reason is None:
+        self._finish(one, self._searches.dispatch(one))
     return len(going)
+
+  def _prefill(
+    self, prompts: Sequence[sequence_lib.Sequence], shape: tuple[int, int]
+  ) -> None:
+    """Dispatches chunks of prompts; records points, and begins searches."""
+    for one in prompts:
+      one.passed = 0
+    with self._requeued_on_error(*prompts):
+      self._inflight.prefill(prompts, shape)
+    for one in prompts:
+      if self.decoder.length_of(one.row) == one.length:
+        phase = phases.Phase.DRAWING if one.draws else phases.Phase.SEARCHING
+        one.enter(phase)
+    for place, one in enumerate(prompts):
+      if self.decoder.length_of(one.row) in one.stops:
+        self._record(one)
+      if one.phase is phases.Phase.SEARCHING:
+        with self._requeued_on_error(one):
+          self._searches.begin(one, self.rounds.last_BLD, place)
+
+  @contextlib.contextmanager
+  def _requeued_on_error(self, *several: sequence_lib.Sequence):
+    """Takes the rows of sequences away if what runs for them fails.
+
+    Nothing of it is recorded, and they wait to run again.
+    """
+    try:
+      yield
+    except BaseException:
+      for one in several:
+        self._requeue(one)
+      raise
+
+  def _read_round(self) -> None:
+    """Waits for the oldest round, and applies what its calls gave."""
+    while (output := self._inflight.read()) is not None:
+      one, given = output
+      self._finish(one, one.update(given))
+
+  def _read_all(self) -> None:
+    while len(self._inflight):
+      self._read_round()
+
+  def _find_scores(self, match: prefix_tree.Match | None) -> np.ndarray | None:
+    """Returns the head's scores of resumed tokens; None without any or a head.
+
+    It waits for all rounds if a call that scores them is not read yet. A score
+    is NaN if no call will give it.
+    """
+    if match is None or self.judge is None:
+      return None
+    tree = self.decoder.account.tree
+    if np.isnan(tree.scores(match)).any():
+      self._read_all()
+    return tree.scores(match)
 
   def _in_rows(self, numbers: Sequence[int]) -> list[sequence_lib.Sequence]:
     """Returns the sequences of a plan that have not lost their rows since."""
@@ -402,11 +461,15 @@ class Engine:
     if count == length or account.tree.can_record(count, pages):
       one.points.record(text, pages)
 
-  def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
-    """Ends a sequence, wherever it is, and frees its row; once."""
-    if one.reason is not None:
+  def _finish(self, one: sequence_lib.Sequence, reason: str | None) -> None:
+    """Ends a sequence, wherever it is, and frees its row; once.
+
+    Without a reason it goes on.
+    """
+    if reason is None or one.reason is not None:
       return
-    one.end(reason)
+    one.enter(phases.Phase.ENDED)
+    one.reason = reason
     self._waiting.pop(one.number, None)
     if not one.is_begun:
       self._shares.note_unserved(one.owner, one.room)
@@ -425,4 +488,5 @@ class Engine:
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self._running[one.number]
     self.decoder.close(one.row)
-    one.leave(self._clock())
+    one.row = one.unjudged = one.search = None
+    one.came += self._clock() - one.joined_at

@@ -94,7 +94,7 @@ class Generator:
         f'tokens has {len(tokens_L)}: a row of the cache holds'
         f' {decoder.length}.'
       )
-    self.engine.reap()
+    self.engine.collect_abandoned()
     row = decoder.open(len(tokens_L))
     try:
       scores = self._scores(row, tokens_L)

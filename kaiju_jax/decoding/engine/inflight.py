@@ -1,154 +1,165 @@
-"""Calls that the device was given and whose results the host has not read."""
+"""Device calls in flight: dispatched, and not read by the host yet.
+
+    step      draws the next token of each of some sequences
+    prefill   appends the next chunks of some prompts, and draws where one ends
+    read      what the oldest round's calls gave, one sequence after another
+
+A prompt's chunk ends where the recorder makes a point.
+"""
 
 import collections
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from kaiju_jax.decoding.engine import rounds
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import compiled
+from kaiju_jax.decoding.engine import rounds as rounds_lib
 from kaiju_jax.decoding.engine import sequence as sequence_lib
-from kaiju_jax.decoding.pages import prefix_tree
-from kaiju_jax.decoding.requests import request as request_lib
-
-# Called with a sequence and the reason why it ends.
-End = Callable[[sequence_lib.Sequence, str], None]
 
 
-class ScoredTokens(NamedTuple):
-  """The `count` tokens from position `begin` that a prefill scores."""
+class _Chunk(NamedTuple):
+  """The `count` tokens of a prompt from position `begin` on."""
 
   one: sequence_lib.Sequence
   begin: int
   count: int
 
 
-class _Flight(NamedTuple):
-  """A call in flight; its sequences by their index in `packed`, its tokens.
+class _Call(NamedTuple):
+  """A call in flight.
 
-  `judged_BLC` are the head's scores of a prefill's tokens, those that `prompts`
-  says; None for a step, and without a head.
+  `packed` holds tokens for the sequences `drawing`, by their index in it;
+  `judged_BLC` the head's scores of a prefill's `chunks`, None without a head
+  and for a step.
   """
 
   packed: jax.Array
   drawing: dict[int, sequence_lib.Sequence]
-  judged_BLC: jax.Array | None
-  prompts: dict[int, ScoredTokens]
+  judged_BLC: jax.Array | None = None
+  chunks: Sequence[_Chunk] = ()
 
 
-class Flights:
-  """The calls to read by round; `classes` is the head's C, 0 without one."""
+class InFlight:
+  """The unread calls of one engine, by round.
 
-  def __init__(self, classes: int = 0, alternatives: int = 0):
+  `classes` is the head's C, 0 without one; `alternatives` come with each token.
+  """
+
+  def __init__(
+    self,
+    decoder: decoder_lib.Decoder,
+    rounds: compiled.Rounds,
+    classes: int = 0,
+    alternatives: int = 0,
+  ):
+    self._decoder = decoder
+    self._rounds = rounds
     self._classes = classes
     self._alternatives = alternatives
-    self._rounds: collections.deque[list[_Flight]] = collections.deque()
+    self._unread: collections.deque[list[_Call]] = collections.deque()
+    # What the latest call gave and nobody has taken yet.
+    self._outputs: collections.deque = collections.deque()
 
   def __len__(self) -> int:
     """Returns how many rounds are not read."""
-    return len(self._rounds)
+    return len(self._unread)
 
   def open_round(self) -> None:
-    self._rounds.append([])
+    """Starts a round; the calls that follow are its calls."""
+    self._unread.append([])
 
-  def add(
-    self,
-    packed: jax.Array,
-    drawing: Mapping[int, sequence_lib.Sequence],
-    judged_BLC: jax.Array | None = None,
-    prompts: Mapping[int, ScoredTokens] | None = None,
+  def step(self, sequences: Sequence[sequence_lib.Sequence]) -> None:
+    """Dispatches a step of sequences that draw."""
+    packed = self._rounds.step([one.row for one in sequences])
+    self._add(_Call(packed, dict(enumerate(sequences))))
+
+  def prefill(
+    self, prompts: Sequence[sequence_lib.Sequence], shape: tuple[int, int]
   ) -> None:
-    """Adds a call to the latest round.
+    """Dispatches the next chunks of prompts in a call of (rows, tokens each).
 
-    It draws the next tokens of `drawing`. `judged_BLC` are the head's scores of
-    a prefill's tokens `prompts`. Both go by the index in `packed`.
+    A prompt that is to be scored comes alone.
     """
-    for one in drawing.values():
-      one.flying += 1
-    flight = _Flight(packed, dict(drawing), judged_BLC, dict(prompts or {}))
-    self._rounds[-1].append(flight)
+    size = shape[1]
+    if prompts[0].request.scores_prompt:
+      size = min(size, self._rounds.scored)
+    chunks, appends = [], []
+    for one in prompts:
+      begin = self._decoder.length_of(one.row)
+      stops = [stop for stop in one.stops if stop > begin]
+      end = min(begin + size, one.length, *stops)
+      draws = end == one.length and one.draws
+      tokens_L = one.tokens_L[begin:end]
+      chunks.append(_Chunk(one, begin, end - begin))
+      appends.append(compiled.Chunk(one.row, tokens_L, draws))
+    if prompts[0].request.scores_prompt:
+      ran = self._score(chunks[0], appends[0])
+    else:
+      ran = self._rounds.prefill(appends, shape)
+    drawing = {
+      place: one
+      for place, (one, append) in enumerate(zip(prompts, appends))
+      if append.draws
+    }
+    self._add(_Call(ran.packed, drawing, ran.judged_BLC, chunks))
 
-  def finish_round(self, end: End) -> None:
-    """Waits for the oldest round, and gives its tokens to its sequences."""
-    flights = self._rounds[0]
-    while flights:
-      self._read(flights[0], end)
-      del flights[0]
-    self._rounds.popleft()
-
-  def finish_rounds(self, end: End) -> None:
-    """Waits for all rounds."""
-    while self._rounds:
-      self.finish_round(end)
-
-  def resumed_scores(
+  def read(
     self,
-    tree: prefix_tree.PrefixTree,
-    match: prefix_tree.Match | None,
-    end: End,
-  ) -> np.ndarray | None:
-    """Returns the head's scores of resumed tokens; None without any or a head.
+  ) -> tuple[sequence_lib.Sequence, sequence_lib.Output] | None:
+    """Returns a sequence and what it got in the oldest round; waits for it.
 
-    It waits for all rounds if a call that scores them is not read yet. A score
-    is NaN if no call will give it.
+    None ends the round.
     """
-    if match is None or not self._classes:
-      return None
-    if np.isnan(tree.scores(match)).any():
-      self.finish_rounds(end)
-    return tree.scores(match)
+    calls = self._unread[0]
+    while calls and not self._outputs:
+      self._outputs.extend(self._read(calls[0]))
+      del calls[0]
+    if self._outputs:
+      return self._outputs.popleft()
+    self._unread.popleft()
+    return None
 
-  def _read(self, flight: _Flight, end: End) -> None:
-    packed, drawing, judged_BLC, prompts = flight
+  def _add(self, call: _Call) -> None:
+    for one in call.drawing.values():
+      one.flying += 1
+    self._unread[-1].append(call)
+
+  def _score(self, chunk: _Chunk, append: compiled.Chunk) -> compiled.Prefilled:
+    """Appends a chunk, and scores the successors of its tokens."""
+    one, begin, count = chunk
+    next_L = one.tokens_L[begin + 1 : begin + 1 + count]
+    ran = self._rounds.score(append, next_L)
+    one.update(sequence_lib.Scored(begin, count, ran.scores))
+    return ran
+
+  def _read(
+    self, call: _Call
+  ) -> list[tuple[sequence_lib.Sequence, sequence_lib.Output]]:
+    """Waits for a call; returns its outputs, first what the head judged."""
+    packed, drawing, judged_BLC, chunks = call
     # Without this wait, chunks would pile up before a short prompt.
     jax.block_until_ready(packed)
+    outputs = []
     if judged_BLC is not None:
-      _judge(np.asarray(judged_BLC), prompts, end)
+      judged_BLC = np.asarray(judged_BLC)
+      for place, (one, begin, count) in enumerate(chunks):
+        judged = sequence_lib.Judged(begin, judged_BLC[place, :count])
+        outputs.append((one, judged))
+    if not drawing:
+      return outputs
+    token_B, own_B = (x_B.tolist() for x_B in rounds_lib.unpack(packed))
     score_BC = None
-    if drawing and self._classes and judged_BLC is None:
-      score_BC = rounds.unpack_scores(packed, self._classes)
-    drawn = [x_B.tolist() for x_B in rounds.unpack(packed)] if drawing else ()
-    for place, one in list(drawing.items()):
-      del drawing[place]
-      one.flying -= 1
+    if self._classes and judged_BLC is None:
+      score_BC = rounds_lib.unpack_scores(packed, self._classes)
+    for place, one in drawing.items():
+      drawn = token_B[place], own_B[place]
+      alternatives = ()
+      if count := one.request.alternatives:
+        found = rounds_lib.unpack_alternatives(packed, self._alternatives)
+        alternatives = found.list(place, count, *drawn)
       score_C = None if score_BC is None else score_BC[place]
-      if one.reason is None:
-        token, log_probability = (x_B[place] for x_B in drawn)
-        likeliest = self._likeliest(one, packed, place, token, log_probability)
-        taken = one.take(token, log_probability, score_C, likeliest)
-        _tell(one, taken, end)
-      elif score_C is not None:
-        one.take_late(score_C)
-        _add_scores(one)
-
-  def _likeliest(
-    self, one: sequence_lib.Sequence, packed: jax.Array, place: int, *drawn
-  ) -> request_lib.Alternatives:
-    """Returns the alternatives to a drawn token that a sequence asks for."""
-    count = one.request.alternatives
-    if not count:
-      return ()
-    found = rounds.unpack_alternatives(packed, self._alternatives)
-    return found.list(place, count, *drawn)
-
-
-def _judge(judged_BLC: np.ndarray, prompts: dict[int, ScoredTokens], end: End):
-  for place, (one, begin, count) in list(prompts.items()):
-    del prompts[place]
-    if one.reason is None:
-      reason = one.judge(begin, judged_BLC[place, :count])
-      _add_scores(one)
-      _tell(one, reason, end)
-
-
-def _add_scores(one: sequence_lib.Sequence) -> None:
-  """Adds scores that were not known before to a sequence's points."""
-  if one.points is not None:
-    one.points.add_scores(one.text())
-
-
-def _tell(one: sequence_lib.Sequence, reason: str | None, end: End) -> None:
-  if reason is not None:
-    end(one, reason)
+      outputs.append((one, sequence_lib.Drawn(*drawn, score_C, alternatives)))
+    return outputs

@@ -63,9 +63,9 @@ def describe(
   prefill. `now` is the engine's clock, in seconds.
   """
   account, reuses = lookups.account, lookups.reuses
-  waits = [one.waiting() for one in waiting.values()]
+  waits = [_describe_waiting(one) for one in waiting.values()]
   runs = [
-    one.running(left[number])
+    _describe_running(one, left[number])
     for number, one in running.items()
     if not one.is_whole
   ]
@@ -88,7 +88,8 @@ def describe(
   for number, one in running.items():
     if reuses and one.phase is phases.Phase.PREFILLING:
       held = one.length - left[number]
-      soon[number] = one.text(), one.stops(held)
+      stops = [stop for stop in one.stops if stop > held]
+      soon[number] = one.text(), stops
   first = waits[:most]
   key = (
     account.version,
@@ -116,7 +117,7 @@ def _looked_up(
   reuses: bool,
 ) -> schedule.Waiting:
   """Returns what a sequence needs, has left and follows; adds it to `soon`."""
-  text, follows = sequence.resumable() if reuses else None, ()
+  text, follows = sequence.resumable if reuses else None, ()
   needs, resumed = account.needs(sequence.room, text, sequence.extra)
   if text is not None:
     least = resumed + account.page
@@ -130,3 +131,37 @@ def _looked_up(
     soon[one.number] = whole, stops
   left = sequence.length - resumed
   return one._replace(needs=needs, left=left, follows=follows)
+
+
+def _describe_waiting(one: sequence_lib.Sequence) -> schedule.Waiting:
+  """Returns a sequence's entry in the schedule's queue."""
+  request, deadline = one.request, None
+  # What was drawn elsewhere, or had a row, was in time once.
+  if request.deadline and not (len(request.drawn) or one.is_begun):
+    deadline = one.came + request.deadline
+  return schedule.Waiting(
+    one.number,
+    one.came,
+    one.tag,
+    request.priority,
+    deadline,
+    overtaken=one.overtaken,
+    is_alone=request.scores_prompt,
+  )
+
+
+def _describe_running(
+  one: sequence_lib.Sequence, left: int
+) -> schedule.Running:
+  """Returns a sequence's entry among the schedule's rows."""
+  return schedule.Running(
+    one.number,
+    one.came,
+    left,
+    one.request.priority,
+    one.passed,
+    one.request.scores_prompt,
+    one.tag,
+    one.waited,
+    is_guided=not one.draws,
+  )

@@ -18,7 +18,8 @@ is cancelled or drained gives out nothing. The sources name classifier-guided
 beam search and say no more: all of this is our guess.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
 import functools
 import math
 import numbers
@@ -34,7 +35,6 @@ from kaiju_jax.decoding.beam import step as beam_step
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.requests import request as request_lib
@@ -137,24 +137,30 @@ class Searches:
     )
     one.search.begin(one.row, hidden_BLD, place)
 
-  def run(self, one: sequence_lib.Sequence, end: inflight.End) -> None:
-    """Finishes a search's step, with the same `end`, and runs the next one."""
-    self.finish_step(one, end)
-    if one.reason is None:
-      self._guard(one, one.search.dispatch, end)
+  def finish_step(self, one: sequence_lib.Sequence) -> str | None:
+    """Reads a search's last step, and gives out the result if it is done.
 
-  def finish_step(self, one: sequence_lib.Sequence, end: inflight.End) -> None:
-    """Reads a search's last step; gives out the result if it is done."""
-    self._guard(one, one.search.finish_step, end)
-    if one.reason is not None or not one.search.is_done:
-      return
+    Returns why the sequence ends, None where it goes on.
+    """
+    with _errors_of(one):
+      one.search.finish_step()
+    if one.error is not None:
+      return 'error'
+    if not one.search.is_done:
+      return None
     (best,) = one.search.finish()
-    reason = one.find(best)
+    reason = one.update(best)
     is_whole = one.length == one.prompt + len(best.tokens)
     if self._is_recorded and is_whole:
       one.search.adopt(best)
       one.search = None
-    end(one, reason)
+    return reason
+
+  def dispatch(self, one: sequence_lib.Sequence) -> str | None:
+    """Dispatches a search's next step; returns why the sequence ends, if so."""
+    with _errors_of(one):
+      one.search.dispatch()
+    return None if one.error is None else 'error'
 
   def warm(self, rounds: compiled.Rounds) -> None:
     """Compiles what searches run, in a free row; pages.Full without one."""
@@ -177,21 +183,16 @@ class Searches:
     finally:
       decoder.close(row)
 
-  def _guard(
-    self,
-    one: sequence_lib.Sequence,
-    call: Callable[[], None],
-    end: inflight.End,
-  ) -> None:
-    """Runs a part of a search; its error becomes the sequence's."""
-    try:
-      call()
-    except (beam.BadScores, request_lib.BadLogits) as error:
-      one.error = request_lib.BadLogits(f'sequence {one.number}: {error}')
-    except (beam.Vetoed, beam_slots.Exhausted, pages.Full) as error:
-      one.error = type(error)(f'sequence {one.number}: {error}')
-    if one.error is not None:
-      end(one, 'error')
+
+@contextlib.contextmanager
+def _errors_of(one: sequence_lib.Sequence) -> Iterator[None]:
+  """Makes an error of a search the sequence's."""
+  try:
+    yield
+  except (beam.BadScores, request_lib.BadLogits) as error:
+    one.error = request_lib.BadLogits(f'sequence {one.number}: {error}')
+  except (beam.Vetoed, beam_slots.Exhausted, pages.Full) as error:
+    one.error = type(error)(f'sequence {one.number}: {error}')
 
 
 def _search_of(request: request_lib.Request) -> beam.Search:

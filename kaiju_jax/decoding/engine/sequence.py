@@ -2,14 +2,16 @@
 
 With a token-level head, the engine gives out no token before the head has
 judged it. The call that appends a token to the cache judges it, one call after
-the token was drawn. Until then the sequence holds the token, and its last token
-takes a call of its own. A token that is held when the sequence ends or is
-parked does not count: a parked sequence draws it again. A stop token shows no
-text, so it ends the sequence at once, unjudged.
+the token was drawn. Until then the token is `unjudged`, and a sequence's last
+token takes a call of its own. A token that is unjudged when the sequence ends
+or is parked does not count: a parked sequence draws it again. A stop token
+shows no text, so it ends the sequence at once, unjudged.
 """
 
 import collections
 from collections.abc import Hashable
+from collections.abc import Sequence as Several
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +20,6 @@ from kaiju_jax.decoding.beam import search as beam
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import rounds
-from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
 from kaiju_jax.decoding.pages import texts
@@ -26,35 +27,42 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import stop
 
 
+class Drawn(NamedTuple):
+  """A token that a call drew; −1 where the logits were not finite.
+
+  `score_C` are the head's probabilities for the token before it, None without a
+  head and behind a prompt; `alternatives` as in `request.Event`.
+  """
+
+  token: int
+  log_probability: float
+  score_C: np.ndarray | None = None
+  alternatives: request_lib.Alternatives = ()
+
+
+class Judged(NamedTuple):
+  """The head's float32 probabilities of tokens from position `begin` on."""
+
+  begin: int
+  score_LC: np.ndarray
+
+
+class Scored(NamedTuple):
+  """Log-probabilities of the successors of `count` tokens from `begin` on."""
+
+  begin: int
+  count: int
+  scores: rounds.Scores
+
+
+Output = Drawn | Judged | Scored | beam_paths.Beam
+
+
 class Sequence:
   """One request: its phase, its tokens so far, and its place in the queue.
 
-  Attributes:
-    number: names the sequence in messages.
-    request: the request.
-    prompt: tokens of the prompt.
-    given: tokens with which it comes, of the prompt and `Request.drawn`.
-    owner: the request's owner, as the prefix tree's bytes.
-    before: how many of them belong to earlier turns and are not scored.
-    came: when it was submitted, in seconds of the engine's clock, plus the
-      seconds for which it has had a row since.
-    joined_at: when it got its latest row; None before the first.
-    tag: its place in its owner's share (`schedule.Shares`).
-    row: the cache row's index; None while it has none.
-    points: records its text; None before its first row, and where the engine
-      records nothing.
-    reusable: tokens that were in the cache when it came.
-    reused: tokens of the prompt that did not run.
-    search: finds its continuation, until its row is text again; None for a
-      sequence that draws.
-    flying: calls that have drawn for it and that the host has not read.
-    overtaken: how many later sequences joined while it waited (`schedule.py`).
-    passed: rounds since its prompt or its search last ran.
-    read_at: when its caller last read its events.
-    reason: why it ended (`request.Result`); None before.
-    error: see `request.Result`.
-    events: tokens that its caller has not read yet.
-    prompt_scores: see `request.Result`.
+  `update` applies what a call gave it; all else that changes is set by the
+  engine, and described beside it.
   """
 
   def __init__(
@@ -63,62 +71,76 @@ class Sequence:
     request: request_lib.Request,
     tokens_L: np.ndarray,
     text: stop.Text,
-    before: int = 0,
+    prior_tokens: int = 0,
     judge: judge_lib.Judge | None = None,
   ):
+    # Names the sequence in messages.
     self.number = number
     self.request = request
-    self._phase = phases.Phase.WAITING
+    # The request's owner, as the prefix tree's bytes.
+    self.owner = request.owner.encode()
+    self.phase = phases.Phase.WAITING
+    # Tokens of the prompt; with `Request.drawn`; of earlier turns, not scored.
     self.prompt = len(tokens_L)
     self.given = self.prompt + len(request.drawn)
-    self.before = before
+    self.prior_tokens = prior_tokens
+
+    # When it was submitted, in seconds of the engine's clock, plus the seconds
+    # for which it has had a row since; when it got its latest row; when its
+    # caller last read its events.
     self.came = 0.0
     self.joined_at: float | None = None
+    self.read_at = 0.0
+    # Its place in its owner's share (`schedule.Shares`); how many later ones
+    # joined while it waited; rounds since its prompt or search last ran.
     self.tag = 0.0
-    self.row: int | None = None
-    self.points: recording.RequestPoints | None = None
-    self.reusable = 0
-    self.reused = 0
-    self.search: beam.BeamSearch | None = None
-    self.flying = 0
     self.overtaken = 0
     self.passed = 0
-    self.read_at = 0.0
+
+    # The cache row's index; None while it has none.
+    self.row: int | None = None
+    # Records its text; None before its first row, and in an engine that records
+    # nothing.
+    self.points: recording.RequestPoints | None = None
+    # Tokens that were in the cache when it came; those of the prompt that did
+    # not run.
+    self.reusable = 0
+    self.reused = 0
+    # Finds its continuation, until its row is text again; None if it draws.
+    self.search: beam.BeamSearch | None = None
+    # Calls in flight that draw for it.
+    self.flying = 0
+    # Drawn, and not judged yet.
+    self.unjudged: Drawn | None = None
+
+    # See `request.Result`; `reason` is None before the end.
     self.reason: str | None = None
     self.error: Exception | None = None
-    self.events: collections.deque[request_lib.Event] = collections.deque()
-    self.owner = request.owner.encode()
     self.prompt_scores: tuple[float, ...] | None = None
+    # Tokens that its caller has not read yet.
+    self.events: collections.deque[request_lib.Event] = collections.deque()
+
     # All tokens, of the prompt and drawn.
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
     self._tokens[: self.prompt] = tokens_L
     self._tokens[self.prompt : self.given] = request.drawn
     self._draw = len(request.drawn)
-    # What the head gives each of them; NaN where that is not known.
+    # The head's probabilities of each of them; NaN where not known.
     self._judged: texts.Scores | None = None
     if judge is not None:
       shape = self.room, len(judge.names)
       score_LC = np.full(shape, np.nan, np.float32)
       self._judged = texts.Scores(judge.version, score_LC)
     self._memo = texts.Memo()
-    # The latest entry among the schedule's rows, and what it follows from.
-    self._entry: tuple = (None, None)
     self._text = text
     self._stops = frozenset(request.stop_tokens)
-    # Drawn and not judged yet: a token, its log-probability, alternatives.
-    self._held: tuple[int, float, request_lib.Alternatives] | None = None
-    # What the head gave the last token that it judged, for events.
+    # The head's of the last token that it judged, for events.
     self._scores: tuple[float, ...] | None = None
     self._pieces: list[str] = []
     self._log_probabilities: list[float] = []
     # Scores of chunks, which entries of each count, and where they end.
     self._scored: list[tuple[rounds.Scores, slice]] = []
-    self._scored_to = before
-
-  @property
-  def phase(self) -> phases.Phase:
-    """The sequence's phase; `join`, `begin`, `park` and `end` change it."""
-    return self._phase
+    self._scored_to = prior_tokens
 
   @property
   def is_begun(self) -> bool:
@@ -128,12 +150,7 @@ class Sequence:
   @property
   def is_drawing(self) -> bool:
     """Whether its row holds the whole prompt, so that tokens follow."""
-    return self._phase in (phases.Phase.DRAWING, phases.Phase.SEARCHING)
-
-  @property
-  def is_judged(self) -> bool:
-    """Whether a head judges its tokens."""
-    return self._judged is not None
+    return self.phase in (phases.Phase.DRAWING, phases.Phase.SEARCHING)
 
   @property
   def draws(self) -> bool:
@@ -169,16 +186,17 @@ class Sequence:
     return self.prompt + self._draw
 
   @property
-  def is_whole(self) -> bool:
-    """Whether it needs no further call, once the device has run its last."""
-    return self.draws_left <= self.flying
+  def tokens_L(self) -> np.ndarray:
+    """The text so far, int32."""
+    return self._tokens[: self.length]
 
   @property
-  def draws_left(self) -> int:
-    """How many more times calls may draw for it, unread ones among them."""
-    drawn = self._draw + (self._held is not None)
+  def is_whole(self) -> bool:
+    """Whether it needs no further call, once the device has run its last."""
+    drawn = self._draw + (self.unjudged is not None)
     # The last token is judged by the call that would draw one more.
-    return self.request.max_tokens + self.is_judged - drawn
+    is_judged = self._judged is not None
+    return self.request.max_tokens + is_judged - drawn <= self.flying
 
   @property
   def tokens_left(self) -> int:
@@ -186,9 +204,20 @@ class Sequence:
     steps = 0 if self.search is None else self.search.step
     return self.request.max_tokens - self._draw - steps
 
-  def tokens(self, begin: int, end: int) -> np.ndarray:
-    """Returns tokens of the text, int32."""
-    return self._tokens[begin : min(end, self.length)]
+  @property
+  def stops(self) -> Several[int]:
+    """The lengths at which its prompt is recorded, ascending."""
+    return () if self.points is None else self.points.stops
+
+  @property
+  def resumable(self) -> prefix_tree.Text:
+    """The text whose beginning it may resume, its last token excluded.
+
+    A token whose successor is to be scored must run, so it is not resumed.
+    """
+    if self.is_begun or not self.request.scores_prompt:
+      return self.text()
+    return self.text(self.prior_tokens + 1)
 
   def text(self, length: int | None = None) -> prefix_tree.Text:
     """Returns the beginning of the text, all of it by default."""
@@ -202,96 +231,54 @@ class Sequence:
       self._memo,
     )
 
-  def stops(self, begin: int = 0) -> list[int]:
-    """Returns the lengths beyond `begin` at which its prompt is recorded."""
-    if self.points is None:
-      return []
-    return [stop for stop in self.points.stops if stop > begin]
+  def enter(self, phase: phases.Phase) -> None:
+    """Changes the phase; ValueError if it cannot follow."""
+    phases.check(self.number, self.phase, phase)
+    self.phase = phase
 
-  def resumable(self) -> prefix_tree.Text:
-    """Returns the text whose beginning it may resume, its last token excluded.
+  def update(self, output: Output) -> str | None:
+    """Applies what a call or a search gave the sequence.
 
-    A token whose successor is to be scored must run, so it is not resumed.
+    Returns why the sequence ends with it, None where it goes on or has ended
+    before.
     """
-    if self.is_begun or not self.request.scores_prompt:
-      return self.text()
-    return self.text(self.before + 1)
+    match output:
+      case Scored():
+        self._note_scored(*output)
+        return None
+      case Drawn():
+        self.flying -= 1
+        return self._take(output)
+      case Judged():
+        return self._judge(*output)
+      case _:
+        return self._find(output)
 
-  def waiting(self) -> schedule.Waiting:
-    """Returns its entry in the schedule's queue."""
-    deadline = None if len(self.request.drawn) else self.request.deadline
-    return schedule.Waiting(
-      self.number,
-      self.came,
-      self.tag,
-      self.request.priority,
-      None if deadline is None or self.is_begun else self.came + deadline,
-      overtaken=self.overtaken,
-      is_alone=self.request.scores_prompt,
+  def result(self) -> request_lib.Result:
+    """Returns the result so far."""
+    scores = likeliest = None
+    if self.request.scores_prompt:
+      scores, _, likeliest = rounds.concatenate(self._scored)
+    return request_lib.Result(
+      tokens=self._tokens[self.given : self.length].copy(),
+      text=''.join(self._pieces),
+      log_probabilities=np.array(self._log_probabilities, np.float32),
+      prompt_log_probabilities=scores,
+      reason=self.reason,
+      error=self.error,
+      reused=self.reused,
+      prompt_scores=self.prompt_scores,
+      prompt_alternatives=likeliest if self.request.alternatives else None,
     )
 
-  def running(self, left: int) -> schedule.Running:
-    """Returns its entry among the schedule's rows."""
-    key = left, self.passed, self.joined_at
-    if self._entry[0] != key:
-      self._entry = key, self._running(left)
-    return self._entry[1]
-
-  def _running(self, left: int) -> schedule.Running:
-    return schedule.Running(
-      self.number,
-      self.came,
-      left,
-      self.request.priority,
-      self.passed,
-      self.request.scores_prompt,
-      self.tag,
-      self.waited,
-      is_guided=not self.draws,
-    )
-
-  def join(self, row: int, length: int, now: float) -> None:
-    """Notes its row, which holds the first `length` tokens of its text."""
-    self._enter(phases.Phase.PREFILLING)
-    if not self.is_begun:
-      self.reused = min(length, self.prompt)
-    self.row = row
-    self.joined_at = now
-
-  def begin(self) -> None:
-    """Notes that its row holds all of its text."""
-    self._enter(phases.Phase.DRAWING if self.draws else phases.Phase.SEARCHING)
-
-  def park(self) -> None:
-    """Notes that it loses its row, and waits for another."""
-    self._enter(phases.Phase.PARKED)
-
-  def end(self, reason: str) -> None:
-    """Notes why it ends."""
-    self._enter(phases.Phase.ENDED)
-    self.reason = reason
-
-  def _enter(self, phase: phases.Phase) -> None:
-    phases.check(self.number, self._phase, phase)
-    self._phase = phase
-
-  def leave(self, now: float) -> None:
-    """Forgets its row."""
-    self.row = None
-    self._held = None
-    self.search = None
-    self.came += now - self.joined_at
-
-  def judge(self, begin: int, score_LC: np.ndarray) -> str | None:
-    """Notes the head's scores of prefilled or resumed tokens.
-
-    `score_LC` are float32 probabilities from position `begin` on. Returns why
-    the sequence ends, None where it goes on, as `take` and `find` do.
-    """
+  def _judge(self, begin: int, score_LC: np.ndarray) -> str | None:
+    """Notes the head's scores of prefilled or resumed tokens."""
+    if self.reason is not None:
+      return None
     self._judged.score_LC[begin : begin + len(score_LC)] = score_LC
+    self._record_scores()
     if not np.isfinite(score_LC).all():
-      self.error = self._bad_scores()
-      return 'error'
+      return self._fail(_BAD_SCORES)
     prompt_LC = score_LC[: max(self.prompt - begin, 0)]
     if len(prompt_LC):
       if self.prompt_scores is not None:
@@ -301,67 +288,46 @@ class Sequence:
       self._scores = tuple(score_LC[-1].tolist())
     return None
 
-  def take(
-    self,
-    token: int,
-    log_probability: float,
-    score_C: np.ndarray | None = None,
-    alternatives: request_lib.Alternatives = (),
-  ) -> str | None:
-    """Notes the token that a call drew, −1 where the logits were no numbers.
-
-    `score_C` are the head's of the token before it, None without a head;
-    `alternatives` the likeliest tokens in its place, as `Event` has them.
-    """
-    if self._held is not None:
-      if not np.isfinite(score_C).all():
-        self.error = self._bad_scores()
-        return 'error'
-      held, self._held = self._held, None
-      self._note(score_C)
-      reason = self._give(*held)
+  def _take(self, drawn: Drawn) -> str | None:
+    """Takes a drawn token, and gives out the one that it judges."""
+    if self.reason is not None:
+      # A stop token was appended before the host had read it.
+      if self.reason == 'stop_token' and drawn.score_C is not None:
+        self._judged.score_LC[self.length - 1] = drawn.score_C
+        self._record_scores()
+      return None
+    if self.unjudged is not None:
+      if not np.isfinite(drawn.score_C).all():
+        return self._fail(_BAD_SCORES)
+      judged, self.unjudged = self.unjudged, None
+      self._note_scores(drawn.score_C)
+      reason = self._give(judged)
       if reason is not None:
         return reason
-    if token < 0:
-      self.error = self._bad_logits()
-      return 'error'
-    if self.is_judged and token not in self._stops:
-      self._held = token, log_probability, alternatives
+    if drawn.token < 0:
+      return self._fail(_BAD_LOGITS)
+    if self._judged is not None and drawn.token not in self._stops:
+      self.unjudged = drawn
       return None
-    return self._give(token, log_probability, alternatives)
+    return self._give(drawn)
 
-  def take_late(self, score_C: np.ndarray) -> None:
-    """Notes the head's scores of a call that ran after the last token."""
-    if self.reason == 'stop_token':
-      self._judged.score_LC[self.length - 1] = score_C
-
-  def find(self, best: beam_paths.Beam) -> str | None:
+  def _find(self, best: beam_paths.Beam) -> str | None:
     """Gives out the tokens that a search found."""
     if not np.isfinite(best.probabilities).all():
-      self.error = self._bad_scores()
-      return 'error'
+      return self._fail(_BAD_SCORES)
     reason = None
     for number, token in enumerate(best.tokens):
       if best.probabilities:
-        self._note(best.probabilities[number], token not in self._stops)
-      reason = self._give(token, best.log_probabilities[number])
+        is_shown = token not in self._stops
+        self._note_scores(best.probabilities[number], is_shown)
+      reason = self._give(Drawn(token, best.log_probabilities[number]))
       if reason is not None:
         break
     return reason
 
-  def _note(self, score_C: np.ndarray, is_shown: bool = True) -> None:
-    """Notes the head's scores of the token that is given out next."""
-    self._judged.score_LC[self.length] = score_C
-    if is_shown:
-      self._scores = tuple(score_C.tolist())
-
-  def _give(
-    self,
-    token: int,
-    log_probability: float,
-    alternatives: request_lib.Alternatives = (),
-  ) -> str | None:
+  def _give(self, drawn: Drawn) -> str | None:
     """Gives out a token; returns why the sequence ends with it, or None."""
+    token, log_probability, _, alternatives = drawn
     piece = self._text.push(token)
     reason = self._text.reason
     self._tokens[self.length] = token
@@ -384,45 +350,39 @@ class Sequence:
     )
     return reason
 
-  def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
-    """Notes scores of `count` tokens' successors from `begin` on, once each."""
+  def _note_scores(self, score_C: np.ndarray, is_shown: bool = True) -> None:
+    """Notes the head's scores of the token that is given out next."""
+    self._judged.score_LC[self.length] = score_C
+    if is_shown:
+      self._scores = tuple(score_C.tolist())
+
+  def _record_scores(self) -> None:
+    """Adds scores that were not known before to the sequence's points."""
+    if self.points is not None:
+      self.points.add_scores(self.text())
+
+  def _note_scored(self, begin: int, count: int, scores: rounds.Scores) -> None:
+    """Notes scores of the prompt's tokens, each once."""
     end = min(begin + count, self.prompt - 1)
     if end > self._scored_to:
       kept = slice(max(self._scored_to - begin, 0), end - begin)
       self._scored.append((scores, kept))
       self._scored_to = end
 
-  def _bad_scores(self) -> request_lib.BadLogits:
-    return self._bad(
-      'what the token-level head gives a token is no number, so that nothing'
-      ' may be shown.'
-    )
-
-  def _bad_logits(self) -> request_lib.BadLogits:
-    return self._bad(
-      'its logits hold NaN or +inf, or nothing but -inf, so that no token can'
-      ' be drawn.'
-    )
-
-  def _bad(self, what: str) -> request_lib.BadLogits:
-    return request_lib.BadLogits(
-      f'sequence {self.number}, in row {self.row}, step {self._draw}: {what} It'
+  def _fail(self, why: str) -> str:
+    """Notes an error of the model; returns the reason 'error'."""
+    self.error = request_lib.BadLogits(
+      f'sequence {self.number}, in row {self.row}, step {self._draw}: {why} It'
       f' ends here, {self._draw} tokens after its prompt of {self.prompt}.'
     )
+    return 'error'
 
-  def result(self) -> request_lib.Result:
-    """Returns the result so far."""
-    scores = likeliest = None
-    if self.request.scores_prompt:
-      scores, _, likeliest = rounds.concatenate(self._scored)
-    return request_lib.Result(
-      tokens=self._tokens[self.given : self.length].copy(),
-      text=''.join(self._pieces),
-      log_probabilities=np.array(self._log_probabilities, np.float32),
-      prompt_log_probabilities=scores,
-      reason=self.reason,
-      error=self.error,
-      reused=self.reused,
-      prompt_scores=self.prompt_scores,
-      prompt_alternatives=likeliest if self.request.alternatives else None,
-    )
+
+_BAD_SCORES = (
+  'what the token-level head gives a token is no number, so that nothing may be'
+  ' shown.'
+)
+_BAD_LOGITS = (
+  'its logits hold NaN or +inf, or nothing but -inf, so that no token can be'
+  ' drawn.'
+)

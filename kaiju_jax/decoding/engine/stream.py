@@ -26,7 +26,9 @@ class Stream:
     self._sequence = sequence
     self._is_told = False
     self._dropped = weakref.finalize(
-      self, engine.abandon, functools.partial(engine.cancel, sequence)
+      self,
+      engine.call_between_rounds,
+      functools.partial(engine.cancel, sequence),
     )
     self._dropped.atexit = False
 

@@ -270,7 +270,7 @@ def test_a_begun_text_is_admitted_and_waits_without_a_deadline():
 def test_a_reader_is_not_taken_for_one_of_tokens_that_came_before():
   request = Request([1] * 5, 40, drawn=[2] * 30)
   one = sequence_lib.Sequence(1, request, np.ones(5, np.int32), stop.Text(None))
-  one.join(0, 0, 0.0)
-  one.begin()
+  one.enter(phases.Phase.PREFILLING)
+  one.enter(phases.Phase.DRAWING)
   paced = pacing.Pacing(pacing.Pace(8, 30))
   assert not paced.find_early([one], 0.0)

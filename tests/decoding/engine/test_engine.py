@@ -8,12 +8,14 @@ is held against each request's run alone, in an engine that reuses nothing.
 import functools
 import itertools
 import random
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
@@ -56,9 +58,8 @@ class Alone:
     """Returns an engine without points."""
     assert not self.decoder.account.open_rows
     self.forget()
-    engine = engine_lib.Engine(self.decoder, chunk=CHUNK, **options)
-    engine.rounds = self._rounds
-    return engine
+    with mock.patch.object(compiled, 'Rounds', lambda *_: self._rounds):
+      return engine_lib.Engine(self.decoder, chunk=CHUNK, **options)
 
   def forget(self):
     tree = self.decoder.account.tree
@@ -234,7 +235,7 @@ def lived(alone, steps, seed, ahead):
   assert life.compared > steps // 5
   assert life.reused > 5 * life.compared and life.parked > steps // 50
   assert alone.decoder.account.tree.evicted > evicted + steps // 5
-  assert life.engine.is_idle and not len(life.engine._flights)
+  assert life.engine.is_idle and not len(life.engine._inflight)
 
 
 @pytest.mark.parametrize('ahead', [False, True])

@@ -79,8 +79,8 @@ def make(monkeypatch):
     monkeypatch.setattr(
       searches,
       'Searches',
-      lambda decoder, _, __, is_recorded: fake_device.Searches(
-        decoder, bad, is_recorded
+      lambda decoder, _, judge, is_recorded: fake_device.Searches(
+        decoder, bad, judge is not None, is_recorded
       ),
     )
     engines.append(
@@ -108,7 +108,7 @@ def nothing_is_left(engine):
   """Ends what goes on, and asserts that all is free."""
   engine.drain(0.0)
   assert engine.is_idle
-  assert not len(engine._flights)
+  assert not len(engine._inflight)
   assert len(engine._shares) == 0
   assert fake_device.is_empty(engine.decoder)
 
@@ -170,7 +170,7 @@ def test_sequences_draw_what_their_texts_say(make, ahead, head):
     assert {event.scores for one in several for event in one.events} == {None}
     assert {one.result().prompt_scores for one in several} == {None}
   # Nothing that was dispatched waits to be read.
-  assert engine.is_idle and not len(engine._flights)
+  assert engine.is_idle and not len(engine._inflight)
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -461,7 +461,7 @@ def test_nothing_that_was_dispatched_waits_to_be_read(make):
   one = engine.submit(make_request(5, 20, 1, stop_tokens=[whole[4]]))
   ended(engine, one)
   assert is_expected(one) and one.reason == 'stop_token'
-  assert engine.is_idle and not len(engine._flights) and one.flying == 0
+  assert engine.is_idle and not len(engine._inflight) and one.flying == 0
 
 
 def test_a_scored_prompt_that_was_parked_has_its_scores_once():
@@ -473,7 +473,7 @@ def test_a_scored_prompt_that_was_parked_has_its_scores_once():
       np.arange(begin, begin + count, dtype=np.float32),
       np.zeros(count, bool),
     )
-    one.score(begin, count, scores)
+    one.update(sequence_lib.Scored(begin, count, scores))
   found = one.result().prompt_log_probabilities
   np.testing.assert_array_equal(found, np.arange(8))
 
@@ -558,7 +558,7 @@ def test_what_is_judged_on_the_device_is_waited_for_and_resumed(make):
   second = engine.submit(make_request(12, 3, 1))
   (point,) = tree.points()
   assert np.isnan(tree.scores(tree.match(second.text()))).any()
-  assert len(engine._flights) == 1
+  assert len(engine._inflight) == 1
   engine.advance()
   assert second.row is not None and second.reused == 11 and point in tree
   ended(engine, first, second)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
+from kaiju_jax.decoding.beam import calls as beam_calls
 from kaiju_jax.decoding.beam import search as beam
 from kaiju_jax.decoding.beam import slots as beam_slots
 from kaiju_jax.decoding.device import decoder as decoder_lib
@@ -69,20 +71,31 @@ class World:
   def engine(self, **options):
     """Returns an engine without points."""
     self.forget()
-    engine = engine_lib.Engine(
-      self.decoder,
-      tokenizer.Bytes(),
-      chunk=CHUNK,
-      head=head_of(),
-      candidates=CANDIDATES,
-      **options,
-    )
-    if self.rounds is None:
-      self.rounds, self.calls = engine.rounds, engine._searches._calls
-      # Prompts of any number in one call, and all rows in a step.
-      self.rounds._shapes, self.rounds._widths = [(4, CHUNK)], [ROWS]
-    engine.rounds, engine._searches._calls = self.rounds, self.calls
-    return engine
+    make_rounds, make_calls = compiled.Rounds, beam_calls.Calls
+
+    def rounds(*arguments):
+      if self.rounds is None:
+        self.rounds = make_rounds(*arguments)
+        # Prompts of any number in one call, and all rows in a step.
+        self.rounds._shapes, self.rounds._widths = [(4, CHUNK)], [ROWS]
+      return self.rounds
+
+    def calls(*arguments):
+      self.calls = self.calls or make_calls(*arguments)
+      return self.calls
+
+    with (
+      mock.patch.object(compiled, 'Rounds', rounds),
+      mock.patch.object(beam_calls, 'Calls', calls),
+    ):
+      return engine_lib.Engine(
+        self.decoder,
+        tokenizer.Bytes(),
+        chunk=CHUNK,
+        head=head_of(),
+        candidates=CANDIDATES,
+        **options,
+      )
 
   def forget(self):
     while self.decoder.account.tree.evict():

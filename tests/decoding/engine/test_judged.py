@@ -155,7 +155,7 @@ def test_without_a_head_a_step_computes_and_returns_nothing_of_it(generator):
   assert 'logistic' not in texts['plain'] and 'logistic' in texts['judged']
   request = dataclasses.replace(REQUESTS[3], tokens=[1])
   sequence = sequence_lib.Sequence(1, request, np.ones(1), stop.Text(None))
-  assert sequence.take(7, -0.5) == 'length'
+  assert sequence.update(sequence_lib.Drawn(7, -0.5)) == 'length'
   assert sequence.events[0].scores is None
   assert sequence.result().prompt_scores is None
 

@@ -82,7 +82,7 @@ def drawn(text, stops, rng):
   one.begin()
   groups, reason = [], None
   for token in text.encode():
-    reason = one.take(token, -float(token))
+    reason = one.update(sequence_lib.Drawn(token, -float(token)))
     scores = rng.choice([LOW, MIDDLE])
     event = one.events.popleft()._replace(scores=scores)
     if not groups or rng.random() < 0.5:

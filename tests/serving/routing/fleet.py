@@ -180,7 +180,7 @@ class Fleet:
         found[f'{number} rows'] = len(engine.decoder.account.open_rows)
         found[f'{number} waiting'] = len(engine._waiting)
         found[f'{number} running'] = len(engine._running)
-        found[f'{number} unread'] = len(engine._flights)
+        found[f'{number} unread'] = len(engine._inflight)
     return {name: count for name, count in found.items() if count}
 
   async def nothing_is_left(self, seconds=5.0):

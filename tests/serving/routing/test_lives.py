@@ -25,8 +25,8 @@ def make(monkeypatch):
   monkeypatch.setattr(
     searches,
     'Searches',
-    lambda decoder, _, __, is_recorded: fake_device.Searches(
-      decoder, None, is_recorded
+    lambda decoder, _, judge, is_recorded: fake_device.Searches(
+      decoder, None, judge is not None, is_recorded
     ),
   )
   fleets = []
