@@ -37,9 +37,11 @@ def is_consistent(engine, sequences) -> bool:
   for one in sequences:
     name = one.phase.name
     has_row = name in ('PREFILLING', 'DRAWING', 'SEARCHING')
-    assert has_row == (one.row is not None) == (one.number in engine._running)
+    assert (
+      has_row == (one.row is not None) == (one.number in engine.state.running)
+    )
     waits = name in ('WAITING', 'PARKED')
-    assert waits == (one.number in engine._waiting)
+    assert waits == (one.number in engine.state.waiting)
     assert (name == 'ENDED') == (one.reason is not None)
     if has_row:
       held = engine.decoder.length_of(one.row)

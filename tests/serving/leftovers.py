@@ -27,8 +27,8 @@ def of_context(context) -> dict:
     engine = worker.engine
     found |= {
       f'streams of {number}': len(worker._streams),
-      f'waiting at {number}': list(engine._waiting),
-      f'running at {number}': list(engine._running),
+      f'waiting at {number}': list(engine.state.waiting),
+      f'running at {number}': list(engine.state.running),
       f'rows of {number}': list(engine.decoder.account.open_rows),
       f'rounds of {number} that nobody has read': len(engine._inflight),
     }

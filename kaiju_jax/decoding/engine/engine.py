@@ -1,19 +1,20 @@
-"""The engine: runs many sequences over one decoder's rows, in rounds.
+"""Continuous batching: many sequences over one decoder's rows, in rounds.
 
     engine = Engine(decoder, tokenizer)
     sequence = engine.submit(request)
     while sequence.reason is None:
       engine.advance()
 
-A round is one step of all rows that draw, one chunk of prompts, and one step of
-a search (`searches.py`), as `schedule.plan` chooses; so a long prompt delays
-the others by a chunk per token, not by its whole length. There is no thread: a
-caller that waits for a token runs the rounds. A round is whole or has not
-begun: Ctrl-C raises after it.
+A round is planned (`state.py`, `schedule.py`), dispatched and read
+(`inflight.py`), and applied to its sequences (`Sequence.update`). It is one
+step of all rows that draw, one chunk of prompts, and one step of a search
+(`searches.py`): a long prompt delays the others by a chunk per token. There is
+no thread: a caller that waits for a token runs the rounds. Ctrl-C takes effect
+between rounds.
 
 Texts stay in the decoder's prefix tree when their sequences end. A prompt
-resumes the longest beginning that a point has (`recording.py`): an earlier
-turn, another candidate, or another user's text with the same character.
+resumes the longest beginning that was recorded: an earlier turn, another
+candidate, or another user's text with the same character.
 
 With `ahead`, a round is dispatched before the tokens of the one before it are
 read. The host's work then overlaps the device's, and a stop is noticed a round
@@ -37,9 +38,9 @@ from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import schedule
-from kaiju_jax.decoding.engine import schedule_inputs
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.engine import state as state_lib
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
@@ -112,24 +113,19 @@ class Engine:
     self._ahead = int(ahead)
     self._clock = clock
     self.recorder = recording.Recorder(decoder.account.tree)
-    self._waiting: dict[int, sequence_lib.Sequence] = {}
-    self._running: dict[int, sequence_lib.Sequence] = {}
     classes = 0 if self.judge is None else len(self.judge.names)
     self._inflight = inflight.InFlight(
       decoder, self.rounds, classes, alternatives
     )
-    self._shares = schedule.Shares()
-    self._lookups = schedule_inputs.Lookups(decoder.account, self._reuses)
+    self.state = state_lib.State(decoder, self._reuses, chunk, pace)
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
-    self._pace = admission.Pace(chunk)
-    self._pacing = pacing.Pacing(pace)
     self._is_draining = False
 
   @property
   def is_idle(self) -> bool:
     """Whether no sequence waits or runs."""
-    return not (self._waiting or self._running)
+    return not (self.state.waiting or self.state.running)
 
   def check(
     self,
@@ -197,10 +193,11 @@ class Engine:
       one.reusable = needs[1]
     # A text that has begun was admitted before.
     if self.limits != admission.Limits() and not len(request.drawn):
-      admission.refuse(self.limits, self.load(), self._pace, self._left(one))
+      state = self.state
+      left = state.count_left(one)
+      admission.refuse(self.limits, state.load(), state.durations, left)
     one.came = one.read_at = self._clock()
-    one.tag = self._shares.tag(one.owner, one.room)
-    self._waiting[one.number] = one
+    self.state.add(one)
     return one
 
   def advance(self) -> None:
@@ -208,28 +205,28 @@ class Engine:
     with interrupts.delay():
       self.collect_abandoned()
       begun = self._clock()
-      plan = self._plan(begun)
+      plan = self.state.plan(begun, self.rounds.shapes)
       for number in plan.late:
-        self._expire(self._waiting[number])
+        self._expire(self.state.waiting[number])
       if plan.park:
         # The tokens read here may end these sequences, and others.
         self._read_all()
       for one in self._in_rows(plan.park):
         self._park(one)
       for number in plan.overtaken:
-        self._waiting[number].overtaken += 1
+        self.state.waiting[number].overtaken += 1
       for number in plan.join:
-        self._join_if_it_fits(self._waiting[number])
-      if self._waiting and not self._running and not plan.park:
-        self._join(next(iter(self._waiting.values())))
+        self._join_if_it_fits(self.state.waiting[number])
+      if self.state.waiting and not self.state.running and not plan.park:
+        self._join(next(iter(self.state.waiting.values())))
       steps = self._dispatch(plan)
-      while len(self._inflight) > (self._ahead if self._running else 0):
+      while len(self._inflight) > (self._ahead if self.state.running else 0):
         self._read_round()
       for one in () if self._ahead else self._in_rows(plan.search):
         self._finish(one, self._searches.finish_step(one))
       seconds = self._clock() - begun
       if steps or plan.prefill:
-        self._pace.note(seconds, bool(steps), bool(plan.prefill))
+        self.state.durations.note(seconds, bool(steps), bool(plan.prefill))
 
   def cancel(self, sequence: sequence_lib.Sequence) -> None:
     """Ends a sequence that has not ended, and frees its row."""
@@ -249,7 +246,7 @@ class Engine:
     lease = self.limits.lease
     if lease is not None:
       now = self._clock()
-      for one in (*self._waiting.values(), *self._running.values()):
+      for one in self.state.sequences():
         if now - one.read_at > lease:
           self.cancel(one)
 
@@ -267,7 +264,7 @@ class Engine:
     end = self._clock() + seconds
     while not self.is_idle and self._clock() < end:
       self.advance()
-    rest = [*self._waiting.values(), *self._running.values()]
+    rest = self.state.sequences()
     with interrupts.delay():
       self._read_all()
       for one in rest:
@@ -276,44 +273,17 @@ class Engine:
 
   def load(self) -> admission.Load:
     """Returns the engine's load at the moment."""
-    return self._pace.load(
-      [self._work(one) for one in self._waiting.values()],
-      [self._work(one) for one in self._running.values()],
-      self.decoder.account.free,
-      len(self.decoder.account.tree),
-    )
-
-  def _work(self, one: sequence_lib.Sequence) -> admission.Work:
-    return admission.Work(self._left(one), one.tokens_left)
-
-  def _left(self, one: sequence_lib.Sequence) -> int:
-    """Returns how many tokens are to be prefilled before it draws."""
-    if one.is_drawing:
-      return 0
-    if one.row is None:
-      return one.length - one.reusable
-    return one.length - self.decoder.length_of(one.row)
-
-  def _plan(self, now: float) -> schedule.Round:
-    account = self.decoder.account
-    left = {number: self._left(one) for number, one in self._running.items()}
-    known = schedule_inputs.describe(
-      self._lookups, self._waiting, self._running, left, now
-    )
-    budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
-    early = self._pacing.find_early(self._running.values(), now)
-    return schedule.plan(known.waiting, known.running, budget, now, early)
+    return self.state.load()
 
   def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
-    """Gives a row to a sequence that was found to fit.
+    """Gives a row to a sequence; it waits on if it needs more pages by now.
 
-    A sequence that joined before it may have displaced its point, so that it
-    needs more pages now. Then it waits on.
+    One that joined before it may have displaced what it was to resume.
     """
     try:
       self._join(one)
     except pages_lib.Full:
-      if not self._running:
+      if not self.state.running:
         raise
 
   def _join(self, one: sequence_lib.Sequence) -> None:
@@ -333,10 +303,7 @@ class Engine:
         self._release_row(row, match)
         return
       one.update(sequence_lib.Judged(0, score_LC))
-    del self._waiting[one.number]
-    self._running[one.number] = one
-    if not one.is_begun:
-      self._shares.note_joined(one.tag, one.room)
+    self.state.join(one)
     one.enter(phases.Phase.PREFILLING)
     if not one.is_begun:
       one.reused = min(length, one.prompt)
@@ -361,7 +328,7 @@ class Engine:
   def _requeue(self, one: sequence_lib.Sequence) -> None:
     one.enter(phases.Phase.PARKED)
     self._close(one)
-    self._waiting[one.number] = one
+    self.state.waiting[one.number] = one
 
   def _expire(self, one: sequence_lib.Sequence) -> None:
     one.error = request_lib.Late(
@@ -376,7 +343,7 @@ class Engine:
     going = self._in_rows(plan.draw)
     if going:
       self._inflight.step(going)
-    for one in self._running.values():
+    for one in self.state.running.values():
       one.passed += one.phase is not phases.Phase.DRAWING
     prompts = self._in_rows(plan.prefill)
     if prompts:
@@ -431,21 +398,17 @@ class Engine:
       self._read_round()
 
   def _find_scores(self, match: prefix_tree.Match | None) -> np.ndarray | None:
-    """Returns the head's scores of resumed tokens; None without any or a head.
-
-    It waits for all rounds if a call that scores them is not read yet. A score
-    is NaN if no call will give it.
-    """
+    """Returns the head's scores of resumed tokens, NaN if none will come."""
     if match is None or self.judge is None:
       return None
     tree = self.decoder.account.tree
     if np.isnan(tree.scores(match)).any():
-      self._read_all()
+      self._read_all()  # A call that scores them may be in flight.
     return tree.scores(match)
 
   def _in_rows(self, numbers: Sequence[int]) -> list[sequence_lib.Sequence]:
     """Returns the sequences of a plan that have not lost their rows since."""
-    return [self._running[x] for x in numbers if x in self._running]
+    return [self.state.running[x] for x in numbers if x in self.state.running]
 
   def _record(self, one: sequence_lib.Sequence) -> None:
     """Makes a point of a sequence's row, if that holds text.
@@ -462,19 +425,12 @@ class Engine:
       one.points.record(text, pages)
 
   def _finish(self, one: sequence_lib.Sequence, reason: str | None) -> None:
-    """Ends a sequence, wherever it is, and frees its row; once.
-
-    Without a reason it goes on.
-    """
+    """Ends a sequence and frees its row; does nothing without a reason."""
     if reason is None or one.reason is not None:
       return
     one.enter(phases.Phase.ENDED)
     one.reason = reason
-    self._waiting.pop(one.number, None)
-    if not one.is_begun:
-      self._shares.note_unserved(one.owner, one.room)
-      if not self._waiting:
-        self._shares.clear()
+    self.state.drop(one)
     if one.row is not None:
       # A round ahead, bad logits may have left the window's pages.
       if one.error is None:
@@ -486,7 +442,7 @@ class Engine:
       one.points.end()
 
   def _close(self, one: sequence_lib.Sequence) -> None:
-    del self._running[one.number]
+    del self.state.running[one.number]
     self.decoder.close(one.row)
     one.row = one.unjudged = one.search = None
     one.came += self._clock() - one.joined_at

@@ -65,9 +65,9 @@ class _Reader:
 
 
 class Pacing:
-  """The readers of one engine's streams; `pace` is None where none waits."""
+  """The readers of one engine's streams."""
 
-  def __init__(self, pace: Pace | None):
+  def __init__(self, pace: Pace):
     self._pace = pace
     self._readers: weakref.WeakKeyDictionary[sequence_lib.Sequence, _Reader] = (
       weakref.WeakKeyDictionary()
@@ -80,8 +80,6 @@ class Pacing:
 
     A second call with the same sequences and time returns the same.
     """
-    if self._pace is None:
-      return frozenset()
     early = []
     for one in running:
       if one.phase is phases.Phase.DRAWING:

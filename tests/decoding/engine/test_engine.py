@@ -258,15 +258,15 @@ def test_what_sits_out_for_others_has_the_bits_of_each_alone(alone, ahead):
   wanted = [alone.result(one) for one in distinct]
   ticks, pace = itertools.count(), pacing.Pace(1, 2)
   engine = alone.engine(ahead=ahead, pace=pace, clock=lambda: next(ticks) / 100)
-  plan, sat_out = engine._plan, []
+  plan, sat_out = engine.state.plan, []
 
-  def noted(now):
-    found = plan(now)
-    drawing = [x.number for x in engine._running.values() if x.is_drawing]
+  def noted(*now):
+    found = plan(*now)
+    drawing = [x.number for x in engine.state.running.values() if x.is_drawing]
     sat_out.extend(x for x in drawing if found.prefill and x not in found.draw)
     return found
 
-  engine._plan = noted
+  engine.state.plan = noted
   opened = []
   while len(opened) < len(distinct) or not engine.is_idle:
     going = [one for one in opened if one.reason is None]

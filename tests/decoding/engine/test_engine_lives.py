@@ -21,7 +21,6 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import schedule
-from kaiju_jax.decoding.engine import schedule_inputs
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.engine import stream as stream_lib
@@ -109,7 +108,7 @@ def nothing_is_left(engine):
   engine.drain(0.0)
   assert engine.is_idle
   assert not len(engine._inflight)
-  assert len(engine._shares) == 0
+  assert len(engine.state.shares) == 0
   assert fake_device.is_empty(engine.decoder)
 
 
@@ -308,9 +307,9 @@ def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
   ended(engine, first, second, soon)
   # A round that took very long: one that waits for nobody is not refused, or
   # nobody would ever find out that rounds are short again.
-  engine._pace.step.mean = engine._pace.chunk.mean = 1e6
+  engine.state.durations.step.mean = engine.state.durations.chunk.mean = 1e6
   ended(engine, engine.submit(make_request(60, 2, 4)))
-  assert engine._pace.step.mean < 1e6
+  assert engine.state.durations.step.mean < 1e6
 
 
 def test_the_load_can_be_asked_while_others_hold_all_rows(make):
@@ -497,7 +496,7 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
   engine.advance()
   counted(account.tree, '_longest')
   counted(account, 'free_pages')
-  counted(schedule_inputs, '_looked_up')
+  counted(engine.state, '_find_needs')
   for _ in range(5):
     engine.advance()
   assert not asked_for
@@ -505,7 +504,7 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
   for _ in range(5):
     engine.advance()
   assert not large.is_begun and one.reason is None
-  assert asked_for == ['_longest', '_looked_up', *['free_pages'] * 5]
+  assert asked_for == ['_longest', '_find_needs', *['free_pages'] * 5]
   ended(engine, one, large)
   assert is_expected(one) and is_expected(large)
 
@@ -643,7 +642,7 @@ def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
     with pytest.raises(MemoryError):
       engine.advance()
     assert len(engine.decoder.account.tree) == points
-    assert len(engine.decoder.account.open_rows) == len(engine._running)
+    assert len(engine.decoder.account.open_rows) == len(engine.state.running)
   ended(engine, *several)
   assert all(map(is_expected, several))
 
@@ -765,8 +764,8 @@ class Life:
   def check(self):
     engine = self.engine
     rows = engine.decoder.account.open_rows
-    assert sorted(x.row for x in engine._running.values()) == list(rows)
-    assert not set(engine._running) & set(engine._waiting)
+    assert sorted(x.row for x in engine.state.running.values()) == list(rows)
+    assert not set(engine.state.running) & set(engine.state.waiting)
     assert phase_table.is_consistent(engine, [one for _, one in self.open])
     going = []
     for user, one in self.open:
@@ -805,17 +804,16 @@ def lived(make, count, seed, ahead, head=None, guided=0.0):
     extra=9 if guided else 0,
   )
   life = Life(engine, clock, rng, bad, head is not None, guided)
-  plan = engine._plan
+  plan = engine.state.plan
 
-  def compared(now):
+  def compared(*arguments):
     """What a round reuses of earlier lookups is what fresh ones find."""
-    found, kept = plan(now), engine._lookups
-    engine._lookups = schedule_inputs.Lookups(kept.account, kept.reuses)
-    assert plan(now) == found
-    engine._lookups = kept
+    found = plan(*arguments)
+    engine.state._found_for = None
+    assert plan(*arguments) == found
     return found
 
-  engine._plan = compared
+  engine.state.plan = compared
   parked, park = [], engine._park
   engine._park = lambda one: (parked.append(one), park(one))
   while life.count < count:

@@ -195,17 +195,17 @@ def test_lives_end_alike_with_a_pace(make, ahead, pace):
   """Texts, deadlines, stops and cancelled ones, as without."""
   rng, clock = random.Random(3), test_engine_lives.Clock()
   engine = make(rows=4, counts=(60, 24), ahead=ahead, clock=clock, pace=pace)
-  plan, sat_out = engine._plan, 0
+  plan, sat_out = engine.state.plan, 0
 
-  def counted(now):
+  def counted(*now):
     nonlocal sat_out
-    found = plan(now)
-    assert plan(now) == found
-    drawing = sum(one.is_drawing for one in engine._running.values())
+    found = plan(*now)
+    assert plan(*now) == found
+    drawing = sum(one.is_drawing for one in engine.state.running.values())
     sat_out += found.draw == () and drawing > 0
     return found
 
-  engine._plan = counted
+  engine.state.plan = counted
   open_, done = [], collections.Counter()
   for number in range(400):
     if rng.random() < 0.25:

@@ -187,7 +187,7 @@ def test_whoever_leaves_is_logged_so(server, written, monkeypatch, stream):
       b'Content-Length: %d\r\n\r\n%s'
       % (int(port), server.tokens['ann'].encode(), len(data), data)
     )
-    while not server.engine._running:
+    while not server.engine.state.running:
       time.sleep(0.01)
   (line,) = written.lines(1)
   assert 'disconnected' in line['reason']

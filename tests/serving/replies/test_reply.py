@@ -78,8 +78,6 @@ def drawn(text, stops, rng):
   )
   shown = stop.Text(BYTES, one_request.stop_tokens, one_request.stop_strings)
   one = sequence_lib.Sequence(0, one_request, [1], shown)
-  one.join(0, 0, 0.0)
-  one.begin()
   groups, reason = [], None
   for token in text.encode():
     reason = one.update(sequence_lib.Drawn(token, -float(token)))
@@ -90,7 +88,7 @@ def drawn(text, stops, rng):
     groups[-1].append(event)
     if reason:
       break
-  one.end(reason)
+  one.reason = reason
   return groups, one.result()
 
 

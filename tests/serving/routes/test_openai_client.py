@@ -475,7 +475,7 @@ def test_an_engine_that_is_too_busy_says_when_to_come_again(tmp_path):
     running_streams = []
     for waiting in 0, 1:  # One has the row, and one waits for it.
       running_streams.append(chat(ann, stream=True, max_tokens=200))
-      while len(server.engine._waiting) != waiting:
+      while len(server.engine.state.waiting) != waiting:
         time.sleep(0.005)
     with pytest.raises(openai.RateLimitError) as caught:
       chat(ann)

@@ -55,7 +55,7 @@ class Mortal:
 
   def clear(self):
     """Empties a dead engine, for another worker."""
-    for one in (*self._running.values(), *self._waiting.values()):
+    for one in self.state.sequences():
       self.cancel(one)
     self.decoder.account.tree.clear()
     self.fuse, self._is_draining = None, False
@@ -178,8 +178,8 @@ class Fleet:
         engine = one.worker.engine
         found[f'{number} streams'] = len(one.worker._streams)
         found[f'{number} rows'] = len(engine.decoder.account.open_rows)
-        found[f'{number} waiting'] = len(engine._waiting)
-        found[f'{number} running'] = len(engine._running)
+        found[f'{number} waiting'] = len(engine.state.waiting)
+        found[f'{number} running'] = len(engine.state.running)
         found[f'{number} unread'] = len(engine._inflight)
     return {name: count for name, count in found.items() if count}
 

@@ -197,7 +197,7 @@ def test_the_last_replicas_end_is_an_error_of_the_server(server):
 
   reading = threading.Thread(target=read)
   reading.start()
-  while not any(one.engine._running for one in server.workers):
+  while not any(one.engine.state.running for one in server.workers):
     time.sleep(0.01)
   kill(server, 0)
   kill(server, 1)
