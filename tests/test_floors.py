@@ -240,7 +240,7 @@ def test_files_and_functions_are_short():
 def test_the_engine_hands_out_none_of_its_private_methods():
   """Calls return records; a private method is called by its own class alone."""
   handed = []
-  for _, name, tree in sources():
+  for _, name, tree in source_files.sources():
     if not name.startswith('kaiju_jax/decoding/engine/'):
       continue
     for one in ast.walk(tree):
