@@ -1,4 +1,4 @@
-"""Fits the limits of stored keys and values to a text, and writes an export.
+"""Fit the limits of stored keys and values to a text, and write an export.
 
     python -m experiments.calibrate --model=runs/chat --text=chats.jsonl \\
       --out=chat.kaiju
@@ -13,32 +13,41 @@ another text instead. Whether the model keeps its characters then, says
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from absl import app
-from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
-_MODEL = flags.DEFINE_string('model', None, 'A workdir or an export.')
-_TEXT = flags.DEFINE_string('text', None, 'The text that limits are fitted to.')
-_PER_TENSOR = flags.DEFINE_bool(
-  'per_tensor', False, 'Give each int8 weight one scale.'
-)
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # A workdir or an export.
+  model: str
+  # The text that limits are fitted to.
+  text: str | None = None
+  # Give each int8 weight one scale.
+  per_tensor: bool = False
+  # A new folder.
+  out: str
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _MODEL, _OUT)
-  if not (_TEXT.value or _PER_TENSOR.value):
+  settings = FLAGS.read(argv)
+  if not (settings.text or settings.per_tensor):
     raise app.UsageError('--text or --per_tensor must be given.')
   from kaiju_jax.gates import calibrate
   from kaiju_jax.storage import folders
 
-  folders.refuse_existing(_OUT.value)
+  folders.refuse_existing(settings.out)
   calibrate.write(
-    _MODEL.value, _OUT.value, _TEXT.value or '', _PER_TENSOR.value
+    settings.model, settings.out, settings.text or '', settings.per_tensor
   )
-  print(f'Written: {_OUT.value}')
+  print(f'Written: {settings.out}')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Exports what people said of replies as data to train on, of those who agree.
+"""Export what people said of replies as training data, of those who agree.
 
     python -m experiments.feedback --store=runs/server --out=runs/feedback
     python -m experiments.feedback --store=redis://HOST:6379/0 \
@@ -22,40 +22,40 @@ the export: who withdrew, or deleted a conversation, is in it no longer.
 """
 
 from collections.abc import Sequence
-
-from absl import flags
+import dataclasses
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
-_STORE = flags.DEFINE_string(
-  'store',
-  None,
-  "A server's folder, its characters.sqlite, or its Redis: redis://HOST:PORT/0.",
-)
-_FOLDER = flags.DEFINE_string(
-  'folder',
-  '',
-  "The server's folder, with its tokens and key; needed with a Redis.",
-)
-_OUT = flags.DEFINE_string('out', None, 'The folder of the export.')
-_HELD_OUT = flags.DEFINE_float(
-  'held_out', 0.1, 'Share of the people in held_out.jsonl.', 0.0, 1.0
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # A server's folder, its characters.sqlite, or its Redis: redis://HOST:PORT/0.
+  store: str
+  # The server's folder, with its tokens and key; needed with a Redis.
+  folder: str = ''
+  # The folder of the export.
+  out: str
+  # Share of the people in held_out.jsonl.
+  held_out: flags.Share = 0.1
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _STORE, _OUT)
+  settings = FLAGS.read(argv)
   from kaiju_jax.alignment.feedback import export
   from kaiju_jax.alignment.feedback import report
   from kaiju_jax.app import server_folder
   from kaiju_jax.serving.http import auth
 
-  folder, which = server_folder.find(_STORE.value, _FOLDER.value)
+  folder, which = server_folder.find(settings.store, settings.folder)
   key = server_folder.read_key(folder)
   tokens = auth.Tokens(folder / auth.FILE)
   store = server_folder.open_store(folder, which)
   try:
-    result = export.export(store, tokens, key, _OUT.value, _HELD_OUT.value)
+    result = export.export(store, tokens, key, settings.out, settings.held_out)
   finally:
     store.close()
   print('\n'.join(report.describe(result)))

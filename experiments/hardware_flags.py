@@ -7,46 +7,16 @@
 """
 
 from collections.abc import Mapping
+import dataclasses
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
 
-from absl import flags
-
 from kaiju_jax import tpu_gpu_configs
+from kaiju_jax.runs import flags
 from kaiju_jax.sharding import config as sharding_config
-
-_FSDP = flags.DEFINE_integer(
-  'fsdp', None, 'Devices that rows and stored weights are split over.', 1
-)
-_TENSOR = flags.DEFINE_integer(
-  'tensor', None, 'Devices that each matrix in use is split over.', 1
-)
-_ACCELERATOR = flags.DEFINE_string(
-  'accelerator',
-  None,
-  'A slice of tpu_gpu_configs/: its mesh (--fsdp and --tensor override it),'
-  ' XLA flags and environment.',
-)
-_MULTIHOST = flags.DEFINE_bool(
-  'multihost',
-  False,
-  'Whether this is one of several processes that train together, one per host.'
-  ' Slurm, Open MPI, Kubernetes and Cloud TPU tell a process which it is.',
-)
-_COORDINATOR = flags.DEFINE_string(
-  'coordinator',
-  None,
-  'HOST:PORT of process 0, without a cluster manager.',
-)
-_PROCESSES = flags.DEFINE_integer(
-  'processes', None, 'Number of processes; goes with --coordinator.', 1
-)
-_PROCESS = flags.DEFINE_integer(
-  'process', None, 'Number of this process, from 0; goes with --coordinator.', 0
-)
 
 # The variable in which libtpu reads flags of that prefix. XLA and libtpu exit
 # at flags that they do not know.
@@ -60,54 +30,75 @@ _COMPLAINT = re.compile(
 _TRIAL_S = 120
 
 
-def prepare() -> sharding_config.MeshConfig | None:
-  """Returns the mesh of the flags, None for one device; sets the environment.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hardware:
+  """The devices of a run."""
 
-  Call it before jax looks for devices. Variables that are already set keep
-  their values; XLA's flags in them come last and override the accelerator's.
-  XLA ends a process at a flag that its version does not know, so another
-  process tries the flags first. The `xla_tpu_*` flags belong to libtpu, which
-  exists only on a TPU, so they are set untested.
+  # Devices that rows and stored weights are split over.
+  fsdp: flags.Positive | None = None
+  # Devices that each matrix in use is split over.
+  tensor: flags.Positive | None = None
+  # A slice of tpu_gpu_configs/: its mesh (--fsdp and --tensor override it), XLA
+  # flags and environment.
+  accelerator: str | None = None
+  # Whether this is one of several processes that train together, one per host.
+  # Slurm, Open MPI, Kubernetes and Cloud TPU tell a process which it is.
+  multihost: bool = False
+  # HOST:PORT of process 0, without a cluster manager.
+  coordinator: str | None = None
+  # Number of processes; goes with --coordinator.
+  processes: flags.Positive | None = None
+  # Number of this process, from 0; goes with --coordinator.
+  process: flags.NonNegative | None = None
 
-  Raises:
-    ValueError: the accelerator is unknown, or XLA refuses its flags.
-  """
-  mesh = None
-  if _ACCELERATOR.value is not None:
-    accelerator = tpu_gpu_configs.load(_ACCELERATOR.value)
-    given = _flag_variables(accelerator.flags, accelerator.environment)
-    _try(given['XLA_FLAGS'])
-    _set_environment(given, accelerator.environment)
-    mesh = accelerator.mesh
-  if _FSDP.value or _TENSOR.value:
-    mesh = sharding_config.MeshConfig(_FSDP.value or 1, _TENSOR.value or 1)
-  return mesh
+  def prepare(self) -> sharding_config.MeshConfig | None:
+    """Returns the mesh of the flags, None for one device; sets the environment.
 
+    Call it before jax looks for devices. Variables that are already set keep
+    their values; XLA's flags in them come last and override the accelerator's.
+    XLA ends a process at a flag that its version does not know, so another
+    process tries the flags first. The `xla_tpu_*` flags belong to libtpu, which
+    exists only on a TPU, so they are set untested.
 
-def cluster():
-  """Returns the `processes.Cluster` that the flags describe, if any.
+    Raises:
+      ValueError: the accelerator is unknown, or XLA refuses its flags.
+    """
+    mesh = None
+    if self.accelerator is not None:
+      accelerator = tpu_gpu_configs.load(self.accelerator)
+      given = _flag_variables(accelerator.flags, accelerator.environment)
+      _try(self.accelerator, given['XLA_FLAGS'])
+      _set_environment(given, accelerator.environment)
+      mesh = accelerator.mesh
+    if self.fsdp or self.tensor:
+      mesh = sharding_config.MeshConfig(self.fsdp or 1, self.tensor or 1)
+    return mesh
 
-  Raises:
-    ValueError: the flags contradict each other.
-  """
-  given = {
-    flag.name: flag.value for flag in (_COORDINATOR, _PROCESSES, _PROCESS)
-  }
-  missing = [name for name, value in given.items() if value is None]
-  if len(missing) < len(given) and not _MULTIHOST.value:
-    raise ValueError('--coordinator, --processes, --process: need --multihost.')
-  if not _MULTIHOST.value:
-    return None
-  if 0 < len(missing) < len(given):
-    raise ValueError(
-      f'--{missing[0]} is missing: --coordinator, --processes and --process'
-      ' go together.'
-    )
-  if not missing:
-    _check(**given)
-  from kaiju_jax.sharding import processes  # Imports jax: not for --help.
+  def cluster(self):
+    """Returns the `processes.Cluster` that the flags describe, if any.
 
-  return processes.Cluster(**given)
+    Raises:
+      ValueError: the flags contradict each other.
+    """
+    names = 'coordinator', 'processes', 'process'
+    given = {name: getattr(self, name) for name in names}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) < len(given) and not self.multihost:
+      raise ValueError(
+        '--coordinator, --processes, --process: need --multihost.'
+      )
+    if not self.multihost:
+      return None
+    if 0 < len(missing) < len(given):
+      raise ValueError(
+        f'--{missing[0]} is missing: --coordinator, --processes and --process'
+        ' go together.'
+      )
+    if not missing:
+      _check(**given)
+    from kaiju_jax.sharding import processes  # Imports jax: not for --help.
+
+    return processes.Cluster(**given)
 
 
 def _check(coordinator: str, processes: int, process: int) -> None:
@@ -135,7 +126,7 @@ def _flag_variables(xla_flags, environment) -> dict[str, str]:
   return given
 
 
-def _try(xla_flags: str) -> None:
+def _try(accelerator: str, xla_flags: str) -> None:
   """Refuses flags that the installed XLA does not know.
 
   The CPU's backend reads the same flags as a GPU's and is always available.
@@ -157,10 +148,10 @@ def _try(xla_flags: str) -> None:
   complaints = _COMPLAINT.findall(done.stderr)
   if done.returncode and complaints:
     raise ValueError(
-      f'--accelerator={_ACCELERATOR.value}: JAX'
+      f'--accelerator={accelerator}: JAX'
       f' {importlib.metadata.version("jax")} does not take its XLA flags:'
       f' {"; ".join(complaints)}. Change `flags` or `environment` in'
-      f' tpu_gpu_configs/{_ACCELERATOR.value}.py or its chip, or take the JAX'
+      f' tpu_gpu_configs/{accelerator}.py or its chip, or take the JAX'
       ' that they were written for.'
     )
 

@@ -1,4 +1,4 @@
-"""Promotes a model: runs the gates of a policy, and writes one decision.
+"""Promote a model: run the gates of a policy, and write one decision.
 
     python -m experiments.promote --candidate=exported --policy=policy.json \\
       --out=promotion
@@ -13,41 +13,44 @@ and --dtype are the server's, too.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
-from absl import flags
-
-from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
+from kaiju_jax.runs import play
 
-_CANDIDATE = flags.DEFINE_string(
-  'candidate', None, 'A workdir, an export or a Hugging Face folder.'
-)
-_POLICY = flags.DEFINE_string('policy', None, 'A JSON file: the gates.')
-_ARM = shared_flags.define_arm()
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # A workdir, an export or a Hugging Face folder.
+  candidate: str
+  # A JSON file: the gates.
+  policy: str
+  arm: play.Arm
+  # A new folder.
+  out: str
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _CANDIDATE, _POLICY, _OUT)
-  _run()
-
-
-def _run() -> None:
+  settings = FLAGS.read(argv)
   from kaiju_jax.gates import promotion
   from kaiju_jax.reporting import report
   from kaiju_jax.runs import load
   from kaiju_jax.storage import folders
 
-  folders.refuse_existing(_OUT.value)
-  policy = promotion.load_policy(_POLICY.value)
-  loaded = _ARM.read().load(_CANDIDATE.value)
+  folders.refuse_existing(settings.out)
+  policy = promotion.load_policy(settings.policy)
+  loaded = settings.arm.load(settings.candidate)
   weights = load.digest(loaded)
   del loaded  # The gates load it themselves.
   decision = promotion.run(
-    _CANDIDATE.value, policy, weights, promotion.find_day()
+    settings.candidate, policy, weights, promotion.find_day()
   )
   text = '\n'.join(promotion.tables(decision))
-  report.Report().say(text).decide(decision).conclude(_OUT.value)
+  report.Report().say(text).decide(decision).conclude(settings.out)
 
 
 if __name__ == '__main__':

@@ -11,8 +11,7 @@ One process serves; characters and conversations lie in a sqlite file in
 with a key that clients send as api_key. With --open it asks for none, also of
 other accounts and of what a proxy here passes on. With --require_token tokens
 alone count. With --host it answers others too, who need a token each; that
-takes a gate and a token-level head (--safety, --head), because a server without
-moderation stays on this machine. Ctrl-C ends it after --grace seconds.
+takes a gate and a token-level head (--safety, --head).
 
 With --ray the engines are processes of their own under Ray Serve, and
 --ingresses processes answer HTTP on one port (docs/fleet.md).

@@ -1,4 +1,4 @@
-"""Trains what a config describes; the same command again resumes.
+"""Train what a config describes; the same command again resumes.
 
     python -m experiments.train --config=tiny \\
         --workdir=runs/tiny [--config.model.window=512 …]
@@ -17,28 +17,32 @@ and where no cluster manager is found, --coordinator=HOST:PORT --processes=N
 --process=I as well. If one dies, all end, and the same command resumes.
 """
 
-from absl import flags
-from ml_collections import config_flags
+import dataclasses
 
 from kaiju_jax.experiments import hardware_flags
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 from kaiju_jax.runs import train
+from kaiju_jax.training import experiment as experiment_lib
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config',
-  None,
-  'The experiment: NAME or NAME:ARM, or a path.',
-  lock_config=True,
-)
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Where the run writes; made where it does not exist.'
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # The experiment: NAME or NAME:ARM, or a path.
+  config: experiment_lib.Experiment
+  # Where the run writes; made where it does not exist.
+  workdir: str
+  hardware: hardware_flags.Hardware
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv) -> None:
-  command.check(argv, _CONFIG, _WORKDIR)
-  mesh = hardware_flags.prepare()
-  train.train(_CONFIG.value, _WORKDIR.value, mesh, hardware_flags.cluster())
+  settings = FLAGS.read(argv)
+  hardware = settings.hardware
+  mesh = hardware.prepare()
+  train.train(settings.config, settings.workdir, mesh, hardware.cluster())
 
 
 if __name__ == '__main__':

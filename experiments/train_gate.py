@@ -1,4 +1,4 @@
-"""Trains the gate before the model, and certifies its thresholds.
+"""Train the gate before the model, and certify its thresholds.
 
     python -m experiments.train_gate --data=labelled.jsonl --out=safety/2026-11
 
@@ -25,47 +25,48 @@ of a file, in seconds. It needs scikit-learn: pip install 'kaiju_jax[gate]'.
 """
 
 from collections.abc import Sequence
+import dataclasses
+from typing import Annotated
 
-from absl import flags
-
-from kaiju_jax.classifiers import certifying
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
-_TEXTS = certifying.define('Seed of the split and of the disguises.')
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
-_CONFIDENCE = flags.DEFINE_float(
-  'confidence', 0.95, 'Of the claims about both tiers; at least 0.95.'
-)
-_HOLD = flags.DEFINE_integer(
-  'hold', 8, 'Tokens of a reply that are held back at most.', 0, 64
-)
-_HEAD = flags.DEFINE_string(
-  'head', None, "A thresholds.json whose token head's part is taken over."
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  texts: settings_lib.Texts
+  # A new folder.
+  out: str
+  # Of the claims about both tiers; at least 0.95.
+  confidence: flags.Confidence = 0.95
+  # Tokens of a reply that are held back at most.
+  hold: Annotated[int, flags.Bounds(0, 64)] = 8
+  # A thresholds.json whose token head's part is taken over.
+  head: str | None = None
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _OUT)
-  _TEXTS.check()
-  if not 0.95 <= _CONFIDENCE.value < 1:
-    raise ValueError(
-      f'--confidence={_CONFIDENCE.value}: must be at least 0.95, and below 1.'
-    )
+  settings = FLAGS.read(argv)
+  settings.texts.check()
   from kaiju_jax.classifiers import report
   from kaiju_jax.classifiers import train_gate
   from kaiju_jax.serving.safety import thresholds
   from kaiju_jax.storage import folders
 
-  folders.refuse_existing(_OUT.value)
+  folders.refuse_existing(settings.out)
   training = train_gate.Settings(
-    confidence=_CONFIDENCE.value,
-    hold=_HOLD.value,
-    head=thresholds.load(_HEAD.value).head if _HEAD.value else None,
-    **_TEXTS.division,
+    confidence=settings.confidence,
+    hold=settings.hold,
+    head=thresholds.load(settings.head).head if settings.head else None,
+    **settings.texts.division,
   )
-  result = train_gate.train(_TEXTS.read(), training)
-  train_gate.write(result, _OUT.value, report.report_gate(result))
-  certifying.finish(_OUT.value, 'gate', result.gate.version, result.outcome)
+  result = train_gate.train(settings.texts.read(), training)
+  train_gate.write(result, settings.out, report.report_gate(result))
+  report.finish(settings.out, 'gate', result.gate.version, result.outcome)
 
 
 if __name__ == '__main__':

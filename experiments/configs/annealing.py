@@ -12,7 +12,7 @@ come:
 
 Read off `eval_bits_per_byte/clean`: held-out clean text.
 
-    python -m experiments.annealing_text
+    python -m experiments.texts --of=annealing --out=runs/annealing/text
     python -m experiments.ablate --config=annealing \\
       --out=runs/annealing --seeds=0,1,2
 

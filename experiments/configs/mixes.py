@@ -17,7 +17,7 @@ The texts are stand-ins that every Python carries: the language reference is no
 benchmark, and an interactive session is no conversation. Name your own --target
 and --sources for those; the commands stay the same.
 
-    python -m experiments.mix_texts --out=runs/mixes/texts
+    python -m experiments.texts --of=mixes --out=runs/mixes/texts
     T=runs/mixes/texts
     S=code=$T/source_code.jsonl,comments=$T/source_comments.jsonl
     S=$S,docstrings=$T/source_docstrings.jsonl

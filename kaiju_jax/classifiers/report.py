@@ -1,12 +1,30 @@
 """Makes the Markdown report of a gate's or a token-level head's training."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kaiju_jax.classifiers import certified
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.classifiers import train_head
+from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import thresholds
+
+
+def finish(out: str, name: str, version: str, outcome: Any) -> None:
+  """Says what was written and whether it is certified.
+
+  Args:
+    out: the folder.
+    name: of what was trained.
+    version: its version.
+    outcome: with the `decision`.
+
+  Raises:
+    SystemExit: it is not certified; status 3 or 4.
+  """
+  print(f'{out}: {name} {version[:12]}; see report.md.')
+  decision_lib.finish(outcome.decision)
 
 
 def report_gate(result: train_gate.Result) -> report.Report:

@@ -15,11 +15,15 @@ import os
 import pathlib
 from typing import Any
 
+from kaiju_jax.classifiers import planted_spans
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.data import config as data_config
+from kaiju_jax.data import spans
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
+from kaiju_jax.storage import files
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -106,10 +110,10 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
   """
   from kaiju_jax.evaluation import token_labels
   from kaiju_jax.model import token_head
-  from kaiju_jax.tasks import spans
+  from kaiju_jax.tasks import spans as spans_task
   from kaiju_jax.training import state as state_lib
 
-  unseen = spans.read(experiment).unseen
+  unseen = spans_task.read(experiment).unseen
   if unseen is None:
     raise ValueError(
       f'data.held_out={experiment.data.held_out}: must be above 0, because a'
@@ -183,3 +187,35 @@ def train(
   measured = measure(experiment, state.params)
   page(measured).save(pathlib.Path(workdir))
   return measured
+
+
+def train_on(
+  settings: settings_lib.Spans, model: str, out: str, seed: int
+) -> dict | None:
+  """Trains a head on the texts that the settings name, as `train`.
+
+  Args:
+    settings: with --spans; planted chats are written beside `out`.
+    model: workdir of the run whose model it begins with.
+    out: workdir of the new run.
+    seed: of the chats and of the rows' order.
+
+  Raises:
+    OSError, ValueError: as `make` and `train`.
+  """
+  path = settings.spans
+  if path == 'planted':
+    path = pathlib.Path(f'{out.rstrip("/")}.jsonl')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chats = planted_spans.chats(settings.chats, seed, settings.plain)
+    files.write_json_lines(path, chats)
+  names = spans.list_dimensions(spans.read(str(path), field='--spans'))
+  asked = Settings(
+    names=tuple(names),
+    joint=settings.joint,
+    steps=settings.steps,
+    rate=settings.rate,
+    seed=seed,
+    label_weights=settings.label_weights,
+  )
+  return train(make(model, path, asked), out)

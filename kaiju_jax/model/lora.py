@@ -242,7 +242,7 @@ def refuse(params: Any) -> None:
   if is_adapted(params):
     raise ValueError(
       'the model holds adapters, for which this format has no place; merge them'
-      ' first (experiments.export_hf does).'
+      ' first (experiments.convert does).'
     )
 
 

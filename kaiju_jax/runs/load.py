@@ -161,7 +161,7 @@ def refuse_adapters(
   if experiment.lora.rank:
     raise ValueError(
       f'begin_with={str(path)!r}: is itself a run with adapters; merge them'
-      ' first (experiments.export_hf), and begin with that export.'
+      ' first (experiments.convert), and begin with that export.'
     )
 
 

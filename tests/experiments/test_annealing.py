@@ -49,7 +49,9 @@ def test_all_arms_read_the_same_clean_rows_at_different_times(texts):
 @pytest.mark.slow
 def test_the_text_is_written_whole(tmp_path):
   """And the standard library has enough of both sources."""
-  (done,) = forked.run([['experiments.annealing_text', f'--out={tmp_path}/t']])
+  (done,) = forked.run(
+    [['experiments.texts', '--of=annealing', f'--out={tmp_path}/t']]
+  )
   assert done.returncode == 0, done.stderr
   assert {path.name for path in (tmp_path / 't').iterdir()} == {
     'clean.jsonl',

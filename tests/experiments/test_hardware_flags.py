@@ -4,8 +4,6 @@ import os
 import subprocess
 import types
 
-from absl import flags
-from absl.testing import flagsaver
 import jax
 import pytest
 
@@ -13,13 +11,12 @@ from kaiju_jax.experiments import hardware_flags
 from kaiju_jax.sharding import config
 import tpu_gpu_configs
 
+Hardware = hardware_flags.Hardware
+
 
 @pytest.fixture(autouse=True)
-def parsed(monkeypatch):
-  flags.FLAGS.mark_as_parsed()
+def environment(monkeypatch):
   monkeypatch.setattr(os, 'environ', {})
-  with flagsaver.flagsaver():
-    yield
 
 
 @pytest.mark.parametrize(
@@ -32,8 +29,7 @@ def parsed(monkeypatch):
   ],
 )
 def test_the_width_that_is_not_given_is_1(given, widths):
-  with flagsaver.flagsaver(**given):
-    mesh = hardware_flags.prepare()
+  mesh = Hardware(**given).prepare()
   assert mesh == (widths and config.MeshConfig(*widths))
 
 
@@ -56,8 +52,7 @@ def slices(monkeypatch):
 
 def test_an_accelerator_sets_what_the_user_has_not(slices):
   os.environ.update({'KAIJU_B': 'mine', 'XLA_FLAGS': '--xla_gpu_ftz=false'})
-  with flagsaver.flagsaver(accelerator='one'):
-    assert hardware_flags.prepare() == config.MeshConfig(8, 2)
+  assert Hardware(accelerator='one').prepare() == config.MeshConfig(8, 2)
   assert os.environ['XLA_FLAGS'] == (
     '--xla_force_host_platform_device_count=2'
     ' --xla_gpu_ftz=true --xla_gpu_ftz=false'
@@ -82,11 +77,8 @@ def test_an_accelerator_sets_what_the_user_has_not(slices):
 )
 def test_flags_that_xla_does_not_take(slices, planted, named):
   slices.flags |= planted
-  with (
-    flagsaver.flagsaver(accelerator='one'),
-    pytest.raises(ValueError, match='--accelerator=one: JAX ') as error,
-  ):
-    hardware_flags.prepare()
+  with pytest.raises(ValueError, match='--accelerator=one: JAX ') as error:
+    Hardware(accelerator='one').prepare()
   assert f'JAX {jax.__version__} does not take' in str(error.value)
   assert f'{named}.' in str(error.value)
   assert not {'KAIJU_A', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS'} & set(os.environ)
@@ -96,8 +88,7 @@ def test_flags_are_tried_without_the_user_s_and_the_tpu_s(slices):
   """Those are not the accelerator's fault, or for libtpu alone to judge."""
   os.environ['XLA_FLAGS'] = '--xla_of_the_user=1'
   slices.flags |= {'xla_tpu_nope': True}
-  with flagsaver.flagsaver(accelerator='one'):
-    hardware_flags.prepare()
+  Hardware(accelerator='one').prepare()
   assert os.environ['XLA_FLAGS'].endswith(' --xla_of_the_user=1')
   assert '--xla_tpu_nope=true' in os.environ['LIBTPU_INIT_ARGS']
 
@@ -107,47 +98,44 @@ def test_a_trial_without_a_verdict_is_none(slices, monkeypatch):
     raise subprocess.TimeoutExpired(args, timeout)
 
   monkeypatch.setattr(subprocess, 'run', slow)
-  with flagsaver.flagsaver(accelerator='one'):
-    assert hardware_flags.prepare() == config.MeshConfig(8, 2)
+  assert Hardware(accelerator='one').prepare() == config.MeshConfig(8, 2)
 
 
 def test_the_flags_of_every_slice_are_known(monkeypatch):
   tried = []
   with monkeypatch.context() as patch:
-    patch.setattr(hardware_flags, '_try', tried.append)
+    patch.setattr(hardware_flags, '_try', lambda name, text: tried.append(text))
     for name in tpu_gpu_configs.names():
-      with flagsaver.flagsaver(accelerator=name):
-        assert hardware_flags.prepare() == tpu_gpu_configs.load(name).mesh
+      assert (
+        Hardware(accelerator=name).prepare() == tpu_gpu_configs.load(name).mesh
+      )
   # XLA reads every value of a flag that is given twice. One process reads all.
   known = sorted({flag for text in tried for flag in text.split()})
-  with flagsaver.flagsaver(accelerator='any'):
-    hardware_flags._try(' '.join(known))
-    with pytest.raises(ValueError, match='maybe'):
-      hardware_flags._try('--xla_gpu_ftz=maybe --xla_gpu_ftz=true')
+  hardware_flags._try('any', ' '.join(known))
+  with pytest.raises(ValueError, match='maybe'):
+    hardware_flags._try('any', '--xla_gpu_ftz=maybe --xla_gpu_ftz=true')
 
 
 def test_widths_go_before_the_accelerator_s(slices):
-  with flagsaver.flagsaver(accelerator='one', fsdp=16):
-    assert hardware_flags.prepare() == config.MeshConfig(16, 1)
+  assert Hardware(accelerator='one', fsdp=16).prepare() == config.MeshConfig(
+    16, 1
+  )
 
 
 def test_an_accelerator_that_is_none():
-  with (
-    flagsaver.flagsaver(accelerator='h100_65'),
-    pytest.raises(ValueError, match="accelerator='h100_65': must be one of"),
-  ):
-    hardware_flags.prepare()
+  with pytest.raises(ValueError, match="accelerator='h100_65': must be one of"):
+    Hardware(accelerator='h100_65').prepare()
 
 
 def test_a_cluster():
   from kaiju_jax.sharding import processes
 
-  assert hardware_flags.cluster() is None
-  with flagsaver.flagsaver(multihost=True):
-    assert hardware_flags.cluster() == processes.Cluster()
+  assert Hardware().cluster() is None
+  assert Hardware(multihost=True).cluster() == processes.Cluster()
   given = {'coordinator': 'one:123', 'processes': 4, 'process': 3}
-  with flagsaver.flagsaver(multihost=True, **given):
-    assert hardware_flags.cluster() == processes.Cluster('one:123', 4, 3)
+  assert Hardware(multihost=True, **given).cluster() == processes.Cluster(
+    'one:123', 4, 3
+  )
 
 
 @pytest.mark.parametrize(
@@ -176,8 +164,5 @@ def test_a_cluster():
   ],
 )
 def test_flags_that_do_not_belong_together(given, message):
-  with (
-    flagsaver.flagsaver(**given),
-    pytest.raises(ValueError, match=message),
-  ):
-    hardware_flags.cluster()
+  with pytest.raises(ValueError, match=message):
+    Hardware(**given).cluster()

@@ -5,10 +5,9 @@ import pytest
 from tests.experiments import forked
 
 BAD = [
-  ('export_hf --model=nowhere --out=x', 'error: nowhere/config.json: not'),
-  ('import_hf --model=nowhere --out=x', 'error: nowhere/config.json: not'),
-  ('export_hf --model=nowhere', '--out is missing'),
-  ('import_hf --out=x', '--model is missing'),
+  ('convert --model=nowhere --out=x', 'error: nowhere/config.json: not'),
+  ('convert --model=nowhere', '--out is missing'),
+  ('convert --out=x', '--model is missing'),
   ('align --model=nowhere --out=x', '--user is missing'),
   ('align --model=nowhere --user=me --out=x', 'error: --user=me: must be pl'),
   (
@@ -43,7 +42,7 @@ BAD = [
   ('train --config=experiments/configs/tiny.py', '--workdir is missing'),
   ('train --workdir=nowhere', '--config is missing'),
   ('mix --sources=a=b --out=nowhere', '--target is missing'),
-  ('leaks --evaluation=a --out=nowhere', '--training is missing'),
+  ('overlap --evaluation=a --out=nowhere', '--training is missing'),
   (
     'select --target=nowhere --source=a --count=3 --out=nowhere',
     "error: --target='nowhere': no such file or folder",

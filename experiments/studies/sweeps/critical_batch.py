@@ -22,6 +22,7 @@ import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.evaluation.fits import critical_batch
+from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
 from kaiju_jax.training import batch_schedule
@@ -31,26 +32,6 @@ from kaiju_jax.training import workdir as workdir_lib
 ARMS = 'small', 'schedule', 'large'
 _NEVER = 10**9  # Steps between checkpoints: one at a run's end suffices.
 _NEAR = 0.02  # How far from a wanted fraction a checkpoint may stand.
-
-
-class Settings(NamedTuple):
-  """The settings of a study.
-
-  Attributes:
-    at: fractions of the run's tokens to branch off at.
-    multiples: times the batch, 1 among them.
-    epsilon: relative loss that a larger batch may cost.
-    share: the part of the run's tokens that each branch trains on.
-    seeds: orders of the data, added to the run's own seed.
-    confirm: whether the runs from the beginning follow.
-  """
-
-  at: tuple[float, ...]
-  multiples: tuple[int, ...]
-  epsilon: float
-  share: float
-  seeds: Sequence[int]
-  confirm: bool = True
 
 
 class Place(NamedTuple):
@@ -112,7 +93,7 @@ class Study(NamedTuple):
 
 def measure(
   path: pathlib.Path,
-  settings: Settings,
+  settings: settings_lib.CriticalBatch,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:
@@ -291,7 +272,7 @@ def arms(
   Args:
     base: the run with the small batch.
     batch: the schedule.
-    seeds: as in `Settings`.
+    seeds: orders of the data, added to the run's own seed.
     root: folder of all workdirs.
   """
   largest = int(batch.rpartition(':')[2])

@@ -18,31 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.evaluation.fits import optimum
+from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
 
 _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
-
-
-class Settings(NamedTuple):
-  """The settings of a study.
-
-  Attributes:
-    transfers: values of `optimizer.transfer`.
-    widths: d_model, rising, at least two.
-    rates: learning rates that every width is trained at, at least three.
-    seeds: the runs' seeds.
-    width: the next one, whose rate is predicted.
-    factor: see `optimum.optimum`.
-  """
-
-  transfers: tuple[str, ...]
-  widths: tuple[int, ...]
-  rates: tuple[float, ...]
-  seeds: Sequence[int]
-  width: int
-  factor: float = 2.0
 
 
 class Cell(NamedTuple):
@@ -129,7 +110,7 @@ class Rates(NamedTuple):
 
 def measure(
   experiment: experiment_lib.Experiment,
-  settings: Settings,
+  settings: settings_lib.Rates,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Rates:
@@ -153,23 +134,23 @@ def measure(
     return grid.losses(made, at_once)
 
   grid_losses = losses(
-    cells(settings.transfers, settings.widths, settings.rates, settings.seeds)
+    cells(settings.transfer, settings.widths, settings.rates, settings.seeds)
   )
   studies = {
     transfer: study(grid_losses, transfer, settings.widths, settings.factor)
-    for transfer in settings.transfers
+    for transfer in settings.transfer
   }
   trusted = {t: one for t, one in studies.items() if one.line is not None}
   ahead = []
   for transfer, one in trusted.items():
-    rates = list_trials(one.line, settings.width, one.kept)
-    ahead += cells([transfer], [settings.width], rates, settings.seeds)
+    rates = list_trials(one.line, settings.predict, one.kept)
+    ahead += cells([transfer], [settings.predict], rates, settings.seeds)
   found = losses(ahead)
   predictions = {
-    transfer: prediction(found, transfer, settings.width, one)
+    transfer: prediction(found, transfer, settings.predict, one)
     for transfer, one in trusted.items()
   }
-  return Rates(studies, predictions, settings.width)
+  return Rates(studies, predictions, settings.predict)
 
 
 def cells(

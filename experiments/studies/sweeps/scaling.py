@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
 from kaiju_jax.evaluation.fits import scaling
+from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
@@ -70,25 +71,9 @@ class Study(NamedTuple):
   carried: float
 
 
-class Settings(NamedTuple):
-  """What is to be measured.
-
-  Attributes:
-    places: (width, tokens) of what is fitted.
-    largest: (width, tokens) of what is held out.
-    seeds: the runs' seeds.
-    slope: the learning rate goes with width^slope (`experiments.rates`).
-  """
-
-  places: Sequence[tuple[int, int]]
-  largest: tuple[int, int]
-  seeds: Sequence[int]
-  slope: float
-
-
 def measure(
   experiment: experiment_lib.Experiment,
-  settings: Settings,
+  settings: settings_lib.Scaling,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:
@@ -106,7 +91,7 @@ def measure(
   """
   places = *settings.places, settings.largest
   cells = [Cell(*place, seed) for place in places for seed in settings.seeds]
-  made = runs(experiment, cells, settings.slope, root)
+  made = runs(experiment, cells, settings.rate_slope, root)
   losses = grid.losses(made, at_once)
   if diverged := [
     made[cell].name for cell, x in losses.items() if not math.isfinite(x)
@@ -132,7 +117,7 @@ def runs(
   Args:
     experiment: what all runs share.
     cells: the study's cells.
-    slope: as in `Settings`.
+    slope: the learning rate goes with width to this power.
     root: folder of all workdirs.
 
   Raises:

@@ -7,55 +7,46 @@ A study is two modules, such as `rates` and `rates_report`:
     rates_report.plain(found)    what JSON can hold
     rates_report.draw(found)     a figure
 
-The subject is what varies, and `settings` says how. Importing this module
-defines no flags; `define` does.
+The subject is what varies, and `settings` says how.
 """
 
+import dataclasses
 import pathlib
 import types
 from typing import Any
-from typing import NamedTuple
-
-from absl import flags
 
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import command
-from kaiju_jax.runs import configs
-
-# absl then counts flags that a function here defines as its caller's flags.
-flags.disclaim_key_flags()
+from kaiju_jax.runs import flags
 
 
-class Frame(NamedTuple):
-  """The flags that all studies share."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frame:
+  """The settings of every study."""
 
-  seeds_flag: flags.FlagHolder
-  out: flags.FlagHolder
-  jobs: flags.FlagHolder
+  # Seeds of the runs.
+  seeds: flags.Seeds = (0,)
+  # Where everything goes.
+  out: str | None = None
+  # Processes at once, the cores split among them; by default one per core, and
+  # on an accelerator 1, which trains in this process.
+  jobs: flags.Positive | None = None
 
   def check(self) -> None:
     """Refuses a study that could not be judged, before anything runs.
 
     Raises:
-      ValueError: no figure can be drawn, or a flag makes no sense.
+      ValueError: no figure can be drawn, or --out names no folder.
     """
     figures.require_figures()
-    command.seeds(self.seeds_flag)
-    if self.out.value is not None:
-      command.folder(self.out)
-
-  @property
-  def seeds(self) -> tuple[int, ...]:
-    """The seeds of --seeds."""
-    return tuple(command.seeds(self.seeds_flag))
+    if self.out is not None:
+      flags.folder('out', self.out)
 
   def run(
     self,
     study: types.ModuleType,
     words: types.ModuleType,
     subject: Any,
-    settings: Any,
     out: pathlib.Path | None = None,
   ) -> None:
     """Measures, prints, and writes NAME.json and NAME.png into the folder.
@@ -66,11 +57,10 @@ class Frame(NamedTuple):
       study: the module that measures.
       words: the module that reports.
       subject: as `study.measure` takes it.
-      settings: as `study.measure` takes it.
       out: the folder where --out names none.
     """
-    root = pathlib.Path(self.out.value or out)
-    found = study.measure(subject, settings, root, self.jobs.value)
+    root = pathlib.Path(self.out or out)
+    found = study.measure(subject, self, root, self.jobs)
     name = study.__name__.rpartition('.')[2]
     report.Report().add(*words.parts(found)).show(
       publish(root, name, words, found)
@@ -87,45 +77,3 @@ def publish(
   files.write_json(page[0], report.plain(words.plain(found)))
   figures.save(words.draw(found), page[1])
   return page
-
-
-def define(
-  out: str | None,
-  seeds: str,
-  *,
-  out_text: str = 'Where everything goes.',
-  seeds_text: str = 'Seeds of the runs.',
-) -> Frame:
-  """Defines --seeds, --out and --jobs.
-
-  Args:
-    out: default of --out; None where the command has another one.
-    seeds: default of --seeds.
-    out_text: help of --out.
-    seeds_text: help of --seeds.
-  """
-  return Frame(
-    command.define_seeds(seeds, seeds_text),
-    flags.DEFINE_string('out', out, out_text),
-    flags.DEFINE_integer(
-      'jobs',
-      None,
-      'Processes at once, the cores split among them; by default one per core,'
-      ' and on an accelerator 1, which trains in this process.',
-      lower_bound=1,
-    ),
-  )
-
-
-def define_config(path: str) -> flags.FlagHolder:
-  """Defines --config, by default a file of `experiments/configs/`.
-
-  The runs have the experiment's fields but for those that the study varies.
-  """
-  from ml_collections import config_flags
-
-  return config_flags.DEFINE_config_file(
-    'config',
-    configs.config_path(path),
-    'What is trained, at any width: NAME:ARM, or PATH:ARM.',
-  )

@@ -238,3 +238,12 @@ def _root(parents: np.ndarray, one: int) -> int:
     parents[one] = parents[parents[one]]
     one = parents[one]
   return int(one)
+
+
+def describe(result: Duplicates) -> str:
+  """Returns what was found, a sentence."""
+  total, kept = len(result.found.group), len(result.found.list_kept())
+  return (
+    f'{kept:,} of {total:,} documents are kept; {total - kept:,} are'
+    f' near-duplicates in {len(result.found.groups()):,} groups.'
+  )

@@ -219,3 +219,13 @@ def _shares(places, table, rare_below):
       share[item] = counts[best] / totals[item]
       document[item] = shared.indices[begin + best]
   return share, document, totals == 0, touched
+
+
+def describe(result: LeakedItems) -> str:
+  """Returns what was found, a sentence."""
+  leaked = int(result.found.find_leaked().sum())
+  common = int(result.found.common.sum())
+  return (
+    f'{leaked:,} of {len(result.items.texts):,} items are leaked, {common:,}'
+    ' have common runs only.'
+  )

@@ -8,6 +8,7 @@ import pytest
 from experiments.configs import sweep
 from kaiju_jax.experiments.studies.sweeps import critical_batch
 from kaiju_jax.experiments.studies.sweeps import critical_batch_report
+from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.runs import branch
 from kaiju_jax.training import batch_schedule
@@ -15,7 +16,7 @@ from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
 from tests.experiments.studies.sweeps import planted
 
-SETTINGS = critical_batch.Settings((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, (0, 1))
+SETTINGS = settings_lib.CriticalBatch(share=0.1)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The rates' study on planted losses: runs, sentences, figure."""
 
+import dataclasses
 import json
 import math
 
@@ -8,16 +9,11 @@ import pytest
 from experiments.configs import sweep
 from kaiju_jax.experiments.studies.sweeps import rates
 from kaiju_jax.experiments.studies.sweeps import rates_report
+from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from tests.experiments.studies.sweeps import planted
 
-SETTINGS = rates.Settings(
-  ('none', 'width'),
-  (48, 64, 96, 128),
-  (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
-  (0, 1),
-  192,
-)
+SETTINGS = settings_lib.Rates(rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
 
 
 def loss(experiment, slope=-0.8):
@@ -63,7 +59,7 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
   monkeypatch, tmp_path
 ):
   jobs = planted.Jobs(monkeypatch, lambda one: loss(one, slope=-3.0))
-  settings = SETTINGS._replace(transfers=('none',))
+  settings = dataclasses.replace(SETTINGS, transfer=('none',))
   all_found = rates.measure(sweep.get_config(), settings, tmp_path)
   studies, predictions, _ = all_found
   assert studies['none'].line is None and predictions == {}
@@ -79,6 +75,6 @@ def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
     return loss(experiment, slope=-0.5)
 
   planted.Jobs(monkeypatch, steep)
-  settings = SETTINGS._replace(transfers=('width',))
+  settings = dataclasses.replace(SETTINGS, transfer=('width',))
   all_found = rates.measure(sweep.get_config(), settings, tmp_path)
   assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(all_found)

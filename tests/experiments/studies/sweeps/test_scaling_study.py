@@ -8,6 +8,7 @@ from experiments.configs import sweep
 from kaiju_jax.evaluation.fits import scaling as fits
 from kaiju_jax.experiments.studies.sweeps import scaling
 from kaiju_jax.experiments.studies.sweeps import scaling_report
+from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.training import batch_schedule
 from tests.experiments.studies.sweeps import planted
@@ -32,7 +33,9 @@ def loss(experiment):
 
 
 def measured(tmp_path):
-  settings = scaling.Settings(PLACES, LARGEST, (0,), -0.5)
+  settings = settings_lib.Scaling(
+    tokens=tuple(t << 17 for t in (1, 2, 4, 8)), largest=LARGEST
+  )
   return scaling.measure(sweep.get_config(), settings, tmp_path)
 
 

@@ -1,39 +1,21 @@
 """Sorts the text that every Python carries by kind: sources and targets.
 
-    python -m experiments.mix_texts --out=runs/mixes/texts
-
 Mixes need sources that differ, and here they must be at hand without a
-download. The standard library's modules hold several kinds of text. The new
-folder gets one .jsonl per kind, with one document per module:
-
-    source_code.jsonl          statements, without docstrings and comments
-    source_comments.jsonl      comments
-    source_docstrings.jsonl    docstrings, without the sessions in them
-    source_messages.jsonl      sentences that the code prints or raises
-    source_sessions.jsonl      interactive sessions of half of the modules
-    target_reference.jsonl     the language reference, a document per topic
-    target_sessions.jsonl      interactive sessions of the other half
-
-The two targets stand in for the sources' objectives and are as harmless as they
-are far away: reference prose that defines and explains for a benchmark's
-questions, and sessions, in which two sides take turns, for a conversation.
+download. The two targets stand in for the sources' objectives and are as
+harmless as they are far away: reference prose that defines and explains for a
+benchmark's questions, and sessions, in which two sides take turns, for a
+conversation.
 """
 
 import ast
 import collections
 from collections.abc import Iterator
-from collections.abc import Sequence
 import doctest
 import importlib
 import io
 import pathlib
 import tokenize
 
-from absl import flags
-
-from kaiju_jax.runs import command
-
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
 _SOURCES = 'code', 'comments', 'docstrings', 'messages', 'sessions'
 _LEAST = 200  # Characters of a document.
 _HOLDERS = (
@@ -44,19 +26,43 @@ _HOLDERS = (
 )
 
 
-def main(argv: Sequence[str]) -> None:
-  command.check(argv, _OUT)
+def write(out: str) -> None:
+  """Writes a .jsonl file per kind into a new folder, and prints their sizes.
+
+  Raises:
+    OSError: the folder cannot be made.
+    ValueError: the running Python carries no text of some kind.
+  """
   from kaiju_jax.data.curation import collections as writer
   from kaiju_jax.storage import folders
 
-  folders.refuse_existing(_OUT.value)
-  with folders.write_whole(_OUT.value) as folder:
+  with folders.write_whole(out) as folder:
     for name, documents in _sorted().items():
       path = folder / f'{name}.jsonl'
       writer.write_lines(path, ((document, {}) for document in documents))
       characters = sum(len(one.segments[0]) for one in documents)
       print(f'{name}: {len(documents):,} documents, {characters:,} characters')
-  print(f'Written: {pathlib.Path(_OUT.value)}')
+
+
+def write_annealing(folder: pathlib.Path) -> None:
+  """Writes clean and noisy docstrings into a folder, and prints their sizes."""
+  from kaiju_jax.data import docstrings
+  from kaiju_jax.storage import files
+
+  files.make_folder(folder)
+  for name, texts in zip(('clean', 'noisy'), docstrings.read()):
+    path = folder / f'{name}.jsonl'
+    files.write_json_lines(path, ({'text': text} for text in texts))
+    size = sum(len(text.encode()) for text in texts)
+    print(f'{path}: {len(texts)} documents, {size:,} bytes.')
+
+
+def write_practice(path: pathlib.Path, count: int, seed: int) -> None:
+  """Writes drawn conversations, on which a small chat model practises."""
+  from kaiju_jax.storage import files
+  from kaiju_jax.tasks.dialogues import golden
+
+  files.write_json_lines(path, golden.practice(count, seed))
 
 
 def _sorted() -> dict:
@@ -155,7 +161,3 @@ def _sentences(call: ast.Call) -> list[str]:
     and isinstance(one.value, str)
     and len(one.value.split()) >= 3
   ]
-
-
-if __name__ == '__main__':
-  command.run(main)

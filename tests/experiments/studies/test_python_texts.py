@@ -1,8 +1,6 @@
 """A module's text is sorted by kind, and nothing is in two."""
 
-from tests.experiments import commands
-
-mix_texts = commands.imported('experiments.mix_texts')
+from kaiju_jax.experiments.studies import python_texts
 
 MODULE = '''
 """Counts what there is.
@@ -27,7 +25,7 @@ def count(items):
 
 
 def test_kinds():
-  found = mix_texts.kinds(MODULE)
+  found = python_texts.kinds(MODULE)
   assert found['comments'] == 'A remark.\nAnother one.'
   assert found['messages'] == 'there are too many items'
   assert found['sessions'] == (
@@ -41,4 +39,4 @@ def test_kinds():
 
 
 def test_what_is_no_python_has_no_kind():
-  assert mix_texts.kinds('print "a"') == {}
+  assert python_texts.kinds('print "a"') == {}

@@ -1,0 +1,82 @@
+"""Convert a run to a Hugging Face folder, or such a folder to our own format.
+
+    python -m experiments.convert --model=runs/tiny --out=exports/tiny
+    python -m experiments.convert --model=exports/tiny --out=imports/a
+    python -m experiments.convert --check=FOLDER [--text=FILE]
+
+A run's workdir is written for `transformers`, which loads it as
+ArceeForCausalLM, the class with the nearest mathematics. Where that class
+cannot say all that the model does (`kaiju_jax/interchange/losses.py`),
+--format=auto writes our own format, and --format=arcee is an error, unless
+--accept names all that is lost; a lost.json beside the weights then lists it.
+Adapters are merged into their base; the KL divergence that it costs is printed.
+
+A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
+Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
+is refused. Weights are kept in float32; with --codes,
+as the int8 codes of experiments.serve, which are read faster.
+
+--check compares our logits of such a folder with transformers', and prints a
+text's perplexity for each --int8 and --kv of experiments.serve.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+from typing import Literal
+
+from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # The workdir of a run, or a Hugging Face folder.
+  model: str | None = None
+  # A new folder.
+  out: str | None = None
+  # Format of an exported run.
+  format: Literal['auto', 'arcee', 'kaiju'] = 'auto'
+  # What an Arcee folder may lose.
+  accept: tuple[str, ...] = ()
+  # Take a Hugging Face folder's tokenizer.json along, if it has one.
+  tokenizer: bool = True
+  # Keep a Hugging Face folder's int8 codes, for experiments.serve --int8=all or
+  # weights, instead of float32 weights.
+  codes: bool = False
+  # A Hugging Face folder to compare, instead.
+  check: str = ''
+  # File of the text whose perplexity is measured; Python's documentation by
+  # default.
+  text: str = ''
+
+
+FLAGS = flags.flags_of(Settings)
+
+
+def main(argv: Sequence[str]) -> None:
+  settings = FLAGS.read(argv)
+  if not settings.check:
+    flags.need(model=settings.model, out=settings.out)
+  from kaiju_jax.experiments.studies import check_folder  # Imports jax.
+  from kaiju_jax.runs import exchange
+
+  if settings.check:
+    text = pathlib.Path(settings.text).read_text() if settings.text else None
+    print(check_folder.check(settings.check, text))
+  elif exchange.is_hugging_face(settings.model):
+    print(
+      exchange.read(
+        settings.model, settings.out, settings.tokenizer, codes=settings.codes
+      )
+    )
+  else:
+    print(
+      exchange.export(
+        settings.model, settings.out, settings.format, settings.accept
+      )
+    )
+
+
+if __name__ == '__main__':
+  command.run(main)
