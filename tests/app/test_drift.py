@@ -1,14 +1,11 @@
 """From a server that watches to a candidate with other limits."""
 
 import dataclasses
-import types
 
 import numpy as np
 import pytest
 
 from kaiju_jax.app import drift
-from kaiju_jax.app import drift_drill
-from kaiju_jax.app import drift_pages
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import serving_engine
@@ -20,7 +17,6 @@ from kaiju_jax.decoding.engine import saving
 from kaiju_jax.interchange import own
 from kaiju_jax.runs import load
 from kaiju_jax.serving.drift import calibration
-from kaiju_jax.serving.drift import histograms
 from kaiju_jax.serving.drift import monitor as monitor_lib
 from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import metrics
@@ -171,82 +167,3 @@ def test_a_scale_per_token_is_not_watched(tmp_path):
     serve.assemble(
       loaded, settings_lib.Settings(folder=str(tmp_path), drift='watch')
     )
-
-
-def page(seed, character=b'a', spread=1.0, tokens=40):
-  rng = np.random.default_rng(seed)
-  sizes = np.abs(rng.normal(0, spread, (1, 2, 8, CONFIG.head_dim)))
-  first = 1_000 if character == b'foreign' else 0
-  return drift_pages.Page(
-    character,
-    first + rng.integers(0, tokens, 8).astype(np.int32),
-    sizes.astype(np.float32),
-  )
-
-
-@pytest.fixture(scope='module')
-def drawn():
-  """Returns pages of 12 characters at home, and of a foreign one."""
-  home = [[page((n, k), b'%d' % n) for k in range(30)] for n in range(12)]
-  foreign = [page((99, k), b'foreign', spread=3.0) for k in range(40)]
-  return home, foreign
-
-
-def test_a_page_is_coded_as_a_cache_codes_it():
-  one = page(0)
-  found = one.encode(LIMITS).codes
-  expected = np.minimum(np.rint(one.sizes / 2 * 127), 127)
-  np.testing.assert_array_equal(found, expected)
-  assert found.dtype == np.uint8 and found.max() == 127
-
-
-def test_the_drill_s_spike_has_its_share(drawn):
-  home, foreign = drawn
-  traffic = drift_drill.Traffic(home, foreign, share=0.02, seed=0)
-  for times, expected in ((1.0, 0.02), (50.0, 1 / 1.98)):
-    pages = [x for _ in range(60) for x in traffic.draw(times)]
-    share = np.mean([x.character == b'foreign' for x in pages])
-    assert share == pytest.approx(expected, rel=0.15)
-
-
-@pytest.mark.slow
-def test_the_drill_freezes_a_spike_and_counts_what_was_served(drawn):
-  home, foreign = drawn
-  limits = drift_pages.fit([x for pages in home for x in pages])
-  found = {}
-  for arm in drift_drill.ARMS:
-    traffic = drift_drill.Traffic(home, foreign, share=0.02, seed=1)
-    found[arm] = drift_drill.play_spike(
-      traffic, limits, arm, quiet=500, spike=80, pages=[home[0], foreign]
-    )
-  for arm in 'guard', 'both':
-    one = found[arm]
-    assert one.frozen_after <= 3 and one.checkpoints == 0
-    np.testing.assert_array_equal(one.limits, limits)
-  for arm in 'neither', 'filter':
-    assert found[arm].frozen_after is None and found[arm].checkpoints == 1
-    assert (found[arm].limits / limits).max() > 1.2
-  assert found['neither'].rail[1] < found['both'].rail[1]
-
-
-def test_quiet_windows_of_the_drill_do_not_freeze(drawn):
-  home, _ = drawn
-  limits = drift_pages.fit([x for pages in home for x in pages])
-  found = drift_drill.play_quiet(
-    drift_drill.Traffic(home, seed=0), limits, windows=200
-  )
-  assert found.frozen <= 1 and found.stood_out <= 6
-  assert set(found.contrasts) and found.windows == 200
-
-
-def test_the_drill_refuses_values_in_floats():
-  config = toys.config()
-  loaded = types.SimpleNamespace(config=config)
-  with pytest.raises(ValueError, match="kv='none'"):
-    drift_pages.limit(loaded, np.ones(SHAPE))
-
-
-def test_counts_of_a_drill_s_pages_are_those_of_samples(drawn):
-  home, _ = drawn
-  samples = [x.encode(LIMITS) for x in home[0]]
-  assert histograms.count(samples).tokens.sum() == 8 * 30
