@@ -50,7 +50,6 @@ PURPOSES = {
     'generate',
     'calibrate',
     'convert',
-    'bench_serve',
   ),
   'evaluate': (
     'needle',
@@ -78,8 +77,10 @@ PURPOSES = {
     'benchmarks.corpora',
     'benchmarks.decode',
     'benchmarks.device',
+    'benchmarks.kernels',
     'benchmarks.open_models',
     'benchmarks.restart',
+    'benchmarks.serve',
     'benchmarks.soak',
     'benchmarks.startup',
     'benchmarks.step',

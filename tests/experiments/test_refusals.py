@@ -22,7 +22,10 @@ BAD = [
   ('uptrain --out=x', '--model is missing'),
   ('uptrain_study --arms=none', "error: --arms: 'none' is not one of scratch"),
   ('rates --transfer=x', "error: --transfer: 'x' is not one of none, width"),
-  ('bench_serve --peers=x', "error: --peers: 'x' is not one of transformers:"),
+  (
+    'benchmarks.serve --peers=x',
+    "error: --peers: 'x' is not one of transformers:",
+  ),
   ('economics --set=hit_rate=1.2', 'error: hit_rate=1.2: must lie between'),
   ('economics --json=gs://a', 'error: --json=gs://a: gs:// is an'),
   ('economics --detect=soon', "error: detect='soon': must be a duration"),

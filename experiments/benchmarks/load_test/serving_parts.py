@@ -1,4 +1,4 @@
-"""Measures a server's throughput, reuse, gaps, overload and host time.
+"""Measures an engine's throughput, reuse, gaps and overload.
 
     throughput   tokens per second with many in flight, beside our own engine
                  with one at a time and beside peers
@@ -6,7 +6,6 @@
     between      tokens of running answers while long prompts enter
     overload     first tokens of what is admitted at a multiple of the capacity,
                  and what becomes of the rest
-    host         processor time of a round beside the calls of the device
 
 All ratios are of one run: the contenders take turns, and each is given by its
 best turn, because machines are shared and what disturbs only adds.
@@ -18,19 +17,13 @@ import math
 import time
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.experiments.benchmarks.load_test import engine_serving
 from kaiju_jax.experiments.benchmarks.load_test import load
-from kaiju_jax.experiments.benchmarks.load_test import peer_model
-from kaiju_jax.model import transformer
-from kaiju_jax.reporting import report
-from kaiju_jax.training import state
 
 Serve = Callable[[Sequence[load.Arrival]], list[load.Timeline]]
 
@@ -51,24 +44,6 @@ def throughput(
       if figures.tokens_per_second > before.tokens_per_second:
         best[name] = figures
   return best
-
-
-def table(title: str, best: dict[str, load.Figures]) -> report.Table:
-  """Returns the figures of each contender as a row."""
-  return report.Table(
-    [
-      (
-        name,
-        f'{x.tokens_per_second:.1f}',
-        f'{x.first_p50:.2f}',
-        f'{1e3 * x.between_p50:.1f}',
-        f'{1e3 * x.between_p99:.1f}',
-      )
-      for name, x in best.items()
-    ],
-    ('server', 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms'),
-    title,
-  )
 
 
 class Reuse(NamedTuple):
@@ -215,101 +190,6 @@ def overload(
     max((taken for taken, _ in refusals), default=0.0),
     (min(told), max(told)),
   )
-
-
-class Host(NamedTuple):
-  """Processor milliseconds of the host per round, beside the device's calls.
-
-  Attributes:
-    drawing: while all rows draw, and nothing waits.
-    waiting: while one row draws, and long prompts wait for pages.
-  """
-
-  drawing: float
-  waiting: float
-
-
-def measure_host(rows: int, waiting: int, prompt: int, rounds: int) -> Host:
-  """Measures a round's work on the host, over calls that take no time.
-
-  Args:
-    rows: sequences that draw.
-    waiting: prompts that find rows, but too few pages.
-    prompt: tokens of each.
-    rounds: how many are measured; their mean is returned.
-  """
-  rng = np.random.default_rng(2)
-
-  def submit(engine, number: int, length: int, answer: int) -> None:
-    shared = length // 64
-    tokens = rng.integers(0, 64, length, np.int32)
-    tokens[:shared] = 1  # All begin alike.
-    owner = f'user {number}'
-    engine.submit(request.Request(tokens, answer, owner=owner, shared=shared))
-
-  found = []
-  for running, behind, length in (rows, 0, 64), (1, waiting, prompt):
-    engine, device = _hollow_engine(rows, length + rounds + 64, running)
-    for number in range(running):
-      submit(engine, number, length, rounds + 64)
-    while engine.load().prompt:
-      engine.advance()
-    for number in range(behind):
-      submit(engine, number + running, length, rounds)
-    for _ in range(8):
-      engine.advance()
-    device.repeats = True
-    begun = time.thread_time()
-    for _ in range(rounds):
-      engine.advance()
-    taken = time.thread_time() - begun
-    found.append(1e3 * taken / rounds)
-  return Host(*found)
-
-
-class _Hollow:
-  """Stands for the held cache: calls take no time, and return zeros.
-
-  With `repeats`, each call returns what the one before it did.
-  """
-
-  def __init__(self, cache):
-    self.cache, self.is_lost, self.repeats = cache, False, False
-    self._last = None
-    self._known = {}
-
-  def replace(self, function, params, *arguments):
-    if not self.repeats:
-      key = id(function), *map(np.shape, jax.tree.leaves(arguments))
-      if key not in self._known:
-        shapes, _ = jax.eval_shape(function, params, self.cache, *arguments)
-        self._known[key] = shapes
-      shapes = self._known[key]
-      self._last = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    return self._last
-
-
-def _hollow_engine(rows: int, length: int, running: int):
-  """Returns an engine with pages for so many texts, and its device."""
-  config = peer_model.config(
-    vocab_size=64,
-    d_model=16,
-    num_layers=2,
-    num_heads=1,
-    head_dim=16,
-    d_ff=16,
-    max_length=length,
-    period=2,
-  )
-  decoder = decoder_lib.Decoder(
-    state.init_params(transformer.Transformer(config), 0),
-    config,
-    rows=rows,
-    length=length,
-    page_counts={'global': running * -(-length // 64) + 16},
-  )
-  decoder._held = _Hollow(decoder.cache)
-  return engine_lib.Engine(decoder), decoder._held
 
 
 def _time(function: Callable[[], None]) -> float:

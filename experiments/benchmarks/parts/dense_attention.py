@@ -6,13 +6,18 @@ them (`jax.checkpoint`). A step computes the output and all three gradients, in
 float32.
 """
 
+import functools
+import itertools
+from typing import Any
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.reporting import report
 
 OURS = 'visibility_attention'
 DENSE = 'dense'
@@ -30,18 +35,61 @@ class Shape(NamedTuple):
   batch: int = 1
 
 
-def seconds(shape: Shape, repeats: int) -> dict[str, float]:
-  """Returns the median seconds of a step, {contender: seconds}."""
-  keys = jax.random.split(jax.random.key(0), 4)
-  values = [
-    jax.random.normal(key, x.shape, x.dtype)
-    for key, x in zip(keys, operands(shape))
+def add_times(page: report.Report, settings: Any) -> None:
+  """Adds median seconds, and their ratio to the faster dense step's."""
+  rows = []
+  cases = [(settings.length, settings.window)]
+  for length, window in cases + [(x, None) for x in settings.causal_length]:
+    shape = Shape(length, window, settings.heads, settings.head_dim)
+    keys = jax.random.split(jax.random.key(0), 4)
+    values = [
+      jax.random.normal(key, x.shape, x.dtype)
+      for key, x in zip(keys, operands(shape))
+    ]
+    runs = {
+      name: functools.partial(compile_step(name, shape), *values)
+      for name in CONTENDERS
+    }
+    seconds = timing.medians(runs, settings.repeats)
+    ratio = min(seconds[DENSE], seconds[DENSE_REMAT]) / seconds[OURS]
+    times = (f'{1e3 * seconds[name]:,.1f}' for name in CONTENDERS)
+    rows.append((length, window, *times, f'{ratio:.1f}×'))
+  page.table(
+    rows,
+    ('length', 'window', *CONTENDERS, 'ratio'),
+    title=f'Output and gradients, median ms of {settings.repeats} rounds',
+  )
+
+
+def add_memory(page: report.Report, settings: Any) -> None:
+  """Adds MiB of the compiled steps, and the exponents of their growth."""
+  lengths = settings.memory_length
+  columns = list(
+    itertools.product((settings.window, None), (OURS, DENSE_REMAT))
+  )
+  mib = {
+    (window, name): [
+      temporary_bytes(
+        name, Shape(length, window, settings.heads, settings.head_dim)
+      )
+      / 2**20
+      for length in lengths
+    ]
+    for window, name in columns
+  }
+  rows = [
+    (length, *(f'{mib[column][row]:,.1f}' for column in columns))
+    for row, length in enumerate(lengths)
   ]
-  runs = {}
-  for name in CONTENDERS:
-    step = compile_step(name, shape)
-    runs[name] = lambda step=step: step(*values)
-  return timing.medians(runs, repeats)
+  if len(lengths) > 1:
+    # The p of the least-squares fit values ∝ lengths^p.
+    powers = (np.polyfit(np.log(lengths), np.log(mib[x]), 1) for x in columns)
+    rows.append(('growth', *(f'L^{power:.2f}' for power, _ in powers)))
+  page.table(
+    rows,
+    ('length', *(f'{name}\nwindow {window}' for window, name in columns)),
+    title='Temporary memory of the compiled step, MiB',
+  )
 
 
 def temporary_bytes(name: str, shape: Shape) -> int:

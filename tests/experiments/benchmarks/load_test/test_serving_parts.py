@@ -1,4 +1,4 @@
-"""What bench_serve measures, on a model of a few thousand parameters."""
+"""What `benchmarks.serve` measures, on a model of a few thousand parameters."""
 
 import math
 
@@ -79,11 +79,6 @@ def test_long_prompts_delay_running_answers_by_a_chunk_at_most(engine):
   assert sum(len(chunks[0].tokens_L) == 64 for chunks, _ in calls) >= 10
   assert found.quiet > 0 and found.entering > 0
   assert engine.is_idle
-
-
-def test_the_host_is_measured_without_a_device():
-  found = serving_parts.measure_host(3, 2, 200, 4)
-  assert found.drawing > 0 and found.waiting > 0
 
 
 def test_an_overload_is_refused_at_once_and_the_rest_is_served(engine):

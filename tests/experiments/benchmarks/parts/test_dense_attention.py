@@ -7,20 +7,20 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax.kernels.visibility_attention import against_dense
+from kaiju_jax.experiments.benchmarks.parts import dense_attention
 
 
 @pytest.mark.parametrize('window', [None, 20])
 def test_contenders_compute_the_same(window):
-  shape = against_dense.Shape(80, window, heads=2, head_dim=8, batch=2)
+  shape = dense_attention.Shape(80, window, heads=2, head_dim=8, batch=2)
   random = np.random.default_rng(0)
   operands = [
     random.normal(size=x.shape).astype(x.dtype)
-    for x in against_dense.operands(shape)
+    for x in dense_attention.operands(shape)
   ]
   ours, *others = (
-    jax.tree.leaves(against_dense.compile_step(name, shape)(*operands))
-    for name in against_dense.CONTENDERS
+    jax.tree.leaves(dense_attention.compile_step(name, shape)(*operands))
+    for name in dense_attention.CONTENDERS
   )
   assert len(others) == 2
   for other in others:
@@ -32,22 +32,22 @@ def test_contenders_compute_the_same(window):
 def test_four_times_the_length_takes_at_most_four_times_the_memory():
   def grown(name):
     short, long = (
-      against_dense.temporary_bytes(
-        name, against_dense.Shape(length, 64, heads=2, head_dim=16)
+      dense_attention.temporary_bytes(
+        name, dense_attention.Shape(length, 64, heads=2, head_dim=16)
       )
       for length in (4096, 16384)
     )
     return long / short
 
-  assert grown(against_dense.OURS) < 4
-  assert grown(against_dense.DENSE_REMAT) > 12
+  assert grown(dense_attention.OURS) < 4
+  assert grown(dense_attention.DENSE_REMAT) > 12
 
 
 @pytest.mark.slow
 def test_the_experiment_prints_both_tables():
   command = (
     '-m experiments.benchmarks.attention --length=64 --window=8 --repeats=1'
-    ' --causal_length=16 --memory_length=32 --memory_length=64'
+    ' --causal_length=16 --memory_length=32,64'
     ' --heads=2 --head_dim=4'
   )
   text = subprocess.run(
