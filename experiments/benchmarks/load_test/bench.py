@@ -20,12 +20,12 @@ from kaiju_jax.experiments.benchmarks.load_test import load
 from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.experiments.benchmarks.load_test import serving_parts
 from kaiju_jax.experiments.benchmarks.load_test import settings as settings_lib
+from kaiju_jax.experiments.benchmarks.parts import compilations
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import figures as figures_lib
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import compilations
 from kaiju_jax.training import state
 
 _ALONE, _AHEAD = ', one at a time', ', a round ahead'
