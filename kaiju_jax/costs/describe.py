@@ -32,7 +32,6 @@ def describe(
   """Returns the diagram and the tables of parameters, caches and memory.
 
   Args:
-    config: the model.
     name: the model's name in the heading.
     batch: rows per microbatch, for the training memory.
     length: tokens per row, for the training memory.

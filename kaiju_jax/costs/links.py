@@ -55,7 +55,6 @@ def seconds(
     kind: one of `aot.hlo.collectives.KINDS`.
     result_bytes: bytes of one device's result.
     axes: the axes that the group spans, each whole.
-    accelerator: the slice.
     mesh: widths of the axes.
 
   Raises:

@@ -114,7 +114,6 @@ def operations(
   """Returns one device's {'bf16': operations, 'int8': operations} of a step.
 
   Args:
-    config: the model.
     tokens: tokens of the step, divided by all devices.
     length: tokens of a row, which is one document.
     arm: the arm, of which the dtypes count here.
@@ -161,12 +160,9 @@ def seconds(
   """Returns one step's seconds.
 
   Args:
-    config: the model.
-    accelerator: the slice.
     mesh: widths of the axes.
     rows: rows per microbatch, on all devices together.
     length: tokens per row.
-    arm: the arm.
     microbatches: microbatches per step.
 
   Raises:

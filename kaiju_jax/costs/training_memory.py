@@ -157,7 +157,6 @@ def replica_codes(config: model_config.ModelConfig, tensor: int = 1) -> int:
   """Returns how many int8 weights a device holds where updates are ternary.
 
   Args:
-    config: the model.
     tensor: devices that F, H and V are split over.
   """
   return sum(_per_device(p, 1, tensor) for p in _coded_matrices(config))

@@ -34,7 +34,6 @@ def check(
   """Refuses a store that does not fit a student; reads only its manifest.
 
   Args:
-    folder: the store.
     entries: T of the student's rows.
     temperature: the divisor of the student's logits.
     vocab_size: V of the student.
@@ -84,7 +83,6 @@ class Reader:
     """Opens a store for one corpus, and checks each of the corpus's shards.
 
     Args:
-      folder: the store.
       digest: hash of the corpus (`data/text.digest`).
       entries: T, the slots of each token; by default the store's.
 

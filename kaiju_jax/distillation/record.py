@@ -191,7 +191,6 @@ def bytes_per_token(
   Args:
     targets: entries of any number of tokens, at least one.
     form: the store's.
-    noise: see `encode`.
   """
   before = after = 0
   for block in blocks(targets):

@@ -90,7 +90,6 @@ def windows(
 
   Args:
     corpus: the documents; no tree is longer than a row.
-    length: L.
     overlap: the fraction of L that is context, above 0 and at most 0.5.
   """
   context = math.ceil(overlap * length)
@@ -121,10 +120,7 @@ def read_batches(
   """Yields the batches in which a teacher reads a corpus.
 
   Args:
-    corpus: the documents.
-    length: L.
     batch: B; padding fills the last batch.
-    overlap: see `windows`.
     begin: the first token that is needed. Batches that end before it are left
       out; the others do not change.
 
@@ -218,7 +214,6 @@ def targets(
   The first token of a document has no teacher, and so no entries.
 
   Args:
-    windows: the batch.
     drawn: the sampled entries that `answering`'s function returned for it.
     begin: the first token that is needed.
 

@@ -1,9 +1,8 @@
 """Reads a trained model's answers off the last positions of texts.
 
-Texts of all lengths share one compiled call. They stand side by side in rows as
-long as the longest, and do not see each other, like packed documents in
-training. Only the answers' positions pass through the head: at a length of 256
-and a vocabulary of 65,536 all logits of a batch would be larger than the model.
+Texts of all lengths share one compiled call: they are packed into rows as long
+as the longest. Only the answers' positions pass through the head, because all
+logits of a batch would be larger than the model.
 """
 
 from collections.abc import Callable
@@ -42,12 +41,11 @@ def predictor(model: transformer.Transformer) -> Predict:
 def reader(
   predict: Predict, params: Any, lengths: Collection[int], tokens: int = 4096
 ) -> Callable[[np.ndarray, int], np.ndarray]:
-  """Returns (tokens_BL, A) → int32[B, A], the likeliest successors.
+  """Returns (tokens_BL, A) → int32[B, A], the last A tokens' successors.
 
-  They are those of the last A tokens of each text. With A > 1 the answer's own
-  tokens stand in the text (teacher forcing). All A predictions are right
-  exactly where greedy decoding would write the whole answer. B may be any
-  number; the call compiles once for each A.
+  With A > 1 the answer's own tokens stand in the text (teacher forcing): all A
+  are right exactly where greedy decoding would write the whole answer. B may be
+  any number; the call compiles once for each A.
 
   Args:
     predict: the call that `predictor` returned.

@@ -1,12 +1,9 @@
 """Compares decoding through a cache with the forward pass of training.
 
-Both read the same text. The forward pass runs whole rows; the cache runs a
-prompt in chunks and then one token per call. In int8, a rounding error can
-change the code of a key or a value, and that code a logit. So the two agree
-closely but not to the bit (except in the decoder's `reference` mode), and this
-module counts how closely. Activations in bfloat16 are rounded as coarsely as
-codes, so that a sum in another order changes many of them, with or without a
-cache.
+The forward pass runs whole rows; the cache runs a prompt in chunks and then one
+token per call. In int8 or bfloat16 a sum in another order can change a code,
+and that a logit, so that the two agree closely but not to the bit (except in
+the decoder's `reference` mode).
 """
 
 from typing import Any

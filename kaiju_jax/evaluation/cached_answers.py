@@ -1,9 +1,7 @@
-"""Decodes a trained model's answers through a cache.
+"""Decodes a trained model's answers through a cache, greedily.
 
-`answers.py` runs the whole row, answer included, in one forward pass. Here the
-prompt runs in chunks that fill a cache, and the answer is decoded greedily:
-each token follows those that the model wrote before. Except for rounding in the
-cache, both judge the same whole answers right.
+Except for rounding in the cache, the whole answers that are right are those of
+the forward pass of `answers.py`.
 """
 
 from collections.abc import Callable
@@ -21,9 +19,8 @@ def reader(
 ) -> Callable[[np.ndarray, int], np.ndarray]:
   """Returns (tokens_BL, A) → int32[B, A], the A tokens that are decoded.
 
-  The prompt is each row without its last A − 1 tokens, which are not read. The
-  prompt's last token is the input of the first step. B may be any number: rows
-  are read in parts as large as the decoder's, and only two shapes compile.
+  The prompt is each row without its last A − 1 tokens. B may be any number:
+  rows are read in parts as large as the decoder's, and two shapes compile.
 
   Args:
     decoder: a decoder with no row open.

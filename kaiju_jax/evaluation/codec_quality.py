@@ -11,16 +11,13 @@ reads a gradient:
 
     flushed    share with y = 0
     signs      share with x·y < 0
-    log_error  mean |ln(|y| / |x|)| of those that arrive (y ≠ 0). A codec that
-               flushes its worst numbers is flattered, so that `flushed` must
-               be read beside it
-    distance   mean of 2·|x − y| / (|x| + |y|), which is |ln(y/x)| where that is
-               small and 2 at most: what is flushed, or of the wrong sign,
-               counts 2. The one figure that compares codecs which flush with
-               those that do not (our choice)
-    bias       mean of (y − x) / x, what is flushed counting −1. Where nothing
-               is flushed the very smallest numbers decide it: a number a
-               thousand times below the least level counts a thousand
+    log_error  mean |ln(|y| / |x|)| of those that arrive (y ≠ 0): read it beside
+               `flushed`, for flushing the worst numbers lowers it
+    distance   mean of 2·|x − y| / (|x| + |y|), at most 2, which is what a
+               flushed number or a wrong sign counts: it compares codecs that
+               flush with those that do not (our choice)
+    bias       mean of (y − x) / x, what is flushed counting −1; without
+               flushing the smallest numbers decide it
 
 and over the x that are zero
 
@@ -154,11 +151,8 @@ def curve(
 
   Args:
     x_RC: what was sent; R a multiple of `block`.
-    y_RC: what arrived.
     octaves: how far below the block's largest; what is smaller is left out.
-    bins_an_octave: how fine.
-    block: rows whose largest is 1. The same for every codec, whatever its own
-      blocks are, so that curves compare.
+    block: rows whose largest is 1, the same for every codec.
   """
   x_GIC = np.abs(np.asarray(x_RC, np.float64)).reshape(-1, block, x_RC.shape[1])
   largest_G1C = x_GIC.max(axis=1, keepdims=True)

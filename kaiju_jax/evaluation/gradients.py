@@ -1,9 +1,7 @@
 """The gradients that workers would send: each its own microbatch's mean.
 
-A worker's gradient is divided by its own loss tokens, as Squinch encodes it
-(divided by those of all workers, blocks would fall below its smallest). Every
-matrix stands as x_DC: D, along which blocks run, then all other dimensions, a
-scan's repeats among them.
+A worker's gradient is divided by its own loss tokens, as Squinch encodes it.
+Every matrix is x_DC: D, along which blocks run, then all other dimensions.
 """
 
 from collections.abc import Callable
@@ -28,10 +26,9 @@ from kaiju_jax.training import token_count
 def capture(
   experiment: experiment_lib.Experiment,
 ) -> Callable[[state_lib.TrainState, packing.Batch], dict[str, np.ndarray]]:
-  """Returns (state, batch) → {kind of matrix: float32[D, C]}.
+  """Returns (state, batch [A, B, L]) → {name, as 'w_in_DF': float32[D, C]}.
 
-  `batch` fields are [A, B, L]; the first of the A is the worker's. A kind is a
-  parameter's name, as 'w_in_DF': its layers stand side by side.
+  The first of the A is the worker's; a name's layers stand side by side.
   """
   model = step.model_of(experiment)
   config = experiment.optimizer
@@ -77,8 +74,7 @@ def join(
 
   Args:
     captures: one per worker.
-    across: rows are all other dimensions and columns D, so that blocks run
-      across vocabulary and hidden units, as Squinch's should not.
+    across: whether columns are D, so that blocks run across hidden units.
   """
   kinds = {
     name: np.concatenate([capture[name] for capture in captures], 1)

@@ -1,10 +1,7 @@
 """A model of lm-eval (`lm_eval.api.model.TemplateLM`) over a generator.
 
-lm-eval (Gao 2024) scores a text by the sum of its tokens' log-probabilities and
-compares generated text with answers. It is not needed here until `make` is
-called: the extra `harness` installs it.
-
-A context opens with the tokenizer's `bos_id`, as documents do in training.
+The extra `harness` installs lm-eval (Gao 2024). A context opens with the
+tokenizer's `bos_id`, as documents do in training.
 """
 
 from collections.abc import Sequence

@@ -76,15 +76,13 @@ def evaluator(
   squares over layers, heads and the tokens that carry loss: `rms_lse`, of the
   attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. They are
   those of the mix of the corpora by `shares`; a corpus with a name has
-  `loss/NAME` and `bits_per_byte/NAME` as well. Where updates are ternary, the
-  model reads the training state's replica, as training does.
+  `loss/NAME` and `bits_per_byte/NAME` as well. `replica` is the training
+  state's, where updates are ternary.
 
   Args:
-    model: the transformer.
     corpora: {name: held-out documents, measured}; '' names none.
     shares: the corpora's shares of the mix's tokens, which sum to 1.
     length: L of the rows.
-    batch: B.
     rows: how many rows of each corpus are read, drawn once from all of it.
     mesh: where the parameters are stored; by default the first device.
     chunk: tokens whose logits are held at a time; 0 for all of a batch.

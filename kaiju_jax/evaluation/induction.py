@@ -1,15 +1,12 @@
 """Initializes a model so that it suggests induction; for the needle only.
 
-Finding a needle takes two heads. One tells each token its predecessor; the
-other looks for the token whose predecessor is the query's. From a standard
-initialization a small model needs thousands of steps to find that circuit, and
-the windows of its layers do not decide when it finds it. Here the circuit is
-suggested and then trained. Untrained, it answers no better than a guess among
-the row's values. So the test is about how far each layout reaches, not about
-how induction emerges, and every result must say so.
-
-Every layout gets the same weights, even if it cannot use them. With μ a unit
-vector, U an orthonormal [D, K] and R a rotation of D, common to all layers:
+A needle takes two heads: one gives each token its predecessor, the other finds
+the token whose predecessor is the query's. A small model needs thousands of
+steps to find that circuit, whatever its windows. Here it is suggested and then
+trained; untrained it guesses among the row's values. So the test measures how
+far each layout reaches, not how induction emerges, and every result must say
+so. With μ a unit vector, U an orthonormal [D, K] and R a rotation of D, common
+to all layers and layouts:
 
     embeddings     e + μ: what all tokens have in common
     head 0         attends to the previous token: its query, and a part of the
@@ -17,14 +14,9 @@ vector, U an orthonormal [D, K] and R a rotation of D, common to all layers:
     other heads    look for content: W_q = U, W_k = R·U
     outputs        head 0 writes ½·R·U·Uᵀ x, the others ½·U·Uᵀ x
 
-Keys are read through R, and head 0 writes through R. So a content head's query
-for a token matches the token that stood behind an earlier copy of it, and not
-the copy itself.
-
-`previous` suggests only half of the circuit: head 0 attends to the previous
-token, and all other weights stay. The model must find the matching head itself.
-
-This is ours, from a feasibility study; the sources have nothing of the kind.
+Keys are read through R, and head 0 writes through R, so that a content head's
+query matches the token behind an earlier copy, not the copy itself. `previous`
+suggests head 0 alone. The sources have nothing of the kind.
 """
 
 from typing import Any
@@ -44,12 +36,7 @@ _PROJECTIONS = 'w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'
 
 
 def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
-  """Returns parameters whose attention begins with the circuit described above.
-
-  Args:
-    params: float32 parameters of a `Transformer` of this config.
-    config: that model's config.
-    seed: the seed of μ, U and R.
+  """Returns float32 parameters whose attention begins with the circuit above.
 
   Raises:
     ValueError: the circuit does not fit the model's shape.
@@ -76,11 +63,6 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
 def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
   """Returns `params` with the previous token suggested to head 0 alone.
 
-  Args:
-    params: float32 parameters of a `Transformer` of this config.
-    config: that model's config.
-    seed: the seed of μ.
-
   Raises:
     ValueError: the suggestion does not fit the model's shape.
   """
@@ -99,11 +81,7 @@ def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
 
 
 def _rewrite(params, config, mean_D, rewritten):
-  """Adds μ to the embeddings and rewrites the attention's projections.
-
-  `rewritten` takes a projection's name, its values, and head 0's query and key
-  of its layer.
-  """
+  """Adds μ to the embeddings; rewrites projections by head 0's query, key."""
 
   def apply(path, parameter):
     name = path[-1].key
@@ -155,11 +133,7 @@ def _rotary_base(config: model_config.ModelConfig, path) -> float:
 def _previous_token(
   config: model_config.ModelConfig, base: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns head 0's query and key along μ, each [K].
-
-  Their rotary phases agree at offset 1. A layer without rotary embeddings
-  cannot distinguish offsets and gets zeros.
-  """
+  """Returns head 0's query and key along μ [K]; zeros without rotary."""
   half = config.head_dim // 2
   query_K, key_K = np.zeros((2, config.head_dim))
   if not base:

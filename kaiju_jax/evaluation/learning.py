@@ -1,9 +1,7 @@
 """Reports after how many tokens runs have learnt something.
 
-A run counts as having learnt once a reading of its evaluations reaches a
-threshold and stays there: a loss, or another reading that falls, from above. A
-run that was stopped early is read as far as it went. Runs are compared by
-tokens, the sources' unit of training.
+A run has learnt once a reading of its evaluations reaches a threshold and stays
+there: a loss, or another reading that falls, from above.
 """
 
 from collections.abc import Callable
@@ -82,7 +80,6 @@ def tokens_to(run: Run, name: str, threshold: float) -> float | None:
   """Returns after how many tokens a reading reaches a threshold for good.
 
   Args:
-    run: the run.
     name: the reading's name in metrics.jsonl.
     threshold: the value that counts as learnt.
 
@@ -144,7 +141,6 @@ def draw(
 
   Args:
     page: an empty `matplotlib.figure.Figure`.
-    runs, name, threshold: as for `table`.
     style: (an arm's number) → its line's colour and dashes.
   """
   axes = page.add_subplot()

@@ -30,10 +30,7 @@ def evaluator(
   """Returns (params, replica=None) → {'loss' or a metric's name: mean}.
 
   Args:
-    model: the transformer.
-    objective: the objective that training minimizes.
     source: rows with the objective's extras.
-    batch: B.
     rows: how many of the first are read, in whole batches; at most an epoch.
     mesh: where the parameters are stored; by default the first device.
   """

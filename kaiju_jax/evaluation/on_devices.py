@@ -12,12 +12,8 @@ from kaiju_jax.wire import ternary_plan
 def each(mesh: jax.sharding.Mesh) -> Callable[[Callable], Callable]:
   """Returns a decorator that runs a function on each device's rows.
 
-  The function takes (params, held, rows_BL), where `held` is what
-  `ternary_plan.collections` returns. Its result must be the same on all
-  devices.
-
-  Args:
-    mesh: where the parameters are stored; B is split over fsdp.
+  The function takes (params, what `ternary_plan.collections` returns, rows_BL),
+  B split over fsdp. Its result must be the same on all devices.
   """
 
   def decorate(function):

@@ -1,4 +1,4 @@
-"""Measures runs for comparison, such as the arms of an ablation."""
+"""Results of runs, as they are compared in an ablation."""
 
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -12,15 +12,11 @@ LAST = 100
 def summarize(
   records: Sequence[Mapping[str, Any]], last: int = LAST
 ) -> dict[str, float]:
-  """Returns a run's results.
+  """Returns the mean 'loss' of a run's end, and the last of each 'eval_…'.
 
   Args:
     records: the records of metrics.jsonl, in order.
-    last: how many steps at the run's end `loss` is the mean over. Only recorded
-      steps count; loop.log_every=1 records each.
-
-  Returns:
-    The mean as 'loss', and the last value of each 'eval_…'.
+    last: how many steps `loss` is the mean over, of those that are recorded.
   """
   results = {}
   losses = {r['step']: r['loss'] for r in records if 'loss' in r}
@@ -39,7 +35,6 @@ def describe_span(steps: Iterable[int], last: int = LAST) -> str:
 
   Args:
     steps: each run's number of steps.
-    last: as in `summarize`.
   """
   found = sorted(set(steps))
   if not found or found[0] > last:

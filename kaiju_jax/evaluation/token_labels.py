@@ -1,16 +1,15 @@
 """Measures how well a token-level head ranks tokens that are labelled by spans.
 
 AUROC is the probability that a labelled token has a higher score than one in no
-span, where a tie counts as half. Tokens whose labels have no weight have no
-rank. With ranks from 1 on, equal scores having their mean rank, and n labelled
-of N tokens,
+span, a tie counting as half. With mean ranks from 1 on, and n labelled of the N
+tokens whose labels have weights,
 
     AUROC = (Σ rank of labelled tokens − n·(n + 1) / 2) / (n·(N − n))
 
-The delay is the number of tokens from a span's last one to the first token, at
-or behind its first one, whose score is above a threshold: 0 for a span that is
-recognized before it ends. Spans that touch count as one. Our guess: the
-threshold is one that at most .1 % of the unlabelled tokens are above.
+The delay of a span is the number of tokens from its last one to the first one,
+at or behind its first, whose score is above a threshold; 0 if that comes before
+it ends. Spans that touch count as one. Our guess: at most .1 % of the
+unlabelled tokens are above the threshold.
 
 The expected calibration error (Naeini et al. 2015; Guo et al. 2017) is, over
 bins of equal width of the probability p that a token is labelled,
@@ -82,11 +81,9 @@ def score(
   """Returns a head's scores of all tokens of an epoch's rows.
 
   Args:
-    model: the transformer.
     params: its parameters, with the head's under 'token_head'.
     config: the head's dimensions.
     source: rows whose documents are whole, with labels (`data/spans.py`).
-    batch: B.
   """
   head = token_head.TokenHead(config)
 

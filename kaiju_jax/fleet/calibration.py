@@ -115,8 +115,6 @@ def fit_chip(
   """Fits a law to a chip's ceilings, which no device has confirmed.
 
   Args:
-    config: the model.
-    chip: the chip.
     chunk: tokens of a chunk.
     slower: by how much a real engine is slower: a guess.
   """

@@ -47,7 +47,6 @@ def decode_rate(
   """Returns the tokens/s of one chip that decodes behind `length` tokens.
 
   Args:
-    config: the model.
     chip: the chip, which holds the whole model.
     length: tokens in front of each drawn one.
     rows: most rows of a round; memory may hold fewer.

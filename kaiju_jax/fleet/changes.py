@@ -90,7 +90,6 @@ def replay_change(
   """Serves a trace in whose middle a change begins.
 
   Args:
-    requests: the trace.
     cache: an empty cache.
     kind: one of KINDS.
     plan: its shares, and how long each is held.
@@ -150,7 +149,6 @@ def change(
   """Returns a request as the change has it.
 
   Args:
-    request: the request.
     kind: one of KINDS.
     tick: seconds of the clock's smallest unit.
   """

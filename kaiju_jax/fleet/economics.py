@@ -159,7 +159,6 @@ def crossover(own: Inputs, other: Inputs) -> float:
 
   Args:
     own: the model that costs more to train and less per message.
-    other: the model that it replaces.
 
   Returns:
     0 where its training costs no more, ∞ where its message costs no less.

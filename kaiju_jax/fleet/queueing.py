@@ -19,7 +19,6 @@ def wait_probability(servers: int, load: float) -> float:
   """Returns Erlang's C, the probability that a request has to wait.
 
   Args:
-    servers: c.
     load: ρ, the fraction of the time that a server is busy.
 
   Raises:
@@ -42,8 +41,6 @@ def late(servers: int, load: float, wait: float) -> float:
   """Returns the fraction of requests that wait for longer.
 
   Args:
-    servers: c.
-    load: ρ.
     wait: in mean service times.
   """
   probability = wait_probability(servers, load)
@@ -56,7 +53,6 @@ def highest_load(
   """Returns the load at which `tail` of the requests miss the SLO.
 
   Args:
-    servers: c.
     service: mean seconds of a service.
     slo: seconds of waiting and one mean service.
     tail: the fraction that may be later, .01 for a p99.

@@ -92,7 +92,6 @@ def replay(
   """Serves a trace from the oracle and from caches of fractions of its bytes.
 
   Args:
-    requests: the trace.
     sizes: sizes of the model's pages.
     fractions: fractions of the oracle's bytes.
     local: the fraction of the tree's bytes for local pages; None for the

@@ -165,8 +165,6 @@ def simulate(
   """Runs a fleet on drawn sessions.
 
   Args:
-    setup: the fleet.
-    flow: the sessions.
     ends: `sessions.make_law`.
     live: the most sessions that are live at a time; more are lost.
     begin: the second from which times to the first token count.

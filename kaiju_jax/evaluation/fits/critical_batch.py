@@ -2,9 +2,8 @@
 
 From a checkpoint, branches train on equally many tokens with batches m times as
 large, at √m times the rate. The critical batch is the largest m up to which
-every loss stays within ε of that of m = 1. (Branched training as in "Critical
-batch size revisited", arXiv 2505.23971; the sources say only that batches were
-"warmed up gradually".)
+every loss stays within ε of that of m = 1 (arXiv 2505.23971; the sources say
+only that batches were "warmed up gradually").
 """
 
 from collections.abc import Mapping
@@ -61,10 +60,7 @@ def critical(losses: Mapping[int, Sequence[float]], epsilon: float) -> Critical:
 
 
 def schedule(largest: Mapping[float, int], microbatches: int) -> str:
-  """Returns a value of `optimizer.batch`, such as '0:4 0.5:8'.
-
-  Batches never shrink: only noise would shrink them, because the critical batch
-  grows as the loss falls.
+  """Returns a value of `optimizer.batch`, such as '0:4 0.5:8'; it never falls.
 
   Args:
     largest: {fraction of the run's tokens: critical m}.

@@ -6,14 +6,11 @@ rate. Over widths W the best rate is about a power law:
     L(ln r) = L* + c·(ln r − ln r*)²          c > 0
     ln r*(W) = a + b·ln W                     b = 0: one rate fits all widths
 
-From the sources: "hyperparameter tweaks inspired by scaling laws", with no
-formula. The forms are our guess. The parabola is fitted only to rates within a
-factor of the one with the lowest mean loss, because farther away divergence
-bends it. Intervals come from drawing the seeds again, with replacement.
-
-A fit is not trusted if the lowest loss stands at the grid's edge, because the
-true optimum may be anywhere beyond, or if the parabola reaches far below every
-measured loss.
+The forms are our guess; the sources name "hyperparameter tweaks inspired by
+scaling laws". The parabola is fitted only to rates near the one with the lowest
+mean loss, because divergence bends it farther away. Intervals come from drawing
+the seeds again. A fit is not trusted if the lowest loss stands at the grid's
+edge, or if the parabola reaches far below every measured loss.
 """
 
 from collections.abc import Sequence
@@ -74,9 +71,8 @@ def optimum(
     log_rates: float[R], ln of the rates, rising; at least 3.
     losses: float[S, R], final loss of each seed at each rate. A loss that is
       not finite counts as the worst.
-    factor: the fit uses the rates within this factor of the one with the lowest
-      mean loss, and always that rate's two neighbours.
-    seed: the seed of the draws.
+    factor: how far rates of the fit are from the best one, at most; its two
+      neighbours are always used.
   """
   log_rates, losses = np.asarray(log_rates, float), np.asarray(losses, float)
   finite = np.isfinite(losses)

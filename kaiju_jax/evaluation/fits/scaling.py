@@ -77,7 +77,6 @@ def fit(
     losses: float[R], its final loss.
     with_e: whether the law has E; the law without E is for comparison.
     draws: how often the residuals are resampled.
-    seed: the seed of the resampling.
 
   Raises:
     ValueError: fewer than six runs, fewer than three different N or D, or a

@@ -1,11 +1,9 @@
 """Compares what two models' int8 was calibrated to, tensor by tensor.
 
-A calibration is what turns values into codes: the scale of each channel of a
-weight, the limit of the hidden activations, and the limit of each channel of
-stored keys and values where they have some (`kv_scale='channel'`). Between two
-models a channel's value moves by a factor max(a/b, b/a), which is 1 where
-nothing moved. An outlier channel is one of more than `kv_channels.OUTLIER`
-times the median.
+A calibration is the scale of each channel of a weight, the limit of the hidden
+activations, and the limit of each channel of stored keys and values
+(`kv_scale='channel'`). A channel moves by a factor max(a/b, b/a). An outlier
+channel is one of more than `kv_channels.OUTLIER` times the median.
 """
 
 from collections.abc import Iterator

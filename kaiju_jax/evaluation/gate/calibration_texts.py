@@ -1,10 +1,9 @@
 """Compares the conversations on which two calibrations were made.
 
-A calibration follows its texts: with fewer conversations in which a character
-is played, and more questions for facts, limits fit the facts. So words are
-counted apart, as the gate counts tokens: those of the character's prefix (the
-system message), of the user, of the character's replies, and of replies without
-a character. For each class, the distributions of hashed words and pairs of
+A calibration follows its texts, so that words are counted apart: those of the
+character's prefix (the system message), of the user, of the character's
+replies, and of replies without a character. For each class, the distributions
+of hashed words and pairs of
 words (`curation/similarity.py`) are compared by KL(after ‖ before), with half a
 count added to each bucket.
 """

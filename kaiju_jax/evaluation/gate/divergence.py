@@ -1,8 +1,7 @@
 """Differences of two models' next tokens on the same texts.
 
-KL(baseline ‖ candidate) is the expected loss, in nats per token, of reading the
-baseline's text with the candidate. A token counts for the class of what it
-predicts: the first token of a reply belongs to the character.
+KL(baseline ‖ candidate) is in nats per token. A token counts for the class of
+what it predicts: the first token of a reply belongs to the character.
 """
 
 from collections.abc import Iterable
@@ -80,10 +79,9 @@ def summarize(differences: Sequence[Differences]) -> Summary:
 def group(
   read: Sequence[tuple[golden_tokens.GoldenTokens, Differences]],
 ) -> dict[tuple[str, str, str], Summary]:
-  """Returns summaries by (class, tier, language).
+  """Returns summaries by (class, tier, language), with `ALL` for all of them.
 
-  `ALL` stands for all tiers and languages of a class. A language and a tier
-  that all texts have get no group of their own.
+  A language or a tier that all texts have gets no group of its own.
   """
   found: dict[tuple[str, str, str], list[Differences]] = {}
   for text, one in read:

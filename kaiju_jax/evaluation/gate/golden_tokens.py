@@ -1,10 +1,8 @@
 """Golden conversations as tokens, each of which belongs to a class.
 
-A server's prompt is the character (`prefix`), then messages. A quantization
-that is fitted to prose may keep prose and lose the character, so that tokens
-are counted apart: those of the prefix, of the user's messages, and of the
-character's replies. The replies are the references, so that every model reads
-the same tokens.
+A quantization that is fitted to prose may lose the character, so that tokens
+of its card (`prefix`), of the user and of its replies are counted apart. The
+replies are the references, so that every model reads the same tokens.
 """
 
 from collections.abc import Sequence
@@ -34,12 +32,9 @@ class GoldenTokens(NamedTuple):
 def encode(
   conversation: golden.GoldenConversation, format: chat.Format
 ) -> GoldenTokens:
-  """Returns the tokens of a conversation with its reference replies.
-
-  They are those that a server makes of it.
+  """Returns a conversation with its reference replies as a server encodes it.
 
   Args:
-    conversation: the conversation.
     format: the chat format of the models' tokenizer.
 
   Raises:

@@ -1,9 +1,9 @@
 """Codes at the rail and outlier channels of stored keys and values.
 
-A code of ±127 is at the rail. With a scale per token, the largest value of each
-token is there by definition; with a limit per channel, each one is a value that
-was cut, or nearly. An outlier channel is one whose largest value is more than
-`OUTLIER` times that of the median channel: it takes the codes of all others.
+A code of ±127 is at the rail: by definition the largest value of each token
+where scales are per token, a clipped value where limits are per channel. An
+outlier channel's largest value is more than `OUTLIER` times that of the median
+channel: it takes the codes of all others.
 """
 
 from typing import Any

@@ -37,7 +37,6 @@ class Reader:
     """Takes the model.
 
     Args:
-      decoder: the model.
       length: the most tokens of a text; a shorter one is padded at its end,
         which no token before it sees.
     """
@@ -68,16 +67,9 @@ class Reader:
 
 
 def run(decoder: decoder_lib.Decoder, params: Any, tokens_BL: Any):
-  """Returns the forward pass's hidden states, and the keys and values it made.
+  """Returns hidden_BLD and {layer that owns keys and values: (k, v) [B, L, K]}.
 
-  Args:
-    decoder: the model.
-    params: `decoder.params`, an argument so that a jitted call does not copy
-      them.
-    tokens_BL: int32.
-
-  Returns:
-    hidden_BLD, and {layer that owns keys and values: (k, v) [B, L, K]}.
+  `params` are `decoder.params`, so that a jitted call does not copy them.
   """
   B, L = tokens_BL.shape
   hidden_BLD, kept = decoder.network.model.apply(

@@ -8,11 +8,9 @@ A judge is accepted if, for each property of the same played conversations,
       `SLOPE`, or by nothing that can be told from 0
 
 and if it prefers the same replies in both orders, but for a share of `FLIPS`.
-The limits are our guess; source 003 asks for 50 labels a month, because
-people's criteria drift, and names the fault of a judge that rewards length.
-
-Agreement is κ with quadratic weights. For scores that are no whole numbers it
-is Lin's concordance coefficient (1989), which equals it where they are:
+The limits are our guess; source 003 asks for 50 labels a month and names the
+fault of a judge that rewards length. Agreement is κ with quadratic weights, as
+Lin's concordance coefficient (1989), which equals it for whole numbers:
 
     1 − mean (h − j)² / (var h + var j + (mean h − mean j)²)
 """
@@ -106,12 +104,7 @@ def compare(
 
 
 def kappa(human: np.ndarray, judge: np.ndarray, axis: int = -1) -> np.ndarray:
-  """Returns quadratic κ; NaN where neither side's scores differ at all.
-
-  Args:
-    human, judge: [..., n] scores of the same conversations.
-    axis: that of the conversations.
-  """
+  """Returns quadratic κ along the axis of conversations; NaN without spread."""
   moved = (human.mean(axis) - judge.mean(axis)) ** 2
   apart = human.var(axis) + judge.var(axis) + moved
   with np.errstate(invalid='ignore', divide='ignore'):
@@ -121,10 +114,7 @@ def kappa(human: np.ndarray, judge: np.ndarray, axis: int = -1) -> np.ndarray:
 def count_flips(
   judge: judges.Judge, labels: Sequence[labels_lib.Label]
 ) -> Flips:
-  """Compares labelled replies to the same conversation, in both orders.
-
-  Pairs whose scores by people are equal say nothing, and are left out.
-  """
+  """Compares labelled replies whose scores by people differ, in both orders."""
   flips, pairs = 0, 0
   for number, one in enumerate(labels):
     for other in labels[number + 1 :]:
@@ -150,10 +140,7 @@ def checks(
 
   Args:
     count: fresh labels.
-    agreement: see `compare`.
-    flips: see `count_flips`.
-    before: the biases of an earlier calibration of the same judge; None without
-      one.
+    before: the biases of an earlier calibration of the same judge.
   """
   if count < NEEDED:
     yield decision_lib.Check(
@@ -196,10 +183,7 @@ def _check_kappa(name: str, found: statistics.Estimate) -> decision_lib.Check:
 def _check_change(
   name: str, now: statistics.Estimate, before: statistics.Estimate
 ) -> decision_lib.Check:
-  """Checks that a bias has not moved by more than `BIAS` since the last time.
-
-  The half widths of both intervals add in quadrature.
-  """
+  """Checks that a bias has moved by at most `BIAS` since the last time."""
   change = now.value - before.value
   half = math.hypot(*((x.high - x.low) / 2 for x in (now, before)))
   return decision_lib.refuse_if(
@@ -226,10 +210,7 @@ def _check_flips(flips: Flips) -> decision_lib.Check:
 def _estimate_kappa(
   human: np.ndarray, judge: np.ndarray
 ) -> statistics.Estimate:
-  """Returns κ with its 95 % percentile bootstrap interval over conversations.
-
-  Resamples whose scores do not differ have no κ, and count as 0.
-  """
+  """Returns κ with its interval; resamples without a κ count as 0."""
   value = float(kappa(human, judge))
   if math.isnan(value):
     return statistics.Estimate(value, math.nan, math.nan, len(human))

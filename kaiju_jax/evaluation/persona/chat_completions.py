@@ -26,8 +26,7 @@ def ask(client: Any, **request: Any) -> str:
 def served_model(client: Any) -> str:
   """Returns the name of the only model that a server serves.
 
-  A name that continues another one behind a slash is that model with a
-  character.
+  MODEL/CHARACTER is MODEL with a character, and no other one.
 
   Raises:
     Refused: the server does not list its models, or lists none or several.

@@ -1,8 +1,7 @@
 """Plays golden conversations with a responder, turn by turn.
 
-In a free run the responder reads its own earlier replies, as in a chat. In a
-forced run it reads the references instead, so that one bad reply does not spoil
-what follows.
+In a free run the responder reads its own earlier replies; in a forced run the
+references, so that one bad reply does not spoil what follows.
 """
 
 from collections.abc import Sequence
@@ -45,11 +44,9 @@ def play(
   """Returns the replies of each conversation, one per turn.
 
   Args:
-    responder: what answers.
-    conversations: the conversations.
     is_forced: whether the references become the history.
-    together: conversations that go on side by side, turn by turn. A model finds
-      what was said before in its cache if it has as many rows.
+    together: conversations that are played side by side. A model with as many
+      rows keeps them in its cache.
   """
   replies: list[list[str]] = []
   for begin in range(0, len(conversations), together):

@@ -10,12 +10,10 @@ A file of them is strict JSONL; one line is one conversation:
      "probes": [{"turn": 1, "property": "backstory",
                  "expect": ["windmill"], "forbid": ["castle"], "weight": 1}, …]}
 
-A probe looks at the reply to one turn, counted from 1, for one property:
-'speech' (tone, vocabulary, formality), 'backstory' (facts of the character's
-description) or 'goal' (what it wants). The last turn must be probed for
-backstory, so that a conversation shows whether a fact of its beginning holds
-to its end. `author` says who wrote it; 'generated' marks those that a program
-made. A line may name its `language` as well; it is 'en' by default.
+A probe checks the reply to one turn, counted from 1, for one property: 'speech'
+(tone, vocabulary, formality), 'backstory' (facts of the description) or 'goal'
+(what the character wants). The last turn must be probed for backstory. A line
+may name its `language`, 'en' by default.
 """
 
 import dataclasses

@@ -3,11 +3,7 @@
 `Endpoint` asks a server with OpenAI's chat completions, `Checkpoint` a model in
 this process. Both see the character, the eight messages and the replies, and
 score each property from 1 to 5, or say which of two sets of replies is better.
-`identity` says which judge it is, so that a calibration of one judge is not
-taken for another's.
-
-A judge over HTTP is given golden conversations and what a responder answered to
-them, and nothing that a person wrote to a server.
+A judge over HTTP never sees what a person wrote to a server.
 """
 
 from collections.abc import Iterator
@@ -71,7 +67,6 @@ class Rules:
   def score(
     self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
-    """Returns the score of each property, 1…5."""
     return rules.score(conversation, replies)
 
   def prefers_first(
@@ -80,7 +75,6 @@ class Rules:
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
-    """Returns whether the first replies have the higher mean score."""
     scores = [self.score(conversation, one) for one in (first, second)]
     one, other = (statistics.fmean(x.values()) for x in scores)
     return one > other
@@ -91,7 +85,12 @@ class BadAnswer(RuntimeError):
 
 
 class Endpoint:
-  """A server with OpenAI's chat completions; several answers are averaged."""
+  """A server with OpenAI's chat completions; several answers are averaged.
+
+  Raises:
+    BadAnswer: the server answered something else than it was asked for.
+    chat_completions.Refused: the server did not answer.
+  """
 
   def __init__(
     self,
@@ -107,8 +106,7 @@ class Endpoint:
       model: the server's name of its model.
       samples: answers per conversation, each at temperature 0 with a seed of
         its own.
-      cache: a folder that keeps answers by the hash of what was asked, so that
-        nothing is asked twice; None keeps none.
+      cache: a folder that keeps answers by the hash of what was asked.
     """
     self._client = client
     self._model = model
@@ -119,12 +117,6 @@ class Endpoint:
   def score(
     self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
-    """Returns the mean score of each property, 1…5.
-
-    Raises:
-      BadAnswer: the server answered something else than three scores.
-      chat_completions.Refused: the server did not answer.
-    """
     wanted = ' '.join(f'{x}: {text}.' for x, text in _ASPECTS.items())
     question = f'{transcript(conversation, replies)}\n\n{wanted}'
     found = [
@@ -142,12 +134,6 @@ class Endpoint:
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
-    """Returns whether the server prefers the first replies.
-
-    Raises:
-      BadAnswer: the server answered something else than 1 or 2.
-      chat_completions.Refused: the server did not answer.
-    """
     question = _comparison(conversation, first, second)
     return self._answer(question, {'better': _CHOICES}, 0)['better'] == 1
 
@@ -200,8 +186,7 @@ class Checkpoint:
   """A model in this process: the mean of 1…5 under its own probabilities.
 
   The score of a property is Σ s · p(s) / Σ p(s), where p(s) is the probability
-  that the model answers the digit s. So a judge that hesitates says so, and no
-  answer has to be parsed. Each digit takes a forward pass of its own.
+  of the digit s as the answer; each takes a forward pass.
   """
 
   def __init__(
@@ -221,7 +206,6 @@ class Checkpoint:
   def score(
     self, conversation: golden.GoldenConversation, replies: Sequence[str]
   ) -> Mapping[str, float]:
-    """Returns the expected score of each property, 1…5."""
     question = transcript(conversation, replies)
     scores_5 = np.array(_SCORES)
     return {
@@ -242,7 +226,6 @@ class Checkpoint:
     first: Sequence[str],
     second: Sequence[str],
   ) -> bool:
-    """Returns whether the model gives 1 more probability than 2."""
     question = _comparison(conversation, first, second)
     one, other = self._probabilities(question, _CHOICES)
     return bool(one > other)

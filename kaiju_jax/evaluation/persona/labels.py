@@ -5,10 +5,9 @@ A file of them is strict JSONL; one line is one rated conversation:
     {"conversation": "official-tilda", "replies": ["…", … eight of them …],
      "scores": {"speech": 4, "backstory": 5, "goal": 3}, "date": "2026-11-01"}
 
-`conversation` is the id of a golden conversation, `replies` are what a
-responder answered to its eight messages, and `scores` are a person's, whole
-numbers from 1 to 5. `date` is the day of the rating: people's criteria drift,
-so that old ratings say nothing about today's.
+`conversation` is the id of a golden conversation, `replies` a responder's
+answers to its eight messages, `scores` a person's, from 1 to 5, and `date` the
+day of the rating.
 """
 
 from collections.abc import Mapping
@@ -37,10 +36,6 @@ def load(
   path: str | pathlib.Path, conversations: Sequence[golden.GoldenConversation]
 ) -> tuple[Label, ...]:
   """Returns a file's labels.
-
-  Args:
-    path: the file.
-    conversations: those that labels may name.
 
   Raises:
     OSError: the file cannot be read.

@@ -1,9 +1,10 @@
 """Lets a model, an endpoint or the references answer golden conversations.
 
-`Model` answers with a model here, through the prompts that a server makes;
-`Continuation` with one that does not chat, to a single message.
-`Endpoint` asks any server with OpenAI's chat completions. `References` gives
-the author's own replies. `Swapped` makes a responder play another character.
+References    the author's own replies
+Model         a model in this process, with the prompts that a server makes
+Continuation  the same without chat, for a single message
+Endpoint      any server with OpenAI's chat completions
+Swapped       a responder that plays another character
 """
 
 from collections.abc import Sequence
@@ -32,17 +33,13 @@ class References:
   """The author's own replies."""
 
   def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
-    """Returns a reply to each message."""
     return [
       one.conversation.turns[len(one.before)].reference for one in messages
     ]
 
 
 class Swapped:
-  """A responder that plays the next conversation's character instead.
-
-  It answers the same messages, with a persona that is not the one asked for.
-  """
+  """A responder that plays the next conversation's character instead."""
 
   def __init__(
     self,
@@ -66,7 +63,6 @@ class Swapped:
       self._other[one.id] = dataclasses.replace(other, id=one.id)
 
   def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
-    """Returns a reply to each message."""
     return self._responder.answer(
       [
         one._replace(conversation=self._other[one.conversation.id])
@@ -88,7 +84,6 @@ class Model:
     """Takes a generator with room for the longest prompt and `REPLY` tokens.
 
     Args:
-      generator: the model.
       format: the chat format of its tokenizer.
       temperature: temperature of sampling; 0 for the likeliest tokens.
       seed: seed of the replies.
@@ -99,7 +94,6 @@ class Model:
     self._seed = seed
 
   def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
-    """Returns a reply to each message."""
     if not any(one.before for one in messages):
       # Conversations that ended would crowd those that begin out of the cache.
       self._generator.forget()
@@ -142,8 +136,6 @@ class Continuation:
     """Takes a generator with room for the longest message and a reply.
 
     Args:
-      generator: the model.
-      tokenizer: its tokenizer.
       most: tokens of a reply; nothing else ends it.
     """
     self._generator = generator

@@ -4,11 +4,9 @@ The score of a property is
 
     1 + 4 · (Σ weight of met probes − Σ weight of broken ones) / Σ weight
 
-within 1 and 5. A probe is met if the reply holds one of its expected phrases
-(or none is expected), and broken if it holds a forbidden one. Phrases are
-compared word for word, without case and punctuation, so that the length of a
-reply does not matter. Rules see words and no meaning: they tell whether a fact
-was said, and not whether it was said well.
+within 1 and 5. A probe is met if the reply contains one of its expected phrases
+(or none is expected), and broken if it contains a forbidden one. Phrases are
+compared word for word, without case and punctuation.
 """
 
 from collections.abc import Sequence
@@ -22,12 +20,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 def score(
   conversation: golden.GoldenConversation, replies: Sequence[str]
 ) -> dict[str, float]:
-  """Returns the score of each property, 1…5.
-
-  Args:
-    conversation: the conversation.
-    replies: a reply per turn.
-  """
+  """Returns the score of each property, 1…5; `replies` has one per turn."""
   judged = [
     (probe, judge(probe, replies[probe.turn - 1]))
     for probe in conversation.probes

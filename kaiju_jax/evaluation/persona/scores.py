@@ -1,10 +1,8 @@
 """Means, medians and drops of persona scores, with their intervals.
 
-The unit is a conversation: its turns are not independent. Intervals of means
-are bias-corrected and accelerated bootstrap intervals (BCa; Efron, 1987) over
-conversations. The median claim is exact: the median is at least m if a share of
-at least a half of all conversations scores m or more, and Clopper and Pearson's
-lower bound of that share says whether a sample shows it.
+The unit is a conversation, for its turns are not independent. The median is at
+least m if at least half of all conversations score m or more, which Clopper and
+Pearson's lower bound of that share shows.
 """
 
 from collections.abc import Sequence
@@ -19,11 +17,7 @@ CONFIDENCE, POWER = 0.95, 0.8
 
 
 def share_at_least(values: Sequence[float], limit: float) -> float:
-  """Returns the exact lower bound of the share of values ≥ `limit`.
-
-  The median is at least `limit`, with confidence `CONFIDENCE`, if this is at
-  least a half.
-  """
+  """Returns a bound, at `CONFIDENCE`, of the share of values ≥ `limit`."""
   hits = sum(value >= limit for value in values)
   return statistics.at_least(hits, len(values), CONFIDENCE)
 
@@ -35,8 +29,7 @@ def rectified_mean(
 
   It is the judge's mean plus the mean of (human − judge) on the conversations
   that people rated, with the variances added (prediction-powered inference,
-  Angelopoulos et al., 2023). A biased judge widens it or moves it, and cannot
-  mislead it.
+  Angelopoulos et al., 2023).
 
   Args:
     judged: the judge's scores of all conversations.
@@ -66,8 +59,7 @@ def rectified_mean(
 def least_drop(differences: Sequence[float]) -> float:
   """Returns the smallest true drop that so many pairs show, at `POWER`.
 
-  It takes the differences' own spread: (z₀.₉₅ + z_power) · sd / √n. NaN for
-  fewer than two pairs.
+  It is (z₀.₉₅ + z_power) · sd / √n; NaN for fewer than two pairs.
   """
   from scipy import special
 
