@@ -94,7 +94,6 @@ def _run() -> None:
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.gates import quantization_gate as gate
   from kaiju_jax.reporting import decision as decision_lib
-  from kaiju_jax.reporting import report
   from kaiju_jax.storage import folders
 
   if _OUT.value:
@@ -139,12 +138,10 @@ def _run() -> None:
       'judge': name,
     },
   )
-  title = f'# {pair.candidate.origin} against {pair.baseline.origin}\n'
-  lines = [title, *gate.tables(figures, name), *found.lines]
-  if diff:
-    lines += ['', *diff.lines]
-  text = '\n'.join(lines)
-  report.Report().say(text).decide(decision).conclude(_OUT.value)
+  title = f'{pair.candidate.origin} against {pair.baseline.origin}'
+  page = gate.page(title, figures, name, found.needle)
+  page.add(*(diff.parts if diff else ()))
+  page.decide(decision).conclude(_OUT.value)
 
 
 if __name__ == '__main__':

@@ -60,7 +60,6 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.evaluation.persona import labels
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.reporting import decision as decision_lib
-  from kaiju_jax.reporting import report
   from kaiju_jax.storage import folders
 
   if _OUT.value:
@@ -86,8 +85,7 @@ def main(argv: Sequence[str]) -> None:
     },
     before,
   )
-  text = '\n'.join(persona_judge.table(decision))
-  report.Report().say(text).decide(decision).conclude(_OUT.value)
+  persona_judge.page(decision).conclude(_OUT.value)
 
 
 if __name__ == '__main__':

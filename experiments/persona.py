@@ -124,10 +124,10 @@ def _run() -> None:
   )
   run = 'forced run' if _FORCED.value else 'free run'
   who = f'{name}, another persona' if _SWAPPED.value else name
-  text = '\n'.join(
-    persona.tables(f'Persona by {judge.identity}, {run}: {who}', found)
-  )
-  report.Report().say(text).decide(decision).conclude(_OUT.value)
+  page = report.Report()
+  title = f'Persona by {judge.identity}, {run}: {who}'
+  persona.add_tables(page, title, found)
+  page.decide(decision).conclude(_OUT.value)
 
 
 def _responder():

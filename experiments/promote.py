@@ -37,7 +37,6 @@ FLAGS = flags.flags_of(Settings)
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   from kaiju_jax.gates import promotion
-  from kaiju_jax.reporting import report
   from kaiju_jax.runs import load
   from kaiju_jax.storage import folders
 
@@ -49,8 +48,7 @@ def main(argv: Sequence[str]) -> None:
   decision = promotion.run(
     settings.candidate, policy, weights, promotion.find_day()
   )
-  text = '\n'.join(promotion.tables(decision))
-  report.Report().say(text).decide(decision).conclude(settings.out)
+  promotion.page(decision).conclude(settings.out)
 
 
 if __name__ == '__main__':

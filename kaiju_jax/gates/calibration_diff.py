@@ -14,10 +14,10 @@ from kaiju_jax.runs import load
 
 
 class Diff(NamedTuple):
-  """What moved, as plain data and as lines of Markdown."""
+  """What moved: plain data, and the parts of a page."""
 
   figures: Any
-  lines: list[str]
+  parts: list[report.Table | str]
 
 
 def measure(before: str, after: str) -> Diff:
@@ -52,7 +52,7 @@ def measure(before: str, after: str) -> Diff:
     raise ValueError(
       f'calibration_diff={before},{after}: neither has int8 weights or limits.'
     )
-  return Diff(report.plain(moved), [title, '', *_tabulate(moved)])
+  return Diff(report.plain(moved), [title, *_tabulate(moved)])
 
 
 def _read(path: str) -> calibration_changes.Calibration:
@@ -73,18 +73,20 @@ def _compare_texts(
         name,
         f'{one.before:.1%}',
         f'{one.after:.1%}',
-        '–' if one.kl is None else f'{one.kl:.3g}',
+        None if one.kl is None else f'{one.kl:.3g}',
       )
       for name, one in found.items()
     ],
     ('words', 'before', 'after', 'KL(after ‖ before), nats'),
-  ).markdown()
+  )
   figures = {'roleplay': shares, 'classes': found}
-  return Diff(report.plain(figures), [title, '', said, '', table])
+  return Diff(report.plain(figures), [title, said, table])
 
 
-def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
-  """Yields the lines of a table of what moved too far, in Markdown."""
+def _tabulate(
+  moved: Sequence[calibration_changes.Moved],
+) -> Iterator[report.Table | str]:
+  """Yields how many tensors moved too far, and their table."""
   beyond = [one for one in moved if one.is_beyond]
   yield (
     f'{len(beyond)} of {len(moved)} tensors moved by more than'
@@ -94,7 +96,6 @@ def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
   )
   if not beyond:
     return
-  yield ''
   yield report.Table(
     [
       (
@@ -107,4 +108,4 @@ def _tabulate(moved: Sequence[calibration_changes.Moved]) -> Iterator[str]:
       for one in beyond
     ],
     ('layer', 'tensor', 'median factor', 'largest factor', 'outlier channels'),
-  ).markdown()
+  )

@@ -8,7 +8,6 @@ The questions are one kind of `tasks/recall/`, in English, or facts of
 characters in the words of the small chat model (`tasks/dialogues/questions`).
 """
 
-from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
@@ -93,28 +92,22 @@ def _tell_facts(opened: persona_judge.Opened, count: int) -> list[bool]:
   ]
 
 
-def checks(found: Needle, most: float = MOST) -> Iterator[decision_lib.Check]:
-  """Yields the check that at most `most` of the questions are lost."""
+def check(found: Needle, most: float = MOST) -> decision_lib.Check:
+  """Returns the check that at most `most` of the questions are lost."""
   loss, name = found.loss, f'needle {found.name}'
   shown = statistics.at_least(loss.baseline, loss.count, paired_loss.CONFIDENCE)
   if shown <= found.guess + most:
-    yield decision_lib.Check(
-      decision_lib.NOT_EVALUATED,
+    return decision_lib.abstain(
       f'{name}: the baseline has {loss.baseline} of {loss.count} right, no more'
-      ' than a guess: it has nothing to lose.',
+      ' than a guess: it has nothing to lose.'
     )
-    return
-  said = f'{name}: {loss.value:.1%} of {loss.count} questions are lost'
-  if loss.low > most:
-    reason = f'{said}, at least {loss.low:.1%}; at most {most:.0%} may be.'
-    yield decision_lib.Check(decision_lib.REFUSED, reason)
-  elif loss.high > most:
-    yield decision_lib.Check(
-      decision_lib.NOT_EVALUATED,
-      f'{said}, at most {loss.high:.1%}; ask more to show {most:.0%}.',
-    )
-  else:
-    yield decision_lib.Check(decision_lib.PASSED)
+  lost = f'{name}: {loss.value:.1%} of {loss.count} questions are lost'
+  return decision_lib.check_at_most(
+    loss,
+    most,
+    f'{lost}, at least {loss.low:.1%}; at most {most:.0%} may be.',
+    f'{lost}, at most {loss.high:.1%}; ask more to show {most:.0%}.',
+  )
 
 
 def figures(found: Needle) -> dict[str, Any]:

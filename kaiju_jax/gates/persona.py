@@ -86,17 +86,13 @@ def checks(
   for tier in golden.TIERS:
     values = [x.mean for x in judged if x.conversation.tier == tier]
     if len(values) < needed:
-      yield decision_lib.Check(
-        decision_lib.NOT_EVALUATED,
-        f'{tier}: {len(values)} conversations; at least {needed} are needed.',
+      yield decision_lib.abstain(
+        f'{tier}: {len(values)} conversations; at least {needed} are needed.'
       )
       continue
     share = scores.share_at_least(values, median)
-    if share >= 0.5:
-      yield decision_lib.Check(decision_lib.PASSED)
-      continue
-    yield decision_lib.Check(
-      decision_lib.REFUSED,
+    yield decision_lib.refuse_if(
+      share < 0.5,
       f'{tier}: the median is {statistics.median(values):.2f}; at least'
       f' {share:.0%} of conversations score {median} or more, and half must.',
     )
@@ -124,31 +120,23 @@ def drop_checks(
       [one for one in judged if one.conversation.tier == tier], before
     )
     if len(drops) < 2:
-      yield decision_lib.Check(
-        decision_lib.NOT_EVALUATED,
+      yield decision_lib.abstain(
         f'{tier}: {len(drops)} conversations were scored before as well; at'
-        ' least two are needed.',
+        ' least two are needed.'
       )
       continue
     found = statistics_lib.bootstrap_mean(
       drops, level=2 * scores.CONFIDENCE - 1
     )
     least = scores.least_drop(drops)
-    if found.low > most:
-      yield decision_lib.Check(
-        decision_lib.REFUSED,
-        f'{tier}: scores dropped by {found.value:.2f}, at least'
-        f' {found.low:.2f}; at most {most} is allowed.',
-      )
-    elif found.high > most:
-      yield decision_lib.Check(
-        decision_lib.NOT_EVALUATED,
-        f'{tier}: scores dropped by {found.value:.2f}, at most'
-        f' {found.high:.2f}: {len(drops)} pairs show a drop of {least:.2f} or'
-        ' more.',
-      )
-    else:
-      yield decision_lib.Check(decision_lib.PASSED)
+    dropped = f'{tier}: scores dropped by {found.value:.2f}'
+    yield decision_lib.check_at_most(
+      found,
+      most,
+      f'{dropped}, at least {found.low:.2f}; at most {most} is allowed.',
+      f'{dropped}, at most {found.high:.2f}: {len(drops)} pairs show a drop of'
+      f' {least:.2f} or more.',
+    )
 
 
 def list_drops(
@@ -198,45 +186,38 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
   )
 
 
-def tables(title: str, found: Mapping[str, Any]) -> Iterator[str]:
-  """Yields the lines of the figures' tables in Markdown.
+def add_tables(
+  page: report.Report, title: str, found: Mapping[str, Any]
+) -> None:
+  """Adds the tables of `figures` to a page.
 
   Args:
+    page: the page.
     title: names judge, run and responder.
     found: see `figures`.
   """
-  yield f'# {title}'
-  yield ''
-  yield report.Table(
+  read = statistics_lib.Estimate.read
+  page.say(f'# {title}')
+  page.table(
     [
       (
         tier,
         one['mean']['count'],
-        statistics_lib.Estimate.read(one['mean']),
+        read(one['mean']),
         f'{one["median"]:.2f}',
-        *(
-          statistics_lib.Estimate.read(one['properties'][name])
-          for name in golden.PROPERTIES
-        ),
+        *(read(one['properties'][name]) for name in golden.PROPERTIES),
       )
       for tier, one in found['tiers'].items()
     ],
     ('tier', 'conversations', 'mean', 'median', *golden.PROPERTIES),
-  ).markdown()
-  yield ''
-  yield 'Scores from 1 to 5, with 95 % intervals over conversations (BCa).'
+  )
+  lines = ['Scores from 1 to 5, with 95 % intervals over conversations (BCa).']
   if found.get('rectified'):
-    yield (
+    lines.append(
       'The mean that people would give, from their labels:'
-      f' {statistics_lib.Estimate.read(found["rectified"])}.'
+      f' {read(found["rectified"])}.'
     )
-  yield ''
-  yield report.Table(
-    [
-      (
-        'score by rules',
-        *(f'{one["value"]:.2f}' for one in found['by_turn_rules'].values()),
-      )
-    ],
-    ('turn', *found['by_turn_rules']),
-  ).markdown()
+  page.say(*lines)
+  turns = found['by_turn_rules']
+  values = (f'{one["value"]:.2f}' for one in turns.values())
+  page.table([('score by rules', *values)], ('turn', *turns))

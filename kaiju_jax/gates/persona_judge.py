@@ -305,10 +305,9 @@ def calibration_checks(
   if judge == judges.Rules.identity:
     return
   if found is None:
-    yield decision_lib.Check(
-      decision_lib.NOT_EVALUATED,
+    yield decision_lib.abstain(
       'The judge is not calibrated: experiments.judge holds it against'
-      " people's scores.",
+      " people's scores."
     )
     return
   if found.name != NAME:
@@ -320,39 +319,40 @@ def calibration_checks(
     )
     return
   date = datetime.date.fromisoformat(found.figures['date'])
-  if not 0 <= (today - date).days <= calibration.DAYS:
-    yield decision_lib.Check(
-      decision_lib.NOT_EVALUATED,
-      f"The judge's labels are of {date}: at most {calibration.DAYS} days may"
-      ' lie between.',
-    )
+  if 0 <= (today - date).days <= calibration.DAYS:
+    yield decision_lib.Check(decision_lib.PASSED)
     return
-  yield decision_lib.Check(decision_lib.PASSED)
+  yield decision_lib.abstain(
+    f"The judge's labels are of {date}: at most {calibration.DAYS} days may"
+    ' lie between.'
+  )
 
 
-def table(found: decision_lib.Decision) -> Iterator[str]:
-  """Yields the lines of a calibration's table in Markdown."""
-  figures = found.figures
-  yield f'# {found.inputs["judge"]} against {figures["labels"]} labels'
-  yield ''
-  yield report.Table(
-    [
-      (
-        name,
-        statistics_lib.Estimate.read(one['kappa']),
-        f'{one["within_one"]:.0%}',
-        statistics_lib.Estimate.read(one['bias']),
-        statistics_lib.Estimate.read(one['slope']),
-      )
-      for name, one in figures['agreement'].items()
-    ],
-    ('property', 'κ', 'within 1', 'judge − human', 'per doubled words'),
-  ).markdown()
-  yield ''
-  yield (
-    '95 % intervals over conversations. Preferences that change with the order:'
-    f' {figures["flips"]["count"]} of {figures["flips"]["pairs"]}.'
-    f' {figures["older"]} older labels were left out.'
+def page(found: decision_lib.Decision) -> report.Report:
+  """Returns the page of a calibration."""
+  figures, read = found.figures, statistics_lib.Estimate.read
+  title = f'{found.inputs["judge"]} against {figures["labels"]} labels'
+  return (
+    report.Report(title)
+    .table(
+      [
+        (
+          name,
+          read(one['kappa']),
+          f'{one["within_one"]:.0%}',
+          read(one['bias']),
+          read(one['slope']),
+        )
+        for name, one in figures['agreement'].items()
+      ],
+      ('property', 'κ', 'within 1', 'judge − human', 'per doubled words'),
+    )
+    .say(
+      '95 % intervals over conversations. Preferences that change with the'
+      f' order: {figures["flips"]["count"]} of {figures["flips"]["pairs"]}.'
+      f' {figures["older"]} older labels were left out.'
+    )
+    .decide(found)
   )
 
 

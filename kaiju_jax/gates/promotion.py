@@ -136,7 +136,7 @@ def run(
       }
   if decision_lib.digest(pathlib.Path(candidate)) != before:
     reason = f'{candidate} has changed while its gates ran.'
-    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+    checks.append(decision_lib.abstain(reason))
   return decision_lib.decide(
     NAME,
     checks,
@@ -154,10 +154,10 @@ def _run_gate(
     found = decision_lib.load(out / decision_lib.FILE)
   except (OSError, ValueError):
     reason = f'{name}: ended with status {status}, and has no decision.'
-    return decision_lib.Check(decision_lib.NOT_EVALUATED, reason), None
+    return decision_lib.abstain(reason), None
   if found.exit_status != status:
     reason = f'{name}: ended with status {status}, and says {found.status}.'
-    return decision_lib.Check(decision_lib.NOT_EVALUATED, reason), None
+    return decision_lib.abstain(reason), None
   reason = '' if found.status == decision_lib.PASSED else f'{name}: {found}'
   plain = {
     field: getattr(found, field) for field in ('figures', 'inputs', 'reasons')
@@ -165,24 +165,22 @@ def _run_gate(
   return decision_lib.Check(found.status, reason), plain
 
 
-def tables(decision: decision_lib.Decision) -> list[str]:
-  """Returns the lines of a promotion's report, in Markdown."""
-  gates = decision.figures['gates']
-  return [
-    f'# Promotion of {decision.figures["candidate"]}',
-    '',
-    f'{decision.figures["date"]}: {decision.status}.',
-    '',
-    report.Table(
-      (
+def page(decision: decision_lib.Decision) -> report.Report:
+  """Returns the page of a promotion."""
+  figures = decision.figures
+  return (
+    report.Report(f'Promotion of {figures["candidate"]}')
+    .say(f'{figures["date"]}: {decision.status}.')
+    .table(
+      [
         (name, one['status'], f'`{" ".join(one["command"])}`')
-        for name, one in gates.items()
-      ),
+        for name, one in figures['gates'].items()
+      ],
       ('gate', 'decision', 'command'),
-    ).markdown(),
-    '',
-    report.Table(sorted(decision.inputs.items()), ('input', 'hash')).markdown(),
-  ]
+    )
+    .table(sorted(decision.inputs.items()), ('input', 'hash'))
+    .decide(decision)
+  )
 
 
 def check(

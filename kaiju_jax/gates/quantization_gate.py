@@ -100,12 +100,12 @@ class Examined(NamedTuple):
   Attributes:
     checks: its checks.
     figures: its figures, as plain data.
-    lines: lines of the report that `tables` does not make.
+    needle: a sentence on what was recalled; '' if nothing was asked.
   """
 
   checks: list[decision_lib.Check]
   figures: dict[str, Any]
-  lines: list[str]
+  needle: str
 
 
 def examine(
@@ -115,7 +115,7 @@ def examine(
   judge: judges.Judge | None = None,
   needle: tuple[str, int, int] | None = None,
 ) -> Examined:
-  """Lets both models read, recall and play, as far as it is asked for.
+  """Runs the requested tests (reading, recall, personas) on both models.
 
   Args:
     pair: the models.
@@ -134,26 +134,27 @@ def examine(
     for one in pair:
       persona_judge.refuse_own(judge.identity, f'checkpoint {one.digest}')
   found = read(*pair, conversations, prose)
-  checks, lines, lost, said = list(checks_of_reading(found)), [], None, None
+  checks, recalled, played = list(checks_of_reading(found)), None, ()
   if needle:
-    lost = needle_gate.measure(*pair, *needle)
-    checks += needle_gate.checks(lost)
-    lines = ['', needle_gate.describe(lost)]
+    recalled = needle_gate.measure(*pair, *needle)
+    checks.append(needle_gate.check(recalled))
   else:
     reason = 'No needle was asked (--nopersona, or --needle is empty).'
-    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+    checks.append(decision_lib.abstain(reason))
   if judge:
-    said = [play(one, judge, conversations) for one in pair]
-    checks += checks_of_personas(*said)
+    played = [play(one, judge, conversations) for one in pair]
+    checks += checks_of_personas(*played)
   else:
-    reason = 'Personas were not played (--nopersona).'
-    checks.append(decision_lib.Check(decision_lib.NOT_EVALUATED, reason))
+    checks.append(
+      decision_lib.abstain('Personas were not played (--nopersona).')
+    )
   plain = {
-    **figures(found, *(said or (None, None))),
+    **figures(found, *played),
     'limits': dataclasses.asdict(Limits()) | {'needle': needle_gate.MOST},
-    'needle': needle_gate.figures(lost) if lost else None,
+    'needle': needle_gate.figures(recalled) if recalled else None,
   }
-  return Examined(checks, plain, lines)
+  sentence = needle_gate.describe(recalled) if recalled else ''
+  return Examined(checks, plain, sentence)
 
 
 def check_pair(
@@ -296,10 +297,9 @@ def checks_of_personas(
   for tier in golden.TIERS:
     of_tier = [x for x in candidate if x.conversation.tier == tier]
     if len(of_tier) < needed:
-      yield decision_lib.Check(
-        decision_lib.NOT_EVALUATED,
+      yield decision_lib.abstain(
         f'{tier}: {len(of_tier)} conversations; at least {needed} are needed.'
-        + _power(persona.list_drops(of_tier, before)),
+        + _power(persona.list_drops(of_tier, before))
       )
       continue
     found = statistics_lib.bootstrap_mean(
@@ -313,12 +313,13 @@ def checks_of_personas(
     yield from persona.drop_checks(of_tier, before, limits.drop, (tier,))
 
 
-def figures(
-  found: Read,
-  baseline: Sequence[persona.Judged] | None,
-  candidate: Sequence[persona.Judged] | None,
-) -> dict[str, Any]:
-  """Returns all figures as plain data."""
+def figures(found: Read, *played: Sequence[persona.Judged]) -> dict[str, Any]:
+  """Returns all figures as plain data.
+
+  Args:
+    found: what both models read.
+    *played: what the baseline said and what the candidate said, or nothing.
+  """
   return report.plain(
     {
       'tokens': {' '.join(key): one for key, one in found.groups.items()},
@@ -329,21 +330,25 @@ def figures(
       },
       'personas': {
         who: persona.figures(judged)
-        for who, judged in (('baseline', baseline), ('candidate', candidate))
-        if judged is not None
+        for who, judged in zip(Pair._fields, played)
       },
     }
   )
 
 
-def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
-  """Yields the lines of the figures' tables in Markdown.
+def page(
+  title: str, found: Mapping[str, Any], judge: str, needle: str
+) -> report.Report:
+  """Returns the page of a gate's figures.
 
   Args:
+    title: the page's.
     found: see `figures`.
     judge: the judge's identity.
+    needle: see `Examined`.
   """
-  yield report.Table(
+  page = report.Report(title)
+  page.table(
     [
       (
         ' '.join(x for x in name.split() if x != divergence.ALL),
@@ -356,19 +361,17 @@ def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
       for name, one in found['tokens'].items()
     ],
     ('tokens', 'count', 'KL', 'KL p99', 'same likeliest', 'largest margin'),
-  ).markdown()
-  yield ''
+  )
   bits = found['bits_per_byte']
-  yield (
+  page.say(
     f'Bits per byte {bits["baseline"]:.4f} → {bits["candidate"]:.4f}'
     f' ({bits["rise"]:+.2%}). KL and margins in nats.'
   )
-  yield ''
-  yield report.Table(
+  page.table(
     [
       (
         f'{who}, {name}',
-        '–' if one['at_rail'] is None else f'{one["at_rail"]:.2%}',
+        None if one['at_rail'] is None else f'{one["at_rail"]:.2%}',
         one['outliers'],
         f'{one["largest"]:.1f}',
       )
@@ -376,10 +379,10 @@ def tables(found: Mapping[str, Any], judge: str) -> Iterator[str]:
       for name, one in layers.items()
     ],
     ('keys and values', 'at the rail', 'outlier channels', 'largest / median'),
-  ).markdown()
+  )
   for who, one in found['personas'].items():
-    yield ''
-    yield from persona.tables(f'Persona by {judge}: {who}', one)
+    persona.add_tables(page, f'Persona by {judge}: {who}', one)
+  return page.say(needle) if needle else page
 
 
 def _power(drops: Sequence[float]) -> str:

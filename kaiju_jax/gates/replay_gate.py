@@ -67,15 +67,10 @@ def _decide(
   checks = []
   for what, rate in rates.items():
     if math.isnan(rate):
-      check = decision_lib.Check(
-        decision_lib.NOT_EVALUATED, f'{what}: no request came.'
-      )
-    else:
-      check = decision_lib.refuse_if(
-        rate < least,
-        f'{what}: {100 * rate:.1f} % of the tokens, less than {100 * least:g}.',
-      )
-    checks.append(check)
+      checks.append(decision_lib.abstain(f'{what}: no request came.'))
+      continue
+    reason = f'{100 * rate:.1f} % of the tokens, less than {100 * least:g}.'
+    checks.append(decision_lib.refuse_if(rate < least, f'{what}: {reason}'))
   return decision_lib.decide(name, checks, {'rates': rates}, {})
 
 

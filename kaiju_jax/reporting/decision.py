@@ -55,6 +55,27 @@ def refuse_if(is_wrong: bool, reason: str) -> Check:
   return Check(REFUSED, reason) if is_wrong else Check(PASSED)
 
 
+def abstain(reason: str) -> Check:
+  """Returns a check that was not evaluated, for `reason`."""
+  return Check(NOT_EVALUATED, reason)
+
+
+def check_at_most(
+  interval: Any, limit: float, refused: str, unclear: str
+) -> Check:
+  """Returns whether an interval shows that a figure is at most `limit`.
+
+  Args:
+    interval: with the ends `low` and `high`.
+    limit: the figure's limit.
+    refused: the reason if the whole interval is above the limit.
+    unclear: the reason if the limit lies within it.
+  """
+  if interval.low > limit:
+    return Check(REFUSED, refused)
+  return abstain(unclear) if interval.high > limit else Check(PASSED)
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
   """The result of a gate.

@@ -28,7 +28,7 @@ def test_texts_with_less_roleplay_are_named(tmp_path):
   after = write(tmp_path / 'b.jsonl', 4, 6)
   found = calibration_diff.measure(before, after)
   assert found.figures['roleplay'] == [0.8, 0.4]
-  text = '\n'.join(found.lines)
+  text = found.parts[1]
   assert '80.0% → 40.0% of the replies' in text and 'become rarer' in text
   classes = found.figures['classes']
   # 8·(4 + 1 + 1) + 2·(3 + 2) words, of which 8·4 are the prefix's.
@@ -51,10 +51,10 @@ def test_equal_texts_have_no_difference(tmp_path):
   one = write(tmp_path / 'a.jsonl', 3, 3)
   found = calibration_diff.measure(one, one)
   assert all(x['kl'] == 0 for x in found.figures['classes'].values())
-  assert 'rarer' not in '\n'.join(found.lines)
+  assert 'rarer' not in found.parts[1]
   # More roleplay is no fall, and a class that one lacks has no KL.
   more = calibration_diff.measure(one, write(tmp_path / 'b.jsonl', 3, 0))
-  assert 'rarer' not in '\n'.join(more.lines)
+  assert 'rarer' not in more.parts[1]
   assert more.figures['classes']['without a character']['kl'] is None
 
 

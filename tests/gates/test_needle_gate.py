@@ -57,7 +57,7 @@ def test_bounds_hold_the_loss_as_often_as_they_claim():
 
 
 def decide(loss, name='multi_key_8', guess=1 / 9):
-  [check] = needle_gate.checks(needle_gate.Needle(name, loss, guess))
+  check = needle_gate.check(needle_gate.Needle(name, loss, guess))
   return check.status, check.reason
 
 

@@ -70,7 +70,7 @@ def test_a_model_that_passes_all_gates_is_promoted(candidate, policy):
   persona = found.figures['gates']['persona']
   assert persona['decision']['figures'] == {'share': 0.5}
   assert persona['command'][1] == f'--model={candidate}'
-  text = '\n'.join(promotion.tables(found))
+  text = promotion.page(found).markdown()
   assert '| persona | passed | `persona --model=' in text and 'w1' in text
 
 

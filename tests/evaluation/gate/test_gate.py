@@ -401,7 +401,7 @@ def test_each_figure_stands_under_the_model_that_it_is_of(floats, monkeypatch):
   }
   assert means == {'baseline': 4.5, 'candidate': 4.0}
   assert any('it was +0.50' in one.reason for one in found.checks)
-  assert 'Needle facts: 9 → 8 of 9' in found.lines[-1]
+  assert 'Needle facts: 9 → 8 of 9' in found.needle
   # Without a judge and a needle, nothing passes.
   reasons = [x.reason for x in gate.examine(pair, talks).checks if x.reason]
   assert any('No needle was asked' in one for one in reasons)

@@ -11,6 +11,7 @@ from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
 from kaiju_jax.gates import persona
 from kaiju_jax.reporting import decision
+from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics as statistics_lib
 from kaiju_jax.tasks.dialogues import golden as generated
 
@@ -189,5 +190,7 @@ def test_figures_are_plain_and_tables_have_each_tier():
   assert found['tiers']['public']['mean']['value'] == pytest.approx(
     statistics.fmean([4.0, 5.0, 3.5])
   )
-  text = '\n'.join(persona.tables('Title', found))
+  page = report.Report()
+  persona.add_tables(page, 'Title', found)
+  text = page.markdown()
   assert '| mature | 3 | 4.17 (' in text and '| 4.00 |' in text
