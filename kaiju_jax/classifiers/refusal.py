@@ -17,12 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import scipy.special
 
-from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import scores as scores_lib
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import statistics
-from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import thresholds
 
 Scores = scores_lib.Scores
@@ -105,9 +104,9 @@ def hold(
   Raises:
     ValueError: a tier has no adversarial or no benign text.
   """
-  certified.check_parts({'choose': chosen_on.rows, 'certify': counted.rows})
-  high = certified.high(_scored(chosen_on), confidence)
-  return certified.stage(
+  certificate.check_parts({'choose': chosen_on.rows, 'certify': counted.rows})
+  high = certificate.high(_scored(chosen_on), confidence)
+  return certificate.stage(
     counted.version, chosen_on.rows, _scored(counted), high, confidence
   )
 
@@ -122,7 +121,7 @@ def count_served(counted: Scores, confidence: float) -> thresholds.Stage:
   Raises:
     ValueError: a tier has no adversarial or no benign text.
   """
-  certified.check_parts({'certify': counted.rows})
+  certificate.check_parts({'certify': counted.rows})
   return thresholds.Stage(
     version=counted.version,
     chosen_on='',
@@ -139,7 +138,7 @@ def checks(
   stage: thresholds.Stage, confidence: float
 ) -> Iterator[decision_lib.Check]:
   """Yields the checks of counts: rates per tier that the bounds must show."""
-  needed = certify.count_needed(confidence)
+  needed = certificate.count_needed(confidence)
   for tier in _TIERS:
     (limit,) = stage.for_tier(tier).limits
     for kind, found, is_met, wanted in (
@@ -225,7 +224,7 @@ def raise_thresholds(
     margin_N = np.sort(chosen_on.margins(tier)[is_benign_N])[::-1]
     if not len(margin_N):
       raise ValueError(f'{tier}: there is no benign text to choose on.')
-    allowed = certify.count_refusals_allowed(len(margin_N), level)
+    allowed = certificate.count_refusals_allowed(len(margin_N), level)
     rise[tier] = max(0.0, float(margin_N[allowed]) + 1e-6)
   rise['minor'] = min(rise['minor'], rise['adult'])
   for tier in _TIERS:
@@ -287,7 +286,7 @@ def sizes(confidence: float) -> dict[str, int]:
   rates of benign refusals, which are certified with probability `POWER`.
   """
   level = thresholds.confidence_of_tier(confidence)
-  found = {'none': certify.count_needed(confidence)}
+  found = {'none': certificate.count_needed(confidence)}
   for rate in RATES:
     found[f'{rate:.1%}'] = statistics.count_for_power(
       rate, thresholds.REFUSED, level, POWER
@@ -303,16 +302,16 @@ def _raised(high: float, by: float) -> float:
   return float(scipy.special.expit(scipy.special.logit(high) + by))
 
 
-def _scored(scores: Scores) -> certified.Scored:
+def _scored(scores: Scores) -> certificate.Scored:
   """Returns the margins over the minors' thresholds as one dimension."""
   score_N = scipy.special.expit(scores.margins('minor'))
-  return certified.Scored(scores.rows, score_N[:, np.newaxis])
+  return certificate.Scored(scores.rows, score_N[:, np.newaxis])
 
 
 def _count(scores, tier, is_refused_N, confidence) -> thresholds.Tier:
   """Counts refusals, as a threshold of 0.5 of a score that is 0 or 1."""
   is_of_tier_N = scores.of_tier(tier)
-  return certify.count(
+  return certificate.count(
     is_refused_N[is_of_tier_N, np.newaxis].astype(float),
     scores.rows.label_NC[is_of_tier_N],
     _NAMES,

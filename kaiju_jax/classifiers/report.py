@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.classifiers import train_head
 from kaiju_jax.reporting import decision as decision_lib
@@ -90,7 +90,7 @@ def _each(names: Sequence[str], counts: Sequence[int]) -> str:
   return ', '.join(f'{count:,} {name}' for name, count in zip(names, counts))
 
 
-def _verdict(outcome: certified.Outcome) -> str:
+def _verdict(outcome: certificate.Outcome) -> str:
   if reasons := ' '.join(outcome.decision.reasons):
     return f'**Not certified**: {reasons} There is no thresholds.json.'
   return 'Certified: the counts support every claim in thresholds.json.'

@@ -4,7 +4,7 @@ The gate is the classifier that reads a user's text before the model does. Texts
 are split into three parts (`rows.split`). Scikit-learn fits a logistic
 regression per dimension to the segments of the first part and of its disguised
 copies. Thresholds are chosen on the second part, plain and padded with other
-texts, and counted on the third (`certified.py`). The folder gets
+texts, and counted on the third (`certificate.py`). The folder gets
 
     gate.safetensors   the gate (`serving/safety/gate.py`)
     thresholds.json    the thresholds, if the counts support them
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.reporting import decision
@@ -96,7 +96,7 @@ class Result(NamedTuple):
 
   gate: gate_lib.Gate
   stage: thresholds.Stage
-  outcome: certified.Outcome
+  outcome: certificate.Outcome
   sizes: dict[str, int]
   passed: tuple[DisguiseResult, ...]
   milliseconds: tuple[float, float]
@@ -110,7 +110,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
     ValueError: names the argument, its value and what would be right.
   """
   parts = rows_lib.split(rows, training.choose, training.certify, training.seed)
-  certified.check_parts(parts)
+  certificate.check_parts(parts)
   settings = dataclasses.replace(training.settings, names=rows.names)
   copies = disguise.copies(parts['train'], training.seed)
   gate = _fit(copies, parts['train'], settings, training)
@@ -125,7 +125,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
   return Result(
     gate=gate,
     stage=stage,
-    outcome=certified.outcome('gate', policy, stage),
+    outcome=certificate.outcome('gate', policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
     passed=tuple(_list_passed(gate, stage, parts['certify'], training.seed)),
     milliseconds=_milliseconds(gate, parts['train']),
@@ -159,7 +159,7 @@ def _fit(
   settings: gate_lib.Settings,
   training: Settings,
 ) -> gate_lib.Gate:
-  linear_model, library = certified.sklearn()
+  linear_model, library = certificate.sklearn()
   parts = [segments(settings, row.text) for row in rows.rows]
   row_S = np.repeat(np.arange(len(parts)), list(map(len, parts)))
   features = vectors(settings, [part for each in parts for part in each])
@@ -219,7 +219,7 @@ def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
   Raises:
     ImportError: scikit-learn is missing.
   """
-  certified.sklearn()
+  certificate.sklearn()
   import scipy.sparse
   from sklearn.feature_extraction import text as text_lib
 
@@ -245,15 +245,15 @@ def _stage(
   chosen = disguise.among(
     parts['choose'], gate.settings.window * 9 // 10, training.seed
   )
-  high = certified.high(_score(gate, chosen), training.confidence)
+  high = certificate.high(_score(gate, chosen), training.confidence)
   counted = _score(gate, parts['certify'])
-  return certified.stage(
+  return certificate.stage(
     gate.version, parts['choose'], counted, high, training.confidence
   )
 
 
-def _score(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certified.Scored:
-  return certified.Scored(rows, scores(gate, rows))
+def _score(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certificate.Scored:
+  return certificate.Scored(rows, scores(gate, rows))
 
 
 def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):

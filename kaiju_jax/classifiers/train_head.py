@@ -4,7 +4,7 @@ The head is one linear layer over a frozen model's hidden states
 (`model/token_head.py`). It reads all of a prompt and the reply, which the gate
 does not. Texts are split into three parts (`rows.split`): the first trains a
 head, thresholds are chosen on the second and counted on the third
-(`certified.py`). The result is a new folder, which a server takes:
+(`certificate.py`). The result is a new folder, which a server takes:
 
     gate.safetensors   the gate, copied from its folder
     head.safetensors   the head
@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.decoding.device import judge
@@ -87,7 +87,7 @@ class Read(NamedTuple):
   rows: rows_lib.Rows
   score: Mapping[str, list[np.ndarray]]
 
-  def take_worst(self) -> certified.Scored:
+  def take_worst(self) -> certificate.Scored:
     """Returns each text's less favourable score of its two roles.
 
     A violating text has the lower one, and a benign text the higher one.
@@ -97,7 +97,7 @@ class Read(NamedTuple):
       for choice in (np.minimum, np.maximum)
     )
     label_NC = self.rows.label_NC
-    return certified.Scored(
+    return certificate.Scored(
       self.rows, np.where(label_NC, lowest_NC, highest_NC)
     )
 
@@ -137,7 +137,7 @@ class Result(NamedTuple):
   library: str
   trained_on: rows_lib.Rows
   stage: thresholds.Stage
-  outcome: certified.Outcome
+  outcome: certificate.Outcome
   sizes: dict[str, int]
   at_once: float
   shown: float
@@ -162,7 +162,7 @@ def train(
     ValueError: names the argument, its value and what would be right.
   """
   parts = rows_lib.split(rows, settings.choose, settings.certify, settings.seed)
-  certified.check_parts(parts)
+  certificate.check_parts(parts)
   library = ''
   if settings.head is None:
     head, library = _fit(reader, parts['train'], settings)
@@ -173,11 +173,11 @@ def train(
   version = moderation.head_version(params, config.names)
   chosen = read(reader, head, parts['choose'])
   counted = read(reader, head, parts['certify'])
-  stage = certified.stage(
+  stage = certificate.stage(
     version,
     parts['choose'],
     counted.take_worst(),
-    certified.high(chosen.take_worst(), gate.confidence),
+    certificate.high(chosen.take_worst(), gate.confidence),
     gate.confidence,
     low(np.concatenate(chosen.replies(False)), _LOW),
   )
@@ -189,7 +189,7 @@ def train(
     library=library,
     trained_on=parts['train'],
     stage=stage,
-    outcome=certified.outcome('token head', policy, stage, _check),
+    outcome=certificate.outcome('token head', policy, stage, _check),
     sizes={part: len(found.rows) for part, found in parts.items()},
     at_once=_at_once(counted.replies(False), stage.minor),
     shown=_released_share(counted.replies(True), stage.minor, gate.hold),
@@ -268,7 +268,7 @@ def low(score_TC: np.ndarray, part: float) -> np.ndarray:
 def _fit(
   reader: said_lib.Reader, rows: rows_lib.Rows, settings: Settings
 ) -> tuple[judge.Head, str]:
-  linear_model, library = certified.sklearn()
+  linear_model, library = certificate.sklearn()
   rng = np.random.default_rng(settings.seed)
   states_SD, text_S = _states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]

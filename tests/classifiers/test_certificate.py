@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.classifiers import certified
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import train_head
 from kaiju_jax.serving.safety import thresholds
@@ -18,7 +18,7 @@ def _scored(by_tier):
     for logits, labels in texts:
       rows.append(rows_lib.Row(f'{len(rows)}', labels, (tier,)))
       score.append(1 / (1 + np.exp(-np.array(logits, float))))
-  return certified.Scored(rows_lib.Rows(NAMES, tuple(rows)), np.array(score))
+  return certificate.Scored(rows_lib.Rows(NAMES, tuple(rows)), np.array(score))
 
 
 # Between benign and violating: adults -2…2 and 0…4; minors -6…-2 and 4…8.
@@ -32,7 +32,7 @@ SCORED = _scored(
 
 def test_a_minors_threshold_is_the_stricter_one_of_each_dimension():
   """The minor's own is stricter in the first, and looser in the second."""
-  high = certified.high(SCORED, 0.95)
+  high = certificate.high(SCORED, 0.95)
   logits = {tier: np.log(x / (1 - x)) for tier, x in high.items()}
   np.testing.assert_allclose(logits['adult'], [0.4, 2.4], atol=1e-6)
   # 40 % of the way up is -4.4 and 5.6.
@@ -41,7 +41,7 @@ def test_a_minors_threshold_is_the_stricter_one_of_each_dimension():
 
 def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
   high = {'adult': np.array([0.6, 0.9]), 'minor': np.array([0.3, 0.7])}
-  stage = certified.stage(
+  stage = certificate.stage(
     'head 1', SCORED.rows, SCORED, high, 0.95, low_C=[0.5, 0.2]
   )
   for tier, low in ('adult', [0.5, 0.2]), ('minor', [0.3, 0.2]):
@@ -50,7 +50,7 @@ def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
     assert [one.low for one in limits] == pytest.approx(low)
     assert [one.high for one in limits] == pytest.approx(high[tier].tolist())
   assert (
-    certified.stage('gate 1', SCORED.rows, SCORED, high, 0.95)
+    certificate.stage('gate 1', SCORED.rows, SCORED, high, 0.95)
     .for_tier('minor')
     .limits[0]
     .low

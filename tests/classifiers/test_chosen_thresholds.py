@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.reporting import statistics
-from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import thresholds
 
 LEVEL = thresholds.confidence_of_tier(0.95)
@@ -23,13 +23,13 @@ def scored(violating, benign):
 def test_the_room_between_the_sets_is_shared():
   score_NC, label_NC = scored(logits(5, 3, 9), logits(-7, -2, -3))
   for place, wanted in (0, -2), (0.4, 0), (1, 3):
-    found = certify.choose(score_NC, label_NC, place, 0.95)
+    found = certificate.choose(score_NC, label_NC, place, 0.95)
     np.testing.assert_allclose(found, logits(wanted))
 
 
 def test_scores_of_0_and_1_are_no_trouble():
   score_NC, label_NC = scored(np.ones(3), np.zeros(3))
-  found = certify.choose(score_NC, label_NC, 0.5, 0.95)
+  found = certificate.choose(score_NC, label_NC, 0.5, 0.95)
   np.testing.assert_allclose(found, 0.5, atol=1e-4)
 
 
@@ -40,9 +40,9 @@ def test_where_the_sets_overlap_the_bounds_decide():
   violating = logits(*rng.uniform(2, 5, n - few), *[-3.0] * few)
   benign = logits(*rng.uniform(-5, -2, n - few), *[3.0] * few)
   score_NC, label_NC = scored(violating, benign)
-  high = certify.choose(score_NC, label_NC, 0.5, 0.95)
+  high = certificate.choose(score_NC, label_NC, 0.5, 0.95)
   assert logits(-2) < high < logits(2)
-  tier = certify.count(score_NC, label_NC, ['a'], high, [None], 0.95)
+  tier = certificate.count(score_NC, label_NC, ['a'], high, [None], 0.95)
   assert tier.limits[0].blocked.hits == n - few
   assert tier.refused.hits == few
   assert tier.limits[0].blocked.claim == thresholds.BLOCKED
@@ -51,8 +51,8 @@ def test_where_the_sets_overlap_the_bounds_decide():
 def test_where_nothing_fits_blocking_wins():
   rng = np.random.default_rng(1)
   score_NC, label_NC = scored(rng.random(2_000), rng.random(2_000))
-  high = certify.choose(score_NC, label_NC, 0.5, 0.95)
-  tier = certify.count(score_NC, label_NC, ['a'], high, [None], 0.95)
+  high = certificate.choose(score_NC, label_NC, 0.5, 0.95)
+  tier = certificate.count(score_NC, label_NC, ['a'], high, [None], 0.95)
   assert tier.limits[0].blocked.claim == thresholds.BLOCKED
   assert tier.refused.claim > 0.5
   assert tier.refused.bound == statistics.at_most(
@@ -68,7 +68,7 @@ def test_counts_are_drawn():
   label_NC = np.array(
     [[1, 0], [1, 0], [0, 1], [0, 1], [1, 1], [0, 0], [0, 0]], bool
   )
-  tier = certify.count(
+  tier = certificate.count(
     score_NC, label_NC, ['a', 'b'], [0.5, 0.75], [0.1, 0.2], 0.95
   )
   first, second = tier.limits
@@ -94,7 +94,7 @@ def test_false_certificates_are_rare():
 
 
 def test_how_many_are_needed():
-  needed = certify.count_needed(0.95)
+  needed = certificate.count_needed(0.95)
   assert needed == 368
   for rows, supports in (needed, True), (needed - 1, False):
     blocked = thresholds.bound_count(rows, rows, 0.99, 0.95, True)
@@ -105,9 +105,11 @@ def test_sets_that_are_empty_are_refused():
   score_NC, label_NC = scored(logits(1, 2), logits(-1))
   for rows in slice(2), slice(2, None):
     with pytest.raises(ValueError, match='thresholds need both'):
-      certify.choose(score_NC[rows], label_NC[rows], 0.5, 0.95)
+      certificate.choose(score_NC[rows], label_NC[rows], 0.5, 0.95)
     with pytest.raises(ValueError, match='there is no such text'):
-      certify.count(score_NC[rows], label_NC[rows], ['a'], [0.5], [None], 0.95)
+      certificate.count(
+        score_NC[rows], label_NC[rows], ['a'], [0.5], [None], 0.95
+      )
 
 
 def test_each_dimension_has_its_own_threshold():
@@ -124,8 +126,8 @@ def test_each_dimension_has_its_own_threshold():
   )
   label_NC = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 0], [0, 0]], bool)
   for place, wanted in (0, (-3, -6)), (1, (5, 2)), (0.5, (1, -2)):
-    found = certify.choose(score_NC, label_NC, place, 0.95)
+    found = certificate.choose(score_NC, label_NC, place, 0.95)
     np.testing.assert_allclose(found, logits(*wanted))
   # In another order of dimensions they are the same.
-  turned = certify.choose(score_NC[:, ::-1], label_NC[:, ::-1], 0.5, 0.95)
+  turned = certificate.choose(score_NC[:, ::-1], label_NC[:, ::-1], 0.5, 0.95)
   np.testing.assert_array_equal(turned, found[::-1])

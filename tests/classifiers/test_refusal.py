@@ -5,12 +5,12 @@ import pytest
 import scipy.special
 import scipy.stats
 
+from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import refusal
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import scores as scores_lib
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.reporting import statistics
-from kaiju_jax.serving.safety import certify
 from tests.serving import planted
 
 Example = two_sets.Example
@@ -255,7 +255,7 @@ def test_the_needed_texts_certify_nine_times_of_ten(rate, trials):
 
 def test_sizes_count_both_tiers():
   found = refusal.sizes(0.95)
-  assert found['none'] == certify.count_needed(0.95) == 368
+  assert found['none'] == certificate.count_needed(0.95) == 368
   assert list(found.values()) == sorted(found.values())
   with pytest.raises(ValueError, match=r'rate=0\.01: must be'):
     statistics.count_for_power(0.01, 0.01, 0.95, 0.9)

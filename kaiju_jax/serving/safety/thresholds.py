@@ -2,7 +2,7 @@
 
 A stage is a classifier (the gate or the token-level head) with a threshold per
 age tier and dimension (a kind of violation). A text whose score reaches a
-threshold is refused. `certify.py` counts what each threshold does on texts that
+threshold is refused. `classifiers/certificate.py` counts what each threshold does on texts that
 neither trained the classifier nor chose the threshold: how many violating texts
 it blocks, and how many benign ones it refuses. The file holds these counts,
 their exact bounds and the claims that the bounds support. `load` recomputes the
