@@ -1,9 +1,9 @@
-"""The certificate of a classifier: chosen thresholds, and counts of their errors.
+"""The certificate of a classifier: chosen thresholds, with counted errors.
 
 The gate and the token-level head are two stages with thresholds of their own. A
 threshold is the score from which a text is refused. For both, thresholds are
 chosen on one part of the labelled texts, and what they block and refuse is
-counted on another, per tier (adult or minor). Exact bounds (`exact`) turn these
+counted on another, per tier (adult or minor). Exact bounds turn these
 counts into claims about all texts, such as "blocks at least 99 %, refuses at
 most 1 %". `thresholds.check` accepts only claims that the counts support and
 that are strong enough to serve with; others are not written.

@@ -2,12 +2,12 @@
 
 A stage is a classifier (the gate or the token-level head) with a threshold per
 age tier and dimension (a kind of violation). A text whose score reaches a
-threshold is refused. `classifiers/certificate.py` counts what each threshold does on texts that
-neither trained the classifier nor chose the threshold: how many violating texts
-it blocks, and how many benign ones it refuses. The file holds these counts,
-their exact bounds and the claims that the bounds support. `load` recomputes the
-bounds; it rejects a file with a claim that its counts do not
-support, or with a claim that is too weak to serve with.
+threshold is refused. `classifiers/certificate.py` counts what each threshold
+does on texts that neither trained the classifier nor chose the threshold: how
+many violating texts it blocks, and how many benign ones it refuses. The file
+holds these counts, their exact bounds and the claims that the bounds support.
+`load` recomputes the bounds; it rejects a file with a claim that its counts do
+not support, or with a claim that is too weak to serve with.
 
 Source 003 says: about 600 texts per set, block rates near 100 %, benign
 refusals below 1 %, stricter thresholds under 18, separate rates per tier. Our
