@@ -30,6 +30,7 @@ import numpy as np
 
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import thresholds
 
 # Where a tier's threshold lies between benign (0) and violating (1) scores.
