@@ -1,5 +1,7 @@
 """A fleet that plain Python simulates in milliseconds, and traces for it."""
 
+import collections
+
 import numpy as np
 
 from kaiju_jax.fleet import events
@@ -34,3 +36,29 @@ def alone(count=80, gap=0.15, seed=0, prompts=300, answers=40):
 
 def run(setup, trace):
   return simulator.simulate_trace(setup, trace, loop=events)
+
+
+def check_continuations(requests):
+  """Asserts that each request goes on from its session's; returns kinds seen.
+
+  A turn whose history lost its oldest half counts as 'dropped', too.
+  """
+  latest, seen = {}, collections.Counter()
+  for one in requests:
+    before = latest.get(one.session)
+    latest[one.session] = one
+    if before is None or one.kind == 'fork':
+      continue
+    seen[one.kind] += 1
+    if one.kind == 'swipe':
+      assert one.prompt == before.prompt and one.answer != before.answer
+    elif one.kind == 'edit':
+      assert one.prompt[:-1] == before.prompt[:-1]
+      assert one.prompt[-1] != before.prompt[-1]
+    else:
+      history = one.prompt[1:-2]
+      whole = (*before.prompt[1:], before.answer)
+      assert history and history == whole[len(whole) - len(history) :]
+      seen['dropped'] += len(history) < len(whole)
+  assert min(seen[x] for x in ('turn', 'swipe', 'edit', 'dropped')) > 0
+  assert seen['dropped'] < seen['turn']

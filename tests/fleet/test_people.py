@@ -10,6 +10,7 @@ from scipy import special
 
 from kaiju_jax.fleet import people as people_lib
 from kaiju_jax.fleet import texts as texts_lib
+from tests.fleet import small_fleet
 
 DAY = people_lib.DAY
 MANY = people_lib.People(seed=7, live=300, requests=60_000, warm_up=10.0)
@@ -201,50 +202,26 @@ def test_characters_follow_zipf_and_drift():
 
 def test_texts_are_those_of_the_columns():
   trace = people_lib.draw(SMALL)
-  found, seen = list(texts_lib.requests(trace)), collections.Counter()
+  found = list(texts_lib.requests(trace))
   assert len(found) == SMALL.requests
-  latest = {}
   for at, one in enumerate(found, trace.begin):
     tokens = one.tokens()
     assert len(tokens) == trace.prompt[at]
     assert len(tokens) + len(one.answer.tokens) <= SMALL.context
     assert one.shared == trace.prefix[one.character]
     assert 60 <= one.shared <= 200 and one.person == trace.person[at]
-    before = latest.get(one.session)
-    latest[one.session] = one
-    if before is None or one.kind == 'fork':
-      continue
-    seen[one.kind] += 1
-    if one.kind == 'swipe':
-      assert one.prompt == before.prompt and one.answer != before.answer
-    elif one.kind == 'edit':
-      assert one.prompt[:-1] == before.prompt[:-1]
-      assert one.prompt[-1] != before.prompt[-1]
-    else:
-      history = one.prompt[1:-2]
-      whole = (*before.prompt[1:], before.answer)
-      assert history == whole[len(whole) - len(history) :]
-      seen['dropped'] += len(history) < len(whole)
-  assert min(seen[name] for name in ('turn', 'swipe', 'edit', 'dropped')) > 0
-
-
-def test_a_fork_repeats_an_earlier_turn_in_a_chat_of_its_own():
-  trace = people_lib.draw(SMALL)
-  texts = list(texts_lib.requests(trace))
+  small_fleet.check_continuations(found)
+  # A fork repeats an earlier turn in a chat of its own.
   known, forks = collections.defaultdict(list), 0
-  for one in texts:
+  for one in found:
+    own = known[one.person]
     if one.kind == 'fork':
-      assert one.session not in {other.session for other in known[one.person]}
-      near_ones = [
-        other
-        for other in known[one.person]
-        if other.prompt[:-2] == one.prompt[:-2]
-      ]
+      assert one.session not in {other.session for other in own}
+      repeated = [x for x in own if x.prompt[:-2] == one.prompt[:-2]]
       # Turns of the warm-up are not among the texts.
-      forks += bool(near_ones)
-      for other in near_ones:
-        assert other.prompt[-2:] != one.prompt[-2:]
-    known[one.person].append(one)
+      forks += bool(repeated)
+      assert all(x.prompt[-2:] != one.prompt[-2:] for x in repeated)
+    own.append(one)
   assert forks > 10
 
 
@@ -257,21 +234,3 @@ def test_forks_go_back_by_a_geometric_number_of_turns(many):
   for least in 1, 2, 4:
     count = (back > least).sum()
     assert near(count, back.size * (2 / 3) ** least, back.size)
-
-
-@pytest.mark.parametrize(
-  'field, value, message',
-  [
-    ('requests', 0, 'requests=0: must be at least 1'),
-    ('swipes', 1.0, 'swipes=1.0: must be a fraction below 1'),
-    ('edits', 0.9, 'swipes=0.15, edits=0.9: must sum to less than 1'),
-    ('never', 0.0, 'never=0.0: must be above 0'),
-    ('peak', 3.0, 'peak=3.0: must be 1 to 2 times the mean'),
-    ('visit', 0.5, 'visit=0.5: must be at least 1'),
-    ('prefix', (9, 3), 'prefix=.9, 3.: must be rising'),
-    ('context', 17_000, 'context=17000: must hold a prefix of 16384'),
-  ],
-)
-def test_traffic_that_cannot_be_meant_is_refused(field, value, message):
-  with pytest.raises(ValueError, match=message):
-    people_lib.People(**{field: value})

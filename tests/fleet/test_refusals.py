@@ -1,17 +1,24 @@
 """What the room refuses, in a line that names the field and its value."""
 
 import dataclasses
+import functools
 
+import numpy as np
 import pytest
 
 from kaiju_jax.fleet import book as book_lib
+from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import claims
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import incident
+from kaiju_jax.fleet import people
 from kaiju_jax.fleet import queueing
+from kaiju_jax.fleet import simulator
+from kaiju_jax.fleet import traffic
 from kaiju_jax.model import presets
 from kaiju_jax.tpu_gpu_configs.chips import h100
+from tests.fleet import small_fleet
 
 OURS, SOURCE = book_lib.load('ours'), book_lib.load('source')
 GIVEN = book_lib.inputs(OURS)
@@ -23,6 +30,22 @@ def ours(changed):
 
 def cell(*fields):
   return lambda: claims.check({**SOURCE, 'output': book_lib.Cell(*fields)})
+
+
+def fleet(**changes):
+  setup = functools.partial(dataclasses.replace, small_fleet.SETUP)
+  return lambda: small_fleet.run(setup(**changes), small_fleet.alone())
+
+
+def size(**changes):
+  return fleet(sizes=small_fleet.SIZES._replace(**changes))
+
+
+def law(**changes):
+  return fleet(law=small_fleet.LAW._replace(**changes))
+
+
+PREFIX_ALONE = simulator.Trace(*[np.ones(1, int)] * 7)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +86,44 @@ def cell(*fields):
     *(
       (lambda text=text: incident.minutes(text), f"^detect='{text}': must be a")
       for text in ('', '15', '-5m', '0m', '15 m', '1d', 'm')
+    ),
+    *(
+      (functools.partial(kind, **{field: value}), f'^{field}={message}')
+      for kind in (traffic.Traffic, people.People)
+      for field, value, message in (
+        ('requests', 0, '0: must be at least 1'),
+        ('swipes', 1.0, '1.0: must be a fraction below 1'),
+        ('prefix', (9, 3), r'.9, 3.: must be rising'),
+        ('context', 17_000, '17000: must hold a prefix of 16384'),
+      )
+    ),
+    (lambda: traffic.Traffic(turns=0.5), 'turns=0.5: must be at least 1'),
+    (
+      lambda: people.People(edits=0.9),
+      'swipes=0.15, edits=0.9: must sum to less than 1',
+    ),
+    (lambda: people.People(never=0.0), 'never=0.0: must be above 0'),
+    (lambda: people.People(peak=3.0), 'peak=3.0: must be 1 to 2 times'),
+    (lambda: people.People(visit=0.5), 'visit=0.5: must be at least 1'),
+    (fleet(replicas=0), 'replicas=0: must be 1 to'),
+    (fleet(policy='best'), "policy='best': must be one of random,"),
+    (fleet(faults=[(1.0, 0, 7, 0.0)]), 'faults: .* names replica 7, of 1'),
+    (law(row=-1.0), 'law.row=-1.0: must be seconds'),
+    (law(fixed=0.0), 'law.fixed=0: a round takes time'),
+    (size(rows=0), 'sizes.rows=0: must be at least 1'),
+    (size(rows=257), 'sizes.rows=257: must be at most 256'),
+    (size(local_pages=10), r'sizes.local_pages=10: a text of'),
+    (
+      lambda: small_fleet.run(small_fleet.SETUP, PREFIX_ALONE),
+      'prompt=1 of request 0: must be longer than its prefix, 1',
+    ),
+    (
+      lambda: calibration.fit(np.ones((4, 5)), np.ones(4)),
+      'rounds=4: a fit needs at least 5',
+    ),
+    (
+      lambda: calibration.fit(np.ones((6, 5)), np.zeros(6)),
+      'seconds: each round must take some',
     ),
     (lambda: queueing.wait_probability(3, 1.0), 'load=1: must be above 0'),
     (lambda: queueing.wait_probability(3, -0.1), 'load=-0.1: must be above'),

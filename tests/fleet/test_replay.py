@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from kaiju_jax.fleet import foresight
 from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import traffic
 from kaiju_jax.model import presets
+from tests.fleet import small_fleet
 
 SMALL = traffic.Traffic(
   seed=3,
@@ -58,43 +60,20 @@ def test_requests_come_in_time_and_fit_the_context(requests):
 
 
 def test_turns_swipes_and_edits_continue_what_was_said(requests):
-  latest, seen = {}, set()
-  for one in requests:
-    before = latest.get(one.session)
-    if before is None:
-      assert one.kind == 'turn' and len(one.prompt) == 3
-    elif one.kind == 'swipe':
-      assert one.prompt == before.prompt and one.answer != before.answer
-    elif one.kind == 'edit':
-      assert one.prompt[:-1] == before.prompt[:-1]
-      assert one.prompt[-1] != before.prompt[-1]
-    else:
-      history = one.prompt[1:-2]
-      whole = (*before.prompt[1:], before.answer)
-      assert history and history == whole[len(whole) - len(history) :]
-      seen.add(len(history) < len(whole))
-    latest[one.session] = one
-  assert seen == {True, False}  # Some contexts were full, and dropped to half.
-
-
-def longest_common(tokens, others):
-  return max(
-    (
-      next(
-        (i for i, (a, b) in enumerate(zip(tokens, other)) if a != b),
-        min(len(tokens), len(other)),
-      )
-      for other in others
-    ),
-    default=0,
-  )
+  small_fleet.check_continuations(requests)
+  firsts = {one.session: one for one in reversed(requests)}.values()
+  assert all(one.kind == 'turn' and len(one.prompt) == 3 for one in firsts)
 
 
 def test_the_oracle_has_all_that_was_seen(requests):
-  oracle, seen = caches.Oracle(), []
+  oracle, seen = caches.Oracle(), [[]]
   for one in requests[:120]:
     tokens = one.tokens().tolist()
-    wanted = min(longest_common(tokens, seen), len(tokens) - 1)
+    common = (
+      sum(itertools.takewhile(bool, map(operator.eq, tokens, other)))
+      for other in seen
+    )
+    wanted = min(max(common), len(tokens) - 1)
     # Unrelated tokens may be equal by chance.
     assert 0 <= wanted - oracle.serve(one) <= 1
     seen.append(tokens + one.answer.tokens.tolist())
@@ -266,18 +245,3 @@ def test_source_003_is_reproduced_where_prefixes_alone_are_kept():
   assert sizes.page_bytes == {'global': 50_688, 'local': 202_752}
   rates = replay.prefix_hit_rates(sizes, 6_144, (4_096, 10_240, 64))
   assert rates == pytest.approx([0.6, 0.375, 0.99], abs=0.002)
-
-
-@pytest.mark.parametrize(
-  'field, value, message',
-  [
-    ('requests', 0, 'requests=0: must be at least 1'),
-    ('swipes', 1.0, 'swipes=1.0: must be a fraction below 1'),
-    ('turns', 0.5, 'turns=0.5: must be at least 1'),
-    ('prefix', (9, 3), 'prefix=.9, 3.: must be rising'),
-    ('context', 17_000, 'context=17000: must hold a prefix of 16384'),
-  ],
-)
-def test_traffic_that_cannot_be_meant_is_refused(field, value, message):
-  with pytest.raises(ValueError, match=message):
-    traffic.Traffic(**{field: value})

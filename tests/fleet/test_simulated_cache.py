@@ -54,12 +54,16 @@ def trace_of(people):
   return simulator.Trace(*(column[people.begin :] for column in columns))
 
 
-def simulate(trace, pages, local, window=WINDOW):
-  """Returns the tokens that each request resumes, one after another."""
+def run(trace, sizes):
   law = state.Law(1e-6, 0.0, 0.0, 0.0, 0.0)
-  sizes = state.Sizes(1, PAGE, window, pages, local, 16, 1)
   setup = simulator.Setup(1, 'random', law, sizes, ((1, 2**20),))
-  return simulator.simulate_trace(setup, trace, loop=events)[1]['resumed']
+  return simulator.simulate_trace(setup, trace, loop=events)[1]
+
+
+def simulate(trace, pages, local):
+  """Returns the tokens that each request resumes, one after another."""
+  sizes = state.Sizes(1, PAGE, WINDOW, pages, local, 16, 1)
+  return run(trace, sizes)['resumed']
 
 
 def world_of(sizes, cache):
@@ -97,22 +101,18 @@ def test_less_memory_of_either_kind_has_fewer_hits(drawn):
   assert rates[1] < rates[0] and rates[2] < rates[0]
 
 
-def test_pages_are_given_back(drawn):
+def caught(monkeypatch, name):
+  """Returns a list that gets what `state.name` makes."""
+  made, make = [], getattr(state, name)
+  monkeypatch.setattr(state, name, lambda *x: made.append(make(*x)) or made[-1])
+  return made
+
+
+def test_pages_are_given_back(drawn, monkeypatch):
   """After a trace, what is not listed is free."""
-  _, trace = drawn
-  made, make = [], state.make_replicas
-  caches_made, make_cache = [], state.make_cache
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      state, 'make_replicas', lambda *x: made.append(make(*x)) or made[-1]
-    )
-    patch.setattr(
-      state,
-      'make_cache',
-      lambda *x: caches_made.append(make_cache(*x)) or caches_made[-1],
-    )
-    simulate(trace, 800, 300)
-  (replicas,), (cache,) = made, caches_made
+  made = [caught(monkeypatch, f'make_{x}') for x in ('replicas', 'cache')]
+  simulate(drawn[1], 800, 300)
+  (replicas,), (cache,) = made
   used = np.ones(cache.entry.shape[1], bool)
   used[cache.entry['spare'][0, : replicas['spare_count'][0]]] = False
   held = cache.entry['pages'][0][used].sum()
@@ -134,13 +134,12 @@ def test_pages_are_given_back(drawn):
   assert (cache.entry['dependents'][0][prefixes] == counts[prefixes]).all()
 
 
-def test_a_prefix_is_worth_what_the_trees_policy_says(drawn):
+def test_a_prefix_is_worth_what_the_trees_policy_says(drawn, monkeypatch):
   """Where prefixes alone are kept, so that no pages are shared."""
   _, trace = drawn
   rows = np.flatnonzero(trace.character == trace.character[0])[:7]
   trace = simulator.Trace(*(column[rows] for column in trace))
-  requests = [one for one, _ in zip(drawn[0], range(800))]
-  requests = [requests[row] for row in rows]
+  requests = [drawn[0][row] for row in rows]
   sizes = caches.Sizes(
     PAGE, WINDOW, {prefix_tree.GLOBAL: 1.0, prefix_tree.LOCAL: 1.0}, 4096
   )
@@ -148,16 +147,9 @@ def test_a_prefix_is_worth_what_the_trees_policy_says(drawn):
   for request in requests:
     tree.serve(request)
   (point,) = tree._tree.points()
-  kept = []
-  with pytest.MonkeyPatch.context() as patch:
-    make = state.make_cache
-    patch.setattr(
-      state, 'make_cache', lambda *x: kept.append(make(*x)) or kept[-1]
-    )
-    law = state.Law(1e-6, 0.0, 0.0, 0.0, 0.0)
-    pools = state.Sizes(1, PAGE, WINDOW, 1_200, 800, 16, 0)
-    setup = simulator.Setup(1, 'random', law, pools, ((1, 2**20),))
-    simulator.simulate_trace(setup, trace, loop=events)
+  kept = caught(monkeypatch, 'make_cache')
+  pools = state.Sizes(1, PAGE, WINDOW, 1_200, 800, 16, 0)
+  run(trace, pools)
   (cache,) = kept
   entry = cache.prefix_at[0, trace.character[0]]
   now = trace.seconds[-1]

@@ -171,31 +171,19 @@ def test_the_same_arguments_give_the_same_bits():
   assert simulator.simulate(setup, another, ENDS, 256, loop=events) != one
 
 
-def prefixes_alone(kept, things, count, drawn):
-  """Returns a fleet that keeps so many prefixes, and requests of one each."""
-  rng = np.random.default_rng(0)
-  law = sessions.make_law(things, 1.0)
-  zeros, ones = np.zeros(count, int), np.ones(count, int)
-  trace = simulator.Trace(
-    10.0 * np.arange(count),
-    np.arange(count) % 50,
-    np.minimum(np.searchsorted(law, rng.random(count)), things - 1),
-    640 * ones,
-    641 * ones,
-    ones,
-    zeros,
-  )
-  # A row has a page of its own, and local pages are plenty.
-  sizes = state.Sizes(1, 64, 64, 10 * kept + 1, 10_000, drawn, 0)
-  return simulator.Setup(1, 'random', LAW, sizes, ((1, 256),)), trace
-
-
 def test_prefixes_alone_are_kept_as_by_a_plain_lru_cache():
   """Which has Che's hit rate (`test_queueing.py`)."""
-  kept, setup_and_trace = 60, prefixes_alone(60, 600, 3_000, 0)
-  _, found = run(*setup_and_trace)
+  kept, count, ones = 60, 3_000, np.ones(3_000, int)
+  drawn = np.random.default_rng(0).random(count)
+  characters = np.searchsorted(sessions.make_law(600, 1.0), drawn)
+  columns = 10.0 * np.arange(count), np.arange(count) % 50, characters
+  trace = simulator.Trace(*columns, 640 * ones, 641 * ones, ones, 0 * ones)
+  # A row has a page of its own, and local pages are plenty.
+  sizes = state.Sizes(1, 64, 64, 10 * kept + 1, 10_000, 0, 0)
+  setup = simulator.Setup(1, 'random', LAW, sizes, ((1, 256),))
+  _, found = run(setup, trace)
   cache, expected = collections.OrderedDict(), []
-  for character in found['character'].tolist():
+  for character in characters.tolist():
     expected.append(character in cache)
     cache[character] = None
     cache.move_to_end(character)
@@ -249,26 +237,3 @@ def test_a_warm_replica_has_the_prefixes_of_popular_characters():
     for each in (faults, warm)
   ]
   assert found[0].prefix_hits < found[1].prefix_hits
-
-
-@pytest.mark.parametrize(
-  'change, message',
-  [
-    ({'replicas': 0}, 'replicas=0: must be 1 to'),
-    ({'policy': 'best'}, "policy='best': must be one of random,"),
-    ({'law': LAW._replace(row=-1.0)}, 'law.row=-1.0: must be seconds'),
-    ({'law': LAW._replace(fixed=0.0)}, 'law.fixed=0: a round takes time'),
-    ({'sizes': SIZES._replace(rows=0)}, 'sizes.rows=0: must be at least 1'),
-    ({'faults': [(1.0, 0, 7, 0.0)]}, 'faults: .* names replica 7, of 1'),
-  ],
-)
-def test_a_fleet_that_cannot_be_is_refused(change, message):
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(SETUP, **change)
-
-
-def test_pools_without_room_for_the_longest_text_are_refused():
-  sizes = SIZES._replace(local_pages=10)
-  setup = dataclasses.replace(SETUP, sizes=sizes)
-  with pytest.raises(ValueError, match=r'sizes.local_pages=10: a text of'):
-    run(setup, alone())
