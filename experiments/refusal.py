@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.reporting import decision
 
   found = examine.examine(settings)
-  print(found.text)
+  print(found.page.markdown())
   for record in found.passed[: settings.show]:
     print(f'{record.tier}, {record.dimension}: {record.text!r}')
   decision.finish(found.decision)

@@ -15,6 +15,7 @@ from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import train_head
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report as report_lib
 from kaiju_jax.runs import load
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
@@ -26,12 +27,12 @@ class Examined(NamedTuple):
   """What was found.
 
   Attributes:
-    text: the report, in Markdown.
+    page: the report.
     decision: whether the classifier passes.
     passed: blocked texts that would pass; empty without --blocked.
   """
 
-  text: str
+  page: report_lib.Report
   decision: decision_lib.Decision
   passed: tuple
 
@@ -123,11 +124,11 @@ def examine(settings: settings_lib.Refusal) -> Examined:
   decision = decision_lib.decide(
     'refusal', list(found.checks()), found.figures(), _inputs(settings, halves)
   )
-  text = refusal_report.write(f'Refusals of {settings.safety}', found, decision)
+  page = refusal_report.page(f'Refusals of {settings.safety}', found, decision)
   with folders.write_whole(settings.out) as out:
     decision_lib.write(out / decision_lib.FILE, decision)
-    (out / 'report.md').write_text(text, encoding='utf-8')
-  return Examined(text, decision, replay.passed if replay else ())
+    page.save(out)
+  return Examined(page, decision, replay.passed if replay else ())
 
 
 def _read_sets(settings: settings_lib.Refusal) -> two_sets.Sets:

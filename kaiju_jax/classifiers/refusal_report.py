@@ -1,6 +1,5 @@
 """The report of `experiments.refusal`: Markdown tables, and their figures."""
 
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
@@ -61,71 +60,68 @@ class Findings(NamedTuple):
     )
 
 
-def write(title: str, found: Findings, decision: decision_lib.Decision) -> str:
-  """Returns the report in Markdown."""
-  return '\n'.join(_lines(title, found, decision)) + '\n'
-
-
-def _lines(title, found: Findings, decision) -> Iterator[str]:
-  yield f'# {title}'
-  yield ''
-  yield ' '.join((f'**{decision.status.capitalize()}.**', *decision.reasons))
-  yield ''
-  yield (
+def page(
+  title: str, found: Findings, decision: decision_lib.Decision
+) -> report.Report:
+  """Returns the page of what was found."""
+  page = report.Report(title)
+  status = f'**{decision.status.capitalize()}.**'
+  page.say(' '.join((status, *decision.reasons)))
+  page.say(
     'Bounds are exact (Clopper–Pearson), one-sided; both tiers together have a'
     f' confidence of {found.confidence:.0%}.'
   )
-  yield ''
-  rows = [
-    (tier, *_counts(found.stage.for_tier(tier))) for tier in thresholds.TIERS
-  ]
-  yield report.Table(rows, ('tier', *_COLUMNS)).markdown()
-  yield ''
-  yield from _sizes(found.confidence)
+  page.table(
+    [(tier, *_counts(found.stage.for_tier(tier))) for tier in thresholds.TIERS],
+    ('tier', *_COLUMNS),
+  )
+  page.say(_describe_sizes(found.confidence))
   if any(one.category for one in found.slices):
-    yield ''
-    yield from _slices(found)
+    page.say(
+      'By category (nothing is decided on these; each bound stands alone):'
+    )
+    level = thresholds.confidence_of_tier(found.confidence)
+    rows = [_slice_row(one, level) for one in found.slices]
+    page.table(rows, ('tier', 'category', *_COLUMNS, 'pairs told apart'))
   if found.raised:
-    yield ''
-    yield from _raised(found.raised)
+    page.say(
+      'Raised thresholds, which bring benign refusals back to what is allowed,'
+      ' and what they let through. A server takes thresholds only from a'
+      ' training command that certified them.'
+    )
+    rows = map(_raised_row, found.raised)
+    page.table(rows, ('tier', 'raised by, logits', 'thresholds', *_COLUMNS))
   if found.changes:
-    yield ''
-    yield from _changes(found.changes)
+    page.say('Against the older version, with the thresholds that each serves:')
+    page.table(
+      [(*one[:-1], f'{one.p:.2g}') for one in found.changes],
+      ('tier', 'set', 'texts', 'newly refused', 'no longer refused', 'p'),
+    )
   if found.replay:
-    yield ''
-    yield _replay(found.replay)
+    page.say(_describe_replay(found.replay))
+  return page
 
 
-_COLUMNS = (
-  'adversarial',
-  'refused',
-  'at least',
-  'benign',
-  'refused',
-  'at most',
-)
+_COLUMNS = 'adversarial', 'refused', 'at least', 'benign', 'refused', 'at most'
 
 
-def _counts(tier: thresholds.Tier) -> Iterator[str]:
+def _counts(tier: thresholds.Tier) -> Iterator[Any]:
   (limit,) = tier.limits
   for one in limit.blocked, limit.refused:
-    yield from (f'{one.rows}', f'{one.hits}', f'{one.bound:.2%}')
+    yield from (one.rows, one.hits, f'{one.bound:.2%}')
 
 
 def _tier_figures(tier: thresholds.Tier) -> dict[str, Any]:
   (limit,) = tier.limits
-  return {
-    'adversarial': vars(limit.blocked),
-    'benign': vars(limit.refused),
-  }
+  return {'adversarial': vars(limit.blocked), 'benign': vars(limit.refused)}
 
 
-def _sizes(confidence: float) -> Iterator[str]:
+def _describe_sizes(confidence: float) -> str:
   needed = refusal.sizes(confidence)
   rates = ', '.join(
     f'{needed[f"{rate:.1%}"]:,} at {rate:.1%}' for rate in refusal.RATES
   )
-  yield (
+  return (
     f'A classifier without a mistake is certified by {needed["none"]} texts of'
     f' each set and tier in the half that counts. One that refuses some benign'
     f' texts is certified {refusal.POWER:.0%} of the time by so many of them:'
@@ -133,68 +129,33 @@ def _sizes(confidence: float) -> Iterator[str]:
   )
 
 
-def _slices(found: Findings) -> Iterator[str]:
-  level = thresholds.confidence_of_tier(found.confidence)
-  rows = []
-  for one in found.slices:
-    told = '–'
-    if one.pairs[0]:
-      least = statistics.at_least(one.pairs[1], one.pairs[0], level)
-      told = f'{one.pairs[1]} of {one.pairs[0]}, at least {least:.1%}'
-    rows.append(
-      (
-        one.tier,
-        one.category or '–',
-        *_side(one.adversarial, statistics.at_least, level),
-        *_side(one.benign, statistics.at_most, level),
-        told,
-      )
+def _slice_row(one: refusal.Slice, level: float) -> list[Any]:
+  told, (pairs, apart) = None, one.pairs
+  if pairs:
+    least = statistics.at_least(apart, pairs, level)
+    told = f'{apart} of {pairs}, at least {least:.1%}'
+  cells = [one.tier, one.category or None]
+  for (texts, hits), bound in (
+    (one.adversarial, statistics.at_least),
+    (one.benign, statistics.at_most),
+  ):
+    counted = (
+      (hits, f'{bound(hits, texts, level):.2%}') if texts else (None,) * 2
     )
-  columns = ('tier', 'category', *_COLUMNS, 'pairs told apart')
-  yield 'By category (nothing is decided on these; each bound stands alone):'
-  yield ''
-  yield report.Table(rows, columns).markdown()
+    cells += [texts, *counted]
+  return [*cells, told]
 
 
-def _side(counts, bound, level) -> Iterator[str]:
-  texts, hits = counts
-  yield f'{texts}'
-  yield f'{hits}' if texts else '–'
-  yield f'{bound(hits, texts, level):.2%}' if texts else '–'
-
-
-def _raised(raised: Iterable[refusal.Raised]) -> Iterator[str]:
-  yield (
-    'Raised thresholds, which bring benign refusals back to what is allowed,'
-    ' and what they let through. A server takes thresholds only from a training'
-    ' command that certified them.'
+def _raised_row(one: refusal.Raised) -> list[Any]:
+  high = ', '.join(
+    f'{stage} {name} {value:.3g}'
+    for stage, limits in one.high.items()
+    for name, value in limits.items()
   )
-  yield ''
-  rows = []
-  for one in raised:
-    high = ', '.join(
-      f'{stage} {name} {value:.3g}'
-      for stage, limits in one.high.items()
-      for name, value in limits.items()
-    )
-    rows.append((one.tier, f'{one.by:.2f}', high, *_counts(one.counts)))
-  yield report.Table(
-    rows, ('tier', 'raised by, logits', 'thresholds', *_COLUMNS)
-  ).markdown()
+  return [one.tier, f'{one.by:.2f}', high, *_counts(one.counts)]
 
 
-def _changes(changes: Iterable[refusal.Change]) -> Iterator[str]:
-  yield 'Against the older version, with the thresholds that each serves:'
-  yield ''
-  yield report.Table(
-    [
-      (x.tier, x.kind, x.texts, x.gained, x.lost, f'{x.p:.2g}') for x in changes
-    ],
-    ('tier', 'set', 'texts', 'newly refused', 'no longer refused', 'p'),
-  ).markdown()
-
-
-def _replay(found: blocked.Replay) -> str:
+def _describe_replay(found: blocked.Replay) -> str:
   return (
     f'A gate had blocked {found.rows:,} logged texts. Version'
     f' {found.version[:12]} blocks {found.blocked:,} of them'

@@ -158,6 +158,21 @@ def _without_copies(rows: Sequence[Row]) -> Iterable[tuple[str, Row]]:
       yield shared, dataclasses.replace(row, tiers=tuple(tiers))
 
 
+def tiers_of(age: Any) -> tuple[str, ...]:
+  """Returns the tiers that a text speaks for; both without an age.
+
+  Raises:
+    ValueError: it is no tier's age.
+  """
+  if age is None:
+    return thresholds.TIERS
+  if age not in thresholds.TIERS:
+    raise ValueError(
+      f'age={age!r}: must be one of {", ".join(thresholds.TIERS)}, or missing.'
+    )
+  return (age,)
+
+
 def _row(data: Any, names: tuple[str, ...]) -> tuple[tuple[str, ...], Row]:
   if not isinstance(data, dict):
     raise ValueError(f'{data!r}: must be an object.')
@@ -175,9 +190,5 @@ def _row(data: Any, names: tuple[str, ...]) -> tuple[tuple[str, ...], Row]:
     raise ValueError(
       f'labels={labels!r}: every row must label {", ".join(names)}.'
     )
-  if age not in (None, *thresholds.TIERS):
-    raise ValueError(
-      f'age={age!r}: must be one of {", ".join(thresholds.TIERS)}, or missing.'
-    )
-  tiers = thresholds.TIERS if age is None else (age,)
-  return names, Row(text, tuple(labels[name] for name in names), tiers)
+  row = Row(text, tuple(labels[name] for name in names), tiers_of(age))
+  return names, row

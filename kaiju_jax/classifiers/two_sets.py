@@ -21,11 +21,10 @@ import pathlib
 from typing import Any
 
 from kaiju_jax.classifiers import rows as rows_lib
-from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
 
 ADVERSARIAL, BENIGN = 'adversarial', 'benign'
-_FIELDS = 'text', 'age', 'category', 'pair'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Example:
   @property
   def tiers(self) -> tuple[str, ...]:
     """The tiers that the text speaks for."""
-    return (self.age,) if self.age else thresholds.TIERS
+    return rows_lib.tiers_of(self.age or None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,18 +134,8 @@ def _keys(example: Example) -> set[tuple[str, str]]:
 
 
 def _parse(data: Any) -> Example:
-  if not isinstance(data, dict):
-    raise ValueError(f'{data!r}: must be an object.')
-  if unknown := sorted(data.keys() - set(_FIELDS)):
-    raise ValueError(f'{unknown[0]}: no such field; {", ".join(_FIELDS)} are.')
-  for field, value in data.items():
-    if not isinstance(value, str):
-      raise ValueError(f'{field}={value!r}: must be text.')
-  if not data.get('text'):
+  found = strict.parse(Example, data)
+  if not found.text:
     raise ValueError('text: missing or empty.')
-  if data.get('age', '') not in ('', *thresholds.TIERS):
-    raise ValueError(
-      f'age={data["age"]!r}: must be one of {", ".join(thresholds.TIERS)}, or'
-      ' missing.'
-    )
-  return Example(**data)
+  rows_lib.tiers_of(found.age or None)
+  return found

@@ -88,11 +88,11 @@ def test_files_are_read_back_and_faults_are_named_with_their_line(tmp_path):
   assert two_sets.read(path) == known
   assert path.read_text().splitlines()[0] == '{"text": "one"}'
   for line, message in (
-    ('[]', r'line 1: \[\]: must be an object'),
+    ('[]', r'line 1: Example=\[\]: must be an object'),
     ('{"text": "a", "label": true}', 'line 1: label: no such field'),
     ('{"text": ""}', 'line 1: text: missing'),
     ('{"text": "a", "age": "old"}', "line 1: age='old'"),
-    ('{"text": "a", "pair": 7}', 'line 1: pair=7: must be text'),
+    ('{"text": "a", "pair": 7}', 'line 1: pair=7: must be str'),
     ('{"text": "a"', 'line 1: Expecting'),
     ('\n', 'holds no texts'),
   ):
