@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.decoding.pages import eviction
+from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
-from kaiju_jax.decoding.pages import texts
 from kaiju_jax.fleet import traffic
 
 _KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL
@@ -137,7 +137,7 @@ class Points:
     self._seconds = request.seconds
     prompt = request.tokens()
     whole = np.concatenate([prompt, request.answer.tokens])
-    owner, memo = request.owner, texts.Memo()
+    owner, memo = request.owner, nodes.Memo()
 
     def text(length: int) -> prefix_tree.Text:
       tokens = whole[:length]

@@ -231,7 +231,7 @@ def likeliest(token: int, count: int) -> np.ndarray:
 
 
 def likeliest_of(tokens_L: np.ndarray, count: int):
-  """Returns alternatives to tokens, as `rounds.unpack_alternatives` does."""
+  """Returns alternatives to tokens, as `inflight.unpack_alternatives` does."""
   found = [likeliest(token, count) for token in tokens_L.tolist()]
   found_LN = np.array(found, np.int32).reshape(-1, 2 * count)
   own_LN = found_LN[:, count:].copy().view(np.float32)

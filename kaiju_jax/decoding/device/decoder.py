@@ -18,7 +18,6 @@ import numpy as np
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import changes
 from kaiju_jax.decoding.device import extend
-from kaiju_jax.decoding.device import held_cache
 from kaiju_jax.decoding.device import interrupts
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.decoding.device import weights
@@ -30,6 +29,52 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
 from kaiju_jax.wire import ternary_plan
+
+
+class Closed(RuntimeError):
+  """An error: a call failed after it had taken the cache, which is lost."""
+
+
+class _HeldCache:
+  """The cache between the calls that take it.
+
+  Calls donate the cache: their output replaces it, so that only one cache's
+  bytes exist. A call that fails after it took the cache leaves none.
+  """
+
+  def __init__(self, cache: cache_lib.Cache):
+    self._cache: cache_lib.Cache | None = cache
+
+  @property
+  def is_lost(self) -> bool:
+    return self._cache is None
+
+  @property
+  def cache(self) -> cache_lib.Cache:
+    """The cache after the last call; raises Closed if a call lost it."""
+    if self._cache is None:
+      raise Closed(
+        'a call failed after it had taken the cache, which is lost with all'
+        ' texts in it: make another Decoder.'
+      )
+    return self._cache
+
+  def replace(
+    self,
+    function: Callable[..., tuple[Any, cache_lib.Cache]],
+    params: Any,
+    *arguments: Any,
+  ) -> Any:
+    """Returns the result of `function(params, cache, …)`; keeps its cache."""
+    cache = self.cache
+    try:
+      with interrupts.delay():
+        result, self._cache = function(params, cache, *arguments)
+    except BaseException:
+      if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
+        self._cache = None
+      raise
+    return result
 
 
 class Decoder:
@@ -98,7 +143,7 @@ class Decoder:
     params = {**self._ready(params, replica=replica), **turns}
     self.params = jax.device_put(params, device)
     self.replaced = 0
-    self._held = held_cache.HeldCache(
+    self._held = _HeldCache(
       jax.device_put(cache_lib.make(config, pools, rows), device)
     )
     self.account = rows_lib.Rows(pools, rows)
@@ -116,7 +161,7 @@ class Decoder:
 
   @property
   def cache(self) -> cache_lib.Cache:
-    """The cache after the last call; held_cache.Closed if a call lost it."""
+    """The cache after the last call; Closed if a call lost it."""
     return self._held.cache
 
   @property
@@ -131,7 +176,7 @@ class Decoder:
     Arguments are those of the constructor. It compiles nothing, and drops all
     points, because their keys and values are the former model's. Raises
     ValueError, and changes nothing, while rows are open, or for a weight that
-    is missing, is new, or has another shape or dtype; held_cache.Closed as
+    is missing, is new, or has another shape or dtype; Closed as
     `run`.
     """
     if self.account.open_rows:
@@ -165,7 +210,7 @@ class Decoder:
     Raises:
       ValueError: a row that is not open, is lent to a search, or gets more
         tokens than it was opened for; then nothing has run.
-      held_cache.Closed: an earlier call failed after it had taken the cache.
+      Closed: an earlier call failed after it had taken the cache.
       pages.Full: no page is free for a ring.
     """
     for row, count in (appends or {}).items():

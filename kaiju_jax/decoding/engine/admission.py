@@ -5,18 +5,14 @@ many sequences wait or its first token would come too late. The first token
 comes when a row is free and all prompts ahead, and its own, have run. The
 estimate counts these as rounds and chunks: all waiting sequences, whatever
 their priority, come first, and running ones draw all their tokens. Each round
-and chunk takes a duration that is seldom exceeded.
+and chunk takes a duration that is seldom exceeded (`state.Durations`).
 """
 
-from collections.abc import Iterable
-import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.requests import request as request_lib
-
-# Weight of the newest duration in the mean, of its error in the deviation.
-_NEWEST, _NEWEST_DEVIATION = 0.125, 0.25
 
 
 class Limits(NamedTuple):
@@ -55,69 +51,41 @@ class Load(NamedTuple):
   points: int
 
 
-@dataclasses.dataclass
-class Estimate:
-  """A running estimate of a duration: mean and mean deviation, in seconds."""
+class Costs(NamedTuple):
+  """What rounds cost: seconds that are seldom exceeded.
 
-  mean: float = 0.0
-  deviation: float = 0.0
-
-  def note(self, seconds: float) -> None:
-    """Takes in a duration."""
-    if not self.mean:
-      self.mean = seconds
-      return
-    error = seconds - self.mean
-    self.mean += _NEWEST * error
-    self.deviation += _NEWEST_DEVIATION * (abs(error) - self.deviation)
-
-  @property
-  def high(self) -> float:
-    """A duration that is seldom exceeded (Jacobson 1988)."""
-    return self.mean + 2 * self.deviation
-
-
-@dataclasses.dataclass
-class Pace:
-  """The durations of rounds, and of what a chunk of `size` tokens adds."""
+  `chunk` is what a chunk of `size` tokens of a prompt adds to a `step`.
+  """
 
   size: int
-  step: Estimate = dataclasses.field(default_factory=Estimate)
-  chunk: Estimate = dataclasses.field(default_factory=Estimate)
+  step: float
+  chunk: float
 
-  def note(self, seconds: float, draws: bool, prefills: bool) -> None:
-    """Takes in the duration of a round that drew, prefilled, or both."""
-    if prefills:
-      self.chunk.note(max(seconds - self.step.mean * draws, 0.0))
-    elif draws:
-      self.step.note(seconds)
-
-  def calls(self, prompt: int) -> int:
+  def count_chunks(self, prompt: int) -> int:
     """Returns the number of chunks of a prompt that shares none of them."""
     return -(-prompt // self.size)
 
-  def load(
-    self,
-    waiting: Iterable[Work],
-    running: Iterable[Work],
-    free: int,
-    points: int,
-  ) -> Load:
-    """Returns the load of an engine with `free` free rows and some points."""
-    waiting, running = list(waiting), list(running)
-    rounds = schedule.expected_wait(
-      [work.tokens + self.calls(work.prompt) for work in waiting],
-      [work.tokens + self.calls(work.prompt) for work in running],
-      free,
-    )
-    prompts = [work.prompt for work in (*waiting, *running)]
-    wait = (
-      rounds * self.step.high + sum(map(self.calls, prompts)) * self.chunk.high
-    )
-    return Load(len(waiting), len(running), sum(prompts), wait, points)
+
+def measure(
+  waiting: Sequence[Work],
+  running: Sequence[Work],
+  free: int,
+  points: int,
+  costs: Costs,
+) -> Load:
+  """Returns the load of an engine with `free` free rows and some points."""
+  count = costs.count_chunks
+  rounds = schedule.expected_wait(
+    [work.tokens + count(work.prompt) for work in waiting],
+    [work.tokens + count(work.prompt) for work in running],
+    free,
+  )
+  prompts = [work.prompt for work in (*waiting, *running)]
+  wait = rounds * costs.step + sum(map(count, prompts)) * costs.chunk
+  return Load(len(waiting), len(running), sum(prompts), wait, points)
 
 
-def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
+def refuse(limits: Limits, load: Load, costs: Costs, prompt: int) -> None:
   """Refuses a request if too many wait, or its first token would be too late.
 
   `prompt` counts its tokens that are not in the cache. Raises request.Busy with
@@ -125,9 +93,8 @@ def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
   own prompt, which would take as long later.
   """
   # Its own prompt runs after all that wait, and one round runs already.
-  wait = load.wait + (pace.calls(prompt) + 1) * (
-    pace.chunk.high + pace.step.high
-  )
+  rounds = costs.count_chunks(prompt) + 1
+  wait = load.wait + rounds * (costs.chunk + costs.step)
   if limits.queue is not None and load.waiting >= limits.queue:
     raise request_lib.Busy(
       f'{load.waiting} sequences wait, as many as may: ask again in'

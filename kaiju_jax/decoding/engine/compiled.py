@@ -52,7 +52,7 @@ class Prefilled(NamedTuple):
   """The results of a prefill.
 
   Attributes:
-    packed: the tokens in the order of the chunks, for `rounds.unpack`; if none
+    packed: the tokens in the order of the chunks (`inflight.unpack`); if none
       draws, an array that is ready when the call is done.
     judged_BLC: the head's scores of each token, padding included; None without.
     scores: of the first chunk's successors; None if not requested.
@@ -179,10 +179,10 @@ class Rounds:
     return self._draw_prompts([chunk], ran)
 
   def step(self, rows: Sequence[int]) -> jax.Array:
-    """Draws the next token of each of these rows, for `rounds.unpack`.
+    """Draws the next token of each of these rows, for `inflight.unpack`.
 
     Entries behind those of the rows mean nothing. With a head,
-    `rounds.unpack_scores` returns its scores of the tokens drawn before.
+    `inflight.unpack_scores` returns its scores of the tokens drawn before.
     """
     width = min(x for x in self.widths if x >= len(rows))
     return self._step_of(rows, width)

@@ -193,9 +193,7 @@ class Engine:
       one.reusable = needs[1]
     # A text that has begun was admitted before.
     if self.limits != admission.Limits() and not len(request.drawn):
-      state = self.state
-      left = state.count_left(one)
-      admission.refuse(self.limits, state.load(), state.durations, left)
+      self.state.refuse(one, self.limits)
     one.came = one.read_at = self._clock()
     self.state.add(one)
     return one

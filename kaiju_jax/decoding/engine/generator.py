@@ -11,6 +11,11 @@ on. A generator is for one thread.
 """
 
 from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Self
+import uuid
+import weakref
 
 import numpy as np
 
@@ -18,11 +23,152 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import conversation as conversation_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import rounds
-from kaiju_jax.decoding.engine import stream as stream_lib
+from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
+
+
+class Stream:
+  """The drawn tokens of one sequence, as an iterator of `Event`.
+
+  Closing it, leaving its `with` or dropping it cancels the sequence and frees
+  its row, at once or in the next round. Its iterator raises BadLogits, Late,
+  the errors of a search, and pages.Full: no row will ever become free.
+  """
+
+  def __init__(
+    self,
+    engine: engine_lib.Engine,
+    sequence: sequence_lib.Sequence,
+  ):
+    self._engine = engine
+    self._sequence = sequence
+    self._is_told = False
+    self._dropped = weakref.finalize(
+      self,
+      engine.call_between_rounds,
+      functools.partial(engine.cancel, sequence),
+    )
+    self._dropped.atexit = False
+
+  def __iter__(self) -> Self:
+    return self
+
+  def __next__(self) -> request_lib.Event:
+    sequence = self._sequence
+    self._engine.read(sequence)
+    while not sequence.events:
+      # A caller that waits here for a row keeps the lease.
+      self._engine.read(sequence)
+      if sequence.error is not None and not self._is_told:
+        self._is_told = True
+        raise sequence.error
+      if sequence.reason is not None:
+        raise StopIteration
+      self._engine.advance()
+    return sequence.events.popleft()
+
+  def close(self) -> None:
+    """Cancels the sequence if it has not ended; the iterator stops."""
+    self._dropped.detach()
+    self._sequence.events.clear()
+    self._engine.cancel(self._sequence)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  @property
+  def result(self) -> request_lib.Result:
+    """The result so far; whole if its `reason` is not None."""
+    return self._sequence.result()
+
+
+class Conversation:
+  """A text to which each turn adds a prompt and an answer.
+
+  All drawn tokens of a turn, the stop token included, belong to the next turn's
+  text. A cancelled turn leaves what it had drawn; a prompt that was cut off
+  goes on with the next turn. Between turns it holds no row: the text is resumed
+  from the cache, and runs again as far as it was evicted.
+  """
+
+  def __init__(self, engine: engine_lib.Engine, length: int):
+    """Starts empty; `length` is of all turns, a ValueError if no row has it."""
+    if not 1 <= length <= engine.decoder.length:
+      raise ValueError(
+        f'length={length}: a row of this cache holds'
+        f' 1…{engine.decoder.length} tokens.'
+      )
+    self._engine = engine
+    self._length = length
+    self._key = uuid.uuid4()
+    self._last: sequence_lib.Sequence | None = None
+    self._is_closed = False
+
+  @property
+  def tokens(self) -> np.ndarray:
+    """The text so far, int32: all turns' prompts and answers."""
+    if self._last is None:
+      return np.zeros(0, np.int32)
+    return self._last.text().tokens.copy()
+
+  @property
+  def left(self) -> int:
+    """The most tokens of further turns; ValueError once it is closed."""
+    if self._is_closed:
+      raise ValueError('the conversation is closed: open another.')
+    return self._length - len(self.tokens)
+
+  def stream(self, request: request_lib.Request) -> Stream:
+    """Returns the answer to a turn, whose tokens follow the text so far.
+
+    `shared` and `cache_salt` are those of the first turn. Raises TypeError,
+    ValueError: a field is wrong, the turn before has not ended, or the
+    conversation is closed or another owner's; request.Busy: the engine takes
+    none now.
+    """
+    left = self.left
+    if self._last is not None and self._last.reason is None:
+      raise ValueError(
+        'the turn before has not ended: read its stream to the end, or close'
+        ' it.'
+      )
+    prefix = request
+    if self._last is not None:
+      prefix, owner = self._last.request, self._last.request.owner
+      if request.owner != owner:
+        raise ValueError(
+          f'request.owner={request.owner!r}: the conversation is that of'
+          f' {owner!r}.'
+        )
+      request = dataclasses.replace(request, shared=0)
+    tokens_L = self._engine.check(request, length=left)
+    before = self.tokens
+    whole = dataclasses.replace(
+      request,
+      tokens=np.concatenate([before, tokens_L]),
+      shared=prefix.shared,
+      cache_salt=prefix.cache_salt,
+      conversation=self._key,
+    )
+    self._last = self._engine.submit(whole, len(before))
+    return Stream(self._engine, self._last)
+
+  def close(self) -> None:
+    """Takes no further turn; cancels one that has not ended."""
+    self._is_closed = True
+    if self._last is not None:
+      self._engine.cancel(self._last)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
 
 
 class Generator:
@@ -47,9 +193,9 @@ class Generator:
       shares=shares,
     )
 
-  def stream(self, request: request_lib.Request) -> stream_lib.Stream:
+  def stream(self, request: request_lib.Request) -> Stream:
     """Returns a request's tokens as they come; raises as `Engine.check`."""
-    return stream_lib.Stream(self.engine, self.engine.submit(request))
+    return Stream(self.engine, self.engine.submit(request))
 
   def generate(
     self, requests: Sequence[request_lib.Request]
@@ -108,12 +254,10 @@ class Generator:
       )
     return scores
 
-  def converse(
-    self, length: int | None = None
-  ) -> conversation_lib.Conversation:
+  def converse(self, length: int | None = None) -> Conversation:
     """Starts a text in turns, of at most `length` tokens (all of a row's)."""
     length = self._decoder.length if length is None else length
-    return conversation_lib.Conversation(self.engine, length)
+    return Conversation(self.engine, length)
 
   def warm(self, prompts: Sequence[int] | None = None) -> None:
     """Compiles what requests run, except scoring; see `Engine.warm`."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import rounds as rounds_lib
 from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 
 
 class _Chunk(NamedTuple):
@@ -150,16 +150,37 @@ class InFlight:
         outputs.append((one, judged))
     if not drawing:
       return outputs
-    token_B, own_B = (x_B.tolist() for x_B in rounds_lib.unpack(packed))
+    token_B, own_B = (x_B.tolist() for x_B in unpack(packed))
     score_BC = None
     if self._classes and judged_BLC is None:
-      score_BC = rounds_lib.unpack_scores(packed, self._classes)
+      score_BC = unpack_scores(packed, self._classes)
     for place, one in drawing.items():
       drawn = token_B[place], own_B[place]
       alternatives = ()
       if count := one.request.alternatives:
-        found = rounds_lib.unpack_alternatives(packed, self._alternatives)
+        found = unpack_alternatives(packed, self._alternatives)
         alternatives = found.list(place, count, *drawn)
       score_C = None if score_BC is None else score_BC[place]
       outputs.append((one, sequence_lib.Drawn(*drawn, score_C, alternatives)))
     return outputs
+
+
+def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and log-probabilities, on the host."""
+  token_R, own_R = np.asarray(packed)[:2]
+  return token_R, own_R.view(np.float32)
+
+
+def unpack_scores(packed: jax.Array, classes: int) -> np.ndarray:
+  """Returns a head's probabilities float32 [B, C] from a step, on the host."""
+  return np.asarray(packed)[-classes:].view(np.float32).T
+
+
+def unpack_alternatives(
+  packed: jax.Array, count: int
+) -> alternatives_lib.Alternatives:
+  """Returns the `count` likeliest tokens of each draw, on the host."""
+  found_NB = np.asarray(packed)[2 : 2 + 2 * count]
+  return alternatives_lib.Alternatives(
+    found_NB[:count].T, found_NB[count:].view(np.float32).T
+  )

@@ -234,27 +234,6 @@ def end_step(
   return state, _pack(drawn_B, own_B, likeliest, judged_CB)
 
 
-def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
-  """Returns tokens and log-probabilities, on the host."""
-  token_R, own_R = np.asarray(packed)[:2]
-  return token_R, own_R.view(np.float32)
-
-
-def unpack_scores(packed: jax.Array, classes: int) -> np.ndarray:
-  """Returns a head's probabilities float32 [B, C] from a step, on the host."""
-  return np.asarray(packed)[-classes:].view(np.float32).T
-
-
-def unpack_alternatives(
-  packed: jax.Array, count: int
-) -> alternatives_lib.Alternatives:
-  """Returns the `count` likeliest tokens of each draw, on the host."""
-  found_NB = np.asarray(packed)[2 : 2 + 2 * count]
-  return alternatives_lib.Alternatives(
-    found_NB[:count].T, found_NB[count:].view(np.float32).T
-  )
-
-
 def concatenate(scored: Sequence[tuple[Scores, slice]]) -> Scores:
   """Returns the scores of chunks, the entries that count, on the host."""
   found = [
@@ -276,7 +255,7 @@ def _at_rest(
 
 
 def _pack(token_B, log_probability_B, *others_NB) -> jax.Array:
-  """Returns all in one int32 array [2 + N, B], to move them at once.
+  """Returns all in one int32 array [2 + N, B], for `inflight.unpack`.
 
   `others_NB` are int32, the likeliest tokens and a head's probabilities; None
   for none.

@@ -30,7 +30,6 @@ from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
-from kaiju_jax.decoding.pages import texts
 
 
 def digest_root(
@@ -195,7 +194,7 @@ class Saving:
     """Records a point; None if a page is missing, or none is free."""
     name, scores = one.group.name, None
     if saved.score_LC is not None:
-      scores = texts.Scores(name.version, saved.score_LC)
+      scores = nodes.Scores(name.version, saved.score_LC)
     text = prefix_tree.Text(
       saved.tokens, saved.shared, name.owner, name.cache_salt, scores
     )

@@ -20,9 +20,9 @@ from kaiju_jax.decoding.beam import search as beam
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import rounds
+from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
-from kaiju_jax.decoding.pages import texts
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import stop
 
@@ -126,12 +126,12 @@ class Sequence:
     self._tokens[self.prompt : self.given] = request.drawn
     self._draw = len(request.drawn)
     # The head's probabilities of each of them; NaN where not known.
-    self._judged: texts.Scores | None = None
+    self._judged: nodes.Scores | None = None
     if judge is not None:
       shape = self.room, len(judge.names)
       score_LC = np.full(shape, np.nan, np.float32)
-      self._judged = texts.Scores(judge.version, score_LC)
-    self._memo = texts.Memo()
+      self._judged = nodes.Scores(judge.version, score_LC)
+    self._memo = nodes.Memo()
     self._text = text
     self._stops = frozenset(request.stop_tokens)
     # The head's of the last token that it judged, for events.

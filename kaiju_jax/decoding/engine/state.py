@@ -8,6 +8,7 @@ even if they came at the same moment.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import admission
@@ -18,8 +19,47 @@ from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
 
+# Weight of the newest duration in the mean, of its error in the deviation.
+_NEWEST, _NEWEST_DEVIATION = 0.125, 0.25
 # What will be recorded, by number: texts, and the lengths of their points.
 _Recordings = dict[int, tuple[prefix_tree.Text, Sequence[int]]]
+
+
+@dataclasses.dataclass
+class Estimate:
+  """A running estimate of a duration: mean and mean deviation, in seconds."""
+
+  mean: float = 0.0
+  deviation: float = 0.0
+
+  def note(self, seconds: float) -> None:
+    """Takes in a duration."""
+    if not self.mean:
+      self.mean = seconds
+      return
+    error = seconds - self.mean
+    self.mean += _NEWEST * error
+    self.deviation += _NEWEST_DEVIATION * (abs(error) - self.deviation)
+
+  @property
+  def high(self) -> float:
+    """A duration that is seldom exceeded (Jacobson 1988)."""
+    return self.mean + 2 * self.deviation
+
+
+@dataclasses.dataclass
+class Durations:
+  """The durations of rounds, and of what a chunk of prompts adds."""
+
+  step: Estimate = dataclasses.field(default_factory=Estimate)
+  chunk: Estimate = dataclasses.field(default_factory=Estimate)
+
+  def note(self, seconds: float, draws: bool, prefills: bool) -> None:
+    """Takes in the duration of a round that drew, prefilled, or both."""
+    if prefills:
+      self.chunk.note(max(seconds - self.step.mean * draws, 0.0))
+    elif draws:
+      self.step.note(seconds)
 
 
 class State:
@@ -38,7 +78,8 @@ class State:
   ):
     self.waiting: dict[int, sequence_lib.Sequence] = {}
     self.running: dict[int, sequence_lib.Sequence] = {}
-    self.durations = admission.Pace(chunk)
+    self.durations = Durations()
+    self._chunk = chunk
     self.shares = schedule.Shares()
     self._decoder = decoder
     self._account = decoder.account
@@ -82,12 +123,25 @@ class State:
 
   def load(self) -> admission.Load:
     """Returns the load at the moment."""
-    return self.durations.load(
+    return admission.measure(
       [self._work(one) for one in self.waiting.values()],
       [self._work(one) for one in self.running.values()],
       self._account.free,
       len(self._account.tree),
+      self._costs,
     )
+
+  def refuse(
+    self, one: sequence_lib.Sequence, limits: admission.Limits
+  ) -> None:
+    """Refuses a new sequence beyond some limits: request.Busy."""
+    left = self.count_left(one)
+    admission.refuse(limits, self.load(), self._costs, left)
+
+  @property
+  def _costs(self) -> admission.Costs:
+    times = self.durations
+    return admission.Costs(self._chunk, times.step.high, times.chunk.high)
 
   def _work(self, one: sequence_lib.Sequence) -> admission.Work:
     return admission.Work(self.count_left(one), one.tokens_left)

@@ -1,5 +1,7 @@
 """Nodes and points, the entries of the prefix tree (`prefix_tree.py`).
 
+With them: what a text brings along to be looked up and recorded.
+
 The scores of a token-level head are stored beside the tokens, NaN until the
 host has read them from the device.
 """
@@ -8,6 +10,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import itertools
+from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +20,25 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 # How many other branches of a node a lookup tries, because an edited message
 # shares a part of a page with the original.
 _BRANCHES = 8
+
+
+class Scores(NamedTuple):
+  """A token-level head's scores, by the head's digest `version`.
+
+  `score_LC` is float32, for at least all of a text's tokens; NaN where not read
+  back yet.
+  """
+
+  version: bytes
+  score_LC: np.ndarray
+
+
+class Memo:
+  """A growing text's full pages and last match, for repeated lookups."""
+
+  def __init__(self):
+    self.pages: list[tuple[bytes, bytes]] = []
+    self.found: tuple[Any, Any] | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -38,7 +38,6 @@ import numpy as np
 from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import pages as pages_lib
-from kaiju_jax.decoding.pages import texts
 
 GLOBAL, LOCAL = 'global', 'local'
 
@@ -67,8 +66,8 @@ class Text(NamedTuple):
   shared: int = 0
   owner: bytes = b''
   cache_salt: bytes = b''
-  scores: texts.Scores | None = None
-  memo: texts.Memo | None = None
+  scores: nodes.Scores | None = None
+  memo: nodes.Memo | None = None
 
   @property
   def tree(self) -> tuple[bytes, bytes]:

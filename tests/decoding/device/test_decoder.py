@@ -8,7 +8,6 @@ import pytest
 
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
-from kaiju_jax.decoding.device import held_cache
 from tests.decoding import toys
 
 pytestmark = pytest.mark.versions
@@ -155,7 +154,7 @@ def test_a_call_that_fails_with_the_cache_closes_the_decoder():
     lambda: decoder.cache,
     decoder.open,
   ):
-    with pytest.raises(held_cache.Closed, match='make another Decoder'):
+    with pytest.raises(decoder_lib.Closed, match='make another Decoder'):
       call()
   # A `finally` that closes its row does not hide the first error.
   decoder.close(row)

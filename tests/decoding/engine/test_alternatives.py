@@ -8,7 +8,7 @@ from kaiju_jax.app import serve
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.decoding.engine import rounds as rounds_lib
+from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
@@ -132,8 +132,8 @@ def test_a_draft_is_verified_with_alternatives(engine, found):
     engine.advance()
   assert one.events[0].token == drawn[0]
   packed = engine.rounds.verify(one.row, np.array(drawn[1:4], np.int32), 16)
-  tokens, own = rounds_lib.unpack(packed)
-  likeliest = rounds_lib.unpack_alternatives(packed, MOST)
+  tokens, own = inflight.unpack(packed)
+  likeliest = inflight.unpack_alternatives(packed, MOST)
   engine.cancel(one)
   assert tokens[:4].tolist() == drawn[1:5]
   for place, event in enumerate(found[0][1:5]):

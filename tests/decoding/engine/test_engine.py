@@ -354,9 +354,9 @@ def test_what_is_shared_stays_shared_in_a_conversation(alone):
 
 
 def _conversation(engine):
-  from kaiju_jax.decoding.engine import conversation
+  from kaiju_jax.decoding.engine import generator
 
-  return conversation.Conversation(engine, LENGTH)
+  return generator.Conversation(engine, LENGTH)
 
 
 @pytest.mark.parametrize('scores', [False, True])

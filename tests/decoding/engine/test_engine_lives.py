@@ -19,11 +19,11 @@ from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import generator
 from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
-from kaiju_jax.decoding.engine import stream as stream_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.requests import request as request_lib
@@ -212,7 +212,7 @@ def test_who_waits_for_a_token_reads_all_the_time(make):
   clock = Clock()
   engine = make(rows=1, clock=clock, limits=admission.Limits(lease=10.0))
   first = engine.submit(make_request(5, 40, 1))
-  waits = stream_lib.Stream(engine, engine.submit(make_request(5, 3, 2)))
+  waits = generator.Stream(engine, engine.submit(make_request(5, 3, 2)))
   advance = engine.advance
 
   def slowly():
