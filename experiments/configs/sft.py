@@ -35,9 +35,9 @@ def get_config(arm: str = 'runs/chat') -> experiment_lib.Experiment:
   Raises:
     OSError, ValueError: there is no such model.
   """
-  from kaiju_jax.runs import begin
+  from kaiju_jax.runs import load
 
-  before = begin.describe(arm)
+  before = load.describe(arm)
   optimizer = _OTHERS
   if before.experiment is not None:
     optimizer = dataclasses.replace(

@@ -1,4 +1,6 @@
-"""Loads the parameters with which a run begins instead of fresh ones.
+"""Loads or draws the parameters with which a run starts (`start.py`).
+
+What `begin_with` names is
 
 a workdir    the parameters of its latest checkpoint, whose model must have the
              same shapes
@@ -19,22 +21,27 @@ from typing import Any
 import jax
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.interchange import generation
-from kaiju_jax.interchange import hugging_face
+from kaiju_jax.evaluation import induction
 from kaiju_jax.interchange import own
+from kaiju_jax.interchange import plain
 from kaiju_jax.interchange import tokens
+from kaiju_jax.interchange.surgery import check as surgery
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
+from kaiju_jax.model import depth_scaled
 from kaiju_jax.model import layers
+from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import attention_alignment
 from kaiju_jax.objectives import language
-from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.runs import load
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import state
+from kaiju_jax.training import frozen_model
+from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import workdir as workdir_lib
 
 # The fields that determine which weights there are, beside the layers.
@@ -85,7 +92,7 @@ def params(
       " float32 masters of a workdir, of 'experiments.uptrain' or of a model"
       ' without int8. (Adapters train beside codes: lora.rank.)'
     )
-  model = state.model_of(experiment)
+  model = state_lib.model_of(experiment)
   shapes = transformer.parameter_shapes(experiment.model)
   try:
     missing = lacks_standard(shapes, held)
@@ -93,60 +100,127 @@ def params(
     cause = _cause(path, export.config, experiment.model)
     raise ValueError(f'begin_with={str(path)!r}: {cause}{error}') from error
   if missing:
-    shapes = state.init_params(model, experiment.seed, mesh)
+    shapes = state_lib.init_params(model, experiment.seed, mesh)
   return _fill(shapes, held, mesh)
 
 
-def describe(path: str | os.PathLike) -> load.Loaded:
-  """Returns what `load.from_anywhere` returns, without parameters.
+def initial(
+  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh
+) -> Any:
+  """Returns fresh parameters, drawn as `experiment.init` says."""
+  model = state_lib.model_of(experiment)
+  drawn = state_lib.init_params(model, experiment.seed, mesh)
+  if experiment.init == 'scaled':
+    return depth_scaled.scale(drawn, experiment.model)
+  suggest = {'induction': induction.suggest, 'previous': induction.previous}
+  return suggest[experiment.init](drawn, experiment.model, experiment.seed)
 
-  The model of a Hugging Face folder has no int8.
+
+def attach_adapters(
+  experiment: experiment_lib.Experiment,
+  workdir: str | os.PathLike,
+  mesh: jax.sharding.Mesh,
+) -> Any:
+  """Returns the base of a run with adapters beside it, on `mesh`.
+
+  The adapters are new, or those of the run that `begin_with` names.
 
   Raises:
-    FileNotFoundError, ValueError, OSError: as `load.from_anywhere`.
+    OSError, ValueError, checkpoint.RestoreError: the base cannot be read, has
+      another tokenizer, or is not the one with which the workdir's run began;
+      or `begin_with` is a run with other adapters.
   """
-  folder = pathlib.Path(path)
-  if load.is_hugging_face(folder):
-    config = hugging_face.read_config(
-      path, quantization_config.none(), load.choose_dtype('')
-    )
-    file = tokens.find(folder, config.vocab_size)
-    chats = str(path) if file else ''
-    return load.Loaded(None, config, None, file, str(path), chats=chats)
-  if (folder / own.WEIGHTS).is_file():
-    config = own.load_config(folder / own.WEIGHTS)
-    file = folder / tokens.FILE
-    return load.Loaded(
-      None,
-      config,
-      None,
-      str(file) if file.is_file() else '',
-      str(path),
-      chats=str(path) if (folder / generation.FILE).is_file() else '',
-    )
-  experiment = workdir_lib.load_experiment(path)
-  return load.Loaded(
-    None,
-    experiment.model,
-    None,
-    load.tokenizer_of(path, experiment.data.tokenizer),
-    str(path),
-    experiment,
-    chats=experiment.data.chat_template,
+  before = experiment.begin_with
+  found = load.base(workdir_lib.find_base(before), experiment.model.dtype)
+  _check_tokenizer_of(found, experiment)
+  base = load.digest(found), found.origin
+  frozen_model.check(workdir, *base, is_new=True)
+  attached = state_lib.attach(experiment, found.params)
+  if workdir_lib.find_base(before) != before:
+    frozen_model.check(before, *base, is_new=False)
+    trained, frozen = lora.split(attached)
+    shapes = jax.eval_shape(lambda: trained)
+    restored, _ = checkpoint.load(before, {'params': shapes})
+    attached = objective_lib.join(restored['params'], frozen)
+  return jax.device_put(attached, rules.shardings(attached, mesh))
+
+
+def check_adapters(experiment: experiment_lib.Experiment) -> None:
+  """Refuses adapters that the objective or the model has no place for.
+
+  Raises:
+    OSError, ValueError: names the field, its value and what would be right.
+  """
+  state_lib.objective_of(experiment)
+  shapes = transformer.parameter_shapes(experiment.model)
+  lora.choose(shapes, experiment.lora.matrices)
+
+
+def read_teacher(
+  experiment: experiment_lib.Experiment,
+  workdir: str | os.PathLike,
+  mesh: jax.sharding.Mesh,
+) -> dict[str, Any]:
+  """Returns the teacher of `attention_alignment`, under its name, on `mesh`.
+
+  Its parameters are float32. It is read whenever the run starts or resumes.
+
+  Raises:
+    OSError, ValueError: the teacher cannot be read, is not the one that the
+      config describes or with which the workdir's run began, is none of the
+      student, or has another tokenizer.
+  """
+  given = experiment.objective.attention_alignment
+  found = load.from_anywhere(given.teacher)
+  surgery.check(found.config, experiment.model)
+  _check_tokenizer_of(found, experiment)
+  config = attention_alignment.teacher_of(given, experiment.model)
+  theirs, ours = (
+    {
+      'layout': layers.draw(one.layers()),
+      'num_kv_heads': one.num_kv_heads,
+      'window': sorted({x.window for x in one.layers() if x.window}),
+    }
+    for one in (found.config, config)
   )
+  for name, value in theirs.items():
+    if value != ours[name]:
+      raise ValueError(
+        f'objective.attention_alignment.{name}={ours[name]!r}: must be'
+        f' {value!r}, as {given.teacher} has.'
+      )
+  teacher = load.digest(found), found.origin
+  start = pathlib.Path(experiment.begin_with)
+  # Starts of an earlier version have no digest.
+  if is_export(start) and (start / 'teacher.json').is_file():
+    frozen_model.check(start, *teacher, is_new=False, role='teacher')
+  frozen_model.check(workdir, *teacher, is_new=True, role='teacher')
+  weights = plain.weights(found.params, found.config, found.replica)
+  read = plain.params(weights, config)
+  stored = jax.device_put(read, rules.shardings(read, mesh))
+  return {attention_alignment.TEACHER: stored}
+
+
+def split_teacher(params: Mapping[str, Any]) -> tuple[dict, dict]:
+  """Returns the student's parameters and the teacher's, by top-level name."""
+  name = attention_alignment.TEACHER
+  student = {key: params[key] for key in params if key != name}
+  return student, {name: params[name]}
 
 
 def _params_of_run(experiment, path: pathlib.Path, mesh) -> Any:
   """Returns the parameters of another run's model, of the same shapes."""
   before = workdir_lib.load_experiment(path)
   load.refuse_adapters(path, before)
-  shapes = state.abstract(experiment, mesh, language.OBJECTIVE).params
+  shapes = state_lib.abstract(experiment, mesh, language.OBJECTIVE).params
   has = transformer.parameter_shapes(before.model)
   held = checkpoint.load(path, {'params': _omit_standard(shapes, has)})
   held = held[0]['params']
   if jax.tree.structure(held) == jax.tree.structure(shapes):
     return held
-  fresh = state.init_params(state.model_of(experiment), experiment.seed, mesh)
+  fresh = state_lib.init_params(
+    state_lib.model_of(experiment), experiment.seed, mesh
+  )
   return _fill(fresh, held, mesh)
 
 
@@ -216,6 +290,14 @@ def _check_run_tokenizer(path: pathlib.Path, name: str) -> None:
       f'data.tokenizer={name!r}: is another tokenizer than {theirs!r}, which'
       f' the model of begin_with={str(path)!r} was trained with.'
     )
+
+
+def _check_tokenizer_of(
+  found: load.Loaded, experiment: experiment_lib.Experiment
+) -> None:
+  """Refuses a run whose tokenizer is not that of its frozen model."""
+  if found.tokenizer:
+    check_tokenizer(pathlib.Path(found.tokenizer), experiment.data.tokenizer)
 
 
 def check_tokenizer(file: pathlib.Path, name: str) -> None:

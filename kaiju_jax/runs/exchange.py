@@ -18,8 +18,8 @@ from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import deployed
+from kaiju_jax.model import lora
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import adapters
 from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
@@ -75,7 +75,7 @@ def export(
   beside = generation.copy(pathlib.Path(found.chats)) if found.chats else {}
   if found.experiment.lora.rank:
     merged = f'{describe_merged(found)}\n'
-    found = adapters.merge(found)
+    found = merge_adapters(found)
   if is_arcee:
     hugging_face.write(
       out,
@@ -105,6 +105,11 @@ def export(
   return f'{merged}{named}{where}' if lost else f'{merged}{where}'
 
 
+def merge_adapters(found: load.Loaded) -> load.Loaded:
+  """Returns a model whose adapters are added to its weights."""
+  return found._replace(params=lora.merge(found.params, found.config))
+
+
 def describe_merged(found: load.Loaded) -> str:
   """Returns the divergence that merging a run's adapters costs, in words.
 
@@ -114,10 +119,10 @@ def describe_merged(found: load.Loaded) -> str:
   Args:
     found: a run with adapters.
   """
-  merged = adapters.merge(found)
+  merged = merge_adapters(found)
   texts_BL = tasks.texts(found.experiment, found.experiment.data.batch)
   compute = kl_divergence.compare(
-    *map(load.config_and_variables, (found, merged))
+    *((one.config, load.variables(one)) for one in (found, merged))
   )
   causal = visibility_lib.causal(texts_BL.shape[1])
   # A row at a time, because two models' logits of a row are large enough.

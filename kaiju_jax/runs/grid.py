@@ -32,6 +32,7 @@ from typing import NamedTuple
 from kaiju_jax.costs import footprint
 from kaiju_jax.evaluation import run_results
 from kaiju_jax.runs import pool
+from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
@@ -132,7 +133,7 @@ def check(jobs: Sequence[Job]) -> None:
   """
   for job in jobs:
     train.check(job.experiment)
-    workdir.check(job.folder, train.resolve(job.experiment))
+    workdir.check(job.folder, start.resolve(job.experiment))
 
 
 def is_done(job: Job, finish: Finish | None = None) -> bool:
@@ -174,7 +175,7 @@ def run(
     _train_here(missing, finish)
     return
   for job in missing if command is None else ():
-    with workdir.open_workdir(job.folder, train.resolve(job.experiment)):
+    with workdir.open_workdir(job.folder, start.resolve(job.experiment)):
       pass  # Its config.json is all that the process needs.
   if command is None:
     planned = _in_chunks(missing, at_once)

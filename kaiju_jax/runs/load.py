@@ -1,6 +1,7 @@
-"""Loads a trained model from a workdir, an export or a Hugging Face folder.
+"""Loads a trained model: one function per source, `from_anywhere` for any.
 
-It does not read Adam's moments, which are two thirds of a checkpoint.
+It does not read Adam's moments, which are two thirds of a checkpoint. Importing
+this module does not import jax.
 """
 
 import dataclasses
@@ -13,8 +14,11 @@ from typing import NamedTuple
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import workdir as workdir_lib
 
 
 class Loaded(NamedTuple):
@@ -59,13 +63,6 @@ def variables(loaded: Loaded) -> dict[str, Any]:
   }
 
 
-def config_and_variables(
-  loaded: Loaded,
-) -> tuple[model_config.ModelConfig, dict[str, Any]]:
-  """Returns a model's config and its `variables`."""
-  return loaded.config, variables(loaded)
-
-
 def digest(loaded: Loaded) -> str:
   """Returns the hash of a model's parameters and config, 32 hex digits.
 
@@ -90,79 +87,115 @@ def digest(loaded: Loaded) -> str:
   return sums.hexdigest()
 
 
-def base(path: str | os.PathLike, dtype: str) -> Loaded:
-  """Returns a model as adapters stand beside it: its codes, stacked.
-
-  A Hugging Face folder's products, tables, keys and values become int8. A model
-  of ours without int8 keeps its floats.
+def from_anywhere(
+  path: str | os.PathLike,
+  tokenizer: str | None = None,
+  quantization: quantization_config.QuantizationConfig | None = None,
+  stacked: bool = False,
+  dtype: str = '',
+) -> Loaded:
+  """Returns the model of a workdir, an export, or a Hugging Face folder.
 
   Args:
-    path: as for `from_anywhere`.
-    dtype: of the activations of a Hugging Face folder's model.
+    path: the folder, or the file of an export.
+    tokenizer: see `from_export`; must be None for other sources.
+    quantization: how the model of a Hugging Face folder is quantized, to decode
+      alone; None for float32 masters. It is also for the codes that an import
+      kept (`coded.py`); other sources have their own.
+    stacked: as `from_hugging_face`.
+    dtype: of the activations of a Hugging Face folder's model, or of an import
+      of one; '' for float32 on a CPU, where rows of bfloat16 take several times
+      as long, and the folder's own elsewhere.
 
   Raises:
-    FileNotFoundError, ValueError, OSError: as `from_anywhere`; or the model is
-      itself a run with adapters.
+    FileNotFoundError: the path does not exist, or holds no model.
+    ValueError, OSError, checkpoint.RestoreError: see the functions of the
+      sources.
   """
-  from kaiju_jax.interchange import hugging_face
-  from kaiju_jax.interchange import stream
-  from kaiju_jax.interchange import tokens
-  from kaiju_jax.model import deployed
-
+  addresses.refuse(path, str(path))
   folder = pathlib.Path(path)
-  if is_hugging_face(folder):
-    arm = quantization_config.for_serving()
-    params, config = hugging_face.read(path, (), stream.DEPLOYED, arm, dtype)
-    file = tokens.find(folder, config.vocab_size)
-    chats = str(path) if file else ''
-    return Loaded(
-      params, config, None, file, str(path), chats=chats, is_ours=False
-    )
-  config = base_config(path, dtype)
-  found = from_anywhere(path)
-  params = found.params
-  if not deployed.is_deployed(params):
-    params = deployed.quantize(params, found.config, found.replica)
-  return found._replace(params=params, config=config, replica=None)
-
-
-def base_config(
-  path: str | os.PathLike, dtype: str
-) -> model_config.ModelConfig:
-  """Returns the config of `base`'s model, without its parameters.
-
-  Raises:
-    FileNotFoundError, ValueError, OSError: as `base`.
-  """
-  from kaiju_jax.interchange import hugging_face
-  from kaiju_jax.interchange import own
-  from kaiju_jax.training import workdir as workdir_lib
-
-  folder = pathlib.Path(path)
-  if is_hugging_face(folder):
-    return hugging_face.read_config(
-      path, quantization_config.for_serving(), dtype
-    )
+  if not folder.exists():
+    raise FileNotFoundError(f'{path}: no such file or folder.')
   if not (folder / 'config.json').is_file():
-    return own.load_config(folder / own.WEIGHTS if folder.is_dir() else folder)
-  experiment = workdir_lib.load_experiment(path)
-  refuse_adapters(path, experiment)
-  config = experiment.model
-  quantization = config.quantization
-  if quantization.wire_weights == 'ternary':
-    quantization = dataclasses.replace(quantization, wire_weights='int8')
-  return dataclasses.replace(config, quantization=quantization)
-
-
-def refuse_adapters(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
-) -> None:
-  """Raises ValueError where the run in a workdir has adapters."""
-  if experiment.lora.rank:
+    if folder.is_dir() and not (folder / 'model.safetensors').is_file():
+      raise FileNotFoundError(
+        f'{path}: holds no model; expected a workdir with config.json and'
+        ' checkpoints, an export, or a folder of Hugging Face files.'
+      )
+    quantization = None if stacked else quantization
+    return from_export(path, tokenizer, quantization, dtype)
+  if tokenizer is not None:
     raise ValueError(
-      f'begin_with={str(path)!r}: is itself a run with adapters; merge them'
-      ' first (experiments.convert), and begin with that export.'
+      f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
+      ' exported file needs one.'
     )
+  if is_hugging_face(folder):
+    return from_hugging_face(path, quantization, stacked, dtype)
+  return from_workdir(path)
+
+
+def from_workdir(path: str | os.PathLike) -> Loaded:
+  """Returns the model of a run's latest whole checkpoint.
+
+  It writes nothing there; the run may still be training.
+
+  Raises:
+    FileNotFoundError: there is no workdir, or no checkpoint in it.
+    checkpoint.RestoreError: no checkpoint can be read.
+    ValueError: the path is an address, or this code cannot read `config.json`.
+  """
+  import jax
+
+  from kaiju_jax.model import transformer
+  from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import state
+
+  experiment = workdir_lib.load_experiment(path)
+  if experiment.lora.rank:
+    return attach_adapters(path)
+  hook = state.hook_of(experiment)
+
+  def start(params):
+    replica = {} if hook is None else {'replica': hook.start(params)}
+    return {'params': params, **replica}
+
+  shapes = transformer.parameter_shapes(experiment.model)
+  found, step = checkpoint.load(path, jax.eval_shape(start, shapes))
+  return _describe_workdir(path, experiment)._replace(
+    params=found['params'],
+    replica=found.get('replica'),
+    origin=f'{path}, step {step:,}',
+    step=step,
+  )
+
+
+def _describe_workdir(
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
+) -> Loaded:
+  """Returns a run's model without parameters."""
+  return Loaded(
+    None,
+    experiment.model,
+    None,
+    tokenizer_of(path, experiment.data.tokenizer),
+    str(path),
+    experiment,
+    chats=experiment.data.chat_template,
+  )
+
+
+def tokenizer_of(path: str | os.PathLike, named: str) -> str:
+  """Returns the path of a run's tokenizer; '' for bytes.
+
+  Args:
+    path: the run's workdir. A tokenizer in it has precedence, because it moves
+      with the workdir.
+    named: the tokenizer that the run's experiment names.
+  """
+  from kaiju_jax.interchange import tokens
+
+  own = pathlib.Path(path) / tokens.FILE
+  return str(own) if named and own.is_file() else named
 
 
 def attach_adapters(
@@ -182,17 +215,16 @@ def attach_adapters(
 
   from kaiju_jax.model import lora
   from kaiju_jax.objectives import objective
-  from kaiju_jax.runs import same_model
   from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import frozen_model
   from kaiju_jax.training import state
-  from kaiju_jax.training import workdir as workdir_lib
 
   experiment = workdir_lib.load_experiment(path)
   if not experiment.lora.rank:
     raise ValueError(f'{path}: has lora.rank=0: it is no run with adapters.')
   base_path = base_path or workdir_lib.find_base(experiment.begin_with)
   found = base(base_path, experiment.model.dtype)
-  same_model.check(path, digest(found), found.origin, is_new=False)
+  frozen_model.check(path, digest(found), found.origin, is_new=False)
   trained, frozen = lora.split(state.attach(experiment, found.params))
   shapes = jax.eval_shape(lambda: trained)
   restored, step = checkpoint.load(path, {'params': shapes})
@@ -204,76 +236,6 @@ def attach_adapters(
     experiment=experiment,
     step=step,
   )
-
-
-def is_hugging_face(folder: pathlib.Path) -> bool:
-  """Returns whether a path is a Hugging Face folder."""
-  from kaiju_jax.storage import addresses
-  from kaiju_jax.storage import files
-
-  addresses.refuse(folder, str(folder))
-  config = folder / 'config.json'
-  if not config.is_file():
-    return False
-  fields = files.read_json(config)
-  return isinstance(fields, dict) and 'model_type' in fields
-
-
-def from_workdir(path: str | os.PathLike) -> Loaded:
-  """Returns the model of a run's latest whole checkpoint.
-
-  It writes nothing there; the run may still be training.
-
-  Raises:
-    FileNotFoundError: there is no workdir, or no checkpoint in it.
-    checkpoint.RestoreError: no checkpoint can be read.
-    ValueError: the path is an address, or this code cannot read `config.json`.
-  """
-  import jax
-
-  from kaiju_jax.model import transformer
-  from kaiju_jax.sharding import mesh as mesh_lib
-  from kaiju_jax.training import checkpoint
-  from kaiju_jax.training import replicas
-  from kaiju_jax.training import workdir as workdir_lib
-
-  experiment = workdir_lib.load_experiment(path)
-  if experiment.lora.rank:
-    return attach_adapters(path)
-
-  def start(params):
-    plan = replicas.plan_of(experiment, params)
-    if plan is None:
-      return {'params': params}
-    replica = replicas.start(plan, params, mesh_lib.single())
-    return {'params': params, 'replica': replica}
-
-  shapes = transformer.parameter_shapes(experiment.model)
-  found, step = checkpoint.load(path, jax.eval_shape(start, shapes))
-  return Loaded(
-    found['params'],
-    experiment.model,
-    found.get('replica'),
-    tokenizer_of(path, experiment.data.tokenizer),
-    f'{path}, step {step:,}',
-    experiment,
-    step,
-    experiment.data.chat_template,
-  )
-
-
-def tokenizer_of(path: str | os.PathLike, named: str) -> str:
-  """Returns the path of a run's tokenizer; '' for bytes.
-
-  Args:
-    path: the run's workdir. A tokenizer in it has precedence, because it moves
-      with the workdir.
-    named: the tokenizer that the run's experiment names.
-  """
-  from kaiju_jax.interchange import tokens
-
-  own = pathlib.Path(path) / tokens.FILE
-  return str(own) if named and own.is_file() else named
 
 
 def from_export(
@@ -330,77 +292,55 @@ def from_export(
   )
 
 
-def from_anywhere(
+def is_hugging_face(folder: pathlib.Path) -> bool:
+  """Returns whether a path is a Hugging Face folder."""
+  addresses.refuse(folder, str(folder))
+  config = folder / 'config.json'
+  if not config.is_file():
+    return False
+  fields = files.read_json(config)
+  return isinstance(fields, dict) and 'model_type' in fields
+
+
+def from_hugging_face(
   path: str | os.PathLike,
-  tokenizer: str | None = None,
   quantization: quantization_config.QuantizationConfig | None = None,
   stacked: bool = False,
   dtype: str = '',
 ) -> Loaded:
-  """Returns the model of a workdir, an export, or a Hugging Face folder.
+  """Returns the model of a Hugging Face folder.
 
   Args:
-    path: the folder of a run, the folder or the file of an export in our own
-      format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
-    tokenizer: see `from_export`; must be None for other sources.
-    quantization: how the model of a Hugging Face folder is quantized, to decode
-      alone; None for float32 masters. It is also for the codes that an import
-      kept (`coded.py`); other sources have their own.
-    stacked: whether the quantized model of a Hugging Face folder is to be read
-      by whole forward passes instead (`Transformer`), as a teacher is.
-    dtype: of the activations of a Hugging Face folder's model, or of an import
-      of one; '' for float32 on a CPU, where rows of bfloat16 take several times
-      as long, and the folder's own elsewhere.
+    path, quantization, dtype: as `from_anywhere`.
+    stacked: whether the quantized model is to be read by whole forward passes
+      (`Transformer`), as a teacher is, instead of decoding.
 
   Raises:
-    FileNotFoundError: the path does not exist, or holds no model.
-    ValueError, OSError, checkpoint.RestoreError: as `from_workdir`,
-      `from_export` and `hugging_face.read`.
+    OSError, ValueError: see `hugging_face.read`.
   """
-  from kaiju_jax.storage import addresses
-  from kaiju_jax.storage import files
-
-  addresses.refuse(path, str(path))
-  folder = pathlib.Path(path)
-  if not folder.exists():
-    raise FileNotFoundError(f'{path}: no such file or folder.')
-  config = folder / 'config.json'
-  if not config.is_file():
-    if folder.is_dir() and not (folder / 'model.safetensors').is_file():
-      raise FileNotFoundError(
-        f'{path}: holds no model; expected a workdir with config.json and'
-        ' checkpoints, an export, or a folder of Hugging Face files.'
-      )
-    quantization = None if stacked else quantization
-    return from_export(path, tokenizer, quantization, dtype)
-  if tokenizer is not None:
-    raise ValueError(
-      f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
-      ' exported file needs one.'
-    )
-  fields = files.read_json(config)
-  if not (isinstance(fields, dict) and 'model_type' in fields):
-    return from_workdir(path)
   from kaiju_jax.interchange import hugging_face
   from kaiju_jax.interchange import stream
-  from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.families import registry
 
   form = stream.MASTERS
   if quantization is not None:
     form = stream.DEPLOYED if stacked else stream.form_for_decoding()
   dtype = choose_dtype(dtype)
-  params, model = hugging_face.read(path, (), form, quantization, dtype)
-  own_tokenizer = tokens.find(folder, model.vocab_size)
-  return Loaded(
-    params,
-    model,
-    None,
-    own_tokenizer,
-    str(path),
-    chats=str(path) if own_tokenizer else '',
-    is_ours=registry.read(fields).is_ours,
-  )
+  params, config = hugging_face.read(path, (), form, quantization, dtype)
+  fields = files.read_json(pathlib.Path(path) / 'config.json')
+  found = _describe_folder(path, config)
+  return found._replace(params=params, is_ours=registry.read(fields).is_ours)
+
+
+def _describe_folder(
+  path: str | os.PathLike, config: model_config.ModelConfig
+) -> Loaded:
+  """Returns a Hugging Face folder's model without parameters."""
+  from kaiju_jax.interchange import tokens
+
+  file = tokens.find(pathlib.Path(path), config.vocab_size)
+  chats = str(path) if file else ''
+  return Loaded(None, config, None, file, str(path), chats=chats)
 
 
 def choose_dtype(given: str) -> str:
@@ -408,3 +348,104 @@ def choose_dtype(given: str) -> str:
   from kaiju_jax.kernels import dispatch
 
   return given or ('float32' if dispatch.platform() == 'cpu' else '')
+
+
+def describe(path: str | os.PathLike) -> Loaded:
+  """Returns what `from_anywhere` returns, without parameters.
+
+  The model of a Hugging Face folder has no int8.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `from_anywhere`.
+  """
+  from kaiju_jax.interchange import generation
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import own
+  from kaiju_jax.interchange import tokens
+
+  folder = pathlib.Path(path)
+  if is_hugging_face(folder):
+    config = hugging_face.read_config(
+      path, quantization_config.none(), choose_dtype('')
+    )
+    return _describe_folder(path, config)
+  if not (folder / own.WEIGHTS).is_file():
+    return _describe_workdir(path, workdir_lib.load_experiment(path))
+  file = folder / tokens.FILE
+  return Loaded(
+    None,
+    own.load_config(folder / own.WEIGHTS),
+    None,
+    str(file) if file.is_file() else '',
+    str(path),
+    chats=str(path) if (folder / generation.FILE).is_file() else '',
+  )
+
+
+def base(path: str | os.PathLike, dtype: str) -> Loaded:
+  """Returns a model as adapters stand beside it: its codes, stacked.
+
+  A Hugging Face folder's products, tables, keys and values become int8. A model
+  of ours without int8 keeps its floats.
+
+  Args:
+    path: as for `from_anywhere`.
+    dtype: of the activations of a Hugging Face folder's model.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `from_anywhere`; or the model is
+      itself a run with adapters.
+  """
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import stream
+  from kaiju_jax.model import deployed
+
+  if is_hugging_face(pathlib.Path(path)):
+    arm = quantization_config.for_serving()
+    params, config = hugging_face.read(path, (), stream.DEPLOYED, arm, dtype)
+    found = _describe_folder(path, config)
+    return found._replace(params=params, is_ours=False)
+  config = base_config(path, dtype)
+  found = from_anywhere(path)
+  params = found.params
+  if not deployed.is_deployed(params):
+    params = deployed.quantize(params, found.config, found.replica)
+  return found._replace(params=params, config=config, replica=None)
+
+
+def base_config(
+  path: str | os.PathLike, dtype: str
+) -> model_config.ModelConfig:
+  """Returns the config of `base`'s model, without its parameters.
+
+  Raises:
+    FileNotFoundError, ValueError, OSError: as `base`.
+  """
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import own
+
+  folder = pathlib.Path(path)
+  if is_hugging_face(folder):
+    return hugging_face.read_config(
+      path, quantization_config.for_serving(), dtype
+    )
+  if not (folder / 'config.json').is_file():
+    return own.load_config(folder / own.WEIGHTS if folder.is_dir() else folder)
+  experiment = workdir_lib.load_experiment(path)
+  refuse_adapters(path, experiment)
+  config = experiment.model
+  quantization = config.quantization
+  if quantization.wire_weights == 'ternary':
+    quantization = dataclasses.replace(quantization, wire_weights='int8')
+  return dataclasses.replace(config, quantization=quantization)
+
+
+def refuse_adapters(
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
+) -> None:
+  """Raises ValueError where the run in a workdir has adapters."""
+  if experiment.lora.rank:
+    raise ValueError(
+      f'begin_with={str(path)!r}: is itself a run with adapters; merge them'
+      ' first (experiments.convert), and begin with that export.'
+    )

@@ -25,9 +25,9 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import preference
-from kaiju_jax.runs import branch
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
+from kaiju_jax.runs import start as start_lib
 from kaiju_jax.tasks import conversations as task
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -108,7 +108,7 @@ def check_start(experiment: experiment_lib.Experiment) -> None:
   """
   path, start = experiment.data.reference, experiment.begin_with
   if experiment.loop.branch:
-    start = str(branch.origin(experiment).workdir)
+    start = str(start_lib.origin(experiment).workdir)
   model = choices_lib.read_reference(path).model
   if start and (_has_reference(start, model) or model in _list(start)):
     return

@@ -148,7 +148,7 @@ def compare(plan: Plan, floats: load.Loaded) -> tuple[float, int]:
   batch = next(rows).batch
   is_token_BL = batch.source_BL >= 0
   nats_BL = kl_divergence.compare(
-    *map(load.config_and_variables, (floats, plan.teacher))
+    *((one.config, load.variables(one)) for one in (floats, plan.teacher))
   )(batch.tokens_BL, batch.visibility())
   return float(nats_BL[is_token_BL].mean()), int(is_token_BL.sum())
 

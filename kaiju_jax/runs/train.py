@@ -10,14 +10,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
 from typing import Any
 
 from kaiju_jax.data import config as data_config
-from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
-from kaiju_jax.runs import branch
+from kaiju_jax.runs import start as start_lib
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
 from kaiju_jax.tasks import registry as tasks
@@ -67,7 +65,7 @@ def train(
     raise ValueError(f'until={until}: must be a step, counted from 1.')
   if cluster is not None:
     return _train_together(experiment, workdir, mesh, cluster, until)
-  experiment = resolve(experiment)
+  experiment = start_lib.resolve(experiment)
   check(experiment)
   if mesh is not None:
     fit.check(experiment, mesh)
@@ -84,7 +82,7 @@ def _train_together(experiment, workdir, mesh, cluster, until):
   from kaiju_jax.training import agreement
 
   with processes.join_cluster(cluster), contextlib.ExitStack() as stack:
-    experiment = resolve(experiment)
+    experiment = start_lib.resolve(experiment)
     agreement.check(
       {
         **strict.dump(experiment),
@@ -124,11 +122,18 @@ def _train(
   from kaiju_jax.data import loader
   from kaiju_jax.data import placement
   from kaiju_jax.sharding import mesh as mesh_lib
+  from kaiju_jax.sharding import processes
+  from kaiju_jax.tasks import amounts
   from kaiju_jax.training import loop
+  from kaiju_jax.training import progress
   from kaiju_jax.training import step
 
-  if mesh is None:
-    _note_idle(jax.device_count())
+  notes = []
+  if mesh is None and jax.device_count() > 1:
+    notes.append(
+      f'1 of {jax.device_count()} devices trains; --fsdp and --tensor are for'
+      ' the others.'
+    )
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   found = tasks.task_of(experiment).load(experiment)
   if experiment.data.reference and not workdir_lib.checkpoints(workdir):
@@ -150,7 +155,13 @@ def _train(
     sharding, (data.microbatches, data.batch, data.length)
   )
   schedule = batch_schedule.schedule_of(experiment)
-  _say_amounts(experiment, found, schedule.rows)
+  if found.text is not None:
+    notes += amounts.describe(
+      found.text, found.rows, schedule.rows, data.length
+    )
+  shown = progress.Progress('step', quiet=not processes.is_main())
+  for note in notes:
+    shown.say(note)
   batches = loader.batches(
     found.rows,
     data.batch,
@@ -160,24 +171,20 @@ def _train(
     text=found.text,
   )
   with contextlib.closing(batches):
-    if experiment.loop.branch:
-      state, place, begins = branch.start(experiment, devices)
-      if place is None:
-        batches.seek(begins[1])
+    start = start_lib.read(experiment, workdir, devices)
+    if start.begins is not None:
+      schedule = schedule.branch(start.begins)
+      if start.place is None:
+        batches.seek(start.begins[1])
       else:
-        batches.set_state(place)
-      schedule = schedule.branch(begins)
-    else:
-      state = _initial(experiment, workdir, devices)
+        batches.set_state(start.place)
     if 'step' not in known:
-      known['step'] = step.make(experiment, devices, start=state)
+      known['step'] = step.make(experiment, devices, start=start.state)
     one_step = known['step'].with_rate(experiment.optimizer.learning_rate)
-    evaluate = read['evaluate']
-    if split := _split(experiment):
-      from kaiju_jax.runs import adapters
-
-      state, one_step, evaluate = adapters.hide_base(
-        state, one_step, evaluate, split
+    state, evaluate = start.state, read['evaluate']
+    if start.split is not None:
+      state, one_step, evaluate = start_lib.hide_frozen(
+        start, one_step, evaluate
       )
     return loop.train(
       experiment,
@@ -189,36 +196,6 @@ def _train(
       until=until,
       schedule=schedule,
     )
-
-
-def _say_amounts(
-  experiment: experiment_lib.Experiment, found: tasks.TaskData, rows: int
-) -> None:
-  """Prints how much text the run has, and how often it reads it."""
-  from kaiju_jax.sharding import processes
-  from kaiju_jax.tasks import amounts
-
-  if found.text is None or not processes.is_main():
-    return
-  length = experiment.data.length
-  for line in amounts.describe(found.text, found.rows, rows, length):
-    print(line, file=sys.stderr)
-
-
-def _split(experiment: experiment_lib.Experiment):
-  """Returns the function from parameters to those in checkpoints and the rest.
-
-  It is None where checkpoints hold all.
-  """
-  if experiment.lora.rank:
-    from kaiju_jax.training import state as state_lib
-
-    return state_lib.objective_of(experiment).split
-  if experiment.objective.name == 'attention_alignment':
-    from kaiju_jax.runs import attention_teacher
-
-    return attention_teacher.split
-  return None
 
 
 def _program(
@@ -246,87 +223,6 @@ def _program(
   return json.dumps(data, sort_keys=True)
 
 
-def _initial(experiment: experiment_lib.Experiment, workdir, devices):
-  """Returns the state before the first step, stored on the mesh."""
-  from kaiju_jax.training import state
-
-  if experiment.lora.rank:
-    from kaiju_jax.runs import adapters
-
-    return adapters.start(experiment, workdir, devices)
-  params = None
-  if experiment.begin_with:
-    from kaiju_jax.runs import begin
-
-    params = begin.params(experiment, experiment.begin_with, devices)
-    if experiment.objective.name == 'attention_alignment':
-      from kaiju_jax.runs import attention_teacher
-
-      teacher = attention_teacher.read(experiment, workdir, devices)
-      params = {**params, **teacher}
-  elif experiment.init != 'standard':
-    from kaiju_jax.evaluation import induction
-    from kaiju_jax.model import depth_scaled
-
-    model = state.model_of(experiment)
-    params = state.init_params(model, experiment.seed, devices)
-    if experiment.init == 'scaled':
-      params = depth_scaled.scale(params, experiment.model)
-    else:
-      suggest = {
-        'induction': induction.suggest,
-        'previous': induction.previous,
-      }[experiment.init]
-      params = suggest(params, experiment.model, experiment.seed)
-  return state.initialize(experiment, devices, params=params)
-
-
-def _note_idle(count: int) -> None:
-  if count > 1:
-    print(
-      f'1 of {count} devices trains; --fsdp and --tensor are for the others.',
-      file=sys.stderr,
-    )
-
-
-def resolve(
-  experiment: experiment_lib.Experiment,
-) -> experiment_lib.Experiment:
-  """Returns the experiment with what other files say.
-
-  These are the sources that its mix.json names, and with adapters the model of
-  their base, of which the experiment says how it is computed: `dtype`,
-  `attention` and `remat`. The workdir holds this experiment, so that a run does
-  not depend on a file that may change.
-
-  Raises:
-    OSError, ValueError: see `mix_file.resolve` and `load.base_config`; or there
-      are adapters and no base.
-  """
-  data = mix_file.resolve(experiment.data)
-  if experiment.lora.rank:
-    model = _base_config(experiment)
-    return dataclasses.replace(experiment, data=data, model=model)
-  return dataclasses.replace(experiment, data=data)
-
-
-def _base_config(
-  experiment: experiment_lib.Experiment,
-) -> model_config.ModelConfig:
-  from kaiju_jax.runs import load
-
-  if not experiment.begin_with:
-    raise ValueError(
-      f"begin_with='': must name the base of the adapters with lora.rank="
-      f'{experiment.lora.rank}: a workdir, an export or a Hugging Face folder.'
-    )
-  given = experiment.model
-  base = workdir_lib.find_base(experiment.begin_with)
-  found = load.base_config(base, given.dtype)
-  computed = {name: getattr(given, name) for name in model_config.COMPUTED}
-  return dataclasses.replace(found, **computed)
-
-
 def check(experiment: experiment_lib.Experiment) -> None:
   """Refuses an experiment that cannot run, before anything compiles.
 
@@ -345,16 +241,6 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f'data.length={experiment.data.length}: rows are longer than the'
       f' positions of model.max_length={experiment.model.max_length}.'
     )
-  if experiment.init not in experiment_lib.INITS:
-    raise ValueError(
-      f'init={experiment.init!r}: must be one of'
-      f' {", ".join(map(repr, experiment_lib.INITS))}.'
-    )
-  if experiment.begin_with and experiment.init != 'standard':
-    raise ValueError(
-      f'init={experiment.init!r}: parameters come from'
-      f' begin_with={experiment.begin_with!r}; only one of the two can be set.'
-    )
   if not 0 <= experiment.seed < _SEEDS:
     raise ValueError(
       f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes no'
@@ -365,25 +251,4 @@ def check(experiment: experiment_lib.Experiment) -> None:
 
     replicas.least_scale(experiment)
   tasks.check(experiment)
-  if experiment.lora.rank:
-    from kaiju_jax.runs import adapters  # Imports jax: not for all.
-
-    adapters.check(experiment)
-  if experiment.objective.name == 'attention_alignment':
-    _check_alignment(experiment)
-  if experiment.loop.branch:
-    branch.check(experiment)
-
-
-def _check_alignment(experiment: experiment_lib.Experiment) -> None:
-  if not experiment.begin_with:
-    raise ValueError(
-      "begin_with='': must name a student of the teacher (experiments.uptrain)"
-      " for objective.name='attention_alignment'."
-    )
-  if experiment.loop.branch:
-    raise ValueError(
-      f"loop.branch={experiment.loop.branch!r}: must be '' for"
-      " objective.name='attention_alignment', whose checkpoints are without the"
-      ' teacher.'
-    )
+  start_lib.check(experiment)

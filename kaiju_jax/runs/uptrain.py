@@ -136,7 +136,7 @@ def write(
   from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.surgery import check
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import same_model
+  from kaiju_jax.training import frozen_model
 
   _check_start(wanted, start)
   found = load.from_anywhere(teacher)
@@ -160,7 +160,7 @@ def write(
     alignment_of(found.config, str(teacher)),
     bool(found.chats),
   )
-  beside |= same_model.describe(load.digest(found), found.origin)
+  beside |= frozen_model.describe(load.digest(found), found.origin)
   own.write(out, params, config, tokenizer, masters=True, beside=beside)
   file = pathlib.Path(out) / CONFIG
   return '\n'.join(

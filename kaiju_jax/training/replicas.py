@@ -9,7 +9,8 @@ replicas by at most one code towards them:
       → AdamW on the masters
       → `ternary.update`: 1.6 bits per weight
 
-In all other modes there is no plan and no replica: both are None.
+In all other modes there are no replicas, and `state.hook_of` imports nothing of
+this module.
 """
 
 import functools
@@ -28,27 +29,84 @@ from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
 
 
-def plan_of(
-  experiment: experiment_lib.Experiment, params: Any
-) -> ternary.Plan | None:
-  """Returns the plan of ternary updates; None in all other modes.
+class Hook:
+  """The ternary updates of one run, for `state` and `step`."""
 
-  Args:
-    experiment: the experiment.
-    params: the parameters or their shapes.
+  def __init__(
+    self, experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh
+  ):
+    """Reads nothing.
 
-  Raises:
-    ValueError: no weight is int8; or see `least_scale`.
-  """
-  quantization = experiment.model.quantization
-  if quantization.wire_weights != 'ternary':
-    return None
-  return ternary.Plan(
-    ternary_plan.layouts(params, quantization.embedding == 'int8'),
-    least_scale(experiment),
-    check_every=quantization.ternary.check_every,
-    events_every=quantization.ternary.events_every,
-  )
+    Args:
+      experiment: one with ternary updates.
+      mesh: the mesh that stores masters and replicas.
+    """
+    self._experiment, self._mesh = experiment, mesh
+
+  def check(self, objective: objective_lib.Objective) -> None:
+    """Warns if codes cannot follow the masters on the config's finest grids.
+
+    Raises:
+      ValueError: the objective freezes the weights whose updates are ternary;
+        or see `least_scale`.
+    """
+    if objective.trained is not None:
+      raise ValueError(
+        "model.quantization.wire_weights='ternary': a frozen model has no"
+        " updates to send; use 'int8', or train the model as well."
+      )
+    least = least_scale(self._experiment)
+    grid.warn_of_lag(least, **_moves(self._experiment))
+
+  def start(self, params: Any) -> ternary.State:
+    """Returns replicas made from the masters, both stored on the mesh.
+
+    Raises:
+      ValueError: no weight is int8; or see `least_scale`.
+    """
+    plan = self._plan(params)
+    return jax.shard_map(
+      functools.partial(ternary.start, plan),
+      mesh=self._mesh,
+      in_specs=(rules.specs(params, self._mesh),),
+      out_specs=ternary_plan.specs(plan, params),
+      check_vma=False,
+    )(params)
+
+  def update(
+    self, state: ternary.State, params: Any, step: jax.Array
+  ) -> tuple[ternary.State, dict[str, jax.Array]]:
+    """Updates the replicas; returns them, and `ternary.Report` as metrics.
+
+    Args:
+      state: replicas before the step; donated.
+      params: masters after the optimizer.
+      step: int32, this step's number, 1 for the first.
+    """
+    plan = self._plan(params)
+    replicas = ternary_plan.specs(plan, params)
+
+    def local(state, params, step):
+      state, report = ternary.update(plan, state, params, step)
+      return state, _over_mesh(report)
+
+    return jax.shard_map(
+      local,
+      mesh=self._mesh,
+      in_specs=(replicas, rules.specs(params, self._mesh), PartitionSpec()),
+      out_specs=(replicas, PartitionSpec()),
+      check_vma=False,
+    )(state, params, step)
+
+  def _plan(self, params: Any) -> ternary.Plan:
+    """Returns the plan of parameters, or of their shapes."""
+    quantization = self._experiment.model.quantization
+    return ternary.Plan(
+      ternary_plan.layouts(params, quantization.embedding == 'int8'),
+      least_scale(self._experiment),
+      check_every=quantization.ternary.check_every,
+      events_every=quantization.ternary.events_every,
+    )
 
 
 def least_scale(experiment: experiment_lib.Experiment) -> float:
@@ -62,74 +120,12 @@ def least_scale(experiment: experiment_lib.Experiment) -> float:
   return given or grid.no_lag_scale(**_moves(experiment))
 
 
-def check(
-  experiment: experiment_lib.Experiment, objective: objective_lib.Objective
-) -> None:
-  """Warns if codes cannot follow the masters on the config's finest grids.
-
-  Raises:
-    ValueError: the objective freezes the weights whose updates are ternary.
-  """
-  if experiment.model.quantization.wire_weights != 'ternary':
-    return
-  if objective.trained is not None:
-    raise ValueError(
-      "model.quantization.wire_weights='ternary': a frozen model has no"
-      " updates to send; use 'int8', or train the model as well."
-    )
-  grid.warn_of_lag(least_scale(experiment), **_moves(experiment))
-
-
 def _moves(experiment: experiment_lib.Experiment) -> dict[str, float]:
   config = experiment.optimizer
   return {
     name: getattr(config, name)
     for name in ('learning_rate', 'b1', 'b2', 'weight_decay')
   }
-
-
-def start(
-  plan: ternary.Plan, params: Any, mesh: jax.sharding.Mesh
-) -> ternary.State:
-  """Returns replicas made from the masters, both stored on `mesh`."""
-  return jax.shard_map(
-    functools.partial(ternary.start, plan),
-    mesh=mesh,
-    in_specs=(rules.specs(params, mesh),),
-    out_specs=ternary_plan.specs(plan, params),
-    check_vma=False,
-  )(params)
-
-
-def update(
-  plan: ternary.Plan,
-  state: ternary.State,
-  params: Any,
-  step: jax.Array,
-  mesh: jax.sharding.Mesh,
-) -> tuple[ternary.State, dict[str, jax.Array]]:
-  """Updates the replicas; returns them, and `ternary.Report` as metrics.
-
-  Args:
-    plan: the plan of these parameters.
-    state: replicas before the step; donated.
-    params: masters after the optimizer.
-    step: int32, this step's number, 1 for the first.
-    mesh: the mesh that stores masters and replicas.
-  """
-  replicas = ternary_plan.specs(plan, params)
-
-  def local(state, params, step):
-    state, report = ternary.update(plan, state, params, step)
-    return state, _over_mesh(report)
-
-  return jax.shard_map(
-    local,
-    mesh=mesh,
-    in_specs=(replicas, rules.specs(params, mesh), PartitionSpec()),
-    out_specs=(replicas, PartitionSpec()),
-    check_vma=False,
-  )(state, params, step)
 
 
 def _over_mesh(report: ternary.Report) -> dict[str, jax.Array]:

@@ -1,5 +1,6 @@
 """The state of training: its fields, its first value and its sharding."""
 
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import ClassVar
 
@@ -20,10 +21,11 @@ from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer as optimizer_lib
-from kaiju_jax.training import replicas
 from kaiju_jax.training import token_count
-from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
+
+if TYPE_CHECKING:
+  from kaiju_jax.training import replicas
 
 
 @flax.struct.dataclass
@@ -38,7 +40,7 @@ class TrainState:
   opt_state: optax.OptState
 
   # Not a field, so that checkpoints of all other modes do not contain it.
-  replica: ClassVar[ternary.State | None] = None
+  replica: ClassVar[ternary_plan.State | None] = None
 
 
 @flax.struct.dataclass
@@ -48,7 +50,7 @@ class TernaryState(TrainState):
   # int8 weights that every device holds. They follow the masters step by step
   # and cannot be recomputed from them, so a run needs both to resume bit for
   # bit.
-  replica: ternary.State
+  replica: ternary_plan.State
 
 
 def model_of(
@@ -77,6 +79,22 @@ def objective_of(
   else:
     objective = registry.make(*arguments)
   return objective.train_adapters() if experiment.lora.rank else objective
+
+
+def hook_of(
+  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh | None = None
+) -> 'replicas.Hook | None':
+  """Returns the ternary updates of a run; None in all other modes.
+
+  Args:
+    experiment: the experiment.
+    mesh: by default the first device alone.
+  """
+  if experiment.model.quantization.wire_weights != 'ternary':
+    return None
+  from kaiju_jax.training import replicas
+
+  return replicas.Hook(experiment, mesh or mesh_lib.single())
 
 
 def initialize(
@@ -160,8 +178,7 @@ def _of_experiment(experiment, mesh, objective, params) -> TrainState:
   return _start(
     params,
     optimizer_lib.make(experiment.optimizer),
-    mesh,
-    replicas.plan_of(experiment, params),
+    hook_of(experiment, mesh),
     objective.split(params)[0],
   )
 
@@ -202,7 +219,7 @@ def create(
   params: Any,
   optimizer: optax.GradientTransformation,
   mesh: jax.sharding.Mesh | None = None,
-  plan: ternary.Plan | None = None,
+  hook: 'replicas.Hook | None' = None,
 ) -> TrainState:
   """Returns the state before the first step of all `params`, on `mesh`.
 
@@ -210,17 +227,13 @@ def create(
     params: parameters as `init_params` returns them, on the same mesh.
     optimizer: the transformation that `optimizer.make` returns.
     mesh: by default the first device alone.
-    plan: the plan that `replicas.plan_of` returns; None without ternary
-      updates.
+    hook: what `hook_of` returns on the same mesh.
   """
   mesh = mesh or mesh_lib.single()
-
-  return _store(
-    lambda params: _start(params, optimizer, mesh, plan), mesh, params
-  )
+  return _store(lambda params: _start(params, optimizer, hook), mesh, params)
 
 
-def _start(params, optimizer, mesh, plan, trained=None) -> TrainState:
+def _start(params, optimizer, hook, trained=None) -> TrainState:
   """Returns the state before the first step, not yet stored on the mesh.
 
   `trained` are the parameters that get moments, by default all.
@@ -231,10 +244,9 @@ def _start(params, optimizer, mesh, plan, trained=None) -> TrainState:
     params=params,
     opt_state=optimizer.init(params if trained is None else trained),
   )
-  if plan is None:
+  if hook is None:
     return state
-  replica = replicas.start(plan, params, mesh)
-  return TernaryState(**vars(state), replica=replica)
+  return TernaryState(**vars(state), replica=hook.start(params))
 
 
 def shardings(state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:

@@ -36,7 +36,6 @@ from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
 from kaiju_jax.training import optimizer as optimizer_lib
-from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import token_count
 from kaiju_jax.wire import ternary_plan
@@ -114,7 +113,7 @@ def make(
   weight), grad_norm, learning_rate (of this step: with a warm-up it is 0 at
   first), microbatches (if their number may change), loss_weight (the
   objective's weight), skipped_steps, those of the objective (NaN if its divisor
-  is 0), and with ternary updates those of `replicas.update`.
+  is 0), and with ternary updates those of their hook.
 
   Args:
     experiment: the experiment.
@@ -130,7 +129,9 @@ def make(
   config = experiment.optimizer
   training_config.check_optimizer(config)
   fit.check(experiment, mesh_lib.config_of(mesh))
-  replicas.check(experiment, objective)
+  hook = state_lib.hook_of(experiment, mesh)
+  if hook is not None:
+    hook.check(objective)
   optimizer = optimizer_lib.make(config)
   schedule = batch_schedule.schedule_of(experiment)
   varies = not batch_schedule.is_full(experiment)
@@ -138,7 +139,6 @@ def make(
   summed = gradient_of(experiment, mesh, objective)
   if start is None:
     start = state_lib.abstract(experiment, mesh, objective)
-  plan = replicas.plan_of(experiment, start.params)
 
   def step(state, batch, microbatches=None, peak=config.learning_rate):
     batch = jax.tree.map(jnp.asarray, batch)
@@ -163,10 +163,8 @@ def make(
       params=objective_lib.join(optax.apply_updates(trained, updates), frozen),
       opt_state=opt_state,
     )
-    if plan is not None:
-      replica, followed = replicas.update(
-        plan, state.replica, state.params, state.step, mesh
-      )
+    if hook is not None:
+      replica, followed = hook.update(state.replica, state.params, state.step)
       state, metrics = state.replace(replica=replica), metrics | followed
     return state, metrics
 

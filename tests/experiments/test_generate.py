@@ -26,7 +26,6 @@ from kaiju_jax.sharding import mesh
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
-from kaiju_jax.training import replicas
 from kaiju_jax.training import state
 from kaiju_jax.training import step
 from kaiju_jax.training import workdir as workdir_lib
@@ -71,7 +70,7 @@ def workdir(tmp_path_factory):
       params,
       optimizer.make(experiment.optimizer),
       mesh.single(),
-      replicas.plan_of(experiment, params),
+      state.hook_of(experiment),
     )
     # Masters have moved on and the replica has not followed yet.
     return made.replace(params=jax.tree.map(lambda x: 1.5 * x, params))

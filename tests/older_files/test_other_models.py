@@ -15,7 +15,7 @@ from kaiju_jax.classifiers import heads
 from kaiju_jax.data import choices
 from kaiju_jax.data import same_text
 from kaiju_jax.model import token_head
-from kaiju_jax.runs import attention_teacher
+from kaiju_jax.runs import begin
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
@@ -78,7 +78,7 @@ def test_a_run_goes_on_beside_its_own_teacher_alone(here):
   experiment = workdir.load_experiment('runs/aligned')
   mesh = mesh_lib.single()
   for _ in range(2):
-    attention_teacher.read(experiment, 'runs/aligned', mesh)
+    begin.read_teacher(experiment, 'runs/aligned', mesh)
   teacher = pathlib.Path(experiment.objective.attention_alignment.teacher)
   written = json.loads(pathlib.Path('runs/aligned/teacher.json').read_text())
   assert written['digest'] == load.digest(load.from_anywhere(teacher))
@@ -86,13 +86,13 @@ def test_a_run_goes_on_beside_its_own_teacher_alone(here):
     json.dumps({**written, 'digest': '0' * 32})
   )
   with pytest.raises(ValueError, match=r'is another teacher than .*not 0000'):
-    attention_teacher.read(experiment, 'runs/aligned', mesh)
+    begin.read_teacher(experiment, 'runs/aligned', mesh)
   # Where nothing is saved yet, the run begins anew.
   (here / 'fresh').mkdir()
-  attention_teacher.read(experiment, here / 'fresh', mesh)
+  begin.read_teacher(experiment, here / 'fresh', mesh)
   kept = here / 'fresh' / 'teacher.json'
   kept.write_text(json.dumps({**written, 'digest': '0' * 32}))
-  attention_teacher.read(experiment, here / 'fresh', mesh)
+  begin.read_teacher(experiment, here / 'fresh', mesh)
   assert json.loads(kept.read_text())['digest'] == written['digest']
 
 

@@ -18,7 +18,6 @@ from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
-from kaiju_jax.runs import adapters
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
@@ -216,14 +215,14 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   assert said.startswith('Merged into codes: KL(beside ‖ merged) ')
   found, merged = load.from_workdir(run[0]), load.from_export(tmp_path / 'out')
   assert not lora.is_adapted(merged.params)
-  assert_equal(merged.params, adapters.merge(found).params)
+  assert_equal(merged.params, exchange.merge_adapters(found).params)
   assert_merged(found, merged.params)
   tokens_BL = np.arange(32, dtype=np.int32)[None] + 60
   base = load.base(found.experiment.begin_with, 'bfloat16')
   nats, apart = (
-    kl_divergence.compare(*map(load.config_and_variables, (found, other)))(
-      tokens_BL, visibility.causal(32)
-    )
+    kl_divergence.compare(
+      *((one.config, load.variables(one)) for one in (found, other))
+    )(tokens_BL, visibility.causal(32))
     for other in (merged, base)
   )
   assert 0 <= nats.mean() < 1e-2 and nats.mean() < 0.1 * apart.mean()

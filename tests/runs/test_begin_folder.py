@@ -106,7 +106,7 @@ def test_a_student_speaks_as_its_teacher(folders, tmp_path):
   run = plan.resolve(f'{tmp_path}/student/config.py', [])
   assert run.data.chat_template == str(tmp_path / 'student')
   assert conversations.format_of(run).digest == wanted[0]
-  described = begin.describe(tmp_path / 'student')
+  described = load.describe(tmp_path / 'student')
   assert described.chats == str(tmp_path / 'student')
 
 

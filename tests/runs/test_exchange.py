@@ -16,7 +16,6 @@ from kaiju_jax.runs import load
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
-from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import workdir
 from tests.interchange import family_folders
@@ -41,7 +40,7 @@ def run_of(path, model):
   state = state_lib.create(
     params,
     optimizer.make(experiment.optimizer),
-    plan=replicas.plan_of(experiment, params),
+    hook=state_lib.hook_of(experiment),
   )
   with (
     workdir.open_workdir(path, experiment) as folder,

@@ -15,7 +15,6 @@ from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import pool
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import attention_teacher
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
@@ -292,7 +291,7 @@ def test_another_teacher_than_the_configs_is_refused(start, tmp_path):
   ):
     one = plan.resolve(config, [f'{field}.{name}={given}'])
     with pytest.raises(ValueError, match=f'{name}=.*: must be .?{is_right}'):
-      attention_teacher.read(one, tmp_path / 'run', mesh_lib.single())
+      begin.read_teacher(one, tmp_path / 'run', mesh_lib.single())
 
 
 @pytest.mark.slow
@@ -352,7 +351,7 @@ def test_a_start_names_the_teacher_that_it_was_made_of(start, tmp_path):
   one = plan.resolve(f'{start}/config.py:align', [])
   workdir = tmp_path / 'run'
   workdir.mkdir()
-  attention_teacher.read(one, workdir, mesh_lib.single())
+  begin.read_teacher(one, workdir, mesh_lib.single())
   moved = tmp_path / 'start'
   shutil.copytree(start, moved)
   held = json.loads((moved / 'teacher.json').read_text())
@@ -360,6 +359,6 @@ def test_a_start_names_the_teacher_that_it_was_made_of(start, tmp_path):
   (moved / 'teacher.json').write_text(json.dumps(other))
   one.begin_with = str(moved)
   with pytest.raises(ValueError, match=r'another teacher than .*start.*0000'):
-    attention_teacher.read(one, workdir, mesh_lib.single())
+    begin.read_teacher(one, workdir, mesh_lib.single())
   (moved / 'teacher.json').unlink()  # As an earlier version wrote it.
-  attention_teacher.read(one, workdir, mesh_lib.single())
+  begin.read_teacher(one, workdir, mesh_lib.single())

@@ -19,6 +19,7 @@ from kaiju_jax.runs import configs
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import overrides as overrides_lib
 from kaiju_jax.runs import pool
+from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
@@ -90,7 +91,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   except (flags.Error, AttributeError, KeyError) as error:
     # str() of a KeyError is in quotes.
     raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
-  experiment = train.resolve(values.config)
+  experiment = start.resolve(values.config)
   train.check(experiment)
   steps = batch_schedule.schedule_of(experiment).steps
   if experiment.loop.log_every > steps:

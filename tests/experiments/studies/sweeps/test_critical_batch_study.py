@@ -10,7 +10,7 @@ from kaiju_jax.experiments.studies.sweeps import critical_batch
 from kaiju_jax.experiments.studies.sweeps import critical_batch_report
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
-from kaiju_jax.runs import branch
+from kaiju_jax.runs import start
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
@@ -37,7 +37,7 @@ def loss(experiment):
   level = 2.0 + 0.01 * experiment.seed
   count = experiment.data.microbatches
   if experiment.loop.branch:
-    step = branch.origin(experiment).step
+    step = start.origin(experiment).step
     allowed = {200: 2, 600: 8}[step]
     return level * (1 + 0.01 * max(0.0, math.log2(count / allowed)))
   if experiment.optimizer.batch:
