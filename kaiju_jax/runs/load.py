@@ -57,10 +57,8 @@ def variables(loaded: Loaded) -> dict[str, Any]:
   """Returns a model's collections, as `Transformer.apply` takes them."""
   from kaiju_jax.wire import ternary_plan
 
-  return {
-    'params': loaded.params,
-    **ternary_plan.collections(loaded.replica),
-  }
+  replica = ternary_plan.collections(loaded.replica)
+  return {'params': loaded.params, **replica}
 
 
 def digest(loaded: Loaded) -> str:
@@ -247,10 +245,9 @@ def from_export(
   """Returns the model of an export (`interchange/own.py`).
 
   Args:
-    path: the path of the folder that `exchange.export` wrote in our own format,
-      or of the weights' file alone.
-    tokenizer: path of the `tokenizer.json` that the model was trained with; ''
-      for bytes. By default the folder's own, or bytes if there is none.
+    path: a folder in our own format, or its file of weights alone.
+    tokenizer: path of its `tokenizer.json`; '' for bytes. By default the
+      folder's own, or bytes if there is none.
     quantization: as `from_anywhere`, for the codes of an import; other exports
       have their own.
     dtype: as `from_anywhere`, for an import.
