@@ -60,11 +60,12 @@ def main(argv: Sequence[str]) -> None:
     flags.need(model=settings.model, out=settings.out)
   from kaiju_jax.experiments.studies import check_folder  # Imports jax.
   from kaiju_jax.runs import exchange
+  from kaiju_jax.runs import load
 
   if settings.check:
     text = pathlib.Path(settings.text).read_text() if settings.text else None
     print(check_folder.check(settings.check, text))
-  elif exchange.is_hugging_face(settings.model):
+  elif load.is_hugging_face(settings.model):
     print(
       exchange.read(
         settings.model, settings.out, settings.tokenizer, codes=settings.codes

@@ -28,17 +28,6 @@ from kaiju_jax.training import workdir as workdir_lib
 FORMATS = ('auto', 'arcee', 'kaiju')
 
 
-def is_hugging_face(path: str | os.PathLike) -> bool:
-  """Returns whether a folder holds Hugging Face's files, and no run.
-
-  Raises:
-    OSError, ValueError: its config.json is damaged.
-  """
-  config = pathlib.Path(path) / 'config.json'
-  fields = files.read_json(config) if config.is_file() else None
-  return isinstance(fields, dict) and 'model_type' in fields
-
-
 def export(
   workdir: str | os.PathLike,
   out: str | os.PathLike,

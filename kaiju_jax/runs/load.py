@@ -289,10 +289,10 @@ def from_export(
   )
 
 
-def is_hugging_face(folder: pathlib.Path) -> bool:
+def is_hugging_face(path: str | os.PathLike) -> bool:
   """Returns whether a path is a Hugging Face folder."""
-  addresses.refuse(folder, str(folder))
-  config = folder / 'config.json'
+  addresses.refuse(path, str(path))
+  config = pathlib.Path(path) / 'config.json'
   if not config.is_file():
     return False
   fields = files.read_json(config)
