@@ -122,18 +122,9 @@ def _train(
   from kaiju_jax.data import loader
   from kaiju_jax.data import placement
   from kaiju_jax.sharding import mesh as mesh_lib
-  from kaiju_jax.sharding import processes
-  from kaiju_jax.tasks import amounts
   from kaiju_jax.training import loop
-  from kaiju_jax.training import progress
   from kaiju_jax.training import step
 
-  notes = []
-  if mesh is None and jax.device_count() > 1:
-    notes.append(
-      f'1 of {jax.device_count()} devices trains; --fsdp and --tensor are for'
-      ' the others.'
-    )
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   found = tasks.task_of(experiment).load(experiment)
   if experiment.data.reference and not workdir_lib.checkpoints(workdir):
@@ -155,13 +146,7 @@ def _train(
     sharding, (data.microbatches, data.batch, data.length)
   )
   schedule = batch_schedule.schedule_of(experiment)
-  if found.text is not None:
-    notes += amounts.describe(
-      found.text, found.rows, schedule.rows, data.length
-    )
-  shown = progress.Progress('step', quiet=not processes.is_main())
-  for note in notes:
-    shown.say(note)
+  _show_amounts(experiment, found, schedule.rows, mesh is None)
   batches = loader.batches(
     found.rows,
     data.batch,
@@ -196,6 +181,38 @@ def _train(
       until=until,
       schedule=schedule,
     )
+
+
+def _show_amounts(
+  experiment: experiment_lib.Experiment,
+  found: tasks.TaskData,
+  rows: int,
+  is_alone: bool,
+) -> None:
+  """Shows how much text the run has, how often it reads it, and idle devices.
+
+  Args:
+    experiment: the experiment.
+    found: its data.
+    rows: rows of the whole run.
+    is_alone: whether one device trains.
+  """
+  import jax
+
+  from kaiju_jax.sharding import processes
+  from kaiju_jax.tasks import amounts
+  from kaiju_jax.training import progress
+
+  shown = progress.Progress('step', quiet=not processes.is_main())
+  if is_alone and jax.device_count() > 1:
+    shown.say(
+      f'1 of {jax.device_count()} devices trains; --fsdp and --tensor are for'
+      ' the others.'
+    )
+  if found.text is not None:
+    length = experiment.data.length
+    for line in amounts.describe(found.text, found.rows, rows, length):
+      shown.say(line)
 
 
 def _program(
