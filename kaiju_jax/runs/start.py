@@ -1,4 +1,4 @@
-"""How a run starts: one of five ways, by what its config names.
+"""Starts a run in one of five ways, by what its config names.
 
     init                  fresh parameters
     begin_with            those of a workdir, an export or a Hugging Face folder
