@@ -52,7 +52,7 @@ FLAGS = flags.flags_of(Settings)
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   settings.texts.check()
-  from kaiju_jax.classifiers import report
+  from kaiju_jax.classifiers import certificate
   from kaiju_jax.classifiers import train_gate
   from kaiju_jax.serving.safety import thresholds
   from kaiju_jax.storage import folders
@@ -65,8 +65,8 @@ def main(argv: Sequence[str]) -> None:
     **settings.texts.division,
   )
   result = train_gate.train(settings.texts.read(), training)
-  train_gate.write(result, settings.out, report.report_gate(result))
-  report.finish(settings.out, 'gate', result.gate.version, result.outcome)
+  train_gate.write(result, settings.out)
+  certificate.finish(settings.out, 'gate', result.gate.version, result.outcome)
 
 
 if __name__ == '__main__':

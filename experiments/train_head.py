@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> None:
     return
   flags.need(safety=settings.safety)
   settings.texts.check()
+  from kaiju_jax.classifiers import certificate
   from kaiju_jax.classifiers import examine
-  from kaiju_jax.classifiers import report
 
   result = examine.certify_head(
     settings.model,
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     settings.head,
     settings.confidence,
   )
-  report.finish(settings.out, 'token head', result.version, result.outcome)
+  certificate.finish(settings.out, 'token head', result.version, result.outcome)
 
 
 def _train_on_spans(settings: Settings) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import datetime
+import pathlib
 from typing import Any
 from typing import NamedTuple
 
@@ -30,7 +31,9 @@ import numpy as np
 
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.reporting import decision as decision_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
+from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 
 # Where a tier's threshold lies between benign (0) and violating (1) scores.
@@ -83,7 +86,9 @@ def check_parts(parts: dict[str, rows_lib.Rows]) -> None:
           )
 
 
-def high(scored: Scored, confidence: float) -> dict[str, np.ndarray]:
+def choose_thresholds(
+  scored: Scored, confidence: float
+) -> dict[str, np.ndarray]:
   """Returns float64 [C] per tier; the minor's thresholds are not higher."""
   chosen = {
     tier: choose(score_NC, label_NC, PLACES[tier], confidence)
@@ -93,7 +98,7 @@ def high(scored: Scored, confidence: float) -> dict[str, np.ndarray]:
   return chosen
 
 
-def stage(
+def count_stage(
   version: str,
   chosen_on: rows_lib.Rows,
   counted: Scored,
@@ -107,7 +112,7 @@ def stage(
     version: the classifier's version.
     chosen_on: the texts on which the thresholds were chosen.
     counted: the other texts, on which they are counted.
-    high: see `high`.
+    high: see `choose_thresholds`.
     confidence: the confidence of the claims about both tiers together.
     low_C: the token-level head's lower thresholds, each cut to the upper one;
       None for the gate.
@@ -128,7 +133,7 @@ def stage(
   )
 
 
-def outcome(
+def decide(
   name: str,
   policy: thresholds.Policy,
   stage: thresholds.Stage,
@@ -170,16 +175,81 @@ def _check(policy, stage, check) -> decision_lib.Check:
     )
     if least >= needed:
       return decision_lib.Check(decision_lib.REFUSED, str(error))
-    return decision_lib.Check(
-      decision_lib.NOT_EVALUATED,
+    return decision_lib.abstain(
       f'{error} {least} texts of a kind certify nothing: even without a'
       f' mistake it takes {needed} of each tier and dimension, and as many'
-      ' benign ones.',
+      ' benign ones.'
     )
   return decision_lib.Check(decision_lib.PASSED)
 
 
-def sklearn() -> tuple[Any, str]:
+def write(folder: pathlib.Path, found: Outcome, page: report.Report) -> None:
+  """Writes thresholds.json if it is certified, decision.json and report.md."""
+  if found.policy:
+    thresholds.write(folder / moderation.THRESHOLDS, found.policy)
+  decision_lib.write(folder / decision_lib.FILE, found.decision)
+  page.save(folder)
+
+
+def finish(out: str, name: str, version: str, found: Outcome) -> None:
+  """Ends a command: says what was written, and whether it is certified.
+
+  Args:
+    out: the folder.
+    name: of what was trained.
+    version: its version.
+    found: the outcome.
+
+  Raises:
+    SystemExit: it is not certified; status 3 or 4.
+  """
+  print(f'{out}: {name} {version[:12]}; see report.md.')
+  decision_lib.finish(found.decision)
+
+
+def describe(found: Outcome) -> str:
+  """Returns whether it is certified, and why not."""
+  if reasons := ' '.join(found.decision.reasons):
+    return f'**Not certified**: {reasons} There is no thresholds.json.'
+  return 'Certified: the counts support every claim in thresholds.json.'
+
+
+def list_counts(names: Sequence[str], counts: Sequence[int]) -> str:
+  """Returns the numbers of texts by dimension."""
+  return ', '.join(f'{count:,} {name}' for name, count in zip(names, counts))
+
+
+def add_counts(page: report.Report, stage: thresholds.Stage) -> None:
+  """Adds the table of what a stage blocks and refuses."""
+  rows = []
+  for name in thresholds.TIERS:
+    tier = stage.for_tier(name)
+    for limit in tier.limits:
+      blocked, refused = limit.blocked, limit.refused
+      precision = blocked.hits / max(1, blocked.hits + refused.hits)
+      rows.append(
+        (
+          *(name, limit.name, f'{limit.high:.3g}'),
+          *(blocked.rows, blocked.hits, f'{blocked.bound:.2%}'),
+          *(refused.rows, refused.hits, f'{refused.bound:.2%}'),
+          *(f'{precision:.3f}', f'{blocked.hits / blocked.rows:.3f}'),
+        )
+      )
+    refused = tier.refused
+    counts = refused.rows, refused.hits, f'{refused.bound:.2%}'
+    rows.append((name, 'any', '', '', '', '', *counts, '', ''))
+  columns = (
+    *('tier', 'dimension', 'threshold', 'violating', 'blocked', 'at least'),
+    *('benign', 'refused', 'at most', 'precision', 'recall'),
+  )
+  page.table(rows, columns).say(
+    'Bounds are exact (Clopper–Pearson), one-sided, of each tier and dimension'
+    ' by itself. Precision depends on how many of the texts violate; here it is'
+    ' of violating and benign ones together.'
+  )
+
+
+def import_sklearn() -> tuple[Any, str]:
   """Returns scikit-learn's linear models, and its name with its version.
 
   Raises:

@@ -9,13 +9,12 @@ from kaiju_jax.classifiers import hidden_states
 from kaiju_jax.classifiers import planted
 from kaiju_jax.classifiers import refusal
 from kaiju_jax.classifiers import refusal_report
-from kaiju_jax.classifiers import report
 from kaiju_jax.classifiers import scores
 from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import train_head
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.reporting import decision as decision_lib
-from kaiju_jax.reporting import report as report_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
@@ -32,7 +31,7 @@ class Examined(NamedTuple):
     passed: blocked texts that would pass; empty without --blocked.
   """
 
-  page: report_lib.Report
+  page: report.Report
   decision: decision_lib.Decision
   passed: tuple
 
@@ -71,8 +70,7 @@ def certify_head(
   found = heads.load(head, loaded.config.d_model) if head else None
   settings = train_head.Settings(head=found, **texts.division)
   result = train_head.train(hidden_states.Reader(loaded), rows, gate, settings)
-  text = report.report_head(result)
-  train_head.write(result, safety, out, text, heads.list_digests(model, loaded))
+  train_head.write(result, safety, out, heads.list_digests(model, loaded))
   return result
 
 

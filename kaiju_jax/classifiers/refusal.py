@@ -105,8 +105,8 @@ def hold(
     ValueError: a tier has no adversarial or no benign text.
   """
   certificate.check_parts({'choose': chosen_on.rows, 'certify': counted.rows})
-  high = certificate.high(_scored(chosen_on), confidence)
-  return certificate.stage(
+  high = certificate.choose_thresholds(_scored(chosen_on), confidence)
+  return certificate.count_stage(
     counted.version, chosen_on.rows, _scored(counted), high, confidence
   )
 

@@ -23,7 +23,6 @@ import numpy as np
 from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import rows as rows_lib
-from kaiju_jax.reporting import decision
 from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
@@ -125,14 +124,14 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
   return Result(
     gate=gate,
     stage=stage,
-    outcome=certificate.outcome('gate', policy, stage),
+    outcome=certificate.decide('gate', policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
     passed=tuple(_list_passed(gate, stage, parts['certify'], training.seed)),
     milliseconds=_milliseconds(gate, parts['train']),
   )
 
 
-def write(result: Result, path: str | os.PathLike, page: report.Report) -> None:
+def write(result: Result, path: str | os.PathLike) -> None:
   """Writes the gate's folder; it is whole or absent. See the module.
 
   Raises:
@@ -140,10 +139,35 @@ def write(result: Result, path: str | os.PathLike, page: report.Report) -> None:
   """
   with folders.write_whole(path) as folder:
     result.gate.save(folder / moderation.GATE)
-    if policy := result.outcome.policy:
-      thresholds.write(folder / moderation.THRESHOLDS, policy)
-    decision.write(folder / decision.FILE, result.outcome.decision)
-    page.save(folder)
+    certificate.write(folder, result.outcome, page(result))
+
+
+def page(result: Result) -> report.Report:
+  """Returns the report on a gate."""
+  gate, trained = result.gate, result.gate.trained
+  found = report.Report(f'Gate {gate.version[:12]}')
+  found.say(certificate.describe(result.outcome))
+  each = certificate.list_counts(gate.names, trained.violations)
+  found.say(
+    f'Trained on {trained.rows:,} texts ({each}) by {trained.library},'
+    f' {trained.date}; thresholds chosen on {result.sizes["choose"]:,} and'
+    f' counted on {result.sizes["certify"]:,} others. A window of'
+    f' {gate.settings.window:,} characters takes'
+    f' {result.milliseconds[0]:.2f} ms (median) and'
+    f' {result.milliseconds[1]:.2f} ms (99 %) here.'
+  )
+  certificate.add_counts(found, result.stage)
+  found.say(
+    "The texts that were counted, in disguise, at the minor's thresholds"
+    ' (nothing is claimed of these):'
+  )
+  return found.table(
+    [
+      (one.disguise, f'{one.blocked:.2%}', f'{one.refused:.2%}')
+      for one in result.passed
+    ],
+    ('disguise', 'violating, blocked', 'benign, refused'),
+  )
 
 
 def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
@@ -159,7 +183,7 @@ def _fit(
   settings: gate_lib.Settings,
   training: Settings,
 ) -> gate_lib.Gate:
-  linear_model, library = certificate.sklearn()
+  linear_model, library = certificate.import_sklearn()
   parts = [segments(settings, row.text) for row in rows.rows]
   row_S = np.repeat(np.arange(len(parts)), list(map(len, parts)))
   features = vectors(settings, [part for each in parts for part in each])
@@ -219,7 +243,7 @@ def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
   Raises:
     ImportError: scikit-learn is missing.
   """
-  certificate.sklearn()
+  certificate.import_sklearn()
   import scipy.sparse
   from sklearn.feature_extraction import text as text_lib
 
@@ -245,9 +269,11 @@ def _stage(
   chosen = disguise.among(
     parts['choose'], gate.settings.window * 9 // 10, training.seed
   )
-  high = certificate.high(_score(gate, chosen), training.confidence)
+  high = certificate.choose_thresholds(
+    _score(gate, chosen), training.confidence
+  )
   counted = _score(gate, parts['certify'])
-  return certificate.stage(
+  return certificate.count_stage(
     gate.version, parts['choose'], counted, high, training.confidence
   )
 

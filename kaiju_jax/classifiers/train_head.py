@@ -42,7 +42,6 @@ from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.model import token_head
-from kaiju_jax.reporting import decision
 from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
@@ -173,11 +172,11 @@ def train(
   version = moderation.head_version(params, config.names)
   chosen = read(reader, head, parts['choose'])
   counted = read(reader, head, parts['certify'])
-  stage = certificate.stage(
+  stage = certificate.count_stage(
     version,
     parts['choose'],
     counted.take_worst(),
-    certificate.high(chosen.take_worst(), gate.confidence),
+    certificate.choose_thresholds(chosen.take_worst(), gate.confidence),
     gate.confidence,
     low(np.concatenate(chosen.replies(False)), _LOW),
   )
@@ -189,7 +188,7 @@ def train(
     library=library,
     trained_on=parts['train'],
     stage=stage,
-    outcome=certificate.outcome('token head', policy, stage, _check),
+    outcome=certificate.decide('token head', policy, stage, _check),
     sizes={part: len(found.rows) for part, found in parts.items()},
     at_once=_at_once(counted.replies(False), stage.minor),
     shown=_released_share(counted.replies(True), stage.minor, gate.hold),
@@ -200,7 +199,6 @@ def write(
   result: Result,
   gate: str | os.PathLike,
   path: str | os.PathLike,
-  page: report.Report,
   models: Sequence[str] = (),
 ) -> None:
   """Writes the head's folder; it is whole or absent. See the module.
@@ -209,7 +207,6 @@ def write(
     result: the head.
     gate: the gate's folder.
     path: the new folder.
-    page: the report on the head.
     models: as in `token_head.save`.
 
   Raises:
@@ -220,13 +217,42 @@ def write(
     content = (gate / moderation.GATE).read_bytes()
     (folder / moderation.GATE).write_bytes(content)
     token_head.save(folder / moderation.HEAD, *result.head, models)
-    if policy := result.outcome.policy:
-      thresholds.write(folder / moderation.THRESHOLDS, policy)
     whole, before = report.Report(), gate / report.FILE
     if before.is_file():
       whole.say(before.read_text(encoding='utf-8').rstrip('\n'))
-    whole.add(*page.parts).save(folder)
-    decision.write(folder / decision.FILE, result.outcome.decision)
+    whole.add(*page(result).parts)
+    certificate.write(folder, result.outcome, whole)
+
+
+def page(result: Result) -> report.Report:
+  """Returns the report on a token-level head."""
+  found = report.Report(f'Token head {result.version[:12]}')
+  found.say(certificate.describe(result.outcome))
+  made = 'Not trained here'
+  if result.library:
+    rows = result.trained_on
+    each = certificate.list_counts(rows.names, rows.label_NC.sum(axis=0))
+    made = f'Trained on {len(rows.rows):,} texts ({each}) by {result.library}'
+  found.say(
+    f'{made}, {result.stage.date}; it reads the hidden states of'
+    f' {result.origin}. Thresholds chosen on {result.sizes["choose"]:,} and'
+    f' counted on {result.sizes["certify"]:,} other texts, each alone or behind'
+    ' a built-in character, as a prompt and as a reply. A text counts as'
+    ' blocked if it is blocked in both places, and as refused if it is refused'
+    ' in either. Nothing is claimed of long conversations, nor of other'
+    ' characters.'
+  )
+  certificate.add_counts(found, result.stage)
+  low = ', '.join(
+    f'{limit.name} {limit.low:.3g}' for limit in result.stage.minor.limits
+  )
+  return found.say(
+    "Of the replies that were counted, at the minor's thresholds (nothing is"
+    f' claimed of these): {result.at_once:.1%} of the benign tokens are below'
+    f' low ({low}) and released at once; {result.shown:.1%} of the violating'
+    " replies' tokens are released before the reply ends, and those before a"
+    ' violation are among them.'
+  )
 
 
 def read(
@@ -268,7 +294,7 @@ def low(score_TC: np.ndarray, part: float) -> np.ndarray:
 def _fit(
   reader: said_lib.Reader, rows: rows_lib.Rows, settings: Settings
 ) -> tuple[judge.Head, str]:
-  linear_model, library = certificate.sklearn()
+  linear_model, library = certificate.import_sklearn()
   rng = np.random.default_rng(settings.seed)
   states_SD, text_S = _states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]

@@ -32,7 +32,7 @@ SCORED = _scored(
 
 def test_a_minors_threshold_is_the_stricter_one_of_each_dimension():
   """The minor's own is stricter in the first, and looser in the second."""
-  high = certificate.high(SCORED, 0.95)
+  high = certificate.choose_thresholds(SCORED, 0.95)
   logits = {tier: np.log(x / (1 - x)) for tier, x in high.items()}
   np.testing.assert_allclose(logits['adult'], [0.4, 2.4], atol=1e-6)
   # 40 % of the way up is -4.4 and 5.6.
@@ -41,7 +41,7 @@ def test_a_minors_threshold_is_the_stricter_one_of_each_dimension():
 
 def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
   high = {'adult': np.array([0.6, 0.9]), 'minor': np.array([0.3, 0.7])}
-  stage = certificate.stage(
+  stage = certificate.count_stage(
     'head 1', SCORED.rows, SCORED, high, 0.95, low_C=[0.5, 0.2]
   )
   for tier, low in ('adult', [0.5, 0.2]), ('minor', [0.3, 0.2]):
@@ -50,7 +50,7 @@ def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
     assert [one.low for one in limits] == pytest.approx(low)
     assert [one.high for one in limits] == pytest.approx(high[tier].tolist())
   assert (
-    certificate.stage('gate 1', SCORED.rows, SCORED, high, 0.95)
+    certificate.count_stage('gate 1', SCORED.rows, SCORED, high, 0.95)
     .for_tier('minor')
     .limits[0]
     .low

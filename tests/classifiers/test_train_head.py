@@ -14,7 +14,6 @@ from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.classifiers import heads
 from kaiju_jax.classifiers import hidden_states as said_lib
-from kaiju_jax.classifiers import report
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import train_head
 from kaiju_jax.data import chat
@@ -201,7 +200,7 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   # A tenth of the benign tokens that were chosen on.
   assert 0.05 < trained.at_once < 0.2
   out = tmp_path / 'out'
-  train_head.write(trained, gate[0], out, report.report_head(trained))
+  train_head.write(trained, gate[0], out)
   head = heads.load(out / moderation.HEAD, D)
   version = moderation.head_version(head[0], head[1].names)
   moderator = moderation.Moderator(moderation.Head(version, head[1].names))
@@ -218,7 +217,7 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   assert text.startswith('# Gate\n\n# Token head ') and 'Certified' in text
   assert '| minor | mark |' in text and 'a toy' in text
   with pytest.raises(FileExistsError):
-    train_head.write(trained, gate[0], out, '')
+    train_head.write(trained, gate[0], out)
 
 
 def test_a_head_is_high_at_the_marker_and_low_before_it(trained, reader):
@@ -238,10 +237,9 @@ def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
   assert result.outcome.policy is None
   assert result.outcome.decision.status == decision.REFUSED
   assert 'of benign texts at most 1%' in result.outcome.decision.reasons[0]
-  page = report.report_head(result)
-  text = page.markdown()
+  text = train_head.page(result).markdown()
   assert '**Not certified**' in text and 'Not trained here' in text
-  train_head.write(result, gate[0], tmp_path / 'out', page)
+  train_head.write(result, gate[0], tmp_path / 'out')
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
     moderation.HEAD,
@@ -292,7 +290,7 @@ def test_nothing_is_half_written(trained, gate, tmp_path, monkeypatch):
 
   monkeypatch.setattr(token_head, 'save', fails)
   with pytest.raises(OSError, match='planted'):
-    train_head.write(trained, gate[0], tmp_path / 'out', '')
+    train_head.write(trained, gate[0], tmp_path / 'out')
   assert not list(tmp_path.iterdir())
 
 

@@ -47,8 +47,8 @@ def test_flags_that_are_wrong_are_one_line(tmp_path):
       [out, '--data=/nowhere.jsonl'],
       "No such file or directory: '/nowhere.jsonl'",
     ),
-    ([out, '--planted', '--c=0'], 'error: --c=0'),
-    ([out, '--planted', '--confidence=0.9'], 'error: --confidence=0.9'),
+    ([out, '--planted', '--c=0'], '--c=0'),
+    ([out, '--planted', '--confidence=0.9'], '--confidence=0.9'),
     ([out, '--planted', '--choose=0.9'], 'error: choose=0.9'),
     (
       [out, '--planted', '--head=/nowhere'],

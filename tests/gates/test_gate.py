@@ -8,7 +8,6 @@ import pytest
 
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import planted
-from kaiju_jax.classifiers import report
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.reporting import decision
@@ -180,17 +179,16 @@ def test_too_few_texts_certify_nothing(trained, tmp_path):
     'it takes 368 of each tier and dimension'
     in trained.outcome.decision.reasons[0]
   )
-  page = report.report_gate(trained)
-  text = page.markdown()
+  text = train_gate.page(trained).markdown()
   assert '**Not certified**' in text and '| minor | zorb |' in text
-  train_gate.write(trained, tmp_path / 'out', page)
+  train_gate.write(trained, tmp_path / 'out')
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
     'report.md',
     decision.FILE,
   }
   with pytest.raises(FileExistsError):
-    train_gate.write(trained, tmp_path / 'out', page)
+    train_gate.write(trained, tmp_path / 'out')
 
 
 def test_minors_thresholds_are_not_looser(trained):
