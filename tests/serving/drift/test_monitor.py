@@ -4,79 +4,63 @@ import numpy as np
 import pytest
 
 from kaiju_jax.serving.drift import guard as guard_lib
-from kaiju_jax.serving.drift import histograms
 from kaiju_jax.serving.drift import monitor as monitor_lib
 from kaiju_jax.serving.drift import spikes
+from tests.serving.drift import drawn_pages
 
-LIMITS = np.ones((1, 2, 3), np.float32)
-SIZE, PAGES = 8, monitor_lib.PAGES
 LEARNED = monitor_lib.BASELINE + guard_lib.LEAST
-
-
-def pages(seed, count=PAGES, character=b'home', foreign=0):
-  """Returns pages of small codes; `foreign` of them of large ones."""
-  rng = np.random.default_rng(seed)
-  found = []
-  for number in range(count):
-    is_other = number < foreign
-    codes = rng.integers(0, 100, (1, 2, SIZE, 3))
-    tokens = rng.integers(0, 500, SIZE)
-    if is_other:
-      codes, tokens = 127 - codes // 10, tokens + 9_000
-    found.append(
-      histograms.Sample(
-        b'foreign' if is_other else character,
-        tokens.astype(np.int32),
-        codes.astype(np.uint8),
-      )
-    )
-  return found
 
 
 def learned(days=0.0, **options):
   """Returns a monitor with all its history, and the next window's second."""
-  made = monitor_lib.Monitor(LIMITS, **options)
+  made = monitor_lib.Monitor(drawn_pages.LIMITS, **options)
   step = max(monitor_lib.SECONDS, days * spikes.DAY / LEARNED)
   for number in range(LEARNED):
-    made.close(pages(number), number * step)
+    made.close(drawn_pages.pages(number), number * step)
   return made, LEARNED * step
 
 
 def test_a_window_ends_with_its_seconds_and_its_pages():
-  made = monitor_lib.Monitor(LIMITS)
-  assert made.add(pages(0, 80), 100.0) is None
-  assert made.add(pages(1, 80), 200.0) is None  # Too early.
+  made = monitor_lib.Monitor(drawn_pages.LIMITS)
+  assert made.add(drawn_pages.pages(0, 80), 100.0) is None
+  assert made.add(drawn_pages.pages(1, 80), 200.0) is None  # Too early.
   assert made.add([], 279.0) is None
   assert made.add([], 280.0) is not None
-  assert made.add(pages(2, PAGES - 1), 900.0) is None  # Too few.
-  assert made.add(pages(3, 1), 910.0) is not None
   assert (
-    made.windows == 2 and made.baseline.tokens.sum() == (160 + PAGES) * SIZE
+    made.add(drawn_pages.pages(2, drawn_pages.PAGES - 1), 900.0) is None
+  )  # Too few.
+  assert made.add(drawn_pages.pages(3, 1), 910.0) is not None
+  assert (
+    made.windows == 2
+    and made.baseline.tokens.sum()
+    == (160 + drawn_pages.PAGES) * drawn_pages.SIZE
   )
 
 
 def test_what_is_wanted_is_spread_over_the_window():
-  made = monitor_lib.Monitor(LIMITS)
+  made = monitor_lib.Monitor(drawn_pages.LIMITS)
   assert made.count_wanted(0.0) == 0
-  assert made.count_wanted(monitor_lib.SECONDS / 2) == PAGES // 2
-  made.add(pages(0, PAGES // 2), monitor_lib.SECONDS / 2)
+  assert made.count_wanted(monitor_lib.SECONDS / 2) == drawn_pages.PAGES // 2
+  made.add(
+    drawn_pages.pages(0, drawn_pages.PAGES // 2), monitor_lib.SECONDS / 2
+  )
   assert made.count_wanted(monitor_lib.SECONDS / 2) == 0
-  assert made.count_wanted(10 * monitor_lib.SECONDS) == PAGES // 2
-  made.add(pages(0, PAGES), 20 * monitor_lib.SECONDS)
+  assert made.count_wanted(10 * monitor_lib.SECONDS) == drawn_pages.PAGES // 2
+  made.add(drawn_pages.pages(0, drawn_pages.PAGES), 20 * monitor_lib.SECONDS)
   assert made.count_wanted(20 * monitor_lib.SECONDS) == 0
 
 
 def test_the_baseline_comes_first_and_then_the_history():
-  made = monitor_lib.Monitor(LIMITS)
+  made = monitor_lib.Monitor(drawn_pages.LIMITS)
   for number in range(monitor_lib.BASELINE):
-    one = made.close(pages(number), 0.0)
+    one = made.close(drawn_pages.pages(number), 0.0)
     assert one.divergence is None and not one.is_quiet
-  total = monitor_lib.BASELINE * PAGES * SIZE
+  total = monitor_lib.BASELINE * drawn_pages.PAGES * drawn_pages.SIZE
   assert made.baseline.tokens.sum() == total and not made.recent.tokens.any()
-  one = made.close(pages(-1 % 2**32), 0.0)
+  one = made.close(drawn_pages.pages(-1 % 2**32), 0.0)
   assert one.is_quiet and one.divergence.tokens > 0
   assert made.baseline.tokens.sum() == total
-  assert made.recent.tokens.sum() == PAGES * SIZE
+  assert made.recent.tokens.sum() == drawn_pages.PAGES * drawn_pages.SIZE
 
 
 def test_strange_windows_are_not_counted_and_freeze():
@@ -84,9 +68,11 @@ def test_strange_windows_are_not_counted_and_freeze():
   assert not made.guard.is_frozen
   before = made.recent.codes.copy(), made.propose()
   for number in range(6):
-    assert not made.close(pages(number, foreign=40), now).is_quiet
+    assert not made.close(drawn_pages.pages(number, foreign=40), now).is_quiet
   assert made.guard.is_frozen
-  assert made.close(pages(7), now).is_quiet  # Quiet, and still frozen.
+  assert made.close(
+    drawn_pages.pages(7), now
+  ).is_quiet  # Quiet, and still frozen.
   np.testing.assert_array_equal(made.recent.codes, before[0])
   np.testing.assert_array_equal(made.propose(), before[1])
 
@@ -94,20 +80,20 @@ def test_strange_windows_are_not_counted_and_freeze():
 def test_without_the_guard_they_are_counted():
   made, now = learned(guarded=False)
   for number in range(60):
-    made.close(pages(number, foreign=40), now)
+    made.close(drawn_pages.pages(number, foreign=40), now)
   assert made.recent.codes[..., 127].sum() > 100
-  assert (made.propose() > LIMITS).all()
+  assert (made.propose() > drawn_pages.LIMITS).all()
 
 
 @pytest.mark.parametrize('filtered', [True, False])
 def test_the_filter_bounds_a_spike_where_nothing_is_guarded(filtered):
   made, now = learned(days=2, guarded=False, filtered=filtered)
   for number in range(300):
-    made.close(pages(number, foreign=40), now + number * 180)
+    made.close(drawn_pages.pages(number, foreign=40), now + number * 180)
   # Only foreign codes are above 100.
   share = made.recent.codes[..., 101:].sum() / made.recent.codes.sum()
   # A character without a past counts for the floor, not for 40 of 128 pages.
-  expected = spikes.FLOOR if filtered else 40 / PAGES
+  expected = spikes.FLOOR if filtered else 40 / drawn_pages.PAGES
   assert share == pytest.approx(expected, rel=0.05)
   # Remembered is what was counted, or a spike would raise its own bound.
   today = made.shares.days[max(made.shares.days)]
@@ -118,14 +104,14 @@ def test_the_filter_bounds_a_spike_where_nothing_is_guarded(filtered):
 def test_older_windows_fade():
   made, _ = learned()
   full = made.recent.tokens.sum()
-  most = PAGES * SIZE * monitor_lib.RECENT
+  most = drawn_pages.PAGES * drawn_pages.SIZE * monitor_lib.RECENT
   assert 0.5 * most < full < most
 
 
 def test_a_checkpoint_goes_on_bit_for_bit():
   made, now = learned(days=2)
   for number in range(3):
-    made.close(pages(number, foreign=40), now)
+    made.close(drawn_pages.pages(number, foreign=40), now)
   data = made.to_bytes({'weights': 'w'})
   again = monitor_lib.Monitor.from_bytes(memoryview(data))
   assert again.guard.is_frozen and again.windows == made.windows
@@ -134,7 +120,7 @@ def test_a_checkpoint_goes_on_bit_for_bit():
     assert one.first == other.first is not None
   for number in range(3, 60):
     found = [
-      one.close(pages(number, foreign=number % 2), now + number)
+      one.close(drawn_pages.pages(number, foreign=number % 2), now + number)
       for one in (made, again)
     ]
     assert found[0] == found[1]
@@ -148,7 +134,7 @@ def test_a_checkpoint_goes_on_bit_for_bit():
 
 
 def test_what_is_no_checkpoint_is_refused():
-  data = monitor_lib.Monitor(LIMITS).to_bytes({})
+  data = monitor_lib.Monitor(drawn_pages.LIMITS).to_bytes({})
   for wrong in (b'', data[:-10], data.replace(b'drift 1', b'drift 2')):
     with pytest.raises(ValueError, match=r'it is no checkpoint|its format'):
       monitor_lib.parse(wrong)

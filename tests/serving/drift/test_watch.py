@@ -10,7 +10,7 @@ from kaiju_jax.serving.drift import monitor as monitor_lib
 from kaiju_jax.serving.drift import watch as watch_lib
 from kaiju_jax.storage import sealed
 from tests.serving import trivial
-from tests.serving.drift import test_monitor
+from tests.serving.drift import drawn_pages
 
 SECRET = b's' * 32
 
@@ -19,15 +19,15 @@ class Sampler:
   """Gives out pages, and remembers how many were wanted."""
 
   def __init__(self, foreign=0):
-    self.limits, self.wanted = test_monitor.LIMITS, []
+    self.limits, self.wanted = drawn_pages.LIMITS, []
     self.foreign, self.error = foreign, None
 
   def take(self, most):
     if self.error is not None:
       raise self.error
     self.wanted.append(most)
-    found = test_monitor.pages(len(self.wanted), most, b'mira ann')
-    loud = test_monitor.pages(len(self.wanted), most, foreign=self.foreign)
+    found = drawn_pages.pages(len(self.wanted), most, b'mira ann')
+    loud = drawn_pages.pages(len(self.wanted), most, foreign=self.foreign)
     return types.SimpleNamespace(read=lambda: loud if self.foreign else found)
 
 

@@ -16,9 +16,10 @@ import pytest
 from kaiju_jax.serving.http import exchange
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import log
+from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from tests.serving import running
-from tests.serving.routes import test_moderated as moderated
+from tests.serving.routes import moderated
 
 SAID = 'wintergreen'
 FIELDS = {
@@ -222,7 +223,7 @@ def test_the_stage_that_refuses_is_the_reason(tmp_path, written):
     send(server, messages=[{'role': 'user', 'content': marker}])
     send(server, '/v1/completions', messages=None, prompt=marker)
     # The gate lets a text pass that the head refuses as a prompt.
-    server.context.moderator.prompt = lambda *_: moderated.moderation.Verdict(
+    server.context.moderator.prompt = lambda *_: moderation.Verdict(
       True, 'prompt', 'adult'
     )
     send(server)

@@ -15,6 +15,7 @@ from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.routes import submit
 from tests.decoding import fake_device
 from tests.serving import trivial
+from tests.serving.http import exposed
 
 _READING = metrics.Reading(
   {('global', 'free'): 3, ('local', 'point'): 4}, 5, 6, 7, 8, 0.5
@@ -47,17 +48,6 @@ _NAMES = {
 }
 
 
-def samples(measured):
-  """Returns {(name, labels): value}, as Prometheus itself would read it."""
-  families = parser.text_string_to_metric_families(measured.text().decode())
-  return {
-    (one.name, tuple(sorted(one.labels.items()))): one.value
-    for family in families
-    for one in family.samples
-    if not one.name.endswith('_created')
-  }
-
-
 def test_names_and_types_are_those_that_dashboards_know():
   measured = metrics.Metrics(lambda: _READING)
   families = parser.text_string_to_metric_families(measured.text().decode())
@@ -75,7 +65,7 @@ def test_a_router_tells_of_its_replicas():
   ]
   read = [metrics.FleetReading(replicas, 5, 3, False, 2)]
   measured.add_fleet(lambda: read[0])
-  told = samples(measured)
+  told = exposed.samples(measured)
   two = ('build', 'b2'), ('replica', 'two')
   one = ('build', 'b1'), ('replica', 'one')
   assert told['kaiju_replica_up', one] == 1
@@ -89,14 +79,14 @@ def test_a_router_tells_of_its_replicas():
   assert told['kaiju_affinity_shared', ()] == 0
   # A table that is one router's own is not shared, and no alert says so.
   read[0] = metrics.FleetReading(replicas[:1], 5, 3)
-  told = samples(measured)
+  told = exposed.samples(measured)
   assert ('kaiju_affinity_shared', ()) not in told
   assert ('kaiju_replica_up', two) not in told
 
 
 def test_labels_that_are_known_begin_at_zero():
   """Prometheus sees no increase in a series whose first sample is 1."""
-  told = samples(metrics.Metrics(lambda: None))
+  told = exposed.samples(metrics.Metrics(lambda: None))
   zeros = [
     ('rejected', {'reason': 'busy'}),
     ('failed_answers', {'kind': 'status'}),
@@ -139,7 +129,7 @@ def test_only_the_servers_own_faults_under_v1_count_as_failed():
     route = types.SimpleNamespace(path=path)
     scope = {'type': 'http', 'method': 'GET', 'route': route}
     asyncio.run(edge.count_answers(answer(status), measured)(scope, None, send))
-  told = samples(measured)
+  told = exposed.samples(measured)
   assert told['kaiju_failed_answers_total', (('kind', 'status'),)] == 2
 
 
@@ -149,7 +139,7 @@ def test_what_is_counted_is_told():
   measured.prompt_tokens.inc(10)
   measured.rejected.labels('busy').inc()
   measured.refusals.labels('gate', 'minor').inc()
-  told = samples(measured)
+  told = exposed.samples(measured)
   assert told['kaiju_prompt_tokens_total', ()] == 10
   assert told['kaiju_rejected_total', (('reason', 'busy'),)] == 1
   tier = (('stage', 'gate'), ('tier', 'minor'))
@@ -171,7 +161,7 @@ def test_tokens_that_come_together_share_the_time_since_those_before(
   stream = types.SimpleNamespace(waited=0.1, reused=2)
   for count in 2, 3, 1:
     note(stream, count)
-  told = samples(measured)
+  told = exposed.samples(measured)
   assert told['kaiju_ttft_seconds_count', ()] == 1
   assert told['kaiju_ttft_seconds_sum', ()] == pytest.approx(0.5)
   # Three of 0.2 seconds and one of 0.2.
@@ -184,8 +174,8 @@ def test_servers_share_nothing_and_need_no_engine():
   first = metrics.Metrics(lambda: None)
   second = metrics.Metrics(lambda: _READING)
   second.prompt_tokens.inc()
-  assert samples(first)['kaiju_prompt_tokens_total', ()] == 0
-  assert ('kaiju_points', ()) not in samples(first)
+  assert exposed.samples(first)['kaiju_prompt_tokens_total', ()] == 0
+  assert ('kaiju_points', ()) not in exposed.samples(first)
 
 
 def test_an_engine_is_asked_only_when_somebody_scrapes():
@@ -260,7 +250,7 @@ def test_answers_are_counted_by_route_and_status():
 
   told = {
     key: value
-    for (name, key), value in samples(measured).items()
+    for (name, key), value in exposed.samples(measured).items()
     if name == 'kaiju_http_requests_total'
   }
   assert told == {

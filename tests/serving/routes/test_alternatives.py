@@ -17,10 +17,10 @@ from kaiju_jax.serving.routes import stream
 from tests.decoding import fake_device
 from tests.serving import running
 from tests.serving import world
-from tests.serving.routes import test_moderated
+from tests.serving.routes import moderated as moderated_server
 
 MOST = 3
-TALK = {'messages': test_moderated.SAID['messages'], 'max_tokens': 12}
+TALK = {'messages': moderated_server.SAID['messages'], 'max_tokens': 12}
 LETTERS = running.Letters()
 
 
@@ -203,7 +203,7 @@ def moderated(folder, reply):
     return world.Scripted(
       tokenizer,
       reply,
-      test_moderated.scores,
+      moderated_server.scores,
       length=running.LENGTH,
       pages=2000,
       limits=admission.Limits(lease=30),
@@ -211,7 +211,7 @@ def moderated(folder, reply):
     )
 
   return running.server(
-    folder, engine=engine, moderator=test_moderated.Moderator(8)
+    folder, engine=engine, moderator=moderated_server.Moderator(8)
   )
 
 
@@ -230,7 +230,7 @@ def test_a_moderated_server_gives_none_unless_its_operator_says_so(tmp_path):
       error = json.load(caught.value)['error']
       assert 'must be 0 on a moderated server' in error['message']
     server.context.shows_unjudged = True
-    (choice,) = test_moderated.send(server, **asks)['choices']
+    (choice,) = moderated_server.send(server, **asks)['choices']
     (prompted,) = server.post('/v1/completions', 'ann', **scored)['choices']
     refused = scored | {'prompt': 'Say zorbifex'}
     (blocked,) = server.post('/v1/completions', 'ann', **refused)['choices']

@@ -17,7 +17,7 @@ from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.safety import stored_texts
 from tests.serving import running
-from tests.serving.routes import test_moderated_cards as moderated_cards
+from tests.serving.routes import moderated_cards
 
 MARKER = moderated_cards.MARKER
 # What becomes the marker, with the nickname 'ifex'.

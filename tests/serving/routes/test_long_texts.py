@@ -16,7 +16,7 @@ from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.storage import strict_json
 from tests.serving import leftovers
 from tests.serving import running
-from tests.serving.routes import test_two_owners
+from tests.serving.routes import addresses
 
 # Bytes that the toy's 1,024 tokens stand for, at most.
 ROOM = running.LENGTH * running.Letters.longest
@@ -299,7 +299,7 @@ def test_no_route_takes_a_body_of_many_values(server, named, piece):
   body = b'{"fields":[' + piece + b'1]}'
   routes = [
     (method, path.replace('{message:int}', '1'))
-    for method, path in test_two_owners.routes(server)
+    for method, path in addresses.routes(server)
     if method in ('POST', 'PUT', 'PATCH') and path not in BODILESS
   ]
   assert len(routes) >= 12

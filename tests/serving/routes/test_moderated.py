@@ -13,111 +13,24 @@ import pytest
 
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat as chat_format
-from kaiju_jax.decoding.engine import admission
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
-from kaiju_jax.serving.safety import release
 from kaiju_jax.serving.stores import characters
 from tests.serving import running
-from tests.serving import world
-
-MARKER = b'zorbifex'
-LOW, HIGH = 0.3, 0.9
-SAID = {'messages': [{'role': 'user', 'content': 'Hello'}]}
-
-
-def scores(text: bytes) -> tuple[float, float]:
-  """Returns what the head gives a text's end: for the marker, for nothing."""
-  if text.endswith(MARKER):
-    return 0.99, 0.0
-  begun = (MARKER[:n] for n in range(1, len(MARKER)))
-  return (0.6 if text.endswith(tuple(begun)) else 0.01), 0.0
-
-
-class Moderator:
-  """Stands for `moderation.Moderator`, with thresholds that nobody certified.
-
-  Args:
-    hold: tokens that a reply is held back.
-  """
-
-  mode = 'moderated'
-
-  def __init__(self, hold):
-    self.hold = hold
-    self.high = HIGH
-    self.stopped = []
-    self.texts = []  # What the head judges with a prompt.
-
-  def watch(self, age, owner=''):
-    self.tier = age
-    return self
-
-  def read(self, text):
-    is_blocked = MARKER.decode() in text
-    return moderation.Verdict(is_blocked, 'gate', self.tier)
-
-  def prompt(self, scores, text=''):
-    self.texts.append(text)
-    is_blocked = scores is None or scores[0] >= self.high
-    return moderation.Verdict(is_blocked, 'prompt', self.tier)
-
-  def release(self):
-    bounds = [release.Bound(name, LOW, HIGH) for name in world.NAMES]
-    return release.Release(bounds, self.hold, self.stopped.append)
-
-
-def served(tmp_path, reply, hold=8):
-  def engine(tokenizer):
-    return world.Scripted(
-      tokenizer,
-      reply,
-      scores,
-      rows=4,
-      length=running.LENGTH,
-      pages=2000,
-      limits=admission.Limits(lease=30),
-    )
-
-  return running.server(tmp_path, engine=engine, moderator=Moderator(hold))
-
-
-def send(server, **body):
-  return server.post(
-    '/v1/chat/completions',
-    'ann',
-    **{'model': running.MODEL, 'max_tokens': 60} | SAID | body,
-  )
-
-
-def streamed(server, **body):
-  """Returns a stream's text and its reason, piece by piece."""
-  answer = server.ask(
-    'POST',
-    '/v1/chat/completions',
-    {'model': running.MODEL, 'max_tokens': 60, 'stream': True} | SAID | body,
-    'ann',
-  )
-  text, reason = '', None
-  for line in answer.decode().splitlines():
-    if line.startswith('data: {'):
-      for choice in json.loads(line[6:])['choices']:
-        text += choice['delta'].get('content') or ''
-        reason = choice['finish_reason'] or reason
-  return text, reason
+from tests.serving.routes import moderated
 
 
 @pytest.mark.parametrize('hold', [0, 1, 7, 8, 12])
 def test_a_planted_word_never_comes_out(tmp_path, hold):
   reply = b'I like the zoo. Say zorbifex and more'
-  with served(tmp_path, reply, hold) as server:
+  with moderated.served(tmp_path, reply, hold) as server:
     session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
     found = [
-      streamed(server),
-      streamed(server, session=session['id']),
+      moderated.streamed(server),
+      moderated.streamed(server, session=session['id']),
       *(
         (one['message']['content'], one['finish_reason'])
-        for one in send(server, n=2, logprobs=True)['choices']
+        for one in moderated.send(server, n=2, logprobs=True)['choices']
       ),
     ]
     kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
@@ -127,9 +40,9 @@ def test_a_planted_word_never_comes_out(tmp_path, hold):
   assert 'kaiju_judged_total{stage="head",tier="adult"} 4.0' in measured
   for text, reason in found:
     assert reason == 'content_filter'
-    assert MARKER.decode() not in text and 'more' not in text
+    assert moderated.MARKER.decode() not in text and 'more' not in text
     assert text.startswith('I like the zoo. Say')
-    if hold >= len(MARKER) - 1:
+    if hold >= len(moderated.MARKER) - 1:
       assert text == 'I like the zoo. Say '
   assert kept['messages'][-1]['text'] == found[1][0]
   assert kept['messages'][-1]['finish'] == 'content_filter'
@@ -137,24 +50,24 @@ def test_a_planted_word_never_comes_out(tmp_path, hold):
 
 
 def test_log_probabilities_say_nothing_of_what_is_held_back(tmp_path):
-  with served(tmp_path, b'ok zorbifex') as server:
-    (choice,) = send(server, logprobs=True)['choices']
+  with moderated.served(tmp_path, b'ok zorbifex') as server:
+    (choice,) = moderated.send(server, logprobs=True)['choices']
   said = ''.join(one['token'] for one in choice['logprobs']['content'])
   assert said == choice['message']['content'] == 'ok '
 
 
 def test_what_violates_nothing_comes_out_whole(tmp_path):
   reply = b'zo zorb zorbife zzorbifezorbi'
-  with served(tmp_path, reply) as server:
-    assert streamed(server) == (reply.decode(), 'stop')
+  with moderated.served(tmp_path, reply) as server:
+    assert moderated.streamed(server) == (reply.decode(), 'stop')
 
 
 def test_a_blocked_message_is_answered_without_the_model(tmp_path):
   said = {'messages': [{'role': 'user', 'content': 'A zorbifex, please'}]}
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-    (choice,) = send(server, **said)['choices']
-    text, reason = streamed(server, **said, session=session['id'])
+    (choice,) = moderated.send(server, **said)['choices']
+    text, reason = moderated.streamed(server, **said, session=session['id'])
     kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
     measured = server.get('/metrics').decode()
     assert server.engine.rounds.ran == 0
@@ -169,7 +82,7 @@ def test_a_blocked_message_is_answered_without_the_model(tmp_path):
 def gate_fails(monkeypatch):
   """Lets the gate pass everything, so that the head reads the prompt."""
   passed = moderation.Verdict(False, 'gate', 'adult')
-  monkeypatch.setattr(Moderator, 'read', lambda *_: passed)
+  monkeypatch.setattr(moderated.Moderator, 'read', lambda *_: passed)
 
 
 def said(*texts):
@@ -182,7 +95,7 @@ def said(*texts):
 
 
 def test_all_that_is_new_passes_the_gate(tmp_path):
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     for messages in (
       said('zorbifex', 'Hm?', 'Hello'),
       said('Hello', 'zorbifex', 'Hm?'),
@@ -190,19 +103,19 @@ def test_all_that_is_new_passes_the_gate(tmp_path):
       {
         'messages': [
           {'role': 'system', 'content': 'zorbifex'},
-          *SAID['messages'],
+          *moderated.SAID['messages'],
         ]
       },
     ):
-      assert streamed(server, **messages) == ('', 'content_filter')
+      assert moderated.streamed(server, **messages) == ('', 'content_filter')
     assert server.engine.rounds.ran == 0
     # What was answered was judged before.
-    first = streamed(server)[0]
+    first = moderated.streamed(server)[0]
     read = []
     server.context.moderator.read = lambda text: (
       read.append(text) or moderation.Verdict(False, 'gate', 'adult')
     )
-    streamed(server, **said('Hello', first, 'And now?'))
+    moderated.streamed(server, **said('Hello', first, 'And now?'))
     assert read == ['And now?']
 
 
@@ -222,20 +135,22 @@ def begun_in(server, session, text):
 
 @pytest.mark.parametrize('is_kept', [False, True])
 def test_a_continued_reply_is_judged_as_a_whole(tmp_path, monkeypatch, is_kept):
-  with served(tmp_path, b'ifex and more') as server:
+  with moderated.served(tmp_path, b'ifex and more') as server:
     session, moderator = None, server.context.moderator
     if is_kept:
       session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
       session = session['id']
-      send(server, session=session)
+      moderated.send(server, session=session)
     body = begun_in(server, session, 'I say zorb')
     read = []
     passed = moderation.Verdict(False, 'gate', 'adult')
     with monkeypatch.context() as patch:
       patch.setattr(moderator, 'read', lambda x: read.append(x) or passed)
       # The head ends it where both parts together are the marker.
-      assert streamed(server, **body) == ('', 'content_filter')
-      (choice,) = send(server, **body, echo=True, logprobs=True)['choices']
+      assert moderated.streamed(server, **body) == ('', 'content_filter')
+      (choice,) = moderated.send(server, **body, echo=True, logprobs=True)[
+        'choices'
+      ]
     assert choice['message']['content'] == 'I say zorb'
     assert not choice['logprobs']
     assert [one.text for one in moderator.stopped] == ['I say zorbifex'] * 2
@@ -244,7 +159,7 @@ def test_a_continued_reply_is_judged_as_a_whole(tmp_path, monkeypatch, is_kept):
     ran = server.engine.rounds.ran
     if session is None:
       body = said('Hello', 'I say zorbifex')
-      assert streamed(server, **body) == ('', 'content_filter')
+      assert moderated.streamed(server, **body) == ('', 'content_filter')
       assert server.engine.rounds.ran == ran
 
 
@@ -252,16 +167,16 @@ def test_a_continued_reply_is_judged_as_a_whole(tmp_path, monkeypatch, is_kept):
 def test_a_refused_beginning_is_not_echoed(tmp_path, monkeypatch, stage):
   if stage == 'prompt':
     gate_fails(monkeypatch)
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     body = said('Hello', 'I say zorbifex') | {'echo': True}
-    assert streamed(server, **body) == ('', 'content_filter')
-    (choice,) = send(server, **body)['choices']
+    assert moderated.streamed(server, **body) == ('', 'content_filter')
+    (choice,) = moderated.send(server, **body)['choices']
     assert choice['message']['content'] == ''
     assert server.context.moderator.stopped == []
 
 
 def test_all_of_a_long_text_passes_the_gate(tmp_path, monkeypatch):
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     long = 'good day ' * 100  # Three make two of the gate's parts.
     for texts in (
       ['zorbifex ' + long, long, long],
@@ -300,7 +215,7 @@ def test_a_refused_prompt_is_not_echoed(tmp_path, monkeypatch, stage, payload):
   if stage == 'prompt':
     gate_fails(monkeypatch)
   body = {'model': running.MODEL, 'max_tokens': 4} | payload
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     whole = body | {'prompt': 'Say zorbifex'}
     (choice,) = server.post('/v1/completions', 'ann', **whole)['choices']
     body |= {'prompt': 'zorbifex, say', 'stream': True}
@@ -317,8 +232,8 @@ def test_both_stages_refuse_a_message_in_one_form(tmp_path, monkeypatch):
     if stage == 'prompt':
       gate_fails(monkeypatch)
     (folder := tmp_path / stage).mkdir()
-    with served(folder, b'Sure') as server:
-      whole = send(server, **said('zorbifex'))['choices']
+    with moderated.served(folder, b'Sure') as server:
+      whole = moderated.send(server, **said('zorbifex'))['choices']
       body = {'model': running.MODEL, 'stream': True} | said('?zorbifex')
       answer = server.ask('POST', '/v1/chat/completions', body, 'ann')
     deltas = {}
@@ -332,8 +247,11 @@ def test_both_stages_refuse_a_message_in_one_form(tmp_path, monkeypatch):
 
 def test_what_the_head_finds_in_a_prompt_ends_the_reply(tmp_path, monkeypatch):
   gate_fails(monkeypatch)
-  with served(tmp_path, b'Sure') as server:
-    assert streamed(server, **said('zorbifex')) == ('', 'content_filter')
+  with moderated.served(tmp_path, b'Sure') as server:
+    assert moderated.streamed(server, **said('zorbifex')) == (
+      '',
+      'content_filter',
+    )
     # The log of blocked texts gets what the user wrote.
     assert server.context.moderator.texts == ['zorbifex']
     measured = server.get('/metrics').decode()
@@ -358,15 +276,15 @@ def test_a_prompt_is_refused_however_often_and_wherever_it_is_resumed(
       {'role': 'user', 'content': 'And now?'},
     ]
   }
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     ran = []
     for body in (said, said, behind, said):
-      (choice,) = send(server, **body)['choices']
+      (choice,) = moderated.send(server, **body)['choices']
       assert choice['finish_reason'] == 'content_filter'
       assert not choice['message']['content']
-      assert streamed(server, **body) == ('', 'content_filter')
+      assert moderated.streamed(server, **body) == ('', 'content_filter')
       ran.append(server.engine.rounds.ran)
-    choices = send(server, n=3, **said)['choices']
+    choices = moderated.send(server, n=3, **said)['choices']
     assert {one['finish_reason'] for one in choices} == {'content_filter'}
     # It is resumed all the same: a refusal costs a token.
     assert ran[1] - ran[0] == 2
@@ -374,20 +292,20 @@ def test_a_prompt_is_refused_however_often_and_wherever_it_is_resumed(
 
 def test_what_an_earlier_version_let_pass_is_judged_by_a_stricter_one(tmp_path):
   said = {'messages': [{'role': 'user', 'content': 'A zorb, please. Bye'}]}
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
     for body in (said, said | {'session': session['id']}):
-      assert streamed(server, **body) == ('Sure', 'stop')
+      assert moderated.streamed(server, **body) == ('Sure', 'stop')
     server.context.moderator.high = 0.5
-    assert streamed(server, **said) == ('', 'content_filter')
+    assert moderated.streamed(server, **said) == ('', 'content_filter')
     swiped = {'session': session['id'], 'swipe': True, 'messages': []}
-    assert streamed(server, **swiped) == ('', 'content_filter')
+    assert moderated.streamed(server, **swiped) == ('', 'content_filter')
 
 
 def test_a_refused_character_is_refused_to_everybody(tmp_path):
   """Everybody after the first goes on from the prefix that the first left."""
   fields = dataclasses.replace(running.FIELDS, personality='says zorbifex')
-  with served(tmp_path, b'Sure') as server:
+  with moderated.served(tmp_path, b'Sure') as server:
     written = chat_format.format_of(server.context.tokenizer)
     server.store.publish(
       characters.BUILT_IN,
@@ -402,7 +320,7 @@ def test_a_refused_character_is_refused_to_everybody(tmp_path):
         '/v1/chat/completions',
         owner,
         **{'model': running.MODEL, 'character': 'other', 'max_tokens': 9}
-        | SAID,
+        | moderated.SAID,
       )
       assert answer['choices'][0]['finish_reason'] == 'content_filter'
       assert not answer['choices'][0]['message']['content']

@@ -3,7 +3,6 @@
 The marker 'zorbifex' stands for a violation; the gate here is written by hand.
 """
 
-import copy
 import json
 import re
 import threading
@@ -18,106 +17,22 @@ from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.safety import stored_texts
 from tests.serving import running
-from tests.serving.routes import test_moderated
+from tests.serving.routes import moderated
+from tests.serving.routes import moderated_cards
 
-MARKER = test_moderated.MARKER.decode()
+moderator = moderated_cards.moderator
+server = moderated_cards.server
+
 SAY = {'role': 'user', 'content': 'Hello'}
-PLAIN = card_fields.Fields(
-  name='Ivo',
-  nickname='I',
-  description='A sailor.',
-  personality='calm',
-  scenario='a boat',
-  greeting='Hm?',
-  alternate_greetings=('Yes?', 'What?'),
-  examples='<START>\n{{user}}: Hi\n{{char}}: Hm',
-  system_prompt='Be brief.',
-  post_history='Stay calm.',
-  lore=(
-    card_fields.Lore(
-      keys=('lamp', 'oil'),
-      content='The lamp is lit.',
-      secondary_keys=('night',),
-      name='lamp',
-    ),
-  ),
-  creator='Ann',
-  notes='For the sea.',
-  tags=('sea', 'calm'),
-  version_name='1.0',
-  extensions={'world': {'place': ['a bay', {'tide': 'high'}]}},
-)
 
 
-class Moderator(test_moderated.Moderator):
-  """Blocks the marker, and for minors 'quamlith', too.
-
-  Attributes:
-    version: of the gate.
-    also: a word that it blocks for minors, too.
-    texts: what it has read.
-    has_failed: whether the gate fails.
-    meanwhile: called once, while the next text is read.
-  """
-
-  def __init__(self):
-    super().__init__(8)
-    self.version, self.also = 'first', MARKER
-    self.texts = []
-    self.has_failed = False
-    self.meanwhile = []
-
-  def watch(self, age, owner=''):
-    made = copy.copy(self)
-    made.tier = 'adult' if age == 'adult' else 'minor'
-    return made
-
-  def read(self, text):
-    while self.meanwhile:
-      self.meanwhile.pop()()
-    self.texts.append(text)
-    words = [MARKER]
-    if self.tier == 'minor':
-      words += ['quamlith', self.also]
-    is_blocked = any(word in text for word in words)
-    verdict = super().read('')
-    return verdict._replace(is_blocked=is_blocked, has_failed=self.has_failed)
-
-
-@pytest.fixture(scope='module')
-def moderator():
-  return Moderator()
-
-
-@pytest.fixture(scope='module')
-def server(tmp_path_factory, moderator):
-  folder = tmp_path_factory.mktemp('server')
-  with running.server(folder, moderator=moderator) as server:
-    yield server
-
-
-def planted(value, word=MARKER):
-  """Yields (where, copy) with the word in each string, names included."""
-  if isinstance(value, str):
-    yield '', f'{value} {word}'
-  elif isinstance(value, dict):
-    for name, each in value.items():
-      for where, changed in planted(each, word):
-        yield f'.{name}{where}', value | {name: changed}
-  elif isinstance(value, list):
-    for index, each in enumerate(value):
-      for where, changed in planted(each, word):
-        yield (
-          f'[{index}]{where}',
-          [*value[:index], changed, *value[index + 1 :]],
-        )
-
-
-FIELDS = card_fields.dump(PLAIN)
-PLANTED = dict(planted(FIELDS))
-PLANTED['.extensions: a name'] = FIELDS | {'extensions': {MARKER: 1}}
+FIELDS = card_fields.dump(moderated_cards.PLAIN)
+PLANTED = dict(moderated_cards.planted(FIELDS))
+PLANTED['.extensions: a name'] = FIELDS | {
+  'extensions': {moderated_cards.MARKER: 1}
+}
 PLANTED['.notes: its beginning'] = FIELDS | {
-  'notes': f'{MARKER} ' + 'calm sea ' * 600
+  'notes': f'{moderated_cards.MARKER} ' + 'calm sea ' * 600
 }
 PLANTED['.greeting: by macros'] = FIELDS | {
   'greeting': 'Say zorb{{// nothing}}ifex'
@@ -128,7 +43,7 @@ def refused(server, method, path, body, owner='ann', **options):
   with pytest.raises(urllib.error.HTTPError) as caught:
     server.ask(method, path, body, owner, **options)
   error = json.loads(caught.value.read())['error']
-  assert MARKER not in json.dumps(error)
+  assert moderated_cards.MARKER not in json.dumps(error)
   return caught.value.code, error['code']
 
 
@@ -145,10 +60,14 @@ def known(server):
 
 
 def test_all_texts_are_planted():
-  texts = set(stored_texts.leaves(PLAIN)) - {'world', 'place', 'tide'}
+  texts = set(stored_texts.leaves(moderated_cards.PLAIN)) - {
+    'world',
+    'place',
+    'tide',
+  }
   assert len(texts) > 20
   for text in texts:
-    wanted = f'{text} {MARKER}'
+    wanted = f'{text} {moderated_cards.MARKER}'
     assert any(wanted in stored_texts.leaves(x) for x in PLANTED.values()), text
 
 
@@ -217,7 +136,10 @@ def test_a_version_judged_as_private_is_not_live_for_all(
   back = refused(server, 'POST', f'{path}/rollback', {'version': 1})
   assert back[0] == 409
   shown = server.get(path, owner='ben')
-  assert (shown['version'], shown['fields']['notes']) == (2, PLAIN.notes)
+  assert (shown['version'], shown['fields']['notes']) == (
+    2,
+    moderated_cards.PLAIN.notes,
+  )
   # Nothing has changed since the next one was judged.
   server.ask('PUT', path, {'fields': FIELDS, 'public': False}, 'ann')
   assert server.post(f'{path}/rollback', 'ann', version=1)['live']
@@ -254,13 +176,20 @@ def test_nothing_is_published_while_the_gate_fails(server, moderator):
 
 
 def test_titles_and_edits_of_both_roles_are_read(server):
-  body = {'character': running.CHARACTER, 'title': f'My {MARKER}'}
+  body = {
+    'character': running.CHARACTER,
+    'title': f'My {moderated_cards.MARKER}',
+  }
   count = len(server.get('/v1/sessions', owner='ann')['data'])
   assert refused(server, 'POST', '/v1/sessions', body)[1] == 'content_filter'
   assert len(server.get('/v1/sessions', owner='ann')['data']) == count
   session = server.post('/v1/sessions', 'ann', **body | {'title': 'Mine'})
   path = f'/v1/sessions/{session["id"]}'
-  texts = MARKER, f'{MARKER} ' + 'calm sea ' * 600, 'zorb{{// nothing}}ifex'
+  texts = (
+    moderated_cards.MARKER,
+    f'{moderated_cards.MARKER} ' + 'calm sea ' * 600,
+    'zorb{{// nothing}}ifex',
+  )
   for role, text in (
     *(('user', text) for text in texts),
     *(('assistant', text) for text in texts[:2]),
@@ -276,7 +205,7 @@ def test_titles_and_edits_of_both_roles_are_read(server):
 def served(moderator):
   """Returns what serves another version of the gate; the first one is back."""
 
-  def serve(version, also=MARKER):
+  def serve(version, also=moderated_cards.MARKER):
     moderator.version, moderator.also = version, also
 
   yield serve
@@ -396,7 +325,7 @@ def test_a_server_without_a_head_says_that_it_is_closed(server, moderator):
   try:
     payload = {'model': running.MODEL, 'prompt': 'Hello', 'max_tokens': 1}
     for path, body in (
-      ('/v1/chat/completions', {'model': running.MODEL} | test_moderated.SAID),
+      ('/v1/chat/completions', {'model': running.MODEL} | moderated.SAID),
       ('/v1/completions', payload),
       ('/v1/characters', {'fields': FIELDS}),
     ):

@@ -10,8 +10,8 @@ from kaiju_jax.app import operate
 from kaiju_jax.serving.http import local_key
 from tests.experiments import forked
 from tests.serving import running
-from tests.serving.http import test_metrics
-from tests.serving.routes import test_operations
+from tests.serving.http import exposed
+from tests.serving.routes import operator_port
 
 WHO = 'ann'
 
@@ -22,7 +22,7 @@ def operated(tmp_path, **options):
   folder.mkdir()
   key = local_key.load(folder / local_key.OPERATOR)
   with running.server(folder, replicas=3, operator=key, **options) as server:
-    yield test_operations.Operated(server, server.server.metrics_port, key)
+    yield operator_port.Operated(server, server.server.metrics_port, key)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_replica_is_rolled_out_rolled_back_drained_and_removed(one):
   assert ended(one)['r2'] == before['r2']
   ask('remove', {'of': 'r2'})
   assert replicas(one).keys() == {'r0', 'r1'}
-  told = test_metrics.samples(one.server.context.metrics)
+  told = exposed.samples(one.server.context.metrics)
   up = {
     dict(labels)['replica']
     for name, labels in told

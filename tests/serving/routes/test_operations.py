@@ -22,8 +22,8 @@ from tests.experiments import forked
 from tests.serving import planted
 from tests.serving import running
 from tests.serving import world
-from tests.serving.http import test_metrics
-from tests.serving.routes import test_moderated as moderated
+from tests.serving.routes import moderated
+from tests.serving.routes import operator_port
 
 HEAD = moderation.Head('head 1', world.NAMES)
 REPLY = b'I like the zoo. Say zorbifex and more'
@@ -49,41 +49,6 @@ def folders(tmp_path):
   }
 
 
-@dataclasses.dataclass
-class Operated:
-  """A server, and its operator's port."""
-
-  server: running.Server
-  port: int
-  key: str
-
-  @property
-  def operator(self) -> operate.Server:
-    return operate.Server(self.port, self.key)
-
-  def use(self, folder):
-    return self.operator.ask('gate', {'folder': str(folder)})
-
-  def served(self):
-    return self.operator.ask()['gate']['served']
-
-  def status(self, path, headers, body=b'{}'):
-    """Returns the status of a raw request."""
-    request = urllib.request.Request(
-      f'http://127.0.0.1:{self.port}{path}', body, headers
-    )
-    try:
-      with urllib.request.urlopen(request, timeout=60) as answer:
-        return answer.status
-    except urllib.error.HTTPError as error:
-      return error.code
-
-  def count(self, operation, result):
-    told = test_metrics.samples(self.server.context.metrics)
-    labels = ('operation', operation), ('result', result)
-    return told['kaiju_operations_total', labels]
-
-
 @contextlib.contextmanager
 def operated(tmp_path, moderator, reply=REPLY):
   def engine(tokenizer):
@@ -103,7 +68,7 @@ def operated(tmp_path, moderator, reply=REPLY):
   with running.server(
     folder, engine=engine, moderator=moderator, operator=key
   ) as server:
-    yield Operated(server, server.server.metrics_port, key)
+    yield operator_port.Operated(server, server.server.metrics_port, key)
 
 
 @pytest.fixture

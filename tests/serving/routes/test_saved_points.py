@@ -19,7 +19,7 @@ from tests.decoding import saved_device
 from tests.serving import running
 from tests.serving import trivial
 from tests.serving import world
-from tests.serving.routes import test_moderated_cards
+from tests.serving.routes import moderated_cards
 
 SECRET = b's' * 32
 CARD = {'name': 'Nell', 'description': 'Nell paints boats, all of them blue.'}
@@ -197,7 +197,7 @@ def test_what_is_no_longer_everybodys_leaves_the_disk(
   start, tmp_path, change, kind
 ):
   """With the answer, and for good; readers' conversations go on."""
-  moderator = test_moderated_cards.Moderator()
+  moderator = moderated_cards.Moderator()
   text = b'paints boats'
   with start(kind, moderator=moderator) as server:
     card = make_card(server, 'ann', True)
@@ -234,7 +234,7 @@ def test_what_is_no_longer_everybodys_leaves_the_disk(
     path = tmp_path / 'points' / name
     if not path.exists():
       path.write_bytes(data)
-  moderator = test_moderated_cards.Moderator()
+  moderator = moderated_cards.Moderator()
   with start(kind, moderator=moderator) as server:
     if change is block:
       block(server, card, moderator)

@@ -6,11 +6,9 @@ cache as before, and his files, conversations and listings are as they were.
 """
 
 import functools
-import inspect
 import itertools
 
 import pytest
-from starlette import routing
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
@@ -19,7 +17,6 @@ from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import saved_texts
-from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_file
@@ -27,6 +24,7 @@ from tests.decoding import fake_device
 from tests.decoding import saved_device
 from tests.serving import running
 from tests.serving import world
+from tests.serving.routes import addresses
 
 SECRET = b's' * 32
 BUILT_IN = card_fields.dump(running.FIELDS)
@@ -372,18 +370,10 @@ def keep_the_key(ann):
   ann.ask('POST', '/v1/key', {})
 
 
-def routes(server):
-  """Yields the methods and paths of the application."""
-  app = inspect.getclosurevars(api.app(server.context)).nonlocals['app']
-  for one in app.routes:
-    assert isinstance(one, routing.Route), one
-    yield from ((method, one.path) for method in one.methods - {'HEAD'})
-
-
 def ask_for_everything(ann):
   """GETs every route; its parameters name what is hers."""
   session = open_session(ann.server, 'ann', ann.anns)
-  for method, path in routes(ann.server):
+  for method, path in addresses.routes(ann.server):
     if method == 'GET':
       what = ann.anns if 'characters' in path else session
       what = running.MODEL if 'models' in path else what
@@ -391,7 +381,7 @@ def ask_for_everything(ann):
 
 
 def test_nothing_that_ann_does_changes_what_ben_finds(server):
-  known = {(x, y) for x, y in routes(server) if x != 'GET'}
+  known = {(x, y) for x, y in addresses.routes(server) if x != 'GET'}
   assert known == set(STEPS), 'each route that changes anything needs a step'
   steps = dict.fromkeys(itertools.chain([ask_for_everything], *STEPS.values()))
   ben = Ben(server)

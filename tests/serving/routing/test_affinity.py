@@ -9,33 +9,7 @@ import pytest
 from kaiju_jax.serving.routing import affinity as affinity_lib
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import replica as replica_lib
-
-NOW = 1_000_000.0
-NAMES = 'a', 'b', 'c'
-
-
-class Clock:
-  """Seconds that a test sets."""
-
-  def __init__(self, now=NOW):
-    self.now = now
-
-  def __call__(self):
-    return self.now
-
-
-def make(slots=64, clock=None, **options):
-  return affinity_lib.Affinity(slots, clock=clock or Clock(), **options)
-
-
-def rows(name, *uses):
-  """Returns uses: pairs of a session and of seconds."""
-  sessions, times = zip(*uses) if uses else ((), ())
-  return affinity_lib.Rows(
-    name,
-    np.array(sessions, np.int64),
-    np.array([1000 * x for x in times], np.int64),
-  )
+from tests.serving.routing import uses
 
 
 @pytest.mark.parametrize('slots', [1, 8, 9, 1000, 2**20])
@@ -51,18 +25,13 @@ def test_sessions_stand_where_the_policies_look(slots):
 
 def draw_uses(draws):
   return [
-    (draws.randrange(40), draws.choice(NAMES), NOW - draws.randint(1, 50))
+    (
+      draws.randrange(40),
+      draws.choice(uses.NAMES),
+      uses.NOW - draws.randint(1, 50),
+    )
     for _ in range(draws.randrange(60))
   ]
-
-
-def uses_of(affinity):
-  """Returns {session: (replica, seconds)}."""
-  return {
-    session: (one.name, milliseconds / 1000)
-    for one in affinity.list_all()
-    for session, milliseconds in zip(one.sessions.tolist(), one.times.tolist())
-  }
 
 
 @pytest.mark.parametrize('slots', [8, 16, 1024])
@@ -71,12 +40,14 @@ def test_merging_keeps_the_latest_of_each_session_and_set(seed, slots):
   """Whatever is told first; checked beside a table of plain dicts."""
   draws = random.Random(seed)
   one, two = draw_uses(draws), draw_uses(draws)
-  affinity = make(slots)
+  affinity = uses.make(slots)
   for told in one, two:
     affinity.merge(
       [
-        rows(name, *((x, when) for x, replica, when in told if replica == name))
-        for name in NAMES
+        uses.rows(
+          name, *((x, when) for x, replica, when in told if replica == name)
+        )
+        for name in uses.NAMES
       ]
     )
   latest = {}
@@ -86,7 +57,7 @@ def test_merging_keeps_the_latest_of_each_session_and_set(seed, slots):
   for session, (when, _) in latest.items():
     place = policies.mix(session, 1) % (slots // policies.WAYS)
     sets.setdefault(place, []).append((when, session))
-  found = uses_of(affinity)
+  found = uses.uses_of(affinity)
   for held in sets.values():
     kept = [when for when, session in held if session in found]
     assert sorted(kept) == sorted(when for when, _ in held)[-policies.WAYS :]
@@ -99,73 +70,78 @@ def test_merging_keeps_the_latest_of_each_session_and_set(seed, slots):
 
 
 def test_noting_and_merging_fill_alike():
-  clock = Clock()
-  noted, merged = make(16, clock), make(16)
+  clock = uses.Clock()
+  noted, merged = uses.make(16, clock), uses.make(16)
   for n in range(200):
-    clock.now = NOW - 1000 + n
-    noted.note(n % 61, NAMES[n % 3])
-    merged.index_of(NAMES[n % 3])
-    merged.merge([rows(NAMES[n % 3], (n % 61, clock.now))])
-  assert uses_of(noted) == uses_of(merged) and len(noted) == 16
+    clock.now = uses.NOW - 1000 + n
+    noted.note(n % 61, uses.NAMES[n % 3])
+    merged.index_of(uses.NAMES[n % 3])
+    merged.merge([uses.rows(uses.NAMES[n % 3], (n % 61, clock.now))])
+  assert uses.uses_of(noted) == uses.uses_of(merged) and len(noted) == 16
 
 
 def test_an_older_use_changes_nothing():
-  affinity = make()
+  affinity = uses.make()
   affinity.note(7, 'a')
-  assert affinity.merge([rows('b', (7, NOW - 1))]) == 0
+  assert affinity.merge([uses.rows('b', (7, uses.NOW - 1))]) == 0
   assert affinity.find(7) == 'a'
-  assert affinity.merge([rows('b', (7, NOW))]) == 0  # Nor one of equal time.
+  assert (
+    affinity.merge([uses.rows('b', (7, uses.NOW))]) == 0
+  )  # Nor one of equal time.
   assert affinity.find(7) == 'a'
 
 
 def test_a_clock_that_is_ahead_does_not_keep_a_session():
-  clock = Clock()
-  affinity = make(clock=clock)
-  affinity.merge([rows('a', (7, NOW + 10_000))])
+  clock = uses.Clock()
+  affinity = uses.make(clock=clock)
+  affinity.merge([uses.rows('a', (7, uses.NOW + 10_000))])
   clock.now += 1
   affinity.note(7, 'b')
   assert affinity.find(7) == 'b'
-  affinity.merge([rows('a', (7, NOW + 0.5))])
+  affinity.merge([uses.rows('a', (7, uses.NOW + 0.5))])
   assert affinity.find(7) == 'b'
   # Nor against what another router tells.
-  affinity.merge([rows('a', (8, NOW + 10_000))])
+  affinity.merge([uses.rows('a', (8, uses.NOW + 10_000))])
   clock.now += 1
-  affinity.merge([rows('b', (8, NOW + 2))])
+  affinity.merge([uses.rows('b', (8, uses.NOW + 2))])
   assert affinity.find(8) == 'b'
 
 
 def test_a_use_from_a_clock_ahead_expires_like_any_other():
   """Another router's clock, or one's own before it was set back."""
-  clock = Clock()
-  affinity = make(clock=clock, seconds=100)
-  affinity.merge([rows('a', (1, NOW + 10_000))])
+  clock = uses.Clock()
+  affinity = uses.make(clock=clock, seconds=100)
+  affinity.merge([uses.rows('a', (1, uses.NOW + 10_000))])
   clock.now += 10_000
   affinity.note(2, 'a')
   clock.now -= 10_000
   affinity.note(3, 'a')
   affinity.expire()
-  assert uses_of(affinity).keys() == {1, 2, 3}
+  assert uses.uses_of(affinity).keys() == {1, 2, 3}
   clock.now += 99
   affinity.expire()
-  assert uses_of(affinity).keys() == {1, 2, 3}
+  assert uses.uses_of(affinity).keys() == {1, 2, 3}
   clock.now += 2
   affinity.expire()
-  assert not uses_of(affinity)
+  assert not uses.uses_of(affinity)
 
 
 def test_what_was_not_used_for_long_is_forgotten():
-  clock = Clock()
-  affinity = make(clock=clock, seconds=100)
-  assert affinity.merge([rows('a', (1, NOW - 101), (2, NOW - 99))]) == 1
+  clock = uses.Clock()
+  affinity = uses.make(clock=clock, seconds=100)
+  assert (
+    affinity.merge([uses.rows('a', (1, uses.NOW - 101), (2, uses.NOW - 99))])
+    == 1
+  )
   clock.now += 5
   affinity.note(3, 'a')
   affinity.expire()
-  assert uses_of(affinity).keys() == {3}
+  assert uses.uses_of(affinity).keys() == {3}
 
 
 def test_a_removed_replica_has_its_sessions_until_its_place_is_taken():
-  affinity = make()
-  affinity.merge([rows('a', (1, NOW)), rows('b', (2, NOW))])
+  affinity = uses.make()
+  affinity.merge([uses.rows('a', (1, uses.NOW)), uses.rows('b', (2, uses.NOW))])
   place = affinity.index_of('a')
   affinity.remove('a')
   assert affinity.names == ['b'] and affinity.find(1) == 'a'
@@ -178,7 +154,7 @@ def test_a_removed_replica_has_its_sessions_until_its_place_is_taken():
 
 
 def test_a_forgotten_session_is_not_told_of():
-  affinity = make()
+  affinity = uses.make()
   affinity.take()
   affinity.note(1, 'a')
   affinity.note(2, 'a')
@@ -190,7 +166,7 @@ def test_a_forgotten_session_is_not_told_of():
 
 
 def test_moves_are_counted():
-  affinity = make()
+  affinity = uses.make()
   for name in 'a', 'a', 'b', 'b', 'a':
     affinity.note(1, name)
   affinity.note(2, 'c')
@@ -198,8 +174,8 @@ def test_moves_are_counted():
 
 
 def test_what_was_noted_is_taken_once(monkeypatch):
-  affinity = make(1024)
-  affinity.merge([rows('a', (9, NOW))])
+  affinity = uses.make(1024)
+  affinity.merge([uses.rows('a', (9, uses.NOW))])
   assert [one.sessions.tolist() for one in affinity.take()] == [[9]]
   assert affinity.take() == []
   for session in 1, 2, 1:
@@ -216,8 +192,8 @@ def test_what_was_noted_is_taken_once(monkeypatch):
 
 
 def test_pick_goes_where_the_table_says():
-  affinity = make()
-  for name in NAMES:
+  affinity = uses.make()
+  for name in uses.NAMES:
     affinity.index_of(name)
   affinity.note(5, 'c')
   place = policies.pick(0, 5, np.ones(3), np.array([0, 0, 9.0]), affinity.table)
@@ -230,20 +206,20 @@ def test_a_replicas_texts_tell_of_its_sessions():
     replica_lib.CachedText('ab', '', 900, 0.0),
     replica_lib.CachedText('cd', '0' * 15 + '2' * 17, 5, 3.0),
   ]
-  found = affinity_lib.rows_of_cached('a', held, NOW)
+  found = affinity_lib.rows_of_cached('a', held, uses.NOW)
   assert found.sessions.tolist() == [2**60 - 1, 0]
-  assert found.times.tolist() == [1000 * NOW, 1000 * (NOW - 3)]
+  assert found.times.tolist() == [1000 * uses.NOW, 1000 * (uses.NOW - 3)]
 
 
 def test_a_million_sessions_are_merged_in_time():
   """By the processor, of the five seconds that a rebuild may take."""
   rng = np.random.default_rng(0)
-  affinity = affinity_lib.Affinity(clock=Clock())
+  affinity = affinity_lib.Affinity(clock=uses.Clock())
   told = [
     affinity_lib.Rows(
       f'r{n}',
       rng.integers(0, 2**62, 2**20 // 16),
-      rng.integers(1000 * NOW - 10_000, 1000 * NOW, 2**20 // 16),
+      rng.integers(1000 * uses.NOW - 10_000, 1000 * uses.NOW, 2**20 // 16),
     )
     for n in range(16)
   ]

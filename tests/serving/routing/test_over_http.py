@@ -18,8 +18,8 @@ from tests.decoding import fake_device
 from tests.serving import leftovers
 from tests.serving import running
 from tests.serving import world
-from tests.serving.routes import test_leases
-from tests.serving.routes import test_moderated
+from tests.serving.routes import moderated
+from tests.serving.routes import raw_clients
 from tests.serving.routing import fleet
 
 HELLO = [{'role': 'user', 'content': 'Hello'}]
@@ -215,8 +215,8 @@ def test_the_last_replicas_end_is_an_error_of_the_server(server):
 def test_a_client_that_leaves_in_a_kill_leaves_nothing(server):
   async def main():
     for leaves in range(0, 10, 2):
-      path, body = test_leases.SEVERAL
-      client = test_leases.Client(
+      path, body = raw_clients.SEVERAL
+      client = raw_clients.Client(
         server, path, body | {'stream': True}, leaves or 1
       )
       asking = asyncio.create_task(client.ask())
@@ -225,7 +225,7 @@ def test_a_client_that_leaves_in_a_kill_leaves_nothing(server):
       killed = asyncio.create_task(asyncio.to_thread(kill, server, number))
       await asyncio.gather(asking, killed, return_exceptions=True)
       await asyncio.to_thread(revive, server, number)
-      await test_leases.idle(server, 10)
+      await raw_clients.idle(server, 10)
 
   asyncio.run(asyncio.wait_for(main(), 100))
   assert not leftovers.of_context(server.context)
@@ -271,7 +271,7 @@ def test_moderated_replies_are_shown_and_cut_alike(tmp_path, monkeypatch):
     tmp_path,
     engine=judged,
     replicas=2,
-    moderator=test_moderated.Moderator(8),
+    moderator=moderated.Moderator(8),
   )
   with made as server:
     wanted = [ask(server, seed) for seed in range(16)]

@@ -12,7 +12,7 @@ from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import warming
-from tests.serving.routing import test_affinity
+from tests.serving.routing import uses
 
 Tally = rollout_lib.RequestCounts
 OLD, NEW = 'aaaaaa11', 'bbbbbb22'
@@ -95,7 +95,7 @@ class World:
 
   def __init__(self, router):
     self.router = router
-    self.clock = test_affinity.Clock()
+    self.clock = uses.Clock()
     self.public = []
     self.notes = []
     self.rollouts = rollouts_lib.Rollouts(

@@ -14,9 +14,9 @@ from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import shared_table
 from tests.serving import redis_server
 from tests.serving.routing import fake_redis
-from tests.serving.routing import test_affinity
+from tests.serving.routing import uses
 
-NOW = test_affinity.NOW
+NOW = uses.NOW
 
 
 class Place:
@@ -28,7 +28,7 @@ class Place:
 
   def __init__(self, server):
     self.server = server
-    self.clock = test_affinity.Clock()
+    self.clock = uses.Clock()
     self.held = {}
 
   async def ask(self):
@@ -36,8 +36,8 @@ class Place:
 
   def router(self, *names, **options):
     """Returns a router's table and what shares it."""
-    affinity = test_affinity.make(1024, self.clock, **options)
-    for name in names or test_affinity.NAMES:
+    affinity = uses.make(1024, self.clock, **options)
+    for name in names or uses.NAMES:
       affinity.index_of(name)
     is_fake = isinstance(self.server, fake_redis.FakeRedis)
     address = 'unix:///none' if is_fake else self.server.address
@@ -133,7 +133,7 @@ def test_the_latest_use_counts_whoever_writes_last(place):
   place.clock.now += 1
   one.note(1, 'a')
   exchange(of_one, of_two)
-  asyncio.run(of_two._call([test_affinity.rows('b', (1, NOW + 1))], ['b']))
+  asyncio.run(of_two._call([uses.rows('b', (1, NOW + 1))], ['b']))
   three, of_three = place.router()
   exchange(of_three, of_one, of_two)
   assert one.find(1) == two.find(1) == three.find(1) == 'a'
@@ -217,7 +217,7 @@ def test_what_is_old_leaves_redis(place):
   place.clock.now += 60
   of_one._tidied = -1e9
   exchange(of_one)
-  assert test_affinity.uses_of(one).keys() == {2}
+  assert uses.uses_of(one).keys() == {2}
   key = (1).to_bytes(8, 'big'), (2).to_bytes(8, 'big')
   assert key[0] not in place.dump() and key[1] in place.dump()
 
@@ -246,7 +246,7 @@ def test_what_is_no_session_is_left_alone(place):
   one.note(1, 'b')
   exchange(of_one)
   assert one.find(1) == 'b' and not of_one.failures
-  assert test_affinity.uses_of(one).keys() == {1}
+  assert uses.uses_of(one).keys() == {1}
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -261,7 +261,7 @@ def test_routers_agree_in_the_end(seed):
     affinity, shared = draws.choice(routers)
     deed = draws.random()
     if deed < 0.6:
-      session, name = draws.randrange(30), draws.choice(test_affinity.NAMES)
+      session, name = draws.randrange(30), draws.choice(uses.NAMES)
       affinity.note(session, name)
       latest[session] = name
     elif deed < 0.9:

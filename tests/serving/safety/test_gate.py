@@ -14,7 +14,7 @@ from kaiju_jax.serving.safety import hashed
 from kaiju_jax.serving.safety import reading
 from kaiju_jax.storage import tensor_file
 from tests.serving import planted
-from tests.serving.safety import test_reading
+from tests.serving.safety import disguises
 
 VIEWS = {
   'default': gate_lib.Settings().views,
@@ -80,7 +80,7 @@ def scikit_learn(gate, plain):
 def test_scores_are_scikit_learns(views):
   gate = random_gate(VIEWS[views])
   rng = np.random.default_rng(4)
-  for text in *TEXTS, test_reading.random_text(rng, 100):
+  for text in *TEXTS, disguises.random_text(rng, 100):
     logit_C, score_C = scikit_learn(gate, reading.plain(text))
     np.testing.assert_allclose(gate.logits(text), logit_C, atol=1e-9)
     np.testing.assert_allclose(gate.score(text), score_C, atol=1e-9)
@@ -123,12 +123,12 @@ def test_all_of_a_long_text_is_read():
   assert gate.score(words) < 0.1
 
 
-@pytest.mark.parametrize('text', test_reading.DISGUISED.values())
+@pytest.mark.parametrize('text', disguises.DISGUISED.values())
 def test_a_disguise_does_not_pass(text):
   assert planted.gate().score(text) > 0.9
 
 
-@pytest.mark.parametrize('text', test_reading.SKELETONS.values())
+@pytest.mark.parametrize('text', disguises.SKELETONS.values())
 def test_nor_does_one_that_breaks_words(text):
   """By the skeleton's runs of characters, of which here one alone counts."""
   view = gate_lib.View('skeleton', 'char', 8, 8)

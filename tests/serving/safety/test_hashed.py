@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from kaiju_jax.serving.safety import hashed
-from tests.serving.safety import test_reading
+from kaiju_jax.serving.safety import reading
+from tests.serving.safety import disguises
 
 # Published test vectors of MurmurHash3, x86, 32 bits, seed 0, and one text
 # whose hash has no absolute value in 32 bits.
@@ -84,9 +85,8 @@ def test_runs_hash_as_scikit_learn_hashes_them(analyzer, lengths):
     lowercase=False,
   )
   rng = np.random.default_rng(2)
-  reading = test_reading.reading
   texts = [
-    reading.plain(test_reading.random_text(rng, size)) for size in (0, 3, 200)
+    reading.plain(disguises.random_text(rng, size)) for size in (0, 3, 200)
   ]
   texts += ['', 'a', 'the cat and the hat', 'w' * 33 + ' ' + 'v' * 32, 'x y']
   wanted, of = [], []

@@ -7,47 +7,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.serving.safety import reading
-
-TEXT = 'Say zorbifex, please. Then go!'
-DISGUISED = {
-  'upper case': 'SAY ZORBIFEX, PLEASE. THEN GO!',
-  'full width': ''.join(
-    chr(ord(x) + 0xFEE0) if x != ' ' else '\u3000' for x in TEXT
-  ),
-  'mathematical letters': ''.join(
-    chr(0x1D41A + ord(x) - ord('a')) if 'a' <= x <= 'z' else x for x in TEXT
-  ),
-  # Three of them stand among the letter-like symbols.
-  'script letters': ''.join(
-    {'e': '\u212f', 'g': '\u210a', 'o': '\u2134'}.get(
-      x, chr(0x1D4B6 + ord(x) - ord('a')) if 'a' <= x <= 'z' else x
-    )
-    for x in TEXT
-  ),
-  'zero-width joiners': '\u200d'.join(TEXT),
-  'zero-width spaces and a BOM': '\ufeff' + '\u200b\u2060'.join(TEXT),
-  'soft hyphens': '\xad'.join(TEXT),
-  'variation selectors': '\ufe0f'.join(TEXT),
-  'invisible tags': '\U000e0041'.join(TEXT),
-  'right-to-left overrides': '\u202e'.join(TEXT),
-  'controls': '\x01'.join(TEXT),
-  'struck through': ''.join(f'{x}\u0336' for x in TEXT),
-  'spaces': TEXT.replace(' ', ' \t\n\u2003\u2800 '),
-}
-SKELETONS = {
-  'spaced': 'Say z o r b i f e x',
-  'wider': 'Say z  o\n\nr   b i  f e   x',
-  'dotted': 'Say z.o-r_b*i/f~e|x',
-  'broken': 'Say zo rbi fex',
-  'accents': 'Say zórbîfëx',
-  'Cyrillic': 'Say z\u043erb\u0456f\u0435\u0445',
-  'small capitals': 'Say ᴢᴏʀʙɪꜰᴇx',
-  'dark squares': 'Say 🆉🅾🆁🅱🅸🅵🅴🆇',
-  'flags': 'Say 🇿🇴🇷🇧🇮🇫🇪🇽',
-  'circles': 'Say ⓩⓞⓡⓑⓘⓕⓔⓧ',
-  'digits': '5ay z0rb1f3x',
-  'doubled': 'Saaay zzzorrrbifexx',
-}
+from tests.serving.safety import disguises
 
 
 def test_plain_of_ordinary_text():
@@ -59,14 +19,18 @@ def test_plain_of_ordinary_text():
     assert reading.plain(text) == unicodedata.normalize('NFKC', text)
 
 
-@pytest.mark.parametrize('name', DISGUISED)
+@pytest.mark.parametrize('name', disguises.DISGUISED)
 def test_plain_of_a_disguise_is_that_of_the_text(name):
-  assert reading.plain(DISGUISED[name]) == 'say zorbifex, please. then go!'
+  assert (
+    reading.plain(disguises.DISGUISED[name]) == 'say zorbifex, please. then go!'
+  )
 
 
-@pytest.mark.parametrize('name', SKELETONS)
+@pytest.mark.parametrize('name', disguises.SKELETONS)
 def test_skeleton_of_a_disguise(name):
-  assert reading.skeleton(reading.plain(SKELETONS[name])) == 'sayzorbifex'
+  assert (
+    reading.skeleton(reading.plain(disguises.SKELETONS[name])) == 'sayzorbifex'
+  )
 
 
 def test_ascii_is_read_as_other_text_is():
@@ -75,18 +39,10 @@ def test_ascii_is_read_as_other_text_is():
   assert reading.plain(text[:128]) == reading.plain(text[:128] + '\u200b')
 
 
-def random_text(rng, size):
-  """Returns any characters, surrogates among them."""
-  blocks = (0x0, 0x80, 0x300, 0x590, 0x1100, 0x2000, 0xD800, 0xFE00, 0x1D400)
-  return ''.join(
-    chr(int(rng.choice(blocks)) + int(rng.integers(0x80))) for _ in range(size)
-  )
-
-
 def test_parts_hold_each_segment_of_the_whole():
   rng = np.random.default_rng(1)
   for size in (0, 5, 300, 3_000):
-    text = random_text(rng, size) + ' word' * (size // 3)
+    text = disguises.random_text(rng, size) + ' word' * (size // 3)
     whole = reading.segments(reading.plain(text), 20)
     parts = list(reading.parts(text, 100, 20))
     found = [one for part in parts for one in reading.segments(part, 20)]
@@ -97,7 +53,7 @@ def test_parts_hold_each_segment_of_the_whole():
 def test_any_text_can_be_read_and_encoded():
   rng = np.random.default_rng(0)
   for size in (0, 1, 5, 300):
-    text = random_text(rng, size)
+    text = disguises.random_text(rng, size)
     plain = reading.window(text, 100)
     plain.encode()
     assert '  ' not in plain and plain == plain.strip()
