@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _cache() -> report.Table:
-  from kaiju_jax.evaluation import cached_agreement
+  from kaiju_jax.experiments.studies import cached_agreement
   from kaiju_jax.runs import load
   from kaiju_jax.tasks import registry as tasks
 

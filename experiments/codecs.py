@@ -64,9 +64,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _report(experiment) -> None:
   """Trains, captures, and prints and writes what the codecs do."""
-  from kaiju_jax.evaluation import gradients
   from kaiju_jax.experiments.studies import codecs
   from kaiju_jax.experiments.studies import codecs_report
+  from kaiju_jax.experiments.studies import gradients
   from kaiju_jax.storage import files
   from kaiju_jax.wire import codecs as wire_codecs
 

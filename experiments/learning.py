@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _show() -> None:
-  from kaiju_jax.evaluation import learning
+  from kaiju_jax.experiments.studies import learning
   from kaiju_jax.reporting import figures
   from kaiju_jax.reporting import report
 
@@ -72,7 +72,7 @@ def _threshold(runs) -> float:
     ValueError: a reading that falls has no --most, or not one below that of
       uniform guesses.
   """
-  from kaiju_jax.evaluation import learning
+  from kaiju_jax.experiments.studies import learning
 
   name = _READING.value
   if not learning.falls(name):

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from kaiju_jax.data import loader
-from kaiju_jax.evaluation import codec_quality
-from kaiju_jax.evaluation import gradients
+from kaiju_jax.experiments.studies import codec_quality
+from kaiju_jax.experiments.studies import gradients
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer

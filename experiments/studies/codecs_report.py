@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kaiju_jax.evaluation import codec_quality
+from kaiju_jax.experiments.studies import codec_quality
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
 

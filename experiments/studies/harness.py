@@ -14,7 +14,7 @@ from typing import Any
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
-from kaiju_jax.evaluation import harness
+from kaiju_jax.experiments.studies import lm_eval_model
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from kaiju_jax.storage import folders
@@ -83,7 +83,7 @@ def open_model(
   )
   generator = generator_lib.Generator(decoder, tokenizer)
   about = {'origin': loaded.origin, 'weights': load.digest(loaded)}
-  return harness.make(generator, tokenizer, decoder.length), about
+  return lm_eval_model.make(generator, tokenizer, decoder.length), about
 
 
 def evaluate(

@@ -7,8 +7,8 @@ import pytest
 
 from kaiju_jax.decoding.device import decoder
 from kaiju_jax.evaluation import answers
-from kaiju_jax.evaluation import cached_agreement
 from kaiju_jax.evaluation import cached_answers
+from kaiju_jax.experiments.studies import cached_agreement
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config

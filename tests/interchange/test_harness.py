@@ -19,9 +19,9 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.evaluation import harness as harness_lib
 from kaiju_jax.evaluation import held_out
 from kaiju_jax.experiments.studies import harness
+from kaiju_jax.experiments.studies import lm_eval_model as harness_lib
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.serving.http import server as server_lib
@@ -110,9 +110,8 @@ def test_bits_per_byte_are_those_of_held_out_text(world, tmp_path):
     world.tokenizer,
     measured=True,
   )
-  read = held_out.evaluator(
-    transformer.Transformer(CONFIG), corpus, LENGTH, 1, len(TEXTS)
-  )
+  model = transformer.Transformer(CONFIG)
+  read = held_out.evaluator(model, {'': corpus}, [1.0], LENGTH, 1, len(TEXTS))
   expected = read(world.params)['bits_per_byte']
   got = figures[harness.TASK]['bits_per_byte']
   assert got == pytest.approx(expected, abs=1e-6)

@@ -261,7 +261,9 @@ def test_evaluation_reads_what_training_reads():
     tokenizer_lib.Bytes(),
     measured=True,
   )
-  scores = held_out.evaluator(step_lib.model_of(one), corpus, 32, 2, 2, mesh)
+  scores = held_out.evaluator(
+    step_lib.model_of(one), {'': corpus}, [1.0], 32, 2, 2, mesh
+  )
   want = scores(state.params, state.replica)
   none = zeroed(state.params, state.replica.codes)
   assert scores(none, state.replica) == want

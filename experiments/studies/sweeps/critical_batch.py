@@ -2,7 +2,7 @@
 
 At several places of a run with a small batch, branches train on equally many
 tokens with m times as many microbatches, at √m times the rate that the run had
-there, which falls over the whole branch. `evaluation/fits/critical_batch.py`
+there, which falls over the whole branch. `fits/critical_batch.py`
 says which m cost nothing, and which `optimizer.batch` follows.
 
 That the rate falls is our guess. At a constant rate a small batch loses by the
@@ -21,8 +21,8 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from kaiju_jax.evaluation.fits import critical_batch
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
+from kaiju_jax.experiments.studies.sweeps.fits import critical_batch
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
 from kaiju_jax.training import batch_schedule

@@ -1,7 +1,7 @@
 """The best learning rate of several widths, and of the next one before it runs.
 
 Every width is trained at every rate of a grid. The line through the optima
-(`evaluation/fits/optimum.py`) predicts the rate of a wider model, which is then
+(`fits/optimum.py`) predicts the rate of a wider model, which is then
 trained at that rate, at half and twice as much, and as a contrast at the
 narrowest width's best rate.
 """
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.evaluation.fits import optimum
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
+from kaiju_jax.experiments.studies.sweeps.fits import optimum
 from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
 

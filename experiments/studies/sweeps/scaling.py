@@ -1,6 +1,6 @@
 """Sizes × token counts, the law through them, and a run that it has not seen.
 
-The law (`evaluation/fits/scaling.py`) is fitted to a grid. Held out is one run
+The law (`fits/scaling.py`) is fitted to a grid. Held out is one run
 with more parameters and more tokens than all of them. Two contrasts predict it
 as well: the law without E, and the loss of the grid's largest run.
 
@@ -15,9 +15,9 @@ import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
-from kaiju_jax.evaluation.fits import scaling
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
+from kaiju_jax.experiments.studies.sweeps.fits import scaling
 from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
 

@@ -1,7 +1,7 @@
 """Reads texts as a served model does: logits, keys and values.
 
 It runs the forward pass of the decoder's own parameters, codes or floats.
-`cached_agreement` says how far a cache is from it.
+`kaiju agreement` measures how far a cache is from it.
 """
 
 from collections.abc import Iterator

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation import codec_quality
+from kaiju_jax.experiments.studies import codec_quality
 
 
 def test_quality_by_hand():

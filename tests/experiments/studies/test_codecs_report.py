@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kaiju_jax.evaluation import codec_quality
+from kaiju_jax.experiments.studies import codec_quality
 from kaiju_jax.experiments.studies import codecs_report
 from kaiju_jax.reporting import figures
 from tests import printing

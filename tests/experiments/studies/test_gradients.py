@@ -7,7 +7,7 @@ import pytest
 
 from experiments.configs import tiny
 from kaiju_jax.data import packing
-from kaiju_jax.evaluation import gradients
+from kaiju_jax.experiments.studies import gradients
 from kaiju_jax.objectives import language
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib

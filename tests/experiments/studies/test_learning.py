@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.configs import induction as config
-from kaiju_jax.evaluation import learning
+from kaiju_jax.experiments.studies import learning
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 from tests.experiments import forked

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from experiments.configs import sweep
-from kaiju_jax.evaluation.fits import scaling as fits
 from kaiju_jax.experiments.studies.sweeps import scaling
 from kaiju_jax.experiments.studies.sweeps import scaling_report
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
+from kaiju_jax.experiments.studies.sweeps.fits import scaling as fits
 from kaiju_jax.training import batch_schedule
 from tests.experiments.studies.sweeps import planted
 

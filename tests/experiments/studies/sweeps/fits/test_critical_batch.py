@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation.fits import critical_batch
+from kaiju_jax.experiments.studies.sweeps.fits import critical_batch
 
 
 def losses(excess, seeds=4, noise=1e-4):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation.fits import optimum
+from kaiju_jax.experiments.studies.sweeps.fits import optimum
 
 RATES = np.log(2e-3 * np.sqrt(2.0) ** np.arange(-4, 5))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.evaluation.fits import scaling
+from kaiju_jax.experiments.studies.sweeps.fits import scaling
 
 TRUE = scaling.Law(e=1.2, a=30.0, b=60.0, alpha=0.4, beta=0.35)
 SIZES = 2e4 * 2.0 ** np.arange(5)
