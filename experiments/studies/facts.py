@@ -70,7 +70,8 @@ def generator_of(
     length=length,
   )
   # A variation must not depend on the others that run with it.
-  return generator_lib.Generator(decoder, tokenizer, isolates=True), tokenizer
+  generator = generator_lib.Generator(decoder, tokenizer, batch_invariant=True)
+  return generator, tokenizer
 
 
 def pool(

@@ -142,7 +142,7 @@ def _author(loaded, tokenizer, settings, rows, length, cache):
     loaded, tokenizer, rows=rows, length=length, cache=cache
   )
   # A resumed journal then has the same bytes, whichever passages run together.
-  generator = generator_lib.Generator(decoder, tokenizer, isolates=True)
+  generator = generator_lib.Generator(decoder, tokenizer, batch_invariant=True)
   return variations_lib.Author(generator, tokenizer, settings)
 
 

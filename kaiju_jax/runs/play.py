@@ -150,9 +150,9 @@ def texts(
     rows=len(requests),
     length=max(len(one.tokens) for one in requests) + max_tokens,
   )
-  results = generator_lib.Generator(made, tokenizer, isolates=True).generate(
-    requests
-  )
+  results = generator_lib.Generator(
+    made, tokenizer, batch_invariant=True
+  ).generate(requests)
   for result in results:
     if result.error is not None:
       raise result.error

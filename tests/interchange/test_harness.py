@@ -73,7 +73,11 @@ class World:
     )
     self.generator = generator_lib.Generator(decoder, self.tokenizer)
     self.engine = engine_lib.Engine(
-      decoder, self.tokenizer, chunk=LENGTH, isolates=True, alternatives=1
+      decoder,
+      self.tokenizer,
+      chunk=LENGTH,
+      batch_invariant=True,
+      alternatives=1,
     )
     self.generator.engine = self.engine
     self.model = harness_lib.make(self.generator, self.tokenizer, LENGTH)

@@ -135,5 +135,5 @@ def request(seed=0, prompt=5, count=12, **options) -> request_lib.Request:
 
 def nothing_is_left(engine) -> bool:
   """Returns whether all rows and pages are free, once points are dropped."""
-  is_idle = engine.is_idle and not engine.recorder._open
+  is_idle = engine.is_idle and engine.recorder.is_idle
   return is_idle and fake_device.is_empty(engine.decoder)

@@ -56,9 +56,9 @@ class Engine:
     decoder: the model and its cache; the engine needs all of its rows.
     tokenizer: None for no text.
     chunk: most prompt tokens of a round.
-    isolates: whether a sequence's logits depend on its text alone, to the last
-      bit: then nothing is resumed, and no prompts share a call, which moves
-      last bits in the fast mode.
+    batch_invariant: whether a sequence's logits depend on its text alone, to
+      the last bit: then nothing is resumed, and no prompts share a call, which
+      moves last bits in the fast mode.
     ahead: whether a round is dispatched before the one before it is read.
     limits: when it refuses; by default never.
     clock: returns seconds since any moment.
@@ -67,7 +67,7 @@ class Engine:
       decoder then needs `extra` slots (`request.Guide.extra`).
     alternatives: the most that a request may ask for (`Request.alternatives`).
     pace: above which streams sit out rounds (`pacing.py`); None for none.
-    shares: as of `compiled.Rounds`; by default, unless it isolates.
+    shares: as of `compiled.Rounds`; by default, unless `batch_invariant`.
 
   Attributes:
     rounds: the compiled calls.
@@ -85,7 +85,7 @@ class Engine:
     tokenizer: tokenizer_lib.Tokenizer | None = None,
     *,
     chunk: int = 256,
-    isolates: bool = False,
+    batch_invariant: bool = False,
     ahead: bool = False,
     limits: admission.Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -100,16 +100,16 @@ class Engine:
     self.alternatives = alternatives_lib.check(alternatives, decoder.tokens)
     self.decoder = decoder
     self.judge = None if head is None else judge_lib.Judge(head, decoder)
-    shares = not isolates if shares is None else shares
+    shares = not batch_invariant if shares is None else shares
     self.rounds = compiled.Rounds(
       decoder, chunk, shares, self.judge, alternatives
     )
     self._searches = searches.Searches(
-      decoder, candidates, self.judge, is_recorded=not isolates
+      decoder, candidates, self.judge, is_recorded=not batch_invariant
     )
     self.limits = limits or admission.Limits()
     self._tokenizer = tokenizer
-    self._reuses = not isolates
+    self._reuses = not batch_invariant
     self._ahead = int(ahead)
     self._clock = clock
     self.recorder = recording.Recorder(decoder.account.tree)

@@ -179,7 +179,7 @@ class Generator:
     decoder: decoder_lib.Decoder,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
     chunk: int = 256,
-    isolates: bool = False,
+    batch_invariant: bool = False,
     head: judge_lib.Head | None = None,
     shares: bool | None = None,
   ):
@@ -188,7 +188,7 @@ class Generator:
       decoder,
       tokenizer,
       chunk=chunk,
-      isolates=isolates,
+      batch_invariant=batch_invariant,
       head=head,
       shares=shares,
     )

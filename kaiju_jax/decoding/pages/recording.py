@@ -1,8 +1,9 @@
-"""Recording: makes points of a request's text, and drops outgrown ones.
+"""Decides where the prefix cache gets points, and drops superseded ones.
 
-A point is a text that a later prompt can resume from the cache. It holds the
-local pages of a whole window, which cost as much as the global pages of
-thousands of tokens. So few are made, where conversations are likely to go on:
+A point is a snapshot of a text in the cache that a later prompt can resume. It
+holds the local pages of a whole window, which cost as much as the global pages
+of thousands of tokens. So few are made, where conversations are likely to go
+on:
 
     end of the shared prefix   another conversation with the same character
     end of the prompt          a swipe: the same prompt again
@@ -11,7 +12,7 @@ thousands of tokens. So few are made, where conversations are likely to go on:
 
 A long prefill also records a point every 8,192 tokens, in place of the one
 before it, so that a cancelled prefill is not lost. When a turn ends, the points
-of the turn before it are dropped, except the one that was resumed: it shares
+of the previous turn are dropped, except the one that was resumed: it shares
 most of its local pages with later points. A swipe starts no new turn: the
 answers to one prompt keep their points until the next prompt chooses one. All
 other removal is eviction (`prefix_tree.py`). The sources are silent: all of
@@ -97,18 +98,17 @@ def local_share(
 
 @dataclasses.dataclass(eq=False)
 class _PromptPoints:
-  """The points of a conversation's requests with one and the same prompt.
+  """The points of a conversation's requests with one and the same prompt."""
 
-  They recorded `points`, or resumed them from the turn before. The points of
-  `before`, the previous prompt, are dropped once a request of this one has an
-  answer. `running` counts the requests that have not ended. Once the
-  conversation `is_removed`, what they still record is dropped at their end.
-  """
-
+  # The prompt's digest.
   prompt: bytes
+  # Recorded by the requests, or resumed by them from the previous turn.
   points: list[nodes.Point] = dataclasses.field(default_factory=list)
-  before: '_PromptPoints | None' = None
+  # The previous prompt's, dropped once a request of this one has an answer.
+  previous: '_PromptPoints | None' = None
+  # Requests that have not ended.
   running: int = 0
+  # Whether the conversation was removed: points made since go at their end.
   is_removed: bool = False
 
   def add(self, point: nodes.Point) -> None:
@@ -116,10 +116,10 @@ class _PromptPoints:
       self.points.append(point)
 
 
-class Conversation(NamedTuple):
-  """A conversation's name, the digest of its latest prompt, and its points."""
+class RecordedPrompt(NamedTuple):
+  """A conversation's name, its latest prompt's digest, and its points."""
 
-  name: Hashable
+  conversation: Hashable
   prompt: bytes
   points: tuple[nodes.Point, ...]
 
@@ -130,6 +130,7 @@ class Recorder:
   def __init__(self, tree: prefix_tree.PrefixTree, every: int = EVERY):
     self.tree = tree
     self.every = every
+    # By conversation, the points of its latest prompt.
     self._latest: dict[Hashable, _PromptPoints] = {}
     # The requests that have not ended.
     self._open: set[RequestPoints] = set()
@@ -137,6 +138,11 @@ class Recorder:
   def __len__(self) -> int:
     """Returns the number of conversations whose points it keeps."""
     return len(self._latest)
+
+  @property
+  def is_idle(self) -> bool:
+    """Whether no request records."""
+    return not self._open
 
   def open_request(
     self,
@@ -150,48 +156,58 @@ class Recorder:
     conversation have; without one, only eviction drops the points.
     """
     tokens = np.ascontiguousarray(prompt.tokens, np.int32)
-    ours = _PromptPoints(hashlib.blake2b(tokens, digest_size=16).digest())
-    if conversation is not None:
-      self._forget()
-      before = self._latest.get(conversation)
-      if before is not None:
-        before.points = self._there(before.points)
-      if before is not None and before.prompt == ours.prompt:
-        ours = before
-      else:
-        ours.before = before
-        if before is not None and before.before is not None:
-          # That prompt got no answer, so that the points of both are dropped.
-          before.points += self._there(before.before.points)
-          before.before = None
-        self._latest[conversation] = ours
-    ours.running += 1
-    points = RequestPoints(self, prompt, match, ours)
+    digest = hashlib.blake2b(tokens, digest_size=16).digest()
+    if conversation is None:
+      group = _PromptPoints(digest)
+    else:
+      self._drop_empty()
+      group = self._find_group(conversation, digest)
+    group.running += 1
+    points = RequestPoints(self, prompt, match, group)
     self._open.add(points)
     return points
 
-  def conversations(self) -> Iterator[Conversation]:
-    """Yields the conversations that have points, and these points."""
-    for conversation, ours in self._latest.items():
-      found = [] if ours.before is None else self._there(ours.before.points)
-      found += [x for x in self._there(ours.points) if x not in found]
-      if found:
-        yield Conversation(conversation, ours.prompt, tuple(found))
+  def _find_group(self, conversation: Hashable, digest: bytes) -> _PromptPoints:
+    """Returns the points of a conversation's prompt, now its latest."""
+    previous = self._latest.get(conversation)
+    if previous is not None:
+      previous.points = self._still_cached(previous.points)
+      if previous.prompt == digest:
+        return previous
+      if previous.previous is not None:
+        # That prompt got no answer, so that the points of both are dropped.
+        previous.points += self._still_cached(previous.previous.points)
+        previous.previous = None
+    group = _PromptPoints(digest, previous=previous)
+    self._latest[conversation] = group
+    return group
 
-  def restore(self, found: Conversation) -> None:
+  def recorded_prompts(self) -> Iterator[RecordedPrompt]:
+    """Yields each conversation that has points, and these points."""
+    for conversation, group in self._latest.items():
+      previous, found = group.previous, []
+      if previous is not None:
+        found = self._still_cached(previous.points)
+      found += [x for x in self._still_cached(group.points) if x not in found]
+      if found:
+        yield RecordedPrompt(conversation, group.prompt, tuple(found))
+
+  def restore(self, found: RecordedPrompt) -> None:
     """Takes over the points of a conversation of another process."""
-    ours = self._latest.setdefault(found.name, _PromptPoints(found.prompt))
+    group = self._latest.setdefault(
+      found.conversation, _PromptPoints(found.prompt)
+    )
     for point in found.points:
-      ours.add(point)
+      group.add(point)
 
   def remove(self, conversation: Hashable) -> None:
     """Drops all points of a conversation, and those that it still makes."""
-    ours = self._latest.pop(conversation, None)
-    while ours is not None:
-      ours.is_removed = True
-      for point in self._there(ours.points):
+    group = self._latest.pop(conversation, None)
+    while group is not None:
+      group.is_removed = True
+      for point in self._still_cached(group.points):
         self.tree.drop(point)
-      ours = ours.before
+      group = group.previous
 
   def drop_tree(self, cache_salt: bytes) -> None:
     """Drops all points of texts with a salt, and those that they still make."""
@@ -203,43 +219,40 @@ class Recorder:
     """Notes that a request has ended."""
     self._open.remove(points)
 
-  def _there(self, points: list[nodes.Point]) -> list[nodes.Point]:
+  def _still_cached(self, points: list[nodes.Point]) -> list[nodes.Point]:
     return [point for point in points if point in self.tree]
 
-  def _forget(self) -> None:
+  def _drop_empty(self) -> None:
     """Forgets conversations without points, once they are many."""
     if len(self._latest) > 64 + 2 * len(self.tree):
       self._latest = {
-        conversation: ours
-        for conversation, ours in self._latest.items()
-        if ours.running or self._there(ours.points)
+        conversation: group
+        for conversation, group in self._latest.items()
+        if group.running or self._still_cached(group.points)
       }
 
 
 class RequestPoints:
-  """The points of one request.
-
-  Attributes:
-    stops: the lengths at which its prefill records, ascending.
-    is_dropped: whether its tree was dropped, so that its points go at its end.
-  """
+  """The points of one request."""
 
   def __init__(
     self,
     recorder: Recorder,
     prompt: prefix_tree.Text,
     match: prefix_tree.Match | None,
-    ours: _PromptPoints,
+    group: _PromptPoints,
   ):
+    # Whether its tree was dropped, so that its points go at its end.
     self.is_dropped = False
     self._recorder, self._tree = recorder, recorder.tree
     self._prompt = prompt
     self._resumed = None if match is None else match.point
-    self._ours = ours
+    self._group = group
     # A point in the middle of the prefill; the next point replaces it.
-    self._passing: nodes.Point | None = None
+    self._interim: nodes.Point | None = None
     self._is_whole = False
     self._made: list[nodes.Point] = []
+    # The lengths at which its prefill records, ascending.
     self.stops = find_stops(
       0 if match is None else match.length,
       len(prompt.tokens),
@@ -251,23 +264,6 @@ class RequestPoints:
   def cache_salt(self) -> bytes:
     """The cache salt of its text."""
     return self._prompt.cache_salt
-
-  def forget(self) -> None:
-    """Drops the points that a request made whose logits were not finite.
-
-    A request that resumed one would fail too. The point that the failed request
-    resumed stays, because it may belong to another owner, or to all.
-    """
-    self._recorder.close_request(self)
-    self._drop_made()
-    self._passing = None
-    self._ours.running -= 1
-
-  def _drop_made(self, least: int = 0) -> None:
-    """Drops the points that it made of `least` tokens or more."""
-    for point in self._made:
-      if point in self._tree and point.length >= least:
-        self._tree.drop(point)
 
   def record(
     self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
@@ -282,14 +278,14 @@ class RequestPoints:
     is_new = len(self._tree) > count
     if is_new:
       self._made.append(point)
-    if self._passing is not None and self._passing in self._tree:
-      self._tree.drop(self._passing)
-    self._passing = None
+    if self._interim is not None and self._interim in self._tree:
+      self._tree.drop(self._interim)
+    self._interim = None
     self._is_whole = length >= len(self._prompt.tokens)
     if not self._is_whole and length != self._prompt.shared:
-      self._passing = point if is_new else None
+      self._interim = point if is_new else None
     elif length > self._prompt.shared:
-      self._ours.add(point)
+      self._group.add(point)
     return point
 
   def add_scores(self, text: prefix_tree.Text) -> None:
@@ -302,24 +298,41 @@ class RequestPoints:
     """Ends the request; drops the last turn's points but the resumed one.
 
     A request cancelled within its prompt drops nothing, because that prompt or
-    the one before it may come again.
+    the previous one may come again.
     """
     self._recorder.close_request(self)
-    ours, before = self._ours, self._ours.before
-    ours.running -= 1
+    group, previous = self._group, self._group.previous
+    group.running -= 1
     if self.is_dropped:
       self._drop_made()
-    if ours.is_removed:
+    if group.is_removed:
       self._drop_made(self._prompt.shared + 1)
       return
-    if self._passing is not None:
-      ours.add(self._passing)
-      self._passing = None
-    if before is None or not self._is_whole:
+    if self._interim is not None:
+      group.add(self._interim)
+      self._interim = None
+    if previous is None or not self._is_whole:
       return
-    ours.before = None
-    for point in before.points:
+    group.previous = None
+    for point in previous.points:
       if point is self._resumed:
-        ours.add(point)
-      elif point in self._tree and point not in ours.points:
+        group.add(point)
+      elif point in self._tree and point not in group.points:
+        self._tree.drop(point)
+
+  def forget(self) -> None:
+    """Ends a request whose logits were not finite; drops the points it made.
+
+    A request that resumed one would fail too. The point that the failed request
+    resumed stays, because it may belong to another owner, or to all.
+    """
+    self._recorder.close_request(self)
+    self._drop_made()
+    self._interim = None
+    self._group.running -= 1
+
+  def _drop_made(self, least: int = 0) -> None:
+    """Drops the points that it made of `least` tokens or more."""
+    for point in self._made:
+      if point in self._tree and point.length >= least:
         self._tree.drop(point)

@@ -98,8 +98,8 @@ def _measure(engine: engine_lib.Engine) -> tuple[float, metrics.Reading]:
 def _list_cached(engine: engine_lib.Engine) -> list[tuple]:
   """Returns salt, conversation, length and idle seconds, the latest first."""
   whose = {
-    point: one.name
-    for one in engine.recorder.conversations()
+    point: one.conversation
+    for one in engine.recorder.recorded_prompts()
     for point in one.points
   }
   policy = engine.decoder.account.policy

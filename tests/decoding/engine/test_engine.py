@@ -75,7 +75,7 @@ class Alone:
       request.scores_prompt,
     )
     if key not in self._found:
-      engine = self.engine(isolates=True)
+      engine = self.engine(batch_invariant=True)
       one = engine.submit(request)
       ended(engine, one)
       self._found[key] = one.result()

@@ -150,7 +150,7 @@ def test_more_requests_than_rows_give_each_what_it_gets_alone(
 @pytest.mark.slow
 def test_an_isolated_text_has_the_same_bits_whatever_is_beside_it(params):
   decoder = decoder_lib.Decoder(params, CONFIG, rows=4, length=LENGTH, page=8)
-  isolated = generator_lib.Generator(decoder, chunk=CHUNK, isolates=True)
+  isolated = generator_lib.Generator(decoder, chunk=CHUNK, batch_invariant=True)
   for request, result in zip(REQUESTS, isolated.generate(REQUESTS)):
     assert result.reused == 0
     (alone,) = isolated.generate([request])

@@ -292,7 +292,7 @@ def is_same(found, wanted):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_what_runs_beside_has_the_bits_that_it_has_alone(world, ahead):
   """All calls have one shape, so that isolated rows do not move a bit."""
-  engine = world.engine(isolates=True, ahead=ahead)
+  engine = world.engine(batch_invariant=True, ahead=ahead)
   alone = [engine.submit(one) for one in OTHERS]
   ended(engine, *alone)
   several = [engine.submit(one) for one in OTHERS]
@@ -358,7 +358,7 @@ def test_what_was_found_is_resumed(world):
     resumed = engine.submit(turn)
     ended(engine, resumed)
     assert resumed.reused == reused
-    fresh = world.engine(isolates=True)
+    fresh = world.engine(batch_invariant=True)
     whole = fresh.submit(turn)
     ended(fresh, whole)
     assert resumed.result().tokens.tolist() == whole.result().tokens.tolist()
@@ -374,7 +374,7 @@ def test_what_was_found_is_resumed(world):
 
 def test_a_search_leaves_what_others_resume_as_it_is(world, calls_of):
   """It begins on shared pages, and moves tokens in its own."""
-  engine = world.engine(isolates=False)
+  engine = world.engine(batch_invariant=False)
   prompt = text(27, 60)
   first = engine.submit(Request(prompt, 3, Sampling(0), shared=20))
   ended(engine, first)
@@ -398,7 +398,7 @@ def test_a_search_leaves_what_others_resume_as_it_is(world, calls_of):
       first.result().log_probabilities,
       atol=1e-5,
     )
-  alone = world.engine(isolates=True)
+  alone = world.engine(batch_invariant=True)
   wanted = alone.submit(search.request)
   ended(alone, wanted)
   assert search.result().tokens.tolist() == wanted.result().tokens.tolist()

@@ -178,7 +178,7 @@ def test_prompts_that_are_cancelled_again_and_again_pile_nothing_up():
   for number in range(9):
     longer = [*prompt, number, *range(40)]
     engine.serve(longer, [3], stopped=len(longer))
-    assert engine.recorder._latest['one'].before.before is None
+    assert engine.recorder._latest['one'].previous.previous is None
   assert engine.serve([*prompt, 2, 2], [3]) == 12
   # The resumed one stays for a turn.
   assert engine.lengths() == [10, 12, 14, 15]
