@@ -34,7 +34,6 @@ PURPOSES = {
   ),
   'distil': ('teach', 'distill'),
   'align': (
-    'sft_study',
     'reference',
     'align',
     'train_gate',

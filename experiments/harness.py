@@ -1,4 +1,4 @@
-"""Runs tasks of lm-eval on a model, from local files.
+"""Run tasks of lm-eval on a model, from local files.
 
     python -m experiments.harness --export=tasks --text=prose.txt
     python -m experiments.harness --model=runs/chat --include=tasks \\
@@ -13,61 +13,67 @@ The same tasks run against a server, by lm-eval itself (docs/gates.md).
 """
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
-import re
 
 from absl import app
-from absl import flags
 
-from kaiju_jax.experiments import shared_flags
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
+from kaiju_jax.runs import play
 
-_MODEL = flags.DEFINE_string(
-  'model', None, 'A workdir, an export or a Hugging Face folder.'
-)
-_INCLUDE = flags.DEFINE_string('include', None, "A folder of lm-eval's tasks.")
-_TASKS = flags.DEFINE_list('tasks', None, 'Names of tasks in --include.')
-_LIMIT = flags.DEFINE_integer('limit', None, 'Documents of each task.', 1)
-_ROWS = flags.DEFINE_integer('rows', 8, 'Texts that are continued at once.', 1)
-_PLAYER = shared_flags.define_player()
-_EXPORT = flags.DEFINE_string(
-  'export', None, 'Write a task of --text into this new folder.'
-)
-_TEXT = flags.DEFINE_string('text', None, 'A file of documents, for --export.')
-_OUT = flags.DEFINE_string('out', None, 'A new file for the figures, as JSON.')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # A workdir, an export or a Hugging Face folder.
+  model: str | None = None
+  # A folder of lm-eval's tasks.
+  include: str | None = None
+  # Names of tasks in --include.
+  tasks: tuple[str, ...] | None = None
+  # Documents of each task.
+  limit: flags.Positive | None = None
+  # Texts that are continued at once.
+  rows: flags.Positive = 8
+  player: play.Player
+  # Write a task of --text into this new folder.
+  export: str | None = None
+  # A file of documents, for --export.
+  text: str | None = None
+  # A new file for the figures, as JSON.
+  out: str | None = None
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  if _EXPORT.value:
-    command.check(argv, _TEXT)
-    _export()
+  settings = FLAGS.read(argv)
+  from kaiju_jax.experiments.studies import harness
+
+  if settings.export:
+    flags.need(text=settings.text)
+    count = harness.export_file(settings.export, settings.text)
+    print(f'{settings.export}: {count} documents; --tasks={harness.TASK}')
     return
-  command.check(argv, _MODEL, _INCLUDE, _TASKS)
-  if _OUT.value and pathlib.Path(_OUT.value).exists():
-    raise app.UsageError(f'--out={_OUT.value}: exists; name a new file.')
-  _evaluate()
-
-
-def _export() -> None:
-  from kaiju_jax.experiments.studies import harness
-
-  text = pathlib.Path(_TEXT.value).read_text(encoding='utf-8')
-  texts = [one for one in re.split(r'\n\s*\n', text) if one.strip()]
-  harness.export(_EXPORT.value, texts)
-  print(f'{_EXPORT.value}: {len(texts)} documents; --tasks={harness.TASK}')
-
-
-def _evaluate() -> None:
-  from kaiju_jax.experiments.studies import harness
+  flags.need(
+    model=settings.model, include=settings.include, tasks=settings.tasks
+  )
+  if settings.out and pathlib.Path(settings.out).exists():
+    raise app.UsageError(f'--out={settings.out}: exists; name a new file.')
   from kaiju_jax.storage import files
 
-  model, about = harness.open_model(_MODEL.value, _ROWS.value, _PLAYER.read())
-  found = harness.evaluate(model, _TASKS.value, _INCLUDE.value, _LIMIT.value)
+  model, about = harness.open_model(
+    settings.model, settings.rows, settings.player
+  )
+  found = harness.evaluate(
+    model, settings.tasks, settings.include, settings.limit
+  )
   for task, figures in found.items():
     for name, value in figures.items():
       print(f'{task}  {name}  {value:.6g}')
-  if _OUT.value:
-    files.write_json(pathlib.Path(_OUT.value), {**about, 'results': found})
+  if settings.out:
+    files.write_json(pathlib.Path(settings.out), {**about, 'results': found})
 
 
 if __name__ == '__main__':

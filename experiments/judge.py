@@ -1,91 +1,80 @@
-"""Accepts or refuses a judge of personas, by scores that people gave.
+"""Accept or refuse a judge of personas, by scores that people gave.
 
     python -m experiments.judge --judge=runs/judge --labels=labels.jsonl \\
       --out=judged
 
 `experiments.persona` decides with a judge that reads only if this command has
-accepted it within the last 31 days. It is accepted if, in each property, its
-agreement with people (quadratic κ) is shown to be at least 0.6, its bias is at
-most 0.25, and it does not reward length; and if it prefers the same replies in
-both orders. 50 labels of the last 31 days are needed, and 20 pairs among them
-of replies to the same conversation. The exit status is 0, 3 or 4: accepted,
-refused, not evaluated.
-
-    --judge   rules, http://…/v1 with --judge_model, or a model's folder
-    --labels  JSONL: a line holds the id of a golden conversation, the replies,
-              a person's scores and the day; see
-              `kaiju_jax/evaluation/persona/labels.py`
-    --before  decision.json of the last time: refuses a bias that has moved
-
-A judge on a server is given golden conversations and labelled replies, and
-nothing else.
+accepted it within the last 31 days: its agreement with people (quadratic κ) is
+at least 0.6 in each property and its bias at most 0.25, it does not reward
+length, and prefers the same replies in both orders. It takes 50 labels of the
+last 31 days (`kaiju_jax/evaluation/persona/labels.py`), 20 pairs among them.
+The exit status is 0, 3 or 4: accepted, refused, not evaluated.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import datetime
 import pathlib
 
-from absl import flags
-
-from kaiju_jax.experiments import shared_flags
+from kaiju_jax.gates import settings as settings_lib
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
+from kaiju_jax.runs import play
 
-_GOLDEN_FILE = pathlib.Path(__file__).parent / 'golden' / 'conversations.jsonl'
-_JUDGE = flags.DEFINE_string(
-  'judge', None, "rules, a server's address or a model."
-)
-_JUDGE_MODEL = flags.DEFINE_string(
-  'judge_model', '', "The server's name of its model."
-)
-_LABELS = flags.DEFINE_string('labels', None, "People's scores, a JSONL file.")
-_GOLDEN = flags.DEFINE_string(
-  'golden', str(_GOLDEN_FILE), 'The conversations that labels name.'
-)
-_BEFORE = flags.DEFINE_string(
-  'before', None, 'decision.json of an earlier calibration of this judge.'
-)
-_SAMPLES = flags.DEFINE_integer(
-  'samples', 1, 'Answers of a server per conversation.', lower_bound=1
-)
-_ANSWERS = flags.DEFINE_string(
-  'answers', None, "A folder that keeps a server's answers."
-)
-_PLAYER = shared_flags.define_player()
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # rules, a server's address or a model.
+  judge: str
+  # The server's name of its model.
+  judge_model: str = ''
+  # People's scores, a JSONL file.
+  labels: str
+  # The conversations that labels name.
+  golden: str = str(settings_lib.GOLDEN)
+  # decision.json of an earlier calibration of this judge.
+  before: str | None = None
+  # Answers of a server per conversation.
+  samples: flags.Positive = 1
+  # A folder that keeps a server's answers.
+  answers: str | None = None
+  player: play.Player
+  # A new folder.
+  out: str | None = None
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _JUDGE, _LABELS)
+  settings = FLAGS.read(argv)
   from kaiju_jax.evaluation.persona import golden
   from kaiju_jax.evaluation.persona import labels
   from kaiju_jax.gates import persona_judge
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.storage import folders
 
-  if _OUT.value:
-    folders.refuse_existing(_OUT.value)
-  before = (
-    decision_lib.load(pathlib.Path(_BEFORE.value)) if _BEFORE.value else None
+  if settings.out:
+    folders.refuse_existing(settings.out)
+  rated = labels.load(settings.labels, golden.load(settings.golden))
+  judge = persona_judge.read(
+    settings.judge,
+    settings.judge_model,
+    settings.samples,
+    settings.answers,
+    settings.player,
   )
-  known = golden.load(_GOLDEN.value)
-  rated = labels.load(_LABELS.value, known)
   decision = persona_judge.calibrate(
-    persona_judge.read(
-      _JUDGE.value,
-      _JUDGE_MODEL.value,
-      _SAMPLES.value,
-      _ANSWERS.value,
-      _PLAYER.read(),
-    ),
+    judge,
     rated,
     datetime.date.today(),
     {
-      'golden': decision_lib.digest(pathlib.Path(_GOLDEN.value)),
-      'labels': decision_lib.digest(pathlib.Path(_LABELS.value)),
+      'golden': decision_lib.digest(pathlib.Path(settings.golden)),
+      'labels': decision_lib.digest(pathlib.Path(settings.labels)),
     },
-    before,
+    settings_lib.load_decision(settings.before),
   )
-  persona_judge.page(decision).conclude(_OUT.value)
+  persona_judge.page(decision).conclude(settings.out)
 
 
 if __name__ == '__main__':

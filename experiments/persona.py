@@ -1,4 +1,4 @@
-"""Does a model stay in character? Scores golden conversations, and decides.
+"""Score how well a model stays in character, and decide whether it passes.
 
     python -m experiments.persona --judge=rules --model=runs/chat
     python -m experiments.persona --judge=rules --model=runs/chat \\
@@ -33,110 +33,19 @@ A judge that reads decides only with --calibration: decision.json of
 """
 
 from collections.abc import Sequence
-import datetime
 
-from absl import app
-from absl import flags
-
-from kaiju_jax.experiments import shared_flags
+from kaiju_jax.gates import settings as settings_lib
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
-_RESPONDER = shared_flags.define_responder()
-_REFERENCES = flags.DEFINE_bool(
-  'references', False, "Score the authors' own replies."
-)
-_CONVERSATIONS = shared_flags.define_conversations()
-_JUDGE = shared_flags.define_judge()
-_SWAPPED = flags.DEFINE_bool(
-  'swapped', False, 'Let the model play another character than asked for.'
-)
-_FORCED = flags.DEFINE_bool(
-  'forced', False, 'Let each turn follow the reference replies.'
-)
-_WATCH = flags.DEFINE_string(
-  'watch', None, 'decision.json of an earlier run to compare with.'
-)
-_MOST = flags.DEFINE_float(
-  'most', 0.2, 'The largest drop that --watch allows: 0.2 is 5 points of 100.'
-)
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
-_TEMPERATURE = flags.DEFINE_float(
-  'temperature', 0.0, 'Of the sampling; 0 is greedy.', lower_bound=0.0
-)
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.', lower_bound=0)
-_ROWS = flags.DEFINE_integer(
-  'rows', 16, 'Conversations that a model plays side by side.', lower_bound=1
-)
+FLAGS = flags.flags_of(settings_lib.Persona)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _JUDGE.judge)
-  named = _RESPONDER.model, _RESPONDER.endpoint, _REFERENCES
-  given = [bool(x.value) for x in named]
-  if sum(given) != 1:
-    raise app.UsageError(
-      'exactly one of --model, --endpoint and --references must be given.'
-    )
-  _CONVERSATIONS.check()
-  _run()
+  settings = FLAGS.read(argv)
+  from kaiju_jax.gates import run_persona
 
-
-def _run() -> None:
-  from kaiju_jax.evaluation.persona import dialogue
-  from kaiju_jax.evaluation.persona import responders
-  from kaiju_jax.gates import persona
-  from kaiju_jax.gates import persona_judge
-  from kaiju_jax.reporting import decision as decision_lib
-  from kaiju_jax.reporting import report
-  from kaiju_jax.storage import folders
-
-  if _OUT.value:
-    folders.refuse_existing(_OUT.value)
-  before = shared_flags.load_decision(_WATCH)
-  calibration = shared_flags.load_decision(_JUDGE.calibration)
-  conversations, source = _CONVERSATIONS.read(_SEED.value)
-  judge = _JUDGE.read(_RESPONDER.player)
-  responder, name, identity = _responder()
-  persona_judge.refuse_own(judge.identity, identity)
-  if _SWAPPED.value:
-    responder = responders.Swapped(responder, conversations)
-  replies = dialogue.play(responder, conversations, _FORCED.value, _ROWS.value)
-  judged = persona.judge(conversations, replies, judge.score)
-  found = persona.figures(judged)
-  checks = list(
-    persona_judge.calibration_checks(
-      judge.identity, calibration, datetime.date.today()
-    )
-  )
-  found['rectified'] = report.plain(
-    persona_judge.rectify(list(found['scores'].values()), calibration)
-  )
-  if before:
-    persona_judge.refuse_other(judge.identity, before)
-    checks += persona.drop_checks(judged, before.figures['scores'], _MOST.value)
-  else:
-    checks += persona.checks(judged)
-  decision = decision_lib.decide(
-    'persona',
-    checks,
-    found,
-    {'golden': source, 'responder': name, 'judge': judge.identity},
-  )
-  run = 'forced run' if _FORCED.value else 'free run'
-  who = f'{name}, another persona' if _SWAPPED.value else name
-  page = report.Report()
-  title = f'Persona by {judge.identity}, {run}: {who}'
-  persona.add_tables(page, title, found)
-  page.decide(decision).conclude(_OUT.value)
-
-
-def _responder():
-  """Returns the responder, its name, and its identity among judges."""
-  from kaiju_jax.evaluation.persona import responders
-
-  if _REFERENCES.value:
-    return responders.References(), 'references', ''
-  return _RESPONDER.open(_ROWS.value, _TEMPERATURE.value, _SEED.value)
+  run_persona.run(settings).conclude(settings.out)
 
 
 if __name__ == '__main__':

@@ -26,7 +26,11 @@ from kaiju_jax.data.dialogues import talk
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.experiments.configs import sft
+from kaiju_jax.experiments.studies import settings as settings_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from kaiju_jax.storage import files
@@ -45,6 +49,11 @@ _ANSWERS = (
 _ROOM, _ROOM_ALONE = 300, 900
 # No text that is asked comes from the seed of one that was learnt.
 _UNSEEN = 1_000_000
+_DIALOGUES = 3000
+_COLUMNS = 'refused', 'benign refused', 'ended', 'facts told', 'than before'
+# The most facts that fine-tuning may lose.
+_LOST = 0.03
+_VERDICTS = {True: 'met', False: 'MISSED', None: 'not settled'}
 
 
 class Report(NamedTuple):
@@ -233,3 +242,68 @@ def _record(messages: list[tuple[str, str]]) -> dict[str, Any]:
   return {
     'messages': [{'role': role, 'content': text} for role, text in messages]
   }
+
+
+def run(settings: settings_lib.FineTuning, model: str, characters: int) -> None:
+  """Trains and examines the arms, and prints what they do.
+
+  Args:
+    settings: which arms, on what.
+    model: workdir of the chat model.
+    characters: that are asked for facts.
+
+  Raises:
+    OSError, ValueError: the model cannot be read, or a run cannot begin.
+  """
+  out = pathlib.Path(settings.fine_tune)
+  write(
+    out / 'requests.jsonl', _DIALOGUES, settings.per_dialogue, settings.share
+  )
+  write(out / 'dialogues.jsonl', _DIALOGUES, 0)
+  lines, words, before = [], [], None
+  for arm in ('before', *settings.arms):
+    path = model
+    if arm != 'before':
+      path = str(out / arm.replace(' ', '_'))
+      experiment = sft.get_config(model)
+      texts = 'dialogues' if arm == 'no refusals' else 'requests'
+      experiment.data.path = str(out / f'{texts}.jsonl')
+      experiment.data.end_weight = 0.0 if arm == 'no ends' else 1.0
+      experiment.optimizer.learning_rate = settings.rate
+      experiment.loop.steps = settings.steps
+      grid.run([grid.Job(arm, experiment, pathlib.Path(path))], 1)
+    found = examine(load.from_workdir(path), settings.requests, characters)
+    before = before or found
+    change = compare(found, before)
+    lines.append((arm, *_shares(found), _tell(change)))
+    words.append((arm, *(f'{x} of {n}' for n, x in found.by_word.values())))
+    print(': '.join((arm, ', '.join(lines[-1][1:]))), flush=True)
+  title = 'Benign requests refused, by the words that look like a marker'
+  tables = [
+    report.Table(lines, ('model', *_COLUMNS)),
+    report.Table(words, ('model', *found.by_word), title),
+  ]
+  report.Report().add(*tables).show(width=120)
+
+
+def _shares(found: Any) -> list[str]:
+  """Returns a `Report` as shares, in the order of `_COLUMNS`."""
+  counts = (
+    (found.refused, found.requests),
+    (found.refused_benign, found.requests),
+    (found.ended, found.replies),
+    (int(found.told_CQ.sum()), found.told_CQ.size),
+  )
+  return [statistics.Share(*one) for one in counts]
+
+
+def _tell(change: Any) -> str:
+  """Returns a `Change` in points, with its verdict."""
+  low, high = (
+    100 * (change.mean + sign * change.half_width) for sign in (-1, 1)
+  )
+  return (
+    f'{100 * change.mean:+.1f} ({low:+.1f} … {high:+.1f};'
+    f' {change.gained} gained, {change.lost} lost):'
+    f' {_VERDICTS[change.is_within(_LOST)]}'
+  )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import json
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -35,6 +36,18 @@ metric_list:
 metadata:
   version: 1
 """
+
+
+def export_file(out: str, path: str) -> int:
+  """Exports a file's documents, which blank lines separate; returns how many.
+
+  Raises:
+    OSError, ValueError: as `export`; or the file cannot be read.
+  """
+  text = pathlib.Path(path).read_text(encoding='utf-8')
+  texts = [one for one in re.split(r'\n\s*\n', text) if one.strip()]
+  export(out, texts)
+  return len(texts)
 
 
 def export(out: str | os.PathLike, texts: Sequence[str]) -> None:

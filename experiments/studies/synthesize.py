@@ -46,6 +46,21 @@ class Report(NamedTuple):
   verdicts: dict[str, int]
   trees: int
 
+  def describe(self) -> str:
+    """Returns the counts, a line each."""
+    total = sum(self.verdicts.values())
+    lines = [f'{self.trees} trees of {self.passages} passages.']
+    lines += [
+      f'  {verdict:11} {count:7} of {total} variations'
+      for verdict, count in sorted(self.verdicts.items(), key=lambda x: -x[1])
+    ]
+    if self.unfit:
+      lines.append(
+        f'  {len(self.unfit)} documents are trees or too long for the model,'
+        f' such as {self.unfit[0]}.'
+      )
+    return '\n'.join(lines)
+
 
 def synthesize(
   loaded: load.Loaded,

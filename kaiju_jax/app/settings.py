@@ -1,9 +1,11 @@
-"""The settings of a server: the flags of `experiments.serve`."""
+"""The flags of `experiments.serve` and `experiments.generate`."""
 
 import dataclasses
 from typing import Annotated
 from typing import Any
 from typing import Literal
+
+from absl import app
 
 from kaiju_jax.costs import cache_plan
 from kaiju_jax.runs import flags
@@ -131,3 +133,58 @@ class Settings(play.Player):
       raise ValueError(
         f'--promotion={self.promotion}: needs the --policy that demands it.'
       )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Talk:
+  """How text is continued, or a chat goes on."""
+
+  # A workdir, an export or a Hugging Face folder.
+  model: str
+  # tokenizer.json of an exported file; bytes by default.
+  tokenizer: str | None = None
+  # Text to continue; can be repeated.
+  prompt: flags.Repeated = ()
+  # Answer lines, and remember what was said.
+  interactive: bool = False
+  # Take prompts and lines as messages of a chat; by default with --interactive
+  # where the model's folder has a chat template.
+  chat: bool | None = None
+  # Tokens of a continuation, at most.
+  max_tokens: flags.Positive = 200
+  player: play.Player
+  # Prompt tokens that are run at once.
+  chunk: flags.Positive = 256
+  # Of the sampling; 0 is greedy, and 1 the default.
+  temperature: float | None = None
+  # Likeliest tokens kept; 0 for all.
+  top_k: int | None = None
+  # Probability kept; 1 for all.
+  top_p: float | None = None
+  # Least probability, as a part of the likeliest token's.
+  min_p: float | None = None
+  # For tokens that the text holds; 1 for none.
+  repetition_penalty: float | None = None
+  # Seed of the noise.
+  seed: int = 0
+  # Text that ends an answer.
+  stop: flags.Repeated = ()
+
+  def __post_init__(self):
+    if bool(self.prompt) == self.interactive:
+      raise app.UsageError(
+        'exactly one of --prompt and --interactive is needed.'
+      )
+
+  def sampling(self, defaults: dict) -> Any:
+    """Returns the sampling: a model's own, where no flag is given.
+
+    Raises:
+      ValueError: names the flag, its value and what would be right.
+    """
+    from kaiju_jax.decoding.requests import sampling  # Imports jax.
+
+    names = 'temperature', 'top_k', 'top_p', 'min_p', 'repetition_penalty'
+    given = {name: getattr(self, name) for name in names}
+    given = {name: x for name, x in given.items() if x is not None}
+    return sampling.Sampling(**{**defaults, **given}, seed=self.seed)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import pathlib
+from typing import Annotated
 from typing import Any
 
 from absl import app
@@ -15,6 +16,7 @@ GOLDEN = (
   .parents[1]
   .joinpath('experiments', 'golden', 'conversations.jsonl')
 )
+_FLOATS = play.Arm(int8='none', kv='none')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,81 @@ class Conversations:
 
     path = pathlib.Path(self.golden or GOLDEN)
     return persona.conversations(path, self.generated, seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gate:
+  """Which models are compared, and by what."""
+
+  # A workdir, an export or a Hugging Face folder.
+  candidate: str
+  # The model that the candidate would replace.
+  baseline: str
+  conversations: Conversations
+  judge: Judge
+  # Two models, or two files, that are compared.
+  calibration_diff: tuple[str, ...] | None = None
+  # Play the conversations, not only read them.
+  persona: bool = True
+  # What is recalled: facts, or a kind; '' for nothing.
+  needle: str = 'multi_key_8'
+  # Tokens of the rows that are asked in English.
+  needle_length: Annotated[int, flags.Bounds(10)] = 48
+  # Questions of --needle to each model.
+  needles: flags.Positive = 400
+  # A file of prose.
+  text: str | None = None
+  player: play.Player
+  # How the baseline is computed, in floats by default.
+  arm: Annotated[play.Arm, flags.Prefix('baseline_')] = _FLOATS
+  # A new folder.
+  out: str | None = None
+  # Conversations that a model plays side by side.
+  rows: flags.Positive = 16
+
+  def __post_init__(self):
+    if self.persona:
+      flags.need(judge=self.judge.judge)
+    if self.calibration_diff and len(self.calibration_diff) != 2:
+      raise app.UsageError(
+        f'--calibration_diff={",".join(self.calibration_diff)}: must name two'
+        ' models.'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Persona:
+  """Whose replies are scored, and how."""
+
+  responder: Responder
+  # Score the authors' own replies.
+  references: bool = False
+  conversations: Conversations
+  judge: Judge
+  # Let the model play another character than asked for.
+  swapped: bool = False
+  # Let each turn follow the reference replies.
+  forced: bool = False
+  # decision.json of an earlier run to compare with.
+  watch: str | None = None
+  # The largest drop that --watch allows: 0.2 is 5 points of 100.
+  most: float = 0.2
+  # A new folder.
+  out: str | None = None
+  # Of the sampling; 0 is greedy.
+  temperature: Annotated[float, flags.Bounds(0.0)] = 0.0
+  # Seed of all draws.
+  seed: flags.NonNegative = 0
+  # Conversations that a model plays side by side.
+  rows: flags.Positive = 16
+
+  def __post_init__(self):
+    flags.need(judge=self.judge.judge)
+    who = self.responder
+    if bool(who.model) + bool(who.endpoint) + self.references != 1:
+      raise app.UsageError(
+        'exactly one of --model, --endpoint and --references must be given.'
+      )
 
 
 def load_decision(path: str | None) -> Any:
