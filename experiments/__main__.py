@@ -77,7 +77,6 @@ PURPOSES = {
     'benchmarks.decode',
     'benchmarks.device',
     'benchmarks.kernels',
-    'benchmarks.open_models',
     'benchmarks.restart',
     'benchmarks.serve',
     'benchmarks.soak',

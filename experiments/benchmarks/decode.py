@@ -1,177 +1,77 @@
-r"""Decoding beside `transformers`, on this machine, in one run.
+r"""Compare prefill and decoding with `transformers` and llama.cpp, in one run.
 
-    python -m experiments.benchmarks.decode
-    taskset -c 1 python -m experiments.benchmarks.decode --parts=products
+    python -m experiments.benchmarks.decode --batch=8 --length=2048 --turns=2
+    python -m experiments.benchmarks.decode --shape=qwen3-0.6b --arms=all
+    python -m experiments.benchmarks.decode --parts=quality
 
-One model of about 100 M parameters in the shape of Arcee (squared ReLU without
-a gate, one head of keys and values, every layer global), with equal weights on
-both sides: `transformers` reads what `interchange` wrote. Prefill and decoding
-of a batch, ours in float32 and int8, theirs in float32 and bfloat16, with both
-of their caches; our own forward pass without a cache; and a step of an
-all-local model behind 2k and behind 32k tokens. Needs the extra `interchange`.
+A folder of a model's shape with random weights, which all sides read: ours by
+the arms of `serve --int8`, `transformers` in float32 and bfloat16 with both of
+its caches, and llama.cpp in Q8_0. The shape `arcee-97m` has squared ReLU
+without a gate, one head of keys and values, and global layers alone.
 
-The parts take turns, and each is given by its least time over all turns:
-machines are shared, and what disturbs only adds.
+    speed     tokens per second of prefill and of a greedy step. Sides take
+              turns, and each has its least time, because what disturbs only
+              adds
+    quality   our arms beside `transformers` in float32: logits, KL, memory
+    local     a step of a model of `arcee-97m` with windows alone, int8, behind
+              --length tokens and behind --far
 
-The part `products` stands alone and says what bounds a step on a CPU: products
-of a few rows with a weight, with the head's table, and of attention, beside
-`paged_decode` (`experiments/benchmarks/parts/product_times.py`).
+Needs the extra `interchange`; llama.cpp needs llama-cpp-python and gguf too,
+and is left out where they are not installed.
 """
 
+from collections.abc import Sequence
+import dataclasses
 import os
-import pathlib
-import tempfile
+from typing import Literal
 
-from absl import flags
-
-from kaiju_jax.experiments.benchmarks.load_test import peer_model
-from kaiju_jax.model import config as model_config
-from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
-
-_BATCH = flags.DEFINE_integer('batch', 8, 'Rows.', 1)
-_LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)
-_STEPS = flags.DEFINE_integer('steps', 16, 'Decoding steps in a run.', 1)
-_TURNS = flags.DEFINE_integer('turns', 2, 'How often every part runs.', 1)
-_CHUNK = flags.DEFINE_integer('chunk', 2048, 'Tokens of a prefill call.', 1)
-_LAYERS = flags.DEFINE_integer('layers', 12, 'Layers of the model.', 1)
-_FAR = flags.DEFINE_integer(
-  'far', 32_768, 'Context of the all-local model beside --length.', 1
-)
-_ALL = 'peers', 'ours', 'uncached', 'local', 'products'
-_PARTS = flags.DEFINE_list('parts', list(_ALL[:-1]), 'What to run.')
+from kaiju_jax.runs import flags
 
 
-def model(**changes) -> model_config.ModelConfig:
-  """Returns the model: 97 M parameters with twelve layers."""
-  defaults = {
-    'num_layers': _LAYERS.value,
-    'max_length': max(_LENGTH.value, _FAR.value) + _STEPS.value,
-  }
-  return peer_model.config(**(defaults | changes))
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is compared."""
 
-
-def main(argv):
-  command.check(argv)
-  parts = command.choose(_PARTS, _ALL)
-  if 'products' in parts:
-    from kaiju_jax.experiments.benchmarks.parts import product_times
-
-    product_times.report(_TURNS.value)
-  if set(parts) - {'products'}:
-    _compare(parts)
-
-
-def _compare(wanted) -> None:
-  """Prints the table of prefill and steps."""
-  # Threads of torch that wait by spinning would slow down ours, and theirs too
-  # where others are at work; it is read when torch is imported.
-  os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
-  # Imported here, so that --help is instant.
-  from kaiju_jax.experiments.benchmarks.parts import decode_speed
-  from kaiju_jax.model import transformer
-  from kaiju_jax.training import state
-
-  config = model()
-  int8 = model(quantization=quantization_config.QuantizationConfig())
-  params = state.init_params(transformer.Transformer(config), 0)
-  shape = _BATCH.value, _LENGTH.value
-
-  def ours(config, batch=shape[0], length=shape[1]):
-    measured = decode_speed.times(
-      params,
-      config,
-      batch,
-      length,
-      steps=_STEPS.value,
-      runs=1,
-      chunk=_CHUNK.value,
-    )
-    return measured.prefill, measured.step
-
-  parts = {}
-  if 'peers' in wanted:
-    parts |= _peers(params, config, *shape)
-  if 'ours' in wanted:
-    parts['ours, float32'] = lambda: ours(config)
-    parts['ours, int8'] = lambda: ours(int8)
-  if 'uncached' in wanted:
-    parts['float32 without a cache'] = lambda: (
-      (),
-      decode_speed.time_uncached(params, config, *shape, 1),
-    )
-  if 'local' in wanted:
-    local = model(period=0, quantization=int8.quantization)
-    for length in _LENGTH.value, _FAR.value:
-      parts[f'all local, int8, 1 × {length:,}'] = lambda length=length: ours(
-        local, 1, length
-      )
-  least = {name: [float('inf')] * 2 for name in parts}
-  for turn in range(_TURNS.value):
-    for name, run in parts.items():
-      for place, seconds in enumerate(run()):
-        least[name][place] = min(least[name][place], *seconds, float('inf'))
-      seconds = ', '.join(f'{x:.4f} s' for x in least[name])
-      print(f'turn {turn}: {name}: {seconds}')
-  report.Report().add(_table(least)).show()
-
-
-def _peers(params, config, batch: int, length: int):
-  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
-  from kaiju_jax.interchange import hugging_face
-
-  folder = pathlib.Path(tempfile.mkdtemp()) / 'model'
-  hugging_face.write(folder, params, config)
-
-  def peer(dtype: str, cache: str):
-    measured = transformers_speed.times(
-      folder,
-      batch,
-      length,
-      dtype=dtype,
-      cache=cache,
-      steps=_STEPS.value,
-      runs=1,
-    )
-    return measured.prefill, measured.step
-
-  return {
-    f'transformers, {dtype}, {cache}': lambda d=dtype, c=cache: peer(d, c)
-    for dtype in ('float32', 'bfloat16')
-    for cache in transformers_speed.CACHES
-  }
-
-
-def _table(least):
-  theirs = [
-    min(
-      (x[place] for name, x in least.items() if name.startswith('transf')),
-      default=float('nan'),
-    )
-    for place in (0, 1)
-  ]
-  rows = []
-  for name, measured in least.items():
-    # Other rows are other work.
-    is_peer = name.startswith(('transformers', 'ours'))
-    prefill, step = theirs if is_peer else (None, None)
-    rows.append(
-      (name, *_cells(measured[0], prefill, 1), *_cells(measured[1], step, 1e3))
-    )
-  return report.Table(
-    rows,
-    ('part', 'prefill, s', '×', 'step, ms', '×'),
-    f'Batch {_BATCH.value} × {_LENGTH.value:,} tokens; least of'
-    f' {_TURNS.value} turns; × is against the fastest of transformers',
+  # What to measure.
+  parts: tuple[Literal['speed', 'quality', 'local'], ...] = ('speed', 'quality')
+  # The shape of the model.
+  shape: Literal[*open_shapes.NAMES] = 'arcee-97m'
+  # Our arms.
+  arms: tuple[Literal['none', 'weights', 'all'], ...] = (
+    *('none', 'weights', 'all'),
   )
+  # Rows.
+  batch: flags.Positive = 1
+  # Tokens of a prompt.
+  length: flags.Positive = 128
+  # The longer context of the part `local`.
+  far: flags.Positive = 32_768
+  # Decoding steps in a turn.
+  steps: flags.Positive = 8
+  # How often every side runs.
+  turns: flags.Positive = 4
+  # Seconds of what; of the processor where others use the machine too.
+  clock: Literal['wall', 'processor'] = 'wall'
 
 
-def _cells(seconds: float, theirs: float | None, unit: float) -> list[str]:
-  if seconds == float('inf'):
-    return ['', '']
-  ratio = '' if theirs is None else f'{theirs / seconds:.2f}'
-  return [f'{unit * seconds:,.2f}', ratio]
+_FLAGS = flags.flags_of(Settings)
+
+
+def main(argv: Sequence[str]) -> None:
+  settings = _FLAGS.read(argv)
+  # Threads of torch that wait by spinning slow down all others.
+  os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+  from kaiju_jax.experiments.benchmarks.parts import decode_sides
+
+  page = report.Report()
+  page.say(f'{settings.shape}, {settings.batch} × {settings.length} tokens')
+  with open_shapes.provide(settings.shape) as folder:
+    for part in settings.parts:
+      decode_sides.PARTS[part](page, folder, settings)
+  page.show()
 
 
 if __name__ == '__main__':

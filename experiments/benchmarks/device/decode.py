@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.experiments.benchmarks.parts import decode_speed
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
@@ -60,22 +61,20 @@ def measure(
   config = config_of(arm, setting.dry)
   length, steps = (16, 2) if setting.dry else (LENGTH, STEPS)
   params = state.init_params(transformer.Transformer(config), 0)
-  times = decode_speed.times(
-    params,
-    config,
-    batch,
-    length,
-    steps=steps,
-    runs=1 if setting.dry else min(3, setting.repeats),
-    chunk=min(CHUNK, length),
+  decoder = decoder_lib.Decoder(
+    params, config, rows=batch, length=length + steps
   )
+  run = decode_speed.runner(decoder, length, steps, min(CHUNK, length))
+  run()  # Compiles.
+  rounds = [run() for _ in range(min(3, setting.repeats))]
+  prefill, step = map(timing.spread, zip(*rounds))
   statistics = jax.devices()[0].memory_stats() or {}
   return {
     'arm': arm,
     'batch': batch,
     'length': length,
-    'prefill': timing.spread(times.prefill),
-    'step': timing.spread(times.step),
-    'cache_bytes': times.cache_bytes,
+    'prefill': prefill,
+    'step': step,
+    'cache_bytes': decoder.cache_bytes,
     'peak_bytes': statistics.get('peak_bytes_in_use'),
   }

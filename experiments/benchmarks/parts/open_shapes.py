@@ -33,6 +33,7 @@ _QWEN3 = {
   'rope_parameters': {'rope_type': 'default', 'rope_theta': 1_000_000.0},
 }
 SHAPES = {'smollm2-135m': _LLAMA, 'qwen3-0.6b': _QWEN3}
+NAMES = 'arcee-97m', *SHAPES
 
 
 def write(path: pathlib.Path, fields: dict) -> None:
@@ -62,18 +63,33 @@ def write(path: pathlib.Path, fields: dict) -> None:
   safetensors.numpy.save_file(out, path / 'model.safetensors', {'format': 'pt'})
 
 
+def _write_arcee(path: pathlib.Path) -> None:
+  from kaiju_jax.experiments.benchmarks.load_test import peer_model
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.model import transformer
+  from kaiju_jax.training import state
+
+  config = peer_model.config()
+  params = state.init_params(transformer.Transformer(config), 0)
+  hugging_face.write(path, params, config)
+
+
 @contextlib.contextmanager
 def provide(shape: str, folder: str = '') -> Iterator[pathlib.Path]:
   """Gives the folder of a model; one that it writes is removed at the end.
 
   Args:
-    shape: a name in `SHAPES`, for the folder to write.
+    shape: one of `NAMES`, for the folder to write.
     folder: an existing folder of that shape; '' to write one.
   """
   if folder:
     yield pathlib.Path(folder)
     return
   with tempfile.TemporaryDirectory() as name:
-    path = pathlib.Path(name)
-    write(path, SHAPES[shape])
+    path = pathlib.Path(name) / 'model'
+    if shape in SHAPES:
+      path.mkdir()
+      write(path, SHAPES[shape])
+    else:
+      _write_arcee(path)
     yield path

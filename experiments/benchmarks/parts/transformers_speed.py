@@ -19,7 +19,6 @@ from collections.abc import Callable
 import os
 import statistics
 import time
-from typing import NamedTuple
 
 import torch
 import transformers
@@ -27,65 +26,18 @@ import transformers
 CACHES = ('dynamic', 'static')
 
 
-class Times(NamedTuple):
-  """Seconds of each run.
-
-  Attributes:
-    prefill: seconds of the whole batch's prompts.
-    step: seconds of one decoding step, one token for each row; each is the
-      median of a run's steps.
-  """
-
-  prefill: tuple[float, ...]
-  step: tuple[float, ...]
-
-  def line(self) -> str:
-    """Returns the least and the median of both, in words."""
-    return (
-      f'prefill {min(self.prefill):.3f} s (median'
-      f' {statistics.median(self.prefill):.3f}), step'
-      f' {1e3 * min(self.step):.1f} ms (median'
-      f' {1e3 * statistics.median(self.step):.1f})'
-    )
-
-
-def times(
-  folder: str | os.PathLike,
-  batch: int,
-  length: int,
-  *,
-  dtype: str = 'float32',
-  cache: str = 'dynamic',
-  steps: int = 16,
-  runs: int = 3,
-  threads: int | None = None,
-  attention: str = 'sdpa',
-) -> Times:
-  """Returns what a folder's model takes, after one run that does not count.
+def read(folder: str | os.PathLike, dtype: str, attention: str = 'sdpa'):
+  """Returns a folder's model, whose threads are one per core.
 
   Args:
-    folder: written by `hugging_face.write`.
-    batch: rows, each with other random tokens.
-    length: tokens of a prompt, and so the context of the first step.
+    folder: written by `hugging_face.write`, or another one.
     dtype: 'float32' or 'bfloat16', of weights and arithmetic.
-    cache: one of `CACHES`.
-    steps: decoding steps in a run.
-    runs: that count.
-    threads: torch's threads; by default one per core.
     attention: implementation, as `transformers` names it.
 
   Raises:
-    ValueError: no such cache.
     OSError: the folder is not there.
   """
-  torch.set_num_threads(threads or os.cpu_count())
-  run = runner(read(folder, dtype, attention), batch, length, cache, steps)
-  measured = [run() for _ in range(1 + runs)]
-  return Times(*zip(*measured[1:]))
-
-
-def read(folder: str | os.PathLike, dtype: str, attention: str = 'sdpa'):
-  """Returns a folder's model; the arguments are those of `times`."""
+  torch.set_num_threads(os.cpu_count())
   return transformers.AutoModelForCausalLM.from_pretrained(
     folder, dtype=getattr(torch, dtype), attn_implementation=attention
   ).eval()
@@ -101,8 +53,16 @@ def runner(
 ) -> Callable[[], tuple[float, float]]:
   """Returns a function that times one prefill and the median step after it.
 
-  The arguments are those of `times`; the model is from `read`, and `clock`
-  returns seconds.
+  Args:
+    model: from `read`.
+    batch: rows, each with other random tokens.
+    length: tokens of a prompt, and so the context of the first step.
+    cache: one of `CACHES`.
+    steps: decoding steps in a run.
+    clock: returns seconds.
+
+  Raises:
+    ValueError: no such cache.
   """
   if cache not in CACHES:
     raise ValueError(f'cache={cache!r}: must be one of {", ".join(CACHES)}.')
