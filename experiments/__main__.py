@@ -83,7 +83,6 @@ PURPOSES = {
     'benchmarks.startup',
     'benchmarks.step',
     'benchmarks.teach',
-    'benchmarks.vocabulary_loss',
   ),
 }
 COMMANDS = tuple(name for names in PURPOSES.values() for name in names)

@@ -1,4 +1,4 @@
-"""Seconds that mixing, selecting and comparing documents take.
+"""Measure the seconds that mixing, selecting and comparing documents take.
 
     python -m experiments.benchmarks.corpora [--documents=10000] [--words=400]
 
@@ -7,27 +7,37 @@ and half in four sources. Reading files is not included.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import itertools
 import time
-
-from absl import flags
+from typing import Annotated
 
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
-_DOCUMENTS = flags.DEFINE_integer(
-  'documents', 10_000, 'How many documents.', lower_bound=20
-)
-_WORDS = flags.DEFINE_integer('words', 400, 'Words of each.', lower_bound=20)
 _VOCABULARY = 20_000
 _SOURCES = 4
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """Which documents."""
+
+  # How many documents.
+  documents: Annotated[int, flags.Bounds(20)] = 10_000
+  # Words of each.
+  words: Annotated[int, flags.Bounds(20)] = 400
+
+
+_FLAGS = flags.flags_of(Settings)
+
+
 def main(argv: Sequence[str]) -> None:
-  command.check(argv)
+  settings = _FLAGS.read(argv)
   from kaiju_jax.training import progress
 
-  count, words = _DOCUMENTS.value, _WORDS.value
+  count, words = settings.documents, settings.words
   rows = []
   steps = list(_steps(_texts(count, words)))
   for name, step in progress.track(steps, 'measuring'):

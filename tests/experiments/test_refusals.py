@@ -67,8 +67,8 @@ BAD = [
   ('scaling --widths=32,48 --out=nowhere', 'the law needs three or more'),
   ('scaling --largest=64:10', '--largest=64:10: must be wider than 96'),
   (
-    'benchmarks.vocabulary_loss --chunks=1024',
-    "error: --chunks: '1024' is not a",
+    'benchmarks.step --table=vocabulary --chunks=1024',
+    'error: --chunks=1024: must be below 1024',
   ),
   ('train_head --out=nowhere --planted --model=x', '--safety is missing'),
   ('train_head --safety=x --planted --model=x', '--out is missing'),

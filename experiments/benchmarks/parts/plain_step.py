@@ -1,69 +1,20 @@
-"""Does our notation cost anything, and what do windows save a training step?
+"""Training steps beside those of a plain model: seconds and memory."""
 
-    python -m experiments.benchmarks.step [--table=short --table=memory]
-
-Whole optimizer steps in float32, ours against
-`parts/plain_model.py` (nn.Dense, dense masks), side by side
-in one process:
-
-    short    the tiny configuration
-    long     one row of 8,192, window 256, 6:1, per-layer remat on both sides;
-             a dense step took a minute on 4 cores, and each round has two
-    memory   temporary bytes of both compiled steps, to length 32,768
-
-Both are compiled with XLA's memory-minded scheduler: the CPU's usual one
-recomputes several layers at once, and asks 23 GiB for the dense step at 8,192.
-"""
-
-from collections.abc import Sequence
 import dataclasses
-import os
+from typing import Any
 
-from absl import flags
+import jax
+import jax.numpy as jnp
+import optax
 
+from kaiju_jax.experiments.benchmarks.parts import plain_model
 from kaiju_jax.experiments.benchmarks.parts import timed_step
+from kaiju_jax.experiments.configs import tiny
+from kaiju_jax.kernels import timing
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import command
-
-_TABLE = flags.DEFINE_multi_enum(
-  'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Tables.'
-)
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 9, 'Rounds, each timing every contender once.', lower_bound=1
-)
-_STEPS = flags.DEFINE_integer('steps', 5, 'Steps per timing.', lower_bound=1)
-_LENGTHS = flags.DEFINE_multi_integer(
-  'lengths',
-  [1024, 2048, 4096, 8192, 16384, 32768],
-  'Row lengths of the memory table.',
-)
-_SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
-
-
-def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_SCHEDULER}'
-  if 'short' in _TABLE.value:
-    report.Report().add(
-      _times('the tiny configuration', _short(), _STEPS.value)
-    ).show()
-  if 'long' in _TABLE.value:
-    report.Report().add(
-      _times('6:1 at length 8,192, window 256', _long(8192), 1)
-    ).show()
-  if 'memory' in _TABLE.value:
-    report.Report().add(_memory(_LENGTHS.value)).show()
-
-
-def _short():
-  from ..configs import tiny
-
-  return tiny.get_config('f32')
 
 
 def _long(length: int):
-  from ..configs import tiny
-
   experiment = tiny.get_config('f32')
   experiment.model = dataclasses.replace(
     experiment.model,
@@ -77,12 +28,6 @@ def _long(length: int):
 
 
 def _plain(experiment):
-  import jax
-  import jax.numpy as jnp
-  import optax
-
-  from kaiju_jax.experiments.benchmarks.parts import plain_model
-
   config = experiment.optimizer
   model = plain_model.Model(experiment.model)
   some = timed_step.batch(experiment)
@@ -116,31 +61,40 @@ def _plain(experiment):
 _CONTENDERS = {'ours': timed_step.ours, 'plain': _plain}
 
 
-def _times(title: str, experiment, steps: int):
-  from kaiju_jax.kernels import timing
-
+def _times(title: str, experiment, steps: int, repeats: int):
   batch = timed_step.batch(experiment)
+  runs = {
+    name: timed_step.runner(*make(experiment), batch, steps)
+    for name, make in _CONTENDERS.items()
+  }
+  seconds = timing.medians(runs, repeats)
   tokens = steps * batch.tokens_BL.size
-
-  seconds = timing.medians(
-    {
-      name: timed_step.runner(*make(experiment), batch, steps)
-      for name, make in _CONTENDERS.items()
-    },
-    _REPEATS.value,
-  )
-  ratio = seconds['plain'] / seconds['ours']
-  rates = [f'{tokens / seconds[name]:,.0f}' for name in _CONTENDERS]
+  rates = (f'{tokens / seconds[name]:,.0f}' for name in _CONTENDERS)
+  ratio = f'{seconds["plain"] / seconds["ours"]:.2f}×'
   return report.Table(
-    [('tokens/s', *rates, f'{ratio:.2f}×')],
+    [('tokens/s', *rates, ratio)],
     ('', *_CONTENDERS, 'ours / plain'),
-    f'Training step, {title}: medians of {_REPEATS.value} rounds',
+    f'Training step, {title}: medians of {repeats} rounds',
   )
 
 
-def _memory(lengths: Sequence[int]):
+def short(settings: Any) -> report.Table:
+  """Returns tokens per second of the tiny configuration."""
+  experiment = tiny.get_config('f32')
+  name = 'the tiny configuration'
+  return _times(name, experiment, settings.steps, settings.repeats)
+
+
+def long(settings: Any) -> report.Table:
+  """Returns tokens per second of one long row."""
+  name = '6:1 at length 8,192, window 256'
+  return _times(name, _long(8192), 1, settings.repeats)
+
+
+def memory(settings: Any) -> report.Table:
+  """Returns temporary bytes of the compiled steps."""
   rows = []
-  for length in sorted(lengths):
+  for length in settings.lengths:
     experiment = _long(length)
     batch = timed_step.batch(experiment)
     row = []
@@ -156,5 +110,4 @@ def _memory(lengths: Sequence[int]):
   )
 
 
-if __name__ == '__main__':
-  command.run(main)
+TABLES = {'short': short, 'long': long, 'memory': memory}

@@ -1,121 +1,89 @@
-"""What does distillation cost beside a forward pass and a training step?
+"""What distillation costs: a store's writing, and its reading in a step."""
 
-    python -m experiments.benchmarks.teach [--preset=4m] [--draws=50]
-        [--of=teaching,reading]
-
-Processor time in one process, in turn:
-
-    forward     a teacher's logits of every token, and nothing more
-    teach       the same, sampled, fetched, encoded and written into a store;
-                target: 0.8 of the speed of `forward` or more
-    rows        making a batch of the tiny configuration on the host, without
-                the targets of a store and with them
-    step        its training step, as language modelling
-    run         batches through the loader into the step, as a run does it:
-                language modelling, and distillation with the targets.
-                Reading, the difference of the two kinds of rows, should take
-                at most 15 % of a step. Rows are drawn in a thread of their
-                own, so that with a free core a run pays nothing.
-
-The teacher has random parameters and the store random targets, with as many
-entries as there can be: the worst case for sampling, writing and reading.
-"""
-
-from collections.abc import Sequence
 import itertools
 import pathlib
-import tempfile
 import time
+from typing import Any
 
-from absl import flags
+import jax
+import numpy as np
 
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import loader
+from kaiju_jax.data import text
+from kaiju_jax.data import tokenizer
 from kaiju_jax.distillation import config as distillation_config
+from kaiju_jax.distillation import read as read_lib
+from kaiju_jax.distillation import record
+from kaiju_jax.distillation import store
+from kaiju_jax.distillation import teach
+from kaiju_jax.distillation import write
+from kaiju_jax.experiments.benchmarks.parts import timed_step
+from kaiju_jax.experiments.configs import tiny
+from kaiju_jax.kernels import timing
+from kaiju_jax.model import batches
+from kaiju_jax.model import presets
+from kaiju_jax.model import transformer
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import command
-
-_OF = flags.DEFINE_list('of', ['teaching', 'reading'], 'What is measured.')
-_PRESET = flags.DEFINE_string('preset', '4m', 'Shape of the teacher.')
-_VOCABULARY = flags.DEFINE_integer(
-  'vocabulary', 4096, 'V of the teacher.', lower_bound=256
-)
-_METHOD = flags.DEFINE_enum(
-  'method', 'systematic', distillation_config.METHODS, 'How it is sampled.'
-)
-_DRAWS = flags.DEFINE_integer('draws', 50, 'Points, and slots, per token.')
-_LENGTH = flags.DEFINE_integer('length', 512, 'Tokens per row of the teacher.')
-_BATCH = flags.DEFINE_integer('batch', 8, 'Rows that it reads at a time.')
-_BATCHES = flags.DEFINE_integer('batches', 4, 'Batches per round.')
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
+from kaiju_jax.runs import teach as teach_runs
+from kaiju_jax.training import state
 
 
-def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  for part in command.choose(_OF, ('teaching', 'reading')):
-    with tempfile.TemporaryDirectory() as folder:
-      if part == 'teaching':
-        _say_teaching(_seconds(_teaching(pathlib.Path(folder))))
-      else:
-        _say_reading(_seconds(_reading(pathlib.Path(folder))))
-
-
-def _seconds(contenders) -> dict[str, float]:
-  from kaiju_jax.kernels import timing
-
-  return timing.medians(contenders, _REPEATS.value, clock=time.process_time)
-
-
-def _say_teaching(seconds: dict[str, float]) -> None:
-  tokens = _BATCHES.value * _BATCH.value * _LENGTH.value
-  for name, spent in seconds.items():
-    print(f'{name:8} {tokens / spent:10,.0f} tokens/s of processor time')
+def teaching(folder: pathlib.Path, settings: Any) -> report.Report:
+  """Returns a teacher's tokens per second, with a store and without."""
+  seconds = timing.medians(
+    _teaching(folder, settings), settings.repeats, clock=time.process_time
+  )
+  tokens = settings.batches * settings.batch * settings.length
+  rows = [(name, f'{tokens / x:,.0f}') for name, x in seconds.items()]
   ratio = seconds['forward'] / seconds['teach']
   met = report.verdict('0.80 or more', ratio >= 0.8)
-  print(f'teach / forward: {ratio:.2f} ({met})')
+  page = report.Report()
+  page.table(rows, ('', 'tokens/s of processor time'))
+  page.say(f'teach / forward: {ratio:.2f} ({met})')
+  return page
 
 
-def _say_reading(seconds: dict[str, float]) -> None:
-  for name, spent in seconds.items():
-    milliseconds = 1e3 * spent / _BATCHES.value
-    print(f'{name:18} {milliseconds:8.2f} ms of processor time per batch')
-  reading = seconds['rows with targets'] - seconds['rows']
-  share = reading / seconds['step']
+def reading(folder: pathlib.Path, settings: Any) -> report.Report:
+  """Returns what a step takes, and what the rows of a store add to it."""
+  seconds = timing.medians(
+    _reading(folder, settings), settings.repeats, clock=time.process_time
+  )
+  share = (seconds['rows with targets'] - seconds['rows']) / seconds['step']
   met = report.verdict('15 % or less', share <= 0.15)
-  print(f'reading / step: {share:.1%} ({met})')
-  ratio = seconds['run with targets'] / seconds['run']
-  print(f'run with targets / run: {ratio:.2f}')
+  page = report.Report()
+  page.table(
+    [(x, f'{1e3 * y / settings.batches:,.2f}') for x, y in seconds.items()],
+    ('', 'ms of processor time per batch'),
+  )
+  page.say(
+    f'reading / step: {share:.1%} ({met})',
+    'run with targets / run:'
+    f' {seconds["run with targets"] / seconds["run"]:.2f}',
+  )
+  return page
 
 
-def _teaching(folder: pathlib.Path):
+PARTS = {'teaching': teaching, 'reading': reading}
+
+
+def _teaching(folder: pathlib.Path, settings: Any):
   """Returns what is timed: each reads the same batches."""
-  import jax
-
-  from kaiju_jax.data import config as data_config
-  from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer
-  from kaiju_jax.distillation import store
-  from kaiju_jax.distillation import teach
-  from kaiju_jax.distillation import write
-  from kaiju_jax.model import batches
-  from kaiju_jax.model import presets
-  from kaiju_jax.model import transformer
-  from kaiju_jax.runs import teach as teach_runs
-  from kaiju_jax.training import state
-
-  config = presets.preset(_PRESET.value)
-  config.vocab_size = _VOCABULARY.value
+  config = presets.preset(settings.preset)
+  config.vocab_size = settings.vocabulary
   model = transformer.Transformer(config)
   variables = {'params': state.init_params(model, 0)}
   corpus, _ = text.load(data_config.DataConfig(), tokenizer.Bytes())
-  length, batch = _LENGTH.value, _BATCH.value
+  length, batch = settings.length, settings.batch
   read = list(
     itertools.islice(
-      teach.read_batches(corpus, length, batch, 0.25), _BATCHES.value
+      teach.read_batches(corpus, length, batch, 0.25), settings.batches
     )
   )
   sampling = distillation_config.Sampling(
-    _METHOD.value, draws=_DRAWS.value, entries=_DRAWS.value
+    settings.method, draws=settings.draws, entries=settings.draws
   )
-  settings = store.Settings(sampling, config.vocab_size, '', '', length, batch)
+  kept = store.Settings(sampling, config.vocab_size, '', '', length, batch)
   answer = teach.answering(model, sampling)
 
   @jax.jit
@@ -131,9 +99,7 @@ def _teaching(folder: pathlib.Path):
   def teaching():
     tokens = int(max(one.number_BL.max() for one in read)) + 1
     name = str(next(numbers))
-    with write.Writer(
-      folder / name, settings, 'a' * 32, name, tokens
-    ) as writer:
+    with write.Writer(folder / name, kept, 'a' * 32, name, tokens) as writer:
       for one, drawn in teach_runs.answers(answer, variables, read):
         writer.add(teach.targets(one, drawn))
     return ()
@@ -141,31 +107,23 @@ def _teaching(folder: pathlib.Path):
   return {'forward': forward, 'teach': teaching}
 
 
-def _reading(folder: pathlib.Path):
+def _reading(folder: pathlib.Path, settings: Any):
   """Returns what is timed, each over the same number of batches."""
-  from kaiju_jax.data import loader
-  from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer
-  from kaiju_jax.distillation import read
-  from kaiju_jax.experiments.benchmarks.parts import timed_step
-
-  from ..configs import tiny
-
   experiment = tiny.get_config()
   data = experiment.data
   corpus, _ = text.load(data, tokenizer.Bytes())
-  store = _written(folder, corpus)
-  reader = read.Reader(store, text.digest(corpus))
+  store = _written(folder, corpus, settings.draws)
+  reader = read_lib.Reader(store, text.digest(corpus))
   plain = text.Rows(corpus, data.length)
   taught = text.Rows(corpus, data.length, beside=reader)
 
   def drawing(rows):
     # New rows in every round, as in a run; none is cached but by chance.
-    first = itertools.count(step=_BATCHES.value * data.batch)
+    first = itertools.count(step=settings.batches * data.batch)
 
     def draw():
       begin = next(first)
-      for number in range(_BATCHES.value * data.batch):
+      for number in range(settings.batches * data.batch):
         rows[begin + number]
       return ()
 
@@ -173,7 +131,7 @@ def _reading(folder: pathlib.Path):
 
   distilled = tiny.get_config()
   distilled.objective.name = 'distillation'
-  distilled.objective.distillation.entries = _DRAWS.value
+  distilled.objective.distillation.entries = settings.draws
   fixed = timed_step.batch(experiment)
 
   def running(experiment, rows):
@@ -182,47 +140,37 @@ def _reading(folder: pathlib.Path):
     held = [state]
 
     def run():
-      for _ in range(_BATCHES.value):
+      for _ in range(settings.batches):
         held[0], value = step(held[0], next(batches))
       return value
 
     return run
 
-  step = timed_step.runner(*timed_step.ours(experiment), fixed, _BATCHES.value)
+  step = timed_step.runner(
+    *timed_step.ours(experiment), fixed, settings.batches
+  )
   return {
     'rows': drawing(plain),
     'rows with targets': drawing(taught),
-    'step': step,
+    'step': timed_step.runner(*ours, fixed, settings.batches),
     'run': running(experiment, plain),
     'run with targets': running(distilled, taught),
   }
 
 
-def _written(folder: pathlib.Path, corpus) -> pathlib.Path:
+def _written(folder: pathlib.Path, corpus, draws: int) -> pathlib.Path:
   """Returns a store of random targets of a corpus."""
-  import numpy as np
-
-  from kaiju_jax.data import text
-  from kaiju_jax.distillation import config as distillation_config
-  from kaiju_jax.distillation import record
-  from kaiju_jax.distillation import store
-  from kaiju_jax.distillation import write
-
-  draws, tokens = _DRAWS.value, len(corpus.tokens)
+  tokens = len(corpus.tokens)
   sampling = distillation_config.Sampling(draws=draws, entries=draws)
-  settings = store.Settings(sampling, 256, '', '', 512, 4)
+  kept = store.Settings(sampling, 256, '', '', 512, 4)
   rng = np.random.default_rng(0)
   block = 2**16
   ids_NT = np.argsort(rng.random((block, 256)), axis=1)[:, :draws]
   ones_NT = np.ones((block, draws), np.int32)
   with write.Writer(
-    folder / 'store', settings, text.digest(corpus), 'text', tokens
+    folder / 'store', kept, text.digest(corpus), 'text', tokens
   ) as writer:
     while writer.next < tokens:
       count = min(block, tokens - writer.next)
       writer.add(record.Targets(ids_NT[:count], ones_NT[:count]))
   return folder / 'store'
-
-
-if __name__ == '__main__':
-  command.run(main)

@@ -1,75 +1,67 @@
-"""What does the vocabulary loss in chunks save, and what does it cost?
+"""The vocabulary's loss in chunks: what it saves, and what it costs."""
 
-    python -m experiments.benchmarks.vocabulary_loss [--chunks=64,256]
+from typing import Any
 
-Compiles loss and gradient of a one-layer model with a large vocabulary, with
-the logits of all tokens at once (`objective.chunk=0`) and of a chunk of tokens
-at a time, and prints for each chunk
+import jax
+import numpy as np
 
-    MiB       temporaries as XLA plans them
-    ratio     … over those of the whole
-    loss      the relative difference to the whole's loss
-    gradient  the largest difference to the whole's gradient, over the largest
-              gradient of the same tensor
-    time      seconds over those of the whole, medians of rounds side by side
-
-The largest chunk, all tokens in one, is the contrast: it saves nothing. A
-minute on two cores.
-"""
-
-from collections.abc import Sequence
-
-from absl import flags
-
+from kaiju_jax.data import packing
+from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import command
+from kaiju_jax.training import state
 
-_CHUNKS = flags.DEFINE_list('chunks', ['64', '256'], 'Tokens at a time.')
-_LENGTH = flags.DEFINE_integer('length', 1024, 'Tokens.', lower_bound=2)
-_VOCAB = flags.DEFINE_integer('vocab_size', 16_384, 'V.', lower_bound=256)
-_WIDTH = flags.DEFINE_integer('d_model', 64, 'D, in steps of 32.', 32)
-_EMBEDDING = flags.DEFINE_enum(
-  'embedding', 'none', ['none', 'int8'], 'How the table is used.'
-)
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.', lower_bound=1)
+_LENGTH, _VOCABULARY, _WIDTH = 1024, 16_384, 64
 
 
-def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  chunks = _chunks()
-  report.Report().add(_table(_measured(chunks))).show()
+def table(settings: Any) -> report.Table:
+  """Returns a row per chunk, beside all tokens at once.
 
-
-def _chunks() -> list[int]:
-  """Returns the chunks to compare: whole first, then all tokens in one last.
+  Its columns are temporaries as XLA plans them, and their ratio to the whole's;
+  the loss's relative difference to the whole's; the gradient's largest
+  difference, over the largest gradient of the same tensor; and seconds over
+  those of the whole, medians of rounds side by side.
 
   Raises:
-    ValueError: a flag that means nothing.
+    ValueError: a chunk as long as all tokens.
   """
-  chunks = command.numbers(_CHUNKS, int, below=_LENGTH.value)
-  if _WIDTH.value % 32:
-    raise ValueError(
-      f'--d_model={_WIDTH.value}: must be a multiple of 32, the head size.'
-    )
-  return [0, *chunks, _LENGTH.value]
+  for chunk in settings.chunks:
+    if chunk >= _LENGTH:
+      raise ValueError(f'--chunks={chunk}: must be below {_LENGTH}.')
+  figures = _measure([0, *settings.chunks, _LENGTH], settings)
+  return report.Table(
+    [
+      (
+        f'{chunk:,}' if chunk else 'whole',
+        f'{mib:,.1f}',
+        f'{ratio:.2f}',
+        f'{loss:.1e}',
+        f'{gradient:.1e}',
+        f'{time:.2f}',
+      )
+      for chunk, (mib, ratio, loss, gradient, time) in figures.items()
+    ],
+    ('chunk', 'MiB', 'ratio', 'loss', 'gradient', 'time'),
+    f'Loss and gradient of {_LENGTH:,} tokens over {_VOCABULARY:,} entries,'
+    f' D = {_WIDTH}, embedding={settings.embedding!r}',
+  )
 
 
-def _model():
-  from kaiju_jax.model import transformer
-
+def _model(embedding: str) -> transformer.Transformer:
   quantization = quantization_config.none()
-  quantization.embedding = _EMBEDDING.value
+  quantization.embedding = embedding
   return transformer.Transformer(
     model_config.ModelConfig(
-      vocab_size=_VOCAB.value,
-      d_model=_WIDTH.value,
+      vocab_size=_VOCABULARY,
+      d_model=_WIDTH,
       layout='L0',
-      num_heads=_WIDTH.value // 32,
+      num_heads=2,
       head_dim=32,
-      d_ff=_WIDTH.value,
-      max_length=_LENGTH.value,
+      d_ff=_WIDTH,
+      max_length=_LENGTH,
       window=64,
       dtype='float32',
       quantization=quantization,
@@ -77,21 +69,13 @@ def _model():
   )
 
 
-def _measured(chunks: Sequence[int]) -> dict[int, dict[str, float]]:
-  """Returns {chunk: {column: figure}}."""
-  import jax
-  import numpy as np
-
-  from kaiju_jax.data import packing
-  from kaiju_jax.kernels import timing
-  from kaiju_jax.objectives import language
-  from kaiju_jax.training import state
-
-  model = _model()
+def _measure(chunks, settings) -> dict[int, tuple[float, ...]]:
+  """Returns {chunk: its figures}."""
+  model = _model(settings.embedding)
   params = state.init_params(model, 0)
   rng = np.random.default_rng(0)
-  piece = packing.Piece(tokens=rng.integers(1, _VOCAB.value, _LENGTH.value))
-  batch = packing.stack([packing.row([piece], _LENGTH.value)])
+  piece = packing.Piece(tokens=rng.integers(1, _VOCABULARY, _LENGTH))
+  batch = packing.stack([packing.row([piece], _LENGTH)])
 
   def compiled(chunk):
     def loss(params, batch):
@@ -111,7 +95,7 @@ def _measured(chunks: Sequence[int]) -> dict[int, dict[str, float]]:
       chunk: (lambda program=program: program(params, batch))
       for chunk, program in programs.items()
     },
-    _REPEATS.value,
+    settings.repeats,
   )
   temporaries = {
     chunk: program.memory_analysis().temp_size_in_bytes
@@ -119,36 +103,15 @@ def _measured(chunks: Sequence[int]) -> dict[int, dict[str, float]]:
   }
   loss, gradient = made[0]
   return {
-    chunk: {
-      'MiB': temporaries[chunk] / 2**20,
-      'ratio': temporaries[chunk] / temporaries[0],
-      'loss': abs(found / loss - 1),
-      'gradient': max(
+    chunk: (
+      temporaries[chunk] / 2**20,
+      temporaries[chunk] / temporaries[0],
+      abs(found / loss - 1),
+      max(
         np.abs(a - b).max() / np.abs(b).max()
         for a, b in zip(jax.tree.leaves(by), jax.tree.leaves(gradient))
       ),
-      'time': seconds[chunk] / seconds[0],
-    }
+      seconds[chunk] / seconds[0],
+    )
     for chunk, (found, by) in made.items()
   }
-
-
-def _table(figures: dict[int, dict[str, float]]):
-  forms = {'MiB': ',.1f', 'ratio': '.2f', 'time': '.2f'}
-  return report.Table(
-    [
-      (
-        f'{chunk:,}' if chunk else 'whole',
-        *(format(value, forms.get(name, '.1e')) for name, value in own.items()),
-      )
-      for chunk, own in figures.items()
-    ],
-    ('chunk', *figures[0]),
-    f'Loss and gradient of {_LENGTH.value:,} tokens over'
-    f' {_VOCAB.value:,} entries, D = {_WIDTH.value},'
-    f' embedding={_EMBEDDING.value!r}',
-  )
-
-
-if __name__ == '__main__':
-  command.run(main)
