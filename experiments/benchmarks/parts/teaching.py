@@ -146,9 +146,7 @@ def _reading(folder: pathlib.Path, settings: Any):
 
     return run
 
-  step = timed_step.runner(
-    *timed_step.ours(experiment), fixed, settings.batches
-  )
+  ours = timed_step.ours(experiment)
   return {
     'rows': drawing(plain),
     'rows with targets': drawing(taught),
