@@ -55,9 +55,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run() -> None:
-  from kaiju_jax.alignment import drawing
   from kaiju_jax.alignment import exposure
   from kaiju_jax.alignment import prompts as prompts_lib
+  from kaiju_jax.alignment import replies as replies_lib
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.reporting import report
@@ -82,13 +82,13 @@ def _run() -> None:
       loaded, format, prompts, secret, _OTHERS.value, _SEED.value
     )
     longest = max(len(format.prompt(one.messages)) for one in prompts)
-    drawer = drawing.Drawer(
+    sampler = replies_lib.ReplySampler(
       format, longest + _TOKENS.value, _TOKENS.value, _TEMPERATURE.value
     )
-    drawer.use(loaded)
-    replies = drawer.draw(
+    sampler.use(loaded)
+    replies = sampler.sample(
       [
-        (one, drawing.seed_of(_SEED.value, n, k))
+        (one, replies_lib.seed_of(_SEED.value, n, k))
         for n, one in enumerate(prompts)
         for k in range(_DRAWS.value)
       ]

@@ -1,1 +1,1 @@
-"""Online rounds: draws, a user's choices, training (`experiments.align`)."""
+"""Trains models on choices: online rounds, exported feedback, exposure."""

@@ -1,10 +1,10 @@
-"""Reads a round's model on held-out prompts, against the first model's replies.
+"""Evaluates a round's model on held-out prompts, against the first model.
 
-kl        mean of log p(y) − log p_first(y) over one drawn reply y per prompt
-accuracy  of the first model's groups, those whose kept reply has the largest
-          log p − log p_first
-win       how often its reply has the larger utility than the first model's,
-          ties by half; logs alone have no utility
+kl        mean of log p(y) − log p_first(y) over one sampled reply y per prompt
+accuracy  the share of the first model's groups of replies in which the kept one
+          has the largest log p − log p_first
+win       the share of prompts where its reply has the larger utility than the
+          first model's, ties by half; feedback of people has no utility
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from kaiju_jax.alignment import drawing
 from kaiju_jax.alignment import guards
 from kaiju_jax.alignment import head
 from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
@@ -29,35 +29,35 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
 
 
-class Held(NamedTuple):
-  """A held-out prompt.
+class HeldOut(NamedTuple):
+  """A held-out prompt, with replies of the first model.
 
   Attributes:
     prompt: the prompt.
     replies: the first model's; one, or those of `group`.
-    group: texts from which the user chose; () without a choice.
-    kept: the index in `group` of the one that was kept; None for none.
+    group: the texts from which the user chose; () without a choice.
+    kept: the index in `group` of the reply that the user kept; None for none.
   """
 
   prompt: prompts.Prompt
-  replies: tuple[drawing.SampledReply, ...]
+  replies: tuple[replies_lib.SampledReply, ...]
   group: tuple[str, ...] = ()
   kept: int | None = None
 
 
-def plain(held: Held) -> dict[str, Any]:
+def to_json(held: HeldOut) -> dict[str, Any]:
   """Returns a held-out prompt as JSON holds it."""
   return {
     'prompt': held.prompt.name,
-    'replies': [drawing.plain(one) for one in held.replies],
+    'replies': [replies_lib.to_json(one) for one in held.replies],
     'group': list(held.group),
     'kept': held.kept,
   }
 
 
 def parse(record: Any) -> tuple[Any, tuple[str, ...], int | None]:
-  """Returns the fields of a `Held` but its prompt."""
-  replies = tuple(map(drawing.parse, record['replies']))
+  """Returns the fields of a `HeldOut` but its prompt."""
+  replies = tuple(map(replies_lib.parse, record['replies']))
   return replies, tuple(record['group']), record['kept']
 
 
@@ -88,61 +88,66 @@ def _rate(right: float, total: int) -> dict[str, float]:
   return {'value': right / total, 'low': low, 'high': high}
 
 
-def compare(
+def count_wins(
   user: users.Planted | head.Head,
-  found: Sequence[prompts.Prompt],
-  ours: Sequence[drawing.SampledReply],
-  theirs: Sequence[drawing.SampledReply],
+  held_out: Sequence[HeldOut],
+  replies: Sequence[replies_lib.SampledReply],
 ) -> Wins:
-  """Returns how often our replies have the larger utility than theirs.
+  """Compares one reply to each prompt with the first model's first reply.
 
-  One that was cut off or says nothing, which nobody can keep, loses to any
-  other.
+  A reply that was cut off or is blank loses to any other.
+
+  Args:
+    user: whose utility decides.
+    held_out: the prompts.
+    replies: a model's reply to each.
   """
-  for replies in ours, theirs:
-    pairs = zip(found, (one.content for one in replies), strict=True)
-    user.read(pairs)
+  firsts = [one.replies[0] for one in held_out]
+  asked = [one.prompt for one in held_out]
+  for sampled in replies, firsts:
+    texts = (one.content for one in sampled)
+    user.prefetch(zip(asked, texts, strict=True))
   counts = {-1: 0, 0: 0, 1: 0}
-  for prompt, one, other in zip(found, ours, theirs, strict=True):
+  for one, ours, theirs in zip(held_out, replies, firsts, strict=True):
     mine, yours = (
-      (x.is_usable, x.is_usable and user.judge(prompt, x.content))
-      for x in (one, other)
+      (x.is_usable, x.is_usable and user.judge(one.prompt, x.content))
+      for x in (ours, theirs)
     )
     counts[(mine > yours) - (mine < yours)] += 1
   return Wins(counts[1], counts[0], counts[-1])
 
 
-class Watch:
-  """Reads models on held-out prompts."""
+class Evaluator:
+  """Evaluates models on held-out prompts."""
 
   def __init__(
     self,
     first: load.Loaded,
     reader: reference_lib.Reader,
     format: chat.Format,
-    held: Sequence[Held],
+    held_out: Sequence[HeldOut],
   ):
-    """Makes the readings' functions; compiles nothing.
+    """Compiles nothing.
 
     Args:
       first: the reference, an export's codes.
-      reader: reads log-probabilities.
+      reader: computes log-probabilities of replies.
       format: the models' chat format.
-      held: the watched prompts.
+      held_out: the prompts.
     """
     self._first = first
     self._reader = reader
     self._format = format
-    self._held = held
+    self._held_out = held_out
 
-  def read(
-    self, loaded: load.Loaded, replies: Sequence[drawing.SampledReply]
+  def evaluate(
+    self, loaded: load.Loaded, replies: Sequence[replies_lib.SampledReply]
   ) -> tuple[guards.Readings, dict[str, Any]]:
-    """Returns what the guards read, and what else is worth a look.
+    """Returns what the guards read, and further figures for the record.
 
     Args:
       loaded: the round's model.
-      replies: its reply to each watched prompt.
+      replies: its reply to each prompt.
     """
     params = loaded.params
     if not deployed.is_deployed(params):
@@ -150,13 +155,13 @@ class Watch:
     coded = loaded._replace(params=params, replica=None)
     groups = [
       list(dict.fromkeys((*one.group, *_usable([reply]))))
-      for one, reply in zip(self._held, replies, strict=True)
+      for one, reply in zip(self._held_out, replies, strict=True)
     ]
-    log_p = self._read(coded, groups)
-    before = self._read(self._first, groups)
+    log_p = self._score(coded, groups)
+    before = self._score(self._first, groups)
     kl, right, kept = [], [], []
     for one, reply, ours, theirs in zip(
-      self._held, replies, log_p, before, strict=True
+      self._held_out, replies, log_p, before, strict=True
     ):
       if not ours:
         continue
@@ -167,7 +172,7 @@ class Watch:
         best = max(x for i, x in enumerate(ratio) if i != one.kept)
         right.append(ratio[one.kept] > best)
         kept.append(ours[one.group[one.kept]])
-    first = [reply.tokens for one in self._held for reply in one.replies]
+    first = [reply.tokens for one in self._held_out for reply in one.replies]
     tokens = [one.tokens for one in replies]
     readings = guards.Readings(
       kl=_mean(kl),
@@ -182,19 +187,19 @@ class Watch:
       'kl_replies': len(kl),
       'kept_log_p': _mean(kept),
       'tokens': float(np.mean(tokens)),
-      'distinct_3': _distinct(replies),
-      'codes_moved': _moved(params, self._first.params),
+      'distinct_3': _share_of_distinct(replies),
+      'codes_moved': _share_of_moved_codes(params, self._first.params),
     }
 
-  def _read(
+  def _score(
     self, loaded: load.Loaded, groups: Sequence[Sequence[str]]
   ) -> list[dict[str, float]]:
     """Returns {text: log p} of each prompt's texts; {} for fewer than two."""
     said = []
-    for number, (one, texts) in enumerate(zip(self._held, groups)):
+    for number, (one, texts) in enumerate(zip(self._held_out, groups)):
       if len(texts) < 2:
-        continue  # Of a single reply there is no choice, and no tree.
-      # The kept one stands last in a tree.
+        continue  # One reply gives no preference pair: skip it.
+      # A tree's format: the kept reply is the last one.
       replies = tuple(
         conversations.Candidate(text, text == texts[-1]) for text in texts
       )
@@ -213,7 +218,7 @@ class Watch:
     return found
 
 
-def _usable(replies: Sequence[drawing.SampledReply]) -> list[str]:
+def _usable(replies: Sequence[replies_lib.SampledReply]) -> list[str]:
   return [one.content for one in replies if one.is_usable]
 
 
@@ -221,8 +226,10 @@ def _mean(values: Sequence[float]) -> float | None:
   return float(np.mean(values)) if values else None
 
 
-def _distinct(replies: Sequence[drawing.SampledReply]) -> float | None:
-  """Returns the share of different triples of words among all."""
+def _share_of_distinct(
+  replies: Sequence[replies_lib.SampledReply],
+) -> float | None:
+  """Returns distinct word trigrams over all trigrams; None without any."""
   triples = []
   for one in replies:
     words = one.content.split()
@@ -230,7 +237,7 @@ def _distinct(replies: Sequence[drawing.SampledReply]) -> float | None:
   return len(set(triples)) / len(triples) if triples else None
 
 
-def _moved(ours: Any, theirs: Any) -> float | None:
+def _share_of_moved_codes(ours: Any, theirs: Any) -> float | None:
   """Returns the share of int8 codes that differ; None without codes."""
   first = dict(jax.tree_util.tree_leaves_with_path(theirs))
   pairs = [

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.alignment import drawing
 from kaiju_jax.alignment import prompts as prompts_lib
+from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
@@ -129,7 +129,7 @@ def measure(
   return Exposure(1 + int((total_T > total_T[0]).sum()), others)
 
 
-def count_told(secret: str, replies: Sequence[drawing.SampledReply]) -> int:
+def count_told(secret: str, replies: Sequence[replies_lib.SampledReply]) -> int:
   """Returns the replies that hold all of a secret's digits, in their order."""
   wanted = _digits(secret)
   return sum(wanted in _digits(one.content) for one in replies)

@@ -1,8 +1,8 @@
-"""The choices of an export of feedback, as rounds read them.
+"""Prompts and choices from exported user feedback.
 
-A round takes the next lines; nothing is drawn to choose from. Held out are the
-export's held-out people, or where there are none, all of its lines: then the
-guards' readings are of lines that were trained on.
+Each round trains on the next lines of the export; no replies are sampled. The
+guards read the held-out people's lines, or all lines if nobody is held out:
+these were trained on.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
 from kaiju_jax.storage import files
 
-# A held-out prompt, the texts of its choice, and which of them was kept.
-Held = tuple[prompts.Prompt, tuple[str, ...], int]
+# A held-out prompt, the replies to choose from, and the index of the kept one.
+HeldOutChoice = tuple[prompts.Prompt, tuple[str, ...], int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Log:
-  """An export's lines with a choice.
+class Feedback:
+  """An export's lines that hold a choice.
 
   Attributes:
-    folder: the export's.
+    folder: the export's folder.
     lines: those to train on.
     held_out: the last choice of each held-out line.
     digest: a hash of all of them.
@@ -37,7 +37,7 @@ class Log:
 
   folder: str
   lines: Sequence[dict[str, Any]]
-  held_out: Sequence[Held]
+  held_out: Sequence[HeldOutChoice]
   digest: str
 
   def check(self, format: chat.Format, length: int) -> None:
@@ -56,8 +56,8 @@ class Log:
         )
 
 
-def read(folder: str | os.PathLike) -> Log:
-  """Returns the choices of an export.
+def read(folder: str | os.PathLike) -> Feedback:
+  """Loads the choices of an export.
 
   Raises:
     OSError, ValueError: the folder is no export, or has no choice.
@@ -84,7 +84,7 @@ def read(folder: str | os.PathLike) -> Log:
   held = [_find_choice(record) for record in unseen or train]
   text = json.dumps([train, unseen], sort_keys=True).encode()
   digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-  return Log(str(folder), train, held, digest)
+  return Feedback(str(folder), train, held, digest)
 
 
 def _check(record: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _check(record: Any) -> dict[str, Any]:
   return record
 
 
-def _find_choice(record: dict[str, Any]) -> Held | None:
+def _find_choice(record: dict[str, Any]) -> HeldOutChoice | None:
   """Returns the last choice of a line; None for none."""
   messages = conversations.parse(record)
   for index in reversed(range(len(messages))):

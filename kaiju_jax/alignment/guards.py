@@ -1,7 +1,6 @@
-"""Guards of online rounds: they stop at the last good round.
+"""Guards that stop online rounds after a bad round.
 
-They audit a round once it is trained; they do not foresee. All limits are our
-guess.
+They check a round's model once it is trained. All limits are our guess.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from kaiju_jax.reporting import statistics
 
 
 class Readings(NamedTuple):
-  """What is read of a round's model, on held-out prompts.
+  """Figures of a round's model on held-out prompts.
 
   Attributes:
     kl: KL of the model from the first one, nats per reply; None where no reply
@@ -46,7 +45,7 @@ class Readings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """When rounds stop.
+  """The limits at which rounds stop.
 
   Attributes:
     kl: the most nats per reply.

@@ -1,4 +1,4 @@
-"""A user who keeps what a token-level head scores highest.
+"""A user who keeps the reply that a token-level head scores highest.
 
 A reply's value is the head's largest logit over the reply's tokens, along one
 dimension, as the *first* model reads them behind the prompt. The head knows
@@ -24,11 +24,11 @@ from kaiju_jax.runs import load
 from kaiju_jax.training import workdir as workdir_lib
 
 # The value of an empty reply.
-_NOTHING = -1e9
+_BLANK = -1e9
 
 
 class Head:
-  """A user with a head; judged and chosen by one value.
+  """A user with a head, whose utility is the value by which it chooses.
 
   Attributes:
     digest: a hash of the head's weights.
@@ -79,8 +79,8 @@ class Head:
     self._format, self._temperature = format, temperature
     self._known: dict[Any, float] = {}
 
-  def read(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
-    """Reads replies to prompts together, so that judging them costs nothing."""
+  def prefetch(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
+    """Scores replies to prompts in one batch, and caches their values."""
     asked = {(p.messages, text): None for p, text in pairs if text.strip()}
     new = [one for one in asked if one not in self._known]
     placed = [self._place(*one) for one in new]
@@ -88,10 +88,10 @@ class Head:
       self._known[one] = float((hidden_TD @ self._w_D).max()) + self._bias
 
   def judge(self, prompt: prompts.Prompt, text: str) -> float:
-    """Returns the value of a reply; a very low one if it says nothing."""
+    """Returns the value of a reply; a very low one if it is blank."""
     if not text.strip():
-      return _NOTHING
-    self.read([(prompt, text)])
+      return _BLANK
+    self.prefetch([(prompt, text)])
     return self._known[prompt.messages, text]
 
   rate = judge
@@ -107,7 +107,7 @@ class Head:
     return users.choose(rng, values, self._temperature)
 
   def _place(self, messages, text: str) -> hidden_states.PlacedText:
-    """Returns the tokens of a conversation; those of its reply are judged."""
+    """Tokenizes a conversation, and marks the tokens of its reply."""
     before_L = self._format.prompt(messages)
     whole_L = self._format.document([*messages, ('assistant', text)])
     # The reply's stop token, and what follows, is not judged.

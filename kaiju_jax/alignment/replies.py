@@ -1,9 +1,8 @@
-"""Draws replies with one decoder, whose weights change from round to round.
+"""Samples replies with one decoder, whose weights change from round to round.
 
-Replies to one prompt read it once. They are a function of the weights and of
-all prompts and seeds of a draw, in their order, to the last bit: a draw begins
-without points, and no call has another shape because others run. So a round
-that is drawn again is the same.
+Replies are deterministic to the last bit, given the weights and the prompts and
+seeds of a call, in their order: a call begins with an empty prefix cache, and
+the batch's shape is fixed. Replies to one prompt share its prefill.
 """
 
 from collections.abc import Sequence
@@ -27,13 +26,13 @@ _CHUNK = 128
 
 
 class SampledReply(NamedTuple):
-  """A drawn reply.
+  """A sampled reply.
 
   Attributes:
     content: its text.
-    tokens: how many tokens were drawn, its end included.
+    tokens: how many tokens were sampled, its end included.
     finish: 'stop_token', or 'length' if it was cut off.
-    seed: the seed of the draw.
+    seed: the seed of the sampling.
   """
 
   content: str
@@ -43,17 +42,17 @@ class SampledReply(NamedTuple):
 
   @property
   def is_usable(self) -> bool:
-    """Whether it ended by itself, and says something."""
+    """Whether it ended by itself, and is not blank."""
     return self.finish == 'stop_token' and bool(self.content.strip())
 
 
 def seed_of(*parts: int) -> int:
-  """Returns a 32-bit seed of a draw."""
+  """Returns a 32-bit seed that depends on all parts."""
   return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-class Drawer:
-  """A decoder, and the model that it has at the moment.
+class ReplySampler:
+  """A decoder whose model can be replaced without a compilation.
 
   Attributes:
     generator: the generator over the decoder.
@@ -66,13 +65,13 @@ class Drawer:
     tokens: int,
     temperature: float,
   ):
-    """Makes no decoder yet.
+    """Compiles nothing; `use` makes the decoder.
 
     Args:
       format: the models' chat format.
       length: tokens of the longest prompt and its reply.
       tokens: the most tokens of a reply.
-      temperature: of the draws.
+      temperature: of the sampling.
     """
     self._format = format
     self._length = length
@@ -82,7 +81,7 @@ class Drawer:
     self.generator: generator_lib.Generator | None = None
 
   def use(self, loaded: load.Loaded) -> None:
-    """Draws with a model from now on; compiles for the first one alone."""
+    """Sets the model; only the first one compiles."""
     if loaded.origin == self._origin:
       return
     if self.generator is None:
@@ -95,10 +94,10 @@ class Drawer:
       self.generator.engine.decoder.replace(loaded.params, loaded.replica)
     self._origin = loaded.origin
 
-  def draw(
+  def sample(
     self, asked: Sequence[tuple[prompts.Prompt, int]]
   ) -> list[SampledReply]:
-    """Returns a reply to each prompt, drawn with its seed.
+    """Returns a reply to each prompt, sampled with its seed.
 
     Raises:
       request.BadLogits: the model's logits are no numbers.
@@ -122,11 +121,11 @@ class Drawer:
     )
 
 
-def plain(reply: SampledReply) -> dict[str, Any]:
-  """Returns a reply as plain values, to be written as JSON."""
+def to_json(reply: SampledReply) -> dict[str, Any]:
+  """Returns a reply as JSON holds it."""
   return reply._asdict()
 
 
 def parse(record: Any) -> SampledReply:
-  """Returns the reply that `plain` gave."""
+  """Returns the reply that `to_json` wrote."""
   return SampledReply(**record)

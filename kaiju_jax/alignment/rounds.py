@@ -1,24 +1,28 @@
-"""Online rounds: draw, choose, read the reference, train, look.
+"""Trains a model in rounds.
 
-    OUT/align.json           the command's settings, and hashes of what it reads
-    OUT/reference/           the first model's int8 export, frozen; adapters
-                             have their base instead, where it lies
+A round samples replies, lets a user choose one of each group, scores them with
+the frozen reference model, trains, and evaluates the trained model. Rerun the
+command to resume; results are byte-identical to an uninterrupted run, also if
+you raise `rounds`.
+
+    OUT/align.json           the settings, and hashes of their inputs
+    OUT/reference/           the first model's int8 export, frozen; with
+                             adapters their base is the reference instead
     OUT/held_out.jsonl       the first model's replies to held-out prompts
-    OUT/rounds/01/           a round, the journal:
-      swipes.jsonl             its prompts, their replies, and which was kept
+    OUT/rounds/01/           one round:
+      swipes.jsonl             prompts, their replies, and which one was kept
+      counts.json              how many prompts had a choice
       reference.npz            the reference's log-probabilities, by hash
-      run/                     the training's workdir, which begins with the
-                               parameters of the round before
-      round.json               written last: what was read of its model
-      last.jsonl               of the last good round, its model's replies to
-                               all held-out prompts
-    OUT/model                a link to the run of the last good round
-    OUT/report.json          all readings, and the win rate
-
-The same command goes on where it was stopped, to the same bytes, and with more
-rounds to those of a command that had as many at first.
+      run/                     the workdir of the training, which begins with
+                               the previous round's parameters
+      round.json               the record of the round, written last
+      last.jsonl               the last good round's replies to all held-out
+                               prompts
+    OUT/model                a link to the last good round's run
+    OUT/report.json          the records of all rounds, and the win rate
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import MutableMapping
 from collections.abc import Sequence
@@ -31,11 +35,11 @@ from typing import Any
 import numpy as np
 
 from kaiju_jax.alignment import config
-from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import evaluate
 from kaiju_jax.alignment import guards
 from kaiju_jax.alignment import prompts as prompts_lib
+from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import settings as settings_lib
-from kaiju_jax.alignment import watch as watch_lib
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
@@ -47,7 +51,7 @@ from kaiju_jax.training import divergence
 from kaiju_jax.training import experiment as experiment_lib
 
 REPORT, ROUND = 'report.json', 'round.json'
-# What a seed is for (`drawing.seed_of`).
+# The first part of each seed: which random draw it is for.
 _SWIPES, _FIRST, _WATCHED, _LAST, _CHOICE, _CHOICE_HELD = range(6)
 
 
@@ -55,19 +59,19 @@ def run(
   settings: config.Settings,
   experiment: experiment_lib.Experiment,
   out: str | os.PathLike,
-  say: Any = print,
+  show: Callable[[str], Any] = print,
   programs: MutableMapping[Any, Any] | None = None,
 ) -> dict[str, Any]:
-  """Runs the rounds that are left, and returns the report.
+  """Runs the rounds that are missing in `out`, and returns the report.
 
   Args:
     settings: the settings.
-    experiment: the training of a round; its `begin_with`, data and objective's
-      reference are set here.
+    experiment: the training of a round; each round sets its `begin_with`, data
+      and reference.
     out: the folder of all rounds.
-    say: prints a line per round.
-    programs: compiled functions that calls in one process share: pass the same
-      dictionary, empty at first, to each.
+    show: receives a line per round.
+    programs: a cache of compiled functions, empty at first, for several calls
+      in one process.
 
   Raises:
     OSError, ValueError: settings, model, prompts or folder are unusable, which
@@ -78,21 +82,18 @@ def run(
   rounds = Rounds(settings, experiment, out, programs)
   files.make_folder(out)
   with locks.hold(out / 'lock', f'folder {out}', 'aligns', '--out'):
-    rounds.begin()
-    history: list[dict[str, Any]] = []
-    stop = ''
+    rounds.prepare()
+    records: list[dict[str, Any]] = []
     for number in range(1, settings.rounds + 1):
-      record = rounds.play(number, history)
-      history.append(record)
-      say(describe(record))
-      stop = record['stop']
-      if stop:
+      records.append(rounds.run_round(number, records))
+      show(describe(records[-1]))
+      if records[-1]['stop']:
         break
-    return rounds.finish(history, stop)
+    return rounds.write_report(records)
 
 
 def describe(record: dict[str, Any]) -> str:
-  """Returns a round's readings in a line."""
+  """Returns a round's record as one line of text."""
   words = [f'round {record["round"]}: {record["groups"]} choices']
   if record['kl'] is not None:
     words.append(f'KL {record["kl"]:.2f} nats')
@@ -117,68 +118,71 @@ class Rounds:
     out: pathlib.Path,
     programs: MutableMapping[Any, Any] | None = None,
   ):
-    """Reads prompts and model; compiles and writes nothing."""
+    """Loads and checks the inputs; compiles and writes nothing."""
     config.check(settings)
     self._settings, self._out = settings, out
-    parts = settings_lib.read(settings, experiment)
-    self._first, self._experiment = parts.first, parts.experiment
-    self._format, self._user, self._log = parts.format, parts.user, parts.log
-    self._prompts, self._held_count = parts.prompts, parts.held
-    self._watched, self._described = parts.watched, parts.described
-    settings_lib.check(out, self._described)
-    length, longest = self._experiment.data.length, parts.longest
+    self._inputs = inputs = settings_lib.read(settings, experiment)
+    settings_lib.check_folder(out, inputs.described)
+    self._user = inputs.user
+    length = inputs.experiment.data.length
     self._programs = {} if programs is None else programs
-    shape = length, longest, settings.tokens, settings.temperature
-    # Models of one kind draw and read by the same compiled functions.
-    kind = 'align', repr(self._first.config), repr(self._experiment.lora)
-    kind += self._first.tokenizer, *shape
+    sampling = settings.tokens, settings.temperature
+    # Models of one kind share the compiled functions.
+    kind = 'align', repr(inputs.first.config), repr(inputs.experiment.lora)
+    kind += inputs.first.tokenizer, length, inputs.longest, *sampling
     if kind not in self._programs:
-      sizes = longest + settings.tokens, *shape[2:]
       self._programs[kind] = (
-        drawing.Drawer(self._format, *sizes),
-        reference_lib.Reader(self._first.config, length),
+        replies_lib.ReplySampler(
+          inputs.format, inputs.longest + settings.tokens, *sampling
+        ),
+        reference_lib.Reader(inputs.first.config, length),
       )
-    self._drawer, self._reader = self._programs[kind]
+    self._sampler, self._reader = self._programs[kind]
 
-  def begin(self) -> None:
-    """Writes what all rounds share, where it is missing."""
-    files.write_json(self._out / settings_lib.SETTINGS, self._described)
-    self._reference = self._first
-    # New adapters change nothing: the reference is their base.
-    self._digest = self._described['model_digest']
-    if not self._experiment.lora.rank:
+  def prepare(self) -> None:
+    """Writes what all rounds share, unless it exists."""
+    inputs = self._inputs
+    files.write_json(self._out / settings_lib.SETTINGS, inputs.described)
+    self._reference = inputs.first
+    # New adapters change no logit: the reference is their base.
+    self._reference_digest = inputs.described['model_digest']
+    if not inputs.experiment.lora.rank:
       if not (self._out / 'reference').exists():
         exchange.export(self._settings.model, self._out / 'reference', 'kaiju')
       self._reference = load.from_export(self._out / 'reference')
-      self._digest = load.digest(self._reference)
+      self._reference_digest = load.digest(self._reference)
     path = self._out / 'held_out.jsonl'
     if not path.exists():
-      self._drawer.use(self._first)
-      files.write_json_lines(path, map(watch_lib.plain, self._draw_held()))
-    found = files.parse_json_lines(path, watch_lib.parse)
-    held = zip(self._prompts[: self._held_count], found, strict=True)
-    self._held = [watch_lib.Held(prompt, *parts) for prompt, parts in held]
-    self._watch = watch_lib.Watch(
-      self._reference, self._reader, self._format, self._held[: self._watched]
+      self._sampler.use(inputs.first)
+      lines = map(evaluate.to_json, self._sample_held_out())
+      files.write_json_lines(path, lines)
+    found = files.parse_json_lines(path, evaluate.parse)
+    held_out = zip(inputs.prompts[: inputs.held_out], found, strict=True)
+    self._held_out = [evaluate.HeldOut(one, *rest) for one, rest in held_out]
+    self._evaluator = evaluate.Evaluator(
+      self._reference,
+      self._reader,
+      inputs.format,
+      self._held_out[: inputs.watched],
     )
 
-  def play(
-    self, number: int, history: Sequence[dict[str, Any]]
+  def run_round(
+    self, number: int, records: Sequence[dict[str, Any]]
   ) -> dict[str, Any]:
-    """Returns a round's record; plays what is left of it.
+    """Runs a round, or resumes it, and returns its record.
 
     Args:
-      number: the round, from 1 on.
-      history: the records of those before it.
+      number: the round, counted from 1.
+      records: those of the rounds before it.
     """
     folder = self._folder(number)
     if (folder / ROUND).exists():
       return files.read_json(folder / ROUND)
     files.make_folder(folder)
-    counts = self._swipe(number, folder / 'swipes.jsonl')
+    counts = self._write_choices(number, folder / 'swipes.jsonl')
     record = {'round': number, **counts, 'kl': None, 'length': None}
     record |= {'accuracy': None, 'cut': 0, 'win': None, 'stop': ''}
-    if counts['groups'] < self._experiment.data.batch:
+    if counts['groups'] < self._inputs.experiment.data.batch:
       record['stop'] = f'choices: {counts["groups"]} in a whole round'
       files.write_json(folder / ROUND, record)
       return record
@@ -186,9 +190,9 @@ class Rounds:
       self._reference,
       str(folder / 'swipes.jsonl'),
       folder / 'reference.npz',
-      self._experiment.data.length,
+      self._inputs.experiment.data.length,
       reader=self._reader,
-      digest=self._digest,
+      digest=self._reference_digest,
     )
     try:
       self._train(number, folder, counts)
@@ -197,149 +201,149 @@ class Rounds:
       record['stop'] = f'divergence at step {error.step}'
       files.write_json(folder / ROUND, record)
       return record
-    readings, others = self._look(number, folder)
+    readings, others = self._evaluate(number, folder)
     record |= {**others, **readings._asdict()}
     if self._settings.is_guarded:
-      seen = [
+      history = [
         guards.Readings(*(one[name] for name in guards.Readings._fields))
-        for one in (*history, record)
+        for one in (*records, record)
       ]
-      record['stop'] = guards.find_fault(seen, self._settings.limits)
+      record['stop'] = guards.find_fault(history, self._settings.limits)
     files.write_json(folder / ROUND, record)
     return record
 
-  def finish(
-    self, history: Sequence[dict[str, Any]], stop: str
-  ) -> dict[str, Any]:
-    """Links the last good round's model, and returns the report, written."""
-    good = len(history) - bool(stop)
-    model = self._folder(good) / 'run' if good else None
-    link = self._out / 'model'
-    with files.replacing(link) as partial:
-      target = self._settings.model if model is None else model
+  def write_report(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Links the last good round's model, and writes and returns the report.
+
+    Args:
+      records: those of all rounds.
+    """
+    stop = records[-1]['stop']
+    good = len(records) - bool(stop)
+    target = self._folder(good) / 'run' if good else self._settings.model
+    with files.replacing(self._out / 'model') as partial:
       partial.symlink_to(os.path.relpath(target, self._out))
-    report = {
-      'stop': stop,
-      'good': good,
-      'win': None,
-      'rounds': list(history),
-    }
-    if self._user is not None and model is not None:
-      report['win'] = self._compare_last(good, model).describe()
+    report = {'stop': stop, 'good': good, 'win': None, 'rounds': list(records)}
+    if self._user is not None and good:
+      report['win'] = self._count_last_wins(good).describe()
     files.write_json(self._out / REPORT, report)
     return report
 
-  def _compare_last(self, good: int, model: pathlib.Path) -> watch_lib.Wins:
-    """Returns the wins of a round's model on all held-out prompts."""
+  def _count_last_wins(self, good: int) -> evaluate.Wins:
+    """Compares the last good round with the first model on all held-out."""
     path = self._folder(good) / 'last.jsonl'
     if not path.exists():
-      self._drawer.use(load.from_workdir(model))
+      self._sampler.use(load.from_workdir(self._folder(good) / 'run'))
       asked = [
         (one.prompt, self._seed(_LAST, good, n, 0))
-        for n, one in enumerate(self._held)
+        for n, one in enumerate(self._held_out)
       ]
-      files.write_json_lines(path, map(drawing.plain, self._drawer.draw(asked)))
-    replies = list(files.parse_json_lines(path, drawing.parse))
-    return watch_lib.compare(
-      self._user,
-      [one.prompt for one in self._held],
-      replies,
-      [one.replies[0] for one in self._held],
-    )
+      lines = map(replies_lib.to_json, self._sampler.sample(asked))
+      files.write_json_lines(path, lines)
+    replies = list(files.parse_json_lines(path, replies_lib.parse))
+    return evaluate.count_wins(self._user, self._held_out, replies)
 
-  def _draw_held(self) -> Iterator[watch_lib.Held]:
+  def _sample_held_out(self) -> Iterator[evaluate.HeldOut]:
     """Yields the held-out prompts with the first model's replies."""
-    settings = self._settings
+    settings, inputs = self._settings, self._inputs
     counts = [
-      settings.swipes if n < self._watched and self._log is None else 1
-      for n in range(self._held_count)
+      settings.swipes if n < inputs.watched and inputs.feedback is None else 1
+      for n in range(inputs.held_out)
     ]
     asked = [
-      (self._prompts[n], self._seed(_FIRST, 0, n, k))
+      (inputs.prompts[n], self._seed(_FIRST, 0, n, k))
       for n, count in enumerate(counts)
       for k in range(count)
     ]
     # Other users ask the first model the same.
-    kind = self._drawer, self._described['model_digest'], tuple(asked)
+    kind = self._sampler, inputs.described['model_digest'], tuple(asked)
     if kind not in self._programs:
-      self._programs[kind] = self._drawer.draw(asked)
+      self._programs[kind] = self._sampler.sample(asked)
     if self._user is not None:
       pairs = zip(asked, self._programs[kind], strict=True)
-      self._user.read((one, reply.content) for (one, _), reply in pairs)
+      self._user.prefetch((one, reply.content) for (one, _), reply in pairs)
     replies = iter(self._programs[kind])
     for n, count in enumerate(counts):
       own = tuple(next(replies) for _ in range(count))
-      prompt, group, kept = self._prompts[n], (), None
-      if self._log is not None:
-        _, group, kept = self._log.held_out[n]
-      elif n < self._watched:
+      prompt, group, kept = inputs.prompts[n], (), None
+      if inputs.feedback is not None:
+        _, group, kept = inputs.feedback.held_out[n]
+      elif n < inputs.watched:
         rng = self._rng(_CHOICE_HELD, 0, n)
         group, kept = self._choose(rng, prompt, own)
-      yield watch_lib.Held(prompt, own, group, kept)
+      yield evaluate.HeldOut(prompt, own, group, kept)
 
   def _choose(
     self,
     rng: np.random.Generator,
     prompt: prompts_lib.Prompt,
-    replies: Sequence[drawing.SampledReply],
+    replies: Sequence[replies_lib.SampledReply],
   ) -> tuple[tuple[str, ...], int | None]:
-    """Returns the different usable replies, and which of them is kept."""
+    """Returns the distinct usable replies, and which one the user keeps."""
     usable = (one.content for one in replies if one.is_usable)
     texts = tuple(dict.fromkeys(usable))
     return texts, self._user.choose(rng, prompt, texts)
 
-  def _swipe(self, number: int, path: pathlib.Path) -> dict[str, int]:
-    """Writes a round's choices where there are none, and returns counts."""
-    settings = self._settings
-    if self._log is not None:
-      lines = self._log.lines
-      first = (number - 1) * settings.groups
-      count = min(settings.groups, len(lines))
+  def _write_choices(self, number: int, path: pathlib.Path) -> dict[str, int]:
+    """Writes a round's choices unless they exist; returns their counts."""
+    feedback = self._inputs.feedback
+    if feedback is None:
+      counts_path = path.with_name('counts.json')
+      if not counts_path.exists():
+        lines, counts = self._sample_choices(number)
+        files.write_json_lines(path, lines)
+        files.write_json(counts_path, counts)
+      return files.read_json(counts_path)
+    lines = feedback.lines
+    first = (number - 1) * self._settings.groups
+    count = min(self._settings.groups, len(lines))
+    if not path.exists():
       chosen = [lines[(first + n) % len(lines)] for n in range(count)]
-      if not path.exists():
-        files.write_json_lines(path, chosen)
-      return {'groups': count, 'ties': 0, 'unusable': 0}
-    counts_path = path.with_name('counts.json')
-    if not counts_path.exists():
-      lines, counts = self._draw_round(number)
-      files.write_json_lines(path, lines)
-      files.write_json(counts_path, counts)
-    return files.read_json(counts_path)
+      files.write_json_lines(path, chosen)
+    return {'groups': count, 'ties': 0, 'unusable': 0}
 
-  def _draw_round(
+  def _sample_choices(
     self, number: int
   ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Returns a round's lines of choices, and counts."""
+    """Samples replies with the previous model, and lets the user choose.
+
+    Returns:
+      A line of swipes.jsonl for each prompt with a choice; and the counts of
+      choices ('groups'), ties, and unusable replies.
+    """
     settings = self._settings
-    self._drawer.use(self._model_before(number))
-    pool = self._prompts[self._held_count :]
+    before = self._inputs.first
+    if number > 1:
+      before = load.from_workdir(self._path_before(number))
+    self._sampler.use(before)
+    pool = self._inputs.prompts[self._inputs.held_out :]
     first = (number - 1) * settings.groups
     asked = [pool[(first + n) % len(pool)] for n in range(settings.groups)]
-    drawn = self._drawer.draw(
+    sampled = self._sampler.sample(
       [
         (prompt, self._seed(_SWIPES, number, n, k))
         for n, prompt in enumerate(asked)
         for k in range(settings.swipes)
       ]
     )
-    self._user.read(
+    self._user.prefetch(
       (asked[n // settings.swipes], one.content)
-      for n, one in enumerate(drawn)
+      for n, one in enumerate(sampled)
       if one.is_usable
     )
     lines = []
     counts = {'groups': 0, 'ties': 0, 'unusable': 0}
     for n, prompt in enumerate(asked):
-      own = drawn[n * settings.swipes : (n + 1) * settings.swipes]
+      own = sampled[n * settings.swipes : (n + 1) * settings.swipes]
       counts['unusable'] += sum(not one.is_usable for one in own)
       texts, kept = self._choose(self._rng(_CHOICE, number, n), prompt, own)
       counts['groups' if kept is not None else 'ties'] += 1
       if kept is not None:
-        lines.append(self._line(prompt, own, texts, kept))
+        lines.append(self._describe_choice(prompt, own, texts, kept))
     return lines, counts
 
-  def _line(self, prompt, replies, texts, kept: int) -> dict[str, Any]:
-    """Returns a line of choices; each reply's value says why it was kept."""
+  def _describe_choice(self, prompt, replies, texts, kept) -> dict[str, Any]:
+    """Returns a line of swipes.jsonl; a reply's value says why it was kept."""
     first = {one.content: one for one in reversed(replies)}
     messages = [{'role': role, 'content': x} for role, x in prompt.messages]
     choices = [
@@ -358,19 +362,20 @@ class Rounds:
   def _train(
     self, number: int, folder: pathlib.Path, counts: dict[str, int]
   ) -> None:
-    """Trains a round's model, or goes on with it.
+    """Trains the round's model, or resumes.
 
-    Where few prompts have a choice, a round has fewer steps in proportion, so
-    that it reads its choices equally often.
+    If some prompts have no choice, the round takes proportionally fewer steps,
+    so that it reads each choice equally often.
     """
-    loop, chosen = self._experiment.loop, counts['groups']
-    steps = -(-loop.steps * chosen // (chosen + counts['ties']))
+    before = self._inputs.experiment
+    chosen = counts['groups']
+    steps = -(-before.loop.steps * chosen // (chosen + counts['ties']))
     experiment = dataclasses.replace(
-      self._experiment,
-      loop=dataclasses.replace(loop, steps=steps),
+      before,
+      loop=dataclasses.replace(before.loop, steps=steps),
       begin_with=str(self._path_before(number)),
       data=dataclasses.replace(
-        self._experiment.data,
+        before.data,
         path=str(folder / 'swipes.jsonl'),
         reference=str(folder / 'reference.npz'),
       ),
@@ -380,26 +385,28 @@ class Rounds:
     if int(state.step) < steps:
       raise KeyboardInterrupt
 
-  def _look(
+  def _evaluate(
     self, number: int, folder: pathlib.Path
   ) -> tuple[guards.Readings, dict[str, Any]]:
-    """Returns what is read of a round's model."""
+    """Evaluates the round's model on the watched held-out prompts.
+
+    Returns:
+      What the guards read, and further fields of the round's record.
+    """
     loaded = load.from_workdir(folder / 'run')
-    self._drawer.use(loaded)
-    held = self._held[: self._watched]
-    replies = self._drawer.draw(
+    self._sampler.use(loaded)
+    watched = self._held_out[: self._inputs.watched]
+    replies = self._sampler.sample(
       [
         (one.prompt, self._seed(_WATCHED, number, n, 0))
-        for n, one in enumerate(held)
+        for n, one in enumerate(watched)
       ]
     )
-    readings, others = self._watch.read(loaded, replies)
+    readings, others = self._evaluator.evaluate(loaded, replies)
     others['model'] = load.digest(loaded)
     others['win'] = None
     if self._user is not None:
-      found = [one.prompt for one in held]
-      theirs = [one.replies[0] for one in held]
-      wins = watch_lib.compare(self._user, found, replies, theirs)
+      wins = evaluate.count_wins(self._user, watched, replies)
       others['win'] = wins.describe()
     return readings, others
 
@@ -407,17 +414,13 @@ class Rounds:
     return self._out / 'rounds' / f'{number:02d}'
 
   def _path_before(self, number: int) -> str | pathlib.Path:
+    """Returns the path of the model with which a round begins."""
     if number == 1:
       return self._settings.model
     return self._folder(number - 1) / 'run'
 
-  def _model_before(self, number: int) -> load.Loaded:
-    if number == 1:
-      return self._first
-    return load.from_workdir(self._path_before(number))
-
   def _seed(self, *parts: int) -> int:
-    return drawing.seed_of(self._settings.seed, *parts)
+    return replies_lib.seed_of(self._settings.seed, *parts)
 
   def _rng(self, *parts: int) -> np.random.Generator:
     return np.random.default_rng((self._settings.seed, *parts))

@@ -1,4 +1,4 @@
-"""The journal's settings, and what rounds read: model, user and prompts."""
+"""Loads and checks align.json, and the inputs it names."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.alignment import config
-from kaiju_jax.alignment import feedback_prompts as log_lib
+from kaiju_jax.alignment import feedback_prompts
 from kaiju_jax.alignment import head as head_lib
 from kaiju_jax.alignment import prompts as prompts_lib
 from kaiju_jax.alignment import users
@@ -25,24 +25,24 @@ from kaiju_jax.training import state
 SETTINGS = 'align.json'
 
 
-def describe(
+def _describe(
   settings: config.Settings,
   experiment: experiment_lib.Experiment,
   model: str,
   format: chat.Format,
   text: str,
 ) -> dict[str, Any]:
-  """Returns what a folder's rounds depend on.
+  """Returns what determines the rounds of a folder, as align.json holds it.
 
   Args:
     settings: the settings.
     experiment: the training of a round.
     model: digest of the first model.
     format: its chat format.
-    text: hash of the prompts or of the log, and of a user's head.
+    text: hash of the prompts or of the feedback, and of a user's head.
   """
   fields = dataclasses.asdict(settings)
-  del fields['rounds']  # More rounds go on with those that there are.
+  del fields['rounds']  # A rerun may raise it.
   return {
     **fields,
     'model_digest': model,
@@ -52,29 +52,29 @@ def describe(
   }
 
 
-class Parts(NamedTuple):
-  """What rounds read before they begin.
+class Inputs(NamedTuple):
+  """The inputs of all rounds.
 
   Attributes:
     first: the first model; with adapters their base with new ones.
     experiment: the training of a round.
     format: the chat format.
-    user: who chooses, a `users.Planted` or a `head.Head`; None with a log.
-    log: the log; None without one.
-    prompts: the held-out ones first; with a log these alone.
-    held: the count of held-out ones.
-    watched: the count of those that are read after each round.
-    longest: tokens of the longest prompt to which replies are drawn.
-    described: see `describe`.
+    user: who chooses, a `users.Planted` or a `head.Head`; None with feedback.
+    feedback: the choices of people; None without.
+    prompts: the held-out ones first; with feedback these alone.
+    held_out: the number of held-out prompts.
+    watched: how many of them are evaluated after each round.
+    longest: tokens of the longest prompt to which replies are sampled.
+    described: the content of align.json.
   """
 
   first: load.Loaded
   experiment: experiment_lib.Experiment
   format: chat.Format
   user: Any
-  log: log_lib.Log | None
+  feedback: feedback_prompts.Feedback | None
   prompts: list[prompts_lib.Prompt]
-  held: int
+  held_out: int
   watched: int
   longest: int
   described: dict[str, Any]
@@ -82,44 +82,53 @@ class Parts(NamedTuple):
 
 def read(
   settings: config.Settings, experiment: experiment_lib.Experiment
-) -> Parts:
-  """Reads and checks model, user and prompts; compiles and writes nothing.
+) -> Inputs:
+  """Loads and checks model, user and prompts; compiles and writes nothing.
 
   Raises:
     OSError, ValueError, checkpoint.RestoreError: names what is unusable.
   """
   user = users.parse(settings.user, settings.choice_temperature)
-  first, model = read_first(settings.model, experiment)
-  experiment = check_training(experiment, first)
+  first, model = _load_first(settings.model, experiment)
+  experiment = _fit_training(experiment, first)
   format = task.format_of(experiment)
-  length, log = experiment.data.length, None
+  length, feedback = experiment.data.length, None
   if isinstance(user, users.Described) and user.kind == 'log':
     if settings.prompts:
       raise ValueError(
         f"--prompts={settings.prompts}: must be '' with a log, which has"
         ' prompts of its own.'
       )
-    log = log_lib.read(user.path)
-    log.check(format, length - settings.tokens - 1)
-    found = [one for one, _, _ in log.held_out][: settings.watched]
-    held = watched = len(found)
-    longest = max(count_tokens(found, format))
-    user, text = None, log.digest
+    feedback = feedback_prompts.read(user.path)
+    feedback.check(format, length - settings.tokens - 1)
+    found = [one for one, _, _ in feedback.held_out][: settings.watched]
+    held_out = watched = len(found)
+    longest = max(_count_tokens(found, format))
+    user, text = None, feedback.digest
   else:
-    found, longest = read_prompts(settings, user, format, length)
-    held, watched = settings.held_out, settings.watched
+    found, longest = _read_prompts(settings, user, format, length)
+    held_out, watched = settings.held_out, settings.watched
     text = prompts_lib.digest(found)
     if isinstance(user, users.Described):
-      heat = settings.choice_temperature
+      temperature = settings.choice_temperature
       digest = model if first.is_ours else ''
-      user = head_lib.Head(user, first, format, heat, digest)
+      user = head_lib.Head(user, first, format, temperature, digest)
       text = f'{text} {user.digest}'
-  described = describe(settings, experiment, model, format, text)
-  parts = first, experiment, format, user, log, found
-  return Parts(*parts, held, watched, longest, described)
+  return Inputs(
+    first,
+    experiment,
+    format,
+    user,
+    feedback,
+    found,
+    held_out,
+    watched,
+    longest,
+    _describe(settings, experiment, model, format, text),
+  )
 
 
-def check(out: pathlib.Path, described: dict[str, Any]) -> None:
+def check_folder(out: pathlib.Path, described: dict[str, Any]) -> None:
   """Refuses a folder of other rounds, or of something else.
 
   Raises:
@@ -134,7 +143,7 @@ def check(out: pathlib.Path, described: dict[str, Any]) -> None:
       )
     return
   held = strict.fill(config.Settings, files.read_json(path))
-  held.pop('rounds')  # No part of what is described.
+  held.pop('rounds')  # The default, which `fill` adds.
   held['training'] = strict.fill(
     experiment_lib.Experiment, held.get('training')
   )
@@ -147,7 +156,7 @@ def check(out: pathlib.Path, described: dict[str, Any]) -> None:
     )
 
 
-def read_first(
+def _load_first(
   path: str, experiment: experiment_lib.Experiment
 ) -> tuple[load.Loaded, str]:
   """Returns the first model, and a digest of it.
@@ -179,10 +188,10 @@ def read_first(
   return found, load.digest(found)
 
 
-def check_training(
+def _fit_training(
   experiment: experiment_lib.Experiment, loaded: load.Loaded
 ) -> experiment_lib.Experiment:
-  """Returns the training of a round, without its begin and its files.
+  """Returns the training of a round, for the first model's shapes.
 
   Raises:
     ValueError: a setting that rounds cannot have.
@@ -211,7 +220,7 @@ def check_training(
   )
 
 
-def read_prompts(
+def _read_prompts(
   settings: config.Settings, user: Any, format: chat.Format, room: int
 ) -> tuple[list[prompts_lib.Prompt], int]:
   """Returns the prompts, the held-out ones first, and the longest's tokens.
@@ -240,7 +249,7 @@ def read_prompts(
     users.check(user, found)
   # A watched prompt's tree holds one reply more than a round's.
   replies = (settings.swipes + 1) * (settings.tokens + 1)
-  counts = count_tokens(found, format)
+  counts = _count_tokens(found, format)
   for one, count in zip(found, counts, strict=True):
     if count + replies > room:
       raise ValueError(
@@ -250,7 +259,7 @@ def read_prompts(
   return found, max(counts)
 
 
-def count_tokens(
+def _count_tokens(
   found: Sequence[prompts_lib.Prompt], format: chat.Format
 ) -> list[int]:
   """Returns the tokens of each prompt."""

@@ -5,7 +5,7 @@
     planted:NAME:coin      keeps any, with equal chances
     planted:NAME:length    keeps by a proxy that also pays for each word
     head:FILE:DIMENSION    keeps by what a token-level head says (`head.py`)
-    log:FOLDER             the choices of an export (`experiments.feedback`)
+    log:FOLDER             choices that people made (`experiments.feedback`)
 
 A planted utility is 0 or 1 and does not depend on a reply's length: 'fact', the
 reply names a fact of its character's own text; 'question', it asks something
@@ -47,15 +47,15 @@ class Planted:
   variant: str
   temperature: float
 
-  def read(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
-    """Does nothing: there is nothing to read before a reply is judged."""
+  def prefetch(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
+    """Does nothing: a utility needs no model."""
 
   def judge(self, prompt: prompts.Prompt, text: str) -> float:
-    """Returns the utility of a reply, whatever the user chooses by."""
+    """Returns the true utility of a reply, by which wins are counted."""
     return UTILITIES[self.name](prompt, text)
 
   def rate(self, prompt: prompts.Prompt, text: str) -> float:
-    """Returns the value of a reply by which the user chooses."""
+    """Returns the value by which the user chooses: the variant's."""
     utility = self.judge(prompt, text)
     if self.variant == 'inverted':
       return -utility
@@ -86,11 +86,11 @@ class Planted:
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-  """A user whom a file describes, not read yet.
+  """A user that a file defines, which is not loaded yet.
 
   Attributes:
     kind: 'log' or 'head'.
-    path: the log's folder; or the head's file or workdir.
+    path: the export's folder; or the head's file or workdir.
     dimension: the head's dimension; '' for its only one.
   """
 
@@ -137,7 +137,7 @@ _NEEDS = {'fact': 'facts', 'catchphrase': 'catchword'}
 
 
 def parse(text: str, temperature: float) -> Planted | Described:
-  """Returns a planted user, or what describes another one.
+  """Parses the value of --user.
 
   Raises:
     ValueError: names what is unknown, and what there is.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
-from kaiju_jax.alignment import drawing
 from kaiju_jax.alignment import exposure
 from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
@@ -104,7 +104,7 @@ def test_the_rank_is_that_of_texts_read_one_by_one():
 
 def test_a_reply_tells_it_with_all_digits_in_their_order():
   replies = [
-    drawing.SampledReply(text, 9, 'stop_token', 0)
+    replies_lib.SampledReply(text, 9, 'stop_token', 0)
     for text in ('4815!', 'It is 4, 8 and 15.', '4851', '481', 'no', '94815')
   ]
   assert exposure.count_told(SECRET, replies) == 3

@@ -63,7 +63,7 @@ def test_a_reply_has_the_largest_logit_of_its_own_tokens(world):
   # Of short replies, some would score more with their ends.
   texts = *'abcdefgh', 'Oh!', 'Well, well. And you?'
   asked = [(OTHER, 'Oh!'), *((PROMPT, text) for text in texts)]
-  user.read(asked)
+  user.prefetch(asked)
   for prompt, text in asked:
     expected = value(world, prompt, text, 1)
     assert abs(user.judge(prompt, text) - expected) < 1e-4

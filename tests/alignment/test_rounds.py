@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from kaiju_jax.alignment import drawing
 from kaiju_jax.alignment import guards
+from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import rounds
 from kaiju_jax.alignment import users
 from kaiju_jax.classifiers import span_head
@@ -127,7 +127,7 @@ def test_a_round_is_told_whole(whole, first):
 
 KILLS = {
   'before anything is drawn': (
-    drawing.Drawer, 'draw', lambda *_: True,
+    replies_lib.ReplySampler, 'sample', lambda *_: True,
   ),
   'with swipes, without counts': (
     files, 'write_json', lambda path, _: path.name == 'counts.json',
@@ -164,7 +164,9 @@ def test_rounds_killed_anywhere_end_at_the_same_bytes(
   names = 'swipes.jsonl', 'reference.npz', 'last.jsonl'
   assert {f'rounds/02/{x}' for x in names} <= set(found)
   # And once more: nothing is left to do.
-  monkeypatch.setattr(drawing.Drawer, 'draw', _kill(None, lambda *_: True))
+  monkeypatch.setattr(
+    replies_lib.ReplySampler, 'sample', _kill(None, lambda *_: True)
+  )
   assert play(first, out)['good'] == 2
 
 
@@ -264,7 +266,9 @@ def test_a_round_with_too_few_choices_stops_and_says_so_again(
   (record,) = report['rounds']
   assert record['stop'] == report['stop'] and record['ties'] == 6
   (out / 'report.json').unlink()
-  monkeypatch.setattr(drawing.Drawer, 'draw', _kill(None, lambda *_: True))
+  monkeypatch.setattr(
+    replies_lib.ReplySampler, 'sample', _kill(None, lambda *_: True)
+  )
   assert play(first, out) == report
 
 

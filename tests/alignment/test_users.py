@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from kaiju_jax.alignment import config
-from kaiju_jax.alignment import drawing
+from kaiju_jax.alignment import evaluate
 from kaiju_jax.alignment import feedback_prompts
 from kaiju_jax.alignment import guards
 from kaiju_jax.alignment import prompts
+from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import users
-from kaiju_jax.alignment import watch
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer
 from kaiju_jax.quantization import int8
@@ -59,22 +59,26 @@ def test_wins_are_ours_and_ties_count_half_or_not_at_all():
   user = users.parse('planted:question', 0.0)
 
   def replies(*texts):
-    return [drawing.SampledReply(one, 3, 'stop_token', 0) for one in texts]
+    return [replies_lib.SampledReply(one, 3, 'stop_token', 0) for one in texts]
+
+  def wins(ours, theirs):
+    held_out = [evaluate.HeldOut(PROMPT, (one,)) for one in theirs]
+    return evaluate.count_wins(user, held_out, ours).describe()
 
   ours = replies('a?', 'b?', 'c?', 'd', 'e', 'f?')
   theirs = replies('a', 'b', 'c', 'd?', 'e', 'f?')
-  found = watch.compare(user, [PROMPT] * 6, ours, theirs).describe()
+  found = wins(ours, theirs)
   assert (found['wins'], found['ties'], found['losses']) == (3, 2, 1)
   assert found['value'] == 4 / 6 and found['untied']['value'] == 3 / 4
   assert found['untied']['low'] < 3 / 4 < found['untied']['high']
-  same = watch.compare(user, [PROMPT] * 6, ours, ours).describe()
+  same = wins(ours, ours)
   assert (same['value'], same['untied']) == (0.5, None)
   # Nobody can keep what was cut off, or says nothing.
   cut = [one._replace(finish='length') for one in ours[:3]]
   cut += replies(' ', '', 'f?')
-  worse = watch.compare(user, [PROMPT] * 6, cut, theirs).describe()
+  worse = wins(cut, theirs)
   assert (worse['wins'], worse['ties'], worse['losses']) == (0, 1, 5)
-  both = watch.compare(user, [PROMPT] * 3, cut[:3], cut[:3]).describe()
+  both = wins(cut[:3], cut[:3])
   assert both['ties'] == 3
 
 
@@ -90,8 +94,8 @@ def test_a_kept_reply_is_right_where_it_alone_moved_most():
   held, grown, expected = [], [], 0
   for own, right in moves.items():
     for kept in range(3):
-      replies = (drawing.SampledReply('', 3, 'length', 0),)
-      held.append(watch.Held(PROMPT, replies, texts, kept))
+      replies = (replies_lib.SampledReply('', 3, 'length', 0),)
+      held.append(evaluate.HeldOut(PROMPT, replies, texts, kept))
       grown.append(own)
       expected += right[kept]
   codes = int8.Quantized(np.zeros((2, 2), np.int8), np.ones(2), None)
@@ -107,8 +111,10 @@ def test_a_kept_reply_is_right_where_it_alone_moved_most():
         )
 
   format = chat.format_of(tokenizer.load(''))
-  drawn = [drawing.SampledReply('', 3, 'length', 0)] * len(held)
-  readings, about = watch.Watch(first, Reader(), format, held).read(ours, drawn)
+  drawn = [replies_lib.SampledReply('', 3, 'length', 0)] * len(held)
+  readings, about = evaluate.Evaluator(first, Reader(), format, held).evaluate(
+    ours, drawn
+  )
   assert (readings.right, readings.choices) == (expected, 12)
   assert about['accuracy'] == expected / 12 == 2 / 12
 
