@@ -7,7 +7,7 @@ import pytest
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import exchange
 from kaiju_jax.storage import files
-from tests.evaluation.gate import test_gate as gate
+from tests.evaluation.gate import small_models
 from tests.experiments import forked
 from tests.interchange import family_folders
 from tests.interchange import toys
@@ -28,7 +28,7 @@ def models(tmp_path):
   folder = family_folders.write(tmp_path / 'folder', fields)
   (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
   (folder / 'chat_template.jinja').write_text(shapes._CHATML)
-  talk = dataclasses.asdict(gate.conversation())
+  talk = dataclasses.asdict(small_models.conversation())
   files.write_json_lines(tmp_path / 'golden.jsonl', [talk])
   return tmp_path
 

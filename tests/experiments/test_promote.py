@@ -11,7 +11,7 @@ from kaiju_jax.gates import promotion
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import exchange
 from kaiju_jax.storage import files
-from tests.evaluation.gate import test_gate as gate
+from tests.evaluation.gate import small_models
 from tests.experiments import forked
 from tests.interchange import toys
 from tests.runs import test_exchange
@@ -30,7 +30,7 @@ def test_what_its_gates_promote_is_served_and_nothing_else(tmp_path):
   files.write_json_lines(
     tmp_path / 'golden.jsonl',
     (
-      dataclasses.asdict(gate.conversation(n, tier))
+      dataclasses.asdict(small_models.conversation(n, tier))
       for n in range(2)
       for tier in golden.TIERS
     ),

@@ -11,7 +11,7 @@ from kaiju_jax.evaluation.gate import paired_loss
 from kaiju_jax.gates import needle_gate
 from kaiju_jax.gates import persona_judge
 from kaiju_jax.tasks.recall import problems
-from tests.evaluation.gate import test_gate as gate
+from tests.evaluation.gate import small_models
 
 
 def test_a_loss_counts_what_one_model_alone_has_right():
@@ -103,8 +103,10 @@ class Planted:
 
 
 def planted(knows):
-  generator = Planted(gate.FORMAT, knows)
-  return persona_judge.Opened(generator, None, gate.FORMAT, '', 'planted')
+  generator = Planted(small_models.FORMAT, knows)
+  return persona_judge.Opened(
+    generator, None, small_models.FORMAT, '', 'planted'
+  )
 
 
 def test_both_models_are_asked_the_same():

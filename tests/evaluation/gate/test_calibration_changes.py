@@ -11,17 +11,17 @@ import pytest
 from kaiju_jax.evaluation.gate import calibration_changes
 from kaiju_jax.model import deployed
 from kaiju_jax.quantization import int8
-from tests.evaluation.gate import test_gate as gate
+from tests.evaluation.gate import small_models
 
 CONFIG = dataclasses.replace(
-  gate.config(kv='int8', kv_scale='channel'), layout='L0 G1 L2 G3'
+  small_models.config(kv='int8', kv_scale='channel'), layout='L0 G1 L2 G3'
 )
 
 
 @pytest.fixture(scope='module')
 def params():
   """Four layers of the toy's two, in two repeats, with codes and limits."""
-  drawn = gate.params('channel')
+  drawn = small_models.params('channel')
   stack = jax.tree.map(lambda x: np.concatenate([x, 2 * x]), drawn['blocks'])
   quantization = dataclasses.replace(
     CONFIG.quantization, matmul='int8', clamp_hidden='weight_rms'
@@ -65,7 +65,7 @@ def test_a_calibration_is_scales_and_limits_of_each_layer(params):
   # Layers 2 and 3 are the second repeat, whose weights are twice as large.
   first, second = (found[x, 'attention.w_v_DK'] for x in (1, 3))
   np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
-  assert calibration_changes.read(gate.params()) == {}
+  assert calibration_changes.read(small_models.params()) == {}
 
 
 def test_equal_models_have_moved_nothing(params):

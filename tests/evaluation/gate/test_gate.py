@@ -1,7 +1,6 @@
 """The quantization gate's readings, and what it refuses."""
 
 import dataclasses
-import functools
 import types
 
 import numpy as np
@@ -11,7 +10,6 @@ from scipy import special
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
-from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation import cached_answers
 from kaiju_jax.evaluation.gate import divergence
 from kaiju_jax.evaluation.gate import golden_tokens
@@ -24,62 +22,15 @@ from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.gates import needle_gate
 from kaiju_jax.gates import persona
-from kaiju_jax.gates import persona_judge
 from kaiju_jax.gates import quantization_gate as gate
 from kaiju_jax.interchange.templates import folder as folder_lib
-from kaiju_jax.model import config as model_config
-from kaiju_jax.model import transformer
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.training import state
+from tests.evaluation.gate import small_models
 from tests.interchange.templates import shapes
 
-FORMAT = chat.format_of(tokenizer_lib.load(''))
-LENGTH = 512
-
-
-def conversation(number=0, tier='public', language='en'):
-  probes = [golden.Probe(1, x, ('A',), (), 1.0) for x in golden.PROPERTIES]
-  last = golden.Probe(8, 'backstory', ('A',), (), 1.0)
-  return golden.check(
-    golden.GoldenConversation(
-      f'{tier}-{number}',
-      tier,
-      'test',
-      golden.Character('ANN', f'{number} ANN IS A CAT.', 'SHY', '', 'HI!'),
-      tuple(golden.GoldenTurn(f'Q{x}?', f'REPLY {x}') for x in range(8)),
-      (*probes, last),
-      language,
-    )
-  )
-
-
-def config(**changes):
-  quantization = dataclasses.replace(quantization_config.none(), **changes)
-  return model_config.ModelConfig(
-    d_model=32, num_layers=2, num_heads=2, head_dim=16, d_ff=32, period=2,
-    window=9, max_length=LENGTH, dtype='float32', quantization=quantization,
-  )  # fmt: skip
-
-
-@functools.cache
-def params(kv_scale: str = 'token'):
-  kv = 'int8' if kv_scale == 'channel' else 'none'
-  model = transformer.Transformer(config(kv=kv, kv_scale=kv_scale))
-  drawn = state.init_params(model, 0)
-  for layer in drawn['blocks'].values():
-    if 'attention' in layer:
-      layer['attention']['w_o_DHK'] = 30 * layer['attention']['w_o_DHK']
-  # Logits as far apart as a trained model's.
-  drawn['final_norm']['gain_D'] = 5 * drawn['final_norm']['gain_D']
-  return drawn
-
-
-def opened(origin='toy', drawn=None, **changes):
-  drawn = params() if drawn is None else drawn
-  decoder = decoder_lib.Decoder(drawn, config(**changes), rows=2, length=LENGTH)
-  generator = generator_lib.Generator(decoder, FORMAT.tokenizer)
-  return persona_judge.Opened(generator, decoder, FORMAT, origin, origin)
+FORMAT, LENGTH = small_models.FORMAT, small_models.LENGTH
+config, params = small_models.config, small_models.params
+conversation, opened = small_models.conversation, small_models.opened
 
 
 @pytest.fixture(scope='module')
