@@ -1,7 +1,5 @@
 """A prompt enters the files that `docs/rooms.md` lists, and no other."""
 
-import pathlib
-import re
 import sys
 
 import numpy as np
@@ -9,21 +7,11 @@ import numpy as np
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from tests import walks
 from tests.decoding import toys
 
-ROOT = pathlib.Path(__file__).parents[3]
-ROOM = f'{ROOT}/kaiju_jax/decoding/'
+ROOM = f'{walks.ROOT}/kaiju_jax/decoding/'
 ENGINE = 'engine/engine.py'
-
-
-def listed():
-  """Returns the files of the walk, as the page lists them."""
-  _, walk = (
-    (ROOT / 'docs/rooms.md').read_text().split('## The walk of a prompt')
-  )
-  walk, _ = walk.split('## The walk of a request')
-  rows = re.findall(r'^\| (`.*?) \|', walk, re.M)
-  return {name for row in rows for name in re.findall(r'`(.*?\.py)`', row)}
 
 
 def test_a_prompt_enters_the_files_of_its_walk_alone():
@@ -63,5 +51,6 @@ def test_a_prompt_enters_the_files_of_its_walk_alone():
   finally:
     sys.setprofile(None)
   assert first.reused == 0 and again.reused == 12
-  assert entered == listed() and len(entered) <= 18
+  listed = walks.listed(walks.section('The walk of a prompt'))
+  assert entered == listed and len(entered) <= 18
   assert not calls_back
