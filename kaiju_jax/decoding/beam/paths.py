@@ -17,40 +17,34 @@ from kaiju_jax.decoding.beam import tree as beam_tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Beam:
-  """One result of a search.
+  """One result of a search."""
 
-  Attributes:
-    tokens: the tokens after the prompt; the last is eos if the beam has ended.
-    log_probabilities: one per token.
-    score: the rank, length penalty included.
-    ended: whether eos came; otherwise `depth` cut it off.
-    probabilities: per token, the token-level head's probability of each
-      dimension for the text up to and with it; () without a head.
-  """
-
+  # The tokens after the prompt; the last is eos if the beam has ended.
   tokens: tuple[int, ...]
+  # One per token.
   log_probabilities: tuple[float, ...]
+  # The rank, length penalty included.
   score: float
+  # Whether eos came; otherwise `depth` cut it off.
   ended: bool
+  # Per token, the token-level head's probability of each dimension for the text
+  # up to and with it; () without a head.
   probabilities: tuple[np.ndarray, ...] = ()
 
 
 class Path(NamedTuple):
-  """A beam as a linked list of tokens, newest first; the prompt is its end.
+  """A beam as a linked list of tokens, newest first; the prompt is its end."""
 
-  Attributes:
-    before: the path without its newest token; None for the prompt.
-    token: the newest one, −1 for the prompt; log_probability is its own.
-    total: sum of all tokens' log-probabilities; score as changed by the hook.
-    probability_C: as in `Beam.probabilities`, of the newest token; or None.
-  """
-
+  # The path without its newest token; None for the prompt.
   before: 'Path | None' = None
+  # The newest one, −1 for the prompt; log_probability is its own.
   token: int = -1
   log_probability: float = 0.0
+  # Sum of all tokens' log-probabilities; score as changed by the hook.
   total: float = 0.0
   score: float = 0.0
   length: int = 0
+  # As in `Beam.probabilities`, of the newest token; or None.
   probability_C: np.ndarray | None = None
 
   def then(self, token: int, log_probability: float) -> 'Path':
@@ -78,26 +72,22 @@ class End:
 
 @dataclasses.dataclass
 class State:
-  """A search between two steps.
-
-  Attributes:
-    flying: arrays that the host has not read: the expansions of the text of
-      `length` tokens, later scores and expansions of the `candidates`; or None.
-    first: by kind the position of slot 0; None, as `tree`, before the row is
-      lent.
-    expansions: the next tokens of each live beam; None before they are read.
-    live: the live beams, in the order of the tree's numbers.
-    ended: the best ended beams, the best first.
-  """
+  """A search between two steps."""
 
   row: int
   length: int
+  # Arrays that the host has not read: the expansions of the text of `length`
+  # tokens, later scores and expansions of the `candidates`; or None.
   flying: Any = None
   candidates: Sequence[Path] = ()
+  # By kind the position of slot 0; None, as `tree`, before the row is lent.
   first: dict[str, int] | None = None
   tree: beam_tree.BeamTree | None = None
+  # The next tokens of each live beam; None before they are read.
   expansions: beam_step.Expansions | None = None
+  # The live beams, in the order of the tree's numbers.
   live: list[Path] = dataclasses.field(default_factory=lambda: [Path()])
+  # The best ended beams, the best first.
   ended: list[End] = dataclasses.field(default_factory=list)
   step: int = 0
 

@@ -58,26 +58,23 @@ class BadScores(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """The settings of a search.
+  """The settings of a search."""
 
-  Attributes:
-    width: beams that stay after each step.
-    depth: most tokens of a beam.
-    candidates: expansions that are run and judged at each step, at least
-      `width`; None for `width` of them.
-    eos: the token that ends a beam, or several; None for none.
-    length_penalty: exponent of the penalty, at least 0.
-    results: how many beams are returned, at most `width`.
-    resting: how many of the best ended beams keep their slots, so that they can
-      become the row's text (`BeamSearch.adopt`).
-  """
-
+  # Beams that stay after each step.
   width: int
+  # Most tokens of a beam.
   depth: int
+  # Expansions that are run and judged at each step, at least `width`; None for
+  # `width` of them.
   candidates: int | None = None
+  # The token that ends a beam, or several; None for none.
   eos: int | Collection[int] | None = None
+  # Exponent of the penalty, at least 0.
   length_penalty: float = 0.0
+  # How many beams are returned, at most `width`.
   results: int = 1
+  # How many of the best ended beams keep their slots, so that they can become
+  # the row's text (`BeamSearch.adopt`).
   resting: int = 1
 
   def __post_init__(self):

@@ -20,19 +20,16 @@ class Exhausted(RuntimeError):
 
 
 class Held(NamedTuple):
-  """The slots of one layer kind that hold a row's text.
+  """The slots of one layer kind that hold a row's text."""
 
-  Attributes:
-    window: tokens that these layers see, the query included; None for all.
-    position_M: the position of the token in each slot; −1 for an empty slot.
-    exists_M: whether the slot has a page.
-    page: positions kept or dropped together, from multiples of it on; a page's
-      size if a point is to be made of the result, because it holds whole pages.
-  """
-
+  # Tokens that these layers see, the query included; None for all.
   window: int | None
+  # The position of the token in each slot; −1 for an empty slot.
   position_M: np.ndarray
+  # Whether the slot has a page.
   exists_M: np.ndarray
+  # Positions kept or dropped together, from multiples of it on; a page's size
+  # if a point is to be made of the result, because it holds whole pages.
   page: int = 1
 
 

@@ -28,19 +28,16 @@ from kaiju_jax.decoding.beam import slots as beam_slots
 
 
 class TokenLayout(NamedTuple):
-  """The places of the beams' next tokens, and what they see; int32.
+  """The places of the beams' next tokens, and what they see; int32."""
 
-  Attributes:
-    slot: by layer kind [L], each token's slot; −1 if no later token sees it.
-    coordinate_L: the token's coordinate, the only one that sees it now.
-    position_L: the token's position along its path.
-    ranges: by layer kind, the ranges of the row's slots for these tokens; those
-      of their own slots are empty.
-  """
-
+  # By layer kind [L], each token's slot; −1 if no later token sees it.
   slot: dict[str, np.ndarray]
+  # The token's coordinate, the only one that sees it now.
   coordinate_L: np.ndarray
+  # The token's position along its path.
   position_L: np.ndarray
+  # By layer kind, the ranges of the row's slots for these tokens; those of
+  # their own slots are empty.
   ranges: dict[str, beam_slots.Ranges]
 
 

@@ -40,25 +40,22 @@ FOREVER = jnp.iinfo(jnp.int32).max
 
 
 class Kind(NamedTuple):
-  """The pools of one kind of layers, and its tables.
+  """The pools of one kind of layers, and its tables."""
 
-  Attributes:
-    k, v: keys and values [P·U, S, K] of each layer that makes them: floats, or
-      `Quantized` codes with a scale per token [P·U, S], or without scales if
-      per channel.
-    table_RN: int32, each row's pages; −1 where there is none.
-    start_RM: int32, first query coordinate that sees each logical slot;
-      limit_RM is one past the last, equal to start for an empty slot.
-    position_RM: int32, the position of each slot's token.
-    first_R: int32, the position that logical slot 0 of a row of text holds.
-  """
-
+  # Keys and values [P·U, S, K] of each layer that makes them: floats, or
+  # `Quantized` codes with a scale per token [P·U, S], or without scales if per
+  # channel.
   k: tuple[jax.Array | int8.Quantized, ...]
   v: tuple[jax.Array | int8.Quantized, ...]
+  # Int32, each row's pages; −1 where there is none.
   table_RN: jax.Array
+  # Int32, first query coordinate that sees each logical slot; limit_RM is one
+  # past the last, equal to start for an empty slot.
   start_RM: jax.Array
   limit_RM: jax.Array
+  # Int32, the position of each slot's token.
   position_RM: jax.Array
+  # Int32, the position that logical slot 0 of a row of text holds.
   first_R: jax.Array
 
   @property

@@ -16,16 +16,13 @@ from kaiju_jax.decoding.requests import request as request_lib
 
 
 class Limits(NamedTuple):
-  """Limits at which an engine refuses or ends sequences; None for none.
+  """Limits at which an engine refuses or ends sequences; None for none."""
 
-  Attributes:
-    queue: most sequences that wait.
-    wait: most seconds to expect until a first token.
-    lease: seconds after which a sequence is cancelled that no caller reads.
-  """
-
+  # Most sequences that wait.
   queue: int | None = None
+  # Most seconds to expect until a first token.
   wait: float | None = None
+  # Seconds after which a sequence is cancelled that no caller reads.
   lease: float | None = None
 
 

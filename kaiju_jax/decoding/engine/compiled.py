@@ -49,17 +49,14 @@ class _Program(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-  """The results of a prefill.
+  """The results of a prefill."""
 
-  Attributes:
-    packed: the tokens in the order of the chunks (`inflight.unpack`); if none
-      draws, an array that is ready when the call is done.
-    judged_BLC: the head's scores of each token, padding included; None without.
-    scores: of the first chunk's successors; None if not requested.
-  """
-
+  # The tokens in the order of the chunks (`inflight.unpack`); if none draws, an
+  # array that is ready when the call is done.
   packed: jax.Array
+  # The head's scores of each token, padding included; None without.
   judged_BLC: jax.Array | None = None
+  # Of the first chunk's successors; None if not requested.
   scores: rounds.Scores | None = None
 
 

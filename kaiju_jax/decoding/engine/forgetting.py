@@ -9,20 +9,17 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 
 
 class Forget(NamedTuple):
-  """Texts that a cache must drop, or that must leave the disk.
+  """Texts that a cache must drop, or that must leave the disk."""
 
-  Attributes:
-    conversations: pairs of owner and conversation, as in `request.Request`.
-    salts: cache salts; all texts of each go.
-    withdrawn: cache salts of texts that are no longer everybody's. They stay in
-      the cache for those who still read them; what saves points decides anew.
-    blocked: the same, of texts that the safety gate blocks. This process saves
-      none of them again as everybody's.
-  """
-
+  # Pairs of owner and conversation, as in `request.Request`.
   conversations: tuple[tuple[str, str], ...] = ()
+  # Cache salts; all texts of each go.
   salts: tuple[str, ...] = ()
+  # Cache salts of texts that are no longer everybody's. They stay in the cache
+  # for those who still read them; what saves points decides anew.
   withdrawn: tuple[str, ...] = ()
+  # The same, of texts that the safety gate blocks. This process saves none of
+  # them again as everybody's.
   blocked: tuple[str, ...] = ()
 
 

@@ -34,18 +34,15 @@ ELSEWHERE = -1
 
 
 class Name(NamedTuple):
-  """What tells groups apart.
+  """What tells groups apart."""
 
-  Attributes:
-    version: of the head that judged the texts; b'' without a head.
-    cache_salt: of the tree.
-    owner: of the conversation; b'' for a prefix.
-    conversation: its name; None for a prefix.
-  """
-
+  # Of the head that judged the texts; b'' without a head.
   version: bytes
+  # Of the tree.
   cache_salt: bytes
+  # Of the conversation; b'' for a prefix.
   owner: bytes = b''
+  # Its name; None for a prefix.
   conversation: str | None = None
 
   @property
@@ -55,42 +52,36 @@ class Name(NamedTuple):
 
 
 class SavedPoint(NamedTuple):
-  """A point as plain data.
+  """A point as plain data."""
 
-  Attributes:
-    tokens: int32 [n].
-    shared: how many of its first tokens all owners may share.
-    score_LC: the head's float32 scores [n, C]; None without a head.
-    places: by kind {index of a page: its place among the group's pages}.
-    worth: that of the eviction's policy when it was saved.
-    demand: that for it.
-  """
-
+  # Int32 [n].
   tokens: np.ndarray
+  # How many of its first tokens all owners may share.
   shared: int
+  # The head's float32 scores [n, C]; None without a head.
   score_LC: np.ndarray | None
+  # By kind {index of a page: its place among the group's pages}.
   places: dict[str, dict[int, int]]
+  # That of the eviction's policy when it was saved.
   worth: float
+  # That for it.
   demand: eviction.Demand
 
 
 class Group(NamedTuple):
-  """A group as plain data.
+  """A group as plain data."""
 
-  Attributes:
-    name: of the group.
-    root: digest of all that keys and values depend on beside the text.
-    prompt: the digest of the conversation's latest prompt; b'' for a prefix.
-    saved: Unix seconds at which it was copied.
-    points: of most worth first.
-    pages: by kind, uint8 [n, bytes of a page].
-  """
-
+  # Of the group.
   name: Name
+  # Digest of all that keys and values depend on beside the text.
   root: str
+  # The digest of the conversation's latest prompt; b'' for a prefix.
   prompt: bytes
+  # Unix seconds at which it was copied.
   saved: float
+  # Of most worth first.
   points: tuple[SavedPoint, ...]
+  # By kind, uint8 [n, bytes of a page].
   pages: dict[str, np.ndarray]
 
   def to_bytes(self) -> bytes:
@@ -176,21 +167,18 @@ def _group(about: dict, arrays: dict[str, np.ndarray]) -> Group:
 
 
 class Selected(NamedTuple):
-  """The points of one group that are to be saved.
+  """The points of one group that are to be saved."""
 
-  Attributes:
-    name: of the group.
-    prompt: as `Group.prompt`.
-    points: of most worth first.
-    pages: by kind {page: how many of its tokens}, those that the group itself
-      has, in order.
-    begun: how many conversations began at them.
-  """
-
+  # Of the group.
   name: Name
+  # As `Group.prompt`.
   prompt: bytes
+  # Of most worth first.
   points: tuple[nodes.Point, ...]
+  # By kind {page: how many of its tokens}, those that the group itself has, in
+  # order.
   pages: dict[str, dict[int, int]]
+  # How many conversations began at them.
   begun: int
 
 

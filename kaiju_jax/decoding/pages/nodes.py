@@ -43,56 +43,50 @@ class Memo:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-  """One full page of tokens, which follows the pages of its ancestors.
-
-  Attributes:
-    depth: pages from the root to the end of this one; 0 for the root.
-    tokens: the page's int32 tokens as bytes; the head's version at the root.
-    salt: the owner, b'' where all owners may share; `cache_salt` at the root.
-    children: by tokens and salt, in order of insertion.
-    points: the points whose last full page this is.
-    page: the global page; −1 for the root or without global layers.
-    below: how many points, here or below, need the global page.
-    local: the local page, −1 if no point needs it; `readers` points do.
-    score_SC: the head's scores of each token; None without a head.
-  """
+  """One full page of tokens, which follows the pages of its ancestors."""
 
   parent: 'Node | None'
+  # Pages from the root to the end of this one; 0 for the root.
   depth: int
+  # The page's int32 tokens as bytes; the head's version at the root.
   tokens: bytes
+  # The owner, b'' where all owners may share; `cache_salt` at the root.
   salt: bytes
+  # By tokens and salt, in order of insertion.
   children: dict[tuple[bytes, bytes], 'Node'] = dataclasses.field(
     default_factory=dict
   )
+  # The points whose last full page this is.
   points: list['Point'] = dataclasses.field(default_factory=list)
+  # The global page; −1 for the root or without global layers.
   page: int = -1
+  # How many points, here or below, need the global page.
   below: int = 0
+  # The local page, −1 if no point needs it; `readers` points do.
   local: int = -1
   readers: int = 0
+  # The head's scores of each token; None without a head.
   score_SC: np.ndarray | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Point:
-  """A text of n tokens, kept in the cache so that a row can go on from it.
+  """A text of n tokens, kept in the cache so that a row can go on from it."""
 
-  Attributes:
-    node: the node of its last full page.
-    first: the position from which it holds local pages; a page begins there.
-    tail: int32 [n mod S], the tokens behind the last full page.
-    last: by kind, the page with the tail's keys and values; {} without a tail.
-    salt: the owner, b'' where all owners may share.
-    shared: how many of its first tokens all owners may share.
-    score_TC: the head's scores of the tail's tokens; None without a head.
-  """
-
+  # The node of its last full page.
   node: Node
   length: int
+  # The position from which it holds local pages; a page begins there.
   first: int
+  # Int32 [n mod S], the tokens behind the last full page.
   tail: np.ndarray
+  # By kind, the page with the tail's keys and values; {} without a tail.
   last: dict[str, int]
+  # The owner, b'' where all owners may share.
   salt: bytes
+  # How many of its first tokens all owners may share.
   shared: int
+  # The head's scores of the tail's tokens; None without a head.
   score_TC: np.ndarray | None = None
 
 

@@ -50,23 +50,20 @@ class Match(NamedTuple):
 
 
 class Text(NamedTuple):
-  """A text, and the owners that may share it.
+  """A text, and the owners that may share it."""
 
-  Attributes:
-    tokens: int32 [n].
-    shared: how many of the first tokens all owners with this salt may share.
-    owner: the owner of the other tokens.
-    cache_salt: texts of different salts share nothing.
-    scores: a token-level head's, None without one; a text resumes only points
-      of the same head's version.
-    memo: for repeated lookups of a growing text; None for none.
-  """
-
+  # Int32 [n].
   tokens: np.ndarray
+  # How many of the first tokens all owners with this salt may share.
   shared: int = 0
+  # The owner of the other tokens.
   owner: bytes = b''
+  # Texts of different salts share nothing.
   cache_salt: bytes = b''
+  # A token-level head's, None without one; a text resumes only points of the
+  # same head's version.
   scores: nodes.Scores | None = None
+  # For repeated lookups of a growing text; None for none.
   memo: nodes.Memo | None = None
 
   @property

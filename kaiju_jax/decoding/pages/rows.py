@@ -27,20 +27,17 @@ from kaiju_jax.model import paging
 
 
 class Opened(NamedTuple):
-  """A row that was opened.
-
-  Attributes:
-    length: tokens of its text that are in the cache.
-    tables: its pages by kind, int32 [N], −1 where there is none yet.
-    first: by kind, the position of slot 0.
-    copies: by kind (from, to), pages to copy before anything is written: the
-      page with the text's last tokens is another row's, or holds more.
-  """
+  """A row that was opened."""
 
   row: int
+  # Tokens of its text that are in the cache.
   length: int
+  # Its pages by kind, int32 [N], −1 where there is none yet.
   tables: dict[str, np.ndarray]
+  # By kind, the position of slot 0.
   first: dict[str, int]
+  # By kind (from, to), pages to copy before anything is written: the page with
+  # the text's last tokens is another row's, or holds more.
   copies: dict[str, tuple[int, int]]
 
 

@@ -45,14 +45,12 @@ class Guide:
   Results rank by the sum of their tokens' log-probabilities and the score that
   the engine's token-level head gives the whole text (`token_head.reweigh`),
   divided by the penalty of length. Other attributes are `beam.search.Search`'s.
-
-  Attributes:
-    weights: by name of the head's dimensions: positive for what is wanted,
-      negative for what is to be avoided; 0 for those not named.
   """
 
   width: int
   candidates: int | None = None
+  # By name of the head's dimensions: positive for what is wanted, negative for
+  # what is to be avoided; 0 for those not named.
   weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
   length_penalty: float = 0.0
 
@@ -68,117 +66,103 @@ class Guide:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-  """One sequence to continue.
+  """One sequence to continue."""
 
-  Attributes:
-    tokens: the prompt, at least one token; a document opens with the
-      tokenizer's `bos_id`.
-    max_tokens: most tokens of the continuation.
-    sampling: how tokens are drawn; ignored with `guided`.
-    stop_tokens, stop_strings: these end the sequence; strings need a tokenizer.
-    scores_prompt: whether to return the prompt's log-probabilities; all of its
-      tokens then run, and the output head on each.
-    owner: the API token's user. Owners share the engine by the tokens that they
-      reserve, prompt and `max_tokens`; an owner's texts in the cache serve no
-      other owner.
-    shared: how many of the first tokens, such as a character's, serve all
-      owners.
-    cache_salt: requests of different salts share nothing in the cache, not even
-      one owner's, so that no guess can find out what a prompt holds.
-    conversation: a key, None for none; points of its earlier turns make room
-      for those of later ones.
-    priority: higher goes first.
-    deadline: seconds within which it must begin; None for no limit.
-    guided: the search for its continuation; None to draw. The result comes at
-      once, when the search is done, cut at a stop string.
-    begun: how many of the prompt's last tokens are text that is continued: the
-      drawn tokens read as they do behind it, such as with a space before them.
-    alternatives: how many of the likeliest tokens come with each drawn one, and
-      with each scored one of the prompt; at most as many as the engine was made
-      for.
-    drawn: the first tokens of the continuation, where another engine drew them
-      and gave them out. They are neither drawn nor given out again, and
-      `max_tokens` counts them; what follows is what would have followed there.
-  """
-
+  # The prompt, at least one token; a document opens with the tokenizer's
+  # `bos_id`.
   tokens: Sequence[int] | np.ndarray
+  # Most tokens of the continuation.
   max_tokens: int
+  # How tokens are drawn; ignored with `guided`.
   sampling: sampling_lib.Sampling = dataclasses.field(
     default_factory=sampling_lib.Sampling
   )
+  # These end the sequence; strings need a tokenizer.
   stop_tokens: Sequence[int] = ()
   stop_strings: Sequence[str] = ()
+  # Whether to return the prompt's log-probabilities; all of its tokens then
+  # run, and the output head on each.
   scores_prompt: bool = False
+  # The API token's user. Owners share the engine by the tokens that they
+  # reserve, prompt and `max_tokens`; an owner's texts in the cache serve no
+  # other owner.
   owner: str = ''
+  # How many of the first tokens, such as a character's, serve all owners.
   shared: int = 0
+  # Requests of different salts share nothing in the cache, not even one
+  # owner's, so that no guess can find out what a prompt holds.
   cache_salt: str = ''
+  # A key, None for none; points of its earlier turns make room for those of
+  # later ones.
   conversation: Hashable | None = None
+  # Higher goes first.
   priority: int = 0
+  # Seconds within which it must begin; None for no limit.
   deadline: float | None = None
+  # The search for its continuation; None to draw. The result comes at once,
+  # when the search is done, cut at a stop string.
   guided: Guide | None = None
+  # How many of the prompt's last tokens are text that is continued: the drawn
+  # tokens read as they do behind it, such as with a space before them.
   begun: int = 0
+  # How many of the likeliest tokens come with each drawn one, and with each
+  # scored one of the prompt; at most as many as the engine was made for.
   alternatives: int = 0
+  # The first tokens of the continuation, where another engine drew them and
+  # gave them out. They are neither drawn nor given out again, and `max_tokens`
+  # counts them; what follows is what would have followed there.
   drawn: Sequence[int] | np.ndarray = ()
 
 
 class Event(NamedTuple):
-  """One drawn token.
+  """One drawn token."""
 
-  Attributes:
-    token: its number.
-    text: what can be shown with it; '' if all is held back (`stop.py`), or
-      without a tokenizer.
-    log_probability: the model's own, before filters (`sampling.py`).
-    reason: None, or why this token is the last: 'length', 'stop_token' or
-      'stop_string'.
-    scores: by dimension the token-level head's probability for the text up to
-      and with this token. A stop token, which shows nothing, has the scores of
-      the token before it, None if there is none. None without a head.
-    held: characters of the text so far that can be shown only later.
-    alternatives: the likeliest tokens in its place, as many as requested, and
-      their log-probabilities, the likeliest first.
-  """
-
+  # Its number.
   token: int
+  # What can be shown with it; '' if all is held back (`stop.py`), or without a
+  # tokenizer.
   text: str
+  # The model's own, before filters (`sampling.py`).
   log_probability: float
+  # None, or why this token is the last: 'length', 'stop_token' or
+  # 'stop_string'.
   reason: str | None
+  # By dimension the token-level head's probability for the text up to and with
+  # this token. A stop token, which shows nothing, has the scores of the token
+  # before it, None if there is none. None without a head.
   scores: tuple[float, ...] | None = None
+  # Characters of the text so far that can be shown only later.
   held: int = 0
+  # The likeliest tokens in its place, as many as requested, and their
+  # log-probabilities, the likeliest first.
   alternatives: Alternatives = ()
 
 
 class Result(NamedTuple):
-  """A sequence's continuation so far, behind `Request.drawn`.
+  """A sequence's continuation so far, behind `Request.drawn`."""
 
-  Attributes:
-    tokens: int32, the drawn ones, including the one that stopped it.
-    text: the drawn tokens' text, up to the stop.
-    log_probabilities: float32, one per drawn token.
-    prompt_log_probabilities: float32, one per token of the prompt, or of a
-      turn's part of it, but the first; fewer if it was cut off; None unless
-      requested.
-    reason: see `Event`; 'cancelled' if the stream was closed or not read in
-      time, 'drained' if the engine stopped, 'error' if `error` says why.
-    error: a `BadLogits`, a `Late`, or None; of a search also a `search.Vetoed`,
-      a `slots.Exhausted` or a `pages.Full`.
-    reused: tokens of the prompt that were in the cache and did not run.
-    prompt_scores: the highest probability of each of the head's dimensions over
-      the prompt's tokens, run or resumed; None without a head, or before any
-      ran.
-    prompt_alternatives: the likeliest tokens in the places that
-      `prompt_log_probabilities` scores, at least as many as requested; None
-      unless requested.
-  """
-
+  # Int32, the drawn ones, including the one that stopped it.
   tokens: np.ndarray
+  # The drawn tokens' text, up to the stop.
   text: str
+  # Float32, one per drawn token.
   log_probabilities: np.ndarray
+  # Float32, one per token of the prompt, or of a turn's part of it, but the
+  # first; fewer if it was cut off; None unless requested.
   prompt_log_probabilities: np.ndarray | None
+  # See `Event`; 'cancelled' if the stream was closed or not read in time,
+  # 'drained' if the engine stopped, 'error' if `error` says why.
   reason: str | None
+  # A `BadLogits`, a `Late`, or None; of a search also a `search.Vetoed`, a
+  # `slots.Exhausted` or a `pages.Full`.
   error: Exception | None
+  # Tokens of the prompt that were in the cache and did not run.
   reused: int = 0
+  # The highest probability of each of the head's dimensions over the prompt's
+  # tokens, run or resumed; None without a head, or before any ran.
   prompt_scores: tuple[float, ...] | None = None
+  # The likeliest tokens in the places that `prompt_log_probabilities` scores,
+  # at least as many as requested; None unless requested.
   prompt_alternatives: alternatives_lib.Alternatives | None = None
 
 

@@ -56,25 +56,22 @@ _NEAREST, _GROUP = 512, 32
 class Sampling:
   """The sampling settings of one sequence; by default without any filter.
 
-  Attributes:
-    temperature: divides the logits; 0 takes the likeliest token.
-    top_k: keeps the k likeliest tokens; 0 for all.
-    top_p: keeps the likeliest tokens that together have this probability; 1 for
-      all.
-    min_p: keeps tokens with at least this fraction of the likeliest token's
-      probability; 0 for all.
-    repetition_penalty: divides the logits of tokens that the sequence holds,
-      prompt included, and multiplies negative ones; 1 for none.
-    seed: the noise's seed, 0…2³²-1.
-
   Raises TypeError, ValueError: names the field, its value and what is right.
   """
 
+  # Divides the logits; 0 takes the likeliest token.
   temperature: float = 1.0
+  # Keeps the k likeliest tokens; 0 for all.
   top_k: int = 0
+  # Keeps the likeliest tokens that together have this probability; 1 for all.
   top_p: float = 1.0
+  # Keeps tokens with at least this fraction of the likeliest token's
+  # probability; 0 for all.
   min_p: float = 0.0
+  # Divides the logits of tokens that the sequence holds, prompt included, and
+  # multiplies negative ones; 1 for none.
   repetition_penalty: float = 1.0
+  # The noise's seed, 0…2³²-1.
   seed: int = 0
 
   def __post_init__(self):
