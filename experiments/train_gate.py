@@ -59,10 +59,10 @@ def main(argv: Sequence[str]) -> None:
 
   folders.refuse_existing(settings.out)
   training = train_gate.Settings(
+    division=settings.texts.division,
     confidence=settings.confidence,
     hold=settings.hold,
     head=thresholds.load(settings.head).head if settings.head else None,
-    **settings.texts.division,
   )
   result = train_gate.train(settings.texts.read(), training)
   train_gate.write(result, settings.out)

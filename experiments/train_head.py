@@ -78,7 +78,7 @@ def _train_on_spans(settings: Settings) -> None:
   from kaiju_jax.classifiers import span_head
 
   measured = span_head.train_on(
-    settings.spans, settings.model, settings.out, settings.texts.seed
+    settings.spans, settings.model, settings.out, settings.texts.division.seed
   )
   if measured is not None:
     print(span_head.page(measured).markdown())

@@ -68,8 +68,9 @@ def certify_head(
   rows = texts.read()
   loaded = load.from_anywhere(model)
   found = heads.load(head, loaded.config.d_model) if head else None
-  settings = train_head.Settings(head=found, **texts.division)
-  result = train_head.train(hidden_states.Reader(loaded), rows, gate, settings)
+  result = train_head.train(
+    hidden_states.Reader(loaded), rows, gate, texts.division, found
+  )
   train_head.write(result, safety, out, heads.list_digests(model, loaded))
   return result
 

@@ -11,6 +11,23 @@ from kaiju_jax.runs import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Division:
+  """How labelled texts are divided, and how a part is fitted."""
+
+  # The part of the texts that chooses the thresholds.
+  choose: float = 0.2
+  # The part of the texts that counts what they do.
+  certify: float = 0.4
+  # Inverse of the regularization's strength, above 0, as in scikit-learn.
+  c: Annotated[float, flags.Bounds(above=0.0)] = 1.0
+  # Seed of the split, and of disguises or drawn tokens.
+  seed: flags.NonNegative = 0
+
+
+DIVISION = Division()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts:
   """Which texts there are, and how they are divided."""
 
@@ -18,14 +35,7 @@ class Texts:
   data: str | None = None
   # Make texts with planted marker words.
   planted: bool = False
-  # The part of the texts that chooses the thresholds.
-  choose: float = 0.2
-  # The part of the texts that counts what they do.
-  certify: float = 0.4
-  # Inverse of the regularization's strength, above 0.
-  c: Annotated[float, flags.Bounds(above=0.0)] = 1.0
-  # Seed of the split, and of disguises or drawn tokens.
-  seed: flags.NonNegative = 0
+  division: Division = DIVISION
 
   def check(self) -> None:
     """Refuses other than one source of texts.
@@ -42,14 +52,8 @@ class Texts:
     from kaiju_jax.classifiers import rows
 
     if self.planted:
-      return planted.certifying(self.seed)
+      return planted.certifying(self.division.seed)
     return rows.read(self.data)
-
-  @property
-  def division(self) -> dict[str, Any]:
-    """The fields that every task has."""
-    names = 'choose', 'certify', 'c', 'seed'
-    return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

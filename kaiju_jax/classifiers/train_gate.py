@@ -23,6 +23,7 @@ import numpy as np
 from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
@@ -44,10 +45,7 @@ class Settings:
   """The settings of a gate's training.
 
   Attributes:
-    choose: the share of the texts on which thresholds are chosen.
-    certify: the share on which they are counted.
-    seed: the seed of the split and of the disguised copies.
-    c: the inverse of the regularization's strength, as in scikit-learn.
+    division: how the texts are divided.
     confidence: the confidence of the claims about both tiers together.
     hold: the most tokens of a reply that a server holds back.
     head: thresholds of the token-level head, which are copied to the file; None
@@ -55,10 +53,7 @@ class Settings:
     settings: the gate's features; the rows' names replace its `names`.
   """
 
-  choose: float = 0.2
-  certify: float = 0.4
-  seed: int = 0
-  c: float = 1.0
+  division: settings_lib.Division = settings_lib.DIVISION
   confidence: float = thresholds.CONFIDENCE
   hold: int = release.HOLD
   head: thresholds.Stage | None = None
@@ -108,10 +103,13 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
     ImportError: scikit-learn is missing.
     ValueError: names the argument, its value and what would be right.
   """
-  parts = rows_lib.split(rows, training.choose, training.certify, training.seed)
+  seed = training.division.seed
+  parts = rows_lib.split(
+    rows, training.division.choose, training.division.certify, seed
+  )
   certificate.check_parts(parts)
   settings = dataclasses.replace(training.settings, names=rows.names)
-  copies = disguise.copies(parts['train'], training.seed)
+  copies = disguise.copies(parts['train'], seed)
   gate = _fit(copies, parts['train'], settings, training)
   stage = _stage(gate, parts, training)
   policy = thresholds.Policy(
@@ -126,7 +124,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
     stage=stage,
     outcome=certificate.decide('gate', policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
-    passed=tuple(_list_passed(gate, stage, parts['certify'], training.seed)),
+    passed=tuple(_list_passed(gate, stage, parts['certify'], seed)),
     milliseconds=_milliseconds(gate, parts['train']),
   )
 
@@ -190,7 +188,7 @@ def _fit(
   models = []
   for c in range(len(settings.names)):
     model = linear_model.LogisticRegression(
-      C=training.c, solver='liblinear', max_iter=1000
+      C=training.division.c, solver='liblinear', max_iter=1000
     )
     is_violating_S = rows.label_NC[row_S, c]
     model.fit(features, is_violating_S)
@@ -267,7 +265,7 @@ def _stage(
   gate: gate_lib.Gate, parts: dict[str, rows_lib.Rows], training: Settings
 ) -> thresholds.Stage:
   chosen = disguise.among(
-    parts['choose'], gate.settings.window * 9 // 10, training.seed
+    parts['choose'], gate.settings.window * 9 // 10, training.division.seed
   )
   high = certificate.choose_thresholds(
     _score(gate, chosen), training.confidence

@@ -40,6 +40,7 @@ import numpy as np
 from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.model import token_head
 from kaiju_jax.reporting import report
@@ -54,25 +55,6 @@ _DRAWN, _ROUNDS = 16, 8
 # The most bytes of hidden states; beyond, longer texts keep some drawn tokens.
 _KEPT = 2**30
 _LOW = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """The settings of a head's training.
-
-  Attributes:
-    choose: the share of the texts on which thresholds are chosen.
-    certify: the share on which they are counted.
-    seed: the seed of the split and of the drawn tokens.
-    c: the inverse of the regularization's strength, as in scikit-learn.
-    head: a head to certify; None to train one.
-  """
-
-  choose: float = 0.2
-  certify: float = 0.4
-  seed: int = 0
-  c: float = 1.0
-  head: judge.Head | None = None
 
 
 class Read(NamedTuple):
@@ -146,7 +128,8 @@ def train(
   reader: said_lib.Reader,
   rows: rows_lib.Rows,
   gate: thresholds.Policy,
-  settings: Settings,
+  division: settings_lib.Division = settings_lib.DIVISION,
+  head: judge.Head | None = None,
 ) -> Result:
   """Trains a head, chooses its thresholds, and counts blocks and refusals.
 
@@ -154,19 +137,19 @@ def train(
     reader: the reader of the model whose hidden states the head reads.
     rows: labelled texts.
     gate: the gate's policy, which gives confidence and hold.
-    settings: the settings.
+    division: how the texts are divided.
+    head: a head to certify; None to train one.
 
   Raises:
     ImportError: scikit-learn is missing.
     ValueError: names the argument, its value and what would be right.
   """
-  parts = rows_lib.split(rows, settings.choose, settings.certify, settings.seed)
+  parts = rows_lib.split(rows, division.choose, division.certify, division.seed)
   certificate.check_parts(parts)
   library = ''
-  if settings.head is None:
-    head, library = _fit(reader, parts['train'], settings)
+  if head is None:
+    head, library = _fit(reader, parts['train'], division)
   else:
-    head = settings.head
     _check_names(head[1].names, rows.names)
   params, config = head
   version = moderation.head_version(params, config.names)
@@ -292,10 +275,10 @@ def low(score_TC: np.ndarray, part: float) -> np.ndarray:
 
 
 def _fit(
-  reader: said_lib.Reader, rows: rows_lib.Rows, settings: Settings
+  reader: said_lib.Reader, rows: rows_lib.Rows, division: settings_lib.Division
 ) -> tuple[judge.Head, str]:
   linear_model, library = certificate.import_sklearn()
-  rng = np.random.default_rng(settings.seed)
+  rng = np.random.default_rng(division.seed)
   states_SD, text_S = _states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]
   # A text in both roles counts as two texts here, all prompts first.
@@ -303,7 +286,7 @@ def _fit(
   is_drawn_S = _draw(text_S, begins, rng)
   models = []
   for c in range(len(rows.names)):
-    model = linear_model.LogisticRegression(C=settings.c, max_iter=1000)
+    model = linear_model.LogisticRegression(C=division.c, max_iter=1000)
     is_violating_S = label_MC[text_S, c]
     is_kept_S = is_drawn_S.copy()
     for _ in range(_ROUNDS):

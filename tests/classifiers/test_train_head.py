@@ -15,6 +15,7 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.classifiers import heads
 from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import train_head
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -83,7 +84,7 @@ def gate(tmp_path_factory):
 @pytest.fixture(scope='module')
 def trained(reader, gate):
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
-  settings = train_head.Settings(choose=0.15, certify=0.7)
+  settings = settings_lib.Division(choose=0.15, certify=0.7)
   return train_head.train(reader, marked(580, 580), gate[1], settings)
 
 
@@ -232,8 +233,10 @@ def test_a_head_is_high_at_the_marker_and_low_before_it(trained, reader):
 
 
 def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
-  settings = train_head.Settings(0.15, 0.7, head=random_head(0.01))
-  result = train_head.train(reader, marked(580, 580), gate[1], settings)
+  division = settings_lib.Division(choose=0.15, certify=0.7)
+  result = train_head.train(
+    reader, marked(580, 580), gate[1], division, random_head(0.01)
+  )
   assert result.outcome.policy is None
   assert result.outcome.decision.status == decision.REFUSED
   assert 'of benign texts at most 1%' in result.outcome.decision.reasons[0]
@@ -251,21 +254,19 @@ def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
 def test_few_texts_certify_nothing(reader, gate):
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   few = marked(60, 60)
-  result = train_head.train(reader, few, gate[1], train_head.Settings())
+  result = train_head.train(reader, few, gate[1])
   assert result.outcome.policy is None
   assert result.outcome.decision.status == decision.NOT_EVALUATED
   assert 'it takes 368 of each tier' in result.outcome.decision.reasons[0]
   with pytest.raises(ValueError, match='no such text is left to'):
-    train_head.train(reader, marked(1, 1), gate[1], train_head.Settings())
+    train_head.train(reader, marked(1, 1), gate[1])
 
 
 def test_a_head_of_other_dimensions_is_refused(reader, gate):
   params, _ = random_head()
   head = params, token_head.TokenHeadConfig(('other',))
   with pytest.raises(ValueError, match=r"dimensions \['other'\], and.*'mark'"):
-    train_head.train(
-      reader, marked(60, 60), gate[1], train_head.Settings(head=head)
-    )
+    train_head.train(reader, marked(60, 60), gate[1], head=head)
 
 
 def test_the_head_must_claim_by_itself(gate):

@@ -9,6 +9,7 @@ import pytest
 from kaiju_jax.classifiers import disguise
 from kaiju_jax.classifiers import planted
 from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.reporting import decision
 from kaiju_jax.serving.safety import gate as gate_lib
@@ -155,7 +156,8 @@ def trained():
   settings = gate_lib.Settings(
     views=(gate_lib.View('skeleton', 'char', 4, 5),), features=2**13
   )
-  training = train_gate.Settings(choose=0.2, certify=0.3, settings=settings)
+  division = settings_lib.Division(choose=0.2, certify=0.3)
+  training = train_gate.Settings(division, settings=settings)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_gate, '_SAMPLE', 5)
     return train_gate.train(planted.rows(150, 150, 0), training)
