@@ -55,7 +55,6 @@ def read_limits(params: Any, config: model_config.ModelConfig) -> np.ndarray:
   Args:
     params: masters or deployed, stacked over the repeats of a block; or a
       decoder's.
-    config: the model's.
 
   Raises:
     ValueError: it has a scale per token, which cannot drift.

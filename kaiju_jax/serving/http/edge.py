@@ -55,7 +55,6 @@ class Edge:
   """An application with every answer's headers, an account and a log line.
 
   Args:
-    app: the application.
     is_draining: returns whether the server is being stopped.
   """
 

@@ -45,7 +45,6 @@ class Exchange:
     """Notes the owner's pseudonym.
 
     Args:
-      owner: the owner's name.
       key: the server's secret, without which names cannot be tried.
     """
     data = b'request\0' + owner.encode('utf-8', 'replace')

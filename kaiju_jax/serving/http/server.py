@@ -72,7 +72,6 @@ class Server(uvicorn.Server):
     """Listens; `run` answers.
 
     Args:
-      app: the application.
       host: the name or address to listen on.
       port: the port; 0 for a free one.
       settings: deadlines and limits; None for the defaults.

@@ -38,7 +38,6 @@ class Speller:
     """Begins before the first token.
 
     Args:
-      tokenizer: the model's.
       offset: the number of characters shown before the text.
       begun: the tokens that the text continues.
     """

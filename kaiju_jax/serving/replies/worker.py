@@ -47,7 +47,6 @@ class Worker:
     """Takes over an engine; `start` begins to run it.
 
     Args:
-      engine: the engine.
       on_compiled: called after the compilations that were left for later, in
         their thread.
     """

@@ -34,7 +34,6 @@ async def judge_request(
   """Reads a request's new text with the gate.
 
   Args:
-    context: the server's parts.
     who: the caller, whose age sets the thresholds.
     text: the text that no earlier request had judged.
     param: the request's field that holds it.
@@ -70,8 +69,6 @@ async def check_stored(
   """Refuses a value to be stored if the gate blocks any of its strings.
 
   Args:
-    context: the server's parts.
-    who: the caller.
     value: dataclasses, mappings, sequences and strings.
     name: the request's field that holds the value.
     is_public: whether all owners may see it: then minors' thresholds apply.
@@ -118,8 +115,6 @@ async def draw_greetings(
   of the texts that it read with the card.
 
   Args:
-    context: the server's parts.
-    who: the caller, who opens the session.
     character: the character; a public one is judged by minors' thresholds.
     fields: those of its version.
 

@@ -50,8 +50,6 @@ async def find_all(
   """Returns characters that the caller may see, oldest first.
 
   Args:
-    context: the server's parts.
-    caller: the caller.
     most: the largest number of them.
     after: `characters.cursor` of the last one seen; '' for the beginning.
 
@@ -79,7 +77,6 @@ def judge_live(
   each version is read once; by a gate that fails, again.
 
   Args:
-    context: the server's parts.
     character: a public one.
 
   Returns:

@@ -112,7 +112,6 @@ class Operations:
   """The operators' commands of one server.
 
   Args:
-    context: the server's parts.
     key: the operator's.
 
   Raises:

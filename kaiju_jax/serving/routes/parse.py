@@ -140,7 +140,6 @@ def find_character(
   """Returns the id of the character that a request names; None for none.
 
   Args:
-    context: the server's parts.
     model: the field `model`: the served model's name, or `MODEL/CHARACTER`.
     character: the field `character`; None where the request has none.
 
@@ -189,7 +188,6 @@ def check_alternatives(
   of tokens that were released.
 
   Args:
-    context: the server's parts.
     field: the request's field that asks for them.
     count: alternatives of each token; 0 for none.
     tokens: the tokens of all choices that may have some; a lower bound while a

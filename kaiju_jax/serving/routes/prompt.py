@@ -30,7 +30,6 @@ def chat_format(
   """Returns the chat format of a request.
 
   Args:
-    context: the server's parts.
     thinks: whether the reply begins with its reasoning; None for the model's
       default, which is without where that is possible.
 
@@ -63,8 +62,6 @@ async def make_turn(
   """Makes the turn that a chat request asks for, and counts its tokens.
 
   Args:
-    context: the server's parts.
-    caller: the caller.
     chat: the request's fields.
     character: the id of the character of a chat without a session; None for
       none.

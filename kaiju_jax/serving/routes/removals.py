@@ -39,7 +39,6 @@ async def answer(
   """Answers a DELETE of what the path names, once nothing is left of it.
 
   Args:
-    request: the request.
     kind: 'character' or 'session'.
     method: the store's method that removes it, of owner and id.
     plan: `plan_character` or `plan_session`.
@@ -122,7 +121,6 @@ async def plan_change(
   another one live, or hidden it.
 
   Args:
-    context: the server's parts.
     character: as it is before the change.
 
   Raises:

@@ -40,8 +40,6 @@ async def replies(
 
   Args:
     exchange: the HTTP request's account.
-    context: the server's parts.
-    who: the caller.
     watch: judges the prompts and the replies.
     requests: the engine's requests, one per choice.
     said: the user's text, which is judged with each reply.

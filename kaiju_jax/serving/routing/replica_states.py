@@ -157,7 +157,6 @@ class ReplicaStates:
     """Returns the replica that serves a request; None if none may.
 
     Args:
-      request: the request.
       build: on which its text began; None for a new one.
       without: replicas that were tried.
     """

@@ -70,7 +70,6 @@ class Rollouts:
       router: of the replicas.
       list_public: returns the prefixes of public characters; may block.
       note: called with the state of a rollout that has gone a step.
-      clock: seconds.
       poll_s: seconds between two updates.
     """
     self._router = router

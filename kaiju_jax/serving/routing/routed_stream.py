@@ -67,7 +67,6 @@ class RoutedStream:
 
     Args:
       failover: how it goes on elsewhere.
-      request: its request.
       before: tokens of the prompt that belong to earlier turns.
       state: the replica's.
       inner: the replica's stream.

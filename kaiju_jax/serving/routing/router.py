@@ -96,7 +96,6 @@ class Router:
 
   Args:
     secret: the fleet's key, of which the pseudonyms in the table are made.
-    settings: the router's.
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
@@ -133,7 +132,6 @@ class Router:
     """Adds a replica; it replaces a dead one of its name.
 
     Args:
-      replica: the replica.
       share: 0…1, the part of new conversations that it takes.
 
     Raises:

@@ -140,7 +140,6 @@ class Moderator:
     the one before it.
 
     Args:
-      folder: the version's.
       may_close: whether to serve a version with which nothing is answered,
         because the head or its thresholds are missing.
 
@@ -351,7 +350,6 @@ def head_version(params: Mapping[str, Any], names: Sequence[str]) -> str:
 
   Args:
     params: its arrays by name, as `token_head.load` returns them.
-    names: its dimensions.
   """
   tensors = {name: np.asarray(x, np.float32) for name, x in params.items()}
   return gate_lib.content(tensors, json.dumps(list(names)))

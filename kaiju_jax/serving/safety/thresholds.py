@@ -219,7 +219,6 @@ def check_classifier(
     stage: the thresholds.
     name: 'gate' or 'head', for messages.
     version: the version of the loaded classifier.
-    names: its dimensions.
 
   Raises:
     ValueError: says what differs.

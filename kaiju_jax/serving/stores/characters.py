@@ -209,8 +209,6 @@ class Store(feedback.Feedback, Protocol):
 
     Args:
       owner: the character's owner.
-      character: its id.
-      number: the version's.
       if_public: the `is_public` by which the caller judged the version; None
         skips the check.
 
@@ -244,7 +242,6 @@ class Store(feedback.Feedback, Protocol):
     For the server's own use.
 
     Args:
-      character: the character's id.
       digest: the version's, or that of several.
       of_owner: asks for sessions of the character's owner; otherwise for those
         of all others.
@@ -264,7 +261,6 @@ class Store(feedback.Feedback, Protocol):
 
     Args:
       viewer: the owner that asks.
-      character: its id.
       limit: how many at most.
       before: only lower numbers; None for all.
     """
@@ -321,7 +317,6 @@ class Store(feedback.Feedback, Protocol):
     """Returns the owner's sessions by their last change, latest first.
 
     Args:
-      owner: the owner.
       limit: how many at most; fewer mean that there are no more.
       after: `cursor` of the last one seen; '' to begin.
       is_oldest_first: reverses the order.
@@ -355,12 +350,9 @@ class Store(feedback.Feedback, Protocol):
     """Adds a message to a session's tree and makes it the head.
 
     Args:
-      owner: the owner.
-      session: the session's id.
       parent: id of the message that it answers; None to start the conversation
         again.
       role: 'user' or 'assistant'.
-      text: the message's text.
       tokens: the tokens that the model drew; None for a text that a person
         wrote.
       finish: OpenAI's finish_reason; None for none.

@@ -61,7 +61,6 @@ class Feedback(Protocol):
 
     Args:
       owner: the session's owner.
-      session: its id.
       message: the reply's id.
       rating: one of `RATINGS`; None withdraws the former one.
 
@@ -76,7 +75,6 @@ class Feedback(Protocol):
     """Records whether an owner's conversations may be exported.
 
     Args:
-      owner: the owner.
       agrees: the owner's word.
       if_new: leaves an earlier word as it is.
 

@@ -111,12 +111,7 @@ class Writes(Reads, Protocol):
 
 
 class Keeper(abc.ABC):
-  """A holder of records, which stores implement; subclasses add operations.
-
-  Args:
-    limits: the store's limits.
-    clock: returns unix seconds.
-  """
+  """A holder of records, which stores implement; subclasses add operations."""
 
   def __init__(
     self,

@@ -44,8 +44,6 @@ class RedisStore(conversing.Conversing):
 
   Args:
     address: as `redis_address.connect` takes it.
-    limits: the store's limits.
-    clock: returns unix seconds.
     prefix: the prefix of every key; stores with different ones share a server.
     recent: the memory of versions and sessions.
     timeout: seconds for the connection, and for each answer.

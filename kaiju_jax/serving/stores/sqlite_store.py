@@ -44,8 +44,6 @@ class SqliteStore(conversing.Conversing):
 
   Args:
     path: the file; made where it does not exist.
-    limits: the store's limits.
-    clock: returns unix seconds.
 
   Raises:
     FileNotFoundError: the folder does not exist.
