@@ -8,10 +8,11 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 
 
 def digest(
-  store: characters.Store,
+  store: conversing.Store,
   tokenizer: tokenizer_lib.Tokenizer,
   written: chat.Format,
 ) -> str:
@@ -34,7 +35,7 @@ def digest(
 
 
 def publish(
-  store: characters.Store, written: chat.Format, digest: str, length: int
+  store: conversing.Store, written: chat.Format, digest: str, length: int
 ) -> None:
   """Publishes the built-in characters that a model has room for.
 
@@ -57,7 +58,7 @@ def publish(
       )
 
 
-def _live(store: characters.Store, name: str) -> characters.Version | None:
+def _live(store: conversing.Store, name: str) -> characters.Version | None:
   try:
     return store.live(characters.BUILT_IN, name)
   except characters.Missing:

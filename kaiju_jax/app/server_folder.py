@@ -15,7 +15,7 @@ from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
-from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.storage import files
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class Parts(NamedTuple):
 
   access: auth.Access
   moderator: moderation.Moderator
-  store: characters.Store
+  store: conversing.Store
 
 
-def open_store(folder: pathlib.Path, which: str) -> characters.Store:
+def open_store(folder: pathlib.Path, which: str) -> conversing.Store:
   """Returns the store of a server.
 
   Args:
@@ -202,7 +202,7 @@ def open_access(
 
 
 def record_agreement(
-  store: characters.Store,
+  store: conversing.Store,
   access: auth.Access,
   age: str,
   agrees: bool,

@@ -20,7 +20,7 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 
 # A guided request's beams, and its judged expansions per step; our guess.
 _WIDTH, _CANDIDATES = 4, 8
@@ -71,7 +71,7 @@ def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
 def restore_points(
   worker: worker_lib.Worker,
   settings: settings_lib.Settings,
-  store: characters.Store | None,
+  store: conversing.Store | None,
   tokenizer: str,
   weights: str,
   say: Callable[[str], None],
@@ -108,7 +108,7 @@ def restore_points(
 def save_points(
   worker: worker_lib.Worker,
   settings: settings_lib.Settings,
-  store: characters.Store | None,
+  store: conversing.Store | None,
   tokenizer: str,
   weights: str,
   place: str = '',

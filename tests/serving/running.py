@@ -34,6 +34,7 @@ from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sqlite_store
 from tests.serving import leftovers
 from tests.serving import world
@@ -72,7 +73,7 @@ class Server:
 
   def __init__(self, context, server, tokens, workers):
     self.context: context_lib.Context = context
-    self.store: characters.Store = context.store.blocking
+    self.store: conversing.Store = context.store.blocking
     self.workers: list[worker.Worker] = workers
     self.engine: world.Engine = workers[0].engine
     self.address: str = server.url
@@ -130,7 +131,7 @@ def server(
   queue: int = 64,
   rows: int = 4,
   pause: float = 0.0,
-  store: characters.Store | None = None,
+  store: conversing.Store | None = None,
   moderator: moderation.Moderator | None = None,
   lease: float | None = 30.0,
   engine: Callable[[Letters], world.Engine] | None = None,

@@ -13,7 +13,7 @@ OverLimit = characters.OverLimit
 
 
 class Model:
-  """Every method of `characters.Store`, with plain values.
+  """Every method of `conversing.Store`, with plain values.
 
   Attributes:
     id: what the next character or session is called.

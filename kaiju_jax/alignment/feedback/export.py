@@ -40,6 +40,7 @@ from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 
@@ -87,7 +88,7 @@ class Pseudonyms:
 
 
 def find_owners(
-  store: characters.Store, tokens: Sequence[auth.Token]
+  store: conversing.Store, tokens: Sequence[auth.Token]
 ) -> tuple[str, ...]:
   """Returns the owners whose conversations may be exported, sorted."""
   words = store.agreements()
@@ -106,7 +107,7 @@ def find_owners(
 
 
 def export(
-  store: characters.Store,
+  store: conversing.Store,
   tokens: auth.Tokens,
   key: bytes,
   out: str | os.PathLike,
@@ -166,7 +167,7 @@ class _Read:
   session_name: str
   found: tree.SessionTree | None
 
-  def is_there(self, store: characters.Store) -> bool:
+  def is_there(self, store: conversing.Store) -> bool:
     try:
       store.session(self.owner, self.session)
     except characters.Missing:
@@ -175,7 +176,7 @@ class _Read:
 
 
 def _read_all(
-  store: characters.Store, tokens: auth.Tokens, names: Pseudonyms
+  store: conversing.Store, tokens: auth.Tokens, names: Pseudonyms
 ) -> Iterator[_Read]:
   """Yields the sessions of all owners who agree, by their pseudonyms."""
   agreed = find_owners(store, tokens.list_all())
@@ -193,7 +194,7 @@ def _read_all(
 
 
 def _list_sessions(
-  store: characters.Store, owner: str
+  store: conversing.Store, owner: str
 ) -> Iterator[characters.Session]:
   """Yields an owner's sessions; one that goes on meanwhile comes again."""
   after = ''
@@ -207,7 +208,7 @@ def _list_sessions(
 
 
 def _read_session(
-  store: characters.Store, session: characters.Session, agreed: set[str]
+  store: conversing.Store, session: characters.Session, agreed: set[str]
 ) -> tree.SessionTree | None:
   """Returns what a session gives; None where its character may not be told.
 
@@ -227,7 +228,7 @@ def _read_session(
 
 
 def _may_tell(
-  store: characters.Store, session: characters.Session, agreed: set[str]
+  store: conversing.Store, session: characters.Session, agreed: set[str]
 ) -> bool:
   """Returns whether the text of a session's character may be exported."""
   try:

@@ -13,6 +13,7 @@ those of private characters, all of owners who still have access.
 from kaiju_jax.decoding.pages import groups
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sharing
 
 
@@ -27,7 +28,7 @@ class SavedTexts:
 
   def __init__(
     self,
-    store: characters.Store,
+    store: conversing.Store,
     tokens: auth.Tokens,
     is_private: bool = False,
   ):

@@ -34,6 +34,7 @@ from kaiju_jax.serving.routes import removals
 from kaiju_jax.serving.routes import stream
 from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 
 # The most entries of a page, and the characters of their texts after which it
 # ends.
@@ -105,7 +106,7 @@ async def versions(request: requests.Request) -> responses.Response:
   if before is not None and not (before.isascii() and before.isdecimal()):
     raise errors.invalid(f'before={before!r:.40}: must be a number.', 'before')
 
-  def read(store: characters.Store):
+  def read(store: conversing.Store):
     found = store.versions(
       caller.owner, character.id, _PAGE, before and int(before[:20])
     )

@@ -27,7 +27,7 @@ from kaiju_jax.serving.routing import engines as engines_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
-from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 
 # Texts of up to so many bytes are processed in the event loop.
 _SHORT = 2**12
@@ -82,7 +82,7 @@ class Context:
   # Turns messages into tokens; None for a model that only continues text.
   format: prompt_lib.Encoded | None
   # Of characters and conversations; `self.store` is its asynchronous door.
-  store: dataclasses.InitVar[characters.Store]
+  store: dataclasses.InitVar[conversing.Store]
   access: auth.Access
   limits: limits_lib.Limits
   metrics: metrics_lib.Metrics
@@ -119,7 +119,7 @@ class Context:
   # Of the replicas, once something asks for them; None without a router.
   rollouts: rollouts_lib.Rollouts | None = None
 
-  def __post_init__(self, store: characters.Store):
+  def __post_init__(self, store: conversing.Store):
     self.store = store_lib.Store(store, self.metrics)
     self.texts = fair_threads.FairThreads('text', _TEXTS, 1, _SHORT)
     self.metrics.ready.set_function(lambda: self.takes_requests)

@@ -45,6 +45,7 @@ from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import warming
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sharing
 
 _MOST = 2**16  # Bytes of a command.
@@ -289,7 +290,7 @@ def _describe(version: moderation.Version | None) -> dict[str, str] | None:
 
 
 def list_public(
-  store: characters.Store, tokenizer: str
+  store: conversing.Store, tokenizer: str
 ) -> list[warming.Prefix]:
   """Returns the live prefixes of public and built-in characters.
 
@@ -313,7 +314,7 @@ def list_public(
   return found
 
 
-def _list_characters(store: characters.Store) -> Iterator[characters.Character]:
+def _list_characters(store: conversing.Store) -> Iterator[characters.Character]:
   """Yields the characters that nobody in particular sees."""
   after, count = '', 0
   while True:

@@ -19,6 +19,7 @@ from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sharing
 
 _NOTHING = prompt_lib.Turn(characters.ASSISTANT, '')
@@ -79,7 +80,7 @@ async def make_turn(
   if character is not None:
     await lookup.find(context, caller, character)
 
-    def read(store: characters.Store):
+    def read(store: conversing.Store):
       version = store.live(caller.owner, character)
       return version, sharing.find_tree(store, caller.owner, version).salt
 
@@ -117,7 +118,7 @@ async def make_turn(
 async def _of_session(
   context, caller, chat: fields_lib.Chat, format: prompt_lib.Encoded
 ) -> store_lib.PendingTurn:
-  def read(store: characters.Store):
+  def read(store: conversing.Store):
     session = store.session(caller.owner, chat.session)
     messages = store.messages(caller.owner, session.id)
     version = store.version(session.character, session.version)

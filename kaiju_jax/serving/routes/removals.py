@@ -24,6 +24,7 @@ from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sharing
 
 # Forgets what it was made for, again and again.
@@ -68,7 +69,7 @@ async def plan_session(
     errors.ApiError: 404 for no such session; 503 where the store is away.
   """
 
-  def read(store: characters.Store):
+  def read(store: conversing.Store):
     held = store.session(owner, session)
     version = store.version(held.character, held.version)
     return sharing.find_tree(store, owner, version)
@@ -91,7 +92,7 @@ async def plan_character(
     errors.ApiError: 404 for no such character; 503 where the store is away.
   """
 
-  def read(store: characters.Store):
+  def read(store: conversing.Store):
     if store.character(owner, character).owner != owner:
       return set()
     found, before = set(), None
@@ -150,7 +151,7 @@ async def _drop_unread(
 ) -> None:
   """Drops trees that nobody can read, and files that are not to be kept."""
 
-  def find(store: characters.Store) -> forgetting.Forget:
+  def find(store: conversing.Store) -> forgetting.Forget:
     unread = {x.salt for x in trees if not sharing.is_read(store, x)}
     hidden = {x.salt for x in trees if not sharing.can_begin(store, x)}
     return forgetting.Forget(

@@ -28,6 +28,7 @@ from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import feedback
 
 _T = TypeVar('_T')
@@ -37,7 +38,7 @@ _CHECKED = 1.0  # Seconds for which a check is reused (our guess).
 
 
 class Store:
-  """A `characters.Store` for handlers: awaits its methods, in threads.
+  """A `conversing.Store` for handlers: awaits its methods, in threads.
 
       session = await store.session(owner, id)
       names = await store.run(lambda blocking: …)    several calls at once
@@ -46,19 +47,19 @@ class Store:
   404, 409 or 503 for its own, 400 for a TypeError or ValueError.
   """
 
-  def __init__(self, blocking: characters.Store, metrics: metrics_lib.Metrics):
+  def __init__(self, blocking: conversing.Store, metrics: metrics_lib.Metrics):
     self.blocking = blocking
     self._metrics = metrics
     self._threads = fair_threads.FairThreads('store', _THREADS, _EACH)
     self._check: tuple[float, asyncio.Future] | None = None
 
   def __getattr__(self, name: str) -> Callable[..., Any]:
-    """Returns the asynchronous form of a method of `characters.Store`."""
+    """Returns the asynchronous form of a method of `conversing.Store`."""
     return lambda *arguments, **options: self.run(
       lambda store: getattr(store, name)(*arguments, **options)
     )
 
-  async def run(self, work: Callable[[characters.Store], _T]) -> _T:
+  async def run(self, work: Callable[[conversing.Store], _T]) -> _T:
     """Calls a function of the blocking store in a thread."""
     try:
       return await self._threads.run(functools.partial(work, self.blocking))

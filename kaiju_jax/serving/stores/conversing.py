@@ -12,8 +12,19 @@ from kaiju_jax.serving.stores import publishing
 from kaiju_jax.serving.stores import records
 
 
-class Conversing(publishing.Publishing):
-  """All operations of `characters.Store`, without the storage itself."""
+class Store(publishing.Publishing):
+  """A store of characters and conversations, without the storage itself.
+
+  Every method may be called from any thread and blocks. Each writes in one
+  transaction, completely or not at all.
+
+  Raises:
+    Missing: the owner can see no such character, version, session or message.
+    NotOwner: a change of another owner's visible character.
+    OverLimit: a text is too long, or there are too many things of a kind.
+    TypeError, ValueError: an argument is not valid; names it.
+    Unavailable: the store cannot be reached, or refuses.
+  """
 
   def open_session(
     self,
@@ -23,6 +34,18 @@ class Conversing(publishing.Publishing):
     greetings: characters.Greetings | None = None,
     version: characters.Version | None = None,
   ) -> characters.Session:
+    """Starts a conversation with the live version.
+
+    Args:
+      owner: the new session's owner.
+      character: id of the owner's, a public or a built-in character.
+      greeting: index of the greeting that becomes the head; 0 where there are
+        none.
+      greetings: makes the greetings' texts from the version's fields; None
+        takes them as written, without empty ones.
+      version: the character's version that was live when the caller made its
+        greetings; None for the one that is live now.
+    """
     rules.owner(owner, self._limits)
     rules.integer(greeting, 'greeting')
     if version is None:
@@ -72,6 +95,7 @@ class Conversing(publishing.Publishing):
     return self._write(open_session)
 
   def session(self, owner: str, session: str) -> characters.Session:
+    """Returns a session of the owner."""
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
     return self._read(
@@ -85,6 +109,13 @@ class Conversing(publishing.Publishing):
     after: str = '',
     is_oldest_first: bool = False,
   ) -> tuple[characters.Session, ...]:
+    """Returns the owner's sessions by their last change, latest first.
+
+    Args:
+      limit: how many at most; fewer mean that there are no more.
+      after: `cursor` of the last one seen; '' to begin.
+      is_oldest_first: reverses the order.
+    """
     rules.owner(owner, self._limits)
     limit, begin = self._page(limit), rules.parse_cursor(after)
     return self._read(
@@ -92,16 +123,22 @@ class Conversing(publishing.Publishing):
     )
 
   def count_sessions(self, owner: str) -> int:
+    """Returns how many sessions an owner has."""
     rules.owner(owner, self._limits)
     return self._read(lambda at: at.count_sessions(owner))
 
   def idle(
     self, before: float, limit: int = 100
   ) -> tuple[characters.Session, ...]:
+    """Returns sessions of all owners unchanged since `before`, oldest first.
+
+    For the server's own use, such as a retention policy that removes them.
+    """
     limit = self._page(limit)
     return self._read(lambda at: at.idle(float(before), limit))
 
   def remove_session(self, owner: str, session: str) -> None:
+    """Removes a session and its messages."""
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
 
@@ -131,6 +168,22 @@ class Conversing(publishing.Publishing):
     reasoning: str | None = None,
     drawn: feedback.Drawn | None = None,
   ) -> characters.Message:
+    """Adds a message to a session's tree and makes it the head.
+
+    Args:
+      parent: id of the message that it answers; None to start the conversation
+        again.
+      role: 'user' or 'assistant'.
+      tokens: the tokens that the model drew; None for a text that a person
+        wrote.
+      finish: OpenAI's finish_reason; None for none.
+      if_head: the head that the caller saw; `...` skips the check.
+      reasoning: what the model wrote before the text; None for nothing.
+      drawn: how the model drew it; None for a text that a person wrote.
+
+    Raises:
+      Conflict: the head differs from `if_head`.
+    """
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
     if parent is not None:
@@ -164,6 +217,7 @@ class Conversing(publishing.Publishing):
   def messages(
     self, owner: str, session: str
   ) -> tuple[characters.Message, ...]:
+    """Returns all messages of a session; each id is its index in the tuple."""
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
     return self._read(
@@ -173,6 +227,16 @@ class Conversing(publishing.Publishing):
   def rate(
     self, owner: str, session: str, message: int, rating: str | None
   ) -> str | None:
+    """Rates a reply of the model, and returns its former rating.
+
+    Args:
+      owner: the session's owner.
+      message: the reply's id.
+      rating: one of `RATINGS`; None withdraws the former one.
+
+    Raises:
+      ValueError: the model did not draw the message.
+    """
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
     rules.integer(message, 'message')
@@ -194,6 +258,7 @@ class Conversing(publishing.Publishing):
     return self._write(rate)
 
   def ratings(self, owner: str, session: str) -> dict[int, str]:
+    """Returns the ratings of a session by message."""
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
     return self._read(
@@ -201,6 +266,15 @@ class Conversing(publishing.Publishing):
     )
 
   def agree(self, owner: str, agrees: bool, if_new: bool = False) -> bool:
+    """Records whether an owner's conversations may be exported.
+
+    Args:
+      agrees: the owner's word.
+      if_new: leaves an earlier word as it is.
+
+    Returns:
+      The word that is recorded now.
+    """
     rules.owner(owner, self._limits)
     if not isinstance(agrees, bool):
       raise TypeError(f'agrees={agrees!r}: must be True or False.')
@@ -215,10 +289,12 @@ class Conversing(publishing.Publishing):
     return self._write(agree)
 
   def agreement(self, owner: str) -> bool | None:
+    """Returns an owner's recorded word; None for none."""
     rules.owner(owner, self._limits)
     return self._read(lambda at: at.agreement(owner))
 
   def agreements(self) -> dict[str, bool]:
+    """Returns the recorded words of all owners; for the export alone."""
     return self._read(lambda at: at.agreements())
 
   def set_head(
@@ -228,6 +304,11 @@ class Conversing(publishing.Publishing):
     message: int,
     if_head: int | EllipsisType | None = ...,
   ) -> characters.Session:
+    """Makes `message` the head, so that the path to it is shown.
+
+    Raises:
+      Conflict: the head differs from the given `if_head`.
+    """
     rules.integer(message, 'message')
 
     def set_head(held: characters.Session) -> characters.Session:
@@ -238,6 +319,7 @@ class Conversing(publishing.Publishing):
     return self._change(owner, session, set_head)
 
   def rename(self, owner: str, session: str, title: str) -> characters.Session:
+    """Changes a session's title."""
     rules.text(title, 'title', 4 * self._limits.title)
     if len(title) > self._limits.title:
       raise characters.OverLimit(

@@ -8,9 +8,7 @@ owner's conversations may be exported to train a model. An owner who has said
 nothing has no record.
 """
 
-from collections.abc import Mapping
 import dataclasses
-from typing import Protocol
 
 from kaiju_jax.characters.cards import card_fields
 
@@ -49,41 +47,3 @@ def check_rating(value: object) -> str | None:
       f' {", ".join(RATINGS)}, or null, which withdraws it.'
     )
   return value
-
-
-class Feedback(Protocol):
-  """The part of `characters.Store` that keeps feedback; raises the same."""
-
-  def rate(
-    self, owner: str, session: str, message: int, rating: str | None
-  ) -> str | None:
-    """Rates a reply of the model, and returns its former rating.
-
-    Args:
-      owner: the session's owner.
-      message: the reply's id.
-      rating: one of `RATINGS`; None withdraws the former one.
-
-    Raises:
-      ValueError: the model did not draw the message.
-    """
-
-  def ratings(self, owner: str, session: str) -> Mapping[int, str]:
-    """Returns the ratings of a session by message."""
-
-  def agree(self, owner: str, agrees: bool, if_new: bool = False) -> bool:
-    """Records whether an owner's conversations may be exported.
-
-    Args:
-      agrees: the owner's word.
-      if_new: leaves an earlier word as it is.
-
-    Returns:
-      The word that is recorded now.
-    """
-
-  def agreement(self, owner: str) -> bool | None:
-    """Returns an owner's recorded word; None for none."""
-
-  def agreements(self) -> Mapping[str, bool]:
-    """Returns the recorded words of all owners; for the export alone."""

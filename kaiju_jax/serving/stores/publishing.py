@@ -13,7 +13,7 @@ from kaiju_jax.serving.stores import records
 
 
 class Publishing(records.Keeper):
-  """The operations of `characters.Store` on characters and versions."""
+  """The operations of a store on characters and versions."""
 
   def publish(
     self,
@@ -24,6 +24,21 @@ class Publishing(records.Keeper):
     character: str | None = None,
     is_public: bool | None = None,
   ) -> characters_lib.Version:
+    """Publishes a new version and makes it live.
+
+    If nothing differs from the live version, that version is returned, so that
+    a repeated request does no harm.
+
+    Args:
+      owner: the character's owner.
+      fields: the author's texts.
+      prefix_tokens: int32 [n], made of the fields.
+      tokenizer: digest of the tokenizer that made the tokens.
+      character: the id of the owner's character; None for a new one. For a
+        built-in character, an id that the caller chooses, new or existing.
+      is_public: whether other owners may talk to it. None leaves it unchanged;
+        a new character is then private.
+    """
     limits = self._limits
     rules.owner(owner, limits, may_be_built_in=True)
     card_fields.check(fields)
@@ -111,6 +126,16 @@ class Publishing(records.Keeper):
     number: int,
     if_public: bool | None = None,
   ) -> characters_lib.Version:
+    """Makes another version live, and returns it.
+
+    Args:
+      owner: the character's owner.
+      if_public: the `is_public` by which the caller judged the version; None
+        skips the check.
+
+    Raises:
+      Conflict: `is_public` differs from `if_public`.
+    """
     rules.owner(owner, self._limits, may_be_built_in=True)
     rules.refuse_no_id(character, 'character')
     rules.integer(number, 'number', least=1)
@@ -131,6 +156,7 @@ class Publishing(records.Keeper):
     return self._write(rollback)
 
   def character(self, viewer: str, character: str) -> characters_lib.Character:
+    """Returns a character that is the viewer's, public or built in."""
     rules.owner(viewer, self._limits, may_be_built_in=True)
     rules.refuse_no_id(character, 'character')
     return self._read(
@@ -138,6 +164,7 @@ class Publishing(records.Keeper):
     )
 
   def live(self, viewer: str, character: str) -> characters_lib.Version:
+    """Returns the live version of a character that `viewer` may see."""
     rules.owner(viewer, self._limits, may_be_built_in=True)
     rules.refuse_no_id(character, 'character')
 
@@ -148,11 +175,21 @@ class Publishing(records.Keeper):
     return self._read(live)
 
   def version(self, character: str, number: int) -> characters_lib.Version:
+    """Returns a version without checking access, for the server's own use.
+
+    A session can read its version even if the character has become private or
+    was removed. Never pass an id and a number from a client.
+    """
     rules.refuse_no_id(character, 'character')
     rules.integer(number, 'number', least=1)
     return self._read(lambda at: _version(at, character, number))
 
   def find_character(self, character: str) -> characters_lib.Character:
+    """Returns a character without checking access, also one that was removed.
+
+    For the server's own use, such as to whom a cached text belongs. Never show
+    the result to a client.
+    """
     rules.refuse_no_id(character, 'character')
 
     def find(at: records.Reads) -> characters_lib.Character:
@@ -164,6 +201,15 @@ class Publishing(records.Keeper):
     return self._read(find)
 
   def has_sessions(self, character: str, digest: str, of_owner: bool) -> bool:
+    """Returns whether sessions keep a version with this digest.
+
+    For the server's own use.
+
+    Args:
+      digest: the version's, or that of several.
+      of_owner: asks for sessions of the character's owner; otherwise for those
+        of all others.
+    """
     rules.refuse_no_id(character, 'character')
 
     def has_sessions(at: records.Reads) -> bool:
@@ -179,6 +225,16 @@ class Publishing(records.Keeper):
     limit: int = 100,
     before: int | None = None,
   ) -> tuple[characters_lib.Version, ...]:
+    """Returns versions, newest first.
+
+    Viewers other than the owner see only the live one, because a public
+    character's earlier versions may be private.
+
+    Args:
+      viewer: the owner that asks.
+      limit: how many at most.
+      before: only lower numbers; None for all.
+    """
     rules.owner(viewer, self._limits, may_be_built_in=True)
     rules.refuse_no_id(character, 'character')
     limit = self._page(limit)
@@ -201,11 +257,23 @@ class Publishing(records.Keeper):
   def characters(
     self, viewer: str, limit: int = 100, after: str = ''
   ) -> tuple[characters_lib.Character, ...]:
+    """Returns the viewer's, public and built-in characters, oldest first.
+
+    Args:
+      viewer: the owner that asks.
+      limit: how many at most; fewer mean that there are no more.
+      after: `cursor` of the last one seen; '' to begin.
+    """
     rules.owner(viewer, self._limits, may_be_built_in=True)
     limit, begin = self._page(limit), rules.parse_cursor(after)
     return self._read(lambda at: at.visible_characters(viewer, limit, begin))
 
   def remove(self, owner: str, character: str) -> None:
+    """Removes a character; its sessions continue with their versions.
+
+    A version to which no session is pinned is deleted at once, any other with
+    its last session.
+    """
     rules.owner(owner, self._limits, may_be_built_in=True)
     rules.refuse_no_id(character, 'character')
 

@@ -130,8 +130,16 @@ class Keeper(abc.ABC):
     """Runs `work` in a transaction; returns its result once it is committed."""
 
   @abc.abstractmethod
+  def check(self) -> None:
+    """Tests by a write without effect that the store accepts writes.
+
+    Raises:
+      Unavailable: it does not.
+    """
+
+  @abc.abstractmethod
   def close(self) -> None:
-    """Closes the store."""
+    """Closes the store; later calls raise `Unavailable`."""
 
   def _page(self, limit: int) -> int:
     most = self._limits.page

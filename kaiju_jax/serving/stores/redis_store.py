@@ -39,8 +39,8 @@ TRIES = 32  # Of one transaction (our guess).
 _LOG = logging.getLogger(__name__)
 
 
-class RedisStore(conversing.Conversing):
-  """`characters.Store` in Redis.
+class RedisStore(conversing.Store):
+  """`conversing.Store` in Redis.
 
   Args:
     address: as `redis_address.connect` takes it.

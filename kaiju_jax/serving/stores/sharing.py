@@ -22,6 +22,7 @@ from typing import NamedTuple
 from typing import Self
 
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 
 
 class Tree(NamedTuple):
@@ -51,7 +52,7 @@ class Tree(NamedTuple):
 
 
 def find_tree(
-  store: characters.Store, asking: str, version: characters.Version
+  store: conversing.Store, asking: str, version: characters.Version
 ) -> Tree:
   """Returns the tree of an owner's requests for a version.
 
@@ -69,7 +70,7 @@ def find_tree(
   return tree if is_shared else tree._replace(owner=asking)
 
 
-def is_public(store: characters.Store, tree: Tree) -> bool:
+def is_public(store: conversing.Store, tree: Tree) -> bool:
   """Returns whether a tree holds a text that is everybody's now.
 
   It is that of the live version of a public character, or any version of a
@@ -86,7 +87,7 @@ def is_public(store: characters.Store, tree: Tree) -> bool:
   return can_begin(store, tree)
 
 
-def is_read(store: characters.Store, tree: Tree) -> bool:
+def is_read(store: conversing.Store, tree: Tree) -> bool:
   """Returns whether any request may still come for a tree.
 
   Raises:
@@ -100,7 +101,7 @@ def is_read(store: characters.Store, tree: Tree) -> bool:
   )
 
 
-def can_begin(store: characters.Store, tree: Tree) -> bool:
+def can_begin(store: conversing.Store, tree: Tree) -> bool:
   """Returns whether new conversations may stand in a tree.
 
   The owner may always begin in the private tree of a version that was live
@@ -118,7 +119,7 @@ def can_begin(store: characters.Store, tree: Tree) -> bool:
   return is_everybodys and _is_live(store, held, tree)
 
 
-def _find(store: characters.Store, tree: Tree) -> characters.Character | None:
+def _find(store: conversing.Store, tree: Tree) -> characters.Character | None:
   """Returns a tree's character; None where it never was, or is another's."""
   try:
     held = store.find_character(tree.character)
@@ -128,7 +129,7 @@ def _find(store: characters.Store, tree: Tree) -> characters.Character | None:
 
 
 def _is_live(
-  store: characters.Store, held: characters.Character, tree: Tree
+  store: conversing.Store, held: characters.Character, tree: Tree
 ) -> bool:
   """Returns whether the live version has the prefix of a tree."""
   if not held.live:

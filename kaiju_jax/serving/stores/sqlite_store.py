@@ -39,8 +39,8 @@ _SESSION = (
 _MESSAGE = 'id, parent, role, text, tokens, finish, created, reasoning, drawn'
 
 
-class SqliteStore(conversing.Conversing):
-  """`characters.Store` in one sqlite file.
+class SqliteStore(conversing.Store):
+  """`conversing.Store` in one sqlite file.
 
   Args:
     path: the file; made where it does not exist.
