@@ -11,6 +11,7 @@ import functools
 import json
 import time
 from typing import Any
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -115,6 +116,21 @@ class Server:
       found = answer.read()
     is_json = 'json' in answer.headers.get_content_type()
     return json.loads(found) if is_json else found
+
+  def refused(
+    self,
+    method: str,
+    path: str,
+    body: dict | bytes | None = None,
+    owner: str | None = None,
+    kind: str = 'application/json',
+  ) -> tuple[int, dict]:
+    """Returns the status and the error of a request that must fail."""
+    try:
+      self.ask(method, path, body, owner, kind)
+    except urllib.error.HTTPError as caught:
+      return caught.code, json.loads(caught.read())['error']
+    raise AssertionError(f'{method} {path} is answered.')
 
   def is_idle_soon(self, seconds: float = 60.0) -> bool:
     return not leftovers.within(

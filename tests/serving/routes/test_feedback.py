@@ -1,6 +1,5 @@
 """Ratings and agreements over HTTP: whose they are, and what is told."""
 
-import json
 import urllib.error
 
 import pytest
@@ -37,13 +36,6 @@ def rated(server, talk, rating, message=4, owner='ann'):
   return server.post(f'{talk}/messages/{message}/rating', owner, rating=rating)
 
 
-def refused(server, path, body, owner='ann'):
-  """Returns the status and the message of a POST that must fail."""
-  with pytest.raises(urllib.error.HTTPError) as caught:
-    server.ask('POST', path, body, owner)
-  return caught.value.code, json.loads(caught.value.read())['error']['message']
-
-
 def ratings(server, talk):
   shown = server.get(talk, owner='ann')['messages']
   return [one['rating'] for one in shown]
@@ -73,7 +65,7 @@ def test_ratings_are_counted_by_kind_and_once(server, talk):
   before = counts()
   for rating in 'good', 'good', 'wrongly_refused', 'bad', None, None:
     rated(server, talk, rating)
-  refused(server, f'{talk}/messages/4/rating', {'rating': 'good'}, 'ben')
+  server.refused('POST', f'{talk}/messages/4/rating', {'rating': 'good'}, 'ben')
   after = counts()
   assert {kind: after[kind] - before.get(kind, 0) for kind in after} == {
     'good': 1,
@@ -96,8 +88,10 @@ def test_ratings_are_counted_by_kind_and_once(server, talk):
   ],
 )
 def test_a_body_says_one_rating_and_no_more(server, talk, body, match):
-  status, message = refused(server, f'{talk}/messages/4/rating', body)
-  assert status == 400 and match in message
+  status, error = server.refused(
+    'POST', f'{talk}/messages/4/rating', body, 'ann'
+  )
+  assert status == 400 and match in error['message']
   assert ratings(server, talk) == [None] * 5
 
 
@@ -106,23 +100,21 @@ def test_what_somebody_else_said_is_as_if_it_were_not_there(server, talk):
   for message in 0, 4, 99, 2**60:
     end = f'/messages/{message}/rating'
     for body in {'rating': 'good'}, {'rating': None}, {'rating': 'x'}:
-      theirs = refused(server, talk + end, body, 'ben')
-      none = refused(server, nobody + end, body, 'ben')
-      name = talk.rpartition('/')[2]
-      assert theirs == (none[0], none[1].replace('nobody', name))
+      theirs, error = server.refused('POST', talk + end, body, 'ben')
+      status, of_none = server.refused('POST', nobody + end, body, 'ben')
+      said = of_none['message'].replace('nobody', talk.rpartition('/')[2])
+      assert (theirs, error['message']) == (status, said)
       is_sound = body['rating'] != 'x' and message < 2**53
-      assert theirs[0] == (404 if is_sound else 400)
+      assert theirs == (404 if is_sound else 400)
   assert ratings(server, talk) == [None] * 5
 
 
 def test_only_a_reply_has_a_rating(server, talk):
   for message in 0, 3:
-    status, text = refused(
-      server, f'{talk}/messages/{message}/rating', {'rating': 'bad'}
-    )
-    assert status == 400 and f'message {message}: a person wrote it' in text
-  status, text = refused(server, f'{talk}/messages/5/rating', {'rating': None})
-  assert status == 404 and 'no message 5' in text
+    path = f'{talk}/messages/{message}/rating'
+    assert server.refused('POST', path, {'rating': 'bad'}, 'ann')[0] == 400
+  path = f'{talk}/messages/5/rating'
+  assert server.refused('POST', path, {'rating': None}, 'ann')[0] == 404
   for odd in '-1', '4.0', 'x', '4%2F':
     with pytest.raises(urllib.error.HTTPError, match='404'):
       server.ask('POST', f'{talk}/messages/{odd}/rating', {'rating': None})
