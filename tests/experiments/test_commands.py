@@ -49,7 +49,7 @@ COMMANDS = commands()
 
 
 SLIPS = [
-  'experiments.benchmarks.step --table=short,long',
+  'experiments.benchmarks.decode --shape=small',
   'experiments.train --work=runs',
   'experiments.train --config=experiments/configs/tiny.py'
   ' --config.model.window=x',

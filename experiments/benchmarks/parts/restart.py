@@ -1,32 +1,19 @@
 """Restarts a server, and counts the hits of its cache before and after."""
 
 from collections.abc import Callable
-import functools
+import logging
 import pathlib
 import re
 import shutil
 import tempfile
 import time
+from typing import Any
 from typing import NamedTuple
 
 import httpx
-import numpy as np
 
-from kaiju_jax.costs import cache_plan
-from kaiju_jax.decoding.device import page_copies
-from kaiju_jax.decoding.engine import engine as engine_lib
-from kaiju_jax.decoding.engine import saving as saving_lib
-from kaiju_jax.decoding.pages import prefix_tree
-from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.experiments.benchmarks.parts import served
-from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import load
-from kaiju_jax.runs import play
-from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import worker as worker_lib
 
-# Tokens of a text of --shape.
-_TEXT = 2_048
 _KINDS = 'none', 'public', 'all'
 _WORDS = 'sea', 'wind', 'lamp', 'boat', 'rain', 'bread', 'stone', 'door', 'song'
 
@@ -44,26 +31,14 @@ class Row(NamedTuple):
   size: float
 
 
-class Plan(NamedTuple):
-  """What people do before the end, and what the server is started with.
+def measure(plan: Any, say: Callable[[str], None] = print) -> list[Row]:
+  """Returns a row per kind of --points; `say` prints how far it is.
 
-  Attributes:
-    model: as `serve`'s.
-    sessions: conversations.
-    turns: of each, before the end.
-    tokens: of a reply.
-    flags: of the server.
+  Args:
+    plan: the command's settings.
+    say: prints a line.
   """
-
-  model: str
-  sessions: int
-  turns: int
-  tokens: int
-  flags: tuple[str, ...]
-
-
-def measure(plan: Plan, say: Callable[[str], None] = print) -> list[Row]:
-  """Returns a row per kind of --points; `say` prints how far it is."""
+  logging.getLogger('httpx').setLevel(logging.WARNING)  # A line per request.
   with tempfile.TemporaryDirectory() as folder:
     first = pathlib.Path(folder) / 'first'
     server, client = _start(plan, first, 'all')
@@ -83,78 +58,6 @@ def measure(plan: Plan, say: Callable[[str], None] = print) -> list[Row]:
   return rows
 
 
-def fill(
-  shape: str, size: int, say: Callable[[str], None] = print
-) -> saved_points.Restored:
-  """Saves and restores a whole cache of points; `say` prints the figures.
-
-  Args:
-    shape: a name in `open_shapes.SHAPES`; the weights are random.
-    size: the cache's bytes.
-    say: prints a line.
-  """
-  with open_shapes.provide(shape) as path:
-    quantization = quantization_config.for_serving('all', 'int8')
-    loaded = load.from_anywhere(path, quantization=quantization)
-  plan = cache_plan.plan(loaded.config, size, 32, _TEXT, 0)
-  decoder = play.decoder(
-    loaded, None, rows=2, length=_TEXT, page_counts=plan.pages
-  )
-  engine = engine_lib.Engine(decoder)
-  account, rng = decoder.account, np.random.default_rng(0)
-  # One public prefix each; nothing ran, so that keys and values are zeros.
-  while not account.tree.evicted:
-    text = prefix_tree.Text(
-      rng.integers(0, 1000, _TEXT, np.int32),
-      _TEXT,
-      cache_salt=rng.bytes(32).hex().encode(),
-    )
-    row = account.open(_TEXT, text=text).row
-    account.tree.record(text, account.pages_of(row))
-    account.close(row)
-  copies = page_copies.PageCopies(decoder)
-  copies.warm()
-  saving = saving_lib.Saving(engine, 'root', copies)
-  worker = worker_lib.Worker(engine)
-  held: list[float] = []
-
-  def timed(function, *arguments):
-    begun = time.monotonic()
-    found = function(*arguments)
-    held.append(time.monotonic() - begun)
-    return found
-
-  for name in 'select', 'copy':
-    setattr(saving, name, functools.partial(timed, getattr(saving, name)))
-  with tempfile.TemporaryDirectory() as name:
-    folder = saved_points.Folder(pathlib.Path(name), b's' * 32, 4 * size)
-    points = saved_points.SavedPoints(worker, saving, folder, most=size)
-    worker.start()
-    begun, worked = time.monotonic(), time.process_time()
-    count = points.save()
-    seconds = time.monotonic() - begun
-    worked = time.process_time() - worked
-    worker.stop()
-    made = sum(x.stat().st_size for x in folder.list()) / 2**20
-    say(
-      f'{shape}: {count} points of {_TEXT:,} tokens, {made:,.0f} MiB: saved in'
-      f' {seconds:.2f} s ({worked:.1f} of a processor); the engine was held'
-      f' {len(held)} times, at most'
-      f' {1000 * max(held):.1f} ms, {1000 * held[0]:.1f} ms of them to choose.'
-    )
-    was = len(account.tree)
-    account.tree.clear()
-    worked = time.process_time()
-    back = points.restore()
-    worked = time.process_time() - worked
-    say(
-      f'Taken back: {back.points} of {was} points in {back.seconds:.2f} s'
-      f' ({worked:.1f} of a processor),'
-      f' {back.refused} files refused.'
-    )
-  return back
-
-
 def _keep_public(folder: pathlib.Path) -> None:
   """Removes what a server with --points=public would not have written."""
   for path in (folder / 'points').glob('*.points'):
@@ -163,7 +66,7 @@ def _keep_public(folder: pathlib.Path) -> None:
 
 
 def _restart(
-  plan: Plan, folder: pathlib.Path, kind: str, sessions, before: float
+  plan: Any, folder: pathlib.Path, kind: str, sessions, before: float
 ) -> Row:
   found = list((folder / 'points').glob('*.points'))
   size = sum(path.stat().st_size for path in found) / 2**20
@@ -181,9 +84,14 @@ def _restart(
 
 
 def _start(
-  plan: Plan, folder: pathlib.Path, kind: str
+  plan: Any, folder: pathlib.Path, kind: str
 ) -> tuple[served.Served, httpx.Client]:
-  more = f'--points={kind}', '--log=faults', *plan.flags
+  more = (
+    f'--points={kind}',
+    '--log=faults',
+    f'--points_size={plan.points_size}',
+    f'--cache={plan.cache}',
+  )
   server = served.start(plan.model, str(folder), *more)
   headers = {'Authorization': f'Bearer {server.key}'}
   client = httpx.Client(base_url=server.address, headers=headers, timeout=600)
@@ -198,7 +106,7 @@ def _end(server: served.Served) -> float:
   return time.monotonic() - begun
 
 
-def _open(plan: Plan, client: httpx.Client) -> list[str]:
+def _open(plan: Any, client: httpx.Client) -> list[str]:
   """Returns sessions, with one character after another."""
   listed = client.get('/v1/characters').json()['data']
   sessions = []
@@ -211,7 +119,7 @@ def _open(plan: Plan, client: httpx.Client) -> list[str]:
 
 
 def _talk(
-  plan: Plan, client: httpx.Client, sessions: list[str], turn: int
+  plan: Any, client: httpx.Client, sessions: list[str], turn: int
 ) -> float:
   """Has each conversation take a turn; returns the share of cached tokens."""
   name = client.get('/v1/models').json()['data'][0]['id']

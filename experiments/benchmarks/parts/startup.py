@@ -1,22 +1,4 @@
-"""How long do the commands take to their first step and their first token?
-
-    python -m experiments.benchmarks.startup [--repeats=3] [--before=FOLDER]
-    python -m experiments.benchmarks.startup --command=serve --model=FOLDER
-
-Starts `experiments.train` on the tiny configuration and
-`experiments.generate` on what it trained, each in a fresh process, and notes
-the processor time (user and system seconds of all threads, which other work on
-the machine changes little) and the wall time until the first record of
-metrics.jsonl, or the first character on stdout, is there. `experiments.serve`
-is there when /readyz says so. Contenders take turns:
-
-    before       another checkout of the project, named by --before, without a
-                 compilation cache
-    first start  with a compilation cache that is empty
-    later start  with the cache that the first start has filled
-
-The process is killed once the time is noted. Linux alone (/proc).
-"""
+"""Starts commands in fresh processes, and notes when they are of use."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -33,38 +15,23 @@ from typing import Any
 from typing import NamedTuple
 import urllib.request
 
-from absl import app
-from absl import flags
-
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import command
-from kaiju_jax.storage import files
 
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 3, 'Rounds, each starting every contender once.', lower_bound=1
-)
-_BEFORE = flags.DEFINE_string(
-  'before', None, 'Root of another checkout, started with its own commands.'
-)
-_COMMANDS = flags.DEFINE_multi_enum(
-  'command',
-  ['train', 'generate'],
-  ['train', 'generate', 'serve'],
-  'Commands to start.',
-)
-_MODEL = flags.DEFINE_string('model', None, 'The model that is served.')
-_JSON = flags.DEFINE_string('json', None, 'File that gets the seconds, too.')
-_REHEARSE = flags.DEFINE_bool(
-  'rehearse', False, 'Start once, with a small model: no figure to keep.'
-)
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 _TIMEOUT_S = 600
+_WAITED_FOR = {
+  'train': 'first step',
+  'generate': 'first token',
+  'serve': 'readiness',
+}
 _SMALL = (
   '--config.model.layout=G0',
   '--config.model.d_model=32',
   '--config.model.d_ff=32',
   '--config.data.length=64',
 )
+# {command: {contender: (processor, wall) seconds of each round}}.
+Found = dict[str, dict[str, list[tuple[float, float]]]]
 
 
 class Contender(NamedTuple):
@@ -81,81 +48,79 @@ class Contender(NamedTuple):
   emptied: bool = False
 
 
-def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  if ('serve' in _COMMANDS.value) != bool(_MODEL.value):
-    raise app.UsageError('--model and --command=serve need each other.')
-  contenders = {
-    'first start': Contender(_ROOT, cached=True, emptied=True),
-    'later start': Contender(_ROOT, cached=True),
-  }
-  if _BEFORE.value is not None:
-    before = pathlib.Path(_BEFORE.value).resolve()
+def measure(settings: Any) -> tuple[report.Report, Found]:
+  """Returns a table per command, and the seconds; the settings are `Settings`.
+
+  Raises:
+    RuntimeError: a command ended before it was of use.
+  """
+  contenders = {'first start': Contender(_ROOT, cached=True, emptied=True)}
+  if not settings.rehearse:
+    contenders['later start'] = Contender(_ROOT, cached=True)
+  if settings.before is not None:
+    before = pathlib.Path(settings.before).resolve()
     contenders = {'before': Contender(before, cached=False), **contenders}
-  with tempfile.TemporaryDirectory() as folder:
-    if _REHEARSE.value:
-      contenders = {'first start': contenders['first start']}
-    found = {}
-    for script in dict.fromkeys(_COMMANDS.value):
-      found[script] = _measured(script, contenders, pathlib.Path(folder))
-      report.Report().add(_table(script, found[script])).show()
-  if _JSON.value:
-    files.write_json(pathlib.Path(_JSON.value), found)
+  page, found = report.Report(), {}
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    for script in settings.command:
+      found[script] = _measure(script, contenders, folder, settings)
+      page.add(_table(script, found[script], settings.repeats))
+  return page, found
 
 
-def _measured(
-  script: str, contenders: dict[str, Contender], folder: pathlib.Path
-) -> dict[str, list[tuple[float, float]]]:
-  """Returns each contender's (processor, wall) seconds, one per round."""
+def _measure(script, contenders, folder, settings):
   trained = {}
   if script == 'generate':
     for root in {contender.root for contender in contenders.values()}:
       trained[root] = folder / f'trained-{len(trained)}'
-      _wait(_train(root, trained[root], steps=1), _environment(None), root)
+      subprocess.run(
+        _train(root, trained[root], 1, settings.rehearse),
+        cwd=root,
+        env=_environment(None),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_TIMEOUT_S,
+      )
   measured = {name: [] for name in contenders}
-  for number in range(_REPEATS.value):
-    for name, contender in contenders.items():
-      cache = folder / 'cache' if contender.cached else None
-      if contender.emptied:
+  for _ in range(settings.repeats):
+    for name, (root, cached, emptied) in contenders.items():
+      cache = folder / 'cache' if cached else None
+      if emptied:
         shutil.rmtree(cache, ignore_errors=True)
-      workdir = folder / f'{script}-{number}-{name}'.replace(' ', '-')
+      workdir = folder / 'workdir'
+      is_there = None
       if script == 'train':
-        words = _train(contender.root, workdir, steps=800)
-        record = workdir / 'metrics.jsonl'
-        is_there = _is_written(record)
+        words = _train(root, workdir, 800, settings.rehearse)
+        is_there = _is_written(workdir / 'metrics.jsonl')
       elif script == 'serve':
         port = _free_port()
-        model = pathlib.Path(_MODEL.value).resolve()
-        words = [*_script('serve'), f'--model={model}', f'--port={port}']
-        words += [f'--folder={workdir}']
-        is_there = _is_ready(port)
+        model = pathlib.Path(settings.model).resolve()
+        words = [f'--model={model}', f'--port={port}', f'--folder={workdir}']
+        words, is_there = _script('serve', *words), _is_ready(port)
       else:
-        words = [
-          *_script('generate'),
-          f'--model={trained[contender.root]}',
-        ]
-        words += ['--prompt=def ', '--max_tokens=200']
-        is_there = None
-      measured[name].append(
-        _seconds(words, _environment(cache), contender.root, is_there)
-      )
+        model = f'--model={trained[root]}'
+        words = _script('generate', model, '--prompt=def ', '--max_tokens=200')
+      seconds = _seconds(words, _environment(cache), root, is_there)
+      measured[name].append(seconds)
       shutil.rmtree(workdir, ignore_errors=True)
   return measured
 
 
-def _script(name: str) -> list[str]:
-  return [sys.executable, '-m', f'experiments.{name}']
+def _script(name: str, *words: str) -> list[str]:
+  return [sys.executable, '-m', f'experiments.{name}', *words]
 
 
-def _train(root: pathlib.Path, workdir: pathlib.Path, steps: int) -> list[str]:
-  return [
-    *_script('train'),
+def _train(root, workdir, steps: int, is_small: bool) -> list[str]:
+  return _script(
+    'train',
     f'--config={root / "experiments/configs/tiny.py"}',
     f'--workdir={workdir}',
     f'--config.loop.steps={steps}',
     '--config.loop.log_every=1',
-    *(_SMALL if _REHEARSE.value else ()),
-  ]
+    *(_SMALL if is_small else ()),
+  )
 
 
 def _environment(cache: pathlib.Path | None) -> dict[str, str]:
@@ -191,18 +156,6 @@ def _is_ready(port: int) -> Callable[[], bool]:
   return is_ready
 
 
-def _wait(words, environment, root) -> None:
-  subprocess.run(
-    words,
-    cwd=root,
-    env=environment,
-    check=True,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-    timeout=_TIMEOUT_S,
-  )
-
-
 def _seconds(
   words: Sequence[str],
   environment: dict[str, str],
@@ -212,9 +165,6 @@ def _seconds(
   """Returns (processor, wall) seconds from a start to what is waited for.
 
   With `is_there=None` that is the first character on stdout.
-
-  Raises:
-    RuntimeError: the process ended before; holds what it said.
   """
   started = time.monotonic()
   process = subprocess.Popen(
@@ -249,25 +199,16 @@ def _processor_seconds(pid: int) -> float:
   return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 
 
-def _table(script: str, measured: dict[str, list[tuple[float, float]]]) -> Any:
-  what = {
-    'train': 'first step',
-    'generate': 'first token',
-    'serve': 'readiness',
-  }[script]
+def _table(script: str, measured, repeats: int) -> report.Table:
   rows, base = [], None
   for name, pairs in measured.items():
     processor, wall = map(statistics.median, zip(*pairs))
     base = base or processor
-    rows.append(
-      (name, f'{processor:.1f}', f'{wall:.1f}', f'{processor / base:.0%}')
-    )
+    share = f'{processor / base:.0%}'
+    rows.append((name, f'{processor:.1f}', f'{wall:.1f}', share))
   return report.Table(
     rows,
     ('', 'processor', 'wall', 'of the first line'),
-    f'experiments.{script}: seconds to its {what}, medians of {_REPEATS.value}',
+    f'experiments.{script}: seconds to its {_WAITED_FOR[script]}, medians of'
+    f' {repeats}',
   )
-
-
-if __name__ == '__main__':
-  command.run(main, compiles=False)
