@@ -65,7 +65,6 @@ def main(argv: Sequence[str]) -> None:
 def _report(experiment) -> None:
   """Trains, captures, and prints and writes what the codecs do."""
   from kaiju_jax.experiments.studies import codecs
-  from kaiju_jax.experiments.studies import codecs_report
   from kaiju_jax.experiments.studies import gradients
   from kaiju_jax.storage import files
   from kaiju_jax.wire import codecs as wire_codecs
@@ -96,12 +95,12 @@ def _report(experiment) -> None:
   )
   of = f'{_WORKERS.value} workers after {_STEPS.value} steps'
   figures.save(
-    codecs_report.draw(
+    codecs.draw(
       curves, f'Gradients of {of}: what arrives (y) of what was sent (x)'
     ),
     written[1],
   )
-  table = codecs_report.qualities(
+  table = codecs.qualities(
     f'Codecs on the gradients of {_WORKERS.value} workers, step {_STEPS.value}',
     {name: kinds['all'] for name, kinds in found.items()},
     bits,

@@ -42,10 +42,9 @@ def main(argv: Sequence[str]) -> None:
   model = flags.folder('model', settings.model)
   settings.check()
   from kaiju_jax.experiments.studies.sweeps import critical_batch
-  from kaiju_jax.experiments.studies.sweeps import critical_batch_report
 
   out = pathlib.Path(f'{model}-critical_batch')
-  settings.run(critical_batch, critical_batch_report, model, out)
+  settings.run(critical_batch, model, out)
 
 
 if __name__ == '__main__':

@@ -45,9 +45,8 @@ def main(argv: Sequence[str]) -> None:
   )
   settings.check()
   from kaiju_jax.experiments.studies.sweeps import rates
-  from kaiju_jax.experiments.studies.sweeps import rates_report
 
-  settings.run(rates, rates_report, settings.config)
+  settings.run(rates, settings.config)
 
 
 if __name__ == '__main__':

@@ -41,9 +41,8 @@ def main(argv: Sequence[str]) -> None:
   )
   settings.check()
   from kaiju_jax.experiments.studies.sweeps import scaling
-  from kaiju_jax.experiments.studies.sweeps import scaling_report
 
-  settings.run(scaling, scaling_report, settings.config)
+  settings.run(scaling, settings.config)
 
 
 if __name__ == '__main__':

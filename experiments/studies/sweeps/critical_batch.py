@@ -13,16 +13,22 @@ Then three runs from the beginning on the same tokens: with the small batch,
 with that schedule, and as a contrast with the largest batch throughout.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import copy
 import math
 import os
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
+import numpy as np
+
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
-from kaiju_jax.experiments.studies.sweeps.fits import critical_batch
+from kaiju_jax.experiments.studies.sweeps.fits import critical_batch as fits
+from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
 from kaiju_jax.training import batch_schedule
@@ -86,7 +92,7 @@ class Study(NamedTuple):
   """
 
   epsilon: float
-  found: dict[Place, critical_batch.Critical]
+  found: dict[Place, fits.Critical]
   batch: str
   arms: dict[str, Arm] | None
 
@@ -106,8 +112,7 @@ def measure(
     at_once: processes, as in `grid.run`.
 
   Raises:
-    OSError, ValueError, SystemExit: a run that cannot work, or see
-      `grid.run`.
+    OSError, ValueError, SystemExit: see `grid.run`.
   """
   base = load(path)
   cells = [
@@ -186,14 +191,9 @@ def branches(
   share: float,
   root: pathlib.Path,
 ) -> dict[Cell, grid.Job]:
-  """Returns the run of each cell.
+  """Returns the run of each cell, below `root`.
 
-  Args:
-    path: workdir of the run to branch off.
-    base: its experiment.
-    cells: the branches.
-    share: the part of the run's tokens that each branch trains on.
-    root: folder of all workdirs.
+  A branch of `base` trains on the part `share` of that run's tokens.
   """
   total = batch_schedule.schedule_of(base).tokens
   made = {}
@@ -238,7 +238,7 @@ def _rate(base: experiment_lib.Experiment, tokens: int) -> float:
 
 def critical(
   losses: Mapping[Cell, float], epsilon: float
-) -> dict[Place, critical_batch.Critical]:
+) -> dict[Place, fits.Critical]:
   """Returns what each place allows."""
   found = {}
   for place in dict.fromkeys(cell.place for cell in losses):
@@ -246,16 +246,16 @@ def critical(
     for cell in sorted(losses):
       if cell.place == place:
         by_multiple.setdefault(cell.multiple, []).append(losses[cell])
-    found[place] = critical_batch.critical(by_multiple, epsilon)
+    found[place] = fits.critical(by_multiple, epsilon)
   return found
 
 
 def schedule(
-  found: Mapping[Place, critical_batch.Critical],
+  found: Mapping[Place, fits.Critical],
   base: experiment_lib.Experiment,
 ) -> str:
   """Returns the `optimizer.batch` that follows."""
-  return critical_batch.schedule(
+  return fits.schedule(
     {float(f'{p.fraction:.3g}'): one.largest for p, one in found.items()},
     base.data.microbatches,
   )
@@ -269,11 +269,7 @@ def arms(
 ) -> dict[tuple[str, int], grid.Job]:
   """Returns the runs from the beginning, {(arm, seed): run}.
 
-  Args:
-    base: the run with the small batch.
-    batch: the schedule.
-    seeds: orders of the data, added to the run's own seed.
-    root: folder of all workdirs.
+  `batch` is the schedule; `seeds` are added to the seed of `base`.
   """
   largest = int(batch.rpartition(':')[2])
   small = base.data.microbatches
@@ -309,3 +305,143 @@ def outcome(
     )
     for name in ARMS
   }
+
+
+# The targets of the run that follows the schedule.
+EXCESS, FEWER = 0.003, 0.3
+_DIVERGED = 'diverged'
+
+Arms = Mapping[str, Arm]
+
+
+def parts(study: Study) -> Iterator[report.Table | str]:
+  """Yields what is printed: tables, and sentences."""
+  found = study.found
+  first = next(iter(found.values()))
+  yield report.Table(
+    [
+      (
+        f'{place.fraction:.3f}',
+        *(
+          _percent(excess, one.half_width[multiple])
+          for multiple, excess in one.excess.items()
+        ),
+        f'{one.largest} ×',
+      )
+      for place, one in found.items()
+    ],
+    (
+      'share of tokens so far',
+      *(f'{multiple} ×' for multiple in first.excess),
+      f'largest within {study.epsilon:.2%}',
+    ),
+    'Relative loss over the small batch',
+  )
+  for place, one in found.items():
+    for doubt in one.doubts:
+      yield f'At {place.fraction:.3f}, not sure: {doubt}.'
+  yield f'Schedule: --config.optimizer.batch={study.batch!r}'
+  if study.arms is None:
+    yield 'No runs from the beginning: not asked for, or one batch throughout.'
+    return
+  yield from _arms(study.arms)
+
+
+def _arms(arms: Arms) -> Iterator[report.Table | str]:
+  small = arms['small']
+  rows = []
+  for name, arm in arms.items():
+    excess = arm.excess(small)
+    loss = statistics.mean(list(arm.losses.values()))
+    shown = f'{loss:.4f}' if math.isfinite(loss) else _DIVERGED
+    over = _percent(excess.mean, excess.half_width)
+    over = '' if name == 'small' else over
+    rows.append((name, f'{arm.steps:,}', shown, over))
+  yield report.Table(
+    rows,
+    ('arm', 'steps', 'loss', 'over small'),
+    'From the beginning, on equal tokens',
+  )
+  scheduled, large = (
+    arms[name].excess(small).mean for name in ('schedule', 'large')
+  )
+  fewer = 1 - arms['schedule'].steps / small.steps
+  loss = report.verdict(f'{EXCESS:.1%}', scheduled <= EXCESS)
+  steps = report.verdict(f'{FEWER:.0%}', fewer >= FEWER)
+  yield (
+    f'With the schedule {_percent(scheduled)} ({loss}) in {fewer:.0%} fewer'
+    f' steps ({steps}); the largest batch from the'
+    f' beginning {_percent(large)}'
+    f' ({"NOT further off" if large <= scheduled else "further off"}).'
+  )
+
+
+def _percent(value: float, half_width: float = math.nan) -> str:
+  if not math.isfinite(value):
+    return _DIVERGED
+  text = f'{value:+.2%}'
+  if value and not math.isnan(half_width):
+    text += f' ± {half_width:.2%}'
+  return text
+
+
+def plain(study: Study) -> dict[str, Any]:
+  """Returns the result by name, for `report.plain`."""
+  return {
+    'epsilon': study.epsilon,
+    'schedule': study.batch,
+    'places': [
+      {
+        **place._asdict(),
+        'largest': one.largest,
+        'excess': one.excess,
+        'half_width': one.half_width,
+        'doubts': one.doubts,
+      }
+      for place, one in study.found.items()
+    ],
+    'arms': study.arms
+    and {
+      name: {'steps': arm.steps, 'losses': arm.losses}
+      for name, arm in study.arms.items()
+    },
+  }
+
+
+def draw(study: Study) -> Any:
+  """Returns the branches' losses over m, and the arms' over their steps."""
+  drawn = figures.figure(9, 4)
+  branches, runs = drawn.subplots(1, 2)
+  for colour, (place, one) in zip(figures.PALETTE, study.found.items()):
+    multiples = list(one.excess)
+    branches.errorbar(
+      multiples,
+      [100 * one.excess[m] for m in multiples],
+      [100 * np.nan_to_num(one.half_width[m]) for m in multiples],
+      fmt='o-',
+      color=colour,
+      capsize=3,
+      linewidth=1,
+      label=f'after {place.fraction:.0%} of the tokens',
+    )
+  branches.axhline(
+    100 * study.epsilon, color=figures.FAINT, linestyle=':', label='ε'
+  )
+  branches.set_xscale('log', base=2)
+  branches.set_xlabel('times the batch, √ times the rate')
+  branches.set_ylabel('loss over the small batch (%)')
+  branches.legend(frameon=False, fontsize=8)
+  for colour, (name, arm) in zip(figures.PALETTE, (study.arms or {}).items()):
+    mean = statistics.mean(list(arm.losses.values()))
+    runs.plot(arm.steps, mean, 'o', color=colour, label=name)
+    runs.plot(
+      [arm.steps] * len(arm.losses),
+      list(arm.losses.values()),
+      '.',
+      color=colour,
+    )
+  runs.set_xlabel('steps, on equal tokens')
+  runs.set_ylabel('held-out loss (nats per token)')
+  if study.arms:
+    runs.legend(frameon=False, fontsize=8)
+  return drawn

@@ -1,11 +1,11 @@
 """The frame of a command that trains a grid of runs and judges them together.
 
-A study is two modules, such as `rates` and `rates_report`:
+A study is a module, such as `rates`:
 
-    rates.measure(subject, asked, root, at_once) → found
-    rates_report.parts(found)    tables and sentences, for the terminal
-    rates_report.plain(found)    what JSON can hold
-    rates_report.draw(found)     a figure
+    measure(subject, settings, root, at_once) → found
+    parts(found)    tables and sentences, for the terminal
+    plain(found)    what JSON can hold
+    draw(found)     a figure
 
 The subject is what varies, and `settings` says how.
 """
@@ -45,7 +45,6 @@ class Frame:
   def run(
     self,
     study: types.ModuleType,
-    words: types.ModuleType,
     subject: Any,
     out: pathlib.Path | None = None,
   ) -> None:
@@ -54,26 +53,23 @@ class Frame:
     What is complete in the folder is not run again.
 
     Args:
-      study: the module that measures.
-      words: the module that reports.
+      study: the module.
       subject: as `study.measure` takes it.
       out: the folder where --out names none.
     """
     root = pathlib.Path(self.out or out)
     found = study.measure(subject, self, root, self.jobs)
-    name = study.__name__.rpartition('.')[2]
-    report.Report().add(*words.parts(found)).show(
-      publish(root, name, words, found)
-    )
+    report.Report().add(*study.parts(found)).show(publish(root, study, found))
 
 
 def publish(
-  root: pathlib.Path, name: str, words: types.ModuleType, found: Any
+  root: pathlib.Path, study: types.ModuleType, found: Any
 ) -> tuple[pathlib.Path, pathlib.Path]:
-  """Writes NAME.json and NAME.png; returns their paths."""
+  """Writes STUDY.json and STUDY.png; returns their paths."""
   from kaiju_jax.storage import files
 
+  name = study.__name__.rpartition('.')[2]
   page = root / f'{name}.json', root / f'{name}.png'
-  files.write_json(page[0], report.plain(words.plain(found)))
-  figures.save(words.draw(found), page[1])
+  files.write_json(page[0], report.plain(study.plain(found)))
+  figures.save(study.draw(found), page[1])
   return page

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kaiju_jax.experiments.studies import codec_quality
-from kaiju_jax.experiments.studies import codecs_report
+from kaiju_jax.experiments.studies import codecs as study
 from kaiju_jax.reporting import figures
 from tests import printing
 
@@ -14,7 +14,7 @@ def test_the_table_of_codecs():
   )
   exact = codec_quality.quality(codec_quality.tally([4, -2], [4, -2]))
   text = printing.printed(
-    codecs_report.qualities(
+    study.qualities(
       'Title',
       {'floor-q': found, 'f32': exact},
       {'floor-q': 6, 'f32': 32},
@@ -41,7 +41,7 @@ def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
     name: codec_quality.curve(x_RC, x_RC * factor)
     for name, factor in (('zero', 1.1), ('int4', 1.2), ('f32', 1.0))
   }
-  page = codecs_report.draw(curves, 'Title')
+  page = study.draw(curves, 'Title')
   error = page.axes[0]
   assert [line.get_label() for line in error.lines] == ['zero', 'int4']
   drawn = error.lines[0].get_ydata()

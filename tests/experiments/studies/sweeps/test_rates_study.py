@@ -8,7 +8,6 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.experiments.studies.sweeps import rates
-from kaiju_jax.experiments.studies.sweeps import rates_report
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from tests.experiments.studies.sweeps import planted
@@ -25,9 +24,7 @@ def loss(experiment, slope=-0.8):
 
 
 def said(found):
-  return '\n'.join(
-    part for part in rates_report.parts(found) if isinstance(part, str)
-  )
+  return '\n'.join(part for part in rates.parts(found) if isinstance(part, str))
 
 
 def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
@@ -48,7 +45,7 @@ def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   # 4 widths, 5 rates and 2 transfers; then 4 and 3 rates, on two seeds.
   assert len(jobs.folders) == 2 * (4 * 5 * 2 + 4 + 3)
 
-  files = study.publish(tmp_path, 'rates', rates_report, all_found)
+  files = study.publish(tmp_path, rates, all_found)
   assert files[1].read_bytes().startswith(b'\x89PNG')
   found = json.loads(files[0].read_text())
   assert found['none']['predicted']['width'] == 192
@@ -65,7 +62,7 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
   assert studies['none'].line is None and predictions == {}
   assert len(jobs.folders) == 4 * 5 * 2
   assert 'none: nothing is predicted' in said(all_found)
-  study.publish(tmp_path, 'rates', rates_report, all_found)
+  study.publish(tmp_path, rates, all_found)
 
 
 @pytest.mark.slow

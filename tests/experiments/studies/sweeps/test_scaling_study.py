@@ -6,7 +6,6 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.experiments.studies.sweeps import scaling
-from kaiju_jax.experiments.studies.sweeps import scaling_report
 from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.experiments.studies.sweeps.fits import scaling as fits
@@ -49,10 +48,10 @@ def test_the_largest_run_is_predicted_and_the_contrasts_are_not(
   assert abs(found.predicted / truth - 1) < 0.02
   assert abs(found.without_e / truth - 1) > abs(found.predicted / truth - 1)
   assert abs(found.carried / truth - 1) > 0.05
-  parts = list(scaling_report.parts(found))
+  parts = list(scaling.parts(found))
   text = '\n'.join(part for part in parts if isinstance(part, str))
   assert 'target 2%, met' in text
-  files = study.publish(tmp_path, 'scaling', scaling_report, found)
+  files = study.publish(tmp_path, scaling, found)
   assert files[1].read_bytes().startswith(b'\x89PNG')
   assert len(json.loads(files[0].read_text())['points']) == 16
 
