@@ -44,9 +44,9 @@ FLAGS = flags.flags_of(settings_lib.Gate)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  from kaiju_jax.gates import run_gate
+  from kaiju_jax.gates import quantization_gate
 
-  run_gate.run(settings).conclude(settings.out)
+  quantization_gate.run(settings).conclude(settings.out)
 
 
 if __name__ == '__main__':

@@ -51,13 +51,14 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.evaluation.persona import golden
   from kaiju_jax.evaluation.persona import labels
   from kaiju_jax.gates import persona_judge
+  from kaiju_jax.gates import players
   from kaiju_jax.reporting import decision as decision_lib
   from kaiju_jax.storage import folders
 
   if settings.out:
     folders.refuse_existing(settings.out)
   rated = labels.load(settings.labels, golden.load(settings.golden))
-  judge = persona_judge.read(
+  judge = players.open_judge(
     settings.judge,
     settings.judge_model,
     settings.samples,

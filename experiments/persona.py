@@ -43,9 +43,9 @@ FLAGS = flags.flags_of(settings_lib.Persona)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  from kaiju_jax.gates import run_persona
+  from kaiju_jax.gates import persona
 
-  run_persona.run(settings).conclude(settings.out)
+  persona.run(settings).conclude(settings.out)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kaiju_jax.evaluation.gate import paired_loss
 from kaiju_jax.evaluation.persona import responders
-from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import players
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import statistics
 from kaiju_jax.tasks.dialogues import questions as dialogues
@@ -41,8 +41,8 @@ class Needle(NamedTuple):
 
 
 def measure(
-  baseline: persona_judge.Opened,
-  candidate: persona_judge.Opened,
+  baseline: players.Opened,
+  candidate: players.Opened,
   name: str,
   count: int,
   length: int,
@@ -78,7 +78,7 @@ def measure(
   return Needle(name, paired_loss.compare(*both), guess)
 
 
-def _tell_facts(opened: persona_judge.Opened, count: int) -> list[bool]:
+def _tell_facts(opened: players.Opened, count: int) -> list[bool]:
   """Returns which questions for facts of characters are answered right."""
   characters = -(-count // _FACTS_PER_CHARACTER)
   drawn = dialogues.draw_questions(

@@ -5,28 +5,28 @@ of its three properties, is at least 4.2 of 5. About 200 conversations per tier
 are wanted; fewer decide nothing.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import pathlib
+import datetime
 import statistics
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.evaluation.persona import judges
+from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import rules
 from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import settings as settings_lib
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics as statistics_lib
-from kaiju_jax.tasks.dialogues import golden as generated_lib
+from kaiju_jax.storage import folders
 
 MEDIAN, NEEDED = 4.2, 200
-
-Judge = Callable[
-  [golden.GoldenConversation, Sequence[str]], Mapping[str, float]
-]
 
 
 class Judged(NamedTuple):
@@ -48,38 +48,30 @@ class Judged(NamedTuple):
     return statistics.fmean(self.score.values())
 
 
-def conversations(
-  path: pathlib.Path, generated: int, seed: int
-) -> tuple[Sequence[golden.GoldenConversation], str]:
-  """Returns conversations, and the SHA-256 or the seed of their source.
+def play(
+  responder: dialogue.Responder,
+  conversations: Sequence[golden.GoldenConversation],
+  judge: judges.Judge,
+  forced: bool = False,
+  rows: int = 1,
+) -> list[Judged]:
+  """Plays conversations, and judges what is said.
 
   Args:
-    path: a file of them.
-    generated: so many generated ones per tier instead; 0 for the file.
-    seed: seed of the generated ones.
-
-  Raises:
-    OSError, ValueError: see `golden.load`.
+    responder: who answers.
+    conversations: the conversations.
+    judge: scores them.
+    forced: see `dialogue.play`.
+    rows: conversations that are played together.
   """
-  if generated:
-    source = f'generated, {generated} per tier, seed {seed}'
-    return generated_lib.conversations(generated, seed), source
-  return golden.load(path), decision_lib.digest(path)
-
-
-def judge(
-  conversations: Sequence[golden.GoldenConversation],
-  replies: Sequence[list[str]],
-  judge: Judge = rules.score,
-) -> list[Judged]:
-  """Returns the score of each conversation."""
+  replies = dialogue.play(responder, conversations, forced, rows)
   return [
-    Judged(one, said, judge(one, said))
+    Judged(one, said, judge.score(one, said))
     for one, said in zip(conversations, replies, strict=True)
   ]
 
 
-def checks(
+def checks_of_medians(
   judged: Sequence[Judged], median: float = MEDIAN, needed: int = NEEDED
 ) -> Iterator[decision_lib.Check]:
   """Yields a check per tier: enough conversations, and a median shown."""
@@ -221,3 +213,58 @@ def add_tables(
   turns = found['by_turn_rules']
   values = (f'{one["value"]:.2f}' for one in turns.values())
   page.table([('score by rules', *values)], ('turn', *turns))
+
+
+def run(settings: settings_lib.Persona) -> report.Report:
+  """Plays the conversations, and returns the report with its decision.
+
+  Raises:
+    ImportError, OSError, RuntimeError, ValueError: something cannot be read, or
+      is refused.
+  """
+  if settings.out:
+    folders.refuse_existing(settings.out)
+  before = settings_lib.load_decision(settings.watch)
+  calibration = settings_lib.load_decision(settings.judge.calibration)
+  conversations, source = settings.conversations.read(settings.seed)
+  judge = settings.judge.read(settings.responder.player)
+  responder, name, identity = _open_responder(settings)
+  persona_judge.refuse_own(judge.identity, identity)
+  if settings.swapped:
+    responder = responders.Swapped(responder, conversations)
+  judged = play(responder, conversations, judge, settings.forced, settings.rows)
+  found = figures(judged)
+  checks = list(
+    persona_judge.calibration_checks(
+      judge.identity, calibration, datetime.date.today()
+    )
+  )
+  found['rectified'] = report.plain(
+    persona_judge.rectify(list(found['scores'].values()), calibration)
+  )
+  if before:
+    persona_judge.refuse_other(judge.identity, before)
+    checks += drop_checks(judged, before.figures['scores'], settings.most)
+  else:
+    checks += checks_of_medians(judged)
+  decision = decision_lib.decide(
+    'persona',
+    checks,
+    found,
+    {'golden': source, 'responder': name, 'judge': judge.identity},
+  )
+  run = 'forced run' if settings.forced else 'free run'
+  who = f'{name}, another persona' if settings.swapped else name
+  page = report.Report()
+  title = f'Persona by {judge.identity}, {run}: {who}'
+  add_tables(page, title, found)
+  return page.decide(decision)
+
+
+def _open_responder(settings: settings_lib.Persona):
+  """Returns the responder, its name, and its identity among judges."""
+  if settings.references:
+    return responders.References(), 'references', ''
+  return settings.responder.open(
+    settings.rows, settings.temperature, settings.seed
+  )

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import datetime
+import pathlib
 import statistics
 from typing import Any
 from typing import NamedTuple
@@ -23,42 +25,36 @@ from kaiju_jax.evaluation.gate import divergence
 from kaiju_jax.evaluation.gate import golden_tokens
 from kaiju_jax.evaluation.gate import kv_channels
 from kaiju_jax.evaluation.gate import reader
-from kaiju_jax.evaluation.persona import dialogue
 from kaiju_jax.evaluation.persona import golden
 from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.gates import calibration_diff
 from kaiju_jax.gates import needle_gate
 from kaiju_jax.gates import persona
 from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import players
+from kaiju_jax.gates import settings as settings_lib
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics as statistics_lib
+from kaiju_jax.runs import play
+from kaiju_jax.storage import folders
 
 NAME = 'quantization'
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """The limits of the gate.
+  """The limits of the gate."""
 
-  Attributes:
-    score: the least mean score of each tier, shown with 95 % confidence.
-    drop: the largest drop of it, shown with 95 % confidence.
-    bits: the largest relative rise of bits per byte.
-    kl: the largest mean KL of a group of tokens, nats per token.
-    kl_p99: the largest 99th percentile of it.
-    agreement: the least share of equal likeliest tokens of a group.
-    rail: the largest share of codes at the rail.
-  """
-
-  score: float = 4.0
-  drop: float = 0.12
-  bits: float = 0.005
-  kl: float = 0.01
-  kl_p99: float = 0.1
-  agreement: float = 0.97
-  rail: float = 0.01
+  score: float = 4.0  # The least mean score of a tier, shown with 95 %.
+  drop: float = 0.12  # The largest drop of it, shown with 95 %.
+  bits: float = 0.005  # The largest relative rise of bits per byte.
+  kl: float = 0.01  # The largest mean KL of a group of tokens, nats per token.
+  kl_p99: float = 0.1  # The largest 99th percentile of it.
+  agreement: float = 0.97  # The least share of equal likeliest tokens.
+  rail: float = 0.01  # The largest share of codes at the rail.
 
 
 class Bits(NamedTuple):
@@ -74,38 +70,26 @@ class Bits(NamedTuple):
 
 
 class Read(NamedTuple):
-  """The reading of both models.
-
-  Attributes:
-    groups: see `divergence.group`.
-    bits: bits per byte of prose; of the conversations without any.
-    channels: by 'baseline' and 'candidate', of `kv_channels.Counter`.
-  """
+  """The reading of both models."""
 
   groups: dict[tuple[str, str, str], divergence.Summary]
-  bits: Bits
+  bits: Bits  # Of prose; of the conversations without any.
   channels: dict[str, dict[tuple[int, str], kv_channels.Channels]]
 
 
 class Pair(NamedTuple):
   """The two models of a gate."""
 
-  baseline: persona_judge.Opened
-  candidate: persona_judge.Opened
+  baseline: players.Opened
+  candidate: players.Opened
 
 
 class Examined(NamedTuple):
-  """What a gate found.
-
-  Attributes:
-    checks: its checks.
-    figures: its figures, as plain data.
-    needle: a sentence on what was recalled; '' if nothing was asked.
-  """
+  """What a gate found."""
 
   checks: list[decision_lib.Check]
-  figures: dict[str, Any]
-  needle: str
+  figures: dict[str, Any]  # As plain data.
+  needle: str  # A sentence on what was recalled; '' if nothing was asked.
 
 
 def examine(
@@ -126,10 +110,10 @@ def examine(
       `needle_gate.measure`; None for nothing.
 
   Raises:
-    ValueError: see `check_pair`, `read` and `needle_gate.measure`; or the judge
-      is one of the two.
+    ValueError: as `players.check_same_tokens`, `read` and
+      `needle_gate.measure`; or the judge is one of the two.
   """
-  check_pair(*pair)
+  players.check_same_tokens(*pair)
   if judge:
     for one in pair:
       persona_judge.refuse_own(judge.identity, f'checkpoint {one.digest}')
@@ -142,7 +126,15 @@ def examine(
     reason = 'No needle was asked (--nopersona, or --needle is empty).'
     checks.append(decision_lib.abstain(reason))
   if judge:
-    played = [play(one, judge, conversations) for one in pair]
+    played = [
+      persona.play(
+        responders.Model(one.generator, one.format),
+        conversations,
+        judge,
+        rows=one.decoder.rows,
+      )
+      for one in pair
+    ]
     checks += checks_of_personas(*played)
   else:
     checks.append(
@@ -157,35 +149,69 @@ def examine(
   return Examined(checks, plain, sentence)
 
 
-def check_pair(
-  baseline: persona_judge.Opened, candidate: persona_judge.Opened
-) -> None:
-  """Refuses models that do not read the same tokens.
+def run(settings: settings_lib.Gate) -> report.Report:
+  """Examines both models, and returns the report with its decision.
 
   Raises:
-    ValueError: their tokenizers or chat formats differ.
+    ImportError, OSError, RuntimeError, ValueError: something cannot be read, or
+      is refused.
   """
-  ours, theirs = (
-    tokenizer_lib.hash_use(one.format.tokenizer) + one.format.digest
-    for one in (baseline, candidate)
+  if settings.out:
+    folders.refuse_existing(settings.out)
+  conversations, source = settings.conversations.read()
+  diff = calibration_diff.Diff(None, [])
+  if settings.calibration_diff:
+    diff = calibration_diff.measure(*settings.calibration_diff)
+  prose = pathlib.Path(settings.text).read_text() if settings.text else ''
+  calibration = settings_lib.load_decision(settings.judge.calibration)
+  played = settings.player
+  pair = Pair(
+    baseline=players.open_model(
+      settings.baseline,
+      settings.rows,
+      play.Player(
+        **vars(settings.arm), cache=played.cache, length=played.length
+      ),
+    ),
+    candidate=players.open_model(settings.candidate, settings.rows, played),
   )
-  if ours != theirs:
-    raise ValueError(
-      f'candidate={candidate.origin}: must have the tokenizer and chat'
-      f' template of the baseline, {baseline.origin}: tokens are compared.'
+  judge, needle, checks, name = None, None, [], ''
+  if settings.persona:
+    judge = settings.judge.read(played)
+    name = judge.identity
+    checks += persona_judge.calibration_checks(
+      name, calibration, datetime.date.today()
     )
+    if settings.needle:
+      needle = settings.needle, settings.needles, settings.needle_length
+  found = examine(pair, conversations, prose, judge, needle)
+  figures = {**found.figures, 'calibration_diff': diff.figures}
+  decision = decision_lib.decide(
+    NAME,
+    [*found.checks, *checks],
+    figures,
+    {
+      'golden': source,
+      'baseline': pair.baseline.digest,
+      'candidate': pair.candidate.digest,
+      'judge': name,
+    },
+  )
+  title = f'{pair.candidate.origin} against {pair.baseline.origin}'
+  page = make_page(title, figures, name, found.needle)
+  return page.add(*diff.parts).decide(decision)
 
 
 def read(
-  baseline: persona_judge.Opened,
-  candidate: persona_judge.Opened,
+  baseline: players.Opened,
+  candidate: players.Opened,
   conversations: Sequence[golden.GoldenConversation],
   prose: str = '',
 ) -> Read:
   """Lets both models read the conversations, and prose.
 
   Args:
-    baseline, candidate: the models; see `check_pair`.
+    baseline, candidate: the models, which read the same tokens.
     conversations: the conversations.
     prose: a text whose bits per byte count; '' for the conversations.
 
@@ -223,20 +249,6 @@ def read(
   bits = _bits(format.tokenizer, rows, list(of_rows))
   channels = {name: one.summarize() for name, one in counters.items()}
   return Read(divergence.group(pairs), bits, channels)
-
-
-def play(
-  opened: persona_judge.Opened,
-  judge: judges.Judge,
-  conversations: Sequence[golden.GoldenConversation],
-) -> list[persona.Judged]:
-  """Plays the conversations with a model, greedily, and judges them."""
-  replies = dialogue.play(
-    responders.Model(opened.generator, opened.format),
-    conversations,
-    together=opened.decoder.rows,
-  )
-  return persona.judge(conversations, replies, judge.score)
 
 
 def checks_of_reading(
@@ -336,7 +348,7 @@ def figures(found: Read, *played: Sequence[persona.Judged]) -> dict[str, Any]:
   )
 
 
-def page(
+def make_page(
   title: str, found: Mapping[str, Any], judge: str, needle: str
 ) -> report.Report:
   """Returns the page of a gate's figures.

@@ -38,18 +38,12 @@ class Responder:
 
     Args:
       rows: texts that a model answers at a time.
-      temperature, seed: as in `persona_judge.open_responder`.
+      temperature, seed: of the sampling, if it chats.
       chats: whether a model that only continues text is refused.
     """
-    from kaiju_jax.gates import persona_judge
+    from kaiju_jax.gates import players
 
-    if self.endpoint:
-      return persona_judge.open_endpoint(
-        self.endpoint, self.endpoint_model, temperature
-      )
-    return persona_judge.open_responder(
-      self.model, rows, temperature, seed, chats, self.player
-    )
+    return players.open_responder(self, rows, temperature, seed, chats)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,9 +59,9 @@ class Judge:
 
   def read(self, player: play.Player):
     """Returns the judge; a model is played like `player`."""
-    from kaiju_jax.gates import persona_judge
+    from kaiju_jax.gates import players
 
-    return persona_judge.read(self.judge, self.judge_model, played=player)
+    return players.open_judge(self.judge, self.judge_model, played=player)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,11 +78,23 @@ class Conversations:
       raise app.UsageError('either --golden or --generated must be given.')
 
   def read(self, seed: int = 0) -> tuple[Sequence, str]:
-    """Returns the conversations and their source."""
-    from kaiju_jax.gates import persona
+    """Returns the conversations, and the SHA-256 or the seed of their source.
 
+    Args:
+      seed: of generated ones.
+
+    Raises:
+      OSError, ValueError: see `golden.load`.
+    """
+    from kaiju_jax.evaluation.persona import golden
+    from kaiju_jax.reporting import decision
+    from kaiju_jax.tasks.dialogues import golden as generated
+
+    if self.generated:
+      source = f'generated, {self.generated} per tier, seed {seed}'
+      return generated.conversations(self.generated, seed), source
     path = pathlib.Path(self.golden or GOLDEN)
-    return persona.conversations(path, self.generated, seed)
+    return golden.load(path), decision.digest(path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

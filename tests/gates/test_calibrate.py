@@ -10,7 +10,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.gate import calibration_changes
 from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.gates import calibrate
-from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import players
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import load
 from tests.interchange import toys
@@ -53,7 +53,7 @@ def test_limits_alone_are_fitted(folder):
 
 
 def test_the_largest_value_of_each_channel_has_the_largest_code(folder):
-  opened = persona_judge.open_model(str(folder / 'out'), 1)
+  opened = players.open_model(str(folder / 'out'), 1)
   tokens_L = opened.tokenizer.encode(PROSE)
   count = len(tokens_L)
   stored = reader.Reader(opened.decoder, count).read(tokens_L).stored

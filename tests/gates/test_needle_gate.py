@@ -9,7 +9,7 @@ from scipy import stats
 
 from kaiju_jax.evaluation.gate import paired_loss
 from kaiju_jax.gates import needle_gate
-from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import players
 from kaiju_jax.tasks.recall import problems
 from tests.evaluation.gate import small_models
 
@@ -104,9 +104,7 @@ class Planted:
 
 def planted(knows):
   generator = Planted(small_models.FORMAT, knows)
-  return persona_judge.Opened(
-    generator, None, small_models.FORMAT, '', 'planted'
-  )
+  return players.Opened(generator, None, small_models.FORMAT, '', 'planted')
 
 
 def test_both_models_are_asked_the_same():

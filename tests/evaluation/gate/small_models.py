@@ -8,7 +8,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.evaluation.persona import golden
-from kaiju_jax.gates import persona_judge
+from kaiju_jax.gates import players
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
@@ -59,4 +59,4 @@ def opened(origin='toy', drawn=None, **changes):
   drawn = params() if drawn is None else drawn
   decoder = decoder_lib.Decoder(drawn, config(**changes), rows=2, length=LENGTH)
   generator = generator_lib.Generator(decoder, FORMAT.tokenizer)
-  return persona_judge.Opened(generator, decoder, FORMAT, origin, origin)
+  return players.Opened(generator, decoder, FORMAT, origin, origin)

@@ -22,6 +22,7 @@ from kaiju_jax.evaluation.persona import judges
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.gates import needle_gate
 from kaiju_jax.gates import persona
+from kaiju_jax.gates import players
 from kaiju_jax.gates import quantization_gate as gate
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.quantization import int8
@@ -331,13 +332,14 @@ def test_each_figure_stands_under_the_model_that_it_is_of(floats, monkeypatch):
       'facts', paired_loss.PairedLoss(9, 9, 8, 1, 0), 0.0
     )
 
-  def play(one, judge, conversations):
-    value = {'toy': 4.5, 'int8': 4.0}[one.origin]
+  def play(responder, conversations, judge, rows):
+    is_first = responder._generator is floats.generator
+    value = 4.5 if is_first else 4.0
     scores = dict.fromkeys(golden.PROPERTIES, value)
     return [persona.Judged(x, ['A'] * 8, scores) for x in conversations]
 
   monkeypatch.setattr(needle_gate, 'measure', measure)
-  monkeypatch.setattr(gate, 'play', play)
+  monkeypatch.setattr(persona, 'play', play)
   pair = gate.Pair(candidate=candidate, baseline=floats)
   judge = judges.Rules()
   talks = [conversation(n) for n in range(2)]
@@ -365,5 +367,5 @@ def test_each_figure_stands_under_the_model_that_it_is_of(floats, monkeypatch):
 def test_models_of_other_tokens_are_refused(floats):
   other = dataclasses.replace(FORMAT, digest='another template')
   with pytest.raises(ValueError, match='must have the tokenizer'):
-    gate.check_pair(floats, floats._replace(format=other))
-  gate.check_pair(floats, floats)
+    players.check_same_tokens(floats, floats._replace(format=other))
+  players.check_same_tokens(floats, floats)

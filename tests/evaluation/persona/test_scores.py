@@ -152,17 +152,19 @@ def statuses(checks):
 
 def test_each_tier_decides_by_its_own_median():
   enough = {tier: [4.5] * 200 for tier in golden.TIERS}
-  assert statuses(persona.checks(judged(enough))) == ['passed'] * 3
+  assert statuses(persona.checks_of_medians(judged(enough))) == ['passed'] * 3
   mixed = {**enough, 'official': [4.5] * 110 + [4.1] * 90}
-  found = list(persona.checks(judged(mixed)))
+  found = list(persona.checks_of_medians(judged(mixed)))
   assert statuses(found) == ['passed', 'refused', 'passed']
   assert found[1].reason.startswith(
     'official: the median is 4.50; at least 49%'
   )
   few = {**enough, 'mature': [5.0] * 199}
-  assert statuses(persona.checks(judged(few)))[2] == 'not evaluated'
+  assert statuses(persona.checks_of_medians(judged(few)))[2] == 'not evaluated'
   none = {**enough, 'public': []}
-  whole = decision.decide('p', list(persona.checks(judged(none))), {}, {})
+  whole = decision.decide(
+    'p', list(persona.checks_of_medians(judged(none))), {}, {}
+  )
   assert whole.exit_status == 4
 
 
