@@ -74,23 +74,6 @@ def test_a_version_stays_as_it_was_published(make_store):
       held.tokens[0] = 1
 
 
-def test_a_session_stays_with_the_version_it_started_with(make_store):
-  store = make_store()
-  character = publish(store).character
-  before = store.open_session('bob', publish(store, 'bob').character)
-  session = store.open_session('ann', character)
-  publish(store, fields=edited(1), character=character)
-  store.append('ann', session.id, 0, 'user', 'x')
-  assert store.session('ann', session.id).version == 1
-  assert store.open_session('ann', character).version == 2
-  back = store.rollback('ann', character, 1)
-  assert back == store.live('ann', character) == store.version(character, 1)
-  assert store.open_session('ann', character).version == 1
-  # A number is never given twice.
-  assert publish(store, fields=edited(2), character=character).number == 3
-  assert store.session('bob', before.id) == before
-
-
 def test_a_rollback_is_refused_where_another_audience_would_see_it(make_store):
   store = make_store()
   character = publish(store).character
@@ -103,19 +86,6 @@ def test_a_rollback_is_refused_where_another_audience_would_see_it(make_store):
   with pytest.raises(characters.Conflict, match='made private meanwhile'):
     store.rollback('ann', character, 2, if_public=True)
   assert store.rollback('ann', character, 2).number == 2
-
-
-def test_publishing_what_is_live_is_done_once(make_store):
-  store = make_store()
-  version = publish(store)
-  again = publish(store, character=version.character, is_public=True)
-  assert again == version
-  assert store.character('bob', version.character).is_public
-  # It is no longer what is live.
-  publish(store, fields=edited(1), character=version.character)
-  assert publish(store, character=version.character).number == 3
-  # None leaves it as it is.
-  assert store.character('bob', version.character).is_public
 
 
 def test_what_is_built_in_keeps_its_id(make_store):
@@ -188,31 +158,6 @@ def test_what_can_be_no_id_is_missing(make_store, wrong):
       raise AssertionError(name)
 
 
-def test_others_see_of_a_public_character_what_is_live(make_store):
-  store = make_store()
-  character = publish(store, fields=edited('secret')).character
-  publish(store, character=character, is_public=True)
-  publish(store, fields=edited(3), character=character)
-  assert store.live('bob', character).number == 3
-  assert [one.number for one in store.versions('bob', character)] == [3]
-  assert [one.number for one in store.versions('ann', character)] == [3, 2, 1]
-  assert store.versions('bob', character, before=3) == ()
-  for call in (
-    lambda: store.rollback('bob', character, 1),
-    lambda: store.remove('bob', character),
-    lambda: publish(store, 'bob', character=character),
-  ):
-    with pytest.raises(characters.NotOwner, match='only its owner'):
-      call()
-  session = store.open_session('bob', character)
-  publish(store, character=character, is_public=False)
-  with pytest.raises(characters.Missing):
-    store.live('bob', character)
-  # A conversation goes on with its version.
-  store.append('bob', session.id, 0, 'user', 'x')
-  assert store.version(character, session.version).fields == edited(3)
-
-
 def test_a_removed_character_goes_with_its_last_session(make_store):
   store = make_store()
   character = publish(store).character
@@ -257,26 +202,6 @@ def test_a_removed_character_is_read_by_those_who_talk_to_it(
   assert not sharing.is_read(store, shared)
 
 
-def test_greetings_are_roots_and_the_chosen_one_is_the_head(make_store):
-  store = make_store()
-  character = publish(store).character
-  session = store.open_session('ann', character, greeting=1)
-  assert (session.head, session.count, session.title) == (1, 2, FIELDS.name)
-  nodes = store.messages('ann', session.id)
-  assert [(one.id, one.parent, one.text) for one in nodes] == [
-    (0, None, 'Aye.'),
-    (1, None, 'Ahoy.'),
-  ]
-  told = store.open_session(
-    'ann', character, greetings=lambda fields: [fields.name.upper()]
-  )
-  assert store.messages('ann', told.id)[0].text == 'CAPTAIN NEMO'
-  silent = store.open_session('ann', character, greetings=lambda _: ())
-  assert (silent.head, store.messages('ann', silent.id)) == (None, ())
-  with pytest.raises(ValueError, match=r'greeting=2: .* 2 greetings'):
-    store.open_session('ann', character, greeting=2)
-
-
 @pytest.mark.parametrize('what', ['remove', 'hide'])
 def test_what_goes_while_a_session_opens_is_missing(make_store, what):
   store = make_store()
@@ -292,53 +217,6 @@ def test_what_goes_while_a_session_opens_is_missing(make_store, what):
   with pytest.raises(characters.Missing):
     store.open_session('ann', character, greetings=greetings)
   assert store.sessions('ann') == ()
-
-
-def test_a_conversation_is_a_tree_whose_head_chooses_the_path(make_store):
-  store = make_store()
-  session = store.open_session('ann', publish(store).character).id
-
-  def append(*message, **named):
-    return store.append('ann', session, *message, **named).id
-
-  def shown():
-    head = store.session('ann', session).head
-    path = characters.path(store.messages('ann', session), head)
-    return [one.text for one in path]
-
-  user = append(0, 'user', 'a')
-  reply = append(user, 'assistant', 'b', tokens=[7, 8], finish='stop')
-  append(reply, 'user', 'c')
-  assert shown() == ['Aye.', 'a', 'b', 'c']
-  append(user, 'assistant', 'b2')
-  assert shown() == ['Aye.', 'a', 'b2']
-  append(0, 'user', 'a2')
-  assert shown() == ['Aye.', 'a2']
-  store.set_head('ann', session, reply)
-  assert shown() == ['Aye.', 'a', 'b']
-  append(None, 'user', 'anew')
-  assert shown() == ['anew']
-  held = make_store().messages('ann', session)[reply]
-  assert (held.tokens, held.finish) == ((7, 8), 'stop')
-  assert characters.path((), None) == ()
-
-
-def test_a_stale_expectation_is_a_conflict_and_writes_nothing(make_store):
-  store = make_store()
-  session = store.open_session('ann', publish(store).character).id
-  store.append('ann', session, 0, 'user', 'a', if_head=0)
-  before = store.session('ann', session), store.messages('ann', session)
-  for call in (
-    lambda: store.append('ann', session, 0, 'user', 'b', if_head=0),
-    lambda: store.append('ann', session, 0, 'user', 'b', if_head=None),
-    lambda: store.set_head('ann', session, 1, if_head=0),
-  ):
-    with pytest.raises(characters.Conflict, match=r'message 2, not (0|None)'):
-      call()
-  assert before == (
-    store.session('ann', session),
-    store.messages('ann', session),
-  )
 
 
 def test_of_those_who_expect_the_same_head_one_wins(make_store):
@@ -390,26 +268,6 @@ def test_versions_at_once_have_their_own_numbers(make_store):
   for one in versions:
     assert other.version(character, one.number) == one
   assert store.character('ann', character).live == 9
-
-
-def test_times_order_listings_and_cursors_go_on(make_store):
-  times = iter(range(1000, 2000))
-  store = make_store(clock=lambda: next(times))
-  character = publish(store).character
-  ids = [store.open_session('ann', character).id for _ in range(5)]
-  store.append('ann', ids[1], 0, 'user', 'x')
-  latest = [ids[1], ids[4], ids[3], ids[2], ids[0]]
-  page = store.sessions('ann', limit=2)
-  rest = store.sessions('ann', after=characters.cursor(page[-1]))
-  assert [one.id for one in (*page, *rest)] == latest
-  oldest = store.sessions('ann', is_oldest_first=True)
-  assert [one.id for one in oldest] == latest[::-1]
-  # What is idle, whoever's it is.
-  other = store.open_session('bob', publish(store, 'bob').character)
-  when = store.session('ann', ids[1]).updated
-  assert [one.id for one in store.idle(when)] == latest[:0:-1]
-  assert store.idle(other.updated + 1, limit=9)[-1] == other
-  assert store.count_sessions('ann') == 5
 
 
 LIMITS = rules.Limits(
