@@ -39,11 +39,7 @@ _KEEPING: set[asyncio.Task] = set()
 
 
 async def completions(request: requests.Request) -> responses.Response:
-  """Answers POST /v1/chat/completions.
-
-  Raises:
-    errors.ApiError: any fault of the request or the server.
-  """
+  """Answers POST /v1/chat/completions."""
   context, caller = await parse.authorize(request)
   chat = await parse.read_fields(request, context, caller, fields.Chat)
   character = parse.find_character(context, chat.model, chat.character)

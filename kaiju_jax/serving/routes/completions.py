@@ -32,11 +32,7 @@ _SPELLED = 16
 
 
 async def completions(request: requests.Request) -> responses.Response:
-  """Answers POST /v1/completions.
-
-  Raises:
-    errors.ApiError: any fault of the request or the server.
-  """
+  """Answers POST /v1/completions."""
   context, caller = await parse.authorize(request)
   completion = await parse.read_fields(
     request, context, caller, fields.Completion

@@ -40,10 +40,6 @@ async def judge_request(
 
   Returns:
     The watch that judges this request's reply; whether the gate blocks it.
-
-  Raises:
-    errors.ApiError: 503 where there is a gate and no token-level head; 400
-      for a text that is longer than the gate reads at once.
   """
   watch = _watch(context, who.age, who.owner)
   if watch.mode == 'moderated' and len(text) > gate.MOST:
@@ -72,10 +68,6 @@ async def check_stored(
     value: dataclasses, mappings, sequences and strings.
     name: the request's field that holds the value.
     is_public: whether all owners may see it: then minors' thresholds apply.
-
-  Raises:
-    errors.ApiError: 400 for a blocked string; 503 where the gate fails, or
-      there is a gate and no token-level head.
   """
   watch = _watch(context, None if is_public else who.age, who.owner)
   if watch.mode == 'unmoderated':
@@ -94,11 +86,7 @@ async def check_card(
   fields: card_fields.Fields,
   is_public: bool,
 ) -> None:
-  """Refuses a card if the gate blocks a text that it is read by.
-
-  Raises:
-    errors.ApiError: see `check_stored` and `list_texts`.
-  """
+  """Refuses a card if the gate blocks a text that it is read by."""
   value = await read_card(context, fields)
   await check_stored(context, who, value, 'fields', is_public)
 
@@ -117,10 +105,6 @@ async def draw_greetings(
   Args:
     character: the character; a public one is judged by minors' thresholds.
     fields: those of its version.
-
-  Raises:
-    errors.ApiError: 400 where the gate blocks several draws of a greeting; 503
-      where it fails.
   """
   made = []
   for name, text in greetings(fields).items():
@@ -157,11 +141,7 @@ def greetings(fields: card_fields.Fields) -> dict[str, str]:
 
 
 def check_greetings(fields: card_fields.Fields) -> None:
-  """Refuses greetings that some session could not store.
-
-  Raises:
-    errors.ApiError: 400; a greeting is too large by some draw; names the field.
-  """
+  """Refuses greetings that some session could not store."""
   char = card_fields.display_name(fields)
   for name, text in greetings(fields).items():
     try:
@@ -190,9 +170,6 @@ def list_texts(fields: card_fields.Fields) -> list[str]:
   it. There is no list of fields: a new one is among them. Only the draws of
   greetings are not: they are judged when they are made
   (`draw_greetings`).
-
-  Raises:
-    errors.ApiError: 400; the texts are too large with their macros.
   """
   found = dict.fromkeys(stored_texts.leaves(fields))
   left = _EXPANDED

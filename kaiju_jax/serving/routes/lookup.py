@@ -28,12 +28,7 @@ _REMEMBERED = 2**16
 async def find(
   context: context_lib.Context, caller: auth.Caller, character: str
 ) -> characters.Character:
-  """Returns a character that the caller may see.
-
-  Raises:
-    errors.ApiError: 404 where there is none; 503 where the gate fails, or the
-      store is away.
-  """
+  """Returns a character that the caller may see."""
   found = await context.store.character(caller.owner, character)
   if _is_judged(context, caller, found):
     verdict = await asyncio.shield(judge_live(context, found))
@@ -55,9 +50,6 @@ async def find_all(
 
   Returns:
     (characters, whether there may be more).
-
-  Raises:
-    errors.ApiError: 400 for a bad cursor; 503 where the store is away.
   """
   while True:
     found = await context.store.characters(caller.owner, most, after)

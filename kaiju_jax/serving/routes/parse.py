@@ -65,10 +65,6 @@ async def authorize(
   """Returns the server's parts and the caller, and counts the request.
 
   What the request's task runs in threads has the caller's turns from now on.
-
-  Raises:
-    errors.ApiError: 401 or 403 without access; 429 for too many requests; 503
-      while the server stops.
   """
   context: context_lib.Context = request.app.state.context
   caller = context.access.caller(request)
@@ -86,12 +82,7 @@ async def read_body(
   caller: auth.Caller,
   most: int = bodies.MOST,
 ) -> bytes:
-  """Reads a body of at most `most` bytes; counts them against the limits.
-
-  Raises:
-    errors.ApiError: 413 for a larger body; 429 when the owner's limits are
-      used up.
-  """
+  """Reads a body of at most `most` bytes; counts them against the limits."""
   body = await bodies.read(request, most)
   context.limits.text(caller.owner, len(body), caller.rate)
   return body
@@ -103,11 +94,7 @@ async def read_fields(
   caller: auth.Caller,
   kind: type[_Kind],
 ) -> _Kind:
-  """Reads a body as JSON, and returns its checked fields.
-
-  Raises:
-    errors.ApiError: 400, 413, 415 or 429.
-  """
+  """Reads a body as JSON, and returns its checked fields."""
   bodies.media_type(request, [bodies.JSON])
   body = await read_body(request, context, caller)
   return await context.texts.run(
@@ -116,11 +103,7 @@ async def read_fields(
 
 
 def check_fields(kind: type[_Kind], body: dict[str, Any]) -> _Kind:
-  """Returns a body's checked fields.
-
-  Raises:
-    errors.ApiError: 400; names the first wrong field and its fault.
-  """
+  """Returns a body's checked fields."""
   try:
     return kind.model_validate(body)
   except pydantic.ValidationError as error:
@@ -142,10 +125,6 @@ def find_character(
   Args:
     model: the field `model`: the served model's name, or `MODEL/CHARACTER`.
     character: the field `character`; None where the request has none.
-
-  Raises:
-    errors.ApiError: 404 for another model; 400 where the two fields name two
-      characters.
   """
   name, _, named = model.removeprefix(context.model.name).partition('/')
   if not model.startswith(context.model.name) or name:
@@ -163,11 +142,7 @@ def find_character(
 def check_limit(
   context: context_lib.Context, field: str, limit: int | None
 ) -> None:
-  """Refuses a reply's limit, in tokens, that leaves no room for a prompt.
-
-  Raises:
-    errors.ApiError: 400; names the field, its value and the model's length.
-  """
+  """Refuses a reply's limit, in tokens, that leaves no room for a prompt."""
   length = context.model.length
   if limit is not None and limit >= length:
     raise errors.too_long(
@@ -192,9 +167,6 @@ def check_alternatives(
     count: alternatives of each token; 0 for none.
     tokens: the tokens of all choices that may have some; a lower bound while a
       prompt is not encoded.
-
-  Raises:
-    errors.ApiError: 400; names the field, its value and what is right.
   """
   if not count:
     return
@@ -220,11 +192,7 @@ def check_alternatives(
 
 
 def find_guide(context: context_lib.Context) -> request_lib.Guide:
-  """Returns the settings of a guided request's search.
-
-  Raises:
-    errors.ApiError: 400; there is no token-level head to guide it.
-  """
+  """Returns the settings of a guided request's search."""
   if context.guide is None:
     raise errors.invalid(
       'guided: this server has no token-level head that could guide a search;'

@@ -33,9 +33,6 @@ def chat_format(
   Args:
     thinks: whether the reply begins with its reasoning; None for the model's
       default, which is without where that is possible.
-
-  Raises:
-    errors.ApiError: 400; the model cannot do that, or has no chat format.
   """
   chats, thinking = context.format, context.thinking
   if chats is None:
@@ -66,10 +63,6 @@ async def make_turn(
     chat: the request's fields.
     character: the id of the character of a chat without a session; None for
       none.
-
-  Raises:
-    errors.ApiError: 404 for no such session or character; 400 for a prompt that
-      is too long, or nothing to answer.
   """
   parse.check_limit(context, *chat.named_limit)
   options = chat.chat_template_kwargs

@@ -43,9 +43,6 @@ async def answer(
     kind: 'character' or 'session'.
     method: the store's method that removes it, of owner and id.
     plan: `plan_character` or `plan_session`.
-
-  Raises:
-    errors.ApiError: 403 or 404; 503 where the store is away.
   """
   context, caller = await parse.authorize(request)
   name = request.path_params['id']
@@ -64,9 +61,6 @@ async def plan_session(
   """Returns a function that forgets what is cached of an owner's session.
 
   With the last session that could read a prefix, that goes too.
-
-  Raises:
-    errors.ApiError: 404 for no such session; 503 where the store is away.
   """
 
   def read(store: conversing.Store):
@@ -86,11 +80,7 @@ async def plan_session(
 async def plan_character(
   context: context_lib.Context, owner: str, character: str
 ) -> Forget:
-  """Returns a function that forgets the prefixes of an owner's character.
-
-  Raises:
-    errors.ApiError: 404 for no such character; 503 where the store is away.
-  """
+  """Returns a function that forgets the prefixes of an owner's character."""
 
   def read(store: conversing.Store):
     if store.character(owner, character).owner != owner:
@@ -123,9 +113,6 @@ async def plan_change(
 
   Args:
     character: as it is before the change.
-
-  Raises:
-    errors.ApiError: 404 where it was removed; 503 where the store is away.
   """
   if not character.is_public:
     return _forget_nothing

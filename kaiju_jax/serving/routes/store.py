@@ -77,11 +77,7 @@ class Store:
       raise errors.invalid(str(error)) from error
 
   async def check(self) -> None:
-    """Tests, at most once per second, that the store accepts writes.
-
-    Raises:
-      errors.ApiError: 503 if it does not.
-    """
+    """Tests, at most once per second, that the store accepts writes."""
     loop = asyncio.get_running_loop()
     if self._check is None or loop.time() - self._check[0] > _CHECKED:
       trying = asyncio.ensure_future(self.run(lambda store: store.check()))
@@ -135,12 +131,7 @@ class PendingTurn:
 
 
 async def keep_message(store: Store, turn: PendingTurn) -> None:
-  """Stores the user's new message, if there is one.
-
-  Raises:
-    errors.ApiError: 409 if the session's head has moved meanwhile; 503 if the
-      store fails.
-  """
+  """Stores the user's new message, if there is one."""
   if turn.said is None:
     return
   message = await store.append(
@@ -165,9 +156,6 @@ async def keep_reply(
   """Stores a reply; returns its message's id, or None without a session.
 
   Without a session only the reply's tokens are remembered.
-
-  Raises:
-    errors.ApiError: 503 if the store fails; 404 if the session was removed.
   """
   text = turn.begun + reply.text
   if turn.session is None:
@@ -189,12 +177,7 @@ async def keep_reply(
 
 
 def strip(field: str, text: str) -> str:
-  """Returns a text without control characters.
-
-  Raises:
-    errors.ApiError: 400; the text is larger than `macros.MOST`; names the
-      field.
-  """
+  """Returns a text without control characters."""
   size = len(text.encode())
   if size > macros.MOST:
     raise errors.too_long(
@@ -210,9 +193,6 @@ def write_message(field: str, fields: card_fields.Fields, text: str) -> str:
     field: the request's field that holds the text, for the error.
     fields: the character's.
     text: the text, without control characters.
-
-  Raises:
-    errors.ApiError: 400; the expanded text is too large; names the field.
   """
   try:
     return macros.expand(

@@ -46,10 +46,6 @@ async def replies(
     format: the chat format of the prompts; None for plain text.
     begun: the reply's beginning, which the prompts end with; None for none.
     begun_text: its text.
-
-  Raises:
-    errors.ApiError: 429 if the owner has too many answers open, or the engine
-      is too busy; 503 if it has stopped; 400 if it refuses a request.
   """
   came = time.perf_counter()
   slot = context.limits.stream(who.owner, who.rate)

@@ -1,5 +1,8 @@
 """The rules that all stores share: limits, access of owners, and ids.
 
+Functions that check a value return it, or raise TypeError, ValueError or
+`OverLimit`, which name the field, its size and the limit.
+
 The limits are our guess: far above what people need, and low enough that no
 single owner fills a disk.
 """
@@ -83,11 +86,7 @@ def size(text: str, tokens: Sequence[int] | None) -> int:
 
 
 def text(value: str, name: str, most: int) -> str:
-  """Returns a text of at most `most` bytes.
-
-  Raises:
-    TypeError, ValueError, OverLimit: names the field, its size and the limit.
-  """
+  """Returns a text of at most `most` bytes."""
   if not isinstance(value, str):
     raise TypeError(
       f'{name}={card_fields.abbreviate(value)}: must be a string.'
@@ -107,11 +106,7 @@ def text(value: str, name: str, most: int) -> str:
 
 
 def owner(value: str, limits: Limits, may_be_built_in: bool = False) -> str:
-  """Returns an owner's name.
-
-  Raises:
-    TypeError, ValueError, OverLimit: it is not valid; says what is wrong.
-  """
+  """Returns an owner's name."""
   text(value, 'owner', limits.owner)
   if not value and not may_be_built_in:
     raise ValueError(
@@ -121,11 +116,7 @@ def owner(value: str, limits: Limits, may_be_built_in: bool = False) -> str:
 
 
 def tokens(values, name: str, most: int) -> np.ndarray:
-  """Returns tokens as int32 [n], read-only.
-
-  Raises:
-    TypeError, ValueError, OverLimit: they are not valid; says what is wrong.
-  """
+  """Returns tokens as int32 [n], read-only."""
   found = np.asarray(values)
   if found.ndim != 1:
     raise ValueError(f'{name} has {found.ndim} dimensions: must have one.')
@@ -143,11 +134,7 @@ def tokens(values, name: str, most: int) -> np.ndarray:
 
 
 def integer(value: int, name: str, least: int = 0) -> int:
-  """Returns a whole number of at least `least` that every store can hold.
-
-  Raises:
-    TypeError, ValueError: the value is not one; names it.
-  """
+  """Returns a whole number of at least `least` that every store can hold."""
   if isinstance(value, bool) or not isinstance(value, int):
     raise TypeError(
       f'{name}={card_fields.abbreviate(value)}: must be an integer.'
