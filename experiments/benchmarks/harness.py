@@ -57,6 +57,34 @@ def tell(spread: Mapping[str, float] | None, unit: float = 1e3) -> str:
   return f'{median} ({around})'
 
 
+ROW_COLUMNS = 'ms (least–most)', 'of ceiling', 'max error', 'times as fast as'
+
+
+def row_cells(row: Any, rows: Sequence[Any], ceilings: Any) -> tuple[str, ...]:
+  """Returns what was measured of a kernel's row, by ROW_COLUMNS.
+
+  Args:
+    row: a `benchmark.Row`.
+    rows: all rows, of which peers are compared with it.
+    ceilings: the device's `Ceilings`; None where they were not measured.
+  """
+  from kaiju_jax.kernels import benchmark  # It imports jax.
+
+  if row.spread is None:
+    return f'not timed: {row.problem}', '', '', ''
+  spread = row.spread
+  if not isinstance(spread, Mapping):
+    spread = spread._asdict()
+  share = error = ''
+  if ceilings is not None:
+    share = f'{benchmark.of_ceiling(row, ceilings):.0%}'
+  if row.max_error is not None:
+    error = f'{float(row.max_error):.1e}'
+  peers = benchmark.times_as_fast(row, rows).items()
+  faster = ', '.join(f'{name} {ratio:.2f}' for name, ratio in peers)
+  return tell(spread), share, error, faster
+
+
 def versions() -> dict[str, str]:
   """Returns the versions of what decides on figures, and the date."""
   found = {'python': platform.python_version()}

@@ -20,10 +20,7 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
 _KERNELS = 'visibility_attention', 'int8_matmul', 'paged_decode', 'squinch'
-_COLUMNS = (
-  *('kernel', 'shape', 'implementation', 'operations', 'bytes', 'tiles'),
-  *('ms (least–most)', 'of ceiling', 'max error', 'times as fast as'),
-)
+_COUNTED = 'kernel', 'shape', 'implementation', 'operations', 'bytes', 'tiles'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,26 +53,22 @@ def main(argv: Sequence[str]) -> None:
     for name, shape in bench.SHAPES.items():
       rows += benchmark.measure(bench.subjects(name, shape), settings.repeats)
   page = report.Report()
-  columns = _COLUMNS if rates else _COLUMNS[:6]
-  cells = (_cells(row, rows, rates)[: len(columns)] for row in rows)
-  page.table(cells, columns, left=3)
+  page.table(
+    [
+      (
+        *row[:3],
+        f'{row.operations:.3g}',
+        f'{row.bytes:.3g}',
+        row.tiles and ' / '.join(f'{count:,}' for count in row.tiles),
+        *(harness.row_cells(row, rows, rates) if rates else ()),
+      )
+      for row in rows
+    ],
+    (*_COUNTED, *(harness.ROW_COLUMNS if rates else ())),
+    left=3,
+  )
   page.show()
   harness.keep({'ceilings': rates, 'rows': rows}, settings.json)
-
-
-def _cells(row, rows, rates) -> tuple:
-  """Returns the cells of a row; what was not measured is empty."""
-  from kaiju_jax.kernels import benchmark
-
-  tiles = row.tiles and ' / '.join(f'{count:,}' for count in row.tiles)
-  cells = [*row[:3], f'{row.operations:.3g}', f'{row.bytes:.3g}', tiles]
-  if row.spread is None:
-    return *cells, row.problem, None, None, None
-  error = row.max_error if row.max_error is None else f'{row.max_error:.1e}'
-  peers = benchmark.times_as_fast(row, rows).items()
-  share = f'{benchmark.of_ceiling(row, rates):.0%}'
-  faster = ', '.join(f'{name} {ratio:.2f}' for name, ratio in peers)
-  return *cells, harness.tell(row.spread._asdict()), share, error, faster
 
 
 if __name__ == '__main__':

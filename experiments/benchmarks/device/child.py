@@ -19,6 +19,8 @@ import time
 import traceback
 from typing import Any
 
+from kaiju_jax.experiments.benchmarks import harness
+
 from . import book as book_lib
 from . import order
 from . import setting as setting_lib
@@ -156,7 +158,7 @@ def _run_case(name, module, case, estimate, what, book, setting) -> bool:
       seconds=seconds,
       estimate=estimate,
       record=record,
-      versions=setting_lib.versions(),
+      versions=harness.versions(),
     )
     print(f'{name}: {case}: done, {seconds:.1f} s', flush=True)
     return True

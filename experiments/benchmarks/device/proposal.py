@@ -31,31 +31,22 @@ _SUBJECTS = {
 }
 
 
-def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
-  """Yields the page."""
-  yield '# Proposed defaults'
-  yield ''
-  device = next(
-    (
-      book.data['device']
-      for book in books.values()
-      if (book.data['device'] or {}).get('device')
-    ),
-    None,
-  )
+def page(books: Mapping[str, book_lib.Book]) -> report.Report:
+  """Returns the page."""
+  found = report.Report('Proposed defaults')
+  devices = [book.data['device'] or {} for book in books.values()]
+  device = next((x for x in devices if x.get('device')), None)
   if device is None:
-    yield 'No device has run this.'
-    return
+    found.say('No device has run this.')
+    return found
   platform = device['plays'] or device['platform']
   dry = ' A REHEARSAL: nothing follows from it.' * device['dry']
-  yield f'Platform {platform}, measured on {device["device"]}.{dry}'
-  yield ''
+  found.say(f'Platform {platform}, measured on {device["device"]}.{dry}')
   held = _held(books['numerics'])
   unchecked = books['numerics'].count_left()
   if unchecked != 0:
-    yield f'Checks of numerics that have not run: {unchecked or "all"}.'
-    yield ''
-  found = [
+    found.say(f'Checks of numerics that have not run: {unchecked or "all"}.')
+  rows = [
     (kernel, *each)
     for slice_, (kernel, _) in order.KERNELS.items()
     for record in books[slice_].records().values()
@@ -63,18 +54,15 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
       record, {n: h for (k, n), h in held.items() if k == kernel}
     )
   ]
-  yield report.Table(
-    list(_sums(found)), ('kernel', 'pass', 'today', 'proposals, by shapes')
-  ).markdown()
-  yield ''
+  found.table(_sums(rows), ('kernel', 'pass', 'today', 'proposals, by shapes'))
   columns = 'kernel', 'pass', 'shape', 'today', 'fastest that holds', 'ratio'
-  yield report.Table(found, (*columns, 'proposal')).markdown()
-  yield ''
-  yield (
+  found.table(rows, (*columns, 'proposal'))
+  found.say(
     'Ratio: the default’s median over the fastest’s. "change" asks that the'
     ' ranges do not overlap, or that the default fails here. Where a peer is'
     ' faster than all of ours, it is named.'
   )
+  return found
 
 
 def parse_check(name: str) -> tuple[str, str]:

@@ -1,9 +1,6 @@
 """What a run is told, and what it knows of its device. Imports no jax."""
 
 import dataclasses
-import datetime
-import importlib.metadata
-import platform as platform_lib
 from typing import Any
 
 from . import order
@@ -67,18 +64,6 @@ def faults(words: list[str], dry: bool) -> dict[str, str]:
     found[name] = fault
   if found and not dry:
     raise ValueError('--faults: only a rehearsal (--dry) plants them.')
-  return found
-
-
-def versions() -> dict[str, str]:
-  """Returns the versions of what decides on figures, and the date."""
-  found = {'python': platform_lib.python_version()}
-  for name in ('jax', 'jaxlib', 'triton', 'jax-triton', 'libtpu'):
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  found['date'] = datetime.datetime.now(datetime.UTC).date().isoformat()
   return found
 
 

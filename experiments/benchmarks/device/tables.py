@@ -11,12 +11,15 @@ The first four are parts for the pages of the same names in
 page names the cases that failed and those that were skipped.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import pathlib
 from typing import Any
 
+from kaiju_jax.experiments.benchmarks import harness
 from kaiju_jax.reporting import report
 from kaiju_jax.storage import files
 
@@ -30,6 +33,9 @@ _PAGES = {
   'decoding': ('decode', 'needle'),
   'startup': ('startup',),
 }
+Books = Mapping[str, book_lib.Book]
+Records = Mapping[str, Mapping[str, Any]]
+Parts = Iterator[report.Table | str]
 
 
 def write(out: str) -> str:
@@ -37,17 +43,13 @@ def write(out: str) -> str:
   books = {name: book_lib.Book(out, name) for name in order.SLICES}
   folder = pathlib.Path(out) / 'tables'
   files.make_folder(folder)
-  for page, slices in _PAGES.items():
-    text = '\n'.join(_page(page, {name: books[name] for name in slices}, books))
-    files.write_text(folder / f'{page}.md', text + '\n')
-  files.write_text(
-    folder / 'proposal.md', '\n'.join(proposal.lines(books)) + '\n'
-  )
-  left = {name: book.count_left() for name, book in books.items()}
+  pages = {name: _page(name, books) for name in _PAGES}
+  for name, page in (pages | {'proposal': proposal.page(books)}).items():
+    files.write_text(folder / f'{name}.md', f'{page.markdown()}\n')
   lines = [f'Written: {folder}/{{{",".join([*_PAGES, "proposal"])}}}.md']
-  open_ = [name for name, count in left.items() if count != 0]
-  if open_:
-    lines.append(f'Not finished: {", ".join(open_)}; the same command goes on.')
+  left = [name for name, book in books.items() if book.count_left() != 0]
+  if left:
+    lines.append(f'Not finished: {", ".join(left)}; the same command goes on.')
   lines.append(
     'To keep figures: copy a table into the page of its name in'
     ' experiments/results/, and tuned.json, where one was written, stays beside'
@@ -56,131 +58,113 @@ def write(out: str) -> str:
   return '\n'.join(lines)
 
 
-def tell_times(spread: Mapping[str, float] | None, unit: float = 1e3) -> str:
-  """Returns a median with its range, in thousandths unless `unit` differs.
-
-  What was taken once has no range, and says so.
-  """
-  if spread is None:
-    return ''
-  median, least, most = (
-    f'{unit * spread[name]:,.3g}' for name in ('median', 'least', 'most')
-  )
-  around = f'{least}–{most}' if spread['rounds'] > 1 else 'once'
-  return f'{median} ({around})'
+def _page(name: str, books: Books) -> report.Report:
+  page = report.Report()
+  page.say(f'## On a device: {name}')
+  page.say(*(_devices(books[x] for x in _PAGES[name])))
+  page.say('Command: `python -m experiments.benchmarks.device`.')
+  for slice_ in _PAGES[name]:
+    page.say(f'### {slice_}: {order.SLICES[slice_].answers}')
+    page.add(*_drawn(_DRAW.get(slice_, _kernel), books[slice_], books))
+    page.say(*_missing(books[slice_]))
+  return page
 
 
-def _page(page, mine, books) -> Iterator[str]:
-  yield f'## On a device: {page}'
-  yield ''
-  yield from _device(mine)
-  draw = {
-    'ceilings': _ceilings,
-    'numerics': _numerics,
-    'autotune': _autotune,
-    'step': _step,
-    'decode': _decode,
-    'needle': _needle,
-    'startup': _startup,
-  }
-  for name, book in mine.items():
-    found = book.records()
-    yield f'### {name}: {order.SLICES[name].answers}'
-    yield ''
-    if not found:
-      yield 'Not measured.'
-    else:
-      yield from _drawn(draw.get(name, _rows), found, books)
-    yield ''
-    yield from _missing(book)
-
-
-def _drawn(draw, found, books) -> list[str]:
-  """Returns a table; one line where records are not what it expects.
+def _drawn(draw: Callable, book: book_lib.Book, books: Books) -> list:
+  """Returns tables; one line where records are not what it expects.
 
   A file of another version, or cut by hand, costs its own table alone.
   """
+  found = book.records()
   try:
-    return list(draw(found, books))
+    return list(draw(found, books)) if found else ['Not measured.']
   except (KeyError, TypeError, ValueError) as error:
     return [f'Not drawn: {type(error).__name__}: {error}.']
 
 
-def _device(books) -> Iterator[str]:
-  """Yields the devices, versions and dates that the figures are of."""
-  told = set()
-  for book in books.values():
+def _devices(books: Iterable[book_lib.Book]) -> list[str]:
+  """Returns the devices, versions and dates that the figures are of."""
+  found = set()
+  for book in books:
     device = book.data['device'] or {'dry': False}
     for case in book.cases.values():
-      versions = case.get('versions')
-      if versions is None:
-        continue
-      words = [f'{name} {value}' for name, value in sorted(versions.items())]
-      words = [
-        device[name] for name in ('device', 'driver') if device.get(name)
-      ] + words
-      if device['dry']:
-        words.insert(0, 'A REHEARSAL, no figure to keep')
-      told.add(', '.join(words))
-  yield from sorted(told) or ['No device has run this.']
-  yield ''
-  yield 'Command: `python -m experiments.benchmarks.device`.'
-  yield ''
+      if (versions := case.get('versions')) is not None:
+        words = ['A REHEARSAL, no figure to keep'] * device['dry']
+        words += [x for x in map(device.get, ('device', 'driver')) if x]
+        words += [f'{name} {x}' for name, x in sorted(versions.items())]
+        found.add(', '.join(words))
+  return sorted(found) or ['No device has run this.']
 
 
-def _missing(book) -> Iterator[str]:
+def _missing(book: book_lib.Book) -> Iterator[str]:
   """Yields why cases have no figures."""
-  lines = []
   if book.data['problem']:
-    lines.append(f'- the slice failed: {book.data["problem"]}')
+    yield f'- the slice failed: {book.data["problem"]}'
   for name, case in book.cases.items():
     if case['status'] == book_lib.FAILED:
-      lines.append(f'- {name}: failed: {case["problem"]}')
+      yield f'- {name}: failed: {case["problem"]}'
     elif case['status'] == book_lib.SKIPPED:
-      lines.append(f'- {name}: skipped: {case["why"]}')
-  if lines:
-    yield from [*lines, '']
+      yield f'- {name}: skipped: {case["why"]}'
 
 
-def _ceilings(found, books) -> Iterator[str]:
+def _table(records: Iterable[Any], columns: Mapping[str, Any]) -> report.Table:
+  """Returns a row per record; a column is a field's name, or a function."""
+  cells = [
+    lambda x, of=of: x[of] if isinstance(of, str) else of(x)
+    for of in columns.values()
+  ]
+  return report.Table(
+    [[cell(x) for cell in cells] for x in records], [*columns]
+  )
+
+
+def _spread(field: str, unit: float = 1e3) -> Callable[[Any], str]:
+  return lambda record: harness.tell(record[field], unit)
+
+
+def _gib(field: str) -> Callable[[Any], str]:
+  return lambda x: '' if x[field] is None else f'{x[field] / 2**30:.2f}'
+
+
+def _ceilings(found: Records, books: Books) -> Parts:
   del books
   rates = found['rates']
-  yield report.Table(
-    [
-      ('bf16 matmul, TFLOP/s', tell_times(rates['bf16_matmul'], 1e-12)),
-      ('int8 matmul, TOP/s', tell_times(rates['int8_matmul'], 1e-12)),
-      ('copy, GB/s', tell_times(rates['copy'], 1e-9)),
-    ],
-    ('', 'rate (least–most)'),
-  ).markdown()
+  rows = (
+    ('bf16 matmul, TFLOP/s', harness.tell(rates['bf16_matmul'], 1e-12)),
+    ('int8 matmul, TOP/s', harness.tell(rates['int8_matmul'], 1e-12)),
+    ('copy, GB/s', harness.tell(rates['copy'], 1e-9)),
+  )
+  yield report.Table(rows, ('', 'rate (least–most)'))
 
 
-def _numerics(found, books) -> Iterator[str]:
+def _numerics(found: Records, books: Books) -> Parts:
   del books
-  groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+  groups: dict[tuple[str, str], list[Any]] = {}
   for record in found.values():
     key = record['kernel'], record['implementation']
     groups.setdefault(key, []).append(record)
-  rows = []
-  for (kernel, implementation), each in groups.items():
-    variants = [x for record in each for x in record['variants'].values()]
-    rows.append(
-      (
-        kernel,
-        implementation,
-        f'{sum(record["holds"] for record in each)} of {len(each)}',
-        f'{max(x["error"] for x in variants):.1e}',
-        sum(x['misplaced'] for x in variants),
-      )
-    )
-  columns = 'kernel', 'implementation', 'checks that hold', 'largest error'
-  yield report.Table(rows, (*columns, 'NaN or inf misplaced')).markdown()
+
+  def of_all(group, field):
+    return [x[field] for one in group[1] for x in one['variants'].values()]
+
+  yield _table(
+    groups.items(),
+    {
+      'kernel': lambda x: x[0][0],
+      'implementation': lambda x: x[0][1],
+      'checks that hold': lambda x: (
+        f'{sum(one["holds"] for one in x[1])} of {len(x[1])}'
+      ),
+      'largest error': lambda x: f'{max(of_all(x, "error")):.1e}',
+      'NaN or inf misplaced': lambda x: sum(of_all(x, 'misplaced')),
+    },
+  )
   for name, record in found.items():
     if not record['holds']:
       yield f'- **does not hold**: {name}: {record["variants"]}'
 
 
-def ceilings(books) -> Any:
+def ceilings(books: Books) -> Any:
   """Returns the measured `Ceilings`, or None."""
   from kaiju_jax.kernels import ceilings as ceilings_lib
 
@@ -192,54 +176,26 @@ def ceilings(books) -> Any:
   )
 
 
-def _rows(found, books) -> Iterator[str]:
+def _kernel(found: Records, books: Books) -> Parts:
   """Yields a kernel's table: every contender at every shape."""
+  from kaiju_jax.kernels import benchmark
+
   rates = ceilings(books)
-  rows = [row for record in found.values() for row in record['rows']]
-  columns = 'kernel', 'shape', 'implementation', 'ms (least–most)'
-  lines = []
-  for row in rows:
-    lines.append(
-      (
-        row['kernel'],
-        row['shape'],
-        row['implementation'],
-        tell_times(row['spread']) or f'not timed: {row["problem"]}',
-        _of_ceiling(row, rates),
-        '' if row['max_error'] is None else f'{float(row["max_error"]):.1e}',
-        _times(row, rows),
-      )
-    )
-  yield report.Table(
-    lines, (*columns, 'of ceiling', 'max error', 'times as fast as')
-  ).markdown()
-  yield from _against_bf16(rows)
+  rows = [
+    benchmark.Row(**row) for record in found.values() for row in record['rows']
+  ]
+  cells = [(*row[:3], *harness.row_cells(row, rows, rates)) for row in rows]
+  columns = 'kernel', 'shape', 'implementation', *harness.ROW_COLUMNS
+  yield report.Table(cells, columns)
+  yield from against_bf16(rows)
 
 
-def _of_ceiling(row: Mapping[str, Any], rates: Any) -> str:
-  from kaiju_jax.kernels import benchmark
-
-  if rates is None or row['seconds'] is None:
-    return ''
-  return f'{benchmark.of_ceiling(benchmark.Row(**row), rates):.0%}'
-
-
-def _times(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns how many times as fast as its peers a row is."""
-  from kaiju_jax.kernels import benchmark
-
-  found = benchmark.times_as_fast(
-    benchmark.Row(**row), [benchmark.Row(**each) for each in rows]
-  )
-  return ', '.join(f'{name} {ratio:.2f}' for name, ratio in found.items())
-
-
-def _against_bf16(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def against_bf16(rows: Sequence[Any]) -> Parts:
   """Yields half-int8 against bf16, where both shapes were timed."""
   by_key = {
-    (row['kernel'], row['shape'], row['implementation']): row['seconds']
+    row[:3]: row.seconds
     for row in rows
-    if row['seconds'] is not None and not row['is_peer']
+    if row.seconds is not None and not row.is_peer
   }
   lines = [
     (kernel, shape, name, f'{by_key[kernel, shape, name] / seconds:.2f}')
@@ -249,112 +205,116 @@ def _against_bf16(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
   ]
   if lines:
     columns = 'kernel', 'shape', 'implementation', 'half-int8 against bf16, ×'
-    yield ''
-    yield report.Table(lines, columns).markdown()
+    yield report.Table(lines, columns)
 
 
-def _autotune(found, books) -> Iterator[str]:
+def _autotune(found: Records, books: Books) -> Parts:
   del books
-  rows = []
-  for record in found.values():
-    first, best = record['first'], record['spread']
-    rows.append(
-      (
-        record['kernel'],
-        record['key'],
-        tell_times(first, 1e6),
-        tell_times(best, 1e6),
-        '' if first is None else f'{first["median"] / best["median"]:.2f}',
-        ' '.join(f'{name}={x}' for name, x in record['best'].items()),
-        f'{len(record["refused"])} / {record["untried"]}'
-        f' of {record["candidates"]}',
-      )
-    )
-  columns = 'kernel', 'key', 'today, µs', 'best, µs', '×', 'blocks'
-  yield report.Table(rows, (*columns, 'refused / not tried')).markdown()
+
+  def gain(x):
+    first = x['first']
+    return first and f'{first["median"] / x["spread"]["median"]:.2f}'
+
+  def count(x):
+    return f'{len(x["refused"])} / {x["untried"]} of {x["candidates"]}'
+
+  yield _table(
+    found.values(),
+    {
+      'kernel': 'kernel',
+      'key': 'key',
+      'today, µs': _spread('first', 1e6),
+      'best, µs': _spread('spread', 1e6),
+      '×': lambda x: gain(x) or '',
+      'blocks': lambda x: ' '.join(f'{k}={v}' for k, v in x['best'].items()),
+      'refused / not tried': count,
+    },
+  )
 
 
-def _step(found, books) -> Iterator[str]:
+def _step(found: Records, books: Books) -> Parts:
   rates = ceilings(books)
-  by_size: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
-  for record in found.values():
-    size = record['model'], record['tokens']
-    by_size.setdefault(size, {})[record['arm']] = record
-  rows = []
-  for (model, tokens), arms in by_size.items():
-    for arm, record in arms.items():
-      seconds = record['seconds']['median']
-      ratio = ''
-      if 'bf16' in arms and arm != 'bf16':
-        ratio = f'{arms["bf16"]["seconds"]["median"] / seconds:.2f}'
-      mfu = ''
-      if rates is not None:
-        mfu = f'{record["operations"] / seconds / rates.bf16_matmul:.1%}'
-      rows.append(
-        (
-          model,
-          arm,
-          f'{tokens:,}',
-          tell_times(record['seconds']),
-          f'{tokens / seconds:,.0f}',
-          ratio,
-          mfu,
-          _gib(record['planned_bytes']),
-          _gib(record['peak_bytes']),
-        )
-      )
-  columns = 'model', 'arm', 'tokens', 'ms (least–most)', 'tokens/s', '× bf16'
-  yield report.Table(
-    rows, (*columns, 'MFU', 'planned, GiB', 'peak, GiB')
-  ).markdown()
+  of_bf16 = {
+    (x['model'], x['tokens']): x['seconds']['median']
+    for x in found.values()
+    if x['arm'] == 'bf16'
+  }
+
+  def ratio(x):
+    theirs = of_bf16.get((x['model'], x['tokens']))
+    if theirs is None or x['arm'] == 'bf16':
+      return ''
+    return f'{theirs / x["seconds"]["median"]:.2f}'
+
+  def mfu(x):
+    if rates is None:
+      return ''
+    rate = x['operations'] / x['seconds']['median']
+    return f'{rate / rates.bf16_matmul:.1%}'
+
+  yield _table(
+    sorted(found.values(), key=lambda x: (x['model'], x['tokens'])),
+    {
+      'model': 'model',
+      'arm': 'arm',
+      'tokens': lambda x: f'{x["tokens"]:,}',
+      'ms (least–most)': _spread('seconds'),
+      'tokens/s': lambda x: f'{x["tokens"] / x["seconds"]["median"]:,.0f}',
+      '× bf16': ratio,
+      'MFU': mfu,
+      'planned, GiB': _gib('planned_bytes'),
+      'peak, GiB': _gib('peak_bytes'),
+    },
+  )
 
 
-def _gib(count: int | None) -> str:
-  return '' if count is None else f'{count / 2**30:.2f}'
-
-
-def _decode(found, books) -> Iterator[str]:
+def _decode(found: Records, books: Books) -> Parts:
   del books
-  ordered = sorted(found.values(), key=lambda x: (x['arm'], x['batch']))
-  rows = [
-    (
-      record['arm'],
-      record['batch'],
-      f'{record["length"]:,}',
-      tell_times(record['prefill'], 1),
-      tell_times(record['step']),
-      f'{record["batch"] / record["step"]["median"]:,.0f}',
-      _gib(record['cache_bytes']),
-      _gib(record['peak_bytes']),
-    )
-    for record in ordered
-  ]
-  columns = 'arm', 'batch', 'behind', 'prefill, s', 'step, ms', 'tokens/s'
-  yield report.Table(rows, (*columns, 'cache, GiB', 'peak, GiB')).markdown()
+  yield _table(
+    sorted(found.values(), key=lambda x: (x['arm'], x['batch'])),
+    {
+      'arm': 'arm',
+      'batch': 'batch',
+      'behind': lambda x: f'{x["length"]:,}',
+      'prefill, s': _spread('prefill', 1),
+      'step, ms': _spread('step'),
+      'tokens/s': lambda x: f'{x["batch"] / x["step"]["median"]:,.0f}',
+      'cache, GiB': _gib('cache_bytes'),
+      'peak, GiB': _gib('peak_bytes'),
+    },
+  )
 
 
-def _needle(found, books) -> Iterator[str]:
+def _needle(found: Records, books: Books) -> Parts:
   del books
-  rows = [
-    (
-      record['arm'],
-      record['length'],
-      f'{record["questions"]:,}',
-      f'{record["accuracy"]:.2%}',
-      '{low:.2%}–{high:.2%}'.format(**record['interval']),
-    )
-    for record in found.values()
-  ]
-  columns = 'arm', 'length', 'questions', 'right', '95 % interval'
-  yield report.Table(rows, columns).markdown()
+  yield _table(
+    found.values(),
+    {
+      'arm': 'arm',
+      'length': 'length',
+      'questions': lambda x: f'{x["questions"]:,}',
+      'right': lambda x: f'{x["accuracy"]:.2%}',
+      '95 % interval': lambda x: '{low:.2%}–{high:.2%}'.format(**x['interval']),
+    },
+  )
 
 
-def _startup(found, books) -> Iterator[str]:
+def _startup(found: Records, books: Books) -> Parts:
   del books
   rows = [
-    (record['command'], start, *(tell_times(x, 1) for x in spreads))
+    (record['command'], start, *(harness.tell(x, 1) for x in spreads))
     for record in found.values()
     for start, spreads in record['starts'].items()
   ]
-  columns = 'command', 'start', 'processor, s', 'wall, s'
-  yield report.Table(rows, columns).markdown()
+  yield report.Table(rows, ('command', 'start', 'processor, s', 'wall, s'))
+
+
+_DRAW = {
+  'ceilings': _ceilings,
+  'numerics': _numerics,
+  'autotune': _autotune,
+  'step': _step,
+  'decode': _decode,
+  'needle': _needle,
+  'startup': _startup,
+}

@@ -14,6 +14,8 @@ from experiments.benchmarks.device import order
 from experiments.benchmarks.device import proposal
 from experiments.benchmarks.device import setting as setting_lib
 from experiments.benchmarks.device import tables
+from kaiju_jax.experiments.benchmarks import harness
+from kaiju_jax.kernels import benchmark
 from kaiju_jax.kernels import ceilings
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import timing
@@ -237,10 +239,10 @@ def test_a_default_changes_for_sound_and_clearly_faster(rows, held, verdict):
 
 
 def test_a_figure_that_was_taken_once_has_no_range():
-  assert tables.tell_times(timing.spread([0.25])._asdict()) == '250 (once)'
+  assert harness.tell(timing.spread([0.25])._asdict()) == '250 (once)'
   twice = timing.spread([0.25, 0.5])._asdict()
-  assert tables.tell_times(twice, 1) == '0.375 (0.25–0.5)'
-  assert tables.tell_times(None) == ''
+  assert harness.tell(twice, 1) == '0.375 (0.25–0.5)'
+  assert harness.tell(None) == ''
 
 
 def _books(tmp_path):
@@ -317,8 +319,8 @@ def test_half_int8_is_compared_with_bf16():
     _row('pallas_gpu', 2.0, shape='110b, all, int8'),
     _row('cudnn', 1.0, shape='110b, all', is_peer=True),
   ]
-  *_, table = tables._against_bf16(rows)
-  *_, line = table.splitlines()
+  (table,) = tables.against_bf16([benchmark.Row(**row) for row in rows])
+  *_, line = table.markdown().splitlines()
   assert line == '| paged_decode | 110b, all | pallas_gpu | 1.50 |'
 
 
