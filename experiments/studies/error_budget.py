@@ -10,9 +10,12 @@ them from 4 to 9 pm, if each hour has its share.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 
 from kaiju_jax.experiments.studies import fleet
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.fleet import calibration
+from kaiju_jax.reporting import report
 
 # Minutes of a month, and of its evenings, that 99.9 % leaves.
 MONTH = 30 * 24 * 60 * 0.001
@@ -20,7 +23,7 @@ EVENINGS = MONTH * 5 / 24
 
 
 def find(
-  plan: fleet.Plan,
+  plan: fleet_settings.Plan,
   policy: str,
   zipf: float,
   seed: int,
@@ -35,7 +38,7 @@ def find(
     policy: one of `policies.NAMES`.
     zipf: exponent of the characters' popularity.
     seed: of the sessions.
-    drills: of `fleet.DRILLS`.
+    drills: of `fleet_settings.DRILLS`.
     engine: a measured engine; an H100's ceilings by default.
     noted: receives a line per simulation.
 
@@ -44,7 +47,7 @@ def find(
   """
 
   def count(drill: str) -> tuple[int, int]:
-    plan_ = plan._replace(drill=drill)
+    plan_ = dataclasses.replace(plan, drill=drill)
     found = fleet.simulate(plan_, policy, zipf, seed, engine).outcome
     noted(f'Zipf {zipf:g}, {policy}, {drill}: {found.late:,} bad requests')
     return found.late, found.requests
@@ -56,15 +59,15 @@ def find(
 
 
 def show(
-  plan: fleet.Plan,
+  plan: fleet_settings.Plan,
   chosen: Sequence[str],
   exponents: Sequence[float],
   seeds: Sequence[int],
   drills: Sequence[str],
   engine: calibration.Engine | None = None,
   noted: Callable[[str], None] = lambda what: None,
-) -> Iterator[tuple[str, tuple, list[list[str]]]]:
-  """Yields a table per exponent: its title, columns and rows."""
+) -> Iterator[report.Table]:
+  """Yields a table per exponent."""
 
   def spend(policy: str, zipf: float, seed: int) -> list[float]:
     bad, minutes = find(plan, policy, zipf, seed, drills, engine, noted)
@@ -79,4 +82,5 @@ def show(
       f'Zipf {zipf:g}: minutes of an error budget of {MONTH:.1f} a month, and'
       f' {EVENINGS:.1f} from 4 to 9 pm; SLO {plan.slo:g} s'
     )
-    yield title, ('policy', 'bad without, %', *drills), rows
+    columns = 'policy', 'bad without, %', *drills
+    yield report.Table(rows, columns, title)

@@ -7,6 +7,7 @@ measured engine's (`fleet_calibration.py`).
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 import itertools
 import resource
 import time
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import closed_forms
@@ -35,41 +37,6 @@ SHAPES = (1, 64), (1, 256), (4, 64)
 _DRAWN = 16
 # The memory of a chip that its runtime and activations take: a guess.
 _FREE = 0.1
-DRILLS = 'none', 'lost', 'drained', 'cold', 'warm', 'table'
-
-
-class Plan(NamedTuple):
-  """What is simulated.
-
-  Attributes:
-    replicas: of the fleet.
-    rows: of a replica.
-    rate: sessions that begin per second, on average.
-    sessions: how many begin.
-    peak: rate at the day's peak over the mean; 1 for a constant rate.
-    messages: mean requests of a session.
-    characters: number of characters.
-    preset: the model whose pages and ceilings are counted.
-    slower: by how much an engine is slower than its chip's ceilings.
-    drill: one of DRILLS.
-    warm_up: seconds before times to the first token count.
-    slo: seconds to the first token after which a request counts as late.
-    gate: seconds for which the gates read a message before an engine has it.
-  """
-
-  replicas: int = 12
-  rows: int = 64
-  rate: float = 58.0
-  sessions: int = 250_000
-  peak: float = 1.0
-  messages: float = 8.0
-  characters: int = 100_000
-  preset: str = '13b'
-  slower: float = 2.0
-  drill: str = 'none'
-  warm_up: float = 1_200.0
-  slo: float = 2.5
-  gate: float = 0.0
 
 
 class Run(NamedTuple):
@@ -81,7 +48,7 @@ class Run(NamedTuple):
   outcome: simulator.Outcome
 
 
-def make_flow(plan: Plan, seed: int) -> sessions.Flow:
+def make_flow(plan: fleet_settings.Plan, seed: int) -> sessions.Flow:
   """Returns the sessions of a plan, with the sizes of `people.People`."""
   return sessions.Flow(
     seed=seed,
@@ -104,7 +71,9 @@ def make_flow(plan: Plan, seed: int) -> sessions.Flow:
 
 
 def make_setup(
-  plan: Plan, policy: str, engine: calibration.Engine | None = None
+  plan: fleet_settings.Plan,
+  policy: str,
+  engine: calibration.Engine | None = None,
 ) -> simulator.Setup:
   """Returns a fleet of H100s, or of a measured engine's replicas."""
   slo = plan.slo - plan.gate
@@ -132,7 +101,9 @@ def make_setup(
   )
 
 
-def make_faults(plan: Plan) -> list[tuple[float, int, int, float]]:
+def make_faults(
+  plan: fleet_settings.Plan,
+) -> list[tuple[float, int, int, float]]:
   """Returns a drill's faults, which begin once half of the sessions have.
 
     lost     replica 0 is lost, and comes back empty after five minutes
@@ -144,9 +115,10 @@ def make_faults(plan: Plan) -> list[tuple[float, int, int, float]]:
   Raises:
     ValueError: no such drill, or one that needs a second replica.
   """
-  if plan.drill not in DRILLS:
+  if plan.drill not in fleet_settings.DRILLS:
     raise ValueError(
-      f'drill={plan.drill!r}: must be one of {", ".join(DRILLS)}.'
+      f'drill={plan.drill!r}: must be one of'
+      f' {", ".join(fleet_settings.DRILLS)}.'
     )
   if plan.drill != 'none' and plan.replicas < 2:
     raise ValueError(f'replicas=1: the drill {plan.drill!r} needs 2 or more.')
@@ -173,7 +145,7 @@ def make_faults(plan: Plan) -> list[tuple[float, int, int, float]]:
 
 
 def simulate(
-  plan: Plan,
+  plan: fleet_settings.Plan,
   policy: str,
   zipf: float,
   seed: int,
@@ -218,7 +190,7 @@ def _behind_gates(
 
 
 def study(
-  plan: Plan,
+  plan: fleet_settings.Plan,
   chosen: Sequence[str] = policies.NAMES,
   exponents: Sequence[float] = (0.8, 1.0, 1.2),
   seeds: Sequence[int] = (0,),
@@ -282,10 +254,8 @@ COLUMNS = (
 )
 
 
-def show(
-  runs: Sequence[Run], slo: float
-) -> Iterator[tuple[str, tuple, list[list[str]]]]:
-  """Yields a table per exponent: its title, columns and rows."""
+def show(runs: Sequence[Run], slo: float) -> Iterator[report.Table]:
+  """Yields a table per exponent."""
   for zipf in dict.fromkeys(run.zipf for run in runs):
     rows = []
     here = [run for run in runs if run.zipf == zipf]
@@ -307,12 +277,12 @@ def show(
       row.append('kept' if all(one.p99 <= slo for one in found) else 'missed')
       rows.append(row)
     title = f'Zipf {zipf:g}, SLO: p99 of the first token {slo:g} s'
-    yield title, COLUMNS, rows
+    yield report.Table(rows, COLUMNS, title)
 
 
 def show_closed_forms(
   noted: Callable[[str], None] = lambda what: None,
-) -> tuple[str, tuple, list[list[str]]]:
+) -> report.Table:
   """Returns the table of simulations beside their closed forms."""
   found = []
   for servers, load in ((1, 0.7), (8, 0.6), (8, 0.8), (30, 0.9)):
@@ -333,13 +303,13 @@ def show_closed_forms(
     for one in found
   ]
   columns = 'figure', 'simulated', 'closed form', 'apart', 'most', ''
-  return 'Closed forms', columns, rows
+  return report.Table(rows, columns, 'Closed forms')
 
 
-def as_json(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
+def as_json(plan: fleet_settings.Plan, runs: Sequence[Run]) -> dict[str, Any]:
   """Returns what --json writes."""
   return {
-    'plan': report.plain(plan),
+    'plan': dataclasses.asdict(plan),
     'runs': [
       {**report.plain(run._replace(outcome=None)), **report.plain(run.outcome)}
       for run in runs

@@ -21,6 +21,7 @@ from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
+from kaiju_jax.reporting import report
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
@@ -239,7 +240,7 @@ def calibrate(
   return found
 
 
-def show_law(engine: calibration.Engine) -> tuple[str, tuple, list[list[str]]]:
+def show_law(engine: calibration.Engine) -> report.Table:
   """Returns a table of a calibration."""
   found = engine.residuals
   rows = [
@@ -251,7 +252,8 @@ def show_law(engine: calibration.Engine) -> tuple[str, tuple, list[list[str]]]:
     ['off, median and p90', f'{found.median:.1%}, {found.p90:.1%}'],
     ['off, sum', f'{found.bias:+.1%}'],
   ]
-  return f'{engine.origin}, {engine.sizes.rows} rows', ('', 'value'), rows
+  title = f'{engine.origin}, {engine.sizes.rows} rows'
+  return report.Table(rows, ('', 'value'), title)
 
 
 def compare(
@@ -262,7 +264,7 @@ def compare(
   noted: Callable[[str], None] = lambda what: None,
   seed: int = 1,
   clock: str = 'wall',
-) -> tuple[str, tuple, list[list[str]]]:
+) -> report.Table:
   """Serves Poisson loads on a clock, twice, and in the simulator.
 
   The requests are others than those that the law was fitted to.
@@ -294,7 +296,8 @@ def compare(
       rows.append(_compare_row(part, name, share, simulated, measured))
     noted(f'load {part:g}')
   columns = 'load', '', 'simulated, s', 'measured, s', '95 %', 'again, s', 'off'
-  return f'{loaded.origin}: {count} requests per load', columns, rows
+  title = f'{loaded.origin}: {count} requests per load'
+  return report.Table(rows, columns, title)
 
 
 def _compare_row(

@@ -8,17 +8,20 @@ share the simulations.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 import math
 
 from kaiju_jax.experiments.studies import fleet
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.fleet import calibration
+from kaiju_jax.reporting import report
 
 # Beyond so many times the plan's replicas nothing is searched.
 _MOST = 8
 
 
 def find(
-  plan: fleet.Plan,
+  plan: fleet_settings.Plan,
   policy: str,
   zipf: float,
   seed: int,
@@ -41,7 +44,7 @@ def find(
 
   def p99(replicas: int) -> float:
     if replicas not in known:
-      larger = plan._replace(replicas=replicas)
+      larger = dataclasses.replace(plan, replicas=replicas)
       run = fleet.simulate(larger, policy, zipf, seed, engine)
       known[replicas] = run.outcome.p99
       noted(
@@ -70,15 +73,15 @@ def _bisect(p99: Callable[[int], float], slo: float, begin: int) -> int | None:
 
 
 def show(
-  plan: fleet.Plan,
+  plan: fleet_settings.Plan,
   chosen: Sequence[str],
   exponents: Sequence[float],
   seeds: Sequence[int],
   slos: Sequence[float],
   engine: calibration.Engine | None = None,
   noted: Callable[[str], None] = lambda what: None,
-) -> Iterator[tuple[str, tuple, list[list[str]]]]:
-  """Yields a table per exponent: its title, columns and rows."""
+) -> Iterator[report.Table]:
+  """Yields a table per exponent."""
 
   def count(policy: str, zipf: float, seed: int) -> list[int | None]:
     return find(plan, policy, zipf, seed, slos, engine, noted)
@@ -86,7 +89,8 @@ def show(
   for zipf, found in fleet.by_policy(chosen, exponents, seeds, count):
     rows = [[name, *map(_tell, zip(*counts))] for name, counts in found.items()]
     title = f'Zipf {zipf:g}: replicas for {plan.rate:g} sessions per second'
-    yield title, ('policy', *(f'p99 {slo:g} s' for slo in slos)), rows
+    columns = 'policy', *(f'p99 {slo:g} s' for slo in slos)
+    yield report.Table(rows, columns, title)
 
 
 def _tell(counts: Sequence[int | None]) -> str:

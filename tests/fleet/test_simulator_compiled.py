@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from kaiju_jax.experiments.studies import fleet
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.fleet import closed_forms
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
@@ -45,14 +46,16 @@ def check_peak():
 
   Without affinity it does not, though the mean is the same.
   """
-  plan = fleet.Plan(replicas=3, rows=16, rate=2.1, peak=2.0)
-  plan = plan._replace(sessions=int(86_400 * plan.rate))
+  plan = fleet_settings.Plan(replicas=3, rows=16, rate=2.1, peak=2.0)
+  plan = dataclasses.replace(plan, sessions=int(86_400 * plan.rate))
   worst = {
     policy: fleet.simulate(plan, policy, 1.0, 0).outcome.worst_p99
     for policy in ('sticky', 'random')
   }
   assert worst['sticky'] < 2.5 < worst['random']
-  flat = fleet.simulate(plan._replace(peak=1.0), 'sticky', 1.0, 0).outcome
+  flat = fleet.simulate(
+    dataclasses.replace(plan, peak=1.0), 'sticky', 1.0, 0
+  ).outcome
   assert flat.worst_p99 < 0.5 * worst['sticky']
 
 

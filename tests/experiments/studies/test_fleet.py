@@ -1,16 +1,18 @@
 """The fleet's study: plans, drills, tables and JSON, in plain Python."""
 
+import dataclasses
 import json
 
 import pytest
 
 from kaiju_jax.experiments.studies import error_budget
 from kaiju_jax.experiments.studies import fleet
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.experiments.studies import price_of_slo
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
 
-PLAN = fleet.Plan(
+PLAN = fleet_settings.Plan(
   replicas=3,
   rows=8,
   rate=2.0,
@@ -19,6 +21,11 @@ PLAN = fleet.Plan(
   characters=50,
   warm_up=0.0,
 )
+
+
+def simulate(plan=PLAN, policy='sticky', **changes):
+  changed = dataclasses.replace(plan, **changes)
+  return fleet.simulate(changed, policy, 1.0, 0).outcome
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +42,11 @@ def test_a_study_has_a_table_per_exponent_and_a_row_per_policy():
     PLAN, ('random', 'sticky'), (0.8, 1.2), (0, 1), noted=said.append
   )
   tables = list(fleet.show(runs, 2.5))
-  assert [title[:8] for title, _, _ in tables] == ['Zipf 0.8', 'Zipf 1.2']
-  for _, columns, rows in tables:
-    assert [row[0] for row in rows] == ['random', 'sticky']
-    assert {len(row) for row in rows} == {len(columns)}
-    assert all(row[-1] in ('kept', 'missed') for row in rows)
+  assert [one.title[:8] for one in tables] == ['Zipf 0.8', 'Zipf 1.2']
+  for one in tables:
+    assert [row[0] for row in one.rows] == ['random', 'sticky']
+    assert {len(row) for row in one.rows} == {len(one.columns)}
+    assert all(row[-1] in ('kept', 'missed') for row in one.rows)
   assert len(said) == len(runs) == 8 and 's of processor' in said[0]
   written = fleet.as_json(PLAN, runs)
   assert json.loads(json.dumps(written)) == written
@@ -52,18 +59,16 @@ def test_a_study_has_a_table_per_exponent_and_a_row_per_policy():
   assert sum(sticky) > sum(random)
 
 
-@pytest.mark.parametrize('drill', fleet.DRILLS)
+@pytest.mark.parametrize('drill', fleet_settings.DRILLS)
 def test_a_drill_changes_its_replica_half_way(drill):
-  faults = fleet.make_faults(PLAN._replace(drill=drill))
+  faults = fleet.make_faults(dataclasses.replace(PLAN, drill=drill))
   begins = [fault for fault in faults if fault[0] >= 10.0]
   assert bool(begins) == (drill != 'none')
   assert all(fault[0] in (0.0, 9.0) for fault in faults if fault[0] < 10.0)
   shares = [fault[3] for fault in faults if fault[1] == events.SHARE]
   # A replica that was closed ends at its full share.
   assert not shares or shares[-1] == 1.0
-  outcome = fleet.simulate(
-    PLAN._replace(drill=drill, rate=4.0), 'sticky', 1.0, 0
-  ).outcome
+  outcome = simulate(drill=drill, rate=4.0)
   assert outcome.lost == 0 and outcome.requests > 80
 
 
@@ -80,16 +85,16 @@ def test_a_drill_changes_its_replica_half_way(drill):
 )
 def test_a_plan_that_cannot_be_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
-    fleet.simulate(PLAN._replace(**change), 'sticky', 1.0, 0)
+    simulate(**change)
 
 
 def test_an_slo_costs_the_fewest_replicas_that_keep_it():
-  plan, said = PLAN._replace(rate=8.0, sessions=60), []
+  plan, said = dataclasses.replace(PLAN, rate=8.0, sessions=60), []
   slos = [0.05, 0.65, 1.5]
   found = price_of_slo.find(plan, 'sticky', 1.0, 0, slos, noted=said.append)
   assert len(said) == len(set(said))
   p99s = [
-    fleet.simulate(plan._replace(replicas=n), 'sticky', 1.0, 0).outcome.p99
+    simulate(plan, replicas=n).p99
     for n in range(1, max(filter(None, found)) + 1)
   ]
   for slo, count in zip(slos, found):
@@ -110,48 +115,44 @@ def test_an_slo_that_no_fleet_keeps_has_no_price():
   assert price_of_slo._bisect(p99, 0.3, 2) == 10
   assert price_of_slo._bisect(p99, 3.0, 5) == 1
   assert price_of_slo._bisect(p99, 0.01, 3) is None and max(asked) <= 48
-  plan = PLAN._replace(sessions=20)
-  ((title, columns, rows),) = price_of_slo.show(
-    plan, ['sticky'], [1.0], [0, 1], [1e-6, 60.0]
-  )
-  assert columns == ('policy', 'p99 1e-06 s', 'p99 60 s')
-  assert rows == [['sticky', 'none', '1']] and 'Zipf 1' in title
+  plan = dataclasses.replace(PLAN, sessions=20)
+  (table,) = price_of_slo.show(plan, ['sticky'], [1.0], [0, 1], [1e-6, 60.0])
+  assert table.columns == ('policy', 'p99 1e-06 s', 'p99 60 s')
+  assert table.rows == [['sticky', 'none', '1']] and 'Zipf 1' in table.title
 
 
 def test_gates_delay_each_first_token_and_make_more_requests_late():
-  alone = fleet.simulate(PLAN._replace(slo=0.7), 'sticky', 1.0, 0).outcome
-  gated = fleet.simulate(
-    PLAN._replace(slo=0.7, gate=0.3), 'sticky', 1.0, 0
-  ).outcome
+  alone = simulate(slo=0.7)
+  gated = simulate(slo=0.7, gate=0.3)
   for name in 'p50', 'p99', 'worst_p99', 'mean_ttft', 'mean_stay':
     assert getattr(gated, name) == getattr(alone, name) + 0.3
   # As late as with an SLO that is shorter by the gates.
-  shorter = fleet.simulate(PLAN._replace(slo=0.4), 'sticky', 1.0, 0).outcome
+  shorter = simulate(slo=0.4)
   assert gated.late == shorter.late > alone.late
   assert gated.requests > gated.late
 
 
 def test_late_requests_are_those_above_the_quantile_of_their_share():
-  plan = PLAN._replace(sessions=200)
-  found = fleet.simulate(plan, 'random', 1.0, 0).outcome
-  late = fleet.simulate(plan._replace(slo=found.p99), 'random', 1.0, 0).outcome
+  plan = dataclasses.replace(PLAN, sessions=200)
+  found = simulate(plan, 'random')
+  late = simulate(plan, 'random', slo=found.p99)
   assert 0 < late.late <= 0.01 * late.requests
-  late = fleet.simulate(plan._replace(slo=found.p50), 'random', 1.0, 0).outcome
+  late = simulate(plan, 'random', slo=found.p50)
   assert late.late == pytest.approx(late.requests / 2, rel=0.05)
 
 
 def test_a_drill_spends_the_requests_that_it_makes_bad():
-  plan = PLAN._replace(replicas=2, rate=4.0, sessions=300, slo=0.6)
+  plan = dataclasses.replace(PLAN, replicas=2, rate=4.0, sessions=300, slo=0.6)
   bad, (lost, none) = error_budget.find(
     plan, 'sticky', 1.0, 0, ['lost', 'none']
   )
   assert none == 0 and 0 <= bad < 1
-  found = fleet.simulate(plan._replace(drill='lost'), 'sticky', 1.0, 0).outcome
-  quiet = fleet.simulate(plan, 'sticky', 1.0, 0).outcome
+  found = simulate(plan, drill='lost')
+  quiet = simulate(plan)
   added = (found.late - quiet.late) / quiet.requests
   assert lost == pytest.approx(added * 1.25) and added > 0
-  ((title, columns, rows),) = error_budget.show(
-    plan._replace(sessions=40), ['sticky'], [1.0], [0, 1], ['lost']
+  (table,) = error_budget.show(
+    dataclasses.replace(plan, sessions=40), ['sticky'], [1.0], [0, 1], ['lost']
   )
-  assert columns == ('policy', 'bad without, %', 'lost') and '43.2' in title
-  assert len(rows) == 1 and len(rows[0]) == 3
+  assert table.columns == ('policy', 'bad without, %', 'lost')
+  assert [len(row) for row in table.rows] == [3] and '43.2' in table.title

@@ -92,12 +92,11 @@ def test_a_comparison_has_a_row_per_load_and_quantile(engine, monkeypatch):
   monkeypatch.setenv('NUMBA_DISABLE_JIT', '1')
   simulator.compile_loop.cache_clear()
   said = []
-  _, columns, rows = fleet_calibration.compare(
-    'x', file, [0.5], 12, said.append
-  )
+  table = fleet_calibration.compare('x', file, [0.5], 12, said.append)
   simulator.compile_loop.cache_clear()
-  assert [row[:2] for row in rows] == [['0.5', 'p50'], ['0.5', 'p99']]
-  assert {len(row) for row in rows} == {len(columns)} and said == ['load 0.5']
+  assert [row[:2] for row in table.rows] == [['0.5', 'p50'], ['0.5', 'p99']]
+  assert {len(row) for row in table.rows} == {len(table.columns)}
+  assert said == ['load 0.5']
   other = calibration.Engine('two', 'runs/two', *list(vars(file).values())[2:])
   with pytest.raises(ValueError, match='calibrated on runs/two'):
     fleet_calibration.compare('x', other, [0.5], 12)

@@ -1,0 +1,78 @@
+"""The settings of the command `fleet`."""
+
+import dataclasses
+from typing import Annotated
+from typing import Literal
+
+from kaiju_jax.runs import flags
+
+_Loads = Annotated[tuple[float, ...], flags.Numbers(below=1.0)]
+DRILLS = 'none', 'lost', 'drained', 'cold', 'warm', 'table'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  # Replicas of the fleet.
+  replicas: flags.Positive = 12
+  # Rows of a replica.
+  rows: flags.Positive = 64
+  # Sessions that begin per second, on average.
+  rate: Annotated[float, flags.Bounds(0.0)] = 58.0
+  # How many sessions begin.
+  sessions: flags.Positive = 250_000
+  # Rate at the day's peak over the mean; 1 for a constant rate.
+  peak: Annotated[float, flags.Bounds(1.0, 2.0)] = 1.0
+  # Mean requests of a session.
+  messages: Annotated[float, flags.Bounds(1.0)] = 8.0
+  # Number of characters.
+  characters: flags.Positive = 100_000
+  # The model whose pages and ceilings are counted.
+  preset: str = '13b'
+  # By how much an engine is slower than its chip's ceilings.
+  slower: Annotated[float, flags.Bounds(0.1)] = 2.0
+  # What happens to a replica, or to the table of sessions, half-way.
+  drill: Literal['none', 'lost', 'drained', 'cold', 'warm', 'table'] = 'none'
+  # Seconds before times to the first token count.
+  warm_up: Annotated[float, flags.Bounds(0.0)] = 1_200.0
+  # Seconds to the first token after which a request counts as late.
+  slo: Annotated[float, flags.Bounds(0.0)] = 2.5
+  # Seconds for which the gates read a message before an engine has it.
+  gate: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  plan: Plan = Plan()
+  # Which policies; all by default.
+  policies: tuple[str, ...] | None = None
+  # Exponents of the characters' popularity.
+  zipf: tuple[float, ...] = (0.8, 1.0, 1.2)
+  # Seeds of the sessions.
+  seeds: flags.Seeds = (0,)
+  # SLOs, in seconds, whose replicas to find instead.
+  price_of_slo: tuple[float, ...] | None = None
+  # Drills whose part of a month to find instead.
+  error_budget: tuple[str, ...] | None = None
+  # A calibration, engine.json.
+  engine: str | None = None
+  # Compare with closed forms instead.
+  closed_forms: bool = False
+  # Measure rounds of --model and fit their law instead.
+  calibrate: bool = False
+  # Serve --model on the wall clock and compare instead.
+  wall_clock: bool = False
+  # A workdir, an export or a Hugging Face folder.
+  model: str | None = None
+  # Requests of a measurement.
+  count: Annotated[int, flags.Bounds(10)] = 200
+  # Loads of --wall_clock.
+  loads: _Loads = (0.3, 0.6, 0.8)
+  # Of --calibrate and --wall_clock: processor counts the seconds of this
+  # process alone, where others share the cores; pin it to one core.
+  clock: Literal['wall', 'processor'] = 'wall'
+  # Where a calibration goes.
+  out: str = 'engine.json'
+  # Print tables in Markdown.
+  markdown: bool = False
+  # Where the figures go as JSON.
+  json: str | None = None
