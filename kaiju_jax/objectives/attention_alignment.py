@@ -11,7 +11,7 @@ Only the parameters of attention are trained. (Stages as in MOHAWK, Bick et al.
 2024: mixers first, then hidden states or logits. The loss is our guess.)
 
 The teacher's float32 parameters stand beside the student's under `TEACHER`. A
-run's checkpoints do not hold them (`runs/attention_teacher.py`).
+run's checkpoints do not hold them (`runs/start.py`).
 """
 
 from collections.abc import Mapping

@@ -100,26 +100,27 @@ def read(
     OSError, ValueError, checkpoint.RestoreError: what the config names cannot
       be read, does not fit the run, or is not what the run began with.
   """
-  from kaiju_jax.runs import begin
   from kaiju_jax.training import state
 
   if experiment.loop.branch:
     return _read_branch(experiment, mesh)
+  if experiment.init == 'standard' and not experiment.begin_with:
+    return Start(state.initialize(experiment, mesh))
+  from kaiju_jax.runs import begin
+
   if experiment.lora.rank:
     params = begin.attach_adapters(experiment, workdir, mesh)
     split = state.objective_of(experiment).split
-    return Start(state.initialize(experiment, mesh, params=params), split)
-  if experiment.objective.name == _ALIGNMENT:
+  elif experiment.objective.name == _ALIGNMENT:
     params = begin.params(experiment, experiment.begin_with, mesh)
     params |= begin.read_teacher(experiment, workdir, mesh)
-    made = state.initialize(experiment, mesh, params=params)
-    return Start(made, begin.split_teacher)
-  params = None
-  if experiment.begin_with:
+    split = begin.split_teacher
+  elif experiment.begin_with:
     params = begin.params(experiment, experiment.begin_with, mesh)
-  elif experiment.init != 'standard':
-    params = begin.initial(experiment, mesh)
-  return Start(state.initialize(experiment, mesh, params=params))
+    split = None
+  else:
+    params, split = begin.initial(experiment, mesh), None
+  return Start(state.initialize(experiment, mesh, params=params), split)
 
 
 def _read_branch(

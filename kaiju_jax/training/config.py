@@ -88,7 +88,7 @@ class LoopConfig:
   # take.
   tokens: int = 0
   # 'WORKDIR@STEP', to begin with that checkpoint of another run, its count of
-  # tokens and its position in the data included (`runs/branch.py`); '' to begin
+  # tokens and its position in the data included (`runs/start.py`); '' to begin
   # anew. The checkpoint must be readable whenever the run starts or resumes.
   branch: str = ''
   log_every: int = 10  # Steps between records in metrics.jsonl.

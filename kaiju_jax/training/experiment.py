@@ -47,7 +47,7 @@ class Experiment:
   # parameters this run begins with; '' for fresh ones. It must be readable
   # whenever the run starts or resumes. With adapters it is their base, which
   # may also be an export of codes or a Hugging Face folder
-  # (`runs/adapters.py`), or a run with such adapters, to go on from; the model
+  # (`runs/start.py`), or a run with such adapters, to go on from; the model
   # is the base's.
   begin_with: str = ''
   # Adapters, which alone are trained if there are any.
