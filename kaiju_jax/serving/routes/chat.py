@@ -147,20 +147,18 @@ class _ChatAnswer:
           messages[index] = await self._keep(index)
         else:
           events[index] += piece.events
-    choices = [
-      {
-        'index': index,
-        'message': {
-          'role': 'assistant',
-          'content': self._echoed(index) + reply.text,
-          'refusal': _REFUSED if reply.is_prompt_refused else None,
-          **self._thought(reply.reasoning or None),
-        },
-        'logprobs': self._scored(index, events[index]),
-        'finish_reason': reply.finish,
+    choices = []
+    for index, reply in enumerate(self._replies):
+      message = {
+        'role': 'assistant',
+        'content': self._echoed(index) + reply.text,
+        'refusal': _REFUSED if reply.is_prompt_refused else None,
+        **self._thought(reply.reasoning or None),
       }
-      for index, reply in enumerate(self._replies)
-    ]
+      scored = self._scored(index, events[index])
+      choices.append(
+        stream.choice(index, reply.finish, scored, message=message)
+      )
     kept = {'kaiju': self._about(messages.get(0))}
     return self._form.whole(choices, self._usage(), **kept)
 
@@ -185,15 +183,9 @@ class _ChatAnswer:
           message = await self._keep(index)
           if self._replies[index].is_prompt_refused:
             yield self._chunk(index, {'refusal': _REFUSED})
+          finish = self._replies[index].finish
           yield self._form.chunk(
-            [
-              {
-                'index': index,
-                'delta': {},
-                'logprobs': None,
-                'finish_reason': self._replies[index].finish,
-              }
-            ],
+            [stream.choice(index, finish, delta={})],
             kaiju=self._about(message),
             **self._counted(),
           )
@@ -236,17 +228,9 @@ class _ChatAnswer:
     return self._turn.begun
 
   def _chunk(self, index: int, delta: dict, events=()) -> bytes:
-    return self._form.chunk(
-      [
-        {
-          'index': index,
-          'delta': delta,
-          'logprobs': self._scored(index, events),
-          'finish_reason': None,
-        }
-      ],
-      **self._counted(),
-    )
+    scored = self._scored(index, events)
+    one = stream.choice(index, None, scored, delta=delta)
+    return self._form.chunk([one], **self._counted())
 
   def _counted(self) -> dict[str, Any]:
     """Returns the usage so far, where each chunk has it."""
@@ -294,31 +278,15 @@ def _forget(task: asyncio.Task) -> None:
 
 
 def _refuse(
-  form, chat: fields.Chat, turn: store_lib.PendingTurn
+  form: stream.Form, chat: fields.Chat, turn: store_lib.PendingTurn
 ) -> responses.Response:
-  """Answers a message that the gate blocked, as one that the head blocked."""
+  """Answers a message that the gate blocked."""
   message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
+  filtered = 'content_filter'
+  whole, chunks = [], []
+  for n in range(chat.choices):
+    whole.append(stream.choice(n, filtered, message=message))
+    chunks.append(stream.choice(n, delta=message))
+    chunks.append(stream.choice(n, filtered, delta={}))
   usage = stream.usage(len(turn.prompt.tokens), 0, 0)
-
-  def choice(index: int, finish: str | None = None, **said) -> dict:
-    return {
-      'index': index,
-      **said,
-      'logprobs': None,
-      'finish_reason': finish,
-    }
-
-  indices = range(chat.choices)
-  if not chat.stream:
-    choices = [choice(n, 'content_filter', message=message) for n in indices]
-    return responses.JSONResponse(form.whole(choices, usage))
-
-  async def chunks():
-    for index in indices:
-      yield form.chunk([choice(index, delta=message)])
-      yield form.chunk([choice(index, 'content_filter', delta={})])
-    if chat.includes_usage:
-      yield form.chunk([], usage=usage)
-    yield stream.DONE
-
-  return stream.EventStream(chunks())
+  return stream.answer_blocked(form, chat, whole, chunks, usage)

@@ -61,52 +61,28 @@ async def completions(request: requests.Request) -> responses.Response:
   said = '\n'.join(prompt.text for prompt in prompts)
   watch, is_blocked = await judge.judge_request(context, caller, said, 'prompt')
   exchange = exchange_lib.find(request)
+  form = stream.Form(
+    'text_completion', completion.model, context.model.fingerprint
+  )
   if is_blocked:
     exchange.note_end('gate')
-    return _refused(context, completion, prompts)
+    choices = [
+      stream.choice(n, 'content_filter', text='')
+      for n in range(count * completion.choices)
+    ]
+    usage = stream.usage(sum(counts), 0, 0)
+    return stream.answer_blocked(form, completion, choices, choices, usage)
   wanted = [
     one
     for prompt in prompts
     for one in _requests(context, caller, completion, prompt, limit)
   ]
   choices = await submit.replies(exchange, context, caller, watch, wanted, said)
-  answer = _CompletionAnswer(context, completion, prompts, choices)
+  answer = _CompletionAnswer(context, completion, prompts, form, choices)
   if completion.stream:
     return stream.EventStream(answer.chunks())
   body = await stream.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
-
-
-def _refused(
-  context: context_lib.Context,
-  completion: fields.Completion,
-  prompts: list['_Prompt'],
-) -> responses.Response:
-  """Answers prompts that the gate blocked, as ones that the head blocked."""
-  form = stream.Form(
-    'text_completion', completion.model, context.model.fingerprint
-  )
-  choices = [
-    {
-      'index': index,
-      'text': '',
-      'logprobs': None,
-      'finish_reason': 'content_filter',
-    }
-    for index in range(len(prompts) * completion.choices)
-  ]
-  usage = stream.usage(sum(len(one.tokens) for one in prompts), 0, 0)
-  if not completion.stream:
-    return responses.JSONResponse(form.whole(choices, usage))
-
-  async def chunks():
-    for choice in choices:
-      yield form.chunk([choice])
-    if completion.includes_usage:
-      yield form.chunk([], usage=usage)
-    yield stream.DONE
-
-  return stream.EventStream(chunks())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +161,7 @@ def _requests(
 class _CompletionAnswer:
   """The answer to one request, streamed or whole."""
 
-  def __init__(self, context, completion, prompts, choices):
+  def __init__(self, context, completion, prompts, form, choices):
     self._context: context_lib.Context = context
     self._completion: fields.Completion = completion
     self._prompts: list[_Prompt] = [
@@ -193,9 +169,7 @@ class _CompletionAnswer:
     ]
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
-    self._form = stream.Form(
-      'text_completion', completion.model, context.model.fingerprint
-    )
+    self._form: stream.Form = form
     self._spellers = [self._speller(one) for one in self._prompts]
 
   async def whole(self) -> dict:
@@ -210,11 +184,11 @@ class _CompletionAnswer:
 
     def choices() -> list[dict]:
       return [
-        self._choice(
+        stream.choice(
           index,
-          self._echoed(index) + ('' if self._draws_none else reply.text),
-          self._scored(index, events[index]),
           reply.finish,
+          self._scored(index, events[index]),
+          text=self._echoed(index) + ('' if self._draws_none else reply.text),
         )
         for index, reply in enumerate(self._replies)
       ]
@@ -262,14 +236,6 @@ class _CompletionAnswer:
       return ''
     return self._prompts[index].text
 
-  def _choice(self, index, text, log_probabilities, finish) -> dict:
-    return {
-      'index': index,
-      'text': text,
-      'logprobs': log_probabilities,
-      'finish_reason': finish,
-    }
-
   def _chunk(self, index, text, events=(), finish=None) -> bytes:
     scored = None
     if self._completion.logprobs is not None and events:
@@ -280,9 +246,8 @@ class _CompletionAnswer:
         self._alternatives([one.alternatives for one in events]),
       )
     counted = {'usage': self._usage()} if self._completion.counts_on else {}
-    return self._form.chunk(
-      [self._choice(index, text, scored, finish)], **counted
-    )
+    one = stream.choice(index, finish, scored, text=text)
+    return self._form.chunk([one], **counted)
 
   def _scored(self, index: int, events) -> dict | None:
     """Returns the log-probabilities that were requested; None for none."""

@@ -169,7 +169,7 @@ class StreamOptions(parse.Fields):
   include_obfuscation: bool | None = None
 
 
-class _Generation(parse.Fields):
+class Generation(parse.Fields):
   """The fields that both completions endpoints have."""
 
   UNSUPPORTED = known.REQUEST
@@ -249,7 +249,7 @@ class _Generation(parse.Fields):
       raise errors.invalid(str(error)) from error
 
 
-class Chat(_Generation):
+class Chat(Generation):
   """The fields of /v1/chat/completions that are ours or need a word."""
 
   # The whole chat; with `session` only the user's new message, or none. If the
@@ -379,7 +379,7 @@ class Chat(_Generation):
     return 'max_tokens', self.max_tokens
 
 
-class Completion(_Generation):
+class Completion(Generation):
   """The fields of /v1/completions that need a word."""
 
   VALUES = bodies.VALUES_OF_TOKENS

@@ -20,6 +20,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.stores import characters
 
 DONE = b'data: [DONE]\n\n'
@@ -63,6 +64,13 @@ class Form:
     return encode_event(
       {**self._head, 'object': kind, 'choices': list(choices), **extra}
     )
+
+
+def choice(
+  index: int, finish: str | None = None, scored: dict | None = None, **said
+) -> dict[str, Any]:
+  """Returns an entry of an answer's `choices`, or of a chunk's."""
+  return {'index': index, **said, 'logprobs': scored, 'finish_reason': finish}
 
 
 def encode_event(body: dict[str, Any]) -> bytes:
@@ -119,6 +127,35 @@ async def write_json(
 ) -> responses.JSONResponse:
   """Returns an answer whose JSON is long, and is written in a thread."""
   return await context.texts.run(lambda: responses.JSONResponse(value, status))
+
+
+def answer_blocked(
+  form: Form,
+  asked: fields.Generation,
+  whole: Sequence[dict],
+  chunks: Sequence[dict],
+  usage: dict,
+) -> responses.Response:
+  """Answers a prompt that the gate blocked, as one that the head blocked.
+
+  Args:
+    form: the answer's.
+    asked: the request's fields.
+    whole: the choices of an answer that does not stream.
+    chunks: the choices of a stream, a chunk each.
+    usage: the answer's.
+  """
+  if not asked.stream:
+    return responses.JSONResponse(form.whole(whole, usage))
+
+  async def events() -> AsyncGenerator[bytes]:
+    for one in chunks:
+      yield form.chunk([one])
+    if asked.includes_usage:
+      yield form.chunk([], usage=usage)
+    yield DONE
+
+  return EventStream(events())
 
 
 def usage(
