@@ -17,6 +17,7 @@ from kaiju_jax.classifiers import hidden_states as said_lib
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.classifiers import train_head
+from kaiju_jax.classifiers import two_sets
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 
@@ -74,6 +75,14 @@ class Scores(NamedTuple):
   def is_adversarial_N(self) -> np.ndarray:
     """The texts' label, bool [N]."""
     return self.rows.label_NC[:, 0]
+
+  def sides(self) -> dict[str, np.ndarray]:
+    """Returns bool [N] by the name of each set: the texts that belong to it."""
+    is_adversarial_N = self.is_adversarial_N
+    return {
+      two_sets.ADVERSARIAL: is_adversarial_N,
+      two_sets.BENIGN: ~is_adversarial_N,
+    }
 
 
 def score(

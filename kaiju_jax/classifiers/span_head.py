@@ -10,6 +10,7 @@ is another model than the one that it began with, and only there does its head
 know what it reads.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import os
 import pathlib
@@ -34,46 +35,28 @@ DELAY = 2
 CONFIDENCE = 0.95
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """The settings of a head's training on spans.
-
-  Attributes:
-    names: the dimensions.
-    joint: factor of the head's loss beside the language model's; 0 to train
-      the head alone.
-    steps: optimizer steps.
-    rate: peak learning rate.
-    seed: the seed of the rows' order.
-    label_weights: as `DataConfig.label_weights`.
-    span_tokens: as `DataConfig.span_tokens`.
-  """
-
-  names: tuple[str, ...]
-  joint: float = 0.0
-  steps: int = 300
-  rate: float = 1e-3
-  seed: int = 0
-  label_weights: str = 'balanced'
-  span_tokens: str = 'last'
-
-
 def make(
-  model: str | os.PathLike, path: str | os.PathLike, settings: Settings
+  model: str | os.PathLike,
+  path: str | os.PathLike,
+  names: Sequence[str],
+  settings: settings_lib.Spans,
+  seed: int = 0,
 ) -> experiment_lib.Experiment:
   """Returns the experiment of a head's run.
 
   Args:
     model: workdir of the run whose model it begins with.
     path: labelled texts, as `data/spans.py` reads them.
+    names: the dimensions.
     settings: the settings.
+    seed: of the rows' order.
 
   Raises:
     OSError, ValueError: there is no such run.
   """
   before = workdir_lib.load_experiment(model)
   head = objective_config.TokenHeadTraining(
-    names=settings.names,
+    names=tuple(names),
     frozen=not settings.joint,
     coefficient=settings.joint or 1.0,
   )
@@ -87,7 +70,7 @@ def make(
       length=min(1024, before.model.max_length),
       batch=1,
       label_weights=settings.label_weights,
-      span_tokens=settings.span_tokens,
+      span_tokens='last',
     ),
     objective=objective_config.ObjectiveConfig('token_head', head),
     optimizer=dataclasses.replace(
@@ -97,7 +80,7 @@ def make(
       steps=settings.steps, checkpoint_every=settings.steps
     ),
     begin_with=str(model),
-    seed=settings.seed,
+    seed=seed,
   )
 
 
@@ -210,12 +193,4 @@ def train_on(
     chats = planted_spans.chats(settings.chats, seed, settings.plain)
     files.write_json_lines(path, chats)
   names = spans.list_dimensions(spans.read(str(path), field='--spans'))
-  asked = Settings(
-    names=tuple(names),
-    joint=settings.joint,
-    steps=settings.steps,
-    rate=settings.rate,
-    seed=seed,
-    label_weights=settings.label_weights,
-  )
-  return train(make(model, path, asked), out)
+  return train(make(model, path, names, settings, seed), out)

@@ -9,6 +9,7 @@ from kaiju_jax.alignment import guards
 from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import rounds
 from kaiju_jax.alignment import users
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import span_head
 from kaiju_jax.data import choices
 from kaiju_jax.decoding.engine import generator
@@ -221,8 +222,8 @@ def test_a_head_that_was_trained_on_spans_chooses(first, tmp_path):
     for n, text in enumerate(worlds.REPLIES * 8)
   )
   path = worlds.write_lines(tmp_path / 'spans.jsonl', said)
-  settings = span_head.Settings(('asks',), steps=60, rate=3e-2)
-  experiment = span_head.make(first[0], path, settings)
+  settings = settings_lib.Spans(steps=60, rate=3e-2, label_weights='balanced')
+  experiment = span_head.make(first[0], path, ['asks'], settings)
   experiment.data.held_out = 0.0
   train.train(experiment, tmp_path / 'head')
   user = f'head:{tmp_path / "head"}'

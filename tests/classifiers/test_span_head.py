@@ -11,6 +11,7 @@ from kaiju_jax.classifiers import heads
 from kaiju_jax.classifiers import planted
 from kaiju_jax.classifiers import planted_spans
 from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import span_head
 from kaiju_jax.data import spans
 from kaiju_jax.evaluation import token_labels
@@ -107,8 +108,10 @@ def test_a_run_trains_a_head_alone_or_with_its_model(tmp_path):
   base.loop.steps = base.loop.checkpoint_every = 1
   before = train.train(base, tmp_path / 'base').params['blocks']
   for joint in 0.0, 0.5:
-    settings = span_head.Settings(labelled.NAMES, joint, steps=20, rate=0.05)
-    one = span_head.make(tmp_path / 'base', path, settings)
+    settings = settings_lib.Spans(
+      joint=joint, steps=20, rate=0.05, label_weights='balanced'
+    )
+    one = span_head.make(tmp_path / 'base', path, labelled.NAMES, settings)
     one.data.held_out = 0.3
     out = tmp_path / f'joint_{joint}'
     measured = span_head.train(one, out)
@@ -147,9 +150,9 @@ def test_a_run_that_was_moved_is_begun_with_by_its_own_tokenizer(tmp_path):
     pass
   (before / 'tokenizer.json').write_text('{}')
   before.rename(moved)
-  settings = span_head.Settings(labelled.NAMES)
+  settings = settings_lib.Spans()
   for made in (
-    span_head.make(moved, one.data.path, settings),
+    span_head.make(moved, one.data.path, labelled.NAMES, settings),
     sft.get_config(str(moved)),
   ):
     assert made.data.tokenizer == str(moved / 'tokenizer.json')
