@@ -4,47 +4,48 @@
         [--set=hit_rate=0.95,slo=1.0] [--markdown] [--json=PATH]
         [--figure=PATH]
 
-Prints a book's inputs with their labels, source 003's calculator beside ours, a
-message's cost by part, margins by the share of users who pay, other models, and
-with --tornado what each input does. The books are `source` (source 003's fleet,
-and all that it says of it: each cell is recomputed from the others and flagged
-where they disagree), `post_2024` and `ours`.
+Prints a book's inputs, source 003's calculator beside ours, a message's cost by
+part, margins, other models, and with --tornado what each input does. The book
+`source` is source 003's fleet: each cell is recomputed from the others, and
+flagged where they disagree; the others are `post_2024` and `ours`.
 
 With --detect it prices source 003's three incidents instead: the router's table
 is lost, a classifier refuses harmless messages, one shard's int8 scales drift.
-The source's ledger stands beside a fleet of fixed size that queues; the other
-books have the latter alone. All $ of lost users are an upper bound.
+All $ of lost users are an upper bound.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
-
-from absl import flags
+from typing import Literal
 
 from kaiju_jax.runs import command
-from kaiju_jax.storage import addresses
+from kaiju_jax.runs import flags
 
-_BOOK = flags.DEFINE_enum(
-  'book', 'source', ('source', 'post_2024', 'ours'), 'Which fleet is priced.'
-)
-_SET = flags.DEFINE_list(
-  'set', [], 'Cells with another value, such as hit_rate=0.95.'
-)
-_TORNADO = flags.DEFINE_bool(
-  'tornado', False, 'Vary each input from its low to its high.'
-)
-_DETECT = flags.DEFINE_string(
-  'detect',
-  None,
-  'Price incidents that are noticed after this time, such as 15m or 1h.',
-)
-_MARKDOWN = flags.DEFINE_bool('markdown', False, 'Print tables in Markdown.')
-_JSON = flags.DEFINE_string('json', None, 'Where cells and tables go as JSON.')
-_FIGURE = flags.DEFINE_string('figure', None, 'Where the tornado goes as PNG.')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # Which fleet is priced.
+  book: Literal['source', 'post_2024', 'ours'] = 'source'
+  # Cells with another value, such as hit_rate=0.95.
+  set: tuple[str, ...] = ()
+  # Vary each input from its low to its high.
+  tornado: bool = False
+  # Price incidents that are noticed after this time, such as 15m or 1h.
+  detect: str | None = None
+  # Print tables in Markdown.
+  markdown: bool = False
+  # Where cells and tables go as JSON.
+  json: str | None = None
+  # Where the tornado goes as PNG.
+  figure: str | None = None
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv)
+  settings = FLAGS.read(argv)
   from kaiju_jax.experiments.studies import economics
   from kaiju_jax.fleet import book as book_lib
   from kaiju_jax.fleet import incident
@@ -52,33 +53,27 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.reporting import report
   from kaiju_jax.storage import files
 
-  for flag in (_JSON, _FIGURE):
-    if flag.value:
-      addresses.refuse(flag.value, f'--{flag.name}={flag.value}')
-  if _DETECT.value is not None:
-    for flag in (_TORNADO, _FIGURE):
-      if flag.value:
-        raise ValueError(f'--{flag.name}: not with --detect.')
-    detection = incident.minutes(_DETECT.value)
-  if _FIGURE.value:
+  flags.refuse_address('json', settings.json)
+  flags.refuse_address('figure', settings.figure)
+  if settings.detect is not None and (settings.tornado or settings.figure):
+    raise ValueError('--detect: not with --tornado or --figure.')
+  if settings.figure:
     figures.require_figures()
-  book = book_lib.load(_BOOK.value, _SET.value)
-  written = []
-  if _DETECT.value is not None:
-    parts = economics.show_incidents(book, detection)
+  book = book_lib.load(settings.book, settings.set)
+  written = [pathlib.Path(x) for x in (settings.figure, settings.json) if x]
+  if settings.detect is not None:
+    detection = incident.minutes(settings.detect)
+    tables = economics.show_incidents(book, detection)
   else:
-    parts = economics.show_messages(book)
-    if _TORNADO.value or _FIGURE.value:
-      bars = book_lib.tornado(book)
-      parts.append(economics.show_tornado(bars))
-    if _FIGURE.value:
-      economics.draw_tornado(bars, book, _FIGURE.value)
-      written.append(_FIGURE.value)
-  if _JSON.value:
-    written.append(pathlib.Path(_JSON.value))
-    files.write_json(written[-1], economics.as_json(parts, book))
-  page = report.Report().add(*parts)
-  page.show(written, as_markdown=_MARKDOWN.value)
+    tables = economics.show_messages(book)
+  if settings.tornado or settings.figure:
+    bars = book_lib.tornado(book)
+    tables.append(economics.show_tornado(bars))
+    if settings.figure:
+      economics.draw_tornado(bars, book, settings.figure)
+  if settings.json:
+    files.write_json(written[-1], economics.as_json(tables, book))
+  report.Report().add(*tables).show(written, as_markdown=settings.markdown)
 
 
 if __name__ == '__main__':
