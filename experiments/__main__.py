@@ -22,7 +22,6 @@ PURPOSES = {
     'critical_batch',
     'scaling',
     'uptrain',
-    'uptrain_study',
   ),
   'data': (
     'texts',
@@ -34,13 +33,11 @@ PURPOSES = {
   ),
   'distil': ('teach', 'distill'),
   'align': (
-    'reference',
     'align',
     'train_gate',
     'train_head',
     'refusal',
     'feedback',
-    'exposure',
   ),
   'serve': (
     'serve',
@@ -65,7 +62,6 @@ PURPOSES = {
   'plan': (
     'describe',
     'aot_report',
-    'tpu_schedule',
     'replay',
     'fleet',
     'economics',

@@ -9,15 +9,12 @@ ArceeForCausalLM, the class with the nearest mathematics. Where that class
 cannot say all that the model does (`kaiju_jax/interchange/losses.py`),
 --format=auto writes our own format, and --format=arcee is an error, unless
 --accept names all that is lost; a lost.json beside the weights then lists it.
-Adapters are merged into their base; the KL divergence that it costs is printed.
-
+Adapters are merged into their base; the KL divergence of that is printed.
 A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
 Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
-is refused. Weights are kept in float32; with --codes,
-as the int8 codes of experiments.serve, which are read faster.
+is refused. With --codes weights are kept as the int8 codes of a server.
 
---check compares our logits of such a folder with transformers', and prints a
-text's perplexity for each --int8 and --kv of experiments.serve.
+--check compares logits with transformers', and prints a text's perplexity.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Make a candidate model of the limits that a server's traffic calls for.
+"""Make a candidate of the limits that a server's traffic calls for.
 
     python -m experiments.drift --model=RUN --folder=runs/server --out=EXPORT
 
@@ -11,31 +11,39 @@ back is RUN itself.
 """
 
 from collections.abc import Sequence
-
-from absl import flags
+import dataclasses
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
-_MODEL = flags.DEFINE_string('model', None, 'A workdir or an export.')
-_FOLDER = flags.DEFINE_string('folder', 'runs/server', 'Of the server.')
-_LIMITS = flags.DEFINE_string(
-  'limits', '', 'File of a checkpoint of --folder; the newest by default.'
-)
-_OUT = flags.DEFINE_string('out', None, 'A new folder for the candidate.')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # A workdir or an export.
+  model: str
+  # Of the server.
+  folder: str = 'runs/server'
+  # File of a checkpoint of --folder; the newest by default.
+  limits: str = ''
+  # A new folder for the candidate.
+  out: str
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _MODEL, _OUT)
+  settings = FLAGS.read(argv)
   from kaiju_jax.app import drift
 
   found = drift.make_candidate(
-    _MODEL.value, _FOLDER.value, _OUT.value, _LIMITS.value
+    settings.model, settings.folder, settings.out, settings.limits
   )
   least, middle, largest = found.moved
   print(
     f'{found.origin}: limits × {least:.2f} to {largest:.2f}, {middle:.2f} in'
-    f' the median.\n{_OUT.value}: weights {found.digest}. Next: kaiju gate'
-    f' --baseline={_MODEL.value} --candidate={_OUT.value}'
+    f' the median.\n{settings.out}: weights {found.digest}. Next: kaiju gate'
+    f' --baseline={settings.model} --candidate={settings.out}'
   )
 
 

@@ -8,7 +8,7 @@ accepted it within the last 31 days: its agreement with people (quadratic κ) is
 at least 0.6 in each property and its bias at most 0.25, it does not reward
 length, and prefers the same replies in both orders. It takes 50 labels of the
 last 31 days (`kaiju_jax/evaluation/persona/labels.py`), 20 pairs among them.
-The exit status is 0, 3 or 4: accepted, refused, not evaluated.
+The exit status is 0 (accepted), 3 (refused) or 4.
 """
 
 from collections.abc import Sequence

@@ -51,14 +51,9 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.storage import folders
   from kaiju_jax.training import progress
 
+  names = selection.SelectionSettings._fields
   asked = selection.SelectionSettings(
-    target=settings.target,
-    source=settings.source,
-    count=settings.count,
-    embedder=settings.embedder,
-    method=settings.method,
-    noise=settings.noise,
-    seed=settings.seed,
+    **{name: getattr(settings, name) for name in names}
   )
   folders.refuse_existing(settings.out)
   selection.check(asked)

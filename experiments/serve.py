@@ -13,8 +13,7 @@ other accounts and of what a proxy here passes on. With --require_token tokens
 alone count. With --host it answers others too, who need a token each; that
 takes a gate and a token-level head (--safety, --head).
 
-With --ray the engines are processes of their own under Ray Serve, and
---ingresses processes answer HTTP on one port (docs/fleet.md).
+With --ray the engines are processes of their own under Ray (docs/fleet.md).
 """
 
 from collections.abc import Sequence

@@ -9,8 +9,8 @@ that it wrote into --safety; --head certifies a head that exists. The new folder
 is another --safety, with the head and both stages' thresholds. Certified is
 that 99 % of violating texts are blocked as a prompt and as a reply, and that
 1 % of benign ones are refused in either at most, per tier and dimension. It
-takes 368 texts of each kind in the part that counts. The exit status is 0, 3 if
-the counts say no, or 4 if they are too few. Needs scikit-learn (extra `gate`).
+takes 368 texts of each kind. The exit status is 0, 3 if the counts say no, or 4
+if they are too few. Needs scikit-learn (extra `gate`).
 
 Where the labels say which characters are violations, a run trains the head on
 them, and with --joint the model as well; --head then names its workdir:
@@ -37,8 +37,7 @@ class Settings:
   safety: str | None = None
   # A head to certify: its file, or the workdir of its run.
   head: str | None = None
-  # Of the claims about both tiers; must be that of --safety's thresholds, which
-  # is the default.
+  # Of the claims; must be that of --safety's thresholds, the default.
   confidence: float | None = None
   texts: settings_lib.Texts
   spans: settings_lib.Spans
@@ -69,12 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _train_on_spans(settings: Settings) -> None:
-  alien = {'safety', 'head', 'data', 'planted'} & FLAGS.list_given()
-  for name in sorted(alien):
-    raise ValueError(
-      f'--{name} is for certifying a head, and --spans for training one: give'
-      ' them to two commands, as in the help.'
-    )
+  FLAGS.refuse_beside('spans', 'safety', 'head', 'data', 'planted')
   from kaiju_jax.classifiers import span_head
 
   measured = span_head.train_on(

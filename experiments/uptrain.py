@@ -1,87 +1,78 @@
-"""Makes a Kaiju student of a trained model: the start of another run.
+"""Make a Kaiju student of a trained model: the start of another run.
 
     python -m experiments.uptrain --model=runs/teacher --out=starts/student \\
         --start=fitted --text=my/texts --layout='L0 L1 L1 G3' --window=16
     python -m experiments.train --config=starts/student/config.py \\
         --workdir=runs/student
 
-The teacher is a workdir, an export or any Hugging Face folder that
-`experiments.import_hf` reads; each of its layers makes its own keys and values.
-Its heads are merged, layers of one owner share a projection, and windows and
-int8 are the student's. `--start=mean` takes means; `--start=fitted` reads a
-text with the teacher and fits keys and values to it in closed form
-(`kaiju_jax/interchange/surgery/`). The folder holds float32 weights in our own
-format, so that `experiments.generate --model=…` shows at once what was lost,
-and config.py: a run that begins with the student and, with `data.teacher` if
-need be, brings it back.
+The teacher is any model; each of its layers makes its own keys and values. Its
+heads are merged, layers of one owner share a projection, and windows and int8
+are the student's (`kaiju_jax/interchange/surgery/`). The folder holds float32
+weights in our own format, which `experiments.generate` continues, and
+config.py: a run that begins with the student and brings it back.
+
+    python -m experiments.uptrain --world=gated --out=runs/uptrain
+
+compares students of a toy teacher (`configs/uptrain.py`) by how they begin.
 """
 
 from collections.abc import Sequence
+import dataclasses
+from typing import Literal
 
-from absl import flags
-
+from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 from kaiju_jax.runs import uptrain
 
-_MODEL = flags.DEFINE_string(
-  'model', None, 'Workdir, export, or Hugging Face folder of the teacher.'
-)
-_OUT = flags.DEFINE_string('out', None, 'A new folder.')
-_START = flags.DEFINE_enum(
-  'start',
-  'mean',
-  uptrain.STARTS,
-  "Whether keys and values begin as means of the teacher's, or as a fit to"
-  ' them over a text.',
-)
-_TEXT = flags.DEFINE_string(
-  'text',
-  '',
-  'Text of a fitted start, a file, folder or glob; config.py names it as the'
-  " run's.",
-)
-_TOKENS = flags.DEFINE_integer(
-  'tokens', uptrain.MEAN.tokens, 'Tokens of the text that the fit reads.'
-)
-_LAYOUT = flags.DEFINE_string(
-  'layout',
-  '',
-  "The student's layers, such as 'L0 L0 L0 G3': L local or G global, and the"
-  " layer whose keys and values each reads; 'L L L G' lets a fitted start"
-  ' choose pairs that share. By default six local layers to a global one,'
-  ' shared by three local and by two global ones.',
-)
-_WINDOW = flags.DEFINE_integer(
-  'window',
-  0,
-  "Positions that a local layer sees, itself included; 0 for the teacher's, or"
-  ' 128 where it has no local layers.',
-)
-_KV_HEADS = flags.DEFINE_integer(
-  'num_kv_heads', 1, "Heads of keys and values; a divisor of the teacher's."
-)
-_INT8 = flags.DEFINE_bool('int8', True, 'Whether the student is int8.')
-_OWNERS = flags.DEFINE_enum(
-  'owners',
-  'mean',
-  ['mean', 'own'],
-  'Under --start=mean, what the layers that share a projection get: the mean of'
-  ' theirs, or that of the layer that owns it.',
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  # Workdir, export, or Hugging Face folder of the teacher.
+  model: str | None = None
+  # A new folder; that of all runs with --world, by default runs/uptrain.
+  out: str | None = None
+  # Whether keys and values are means of the teacher's, or fitted over a text.
+  start: Literal[*uptrain.STARTS] = 'mean'
+  # Text of a fitted start, which config.py names: a file, folder or glob.
+  text: str = ''
+  # Tokens of the text that the fit reads.
+  tokens: int = uptrain.MEAN.tokens
+  # The student's layers, such as 'L0 L0 L0 G3': L local or G global, and the
+  # layer whose keys and values each reads; 'L L L G' lets a fitted start choose
+  # pairs that share. By default six local layers to a global one, shared by
+  # three local and by two global ones.
+  layout: str = ''
+  # Positions that a local layer sees; 0 for the teacher's, or 128.
+  window: int = 0
+  # Heads of keys and values; a divisor of the teacher's.
+  num_kv_heads: int = 1
+  # Whether the student is int8.
+  int8: bool = True
+  # With --start=mean: what layers that share get, all means or the owner's.
+  owners: Literal['mean', 'own'] = 'mean'
+  study: settings_lib.UptrainStudy
+
+
+FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _MODEL, _OUT)
-  print(
-    uptrain.write(
-      _MODEL.value,
-      _OUT.value,
-      uptrain.Student(
-        _LAYOUT.value, _WINDOW.value, _KV_HEADS.value, _INT8.value
-      ),
-      uptrain.Start(_START.value, _OWNERS.value, _TEXT.value, _TOKENS.value),
-    )
+  settings = FLAGS.read(argv)
+  if settings.study.world:
+    from kaiju_jax.experiments.studies import uptrain as study
+
+    out = 'runs/uptrain' if settings.out is None else settings.out
+    study.compare(settings.study, flags.folder('out', out))
+    return
+  flags.need(model=settings.model, out=settings.out)
+  student = uptrain.Student(
+    settings.layout, settings.window, settings.num_kv_heads, settings.int8
   )
+  start = uptrain.Start(
+    settings.start, settings.owners, settings.text, settings.tokens
+  )
+  print(uptrain.write(settings.model, settings.out, student, start))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Teaches a model to prefer the replies that users kept to those they swiped.
 
-    python -m experiments.reference --model=runs/sft --data=swipes.jsonl \\
-        --out=reference.npz
+    python -m experiments.align --model=runs/sft --data=swipes.jsonl \\
+        --reference=reference.npz
     python -m experiments.train --config=preference:runs/sft \\
         --config.data.path=swipes.jsonl --config.data.reference=reference.npz \\
         --workdir=runs/preference

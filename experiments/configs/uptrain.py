@@ -25,7 +25,7 @@ begin with the teacher's weights, changed by means or by a fit to the text
 In the world gemma, Kaiju's student shares by pairs and is int8, L0 L1 L1 L3 L3
 G5; `sharing_*` and `int8` change one of both.
 
-    python -m experiments.uptrain_study --world=gated --out=runs/uptrain
+    python -m experiments.uptrain --world=gated --out=runs/uptrain
 
 Device:   one core of a CPU
 Minutes:  2 to 6 per teacher, about 1 per student and seed

@@ -132,3 +132,122 @@ class Synthesize:
       seed=self.seed,
       form=form.Form(header=self.header),
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Align:
+  """Who chooses, in which rounds, and how a round trains."""
+
+  # Workdir of the model to begin with; any model with --rank.
+  model: str
+  # Conversations that wait for a reply, or dialogues:COUNT.
+  prompts: str = ''
+  # planted:NAME, head:FILE:DIMENSION or log:FOLDER; or several.
+  user: tuple[str, ...] | None = None
+  # The folder of the rounds.
+  out: str | None = None
+  # The most rounds.
+  rounds: int = 20
+  # Prompts of a round.
+  groups: int = 32
+  # Replies to each prompt.
+  swipes: int = 4
+  # The most tokens of a reply.
+  tokens: int = 64
+  # Of the draws.
+  temperature: float = 1.0
+  # Of a planted user's choices.
+  choice_temperature: float = 0.25
+  # Prompts that no round trains on.
+  held_out: int = 400
+  # Those of them that guards read after each round.
+  watched: int = 48
+  # The most nats per reply.
+  kl_max: float = 12.0
+  # How many times longer or shorter replies may become.
+  length_max: float = 1.5
+  # The largest share of replies that are cut off.
+  cut_max: float = 0.05
+  # Whether guards stop the rounds.
+  guards: bool = True
+  # Training steps of a round; fewer in proportion where not all prompts have a
+  # choice.
+  steps: int = 16
+  # The learning rate.
+  rate: float = 5e-05
+  # The factor of rewards.
+  beta: float = 0.1
+  # Rows of a step, or that --reference reads at a time; 1, and 2 for that.
+  batch: flags.Positive | None = None
+  # Rank of adapters, which train alone; 0 trains all weights.
+  rank: int = 0
+  # As config.lora.alpha.
+  alpha: float = 16.0
+  # As config.lora.matrices.
+  matrices: str = '*'
+  # Seeds of the draws of each run.
+  seeds: flags.Seeds = (0,)
+  # Whether to draw OUT/curves.png; needs matplotlib.
+  figure: bool = False
+  # Instead of rounds: write the log-probabilities of the replies in --data by
+  # --model, which is frozen, into this file.
+  reference: str = ''
+  # With --reference: conversations with choices, a .jsonl file, folder or glob.
+  data: str = ''
+  # With --reference: tokens per row; a tree must fit.
+  length: Annotated[int, flags.Bounds(2)] = 1024
+
+  def __post_init__(self):
+    if self.reference:
+      flags.need(data=self.data)
+    else:
+      flags.need(user=self.user, out=self.out)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exposure:
+  """Which text of one person is looked for in a model, and how."""
+
+  # Instead of an export: measure what --model tells others of this text, which
+  # has at least four random digits.
+  secret: str = ''
+  # With --secret: a workdir or an export.
+  model: str | None = None
+  # With --secret: another one, read beside it.
+  before: str | None = None
+  # With --secret: conversations that wait for a reply, or dialogues:COUNT.
+  prompts: str = 'dialogues:8'
+  # With --secret: is said in each prompt, in place of the user's last message.
+  ask: str = ''
+  # With --secret: texts with other digits, which the secret stands among.
+  others: int = 1023
+  # With --secret: replies to each prompt.
+  draws: flags.Positive = 32
+  # With --secret: the most tokens of a reply.
+  tokens: flags.Positive = 64
+  # With --secret: of the draws.
+  temperature: Annotated[float, flags.Bounds(0.0)] = 1.0
+  # With --secret: seed of digits and draws.
+  seed: flags.NonNegative = 0
+
+  def __post_init__(self):
+    if self.secret:
+      flags.need(model=self.model)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UptrainStudy:
+  """Which students of which toy teacher are compared."""
+
+  # Compare students instead, of a world of configs/uptrain.py, such as gated.
+  world: str = ''
+  # With --world: seeds of the runs.
+  seeds: flags.Seeds = (0, 1, 2)
+  # With --world: arms; the config's by default.
+  arms: tuple[str, ...] | None = None
+  # With --world: steps of a student; the config's by default.
+  steps: flags.Positive | None = None
+  # With --world: whether students train; otherwise only their starts are read.
+  train: bool = True
+  # With --world: steps of the teacher; the config's by default.
+  teacher_steps: int | None = None

@@ -3,13 +3,19 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
+import functools
 import json
 import pathlib
+from typing import Annotated
 from typing import Any
 import urllib.error
 import urllib.request
 
+from absl import app
+
 from kaiju_jax.reporting import report
+from kaiju_jax.runs import flags
 from kaiju_jax.serving.http import local_key
 
 # Seconds: a drain waits for replies.
@@ -35,6 +41,12 @@ def load_key(folder: str) -> str:
       ' --metrics_port. Name its folder (--folder).'
     )
   return local_key.load(path)
+
+
+CHANGES = (
+  *('safety', 'safety_rollback', 'rollout', 'rollback', 'share', 'drain'),
+  'remove',
+)
 
 
 class Server:
@@ -149,3 +161,91 @@ def _message(error: urllib.error.HTTPError) -> str:
     return json.load(error)['error']['message']
   except (KeyError, TypeError, ValueError):
     return f'status {error.code}; must be the --metrics_port of a server.'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+  """What is changed in which server; at most one change at a time."""
+
+  # The server's --metrics_port; of several ingresses, all of them.
+  port: Annotated[tuple[int, ...], flags.Numbers(below=65_536)]
+  # The server's folder, with its operator's key.
+  folder: str = 'runs/server'
+  # Serve the gate and the certified thresholds of this folder.
+  safety: str = ''
+  # Serve the gate and the thresholds before those.
+  safety_rollback: bool = False
+  # Warm a replica, or a build, and open it to 10, 50 and 100 % of its share of
+  # new conversations.
+  rollout: str = ''
+  # Seconds of each of --rollout's steps.
+  hold: Annotated[float, flags.Bounds(0.0)] = 60.0
+  # Fewest requests by which each of --rollout's steps is judged; another build
+  # should have 50 or more.
+  requests: flags.NonNegative = 0
+  # Close the other replicas at the end of --rollout.
+  replaces: bool = False
+  # Take a replica's share, or a build's, back at once.
+  rollback: str = ''
+  # NAME:SHARE, to which part of new conversations it is open.
+  share: str = ''
+  # Take all of a replica's conversations off it.
+  drain: str = ''
+  # Of running replies at a --drain, then they move.
+  seconds: Annotated[float, flags.Bounds(0.0, 100.0)] = 60.0
+  # Take a drained or lost replica out, and stop it.
+  remove: str = ''
+
+  def __post_init__(self):
+    if len(self.changes) > 1:
+      names = ', '.join(f'--{name}' for name in self.changes)
+      raise app.UsageError(f'{names}: must be one at a time.')
+
+  @property
+  def changes(self) -> list[str]:
+    """The names of the changes that are wanted."""
+    return [name for name in CHANGES if getattr(self, name)]
+
+  def command_of(self, name: str) -> tuple[str, dict]:
+    """Returns a change's command for the server, and the command's fields."""
+    if name == 'safety':
+      # The server has a working folder of its own.
+      return 'gate', {'folder': str(pathlib.Path(self.safety).resolve())}
+    of = getattr(self, name)
+    if name == 'share':
+      of, _, share = of.rpartition(':')
+      if not of:
+        raise ValueError(
+          f'--share={share}: must be NAME:SHARE, such as one:0.5.'
+        )
+      return name, {'of': of, 'share': float(share)}
+    more = {
+      'rollout': {
+        'hold': self.hold,
+        'requests': self.requests,
+        'replaces': self.replaces,
+      },
+      'drain': {'seconds': self.seconds},
+    }
+    return name, {'of': of, **more.get(name, {})}
+
+
+def _ask(name: str, fields: dict, server: Server) -> Any:
+  return server.ask(name, fields)
+
+
+def apply(wanted: Change) -> list[Server]:
+  """Changes what servers serve, one server after the other; returns them.
+
+  Raises:
+    OSError, RuntimeError, ValueError: as `load_key`, `change` and the server.
+  """
+  key = load_key(wanted.folder)
+  servers = [Server(port, key) for port in wanted.port]
+  for name in wanted.changes:
+    if name == 'safety_rollback':
+      change(servers, Server.roll_gate_back)
+    else:
+      ask = functools.partial(_ask, *wanted.command_of(name))
+      change(servers, ask)
+  return servers

@@ -151,11 +151,13 @@ def read_reference(
     return Reference(header['model'], header['tokenizer'], found)
   except FileNotFoundError as error:
     raise FileNotFoundError(
-      f'{field}={str(path)!r}: no such file; experiments.reference writes one.'
+      f'{field}={str(path)!r}: no such file; experiments.align --reference'
+      ' writes one.'
     ) from error
   except (*_UNREADABLE, OSError, EOFError, ValueError) as error:
     raise ValueError(
-      f'{field}={str(path)!r}: not a file of experiments.reference: {error}'
+      f'{field}={str(path)!r}: not a file of experiments.align --reference:'
+      f' {error}'
     ) from error
 
 
@@ -175,7 +177,7 @@ def find_reference(
     if one not in reference.log_p:
       raise ValueError(
         f'{field}: has no numbers of {name}, which was added or changed since;'
-        ' run experiments.reference again.'
+        ' run experiments.align --reference again.'
       )
     found.append(reference.log_p[one])
   return found

@@ -62,7 +62,7 @@ class DataConfig:
   label_weights: str = 'balanced'
   # Which tokens of a span task 'spans' labels: 'last', or 'all'.
   span_tokens: str = 'all'
-  # File of a reference model's log-probabilities (`experiments.reference`) for
+  # File of a reference model's log-probabilities (`align --reference`) for
   # objective.name='preference'; '' for none.
   reference: str = ''
   # L, tokens per row, at least 2, because a row's first token is not predicted.

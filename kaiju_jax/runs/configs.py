@@ -6,6 +6,8 @@ import difflib
 import os
 import pathlib
 
+from absl import flags
+
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -81,3 +83,8 @@ def config_path(name: str) -> str:
       f' {", ".join(known)}.'
     )
   return f'{configs / file}.py{colon}{arm}'
+
+
+def find_file() -> str:
+  """Returns the path, with its arm, that --config was read from."""
+  return flags.FLAGS['config'].config_filename

@@ -166,6 +166,20 @@ class Flags(Generic[T]):
     """Returns the names of the flags that the command line has."""
     return {one.flag.name for one in self._values() if one.flag.present}
 
+  def refuse_beside(self, ruler: str, *ruled: str) -> None:
+    """Refuses flags that have no effect beside another one.
+
+    Raises:
+      ValueError: names both.
+    """
+    given = {one.flag.name: one.flag for one in self._values()}
+    for name in ruled:
+      if given[ruler].present and given[name].present:
+        raise ValueError(
+          f'--{name}={given[name].value}: has no effect with --{ruler}, which'
+          ' determines it.'
+        )
+
   def _values(self) -> Iterable[_Value]:
     for part in self._parts.values():
       yield from part._values() if isinstance(part, Flags) else (part,)

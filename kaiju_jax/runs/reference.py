@@ -116,7 +116,8 @@ def check_start(experiment: experiment_lib.Experiment) -> None:
   raise ValueError(
     f'data.reference={path!r}: was not made by the model of'
     f' begin_with={start!r}, from which the policy starts. Make it anew:'
-    f' experiments.reference {fix} --data={experiment.data.path} --out={path}'
+    f' experiments.align {fix} --data={experiment.data.path}'
+    f' --reference={path}'
   )
 
 

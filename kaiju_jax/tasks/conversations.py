@@ -58,7 +58,9 @@ def check_choices(experiment: experiment_lib.Experiment) -> None:
   needs = experiment.objective.preference.loss != 'options'
   if needs != bool(data.reference):
     expected = (
-      'name the file that experiments.reference writes' if needs else "be ''"
+      'name the file that experiments.align --reference writes'
+      if needs
+      else "be ''"
     )
     raise ValueError(
       f'data.reference={data.reference!r}: must {expected} for'

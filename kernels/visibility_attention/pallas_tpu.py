@@ -18,7 +18,7 @@ where keys march. E is a few numbers per row or column, the facts of
 tpu_sides.py. Those of the visited side lie along lanes as they are fetched.
 Those of the marching side are turned into columns once per step, each number in
 all 128 lanes of a register's row: in the compiler's schedule
-(`experiments.tpu_schedule`) a broadcast along lanes at every visit costs more.
+(`aot_report --kernels`) a broadcast along lanes at every visit costs more.
 Pairs of blocks that are seen in full skip the mask.
 
 QKᵀ multiplies codes where it can be an integer dot; otherwise codes become

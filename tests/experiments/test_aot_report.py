@@ -84,7 +84,10 @@ BAD = [
   ),
   (('--preset=13b',), '--accelerator is missing'),
   (('--accelerator=cpu_8',), 'exactly one of --preset and --config'),
-  (('--preset=14b', '--accelerator=cpu_8'), "preset='14b': must be one of"),
+  (
+    ('--preset=14b', '--accelerator=cpu_8'),
+    '--preset=14b: value should be one of',
+  ),
 ]
 
 

@@ -20,7 +20,10 @@ BAD = [
   ),
   ('uptrain --model=nowhere --out=x', 'error: nowhere: no such file or'),
   ('uptrain --out=x', '--model is missing'),
-  ('uptrain_study --arms=none', "error: --arms: 'none' is not one of scratch"),
+  (
+    'uptrain --world=gated --arms=none',
+    "error: --arms: 'none' is not one of scratch",
+  ),
   ('rates --transfer=x', "error: --transfer: 'x' is not one of none, width"),
   (
     'benchmarks.serve --peers=x',

@@ -144,7 +144,7 @@ def test_flags_that_are_wrong_are_one_line(made, tmp_path):
     ([data, *flags, '--choose=0.9'], 'error: choose=0.9'),
     ([data, *flags, '--head=/nowhere'], '/nowhere'),
     (['--planted', *flags, '--model=/nowhere'], 'error: /nowhere'),
-    (['--spans=/nowhere', *flags], '--safety is for certifying a head, and'),
+    (['--spans=/nowhere', *flags], 'has no effect with --spans'),
     (['--spans=/nowhere', *spans], "error: --spans='/nowhere': no such file"),
     ([data, *flags, f'--head={folder / "safety/gate.safetensors"}'], 'error: '),
   ]

@@ -410,3 +410,34 @@ def _distances(result: MixedSources):
   axes.barh(labels, [*values, mix.pooled, mix.distance], color=colors)
   axes.set_xlabel(f'distance from the target ({_UNITS[result.distributions]})')
   return drawn
+
+
+def parse_source(flag: str, text: str) -> tuple[str, str]:
+  """Returns the name and the path of NAME=PATH.
+
+  Raises:
+    ValueError: names the flag and the text.
+  """
+  name, equals, path = text.partition('=')
+  if not equals or not name or not path:
+    raise ValueError(f'--{flag}: {text!r} is not NAME=PATH.')
+  return name, path
+
+
+def tabulate(result: MixedSources) -> report.Report:
+  """Returns the weights with intervals, sizes and distances."""
+  mix = result.mix
+  rows = [
+    (
+      name,
+      f'{mix.weights[row]:.3f}',
+      f'{mix.low[row]:.3f} … {mix.high[row]:.3f}',
+      f'{result.sizes[row]:,}',
+      f'{mix.distances[row]:.4f}',
+    )
+    for row, name in enumerate(result.names)
+  ]
+  rows.append(('the mix', 1, '', '', f'{mix.distance:.4f}'))
+  rows.append(('all text as it is', '', '', '', f'{mix.pooled:.4f}'))
+  columns = 'source', 'weight', '95 % interval', 'tokens', 'distance'
+  return report.Report().table(rows, columns)
