@@ -32,7 +32,7 @@ from tests.device import numerics
 
 SETTING = setting_lib.Setting('unused')
 # Other libraries' contenders, but for cuDNN, and XLA's own programs.
-_OTHERS = 'jax', 'torch', 'cudnn, mask', 'bf16', 's8', 'chunked', 'reference'
+_OTHERS = 'jax', 'torch', 'cudnn, mask', 'bf16', 's8', 'chunked'
 Programs = dict[str, Callable[[], tuple[Any, Any]]]
 
 

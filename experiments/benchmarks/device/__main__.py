@@ -1,4 +1,4 @@
-"""Measures all that the accelerator at hand can tell, in half an hour.
+"""Measure all that the accelerator at hand can tell, in half an hour.
 
     python -m experiments.benchmarks.device --minutes=9 [--out=runs/device]
         [--slices=numerics,attention]
@@ -16,68 +16,48 @@ be each platform's default, and why.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
-
-from absl import flags
+from typing import Annotated
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags
 
 from . import order
 from . import runner
 from . import setting as setting_lib
 from . import tables
 
-_MINUTES = flags.DEFINE_float(
-  'minutes', 9, 'Minutes that it may take.', lower_bound=0
-)
-_OUT = flags.DEFINE_string('out', 'runs/device', 'Where everything is written.')
-_SLICES = flags.DEFINE_list(
-  'slices', None, 'Slices to work on; all by default.'
-)
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 9, 'Rounds of each timing.', lower_bound=1
-)
-_CASE_S = flags.DEFINE_float(
-  'case_s',
-  None,
-  'Seconds after which a case counts as hung; by default 4 times its estimate,'
-  ' at least 120.',
-  lower_bound=1,
-)
-_MOST_CASES = flags.DEFINE_integer(
-  'most_cases', None, 'Cases of each slice; all by default.', lower_bound=1
-)
-_RETRY = flags.DEFINE_bool('retry', False, 'Run cases again that failed.')
-_DRY = flags.DEFINE_bool('dry', False, 'Rehearse on a CPU.')
-_PLATFORM = flags.DEFINE_enum(
-  'platform', 'gpu', ['gpu', 'tpu'], 'The platform that a rehearsal plays.'
-)
-_FAULTS = flags.DEFINE_list(
-  'faults',
-  [],
-  'Faults to rehearse, each SLICE:FAULT; a fault is one of'
-  f' {", ".join(setting_lib.FAULTS)}.',
-)
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is measured, and how long it may take."""
+
+  # Minutes that it may take.
+  minutes: Annotated[float, flags.Bounds(0)] = 9.0
+  # Slices to work on; all by default.
+  slices: tuple[str, ...] = tuple(order.SLICES)
+  setting: setting_lib.Setting = dataclasses.field(
+    default_factory=setting_lib.Setting
+  )
+
+
+_FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  names = order.choose(_SLICES.value)
-  setting = setting_lib.Setting(
-    out=_OUT.value,
-    dry=_DRY.value,
-    platform=_PLATFORM.value if _DRY.value else None,
-    repeats=1 if _DRY.value else _REPEATS.value,
-    case_s=_CASE_S.value,
-    most_cases=_MOST_CASES.value,
-    retry=_RETRY.value,
-    faults=setting_lib.faults(_FAULTS.value, _DRY.value),
-  )
-  pathlib.Path(_OUT.value).mkdir(parents=True, exist_ok=True)
+  settings = _FLAGS.read(argv)
+  setting = settings.setting
+  flags.choose('slices', settings.slices, order.SLICES)
+  setting.check()
+  if setting.dry:
+    setting = dataclasses.replace(setting, repeats=1)
+  pathlib.Path(setting.out).mkdir(parents=True, exist_ok=True)
+  names = [name for name in order.SLICES if name in settings.slices]
   try:
-    runner.run(names, setting, 60 * _MINUTES.value)
+    runner.run(names, setting, 60 * settings.minutes)
   finally:
-    print(tables.write(_OUT.value))
+    print(tables.write(setting.out))
 
 
 if __name__ == '__main__':

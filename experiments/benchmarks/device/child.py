@@ -128,7 +128,7 @@ def _run_case(name, module, case, estimate, what, book, setting) -> bool:
 
   start = time.time()
   # A first case has none before it, and one that a fault ended has.
-  fault = None if book.cases else setting.faults.get(name)
+  fault = None if book.cases else setting.fault_of(name)
   faulthandler.dump_traceback_later(
     setting.limit(estimate), exit=True, file=sys.__stderr__
   )

@@ -92,15 +92,3 @@ KERNELS = {
   'paged_decode': ('paged_decode', 12),
   'squinch': ('squinch', 5),
 }
-
-
-def choose(names: list[str] | None) -> list[str]:
-  """Returns the slices that a list names, in their order; all with None.
-
-  Raises:
-    ValueError: names what is no slice.
-  """
-  for name in names or ():
-    if name not in SLICES:
-      raise ValueError(f'--slices: {name!r} is not one of {", ".join(SLICES)}.')
-  return [name for name in SLICES if not names or name in names]

@@ -1,7 +1,11 @@
 """What a run is told, and what it knows of its device. Imports no jax."""
 
 import dataclasses
+from typing import Annotated
 from typing import Any
+from typing import Literal
+
+from kaiju_jax.runs import flags
 
 from . import order
 
@@ -15,28 +19,26 @@ FAULTS = 'raise', 'kill', 'hang', 'interrupt'
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """The same for all slices of a run; travels to a child as JSON.
+  """The same for all slices of a run; travels to a child as JSON."""
 
-  Attributes:
-    out: folder of all files.
-    dry: whether this is a rehearsal: tiny sizes, kernels interpreted.
-    platform: the platform that a rehearsal plays; None for the one at hand.
-    repeats: rounds of each timing.
-    case_s: seconds after which a case counts as hung; None derives them from
-      its estimate.
-    most_cases: cases per slice; None for all.
-    retry: whether cases that failed run again.
-    faults: {slice: one of FAULTS}, for rehearsals.
-  """
-
-  out: str
+  # Where everything is written.
+  out: str = 'runs/device'
+  # Rehearse on a CPU: tiny sizes, kernels interpreted.
   dry: bool = False
-  platform: str | None = None
-  repeats: int = 9
-  case_s: float | None = None
-  most_cases: int | None = None
+  # The platform that a rehearsal plays.
+  platform: Literal['gpu', 'tpu'] = 'gpu'
+  # Rounds of each timing.
+  repeats: flags.Positive = 9
+  # Seconds after which a case counts as hung; by default 4 times its estimate,
+  # at least 120.
+  case_s: Annotated[float | None, flags.Bounds(1)] = None
+  # Cases of each slice; all by default.
+  most_cases: flags.Positive | None = None
+  # Run cases again that failed.
   retry: bool = False
-  faults: dict[str, str] = dataclasses.field(default_factory=dict)
+  # Faults to rehearse, each SLICE:FAULT; a fault is one of raise, kill, hang
+  # and interrupt.
+  faults: tuple[str, ...] = ()
 
   def limit(self, estimate: float) -> float:
     """Returns the seconds after which a case of an estimate counts as hung."""
@@ -46,25 +48,25 @@ class Setting:
       return _DRY_S
     return max(_TIMES * estimate, _LEAST_S)
 
+  def fault_of(self, name: str) -> str | None:
+    """Returns the fault to plant in a slice's first case."""
+    return dict(word.split(':') for word in self.faults).get(name)
 
-def faults(words: list[str], dry: bool) -> dict[str, str]:
-  """Returns {slice: fault} of the words of --faults.
+  def check(self) -> None:
+    """Refuses faults that cannot be planted.
 
-  Raises:
-    ValueError: names the word and what would be right.
-  """
-  found = {}
-  for word in words:
-    name, _, fault = word.partition(':')
-    if name not in order.SLICES or fault not in FAULTS:
-      raise ValueError(
-        f'--faults: {word!r}: expected SLICE:FAULT, a fault one of'
-        f' {", ".join(FAULTS)}.'
-      )
-    found[name] = fault
-  if found and not dry:
-    raise ValueError('--faults: only a rehearsal (--dry) plants them.')
-  return found
+    Raises:
+      ValueError: names the word and what would be right.
+    """
+    for word in self.faults:
+      name, _, fault = word.partition(':')
+      if name not in order.SLICES or fault not in FAULTS:
+        raise ValueError(
+          f'--faults: {word!r}: expected SLICE:FAULT, a fault one of'
+          f' {", ".join(FAULTS)}.'
+        )
+    if self.faults and not self.dry:
+      raise ValueError('--faults: only a rehearsal (--dry) plants them.')
 
 
 def device(setting: Setting) -> dict[str, Any]:

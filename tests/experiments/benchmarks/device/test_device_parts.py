@@ -1,5 +1,6 @@
 """Files, budgets, pages and proposals, without a child process."""
 
+import dataclasses
 import math
 import re
 import time
@@ -128,17 +129,16 @@ def test_a_slice_that_cannot_be_loaded_costs_itself_alone(
   assert found['startup'].cases['one']['record'] == {'a': 1}
 
 
-def test_flags_are_refused_by_name():
-  assert order.choose(None) == list(order.SLICES)
-  assert order.choose(['squinch', 'ceilings']) == ['ceilings', 'squinch']
-  with pytest.raises(ValueError, match="--slices: 'codec' is not one of ceil"):
-    order.choose(['codec'])
-  assert setting_lib.faults(['step:kill'], dry=True) == {'step': 'kill'}
+def test_faults_are_refused_by_name():
+  planted = setting_lib.Setting(dry=True, faults=('step:kill',))
+  planted.check()
+  assert planted.fault_of('step') == 'kill'
+  assert planted.fault_of('needle') is None
   for word in 'step', 'step:explode', 'codec:kill':
     with pytest.raises(ValueError, match=f"--faults: '{word}': expected SLICE"):
-      setting_lib.faults([word], dry=True)
+      dataclasses.replace(planted, faults=(word,)).check()
   with pytest.raises(ValueError, match='only a rehearsal'):
-    setting_lib.faults(['step:kill'], dry=False)
+    dataclasses.replace(planted, dry=False).check()
 
 
 def _row(implementation, median, width=0.1, is_peer=False, rounds=9, **changes):
