@@ -43,14 +43,12 @@ FLAGS = flags.flags_of(Settings)
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   asked = settings.facts
-  if settings.tuning.fine_tune:
-    from kaiju_jax.experiments.studies import fine_tuning
+  from kaiju_jax.experiments.studies import fine_tuning
 
+  if settings.tuning.fine_tune:
     fine_tuning.run(settings.tuning, asked.model, asked.count or 40)
   else:
-    from kaiju_jax.experiments.studies import chat_facts
-
-    chat_facts.run(asked)
+    fine_tuning.ask_facts(asked)
 
 
 if __name__ == '__main__':

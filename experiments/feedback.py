@@ -61,7 +61,6 @@ def main(argv: Sequence[str]) -> None:
     return
   flags.need(store=settings.store, out=settings.out)
   from kaiju_jax.alignment.feedback import export
-  from kaiju_jax.alignment.feedback import report
   from kaiju_jax.app import server_folder
   from kaiju_jax.serving.http import auth
 
@@ -73,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     result = export.export(store, tokens, key, settings.out, settings.held_out)
   finally:
     store.close()
-  print('\n'.join(report.describe(result)))
+  print('\n'.join(export.describe(result)))
 
 
 if __name__ == '__main__':

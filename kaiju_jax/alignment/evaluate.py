@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from kaiju_jax.alignment import guards
-from kaiju_jax.alignment import head
 from kaiju_jax.alignment import prompts
 from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import users
@@ -89,7 +88,7 @@ def _rate(right: float, total: int) -> dict[str, float]:
 
 
 def count_wins(
-  user: users.Planted | head.Head,
+  user: users.Planted | users.Head,
   held_out: Sequence[HeldOut],
   replies: Sequence[replies_lib.SampledReply],
 ) -> Wins:

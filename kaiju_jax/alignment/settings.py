@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from kaiju_jax.alignment import config
 from kaiju_jax.alignment import feedback_prompts
-from kaiju_jax.alignment import head as head_lib
 from kaiju_jax.alignment import prompts as prompts_lib
 from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
@@ -112,7 +111,7 @@ def read(
     if isinstance(user, users.Described):
       temperature = settings.choice_temperature
       digest = model if first.is_ours else ''
-      user = head_lib.Head(user, first, format, temperature, digest)
+      user = users.Head(user, first, format, temperature, digest)
       text = f'{text} {user.digest}'
   return Inputs(
     first,

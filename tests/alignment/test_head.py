@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
-from kaiju_jax.alignment import head
 from kaiju_jax.alignment import prompts
 from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
@@ -39,7 +38,7 @@ def world(tmp_path_factory):
 def user_of(world, text, temperature=0.0):
   loaded, format, _, _ = world
   described = users.parse(text, temperature)
-  return head.Head(described, loaded, format, temperature)
+  return users.Head(described, loaded, format, temperature)
 
 
 def value(world, prompt, text, index):

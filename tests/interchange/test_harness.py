@@ -21,7 +21,6 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.evaluation import held_out
 from kaiju_jax.experiments.studies import harness
-from kaiju_jax.experiments.studies import lm_eval_model as harness_lib
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.serving.http import server as server_lib
@@ -80,7 +79,7 @@ class World:
       alternatives=1,
     )
     self.generator.engine = self.engine
-    self.model = harness_lib.make(self.generator, self.tokenizer, LENGTH)
+    self.model = harness.make(self.generator, self.tokenizer, LENGTH)
 
 
 @pytest.fixture(scope='module')

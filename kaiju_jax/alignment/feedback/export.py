@@ -25,6 +25,7 @@ An owner's conversations are all in one of the two files.
 
 import collections
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import hashlib
@@ -41,6 +42,7 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
+from kaiju_jax.serving.stores import feedback
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 
@@ -370,3 +372,75 @@ def _replace(
     for one in partial, old:
       if out.exists():
         shutil.rmtree(one, ignore_errors=True)
+
+
+_SIGNS = 'rated', 'went_on', 'shown'
+
+
+def describe(result: Export) -> list[str]:
+  """Returns the lines that the command prints."""
+  count = result.counts.get
+  ended = {
+    name.removeprefix('ended_'): number
+    for name, number in result.counts.items()
+    if name.startswith('ended_')
+  }
+  return [
+    f'{count("owners", 0):,} owners who agree, of whom'
+    f' {count("owners_held_out", 0):,} are held out;'
+    f' {count("sessions", 0):,} sessions.',
+    f'{count("lines_train", 0):,} lines to train on,'
+    f' {count("lines_held_out", 0):,} held out;'
+    f' {count("lines_repeated", 0):,} repeated ones are left out.',
+    f'{count("turns", 0):,} turns, {count("regenerations", 0):,} regenerations,'
+    f' {count("replies_edited", 0):,} edits of replies.',
+    f'{count("choices", 0):,} choices'
+    f' ({_list({x: count(f"choices_{x}", 0) for x in _SIGNS})}):'
+    f' {count("replies_kept", 0):,} replies kept,'
+    f' {count("replies_passed_over", 0):,} passed over.',
+    f'Ratings: {_list({x: count(f"rated_{x}", 0) for x in feedback.RATINGS})}.',
+    f'Replies ended: {_list(ended) or "none"};'
+    f' {count("endings", 0):,} turns end a conversation.',
+    f'Left out: {count("replies_filtered", 0):,} replies that safety ended'
+    f' ({count("filtered_rated_wrongly_refused", 0):,} rated wrongly refused),'
+    f' {count("turns_refused", 0):,} turns for them,'
+    f' {count("sessions_of_untold_characters", 0):,} sessions with characters'
+    ' whose owners have not agreed,'
+    f' {count("lines_too_long", 0):,} branches of very long sessions.',
+    *_describe_places(result.places),
+    f'{len(result.gone):,} sessions of earlier exports are gone:'
+    f' {MANIFEST} lists them.',
+  ]
+
+
+def _describe_places(places: Mapping[tuple[int, int], int]) -> list[str]:
+  """Returns a line per number of replies, and one about the last place.
+
+  Somebody who swipes stops at the first reply that is good enough, so that the
+  last one drawn is kept most often, whatever it says. A model that learns from
+  choices learns this, too, unless its rows are weighted or sampled by place.
+  """
+  total = sum(places.values())
+  if not total:
+    return ['Places: no choice among replies that the model drew.']
+  found = []
+  for size in sorted({size for size, _ in places}):
+    kept = [places.get((size, place), 0) for place in range(size)]
+    shares = ', '.join(f'{one / sum(kept):.0%}' for one in kept)
+    found.append(
+      f'Kept of {size} replies, by place: {shares} ({sum(kept):,} choices;'
+      f' {1 / size:.0%} each by chance).'
+    )
+  last = sum(count for (size, at), count in places.items() if at == size - 1)
+  chance = sum(count / size for (size, _), count in places.items())
+  found.append(
+    f'The last one drawn was kept in {last:,} of {total:,}; by chance in'
+    f' {chance:,.1f}.'
+  )
+  return found
+
+
+def _list(counts: Mapping[str, int]) -> str:
+  return ', '.join(
+    f'{number:,} {name.replace("_", " ")}' for name, number in counts.items()
+  )

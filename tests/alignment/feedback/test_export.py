@@ -6,7 +6,6 @@ import stat
 import pytest
 
 from kaiju_jax.alignment.feedback import export
-from kaiju_jax.alignment.feedback import report
 from kaiju_jax.alignment.feedback import tree
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
@@ -462,6 +461,6 @@ def test_the_report_tells_how_places_decided(world, out):
     for place, count in result.places.items()
   }
   assert {place: n for place, n in moved.items() if n} == {(3, 0): 1, (3, 2): 2}
-  told = '\n'.join(report.describe(result))
+  told = '\n'.join(export.describe(result))
   assert 'Kept of 3 replies, by place: ' in told
   assert 'The last one drawn was kept in ' in told

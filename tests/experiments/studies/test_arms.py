@@ -10,7 +10,7 @@ from experiments.configs import recall as config
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation.persona import responders
 from kaiju_jax.experiments.studies import arms
-from kaiju_jax.experiments.studies import recall_report
+from kaiju_jax.experiments.studies import recall as study
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import grid
 from kaiju_jax.storage import files
@@ -110,18 +110,18 @@ def test_hops_count_only_where_full_attention_has_them():
       ('global_1', 'hops_2'): [97, 99],
     }
   )
-  statuses = recall_report.hop_statuses(found, 64)
+  statuses = study.hop_statuses(found, 64)
   assert statuses == {
     ('full', 'hops_1'): 'follows',
     ('full', 'hops_2'): 'not evaluated',
     ('global_1', 'hops_1'): 'follows',
     ('global_1', 'hops_2'): 'not evaluated',
   }
-  one, two = recall_report.hop_checks(found, 64)
+  one, two = study.hop_checks(found, 64)
   assert one.status == 'passed' and two.status == 'not evaluated'
   assert 'hops_2: full attention of equal depth has 99.0%, 94.0%' in two.reason
   worse = records({('full', 'hops_1'): [99] * 2, ('local', 'hops_1'): [99, 94]})
-  found = recall_report.hop_statuses(worse, 64)
+  found = study.hop_statuses(worse, 64)
   assert found['local', 'hops_1'] == 'does not follow'
 
 
@@ -129,11 +129,11 @@ def test_without_full_attention_on_a_seed_nothing_is_evaluated():
   alone = records({('global_1', 'hops_1'): [99, 99]})
   fewer = records({('global_1', 'hops_1'): [99, 99], ('full', 'hops_1'): [99]})
   for found in alone, fewer:
-    statuses = recall_report.hop_statuses(found, 64)
+    statuses = study.hop_statuses(found, 64)
     assert statuses['global_1', 'hops_1'] == decision.NOT_EVALUATED
   # Another length is another task.
   other = records({('full', 'hops_1'): [99, 99]}, length=128) + alone
-  statuses = recall_report.hop_statuses(other, 64)
+  statuses = study.hop_statuses(other, 64)
   assert statuses['global_1', 'hops_1'] == decision.NOT_EVALUATED
 
 
@@ -145,18 +145,18 @@ def test_tables_and_figure_show_every_arm(tmp_path):
       for hops in range(3)
     }
   )
-  text = '\n'.join(recall_report.tables(found, LAYOUTS, 64))
+  text = '\n'.join(study.tables(found, LAYOUTS, 64))
   assert '| full | G0 G1 G2 G3 | 4 | 98.5 (95.7–99.5); 98.0: follows' in text
   assert '| global_1 | L0 L1 L2 G3 | 1 |' in text and 'does not follow' in text
   assert '| hops_0 | 64 |' in text
-  figures = recall_report.figures(found, LAYOUTS, 64)
+  figures = study.figures(found, LAYOUTS, 64)
   assert figures['arms']['global_1'] == {
     'layout': 'L0 L1 L2 G3',
     'global_layers': 1,
     'hops': {'hops_1': 'does not follow', 'hops_2': 'does not follow'},
   }
   pytest.importorskip('matplotlib')
-  recall_report.draw(found, LAYOUTS, 64, tmp_path / 'page.png')
+  study.draw(found, LAYOUTS, 64, tmp_path / 'page.png')
   assert (tmp_path / 'page.png').read_bytes().startswith(b'\x89PNG')
 
 
@@ -202,7 +202,7 @@ def test_what_full_attention_cannot_follow_is_not_evaluated(tmp_path):
   assert grid.is_done(run, arms.asks(asking))
   found = arms.read_records([run], asking, rows.Record)
   assert found == made
-  decided, text = recall_report.publish(found, [run], tmp_path)
+  decided, text = study.publish(found, [run], tmp_path)
   assert decided == decision.load(tmp_path / decision.FILE)
   assert decided.status == decision.NOT_EVALUATED
   assert 'hops_1: full attention of equal depth has 0.0%' in decided.reasons[0]
@@ -213,7 +213,7 @@ def test_what_full_attention_cannot_follow_is_not_evaluated(tmp_path):
 
 
 def test_layouts_are_the_arms_of_one_depth():
-  assert [recall_report.count_global(x) for x in config.LAYOUTS.values()] == [
+  assert [study.count_global(x) for x in config.LAYOUTS.values()] == [
     4, 3, 2, 1, 0
   ]  # fmt: skip
   assert all(len(x.split()) == 4 for x in config.LAYOUTS.values())

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from kaiju_jax.experiments.studies import codec_quality
+from kaiju_jax.experiments.studies import codecs
 
 
 def test_quality_by_hand():
   x = [4.0, -2.0, 1.0, -1.0, 0.0, 0.0]
   y = [2.0, -3.0, 0.0, 0.5, 0.0, 7.0]
-  found = codec_quality.quality(codec_quality.tally(x, y))
+  found = codecs.quality(codecs.tally(x, y))
   # Σx² = 22; errors 2, 1, 1, −1.5, 0, −7: Σ = 4 + 1 + 1 + 2.25 + 49 = 57.25.
   assert found.snr == pytest.approx(10 * math.log10(22 / 57.25))
   # Σxy = 8 + 6 − 0.5 = 13.5; Σy² = 4 + 9 + 0.25 + 49 = 62.25.
@@ -34,13 +34,13 @@ def test_quality_by_hand():
 
 def test_what_arrives_as_it_was_has_no_error():
   x = np.array([[1.0, -2], [0, 3]])
-  found = codec_quality.quality(codec_quality.tally(x, x))
+  found = codecs.quality(codecs.tally(x, x))
   assert found.snr == math.inf and found.cosine == pytest.approx(1)
   assert found[2:] == (0, 0, 0, 0, 0, 0, 0)
 
 
 def test_zeros_alone_have_no_errors_to_speak_of():
-  found = codec_quality.quality(codec_quality.tally([0.0, 0.0], [0.0, 0.0]))
+  found = codecs.quality(codecs.tally([0.0, 0.0], [0.0, 0.0]))
   assert math.isnan(found.log_error) and math.isnan(found.flushed)
   assert found.raised == 0
 
@@ -48,25 +48,23 @@ def test_zeros_alone_have_no_errors_to_speak_of():
 def test_small_errors_are_the_same_in_the_logarithm_and_in_the_distance():
   x = np.random.default_rng(0).standard_normal(1000)
   y = x * (1 + 0.01 * np.random.default_rng(1).standard_normal(1000))
-  found = codec_quality.quality(codec_quality.tally(x, y))
+  found = codecs.quality(codecs.tally(x, y))
   assert found.distance == pytest.approx(found.log_error, rel=1e-4)
 
 
 def test_tallies_of_parts_add_up_to_that_of_the_whole():
   rng = np.random.default_rng(0)
   x, y = rng.integers(-3, 4, (2, 60)).astype(float)
-  parts = [
-    codec_quality.tally(x[a:b], y[a:b]) for a, b in ((0, 7), (7, 40), (40, 60))
-  ]
-  whole = codec_quality.tally(x, y)
-  np.testing.assert_allclose(codec_quality.total(parts), whole, rtol=1e-12)
+  parts = [codecs.tally(x[a:b], y[a:b]) for a, b in ((0, 7), (7, 40), (40, 60))]
+  whole = codecs.tally(x, y)
+  np.testing.assert_allclose(codecs.total(parts), whole, rtol=1e-12)
 
 
 def test_the_curve_by_hand():
   # Largest 8: octaves below it 0, 0.6, 1, 1.25, 2 and beyond; and a zero.
   x_RC = np.array([[8, -(2**2.4), 4, 2**1.75, -2, 2**-20, 0, 8]]).T
   y_RC = np.array([[8, -(2**2.4), 2, 0.0, -2, 1.0, 5, 16]]).T
-  found = codec_quality.curve(x_RC, y_RC, octaves=3, bins_an_octave=2)
+  found = codecs.curve(x_RC, y_RC, octaves=3, bins_an_octave=2)
   assert found.log2.tolist() == [-0.5, -1, -1.5, -2, -2.5, -3]
   assert found.count.tolist() == [2, 1, 2, 0, 1, 0]
   # 2·8/24 and 0; 0; 2·2/6 and, flushed, 2; 0.
@@ -78,11 +76,11 @@ def test_the_curve_by_hand():
 
 def test_the_curve_has_no_place_for_a_block_of_zeros():
   zeros_RC = np.zeros((8, 2))
-  assert codec_quality.curve(zeros_RC, zeros_RC).count.sum() == 0
+  assert codecs.curve(zeros_RC, zeros_RC).count.sum() == 0
 
 
 def test_what_cannot_be_compared_is_refused():
   with pytest.raises(ValueError, match='3 numbers sent, 2 arrived'):
-    codec_quality.tally([1, 2, 3], [1, 2])
+    codecs.tally([1, 2, 3], [1, 2])
   with pytest.raises(ValueError, match='inf or NaN'):
-    codec_quality.tally([1.0], [math.nan])
+    codecs.tally([1.0], [math.nan])

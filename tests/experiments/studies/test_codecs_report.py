@@ -2,17 +2,14 @@
 
 import numpy as np
 
-from kaiju_jax.experiments.studies import codec_quality
 from kaiju_jax.experiments.studies import codecs as study
 from kaiju_jax.reporting import figures
 from tests import printing
 
 
 def test_the_table_of_codecs():
-  found = codec_quality.quality(
-    codec_quality.tally([4, -2, 1, 0, 0], [2, -4, 0, 7, 0])
-  )
-  exact = codec_quality.quality(codec_quality.tally([4, -2], [4, -2]))
+  found = study.quality(study.tally([4, -2, 1, 0, 0], [2, -4, 0, 7, 0]))
+  exact = study.quality(study.tally([4, -2], [4, -2]))
   text = printing.printed(
     study.qualities(
       'Title',
@@ -38,7 +35,7 @@ def test_the_table_of_codecs():
 def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
   x_RC = np.random.default_rng(0).standard_normal((8, 500))
   curves = {
-    name: codec_quality.curve(x_RC, x_RC * factor)
+    name: study.curve(x_RC, x_RC * factor)
     for name, factor in (('zero', 1.1), ('int4', 1.2), ('f32', 1.0))
   }
   page = study.draw(curves, 'Title')
