@@ -23,13 +23,13 @@ from collections.abc import Sequence
 import dataclasses
 import pathlib
 
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
+from kaiju_jax.experiments.studies.sweeps import study as study_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(settings_lib.CriticalBatch):
+class Settings(study_lib.CriticalBatch):
   # The run with a small batch, finished or not.
   model: str
 

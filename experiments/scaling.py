@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Annotated
 
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
+from kaiju_jax.experiments.studies.sweeps import study as study_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 from kaiju_jax.runs import overrides
@@ -26,7 +26,7 @@ from kaiju_jax.training import experiment as experiment_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(settings_lib.Scaling):
+class Settings(study_lib.Scaling):
   # What is trained, at any width: NAME:ARM, or PATH:ARM.
   config: Annotated[experiment_lib.Experiment, flags.Config('sweep')]
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
+from kaiju_jax.experiments.studies.sweeps import study as study_lib
 from kaiju_jax.experiments.studies.sweeps.fits import critical_batch as fits
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
@@ -99,7 +99,7 @@ class Study(NamedTuple):
 
 def measure(
   path: pathlib.Path,
-  settings: settings_lib.CriticalBatch,
+  settings: study_lib.CriticalBatch,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
-from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
+from kaiju_jax.experiments.studies.sweeps import study as study_lib
 from kaiju_jax.experiments.studies.sweeps.fits import optimum
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
@@ -113,7 +112,7 @@ class Rates(NamedTuple):
 
 def measure(
   experiment: experiment_lib.Experiment,
-  settings: settings_lib.Rates,
+  settings: study_lib.Rates,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Rates:
@@ -187,7 +186,7 @@ def runs(
   """
   made = {}
   for cell in cells:
-    one = widths_lib.with_width(copy.deepcopy(experiment), cell.width)
+    one = study_lib.with_width(copy.deepcopy(experiment), cell.width)
     one.optimizer.learning_rate = cell.rate
     one.optimizer.transfer = cell.transfer
     one.optimizer.transfer_base = base

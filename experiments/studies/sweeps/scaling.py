@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.costs import footprint
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
-from kaiju_jax.experiments.studies.sweeps import widths as widths_lib
+from kaiju_jax.experiments.studies.sweeps import study as study_lib
 from kaiju_jax.experiments.studies.sweeps.fits import scaling as fits
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
@@ -79,7 +78,7 @@ class Study(NamedTuple):
 
 def measure(
   experiment: experiment_lib.Experiment,
-  settings: settings_lib.Scaling,
+  settings: study_lib.Scaling,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:
@@ -131,7 +130,7 @@ def runs(
   """
   made = {}
   for cell in cells:
-    one = widths_lib.with_width(copy.deepcopy(experiment), cell.width)
+    one = study_lib.with_width(copy.deepcopy(experiment), cell.width)
     ratio = cell.width / experiment.model.d_model
     rate = one.optimizer.learning_rate * ratio**slope
     one.optimizer.learning_rate = float(f'{rate:.4g}')

@@ -7,7 +7,6 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.experiments.studies.sweeps import critical_batch
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.runs import start
 from kaiju_jax.training import batch_schedule
@@ -15,7 +14,7 @@ from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
 from tests.experiments.studies.sweeps import planted
 
-SETTINGS = settings_lib.CriticalBatch(share=0.1)
+SETTINGS = study.CriticalBatch(share=0.1)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.experiments.studies.sweeps import scaling
-from kaiju_jax.experiments.studies.sweeps import settings as settings_lib
 from kaiju_jax.experiments.studies.sweeps import study
 from kaiju_jax.experiments.studies.sweeps.fits import scaling as fits
 from kaiju_jax.training import batch_schedule
@@ -32,7 +31,7 @@ def loss(experiment):
 
 
 def measured(tmp_path):
-  settings = settings_lib.Scaling(
+  settings = study.Scaling(
     tokens=tuple(t << 17 for t in (1, 2, 4, 8)), largest=LARGEST
   )
   return scaling.measure(sweep.get_config(), settings, tmp_path)

@@ -3,11 +3,11 @@
 import pytest
 
 from experiments.configs import sweep
-from kaiju_jax.experiments.studies.sweeps import widths
+from kaiju_jax.experiments.studies.sweeps import study
 
 
 def test_a_width_keeps_the_ratios():
-  made = widths.with_width(sweep.get_config(), 96)
+  made = study.with_width(sweep.get_config(), 96)
   assert (made.model.d_model, made.model.num_heads, made.model.d_ff) == (
     96,
     6,
@@ -17,4 +17,4 @@ def test_a_width_keeps_the_ratios():
   with pytest.raises(
     ValueError, match=r'width 40: model\.num_heads=4 at .*2.5'
   ):
-    widths.with_width(sweep.get_config(), 40)
+    study.with_width(sweep.get_config(), 40)
