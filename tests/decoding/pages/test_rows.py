@@ -7,8 +7,8 @@ evicted or closed, each row must find the labels of its own text, and a row that
 was opened must always be able to grow.
 """
 
-import random
-
+from hypothesis import stateful
+from hypothesis import strategies
 import numpy as np
 import pytest
 
@@ -16,6 +16,7 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.model import paging
+from tests.decoding import machines
 
 S, WINDOW, LENGTH, ROWS = 4, 10, 48, 4
 POOLS = {
@@ -24,11 +25,15 @@ POOLS = {
 }
 
 
+numbers, flags = strategies.integers(0, 99), strategies.booleans()
+tails = strategies.lists(strategies.integers(1, 2), min_size=1, max_size=30)
+
+
 class Row:
   """What the device knows of a row, and the text that should be there."""
 
-  def __init__(self, world, text, length):
-    opened = world.rows.open(length, text=text)
+  def __init__(self, world, text):
+    opened = world.rows.open(len(text.tokens), text=text)
     self.world, self.text, self.number = world, text, opened.row
     self.length, self.tables, self.first = opened[1:4]
     self.resumed = opened.length
@@ -71,7 +76,8 @@ class Row:
       with pytest.raises(ValueError, match=r'local page .* is missing'):
         rows.tree.record(text, rows.pages_of(self.number))
       return
-    rows.tree.record(text, rows.pages_of(self.number))
+    point = rows.tree.record(text, rows.pages_of(self.number))
+    self.world.texts.setdefault(point, text)
 
   def lend(self, keeps_pages):
     """Owns its rings, and scribbles over what a search has no use for."""
@@ -94,9 +100,12 @@ class Row:
     self.oldest_kept = lowest
 
 
-class World:
-  def __init__(self, rng):
-    self.rng, self.open = rng, []
+class World(stateful.RuleBasedStateMachine):
+  """The rows of a cache, under all that may happen to them."""
+
+  def __init__(self):
+    super().__init__()
+    self.open, self.texts = [], {}
     self.rows = rows_lib.Rows(POOLS, ROWS)
     self.labels = {
       kind: [[None] * S for _ in range(pool.pages)]
@@ -106,21 +115,43 @@ class World:
   def copy(self, kind, source, target):
     self.labels[kind][target] = list(self.labels[kind][source])
 
-  def close(self, row):
-    self.open.remove(row)
-    frees, before = self.rows.frees(row.number), self.rows.free_pages()
-    self.rows.close(row.number)
-    after = self.rows.free_pages()
-    assert frees == {kind: after[kind] - before[kind] for kind in after}
+  def row(self, number):
+    return self.open[number % len(self.open)]
 
-  def extend(self, rows):
+  def has_rows(self):
+    return bool(self.open)
+
+  @stateful.rule(
+    tail=tails,
+    other=numbers,
+    kept=numbers,
+    owner=strategies.sampled_from([b'', b'a', b'b']),
+  )
+  def open_row(self, tail, other, kept, owner):
+    """Opens a row for a text over two tokens, so that many begin alike."""
+    begin = np.array([1, 1, 2, 1, 2, 2, 1], np.int32)
+    if self.open and other % 2:
+      tokens = self.row(other).text.tokens
+      begin = tokens[: 1 + kept % len(tokens)]
+    tokens = np.array([*begin, *tail][:LENGTH], np.int32)
+    text = prefix_tree.Text(tokens, min(7, len(tokens)), owner)
+    try:
+      self.open.append(Row(self, text))
+    except pages_lib.Full:
+      assert self.open
+
+  @stateful.precondition(has_rows)
+  @stateful.rule(
+    chosen=strategies.sets(strategies.integers(0, ROWS - 1), min_size=1),
+    count=strategies.integers(1, 13),
+    is_undone=strategies.integers(0, 9),
+  )
+  def extend(self, chosen, count, is_undone):
     """Runs a few more tokens of several rows' texts in one call."""
-    ends = {
-      row: min(row.length + self.rng.randrange(14), len(row.text.tokens))
-      for row in rows
-    }
+    rows = [row for place, row in enumerate(self.open) if place in chosen]
+    ends = {row: min(row.length + count, len(row.text.tokens)) for row in rows}
     growth = self.rows.grow({row.number: end for row, end in ends.items()})
-    if self.rng.random() < 0.1:
+    if is_undone == 9:
       growth.undo()
       return
     for row in rows:
@@ -132,67 +163,59 @@ class World:
       row.write(end)
     growth.keep()
 
-  def text(self):
-    """A text over two tokens, so that many begin alike."""
-    if self.open and self.rng.random() < 0.6:
-      other = self.rng.choice(self.open).text
-      tokens = other.tokens[: self.rng.randrange(1, len(other.tokens) + 1)]
-    else:
-      tokens = np.array([1, 1, 2, 1, 2, 2, 1], np.int32)
-    tail = [self.rng.randrange(1, 3) for _ in range(self.rng.randrange(1, 30))]
-    tokens = np.array([*tokens, *tail][:LENGTH], np.int32)
-    owner = self.rng.choice([b'', b'a', b'b'])
-    return prefix_tree.Text(tokens, min(7, len(tokens)), owner)
+  @stateful.precondition(has_rows)
+  @stateful.rule(number=numbers)
+  def record(self, number):
+    if self.row(number).length:
+      self.row(number).record()
 
-  def step(self):
-    """Returns how many tokens were resumed."""
-    rng, choice = self.rng, self.rng.random()
-    row = rng.choice(self.open) if self.open else None
-    if choice < 0.2 or row is None:
-      text = self.text()
-      try:
-        self.open.append(Row(self, text, len(text.tokens)))
-        return self.open[-1].resumed
-      except pages_lib.Full:
-        if row is not None:
-          self.close(row)
-    elif choice < 0.6:
-      self.extend(rng.sample(self.open, rng.randrange(1, 1 + len(self.open))))
-    elif choice < 0.8:
-      if row.length:
-        row.record()
-    elif choice < 0.85:
-      row.lend(rng.random() < 0.5)  # What it needs was set aside.
-    elif choice < 0.93:
-      self.close(row)
-    elif choice < 0.96 and len(self.rows.tree):
-      self.rows.tree.drop(rng.choice(list(self.rows.tree.points())))
-    else:
-      self.rows.tree.evict()
-    return 0
+  @stateful.precondition(has_rows)
+  @stateful.rule(number=numbers, keeps_pages=flags)
+  def lend(self, number, keeps_pages):
+    self.row(number).lend(keeps_pages)  # What it needs was set aside.
 
+  @stateful.precondition(has_rows)
+  @stateful.rule(number=numbers)
+  def close(self, number):
+    row = self.row(number)
+    self.open.remove(row)
+    frees, before = self.rows.frees(row.number), self.rows.free_pages()
+    self.rows.close(row.number)
+    after = self.rows.free_pages()
+    assert frees == {kind: after[kind] - before[kind] for kind in after}
 
-def lived(seed, steps):
-  world, resumed = World(random.Random(seed)), 0
-  for _ in range(steps):
-    resumed += world.step()
-    for row in world.open:
+  @stateful.precondition(lambda self: len(self.rows.tree))
+  @stateful.rule(number=numbers)
+  def drop(self, number):
+    points = list(self.rows.tree.points())
+    self.rows.tree.drop(points[number % len(points)])
+
+  @stateful.rule()
+  def evict(self):
+    self.rows.tree.evict()
+
+  @stateful.invariant()
+  def rows_read_their_own_text(self):
+    for row in self.open:
       row.check()
-  assert resumed > 0
-  while world.open:
-    world.close(world.open[0])
-  for point in list(world.rows.tree.points()):
-    world.rows.tree.drop(point)
-  for kind, pool in POOLS.items():
-    assert world.rows.pages.free(kind) == pool.pages
+
+  @stateful.invariant()
+  def points_hold_their_own_text(self):
+    for point in self.rows.tree.points():
+      tokens = self.texts[point].tokens
+      for kind, pages in self.rows.tree.held_pages(point).items():
+        lowest = point.length - (WINDOW - 1) if kind == 'local' else 0
+        for position in range(max(0, lowest), point.length):
+          held = self.labels[kind][pages[position // S]][position % S]
+          assert held == (position, hash(tokens[: position + 1].tobytes()))
+
+  def teardown(self):
+    while self.open:
+      self.close(0)
+    self.rows.tree.clear()
+    for kind, pool in POOLS.items():
+      assert self.rows.pages.free(kind) == pool.pages
 
 
-@pytest.mark.parametrize('seed', range(10))
-def test_whatever_happens_rows_read_their_own_text(seed):
-  lived(seed, 500)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', range(100, 300))
-def test_whatever_happens_in_many_lives_rows_read_their_own_text(seed):
-  lived(seed, 500)
+TestRows = machines.quick(World, 100, 100)
+TestManyRows = pytest.mark.slow(machines.quick(World, 1500, 100))
