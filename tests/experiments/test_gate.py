@@ -66,21 +66,3 @@ def test_models_are_read_and_none_passes_without_a_persona(models):
   assert '# Calibration of' in arms.stdout and '0 of' in arms.stdout
   assert others.returncode == 1
   assert 'must have the tokenizer and chat template' in others.stderr
-
-
-def test_flags_that_are_wrong_are_one_line():
-  models = ['--baseline=/no', '--candidate=/no']
-  cases = [
-    ([], '--candidate is missing'),
-    (models, '--judge is missing'),
-    (
-      [*models, '--judge=rules', '--golden=x', '--generated=2'],
-      'either --golden',
-    ),
-    ([*models, '--judge=rules'], 'no such file or folder'),
-    ([*models, '--judge=rules', '--calibration_diff=a'], 'must name two'),
-  ]
-  done = forked.run([['experiments.gate', *words] for words, _ in cases])
-  for (_, message), one in zip(cases, done):
-    assert one.returncode == 1 and message in one.stderr + one.stdout, one
-    assert 'Traceback' not in one.stderr

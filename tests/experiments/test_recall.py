@@ -33,18 +33,3 @@ def test_a_model_is_asked_in_words(tmp_path):
     assert '| hops_0 | 10 |' in done.stdout
     found = decision.load(tmp_path / f'{name}.out' / decision.FILE)
     assert found.figures['records'][0]['count'] == 2
-
-
-def test_flags_that_are_wrong_are_one_line():
-  cases = (
-    (['--arms=x'], "--arms: 'x' is not one of full, global_3"),
-    (['--model=a', '--endpoint=b'], 'either --model or --endpoint'),
-    (['--model=/no', '--kinds=x'], "--kinds: 'x' is not one of multi_key"),
-    (['--model=/no', '--lengths=4'], 'lengths=[4]: no row of them'),
-  )
-  commands = [['experiments.recall', *words] for words, _ in cases]
-  done = forked.run(commands, imported=forked.JAX)
-  for (_, message), one in zip(cases, done):
-    assert one.returncode == 1, one
-    assert message in one.stderr + one.stdout, one
-    assert 'Traceback' not in one.stderr

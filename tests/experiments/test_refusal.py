@@ -41,6 +41,7 @@ def test_what_is_held_counted_compared_and_replayed(place):
     'refused': [old, *sets, f'--against={place / "new"}'],
     'few': [new, '--planted', '--served'],
     'shown': [new, *sets, *against, '--show=1'],
+    'unlogged': [new, '--planted', f'--blocked={place / "no"}'],
   }
   commands = {
     name: ['experiments.refusal', f'--out={place / "out" / name}', *words]
@@ -84,30 +85,9 @@ def test_what_is_held_counted_compared_and_replayed(place):
   assert '560 of 560 benign texts are refused, which shows 100' in one.stderr
   one = done['few']
   assert one.returncode == 3 and 'benign texts are refused' in one.stderr
+  one = done['unlogged']
+  assert one.returncode == 1 and 'No such file' in one.stderr
+  assert not (place / 'out' / 'unlogged').exists()
   assert done['added'].returncode == 0
   assert '1 of them new' in done['added'].stdout
   assert two_sets.read(place / 'out.jsonl')[-1].text == 'a new brunch'
-
-
-def test_flags_that_are_wrong_are_one_line_and_leave_nothing(place):
-  out = f'--out={place / "out"}'
-  new = f'--safety={place / "new"}'
-  cases = [
-    ([new, '--planted'], '--out is missing'),
-    ([out, '--planted'], '--safety is missing'),
-    ([out, new], 'either --planted, or both'),
-    ([out, new, '--planted', '--confidence=0.9'], '--confidence=0.9'),
-    ([out, new, '--planted', '--judge=both'], '--model is missing'),
-    ([out, new, '--planted', '--show=1'], '--show needs --blocked'),
-    ([f'--out={place / "new"}', new, '--planted'], 'exists'),
-    ([out, f'--safety={place}', '--planted'], 'No such file'),
-    ([out, new, '--planted', f'--blocked={place / "no"}'], 'No such file'),
-    ([out, '--add=/nowhere'], '--benign is missing'),
-  ]
-  commands = [['experiments.refusal', *words] for words, _ in cases]
-  done = forked.run(commands, imported=forked.JAX)
-  for (_, message), one in zip(cases, done):
-    assert one.returncode == 1, one
-    assert message in one.stderr + one.stdout, one
-    assert 'Traceback' not in one.stderr
-  assert not (place / 'out').exists()

@@ -109,6 +109,69 @@ BAD = [
     'critical_batch --model=nowhere --multiples=2,4',
     '--multiples=2,4: must have 1',
   ),
+  ('gate', '--candidate is missing'),
+  ('gate --baseline=x --candidate=x', '--judge is missing'),
+  (
+    'gate --baseline=x --candidate=x --judge=rules --golden=x --generated=2',
+    'either --golden',
+  ),
+  (
+    'gate --baseline=nowhere --candidate=nowhere --judge=rules',
+    'no such file or folder',
+  ),
+  (
+    'gate --baseline=x --candidate=x --judge=rules --calibration_diff=a',
+    'must name two',
+  ),
+  ('judge', '--judge is missing'),
+  ('persona --references', '--judge is missing'),
+  (
+    'persona --judge=rules',
+    'exactly one of --model, --endpoint and --references',
+  ),
+  (
+    'persona --judge=rules --references --golden=x --generated=3',
+    'either --golden or --generated',
+  ),
+  ('persona --judge=rules --references --golden=nowhere', 'No such file'),
+  ('persona --judge=rules --references --watch=nowhere', 'No such file'),
+  ('persona --judge=rules --references --calibration=nowhere', 'No such file'),
+  ('persona --judge=http://x/v1 --references', 'judge_model='),
+  ('recall --arms=x', "--arms: 'x' is not one of full, global_3"),
+  ('recall --model=a --endpoint=b', 'either --model or --endpoint'),
+  ('recall --model=nowhere --kinds=x', "--kinds: 'x' is not one of multi_key"),
+  ('recall --model=nowhere --lengths=4', 'lengths=[4]: no row of them'),
+  ('refusal --safety=x --planted', '--out is missing'),
+  ('refusal --out=nowhere --planted', '--safety is missing'),
+  ('refusal --out=nowhere --safety=x', 'either --planted, or both'),
+  (
+    'refusal --out=nowhere --safety=x --planted --confidence=0.9',
+    '--confidence=0.9',
+  ),
+  (
+    'refusal --out=nowhere --safety=x --planted --judge=both',
+    '--model is missing',
+  ),
+  (
+    'refusal --out=nowhere --safety=x --planted --show=1',
+    '--show needs --blocked',
+  ),
+  ('refusal --out=nowhere --safety=x --planted', 'No such file'),
+  ('refusal --out=nowhere --add=x', '--benign is missing'),
+  ('train_gate --out=nowhere', 'either --data or --planted'),
+  ('train_gate --out=nowhere --planted --data=x', 'either --data or --planted'),
+  ('train_gate --planted', '--out is missing'),
+  (
+    'train_gate --out=nowhere --data=/no.jsonl',
+    "No such file or directory: '/no.jsonl'",
+  ),
+  ('train_gate --out=nowhere --planted --c=0', '--c=0'),
+  ('train_gate --out=nowhere --planted --confidence=0.9', '--confidence=0.9'),
+  ('train_gate --out=nowhere --planted --choose=0.9', 'error: choose=0.9'),
+  (
+    'train_gate --out=nowhere --planted --head=/no',
+    "No such file or directory: '/no'",
+  ),
 ]
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
-from tests.experiments import forked
 from tests.serving import planted
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -35,33 +34,6 @@ def test_help_imports_neither_jax_nor_scikit_learn():
     [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
   )
   assert done.stdout == '[]\n', done.stderr
-
-
-def test_flags_that_are_wrong_are_one_line(tmp_path):
-  out = f'--out={tmp_path / "out"}'
-  cases = [
-    ([out], 'either --data or --planted'),
-    ([out, '--planted', '--data=x'], 'either --data or --planted'),
-    (['--planted'], '--out is missing'),
-    (
-      [out, '--data=/nowhere.jsonl'],
-      "No such file or directory: '/nowhere.jsonl'",
-    ),
-    ([out, '--planted', '--c=0'], '--c=0'),
-    ([out, '--planted', '--confidence=0.9'], '--confidence=0.9'),
-    ([out, '--planted', '--choose=0.9'], 'error: choose=0.9'),
-    (
-      [out, '--planted', '--head=/nowhere'],
-      "No such file or directory: '/nowhere'",
-    ),
-  ]
-  commands = [['experiments.train_gate', *words] for words, _ in cases]
-  done = forked.run(commands, imported=forked.JAX)
-  for (_, message), one in zip(cases, done):
-    assert one.returncode == 1, one
-    assert message in one.stderr + one.stdout, one
-    assert 'Traceback' not in one.stderr
-  assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.slow
