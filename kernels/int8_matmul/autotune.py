@@ -36,19 +36,9 @@ def candidates(shape: bench.Shape) -> list[blocks.Gpu]:
 def jobs(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
 ) -> dict[str, tuned.Job]:
-  """Returns the search of every shape, by the winner's key.
-
-  Args:
-    shapes: shapes by name.
-
-  Raises:
-    ValueError: the platform is not a GPU.
-  """
+  """Returns the search of every shape, by the winner's key."""
   if dispatch.platform() != 'gpu':
-    raise ValueError(
-      f'{dispatch.platform()} has no tiles of int8_matmul to search: expected'
-      ' gpu.'
-    )
+    return {}
   return {
     blocks.key(*shape[:4]): tuned.Job(
       [each._asdict() for each in candidates(shape)],

@@ -72,22 +72,10 @@ def candidates(kind: str) -> list[Tried]:
 
 
 def jobs(named: Mapping[str, shapes.Shape] = SHAPES) -> dict[str, tuned.Job]:
-  """Returns the search of every shape and kernel, by the winner's key.
-
-  Args:
-    named: shapes by name.
-
-  Raises:
-    ValueError: a platform without kernels.
-  """
-  here = dispatch.platform()
-  if not kinds(here):
-    raise ValueError(
-      f'{here} has no blocks of visibility_attention to search: expected gpu'
-      ' or tpu.'
-    )
+  """Returns the search of every shape and kernel, by the winner's key."""
   found = {}
-  for shape, kind in itertools.product(named.values(), kinds(here)):
+  platform = dispatch.platform()
+  for shape, kind in itertools.product(named.values(), kinds(platform)):
     if kind == blocks.VALUES and not shape.coded:
       continue
     tried = candidates(kind)

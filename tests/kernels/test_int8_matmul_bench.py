@@ -72,8 +72,3 @@ def test_the_fastest_tile_is_found_and_taken(monkeypatch):
   assert blocks.gpu(*shape[:4]) == tiles[1]
   with blocks.trying(tiles[0]):
     assert blocks.gpu(*shape[:4]) == tiles[0]
-
-
-def test_a_cpu_has_nothing_to_search():
-  with pytest.raises(ValueError, match='cpu has no tiles of int8_matmul'):
-    autotune.jobs()

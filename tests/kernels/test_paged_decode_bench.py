@@ -116,11 +116,6 @@ def test_candidates_fit_and_hold_the_rule(implementation, cache):
       blocks.check(implementation, tiled, sizes)
 
 
-def test_there_is_nothing_to_tune_on_a_cpu():
-  with pytest.raises(ValueError, match='cpu has no kernel of paged decode'):
-    autotune.jobs()
-
-
 @pytest.mark.slow
 def test_the_fastest_tiles_are_found(monkeypatch):
   candidates = [blocks.Sizes(16, 32, 1, 4, 3), blocks.Sizes(16, 16, 2, 4, 3)]

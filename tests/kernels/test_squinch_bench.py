@@ -84,8 +84,3 @@ def test_candidates_read_sources_together_that_divide_them(platform):
       n for n in (1, 2, 4, 8, 16) if parts % n == 0
     }
   assert {s.N for s in autotune.candidates(platform, 'encode', 8)} == {1}
-
-
-def test_a_cpu_has_nothing_to_tune():
-  with pytest.raises(ValueError, match='cpu has no kernels of Squinch'):
-    autotune.jobs()

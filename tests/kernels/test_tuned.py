@@ -1,6 +1,7 @@
 """What a search found is found again, on that device and at that shape."""
 
 import datetime
+import importlib
 import json
 import math
 import random
@@ -127,3 +128,11 @@ def test_a_search_out_of_time_keeps_todays_choice():
   assert found.first.median == found.seconds > 0
   assert found.spread == found.first and found.spread.rounds == 1
   assert tuned.search(candidates, run, repeats=1).untried == 0
+
+
+@pytest.mark.parametrize(
+  'kernel', ['visibility_attention', 'paged_decode', 'int8_matmul', 'squinch']
+)
+def test_a_cpu_has_nothing_to_search(kernel):
+  name = f'kaiju_jax.kernels.{kernel}.autotune'
+  assert importlib.import_module(name).jobs() == {}

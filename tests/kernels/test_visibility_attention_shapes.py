@@ -163,11 +163,6 @@ def test_candidates_of_every_kernel_are_blocks_of_its_own():
       assert kind in blocks._tried.get()
 
 
-def test_without_an_accelerator_nothing_is_tuned():
-  with pytest.raises(ValueError, match='cpu has no blocks of visibility_atten'):
-    autotune.jobs()
-
-
 @slow
 def test_a_contender_that_cannot_run_here_is_named_and_left_out():
   # Interpreted on a CPU, which has one kernel of ours and XLA's attention.

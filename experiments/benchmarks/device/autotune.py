@@ -12,7 +12,6 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import bench
 
@@ -39,8 +38,6 @@ def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, Case]]:
   """Returns the keys of all kernels, in turn."""
   each = []
   for kernel in _KERNELS if not setting.dry else ('squinch',):
-    if kernel == 'int8_matmul' and dispatch.platform() != 'gpu':
-      continue  # A TPU's blocks are as large as its memory allows.
     find = _module(kernel, 'autotune').jobs
     jobs = find(_DRY) if setting.dry else find()
     each.append([Case(kernel, key, job) for key, job in jobs.items()])
