@@ -130,35 +130,24 @@ class Tokens:
   """The tokens in a file that only its user can read.
 
   Several processes may change the file; a server sees the changes with its next
-  request.
+  request. All methods raise ValueError where it is damaged, or others can read
+  it.
   """
 
   def __init__(self, path: str | os.PathLike):
-    """Reads the file, where there is one.
-
-    Raises:
-      ValueError: it is damaged, or others can read it.
-    """
+    """Reads the file, where there is one."""
     self._path = pathlib.Path(path)
     self._seen: tuple[int, ...] | None = None
     self._tokens: dict[str, Token] = {}
     self._refresh()
 
   def list_all(self) -> tuple[Token, ...]:
-    """Returns all tokens, the oldest first.
-
-    Raises:
-      ValueError: the file is damaged, or others can read it.
-    """
+    """Returns all tokens, the oldest first."""
     self._refresh()
     return tuple(self._tokens.values())
 
   def find(self, token: str) -> Token | None:
-    """Returns a token's entry in the file; None where there is none.
-
-    Raises:
-      ValueError: the file is damaged, or others can read it.
-    """
+    """Returns a token's entry in the file; None where there is none."""
     self._refresh()
     # The lookup's time depends on the token's hash, which no sender can
     # control, never on how much of a token was guessed.

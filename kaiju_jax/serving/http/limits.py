@@ -182,7 +182,7 @@ class Slot:
 
 
 class Limits:
-  """The rate limits of one server's owners."""
+  """The rate limits of one server's owners: 429 with Retry-After."""
 
   def __init__(
     self,
@@ -204,11 +204,7 @@ class Limits:
     self._streams = Slots(streams, rate.streams)
 
   def request(self, owner: str, rate: Rate | None = None) -> None:
-    """Counts a request against its owner's limit.
-
-    Raises:
-      errors.ApiError: 429 with Retry-After, where the owner's bucket is empty.
-    """
+    """Counts a request against its owner's limit."""
     rate = rate or self._rate
     wait = self._requests.take(owner, rate.requests, rate.burst)
     if wait:
@@ -219,12 +215,7 @@ class Limits:
       )
 
   def text(self, owner: str, size: int, rate: Rate | None = None) -> None:
-    """Counts the bytes of a request's body, before it is parsed.
-
-    Raises:
-      errors.ApiError: 429 with Retry-After, where the owner's earlier requests
-        had too many bytes, or their prompts too many tokens.
-    """
+    """Counts the bytes of a request's body, before it is parsed."""
     rate = rate or self._rate
     for buckets, most, what in (
       (self._texts, rate.bytes, 'bytes of requests'),
@@ -243,12 +234,7 @@ class Limits:
     self._prompts.spend(owner, (rate or self._rate).tokens, tokens)
 
   def stream(self, owner: str, rate: Rate | None = None) -> Slot:
-    """Takes a slot for an answer; the caller closes it when the answer ends.
-
-    Raises:
-      errors.ApiError: 429 with Retry-After, where all slots of the server or of
-        the owner are taken.
-    """
+    """Takes a slot for an answer; the caller closes it when the answer ends."""
     rate = rate or self._rate
     if self._streams.taken >= self._streams.most:
       raise errors.busy(
@@ -279,11 +265,7 @@ class Failures:
     self._buckets = Buckets(clock=clock)
 
   def note(self, address: str) -> None:
-    """Counts a failure.
-
-    Raises:
-      errors.ApiError: 429 with Retry-After, where the address had too many.
-    """
+    """Counts a failure."""
     rate = self._rate
     wait = self._buckets.take(network(address), rate.requests, rate.burst)
     if wait:

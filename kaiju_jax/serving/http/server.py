@@ -279,11 +279,7 @@ def check_free(host: str, port: int) -> None:
 def listen(
   host: str, port: int, settings: Settings | None = None
 ) -> socket.socket:
-  """Returns a socket that listens.
-
-  Raises:
-    OSError: names the address.
-  """
+  """Returns a socket that listens; raises OSError: names the address."""
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   settings = settings or Settings()
   # The protocol must be named. Otherwise asyncio does not recognize TCP and

@@ -181,11 +181,7 @@ def start(folder: pathlib.Path) -> Ray:
 
 
 def join(address: str) -> Ray:
-  """Joins a running Ray.
-
-  Raises:
-    ConnectionError: it does not answer.
-  """
+  """Joins a running Ray; raises ConnectionError: it does not answer."""
   ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
   return _serve(address, is_ours=False)
 

@@ -74,6 +74,8 @@ class ReplicaState:
 class ReplicaStates:
   """The replicas of one router, and the affinity table.
 
+  Methods that take a replica's name raise ValueError where there is none.
+
   Args:
     pseudonyms: of the fleet.
     policy: an index of `policies.NAMES`.
@@ -117,22 +119,14 @@ class ReplicaStates:
     return made
 
   def remove(self, name: str) -> replica_lib.Replica:
-    """Frees a replica's index, and returns the replica.
-
-    Raises:
-      ValueError: there is no such replica.
-    """
+    """Frees a replica's index, and returns the replica."""
     state = self.find(name)
     found, state.replica = state.replica, None
     self.affinity.remove(name)
     return found
 
   def find(self, name: str) -> ReplicaState:
-    """Returns a replica's state.
-
-    Raises:
-      ValueError: there is no such replica.
-    """
+    """Returns a replica's state."""
     for state in self:
       if state.replica.name == name:
         return state

@@ -94,6 +94,8 @@ class ReplicaSummary(NamedTuple):
 class Router:
   """An `engines.Engines` over replicas.
 
+  Methods that take a replica's name raise ValueError where there is none.
+
   Args:
     secret: the fleet's key, of which the pseudonyms in the table are made.
   """
@@ -141,11 +143,7 @@ class Router:
     self._polled_at = self._caches_polled_at = float('-inf')
 
   def remove(self, name: str) -> replica_lib.Replica:
-    """Removes and returns a replica; its streams go on until it stops.
-
-    Raises:
-      ValueError: there is no such replica.
-    """
+    """Removes and returns a replica; its streams go on until it stops."""
     return self._replicas.remove(name)
 
   def set_share(self, name: str, share: float) -> None:
@@ -165,9 +163,6 @@ class Router:
 
     Returns:
       How many did not finish.
-
-    Raises:
-      ValueError: there is no such replica.
     """
     state = self._replicas.find(name)
     state.is_closing = True
@@ -195,11 +190,7 @@ class Router:
     return self._replicas.find(name).replica
 
   def count_requests(self, name: str) -> rollout.RequestCounts:
-    """Returns the requests that have ended at a replica.
-
-    Raises:
-      ValueError: there is no such replica.
-    """
+    """Returns the requests that have ended at a replica."""
     return self._replicas.find(name).ended
 
   async def list_cached(self) -> dict[str, Sequence[replica_lib.CachedText]]:
