@@ -136,14 +136,14 @@ def watch_drift(
   settings: settings_lib.Settings,
   weights: str,
   show: Callable[[float | None, float | None, bool], None],
-) -> watch.Watch | None:
+) -> watch.DriftWatch | None:
   """Returns what watches a worker's traffic; None where nothing does.
 
   Args:
     worker: not running yet.
     settings: the server's.
     weights: digest of the model.
-    show: see `watch.Watch`.
+    show: see `watch.DriftWatch`.
 
   Raises:
     OSError: the folder cannot be made or read.
@@ -155,4 +155,4 @@ def watch_drift(
   copies.warm()
   folder = server_folder.open_drift(pathlib.Path(settings.folder))
   made = sampler.Sampler(worker.engine.decoder, copies)
-  return watch.Watch(worker, made, folder, weights, show)
+  return watch.DriftWatch(worker, made, folder, weights, show)

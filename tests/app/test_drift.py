@@ -155,7 +155,7 @@ def test_a_server_watches_as_the_settings_say(tmp_path, model):
   # A checkpoint of a day ago: the next look writes another.
   found._written -= watch.CHECKPOINT
   worker.start()
-  found.look()
+  found.sample()
   worker.stop()
   assert len(list((tmp_path / 'drift').iterdir())) == 1
 

@@ -60,7 +60,7 @@ def test_nobody_else_may_read_any_file(tmp_path, open_umask):
       texts=saved_texts.SavedTexts(
         store, auth.Tokens(folder / auth.FILE), True
       ),
-      every=3600.0,
+      interval_s=3600.0,
     )
 
   with running.server(

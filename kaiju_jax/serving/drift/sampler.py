@@ -21,7 +21,7 @@ from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import histograms
 
 
-class Taken(NamedTuple):
+class PendingPages(NamedTuple):
   """Pages that the device is copying."""
 
   pending: page_copies.Pending
@@ -81,7 +81,7 @@ class Sampler:
     self._version = self._tree.version
     self._model = decoder.replaced
 
-  def take(self, most: int) -> Taken | None:
+  def take(self, most: int) -> PendingPages | None:
     """Has the device copy up to `most` pages; None where nothing is new.
 
     Raises:
@@ -116,7 +116,7 @@ class Sampler:
     size = self._decoder.account.page
     wanted = {kind: {each[kind]: size for *_, each in pages} for kind in kinds}
     owners = {kind: pool.owners for kind, pool in kinds.items()}
-    return Taken(self._copies.take(wanted), pages, owners)
+    return PendingPages(self._copies.take(wanted), pages, owners)
 
 
 def _page(node: nodes.Node, kind: str) -> int:

@@ -27,8 +27,8 @@ from kaiju_jax.storage import sealed
 
 _LOG = logging.getLogger(__name__)
 PURPOSE, STEM, SUFFIX = 'drift', 'calibration-', '.drift'
-# Seconds between two looks, and the most pages of one; our guess.
-EVERY, BATCH = 15.0, 16
+# Seconds between two samples, and the most pages of one; our guess.
+INTERVAL_S, BATCH = 15.0, 16
 # Seconds between two checkpoints (source 003), and how many are kept.
 CHECKPOINT, KEPT = 4 * 3600.0, 12
 # The most bytes of a checkpoint.
@@ -82,7 +82,7 @@ class Folder:
     return None
 
 
-class Watch:
+class DriftWatch:
   """A thread that samples one worker's engine.
 
   Args:
@@ -124,7 +124,7 @@ class Watch:
     if self._thread.is_alive():
       self._thread.join()
 
-  def look(self) -> None:
+  def sample(self) -> None:
     """Samples once, and writes a checkpoint where one is due.
 
     Raises:
@@ -151,9 +151,9 @@ class Watch:
       self._written = now
 
   def _run(self) -> None:
-    while not self._stopping.wait(EVERY):
+    while not self._stopping.wait(INTERVAL_S):
       try:
-        self.look()
+        self.sample()
       except Exception:
-        # The server answers all the same; the next look tries again.
+        # The server answers all the same; the next sample tries again.
         _LOG.exception('traffic could not be watched')

@@ -42,8 +42,8 @@ from kaiju_jax.storage import sealed
 _LOG = logging.getLogger(__name__)
 PURPOSE, LOCK, SUFFIX = 'points', 'lock', '.points'
 _SHARED, _PREFIX = 'shared', 'prefix'
-# Seconds between two looks; our guess.
-EVERY = 60.0
+# Seconds between two saves; our guess.
+INTERVAL_S = 60.0
 # Seconds for which the engine may be in a round.
 _ROUND = 30.0
 
@@ -152,7 +152,7 @@ class SavedPoints:
     *,
     most: int,
     texts: saved_texts.SavedTexts,
-    every: float = EVERY,
+    interval_s: float = INTERVAL_S,
   ):
     """Reads and writes nothing yet.
 
@@ -162,14 +162,14 @@ class SavedPoints:
       folder: of the files.
       most: the most bytes of all pages that are saved.
       texts: decides which texts are saved.
-      every: seconds between two looks.
+      interval_s: seconds between two saves.
     """
     self._worker = worker
     self._saving = saving
     self._folder = folder
     self._most = most
     self._texts = texts
-    self._every = every
+    self._interval_s = interval_s
     self.restored = Restored(0, 0, 0.0)  # The result of the latest `restore`.
     # Held while a file is written or files are removed.
     self._guard = threading.Lock()
@@ -308,7 +308,7 @@ class SavedPoints:
   def _run(self) -> None:
     with contextlib.ExitStack() as stack:
       is_writer = self._lock(stack)
-      while not self._stopping.wait(self._every if is_writer else 1.0):
+      while not self._stopping.wait(self._interval_s if is_writer else 1.0):
         if not is_writer:
           is_writer = self._lock(stack)
           if is_writer:
@@ -339,5 +339,5 @@ class SavedPoints:
     try:
       function()
     except Exception:
-      # The server answers all the same; the next look tries again.
+      # The server answers all the same; the next save tries again.
       _LOG.exception('points could not be saved')

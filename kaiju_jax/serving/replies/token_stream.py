@@ -63,7 +63,7 @@ class TokenStream(Protocol):
     """Ends the sequence; never waits."""
 
   def refuse(self) -> None:
-    """Ends it, because safety refuses its text; never waits."""
+    """Ends the stream as refused by safety; never waits."""
 
 
 class Prompt(NamedTuple):
@@ -74,7 +74,7 @@ class Prompt(NamedTuple):
   prompt_scores: tuple[float, ...] | None
 
 
-class Lessor(Protocol):
+class LeaseHolder(Protocol):
   """What runs a stream's sequence: a `worker.Worker`."""
 
   def read(self, stream: 'AsyncStream') -> None:
@@ -90,7 +90,7 @@ class AsyncStream:
   Only the event loop that submitted the request reads it.
   """
 
-  def __init__(self, lessor: Lessor, loop: asyncio.AbstractEventLoop):
+  def __init__(self, holder: LeaseHolder, loop: asyncio.AbstractEventLoop):
     """Makes a stream without a sequence, which the engine's thread sets."""
     self.loop = loop
     # The engine's sequence, which only the engine's thread touches.
@@ -100,7 +100,7 @@ class AsyncStream:
     # As in `request.Result`; set likewise.
     self.prompt_scores: tuple[float, ...] | None = None
     self.is_waiting = False  # Whether a reader waits for an event.
-    self._lessor = lessor
+    self._holder = holder
     self._events: collections.deque[request_lib.Event] = collections.deque()
     self._arrived = asyncio.Event()
     self._result: request_lib.Result | None = None
@@ -132,7 +132,7 @@ class AsyncStream:
         await self._arrived.wait()
       finally:
         self.is_waiting = False
-    self._lessor.read(self)
+    self._holder.read(self)
     return self._events.popleft()
 
   @property
@@ -170,10 +170,10 @@ class AsyncStream:
   def cancel(self) -> None:
     """Ends a running sequence after the current round; never waits."""
     if self._result is None:
-      self._lessor.cancel(self)
+      self._holder.cancel(self)
 
   def refuse(self) -> None:
-    """Ends it likewise: one engine alone counts no refusals."""
+    """Ends the stream as refused. A single engine keeps no refusal count."""
     self.cancel()
 
   def deliver(
@@ -199,8 +199,8 @@ class AsyncStream:
     self._arrived.set()
 
 
-class News(NamedTuple):
-  """What a stream is told; fields as `AsyncStream.deliver` takes them."""
+class Delivery(NamedTuple):
+  """News of one stream; the fields are arguments of `AsyncStream.deliver`."""
 
   stream: AsyncStream
   events: list[request_lib.Event]
@@ -209,19 +209,19 @@ class News(NamedTuple):
   error: BaseException | None = None
 
 
-def hand_over(news: Iterable[News]) -> None:
-  """Delivers news of streams, in one call of each event loop.
+def deliver_all(deliveries: Iterable[Delivery]) -> None:
+  """Delivers to streams, in one call of each event loop.
 
   Call it in a thread that runs none of these loops.
   """
-  told = collections.defaultdict(list)
-  for one in news:
-    told[one.stream.loop].append(one)
-  for loop, items in told.items():
-    tell(loop, _deliver, items)
+  by_loop = collections.defaultdict(list)
+  for one in deliveries:
+    by_loop[one.stream.loop].append(one)
+  for loop, items in by_loop.items():
+    call_soon(loop, _deliver, items)
 
 
-def tell(
+def call_soon(
   loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments
 ) -> None:
   """Schedules a function in an event loop, unless the loop is closed."""
@@ -231,6 +231,6 @@ def tell(
     _LOG.debug('an event loop was closed before its streams ended')
 
 
-def _deliver(items: Iterable[News]) -> None:
-  for stream, *news in items:
-    stream.deliver(*news)
+def _deliver(items: Iterable[Delivery]) -> None:
+  for stream, *deliveries in items:
+    stream.deliver(*deliveries)

@@ -28,8 +28,8 @@ from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import token_stream
 
 _LOG = logging.getLogger(__name__)
-# Seconds between two looks at whether all streams have ended, or the thread.
-_LOOK = 0.05
+# Seconds between two checks whether all streams have ended, or the thread.
+_POLL_S = 0.05
 
 
 class Stopped(RuntimeError):
@@ -162,14 +162,14 @@ class Worker:
         future.set_exception(error)
 
     def run():
-      token_stream.tell(loop, done, *_catch(function))
+      token_stream.call_soon(loop, done, *_catch(function))
 
     if not self.is_alive:
       raise self._stopped()
     self._commands.put(run)
     while not future.done():
       # A thread that ends after `put` would leave the call waiting for ever.
-      await asyncio.wait([future], timeout=20 * _LOOK)
+      await asyncio.wait([future], timeout=20 * _POLL_S)
       if not future.done() and not self.is_alive:
         raise self._stopped()
     return future.result()
@@ -218,7 +218,7 @@ class Worker:
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while self._streams and self.is_alive and loop.time() < end:
-      await asyncio.sleep(_LOOK)
+      await asyncio.sleep(_POLL_S)
     return len(await self.call(lambda: self.engine.drain(0.0)))
 
   def stop(self) -> None:
@@ -267,7 +267,7 @@ class Worker:
 
   def _publish(self) -> None:
     """Hands each event loop the new tokens of its streams, in one call."""
-    news = []
+    deliveries = []
     for stream, sequence in list(self._streams.items()):
       events = []
       while sequence.events:
@@ -278,14 +278,14 @@ class Worker:
         del self._streams[stream]
       if events or result is not None:
         prompt = _prompt(sequence)
-        news.append(token_stream.News(stream, events, prompt, result))
-    token_stream.hand_over(news)
+        deliveries.append(token_stream.Delivery(stream, events, prompt, result))
+    token_stream.deliver_all(deliveries)
 
   def _end(self) -> None:
     """Ends all streams, when the thread ends."""
     error = self._stopped()
-    token_stream.hand_over(
-      token_stream.News(stream, [], error=error) for stream in self._streams
+    token_stream.deliver_all(
+      token_stream.Delivery(stream, [], error=error) for stream in self._streams
     )
     self._streams.clear()
 

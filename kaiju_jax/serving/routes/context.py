@@ -115,7 +115,7 @@ class Context:
   shows_unjudged: bool = False
   # None for a server that saves no points, and that watches no drift.
   points: saved_points.SavedPoints | None = None
-  drift: drift_watch.Watch | None = None
+  drift: drift_watch.DriftWatch | None = None
   # Of the replicas, once something asks for them; None without a router.
   rollouts: rollouts_lib.Rollouts | None = None
 

@@ -277,7 +277,7 @@ class RemoteReplica:
           self._deliver(message.updates)
 
   def _deliver(self, updates: Sequence[replica_host.Update]) -> None:
-    news = []
+    deliveries = []
     for one in updates:
       stream = self._streams.get(one.number)
       if stream is None:
@@ -285,19 +285,19 @@ class RemoteReplica:
       error = one.error
       if isinstance(error, worker_lib.Stopped):
         error = self._gone()
-      news.append(
-        token_stream.News(stream, one.events, one.prompt, one.result, error)
+      deliveries.append(
+        token_stream.Delivery(stream, one.events, one.prompt, one.result, error)
       )
       if one.result is not None or error is not None:
         self._drop(one.number)
-    token_stream.hand_over(news)
+    token_stream.deliver_all(deliveries)
 
   def _lose(self) -> None:
     """Ends all streams of a process that is gone."""
     self._is_alive, self._welcome = False, None
     self._lost.set()
-    token_stream.hand_over(
-      token_stream.News(stream, [], error=self._gone())
+    token_stream.deliver_all(
+      token_stream.Delivery(stream, [], error=self._gone())
       for stream in self._streams.values()
     )
     self._streams.clear()

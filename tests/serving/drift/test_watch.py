@@ -48,7 +48,7 @@ def make(tmp_path):
       ask=lambda function: None if late else function()
     )
     shown = []
-    made = watch_lib.Watch(
+    made = watch_lib.DriftWatch(
       worker,
       sampler or Sampler(),
       watch_lib.Folder(tmp_path / 'drift', secret),
@@ -63,9 +63,9 @@ def make(tmp_path):
 
 
 def run(made, clock, seconds):
-  for _ in range(int(seconds / watch_lib.EVERY)):
-    clock.now += watch_lib.EVERY
-    made.look()
+  for _ in range(int(seconds / watch_lib.INTERVAL_S)):
+    clock.now += watch_lib.INTERVAL_S
+    made.sample()
 
 
 def checkpoints(tmp_path):
@@ -93,9 +93,9 @@ def test_windows_are_shown_and_few_pages_are_taken_at_a_time(make):
 def test_after_a_pause_no_more_pages_are_taken_than_ever(make):
   clock, sampler = Clock(), Sampler()
   made = make(clock, sampler)
-  made.look()
+  made.sample()
   clock.now += 3600
-  made.look()
+  made.sample()
   assert sampler.wanted == [watch_lib.BATCH]
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_failed_is_tried_again_at_once(
     with pytest.raises(OSError, match='No space'):
       run(made, clock, 5 * 3600)
   assert not checkpoints(tmp_path)
-  run(made, clock, watch_lib.EVERY)
+  run(made, clock, watch_lib.INTERVAL_S)
   assert len(checkpoints(tmp_path)) == 1
 
 
@@ -194,7 +194,7 @@ def test_an_engine_that_is_late_or_replaced_ends_nothing(make, caplog):
 
 
 def test_the_thread_goes_on_after_a_failure(make, monkeypatch, caplog):
-  monkeypatch.setattr(watch_lib, 'EVERY', 0.001)
+  monkeypatch.setattr(watch_lib, 'INTERVAL_S', 0.001)
   clock, sampler = Clock(), Sampler()
   made, looks = make(clock, sampler), []
 
@@ -202,7 +202,7 @@ def test_the_thread_goes_on_after_a_failure(make, monkeypatch, caplog):
     looks.append(1)
     raise OSError('the disk is full')
 
-  made.look = look
+  made.sample = look
   made.start()
   assert trivial.until(lambda: len(looks) > 3)
   made.stop()

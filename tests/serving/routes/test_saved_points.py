@@ -36,7 +36,7 @@ def start(tmp_path):
     most=2**20,
     root='root',
     judge=None,
-    every=3600.0,
+    interval_s=3600.0,
     pages=2000,
     **options,
   ):
@@ -60,7 +60,7 @@ def start(tmp_path):
         saved_points.Folder(tmp_path / 'points', secret, 2**20),
         most=most,
         texts=saved_texts.SavedTexts(store, tokens, kind == 'all'),
-        every=every,
+        interval_s=interval_s,
       )
 
     return running.server(tmp_path, engine=engine, points=points, **options)
@@ -517,7 +517,7 @@ def test_a_rolling_update_takes_over_what_the_first_server_saves_last(
   folder.mkdir()
   # As another process: a lock belongs to the thread that took it.
   lock = locks.hold(folder / saved_points.LOCK, 'folder', 'saves', '--folder')
-  with lock_elsewhere(lock) as release, start(every=0.01) as server:
+  with lock_elsewhere(lock) as release, start(interval_s=0.01) as server:
     points = server.context.points
     assert points.restored.points == 0
     say(server, 'ben', open_session(server, 'ben'))
@@ -569,7 +569,7 @@ def test_a_folder_that_cannot_be_written_to_stops_no_server(
   def full(*arguments):
     raise OSError(28, 'No space left on device')
 
-  with start(every=0.01) as server:
+  with start(interval_s=0.01) as server:
     monkeypatch.setattr(saved_points.Folder, 'write', full)
     session = open_session(server, 'ann')
     say(server, 'ann', session)

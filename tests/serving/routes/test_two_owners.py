@@ -51,7 +51,7 @@ def server(request, tmp_path, monkeypatch):
       saved_points.Folder(tmp_path / 'points', SECRET, 2**22),
       most=2**22,
       texts=saved_texts.SavedTexts(store, tokens, is_private=True),
-      every=3600.0,
+      interval_s=3600.0,
     )
 
   options = {'replicas': request.param} if request.param else {'points': points}
