@@ -7,15 +7,16 @@ pages.
 """
 
 import dataclasses
-import itertools
-import random
 
+from hypothesis import stateful
+from hypothesis import strategies
 import numpy as np
 import pytest
 
 from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
+from tests.decoding import machines
 
 S, WINDOW = 4, 10
 SIZES = {'global': 60, 'local': 40}
@@ -100,24 +101,13 @@ class World:
 
   def open(self, text):
     match = self.tree.match(text)
-    if match is not None:
-      self.check_match(text, match)
+    self.expected = resumable(self, text)
+    assert (0 if match is None else match.length) == self.expected
     row = Row(self, text, match)
     if match is not None and match.point in self.tree:
       self.tree.touch(match, text.owner)
     self.rows.append(row)
     return row
-
-  def check_match(self, text, match):
-    assert 0 < match.length < len(text.tokens)
-    theirs = self.texts[match.point]
-    assert theirs.cache_salt == text.cache_salt
-    np.testing.assert_array_equal(
-      theirs.tokens[: match.length], text.tokens[: match.length]
-    )
-    if theirs.owner != text.owner:
-      # Nobody finds out what another has kept to itself.
-      assert match.length <= theirs.shared
 
   def record(self, row):
     if not row.length:
@@ -185,55 +175,116 @@ def text_of(tokens, shared=0, owner=b''):
   return prefix_tree.Text(np.array(tokens, np.int32), shared, owner)
 
 
-def drawn(rng):
-  """A text over few tokens, so that many begin alike."""
-  prefix = [[1, 1, 2, 1, 2, 2, 1], [2, 1, 1, 2]][rng.randrange(2)]
-  size = rng.randrange(2, 40)
-  tokens = prefix + [rng.randrange(1, 3) for _ in range(size)]
-  owner = rng.choice([b'', b'a', b'b'])
-  # What each says may be shared is its own to say.
-  shared = rng.choice([0, len(prefix), len(tokens)])
-  salt = b's' if rng.random() < 0.1 else b''
-  return text_of(tokens, shared, owner)._replace(cache_salt=salt)
+def resumable(world, text):
+  """Returns how many tokens of a text can be resumed, point by point."""
+  found = 0
+  for point in world.tree.points():
+    theirs = world.texts[point]
+    if theirs.cache_salt != text.cache_salt:
+      continue
+    count = min(point.length, len(text.tokens) - 1)
+    differs = theirs.tokens[:count] != text.tokens[:count]
+    length = int(differs.argmax()) if differs.any() else count
+    if theirs.owner != text.owner:
+      # Nobody finds out what another has kept to itself.
+      length = min(length, theirs.shared, text.shared)
+    lowest = max(0, length - (WINDOW - 1)) // S * S
+    if not point.first or lowest >= point.first:
+      found = max(found, length)
+  return found
 
 
-@pytest.mark.parametrize('seed', range(20))
-def test_whatever_happens_every_slot_holds_its_text(seed):
-  rng, world = random.Random(seed), World()
-  hits = 0
-  for _ in range(500):
-    choice = rng.random()
+numbers = strategies.integers(0, 99)
+tails = strategies.lists(strategies.integers(1, 2), max_size=20)
+PREFIXES = [1, 1, 2, 1, 2, 2, 1], [2, 1, 1, 2]
+
+
+class Tree(stateful.RuleBasedStateMachine):
+  """The points of a tree, and rows that resume, record and close."""
+
+  def __init__(self):
+    super().__init__()
+    self.world = World()
+
+  def row(self, number):
+    return self.world.rows[number % len(self.world.rows)]
+
+  def has_rows(self):
+    return bool(self.world.rows)
+
+  def has_points(self):
+    return len(self.world.tree) > 0
+
+  @stateful.precondition(lambda self: len(self.world.rows) < 4)
+  @stateful.rule(
+    prefix=strategies.sampled_from(PREFIXES),
+    tail=tails,
+    owner=strategies.sampled_from([b'', b'a', b'b']),
+    salt=strategies.sampled_from([b'', b'', b'', b's']),
+    other=numbers,
+    kept=numbers,
+  )
+  def open_row(self, prefix, tail, owner, salt, other, kept):
+    """Opens a row for a text over few tokens, so that many begin alike."""
+    begin = prefix
+    if self.world.rows and other % 2:  # Goes on from another's text.
+      theirs = self.row(other).text.tokens[:20].tolist()
+      begin = theirs[: 1 + kept % len(theirs)]
+    tokens = [*begin, *tail]
+    # What is a character's, and no more, all owners may share.
+    shared = max((len(x) for x in PREFIXES if tokens[: len(x)] == x), default=0)
+    text = text_of(tokens, shared, owner)._replace(cache_salt=salt)
     try:
-      if choice < 0.25 and len(world.rows) < 4:
-        text = drawn(rng)
-        if world.rows and rng.random() < 0.5:  # Goes on from another's text.
-          other = rng.choice(world.rows).text
-          tail = [rng.randrange(1, 3) for _ in range(rng.randrange(1, 20))]
-          kept = other.tokens[: rng.randrange(1, len(other.tokens) + 1)]
-          tokens = [*kept[:40].tolist(), *tail]
-          text = other._replace(tokens=np.array(tokens, np.int32))
-        hits += world.open(text).length > 0
-      elif choice < 0.6 and world.rows:
-        rng.choice(world.rows).extend(rng.randrange(1, 9))
-      elif choice < 0.8 and world.rows:
-        world.record(rng.choice(world.rows))
-      elif choice < 0.87 and world.rows:
-        world.close(rng.choice(world.rows))
-      elif choice < 0.95 and len(world.tree):
-        world.tree.drop(rng.choice(list(world.tree.points())))
-      else:
-        world.tree.evict()
+      row = self.world.open(text)
     except pages_lib.Full:
-      world.close(rng.choice(world.rows))
-    world.check()
-  assert hits > 2
-  while world.rows:
-    world.close(world.rows[0])
-  while world.tree.evict():
-    pass
-  assert not len(world.tree)
-  for kind in KINDS:
-    assert world.pages.count_held(kind) == 0
+      self.close(other)
+      return
+    assert row.length == self.world.expected
+
+  @stateful.precondition(has_rows)
+  @stateful.rule(number=numbers, count=strategies.integers(1, 9))
+  def extend(self, number, count):
+    try:
+      self.row(number).extend(count)
+    except pages_lib.Full:
+      self.close(number)
+
+  @stateful.precondition(has_rows)
+  @stateful.rule(number=numbers)
+  def record(self, number):
+    self.world.record(self.row(number))
+
+  @stateful.precondition(has_rows)
+  @stateful.rule(number=numbers)
+  def close(self, number):
+    self.world.close(self.row(number))
+
+  @stateful.precondition(has_points)
+  @stateful.rule(number=numbers)
+  def drop(self, number):
+    points = list(self.world.tree.points())
+    self.world.tree.drop(points[number % len(points)])
+
+  @stateful.rule()
+  def evict(self):
+    self.world.tree.evict()
+
+  @stateful.invariant()
+  def slots_hold_their_text(self):
+    self.world.check()
+
+  def teardown(self):
+    while self.world.rows:
+      self.close(0)
+    while self.world.tree.evict():
+      pass
+    assert not len(self.world.tree)
+    for kind in KINDS:
+      assert self.world.pages.count_held(kind) == 0
+
+
+TestTree = machines.quick(Tree, 150, 100)
+TestManyTrees = pytest.mark.slow(machines.quick(Tree, 1500, 100))
 
 
 def test_an_owner_neither_finds_nor_gets_anothers_private_tail():
@@ -260,89 +311,6 @@ def test_an_owner_neither_finds_nor_gets_anothers_private_tail():
   assert list(world.tree.points()) == [found[b'b'], found[b'a']]
   after = world.policy._uses[found[b'b']]
   assert dataclasses.asdict(after) == dataclasses.asdict(before)
-
-
-def test_a_conversation_resumes_where_it_ended_and_a_swipe_before_its_answer():
-  world = World()
-  turn = list(range(1, 22))
-  row = world.open(text_of(turn))
-  row.extend(15)
-  world.record(row)
-  row.extend(99)
-  world.record(row)
-  world.close(row)
-  again = world.open(text_of([*turn[:15], 50]))
-  assert again.length == 15
-  further = world.open(text_of([*turn, 60, 61]))
-  assert further.length == 21
-  world.check()
-  assert world.tree.match(text_of([9, 9, 9])) is None
-
-
-def test_a_point_serves_what_its_window_still_holds_and_no_less():
-  world = World()
-  tokens = list(range(1, 31))
-  row = world.open(text_of(tokens))
-  row.extend(30)
-  world.record(row)
-  lengths = {
-    length: match.length if (match := world.tree.match(
-      text_of([*tokens[:length], 99]))) else 0
-    for length in range(1, 31)
-  }  # fmt: skip
-  # The ring begins at position 20: 29 or 30 tokens see 9 before them.
-  assert lengths == {n: n if n >= 29 else 0 for n in range(1, 31)}
-  short = world.open(text_of([7] * 9))
-  short.extend(9)
-  world.record(short)
-  for length in range(1, 9):
-    match = world.tree.match(text_of([7] * length + [99]))
-    assert match.length == length
-
-
-def test_the_last_token_of_a_prompt_always_runs():
-  world = World()
-  row = world.open(text_of([1, 2, 3, 4, 5, 6, 7, 8]))
-  row.extend(8)
-  world.record(row)
-  assert world.tree.match(text_of([1, 2, 3, 4, 5, 6, 7, 8])).length == 7
-  assert world.tree.match(text_of([1])) is None
-
-
-def test_owners_see_of_each_other_the_shared_prefix_alone():
-  world = World()
-  tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-  row = world.open(text_of(tokens, shared=6, owner=b'a'))
-  row.extend(6)
-  world.record(row)
-  row.extend(9)
-  world.record(row)
-  assert world.tree.match(text_of([*tokens, 1], 6, b'a')).length == 9
-  assert world.tree.match(text_of([*tokens, 1], 6, b'b')).length == 6
-  assert world.tree.match(text_of([*tokens, 1], 4, b'b')).length == 4
-
-
-def test_texts_of_different_salts_share_nothing():
-  """Neither the shared prefix, nor an owner's own texts, nor part of a page."""
-  world, tokens = World(), [1, 2, 3, 4, 5, 6, 7, 8, 9]
-  salted = text_of(tokens, 6, b'a')._replace(cache_salt=b'b')
-  row = world.open(salted)
-  for length in (6, 9):
-    row.extend(length - row.length)
-    world.record(row)
-  longer = np.array([*tokens, 1], np.int32)
-  assert world.tree.match(salted._replace(tokens=longer)).length == 9
-  assert (
-    world.tree.match(salted._replace(tokens=longer, owner=b'c')).length == 6
-  )
-  for salt, owner, shared in itertools.product(
-    (b'', b'a', b'ba', b'c'), (b'', b'a', b'b', b'ba'), (0, 3, 6, 9)
-  ):
-    other = prefix_tree.Text(longer, shared, owner, salt)
-    assert world.tree.match(other) is None
-  # The same owner without the prefix: the salt alone says whose it was.
-  assert world.tree.match(prefix_tree.Text(longer, 0, b'a', b'')) is None
-  world.check()
 
 
 def test_many_texts_of_other_salts_hide_no_branch():
@@ -449,9 +417,10 @@ def test_pages_of_equal_hashes_are_neither_found_nor_recorded_as_one(
     '_split',
     lambda *x: [(Coarse(page), salt) for page, salt in split(*x)],
   )
-  rng, world = random.Random(0), World()
+  rng, world = np.random.default_rng(0), World()
   for _ in range(200):
-    row = world.open(drawn(rng))
+    tokens = [*PREFIXES[rng.integers(2)], *rng.integers(1, 3, 20)]
+    row = world.open(text_of(tokens, 4, b'ab'[: rng.integers(2)]))
     row.extend(99)
     world.record(row)
     world.check()
