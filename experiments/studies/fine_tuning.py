@@ -137,7 +137,7 @@ def write(
     seed: the seed of the draws.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  sets = planted.two_sets(seed)
+  sets = planted.draw_two_sets(seed)
 
   def draw(number: int) -> dict[str, Any]:
     is_asked = np.random.default_rng((seed, number, 2)).random() < share
@@ -160,7 +160,7 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
     loaded, tokenizer, rows=16, length=loaded.config.max_length
   )
   generator = generator_lib.Generator(decoder, tokenizer)
-  sets = planted.two_sets(_UNSEEN)
+  sets = planted.draw_two_sets(_UNSEEN)
   refused, ended = [], 0
   benign = [one.text for one in sets.benign[:requests]]
   for texts in ([one.text for one in sets.adversarial[:requests]], benign):

@@ -58,7 +58,7 @@ def pad(text: str, benign: Sequence[str], size: int, before: float, rng) -> str:
   return ' '.join(filter(None, (some(first), text, some(room - first))))
 
 
-def copies(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
+def add_disguised(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
   """Returns the rows, and each once more in a disguise.
 
   Args:
@@ -76,7 +76,7 @@ def copies(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
   return rows_lib.Rows(rows.names, (*rows.rows, *more))
 
 
-def among(rows: rows_lib.Rows, size: int, seed: int) -> rows_lib.Rows:
+def add_padded(rows: rows_lib.Rows, size: int, seed: int) -> rows_lib.Rows:
   """Returns the rows, and each once more padded with their benign texts.
 
   Args:

@@ -100,8 +100,9 @@ def examine(settings: settings_lib.Refusal) -> Examined:
     counted, stage = whole, refusal.count_served(whole, settings.confidence)
     refused = {tier: whole.find_refused(tier) for tier in thresholds.TIERS}
   else:
-    counted, stage = scored[1], refusal.hold(*scored, settings.confidence)
-    refused = refusal.refused_by(counted, stage)
+    counted = scored[1]
+    stage = refusal.choose_and_count(*scored, settings.confidence)
+    refused = refusal.find_refused(counted, stage)
   changes, raised, replay = (), (), None
   if older:
     first, second = score(older)
@@ -114,7 +115,7 @@ def examine(settings: settings_lib.Refusal) -> Examined:
     replay = blocked.replay(records, version.gate, version.policy)
   found = refusal_report.Findings(
     stage=stage,
-    slices=tuple(refusal.slices(counted, refused, sets.by_text())),
+    slices=tuple(refusal.count_slices(counted, refused, sets.by_text())),
     raised=raised,
     changes=changes,
     replay=replay,
@@ -132,7 +133,7 @@ def examine(settings: settings_lib.Refusal) -> Examined:
 
 def _read_sets(settings: settings_lib.Refusal) -> two_sets.Sets:
   if settings.planted:
-    return planted.two_sets(settings.seed)
+    return planted.draw_two_sets(settings.seed)
   return two_sets.Sets(
     two_sets.read(settings.adversarial), two_sets.read(settings.benign)
   )

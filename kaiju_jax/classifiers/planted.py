@@ -49,7 +49,7 @@ _OPENINGS = (
 _ENDINGS = '.', '!', '?', '...', ' :(', ''
 
 
-def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
+def draw_rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
   """Returns labelled texts.
 
   Args:
@@ -72,12 +72,12 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
   return rows_lib.Rows(names, tuple(found))
 
 
-def certifying(seed: int) -> rows_lib.Rows:
+def draw_certifiable(seed: int) -> rows_lib.Rows:
   """Returns enough labelled texts to certify both tiers."""
-  return rows(_VIOLATING, _BENIGN, seed)
+  return draw_rows(_VIOLATING, _BENIGN, seed)
 
 
-def two_sets(seed: int) -> two_sets_lib.Sets:
+def draw_two_sets(seed: int) -> two_sets_lib.Sets:
   """Returns adversarial and benign texts, enough to certify both tiers.
 
   Texts of the category 'real instruction' hold a marker. Each has a twin of the

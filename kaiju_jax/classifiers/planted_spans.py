@@ -24,7 +24,7 @@ from kaiju_jax.tasks.dialogues import rows as dialogue_rows
 # Bytes of a dialogue's own messages, without planted texts and with them, and
 # its pairs of planted texts.
 _ROOM_ALONE, _ROOM, _PAIRS = 900, 350, 4
-# Seeds of texts that are certified are smaller (`planted.certifying`).
+# Seeds of texts that are certified are smaller (`planted.draw_certifiable`).
 _SEED = 2**33
 _FINDS = {
   name: re.compile(rf'(?<!\S)(?:{"|".join(sorted(words, reverse=True))})(?!\S)')
@@ -46,7 +46,7 @@ def chats(
 ) -> Iterator[dict[str, Any]]:
   """Yields chats with planted texts among a dialogue's exchanges.
 
-  None of the planted texts is one that `planted.certifying(seed)` returns.
+  None of the planted texts is one that `planted.draw_certifiable(seed)` returns.
 
   Args:
     count: number of chats.
@@ -54,7 +54,7 @@ def chats(
     plain: the share of chats without planted texts.
   """
   held_out = {
-    rows_lib.skeleton(row.text) for row in planted.certifying(seed).rows
+    rows_lib.skeleton(row.text) for row in planted.draw_certifiable(seed).rows
   }
   for number in range(count):
     rng = np.random.default_rng((_SEED, seed, number))

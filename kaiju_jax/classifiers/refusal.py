@@ -1,7 +1,8 @@
 """Holds a classifier to two sets of texts, and compares it with an older one.
 
-`hold` answers whether a classifier refuses nearly all adversarial texts and
-nearly no benign ones (`two_sets.py`), per age tier and with exact bounds.
+`choose_and_count` answers whether a classifier refuses nearly all adversarial
+texts and nearly no benign ones (`two_sets.py`), per age tier and with exact
+bounds.
 Thresholds are chosen on one half of the texts and counted on the other, because
 thresholds that are counted on the texts that chose them look better than they
 are. A threshold is one of the margin (`scores.py`), so that the thresholds of
@@ -89,7 +90,7 @@ class Change(NamedTuple):
   p: float
 
 
-def hold(
+def choose_and_count(
   chosen_on: Scores, counted: Scores, confidence: float
 ) -> thresholds.Stage:
   """Returns thresholds of the minors' margin, and what they do per tier.
@@ -164,7 +165,7 @@ def checks(
         yield decision_lib.refuse_if(not is_met, reason)
 
 
-def slices(
+def count_slices(
   counted: Scores,
   refused: Mapping[str, np.ndarray],
   examples: Mapping[str, two_sets.Example],
@@ -194,8 +195,8 @@ def slices(
       yield Slice(tier, category, *sides, pairs)
 
 
-def refused_by(counted: Scores, stage: thresholds.Stage) -> dict:
-  """Returns, by tier, bool [N]: the texts that `hold`'s thresholds refuse."""
+def find_refused(counted: Scores, stage: thresholds.Stage) -> dict:
+  """Returns bool [N] by tier: the texts that a stage's thresholds refuse."""
   score_N = _scored(counted).score_NC[:, 0]
   return {
     tier: ~(score_N < stage.for_tier(tier).limits[0].high) for tier in _TIERS
@@ -262,7 +263,7 @@ def compare_checks(changes: Sequence[Change]) -> Iterator[decision_lib.Check]:
     )
 
 
-def sizes(confidence: float) -> dict[str, int]:
+def list_needed(confidence: float) -> dict[str, int]:
   """Returns how many texts per tier and set it takes to certify anything.
 
   The key 'none' is for a classifier without a mistake; the others are true

@@ -55,7 +55,7 @@ class Findings(NamedTuple):
         ],
         'changes': [one._asdict() for one in self.changes],
         'replay': replay,
-        'needed': refusal.sizes(self.confidence),
+        'needed': refusal.list_needed(self.confidence),
       }
     )
 
@@ -117,7 +117,7 @@ def _tier_figures(tier: thresholds.Tier) -> dict[str, Any]:
 
 
 def _describe_sizes(confidence: float) -> str:
-  needed = refusal.sizes(confidence)
+  needed = refusal.list_needed(confidence)
   rates = ', '.join(
     f'{needed[f"{rate:.1%}"]:,} at {rate:.1%}' for rate in refusal.RATES
   )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.special
 
-from kaiju_jax.classifiers import hidden_states as said_lib
+from kaiju_jax.classifiers import hidden_states
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import train_gate
 from kaiju_jax.classifiers import train_head
@@ -89,7 +89,7 @@ def score(
   version: moderation.Version,
   rows: rows_lib.Rows,
   which: str = 'gate',
-  reader: said_lib.Reader | None = None,
+  reader: hidden_states.Reader | None = None,
   head: Any = None,
 ) -> Scores:
   """Returns a classifier's scores.
@@ -110,7 +110,10 @@ def score(
   """
   stages = {}
   if which != 'head':
-    stages['gate'] = version.policy.gate, train_gate.scores(version.gate, rows)
+    stages['gate'] = (
+      version.policy.gate,
+      train_gate.score_rows(version.gate, rows),
+    )
   if which != 'gate':
     if reader is None or head is None or version.policy.head is None:
       raise ValueError(

@@ -52,7 +52,7 @@ class Texts:
     from kaiju_jax.classifiers import rows
 
     if self.planted:
-      return planted.certifying(self.division.seed)
+      return planted.draw_certifiable(self.division.seed)
     return rows.read(self.data)
 
 

@@ -109,7 +109,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
   )
   certificate.check_parts(parts)
   settings = dataclasses.replace(training.settings, names=rows.names)
-  copies = disguise.copies(parts['train'], seed)
+  copies = disguise.add_disguised(parts['train'], seed)
   gate = _fit(copies, parts['train'], settings, training)
   stage = _stage(gate, parts, training)
   policy = thresholds.Policy(
@@ -168,7 +168,7 @@ def page(result: Result) -> report.Report:
   )
 
 
-def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
+def score_rows(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
   """Returns float64 [N, C], a gate's scores of each row."""
   return np.array([gate.score(row.text) for row in rows.rows]).reshape(
     len(rows.rows), len(gate.names)
@@ -182,9 +182,9 @@ def _fit(
   training: Settings,
 ) -> gate_lib.Gate:
   linear_model, library = certificate.import_sklearn()
-  parts = [segments(settings, row.text) for row in rows.rows]
+  parts = [list_segments(settings, row.text) for row in rows.rows]
   row_S = np.repeat(np.arange(len(parts)), list(map(len, parts)))
-  features = vectors(settings, [part for each in parts for part in each])
+  features = vectorize(settings, [part for each in parts for part in each])
   models = []
   for c in range(len(settings.names)):
     model = linear_model.LogisticRegression(
@@ -229,13 +229,13 @@ def _highest(logit_S: np.ndarray, row_S: np.ndarray) -> np.ndarray:
   return np.maximum.reduceat(logit_S, np.unique(row_S, return_index=True)[1])
 
 
-def segments(settings: gate_lib.Settings, text: str) -> list[str]:
+def list_segments(settings: gate_lib.Settings, text: str) -> list[str]:
   """Returns the parts of a text that a gate scores, in their plain reading."""
   window = reading.window(text, settings.window)
   return reading.segments(window, settings.segment)
 
 
-def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
+def vectorize(settings: gate_lib.Settings, plain: list[str]) -> Any:
   """Returns scikit-learn's features of segments, all views side by side.
 
   Raises:
@@ -264,7 +264,7 @@ def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
 def _stage(
   gate: gate_lib.Gate, parts: dict[str, rows_lib.Rows], training: Settings
 ) -> thresholds.Stage:
-  chosen = disguise.among(
+  chosen = disguise.add_padded(
     parts['choose'], gate.settings.window * 9 // 10, training.division.seed
   )
   high = certificate.choose_thresholds(
@@ -277,7 +277,7 @@ def _stage(
 
 
 def _score(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certificate.Scored:
-  return certificate.Scored(rows, scores(gate, rows))
+  return certificate.Scored(rows, score_rows(gate, rows))
 
 
 def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.classifiers import certificate
-from kaiju_jax.classifiers import hidden_states as said_lib
+from kaiju_jax.classifiers import hidden_states
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.decoding.device import judge
@@ -74,7 +74,7 @@ class Read(NamedTuple):
     A violating text has the lower one, and a benign text the higher one.
     """
     lowest_NC, highest_NC = (
-      choice(*(self.highest(role) for role in said_lib.ROLES))
+      choice(*(self.highest(role) for role in hidden_states.ROLES))
       for choice in (np.minimum, np.maximum)
     )
     label_NC = self.rows.label_NC
@@ -125,7 +125,7 @@ class Result(NamedTuple):
 
 
 def train(
-  reader: said_lib.Reader,
+  reader: hidden_states.Reader,
   rows: rows_lib.Rows,
   gate: thresholds.Policy,
   division: settings_lib.Division = settings_lib.DIVISION,
@@ -161,7 +161,7 @@ def train(
     counted.take_worst(),
     certificate.choose_thresholds(chosen.take_worst(), gate.confidence),
     gate.confidence,
-    low(np.concatenate(chosen.replies(False)), _LOW),
+    choose_low(np.concatenate(chosen.replies(False)), _LOW),
   )
   policy = dataclasses.replace(gate, head=stage)
   return Result(
@@ -239,7 +239,7 @@ def page(result: Result) -> report.Report:
 
 
 def read(
-  reader: said_lib.Reader, head: judge.Head, rows: rows_lib.Rows
+  reader: hidden_states.Reader, head: judge.Head, rows: rows_lib.Rows
 ) -> Read:
   """Returns a head's scores of each row, which a server's engine would give.
 
@@ -249,7 +249,7 @@ def read(
   params, _ = head
   w_DC, bias_C = (np.asarray(params[name]) for name in ('w_DC', 'bias_C'))
   score = {}
-  for role in said_lib.ROLES:
+  for role in hidden_states.ROLES:
     placed = [reader.place(row.text, role) for row in rows.rows]
     score[role] = [
       gate_lib.probability(states_TD @ w_DC + bias_C)
@@ -264,10 +264,11 @@ def read(
   return Read(rows, score)
 
 
-def low(score_TC: np.ndarray, part: float) -> np.ndarray:
-  """Returns thresholds [C]; a share `part` of the tokens is below all of them.
+def choose_low(score_TC: np.ndarray, part: float) -> np.ndarray:
+  """Returns per-class thresholds [C], jointly met by a share of the tokens.
 
-  In each dimension equally many tokens are below the threshold.
+  A share `part` of the tokens is below all of them, and in each dimension
+  equally many are below the threshold.
   """
   rank_TC = np.argsort(np.argsort(score_TC, axis=0), axis=0)
   level = np.quantile(rank_TC.max(axis=1), part) / max(1, len(score_TC) - 1)
@@ -275,14 +276,16 @@ def low(score_TC: np.ndarray, part: float) -> np.ndarray:
 
 
 def _fit(
-  reader: said_lib.Reader, rows: rows_lib.Rows, division: settings_lib.Division
+  reader: hidden_states.Reader,
+  rows: rows_lib.Rows,
+  division: settings_lib.Division,
 ) -> tuple[judge.Head, str]:
   linear_model, library = certificate.import_sklearn()
   rng = np.random.default_rng(division.seed)
   states_SD, text_S = _states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]
   # A text in both roles counts as two texts here, all prompts first.
-  label_MC = np.tile(rows.label_NC, (len(said_lib.ROLES), 1))
+  label_MC = np.tile(rows.label_NC, (len(hidden_states.ROLES), 1))
   is_drawn_S = _draw(text_S, begins, rng)
   models = []
   for c in range(len(rows.names)):
@@ -303,14 +306,16 @@ def _fit(
 
 
 def _states(
-  reader: said_lib.Reader, rows: rows_lib.Rows, rng: np.random.Generator
+  reader: hidden_states.Reader, rows: rows_lib.Rows, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns states [S, D] of all texts in each role, and text indices [S].
 
   If they take more bytes than `_KEPT`, longer texts keep equally many tokens.
   """
   placed = [
-    reader.place(row.text, role) for role in said_lib.ROLES for row in rows.rows
+    reader.place(row.text, role)
+    for role in hidden_states.ROLES
+    for row in rows.rows
   ]
   most = max(1, _KEPT // (4 * reader.d_model * len(placed)))
   kept, text_S = [], []

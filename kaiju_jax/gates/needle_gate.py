@@ -62,7 +62,7 @@ def measure(
   if name not in NAMES:
     raise ValueError(f'needle={name!r}: must be one of {", ".join(NAMES)}.')
   if name == FACTS:
-    both = (_tell_facts(one, count) for one in (baseline, candidate))
+    both = (_ask_facts(one, count) for one in (baseline, candidate))
     return Needle(name, paired_loss.compare(*both), 0.0)
   questions = recall.draw([name], [length], count, 0)
   both = (
@@ -78,7 +78,7 @@ def measure(
   return Needle(name, paired_loss.compare(*both), guess)
 
 
-def _tell_facts(opened: players.Opened, count: int) -> list[bool]:
+def _ask_facts(opened: players.Opened, count: int) -> list[bool]:
   """Returns which questions for facts of characters are answered right."""
   characters = -(-count // _FACTS_PER_CHARACTER)
   drawn = dialogues.draw_questions(

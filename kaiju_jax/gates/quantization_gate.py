@@ -208,7 +208,7 @@ def read(
   conversations: Sequence[golden.GoldenConversation],
   prose: str = '',
 ) -> Read:
-  """Lets both models read the conversations, and prose.
+  """Reads the conversations and the prose with both models.
 
   Args:
     baseline, candidate: the models, which read the same tokens.

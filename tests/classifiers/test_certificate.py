@@ -66,7 +66,7 @@ def test_as_many_tokens_are_below_each_lower_threshold():
     [shared, 0.1 * (shared + rng.normal(size=shared.shape))], axis=1
   )
   for part in 0.3, 0.9:
-    is_below_TC = score_TC < train_head.low(score_TC, part)
+    is_below_TC = score_TC < train_head.choose_low(score_TC, part)
     assert is_below_TC.all(axis=1).mean() == pytest.approx(part, abs=2e-3)
     first, second = is_below_TC.mean(axis=0)
     assert first == pytest.approx(second, abs=2e-3)

@@ -141,15 +141,15 @@ def test_a_margin_is_that_of_the_worst_dimension_and_stage():
 
 def test_what_separates_passes_and_each_fault_is_refused_by_its_name():
   good = scored(np.full(400, 3.0), np.full(400, -3.0))
-  stage = refusal.hold(good, good, 0.95)
+  stage = refusal.choose_and_count(good, good, 0.95)
   assert statuses(stage) == ['passed'] * 4
   bad = scored([3.0] * 390 + [-4.0] * 10, [-3.0] * 390 + [4.0] * 10)
-  found = refusal.hold(good, bad, 0.95)
+  found = refusal.choose_and_count(good, bad, 0.95)
   assert statuses(found) == ['refused'] * 4
   reasons = [one.reason for one in refusal.checks(found, 0.95)]
   assert reasons[0].startswith('adult: 390 of 400 adversarial texts')
   assert reasons[3].startswith('minor: 10 of 400 benign texts')
-  few = refusal.hold(good, scored([3.0] * 367, [-3.0] * 368), 0.95)
+  few = refusal.choose_and_count(good, scored([3.0] * 367, [-3.0] * 368), 0.95)
   assert statuses(few) == ['not evaluated', 'passed'] * 2
   (reason, _) = (one.reason for one in refusal.checks(few, 0.95) if one.reason)
   assert 'it takes 368 texts' in reason
@@ -160,11 +160,11 @@ def test_minors_are_refused_from_lower_scores_on_and_by_their_own_texts():
   # Adults' texts separate around 5, the minors' around 0.
   margin = np.array([6.0, 1.0] * 200), np.array([4.0, -1.0] * 200)
   scores = scored(*margin, tiers)
-  stage = refusal.hold(scores, scores, 0.90)
+  stage = refusal.choose_and_count(scores, scores, 0.90)
   adult, minor = (stage.for_tier(x).limits[0] for x in ('adult', 'minor'))
   assert adult.high > 0.98 and 0.3 < minor.high < 0.7
   assert (adult.blocked.rows, minor.blocked.rows) == (200, 200)
-  refused = refusal.refused_by(scores, stage)
+  refused = refusal.find_refused(scores, stage)
   assert refused['minor'][:400].all() and refused['adult'][:400:2].all()
 
 
@@ -191,7 +191,7 @@ def test_slices_tell_categories_and_pairs_apart():
   refused = {tier: scores.margins('minor') >= 0 for tier in both}
   found = {
     (one.tier, one.category): one[2:]
-    for one in refusal.slices(scores, refused, examples)
+    for one in refusal.count_slices(scores, refused, examples)
   }
   assert found['adult', 'instruction'] == ((2, 2), (0, 0), (2, 1))
   assert found['adult', 'threat'] == ((1, 0), (0, 0), (0, 0))
@@ -232,7 +232,7 @@ def test_thresholds_pass_more_often_on_the_texts_that_chose_them():
       scored(rng.normal(5.5, 1, 400), rng.normal(0, 1, 400)) for _ in range(2)
     )
     for found, is_same in (chosen_on, True), (counted, False):
-      minor = statuses(refusal.hold(chosen_on, found, 0.95))[2:]
+      minor = statuses(refusal.choose_and_count(chosen_on, found, 0.95))[2:]
       same += is_same and minor == ['passed'] * 2
       apart += not is_same and minor == ['passed'] * 2
   assert same > 2 * apart
@@ -254,7 +254,7 @@ def test_the_needed_texts_certify_nine_times_of_ten(rate, trials):
 
 
 def test_sizes_count_both_tiers():
-  found = refusal.sizes(0.95)
+  found = refusal.list_needed(0.95)
   assert found['none'] == certificate.count_needed(0.95) == 368
   assert list(found.values()) == sorted(found.values())
   with pytest.raises(ValueError, match=r'rate=0\.01: must be'):

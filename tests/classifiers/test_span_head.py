@@ -45,7 +45,7 @@ def test_plain_chats_have_no_planted_text_and_more_of_their_own():
 
 def test_planted_chats_hold_no_text_that_is_certified():
   certified = {
-    rows_lib.skeleton(row.text) for row in planted.certifying(0).rows
+    rows_lib.skeleton(row.text) for row in planted.draw_certifiable(0).rows
   }
   labelled, kinds = 0, set()
   for one in planted_spans.chats(20, 0):

@@ -70,7 +70,7 @@ def test_bad_files_are_refused(tmp_path):
 
 
 def test_parts_have_no_text_in_common_and_stay():
-  rows = planted.rows(100, 100, 0)
+  rows = planted.draw_rows(100, 100, 0)
   parts = rows_lib.split(rows, 0.2, 0.4, 0)
   sizes = {part: len(found.rows) for part, found in parts.items()}
   assert sum(sizes.values()) == 300
@@ -81,7 +81,7 @@ def test_parts_have_no_text_in_common_and_stay():
   )
   # Some more rows move none.
   more = dataclasses.replace(
-    rows, rows=planted.rows(10, 10, 1).rows + rows.rows[::-1]
+    rows, rows=planted.draw_rows(10, 10, 1).rows + rows.rows[::-1]
   )
   for part, found in rows_lib.split(more, 0.2, 0.4, 0).items():
     assert texts[part] <= {x.text for x in found.rows}
@@ -116,11 +116,11 @@ def test_a_text_is_counted_once_however_it_is_written():
 def test_splits_that_leave_nothing_are_refused():
   for choose, certify in (0, 0.4), (0.2, 0), (0.5, 0.6):
     with pytest.raises(ValueError, match=f'choose={choose}, certify={certify}'):
-      rows_lib.split(planted.rows(1, 1, 0), choose, certify, 0)
+      rows_lib.split(planted.draw_rows(1, 1, 0), choose, certify, 0)
 
 
 def test_planted_markers_are_in_violating_texts_alone():
-  rows = planted.rows(50, 100, 0)
+  rows = planted.draw_rows(50, 100, 0)
   assert len(rows.rows) == 200
   for row in rows.rows:
     found = [
@@ -147,7 +147,7 @@ def test_texts_among_others():
   assert disguise.pad('the text', ['a'], 3, 0.5, rng) == 'the text'
   rows = rows_lib.Rows(('a',), (rows_lib.Row('x', (True,)),))
   with pytest.raises(ValueError, match='no benign text'):
-    disguise.among(rows, 100, 0)
+    disguise.add_padded(rows, 100, 0)
 
 
 @pytest.fixture(scope='module')
@@ -160,7 +160,7 @@ def trained():
   training = train_gate.Settings(division, settings=settings)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_gate, '_SAMPLE', 5)
-    return train_gate.train(planted.rows(150, 150, 0), training)
+    return train_gate.train(planted.draw_rows(150, 150, 0), training)
 
 
 def test_a_gate_learns_the_markers(trained):
@@ -203,13 +203,13 @@ def test_minors_thresholds_are_not_looser(trained):
 def test_long_texts_teach_by_their_segments():
   """A marker far into long violating texts is learnt; what is around is not."""
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
-  rows = planted.rows(60, 120, 0)
-  rows = disguise.among(rows, 1500, 0)
+  rows = planted.draw_rows(60, 120, 0)
+  rows = disguise.add_padded(rows, 1500, 0)
   settings = gate_lib.Settings(
     rows.names, (gate_lib.View('skeleton', 'char', 4, 5),), 2**13
   )
   gate = train_gate._fit(rows, rows, settings, train_gate.Settings())
-  benign = [row.text for row in planted.rows(1, 60, 7).rows[2:]]
+  benign = [row.text for row in planted.draw_rows(1, 60, 7).rows[2:]]
   scores = [gate.score(text)[1] for text in benign]
   marked = [gate.score(f'{text} zorbifex')[1] for text in benign]
   assert np.median(scores) < 0.1 and np.mean(np.array(marked) > 0.5) > 0.9
@@ -218,4 +218,4 @@ def test_long_texts_teach_by_their_segments():
 def test_a_part_without_texts_is_named():
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   with pytest.raises(ValueError, match='no such text is left to'):
-    train_gate.train(planted.rows(2, 2, 0), train_gate.Settings())
+    train_gate.train(planted.draw_rows(2, 2, 0), train_gate.Settings())

@@ -13,7 +13,7 @@ import pytest
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.classifiers import heads
-from kaiju_jax.classifiers import hidden_states as said_lib
+from kaiju_jax.classifiers import hidden_states
 from kaiju_jax.classifiers import rows as rows_lib
 from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.classifiers import train_head
@@ -66,7 +66,7 @@ def loaded():
 
 @pytest.fixture(scope='module')
 def reader(loaded):
-  return said_lib.Reader(loaded)
+  return hidden_states.Reader(loaded)
 
 
 @pytest.fixture(scope='module')
@@ -125,7 +125,9 @@ def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
   opening_L = np.concatenate([opened_L, written.opening()])
   events = ran(opening_L, 30).events
   drawn = [event.token for event in events if event.scores is not None]
-  said = said_lib.PlacedText(np.concatenate([opening_L, drawn]), len(opening_L))
+  said = hidden_states.PlacedText(
+    np.concatenate([opening_L, drawn]), len(opening_L)
+  )
   placed = reader.place('some §', 'reply')
   assert placed.first == said.first
   assert placed.tokens[said.first :].tolist() == list('some §'.encode())
@@ -142,7 +144,7 @@ def test_texts_are_read_as_if_alone(reader):
   placed = [
     reader.place('word ' * (n % 7) + str(n), role)
     for n in range(150)
-    for role in said_lib.ROLES
+    for role in hidden_states.ROLES
   ]
   found = list(reader.states(placed))
   assert len(found) == len(placed)
@@ -154,7 +156,7 @@ def test_texts_are_read_as_if_alone(reader):
 
 def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
   config = dataclasses.replace(CONFIG, max_length=1024)
-  reader = said_lib.Reader(loaded._replace(config=config))
+  reader = hidden_states.Reader(loaded._replace(config=config))
   written = chat.format_of(tokenizer_lib.load('', 256))
   prefixes = [prompt.open_prefix(written)]
   prefixes += [prompt.prefix(one, written) for one in builtin.CHARACTERS]
@@ -164,7 +166,7 @@ def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
       prompt.conversation(one, [prompt.Turn('user', text)], written, 1024)
       for one in prefixes
     ]
-    as_prompt, as_reply = (reader.place(text, x) for x in said_lib.ROLES)
+    as_prompt, as_reply = (reader.place(text, x) for x in hidden_states.ROLES)
     whole = [one.tokens.tolist() for one in sequences]
     used.add(which := whole.index(as_prompt.tokens.tolist()))
     opened_L = np.concatenate([prefixes[which], written.opening()])
@@ -316,7 +318,7 @@ def test_a_part_of_the_tokens_is_low_in_all_dimensions():
   rng = np.random.default_rng(0)
   score_TC = rng.uniform(0, 1, (4000, 3)) ** (1, 2, 3)
   for part in 0.1, 0.5, 0.9:
-    low_C = train_head.low(score_TC, part)
+    low_C = train_head.choose_low(score_TC, part)
     is_low_TC = score_TC < low_C
     assert abs(is_low_TC.all(axis=1).mean() - part) < 0.01
     assert np.ptp(is_low_TC.mean(axis=0)) < 0.01

@@ -20,7 +20,7 @@ def place(tmp_path):
   names = ('a', 'b', 'c', 'd')
   planted.write(tmp_path / 'new', planted.gate(MARKERS, names))
   planted.write(tmp_path / 'old', planted.gate(MARKERS[:2], names[:2]))
-  sets = planted_texts.two_sets(3)
+  sets = planted_texts.draw_two_sets(3)
   fiction = [one for one in sets.benign if 'torm' not in one.text.split()]
   two_sets.write(tmp_path / 'adversarial.jsonl', sets.adversarial)
   two_sets.write(tmp_path / 'benign.jsonl', fiction)

@@ -31,7 +31,7 @@ def write_rows(path, count):
 
   Each is a few words: the model's reading is most of the command's time.
   """
-  rows = planted.rows(count, count, 0)
+  rows = planted.draw_rows(count, count, 0)
   lines = []
   for row in rows.rows:
     text, labels = row.text, dict(zip(rows.names, row.labels))
