@@ -46,7 +46,7 @@ def chats(
 ) -> Iterator[dict[str, Any]]:
   """Yields chats with planted texts among a dialogue's exchanges.
 
-  None of the planted texts is one that `planted.draw_certifiable(seed)` returns.
+  None of the planted texts is one of `planted.draw_certifiable(seed)`.
 
   Args:
     count: number of chats.
