@@ -20,11 +20,11 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.decoding.requests import stop
 from tests.decoding import toys
-from tests.decoding.engine import test_judged
+from tests.decoding.engine import judged_model
 from tests.serving import world
 
 Request, Sampling = request_lib.Request, sampling.Sampling
-CONFIG = test_judged.CONFIG
+CONFIG = judged_model.CONFIG
 LENGTH, CHUNK = 40, 8
 
 
@@ -33,7 +33,7 @@ def generator():
   decoder = decoder_lib.Decoder(
     toys.drawn(CONFIG), CONFIG, rows=3, length=LENGTH, page=4, mode='reference'
   )
-  head = test_judged.head_of()
+  head = judged_model.head_of()
   return generator_lib.Generator(
     decoder, tokenizer.Bytes(), chunk=CHUNK, head=head
   )

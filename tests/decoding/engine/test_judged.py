@@ -22,54 +22,36 @@ from kaiju_jax.decoding.requests import stop
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from tests.decoding import toys
+from tests.decoding.engine import judged_model
 
 Request, Sampling = request_lib.Request, sampling.Sampling
 ROWS, LENGTH, CHUNK = 3, 40, 8
-CONFIG = toys.config(
-  vocab_size=256,
-  layout='L0 G1',
-  d_model=16,
-  num_heads=2,
-  head_dim=8,
-  d_ff=24,
-  tied_embedding=False,
-)
-HEAD = token_head.TokenHeadConfig(('kind', 'loud', 'long'))
-
-
-def head_of(seed=0, **changes):
-  rng = np.random.default_rng(seed)
-  params = {
-    'w_DC': rng.normal(0, 0.5, (16, 3)).astype(np.float32),
-    'bias_C': rng.normal(0, 0.5, 3).astype(np.float32),
-  }
-  return params | changes, HEAD
 
 
 @pytest.fixture(scope='module')
 def params():
-  return toys.drawn(CONFIG)
+  return toys.drawn(judged_model.CONFIG)
 
 
 @pytest.fixture(scope='module')
 def generator(params):
   decoder = decoder_lib.Decoder(
     params,
-    CONFIG,
+    judged_model.CONFIG,
     rows=ROWS,
     length=LENGTH,
     page=4,
     mode='reference',
   )
   return generator_lib.Generator(
-    decoder, tokenizer.Bytes(), chunk=CHUNK, head=head_of()
+    decoder, tokenizer.Bytes(), chunk=CHUNK, head=judged_model.head_of()
   )
 
 
 @pytest.fixture(scope='module')
 def whole(params):
   """Returns a function of a text: its probabilities [L, C], without a cache."""
-  model = transformer.Transformer(CONFIG)
+  model = transformer.Transformer(judged_model.CONFIG)
   row = visibility.causal(LENGTH)
 
   @reference.jit
@@ -77,13 +59,15 @@ def whole(params):
     hidden_BLD = model.apply(
       {'params': params}, tokens_BL, row, method='hidden'
     )
-    logits_BLC = token_head.TokenHead(HEAD).apply({'params': head}, hidden_BLD)
+    logits_BLC = token_head.TokenHead(judged_model.HEAD).apply(
+      {'params': head}, hidden_BLD
+    )
     return jax.nn.sigmoid(logits_BLC)
 
   def of(text):
     tokens_BL = np.zeros((1, LENGTH), np.int32)
     tokens_BL[0, : len(text)] = text
-    found_BLC = probability(params, head_of()[0], tokens_BL)
+    found_BLC = probability(params, judged_model.head_of()[0], tokens_BL)
     return np.asarray(found_BLC)[0, : len(text)]
 
   return of
@@ -122,8 +106,14 @@ def test_scores_have_the_bits_of_a_whole_forward_pass(generator, whole):
 
 def test_a_heads_version_is_that_of_its_weights_and_dimensions(generator):
   renamed = token_head.TokenHeadConfig(('kind', 'long', 'loud'))
-  moved = head_of(w_DC=head_of()[0]['w_DC'] + 1e-6)
-  heads = [head_of(), moved, (head_of()[0], renamed), head_of(1), head_of()]
+  moved = judged_model.head_of(w_DC=judged_model.head_of()[0]['w_DC'] + 1e-6)
+  heads = [
+    judged_model.head_of(),
+    moved,
+    (judged_model.head_of()[0], renamed),
+    judged_model.head_of(1),
+    judged_model.head_of(),
+  ]
   found = [judge.Judge(head, generator._decoder).version for head in heads]
   assert found[0] == found[-1] and len(set(found)) == 4
 
@@ -270,9 +260,15 @@ def test_scores_that_are_no_numbers_end_their_sequence_alone(
 @pytest.mark.parametrize(
   'head, message',
   [
-    (head_of(w_DC=np.zeros((8, 3))), r'\(8, 3\).*expected .*\(16, 3\).*16'),
-    (({}, HEAD), r'head has the weights {}: expected'),
-    ((head_of()[0], token_head.TokenHeadConfig(())), r'token_head.names=\(\)'),
+    (
+      judged_model.head_of(w_DC=np.zeros((8, 3))),
+      r'\(8, 3\).*expected .*\(16, 3\).*16',
+    ),
+    (({}, judged_model.HEAD), r'head has the weights {}: expected'),
+    (
+      (judged_model.head_of()[0], token_head.TokenHeadConfig(())),
+      r'token_head.names=\(\)',
+    ),
   ],
 )
 def test_a_head_of_another_model_is_refused(generator, head, message):
