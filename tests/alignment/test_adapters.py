@@ -14,7 +14,6 @@ from kaiju_jax.model import lora
 from kaiju_jax.runs import load
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import journal
-from tests.alignment import test_rounds
 from tests.alignment import worlds
 from tests.interchange import family_folders
 
@@ -97,14 +96,14 @@ def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
   steps = itertools.count(1)
   with monkeypatch.context() as patch:
     # In the second round, after its second step's checkpoint.
-    kill = test_rounds._kill(journal.Journal.step, lambda *_: next(steps) == 5)
+    kill = worlds.kill(journal.Journal.step, lambda *_: next(steps) == 5)
     patch.setattr(journal.Journal, 'step', kill)
-    with pytest.raises(test_rounds.Killed):
+    with pytest.raises(worlds.Killed):
       play(world, again)
   assert (again / 'rounds/02').exists()
   assert not (again / 'rounds/02/round.json').exists()
   play(world, again)
-  assert test_rounds.contents(again) == test_rounds.contents(out)
+  assert worlds.contents(again) == worlds.contents(out)
 
 
 def share(path: pathlib.Path) -> float:

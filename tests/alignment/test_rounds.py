@@ -22,10 +22,6 @@ from kaiju_jax.training import journal
 from tests.alignment import worlds
 
 
-class Killed(BaseException):
-  pass
-
-
 @pytest.fixture(scope='module')
 def first(tmp_path_factory):
   folder = tmp_path_factory.mktemp('first')
@@ -38,16 +34,6 @@ def play(first, out, say=print, **fields):
   model, prompts = first
   settings = worlds.settings(model, prompts, **fields)
   return rounds.run(settings, worlds.training(model), out, say)
-
-
-def contents(out):
-  """Returns what a folder of rounds holds, but times and logs."""
-  names = sorted(
-    str(one.relative_to(out))
-    for pattern in ('*.jsonl', '*.json', '*.npz')
-    for one in [*out.glob(pattern), *out.glob(f'rounds/*/{pattern}')]
-  )
-  return {name: (out / name).read_bytes() for name in names}
 
 
 @pytest.fixture(scope='module')
@@ -155,29 +141,20 @@ def test_rounds_killed_anywhere_end_at_the_same_bytes(
   out = tmp_path / 'rounds'
   for owner, name, is_there in KILLS.values():
     with monkeypatch.context() as patch:
-      patch.setattr(owner, name, _kill(getattr(owner, name), is_there))
-      with pytest.raises(Killed):
+      patch.setattr(owner, name, worlds.kill(getattr(owner, name), is_there))
+      with pytest.raises(worlds.Killed):
         play(first, out)
   play(first, out)
-  found = contents(out)
-  assert found == contents(whole[0])
+  found = worlds.contents(out)
+  assert found == worlds.contents(whole[0])
   assert {'held_out.jsonl', 'report.json'} <= set(found)
   names = 'swipes.jsonl', 'reference.npz', 'last.jsonl'
   assert {f'rounds/02/{x}' for x in names} <= set(found)
   # And once more: nothing is left to do.
   monkeypatch.setattr(
-    replies_lib.ReplySampler, 'sample', _kill(None, lambda *_: True)
+    replies_lib.ReplySampler, 'sample', worlds.kill(None, lambda *_: True)
   )
   assert play(first, out)['good'] == 2
-
-
-def _kill(function, is_there):
-  def call(*args, **kwargs):
-    if is_there(*args, **kwargs):
-      raise Killed
-    return function(*args, **kwargs)
-
-  return call
 
 
 @pytest.mark.slow
@@ -199,7 +176,7 @@ def test_runs_in_one_process_share_programs_and_no_bytes(
   # The start of each round's optimizer.
   assert len(seen) <= 2
   (same / 'rounds/01/last.jsonl').unlink()
-  assert contents(same) == contents(whole[0])
+  assert worlds.contents(same) == worlds.contents(whole[0])
 
 
 @pytest.mark.slow
@@ -268,7 +245,7 @@ def test_a_round_with_too_few_choices_stops_and_says_so_again(
   assert record['stop'] == report['stop'] and record['ties'] == 6
   (out / 'report.json').unlink()
   monkeypatch.setattr(
-    replies_lib.ReplySampler, 'sample', _kill(None, lambda *_: True)
+    replies_lib.ReplySampler, 'sample', worlds.kill(None, lambda *_: True)
   )
   assert play(first, out) == report
 

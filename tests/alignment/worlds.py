@@ -5,10 +5,9 @@ import pathlib
 
 from kaiju_jax.alignment import config
 from kaiju_jax.alignment import guards
-from kaiju_jax.model import config as model_config
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
+from tests import toys
 
 LENGTH = 96
 REPLIES = 'a', 'b?', 'cc', 'd?'
@@ -28,15 +27,7 @@ def write_prompts(path: pathlib.Path, count: int = 16) -> str:
 
 
 def experiment(path: str, length: int = LENGTH) -> experiment_lib.Experiment:
-  quantization = quantization_config.QuantizationConfig(wire_gradients='float')
-  one = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=256, d_model=32, layout='G0', num_heads=2, head_dim=16,
-      d_ff=32, max_length=length, dtype='float32', quantization=quantization,
-    )
-  )  # fmt: skip
-  one.data.task, one.data.path = 'conversations', path
-  one.data.length, one.data.batch, one.data.held_out = length, 2, 0.0
+  one = toys.tiny_chat_experiment(path, length)
   one.optimizer.learning_rate, one.optimizer.warmup = 1e-2, 0.0
   one.loop.log_every = one.loop.steps = 60
   one.loop.checkpoint_every = 60
@@ -80,3 +71,26 @@ def settings(first: str, prompts: str, **fields) -> config.Settings:
   # So small a model does not end all that it says.
   fields.setdefault('limits', guards.Limits(cut=0.9))
   return config.Settings(first, prompts, user, **{**given, **fields})
+
+
+class Killed(BaseException):
+  pass
+
+
+def kill(function, is_there):
+  def call(*args, **kwargs):
+    if is_there(*args, **kwargs):
+      raise Killed
+    return function(*args, **kwargs)
+
+  return call
+
+
+def contents(out):
+  """Returns what a folder of rounds holds, but times and logs."""
+  names = sorted(
+    str(one.relative_to(out))
+    for pattern in ('*.jsonl', '*.json', '*.npz')
+    for one in [*out.glob(pattern), *out.glob(f'rounds/*/{pattern}')]
+  )
+  return {name: (out / name).read_bytes() for name in names}

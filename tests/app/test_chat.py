@@ -18,7 +18,7 @@ from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
 from tests import records
-from tests.runs import toys
+from tests import toys
 
 
 def go(experiment, workdir, monkeypatch, trained):
@@ -41,7 +41,7 @@ def go(experiment, workdir, monkeypatch, trained):
 
   monkeypatch.setattr(train, 'train', trained)
   # A newer version's experiment does not spoil what is there.
-  newer = toys.experiment(workdir.parent / 'texts', steps=400)
+  newer = toys.tiny_experiment(workdir.parent / 'texts', steps=400)
   assert chat.ready(newer, workdir, said.append) == workdir
   assert 'Compiling the training step' in said.pop()
   assert 'going on with the chat model, step 2 of 4' in said.pop()
@@ -62,7 +62,7 @@ def one_core(monkeypatch):
 
 @pytest.fixture
 def experiment(tmp_path):
-  return toys.experiment(toys.write_texts(tmp_path))
+  return toys.tiny_experiment(toys.write_texts(tmp_path))
 
 
 def test_it_trains_once_and_goes_on_where_it_stopped(

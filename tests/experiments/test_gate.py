@@ -7,12 +7,12 @@ import pytest
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import exchange
 from kaiju_jax.storage import files
+from tests import toys as run_toys
 from tests.evaluation.gate import small_models
 from tests.experiments import forked
 from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.interchange.templates import shapes
-from tests.runs import test_exchange
 
 COMMAND = ['experiments.gate', '--nopersona']
 
@@ -21,7 +21,7 @@ COMMAND = ['experiments.gate', '--nopersona']
 def models(tmp_path):
   """A run, its export, and a folder of another family with a template."""
   model = dataclasses.replace(toys.KAIJU, max_length=512)
-  test_exchange.run_of(tmp_path / 'run', model)
+  run_toys.write_run(tmp_path / 'run', model)
   exchange.export(tmp_path / 'run', tmp_path / 'export', 'kaiju')
   fields = family_folders.fields_of('qwen2') | {'vocab_size': 420}
   fields['max_position_embeddings'] = 512

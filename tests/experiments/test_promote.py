@@ -11,10 +11,10 @@ from kaiju_jax.gates import promotion
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import exchange
 from kaiju_jax.storage import files
+from tests import toys as run_toys
 from tests.evaluation.gate import small_models
 from tests.experiments import forked
 from tests.interchange import toys
-from tests.runs import test_exchange
 from tests.serving.page import test_first_minute as first_minute
 
 
@@ -22,10 +22,10 @@ from tests.serving.page import test_first_minute as first_minute
 def test_what_its_gates_promote_is_served_and_nothing_else(tmp_path):
   """The gates: the range of the rules, and that nothing was lost since."""
   model = dataclasses.replace(toys.KAIJU, vocab_size=256, max_length=1024)
-  test_exchange.run_of(tmp_path / 'run', model)
+  run_toys.write_run(tmp_path / 'run', model)
   exchange.export(tmp_path / 'run', tmp_path / 'export', 'kaiju')
   other = dataclasses.replace(model, window=6)
-  test_exchange.run_of(tmp_path / 'other_run', other)
+  run_toys.write_run(tmp_path / 'other_run', other)
   exchange.export(tmp_path / 'other_run', tmp_path / 'other', 'kaiju')
   files.write_json_lines(
     tmp_path / 'golden.jsonl',

@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 
 from kaiju_jax.reporting import decision
+from tests import toys as run_toys
 from tests.experiments import forked
 from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.interchange.templates import shapes
-from tests.runs import test_exchange
 
 
 @pytest.mark.slow
 def test_a_model_is_asked_in_words(tmp_path):
   model = dataclasses.replace(toys.KAIJU, max_length=512)
-  test_exchange.run_of(tmp_path / 'run', model)
+  run_toys.write_run(tmp_path / 'run', model)
   fields = family_folders.fields_of('qwen2') | {'vocab_size': 420}
   fields['max_position_embeddings'] = 512
   folder = family_folders.write(tmp_path / 'folder', fields)

@@ -13,8 +13,8 @@ from kaiju_jax.gates import calibrate
 from kaiju_jax.gates import players
 from kaiju_jax.quantization import int8
 from kaiju_jax.runs import load
+from tests import toys as run_toys
 from tests.interchange import toys
-from tests.runs import test_exchange
 
 PROSE = 'the keeper lights the lamp and the sea is calm tonight. ' * 5
 LIMITS = {f'attention.{x}_limit_K' for x in 'kv'}
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp('calibrate')
   changes = {'vocab_size': 256, 'max_length': 512}
   model = toys.changed(toys.KAIJU, {'kv_scale': 'channel'}, **changes)
-  test_exchange.run_of(folder / 'run', model)
+  run_toys.write_run(folder / 'run', model)
   (folder / 'prose.txt').write_text(PROSE)
   lines = []
   for said in 'I AM 77 & OLD!', 'it is late. good night, dear keeper.':
@@ -123,8 +123,8 @@ def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder):
 
 def test_what_cannot_be_fitted_is_refused_by_its_field(folder, tmp_path):
   model = toys.changed(toys.KAIJU, vocab_size=256)
-  test_exchange.run_of(tmp_path / 'token', model)
-  test_exchange.run_of(tmp_path / 'plain', toys.PLAIN)
+  run_toys.write_run(tmp_path / 'token', model)
+  run_toys.write_run(tmp_path / 'plain', toys.PLAIN)
   out, prose = str(tmp_path / 'out'), str(folder / 'prose.txt')
   with pytest.raises(ValueError, match="kv_scale='token'"):
     calibrate.write(str(tmp_path / 'token'), out, prose)

@@ -13,7 +13,7 @@ from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import step as step_lib
 from kaiju_jax.training import token_count
 from tests import records
-from tests.runs import toys
+from tests import toys
 
 ROW = 32  # Tokens.
 
@@ -25,7 +25,7 @@ def texts(tmp_path_factory):
 
 def experiment(texts, **optimizer):
   """15 microbatches of two rows: steps of 1, 1, 2, 2, 4, 4 and a last of 1."""
-  made = toys.experiment(texts)
+  made = toys.tiny_experiment(texts)
   made.data.microbatches = 4
   made.optimizer = dataclasses.replace(
     made.optimizer,
@@ -138,28 +138,12 @@ def test_a_branch_may_take_another_batch_and_end(texts, whole, tmp_path):
   assert found[-1]['tokens'] == 10 * 2 * ROW
 
 
-@pytest.mark.parametrize(
-  'change, message',
-  [
-    ({'loop.branch': 'nowhere'}, "loop.branch='nowhere': must be WORKDIR@STEP"),
-    ({'loop.branch': 'nowhere@4'}, 'nowhere/config.json: not found'),
-    ({'loop.branch': '{}@5'}, 'no checkpoint 5 in .*; there are 4, 7'),
-    ({'model.d_ff': 64}, 'model.d_ff: 32 there, 64 here'),
-    ({'data.length': 16}, 'data.length: 32 there, 16 here'),
-    ({'loop.tokens': 64}, 'loop.tokens: the run ends at row token 64, but'),
-  ],
-)
-def test_a_branch_that_cannot_begin_is_refused(
-  texts, whole, tmp_path, change, message
+def test_a_branch_that_would_end_before_it_begins_is_refused(
+  texts, whole, tmp_path
 ):
   made = experiment(texts)
-  made.loop.branch = f'{whole[0]}@4'
-  for name, value in change.items():
-    room, field = name.split('.')
-    if isinstance(value, str):
-      value = value.format(whole[0])
-    setattr(getattr(made, room), field, value)
-  with pytest.raises((OSError, ValueError), match=message):
+  made.loop.branch, made.loop.tokens = f'{whole[0]}@4', 64
+  with pytest.raises(ValueError, match='the run ends at row token 64, but'):
     train.train(made, tmp_path / 'work')
   assert not (tmp_path / 'work').exists()
 

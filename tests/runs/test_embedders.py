@@ -14,7 +14,7 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import embedders
 from kaiju_jax.runs import load
 from kaiju_jax.training import state
-from tests.runs import toys
+from tests import toys
 
 
 def test_names():
@@ -48,7 +48,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 
 def test_a_models_vectors_are_mean_hidden_states(tmp_path, monkeypatch):
   """Of each text alone, cut to a row: not of its neighbours in the row."""
-  experiment = toys.experiment(tmp_path)
+  experiment = toys.tiny_experiment(tmp_path)
   experiment.model.layout = 'G0'
   experiment.model.dtype = 'float32'
   experiment.model.quantization = quantization_config.none()

@@ -13,41 +13,10 @@ from kaiju_jax.interchange import own
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
-from kaiju_jax.training import checkpoint
-from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import optimizer
-from kaiju_jax.training import state as state_lib
-from kaiju_jax.training import workdir
+from tests import toys as run_toys
 from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.interchange.templates import shapes
-
-
-class Nowhere:
-  """Batches that have no position."""
-
-  def get_state(self):
-    return {}
-
-  def set_state(self, state):
-    pass
-
-
-def run_of(path, model):
-  """Leaves a checkpoint of random parameters in a workdir."""
-  experiment = experiment_lib.Experiment(model=model)
-  params = toys.params_of(model)
-  state = state_lib.create(
-    params,
-    optimizer.make(experiment.optimizer),
-    hook=state_lib.hook_of(experiment),
-  )
-  with (
-    workdir.open_workdir(path, experiment) as folder,
-    checkpoint.Checkpoints(folder, 1) as checkpoints,
-  ):
-    checkpoints.save(7, state, Nowhere())
-  return state
 
 
 def assert_equal(one, other):
@@ -55,7 +24,7 @@ def assert_equal(one, other):
 
 
 def test_a_plain_run_goes_out_and_comes_back(tmp_path):
-  state = run_of(tmp_path / 'run', toys.PLAIN)
+  state = run_toys.write_run(tmp_path / 'run', toys.PLAIN)
   said = exchange.export(tmp_path / 'run', tmp_path / 'out')
   assert said.startswith('step 7 of ') and 'with the same logits' in said
   params, _ = hugging_face.read(tmp_path / 'out')
@@ -85,7 +54,7 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
 
 def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
   model = toys.changed(toys.KAIJU, {'wire_weights': 'ternary'}, layout='L0 L0')
-  state = run_of(tmp_path / 'run', model)
+  state = run_toys.write_run(tmp_path / 'run', model)
   said = exchange.export(tmp_path / 'run', tmp_path / 'own')
   assert '  windows: 2 of 2' in said and 'which loses nothing' in said
   params, config = own.load(tmp_path / 'own/model.safetensors')

@@ -15,8 +15,8 @@ from kaiju_jax.runs import train
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
 from tests import records
+from tests import toys
 from tests.experiments.studies.sweeps import planted
-from tests.runs import toys
 
 
 def jobs(root, count=3):
@@ -125,7 +125,7 @@ def texts(tmp_path_factory):
 
 
 def experiment(texts, rate, seed):
-  made = toys.experiment(texts)
+  made = toys.tiny_experiment(texts)
   made.loop.tokens = 4 * 2 * 32
   made.optimizer.learning_rate = rate
   made.seed = seed

@@ -13,7 +13,7 @@ from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
 from tests import records
-from tests.runs import toys
+from tests import toys
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +28,7 @@ def programs():
 
 
 def experiment(texts, steps, schedule='constant'):
-  made = toys.experiment(texts, steps)
+  made = toys.tiny_experiment(texts, steps)
   made.data.held_out = 0.0
   made.optimizer.schedule, made.optimizer.warmup = schedule, 0.0
   made.loop.checkpoint_every, made.loop.checkpoints_kept = 2, 9

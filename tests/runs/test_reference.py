@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import choices
-from kaiju_jax.model import config as model_config
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
@@ -16,6 +14,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
+from tests import toys
 
 LENGTH = 64
 USER = {'role': 'user', 'content': 'zz'}
@@ -34,20 +33,10 @@ def swipes(path, count=4):
 
 
 def experiment(path, **fields) -> experiment_lib.Experiment:
-  quantization = quantization_config.QuantizationConfig(wire_gradients='float')
-  one = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=256, d_model=32, layout='G0', num_heads=2, head_dim=16,
-      d_ff=32, max_length=LENGTH, dtype='float32', quantization=quantization,
-    ),
-    **fields,
-  )  # fmt: skip
-  one.data.task = 'conversations'
-  one.data.path = str(path)
-  one.data.length, one.data.batch, one.data.held_out = LENGTH, 2, 0.0
+  one = toys.tiny_chat_experiment(path, LENGTH)
   one.optimizer.warmup = 0.0
   one.loop.steps = one.loop.log_every = 1
-  return one
+  return dataclasses.replace(one, **fields)
 
 
 def preferring(path, **fields):

@@ -28,8 +28,9 @@ from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import interrupt
 from tests import records
+from tests import toys
+from tests.interchange import family_folders
 from tests.interchange import toys as models
-from tests.runs import toys
 
 SAMPLING = config_lib.Sampling(draws=8, entries=8)
 
@@ -41,7 +42,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def plan(texts):
-  experiment = toys.experiment(texts)
+  experiment = toys.tiny_experiment(texts)
   params = models.params_of(experiment.model)
   teacher = load.Loaded(params, experiment.model, None, '', 'drawn')
   answer = teach_lib.answering(
@@ -139,7 +140,7 @@ def test_a_mixture_carries_each_sources_own_targets(plan, tmp_path):
     for number in range(6):
       text = ''.join(map(chr, rng.integers(97, 123, 150)))
       (tmp_path / name / f'{number}.txt').write_text(text)
-  experiment = toys.experiment(tmp_path)
+  experiment = toys.tiny_experiment(tmp_path)
   experiment.data.path = ''
   experiment.data.held_out = 0.0
   experiment.data.sources = tuple(
@@ -177,7 +178,7 @@ def test_a_mixture_carries_each_sources_own_targets(plan, tmp_path):
 @pytest.mark.slow
 def test_a_student_learns_from_the_store(whole, texts, tmp_path):
   """Rows of another length and batch; held-out text has no teacher."""
-  experiment = toys.experiment(texts)
+  experiment = toys.tiny_experiment(texts)
   experiment.data.length, experiment.data.batch = 24, 3
   experiment.data.teacher = str(whole)
   experiment.objective.name = 'distillation'
@@ -188,7 +189,7 @@ def test_a_student_learns_from_the_store(whole, texts, tmp_path):
 
 
 def _student(texts, folder):
-  experiment = toys.experiment(texts)
+  experiment = toys.tiny_experiment(texts)
   experiment.data.teacher = str(folder)
   experiment.objective.name = 'distillation'
   return experiment
@@ -239,7 +240,7 @@ def _tokenizer(path: pathlib.Path):
 
 
 def test_what_cannot_be_taught(plan, whole, texts, tmp_path):
-  experiment = toys.experiment(texts)
+  experiment = toys.tiny_experiment(texts)
   for changes, message in (
     ({'sampling': config_lib.Sampling(draws=1)}, r'draws=1: must be in 2…'),
     ({'length': 100}, r'length=100: rows are longer .*max_length=64'),
@@ -297,3 +298,28 @@ def test_teachers_of_three_kinds(tmp_path, monkeypatch):
   ):
     with pytest.raises(FileNotFoundError, match=message):
       load.from_anywhere(tmp_path / folder)
+
+
+def test_a_family_teaches_at_one_byte_per_weight(tmp_path):
+  """Its store is written from codes, whose cost is measured."""
+  fields = family_folders.fields_of('qwen3') | {'vocab_size': 256}
+  folder = family_folders.write(tmp_path / 'qwen3', fields)
+  teacher = teach.load_teacher(folder)
+  floats = load.from_anywhere(folder)
+  count = sum(leaf.size for leaf in jax.tree.leaves(floats.params))
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(teacher.params))
+  # Scales are four bytes per channel, of 30 to 48 weights here.
+  assert count < size < 1.25 * count
+  experiment = toys.tiny_experiment(toys.write_texts(tmp_path))
+  plan = teach.plan(teacher, experiment, SAMPLING)
+  divergence, tokens = teach.compare(plan, floats)
+  assert tokens == 32 and 1e-7 < divergence < 0.05
+  same = teach.compare(plan._replace(teacher=floats), floats)
+  assert same == (0.0, 32)
+  manifest = teach.teach(plan, tmp_path / 'store')
+  (taught,) = manifest.corpora.values()
+  assert taught.end == len(plan.corpora['text'].tokens)
+  # The student's tokenizer is another: refused by its name.
+  experiment.data.tokenizer = _tokenizer(tmp_path)
+  with pytest.raises(ValueError, match=r"data\.tokenizer='.*must be that of"):
+    teach.plan(teacher, experiment, SAMPLING)

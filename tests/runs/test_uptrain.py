@@ -22,10 +22,9 @@ from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
+from tests import toys as run_toys
 from tests.interchange import family_folders
 from tests.interchange import toys
-from tests.runs import test_exchange
-from tests.runs import toys as run_toys
 
 TEACHER = toys.changed(toys.PLAIN, num_kv_heads=4)
 
@@ -34,7 +33,7 @@ TEACHER = toys.changed(toys.PLAIN, num_kv_heads=4)
 def teacher(tmp_path_factory):
   """A workdir."""
   path = tmp_path_factory.mktemp('uptrain') / 'teacher'
-  test_exchange.run_of(path, TEACHER)
+  run_toys.write_run(path, TEACHER)
   return path
 
 
@@ -101,7 +100,7 @@ def test_a_run_begins_with_a_start_and_adds_what_changes_no_weight(start):
 
 
 def test_a_run_begins_with_a_run_and_adds_limits_of_channels(tmp_path):
-  state = test_exchange.run_of(tmp_path, toys.PLAIN)
+  state = run_toys.write_run(tmp_path, toys.PLAIN)
   limits = {'kv': 'int8', 'kv_scale': 'channel'}
   model = toys.changed(toys.PLAIN, limits)
   one = experiment_lib.Experiment(model=model, begin_with=str(tmp_path))
@@ -332,11 +331,11 @@ def test_attention_is_aligned_by_a_run_that_resumes(start, tmp_path):
 def test_a_run_trains_from_an_import(tmp_path):
   """And its first loss is the imported model's, not that of fresh weights."""
   texts = run_toys.write_texts(tmp_path)
-  one = run_toys.experiment(texts, steps=4)
+  one = run_toys.tiny_experiment(texts, steps=4)
   first = train.train(one, tmp_path / 'first')
   held = load.from_workdir(tmp_path / 'first')
   own.write(tmp_path / 'start', held.params, held.config, masters=True)
-  again = run_toys.experiment(texts, steps=1)
+  again = run_toys.tiny_experiment(texts, steps=1)
   again.begin_with = str(tmp_path / 'start')
   again.optimizer.learning_rate = 1e-12
   state = train.train(again, tmp_path / 'again')

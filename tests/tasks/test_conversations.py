@@ -10,7 +10,6 @@ import pytest
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import batches
-from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
@@ -19,6 +18,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
+from tests import toys
 from tests.interchange.templates import shapes
 from tests.objectives import shallow
 
@@ -43,16 +43,9 @@ def write(path, chats):
 
 
 def experiment(path) -> experiment_lib.Experiment:
-  one = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=256, d_model=32, layout='G0', num_heads=2, head_dim=16,
-      d_ff=32, max_length=LENGTH, dtype='float32',
-      quantization=quantization_config.none(),
-    ),
-  )  # fmt: skip
-  one.data.task = 'conversations'
-  one.data.path = str(path)
-  one.data.length, one.data.batch, one.data.held_out = LENGTH, 2, 0.0
+  one = toys.tiny_chat_experiment(
+    path, LENGTH, quantization=quantization_config.none()
+  )
   one.loop.steps = 2
   return one
 

@@ -20,7 +20,7 @@ from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks import texts as texts_lib
 from kaiju_jax.training import workdir as workdir_lib
 from tests import records
-from tests.runs import toys
+from tests import toys
 
 NAMES = 'bottles', 'digits'
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 
 def _experiment(folder, **fields):
-  experiment = toys.experiment(folder, steps=6)
+  experiment = toys.tiny_experiment(folder, steps=6)
   experiment.data = dataclasses.replace(
     experiment.data,
     path='',
