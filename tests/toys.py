@@ -1,8 +1,10 @@
 """Runs that take a second: texts, tiny models, experiments, workdirs."""
 
+import json
 import pathlib
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import checkpoint
@@ -92,3 +94,14 @@ def write_run(
   ):
     checkpoints.save(7, state, _NoBatches())
   return state
+
+
+def write_tokenizer(path: pathlib.Path) -> str:
+  """Writes a tokenizer whose tokens are not bytes, though as many."""
+  tokens.write(path, '', toys.PLAIN)
+  fields = json.loads((path / tokens.FILE).read_text())
+  vocabulary = fields['model']['vocab']
+  one, other = list(vocabulary)[65:67]
+  vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+  (path / tokens.FILE).write_text(json.dumps(fields))
+  return str(path / tokens.FILE)

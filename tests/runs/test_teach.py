@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import json
-import pathlib
 
 import jax
 import numpy as np
@@ -29,7 +27,6 @@ from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import interrupt
 from tests import records
 from tests import toys
-from tests.interchange import family_folders
 from tests.interchange import toys as models
 
 SAMPLING = config_lib.Sampling(draws=8, entries=8)
@@ -228,17 +225,6 @@ def test_a_student_without_its_own_teacher_is_refused(whole, texts, tmp_path):
       train.train(experiment, tmp_path / 'student')
 
 
-def _tokenizer(path: pathlib.Path):
-  """Writes a tokenizer whose tokens are not bytes, though as many."""
-  tokens.write(path, '', models.PLAIN)
-  fields = json.loads((path / tokens.FILE).read_text())
-  vocabulary = fields['model']['vocab']
-  one, other = list(vocabulary)[65:67]
-  vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
-  (path / tokens.FILE).write_text(json.dumps(fields))
-  return str(path / tokens.FILE)
-
-
 def test_what_cannot_be_taught(plan, whole, texts, tmp_path):
   experiment = toys.tiny_experiment(texts)
   for changes, message in (
@@ -254,7 +240,7 @@ def test_what_cannot_be_taught(plan, whole, texts, tmp_path):
     arguments = {'sampling': SAMPLING, **changes}
     with pytest.raises(ValueError, match=message):
       teach.plan(plan.teacher, experiment, **arguments)
-  other = plan.teacher._replace(tokenizer=_tokenizer(tmp_path))
+  other = plan.teacher._replace(tokenizer=toys.write_tokenizer(tmp_path))
   other = other._replace(config=dataclasses.replace(other.config))
   other.config.vocab_size = 260
   with pytest.raises(ValueError, match=r"data\.tokenizer='': must be that of"):
@@ -273,7 +259,7 @@ def test_a_tokenizer_is_known_by_what_it_does(tmp_path):
   written = tokenizer_lib.load(str(tmp_path / tokens.FILE))
   own = tokenizer_lib.hash_use(tokenizer_lib.Bytes())
   assert tokenizer_lib.hash_use(written) == own
-  other = tokenizer_lib.load(_tokenizer(tmp_path))
+  other = tokenizer_lib.load(toys.write_tokenizer(tmp_path))
   assert tokenizer_lib.hash_use(other) != own
 
 
@@ -298,28 +284,3 @@ def test_teachers_of_three_kinds(tmp_path, monkeypatch):
   ):
     with pytest.raises(FileNotFoundError, match=message):
       load.from_anywhere(tmp_path / folder)
-
-
-def test_a_family_teaches_at_one_byte_per_weight(tmp_path):
-  """Its store is written from codes, whose cost is measured."""
-  fields = family_folders.fields_of('qwen3') | {'vocab_size': 256}
-  folder = family_folders.write(tmp_path / 'qwen3', fields)
-  teacher = teach.load_teacher(folder)
-  floats = load.from_anywhere(folder)
-  count = sum(leaf.size for leaf in jax.tree.leaves(floats.params))
-  size = sum(leaf.nbytes for leaf in jax.tree.leaves(teacher.params))
-  # Scales are four bytes per channel, of 30 to 48 weights here.
-  assert count < size < 1.25 * count
-  experiment = toys.tiny_experiment(toys.write_texts(tmp_path))
-  plan = teach.plan(teacher, experiment, SAMPLING)
-  divergence, tokens = teach.compare(plan, floats)
-  assert tokens == 32 and 1e-7 < divergence < 0.05
-  same = teach.compare(plan._replace(teacher=floats), floats)
-  assert same == (0.0, 32)
-  manifest = teach.teach(plan, tmp_path / 'store')
-  (taught,) = manifest.corpora.values()
-  assert taught.end == len(plan.corpora['text'].tokens)
-  # The student's tokenizer is another: refused by its name.
-  experiment.data.tokenizer = _tokenizer(tmp_path)
-  with pytest.raises(ValueError, match=r"data\.tokenizer='.*must be that of"):
-    teach.plan(teacher, experiment, SAMPLING)
