@@ -14,6 +14,7 @@ from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import begin
+from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
 from kaiju_jax.training import experiment as experiment_lib
@@ -161,7 +162,7 @@ def test_a_bad_line_is_refused_before_anything_compiles(
 ):
   with chats.open('a') as file:
     file.write('{"messages": [{"role": "tool", "content": "x"}]}\n')
-  monkeypatch.setattr(train, '_initial', None)
+  monkeypatch.setattr(start, 'read', None)
   with pytest.raises(ValueError, match=r'line 4: .*unknown role'):
     train.train(experiment(chats), tmp_path / 'run')
 
