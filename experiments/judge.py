@@ -1,14 +1,12 @@
 """Accept or refuse a judge of personas, by scores that people gave.
 
-    python -m experiments.judge --judge=runs/judge --labels=labels.jsonl \\
-      --out=judged
+    python -m experiments.judge --judge=runs/judge --labels=labels.jsonl
 
 `experiments.persona` decides with a judge that reads only if this command has
 accepted it within the last 31 days: its agreement with people (quadratic κ) is
 at least 0.6 in each property and its bias at most 0.25, it does not reward
 length, and prefers the same replies in both orders. It takes 50 labels of the
-last 31 days (`kaiju_jax/evaluation/persona/labels.py`), 20 pairs among them.
-The exit status is 0 (accepted), 3 (refused) or 4.
+last 31 days (`evaluation/persona/labels.py`), 20 pairs among them.
 """
 
 from collections.abc import Sequence

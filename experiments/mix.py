@@ -4,8 +4,7 @@
         --sources=prose=texts/prose,code=texts/code --out=runs/mixes/exam
 
 Embeds the documents of the target and of each source, and finds the shares of
-the tokens whose mean is nearest to the target's (`data/curation/mixing.py`). It
-writes a new folder with
+the tokens whose mean is nearest to the target's. It writes a new folder with
 
     mix.json    the sources and their weights; training reads it by
                 --config.data.mix=runs/mixes/exam/mix.json
@@ -13,11 +12,9 @@ writes a new folder with
 
 Embedders are
 
-    ngrams          hashed words and pairs of words; needs no model
-    lsa             their 64 strongest directions
+    ngrams, lsa     hashed words and pairs, or their 64 strongest directions
     npy:FILE        rows of a .npy, the target's first, then each source's
-    model:WORKDIR   the mean hidden state of a run's model
-    t5:FOLDER       the mean output of a T5 encoder; needs the extra t5
+    model:WORKDIR   the mean hidden state of a run's model; t5:FOLDER a T5's
 """
 
 from collections.abc import Sequence

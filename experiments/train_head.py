@@ -12,8 +12,8 @@ that 99 % of violating texts are blocked as a prompt and as a reply, and that
 takes 368 texts of each kind. The exit status is 0, 3 if the counts say no, or 4
 if they are too few. Needs scikit-learn (extra `gate`).
 
-Where the labels say which characters are violations, a run trains the head on
-them, and with --joint the model as well; --head then names its workdir:
+Where labels are spans of characters, a run trains the head on them, and with
+--joint the model as well; --head then names its workdir:
 
     python -m experiments.train_head --model=runs/chat --spans=spans.jsonl \\
       --joint=1 --out=runs/chat_head
@@ -49,8 +49,7 @@ FLAGS = flags.flags_of(Settings)
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   if settings.spans.spans is not None:
-    _train_on_spans(settings)
-    return
+    return _train_on_spans(settings)
   flags.need(safety=settings.safety)
   settings.texts.check()
   from kaiju_jax.classifiers import certificate

@@ -11,6 +11,7 @@ from kaiju_jax.runs import flags
 from kaiju_jax.runs import play
 from kaiju_jax.synthesis import form
 from kaiju_jax.synthesis import settings as synthesis_settings
+from kaiju_jax.training import experiment as experiment_lib
 
 _SYNTHESIS = synthesis_settings.Settings()
 FINE_TUNED = 'fine-tuned', 'no refusals', 'no ends'
@@ -251,3 +252,146 @@ class UptrainStudy:
   train: bool = True
   # With --world: steps of the teacher; the config's by default.
   teacher_steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needle:
+  """Which arms are trained, and what they are asked."""
+
+  # Synthetic pairs, or sentences hidden in natural text.
+  task: Literal['needle', 'needle_text'] = 'needle'
+  # Arms to compare; the config's ARMS by default.
+  arms: tuple[str, ...] | None = None
+  # Seeds of the runs.
+  seeds: flags.Seeds = (0,)
+  # Where everything is written; runs/<task> by default.
+  out: str | None = None
+  # File, folder or glob of text for needle_text; by default the text in this
+  # Python installation.
+  data: str | None = None
+  # Questions in each cell that the verdicts quote; fewer in the others.
+  questions: flags.Positive = 64
+  # Seed of the questions.
+  evaluation_seed: flags.NonNegative = 0
+  # Runs at once, the cores split among them. By default one per core, and one
+  # in all on an accelerator.
+  jobs: flags.Positive | None = None
+  # Whether needle.json, needle.png and the table are made.
+  report: bool = True
+
+  def __post_init__(self):
+    if self.data is not None and self.task != 'needle_text':
+      raise ValueError(
+        f'--data={self.data!r}: only --task=needle_text reads text.'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreement:
+  """What is compared with one forward pass."""
+
+  # Workdir of one run.
+  model: str
+  # The comparison.
+  of: Literal['cache', 'answers', 'kernels'] = 'cache'
+  # Texts, or sequences that the cache holds.
+  rows: flags.Positive = 8
+  # Tokens per call of the prefill.
+  chunk: flags.Positive = 64
+  # Tokens that are run in chunks; half of a text by default.
+  prompt: int | None = None
+  # Questions per cell of the grid.
+  questions: flags.Positive = 16
+  # Seed of the questions.
+  seed: flags.NonNegative = 0
+  # The decoder's modes.
+  mode: tuple[str, ...] = ('fast',)
+  # Implementations of attention.
+  attention: tuple[str, ...] = ('chunked', 'pallas_gpu', 'pallas_tpu')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codecs:
+  """Which gradients are taken, and where the figures go."""
+
+  # What is trained: NAME:ARM, or PATH:ARM.
+  config: Annotated[experiment_lib.Experiment, flags.Config('tiny')]
+  # Optimizer steps before gradients are taken.
+  steps: flags.Positive = 60
+  # Gradients taken, each of its own microbatch.
+  workers: Annotated[int, flags.Bounds(2)] = 8
+  # Seed of parameters and data.
+  seed: int = 0
+  # Dtype of the gradients.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'
+  # Blocks across the other dimensions, not along d_model.
+  across: bool = False
+  # Where the figures go.
+  json: str = 'runs/codecs/codecs.json'
+  # Where the plot goes.
+  figure: str = 'runs/codecs/codecs.png'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+  """Which reading of which runs counts as learnt, and from where on."""
+
+  # Folder of ARM/seedS workdirs.
+  runs: str
+  # A reading of metrics.jsonl.
+  reading: str = 'eval_accuracy'
+  # The value that counts as learnt; 0.95 by default.
+  least: float | None = None
+  # The same of a reading that falls, as eval_loss does.
+  most: float | None = None
+  # Which arms to show; all by default.
+  arms: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distill:
+  """How often, and how many at once, students train."""
+
+  # Seeds of the runs.
+  seeds: flags.Seeds = (0, 1, 2)
+  # Students at once.
+  jobs: flags.Positive = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+  """Which facts, and how many of the variations are wrong."""
+
+  # Folder of all runs.
+  out: str = 'runs/facts'
+  # Seeds of the runs.
+  seeds: flags.Seeds = (0,)
+  # Share of the variations that become errors.
+  planted: flags.Share = 0.3
+  # Seed of the facts.
+  world: flags.NonNegative = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ablate:
+  """Which arms run on which seeds."""
+
+  # A config with ARMS: NAME of experiments/configs/, or a path. Every
+  # --config.FIELD=VALUE is an override that all runs get.
+  config: str
+  # Folder of all workdirs and of report.md.
+  out: str
+  # Seeds that each arm runs on.
+  seeds: flags.Seeds = (0, 1, 2)
+  # How many runs at once; the cores are split.
+  jobs: flags.Positive = 1
+  # Which of ARMS to run; all by default.
+  arms: tuple[str, ...] | None = None
+  # Arm that all others are compared with, instead of ARMS's.
+  baseline: str | None = None
+  # What is run: python -m MODULE.
+  module: str = 'experiments.train'
+  # FSDP width of each run.
+  fsdp: int | None = None
+  # Tensor width of each run.
+  tensor: int | None = None

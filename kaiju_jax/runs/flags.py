@@ -352,6 +352,11 @@ def _numbers(
   return tuple(sorted(found))
 
 
+def parse_known(argv: Sequence[str]) -> list[str]:
+  """Reads the known flags, as `app.run` does; returns the other words."""
+  return flags.FLAGS(argv, known_only=True)
+
+
 def need(**values: Any) -> None:
   """Refuses flags without a value.
 

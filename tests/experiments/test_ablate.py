@@ -287,7 +287,6 @@ BAD = [
     "data.path='/nope': no such file",
   ),
   (('--arms=',), '--arms=: must name some of plain, better, broken'),
-  (('--out=',), '--out=: must name a folder'),
   (('--out=gs://a/b',), '--out=gs://a/b: gs:// is an address'),
   (('--out=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
   (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),

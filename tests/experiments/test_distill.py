@@ -4,12 +4,10 @@ import dataclasses
 
 import pytest
 
-from experiments.configs import distill
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.experiments.configs import distill
+from kaiju_jax.experiments.studies import distill as study
 from kaiju_jax.experiments.studies import equal_bytes
-from tests.experiments import commands
-
-script = commands.imported('experiments.distill')
 
 
 def test_arms_differ_in_their_targets_alone():
@@ -45,7 +43,7 @@ def test_verdicts():
     'top_k': {0: 3.3, 1: 3.5, 2: 3.41},
     'none': {0: 3.0, 1: 3.3, 2: 3.1},
   }
-  full, top_k, none = script._verdicts(losses)
+  full, top_k, none = study._verdicts(losses)
   assert '+0.32% (target within 1 %, met)' in full
   assert top_k.startswith('systematic against top_k: -0.29') and 'met' in top_k
   assert none.endswith('(target below 0, MISSED)')
@@ -60,10 +58,10 @@ def test_the_tokenizer_is_made_of_training_text_once(tmp_path, monkeypatch):
   experiment.data.path = str(texts)
   monkeypatch.setattr(distill, 'get_config', lambda arm: experiment)
   path = tmp_path / 'runs/tokenizer.json'
-  script._make_tokenizer(path)
+  study._make_tokenizer(path)
   made = tokenizer_lib.load(str(path), distill.VOCABULARY)
   tokens = made.encode('  return eggs\n')
   assert made.decode(tokens) == '  return eggs\n' and len(tokens) < 8
   written = path.stat().st_mtime_ns
-  script._make_tokenizer(path)
+  study._make_tokenizer(path)
   assert path.stat().st_mtime_ns == written

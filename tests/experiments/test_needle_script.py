@@ -2,18 +2,19 @@
 
 import json
 
-from absl.testing import flagsaver
-import grain  # noqa: F401  `flagsaver` would take its flags back.
+from absl import flags as absl_flags
 import pytest
 
-from experiments import needle as script
-from experiments.configs import needle as config
-from experiments.configs import needle_text as text_config
 from kaiju_jax.evaluation import answers
+from kaiju_jax.experiments.configs import needle as config
+from kaiju_jax.experiments.configs import needle_text as text_config
 from kaiju_jax.experiments.studies import arms
+from kaiju_jax.experiments.studies import needle as study
 from kaiju_jax.experiments.studies import needle_figure
+from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.model import layers
 from kaiju_jax.runs import command
+from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
@@ -41,10 +42,16 @@ def toy(monkeypatch):
 
 
 def run(out, **flags):
-  values = {'questions': 1, 'seeds': ['0'], 'arms': None, 'jobs': 1, **flags}
-  script.flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(out=str(out), **values):
-    command.call(script.main, ['needle'])
+  values = {'questions': 1, 'seeds': ['0'], 'jobs': 1, 'out': out, **flags}
+  words = [
+    f'--{name}={",".join(x) if isinstance(x, list) else x}'
+    for name, x in values.items()
+  ]
+  table = absl_flags.FlagValues()
+  made = flags_lib.flags_of(settings_lib.Needle, values=table)
+  table(['needle', *words])
+  absl_flags.FLAGS.mark_as_parsed()
+  command.call(lambda argv: study.run(made.read(argv)), ['needle'])
 
 
 def test_end_to_end_and_not_twice_and_not_for_another(
