@@ -1,4 +1,4 @@
-"""Do filtered synthetic questions teach what repeated passages do not?
+"""Compare what filtered synthetic questions teach with repeated passages.
 
     python -m experiments.facts [--seeds=0,1,2] [--out=runs/facts]
 

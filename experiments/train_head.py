@@ -12,8 +12,7 @@ that 99 % of violating texts are blocked as a prompt and as a reply, and that
 takes 368 texts of each kind. The exit status is 0, 3 if the counts say no, or 4
 if they are too few. Needs scikit-learn (extra `gate`).
 
-Where labels are spans of characters, a run trains the head on them, and with
---joint the model as well; --head then names its workdir:
+Where labels are spans, a run trains the head, and with --joint the model too:
 
     python -m experiments.train_head --model=runs/chat --spans=spans.jsonl \\
       --joint=1 --out=runs/chat_head

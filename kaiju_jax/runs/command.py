@@ -1,20 +1,16 @@
 """Shared parts of all commands: flags, quiet libraries, Ctrl-C, compiled code.
 
-Importing this module defines the flags --compilation_cache and --accept_field,
-so only commands import it.
+Importing this module defines flags (`Common`), so only commands import it.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 import sys
-import time
 
 from absl import app
 from absl import flags
@@ -24,7 +20,6 @@ from kaiju_jax.interchange import fields
 from kaiju_jax.runs import configs
 from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import overrides
-from kaiju_jax.storage import addresses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +38,6 @@ class Common:
 
 
 COMMON = flags_lib.flags_of(Common)
-# absl then counts flags that a function here defines as its caller's flags.
-flags.disclaim_key_flags()
-_CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
 _CACHE_USED = 'JAX_ENABLE_COMPILATION_CACHE'
 _CACHE_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 # JAX keeps only programs that took at least this long to compile; its default
@@ -63,137 +55,6 @@ def parse(argv: Sequence[str]) -> list[str]:
     return words
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
-
-
-def check(argv: Sequence[str], *needed: flags.FlagHolder) -> None:
-  """Refuses words that are no flags, and needed flags without a value.
-
-  Raises:
-    app.UsageError: names the words or the flag; `app.run` prints the message
-      with the command's help.
-  """
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in needed:
-    if flag.value in (None, '', []):
-      raise app.UsageError(f'--{flag.name} is missing.')
-
-
-def refuse_beside(ruler: flags.FlagHolder, *ruled: flags.FlagHolder) -> None:
-  """Refuses flags that have no effect beside another one.
-
-  Raises:
-    ValueError: names both.
-  """
-  for flag in ruled:
-    if ruler.value is not None and flag.present:
-      raise ValueError(
-        f'--{flag.name}={flag.value}: has no effect with --{ruler.name}, which'
-        ' determines it.'
-      )
-
-
-def define_seeds(default: str = '0', text: str = 'Seeds of the runs.'):
-  """Defines the flag --seeds, a list; `seeds` reads it."""
-  return flags.DEFINE_list('seeds', default.split(','), text)
-
-
-def seeds(flag: flags.FlagHolder) -> list[int]:
-  """Returns the seeds that --seeds lists, without repetitions.
-
-  Raises:
-    ValueError: there is none, or one is no integer of 0 or more.
-  """
-  for text in flag.value:
-    if not (text.isascii() and text.isdigit()):
-      raise ValueError(
-        f'--seeds: {text!r} is not a non-negative integer; write 0,1,2.'
-      )
-  if not flag.value:
-    raise ValueError('--seeds needs at least one.')
-  return list(dict.fromkeys(map(int, flag.value)))
-
-
-def define_clock(default: str):
-  """Defines the flag --clock; `clock` reads it."""
-  return flags.DEFINE_enum(
-    'clock',
-    default,
-    list(_CLOCKS),
-    'Seconds of what; of the processor where others use the machine too.',
-  )
-
-
-def clock(flag: flags.FlagHolder) -> Callable[[], float]:
-  """Returns what --clock names, a function that returns seconds."""
-  return _CLOCKS[flag.value]
-
-
-def numbers(
-  flag: flags.FlagHolder,
-  kind: type,
-  least: int = 1,
-  why: str = 'at least one is needed',
-  below: float = math.inf,
-) -> list:
-  """Returns the numbers that a list flag holds, rising, each once.
-
-  Args:
-    flag: the list.
-    kind: int or float.
-    least: how many different ones there must be.
-    why: the reason for `least`.
-    below: what each must be less than; all must be above 0.
-
-  Raises:
-    ValueError: one of them is not such a number, or they are too few.
-  """
-  found = set()
-  for text in flag.value:
-    try:
-      value = kind(text)
-    except ValueError:
-      value = 0
-    if not 0 < value < below:
-      known = 'whole number' if kind is int else 'number'
-      end = '' if below == math.inf else f' below {below:g}'
-      raise ValueError(
-        f'--{flag.name}: {text!r} is not a positive {known}{end}.'
-      )
-    found.add(value)
-  if len(found) < least:
-    raise ValueError(f'--{flag.name}={",".join(flag.value)}: {why}.')
-  return sorted(found)
-
-
-def choose(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
-  """Returns the words that a list flag holds, each once; all for None.
-
-  Raises:
-    ValueError: one is not `known`, or there is none.
-  """
-  known = list(dict.fromkeys(known))
-  words = known if flag.value is None else flag.value
-  for word in words:
-    if word not in known:
-      raise ValueError(
-        f'--{flag.name}: {word!r} is not one of {", ".join(known)}.'
-      )
-  if not words:
-    raise ValueError(f'--{flag.name} needs at least one.')
-  return list(dict.fromkeys(words))
-
-
-def folder(flag: flags.FlagHolder) -> pathlib.Path:
-  """Returns the folder that a flag names; it need not exist.
-
-  Raises:
-    ValueError: it names none, or an address.
-  """
-  if not flag.value:
-    raise ValueError(f'--{flag.name}=: must name a folder.')
-  addresses.refuse(flag.value, f'--{flag.name}={flag.value}')
-  return pathlib.Path(flag.value)
 
 
 def run(
