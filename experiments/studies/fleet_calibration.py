@@ -28,6 +28,7 @@ from kaiju_jax.runs import play
 _CHARACTERS = 6
 # Entries that an eviction ranks.
 _DRAWN = 16
+_LENGTH = 1024  # Tokens of a row, unless the model has fewer positions.
 
 
 CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
@@ -119,16 +120,14 @@ def draw(
   return simulator.Trace(*map(np.array, zip(*columns))), requests
 
 
-def open_engine(
-  path: str, rows: int, length: int = 1024
-) -> tuple[engine_lib.Engine, load.Loaded]:
+def open_engine(path: str, rows: int) -> tuple[engine_lib.Engine, load.Loaded]:
   """Returns a warm engine of a model, and the model.
 
   Raises:
     ValueError: the model has layers of one kind alone; or as `load`.
   """
   loaded = load.from_anywhere(path)
-  length = min(length, loaded.config.max_length)
+  length = min(_LENGTH, loaded.config.max_length)
   decoder = play.decoder(loaded, None, rows=rows, length=length)
   pools = decoder.network.pools
   if set(pools) != {prefix_tree.GLOBAL, prefix_tree.LOCAL}:

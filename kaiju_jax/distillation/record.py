@@ -183,9 +183,7 @@ def _most(form: Form) -> int:
   return 2 * form.number.itemsize + form.entries * entry
 
 
-def bytes_per_token(
-  targets: Targets, form: Form, noise: int | Sequence[int] = 0
-) -> tuple[float, float]:
+def bytes_per_token(targets: Targets, form: Form) -> tuple[float, float]:
   """Returns the size on disk in bytes per token: (before zstd, after it).
 
   Args:
@@ -194,7 +192,7 @@ def bytes_per_token(
   """
   before = after = 0
   for block in blocks(targets):
-    raw = planes(block, form, noise)
+    raw = planes(block, form, 0)
     before += len(raw)
     after += len(zstandard.compress(raw, _LEVEL))
   count = len(targets.ids_NT)

@@ -16,7 +16,6 @@ real tree as the engine's rows do.
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import dataclasses
 import hashlib
 from typing import NamedTuple
 
@@ -266,15 +265,3 @@ class Blocks:
       kind, key = next(iter(self._held))
       del self._held[kind, key]
       self._left += self._sizes.page_bytes[kind]
-
-
-@dataclasses.dataclass
-class Tally:
-  """Counts of prompt tokens over many requests."""
-
-  hits: int = 0  # Tokens that the cache had.
-  tokens: int = 0
-
-  @property
-  def rate(self) -> float:
-    return self.hits / self.tokens if self.tokens else 0.0

@@ -26,6 +26,7 @@ from kaiju_jax.storage import files
 # Rounds further off than so many median deviations are left out of a fit: on a
 # shared machine another process had the core.
 _OUTLIER = 6.0
+_CHUNK = 256  # Tokens of a chunk, for a law of ceilings.
 
 
 class Residuals(NamedTuple):
@@ -109,13 +110,11 @@ def fit(
 def fit_chip(
   config: model_config.ModelConfig,
   chip: accelerator.Chip,
-  chunk: int = 256,
   slower: float = 1.0,
 ) -> tuple[state.Law, Residuals]:
   """Fits a law to a chip's ceilings, which no device has confirmed.
 
   Args:
-    chunk: tokens of a chunk.
     slower: by how much a real engine is slower: a guess.
   """
   features, seconds = [], []
@@ -126,12 +125,12 @@ def fit_chip(
   for before in (4_096, 8_192, 16_384):
     spent = [
       length / ceilings.prefill_rate(config, chip, length)
-      for length in (before, before + chunk)
+      for length in (before, before + _CHUNK)
     ]
     # A chunk reads all weights, whatever it computes.
     least = ceilings.weight_bytes(config) / chip.hbm_bandwidth
     # Ceilings know no constant of a chunk.
-    features.append((1, 0, 0, chunk, chunk * before, 0))
+    features.append((1, 0, 0, _CHUNK, _CHUNK * before, 0))
     seconds.append(max(spent[1] - spent[0], least))
   return fit(features, slower * np.array(seconds))
 

@@ -36,7 +36,6 @@ from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import traffic
 from kaiju_jax.serving.routing import rollout
 
-KINDS = 'build', 'clock'
 # No plan.
 AT_ONCE = rollout.Plan(shares=(1.0,))
 # Pieces and conversations of a trace have lower numbers.
@@ -91,7 +90,7 @@ def replay_change(
 
   Args:
     cache: an empty cache.
-    kind: one of KINDS.
+    kind: 'build' or 'clock'.
     plan: its shares, and how long each is held.
     prefixes: how many are warmed before the first step.
     open_stay: whether open conversations keep what they began with.
@@ -149,7 +148,7 @@ def change(
   """Returns a request as the change has it.
 
   Args:
-    kind: one of KINDS.
+    kind: 'build' or 'clock'.
     tick: seconds of the clock's smallest unit.
   """
   prefix = request.prompt[0]

@@ -22,6 +22,7 @@ from kaiju_jax.serving.routing import policies
 SHARE, LOSE, WARM, FORGET = range(4)
 # Times to the first token are counted in bins that are .45 % wide.
 BINS, LEAST, WIDTH = 4096, 1e-4, 0.0045
+WINDOW = 3600.0  # Seconds of a window of arrivals, which are counted apart.
 # Places of `Totals.counts`: requests, those that resume anything, tokens of
 # prompts and those resumed, of prefixes and those resumed, and of answers;
 # requests that moved to another replica, that no replica took, that ended.
@@ -57,7 +58,6 @@ class Fleet(NamedTuple):
   faults: np.ndarray  # float64 [f, 4]: second, kind, replica, share or count.
   finished: np.ndarray  # Room for the requests that end in one round.
   begin: float  # The second from which times to the first token count.
-  window: float  # Seconds of a window.
 
 
 def _count_present(totals, now, change):
@@ -116,7 +116,7 @@ def _count_finished(fleet, request):
     late = first - came
     totals.sums[FIRST] += late
     place = int(np.log(max(late, LEAST) / LEAST) / WIDTH)
-    row = min(int((came - fleet.begin) / fleet.window), len(totals.late) - 1)
+    row = min(int((came - fleet.begin) / WINDOW), len(totals.late) - 1)
     totals.late[row, min(place, BINS - 1)] += 1
 
 

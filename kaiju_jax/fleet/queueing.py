@@ -47,15 +47,12 @@ def late(servers: int, load: float, wait: float) -> float:
   return probability * math.exp(-servers * (1 - load) * wait)
 
 
-def highest_load(
-  servers: int, service: float, slo: float, tail: float = 0.01
-) -> float:
-  """Returns the load at which `tail` of the requests miss the SLO.
+def highest_load(servers: int, service: float, slo: float) -> float:
+  """Returns the load at which 1 % of the requests miss the SLO.
 
   Args:
     service: mean seconds of a service.
     slo: seconds of waiting and one mean service.
-    tail: the fraction that may be later, .01 for a p99.
 
   Raises:
     ValueError: a mean service alone takes the SLO's time.
@@ -67,7 +64,7 @@ def highest_load(
   low, high = 0.0, 1.0
   for _ in range(60):
     middle = (low + high) / 2
-    met = late(servers, middle, slo / service - 1) <= tail
+    met = late(servers, middle, slo / service - 1) <= 0.01
     low, high = (middle, high) if met else (low, middle)
   return low
 

@@ -162,11 +162,6 @@ def find_causes(requests: Sequence[traffic_lib.Request]) -> list[str]:
   return found
 
 
-def tally(requests: Sequence[traffic_lib.Request], cache) -> caches.Tally:
-  """Serves all requests; returns how many prompt tokens the cache had."""
-  return caches.Tally(sum(_serve(requests, cache)), _count(requests))
-
-
 def _serve(requests: Sequence[traffic_lib.Request], cache) -> list[int]:
   return [cache.serve(request) for request in requests]
 
@@ -177,7 +172,7 @@ def _count(requests: Sequence[traffic_lib.Request]) -> int:
 
 
 def prefix_hit_rates(
-  sizes: caches.Sizes, prefix: int, histories: Sequence[int], seed: int = 0
+  sizes: caches.Sizes, prefix: int, histories: Sequence[int]
 ) -> list[float]:
   """Returns the hit rates of turns where only characters' prefixes are cached.
 
@@ -188,9 +183,8 @@ def prefix_hit_rates(
     sizes: sizes of the model's pages.
     prefix: tokens of the character's prefix.
     histories: tokens behind the prefix, one turn per entry.
-    seed: seed of the random tokens.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   pieces = [
     traffic_lib.Piece(number, rng.integers(2**15, size=size, dtype=np.int32))
     for number, size in enumerate((prefix, 1, 1, *histories))

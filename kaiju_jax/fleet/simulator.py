@@ -159,7 +159,6 @@ def simulate(
   ends: np.ndarray,
   live: int = 2**18,
   begin: float = 0.0,
-  window: float = 3600.0,
   loop: types.ModuleType | None = None,
 ) -> Outcome:
   """Runs a fleet on drawn sessions.
@@ -168,7 +167,6 @@ def simulate(
     ends: `sessions.make_law`.
     live: the most sessions that are live at a time; more are lost.
     begin: the second from which times to the first token count.
-    window: seconds of a window.
     loop: the module whose `run` it calls; the compiled one by default.
   """
   setup.check_text(int(flow.high), flow.context)
@@ -177,14 +175,12 @@ def simulate(
   cache = state.make_cache(
     setup.replicas, count_entries(setup.sizes), len(ends), live
   )
-  return _run(setup, flow, sessions, requests, cache, begin, window, loop)
+  return _run(setup, flow, sessions, requests, cache, begin, loop)
 
 
 def simulate_trace(
   setup: Setup,
   trace: Trace,
-  begin: float = 0.0,
-  window: float = 3600.0,
   loop: types.ModuleType | None = None,
 ) -> tuple[Outcome, np.ndarray]:
   """Runs a fleet on a trace; also returns the requests' records (`state`).
@@ -207,11 +203,11 @@ def simulate_trace(
   sizes = 1 + int(trace.character.max()), 1 + int(trace.session.max())
   cache = state.make_cache(setup.replicas, count_entries(setup.sizes), *sizes)
   sessions = sessions_lib.make_sessions(1, np.ones(1))
-  outcome = _run(setup, NO_FLOW, sessions, requests, cache, begin, window, loop)
+  outcome = _run(setup, NO_FLOW, sessions, requests, cache, 0.0, loop)
   return outcome, requests
 
 
-def _run(setup, flow, sessions, requests, cache, begin, window, loop):
+def _run(setup, flow, sessions, requests, cache, begin, loop):
   world = state.World(
     state.Law(*map(float, setup.law)),
     np.array(setup.shapes, np.int64),
@@ -235,7 +231,6 @@ def _run(setup, flow, sessions, requests, cache, begin, window, loop):
       np.array(sorted(setup.faults), np.float64).reshape(-1, 4),
       np.zeros(setup.sizes.rows, np.int64),
       float(begin),
-      float(window),
     )
   )
   return _outcome(totals, world.replicas, sessions.counts, setup, count)

@@ -63,7 +63,6 @@ def optimum(
   log_rates: Sequence[float],
   losses: np.ndarray,
   factor: float = 2.0,
-  seed: int = 0,
 ) -> Optimum:
   """Fits the parabola.
 
@@ -83,7 +82,7 @@ def optimum(
   log_rate, loss, doubts = _vertex(log_rates, losses.mean(0), factor)
   draws = np.zeros(0)
   if len(losses) > 1:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = rng.integers(0, len(losses), (DRAWS, len(losses)))
     draws = np.array(
       [_vertex(log_rates, losses[one].mean(0), factor)[0] for one in drawn]
