@@ -22,6 +22,7 @@ from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
@@ -306,7 +307,7 @@ def _compare_row(
   one, again = (float(np.quantile(each, share)) for each in measured)
   rng = np.random.default_rng(0)
   draws = rng.choice(measured[0], (2_000, len(measured[0])))
-  low, high = np.quantile(np.quantile(draws, share, axis=1), (0.025, 0.975))
+  low, high = statistics.percentiles(np.quantile(draws, share, axis=1))
   return [
     f'{part:g}',
     name,
