@@ -78,16 +78,7 @@ class _HeldCache:
 
 
 class Decoder:
-  """One model and one cache of `rows` sequences.
-
-  Attributes:
-    network: the model and its pools, for functions that `run` calls.
-    tokens: the number of tokens that a text may hold.
-    params: those of `weights.ready`, and rotary tables.
-    replaced: how often another model's took their place.
-    jit: `jax.jit` with the compiler options of the mode.
-    account: which rows are open and which pages they and points hold; to read.
-  """
+  """One model and one cache of `rows` sequences."""
 
   def __init__(
     self,
@@ -120,6 +111,7 @@ class Decoder:
     Raises ValueError: names the argument, its value and what would be right.
     """
     extend.check(config, mode, length)
+    # The number of tokens that a text may hold.
     self.tokens = extend.check_vocabulary(tokens, config.vocab_size)
     heads = config.num_kv_heads
     sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
@@ -128,6 +120,7 @@ class Decoder:
     self.rows = rows
     self.length = length
     self.extra = extra
+    # The model and its pools, for functions that `run` calls.
     self.network = extend.Network(
       transformer.Transformer(config, unstacked=True),
       pools,
@@ -137,15 +130,19 @@ class Decoder:
     # All arrays are committed to one device. Otherwise each call would compile
     # twice: for the cache as made, and as returned by a call.
     (device,) = jnp.zeros(()).devices()
+    # `jax.jit` with the compiler options of the mode.
     self.jit = reference.jit if mode == 'reference' else jax.jit
     self._ready = weights.make_ready(config, self.jit, mode)
     turns = {transformer.ROTARY: rotary.tables(config, length + extra)}
     params = {**self._ready(params, replica=replica), **turns}
+    # Those of `weights.ready`, and rotary tables.
     self.params = jax.device_put(params, device)
+    # How often another model's took their place.
     self.replaced = 0
     self._held = _HeldCache(
       jax.device_put(cache_lib.make(config, pools, rows), device)
     )
+    # Which rows are open and which pages they and points hold; to read.
     self.account = rows_lib.Rows(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)

@@ -23,18 +23,13 @@ Head = tuple[Any, token_head.TokenHeadConfig]
 class Judge:
   """A head that scores the tokens of one decoder.
 
-  Attributes:
-    names: its C dimensions, in the order of the probabilities.
-    params: its parameters, on the decoder's device.
-    version: digest of weights and dimensions; scores of another version are not
-      this head's.
-
   Raises ValueError: bad names, or weights of another model or other dimensions.
   """
 
   def __init__(self, head: Head, decoder: decoder_lib.Decoder):
     params, config = head
     token_head.check(config)
+    # Its C dimensions, in the order of the probabilities.
     self.names = tuple(config.names)
     d_model, classes = decoder.config.d_model, len(self.names)
     expected = {'w_DC': (d_model, classes), 'bias_C': (classes,)}
@@ -50,7 +45,10 @@ class Judge:
     digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
     for name in sorted(arrays):
       digest.update(np.ascontiguousarray(arrays[name]))
+    # Digest of weights and dimensions; scores of another version are not this
+    # head's.
     self.version = digest.digest()
+    # Its parameters, on the decoder's device.
     self.params = jax.device_put(arrays, decoder.cache.length_R.sharding)
 
   def check(self) -> None:

@@ -73,13 +73,7 @@ class Pending:
 
 
 class PageCopies:
-  """Copies the pages of one decoder's cache.
-
-  Attributes:
-    page_bytes: the bytes of a page by kind.
-    layout: the arrays of a page by kind, in words.
-    batch: the pages of each kind in a call.
-  """
+  """Copies the pages of one decoder's cache."""
 
   def __init__(self, decoder: decoder_lib.Decoder, batch: int | None = None):
     """Compiles nothing yet; `batch` is None for calls of some 8 MiB."""
@@ -92,12 +86,15 @@ class PageCopies:
       ]
       for name, kind in decoder.cache.kinds.items()
     }
+    # The bytes of a page by kind.
     self.page_bytes = {
       kind: sum(part.size for part in parts)
       for kind, parts in self._parts.items()
     }
     fit = _BYTES // max(self.page_bytes.values())
+    # The pages of each kind in a call.
     self.batch = batch or min(max(fit, _LEAST), _MOST)
+    # The arrays of a page by kind, in words.
     self.layout = {
       kind: [f'{part.dtype.name} {list(part.shape)}' for part in parts]
       for kind, parts in self._parts.items()

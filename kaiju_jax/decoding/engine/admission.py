@@ -1,11 +1,8 @@
-"""Admission: decides whether a new request may wait, and estimates how long.
+"""Estimates the wait for a first token, and refuses requests by it.
 
-A request is refused at once (`request.Busy`), with the expected wait, where too
-many sequences wait or its first token would come too late. The first token
-comes when a row is free and all prompts ahead, and its own, have run. The
-estimate counts these as rounds and chunks: all waiting sequences, whatever
-their priority, come first, and running ones draw all their tokens. Each round
-and chunk takes a duration that is seldom exceeded (`state.Durations`).
+The first token comes when a row is free and all prompts ahead, and its own,
+have run. The estimate counts rounds and chunks: all waiting sequences, whatever
+their priority, come first, and running ones draw all their tokens.
 """
 
 from collections.abc import Sequence
@@ -34,17 +31,15 @@ class Work(NamedTuple):
 
 
 class Load(NamedTuple):
-  """An engine's work at the moment.
-
-  `prompt` counts tokens to prefill, `points` texts that prompts can resume.
-  `wait` is the seconds until a new sequence's first token, without its own
-  prompt.
-  """
+  """An engine's work at the moment."""
 
   waiting: int
   running: int
+  # Tokens to prefill.
   prompt: int
+  # Seconds until a new sequence's first token, without its own prompt.
   wait: float
+  # Texts that prompts can resume.
   points: int
 
 

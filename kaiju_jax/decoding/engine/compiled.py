@@ -1,8 +1,7 @@
-"""The rounds of one decoder, compiled, with the state of how each row draws.
+"""Jitted decode rounds of one decoder, plus each row's sampling state.
 
-This applies the pure functions of `rounds.py` to a decoder's cache. Prompts of
-any length run in calls of a few shapes, so that requests that join and leave
-compile nothing.
+Prompts of any length run in calls of a few shapes, so that requests that join
+and leave compile nothing.
 """
 
 from collections.abc import Collection
@@ -83,10 +82,6 @@ class Rounds:
       narrower than the cache: last bits depend on the shape of a call.
     judge: a token-level head that scores all tokens; None for none.
     alternatives: likeliest tokens that each draw and score comes with.
-
-  Attributes:
-    last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
-      latest prefill, zeros beyond them; None before it.
   """
 
   def __init__(
@@ -116,6 +111,8 @@ class Rounds:
       decoder.cache.length_R.sharding,
     )
     network = decoder.network
+    # Hidden states [B, 1, D] of the last token of each chunk of the latest
+    # prefill, zeros beyond them; None before it.
     self.last_BLD: jax.Array | None = None
     self._head = None if judge is None else judge.params
     self._join = decoder.jit(rounds.join, donate_argnums=0)

@@ -69,11 +69,6 @@ class Engine:
     pace: above which streams sit out rounds (`pacing.py`); None for none.
     shares: as of `compiled.Rounds`; by default, unless `batch_invariant`.
 
-  Attributes:
-    rounds: the compiled calls.
-    judge: the head; None without one.
-    recorder: keeps the points of conversations.
-
   Raises:
     ValueError: a chunk without tokens, a head of another model, or a decoder
       that cannot search for candidates.
@@ -99,8 +94,10 @@ class Engine:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
     self.alternatives = alternatives_lib.check(alternatives, decoder.tokens)
     self.decoder = decoder
+    # The head; None without one.
     self.judge = None if head is None else judge_lib.Judge(head, decoder)
     shares = not batch_invariant if shares is None else shares
+    # The compiled calls.
     self.rounds = compiled.Rounds(
       decoder, chunk, shares, self.judge, alternatives
     )
@@ -112,6 +109,7 @@ class Engine:
     self._reuses = not batch_invariant
     self._ahead = int(ahead)
     self._clock = clock
+    # Keeps the points of conversations.
     self.recorder = recording.Recorder(decoder.account.tree)
     classes = 0 if self.judge is None else len(self.judge.names)
     self._inflight = inflight.InFlight(

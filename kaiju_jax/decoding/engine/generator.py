@@ -1,4 +1,4 @@
-"""Generation for a caller that waits: reading a token runs the rounds.
+"""Blocking calls of an engine: reading a token runs the rounds.
 
     several = generator.Generator(decoder, tokenizer)
     for event in several.stream(request): print(event.text, end='')

@@ -4,15 +4,11 @@
     first     draws the tokens that follow prompts
     step      appends the drawn tokens of all rows that go on, draws the next
 
-Prefill and step are given as the text that they append and as their
-end, which takes its hidden states; `device/layered.py` puts the model between
-the two. Shapes are static: which rows go on and how they draw are values.
-Tokens and their log-probabilities come back to the host in one array. A token-
-level head scores the tokens that a call appends, a step's in the same array. So
-a step scores the token that the call before it drew: its hidden state is known
-only once it is appended. Each call may also give the `alternatives` likeliest
-tokens of the positions that it draws or scores; with 0 its program is without
-them.
+Prefill and step have two parts, before the model and behind it: the text that
+they append, and their end, which takes its hidden states (`device/layered.py`).
+Shapes are static; which rows go on and how they draw are values. Tokens and
+log-probabilities come back in one array. A token-level head scores appended
+tokens: a step scores the token that the call before it drew.
 """
 
 from collections.abc import Sequence
@@ -32,14 +28,12 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 
 class State(NamedTuple):
-  """Each row's state of drawing; it stays on the device.
+  """Each row's state of drawing; it stays on the device."""
 
-  `token_R` is int32, drawn and not in the cache yet; `seen_RV` marks the tokens
-  that a row's text holds.
-  """
-
+  # int32, drawn and not in the cache yet.
   token_R: jax.Array
   settings: sampling_lib.Settings
+  # The tokens that a row's text holds.
   seen_RV: jax.Array
 
 

@@ -224,16 +224,13 @@ class Saving:
 
 
 class _Taking:
-  """A group that is being put into an engine.
-
-  Attributes:
-    placed: the engine's pages of those of the group, by kind and place.
-    points: those that it has recorded.
-  """
+  """A group that is being put into an engine."""
 
   def __init__(self, group: groups.Group):
     self.group = group
+    # The engine's pages of those of the group, by kind and place.
     self.placed: dict[tuple[str, int], int] = {}
+    # Those that it has recorded.
     self.points: list[nodes.Point] = []
 
 

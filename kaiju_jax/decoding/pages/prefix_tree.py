@@ -78,11 +78,7 @@ class Text(NamedTuple):
 
 
 class PrefixTree:
-  """The points of one engine: one checkpoint, tokenizer and kind of cache.
-
-  Attributes:
-    evicted: how many points were evicted.
-  """
+  """The points of one engine: one checkpoint, tokenizer and kind of cache."""
 
   def __init__(
     self,
@@ -104,6 +100,7 @@ class PrefixTree:
     # The least recently used first.
     self._points: dict[nodes.Point, None] = {}
     self._policy = policy
+    # How many points were evicted.
     self.evicted = 0
     # How often points were made and dropped.
     self._changes = 0

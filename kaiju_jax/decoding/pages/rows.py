@@ -125,26 +125,23 @@ class Growth:
 
 
 class Rows:
-  """The free rows of a cache, and the pages of the open ones.
-
-  Attributes:
-    pages: the reference counts.
-    tree: the points at which texts can go on.
-    policy: decides which of them are evicted.
-    page: S, slots of a page.
-  """
+  """The free rows of a cache, and the pages of the open ones."""
 
   def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
     self.rows = rows
     self._pools = pools
+    # The reference counts.
     self.pages = pages_lib.Pages(
       {kind: pool.pages for kind, pool in pools.items()}
     )
     # The kinds with a window.
     self._rings = [x for x, pool in pools.items() if pool.window is not None]
+    # S, slots of a page.
     self.page = next(iter(pools.values())).page
     window = pools[self._rings[0]].window if self._rings else None
+    # Decides which of them are evicted.
     self.policy = eviction.LeastWorth(self.pages, self.page)
+    # The points at which texts can go on.
     self.tree = prefix_tree.PrefixTree(
       self.pages, self.page, window, self.policy
     )

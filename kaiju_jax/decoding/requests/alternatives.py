@@ -15,13 +15,11 @@ MOST = 20  # As many as OpenAI gives.
 
 
 class Alternatives(NamedTuple):
-  """The K likeliest tokens of N positions, the likeliest first.
+  """The K likeliest tokens of N positions, the likeliest first."""
 
-  `token_NK` is int32, `log_probability_NK` float32; of equal ones the smaller
-  token comes first, as greedy draws take it.
-  """
-
+  # int32; of equally likely ones the smaller first, as greedy draws take it.
   token_NK: jax.Array | np.ndarray
+  # float32.
   log_probability_NK: jax.Array | np.ndarray
 
   def list(
@@ -47,11 +45,7 @@ def find(logits_NV: jax.Array, count: int) -> Alternatives:
 
 
 def check(count: int, tokens: int, name: str = 'alternatives') -> int:
-  """Returns how many alternatives an engine gives.
-
-  `tokens` is the size of the vocabulary. Raises ValueError: names the value and
-  what is right.
-  """
+  """Returns `count`, if a vocabulary of `tokens` has as many; ValueError."""
   most = min(MOST, tokens)
   if not 0 <= count <= most:
     raise ValueError(f'{name}={count}: must be 0…{most}.')
