@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
       row.points,
       f'{100 * row.before:.1f} %',
       f'{100 * row.after:.1f} %',
-      f'{100 * row.after / row.before:.1f} %',
+      f'{100 * row.after / row.before:.1f} %' if row.before else None,
       f'{row.restored:.2f} s',
       f'{row.ready:.1f} s',
       f'{row.stopped:.1f} s',
