@@ -1,56 +1,45 @@
-"""Measure the seconds that mixing, selecting and comparing documents take.
+"""Seconds of mixing, selecting and comparing made-up documents."""
 
-    python -m experiments.benchmarks.corpora [--documents=10000] [--words=400]
-
-The documents are random words of a Zipf distribution, half of them in a target
-and half in four sources. Reading files is not included.
-"""
-
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
 import itertools
 import time
-from typing import Annotated
+from typing import Any
 
+import numpy as np
+
+from kaiju_jax.data.curation import duplicates
+from kaiju_jax.data.curation import leaks
+from kaiju_jax.data.curation import mixing
+from kaiju_jax.data.curation import selection
+from kaiju_jax.data.curation import similarity
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import command
-from kaiju_jax.runs import flags
+from kaiju_jax.training import progress
 
 _VOCABULARY = 20_000
 _SOURCES = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """Which documents."""
+def measure(count: int, words: int) -> report.Report:
+  """Returns the processor's seconds of each step.
 
-  # How many documents.
-  documents: Annotated[int, flags.Bounds(20)] = 10_000
-  # Words of each.
-  words: Annotated[int, flags.Bounds(20)] = 400
-
-
-_FLAGS = flags.flags_of(Settings)
-
-
-def main(argv: Sequence[str]) -> None:
-  settings = _FLAGS.read(argv)
-  from kaiju_jax.training import progress
-
-  count, words = settings.documents, settings.words
+  Args:
+    count: documents.
+    words: of each.
+  """
   rows = []
   steps = list(_steps(_texts(count, words)))
   for name, step in progress.track(steps, 'measuring'):
     begun = time.process_time()
     step()
     rows.append((name, f'{time.process_time() - begun:.1f}'))
+  page = report.Report()
   title = f'{count:,} documents of {words:,} words: seconds of the processor'
-  report.Report().table(rows, ('step', 'seconds'), title).show()
+  page.table(rows, ('step', 'seconds'), title=title)
+  return page
 
 
 def _texts(count: int, words: int) -> list[str]:
-  import numpy as np
-
   rng = np.random.default_rng(0)
   shares = 1 / np.arange(5, _VOCABULARY + 5)
   drawn = rng.choice(_VOCABULARY, (count, words), p=shares / shares.sum())
@@ -58,16 +47,8 @@ def _texts(count: int, words: int) -> list[str]:
   return [' '.join(vocabulary[row]) for row in drawn]
 
 
-def _steps(texts: list[str]):
+def _steps(texts: list[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
   """Yields (name, function) of what is measured, in this order."""
-  import numpy as np
-
-  from kaiju_jax.data.curation import duplicates
-  from kaiju_jax.data.curation import leaks
-  from kaiju_jax.data.curation import mixing
-  from kaiju_jax.data.curation import selection
-  from kaiju_jax.data.curation import similarity
-
   vectors = {}
   half = len(texts) // 2
 
@@ -97,7 +78,3 @@ def _steps(texts: list[str]):
     'leaks of the first half into the second',
     lambda: leaks.find(texts[:half], texts[half:]),
   )
-
-
-if __name__ == '__main__':
-  command.run(main)
