@@ -50,7 +50,6 @@ PURPOSES = {
   'evaluate': (
     'needle',
     'agreement',
-    'learning',
     'chat_facts',
     'persona',
     'judge',

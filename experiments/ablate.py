@@ -22,6 +22,13 @@ save, and reports what there is. The data are read once before anything starts.
 The report is of all runs in the folder. Those of other settings are listed and
 not compared.
 
+    python -m experiments.ablate --out=runs/induction --reading=eval_answered
+
+runs nothing: it prints after how many tokens the reading of each arm is at
+--least and stays there, or for a loss at --most, below that of
+uniform guesses, and draws OUT/learning.<reading>.png. Runs under way are read
+as far as they are, and those of a needle comparison, too.
+
 OUT/report.md: means and spreads over the seeds, paired differences to the
 baseline with 95 % intervals, figures, commands, environment.
 """
@@ -37,6 +44,11 @@ FLAGS = flags.flags_of(settings_lib.Ablate)
 
 def main(argv: Sequence[str]) -> int:
   settings = FLAGS.read(argv[:1])
+  if settings.reading:
+    from kaiju_jax.experiments.studies import show_learning
+
+    show_learning.show(settings)
+    return 0
   from kaiju_jax.experiments.studies.ablation import ablate
 
   return ablate.run(settings, argv[1:])

@@ -29,7 +29,7 @@ plain float models, others add or remove one technique:
 
     python -m experiments.ablate --config=induction \\
       --out=runs/induction --seeds=0,1,2
-    python -m experiments.learning --runs=runs/induction \\
+    python -m experiments.ablate --out=runs/induction \\
       --reading=eval_answered
 
 Device:   one core of a CPU that had much other work

@@ -333,22 +333,6 @@ class Codecs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learning:
-  """Which reading of which runs counts as learnt, and from where on."""
-
-  # Folder of ARM/seedS workdirs.
-  runs: str
-  # A reading of metrics.jsonl.
-  reading: str = 'eval_accuracy'
-  # The value that counts as learnt; 0.95 by default.
-  least: float | None = None
-  # The same of a reading that falls, as eval_loss does.
-  most: float | None = None
-  # Which arms to show; all by default.
-  arms: tuple[str, ...] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Distill:
   """How often, and how many at once, students train."""
 
@@ -378,7 +362,7 @@ class Ablate:
 
   # A config with ARMS: NAME of experiments/configs/, or a path. Every
   # --config.FIELD=VALUE is an override that all runs get.
-  config: str
+  config: str | None = None
   # Folder of all workdirs and of report.md.
   out: str
   # Seeds that each arm runs on.
@@ -395,3 +379,14 @@ class Ablate:
   fsdp: int | None = None
   # Tensor width of each run.
   tensor: int | None = None
+  # Run nothing: show after how many tokens the runs in --out have learnt their
+  # task, by this reading of metrics.jsonl, such as eval_accuracy.
+  reading: str = ''
+  # With --reading: the value that counts as learnt; 0.95 by default.
+  least: float | None = None
+  # With --reading: the same of a reading that falls, as eval_loss does.
+  most: float | None = None
+
+  def __post_init__(self):
+    if not self.reading:
+      flags.need(config=self.config)

@@ -10,7 +10,7 @@ from kaiju_jax.reporting import report
 from kaiju_jax.runs import flags
 
 
-def show(settings: settings_lib.Learning) -> None:
+def show(settings: settings_lib.Ablate) -> None:
   """Draws and prints after how many tokens each arm has learnt its task.
 
   Raises:
@@ -18,7 +18,7 @@ def show(settings: settings_lib.Learning) -> None:
   """
   figures.require_figures()
   name = settings.reading
-  runs = learning.runs(settings.runs)
+  runs = learning.runs(settings.out)
   arms = flags.choose('arms', settings.arms, (run.arm for run in runs))
   runs = [run for run in runs if run.arm in arms]
   runs.sort(key=lambda run: arms.index(run.arm))
@@ -31,14 +31,14 @@ def show(settings: settings_lib.Learning) -> None:
       f' {", ".join(readings) or "none: the runs did not evaluate"}.'
     )
   threshold = _threshold(settings, runs)
-  page = pathlib.Path(settings.runs) / f'learning.{name}.png'
+  page = pathlib.Path(settings.out) / f'learning.{name}.png'
   drawn = figures.figure(9, 5)
   learning.draw(drawn, runs, name, threshold, figures.style)
   figures.save(drawn, page)
   report.Report().add(learning.table(runs, name, threshold)).show([page])
 
 
-def _threshold(settings: settings_lib.Learning, runs) -> float:
+def _threshold(settings: settings_lib.Ablate, runs) -> float:
   """Returns the value that counts as learnt.
 
   Raises:

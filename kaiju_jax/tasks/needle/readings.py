@@ -4,7 +4,7 @@
 once, of a trained model. The evaluator here reads a run as it trains, on fewer
 questions, with the attention of `circuit.py`'s heads on unseen documents of the
 curriculum's current stage. So a table can say after how many tokens an arm
-finds its needles (`kaiju learning`), and which head came first.
+finds its needles (`kaiju ablate`), and which head came first.
 """
 
 from collections.abc import Callable

@@ -65,18 +65,19 @@ def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
   write(tmp_path / 'runs')
   (tmp_path / 'empty').mkdir()
   commands = (
-    f'--runs={tmp_path / "runs"}',
-    f'--runs={tmp_path / "runs"} --arms=interleaved_int8',
-    f'--runs={tmp_path / "runs"} --reading=eval_x',
-    f'--runs={tmp_path / "runs"} --arms=full',
-    f'--runs={tmp_path / "empty"}',
-    f'--runs={tmp_path / "runs"} --reading=eval_loss',
-    f'--runs={tmp_path / "runs"} --reading=eval_loss --most=5.6',
-    f'--runs={tmp_path / "runs"} --reading=eval_loss --most=5 --least=1',
-    f'--runs={tmp_path / "runs"} --most=5',
+    f'--out={tmp_path / "runs"} --reading=eval_accuracy',
+    f'--out={tmp_path / "runs"} --reading=eval_accuracy'
+    ' --arms=interleaved_int8',
+    f'--out={tmp_path / "runs"} --reading=eval_x',
+    f'--out={tmp_path / "runs"} --reading=eval_accuracy --arms=full',
+    f'--out={tmp_path / "empty"} --reading=eval_accuracy',
+    f'--out={tmp_path / "runs"} --reading=eval_loss',
+    f'--out={tmp_path / "runs"} --reading=eval_loss --most=5.6',
+    f'--out={tmp_path / "runs"} --reading=eval_loss --most=5 --least=1',
+    f'--out={tmp_path / "runs"} --reading=eval_accuracy --most=5',
   )
   shown, one, *refused = forked.run(
-    [['experiments.learning', *words.split()] for words in commands],
+    [['experiments.ablate', *words.split()] for words in commands],
     environment={'COLUMNS': '200'},
     imported=['matplotlib.figure'],
   )
