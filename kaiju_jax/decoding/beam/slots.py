@@ -34,14 +34,12 @@ class Held(NamedTuple):
 
 
 class Ranges(NamedTuple):
-  """For each slot the coordinates [start, limit) that see it, int32.
+  """For each slot the coordinates [start, limit) that see it, int32."""
 
-  An empty range is a slot that nothing sees. `position_M` is the position,
-  along its path, of the token in the slot.
-  """
-
+  # An empty range is a slot that nothing sees.
   start_M: np.ndarray
   limit_M: np.ndarray
+  # The position, along its path, of the token in the slot.
   position_M: np.ndarray
 
 

@@ -24,14 +24,14 @@ class Candidates(NamedTuple):
   Padding has a score of −inf, and the score that a hook gives it is ignored.
   """
 
-  # Int32, the newest token; log_probability_C is its own, float32.
+  # int32, the newest token; log_probability_C is its own, float32.
   token_C: jax.Array
-  # Int32, the live beam that it continues; 0 is the last step's best.
+  # int32, the live beam that it continues; 0 is the last step's best.
   beam_C: jax.Array
   log_probability_C: jax.Array
-  # Float32, the sum of the path's log-probabilities.
+  # float32, the sum of the path's log-probabilities.
   total_C: jax.Array
-  # Float32, the previous beam's score after its hook, plus the token's
+  # float32, the previous beam's score after its hook, plus the token's
   # log-probability.
   score_C: jax.Array
   # The final, normed hidden state of the candidate itself.

@@ -159,17 +159,15 @@ class BeamTree:
 
 
 class _Paths(NamedTuple):
-  """The beams; the first `live` of them are alive, and only these have a rank.
-
-  `node_LN` numbers the tokens of each column, −1 where a path has none. The
-  paths in `slots` have −1 also where a token has no slot.
-  """
+  """The beams; only the first `live` are alive and have a rank."""
 
   trunk: int
   live: int
   rank_L: np.ndarray
   position_L: np.ndarray
+  # Numbers the tokens of each column, −1 where a path has none.
   node_LN: np.ndarray
+  # Their paths have −1 also where a token has no slot.
   slots: dict[str, beam_slots.Slots]
 
 

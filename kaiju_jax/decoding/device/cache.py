@@ -47,15 +47,15 @@ class Kind(NamedTuple):
   # channel.
   k: tuple[jax.Array | int8.Quantized, ...]
   v: tuple[jax.Array | int8.Quantized, ...]
-  # Int32, each row's pages; −1 where there is none.
+  # int32, each row's pages; −1 where there is none.
   table_RN: jax.Array
-  # Int32, first query coordinate that sees each logical slot; limit_RM is one
+  # int32, first query coordinate that sees each logical slot; limit_RM is one
   # past the last, equal to start for an empty slot.
   start_RM: jax.Array
   limit_RM: jax.Array
-  # Int32, the position of each slot's token.
+  # int32, the position of each slot's token.
   position_RM: jax.Array
-  # Int32, the position that logical slot 0 of a row of text holds.
+  # int32, the position that logical slot 0 of a row of text holds.
   first_R: jax.Array
 
   @property

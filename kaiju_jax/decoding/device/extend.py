@@ -32,29 +32,25 @@ MODES = ('fast', 'reference')
 
 
 class Network(NamedTuple):
-  """The model (`unstacked=True`) and its cache's pools; no arrays.
-
-  `reference_length` is that of the forward pass whose bits each token has in
-  the reference mode, otherwise None; `tokens` how many a text may hold, None
-  for V.
-  """
+  """The model (`unstacked=True`) and its cache's pools; no arrays."""
 
   model: transformer.Transformer
   pools: dict[str, paging.Pool]
+  # The length of the forward pass whose bits each token has in the reference
+  # mode; otherwise None.
   reference_length: int | None = None
+  # How many a text may hold; None for V.
   tokens: int | None = None
 
 
 class Chunk(NamedTuple):
-  """The tokens of a call in rows `row_B`, and where the cache keeps them.
-
-  `visibility` is the queries' and the kept keys', start == limit for padding.
-  `slot` is by kind the keys' logical slots, int32 [B, L], −1 for none.
-  """
+  """The tokens of a call in rows `row_B`, and where the cache keeps them."""
 
   row_B: jax.Array
   tokens_BL: jax.Array
+  # Of the queries and the kept keys; start == limit for padding.
   visibility: visibility_lib.Visibility
+  # By kind the keys' logical slots, int32 [B, L], −1 for none.
   slot: dict[str, jax.Array]
 
 

@@ -44,13 +44,11 @@ class Load(NamedTuple):
 
 
 class Costs(NamedTuple):
-  """What rounds cost: seconds that are seldom exceeded.
-
-  `chunk` is what a chunk of `size` tokens of a prompt adds to a `step`.
-  """
+  """What rounds cost: seconds that are seldom exceeded."""
 
   size: int
   step: float
+  # What a chunk of `size` tokens of a prompt adds.
   chunk: float
 
   def count_chunks(self, prompt: int) -> int:

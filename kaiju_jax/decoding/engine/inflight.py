@@ -29,15 +29,12 @@ class _Chunk(NamedTuple):
 
 
 class _Call(NamedTuple):
-  """A call in flight.
+  """A call in flight."""
 
-  `packed` holds tokens for the sequences `drawing`, by their index in it;
-  `judged_BLC` the head's scores of a prefill's `chunks`, None without a head
-  and for a step.
-  """
-
+  # Drawn tokens, for `unpack`; and whose they are, by their index in it.
   packed: jax.Array
   drawing: dict[int, sequence_lib.Sequence]
+  # The head's scores of a prefill's `chunks`; None without one, and of a step.
   judged_BLC: jax.Array | None = None
   chunks: Sequence[_Chunk] = ()
 

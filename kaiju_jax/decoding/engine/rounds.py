@@ -38,23 +38,18 @@ class State(NamedTuple):
 
 
 class Chunks(NamedTuple):
-  """The next tokens of B rows, int32; each row at most once.
-
-  `next_BL` are the successors to score. `count_B` is the tokens of each row; 0
-  leaves a row as it is.
-  """
+  """The next tokens of B rows, int32; each row at most once."""
 
   row_B: Any
   tokens_BL: Any
+  # The successors to score.
   next_BL: Any
+  # The tokens of each row; 0 leaves a row as it is.
   count_B: Any
 
 
 class Scores(NamedTuple):
-  """Log-probabilities of a chunk's successors, and which are the likeliest.
-
-  `alternatives` are the likeliest successors; None where none are requested.
-  """
+  """Log-probabilities of a chunk's successors, and which are the likeliest."""
 
   log_probability_L: jax.Array
   is_likeliest_L: jax.Array

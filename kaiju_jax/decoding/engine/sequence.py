@@ -28,14 +28,11 @@ from kaiju_jax.decoding.requests import stop
 
 
 class Drawn(NamedTuple):
-  """A token that a call drew; −1 where the logits were not finite.
-
-  `score_C` are the head's probabilities for the token before it, None without a
-  head and behind a prompt; `alternatives` as in `request.Event`.
-  """
+  """A token that a call drew; −1 where the logits were not finite."""
 
   token: int
   log_probability: float
+  # The head's of the token before it; None without one, and behind a prompt.
   score_C: np.ndarray | None = None
   alternatives: request_lib.Alternatives = ()
 

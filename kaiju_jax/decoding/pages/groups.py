@@ -54,7 +54,7 @@ class Name(NamedTuple):
 class SavedPoint(NamedTuple):
   """A point as plain data."""
 
-  # Int32 [n].
+  # int32 [n].
   tokens: np.ndarray
   # How many of its first tokens all owners may share.
   shared: int

@@ -23,13 +23,10 @@ _BRANCHES = 8
 
 
 class Scores(NamedTuple):
-  """A token-level head's scores, by the head's digest `version`.
-
-  `score_LC` is float32, for at least all of a text's tokens; NaN where not read
-  back yet.
-  """
+  """A token-level head's scores, by the head's digest `version`."""
 
   version: bytes
+  # float32, for at least all of a text's tokens; NaN where not read back yet.
   score_LC: np.ndarray
 
 
@@ -78,7 +75,7 @@ class Point:
   length: int
   # The position from which it holds local pages; a page begins there.
   first: int
-  # Int32 [n mod S], the tokens behind the last full page.
+  # int32 [n mod S], the tokens behind the last full page.
   tail: np.ndarray
   # By kind, the page with the tail's keys and values; {} without a tail.
   last: dict[str, int]

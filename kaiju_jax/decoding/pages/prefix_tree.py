@@ -52,7 +52,7 @@ class Match(NamedTuple):
 class Text(NamedTuple):
   """A text, and the owners that may share it."""
 
-  # Int32 [n].
+  # int32 [n].
   tokens: np.ndarray
   # How many of the first tokens all owners with this salt may share.
   shared: int = 0

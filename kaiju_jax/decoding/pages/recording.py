@@ -15,8 +15,7 @@ before it, so that a cancelled prefill is not lost. When a turn ends, the points
 of the previous turn are dropped, except the one that was resumed: it shares
 most of its local pages with later points. A swipe starts no new turn: the
 answers to one prompt keep their points until the next prompt chooses one. All
-other removal is eviction (`prefix_tree.py`). The sources are silent: all of
-this is our guess.
+other removal is eviction. All of this is our guess.
 """
 
 from collections.abc import Hashable

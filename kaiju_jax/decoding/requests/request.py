@@ -141,13 +141,13 @@ class Event(NamedTuple):
 class Result(NamedTuple):
   """A sequence's continuation so far, behind `Request.drawn`."""
 
-  # Int32, the drawn ones, including the one that stopped it.
+  # int32, the drawn ones, including the one that stopped it.
   tokens: np.ndarray
   # The drawn tokens' text, up to the stop.
   text: str
-  # Float32, one per drawn token.
+  # float32, one per drawn token.
   log_probabilities: np.ndarray
-  # Float32, one per token of the prompt, or of a turn's part of it, but the
+  # float32, one per token of the prompt, or of a turn's part of it, but the
   # first; fewer if it was cut off; None unless requested.
   prompt_log_probabilities: np.ndarray | None
   # See `Event`; 'cancelled' if the stream was closed or not read in time,
