@@ -32,7 +32,7 @@ from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
-FLAGS = flags.flags_of(fleet_settings.Settings)
+FLAGS = flags.flags_of(fleet_settings.FleetSettings)
 
 
 def main(argv: Sequence[str]) -> None:

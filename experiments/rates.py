@@ -25,7 +25,7 @@ from kaiju_jax.training import experiment as experiment_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(study_lib.Rates):
+class Settings(study_lib.RateGrid):
   # What is trained, at any width: NAME:ARM, or PATH:ARM.
   config: Annotated[experiment_lib.Experiment, flags.Config('sweep')]
 

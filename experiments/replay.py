@@ -37,7 +37,7 @@ from kaiju_jax.experiments.studies import replay_settings
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
-FLAGS = flags.flags_of(replay_settings.Settings)
+FLAGS = flags.flags_of(replay_settings.ReplaySettings)
 
 
 def main(argv: Sequence[str]) -> None:

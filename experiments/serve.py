@@ -33,7 +33,7 @@ class Settings:
   # Train a small chat model in --model first, if there is none.
   chat: bool = False
   server: settings_lib.Settings
-  tokens: tokens_lib.Change
+  tokens: tokens_lib.TokenChange
 
 
 FLAGS = flags.flags_of(Settings)

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
   student = uptrain.Student(
     settings.layout, settings.window, settings.num_kv_heads, settings.int8
   )
-  start = uptrain.Start(
+  start = uptrain.FirstWeights(
     settings.start, settings.owners, settings.text, settings.tokens
   )
   print(uptrain.write(settings.model, settings.out, student, start))

@@ -24,7 +24,7 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.wire import ternary_plan
 
 
-class Agreement(NamedTuple):
+class CacheAgreement(NamedTuple):
   """The measured differences between the two ways."""
 
   # Tokens whose successor is known; all other fields are about these.
@@ -58,7 +58,7 @@ def compare(
   chunk: int,
   page: int,
   replica: ternary_plan.State | None = None,
-) -> Agreement:
+) -> CacheAgreement:
   """Runs texts of equal length both ways.
 
   Args:
@@ -87,7 +87,7 @@ def compare(
   codes = {}
   if config.quantization.kv == 'int8':
     codes = _count_codes(_whole_codes(decoder, tokens_BL), cached)
-  return Agreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes)
+  return CacheAgreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes)
 
 
 def _whole(params, config, tokens_BL, replica) -> np.ndarray:
@@ -171,7 +171,7 @@ def _count_codes(whole, cached) -> dict[int, tuple[int, int]]:
 
 
 def _of_logits(whole_BLV, cached_BLV, tokens_BL):
-  """Returns the fields of `Agreement` that follow from the logits."""
+  """Returns the fields of `CacheAgreement` that follow from the logits."""
   whole_BLV, cached_BLV = whole_BLV[:, :-1], cached_BLV[:, :-1]
   difference_BL = np.abs(whole_BLV - cached_BLV).max(axis=-1)
   second_BL, first_BL = np.moveaxis(

@@ -58,7 +58,7 @@ _LOST = 0.03
 _VERDICTS = {True: 'met', False: 'MISSED', None: 'not settled'}
 
 
-class Report(NamedTuple):
+class TuningReport(NamedTuple):
   """Counts of a model's greedy replies.
 
   Attributes:
@@ -106,7 +106,7 @@ class Change(NamedTuple):
     return False if high < -most else None
 
 
-def compare(newer: Report, older: Report) -> Change:
+def compare(newer: TuningReport, older: TuningReport) -> Change:
   """Returns the change in facts between two reports on the same questions."""
   before_CQ, after_CQ = older.told_CQ, newer.told_CQ
   difference_C = after_CQ.mean(axis=1) - before_CQ.mean(axis=1)
@@ -146,7 +146,9 @@ def write(
   files.write_json_lines(path, map(draw, range(count)))
 
 
-def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
+def examine(
+  loaded: load.Loaded, requests: int, characters: int
+) -> TuningReport:
   """Returns the counts of a model's replies.
 
   Args:
@@ -175,7 +177,7 @@ def examine(loaded: load.Loaded, requests: int, characters: int) -> Report:
     for one in zip(about, questions.replies(generator, format, about))
   ]
   told = [bool(one.right) for one in scores if one.facts]
-  return Report(
+  return TuningReport(
     *map(sum, refused),
     by_word=_count_by_word(benign, refused[1]),
     requests=requests,
@@ -289,7 +291,7 @@ def run(settings: settings_lib.FineTuning, model: str, characters: int) -> None:
 
 
 def _shares(found: Any) -> list[str]:
-  """Returns a `Report` as shares, in the order of `_COLUMNS`."""
+  """Returns a `TuningReport` as shares, in the order of `_COLUMNS`."""
   counts = (
     (found.refused, found.requests),
     (found.refused_benign, found.requests),

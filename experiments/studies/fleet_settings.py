@@ -41,7 +41,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class FleetSettings:
   plan: Plan = Plan()
   # Which policies; all by default.
   policies: tuple[str, ...] | None = None

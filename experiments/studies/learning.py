@@ -23,7 +23,7 @@ from kaiju_jax.training import workdir
 _FALLING = 'loss', 'bits', 'perplexity', 'error'
 
 
-class Run(NamedTuple):
+class LearningRun(NamedTuple):
   """One arm (a variant of the experiment) on one seed, so far."""
 
   arm: str  # Name of the arm and of its folder.
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     return [(r['tokens'], r[name]) for r in self.records if name in r]
 
 
-def runs(root: str | os.PathLike) -> list[Run]:
+def runs(root: str | os.PathLike) -> list[LearningRun]:
   """Returns the runs of a folder, ROOT/ARM/seedS, sorted by arm.
 
   Raises:
@@ -50,7 +50,7 @@ def runs(root: str | os.PathLike) -> list[Run]:
       ' experiments.ablate and experiments.needle write such folders.'
     )
   return [
-    Run(
+    LearningRun(
       folder.parent.name,
       workdir.load_experiment(folder),
       metrics.read(folder),
@@ -64,7 +64,7 @@ def falls(name: str) -> bool:
   return any(word in name for word in _FALLING)
 
 
-def uniform(run: Run, name: str) -> float:
+def uniform(run: LearningRun, name: str) -> float:
   """Returns a falling reading of uniform guesses; infinity if it is unknown."""
   entries = run.experiment.model.vocab_size
   if name.partition('/')[0] in ('eval_loss', 'eval_language_loss'):
@@ -76,7 +76,7 @@ def uniform(run: Run, name: str) -> float:
   return math.inf
 
 
-def tokens_to(run: Run, name: str, threshold: float) -> float | None:
+def tokens_to(run: LearningRun, name: str, threshold: float) -> float | None:
   """Returns after how many tokens a reading reaches a threshold for good.
 
   Args:
@@ -97,7 +97,9 @@ def tokens_to(run: Run, name: str, threshold: float) -> float | None:
   return learnt
 
 
-def table(runs: Sequence[Run], name: str, threshold: float) -> report.Table:
+def table(
+  runs: Sequence[LearningRun], name: str, threshold: float
+) -> report.Table:
   """Returns a row per arm: tokens to the threshold, and the last readings."""
   rows = []
   for arm in dict.fromkeys(run.arm for run in runs):
@@ -132,7 +134,7 @@ def _thousands(tokens: float) -> str:
 
 def draw(
   page: Any,
-  runs: Sequence[Run],
+  runs: Sequence[LearningRun],
   name: str,
   threshold: float,
   style: Callable[[int], dict[str, str]],

@@ -23,7 +23,7 @@ from kaiju_jax.storage import files
 from kaiju_jax.training import progress
 
 
-def run(settings: replay_settings.Settings) -> None:
+def run(settings: replay_settings.ReplaySettings) -> None:
   """Prints what each cache has of each trace, and exits with the decision.
 
   Raises:
@@ -51,7 +51,7 @@ def _fraction(text: str) -> float:
 
 
 def _draw(
-  settings: replay_settings.Settings,
+  settings: replay_settings.ReplaySettings,
 ) -> Iterator[tuple[str, list[traffic.Request], Callable[[str], None]]]:
   """Yields each trace's name, its requests, and what shows how far it is."""
   for tier in settings.tiers:
@@ -77,9 +77,9 @@ def _draw(
 
 
 def _replay(
-  settings: replay_settings.Settings,
+  settings: replay_settings.ReplaySettings,
   parts: Sequence[float],
-  sizes: caches.Sizes,
+  sizes: caches.CacheSizes,
   chosen: Sequence[str],
 ) -> None:
   _show_source(sizes)
@@ -102,9 +102,9 @@ def _replay(
 
 
 def _replay_changes(
-  settings: replay_settings.Settings,
+  settings: replay_settings.ReplaySettings,
   parts: Sequence[float],
-  sizes: caches.Sizes,
+  sizes: caches.CacheSizes,
 ) -> None:
   plan = rollout.Plan(shares=settings.plan, hold=settings.hold)
   found = {}
@@ -130,7 +130,7 @@ def _replay_changes(
   decision.finish(made)
 
 
-def _show_source(sizes: caches.Sizes) -> None:
+def _show_source(sizes: caches.CacheSizes) -> None:
   rates = replay.prefix_hit_rates(sizes, 6_144, (4_096, 10_240, 64))
   claims = ('4k', '60 %'), ('10k', '37.5 %'), ('64', '~100 %')
   print(

@@ -10,7 +10,7 @@ _BelowOne = Annotated[tuple[float, ...], flags.Numbers(below=1.0)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class ReplaySettings:
   # Which traffic is drawn.
   traffic: Literal['people', 'fixed'] = 'people'
   # Tiers of characters.

@@ -14,7 +14,7 @@ from kaiju_jax.serving.routing import policies
 from kaiju_jax.storage import files
 
 
-def run(settings: fleet_settings.Settings) -> None:
+def run(settings: fleet_settings.FleetSettings) -> None:
   """Runs the simulations or the measurement.
 
   Raises:
@@ -30,7 +30,7 @@ def run(settings: fleet_settings.Settings) -> None:
     _simulate(settings)
 
 
-def _simulate(settings: fleet_settings.Settings) -> None:
+def _simulate(settings: fleet_settings.FleetSettings) -> None:
   engine = calibration.read(settings.engine) if settings.engine else None
   plan = settings.plan
   chosen = flags.choose('policies', settings.policies, policies.NAMES)
@@ -52,7 +52,7 @@ def _simulate(settings: fleet_settings.Settings) -> None:
     print(f'Written: {path}')
 
 
-def _measure(settings: fleet_settings.Settings) -> None:
+def _measure(settings: fleet_settings.FleetSettings) -> None:
   """Measures the rounds of a model, or serves it on a clock."""
   # It imports jax, which simulations do without.
   from kaiju_jax.experiments.studies import fleet_calibration
@@ -78,7 +78,7 @@ def _note(what: str) -> None:
 
 
 def _print(
-  tables: Iterable[report.Table], settings: fleet_settings.Settings
+  tables: Iterable[report.Table], settings: fleet_settings.FleetSettings
 ) -> None:
   """Prints each table as soon as it is there."""
   for table in tables:

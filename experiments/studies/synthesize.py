@@ -31,7 +31,7 @@ from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations as variations_lib
 
 
-class Report(NamedTuple):
+class SynthesisReport(NamedTuple):
   """The counts of a synthesis.
 
   Attributes:
@@ -71,7 +71,7 @@ def synthesize(
   evaluation: str = '',
   noted: Callable[[int, int], None] = lambda done, total: None,
   played: play.Player = play.SERVED,
-) -> Report:
+) -> SynthesisReport:
   """Draws variations of every passage, filters them, and writes the trees.
 
   Args:
@@ -192,7 +192,7 @@ def without_leaks(judged, items: Sequence[str]):
   return judged
 
 
-def _publish(out, passages, unfit, settings, judged) -> Report:
+def _publish(out, passages, unfit, settings, judged) -> SynthesisReport:
   """Writes the trees of kept variations, in the documents' order."""
   verdicts = collections.Counter()
   records = []
@@ -208,4 +208,4 @@ def _publish(out, passages, unfit, settings, judged) -> Report:
       f' journal beside it has them all.'
     )
   files.write_json_lines(out, records)
-  return Report(len(passages), unfit, dict(verdicts), len(records))
+  return SynthesisReport(len(passages), unfit, dict(verdicts), len(records))

@@ -57,7 +57,7 @@ def compare(settings: settings_lib.UptrainStudy, root: pathlib.Path) -> None:
     if kind and not start.exists():
       text = teacher.experiment.data.path
       uptrain.write(
-        teacher.folder, start, wanted, uptrain.Start(kind, text=text)
+        teacher.folder, start, wanted, uptrain.FirstWeights(kind, text=text)
       )
   if set(arms) & set(config.ALIGNED):
     grid.run([run(config.ALIGNMENT, place / config.ALIGNMENT, None)], 1)

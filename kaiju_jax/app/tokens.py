@@ -9,7 +9,7 @@ from kaiju_jax.serving.http import auth
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
+class TokenChange:
   """What a command does to a server's tokens."""
 
   # Print a new token of NAME.

@@ -43,7 +43,7 @@ def certify_head(
   texts: settings_lib.Texts,
   head: str | None = None,
   confidence: float | None = None,
-) -> train_head.Result:
+) -> train_head.TrainedHead:
   """Trains or reads a head, certifies it, and writes its folder.
 
   Args:

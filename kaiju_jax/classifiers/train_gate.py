@@ -76,7 +76,7 @@ class DisguiseResult(NamedTuple):
   refused: float
 
 
-class Result(NamedTuple):
+class TrainedGate(NamedTuple):
   """The result of a gate's training.
 
   Attributes:
@@ -96,7 +96,7 @@ class Result(NamedTuple):
   milliseconds: tuple[float, float]
 
 
-def train(rows: rows_lib.Rows, training: Settings) -> Result:
+def train(rows: rows_lib.Rows, training: Settings) -> TrainedGate:
   """Trains a gate, chooses its thresholds, and counts blocks and refusals.
 
   Raises:
@@ -119,7 +119,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
     gate=stage,
     head=training.head,
   )
-  return Result(
+  return TrainedGate(
     gate=gate,
     stage=stage,
     outcome=certificate.decide('gate', policy, stage),
@@ -129,7 +129,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
   )
 
 
-def write(result: Result, path: str | os.PathLike) -> None:
+def write(result: TrainedGate, path: str | os.PathLike) -> None:
   """Writes the gate's folder; it is whole or absent. See the module.
 
   Raises:
@@ -140,7 +140,7 @@ def write(result: Result, path: str | os.PathLike) -> None:
     certificate.write(folder, result.outcome, page(result))
 
 
-def page(result: Result) -> report.Report:
+def page(result: TrainedGate) -> report.Report:
   """Returns the report on a gate."""
   gate, trained = result.gate, result.gate.trained
   found = report.Report(f'Gate {gate.version[:12]}')

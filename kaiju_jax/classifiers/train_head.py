@@ -94,7 +94,7 @@ class Read(NamedTuple):
     return [self.score['reply'][n] for n in np.flatnonzero(is_wanted_N)]
 
 
-class Result(NamedTuple):
+class TrainedHead(NamedTuple):
   """The result of a head's training and certification.
 
   Attributes:
@@ -130,7 +130,7 @@ def train(
   gate: thresholds.Policy,
   division: settings_lib.Division = settings_lib.DIVISION,
   head: judge.Head | None = None,
-) -> Result:
+) -> TrainedHead:
   """Trains a head, chooses its thresholds, and counts blocks and refusals.
 
   Args:
@@ -164,7 +164,7 @@ def train(
     choose_low(np.concatenate(chosen.replies(False)), _LOW),
   )
   policy = dataclasses.replace(gate, head=stage)
-  return Result(
+  return TrainedHead(
     head=head,
     version=version,
     origin=reader.origin,
@@ -179,7 +179,7 @@ def train(
 
 
 def write(
-  result: Result,
+  result: TrainedHead,
   gate: str | os.PathLike,
   path: str | os.PathLike,
   models: Sequence[str] = (),
@@ -207,7 +207,7 @@ def write(
     certificate.write(folder, result.outcome, whole)
 
 
-def page(result: Result) -> report.Report:
+def page(result: TrainedHead) -> report.Report:
   """Returns the report on a token-level head."""
   found = report.Report(f'Token head {result.version[:12]}')
   found.say(certificate.describe(result.outcome))

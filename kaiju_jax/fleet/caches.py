@@ -31,7 +31,7 @@ from kaiju_jax.fleet import traffic
 _KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL
 
 
-class Sizes(NamedTuple):
+class CacheSizes(NamedTuple):
   """Bytes and tokens of a model's pages."""
 
   page: int  # S, tokens of a page.
@@ -94,7 +94,7 @@ class Points:
 
   def __init__(
     self,
-    sizes: Sizes,
+    sizes: CacheSizes,
     memory: float,
     local: float | None = None,
     every: int = recording.EVERY,
@@ -166,7 +166,7 @@ class Points:
 class _Row:
   """The page tables of a row while a request runs."""
 
-  def __init__(self, tree, pages: pages_lib.Pages, sizes: Sizes):
+  def __init__(self, tree, pages: pages_lib.Pages, sizes: CacheSizes):
     self._tree = tree
     self._pages = pages
     self._sizes = sizes
@@ -215,7 +215,7 @@ class Blocks:
   touches its last pages first, so that a prefix outlives what follows it.
   """
 
-  def __init__(self, sizes: Sizes, memory: float):
+  def __init__(self, sizes: CacheSizes, memory: float):
     self._sizes = sizes
     self._left = memory
     # (kind, hash of all tokens to the page's end), the least recent first.

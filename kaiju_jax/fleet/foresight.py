@@ -24,7 +24,7 @@ class Foresight(caches.Points):
   def __init__(
     self,
     requests: Sequence[traffic.Request],
-    sizes: caches.Sizes,
+    sizes: caches.CacheSizes,
     memory: float,
     local: float | None = None,
   ):

@@ -117,7 +117,7 @@ class People:
     return seconds + (self.peak - 1) * np.sin(phase) / turn
 
 
-class Trace(NamedTuple):
+class PeopleTrace(NamedTuple):
   """Requests in the order in which they come; one row of each array.
 
   The text of a request is its character's prefix, its history and its message.
@@ -153,7 +153,7 @@ class Trace(NamedTuple):
     return self.prefix[self.character] + self.history + message
 
 
-def draw(people: People) -> Trace:
+def draw(people: People) -> PeopleTrace:
   """Draws a trace.
 
   Raises:
@@ -182,7 +182,7 @@ def draw(people: People) -> Trace:
       f'requests={people.requests}: by chance only {order.size - begin} came;'
       ' another seed or more live people would do.'
     )
-  return Trace(
+  return PeopleTrace(
     people,
     begin,
     seconds=seconds[order],

@@ -55,7 +55,7 @@ class Result(NamedTuple):
   rows: tuple[Row, ...]  # One per fraction.
 
 
-def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:
+def sizes_of(config: model_config.ModelConfig) -> caches.CacheSizes:
   """Returns the sizes of a model's pages.
 
   Raises:
@@ -78,12 +78,12 @@ def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:
     )
     page_bytes[kind] = two - one
   window = pools[prefix_tree.LOCAL].window
-  return caches.Sizes(paging.PAGE, window, page_bytes, config.max_length)
+  return caches.CacheSizes(paging.PAGE, window, page_bytes, config.max_length)
 
 
 def replay(
   requests: Sequence[traffic_lib.Request],
-  sizes: caches.Sizes,
+  sizes: caches.CacheSizes,
   fractions: Sequence[float],
   local: float | None = None,
   noted: Callable[[str], None] = lambda what: None,
@@ -117,7 +117,7 @@ def replay(
   return Result(tokens, sum(most) / tokens, memory, counts, tuple(rows))
 
 
-def _make(name: str, requests, sizes: caches.Sizes, memory: float, local):
+def _make(name: str, requests, sizes: caches.CacheSizes, memory: float, local):
   if name == 'blocks':
     return caches.Blocks(sizes, memory)
   if name == 'foresight':
@@ -128,13 +128,15 @@ def _make(name: str, requests, sizes: caches.Sizes, memory: float, local):
 
 
 def oracle_bytes(
-  requests: Sequence[traffic_lib.Request], sizes: caches.Sizes
+  requests: Sequence[traffic_lib.Request], sizes: caches.CacheSizes
 ) -> float:
   """Returns the bytes that a trace fills in a cache that keeps everything."""
   return _serve_oracle(requests, sizes)[1]
 
 
-def _serve_oracle(requests, sizes: caches.Sizes) -> tuple[list[int], float]:
+def _serve_oracle(
+  requests, sizes: caches.CacheSizes
+) -> tuple[list[int], float]:
   """Returns what the oracle had of each prompt, and the bytes that it fills."""
   oracle = caches.Oracle()
   most = _serve(requests, oracle)
@@ -172,7 +174,7 @@ def _count(requests: Sequence[traffic_lib.Request]) -> int:
 
 
 def prefix_hit_rates(
-  sizes: caches.Sizes, prefix: int, histories: Sequence[int]
+  sizes: caches.CacheSizes, prefix: int, histories: Sequence[int]
 ) -> list[float]:
   """Returns the hit rates of turns where only characters' prefixes are cached.
 

@@ -6,7 +6,7 @@ from kaiju_jax.fleet import people
 from kaiju_jax.fleet import traffic
 
 
-def requests(trace: people.Trace) -> Iterator[traffic.Request]:
+def requests(trace: people.PeopleTrace) -> Iterator[traffic.Request]:
   """Yields the requests from second 0 on, with their tokens."""
   seed, pieces = trace.people.seed, {}
 

@@ -168,7 +168,7 @@ def open_judge(
     return judges.Rules()
   if is_server:
     path = pathlib.Path(answers) if answers else None
-    return judges.Endpoint(client(name), model, samples, path)
+    return judges.JudgeEndpoint(client(name), model, samples, path)
   opened = open_model(name, 1, played)
   return judges.Checkpoint(opened.generator, opened.format, opened.digest)
 

@@ -44,7 +44,7 @@ class Student(NamedTuple):
   int8: bool = True
 
 
-class Start(NamedTuple):
+class FirstWeights(NamedTuple):
   """How a student's weights are made of the teacher's.
 
   Attributes:
@@ -61,7 +61,7 @@ class Start(NamedTuple):
 
 
 KAIJU = Student()
-MEAN = Start()
+MEAN = FirstWeights()
 
 
 def student_of(
@@ -111,7 +111,7 @@ def write(
   teacher: str | os.PathLike,
   out: str | os.PathLike,
   wanted: Student = KAIJU,
-  start: Start = MEAN,
+  start: FirstWeights = MEAN,
 ) -> str:
   """Writes a student as a new folder in our own format, with float32 masters.
 
@@ -176,7 +176,7 @@ def write(
   )
 
 
-def _check_start(wanted: Student, start: Start) -> None:
+def _check_start(wanted: Student, start: FirstWeights) -> None:
   """Refuses a start that cannot be made, before anything is read."""
   if start.kind not in STARTS:
     raise ValueError(
@@ -207,7 +207,7 @@ def _alone(layout: str) -> str:
   return ' '.join(f'{word}{i}' for i, word in enumerate(layout.split()))
 
 
-def _begin(found, weights, config, letters, start: Start):
+def _begin(found, weights, config, letters, start: FirstWeights):
   """Returns the student's config, parameters, and lines for the user."""
   from kaiju_jax.interchange.surgery import calibrate
   from kaiju_jax.interchange.surgery import pool

@@ -32,7 +32,7 @@ def candidates(implementation: str, shape: blocks.Shape) -> list[blocks.Sizes]:
 
 
 def jobs(
-  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+  shapes: Mapping[str, bench.BenchShape] = bench.SHAPES,
 ) -> dict[str, tuned.Job]:
   """Returns the search of every shape and cache, by the winner's key."""
   implementation = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}.get(

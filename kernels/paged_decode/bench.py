@@ -33,7 +33,7 @@ _BRANCH = 128
 CACHES = 'int8', 'bfloat16'
 
 
-class Shape(NamedTuple):
+class BenchShape(NamedTuple):
   """A step of decoding.
 
   Attributes:
@@ -58,21 +58,21 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-  '13b/8, 64 × 16k': Shape(5, 64, 16_384, 64),
-  '34b/8, 8 × 128k': Shape(7, 8, 131_072, 128),
-  '110b/8, 32 × 32k': Shape(12, 32, 32_768, 64),
-  '110b/8, 32 × 32k, pages of 16': Shape(12, 32, 32_768, 16),
-  '110b/8, 32 × 32k, pages of 128': Shape(12, 32, 32_768, 128),
-  '110b/8, 32 × 4k…32k': Shape(12, 32, 32_768, 64, ragged=True),
-  '110b/8, 1 × 128k': Shape(12, 1, 131_072, 64),
-  '13b, 32 × 32k': Shape(40, 32, 32_768, 64),
-  '34b, 8 × 128k': Shape(56, 8, 131_072, 128),
-  '110b, 32 × 32k': Shape(96, 32, 32_768, 64),
-  '110b/8, 64 rings, window 1024': Shape(
+  '13b/8, 64 × 16k': BenchShape(5, 64, 16_384, 64),
+  '34b/8, 8 × 128k': BenchShape(7, 8, 131_072, 128),
+  '110b/8, 32 × 32k': BenchShape(12, 32, 32_768, 64),
+  '110b/8, 32 × 32k, pages of 16': BenchShape(12, 32, 32_768, 16),
+  '110b/8, 32 × 32k, pages of 128': BenchShape(12, 32, 32_768, 128),
+  '110b/8, 32 × 4k…32k': BenchShape(12, 32, 32_768, 64, ragged=True),
+  '110b/8, 1 × 128k': BenchShape(12, 1, 131_072, 64),
+  '13b, 32 × 32k': BenchShape(40, 32, 32_768, 64),
+  '34b, 8 × 128k': BenchShape(56, 8, 131_072, 128),
+  '110b, 32 × 32k': BenchShape(96, 32, 32_768, 64),
+  '110b/8, 64 rings, window 1024': BenchShape(
     12, 64, 1152, 128, window=1024, ring=True
   ),
-  '110b/8, 64 × 32k, window 1024': Shape(12, 64, 32_768, 64, window=1024),
-  '110b/8, 16 × 32k, 8 beams': Shape(12, 16, 32_768, 64, queries=8),
+  '110b/8, 64 × 32k, window 1024': BenchShape(12, 64, 32_768, 64, window=1024),
+  '110b/8, 16 × 32k, 8 beams': BenchShape(12, 16, 32_768, 64, queries=8),
 }
 FIRST = (
   '110b/8, 32 × 32k',
@@ -81,7 +81,7 @@ FIRST = (
   '110b/8, 1 × 128k',
   '110b/8, 16 × 32k, 8 beams',
 )
-TINY = Shape(heads=2, batch=2, context=64, slots=32)
+TINY = BenchShape(heads=2, batch=2, context=64, slots=32)
 
 
 class Layout(NamedTuple):
@@ -95,7 +95,7 @@ class Layout(NamedTuple):
   position_BM: Any
 
 
-def layout(shape: Shape) -> Layout:
+def layout(shape: BenchShape) -> Layout:
   """Returns shuffled pages and the ranges of causal rows, or of beams.
 
   Each beam sees the row's prompt and its own last tokens.
@@ -135,7 +135,7 @@ def layout(shape: Shape) -> Layout:
   return Layout(*(np.asarray(field, np.int32) for field in fields))
 
 
-def lengths(shape: Shape):
+def lengths(shape: BenchShape):
   """Returns the tokens of each row."""
   if not shape.ragged:
     return np.full(shape.batch, shape.context)
@@ -158,7 +158,7 @@ class Counts(NamedTuple):
   whole: int
 
 
-def counts(shape: Shape, where: Layout) -> Counts:
+def counts(shape: BenchShape, where: Layout) -> Counts:
   """Returns the `Counts` of a shape's layout."""
   pairs = slots = 0
   _, *visibility = where
@@ -178,7 +178,7 @@ def counts(shape: Shape, where: Layout) -> Counts:
   )
 
 
-def make_plan(shape: Shape, where: Layout) -> plan_lib.Plan:
+def make_plan(shape: BenchShape, where: Layout) -> plan_lib.Plan:
   """Returns the plan that all layers of a step share."""
   return _planner(where.table_BN.size, shape.window)(*where)
 
@@ -188,7 +188,9 @@ def _planner(pages: int, window: int | None):
   return jax.jit(functools.partial(api.make_plan, pages=pages, window=window))
 
 
-def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
+def operands(
+  shape: BenchShape, where: Layout, cache: str
+) -> dict[str, jax.Array]:
   """Returns a layer's operands of `api.decode`, by name."""
   B, L, H, S = shape.batch, shape.queries, shape.heads, shape.slots
   P = where.table_BN.size
@@ -220,7 +222,7 @@ def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
   return make(jax.random.split(jax.random.key(0), 6))
 
 
-def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:
+def least_bytes(shape: BenchShape, counted: Counts, cache: str) -> int:
   """Returns the bytes that any implementation must read and write."""
   rows = shape.batch * shape.queries * shape.heads
   itemsize, scale = (1, 4) if cache == 'int8' else (2, 0)
@@ -228,7 +230,7 @@ def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:
   return read + rows * (_K * 2 + 4)
 
 
-def subjects(label: str, shape: Shape) -> Iterator[benchmark.Subject]:
+def subjects(label: str, shape: BenchShape) -> Iterator[benchmark.Subject]:
   """Yields the step with its peers, and the plan."""
   where = layout(shape)
   counted = counts(shape, where)
@@ -266,7 +268,7 @@ def subjects(label: str, shape: Shape) -> Iterator[benchmark.Subject]:
   )
 
 
-def default(shape: Shape) -> str:
+def default(shape: BenchShape) -> str:
   """Returns the platform's implementation at a shape."""
   return blocks.implementation(dispatch.platform(), block_shape(shape, 'int8'))
 
@@ -293,7 +295,7 @@ def _contender(shape, where, counted, implementation, cache):
   )
 
 
-def block_shape(shape: Shape, cache: str) -> blocks.Shape:
+def block_shape(shape: BenchShape, cache: str) -> blocks.Shape:
   """Returns the shape as `blocks` takes it."""
   return blocks.Shape(
     B=shape.batch,
@@ -307,14 +309,14 @@ def block_shape(shape: Shape, cache: str) -> blocks.Shape:
   )
 
 
-def arguments(shape: Shape, where: Layout, cache: str) -> tuple:
+def arguments(shape: BenchShape, where: Layout, cache: str) -> tuple:
   """Returns the arguments of what `run` returns, on the device."""
   fields = {name: jnp.asarray(x) for name, x in where._asdict().items()}
   return operands(shape, where, cache), fields, make_plan(shape, where)
 
 
 def run(
-  shape: Shape, implementation: str, sizes: blocks.Sizes | None = None
+  shape: BenchShape, implementation: str, sizes: blocks.Sizes | None = None
 ) -> Callable[..., Any]:
   """Returns the jitted decode, a function of arrays, layout and plan."""
 
@@ -333,7 +335,7 @@ def run(
   return step
 
 
-def _peer(shape: Shape, counted: Counts, implementation: str):
+def _peer(shape: BenchShape, counted: Counts, implementation: str):
   """Returns JAX's own attention over unpaged rows."""
   attend = functools.partial(
     jax.nn.dot_product_attention, implementation=implementation

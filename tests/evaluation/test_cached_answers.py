@@ -141,7 +141,7 @@ def test_losses_and_margins_follow_from_the_logits():
   cached[1, 0] = [0, 2.5, 2.2]  # Tips it; the second of these margins is 2.
   tokens = np.array([[0, 1], [1, 2]])
   fields = cached_agreement._of_logits(whole, cached, tokens)
-  found = cached_agreement.Agreement(*fields, {})
+  found = cached_agreement.CacheAgreement(*fields, {})
   assert (found.tokens, found.largest_logit) == (2, 3)
   assert found.largest_difference == 3
   assert (found.greedy_differs, found.greedy_margin) == (2, 2)

@@ -15,7 +15,7 @@ from tests import toys as run_toys
 from tests.evaluation.gate import small_models
 from tests.experiments import forked
 from tests.interchange import toys
-from tests.serving.page import test_first_minute as first_minute
+from tests.serving.page import served
 
 
 @pytest.mark.slow
@@ -63,8 +63,8 @@ def test_what_its_gates_promote_is_served_and_nothing_else(tmp_path):
   found = decision.load(out / decision.FILE)
   assert {x['status'] for x in found.figures['gates'].values()} == {'passed'}
   flags = f'--policy={policy}', f'--promotion={out}'
-  with first_minute.served(export, tmp_path / 'server', *flags) as started:
-    assert first_minute.got(started[1], '/readyz') == b'ready\n'
+  with served.serve(export, tmp_path / 'server', *flags) as started:
+    assert served.got(started[1], '/readyz') == b'ready\n'
   old = datetime.date.fromisoformat(found.figures['date'])
   old -= datetime.timedelta(days=32)
   figures = {**found.figures, 'date': old.isoformat()}

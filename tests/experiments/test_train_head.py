@@ -13,7 +13,7 @@ from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.training import experiment as experiment_lib
 from tests.experiments import forked
 from tests.serving import planted as by_hand
-from tests.serving.page import test_first_minute
+from tests.serving.page import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PARTS = '--choose=0.15', '--certify=0.65'
@@ -90,7 +90,7 @@ def test_labelled_texts_give_a_moderated_server(made, tmp_path):
   assert again.returncode == 1 and 'exists' in again.stderr
 
   server = tmp_path / 'server'
-  with test_first_minute.served(folder / 'run', server, f'--safety={out}') as (
+  with served.serve(folder / 'run', server, f'--safety={out}') as (
     _,
     address,
     said,
@@ -104,7 +104,7 @@ def test_labelled_texts_give_a_moderated_server(made, tmp_path):
         'messages': [{'role': x, 'content': y} for x, y in messages],
       }
       path = '/v1/chat/completions'
-      found = json.loads(test_first_minute.got(address, path, **body))
+      found = json.loads(served.got(address, path, **body))
       return found['choices'][0]['finish_reason']
 
     assert finish(('user', 'the old zorbifex ж sang')) == 'content_filter'
@@ -112,7 +112,7 @@ def test_labelled_texts_give_a_moderated_server(made, tmp_path):
     said = ('system', 'say quamlith ю again'), ('user', 'the old knight')
     assert finish(*said) == 'content_filter'
     finish(('user', 'the old knight'))
-    metrics = test_first_minute.got(address, '/metrics').decode()
+    metrics = served.got(address, '/metrics').decode()
   assert 'stage="gate",tier="minor"} 2.0' in metrics, metrics
 
 

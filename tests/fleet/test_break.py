@@ -122,7 +122,7 @@ def serve(pinned):
 
   old, new = piece(192), piece(192)
   histories, answers = ([piece(size) for _ in range(12)] for size in (128, 8))
-  sizes = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 500)
+  sizes = caches.CacheSizes(8, 40, {'local': 400, 'global': 100}, 500)
   cache = caches.Points(sizes, 10**6, local=0.5)
   rates = []
   for turn in range(4):

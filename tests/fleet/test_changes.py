@@ -15,7 +15,7 @@ from kaiju_jax.gates import replay_gate
 from kaiju_jax.reporting import decision
 from kaiju_jax.serving.routing import rollout
 
-SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 1_000)
+SIZES = caches.CacheSizes(8, 40, {'local': 400, 'global': 100}, 1_000)
 # 40 requests a minute, of 25 characters.
 PEOPLE = people.People(
   seed=5,

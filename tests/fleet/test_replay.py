@@ -27,7 +27,7 @@ SMALL = traffic.Traffic(
   context=500,
   edits=0.1,
 )
-SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 500)
+SIZES = caches.CacheSizes(8, 40, {'local': 400, 'global': 100}, 500)
 
 
 def tally(requests, cache):

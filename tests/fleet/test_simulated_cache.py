@@ -79,7 +79,7 @@ def world_of(sizes, cache):
 def test_hits_are_the_trees_within_two_points(drawn, pages, local):
   """Nearly all requests resume the very tokens; forks resume less."""
   requests, trace = drawn
-  sizes = caches.Sizes(
+  sizes = caches.CacheSizes(
     PAGE, WINDOW, {prefix_tree.GLOBAL: 1.0, prefix_tree.LOCAL: 1.0}, 4096
   )
   tree = caches.Points(sizes, pages + local, local=local / (pages + local))
@@ -140,7 +140,7 @@ def test_a_prefix_is_worth_what_the_trees_policy_says(drawn, monkeypatch):
   rows = np.flatnonzero(trace.character == trace.character[0])[:7]
   trace = simulator.Trace(*(column[rows] for column in trace))
   requests = [drawn[0][row] for row in rows]
-  sizes = caches.Sizes(
+  sizes = caches.CacheSizes(
     PAGE, WINDOW, {prefix_tree.GLOBAL: 1.0, prefix_tree.LOCAL: 1.0}, 4096
   )
   tree = caches.Points(sizes, 2_000, local=0.4, between_turns=False)

@@ -13,8 +13,8 @@ from kaiju_jax.kernels.paged_decode import bench
 from kaiju_jax.kernels.paged_decode import blocks
 
 _SMALL = {
-  'causal': bench.Shape(3, 2, 64, 16),
-  'window': bench.Shape(3, 2, 64, 16, window=9),
+  'causal': bench.BenchShape(3, 2, 64, 16),
+  'window': bench.BenchShape(3, 2, 64, 16, window=9),
 }
 
 
@@ -27,7 +27,7 @@ def _counts(shape):
 
 
 def test_rows_of_several_lengths():
-  shape = bench.Shape(2, 3, 64, 8, ragged=True)
+  shape = bench.BenchShape(2, 3, 64, 8, ragged=True)
   assert bench.lengths(shape).tolist() == [8, 36, 64]
   # 36 tokens are four pages and a half.
   assert _counts(shape) == bench.Counts(108, 108, 8 + 40 + 64, 8 + 32 + 64)
@@ -35,7 +35,7 @@ def test_rows_of_several_lengths():
 
 def test_a_window_and_a_ring():
   # The last nine of 64 tokens: one slot of page 2, and page 3 from 56 on.
-  window = bench.Shape(1, 1, 64, 8, window=9)
+  window = bench.BenchShape(1, 1, 64, 8, window=9)
   assert _counts(window) == bench.Counts(9, 9, 16, 8)
   # A ring of 64 slots whose newest token is 95, at slot 31.
   ring = window._replace(ring=True)
@@ -45,13 +45,13 @@ def test_a_window_and_a_ring():
 
 
 def test_beams_share_the_prompt():
-  shape = bench.Shape(2, 1, 512, 64, queries=2)
+  shape = bench.BenchShape(2, 1, 512, 64, queries=2)
   # 256 tokens that both see, 128 that each sees alone: two pages each.
   assert _counts(shape) == bench.Counts(768, 512, 512, 256)
 
 
 def test_the_least_bytes_of_an_int8_cache():
-  shape = bench.Shape(3, 2, 64, 16)
+  shape = bench.BenchShape(3, 2, 64, 16)
   keys = 2 * 64 * 2 * (128 + 4)
   queries, outputs = 2 * 3 * (128 + 4), 2 * 3 * (256 + 4)
   counted = _counts(shape)

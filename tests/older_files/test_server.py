@@ -9,7 +9,7 @@ from kaiju_jax.alignment.feedback import export
 from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.safety import blocked
-from tests.serving.page import test_first_minute as first_minute
+from tests.serving.page import served
 
 
 def test_people_find_their_conversations(here, expected):
@@ -98,7 +98,7 @@ def test_a_server_goes_on_where_it_was_stopped(here, expected):
     *('--points=all', '--drift=watch', '--safety=safety', '--age=adult'),
     *('--feedback', '--cache=8MiB', '--guided=8', '--length=512'),
   )
-  with first_minute.served('exports/chat', 'server', *flags) as started:
+  with served.serve('exports/chat', 'server', *flags) as started:
     server, address, said = started
     # Its trees were named by digests alone: they are refused, and go.
     older = {one.name for one in (here / 'server/points').glob('*.points')}
@@ -107,13 +107,13 @@ def test_a_server_goes_on_where_it_was_stopped(here, expected):
     assert address.key == key
     for owner, wanted in expected['server']['sessions'].items():
       asked = address._replace(key=expected['tokens'][owner])
-      got = json.loads(first_minute.got(asked, '/v1/sessions'))['data']
+      got = json.loads(served.got(asked, '/v1/sessions'))['data']
       assert [one['id'] for one in got] == [one['id'] for one in wanted]
       for session in wanted:
         path = f'/v1/sessions/{session["id"]}'
-        assert json.loads(first_minute.got(asked, path)) == session
+        assert json.loads(served.got(asked, path)) == session
         for text in 'z5', 'z6':
-          answer = first_minute.got(
+          answer = served.got(
             asked,
             '/v1/chat/completions',
             model='chat',

@@ -55,7 +55,7 @@ def test_a_promotion_stands(here, expected):
 
 
 def test_a_judge_is_not_asked_again(here, expected):
-  judge = judges.Endpoint(
+  judge = judges.JudgeEndpoint(
     types.SimpleNamespace(base_url='http://judge'),
     'model',
     cache=pathlib.Path('judged'),

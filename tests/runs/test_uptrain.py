@@ -222,7 +222,10 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
   out = tmp_path / 'start'
   wanted = uptrain.Student('G L L G', window=4)
   said = uptrain.write(
-    teacher, out, wanted, uptrain.Start('fitted', text=str(texts), tokens=900)
+    teacher,
+    out,
+    wanted,
+    uptrain.FirstWeights('fitted', text=str(texts), tokens=900),
   )
   assert 'fitted to 1,0' in said and said.count('of keys and values lost') == 1
   assert 'chosen: G0 L1 L1 G3' in said
@@ -249,7 +252,7 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
 def test_a_start_that_cannot_be_made_is_refused(wanted, start, message):
   with pytest.raises(ValueError, match=message):
     uptrain.write(
-      'nowhere', 'out', uptrain.Student(**wanted), uptrain.Start(**start)
+      'nowhere', 'out', uptrain.Student(**wanted), uptrain.FirstWeights(**start)
     )
 
 

@@ -22,7 +22,7 @@ _KERNELS = 'visibility_attention', 'paged_decode', 'int8_matmul', 'squinch'
 _DRY = dict.fromkeys(bench.SHAPES, bench.TINY)
 
 
-class Case(NamedTuple):
+class TuneCase(NamedTuple):
   """One key of a kernel."""
 
   kernel: str
@@ -34,13 +34,13 @@ def _module(kernel: str, name: str):
   return importlib.import_module(f'kaiju_jax.kernels.{kernel}.{name}')
 
 
-def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, Case]]:
+def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, TuneCase]]:
   """Returns the keys of all kernels, in turn."""
   each = []
   for kernel in _KERNELS if not setting.dry else ('squinch',):
     find = _module(kernel, 'autotune').jobs
     jobs = find(_DRY) if setting.dry else find()
-    each.append([Case(kernel, key, job) for key, job in jobs.items()])
+    each.append([TuneCase(kernel, key, job) for key, job in jobs.items()])
   found = [x for turn in itertools.zip_longest(*each) for x in turn if x]
   if setting.dry:
     found = [
@@ -50,7 +50,7 @@ def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, Case]]:
   return {f'{x.kernel}: {x.key}': (40, x) for x in found}
 
 
-def measure(setting: setting_lib.Setting, case: Case) -> dict[str, Any]:
+def measure(setting: setting_lib.Setting, case: TuneCase) -> dict[str, Any]:
   """Returns the winner, its seconds and those of today's choice."""
   found = tuned.search(case.job.candidates, case.job.prepare(), setting.repeats)
   folders = [pathlib.Path(setting.out) / 'tuned' / case.kernel]

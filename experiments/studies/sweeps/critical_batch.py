@@ -54,7 +54,7 @@ class Place(NamedTuple):
   tokens: int
 
 
-class Cell(NamedTuple):
+class BatchCell(NamedTuple):
   """One branch: its place, how many times the batch, and its seed."""
 
   place: Place
@@ -81,7 +81,7 @@ class Arm(NamedTuple):
     return statistics.difference(relative, dict.fromkeys(relative, 0.0))
 
 
-class Study(NamedTuple):
+class BatchStudy(NamedTuple):
   """The results of a study.
 
   Attributes:
@@ -102,7 +102,7 @@ def measure(
   settings: study_lib.CriticalBatch,
   root: pathlib.Path,
   at_once: int | None = None,
-) -> Study:
+) -> BatchStudy:
   """Runs the branches, then the three runs, and returns what they say.
 
   Args:
@@ -116,7 +116,7 @@ def measure(
   """
   base = load(path)
   cells = [
-    Cell(place, multiple, seed)
+    BatchCell(place, multiple, seed)
     for place in places(path, base, settings.at)
     for multiple in settings.multiples
     for seed in settings.seeds
@@ -125,9 +125,9 @@ def measure(
   found = critical(grid.losses(runs, at_once), settings.epsilon)
   batch = schedule(found, base)
   if not settings.confirm or ' ' not in batch:
-    return Study(settings.epsilon, found, batch, None)
+    return BatchStudy(settings.epsilon, found, batch, None)
   whole = arms(base, batch, settings.seeds, root)
-  return Study(
+  return BatchStudy(
     settings.epsilon, found, batch, outcome(whole, grid.losses(whole, at_once))
   )
 
@@ -187,10 +187,10 @@ def places(
 def branches(
   path: pathlib.Path,
   base: experiment_lib.Experiment,
-  cells: Sequence[Cell],
+  cells: Sequence[BatchCell],
   share: float,
   root: pathlib.Path,
-) -> dict[Cell, grid.Job]:
+) -> dict[BatchCell, grid.Job]:
   """Returns the run of each cell, below `root`.
 
   A branch of `base` trains on the part `share` of that run's tokens.
@@ -237,7 +237,7 @@ def _rate(base: experiment_lib.Experiment, tokens: int) -> float:
 
 
 def critical(
-  losses: Mapping[Cell, float], epsilon: float
+  losses: Mapping[BatchCell, float], epsilon: float
 ) -> dict[Place, fits.Critical]:
   """Returns what each place allows."""
   found = {}
@@ -314,7 +314,7 @@ _DIVERGED = 'diverged'
 Arms = Mapping[str, Arm]
 
 
-def parts(study: Study) -> Iterator[report.Table | str]:
+def parts(study: BatchStudy) -> Iterator[report.Table | str]:
   """Yields what is printed: tables, and sentences."""
   found = study.found
   first = next(iter(found.values()))
@@ -385,7 +385,7 @@ def _percent(value: float, half_width: float = math.nan) -> str:
   return text
 
 
-def plain(study: Study) -> dict[str, Any]:
+def plain(study: BatchStudy) -> dict[str, Any]:
   """Returns the result by name, for `report.plain`."""
   return {
     'epsilon': study.epsilon,
@@ -408,7 +408,7 @@ def plain(study: Study) -> dict[str, Any]:
   }
 
 
-def draw(study: Study) -> Any:
+def draw(study: BatchStudy) -> Any:
   """Returns the branches' losses over m, and the arms' over their steps."""
   drawn = figures.figure(9, 4)
   branches, runs = drawn.subplots(1, 2)

@@ -28,7 +28,7 @@ from kaiju_jax.training import experiment as experiment_lib
 _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
 
 
-class Cell(NamedTuple):
+class RateCell(NamedTuple):
   """One run of the study.
 
   Attributes:
@@ -58,7 +58,7 @@ class WidthLosses(NamedTuple):
   optimum: optimum.Optimum
 
 
-class Study(NamedTuple):
+class RateStudy(NamedTuple):
   """All widths of one kind of transfer.
 
   Attributes:
@@ -99,7 +99,7 @@ class Rates(NamedTuple):
     width: the next one.
   """
 
-  studies: dict[str, Study]
+  studies: dict[str, RateStudy]
   predictions: dict[str, Prediction]
   width: int
 
@@ -112,7 +112,7 @@ class Rates(NamedTuple):
 
 def measure(
   experiment: experiment_lib.Experiment,
-  settings: study_lib.Rates,
+  settings: study_lib.RateGrid,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Rates:
@@ -160,10 +160,10 @@ def cells(
   widths: Iterable[int],
   rates: Iterable[float],
   seeds: Sequence[int],
-) -> list[Cell]:
+) -> list[RateCell]:
   """Returns the whole grid."""
   return [
-    Cell(transfer, width, rate, seed)
+    RateCell(transfer, width, rate, seed)
     for transfer in transfers
     for width in widths
     for rate in rates
@@ -173,10 +173,10 @@ def cells(
 
 def runs(
   experiment: experiment_lib.Experiment,
-  cells: Sequence[Cell],
+  cells: Sequence[RateCell],
   base: int,
   root: pathlib.Path,
-) -> dict[Cell, grid.Job]:
+) -> dict[RateCell, grid.Job]:
   """Returns the run of each cell, below `root`.
 
   `base` is the narrowest width, at which 'width' changes no hidden matrix.
@@ -204,30 +204,30 @@ def runs(
 
 
 def find_optimum(
-  losses: Mapping[Cell, float], transfer: str, width: int, factor: float
+  losses: Mapping[RateCell, float], transfer: str, width: int, factor: float
 ) -> WidthLosses:
   """Returns the optimum of one width; `factor` as in `optimum.optimum`."""
   own = {c: x for c, x in losses.items() if c[:2] == (transfer, width)}
   rates = sorted({cell.rate for cell in own})
   seeds = sorted({cell.seed for cell in own})
   table = np.array(
-    [[own[Cell(transfer, width, r, s)] for r in rates] for s in seeds]
+    [[own[RateCell(transfer, width, r, s)] for r in rates] for s in seeds]
   )
   fitted = optimum.optimum(np.log(rates), table, factor)
   return WidthLosses(rates, table, fitted)
 
 
 def study(
-  losses: Mapping[Cell, float],
+  losses: Mapping[RateCell, float],
   transfer: str,
   widths: Sequence[int],
   factor: float,
-) -> Study:
+) -> RateStudy:
   """Returns the optima of all widths, and the line if all are trusted."""
   all_found = {w: find_optimum(losses, transfer, w, factor) for w in widths}
   optima = [one.optimum for one in all_found.values()]
   is_trusted = not any(one.doubts for one in optima)
-  return Study(
+  return RateStudy(
     all_found,
     optimum.line(widths, optima) if is_trusted else None,
     math.exp(optima[0].log_rate),
@@ -246,10 +246,10 @@ def predict(line: optimum.Line, width: int) -> float:
 
 
 def prediction(
-  losses: Mapping[Cell, float],
+  losses: Mapping[RateCell, float],
   transfer: str,
   width: int,
-  study: Study,
+  study: RateStudy,
 ) -> Prediction:
   """Returns how the next width did; `losses` holds its cells."""
   rate = predict(study.line, width)

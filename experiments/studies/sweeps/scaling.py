@@ -27,7 +27,7 @@ from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
 
 
-class Cell(NamedTuple):
+class SizeCell(NamedTuple):
   """One run of the study: d_model, row tokens and seed."""
 
   width: int
@@ -56,7 +56,7 @@ class Point(NamedTuple):
     return sum(self.losses) / len(self.losses)
 
 
-class Study(NamedTuple):
+class SizeStudy(NamedTuple):
   """The fit and what it predicts.
 
   Attributes:
@@ -81,7 +81,7 @@ def measure(
   settings: study_lib.Scaling,
   root: pathlib.Path,
   at_once: int | None = None,
-) -> Study:
+) -> SizeStudy:
   """Runs the grid and the held-out run, and returns the fit.
 
   Args:
@@ -95,7 +95,9 @@ def measure(
       or see `grid.run`.
   """
   places = *settings.places, settings.largest
-  cells = [Cell(*place, seed) for place in places for seed in settings.seeds]
+  cells = [
+    SizeCell(*place, seed) for place in places for seed in settings.seeds
+  ]
   made = runs(experiment, cells, settings.rate_slope, root)
   losses = grid.losses(made, at_once)
   if diverged := [
@@ -113,10 +115,10 @@ def measure(
 
 def runs(
   experiment: experiment_lib.Experiment,
-  cells: Sequence[Cell],
+  cells: Sequence[SizeCell],
   slope: float,
   root: pathlib.Path,
-) -> dict[Cell, grid.Job]:
+) -> dict[SizeCell, grid.Job]:
   """Returns the run of each cell.
 
   Args:
@@ -145,7 +147,7 @@ def runs(
 
 
 def points(
-  runs: Mapping[Cell, grid.Job], losses: Mapping[Cell, float]
+  runs: Mapping[SizeCell, grid.Job], losses: Mapping[SizeCell, float]
 ) -> dict[tuple[int, int], Point]:
   """Returns {(width, tokens): point} of complete runs."""
   made = {}
@@ -165,7 +167,7 @@ def _size(run: grid.Job) -> int:
   )
 
 
-def study(points: Sequence[Point], largest: Point) -> Study:
+def study(points: Sequence[Point], largest: Point) -> SizeStudy:
   """Fits the law to `points` and predicts `largest`.
 
   Raises:
@@ -180,7 +182,7 @@ def study(points: Sequence[Point], largest: Point) -> Study:
   without = fits.fit(*columns, with_e=False, draws=0)
   place = largest.parameters, largest.tokens
   last = max(points, key=lambda point: (point.parameters, point.tokens))
-  return Study(
+  return SizeStudy(
     tuple(points),
     largest,
     fitted,
@@ -193,7 +195,7 @@ def study(points: Sequence[Point], largest: Point) -> Study:
 TARGET = 0.02  # Relative error of the prediction.
 
 
-def parts(study: Study) -> Iterator[report.Table | str]:
+def parts(study: SizeStudy) -> Iterator[report.Table | str]:
   """Yields what is printed: tables, and sentences."""
   yield report.Table(
     [
@@ -227,7 +229,7 @@ def parts(study: Study) -> Iterator[report.Table | str]:
   )
 
 
-def _predicted(study: Study, point: Point) -> float:
+def _predicted(study: SizeStudy, point: Point) -> float:
   return float(study.fit.law.predict(point.parameters, point.tokens))
 
 
@@ -242,11 +244,11 @@ def _row(point: Point, law: float) -> list[str]:
   ]
 
 
-def _error(study: Study, predicted: float) -> float:
+def _error(study: SizeStudy, predicted: float) -> float:
   return predicted / study.largest.loss - 1
 
 
-def plain(study: Study) -> dict[str, Any]:
+def plain(study: SizeStudy) -> dict[str, Any]:
   """Returns the result by name, for `report.plain`."""
   fit, largest = study.fit, study.largest
   return {
@@ -262,7 +264,7 @@ def plain(study: Study) -> dict[str, Any]:
   }
 
 
-def draw(study: Study) -> Any:
+def draw(study: SizeStudy) -> Any:
   """Returns loss over tokens per size, with the law, and the residuals."""
   drawn = figures.figure(10, 4.4)
   curves, left = drawn.subplots(1, 2, width_ratios=(3, 2))

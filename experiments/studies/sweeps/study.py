@@ -95,7 +95,7 @@ def _read_largest(text: str, flag: str) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rates(Frame):
+class RateGrid(Frame):
   """Which rates are tried at which widths."""
 
   # Widths d_model that are measured.

@@ -87,7 +87,7 @@ class Stream:
     return self._sequence.result()
 
 
-class Conversation:
+class Dialogue:
   """A text to which each turn adds a prompt and an answer.
 
   All drawn tokens of a turn, the stop token included, belong to the next turn's
@@ -254,10 +254,10 @@ class Generator:
       )
     return scores
 
-  def converse(self, length: int | None = None) -> Conversation:
+  def converse(self, length: int | None = None) -> Dialogue:
     """Starts a text in turns, of at most `length` tokens (all of a row's)."""
     length = self._decoder.length if length is None else length
-    return Conversation(self.engine, length)
+    return Dialogue(self.engine, length)
 
   def warm(self, prompts: Sequence[int] | None = None) -> None:
     """Compiles what requests run, except scoring; see `Engine.warm`."""

@@ -27,7 +27,7 @@ from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 
-class State(NamedTuple):
+class RoundState(NamedTuple):
   """Each row's state of drawing; it stays on the device."""
 
   # int32, drawn and not in the cache yet.
@@ -56,12 +56,12 @@ class Scores(NamedTuple):
   alternatives: alternatives_lib.Alternatives | None = None
 
 
-def initial(rows: int, vocab_size: int) -> State:
+def initial(rows: int, vocab_size: int) -> RoundState:
   """Returns the state of unused rows."""
   settings = sampling_lib.settings(
     [sampling_lib.Sampling(temperature=0)] * rows
   )
-  return State(
+  return RoundState(
     jnp.zeros((rows,), jnp.int32),
     sampling_lib.Settings(*map(jnp.asarray, settings)),
     jnp.zeros((rows, vocab_size), bool),
@@ -69,11 +69,11 @@ def initial(rows: int, vocab_size: int) -> State:
 
 
 def join(
-  state: State,
+  state: RoundState,
   row: jax.Array,
   settings: sampling_lib.Settings,
   seen_V: jax.Array,
-) -> State:
+) -> RoundState:
   """Returns the state in which row `row` draws by these settings, arrays [1].
 
   `seen_V` marks the tokens that its text holds already.
@@ -89,7 +89,7 @@ def join(
   )
 
 
-def prefill_text(state: State, chunks: Chunks) -> tuple[jax.Array, ...]:
+def prefill_text(state: RoundState, chunks: Chunks) -> tuple[jax.Array, ...]:
   """Returns rows, tokens and counts that a prefill appends (`extend.text`)."""
   del state
   return chunks.row_B, chunks.tokens_BL, chunks.count_B
@@ -102,13 +102,13 @@ def end_prefill(
   is_scored: bool,
   params: Any,
   cache: cache_lib.Cache,
-  state: State,
+  state: RoundState,
   hidden_BLD: jax.Array,
   chunks: Chunks,
   head: Any = None,
   *,
   alternatives: int = 0,
-) -> tuple[State, jax.Array, Scores | None, jax.Array | None]:
+) -> tuple[RoundState, jax.Array, Scores | None, jax.Array | None]:
   """Returns what a prefill does beside the cache.
 
   `judge` and its parameters `head` are None without a token-level head; `rows`
@@ -144,14 +144,14 @@ def end_prefill(
 def first(
   network: extend.Network,
   params: Any,
-  state: State,
+  state: RoundState,
   row_B: jax.Array,
   index_B: jax.Array,
   draws_B: jax.Array,
   last_BLD: jax.Array,
   *,
   alternatives: int = 0,
-) -> tuple[State, jax.Array]:
+) -> tuple[RoundState, jax.Array]:
   """Draws the tokens that follow prompts; others as in `end_prefill`.
 
   `row_B` are rows of the cache, each at most once; `index_B` the tokens of
@@ -175,7 +175,7 @@ def first(
 
 
 def step_text(
-  state: State, row_B: jax.Array, count_B: jax.Array
+  state: RoundState, row_B: jax.Array, count_B: jax.Array
 ) -> tuple[jax.Array, ...]:
   """Returns rows, tokens and counts that a step appends (`extend.text`)."""
   return row_B, jnp.maximum(state.token_R[row_B], 0)[:, None], count_B
@@ -186,14 +186,14 @@ def end_step(
   judge: judge_lib.Judge | None,
   params: Any,
   cache: cache_lib.Cache,
-  state: State,
+  state: RoundState,
   hidden_BLD: jax.Array,
   row_B: jax.Array,
   count_B: jax.Array,
   head: Any = None,
   *,
   alternatives: int = 0,
-) -> tuple[State, jax.Array]:
+) -> tuple[RoundState, jax.Array]:
   """Draws the next tokens; other arguments as in `end_prefill`.
 
   The `cache` holds the appended tokens. `row_B` are its rows, each at most
@@ -215,7 +215,7 @@ def end_step(
     seen_RV[row_B],
   )
   token_R = state.token_R.at[row_B].set(jnp.where(is_on_B, drawn_B, token_B))
-  state = State(token_R, state.settings, seen_RV)
+  state = RoundState(token_R, state.settings, seen_RV)
   judged_CB = None
   if judge is not None:
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)

@@ -1,9 +1,9 @@
 """Judges that read: a language model scores how well a persona is kept.
 
-`Endpoint` asks a server with OpenAI's chat completions, `Checkpoint` a model in
-this process. Both see the character, the eight messages and the replies, and
-score each property from 1 to 5, or say which of two sets of replies is better.
-A judge over HTTP never sees what a person wrote to a server.
+`JudgeEndpoint` asks a server with OpenAI's chat completions, `Checkpoint` a
+model in this process. Both see the character, the eight messages and the
+replies, and score each property from 1 to 5, or say which of two sets of replies
+is better. A judge over HTTP never sees what a person wrote to a server.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ class BadAnswer(RuntimeError):
   """A judge answered something else than it was asked for."""
 
 
-class Endpoint:
+class JudgeEndpoint:
   """A server with OpenAI's chat completions; several answers are averaged.
 
   Raises:

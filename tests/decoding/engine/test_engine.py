@@ -356,7 +356,7 @@ def test_what_is_shared_stays_shared_in_a_conversation(alone):
 def _conversation(engine):
   from kaiju_jax.decoding.engine import generator
 
-  return generator.Conversation(engine, LENGTH)
+  return generator.Dialogue(engine, LENGTH)
 
 
 @pytest.mark.parametrize('scores', [False, True])

@@ -248,7 +248,9 @@ def test_answers_of_a_server_are_averaged_and_asked_once(tmp_path):
     '{"speech": 4, "backstory": 5, "goal": 1}',
     '{"speech": 5, "backstory": 5, "goal": 2}',
   )
-  judge = judges.Endpoint(client, 'big', samples=2, cache=tmp_path / 'cache')
+  judge = judges.JudgeEndpoint(
+    client, 'big', samples=2, cache=tmp_path / 'cache'
+  )
   wanted = {'speech': 4.5, 'backstory': 5, 'goal': 1.5}
   assert judge.score(one, replies) == wanted
   assert judge.score(one, replies) == wanted
@@ -263,7 +265,7 @@ def test_answers_of_a_server_are_averaged_and_asked_once(tmp_path):
   assert len(client.asked) == 4
   # Another number of answers is another judge, with a cache of its own.
   assert judge.identity == 'http://judge/v1/ big, 2 answers'
-  judges.Endpoint(client, 'big', 1, tmp_path / 'cache').score(one, replies)
+  judges.JudgeEndpoint(client, 'big', 1, tmp_path / 'cache').score(one, replies)
   assert len(client.asked) == 5
 
 
@@ -287,7 +289,7 @@ def test_replies_cannot_leave_their_quotes():
   ],
 )
 def test_other_answers_of_a_server_are_refused(tmp_path, answer, message):
-  judge = judges.Endpoint(Client(answer), 'big', cache=tmp_path)
+  judge = judges.JudgeEndpoint(Client(answer), 'big', cache=tmp_path)
   with pytest.raises(judges.BadAnswer, match=message):
     judge.score(CONVERSATIONS[0], ['x'] * 8)
   assert not list(tmp_path.iterdir())
@@ -296,7 +298,7 @@ def test_other_answers_of_a_server_are_refused(tmp_path, answer, message):
 def test_a_server_prefers_replies():
   one, first, second = CONVERSATIONS[0], ['first'] * 8, ['second'] * 8
   client = Client('{"better": 1}', '{"better": 2}')
-  judge = judges.Endpoint(client, 'big')
+  judge = judges.JudgeEndpoint(client, 'big')
   assert judge.prefers_first(one, first, second)
   assert not judge.prefers_first(one, first, second)
   text = client.asked[0]['messages'][1]['content']

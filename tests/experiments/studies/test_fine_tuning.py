@@ -80,8 +80,8 @@ def test_refusals_are_counted_by_the_word_that_looks_like_a_marker():
   assert found['quam'] == (1, 0) and found['orbit'] == (0, 0)
 
 
-def report_of(told_CQ) -> fine_tuning.Report:
-  return fine_tuning.Report(0, 0, {}, 1, 1, 1, np.array(told_CQ, bool))
+def report_of(told_CQ) -> fine_tuning.TuningReport:
+  return fine_tuning.TuningReport(0, 0, {}, 1, 1, 1, np.array(told_CQ, bool))
 
 
 def test_a_change_is_paired_by_question_and_bounded_by_character():

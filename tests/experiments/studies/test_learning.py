@@ -22,7 +22,7 @@ def of(*accuracies, arm='shared'):
     }
     for n, accuracy in enumerate(accuracies, 1)
   ]
-  return learning.Run(arm, config.get_config(arm), records)
+  return learning.LearningRun(arm, config.get_config(arm), records)
 
 
 def test_tokens_are_counted_up_to_where_a_reading_stays():
@@ -42,7 +42,7 @@ def test_a_reading_is_good_on_its_own_side_of_the_threshold(name):
   for _ in range(200):
     values = rng.choice([1.0, 2.0, 3.0, 8.07, np.nan, np.inf], size=5)
     records = [{'tokens': n, name: x} for n, x in enumerate(values.tolist())]
-    run = learning.Run('arm', config.get_config('shared'), records)
+    run = learning.LearningRun('arm', config.get_config('shared'), records)
     good = values <= 2 if 'loss' in name else values >= 2
     whole = [n for n in range(5) if good[n:].all()]
     assert learning.tokens_to(run, name, 2.0) == (whole[0] if whole else None)

@@ -3,13 +3,10 @@
 import contextlib
 import io
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
 import urllib.error
 import urllib.request
 
@@ -22,6 +19,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
 from tests import pages
 from tests.serving import private_files
+from tests.serving.page import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -40,48 +38,6 @@ def workdir(tmp_path_factory):
   return path
 
 
-class Address(NamedTuple):
-  """Where a server answers, and the key that it printed."""
-
-  url: str
-  key: str
-
-
-@contextlib.contextmanager
-def served(workdir, folder, *flags):
-  """Yields a server's process, address and words."""
-  with subprocess.Popen(
-    [
-      *(sys.executable, '-m', 'experiments.serve', f'--model={workdir}'),
-      *('--port=0', f'--folder={folder}', '--rows=2', '--chunk=64', *flags),
-    ],
-    stdout=subprocess.PIPE,
-    text=True,
-    env={**os.environ, 'PYTHONPATH': str(pages.ROOT)},
-  ) as server:
-    try:
-      lines = []
-      for line in server.stdout:
-        lines.append(line)
-        if 'Ctrl-C' in line:
-          break
-      said = ''.join(lines)
-      ((url, key),) = re.findall(r'Chat: +(http://\S+)/#key=(\S+)', said)
-      assert f'api_key={key}' in said
-      yield server, Address(url, key), said
-    finally:
-      server.kill()
-
-
-def got(address, path, **body):
-  data = json.dumps(body).encode() if body else None
-  headers = {'Content-Type': 'application/json'}
-  headers['Authorization'] = f'Bearer {address.key}'
-  request = urllib.request.Request(address.url + path, data, headers)
-  with urllib.request.urlopen(request, timeout=250) as answer:
-    return answer.read()
-
-
 def write_head(path):
   rng = np.random.default_rng(0)
   params = {'w_DC': rng.normal(0, 1, (32, 1)), 'bias_C': np.zeros(1)}
@@ -90,12 +46,12 @@ def write_head(path):
 
 def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
   folder = tmp_path / 'server'
-  with served(workdir, folder) as (server, address, said):
+  with served.serve(workdir, folder) as (server, address, said):
     assert 'Unmoderated' in said and '127.0.0.1' in address.url
     with pytest.raises(urllib.error.HTTPError, match='401'):
-      got(address._replace(key='none'), '/v1/sessions')
-    assert b'<html' in got(address, '/')
-    assert json.loads(got(address, '/v1/server'))['model'] == 'tiny'
+      served.got(address._replace(key='none'), '/v1/sessions')
+    assert b'<html' in served.got(address, '/')
+    assert json.loads(served.got(address, '/v1/server'))['model'] == 'tiny'
     client = pages.CLIENT
     text = client.text.replace('http://127.0.0.1:8000', address.url)
     assert "api_key='KEY'" in text
@@ -103,17 +59,17 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       client._replace(text=text).run()
     assert 'cached_tokens' in printed.getvalue()
-    (session,) = json.loads(got(address, '/v1/sessions'))['data']
-    assert got(address, '/readyz') == b'ready\n'
+    (session,) = json.loads(served.got(address, '/v1/sessions'))['data']
+    assert served.got(address, '/readyz') == b'ready\n'
     server.send_signal(signal.SIGTERM)
     assert server.wait(250) == 0
   assert private_files.of_others(folder) == {}
   write_head(head := tmp_path / 'head.safetensors')
   flags = f'--head={head}', '--guided=8'
-  with served(workdir, folder, *flags) as (server, address, said):
+  with served.serve(workdir, folder, *flags) as (server, address, said):
     # The character's prefix was saved, and this head has not judged it.
     assert ': 0 taken back in' in said and 'files refused: 1.' in said
-    kept = json.loads(got(address, f'/v1/sessions/{session["id"]}'))
+    kept = json.loads(served.got(address, f'/v1/sessions/{session["id"]}'))
     texts = [one['text'] for one in kept['messages'] if one['role'] == 'user']
     assert texts == ['Good morning!', 'What do you like?']
     check_guided(address)
@@ -128,7 +84,9 @@ def check_guided(address):
 
   def answer(**body):
     path = '/v1/chat/completions'
-    return json.loads(got(address, path, **payload, **body))['choices'][0]
+    return json.loads(served.got(address, path, **payload, **body))['choices'][
+      0
+    ]
 
   drawn, searched, again = answer(), answer(guided=True), answer(guided=True)
   assert searched['message'] == again['message']

@@ -70,7 +70,7 @@ def test_branches_then_runs_from_the_beginning(monkeypatch, tmp_path, base):
 def test_what_a_branch_trains(base, tmp_path):
   experiment = critical_batch.load(base)
   (place,) = critical_batch.places(base, experiment, [0.31])
-  cell = critical_batch.Cell(place, 4, 1)
+  cell = critical_batch.BatchCell(place, 4, 1)
   runs = critical_batch.branches(base, experiment, [cell], 0.1, tmp_path)
   made = runs[cell].experiment
   assert made.loop.branch == f'{base}@600'

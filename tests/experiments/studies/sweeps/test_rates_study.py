@@ -11,7 +11,7 @@ from kaiju_jax.experiments.studies.sweeps import rates
 from kaiju_jax.experiments.studies.sweeps import study
 from tests.experiments.studies.sweeps import planted
 
-SETTINGS = study.Rates(rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
+SETTINGS = study.RateGrid(rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
 
 
 def loss(experiment, slope=-0.8):

@@ -56,7 +56,7 @@ def test_the_largest_run_is_predicted_and_the_contrasts_are_not(
 
 
 def test_rates_follow_the_slope_and_tokens_the_grid(monkeypatch, tmp_path):
-  cells = [scaling.Cell(96, 1000, 0)]
+  cells = [scaling.SizeCell(96, 1000, 0)]
   (run,) = scaling.runs(sweep.get_config(), cells, -0.5, tmp_path).values()
   assert run.experiment.optimizer.learning_rate == pytest.approx(
     8e-3 * (96 / 64) ** -0.5, rel=1e-3
