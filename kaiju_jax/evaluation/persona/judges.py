@@ -2,8 +2,8 @@
 
 `JudgeEndpoint` asks a server with OpenAI's chat completions, `Checkpoint` a
 model in this process. Both see the character, the eight messages and the
-replies, and score each property from 1 to 5, or say which of two sets of replies
-is better. A judge over HTTP never sees what a person wrote to a server.
+replies, and score each property from 1 to 5, or say which of two sets is
+better. A judge over HTTP never sees what a person wrote to a server.
 """
 
 from collections.abc import Iterator

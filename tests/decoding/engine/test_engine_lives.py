@@ -9,20 +9,15 @@ nothing may be left.
 import dataclasses
 import random
 import time
-import types
 
 import numpy as np
 import pytest
 
 from kaiju_jax.data import tokenizer
-from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import admission
-from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import generator
 from kaiju_jax.decoding.engine import inflight
 from kaiju_jax.decoding.engine import schedule
-from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import prefix_tree
@@ -30,93 +25,9 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from tests.decoding import fake_device
 from tests.decoding import phase_table
+from tests.decoding.engine import lives
 
-PAGE, WINDOW, LENGTH, CHUNK = 4, 10, 64, 16
-
-
-class Clock:
-  """Seconds that pass when they are told to."""
-
-  def __init__(self):
-    self.now = 0.0
-
-  def __call__(self):
-    return self.now
-
-
-@pytest.fixture
-def make(monkeypatch):
-  """Returns a function that makes an engine; checks that nothing is left."""
-  engines = []
-
-  def made(
-    rows=3,
-    counts=(40, 14),
-    length=LENGTH,
-    bad=None,
-    extra=0,
-    version=b'1',
-    decoder=None,
-    **options,
-  ):
-    pools = fake_device.pools(length + extra, PAGE, WINDOW, counts)
-    monkeypatch.setattr(
-      compiled,
-      'Rounds',
-      lambda decoder, chunk, shares, judge, *_: fake_device.Rounds(
-        decoder, chunk, bad, judge is not None
-      ),
-    )
-    names = [f'{number}' for number in range(fake_device.CLASSES)]
-    monkeypatch.setattr(
-      judge,
-      'Judge',
-      lambda *_: types.SimpleNamespace(
-        names=names, params={}, version=version, check=lambda: None
-      ),
-    )
-    monkeypatch.setattr(
-      searches,
-      'Searches',
-      lambda decoder, _, judge, is_recorded: fake_device.Searches(
-        decoder, bad, judge is not None, is_recorded
-      ),
-    )
-    engines.append(
-      engine_lib.Engine(
-        decoder or fake_device.Decoder(pools, rows, length),
-        chunk=CHUNK,
-        clock=options.pop('clock', Clock()),
-        **options,
-      )
-    )
-    return engines[-1]
-
-  yield made
-  for engine in engines:
-    nothing_is_left(engine)
-
-
-@pytest.fixture(autouse=True)
-def moves(monkeypatch):
-  """Has each sequence's phases checked; returns how often they followed."""
-  return phase_table.watched(monkeypatch)
-
-
-def nothing_is_left(engine):
-  """Ends what goes on, and asserts that all is free."""
-  engine.drain(0.0)
-  assert engine.is_idle
-  assert not len(engine._inflight)
-  assert len(engine.state.shares) == 0
-  assert fake_device.is_empty(engine.decoder)
-
-
-def make_request(prompt=5, most=4, seed=0, **fields):
-  tokens = np.random.default_rng(seed).integers(1, 250, prompt)
-  return request_lib.Request(
-    tokens, most, sampling.Sampling(seed=seed), **fields
-  )
+make, moves = lives.make, lives.moves  # Fixtures.
 
 
 def ended(engine, *sequences):
@@ -159,7 +70,7 @@ def is_judged(one):
 def test_sequences_draw_what_their_texts_say(make, ahead, head):
   engine = make(ahead=ahead, head=head)
   several = [
-    engine.submit(make_request(5 + x, 1 + x % 7, x)) for x in range(12)
+    engine.submit(lives.make_request(5 + x, 1 + x % 7, x)) for x in range(12)
   ]
   ended(engine, *several)
   assert all(map(is_expected, several))
@@ -175,7 +86,7 @@ def test_sequences_draw_what_their_texts_say(make, ahead, head):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_a_cancelled_sequence_frees_its_row_at_once(make, ahead):
   engine = make(rows=2, ahead=ahead)
-  several = [engine.submit(make_request(5, 30, x)) for x in range(3)]
+  several = [engine.submit(lives.make_request(5, 30, x)) for x in range(3)]
   for _ in range(5):
     engine.advance()
   assert [one.row is None for one in several] == [False, False, True]
@@ -193,11 +104,11 @@ def test_a_cancelled_sequence_frees_its_row_at_once(make, ahead):
 
 
 def test_what_nobody_reads_is_cancelled_within_two_rounds(make):
-  clock = Clock()
+  clock = lives.Clock()
   limits = admission.Limits(lease=10.0)
   engine = make(rows=2, clock=clock, limits=limits)
-  one, other = (engine.submit(make_request(5, 40, x)) for x in range(2))
-  waits = engine.submit(make_request(5, 40, 2))
+  one, other = (engine.submit(lives.make_request(5, 40, x)) for x in range(2))
+  waits = engine.submit(lives.make_request(5, 40, 2))
   for _ in range(6):
     clock.now += 2.0
     engine.read(other)
@@ -209,10 +120,10 @@ def test_what_nobody_reads_is_cancelled_within_two_rounds(make):
 
 def test_who_waits_for_a_token_reads_all_the_time(make):
   """A lease is shorter than the wait for a row."""
-  clock = Clock()
+  clock = lives.Clock()
   engine = make(rows=1, clock=clock, limits=admission.Limits(lease=10.0))
-  first = engine.submit(make_request(5, 40, 1))
-  waits = generator.Stream(engine, engine.submit(make_request(5, 3, 2)))
+  first = engine.submit(lives.make_request(5, 40, 1))
+  waits = generator.Stream(engine, engine.submit(lives.make_request(5, 3, 2)))
   advance = engine.advance
 
   def slowly():
@@ -227,11 +138,11 @@ def test_who_waits_for_a_token_reads_all_the_time(make):
 
 
 def test_one_that_finds_no_row_in_time_is_late(make):
-  clock = Clock()
+  clock = lives.Clock()
   engine = make(rows=1, clock=clock)
-  first = engine.submit(make_request(5, 40, 1))
-  late = engine.submit(make_request(5, 3, 2, deadline=5.0))
-  in_time = engine.submit(make_request(5, 3, 3, deadline=500.0))
+  first = engine.submit(lives.make_request(5, 40, 1))
+  late = engine.submit(lives.make_request(5, 3, 2, deadline=5.0))
+  in_time = engine.submit(lives.make_request(5, 3, 3, deadline=500.0))
   while first.reason is None:
     clock.now += 1.0
     engine.advance()
@@ -242,9 +153,9 @@ def test_one_that_finds_no_row_in_time_is_late(make):
   ended(engine, in_time)
   assert is_expected(in_time) and is_expected(first)
   # It had a row in time, and lost it.
-  low = engine.submit(make_request(5, 20, 4, deadline=5.0))
+  low = engine.submit(lives.make_request(5, 20, 4, deadline=5.0))
   engine.advance()
-  high = engine.submit(make_request(5, 40, 5, priority=1))
+  high = engine.submit(lives.make_request(5, 40, 5, priority=1))
   for _ in range(10):
     clock.now += 1.0
     engine.advance()
@@ -254,7 +165,7 @@ def test_one_that_finds_no_row_in_time_is_late(make):
 
 
 def test_a_full_queue_refuses_and_says_for_how_long(make):
-  clock = Clock()
+  clock = lives.Clock()
   engine = make(rows=1, clock=clock, limits=admission.Limits(queue=2))
   advance, taken = engine.rounds.step, []
 
@@ -264,23 +175,23 @@ def test_a_full_queue_refuses_and_says_for_how_long(make):
     return advance(rows)
 
   engine.rounds.step = step
-  first = engine.submit(make_request(5, 20, 1))
+  first = engine.submit(lives.make_request(5, 20, 1))
   for _ in range(4):
     engine.advance()
-  several = [engine.submit(make_request(5, 10, x)) for x in (2, 3)]
+  several = [engine.submit(lives.make_request(5, 10, x)) for x in (2, 3)]
   before = len(taken)
   with pytest.raises(request_lib.Busy, match='2 sequences wait') as busy:
-    engine.submit(make_request(5, 10, 4))
+    engine.submit(lives.make_request(5, 10, 4))
   assert engine.load().waiting == 2 and engine.load().running == 1
   ended(engine, first, *several)
   # Nobody ended early, so that the wait was what it was said to be.
   rounds = len(taken) - before
   assert busy.value.seconds == pytest.approx(0.5 * rounds, rel=0.3)
-  ended(engine, engine.submit(make_request(5, 10, 4)))
+  ended(engine, engine.submit(lives.make_request(5, 10, 4)))
 
 
 def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
-  clock = Clock()
+  clock = lives.Clock()
   engine = make(rows=2, clock=clock, limits=admission.Limits(wait=2.5))
   step = engine.rounds.step
 
@@ -289,17 +200,17 @@ def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
     return step(rows)
 
   engine.rounds.step = slow
-  first = engine.submit(make_request(5, 30, 1))
+  first = engine.submit(lives.make_request(5, 30, 1))
   for _ in range(9):
     engine.advance()
-  second = engine.submit(make_request(5, 30, 2))
+  second = engine.submit(lives.make_request(5, 30, 2))
   engine.advance()
   with pytest.raises(request_lib.Busy, match=r'5 s are allowed') as busy:
-    engine.submit(make_request(5, 2, 3))
+    engine.submit(lives.make_request(5, 2, 3))
   assert 3.5 < busy.value.seconds < 6.0
   while first.tokens_left > 5:
     engine.advance()
-  soon = engine.submit(make_request(5, 2, 3))
+  soon = engine.submit(lives.make_request(5, 2, 3))
   came = clock.now
   while not soon.events:
     engine.advance()
@@ -308,14 +219,14 @@ def test_a_long_wait_refuses_what_would_wait_and_nothing_else(make):
   # A round that took very long: one that waits for nobody is not refused, or
   # nobody would ever find out that rounds are short again.
   engine.state.durations.step.mean = engine.state.durations.chunk.mean = 1e6
-  ended(engine, engine.submit(make_request(60, 2, 4)))
+  ended(engine, engine.submit(lives.make_request(60, 2, 4)))
   assert engine.state.durations.step.mean < 1e6
 
 
 def test_the_load_can_be_asked_while_others_hold_all_rows(make):
   engine = make(rows=2)
   held = [engine.decoder.open(8) for _ in range(2)]
-  waits = engine.submit(make_request(5, 4))
+  waits = engine.submit(lives.make_request(5, 4))
   assert engine.load()[:3] == (1, 0, 5)
   with pytest.raises(pages.Full, match='all 2 rows are open'):
     engine.advance()
@@ -327,7 +238,7 @@ def test_the_load_can_be_asked_while_others_hold_all_rows(make):
 
 @pytest.mark.parametrize('ahead', [False, True])
 def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
-  clock = Clock()
+  clock = lives.Clock()
   engine = make(rows=2, clock=clock, ahead=ahead)
   advance = engine.advance
 
@@ -336,8 +247,8 @@ def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
     advance()
 
   engine.advance = slowly
-  short = [engine.submit(make_request(5, 6, x)) for x in range(2)]
-  long = [engine.submit(make_request(5, 50, x)) for x in (2, 3, 4)]
+  short = [engine.submit(lives.make_request(5, 6, x)) for x in range(2)]
+  long = [engine.submit(lives.make_request(5, 50, x)) for x in (2, 3, 4)]
   rest = engine.drain(20.0)
   assert 19.0 <= clock.now <= 21.0
   assert all(map(is_expected, short))
@@ -353,7 +264,7 @@ def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
     match = engine.decoder.account.tree.match(one.text())
     assert match.length >= one.length - 2
   with pytest.raises(request_lib.Busy, match='being stopped') as busy:
-    engine.submit(make_request())
+    engine.submit(lives.make_request())
   assert busy.value.seconds is None
   assert engine.drain(20.0) == []
 
@@ -361,8 +272,8 @@ def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
   engine = make(rows=1, ahead=ahead)
-  waits = engine.submit(make_request(5, 20, 1))
-  low = engine.submit(make_request(5, 20, 2, priority=-1))
+  waits = engine.submit(lives.make_request(5, 20, 1))
+  low = engine.submit(lives.make_request(5, 20, 2, priority=-1))
   engine.advance()
   assert waits.row is not None
   ended(engine, waits)
@@ -370,8 +281,8 @@ def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
   engine.advance()
   assert low.row is not None
   # It came before, and has as low a priority as what runs.
-  other = engine.submit(make_request(5, 5, 4, priority=-1))
-  high = engine.submit(make_request(5, 20, 3, priority=1))
+  other = engine.submit(lives.make_request(5, 5, 4, priority=-1))
+  high = engine.submit(lives.make_request(5, 20, 3, priority=1))
   ended(engine, high)
   assert low.reason is None and low.row is None and not other.is_begun
   ended(engine, low, other)
@@ -383,17 +294,17 @@ def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
 
 def test_a_stop_that_is_read_late_ends_what_a_round_was_to_run(make):
   """A round ahead; what is read when another is parked ends a sequence."""
-  request = make_request(5, 30, 1)
+  request = lives.make_request(5, 30, 1)
   whole, _ = fake_device.expected(request)
   for stop in range(2, 12):
     engine = make(rows=2, ahead=True)
     stops = engine.submit(
-      make_request(5, 30, 1, stop_tokens=[whole[stop]], priority=1)
+      lives.make_request(5, 30, 1, stop_tokens=[whole[stop]], priority=1)
     )
-    low = engine.submit(make_request(5, 30, 2))
+    low = engine.submit(lives.make_request(5, 30, 2))
     while len(stops.result().tokens) < stop - 1:
       engine.advance()
-    high = engine.submit(make_request(5, 5, 3, priority=1))
+    high = engine.submit(lives.make_request(5, 5, 3, priority=1))
     ended(engine, stops, low, high)
     assert all(map(is_expected, (stops, low, high)))
 
@@ -401,7 +312,9 @@ def test_a_stop_that_is_read_late_ends_what_a_round_was_to_run(make):
 def test_what_no_longer_fits_waits_on(make, monkeypatch):
   """As where one that joins displaces what the next was to go on from."""
   engine = make(rows=4, counts=(16, 16))
-  first, second = (engine.submit(make_request(30, 10, x)) for x in range(2))
+  first, second = (
+    engine.submit(lives.make_request(30, 10, x)) for x in range(2)
+  )
   account = engine.decoder.account
   monkeypatch.setattr(
     account, 'needs', lambda *_: ({'global': 0, 'local': 0}, 0)
@@ -417,10 +330,10 @@ def test_what_no_longer_fits_waits_on(make, monkeypatch):
 def test_a_search_waits_for_the_pages_of_its_beams(make, monkeypatch):
   """It is not tried whether it fits: what it needs is known."""
   engine = make(rows=3, counts=(19, 14), extra=9)
-  first = engine.submit(make_request(30, 10, 1))
+  first = engine.submit(lives.make_request(30, 10, 1))
   engine.advance()
   # Nine pages are left: enough for its text of 28, and not for 8 beyond it.
-  one = engine.submit(make_request(20, 9, 2, guided=request_lib.Guide(1)))
+  one = engine.submit(lives.make_request(20, 9, 2, guided=request_lib.Guide(1)))
   opened, open_row = [], engine.decoder.open
   monkeypatch.setattr(
     engine.decoder, 'open', lambda *x: (opened.append(x), open_row(*x))[1]
@@ -436,17 +349,17 @@ def test_a_search_waits_for_the_pages_of_its_beams(make, monkeypatch):
 
 def test_running_is_not_waiting(make):
   """One that has run for long does not go before higher priorities."""
-  clock = Clock()
+  clock = lives.Clock()
   engine = make(rows=1, clock=clock)
-  low = engine.submit(make_request(5, 30, 1))
+  low = engine.submit(lives.make_request(5, 30, 1))
   for _ in range(10):
     engine.advance()
     clock.now += 10.0
-  high = [engine.submit(make_request(5, 9, 2, owner='a', priority=1))]
+  high = [engine.submit(lives.make_request(5, 9, 2, owner='a', priority=1))]
   engine.advance()
   engine.advance()
   assert low.row is None and high[0].row is not None
-  high.append(engine.submit(make_request(5, 9, 3, owner='b', priority=1)))
+  high.append(engine.submit(lives.make_request(5, 9, 3, owner='b', priority=1)))
   ended(engine, high[1])
   assert low.reason is None
   ended(engine, low)
@@ -456,8 +369,8 @@ def test_running_is_not_waiting(make):
 def test_nothing_that_was_dispatched_waits_to_be_read(make):
   """A stop ends the last sequence while another step of it is on its way."""
   engine = make(ahead=True)
-  whole, _ = fake_device.expected(make_request(5, 20, 1))
-  one = engine.submit(make_request(5, 20, 1, stop_tokens=[whole[4]]))
+  whole, _ = fake_device.expected(lives.make_request(5, 20, 1))
+  one = engine.submit(lives.make_request(5, 20, 1, stop_tokens=[whole[4]]))
   ended(engine, one)
   assert is_expected(one) and one.reason == 'stop_token'
   assert engine.is_idle and not len(engine._inflight) and one.flying == 0
@@ -465,7 +378,7 @@ def test_nothing_that_was_dispatched_waits_to_be_read(make):
 
 def test_a_scored_prompt_that_was_parked_has_its_scores_once():
   one = sequence_lib.Sequence(
-    1, make_request(9, 4, scores_prompt=True), np.arange(9), None
+    1, lives.make_request(9, 4, scores_prompt=True), np.arange(9), None
   )
   for begin, count in ((0, 4), (2, 4), (1, 3), (0, 9)):
     scores = sequence_lib.rounds.Scores(
@@ -492,7 +405,7 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
 
     monkeypatch.setattr(holder, name, called)
 
-  one = engine.submit(make_request(5, 30, 1))
+  one = engine.submit(lives.make_request(5, 30, 1))
   engine.advance()
   counted(account.tree, '_longest')
   counted(account, 'free_pages')
@@ -500,7 +413,7 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
   for _ in range(5):
     engine.advance()
   assert not asked_for
-  large = engine.submit(make_request(40, 14, 2))
+  large = engine.submit(lives.make_request(40, 14, 2))
   for _ in range(5):
     engine.advance()
   assert not large.is_begun and one.reason is None
@@ -511,9 +424,9 @@ def test_what_waits_is_looked_up_anew_only_where_points_changed(
 
 def test_a_short_prompt_behind_a_long_one_ends_within_three_rounds(make):
   engine = make(rows=3, counts=(140, 40), length=256)
-  long = engine.submit(make_request(200, 4, 1))
+  long = engine.submit(lives.make_request(200, 4, 1))
   engine.advance()
-  short = engine.submit(make_request(8, 1, 2))
+  short = engine.submit(lives.make_request(8, 1, 2))
   assert ended(engine, short) <= 3
   assert not long.is_drawing
   ended(engine, long)
@@ -523,7 +436,7 @@ def test_a_short_prompt_behind_a_long_one_ends_within_three_rounds(make):
 def test_what_another_head_judged_runs_again(make):
   """Engines one after another over one decoder, and the points of each."""
   first = make(head='a head')
-  request = make_request(12, 3, 1)
+  request = lives.make_request(12, 3, 1)
   ended(first, first.submit(request))
   reused = []
   for version in (b'1', b'2', None, b'2', None):
@@ -539,8 +452,8 @@ def test_what_another_head_judged_runs_again(make):
 def test_a_stop_that_is_read_late_is_judged_and_resumed(make):
   """A round ahead, it is appended before anybody knows that it ends a text."""
   engine = make(ahead=True, head='a head')
-  whole, _ = fake_device.expected(make_request(4, 9, 1))
-  one = engine.submit(make_request(4, 9, 1, stop_tokens=[whole[3]]))
+  whole, _ = fake_device.expected(lives.make_request(4, 9, 1))
+  one = engine.submit(lives.make_request(4, 9, 1, stop_tokens=[whole[3]]))
   ended(engine, one)
   tokens = [*one.text().tokens, 9]
   behind = engine.submit(request_lib.Request(tokens, 2, one.request.sampling))
@@ -552,9 +465,9 @@ def test_what_is_judged_on_the_device_is_waited_for_and_resumed(make):
   """A round ahead, a prompt's point is there before its scores are read."""
   engine = make(ahead=True, head='a head')
   tree = engine.decoder.account.tree
-  first = engine.submit(make_request(12, 3, 1))
+  first = engine.submit(lives.make_request(12, 3, 1))
   engine.advance()
-  second = engine.submit(make_request(12, 3, 1))
+  second = engine.submit(lives.make_request(12, 3, 1))
   (point,) = tree.points()
   assert np.isnan(tree.scores(tree.match(second.text()))).any()
   assert len(engine._inflight) == 1
@@ -568,7 +481,7 @@ def test_what_is_judged_on_the_device_is_waited_for_and_resumed(make):
 def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
   """A round ahead, a token beyond it may have turned the ring."""
   engine = make(ahead=True, head='a head', tokenizer=tokenizer.Bytes())
-  asks = (make_request(5, 12, seed) for seed in range(1000))
+  asks = (lives.make_request(5, 12, seed) for seed in range(1000))
   # The last token shown completes the string, and no other holds its letter.
   at = length - 6
   one, letter = next(
@@ -591,13 +504,13 @@ def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
   assert lengths == [length + 1]
   # Where that began a page, the page of the window's first tokens is gone.
   points = {point.length for point in engine.decoder.account.tree.points()}
-  assert points == ({5, length} if length % PAGE else {5})
+  assert points == ({5, length} if length % lives.PAGE else {5})
 
 
 def test_an_edit_is_not_judged_by_what_it_replaces(make):
   """Of a point, the tokens that are resumed count, and no others."""
   engine = make(head='a head')
-  whole = make_request(12, 4, 1)
+  whole = lives.make_request(12, 4, 1)
   ended(engine, engine.submit(whole))
   for length in (5, 8, 10):
     tokens = [*whole.tokens[:length], 250, 249]
@@ -610,10 +523,10 @@ def test_what_nobody_will_judge_is_not_resumed(make):
   """As where the device failed while a call was not read."""
   engine = make(head='a head')
   tree = engine.decoder.account.tree
-  ended(engine, engine.submit(make_request(12, 1, 1)))
+  ended(engine, engine.submit(lives.make_request(12, 1, 1)))
   for point in tree.points():
     point.node.score_SC[1] = np.nan
-  one = engine.submit(make_request(12, 3, 1))
+  one = engine.submit(lives.make_request(12, 3, 1))
   ended(engine, one)
   assert is_expected(one) and is_judged(one) and one.reused == 0
 
@@ -623,7 +536,7 @@ def test_what_nobody_will_judge_is_not_resumed(make):
 def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
   """Whether it fails before or behind what it does."""
   engine = make(rows=2, ahead=ahead)
-  ended(engine, engine.submit(make_request(9, 3, 1)))
+  ended(engine, engine.submit(lives.make_request(9, 3, 1)))
   whole, fails = getattr(engine.rounds, at), [True, False]
 
   def failing(*arguments):
@@ -636,7 +549,9 @@ def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
     return result
 
   monkeypatch.setattr(engine.rounds, at, failing)
-  several = [engine.submit(make_request(9, 6, seed)) for seed in (1, 2, 3)]
+  several = [
+    engine.submit(lives.make_request(9, 6, seed)) for seed in (1, 2, 3)
+  ]
   for _ in range(2):
     points = len(engine.decoder.account.tree)
     with pytest.raises(MemoryError):
@@ -660,8 +575,8 @@ def test_a_search_that_cannot_begin_begins_again(
     begin(*arguments)
 
   monkeypatch.setattr(engine._searches, 'begin', failing)
-  one = engine.submit(make_request(9, 6, 1, guided=request_lib.Guide(1)))
-  other = engine.submit(make_request(9, 6, 2))
+  one = engine.submit(lives.make_request(9, 6, 1, guided=request_lib.Guide(1)))
+  other = engine.submit(lives.make_request(9, 6, 2))
   with pytest.raises(RuntimeError):
     ended(engine, one, other)
   assert moves['SEARCHING', 'PARKED'] == 1
@@ -698,11 +613,11 @@ def test_what_gives_no_numbers_takes_nobody_elses_points_with_it(make):
 def test_what_cannot_be_a_key_is_refused_before_it_has_a_row(make):
   engine = make()
   with pytest.raises(TypeError, match=r'request\.conversation=\[1\]'):
-    engine.submit(make_request(conversation=[1]))
+    engine.submit(lives.make_request(conversation=[1]))
   with pytest.raises(ValueError, match=r'request\.owner'):
-    engine.submit(make_request(owner='\ud800'))
+    engine.submit(lives.make_request(owner='\ud800'))
   with pytest.raises(ValueError, match=r'request\.cache_salt'):
-    engine.submit(make_request(cache_salt='\ud800'))
+    engine.submit(lives.make_request(cache_salt='\ud800'))
   assert engine.is_idle
 
 
@@ -734,7 +649,7 @@ class Life:
     tokens = np.array([*text, *added], np.int32)
     return user, request_lib.Request(
       tokens,
-      rng.randint(1, min(9, LENGTH - len(tokens))),
+      rng.randint(1, min(9, lives.LENGTH - len(tokens))),
       sampling.Sampling(seed=rng.randrange(3)),
       stop_tokens=rng.sample(range(251), 4) if rng.random() < 0.5 else (),
       owner=rng.choice(['', f'user {user}']),
@@ -793,7 +708,7 @@ class Life:
 
 
 def lived(make, count, seed, ahead, head=None, guided=0.0):
-  bad, clock, rng = 199, Clock(), random.Random(seed)
+  bad, clock, rng = 199, lives.Clock(), random.Random(seed)
   engine = make(
     rows=4,
     counts=(48, 20),
@@ -828,7 +743,7 @@ def lived(make, count, seed, ahead, head=None, guided=0.0):
   assert life.found >= guided * count // 5
   # Six users had a conversation each, with and without a name.
   assert len(engine.recorder) <= 12
-  nothing_is_left(engine)
+  lives.nothing_is_left(engine)
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -868,7 +783,8 @@ def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
   engine = make()
   for number in range(300):
     ended(
-      engine, engine.submit(make_request(9, 2, number, conversation=number))
+      engine,
+      engine.submit(lives.make_request(9, 2, number, conversation=number)),
     )
   assert len(engine.recorder) <= 66 + 2 * len(engine.decoder.account.tree)
 
@@ -897,12 +813,14 @@ def test_a_long_text_is_looked_up_within_milliseconds():
 def test_overtaking_counts_come_from_the_plan(make):
   """A large one that small ones overtake joins after so many of them."""
   engine = make(rows=4, counts=(20, 16))
-  runs = [engine.submit(make_request(5, 30, x)) for x in range(2)]
+  runs = [engine.submit(lives.make_request(5, 30, x)) for x in range(2)]
   engine.advance()
-  large = engine.submit(make_request(40, 8, 50, owner='large'))
+  large = engine.submit(lives.make_request(40, 8, 50, owner='large'))
   before = []
   for seed in range(100, 160):
-    small = engine.submit(make_request(3, 1 + seed % 5, seed, owner=f'{seed}'))
+    small = engine.submit(
+      lives.make_request(3, 1 + seed % 5, seed, owner=f'{seed}')
+    )
     before.append(small)
     engine.advance()
   assert max(one.overtaken for one in before) <= schedule.OVERTAKES
@@ -915,6 +833,6 @@ def test_no_chunk_is_left_to_wait_for(make, monkeypatch):
   waited = []
   monkeypatch.setattr(inflight.jax, 'block_until_ready', waited.append)
   engine = make()
-  one = engine.submit(make_request(60, 1))
+  one = engine.submit(lives.make_request(60, 1))
   ended(engine, one)
   assert len(waited) == 4  # 60 tokens in chunks of 16.

@@ -10,13 +10,13 @@ from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.requests import request as request_lib
 from tests.decoding import fake_device
-from tests.decoding.engine import test_engine_lives
-from tests.decoding.engine import test_schedule
+from tests.decoding.engine import lives
+from tests.decoding.engine import schedules
+
+make, moves = lives.make, lives.moves  # Fixtures.
 
 PACE = pacing.Pace(8, 30)
-make = test_engine_lives.make
-moves = test_engine_lives.moves
-make_request = test_engine_lives.make_request
+make_request = lives.make_request
 
 
 def running(number, left=0, **fields):
@@ -24,7 +24,7 @@ def running(number, left=0, **fields):
 
 
 def drawn(others, early, queue=(), rows=1):
-  budget = schedule.Budget(rows, {'global': 9}, test_schedule.SHAPES)
+  budget = schedule.Budget(rows, {'global': 9}, schedules.SHAPES)
   return schedule.plan(queue, others, budget, 0.0, frozenset(early)).draw
 
 
@@ -33,7 +33,7 @@ def test_one_that_is_ahead_sits_out_where_another_gains():
   assert drawn(both, [1]) == (2,)
   assert drawn([running(1), running(3, left=9)], [1]) == ()
   assert drawn([running(1), running(3, is_guided=True)], [1]) == ()
-  joining = test_schedule.waiting(4)
+  joining = schedules.waiting(4)
   assert drawn(both, [1, 2], [joining]) == ()
 
 
@@ -46,7 +46,7 @@ def test_nobody_sits_out_where_nobody_gains():
 
 def test_nobody_sits_out_while_one_waits_for_a_row():
   others = [running(1), running(2), running(3, left=9)]
-  queue = [test_schedule.waiting(4)]
+  queue = [schedules.waiting(4)]
   assert drawn(others, [1], queue, rows=0) == (1, 2)
   assert drawn(others, [1], queue, rows=1) == (2,)
   # One whose deadline has passed waits no longer.
@@ -113,7 +113,7 @@ def run_beside_a_prompt(
     rows=3,
     length=4096,
     counts=(3200, 12),
-    clock=test_engine_lives.Clock(),
+    clock=lives.Clock(),
     ahead=ahead,
     pace=pace,
   )
@@ -178,7 +178,7 @@ def test_a_stream_below_its_pace_never_sits_out(make, ahead):
 def test_alone_a_stream_is_as_fast_as_without_a_pace(make, ahead):
   counts = []
   for pace in PACE, None:
-    clock = test_engine_lives.Clock()
+    clock = lives.Clock()
     engine = make(clock=clock, ahead=ahead, pace=pace)
     one, rounds = engine.submit(make_request(5, 40)), 0
     while one.reason is None:
@@ -193,7 +193,7 @@ def test_alone_a_stream_is_as_fast_as_without_a_pace(make, ahead):
 @pytest.mark.parametrize('pace', [PACE, pacing.Pace(1, 2)])
 def test_lives_end_alike_with_a_pace(make, ahead, pace):
   """Texts, deadlines, stops and cancelled ones, as without."""
-  rng, clock = random.Random(3), test_engine_lives.Clock()
+  rng, clock = random.Random(3), lives.Clock()
   engine = make(rows=4, counts=(60, 24), ahead=ahead, clock=clock, pace=pace)
   plan, sat_out = engine.state.plan, 0
 

@@ -11,65 +11,18 @@ from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.decoding.requests import sampling
 from tests.decoding import fake_device
 from tests.decoding import saved_device
-from tests.serving import world
-
-SALT = 'b' * 64
-SHARED = 14  # Three pages and a half.
+from tests.decoding.engine import talks
 
 
-@pytest.fixture
-def engines():
-  """Returns a function that makes engines, which must all end empty."""
-  made = []
-
-  def make(**options):
-    made.append(world.Engine(**options))
-    return made[-1]
-
-  yield make
-  for engine in made:
-    assert world.nothing_is_left(engine)
-
-
-def text(seed, count):
-  return np.random.default_rng(seed).integers(0, fake_device.VOCABULARY, count)
-
-
-def run(engine, tokens, seed=0, **options):
-  one = engine.submit(
-    request_lib.Request(
-      np.asarray(tokens), 6, sampling.Sampling(seed=seed), **options
-    )
-  )
-  while one.reason is None:
-    engine.advance()
-  result = one.result()
-  if one.reason != 'error':
-    assert (result.tokens.tolist(), one.reason) == fake_device.expected(
-      one.request
-    )
-  return one
-
-
-def talk(engine, owner='ann', conversation='c', turns=2, salt=SALT, prefix=0):
-  """Returns the text after some turns of a conversation behind a prefix."""
-  tokens = text(prefix, SHARED).tolist()
-  for turn in range(turns):
-    tokens += text([*f'{owner}{conversation}{turn}'.encode()], 9).tolist()
-    options = dict(shared=SHARED, cache_salt=salt, conversation=conversation)
-    one = run(engine, tokens, owner=owner, **options)
-    tokens = one.text().tokens.tolist()
-  return tokens
-
-
-def going_on(engine, tokens, owner='ann', conversation='c', salt=SALT):
+def going_on(engine, tokens, owner='ann', conversation='c', salt=talks.SALT):
   """Returns how many tokens a next turn resumes."""
-  tokens = [*tokens, *text(99, 5)]
-  options = dict(shared=SHARED, cache_salt=salt, conversation=conversation)
-  return run(engine, tokens, owner=owner, **options).reused
+  tokens = [*tokens, *talks.text(99, 5)]
+  options = dict(
+    shared=talks.SHARED, cache_salt=salt, conversation=conversation
+  )
+  return talks.run(engine, tokens, owner=owner, **options).reused
 
 
 def carry(source, target, most=10**9, is_wanted=lambda name: True):
@@ -85,7 +38,7 @@ def test_a_next_turn_resumes_what_the_engine_that_never_stopped_resumes(
   engines,
 ):
   one, other = engines(), engines()
-  tokens = talk(one)
+  tokens = talks.talk(one)
   count = len(one.decoder.account.tree)
   assert carry(one, other) == count == len(other.decoder.account.tree)
   # The token that was drawn last did not run.
@@ -94,7 +47,7 @@ def test_a_next_turn_resumes_what_the_engine_that_never_stopped_resumes(
 
 def test_restored_twice_is_restored_once(engines):
   one, other = engines(), engines()
-  talk(one), talk(one, 'ben')
+  talks.talk(one), talks.talk(one, 'ben')
   held = []
   for _ in range(2):
     assert carry(one, other) == len(one.decoder.account.tree)
@@ -107,8 +60,8 @@ def test_restored_twice_is_restored_once(engines):
 def test_a_page_is_written_once_and_a_prefix_page_in_the_prefix_alone(engines):
   one = engines()
   for conversation in 'cd':
-    talk(one, conversation=conversation)
-  talk(one, 'ben')
+    talks.talk(one, conversation=conversation)
+  talks.talk(one, 'ben')
   saved = [
     groups.parse(x, 'root')
     for x in saved_device.save(saved_device.saving_of(one))
@@ -126,39 +79,39 @@ def test_a_page_is_written_once_and_a_prefix_page_in_the_prefix_alone(engines):
     # The prefix ends within a page, in which the first conversation went on.
     assert len(labels) == len(points) + (kind == 'global')
   for kind, places in saved[0].points[0].places.items():
-    last = saved[0].pages[kind][places[SHARED // 4]].view(np.uint32)
-    assert last[: SHARED % 4].all() and not last[SHARED % 4 :].any()
+    last = saved[0].pages[kind][places[talks.SHARED // 4]].view(np.uint32)
+    assert last[: talks.SHARED % 4].all() and not last[talks.SHARED % 4 :].any()
 
 
 @pytest.mark.parametrize('who', ['another owner', 'another salt'])
 def test_nobody_else_resumes_a_restored_text(engines, who):
   one, other = engines(), engines()
-  tokens = talk(one)
+  tokens = talks.talk(one)
   carry(one, other)
   if who == 'another owner':
-    assert going_on(other, tokens, 'ben') == SHARED
+    assert going_on(other, tokens, 'ben') == talks.SHARED
   else:
     assert going_on(other, tokens, salt='c' * 64) == 0
 
 
 def test_what_is_not_wanted_stays(engines):
   one, other = engines(), engines()
-  tokens = talk(one)
+  tokens = talks.talk(one)
   public = carry(one, other, is_wanted=lambda x: x.conversation is None)
   assert public == 1
-  assert going_on(other, tokens) == SHARED
+  assert going_on(other, tokens) == talks.SHARED
 
 
 def test_a_text_without_a_conversation_is_never_saved(engines):
   one, other = engines(), engines()
-  run(one, text(1, 30), owner='ann')
+  talks.run(one, talks.text(1, 30), owner='ann')
   assert carry(one, other) == 0
 
 
 def test_a_conversation_goes_on_as_one(engines):
   """Its former points are dropped with its next turn, as without a restart."""
   one, other = engines(), engines()
-  tokens = talk(one)
+  tokens = talks.talk(one)
   carry(one, other)
   for engine in one, other:
     going_on(engine, tokens)
@@ -171,7 +124,7 @@ def test_a_conversation_goes_on_as_one(engines):
 
 def test_a_removed_conversation_leaves_nothing_and_its_prefix_stays(engines):
   one, other = engines(), engines()
-  tokens, theirs = talk(one), talk(one, 'ben')
+  tokens, theirs = talks.talk(one), talks.talk(one, 'ben')
   carry(one, other)
   for engine in one, other:
     engine.recorder.remove((b'ann', 'c'))
@@ -181,19 +134,19 @@ def test_a_removed_conversation_leaves_nothing_and_its_prefix_stays(engines):
     }
     assert {name.owner for name in names} == {b'', b'ben'}
     assert going_on(engine, theirs, 'ben') == len(theirs) - 1
-    assert going_on(engine, tokens) == SHARED
+    assert going_on(engine, tokens) == talks.SHARED
 
 
 def test_a_reply_that_outlives_its_conversation_leaves_the_prefix(engines):
   engine = engines()
   one = engine.submit(
     request_lib.Request(
-      text(0, 30),
+      talks.text(0, 30),
       6,
       owner='ann',
       conversation='c',
-      shared=SHARED,
-      cache_salt=SALT,
+      shared=talks.SHARED,
+      cache_salt=talks.SALT,
     )
   )
   while not one.events:
@@ -202,7 +155,7 @@ def test_a_reply_that_outlives_its_conversation_leaves_the_prefix(engines):
   while one.reason is None:
     engine.advance()
   (point,) = engine.decoder.account.tree.points()
-  assert point.length == SHARED
+  assert point.length == talks.SHARED
 
 
 @pytest.mark.parametrize('when', ['before its prefix has run', 'as it draws'])
@@ -211,30 +164,30 @@ def test_what_runs_while_its_tree_is_dropped_leaves_nothing(engines, when):
   engine = engines()
 
   def submit(owner, salt):
-    options = dict(owner=owner, conversation='c', shared=SHARED)
+    options = dict(owner=owner, conversation='c', shared=talks.SHARED)
     return engine.submit(
-      request_lib.Request(text(0, 30), 6, cache_salt=salt, **options)
+      request_lib.Request(talks.text(0, 30), 6, cache_salt=salt, **options)
     )
 
   def count(salt):
     points = engine.decoder.account.tree.points()
     return sum(nodes.root(x).salt == salt.encode() for x in points)
 
-  running = [submit(*x) for x in (('ben', 'c' * 64), ('ann', SALT))]
+  running = [submit(*x) for x in (('ben', 'c' * 64), ('ann', talks.SALT))]
   engine.advance()
   while when == 'as it draws' and not all(one.events for one in running):
     engine.advance()
-  assert count('c' * 64) and (when != 'as it draws') == (not count(SALT))
-  forgetting.forget(engine, forgetting.Forget(salts=(SALT,)))
-  assert not count(SALT)
+  assert count('c' * 64) and (when != 'as it draws') == (not count(talks.SALT))
+  forgetting.forget(engine, forgetting.Forget(salts=(talks.SALT,)))
+  assert not count(talks.SALT)
   while running[0].reason is None or running[1].reason is None:
     engine.advance()
-  assert not count(SALT)
-  later = submit('cid', SALT)
+  assert not count(talks.SALT)
+  later = submit('cid', talks.SALT)
   assert count('c' * 64) == 3
   while later.reason is None:
     engine.advance()
-  assert count(SALT) == 3
+  assert count(talks.SALT) == 3
   assert {x.salt for x in engine.decoder.account.tree.points()} == {
     b'',
     b'ben',
@@ -243,13 +196,15 @@ def test_what_runs_while_its_tree_is_dropped_leaves_nothing(engines, when):
 
 
 def test_a_request_that_fails_leaves_nothing(engines):
-  one = run(engines(bad=1), text(0, 30), owner='ann', conversation='c')
+  one = talks.run(
+    engines(bad=1), talks.text(0, 30), owner='ann', conversation='c'
+  )
   assert one.reason == 'error'
 
 
 def test_a_conversation_waits_for_its_prefix_whatever_that_is_worth(engines):
   one, other = engines(), engines()
-  talk(one)
+  talks.talk(one)
   prefix, ours = (
     groups.parse(x, 'root')
     for x in saved_device.save(saved_device.saving_of(one))
@@ -262,7 +217,7 @@ def test_a_conversation_waits_for_its_prefix_whatever_that_is_worth(engines):
 
 def test_points_that_are_there_keep_the_demand_for_them(engines):
   one = engines()
-  talk(one)
+  talks.talk(one)
   now = [1000.0]
   found = saved_device.saving_of(one, clock=lambda: now[0])
   saved = saved_device.save(found)
@@ -276,7 +231,7 @@ def test_points_that_are_there_keep_the_demand_for_them(engines):
 
 def test_too_small_a_pool_takes_prefixes_and_what_is_worth_most(engines):
   one = engines()
-  texts = {owner: talk(one, owner) for owner in ('ann', 'ben', 'cid')}
+  texts = {owner: talks.talk(one, owner) for owner in ('ann', 'ben', 'cid')}
   worth = one.decoder.account.policy.worth
   ranked = sorted(one.decoder.account.tree.points(), key=worth, reverse=True)
   best = next(x.salt.decode() for x in ranked if x.salt)
@@ -300,7 +255,7 @@ def test_too_small_a_pool_takes_prefixes_and_what_is_worth_most(engines):
 def test_the_most_bytes_are_kept_and_leave_what_is_worth_least(engines):
   one = engines()
   for owner in 'ann', 'ben', 'cid':
-    talk(one, owner)
+    talks.talk(one, owner)
   found = saved_device.saving_of(one)
   before = -1
   for most in (0, 16, 100, 300, 500, 10**9):
@@ -316,9 +271,9 @@ def test_the_most_bytes_are_kept_and_leave_what_is_worth_least(engines):
 def test_rows_that_run_lose_nothing_to_points_that_come_back(engines):
   one, other = engines(), engines(pages=48)
   for owner in 'ann', 'ben', 'cid':
-    talk(one, owner)
+    talks.talk(one, owner)
   running = [
-    other.submit(request_lib.Request(text(seed, 20), 12, owner=f'{seed}'))
+    other.submit(request_lib.Request(talks.text(seed, 20), 12, owner=f'{seed}'))
     for seed in range(3)
   ]
   other.advance()
@@ -332,7 +287,7 @@ def test_rows_that_run_lose_nothing_to_points_that_come_back(engines):
 
 def test_points_keep_their_age_and_grow_older_while_nobody_runs(engines):
   one, other = engines(), engines()
-  talk(one)
+  talks.talk(one)
   now = [1000.0]
   clock = lambda: now[0]  # noqa: E731
   saved = saved_device.save(saved_device.saving_of(one, clock=clock))
@@ -353,7 +308,7 @@ def test_points_keep_their_age_and_grow_older_while_nobody_runs(engines):
 
 def test_other_roots_forms_and_heads_are_refused_by_name(engines):
   one, other = engines(is_judged=True), engines()
-  talk(one)
+  talks.talk(one)
   saved = saved_device.save(saved_device.saving_of(one))
   with pytest.raises(ValueError, match='another model, tokenizer'):
     groups.parse(saved[0], 'other root')
@@ -377,7 +332,7 @@ def test_other_roots_forms_and_heads_are_refused_by_name(engines):
 
 def test_after_a_change_of_the_model_nothing_is_saved_or_taken_back(engines):
   one, other = engines(), engines()
-  talk(one)
+  talks.talk(one)
   saved = saved_device.save(saved_device.saving_of(one))
   found = [saved_device.saving_of(x) for x in (one, other)]
   one.decoder.replaced = other.decoder.replaced = 1
@@ -388,12 +343,14 @@ def test_after_a_change_of_the_model_nothing_is_saved_or_taken_back(engines):
 
 def test_scores_come_back_with_their_texts(engines):
   one, other = engines(is_judged=True), engines(is_judged=True)
-  tokens = talk(one)
+  tokens = talks.talk(one)
   assert carry(one, other) == len(one.decoder.account.tree)
-  tokens += text(99, 5).tolist()
-  options = dict(owner='ann', conversation='c', shared=SHARED, cache_salt=SALT)
-  first, second = (run(x, tokens, **options) for x in (one, other))
-  assert second.reused == first.reused > SHARED
+  tokens += talks.text(99, 5).tolist()
+  options = dict(
+    owner='ann', conversation='c', shared=talks.SHARED, cache_salt=talks.SALT
+  )
+  first, second = (talks.run(x, tokens, **options) for x in (one, other))
+  assert second.reused == first.reused > talks.SHARED
   # The largest of all tokens', the resumed ones among them.
   scores = []
   for end in range(1, len(tokens) + 1):
@@ -406,7 +363,7 @@ def test_scores_come_back_with_their_texts(engines):
 
 def test_a_point_whose_scores_are_not_read_is_not_saved(engines):
   engine = engines(is_judged=True)
-  talk(engine)
+  talks.talk(engine)
   tree = engine.decoder.account.tree
   (public,) = (x for x in tree.points() if not x.salt)
   public.node.score_SC[1, 1] = np.nan
@@ -415,7 +372,7 @@ def test_a_point_whose_scores_are_not_read_is_not_saved(engines):
 
 def test_where_writing_fails_nothing_is_taken_back(engines):
   one, other = engines(), engines()
-  talk(one)
+  talks.talk(one)
   saved = saved_device.save(saved_device.saving_of(one))
   taken = saved_device.saving_of(other)
 
@@ -437,7 +394,7 @@ def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
   reused = 0
   for step in range(120):
     owner, name = 'ab'[rng.integers(2)], 'cd'[rng.integers(2)]
-    before = texts.get((owner, name), text(0, SHARED).tolist())
+    before = texts.get((owner, name), talks.text(0, talks.SHARED).tolist())
     choice = rng.random()
     if choice < 0.1:
       engine.recorder.remove((owner.encode(), name))
@@ -447,10 +404,10 @@ def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
       carry(engine, other, int(rng.choice([400, 10**9])))
       engine = other
     else:
-      prompt = [*before, *text(step, 1 + rng.integers(9)).tolist()][-50:]
-      options = dict(shared=0, cache_salt=SALT)
+      prompt = [*before, *talks.text(step, 1 + rng.integers(9)).tolist()][-50:]
+      options = dict(shared=0, cache_salt=talks.SALT)
       if len(prompt) < 50:
-        options['shared'] = SHARED
+        options['shared'] = talks.SHARED
       one = engine.submit(
         request_lib.Request(
           np.array(prompt), 6, owner=owner, conversation=name, **options

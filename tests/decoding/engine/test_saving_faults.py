@@ -8,12 +8,9 @@ import pytest
 from kaiju_jax.decoding.engine import saving
 from kaiju_jax.decoding.pages import groups
 from tests.decoding import saved_device
-from tests.decoding.engine import test_saving
+from tests.decoding.engine import talks
 
 OWNERS = 'ann', 'ben', 'cid'
-
-
-engines = test_saving.engines
 
 
 def state(engine):
@@ -48,8 +45,8 @@ def test_an_error_at_any_call_leaves_no_point_and_no_page(
 ):
   one, other = engines(), engines()
   for owner in OWNERS[:2]:
-    test_saving.talk(one, owner)
-  test_saving.talk(other, 'cid', prefix=7, salt='c' * 64)
+    talks.talk(one, owner)
+  talks.talk(other, 'cid', prefix=7, salt='c' * 64)
   saved = saved_device.save(saved_device.saving_of(one))
   found = [groups.parse(x, 'root') for x in saved]
   taken, before = saved_device.saving_of(other), state(other)
@@ -81,7 +78,7 @@ def test_what_goes_between_the_look_and_the_copy_is_not_copied(engines, seed):
   rng = np.random.default_rng(seed)
   one = engines(pages=64)
   for owner in OWNERS:
-    test_saving.talk(one, owner)
+    talks.talk(one, owner)
   found = saved_device.saving_of(one)
   selected = found.select(10**9, lambda name: True)
   tree = one.decoder.account.tree
@@ -89,7 +86,7 @@ def test_what_goes_between_the_look_and_the_copy_is_not_copied(engines, seed):
     if rng.random() < 0.2:
       tree.drop(point)
   for number in range(int(rng.integers(4))):
-    test_saving.run(one, test_saving.text(number, 30), owner='dan')
+    talks.run(one, talks.text(number, 30), owner='dan')
   kept = 0
   for group in selected:
     copied = found.copy(group)
@@ -109,7 +106,7 @@ def test_what_fits_a_budget_comes_back_whole(engines, seed):
   rng = np.random.default_rng(seed)
   one = engines()
   for owner in OWNERS:
-    test_saving.talk(one, owner, turns=int(rng.integers(1, 4)))
+    talks.talk(one, owner, turns=int(rng.integers(1, 4)))
   found = saved_device.saving_of(one)
   for most in (0, *rng.integers(16, 1200, 6).tolist(), 10**9):
     selected = found.select(most, lambda name: True)

@@ -7,16 +7,9 @@ import random
 import pytest
 
 from kaiju_jax.decoding.engine import schedule
+from tests.decoding.engine import schedules
 
 OVERTAKES, PASSES = schedule.OVERTAKES, schedule.PASSES
-SHAPES = [(1, 16), (1, 64), (1, 256), (4, 64), (8, 32)]
-
-
-def waiting(number, pages=1, **fields):
-  needs = None if pages is None else {'global': pages}
-  return schedule.Waiting(
-    number, **{'came': 0.0, 'tag': 0.0, 'needs': needs, 'left': 8, **fields}
-  )
 
 
 def running(number, frees=None, **fields):
@@ -25,7 +18,7 @@ def running(number, frees=None, **fields):
 
 
 def plan(queue, rows=4, pages=100, others=(), now=0.0):
-  budget = schedule.Budget(rows, {'global': pages}, SHAPES)
+  budget = schedule.Budget(rows, {'global': pages}, schedules.SHAPES)
   return schedule.plan(queue, others, budget, now)
 
 
@@ -34,29 +27,38 @@ def test_nothing_to_do_is_an_empty_round():
 
 
 def test_sequences_join_in_their_order_until_rows_are_out():
-  several = [waiting(number, tag=-number) for number in range(5)]
+  several = [schedules.waiting(number, tag=-number) for number in range(5)]
   assert plan(several, rows=3).join == (4, 3, 2)
   assert plan(several, rows=0, others=[running(9)]).join == ()
 
 
 def test_sequences_join_until_pages_are_out():
-  several = [waiting(number, pages=4) for number in range(5)]
+  several = [schedules.waiting(number, pages=4) for number in range(5)]
   assert plan(several, pages=11).join == (0, 1)
   needs = {'global': 1, 'local': 3}
   several = [one._replace(needs=needs) for one in several]
-  budget = schedule.Budget(4, {'global': 100, 'local': 8}, SHAPES)
+  budget = schedule.Budget(4, {'global': 100, 'local': 8}, schedules.SHAPES)
   assert schedule.plan(several, (), budget, 0.0).join == (0, 1)
 
 
 def test_a_small_sequence_does_not_wait_for_pages_that_it_does_not_need():
-  first, large, small = waiting(0, 14), waiting(1, 9), waiting(2, 3)
+  first, large, small = (
+    schedules.waiting(0, 14),
+    schedules.waiting(1, 9),
+    schedules.waiting(2, 3),
+  )
   round_ = plan([first, large, small], pages=20)
   assert round_.join == (0, 2)
   assert round_.overtaken == (1,)
 
 
 def test_each_overtaking_is_counted_for_each_that_was_overtaken():
-  queue = [waiting(0, 50), waiting(1, 60), waiting(2), waiting(3)]
+  queue = [
+    schedules.waiting(0, 50),
+    schedules.waiting(1, 60),
+    schedules.waiting(2),
+    schedules.waiting(3),
+  ]
   round_ = plan(queue, rows=9, pages=10, others=[running(9)])
   assert round_.join == (2, 3)
   assert round_.overtaken == (0, 1, 0, 1)
@@ -64,8 +66,8 @@ def test_each_overtaking_is_counted_for_each_that_was_overtaken():
 
 @pytest.mark.parametrize('before', range(OVERTAKES + 3))
 def test_nobody_is_overtaken_beyond_the_bound(before):
-  large = waiting(0, 50, overtaken=before)
-  small = [waiting(number) for number in range(1, 30)]
+  large = schedules.waiting(0, 50, overtaken=before)
+  small = [schedules.waiting(number) for number in range(1, 30)]
   round_ = plan([large, *small], rows=40, pages=40, others=[running(99)])
   assert len(round_.join) == max(OVERTAKES - before, 0)
   # Where nothing runs, no row will leave pages.
@@ -82,7 +84,7 @@ def test_large_ones_that_come_behind_each_other_wait_in_their_order():
     while len(queue) < 12:
       number = next(numbers)
       pages = 15 if rng.random() < 0.2 else rng.randint(1, 5)
-      queue[number] = waiting(number, pages, overtaken=0)
+      queue[number] = schedules.waiting(number, pages, overtaken=0)
     if len(held) > 3 or (held and rng.random() < 0.5):
       held.popleft()
     free = 20 - sum(pages for _, pages in held)
@@ -101,7 +103,7 @@ def test_large_ones_that_come_behind_each_other_wait_in_their_order():
 
 
 def test_followers_wait_for_what_runs():
-  queue = [waiting(0, follows=[9]), waiting(1)]
+  queue = [schedules.waiting(0, follows=[9]), schedules.waiting(1)]
   round_ = plan(queue, others=[running(9, left=4)])
   assert round_.join == (1,)
   # It is not overtaken: it waits for what it will not have to run.
@@ -110,26 +112,32 @@ def test_followers_wait_for_what_runs():
 
 
 def test_followers_wait_for_what_joins_with_them():
-  candidates = [waiting(x, follows=range(x)) for x in range(4)]
-  assert plan([*candidates, waiting(4)]).join == (0, 4)
+  candidates = [schedules.waiting(x, follows=range(x)) for x in range(4)]
+  assert plan([*candidates, schedules.waiting(4)]).join == (0, 4)
   # The first does not fit, so that the second is the first to run.
-  candidates[0] = waiting(0, pages=1000)
+  candidates[0] = schedules.waiting(0, pages=1000)
   assert plan(candidates).join == (1,)
 
 
 def test_those_that_were_not_looked_up_wait():
-  assert plan([waiting(0), waiting(1, None), waiting(2)]).join == (0,)
+  assert plan(
+    [schedules.waiting(0), schedules.waiting(1, None), schedules.waiting(2)]
+  ).join == (0,)
 
 
 def test_higher_priorities_come_first():
-  queue = [waiting(0), waiting(1, priority=2), waiting(2, priority=1)]
+  queue = [
+    schedules.waiting(0),
+    schedules.waiting(1, priority=2),
+    schedules.waiting(2, priority=1),
+  ]
   assert [x.number for x in schedule.sort_waiting(queue, 0.0)] == [1, 2, 0]
   assert plan(queue, rows=2).join == (1, 2)
 
 
 def test_waiting_lifts_a_priority_to_the_highest_that_waits():
-  old = waiting(0, tag=5.0, priority=0)
-  new = waiting(1, tag=9.0, priority=2, came=20.0)
+  old = schedules.waiting(0, tag=5.0, priority=0)
+  new = schedules.waiting(1, tag=9.0, priority=2, came=20.0)
 
   def first(now):
     return schedule.sort_waiting([old, new], now)[0].number
@@ -150,8 +158,10 @@ def test_waiting_lifts_a_priority_to_the_highest_that_waits():
 
 def test_an_old_flood_does_not_go_before_another_owner():
   """Many requests that have waited long, and one that has just come."""
-  flood = [waiting(number, tag=100.0 * number) for number in range(50)]
-  one = waiting(50, tag=150.0, came=1000.0)
+  flood = [
+    schedules.waiting(number, tag=100.0 * number) for number in range(50)
+  ]
+  one = schedules.waiting(50, tag=150.0, came=1000.0)
   order = [x.number for x in schedule.sort_waiting([*flood, one], 1000.0)]
   assert order.index(50) == 2
 
@@ -169,7 +179,7 @@ class Owners:
     number = next(self.numbers)
     tag = self.shares.tag(owner, tokens)
     self.owner[number] = owner, tokens
-    self.queue[number] = waiting(
+    self.queue[number] = schedules.waiting(
       number, tag=tag, came=self.now, left=tokens, **fields
     )
     return number
@@ -247,7 +257,7 @@ def test_what_was_cancelled_does_not_count():
 
 
 def test_a_sequence_of_lower_priority_gives_up_its_row():
-  high = waiting(0, priority=1)
+  high = schedules.waiting(0, priority=1)
   others = [
     running(1, 3, priority=1),
     running(2, 3, came=1.0),
@@ -265,17 +275,17 @@ def test_a_sequence_of_lower_priority_gives_up_its_row():
 
 def test_nobody_of_the_same_priority_is_parked_however_long_one_waits():
   others = [running(1, 3), running(2, 3, priority=1)]
-  round_ = plan([waiting(0)], rows=0, others=others, now=1e6)
+  round_ = plan([schedules.waiting(0)], rows=0, others=others, now=1e6)
   assert round_.park == ()
 
 
 def test_a_row_that_is_free_parks_nobody():
-  high = waiting(0, priority=1)
+  high = schedules.waiting(0, priority=1)
   assert plan([high], rows=1, others=[running(1, 3)]).park == ()
 
 
 def test_only_as_many_are_parked_as_leave_enough_and_none_if_too_few_do():
-  high = waiting(0, pages=10, priority=1)
+  high = schedules.waiting(0, pages=10, priority=1)
   others = [running(number, 3, came=number) for number in range(1, 4)]
   others.append(running(4, 50, priority=1))
   for pages, parked in ((10, ()), (7, (3,)), (4, (3, 2)), (1, (3, 2, 1))):
@@ -286,7 +296,7 @@ def test_only_as_many_are_parked_as_leave_enough_and_none_if_too_few_do():
 
 
 def test_nobody_takes_what_was_parked_for_another():
-  high, low = waiting(0, pages=10, priority=1), waiting(1)
+  high, low = schedules.waiting(0, pages=10, priority=1), schedules.waiting(1)
   others = [running(2, 8)]
   round_ = plan([high, low], rows=2, pages=5, others=others)
   assert round_.park == (2,)
@@ -295,7 +305,7 @@ def test_nobody_takes_what_was_parked_for_another():
 
 def test_one_that_would_take_its_row_back_at_once_keeps_it():
   """It had waited for long before it joined, and comes before in its share."""
-  high = waiting(0, priority=1, came=50.0, tag=5.0)
+  high = schedules.waiting(0, priority=1, came=50.0, tag=5.0)
   low = running(1, 3, tag=4.0, waited=schedule.AGEING)
   assert plan([high], rows=0, others=[low], now=50.0).park == ()
   for other in (
@@ -307,7 +317,7 @@ def test_one_that_would_take_its_row_back_at_once_keeps_it():
 
 def test_a_scored_prompt_is_parked_only_once_it_draws():
   """Its scores are not in the cache."""
-  high = waiting(0, priority=1)
+  high = schedules.waiting(0, priority=1)
   prompt = running(1, 3, left=5, is_alone=True)
   assert plan([high], rows=0, others=[prompt]).park == ()
   assert plan([high], rows=0, others=[prompt._replace(left=0)]).park == (1,)
@@ -315,14 +325,14 @@ def test_a_scored_prompt_is_parked_only_once_it_draws():
 
 
 def test_one_that_follows_parks_nobody():
-  high = waiting(0, priority=1, follows=[1])
+  high = schedules.waiting(0, priority=1, follows=[1])
   assert plan([high], rows=0, others=[running(1, 3)]).park == ()
   assert plan([high], rows=0, others=[running(2, 3)]).park == (2,)
 
 
 def test_what_was_parked_does_not_come_back_for_what_parked_it():
   """Pages are short; the first in the order needs those of all lower ones."""
-  high = waiting(10, pages=12, priority=1, came=5.0)
+  high = schedules.waiting(10, pages=12, priority=1, came=5.0)
   lower = {number: running(number, 6, came=number) for number in (1, 2)}
   queue, events = {10: high}, []
   for now in range(60):
@@ -332,7 +342,7 @@ def test_what_was_parked_does_not_come_back_for_what_parked_it():
     for number in round_.park:
       events.append(('park', number))
       del lower[number]
-      queue[number] = waiting(number, pages=6, came=number)
+      queue[number] = schedules.waiting(number, pages=6, came=number)
     for number in round_.join:
       events.append(('join', number))
       del queue[number]
@@ -346,7 +356,11 @@ def test_what_was_parked_does_not_come_back_for_what_parked_it():
 
 
 def test_what_waited_too_long_to_begin_is_late():
-  queue = [waiting(0, deadline=5.0), waiting(1, deadline=7.0), waiting(2)]
+  queue = [
+    schedules.waiting(0, deadline=5.0),
+    schedules.waiting(1, deadline=7.0),
+    schedules.waiting(2),
+  ]
   round_ = plan(queue, rows=3, now=6.0)
   assert round_.late == (0,)
   assert round_.join == (1, 2)
@@ -355,7 +369,7 @@ def test_what_waited_too_long_to_begin_is_late():
 
 def test_those_that_draw_draw_and_the_others_prefill():
   others = [running(1), running(2, left=40), running(3)]
-  queue = [waiting(number, left=30) for number in range(4, 7)]
+  queue = [schedules.waiting(number, left=30) for number in range(4, 7)]
   round_ = plan(queue, others=others)
   assert round_.draw == (1, 3)
   # Those that join run in the same round.
@@ -386,8 +400,10 @@ def test_what_was_passed_over_most_often_goes_first():
 def test_scored_prompts_run_alone():
   scored = running(1, left=5, is_alone=True)
   others = [running(number, left=6) for number in range(2, 8)]
-  assert schedule.batch([*others, scored], SHAPES) == ((1,), (1, 16))
-  prompts, shape = schedule.batch([scored._replace(left=20), *others], SHAPES)
+  assert schedule.batch([*others, scored], schedules.SHAPES) == ((1,), (1, 16))
+  prompts, shape = schedule.batch(
+    [scored._replace(left=20), *others], schedules.SHAPES
+  )
   assert 1 not in prompts and len(prompts) == 6 and shape == (8, 32)
 
 
@@ -403,7 +419,7 @@ def test_no_other_shape_runs_more_for_its_slots():
       )
       for number in range(rng.randint(1, 12))
     ]
-    numbers, shape = schedule.batch(prompts, SHAPES)
+    numbers, shape = schedule.batch(prompts, schedules.SHAPES)
     chosen[shape] += 1
     due = [x for x in prompts if x.passed >= PASSES]
     others = [x for x in prompts if x.passed < PASSES]
@@ -421,12 +437,12 @@ def test_no_other_shape_runs_more_for_its_slots():
       tokens = sum(min(x.left, size) for x in queue[:rows])
       return tokens / (rows * size + schedule._ROUND)
 
-    for other in SHAPES:
+    for other in schedules.SHAPES:
       assert worth(*shape) >= worth(*other)
       if worth(*shape) == worth(*other):
         assert rows * size <= other[0] * other[1]
   # Each is the best at times.
-  assert set(chosen) == set(SHAPES)
+  assert set(chosen) == set(schedules.SHAPES)
 
 
 @pytest.mark.parametrize('shapes', [[(1, 8)], [(1, 8), (1, 32), (4, 8)]])
@@ -515,7 +531,7 @@ class World:
   def round(self):
     requests = self.requests
     queue = [
-      waiting(
+      schedules.waiting(
         number,
         requests[number]['pages'],
         tag=tag,
@@ -543,7 +559,7 @@ class World:
     ]
     free = self.PAGES - sum(requests[number]['pages'] for number in self.held)
     budget = schedule.Budget(
-      self.ROWS - len(self.held), {'global': free}, SHAPES
+      self.ROWS - len(self.held), {'global': free}, schedules.SHAPES
     )
     self.apply(schedule.plan(queue, others, budget, self.now))
 
@@ -632,7 +648,7 @@ def test_one_search_runs_in_a_round_the_one_that_waited_longest():
 
 
 def test_a_search_that_may_not_be_parked_keeps_its_row():
-  first = [waiting(9, priority=1)]
+  first = [schedules.waiting(9, priority=1)]
   search = running(1, is_guided=True)
   assert plan(first, rows=0, others=[search]).park == ()
   draws = running(2, frees=1)
