@@ -26,77 +26,55 @@ from kaiju_jax.kernels import timing
 
 
 class Row(NamedTuple):
-  """One contender at one shape.
+  """One contender at one shape."""
 
-  Attributes:
-    kernel: the kernel's folder, and the pass where it has several.
-    shape: the shape's name.
-    implementation: a module's name, or a peer's.
-    seconds: the median time of a call; None where it was not timed.
-    operations: operations that the shape needs, two per multiply-add.
-    bytes: bytes that the shape must read and write.
-    ceiling: the field of `Ceilings` that bounds the operations.
-    tiles: numbers of tiles (visited, needed); None where none are skipped.
-    max_error: the result's largest error against the reference; None where they
-      were not compared.
-    is_peer: whether the implementation is another library's.
-    spread: the times of all rounds; None where it was not timed.
-    problem: why it could not be timed on this platform; None where it was.
-  """
-
-  kernel: str
-  shape: str
-  implementation: str
+  kernel: str  # The kernel's folder, and the pass where it has several.
+  shape: str  # The shape's name.
+  implementation: str  # A module's name, or a peer's.
+  # The median time of a call; None where it was not timed.
   seconds: float | None
-  operations: float
-  bytes: float
+  operations: float  # Operations that the shape needs, two per multiply-add.
+  bytes: float  # Bytes that the shape must read and write.
+  # The field of `Ceilings` that bounds the operations.
   ceiling: str = 'bf16_matmul'
+  # Numbers of tiles (visited, needed); None where none are skipped.
   tiles: tuple[int, int] | None = None
+  # The result's largest error against the reference; None where they were not
+  # compared.
   max_error: float | None = None
-  is_peer: bool = False
+  is_peer: bool = False  # Whether the implementation is another library's.
+  # The times of all rounds; None where it was not timed.
   spread: timing.Spread | None = None
+  # Why it could not be timed on this platform; None where it was.
   problem: str | None = None
 
 
 class Contender(NamedTuple):
-  """One implementation of a computation.
+  """One implementation of a computation."""
 
-  Attributes:
-    run: a `jax.jit`, or another library's function.
-    operands: takes the subject's operands and returns the arguments of `run`;
-      by default the operands are the one argument.
-    error: takes the subject's operands and returns the largest error against
-      the reference; None where none is computed.
-    is_peer: as in `Row`.
-    tiles: as in `Row`.
-    bytes: as in `Row`; None for the subject's.
-  """
-
-  run: Callable[..., Any]
+  run: Callable[..., Any]  # A `jax.jit`, or another library's function.
+  # Takes the subject's operands and returns the arguments of `run`; by default
+  # the operands are the one argument.
   operands: Callable[[Any], tuple] = lambda made: (made,)
+  # Takes the subject's operands and returns the largest error against the
+  # reference; None where none is computed.
   error: Callable[[Any], float] | None = None
-  is_peer: bool = False
-  tiles: tuple[int, int] | None = None
-  bytes: float | None = None
+  is_peer: bool = False  # As in `Row`.
+  tiles: tuple[int, int] | None = None  # As in `Row`.
+  bytes: float | None = None  # As in `Row`; None for the subject's.
 
 
 class Subject(NamedTuple):
-  """What contenders compute at one shape; fields are as in `Row`.
-
-  Attributes:
-    make: returns the operands, on the device.
-    contenders: by name.
-    calls: calls per timing.
-  """
+  """What contenders compute at one shape; fields are as in `Row`."""
 
   kernel: str
   shape: str
   operations: float
   bytes: float
-  make: Callable[[], Any]
-  contenders: Mapping[str, Contender]
+  make: Callable[[], Any]  # Returns the operands, on the device.
+  contenders: Mapping[str, Contender]  # By name.
   ceiling: str = 'bf16_matmul'
-  calls: int = 4
+  calls: int = 4  # Calls per timing.
 
 
 def is_timed() -> bool:

@@ -20,17 +20,11 @@ from kaiju_jax.kernels import timing
 
 
 class Ceilings(NamedTuple):
-  """Rates of the default device.
+  """Rates of the default device."""
 
-  Attributes:
-    bf16_matmul: operations/s, two per multiply-add, summed in float32.
-    int8_matmul: the same for int8, summed in int32.
-    copy: bytes/s, read and written.
-  """
-
-  bf16_matmul: float
-  int8_matmul: float
-  copy: float
+  bf16_matmul: float  # operations/s, two per multiply-add, summed in float32.
+  int8_matmul: float  # The same for int8, summed in int32.
+  copy: float  # bytes/s, read and written.
 
 
 def measure(

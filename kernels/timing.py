@@ -28,19 +28,12 @@ class DeviceLost(BaseException):
 
 
 class Spread(NamedTuple):
-  """A figure that was taken several times, such as the seconds of a call.
+  """A figure that was taken several times, such as the seconds of a call."""
 
-  Attributes:
-    median: of all rounds.
-    least: of all rounds.
-    most: of all rounds.
-    rounds: how often it was taken.
-  """
-
-  median: float
-  least: float
-  most: float
-  rounds: int
+  median: float  # Of all rounds.
+  least: float  # Of all rounds.
+  most: float  # Of all rounds.
+  rounds: int  # How often it was taken.
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -30,35 +30,25 @@ Blocks = Mapping[str, int]
 
 
 class SearchResult(NamedTuple):
-  """The outcome of a search.
+  """The outcome of a search."""
 
-  Attributes:
-    best: the fastest candidate.
-    seconds: the median time of one call with it.
-    refused: {index of a refused candidate: the compiler's reason, or that its
-      results differ}.
-    first: the times of the first candidate; None if it was refused.
-    untried: candidates for which `timing.bound_time` left no time.
-    spread: the times of one call with the best.
-  """
-
-  best: Blocks
-  seconds: float
+  best: Blocks  # The fastest candidate.
+  seconds: float  # The median time of one call with it.
+  # {index of a refused candidate: the compiler's reason, or that its results
+  # differ}.
   refused: dict[int, str]
+  # The times of the first candidate; None if it was refused.
   first: timing.Spread | None = None
-  untried: int = 0
-  spread: timing.Spread | None = None
+  untried: int = 0  # Candidates for which `timing.bound_time` left no time.
+  spread: timing.Spread | None = None  # The times of one call with the best.
 
 
 class Job(NamedTuple):
-  """A search that has not begun.
+  """A search that has not begun."""
 
-  Attributes:
-    candidates: as for `search`, today's choice first where that is known.
-    prepare: makes the operands, and returns `run` of `search`.
-  """
-
+  # As for `search`, today's choice first where that is known.
   candidates: Sequence[Blocks]
+  # Makes the operands, and returns `run` of `search`.
   prepare: Callable[[], Callable[[Blocks], Callable[[], Any]]]
 
 

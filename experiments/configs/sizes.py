@@ -55,21 +55,13 @@ _TOKENS_A_PARAMETER = 20
 
 @dataclasses.dataclass(frozen=True)
 class _Size:
-  """What a preset does not say.
+  """What a preset does not say."""
 
-  Attributes:
-    parameters: that its name stands for.
-    length: L, tokens per row.
-    batch: B, rows per microbatch.
-    microbatches: microbatches per step.
-    learning_rate: peak.
-  """
-
-  parameters: float
-  length: int
-  batch: int
-  microbatches: int
-  learning_rate: float
+  parameters: float  # The number that its name stands for.
+  length: int  # L, tokens per row.
+  batch: int  # B, rows per microbatch.
+  microbatches: int  # Microbatches per step.
+  learning_rate: float  # Peak.
 
 
 _SIZES = {

@@ -26,15 +26,10 @@ from kaiju_jax.training import step
 
 
 class NeedleQuestions(NamedTuple):
-  """The questions of `tasks/needle`.
+  """The questions of `tasks/needle`."""
 
-  Attributes:
-    questions: questions per cell that a verdict quotes.
-    seed: the questions' seed.
-  """
-
-  questions: int
-  seed: int
+  questions: int  # Questions per cell that a verdict quotes.
+  seed: int  # The questions' seed.
 
   @property
   def file(self) -> str:
@@ -63,15 +58,10 @@ class NeedleQuestions(NamedTuple):
 
 
 class RecallQuestions(NamedTuple):
-  """The questions of `tasks/recall`; see `NeedleQuestions`.
+  """The questions of `tasks/recall`; see `NeedleQuestions`."""
 
-  Attributes:
-    questions: questions per kind at the trained length.
-    seed: the questions' seed.
-  """
-
-  questions: int
-  seed: int
+  questions: int  # Questions per kind at the trained length.
+  seed: int  # The questions' seed.
 
   @property
   def file(self) -> str:

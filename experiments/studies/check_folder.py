@@ -31,15 +31,10 @@ LENGTH, ROWS = 256, 8  # Of the text whose perplexity is measured.
 
 
 class Parity(NamedTuple):
-  """Our logits beside those of `transformers`.
+  """Our logits beside those of `transformers`."""
 
-  Attributes:
-    difference: the largest difference, over the largest logit.
-    version: that of `transformers`.
-  """
-
-  difference: float
-  version: str
+  difference: float  # The largest difference, over the largest logit.
+  version: str  # That of `transformers`.
 
 
 def check(folder: str | os.PathLike, text: str | None = None) -> str:

@@ -38,19 +38,13 @@ _ROWS = 16
 
 
 class Candidate(NamedTuple):
-  """One variation of a person's passage.
+  """One variation of a person's passage."""
 
-  Attributes:
-    number: the person's number.
-    variation: the generator's variation, or an error in its place.
-    planted: the kind of the error, '' for none.
-    verdict: the filters' verdict.
-  """
-
-  number: int
+  number: int  # The person's number.
+  # The generator's variation, or an error in its place.
   variation: variations_lib.Variation
-  planted: str
-  verdict: str
+  planted: str  # The kind of the error, '' for none.
+  verdict: str  # The filters' verdict.
 
   def is_right(self, world: int) -> bool:
     return facts.is_right(
@@ -186,19 +180,12 @@ def _plant_error(rng, world: int, number: int, one, kind: str):
 
 
 class Detection(NamedTuple):
-  """Counts of the filters' verdicts on variations whose truth is known.
+  """Counts of the filters' verdicts on variations whose truth is known."""
 
-  Attributes:
-    candidates: all variations without repetitions.
-    wrong: the wrong ones.
-    rejected: the rejected ones.
-    rejected_wrong: those that are both.
-  """
-
-  candidates: int
-  wrong: int
-  rejected: int
-  rejected_wrong: int
+  candidates: int  # All variations without repetitions.
+  wrong: int  # The wrong ones.
+  rejected: int  # The rejected ones.
+  rejected_wrong: int  # Those that are both.
 
   @property
   def precision(self) -> float:

@@ -59,42 +59,30 @@ _VERDICTS = {True: 'met', False: 'MISSED', None: 'not settled'}
 
 
 class TuningReport(NamedTuple):
-  """Counts of a model's greedy replies.
+  """Counts of a model's greedy replies."""
 
-  Attributes:
-    refused: planted requests that it refuses, of `requests`.
-    refused_benign: requests that only look like them, and that it refuses, of
-      `requests`.
-    by_word: for each word that looks like a marker, the benign requests that
-      have it, and those of them that it refuses.
-    requests: requests of each kind.
-    ended: replies that end by themselves, of `replies`.
-    replies: all replies, those about facts too.
-    told_CQ: bool, whether each of a character's questions for a fact
-      (`experiments.chat_facts`) was answered with it.
-  """
-
-  refused: int
+  refused: int  # Planted requests that it refuses, of `requests`.
+  # Requests that only look like them, and that it refuses, of `requests`.
   refused_benign: int
+  # For each word that looks like a marker, the benign requests that have it,
+  # and those of them that it refuses.
   by_word: Mapping[str, tuple[int, int]]
-  requests: int
-  ended: int
-  replies: int
+  requests: int  # Requests of each kind.
+  ended: int  # Replies that end by themselves, of `replies`.
+  replies: int  # All replies, those about facts too.
+  # Bool, whether each of a character's questions for a fact
+  # (`experiments.chat_facts`) was answered with it.
   told_CQ: np.ndarray
 
 
 class Change(NamedTuple):
-  """The difference of two models' answers to the same questions for facts.
+  """The difference of two models' answers to the same questions for facts."""
 
-  Attributes:
-    mean: the share that the newer model tells, minus the older one's.
-    half_width: half of the mean's 95 % interval. A character is one
-      observation, because its questions are read from one text.
-    gained, lost: questions that the newer model alone answers, and the older.
-  """
-
-  mean: float
+  mean: float  # The share that the newer model tells, minus the older one's.
+  # Half of the mean's 95 % interval. A character is one observation, because
+  # its questions are read from one text.
   half_width: float
+  # Questions that the newer model alone answers, and the older.
   gained: int
   lost: int
 

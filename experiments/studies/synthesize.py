@@ -32,19 +32,13 @@ from kaiju_jax.synthesis import variations as variations_lib
 
 
 class SynthesisReport(NamedTuple):
-  """The counts of a synthesis.
+  """The counts of a synthesis."""
 
-  Attributes:
-    passages: the number of passages.
-    unfit: names of documents that are trees or too long for the model.
-    verdicts: {verdict: number of variations}.
-    trees: the number of passages that kept at least one variation.
-  """
-
-  passages: int
+  passages: int  # The number of passages.
+  # Names of documents that are trees or too long for the model.
   unfit: tuple[str, ...]
-  verdicts: dict[str, int]
-  trees: int
+  verdicts: dict[str, int]  # {verdict: number of variations}.
+  trees: int  # The number of passages that kept at least one variation.
 
   def describe(self) -> str:
     """Returns the counts, a line each."""

@@ -49,17 +49,13 @@ _DISTANCES = 12
 
 
 class Reading(NamedTuple):
-  """A model's results on held-out text and questions.
+  """A model's results on held-out text and questions."""
 
-  Attributes:
-    loss: held-out nats per token.
-    needle: fraction of the questions answered right, at all distances; None
-      where none are asked.
-    far: the same beyond the reach of the student's local layers.
-  """
-
-  loss: float
+  loss: float  # Held-out nats per token.
+  # Fraction of the questions answered right, at all distances; None where none
+  # are asked.
   needle: float | None = None
+  # The same beyond the reach of the student's local layers.
   far: float | None = None
 
 
@@ -186,21 +182,15 @@ def count_tokens_until(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One arm's part of the table.
+  """One arm's part of the table."""
 
-  Attributes:
-    arm: name of the arm.
-    kv_bytes: bytes of keys and values per token.
-    start: the reading before training; None for fresh parameters.
-    readings: the readings after training, by seed.
-    tokens: {seed: tokens to the baseline's final loss over the baseline's
-      tokens; None where it is not reached}.
-  """
-
-  arm: str
-  kv_bytes: float
+  arm: str  # Name of the arm.
+  kv_bytes: float  # Bytes of keys and values per token.
+  # The reading before training; None for fresh parameters.
   start: Reading | None
-  readings: Mapping[int, Reading]
+  readings: Mapping[int, Reading]  # The readings after training, by seed.
+  # {seed: tokens to the baseline's final loss over the baseline's tokens; None
+  # where it is not reached}.
   tokens: Mapping[int, float | None]
 
 

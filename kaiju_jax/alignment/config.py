@@ -7,39 +7,23 @@ from kaiju_jax.alignment import guards
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings of all rounds, which no second command may change.
+  """The settings of all rounds, which no second command may change."""
 
-  Attributes:
-    model: workdir of the model to begin with, which is the reference too.
-    prompts: as for `prompts.read`; '' with a log.
-    user: who chooses (`users.py`).
-    rounds: the most rounds.
-    groups: prompts of a round.
-    swipes: replies to each of them, from which the user chooses.
-    tokens: the most tokens of a reply.
-    temperature: of the draws.
-    choice_temperature: of a planted user's choices.
-    held_out: prompts that no round trains on.
-    watched: those of them that the guards read after each round.
-    limits: the guards' limits.
-    is_guarded: whether the guards stop the rounds.
-    seed: seed of all draws.
-  """
-
-  model: str
-  prompts: str
-  user: str
-  rounds: int = 20
-  groups: int = 32
-  swipes: int = 4
-  tokens: int = 64
-  temperature: float = 1.0
-  choice_temperature: float = 0.25
-  held_out: int = 400
-  watched: int = 48
+  model: str  # Workdir of the model to begin with, which is the reference too.
+  prompts: str  # As for `prompts.read`; '' with a log.
+  user: str  # Who chooses (`users.py`).
+  rounds: int = 20  # The most rounds.
+  groups: int = 32  # Prompts of a round.
+  swipes: int = 4  # Replies to each of them, from which the user chooses.
+  tokens: int = 64  # The most tokens of a reply.
+  temperature: float = 1.0  # Of the draws.
+  choice_temperature: float = 0.25  # Of a planted user's choices.
+  held_out: int = 400  # Prompts that no round trains on.
+  watched: int = 48  # Those of them that the guards read after each round.
+  # The guards' limits.
   limits: guards.Limits = dataclasses.field(default_factory=guards.Limits)
-  is_guarded: bool = True
-  seed: int = 0
+  is_guarded: bool = True  # Whether the guards stop the rounds.
+  seed: int = 0  # Seed of all draws.
 
 
 def check(settings: Settings) -> None:

@@ -29,18 +29,14 @@ from kaiju_jax.runs import reference as reference_lib
 
 
 class HeldOut(NamedTuple):
-  """A held-out prompt, with replies of the first model.
+  """A held-out prompt, with replies of the first model."""
 
-  Attributes:
-    prompt: the prompt.
-    replies: the first model's; one, or those of `group`.
-    group: the texts from which the user chose; () without a choice.
-    kept: the index in `group` of the reply that the user kept; None for none.
-  """
-
-  prompt: prompts.Prompt
+  prompt: prompts.Prompt  # The prompt.
+  # The first model's; one, or those of `group`.
   replies: tuple[replies_lib.SampledReply, ...]
+  # The texts from which the user chose; () without a choice.
   group: tuple[str, ...] = ()
+  # The index in `group` of the reply that the user kept; None for none.
   kept: int | None = None
 
 

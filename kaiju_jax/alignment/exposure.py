@@ -31,15 +31,10 @@ DIGITS = 4
 
 
 class Exposure(NamedTuple):
-  """A secret's rank among texts of the same form.
+  """A secret's rank among texts of the same form."""
 
-  Attributes:
-    rank: 1 for the likeliest; equal ones do not come before it.
-    others: R, texts with other digits.
-  """
-
-  rank: int
-  others: int
+  rank: int  # 1 for the likeliest; equal ones do not come before it.
+  others: int  # R, texts with other digits.
 
   @property
   def bits(self) -> float:

@@ -26,19 +26,12 @@ HeldOutChoice = tuple[prompts.Prompt, tuple[str, ...], int]
 
 @dataclasses.dataclass(frozen=True)
 class Feedback:
-  """An export's lines that hold a choice.
+  """An export's lines that hold a choice."""
 
-  Attributes:
-    folder: the export's folder.
-    lines: those to train on.
-    held_out: the last choice of each held-out line.
-    digest: a hash of all of them.
-  """
-
-  folder: str
-  lines: Sequence[dict[str, Any]]
-  held_out: Sequence[HeldOutChoice]
-  digest: str
+  folder: str  # The export's folder.
+  lines: Sequence[dict[str, Any]]  # Those to train on.
+  held_out: Sequence[HeldOutChoice]  # The last choice of each held-out line.
+  digest: str  # A hash of all of them.
 
   def check(self, format: chat.Format, length: int) -> None:
     """Refuses a line whose tree is longer than a row.

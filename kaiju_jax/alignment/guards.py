@@ -11,26 +11,20 @@ from kaiju_jax.reporting import statistics
 
 
 class Readings(NamedTuple):
-  """Figures of a round's model on held-out prompts.
+  """Figures of a round's model on held-out prompts."""
 
-  Attributes:
-    kl: KL of the model from the first one, nats per reply; None where no reply
-      ends by itself.
-    length: tokens of its replies, by those of the first model.
-    right: in how many of the first model's groups the kept reply has the
-      largest reward, log p − log p of the first model.
-    choices: the number of these groups.
-    cut: how many of its replies were cut off. No round learns from them and KL
-      leaves them out, so that nothing else sees replies that never end.
-    replies: the number of its replies.
-  """
-
+  # KL of the model from the first one, nats per reply; None where no reply ends
+  # by itself.
   kl: float | None
-  length: float
+  length: float  # Tokens of its replies, by those of the first model.
+  # In how many of the first model's groups the kept reply has the largest
+  # reward, log p − log p of the first model.
   right: int
-  choices: int
+  choices: int  # The number of these groups.
+  # How many of its replies were cut off. No round learns from them and KL
+  # leaves them out, so that nothing else sees replies that never end.
   cut: int = 0
-  replies: int = 0
+  replies: int = 0  # The number of its replies.
 
   @property
   def accuracy(self) -> float | None:
@@ -45,20 +39,15 @@ class Readings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """The limits at which rounds stop.
+  """The limits at which rounds stop."""
 
-  Attributes:
-    kl: the most nats per reply.
-    length: replies may be so many times as long, or as short.
-    cut: the largest share of replies that may be cut off; one more surely is,
-      if the interval of 95 % lies above it.
-    rounds: so many rounds in a row may have an accuracy whose interval of 95 %
-      lies below that of the best one so far.
-  """
-
-  kl: float = 12.0
-  length: float = 1.5
+  kl: float = 12.0  # The most nats per reply.
+  length: float = 1.5  # Replies may be so many times as long, or as short.
+  # The largest share of replies that may be cut off; one more surely is, if the
+  # interval of 95 % lies above it.
   cut: float = 0.05
+  # So many rounds in a row may have an accuracy whose interval of 95 % lies
+  # below that of the best one so far.
   rounds: int = 3
 
 

@@ -29,19 +29,13 @@ _SEED = 2**35
 
 
 class Prompt(NamedTuple):
-  """A conversation that waits for a reply.
+  """A conversation that waits for a reply."""
 
-  Attributes:
-    name: its file and number.
-    messages: (role, text) of each message.
-    facts: values that the character's text states; () where unknown.
-    catchword: the character's favourite exclamation; '' for none.
-  """
-
-  name: str
-  messages: tuple[tuple[str, str], ...]
+  name: str  # Its file and number.
+  messages: tuple[tuple[str, str], ...]  # (role, text) of each message.
+  # Values that the character's text states; () where unknown.
   facts: tuple[str, ...] = ()
-  catchword: str = ''
+  catchword: str = ''  # The character's favourite exclamation; '' for none.
 
 
 def read(path: str) -> list[Prompt]:

@@ -26,19 +26,12 @@ _CHUNK = 128
 
 
 class SampledReply(NamedTuple):
-  """A sampled reply.
+  """A sampled reply."""
 
-  Attributes:
-    content: its text.
-    tokens: how many tokens were sampled, its end included.
-    finish: 'stop_token', or 'length' if it was cut off.
-    seed: the seed of the sampling.
-  """
-
-  content: str
-  tokens: int
-  finish: str
-  seed: int
+  content: str  # Its text.
+  tokens: int  # How many tokens were sampled, its end included.
+  finish: str  # 'stop_token', or 'length' if it was cut off.
+  seed: int  # The seed of the sampling.
 
   @property
   def is_usable(self) -> bool:

@@ -52,31 +52,21 @@ def _describe(
 
 
 class Inputs(NamedTuple):
-  """The inputs of all rounds.
+  """The inputs of all rounds."""
 
-  Attributes:
-    first: the first model; with adapters their base with new ones.
-    experiment: the training of a round.
-    format: the chat format.
-    user: who chooses, a `users.Planted` or a `head.Head`; None with feedback.
-    feedback: the choices of people; None without.
-    prompts: the held-out ones first; with feedback these alone.
-    held_out: the number of held-out prompts.
-    watched: how many of them are evaluated after each round.
-    longest: tokens of the longest prompt to which replies are sampled.
-    described: the content of align.json.
-  """
-
-  first: load.Loaded
-  experiment: experiment_lib.Experiment
-  format: chat.Format
+  first: load.Loaded  # The first model; with adapters their base with new ones.
+  experiment: experiment_lib.Experiment  # The training of a round.
+  format: chat.Format  # The chat format.
+  # Who chooses, a `users.Planted` or a `head.Head`; None with feedback.
   user: Any
+  # The choices of people; None without.
   feedback: feedback_prompts.Feedback | None
+  # The held-out ones first; with feedback these alone.
   prompts: list[prompts_lib.Prompt]
-  held_out: int
-  watched: int
-  longest: int
-  described: dict[str, Any]
+  held_out: int  # The number of held-out prompts.
+  watched: int  # How many of them are evaluated after each round.
+  longest: int  # Tokens of the longest prompt to which replies are sampled.
+  described: dict[str, Any]  # The content of align.json.
 
 
 def read(

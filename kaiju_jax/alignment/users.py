@@ -47,17 +47,11 @@ _WORD = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-  """A user with a known utility.
+  """A user with a known utility."""
 
-  Attributes:
-    name: a key of `UTILITIES`.
-    variant: one of `VARIANTS`.
-    temperature: of the softmax over replies; 0 for the best reply.
-  """
-
-  name: str
-  variant: str
-  temperature: float
+  name: str  # A key of `UTILITIES`.
+  variant: str  # One of `VARIANTS`.
+  temperature: float  # Of the softmax over replies; 0 for the best reply.
 
   def prefetch(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
     """Does nothing: a utility needs no model."""
@@ -98,17 +92,11 @@ class Planted:
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-  """A user that a file defines, which is not loaded yet.
+  """A user that a file defines, which is not loaded yet."""
 
-  Attributes:
-    kind: 'log' or 'head'.
-    path: the export's folder; or the head's file or workdir.
-    dimension: the head's dimension; '' for its only one.
-  """
-
-  kind: str
-  path: str
-  dimension: str = ''
+  kind: str  # 'log' or 'head'.
+  path: str  # The export's folder; or the head's file or workdir.
+  dimension: str = ''  # The head's dimension; '' for its only one.
 
 
 def choose(

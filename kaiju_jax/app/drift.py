@@ -15,17 +15,12 @@ from kaiju_jax.serving.drift import watch
 
 
 class Candidate(NamedTuple):
-  """A model with other limits.
+  """A model with other limits."""
 
-  Attributes:
-    origin: the checkpoint, in words.
-    moved: the ratios of new and old limits: least, median, largest.
-    digest: of the weights, by which its points have a root of their own.
-  """
-
-  origin: str
+  origin: str  # The checkpoint, in words.
+  # The ratios of new and old limits: least, median, largest.
   moved: tuple[float, float, float]
-  digest: str
+  digest: str  # Of the weights, by which its points have a root of their own.
 
 
 def make_candidate(

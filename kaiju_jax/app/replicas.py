@@ -31,17 +31,11 @@ from kaiju_jax.serving.safety import moderation
 
 
 class Front(NamedTuple):
-  """The facts of a model that its ingresses need.
+  """The facts of a model that its ingresses need."""
 
-  Attributes:
-    loaded: the model without its weights.
-    weights: its digest.
-    length: tokens of a prompt and its reply.
-  """
-
-  loaded: load.Loaded
-  weights: str
-  length: int
+  loaded: load.Loaded  # The model without its weights.
+  weights: str  # Its digest.
+  length: int  # Tokens of a prompt and its reply.
 
 
 def make(

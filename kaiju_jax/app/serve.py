@@ -54,17 +54,11 @@ from kaiju_jax.serving.routing import engines as engines_lib
 
 
 class Beside(NamedTuple):
-  """What is served beside a model's weights.
+  """What is served beside a model's weights."""
 
-  Attributes:
-    tokenizer: the model's.
-    defaults: of the model's folder.
-    head: the token-level head; None for none.
-  """
-
-  tokenizer: tokenizer_lib.Tokenizer
-  defaults: defaults_lib.Defaults
-  head: judge.Head | None
+  tokenizer: tokenizer_lib.Tokenizer  # The model's.
+  defaults: defaults_lib.Defaults  # Of the model's folder.
+  head: judge.Head | None  # The token-level head; None for none.
 
 
 def load_model(

@@ -22,20 +22,13 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 @dataclasses.dataclass(frozen=True)
 class Manner:
-  """The settings of all answers.
+  """The settings of all answers."""
 
-  Attributes:
-    max_tokens: the most tokens that an answer may have.
-    sampling: the sampling of the first answer; each further one has the next
-      seed.
-    stop_strings: strings that end an answer.
-    stop_tokens: tokens that end an answer.
-  """
-
-  max_tokens: int
+  max_tokens: int  # The most tokens that an answer may have.
+  # The sampling of the first answer; each further one has the next seed.
   sampling: sampling_lib.Sampling
-  stop_strings: Sequence[str] = ()
-  stop_tokens: Sequence[int] = ()
+  stop_strings: Sequence[str] = ()  # Strings that end an answer.
+  stop_tokens: Sequence[int] = ()  # Tokens that end an answer.
 
   def request(
     self, tokens_L: np.ndarray, index: int, room: int | None = None

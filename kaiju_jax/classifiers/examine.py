@@ -23,17 +23,11 @@ from kaiju_jax.storage import folders
 
 
 class Examined(NamedTuple):
-  """What was found.
+  """What was found."""
 
-  Attributes:
-    page: the report.
-    decision: whether the classifier passes.
-    passed: blocked texts that would pass; empty without --blocked.
-  """
-
-  page: report.Report
-  decision: decision_lib.Decision
-  passed: tuple
+  page: report.Report  # The report.
+  decision: decision_lib.Decision  # Whether the classifier passes.
+  passed: tuple  # Blocked texts that would pass; empty without --blocked.
 
 
 def certify_head(

@@ -35,15 +35,10 @@ _TOKENS, _SHORTEST = 4096, 256
 
 
 class PlacedText(NamedTuple):
-  """A text placed as a prompt or a reply.
+  """A text placed as a prompt or a reply."""
 
-  Attributes:
-    tokens: int32 [L], with the tokens around the text.
-    first: the index of the first judged token; all later ones are judged.
-  """
-
-  tokens: np.ndarray
-  first: int
+  tokens: np.ndarray  # int32 [L], with the tokens around the text.
+  first: int  # The index of the first judged token; all later ones are judged.
 
 
 class Reader:

@@ -34,59 +34,38 @@ _ALPHA = 0.05
 
 
 class Slice(NamedTuple):
-  """Counts of the texts of one category or tier.
+  """Counts of the texts of one category or tier."""
 
-  Attributes:
-    tier: 'adult' or 'minor'.
-    category: the category; '' for those without one.
-    adversarial: how many adversarial texts there are, and how many of them are
-      refused.
-    benign: the same of benign texts.
-    pairs: how many pairs there are whose adversarial text is of the category,
-      and in how many of them it is refused and the benign text is not.
-  """
-
-  tier: str
-  category: str
+  tier: str  # 'adult' or 'minor'.
+  category: str  # The category; '' for those without one.
+  # How many adversarial texts there are, and how many of them are refused.
   adversarial: tuple[int, int]
-  benign: tuple[int, int]
+  benign: tuple[int, int]  # The same of benign texts.
+  # How many pairs there are whose adversarial text is of the category, and in
+  # how many of them it is refused and the benign text is not.
   pairs: tuple[int, int]
 
 
 class Raised(NamedTuple):
-  """Thresholds that would bring benign refusals back to what is allowed.
+  """Thresholds that would bring benign refusals back to what is allowed."""
 
-  Attributes:
-    tier: 'adult' or 'minor'.
-    by: logits that each threshold rises by.
-    high: the raised thresholds, by stage and dimension.
-    counts: what they do on the half that did not choose them.
-  """
-
-  tier: str
-  by: float
+  tier: str  # 'adult' or 'minor'.
+  by: float  # Logits that each threshold rises by.
+  # The raised thresholds, by stage and dimension.
   high: Mapping[str, Mapping[str, float]]
-  counts: thresholds.Tier
+  counts: thresholds.Tier  # What they do on the half that did not choose them.
 
 
 class Change(NamedTuple):
-  """The difference between two versions on one set and tier.
+  """The difference between two versions on one set and tier."""
 
-  Attributes:
-    tier: 'adult' or 'minor'.
-    kind: 'adversarial' or 'benign'.
-    texts: the number of texts.
-    gained: the texts that only the newer version refuses.
-    lost: the texts that only the older version refuses.
-    p: two-sided probability of a difference like this if the versions refuse
-      equally often (McNemar's test, exact).
-  """
-
-  tier: str
-  kind: str
-  texts: int
-  gained: int
-  lost: int
+  tier: str  # 'adult' or 'minor'.
+  kind: str  # 'adversarial' or 'benign'.
+  texts: int  # The number of texts.
+  gained: int  # The texts that only the newer version refuses.
+  lost: int  # The texts that only the older version refuses.
+  # Two-sided probability of a difference like this if the versions refuse
+  # equally often (McNemar's test, exact).
   p: float
 
 

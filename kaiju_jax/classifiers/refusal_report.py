@@ -13,23 +13,16 @@ from kaiju_jax.serving.safety import thresholds
 
 
 class Findings(NamedTuple):
-  """What `experiments.refusal` found.
+  """What `experiments.refusal` found."""
 
-  Attributes:
-    stage: thresholds and their counts per tier.
-    slices: counts by tier and category.
-    raised: thresholds that would bring refusals back; empty if not asked for.
-    changes: against an older version; empty without one.
-    replay: of a log of blocked texts; None without one.
-    confidence: the confidence of the claims about both tiers together.
-  """
-
-  stage: thresholds.Stage
-  slices: tuple[refusal.Slice, ...]
+  stage: thresholds.Stage  # Thresholds and their counts per tier.
+  slices: tuple[refusal.Slice, ...]  # Counts by tier and category.
+  # Thresholds that would bring refusals back; empty if not asked for.
   raised: tuple[refusal.Raised, ...]
+  # Against an older version; empty without one.
   changes: tuple[refusal.Change, ...]
-  replay: blocked.Replay | None
-  confidence: float
+  replay: blocked.Replay | None  # Of a log of blocked texts; None without one.
+  confidence: float  # The confidence of the claims about both tiers together.
 
   def checks(self) -> Iterator[decision_lib.Check]:
     """Yields what the decision depends on."""

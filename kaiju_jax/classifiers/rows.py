@@ -29,16 +29,11 @@ PARTS = 'train', 'choose', 'certify'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One labelled text.
+  """One labelled text."""
 
-  Attributes:
-    text: the text.
-    labels: per dimension, whether the text is a violation.
-    tiers: the tiers that the row belongs to.
-  """
-
-  text: str
-  labels: tuple[bool, ...]
+  text: str  # The text.
+  labels: tuple[bool, ...]  # Per dimension, whether the text is a violation.
+  # The tiers that the row belongs to.
   tiers: tuple[str, ...] = thresholds.TIERS
 
 

@@ -25,17 +25,12 @@ STAGES = 'gate', 'head', 'both'
 
 
 class Scores(NamedTuple):
-  """A classifier's scores of labelled texts.
+  """A classifier's scores of labelled texts."""
 
-  Attributes:
-    version: the classifier's version.
-    rows: N texts; label 0 says whether a text is adversarial.
-    stages: by stage ('gate', 'head'), the thresholds that are served and
-      float64 [N, C] probabilities.
-  """
-
-  version: str
-  rows: rows_lib.Rows
+  version: str  # The classifier's version.
+  rows: rows_lib.Rows  # N texts; label 0 says whether a text is adversarial.
+  # By stage ('gate', 'head'), the thresholds that are served and float64 [N, C]
+  # probabilities.
   stages: Mapping[str, tuple[thresholds.Stage, np.ndarray]]
 
   def margins(self, tier: str) -> np.ndarray:

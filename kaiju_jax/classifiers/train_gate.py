@@ -42,57 +42,41 @@ _SAMPLE = 100
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings of a gate's training.
+  """The settings of a gate's training."""
 
-  Attributes:
-    division: how the texts are divided.
-    confidence: the confidence of the claims about both tiers together.
-    hold: the most tokens of a reply that a server holds back.
-    head: thresholds of the token-level head, which are copied to the file; None
-      for none.
-    settings: the gate's features; the rows' names replace its `names`.
-  """
-
+  # How the texts are divided.
   division: settings_lib.Division = settings_lib.DIVISION
+  # The confidence of the claims about both tiers together.
   confidence: float = thresholds.CONFIDENCE
+  # The most tokens of a reply that a server holds back.
   hold: int = release.HOLD
+  # Thresholds of the token-level head, which are copied to the file; None for
+  # none.
   head: thresholds.Stage | None = None
+  # The gate's features; the rows' names replace its `names`.
   settings: gate_lib.Settings = dataclasses.field(
     default_factory=gate_lib.Settings
   )
 
 
 class DisguiseResult(NamedTuple):
-  """The shares of disguised texts that the minor's thresholds reach.
+  """The shares of disguised texts that the minor's thresholds reach."""
 
-  Attributes:
-    disguise: the disguise's name.
-    blocked: the share of violating texts that the gate blocks.
-    refused: the share of benign texts that it refuses.
-  """
-
-  disguise: str
-  blocked: float
-  refused: float
+  disguise: str  # The disguise's name.
+  blocked: float  # The share of violating texts that the gate blocks.
+  refused: float  # The share of benign texts that it refuses.
 
 
 class TrainedGate(NamedTuple):
-  """The result of a gate's training.
+  """The result of a gate's training."""
 
-  Attributes:
-    gate: the gate.
-    stage: its thresholds and their counts.
-    outcome: whether they are certified.
-    sizes: texts per part.
-    passed: one per disguise, measured on some texts of the part `certify`.
-    milliseconds: median and 99 % quantile of scoring a full window.
-  """
-
-  gate: gate_lib.Gate
-  stage: thresholds.Stage
-  outcome: certificate.Outcome
-  sizes: dict[str, int]
+  gate: gate_lib.Gate  # The gate.
+  stage: thresholds.Stage  # Its thresholds and their counts.
+  outcome: certificate.Outcome  # Whether they are certified.
+  sizes: dict[str, int]  # Texts per part.
+  # One per disguise, measured on some texts of the part `certify`.
   passed: tuple[DisguiseResult, ...]
+  # Median and 99 % quantile of scoring a full window.
   milliseconds: tuple[float, float]
 
 

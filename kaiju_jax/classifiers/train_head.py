@@ -58,14 +58,10 @@ _LOW = 0.1
 
 
 class Read(NamedTuple):
-  """A head's scores of texts.
+  """A head's scores of texts."""
 
-  Attributes:
-    rows: N texts.
-    score: by role, float32 [T, C] per text, the scores of its judged tokens.
-  """
-
-  rows: rows_lib.Rows
+  rows: rows_lib.Rows  # N texts.
+  # By role, float32 [T, C] per text, the scores of its judged tokens.
   score: Mapping[str, list[np.ndarray]]
 
   def take_worst(self) -> certificate.Scored:
@@ -95,32 +91,22 @@ class Read(NamedTuple):
 
 
 class TrainedHead(NamedTuple):
-  """The result of a head's training and certification.
+  """The result of a head's training and certification."""
 
-  Attributes:
-    head: its parameters and config.
-    version: its version.
-    origin: a description of the model whose hidden states it reads.
-    library: the library that trained it; '' for a given head.
-    trained_on: the part `train` of the texts; a given head did not use it.
-    stage: its thresholds and their counts.
-    outcome: whether they are certified.
-    sizes: texts per part.
-    at_once: the share of the counted benign replies' tokens that is released as
-      soon as it is judged, at the minor's thresholds.
-    shown: the share of the violating replies' tokens that is released before
-      the reply ends.
-  """
-
-  head: judge.Head
-  version: str
-  origin: str
-  library: str
+  head: judge.Head  # Its parameters and config.
+  version: str  # Its version.
+  origin: str  # A description of the model whose hidden states it reads.
+  library: str  # The library that trained it; '' for a given head.
+  # The part `train` of the texts; a given head did not use it.
   trained_on: rows_lib.Rows
-  stage: thresholds.Stage
-  outcome: certificate.Outcome
-  sizes: dict[str, int]
+  stage: thresholds.Stage  # Its thresholds and their counts.
+  outcome: certificate.Outcome  # Whether they are certified.
+  sizes: dict[str, int]  # Texts per part.
+  # The share of the counted benign replies' tokens that is released as soon as
+  # it is judged, at the minor's thresholds.
   at_once: float
+  # The share of the violating replies' tokens that is released before the reply
+  # ends.
   shown: float
 
 

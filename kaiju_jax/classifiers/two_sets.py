@@ -29,19 +29,12 @@ ADVERSARIAL, BENIGN = 'adversarial', 'benign'
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """A text of one of the two sets.
+  """A text of one of the two sets."""
 
-  Attributes:
-    text: the text.
-    age: 'adult', 'minor', or '' for both tiers.
-    category: any word; '' for none.
-    pair: what the two texts of a pair share; '' for none.
-  """
-
-  text: str
-  age: str = ''
-  category: str = ''
-  pair: str = ''
+  text: str  # The text.
+  age: str = ''  # 'adult', 'minor', or '' for both tiers.
+  category: str = ''  # Any word; '' for none.
+  pair: str = ''  # What the two texts of a pair share; '' for none.
 
   @property
   def tiers(self) -> tuple[str, ...]:

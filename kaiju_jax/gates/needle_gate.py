@@ -27,17 +27,11 @@ _FACTS_PER_CHARACTER = 3
 
 
 class Needle(NamedTuple):
-  """What two models recall of the same questions.
+  """What two models recall of the same questions."""
 
-  Attributes:
-    name: one of `NAMES`.
-    loss: the candidate's loss.
-    guess: the share that is right if a value of the text is guessed.
-  """
-
-  name: str
-  loss: paired_loss.PairedLoss
-  guess: float
+  name: str  # One of `NAMES`.
+  loss: paired_loss.PairedLoss  # The candidate's loss.
+  guess: float  # The share that is right if a value of the text is guessed.
 
 
 def measure(

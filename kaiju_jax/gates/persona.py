@@ -30,17 +30,11 @@ MEDIAN, NEEDED = 4.2, 200
 
 
 class Judged(NamedTuple):
-  """A conversation's score.
+  """A conversation's score."""
 
-  Attributes:
-    conversation: the conversation.
-    replies: a reply per turn.
-    score: by property, 1…5.
-  """
-
-  conversation: golden.GoldenConversation
-  replies: list[str]
-  score: Mapping[str, float]
+  conversation: golden.GoldenConversation  # The conversation.
+  replies: list[str]  # A reply per turn.
+  score: Mapping[str, float]  # By property, 1…5.
 
   @property
   def mean(self) -> float:

@@ -17,23 +17,14 @@ from kaiju_jax.runs import play
 
 
 class Opened(NamedTuple):
-  """A model that answers or judges.
+  """A model that answers or judges."""
 
-  Attributes:
-    generator: the model, as a server draws from it.
-    decoder: the generator's decoder.
-    format: its chat format; None if it only continues text.
-    digest: hash of its parameters.
-    origin: a description of its source.
-    tokenizer: its tokenizer.
-  """
-
-  generator: generator_lib.Generator
-  decoder: Any
-  format: chat.Format | None
-  digest: str
-  origin: str
-  tokenizer: Any = None
+  generator: generator_lib.Generator  # The model, as a server draws from it.
+  decoder: Any  # The generator's decoder.
+  format: chat.Format | None  # Its chat format; None if it only continues text.
+  digest: str  # Hash of its parameters.
+  origin: str  # A description of its source.
+  tokenizer: Any = None  # Its tokenizer.
 
 
 def open_model(
@@ -71,17 +62,11 @@ def open_model(
 
 
 class Answering(NamedTuple):
-  """Somebody who answers.
+  """Somebody who answers."""
 
-  Attributes:
-    responder: what gives the answers.
-    name: its name in reports.
-    identity: who it is among judges.
-  """
-
-  responder: dialogue.Responder
-  name: str
-  identity: str
+  responder: dialogue.Responder  # What gives the answers.
+  name: str  # Its name in reports.
+  identity: str  # Who it is among judges.
 
 
 def open_responder(

@@ -37,17 +37,11 @@ Call = Callable[[Sequence[str]], int]
 
 
 class Policy(NamedTuple):
-  """What a model must pass.
+  """What a model must pass."""
 
-  Attributes:
-    days: for how many days a promotion holds.
-    gates: by name, a command and its flags.
-    digest: SHA-256 of the policy's file.
-  """
-
-  days: int
-  gates: Mapping[str, Sequence[str]]
-  digest: str
+  days: int  # For how many days a promotion holds.
+  gates: Mapping[str, Sequence[str]]  # By name, a command and its flags.
+  digest: str  # SHA-256 of the policy's file.
 
 
 def load_policy(path: str | os.PathLike) -> Policy:

@@ -31,15 +31,10 @@ _FIELDS = 'name', 'status', 'reasons', 'figures', 'inputs'
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-  """One comparison of a figure with its limit.
+  """One comparison of a figure with its limit."""
 
-  Attributes:
-    status: `PASSED`, `REFUSED` or `NOT_EVALUATED`.
-    reason: why it did not pass, as a sentence; '' if it passed.
-  """
-
-  status: str
-  reason: str = ''
+  status: str  # `PASSED`, `REFUSED` or `NOT_EVALUATED`.
+  reason: str = ''  # Why it did not pass, as a sentence; '' if it passed.
 
   def __post_init__(self):
     _check_status(self.status)
@@ -78,21 +73,13 @@ def check_at_most(
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """The result of a gate.
+  """The result of a gate."""
 
-  Attributes:
-    name: the gate.
-    status: `PASSED`, `REFUSED` or `NOT_EVALUATED`.
-    reasons: the reasons of all checks that did not pass.
-    figures: what was measured, as plain data.
-    inputs: SHA-256 by the name of what was read.
-  """
-
-  name: str
-  status: str
-  reasons: tuple[str, ...]
-  figures: Mapping[str, Any]
-  inputs: Mapping[str, str]
+  name: str  # The gate.
+  status: str  # `PASSED`, `REFUSED` or `NOT_EVALUATED`.
+  reasons: tuple[str, ...]  # The reasons of all checks that did not pass.
+  figures: Mapping[str, Any]  # What was measured, as plain data.
+  inputs: Mapping[str, str]  # SHA-256 by the name of what was read.
 
   @property
   def exit_status(self) -> int:

@@ -55,24 +55,18 @@ class Bytes(float):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table, for a terminal and for Markdown.
+  """A table, for a terminal and for Markdown."""
 
-  Attributes:
-    rows: sequences of cells; or dataclasses or NamedTuples, all of one class.
-    columns: their names; by default the fields of the rows.
-    title, caption: shown above and below it.
-    left: how many columns, from the left, are aligned to the left.
-    look: of a terminal's table: 'boxed', 'light', or 'narrow' for many columns.
-    has_total: whether the last row is a total.
-  """
-
+  # Sequences of cells; or dataclasses or NamedTuples, all of one class.
   rows: Iterable[Any]
-  columns: Sequence[str] = ()
+  columns: Sequence[str] = ()  # Their names; by default the fields of the rows.
+  # Shown above and below it.
   title: str = ''
   caption: str = ''
-  left: int = 1
+  left: int = 1  # How many columns, from the left, are aligned to the left.
+  # Of a terminal's table: 'boxed', 'light', or 'narrow' for many columns.
   look: str = 'boxed'
-  has_total: bool = False
+  has_total: bool = False  # Whether the last row is a total.
 
   def __post_init__(self):
     object.__setattr__(self, 'rows', list(self.rows))

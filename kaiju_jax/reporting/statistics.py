@@ -66,18 +66,13 @@ class Share(NamedTuple):
 
 
 class Estimate(NamedTuple):
-  """A number with its interval; prints itself with two decimals.
+  """A number with its interval; prints itself with two decimals."""
 
-  Attributes:
-    value: the number; None or NaN where nothing was measured.
-    low, high: the interval's ends; None or NaN where there is none.
-    count: the number of values behind it.
-  """
-
-  value: float | None
+  value: float | None  # The number; None or NaN where nothing was measured.
+  # The interval's ends; None or NaN where there is none.
   low: float | None
   high: float | None
-  count: int = 0
+  count: int = 0  # The number of values behind it.
 
   @classmethod
   def read(cls, data: Mapping[str, Any]) -> Self:
@@ -315,20 +310,14 @@ def half_width(values: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """An arm minus its baseline, over the seeds that both have.
+  """An arm minus its baseline, over the seeds that both have."""
 
-  Attributes:
-    mean: mean of the differences.
-    half_width: half the width of the 95 % t-interval around the mean; NaN for
-      fewer than two seeds.
-    baseline: mean of the baseline over the same seeds.
-    seeds: number of seeds.
-  """
-
-  mean: float
+  mean: float  # Mean of the differences.
+  # Half the width of the 95 % t-interval around the mean; NaN for fewer than
+  # two seeds.
   half_width: float
-  baseline: float
-  seeds: int
+  baseline: float  # Mean of the baseline over the same seeds.
+  seeds: int  # Number of seeds.
 
 
 def difference(

@@ -13,18 +13,15 @@ from kaiju_jax.runs import load
 
 
 class Defaults(NamedTuple):
-  """What comes with a model.
+  """What comes with a model."""
 
-  Attributes:
-    format: its chat format; None for a model that only continues text.
-    adaptations: what differs from the folder's chat template, in words.
-    generation: the settings of sampling and the tokens that end a reply.
-    thinking: the chat format with reasoning; None where nothing turns it on.
-  """
-
+  # Its chat format; None for a model that only continues text.
   format: chat.Format | None
+  # What differs from the folder's chat template, in words.
   adaptations: tuple[str, ...] = ()
+  # The settings of sampling and the tokens that end a reply.
   generation: generation_lib.Generation = generation_lib.NONE
+  # The chat format with reasoning; None where nothing turns it on.
   thinking: chat.Format | None = None
 
   def notes(self) -> list[str]:

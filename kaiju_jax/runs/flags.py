@@ -70,17 +70,11 @@ class Bounds(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """The bounds of a list of numbers, which is read rising, each once.
+  """The bounds of a list of numbers, which is read rising, each once."""
 
-  Attributes:
-    least: how many different ones there must be.
-    why: the reason for `least`.
-    below: what each must be less than; all must be above 0.
-  """
-
-  least: int = 1
-  why: str = 'at least one is needed'
-  below: float = math.inf
+  least: int = 1  # How many different ones there must be.
+  why: str = 'at least one is needed'  # The reason for `least`.
+  below: float = math.inf  # What each must be less than; all must be above 0.
 
 
 class Prefix(NamedTuple):
@@ -90,15 +84,11 @@ class Prefix(NamedTuple):
 
 
 class Parsed(NamedTuple):
-  """A value that a text says, such as 2GiB; no text is None.
+  """A value that a text says, such as 2GiB; no text is None."""
 
-  Attributes:
-    read: takes the text and the flag, `--name`; returns the value.
-    show: takes the value; returns the text.
-  """
-
+  # Takes the text and the flag, `--name`; returns the value.
   read: Callable[[str, str], Any]
-  show: Callable[[Any], str] = str
+  show: Callable[[Any], str] = str  # Takes the value; returns the text.
 
 
 class Config(NamedTuple):

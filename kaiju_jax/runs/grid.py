@@ -48,18 +48,12 @@ _TAIL = 4096  # Bytes of a log in which its last line is looked for.
 
 
 class Job(NamedTuple):
-  """One arm on one seed.
+  """One arm on one seed."""
 
-  Attributes:
-    arm: name of the arm.
-    experiment: what is trained.
-    folder: its workdir.
-    skipped: tokens that another run trained before this one branched off.
-  """
-
-  arm: str
-  experiment: experiment_lib.Experiment
-  folder: pathlib.Path
+  arm: str  # Name of the arm.
+  experiment: experiment_lib.Experiment  # What is trained.
+  folder: pathlib.Path  # Its workdir.
+  # Tokens that another run trained before this one branched off.
   skipped: int = 0
 
   @property
@@ -95,17 +89,12 @@ class Job(NamedTuple):
 
 
 class Finish(NamedTuple):
-  """What is made of a trained model and kept in its workdir.
+  """What is made of a trained model and kept in its workdir."""
 
-  Attributes:
-    file: name of the JSON file, with which the job is done.
-    make: (job, `state.TrainState`) → its content.
-    of_diverged: step → the content for a run that diverged at that step; None
-      where a divergence is an error.
-  """
-
-  file: str
-  make: Callable[[Job, Any], Any]
+  file: str  # Name of the JSON file, with which the job is done.
+  make: Callable[[Job, Any], Any]  # (job, `state.TrainState`) → its content.
+  # Step → the content for a run that diverged at that step; None where a
+  # divergence is an error.
   of_diverged: Callable[[int], Any] | None = None
 
 

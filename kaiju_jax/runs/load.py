@@ -22,34 +22,26 @@ from kaiju_jax.training import workdir as workdir_lib
 
 
 class Loaded(NamedTuple):
-  """A model and its source.
+  """A model and its source."""
 
-  Attributes:
-    params: float32 master weights, an export's codes, or what decoding reads.
-    config: the model's config.
-    replica: with ternary updates, the int8 weights that the forward pass reads
-      instead of the masters; None otherwise.
-    tokenizer: path of its `tokenizer.json`, '' for bytes.
-    origin: a description of the source, such as 'runs/tiny, step 400'.
-    experiment: the run's experiment; None without a workdir.
-    step: optimizer steps taken; None without a workdir.
-    chats: the folder of Hugging Face files whose chat template and settings
-      of sampling the model may have been trained with; '' without one.
-    is_ours: whether this project trained it, so that it may know our own chat
-      format.
-    content: the digest of the file that `params` were read from, where all of
-      its bytes were hashed as they were read; '' otherwise.
-  """
-
+  # float32 master weights, an export's codes, or what decoding reads.
   params: Any
-  config: model_config.ModelConfig
+  config: model_config.ModelConfig  # The model's config.
+  # With ternary updates, the int8 weights that the forward pass reads instead
+  # of the masters; None otherwise.
   replica: Any
-  tokenizer: str
-  origin: str
+  tokenizer: str  # Path of its `tokenizer.json`, '' for bytes.
+  origin: str  # A description of the source, such as 'runs/tiny, step 400'.
+  # The run's experiment; None without a workdir.
   experiment: experiment_lib.Experiment | None = None
-  step: int | None = None
+  step: int | None = None  # Optimizer steps taken; None without a workdir.
+  # The folder of Hugging Face files whose chat template and settings of
+  # sampling the model may have been trained with; '' without one.
   chats: str = ''
+  # Whether this project trained it, so that it may know our own chat format.
   is_ours: bool = True
+  # The digest of the file that `params` were read from, where all of its bytes
+  # were hashed as they were read; '' otherwise.
   content: str = ''
 
 

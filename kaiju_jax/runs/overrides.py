@@ -26,17 +26,12 @@ Condition = Callable[[experiment_lib.Experiment], bool]
 
 
 class Rule(NamedTuple):
-  """Fields that have no effect while a condition holds.
+  """Fields that have no effect while a condition holds."""
 
-  Attributes:
-    fields: dotted names with * and ?.
-    rulers: dotted names of the fields that the condition reads.
-    holds: the condition, of the experiment with all overrides.
-  """
-
-  fields: tuple[str, ...]
+  fields: tuple[str, ...]  # Dotted names with * and ?.
+  # Dotted names of the fields that the condition reads.
   rulers: tuple[str, ...]
-  holds: Condition
+  holds: Condition  # The condition, of the experiment with all overrides.
 
 
 def _rule(fields: str, rulers: str, holds: Condition) -> Rule:

@@ -54,33 +54,24 @@ _ALIGNMENT = 'attention_alignment'
 
 
 class Origin(NamedTuple):
-  """The checkpoint from which a run branches off.
+  """The checkpoint from which a run branches off."""
 
-  Attributes:
-    workdir: the workdir of the other run.
-    step: the step of its checkpoint.
-  """
-
-  workdir: pathlib.Path
-  step: int
+  workdir: pathlib.Path  # The workdir of the other run.
+  step: int  # The step of its checkpoint.
 
 
 class Start(NamedTuple):
-  """The state and the position with which a run starts.
+  """The state and the position with which a run starts."""
 
-  Attributes:
-    state: a `state.TrainState`, stored on the mesh.
-    split: parameters → those that checkpoints hold, and the frozen ones; None
-      where checkpoints hold all.
-    begins: of a branch, (step, rows) before its first step, as in
-      `batch_schedule.BatchSchedule`; None otherwise.
-    place: of a branch, the loader's state; None if the seed differs, and with
-      it the earlier rows.
-  """
-
-  state: Any
+  state: Any  # A `state.TrainState`, stored on the mesh.
+  # Parameters → those that checkpoints hold, and the frozen ones; None where
+  # checkpoints hold all.
   split: Callable[[Any], tuple[Any, Any]] | None = None
+  # Of a branch, (step, rows) before its first step, as in
+  # `batch_schedule.BatchSchedule`; None otherwise.
   begins: tuple[int, int] | None = None
+  # Of a branch, the loader's state; None if the seed differs, and with it the
+  # earlier rows.
   place: dict[str, Any] | None = None
 
 

@@ -47,17 +47,11 @@ def load_teacher(path: str | os.PathLike) -> load.Loaded:
 
 
 class Plan(NamedTuple):
-  """The teacher, its text and the store's settings.
+  """The teacher, its text and the store's settings."""
 
-  Attributes:
-    teacher: the model.
-    corpora: the training text, by name.
-    settings: the settings of the store.
-  """
-
-  teacher: load.Loaded
-  corpora: Mapping[str, text.Corpus]
-  settings: store.Settings
+  teacher: load.Loaded  # The model.
+  corpora: Mapping[str, text.Corpus]  # The training text, by name.
+  settings: store.Settings  # The settings of the store.
 
 
 def plan(

@@ -26,38 +26,28 @@ STARTS = ('mean', 'fitted')
 
 
 class Student(NamedTuple):
-  """The attention that a student is asked for; all else is the teacher's.
+  """The attention that a student is asked for; all else is the teacher's."""
 
-  Attributes:
-    layout: the layer tuple as in `ModelConfig.layout`; '' for six local layers
-      per global one, keys and values shared by three local and two global ones.
-      Letters alone, such as 'L L L G', leave it to the text which layers share.
-    window: positions that a local layer sees, itself included; 0 for the
-      teacher's where it has local layers, otherwise 128.
-    num_kv_heads: heads of keys and values; a divisor of the teacher's.
-    int8: whether the student has the default quantization; otherwise none.
-  """
-
+  # The layer tuple as in `ModelConfig.layout`; '' for six local layers per
+  # global one, keys and values shared by three local and two global ones.
+  # Letters alone, such as 'L L L G', leave it to the text which layers share.
   layout: str = ''
+  # Positions that a local layer sees, itself included; 0 for the teacher's
+  # where it has local layers, otherwise 128.
   window: int = 0
-  num_kv_heads: int = 1
+  num_kv_heads: int = 1  # Heads of keys and values; a divisor of the teacher's.
+  # Whether the student has the default quantization; otherwise none.
   int8: bool = True
 
 
 class FirstWeights(NamedTuple):
-  """How a student's weights are made of the teacher's.
+  """How a student's weights are made of the teacher's."""
 
-  Attributes:
-    kind: one of `STARTS`: 'mean' or 'fitted'.
-    owners: with 'mean', one of `pool.OWNERS`.
-    text: with 'fitted', the text that the fit reads: a file, folder or glob.
-    tokens: how many tokens of it.
-  """
-
-  kind: str = 'mean'
-  owners: str = 'mean'
+  kind: str = 'mean'  # One of `STARTS`: 'mean' or 'fitted'.
+  owners: str = 'mean'  # With 'mean', one of `pool.OWNERS`.
+  # With 'fitted', the text that the fit reads: a file, folder or glob.
   text: str = ''
-  tokens: int = 262_144
+  tokens: int = 262_144  # How many tokens of it.
 
 
 KAIJU = Student()

@@ -36,17 +36,12 @@ ROUNDING = ('nearest', 'stochastic')
 
 
 class Product(NamedTuple):
-  """The results of a matmul.
+  """The results of a matmul."""
 
-  Attributes:
-    y_RO: the product.
-    codes_RC: int8, the codes of x; None if x was float and `keep_codes` False.
-    scale_R: float32, the scales of x's rows.
-  """
-
-  y_RO: jax.Array
+  y_RO: jax.Array  # The product.
+  # int8, the codes of x; None if x was float and `keep_codes` False.
   codes_RC: jax.Array | None
-  scale_R: jax.Array
+  scale_R: jax.Array  # float32, the scales of x's rows.
 
 
 def quantize(

@@ -30,21 +30,13 @@ TORCH = 'torch._int_mm'
 
 
 class Shape(NamedTuple):
-  """A product [rows, contracted] × [contracted, outputs] on one device.
+  """A product [rows, contracted] × [contracted, outputs] on one device."""
 
-  Attributes:
-    rows: tokens.
-    contracted: the size of the dimension that x and the weight share.
-    outputs: outputs of the weight.
-    contract: as for `api.matmul`.
-    nonnegative: whether x is the output of a squared ReLU.
-  """
-
-  rows: int
-  contracted: int
-  outputs: int
-  contract: str
-  nonnegative: bool = False
+  rows: int  # Tokens.
+  contracted: int  # The size of the dimension that x and the weight share.
+  outputs: int  # Outputs of the weight.
+  contract: str  # As for `api.matmul`.
+  nonnegative: bool = False  # Whether x is the output of a squared ReLU.
 
 
 def _layer(d_model: int, hidden: int, rows: int = 8192) -> dict[str, Shape]:

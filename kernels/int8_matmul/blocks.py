@@ -11,23 +11,14 @@ from kaiju_jax.kernels import tuned
 
 
 class Gpu(NamedTuple):
-  """A tile of a product [R, C] × [C, O] on a GPU.
+  """A tile of a product [R, C] × [C, O] on a GPU."""
 
-  Attributes:
-    R: rows.
-    O: outputs.
-    C: contracted elements per step.
-    warps: warps per program.
-    stages: blocks that are loaded or multiplied at once.
-    group: rows of tiles whose programs run together.
-  """
-
-  R: int
-  O: int
-  C: int
-  warps: int
-  stages: int
-  group: int = 8
+  R: int  # Rows.
+  O: int  # Outputs.
+  C: int  # Contracted elements per step.
+  warps: int  # Warps per program.
+  stages: int  # Blocks that are loaded or multiplied at once.
+  group: int = 8  # Rows of tiles whose programs run together.
 
 
 class Rows(NamedTuple):

@@ -31,17 +31,12 @@ class Tile(NamedTuple):
 
 
 class Operand(NamedTuple):
-  """One side of a product.
+  """One side of a product."""
 
-  Attributes:
-    array: a matrix.
-    axis: its contracted axis.
-    prepare: a function of (block, its start along `axis`, refs of the vectors)
-      that returns the operand of the dot; with None that is the block.
-  """
-
-  array: jax.Array
-  axis: int
+  array: jax.Array  # A matrix.
+  axis: int  # Its contracted axis.
+  # A function of (block, its start along `axis`, refs of the vectors) that
+  # returns the operand of the dot; with None that is the block.
   prepare: Callable | None = None
 
 

@@ -27,20 +27,14 @@ from kaiju_jax.kernels.int8_matmul import coding
 
 
 class _Coding(NamedTuple):
-  """The way that rows become the left operand of the dot.
+  """The way that rows become the left operand of the dot."""
 
-  Attributes:
-    kind: 'nearest', 'nonnegative' or 'stochastic' codes of x; 'scaled' for x
-      times the columns' scales in `dtype`; 'codes' for x unchanged.
-    has_cut: whether each row has a cut.
-    has_limit: whether each row has a limit.
-    dtype: the operand's dtype.
-  """
-
+  # 'nearest', 'nonnegative' or 'stochastic' codes of x; 'scaled' for x times
+  # the columns' scales in `dtype`; 'codes' for x unchanged.
   kind: str
-  has_cut: bool = False
-  has_limit: bool = False
-  dtype: jnp.dtype = jnp.dtype(jnp.int8)
+  has_cut: bool = False  # Whether each row has a cut.
+  has_limit: bool = False  # Whether each row has a limit.
+  dtype: jnp.dtype = jnp.dtype(jnp.int8)  # The operand's dtype.
 
   @property
   def makes_codes(self) -> bool:
@@ -52,23 +46,15 @@ class _Coding(NamedTuple):
 
 
 class _Finish(NamedTuple):
-  """The way that a sum becomes the result.
+  """The way that a sum becomes the result."""
 
-  Attributes:
-    dtype: the result's dtype.
-    has_row_scale: whether rows have scales, because x was given as codes.
-    has_scale: whether outputs have scales.
-    has_offset: whether an int32 per output is added to the sum.
-    has_cut: whether each row has a cut.
-    relu2: whether the result is relu(y)².
-  """
-
-  dtype: jnp.dtype
+  dtype: jnp.dtype  # The result's dtype.
+  # Whether rows have scales, because x was given as codes.
   has_row_scale: bool = False
-  has_scale: bool = False
-  has_offset: bool = False
-  has_cut: bool = False
-  relu2: bool = False
+  has_scale: bool = False  # Whether outputs have scales.
+  has_offset: bool = False  # Whether an int32 per output is added to the sum.
+  has_cut: bool = False  # Whether each row has a cut.
+  relu2: bool = False  # Whether the result is relu(y)².
 
 
 def quantize(x_RC, *, cut_R, limit_R, nonnegative):

@@ -34,26 +34,17 @@ CACHES = 'int8', 'bfloat16'
 
 
 class BenchShape(NamedTuple):
-  """A step of decoding.
+  """A step of decoding."""
 
-  Attributes:
-    heads: query heads on this device.
-    batch: rows.
-    context: slots of a row's table, and tokens of the (longest) row.
-    slots: slots per page.
-    window: the layer's window in positions; None for all.
-    queries: beams of a row, which share all but their last tokens.
-    ragged: whether rows' lengths differ, from an eighth of the context to all.
-    ring: whether the slots are a ring, in which new tokens overwrite old ones.
-  """
-
-  heads: int
-  batch: int
-  context: int
-  slots: int
-  window: int | None = None
-  queries: int = 1
+  heads: int  # Query heads on this device.
+  batch: int  # Rows.
+  context: int  # Slots of a row's table, and tokens of the (longest) row.
+  slots: int  # Slots per page.
+  window: int | None = None  # The layer's window in positions; None for all.
+  queries: int = 1  # Beams of a row, which share all but their last tokens.
+  # Whether rows' lengths differ, from an eighth of the context to all.
   ragged: bool = False
+  # Whether the slots are a ring, in which new tokens overwrite old ones.
   ring: bool = False
 
 
@@ -143,19 +134,12 @@ def lengths(shape: BenchShape):
 
 
 class Counts(NamedTuple):
-  """The numbers of slots that a shape needs and that its plan visits.
+  """The numbers of slots that a shape needs and that its plan visits."""
 
-  Attributes:
-    pairs: pairs of a query and a slot that it sees, by brute force.
-    slots: slots that some query sees, by brute force.
-    visited: slots of the pages that the plan visits.
-    whole: slots of the pages that are seen whole.
-  """
-
-  pairs: int
-  slots: int
-  visited: int
-  whole: int
+  pairs: int  # Pairs of a query and a slot that it sees, by brute force.
+  slots: int  # Slots that some query sees, by brute force.
+  visited: int  # Slots of the pages that the plan visits.
+  whole: int  # Slots of the pages that are seen whole.
 
 
 def counts(shape: BenchShape, where: Layout) -> Counts:

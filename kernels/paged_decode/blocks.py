@@ -35,46 +35,28 @@ _TPU_ROWS = 256
 
 
 class Sizes(NamedTuple):
-  """Tiles of a kernel.
+  """Tiles of a kernel."""
 
-  Attributes:
-    R: rows per tile; on a GPU a power of two, at least 16.
-    J: keys per step; a power of two on a GPU, otherwise whole pages.
-    X: splits of a row's visited pages.
-    warps: warps per program, on a GPU.
-    stages: stages of the program's pipeline, on a GPU.
-  """
-
-  R: int
-  J: int
-  X: int
-  warps: int = 4
-  stages: int = 3
+  R: int  # Rows per tile; on a GPU a power of two, at least 16.
+  J: int  # Keys per step; a power of two on a GPU, otherwise whole pages.
+  X: int  # Splits of a row's visited pages.
+  warps: int = 4  # Warps per program, on a GPU.
+  stages: int = 3  # Stages of the program's pipeline, on a GPU.
 
 
 class Shape(NamedTuple):
-  """The sizes that the choice depends on.
+  """The sizes that the choice depends on."""
 
-  Attributes:
-    B: rows of the batch.
-    rows: queries times heads.
-    K: key size.
-    P: pages of the pool.
-    N: pages in a row's table.
-    S: slots of a page.
-    itemsize: bytes of an element of the cache, the smaller number where keys
-      and values differ.
-    window: see `api.decode`.
-  """
-
-  B: int
-  rows: int
-  K: int
-  P: int
-  N: int
-  S: int
+  B: int  # Rows of the batch.
+  rows: int  # Queries times heads.
+  K: int  # Key size.
+  P: int  # Pages of the pool.
+  N: int  # Pages in a row's table.
+  S: int  # Slots of a page.
+  # Bytes of an element of the cache, the smaller number where keys and values
+  # differ.
   itemsize: int
-  window: int | None
+  window: int | None  # See `api.decode`.
 
 
 def implementation(platform: str, shape: Shape) -> str:

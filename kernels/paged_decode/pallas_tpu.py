@@ -38,19 +38,12 @@ _LOG2_E = math.log2(math.e)
 
 
 class _Chain(NamedTuple):
-  """The places of each row's groups in the chain of each split; int32.
+  """The places of each row's groups in the chain of each split; int32."""
 
-  Attributes:
-    full_B: pages that are seen whole.
-    count_B: pages visited.
-    first_XB: the row's first group in the chain.
-    next_XB: the next row that has groups in the chain; B if none.
-  """
-
-  full_B: Any
-  count_B: Any
-  first_XB: Any
-  next_XB: Any
+  full_B: Any  # Pages that are seen whole.
+  count_B: Any  # Pages visited.
+  first_XB: Any  # The row's first group in the chain.
+  next_XB: Any  # The next row that has groups in the chain; B if none.
 
 
 class _Rows(NamedTuple):

@@ -20,20 +20,14 @@ from kaiju_jax.kernels.visibility_attention import operands
 
 
 class Plan(NamedTuple):
-  """Visited pages of each row; all fields int32.
+  """Visited pages of each row; all fields int32."""
 
-  Attributes:
-    logical_BN: the pages' places in the row's table: first pages seen whole,
-      then the others, each ascending. Places from `count_B` on repeat the last.
-    page_BN: the pages' places in the pool, in the same order.
-    full_B: the number of pages that every query sees whole.
-    count_B: the number of visited pages.
-  """
-
+  # The pages' places in the row's table: first pages seen whole, then the
+  # others, each ascending. Places from `count_B` on repeat the last.
   logical_BN: Any
-  page_BN: Any
-  full_B: Any
-  count_B: Any
+  page_BN: Any  # The pages' places in the pool, in the same order.
+  full_B: Any  # The number of pages that every query sees whole.
+  count_B: Any  # The number of visited pages.
 
 
 def make(table_BN, ranges, *, pages, window) -> Plan:

@@ -19,17 +19,11 @@ from kaiju_jax.kernels.squinch import blocks
 
 
 class Shape(NamedTuple):
-  """A weight's gradient on one device.
+  """A weight's gradient on one device."""
 
-  Attributes:
-    parts: number of owners, and of the sources that an owner sums.
-    rows: all of D.
-    columns: the device's share of the other dimensions.
-  """
-
-  parts: int
-  rows: int
-  columns: int
+  parts: int  # Number of owners, and of the sources that an owner sums.
+  rows: int  # All of D.
+  columns: int  # The device's share of the other dimensions.
 
 
 def _layer(parts: int, d_model: int, hidden: int) -> dict[str, Shape]:

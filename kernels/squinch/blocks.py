@@ -28,45 +28,27 @@ _tried = contextvars.ContextVar('tried', default=None)
 
 
 class Threads(NamedTuple):
-  """The sizes of a GPU's program that hold for all shapes.
+  """The sizes of a GPU's program that hold for all shapes."""
 
-  Attributes:
-    columns: columns per thread.
-    N: sources that are loaded together; a divisor of their number.
-    warps: warps per program.
-  """
-
-  columns: int
-  N: int
-  warps: int
+  columns: int  # Columns per thread.
+  N: int  # Sources that are loaded together; a divisor of their number.
+  warps: int  # Warps per program.
 
 
 class Gpu(NamedTuple):
-  """A tile of the GPU's kernels.
+  """A tile of the GPU's kernels."""
 
-  Attributes:
-    G: groups; a power of two, as is C.
-    C: columns.
-    N: as in `Threads`.
-    warps: warps per program.
-  """
-
-  G: int
-  C: int
-  N: int
-  warps: int
+  G: int  # Groups; a power of two, as is C.
+  C: int  # Columns.
+  N: int  # As in `Threads`.
+  warps: int  # Warps per program.
 
 
 class Tpu(NamedTuple):
-  """A block of the TPU's kernels, 128 columns wide.
+  """A block of the TPU's kernels, 128 columns wide."""
 
-  Attributes:
-    G: groups, a multiple of 32.
-    N: sources of a block; a divisor of their number.
-  """
-
-  G: int
-  N: int
+  G: int  # Groups, a multiple of 32.
+  N: int  # Sources of a block; a divisor of their number.
 
 
 @contextlib.contextmanager

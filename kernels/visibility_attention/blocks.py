@@ -29,17 +29,11 @@ _PLAN_TOKENS = 8
 
 
 class Sizes(NamedTuple):
-  """Blocks of the chunked implementation.
+  """Blocks of the chunked implementation."""
 
-  Attributes:
-    I: queries per block.
-    J: keys per block.
-    Z: blocks that march together (`chunked.py` says how).
-  """
-
-  I: int
-  J: int
-  Z: int
+  I: int  # Queries per block.
+  J: int  # Keys per block.
+  Z: int  # Blocks that march together (`chunked.py` says how).
 
 
 def implementation(
@@ -70,19 +64,12 @@ def sizes(length: int, memory: int, heads: int, window: int | None) -> Sizes:
 
 
 class Tiles(NamedTuple):
-  """Blocks of a GPU kernel.
+  """Blocks of a GPU kernel."""
 
-  Attributes:
-    rows: rows per query tile, all heads of a few tokens; a power of two.
-    keys: keys per key block; a power of two.
-    warps: warps per program.
-    stages: visited blocks that are loaded or multiplied at once.
-  """
-
-  rows: int
-  keys: int
-  warps: int
-  stages: int
+  rows: int  # Rows per query tile, all heads of a few tokens; a power of two.
+  keys: int  # Keys per key block; a power of two.
+  warps: int  # Warps per program.
+  stages: int  # Visited blocks that are loaded or multiplied at once.
 
 
 # The kernels of `pallas_gpu`, that of `triton_kernel` and that of `mosaic_gpu`.
@@ -177,15 +164,10 @@ def gpu(
 
 
 class MosaicTiles(NamedTuple):
-  """Blocks of the Mosaic GPU kernel, whose query tiles always have 128 rows.
+  """Blocks of the Mosaic GPU kernel, whose query tiles always have 128 rows."""
 
-  Attributes:
-    keys: keys per key block.
-    stages: visited blocks that shared memory holds at once.
-  """
-
-  keys: int
-  stages: int
+  keys: int  # Keys per key block.
+  stages: int  # Visited blocks that shared memory holds at once.
 
 
 # Two warpgroups multiply in turn. Each has 64 rows, those of one instruction.
@@ -228,13 +210,9 @@ def mosaic(
 
 
 class Values(NamedTuple):
-  """The choice when `pallas_gpu`'s forward pass turns coded values into floats.
+  """When `pallas_gpu`'s forward pass turns coded values into floats."""
 
-  Attributes:
-    first: 1: once, before the kernel; 0: in the kernel, for each tile.
-  """
-
-  first: int
+  first: int  # 1: once, before the kernel; 0: in the kernel, for each tile.
 
 
 def dequantize_first(rows: int, window: int | None, head_dim: int) -> bool:
@@ -300,15 +278,10 @@ def _even(length: int, target: int) -> int:
 
 
 class TpuTiles(NamedTuple):
-  """Blocks of a TPU kernel, multiples of a register's 128 lanes.
+  """Blocks of a TPU kernel, multiples of a register's 128 lanes."""
 
-  Attributes:
-    rows: rows per query tile, all heads of whole tokens where that fits.
-    keys: keys per key block.
-  """
-
-  rows: int
-  keys: int
+  rows: int  # Rows per query tile, all heads of whole tokens where that fits.
+  keys: int  # Keys per key block.
 
 
 def tpu(

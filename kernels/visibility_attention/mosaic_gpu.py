@@ -115,7 +115,6 @@ class _Barriers(NamedTuple):
   Attributes:
     full: the TMA unit has filled a stage.
     free: both warpgroups have read a stage.
-    turn: both warpgroups have arrived.
   """
 
   q_full: Any
@@ -123,32 +122,22 @@ class _Barriers(NamedTuple):
   v_full: Any
   k_free: Any
   v_free: Any
-  turn: Any
+  turn: Any  # Both warpgroups have arrived.
 
 
 class _Statics(NamedTuple):
-  """The constants of a compiled kernel.
+  """The constants of a compiled kernel."""
 
-  Attributes:
-    batch: B.
-    tiles: query tiles per row of the batch.
-    shared: tiles that share a list.
-    keys: keys per key block.
-    stages: stages of the ring.
-    factor: f where all rows have the same.
-    negative: whether s must be negated, because `scale` is negative and no
-      key's scale carries the sign.
-    dtype: the dtype of v, of the weights p and of the output.
-  """
-
-  batch: int
-  tiles: int
-  shared: int
-  keys: int
-  stages: int
-  factor: float
+  batch: int  # B.
+  tiles: int  # Query tiles per row of the batch.
+  shared: int  # Tiles that share a list.
+  keys: int  # Keys per key block.
+  stages: int  # Stages of the ring.
+  factor: float  # F where all rows have the same.
+  # Whether s must be negated, because `scale` is negative and no key's scale
+  # carries the sign.
   negative: bool
-  dtype: Any
+  dtype: Any  # The dtype of v, of the weights p and of the output.
 
 
 def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):

@@ -5,51 +5,30 @@ from typing import NamedTuple
 
 
 class Ranges(NamedTuple):
-  """The ranges that decide which query sees which key; all fields int32.
+  """The ranges that decide which query sees which key; all fields int32."""
 
-  Attributes:
-    start_BM: the first query coordinate that sees each key.
-    limit_BM: one past the last; equal to start for an empty slot.
-    coordinate_BL: the coordinate of each query.
-    position_BL: the position of each query.
-    position_BM: the position of each key.
-  """
-
-  start_BM: Any
-  limit_BM: Any
-  coordinate_BL: Any
-  position_BL: Any
-  position_BM: Any
+  start_BM: Any  # The first query coordinate that sees each key.
+  limit_BM: Any  # One past the last; equal to start for an empty slot.
+  coordinate_BL: Any  # The coordinate of each query.
+  position_BL: Any  # The position of each query.
+  position_BM: Any  # The position of each key.
 
 
 class Scales(NamedTuple):
-  """The scales of int8 codes; a field is None where its operand is floats.
+  """The scales of int8 codes; a field is None where its operand is floats."""
 
-  Attributes:
-    q_BLH: one per query and head.
-    k: one per key [B, M] or one per channel [K].
-    v: one per value [B, M] or one per channel [K].
-  """
-
-  q_BLH: Any = None
-  k: Any = None
-  v: Any = None
+  q_BLH: Any = None  # One per query and head.
+  k: Any = None  # One per key [B, M] or one per channel [K].
+  v: Any = None  # One per value [B, M] or one per channel [K].
 
 
 class Cotangents(NamedTuple):
-  """Each query's lse and cotangents, as the backward pass needs them.
+  """Each query's lse and cotangents, as the backward pass needs them."""
 
-  Attributes:
-    lse_BLH: float32, as the forward pass returned it.
-    dout_BLHK: the cotangent of out.
-    dlse_BLH: float32, the cotangent of lse.
-    delta_BLH: float32, rowsum(dout · out) - dlse.
-  """
-
-  lse_BLH: Any
-  dout_BLHK: Any
-  dlse_BLH: Any
-  delta_BLH: Any
+  lse_BLH: Any  # float32, as the forward pass returned it.
+  dout_BLHK: Any  # The cotangent of out.
+  dlse_BLH: Any  # float32, the cotangent of lse.
+  delta_BLH: Any  # float32, rowsum(dout · out) - dlse.
 
 
 def visible(ranges: Ranges, window: int | None):

@@ -48,37 +48,26 @@ _LEAST = 1e-30
 
 
 class _Queries(NamedTuple):
-  """Queries of all rows; `_Tile` is a program's part of them.
-
-  Attributes:
-    scale_BR: given where q is multiplied with k as codes.
-    float_BRK: given for the gradient of k where q is codes.
-  """
+  """Queries of all rows; `_Tile` is a program's part of them."""
 
   q_BRK: Any
-  scale_BR: Any
+  scale_BR: Any  # Given where q is multiplied with k as codes.
   coordinate_BL: Any
   position_BL: Any
-  float_BRK: Any = None
+  float_BRK: Any = None  # Given for the gradient of k where q is codes.
 
 
 class _Keys(NamedTuple):
-  """Keys, and values that are codes where v_scale is given.
-
-  Attributes:
-    k_scale_BM: given where k is multiplied with q as codes.
-    v_scale: [B, M] for tokens, [K] for channels.
-    float_BMK: given for the gradient of q where k is codes.
-  """
+  """Keys, and values that are codes where v_scale is given."""
 
   k_BMK: Any
   v_BMK: Any
-  k_scale_BM: Any
-  v_scale: Any
+  k_scale_BM: Any  # Given where k is multiplied with q as codes.
+  v_scale: Any  # [B, M] for tokens, [K] for channels.
   start_BM: Any
   limit_BM: Any
   position_BM: Any
-  float_BMK: Any = None
+  float_BMK: Any = None  # Given for the gradient of q where k is codes.
 
 
 class _Cotangents(NamedTuple):
@@ -90,29 +79,17 @@ class _Cotangents(NamedTuple):
 
 
 class _Statics(NamedTuple):
-  """The constants of a compiled kernel.
+  """The constants of a compiled kernel."""
 
-  Attributes:
-    heads: rows per query.
-    rows: R, the rows of all queries.
-    memory: keys.
-    window: None for all.
-    scale: factor of the logits.
-    integer_dot: whether q and k are multiplied as codes.
-    dtype: the dtype of the output and of dequantized values.
-    tiles: block sizes.
-    shared: query tiles that share a list.
-  """
-
-  heads: int
-  rows: int
-  memory: int
-  window: int | None
-  scale: float
-  integer_dot: bool
-  dtype: Any
-  tiles: Any = None
-  shared: int = 1
+  heads: int  # Rows per query.
+  rows: int  # R, the rows of all queries.
+  memory: int  # Keys.
+  window: int | None  # None for all.
+  scale: float  # Factor of the logits.
+  integer_dot: bool  # Whether q and k are multiplied as codes.
+  dtype: Any  # The dtype of the output and of dequantized values.
+  tiles: Any = None  # Block sizes.
+  shared: int = 1  # Query tiles that share a list.
 
 
 class _Span(NamedTuple):
@@ -128,17 +105,12 @@ class _Span(NamedTuple):
 
 
 class _Tile(NamedTuple):
-  """Queries of a program.
+  """Queries of a program."""
 
-  Attributes:
-    span: where they are.
-    q_IK: floats or codes.
-    factor: the factor that turns `_logits` into s: a number, or factor_I where
-      q is codes. It is positive, so that it can be applied after a maximum.
-  """
-
-  span: _Span
-  q_IK: Any
+  span: _Span  # Where they are.
+  q_IK: Any  # Floats or codes.
+  # The factor that turns `_logits` into s: a number, or factor_I where q is
+  # codes. It is positive, so that it can be applied after a maximum.
   factor: Any
 
 

@@ -46,19 +46,12 @@ _LANES = 128
 
 
 class _Static(NamedTuple):
-  """The constants of the compiled kernels.
+  """The constants of the compiled kernels."""
 
-  Attributes:
-    windowed: whether there is a window.
-    scale: factor of the logits.
-    integer_dot: whether QKᵀ is a product of codes.
-    dtype: the operands' dtype in every other product.
-  """
-
-  windowed: bool
-  scale: float
-  integer_dot: bool
-  dtype: Any
+  windowed: bool  # Whether there is a window.
+  scale: float  # Factor of the logits.
+  integer_dot: bool  # Whether QKᵀ is a product of codes.
+  dtype: Any  # The operands' dtype in every other product.
 
 
 def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):

@@ -47,29 +47,20 @@ class Plan(NamedTuple):
   """The blocks of one side that each block of the other side visits.
 
   A row has X visiting blocks and Y blocks that they may visit.
-
-  Attributes:
-    count_BX: int32, how many blocks each visits.
-    list_BXY: int32, their numbers, ascending. Places beyond the count repeat
-      the last one (0 where there is none), so that a prefetch finds a block.
   """
 
-  count_BX: Any
+  count_BX: Any  # int32, how many blocks each visits.
+  # int32, their numbers, ascending. Places beyond the count repeat the last one
+  # (0 where there is none), so that a prefetch finds a block.
   list_BXY: Any
 
 
 class FullFirst(NamedTuple):
-  """A plan in which blocks seen in full come before blocks seen in part.
+  """A plan in which blocks seen in full come before blocks seen in part."""
 
-  Attributes:
-    full_BX: int32, how many blocks are seen in full.
-    count_BX: int32, how many blocks are visited in all.
-    list_BXY: int32, their numbers, ascending within full and within part.
-  """
-
-  full_BX: Any
-  count_BX: Any
-  list_BXY: Any
+  full_BX: Any  # int32, how many blocks are seen in full.
+  count_BX: Any  # int32, how many blocks are visited in all.
+  list_BXY: Any  # int32, their numbers, ascending within full and within part.
 
 
 def plan_queries(sees_BXY) -> Plan:

@@ -15,26 +15,17 @@ from kaiju_jax.kernels.visibility_attention import operands
 
 
 class Shape(NamedTuple):
-  """Self-attention over whole rows.
+  """Self-attention over whole rows."""
 
-  Attributes:
-    length: tokens of a row.
-    heads: query heads.
-    head_dim: K.
-    window: None for all.
-    rows: 'causal', 'packed' or 'chat'.
-    coded: whether q, k and v are int8 codes with a scale per token; otherwise
-      they are bfloat16.
-    batch: rows.
-  """
-
-  length: int
-  heads: int
-  head_dim: int = 128
-  window: int | None = None
-  rows: str = 'causal'
+  length: int  # Tokens of a row.
+  heads: int  # Query heads.
+  head_dim: int = 128  # K.
+  window: int | None = None  # None for all.
+  rows: str = 'causal'  # 'causal', 'packed' or 'chat'.
+  # Whether q, k and v are int8 codes with a scale per token; otherwise they are
+  # bfloat16.
   coded: bool = False
-  batch: int = 1
+  batch: int = 1  # Rows.
 
 
 SHAPES = {

@@ -30,19 +30,12 @@ DONE, REFUSED, MORE = 0, 2, 3
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What a child shall do.
+  """What a child shall do."""
 
-  Attributes:
-    slices: their names, in order.
-    seconds: {slice: seconds that it may take}.
-    end: the time, as `time.time` counts it, after which no case begins.
-    setting: as in `setting`.
-  """
-
-  slices: list[str]
-  seconds: dict[str, float]
-  end: float
-  setting: setting_lib.Setting
+  slices: list[str]  # Their names, in order.
+  seconds: dict[str, float]  # {slice: seconds that it may take}.
+  end: float  # The time, as `time.time` counts it, after which no case begins.
+  setting: setting_lib.Setting  # As in `setting`.
 
 
 def work(task: Task) -> int:

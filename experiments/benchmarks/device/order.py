@@ -8,26 +8,20 @@ from typing import NamedTuple
 
 
 class Slice(NamedTuple):
-  """A module of this package.
+  """A module of this package."""
 
-  Attributes:
-    answers: its question.
-    seconds: an estimate of all its cases.
-    most: seconds that one run gives it before the slices behind it have had
-      their turn; a later run goes on.
-    apart: whether each case has a process of its own, whose memory starts
-      empty.
-    device: whether its process itself uses the device; otherwise it starts
-      commands that do.
-    plays: whether a rehearsal chooses the kernels of the platform that it
-      plays, and interprets them; otherwise it runs what a CPU runs.
-  """
-
-  answers: str
-  seconds: int
+  answers: str  # Its question.
+  seconds: int  # An estimate of all its cases.
+  # Seconds that one run gives it before the slices behind it have had their
+  # turn; a later run goes on.
   most: int
+  # Whether each case has a process of its own, whose memory starts empty.
   apart: bool = False
+  # Whether its process itself uses the device; otherwise it starts commands
+  # that do.
   device: bool = True
+  # Whether a rehearsal chooses the kernels of the platform that it plays, and
+  # interprets them; otherwise it runs what a CPU runs.
   plays: bool = True
 
 

@@ -50,17 +50,11 @@ class Numbers(tokenizer_lib.Bytes):
 
 
 class Served(NamedTuple):
-  """A server that runs.
+  """A server that runs."""
 
-  Attributes:
-    context: its parts.
-    address: its URL.
-    tokens: of two owners.
-  """
-
-  context: context_lib.Context
-  address: str
-  tokens: tuple[str, str]
+  context: context_lib.Context  # Its parts.
+  address: str  # Its URL.
+  tokens: tuple[str, str]  # Of two owners.
 
 
 @contextlib.contextmanager
@@ -137,15 +131,10 @@ def over_http(
 
 
 class Reused(NamedTuple):
-  """Which part of their prompts' tokens was in the cache.
+  """Which part of their prompts' tokens was in the cache."""
 
-  Attributes:
-    second_turn: of a conversation's second turn.
-    second_user: of another user's first turn with the same character.
-  """
-
-  second_turn: float
-  second_user: float
+  second_turn: float  # Of a conversation's second turn.
+  second_user: float  # Of another user's first turn with the same character.
 
 
 def measure_reuse(server: Served, length: int) -> Reused:

@@ -129,22 +129,16 @@ def _paired(weight: np.ndarray, size: int) -> np.ndarray:
 
 @dataclasses.dataclass
 class _Row:
-  """A request that is being served in a sequence of llama.cpp.
+  """A request that is being served in a sequence of llama.cpp."""
 
-  Attributes:
-    number: of the request.
-    sequence: of llama.cpp.
-    fed: tokens that its cache holds.
-    next: tokens that it takes next: of the prompt, or the newest one.
-    tokens: the answer so far.
-    seconds: when each of them was there.
-  """
-
-  number: int
-  sequence: int
+  number: int  # Of the request.
+  sequence: int  # Of llama.cpp.
+  # Tokens that it takes next: of the prompt, or the newest one.
   next: np.ndarray
-  fed: int = 0
+  fed: int = 0  # Tokens that its cache holds.
+  # The answer so far.
   tokens: list[int] = dataclasses.field(default_factory=list)
+  # When each of them was there.
   seconds: list[float] = dataclasses.field(default_factory=list)
 
 

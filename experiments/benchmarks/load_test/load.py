@@ -22,54 +22,37 @@ import numpy as np
 
 
 class Arrival(NamedTuple):
-  """One request.
+  """One request."""
 
-  Attributes:
-    seconds: when it comes, from the beginning of the load.
-    tokens: of the prompt, int32 [L].
-    max_tokens: how many the answer has; nothing stops it earlier.
-  """
-
-  seconds: float
-  tokens: np.ndarray
-  max_tokens: int
+  seconds: float  # When it comes, from the beginning of the load.
+  tokens: np.ndarray  # Of the prompt, int32 [L].
+  max_tokens: int  # How many the answer has; nothing stops it earlier.
 
 
 class Timeline(NamedTuple):
-  """How one request was served.
+  """How one request was served."""
 
-  Attributes:
-    arrival: the request.
-    tokens: the answer, int32 [n]; empty where the request was refused.
-    seconds: when each of them was there, on the arrival's clock, float64 [n].
-  """
-
-  arrival: Arrival
+  arrival: Arrival  # The request.
+  # The answer, int32 [n]; empty where the request was refused.
   tokens: np.ndarray
+  # When each of them was there, on the arrival's clock, float64 [n].
   seconds: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-  """What arrivals are drawn from.
+  """What arrivals are drawn from."""
 
-  Attributes:
-    seed: of every draw.
-    rate: mean requests per second; `math.inf` for all of them at second 0.
-    count: requests.
-    prompt: fewest and most tokens of a prompt, evenly on a logarithm.
-    answer: fewest and most tokens of an answer, evenly on a logarithm.
-    shared: tokens at the beginning that all prompts have in common.
-    vocabulary: tokens are below it.
-  """
-
-  seed: int = 0
+  seed: int = 0  # Of every draw.
+  # Mean requests per second; `math.inf` for all of them at second 0.
   rate: float = 1.0
-  count: int = 64
+  count: int = 64  # Requests.
+  # Fewest and most tokens of a prompt, evenly on a logarithm.
   prompt: tuple[int, int] = (64, 512)
+  # Fewest and most tokens of an answer, evenly on a logarithm.
   answer: tuple[int, int] = (32, 128)
-  shared: int = 0
-  vocabulary: int = 32_000
+  shared: int = 0  # Tokens at the beginning that all prompts have in common.
+  vocabulary: int = 32_000  # Tokens are below it.
 
   def __post_init__(self):
     """Refuses a load that cannot be meant.
@@ -132,24 +115,17 @@ class Figures(NamedTuple):
 
   A percentile is a time that was measured: the least one that at least that
   part of all of them does not exceed. It is NaN where there is no time at all.
-
-  Attributes:
-    served: requests with at least one token.
-    refused: requests without any.
-    first_p50: median seconds from a request's arrival to its first token.
-    first_p99: their 99th percentile.
-    between_p50: median seconds between two tokens of an answer.
-    between_p99: their 99th percentile.
-    tokens_per_second: tokens of all answers, over the seconds from the first
-      arrival to the last token.
   """
 
-  served: int
-  refused: int
+  served: int  # Requests with at least one token.
+  refused: int  # Requests without any.
+  # Median seconds from a request's arrival to its first token.
   first_p50: float
-  first_p99: float
-  between_p50: float
-  between_p99: float
+  first_p99: float  # Their 99th percentile.
+  between_p50: float  # Median seconds between two tokens of an answer.
+  between_p99: float  # Their 99th percentile.
+  # Tokens of all answers, over the seconds from the first arrival to the last
+  # token.
   tokens_per_second: float
 
 

@@ -47,17 +47,11 @@ def throughput(
 
 
 class Reuse(NamedTuple):
-  """Seconds to the first token, the least of the turns.
+  """Seconds to the first token, the least of the turns."""
 
-  Attributes:
-    cold: of a new prompt.
-    warm: of one that was seen but for its last tokens.
-    reused: the fraction of the warm prompt that did not run.
-  """
-
-  cold: float
-  warm: float
-  reused: float
+  cold: float  # Of a new prompt.
+  warm: float  # Of one that was seen but for its last tokens.
+  reused: float  # The fraction of the warm prompt that did not run.
 
 
 def reuse(
@@ -91,17 +85,11 @@ def reuse(
 
 
 class Between(NamedTuple):
-  """Seconds between two tokens of an answer.
+  """Seconds between two tokens of an answer."""
 
-  Attributes:
-    quiet: 99th percentile while nothing enters.
-    entering: 99th percentile while prompts enter.
-    chunk: seconds of the longest chunk of such a prompt, alone.
-  """
-
-  quiet: float
-  entering: float
-  chunk: float
+  quiet: float  # 99th percentile while nothing enters.
+  entering: float  # 99th percentile while prompts enter.
+  chunk: float  # Seconds of the longest chunk of such a prompt, alone.
 
 
 def measure_gaps(
@@ -147,17 +135,11 @@ def measure_gaps(
 
 
 class Overload(NamedTuple):
-  """What an engine does with more than it can serve.
+  """What an engine does with more than it can serve."""
 
-  Attributes:
-    figures: of what was admitted.
-    refused_within: longest that a refusal took, in seconds.
-    wait: shortest and longest wait that refusals told.
-  """
-
-  figures: load.Figures
-  refused_within: float
-  wait: tuple[float, float]
+  figures: load.Figures  # Of what was admitted.
+  refused_within: float  # Longest that a refusal took, in seconds.
+  wait: tuple[float, float]  # Shortest and longest wait that refusals told.
 
 
 def overload(

@@ -9,19 +9,13 @@ _SERVE = 'experiments.serve'
 
 
 class Served(NamedTuple):
-  """A server that answers.
+  """A server that answers."""
 
-  Attributes:
-    process: the server's; its output is read up to the address.
-    address: its URL.
-    key: of its local user.
-    said: the lines that it printed before its address.
-  """
-
+  # The server's; its output is read up to the address.
   process: subprocess.Popen
-  address: str
-  key: str
-  said: tuple[str, ...]
+  address: str  # Its URL.
+  key: str  # Of its local user.
+  said: tuple[str, ...]  # The lines that it printed before its address.
 
 
 def start(model: str, folder: str, *arguments: str) -> Served:

@@ -35,17 +35,11 @@ Found = dict[str, dict[str, list[tuple[float, float]]]]
 
 
 class Contender(NamedTuple):
-  """One way to start.
+  """One way to start."""
 
-  Attributes:
-    root: root of the checkout.
-    cached: whether a compilation cache is in use.
-    emptied: whether that cache is emptied before each start.
-  """
-
-  root: pathlib.Path
-  cached: bool
-  emptied: bool = False
+  root: pathlib.Path  # Root of the checkout.
+  cached: bool  # Whether a compilation cache is in use.
+  emptied: bool = False  # Whether that cache is emptied before each start.
 
 
 def measure(settings: Any) -> tuple[report.Report, Found]:

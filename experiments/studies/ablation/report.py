@@ -21,17 +21,12 @@ from kaiju_jax.training import metrics
 
 
 class Outcome(NamedTuple):
-  """The outcome of one run.
+  """The outcome of one run."""
 
-  Attributes:
-    job: the run.
-    status: 'finished', 'diverged at step …', 'failed (…)', 'stopped' or 'not
-      run'.
-    command: the command that trains it, as a reader would type it.
-  """
-
-  job: grid.Job
+  job: grid.Job  # The run.
+  # 'finished', 'diverged at step …', 'failed (…)', 'stopped' or 'not run'.
   status: str
+  # The command that trains it, as a reader would type it.
   command: tuple[str, ...]
 
   @property

@@ -41,17 +41,11 @@ _NEAR = 0.02  # How far from a wanted fraction a checkpoint may stand.
 
 
 class Place(NamedTuple):
-  """A checkpoint at which branches begin.
+  """A checkpoint at which branches begin."""
 
-  Attributes:
-    step: the checkpoint's step.
-    fraction: the fraction of the run's tokens that are trained there.
-    tokens: the number of these tokens.
-  """
-
-  step: int
-  fraction: float
-  tokens: int
+  step: int  # The checkpoint's step.
+  fraction: float  # The fraction of the run's tokens that are trained there.
+  tokens: int  # The number of these tokens.
 
 
 class BatchCell(NamedTuple):
@@ -63,17 +57,11 @@ class BatchCell(NamedTuple):
 
 
 class Arm(NamedTuple):
-  """One arm of the three runs from the beginning.
+  """One arm of the three runs from the beginning."""
 
-  Attributes:
-    name: one of ARMS.
-    steps: optimizer steps of the run.
-    losses: {seed: held-out loss}.
-  """
-
-  name: str
-  steps: int
-  losses: dict[int, float]
+  name: str  # One of ARMS.
+  steps: int  # Optimizer steps of the run.
+  losses: dict[int, float]  # {seed: held-out loss}.
 
   def excess(self, small: 'Arm') -> statistics.Difference:
     """Returns the relative loss over `small`, paired by seed."""
@@ -82,18 +70,12 @@ class Arm(NamedTuple):
 
 
 class BatchStudy(NamedTuple):
-  """The results of a study.
+  """The results of a study."""
 
-  Attributes:
-    epsilon: relative loss that a larger batch may cost.
-    found: the critical batch by place.
-    batch: the value of `optimizer.batch` that follows.
-    arms: the runs from the beginning, by arm; None where none was run.
-  """
-
-  epsilon: float
-  found: dict[Place, fits.Critical]
-  batch: str
+  epsilon: float  # Relative loss that a larger batch may cost.
+  found: dict[Place, fits.Critical]  # The critical batch by place.
+  batch: str  # The value of `optimizer.batch` that follows.
+  # The runs from the beginning, by arm; None where none was run.
   arms: dict[str, Arm] | None
 
 

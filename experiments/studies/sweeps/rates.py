@@ -29,79 +29,49 @@ _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
 
 
 class RateCell(NamedTuple):
-  """One run of the study.
+  """One run of the study."""
 
-  Attributes:
-    transfer: `optimizer.transfer`.
-    width: d_model.
-    rate: learning rate.
-    seed: the run's.
-  """
-
-  transfer: str
-  width: int
-  rate: float
-  seed: int
+  transfer: str  # `optimizer.transfer`.
+  width: int  # d_model.
+  rate: float  # Learning rate.
+  seed: int  # The run's.
 
 
 class WidthLosses(NamedTuple):
-  """The losses of one width, and their optimum.
+  """The losses of one width, and their optimum."""
 
-  Attributes:
-    rates: float[R], rising.
-    losses: float[S, R].
-    optimum: the parabola's.
-  """
-
-  rates: list[float]
-  losses: np.ndarray
-  optimum: optimum.Optimum
+  rates: list[float]  # float[R], rising.
+  losses: np.ndarray  # float[S, R].
+  optimum: optimum.Optimum  # The parabola's.
 
 
 class RateStudy(NamedTuple):
-  """All widths of one kind of transfer.
+  """All widths of one kind of transfer."""
 
-  Attributes:
-    found: {width: what its losses say}.
-    line: through the optima; None where one is not to be trusted.
-    kept: the narrowest width's best rate.
-  """
-
-  found: dict[int, WidthLosses]
+  found: dict[int, WidthLosses]  # {width: what its losses say}.
+  # Through the optima; None where one is not to be trusted.
   line: optimum.Line | None
-  kept: float
+  kept: float  # The narrowest width's best rate.
 
 
 class Prediction(NamedTuple):
-  """The next width: what was predicted and what was measured.
+  """The next width: what was predicted and what was measured."""
 
-  Attributes:
-    rate: the predicted one.
-    found: its own losses and optimum.
-    ratio: predicted / measured optimum.
-    excess: relative loss at the predicted rate over the measured optimum's.
-    kept: the same at the narrowest width's best rate.
-  """
-
-  rate: float
-  found: WidthLosses
-  ratio: float
+  rate: float  # The predicted one.
+  found: WidthLosses  # Its own losses and optimum.
+  ratio: float  # Predicted / measured optimum.
+  # Relative loss at the predicted rate over the measured optimum's.
   excess: float
-  kept: float
+  kept: float  # The same at the narrowest width's best rate.
 
 
 class Rates(NamedTuple):
-  """The whole of it, by transfer.
+  """The whole of it, by transfer."""
 
-  Attributes:
-    studies: what the widths say.
-    predictions: how the next width did, where all optima are trusted.
-    width: the next one.
-  """
-
-  studies: dict[str, RateStudy]
+  studies: dict[str, RateStudy]  # What the widths say.
+  # How the next width did, where all optima are trusted.
   predictions: dict[str, Prediction]
-  width: int
+  width: int  # The next one.
 
   def list_found(self, transfer: str) -> dict[int, WidthLosses]:
     """Returns {width: what its losses say}, the next one's last."""

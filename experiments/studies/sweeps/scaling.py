@@ -36,19 +36,12 @@ class SizeCell(NamedTuple):
 
 
 class Point(NamedTuple):
-  """The runs of one size and length.
+  """The runs of one size and length."""
 
-  Attributes:
-    width: d_model.
-    parameters: N.
-    tokens: D.
-    losses: held-out loss of each seed.
-  """
-
-  width: int
-  parameters: int
-  tokens: int
-  losses: tuple[float, ...]
+  width: int  # d_model.
+  parameters: int  # N.
+  tokens: int  # D.
+  losses: tuple[float, ...]  # Held-out loss of each seed.
 
   @property
   def loss(self) -> float:
@@ -57,23 +50,14 @@ class Point(NamedTuple):
 
 
 class SizeStudy(NamedTuple):
-  """The fit and what it predicts.
+  """The fit and what it predicts."""
 
-  Attributes:
-    points: what was fitted.
-    largest: what was held out.
-    fit: the law with E.
-    predicted: its loss at `largest`.
-    without_e: that of the law without E.
-    carried: the loss of the fitted run with most parameters and tokens.
-  """
-
-  points: tuple[Point, ...]
-  largest: Point
-  fit: fits.Fit
-  predicted: float
-  without_e: float
-  carried: float
+  points: tuple[Point, ...]  # What was fitted.
+  largest: Point  # What was held out.
+  fit: fits.Fit  # The law with E.
+  predicted: float  # Its loss at `largest`.
+  without_e: float  # That of the law without E.
+  carried: float  # The loss of the fitted run with most parameters and tokens.
 
 
 def measure(

@@ -53,19 +53,14 @@ _PAGE = 1_000  # Sessions of one reading.
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-  """What was exported.
+  """What was exported."""
 
-  Attributes:
-    counts: the number of things by name (`report.py`).
-    places: how often a choice among n replies kept the one in place k, by
-      (n, k), in the order in which the model drew them.
-    sessions: the HMACs of the sessions with a line, sorted.
-    gone: those of former exports that are in this one no longer, sorted.
-  """
-
-  counts: dict[str, int]
+  counts: dict[str, int]  # The number of things by name (`report.py`).
+  # How often a choice among n replies kept the one in place k, by (n, k), in
+  # the order in which the model drew them.
   places: dict[tuple[int, int], int]
-  sessions: tuple[str, ...]
+  sessions: tuple[str, ...]  # The HMACs of the sessions with a line, sorted.
+  # Those of former exports that are in this one no longer, sorted.
   gone: tuple[str, ...]
 
 
@@ -155,18 +150,15 @@ def export(
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-  """A session as it was read.
+  """A session as it was read."""
 
-  Attributes:
-    owner, session: their true names.
-    owner_name, session_name: their pseudonyms.
-    found: what it gives; None where its character's text may not be told.
-  """
-
+  # Their true names.
   owner: str
   session: str
+  # Their pseudonyms.
   owner_name: str
   session_name: str
+  # What it gives; None where its character's text may not be told.
   found: tree.SessionTree | None
 
   def is_there(self, store: conversing.Store) -> bool:

@@ -47,35 +47,27 @@ Message = dict[str, Any]  # Of a line.
 
 @dataclasses.dataclass(frozen=True)
 class SessionTree:
-  """What a session gives.
+  """What a session gives."""
 
-  Attributes:
-    lines: the lists of messages, in the order of the tree.
-    counts: the number of things by name (`report.py`).
-    places: (replies of a choice, place of the one kept, from 0) of each choice
-      between replies that the model drew, in the order in which it drew them.
-  """
-
+  # The lists of messages, in the order of the tree.
   lines: tuple[list[Message], ...]
-  counts: collections.Counter
+  counts: collections.Counter  # The number of things by name (`report.py`).
+  # (replies of a choice, place of the one kept, from 0) of each choice between
+  # replies that the model drew, in the order in which it drew them.
   places: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-  """A user's message and what became of its replies.
+  """A user's message and what became of its replies."""
 
-  Attributes:
-    said: the user's message.
-    lead: the first kept reply, or the only one; None for no such reply.
-    full: how the turn stands in the line that has it; None for a turn that
-      teaches nothing.
-    follows: the replies below which there is more, and `lead`.
-  """
-
-  said: characters.Message
+  said: characters.Message  # The user's message.
+  # The first kept reply, or the only one; None for no such reply.
   lead: characters.Message | None
+  # How the turn stands in the line that has it; None for a turn that teaches
+  # nothing.
   full: Message | None
+  # The replies below which there is more, and `lead`.
   follows: tuple[characters.Message, ...]
 
 

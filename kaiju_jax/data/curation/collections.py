@@ -16,19 +16,12 @@ from kaiju_jax.storage import files
 
 
 class Collection(NamedTuple):
-  """Documents of one source or target.
+  """Documents of one source or target."""
 
-  Attributes:
-    name: the name in reports.
-    path: a file, folder or glob.
-    documents: N documents, at least one.
-    texts: the whole text of each document.
-  """
-
-  name: str
-  path: str
-  documents: Sequence[documents_lib.Document]
-  texts: Sequence[str]
+  name: str  # The name in reports.
+  path: str  # A file, folder or glob.
+  documents: Sequence[documents_lib.Document]  # N documents, at least one.
+  texts: Sequence[str]  # The whole text of each document.
 
   def tokens(
     self,

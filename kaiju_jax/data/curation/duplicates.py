@@ -92,14 +92,11 @@ def find(
 
 
 class Duplicates(NamedTuple):
-  """The near-duplicates of some collections.
+  """The near-duplicates of some collections."""
 
-  Attributes:
-    collections: the documents, in the order of the paths.
-    found: their near-duplicates; numbers count through all collections.
-  """
-
+  # The documents, in the order of the paths.
   collections: Sequence[collections.Collection]
+  # Their near-duplicates; numbers count through all collections.
   found: Clusters
 
   def places(self) -> list[tuple[collections.Collection, int]]:

@@ -104,16 +104,11 @@ def find(
 
 
 class LeakedItems(NamedTuple):
-  """The leaks of an evaluation set.
+  """The leaks of an evaluation set."""
 
-  Attributes:
-    items: the evaluation set.
-    training: (path, name) of each training document.
-    found: the share of each item that a document contains, and the document.
-  """
-
-  items: collections.Collection
-  training: Sequence[tuple[str, str]]
+  items: collections.Collection  # The evaluation set.
+  training: Sequence[tuple[str, str]]  # (path, name) of each training document.
+  # The share of each item that a document contains, and the document.
   found: Leaks
 
 

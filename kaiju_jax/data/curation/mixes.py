@@ -28,62 +28,42 @@ _UNITS = {
 
 
 class MixSettings(NamedTuple):
-  """The settings of a mix.
+  """The settings of a mix."""
 
-  Attributes:
-    target: path of the text that the mix should resemble.
-    sources: (name, path) of each source.
-    embedder: the name of the embedder (`runs/embedders.py`).
-    method: one of `mixing.METHODS`; '' for em if the vectors are
-      distributions, and least_squares otherwise.
-    tokenizer: path of the `tokenizer.json` that counts tokens; '' for bytes.
-    tokens: tokens of the run that uses the mix; 0 if unknown, in which case no
-      weight is bounded.
-    epochs: the most times that a source may be read.
-    resamples: the bootstrap's resamples.
-    seed: the bootstrap's seed.
-    measured: (name, path) of texts that training does not read, but whose
-      held-out loss it reports: sources of weight 0. The target may be one.
-    anneal: path of another mix.json over the same sources, whose weights apply
-      in the annealing stage near a run's end; '' for none.
-  """
-
-  target: str
-  sources: Sequence[tuple[str, str]]
-  embedder: str = 'ngrams'
+  target: str  # Path of the text that the mix should resemble.
+  sources: Sequence[tuple[str, str]]  # (name, path) of each source.
+  embedder: str = 'ngrams'  # The name of the embedder (`runs/embedders.py`).
+  # One of `mixing.METHODS`; '' for em if the vectors are distributions, and
+  # least_squares otherwise.
   method: str = ''
+  # Path of the `tokenizer.json` that counts tokens; '' for bytes.
   tokenizer: str = ''
+  # Tokens of the run that uses the mix; 0 if unknown, in which case no weight
+  # is bounded.
   tokens: int = 0
-  epochs: float = 4.0
-  resamples: int = 200
-  seed: int = 0
+  epochs: float = 4.0  # The most times that a source may be read.
+  resamples: int = 200  # The bootstrap's resamples.
+  seed: int = 0  # The bootstrap's seed.
+  # (name, path) of texts that training does not read, but whose held-out loss
+  # it reports: sources of weight 0. The target may be one.
   measured: Sequence[tuple[str, str]] = ()
+  # Path of another mix.json over the same sources, whose weights apply in the
+  # annealing stage near a run's end; '' for none.
   anneal: str = ''
 
 
 class MixedSources(NamedTuple):
-  """A mix and its sources; arrays have one entry per source.
+  """A mix and its sources; arrays have one entry per source."""
 
-  Attributes:
-    mix: the weights, intervals and distances.
-    method: the method that was used.
-    distributions: whether the vectors are distributions; it determines the
-      distance.
-    names: the sources' names.
-    documents: the number of documents.
-    sizes: the number of tokens.
-    bounds: the largest allowed weight.
-    target: documents and tokens of the target.
-  """
-
-  mix: mixing.Mix
-  method: str
+  mix: mixing.Mix  # The weights, intervals and distances.
+  method: str  # The method that was used.
+  # Whether the vectors are distributions; it determines the distance.
   distributions: bool
-  names: tuple[str, ...]
-  documents: np.ndarray
-  sizes: np.ndarray
-  bounds: np.ndarray
-  target: tuple[int, int]
+  names: tuple[str, ...]  # The sources' names.
+  documents: np.ndarray  # The number of documents.
+  sizes: np.ndarray  # The number of tokens.
+  bounds: np.ndarray  # The largest allowed weight.
+  target: tuple[int, int]  # Documents and tokens of the target.
 
   def lasts(self, epochs: float) -> float:
     """Returns the tokens after which a source is read `epochs` times."""

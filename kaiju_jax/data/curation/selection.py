@@ -156,40 +156,25 @@ def choose(
 
 
 class SelectionSettings(NamedTuple):
-  """The settings of a selection.
+  """The settings of a selection."""
 
-  Attributes:
-    target: path of the text that the documents should resemble.
-    source: path of the documents to choose from.
-    count: the number of documents to choose.
-    embedder: the name of the embedder (`runs/embedders.py`).
-    method: one of METHODS; '' for importance with n-grams, and cosine with
-      other embedders.
-    noise: factor of the Gumbel noise.
-    seed: the seed of the noise and of the clustering.
-  """
-
-  target: str
-  source: str
-  count: int
-  embedder: str = 'ngrams'
+  target: str  # Path of the text that the documents should resemble.
+  source: str  # Path of the documents to choose from.
+  count: int  # The number of documents to choose.
+  embedder: str = 'ngrams'  # The name of the embedder (`runs/embedders.py`).
+  # One of METHODS; '' for importance with n-grams, and cosine with other
+  # embedders.
   method: str = ''
-  noise: float = 1.0
-  seed: int = 0
+  noise: float = 1.0  # Factor of the Gumbel noise.
+  seed: int = 0  # The seed of the noise and of the clustering.
 
 
 class Selection(NamedTuple):
-  """The chosen documents.
+  """The chosen documents."""
 
-  Attributes:
-    source: the documents to choose from.
-    chosen: the indices of the chosen ones, and all scores.
-    method: the method that was used.
-  """
-
-  source: collections.Collection
-  chosen: Chosen
-  method: str
+  source: collections.Collection  # The documents to choose from.
+  chosen: Chosen  # The indices of the chosen ones, and all scores.
+  method: str  # The method that was used.
 
 
 def check(settings: SelectionSettings) -> None:
