@@ -1,9 +1,9 @@
 """Trains a model in rounds.
 
-A round samples replies, lets a user choose one of each group, scores them with
-the frozen reference model, trains, and evaluates the trained model. Rerun the
-command to resume; results are byte-identical to an uninterrupted run, also if
-you raise `rounds`.
+A round samples replies and lets a simulated user choose one of each group (or
+takes recorded feedback), scores them with the frozen reference model, trains,
+and evaluates the trained model. Rerun the command to resume; results are
+byte-identical to an uninterrupted run, also if you raise `rounds`.
 
     OUT/align.json           the settings, and hashes of their inputs
     OUT/reference/           the first model's int8 export, frozen; with
@@ -11,7 +11,7 @@ you raise `rounds`.
     OUT/held_out.jsonl       the first model's replies to held-out prompts
     OUT/rounds/01/           one round:
       swipes.jsonl             prompts, their replies, and which one was kept
-      counts.json              how many prompts had a choice
+      counts.json              how many had a choice; not with feedback
       reference.npz            the reference's log-probabilities, by hash
       run/                     the workdir of the training, which begins with
                                the previous round's parameters
@@ -51,7 +51,7 @@ from kaiju_jax.training import divergence
 from kaiju_jax.training import experiment as experiment_lib
 
 REPORT, ROUND = 'report.json', 'round.json'
-# The first part of each seed: which random draw it is for.
+# First part of each seed: the draw it is for.
 _SWIPES, _FIRST, _WATCHED, _LAST, _CHOICE, _CHOICE_HELD = range(6)
 
 
@@ -65,17 +65,18 @@ def run(
   """Runs the rounds that are missing in `out`, and returns the report.
 
   Args:
-    settings: the settings.
+    settings: those of the alignment.
     experiment: the training of a round; each round sets its `begin_with`, data
       and reference.
     out: the folder of all rounds.
     show: receives a line per round.
-    programs: a cache of compiled functions, empty at first, for several calls
-      in one process.
+    programs: a cache, empty at first, of compiled functions and first replies,
+      for several calls in one process.
 
   Raises:
     OSError, ValueError: settings, model, prompts or folder are unusable, which
       is checked before anything compiles; or as `train.train`.
+    KeyboardInterrupt: training was stopped; another call resumes it.
     BlockingIOError: another process writes to this folder.
   """
   out = pathlib.Path(out)
@@ -109,7 +110,7 @@ def describe(record: dict[str, Any]) -> str:
 
 
 class Rounds:
-  """The rounds of one folder."""
+  """A resumable run in one folder."""
 
   def __init__(
     self,
@@ -173,7 +174,7 @@ class Rounds:
 
     Args:
       number: the round, counted from 1.
-      records: those of the rounds before it.
+      records: records of the previous rounds.
     """
     folder = self._folder(number)
     if (folder / ROUND).exists():
@@ -216,7 +217,7 @@ class Rounds:
     """Links the last good round's model, and writes and returns the report.
 
     Args:
-      records: those of all rounds.
+      records: records of all rounds.
     """
     stop = records[-1]['stop']
     good = len(records) - bool(stop)
@@ -230,7 +231,7 @@ class Rounds:
     return report
 
   def _count_last_wins(self, good: int) -> evaluate.Wins:
-    """Compares the last good round with the first model on all held-out."""
+    """Compares the last good round with the first model on all prompts."""
     path = self._folder(good) / 'last.jsonl'
     if not path.exists():
       self._sampler.use(load.from_workdir(self._folder(good) / 'run'))
@@ -255,7 +256,7 @@ class Rounds:
       for n, count in enumerate(counts)
       for k in range(count)
     ]
-    # Other users ask the first model the same.
+    # The first replies are the same for all users.
     kind = self._sampler, inputs.described['model_digest'], tuple(asked)
     if kind not in self._programs:
       self._programs[kind] = self._sampler.sample(asked)
@@ -343,7 +344,7 @@ class Rounds:
     return lines, counts
 
   def _describe_choice(self, prompt, replies, texts, kept) -> dict[str, Any]:
-    """Returns a line of swipes.jsonl; a reply's value says why it was kept."""
+    """Returns a line of swipes.jsonl; `value` is the user's rating."""
     first = {one.content: one for one in reversed(replies)}
     messages = [{'role': role, 'content': x} for role, x in prompt.messages]
     choices = [

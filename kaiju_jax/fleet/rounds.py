@@ -7,17 +7,18 @@ character's prefix ends, so that the cache can record the prefix. Requests get
 rows in the order in which they came; one whose prefix another prompt prefills
 now waits for it.
 
-A *stretch* is the rounds until the batch changes: until a prompt or an answer
-ends, or a new request gets a row. Its rounds are counted, not stepped: the k-th
-takes first_round_seconds + (k − 1) · seconds_per_round_increment.
+A *stretch* is the rounds with one batch: until an answer, a prompt, its prefix
+or its whole chunks end, or a row is filled; one round if several prompts are
+prefilling. The k-th takes first_round_seconds + (k − 1) ·
+seconds_per_round_increment.
 """
 
 import numpy as np
 
 from kaiju_jax.fleet import entries
 
-# As in `decoding/engine/schedule.py`: requests that may overtake a waiting one;
-# rounds after which a prompt goes first; the tokens that a round costs besides.
+# As in `decoding/engine/schedule.py`: waiting requests that may be overtaken;
+# rounds after which a prompt goes first; a round's fixed cost in tokens.
 _OVERTAKES, _MOST_SKIPPED, _ROUND = 8, 3, 64
 
 
@@ -61,7 +62,7 @@ def enqueue(world, replica, request):
 
 
 def _waits_for_prefix(world, replica, request):
-  """Returns whether a running prompt will cache more of this request's."""
+  """Returns whether a prefilling prompt will cache more of its prefix."""
   replicas, requests = world.replicas, world.requests
   resumed = -1
   for place in range(replicas.prefill_count[replica]):
@@ -112,7 +113,7 @@ def _admit_waiting(world, replica, now):
 def _precedes(requests, one, other):
   """Returns whether a prompt is prefilled before another.
 
-  The shorter rest goes first, but for prompts that were skipped too often.
+  The shorter rest goes first, after prompts that were skipped too often.
   """
   skipped = requests.rounds_skipped[one], requests.rounds_skipped[other]
   if max(skipped[0], skipped[1]) >= _MOST_SKIPPED:
@@ -122,7 +123,7 @@ def _precedes(requests, one, other):
 
 
 def _choose_chunk(world, replica):
-  """Chooses the prompts of the next chunk; returns its shape's tokens per row.
+  """Chooses the prompts of the next chunk; returns the tokens of its shape.
 
   The chunk has the shape with the most useful tokens for its size.
   """
@@ -190,7 +191,7 @@ def begin_stretch(world, replica, now):
     if prompts > 1:
       count = np.int64(1)
     else:
-      # Whole chunks of one prompt are alike.
+      # Whole chunks of one prompt differ only in the tokens they attend to.
       chunks = max(1, _count_to_stop(requests, request) // size)
       count = min(count, np.int64(chunks))
       increment += law.attended * tokens * tokens
@@ -221,7 +222,7 @@ def cut_stretch(world, replica, now):
 def end_stretch(world, replica, finished):
   """Ends a stretch, and frees the rows of requests that are complete.
 
-  Writes these requests into `finished`, and returns how many they are.
+  Writes these requests into `finished`, and returns their number.
   """
   replicas, requests = world.replicas, world.requests
   count, now = replicas.stretch_rounds[replica], replicas.stretch_end[replica]

@@ -1,7 +1,7 @@
 """Projections: einsums of activations and weights, by s8×s8→s32 dots.
 
-A layer calls `einsum`. This module uses XLA's own dots, and `by_kernel.py` the
-kernel `int8_matmul`.
+A layer calls `einsum`. It uses XLA's dots, or by `implementation` the kernel
+`int8_matmul` (`by_kernel.py`).
 """
 
 import functools
@@ -35,7 +35,7 @@ def einsum(
   implementation: str = '',
   dtype=None,
 ) -> jax.Array:
-  """Projects activations by s8 dots if w is `Quantized`, or by float ones.
+  """Projects by s8 dots if w is `Quantized` and not `is_float`, else by float.
 
   Args:
     spec: such as 'BLD,DHK->BLHK'; in the output x's kept letters come first,
@@ -45,7 +45,7 @@ def einsum(
     limit: see `int8_einsum`.
     nonnegative: see `Options`.
     is_float: whether float activations stay floats where the weight is
-      `Quantized`; such a product has no gradient for the weight.
+      `Quantized`; w then gets no gradient, and only `dtype` has an effect.
     input_gradient: see `Options`.
     implementation: see `Options`.
     dtype: the result's dtype, by default x's. Sums are in f32 or s32.
@@ -54,7 +54,7 @@ def einsum(
     The projection, in `dtype`. A NaN in x makes its token's row NaN.
 
   Raises:
-    ValueError: an int32 may not hold the sum of so many codes.
+    ValueError: the sum of so many codes may overflow an int32.
   """
   floats = x.carrier if isinstance(x, Quantized) else x
   options = Options(
@@ -126,7 +126,7 @@ def _project(spec, options, x, w, limit, keep_codes):
   if isinstance(x, Quantized):
     x_codes, x_scales = x.codes, x.scales
   else:
-    x_codes, x_scales = _code(letters, options, x, limit)
+    x_codes, x_scales = _quantize(letters, options, x, limit)
   sums = product.multiply(letters, x_codes, w.codes, jnp.int32)
   if options.nonnegative:
     columns = w.columns
@@ -140,7 +140,7 @@ def _project(spec, options, x, w, limit, keep_codes):
   return y, x_codes, x_scales
 
 
-def _code(letters, options, x, limit):
+def _quantize(letters, options, x, limit):
   """Returns the codes and scales of float activations."""
   nonnegative = options.nonnegative
   largest_code = bounds.MAX_LEVEL if nonnegative else bounds.MAX_CODE
@@ -148,8 +148,7 @@ def _code(letters, options, x, limit):
     largest = int8.largest(x, letters.x_axes)
     limit = collectives.largest(largest, letters.contracted)
   else:
-    # A NaN has no code, and a given limit has not seen it: the token's scale
-    # becomes NaN, as it does where the limit is the token's largest value.
+    # A given limit would hide a NaN: make that token's scale NaN.
     is_nan = jnp.any(jnp.isnan(x), axis=letters.x_axes, keepdims=True)
     limit = jnp.where(is_nan, jnp.nan, limit.reshape((1,) * x.ndim))
   scales = int8.scale_of(limit, largest_code)
@@ -216,7 +215,7 @@ def _pull(letters, options, residuals, dy, dtype):
       preferred_element_type=jnp.float32,
     )
 
-  # Codes up to 255 are exact in bf16's eight bits.
+  # Codes up to 255 are exact in bf16's 8-bit significand.
   x_levels = x_codes.astype(dtype)
   if options.nonnegative:
     x_levels = x_levels + jnp.asarray(128, dtype)

@@ -52,11 +52,11 @@ class Settings:
   """
 
   policy: str = 'sticky'  # One of `policies.NAMES`.
-  # The most conversations in the affinity table, 24 bytes each.
+  # Maximum number of conversations in the affinity table, 24 bytes each.
   sessions: int = 2**16
   # Address of a Redis in which routers share their tables; '' for none.
   table: str = ''
-  # As in `engines.Engines`, of all replicas.
+  # Most seconds for a row (None: any), and alternatives of a token.
   wait: float | None = 30.0
   alternatives: int = 0
   # Refresh a replica's load after this many seconds.
@@ -131,7 +131,7 @@ class Router:
     self._polled_at = self._caches_polled_at = float('-inf')
 
   def add(self, replica: replica_lib.Replica, share: float = 1.0) -> None:
-    """Adds a replica; it replaces a dead one of its name.
+    """Adds a replica; it replaces a dead one with the same name.
 
     Args:
       share: 0…1, the part of new conversations that it takes.
@@ -190,19 +190,19 @@ class Router:
     return self._replicas.find(name).replica
 
   def count_requests(self, name: str) -> rollout.RequestCounts:
-    """Returns the requests that have ended at a replica."""
+    """Counts the requests that have ended at a replica."""
     return self._replicas.find(name).ended
 
   async def list_cached(self) -> dict[str, Sequence[replica_lib.CachedText]]:
     """Returns the texts in the caches of the replicas that answer in time."""
     alive = [x for _, x in self._alive()]
 
-    async def ask(replica):
+    async def fetch_cached(replica):
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(self._settings.status_timeout_s):
           return await replica.list_cached()
 
-    found = await _gather([lambda x=x: ask(x) for x in alive])
+    found = await _gather([lambda x=x: fetch_cached(x) for x in alive])
     return {
       one.name: texts for one, texts in zip(alive, found) if texts is not None
     }
@@ -225,7 +225,7 @@ class Router:
 
   @property
   def is_alive(self) -> bool:
-    """Whether a replica takes requests."""
+    """Whether any replica takes requests."""
     return any(state.is_open for state in self._replicas)
 
   @property
@@ -263,7 +263,7 @@ class Router:
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
-      request.Busy: all replicas are busy; with the least wait.
+      request.Busy: no replica left is free (shortest wait), or we drain.
       Lost: no replica is left.
     """
     self._loop = asyncio.get_running_loop()
@@ -310,8 +310,8 @@ class Router:
   def reading(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
 
-    It blocks, outside the event loop, until they have answered. The wait is the
-    least of them.
+    Blocks, outside the event loop, for at most 2 · `status_timeout_s`; replicas
+    that have not answered count as last polled.
     """
     if self._loop is not None and self._loop.is_running():
       asked = asyncio.run_coroutine_threadsafe(self.refresh(), self._loop)
