@@ -68,8 +68,8 @@ class Settings:
   # See `routed_stream.Failover`.
   max_losses: int = 2
   busy_timeout_s: float = 30.0
-  # Whether the replicas are this router's alone. If not, the end of the router
-  # leaves them running: it drains its own streams only.
+  # Whether the replicas are this router's alone. If not, it drains its own
+  # streams only.
   owns_replicas: bool = True
 
   def __post_init__(self):
@@ -230,7 +230,7 @@ class Router:
 
   @property
   def wait(self) -> float | None:
-    """The most seconds that a request may wait for its row; None for any."""
+    """Maximum seconds that a request may wait for a row; None for any."""
     return self._settings.wait
 
   @property
@@ -321,7 +321,7 @@ class Router:
     return metrics.add_up(found) if found else None
 
   def stop(self) -> None:
-    """Stops all replicas, which ends their streams."""
+    """Stops all replicas; a `RemoteReplica` ends only the streams here."""
     for state in self._replicas:
       state.replica.stop()
 
