@@ -52,7 +52,7 @@ from kaiju_jax.training import experiment as experiment_lib
 
 REPORT, ROUND = 'report.json', 'round.json'
 # First part of each seed: the draw it is for.
-_SWIPES, _FIRST, _WATCHED, _LAST, _CHOICE, _CHOICE_HELD = range(6)
+_SWIPES, _BASELINE, _ROUND_EVAL, _FINAL_EVAL, _CHOICE, _CHOICE_HELD = range(6)
 
 
 def run(
@@ -226,17 +226,17 @@ class Rounds:
       partial.symlink_to(os.path.relpath(target, self._out))
     report = {'stop': stop, 'good': good, 'win': None, 'rounds': list(records)}
     if self._user is not None and good:
-      report['win'] = self._count_last_wins(good).describe()
+      report['win'] = self._count_final_wins(good).describe()
     files.write_json(self._out / REPORT, report)
     return report
 
-  def _count_last_wins(self, good: int) -> evaluate.Wins:
+  def _count_final_wins(self, good: int) -> evaluate.Wins:
     """Compares the last good round with the first model on all prompts."""
     path = self._folder(good) / 'last.jsonl'
     if not path.exists():
       self._sampler.use(load.from_workdir(self._folder(good) / 'run'))
       asked = [
-        (one.prompt, self._seed(_LAST, good, n, 0))
+        (one.prompt, self._seed(_FINAL_EVAL, good, n, 0))
         for n, one in enumerate(self._held_out)
       ]
       lines = map(replies_lib.to_json, self._sampler.sample(asked))
@@ -252,7 +252,7 @@ class Rounds:
       for n in range(inputs.held_out)
     ]
     asked = [
-      (inputs.prompts[n], self._seed(_FIRST, 0, n, k))
+      (inputs.prompts[n], self._seed(_BASELINE, 0, n, k))
       for n, count in enumerate(counts)
       for k in range(count)
     ]
@@ -315,7 +315,7 @@ class Rounds:
     settings = self._settings
     before = self._inputs.first
     if number > 1:
-      before = load.from_workdir(self._path_before(number))
+      before = load.from_workdir(self._initial_weights_path(number))
     self._sampler.use(before)
     pool = self._inputs.prompts[self._inputs.held_out :]
     first = (number - 1) * settings.groups
@@ -374,7 +374,7 @@ class Rounds:
     experiment = dataclasses.replace(
       before,
       loop=dataclasses.replace(before.loop, steps=steps),
-      begin_with=str(self._path_before(number)),
+      begin_with=str(self._initial_weights_path(number)),
       data=dataclasses.replace(
         before.data,
         path=str(folder / 'swipes.jsonl'),
@@ -399,7 +399,7 @@ class Rounds:
     watched = self._held_out[: self._inputs.watched]
     replies = self._sampler.sample(
       [
-        (one.prompt, self._seed(_WATCHED, number, n, 0))
+        (one.prompt, self._seed(_ROUND_EVAL, number, n, 0))
         for n, one in enumerate(watched)
       ]
     )
@@ -414,7 +414,7 @@ class Rounds:
   def _folder(self, number: int) -> pathlib.Path:
     return self._out / 'rounds' / f'{number:02d}'
 
-  def _path_before(self, number: int) -> str | pathlib.Path:
+  def _initial_weights_path(self, number: int) -> str | pathlib.Path:
     """Returns the path of the model with which a round begins."""
     if number == 1:
       return self._settings.model

@@ -19,7 +19,7 @@ from kaiju_jax.fleet import entries
 
 # As in `decoding/engine/schedule.py`: waiting requests that may be overtaken;
 # rounds after which a prompt goes first; a round's fixed cost in tokens.
-_OVERTAKES, _MOST_SKIPPED, _ROUND = 8, 3, 64
+_OVERTAKES, _MOST_SKIPPED, _ROUND_TOKENS = 8, 3, 64
 
 
 def stretch_seconds(replicas, replica, count):
@@ -146,7 +146,7 @@ def _choose_chunk(world, replica):
       request = replicas.prefilling[replica, order[place]]
       left = requests.prompt[request] - requests.prefilled[request]
       tokens += min(size, left)
-    value = tokens / (rows * size + _ROUND)
+    value = tokens / (rows * size + _ROUND_TOKENS)
     if value > most or (value == most and rows * size < least):
       best, most, least = shape, value, rows * size
   replicas.chunk_rows[replica] = min(shapes[best, 0], count)

@@ -176,7 +176,7 @@ def einsum(
     spec,
     x,
     w,
-    is_float=quantization.matmul == 'weights',
+    weight_only=quantization.matmul == 'weights',
     input_gradient=quantization.input_gradient,
     implementation=quantization.matmul_implementation,
     **options,

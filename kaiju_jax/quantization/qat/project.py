@@ -30,12 +30,12 @@ def einsum(
   *,
   limit: jax.Array | None = None,
   nonnegative: bool = False,
-  is_float: bool = False,
+  weight_only: bool = False,
   input_gradient: str = 'bf16',
   implementation: str = '',
   dtype=None,
 ) -> jax.Array:
-  """Projects by s8 dots if w is `Quantized` and not `is_float`, else by float.
+  """Projects by s8 dots if w is `Quantized`, else or if `weight_only` by float.
 
   Args:
     spec: such as 'BLD,DHK->BLHK'; in the output x's kept letters come first,
@@ -44,7 +44,7 @@ def einsum(
     w: the weight.
     limit: see `int8_einsum`.
     nonnegative: see `Options`.
-    is_float: whether float activations stay floats where the weight is
+    weight_only: whether float activations stay floats where the weight is
       `Quantized`; w then gets no gradient, and only `dtype` has an effect.
     input_gradient: see `Options`.
     implementation: see `Options`.
@@ -64,7 +64,7 @@ def einsum(
     jnp.dtype(dtype or floats.dtype),
   )
   if isinstance(w, Quantized):
-    if is_float:
+    if weight_only:
       return by_float.multiply(spec, x, w).astype(options.dtype)
     return int8_einsum(spec, options, x, w, limit)
   y = product.multiply(letters_lib.parse(spec), x, w, jnp.float32)
@@ -187,14 +187,14 @@ def _int8_einsum_backward(spec, options, residuals, dy):
   like_x = residuals[-1]
   is_coded = isinstance(like_x, Quantized)
   dtype = like_x.carrier.dtype if is_coded else like_x.dtype
-  pull = _pull_by_kernel if options.implementation else _pull
-  dx, dw = pull(letters_lib.parse(spec), options, residuals[:-1], dy, dtype)
+  vjp = _vjp_by_kernel if options.implementation else _vjp
+  dx, dw = vjp(letters_lib.parse(spec), options, residuals[:-1], dy, dtype)
   if is_coded:
     dx = Quantized(None, None, dx)
   return dx, Quantized(None, None, dw), None
 
 
-def _pull(letters, options, residuals, dy, dtype):
+def _vjp(letters, options, residuals, dy, dtype):
   """Returns the gradients of x, in `dtype`, and of w.
 
   A weight without a carrier is frozen, and its gradient None.
@@ -231,8 +231,8 @@ def _pull(letters, options, residuals, dy, dtype):
   return dx.astype(dtype), dw.astype(w.carrier.dtype)
 
 
-def _pull_by_kernel(letters, options, residuals, dy, dtype):
-  """Returns what `_pull` returns, by the kernel."""
+def _vjp_by_kernel(letters, options, residuals, dy, dtype):
+  """Returns what `_vjp` returns, by the kernel."""
   x_codes, x_scales, w = residuals
   int8_gradient = options.input_gradient == 'int8'
   dx = by_kernel.input_gradient(

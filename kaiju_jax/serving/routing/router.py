@@ -338,12 +338,12 @@ class Router:
     requests: Sequence[request_lib.Request],
     before: int,
     build: str | None,
-    without: Sequence[replica_states.ReplicaState] = (),
+    exclude: Sequence[replica_states.ReplicaState] = (),
   ) -> tuple[replica_states.ReplicaState, Sequence[token_stream.TokenStream]]:
     """Submits requests to the best replica that takes them, or raises."""
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
-    tried = list(without)
+    tried = list(exclude)
     busy: list[request_lib.Busy] = []
     while state := self._replicas.pick(requests[0], build, tried):
       tried.append(state)

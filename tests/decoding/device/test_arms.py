@@ -136,7 +136,9 @@ def test_float_activations_of_coded_weights():
   x_BLD[0, 0, 3] *= 1000
   codes_DF, scales = int8.quantize(random.normal(0, 1, (64, 40)), (0,))
   w_DF = int8.Quantized(codes_DF, scales)
-  product = jax.jit(functools.partial(qat.einsum, 'BLD,DF->BLF', is_float=True))
+  product = jax.jit(
+    functools.partial(qat.einsum, 'BLD,DF->BLF', weight_only=True)
+  )
   wanted = x_BLD.astype(np.float64) @ np.asarray(int8.dequantize(w_DF))
   found = np.asarray(product(x_BLD, w_DF))
   largest_BL = np.abs(x_BLD).max(-1)
