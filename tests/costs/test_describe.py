@@ -166,10 +166,13 @@ def test_the_script_describes_a_config_with_overrides():
 @pytest.mark.parametrize(
   'flags, message',
   [
-    (('--preset=7b',), "error: preset='7b': must be one of 1m"),
+    (('--preset=7b',), '--preset=7b: value should be one of <1m'),
     ((), 'exactly one of --preset and --config'),
-    (('--preset=1m', '--lengths=many'), 'error: --lengths=many'),
-    (('--preset=1m', '--lengths='), 'error: --lengths=: must be positive'),
+    (('--preset=1m', '--lengths=many'), "error: --lengths: 'many'"),
+    (
+      ('--preset=1m', '--lengths='),
+      'error: --lengths=: at least one is needed',
+    ),
     (('--preset=1m', '--fsdp=3'), 'error: d_model=128: must be a multiple of'),
   ],
 )

@@ -41,7 +41,7 @@ def test_a_reference_of_another_model_is_refused(preferring):
   write_reference('0' * 32)
   message = (
     r"data\.reference='reference\.npz': was not made by the model of"
-    r" begin_with='runs/chat'.*experiments\.reference --model=runs/chat"
+    r" begin_with='runs/chat'.*experiments\.align --model=runs/chat"
   )
   with pytest.raises(ValueError, match=message):
     train.train(preferring, 'runs/new')

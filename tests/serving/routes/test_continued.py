@@ -94,8 +94,10 @@ def test_a_reply_in_two_parts_is_the_reply_at_once(server, seed):
   prompt = used['prompt_tokens'] + first
   assert usage['prompt_tokens'] == prompt
   assert usage['completion_tokens'] == LONG - first
-  # All but what no page of the cache holds.
-  assert usage['prompt_tokens_details']['cached_tokens'] >= prompt - 8
+  cached = usage['prompt_tokens_details']['cached_tokens']
+  # All but what no page of the cache holds; or nothing, where a text without a
+  # session goes to another replica, whose load was lower when it was last read.
+  assert cached >= prompt - 8 or (len(server.workers) > 1 and not cached)
   echoed, _ = send(server, said, **options, echo=True)
   assert text_of(echoed) == text_of(whole)
   assert streamed(server, said, **options) == text_of(rest)

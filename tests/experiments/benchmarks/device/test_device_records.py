@@ -91,7 +91,7 @@ def test_a_winner_goes_beside_its_kernel_but_not_in_a_rehearsal(
   monkeypatch.setattr(autotune, '_module', lambda kernel, name: api)
   monkeypatch.setattr(tuned, 'device_kind', lambda: 'X')
   job = tuned.Job([{'rows': 8}], lambda: lambda blocks: lambda: 1)
-  case = autotune.Case('squinch', 'a', job)
+  case = autotune.TuneCase('squinch', 'a', job)
   for dry in True, False:
     out = tmp_path / f'{dry}'
     record = autotune.measure(setting_lib.Setting(str(out), dry=dry), case)
