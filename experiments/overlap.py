@@ -7,7 +7,7 @@
 
 --documents: two documents are near-duplicates where the sets of their runs of
 five words have a Jaccard similarity of at least --least
-(`kaiju_jax/data/duplicates.py`). The first document of each group is kept, so
+(`data/curation/duplicates.py`). The first document of each group is kept, so
 name the text that you trust most first. The new folder gets
 
     kept.jsonl    the documents that are kept
@@ -15,7 +15,7 @@ name the text that you trust most first. The new folder gets
 
 --evaluation: an item is leaked if at least half of its rare runs of 13 words
 stand in one training document; a run is rare if fewer than 10 documents have it
-(`kaiju_jax/data/leaks.py`). The new folder gets
+(`data/curation/leaks.py`). The new folder gets
 
     leaks.json    the leaked items, each with the document that has most of it;
                   and the items whose runs are all common, for you to judge

@@ -7,7 +7,7 @@ Scores every document of the source and draws --count of them without
 replacement, the likelier the higher the score; --noise=0 takes the highest
 scores. With n-grams the score is a document's log importance weight (DSIR);
 with another --embedder it is the cosine to the nearest of 16 centroids of the
-target (`kaiju_jax/data/selection.py`). The new folder gets
+target (`data/curation/selection.py`). The new folder gets
 
     chosen.jsonl   the documents, which data.path and experiments.mix read
     report.md      how the scores lie, with a figure

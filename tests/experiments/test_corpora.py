@@ -33,9 +33,9 @@ def done(tmp_path_factory):
     mix,
     f'select {target} --source={folder}/same.jsonl --count=5'
     f' --out={folder}/selected',
-    f'duplicates --documents={folder}/same.jsonl --out={folder}/unique',
-    f'leaks --evaluation={folder}/same.jsonl --training={folder}/other.jsonl'
-    f' --out={folder}/leaks',
+    f'overlap --documents={folder}/same.jsonl --out={folder}/unique',
+    f'overlap --evaluation={folder}/same.jsonl'
+    f' --training={folder}/other.jsonl --out={folder}/leaks',
     'mix --target=x --sources=a --out=y',
   ]
   words = [f'experiments.{command}'.split() for command in commands]

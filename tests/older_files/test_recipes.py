@@ -82,7 +82,7 @@ ADDED = {
       '    return packing.row([packing.Piece(tokens_L)], self.length)\n\n\n'
       'def _load_counting(experiment):\n'
       '  data = experiment.data\n'
-      '  return Data(_Counting(data.length, experiment.seed))\n\n\n'
+      '  return TaskData(_Counting(data.length, experiment.seed))\n\n\n'
     ),
   },
 }
@@ -243,7 +243,7 @@ WRITTEN = {
   'data/config.py': ('DataConfig', 'SourceConfig'),
   'distillation/config.py': ('Sampling',),
   'distillation/store.py': ('CorpusEntry', 'Settings'),
-  'evaluation/persona/golden.py': ('Conversation', 'Probe'),
+  'evaluation/persona/golden.py': ('GoldenConversation', 'Probe'),
   'model/config.py': ('ModelConfig',),
   'model/rope_scaling.py': ('RopeScalingConfig',),
   'objectives/config.py': (
