@@ -3,9 +3,8 @@
 A calibration follows its texts, so that words are counted apart: those of the
 character's prefix (the system message), of the user, of the character's
 replies, and of replies without a character. For each class, the distributions
-of hashed words and pairs of
-words (`data/curation/similarity.py`) are compared by KL(after ‖ before), with half a
-count added to each bucket.
+of hashed words and pairs of words (`data/curation/similarity.py`) are compared
+by KL(after ‖ before), with half a count added to each bucket.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """/v1/feedback: whether the caller's conversations may be exported.
 
-An export (`alignment/feedback`) makes training data of replies, swipes, edits and
-ratings. It reads the conversations of those alone who agree. Nobody does by
+An export (`alignment/feedback`) makes training data of replies, swipes, edits
+and ratings. It reads the conversations of those alone who agree. Nobody does by
 default, and people under 18, or of unknown age, cannot. A withdrawal counts
 from the next export on.
 """
