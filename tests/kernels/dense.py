@@ -13,15 +13,19 @@ def masks(case):
   return dense_BLM, dense_BLM.any(axis=-1)
 
 
-def oracle(case, q_BLHK, k_BMK, v_BMK):
+def oracle(case, *arrays):
+  """out and lse of q, k and v as a case masks them."""
+  return attend(masks(case)[0], *arrays, SCALE)
+
+
+def attend(dense_BLM, q_BLHK, k_BMK, v_BMK, scale):
   """out and lse by numpy in float64; zero where a query sees nothing."""
-  dense_BLM, sees_BL = masks(case)
-  logits_BLHM = SCALE * np.einsum(
+  logits_BLHM = scale * np.einsum(
     'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
   )
   logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
   lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
-  lse_BLH = np.where(sees_BL[..., None], lse_BLH, 0)
+  lse_BLH = np.where(dense_BLM.any(axis=-1)[..., None], lse_BLH, 0)
   p_BLHM = np.exp(logits_BLHM - lse_BLH[..., None])
   return np.einsum('BLHM,BMK->BLHK', p_BLHM, np.float64(v_BMK)), lse_BLH
 

@@ -22,6 +22,7 @@ from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
 from tests.device import checks
 from tests.device import decode as shared
+from tests.kernels import dense
 from tests.kernels import interpreted
 
 _SCALE = shared.SCALE
@@ -99,18 +100,9 @@ def _gather(case, pool):
 
 
 def _oracle(case, q_BLHK, k_PSK, v_PSK):
-  """out and lse; zero where a query sees nothing."""
-  dense_BLM = shared.mask(case)
-  sees_BL = dense_BLM.any(axis=-1)
+  """out and lse of the gathered pages; zero where a query sees nothing."""
   k_BMK, v_BMK = _gather(case, k_PSK), _gather(case, v_PSK)
-  logits_BLHM = _SCALE * np.einsum(
-    'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
-  )
-  logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
-  lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
-  lse_BLH = np.where(sees_BL[..., None], lse_BLH, 0)
-  p_BLHM = np.exp(logits_BLHM - lse_BLH[..., None])
-  return np.einsum('BLHM,BMK->BLHK', p_BLHM, np.float64(v_BMK)), lse_BLH
+  return dense.attend(shared.mask(case), q_BLHK, k_BMK, v_BMK, _SCALE)
 
 
 def _close(actual, expected, tolerance=2e-5):
