@@ -85,7 +85,7 @@ def make_setup(
   law, _ = calibration.fit_chip(config, h100.CHIP, slower=plan.slower)
   memory = (1 - _FREE) * h100.CHIP.hbm_bytes - ceilings.weight_bytes(config)
   pages = replay.sizes_of(config)
-  local = pages.local_share
+  local = pages.local_fraction
   sizes = state.Sizes(
     plan.rows,
     pages.page,

@@ -46,9 +46,9 @@ class CacheSizes(NamedTuple):
     return sum(self.page_bytes.values()) / self.page
 
   @property
-  def local_share(self) -> float:
+  def local_fraction(self) -> float:
     """Returns the fraction of a cache's bytes for local pages, by default."""
-    return recording.local_share(
+    return recording.compute_local_fraction(
       self.page_bytes, self.page, self.window, self.context
     )
 
@@ -97,7 +97,6 @@ class Points:
     sizes: CacheSizes,
     memory: float,
     local: float | None = None,
-    every: int = recording.EVERY,
     between_turns: bool = True,
     make_policy: MakePolicy = eviction.LeastWorth,
   ):
@@ -107,14 +106,13 @@ class Points:
       sizes: sizes of the model's pages.
       memory: bytes of both pools together.
       local: the fraction of `memory` for local pages; None for the default.
-      every: most tokens of a prefill between two points.
       between_turns: whether prompts and answers are recorded; otherwise only
         prefixes are.
       make_policy: makes the policy of eviction; the engine's by default.
     """
     self._sizes = sizes
     self._seconds = 0.0
-    local = sizes.local_share if local is None else local
+    local = sizes.local_fraction if local is None else local
     share = {prefix_tree.GLOBAL: 1 - local, prefix_tree.LOCAL: local}
     self._pages = pages_lib.Pages(
       {
@@ -128,7 +126,7 @@ class Points:
       sizes.window,
       make_policy(self._pages, sizes.page, lambda: self._seconds),
     )
-    self._recorder = recording.Recorder(self._tree, every)
+    self._recorder = recording.Recorder(self._tree)
     self._between_turns = between_turns
 
   def serve(self, request: traffic.Request) -> int:
@@ -146,20 +144,20 @@ class Points:
     match = self._tree.match(text(len(prompt)))
     if match is not None:
       self._tree.touch(match, owner)
-    points = self._recorder.open_request(
+    recorder = self._recorder.open_request(
       text(len(prompt)), match, request.session
     )
     try:
       row.resume(match)
-      for length in (*points.stops, len(whole)):
+      for length in (*recorder.lengths, len(whole)):
         row.grow(length)
         if self._between_turns or length <= request.shared:
-          points.record(text(length), row.tables)
+          recorder.record(text(length), row.tables)
     except pages_lib.Full:
       pass  # The request alone exceeds the pools: nothing more is recorded.
     finally:
       row.close()
-      points.end()
+      recorder.end()
     return 0 if match is None else match.length
 
 

@@ -304,8 +304,8 @@ class Engine:
     if not one.is_begun:
       one.reused = min(length, one.prompt)
     one.row, one.joined_at = row, self._clock()
-    if self._reuses and one.points is None:
-      one.points = self.recorder.open_request(
+    if self._reuses and one.recorder is None:
+      one.recorder = self.recorder.open_request(
         one.text(one.prompt), match, one.conversation
       )
 
@@ -364,7 +364,7 @@ class Engine:
         phase = phases.Phase.DRAWING if one.draws else phases.Phase.SEARCHING
         one.enter(phase)
     for place, one in enumerate(prompts):
-      if self.decoder.length_of(one.row) in one.stops:
+      if self.decoder.length_of(one.row) in one.record_lengths:
         self._record(one)
       if one.phase is phases.Phase.SEARCHING:
         with self._requeued_on_error(one):
@@ -418,7 +418,7 @@ class Engine:
     text, account = one.text(length), self.decoder.account
     pages, count = account.pages_of(one.row), len(text.tokens)
     if count == length or account.tree.can_record(count, pages):
-      one.points.record(text, pages)
+      one.recorder.record(text, pages)
 
   def _finish(self, one: sequence_lib.Sequence, reason: str | None) -> None:
     """Ends a sequence and frees its row; does nothing without a reason."""
@@ -432,10 +432,12 @@ class Engine:
       if one.error is None:
         self._record(one)
       self._close(one)
-    if isinstance(one.error, request_lib.BadLogits) and one.points is not None:
-      one.points.forget()
-    elif one.points is not None:
-      one.points.end()
+    if (
+      isinstance(one.error, request_lib.BadLogits) and one.recorder is not None
+    ):
+      one.recorder.discard()
+    elif one.recorder is not None:
+      one.recorder.end()
 
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self.state.running[one.number]

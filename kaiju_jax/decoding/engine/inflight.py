@@ -86,7 +86,7 @@ class InFlight:
     chunks, appends = [], []
     for one in prompts:
       begin = self._decoder.length_of(one.row)
-      stops = [stop for stop in one.stops if stop > begin]
+      stops = [x for x in one.record_lengths if x > begin]
       end = min(begin + size, one.length, *stops)
       draws = end == one.length and one.draws
       tokens_L = one.tokens_L[begin:end]

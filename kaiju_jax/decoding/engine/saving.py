@@ -179,7 +179,7 @@ class Saving:
         whose = name.owner, name.conversation
         points = tuple(one.points)
         self._engine.recorder.restore(
-          recording.RecordedPrompt(whose, one.group.prompt, points)
+          recording.ConversationPoints(whose, one.group.prompt, points)
         )
     return sum(len(one.points) for one in taking.values())
 

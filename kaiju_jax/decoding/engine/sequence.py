@@ -98,7 +98,7 @@ class Sequence:
     self.row: int | None = None
     # Records its text; None before its first row, and in an engine that records
     # nothing.
-    self.points: recording.RequestPoints | None = None
+    self.recorder: recording.RequestRecorder | None = None
     # Tokens that were in the cache when it came; those of the prompt that did
     # not run.
     self.reusable = 0
@@ -202,9 +202,9 @@ class Sequence:
     return self.request.max_tokens - self._draw - steps
 
   @property
-  def stops(self) -> Several[int]:
+  def record_lengths(self) -> Several[int]:
     """The lengths at which its prompt is recorded, ascending."""
-    return () if self.points is None else self.points.stops
+    return () if self.recorder is None else self.recorder.lengths
 
   @property
   def resumable(self) -> prefix_tree.Text:
@@ -355,8 +355,8 @@ class Sequence:
 
   def _record_scores(self) -> None:
     """Adds scores that were not known before to the sequence's points."""
-    if self.points is not None:
-      self.points.add_scores(self.text())
+    if self.recorder is not None:
+      self.recorder.add_scores(self.text())
 
   def _note_scored(self, begin: int, count: int, scores: rounds.Scores) -> None:
     """Notes scores of the prompt's tokens, each once."""

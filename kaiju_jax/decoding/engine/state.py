@@ -195,11 +195,11 @@ class State:
     for number, one in self.running.items():
       if self._reuses and one.phase is phases.Phase.PREFILLING:
         held = one.length - left[number]
-        soon[number] = one.text(), [stop for stop in one.stops if stop > held]
+        soon[number] = one.text(), [x for x in one.record_lengths if x > held]
     found_for = (
       account.version,
       [one.number for one in first],
-      [(number, stops) for number, (_, stops) in soon.items()],
+      [(number, lengths) for number, (_, lengths) in soon.items()],
     )
     if found_for != self._found_for:
       self._found = [self._find_needs(one, soon) for one in first]
@@ -218,15 +218,17 @@ class State:
     text, follows = sequence.resumable if self._reuses else None, ()
     needs, resumed = account.needs(sequence.room, text, sequence.extra)
     if text is not None:
-      least = resumed + account.page
+      minimum = resumed + account.page
       follows = [
         number
-        for number, (other, stops) in soon.items()
-        if recording.count_resumable(other, stops, text, least) >= least
+        for number, (other, lengths) in soon.items()
+        if recording.count_resumable(other, lengths, text, minimum) >= minimum
       ]
       whole = sequence.text()
-      stops = recording.find_stops(resumed, sequence.prompt, whole.shared)
-      soon[one.number] = whole, stops
+      soon[one.number] = (
+        whole,
+        recording.choose_lengths(resumed, sequence.prompt, whole.shared),
+      )
     left = sequence.length - resumed
     return one._replace(needs=needs, left=left, follows=follows)
 

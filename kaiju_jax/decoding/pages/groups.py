@@ -280,7 +280,7 @@ def _name_groups(
     for point in tree.points()
     if not point.salt and point.length <= point.shared
   ]
-  for (owner, name), prompt, points in recorder.recorded_prompts():
+  for (owner, name), prompt, points in recorder.conversations():
     for point in points if isinstance(name, str) else ():
       pairs.append((Name(*_tree(point), owner, name), prompt, point))
   for name, prompt, point in pairs:

@@ -99,7 +99,7 @@ def _list_cached(engine: engine_lib.Engine) -> list[tuple]:
   """Returns salt, conversation, length and idle seconds, the latest first."""
   whose = {
     point: one.conversation
-    for one in engine.recorder.recorded_prompts()
+    for one in engine.recorder.conversations()
     for point in one.points
   }
   policy = engine.decoder.account.policy

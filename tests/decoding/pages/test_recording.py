@@ -51,7 +51,7 @@ class Engine:
   def serve(self, prompt, answer, conversation='one', stopped=None):
     """Returns how many tokens were there; stops before a length, if given."""
     points, hits = self.begin(prompt, conversation)
-    for length in (*points.stops, len(prompt) + len(answer)):
+    for length in (*points.lengths, len(prompt) + len(answer)):
       if stopped is None or length < stopped:
         self.record(points, [*prompt, *answer][:length])
     points.end()
@@ -67,7 +67,7 @@ def test_stops_rise_to_the_prompt_and_none_is_far_from_the_next():
   ):
     if resumed >= prompt:
       continue
-    found = recording.find_stops(resumed, prompt, shared, EVERY)
+    found = recording.choose_lengths(resumed, prompt, shared, EVERY)
     assert found == sorted(set(found)) and found[-1] == prompt
     assert (shared in found) >= (resumed < shared < prompt)
     gaps = np.diff([resumed, *found])
@@ -152,11 +152,11 @@ def test_points_of_a_prefills_middle_give_way():
   engine, prompt = Engine(), [*PREFIX, *range(60)]
   points, _ = engine.begin(prompt)
   seen = []
-  for length in points.stops:
+  for length in points.lengths:
     engine.record(points, prompt[:length])
     seen.append(engine.lengths())
   points.end()
-  assert points.stops == [10, 16, 32, 48, 64, 70]
+  assert points.lengths == [10, 16, 32, 48, 64, 70]
   assert seen[1:] == [[10, 16], [10, 32], [10, 48], [10, 64], [10, 70]]
 
 
@@ -249,7 +249,7 @@ def test_conversations_whose_logits_were_bad_are_forgotten():
   for number in range(500):
     points, _ = engine.begin([*PREFIX, number], number)
     engine.record(points, [*PREFIX, number])
-    points.forget()
+    points.discard()
   assert not engine.lengths() and len(engine.recorder) <= 64 + 1
 
 
@@ -280,7 +280,7 @@ def test_whatever_happens_few_points_stay_and_no_page_leaks(seed):
     elif choice < 0.9 and running:
       place = rng.randrange(len(running))
       points, who, history = running.pop(place)
-      for length in points.stops:
+      for length in points.lengths:
         engine.record(points, history[:length])
         if rng.random() < 0.1:
           break
@@ -308,7 +308,7 @@ def test_whatever_happens_few_points_stay_and_no_page_leaks(seed):
 @pytest.mark.parametrize('local_layers', [2, 12, 40])
 def test_both_kinds_of_pages_are_used_up_at_once(context, local_layers):
   page_bytes = {'local': 1_000 * local_layers, 'global': 3_000}
-  share = recording.local_share(page_bytes, 64, 1_024, context)
+  share = recording.compute_local_fraction(page_bytes, 64, 1_024, context)
   memory = 1e9
   windows = memory * share / page_bytes['local'] / 21
   histories = memory * (1 - share) / page_bytes['global'] / (context / 4 / 64)
