@@ -63,7 +63,7 @@ class FeedForward(weighted.Weighted):
       'BLF,DF->BLD',
       hidden_BLF,
       w_out_DF,
-      limit=limit,
+      clip_at=limit,
       nonnegative=gate is None,
     )
     return collectives.leave(out_BLD)

@@ -56,7 +56,7 @@ def projected(spec, implementation, coded=False, limit=None, **options):
       spec,
       x,
       weight._replace(carrier=carrier),
-      limit=limit,
+      clip_at=limit,
       implementation=implementation,
       **options,
     )

@@ -58,7 +58,7 @@ def test_a_given_limit_does_not_hide_a_nan(nonnegative, implementation):
       'BLD,DF->BLF',
       x_BLD,
       w._replace(carrier=carrier),
-      limit=jnp.float32(1),
+      clip_at=jnp.float32(1),
       nonnegative=nonnegative,
       implementation=implementation,
     )
@@ -131,7 +131,7 @@ def test_the_longest_sum_is_exact_and_one_more_is_refused(nonnegative, most):
       'BLD,DF->BLF',
       jnp.ones((1, 1, terms)),
       w,
-      limit=jnp.float32(1),
+      clip_at=jnp.float32(1),
       nonnegative=nonnegative,
     )
 

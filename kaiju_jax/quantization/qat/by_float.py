@@ -28,7 +28,7 @@ def multiply(spec: str, x: jax.Array, w: int8.Quantized) -> jax.Array:
   """Returns the product in float32.
 
   Args:
-    spec: see `project.einsum`.
+    spec: such as 'BLD,DF->BLF'.
     x: floats.
     w: the weight.
   """

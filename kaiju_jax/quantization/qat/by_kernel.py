@@ -37,11 +37,11 @@ def forward(
     letters: the einsum's letters.
     x: activations, or their codes.
     w: the weight.
-    limit: a scalar, or None for each row's largest magnitude.
-    nonnegative: see `project.Options`.
+    limit: a scalar that gets the largest code; None for each row's largest
+      magnitude.
+    nonnegative: whether x ≥ 0.
     dtype: the dtype of y.
     keep_codes: whether the backward pass needs the codes.
-    implementation: the name of the kernel's implementation.
   """
   shape = x.shape
   outer = shape[: len(shape) - len(letters.contracted)]

@@ -1,7 +1,12 @@
-"""Projections: einsums of activations and weights, by s8×s8→s32 dots.
+"""Einsums of activations and weights, by int8×int8→int32 dots.
 
-A layer calls `einsum`. It uses XLA's dots, or by `implementation` the kernel
-`int8_matmul` (`by_kernel.py`).
+A layer calls `einsum`. A `Quantized` tensor has int8 codes, float32 scales and
+a *carrier*: an array of zeros, which JAX differentiates in place of the codes,
+because integers have no gradient (`quantization/int8.py`). The backward pass
+returns the gradient of x or w as the gradient of its carrier.
+
+XLA's dots multiply by default; `implementation` names a kernel of `int8_matmul`
+that does so instead (`by_kernel.py`).
 """
 
 import functools
@@ -28,33 +33,39 @@ def einsum(
   x: jax.Array | Quantized,
   w: jax.Array | Quantized,
   *,
-  limit: jax.Array | None = None,
+  clip_at: jax.Array | None = None,
   nonnegative: bool = False,
   weight_only: bool = False,
   input_gradient: str = 'bf16',
   implementation: str = '',
   dtype=None,
 ) -> jax.Array:
-  """Projects by s8 dots if w is `Quantized`, else or if `weight_only` by float.
+  """Returns einsum(spec, x, w), by one int8 dot if w is `Quantized`.
+
+  If devices split a contracted letter, each returns its part of the sum; the
+  scales are those of the whole rows. A NaN in x makes its token's row NaN.
 
   Args:
     spec: such as 'BLD,DHK->BLHK'; in the output x's kept letters come first,
       then w's.
-    x: floats; or codes (from `quantize`) if the weight is `Quantized`.
-    w: the weight.
-    limit: see `int8_einsum`.
-    nonnegative: see `Options`.
+    x: floats, which get codes here with a scale per token, or codes (from
+      `quantize`) if the weight is `Quantized`.
+    w: the weight; scales keep the contracted axes with size 1. Without a
+      carrier it is frozen.
+    clip_at: static activation scale: this scalar gets the largest code, and the
+      caller has clipped values beyond it (`clamp.clip`). None: each token's
+      largest value.
+    nonnegative: whether x ≥ 0, which is then coded on all 256 levels.
     weight_only: whether float activations stay floats where the weight is
       `Quantized`; w then gets no gradient, and only `dtype` has an effect.
-    input_gradient: see `Options`.
-    implementation: see `Options`.
-    dtype: the result's dtype, by default x's. Sums are in f32 or s32.
+    input_gradient: how the backward pass computes the gradient of x: 'bf16' by
+      a dot in x's dtype, 'int8' by an int8 dot of the output's gradient, which
+      is rounded stochastically (`int8_input_gradient`).
+    implementation: the name of an implementation of the kernel `int8_matmul`;
+      '' for XLA's dots.
+    dtype: the result's dtype, by default x's. Sums are in float32 or int32.
 
-  Returns:
-    The projection, in `dtype`. A NaN in x makes its token's row NaN.
-
-  Raises:
-    ValueError: the sum of so many codes may overflow an int32.
+  Raises ValueError: the sum of so many codes may overflow an int32.
   """
   floats = x.carrier if isinstance(x, Quantized) else x
   options = Options(
@@ -66,22 +77,18 @@ def einsum(
   if isinstance(w, Quantized):
     if weight_only:
       return by_float.multiply(spec, x, w).astype(options.dtype)
-    return int8_einsum(spec, options, x, w, limit)
+    return int8_einsum(spec, options, x, w, clip_at)
   y = product.multiply(letters_lib.parse(spec), x, w, jnp.float32)
   return y.astype(options.dtype)
 
 
 class Options(NamedTuple):
-  """The options of `int8_einsum`."""
+  """The arguments of `einsum` that are no arrays, for its custom_vjp."""
 
-  nonnegative: bool  # Whether x ≥ 0, which is then coded on all 256 levels.
-  # 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of dy rounded
-  # stochastically.
+  nonnegative: bool
   input_gradient: str
-  # The name of an implementation of the kernel `int8_matmul`; '' for XLA's
-  # dots.
   implementation: str
-  dtype: jnp.dtype  # The result's dtype.
+  dtype: jnp.dtype
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -90,26 +97,14 @@ def int8_einsum(
   options: Options,
   x: jax.Array | Quantized,
   w: Quantized,
-  limit: jax.Array | None,
+  clip_at: jax.Array | None,
 ) -> jax.Array:
-  """Returns einsum(spec, x̂, ŵ) by one s8×s8→s32 dot, in `dtype`.
-
-  If devices split a contracted letter, each returns its part of the sum; the
-  scales are those of the whole rows.
-
-  Args:
-    spec: see `einsum`.
-    options: see `Options`.
-    x: activations. Floats are quantized here, with a scale per token.
-    w: weight; scales keep the contracted axes with size 1.
-    limit: a scalar that gets the largest code; None for each token's largest
-      value. The caller has cut values beyond it (`clamp.clip`).
-  """
-  return _project(spec, options, x, w, limit, keep_codes=False)[0]
+  """Returns `einsum` by one int8 dot, with gradients for both carriers."""
+  return _project(spec, options, x, w, clip_at, keep_codes=False)[0]
 
 
-def _project(spec, options, x, w, limit, keep_codes):
-  """Returns y, and the codes and scales of x."""
+def _project(spec, options, x, w, clip_at, keep_codes):
+  """Returns the einsum, and the codes and scales of x."""
   letters = letters_lib.parse(spec)
   _check_sum(spec, w, letters.w_axes, options.nonnegative)
   if options.implementation:
@@ -117,7 +112,7 @@ def _project(spec, options, x, w, limit, keep_codes):
       letters,
       x,
       w,
-      limit,
+      clip_at,
       nonnegative=options.nonnegative,
       dtype=options.dtype,
       keep_codes=keep_codes,
@@ -126,7 +121,7 @@ def _project(spec, options, x, w, limit, keep_codes):
   if isinstance(x, Quantized):
     x_codes, x_scales = x.codes, x.scales
   else:
-    x_codes, x_scales = _quantize(letters, options, x, limit)
+    x_codes, x_scales = _quantize(letters, options, x, clip_at)
   sums = product.multiply(letters, x_codes, w.codes, jnp.int32)
   if options.nonnegative:
     columns = w.columns
@@ -140,18 +135,18 @@ def _project(spec, options, x, w, limit, keep_codes):
   return y, x_codes, x_scales
 
 
-def _quantize(letters, options, x, limit):
+def _quantize(letters, options, x, clip_at):
   """Returns the codes and scales of float activations."""
   nonnegative = options.nonnegative
   largest_code = bounds.MAX_LEVEL if nonnegative else bounds.MAX_CODE
-  if limit is None:
+  if clip_at is None:
     largest = int8.largest(x, letters.x_axes)
-    limit = collectives.largest(largest, letters.contracted)
+    largest = collectives.largest(largest, letters.contracted)
   else:
-    # A given limit would hide a NaN: make that token's scale NaN.
+    # A static scale would hide a NaN: make that token's scale NaN.
     is_nan = jnp.any(jnp.isnan(x), axis=letters.x_axes, keepdims=True)
-    limit = jnp.where(is_nan, jnp.nan, limit.reshape((1,) * x.ndim))
-  scales = int8.scale_of(limit, largest_code)
+    largest = jnp.where(is_nan, jnp.nan, clip_at.reshape((1,) * x.ndim))
+  scales = int8.scale_of(largest, largest_code)
   encode = int8.encode_nonnegative if nonnegative else int8.encode
   return encode(x, scales), scales
 
@@ -167,13 +162,14 @@ def columns_of(w: Quantized, axes: tuple[int, ...]) -> jax.Array:
   return jnp.sum(w.codes.astype(jnp.int32), axis=axes, keepdims=True)
 
 
-def _int8_einsum_forward(spec, options, x, w, limit):
+def _int8_einsum_forward(spec, options, x, w, clip_at):
+  """Returns the result, and the residuals: what the backward pass reads."""
   if options.input_gradient == 'int8':
     outputs = letters_lib.parse(spec).w_outputs
     _check_sum(f'the int8 input gradient of {spec}', w, outputs)
-  y, x_codes, x_scales = _project(spec, options, x, w, limit, keep_codes=True)
-  # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
-  # itself would be kept for nothing.
+  y, x_codes, x_scales = _project(spec, options, x, w, clip_at, keep_codes=True)
+  # Residuals hold arrays only, so that empty ones remember the dtypes of the
+  # gradients. The carriers themselves would take memory for nothing.
   if isinstance(x, Quantized):
     like_x = Quantized(None, None, jnp.zeros((0,), x.carrier.dtype))
   else:
@@ -184,21 +180,19 @@ def _int8_einsum_forward(spec, options, x, w, limit):
 
 
 def _int8_einsum_backward(spec, options, residuals, dy):
+  """Returns the gradients of x, w and clip_at; that of codes is a carrier's."""
   like_x = residuals[-1]
   is_coded = isinstance(like_x, Quantized)
   dtype = like_x.carrier.dtype if is_coded else like_x.dtype
-  vjp = _vjp_by_kernel if options.implementation else _vjp
-  dx, dw = vjp(letters_lib.parse(spec), options, residuals[:-1], dy, dtype)
+  backward = _backward_by_kernel if options.implementation else _backward
+  dx, dw = backward(letters_lib.parse(spec), options, residuals[:-1], dy, dtype)
   if is_coded:
     dx = Quantized(None, None, dx)
   return dx, Quantized(None, None, dw), None
 
 
-def _vjp(letters, options, residuals, dy, dtype):
-  """Returns the gradients of x, in `dtype`, and of w.
-
-  A weight without a carrier is frozen, and its gradient None.
-  """
+def _backward(letters, options, residuals, dy, dtype):
+  """Returns the gradients of x, in `dtype`, and of w, None if it is frozen."""
   x_letters, w_letters, out_letters, _ = letters
   x_codes, x_scales, w = residuals
   dy = dy.astype(jnp.float32)
@@ -231,8 +225,8 @@ def _vjp(letters, options, residuals, dy, dtype):
   return dx.astype(dtype), dw.astype(w.carrier.dtype)
 
 
-def _vjp_by_kernel(letters, options, residuals, dy, dtype):
-  """Returns what `_vjp` returns, by the kernel."""
+def _backward_by_kernel(letters, options, residuals, dy, dtype):
+  """Returns the gradients of x and w, by the kernel `int8_matmul`."""
   x_codes, x_scales, w = residuals
   int8_gradient = options.input_gradient == 'int8'
   dx = by_kernel.input_gradient(
@@ -263,12 +257,13 @@ int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
 
 
 def int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
-  """Returns einsum(spec, dy, w_codes) by an s8 dot, dy rounded stochastically.
+  """Returns einsum(spec, dy, w_codes); rounds dy stochastically to int8.
 
-  Each value rounds up with the probability of its remainder, which keeps the
-  gradient's expectation. Rounding to the nearest would lose values that are
-  small in their row. The noise depends on the mesh, because it is hashed from
-  an element's place on this device.
+  Stochastic rounding: a value between two codes gets the upper one with the
+  probability of its remainder, so that its expectation is the value. Rounding
+  to the nearest would lose values that are small in their row. The noise
+  depends on the mesh, because it is hashed from an element's place on this
+  device.
   """
   letters = letters_lib.parse(spec)
   largest = int8.largest(dy, letters.x_axes)
