@@ -287,7 +287,7 @@ def compare(
     gaps = -np.log1p(-rng.random(count)) * busy.seconds / count / part
     trace = trace._replace(seconds=np.cumsum(gaps))
     _, found = simulator.simulate_trace(setup, trace)
-    simulated = found['first'] - found['seconds']
+    simulated = found['first_token'] - found['seconds']
     measured = []
     for _ in range(2):
       fresh, _ = open_engine(path, sizes.rows)

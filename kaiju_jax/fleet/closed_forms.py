@@ -59,7 +59,7 @@ def compare_waits(
   )
   sizes = state.Sizes(servers, 64, 0, 10_000, 0, 0, 0)
   outcome, found = _simulate(1 / _ROUNDS, sizes, (servers, 1), trace, loop)
-  waits = found['first'] - found['seconds'] - 1 / _ROUNDS
+  waits = found['first_token'] - found['seconds'] - 1 / _ROUNDS
   waits = waits[count // 10 :]
   closed = queueing.wait_probability(servers, load)
   expected = np.log(closed / 0.01) / (servers * (1 - load))

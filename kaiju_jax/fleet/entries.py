@@ -1,11 +1,11 @@
 """A replica's prefix cache in arrays: entries of characters and of sessions.
 
 It mirrors `decoding/pages` with less detail: one entry per character's prefix
-and one per session, where the tree keeps a snapshot each of the text that a
-turn resumed, its prompt and its answer. The two pools, the pages that entries
-share, what can be resumed and the worth by which entries are evicted are the
-tree's (`prefix_tree.py`, `eviction.py`). A running row owns its pages, and
-leaves them to its session's entry.
+and one per session, where the tree keeps up to three points: of the text that a
+turn resumed, of its prompt and of its answer. The two pools, the pages that
+entries share, what can be resumed and the worth by which entries are evicted
+are the tree's (`prefix_tree.py`, `eviction.py`). A running row owns its pages,
+and leaves them to its session's entry.
 """
 
 import numpy as np
@@ -185,7 +185,7 @@ def worth(world, replica, entry, now):
   if entries.is_prefix[replica, entry]:
     age = now - entries.created[replica, entry] + _HOUR
     rate += entries.sessions_begun[replica, entry] / age
-    # A session has two or three snapshots.
+    # A session has two or three points.
     pages /= 1 + 2 * entries.dependents[replica, entry]
   else:
     prefix = entries.prefix_entry[replica, entry]

@@ -104,9 +104,9 @@ def _arrive(fleet, request, now):
 def _count_finished(fleet, request):
   """Adds up a request that got its last token."""
   requests, totals = fleet.world.requests, fleet.totals
-  came, first = requests.seconds[request], requests.first[request]
+  came, first = requests.seconds[request], requests.first_token[request]
   totals.counts[ENDED] += 1
-  totals.sums[STAY] += requests.done[request] - came
+  totals.sums[STAY] += requests.last_token[request] - came
   resumed = requests.resumed[request]
   totals.counts[HITS] += resumed > 0
   totals.counts[RESUMED] += resumed

@@ -7,9 +7,14 @@ character's prefix ends, so that the cache can record the prefix. Requests get
 rows in the order in which they came; one whose prefix another prompt prefills
 now waits for it.
 
+Every function reads and changes the arrays of `world` (`state.World`), in which
+`replica` and `request` are numbers. A round takes the seconds of `world.law`
+(`state.Law`), which a calibration fitted to a measured engine. Times are in
+seconds of the simulation.
+
 A *stretch* is the rounds with one batch: until an answer, a prompt, its prefix
 or its whole chunks end, or a row is filled; one round if several prompts are
-prefilling. The k-th takes first_round_seconds + (k − 1) ·
+prefilling. Its k-th round takes first_round_seconds + (k − 1) ·
 seconds_per_round_increment.
 """
 
@@ -22,15 +27,15 @@ from kaiju_jax.fleet import entries
 _OVERTAKES, _MOST_SKIPPED, _ROUND_TOKENS = 8, 3, 64
 
 
-def stretch_seconds(replicas, replica, count):
-  """Returns the seconds of the first `count` rounds of a replica's stretch."""
+def _sum_seconds(replicas, replica, count):
+  """Returns the seconds of the first `count` rounds of the stretch."""
   increment = replicas.seconds_per_round_increment[replica]
   return replicas.first_round_seconds[replica] * count + increment * (
     count * (count - 1) // 2
   )
 
 
-def count_rounds(replicas, replica, seconds):
+def _count_rounds(replicas, replica, seconds):
   """Returns the fewest rounds of a stretch that take `seconds`, at least 1."""
   first = replicas.first_round_seconds[replica]
   increment = replicas.seconds_per_round_increment[replica]
@@ -41,7 +46,7 @@ def count_rounds(replicas, replica, seconds):
   else:
     estimate = seconds / first
   count = max(1, int(min(estimate, 1e9)))
-  while stretch_seconds(replicas, replica, count) < seconds:
+  while _sum_seconds(replicas, replica, count) < seconds:
     count += 1
   return count
 
@@ -84,30 +89,30 @@ def _admit_waiting(world, replica, now):
   replicas, requests = world.replicas, world.requests
   running = replicas.decode_count[replica] + replicas.prefill_count[replica]
   rows = world.sizes.rows - running
-  before, request = -1, replicas.queue_head[replica]
-  seen, most = 0, _OVERTAKES + rows
-  while request >= 0 and rows > 0 and seen < most:
-    seen += 1
-    after = requests.next_in_queue[request]
+  previous, request = -1, replicas.queue_head[replica]
+  tried, limit = 0, _OVERTAKES + rows
+  while request >= 0 and rows > 0 and tried < limit:
+    tried += 1
+    following = requests.next_in_queue[request]
     if _waits_for_prefix(world, replica, request):
-      before, request = request, after
+      previous, request = request, following
       continue
     if not entries.admit(world, replica, request, now):
       break
     rows -= 1
-    if before < 0:
-      replicas.queue_head[replica] = after
+    if previous < 0:
+      replicas.queue_head[replica] = following
     else:
-      requests.next_in_queue[before] = after
-    if after < 0:
-      replicas.queue_tail[replica] = before
+      requests.next_in_queue[previous] = following
+    if following < 0:
+      replicas.queue_tail[replica] = previous
     left = requests.prompt[request] - requests.prefilled[request]
     replicas.load[replica] += left - requests.pending_tokens[request]
     requests.pending_tokens[request] = left
     requests.rounds_skipped[request] = 0
     replicas.prefilling[replica, replicas.prefill_count[replica]] = request
     replicas.prefill_count[replica] += 1
-    request = after
+    request = following
 
 
 def _precedes(requests, one, other):
@@ -154,8 +159,8 @@ def _choose_chunk(world, replica):
   return least
 
 
-def _count_to_stop(requests, request):
-  """Returns the tokens until a prompt's prefix ends, or the prompt."""
+def _count_to_record(requests, request):
+  """Returns the tokens to prefill until the prefix ends, or the prompt."""
   prefilled, prefix = requests.prefilled[request], requests.prefix[request]
   if prefilled < prefix < requests.prompt[request]:
     return prefix - prefilled
@@ -186,13 +191,13 @@ def begin_stretch(world, replica, now):
     for place in range(replicas.chunk_rows[replica]):
       at = replicas.chunk_order[replica, place]
       request = replicas.prefilling[replica, at]
-      tokens = min(size, _count_to_stop(requests, request))
+      tokens = min(size, _count_to_record(requests, request))
       seconds += law.attended * tokens * requests.prefilled[request]
     if prompts > 1:
       count = np.int64(1)
     else:
       # Whole chunks of one prompt differ only in the tokens they attend to.
-      chunks = max(1, _count_to_stop(requests, request) // size)
+      chunks = max(1, _count_to_record(requests, request) // size)
       count = min(count, np.int64(chunks))
       increment += law.attended * tokens * tokens
   replicas.first_round_seconds[replica] = seconds
@@ -203,7 +208,7 @@ def begin_stretch(world, replica, now):
 
 def _set_end(replicas, replica):
   count = replicas.stretch_rounds[replica]
-  seconds = stretch_seconds(replicas, replica, count)
+  seconds = _sum_seconds(replicas, replica, count)
   replicas.stretch_end[replica] = replicas.stretch_begin[replica] + seconds
 
 
@@ -213,7 +218,7 @@ def cut_stretch(world, replica, now):
   running = replicas.decode_count[replica] + replicas.prefill_count[replica]
   if running < world.sizes.rows:
     elapsed = now - replicas.stretch_begin[replica]
-    count = count_rounds(replicas, replica, elapsed)
+    count = _count_rounds(replicas, replica, elapsed)
     if count < replicas.stretch_rounds[replica]:
       replicas.stretch_rounds[replica] = count
       _set_end(replicas, replica)
@@ -235,7 +240,7 @@ def end_stretch(world, replica, finished):
     at = replicas.chunk_order[replica, place]
     request = replicas.prefilling[replica, at]
     size = replicas.chunk_tokens[replica]
-    tokens = min(size, _count_to_stop(requests, request)) * count
+    tokens = min(size, _count_to_record(requests, request)) * count
     requests.prefilled[request] += tokens
     requests.rounds_skipped[request] = 0
     requests.pending_tokens[request] -= tokens
@@ -256,8 +261,8 @@ def _begin_decoding(replicas, requests, replica, now):
       replicas.prefilling[replica, kept] = request
       kept += 1
       continue
-    if np.isnan(requests.first[request]):
-      requests.first[request] = now
+    if np.isnan(requests.first_token[request]):
+      requests.first_token[request] = now
     left = requests.answer[request] - 1
     requests.last_round[request] = replicas.rounds_run[replica] + left
     replicas.decoding[replica, replicas.decode_count[replica]] = request
@@ -276,7 +281,7 @@ def _release_finished(world, replica, finished, now):
       replicas.decoding[replica, kept] = request
       kept += 1
       continue
-    requests.done[request] = now
+    requests.last_token[request] = now
     replicas.load[replica] -= 1
     length = requests.prompt[request] + requests.answer[request] - 1
     replicas.context_tokens[replica] -= length

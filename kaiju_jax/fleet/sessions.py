@@ -216,7 +216,7 @@ def draw_request(flow, sessions, requests, slot, now):
     prompt = length + message
   requests.prompt[slot], requests.answer[slot] = prompt, answer
   requests.seconds[slot] = now
-  requests.first[slot] = np.nan
+  requests.first_token[slot] = np.nan
   sessions.length[slot] = prompt + answer
 
 

@@ -89,7 +89,7 @@ _REPLICA = np.dtype(
 _REQUEST = np.dtype(
   [
     # When it comes, and when its first and its last token come.
-    *((name, np.float64) for name in ('seconds', 'first', 'done')),
+    *((name, np.float64) for name in ('seconds', 'first_token', 'last_token')),
     *((name, np.int64) for name in ('session', 'character')),
     # Tokens: of the character's prefix, the prompt, the answer.
     *((name, np.int64) for name in ('prefix', 'prompt', 'answer')),
@@ -165,7 +165,7 @@ def make_replicas(count: int, sizes: Sizes, entries: int) -> np.ndarray:
 def make_requests(count: int) -> np.ndarray:
   """Returns records [n] of requests, which are to be filled in."""
   requests = np.zeros(count, _REQUEST)
-  requests['first'] = requests['done'] = np.nan
+  requests['first_token'] = requests['last_token'] = np.nan
   requests['replica'] = requests['next_in_queue'] = -1
   return requests
 

@@ -105,8 +105,8 @@ def test_every_token_comes_when_simpy_says(gap, seed):
   trace = alone(gap=gap, seed=seed)
   outcome, found = run(SETUP, trace)
   oracle = Oracle(trace)
-  assert np.abs(found['first'] - oracle.first).max() < 1e-9
-  assert np.abs(found['done'] - oracle.done).max() < 1e-9
+  assert np.abs(found['first_token'] - oracle.first).max() < 1e-9
+  assert np.abs(found['last_token'] - oracle.done).max() < 1e-9
   assert outcome.p99 > 0.7 or gap == 0.5
 
 
@@ -147,7 +147,7 @@ def test_rounds_that_are_counted_take_as_long_as_those_that_are_stepped(
   monkeypatch.setattr(rounds, 'begin_stretch', step)
   stepped, slow = run(SETUP, trace)
   assert stepped.events > 2 * counted.events
-  for name in 'first', 'done':
+  for name in 'first_token', 'last_token':
     assert np.abs(fast[name] - slow[name]).max() < 1e-9
 
 
@@ -201,12 +201,12 @@ def test_a_lost_replica_loses_no_request(policy):
   trace = alone(count=300, gap=0.2, answers=60)
   outcome, found = run(setup, trace)
   assert outcome.moved > 0 and outcome.lost == 0
-  assert not np.isnan(found['done']).any()
+  assert not np.isnan(found['last_token']).any()
   assert outcome.requests == len(trace.seconds)
   # Answers are as long as before, however often they moved.
   total = found['prompt'] + found['answer']
   assert (total == trace.prompt + trace.answer).all()
-  assert (found['first'] <= found['done']).all()
+  assert (found['first_token'] <= found['last_token']).all()
   there = found['replica'] == 0
   away = (trace.seconds > 20) & (trace.seconds < 40)
   assert there.any() and not (there & away).any()
@@ -218,7 +218,7 @@ def test_a_lost_replica_loses_no_request(policy):
 def test_without_any_replica_requests_are_counted_as_lost():
   setup = dataclasses.replace(SETUP, faults=[(2.0, events.LOSE, 0, 0.0)])
   outcome, found = run(setup, alone())
-  unanswered = int(np.isnan(found['done']).sum())
+  unanswered = int(np.isnan(found['last_token']).sum())
   assert outcome.lost == outcome.late == unanswered > 0
   assert outcome.requests + outcome.lost - outcome.moved == 80
 
