@@ -45,9 +45,9 @@ FLAGS = flags.flags_of(settings_lib.Ablate)
 def main(argv: Sequence[str]) -> int:
   settings = FLAGS.read(argv[:1])
   if settings.reading:
-    from kaiju_jax.experiments.studies import show_learning
+    from kaiju_jax.experiments.studies import learning
 
-    show_learning.show(settings)
+    learning.show(settings)
     return 0
   from kaiju_jax.experiments.studies.ablation import ablate
 

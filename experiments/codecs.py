@@ -22,9 +22,9 @@ FLAGS = flags.flags_of(settings_lib.Codecs)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  from kaiju_jax.experiments.studies import run_codecs
+  from kaiju_jax.experiments.studies import codecs
 
-  run_codecs.run(settings)
+  codecs.run(settings)
 
 
 if __name__ == '__main__':

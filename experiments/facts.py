@@ -20,9 +20,9 @@ FLAGS = flags.flags_of(settings_lib.Facts)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  from kaiju_jax.experiments.studies import run_facts
+  from kaiju_jax.experiments.studies import facts
 
-  run_facts.run(settings, flags.folder('out', settings.out))
+  facts.run(settings, flags.folder('out', settings.out))
 
 
 if __name__ == '__main__':

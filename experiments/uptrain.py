@@ -60,10 +60,10 @@ FLAGS = flags.flags_of(Settings)
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   if settings.study.world:
-    from kaiju_jax.experiments.studies import uptrain as study
+    from kaiju_jax.experiments.studies import uptrain_study
 
     out = 'runs/uptrain' if settings.out is None else settings.out
-    study.compare(settings.study, flags.folder('out', out))
+    uptrain_study.compare(settings.study, flags.folder('out', out))
     return
   flags.need(model=settings.model, out=settings.out)
   student = uptrain.Student(

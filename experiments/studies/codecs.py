@@ -29,7 +29,9 @@ and over the x that are zero
 from collections.abc import Iterable
 from collections.abc import Mapping
 import copy
+import dataclasses
 import math
+import pathlib
 import time
 from typing import Any
 from typing import NamedTuple
@@ -39,8 +41,11 @@ import numpy as np
 
 from kaiju_jax.data import loader
 from kaiju_jax.experiments.studies import gradients
+from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
+from kaiju_jax.runs import train
+from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
@@ -362,3 +367,52 @@ def draw(curves: Mapping[str, Curve], title: str) -> Any:
 def _middle(found: Curve) -> np.ndarray:
   """Returns the bins' geometric middles."""
   return np.exp2(found.log2 + (found.log2[0] - found.log2[1]) / 2)
+
+
+def run(settings: settings_lib.Codecs) -> None:
+  """Trains, captures, and prints and writes what the codecs do.
+
+  Raises:
+    OSError, ValueError: something cannot be read or written, or is wrong.
+  """
+  experiment = settings.config
+  experiment.seed = settings.seed
+  train.check(experiment)
+  figures.require_figures()
+
+  bits = {codec.name: codec.bits for codec in codecs.CODECS}
+  captured = capture(
+    experiment, settings.steps, settings.workers, settings.dtype
+  )
+  found, curves = measure(
+    gradients.join(captured, settings.across), settings.seed
+  )
+  written = pathlib.Path(settings.json), pathlib.Path(settings.figure)
+  for path in written:
+    path.parent.mkdir(parents=True, exist_ok=True)
+  setting = {
+    'config': dataclasses.asdict(experiment),
+    'steps': settings.steps,
+    'workers': settings.workers,
+    'gradient_dtype': settings.dtype,
+    'across': settings.across,
+  }
+  measured = {
+    name: {'bits': bits[name], 'quality': kinds}
+    for name, kinds in found.items()
+  }
+  files.write_json(
+    written[0], report.plain({'setting': setting, 'codecs': measured})
+  )
+  of = f'{settings.workers} workers after {settings.steps} steps'
+  figures.save(
+    draw(curves, f'Gradients of {of}: what arrives (y) of what was sent (x)'),
+    written[1],
+  )
+  table = qualities(
+    f'Codecs on the gradients of {settings.workers} workers, step'
+    f' {settings.steps}',
+    {name: kinds['all'] for name, kinds in found.items()},
+    bits,
+  )
+  report.Report().add(table).show(written)

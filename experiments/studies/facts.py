@@ -4,6 +4,7 @@
     pool(…)        draws the generator's variations and plants errors in them
     detection(…)   counts the errors that the filters reject
     examine(…)     asks a student questions and scores the answers
+    run(…)         all of these in order, and prints what came out
 
 A share of the variations gets an error of one kind:
 
@@ -14,24 +15,33 @@ A share of the variations gets an error of one kind:
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.data import bpe
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.experiments.configs import facts as config
+from kaiju_jax.experiments.studies import settings as settings_lib
+from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
 from kaiju_jax.synthesis import journal as journal_lib
-from kaiju_jax.synthesis import settings as settings_lib
+from kaiju_jax.synthesis import settings as synthesis
 from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations as variations_lib
 from kaiju_jax.tasks import facts
+from kaiju_jax.training import progress
 
 ERRORS = ('attribute', 'person', 'invented', 'cut')
 _ROWS = 16
@@ -57,12 +67,7 @@ def generator_of(
 ) -> tuple[generator_lib.Generator, tokenizer_lib.Tokenizer]:
   """Returns a generator over rows of `length`, and its tokenizer."""
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  decoder = play.decoder(
-    loaded,
-    tokenizer,
-    rows=_ROWS,
-    length=length,
-  )
+  decoder = play.decoder(loaded, tokenizer, rows=_ROWS, length=length)
   # A variation must not depend on the others that run with it.
   generator = generator_lib.Generator(decoder, tokenizer, batch_invariant=True)
   return generator, tokenizer
@@ -72,7 +77,7 @@ def pool(
   loaded: load.Loaded,
   world: int,
   numbers: Sequence[int],
-  settings: settings_lib.Settings,
+  settings: synthesis.Settings,
   planted: float,
   path: pathlib.Path,
   noted: Callable[[int, int], None] = lambda done, total: None,
@@ -134,7 +139,7 @@ def pool(
 
 
 def _kinds(
-  world: int, number: int, settings: settings_lib.Settings, planted: float
+  world: int, number: int, settings: synthesis.Settings, planted: float
 ) -> list[str]:
   """Returns the kind of error per variation of a person, '' for none."""
   rng = np.random.default_rng((world, settings.seed, number))
@@ -262,3 +267,131 @@ def examine(
       ('unseen', range(first_unseen, facts.PHRASINGS)),
     )
   }
+
+
+def run(settings: settings_lib.Facts, root: pathlib.Path) -> None:
+  """Trains generator and students in `root`, and prints what they know.
+
+  Raises:
+    OSError, ValueError: something cannot be read or written, or is wrong.
+  """
+  text = root / 'text'
+  _text_of_generator(settings, root, text / 'generator')
+  get_config = functools.partial(config.get_config, root=str(root))
+  grid.run(grid.cross(get_config, ['generator'], [0], root), 1)
+  candidates = _pool(settings, root)
+  for arm in config.STUDENTS:
+    texts(
+      text / arm,
+      settings.world,
+      config.SEEDED,
+      config.TARGETS,
+      config.VARIATIONS,
+      _held(candidates, arm),
+    )
+  students = [
+    job
+    for seed in settings.seeds
+    for job in grid.cross(get_config, config.STUDENTS, [seed], root)
+  ]
+  grid.run(students, 1)
+  scores = {
+    (job.arm, job.experiment.seed): examine(
+      load.from_workdir(job.folder), settings.world, config.ASKED
+    )
+    for job in students
+  }
+  detected = detection(candidates, settings.world)
+  files.write_json(
+    root / 'facts.json',
+    {
+      'detection': detected._asdict(),
+      'scores': [
+        {'arm': arm, 'seed': seed}
+        | {name: dataclasses.asdict(one) for name, one in own.items()}
+        for (arm, seed), own in scores.items()
+      ],
+    },
+  )
+  print(_describe(settings.world, candidates, detected))
+  _show(scores)
+
+
+def _text_of_generator(
+  settings: settings_lib.Facts, root: pathlib.Path, folder: pathlib.Path
+) -> None:
+  """Writes what the generator reads, and a tokenizer trained on it."""
+  lines = list(facts.trees(settings.world, config.GENERATOR, config.VARIATIONS))
+  files.make_folder(folder)
+  files.write_json_lines(folder / 'train.jsonl', lines)
+  texts = (segment['text'] for line in lines for segment in line['segments'])
+  bpe.train(root / 'tokenizer.json', texts, config.VOCABULARY)
+
+
+def _pool(settings: settings_lib.Facts, root: pathlib.Path):
+  """Returns the variations of the targets, filtered and with errors planted."""
+  with progress.Progress('passages') as bar:
+    return pool(
+      load.from_workdir(root / 'generator' / 'seed0'),
+      settings.world,
+      config.TARGETS,
+      synthesis.Settings(variations=config.VARIATIONS),
+      settings.planted,
+      root / 'pool.journal',
+      lambda done, total: bar.update(done, total=total),
+    )
+
+
+def _held(candidates, arm: str):
+  """Returns the candidates that a student reads; None for none."""
+  if arm == 'originals':
+    return None
+  if arm == 'unfiltered':
+    return candidates
+  return [one for one in candidates if one.verdict == 'kept']
+
+
+def _describe(
+  world: int, candidates: Sequence[Candidate], found: Detection
+) -> str:
+  """Returns how well the filters found the errors."""
+  wrong = sum(not one.is_right(world) for one in candidates)
+  planted = sum(bool(one.planted) for one in candidates)
+  return (
+    f'{len(candidates)} variations, {wrong} of them wrong ({planted} planted).'
+    f' Filters: precision {found.precision:.3f}, recall {found.recall:.3f}'
+    f' ({found.rejected_wrong} wrong ones rejected of {found.wrong},'
+    f' {found.rejected} rejected).'
+  )
+
+
+class _Row(NamedTuple):
+  """A student's right answers, over its seeds."""
+
+  student: str
+  seen_phrasings: statistics.Share
+  unseen_phrasings: statistics.Share
+
+
+def _show(scores: Mapping[tuple[str, int], Mapping[str, facts.Score]]) -> None:
+  """Prints what the students know, by {(arm, seed): `examine`}."""
+
+  def pool_seeds(arm: str, name: str) -> statistics.Share:
+    own = [one[name] for (of, _), one in scores.items() if of == arm]
+    return statistics.Share(
+      sum(x.right for x in own), sum(x.total for x in own)
+    )
+
+  rows = {
+    arm: _Row(arm, pool_seeds(arm, 'seen'), pool_seeds(arm, 'unseen'))
+    for arm in config.STUDENTS
+  }
+  report.Report().table(rows.values()).show()
+  for other in 'originals', 'unfiltered':
+    d, (low, high) = statistics.newcombe(
+      rows['filtered'].unseen_phrasings, rows[other].unseen_phrasings
+    )
+    print(
+      f'filtered − {other}, unseen phrasings: {100 * d:+.1f} points'
+      f' ({100 * low:+.1f} … {100 * high:+.1f})'
+    )

@@ -4,7 +4,6 @@ A run has learnt once a reading of its evaluations reaches a threshold and stays
 there: a loss, or another reading that falls, from above.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
@@ -13,8 +12,11 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
+from kaiju_jax.runs import flags
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
@@ -132,19 +134,9 @@ def _thousands(tokens: float) -> str:
   return f'{tokens / 1000:,.0f}'
 
 
-def draw(
-  page: Any,
-  runs: Sequence[LearningRun],
-  name: str,
-  threshold: float,
-  style: Callable[[int], dict[str, str]],
-) -> None:
-  """Draws the reading over tokens: a line per run, a style per arm.
-
-  Args:
-    page: an empty `matplotlib.figure.Figure`.
-    style: (an arm's number) → its line's colour and dashes.
-  """
+def draw(runs: Sequence[LearningRun], name: str, threshold: float) -> Any:
+  """Returns the reading over tokens: a line per run, a style per arm."""
+  page = figures.figure(9, 5)
   axes = page.add_subplot()
   for index, arm in enumerate(dict.fromkeys(run.arm for run in runs)):
     label = arm
@@ -152,10 +144,70 @@ def draw(
       if run.arm == arm and (points := run.readings(name)):
         tokens, values = zip(*points)
         millions = [one / 1e6 for one in tokens]
-        axes.plot(millions, values, **style(index), linewidth=1.3, label=label)
+        style = figures.style(index)
+        axes.plot(millions, values, **style, linewidth=1.3, label=label)
         label = None
-  axes.axhline(threshold, color='#767676', linewidth=0.8, linestyle=':')
+  axes.axhline(threshold, color=figures.FAINT, linewidth=0.8, linestyle=':')
   axes.set_xlabel('tokens, millions')
   axes.set_ylabel(name)
   axes.grid(alpha=0.3)
   page.legend(loc='outside right upper')
+  return page
+
+
+def show(settings: settings_lib.Ablate) -> None:
+  """Draws and prints after how many tokens each arm has learnt its task.
+
+  Raises:
+    OSError, ValueError: something cannot be read or written, or is wrong.
+  """
+  figures.require_figures()
+  name = settings.reading
+  found = runs(settings.out)
+  arms = flags.choose('arms', settings.arms, (run.arm for run in found))
+  found = [run for run in found if run.arm in arms]
+  found.sort(key=lambda run: arms.index(run.arm))
+  if not any(run.readings(name) for run in found):
+    readings = sorted(
+      {key for run in found for r in run.records for key in r if 'eval_' in key}
+    )
+    raise ValueError(
+      f'--reading={name!r}: no run has it; there are'
+      f' {", ".join(readings) or "none: the runs did not evaluate"}.'
+    )
+  threshold = _threshold(settings, found)
+  page = pathlib.Path(settings.out) / f'learning.{name}.png'
+  figures.save(draw(found, name, threshold), page)
+  report.Report().add(table(found, name, threshold)).show([page])
+
+
+def _threshold(
+  settings: settings_lib.Ablate, runs: Sequence[LearningRun]
+) -> float:
+  """Returns the value that counts as learnt.
+
+  Raises:
+    ValueError: a reading that falls has no --most, or not one below that of
+      uniform guesses.
+  """
+  name = settings.reading
+  if not falls(name):
+    if settings.most is not None:
+      raise ValueError(
+        f'--most={settings.most}: is for readings that fall; {name} rises: give'
+        ' --least.'
+      )
+    return 0.95 if settings.least is None else settings.least
+  guessed = min(uniform(run, name) for run in runs)
+  if settings.most is None or not settings.most < guessed:
+    known = '' if guessed == math.inf else f', below {guessed:.3f}'
+    raise ValueError(
+      f'--most={settings.most}: {name} falls while a run learns: give the value'
+      f' that counts as learnt{known}{known and ", that of uniform guesses"}.'
+    )
+  if settings.least is not None:
+    raise ValueError(
+      f'--least={settings.least}: is for readings that rise; {name} falls: give'
+      ' --most alone.'
+    )
+  return settings.most

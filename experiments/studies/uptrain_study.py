@@ -29,9 +29,12 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import held_out
+from kaiju_jax.experiments.configs import uptrain as config
+from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
+from kaiju_jax.runs import flags
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
 from kaiju_jax.runs import teach
@@ -57,30 +60,6 @@ class Reading(NamedTuple):
   needle: float | None = None
   # The same beyond the reach of the student's local layers.
   far: float | None = None
-
-
-def write_text(path: pathlib.Path, documents: int, length: int) -> None:
-  """Writes the letters (`tasks/needle/letters.py`) if they are missing.
-
-  Args:
-    path: the .jsonl file.
-    documents: how many of them.
-    length: tokens of the longest.
-  """
-  if not path.exists():
-    letters.write(path, documents, length)
-
-
-def write_prose(path: pathlib.Path) -> None:
-  """Writes the library's docstrings (`data/docstrings.py`) if missing.
-
-  Args:
-    path: the .jsonl file.
-  """
-  if not path.exists():
-    clean, _ = docstrings.read()
-    files.make_folder(path.parent)
-    files.write_json_lines(path, ({'text': text} for text in clean))
 
 
 def teach_once(teacher: grid.Job, student: grid.Job) -> None:
@@ -210,7 +189,7 @@ def row(
     read: the function from `reader` for the arm's model.
     before: steps that aligned the arm's start, as long as its own.
   """
-  config, length = runs[0].experiment.model, runs[0].experiment.data.length
+  model, length = runs[0].experiment.model, runs[0].experiment.data.length
   tokens = {}
   for run in runs if baseline else ():
     seed = run.experiment.seed
@@ -225,7 +204,7 @@ def row(
     tokens[seed] = None if reached is None else reached / curve[-1]['tokens']
   return Row(
     runs[0].arm,
-    uptrain.kv_bytes(config, length),
+    uptrain.kv_bytes(model, length),
     start,
     {run.experiment.seed: read_run(run, read) for run in runs},
     tokens,
@@ -365,3 +344,77 @@ def _percent(values: Sequence[float | None]) -> str:
   if None in values:
     return '–'
   return f'{100 * statistics.mean(values):.1f} %'
+
+
+def compare(settings: settings_lib.UptrainStudy, root: pathlib.Path) -> None:
+  """Trains teacher and students, and writes and prints how they do.
+
+  What is there is not repeated.
+
+  Args:
+    settings: which students.
+    root: the folder of all runs.
+
+  Raises:
+    OSError, ValueError: something cannot be read or written; or an unknown
+      world or arm.
+  """
+  world, seeds = settings.world, settings.seeds
+  if world not in config.STUDENTS:
+    raise ValueError(
+      f'--world={world}: must be one of {", ".join(config.STUDENTS)}.'
+    )
+  arms = flags.choose('arms', settings.arms, config.STUDENTS[world])
+  arms = list(dict.fromkeys((config.BASELINE, *arms)))
+  if not (root / config.LETTERS).exists():
+    letters.write(root / config.LETTERS, config.DOCUMENTS, config.LENGTH)
+  if not (root / config.PROSE).exists():
+    clean, _ = docstrings.read()
+    files.write_json_lines(
+      root / config.PROSE, ({'text': text} for text in clean)
+    )
+  before = dict.fromkeys(config.ALIGNED, config.ALIGNED_STEPS)
+
+  def run(arm: str, folder: pathlib.Path, steps: int | None, seed: int = 0):
+    experiment = config.get_config(f'{world}_{arm}', str(root))
+    if arm != config.ALIGNMENT:
+      experiment.seed = seed
+    if steps:
+      experiment.loop.steps = steps - before.get(arm, 0)
+    return grid.Job(arm, experiment, folder)
+
+  place = root / world
+  teacher = run('teacher', place / 'teacher', settings.teacher_steps)
+  grid.run([teacher], 1)
+  runs = {
+    arm: [run(arm, place / arm / f'seed{s}', settings.steps, s) for s in seeds]
+    for arm in arms
+  }
+  for arm in arms:
+    wanted, kind = config.STUDENTS[world][arm]
+    shared = arm in config.DISTILLED + config.ALIGNED
+    start = place / 'starts' / (kind if shared else arm)
+    if kind and not start.exists():
+      text = teacher.experiment.data.path
+      uptrain.write(
+        teacher.folder, start, wanted, uptrain.FirstWeights(kind, text=text)
+      )
+  if set(arms) & set(config.ALIGNED):
+    grid.run([run(config.ALIGNMENT, place / config.ALIGNMENT, None)], 1)
+  reads_letters = teacher.experiment.data.path.endswith(config.LETTERS)
+  tables = Tables(
+    teacher, config.BASELINE, config.WINDOW if reads_letters else 0, before
+  )
+  starts = tables.tabulate_starts(runs)
+  (place / 'starts.md').write_text(f'{starts}\n')
+  print(starts, flush=True)
+  if not settings.train:
+    return
+  for arm in arms:
+    if runs[arm][0].experiment.data.teacher:
+      teach_once(teacher, runs[arm][0])
+  for count in range(1, len(seeds) + 1):
+    grid.run([of_arm[count - 1] for of_arm in runs.values()], 1)
+    page = tables.tabulate({arm: own[:count] for arm, own in runs.items()})
+    (place / 'report.md').write_text(f'{page}\n')
+    print(page, flush=True)

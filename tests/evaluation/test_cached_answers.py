@@ -8,7 +8,7 @@ import pytest
 from kaiju_jax.decoding.device import decoder
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import cached_answers
-from kaiju_jax.experiments.studies import cached_agreement
+from kaiju_jax.experiments.studies import agreement
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
@@ -102,7 +102,7 @@ def test_rows_are_closed_where_a_call_fails():
 @pytest.mark.slow
 def test_an_int8_model_agrees_with_itself_through_the_cache():
   rng = np.random.default_rng(0)
-  found = cached_agreement.compare(
+  found = agreement.compare(
     params(), config(is_int8=True), rng.integers(0, 256, (2, LENGTH), np.int32),
     prompt=13, chunk=8, page=8,
   )  # fmt: skip
@@ -126,7 +126,7 @@ def test_an_int8_model_agrees_with_itself_through_the_cache():
 def test_what_cannot_be_compared_is_refused(changes, message):
   sizes = {'prompt': 8, 'chunk': 8, 'page': 8, **changes}
   with pytest.raises(ValueError, match=message):
-    cached_agreement.compare(
+    agreement.compare(
       params(), config(), np.zeros((1, LENGTH), np.int32), **sizes
     )
 
@@ -140,8 +140,8 @@ def test_losses_and_margins_follow_from_the_logits():
   cached[0, 0, 1] += 3  # Tips it.
   cached[1, 0] = [0, 2.5, 2.2]  # Tips it; the second of these margins is 2.
   tokens = np.array([[0, 1], [1, 2]])
-  fields = cached_agreement._of_logits(whole, cached, tokens)
-  found = cached_agreement.CacheAgreement(*fields, {})
+  fields = agreement._of_logits(whole, cached, tokens)
+  found = agreement.CacheAgreement(*fields, {})
   assert (found.tokens, found.largest_logit) == (2, 3)
   assert found.largest_difference == 3
   assert (found.greedy_differs, found.greedy_margin) == (2, 2)
@@ -169,7 +169,7 @@ def test_codes_are_compared_where_the_cache_keeps_them():
     call([2, 2], k[:, [2, 2]], k[:, [2, 2]] + [[[10, 11]]], [True, True]),
   ]
   # Tokens 0 and 2 are kept: 2 · 2 · 2 codes, of which one value differs.
-  assert cached_agreement._count_codes(whole, cached) == {0: (8, 1)}
+  assert agreement._count_codes(whole, cached) == {0: (8, 1)}
 
 
 def test_texts_of_a_needle_run_are_questions_and_of_a_text_run_documents(

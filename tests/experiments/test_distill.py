@@ -7,7 +7,6 @@ import pytest
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.experiments.configs import distill
 from kaiju_jax.experiments.studies import distill as study
-from kaiju_jax.experiments.studies import equal_bytes
 
 
 def test_arms_differ_in_their_targets_alone():
@@ -33,7 +32,7 @@ def test_arms_differ_in_their_targets_alone():
 
 @pytest.mark.parametrize('wanted, nearest', [(0, 2), (31, 6), (33, 7), (99, 9)])
 def test_the_nearest_size_is_found(wanted, nearest):
-  assert equal_bytes._nearest(lambda n: 5 * n, wanted, range(2, 10)) == nearest
+  assert study._nearest(lambda n: 5 * n, wanted, range(2, 10)) == nearest
 
 
 def test_verdicts():

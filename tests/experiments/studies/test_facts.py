@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from experiments.configs import facts as config
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.experiments.studies import facts
 from kaiju_jax.synthesis import settings as settings_lib
@@ -123,3 +124,23 @@ def test_students_texts_differ_in_their_variations_alone(pooled, tmp_path):
   seeded = (tmp_path / 'none' / 'seeded.jsonl').read_bytes()
   assert seeded == (tmp_path / 'all' / 'seeded.jsonl').read_bytes()
   assert children == {'none': 0, 'kept': len(kept), 'all': len(candidates)}
+
+
+def test_students_are_compared_over_their_seeds(capsys):
+  right = {'originals': 2, 'unfiltered': 5, 'filtered': 8}
+  assert set(right) == set(config.STUDENTS)
+  score = world_lib.Score
+  facts._show(
+    {
+      (arm, seed): {'seen': score(9, 10), 'unseen': score(count, 10)}
+      for arm, count in right.items()
+      for seed in (0, 1)
+    }
+  )
+  said = ' '.join(capsys.readouterr().out.split())
+  assert 'filtered │ 90.0 % (70 … 97) │ 80.0 % (58 … 92)' in said
+  # Newcombe's interval of 16 and 4 of 20.
+  assert (
+    'filtered − originals, unseen phrasings: +60.0 points (+29.5 … +76.9)'
+    in said
+  )
