@@ -178,10 +178,7 @@ def _ours(shape) -> list[str]:
   kernels = [
     name
     for name, places in api.RUNS_ON.items()
-    if here in places
-    and places != dispatch.ANYWHERE
-    # Mosaic GPU's interpreter takes minutes.
-    and not (dispatch.interpreting() and name == 'mosaic_gpu')
+    if here in places and places != dispatch.ANYWHERE
   ]
   short = shape.window is not None or shape.length <= 8192
   return kernels + ['chunked'] * short

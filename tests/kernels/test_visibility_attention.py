@@ -34,9 +34,8 @@ _quick_jit = functools.partial(
 )
 
 
-# Mosaic GPU and Triton have interpreters and tests of their own.
-_ELSEWHERE = 'mosaic_gpu', 'triton_kernel'
-_HERE = [name for name in api.RUNS_ON if name not in _ELSEWHERE]
+# Triton has an interpreter and tests of its own.
+_HERE = [name for name in api.RUNS_ON if name != 'triton_kernel']
 
 
 @pytest.fixture
