@@ -39,9 +39,12 @@ from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sqlite_store
 from tests.serving import leftovers
 from tests.serving import world
+from tests.serving.http import exposed
 
 SECRET = b'of the fleet' * 3
 MODEL, CHARACTER, LENGTH = 'toy', 'mira', 1024
+CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
+CARDS, SESSIONS = '/v1/characters', '/v1/sessions'
 FIELDS = card_fields.Fields(
   name='Mira',
   description='{{char}} keeps a lighthouse and knows every star by name.',
@@ -69,8 +72,41 @@ def number(scored) -> int:
   return int(-scored.logprob)
 
 
+def said(*texts: str, role: str = 'user') -> list[dict]:
+  """Returns messages of one role."""
+  return [{'role': role, 'content': text} for text in texts]
+
+
+def chat(text: str | list | None = 'Hello', **fields) -> dict:
+  """Returns a chat's body; the text may be messages, or None for none."""
+  messages = said(text) if isinstance(text, str) else text or []
+  drawn = {'model': MODEL, 'max_tokens': 12, 'seed': 3}
+  return drawn | {'messages': messages} | fields
+
+
+def complete(prompt: str | list = 'Hello', **fields) -> dict:
+  """Returns a completion's body."""
+  drawn = {'model': MODEL, 'max_tokens': 12, 'seed': 3}
+  return drawn | {'prompt': prompt} | fields
+
+
+def cached(answer: dict) -> int:
+  """Returns how many tokens of an answer's prompt were cached."""
+  return answer['usage']['prompt_tokens_details']['cached_tokens']
+
+
+def events(answer: bytes) -> list[dict]:
+  """Returns the events of a stream, which must be whole."""
+  *found, done = answer.decode().removesuffix('\n\n').split('\n\n')
+  assert done == 'data: [DONE]'
+  return [json.loads(one.removeprefix('data: ')) for one in found]
+
+
 class Server:
-  """A server that runs, and ways to reach it."""
+  """A server that runs, and ways to reach it.
+
+  What talks or owns anything does so as ann by default.
+  """
 
   def __init__(self, context, server, tokens, workers):
     self.context: context_lib.Context = context
@@ -131,6 +167,49 @@ class Server:
     except urllib.error.HTTPError as caught:
       return caught.code, json.loads(caught.read())['error']
     raise AssertionError(f'{method} {path} is answered.')
+
+  def chat(self, text='Hello', owner: str = 'ann', **fields) -> dict:
+    """Returns the answer to `chat` of a text and fields."""
+    return self.post(CHAT, owner, **chat(text, **fields))
+
+  def stream(self, text='Hello', owner: str = 'ann', **fields) -> list[dict]:
+    """Returns the events of a chat's stream."""
+    body = chat(text, stream=True, **fields)
+    return events(self.ask('POST', CHAT, body, owner))
+
+  def complete(self, prompt='Hello', owner: str = 'ann', **fields) -> dict:
+    return self.post(TEXT, owner, **complete(prompt, **fields))
+
+  def refused_chat(self, text='Hello', owner: str = 'ann', **fields):
+    """Returns the status and the error of a chat that must fail."""
+    return self.refused('POST', CHAT, chat(text, **fields), owner)
+
+  def open_session(
+    self, owner: str = 'ann', character: str = CHARACTER, **fields
+  ) -> str:
+    """Returns the id of a new session."""
+    made = self.post(SESSIONS, owner, character=character, **fields)
+    return made['id']
+
+  def session(self, name: str, owner: str = 'ann') -> dict:
+    return self.get(f'{SESSIONS}/{name}', owner=owner)
+
+  def publish(
+    self,
+    fields: dict,
+    owner: str = 'ann',
+    public: bool = False,
+    to: str | None = None,
+  ) -> dict:
+    """Returns a new character, or the new version of the one `to` names."""
+    body = {'fields': fields, 'public': public}
+    method, path = ('PUT', f'{CARDS}/{to}') if to else ('POST', CARDS)
+    return self.ask(method, path, body, owner)
+
+  def count(self, name: str, **labels: str) -> float:
+    """Returns a sample of the metrics; the name is without `kaiju_`."""
+    told = exposed.samples(self.context.metrics)
+    return told[f'kaiju_{name}', tuple(sorted(labels.items()))]
 
   def is_idle_soon(self, seconds: float = 60.0) -> bool:
     return not leftovers.within(

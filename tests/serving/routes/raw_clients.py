@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.routes import api
@@ -11,6 +12,19 @@ from tests.serving import running
 SEED = 33  # Whose replies have 44 tokens at least.
 HELLO = [{'role': 'user', 'content': 'Hello'}]
 SEVERAL = '/v1/chat/completions', {'messages': HELLO, 'n': 3, 'seed': SEED}
+
+
+def connect(server, path, body):
+  """Returns a socket that has sent a request of ann's."""
+  port, data = server.server.port, json.dumps(body).encode()
+  client = socket.create_connection(('127.0.0.1', port), timeout=100)
+  client.sendall(
+    b'POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n'
+    b'Authorization: Bearer %s\r\nContent-Type: application/json\r\n'
+    b'Content-Length: %d\r\n\r\n%s'
+    % (path.encode(), server.tokens['ann'].encode(), len(data), data)
+  )
+  return client
 
 
 class Client:
