@@ -35,7 +35,8 @@ RUNS_ON = {
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
   'pallas_tpu': ('tpu',),
-  # Never the default, because it has not been timed on a GPU.
+  # Never the default, because they have not been timed on a GPU.
+  'mosaic_gpu': ('gpu',),
   'triton_kernel': ('gpu',),
 }
 
@@ -77,7 +78,7 @@ def forward(
     dtype: the dtype of the output and of PV. The default is v's dtype, or q's
       where v is codes, or bfloat16 where both are codes.
     implementation: a key of `RUNS_ON`. With None the platform and the shape
-      choose, but never 'triton_kernel', which is not timed.
+      choose, but never 'mosaic_gpu' or 'triton_kernel', which are not timed.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -219,7 +220,7 @@ def attention(
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
     implementation: a key of `RUNS_ON`. With None the platform and the shape
-      choose, but never 'triton_kernel', which is not timed.
+      choose, but never 'mosaic_gpu' or 'triton_kernel', which are not timed.
 
   Returns:
     out_BLHK in v's dtype, and lse_BLH in float32.

@@ -25,17 +25,18 @@ TPU = 'tpu'
 _IMPLEMENTATIONS = {
   **dict.fromkeys(blocks.GPU_KINDS, 'pallas_gpu'),
   blocks.TRITON: 'triton_kernel',
+  blocks.MOSAIC: 'mosaic_gpu',
   blocks.VALUES: 'pallas_gpu',
   TPU: 'pallas_tpu',
 }
-Tried = blocks.Tiles | blocks.TpuTiles | blocks.Values
+Tried = blocks.Tiles | blocks.TpuTiles | blocks.MosaicTiles | blocks.Values
 
 
 def kinds(platform: str) -> list[str]:
   """Returns the kernels of a platform that this machine can tune."""
   if platform == 'gpu':
     optional = [blocks.TRITON] if importlib.util.find_spec('jax_triton') else []
-    return [*blocks.GPU_KINDS, *optional, blocks.VALUES]
+    return [*blocks.GPU_KINDS, *optional, blocks.MOSAIC, blocks.VALUES]
   return [TPU] if platform == 'tpu' else []
 
 
@@ -48,6 +49,11 @@ def candidates(kind: str) -> list[Tried]:
     ]
   if kind == blocks.VALUES:
     return [blocks.Values(0), blocks.Values(1)]
+  if kind == blocks.MOSAIC:
+    return [
+      blocks.MosaicTiles(keys, stages)
+      for keys, stages in ((64, 2), (64, 4), (128, 1), (128, 2))
+    ]
   marching = ((64, 4), (64, 8), (128, 8))  # (size, warps)
   if kind == 'dkv':
     sizes = [
@@ -91,9 +97,11 @@ def key_of(shape: shapes.Shape, kind: str) -> str:
 
 def _prepare(shape, kind) -> Callable[[tuned.Blocks], Callable[[], Any]]:
   arrays, scales, dout_BLHK, dlse_BLH = bench.operands(shape)
-  sizes = {TPU: blocks.TpuTiles, blocks.VALUES: blocks.Values}.get(
-    kind, blocks.Tiles
-  )
+  sizes = {
+    TPU: blocks.TpuTiles,
+    blocks.VALUES: blocks.Values,
+    blocks.MOSAIC: blocks.MosaicTiles,
+  }.get(kind, blocks.Tiles)
   implementation = _IMPLEMENTATIONS[kind]
   results = bench.calls(shape, implementation)[0](arrays, scales)
   cotangents = *results, dout_BLHK, dlse_BLH

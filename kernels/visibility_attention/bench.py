@@ -178,7 +178,10 @@ def _ours(shape) -> list[str]:
   kernels = [
     name
     for name, places in api.RUNS_ON.items()
-    if here in places and places != dispatch.ANYWHERE
+    if here in places
+    and places != dispatch.ANYWHERE
+    # Mosaic GPU's interpreter takes minutes.
+    and not (dispatch.interpreting() and name == 'mosaic_gpu')
   ]
   short = shape.window is not None or shape.length <= 8192
   return kernels + ['chunked'] * short

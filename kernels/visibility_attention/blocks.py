@@ -72,9 +72,10 @@ class Tiles(NamedTuple):
   stages: int  # Visited blocks that are loaded or multiplied at once.
 
 
-# The kernels of `pallas_gpu`, and that of `triton_kernel`.
+# The kernels of `pallas_gpu`, that of `triton_kernel` and that of `mosaic_gpu`.
 GPU_KINDS = ('forward', 'dq', 'dkv')
 TRITON = 'triton_forward'
+MOSAIC = 'mosaic_forward'
 # The choice when `pallas_gpu` turns values into floats; see `Values`.
 VALUES = 'values'
 
@@ -101,17 +102,20 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def trying(tiles: 'Tiles | TpuTiles | Values', *kinds: str) -> Iterator[None]:
+def trying(
+  tiles: 'Tiles | TpuTiles | MosaicTiles | Values', *kinds: str
+) -> Iterator[None]:
   """Traces kernels of `kinds` with these blocks.
 
   Args:
     tiles: the blocks to use.
-    kinds: some of GPU_KINDS, TRITON, VALUES and 'tpu'; by default all
+    kinds: some of GPU_KINDS, TRITON, MOSAIC, VALUES and 'tpu'; by default all
       kinds that take this type of tiles.
   """
   every = {
     Tiles: (*GPU_KINDS, TRITON),
     TpuTiles: ('tpu',),
+    MosaicTiles: (MOSAIC,),
     Values: (VALUES,),
   }[type(tiles)]
   tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
@@ -157,6 +161,52 @@ def gpu(
     keys=_power(min(memory, tiles.keys)),
     warps=tiles.warps if fewest == tiles.rows else 4,
   )
+
+
+class MosaicTiles(NamedTuple):
+  """Blocks of the Mosaic GPU kernel, whose query tiles always have 128 rows."""
+
+  keys: int  # Keys per key block.
+  stages: int  # Visited blocks that shared memory holds at once.
+
+
+# Two warpgroups multiply in turn. Each has 64 rows, those of one instruction.
+MOSAIC_ROWS = 2 * 64
+# The shared memory of a multiprocessor that a program may use, and the number
+# of stages beyond which more would be idle.
+_MOSAIC_BYTES, _MOSAIC_STAGES = 224 * 1024, 4
+
+
+def mosaic(
+  *,
+  row_bytes: int,
+  key_bytes: int,
+  window: int | None,
+  head_dim: int,
+  integer_dot: bool,
+) -> MosaicTiles:
+  """Returns the blocks of the Mosaic GPU kernel: measured ones if there are.
+
+  Otherwise a block has 128 keys: twice as many do not fit into a thread's
+  registers.
+
+  Args:
+    row_bytes: bytes of a row's query and output in shared memory.
+    key_bytes: bytes of everything that the kernel reads per key, the value
+      included.
+    window: as for `api.forward`.
+    head_dim: K.
+    integer_dot: whether q and k are multiplied as codes.
+  """
+  if MOSAIC in _tried.get():
+    return _tried.get()[MOSAIC]
+  folder = pathlib.Path(__file__).parent
+  key = gpu_key(MOSAIC, window, head_dim, 2, integer_dot)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return MosaicTiles(**found)
+  keys = 128
+  fits = (_MOSAIC_BYTES - MOSAIC_ROWS * row_bytes) // (keys * key_bytes)
+  return MosaicTiles(keys, min(fits, _MOSAIC_STAGES))
 
 
 class Values(NamedTuple):

@@ -34,8 +34,9 @@ _quick_jit = functools.partial(
 )
 
 
-# Triton has an interpreter and tests of its own.
-_HERE = [name for name in api.RUNS_ON if name != 'triton_kernel']
+# Mosaic GPU and Triton have interpreters and tests of their own.
+_ELSEWHERE = 'mosaic_gpu', 'triton_kernel'
+_HERE = [name for name in api.RUNS_ON if name not in _ELSEWHERE]
 
 
 @pytest.fixture

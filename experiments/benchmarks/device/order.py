@@ -32,7 +32,7 @@ SLICES = {
     60,
   ),
   'numerics': Slice(
-    'does every kernel compute what its definition says?', 756, 180
+    'does every kernel compute what its definition says?', 840, 180
   ),
   'attention': Slice(
     'how fast are forward and backward against cuDNN and XLA, and half-int8'
@@ -47,7 +47,7 @@ SLICES = {
     'how near does a decoding step come to one read of the cache?', 160, 75
   ),
   'squinch': Slice('how near does the codec come to a copy?', 60, 40),
-  'autotune': Slice('which block sizes are fastest?', 2160, 240),
+  'autotune': Slice('which block sizes are fastest?', 2320, 240),
   'step': Slice(
     'how fast is a training step of 250m in int8 against bf16, in how much'
     ' memory?',
