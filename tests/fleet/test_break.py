@@ -19,8 +19,6 @@ from kaiju_jax.fleet import ceilings
 from kaiju_jax.fleet import claims
 from kaiju_jax.fleet import economics
 from kaiju_jax.fleet import incident
-from kaiju_jax.fleet import queueing
-from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import traffic
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
@@ -76,17 +74,6 @@ def test_a_looser_p99_gives_larger_batches_but_not_three_times():
   assert claims.slo_gain(SAID, 1) > 3 > claims.slo_gain(SAID, 8) > 1
 
 
-@pytest.mark.parametrize(
-  'exponent, rate', [(0.8, 0.16), (1.0, 0.50), (1.2, 0.83)]
-)
-def test_random_routing_still_finds_prefixes(exponent, rate):
-  """A shard keeps 3,600 prefixes of 7.6 MiB, whoever sends the request."""
-  kept = int(29e9 / (7.6 * 2**20))
-  found = queueing.lru_hit_rate(1_000_000, kept, exponent)
-  assert found == pytest.approx(rate, abs=0.01)
-  assert found > 1 / 100 + 0.1  # 1/N of 100 shards.
-
-
 def test_without_affinity_the_load_grows_by_less_than_prefill_alone():
   prefill = 1 / (1 - SAID.hit_rate)
   assert prefill == pytest.approx(2.5)
@@ -96,19 +83,9 @@ def test_without_affinity_the_load_grows_by_less_than_prefill_alone():
   share = OURS.prefix / OURS.prompt
   random = economics.work_ratio(OURS, SAID.random_hit_rate * share)
   assert worst > random > 5 > prefill
-
-
-def test_a_full_fleet_breaks_its_slo_in_less_than_a_second():
-  """After t seconds a queue holds (load − 1) t seconds of work."""
+  # A full fleet's queue grows by (load − 1) seconds of work per second.
   lost = incident.lost_load(OURS)
   assert lost > 10 and OURS.slo / (lost - 1) < 1
-
-
-def test_the_prefix_alone_is_found_as_long_as_a_session_is_short():
-  """Recap 2, by the engine's own tree."""
-  sizes = replay.sizes_of(presets.preset('13b'))
-  rates = replay.prefix_hit_rates(sizes, 6_144, (2_048, 10_240))
-  assert rates == pytest.approx([0.75, 0.375], abs=0.001)
 
 
 def serve(pinned):
@@ -147,47 +124,3 @@ def test_an_edit_costs_the_histories_once_and_the_prefix_once_a_shard():
   assert edited == pytest.approx(11 / 12 * 192 / 320, abs=0.02)
   before, edited, after = serve(pinned=True)
   assert before == edited == after > 0.95
-
-
-def test_warming_takes_a_prefill_per_shard_not_minutes():
-  prefill = SAID.prefix / SAID.h100_prefill_rate
-  assert prefill == pytest.approx(0.12, abs=0.01)
-  assert SAID.edit_users / SAID.peak_rate == pytest.approx(111, abs=1)
-
-
-@pytest.mark.parametrize('blocked', [0.005, 0.01])
-def test_refused_messages_are_a_hundredth_of_the_fleet(blocked):
-  gpus = [
-    economics.cost(dataclasses.replace(GIVEN, message_rate=served)).gpus
-    for served in (50_000, 50_000 * (1 - blocked))
-  ]
-  assert gpus[0] / gpus[1] - 1 == pytest.approx(blocked / (1 - blocked))
-  # At the rate that 20 B tokens a day give, it is not 500 but 4.5 or 9.
-  assert GIVEN.message_rate * GIVEN.peak_to_mean * blocked < 10
-  # Recap 6: the users who are refused cost more.
-  assert incident.source_cost(SOURCE, 12)['classifier'] == SAID.row2_total
-
-
-def test_latency_tells_a_refusal_with_the_gate_not_without():
-  """The other way round than source 003 has it: the gate's haste tells."""
-  rng = np.random.default_rng(0)
-
-  def seconds():  # A median of 800 ms and a p99 of 2.5 s, as the SLO.
-    return 800 * np.exp(rng.normal(size=2_000) * np.log(2500 / 800) / 2.326)
-
-  def told_apart(refused):  # AUC: the faster of a pair is the refused one.
-    return float((refused[:, None] < answered[None, :]).mean())
-
-  answered, gated = seconds(), rng.uniform(5, 10, 2_000)
-  assert told_apart(gated) > 0.99
-  assert told_apart(seconds()) == pytest.approx(0.5, abs=0.03)
-  # A refusal that is held as long as an answer takes costs no GPU.
-  held = np.maximum(gated, seconds())
-  assert told_apart(held) == pytest.approx(0.5, abs=0.03)
-
-
-def test_the_quick_check_of_an_incidents_extra_compute():
-  """The answer that is asked for; a fixed fleet burns nothing extra."""
-  assert SAID.hourly * (2.5 - 1) * 15 / 60 == SAID.row1_net == 2_250
-  (net,) = [one for one in claims.check(SOURCE) if one.cell == 'row1_net']
-  assert net.recomputed == 0 and net.flagged

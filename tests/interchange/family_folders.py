@@ -168,3 +168,9 @@ def write(path, fields: dict, tensors: dict | None = None):
     tensors, path / 'model.safetensors', {'format': 'pt'}
   )
   return path
+
+
+def load(folder):
+  """Returns config.json's fields and the tensors of a folder."""
+  fields = json.loads((folder / 'config.json').read_text())
+  return fields, safetensors.numpy.load_file(folder / 'model.safetensors')

@@ -14,13 +14,26 @@ from tests.model import oracle
 FULL, SLIDING = 'full_attention', 'sliding_attention'
 
 
-def logits(fields, tensors, tokens_L):
+def coded(x, part):
+  """Returns what int8 codes with a scale per row keep of x.
+
+  'hidden' is never negative, and has all 256 codes.
+  """
+  least, most = (0, 255) if part == 'hidden' else (-127, 127)
+  largest = np.abs(x).max(-1, keepdims=True)
+  scale = np.where(largest > 0, largest, 1) / most
+  return np.clip(np.rint(x / scale), least, most) * scale
+
+
+def logits(fields, tensors, tokens_L, code=lambda x, part: x):
+  """Returns [L, V]; `code` returns what is kept of an operand, by its part."""
   w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
   kind = fields['model_type']
   is_gemma, is_olmo = kind.startswith('gemma3'), kind.startswith('olmo')
 
-  def linear(x, name):
-    return x @ w[f'{name}.weight'].T + w.get(f'{name}.bias', 0)
+  def linear(x, name, part='input'):
+    product = code(x, part) @ code(w[f'{name}.weight'], 'weight').T
+    return product + w.get(f'{name}.bias', 0)
 
   def norm(x, name):
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
@@ -33,7 +46,7 @@ def logits(fields, tensors, tokens_L):
       hidden = np.maximum(up, 0) ** 2
     else:
       hidden = activation(fields, linear(x, f'{at}.mlp.gate_proj')) * up
-    return linear(hidden, f'{at}.mlp.down_proj')
+    return linear(hidden, f'{at}.mlp.down_proj', 'hidden')
 
   def attention(x, at, index):
     at = f'{at}.self_attn'
@@ -43,10 +56,10 @@ def logits(fields, tensors, tokens_L):
     q, k, v = (heads_of(fields, x) for x in (q, k, v))
     if f'{at}.q_norm.weight' in w and not is_olmo:
       q, k = norm(q, f'{at}.q_norm'), norm(k, f'{at}.k_norm')
-    out_LHK = attend(fields, index, q, k, v)
+    out_LHK = attend(fields, index, q, k, v, code)
     return linear(out_LHK.reshape(len(x), -1), f'{at}.o_proj')
 
-  x = w['model.embed_tokens.weight'][tokens_L]
+  x = code(w['model.embed_tokens.weight'], 'table')[tokens_L]
   x = x * fields['hidden_size'] ** 0.5 if is_gemma else x
   for index in range(fields['num_hidden_layers']):
     at = f'model.layers.{index}'
@@ -79,7 +92,7 @@ def heads_of(fields, x):
   return x.reshape(len(x), -1, fields['head_dim'])
 
 
-def attend(fields, index, q_LHK, k_MUK, v_MUK):
+def attend(fields, index, q_LHK, k_MUK, v_MUK, code):
   length, size = len(q_LHK), fields['head_dim']
   types_of_layers = fields.get('layer_types')
   slides = fields['model_type'] == 'mistral'
@@ -88,6 +101,7 @@ def attend(fields, index, q_LHK, k_MUK, v_MUK):
   if fields.get('no_rope_layers', [1] * 99)[index]:
     cosine, sine = angles(fields, slides, length)
     q_LHK, k_MUK = (turn(x, cosine, sine) for x in (q_LHK, k_MUK))
+  k_MUK, v_MUK = code(k_MUK, 'key'), code(v_MUK, 'value')
   copies = q_LHK.shape[1] // k_MUK.shape[1]
   k_MHK, v_MHK = (np.repeat(x, copies, axis=1) for x in (k_MUK, v_MUK))
   scale = fields.get('query_pre_attn_scalar', size) ** -0.5

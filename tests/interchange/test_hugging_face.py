@@ -18,7 +18,8 @@ from kaiju_jax.interchange import scale
 from kaiju_jax.model import deployed
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
-from tests.interchange import arcee_oracle
+from tests.interchange import family_folders
+from tests.interchange import family_oracle
 from tests.interchange import toys
 
 TOKENS = np.random.default_rng(3).integers(0, 260, (1, 21), dtype=np.int32)
@@ -56,7 +57,9 @@ def test_the_folder_computes_what_the_model_computes(tmp_path, config):
   params = toys.params_of(config)
   assert hugging_face.write(tmp_path / 'out', params, config) == {}
   assert not (tmp_path / 'out/lost.json').exists()
-  theirs = arcee_oracle.logits(*arcee_oracle.load(tmp_path / 'out'), TOKENS[0])
+  theirs = family_oracle.logits(
+    *family_folders.load(tmp_path / 'out'), TOKENS[0]
+  )
   ours = logits_of(config, params)[0]
   np.testing.assert_allclose(ours, theirs, atol=3e-6 * np.abs(theirs).max())
   again, config_again = hugging_face.read(tmp_path / 'out')
@@ -163,7 +166,7 @@ def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
   config, names = toys.KAIJU, list(losses.list_losses(toys.KAIJU))
   params = toys.params_of(config)
   hugging_face.write(tmp_path / 'a', params, config, accepted=names)
-  _, tensors = arcee_oracle.load(tmp_path / 'a')
+  _, tensors = family_folders.load(tmp_path / 'a')
   read = deployed.quantize(params, config)['blocks']
   # L0 L0 G2 L3 L3 G2 is a block of its own, without repeats.
   for index, owner in enumerate([0, 0, 2, 3, 3, 2]):
@@ -183,7 +186,9 @@ def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
   codes, _ = own.load(tmp_path / 'codes')
   hugging_face.write(tmp_path / 'b', codes, config, accepted=names)
   jax.tree.map(
-    np.testing.assert_array_equal, arcee_oracle.load(tmp_path / 'b')[1], tensors
+    np.testing.assert_array_equal,
+    family_folders.load(tmp_path / 'b')[1],
+    tensors,
   )
 
 
@@ -271,7 +276,7 @@ def folder(tmp_path_factory):
 
 def rewritten(folder, path, fields=None, tensors=None):
   """Writes a folder again with some fields and tensors changed, at `path`."""
-  held_fields, held_tensors = arcee_oracle.load(folder)
+  held_fields, held_tensors = family_folders.load(folder)
   new_fields = {**held_fields, **(fields or {})}
   new_tensors = {**held_tensors, **(tensors or {})}
   path.mkdir()
@@ -420,7 +425,7 @@ def test_a_tied_folder_of_others_becomes_two_tables(tmp_path, folder):
   )
   params, config = hugging_face.read(other)
   assert not config.tied_embedding
-  table = arcee_oracle.load(other)[1]['model.embed_tokens.weight'].T
+  table = family_folders.load(other)[1]['model.embed_tokens.weight'].T
   np.testing.assert_array_equal(params['embedding']['head_DV'], table)
   np.testing.assert_allclose(
     params['embedding']['embedding_DV'] * 48**0.5, table, rtol=1.2e-7
@@ -428,7 +433,7 @@ def test_a_tied_folder_of_others_becomes_two_tables(tmp_path, folder):
 
 
 def test_weights_in_several_files_and_bfloat16(tmp_path, folder):
-  _, tensors = arcee_oracle.load(folder)
+  _, tensors = family_folders.load(folder)
   names = sorted(tensors)
   files = {'one.safetensors': names[::2], 'two.safetensors': names[1::2]}
   other = rewritten(folder, tmp_path / 'other')

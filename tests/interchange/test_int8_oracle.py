@@ -10,7 +10,8 @@ from kaiju_jax.interchange import hugging_face
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
-from tests.interchange import arcee_oracle
+from tests.interchange import family_folders
+from tests.interchange import family_oracle
 from tests.interchange import toys
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 48).astype(np.int32)
@@ -35,11 +36,11 @@ def test_an_oracle_that_codes_each_operand_has_the_same_logits(folder, arm, kv):
   parts |= {'key', 'value'} if kv == 'int8' else set()
 
   def code(x, part):
-    return arcee_oracle.coded(x, part) if part in parts else x
+    return family_oracle.coded(x, part) if part in parts else x
 
-  arcee = arcee_oracle.load(folder)
-  exact = arcee_oracle.logits(*arcee, TOKENS)
-  wanted = arcee_oracle.logits(*arcee, TOKENS, code)
+  arcee = family_folders.load(folder)
+  exact = family_oracle.logits(*arcee, TOKENS)
+  wanted = family_oracle.logits(*arcee, TOKENS, code)
   arms = quantization_config.for_serving(arm, kv)
   loaded = load.from_anywhere(folder, quantization=arms)
   decoder = play.decoder(loaded, None, rows=1, length=len(TOKENS))
