@@ -295,60 +295,33 @@ def rewritten(folder, path, fields=None, tensors=None):
   return path
 
 
+# What a field itself may be is in `test_families.py`; here it is at odds with
+# the tensors.
 @pytest.mark.parametrize(
   'fields, message',
   [
-    ({'num_key_value_heads': 3}, 'heads=3: must divide num_attention_heads=4'),
-    ({'num_key_value_heads': 0}, 'heads=0: must be int, at least 1'),
-    ({'num_key_value_heads': True}, 'num_key_value_heads=True: must be int'),
-    (
-      {'num_key_value_heads': 'absent'},
-      r'k_proj.weight: has shape \[8, 48\], .* asks for \[32, 48\]',
+    ({'sliding_window': 64}, 'sliding_window=64: not a field'),
+    *(
+      ({'num_key_value_heads': x}, r'k_proj.weight: .*\[8, 48\].*\[32, 48\]')
+      for x in ('absent', None)
     ),
-    ({'num_key_value_heads': None}, r'k_proj.weight: has shape \[8, 48\]'),
-    ({'hidden_act': 'silu'}, "hidden_act='silu': must be 'relu2'"),
-    ({'attention_bias': True}, 'attention_bias=True: must be False'),
     ({'attention_bias': 0}, 'attention_bias=0: must be False'),
-    ({'mlp_bias': True}, 'mlp_bias=True: must be False'),
-    (
-      {'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}},
-      'rope_scaling=.*yarn.*: must be rope_parameters=.*none',
-    ),
-    (
-      {'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 1e4}},
-      'rope_parameters.factor: missing; must be float',
-    ),
-    (
-      {'rope_parameters': {'rope_theta': 1e4, 'factor': 8.0}},
-      'rope_parameters.factor=8.0: not a field',
-    ),
     ({'rope_theta': 5e5}, 'rope_theta=500000.0: must be .*10000.0'),
-    ({'model_type': 'gpt2'}, "model_type='gpt2': cannot be read; can: arcee,"),
     (
       {'model_type': 'llama', 'hidden_act': 'silu'},
       r'gate_proj\.weight: missing',
     ),
-    ({'sliding_window': 64}, 'sliding_window=64: not a field'),
-    ({'quantization_config': {}}, 'quantization_config.quant_method=None: mus'),
     ({'vocab_size': 'absent'}, r'asks for \[32000, 48\]'),
-    ({'vocab_size': '260'}, "vocab_size='260': must be int"),
-    ({'hidden_size': True}, 'hidden_size=True: must be int'),
-    ({'head_dim': 7}, 'head_dim=7: must be even'),
-    ({'rms_norm_eps': 0}, 'rms_norm_eps=0: must lie'),
-    ({'tie_word_embeddings': 1}, 'tie_word_embeddings=1: must be true or'),
     (
       {'tie_word_embeddings': True},
       'lm_head.weight: differs from model.embed_tokens.weight',
     ),
-    (
-      {'intermediate_size': 41},
-      r'down_proj.weight: has shape \[48, 40\], .* asks for \[48, 41\]',
-    ),
+    ({'intermediate_size': 41}, r'down_proj.weight: .*\[48, 40\].*\[48, 41\]'),
     ({'num_hidden_layers': 4}, r'layers\.3\.\S+: missing'),
     ({'num_hidden_layers': 2}, r'layers\.2\.\S+: no such tensor'),
   ],
 )
-def test_a_model_that_ours_is_not_is_refused_by_field(
+def test_a_config_that_is_not_the_tensors_is_refused_by_field(
   tmp_path, folder, fields, message
 ):
   other = rewritten(folder, tmp_path / 'other', fields)

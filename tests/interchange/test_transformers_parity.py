@@ -64,39 +64,6 @@ def test_transformers_computes_our_logits(tmp_path, config):
   assert_close(ours_of(params, config), theirs_of(model))
 
 
-@pytest.mark.parametrize('tied, heads', [(True, 1), (False, 2), (False, 4)])
-def test_we_compute_transformers_logits(tmp_path, tied, heads):
-  torch.manual_seed(0)
-  model = transformers.ArceeForCausalLM(
-    transformers.ArceeConfig(
-      vocab_size=260,
-      hidden_size=48,
-      intermediate_size=40,
-      num_hidden_layers=3,
-      num_attention_heads=4,
-      num_key_value_heads=heads,
-      head_dim=16,
-      max_position_embeddings=64,
-      initializer_range=0.3,
-      rope_parameters={'rope_type': 'default', 'rope_theta': 300.0},
-      tie_word_embeddings=tied,
-      bos_token_id=0,
-      eos_token_id=None,
-    )
-  )
-  model.save_pretrained(tmp_path / 'theirs', max_shard_size='50kB')
-  assert len(list((tmp_path / 'theirs').glob('*.safetensors'))) > 1
-  params, config = hugging_face.read(tmp_path / 'theirs')
-  assert (config.norm_epsilon, config.rope_global) == (1e-5, 300.0)
-  assert config.num_kv_heads == heads
-  theirs = theirs_of(model)
-  assert_close(ours_of(params, config), theirs)
-  # And back again, to the same model.
-  hugging_face.write(tmp_path / 'back', params, config)
-  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
-  assert_close(theirs_of(back), theirs)
-
-
 def test_its_tokenizer_gives_our_tokens(tmp_path):
   hugging_face.write(tmp_path / 'out', toys.params_of(toys.PLAIN), toys.PLAIN)
   found = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
