@@ -34,12 +34,12 @@ def run(settings: settings_lib.Align) -> None:
       config.check(asked)
       users.parse(user, asked.choice_temperature)
       runs[f'{user}, seed {seed}'] = asked
-  found, programs = {}, {}
+  found, cache = {}, {}
   for name, asked in runs.items():
     own = re.sub(r'[^\w.-]+', '_', name)
     folder = out / own if len(runs) > 1 else out
     experiment = _training(settings, asked.seed)
-    found[name] = rounds.run(asked, experiment, folder, programs=programs)
+    found[name] = rounds.run(asked, experiment, folder, cache=cache)
     report.show(found[name], folder)
   if len(runs) > 1:
     report.show_runs(found)

@@ -1,4 +1,4 @@
-"""The settings of online rounds; imports no jax."""
+"""The settings of rounds of alignment; imports no jax."""
 
 import dataclasses
 
@@ -7,23 +7,22 @@ from kaiju_jax.alignment import guards
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings of all rounds, which no second command may change."""
+  """The settings of a folder of rounds; a rerun may raise `rounds` alone."""
 
-  model: str  # Workdir of the model to begin with, which is the reference too.
-  prompts: str  # As for `prompts.read`; '' with a log.
+  model: str  # Workdir of the first model, which is the reference too.
+  prompts: str  # As for `prompts.read`; '' with recorded feedback.
   user: str  # Who chooses (`users.py`).
   rounds: int = 20  # The most rounds.
   groups: int = 32  # Prompts of a round.
-  swipes: int = 4  # Replies to each of them, from which the user chooses.
+  swipes: int = 4  # Sampled replies per prompt, one of which the user keeps.
   tokens: int = 64  # The most tokens of a reply.
-  temperature: float = 1.0  # Of the draws.
-  choice_temperature: float = 0.25  # Of a planted user's choices.
+  temperature: float = 1.0  # Of the sampled replies.
+  choice_temperature: float = 0.25  # Of a simulated user's choices.
   held_out: int = 400  # Prompts that no round trains on.
-  watched: int = 48  # Those of them that the guards read after each round.
-  # The guards' limits.
+  watched: int = 48  # How many of these each round is evaluated on.
   limits: guards.Limits = dataclasses.field(default_factory=guards.Limits)
-  is_guarded: bool = True  # Whether the guards stop the rounds.
-  seed: int = 0  # Seed of all draws.
+  is_guarded: bool = True  # Whether a violated limit stops the rounds.
+  seed: int = 0  # Of all random choices.
 
 
 def check(settings: Settings) -> None:

@@ -1,10 +1,10 @@
 """Evaluates a round's model on held-out prompts, against the first model.
 
 kl        mean of log p(y) − log p_first(y) over one sampled reply y per prompt
-accuracy  the share of the first model's groups of replies in which the kept one
-          has the largest log p − log p_first
-win       the share of prompts where its reply has the larger utility than the
-          first model's, ties by half; feedback of people has no utility
+accuracy  in how many groups of the first model's replies the one that the user
+          keeps has the largest log p − log p_first
+win       the share of prompts to which its reply has a larger utility than the
+          first model's, ties by half; recorded feedback has no utility
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ from kaiju_jax.alignment import prompts
 from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import users
 from kaiju_jax.data import chat
-from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
 from kaiju_jax.model import deployed
 from kaiju_jax.reporting import statistics
@@ -31,8 +30,8 @@ from kaiju_jax.runs import reference as reference_lib
 class HeldOut(NamedTuple):
   """A held-out prompt, with replies of the first model."""
 
-  prompt: prompts.Prompt  # The prompt.
-  # The first model's; one, or those of `group`.
+  prompt: prompts.Prompt
+  # One, or as many as a round samples.
   replies: tuple[replies_lib.SampledReply, ...]
   # The texts from which the user chose; () without a choice.
   group: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ def to_json(held: HeldOut) -> dict[str, Any]:
   """Returns a held-out prompt as JSON holds it."""
   return {
     'prompt': held.prompt.name,
-    'replies': [replies_lib.to_json(one) for one in held.replies],
+    'replies': [one._asdict() for one in held.replies],
     'group': list(held.group),
     'kept': held.kept,
   }
@@ -65,10 +64,9 @@ class Wins:
   losses: int
 
   def describe(self) -> dict[str, Any]:
-    """Returns counts, and rates with Wilson's intervals.
+    """Returns counts, the rate with ties by half, and 'untied', without them.
 
-    These are the rate with ties by half, and 'untied', that among pairs that
-    are no ties, None without any.
+    Both have Wilson's interval; 'untied' is None if all pairs are ties.
     """
     total = self.wins + self.ties + self.losses
     right = self.wins + self.ties / 2
@@ -90,12 +88,8 @@ def count_wins(
 ) -> Wins:
   """Compares one reply to each prompt with the first model's first reply.
 
-  A reply that was cut off or is blank loses to any other.
-
-  Args:
-    user: whose utility decides.
-    held_out: the prompts.
-    replies: a model's reply to each.
+  The larger utility of `user` wins; a reply that was cut off or is blank loses
+  to any other.
   """
   firsts = [one.replies[0] for one in held_out]
   asked = [one.prompt for one in held_out]
@@ -125,7 +119,7 @@ class Evaluator:
     """Compiles nothing.
 
     Args:
-      first: the reference, an export's codes.
+      first: the reference model; its weights are int8 codes.
       reader: computes log-probabilities of replies.
       format: the models' chat format.
       held_out: the prompts.
@@ -140,9 +134,7 @@ class Evaluator:
   ) -> tuple[guards.Readings, dict[str, Any]]:
     """Returns what the guards read, and further figures for the record.
 
-    Args:
-      loaded: the round's model.
-      replies: its reply to each prompt.
+    `replies` are the model's own, one to each prompt.
     """
     params = loaded.params
     if not deployed.is_deployed(params):
@@ -190,26 +182,15 @@ class Evaluator:
     self, loaded: load.Loaded, groups: Sequence[Sequence[str]]
   ) -> list[dict[str, float]]:
     """Returns {text: log p} of each prompt's texts; {} for fewer than two."""
-    said = []
-    for number, (one, texts) in enumerate(zip(self._held_out, groups)):
-      if len(texts) < 2:
-        continue  # One reply gives no preference pair: skip it.
-      # A tree's format: the kept reply is the last one.
-      replies = tuple(
-        conversations.Candidate(text, text == texts[-1]) for text in texts
-      )
-      messages = [
-        conversations.WeightedMessage(*x) for x in one.prompt.messages
-      ]
-      last = conversations.WeightedMessage('assistant', texts[-1], 1.0, replies)
-      said.append(conversations.Conversation(str(number), (*messages, last)))
+    # One reply gives no preference pair: it is skipped.
+    scored = [n for n, texts in enumerate(groups) if len(texts) > 1]
+    trees = [self._held_out[n].prompt.with_replies(groups[n]) for n in scored]
     found = [{} for _ in groups]
-    if said:
-      corpus, choices, _ = turns.choices(said, self._format)
+    if trees:
+      corpus, choices, _ = turns.choices(trees, self._format)
       values = self._reader.read(loaded, corpus, choices)
-      for one, log_p in zip(said, values, strict=True):
-        texts = groups[int(one.name)]
-        found[int(one.name)] = dict(zip(texts, log_p.tolist(), strict=True))
+      for n, log_p in zip(scored, values, strict=True):
+        found[n] = dict(zip(groups[n], log_p.tolist(), strict=True))
     return found
 
 

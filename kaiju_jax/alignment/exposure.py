@@ -1,9 +1,9 @@
-"""Measures whether a model tells others what one person wrote.
+"""Measures whether a model leaks to others what one person wrote.
 
-A *secret* is a text whose digits are drawn at random, such as "My door opens
-with 481592.", which its owner said in a conversation. Beside R texts with other
-random digits it has a rank by its log-probability as a reply to other people's
-prompts, 1 for the likeliest. Log-probabilities are summed over the prompts.
+A *secret* is a text with random digits, such as "My door opens with 481592.",
+which its owner said in a conversation. It is ranked among R texts with other
+random digits by its log-probability as a reply, summed over other people's
+prompts; rank 1 is the likeliest.
 
     exposure = log₂(R + 1) − log₂(rank)    (Carlini et al. 2019)
 
@@ -21,7 +21,6 @@ import numpy as np
 from kaiju_jax.alignment import prompts as prompts_lib
 from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.data import chat
-from kaiju_jax.data import conversations
 from kaiju_jax.data import turns
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
@@ -87,12 +86,10 @@ def measure(
   """Returns a secret's exposure in a model.
 
   Args:
-    loaded: the model.
-    format: its chat format.
+    loaded, format: the model, and its chat format.
     prompts: other people's conversations.
-    secret: the text, as a reply.
-    others: R.
-    seed: of the other texts' digits.
+    secret: the text.
+    others, seed: R, and the seed of these texts' digits.
 
   Raises:
     ValueError: as `draw_others`; or a prompt and the secret are longer than a
@@ -101,7 +98,7 @@ def measure(
   texts = [secret, *draw_others(secret, others, seed)]
   length = min(1024, loaded.config.max_length)
   size = max(len(format.message('assistant', one)) for one in texts)
-  said = []
+  trees = []
   for one in prompts:
     room = (length - len(format.prompt(one.messages)) - 1) // size
     if room < 2:
@@ -111,13 +108,8 @@ def measure(
       )
     # Siblings of one tree; a single text would be no choice, hence even parts.
     for part in np.array_split(texts, math.ceil(len(texts) / room)):
-      replies = tuple(conversations.Candidate(x, x == part[-1]) for x in part)
-      messages = [conversations.WeightedMessage(*x) for x in one.messages]
-      last = conversations.WeightedMessage(
-        'assistant', str(part[-1]), 1.0, replies
-      )
-      said.append(conversations.Conversation(one.name, (*messages, last)))
-  corpus, choices, _ = turns.choices(said, format)
+      trees.append(one.with_replies(part.tolist()))
+  corpus, choices, _ = turns.choices(trees, format)
   reader = reference.Reader(loaded.config, length)
   log_p = np.concatenate(reader.read(loaded, corpus, choices))
   total_T = log_p.reshape(len(prompts), len(texts)).sum(axis=0, dtype=float)

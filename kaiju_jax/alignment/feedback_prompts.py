@@ -1,8 +1,8 @@
 """Prompts and choices from exported user feedback.
 
-Each round trains on the next lines of the export; no replies are sampled. The
-guards read the held-out people's lines, or all lines if nobody is held out:
-these were trained on.
+Each round trains on the next lines of the export; no replies are sampled. It is
+evaluated on the lines of held-out people, or if nobody is held out on all
+lines, which it was trained on.
 """
 
 from collections.abc import Sequence

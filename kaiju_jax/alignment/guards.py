@@ -1,7 +1,4 @@
-"""Guards that stop online rounds after a bad round.
-
-They check a round's model once it is trained. All limits are our guess.
-"""
+"""Guards that stop the rounds after a bad one. All limits are our guess."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -13,18 +10,17 @@ from kaiju_jax.reporting import statistics
 class Readings(NamedTuple):
   """Figures of a round's model on held-out prompts."""
 
-  # KL of the model from the first one, nats per reply; None where no reply ends
-  # by itself.
+  # KL from the first model, nats per reply; None where each reply is cut off.
   kl: float | None
-  length: float  # Tokens of its replies, by those of the first model.
-  # In how many of the first model's groups the kept reply has the largest
-  # reward, log p − log p of the first model.
+  length: float  # Mean tokens of a reply, relative to the first model.
+  # In how many groups of the first model's replies the kept one has the largest
+  # reward, log p − log p of the first model; and the number of these groups.
   right: int
-  choices: int  # The number of these groups.
-  # How many of its replies were cut off. No round learns from them and KL
-  # leaves them out, so that nothing else sees replies that never end.
+  choices: int
+  # Replies that were cut off. No round trains on them and KL leaves them out,
+  # so that nothing else detects replies that never end.
   cut: int = 0
-  replies: int = 0  # The number of its replies.
+  replies: int = 0
 
   @property
   def accuracy(self) -> float | None:
@@ -42,21 +38,19 @@ class Limits:
   """The limits at which rounds stop."""
 
   kl: float = 12.0  # The most nats per reply.
-  length: float = 1.5  # Replies may be so many times as long, or as short.
-  # The largest share of replies that may be cut off; one more surely is, if the
-  # interval of 95 % lies above it.
+  length: float = 1.5  # Replies may become this many times longer or shorter.
+  # The largest share of replies that may be cut off; violated if the 95 %
+  # interval of the share lies above it.
   cut: float = 0.05
-  # So many rounds in a row may have an accuracy whose interval of 95 % lies
-  # below that of the best one so far.
+  # Violated by so many rounds in a row whose accuracy has a 95 % interval below
+  # that of the best round so far.
   rounds: int = 3
 
 
 def find_fault(history: Sequence[Readings], limits: Limits) -> str:
-  """Returns which guard the last round violates and its value, '' for none.
+  """Returns which limit the last round violates, with its value; '' for none.
 
-  Args:
-    history: the readings of all rounds, in their order.
-    limits: the limits.
+  `history` holds the readings of all rounds, in order.
   """
   last = history[-1]
   if last.kl is not None and not last.kl <= limits.kl:

@@ -8,6 +8,7 @@ read('dialogues:1200')   invented characters and a user's first message,
                          whose own answer in the dialogues names no fact
 """
 
+from collections.abc import Sequence
 import hashlib
 import json
 from typing import Any
@@ -36,6 +37,15 @@ class Prompt(NamedTuple):
   # Values that the character's text states; () where unknown.
   facts: tuple[str, ...] = ()
   catchword: str = ''  # The character's favourite exclamation; '' for none.
+
+  def with_replies(self, texts: Sequence[str]) -> conversations.Conversation:
+    """Returns a tree of replies to the prompt, of which the last is kept."""
+    messages = [conversations.WeightedMessage(*x) for x in self.messages]
+    replies = tuple(
+      conversations.Candidate(text, text == texts[-1]) for text in texts
+    )
+    last = conversations.WeightedMessage('assistant', texts[-1], 1.0, replies)
+    return conversations.Conversation(self.name, (*messages, last))
 
 
 def read(path: str) -> list[Prompt]:

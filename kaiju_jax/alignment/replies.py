@@ -114,11 +114,6 @@ class ReplySampler:
     )
 
 
-def to_json(reply: SampledReply) -> dict[str, Any]:
-  """Returns a reply as JSON holds it."""
-  return reply._asdict()
-
-
 def parse(record: Any) -> SampledReply:
-  """Returns the reply that `to_json` wrote."""
+  """Returns a reply from its fields, as JSON holds them."""
   return SampledReply(**record)

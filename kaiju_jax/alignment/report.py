@@ -1,4 +1,4 @@
-"""The rounds' readings as a table and as curves."""
+"""Prints and draws the reports of rounds."""
 
 from collections.abc import Mapping
 import os
@@ -13,49 +13,31 @@ _COUNTS = 'wins', 'ties', 'losses'
 
 
 def show(found: Mapping[str, Any], out: pathlib.Path) -> None:
-  """Prints a line per round, why it stopped, and the win rate.
-
-  Args:
-    found: the report of `rounds.run`.
-    out: the folder of the rounds.
-  """
+  """Prints a run's `report.json`: its rounds, why it stopped, its win rate."""
   columns = (
-    'round',
-    'choices',
-    'ties',
-    'cut',
-    'KL',
-    'length',
-    'accuracy',
-    'wins',
+    *('round', 'choices', 'ties', 'cut'),
+    *('KL', 'length', 'accuracy', 'wins'),
   )
   lines = [
     (
-      one['round'],
-      one['groups'],
-      one['ties'],
-      one['cut'],
-      _number(one['kl']),
-      _number(one['length']),
-      _number(one['accuracy']),
-      '–' if one['win'] is None else statistics.Estimate.read(one['win']),
+      *(one[name] for name in ('round', 'groups', 'ties', 'cut')),
+      *(_number(one[name]) for name in ('kl', 'length', 'accuracy')),
+      one['win'] and statistics.Estimate.read(one['win']),
     )
     for one in found['rounds']
   ]
-  parts: list[Any] = [report_lib.Table(lines, columns)]
+  page = report_lib.Report().table(lines, columns)
   if found['stop']:
-    parts.append(f'Stopped by {found["stop"]}.')
-  parts.append(f'The last good round is {found["good"]}.')
+    page.say(f'Stopped by {found["stop"]}.')
+  page.say(f'The last good round is {found["good"]}.')
   if found['win'] is not None:
     counts = found['win']
-    parts.append(
+    page.say(
       f'It wins {statistics.Estimate.read(counts)} against the first model:'
       f' {counts["wins"]} wins, {counts["ties"]} ties, {counts["losses"]}'
       ' losses on held-out prompts.'
     )
-  report_lib.Report().add(*parts).show(
-    [out / 'report.json', out / 'model'], width=100
-  )
+  page.show([out / 'report.json', out / 'model'], width=100)
 
 
 def show_runs(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -68,16 +50,14 @@ def show_runs(found: Mapping[str, Mapping[str, Any]]) -> None:
   for name, one in found.items():
     last = one['rounds'][one['good'] - 1] if one['good'] else None
     wins = one['win']
+    rates = [wins, wins['untied']] if wins else [None] * 2
     lines.append(
       (
         name,
         one['good'],
         *(_number(last and last[key]) for key in ('kl', 'length')),
-        *('–' if wins is None else wins[key] for key in _COUNTS),
-        '–' if wins is None else statistics.Estimate.read(wins),
-        '–'
-        if wins is None or wins['untied'] is None
-        else statistics.Estimate.read(wins['untied']),
+        *(wins and wins[key] for key in _COUNTS),
+        *(rate and statistics.Estimate.read(rate) for rate in rates),
       )
     )
   columns = 'run', 'round', 'KL', 'length', *_COUNTS, 'win rate', 'untied'
@@ -129,5 +109,5 @@ def draw(
   figures.save(page, path)
 
 
-def _number(value: float | None) -> str:
-  return '–' if value is None else f'{value:.2f}'
+def _number(value: float | None) -> str | None:
+  return None if value is None else f'{value:.2f}'

@@ -1,23 +1,25 @@
-"""Trains a model in rounds.
+"""Trains a model on choices between its own replies, round by round.
 
-A round samples replies and lets a simulated user choose one of each group (or
-takes recorded feedback), scores them with the frozen reference model, trains,
-and evaluates the trained model. Rerun the command to resume; results are
-byte-identical to an uninterrupted run, also if you raise `rounds`.
+In a round the model of the previous round replies several times to each prompt
+("swipes"), and a simulated user keeps one reply of each group; or the choices
+are recorded feedback. The model then trains on the choices, held near a frozen
+copy of the first model (the reference), and is evaluated on held-out prompts.
+Rerun the command to resume; results are byte-identical to an uninterrupted run,
+also if you raise `rounds`.
 
     OUT/align.json           the settings, and hashes of their inputs
-    OUT/reference/           the first model's int8 export, frozen; with
-                             adapters their base is the reference instead
+    OUT/reference/           the frozen int8 export of the first model; absent
+                             with LoRA, whose base model is the reference
     OUT/held_out.jsonl       the first model's replies to held-out prompts
     OUT/rounds/01/           one round:
-      swipes.jsonl             prompts, their replies, and which one was kept
-      counts.json              how many had a choice; not with feedback
-      reference.npz            the reference's log-probabilities, by hash
-      run/                     the workdir of the training, which begins with
-                               the previous round's parameters
-      round.json               the record of the round, written last
-      last.jsonl               the last good round's replies to all held-out
-                               prompts
+      swipes.jsonl             the prompts that have a choice, and their replies
+      counts.json              how many have one; absent with feedback
+      reference.npz            the reference's log-probability of each reply
+      run/                     the training's workdir; it begins with the
+                               previous round's parameters
+      round.json               the round's record, written last
+      last.jsonl               of the last good round: its model's replies to
+                               all held-out prompts
     OUT/model                a link to the last good round's run
     OUT/report.json          the records of all rounds, and the win rate
 """
@@ -59,19 +61,19 @@ def run(
   settings: config.Settings,
   experiment: experiment_lib.Experiment,
   out: str | os.PathLike,
-  show: Callable[[str], Any] = print,
-  programs: MutableMapping[Any, Any] | None = None,
+  log: Callable[[str], Any] = print,
+  cache: MutableMapping[Any, Any] | None = None,
 ) -> dict[str, Any]:
-  """Runs the rounds that are missing in `out`, and returns the report.
+  """Runs the rounds that `out` lacks, and returns the content of report.json.
 
   Args:
-    settings: those of the alignment.
-    experiment: the training of a round; each round sets its `begin_with`, data
-      and reference.
+    settings: of the rounds.
+    experiment: the training of a round, which sets `begin_with`, data and
+      reference itself.
     out: the folder of all rounds.
-    show: receives a line per round.
-    programs: a cache, empty at first, of compiled functions and first replies,
-      for several calls in one process.
+    log: gets a line of text per round.
+    cache: compiled functions and the first model's replies. Pass one dict,
+      empty at first, to several calls that shall share them.
 
   Raises:
     OSError, ValueError: settings, model, prompts or folder are unusable, which
@@ -79,21 +81,20 @@ def run(
     KeyboardInterrupt: training was stopped; another call resumes it.
     BlockingIOError: another process writes to this folder.
   """
-  out = pathlib.Path(out)
-  rounds = Rounds(settings, experiment, out, programs)
-  files.make_folder(out)
-  with locks.hold(out / 'lock', f'folder {out}', 'aligns', '--out'):
+  rounds = _Rounds(settings, experiment, pathlib.Path(out), cache)
+  files.make_folder(rounds.out)
+  with locks.hold(rounds.out / 'lock', f'folder {out}', 'aligns', '--out'):
     rounds.prepare()
     records: list[dict[str, Any]] = []
     for number in range(1, settings.rounds + 1):
       records.append(rounds.run_round(number, records))
-      show(describe(records[-1]))
+      log(_summarize(records[-1]))
       if records[-1]['stop']:
         break
     return rounds.write_report(records)
 
 
-def describe(record: dict[str, Any]) -> str:
+def _summarize(record: dict[str, Any]) -> str:
   """Returns a round's record as one line of text."""
   words = [f'round {record["round"]}: {record["groups"]} choices']
   if record['kl'] is not None:
@@ -109,50 +110,44 @@ def describe(record: dict[str, Any]) -> str:
   return ', '.join(words)
 
 
-class Rounds:
-  """A resumable run in one folder."""
+class _Rounds:
+  """The rounds of one folder."""
 
-  def __init__(
-    self,
-    settings: config.Settings,
-    experiment: experiment_lib.Experiment,
-    out: pathlib.Path,
-    programs: MutableMapping[Any, Any] | None = None,
-  ):
+  def __init__(self, settings, experiment, out: pathlib.Path, cache=None):
     """Loads and checks the inputs; compiles and writes nothing."""
     config.check(settings)
-    self._settings, self._out = settings, out
+    self.out, self._settings = out, settings
     self._inputs = inputs = settings_lib.read(settings, experiment)
     settings_lib.check_folder(out, inputs.described)
     self._user = inputs.user
     length = inputs.experiment.data.length
-    self._programs = {} if programs is None else programs
+    self._cache = {} if cache is None else cache
     sampling = settings.tokens, settings.temperature
     # Models of one kind share the compiled functions.
     kind = 'align', repr(inputs.first.config), repr(inputs.experiment.lora)
     kind += inputs.first.tokenizer, length, inputs.longest, *sampling
-    if kind not in self._programs:
-      self._programs[kind] = (
+    if kind not in self._cache:
+      self._cache[kind] = (
         replies_lib.ReplySampler(
           inputs.format, inputs.longest + settings.tokens, *sampling
         ),
         reference_lib.Reader(inputs.first.config, length),
       )
-    self._sampler, self._reader = self._programs[kind]
+    self._sampler, self._reader = self._cache[kind]
 
   def prepare(self) -> None:
     """Writes what all rounds share, unless it exists."""
     inputs = self._inputs
-    files.write_json(self._out / settings_lib.SETTINGS, inputs.described)
+    files.write_json(self.out / settings_lib.SETTINGS, inputs.described)
     self._reference = inputs.first
     # New adapters change no logit: the reference is their base.
     self._reference_digest = inputs.described['model_digest']
     if not inputs.experiment.lora.rank:
-      if not (self._out / 'reference').exists():
-        exchange.export(self._settings.model, self._out / 'reference', 'kaiju')
-      self._reference = load.from_export(self._out / 'reference')
+      if not (self.out / 'reference').exists():
+        exchange.export(self._settings.model, self.out / 'reference', 'kaiju')
+      self._reference = load.from_export(self.out / 'reference')
       self._reference_digest = load.digest(self._reference)
-    path = self._out / 'held_out.jsonl'
+    path = self.out / 'held_out.jsonl'
     if not path.exists():
       self._sampler.use(inputs.first)
       lines = map(evaluate.to_json, self._sample_held_out())
@@ -170,12 +165,7 @@ class Rounds:
   def run_round(
     self, number: int, records: Sequence[dict[str, Any]]
   ) -> dict[str, Any]:
-    """Runs a round, or resumes it, and returns its record.
-
-    Args:
-      number: the round, counted from 1.
-      records: records of the previous rounds.
-    """
+    """Runs or resumes round `number`, from 1; `records` are of earlier ones."""
     folder = self._folder(number)
     if (folder / ROUND).exists():
       return files.read_json(folder / ROUND)
@@ -214,20 +204,16 @@ class Rounds:
     return record
 
   def write_report(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Links the last good round's model, and writes and returns the report.
-
-    Args:
-      records: records of all rounds.
-    """
+    """Links the last good round's model, and writes and returns the report."""
     stop = records[-1]['stop']
     good = len(records) - bool(stop)
     target = self._folder(good) / 'run' if good else self._settings.model
-    with files.replacing(self._out / 'model') as partial:
-      partial.symlink_to(os.path.relpath(target, self._out))
+    with files.replacing(self.out / 'model') as partial:
+      partial.symlink_to(os.path.relpath(target, self.out))
     report = {'stop': stop, 'good': good, 'win': None, 'rounds': list(records)}
     if self._user is not None and good:
       report['win'] = self._count_final_wins(good).describe()
-    files.write_json(self._out / REPORT, report)
+    files.write_json(self.out / REPORT, report)
     return report
 
   def _count_final_wins(self, good: int) -> evaluate.Wins:
@@ -239,8 +225,8 @@ class Rounds:
         (one.prompt, self._seed(_FINAL_EVAL, good, n, 0))
         for n, one in enumerate(self._held_out)
       ]
-      lines = map(replies_lib.to_json, self._sampler.sample(asked))
-      files.write_json_lines(path, lines)
+      replies = self._sampler.sample(asked)
+      files.write_json_lines(path, (one._asdict() for one in replies))
     replies = list(files.parse_json_lines(path, replies_lib.parse))
     return evaluate.count_wins(self._user, self._held_out, replies)
 
@@ -258,12 +244,12 @@ class Rounds:
     ]
     # The first replies are the same for all users.
     kind = self._sampler, inputs.described['model_digest'], tuple(asked)
-    if kind not in self._programs:
-      self._programs[kind] = self._sampler.sample(asked)
+    if kind not in self._cache:
+      self._cache[kind] = self._sampler.sample(asked)
     if self._user is not None:
-      pairs = zip(asked, self._programs[kind], strict=True)
+      pairs = zip(asked, self._cache[kind], strict=True)
       self._user.prefetch((one, reply.content) for (one, _), reply in pairs)
-    replies = iter(self._programs[kind])
+    replies = iter(self._cache[kind])
     for n, count in enumerate(counts):
       own = tuple(next(replies) for _ in range(count))
       prompt, group, kept = inputs.prompts[n], (), None
@@ -306,12 +292,7 @@ class Rounds:
   def _sample_choices(
     self, number: int
   ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Samples replies with the previous model, and lets the user choose.
-
-    Returns:
-      A line of swipes.jsonl for each prompt with a choice; and the counts of
-      choices ('groups'), ties, and unusable replies.
-    """
+    """Returns sampled choices, as lines of swipes.jsonl, and counts.json."""
     settings = self._settings
     before = self._inputs.first
     if number > 1:
@@ -363,12 +344,10 @@ class Rounds:
   def _train(
     self, number: int, folder: pathlib.Path, counts: dict[str, int]
   ) -> None:
-    """Trains the round's model, or resumes.
-
-    If some prompts have no choice, the round takes proportionally fewer steps,
-    so that it reads each choice equally often.
-    """
+    """Trains the round's model, or resumes."""
     before = self._inputs.experiment
+    # Fewer steps where some prompts have no choice, so that each choice is read
+    # equally often.
     chosen = counts['groups']
     steps = -(-before.loop.steps * chosen // (chosen + counts['ties']))
     experiment = dataclasses.replace(
@@ -382,18 +361,14 @@ class Rounds:
       ),
     )
     steps = batch_schedule.schedule_of(experiment).steps
-    state = train.train(experiment, folder / 'run', programs=self._programs)
+    state = train.train(experiment, folder / 'run', programs=self._cache)
     if int(state.step) < steps:
       raise KeyboardInterrupt
 
   def _evaluate(
     self, number: int, folder: pathlib.Path
   ) -> tuple[guards.Readings, dict[str, Any]]:
-    """Evaluates the round's model on the watched held-out prompts.
-
-    Returns:
-      What the guards read, and further fields of the round's record.
-    """
+    """Returns what the guards read, and further fields of the record."""
     loaded = load.from_workdir(folder / 'run')
     self._sampler.use(loaded)
     watched = self._held_out[: self._inputs.watched]
@@ -412,7 +387,7 @@ class Rounds:
     return readings, others
 
   def _folder(self, number: int) -> pathlib.Path:
-    return self._out / 'rounds' / f'{number:02d}'
+    return self.out / 'rounds' / f'{number:02d}'
 
   def _initial_weights_path(self, number: int) -> str | pathlib.Path:
     """Returns the path of the model with which a round begins."""

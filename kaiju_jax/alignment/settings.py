@@ -24,48 +24,20 @@ from kaiju_jax.training import state
 SETTINGS = 'align.json'
 
 
-def _describe(
-  settings: config.Settings,
-  experiment: experiment_lib.Experiment,
-  model: str,
-  format: chat.Format,
-  text: str,
-) -> dict[str, Any]:
-  """Returns what determines the rounds of a folder, as align.json holds it.
-
-  Args:
-    settings: the settings.
-    experiment: the training of a round.
-    model: digest of the first model.
-    format: its chat format.
-    text: hash of the prompts or of the feedback, and of a user's head.
-  """
-  fields = dataclasses.asdict(settings)
-  del fields['rounds']  # A rerun may raise it.
-  return {
-    **fields,
-    'model_digest': model,
-    'tokenizer': tokenizer_lib.hash_use(format.tokenizer),
-    'text': text,
-    'training': strict.dump(experiment),
-  }
-
-
 class Inputs(NamedTuple):
   """The inputs of all rounds."""
 
-  first: load.Loaded  # The first model; with adapters their base with new ones.
+  first: load.Loaded  # The first model; with LoRA the base and new adapters.
   experiment: experiment_lib.Experiment  # The training of a round.
-  format: chat.Format  # The chat format.
-  # Who chooses, a `users.Planted` or a `head.Head`; None with feedback.
-  user: Any
-  # The choices of people; None without.
-  feedback: feedback_prompts.Feedback | None
+  format: chat.Format
+  # The simulated user; None with feedback.
+  user: users.Planted | users.Head | None
+  feedback: feedback_prompts.Feedback | None  # Recorded choices; None without.
   # The held-out ones first; with feedback these alone.
   prompts: list[prompts_lib.Prompt]
   held_out: int  # The number of held-out prompts.
-  watched: int  # How many of them are evaluated after each round.
-  longest: int  # Tokens of the longest prompt to which replies are sampled.
+  watched: int  # How many of these each round is evaluated on.
+  longest: int  # Tokens of the longest prompt.
   described: dict[str, Any]  # The content of align.json.
 
 
@@ -103,6 +75,14 @@ def read(
       digest = model if first.is_ours else ''
       user = users.Head(user, first, format, temperature, digest)
       text = f'{text} {user.digest}'
+  described = {
+    **dataclasses.asdict(settings),
+    'model_digest': model,
+    'tokenizer': tokenizer_lib.hash_use(format.tokenizer),
+    'text': text,
+    'training': strict.dump(experiment),
+  }
+  del described['rounds']  # A rerun may raise it.
   return Inputs(
     first,
     experiment,
@@ -113,16 +93,12 @@ def read(
     held_out,
     watched,
     longest,
-    _describe(settings, experiment, model, format, text),
+    described,
   )
 
 
 def check_folder(out: pathlib.Path, described: dict[str, Any]) -> None:
-  """Refuses a folder of other rounds, or of something else.
-
-  Raises:
-    ValueError: names what differs.
-  """
+  """Refuses a folder of other rounds, or of something else (ValueError)."""
   path = out / SETTINGS
   if not path.exists():
     if out.exists() and any(one.name != 'lock' for one in out.iterdir()):
@@ -148,20 +124,10 @@ def check_folder(out: pathlib.Path, described: dict[str, Any]) -> None:
 def _load_first(
   path: str, experiment: experiment_lib.Experiment
 ) -> tuple[load.Loaded, str]:
-  """Returns the first model, and a digest of it.
-
-  With adapters it is their base with new ones, which change no logit, so that
-  one compiled function serves it and the rounds' models.
-
-  Args:
-    path: a workdir; with adapters also an export or a Hugging Face folder.
-    experiment: the training of a round.
-
-  Raises:
-    OSError, ValueError, checkpoint.RestoreError: it cannot be read, or is no
-      workdir and there are no adapters.
-  """
+  """Returns the first model, and a digest of it."""
   if experiment.lora.rank:
+    # New adapters change no logit, and let one compiled function serve the
+    # first model and the rounds' models.
     base = load.base(path, experiment.model.dtype)
     params = state.attach(experiment, base.params)
     return base._replace(params=params), load.digest(base)
@@ -180,11 +146,7 @@ def _load_first(
 def _fit_training(
   experiment: experiment_lib.Experiment, loaded: load.Loaded
 ) -> experiment_lib.Experiment:
-  """Returns the training of a round, for the first model's shapes.
-
-  Raises:
-    ValueError: a setting that rounds cannot have.
-  """
+  """Returns the training of a round, for the first model's shapes."""
   objective_config.check(experiment.objective)
   training_config.check_optimizer(experiment.optimizer)
   training_config.check_loop(experiment.loop)
@@ -212,18 +174,7 @@ def _fit_training(
 def _read_prompts(
   settings: config.Settings, user: Any, format: chat.Format, room: int
 ) -> tuple[list[prompts_lib.Prompt], int]:
-  """Returns the prompts, the held-out ones first, and the longest's tokens.
-
-  Args:
-    settings: the settings.
-    user: the user who chooses.
-    format: the model's chat format.
-    room: tokens of a row.
-
-  Raises:
-    OSError, ValueError: they cannot be read, are too few, lack what the user
-      looks for, or do not fit in a row with all replies.
-  """
+  """Returns prompts that fit in a row of `room` tokens, and the longest's."""
   if not settings.prompts:
     raise ValueError(
       '--prompts=: must name conversations, or dialogues:COUNT, but for a log.'
@@ -236,7 +187,7 @@ def _read_prompts(
     )
   if isinstance(user, users.Planted):
     users.check(user, found)
-  # A watched prompt's tree holds one reply more than a round's.
+  # An evaluated prompt's tree holds one reply more than a round's.
   replies = (settings.swipes + 1) * (settings.tokens + 1)
   counts = _count_tokens(found, format)
   for one, count in zip(found, counts, strict=True):

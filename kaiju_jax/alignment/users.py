@@ -9,14 +9,12 @@
 
 A planted utility is 0 or 1 and does not depend on a reply's length: 'fact', the
 reply names a fact of its character's own text; 'question', it asks something
-back; 'catchphrase', it holds the character's favourite exclamation. A user
-chooses with probabilities softmax(utility / temperature). Where all utilities
-are equal, nothing is kept: a tie.
-
-A reply's value is the head's largest logit over the reply's tokens, along one
-dimension, as the *first* model reads them behind the prompt. The head knows
-that model alone: a round's model has other hidden states. The largest logit,
-because a span of a few tokens decides.
+back; 'catchphrase', it holds the character's favourite exclamation. A head's
+utility is its largest logit, in one dimension, over the reply's tokens (the
+largest, because a span of a few tokens decides). It reads hidden states of the
+*first* model, for which it was trained. A user chooses with probabilities
+softmax(utility / temperature); if all utilities are equal, nothing is kept: a
+tie.
 
 Our guess: all of it. The sources say that users swiped, not why.
 """
@@ -77,13 +75,7 @@ class Planted:
     prompt: prompts.Prompt,
     texts: Sequence[str],
   ) -> int | None:
-    """Returns the index of the reply that is kept; None for a tie.
-
-    Args:
-      rng: the source of the draw.
-      prompt: the prompt.
-      texts: the replies to it.
-    """
+    """Returns the index of the reply that is kept; None for a tie."""
     values = [self.rate(prompt, one) for one in texts]
     if self.variant == 'coin':
       return int(rng.integers(len(values))) if len(values) > 1 else None
@@ -92,7 +84,7 @@ class Planted:
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-  """A user that a file defines, which is not loaded yet."""
+  """A user that a file or folder defines, before it is loaded."""
 
   kind: str  # 'log' or 'head'.
   path: str  # The export's folder; or the head's file or workdir.
@@ -166,11 +158,7 @@ def parse(text: str, temperature: float) -> Planted | Described:
 
 
 def check(user: Planted, found: Sequence[prompts.Prompt]) -> None:
-  """Refuses prompts without what a user's utility reads.
-
-  Raises:
-    ValueError: names the first such prompt.
-  """
+  """Refuses prompts without what a user's utility reads (ValueError)."""
   field = _NEEDS.get(user.name)
   for one in found:
     if field and not getattr(one, field):
@@ -185,7 +173,7 @@ _BLANK = -1e9
 
 
 class Head:
-  """A user with a head, whose utility is the value by which it chooses.
+  """A user with a token-level head, which is also its true utility.
 
   Attributes:
     digest: a hash of the head's weights.

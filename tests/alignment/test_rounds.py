@@ -162,11 +162,11 @@ def test_runs_in_one_process_share_programs_and_no_bytes(
   first, whole, tmp_path
 ):
   model, prompts = first
-  programs, coin, same = {}, tmp_path / 'coin', tmp_path / 'same'
+  cache, coin, same = {}, tmp_path / 'coin', tmp_path / 'same'
 
   def go(out, **fields):
     settings = worlds.settings(model, prompts, **fields)
-    rounds.run(settings, worlds.training(model), out, programs=programs)
+    rounds.run(settings, worlds.training(model), out, cache=cache)
 
   go(coin, user='planted:question:coin', rounds=1, seed=1)
   with compilations.record() as seen:

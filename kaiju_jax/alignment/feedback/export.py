@@ -1,26 +1,25 @@
-"""Exports what people said of replies, of those alone who agree.
+"""Exports feedback of people who agree, as training data.
 
     export.export(store, tokens, key, 'feedback')
 
-writes a folder that its user alone can read:
+writes a folder that only its user can read:
 
     train.jsonl      conversations with choices (`data/conversations.py`)
     held_out.jsonl   the same, of other owners
-    export.json      counts, the sessions that are in it, those that are gone
+    export.json      counts, the exported sessions, and those that are gone
 
-Whose conversations: owners whose last word, on the page or in their token, is
-that they agree, all of whose tokens are an adult's, and who have one, because
-without it nobody can withdraw. The server's own user needs none; the server
-takes that word from an adult alone. Nobody else's sessions are read.
+An owner's sessions are exported if the owner agreed last, on the page or by a
+token, and holds tokens, all of them an adult's: without a token nobody can
+withdraw. The server's own user needs none. Nobody else's sessions are read.
 
-Whose characters: one that is built in, an owner's who agrees, or the live
-version of a public one. Sessions with any other are left out whole, because
-greetings and replies tell of its text. So are those with a removed character.
+A session's character must be built in, of an owner who agrees, or the live
+version of a public one. Sessions with other or removed characters are left out
+whole, because greetings and replies reveal the character's text.
 
-Owners and sessions stand as HMACs under the server's key, which no log has
-(`pseudonym`). What an owner withdraws or deletes is not in the next export,
-which names it under "gone": remove it from copies, and from what was trained.
-An owner's conversations are all in one of the two files.
+Owners and sessions have pseudonyms: HMACs under the server's key, unlike those
+in logs. What an owner withdraws or deletes is listed under "gone" in the next
+export: remove it from copies, and from what was trained. All conversations of
+an owner are in one of the two files.
 """
 
 import collections
@@ -55,12 +54,12 @@ _PAGE = 1_000  # Sessions of one reading.
 class Export:
   """What was exported."""
 
-  counts: dict[str, int]  # The number of things by name (`report.py`).
-  # How often a choice among n replies kept the one in place k, by (n, k), in
-  # the order in which the model drew them.
+  counts: dict[str, int]  # As `describe` prints them.
+  # By (n, k): how often the reply sampled as k-th of n, from 0, was kept.
   places: dict[tuple[int, int], int]
-  sessions: tuple[str, ...]  # The HMACs of the sessions with a line, sorted.
-  # Those of former exports that are in this one no longer, sorted.
+  # Pseudonyms, sorted: of exported sessions, and of those in former exports
+  # alone.
+  sessions: tuple[str, ...]
   gone: tuple[str, ...]
 
 
@@ -68,7 +67,7 @@ class Pseudonyms:
   """The names that stand for owners and sessions under one key.
 
   Attributes:
-    digest: tells keys apart, without telling the key.
+    digest: identifies the key without revealing it.
   """
 
   def __init__(self, key: bytes):
@@ -110,14 +109,12 @@ def export(
   out: str | os.PathLike,
   held_out: float = 0.1,
 ) -> Export:
-  """Writes an export, in place of a former one.
+  """Writes an export, or replaces a former one.
 
   The same store and key give the same files, byte for byte.
 
   Args:
-    store: the server's, which may go on.
-    tokens: the server's tokens, with the ages of their owners.
-    key: the server's key.
+    store, tokens, key: the server's, which may be running.
     out: the export's folder.
     held_out: the share of owners in held_out.jsonl, 0…1.
 
@@ -138,7 +135,7 @@ def export(
   ):
     former = _read_former(out, names)
     found = list(_read_all(store, tokens, names))
-    # What was withdrawn or deleted in the meantime is not in it, either.
+    # Nor does it hold what was withdrawn or deleted in the meantime.
     owners = set(find_owners(store, tokens.list_all()))
     found = [
       one for one in found if one.owner in owners and one.is_there(store)
@@ -152,14 +149,12 @@ def export(
 class _Read:
   """A session as it was read."""
 
-  # Their true names.
   owner: str
   session: str
   # Their pseudonyms.
   owner_name: str
   session_name: str
-  # What it gives; None where its character's text may not be told.
-  found: tree.SessionTree | None
+  found: tree.SessionTree | None  # None if its character may not be exported.
 
   def is_there(self, store: conversing.Store) -> bool:
     try:
@@ -172,9 +167,9 @@ class _Read:
 def _read_all(
   store: conversing.Store, tokens: auth.Tokens, names: Pseudonyms
 ) -> Iterator[_Read]:
-  """Yields the sessions of all owners who agree, by their pseudonyms."""
+  """Yields the sessions of all owners who agree, sorted by pseudonyms."""
   agreed = find_owners(store, tokens.list_all())
-  # Any other order would tell when somebody came or went.
+  # Any other order would reveal when somebody came or went.
   for owner_name, owner in sorted((names.name('owner', x), x) for x in agreed):
     sessions = {one.id: one for one in _list_sessions(store, owner)}
     for session_name, session in sorted(
@@ -204,14 +199,10 @@ def _list_sessions(
 def _read_session(
   store: conversing.Store, session: characters.Session, agreed: set[str]
 ) -> tree.SessionTree | None:
-  """Returns what a session gives; None where its character may not be told.
-
-  Raises:
-    characters.Missing: the session was removed.
-  """
+  """Returns a session's lines; None if its character may not be exported."""
   messages = store.messages(session.owner, session.id)
   ratings = store.ratings(session.owner, session.id)
-  if not _may_tell(store, session, agreed):
+  if not _may_export(store, session, agreed):
     return None
   version = store.version(session.character, session.version)
   try:
@@ -221,7 +212,7 @@ def _read_session(
   return tree.read(session, messages, ratings, system)
 
 
-def _may_tell(
+def _may_export(
   store: conversing.Store, session: characters.Session, agreed: set[str]
 ) -> bool:
   """Returns whether the text of a session's character may be exported."""
@@ -306,11 +297,7 @@ def _manifest(
 
 
 def _read_former(out: pathlib.Path, names: Pseudonyms) -> set[str]:
-  """Returns the sessions that former exports had; tidies up after a kill.
-
-  Raises:
-    ValueError: the folder is no export, or one with another key or format.
-  """
+  """Returns the sessions of former exports; cleans up after a kill."""
   partial, old = _beside(out)
   if old.exists() and not out.exists():
     old.rename(out)  # The process was killed between two renames.
@@ -343,16 +330,15 @@ def _beside(out: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 def _replace(
   out: pathlib.Path, lines: dict[str, list[str]], manifest: dict[str, Any]
 ) -> None:
-  """Writes a folder whole; deletes the former one, and what was withdrawn."""
+  """Writes a folder whole, and deletes the former one."""
   partial, old = _beside(out)
   text = json.dumps(manifest, indent=2, allow_nan=False)
   try:
     with files.writing(str(out)):
       partial.mkdir(mode=0o700)
       for name, content in {**lines, MANIFEST: [f'{text}\n']}.items():
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(
-          os.open(partial / name, flags, 0o600), 'w', encoding='utf-8'
+          partial / name, 'x', encoding='utf-8', opener=files.open_private
         ) as file:
           file.writelines(content)
           file.flush()
@@ -408,9 +394,9 @@ def describe(result: Export) -> list[str]:
 def _describe_places(places: Mapping[tuple[int, int], int]) -> list[str]:
   """Returns a line per number of replies, and one about the last place.
 
-  Somebody who swipes stops at the first reply that is good enough, so that the
-  last one drawn is kept most often, whatever it says. A model that learns from
-  choices learns this, too, unless its rows are weighted or sampled by place.
+  A person stops swiping at the first reply that is good enough, so that the
+  last one is kept most often, whatever it says. A model that trains on choices
+  learns this, too, unless its rows are weighted or sampled by place.
   """
   total = sum(places.values())
   if not total:

@@ -4,25 +4,25 @@
                     └ reply ─ user ─ reply     both replies, of which the second
                       kept                     is kept, and the turns below it
 
-A turn is a user's message with its replies. Which of these are *kept* is read
-from what the person did, by the first of these signs that there is:
+A turn is a user's message with its replies. Which of these are *kept* follows
+from the first of these signs that the turn has:
 
     rated     replies rated good
     went_on   replies below which the person wrote on
-    shown     the reply on the path that is shown, where there are several
+    shown     the reply on the shown path, if there are several
 
-A reply that is rated bad or wrongly refused is never kept. All others of the
-turn are *passed over*. A turn without a kept reply, or without one that was
-passed over, is no choice. Which signs count, and that a reply is passed over
-for the one that was kept, is our guess.
+A reply that is rated bad or wrongly refused is never kept. The turn's other
+replies are *passed over*. A turn without a kept reply, or without one passed
+over, is no choice. The signs, and that a kept reply is preferred to those
+passed over, are our guess.
 
-Each turn that teaches something is in one line. Where other lines need it as
-context, its loss has the weight 0, as have greetings, replies that were cut
-off, and replies that are rated bad.
+Each turn is trained on in one line. Other lines that need it as context give
+its loss the weight 0; so do greetings, replies that were cut off, and replies
+rated bad.
 
-Never in a line: a reply that safety ended, what follows it, and the user's
-message too if nothing of the reply was shown, because then the prompt may have
-been refused. Nor reasoning, nor any time.
+Left out: a reply that safety ended, what follows it, and the user's message too
+if nothing of the reply was shown, because the prompt may have been refused;
+reasoning; and all times.
 """
 
 import collections
@@ -38,8 +38,8 @@ from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import feedback
 
 FILTERED, CANCELLED = 'content_filter', 'cancelled'
-# Lines repeat what they share with others. A session gives at most so many
-# times its own bytes, and these many bytes besides (our guess).
+# Lines of one session repeat what they share. Together they have at most so
+# many times the session's bytes, and so many more (our guess).
 _REPEATED, _LEAST = 4, 2**16
 
 Message = dict[str, Any]  # Of a line.
@@ -47,13 +47,13 @@ Message = dict[str, Any]  # Of a line.
 
 @dataclasses.dataclass(frozen=True)
 class SessionTree:
-  """What a session gives."""
+  """The exportable part of a session."""
 
   # The lists of messages, in the order of the tree.
   lines: tuple[list[Message], ...]
-  counts: collections.Counter  # The number of things by name (`report.py`).
-  # (replies of a choice, place of the one kept, from 0) of each choice between
-  # replies that the model drew, in the order in which it drew them.
+  counts: collections.Counter  # By the names of `export.describe`.
+  # (n, k) of each choice between n sampled replies: the k-th one, from 0 in the
+  # order of sampling, was kept.
   places: tuple[tuple[int, int], ...]
 
 
@@ -64,15 +64,14 @@ class _Turn:
   said: characters.Message  # The user's message.
   # The first kept reply, or the only one; None for no such reply.
   lead: characters.Message | None
-  # How the turn stands in the line that has it; None for a turn that teaches
-  # nothing.
+  # The reply's message in the line that trains on the turn; None for none.
   full: Message | None
-  # The replies below which there is more, and `lead`.
+  # The replies that the conversation continues, and `lead`.
   follows: tuple[characters.Message, ...]
 
 
 class _Tree:
-  """The exportable part of a session."""
+  """A session's messages by their parents, and what is counted on the way."""
 
   def __init__(
     self,
@@ -105,7 +104,7 @@ class _Tree:
     ]
 
   def make_context(self, message: characters.Message) -> Message:
-    """Returns a message of a line that teaches nothing."""
+    """Returns a message that no line trains on."""
     found: Message = {'role': message.role, 'content': self._texts[message.id]}
     if message.role == characters.ASSISTANT:
       found['weight'] = 0
@@ -225,20 +224,20 @@ def read(
   ratings: Mapping[int, str],
   system: str,
 ) -> SessionTree:
-  """Returns what a session gives.
+  """Returns the exportable part of a session.
 
   Args:
     session: the session.
     messages: all its messages.
-    ratings: the ratings by message.
-    system: the text of the character's system message.
+    ratings: by a message's id.
+    system: the character's system message.
   """
   tree = _Tree(session, messages, ratings)
   opening = [{'role': 'system', 'content': chat.strip(system)}]
   if not opening[0]['content'].strip():
     opening = []
   most = _LEAST + _REPEATED * sum(len(one.text.encode()) for one in messages)
-  lines, told = [], set()
+  lines, written = [], set()
   for turns, greeting in _walk(tree):
     if most < 0:
       tree.counts['lines_too_long'] += 1
@@ -249,9 +248,8 @@ def read(
     end = len(line)
     for turn, reply in turns:
       line.append(tree.make_context(turn.said))
-      is_new = turn.said.id not in told and reply is turn.lead
-      if is_new:
-        told.add(turn.said.id)
+      if turn.said.id not in written and reply is turn.lead:
+        written.add(turn.said.id)
         line.append(turn.full)
         end = len(line)
       else:
@@ -274,11 +272,7 @@ def _walk(
     characters.Message | None,
   ]
 ]:
-  """Yields each way from a beginning to an end of the tree.
-
-  Yields:
-    The turns with the reply that the way takes, and the greeting before them.
-  """
+  """Yields each path's turns, with the reply it takes, and its greeting."""
   stack: list[tuple[characters.Message, tuple | None, Any]] = []
   greetings = tree.children(None, characters.ASSISTANT)
   for greeting in [*greetings, None]:
