@@ -37,9 +37,9 @@ FLAGS = flags.flags_of(fleet_settings.FleetSettings)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  from kaiju_jax.experiments.studies import run_fleet
+  from kaiju_jax.experiments.studies import fleet
 
-  run_fleet.run(settings)
+  fleet.run(settings)
 
 
 if __name__ == '__main__':

@@ -7,11 +7,12 @@ that the answers of several seeds are independent.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import dataclasses
 import pathlib
 import sys
 import time
 from typing import Any
-from typing import NamedTuple
+from typing import ClassVar
 
 from kaiju_jax.evaluation import answers
 from kaiju_jax.runs import grid
@@ -25,20 +26,74 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step
 
 
-class NeedleQuestions(NamedTuple):
-  """The questions of `tasks/needle`."""
+@dataclasses.dataclass(frozen=True)
+class Questions:
+  """A task's questions, which runs are asked once they are trained."""
 
-  questions: int  # Questions per cell that a verdict quotes.
+  questions: int  # Of each cell, at the trained length.
   seed: int  # The questions' seed.
+  name: ClassVar[str]  # Of the task, and of its command below `experiments`.
+  record: ClassVar[type]  # Of a cell's answers.
 
   @property
   def file(self) -> str:
     """Name of the file of answers in a run's workdir."""
-    return f'needle.questions{self.questions}.seed{self.seed}.json'
+    return f'{self.name}.questions{self.questions}.seed{self.seed}.json'
+
+  def run(
+    self,
+    jobs: Sequence[grid.Job],
+    at_once: int | None,
+    out: pathlib.Path,
+    **flags: object,
+  ) -> None:
+    """Trains and asks what is missing; a process leaves the report to this one.
+
+    Args:
+      jobs: the runs.
+      at_once: as in `grid.run`.
+      out: the folder of all runs.
+      **flags: of the command, which all runs share; None for their defaults.
+    """
+    flags |= {'questions': self.questions, 'evaluation_seed': self.seed}
+    flags |= {'jobs': 1, 'report': 'false'}
+    module = f'experiments.{self.name}'
+
+    def words(job: grid.Job) -> tuple[str, ...]:
+      own = {'arms': job.arm, 'seeds': job.experiment.seed, 'out': out}
+      named = {**own, **flags}.items()
+      settings = (f'--{name}={x}' for name, x in named if x is not None)
+      return sys.executable, '-m', module, *settings
+
+    grid.run(jobs, at_once, self.finish(), words)
+
+  def finish(self) -> grid.Finish:
+    """Returns how a run finishes; the seeds of an arm share one program."""
+    predictors = {}
+
+    def answer(job: grid.Job, state: Any) -> list[dict[str, Any]]:
+      if job.arm not in predictors:
+        model = step.model_of(job.experiment)
+        predictors[job.arm] = answers.predictor(model)
+      started = time.monotonic()
+      found = self.answer(job, predictors[job.arm], state.params)
+      total, seconds = sum(x.count for x in found), time.monotonic() - started
+      print(f'{job.arm}: {total:,} questions in {seconds:.0f} s.', flush=True)
+      return [record._asdict() for record in found]
+
+    return grid.Finish(self.file, answer)
+
+  def read(self, jobs: Sequence[grid.Job]) -> list[Any]:
+    """Returns the records of all runs, which must all have answers."""
+    return [
+      self.record(**row)
+      for job in jobs
+      for row in files.read_json(job.folder / self.file)
+    ]
 
   def answer(
     self, job: grid.Job, predict: answers.Predict, params: Any
-  ) -> list[needle.Record]:
+  ) -> list[Any]:
     """Returns a record per cell of trained parameters' answers.
 
     Args:
@@ -46,40 +101,40 @@ class NeedleQuestions(NamedTuple):
       predict: what `answers.predictor` returns for the job's model.
       params: the model's parameters.
     """
-    data = job.experiment.data
-    task = tasks.questions(data)
-    cells = needle.cells(task, data.length, self.questions)
+    cells, ask = self._prepare(job.experiment)
     read = answers.reader(predict, params, {cell.length for cell in cells})
-    seeds = self.seed, job.experiment.seed
+    seed = job.experiment.seed
     return [
-      needle.Record(job.arm, seeds[1], *cell[:-1], accuracy, cell.count)
-      for cell, accuracy in needle.ask(read, task, cells, seeds)
+      self.record(job.arm, seed, *cell[:-1], *right, cell.count)
+      for cell, *right in ask(read, cells, (self.seed, seed))
     ]
 
+  def _prepare(
+    self, experiment: experiment_lib.Experiment
+  ) -> tuple[Sequence[Any], Callable]:
+    """Returns the cells, and (read, cells, seeds) → their answers."""
+    raise NotImplementedError
 
-class RecallQuestions(NamedTuple):
-  """The questions of `tasks/recall`; see `NeedleQuestions`."""
 
-  questions: int  # Questions per kind at the trained length.
-  seed: int  # The questions' seed.
+class NeedleQuestions(Questions):
+  """The questions of `tasks/needle`."""
 
-  @property
-  def file(self) -> str:
-    return f'recall.questions{self.questions}.seed{self.seed}.json'
+  name, record = 'needle', needle.Record
 
-  def answer(
-    self, job: grid.Job, predict: answers.Predict, params: Any
-  ) -> list[recall.Record]:
-    length = job.experiment.data.length
-    cells = recall.cells(list_kinds(job.experiment), length, self.questions)
-    read = answers.reader(predict, params, {cell.length for cell in cells})
-    seeds = self.seed, job.experiment.seed
-    return [
-      recall.Record(
-        job.arm, seeds[1], cell.kind, cell.length, right, share, cell.count
-      )
-      for cell, right, share in recall.ask(read, cells, seeds)
-    ]
+  def _prepare(self, experiment):
+    task = tasks.questions(experiment.data)
+    cells = needle.cells(task, experiment.data.length, self.questions)
+    return cells, lambda read, *asked: needle.ask(read, task, *asked)
+
+
+class RecallQuestions(Questions):
+  """The questions of `tasks/recall`."""
+
+  name, record = 'recall', recall.Record
+
+  def _prepare(self, experiment):
+    kinds, length = list_kinds(experiment), experiment.data.length
+    return recall.cells(kinds, length, self.questions), recall.ask
 
 
 def list_kinds(experiment: experiment_lib.Experiment) -> list[str]:
@@ -90,55 +145,3 @@ def list_kinds(experiment: experiment_lib.Experiment) -> list[str]:
   if steps:
     trained.add(f'hops_{min(steps + 1, problems.MOST_HOPS)}')
   return [kind for kind in problems.KINDS if kind in trained]
-
-
-Questions = NeedleQuestions | RecallQuestions
-
-
-def asks(questions: Questions) -> grid.Finish:
-  """Returns how a run finishes; the seeds of an arm share one program."""
-  predictors = {}
-
-  def answer(job: grid.Job, state: Any) -> list[dict[str, Any]]:
-    if job.arm not in predictors:
-      model = step.model_of(job.experiment)
-      predictors[job.arm] = answers.predictor(model)
-    started = time.monotonic()
-    found = questions.answer(job, predictors[job.arm], state.params)
-    total, seconds = sum(x.count for x in found), time.monotonic() - started
-    print(f'{job.arm}: {total:,} questions in {seconds:.0f} s.', flush=True)
-    return [record._asdict() for record in found]
-
-  return grid.Finish(questions.file, answer)
-
-
-def read_records(
-  jobs: Sequence[grid.Job], questions: Questions, record: type
-) -> list[Any]:
-  """Returns the records of all runs, which must all have answers."""
-  return [
-    record(**row)
-    for job in jobs
-    for row in files.read_json(job.folder / questions.file)
-  ]
-
-
-def command(
-  module: str, out: pathlib.Path, **flags: object
-) -> Callable[[grid.Job], tuple[str, ...]]:
-  """Returns the words of one run, which leaves the report to this command.
-
-  Args:
-    module: the command's, below `experiments`.
-    out: the folder of all runs.
-    flags: those that all runs share; None for their defaults.
-  """
-  shared = {name: one for name, one in flags.items() if one is not None}
-
-  def words(job: grid.Job) -> tuple[str, ...]:
-    own = {'arms': job.arm, 'seeds': job.experiment.seed, 'out': out}
-    named = {**own, **shared, 'jobs': 1, 'report': 'false'}
-    settings = (f'--{name}={value}' for name, value in named.items())
-    return sys.executable, '-m', f'experiments.{module}', *settings
-
-  return words

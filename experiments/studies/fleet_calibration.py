@@ -7,6 +7,7 @@ wall's; pin it to one core then, because threads at once would count twice.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import pathlib
 import time
@@ -18,11 +19,13 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.fleet import calibration
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
+from kaiju_jax.runs import flags
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
@@ -203,13 +206,28 @@ def serve(
   return first, np.array(features), np.array(spent)
 
 
+def measure(
+  settings: fleet_settings.FleetSettings, note: Callable[[str], None]
+) -> Iterator[report.Table]:
+  """Yields the law of a model's rounds, or what a load on a clock compares.
+
+  Raises:
+    app.UsageError, ValueError: name a flag, and what would be right.
+  """
+  flags.need(model=settings.model)
+  model, count, clock = settings.model, settings.count, settings.clock
+  if settings.calibrate:
+    path = pathlib.Path(settings.out)
+    yield show_law(calibrate(model, path, settings.plan.rows, count, clock))
+    print(f'Written: {path}')
+    return
+  flags.need(engine=settings.engine)
+  engine = calibration.read(settings.engine)
+  yield compare(model, engine, settings.loads, count, note, clock=clock)
+
+
 def calibrate(
-  path: str,
-  out: pathlib.Path,
-  rows: int,
-  count: int,
-  seed: int = 0,
-  clock: str = 'wall',
+  path: str, out: pathlib.Path, rows: int, count: int, clock: str = 'wall'
 ) -> calibration.Engine:
   """Measures a model's rounds and writes engine.json.
 
@@ -218,7 +236,7 @@ def calibrate(
   """
   engine, loaded = open_engine(path, rows)
   vocabulary, length = loaded.config.vocab_size, engine.decoder.length
-  _, requests = draw(count, vocabulary, length, seed)
+  _, requests = draw(count, vocabulary, length, seed=0)
   half = len(requests) // 2
   parts = [serve(engine, np.zeros(half), requests[:half], clock)]
   for begin in range(half, len(requests), 2):
@@ -261,7 +279,7 @@ def compare(
   engine_file: calibration.Engine,
   loads: Sequence[float],
   count: int,
-  noted: Callable[[str], None] = lambda what: None,
+  note: Callable[[str], None] = lambda what: None,
   seed: int = 1,
   clock: str = 'wall',
 ) -> report.Table:
@@ -294,7 +312,7 @@ def compare(
       measured.append(serve(fresh, trace.seconds, requests, clock)[0])
     for name, share in (('p50', 0.5), ('p99', 0.99)):
       rows.append(_compare_row(part, name, share, simulated, measured))
-    noted(f'load {part:g}')
+    note(f'load {part:g}')
   columns = 'load', '', 'simulated, s', 'measured, s', '95 %', 'again, s', 'off'
   title = f'{loaded.origin}: {count} requests per load'
   return report.Table(rows, columns, title)

@@ -31,13 +31,36 @@ class Plan:
   # By how much an engine is slower than its chip's ceilings.
   slower: Annotated[float, flags.Bounds(0.1)] = 2.0
   # What happens to a replica, or to the table of sessions, half-way.
-  drill: Literal['none', 'lost', 'drained', 'cold', 'warm', 'table'] = 'none'
+  drill: Literal[*DRILLS] = 'none'
   # Seconds before times to the first token count.
   warm_up: Annotated[float, flags.Bounds(0.0)] = 1_200.0
   # Seconds to the first token after which a request counts as late.
   slo: Annotated[float, flags.Bounds(0.0)] = 2.5
   # Seconds for which the gates read a message before an engine has it.
   gate: float = 0.0
+
+  def __post_init__(self):
+    """Refuses a plan that cannot be simulated.
+
+    Raises:
+      ValueError: names the field, its value and what would be right.
+    """
+    for name in ('rate', 'messages', 'characters', 'sessions'):
+      if not getattr(self, name) >= 1e-9:
+        raise ValueError(f'{name}={getattr(self, name)}: must be above 0.')
+    if not 1 <= self.peak <= 2:
+      raise ValueError(f'peak={self.peak}: must be 1 to 2 times the mean.')
+    if not 0 <= self.gate < self.slo:
+      raise ValueError(
+        f'gate={self.gate:g}: must be 0 or more, and below the SLO,'
+        f' {self.slo:g}.'
+      )
+    if self.drill not in DRILLS:
+      raise ValueError(
+        f'drill={self.drill!r}: must be one of {", ".join(DRILLS)}.'
+      )
+    if self.drill != 'none' and self.replicas < 2:
+      raise ValueError(f'replicas=1: the drill {self.drill!r} needs 2 or more.')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

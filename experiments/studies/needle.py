@@ -31,17 +31,15 @@ def run(settings: settings_lib.Needle) -> None:
   for job in jobs:
     tasks.rows(job.experiment)
   questions = arms.NeedleQuestions(settings.questions, settings.evaluation_seed)
-  again = arms.command(
-    'needle',
+  questions.run(
+    jobs,
+    settings.jobs,
     _workdir(settings),
     task=settings.task,
     data=settings.data,
-    questions=questions.questions,
-    evaluation_seed=questions.seed,
   )
-  grid.run(jobs, settings.jobs, arms.asks(questions), again)
   if settings.report:
-    _publish(settings, arms.read_records(jobs, questions, needle.Record), jobs)
+    _publish(settings, questions.read(jobs), jobs)
 
 
 def _jobs(settings: settings_lib.Needle) -> list[grid.Job]:

@@ -68,16 +68,9 @@ def ask_trained(settings: settings_lib.Recall) -> None:
     out,
   )
   questions = arms.RecallQuestions(settings.questions, settings.evaluation_seed)
-  again = arms.command(
-    'recall',
-    out,
-    questions=questions.questions,
-    evaluation_seed=questions.seed,
-  )
-  grid.run(jobs, settings.jobs, arms.asks(questions), again)
+  questions.run(jobs, settings.jobs, out)
   if settings.report:
-    records = arms.read_records(jobs, questions, rows.Record)
-    decision, text = publish(records, jobs, out)
+    decision, text = publish(questions.read(jobs), jobs, out)
     print(text)
     decision_lib.finish(decision)
 

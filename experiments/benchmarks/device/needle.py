@@ -12,7 +12,6 @@ from typing import Any
 from kaiju_jax.experiments.studies import arms
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
-from kaiju_jax.tasks.needle import questions as needle
 
 from ...configs import needle as config
 from . import setting as setting_lib
@@ -48,8 +47,8 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   folder = pathlib.Path(setting.out) / 'needle' / case
   jobs = [grid.Job(case, experiment, folder)]
   questions = arms.NeedleQuestions(1 if setting.dry else 64, 0)
-  grid.run(jobs, 1, arms.asks(questions))
-  records = arms.read_records(jobs, questions, needle.Record)
+  grid.run(jobs, 1, questions.finish())
+  records = questions.read(jobs)
   trained = [x for x in records if x.length == experiment.data.length]
   total = sum(x.count for x in trained)
   right = sum(round(x.accuracy * x.count) for x in trained)

@@ -199,8 +199,8 @@ def test_what_full_attention_cannot_follow_is_not_evaluated(tmp_path):
   made = asking.answer(run, predict, None)
   answers = [record._asdict() for record in made]
   files.write_json(run.folder / asking.file, answers)
-  assert grid.is_done(run, arms.asks(asking))
-  found = arms.read_records([run], asking, rows.Record)
+  assert grid.is_done(run, asking.finish())
+  found = asking.read([run])
   assert found == made
   decided, text = study.publish(found, [run], tmp_path)
   assert decided == decision.load(tmp_path / decision.FILE)

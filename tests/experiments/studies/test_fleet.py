@@ -5,10 +5,8 @@ import json
 
 import pytest
 
-from kaiju_jax.experiments.studies import error_budget
 from kaiju_jax.experiments.studies import fleet
 from kaiju_jax.experiments.studies import fleet_settings
-from kaiju_jax.experiments.studies import price_of_slo
 from kaiju_jax.fleet import events
 from kaiju_jax.fleet import simulator
 
@@ -38,10 +36,11 @@ def plain(monkeypatch):
 
 def test_a_study_has_a_table_per_exponent_and_a_row_per_policy():
   said = []
-  runs = fleet.study(
-    PLAN, ('random', 'sticky'), (0.8, 1.2), (0, 1), noted=said.append
+  study = fleet.Study(
+    PLAN, ('random', 'sticky'), (0.8, 1.2), (0, 1), note=said.append
   )
-  tables = list(fleet.show(runs, 2.5))
+  runs = study.run()
+  tables = list(study.show_times(runs))
   assert [one.title[:8] for one in tables] == ['Zipf 0.8', 'Zipf 1.2']
   for one in tables:
     assert [row[0] for row in one.rows] == ['random', 'sticky']
@@ -91,7 +90,8 @@ def test_a_plan_that_cannot_be_is_refused(change, message):
 def test_an_slo_costs_the_fewest_replicas_that_keep_it():
   plan, said = dataclasses.replace(PLAN, rate=8.0, sessions=60), []
   slos = [0.05, 0.65, 1.5]
-  found = price_of_slo.find(plan, 'sticky', 1.0, 0, slos, noted=said.append)
+  study = fleet.Study(plan, note=said.append)
+  found = study.find_replicas(slos, 'sticky', 1.0, 0)
   assert len(said) == len(set(said))
   p99s = [
     simulate(plan, replicas=n).p99
@@ -111,12 +111,13 @@ def test_an_slo_that_no_fleet_keeps_has_no_price():
     asked.append(replicas)
     return 3.0 / replicas
 
-  assert price_of_slo._bisect(p99, 1.0, 1) == 3
-  assert price_of_slo._bisect(p99, 0.3, 2) == 10
-  assert price_of_slo._bisect(p99, 3.0, 5) == 1
-  assert price_of_slo._bisect(p99, 0.01, 3) is None and max(asked) <= 48
+  assert fleet._bisect(p99, 1.0, 1) == 3
+  assert fleet._bisect(p99, 0.3, 2) == 10
+  assert fleet._bisect(p99, 3.0, 5) == 1
+  assert fleet._bisect(p99, 0.01, 3) is None and max(asked) <= 48
   plan = dataclasses.replace(PLAN, sessions=20)
-  (table,) = price_of_slo.show(plan, ['sticky'], [1.0], [0, 1], [1e-6, 60.0])
+  study = fleet.Study(plan, ['sticky'], [1.0], [0, 1])
+  (table,) = study.show_replicas([1e-6, 60.0])
   assert table.columns == ('policy', 'p99 1e-06 s', 'p99 60 s')
   assert table.rows == [['sticky', 'none', '1']] and 'Zipf 1' in table.title
 
@@ -143,16 +144,14 @@ def test_late_requests_are_those_above_the_quantile_of_their_share():
 
 def test_a_drill_spends_the_requests_that_it_makes_bad():
   plan = dataclasses.replace(PLAN, replicas=2, rate=4.0, sessions=300, slo=0.6)
-  bad, (lost, none) = error_budget.find(
-    plan, 'sticky', 1.0, 0, ['lost', 'none']
-  )
-  assert none == 0 and 0 <= bad < 1
+  study = fleet.Study(plan, ['sticky'], [1.0], [0, 1])
+  bad, lost, none = study.find_minutes(['lost', 'none'], 'sticky', 1.0, 0)
+  assert none == 0 and 0 <= bad < 100
   found = simulate(plan, drill='lost')
   quiet = simulate(plan)
   added = (found.late - quiet.late) / quiet.requests
   assert lost == pytest.approx(added * 1.25) and added > 0
-  (table,) = error_budget.show(
-    dataclasses.replace(plan, sessions=40), ['sticky'], [1.0], [0, 1], ['lost']
-  )
+  plan = dataclasses.replace(plan, sessions=40)
+  (table,) = dataclasses.replace(study, plan=plan).show_minutes(['lost'])
   assert table.columns == ('policy', 'bad without, %', 'lost')
   assert [len(row) for row in table.rows] == [3] and '43.2' in table.title

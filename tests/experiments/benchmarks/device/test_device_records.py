@@ -112,7 +112,7 @@ def test_needles_are_counted_at_the_trained_length(tmp_path, monkeypatch):
   for each in found:
     each._asdict = dict
   monkeypatch.setattr(needle.grid, 'run', lambda *_: None)
-  monkeypatch.setattr(needle.arms, 'read_records', lambda *_: found)
+  monkeypatch.setattr(needle.arms.Questions, 'read', lambda *_: found)
   setting = setting_lib.Setting(str(tmp_path))
   record = needle.measure(setting, 'kaiju')
   assert (record['accuracy'], record['questions']) == (35 / 40, 40)
