@@ -74,12 +74,12 @@ def test_its_tokenizer_gives_our_tokens(tmp_path):
 
 
 def test_speed_is_measured_with_both_caches(tmp_path):
-  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
+  from kaiju_jax.experiments.benchmarks.load_test import transformers_serving
 
   hugging_face.write(tmp_path / 'out', toys.params_of(toys.PLAIN), toys.PLAIN)
-  model = transformers_speed.read(tmp_path / 'out', 'float32')
-  for cache in transformers_speed.CACHES:
-    prefill, step = transformers_speed.runner(model, 2, 9, cache, 3)()
+  model = transformers_serving.model(tmp_path / 'out', 'float32')
+  for cache in transformers_serving.CACHES:
+    prefill, step = transformers_serving.runner(model, 2, 9, cache, 3)()
     assert prefill > 0 and step > 0
   with pytest.raises(ValueError, match="cache='paged': must be one of dynamic"):
-    transformers_speed.runner(model, 2, 9, 'paged', 3)
+    transformers_serving.runner(model, 2, 9, 'paged', 3)

@@ -132,8 +132,13 @@ class Figures(NamedTuple):
 def figures(timelines: Sequence[Timeline]) -> Figures:
   """Returns the figures of a load's timelines."""
   served = [x for x in timelines if len(x.seconds)]
-  first = first_tokens(served)
+  first = np.array([x.seconds[0] - x.arrival.seconds for x in served])
   between = gaps(served)
+  rate = 0.0
+  if served:
+    begin = min(x.arrival.seconds for x in served)
+    end = max(x.seconds[-1] for x in served)
+    rate = float(sum(len(x.seconds) for x in served) / (end - begin))
   return Figures(
     len(served),
     len(timelines) - len(served),
@@ -141,59 +146,13 @@ def figures(timelines: Sequence[Timeline]) -> Figures:
     percentile(first, 99),
     percentile(between, 50),
     percentile(between, 99),
-    tokens_per_second(served),
+    rate,
   )
 
 
-def first_tokens(timelines: Sequence[Timeline]) -> np.ndarray:
-  """Returns the seconds to the first token of each request that has one."""
-  return np.array(
-    [x.seconds[0] - x.arrival.seconds for x in timelines if len(x.seconds)]
-  )
-
-
-def gaps(
-  timelines: Sequence[Timeline],
-  during: Sequence[tuple[float, float]] | None = None,
-) -> np.ndarray:
-  """Returns the seconds between neighbouring tokens of the same answer.
-
-  Args:
-    timelines: whose answers.
-    during: only gaps that overlap one of these spans, each from a second to a
-      later one; all gaps by default. With the spans in which long prompts were
-      being prefilled it gives what others felt of them.
-  """
-  found = [np.zeros(0)]
-  for timeline in timelines:
-    begin, end = timeline.seconds[:-1], timeline.seconds[1:]
-    if during is None:
-      kept = np.ones(len(end), bool)
-    else:
-      kept = np.zeros(len(end), bool)
-      for first, last in during:
-        kept |= (begin < last) & (end > first)
-    found.append((end - begin)[kept])
-  return np.concatenate(found)
-
-
-def waiting(timelines: Sequence[Timeline]) -> list[tuple[float, float]]:
-  """Returns the span from each request's arrival to its first token."""
-  return [
-    (x.arrival.seconds, float(x.seconds[0]))
-    for x in timelines
-    if len(x.seconds)
-  ]
-
-
-def tokens_per_second(timelines: Sequence[Timeline]) -> float:
-  """Returns all tokens over the seconds from first arrival to last token."""
-  served = [x for x in timelines if len(x.seconds)]
-  if not served:
-    return 0.0
-  begin = min(x.arrival.seconds for x in served)
-  end = max(x.seconds[-1] for x in served)
-  return float(sum(len(x.seconds) for x in served) / (end - begin))
+def gaps(timelines: Sequence[Timeline]) -> np.ndarray:
+  """Returns the seconds between neighbouring tokens of the same answer."""
+  return np.concatenate([np.zeros(0), *(np.diff(x.seconds) for x in timelines)])
 
 
 def percentile(seconds: np.ndarray, percent: float) -> float:

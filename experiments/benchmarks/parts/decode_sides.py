@@ -38,16 +38,16 @@ def ours(folder: pathlib.Path, arm: str, batch: int, length: int):
 
 def sides(folder: pathlib.Path, settings: Any) -> dict[str, Times]:
   """Returns what times one prefill and the median step of each side."""
-  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
+  from kaiju_jax.experiments.benchmarks.load_test import transformers_serving
 
   batch, length, steps = settings.batch, settings.length, settings.steps
   clock = _CLOCKS[settings.clock]
   out = {}
   for dtype in 'float32', 'bfloat16':
-    model = transformers_speed.read(folder, dtype)
-    for cache in transformers_speed.CACHES:
-      out[f'transformers, {dtype}, {cache} cache'] = transformers_speed.runner(
-        model, batch, length, cache, steps, clock
+    model = transformers_serving.model(folder, dtype)
+    for cache in transformers_serving.CACHES:
+      out[f'transformers, {dtype}, {cache} cache'] = (
+        transformers_serving.runner(model, batch, length, cache, steps, clock)
       )
   if all(map(importlib.util.find_spec, ('gguf', 'llama_cpp'))):
     from kaiju_jax.experiments.benchmarks.load_test import llama_serving
@@ -93,10 +93,10 @@ def add_quality(
   """Adds how far our arms are from `transformers` in float32."""
   import torch
 
-  from kaiju_jax.experiments.benchmarks.parts import transformers_speed
+  from kaiju_jax.experiments.benchmarks.load_test import transformers_serving
 
   length = min(settings.length, 64)
-  model = transformers_speed.read(folder, 'float32')
+  model = transformers_serving.model(folder, 'float32')
   rng = np.random.default_rng(1)
   tokens_BL = rng.integers(0, model.config.vocab_size, (1, length), np.int32)
   with torch.inference_mode():

@@ -121,18 +121,6 @@ def test_percentiles_are_times_that_were_measured():
   assert load.percentile(seconds[:1], 99) == seconds[0]
 
 
-def test_gaps_between_answers_do_not_count_and_spans_choose():
-  np.testing.assert_allclose(load.gaps(SERVED), [0.25, 1.25, 1.0])
-  # Within 1.75 to 3.0, and touching neither gap beside it.
-  np.testing.assert_allclose(load.gaps(SERVED, [(1.75, 3.0)]), [1.25])
-  # A gap that two spans overlap counts once.
-  np.testing.assert_allclose(
-    load.gaps(SERVED, [(1.6, 1.7), (1.65, 2.0), (9.0, 10.0)]), [0.25, 1.25]
-  )
-  assert load.gaps(SERVED, []).shape == (0,)
-  assert load.waiting(SERVED) == [(1.0, 1.5), (2.0, 5.0)]
-
-
 def test_nothing_served_has_no_times():
   found = load.figures([timeline(0.0)])
   assert (found.served, found.refused, found.tokens_per_second) == (0, 1, 0)

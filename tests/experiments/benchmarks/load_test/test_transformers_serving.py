@@ -16,6 +16,20 @@ transformers = pytest.importorskip('transformers', minversion='5')
 from kaiju_jax.experiments.benchmarks.load_test import transformers_serving  # noqa: E402
 
 
+def greedy(model, tokens, max_tokens):
+  """Returns the plain `generate`'s answer to a prompt."""
+  prompt_BL = torch.tensor(tokens[None], dtype=torch.long)
+  answer_BL = model.generate(
+    prompt_BL,
+    attention_mask=torch.ones_like(prompt_BL),
+    do_sample=False,
+    max_new_tokens=max_tokens,
+    eos_token_id=None,
+    pad_token_id=0,
+  )
+  return answer_BL[0, len(tokens) :].numpy()
+
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   torch.manual_seed(0)
@@ -63,9 +77,7 @@ def test_answers_are_those_of_generate(model, changes):
   )
   assert [x.arrival for x in served] == sent
   for arrival, tokens, seconds in served:
-    want = transformers_serving.greedy(
-      model, arrival.tokens, arrival.max_tokens
-    )
+    want = greedy(model, arrival.tokens, arrival.max_tokens)
     np.testing.assert_array_equal(tokens, want)
     assert seconds.shape == tokens.shape == (arrival.max_tokens,)
   # A pass that saw other rows' tokens would show.
@@ -100,7 +112,7 @@ def test_bfloat16_is_another_arithmetic(folder, model):
   sent = arrivals(2, answer=(4, 4))
   served = transformers_serving.serve(rounded, sent)
   for arrival, tokens, _ in served:
-    assert tokens[0] == transformers_serving.greedy(rounded, arrival.tokens, 1)
+    assert tokens[0] == greedy(rounded, arrival.tokens, 1)
 
 
 def test_a_pass_that_fails_is_said_and_the_settings_come_back(
