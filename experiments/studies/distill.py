@@ -115,8 +115,10 @@ def _publish(settings: settings_lib.Distill) -> None:
         size,
         len(of_seed),
         f'{statistics.mean(list(of_seed.values())):.4f}',
-        _difference(of_seed, losses['full']),
-        _difference(of_seed, losses['top_k']),
+        *(
+          '' if arm == other else statistics.difference(of_seed, losses[other])
+          for other in ('full', 'top_k')
+        ),
       )
     )
   teacher = _last(pathlib.Path(distill.TEACHER))
@@ -142,14 +144,6 @@ def _losses(settings: settings_lib.Distill, arm: str) -> dict[int, float]:
 def _last(workdir: pathlib.Path) -> float:
   """Returns the held-out loss of a run's last evaluation."""
   return run_results.summarize(metrics.read(workdir))[_MEASURE]
-
-
-def _difference(arm: Mapping[int, float], other: Mapping[int, float]) -> str:
-  if arm is other:
-    return ''
-  found = statistics.difference(arm, other)
-  low, high = found.mean - found.half_width, found.mean + found.half_width
-  return f'{found.mean:+.4f} ({low:+.4f} … {high:+.4f})'
 
 
 def _verdicts(losses: Mapping[str, Mapping[int, float]]) -> list[str]:

@@ -310,7 +310,7 @@ def half_width(values: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """An arm minus its baseline, over the seeds that both have."""
+  """An arm minus its baseline, over the seeds that both have; prints itself."""
 
   mean: float  # Mean of the differences.
   # Half the width of the 95 % t-interval around the mean; NaN for fewer than
@@ -318,6 +318,26 @@ class Difference:
   half_width: float
   baseline: float  # Mean of the baseline over the same seeds.
   seeds: int  # Number of seeds.
+
+  def __str__(self) -> str:
+    return self._show(1.0, '+.4f')
+
+  @property
+  def relative(self) -> str:
+    """The difference in % of the baseline, with its interval."""
+    return self._show(100 / self.baseline, '+.2f', ' %')
+
+  def _show(self, scale: float, form: str, unit: str = '') -> str:
+    """Returns mean and interval; the mean alone where there is one seed."""
+    middle, half = scale * self.mean, abs(scale) * self.half_width
+    if math.isnan(middle):
+      return '–'
+    if math.isnan(half):
+      return f'{middle:{form}}{unit}'
+    return (
+      f'{middle:{form}}{unit} ({middle - half:{form}}{unit} …'
+      f' {middle + half:{form}}{unit})'
+    )
 
 
 def difference(

@@ -10,7 +10,7 @@ import pytest
 from experiments.configs import preference
 from experiments.configs import sft
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.experiments.studies.ablation import plan
+from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
@@ -103,7 +103,7 @@ def test_a_student_speaks_as_its_teacher(folders, tmp_path):
   wanted = speech_of(folders / 'folder')
   assert speech_of(tmp_path / 'student') == wanted
   # So does a run that begins with it.
-  run = plan.resolve(f'{tmp_path}/student/config.py', [])
+  run = ablate.resolve(f'{tmp_path}/student/config.py', [])
   assert run.data.chat_template == str(tmp_path / 'student')
   assert conversations.format_of(run).digest == wanted[0]
   described = load.describe(tmp_path / 'student')

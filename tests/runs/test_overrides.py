@@ -12,7 +12,7 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.experiments import configs
-from kaiju_jax.experiments.studies.ablation import plan
+from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
@@ -291,10 +291,10 @@ def test_overrides_of_arms(tmp_path, arms, override, message):
     [f'--config.{override}'],
   )
   if not message:
-    assert len(plan.commands(*arguments)) == 4
+    assert len(ablate.commands(*arguments)) == 4
     return
   with pytest.raises(ValueError, match=message):
-    plan.commands(*arguments)
+    ablate.commands(*arguments)
   assert not (tmp_path / 'out').exists()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
-from kaiju_jax.experiments.studies.ablation import plan
+from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import pool
@@ -53,7 +53,7 @@ def start(teacher):
 
 def test_the_folder_has_the_config_of_a_run_that_begins_with_it(start):
   """As `experiments.train` reads it, with nothing beside."""
-  one = plan.resolve(f'{start}/config.py', ['--config.loop.steps=100'])
+  one = ablate.resolve(f'{start}/config.py', ['--config.loop.steps=100'])
   held = load.from_anywhere(start)
   assert one.model == held.config
   assert one.begin_with == str(start) and one.data.length == 64
@@ -61,7 +61,7 @@ def test_the_folder_has_the_config_of_a_run_that_begins_with_it(start):
   params = begin.params(one, one.begin_with, mesh_lib.single())
   jax.tree.map(np.testing.assert_array_equal, params, held.params)
   with pytest.raises(ValueError, match="arm='int8': must be 'align', or none"):
-    plan.resolve(f'{start}/config.py:int8', [])
+    ablate.resolve(f'{start}/config.py:int8', [])
 
 
 def test_a_students_tokenizer_is_the_one_in_its_folder(start, tmp_path):
@@ -70,7 +70,7 @@ def test_a_students_tokenizer_is_the_one_in_its_folder(start, tmp_path):
   (tmp_path / 'tokenizer.json').write_bytes(
     (start / 'tokenizer.json').read_bytes()
   )
-  one = plan.resolve(f'{tmp_path}/config.py', ['--config.begin_with='])
+  one = ablate.resolve(f'{tmp_path}/config.py', ['--config.begin_with='])
   assert one.data.tokenizer == str(tmp_path / 'tokenizer.json')
   assert one.model == student_config()
 
@@ -229,7 +229,7 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
   )
   assert 'fitted to 1,0' in said and said.count('of keys and values lost') == 1
   assert 'chosen: G0 L1 L1 G3' in said
-  one = plan.resolve(f'{out}/config.py', [])
+  one = ablate.resolve(f'{out}/config.py', [])
   assert one.data.path == str(texts) and one.model.qk_norm == 'head'
   assert (one.model.window, one.model.num_kv_heads) == (4, 1)
   assert one.model.feedforward == 'swiglu'
@@ -281,7 +281,7 @@ def test_what_is_no_teacher_is_refused(teacher, start, tmp_path):
 )
 def test_an_alignment_that_cannot_begin_is_refused(start, arguments, message):
   with pytest.raises(ValueError, match=message):
-    plan.resolve(f'{start}/config.py:align', arguments)
+    ablate.resolve(f'{start}/config.py:align', arguments)
 
 
 def test_another_teacher_than_the_configs_is_refused(start, tmp_path):
@@ -291,7 +291,7 @@ def test_another_teacher_than_the_configs_is_refused(start, tmp_path):
     ('layout', 'G0 G1 G1', 'G0 G1 G2'),
     ('num_kv_heads', '2', '4'),
   ):
-    one = plan.resolve(config, [f'{field}.{name}={given}'])
+    one = ablate.resolve(config, [f'{field}.{name}={given}'])
     with pytest.raises(ValueError, match=f'{name}=.*: must be .?{is_right}'):
       begin.read_teacher(one, tmp_path / 'run', mesh_lib.single())
 
@@ -311,7 +311,7 @@ def test_attention_is_aligned_by_a_run_that_resumes(start, tmp_path):
     'loop.checkpoint_every': 3,
     'optimizer.learning_rate': 1e-2,
   }
-  one = plan.resolve(
+  one = ablate.resolve(
     f'{start}/config.py:align', [f'--config.{k}={v}' for k, v in fields.items()]
   )
   programs = {}
@@ -350,7 +350,7 @@ def test_a_run_trains_from_an_import(tmp_path):
 
 
 def test_a_start_names_the_teacher_that_it_was_made_of(start, tmp_path):
-  one = plan.resolve(f'{start}/config.py:align', [])
+  one = ablate.resolve(f'{start}/config.py:align', [])
   workdir = tmp_path / 'run'
   workdir.mkdir()
   begin.read_teacher(one, workdir, mesh_lib.single())

@@ -13,7 +13,7 @@ from kaiju_jax.data import documents
 from kaiju_jax.data import loader
 from kaiju_jax.data import mix_file
 from kaiju_jax.data import packing
-from kaiju_jax.experiments.studies.ablation import plan
+from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
@@ -258,5 +258,5 @@ def test_an_ablations_runs_have_the_sources_of_a_mix_json(folder, tmp_path):
   sources = _experiment(folder).data.sources
   mix_file.write(tmp_path / 'mix.json', sources, {})
   argument = f'--config.data.mix={tmp_path / "mix.json"}'
-  found = plan.resolve('experiments/configs/tiny.py:f32', [argument])
+  found = ablate.resolve('experiments/configs/tiny.py:f32', [argument])
   assert found.data.sources == sources and found.data.mix == ''

@@ -1,19 +1,225 @@
-"""Runs the arms of a config on several seeds, and writes one report."""
+"""Runs the arms of a config on several seeds, and writes one report.
 
+Every run is checked, with overrides applied, before the first one starts.
+"""
+
+from collections.abc import Collection
 from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import pathlib
+import shlex
 import sys
+import types
+
+from absl import flags
+from ml_collections import config_flags
 
 from kaiju_jax.experiments.studies import settings as settings_lib
-from kaiju_jax.experiments.studies.ablation import plan
 from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.reporting import figures
-from kaiju_jax.runs import flags
+from kaiju_jax.runs import configs
+from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
+from kaiju_jax.runs import overrides as overrides_lib
+from kaiju_jax.runs import pool
+from kaiju_jax.runs import start
+from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import fit
 from kaiju_jax.training import progress
+from kaiju_jax.training import workdir as workdir_lib
 
 _TRAIN = 'experiments.train'
+
+
+def load(path: str) -> types.ModuleType:
+  """Returns the config module of a name or a path.
+
+  Raises:
+    ValueError: there is no such file, or the file has no ARMS.
+  """
+  path = configs.config_path(path)
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'--config={path}: no such file.')
+  spec = importlib.util.spec_from_file_location('ablated_config', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not getattr(module, 'ARMS', None):
+    raise ValueError(
+      f'--config={path}: has no ARMS. An ablation needs the names that its'
+      " get_config takes, as ARMS = ('bf16', 'int8')."
+    )
+  return module
+
+
+def baselines(
+  arms: Sequence[str] | dict[str, str],
+  chosen: Sequence[str] | None = None,
+  baseline: str | None = None,
+) -> dict[str, str]:
+  """Returns {arm: its baseline} of the chosen arms, in their order.
+
+  Raises:
+    ValueError: the config has no such arm or baseline, or no arm is named.
+  """
+  if chosen is not None and not chosen:
+    raise ValueError(f'--arms=: must name some of {", ".join(arms)}.')
+  if not isinstance(arms, dict):
+    arms = dict.fromkeys(arms, arms[0])
+  for flag, names in (
+    ('arms', chosen or ()),
+    ('baseline', [baseline] if baseline else arms.values()),
+  ):
+    for name in names:
+      if name not in arms:
+        raise ValueError(f'--{flag}={name}: must be one of {", ".join(arms)}.')
+  return {arm: baseline or arms[arm] for arm in chosen or arms}
+
+
+def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
+  """Returns the experiment of 'NAME:ARM' with '--config.FIELD=VALUE' applied.
+
+  Raises:
+    OSError, ValueError: an unknown or ill-typed field, an experiment that
+      cannot run, or one that leaves no record.
+  """
+  argv = ['ablate', f'--config={configs.config_path(config)}', *arguments]
+  configs.check_fields(argv)
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  try:
+    values(argv)
+  except (flags.Error, AttributeError, KeyError) as error:
+    # str() of a KeyError is in quotes.
+    raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
+  experiment = start.resolve(values.config)
+  train.check(experiment)
+  steps = batch_schedule.schedule_of(experiment).steps
+  if experiment.loop.log_every > steps:
+    raise ValueError(
+      f'loop.log_every={experiment.loop.log_every}: must be at most'
+      f' loop.steps={steps}, or no loss is left to compare.'
+    )
+  return experiment
+
+
+def commands(
+  config: str,
+  arms: Sequence[str],
+  seeds: Sequence[int],
+  root: pathlib.Path,
+  overrides: Sequence[str] = (),
+  module: str = _TRAIN,
+  mesh: sharding_config.MeshConfig | None = None,
+) -> dict[pool.Command, grid.Job]:
+  """Returns what trains each run, every arm's first seed before any second one.
+
+  With a mesh, each run spreads over its devices.
+
+  Raises:
+    OSError, ValueError: a bad override, arms that are the same experiment, or a
+      workdir that holds another one.
+  """
+  for override in overrides:
+    if not override.startswith('--config.') or '=' not in override:
+      raise ValueError(
+        f'{override}: is no flag of ablate, and no --config.FIELD=VALUE.'
+      )
+    if override.startswith('--config.seed='):
+      raise ValueError(f'{override}: --seeds lists the seeds.')
+  split = (one.removeprefix('--config.').partition('=') for one in overrides)
+  values = {name: value for name, _, value in split}
+  planned = {}
+  for seed in seeds:
+    found = {}
+    for arm in arms:
+      arguments = (f'--config.seed={seed}', *overrides)
+      workdir = root / arm / f'seed{seed}'
+      experiment = found[arm] = resolve(f'{config}:{arm}', arguments)
+      workdir_lib.check(workdir, experiment)
+      if mesh is not None:
+        fit.check(experiment, mesh)
+      words = (
+        sys.executable,
+        '-m',
+        module,
+        f'--config={config}:{arm}',
+        *arguments,
+        *([] if mesh is None else [f'--fsdp={mesh.fsdp}']),
+        *([] if mesh is None else [f'--tensor={mesh.tensor}']),
+        f'--workdir={workdir}',
+      )
+      job = grid.Job(arm, experiment, workdir)
+      planned[pool.Command(job.name, words, job.log)] = job
+    overrides_lib.check_arms(found, values)
+  return planned
+
+
+def find_others(
+  config: str,
+  root: pathlib.Path,
+  overrides: Sequence[str],
+  planned: Collection[grid.Job],
+) -> list[tuple[pool.Command, grid.Job, str]]:
+  """Returns the runs that a folder holds beside the planned ones.
+
+  Each comes with the command that last trained it, without words if unknown,
+  and with the names of its fields that this command would set otherwise, '' for
+  none: only such a run may be compared with the planned ones.
+  """
+  known = {job.folder for job in planned}
+  found = []
+  for folder in sorted(root.glob('*/seed*')):
+    seed = folder.name.removeprefix('seed')
+    if folder in known or not seed.isdecimal():
+      continue
+    try:
+      held = workdir_lib.load_experiment(folder)
+    except (OSError, ValueError):
+      continue  # No run, or one that only an earlier version could read.
+    job = grid.Job(folder.parent.name, held, folder)
+    try:
+      arguments = (f'--config.seed={seed}', *overrides)
+      ours = strict.dump(resolve(f'{config}:{job.arm}', arguments))
+      apart = ', '.join(strict.differences(ours, strict.dump(held)))
+    except (OSError, ValueError):
+      apart = 'arm'
+    command = pool.Command(job.name, _read_command(folder), job.log)
+    found.append((command, job, apart))
+  return found
+
+
+def _read_command(folder: pathlib.Path) -> tuple[str, ...]:
+  """Returns the command that last trained in a workdir, () if unknown."""
+  file = folder / 'environment.json'
+  described = files.read_json(file) if file.is_file() else {}
+  return tuple(described.get('command', ()))
+
+
+def check_data(jobs: Sequence[grid.Job]) -> None:
+  """Reads the data of all runs once, so that no run starts with unusable ones.
+
+  Raises:
+    OSError, ValueError: as `tasks.registry.Task.load`.
+  """
+  import jax
+
+  # An accelerator's memory is the runs' own.
+  jax.config.update('jax_platforms', 'cpu')
+  read = set()
+  for job in jobs:
+    experiment = dataclasses.replace(job.experiment, seed=0)
+    data = experiment.data, experiment.objective, experiment.init
+    key = repr((*data, experiment.model.vocab_size))
+    if key not in read:
+      tasks.task_of(experiment).load(experiment)
+      read.add(key)
 
 
 def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
@@ -27,18 +233,15 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
     OSError, ValueError: something cannot be read or written, or is wrong.
   """
   figures.require_figures()
-  config, root = settings.config, flags.folder('out', settings.out)
-  module = plan.load(config)
-  compared = plan.baselines(module.ARMS, settings.arms, settings.baseline)
+  config, root = settings.config, flags_lib.folder('out', settings.out)
+  module = load(config)
+  compared = baselines(module.ARMS, settings.arms, settings.baseline)
   arms = tuple(dict.fromkeys([*compared, *compared.values()]))
-  planned = plan.commands(
-    config,
-    arms,
-    settings.seeds,
-    root,
-    overrides,
-    settings.module,
-    _mesh(settings),
+  mesh = None
+  if settings.fsdp is not None or settings.tensor is not None:
+    mesh = sharding_config.MeshConfig(settings.fsdp or 1, settings.tensor or 1)
+  planned = commands(
+    config, arms, settings.seeds, root, overrides, settings.module, mesh
   )
   missing = {
     command: [job]
@@ -46,7 +249,7 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
     if not job.is_trained and job.diverged is None
   }
   if settings.module == _TRAIN and len(missing) > 1:
-    plan.check_data([job for [job] in missing.values()])
+    check_data([job for [job] in missing.values()])
   files.make_folder(root)
   console = progress.stdout()
   console.print(
@@ -60,7 +263,7 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
   ]
   others = [
     report.Outcome(job, _status(job, apart), command.words)
-    for command, job, apart in plan.find_others(
+    for command, job, apart in find_others(
       config, root, overrides, planned.values()
     )
   ]
@@ -76,7 +279,7 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
         key=lambda one: arms.index(one.arm) if one.arm in arms else len(arms),
       )
     ],
-    baselines=plan.baselines(module.ARMS, None, settings.baseline) | compared,
+    baselines=baselines(module.ARMS, None, settings.baseline) | compared,
   )
   console.print(f'Report: {page}', highlight=False, soft_wrap=True)
   return 0 if all(one.status == 'finished' for one in outcomes) else 1
@@ -88,9 +291,3 @@ def _status(job: grid.Job, apart: str = '') -> str:
   if job.diverged is not None:
     status = grid.describe_divergence(job.diverged)
   return f'{status}, with another {apart}' if apart else status
-
-
-def _mesh(settings: settings_lib.Ablate) -> sharding_config.MeshConfig | None:
-  if settings.fsdp is None and settings.tensor is None:
-    return None
-  return sharding_config.MeshConfig(settings.fsdp or 1, settings.tensor or 1)

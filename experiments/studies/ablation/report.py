@@ -149,10 +149,8 @@ def _comparison(
       [
         *row,
         f'{baseline} ({d.seeds})',
-        _interval(d.mean, d.half_width, _format_signed),
-        _interval(d.mean / d.baseline, d.half_width / abs(d.baseline), _percent)
-        if d.baseline
-        else '',
+        d,
+        d.relative if d.baseline else '',
       ]
     )
   columns = (
@@ -164,25 +162,6 @@ def _comparison(
 
 def _number(value: float) -> str:
   return f'{value:.4f}' if math.isfinite(value) else 'not finite'
-
-
-def _format_signed(value: float) -> str:
-  return f'{value:+.4f}'
-
-
-def _percent(value: float) -> str:
-  return f'{100 * value:+.2f} %'
-
-
-def _interval(middle: float, half_width: float, show) -> str:
-  if math.isnan(middle):
-    return '–'
-  if math.isnan(half_width):
-    return show(middle)
-  return (
-    f'{show(middle)} ({show(middle - half_width)} …'
-    f' {show(middle + half_width)})'
-  )
 
 
 def _run_table(root, runs, records) -> report.Table:

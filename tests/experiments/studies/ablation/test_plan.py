@@ -2,7 +2,7 @@
 
 import pytest
 
-from kaiju_jax.experiments.studies.ablation import plan
+from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.training import workdir
 
 CONFIG = """
@@ -26,7 +26,7 @@ def config(tmp_path):
 
 
 def planned(config, root, seeds=(0, 1), overrides=(), **settings):
-  return plan.commands(
+  return ablate.commands(
     config, ('plain', 'better'), seeds, root, overrides, **settings
   )
 
@@ -66,7 +66,7 @@ def test_a_root_of_other_experiments_is_refused(config, tmp_path):
 
 
 def test_no_rotary_on_global_layers_can_be_typed(config):
-  experiment = plan.resolve(
+  experiment = ablate.resolve(
     f'{config}:plain',
     ['--config.model.rope_global=0', '--config.model.rope_local=500'],
   )
@@ -87,18 +87,18 @@ def test_a_config_without_arms_is_refused(tmp_path, source, message):
   if source is not None:
     path.write_text(source)
   with pytest.raises(ValueError, match=message):
-    plan.load(str(path))
+    ablate.load(str(path))
 
 
 def test_baselines():
-  assert plan.baselines(('a', 'b', 'c')) == {
+  assert ablate.baselines(('a', 'b', 'c')) == {
     'a': 'a',
     'b': 'a',
     'c': 'a',
   }
   each = {'a': 'a', 'b': 'a', 'fast a': 'fast a', 'fast b': 'fast a'}
-  assert plan.baselines(each) == each
-  assert plan.baselines(each, ['fast b']) == {'fast b': 'fast a'}
-  assert plan.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
+  assert ablate.baselines(each) == each
+  assert ablate.baselines(each, ['fast b']) == {'fast b': 'fast a'}
+  assert ablate.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
   with pytest.raises(ValueError, match='--baseline=z'):
-    plan.baselines({'a': 'z'})
+    ablate.baselines({'a': 'z'})
