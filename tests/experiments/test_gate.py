@@ -27,7 +27,7 @@ def models(tmp_path):
   fields['max_position_embeddings'] = 512
   folder = family_folders.write(tmp_path / 'folder', fields)
   (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
-  (folder / 'chat_template.jinja').write_text(shapes._CHATML)
+  (folder / 'chat_template.jinja').write_text(shapes.TEMPLATES['chatml'])
   talk = dataclasses.asdict(small_models.conversation())
   files.write_json_lines(tmp_path / 'golden.jsonl', [talk])
   return tmp_path

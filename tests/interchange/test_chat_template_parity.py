@@ -1,14 +1,9 @@
 """Prompts of chat templates are those of `transformers`, token for token."""
 
-import json
 import random
 
 import pytest
 
-from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.interchange.templates import folder as folder_lib
-from kaiju_jax.interchange.templates import rendering
-from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import families
 from tests.interchange.templates import shapes
 
@@ -40,21 +35,12 @@ del CASES['channels']
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_prompts_are_theirs(name, tmp_path, monkeypatch):
-  monkeypatch.setattr(rendering, 'run', sandbox.render)
+def test_prompts_are_theirs(name, tmp_path):
   template, make, more = CASES[name]
-  (tmp_path / 'tokenizer.json').write_text(make())
-  settings = {
-    'tokenizer_class': 'PreTrainedTokenizerFast',
-    'bos_token': '<s>',
-    'eos_token': '</s>',
-    'chat_template': template,
-    **more,
-  }
-  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  more = {'tokenizer_class': 'PreTrainedTokenizerFast', **more}
+  shapes.write_folder(tmp_path, make(), chat_template=template, **more)
   theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-  tokenizer = tokenizer_lib.load(str(tmp_path / 'tokenizer.json'))
-  found = folder_lib.read(tmp_path, tokenizer)
+  found, _ = shapes.read_folder(tmp_path, now=None)
   rng, compared = random.Random(0), 0
   for number in range(16):
     chat = [('system', 'Be kind.')] * (number % 2)

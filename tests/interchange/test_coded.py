@@ -1,7 +1,5 @@
 """Codes that an import keeps are those of the folder, or are refused."""
 
-import json
-
 import jax
 import ml_dtypes
 import numpy as np
@@ -31,10 +29,8 @@ def folder(tmp_path_factory):
     for name, x in family_folders.tensors_of(fields).items()
   }
   found = family_folders.write(root / 'in', fields, tensors)
-  (found / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+  shapes.write_folder(found)
   (found / 'chat_template.jinja').write_text(shapes.TEMPLATES['turns'])
-  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
-  (found / 'tokenizer_config.json').write_text(json.dumps(settings))
   (found / 'generation_config.json').write_text('{"temperature": 0.5}')
   return found
 

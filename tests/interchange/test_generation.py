@@ -11,9 +11,8 @@ from tests.interchange.templates import shapes
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
-  path = tmp_path_factory.mktemp('tokenizer') / 'tokenizer.json'
-  path.write_text(shapes.byte_tokenizer())
-  return tokenizer_lib.load(str(path))
+  path = shapes.write_folder(tmp_path_factory.mktemp('tokenizer'))
+  return tokenizer_lib.load(str(path / 'tokenizer.json'))
 
 
 def _write(folder, found, **others):

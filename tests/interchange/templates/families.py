@@ -45,7 +45,7 @@ _BARS = ('<|system|>', '<|user|>', '<|assistant|>', '<|end|>')
 _ROLES = ('<|role_sep|>', '<|message_sep|>')
 
 
-def _chatml(before: str = '', opening: str = r"'<|im_start|>assistant\n'"):
+def chatml(before: str = '', opening: str = r"'<|im_start|>assistant\n'"):
   return (
     before
     + '{% for m in messages %}'
@@ -57,6 +57,7 @@ def _chatml(before: str = '', opening: str = r"'<|im_start|>assistant\n'"):
   )
 
 
+CHATML = chatml()
 # A system text is refused; marks are plain text.
 MISTRAL = (
   '{{ bos_token }}{% for m in messages %}'
@@ -131,7 +132,21 @@ GEMMA = (
   r"{{ '<start_of_turn>' + role + '\n' + m.content | trim + '<end_of_turn>\n'}}"
   '{% endfor %}' + _OPEN + r"'<start_of_turn>model\n'" + _CLOSE
 )
-# A system text opens the first user turn, and both are trimmed as one.
+# A system text opens the first user turn.
+GEMMA3 = (
+  '{{ bos_token }}'
+  + _SPLIT
+  + '{% for m in rest %}'
+  + _ALTERNATE
+  + r"{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role)"
+  r" + '\n' }}"
+  r"{% if loop.first and system %}{{ system + '\n\n' }}{% endif %}"
+  r"{{ m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+  + _OPEN
+  + r"'<start_of_turn>model\n'"
+  + _CLOSE
+)
+# The same, trimmed with the first user text as one.
 GEMMA3_TRIMMED = (
   '{{ bos_token }}'
   + _SPLIT
@@ -255,6 +270,23 @@ QWEN3 = (
   r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
   '{% if enable_thinking is defined and enable_thinking is false %}'
   r"{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+# A reply's opening has an empty thought, which the history has not.
+THINKING = (
+  '{% set ns = namespace(last=0) %}'
+  '{% for m in messages %}'
+  "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+  '{% endfor %}'
+  '{% for m in messages %}'
+  "{{ '<|im_start|>' ~ m.role ~ '\n' }}"
+  "{% if m.role == 'assistant' and loop.index0 > ns.last %}"
+  "{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+  "{{ m.content ~ '<|im_end|>\n' }}"
+  '{% endfor %}'
+  '{% if add_generation_prompt %}'
+  "{{ '<|im_start|>assistant\n' }}"
+  "{% if not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+  '{% endif %}'
 )
 # All system texts are collected at the beginning; a reply begins to reason.
 DEEPSEEK = (
@@ -407,16 +439,16 @@ ROUNDS = (
   '{% endif %}{% endfor %}'
 )
 # Only the last messages count.
-FORGETS = _chatml().replace('in messages %', 'in messages[-6:] %')
+FORGETS = chatml().replace('in messages %', 'in messages[-6:] %')
 # A reply that is not the last is cut.
-TRUNCATES = _chatml().replace(
+TRUNCATES = chatml().replace(
   'm.content',
   '(m.content | truncate(99, leeway=0) if not loop.last else m.content)',
 )
 # Whatever follows is counted first.
-COUNTS = '{{ messages | length }} messages\n' + _chatml()
+COUNTS = '{{ messages | length }} messages\n' + chatml()
 # A text that asks for something gets it.
-REMINDS = _chatml().replace(
+REMINDS = chatml().replace(
   "'<|im_end|>",
   "(' Be brief.' if m.content.endswith('!brief') else '') + '<|im_end|>",
 )
@@ -432,6 +464,7 @@ CHANNELS = (
 )
 
 FAMILIES = {
+  'chatml': Family(CHATML, _CHATML),
   'mistral': Family(MISTRAL),
   'mistral_spaced': Family(MISTRAL_SPACED),
   'mistral_last': Family(MISTRAL_LAST, ('[INST]', '[/INST]')),
@@ -442,6 +475,7 @@ FAMILIES = {
   'phi3': Family(PHI3, _BARS),
   'phi35': Family(PHI35, _BARS),
   'gemma': Family(GEMMA, _TURNS),
+  'gemma3': Family(GEMMA3, _TURNS),
   'gemma3_trimmed': Family(GEMMA3_TRIMMED, _TURNS),
   'llama2': Family(LLAMA2),
   'gigachat': Family(GIGACHAT, _ROLES),
@@ -451,6 +485,7 @@ FAMILIES = {
   'smollm3': Family(SMOLLM3, _CHATML, ('<think>', '</think>')),
   'qwen25': Family(QWEN25, _CHATML),
   'qwen3': Family(QWEN3, _CHATML, ('<think>', '</think>')),
+  'thinking': Family(THINKING, _CHATML, ('<think>', '</think>')),
   'deepseek': Family(
     DEEPSEEK, ('<｜User｜>', '<｜Assistant｜>'), ('<think>', '</think>')
   ),

@@ -1,8 +1,4 @@
-"""Chat templates of the shapes that open models have, and small tokenizers.
-
-The templates are ours: each has the structure of a family's template, and none
-of its sentences.
-"""
+"""Chat templates of each structure that open models have; small tokenizers."""
 
 import datetime
 import functools
@@ -10,6 +6,7 @@ import json
 import random
 
 import jinja2.sandbox
+import pytest
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -18,114 +15,23 @@ from tokenizers import pre_tokenizers
 from tokenizers import processors
 from tokenizers import trainers
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.interchange.templates import rendering
 from kaiju_jax.interchange.templates import sandbox
+from tests.interchange.templates import families
 
 NOW = datetime.datetime(2026, 5, 4)
-_CHATML = (
-  '{% for m in messages %}'
-  "{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}"
-  '{% endfor %}'
-  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# A system text that is there if the chat brings none.
-_DEFAULT = (
-  "{% if messages[0].role != 'system' %}"
-  "{{ '<|im_start|>system\nBe useful.<|im_end|>\n' }}{% endif %}"
-)
-_ALTERNATES = (
-  "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-  "{{ raise_exception('roles must alternate') }}{% endif %}"
-)
-_SYSTEM_APART = (
-  "{% set first = '' %}{% set rest = messages %}"
-  "{% if messages[0].role == 'system' %}"
-  '{% set first = messages[0].content %}{% set rest = messages[1:] %}'
-  '{% endif %}'
-)
-# No system role: its text opens the first user turn.
-_TURNS = (
-  '{{ bos_token }}'
-  + _SYSTEM_APART
-  + '{% for m in rest %}'
-  + _ALTERNATES
-  + "{{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role)"
-  " ~ '\n' }}"
-  "{% if loop.first and first %}{{ first ~ '\n\n' }}{% endif %}"
-  "{{ (m.content | trim) ~ '<end_of_turn>\n' }}"
-  '{% endfor %}'
-  "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-# A system text stands before the last user text, and marks are no tokens.
-_LAST = (
-  '{{ bos_token }}'
-  + _SYSTEM_APART
-  + '{% for m in rest %}'
-  + _ALTERNATES
-  + "{% if m.role == 'user' %}"
-  "{{ '[INST] ' ~ ((first ~ '\n\n') if loop.last and first else '')"
-  " ~ m.content ~ ' [/INST]' }}"
-  "{% else %}{{ ' ' ~ (m.content | trim) ~ eos_token }}{% endif %}"
-  '{% endfor %}'
-)
-# Texts of one role are stripped in one place only.
-_SYS = (
-  _SYSTEM_APART
-  + '{% for m in rest %}'
-  + _ALTERNATES
-  + "{% set text = ('<<SYS>>\n' ~ first ~ '\n<</SYS>>\n\n' ~ m.content)"
-  ' if loop.first and first else m.content %}'
-  "{% if m.role == 'user' %}"
-  "{{ bos_token ~ '[INST] ' ~ text.strip() ~ ' [/INST]' }}"
-  "{% else %}{{ ' ' ~ text.strip() ~ ' ' ~ eos_token }}{% endif %}"
-  '{% endfor %}'
-)
-# A clock, and a system turn in each chat.
-_HEADERS = (
-  '{{ bos_token }}'
-  + _SYSTEM_APART
-  + "{{ '<|start_header_id|>system<|end_header_id|>\n\nToday is '"
-  " ~ strftime_now('%d %b %Y') ~ '.\n\n' ~ (first | trim) ~ '<|eot_id|>' }}"
-  '{% for m in rest %}'
-  "{{ '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>\n\n'"
-  " ~ (m.content | trim) ~ '<|eot_id|>' }}"
-  '{% endfor %}'
-  '{% if add_generation_prompt %}'
-  "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-# A reply's opening has an empty thought, which the history has not.
-_THINKING = (
-  '{% set ns = namespace(last=0) %}'
-  '{% for m in messages %}'
-  "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
-  '{% endfor %}'
-  '{% for m in messages %}'
-  "{{ '<|im_start|>' ~ m.role ~ '\n' }}"
-  "{% if m.role == 'assistant' and loop.index0 > ns.last %}"
-  "{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-  "{{ m.content ~ '<|im_end|>\n' }}"
-  '{% endfor %}'
-  '{% if add_generation_prompt %}'
-  "{{ '<|im_start|>assistant\n' }}"
-  "{% if not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-  '{% endif %}'
-)
-# The marks of roles are text; only the end is a token.
-_BARS = (
-  '{% for m in messages %}'
-  "{{ '<|' ~ m.role ~ '|>\n' ~ m.content ~ eos_token ~ '\n' }}"
-  '{% endfor %}'
-  "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-)
+# One of each structure; `families.py` has all.
 TEMPLATES = {
-  'chatml': _CHATML,
-  'default': _DEFAULT + _CHATML,
-  'turns': _TURNS,
-  'last': _LAST,
-  'sys': _SYS,
-  'headers': _HEADERS,
-  'thinking': _THINKING,
-  'bars': _BARS,
+  'chatml': families.CHATML,
+  'default': families.QWEN25,
+  'turns': families.GEMMA3,
+  'last': families.MISTRAL_LAST,
+  'sys': families.LLAMA2,
+  'headers': families.LLAMA3,
+  'thinking': families.THINKING,
+  'bars': families.ZEPHYR,
 }
 VARIABLES = {'bos_token': '<s>', 'eos_token': '</s>', 'enable_thinking': False}
 _SPECIAL = (
@@ -134,6 +40,25 @@ _SPECIAL = (
   *('<|start_header_id|>', '<|end_header_id|>'),
 )
 _ADDED = ('<think>', '</think>')
+
+
+def write_folder(path, tokenizer: str = '', **settings):
+  """Writes a tokenizer and its settings at `path`, and returns the path."""
+  path.mkdir(parents=True, exist_ok=True)
+  (path / 'tokenizer.json').write_text(tokenizer or byte_tokenizer())
+  settings = {'bos_token': '<s>', 'eos_token': '</s>', **settings}
+  (path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return path
+
+
+def read_folder(
+  path, template: str | None = None, now=NOW, keeps: bool = False
+):
+  """Returns a folder's chat format, and its tokenizer; starts no process."""
+  tokenizer = tokenizer_lib.load(str(path / 'tokenizer.json'))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(rendering, 'run', sandbox.render)
+    return folder_lib.read(path, tokenizer, template, now, keeps), tokenizer
 
 
 def oracle(template: str, variables=VARIABLES):

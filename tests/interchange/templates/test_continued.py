@@ -1,17 +1,11 @@
 """A reply that goes on, in the format of a folder's chat template."""
 
-import json
-
 import numpy as np
 import pytest
 import tokenizers
 
 from kaiju_jax.characters.prompts import continued
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.interchange.templates import folder as folder_lib
-from kaiju_jax.interchange.templates import rendering
-from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import shapes
 
 NAMES = 'chatml', 'turns', 'last', 'thinking'
@@ -26,19 +20,11 @@ TEXTS = 'Well', 'The rain the', ' So ', 'Hello \n\n', 'a\n\nb', 'Grüße'
 @pytest.fixture(scope='module')
 def formats(tmp_path_factory):
   """Returns the formats of `NAMES`."""
-  path = tmp_path_factory.mktemp('folder')
-  (path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
-  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
-  (path / 'tokenizer_config.json').write_text(json.dumps(settings))
-  tokenizer = tokenizer_lib.load(str(path / 'tokenizer.json'))
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(rendering, 'run', sandbox.render)
-    return {
-      name: folder_lib.read(
-        path, tokenizer, shapes.TEMPLATES[name], shapes.NOW
-      ).format
-      for name in NAMES
-    }
+  path = shapes.write_folder(tmp_path_factory.mktemp('folder'))
+  return {
+    name: shapes.read_folder(path, shapes.TEMPLATES[name])[0].format
+    for name in NAMES
+  }
 
 
 def render(name, talk, text):

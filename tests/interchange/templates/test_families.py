@@ -5,7 +5,6 @@ texts with spaces at their ends, and texts that spell control tokens or words
 that the template looks for.
 """
 
-import json
 import random
 
 import numpy as np
@@ -14,12 +13,8 @@ import tokenizers
 
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
-from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
-from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
-from kaiju_jax.interchange.templates import rendering
-from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import families
 from tests.interchange.templates import shapes
 
@@ -70,20 +65,16 @@ def draw_text(rng, strange):
 def found(tmp_path_factory):
   """Returns the chats of all families, and their tokenizers."""
   made = {}
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(rendering, 'run', sandbox.render)
-    for name, family in FAMILIES.items():
-      path = tmp_path_factory.mktemp(name)
-      content = shapes.with_tokens(
-        shapes.byte_tokenizer(), family.tokens, family.added
-      )
-      (path / 'tokenizer.json').write_text(content)
-      settings = {'bos_token': '<s>', 'eos_token': '</s>', **family.settings}
-      settings['chat_template'] = family.template
-      (path / 'tokenizer_config.json').write_text(json.dumps(settings))
-      tokenizer = tokenizer_lib.load(str(path / 'tokenizer.json'))
-      read = folder_lib.read(path, tokenizer, now=shapes.NOW)
-      made[name] = read, tokenizers.Tokenizer.from_str(content)
+  for name, family in FAMILIES.items():
+    content = shapes.with_tokens(
+      shapes.byte_tokenizer(), family.tokens, family.added
+    )
+    settings = {'chat_template': family.template, **family.settings}
+    path = shapes.write_folder(
+      tmp_path_factory.mktemp(name), content, **settings
+    )
+    read, _ = shapes.read_folder(path)
+    made[name] = read, tokenizers.Tokenizer.from_str(content)
   return made
 
 

@@ -9,11 +9,7 @@ import tokenizers
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
-from kaiju_jax.interchange.templates import rendering
-from kaiju_jax.interchange.templates import sandbox
 from tests.interchange.templates import shapes
 
 TOKENIZERS = {
@@ -28,40 +24,29 @@ HOSTILE = (
 
 
 def _write(path, template, tokenizer, **generation):
-  path.mkdir(parents=True, exist_ok=True)
-  (path / 'tokenizer.json').write_text(tokenizer)
-  (path / 'tokenizer_config.json').write_text(
-    json.dumps(
-      {
-        'bos_token': '<s>',
-        'eos_token': {'content': '</s>'},
-        'chat_template': [
-          {'name': 'tool_use', 'template': 'no'},
-          {'name': 'default', 'template': template},
-        ],
-      }
-    )
-  )
+  templates = [
+    {'name': 'tool_use', 'template': 'no'},
+    {'name': 'default', 'template': template},
+  ]
+  end = {'content': '</s>'}
+  shapes.write_folder(path, tokenizer, eos_token=end, chat_template=templates)
   if generation:
     (path / 'generation_config.json').write_text(json.dumps(generation))
   return path
 
 
-def _read(path):
-  tokenizer = tokenizer_lib.load(str(path / 'tokenizer.json'))
-  return folder_lib.read(path, tokenizer, now=shapes.NOW)
+def _read(path, now=shapes.NOW):
+  return shapes.read_folder(path, now=now)[0]
 
 
 @pytest.fixture(scope='module')
 def chats(tmp_path_factory):
   root = tmp_path_factory.mktemp('chats')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(rendering, 'run', sandbox.render)
-    yield {
-      (kind, name): _read(_write(root / f'{kind}_{name}', template, make()))
-      for kind, name in CASES
-      for make, template in [(TOKENIZERS[kind], shapes.TEMPLATES[name])]
-    }
+  return {
+    (kind, name): _read(_write(root / f'{kind}_{name}', template, make()))
+    for kind, name in CASES
+    for make, template in [(TOKENIZERS[kind], shapes.TEMPLATES[name])]
+  }
 
 
 # With bytes, `test_families` holds more of them.
@@ -169,8 +154,7 @@ def test_the_clock_is_named_and_the_digest_follows_it(chats, tmp_path):
   path = _write(
     tmp_path / 'a', shapes.TEMPLATES['headers'], shapes.byte_tokenizer()
   )
-  tokenizer = tokenizer_lib.load(str(path / 'tokenizer.json'))
-  other = folder_lib.read(path, tokenizer, now=shapes.NOW.replace(day=5))
+  other = _read(path, shapes.NOW.replace(day=5))
   digest = chats['bytes', 'headers'].format.digest
   assert digest and other.format.digest != digest
   digests = {one.format.digest for one in chats.values()}

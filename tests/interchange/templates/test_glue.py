@@ -1,13 +1,8 @@
 """Glue of templates: what stands between messages, for all chats."""
 
-import itertools
-import random
-
 import pytest
 
-from kaiju_jax.data import chat
 from kaiju_jax.interchange.templates import glue as glue_lib
-from kaiju_jax.interchange.templates import rendering
 from tests.interchange.templates import shapes
 
 
@@ -21,41 +16,6 @@ def glues():
 
 def _notes(glues, name):
   return ' '.join(glues[name].adaptations)
-
-
-@pytest.mark.parametrize('name', shapes.TEMPLATES)
-def test_alternating_chats_are_the_template_s_own(glues, name):
-  glue = glues[name]
-  render = shapes.render_here(shapes.TEMPLATES[name])
-  for turns, has_system in itertools.product(range(4), (False, True)):
-    if name == 'last' and has_system and turns:
-      continue
-    messages = [('system', 'Be brief.')] * has_system
-    messages += [('user', 'one\n two'), ('assistant', 'three')] * turns
-    messages += [('user', 'é "four"?')]
-    (text,) = render([rendering.Chat(tuple(messages))])
-    if name == 'thinking':
-      text = text.replace(
-        'assistant\nthree', 'assistant\n<think>\n\n</think>\n\nthree'
-      )
-    assert glue.write(messages) == text
-
-
-@pytest.mark.parametrize('name', shapes.TEMPLATES)
-def test_all_chats_have_a_text_that_grows(glues, name):
-  glue, rng = glues[name], random.Random(0)
-  for _ in range(50):
-    messages = [
-      (rng.choice(chat.ROLES), f'text{number}') for number in range(7)
-    ]
-    before = ''
-    for count in range(8):
-      written = glue.write(messages[:count])
-      assert all(text in written for _, text in messages[:count])
-      if count and messages[count - 1][0] == 'assistant':
-        text = messages[count - 1][1]
-        assert written.startswith((before + text, before + ' ' + text))
-      before = written
 
 
 def test_what_is_adapted_is_named(glues):
@@ -90,8 +50,10 @@ def test_what_a_template_takes_in_most_chats_is_not_adapted(glues):
 
 def test_a_default_system_text_goes_where_the_chat_has_one(glues):
   glue = glues['default']
-  assert 'Be useful.' in glue.write([('user', 'a')])
-  assert 'Be useful.' not in glue.write([('system', 'Be.'), ('user', 'a')])
+  assert 'You are a model.' in glue.write([('user', 'a')])
+  assert 'You are a model.' not in glue.write(
+    [('system', 'Be.'), ('user', 'a')]
+  )
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.interchange.templates import folder as folder_lib
-from kaiju_jax.interchange.templates import rendering
-from kaiju_jax.interchange.templates import sandbox
+from tests.interchange.templates import families
 from tests.interchange.templates import shapes
 
 # The opening of a reply always begins a thought, which the history has not.
-ALWAYS = shapes.TEMPLATES['chatml'].replace(
-  '<|im_start|>assistant\n', '<|im_start|>assistant\n<think>\n'
-)
+ALWAYS = families.chatml(opening=r"'<|im_start|>assistant\n<think>\n'")
 # A system text says in which mode the model is.
 TOLD = (
   "{{ '<|im_start|>system\nMode: ' ~ ('think' if enable_thinking else 'no')"
@@ -23,17 +18,10 @@ TOLD = (
 
 
 @pytest.fixture
-def read(tmp_path, monkeypatch):
-  monkeypatch.setattr(rendering, 'run', sandbox.render)
-
+def read(tmp_path):
   def read(template, keeps=False):
-    (tmp_path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
-    settings = {'bos_token': '<s>', 'eos_token': '</s>'}
-    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
-    tokenizer = tokenizer_lib.load(str(tmp_path / 'tokenizer.json'))
-    return folder_lib.read(
-      tmp_path, tokenizer, template, shapes.NOW, keeps
-    ), tokenizer
+    path = shapes.write_folder(tmp_path)
+    return shapes.read_folder(path, template, keeps=keeps)
 
   return read
 
