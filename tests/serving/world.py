@@ -1,62 +1,34 @@
 """An engine without a model for the server's tests: each text is known."""
 
 from collections.abc import Callable
-import types
-from unittest import mock
+import time
 
 import numpy as np
 
-from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import compiled
-from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from tests.decoding import fake_device
+from tests.decoding import fake_engine
 
-PAGE, WINDOW, CHUNK = 4, 6, 16
-NAMES = 'marked', 'other'
+PAGE, CHUNK, NAMES = fake_engine.PAGE, fake_engine.CHUNK, fake_engine.NAMES
+WINDOW = 6
 _END = 3  # Of a message, with bytes.
 
 
-class Engine(engine_lib.Engine):
+class Engine(fake_engine.Engine):
   """An engine over `fake_device`, whose rounds may take time, or fail.
 
-  Args:
-    rows: sequences at once.
-    length: tokens of a row.
-    bad: of so many texts one draws nothing.
-    pages: of the global pool.
-    is_judged: whether there is a head, of the dimensions `NAMES`.
-    alternatives: most of a request, `fake_device.likeliest`.
-    **options: of the engine.
+  `pages` are those of the global pool; `options` are of `fake_engine.Engine`.
 
   Attributes:
     before_round: called before each round.
   """
 
-  def __init__(
-    self,
-    tokenizer=None,
-    rows=4,
-    length=64,
-    bad=None,
-    pages=160,
-    is_judged=False,
-    alternatives=0,
-    **options,
-  ):
-    pools = fake_device.pools(length, PAGE, WINDOW, (pages, pages // 2))
-    decoder = fake_device.Decoder(pools, rows, length)
-    rounds = fake_device.Rounds(decoder, CHUNK, bad, is_judged)
-    rounds.alternatives = options['alternatives'] = alternatives
-    judge = types.SimpleNamespace(names=NAMES, params={}, version=b'1')
-    judge.check = lambda: None  # Nobody replaces its model.
-    with (
-      mock.patch.object(compiled, 'Rounds', lambda *_, **__: rounds),
-      mock.patch.object(judge_lib, 'Judge', lambda *_: judge),
-    ):
-      head = judge if is_judged else None
-      super().__init__(decoder, tokenizer, chunk=CHUNK, head=head, **options)
+  def __init__(self, tokenizer=None, rows=4, pages=160, **options):
+    options = {'window': WINDOW, 'clock': time.monotonic} | options
+    counts = pages, pages // 2
+    super().__init__(tokenizer, rows, counts=counts, **options)
     self.before_round = lambda: None
 
   def advance(self):
@@ -131,9 +103,3 @@ def request(seed=0, prompt=5, count=12, **options) -> request_lib.Request:
     sampling.Sampling(seed=seed),
     **options,
   )
-
-
-def nothing_is_left(engine) -> bool:
-  """Returns whether all rows and pages are free, once points are dropped."""
-  is_idle = engine.is_idle and engine.recorder.is_idle
-  return is_idle and fake_device.is_empty(engine.decoder)

@@ -363,12 +363,15 @@ class Engine:
       if self.decoder.length_of(one.row) == one.length:
         phase = phases.Phase.DRAWING if one.draws else phases.Phase.SEARCHING
         one.enter(phase)
-    for place, one in enumerate(prompts):
+    for one in prompts:
       if self.decoder.length_of(one.row) in one.record_lengths:
         self._record(one)
-      if one.phase is phases.Phase.SEARCHING:
-        with self._requeued_on_error(one):
-          self._searches.begin(one, self.rounds.last_BLD, place)
+    begins = [x for x in prompts if x.phase is phases.Phase.SEARCHING]
+    for at, one in enumerate(begins):
+      # None of those that follow has a search yet, either.
+      with self._requeued_on_error(*begins[at:]):
+        place = prompts.index(one)
+        self._searches.begin(one, self.rounds.last_BLD, place)
 
   @contextlib.contextmanager
   def _requeued_on_error(self, *several: sequence_lib.Sequence):

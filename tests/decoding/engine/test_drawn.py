@@ -19,6 +19,7 @@ from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.decoding.requests import stop
+from tests.decoding import fake_engine
 from tests.decoding import toys
 from tests.decoding.engine import judged_model
 from tests.serving import world
@@ -264,7 +265,7 @@ def test_a_begun_text_is_admitted_and_waits_without_a_deadline():
     engine.advance()
   assert [x.reason for x in (running, waits, one)] == ['length'] * 3
   assert len(one.events) == begun.max_tokens - 1
-  assert world.nothing_is_left(engine)
+  assert fake_engine.nothing_is_left(engine)
 
 
 def test_a_reader_is_not_taken_for_one_of_tokens_that_came_before():

@@ -5,11 +5,12 @@ its text was split into calls and whatever was resumed. So any life of sequences
 is held against each request's run alone, in an engine that reuses nothing.
 """
 
+import collections
 import functools
-import itertools
-import random
 from unittest import mock
 
+from hypothesis import stateful
+from hypothesis import strategies
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from tests.decoding import phase_table
+from tests.decoding import fake_engine
+from tests.decoding import machines
 from tests.decoding import toys
+from tests.decoding.engine import lives
 
 Request, Sampling = request_lib.Request, sampling.Sampling
 ROWS, LENGTH, PAGE, CHUNK = 4, 48, 4, 8
@@ -163,119 +166,60 @@ def requests():
           seed=number,
           repetition_penalty=1.0 + number % 2,
         ),
-        scores_prompt=number == 5,
+        scores_prompt=number in (2, 5),
         shared=len(character),
       )
     )
   return found
 
 
-class Life:
-  """Submits, cancels and evicts at random, and compares what comes out."""
+PACES = None, None, pacing.Pace(1, 2)
 
-  def __init__(self, alone, rng, ahead):
-    self.alone, self.rng = alone, rng
-    self.distinct = requests()
-    self.wanted = [alone.result(one()) for one in self.distinct]
-    self.engine = alone.engine(ahead=ahead)
-    self.open, self.turns, self.cut = [], {}, []
-    self.compared = self.reused = self.parked = 0
-    park = self.engine._park
 
-    def counted(one):
-      self.parked += 1
-      park(one)
+class Life(lives.Life):
+  """Requests that begin alike, in few pages; each was run alone before."""
 
-    self.engine._park = counted
+  def __init__(self, alone, distinct, seen):
+    super().__init__(seen)
+    self.alone, self.distinct, self.numbers = alone, distinct, {}
 
-  def submit(self):
-    """Candidates of one prompt, or the next turn of a conversation."""
-    rng, number = self.rng, self.rng.randrange(len(self.distinct))
+  @stateful.initialize(
+    ahead=lives.flags,
+    pace=strategies.sampled_from(PACES),
+    patience=strategies.sampled_from([0.0, 1e9]),
+  )
+  def start(self, ahead, pace, patience):
+    clock = fake_engine.Clock(0.01)
+    self.watch(self.alone.engine(ahead=ahead, pace=pace, clock=clock), patience)
+
+  def draw_request(self, rng):
+    number = rng.randrange(len(self.distinct))
     owner = rng.choice(['', 'a', 'b'])
     fields = {'owner': owner, 'priority': rng.choice([0, 0, 1, 2])}
-    if owner and number not in self.turns:
+    if owner and rng.random() < 0.5:
       fields['conversation'] = owner, number
-    for _ in range(rng.choice([1, 1, 2])):
-      one = self.engine.submit(self.distinct[number](**fields))
-      self.open.append((number, one))
+    return self.distinct[number](**fields)
 
-  def step(self):
-    rng = self.rng
-    if rng.random() < 0.5 and len(self.open) < 9:
-      self.submit()
-    if rng.random() < 0.05 and self.open:
-      self.engine.cancel(rng.choice(self.open)[1])
-    if rng.random() < 0.1:
-      self.alone.decoder.account.tree.evict()
-    self.engine.advance()
-    self.compare()
+  def find_expected(self, one):
+    wanted = self.alone.result(one.request)
+    return wanted.tokens.tolist(), wanted.reason
 
-  def compare(self):
-    assert phase_table.is_consistent(self.engine, [x[1] for x in self.open])
-    for number, one in self.open:
-      if one.reason == 'cancelled':
-        found, wanted = one.result(), self.wanted[number]
-        count = len(found.tokens)
-        assert found.tokens.tolist() == wanted.tokens[:count].tolist()
-      elif one.reason is not None:
-        assert is_same(one.result(), self.wanted[number])
-        self.compared += 1
-        self.reused += one.reused
-    self.open = [x for x in self.open if x[1].reason is None]
+  def check_ended(self, one):
+    if one.reason == 'length':
+      assert is_same(one.result(), self.alone.result(one.request))
 
 
-def lived(alone, steps, seed, ahead):
-  life = Life(alone, random.Random(seed), ahead)
-  evicted = alone.decoder.account.tree.evicted
-  for _ in range(steps):
-    life.step()
-  while life.open:
-    life.engine.advance()
-    life.compare()
-  assert life.compared > steps // 5
-  assert life.reused > 5 * life.compared and life.parked > steps // 50
-  assert alone.decoder.account.tree.evicted > evicted + steps // 5
-  assert life.engine.is_idle and not len(life.engine._inflight)
-
-
-@pytest.mark.parametrize('ahead', [False, True])
-def test_any_life_of_sequences_has_the_bits_of_each_alone(alone, ahead):
-  lived(alone, 100, 5 + ahead, ahead)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('ahead', [False, True])
-@pytest.mark.parametrize('seed', range(20, 24))
-def test_many_lives_of_sequences_have_the_bits_of_each_alone(
-  alone, seed, ahead
-):
-  lived(alone, 500, seed, ahead)
-
-
-@pytest.mark.parametrize('ahead', [False, True])
-def test_what_sits_out_for_others_has_the_bits_of_each_alone(alone, ahead):
-  distinct = [Request(text(30, n), 12, Sampling(seed=n)) for n in range(6)]
-  wanted = [alone.result(one) for one in distinct]
-  ticks, pace = itertools.count(), pacing.Pace(1, 2)
-  engine = alone.engine(ahead=ahead, pace=pace, clock=lambda: next(ticks) / 100)
-  plan, sat_out = engine.state.plan, []
-
-  def noted(*now):
-    found = plan(*now)
-    drawing = [x.number for x in engine.state.running.values() if x.is_drawing]
-    sat_out.extend(x for x in drawing if found.prefill and x not in found.draw)
-    return found
-
-  engine.state.plan = noted
-  opened = []
-  while len(opened) < len(distinct) or not engine.is_idle:
-    going = [one for one in opened if one.reason is None]
-    is_next = len(going) < 3 and all(len(one.events) > 2 for one in going)
-    if len(opened) < len(distinct) and is_next:
-      opened.append(engine.submit(distinct[len(opened)]))
-    engine.advance()
-  assert all(map(is_same, (one.result() for one in opened), wanted))
-  assert len(sat_out) > 10
+@pytest.mark.parametrize('count', [4, pytest.param(80, marks=pytest.mark.slow)])
+def test_any_life_of_sequences_has_the_bits_of_each_alone(alone, count):
+  distinct, seen = requests(), collections.Counter()
+  for one in distinct:
+    alone.result(one())
+  stateful.run_state_machine_as_test(
+    functools.partial(Life, alone, distinct, seen),
+    settings=machines.quick(Life, count, 8).settings,
+  )
+  assert min(seen[x] for x in ('parked', 'evicted', 'sat out')) > 0
+  assert seen['reused'] > 4 * seen['ended'] > 200
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -357,35 +301,6 @@ def _conversation(engine):
   from kaiju_jax.decoding.engine import generator
 
   return generator.Dialogue(engine, LENGTH)
-
-
-@pytest.mark.parametrize('scores', [False, True])
-def test_what_is_parked_goes_on_with_the_same_text(alone, scores):
-  lows = [
-    Request(text(17, seed), 12, Sampling(seed=seed), scores_prompt=scores)
-    for seed in range(ROWS)
-  ]
-  high = Request(text(19, 40), 6, Sampling(seed=3), priority=1)
-  wanted = [alone.result(one) for one in (*lows, high)]
-  engine = alone.engine()
-  # Fewer fit into the pages, so that only these have rows.
-  several = [engine.submit(one) for one in lows[:3]]
-  for _ in range(7 + 4 * scores):
-    engine.advance()
-  began = [one for one in several if one.row is not None]
-  assert began and all(one.reason is None for one in began)
-  last = engine.submit(high)
-  engine.advance()
-  engine.advance()
-  assert last.row is not None
-  parked = [one for one in began if one.row is None]
-  assert parked
-  # Nothing of its text is left: it runs again, what it had drawn too.
-  while alone.decoder.account.tree.evict():
-    pass
-  ended(engine, *several, last)
-  for one, result in zip((*several, last), (*wanted[:3], wanted[-1])):
-    assert is_same(one.result(), result)
 
 
 @pytest.mark.parametrize('ahead', [False, True])

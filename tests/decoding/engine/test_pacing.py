@@ -2,21 +2,16 @@
 
 import collections
 import itertools
-import random
 
 import pytest
 
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.engine import schedule
-from kaiju_jax.decoding.requests import request as request_lib
-from tests.decoding import fake_device
-from tests.decoding.engine import lives
+from tests.decoding import fake_engine
 from tests.decoding.engine import schedules
 
-make, moves = lives.make, lives.moves  # Fixtures.
-
 PACE = pacing.Pace(8, 30)
-make_request = lives.make_request
+make_request = fake_engine.make_request
 
 
 def running(number, left=0, **fields):
@@ -72,7 +67,7 @@ class Times:
   """Runs an engine of rounds that take time; notes when each token came.
 
   Args:
-    engine: with a clock of `test_engine_lives`.
+    engine: with a clock of `fake_engine`.
     seconds: of each round.
   """
 
@@ -113,7 +108,7 @@ def run_beside_a_prompt(
     rows=3,
     length=4096,
     counts=(3200, 12),
-    clock=lives.Clock(),
+    clock=fake_engine.Clock(),
     ahead=ahead,
     pace=pace,
   )
@@ -178,7 +173,7 @@ def test_a_stream_below_its_pace_never_sits_out(make, ahead):
 def test_alone_a_stream_is_as_fast_as_without_a_pace(make, ahead):
   counts = []
   for pace in PACE, None:
-    clock = lives.Clock()
+    clock = fake_engine.Clock()
     engine = make(clock=clock, ahead=ahead, pace=pace)
     one, rounds = engine.submit(make_request(5, 40)), 0
     while one.reason is None:
@@ -187,67 +182,3 @@ def test_alone_a_stream_is_as_fast_as_without_a_pace(make, ahead):
       rounds += 1
     counts.append(rounds)
   assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize('ahead', [False, True])
-@pytest.mark.parametrize('pace', [PACE, pacing.Pace(1, 2)])
-def test_lives_end_alike_with_a_pace(make, ahead, pace):
-  """Texts, deadlines, stops and cancelled ones, as without."""
-  rng, clock = random.Random(3), lives.Clock()
-  engine = make(rows=4, counts=(60, 24), ahead=ahead, clock=clock, pace=pace)
-  plan, sat_out = engine.state.plan, 0
-
-  def counted(*now):
-    nonlocal sat_out
-    found = plan(*now)
-    assert plan(*now) == found
-    drawing = sum(one.is_drawing for one in engine.state.running.values())
-    sat_out += found.draw == () and drawing > 0
-    return found
-
-  engine.state.plan = counted
-  open_, done = [], collections.Counter()
-  for number in range(400):
-    if rng.random() < 0.25:
-      stop = rng.sample(range(251), 8) if rng.random() < 0.3 else ()
-      deadline = 0.2 if rng.random() < 0.3 else None
-      open_.append(
-        engine.submit(
-          make_request(
-            rng.choice([3, 5, 40]),
-            rng.choice([4, 20]),
-            number,
-            stop_tokens=stop,
-            deadline=deadline,
-          )
-        )
-      )
-    if open_ and rng.random() < 0.03:
-      engine.cancel(rng.choice(open_))
-    engine.advance()
-    clock.now += 0.01
-    for one in open_:
-      if one.reason is not None:
-        done[one.reason] += 1
-        assert matches(one)
-    open_ = [one for one in open_ if one.reason is None]
-  rounds = 0
-  while open_:
-    engine.advance()
-    clock.now += 0.01
-    open_ = [one for one in open_ if one.reason is None]
-    rounds += 1
-    assert rounds < 2000
-  assert sat_out > 5 and done['length'] > 20
-  assert min(done[x] for x in ('stop_token', 'cancelled', 'error')) > 0
-
-
-def matches(one):
-  """Returns whether an ended sequence has the text that a lone one has."""
-  tokens, reason = fake_device.expected(one.request)
-  found = one.result()
-  if found.reason == 'error':
-    return isinstance(found.error, request_lib.Late) and not len(found.tokens)
-  if found.reason == 'cancelled':
-    return found.tokens.tolist() == tokens[: len(found.tokens)]
-  return (found.tokens.tolist(), found.reason) == (tokens, reason)

@@ -13,6 +13,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from tests.decoding import fake_device
+from tests.decoding import fake_engine
 from tests.serving import trivial
 from tests.serving import world
 
@@ -104,7 +105,7 @@ def test_a_thousand_streams_dropped_at_random_tokens_leave_nothing(make):
   async def main():
     for begin in range(0, 1000, 50):
       await asyncio.gather(*map(reader, range(begin, begin + 50)))
-    return await worker.call(lambda: world.nothing_is_left(worker.engine))
+    return await worker.call(lambda: fake_engine.nothing_is_left(worker.engine))
 
   assert run(main())
   assert not worker._streams
