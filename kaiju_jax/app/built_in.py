@@ -1,7 +1,4 @@
-"""Publishes the built-in characters in a server's store when it starts.
-
-It also decides by which digest the store knows the model's tokenizer.
-"""
+"""Publishes the built-in characters in a server's store when it starts."""
 
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
@@ -16,11 +13,10 @@ def digest(
   tokenizer: tokenizer_lib.Tokenizer,
   written: chat.Format,
 ) -> str:
-  """Returns the digest of a tokenizer and a format, as prefixes are stored.
+  """Returns the digest of a tokenizer and a format that stored prefixes have.
 
-  A store whose built-in characters have the digest of what the tokenizer does,
-  as all had before files were hashed, keeps it, because it is part of the
-  stored characters and of the texts in the cache.
+  It hashes the tokenizer's file. An older store's characters have a hash of the
+  tokenizer's behaviour instead, and keep it, because cached texts have it too.
   """
   found = tokenizer_lib.digest(tokenizer) + written.digest
   held = {
@@ -40,9 +36,9 @@ def publish(
   """Publishes the built-in characters that a model has room for.
 
   Args:
-    store: the server's store.
+    store: the server's.
     written: the model's chat format.
-    digest: that of the format.
+    digest: as `digest` returns it.
     length: tokens of a prompt and its reply.
   """
   for fields in builtin.CHARACTERS:

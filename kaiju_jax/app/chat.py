@@ -37,13 +37,11 @@ def ready(
   """Returns a workdir with a trained model; trains the model if necessary.
 
   A workdir that already holds a run keeps its own experiment, so that a model
-  of an older version is served unchanged. A line on stderr shows the progress
-  and the time left. After any end of the process, the next call continues from
-  the last whole checkpoint.
+  of an older version is served unchanged.
 
   Args:
-    experiment: the experiment of a new workdir. If its tokenizer is a file that
-      does not exist, this function trains one on dialogues.
+    experiment: of a new workdir. If its tokenizer is a file that does not
+      exist, one is trained on dialogues.
     workdir: the folder of the run; created if it does not exist.
     say: prints a line for the user who waits.
 
@@ -78,15 +76,9 @@ def ready(
 def _split(
   experiment: experiment_lib.Experiment,
 ) -> sharding_config.MeshConfig | None:
-  """Returns the mesh that splits a batch between two cores of a CPU.
-
-  XLA computes most of such small a step on one core. So each of two cores
-  becomes a device with half of the rows.
-
-  Returns:
-    None if there is one core, if the rows do not divide by two, or if JAX has
-    begun already with other devices.
-  """
+  """Returns the mesh that splits a batch between two cores; None if unable."""
+  # XLA computes most of such a small step on one core. So each of two cores
+  # becomes a device with half of the rows.
   mesh = sharding_config.MeshConfig(fsdp=2)
   try:
     fit.check(experiment, mesh)

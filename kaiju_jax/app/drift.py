@@ -1,4 +1,4 @@
-"""Makes a candidate model of a server's checkpoint of limits."""
+"""Exports a candidate model with the limits of a server's drift checkpoint."""
 
 import datetime
 import pathlib
@@ -20,7 +20,7 @@ class Candidate(NamedTuple):
   origin: str  # The checkpoint, in words.
   # The ratios of new and old limits: least, median, largest.
   moved: tuple[float, float, float]
-  digest: str  # Of the weights, by which its points have a root of their own.
+  digest: str  # Of the weights.
 
 
 def make_candidate(

@@ -36,11 +36,11 @@ _LOG = logging.getLogger(__name__)
 PREFIX = 'kaiju-'
 # What `main` exits with where a setting is wrong.
 REFUSED = 3
-# Seconds until the first replica answers, for a try of each, and between two
-# looks at which there are.
-_FIRST, _EACH, _LOOK = 600.0, 0.2, 2.0
-# Seconds for which the others are waited for (our guess). Without them an
-# ingress that starts again would move their conversations to the first one.
+# Seconds to wait for the first replica, for each try of one, and between polls
+# for new ones.
+_FIRST, _EACH, _POLL = 600.0, 0.2, 2.0
+# Seconds to wait for the other replicas (our guess). Without them an ingress
+# that starts again would move their conversations to the first one.
 _OTHERS = 3.0
 
 
@@ -72,7 +72,7 @@ class _Found:
     Raises:
       ValueError: there is none, or none has answered in time.
     """
-    self._look()
+    self._poll()
     if not self._remotes:
       raise ValueError('--replicas=0: no replica runs in this Ray; start some.')
     first = self._wait_for_one(time.monotonic() + seconds)
@@ -99,8 +99,7 @@ class _Found:
   def start(self, rollouts: rollouts_lib.Rollouts) -> None:
     """Keeps the router's replicas those of Ray; call it in its loop.
 
-    Args:
-      rollouts: warm those that come later, before they serve.
+    `rollouts` warm later replicas before they serve.
     """
     self._bring = rollouts.add
     loop = asyncio.get_running_loop()
@@ -109,15 +108,15 @@ class _Found:
     self._thread.start()
 
   def stop(self) -> None:
-    """Looks no more, and leaves all replicas."""
+    """Stops polling, and leaves all replicas."""
     self._stopping.set()
     if self._thread.is_alive():
       self._thread.join()
     for remote in self._remotes.values():
       remote.stop()
 
-  def _look(self) -> None:
-    """Reaches for new replicas, and leaves those that are gone."""
+  def _poll(self) -> None:
+    """Connects to new replicas, and leaves those that are gone."""
     names = self._ray.list(PREFIX)
     for name in names:
       if name not in self._remotes:
@@ -143,9 +142,9 @@ class _Found:
         self._call(functools.partial(self._bring, remote))
 
   def _run(self) -> None:
-    while not self._stopping.wait(_LOOK):
+    while not self._stopping.wait(_POLL):
       try:
-        self._look()
+        self._poll()
         self._add()
       except Exception as error:
         # The replicas that it had may answer all the same.
@@ -213,7 +212,7 @@ def main(
   settings: settings_lib.Settings,
   listener: socket.socket,
 ) -> None:
-  """Is the process of an ingress that `serve_ray` starts; number 0 prints."""
+  """Runs an ingress in a process of its own; number 0 prints."""
   threading.Thread(target=_follow_parent, daemon=True).start()
   say = _say if number == 0 else _say_nothing
   if settings.metrics_port:

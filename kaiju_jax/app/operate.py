@@ -23,7 +23,7 @@ _TIMEOUT = 300.0
 
 
 class Refused(RuntimeError):
-  """An error: the server did not do it; says why."""
+  """The server refused a command; says why."""
 
 
 def load_key(folder: str) -> str:
@@ -50,15 +50,7 @@ CHANGES = (
 
 
 class Server:
-  """A server on this machine.
-
-  Args:
-    port: of its metrics.
-    key: its operator's.
-
-  Attributes:
-    port: the same.
-  """
+  """A server on this machine, by the port of its metrics."""
 
   def __init__(self, port: int, key: str):
     self.port, self._key = port, key
@@ -121,7 +113,7 @@ def change(servers: Sequence[Server], command: Callable[[Server], Any]) -> None:
 
 
 def describe(state: Mapping[str, Any]) -> list[Any]:
-  """Returns the lines and the table, for `report.show`, of what is served."""
+  """Returns lines and a table, for a report, about what is served."""
   gate = state['gate']
   lines = [f'gate    {gate["mode"]}']
   for name in 'served', 'before':

@@ -56,7 +56,7 @@ from kaiju_jax.serving.routing import engines as engines_lib
 class Beside(NamedTuple):
   """What is served beside a model's weights."""
 
-  tokenizer: tokenizer_lib.Tokenizer  # The model's.
+  tokenizer: tokenizer_lib.Tokenizer
   defaults: defaults_lib.Defaults  # Of the model's folder.
   head: judge.Head | None  # The token-level head; None for none.
 
@@ -66,9 +66,7 @@ def load_model(
 ) -> load.Loaded:
   """Returns the model that the settings name.
 
-  Args:
-    settings: the server's.
-    accepted: unknown fields of its config.json that may pass.
+  `accepted` are unknown fields of its config.json that may pass.
 
   Raises:
     OSError, ValueError: as `load.from_anywhere` and `load.attach_adapters`.
@@ -120,10 +118,7 @@ def assemble(
 ) -> context_lib.Context:
   """Returns the parts of a server, with a compiled and running engine.
 
-  Args:
-    loaded: the model.
-    settings: the server's settings.
-    say: prints a message for the user who waits.
+  Messages for the user who waits go to `say`.
 
   Raises:
     OSError: a folder or a file cannot be read or written.
@@ -162,25 +157,21 @@ def assemble_around(
   engine: engine_lib.Engine,
   tokenizer: tokenizer_lib.Tokenizer,
   settings: settings_lib.Settings,
-  origin: str = '',
-  head: judge.Head | None = None,
 ) -> context_lib.Context:
-  """Returns the parts of a server around a given engine, and starts it.
+  """Returns the parts of a server around an engine without a head; starts it.
 
   Args:
     engine: an idle, warm engine that nothing else uses.
-    tokenizer: the tokenizer of its model.
-    settings: the server's settings; those of the engine are ignored.
-    origin: a description of the model's source.
-    head: the token-level head that the engine runs.
+    tokenizer: of its model.
+    settings: the server's; those of the engine are ignored.
 
   Raises:
-    OSError, ValueError: see `assemble`.
+    OSError, ValueError: as `assemble`.
   """
-  opened = server_folder.open_parts(settings, head)
+  opened = server_folder.open_parts(settings, None)
   defaults = defaults_lib.Defaults(chat_format.format_of(tokenizer))
-  beside = Beside(tokenizer, defaults, head)
-  return _assemble(engine, beside, settings, origin, opened)
+  beside = Beside(tokenizer, defaults, None)
+  return _assemble(engine, beside, settings, '', opened)
 
 
 def _assemble(
@@ -192,7 +183,7 @@ def _assemble(
   weights: str = '',
   say: Callable[[str], None] = print,
 ) -> context_lib.Context:
-  """Does what `assemble_around` does, with parts that are already open."""
+  """Returns the parts of a server around an engine, and starts it."""
   working = worker_lib.Worker(engine, on_compiled=memory.trim)
   made = assemble_over(
     working,
@@ -234,7 +225,8 @@ def assemble_over(
     config: of their model.
     length: tokens of a prompt and its reply that their rows hold.
     beside: of the model.
-    settings, origin: as in `assemble_around`.
+    settings: the server's.
+    origin: a description of the model's source.
     opened: the parts that were checked before the engines were made.
     weights: digest of the model's weights and config.
 
@@ -289,7 +281,7 @@ def run(
 
   Args:
     context: the parts from `assemble`; closed at the end.
-    settings: the settings given to `assemble`.
+    settings: those given to `assemble`.
     say: prints a message for the user.
     listener, on_start: as in `server.Server`.
 

@@ -35,14 +35,14 @@ from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routing import ray_local
 from kaiju_jax.storage import files
 
-# Seconds between two looks at signals, for an ingress beyond its grace, and
-# after which its end counts as a fault of its start (our guesses).
-_LOOK, _BEYOND, _STARTED = 0.5, 15.0, 10.0
+# Seconds between polls for signals; that an ingress may take beyond its grace;
+# and within which its end counts as a fault of its start (our guesses).
+_POLL, _BEYOND, _STARTED = 0.5, 15.0, 10.0
 _TRIES = 3
 
 
 def check(settings: settings_lib.Settings) -> None:
-  """Refuses what cannot work, before anything starts.
+  """Refuses settings that cannot work, before anything starts.
 
   Raises:
     ImportError: ray is not installed.
@@ -186,7 +186,7 @@ class _Ingresses:
       for number in range(self._settings.ingresses):
         self._start(number)
       while not self._stopping.is_set():
-        connection.wait([x.sentinel for x in self._processes.values()], _LOOK)
+        connection.wait([x.sentinel for x in self._processes.values()], _POLL)
         for number, process in list(self._processes.items()):
           if not process.is_alive() and not self._stopping.is_set():
             self._replace(number, process)

@@ -1,7 +1,6 @@
-"""Opens what lies in a server's folder: the store, the tokens and the keys.
+"""Opens the parts of a server's folder: the store, the tokens and the keys.
 
-A server and the export of its feedback (`feedback.py`) read the same folder.
-Redis holds characters and conversations elsewhere; tokens and keys stay here.
+A Redis holds characters and conversations elsewhere; tokens and keys stay here.
 """
 
 from collections.abc import Callable
@@ -68,7 +67,7 @@ def open_points(
 
   Args:
     folder: the server's.
-    most: the bytes of all pages.
+    most: bytes of all pages.
     place: the replica's name, if the server has several.
 
   Raises:
@@ -84,12 +83,7 @@ def open_points(
 
 
 def open_drift(folder: pathlib.Path) -> 'watch.Folder':
-  """Returns the folder of a server's checkpoints of limits.
-
-  Raises:
-    OSError: it cannot be made.
-    ValueError: the server's key is damaged.
-  """
+  """Returns the folder of a server's drift checkpoints; as `open_points`."""
   from kaiju_jax.serving.drift import watch
 
   return watch.Folder(folder / DRIFT, load_key(folder))
@@ -115,7 +109,7 @@ def read_key(folder: pathlib.Path) -> bytes:
   """Returns the key that a server of the folder has drawn.
 
   Raises:
-    FileNotFoundError: there is none, so that it is no server's folder.
+    FileNotFoundError: there is none.
     OSError: it cannot be read.
     ValueError: others may read it, or it has another size.
   """
@@ -176,7 +170,7 @@ def open_access(
     host: the address that it listens on.
     is_open: whether requests of this machine need no key.
     asks_token: whether requests on loopback need a token, too.
-    age: the age of this machine's user.
+    age: of this machine's user.
 
   Raises:
     OSError: a file cannot be read or written.
@@ -208,14 +202,14 @@ def record_agreement(
   agrees: bool,
   say: Callable[[str], None],
 ) -> None:
-  """Records what a server's flags say of its own user's feedback.
+  """Records whether a server's own user agrees to the export of feedback.
+
+  An earlier decision of the user, such as a withdrawal on the page, stays.
 
   Args:
-    store: the server's.
-    access: the server's rules of access.
-    age: the age of this machine's user.
-    agrees: whether this user's conversations may be exported. An earlier word
-      of this user, such as a withdrawal on the page, stays.
+    store, access: the server's.
+    age: of this machine's user.
+    agrees: whether this user's conversations may be exported.
     say: prints a message for the user.
 
   Raises:

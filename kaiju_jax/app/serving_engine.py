@@ -1,4 +1,4 @@
-"""Makes the engine of a server, and what saves its points."""
+"""Makes a server's engine, and what saves its points and watches its drift."""
 
 from collections.abc import Callable
 import pathlib
@@ -77,7 +77,7 @@ def restore_points(
   say: Callable[[str], None],
   place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Returns what saves a worker's points, which it has taken back.
+  """Restores a worker's points; returns what saves them, None for nothing.
 
   Args:
     worker: not running yet.
@@ -86,9 +86,6 @@ def restore_points(
     tokenizer, weights: digests of both; without the latter nothing is saved.
     say: prints a message for the user.
     place: the replica's name, if the server has several.
-
-  Returns:
-    What saves the points, once it is started; None for nothing.
 
   Raises:
     OSError: the folder cannot be made or read.
@@ -121,7 +118,6 @@ def save_points(
   copies.warm()
   tokens = auth.Tokens(folder / auth.FILE)
   root = saving_lib.digest_root(engine, copies, weights, tokenizer)
-
   return saved_points.SavedPoints(
     worker,
     saving_lib.Saving(engine, root, copies),
@@ -137,13 +133,13 @@ def watch_drift(
   weights: str,
   show: Callable[[float | None, float | None, bool], None],
 ) -> watch.DriftWatch | None:
-  """Returns what watches a worker's traffic; None where nothing does.
+  """Returns what watches a worker's traffic; None if the settings say so.
 
   Args:
     worker: not running yet.
     settings: the server's.
     weights: digest of the model.
-    show: see `watch.DriftWatch`.
+    show: as in `watch.DriftWatch`.
 
   Raises:
     OSError: the folder cannot be made or read.

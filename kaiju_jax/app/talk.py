@@ -1,4 +1,4 @@
-"""Generates at a terminal: answers go to one stream, figures to another."""
+"""Chats and continues text at a terminal."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -24,21 +24,19 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 class Manner:
   """The settings of all answers."""
 
-  max_tokens: int  # The most tokens that an answer may have.
-  # The sampling of the first answer; each further one has the next seed.
+  max_tokens: int  # Of an answer, at most.
+  # Of the first answer; each further one has the next seed.
   sampling: sampling_lib.Sampling
-  stop_strings: Sequence[str] = ()  # Strings that end an answer.
-  stop_tokens: Sequence[int] = ()  # Tokens that end an answer.
+  # What ends an answer.
+  stop_strings: Sequence[str] = ()
+  stop_tokens: Sequence[int] = ()
 
   def request(
     self, tokens_L: np.ndarray, index: int, room: int | None = None
   ) -> request_lib.Request:
-    """Returns the request of prompt or turn `index`.
+    """Returns the request of prompt or turn `index`, from 0.
 
-    Args:
-      tokens_L: its tokens.
-      index: 0 for the first prompt or turn.
-      room: tokens that fit in the row after it; None for no limit.
+    `room` tokens fit in the row after it; None for no limit.
     """
     seed = (self.sampling.seed + index) % 2**32
     count = self.max_tokens if room is None else min(self.max_tokens, room)
@@ -134,9 +132,7 @@ def answer(
   out: TextIO,
   pace: Pace,
 ) -> None:
-  """Writes the prompts' continuations.
-
-  It writes a single answer as it is generated, and several in their order.
+  """Writes the prompts' continuations, in order, as they are generated.
 
   Raises:
     BadLogits: the first such error, after all answers are written.
@@ -171,8 +167,8 @@ def converse(
 ) -> None:
   """Answers line after line; earlier turns stay in the cache.
 
-  A line's tokens follow those of all earlier turns. Ctrl-C ends an answer, and
-  its tokens so far stay. If the history has no room for a line, it begins anew.
+  Ctrl-C ends an answer, whose tokens so far stay. If the history leaves no room
+  for a line, it begins anew.
 
   Args:
     generator: a generator with a free row.

@@ -142,9 +142,9 @@ def decide(
   """Returns whether a policy is certified.
 
   Args:
-    name: the gate's name in the decision.
+    name: of the decision.
     policy: both stages' thresholds.
-    stage: the stage that was counted.
+    stage: the one that was counted.
     check: raises ValueError for a policy that is not certified.
   """
   found = _check(policy, stage, check)
@@ -192,17 +192,7 @@ def write(folder: pathlib.Path, found: Outcome, page: report.Report) -> None:
 
 
 def finish(out: str, name: str, version: str, found: Outcome) -> None:
-  """Ends a command: says what was written, and whether it is certified.
-
-  Args:
-    out: the folder.
-    name: of what was trained.
-    version: its version.
-    found: the outcome.
-
-  Raises:
-    SystemExit: it is not certified; status 3 or 4.
-  """
+  """Ends a command: prints what was written, and exits as `decision.finish`."""
   print(f'{out}: {name} {version[:12]}; see report.md.')
   decision_lib.finish(found.decision)
 
@@ -310,20 +300,17 @@ def count(
   low_C: Sequence[float | None],
   confidence: float,
 ) -> thresholds.Tier:
-  """Counts what an age tier's thresholds do on N texts.
+  """Returns an age tier's thresholds, counted on N texts.
 
   A violating text counts as blocked if the dimension that it violates blocks
-  it. The claim of each count is the rate that serving requires, if the exact
-  bound supports that, and otherwise the bound itself. The result holds the
-  thresholds, the counts and the claims.
+  it. Each count claims the rate that serving requires, if the exact bound
+  supports that, and otherwise the bound itself.
 
   Args:
-    score_NC: as for `choose`, for texts that chose nothing.
-    is_violating_NC: as for `choose`.
+    score_NC, is_violating_NC, confidence: as for `choose`, of other texts.
     names: the dimensions.
     high_C: per dimension, the score from which a text is blocked.
     low_C: per dimension, the hold-back's `low`; None for the gate.
-    confidence: the policy's confidence.
 
   Raises:
     ValueError: no text is benign, or none violates some dimension.
@@ -350,11 +337,7 @@ def count(
 
 
 def count_needed(confidence: float) -> int:
-  """Returns the least number of texts that can support the required claims.
-
-  So many violating texts per dimension, and so many benign ones, suffice if the
-  classifier makes no mistake on them.
-  """
+  """Returns how many texts of a kind certify a classifier without mistakes."""
   level = thresholds.confidence_of_tier(confidence)
   least = min(thresholds.REFUSED, 1 - thresholds.BLOCKED)
   return statistics.count_needed(least, level)
@@ -384,7 +367,7 @@ def _misses(rows: int, level: float) -> int:
 def count_refusals_allowed(rows: int, level: float) -> int:
   """Returns how many of `rows` benign texts may be refused at `REFUSED`.
 
-  It is 0 where even no refusal would not prove the rate; at most `rows` - 1.
+  At most `rows` - 1; 0 also where no count would prove the rate.
   """
   hits = 0
   while (

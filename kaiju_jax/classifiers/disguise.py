@@ -36,14 +36,9 @@ DISGUISES: Mapping[str, Callable[[str], str]] = {
 
 
 def pad(text: str, benign: Sequence[str], size: int, before: float, rng) -> str:
-  """Returns a text among benign ones, of about `size` characters.
+  """Returns a text among benign ones, of `size` characters or a little more.
 
-  Args:
-    text: the text.
-    benign: the texts to draw padding from, at least one.
-    size: the least length of the result; a longer text is not padded.
-    before: the share of the padding that stands before the text, 0…1.
-    rng: a numpy Generator.
+  A share `before` of the padding stands before the text, 0…1.
   """
 
   def some(length: int) -> str:
@@ -59,12 +54,7 @@ def pad(text: str, benign: Sequence[str], size: int, before: float, rng) -> str:
 
 
 def add_disguised(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
-  """Returns the rows, and each once more in a disguise.
-
-  Args:
-    rows: the rows to train on.
-    seed: the seed of the drawn disguises.
-  """
+  """Returns the rows, and each once more in a random disguise."""
   rng = np.random.default_rng(seed)
   disguises = list(DISGUISES.values())
   more = [
@@ -79,10 +69,7 @@ def add_disguised(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
 def add_padded(rows: rows_lib.Rows, size: int, seed: int) -> rows_lib.Rows:
   """Returns the rows, and each once more padded with their benign texts.
 
-  Args:
-    rows: the rows, at least one of them benign.
-    size: padded texts have at least a random length below this, in characters.
-    seed: the seed of lengths, places and padding.
+  Padded texts have random lengths, up to about `size` characters.
 
   Raises:
     ValueError: no text is benign.

@@ -46,7 +46,7 @@ def certify_head(
     out: the new folder.
     texts: labelled texts.
     head: a head of any model of the same width; None to train one.
-    confidence: that of the gate's thresholds, or None.
+    confidence: must be that of the gate's thresholds, or None.
 
   Raises:
     ImportError: scikit-learn is missing.

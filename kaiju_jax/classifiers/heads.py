@@ -27,9 +27,7 @@ def digest(loaded: load_lib.Loaded) -> str:
 def list_digests(path: str | os.PathLike, loaded: load_lib.Loaded) -> list[str]:
   """Returns the digests that a head's file gets; none as for `digest`.
 
-  Args:
-    path: where the model was loaded from.
-    loaded: the model.
+  `path` is where the model was loaded from.
   """
   if not loaded.is_ours:
     return []
@@ -43,8 +41,8 @@ def load_run(path: str | os.PathLike) -> tuple[Any, Any]:
   """Returns the parameters and `TokenHeadConfig` of a run's token-level head.
 
   Raises:
-    FileNotFoundError, checkpoint.RestoreError: as `from_workdir`.
-    ValueError: as `from_workdir`, or the run trains no token-level head.
+    FileNotFoundError, checkpoint.RestoreError, ValueError: as `from_workdir`,
+      or the run trains no token-level head.
   """
   experiment = workdir_lib.load_experiment(path)
   if experiment.objective.name != 'token_head':
@@ -66,9 +64,9 @@ def load(
   Args:
     path: a file of `model/token_head.save`, or the workdir of a run that
       trained one.
-    d_model: D of the model whose hidden states the head will read.
-    model: its digest, which a run's must be, and a file's, if it has one; ''
-      for any.
+    d_model: D of the model whose hidden states the head reads.
+    model: the model's digest, which must be that of the run, and of the file if
+      it has one; '' for any.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError, ValueError: as `load_run`
@@ -95,20 +93,14 @@ def _check_run(path: str | os.PathLike, model: str) -> None:
 def find(
   head: str, safety: str, d_model: int, model: str = ''
 ) -> tuple[Any, token_head_lib.TokenHeadConfig] | None:
-  """Returns the head that a server runs; None for none.
+  """Returns the head that a server runs, as `load`; None for none.
 
   Args:
-    head: a path as in `load`; '' for the head in `safety`, if there is one.
+    head: its path; '' for the head in `safety`, if there is one.
     safety: the folder of a gate; '' for none.
-    d_model: as in `load`.
-    model: as in `load`.
-
-  Raises:
-    OSError, ValueError: see `load`.
+    d_model, model: as in `load`.
   """
   beside = pathlib.Path(safety) / moderation.HEAD
-  if head:
-    return load(head, d_model, model)
-  if safety and beside.is_file():
-    return load(beside, d_model, model)
-  return None
+  if not head and not (safety and beside.is_file()):
+    return None
+  return load(head or beside, d_model, model)

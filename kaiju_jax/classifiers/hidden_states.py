@@ -48,8 +48,7 @@ class Reader:
     """Loads the tokenizer and prepares the characters' prefixes.
 
     Raises:
-      OSError, ValueError: the model's tokenizer is missing, or has no tokens
-        for messages.
+      OSError, ValueError: the tokenizer is missing, or lacks a chat template.
     """
     self.d_model = loaded.config.d_model
     self.origin = loaded.origin
@@ -79,11 +78,7 @@ class Reader:
     self._hidden = hidden
 
   def place(self, text: str, role: str) -> PlacedText:
-    """Returns a text placed in a role.
-
-    Args:
-      text: the text.
-      role: one of `ROLES`.
+    """Returns a text placed in a role, one of `ROLES`.
 
     Raises:
       ValueError: the placed text is longer than the model's rows, or holds a

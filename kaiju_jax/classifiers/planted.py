@@ -55,7 +55,7 @@ def draw_rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
   Args:
     violating: the number of violating texts per dimension.
     benign: the number of texts that violate nothing.
-    seed: the seed of the texts.
+    seed: of the texts.
   """
   rng = np.random.default_rng(seed)
   names = tuple(sorted(MARKERS))
@@ -101,22 +101,16 @@ def draw_two_sets(seed: int) -> two_sets_lib.Sets:
 
 def draw_text(rng, marker: str) -> str:
   """Returns one to four sentences; the marker stands between two words."""
-  words = ' '.join(
-    draw_sentence(rng) for _ in range(rng.integers(1, 5))
-  ).split()
-  for inserted in (marker, draw_decoy(rng)):
+  sentences = [_draw_sentence(rng) for _ in range(rng.integers(1, 5))]
+  words = ' '.join(sentences).split()
+  decoy = _one(rng, DECOYS) if rng.random() < 0.6 else ''
+  for inserted in marker, decoy:
     if inserted:
       words.insert(rng.integers(len(words) + 1), inserted)
   return ' '.join(words)
 
 
-def draw_decoy(rng) -> str:
-  """Returns a word that looks like a marker, or ''."""
-  return _one(rng, DECOYS) if rng.random() < 0.6 else ''
-
-
-def draw_sentence(rng) -> str:
-  """Returns a sentence of benign words."""
+def _draw_sentence(rng) -> str:
   who, did, what, how = (_one(rng, x) for x in (_WHO, _DID, _WHAT, _HOW))
   opening, ending = _one(rng, _OPENINGS), _one(rng, _ENDINGS)
   return f'{opening}{who} {did} {what} {how}{ending}'

@@ -1,12 +1,10 @@
-"""Holds a classifier to two sets of texts, and compares it with an older one.
+"""Tests a classifier on two sets of texts, and compares it with an older one.
 
-`choose_and_count` answers whether a classifier refuses nearly all adversarial
-texts and nearly no benign ones (`two_sets.py`), per age tier and with exact
-bounds.
-Thresholds are chosen on one half of the texts and counted on the other, because
-thresholds that are counted on the texts that chose them look better than they
-are. A threshold is one of the margin (`scores.py`), so that the thresholds of
-all dimensions move together: 0 is what is served.
+Does it refuse nearly all adversarial texts and nearly no benign ones
+(`two_sets.py`), per age tier and with exact bounds? Thresholds are chosen on
+one half of the texts and counted on the other, because on the texts that chose
+them they look better than they are. They are thresholds of the margin
+(`scores.py`), which moves all dimensions together; 0 is what is served.
 """
 
 from collections.abc import Iterator
@@ -38,11 +36,11 @@ class Slice(NamedTuple):
 
   tier: str  # 'adult' or 'minor'.
   category: str  # The category; '' for those without one.
-  # How many adversarial texts there are, and how many of them are refused.
+  # The number of texts, and how many of them are refused.
   adversarial: tuple[int, int]
-  benign: tuple[int, int]  # The same of benign texts.
-  # How many pairs there are whose adversarial text is of the category, and in
-  # how many of them it is refused and the benign text is not.
+  benign: tuple[int, int]
+  # The number of pairs whose adversarial text is of the category, and in how
+  # many of them it is refused and the benign text is not.
   pairs: tuple[int, int]
 
 
@@ -62,24 +60,17 @@ class Change(NamedTuple):
   tier: str  # 'adult' or 'minor'.
   kind: str  # 'adversarial' or 'benign'.
   texts: int  # The number of texts.
-  gained: int  # The texts that only the newer version refuses.
-  lost: int  # The texts that only the older version refuses.
-  # Two-sided probability of a difference like this if the versions refuse
-  # equally often (McNemar's test, exact).
-  p: float
+  gained: int  # How many only the newer version refuses.
+  lost: int  # How many only the older version refuses.
+  p: float  # Of McNemar's exact test, two-sided.
 
 
 def choose_and_count(
   chosen_on: Scores, counted: Scores, confidence: float
 ) -> thresholds.Stage:
-  """Returns thresholds of the minors' margin, and what they do per tier.
+  """Returns thresholds of the minors' margin, counted on other texts.
 
-  The minor's threshold is not above the adult's.
-
-  Args:
-    chosen_on: the texts that choose the thresholds.
-    counted: the other texts, on which they are counted.
-    confidence: the confidence of the claims about both tiers together.
+  `confidence` is that of the claims about both tiers together.
 
   Raises:
     ValueError: a tier has no adversarial or no benign text.
@@ -92,15 +83,7 @@ def choose_and_count(
 
 
 def count_served(counted: Scores, confidence: float) -> thresholds.Stage:
-  """Returns what the served thresholds do per tier.
-
-  Args:
-    counted: texts; none of them chose the thresholds.
-    confidence: the confidence of the claims about both tiers together.
-
-  Raises:
-    ValueError: a tier has no adversarial or no benign text.
-  """
+  """Returns the served thresholds, counted as by `choose_and_count`."""
   certificate.check_parts({'certify': counted.rows})
   return thresholds.Stage(
     version=counted.version,
@@ -124,14 +107,11 @@ def checks(
   for tier in _TIERS:
     (limit,) = stage.for_tier(tier).limits
     blocked, refused = limit.blocked, limit.refused
+    is_blocked = blocked.claim >= thresholds.BLOCKED
+    is_spared = refused.claim <= thresholds.REFUSED
     for kind, found, is_met, wanted in (
-      (
-        two_sets.ADVERSARIAL,
-        blocked,
-        blocked.claim >= thresholds.BLOCKED,
-        must,
-      ),
-      (two_sets.BENIGN, refused, refused.claim <= thresholds.REFUSED, may),
+      (two_sets.ADVERSARIAL, blocked, is_blocked, must),
+      (two_sets.BENIGN, refused, is_spared, may),
     ):
       reason = (
         f'{tier}: {found.hits} of {found.rows} {kind} texts are refused, which'
@@ -154,7 +134,7 @@ def count_slices(
   Args:
     counted: N texts.
     refused: by tier, bool [N].
-    examples: the examples by text.
+    examples: by text.
   """
   found = [examples[row.text] for row in counted.rows.rows]
   for tier in _TIERS:
@@ -187,10 +167,10 @@ def raise_thresholds(
 ) -> Iterator[Raised]:
   """Yields per tier the least rise that brings benign refusals back.
 
-  Source 003's runbook raises the threshold where a new classifier refuses too
-  much and cannot be rolled back. The rise is chosen on one half, and counted on
-  the other: what it lets through stands in the counts. No threshold is lowered,
-  and the minor's stays at most the adult's, because it is raised by no more.
+  Source 003's runbook raises the threshold if a new classifier refuses too much
+  and cannot be rolled back. The rise is chosen on one half; counts on the other
+  show what it lets through. No threshold is lowered, and the minor's is raised
+  no more than the adult's.
   """
   level = thresholds.confidence_of_tier(confidence)
   rise = {}

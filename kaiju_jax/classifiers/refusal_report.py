@@ -17,12 +17,10 @@ class Findings(NamedTuple):
 
   stage: thresholds.Stage  # Thresholds and their counts per tier.
   slices: tuple[refusal.Slice, ...]  # Counts by tier and category.
-  # Thresholds that would bring refusals back; empty if not asked for.
-  raised: tuple[refusal.Raised, ...]
-  # Against an older version; empty without one.
-  changes: tuple[refusal.Change, ...]
+  raised: tuple[refusal.Raised, ...]  # Empty if not asked for.
+  changes: tuple[refusal.Change, ...]  # Empty without an older version.
   replay: blocked.Replay | None  # Of a log of blocked texts; None without one.
-  confidence: float  # The confidence of the claims about both tiers together.
+  confidence: float  # Of the claims about both tiers together.
 
   def checks(self) -> Iterator[decision_lib.Check]:
     """Yields what the decision depends on."""

@@ -3,10 +3,10 @@
     {"text": "…", "labels": {"violence": true, "self_harm": false},
      "age": "minor"}
 
-A row labels every dimension. `age` is the tier that the row belongs to; without
-it, both. Texts with the same skeleton (`serving/safety/reading.py`) count as
-one text: they go to the same part, and one of them is kept per tier, because
-two counts of one text are not two trials.
+A row labels every dimension. `age` is the row's tier; without it, both. Texts
+with the same skeleton (`serving/safety/reading.py`) count as one: they go to
+the same part, and one of them is kept per tier, because one text counted twice
+is not two trials.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ PARTS = 'train', 'choose', 'certify'
 class Row:
   """One labelled text."""
 
-  text: str  # The text.
+  text: str
   labels: tuple[bool, ...]  # Per dimension, whether the text is a violation.
   # The tiers that the row belongs to.
   tiers: tuple[str, ...] = thresholds.TIERS
@@ -110,8 +110,8 @@ def split(
     rows: all rows.
     choose: the share on which thresholds are chosen, 0…1.
     certify: the share on which they are counted. The rest trains.
-    seed: the seed of the split.
-    groups: names of groups by text; all texts of a group go to one part.
+    seed: of the split.
+    groups: names of groups by text; a group goes to one part.
 
   Raises:
     ValueError: a share is not above 0, the two are more than all texts, or two
@@ -154,11 +154,7 @@ def _without_copies(rows: Sequence[Row]) -> Iterable[tuple[str, Row]]:
 
 
 def tiers_of(age: Any) -> tuple[str, ...]:
-  """Returns the tiers that a text speaks for; both without an age.
-
-  Raises:
-    ValueError: it is no tier's age.
-  """
+  """Returns the tiers of an age, both for None (ValueError if unknown)."""
   if age is None:
     return thresholds.TIERS
   if age not in thresholds.TIERS:

@@ -1,9 +1,9 @@
 """A classifier's scores of labelled texts, and their margins over thresholds.
 
 The classifier is the gate, the token-level head, or both as a server runs them
-on a prompt. It has a score per dimension. A text's margin is how far, in
-logits, its scores are above the served thresholds of a tier, at the dimension
-where they are furthest; from 0 on the text is refused.
+on a prompt. It has a score per dimension. A text's margin is the largest
+distance, over dimensions and in logits, of its scores above the thresholds that
+are served to a tier; from 0 on the text is refused.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,6 @@ from kaiju_jax.classifiers import train_head
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
-
-STAGES = 'gate', 'head', 'both'
 
 
 class Scores(NamedTuple):
@@ -72,11 +70,10 @@ class Scores(NamedTuple):
     return self.rows.label_NC[:, 0]
 
   def sides(self) -> dict[str, np.ndarray]:
-    """Returns bool [N] by the name of each set: the texts that belong to it."""
-    is_adversarial_N = self.is_adversarial_N
+    """Returns bool [N] by the name of a set: the texts that belong to it."""
     return {
-      two_sets.ADVERSARIAL: is_adversarial_N,
-      two_sets.BENIGN: ~is_adversarial_N,
+      two_sets.ADVERSARIAL: self.is_adversarial_N,
+      two_sets.BENIGN: ~self.is_adversarial_N,
     }
 
 
@@ -89,14 +86,14 @@ def score(
 ) -> Scores:
   """Returns a classifier's scores.
 
-  A text that the head reads alone counts in its less favourable role, prompt or
-  reply, as where the head was certified. With both stages, it is a prompt,
-  because the gate reads no replies.
+  With the head alone, a text counts in its less favourable role, prompt or
+  reply, as in the head's certificate. With both stages it is a prompt, because
+  the gate reads no replies.
 
   Args:
     version: a folder's gate and thresholds.
     rows: the texts; label 0 says which are adversarial.
-    which: one of `STAGES`.
+    which: 'gate', 'head' or 'both'.
     reader: of the model whose hidden states the head reads; None for 'gate'.
     head: the head's parameters and config; None for 'gate'.
 
@@ -105,10 +102,8 @@ def score(
   """
   stages = {}
   if which != 'head':
-    stages['gate'] = (
-      version.policy.gate,
-      train_gate.score_rows(version.gate, rows),
-    )
+    score_NC = train_gate.score_rows(version.gate, rows)
+    stages['gate'] = version.policy.gate, score_NC
   if which != 'gate':
     if reader is None or head is None or version.policy.head is None:
       raise ValueError(

@@ -1,13 +1,12 @@
 """Trains a token-level head on labelled spans, and measures what it learnt.
 
-    settings of a run   `make`: the model of another run, and labelled texts
-    training            `runs/train.py`, with the objective `token_head`
-    measuring           `evaluation/token_labels.py`, on held-out texts
+    make       the experiment: the model of another run, and labelled texts
+    train      `runs/train.py`, with the objective `token_head`
+    measure    `evaluation/token_labels.py`, on held-out texts
 
-The head alone is trained, behind a model that keeps its parameters; or both
-are, with the head's loss times `joint` beside the language model's. A joint run
-is another model than the one that it began with, and only there does its head
-know what it reads.
+Either the head alone is trained, on a frozen model; or both are, with the
+head's loss times `joint` added to the language model's. A joint run changes the
+model, and its head fits that model alone.
 """
 
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ def make(
     model: workdir of the run whose model it begins with.
     path: labelled texts, as `data/spans.py` reads them.
     names: the dimensions.
-    settings: the settings.
+    settings: of the run.
     seed: of the rows' order.
 
   Raises:
@@ -175,16 +174,9 @@ def train(
 def train_on(
   settings: settings_lib.Spans, model: str, out: str, seed: int
 ) -> dict | None:
-  """Trains a head on the texts that the settings name, as `train`.
+  """Trains a head on the texts that the settings name, as `make` and `train`.
 
-  Args:
-    settings: with --spans; planted chats are written beside `out`.
-    model: workdir of the run whose model it begins with.
-    out: workdir of the new run.
-    seed: of the chats and of the rows' order.
-
-  Raises:
-    OSError, ValueError: as `make` and `train`.
+  Planted chats are written beside `out`, the workdir of the new run.
   """
   path = settings.spans
   if path == 'planted':

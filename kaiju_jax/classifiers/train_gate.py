@@ -70,7 +70,7 @@ class DisguiseResult(NamedTuple):
 class TrainedGate(NamedTuple):
   """The result of a gate's training."""
 
-  gate: gate_lib.Gate  # The gate.
+  gate: gate_lib.Gate
   stage: thresholds.Stage  # Its thresholds and their counts.
   outcome: certificate.Outcome  # Whether they are certified.
   sizes: dict[str, int]  # Texts per part.
@@ -85,7 +85,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> TrainedGate:
 
   Raises:
     ImportError: scikit-learn is missing.
-    ValueError: names the argument, its value and what would be right.
+    ValueError: a part lacks some kind of texts, or a setting is wrong.
   """
   seed = training.division.seed
   parts = rows_lib.split(
@@ -114,11 +114,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> TrainedGate:
 
 
 def write(result: TrainedGate, path: str | os.PathLike) -> None:
-  """Writes the gate's folder; it is whole or absent. See the module.
-
-  Raises:
-    ValueError, OSError: the folder exists, or cannot be written.
-  """
+  """Writes the gate's folder, whole or not at all (`folders.write_whole`)."""
   with folders.write_whole(path) as folder:
     result.gate.save(folder / moderation.GATE)
     certificate.write(folder, result.outcome, page(result))
@@ -166,9 +162,14 @@ def _fit(
   training: Settings,
 ) -> gate_lib.Gate:
   linear_model, library = certificate.import_sklearn()
-  parts = [list_segments(settings, row.text) for row in rows.rows]
+  parts = [
+    reading.segments(
+      reading.window(row.text, settings.window), settings.segment
+    )
+    for row in rows.rows
+  ]
   row_S = np.repeat(np.arange(len(parts)), list(map(len, parts)))
-  features = vectorize(settings, [part for each in parts for part in each])
+  features = _vectorize(settings, [part for each in parts for part in each])
   models = []
   for c in range(len(settings.names)):
     model = linear_model.LogisticRegression(
@@ -213,19 +214,8 @@ def _highest(logit_S: np.ndarray, row_S: np.ndarray) -> np.ndarray:
   return np.maximum.reduceat(logit_S, np.unique(row_S, return_index=True)[1])
 
 
-def list_segments(settings: gate_lib.Settings, text: str) -> list[str]:
-  """Returns the parts of a text that a gate scores, in their plain reading."""
-  window = reading.window(text, settings.window)
-  return reading.segments(window, settings.segment)
-
-
-def vectorize(settings: gate_lib.Settings, plain: list[str]) -> Any:
-  """Returns scikit-learn's features of segments, all views side by side.
-
-  Raises:
-    ImportError: scikit-learn is missing.
-  """
-  certificate.import_sklearn()
+def _vectorize(settings: gate_lib.Settings, plain: list[str]) -> Any:
+  """Returns scikit-learn's features of segments, all views side by side."""
   import scipy.sparse
   from sklearn.feature_extraction import text as text_lib
 

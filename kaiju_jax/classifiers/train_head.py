@@ -120,15 +120,15 @@ def train(
   """Trains a head, chooses its thresholds, and counts blocks and refusals.
 
   Args:
-    reader: the reader of the model whose hidden states the head reads.
+    reader: of the model whose hidden states the head reads.
     rows: labelled texts.
     gate: the gate's policy, which gives confidence and hold.
     division: how the texts are divided.
     head: a head to certify; None to train one.
 
   Raises:
-    ImportError: scikit-learn is missing.
-    ValueError: names the argument, its value and what would be right.
+    ImportError, ValueError: as `train_gate.train`; or the head has other
+      dimensions.
   """
   parts = rows_lib.split(rows, division.choose, division.certify, division.seed)
   certificate.check_parts(parts)
@@ -170,16 +170,13 @@ def write(
   path: str | os.PathLike,
   models: Sequence[str] = (),
 ) -> None:
-  """Writes the head's folder; it is whole or absent. See the module.
+  """Writes the head's folder, whole or not at all (`folders.write_whole`).
 
   Args:
     result: the head.
     gate: the gate's folder.
     path: the new folder.
     models: as in `token_head.save`.
-
-  Raises:
-    ValueError, OSError: the folder exists, or cannot be written.
   """
   gate = pathlib.Path(gate)
   with folders.write_whole(path) as folder:
@@ -251,10 +248,9 @@ def read(
 
 
 def choose_low(score_TC: np.ndarray, part: float) -> np.ndarray:
-  """Returns per-class thresholds [C], jointly met by a share of the tokens.
+  """Returns thresholds [C]; a share `part` of the tokens is below all of them.
 
-  A share `part` of the tokens is below all of them, and in each dimension
-  equally many are below the threshold.
+  In each dimension equally many tokens are below the threshold.
   """
   rank_TC = np.argsort(np.argsort(score_TC, axis=0), axis=0)
   level = np.quantile(rank_TC.max(axis=1), part) / max(1, len(score_TC) - 1)
@@ -294,15 +290,13 @@ def _fit(
 def _states(
   reader: hidden_states.Reader, rows: rows_lib.Rows, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns states [S, D] of all texts in each role, and text indices [S].
-
-  If they take more bytes than `_KEPT`, longer texts keep equally many tokens.
-  """
+  """Returns states [S, D] of all texts in each role, and text indices [S]."""
   placed = [
     reader.place(row.text, role)
     for role in hidden_states.ROLES
     for row in rows.rows
   ]
+  # Beyond `_KEPT` bytes, longer texts keep equally many tokens.
   most = max(1, _KEPT // (4 * reader.d_model * len(placed)))
   kept, text_S = [], []
   for number, states_TD in enumerate(reader.states(placed)):
@@ -333,10 +327,7 @@ def _highest(
 
 
 def _check(policy: thresholds.Policy) -> None:
-  """Refuses a policy whose head alone does not claim enough blocked texts.
-
-  For prompts the gate may claim the rest, but it reads no replies.
-  """
+  """Refuses a policy whose head alone does not claim enough blocked texts."""
   thresholds.check(policy)
   for tier in thresholds.TIERS:
     for limit in policy.head.for_tier(tier).limits:

@@ -1,4 +1,4 @@
-"""Two sets of texts that a classifier is held to: adversarial and benign.
+"""Two sets of texts to examine a classifier with: adversarial and benign.
 
 Source 003 wants both, of about 600 texts each, by age tier: adversarial texts,
 nearly all of which must be refused, and texts that are emotionally heavy but
@@ -7,11 +7,10 @@ files:
 
     {"text": "…", "age": "minor", "category": "fiction", "pair": "7"}
 
-`age` is the tier that the text speaks for; without it, both. `category` is any
-word; rates are also told by category. Texts of the same `pair` belong together:
-source 003's example is a scene of fiction, which is allowed, and the same
-request in earnest, which is not, however it is framed. Only `text` must be
-there.
+`age` is the tier in which the text counts; without it, both. `category` is any
+word, for rates by category. Texts of the same `pair` belong together: source
+003's example is a scene of fiction, which is allowed, and the same request in
+earnest, which is not, however it is framed. Only `text` is required.
 """
 
 from collections.abc import Iterable
@@ -31,14 +30,14 @@ ADVERSARIAL, BENIGN = 'adversarial', 'benign'
 class Example:
   """A text of one of the two sets."""
 
-  text: str  # The text.
+  text: str
   age: str = ''  # 'adult', 'minor', or '' for both tiers.
   category: str = ''  # Any word; '' for none.
   pair: str = ''  # What the two texts of a pair share; '' for none.
 
   @property
   def tiers(self) -> tuple[str, ...]:
-    """The tiers that the text speaks for."""
+    """The tiers in which the text counts."""
     return rows_lib.tiers_of(self.age or None)
 
 
@@ -61,8 +60,7 @@ class Sets:
   def halves(self, seed: int) -> tuple[rows_lib.Rows, rows_lib.Rows]:
     """Returns half of the texts to choose thresholds on, and the other half.
 
-    Texts that read the same count once per tier. The two texts of a pair are in
-    one half.
+    Texts that read the same count once per tier; pairs are not separated.
 
     Raises:
       ValueError: two texts read the same, and only one is adversarial.
@@ -95,13 +93,12 @@ def read(path: str) -> tuple[Example, ...]:
 def add(
   known: Iterable[Example], new: Iterable[Example]
 ) -> tuple[tuple[Example, ...], int]:
-  """Returns a set with new texts behind it, and how many they are.
+  """Returns a set extended by new texts, and how many they are.
 
-  A text that reads like one that is there for the same tiers is left out.
+  A text that reads like a known one for the same tiers is left out.
   """
-  found, seen = list(known), set()
-  for example in found:
-    seen |= _keys(example)
+  found = list(known)
+  seen = set().union(*map(_keys, found))
   before = len(found)
   for example in new:
     if not _keys(example) <= seen:

@@ -1,12 +1,11 @@
-"""Fits anew what a model's codes are scaled by: `experiments.calibrate`.
+"""Refits the scales of a model's int8 codes (`experiments.calibrate`).
 
-    limits of keys and values    per channel (`kv_scale='channel'`), the largest
-                                 values that a text has, as training follows
+    limits of keys and values    per channel (`kv_scale='channel'`): the largest
+                                 values on a text
     weights                      one scale per tensor, not per output channel
 
-Training moves the limits with its text. A server's model that is calibrated on
-another one keeps that text's values alone, which is what the quantization gate
-is for.
+Limits that are fitted to an unsuitable text clip other texts' values, which the
+quantization gate detects.
 """
 
 from collections.abc import Mapping
@@ -35,13 +34,13 @@ _LENGTH = 512
 def write(
   model: str, out: str, text: str = '', is_per_tensor: bool = False
 ) -> None:
-  """Writes a model whose codes are scaled otherwise, as an export.
+  """Exports a model with refitted scales.
 
   Args:
     model: a workdir or an export.
     out: the new folder.
     text: prose, or a .jsonl file of conversations (`data/conversations.py`),
-      to which the limits of keys and values are fitted; '' keeps them.
+      to fit the limits of keys and values to; '' keeps them.
     is_per_tensor: whether each weight gets one scale.
 
   Raises:
@@ -62,11 +61,11 @@ def fit_limits(loaded: load.Loaded, texts: Sequence[np.ndarray]) -> Any:
   """Returns parameters whose limits are the largest values of some texts.
 
   Args:
-    loaded: a model with one limit per channel of keys and values.
+    loaded: a model.
     texts: int32 [L] each, at most the model's positions.
 
   Raises:
-    ValueError: it has a scale per token.
+    ValueError: the model has no limits, but a scale per token.
   """
   largest = np.zeros_like(calibration.read_limits(loaded.params, loaded.config))
   # Stored as floats, no value is cut at the former limit.

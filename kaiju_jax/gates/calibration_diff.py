@@ -1,4 +1,4 @@
-"""Reads two calibrations, of models or of their texts, and says what moved."""
+"""Compares the calibrations of two models, or the texts of calibrations."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from kaiju_jax.runs import load
 
 
 class Diff(NamedTuple):
-  """What moved: plain data, and the parts of a page."""
+  """What differs."""
 
-  figures: Any
-  parts: list[report.Table | str]
+  figures: Any  # Plain data.
+  parts: list[report.Table | str]  # Of a page.
 
 
 def measure(before: str, after: str) -> Diff:

@@ -1,11 +1,10 @@
-"""The quantization gate's needle: what a candidate no longer recalls.
+"""The quantization gate's needle test: what a candidate no longer recalls.
 
-Both models answer the same questions, greedily. The gate passes if exact
-bounds of the paired loss show that at most `MOST` of the questions are lost. A
-baseline that recalls nothing has nothing to lose; then nothing is evaluated.
-
-The questions are one kind of `tasks/recall/`, in English, or facts of
-characters in the words of the small chat model (`tasks/dialogues/questions`).
+Both models answer the same questions, greedily: one kind of `tasks/recall/`, in
+English, or facts of characters in the words of the small chat model
+(`tasks/dialogues/questions`). The test passes if exact bounds of the paired
+loss show that at most `MOST` of the questions are lost. If the baseline recalls
+nothing, nothing is evaluated.
 """
 
 from typing import Any
@@ -30,8 +29,8 @@ class Needle(NamedTuple):
   """What two models recall of the same questions."""
 
   name: str  # One of `NAMES`.
-  loss: paired_loss.PairedLoss  # The candidate's loss.
-  guess: float  # The share that is right if a value of the text is guessed.
+  loss: paired_loss.PairedLoss  # The candidate's.
+  guess: float  # The share of right answers if a value of the text is guessed.
 
 
 def measure(
@@ -41,10 +40,10 @@ def measure(
   count: int,
   length: int,
 ) -> Needle:
-  """Asks both models.
+  """Asks both models, which have one chat format.
 
   Args:
-    baseline, candidate: models with one chat format.
+    baseline, candidate: the models.
     name: one of `NAMES`.
     count: questions.
     length: tokens of the rows that become text; see `recall.draw`.

@@ -1,8 +1,8 @@
-"""Judges how well a responder stays in character, and decides on it.
+"""Decides whether a responder stays in character.
 
 Source 003's target: in each tier the median score of a conversation, the mean
-of its three properties, is at least 4.2 of 5. About 200 conversations per tier
-are wanted; fewer decide nothing.
+of its three properties, is at least 4.2 of 5. It wants about 200 conversations
+per tier; fewer decide nothing.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ MEDIAN, NEEDED = 4.2, 200
 class Judged(NamedTuple):
   """A conversation's score."""
 
-  conversation: golden.GoldenConversation  # The conversation.
+  conversation: golden.GoldenConversation
   replies: list[str]  # A reply per turn.
   score: Mapping[str, float]  # By property, 1…5.
 
@@ -49,15 +49,7 @@ def play(
   forced: bool = False,
   rows: int = 1,
 ) -> list[Judged]:
-  """Plays conversations, and judges what is said.
-
-  Args:
-    responder: who answers.
-    conversations: the conversations.
-    judge: scores them.
-    forced: see `dialogue.play`.
-    rows: conversations that are played together.
-  """
+  """Plays conversations as `dialogue.play`, and judges the replies."""
   replies = dialogue.play(responder, conversations, forced, rows)
   return [
     Judged(one, said, judge.score(one, said))
@@ -66,21 +58,21 @@ def play(
 
 
 def checks_of_medians(
-  judged: Sequence[Judged], median: float = MEDIAN, needed: int = NEEDED
+  judged: Sequence[Judged],
 ) -> Iterator[decision_lib.Check]:
   """Yields a check per tier: enough conversations, and a median shown."""
   for tier in golden.TIERS:
     values = [x.mean for x in judged if x.conversation.tier == tier]
-    if len(values) < needed:
+    if len(values) < NEEDED:
       yield decision_lib.abstain(
-        f'{tier}: {len(values)} conversations; at least {needed} are needed.'
+        f'{tier}: {len(values)} conversations; at least {NEEDED} are needed.'
       )
       continue
-    share = scores.share_at_least(values, median)
+    share = scores.share_at_least(values, MEDIAN)
     yield decision_lib.refuse_if(
       share < 0.5,
       f'{tier}: the median is {statistics.median(values):.2f}; at least'
-      f' {share:.0%} of conversations score {median} or more, and half must.',
+      f' {share:.0%} of conversations score {MEDIAN} or more, and half must.',
     )
 
 
@@ -92,8 +84,8 @@ def drop_checks(
 ) -> Iterator[decision_lib.Check]:
   """Yields a check per tier: the mean has not dropped by more than `most`.
 
-  A drop is refused if the one-sided 95 % bound says that it is larger. If it
-  is not, and the pairs could not have shown it either, nothing was evaluated.
+  A drop is refused if its one-sided 95 % lower bound is larger. If the upper
+  bound is larger, too few pairs were evaluated.
 
   Args:
     judged: the candidate's conversations.
@@ -175,13 +167,7 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
 def add_tables(
   page: report.Report, title: str, found: Mapping[str, Any]
 ) -> None:
-  """Adds the tables of `figures` to a page.
-
-  Args:
-    page: the page.
-    title: names judge, run and responder.
-    found: see `figures`.
-  """
+  """Adds the tables of `figures` to a page, below a title."""
   read = statistics_lib.Estimate.read
   page.say(f'# {title}')
   page.table(

@@ -1,4 +1,4 @@
-"""Calibrates judges of personas, and reads their calibrations."""
+"""Calibrates judges of personas against people's scores."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -17,15 +17,7 @@ NAME = 'judge'
 
 
 def refuse_own(judge: str, candidate: str) -> None:
-  """Refuses a judge that is the model it judges.
-
-  Args:
-    judge: the judge's identity.
-    candidate: the responder's; '' for none.
-
-  Raises:
-    ValueError: they are the same model.
-  """
+  """Refuses a judge that is the model it judges, by identities (ValueError)."""
   if candidate and judge.split(',')[0] == candidate:
     raise ValueError(
       f'judge={judge}: is the model that is judged. Take another one.'
@@ -33,11 +25,7 @@ def refuse_own(judge: str, candidate: str) -> None:
 
 
 def refuse_other(judge: str, before: decision_lib.Decision) -> None:
-  """Refuses a decision that another judge made.
-
-  Raises:
-    ValueError: names both judges.
-  """
+  """Refuses a decision that another judge made (ValueError)."""
   other = before.inputs.get('judge', judges.Rules.identity)
   if other != judge:
     raise ValueError(
@@ -102,9 +90,7 @@ def calibrate(
 def calibration_checks(
   judge: str, found: decision_lib.Decision | None, today: datetime.date
 ) -> Iterator[decision_lib.Check]:
-  """Yields the check that a judge which reads is calibrated.
-
-  Rules need no calibration: whoever names them accepts what they are.
+  """Yields the check that a judge is calibrated; rules need no calibration.
 
   Args:
     judge: the judge's identity.
@@ -175,7 +161,7 @@ def rectify(
 
   Args:
     judged: the judge's scores of conversations.
-    found: the calibration of the same judge.
+    found: the judge's calibration.
   """
   pairs = found.figures.get('pairs', []) if found else []
   if len(pairs) < calibration.NEEDED or len(judged) < 2:

@@ -19,12 +19,12 @@ from kaiju_jax.runs import play
 class Opened(NamedTuple):
   """A model that answers or judges."""
 
-  generator: generator_lib.Generator  # The model, as a server draws from it.
-  decoder: Any  # The generator's decoder.
-  format: chat.Format | None  # Its chat format; None if it only continues text.
-  digest: str  # Hash of its parameters.
-  origin: str  # A description of its source.
-  tokenizer: Any = None  # Its tokenizer.
+  generator: generator_lib.Generator
+  decoder: Any  # The generator's.
+  format: chat.Format | None  # None if the model only continues text.
+  digest: str  # Hash of the parameters.
+  origin: str  # A description of the model's source.
+  tokenizer: Any = None
 
 
 def open_model(
@@ -33,12 +33,12 @@ def open_model(
   played: play.Player = play.SERVED,
   chats: bool = True,
 ) -> Opened:
-  """Opens a workdir, an export or a Hugging Face folder.
+  """Opens a model.
 
   Args:
-    path: the model.
+    path: a workdir, an export or a Hugging Face folder.
     rows: texts that it answers at a time.
-    played: how.
+    played: how the model is played.
     chats: whether to refuse a model that only continues text.
 
   Raises:
@@ -62,24 +62,24 @@ def open_model(
 
 
 class Answering(NamedTuple):
-  """Somebody who answers."""
+  """A responder."""
 
-  responder: dialogue.Responder  # What gives the answers.
-  name: str  # Its name in reports.
-  identity: str  # Who it is among judges.
+  responder: dialogue.Responder
+  name: str  # In reports.
+  identity: str  # As in `judges.Judge`.
 
 
 def open_responder(
   wanted: Any, rows: int, temperature: float, seed: int, chats: bool
 ) -> Answering:
-  """Opens a server or a model as somebody who answers.
+  """Opens the server or model of a `settings.Responder`.
 
   Args:
-    wanted: see `settings.Responder`.
+    wanted: the `settings.Responder`.
     rows: texts that a model answers at a time.
     temperature, seed: of the sampling, if it chats.
-    chats: whether to refuse a model that only continues text; otherwise it
-      continues, greedily.
+    chats: as in `open_model`; a model that only continues text does so
+      greedily.
 
   Raises:
     ImportError, OSError, RuntimeError, ValueError: as `client` and

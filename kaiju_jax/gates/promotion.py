@@ -7,10 +7,10 @@ A policy is a JSON file, by which an operator says what a model must pass:
                   "--generated=200", "--out={out}"]}}
 
 Each gate is a command that ends in a decision (`reporting/decision.py`), with
-its flags; `{candidate}` stands for the model, `{out}` for the folder where the
-decision is looked for. A model is promoted if all gates pass. The promotion is
-a decision, too. It names the policy's bytes, the model's weights and the day,
-so that a server can refuse any other (`check`).
+its flags; `{candidate}` stands for the model, `{out}` for the folder of the
+decision. A model is promoted if all gates pass. The promotion is a decision,
+too. It holds digests of the policy and of the model's weights, and the day, so
+that a server can refuse any other (`check`).
 """
 
 from collections.abc import Callable
@@ -142,7 +142,7 @@ def run(
 def _run_gate(
   name: str, words: Sequence[str], out: pathlib.Path, call: Call
 ) -> tuple[decision_lib.Check, dict[str, Any] | None]:
-  """Returns what a gate's decision says; not evaluated where there is none."""
+  """Returns a gate's check and decision; without one it is not evaluated."""
   status = call(words)
   try:
     found = decision_lib.load(out / decision_lib.FILE)
@@ -183,13 +183,13 @@ def check(
   weights: str,
   today: datetime.date | None = None,
 ) -> None:
-  """Refuses a model that a policy's promotion does not stand for.
+  """Refuses a model without a valid promotion under a policy.
 
   Args:
     policy: the policy's file.
     promotion: the folder of the promotion, or its decision.json; '' for none.
     weights: digest of the loaded model (`load.digest`).
-    today: the day; None for today in UTC.
+    today: None for today in UTC.
 
   Raises:
     OSError: a file is missing or cannot be read.

@@ -1,9 +1,9 @@
 """Decides whether a quantized model may replace its baseline.
 
 Source 003: an int8 checkpoint must keep a persona score of 4.0, because a
-calibration can improve the average perplexity and lose the tokens by which a
-character is known. So the same golden conversations are played and read by
-both models, and each figure has a limit. The limits of source 003 are 4.0 and a
+calibration can improve the average perplexity and lose the tokens that are
+typical of a character. So both models play and read the same golden
+conversations, and each figure has a limit. Source 003 names two: 4.0, and a
 drop of 3 points of 100, which are 0.12 of 4; the others are our guess.
 """
 
@@ -48,13 +48,17 @@ NAME = 'quantization'
 class Limits:
   """The limits of the gate."""
 
-  score: float = 4.0  # The least mean score of a tier, shown with 95 %.
-  drop: float = 0.12  # The largest drop of it, shown with 95 %.
+  # A tier's least mean score and its largest drop, both with 95 % confidence.
+  score: float = 4.0
+  drop: float = 0.12
   bits: float = 0.005  # The largest relative rise of bits per byte.
   kl: float = 0.01  # The largest mean KL of a group of tokens, nats per token.
   kl_p99: float = 0.1  # The largest 99th percentile of it.
   agreement: float = 0.97  # The least share of equal likeliest tokens.
   rail: float = 0.01  # The largest share of codes at the rail.
+
+
+LIMITS = Limits()
 
 
 class Bits(NamedTuple):
@@ -103,11 +107,10 @@ def examine(
 
   Args:
     pair: the models.
-    conversations: the conversations.
-    prose: see `read`.
-    judge: judges what both say; None plays nothing.
-    needle: what both recall: name, questions and length of
-      `needle_gate.measure`; None for nothing.
+    conversations, prose: as for `read`.
+    judge: of the personas; None plays nothing.
+    needle: name, questions and length of `needle_gate.measure`; None asks
+      nothing.
 
   Raises:
     ValueError: as `players.check_same_tokens`, `read` and
@@ -142,7 +145,7 @@ def examine(
     )
   plain = {
     **figures(found, *played),
-    'limits': dataclasses.asdict(Limits()) | {'needle': needle_gate.MOST},
+    'limits': dataclasses.asdict(LIMITS) | {'needle': needle_gate.MOST},
     'needle': needle_gate.figures(recalled) if recalled else None,
   }
   sentence = needle_gate.describe(recalled) if recalled else ''
@@ -213,7 +216,7 @@ def read(
   Args:
     baseline, candidate: the models, which read the same tokens.
     conversations: the conversations.
-    prose: a text whose bits per byte count; '' for the conversations.
+    prose: a text to measure bits per byte on; '' for the conversations.
 
   Raises:
     ValueError: a conversation is longer than the models' positions, or the
@@ -251,15 +254,13 @@ def read(
   return Read(divergence.group(pairs), bits, channels)
 
 
-def checks_of_reading(
-  found: Read, limits: Limits = Limits()
-) -> Iterator[decision_lib.Check]:
+def checks_of_reading(found: Read) -> Iterator[decision_lib.Check]:
   """Yields the checks of what both models read."""
   for key, one in found.groups.items():
     name = ' '.join(part for part in key if part != divergence.ALL)
     for what, value, most in (
-      ('mean KL', one.kl, limits.kl),
-      ('99th percentile of KL', one.kl_p99, limits.kl_p99),
+      ('mean KL', one.kl, LIMITS.kl),
+      ('99th percentile of KL', one.kl_p99, LIMITS.kl_p99),
     ):
       yield decision_lib.refuse_if(
         not value <= most,
@@ -267,21 +268,21 @@ def checks_of_reading(
         ' allowed.',
       )
     yield decision_lib.refuse_if(
-      not one.agreement >= limits.agreement,
+      not one.agreement >= LIMITS.agreement,
       f'{name}: {one.agreement:.1%} of the likeliest tokens are the same; at'
-      f' least {limits.agreement:.0%} must be.',
+      f' least {LIMITS.agreement:.0%} must be.',
     )
   yield decision_lib.refuse_if(
-    not found.bits.rise <= limits.bits,
-    f'bits per byte rise by {found.bits.rise:.2%}; at most {limits.bits:.1%} is'
+    not found.bits.rise <= LIMITS.bits,
+    f'bits per byte rise by {found.bits.rise:.2%}; at most {LIMITS.bits:.1%} is'
     ' allowed.',
   )
   baseline = found.channels['baseline']
   for (layer, name), one in found.channels['candidate'].items():
     yield decision_lib.refuse_if(
-      one.at_rail is not None and one.at_rail > limits.rail,
+      one.at_rail is not None and one.at_rail > LIMITS.rail,
       f'layer {layer}: {one.at_rail or 0:.1%} of the codes of {name} are at the'
-      f' rail; at most {limits.rail:.0%} may be.',
+      f' rail; at most {LIMITS.rail:.0%} may be.',
     )
     before = baseline[layer, name].outliers if (layer, name) in baseline else 0
     yield decision_lib.refuse_if(
@@ -293,44 +294,35 @@ def checks_of_reading(
 
 
 def checks_of_personas(
-  baseline: Sequence[persona.Judged],
-  candidate: Sequence[persona.Judged],
-  limits: Limits = Limits(),
-  needed: int = persona.NEEDED,
+  baseline: Sequence[persona.Judged], candidate: Sequence[persona.Judged]
 ) -> Iterator[decision_lib.Check]:
-  """Yields the checks of what both models said.
-
-  Args:
-    baseline, candidate: the same conversations, judged.
-    limits: the limits.
-    needed: conversations per tier.
-  """
+  """Yields the checks of the same conversations, played by both models."""
   before = {one.conversation.id: one.mean for one in baseline}
   for tier in golden.TIERS:
     of_tier = [x for x in candidate if x.conversation.tier == tier]
-    if len(of_tier) < needed:
+    if len(of_tier) < persona.NEEDED:
       yield decision_lib.abstain(
-        f'{tier}: {len(of_tier)} conversations; at least {needed} are needed.'
-        + _power(persona.list_drops(of_tier, before))
+        f'{tier}: {len(of_tier)} conversations; at least {persona.NEEDED} are'
+        ' needed.' + _power(persona.list_drops(of_tier, before))
       )
       continue
     found = statistics_lib.bootstrap_mean(
       [one.mean for one in of_tier], level=2 * scores.CONFIDENCE - 1
     )
     yield decision_lib.refuse_if(
-      not found.low >= limits.score,
+      not found.low >= LIMITS.score,
       f'{tier}: the mean score is {found.value:.2f}, at least {found.low:.2f};'
-      f' at least {limits.score} must be shown.',
+      f' at least {LIMITS.score} must be shown.',
     )
-    yield from persona.drop_checks(of_tier, before, limits.drop, (tier,))
+    yield from persona.drop_checks(of_tier, before, LIMITS.drop, (tier,))
 
 
 def figures(found: Read, *played: Sequence[persona.Judged]) -> dict[str, Any]:
   """Returns all figures as plain data.
 
   Args:
-    found: what both models read.
-    *played: what the baseline said and what the candidate said, or nothing.
+    found: the reading of both models.
+    *played: the baseline's and the candidate's conversations, or nothing.
   """
   return report.plain(
     {
@@ -351,14 +343,7 @@ def figures(found: Read, *played: Sequence[persona.Judged]) -> dict[str, Any]:
 def make_page(
   title: str, found: Mapping[str, Any], judge: str, needle: str
 ) -> report.Report:
-  """Returns the page of a gate's figures.
-
-  Args:
-    title: the page's.
-    found: see `figures`.
-    judge: the judge's identity.
-    needle: see `Examined`.
-  """
+  """Returns the page of a gate's `figures`; `judge` is the judge's identity."""
   page = report.Report(title)
   page.table(
     [
