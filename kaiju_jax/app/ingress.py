@@ -182,8 +182,8 @@ def run(
     router = router_lib.Router(
       server_folder.load_key(pathlib.Path(settings.folder)),
       router_lib.Settings(
-        wait=settings.wait,
-        alternatives=settings.top_logprobs,
+        max_wait_s=settings.wait,
+        max_alternatives=settings.top_logprobs,
         table='' if settings.store == 'sqlite' else settings.store,
         owns_replicas=False,
       ),

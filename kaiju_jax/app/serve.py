@@ -50,7 +50,7 @@ from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import operations
-from kaiju_jax.serving.routing import engines as engines_lib
+from kaiju_jax.serving.routing import replica as replica_lib
 
 
 class Beside(NamedTuple):
@@ -209,7 +209,7 @@ def _assemble(
 
 
 def assemble_over(
-  engines: engines_lib.Engines,
+  engines: replica_lib.Engines,
   config: model_config.ModelConfig,
   length: int,
   beside: Beside,
@@ -260,7 +260,7 @@ def assemble_over(
     store=opened.store,
     access=opened.access,
     limits=limits_lib.Limits(),
-    metrics=metrics.Metrics(engines.reading),
+    metrics=metrics.Metrics(engines.read_engine),
     moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
     secret=server_folder.load_key(pathlib.Path(settings.folder)),

@@ -293,7 +293,7 @@ def server(
     store=store,
     access=auth.Access(held, is_open=is_open and key is None, key=key),
     limits=limits.Limits(),
-    metrics=metrics.Metrics(working.reading),
+    metrics=metrics.Metrics(working.read_engine),
     moderator=moderator or moderation.Moderator(),
     max_tokens=64,
     points=None if points is None else points(working, store),
@@ -321,7 +321,7 @@ def server(
 
 def _route(workers: list[worker.Worker]) -> router.Router:
   """Returns a router over workers, the replicas r0, r1 …"""
-  made = router.Router(SECRET, router.Settings(wait=None))
+  made = router.Router(SECRET, router.Settings(max_wait_s=None))
   for number, one in enumerate(workers):
     named = pseudonyms.Pseudonyms(SECRET)
     made.add(local_replica.LocalReplica(f'r{number}', one, 'b1', named))

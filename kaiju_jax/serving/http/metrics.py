@@ -1,6 +1,6 @@
 """Counts one server's events for Prometheus; all names begin with kaiju_.
 
-    measured = Metrics(worker.reading)
+    measured = Metrics(worker.read_engine)
     measured.prompt_tokens.inc(900)
 
 Events are counted where they happen. The engine's state and its own counters
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 
 import prometheus_client
@@ -35,6 +36,7 @@ _RATES = (1, 2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 100, 200, 500, 1000)
 # Labels that begin at zero: Prometheus sees no increase in a series whose first
 # sample is 1.
 _TIERS = ('adult', 'minor')
+_STAGED = ['stage', 'tier']
 _RATINGS = ('good', 'bad', 'wrongly_refused', 'withdrawn')
 _FORMAT = 'text/plain; version=0.0.4; charset=utf-8'
 
@@ -57,10 +59,11 @@ class ReplicaReading(NamedTuple):
 
   name: str
   build: str  # A digest of its weights, calibration and head.
-  is_up: bool
   share: float  # To which part of new conversations it is open.
+  is_alive: bool
+  is_closing: bool  # Whether it drains: it takes nothing any more.
   load: float  # As policies count it.
-  running: int
+  running: int  # Sequences that have begun or wait.
 
 
 class FleetReading(NamedTuple):
@@ -126,57 +129,45 @@ class Metrics:
     """
     self._registry = prometheus_client.CollectorRegistry()
     own = {'namespace': 'kaiju', 'registry': self._registry}
-    self.ttft = prometheus_client.Histogram(
-      'ttft_seconds',
-      'From a request to its first token.',
-      buckets=_FIRST,
-      **own,
+    counter = functools.partial(prometheus_client.Counter, **own)
+    histogram = functools.partial(prometheus_client.Histogram, **own)
+    self.ttft = histogram(
+      'ttft_seconds', 'From a request to its first token.', buckets=_FIRST
     )
-    self.itl = prometheus_client.Histogram(
-      'itl_seconds', 'Between two tokens.', buckets=_BETWEEN, **own
-    )
-    self.queue = prometheus_client.Histogram(
-      'queue_seconds', 'From a request to its row.', buckets=_QUEUED, **own
+    self.itl = histogram('itl_seconds', 'Between two tokens.', buckets=_BETWEEN)
+    self.queue = histogram(
+      'queue_seconds', 'From a request to its row.', buckets=_QUEUED
     )
     # The tokens per second of each stream (`TokenStream.rate`).
-    self.rate = prometheus_client.Histogram(
+    self.rate = histogram(
       'stream_tokens_per_second',
       "A stream's tokens after its first, per second since.",
       buckets=_RATES,
-      **own,
     )
-    self.prompt_tokens = prometheus_client.Counter(
-      'prompt_tokens', 'Tokens of prompts.', **own
+    self.prompt_tokens = counter('prompt_tokens', 'Tokens of prompts.')
+    self.cached_tokens = counter(
+      'cached_tokens', 'Tokens of prompts that were in the cache.'
     )
-    self.cached_tokens = prometheus_client.Counter(
-      'cached_tokens', 'Tokens of prompts that were in the cache.', **own
-    )
-    self.rejected = prometheus_client.Counter(
-      'rejected', 'Requests that were not begun.', ['reason'], **own
+    self.rejected = counter(
+      'rejected', 'Requests that were not begun.', ['reason']
     )
     # The ratings of replies, by kind; 'withdrawn' for one that was taken back.
     # A rating that is sent again counts once.
-    self.ratings = prometheus_client.Counter(
-      'ratings', 'What owners said of replies.', ['kind'], **own
-    )
-    self.requests = prometheus_client.Counter(
+    self.ratings = counter('ratings', 'What owners said of replies.', ['kind'])
+    self.requests = counter(
       'http_requests',
       'Answers, by route and status.',
       ['method', 'route', 'status'],
-      **own,
     )
-    self._add_safety(own)
-    self._add_drift(own)
+    self._add_safety(counter)
+    self._add_drift(functools.partial(prometheus_client.Gauge, **own))
     # The answers under /v1/ that the server failed to give: 'status' for one of
     # 500 or above, 'stream' for an error after the answer had begun.
-    self.failed = prometheus_client.Counter(
-      'failed_answers',
-      'Answers that the server failed to give.',
-      ['kind'],
-      **own,
+    self.failed = counter(
+      'failed_answers', 'Answers that the server failed to give.', ['kind']
     )
-    self.store_failures = prometheus_client.Counter(
-      'store_failures', 'Calls that the store did not answer.', **own
+    self.store_failures = counter(
+      'store_failures', 'Calls that the store did not answer.'
     )
     # 1 while requests are taken, as /readyz says, the store left out; the
     # server's context sets the function that answers.
@@ -185,8 +176,8 @@ class Metrics:
     )
     # The operators' commands, by operation and result: 'done', 'refused' or
     # 'failed'.
-    self.operations = prometheus_client.Counter(
-      'operations', "Operators' commands.", ['operation', 'result'], **own
+    self.operations = counter(
+      'operations', "Operators' commands.", ['operation', 'result']
     )
     for kind in 'status', 'stream':
       self.failed.labels(kind)
@@ -194,21 +185,17 @@ class Metrics:
     for kind in _RATINGS:
       self.ratings.labels(kind)
     prometheus_client.ProcessCollector('kaiju', registry=self._registry)
-    self._registry.register(_Engine(read))
+    self._registry.register(_Scraped(lambda: _engine_metrics(read())))
 
-  def _add_safety(self, own) -> None:
+  def _add_safety(self, counter: Callable[..., prometheus_client.Counter]):
     """Makes the counters of safety, with all their labels at zero."""
     # 'gate' for users' texts, 'head' for prompts with their replies.
-    self.judged = prometheus_client.Counter(
-      'judged', 'Texts that safety read.', ['stage', 'tier'], **own
-    )
-    self.gate_failures = prometheus_client.Counter(
-      'gate_failures', 'Texts that the gate could not judge.', ['tier'], **own
+    self.judged = counter('judged', 'Texts that safety read.', _STAGED)
+    self.gate_failures = counter(
+      'gate_failures', 'Texts that the gate could not judge.', ['tier']
     )
     # Stages as in `moderation.Verdict`.
-    self.refusals = prometheus_client.Counter(
-      'refusals', 'Texts that safety stopped.', ['stage', 'tier'], **own
-    )
+    self.refusals = counter('refusals', 'Texts that safety stopped.', _STAGED)
     for tier in _TIERS:
       self.gate_failures.labels(tier)
       for stage in 'gate', 'head':
@@ -216,23 +203,22 @@ class Metrics:
       for stage in 'gate', 'prompt', 'head':
         self.refusals.labels(stage, tier)
 
-  def _add_drift(self, own) -> None:
+  def _add_drift(self, gauge: Callable[..., prometheus_client.Gauge]):
     # The divergence of the last window, of 'tokens' and of 'codes'; without
     # series where nothing watches (`drift/watch.py`).
-    self.drift_kl = prometheus_client.Gauge(
+    self.drift_kl = gauge(
       'drift_kl',
       'How far the last window of traffic is from the first ones, nats.',
       ['what'],
-      **own,
     )
     # 1 while the guard has frozen calibration.
-    self.drift_frozen = prometheus_client.Gauge(
-      'drift_frozen', 'Whether drift has frozen calibration.', **own
+    self.drift_frozen = gauge(
+      'drift_frozen', 'Whether drift has frozen calibration.'
     )
 
   def add_fleet(self, read: Callable[[], FleetReading]) -> None:
     """Adds the metrics of a router, read at each scrape, from any thread."""
-    self._registry.register(_Fleet(read))
+    self._registry.register(_Scraped(lambda: _fleet_metrics(read())))
 
   def show_drift(
     self, tokens: float | None, codes: float | None, is_frozen: bool
@@ -268,89 +254,69 @@ class Metrics:
     )
 
 
-class _Engine(registry_lib.Collector):
-  """Collects the engine's own metrics at each scrape."""
+class _Scraped(registry_lib.Collector):
+  """Metrics that are read at each scrape, and not when they are registered."""
 
-  def __init__(self, read: Callable[[], Reading | None]):
+  def __init__(self, read: Callable[[], Iterator[core.Metric]]):
     self._read = read
 
   def describe(self) -> Iterator[core.Metric]:
-    """Yields nothing, so that registration does not read the engine."""
     return iter(())
 
   def collect(self) -> Iterator[core.Metric]:
-    """Yields the gauges and counters of a reading, if there is one."""
-    read = self._read()
-    if read is None:
-      return
-    pages = core.GaugeMetricFamily(
-      'kaiju_pages', 'Pages of the cache.', labels=['kind', 'state']
-    )
-    for (kind, state), count in read.pages.items():
-      pages.add_metric([kind, state], count)
-    yield pages
-    yield core.GaugeMetricFamily(
-      'kaiju_points', 'Texts that prompts can go on from.', read.points
-    )
-    yield core.CounterMetricFamily(
-      'kaiju_evictions', 'Points that were evicted.', read.evictions
-    )
-    yield core.GaugeMetricFamily(
-      'kaiju_waiting', 'Sequences without a row.', read.waiting
-    )
-    yield core.GaugeMetricFamily(
-      'kaiju_running', 'Sequences with a row.', read.running
-    )
-    yield core.GaugeMetricFamily(
-      'kaiju_expected_wait_seconds',
-      'What a new sequence would wait.',
-      read.wait,
-    )
+    return self._read()
 
 
-class _Fleet(registry_lib.Collector):
-  """Collects a router's metrics at each scrape."""
+def _engine_metrics(found: Reading | None) -> Iterator[core.Metric]:
+  """Yields the gauges and counters of a reading, if there is one."""
+  if found is None:
+    return
+  gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
+  pages = gauge('kaiju_pages', 'Pages of the cache.', labels=['kind', 'state'])
+  for (kind, state), count in found.pages.items():
+    pages.add_metric([kind, state], count)
+  yield pages
+  yield gauge(
+    'kaiju_points', 'Texts that prompts can go on from.', found.points
+  )
+  yield counter('kaiju_evictions', 'Points that were evicted.', found.evictions)
+  yield gauge('kaiju_waiting', 'Sequences without a row.', found.waiting)
+  yield gauge('kaiju_running', 'Sequences with a row.', found.running)
+  yield gauge(
+    'kaiju_expected_wait_seconds', 'What a new sequence would wait.', found.wait
+  )
 
-  def __init__(self, read: Callable[[], FleetReading]):
-    self._read = read
 
-  def describe(self) -> Iterator[core.Metric]:
-    """Yields nothing, so that registration does not read the router."""
-    return iter(())
-
-  def collect(self) -> Iterator[core.Metric]:
-    """Yields the gauges and counters of a reading."""
-    read = self._read()
-    for name, text, attribute in (
-      ('up', 'Whether the replica answers.', 'is_up'),
-      ('share', 'The part of new conversations that it takes.', 'share'),
-      ('load', 'Its prompt tokens and requests, as policies count.', 'load'),
-      ('running', 'Its sequences.', 'running'),
-    ):
-      family = core.GaugeMetricFamily(
-        f'kaiju_replica_{name}', text, labels=['replica', 'build']
-      )
-      for one in read.replicas:
-        family.add_metric([one.name, one.build], getattr(one, attribute))
-      yield family
-    yield core.GaugeMetricFamily(
-      'kaiju_affinity_sessions',
-      "Sessions in the router's table.",
-      read.sessions,
+def _fleet_metrics(found: FleetReading) -> Iterator[core.Metric]:
+  """Yields the gauges and counters of a router's reading."""
+  gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
+  for name, text, attribute in (
+    ('up', 'Whether the replica answers.', 'is_alive'),
+    ('share', 'The part of new conversations that it takes.', 'share'),
+    ('load', 'Its prompt tokens and requests, as policies count.', 'load'),
+    ('running', 'Its sequences.', 'running'),
+  ):
+    family = gauge(f'kaiju_replica_{name}', text, labels=['replica', 'build'])
+    for one in found.replicas:
+      labels = [one.name, one.build[:12]]
+      family.add_metric(labels, getattr(one, attribute))
+    yield family
+  yield gauge(
+    'kaiju_affinity_sessions', "Sessions in the router's table.", found.sessions
+  )
+  yield counter(
+    'kaiju_affinity_moves',
+    'Sessions that went on at another replica.',
+    found.moves,
+  )
+  if found.shared is not None:
+    yield gauge(
+      'kaiju_affinity_shared',
+      'Whether the table is shared with other routers.',
+      found.shared,
     )
-    yield core.CounterMetricFamily(
-      'kaiju_affinity_moves',
-      'Sessions that went on at another replica.',
-      read.moves,
+    yield counter(
+      'kaiju_affinity_losses',
+      'Times that the shared table was lost.',
+      found.losses,
     )
-    if read.shared is not None:
-      yield core.GaugeMetricFamily(
-        'kaiju_affinity_shared',
-        'Whether the table is shared with other routers.',
-        read.shared,
-      )
-      yield core.CounterMetricFamily(
-        'kaiju_affinity_losses',
-        'Times that the shared table was lost.',
-        read.losses,
-      )

@@ -81,35 +81,34 @@ class Worker:
     return self._thread.is_alive() and self.error is None
 
   @property
-  def wait(self) -> float | None:
+  def max_wait_s(self) -> float | None:
     """The most seconds that a request may wait; None for no limit."""
     return self.engine.limits.wait
 
   @property
-  def alternatives(self) -> int:
+  def max_alternatives(self) -> int:
     """The most alternatives of a token that a request may ask for."""
     return self.engine.alternatives
 
   @property
-  def ready(self) -> int:
+  def compiled(self) -> int:
     """How many of the compilations that were left for later are done."""
     return self.compilations - self.engine.rounds.waiting
 
-  def reading(self) -> metrics.Reading | None:
+  def read_engine(self) -> metrics.Reading | None:
     """Returns the engine's state; None if late. It blocks: see `ask`."""
     return self.ask(lambda: metrics.reading(self.engine))
 
   async def begin(self) -> None:
-    """Prepares nothing: its thread runs (`engines.Engines`)."""
+    """Prepares nothing: its thread runs (`replica.Engines`)."""
 
   async def submit(
-    self, *requests: request_lib.Request, before: int = 0
+    self, *requests: request_lib.Request
   ) -> list[token_stream.AsyncStream]:
     """Submits requests and returns their streams; takes all of them, or none.
 
     Args:
       *requests: the requests; all of them enter the engine in the same round.
-      before: tokens of the prompts that belong to earlier turns.
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
@@ -124,7 +123,7 @@ class Worker:
     def submit():
       try:
         for stream, request in zip(streams, requests):
-          stream.sequence = self.engine.submit(request, before)
+          stream.sequence = self.engine.submit(request)
       except Exception:
         for stream in streams:
           self._end_sequence(stream)

@@ -111,7 +111,7 @@ async def server(request: requests.Request) -> responses.Response:
       'thinking': context.thinking is not None,
       'sampling': dict(context.sampling),
       # Programs still compile after the start; no request waits for one.
-      'warm': {'ready': engines.ready, 'of': engines.compilations},
+      'warm': {'ready': engines.compiled, 'of': engines.compilations},
       'authentication': not context.access.is_open,
     }
   )

@@ -97,7 +97,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       cache_salt=turn.cache_salt,
       conversation=turn.conversation,
       priority=caller.tier,
-      deadline=context.engines.wait,
+      deadline=context.engines.max_wait_s,
       guided=guide,
       begun=len(turn.begun_tokens),
       alternatives=chat.top_logprobs or 0,

@@ -152,7 +152,7 @@ def _requests(
       alternatives=completion.logprobs or 0,
       owner=caller.owner,
       priority=caller.tier,
-      deadline=context.engines.wait,
+      deadline=context.engines.max_wait_s,
     )
     for sampling in completion.samplings(context.sampling)
   ]

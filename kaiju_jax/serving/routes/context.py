@@ -23,7 +23,7 @@ from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.routes import store as store_lib
-from kaiju_jax.serving.routing import engines as engines_lib
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
@@ -76,7 +76,7 @@ class Context:
   """The parts of one server."""
 
   # One engine, or several as one.
-  engines: engines_lib.Engines
+  engines: replica_lib.Engines
   model: Model
   tokenizer: tokenizer_lib.Tokenizer
   # Turns messages into tokens; None for a model that only continues text.

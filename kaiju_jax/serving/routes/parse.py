@@ -170,7 +170,7 @@ def check_alternatives(
   """
   if not count:
     return
-  most = context.engines.alternatives
+  most = context.engines.max_alternatives
   if count > most:
     raise errors.invalid(
       f'{field}={count}: must be 0…{most} here; the server is started with'

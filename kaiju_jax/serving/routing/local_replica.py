@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.pages import nodes
-from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica
 
-# Texts that a replica tells of, the latest; our guess.
+# The most texts that a replica lists; our guess.
 MOST = 4096
 
 
@@ -32,9 +30,10 @@ class LocalReplica:
     build: str,
     names: pseudonyms.Pseudonyms,
   ):
-    self.name = name  # name, build: see `replica.Replica`.
-    self.build = build
+    self.name, self.build = name, build  # As in `replica.Replica`.
     self.worker = worker  # It runs, or will; ended by `stop`.
+    self.submit, self.drain = worker.submit, worker.drain
+    self.stop = worker.stop
     self._names = names
 
   @property
@@ -42,19 +41,13 @@ class LocalReplica:
     """Whether its worker is."""
     return self.worker.is_alive
 
-  async def submit(
-    self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[token_stream.TokenStream]:
-    """Submits requests; raises what `worker.Worker.submit` does."""
-    return await self.worker.submit(*requests, before=before)
-
   async def status(self) -> replica.Status:
     """Returns its status, between two rounds."""
     worker = self.worker
     load, reading = await worker.call(lambda: _measure(worker.engine))
     running = reading.waiting + reading.running
     return replica.Status(
-      load, running, worker.ready, worker.compilations, reading
+      load, running, worker.compiled, worker.compilations, reading
     )
 
   async def list_cached(self) -> Sequence[replica.CachedText]:
@@ -67,14 +60,6 @@ class LocalReplica:
   async def forget(self, wanted: forgetting.Forget) -> None:
     """Drops texts from its cache."""
     await self.worker.forget(wanted)
-
-  async def drain(self, seconds: float) -> int:
-    """Refuses requests; returns how many had to be ended after `seconds`."""
-    return await self.worker.drain(seconds)
-
-  def stop(self) -> None:
-    """Ends its worker; blocks for up to a round."""
-    self.worker.stop()
 
   def _name(
     self, salt: bytes, conversation, tokens: int, idle: float

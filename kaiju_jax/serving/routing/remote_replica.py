@@ -1,6 +1,6 @@
 """A replica of another process, from the side of an ingress.
 
-    remote = RemoteReplicaReplica('kaiju-0', transport)
+    remote = RemoteReplica('kaiju-0', transport)
     remote.start()
     remote.wait(60)
     (stream,) = await remote.submit(request)
@@ -101,7 +101,7 @@ class RemoteReplica:
     return self._is_alive
 
   async def submit(
-    self, *requests: request_lib.Request, before: int = 0
+    self, *requests: request_lib.Request
   ) -> Sequence[token_stream.TokenStream]:
     """Submits requests; takes all of them, or none.
 
@@ -111,7 +111,7 @@ class RemoteReplica:
     """
     loop = asyncio.get_running_loop()
     streams = [token_stream.AsyncStream(self, loop) for _ in requests]
-    await self._in_thread(self._submit(streams, requests, before))
+    await self._in_thread(self._submit(streams, requests))
     return streams
 
   async def status(self) -> replica_lib.Status:
@@ -155,20 +155,14 @@ class RemoteReplica:
       asyncio.run_coroutine_threadsafe(work, self._loop)
     )
 
-  async def _submit(self, streams, requests, before: int) -> None:
+  async def _submit(self, streams, requests) -> None:
     if self._welcome is None:
       raise self._gone()
     own = {next(self._numbers): stream for stream in streams}
     self._streams |= own
     self._of |= {stream: number for number, stream in own.items()}
     try:
-      await self._ask(
-        'submit',
-        self._ingress,
-        list(own),
-        requests,
-        before,
-      )
+      await self._ask('submit', self._ingress, list(own), requests)
     except BaseException as error:
       for number in own:
         self._drop(number)

@@ -1,12 +1,14 @@
-"""Defines what a router asks of a replica: one engine, here or elsewhere.
+"""Interfaces of engines: one replica behind a router, and all that routes use.
 
-    streams = await replica.submit(request)   of tokens
+    streams = await replica.submit(request)    of tokens
     await replica.status()                     its load
-    await replica.list_cached()                 the texts that its cache holds
+    await replica.list_cached()                the texts that its cache holds
 
-A replica that dies ends its streams with `Lost`; whoever reads them submits the
-rest of each text elsewhere (`router.py`). All that crosses this seam can be
-pickled, so that a replica may live in another process.
+The routes see `Engines`: a `worker.Worker` (one engine) or a `router.Router`. A
+router sees `Replica`s: a `LocalReplica` runs in this process, a `RemoteReplica`
+in another one. A replica that dies ends its streams with `Lost`, and the router
+submits the rest of each text elsewhere. All that crosses this interface can be
+pickled.
 """
 
 from collections.abc import Sequence
@@ -30,8 +32,7 @@ class Lost(worker_lib.Stopped):
 class CachedText(NamedTuple):
   """A text that a replica's cache can resume; its names are pseudonyms."""
 
-  # Pseudonym of the text's cache salt: nobody learns of a private character.
-  salt: str
+  salt: str  # Of the text's cache salt.
   conversation: str  # Of its owner and conversation; '' for a shared prefix.
   tokens: int
   idle: float = 0.0  # Seconds since its last use.
@@ -44,49 +45,73 @@ class Status(NamedTuple):
   # it has, as `policies.pick` counts.
   load: float
   running: int  # Sequences that have begun or wait.
-  ready: int  # ready, compilations: as in `engines.Engines`.
+  compiled: int  # compiled, compilations: as in `Engines`.
   compilations: int
   reading: metrics.Reading  # For the metrics.
 
 
-class Replica(Protocol):
-  """One engine behind a router.
+class _Engine(Protocol):
+  """What replicas and routers have in common."""
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether requests can be answered, as far as is known here."""
+
+  async def submit(
+    self, *requests: request_lib.Request
+  ) -> Sequence[token_stream.TokenStream]:
+    """Submits the choices of one answer; takes all of them, or none.
+
+    A caller that is cancelled meanwhile leaves no sequence behind.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong.
+      request.Busy: the queue or the wait is too long, or the engine drains.
+      worker.Stopped: the engine is gone, or none is left.
+    """
+
+  async def forget(self, wanted: forgetting.Forget) -> None:
+    """Drops texts from the caches; raises `worker.Stopped`."""
+
+  async def drain(self, seconds: float) -> int:
+    """Refuses requests; returns how many had to be ended after `seconds`."""
+
+  def stop(self) -> None:
+    """Ends the engines and all streams; may block."""
+
+
+class Engines(_Engine, Protocol):
+  """One engine or several, for the routes.
 
   Attributes:
-    is_alive: whether it can answer, as far as is known here.
+    max_wait_s: the most seconds that a request may wait for a row; None: any.
+    max_alternatives: the most alternatives of a token that a request may get.
+    compilations: programs that were left to compile after the start.
+    compiled: how many of them are done.
   """
+
+  max_wait_s: float | None
+  max_alternatives: int
+  compilations: int
+  compiled: int
+
+  async def begin(self) -> None:
+    """Prepares for requests, in the server's loop, before the first."""
+
+  def read_engine(self) -> metrics.Reading | None:
+    """Returns the engines' state; None if late. It blocks: use a thread."""
+
+
+class Replica(_Engine, Protocol):
+  """One engine behind a router."""
 
   name: str  # Unique within the fleet.
   # Digest of its weights, calibration and head; replicas of one build give the
   # same text.
   build: str
 
-  @property
-  def is_alive(self) -> bool: ...
-
-  async def submit(
-    self, *requests: request_lib.Request, before: int = 0
-  ) -> Sequence[token_stream.TokenStream]:
-    """Submits requests; takes all of them, or none.
-
-    A caller that is cancelled meanwhile leaves no sequence behind.
-
-    Raises:
-      TypeError, ValueError, request.Busy: see `worker.Worker.submit`.
-      Lost: the replica is gone.
-    """
-
   async def status(self) -> Status:
     """Returns its status; raises `Lost`."""
 
   async def list_cached(self) -> Sequence[CachedText]:
     """Returns the texts of its cache, the latest first; raises `Lost`."""
-
-  async def forget(self, wanted: forgetting.Forget) -> None:
-    """Drops texts from its cache; raises `Lost`."""
-
-  async def drain(self, seconds: float) -> int:
-    """Refuses requests; returns how many had to be ended after `seconds`."""
-
-  def stop(self) -> None:
-    """Ends it and its streams; may block."""

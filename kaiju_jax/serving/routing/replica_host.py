@@ -182,13 +182,12 @@ class ReplicaHost:
     ingress: str,
     numbers: Sequence[int],
     requests: Sequence[request_lib.Request],
-    before: int,
   ) -> None:
     """Submits requests, whose streams the ingress has numbered."""
     own = self._find(ingress)
     own.submitting |= set(numbers)
     try:
-      streams = await self._replica.submit(*requests, before=before)
+      streams = await self._replica.submit(*requests)
       unwanted = own.unwanted & set(numbers)
     finally:
       own.submitting -= set(numbers)

@@ -23,6 +23,7 @@ import logging
 import time
 from typing import Any
 
+from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
@@ -328,7 +329,7 @@ class Rollouts:
     )
 
 
-def _is_open(one: router_lib.ReplicaSummary) -> bool:
+def _is_open(one: metrics.ReplicaReading) -> bool:
   """Returns whether a replica takes new conversations."""
   return one.is_alive and not one.is_closing and one.share > 0
 

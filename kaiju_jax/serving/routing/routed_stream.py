@@ -1,4 +1,4 @@
-"""A stream conversation text goes on elsewhere when its replica is lost.
+"""A stream of tokens that survives the loss of its replica.
 
 What was given out is kept. When the replica is gone, or was drained, the prompt
 is submitted to another one of the same build, with the same seed and these
@@ -36,11 +36,10 @@ _AGAIN = 1.0
 class Failover(NamedTuple):
   """How a stream goes on at another replica."""
 
-  # Submits a request, with the tokens of earlier turns, to the best replica, of
-  # a build unless that is None, and to none that it had; returns the replica's
-  # state and stream.
+  # Submits a request to the best replica of a build (None: of any build) but
+  # those given; returns the replica's state and its stream.
   resubmit: Callable[
-    [request_lib.Request, int, str | None, list[replica_states.ReplicaState]],
+    [request_lib.Request, str | None, list[replica_states.ReplicaState]],
     Awaitable[tuple[replica_states.ReplicaState, token_stream.TokenStream]],
   ]
   # Called once with a stream that has ended or was cancelled.
@@ -59,7 +58,6 @@ class RoutedStream:
     self,
     failover: Failover,
     request: request_lib.Request,
-    before: int,
     state: replica_states.ReplicaState,
     inner: token_stream.TokenStream,
   ):
@@ -67,7 +65,6 @@ class RoutedStream:
 
     Args:
       failover: how it goes on elsewhere.
-      before: tokens of the prompt that belong to earlier turns.
       state: the replica's.
       inner: the replica's stream.
     """
@@ -75,12 +72,13 @@ class RoutedStream:
     self.waited = 0.0
     self.reused = 0
     self.prompt_scores: tuple[float, ...] | None = None
-    self.moves = 0  # How often its text went on elsewhere.
+    self.failovers = 0  # How often it continued at another replica.
+    # Whether its conversation was removed while it ran.
+    self.is_removed = False
     self._losses = 0
     self._tried: list[replica_states.ReplicaState] = []
     self._failover = failover
     self._request = request
-    self._before = before
     # Read and not given out yet: of a search until it is whole.
     self._events: collections.deque[request_lib.Event] = collections.deque()
     self._given: list[request_lib.Event] = []
@@ -239,7 +237,7 @@ class RoutedStream:
     state, inner = found
     self._events.clear()
     self._kept = len(self._given)
-    self.moves += 1
+    self.failovers += 1
     self._take_over(state, inner)
     if self._cancelled.is_set():
       self._discharge(2)
@@ -257,9 +255,7 @@ class RoutedStream:
     end = clock() + self._failover.busy_timeout_s
     while not self._cancelled.is_set():
       try:
-        return await self._failover.resubmit(
-          request, self._before, build, self._tried
-        )
+        return await self._failover.resubmit(request, build, self._tried)
       except request_lib.Busy as busy:
         if busy.seconds is None or clock() >= end:
           raise

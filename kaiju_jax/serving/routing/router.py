@@ -1,6 +1,6 @@
 """The router: several replicas answer as one engine.
 
-    router = Router(secret, Settings(wait=30))
+    router = Router(secret, Settings(max_wait_s=30))
     router.add(replica)
     (stream,) = await router.submit(request)
 
@@ -13,7 +13,7 @@ While requests come, the router polls each replica's status (its load) once a
 second, and its prefix cache every ten seconds: the conversations in the caches
 fill the affinity table, so that a new router knows them.
 
-All methods but `reading` and `stop` run in the server's event loop.
+All methods but `read_engine` and `stop` run in the server's event loop.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ import contextlib
 import dataclasses
 import logging
 from typing import Any
-from typing import NamedTuple
 
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
@@ -33,7 +32,6 @@ from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import pseudonyms
-from kaiju_jax.serving.routing import removals
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import replica_states
 from kaiju_jax.serving.routing import rollout
@@ -56,9 +54,9 @@ class Settings:
   sessions: int = 2**16
   # Address of a Redis in which routers share their tables; '' for none.
   table: str = ''
-  # Most seconds for a row (None: any), and alternatives of a token.
-  wait: float | None = 30.0
-  alternatives: int = 0
+  # As in `replica.Engines`.
+  max_wait_s: float | None = 30.0
+  max_alternatives: int = 0
   # Refresh a replica's load after this many seconds.
   load_max_age_s: float = 1.0
   # Poll the replicas' prefix caches this often.
@@ -79,20 +77,8 @@ class Settings:
       )
 
 
-class ReplicaSummary(NamedTuple):
-  """A replica as operators see it; see `replica_states.ReplicaState`."""
-
-  name: str
-  build: str
-  share: float
-  is_alive: bool
-  is_closing: bool
-  load: float
-  running: int
-
-
 class Router:
-  """An `engines.Engines` over replicas.
+  """Several replicas as one `replica.Engines`.
 
   Methods that take a replica's name raise ValueError where there is none.
 
@@ -101,7 +87,9 @@ class Router:
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
-    self.moves = 0  # How often a text went on at another replica.
+    self.failovers = 0  # How often a stream continued at another replica.
+    self.max_wait_s = settings.max_wait_s  # See `replica.Engines`.
+    self.max_alternatives = settings.max_alternatives
     self.pseudonyms = pseudonyms.Pseudonyms(secret)
     self._settings = settings
     self._replicas = replica_states.ReplicaStates(
@@ -118,7 +106,7 @@ class Router:
         prefix=f'kaiju:affinity:{self.pseudonyms.fleet}:',
       )
     self._streams: set[routed_stream.RoutedStream] = set()
-    self._removals = removals.Removals(self.forget)
+    self._repeated_removals: set[asyncio.Task] = set()
     self._failover = routed_stream.Failover(
       self._resubmit,
       self._on_close,
@@ -170,10 +158,10 @@ class Router:
       return await state.replica.drain(seconds)
     return 0
 
-  def describe(self) -> list[ReplicaSummary]:
+  def describe(self) -> list[metrics.ReplicaReading]:
     """Returns the replicas as last polled; `refresh` polls them."""
     return [
-      ReplicaSummary(
+      metrics.ReplicaReading(
         x.replica.name,
         x.build,
         x.share,
@@ -208,15 +196,10 @@ class Router:
     }
 
   def read_fleet(self) -> metrics.FleetReading:
-    """Returns the router's metrics."""
+    """Returns the replicas' states, and the affinity table's counters."""
     table = self._shared_table
     return metrics.FleetReading(
-      [
-        metrics.ReplicaReading(
-          x.name, x.build[:12], x.is_alive, x.share, x.load, x.running
-        )
-        for x in self.describe()
-      ],
+      self.describe(),
       len(self._replicas.affinity),
       self._replicas.affinity.moved,
       None if table is None else not table.is_away,
@@ -229,24 +212,14 @@ class Router:
     return any(state.is_open for state in self._replicas)
 
   @property
-  def wait(self) -> float | None:
-    """Maximum seconds that a request may wait for a row; None for any."""
-    return self._settings.wait
-
-  @property
-  def alternatives(self) -> int:
-    """The most alternatives of a token that a request may ask for."""
-    return self._settings.alternatives
-
-  @property
   def compilations(self) -> int:
     """How many compilations all replicas left for later."""
     return sum(status.compilations for status in self._statuses())
 
   @property
-  def ready(self) -> int:
+  def compiled(self) -> int:
     """How many of them are done."""
-    return sum(status.ready for status in self._statuses())
+    return sum(status.compiled for status in self._statuses())
 
   async def begin(self) -> None:
     """Polls the caches, and shares the table from now on."""
@@ -257,9 +230,9 @@ class Router:
       self._sharing = asyncio.create_task(self._shared_table.run())
 
   async def submit(
-    self, *requests: request_lib.Request, before: int = 0
+    self, *requests: request_lib.Request
   ) -> Sequence[token_stream.TokenStream]:
-    """Submits an answer's requests to one replica; see `engines.Engines`.
+    """Submits an answer's requests to one replica.
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
@@ -269,9 +242,9 @@ class Router:
     self._loop = asyncio.get_running_loop()
     if self._loop.time() - self._polled_at > self._settings.load_max_age_s:
       self._poll_in_background()
-    state, streams = await self._open(requests, before, None)
+    state, streams = await self._open(requests, None)
     found = [
-      routed_stream.RoutedStream(self._failover, request, before, state, stream)
+      routed_stream.RoutedStream(self._failover, request, state, stream)
       for request, stream in zip(requests, streams)
     ]
     self._streams.update(found)
@@ -285,7 +258,9 @@ class Router:
     """
     for owner, conversation in wanted.conversations:
       self._replicas.forget(owner, conversation)
-    self._removals.note(wanted, self._streams)
+    removed = set(wanted.conversations)
+    for stream in self._streams:
+      stream.is_removed |= stream.conversation in removed
     alive = self._alive()
     if not alive:
       raise replica_lib.Lost('no replica is left.')
@@ -307,7 +282,7 @@ class Router:
       [lambda x=x: self._poll(*x, polls_caches) for x in self._alive()]
     )
 
-  def reading(self) -> metrics.Reading | None:
+  def read_engine(self) -> metrics.Reading | None:
     """Returns the sum of the replicas' readings; None where there is none.
 
     Blocks, outside the event loop, for at most 2 · `status_timeout_s`; replicas
@@ -336,7 +311,6 @@ class Router:
   async def _open(
     self,
     requests: Sequence[request_lib.Request],
-    before: int,
     build: str | None,
     exclude: Sequence[replica_states.ReplicaState] = (),
   ) -> tuple[replica_states.ReplicaState, Sequence[token_stream.TokenStream]]:
@@ -350,7 +324,7 @@ class Router:
       # Another replica may have this index by the time that it answers.
       replica = state.replica
       try:
-        streams = await replica.submit(*requests, before=before)
+        streams = await replica.submit(*requests)
       except request_lib.Busy as error:
         busy.append(error)
       except worker_lib.Stopped:
@@ -365,18 +339,27 @@ class Router:
   async def _resubmit(
     self,
     request: request_lib.Request,
-    before: int,
     build: str | None,
     tried: Sequence[replica_states.ReplicaState],
   ) -> tuple[replica_states.ReplicaState, token_stream.TokenStream]:
     """Submits a text whose replica is lost to another one, as `_open`."""
-    state, (stream,) = await self._open([request], before, build, tried)
-    self.moves += 1
+    state, (stream,) = await self._open([request], build, tried)
+    self.failovers += 1
     return state, stream
 
   def _on_close(self, stream: routed_stream.RoutedStream) -> None:
     self._streams.discard(stream)
-    self._removals.repeat(stream)
+    if stream.is_removed and stream.failovers:
+      # An engine drops what a running text of a removed conversation records,
+      # but the replica at which this one continued knows of no removal.
+      wanted = forgetting.Forget(conversations=(stream.conversation,))
+      task = asyncio.create_task(self._forget_again(wanted))
+      self._repeated_removals.add(task)
+      task.add_done_callback(self._repeated_removals.discard)
+
+  async def _forget_again(self, wanted: forgetting.Forget) -> None:
+    with contextlib.suppress(worker_lib.Stopped):
+      await self.forget(wanted)
 
   async def _drain_own_streams(self, seconds: float) -> int:
     loop = asyncio.get_running_loop()

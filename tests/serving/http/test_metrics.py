@@ -60,8 +60,8 @@ def test_names_and_types_are_those_that_dashboards_know():
 def test_a_router_tells_of_its_replicas():
   measured = metrics.Metrics(lambda: None)
   replicas = [
-    metrics.ReplicaReading('one', 'b1', True, 1.0, 30.0, 2),
-    metrics.ReplicaReading('two', 'b2', False, 0.1, 0.0, 0),
+    metrics.ReplicaReading('one', 'b1', 1.0, True, False, 30.0, 2),
+    metrics.ReplicaReading('two', 'b2', 0.1, False, False, 0.0, 0),
   ]
   read = [metrics.FleetReading(replicas, 5, 3, False, 2)]
   measured.add_fleet(lambda: read[0])

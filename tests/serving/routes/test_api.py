@@ -273,7 +273,7 @@ def test_a_server_exports_what_alerts_and_the_dashboard_read(server):
   server.chat(session=server.open_session())
   server.refused('GET', f'{CARDS}/nobody', owner='ben')
   # A router's, which this server has not.
-  one = metrics.ReplicaReading('one', 'b', True, 1.0, 0.0, 0)
+  one = metrics.ReplicaReading('one', 'b', 1.0, True, False, 0.0, 0)
   fleet = metrics.FleetReading([one], 0, 0, True)
   server.context.metrics.add_fleet(lambda: fleet)
   text = server.get('/metrics').decode()

@@ -191,7 +191,7 @@ class Fleet:
     assert not self.left()
     if self.router._polling is not None:
       await self.router._polling
-    await asyncio.gather(*self.router._removals._tasks)
+    await asyncio.gather(*self.router._repeated_removals)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
   def stop(self):

@@ -31,7 +31,7 @@ class Local:
 
   async def status(self):
     load = await self.worker.call(self.worker.engine.load)
-    reading = await asyncio.to_thread(self.worker.reading)
+    reading = await asyncio.to_thread(self.worker.read_engine)
     return replica_lib.Status(1.5, load.running + load.waiting, 3, 4, reading)
 
   async def list_cached(self):

@@ -152,7 +152,7 @@ def test_any_life_of_a_fleet_gives_each_client_its_text(make, ahead):
       await fleet.nothing_is_left()
       dead += sum(not one.is_alive for one in fleet.replicas.values())
       renew(fleet)
-    return dead, whole, left, fleet.router.moves
+    return dead, whole, left, fleet.router.failovers
 
   dead, whole, left, moves = fleet_lib.run(main())
   assert dead > 8 and moves > 20 and left > 50 and whole > 150

@@ -102,7 +102,7 @@ def test_fifty_kills_at_random_tokens_lose_nothing(engines, wanted):
       for engine in engines:
         engine.fuse = None
       dead = sum(not one.is_alive for one in fleet.replicas.values())
-      kills, moves = kills + dead, fleet.router.moves
+      kills, moves = kills + dead, fleet.router.failovers
       fleet.revive()
     return kills, moves
 

@@ -176,8 +176,8 @@ def test_a_drain_moves_what_does_not_end():
       counts = await asyncio.gather(*reading)
       assert 0 < moved <= len(on_one) and len(first) == 8
       assert counts == [199] * 8
-      assert [x.moves for x in on_one if x.moves] == [1] * moved
-      assert sum(x.moves for x in streams) == moved
+      assert [x.failovers for x in on_one if x.failovers] == [1] * moved
+      assert sum(x.failovers for x in streams) == moved
       assert router.count_requests('one').failures == 0
       # Its conversations go on elsewhere, and so do new ones.
       for n in [*range(8), 20, 21]:

@@ -150,7 +150,7 @@ def test_clients_read_on_over_kills(server):
   with killing(server, rng) as kills:
     for seed, body in enumerate(bodies):
       assert ask(server, seed, **body) == wanted[seed]
-  assert len(kills) >= 3 and server.context.engines.moves
+  assert len(kills) >= 3 and server.context.engines.failovers
   assert server.is_idle_soon()
 
 

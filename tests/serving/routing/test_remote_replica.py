@@ -311,7 +311,7 @@ def test_an_ingress_that_vanishes_ends_its_sequences(fleet):
     messages = host.subscribe('ingress')
     await anext(messages)
     answer = await host.call(
-      'submit', 'ingress', [0], [world.request(count=50)], 0
+      'submit', 'ingress', [0], [world.request(count=50)]
     )
     assert answer.error is None
     # Neither reads nor leaves.

@@ -7,10 +7,10 @@ import types
 import numpy as np
 import pytest
 
+from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
-from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import warming
 from tests.serving.routing import uses
 
@@ -57,7 +57,7 @@ class Router:
 
   def describe(self):
     return [
-      router_lib.ReplicaSummary(
+      metrics.ReplicaReading(
         name=name,
         build=build,
         share=self.shares[name],

@@ -33,7 +33,7 @@ class Scripted:
     self.answers, self.requests = list(answers), []
     self.opened = []
 
-  async def submit(self, *requests, before=0):
+  async def submit(self, *requests):
     self.requests += requests
     answer = self.answers.pop(0)
     if callable(answer):
@@ -117,7 +117,7 @@ def test_a_lost_text_is_submitted_behind_what_was_given_out():
   assert result.tokens.tolist() == [97, 98]  # Of the first: Answer has none.
   assert result.text == 'ab' and result.reason == 'length'
   assert result.log_probabilities.tolist() == [-48.5, -49]
-  assert (stream.waited, stream.reused, stream.moves) == (1.0, 2, 1)
+  assert (stream.waited, stream.reused, stream.failovers) == (1.0, 2, 1)
   assert not router._streams
 
 
@@ -128,7 +128,7 @@ def test_a_search_begins_anew_where_its_result_was_not_whole():
   router = scripted(one, two)
   request = world.request(0, count=3, guided=guide)
   tokens, stream = run(read(router, request))
-  assert tokens == [97, 98, 99] and stream.moves == 1
+  assert tokens == [97, 98, 99] and stream.failovers == 1
   assert not len(two.requests[0].drawn)
 
 
@@ -137,7 +137,7 @@ def test_a_text_that_had_ended_needs_no_other_replica():
   router = scripted(one, Scripted('two', []))
   tokens, stream = run(read(router, world.request(0)))
   assert tokens == [97, 98] and stream.reason == 'stop_token'
-  assert stream.result().text == 'ab' and stream.moves == 0
+  assert stream.result().text == 'ab' and stream.failovers == 0
   # Its prompt's scores came with the result.
   one.answers = [([(97, 'length')], LOST)]
   scored = world.request(0, scores_prompt=True)
@@ -212,7 +212,7 @@ def test_a_begun_text_waits_while_all_are_busy():
   one.answers += full
   router = scripted(one, two)
   tokens, stream = run(read(router, world.request(0)))
-  assert tokens == [97, 98] and stream.moves == 1
+  assert tokens == [97, 98] and stream.failovers == 1
   two.answers, one.answers = full * 99, [([(97,)], LOST), *full * 99]
   impatient = scripted(one, two, busy_timeout_s=0.05)
   with pytest.raises(replica_lib.Lost, match='cannot go on: full'):

@@ -67,7 +67,7 @@ def test_what_one_replica_gives_is_handed_on(make):
       check(events, request)
       assert result.reason == stream.reason == 'length'
       assert result.tokens.tolist() == list(tokens_of(request))
-      assert stream.moves == fleet.router.moves == 0
+      assert stream.failovers == fleet.router.failovers == 0
       await fleet.nothing_is_left()
     with pytest.raises(StopAsyncIteration):
       await anext(stream)
@@ -164,7 +164,7 @@ def test_a_kill_in_any_phase_is_not_seen(make, when):
     found[0][0][:0] = before
     for (events, _), request in zip(found, requests):
       check(events, request)
-    assert fleet.router.moves and not fleet.replicas[number].is_alive
+    assert fleet.router.failovers and not fleet.replicas[number].is_alive
     await fleet.nothing_is_left()
 
   run(main())
@@ -195,7 +195,7 @@ def test_a_drained_replicas_texts_go_on_also_when_it_dies(make, kills):
     found = await asyncio.gather(*map(fleet_lib.read, streams))
     for (events, _), request in zip(found, requests):
       check(events, request)
-    assert fleet.router.moves
+    assert fleet.router.failovers
     assert (await draining > 0) != kills
     # Its conversations have moved, and it takes no more.
     again = [await open_one(fleet, one) for one in requests]
@@ -314,7 +314,7 @@ def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
     gone = forgetting.Forget(conversations=(('ann', 'c'), ('ann', 'd')))
     await gate.until(fleet.router.forget(gone))
     fleet.kill(whose(fleet, stream))
-    while not stream.moves:
+    while not stream.failovers:
       events.append(await gate.until(anext(stream)))
     if ends != 'lost':
       gate.open()
@@ -330,7 +330,7 @@ def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
       with pytest.raises(worker_lib.Stopped):
         await anext(stream)
     await fleet.nothing_is_left()
-    assert not fleet.router._removals._pending
+    assert not fleet.router._streams
     alive = [x for x in fleet.replicas.values() if x.is_alive]
     assert len(alive) == (ends != 'lost')
     assert [await one.list_cached() for one in alive] == [[]] * len(alive)
@@ -403,7 +403,9 @@ def test_a_state_counts_what_is_to_be_prefilled(make):
 
   async def main():
     idle = await fleet.replicas[0].status()
-    assert (idle.load, idle.running, idle.ready, idle.compilations) == (0,) * 4
+    assert (idle.load, idle.running, idle.compiled, idle.compilations) == (
+      0,
+    ) * 4
 
   run(main())
   engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
@@ -417,9 +419,9 @@ def test_readings_are_summed_and_the_least_wait_is_told(make):
   async def main():
     for seed in range(8):
       await fleet_lib.read(await open_one(fleet, world.request(seed, 20)))
-    return await asyncio.to_thread(fleet.router.reading)
+    return await asyncio.to_thread(fleet.router.read_engine)
 
-  assert router_lib.Router(fleet_lib.SECRET).reading() is None
+  assert router_lib.Router(fleet_lib.SECRET).read_engine() is None
   reading = run(main())
   pages = [x.decoder.account.pages for x in fleet.engines]
   total = sum(x.size(kind) for x in pages for kind in ('global', 'local'))
