@@ -4,9 +4,9 @@ Routes read a `TokenStream`, from one engine or from several; the engine of this
 process gives an `AsyncStream` (`worker.py`).
 """
 
+import abc
 import asyncio
 import collections
-from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Iterable
 import logging
@@ -23,47 +23,56 @@ _LOG = logging.getLogger(__name__)
 _RATED = 15
 
 
-class TokenStream(Protocol):
-  """The drawn tokens of one request, as an asynchronous iterator of `Event`.
+class TokenStream(abc.ABC):
+  """The drawn tokens of one request, as an asynchronous iterator of `Event`."""
 
-  Attributes:
-    has_more: whether the next event is here already.
-    rate: tokens per second behind the first; None where too few came.
-    reason: why the sequence ended; None before its end.
-  """
+  def __init__(self):
+    self.waited = 0.0  # Seconds until it had a row; set once a token has come.
+    self.reused = 0  # Tokens of the prompt that the cache held; set likewise.
+    # As in `request.Result`; set likewise.
+    self.prompt_scores: tuple[float, ...] | None = None
+    self._result: request_lib.Result | None = None
 
-  waited: float  # Seconds until it had a row; set once a token has come.
-  reused: int  # Tokens of the prompt that the cache held; set likewise.
-  # As in `request.Result`; set likewise.
-  prompt_scores: tuple[float, ...] | None
+  def __aiter__(self) -> Self:
+    return self
 
-  @property
-  def has_more(self) -> bool: ...
-
-  @property
-  def rate(self) -> float | None: ...
-
-  @property
-  def reason(self) -> str | None: ...
-
-  def __aiter__(self) -> AsyncIterator[request_lib.Event]: ...
-
+  @abc.abstractmethod
   async def __anext__(self) -> request_lib.Event:
     """Returns the next event.
 
     Raises:
       BadLogits, Late: the logits were not finite; no row was free in time.
-      worker.Stopped: the engine is gone.
+      worker.Stopped: the engine is gone, and no other could continue.
     """
+
+  @property
+  @abc.abstractmethod
+  def has_more(self) -> bool:
+    """Whether the next event is here already."""
+
+  @property
+  @abc.abstractmethod
+  def rate(self) -> float | None:
+    """Tokens per second behind the first; None where too few came."""
+
+  @property
+  def reason(self) -> str | None:
+    """Why the sequence ended; None before its end."""
+    return None if self._result is None else self._result.reason
 
   def result(self) -> request_lib.Result:
     """Returns the result, once the stream has ended; else a ValueError."""
+    if self._result is None:
+      raise ValueError('the stream has not ended: read it to its end first.')
+    return self._result
 
+  @abc.abstractmethod
   def cancel(self) -> None:
-    """Ends the sequence; never waits."""
+    """Ends the sequence after the current round; never waits."""
 
   def refuse(self) -> None:
     """Ends the stream as refused by safety; never waits."""
+    self.cancel()
 
 
 class Prompt(NamedTuple):
@@ -72,6 +81,10 @@ class Prompt(NamedTuple):
   waited: float
   reused: int
   prompt_scores: tuple[float, ...] | None
+
+  @classmethod
+  def of(cls, one: sequence_lib.Sequence | TokenStream) -> Self:
+    return cls(one.waited, one.reused, one.prompt_scores)
 
 
 class LeaseHolder(Protocol):
@@ -84,41 +97,25 @@ class LeaseHolder(Protocol):
     """Ends a stream's sequence; never waits."""
 
 
-class AsyncStream:
-  """The drawn tokens of one sequence, as an asynchronous iterator of `Event`.
-
-  Only the event loop that submitted the request reads it.
-  """
+class AsyncStream(TokenStream):
+  """The tokens of one sequence, for the event loop that submitted it."""
 
   def __init__(self, holder: LeaseHolder, loop: asyncio.AbstractEventLoop):
     """Makes a stream without a sequence, which the engine's thread sets."""
+    super().__init__()
     self.loop = loop
     # The engine's sequence, which only the engine's thread touches.
     self.sequence: sequence_lib.Sequence | None = None
-    self.waited = 0.0  # Seconds until it had a row; set once a token has come.
-    self.reused = 0  # Tokens of the prompt that the cache held; set likewise.
-    # As in `request.Result`; set likewise.
-    self.prompt_scores: tuple[float, ...] | None = None
     self.is_waiting = False  # Whether a reader waits for an event.
     self._holder = holder
     self._events: collections.deque[request_lib.Event] = collections.deque()
     self._arrived = asyncio.Event()
-    self._result: request_lib.Result | None = None
     self._error: BaseException | None = None
     # When the first and the latest tokens came, and how many behind the first.
     self._times: tuple[float, float] | None = None
     self._later = 0
 
-  def __aiter__(self) -> Self:
-    return self
-
   async def __anext__(self) -> request_lib.Event:
-    """Returns the next event.
-
-    Raises:
-      BadLogits, Late: the logits were not finite; no row was free in time.
-      Stopped: the engine's thread failed.
-    """
     while not self._events:
       if self._error is not None:
         raise self._error
@@ -137,7 +134,6 @@ class AsyncStream:
 
   @property
   def has_more(self) -> bool:
-    """Whether the next event is here already."""
     return bool(self._events)
 
   @property
@@ -152,55 +148,29 @@ class AsyncStream:
     first, last = self._times
     return self._later / (last - first) if last > first else None
 
-  def result(self) -> request_lib.Result:
-    """Returns the sequence's result, once the stream has ended.
-
-    Raises:
-      ValueError: the stream has not ended.
-    """
-    if self._result is None:
-      raise ValueError('the stream has not ended: read it to its end first.')
-    return self._result
-
-  @property
-  def reason(self) -> str | None:
-    """Why the sequence ended; None before its end."""
-    return None if self._result is None else self._result.reason
-
   def cancel(self) -> None:
-    """Ends a running sequence after the current round; never waits."""
     if self._result is None:
       self._holder.cancel(self)
 
-  def refuse(self) -> None:
-    """Ends the stream as refused. A single engine keeps no refusal count."""
-    self.cancel()
-
-  def deliver(
-    self,
-    events: list[request_lib.Event],
-    prompt: Prompt | None = None,
-    result: request_lib.Result | None = None,
-    error: BaseException | None = None,
-  ) -> None:
-    """Stores new events from the engine's thread; runs in the event loop."""
-    self._events += events
-    if events:
+  def deliver(self, news: 'Delivery') -> None:
+    """Stores news from the engine's thread; runs in the event loop."""
+    self._events += news.events
+    if news.events:
       now = time.perf_counter()
       if self._times is None:
         self._times = now, now
       else:
         self._times = self._times[0], now
-        self._later += len(events)
-    if prompt is not None:
-      self.waited, self.reused, self.prompt_scores = prompt
-    self._result = result or self._result
-    self._error = error or self._error
+        self._later += len(news.events)
+    if news.prompt is not None:
+      self.waited, self.reused, self.prompt_scores = news.prompt
+    self._result = news.result or self._result
+    self._error = news.error or self._error
     self._arrived.set()
 
 
 class Delivery(NamedTuple):
-  """News of one stream; the fields are arguments of `AsyncStream.deliver`."""
+  """News of one stream."""
 
   stream: AsyncStream
   events: list[request_lib.Event]
@@ -232,5 +202,5 @@ def call_soon(
 
 
 def _deliver(items: Iterable[Delivery]) -> None:
-  for stream, *deliveries in items:
-    stream.deliver(*deliveries)
+  for one in items:
+    one.stream.deliver(one)

@@ -276,7 +276,7 @@ class Worker:
         result = sequence.result()
         del self._streams[stream]
       if events or result is not None:
-        prompt = _prompt(sequence)
+        prompt = token_stream.Prompt.of(sequence)
         deliveries.append(token_stream.Delivery(stream, events, prompt, result))
     token_stream.deliver_all(deliveries)
 
@@ -292,12 +292,6 @@ class Worker:
     if self.error is None:
       return Stopped('the engine was stopped.')
     return Stopped(f'the engine failed: {self.error}')
-
-
-def _prompt(sequence: sequence_lib.Sequence) -> token_stream.Prompt:
-  return token_stream.Prompt(
-    sequence.waited, sequence.reused, sequence.prompt_scores
-  )
 
 
 def _catch(function: Callable[[], Any]) -> tuple[Any, Exception | None]:

@@ -233,7 +233,8 @@ class ReplicaHost:
       async for event in stream:
         events.append(event)
         if not stream.has_more:
-          own.send(Update(number, events, _prompt(stream)))
+          prompt = token_stream.Prompt.of(stream)
+          own.send(Update(number, events, prompt))
           events = []
     except Exception as raised:
       error = raised.with_traceback(None)
@@ -241,7 +242,8 @@ class ReplicaHost:
       # It knows its error itself.
       result, error = stream.result(), None
     del own.streams[number], own.renewed[number]
-    own.send(Update(number, events, _prompt(stream), result, error))
+    prompt = token_stream.Prompt.of(stream)
+    own.send(Update(number, events, prompt, result, error))
 
   async def _end_unread(self, own: _Ingress) -> None:
     """Ends streams whose lease nobody renews, and a silent ingress."""
@@ -254,7 +256,3 @@ class ReplicaHost:
       if now - own.heard > self._silence:
         own.is_gone = True
         own.has_news.set()
-
-
-def _prompt(stream: token_stream.TokenStream) -> token_stream.Prompt:
-  return token_stream.Prompt(stream.waited, stream.reused, stream.prompt_scores)

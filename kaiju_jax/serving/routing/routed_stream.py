@@ -18,7 +18,6 @@ from collections.abc import Hashable
 import contextlib
 import dataclasses
 from typing import NamedTuple
-from typing import Self
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Failover(NamedTuple):
   busy_timeout_s: float
 
 
-class RoutedStream:
+class RoutedStream(token_stream.TokenStream):
   """A `TokenStream` over the streams of one replica after another."""
 
   def __init__(
@@ -68,10 +67,7 @@ class RoutedStream:
       state: the replica's.
       inner: the replica's stream.
     """
-    # waited, reused, prompt_scores: told by the replica of the first token.
-    self.waited = 0.0
-    self.reused = 0
-    self.prompt_scores: tuple[float, ...] | None = None
+    super().__init__()
     self.failovers = 0  # How often it continued at another replica.
     # Whether its conversation was removed while it ran.
     self.is_removed = False
@@ -84,21 +80,11 @@ class RoutedStream:
     self._given: list[request_lib.Event] = []
     # How many of these came from earlier replicas.
     self._kept = 0
-    self._result: request_lib.Result | None = None
     self._cancelled = asyncio.Event()
     self._is_closed = self._is_refused = False
     self._take_over(state, inner)
 
-  def __aiter__(self) -> Self:
-    return self
-
   async def __anext__(self) -> request_lib.Event:
-    """Returns the next event.
-
-    Raises:
-      BadLogits, Late: see `TokenStream`.
-      Lost: no replica could go on with the text.
-    """
     while not self.has_more:
       if self._result is not None:
         raise StopAsyncIteration
@@ -109,7 +95,6 @@ class RoutedStream:
 
   @property
   def has_more(self) -> bool:
-    """Whether the next event is here already."""
     if self._request.guided is None:
       return bool(self._events) or self._inner.has_more
     return bool(self._events) and self._events[-1].reason is not None
@@ -126,20 +111,9 @@ class RoutedStream:
 
   @property
   def reason(self) -> str | None:
-    """Why the sequence ended; None before its end."""
-    if self._result is not None:
-      return self._result.reason
-    return self._inner.reason if self._is_closed else None
-
-  def result(self) -> request_lib.Result:
-    """Returns the result of the whole text, once the stream has ended.
-
-    Raises:
-      ValueError: the stream has not ended.
-    """
-    if self._result is None:
-      raise ValueError('the stream has not ended: read it to its end first.')
-    return self._result
+    if self._result is None and self._is_closed:
+      return self._inner.reason
+    return super().reason
 
   def cancel(self) -> None:
     """Ends the sequence, also one that is about to move on; never waits."""
@@ -149,7 +123,7 @@ class RoutedStream:
       self._close()
 
   def refuse(self) -> None:
-    """Ends the sequence, conversation text safety refuses; never waits."""
+    """Ends the sequence, and counts it as refused at its replica."""
     self._is_refused = True
     if self._is_closed:
       self._state.ended += rollout.RequestCounts(refusals=1)
@@ -210,7 +184,7 @@ class RoutedStream:
       raise
 
   def _end_whole(self, error: worker_lib.Stopped) -> None:
-    """Ends a text conversation last token was given out, but not its result."""
+    """Ends a text whose last token was given out, but not its result."""
     if self._request.scores_prompt:
       raise error
     self._kept = len(self._given)

@@ -314,7 +314,7 @@ def rate_of(monkeypatch, *groups):
   for seconds, count in groups:
     clock = types.SimpleNamespace(perf_counter=lambda now=seconds: now)
     monkeypatch.setattr(token_stream, 'time', clock)
-    stream.deliver([None] * count)
+    stream.deliver(token_stream.Delivery(stream, [None] * count))
   return stream.rate
 
 
