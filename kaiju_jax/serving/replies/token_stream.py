@@ -83,7 +83,7 @@ class Prompt(NamedTuple):
   prompt_scores: tuple[float, ...] | None
 
   @classmethod
-  def of(cls, one: sequence_lib.Sequence | TokenStream) -> Self:
+  def collect(cls, one: sequence_lib.Sequence | TokenStream) -> Self:
     return cls(one.waited, one.reused, one.prompt_scores)
 
 

@@ -276,7 +276,7 @@ class Worker:
         result = sequence.result()
         del self._streams[stream]
       if events or result is not None:
-        prompt = token_stream.Prompt.of(sequence)
+        prompt = token_stream.Prompt.collect(sequence)
         deliveries.append(token_stream.Delivery(stream, events, prompt, result))
     token_stream.deliver_all(deliveries)
 

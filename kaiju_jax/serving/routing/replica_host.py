@@ -233,7 +233,7 @@ class ReplicaHost:
       async for event in stream:
         events.append(event)
         if not stream.has_more:
-          prompt = token_stream.Prompt.of(stream)
+          prompt = token_stream.Prompt.collect(stream)
           own.send(Update(number, events, prompt))
           events = []
     except Exception as raised:
@@ -242,7 +242,7 @@ class ReplicaHost:
       # It knows its error itself.
       result, error = stream.result(), None
     del own.streams[number], own.renewed[number]
-    prompt = token_stream.Prompt.of(stream)
+    prompt = token_stream.Prompt.collect(stream)
     own.send(Update(number, events, prompt, result, error))
 
   async def _end_unread(self, own: _Ingress) -> None:
