@@ -10,6 +10,7 @@ import numpy as np
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 
@@ -31,6 +32,47 @@ def config(**changes) -> model_config.ModelConfig:
     quantization=quantization_config.none(),
   )
   return dataclasses.replace(defaults, **changes)
+
+
+def small(**changes) -> model_config.ModelConfig:
+  """A local and a global layer over bytes, for engines."""
+  fields = {
+    'vocab_size': 256,
+    'layout': 'L0 G1',
+    'd_model': 16,
+    'num_heads': 2,
+    'head_dim': 8,
+    'd_ff': 24,
+    'tied_embedding': False,
+  }
+  return config(**fields | changes)
+
+
+HEAD = token_head.TokenHeadConfig(('kind', 'loud', 'long'))
+
+
+def head_of(seed=0, **changes):
+  """Returns a token-level head of a small model."""
+  rng = np.random.default_rng(seed)
+  params = {
+    'w_DC': rng.normal(0, 0.5, (16, 3)).astype(np.float32),
+    'bias_C': rng.normal(0, 0.5, 3).astype(np.float32),
+  }
+  return params | changes, HEAD
+
+
+def run(engine, *sequences) -> int:
+  """Runs rounds until these have ended; returns how many."""
+  rounds = 0
+  while any(one.reason is None for one in sequences):
+    engine.advance()
+    rounds += 1
+    assert rounds < 5000
+  return rounds
+
+
+def text(length: int, seed: int) -> list[int]:
+  return np.random.default_rng(seed).integers(1, 256, length).tolist()
 
 
 def int8(**changes) -> quantization_config.QuantizationConfig:

@@ -15,9 +15,7 @@ from tests.decoding import toys
 
 pytestmark = pytest.mark.slow  # It compiles an engine.
 MOST, LENGTH, CHUNK = 5, 48, 16
-CONFIG = toys.config(
-  layout='L0 G1', d_model=16, num_heads=2, head_dim=8, d_ff=24
-)
+CONFIG = toys.small()
 # Each of these changes what is drawn, and none what the model says.
 HARD = sampling.Sampling(
   temperature=1.7, top_k=9, min_p=0.01, repetition_penalty=1.8, seed=3

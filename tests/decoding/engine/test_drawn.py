@@ -21,11 +21,10 @@ from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.decoding.requests import stop
 from tests.decoding import fake_engine
 from tests.decoding import toys
-from tests.decoding.engine import judged_model
 from tests.serving import world
 
 Request, Sampling = request_lib.Request, sampling.Sampling
-CONFIG = judged_model.CONFIG
+CONFIG = toys.small()
 LENGTH, CHUNK = 40, 8
 
 
@@ -34,7 +33,7 @@ def generator():
   decoder = decoder_lib.Decoder(
     toys.drawn(CONFIG), CONFIG, rows=3, length=LENGTH, page=4, mode='reference'
   )
-  head = judged_model.head_of()
+  head = toys.head_of()
   return generator_lib.Generator(
     decoder, tokenizer.Bytes(), chunk=CHUNK, head=head
   )
@@ -45,10 +44,6 @@ def plain(generator):
   return generator_lib.Generator(
     generator._decoder, tokenizer.Bytes(), chunk=CHUNK
   )
-
-
-def text(length, seed):
-  return np.random.default_rng(seed).integers(1, 256, length).tolist()
 
 
 def run(generator, request):
@@ -99,7 +94,7 @@ SAMPLINGS = [
   'number, keeps', [(0, False), (1, False), (2, False), (2, True), (3, True)]
 )
 def test_each_rest_has_the_bits_of_the_whole(generator, number, keeps):
-  prompt = text((3, 8, 17, 21)[number], number)
+  prompt = toys.text((3, 8, 17, 21)[number], number)
   request = Request(prompt, 10, SAMPLINGS[number])
   _, whole = cut_everywhere(generator, request, keeps)
   assert whole.reason == 'length' and len(whole.tokens) == 10
@@ -107,14 +102,14 @@ def test_each_rest_has_the_bits_of_the_whole(generator, number, keeps):
 
 
 def test_without_a_head_too(plain):
-  events, _ = cut_everywhere(plain, Request(text(6, 9), 9, SAMPLINGS[1]))
+  events, _ = cut_everywhere(plain, Request(toys.text(6, 9), 9, SAMPLINGS[1]))
   assert events[0].scores is None
 
 
 def stopped_by_string(generator):
   """Returns a request that ends at a string of several tokens' text."""
   for seed in range(30, 60):
-    request = Request(text(7, seed), 14, Sampling(seed=seed))
+    request = Request(toys.text(7, seed), 14, Sampling(seed=seed))
     found = run(generator, request)[1].text
     if len(found) == 14:
       continue
@@ -137,7 +132,7 @@ def test_a_stop_string_may_lie_across_the_cut(which, request):
 
 
 def test_a_stop_token_comes_with_the_scores_before_it(generator):
-  request = Request(text(5, 70), 12, Sampling(seed=70))
+  request = Request(toys.text(5, 70), 12, Sampling(seed=70))
   drawn = run(generator, request)[1].tokens.tolist()
   token = next(x for x in drawn[4:] if drawn.index(x) >= 4)
   stopped = dataclasses.replace(request, stop_tokens=(token,))
@@ -147,7 +142,7 @@ def test_a_stop_token_comes_with_the_scores_before_it(generator):
 
 
 def test_a_scored_prompt_is_scored_whole_and_no_further(generator):
-  request = Request(text(19, 71), 6, Sampling(seed=71), scores_prompt=True)
+  request = Request(toys.text(19, 71), 6, Sampling(seed=71), scores_prompt=True)
   forget(generator)
   events, whole = run(generator, request)
   for at in (1, 5):
@@ -165,7 +160,7 @@ def test_a_scored_prompt_is_scored_whole_and_no_further(generator):
 def test_drawn_tokens_are_judged_anew(generator, monkeypatch):
   """A head that gives one of them no number lets nothing more be shown."""
   forget(generator)
-  request = Request(text(5, 80), 9, Sampling(seed=80))
+  request = Request(toys.text(5, 80), 9, Sampling(seed=80))
   events, _ = run(generator, request)
   forget(generator)
   tokens = [event.token for event in events[:4]]
@@ -182,8 +177,7 @@ def test_drawn_tokens_are_judged_anew(generator, monkeypatch):
 
   monkeypatch.setattr(engine.rounds, 'prefill', bad)
   one = engine.submit(dataclasses.replace(request, drawn=tokens))
-  while one.reason is None:
-    engine.advance()
+  toys.run(engine, one)
   assert judged == [*request.tokens, *tokens]
   assert one.reason == 'error' and not one.events
   assert isinstance(one.error, request_lib.BadLogits)
@@ -191,7 +185,7 @@ def test_drawn_tokens_are_judged_anew(generator, monkeypatch):
 
 def test_a_rest_may_be_parked_and_drawn_beside_others(generator):
   engine = generator.engine
-  request = Request(text(9, 72), 12, Sampling(seed=72))
+  request = Request(toys.text(9, 72), 12, Sampling(seed=72))
   events, _ = run(generator, request)
   forget(generator)
   tokens = [event.token for event in events[:4]]
@@ -199,7 +193,8 @@ def test_a_rest_may_be_parked_and_drawn_beside_others(generator):
   while len(one.events) < 3:
     engine.advance()
   others = [
-    engine.submit(Request(text(5, 73 + n), 9, priority=1)) for n in range(3)
+    engine.submit(Request(toys.text(5, 73 + n), 9, priority=1))
+    for n in range(3)
   ]
   for _ in range(3):
     engine.advance()
@@ -212,8 +207,8 @@ def test_a_rest_may_be_parked_and_drawn_beside_others(generator):
 def test_a_prompt_keeps_its_point_where_its_rest_was_drawn_elsewhere(generator):
   """A swipe of it resumes the prompt, not the answer that came with it."""
   forget(generator)
-  request = Request(text(14, 77), 8, Sampling(0), conversation='c')
-  run(generator, dataclasses.replace(request, drawn=text(5, 78)))
+  request = Request(toys.text(14, 77), 8, Sampling(0), conversation='c')
+  run(generator, dataclasses.replace(request, drawn=toys.text(5, 78)))
   (_, ours), *_ = generator.engine.recorder._latest.items()
   lengths = sorted(point.length for point in ours.points)
   assert lengths == [14, 14 + 8]
@@ -241,7 +236,7 @@ def test_a_prompt_keeps_its_point_where_its_rest_was_drawn_elsewhere(generator):
   ],
 )
 def test_drawn_tokens_that_cannot_be_are_refused(generator, changes, message):
-  request = dataclasses.replace(Request(text(5, 79), 4), **changes)
+  request = dataclasses.replace(Request(toys.text(5, 79), 4), **changes)
   with pytest.raises((TypeError, ValueError), match=message):
     generator.engine.submit(request)
   assert generator.engine.is_idle

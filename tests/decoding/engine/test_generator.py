@@ -4,7 +4,6 @@ import functools
 import signal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,55 +11,23 @@ from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
-from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
-from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
-from kaiju_jax.quantization import config as quantization_config
+from tests.decoding import toys
 
 Request = request_lib.Request
 Sampling = sampling_lib.Sampling
 ROWS, LENGTH, CHUNK = 3, 64, 16
-CONFIG = model_config.ModelConfig(
-  d_model=16,
-  num_heads=2,
-  head_dim=8,
-  d_ff=32,
-  max_length=LENGTH,
-  window=12,
-  layout='L0 G1',
-  tied_embedding=False,
-  dtype='float32',
-  quantization=quantization_config.QuantizationConfig(
-    matmul='none',
-    kv='none',
-    qk='none',
-    clamp_hidden='none',
-    clamp_input='none',
-    bungee=False,
-    embedding='none',
-    wire_weights='float',
-  ),
-)
+CONFIG = toys.small(window=12)
 MODEL = transformer.Transformer(CONFIG)
 drawn = jax.jit(sampling_lib.draw)
 
 
 @pytest.fixture(scope='module')
 def params():
-  """Weights that make tokens differ, on a device for good as a checkpoint's."""
-  shapes = transformer.parameter_shapes(CONFIG)
-  generator = np.random.default_rng(0)
-
-  def made(path, leaf):
-    if path[-1].key == 'gain_D':
-      return np.ones(leaf.shape, np.float32)
-    return generator.normal(0, 0.4, leaf.shape).astype(np.float32)
-
-  return jax.device_put(
-    jax.tree_util.tree_map_with_path(made, shapes), jax.devices()[0]
-  )
+  """On a device for good, as a checkpoint's."""
+  return jax.device_put(toys.drawn(CONFIG, 0.4), jax.devices()[0])
 
 
 @pytest.fixture(scope='module')
@@ -114,7 +81,7 @@ def uncached(params, request):
 
 
 def prompt(length, seed=0):
-  return np.random.default_rng(seed).integers(1, 256, length).tolist()
+  return toys.text(length, seed)
 
 
 REQUESTS = [
@@ -222,15 +189,6 @@ def test_joining_and_leaving_compile_nothing(generator):
   assert [one._cache_size() for one in compiled] == before
 
 
-def test_a_long_prompt_delays_the_others_by_one_chunk_per_token(generator):
-  with generator.stream(Request(prompt(3), 30)) as talking:
-    next(talking)
-    with generator.stream(Request(prompt(60), 2)) as long:
-      next(long)
-      # 60 tokens are 16 + 16 + 16 + 12, and each round draws a token.
-      assert len(talking._sequence.events) == 4
-
-
 def test_streamed_text_stops_before_a_stop_string(generator):
   request = REQUESTS[2]
   (whole,) = generator.generate([request])
@@ -249,20 +207,6 @@ def test_streamed_text_stops_before_a_stop_string(generator):
   assert [event.token for event in pieces] == whole.tokens[
     : len(pieces)
   ].tolist()
-
-
-def test_a_stop_token_is_the_last(generator):
-  request = REQUESTS[2]
-  (whole,) = generator.generate([request])
-  token = int(whole.tokens[6])
-  first = whole.tokens.tolist().index(token)
-  (stopped,) = generator.generate(
-    [Request(request.tokens, 30, request.sampling, stop_tokens=[token])]
-  )
-  assert stopped.reason == 'stop_token'
-  assert stopped.tokens.tolist() == whole.tokens[: first + 1].tolist()
-  assert len(stopped.log_probabilities) == first + 1
-  assert stopped.text == tokenizer.Bytes().decode(whole.tokens[:first])
 
 
 def test_a_cancelled_stream_frees_its_row(generator):
@@ -306,57 +250,6 @@ def test_an_interrupted_batch_frees_its_rows(generator, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     generator.generate(REQUESTS)
   assert generator.engine.is_idle
-
-
-def forget(generator):
-  """Makes the next texts run as a whole, and not from where others ended."""
-  while generator._decoder.account.tree.evict():
-    pass
-
-
-@pytest.mark.parametrize('at', ['prompt', 'third token'])
-def test_bad_logits_end_their_sequence_alone(generator, monkeypatch, at):
-  others = [REQUESTS[0], REQUESTS[4], REQUESTS[5]]
-  bad = Request([0], 30, Sampling(seed=3))
-  forget(generator)
-  good = generator.generate([bad, *others])
-  held = {t for r, g in zip(others, good[1:]) for t in [*r.tokens, *g.tokens]}
-  if at == 'prompt':
-    poison = bad.tokens[0]
-    steps = 0
-  else:
-    poison = int(good[0].tokens[2])
-    steps = good[0].tokens.tolist().index(poison) + 1
-  assert poison not in held
-  decoder = generator._decoder
-  embedding = dict(decoder.params['embedding'])
-  # The head is another table: its NaN would end every sequence.
-  (name,) = (name for name in embedding if name.startswith('embedding_'))
-  place = poison if name == 'embedding_VD' else (slice(None), poison)
-  embedding[name] = embedding[name].at[place].set(jnp.nan)
-  monkeypatch.setattr(
-    decoder, 'params', {**decoder.params, 'embedding': embedding}
-  )
-  forget(generator)
-  results = generator.generate([bad, *others])
-  for one, other in zip(results[1:], good[1:]):
-    assert one.tokens.tolist() == other.tokens.tolist()
-    np.testing.assert_array_equal(
-      one.log_probabilities, other.log_probabilities
-    )
-  assert results[0].reason == 'error'
-  assert len(results[0].tokens) == steps
-  assert np.isfinite(results[0].log_probabilities).all()
-  events = []
-  with pytest.raises(
-    request_lib.BadLogits, match=rf'sequence \d+, in row \d, step {steps}:'
-  ):
-    events.extend(generator.stream(bad))
-  # The next text in its row and pages does not notice.
-  (after,) = generator.generate([others[2]])
-  assert after.tokens.tolist() == good[3].tokens.tolist()
-  with pytest.raises(request_lib.BadLogits, match=r'tokens\[\d\]: the logits'):
-    generator.score([1, 2, poison, 4, 5])
 
 
 @pytest.mark.versions
@@ -485,33 +378,6 @@ def test_a_turns_scores_are_those_of_its_prompt(generator, params):
       found_L = turn.result.prompt_log_probabilities
       np.testing.assert_allclose(found_L, wanted_L, rtol=1e-4)
       turns.append(drawn_tokens)
-
-
-def test_a_short_prompt_does_not_wait_for_a_long_one(generator):
-  with (
-    generator.stream(Request(prompt(60), 2)) as long,
-    generator.stream(Request(prompt(3), 2)) as short,
-  ):
-    generator.advance()
-    assert len(short._sequence.events) == 1
-    assert not long._sequence.events
-    assert len(list(long)) == 2
-
-
-def test_rows_that_others_hold_are_an_error_not_a_wait(generator):
-  decoder = generator._decoder
-  held = [decoder.open() for _ in range(ROWS)]
-  with pytest.raises(pages.Full, match='all 3 rows'):
-    generator.generate([REQUESTS[0]])
-  stream = generator.stream(REQUESTS[0])
-  with pytest.raises(pages.Full, match='all 3 rows'):
-    next(stream)
-  with pytest.raises(pages.Full, match='all 3 rows'):
-    generator.score([1, 2])
-  decoder.close(held.pop())
-  assert len(list(stream)) == 9
-  for row in held:
-    decoder.close(row)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from tests.decoding import toys
 
@@ -32,25 +31,9 @@ Request, Sampling, Guide = (
   request_lib.Guide,
 )
 ROWS, LENGTH, PAGE, CHUNK, CANDIDATES = 4, 48, 4, 8, 6
-CONFIG = toys.config(
-  vocab_size=256,
-  layout='L0 G1',
-  window=9,
-  d_model=16,
-  num_heads=2,
-  head_dim=8,
-  d_ff=24,
-  tied_embedding=False,
-)
-HEAD = token_head.TokenHeadConfig(('kind', 'loud'))
+CONFIG, HEAD = toys.small(window=9), toys.HEAD
 PLAIN, DEPTH = Guide(3, CANDIDATES), 8
 STEERED = Guide(3, CANDIDATES, {'kind': 6.0, 'loud': -3.0})
-
-
-def head_of():
-  rng = np.random.default_rng(5)
-  w_DC = rng.normal(0, 0.5, (16, 2)).astype(np.float32)
-  return {'w_DC': w_DC, 'bias_C': np.zeros(2, np.float32)}, HEAD
 
 
 class World:
@@ -92,7 +75,7 @@ class World:
         self.decoder,
         tokenizer.Bytes(),
         chunk=CHUNK,
-        head=head_of(),
+        head=toys.head_of(),
         candidates=CANDIDATES,
         **options,
       )
@@ -112,7 +95,7 @@ class World:
       for begin in range(0, len(tokens_L), CHUNK):
         chunk = compiled.Chunk(row, tokens_L[begin : begin + CHUNK])
         self.rounds.prefill([chunk], (4, CHUNK))
-      weights = head_of()[0], np.zeros(2, np.float32)
+      weights = toys.head_of()[0], np.zeros(3, np.float32)
       searcher = beam.BeamSearch(
         self.decoder,
         search,
@@ -151,7 +134,7 @@ def whole(world):
   def run(params, tokens_BL):
     bound = model.bind({'params': params})
     hidden_BLD = bound.hidden(tokens_BL, visibility.causal(LENGTH))
-    head = head_of()[0]
+    head = toys.head_of()[0]
     logits_BLC = hidden_BLD @ head['w_DC'] + head['bias_C'][None, None]
     return jax.nn.log_softmax(bound.logits(hidden_BLD))[0], logits_BLC[0]
 
@@ -201,21 +184,8 @@ def plain(whole, request):
   return max(final, key=final.get)
 
 
-def text(length, seed):
-  return np.random.default_rng(seed).integers(1, 256, length).tolist()
-
-
 def guided(length, seed, guide=PLAIN, most=DEPTH, **fields):
-  return Request(text(length, seed), most, guided=guide, **fields)
-
-
-def ended(engine, *sequences):
-  rounds = 0
-  while any(one.reason is None for one in sequences):
-    engine.advance()
-    rounds += 1
-    assert rounds < 300
-  return rounds
+  return Request(toys.text(length, seed), most, guided=guide, **fields)
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -233,7 +203,7 @@ def test_guided_sequences_find_what_a_search_without_a_cache_finds(
   likely = plain(whole, requests[2])[3]
   requests.append(dataclasses.replace(requests[2], stop_tokens=(255, likely)))
   several = [engine.submit(one) for one in requests]
-  ended(engine, *several)
+  toys.run(engine, *several)
   for one, request in zip(several, requests):
     result, begin = one.result(), len(request.tokens)
     assert tuple(result.tokens) == plain(whole, request)
@@ -262,7 +232,7 @@ def test_without_weights_it_is_the_search_of_a_decoder_alone(world):
   engine = world.engine()
   requests = [guided(length, length) for length in (3, 8, 30)]
   several = [engine.submit(one) for one in requests]
-  ended(engine, *several)
+  toys.run(engine, *several)
   for one, request in zip(several, requests):
     best, result = world.searched(request), one.result()
     assert result.tokens.tolist() == list(best.tokens)
@@ -275,9 +245,9 @@ def test_without_weights_it_is_the_search_of_a_decoder_alone(world):
 
 
 OTHERS = [
-  Request(text(6, 30), 12, Sampling(seed=1)),
-  Request(text(19, 31), 9, Sampling(0)),
-  Request(text(30, 32), 7, Sampling(seed=3)),
+  Request(toys.text(6, 30), 12, Sampling(seed=1)),
+  Request(toys.text(19, 31), 9, Sampling(0)),
+  Request(toys.text(30, 32), 7, Sampling(seed=3)),
 ]
 
 
@@ -294,10 +264,10 @@ def test_what_runs_beside_has_the_bits_that_it_has_alone(world, ahead):
   """All calls have one shape, so that isolated rows do not move a bit."""
   engine = world.engine(batch_invariant=True, ahead=ahead)
   alone = [engine.submit(one) for one in OTHERS]
-  ended(engine, *alone)
+  toys.run(engine, *alone)
   several = [engine.submit(one) for one in OTHERS]
   several.insert(1, engine.submit(guided(11, 33, STEERED)))
-  ended(engine, *several)
+  toys.run(engine, *several)
   search = several.pop(1)
   assert len(search.result().tokens) == DEPTH
   for one, wanted in zip(several, alone):
@@ -326,7 +296,7 @@ def calls_of(world, monkeypatch):
 
 def test_others_wait_for_one_call_more_however_many_searches(world, calls_of):
   engine = world.engine()
-  talking = engine.submit(Request(text(4, 40), 40, Sampling(seed=4)))
+  talking = engine.submit(Request(toys.text(4, 40), 40, Sampling(seed=4)))
   engine.advance()
   searches = [engine.submit(guided(7, seed)) for seed in (41, 42, 43)]
   rounds = 0
@@ -350,17 +320,17 @@ def test_what_was_found_is_resumed(world):
   engine = world.engine()
   request = guided(22, 50, shared=10)
   one = engine.submit(request)
-  ended(engine, one)
+  toys.run(engine, one)
   answer = one.result().tokens.tolist()
   found = [*request.tokens, *answer]
-  for added, reused in (([], len(found) - 1), (text(5, 51), len(found))):
+  for added, reused in (([], len(found) - 1), (toys.text(5, 51), len(found))):
     turn = Request([*found, *added], 6, Sampling(0))
     resumed = engine.submit(turn)
-    ended(engine, resumed)
+    toys.run(engine, resumed)
     assert resumed.reused == reused
     fresh = world.engine(batch_invariant=True)
     whole = fresh.submit(turn)
-    ended(fresh, whole)
+    toys.run(fresh, whole)
     assert resumed.result().tokens.tolist() == whole.result().tokens.tolist()
     np.testing.assert_allclose(
       resumed.result().log_probabilities,
@@ -369,15 +339,15 @@ def test_what_was_found_is_resumed(world):
     )
     engine = world.engine()
     one = engine.submit(request)
-    ended(engine, one)
+    toys.run(engine, one)
 
 
 def test_a_search_leaves_what_others_resume_as_it_is(world, calls_of):
   """It begins on shared pages, and moves tokens in its own."""
   engine = world.engine(batch_invariant=False)
-  prompt = text(27, 60)
+  prompt = toys.text(27, 60)
   first = engine.submit(Request(prompt, 3, Sampling(0), shared=20))
-  ended(engine, first)
+  toys.run(engine, first)
   calls_of.clear()
   search = engine.submit(
     Request([*prompt, 7, 8], DEPTH, guided=STEERED, shared=20)
@@ -387,9 +357,9 @@ def test_a_search_leaves_what_others_resume_as_it_is(world, calls_of):
   assert search.reused >= 26
   # While it runs, and after it: the points that it went on from.
   again = [engine.submit(Request(prompt, 3, Sampling(0), shared=20))]
-  ended(engine, search)
+  toys.run(engine, search)
   again.append(engine.submit(Request(prompt, 3, Sampling(0), shared=20)))
-  ended(engine, *again)
+  toys.run(engine, *again)
   for one in again:
     assert one.reused == 26
     assert one.result().tokens.tolist() == first.result().tokens.tolist()
@@ -400,7 +370,7 @@ def test_a_search_leaves_what_others_resume_as_it_is(world, calls_of):
     )
   alone = world.engine(batch_invariant=True)
   wanted = alone.submit(search.request)
-  ended(alone, wanted)
+  toys.run(alone, wanted)
   assert search.result().tokens.tolist() == wanted.result().tokens.tolist()
 
 
@@ -416,11 +386,11 @@ def test_a_cancelled_search_frees_all_and_shows_nothing(world, rounds, ahead):
   engine.cancel(one)
   assert one.reason == 'cancelled' and one.row is None
   assert not one.events and not len(one.result().tokens)
-  ended(engine, other)
+  toys.run(engine, other)
   assert other.result().reason == 'length'
   # Its prompt is in the cache as far as it ran.
   again = engine.submit(guided(13, 70))
-  ended(engine, again)
+  toys.run(engine, again)
   assert again.reused == min(8 * max(rounds, 0), 12)
   assert again.reason == 'length'
 
@@ -441,68 +411,9 @@ def test_a_search_stops_once_nothing_better_can_come(world, calls_of):
   likely = world.searched(guided(5, 1)).tokens[0]
   calls_of.clear()
   one = engine.submit(guided(5, 1, stop_tokens=[likely]))
-  ended(engine, one)
+  toys.run(engine, one)
   assert one.result().tokens.tolist() == [likely]
   assert calls_of.count('search') < DEPTH
-
-
-def test_a_drained_search_shows_nothing_and_one_in_time_all(world):
-  for seconds, reason in ((0.0, 'drained'), (1e9, 'length')):
-    engine = world.engine()
-    one = engine.submit(guided(5, 71))
-    for _ in range(3):
-      engine.advance()
-    rest = engine.drain(seconds)
-    assert rest == ([one] if reason == 'drained' else [])
-    assert one.reason == reason
-    assert len(one.events) == (DEPTH if reason == 'length' else 0)
-
-
-def test_a_search_keeps_its_row_and_a_prompt_of_one_does_not(world):
-  engine = world.engine()
-  request = guided(29, 72)
-  wanted = world.searched(request)
-  others = [Request(text(5, seed), 30, Sampling(0)) for seed in (73, 74, 75)]
-  rest = [engine.submit(one) for one in others]
-  ended_by = engine.submit(request)
-  for _ in range(2):
-    engine.advance()
-  assert ended_by.row is not None and ended_by.search is None
-  # The prompt is cut off, and goes on later.
-  high = engine.submit(Request(text(4, 76), 3, Sampling(0), priority=1))
-  for _ in range(2):
-    engine.advance()
-  assert high.row is not None
-  ended(engine, high)
-  while ended_by.search is None or ended_by.search.step < 2:
-    engine.advance()
-  # All others make room, the search does not.
-  highest = [
-    engine.submit(Request(text(4, seed), 20, Sampling(0), priority=1))
-    for seed in (77, 78, 79, 80)
-  ]
-  for _ in range(6):  # One is parked, and in the next round one joins.
-    assert ended_by.row is not None
-    engine.advance()
-  assert [one.row is None for one in highest] == [False] * 3 + [True]
-  ended(engine, ended_by, *highest)
-  assert ended_by.result().tokens.tolist() == list(wanted.tokens)
-  for one in rest:
-    engine.cancel(one)
-
-
-def test_one_that_finds_no_row_in_time_is_late(world):
-  now = [0.0]
-  engine = world.engine(clock=lambda: now[0])
-  long = Request(text(7, 80), 9, Sampling(0))
-  rest = [engine.submit(one) for one in (*OTHERS, long)]
-  late = engine.submit(guided(5, 81, deadline=1.0))
-  engine.advance()
-  now[0] = 2.0
-  engine.advance()
-  assert isinstance(late.error, request_lib.Late)
-  for one in rest:
-    engine.cancel(one)
 
 
 @pytest.mark.parametrize(
@@ -557,19 +468,19 @@ def test_a_search_that_fails_ends_alone(
       'first',
       lambda *x: first(*x)._replace(is_nan_C=np.ones(1, bool)),
     )
-  ended(engine, one, *others)
+  toys.run(engine, one, *others)
   assert one.reason == 'error' and not one.events
   assert type(one.error) is error and message in str(one.error)
   assert one.result().error is one.error
   monkeypatch.undo()
   # What gave no numbers is resumed by nobody; the others' points stay.
   again = engine.submit(guided(9, 82, **fields))
-  ended(engine, again)
+  toys.run(engine, again)
   assert again.reason == 'length'
   assert again.reused == (0 if error is request_lib.BadLogits else 8)
   fresh = world.engine()
   alone = [fresh.submit(x) for x in OTHERS[:2]]
-  ended(fresh, *alone)
+  toys.run(fresh, *alone)
   for x, wanted in zip(others, alone):
     assert x.result().tokens.tolist() == wanted.result().tokens.tolist()
 
@@ -577,7 +488,7 @@ def test_a_search_that_fails_ends_alone(
 def test_a_stop_string_cuts_what_was_found(world):
   engine = world.engine()
   whole = [engine.submit(guided(5, seed)) for seed in range(100, 106)]
-  ended(engine, *whole)
+  toys.run(engine, *whole)
   request, tokens, at = next(
     (one.request, tokens, place)
     for one in whole
@@ -587,7 +498,7 @@ def test_a_stop_string_cuts_what_was_found(world):
   )
   string = chr(tokens[at])
   cut = engine.submit(dataclasses.replace(request, stop_strings=[string]))
-  ended(engine, cut)
+  toys.run(engine, cut)
   result = cut.result()
   assert result.reason == 'stop_string' and string not in result.text
   assert result.tokens.tolist() == tokens[: tokens.index(ord(string)) + 1]
@@ -615,7 +526,7 @@ def test_a_stop_string_cuts_what_was_found(world):
   ],
 )
 def test_a_guide_that_cannot_run_is_refused(world, guide, options, message):
-  made = {'head': head_of(), 'candidates': CANDIDATES} | options
+  made = {'head': toys.head_of(), 'candidates': CANDIDATES} | options
   engine = engine_lib.Engine(world.decoder, chunk=CHUNK, **made)
   with pytest.raises((TypeError, ValueError), match=message):
     engine.submit(guided(5, 90, guide))
@@ -655,7 +566,7 @@ def test_guided_sequences_run_what_warming_up_compiled(world, monkeypatch):
   noted(calls, '_first')
   noted(rounds, '_first')
   noted(rounds, '_join')
-  talking = engine.submit(Request(text(4, 91), 12, Sampling(seed=4)))
+  talking = engine.submit(Request(toys.text(4, 91), 12, Sampling(seed=4)))
   for _ in range(3):
     engine.advance()
   seen.clear()
@@ -663,10 +574,10 @@ def test_guided_sequences_run_what_warming_up_compiled(world, monkeypatch):
   warm = set(seen)
   guide = [engine.submit(guided(19, 92, STEERED)) for _ in range(2)]
   drawn = [engine.submit(one) for one in OTHERS]
-  ended(engine, talking, *guide, *drawn)
+  toys.run(engine, talking, *guide, *drawn)
   assert max(one.reused for one in guide) > 0
   assert seen == warm
   alone = world.engine()
   wanted = alone.submit(talking.request)
-  ended(alone, wanted)
+  toys.run(alone, wanted)
   assert talking.result().tokens.tolist() == wanted.result().tokens.tolist()

@@ -22,36 +22,36 @@ from kaiju_jax.decoding.requests import stop
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from tests.decoding import toys
-from tests.decoding.engine import judged_model
 
 Request, Sampling = request_lib.Request, sampling.Sampling
 ROWS, LENGTH, CHUNK = 3, 40, 8
+CONFIG = toys.small()
 
 
 @pytest.fixture(scope='module')
 def params():
-  return toys.drawn(judged_model.CONFIG)
+  return toys.drawn(CONFIG)
 
 
 @pytest.fixture(scope='module')
 def generator(params):
   decoder = decoder_lib.Decoder(
     params,
-    judged_model.CONFIG,
+    CONFIG,
     rows=ROWS,
     length=LENGTH,
     page=4,
     mode='reference',
   )
   return generator_lib.Generator(
-    decoder, tokenizer.Bytes(), chunk=CHUNK, head=judged_model.head_of()
+    decoder, tokenizer.Bytes(), chunk=CHUNK, head=toys.head_of()
   )
 
 
 @pytest.fixture(scope='module')
 def whole(params):
   """Returns a function of a text: its probabilities [L, C], without a cache."""
-  model = transformer.Transformer(judged_model.CONFIG)
+  model = transformer.Transformer(CONFIG)
   row = visibility.causal(LENGTH)
 
   @reference.jit
@@ -59,7 +59,7 @@ def whole(params):
     hidden_BLD = model.apply(
       {'params': params}, tokens_BL, row, method='hidden'
     )
-    logits_BLC = token_head.TokenHead(judged_model.HEAD).apply(
+    logits_BLC = token_head.TokenHead(toys.HEAD).apply(
       {'params': head}, hidden_BLD
     )
     return jax.nn.sigmoid(logits_BLC)
@@ -67,22 +67,18 @@ def whole(params):
   def of(text):
     tokens_BL = np.zeros((1, LENGTH), np.int32)
     tokens_BL[0, : len(text)] = text
-    found_BLC = probability(params, judged_model.head_of()[0], tokens_BL)
+    found_BLC = probability(params, toys.head_of()[0], tokens_BL)
     return np.asarray(found_BLC)[0, : len(text)]
 
   return of
 
 
-def text(length, seed):
-  return np.random.default_rng(seed).integers(1, 256, length).tolist()
-
-
 REQUESTS = [
-  Request(text(5, 1), 9, Sampling(seed=1)),
-  Request(text(21, 2), 6, Sampling(0)),
+  Request(toys.text(5, 1), 9, Sampling(seed=1)),
+  Request(toys.text(21, 2), 6, Sampling(0)),
   # Goes on behind the first one's prompt.
-  Request([*text(5, 1), *text(13, 3)], 8, Sampling(seed=3)),
-  Request(text(8, 4), 1, Sampling(seed=4)),
+  Request([*toys.text(5, 1), *toys.text(13, 3)], 8, Sampling(seed=3)),
+  Request(toys.text(8, 4), 1, Sampling(seed=4)),
 ]
 
 
@@ -106,20 +102,22 @@ def test_scores_have_the_bits_of_a_whole_forward_pass(generator, whole):
 
 def test_a_heads_version_is_that_of_its_weights_and_dimensions(generator):
   renamed = token_head.TokenHeadConfig(('kind', 'long', 'loud'))
-  moved = judged_model.head_of(w_DC=judged_model.head_of()[0]['w_DC'] + 1e-6)
+  moved = toys.head_of(w_DC=toys.head_of()[0]['w_DC'] + 1e-6)
   heads = [
-    judged_model.head_of(),
+    toys.head_of(),
     moved,
-    (judged_model.head_of()[0], renamed),
-    judged_model.head_of(1),
-    judged_model.head_of(),
+    (toys.head_of()[0], renamed),
+    toys.head_of(1),
+    toys.head_of(),
   ]
   found = [judge.Judge(head, generator._decoder).version for head in heads]
   assert found[0] == found[-1] and len(set(found)) == 4
 
 
 def test_the_padding_of_a_chunk_is_not_judged(generator, whole):
-  requests = [Request(text(2, seed), 1, Sampling(0)) for seed in range(20, 28)]
+  requests = [
+    Request(toys.text(2, seed), 1, Sampling(0)) for seed in range(20, 28)
+  ]
   for request, result in zip(requests, generator.generate(requests)):
     want_C = whole(request.tokens).max(axis=0)
     np.testing.assert_array_equal(result.prompt_scores, want_C)
@@ -180,7 +178,7 @@ def test_a_scored_prompt_is_judged_whole_however_often_it_is_asked(
   generator, whole
 ):
   """What it could resume was judged before, and runs again for its scores."""
-  prompt = text(19, 30)
+  prompt = toys.text(19, 30)
   plain = Request(prompt, 2, Sampling(0))
   scored = dataclasses.replace(plain, scores_prompt=True)
   (first,) = generator.generate([plain])
@@ -261,12 +259,12 @@ def test_scores_that_are_no_numbers_end_their_sequence_alone(
   'head, message',
   [
     (
-      judged_model.head_of(w_DC=np.zeros((8, 3))),
+      toys.head_of(w_DC=np.zeros((8, 3))),
       r'\(8, 3\).*expected .*\(16, 3\).*16',
     ),
-    (({}, judged_model.HEAD), r'head has the weights {}: expected'),
+    (({}, toys.HEAD), r'head has the weights {}: expected'),
     (
-      (judged_model.head_of()[0], token_head.TokenHeadConfig(())),
+      (toys.head_of()[0], token_head.TokenHeadConfig(())),
       r'token_head.names=\(\)',
     ),
   ],
@@ -297,8 +295,8 @@ def test_a_saved_text_goes_on_with_the_bits_of_one_that_never_stopped(
     stream = generator.stream(request)
     return [*stream], stream.result
 
-  tokens = [*text(19, 30)]
-  tokens += [*run(tokens)[1].tokens, *text(6, 31)]
+  tokens = [*toys.text(19, 30)]
+  tokens += [*run(tokens)[1].tokens, *toys.text(6, 31)]
   saved = [
     found.copy(x).to_bytes() for x in found.select(10**9, lambda name: True)
   ]

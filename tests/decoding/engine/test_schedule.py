@@ -273,12 +273,6 @@ def test_a_sequence_of_lower_priority_gives_up_its_row():
   assert plan([high], 0, 5, others[:3]).park == (3,)
 
 
-def test_nobody_of_the_same_priority_is_parked_however_long_one_waits():
-  others = [running(1, 3), running(2, 3, priority=1)]
-  round_ = plan([schedules.waiting(0)], rows=0, others=others, now=1e6)
-  assert round_.park == ()
-
-
 def test_a_row_that_is_free_parks_nobody():
   high = schedules.waiting(0, priority=1)
   assert plan([high], rows=1, others=[running(1, 3)]).park == ()
@@ -293,14 +287,6 @@ def test_only_as_many_are_parked_as_leave_enough_and_none_if_too_few_do():
   assert plan([high], 4, 0, others).park == ()
   # In vain for pages, so in vain for rows.
   assert plan([high], 0, 0, others).park == ()
-
-
-def test_nobody_takes_what_was_parked_for_another():
-  high, low = schedules.waiting(0, pages=10, priority=1), schedules.waiting(1)
-  others = [running(2, 8)]
-  round_ = plan([high, low], rows=2, pages=5, others=others)
-  assert round_.park == (2,)
-  assert round_.join == () and round_.overtaken == ()
 
 
 def test_one_that_would_take_its_row_back_at_once_keeps_it():
@@ -353,58 +339,6 @@ def test_what_was_parked_does_not_come_back_for_what_parked_it():
       del lower[10]
   parked, joined = [('park', 2), ('park', 1)], [('join', 1), ('join', 2)]
   assert events == [*parked, ('join', 10), *joined]
-
-
-def test_what_waited_too_long_to_begin_is_late():
-  queue = [
-    schedules.waiting(0, deadline=5.0),
-    schedules.waiting(1, deadline=7.0),
-    schedules.waiting(2),
-  ]
-  round_ = plan(queue, rows=3, now=6.0)
-  assert round_.late == (0,)
-  assert round_.join == (1, 2)
-  assert plan(queue, rows=3, now=5.0).late == ()
-
-
-def test_those_that_draw_draw_and_the_others_prefill():
-  others = [running(1), running(2, left=40), running(3)]
-  queue = [schedules.waiting(number, left=30) for number in range(4, 7)]
-  round_ = plan(queue, others=others)
-  assert round_.draw == (1, 3)
-  # Those that join run in the same round.
-  assert round_.prefill == (4, 5, 6, 2)
-  assert round_.shape == (4, 64)
-
-
-def test_a_short_prompt_runs_before_a_long_one_and_equal_ones_in_order():
-  prompts = [running(1, left=900), running(2, left=5), running(3, left=5)]
-  one_row = [(1, 16)]
-  assert schedule.batch(prompts, one_row) == ((2,), (1, 16))
-  prompts = [prompts[0], prompts[2]]
-  assert schedule.batch(prompts, one_row) == ((3,), (1, 16))
-  assert schedule.batch([], one_row) == ((), (0, 0))
-
-
-def test_what_was_passed_over_most_often_goes_first():
-  prompts = [
-    running(1, left=3, passed=PASSES - 1),
-    running(2, left=900, passed=PASSES),
-    running(3, left=999, passed=PASSES + 1),
-  ]
-  assert schedule.batch(prompts, [(1, 256)])[0] == (3,)
-  assert schedule.batch(prompts[:2], [(1, 256)])[0] == (2,)
-  assert schedule.batch(prompts[:1], [(1, 256)])[0] == (1,)
-
-
-def test_scored_prompts_run_alone():
-  scored = running(1, left=5, is_alone=True)
-  others = [running(number, left=6) for number in range(2, 8)]
-  assert schedule.batch([*others, scored], schedules.SHAPES) == ((1,), (1, 16))
-  prompts, shape = schedule.batch(
-    [scored._replace(left=20), *others], schedules.SHAPES
-  )
-  assert 1 not in prompts and len(prompts) == 6 and shape == (8, 32)
 
 
 def test_no_other_shape_runs_more_for_its_slots():
@@ -474,16 +408,6 @@ def test_every_prompt_runs_a_chunk_within_a_bound(count, shapes):
   assert max(passed.values()) <= (count + 2) + PASSES
 
 
-def test_one_long_prompt_gets_every_fourth_chunk():
-  passed, turns = 0, []
-  for turn in range(12):
-    prompts = [running(0, left=1000, passed=passed), running(1 + turn, left=4)]
-    (chosen,), _ = schedule.batch(prompts, [(1, 8)])
-    turns.append(chosen == 0)
-    passed = 0 if chosen == 0 else passed + 1
-  assert turns == [False, False, False, True] * 3
-
-
 def test_the_expected_wait_is_that_of_rows_as_they_become_free():
   assert schedule.expected_wait([], [5, 9], 1) == 0
   assert schedule.expected_wait([], [5, 9], 0) == 5
@@ -493,144 +417,6 @@ def test_the_expected_wait_is_that_of_rows_as_they_become_free():
   assert schedule.expected_wait([4, 4, 4], [], 2) == 4
   # Others hold all rows.
   assert schedule.expected_wait([4, 4], [], 0) == 8
-
-
-class World:
-  """Rows, pages and prompts of sequences that come and go at random."""
-
-  ROWS, PAGES, SIZE = 5, 60, 8
-
-  def __init__(self, rng):
-    self.rng, self.now, self.numbers = rng, 0.0, itertools.count()
-    self.queue, self.held, self.requests = {}, {}, {}
-    self.shares, self.passed = schedule.Shares(), collections.Counter()
-    self.overtaken = collections.Counter()
-    self.parked, self.late, self.ended = 0, set(), set()
-
-  def submit(self):
-    rng, number = self.rng, next(self.numbers)
-    prompt, answer = rng.randint(1, 250), rng.randint(1, 30)
-    deadline = self.now + 8 if rng.random() < 0.1 else None
-    pages = min(1 + (prompt + answer) // self.SIZE, self.PAGES)
-    self.requests[number] = {
-      'pages': pages,
-      'owner': rng.choice([b'a', b'b', b'c']),
-      'tokens': prompt + answer,
-      'priority': rng.choice([0, 0, 0, 1, 2]),
-      'is_alone': rng.random() < 0.1,
-      'came': self.now,
-      'prompt': prompt,
-      'left': prompt,
-      'answer': answer,
-      'is_begun': False,
-      'deadline': deadline,
-    }
-    tag = self.shares.tag(self.requests[number]['owner'], prompt + answer)
-    self.queue[number] = tag
-
-  def round(self):
-    requests = self.requests
-    queue = [
-      schedules.waiting(
-        number,
-        requests[number]['pages'],
-        tag=tag,
-        overtaken=self.overtaken[number],
-        **{
-          field: requests[number][field]
-          for field in ('came', 'priority', 'deadline', 'left', 'is_alone')
-        },
-      )
-      for number, tag in self.queue.items()
-    ]
-    others = [
-      running(
-        number,
-        requests[number]['pages'],
-        passed=self.passed[number],
-        tag=tag,
-        waited=requests[number]['joined'] - requests[number]['came'],
-        **{
-          field: requests[number][field]
-          for field in ('came', 'priority', 'left', 'is_alone')
-        },
-      )
-      for number, tag in self.held.items()
-    ]
-    free = self.PAGES - sum(requests[number]['pages'] for number in self.held)
-    budget = schedule.Budget(
-      self.ROWS - len(self.held), {'global': free}, schedules.SHAPES
-    )
-    self.apply(schedule.plan(queue, others, budget, self.now))
-
-  def apply(self, round_):
-    requests = self.requests
-    assert not (round_.park and round_.join)
-    for number in round_.late:
-      assert requests[number]['deadline'] < self.now
-      self.late.add(number)
-      self.shares.note_unserved(
-        requests[number]['owner'], requests[number]['tokens']
-      )
-      del self.queue[number]
-    if round_.park:
-      highest = max(requests[number]['priority'] for number in self.queue)
-    for number in round_.park:
-      assert requests[number]['priority'] < highest
-      assert not (requests[number]['is_alone'] and requests[number]['left'])
-      # It runs its whole text again.
-      requests[number]['left'] = requests[number]['prompt']
-      requests[number]['deadline'] = None
-      requests[number]['came'] += self.now - requests[number]['joined']
-      self.queue[number] = self.held.pop(number)
-      self.parked += 1
-    self.overtaken.update(round_.overtaken)
-    for number in round_.join:
-      self.held[number] = self.queue.pop(number)
-      requests[number]['joined'] = self.now
-      if not requests[number]['is_begun']:
-        self.shares.note_joined(self.held[number], requests[number]['tokens'])
-      requests[number]['is_begun'] = True
-    assert len(self.held) <= self.ROWS
-    assert sum(requests[x]['pages'] for x in self.held) <= self.PAGES
-    drawing = [x for x in self.held if not requests[x]['left']]
-    assert sorted(round_.draw) == sorted(drawing)
-    prompts = [x for x in self.held if requests[x]['left']]
-    assert bool(round_.prefill) == bool(prompts)
-    self.passed.update(prompts)
-    assert max(self.passed.values(), default=0) <= self.ROWS + PASSES
-    for number in round_.prefill:
-      self.passed[number] = 0
-      left = requests[number]['left'] - round_.shape[1]
-      requests[number]['left'] = max(left, 0)
-    for number in round_.draw:
-      requests[number]['answer'] -= 1
-      if not requests[number]['answer']:
-        del self.held[number]
-        self.ended.add(number)
-    for number in (*round_.draw, *self.queue):
-      self.passed[number] = 0
-
-
-@pytest.mark.parametrize('seed', range(3))
-def test_everybody_joins_and_ends_in_the_end(seed):
-  rng = random.Random(seed)
-  world, rounds = World(rng), 0
-  while rounds < 1000:
-    if rng.random() < 0.05:
-      for _ in range(rng.randint(1, 6)):
-        world.submit()
-    world.round()
-    world.now += rng.uniform(0, 0.3)
-    rounds += 1
-  while world.queue or world.held:
-    world.round()
-    world.now += 0.1
-    rounds += 1
-    assert rounds < 20_000
-  assert world.late | world.ended == set(world.requests)
-  assert world.parked > 10 and len(world.late) > 0 and len(world.ended) > 100
-  assert len(world.shares) == 0
 
 
 def test_one_search_runs_in_a_round_the_one_that_waited_longest():

@@ -19,13 +19,12 @@ from kaiju_jax.serving.routing import local_replica
 from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import router as router_lib
 from tests.decoding import toys
-from tests.decoding.engine import judged_model
 from tests.serving import running as running_lib
 from tests.serving import world
 
 SECRET = running_lib.SECRET
 NAMES = pseudonyms.Pseudonyms(SECRET)
-CONFIG = judged_model.CONFIG
+CONFIG = toys.small()
 LENGTH, CHUNK, ROWS = 48, 8, 3
 
 
@@ -88,7 +87,7 @@ def make_engines(count, head=True, **options):
         decoder,
         tokenizer.Bytes(),
         chunk=CHUNK,
-        head=judged_model.head_of() if head else None,
+        head=toys.head_of() if head else None,
         **options,
       )
     )
