@@ -5,15 +5,19 @@ import types
 import numpy as np
 import pytest
 
+from kaiju_jax.app import built_in
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import serving_engine
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.interchange import tokens
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.replies import worker as worker_lib
@@ -22,6 +26,7 @@ from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_store
 from tests.decoding import toys
+from tests.interchange import toys as model_toys
 from tests.serving import planted
 
 URL = 'http://127.0.0.1:8000'
@@ -102,14 +107,7 @@ def test_a_gate_without_a_head_is_refused_at_the_start(tmp_path):
 
 def test_a_store_keeps_the_digest_that_its_characters_have(tmp_path):
   """Files are hashed; what a tokenizer does names the texts of old stores."""
-  from kaiju_jax.app import built_in
-  from kaiju_jax.data import chat
-  from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.interchange import tokens
-  from kaiju_jax.serving.stores import sqlite_store
-  from tests.interchange import toys
-
-  tokens.write(tmp_path, '', toys.PLAIN)
+  tokens.write(tmp_path, '', model_toys.PLAIN)
   tokenizer = tokenizer_lib.load(str(tmp_path / tokens.FILE))
   written = chat.format_of(tokenizer)
   of_file = tokenizer_lib.digest(tokenizer)

@@ -1,11 +1,11 @@
-"""Thresholds of both tiers, in two dimensions, from scores that are planted."""
+"""Thresholds chosen and counted, on scores whose distribution is known."""
 
 import numpy as np
 import pytest
 
 from kaiju_jax.classifiers import certificate
 from kaiju_jax.classifiers import rows as rows_lib
-from kaiju_jax.classifiers import train_head
+from kaiju_jax.reporting import statistics
 from kaiju_jax.serving.safety import thresholds
 
 NAMES = 'zorb', 'quam'
@@ -49,36 +49,120 @@ def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
     assert [one.name for one in limits] == list(NAMES)
     assert [one.low for one in limits] == pytest.approx(low)
     assert [one.high for one in limits] == pytest.approx(high[tier].tolist())
-  assert (
-    certificate.count_stage('gate 1', SCORED.rows, SCORED, high, 0.95)
-    .for_tier('minor')
-    .limits[0]
-    .low
-    is None
-  )
+  gate = certificate.count_stage('gate', SCORED.rows, SCORED, high, 0.95)
+  assert gate.minor.limits[0].low is None
 
 
-def test_as_many_tokens_are_below_each_lower_threshold():
-  """And the part that is below all of them is what was asked for."""
+LEVEL = thresholds.confidence_of_tier(0.95)
+
+
+def logits(*values):
+  return 1 / (1 + np.exp(-np.array(values, float)))
+
+
+def scored(violating, benign):
+  """Returns scores and labels of one dimension."""
+  score_NC = np.concatenate([violating, benign])[:, None]
+  return score_NC, (np.arange(len(score_NC)) < len(violating))[:, None]
+
+
+def test_the_room_between_the_sets_is_shared():
+  score_NC, label_NC = scored(logits(5, 3, 9), logits(-7, -2, -3))
+  for place, wanted in (0, -2), (0.4, 0), (1, 3):
+    found = certificate.choose(score_NC, label_NC, place, 0.95)
+    np.testing.assert_allclose(found, logits(wanted))
+  # Scores of 0 and 1 have no logits of their own.
+  found = certificate.choose(*scored(np.ones(3), np.zeros(3)), 0.5, 0.95)
+  np.testing.assert_allclose(found, 0.5, atol=1e-4)
+
+
+def test_where_the_sets_overlap_the_bounds_decide():
+  """Of 3,000 each, the worst of 15 violating and 15 benign ones overlap."""
   rng = np.random.default_rng(0)
-  shared = rng.normal(size=(4000, 1))
-  score_TC = np.concatenate(
-    [shared, 0.1 * (shared + rng.normal(size=shared.shape))], axis=1
+  n, few = 3_000, 15
+  violating = logits(*rng.uniform(2, 5, n - few), *[-3.0] * few)
+  benign = logits(*rng.uniform(-5, -2, n - few), *[3.0] * few)
+  score_NC, label_NC = scored(violating, benign)
+  high = certificate.choose(score_NC, label_NC, 0.5, 0.95)
+  assert logits(-2) < high < logits(2)
+  tier = certificate.count(score_NC, label_NC, ['a'], high, [None], 0.95)
+  assert tier.limits[0].blocked.hits == n - few
+  assert tier.refused.hits == few
+  assert tier.limits[0].blocked.claim == thresholds.BLOCKED
+
+
+def test_where_nothing_fits_blocking_wins():
+  rng = np.random.default_rng(1)
+  score_NC, label_NC = scored(rng.random(2_000), rng.random(2_000))
+  high = certificate.choose(score_NC, label_NC, 0.5, 0.95)
+  tier = certificate.count(score_NC, label_NC, ['a'], high, [None], 0.95)
+  assert tier.limits[0].blocked.claim == thresholds.BLOCKED
+  assert tier.refused.claim > 0.5
+  assert tier.refused.bound == statistics.at_most(
+    tier.refused.hits, 2_000, LEVEL
   )
-  for part in 0.3, 0.9:
-    is_below_TC = score_TC < train_head.choose_low(score_TC, part)
-    assert is_below_TC.all(axis=1).mean() == pytest.approx(part, abs=2e-3)
-    first, second = is_below_TC.mean(axis=0)
-    assert first == pytest.approx(second, abs=2e-3)
-    assert first > part + 0.02
 
 
-def test_a_text_is_refused_by_either_dimension():
-  limit = thresholds.bound_count(0, 600, 0.01, 0.95, False)
-  limits = [
-    thresholds.Limit(name, None, high, limit, limit)
-    for name, high in zip(NAMES, (0.6, 0.9))
-  ]
-  assert thresholds.find_reached(limits, [0.0, 0.9]) == ('quam', 0.9)
-  assert thresholds.find_reached(limits, [0.6, 0.0]) == ('zorb', 0.6)
-  assert thresholds.find_reached(limits, [0.59, 0.89]) is None
+def test_counts_are_drawn():
+  """Two dimensions; the fifth text violates both, the last two are benign."""
+  score_NC = np.array(
+    [[0.9, 0], [0.5, 0], [0, 0.8], [0, 0.2], [0.9, 0.9], [0.7, 0.7], [0, 0]]
+  )
+  label_NC = np.array(
+    [[1, 0], [1, 0], [0, 1], [0, 1], [1, 1], [0, 0], [0, 0]], bool
+  )
+  tier = certificate.count(
+    score_NC, label_NC, ['a', 'b'], [0.5, 0.75], [0.1, 0.2], 0.95
+  )
+  first, second = tier.limits
+  assert (first.blocked.hits, first.blocked.rows) == (3, 3)
+  assert (second.blocked.hits, second.blocked.rows) == (2, 3)
+  assert (first.refused.hits, second.refused.hits) == (1, 0)
+  assert (tier.refused.hits, tier.refused.rows) == (1, 2)
+  assert (first.low, second.high) == (0.1, 0.75)
+  # Too few to claim what is wanted: what they show is claimed.
+  assert first.blocked.claim == first.blocked.bound < thresholds.BLOCKED
+
+
+def test_false_certificates_are_rare():
+  """A classifier that refuses 1 % of the benign is certified in ≤ 2.5 %."""
+  rng = np.random.default_rng(2)
+  refused = rng.binomial(600, 0.01, 10_000)
+  bounds = {
+    hits: thresholds.bound_count(hits, 600, 0.01, 0.95, False).bound
+    for hits in np.unique(refused).tolist()
+  }
+  passed = [bounds[hits] <= thresholds.REFUSED for hits in refused.tolist()]
+  assert 0.005 < np.mean(passed) <= 0.025
+
+
+def test_sets_that_are_empty_are_refused():
+  score_NC, label_NC = scored(logits(1, 2), logits(-1))
+  for rows in slice(2), slice(2, None):
+    with pytest.raises(ValueError, match='thresholds need both'):
+      certificate.choose(score_NC[rows], label_NC[rows], 0.5, 0.95)
+    with pytest.raises(ValueError, match='there is no such text'):
+      certificate.count(
+        score_NC[rows], label_NC[rows], ['a'], [0.5], [None], 0.95
+      )
+
+
+def test_each_dimension_has_its_own_threshold():
+  """As if alone, but that the other one's violating texts are not benign."""
+  score_NC = np.array(
+    [
+      logits(5, 0),
+      logits(7, 4),  # Violates the first alone, and looks like the second.
+      logits(0, 2),
+      logits(6, 3),  # The same the other way round.
+      logits(-3, -8),
+      logits(-5, -6),
+    ]
+  )
+  label_NC = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 0], [0, 0]], bool)
+  for place, wanted in (0, (-3, -6)), (1, (5, 2)), (0.5, (1, -2)):
+    found = certificate.choose(score_NC, label_NC, place, 0.95)
+    np.testing.assert_allclose(found, logits(*wanted))
+  # In another order of dimensions they are the same.
+  turned = certificate.choose(score_NC[:, ::-1], label_NC[:, ::-1], 0.5, 0.95)
+  np.testing.assert_array_equal(turned, found[::-1])

@@ -316,12 +316,14 @@ def test_of_many_long_texts_some_tokens_are_kept(reader, monkeypatch):
 
 def test_a_part_of_the_tokens_is_low_in_all_dimensions():
   rng = np.random.default_rng(0)
-  score_TC = rng.uniform(0, 1, (4000, 3)) ** (1, 2, 3)
-  for part in 0.1, 0.5, 0.9:
-    low_C = train_head.choose_low(score_TC, part)
-    is_low_TC = score_TC < low_C
-    assert abs(is_low_TC.all(axis=1).mean() - part) < 0.01
-    assert np.ptp(is_low_TC.mean(axis=0)) < 0.01
+  apart_TC = rng.uniform(0, 1, (4000, 3)) ** (1, 2, 3)
+  shared_T1 = rng.normal(size=(4000, 1))
+  alike_TC = np.hstack([shared_T1, shared_T1 + rng.normal(size=(4000, 1))])
+  for score_TC in apart_TC, alike_TC:
+    for part in 0.1, 0.5, 0.9:
+      is_low_TC = score_TC < train_head.choose_low(score_TC, part)
+      assert abs(is_low_TC.all(axis=1).mean() - part) < 0.01
+      assert np.ptp(is_low_TC.mean(axis=0)) < 0.01
 
 
 def test_what_is_shown_of_a_violating_reply():
