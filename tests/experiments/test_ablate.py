@@ -11,27 +11,10 @@ import time
 
 import pytest
 
-from tests.experiments import forked
-from tests.experiments.studies.ablation import tables
+from tests.experiments import toys
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 _SECONDS = 250  # That a command may take on a busy machine.
-
-CONFIG = '''
-"""Does the fake arm learn?"""
-from kaiju_jax.training import experiment as experiment_lib
-
-ARMS = ('plain', 'better', 'broken')
-
-def get_config(arm='plain'):
-  if arm not in ARMS:
-    raise ValueError(arm)
-  experiment = experiment_lib.Experiment()
-  experiment.loop.steps = 4
-  experiment.loop.log_every = 1
-  experiment.optimizer.learning_rate = {'plain': 1.0, 'better': 0.5}.get(arm, 9)
-  return experiment
-'''
 
 # Loss of 'plain' is 10 + seed, 'better' is lower by (1 + seed) / 10, so that
 # the paired differences of seeds 0 and 1 are -.1 and -.2. The workdir is
@@ -89,7 +72,7 @@ app.run(main)
 @pytest.fixture
 def place(tmp_path, monkeypatch):
   """A folder with the config and the trainer, which `python -m` finds."""
-  (tmp_path / 'arms.py').write_text(CONFIG)
+  (tmp_path / 'arms.py').write_text(toys.ARMS)
   (tmp_path / 'fake_train.py').write_text(TRAIN)
   monkeypatch.setenv('PYTHONPATH', f'{tmp_path}{os.pathsep}{REPOSITORY}')
   return tmp_path
@@ -128,7 +111,7 @@ def test_report_isolation_and_resumption(place):
   report = (place / 'root' / 'report.md').read_text()
 
   assert report.startswith('# Does the fake arm learn?')
-  losses = tables.rows(report, 'Training loss, mean of all 4 steps')
+  losses = toys.rows(report, 'Training loss, mean of all 4 steps')
   assert losses['plain'][:3] == ['2', '10.5000', '0.7071']
   # -.1 and -.2: mean -.15, and t(.975, 1) = 12.7062 times .0707107 / √2.
   assert losses['better'] == [
@@ -140,7 +123,7 @@ def test_report_isolation_and_resumption(place):
     '-1.43 % (-7.48 % … +4.62 %)',
   ]
   assert losses['broken'][:3] == ['0, 1 diverged', '–', '–']
-  assert tables.rows(report, 'bits, last evaluation')['plain'][1] == '21.0000'
+  assert toys.rows(report, 'bits, last evaluation')['plain'][1] == '21.0000'
 
   assert report.count('failed (exit 1)') == 1
   assert report.count('diverged at step 3') == 1
@@ -154,7 +137,7 @@ def test_report_isolation_and_resumption(place):
     done.stdout,
   )
   assert 'fake_train' in report and '--config.seed=1' in report
-  assert tables.rows(report, 'Environment')['jax'] == ['1.2.3']
+  assert toys.rows(report, 'Environment')['jax'] == ['1.2.3']
   for figure in re.findall(r'\]\((\w+\.png)\)', report):
     assert (place / 'root' / figure).read_bytes().startswith(b'\x89PNG')
   assert report.count('.png)') == 2
@@ -165,7 +148,7 @@ def test_report_isolation_and_resumption(place):
   call(place, '--seeds=0,1,2', *flags)
   # The report is of all that the folder holds.
   report = (place / 'root' / 'report.md').read_text()
-  losses = tables.rows(report, 'Training loss, mean of all 4 steps')
+  losses = toys.rows(report, 'Training loss, mean of all 4 steps')
   assert {arm: row[0] for arm, row in losses.items()} == {
     'plain': '3',
     'better': '3',
@@ -191,7 +174,7 @@ def test_report_isolation_and_resumption(place):
   flags = '--arms=plain', '--config.loop.steps=5', '--seeds=7'
   assert call(place, *flags).returncode == 0
   report = (place / 'root' / 'report.md').read_text()
-  losses = tables.rows(report, 'Training loss, mean of all 5 steps')
+  losses = toys.rows(report, 'Training loss, mean of all 5 steps')
   assert {arm: row[0] for arm, row in losses.items() if row[0] != '0'} == {
     'plain': '1',
     'broken': '0, 1 diverged',
@@ -254,7 +237,7 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
   assert process.returncode == 1
   assert 'Interrupted. The same command goes on.' in output
   report = (place / 'root' / 'report.md').read_text()
-  assert [row[1] for row in tables.rows(report, 'Runs').values()] == [
+  assert [row[1] for row in toys.rows(report, 'Runs').values()] == [
     'stopped'
   ] * 2
   reached = [len(path.read_text().splitlines()) for path in metrics]
@@ -266,61 +249,3 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r['step'] for r in records] == [*range(1, 21), 20]
   assert set(starts(place).values()) == {2}
-
-
-BAD = [
-  (('--arms=plain,nosuch',), '--arms=nosuch: must be one of plain, better'),
-  (('--baseline=nosuch',), '--baseline=nosuch: must be one of plain'),
-  (('--job=2',), '--job=2: is no flag of ablate'),
-  (('--config.loop.step=2',), 'step'),
-  (('--config.loop.steps=many',), 'steps'),
-  (('--config.model.window=0',), 'window=0: must be at least 1'),
-  (('--config.data.length=4096',), 'rows are longer than the positions'),
-  (('--config.seed=7',), '--config.seed=7: --seeds lists'),
-  (('--config.loop.log_every=0',), 'loop.log_every=0: must be at least 1'),
-  (('--config.loop.steps=0',), 'loop.steps=0: must be at least 1'),
-  (('--config.optimizer.schedule=foo',), "optimizer.schedule='foo': must"),
-  (('--config.data.path=/nope',), "data.path='/nope': no such file"),
-  (('--config.data.tokenizer=/nope',), "data.tokenizer='/nope': no such"),
-  (
-    ('--config.data.path=/nope', '--config.data.task=needle_text'),
-    "data.path='/nope': no such file",
-  ),
-  (('--arms=',), '--arms=: must name some of plain, better, broken'),
-  (('--out=gs://a/b',), '--out=gs://a/b: gs:// is an address'),
-  (('--out=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
-  (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
-]
-
-
-@pytest.fixture(scope='module')
-def refused(tmp_path_factory):
-  """The outcome of each bad command, and the folder that it must not make."""
-  folder = tmp_path_factory.mktemp('refused')
-  (folder / 'arms.py').write_text(CONFIG)
-  commands = [command(folder, *flags)[2:] for flags, _ in BAD]
-  done = forked.run(commands, imported=['matplotlib.figure'])
-  return dict(zip([flags for flags, _ in BAD], done)), folder
-
-
-@pytest.mark.parametrize('flags, message', BAD)
-def test_bad_flags_are_refused_before_anything_runs(refused, flags, message):
-  done, folder = refused[0][flags], refused[1]
-  assert done.returncode == 1
-  assert done.stderr.startswith('error: ')
-  assert message in done.stderr and 'Traceback' not in done.stderr
-  assert not (folder / 'root').exists()
-
-
-def test_data_that_no_run_can_read_are_found_before_any_starts(tmp_path):
-  (tmp_path / 'arms.py').write_text(CONFIG)
-  (tmp_path / 'text.jsonl').write_text('{"text": "whole"}\n{"text": "cut')
-  words = (
-    f'experiments.ablate --config={tmp_path / "arms.py"}'
-    f' --out={tmp_path / "root"} --config.data.path={tmp_path / "text.jsonl"}'
-  )
-  (done,) = forked.run([words.split()], imported=['matplotlib.figure'])
-  assert done.returncode == 1
-  assert done.stderr.count('error: ') == 1
-  assert re.search(r'error: .*text\.jsonl.*2', done.stderr), done.stderr
-  assert not (tmp_path / 'root').exists()

@@ -1,4 +1,4 @@
-"""The report by its command: tables, JSON, and refusals of one line."""
+"""The report by its command: tables and JSON."""
 
 import json
 import os
@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
-from tests.experiments import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -70,39 +68,3 @@ def test_a_compiled_step_on_cpu(tmp_path, weights):
   else:
     assert gathered == {('u8', False), ('u8', True), ('s8', True)}
     assert 'all-gather, in some steps' in done.stdout
-
-
-BAD = [
-  (('--preset=13b', '--accelerator=h200'), "accelerator='h200': must be one"),
-  (
-    ('--preset=13b', '--accelerator=h100_64', '--fsdp=7'),
-    'model.d_model=5120: does not divide over mesh.fsdp=7',
-  ),
-  (
-    ('--preset=13b', '--accelerator=h100_64', '--fsdp=4', '--tensor=4'),
-    'mesh.fsdp=4 × mesh.tensor=4 is 16 devices, but h100_64 has 64',
-  ),
-  (('--preset=13b',), '--accelerator is missing'),
-  (('--accelerator=cpu_8',), 'exactly one of --preset and --config'),
-  (
-    ('--preset=14b', '--accelerator=cpu_8'),
-    '--preset=14b: value should be one of',
-  ),
-]
-
-
-@pytest.fixture(scope='module')
-def refused():
-  commands = [
-    ['experiments.aot_report', *arguments, '--nocompile']
-    for arguments, _ in BAD
-  ]
-  return dict(zip([arguments for arguments, _ in BAD], forked.run(commands)))
-
-
-@pytest.mark.parametrize(('arguments', 'said'), BAD)
-def test_bad_input_is_one_line(refused, arguments, said):
-  done = refused[arguments]
-  assert done.returncode
-  assert said in done.stdout + done.stderr
-  assert 'Traceback' not in done.stderr

@@ -165,33 +165,6 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
   assert interrupted.value.code == 130
 
 
-@pytest.mark.parametrize(
-  'flags, message',
-  [
-    ({'arms': ['ful']}, "--arms: 'ful' is not one of full, interleaved, kaiju"),
-    ({'arms': []}, '--arms needs at least one'),
-    ({'seeds': ['-1']}, "--seeds: '-1' is not a non-negative integer"),
-    ({'seeds': ['x']}, "--seeds: 'x' is not a non-negative integer"),
-    ({'seeds': ['9' * 20]}, 'seed=9{20}: must lie in'),
-    ({'out': ''}, '--out=: must name a folder'),
-    ({'out': 'gs://a'}, '--out=gs://a: gs:// is an address'),
-    ({'data': 'folder'}, "--data='folder': only --task=needle_text"),
-    ({'task': 'needle_text', 'data': '/nowhere'}, '/nowhere'),
-  ],
-)
-def test_bad_flags_are_refused_before_anything_is_written(
-  tmp_path, flags, message
-):
-  with pytest.raises(SystemExit, match=message):
-    run(**{'out': tmp_path / 'new', **flags})
-  assert not (tmp_path / 'new').exists()
-
-
-def test_a_folder_that_cannot_be_made_is_a_line(toy):
-  with pytest.raises(SystemExit, match='error: /proc/x/full/seed0: the folder'):
-    run('/proc/x', arms=['full'])
-
-
 def test_arms_are_the_layouts_that_they_name():
   drawn = {
     arm: layers.draw(get_config(arm).model.layers()) for arm in config.ARMS

@@ -4,24 +4,12 @@ import pytest
 
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.training import workdir
-
-CONFIG = """
-from kaiju_jax.training import experiment as experiment_lib
-
-ARMS = ('plain', 'better')
-
-def get_config(arm='plain'):
-  experiment = experiment_lib.Experiment()
-  experiment.loop.steps = 4
-  experiment.loop.log_every = 1
-  experiment.optimizer.learning_rate = {'plain': 1.0, 'better': 0.5}[arm]
-  return experiment
-"""
+from tests.experiments import toys
 
 
 @pytest.fixture
 def config(tmp_path):
-  (tmp_path / 'arms.py').write_text(CONFIG)
+  (tmp_path / 'arms.py').write_text(toys.ARMS)
   return str(tmp_path / 'arms.py')
 
 

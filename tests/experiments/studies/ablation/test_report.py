@@ -3,7 +3,7 @@
 from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.runs import grid
 from kaiju_jax.training import experiment as experiment_lib
-from tests.experiments.studies.ablation import tables
+from tests.experiments import toys
 
 
 def job(arm, seed, folder):
@@ -35,6 +35,6 @@ def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
     runs=outcomes,
     baselines={'wild': 'wild', 'calm': 'calm'},
   )
-  table = tables.rows(path.read_text(), 'Training loss, mean')
+  table = toys.rows(path.read_text(), 'Training loss, mean')
   assert table['wild'][:3] == ['2', 'not finite', 'not finite']
   assert table['calm'][:3] == ['1', '2.5000', '–']
