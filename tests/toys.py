@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import jax
+
 from kaiju_jax.data import config as data_config
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
@@ -79,15 +81,20 @@ class _NoBatches:
 
 
 def write_run(
-  path: pathlib.Path, model: model_config.ModelConfig
+  path: pathlib.Path, model: model_config.ModelConfig, moved: float = 1.0
 ) -> state_lib.TrainState:
-  """Saves random parameters in a workdir; returns the state."""
+  """Saves random parameters in a workdir; returns the state.
+
+  They are `moved` times what the replica of ternary updates has, if any.
+  """
   experiment = experiment_lib.Experiment(model=model)
   state = state_lib.create(
     toys.params_of(model),
     optimizer.make(experiment.optimizer),
     hook=state_lib.hook_of(experiment),
   )
+  params = jax.tree.map(lambda x: moved * x, state.params)
+  state = state.replace(params=params)
   with (
     workdir.open_workdir(path, experiment) as folder,
     checkpoint.Checkpoints(folder, 1) as checkpoints,

@@ -1,12 +1,8 @@
 """From a workdir or an export to text, turns and figures of what it took."""
 
 import io
-import os
-import pathlib
 import re
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -19,67 +15,23 @@ from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.interchange import own
-from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
-from kaiju_jax.sharding import mesh
-from kaiju_jax.training import checkpoint
-from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import optimizer
-from kaiju_jax.training import state
-from kaiju_jax.training import step
-from kaiju_jax.training import workdir as workdir_lib
+from tests import toys
 from tests.experiments import forked
 
-ROOT = pathlib.Path(__file__).parents[2]
 LENGTH = 80
 MANNER = talk.Manner(12, sampling_lib.Sampling(seed=3))
 BYTES = tokenizer_lib.Bytes()
 
 
-class Nowhere:
-  """A loader that has not begun."""
-
-  def get_state(self):
-    return {}
-
-
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  """A run whose updates were ternary, so that its replica matters."""
+  """A run whose masters have moved on from the replica that is served."""
   path = tmp_path_factory.mktemp('run')
-  experiment = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      d_model=16,
-      num_heads=2,
-      head_dim=8,
-      d_ff=32,
-      layout='G0',
-      max_length=LENGTH,
-      quantization=quantization_config.QuantizationConfig(
-        wire_weights='ternary'
-      ),
-    )
-  )
-  model = step.model_of(experiment)
-
-  @jax.jit
-  def saved():
-    params = state.draw_params(model, 0)
-    made = state.create(
-      params,
-      optimizer.make(experiment.optimizer),
-      mesh.single(),
-      state.hook_of(experiment),
-    )
-    # Masters have moved on and the replica has not followed yet.
-    return made.replace(params=jax.tree.map(lambda x: 1.5 * x, params))
-
-  with (
-    workdir_lib.open_workdir(path, experiment),
-    checkpoint.Checkpoints(path, 1) as checkpoints,
-  ):
-    checkpoints.save(7, saved(), Nowhere())
+  ternary = quantization_config.QuantizationConfig(wire_weights='ternary')
+  model = toys.tiny_model(layout='G0', max_length=LENGTH, quantization=ternary)
+  toys.write_run(path, model, moved=1.5)
   return path
 
 
@@ -167,7 +119,9 @@ def test_turns_go_on_from_all_that_was_said(generator):
   assert notes[1].startswith('[4 tokens after 16 in the cache; 12 tokens, the')
 
 
-def test_a_full_history_begins_anew_and_a_long_line_is_refused(generator):
+def test_a_full_history_begins_anew_and_long_lines_are_cut_or_refused(
+  generator,
+):
   text, notes = conversed(generator, lines('x' * 40, 'y' * 40, 'z' * 90, 'w'))
   assert text.count('\n') >= 3
   assert '[54 tokens of history: full, begun anew]' in notes[1]
@@ -175,9 +129,6 @@ def test_a_full_history_begins_anew_and_a_long_line_is_refused(generator):
   assert notes[3] == '[54 tokens of history: full, begun anew]'
   assert notes[4] == '[92 tokens, and the cache holds 80: say less]'
   assert notes[5].startswith('[3 tokens after 0 in the cache; 12 tokens')
-
-
-def test_an_answer_that_fills_the_cache_is_cut(generator):
   _, notes = conversed(generator, lines('x' * 70))
   assert notes[0].startswith('[72 tokens after 0 in the cache; 8 tokens')
 
@@ -241,27 +192,10 @@ def test_bad_logits_of_one_prompt_leave_the_others_text(generator, monkeypatch):
   assert len(out.getvalue()) > 20
 
 
-def command(*arguments, said=''):
-  return subprocess.run(
-    [sys.executable, '-m', 'experiments.generate', *arguments],
-    cwd=ROOT,
-    input=said,
-    capture_output=True,
-    text=True,
-    timeout=300,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-  )
-
-
 @pytest.mark.slow
 def test_the_command_answers_a_prompt(workdir, generator):
-  done = command(
-    f'--model={workdir}',
-    '--prompt=def',
-    '--max_tokens=12',
-    '--chunk=8',
-    '--seed=3',
-  )
+  words = f'--model={workdir} --prompt=def --max_tokens=12 --chunk=8 --seed=3'
+  (done,) = forked.run([['experiments.generate', *words.split()]])
   assert done.returncode == 0, done.stderr[-500:]
   request = MANNER.request(talk.open_document(BYTES, 'def'), 0)
   assert done.stdout == f'{generator.generate([request])[0].text}\n'
