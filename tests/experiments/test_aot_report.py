@@ -1,25 +1,15 @@
 """The report by its command: tables and JSON."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.experiments import forked
 
 
-def _run(*arguments, **environment):
-  return subprocess.run(
-    [sys.executable, '-m', 'experiments.aot_report', *arguments],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=250,
-    env=os.environ | environment,
-  )
+def _run(*arguments):
+  (done,) = forked.run([['experiments.aot_report', *arguments]])
+  return done
 
 
 def test_the_time_model_alone(tmp_path):

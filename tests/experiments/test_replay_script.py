@@ -1,26 +1,18 @@
 """The replay's command prints and writes what each cache has of a trace."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.experiments import forked
 
 
 @pytest.mark.slow
 def test_all_caches_are_compared_on_the_named_trace(tmp_path):
   out = tmp_path / 'found.json'
-  run = subprocess.run(
-    [sys.executable, '-m', 'experiments.replay', '--requests=60', '--live=4']
-    + ['--swipes=.2', '--fractions=1/2', f'--json={out}'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  words = 'experiments.replay --requests=60 --live=4 --swipes=.2'
+  words += f' --fractions=1/2 --json={out}'
+  (run,) = forked.run([words.split()])
   assert run.returncode == 0, run.stderr
   ((name, found),) = json.loads(out.read_text()).items()
   assert name == 'mature, 4 live, 0.2 swipes' and name in run.stdout

@@ -1,7 +1,6 @@
 """experiments.train_gate from its flags to a folder that a server takes."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -9,19 +8,12 @@ import pytest
 
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
+from tests.experiments import forked
 from tests.serving import planted
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(*flags):
-  return subprocess.run(
-    [sys.executable, '-m', 'experiments.train_gate', *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  return forked.run([['experiments.train_gate', *flags]])[0]
 
 
 def test_help_imports_neither_jax_nor_scikit_learn():
@@ -31,14 +23,17 @@ def test_help_imports_neither_jax_nor_scikit_learn():
     'print([m for m in ("jax", "sklearn", "scipy") if m in sys.modules])'
   )
   done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+    [sys.executable, '-c', code],
+    cwd=forked.ROOT,
+    capture_output=True,
+    text=True,
   )
   assert done.stdout == '[]\n', done.stderr
 
 
 @pytest.mark.slow
 def test_planted_texts_give_what_a_server_takes(tmp_path):
-  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  pytest.importorskip('sklearn')
   names = ('quam', 'zorb')
   head = planted.stage('head 1', names, low=0.1)
   before = tmp_path / 'before.json'
@@ -60,7 +55,7 @@ def test_planted_texts_give_what_a_server_takes(tmp_path):
 
 @pytest.mark.slow
 def test_too_few_rows_exit_with_4(tmp_path):
-  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  pytest.importorskip('sklearn')
   data = tmp_path / 'rows.jsonl'
   data.write_text(
     ''.join(

@@ -131,6 +131,7 @@ def test_no_case_begins_that_does_not_fit(world, capsys):
   skipped = {'a1': 'done', 'a2': 'skipped', 'a3': 'skipped'}
   assert world.statuses(A) == skipped
   assert world.book(A).cases['a1']['seconds'] == 6
+  assert world.book(A).data['device'] == {'device': 'X'}
   line = 'ceilings: a2: skipped: needs about 6 s, 4 s are left'
   assert line in capsys.readouterr().out
   # With more time, a later run does them.

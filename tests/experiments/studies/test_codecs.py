@@ -1,11 +1,16 @@
-"""Figures of merit against arithmetic by hand."""
+"""Codecs' figures of merit by hand, their table and figure, and the command."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
 from kaiju_jax.experiments.studies import codecs
+from kaiju_jax.reporting import figures
+from tests import printing
+from tests import toys
+from tests.experiments import forked
 
 
 def test_quality_by_hand():
@@ -84,3 +89,84 @@ def test_what_cannot_be_compared_is_refused():
     codecs.tally([1, 2, 3], [1, 2])
   with pytest.raises(ValueError, match='inf or NaN'):
     codecs.tally([1.0], [math.nan])
+
+
+def test_the_table_of_codecs():
+  found = codecs.quality(codecs.tally([4, -2, 1, 0, 0], [2, -4, 0, 7, 0]))
+  exact = codecs.quality(codecs.tally([4, -2], [4, -2]))
+  text = printing.printed(
+    codecs.qualities(
+      'Title',
+      {'floor-q': found, 'f32': exact},
+      {'floor-q': 6, 'f32': 32},
+    )
+  )
+  cells = [
+    line.split()
+    for line in text.splitlines()
+    if line.split()[:1] in (['floor-q'], ['f32'])
+  ]
+  # Errors 2, 2, 1, 7: 21/58; |ln| of 1/2 and 2; distances 2/3, 2/3 and 2; one
+  # of three flushed; bias (−1/2 + 1 − 1)/3; gain 16/21 − 1; a zero of two.
+  assert cells[0] == [
+    *('floor-q', '6', '-4.4', '.6931', '1.1111'),
+    *('33.33', '0', '-16.67', '-23.81', '50.00'),
+  ]
+  assert cells[1] == ['f32', '32', 'exact', *'000000–']
+  assert '…' not in text
+
+
+def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
+  x_RC = np.random.default_rng(0).standard_normal((8, 500))
+  curves = {
+    name: codecs.curve(x_RC, x_RC * factor)
+    for name, factor in (('zero', 1.1), ('int4', 1.2), ('f32', 1.0))
+  }
+  page = codecs.draw(curves, 'Title')
+  error = page.axes[0]
+  assert [line.get_label() for line in error.lines] == ['zero', 'int4']
+  drawn = error.lines[0].get_ydata()
+  np.testing.assert_allclose(
+    drawn[np.isfinite(drawn)], 2 * 0.1 / 2.1, rtol=1e-6
+  )
+  # The first bin is the quarter of an octave below the block's largest.
+  assert error.lines[0].get_xdata()[0] == 2 ** (-1 / 8)
+  for axes in page.axes:
+    assert axes.get_xlabel() and axes.get_ylabel()
+  figures.save(page, tmp_path / 'one.png')
+  assert (tmp_path / 'one.png').stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_small_run(tmp_path):
+  overrides = {
+    'model.d_model': 32,
+    'model.num_layers': 1,
+    'model.num_heads': 2,
+    'model.head_dim': 16,
+    'model.d_ff': 32,
+    'model.max_length': 64,
+    'data.path': toys.write_texts(tmp_path),
+    'data.length': 32,
+    'data.batch': 2,
+    'data.held_out': 0.2,
+  }
+  out = tmp_path / 'out' / 'codecs'
+  words = f'experiments.codecs --steps=2 --workers=2 --json={out}.json'
+  words += f' --figure={out}.png'
+  fields = [f'--config.{name}={value}' for name, value in overrides.items()]
+  (done,) = forked.run([[*words.split(), *fields]])
+  assert done.returncode == 0, done.stderr
+  for word in ('mxfp6 e3m2', 'step 2', 'Written'):
+    assert word in done.stdout
+  assert out.with_suffix('.png').stat().st_size > 10_000
+  found = json.loads(out.with_suffix('.json').read_text())
+  by_name = {x: y['quality'] for x, y in found['codecs'].items()}
+  assert by_name['f32']['all']['snr'] is None  # Exact.
+  of_zero = by_name['zero']
+  assert {'w_in_DF', 'w_o_DHK', 'embedding_DV', 'all'} <= set(of_zero)
+  # float32 gradients: bf16 is not exact on them.
+  assert 40 < by_name['bf16']['all']['snr'] < 70
+  snr = [by_name[x]['all']['snr'] for x in ('int8', 'int6', 'int4')]
+  assert snr == sorted(snr, reverse=True)
+  assert found['setting']['config']['model']['d_model'] == 32
