@@ -94,7 +94,7 @@ def _generator(
     length=played.length,
     cache=played.cache,
   )
-  generator = generator_lib.Generator(decoder, tokenizer, settings.chunk)
+  generator = generator_lib.Generator(decoder, tokenizer, chunk=settings.chunk)
   generator.warm(prompts)
   seconds = time.monotonic() - started
   _say(f'{loaded.origin}; compiled in {seconds:.1f} s.')

@@ -118,30 +118,41 @@ def give_pages(
   hold `length` tokens of text.
   """
   kinds = {}
-  for kind, tables in cache.kinds.items():
-    slot_M = jnp.arange(tables.start_RM.shape[1], dtype=jnp.int32)
-    position_M = first[kind] + slot_M
-    is_held_M = position_M < length
-    position_M = jnp.where(is_held_M, position_M, 0)
-    limit_M = jnp.where(is_held_M, FOREVER, 0)
-    kinds[kind] = tables._replace(
-      table_RN=tables.table_RN.at[row].set(pages[kind]),
-      start_RM=tables.start_RM.at[row].set(position_M),
-      limit_RM=tables.limit_RM.at[row].set(limit_M),
-      position_RM=tables.position_RM.at[row].set(position_M),
-      first_R=tables.first_R.at[row].set(first[kind]),
-    )
+  for name, kind in cache.kinds.items():
+    slot_M = jnp.arange(kind.start_RM.shape[1], dtype=jnp.int32)
+    is_held_M = first[name] + slot_M < length
+    kind = _set_text(kind, row, first[name], is_held_M)
+    table_RN = kind.table_RN.at[row].set(pages[name])
+    kinds[name] = kind._replace(table_RN=table_RN)
   return Cache(kinds, cache.length_R.at[row].set(length))
 
 
-def set_table(
-  cache: Cache, row: jax.Array, pages: dict[str, jax.Array]
+def _set_text(kind: Kind, row, first, is_held_M: jax.Array) -> Kind:
+  """Returns the kind with a row's slots as text from position `first` on."""
+  slot_M = jnp.arange(is_held_M.shape[0], dtype=jnp.int32)
+  position_M = jnp.where(is_held_M, first + slot_M, 0)
+  limit_M = jnp.where(is_held_M, FOREVER, 0)
+  return kind._replace(
+    start_RM=kind.start_RM.at[row].set(position_M),
+    limit_RM=kind.limit_RM.at[row].set(limit_M),
+    position_RM=kind.position_RM.at[row].set(position_M),
+    first_R=kind.first_R.at[row].set(first),
+  )
+
+
+def lend(
+  cache: Cache,
+  row: jax.Array,
+  pages: dict[str, jax.Array],
+  copies: dict[str, jax.Array],
+  heads: int = 1,
 ) -> Cache:
-  """Returns the cache with other pages, int32 [N] by kind, in a row's slots."""
+  """Copies pages (`copy_pages`), and gives a row's slots these, int32 [N]."""
+  cache = copy_pages(cache, copies, heads)
   return cache._replace(
     kinds={
-      kind: tables._replace(table_RN=tables.table_RN.at[row].set(pages[kind]))
-      for kind, tables in cache.kinds.items()
+      name: kind._replace(table_RN=kind.table_RN.at[row].set(pages[name]))
+      for name, kind in cache.kinds.items()
     }
   )
 
@@ -156,7 +167,7 @@ def copy_pages(
   kinds = dict(cache.kinds)
   for name, pages in copies.items():
     kind = kinds[name]
-    from_U, to_U = _of_heads(pages, heads).reshape(2, -1)
+    from_U, to_U = pages_of_heads(pages, heads).reshape(2, -1)
     # A scatter drops what lies beyond the pool's end.
     to_U = jnp.where(to_U >= 0, to_U, kind.k[0].shape[0])
 
@@ -217,7 +228,7 @@ def join_pasts(
 
 def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
   heads = pool.heads
-  table_BN = _of_heads(kind.table_RN[row_B], heads)
+  table_BN = pages_of_heads(kind.table_RN[row_B], heads)
   start_BM, limit_BM, position_BM = (
     kv_heads.repeat(x[row_B], heads)
     for x in (kind.start_RM, kind.limit_RM, kind.position_RM)
@@ -240,7 +251,7 @@ def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
   )
 
 
-def _of_heads(page_BN: jax.Array, heads: int) -> jax.Array:
+def pages_of_heads(page_BN: jax.Array, heads: int) -> jax.Array:
   """Returns the pages [B·U, N] of the heads of rows; absent ones negative."""
   if heads == 1:
     return page_BN
@@ -284,7 +295,7 @@ def write(
 
 def _places(page_BL, slot_BL, pool: paging.Pool) -> jax.Array:
   """Returns where the pool's flat slots keep tokens, for each head [B·U, L]."""
-  page_BL = _of_heads(page_BL, pool.heads)
+  page_BL = pages_of_heads(page_BL, pool.heads)
   slot_BL = kv_heads.repeat(slot_BL, pool.heads)
   place_BL = page_BL * pool.page + slot_BL % pool.page
   # A token without a page goes beyond the pool's end, where a scatter drops it.
@@ -383,7 +394,7 @@ def settle(
     M = source_M.shape[0]
     slot_M = jnp.arange(M, dtype=jnp.int32)
     is_held_M = source_M >= 0
-    table_BN = _of_heads(kind.table_RN[row][None], heads)
+    table_BN = pages_of_heads(kind.table_RN[row][None], heads)
 
     def place(slot_M, table_BN=table_BN, page=kind.page):
       place_BM = table_BN[:, slot_M // page] * page + (slot_M % page)[None]
@@ -399,15 +410,7 @@ def settle(
       flat = pool.reshape(-1, *pool.shape[2:])
       return flat.at[to_M].set(flat[from_M], mode='drop').reshape(pool.shape)
 
-    position_M = first[name] + slot_M
-    kinds[name] = kind._replace(
-      k=jax.tree.map(move, kind.k),
-      v=jax.tree.map(move, kind.v),
-      start_RM=kind.start_RM.at[row].set(jnp.where(is_held_M, position_M, 0)),
-      limit_RM=kind.limit_RM.at[row].set(jnp.where(is_held_M, FOREVER, 0)),
-      position_RM=kind.position_RM.at[row].set(
-        jnp.where(is_held_M, position_M, 0)
-      ),
-      first_R=kind.first_R.at[row].set(first[name]),
+    kinds[name] = _set_text(kind, row, first[name], is_held_M)._replace(
+      k=jax.tree.map(move, kind.k), v=jax.tree.map(move, kind.v)
     )
   return Cache(kinds, cache.length_R.at[row].set(length))

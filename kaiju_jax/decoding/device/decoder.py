@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.decoding.device import cache as cache_lib
-from kaiju_jax.decoding.device import changes
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.device import interrupts
 from kaiju_jax.decoding.device import reference
@@ -33,6 +32,21 @@ from kaiju_jax.wire import ternary_plan
 
 class Closed(RuntimeError):
   """An error: a call failed after it had taken the cache, which is lost."""
+
+
+# One object per change: decoders of equal shapes share what is compiled.
+@functools.cache
+def _of_cache(
+  change: Callable[..., cache_lib.Cache], heads: int | None = None
+) -> Callable[..., Any]:
+  """Returns a change of the cache alone, as a function for `Decoder.run`."""
+  fixed = {} if heads is None else {'heads': heads}
+
+  def function(params, cache, *arguments):
+    del params
+    return None, change(cache, *arguments, **fixed)
+
+  return function
 
 
 class _HeldCache:
@@ -149,11 +163,11 @@ class Decoder:
     self._opened_R = np.zeros(rows, np.int64)
     self._lent: set[int] = set()
     self._text = self._writer(functools.partial(extend.text, self.network))
-    self._give_pages = self._writer(changes.GIVE_PAGES)
-    self._copy_pages = self._writer(changes.copy_pages(heads))
-    self._lend = self._writer(changes.lend(heads))
-    self._reissue = self._writer(changes.REISSUE)
-    self._settle = self._writer(changes.settle(heads))
+    self._give_pages = self._writer(_of_cache(cache_lib.give_pages))
+    self._copy_pages = self._writer(_of_cache(cache_lib.copy_pages, heads))
+    self._lend = self._writer(_of_cache(cache_lib.lend, heads))
+    self._reissue = self._writer(_of_cache(cache_lib.reissue))
+    self._settle = self._writer(_of_cache(cache_lib.settle, heads))
     self._logits = self.jit(functools.partial(extend.logits, self.network))
 
   @property
@@ -261,7 +275,7 @@ class Decoder:
       try:
         if opened.copies:
           self._copy(opened.copies)
-        self._give(opened, length)
+        self._give(opened.row, opened.length, length)
       except BaseException:  # Ctrl-C too: no caller gets the row.
         self.account.close(opened.row)
         raise
@@ -271,8 +285,7 @@ class Decoder:
     """Frees a row and releases its pages; ValueError if it is not open."""
     self.account.close(row)
     if not self._held.is_lost:
-      tables, first = self.account.table(row), self.account.firsts(row)
-      self._give(rows_lib.Opened(row, 0, tables, first, {}), 0)
+      self._give(row, 0, 0)
 
   def warm(self) -> None:
     """Compiles what opens and closes rows; needs a free row (pages.Full)."""
@@ -296,17 +309,18 @@ class Decoder:
       )
     return self.account.tree.record(text, self.account.pages_of(row))
 
-  def _give(self, opened: rows_lib.Opened, length: int) -> None:
-    row = opened.row
+  def _give(self, row: int, held: int, length: int) -> None:
+    """Tells the device a row's pages, which hold `held` of `length` tokens."""
+    firsts = self.account.firsts(row).items()
     with interrupts.delay():
       self.run(
         self._give_pages,
         np.int32(row),
-        opened.tables,
-        {kind: np.int32(first) for kind, first in opened.first.items()},
-        np.int32(opened.length),
+        self.account.table(row),
+        {kind: np.int32(first) for kind, first in firsts},
+        np.int32(held),
       )
-      self._length_R[row] = opened.length
+      self._length_R[row] = held
       self._opened_R[row] = length
       self._lent.discard(row)
 

@@ -171,7 +171,9 @@ def _taking(heads: int) -> Callable[..., Any]:
   def take(cache: cache_lib.Cache, pages: dict[str, jax.Array]):
     found = {}
     for name, page_N in pages.items():
-      from_U = jnp.maximum(_of_heads(page_N, heads), 0)
+      from_U = jnp.maximum(
+        cache_lib.pages_of_heads(page_N[:, None], heads)[:, 0], 0
+      )
       pools = jax.tree.leaves((cache.kinds[name].k, cache.kinds[name].v))
       found[name] = [pool[from_U] for pool in pools]
     return found
@@ -189,7 +191,7 @@ def _putting(heads: int) -> Callable[..., Any]:
     for name, page_N in pages.items():
       kind = kinds[name]
       pools, tree = jax.tree.flatten((kind.k, kind.v))
-      to_U = _of_heads(page_N, heads)
+      to_U = cache_lib.pages_of_heads(page_N[:, None], heads)[:, 0]
       # A scatter drops what lies beyond the pool's end.
       to_U = jnp.where(to_U >= 0, to_U, pools[0].shape[0])
       k, v = tree.unflatten(
@@ -200,11 +202,6 @@ def _putting(heads: int) -> Callable[..., Any]:
     return None, cache._replace(kinds=kinds)
 
   return put
-
-
-def _of_heads(page_N: jax.Array, heads: int) -> jax.Array:
-  """Returns the pages of heads, [n·U]; negative for none."""
-  return (page_N[:, None] * heads + jnp.arange(heads)[None]).reshape(-1)
 
 
 def _refuse_not_finite(x: np.ndarray, kind: str) -> None:

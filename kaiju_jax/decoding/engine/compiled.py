@@ -50,7 +50,7 @@ class _Program(NamedTuple):
 class Prefilled(NamedTuple):
   """The results of a prefill."""
 
-  # The tokens in the order of the chunks (`inflight.unpack`); if none draws, an
+  # The tokens in the order of the chunks (`rounds._pack`); if none draws, an
   # array that is ready when the call is done.
   packed: jax.Array
   # The head's scores of each token, padding included; None without.
@@ -173,10 +173,10 @@ class Rounds:
     return self._draw_prompts([chunk], ran)
 
   def step(self, rows: Sequence[int]) -> jax.Array:
-    """Draws the next token of each of these rows, for `inflight.unpack`.
+    """Draws the next token of each of these rows (`rounds.end_step`).
 
-    Entries behind those of the rows mean nothing. With a head,
-    `inflight.unpack_scores` returns its scores of the tokens drawn before.
+    Entries behind those of the rows mean nothing. With a head, its scores are
+    of the tokens drawn before.
     """
     width = min(x for x in self.widths if x >= len(rows))
     return self._step_of(rows, width)

@@ -13,6 +13,7 @@ on. A generator is for one thread.
 from collections.abc import Sequence
 import dataclasses
 import functools
+from typing import Any
 from typing import Self
 import uuid
 import weakref
@@ -21,7 +22,6 @@ import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
-from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import rounds
@@ -178,20 +178,10 @@ class Generator:
     self,
     decoder: decoder_lib.Decoder,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
-    chunk: int = 256,
-    batch_invariant: bool = False,
-    head: judge_lib.Head | None = None,
-    shares: bool | None = None,
+    **options: Any,
   ):
     self._decoder = decoder
-    self.engine = engine_lib.Engine(
-      decoder,
-      tokenizer,
-      chunk=chunk,
-      batch_invariant=batch_invariant,
-      head=head,
-      shares=shares,
-    )
+    self.engine = engine_lib.Engine(decoder, tokenizer, **options)
 
   def stream(self, request: request_lib.Request) -> Stream:
     """Returns a request's tokens as they come; raises as `Engine.check`."""

@@ -147,37 +147,20 @@ class InFlight:
         outputs.append((one, judged))
     if not drawing:
       return outputs
-    token_B, own_B = (x_B.tolist() for x_B in unpack(packed))
-    score_BC = None
-    if self._classes and judged_BLC is None:
-      score_BC = unpack_scores(packed, self._classes)
+    # As `rounds._pack` has it: tokens, log-probabilities, alternatives, scores.
+    packed_NB = np.asarray(packed)
+    float_NB = packed_NB.view(np.float32)
+    K = self._alternatives
+    likeliest = alternatives_lib.Alternatives(
+      packed_NB[2 : 2 + K].T, float_NB[2 + K : 2 + 2 * K].T
+    )
+    has_scores = self._classes and judged_BLC is None
+    score_BC = float_NB[-self._classes :].T if has_scores else None
     for place, one in drawing.items():
-      drawn = token_B[place], own_B[place]
+      drawn = packed_NB[0, place].item(), float_NB[1, place].item()
       alternatives = ()
       if count := one.request.alternatives:
-        found = unpack_alternatives(packed, self._alternatives)
-        alternatives = found.list(place, count, *drawn)
-      score_C = None if score_BC is None else score_BC[place]
+        alternatives = likeliest.list(place, count, *drawn)
+      score_C = score_BC[place] if has_scores else None
       outputs.append((one, sequence_lib.Drawn(*drawn, score_C, alternatives)))
     return outputs
-
-
-def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
-  """Returns tokens and log-probabilities, on the host."""
-  token_R, own_R = np.asarray(packed)[:2]
-  return token_R, own_R.view(np.float32)
-
-
-def unpack_scores(packed: jax.Array, classes: int) -> np.ndarray:
-  """Returns a head's probabilities float32 [B, C] from a step, on the host."""
-  return np.asarray(packed)[-classes:].view(np.float32).T
-
-
-def unpack_alternatives(
-  packed: jax.Array, count: int
-) -> alternatives_lib.Alternatives:
-  """Returns the `count` likeliest tokens of each draw, on the host."""
-  found_NB = np.asarray(packed)[2 : 2 + 2 * count]
-  return alternatives_lib.Alternatives(
-    found_NB[:count].T, found_NB[count:].view(np.float32).T
-  )

@@ -79,11 +79,8 @@ def join(
   `seen_V` marks the tokens that its text holds already.
   """
   return state._replace(
-    settings=sampling_lib.Settings(
-      *(
-        all_R.at[row].set(one[0])
-        for all_R, one in zip(state.settings, settings)
-      )
+    settings=jax.tree.map(
+      lambda all_R, one: all_R.at[row].set(one[0]), state.settings, settings
     ),
     seen_RV=state.seen_RV.at[row].set(seen_V),
   )
@@ -162,10 +159,7 @@ def first(
   logits_BV = extend.logits(network, params, last_BLD)[:, 0]
   token_B, own_B = sampling_lib.draw(
     logits_BV,
-    _at_rest(
-      sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
-      draws_B,
-    ),
+    _settings(state, row_B, draws_B),
     index_B,
     state.seen_RV[row_B],
   )
@@ -207,10 +201,7 @@ def end_step(
   logits_BV = extend.logits(network, params, hidden_BLD)[:, 0]
   drawn_B, own_B = sampling_lib.draw(
     logits_BV,
-    _at_rest(
-      sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
-      is_on_B,
-    ),
+    _settings(state, row_B, is_on_B),
     cache.length_R[row_B],
     seen_RV[row_B],
   )
@@ -234,17 +225,18 @@ def concatenate(scored: Sequence[tuple[Scores, slice]]) -> Scores:
   return jax.tree.map(lambda *x: np.concatenate(x), *found)
 
 
-def _at_rest(
-  settings: sampling_lib.Settings, is_on_B: jax.Array
+def _settings(
+  state: RoundState, row_B: jax.Array, is_on_B: jax.Array
 ) -> sampling_lib.Settings:
-  """Returns settings that are greedy, without filters, for resting rows."""
+  """Returns the settings of rows; resting ones are greedy, without filters."""
+  settings = jax.tree.map(lambda all_R: all_R[row_B], state.settings)
   return settings._replace(
     temperature_B=jnp.where(is_on_B, settings.temperature_B, 0)
   )
 
 
 def _pack(token_B, log_probability_B, *others_NB) -> jax.Array:
-  """Returns all in one int32 array [2 + N, B], for `inflight.unpack`.
+  """Returns all in one int32 array [2 + N, B], for `InFlight`.
 
   `others_NB` are int32, the likeliest tokens and a head's probabilities; None
   for none.

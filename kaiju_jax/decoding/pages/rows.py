@@ -16,6 +16,7 @@ this, and passes the tables with every call (`rings`).
 """
 
 from collections.abc import Mapping
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,6 @@ class Opened(NamedTuple):
   row: int
   # Tokens of its text that are in the cache.
   length: int
-  # Its pages by kind, int32 [N], −1 where there is none yet.
-  tables: dict[str, np.ndarray]
-  # By kind, the position of slot 0.
-  first: dict[str, int]
   # By kind (from, to), pages to copy before anything is written: the page with
   # the text's last tokens is another row's, or holds more.
   copies: dict[str, tuple[int, int]]
@@ -44,41 +41,36 @@ class Opened(NamedTuple):
 class Growth:
   """The turns of rings for one call: `keep` or `undo` them after it."""
 
-  def __init__(
-    self,
-    pools: Mapping[str, paging.Pool],
-    tables: Mapping[str, np.ndarray],
-    firsts: Mapping[str, np.ndarray],
-    pages: pages_lib.Pages,
-    tree: prefix_tree.PrefixTree,
-  ):
-    """Starts with rings as they are; `turn` changes them in place.
-
-    By kind, `tables` are the pages of all rows, int32 [R, N], and `firsts` the
-    index of each row's first page [R]. `tree` evicts points where pages are
-    short.
-    """
-    self._pools = pools
-    self._tables = tables
-    self._firsts = firsts
+  def __init__(self, pages: pages_lib.Pages, tree: prefix_tree.PrefixTree):
+    """Starts with rings as they are; `tree` evicts where pages are short."""
     self._pages = pages
     self._tree = tree
-    self._before: list[tuple[str, int, np.ndarray, int]] = []
+    # What `turn` changed: arrays, rows, and what they held.
+    self._before: list[tuple[np.ndarray, int, Any]] = []
     self._taken: list[tuple[str, int]] = []
     self._leaving: list[tuple[str, int]] = []
 
-  def turn(self, kind: str, row: int, end: int) -> None:
+  def turn(
+    self,
+    kind: str,
+    pool: paging.Pool,
+    table_RN: np.ndarray,
+    first_R: np.ndarray,
+    row: int,
+    end: int,
+  ) -> None:
     """Turns a ring until it has the page of position end − 1 and all before it.
 
-    Raises pages.Full: other rows hold all pages.
+    It changes the pages of all rows, int32 [R, N], and the index of each row's
+    first page [R], in place. Raises pages.Full: other rows hold all pages.
     """
-    table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
-    pool, N = self._pools[kind], len(table_N)
+    table_N, first = table_RN[row], int(first_R[row])
+    N = len(table_N)
     count = -(-end // pool.page)
     to = first + pool.turns(first * pool.page, end)
     if to == first and table_N[count - 1 - first] >= 0:
       return
-    self._before.append((kind, row, table_N.copy(), first))
+    self._before += [(table_RN, row, table_N.copy()), (first_R, row, first)]
     turned_N = np.full(N, -1, np.int32)
     turned_N[: max(N - (to - first), 0)] = table_N[to - first :]
     missing = np.flatnonzero(turned_N[: count - to] < 0)
@@ -90,8 +82,7 @@ class Growth:
       if not self._tree.evict():
         break
     turned_N[missing] = self._take(kind, len(missing))
-    self._tables[kind][row] = turned_N
-    self._firsts[kind][row] = to
+    table_RN[row], first_R[row] = turned_N, to
 
   def keep(self) -> None:
     """Releases the pages that left the rings."""
@@ -100,9 +91,8 @@ class Growth:
 
   def undo(self) -> None:
     """Restores the rings, and releases the pages taken for them."""
-    for kind, row, table_N, first in reversed(self._before):
-      self._tables[kind][row] = table_N
-      self._firsts[kind][row] = first
+    for array, row, held in reversed(self._before):
+      array[row] = held
     for kind, page in self._taken:
       self._pages.release(kind, [page])
 
@@ -261,13 +251,7 @@ class Rows:
     for kind, count in counts.items():
       if kind not in self._rings:
         self._take(kind, row, range(count))
-    return Opened(
-      row,
-      0 if match is None else match.length,
-      {kind: table_RN[row].copy() for kind, table_RN in self._tables.items()},
-      self.firsts(row),
-      copies,
-    )
+    return Opened(row, 0 if match is None else match.length, copies)
 
   def close(self, row: int) -> None:
     """Frees a row and releases its pages; ValueError if it is not open."""
@@ -287,13 +271,12 @@ class Rows:
     `ends` has by row one past the last position that it will hold. The caller
     keeps the result once the device has followed, or undoes it.
     """
-    growth = Growth(
-      self._pools, self._tables, self._firsts, self.pages, self.tree
-    )
+    growth = Growth(self.pages, self.tree)
     try:
       for kind in self._rings:
+        held = self._pools[kind], self._tables[kind], self._firsts[kind]
         for row, end in ends.items():
-          growth.turn(kind, row, end)
+          growth.turn(kind, *held, row, end)
     except BaseException:
       growth.undo()
       raise

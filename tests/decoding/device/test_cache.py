@@ -151,17 +151,20 @@ def test_pages_are_taken_for_a_text_and_given_back():
     stack, rows=3, length=32, page=4, pages={'global': 10, 'local': 9}
   )
   account = rows.Rows(pools, 3)
-  row, _, tables, *_ = account.open(20)
+  row = account.open(20).row
+  tables = account.table(row)
   assert tables['global'].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
   # A ring's pages come with the text.
   assert tables['local'].tolist() == [-1, -1]
-  other, _, tables, *_ = account.open(16, extra=2)
+  other = account.open(16, extra=2).row
+  tables = account.table(other)
   assert tables['global'].tolist() == [5, 6, 7, 8, 9, -1, -1, -1]
   assert account.open_rows == (row, other) == (0, 1)
   with pytest.raises(pages.Full, match='needs 1 global pages and 0 are free'):
     account.open(1)
   account.close(row)
-  row, _, tables, *_ = account.open(3)
+  row = account.open(3).row
+  tables = account.table(row)
   assert (row, tables['global'][0]) == (0, 0)
   account.open(4)
   with pytest.raises(pages.Full, match='all 3 rows are open'):
@@ -178,7 +181,7 @@ def test_a_settled_row_is_text_again():
   pools = paging.pools(config.layers(), rows=2, length=12, page=4)
   cache = cache_lib.make(config, pools, 2)
   table_N = np.array([5, 2, 0], np.int32)
-  cache = cache_lib.set_table(cache, np.int32(1), {'local': table_N})
+  cache = cache_lib.lend(cache, np.int32(1), {'local': table_N}, {})
   at = np.array([[0, 3, 9, 7]])
   kind = cache.kinds['local']
   codes = kind.k[0].codes.reshape(-1, 16)

@@ -35,8 +35,9 @@ class Row:
   def __init__(self, world, text):
     opened = world.rows.open(len(text.tokens), text=text)
     self.world, self.text, self.number = world, text, opened.row
-    self.length, self.tables, self.first = opened[1:4]
-    self.resumed = opened.length
+    self.length = self.resumed = opened.length
+    self.tables = world.rows.table(self.number)
+    self.first = world.rows.firsts(self.number)
     self.oldest_kept = 0
     assert 0 <= opened.length < len(text.tokens)
     for kind, (source, target) in opened.copies.items():
