@@ -121,7 +121,7 @@ class PageCopies:
   def put(
     self,
     pages: Mapping[str, Sequence[int]],
-    data: Mapping[str, np.ndarray],
+    data: Mapping[str, Sequence[np.ndarray]],
   ) -> None:
     """Writes uint8 [n, bytes], by kind, to pages that have no other reader."""
     for call in range(self._calls(pages)):

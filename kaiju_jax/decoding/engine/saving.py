@@ -142,7 +142,10 @@ class Saving:
     for group in found:
       self.check(group)
     tree, new = self._account.tree, []
-    writing = _Writing(self._copies)
+    # The bytes of new pages, by kind and page.
+    written: dict[str, dict[int, np.ndarray]] = {
+      kind: {} for kind in self._copies.page_bytes
+    }
     taking = {group.name: _Taking(group) for group in found}
     ranked = sorted(
       ((one, point) for one in taking.values() for point in one.group.points),
@@ -153,12 +156,15 @@ class Saving:
     try:
       for one, saved in ranked:
         count = len(tree)
-        point = self._adopt(one, saved, writing)
+        point = self._adopt(one, saved, written)
         if point is not None:
           one.points.append(point)
           if len(tree) > count:
             new.append((point, saved.demand, one.group.saved))
-      writing.flush()
+      self._copies.put(
+        {kind: [*x] for kind, x in written.items()},
+        {kind: [*x.values()] for kind, x in written.items()},
+      )
     except BaseException:
       for point, *_ in new:
         tree.drop(point)
@@ -189,9 +195,15 @@ class Saving:
     return b'' if judge is None else judge.version
 
   def _adopt(
-    self, one: '_Taking', saved: groups.SavedPoint, writing: '_Writing'
+    self,
+    one: '_Taking',
+    saved: groups.SavedPoint,
+    written: dict[str, dict[int, np.ndarray]],
   ) -> nodes.Point | None:
-    """Records a point; None if a page is missing, or none is free."""
+    """Records a point; None if a page is missing, or none is free.
+
+    Adds the pages that are to be written for it to `written`.
+    """
     name, scores = one.group.name, None
     if saved.score_LC is not None:
       scores = nodes.Scores(name.version, saved.score_LC)
@@ -217,9 +229,7 @@ class Saving:
       numbers = pages.take(kind, len(places))
       for (index, place), page in zip(places.items(), numbers):
         own[kind][index] = one.placed[kind, place] = page
-    for kind, places in new.items():
-      for index, place in places.items():
-        writing.add(kind, own[kind][index], one.group.pages[kind][place])
+        written[kind][page] = one.group.pages[kind][place]
     return self._account.tree.record(text, own)
 
 
@@ -232,30 +242,3 @@ class _Taking:
     self.placed: dict[tuple[str, int], int] = {}
     # Those that it has recorded.
     self.points: list[nodes.Point] = []
-
-
-class _Writing:
-  """Writes pages, many in a call."""
-
-  def __init__(self, copies: page_copies.PageCopies):
-    self._copies = copies
-    self._pages: dict[str, dict[int, np.ndarray]] = {
-      kind: {} for kind in copies.page_bytes
-    }
-
-  def add(self, kind: str, page: int, data: np.ndarray) -> None:
-    """Takes the bytes of a page; `flush` writes the last ones."""
-    self._pages[kind][page] = data
-    if len(self._pages[kind]) == self._copies.batch:
-      self.flush()
-
-  def flush(self) -> None:
-    data = {
-      kind: np.stack(list(x.values()))
-      if x
-      else np.zeros((0, self._copies.page_bytes[kind]), np.uint8)
-      for kind, x in self._pages.items()
-    }
-    self._copies.put({kind: list(x) for kind, x in self._pages.items()}, data)
-    for pages in self._pages.values():
-      pages.clear()
