@@ -8,7 +8,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
-import numbers
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from kaiju_jax.decoding.device import weights
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import rows as rows_lib
+from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import rotary
@@ -259,9 +259,8 @@ class Decoder:
     pages.Full: no row is free now, or too few pages.
     """
     length = self.length if length is None else length
-    for name, value in (('length', length), ('extra', extra)):
-      if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f'{name}={value!r}: must be an integer.')
+    request_lib.check_integer('length', length)
+    request_lib.check_integer('extra', extra)
     if not 1 <= length <= self.length:
       raise ValueError(
         f'length={length}: a row of this cache holds 1…{self.length} tokens.'

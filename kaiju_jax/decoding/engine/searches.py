@@ -38,6 +38,7 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import token_head
 
 
@@ -73,10 +74,8 @@ class Searches:
     if guide is None:
       return
     for field in ('width', 'candidates'):
-      value = getattr(guide, field)
-      is_count = isinstance(value, numbers.Integral)
-      if isinstance(value, bool) or not (is_count or value is None):
-        raise TypeError(f'{name}.{field}={value!r}: must be an integer.')
+      if (value := getattr(guide, field)) is not None or field == 'width':
+        request_lib.check_integer(f'{name}.{field}', value)
     try:
       _search_of(request)
     except ValueError as error:
@@ -100,23 +99,16 @@ class Searches:
         f' and the rows of the decoder have {self._decoder.extra}: open it with'
         f' extra={extra} or more.'
       )
-    self._check_weights(guide, name)
-
-  def _check_weights(self, guide: request_lib.Guide, name: str) -> None:
     for dimension, weight in guide.weights.items():
       if dimension not in self._names:
         raise ValueError(
           f'{name}.weights names {dimension!r}: the head of the engine has the'
           f' dimensions {list(self._names)}.'
         )
-      if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-        raise TypeError(
-          f'{name}.weights[{dimension!r}]={weight!r}: must be a number.'
-        )
+      field = f'{name}.weights[{dimension!r}]'
+      sampling.check_type(field, weight, numbers.Real, 'a number')
       if not math.isfinite(weight):
-        raise ValueError(
-          f'{name}.weights[{dimension!r}]={weight!r}: must be finite.'
-        )
+        raise ValueError(f'{field}={weight!r}: must be finite.')
 
   def begin(
     self, one: sequence_lib.Sequence, hidden_BLD: jax.Array, place: int

@@ -184,8 +184,7 @@ def check(
     raise TypeError(f'{name}={request!r}: must be a Request.')
   tokens_L = check_tokens(request.tokens, vocab_size, f'{name}.tokens')
   count = request.max_tokens
-  if isinstance(count, bool) or not isinstance(count, numbers.Integral):
-    raise TypeError(f'{name}.max_tokens={count!r}: must be an integer.')
+  check_integer(f'{name}.max_tokens', count)
   if count < 1:
     raise ValueError(f'{name}.max_tokens={count}: must be at least 1.')
   if len(tokens_L) + count > length:
@@ -216,8 +215,7 @@ def check(
     )
   for field, least in (('shared', 0), ('begun', 0), ('priority', None)):
     value = getattr(request, field)
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-      raise TypeError(f'{name}.{field}={value!r}: must be an integer.')
+    check_integer(f'{name}.{field}', value)
     if least is not None and not least <= value <= len(tokens_L):
       raise ValueError(
         f'{name}.{field}={value}: must be {least}…{len(tokens_L)}, tokens of'
@@ -227,14 +225,14 @@ def check(
     raise TypeError(
       f'{name}.scores_prompt={request.scores_prompt!r}: must be True or False.'
     )
-  deadline = request.deadline
-  is_number = isinstance(deadline, numbers.Real)
-  if isinstance(deadline, bool) or not (is_number or deadline is None):
-    raise TypeError(f'{name}.deadline={deadline!r}: must be seconds, or None.')
-  if deadline is not None and not deadline > 0:
-    raise ValueError(
-      f'{name}.deadline={deadline!r}: must be seconds above 0, or None.'
+  if (deadline := request.deadline) is not None:
+    sampling_lib.check_type(
+      f'{name}.deadline', deadline, numbers.Real, 'seconds, or None'
     )
+    if not deadline > 0:
+      raise ValueError(
+        f'{name}.deadline={deadline!r}: must be seconds above 0, or None.'
+      )
   if not isinstance(request.guided, Guide | None):
     raise TypeError(f'{name}.guided={request.guided!r}: must be a Guide.')
   _check_alternatives(request, alternatives, name)
@@ -245,8 +243,7 @@ def check(
 
 def _check_alternatives(request: Request, most: int, name: str) -> None:
   count = request.alternatives
-  if isinstance(count, bool) or not isinstance(count, numbers.Integral):
-    raise TypeError(f'{name}.alternatives={count!r}: must be an integer.')
+  check_integer(f'{name}.alternatives', count)
   if count and request.guided:
     raise ValueError(
       f'{name}.alternatives={count}: must be 0 with guided, which draws none.'
@@ -276,6 +273,11 @@ def _check_drawn(request: Request, vocab_size: int, name: str) -> None:
       f'{name}.drawn holds {ends[0]}: it must hold no stop token, behind which'
       ' nothing is drawn.'
     )
+
+
+def check_integer(name: str, value: Any) -> None:
+  """Raises TypeError if a value is no integer."""
+  sampling_lib.check_type(name, value, numbers.Integral, 'an integer')
 
 
 def check_tokens(tokens: Any, vocab_size: int, name: str) -> np.ndarray:

@@ -76,9 +76,9 @@ class Sampling:
 
   def __post_init__(self):
     for name in ('temperature', 'top_p', 'min_p', 'repetition_penalty'):
-      _check_type(name, getattr(self, name), numbers.Real, 'a number')
+      check_type(name, getattr(self, name), numbers.Real, 'a number')
     for name in ('top_k', 'seed'):
-      _check_type(name, getattr(self, name), numbers.Integral, 'an integer')
+      check_type(name, getattr(self, name), numbers.Integral, 'an integer')
     for name, is_right, expected in (
       (
         'temperature',
@@ -384,7 +384,8 @@ def _gumbel(seed_B, index_B, entry_BC) -> jax.Array:
   return -jnp.log(-jnp.log1p(-jnp.minimum(u_BC, 1 - 2.0**-24)))
 
 
-def _check_type(name, value, kind, expected) -> None:
+def check_type(name: str, value: Any, kind: type, expected: str) -> None:
+  """Refuses a value of another kind, or True and False: TypeError."""
   if isinstance(value, bool) or not isinstance(value, kind):
     raise TypeError(f'{name}={value!r}: must be {expected}.')
 
