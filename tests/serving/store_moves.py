@@ -8,7 +8,6 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import sharing
 from tests.serving import store_model
 
@@ -21,7 +20,7 @@ TEXTS = ('', 'a', 'zwei Wörter', '👍🏽\n\x00"\\\'', '‏שלום', 'x' * 30
 # A character's fields take no control characters.
 WRITTEN = ('', 'a', 'zwei Wörter', '👍🏽\n"\\\'', '‏שלום', 'x' * 300)
 NAMES = ('Ann', 'Captain Nemo', '東京', 'x' * 200)
-DRAWN = feedback.Drawn('a1', '0.1', 2**32 - 1, 0.7, top_p=0.9)
+DRAWN = characters.Drawn('a1', '0.1', 2**32 - 1, 0.7, top_p=0.9)
 # How often each happens.
 WEIGHTS = {
   'append': 8,
@@ -284,7 +283,7 @@ class Moves:
   def move_rate(self):
     owner, session = self.talk()
     node = self.node(session) or 0
-    rating = self.rng.choice((None, *feedback.RATINGS))
+    rating = self.rng.choice((None, *characters.RATINGS))
     self.both('rate', owner, session, node, rating)
 
   def move_agree(self):

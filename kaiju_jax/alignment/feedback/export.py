@@ -41,7 +41,6 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 
@@ -363,6 +362,7 @@ def describe(result: Export) -> list[str]:
     for name, number in result.counts.items()
     if name.startswith('ended_')
   }
+  ratings = {x: count(f'rated_{x}', 0) for x in characters.RATINGS}
   return [
     f'{count("owners", 0):,} owners who agree, of whom'
     f' {count("owners_held_out", 0):,} are held out;'
@@ -376,7 +376,7 @@ def describe(result: Export) -> list[str]:
     f' ({_list({x: count(f"choices_{x}", 0) for x in _SIGNS})}):'
     f' {count("replies_kept", 0):,} replies kept,'
     f' {count("replies_passed_over", 0):,} passed over.',
-    f'Ratings: {_list({x: count(f"rated_{x}", 0) for x in feedback.RATINGS})}.',
+    f'Ratings: {_list(ratings)}.',
     f'Replies ended: {_list(ended) or "none"};'
     f' {count("endings", 0):,} turns end a conversation.',
     f'Left out: {count("replies_filtered", 0):,} replies that safety ended'

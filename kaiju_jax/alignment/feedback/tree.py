@@ -35,7 +35,6 @@ from typing import Any
 
 from kaiju_jax.data import chat
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 
 FILTERED, CANCELLED = 'content_filter', 'cancelled'
 # Lines of one session repeat what they share. Together they have at most so
@@ -120,7 +119,7 @@ class _Tree:
     bad = {
       one.id
       for one in whole
-      if self._ratings.get(one.id, feedback.GOOD) != feedback.GOOD
+      if self._ratings.get(one.id, characters.GOOD) != characters.GOOD
     }
     sign, kept = self._find_kept(whole, bad)
     lead, full = None, None

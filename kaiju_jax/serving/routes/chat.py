@@ -29,7 +29,7 @@ from kaiju_jax.serving.routes import prompt as prompt_lib
 from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.routes import stream
 from kaiju_jax.serving.routes import submit
-from kaiju_jax.serving.stores import feedback
+from kaiju_jax.serving.stores import characters
 
 _LOG = logging.getLogger(__name__)
 _REFUSED = 'This message was refused.'
@@ -108,9 +108,9 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
 
 def _drawn(
   context: context_lib.Context, request: request_lib.Request
-) -> feedback.Drawn:
+) -> characters.Drawn:
   """Returns how the engine draws a request's reply, for the store."""
-  return feedback.Drawn(
+  return characters.Drawn(
     model=context.model.weights,
     build=kaiju_jax.__version__,
     guided=request.guided is not None,
@@ -128,7 +128,7 @@ class _ChatAnswer:
     self._form: stream.Form = form
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
-    self._drawn: list[feedback.Drawn] = drawn
+    self._drawn: list[characters.Drawn] = drawn
     self._kept: set[int] = set()
     self._spellers = []
     if chat.logprobs:

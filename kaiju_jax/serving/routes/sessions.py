@@ -23,7 +23,6 @@ from kaiju_jax.serving.routes import removals
 from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.routes import stream
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 
 _PAGE = 100
 
@@ -53,7 +52,7 @@ class _NewHead(parse.Fields):
 class _Rating(parse.Fields):
   """The fields of a message's rating; None withdraws the former one."""
 
-  rating: Literal[feedback.RATINGS] | None
+  rating: Literal[characters.RATINGS] | None
 
 
 async def list_all(request: requests.Request) -> responses.Response:

@@ -29,7 +29,6 @@ from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
-from kaiju_jax.serving.stores import feedback
 
 _T = TypeVar('_T')
 # Threads for calls of the store, which mostly wait; and those of one owner.
@@ -151,7 +150,7 @@ async def keep_reply(
   turn: PendingTurn,
   reply: reply_lib.Reply,
   finish: str | None,
-  drawn: feedback.Drawn,
+  drawn: characters.Drawn,
 ) -> int | None:
   """Stores a reply; returns its message's id, or None without a session.
 

@@ -19,6 +19,9 @@ A store raises `Missing` both for what belongs to another owner and for what
 does not exist, so that a caller cannot tell the two apart. A character of the
 owner '' is built in, and all owners may talk to it.
 
+A message that the model drew says how (`Drawn`): without that nobody knows
+whether a model would still draw it.
+
 The sources name immutable versions, pinned sessions and rollback; the tree, the
 errors and the limits are our guess.
 """
@@ -30,10 +33,11 @@ import dataclasses
 import numpy as np
 
 from kaiju_jax.characters.cards import card_fields
-from kaiju_jax.serving.stores import feedback
 
 USER, ASSISTANT = 'user', 'assistant'
 BUILT_IN = ''  # The owner of characters that are everybody's.
+# What the owner of a session says about a reply: one rating per message.
+GOOD, BAD, WRONGLY_REFUSED = RATINGS = 'good', 'bad', 'wrongly_refused'
 
 # Makes the texts with which a session may start from the author's texts: first
 # the greeting, then its alternates.
@@ -103,6 +107,26 @@ class Character:
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawn:
+  """How the model drew a reply."""
+
+  # Hex digest of the served weights and their config (`load.digest`); '' where
+  # the server was not told it.
+  model: str
+  build: str  # The version of kaiju_jax.
+  seed: int  # The seed of the sampling noise.
+  temperature: float  # See `sampling.Sampling`, also for the following.
+  top_k: int = 0  # The number of likeliest tokens kept; 0 for all.
+  top_p: float = 1.0  # Their probability; 1 for all.
+  min_p: float = 0.0  # The least fraction of the likeliest token's probability.
+  # The penalty of tokens seen before; 1 for none.
+  repetition_penalty: float = 1.0
+  # Whether a guided beam search found the reply; the fields of sampling then
+  # say nothing.
+  guided: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Message:
   """A node of a session's tree; never changed."""
 
@@ -121,7 +145,7 @@ class Message:
   reasoning: str | None = None
   # How the model drew it; None where a person wrote it, or an older server
   # stored it.
-  drawn: feedback.Drawn | None = None
+  drawn: Drawn | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,3 +179,17 @@ def cursor(one: Character | Session) -> str:
   """Returns the `after` of a listing that continues after `one`."""
   when = one.updated if isinstance(one, Session) else one.created
   return f'{when!r}:{one.id}'
+
+
+def check_rating(value: object) -> str | None:
+  """Returns a rating, or None, which withdraws one.
+
+  Raises:
+    ValueError: it is neither; names it.
+  """
+  if value is not None and value not in RATINGS:
+    raise ValueError(
+      f'rating={card_fields.abbreviate(value)}: must be one of'
+      f' {", ".join(RATINGS)}, or null, which withdraws it.'
+    )
+  return value

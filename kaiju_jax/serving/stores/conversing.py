@@ -1,5 +1,6 @@
 """Starts, continues, rates, lists and removes sessions and their messages."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 from types import EllipsisType
@@ -7,7 +8,6 @@ from types import EllipsisType
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import publishing
 from kaiju_jax.serving.stores import records
 
@@ -96,11 +96,8 @@ class Store(publishing.Publishing):
 
   def session(self, owner: str, session: str) -> characters.Session:
     """Returns a session of the owner."""
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
-    return self._read(
-      lambda at: rules.session(at.session(session), owner, session)
-    )
+    find = self._session_of(owner, session)
+    return self._read(find)
 
   def sessions(
     self,
@@ -139,11 +136,10 @@ class Store(publishing.Publishing):
 
   def remove_session(self, owner: str, session: str) -> None:
     """Removes a session and its messages."""
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
+    find = self._session_of(owner, session)
 
     def remove_session(at: records.Writes) -> None:
-      held = rules.session(at.session(session), owner, session)
+      held = find(at)
       character, number = held.character, held.version
       # Every new session of a character changes its pins, so reading them
       # invites conflicts; they are read only where it matters.
@@ -166,7 +162,7 @@ class Store(publishing.Publishing):
     finish: str | None = None,
     if_head: int | EllipsisType | None = ...,
     reasoning: str | None = None,
-    drawn: feedback.Drawn | None = None,
+    drawn: characters.Drawn | None = None,
   ) -> characters.Message:
     """Adds a message to a session's tree and makes it the head.
 
@@ -184,8 +180,7 @@ class Store(publishing.Publishing):
     Raises:
       Conflict: the head differs from `if_head`.
     """
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
+    find = self._session_of(owner, session)
     if parent is not None:
       rules.integer(parent, 'parent')
     # Without its number, which the session's count will give it.
@@ -194,7 +189,7 @@ class Store(publishing.Publishing):
     )
 
     def append(at: records.Writes) -> characters.Message:
-      held = rules.session(at.session(session), owner, session)
+      held = find(at)
       _refuse_moved(held, if_head)
       _refuse_no_message(held, parent)
       message = dataclasses.replace(draft, id=held.count)
@@ -218,11 +213,8 @@ class Store(publishing.Publishing):
     self, owner: str, session: str
   ) -> tuple[characters.Message, ...]:
     """Returns all messages of a session; each id is its index in the tuple."""
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
-    return self._read(
-      lambda at: at.messages(rules.session(at.session(session), owner, session))
-    )
+    find = self._session_of(owner, session)
+    return self._read(lambda at: at.messages(find(at)))
 
   def rate(
     self, owner: str, session: str, message: int, rating: str | None
@@ -237,13 +229,12 @@ class Store(publishing.Publishing):
     Raises:
       ValueError: the model did not draw the message.
     """
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
+    find = self._session_of(owner, session)
     rules.integer(message, 'message')
-    feedback.check_rating(rating)
+    characters.check_rating(rating)
 
     def rate(at: records.Writes) -> str | None:
-      held = rules.session(at.session(session), owner, session)
+      held = find(at)
       _refuse_no_message(held, message)
       if at.messages(held)[message].finish is None:
         raise ValueError(
@@ -259,11 +250,8 @@ class Store(publishing.Publishing):
 
   def ratings(self, owner: str, session: str) -> dict[int, str]:
     """Returns the ratings of a session by message."""
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
-    return self._read(
-      lambda at: at.ratings(rules.session(at.session(session), owner, session))
-    )
+    find = self._session_of(owner, session)
+    return self._read(lambda at: at.ratings(find(at)))
 
   def agree(self, owner: str, agrees: bool, if_new: bool = False) -> bool:
     """Records whether an owner's conversations may be exported.
@@ -330,12 +318,11 @@ class Store(publishing.Publishing):
     )
 
   def _change(self, owner, session, change) -> characters.Session:
-    rules.owner(owner, self._limits)
-    rules.refuse_no_id(session, 'session')
+    find = self._session_of(owner, session)
     now = self._clock()
 
     def write(at: records.Writes) -> characters.Session:
-      held = rules.session(at.session(session), owner, session)
+      held = find(at)
       changed = dataclasses.replace(
         change(held), updated=max(held.updated, now)
       )
@@ -343,6 +330,14 @@ class Store(publishing.Publishing):
       return changed
 
     return self._write(write)
+
+  def _session_of(
+    self, owner: str, session: str
+  ) -> Callable[[records.Reads], characters.Session]:
+    """Returns what finds an owner's session in a transaction."""
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    return lambda at: rules.session(at.session(session), owner, session)
 
   def _message(
     self,

@@ -75,6 +75,10 @@ class Publishing(records.Keeper):
 
     return self._write(publish)
 
+  def _check(self, owner: str, character: str) -> None:
+    rules.owner(owner, self._limits, may_be_built_in=True)
+    rules.refuse_no_id(character, 'character')
+
   def _first(self, at: records.Writes, owner, version, is_public):
     if at.count_characters(owner) >= self._limits.characters:
       raise characters_lib.OverLimit(
@@ -136,8 +140,7 @@ class Publishing(records.Keeper):
     Raises:
       Conflict: `is_public` differs from `if_public`.
     """
-    rules.owner(owner, self._limits, may_be_built_in=True)
-    rules.refuse_no_id(character, 'character')
+    self._check(owner, character)
     rules.integer(number, 'number', least=1)
 
     def rollback(at: records.Writes) -> characters_lib.Version:
@@ -157,16 +160,14 @@ class Publishing(records.Keeper):
 
   def character(self, viewer: str, character: str) -> characters_lib.Character:
     """Returns a character that is the viewer's, public or built in."""
-    rules.owner(viewer, self._limits, may_be_built_in=True)
-    rules.refuse_no_id(character, 'character')
+    self._check(viewer, character)
     return self._read(
       lambda at: rules.visible(at.character(character), viewer, character)
     )
 
   def live(self, viewer: str, character: str) -> characters_lib.Version:
     """Returns the live version of a character that `viewer` may see."""
-    rules.owner(viewer, self._limits, may_be_built_in=True)
-    rules.refuse_no_id(character, 'character')
+    self._check(viewer, character)
 
     def live(at: records.Reads) -> characters_lib.Version:
       held = rules.visible(at.character(character), viewer, character)
@@ -235,8 +236,7 @@ class Publishing(records.Keeper):
       limit: how many at most.
       before: only lower numbers; None for all.
     """
-    rules.owner(viewer, self._limits, may_be_built_in=True)
-    rules.refuse_no_id(character, 'character')
+    self._check(viewer, character)
     limit = self._page(limit)
     if before is not None:
       rules.integer(before, 'before')
@@ -274,8 +274,7 @@ class Publishing(records.Keeper):
     A version to which no session is pinned is deleted at once, any other with
     its last session.
     """
-    rules.owner(owner, self._limits, may_be_built_in=True)
-    rules.refuse_no_id(character, 'character')
+    self._check(owner, character)
 
     def remove(at: records.Writes) -> None:
       held = rules.check_owner(at.character(character), owner, character)

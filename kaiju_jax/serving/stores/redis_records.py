@@ -31,7 +31,6 @@ import redis
 
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import records
 from kaiju_jax.serving.stores import redis_recent
 
@@ -418,5 +417,5 @@ def _message(text: bytes) -> characters.Message:
   if data['tokens'] is not None:
     data['tokens'] = tuple(data['tokens'])
   drawn = data.get('drawn')
-  data['drawn'] = drawn and feedback.Drawn(**drawn)
+  data['drawn'] = drawn and characters.Drawn(**drawn)
   return characters.Message(**data)

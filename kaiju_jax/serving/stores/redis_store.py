@@ -26,7 +26,6 @@ from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import records
-from kaiju_jax.serving.stores import redis_address
 from kaiju_jax.serving.stores import redis_link
 from kaiju_jax.serving.stores import redis_recent
 from kaiju_jax.serving.stores import redis_records
@@ -43,7 +42,7 @@ class RedisStore(conversing.Store):
   """`conversing.Store` in Redis.
 
   Args:
-    address: as `redis_address.connect` takes it.
+    address: as `redis_link.connect` takes it.
     prefix: the prefix of every key; stores with different ones share a server.
     recent: the memory of versions and sessions.
     timeout: seconds for the connection, and for each answer.
@@ -125,7 +124,7 @@ class RedisStore(conversing.Store):
     """Rejects a server, or a store in it, that would lose or misread data."""
     name = self._link.name
     if server.info('cluster').get('cluster_enabled'):
-      raise ValueError(f'store {name}: {redis_address.describe_cluster()}.')
+      raise ValueError(f'store {name}: {redis_link.describe_cluster()}.')
     memory = server.info('memory')
     policy = memory.get('maxmemory_policy', '')
     if memory.get('maxmemory') and policy.startswith('allkeys'):

@@ -24,7 +24,6 @@ from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import faults
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import records
 from kaiju_jax.serving.stores import sqlite_file
 
@@ -382,7 +381,7 @@ def _message(row: tuple) -> characters.Message:
   number, parent, role, text, tokens, *others, drawn = row
   if tokens is not None:
     tokens = tuple(np.frombuffer(tokens, '<i4').tolist())
-  drawn = drawn and feedback.Drawn(**json.loads(drawn))
+  drawn = drawn and characters.Drawn(**json.loads(drawn))
   return characters.Message(number, parent, role, text, tokens, *others, drawn)
 
 

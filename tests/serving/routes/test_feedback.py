@@ -6,7 +6,7 @@ import pytest
 
 import kaiju_jax
 from kaiju_jax.serving.http import auth
-from kaiju_jax.serving.stores import feedback
+from kaiju_jax.serving.stores import characters
 from tests.serving import running
 
 
@@ -142,7 +142,7 @@ def test_a_reply_s_message_says_how_it_was_drawn(server, talk, stream):
   *greetings, said, _, one, two = store.messages('ann', session)
   assert {one.drawn.seed, two.drawn.seed} == {2**32 - 1, 0}
   for reply in one, two:
-    assert reply.drawn == feedback.Drawn(
+    assert reply.drawn == characters.Drawn(
       'w1', kaiju_jax.__version__, reply.drawn.seed, 0.5, 0, 0.9, 0.1, 1.1
     )
   assert not any(written.drawn for written in (*greetings, said))

@@ -7,14 +7,13 @@ import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import feedback
 from kaiju_jax.serving.stores import sqlite_file
 from kaiju_jax.serving.stores import sqlite_store
 from tests.serving import older_stores
 from tests.serving import redis_server
 
 FIELDS = card_fields.Fields('Ann', greeting='Hello.')
-DRAWN = feedback.Drawn('a1', '0.1', 2**32 - 1, 0.7, 5, 0.9, 0.1, 1.1, True)
+DRAWN = characters.Drawn('a1', '0.1', 2**32 - 1, 0.7, 5, 0.9, 0.1, 1.1, True)
 
 
 def begun(store, owner='ann'):
@@ -81,7 +80,7 @@ def test_ratings_go_with_their_session(make_store):
 def test_ratings_at_once_leave_the_last_one(make_store):
   store = make_store()
   session = begun(store)
-  words = feedback.RATINGS * 4
+  words = characters.RATINGS * 4
   with concurrent.futures.ThreadPoolExecutor(4) as threads:
     former = list(
       threads.map(lambda one: store.rate('ann', session, 2, one), words)

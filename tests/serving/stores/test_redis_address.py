@@ -10,7 +10,7 @@ import redis
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import redis_address
+from kaiju_jax.serving.stores import redis_link
 from kaiju_jax.serving.stores import redis_store
 from tests.serving import redis_server
 
@@ -27,7 +27,7 @@ NAME = 'chats'
   ],
 )
 def test_an_address_names_sentinels(address, sentinels, database, credentials):
-  pool = redis_address.connect(address, 1.0).connection_pool
+  pool = redis_link.connect(address, 1.0).connection_pool
   assert pool.service_name == NAME
   found = [
     (one.connection_pool.connection_kwargs)
