@@ -18,7 +18,6 @@ from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.stores import conversing
 
@@ -123,7 +122,7 @@ def save_points(
     saving_lib.Saving(engine, root, copies),
     server_folder.open_points(folder, settings.points_size, place),
     most=settings.points_size,
-    texts=saved_texts.SavedTexts(store, tokens, settings.points == 'all'),
+    texts=saved_points.SavedTexts(store, tokens, settings.points == 'all'),
   )
 
 

@@ -9,7 +9,6 @@ from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.safety import moderation
 from tests.decoding import saved_device
 from tests.serving import private_files
@@ -57,7 +56,7 @@ def test_nobody_else_may_read_any_file(tmp_path, open_umask):
       saved_device.saving_of(worker.engine),
       server_folder.open_points(folder, 2**22),
       most=2**22,
-      texts=saved_texts.SavedTexts(
+      texts=saved_points.SavedTexts(
         store, auth.Tokens(folder / auth.FILE), True
       ),
       interval_s=3600.0,

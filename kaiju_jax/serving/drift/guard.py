@@ -1,4 +1,4 @@
-"""A guard that freezes calibration while traffic looks like nothing before.
+"""Decides which traffic calibration counts: a freeze, and a filter of spikes.
 
 Each window is judged by KL(window ‖ baseline), of tokens and of codes apart. It
 stands out if
@@ -18,7 +18,9 @@ Source 003 says: KL of tokens (B), or of scales (runbook 3), more than 3 σ by
 historical variance: freeze, and alert. All else is our guess.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import math
 
 import numpy as np
@@ -36,6 +38,13 @@ OF, ENOUGH, CALM = 3, 2, 20
 # σ of a standard normal distribution lies at this share.
 _UPPER = 0.8413
 _TINY = 1e-12
+# Of the filter; a day is that of Unix time.
+TIMES = 10.0
+DAYS = 7
+FLOOR = 0.005
+DAY = 86_400.0
+# Characters that are remembered: those with the most tokens.
+REMEMBERED = 20_000
 
 
 class Series:
@@ -85,6 +94,68 @@ class Guard:
     elif len(self._latest) == CALM and not any(self._latest):
       self.is_frozen = False
     return not stands_out
+
+
+@dataclasses.dataclass
+class Shares:
+  """Tokens of each character by day."""
+
+  # Unix seconds of the first window; None before it.
+  began: float | None = None
+  # By day's number, tokens by character.
+  days: dict[int, dict[bytes, float]] = dataclasses.field(default_factory=dict)
+
+  def add(self, tokens: Mapping[bytes, float], now: float) -> None:
+    """Takes a window's counted tokens by character."""
+    if self.began is None:
+      self.began = now
+    today = int(now // DAY)
+    for day in [day for day in self.days if day < today - DAYS]:
+      del self.days[day]
+    here = self.days.setdefault(today, {})
+    for character, count in tokens.items():
+      here[character] = here.get(character, 0.0) + count
+    if len(here) > REMEMBERED:
+      kept = sorted(here, key=here.get, reverse=True)[: REMEMBERED // 2]
+      self.days[today] = {character: here[character] for character in kept}
+
+  def weigh(
+    self, tokens: Mapping[bytes, float], now: float
+  ) -> dict[bytes, float]:
+    """Returns what each character of a window counts for, 0 to 1.
+
+    With these weights no character has more than its bound of what is counted,
+    where the others have enough tokens to fill the rest.
+    """
+    today = int(now // DAY)
+    days = [counts for day, counts in self.days.items() if day < today]
+    if not days or now - self.began < DAY:
+      return dict.fromkeys(tokens, 1.0)
+    total = sum(sum(day.values()) for day in days)
+    bounds = {}
+    for character in tokens:
+      seen = sum(day.get(character, 0.0) for day in days)
+      bounds[character] = min(max(TIMES * seen / total, FLOOR), 1.0)
+    capped: set[bytes] = set()
+    while True:
+      others = sum(n for x, n in tokens.items() if x not in capped)
+      if not others:
+        # All are cut: then as their bounds say.
+        counted = min(n / bounds[x] for x, n in tokens.items())
+        break
+      counted = others / (1 - sum(bounds[x] for x in capped))
+      more = {
+        x
+        for x, n in tokens.items()
+        if x not in capped and n > bounds[x] * counted
+      }
+      if not more:
+        break
+      capped |= more
+    return {
+      x: bounds[x] * counted / n if x in capped else 1.0
+      for x, n in tokens.items()
+    }
 
 
 def _threshold(history: Sequence[float]) -> float:

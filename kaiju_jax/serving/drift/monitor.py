@@ -26,7 +26,6 @@ import safetensors.numpy
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.drift import guard as guard_lib
 from kaiju_jax.serving.drift import histograms
-from kaiju_jax.serving.drift import spikes
 
 FORMAT = 'kaiju_jax drift 1'
 # A window has so many seconds and pages: fewer visitors make it longer, and no
@@ -50,23 +49,18 @@ class Monitor:
 
   Args:
     limits: float32 [layers, 2, K], with which its codes are made.
-    guarded, filtered: whether the guard and the filter act; without them it is
-      a contrast of the drill.
   """
 
-  def __init__(
-    self, limits: np.ndarray, guarded: bool = True, filtered: bool = True
-  ):
+  def __init__(self, limits: np.ndarray):
     layers, _, channels = limits.shape
     self.limits = limits
     self.guard = guard_lib.Guard()  # Judges windows.
-    self.shares = spikes.Shares()  # Of the characters.
+    self.shares = guard_lib.Shares()  # Of the characters.
     # The counts that windows are compared with.
     self.baseline = histograms.Counts.zeros(layers, channels)
     # The counts that limits are fitted to.
     self.recent = histograms.Counts.zeros(layers, channels)
     self.windows = 0  # How many have ended.
-    self._guarded, self._filtered = guarded, filtered
     self._began: float | None = None
     self._samples: list[histograms.Sample] = []
 
@@ -105,9 +99,9 @@ class Monitor:
       return Window(None, False)
     divergence = histograms.diverge(found, self.baseline)
     is_quiet = self.guard.judge(divergence)
-    if self._guarded and not (is_quiet and not self.guard.is_frozen):
+    if not is_quiet or self.guard.is_frozen:
       return Window(divergence, is_quiet)
-    if self._filtered and any(x < 1 for x in weights.values()):
+    if any(x < 1 for x in weights.values()):
       each = [weights[one.character] for one in samples]
       found = histograms.count(samples, each)
     self.recent.decay(1 - 1 / RECENT)
@@ -175,7 +169,7 @@ class Monitor:
     )
     made.guard.is_frozen = fields['frozen']
     characters = [bytes.fromhex(x) for x in fields['characters']]
-    made.shares = spikes.Shares(
+    made.shares = guard_lib.Shares(
       fields['began'],
       {
         day: {x: float(n) for x, n in zip(characters, column) if n}

@@ -4,7 +4,7 @@
 
 A thread looks every minute which points the engine has, and writes the groups
 that have changed; the folder then holds these groups and no others. The engine
-copies one group between two rounds, and waits for no file. `saved_texts.py`
+copies one group between two rounds, and waits for no file. `SavedTexts`
 decides which texts are saved, at each look and again as each file is written.
 Texts without a character, or outside a session, never are, because nobody could
 ask to have them removed.
@@ -31,9 +31,10 @@ from typing import NamedTuple
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.pages import groups as groups_lib
-from kaiju_jax.serving.replies import saved_texts
+from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
@@ -141,6 +142,80 @@ def owner_of(group: groups_lib.Name) -> str:
   return owner or group.owner.decode()
 
 
+class SavedTexts:
+  """Decides which texts of the cache may lie on the disk, as the store is now.
+
+  Those are the prefixes that everybody may talk to: of live versions of public
+  characters, and of built-in ones.
+
+  Args:
+    tokens: of the owners that may ask, beside this machine's user.
+    is_private: whether to save also the conversations of sessions that exist,
+      the prefixes that these stand behind, and those of private characters, all
+      of owners who still have access.
+  """
+
+  def __init__(
+    self,
+    store: conversing.Store,
+    tokens: auth.Tokens,
+    is_private: bool = False,
+  ):
+    # Cache salts of texts that the safety gate blocks, which are not
+    # everybody's whatever the store says.
+    self.blocked: set[str] = set()
+    self._store, self._tokens, self._is_private = store, tokens, is_private
+
+  def may_be_kept(self, name: groups_lib.Name) -> bool:
+    """Returns whether a group of this name is ever saved."""
+    tree = sharing.Tree.parse(name.cache_salt.decode())
+    if tree is None:
+      return False
+    is_shared = name.conversation is None and not tree.owner
+    return is_shared or self._is_private
+
+  def is_kept(self, name: groups_lib.Name) -> bool:
+    """Returns whether a group may be saved, or taken back.
+
+    Raises:
+      characters.Unavailable: the store cannot be reached.
+      ValueError: the tokens cannot be read.
+    """
+    if not self.may_be_kept(name):
+      return False
+    tree = sharing.Tree.parse(name.cache_salt.decode())
+    if name.conversation is not None:
+      return self._is_conversation_kept(name, tree)
+    if tree.owner:
+      return self._is_private_kept(tree)
+    if tree.salt not in self.blocked and sharing.is_public(self._store, tree):
+      return True
+    return self._is_private and sharing.is_read(self._store, tree)
+
+  def _is_conversation_kept(
+    self, name: groups_lib.Name, tree: sharing.Tree
+  ) -> bool:
+    owner = name.owner.decode()
+    if not self._is_known(owner):
+      return False
+    store = self._store
+    try:
+      session = store.session(owner, name.conversation)
+      version = store.version(session.character, session.version)
+    except characters.Missing:
+      return False
+    is_current = sharing.find_tree(store, owner, version) == tree
+    return is_current and (not tree.owner or self._is_private_kept(tree))
+
+  def _is_private_kept(self, tree: sharing.Tree) -> bool:
+    # Nothing of a removed character is saved, though its sessions go on.
+    return self._is_known(tree.owner) and sharing.can_begin(self._store, tree)
+
+  def _is_known(self, owner: str) -> bool:
+    known = {token.owner for token in self._tokens.list_all()}
+    return owner in known | {auth.LOCAL}
+
+
 class SavedPoints:
   """Saves the points of a server's engine, and takes them back."""
 
@@ -151,7 +226,7 @@ class SavedPoints:
     folder: Folder,
     *,
     most: int,
-    texts: saved_texts.SavedTexts,
+    texts: SavedTexts,
     interval_s: float = INTERVAL_S,
   ):
     """Reads and writes nothing yet.

@@ -26,7 +26,6 @@ from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import chat
 from kaiju_jax.serving.routes import completions
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import feedback as feedback_routes
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routes import sessions as session_routes
@@ -49,7 +48,6 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     routing.Route('/v1/key', key, methods=['POST']),
     *character_routes.ROUTES,
     *session_routes.ROUTES,
-    *feedback_routes.ROUTES,
     *tokens.ROUTES,
     routing.Route('/healthz', healthz, methods=['GET']),
     routing.Route('/health', healthz, methods=['GET']),  # vLLM's name of it.

@@ -32,7 +32,6 @@ from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routes import prompt as prompt_lib
 from kaiju_jax.serving.routes import removals
 from kaiju_jax.serving.routes import stream
-from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
 
@@ -305,7 +304,7 @@ def _list_some(
   data, size = [], 0
   for character, version in pairs:
     data.append(_show(character, version, caller))
-    size += sum(map(len, stored_texts.leaves(data[-1])))
+    size += sum(map(len, judge.leaves(data[-1])))
     if size > _PAGE_SIZE:
       break
   return data

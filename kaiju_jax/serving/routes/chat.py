@@ -20,7 +20,6 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import reply as reply_lib
-from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import judge
@@ -133,7 +132,7 @@ class _ChatAnswer:
     self._spellers = []
     if chat.logprobs:
       self._spellers = [
-        spelling.Speller(context.tokenizer, begun=turn.begun_tokens)
+        stream.Speller(context.tokenizer, begun=turn.begun_tokens)
         for _ in self._replies
       ]
 

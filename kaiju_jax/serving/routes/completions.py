@@ -19,7 +19,6 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import reply as reply_lib
-from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import judge
@@ -258,7 +257,7 @@ class _CompletionAnswer:
       return None
     speller, listed = self._spellers[index], []
     if self._completion.echo:
-      speller = spelling.Speller(self._context.tokenizer)
+      speller = stream.Speller(self._context.tokenizer)
       listed = self._scored_prompt(index)
     if not self._draws_none:
       listed += [(x.token, x.log_probability, x.alternatives) for x in events]
@@ -267,10 +266,10 @@ class _CompletionAnswer:
       speller, tokens, scores, self._alternatives(likeliest)
     )
 
-  def _speller(self, prompt: _Prompt) -> spelling.Speller:
+  def _speller(self, prompt: _Prompt) -> stream.Speller:
     """Returns what spells the drawn tokens behind a prompt."""
     offset = len(prompt.text) if self._completion.echo else 0
-    return spelling.Speller(self._context.tokenizer, offset, prompt.tokens)
+    return stream.Speller(self._context.tokenizer, offset, prompt.tokens)
 
   def _scored_prompt(
     self, index: int

@@ -3,7 +3,7 @@
 An unsupported field that would change the text is an error. So is an unknown
 field, which is most often a misspelt one. Fields that only label a request are
 accepted and ignored. Null is as if the field were left out, everywhere; what
-else asks for nothing (`"frequency_penalty": 0`) stands in `known.py`.
+else asks for nothing (`"frequency_penalty": 0`) stands in `parse.py`.
 
 `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `continue_final_message`,
 `add_generation_prompt` and the `echo` of a chat are not OpenAI's; they have the
@@ -23,7 +23,6 @@ from kaiju_jax.decoding.requests import alternatives
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.routes import known
 from kaiju_jax.serving.routes import parse
 
 # Our guesses. OpenAI allows 4 stop strings, and some clients send more.
@@ -71,8 +70,8 @@ def _read_part(number: int, part: Any) -> str:
   if not isinstance(text, str | None):
     raise ValueError(f'part {number}: {kind} must be a string')
   for name, one in part.items():
-    is_known = name in ('type', kind) or name in known.PART_LABELS
-    if not is_known and not known.asks_nothing(one):
+    is_known = name in ('type', kind) or name in parse.PART_LABELS
+    if not is_known and not parse.asks_nothing(one):
       raise ValueError(f'part {number}: {name:.80} is not supported')
   return text or ''
 
@@ -127,7 +126,7 @@ class ChatMessage(parse.Fields):
   ignored: the prompt has what the server kept.
   """
 
-  UNSUPPORTED = known.MESSAGE
+  UNSUPPORTED = parse.MESSAGE
 
   role: Literal['system', 'developer', 'user', 'assistant']
   content: Annotated[str | None, pydantic.PlainValidator(join_parts)] = None
@@ -172,7 +171,7 @@ class StreamOptions(parse.Fields):
 class Generation(parse.Fields):
   """The fields that both completions endpoints have."""
 
-  UNSUPPORTED = known.REQUEST
+  UNSUPPORTED = parse.REQUEST
 
   model: Annotated[str, pydantic.StringConstraints(max_length=512)]
   n: Annotated[int, pydantic.Field(ge=1, le=CHOICES)] | None = None

@@ -1,5 +1,8 @@
 """Stage 3 of a request, judge: the gate reads what is new or to be kept."""
 
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,7 +16,6 @@ from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import store as store_lib
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
-from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
 
 # The gate takes as long for a character as other work for so many bytes.
@@ -171,7 +173,7 @@ def list_texts(fields: card_fields.Fields) -> list[str]:
   greetings are not: they are judged when they are made
   (`draw_greetings`).
   """
-  found = dict.fromkeys(stored_texts.leaves(fields))
+  found = dict.fromkeys(leaves(fields))
   left = _EXPANDED
   try:
     # Readers who do not see the nickname see the name.
@@ -212,7 +214,7 @@ async def read_stored(
   context: context_lib.Context, watch: moderation.Watch, value: Any
 ) -> moderation.Verdict:
   """Returns the gate's verdict on all strings of a value."""
-  text = stored_texts.join(value)
+  text = join(value)
   size = _JUDGED * len(text)
   verdict = await context.texts.run(lambda: watch.read(text), size)
   # A stored text that the gate could not judge is refused, too.
@@ -240,3 +242,27 @@ def _watch(context: context_lib.Context, age, owner: str) -> moderation.Watch:
   if watch.mode == 'closed':
     raise errors.unavailable(f'{context_lib.CLOSED}.')
   return watch
+
+
+def leaves(value: Any) -> Iterator[str]:
+  """Yields the strings in a value of dataclasses, mappings and sequences."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, Mapping):
+    for name, each in value.items():
+      yield from leaves(name)
+      yield from leaves(each)
+  elif isinstance(value, (list, tuple, set, frozenset)):
+    for each in value:
+      yield from leaves(each)
+  elif dataclasses.is_dataclass(value):
+    for field in dataclasses.fields(value):
+      yield from leaves(getattr(value, field.name))
+
+
+def join(value: Any) -> str:
+  """Returns all strings in a value as one text, one per line.
+
+  Strings of white space are left out. The gate cuts the text (`gate.parts`).
+  """
+  return '\n'.join(leaf for leaf in leaves(value) if leaf.strip())

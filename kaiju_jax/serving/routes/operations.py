@@ -42,7 +42,6 @@ from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
-from kaiju_jax.serving.routing import warming
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
@@ -291,7 +290,7 @@ def _describe(version: moderation.Version | None) -> dict[str, str] | None:
 
 def list_public(
   store: conversing.Store, tokenizer: str
-) -> list[warming.Prefix]:
+) -> list[rollouts_lib.Prefix]:
   """Returns the live prefixes of public and built-in characters.
 
   Args:
@@ -310,7 +309,7 @@ def list_public(
       # It may have been hidden since.
       is_everybodys = sharing.is_public(store, tree)
       if is_everybodys and version.tokenizer == tokenizer:
-        found.append(warming.Prefix(tree.salt, version.tokens))
+        found.append(rollouts_lib.Prefix(tree.salt, version.tokens))
   return found
 
 

@@ -5,6 +5,8 @@ first one, and finds a union's type before it checks the union's values, so that
 no body takes long.
 """
 
+from collections.abc import Mapping
+import json
 from typing import Any
 from typing import ClassVar
 from typing import TypeVar
@@ -20,18 +22,66 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import context as context_lib
-from kaiju_jax.serving.routes import known
 
 # Alternatives of all tokens of an answer, some 5 MiB of JSON; our guess.
 ALTERNATIVES = 2**17
+# Fields that clients know and this server does not use (OpenAI's, then vLLM's),
+# and the values that ask for what it does anyway. Null and empty values ask for
+# nothing; any other would change the answer, and is refused.
+Table = Mapping[str, tuple[Any, ...]]
+
+REQUEST: Table = {
+  'audio': (),
+  'frequency_penalty': (0,),
+  'function_call': ('none', 'auto'),
+  'functions': (),
+  'logit_bias': (),
+  'modalities': (['text'],),
+  'moderation': (),
+  'presence_penalty': (0,),
+  'reasoning_effort': ('none',),
+  'response_format': ({'type': 'text'},),
+  'suffix': (),
+  'tool_choice': ('none', 'auto'),
+  'tools': (),
+  'verbosity': ('medium',),
+  'web_search_options': (),
+  'allowed_token_ids': (),
+  'bad_words': (),
+  'chat_template': (),
+  'documents': (),
+  'include_reasoning': (True,),
+  'include_stop_str_in_output': (False,),
+  'length_penalty': (1,),
+  'min_tokens': (0,),
+  'prompt_logprobs': (),
+  'skip_special_tokens': (True,),
+  'spaces_between_special_tokens': (True,),
+  'stop_token_ids': (),
+  'structured_outputs': (),
+  'truncate_prompt_tokens': (),
+  'use_beam_search': (False,),
+}
+# `parsed` is what openai-python adds to an answer that it has parsed.
+MESSAGE: Table = {
+  'audio': (),
+  'function_call': (),
+  'parsed': (),
+  'tool_call_id': (),
+  'tool_calls': (),
+}
+# Labels of a part of a message. They steer caches, and do not change the text.
+PART_LABELS = frozenset({'annotations', 'cache_control'}) | {
+  'prompt_cache_breakpoint'
+}
 _Kind = TypeVar('_Kind', bound='Fields')
 
 
 class Fields(pydantic.BaseModel):
   """The fields of a request; unknown ones are refused."""
 
-  # Fields that are known and not used, see `known.py`.
-  UNSUPPORTED: ClassVar[known.Table] = {}
+  # Fields that are known and not used.
+  UNSUPPORTED: ClassVar[Table] = {}
   # The most values of a body, see `bodies.parse`.
   VALUES: ClassVar[int] = bodies.VALUES
 
@@ -54,8 +104,8 @@ class Fields(pydantic.BaseModel):
       elif name not in cls.UNSUPPORTED:
         if one is not None:
           raise fault(name, 'is not supported')
-      elif not known.asks_nothing(one, cls.UNSUPPORTED[name]):
-        raise fault(name, known.refuse(one, cls.UNSUPPORTED[name]))
+      elif not asks_nothing(one, cls.UNSUPPORTED[name]):
+        raise fault(name, _describe_unused(one, cls.UNSUPPORTED[name]))
     return kept
 
 
@@ -214,3 +264,30 @@ def _refusal(error: pydantic.ValidationError) -> errors.ApiError:
   elif first['type'] == 'literal_error':
     message = f'{first["input"]!r:.80} is not supported: {message}'
   return errors.invalid(f'{".".join(names)}: {message}.', param=names[0])
+
+
+def _prune(value: Any) -> Any:
+  """Returns a value without what is null or empty in it; None if all is."""
+  if isinstance(value, dict):
+    pruned = {name: _prune(one) for name, one in value.items()}
+    value = {name: one for name, one in pruned.items() if one is not None}
+  elif isinstance(value, list):
+    value = [one for one in map(_prune, value) if one is not None]
+  return None if value in ('', [], {}) else value
+
+
+def asks_nothing(value: Any, idle: tuple[Any, ...] = ()) -> bool:
+  """Returns whether a value is null, empty, or one of `idle`."""
+  pruned = _prune(value)
+  return pruned is None or any(
+    # Python takes True for 1 and False for 0.
+    pruned == one and isinstance(pruned, bool) == isinstance(one, bool)
+    for one in idle
+  )
+
+
+def _describe_unused(value: Any, idle: tuple[Any, ...] = ()) -> str:
+  """Returns in words what a field that is not supported may be instead."""
+  told = [json.dumps(one, ensure_ascii=False) for one in (*idle, value)]
+  able = ', '.join(['null', 'empty', *told[:-1]])
+  return f'is not supported: must be left out, {able}, not {told[-1]:.80}'

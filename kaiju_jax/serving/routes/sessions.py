@@ -3,6 +3,11 @@
 A swipe adds another child to the same message. An edit adds a sibling of the
 message that it replaces. The session's head is the message that ends the path
 shown. No stored message is ever changed.
+
+/v1/feedback: whether the caller's conversations may be exported. An export
+(`alignment/feedback`) makes training data of replies, swipes, edits and ratings
+of those alone who agree. Nobody does by default, and people under 18, or of
+unknown age, cannot. A withdrawal counts from the next export on.
 """
 
 from typing import Annotated
@@ -14,6 +19,8 @@ from starlette import requests
 from starlette import responses
 from starlette import routing
 
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import judge
@@ -53,6 +60,12 @@ class _Rating(parse.Fields):
   """The fields of a message's rating; None withdraws the former one."""
 
   rating: Literal[characters.RATINGS] | None
+
+
+class _Agreement(parse.Fields):
+  """The fields of PUT /v1/feedback."""
+
+  agrees: bool
 
 
 async def list_all(request: requests.Request) -> responses.Response:
@@ -165,6 +178,28 @@ async def rate(request: requests.Request) -> responses.Response:
   )
 
 
+async def show_agreement(request: requests.Request) -> responses.Response:
+  """GET /v1/feedback: shows whether the caller agrees, and may agree."""
+  context, caller = await parse.authorize(request)
+  word = await context.store.agreement(caller.owner)
+  return _answer_agreement(caller, caller.agrees if word is None else word)
+
+
+async def agree(request: requests.Request) -> responses.Response:
+  """PUT /v1/feedback: records the caller's agreement, or its withdrawal.
+
+  It holds for all conversations of the owner, past ones included.
+  """
+  context, caller = await parse.authorize(request)
+  body = await parse.read_fields(request, context, caller, _Agreement)
+  if body.agrees and caller.age != auth.ADULT:
+    raise errors.forbidden(
+      'agrees: people under 18, or of unknown age, cannot agree.'
+    )
+  await context.store.agree(caller.owner, body.agrees)
+  return _answer_agreement(caller, body.agrees)
+
+
 ROUTES = [
   routing.Route('/v1/sessions', list_all, methods=['GET']),
   routing.Route('/v1/sessions', create, methods=['POST']),
@@ -175,6 +210,8 @@ ROUTES = [
     '/v1/sessions/{id}/messages/{message:int}/rating', rate, methods=['POST']
   ),
   routing.Route('/v1/sessions/{id}/head', move_head, methods=['PUT']),
+  routing.Route('/v1/feedback', show_agreement, methods=['GET']),
+  routing.Route('/v1/feedback', agree, methods=['PUT']),
 ]
 
 
@@ -224,3 +261,14 @@ def _summary(session: characters.Session) -> dict[str, Any]:
     'created': session.created,
     'updated': session.updated,
   }
+
+
+def _answer_agreement(caller: auth.Caller, agrees: bool) -> responses.Response:
+  may_agree = caller.age == auth.ADULT
+  return responses.JSONResponse(
+    {
+      'object': 'feedback',
+      'agrees': agrees and may_agree,
+      'may_agree': may_agree,
+    }
+  )

@@ -12,17 +12,21 @@ import json
 import secrets
 import time
 from typing import Any
+from typing import NamedTuple
 
 from starlette import requests
 from starlette import responses
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import stop
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.stores import characters
 
+# What a tokenizer gives for bytes that are no character.
+_UNREADABLE = '\ufffd'
 DONE = b'data: [DONE]\n\n'
 _ESCAPED = {one: f'\\u{one:04x}' for one in (0x85, 0x2028, 0x2029)}
 
@@ -180,8 +184,73 @@ def usage(
   }
 
 
+class Spelled(NamedTuple):
+  """A token of a text.
+
+  It may be a part of a character. Then its bytes alone say what it is, and its
+  text names them, as OpenAI's does: 'bytes:\\xe2\\x82'. It begins where its
+  character does.
+  """
+
+  text: str  # What it reads as.
+  bytes: bytes  # What it adds to the text, in UTF-8.
+  begin: int  # The characters of the text before it.
+  # Log-probabilities of the alternatives in its place, by token; of those that
+  # read alike, the likeliest.
+  others: dict[bytes, float]
+
+
+class Speller:
+  """Spells the tokens of one text, in order."""
+
+  def __init__(
+    self,
+    tokenizer: tokenizer_lib.Tokenizer,
+    offset: int = 0,
+    begun: Sequence[int] = (),
+  ):
+    """Begins before the first token.
+
+    Args:
+      offset: the number of characters shown before the text.
+      begun: the tokens that the text continues.
+    """
+    self._tokenizer = tokenizer
+    self._characters = stop.Characters(tokenizer)
+    self._characters.begin(begun)
+    self._is_first = not len(begun)
+    self._offset = offset
+
+  def spell(self, token: int, others: request_lib.Alternatives = ()) -> Spelled:
+    """Returns the next token; `others` are the alternatives in its place."""
+    found: dict[bytes, float] = {}
+    for other, log_probability in others:
+      spelled = self._spell(other)
+      found[spelled] = max(found.get(spelled, log_probability), log_probability)
+    own, begin = self._spell(token), self._offset
+    self._offset += len(self._characters.push(token))
+    self._is_first = self._is_first and not own
+    return Spelled(spell_out(own), own, begin, found)
+
+  def _spell(self, token: int) -> bytes:
+    if self._is_first:
+      # Some tokenizers drop the space at the beginning of a text.
+      text = self._tokenizer.decode([token])
+      if _UNREADABLE not in text:
+        return text.encode()
+    return self._tokenizer.spell(token)
+
+
+def spell_out(spelled: bytes) -> str:
+  """Returns a token's bytes as text."""
+  try:
+    return spelled.decode()
+  except UnicodeDecodeError:
+    return 'bytes:' + ''.join(f'\\x{one:02x}' for one in spelled)
+
+
 def chat_log_probabilities(
-  speller: spelling.Speller, events: Iterable[request_lib.Event]
+  speller: Speller, events: Iterable[request_lib.Event]
 ) -> dict[str, Any]:
   """Returns the next tokens' log-probabilities in the format of chats.
 
@@ -204,14 +273,14 @@ def chat_log_probabilities(
 
 def _chat_entry(spelled: bytes, log_probability: float) -> dict[str, Any]:
   return {
-    'token': spelling.read(spelled),
+    'token': spell_out(spelled),
     'logprob': log_probability,
     'bytes': list(spelled),
   }
 
 
 def text_log_probabilities(
-  speller: spelling.Speller,
+  speller: Speller,
   tokens: Sequence[int],
   log_probabilities: Sequence[float | None],
   alternatives: Sequence[request_lib.Alternatives] | None = None,
@@ -234,8 +303,7 @@ def text_log_probabilities(
   likeliest = None
   if alternatives is not None:
     likeliest = [
-      {spelling.read(other): value for other, value in one.others.items()}
-      or None
+      {spell_out(other): value for other, value in one.others.items()} or None
       for one in spelled
     ]
   return {

@@ -1,14 +1,14 @@
-"""The table of the router: which replica served each session last.
+"""The affinity table: which replica served each session last.
 
     affinity = Affinity()
     index = affinity.index_of('replica 1')
     affinity.note(session, 'replica 1')
     policies.pick(digest, session, replicas, loads, affinity.table)
 
-Sessions are numbers of pseudonyms, so that nobody who sees the table learns of
-an owner or a session. The latest use counts, whoever reports it: this router,
-others (`shared_table.py`), or a replica that lists the texts of its cache, from
-which a lost table is rebuilt.
+A session is a 60-bit number, part of an HMAC: the table discloses no owner and
+no session. Uses are reported by this router, by others (`shared_table.py`) and
+by replicas that list their caches (a lost table is rebuilt from these); the
+latest use counts.
 
 Only the router's event loop calls these functions.
 """
@@ -27,7 +27,7 @@ from kaiju_jax.serving.routing import replica as replica_lib
 
 # Our guesses: 24 MiB, and a night between two turns.
 SLOTS, SECONDS = 2**20, 24 * 3600.0
-# Sessions that are remembered to be told to others; if more, all are told.
+# The most new uses that are queued for other routers; beyond, all are sent.
 _QUEUED = 2**16
 _EMPTY = np.empty((0, 3), np.int64)
 
@@ -64,10 +64,10 @@ class Affinity:
     self.moved = 0
     self._seconds = seconds
     self._clock = clock
-    # Names by place, and those of them that are gone, the first to go first.
+    # Names by index; those of removed replicas, the oldest first.
     self._names: list[str] = []
     self._removed: list[str] = []
-    # To be told to other routers; None while nobody asks.
+    # New uses to be sent to other routers; None before the first `take`.
     self._noted: dict[int, None] | None = None
 
   @property
@@ -116,13 +116,13 @@ class Affinity:
       self._noted[session] = None
 
   def forget(self, session: int) -> None:
-    """Forgets a session, until somebody tells of it again."""
+    """Drops a session, until a use of it is reported again."""
     policies.forget(self.table, session)
     if self._noted:
       self._noted.pop(session, None)
 
   def expire(self) -> None:
-    """Forgets the sessions that were not used for too long."""
+    """Drops the sessions that were not used for too long."""
     # Uses that were noted before the clock was set back are of now at latest.
     use_N = self.table[:, 2]
     np.minimum(use_N, self.now(), out=use_N)
@@ -138,9 +138,9 @@ class Affinity:
     return self.now() - int(1000 * self._seconds)
 
   def take(self) -> list[Rows]:
-    """Returns what was noted since the last call, by replica; or all uses.
+    """Returns the uses noted since the last call, by replica.
 
-    The first call returns all, and so does one behind too many.
+    The first call returns all uses, as does a call after too many new ones.
     """
     noted, self._noted = self._noted, {}
     if noted is None or len(noted) >= _QUEUED:
@@ -155,10 +155,10 @@ class Affinity:
     return self._split(self.table[self.table[:, 0] >= 0])
 
   def merge(self, rows: Iterable[Rows]) -> int:
-    """Takes in uses that others tell of; the latest of each session counts.
+    """Merges uses that others report; the latest of each session counts.
 
     Returns:
-      How many sessions it learnt of, or of a later use of theirs.
+      The number of sessions that were new, or had a later use.
     """
     parts = [_EMPTY]
     now = self.now()
@@ -168,9 +168,9 @@ class Affinity:
       times = np.minimum(one.times, now)
       places = np.full(len(times), place, np.int64)
       parts.append(np.stack([one.sessions, places, times], axis=1))
-    told = np.concatenate(parts)
-    told = told[(told[:, 2] >= self.oldest) & (told[:, 0] >= 0)]
-    return _merge(self.table, told)
+    reported = np.concatenate(parts)
+    reported = reported[(reported[:, 2] >= self.oldest) & (reported[:, 0] >= 0)]
+    return _merge(self.table, reported)
 
   def _split(self, rows: np.ndarray) -> list[Rows]:
     found = []
@@ -184,7 +184,7 @@ class Affinity:
 def rows_of_cached(
   name: str, cached: Sequence[replica_lib.CachedText], now: float
 ) -> Rows:
-  """Returns the uses that a replica's texts tell of; prefixes tell of none.
+  """Returns the uses of sessions that a replica's cached texts show.
 
   Args:
     name: the replica's.
@@ -199,17 +199,17 @@ def rows_of_cached(
   )
 
 
-def _merge(table: np.ndarray, told: np.ndarray) -> int:
+def _merge(table: np.ndarray, reported: np.ndarray) -> int:
   """Merges rows into a table, in the order that `policies.note` keeps."""
   ways = policies.WAYS
-  set_N = _sets(told[:, 0], len(table))
+  set_N = _sets(reported[:, 0], len(table))
   touched = np.unique(set_N)
   at = (touched[:, None] * ways + np.arange(ways)).ravel()
   before = table[at]
   # What the table has stands first: of equal times, it stays.
-  rows = np.concatenate([before, told])
+  rows = np.concatenate([before, reported])
   sets = np.concatenate([np.repeat(touched, ways), set_N])
-  is_told = np.arange(len(rows)) >= len(before)
+  is_reported = np.arange(len(rows)) >= len(before)
   kept = np.flatnonzero(rows[:, 0] >= 0)
   kept = kept[np.lexsort((-rows[kept, 2], rows[kept, 0]))]
   kept = kept[np.diff(rows[kept, 0], prepend=-1) != 0]
@@ -219,7 +219,7 @@ def _merge(table: np.ndarray, told: np.ndarray) -> int:
   after = np.full_like(before, -1)
   after[np.searchsorted(touched, sets[kept]) * ways + rank] = rows[kept]
   table[at] = after
-  return int(is_told[kept].sum())
+  return int(is_reported[kept].sum())
 
 
 def _sets(session_N: np.ndarray, slots: int) -> np.ndarray:

@@ -209,39 +209,25 @@ def _describe(status: schema.ServeStatus) -> str:
   return '\n'.join(found)
 
 
-class _Replica:
-  """The deployment: an actor around a host."""
+class _Replica(replica_host.ReplicaHost):
+  """The deployment: a host, as an actor."""
 
   def __init__(
     self, make: Callable[[str], replica_host.OwnedReplica], name: str
   ):
     _keep_on_loopback()
-    self._made = make(name)
-    self._host = replica_host.ReplicaHost(
-      self._made.replica, self._made.lease, self._made.facts
-    )
-
-  async def subscribe(
-    self, ingress: str
-  ) -> AsyncIterator[replica_host.Welcome | replica_host.Heartbeat]:
-    """See `replica_host.ReplicaHost.subscribe`."""
-    messages = self._host.subscribe(ingress)
-    async with contextlib.aclosing(messages):
-      async for message in messages:
-        yield message
-
-  async def call(self, method: str, *arguments) -> replica_host.CallResult:
-    """See `replica_host.ReplicaHost.call`."""
-    return await self._host.call(method, *arguments)
+    made = make(name)
+    super().__init__(made.replica, made.lease, made.facts)
+    self._close = made.close
 
   def check_health(self) -> None:
     """Has Serve replace a process whose engine has failed; raises."""
-    if not self._host.is_alive:
+    if not self.is_alive:
       raise RuntimeError('the engine has failed.')
 
   def close(self) -> None:
     """Ends the replica, which saves what it saves."""
-    self._made.close()
+    self._close()
 
 
 def _keep_on_loopback() -> None:

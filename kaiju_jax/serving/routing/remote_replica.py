@@ -1,4 +1,4 @@
-"""A replica of another process, from the side of an ingress.
+"""A replica in another process, as an ingress uses it.
 
     remote = RemoteReplica('kaiju-0', transport)
     remote.start()
@@ -6,11 +6,12 @@
     (stream,) = await remote.submit(request)
 
 A transport carries calls and messages to the replica's `ReplicaHost`; `ray_app`
-has one. While it is broken the replica counts as gone: its streams end with
-`replica.Lost`, and it comes back by itself, perhaps as another process.
+has one. While the transport is broken, the replica counts as dead and its
+streams end with `replica.Lost`; it is reached again by itself, perhaps as
+another process.
 
-A thread of its own hears the messages; it hands the tokens of a round to each
-event loop in one call, as an engine's thread does.
+A thread of its own receives the messages; it hands the tokens of a round to
+each event loop in one call, as an engine's thread does.
 """
 
 import asyncio
@@ -58,16 +59,14 @@ class RemoteReplica:
   def __init__(
     self, name: str, transport: Transport, silence: float = replica_host.SILENCE
   ):
-    """Reaches for nothing yet; `start` does.
+    """Connects to nothing yet; `start` does.
 
     Args:
-      name: the replica's.
-      transport: the way to it.
-      silence: seconds without a message after which it counts as gone.
+      silence: seconds without a message after which it counts as dead.
     """
-    # The replica's. As it said last; '' before it has answered. Likewise
-    # (`replica_host.Welcome`); None before.
-    self.name, self.build, self.facts = name, '', None
+    self.name = name
+    # As in the last `replica_host.Welcome`; '' and None before the first.
+    self.build, self.facts = '', None
     self._transport, self._silence = transport, silence
     self._thread = threading.Thread(
       target=self._run, name=f'replica {name}', daemon=True
@@ -80,14 +79,14 @@ class RemoteReplica:
     self._welcome: replica_host.Welcome | None = None
     self._ingress = ''
     self._is_alive = False
-    self._heard = 0.0
+    self._received_at = 0.0
     self._lost: asyncio.Event | None = None
     self._streams: dict[int, token_stream.AsyncStream] = {}
     self._of: dict[token_stream.AsyncStream, int] = {}
     self._were_read: set[token_stream.AsyncStream] = set()
 
   def start(self) -> None:
-    """Begins to reach for the replica."""
+    """Begins to connect to the replica."""
     self._thread.start()
     self._has_begun.wait()
 
@@ -97,7 +96,7 @@ class RemoteReplica:
 
   @property
   def is_alive(self) -> bool:
-    """Whether it can answer, as far as is known here."""
+    """Whether it answered lately."""
     return self._is_alive
 
   async def submit(
@@ -131,7 +130,7 @@ class RemoteReplica:
     return await self._in_thread(self._ask('drain', seconds))
 
   def stop(self) -> None:
-    """Ends the streams here; the replica goes on, and serves others."""
+    """Ends this process's streams; the replica goes on serving others."""
     if self._thread.is_alive():
       self._loop.call_soon_threadsafe(self._running.cancel)
       self._thread.join()
@@ -171,7 +170,7 @@ class RemoteReplica:
       raise
 
   async def _ask(self, method: str, *arguments) -> Any:
-    """Returns a call's value, unless the replica goes meanwhile."""
+    """Returns a call's value; raises `Lost` if the replica dies meanwhile."""
     lost = self._lost
     if lost is None or lost.is_set():
       raise self._gone()
@@ -206,7 +205,7 @@ class RemoteReplica:
     call = self._loop.create_task(
       self._transport.call(method, self._ingress, argument)
     )
-    # The messages tell what became of the replica.
+    # If it fails, the missing messages will say so.
     call.add_done_callback(lambda done: done.cancelled() or done.exception())
 
   def _run(self) -> None:
@@ -215,30 +214,30 @@ class RemoteReplica:
       contextlib.suppress(asyncio.CancelledError),
     ):
       self._loop = runner.get_loop()
-      runner.run(self._attend())
+      runner.run(self._reconnect())
 
-  async def _attend(self) -> None:
-    """Attends to one process of the replica after another."""
+  async def _reconnect(self) -> None:
+    """Subscribes to one process of the replica after another."""
     self._running = asyncio.current_task()
     self._has_begun.set()
     while True:
       self._ingress = f'ingress {uuid.uuid4().hex}'
-      self._lost, self._heard = asyncio.Event(), time.monotonic()
-      hearing = asyncio.create_task(self._hear())
+      self._lost, self._received_at = asyncio.Event(), time.monotonic()
+      receiving = asyncio.create_task(self._receive())
       try:
-        await self._watch(hearing)
+        await self._watch(receiving)
       finally:
-        hearing.cancel()
+        receiving.cancel()
         self._lose()
       await asyncio.sleep(_AGAIN)
 
-  async def _watch(self, hearing: asyncio.Task) -> None:
-    """Renews leases until the messages end, or are missed."""
-    while not hearing.done():
+  async def _watch(self, receiving: asyncio.Task) -> None:
+    """Renews leases until the messages end or stay out."""
+    while not receiving.done():
       lease = self._welcome.lease if self._welcome else replica_host.BEAT
-      await asyncio.wait([hearing], timeout=min(replica_host.BEAT, lease / 4))
-      if time.monotonic() - self._heard > self._silence:
-        # One that is being started again may take long to answer at first.
+      await asyncio.wait([receiving], timeout=min(replica_host.BEAT, lease / 4))
+      if time.monotonic() - self._received_at > self._silence:
+        # A process that restarts may take long to answer at first.
         if self._welcome is not None:
           _LOG.warning('%s is silent, and counts as gone', self.name)
         return
@@ -252,15 +251,15 @@ class RemoteReplica:
         if stream.is_waiting or stream in were_read
       ]
       self._send('renew', read)
-    if not hearing.cancelled() and hearing.exception() is not None:
+    if not receiving.cancelled() and receiving.exception() is not None:
       # Its own words might hold a text.
-      _LOG.info('%s: %s', self.name, type(hearing.exception()).__name__)
+      _LOG.info('%s: %s', self.name, type(receiving.exception()).__name__)
 
-  async def _hear(self) -> None:
-    attended = self._transport.subscribe(self._ingress)
-    async with contextlib.aclosing(attended) as messages:
+  async def _receive(self) -> None:
+    received = self._transport.subscribe(self._ingress)
+    async with contextlib.aclosing(received) as messages:
       async for message in messages:
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         if isinstance(message, replica_host.Welcome):
           self._welcome = message
           self.build, self.facts = message.build, message.facts

@@ -1,8 +1,8 @@
 """Each replica as a router knows it: share, load, conversations.
 
-Policies know a replica by its index in arrays. A share is the part of the new
-conversations that a replica takes; a conversation that has begun stays on its
-replica, and on its build, whatever the shares (`affinity.py` has the table).
+Policies address replicas by index. A replica's share is the part of the new
+conversations that it takes; a conversation that has begun stays on its replica,
+and on its build, whatever the shares (`affinity.py` has the table).
 """
 
 from collections.abc import Collection
@@ -26,11 +26,11 @@ class ReplicaState:
   """What a router knows of one replica."""
 
   index: int  # In the arrays of `policies.pick`.
-  # None once it was removed; then the index waits for another replica.
+  # None once it was removed; then another replica may take the index.
   replica: replica_lib.Replica | None
   build: str  # Of the replica, or of the removed one.
   share: float = 1.0  # 0…1, the part of new conversations that it takes.
-  is_closing: bool = False  # Whether it drains.
+  is_closing: bool = False  # Whether it drains: it takes no requests.
   # As last polled; None before the first poll.
   status: replica_lib.Status | None = None
   # The requests that have ended here.
@@ -62,7 +62,7 @@ class ReplicaState:
     return self.status.running
 
   def charge(self, load: float) -> None:
-    """Adds to the load; negative for what has ended."""
+    """Adds submitted load; negative for load that has ended."""
     self.charged += load
 
   def update(self, status: replica_lib.Status, charged: float) -> None:
@@ -100,7 +100,7 @@ class ReplicaStates:
     return (x for x in self._states if x.replica is not None)
 
   def add(self, replica: replica_lib.Replica, share: float) -> ReplicaState:
-    """Gives a replica an index; a dead one of its name goes.
+    """Gives a replica an index; replaces a dead one with its name.
 
     Raises:
       ValueError: the share is not 0…1, or another replica has its name.
@@ -152,7 +152,7 @@ class ReplicaStates:
 
     Args:
       build: on which its text began; None for a new one.
-      without: replicas that were tried.
+      without: replicas that were tried already.
     """
     known = -1
     if request.conversation is None:

@@ -11,29 +11,52 @@ replaces the others, their shares end with its last step: what began on them
 ends there. A rollback gives them back, before it takes the share of what it
 rolls back, so that new conversations always have a replica.
 
+A replica that begins cold would prefill its first sessions' characters again,
+each while somebody waits. So the prefixes that the other replicas use most are
+run on it while its share is 0. They are those of public characters alone: a
+text of an owner is prefilled where that owner talks, and nowhere else.
+
 All methods run in the server's event loop.
 """
 
 import asyncio
+import collections
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import logging
 import time
 from typing import Any
+from typing import NamedTuple
 
+import numpy as np
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import router as router_lib
-from kaiju_jax.serving.routing import warming
 
 _LOG = logging.getLogger(__name__)
 # Our guesses: seconds between updates, prefixes of a warming, ended rollouts
 # that are still listed, digits of a build that name it.
 _POLL_S, _PREFIXES, _KEPT, _DIGITS = 1.0, 64, 8, 6
+
+
+# Seconds until a replica is asked again that takes no more; our guess.
+_PAUSE = 0.5
+
+
+class Prefix(NamedTuple):
+  """A public character's prefix."""
+
+  salt: str  # Its cache salt, which holds no owner.
+  tokens: np.ndarray  # int32 [n].
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,7 +82,7 @@ class Rollouts:
   def __init__(
     self,
     router: router_lib.Router,
-    list_public: Callable[[], Sequence[warming.Prefix]],
+    list_public: Callable[[], Sequence[Prefix]],
     note: Callable[[Mapping[str, Any]], None] = lambda _: None,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -264,11 +287,11 @@ class Rollouts:
     public = await asyncio.to_thread(self._list_public)
     cached = await self._router.list_cached()
     others = [texts for name, texts in cached.items() if name not in one.names]
-    ranked = warming.rank(public, others, self._router.pseudonyms)[:_PREFIXES]
+    ranked = rank(public, others, self._router.pseudonyms)[:_PREFIXES]
     for name in one.names:
       try:
         replica = self._router.find(name)
-        one.prefixes += await warming.warm(replica, ranked)
+        one.prefixes += await warm(replica, ranked)
       except (worker_lib.Stopped, ValueError):
         return  # The next look finds that it is gone.
 
@@ -343,3 +366,51 @@ def _describe(one: _Running) -> dict[str, Any]:
     'reason': one.rollout.reason,
     'prefixes': one.prefixes,
   }
+
+
+def rank(
+  prefixes: Iterable[Prefix],
+  held: Iterable[Sequence[replica_lib.CachedText]],
+  names: pseudonyms.Pseudonyms,
+) -> list[Prefix]:
+  """Returns the prefixes that replicas use, the most used first.
+
+  Args:
+    prefixes: of public characters.
+    held: the texts of each replica's cache; each counts for its prefix.
+    names: of the fleet.
+  """
+  uses = collections.Counter(one.salt for texts in held for one in texts)
+  found = [(uses[names.salt(one.salt)], one) for one in prefixes]
+  found.sort(key=lambda pair: -pair[0])
+  return [one for count, one in found if count]
+
+
+async def warm(replica: replica_lib.Replica, prefixes: Iterable[Prefix]) -> int:
+  """Prefills prefixes one after another; returns how many.
+
+  What fills the cache too far is the replica's to evict, so give no more than
+  fit, the most used first.
+
+  Raises:
+    Lost: the replica is gone.
+  """
+  count = 0
+  for prefix in prefixes:
+    request = request_lib.Request(
+      prefix.tokens,
+      1,
+      sampling.Sampling(temperature=0),
+      shared=len(prefix.tokens),
+      cache_salt=prefix.salt,
+    )
+    while True:
+      try:
+        (stream,) = await replica.submit(request)
+        break
+      except request_lib.Busy:
+        await asyncio.sleep(_PAUSE)
+    async for _ in stream:
+      pass
+    count += 1
+  return count

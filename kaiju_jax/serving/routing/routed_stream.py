@@ -1,13 +1,13 @@
 """A stream of tokens that survives the loss of its replica.
 
-What was given out is kept. When the replica is gone, or was drained, the prompt
-is submitted to another one of the same build, with the same seed and these
-tokens as `Request.drawn`: no token is lost, drawn twice or given out twice. The
-reader itself does this while it waits for the next event, so that nothing runs
-on for a client that has left. Tokens that the head had not judged were never
-given out, and are drawn and judged anew.
+When the replica dies or is drained, the prompt is submitted to another replica
+of the same build, with the same seed and the tokens given out so far as
+`Request.drawn`: no token is lost, drawn twice or given out twice. The reader
+fails over itself while it waits for the next event, so that nothing runs on for
+a client that has left. Tokens that the token-level head had not judged were
+never given out; they are drawn and judged anew.
 
-A search gives out its result at once: it begins anew where that was not whole.
+A search gives out its result at once, and starts again if it was not complete.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import replica_states
 from kaiju_jax.serving.routing import rollout
 
-# Seconds between two trials while all replicas are busy, at most.
+# Seconds between two tries while all replicas are busy, at most.
 _AGAIN = 1.0
 
 
@@ -43,10 +43,10 @@ class Failover(NamedTuple):
   ]
   # Called once with a stream that has ended or was cancelled.
   on_close: Callable[['RoutedStream'], None]
-  # After how many lost replicas in succession, without a new token, a text
-  # moves no more: it may be what ends them.
+  # After so many lost replicas in succession, with no new token, a text fails:
+  # it may be what kills them.
   max_losses: int
-  # Seconds for which a text that has begun waits while all are busy.
+  # Seconds for which a text that has begun waits while all replicas are busy.
   busy_timeout_s: float
 
 
@@ -60,10 +60,9 @@ class RoutedStream(token_stream.TokenStream):
     state: replica_states.ReplicaState,
     inner: token_stream.TokenStream,
   ):
-    """Takes over a replica's stream.
+    """Reads a replica's stream, until that replica is lost.
 
     Args:
-      failover: how it goes on elsewhere.
       state: the replica's.
       inner: the replica's stream.
     """
@@ -75,22 +74,22 @@ class RoutedStream(token_stream.TokenStream):
     self._tried: list[replica_states.ReplicaState] = []
     self._failover = failover
     self._request = request
-    # Read and not given out yet: of a search until it is whole.
+    # Read and not given out yet: those of a search, until it is complete.
     self._events: collections.deque[request_lib.Event] = collections.deque()
     self._given: list[request_lib.Event] = []
     # How many of these came from earlier replicas.
-    self._kept = 0
+    self._earlier = 0
     self._cancelled = asyncio.Event()
     self._is_closed = self._is_refused = False
-    self._take_over(state, inner)
+    self._attach(state, inner)
 
   async def __anext__(self) -> request_lib.Event:
     while not self.has_more:
       if self._result is not None:
         raise StopAsyncIteration
-      await self._advance()
+      await self._read_next()
     event = self._events.popleft() if self._events else await anext(self._inner)
-    self._note(event)
+    self._give_out(event)
     return event
 
   @property
@@ -116,7 +115,7 @@ class RoutedStream(token_stream.TokenStream):
     return super().reason
 
   def cancel(self) -> None:
-    """Ends the sequence, also one that is about to move on; never waits."""
+    """Ends the sequence, also during a failover; never waits."""
     if self._result is None:
       self._cancelled.set()
       self._inner.cancel()
@@ -129,7 +128,7 @@ class RoutedStream(token_stream.TokenStream):
       self._state.ended += rollout.RequestCounts(refusals=1)
     self.cancel()
 
-  def _take_over(
+  def _attach(
     self, state: replica_states.ReplicaState, inner: token_stream.TokenStream
   ) -> None:
     self._state, self._inner = state, inner
@@ -139,7 +138,7 @@ class RoutedStream(token_stream.TokenStream):
     self._charged = [len(self._request.tokens) + len(self._given), 1]
     state.charge(sum(self._charged))
 
-  def _count(self, has_failed: bool) -> None:
+  def _count_request(self, has_failed: bool) -> None:
     """Counts the request at its replica, once."""
     if not self._is_counted:
       self._is_counted = True
@@ -148,11 +147,11 @@ class RoutedStream(token_stream.TokenStream):
       )
 
   def _discharge(self, count: int) -> None:
-    """Takes the first `count` parts of its load off its replica."""
+    """Takes the prompt's load (count=1), or all of it (2), off its replica."""
     self._state.charge(-sum(self._charged[:count]))
     self._charged[:count] = [0] * count
 
-  def _note(self, event: request_lib.Event) -> None:
+  def _give_out(self, event: request_lib.Event) -> None:
     if not self._given:
       inner = self._inner
       self.waited, self.reused = inner.waited, inner.reused
@@ -162,64 +161,64 @@ class RoutedStream(token_stream.TokenStream):
     self._losses = 0
     self._given.append(event)
 
-  async def _advance(self) -> None:
-    """Reads an event, or moves on, or ends."""
+  async def _read_next(self) -> None:
+    """Reads an event, fails over, or ends."""
     try:
       self._events.append(await anext(self._inner))
     except StopAsyncIteration:
       result = self._inner.result()
-      if result.reason != 'drained' or not await self._move(None):
-        self._end(result)
+      if result.reason != 'drained' or not await self._fail_over(None):
+        self._finish(result)
     except worker_lib.Stopped as error:
       if self._cancelled.is_set():
-        self._end(self._cut('cancelled'))
+        self._finish(self._empty_result('cancelled'))
       elif self._is_closed:
         raise
       elif self._given and self._given[-1].reason is not None:
-        self._end_whole(error)
+        self._finish_complete(error)
       else:
-        await self._move(error)
+        await self._fail_over(error)
     except Exception:
       self._close(has_failed=True)
       raise
 
-  def _end_whole(self, error: worker_lib.Stopped) -> None:
+  def _finish_complete(self, error: worker_lib.Stopped) -> None:
     """Ends a text whose last token was given out, but not its result."""
     if self._request.scores_prompt:
       raise error
-    self._kept = len(self._given)
-    self._end(self._cut(self._given[-1].reason))
+    self._earlier = len(self._given)
+    self._finish(self._empty_result(self._given[-1].reason))
 
-  async def _move(self, error: worker_lib.Stopped | None) -> bool:
-    """Goes on elsewhere; returns whether it did, or was cancelled meanwhile."""
+  async def _fail_over(self, error: worker_lib.Stopped | None) -> bool:
+    """Continues at another replica; False if a drained text cannot."""
     self._losses += error is not None
     self._discharge(2)
     if error is not None:
-      self._count(has_failed=True)
+      self._count_request(has_failed=True)
     try:
       if self._losses > self._failover.max_losses:
         raise replica_lib.Lost(f'{self._losses} replicas ended under it.')
-      found = await self._open_elsewhere()
+      found = await self._resubmit()
     except (request_lib.Busy, worker_lib.Stopped, TypeError, ValueError) as why:
       if error is None:
         return False
       self._close()
       raise replica_lib.Lost(f'a text cannot go on: {why}') from why
     if found is None:
-      self._end(self._cut('cancelled'))
+      self._finish(self._empty_result('cancelled'))
       return True
     state, inner = found
     self._events.clear()
-    self._kept = len(self._given)
+    self._earlier = len(self._given)
     self.failovers += 1
-    self._take_over(state, inner)
+    self._attach(state, inner)
     if self._cancelled.is_set():
       self._discharge(2)
       inner.cancel()
     return True
 
-  async def _open_elsewhere(self):
-    """Returns the state and stream of another replica; None if cancelled."""
+  async def _resubmit(self):
+    """Returns another replica's state and stream; None if cancelled."""
     request, build = self._request, None
     if self._given:
       tokens = [event.token for event in self._given]
@@ -238,8 +237,8 @@ class RoutedStream(token_stream.TokenStream):
         await asyncio.wait_for(self._cancelled.wait(), wait)
     return None
 
-  def _cut(self, reason: str | None) -> request_lib.Result:
-    """Returns the result of a replica that gave nothing more."""
+  def _empty_result(self, reason: str | None) -> request_lib.Result:
+    """Returns the result of a replica that drew nothing more."""
     return request_lib.Result(
       np.zeros(0, np.int32),
       '',
@@ -249,13 +248,13 @@ class RoutedStream(token_stream.TokenStream):
       None,
     )
 
-  def _end(self, result: request_lib.Result) -> None:
-    """Ends with the latest replica's result, behind what others gave out."""
-    if self._kept or self._given:
+  def _finish(self, result: request_lib.Result) -> None:
+    """Ends with the last replica's result, behind earlier replicas' tokens."""
+    if self._earlier or self._given:
       result = result._replace(
         reused=self.reused, prompt_scores=self.prompt_scores
       )
-    kept = self._given[: self._kept]
+    kept = self._given[: self._earlier]
     if kept:
       own = [event.log_probability for event in kept]
       result = result._replace(
@@ -269,9 +268,9 @@ class RoutedStream(token_stream.TokenStream):
     self._close()
 
   def _close(self, has_failed: bool = False) -> None:
-    """Takes its load off its replica, and tells that it has ended; once."""
+    """Takes its load off its replica, and reports its end; once."""
     if not self._is_closed:
       self._is_closed = True
       self._discharge(2)
-      self._count(has_failed)
+      self._count_request(has_failed)
       self._failover.on_close(self)

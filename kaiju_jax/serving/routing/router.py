@@ -4,14 +4,15 @@
     router.add(replica)
     (stream,) = await router.submit(request)
 
-`policies.pick` chooses a replica by conversation, character and load. Where it
-is busy another one takes the request; the client is refused only where all are
-busy. A stream whose replica is lost goes on at another one
-(`routed_stream.py`).
+`policies.pick` chooses a replica by conversation, character and load. If it is
+busy, the request goes to the next best; the client is refused only if all are.
+If a stream's replica dies, the stream continues at another one (a failover,
+`routed_stream.py`).
 
-While requests come, the router polls each replica's status (its load) once a
-second, and its prefix cache every ten seconds: the conversations in the caches
-fill the affinity table, so that a new router knows them.
+The affinity table says which replica served each conversation last. While
+requests come, the router polls each replica's status (its load) once a second
+and its prefix cache every ten seconds; conversations found in the caches enter
+the table, so that a restarted router knows them.
 
 All methods but `read_engine` and `stop` run in the server's event loop.
 """
@@ -52,7 +53,7 @@ class Settings:
   policy: str = 'sticky'  # One of `policies.NAMES`.
   # Maximum number of conversations in the affinity table, 24 bytes each.
   sessions: int = 2**16
-  # Address of a Redis in which routers share their tables; '' for none.
+  # Address of a Redis in which routers share their affinity tables; '': none.
   table: str = ''
   # As in `replica.Engines`.
   max_wait_s: float | None = 30.0
@@ -66,8 +67,8 @@ class Settings:
   # See `routed_stream.Failover`.
   max_losses: int = 2
   busy_timeout_s: float = 30.0
-  # Whether the replicas are this router's alone. If not, it drains its own
-  # streams only.
+  # Whether no other router uses the replicas. If others do, `drain` ends this
+  # router's streams, and the replicas go on.
   owns_replicas: bool = True
 
   def __post_init__(self):
@@ -83,7 +84,7 @@ class Router:
   Methods that take a replica's name raise ValueError where there is none.
 
   Args:
-    secret: the fleet's key, of which the pseudonyms in the table are made.
+    secret: the fleet's key, under which the table's pseudonyms are HMACs.
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
@@ -131,26 +132,20 @@ class Router:
     self._polled_at = self._caches_polled_at = float('-inf')
 
   def remove(self, name: str) -> replica_lib.Replica:
-    """Removes and returns a replica; its streams go on until it stops."""
+    """Takes a replica out; its streams run until the caller stops it."""
     return self._replicas.remove(name)
 
   def set_share(self, name: str, share: float) -> None:
-    """Sets the part of new conversations that a replica takes, 0…1.
-
-    Conversations that began on it stay.
-
-    Raises:
-      ValueError: the share is not 0…1, or there is no such replica.
-    """
+    """Sets the part of new conversations that a replica takes, 0…1."""
     self._replicas.set_share(name, share)
 
   async def drain_one(self, name: str, seconds: float) -> int:
-    """Moves all conversations off a replica, for good.
+    """Closes a replica for good, before it is removed.
 
-    Replies have some seconds to finish; the others go on elsewhere.
+    Running replies have some seconds to finish; the rest fail over.
 
     Returns:
-      How many did not finish.
+      How many failed over.
     """
     state = self._replicas.find(name)
     state.is_closing = True
@@ -159,7 +154,7 @@ class Router:
     return 0
 
   def describe(self) -> list[metrics.ReplicaReading]:
-    """Returns the replicas as last polled; `refresh` polls them."""
+    """Returns the replicas' states as last polled; `refresh` polls them."""
     return [
       metrics.ReplicaReading(
         x.replica.name,
@@ -174,15 +169,15 @@ class Router:
     ]
 
   def find(self, name: str) -> replica_lib.Replica:
-    """Returns a replica; raises ValueError if there is none of the name."""
+    """Returns a replica."""
     return self._replicas.find(name).replica
 
   def count_requests(self, name: str) -> rollout.RequestCounts:
-    """Counts the requests that have ended at a replica."""
+    """Returns how many requests have ended at a replica, and how."""
     return self._replicas.find(name).ended
 
   async def list_cached(self) -> dict[str, Sequence[replica_lib.CachedText]]:
-    """Returns the texts in the caches of the replicas that answer in time."""
+    """Returns the cached texts by replica, of those that answer in time."""
     alive = [x for _, x in self._alive()]
 
     async def fetch_cached(replica):
@@ -196,7 +191,7 @@ class Router:
     }
 
   def read_fleet(self) -> metrics.FleetReading:
-    """Returns the replicas' states, and the affinity table's counters."""
+    """Returns the router's own metrics: replicas, affinity table."""
     table = self._shared_table
     return metrics.FleetReading(
       self.describe(),
@@ -213,16 +208,16 @@ class Router:
 
   @property
   def compilations(self) -> int:
-    """How many compilations all replicas left for later."""
+    """The programs that replicas left to compile after their start."""
     return sum(status.compilations for status in self._statuses())
 
   @property
   def compiled(self) -> int:
-    """How many of them are done."""
+    """How many of these programs have compiled."""
     return sum(status.compiled for status in self._statuses())
 
   async def begin(self) -> None:
-    """Polls the caches, and shares the table from now on."""
+    """Fills the affinity table from the caches, and begins to share it."""
     self._loop = asyncio.get_running_loop()
     await self.refresh(polls_caches=True)
     if self._shared_table is not None and self._sharing is None:
@@ -236,7 +231,7 @@ class Router:
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
-      request.Busy: no replica left is free (shortest wait), or we drain.
+      request.Busy: all replicas are busy (the shortest wait), or this drains.
       Lost: no replica is left.
     """
     self._loop = asyncio.get_running_loop()
@@ -251,7 +246,7 @@ class Router:
     return found
 
   async def forget(self, wanted: forgetting.Forget) -> None:
-    """Drops texts from all caches, and from the table.
+    """Drops texts from all caches and from the affinity table.
 
     Raises:
       Lost: no replica is left.
@@ -264,7 +259,7 @@ class Router:
     alive = self._alive()
     if not alive:
       raise replica_lib.Lost('no replica is left.')
-    # One that is lost meanwhile has lost its cache, too.
+    # A replica that dies meanwhile loses its cache, too.
     await _gather([lambda x=x: x.forget(wanted) for _, x in alive])
 
   async def drain(self, seconds: float) -> int:
@@ -277,16 +272,16 @@ class Router:
     return sum(count or 0 for count in ended)
 
   async def refresh(self, polls_caches: bool = False) -> None:
-    """Polls all replicas' statuses, and maybe their prefix caches."""
+    """Polls the status of each replica; on request its prefix cache, too."""
     await _gather(
       [lambda x=x: self._poll(*x, polls_caches) for x in self._alive()]
     )
 
   def read_engine(self) -> metrics.Reading | None:
-    """Returns the sum of the replicas' readings; None where there is none.
+    """Returns the sum of the engines' metrics; None before any answered.
 
-    Blocks, outside the event loop, for at most 2 · `status_timeout_s`; replicas
-    that have not answered count as last polled.
+    Blocks for at most 2 · `status_timeout_s`, so call it outside the event
+    loop. A replica that is late counts as last polled.
     """
     if self._loop is not None and self._loop.is_running():
       asked = asyncio.run_coroutine_threadsafe(self.refresh(), self._loop)
@@ -296,7 +291,7 @@ class Router:
     return metrics.add_up(found) if found else None
 
   def stop(self) -> None:
-    """Stops all replicas; a `RemoteReplica` ends only the streams here."""
+    """Stops all replicas (a `RemoteReplica`: its streams to this process)."""
     for state in self._replicas:
       state.replica.stop()
 
@@ -314,14 +309,19 @@ class Router:
     build: str | None,
     exclude: Sequence[replica_states.ReplicaState] = (),
   ) -> tuple[replica_states.ReplicaState, Sequence[token_stream.TokenStream]]:
-    """Submits requests to the best replica that takes them, or raises."""
+    """Submits requests to the best replica that is not too busy.
+
+    Args:
+      build: only replicas of this build may take them; None: any.
+      exclude: replicas that were tried already.
+    """
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
     tried = list(exclude)
     busy: list[request_lib.Busy] = []
     while state := self._replicas.pick(requests[0], build, tried):
       tried.append(state)
-      # Another replica may have this index by the time that it answers.
+      # By the time it answers, another replica may have its index.
       replica = state.replica
       try:
         streams = await replica.submit(*requests)
@@ -342,7 +342,7 @@ class Router:
     build: str | None,
     tried: Sequence[replica_states.ReplicaState],
   ) -> tuple[replica_states.ReplicaState, token_stream.TokenStream]:
-    """Submits a text whose replica is lost to another one, as `_open`."""
+    """Continues a text at another replica, for `routed_stream.Failover`."""
     state, (stream,) = await self._open([request], build, tried)
     self.failovers += 1
     return state, stream
@@ -350,8 +350,8 @@ class Router:
   def _on_close(self, stream: routed_stream.RoutedStream) -> None:
     self._streams.discard(stream)
     if stream.is_removed and stream.failovers:
-      # An engine drops what a running text of a removed conversation records,
-      # but the replica at which this one continued knows of no removal.
+      # It failed over after its conversation was removed: its last replica
+      # was not told, and has cached it.
       wanted = forgetting.Forget(conversations=(stream.conversation,))
       task = asyncio.create_task(self._forget_again(wanted))
       self._repeated_removals.add(task)
@@ -372,7 +372,7 @@ class Router:
     return len(left)
 
   def _poll_in_background(self) -> None:
-    """Polls the replicas beside the requests, unless that is in flight."""
+    """Starts a poll of all replicas, unless one is in flight."""
     if self._polling is not None and not self._polling.done():
       return
     now = asyncio.get_running_loop().time()
@@ -399,7 +399,7 @@ class Router:
 
 
 async def _gather(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
-  """Returns the values of calls to replicas; None for one that is lost."""
+  """Calls replicas at once; the value of one that dies is None."""
 
   async def caught(call):
     with contextlib.suppress(worker_lib.Stopped):

@@ -3,11 +3,11 @@
     shared = SharedTable(affinity, 'redis://HOST:PORT/0', router.list_cached)
     task = asyncio.create_task(shared.run())
 
-Twice a second one batch writes what this router noted and reads what others
-did, so that no request waits for Redis. While it is away, each router goes on
-with its own memory, and tells all of it later. A table that is lost (emptied,
-or on another server) is written again, from this router's memory and from what
-the replicas say that their caches hold; of several uses the latest counts.
+Twice a second one batch writes this router's new uses and reads those of
+others, so that no request waits for Redis. While Redis is unreachable, each
+router continues with its own table, and writes all of it later. A table that is
+lost (emptied, or on another server) is rebuilt from this router's memory and
+from the replicas' caches; of several uses the latest counts.
 
 In Redis, behind a prefix:
 
@@ -50,14 +50,14 @@ _TIDIES = 60.0  # Seconds between two removals of what is too old.
 
 
 class _Read(NamedTuple):
-  """What an exchange found."""
+  """The result of an exchange."""
 
   generation: str | None  # Of the table; None for a table that is lost.
   rows: list[affinity_lib.Rows]  # What any router noted.
 
 
 class SharedTable:
-  """Keeps a router's table and that in a Redis alike.
+  """Synchronizes a router's affinity table with one in Redis.
 
   Attributes:
     failures: how many exchanges failed.
@@ -103,7 +103,7 @@ class SharedTable:
     self._tidied = -_TIDIES
 
   async def run(self) -> None:
-    """Exchanges for ever; cancel it to stop."""
+    """Exchanges until it is cancelled."""
     try:
       while True:
         await self.exchange()
@@ -112,7 +112,7 @@ class SharedTable:
       self._link.close()
 
   async def exchange(self) -> None:
-    """Writes and reads once; counts a Redis that is away, and goes on."""
+    """Writes and reads once; only counts a failure."""
     noted, now, names = (
       self._affinity.take(),
       self._affinity.now(),

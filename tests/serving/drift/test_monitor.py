@@ -5,16 +5,15 @@ import pytest
 
 from kaiju_jax.serving.drift import guard as guard_lib
 from kaiju_jax.serving.drift import monitor as monitor_lib
-from kaiju_jax.serving.drift import spikes
 from tests.serving.drift import drawn_pages
 
 LEARNED = monitor_lib.BASELINE + guard_lib.LEAST
 
 
-def learned(days=0.0, **options):
+def learned(days=0.0):
   """Returns a monitor with all its history, and the next window's second."""
-  made = monitor_lib.Monitor(drawn_pages.LIMITS, **options)
-  step = max(monitor_lib.SECONDS, days * spikes.DAY / LEARNED)
+  made = monitor_lib.Monitor(drawn_pages.LIMITS)
+  step = max(monitor_lib.SECONDS, days * guard_lib.DAY / LEARNED)
   for number in range(LEARNED):
     made.close(drawn_pages.pages(number), number * step)
   return made, LEARNED * step
@@ -77,28 +76,19 @@ def test_strange_windows_are_not_counted_and_freeze():
   np.testing.assert_array_equal(made.propose(), before[1])
 
 
-def test_without_the_guard_they_are_counted():
-  made, now = learned(guarded=False)
-  for number in range(60):
-    made.close(drawn_pages.pages(number, foreign=40), now)
-  assert made.recent.codes[..., 127].sum() > 100
-  assert (made.propose() > drawn_pages.LIMITS).all()
-
-
-@pytest.mark.parametrize('filtered', [True, False])
-def test_the_filter_bounds_a_spike_where_nothing_is_guarded(filtered):
-  made, now = learned(days=2, guarded=False, filtered=filtered)
+def test_the_filter_bounds_a_spike_that_the_guard_lets_pass():
+  made, now = learned(days=2)
+  made.guard.judge = lambda _: True
   for number in range(300):
     made.close(drawn_pages.pages(number, foreign=40), now + number * 180)
   # Only foreign codes are above 100.
   share = made.recent.codes[..., 101:].sum() / made.recent.codes.sum()
   # A character without a past counts for the floor, not for 40 of 128 pages.
-  expected = spikes.FLOOR if filtered else 40 / drawn_pages.PAGES
-  assert share == pytest.approx(expected, rel=0.05)
+  assert share == pytest.approx(guard_lib.FLOOR, rel=0.05)
   # Remembered is what was counted, or a spike would raise its own bound.
   today = made.shares.days[max(made.shares.days)]
   remembered = today[b'foreign'] / sum(today.values())
-  assert remembered == pytest.approx(spikes.FLOOR, rel=0.05)
+  assert remembered == pytest.approx(guard_lib.FLOOR, rel=0.05)
 
 
 def test_older_windows_fade():

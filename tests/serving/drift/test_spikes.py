@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.serving.drift import spikes
+from kaiju_jax.serving.drift import guard as guard_lib
 
-DAY = spikes.DAY
+DAY = guard_lib.DAY
 
 
 def week(tokens, days=7):
-  shares = spikes.Shares()
+  shares = guard_lib.Shares()
   for day in range(days):
     shares.add(tokens, day * DAY)
   return shares, days * DAY
@@ -37,11 +37,11 @@ def test_a_new_character_counts_for_the_floor():
   shares, now = week({b'a': 1000.0})
   tokens = {b'a': 500.0, b'new': 500.0}
   found = counted(tokens, shares.weigh(tokens, now))
-  assert found[b'new'] / sum(found.values()) == pytest.approx(spikes.FLOOR)
+  assert found[b'new'] / sum(found.values()) == pytest.approx(guard_lib.FLOOR)
 
 
 def test_before_a_day_nothing_is_cut():
-  shares = spikes.Shares()
+  shares = guard_lib.Shares()
   tokens = {b'a': 1.0, b'b': 99.0}
   assert shares.weigh(tokens, 0.0) == {b'a': 1.0, b'b': 1.0}
   shares.add({b'a': 1.0}, 100.0)
@@ -90,7 +90,8 @@ def test_no_character_counts_for_more_than_its_bound(seed):
   assert all(0 < x <= 1 + 1e-9 for x in weights.values())
   found, total = counted(tokens, weights), sum(before.values())
   bounds = {
-    x: min(1, max(spikes.FLOOR, 10 * before.get(x, 0) / total)) for x in tokens
+    x: min(1, max(guard_lib.FLOOR, 10 * before.get(x, 0) / total))
+    for x in tokens
   }
   if sum(bounds.values()) < 1:
     # Nobody fills the rest: all stand at their bounds, in proportion.
@@ -105,7 +106,7 @@ def test_no_character_counts_for_more_than_its_bound(seed):
 
 
 def test_what_is_remembered_of_a_day_is_bounded(monkeypatch):
-  monkeypatch.setattr(spikes, 'MOST', 10)
-  shares = spikes.Shares()
+  monkeypatch.setattr(guard_lib, 'REMEMBERED', 10)
+  shares = guard_lib.Shares()
   shares.add({b'%d' % n: 1.0 + n for n in range(25)}, 0.0)
   assert set(shares.days[0]) == {b'%d' % n for n in range(20, 25)}

@@ -9,7 +9,6 @@ import pytest
 
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.replies import spelling
 from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routes import stream
 from tests.decoding import fake_device
@@ -277,12 +276,12 @@ def test_alternatives_of_equal_text_are_one_the_likeliest():
   assert text == LETTERS.decode([second])
   for pairs in [(first, -1.0), (second, -2.0)], [(second, -2.0), (first, -1.0)]:
     event = request_lib.Event(first, '', -1.0, None, alternatives=(*pairs,))
-    speller = spelling.Speller(LETTERS)
+    speller = stream.Speller(LETTERS)
     (entry,) = stream.chat_log_probabilities(speller, [event])['content']
     (listed,) = entry['top_logprobs']
     assert (listed['token'], listed['logprob']) == (text, -1.0)
     found = stream.text_log_probabilities(
-      spelling.Speller(LETTERS), [second], [-2.0], alternatives=[(*pairs,)]
+      stream.Speller(LETTERS), [second], [-2.0], alternatives=[(*pairs,)]
     )
     assert found['top_logprobs'] == [{text: -1.0}]
 

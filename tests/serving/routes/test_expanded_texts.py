@@ -15,7 +15,7 @@ from kaiju_jax.characters.cards import cards
 from kaiju_jax.characters.prompts import lore
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.serving.safety import stored_texts
+from kaiju_jax.serving.routes import judge
 from tests.serving import running
 from tests.serving.routes import moderated_cards
 
@@ -65,8 +65,8 @@ def _planted(text):
 def test_no_text_passes_that_becomes_the_marker(server, spelt):
   places = list(_planted(spelt))
   assert len(places) > 20
-  strings = set(stored_texts.leaves(FIELDS)) - {'ifex'}
-  found = {x for _, one in places for x in stored_texts.leaves(one)}
+  strings = set(judge.leaves(FIELDS)) - {'ifex'}
+  found = {x for _, one in places for x in judge.leaves(one)}
   names = {'depth_prompt', 'prompt', 'depth', 'x', 'data', 'book', 'name'}
   names.add('group_only_greetings')
   assert {f'{one} {spelt}' for one in strings - names} <= found
@@ -87,7 +87,7 @@ def test_a_half_that_the_nickname_ends(server):
 def _shown(fields):
   """Returns what the page and prompts have of a character."""
   found = [prompt.persona(fields), *lore.book(fields).texts.values()]
-  for text in stored_texts.leaves(fields):
+  for text in judge.leaves(fields):
     for name in {fields.name, card_fields.display_name(fields)}:
       found.append(macros.expand_names(text, name))
   return found

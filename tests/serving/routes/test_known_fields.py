@@ -17,7 +17,7 @@ from starlette import routing
 from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import fields
-from kaiju_jax.serving.routes import known
+from kaiju_jax.serving.routes import parse
 from tests import pages
 from tests.serving import running
 
@@ -79,7 +79,7 @@ def test_each_field_of_a_text_part_of_the_openai_client_is_known():
     (openai_chat.ChatCompletionContentPartRefusalParam),
   )
   found = set().union(*map(names, parts))
-  assert found - {'type', 'text', 'refusal'} <= known.PART_LABELS
+  assert found - {'type', 'text', 'refusal'} <= parse.PART_LABELS
 
 
 def placed(field, value):
@@ -158,7 +158,7 @@ def test_a_value_that_would_change_the_answer_is_refused_by_name(server):
 
 
 def test_what_asks_for_what_is_done_anyway_is_accepted(server):
-  for field, idle in known.REQUEST.items():
+  for field, idle in parse.REQUEST.items():
     for value in idle:
       for path, body in BODIES.items():
         assert asked(server, path, body | {field: value})[0] == 200, field
@@ -377,14 +377,14 @@ def test_the_page_lists_what_is_ignored_and_what_is_refused(server):
   rows = rows.split('\n\n')[0].splitlines()[2:]
   told = dict(one for row in rows for one in named(row.split('|')[1]))
   used = {*fields.Chat.model_fields, *fields.Completion.model_fields}
-  for name, idle in (known.MESSAGE | known.REQUEST).items():
+  for name, idle in (parse.MESSAGE | parse.REQUEST).items():
     assert [*map(repr, told.pop(name))] == [*map(repr, idle)], name
   # What else is refused are roles, and some values of fields that are used.
   assert {*told} <= {'tool', 'function', *used}
   ignored = {name for name, _ in named(labels)}
   in_messages = {*fields.ChatMessage.model_fields}
   in_messages -= {'role', 'content', 'refusal'}
-  assert ignored - used == known.PART_LABELS | in_messages
+  assert ignored - used == parse.PART_LABELS | in_messages
   for path, body in BODIES.items():
     wanted = asked(server, path, body | {'seed': 7})[1]['choices']
     for name in ignored & used:

@@ -14,8 +14,8 @@ from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
 from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import characters as character_routes
+from kaiju_jax.serving.routes import judge
 from kaiju_jax.serving.routes import lookup
-from kaiju_jax.serving.safety import stored_texts
 from tests.serving import running
 from tests.serving.routes import moderated
 from tests.serving.routes import moderated_cards
@@ -60,7 +60,7 @@ def known(server):
 
 
 def test_all_texts_are_planted():
-  texts = set(stored_texts.leaves(moderated_cards.PLAIN)) - {
+  texts = set(judge.leaves(moderated_cards.PLAIN)) - {
     'world',
     'place',
     'tide',
@@ -68,7 +68,7 @@ def test_all_texts_are_planted():
   assert len(texts) > 20
   for text in texts:
     wanted = f'{text} {moderated_cards.MARKER}'
-    assert any(wanted in stored_texts.leaves(x) for x in PLANTED.values()), text
+    assert any(wanted in judge.leaves(x) for x in PLANTED.values()), text
 
 
 @pytest.mark.parametrize('where', PLANTED)

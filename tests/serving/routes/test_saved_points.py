@@ -11,7 +11,6 @@ from kaiju_jax.app import server_folder
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from tests.decoding import fake_device
@@ -59,7 +58,7 @@ def start(tmp_path):
         saved_device.saving_of(worker.engine, root),
         saved_points.Folder(tmp_path / 'points', secret, 2**20),
         most=most,
-        texts=saved_texts.SavedTexts(store, tokens, kind == 'all'),
+        texts=saved_points.SavedTexts(store, tokens, kind == 'all'),
         interval_s=interval_s,
       )
 

@@ -16,7 +16,6 @@ from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.replies import saved_texts
 from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_file
@@ -50,7 +49,7 @@ def server(request, tmp_path, monkeypatch):
       saved_device.saving_of(worker.engine),
       saved_points.Folder(tmp_path / 'points', SECRET, 2**22),
       most=2**22,
-      texts=saved_texts.SavedTexts(store, tokens, is_private=True),
+      texts=saved_points.SavedTexts(store, tokens, is_private=True),
       interval_s=3600.0,
     )
 

@@ -18,7 +18,6 @@ from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.routing import router as router_lib
 from kaiju_jax.serving.routing import shared_table
-from kaiju_jax.serving.routing import warming
 from tests.serving import redis_server
 from tests.serving import running
 from tests.serving import world
@@ -103,7 +102,7 @@ def test_a_canary_takes_new_conversations_alone():
       router = made.router()
       router.set_share('new', 0.0)
       rollouts = rollouts_lib.Rollouts(
-        router, lambda: [warming.Prefix('digest', PREFIX)], poll_s=0.001
+        router, lambda: [rollouts_lib.Prefix('digest', PREFIX)], poll_s=0.001
       )
       homes = {n: (await ask(router, n))[0] for n in range(20)}
       assert set(homes.values()) == {'one', 'two'}
@@ -144,7 +143,7 @@ def test_no_private_text_is_warmed():
       held = await router.list_cached()
       assert len({text.salt for text in held['one']}) == 2
       rollouts = rollouts_lib.Rollouts(
-        router, lambda: [warming.Prefix('digest', PREFIX)], poll_s=0.001
+        router, lambda: [rollouts_lib.Prefix('digest', PREFIX)], poll_s=0.001
       )
       rollouts.start('new', rollout_lib.Plan(hold=0))
       while rollouts.describe()[-1]['state'] != 'done':

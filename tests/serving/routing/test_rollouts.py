@@ -11,7 +11,6 @@ from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
-from kaiju_jax.serving.routing import warming
 from tests.serving.routing import uses
 
 Tally = rollout_lib.RequestCounts
@@ -138,7 +137,7 @@ def test_a_new_replica_is_warmed_with_public_prefixes_and_opened():
     router = world.router
     router.texts['one'] = [held('a'), held('b'), held('b'), held('d ann')]
     router.texts['new'] = [held('c')] * 9  # Its own say nothing.
-    world.public = [warming.Prefix(x, np.array([5])) for x in 'abc']
+    world.public = [rollouts_lib.Prefix(x, np.array([5])) for x in 'abc']
     router.replicas['new'].gate.clear()
     world.rollouts.start('new', PLAN)
     assert router.shares == {'one': 1.0, 'new': 0.0}
@@ -167,7 +166,7 @@ def test_a_replica_that_comes_is_warmed_before_it_serves(caplog):
   async def test(world):
     router = world.router
     router.texts['one'] = [held('a')]
-    world.public = [warming.Prefix('a', np.array([5]))]
+    world.public = [rollouts_lib.Prefix('a', np.array([5]))]
     for name, build in ('two', OLD), ('three', NEW):
       replica = Replica()
       replica.name, replica.build = name, build
@@ -196,7 +195,7 @@ def test_a_replica_that_comes_need_not_wait(how):
     replica.name, replica.build = 'two', OLD
     if how == 'alone':
       router.texts['one'] = [held('a')]
-      world.public = [warming.Prefix('a', np.array([5]))]
+      world.public = [rollouts_lib.Prefix('a', np.array([5]))]
       replica.gate.clear()
     world.rollouts.add(replica)
     if how == 'alone':
@@ -290,7 +289,7 @@ def test_a_rollout_that_was_rolled_back_warms_nothing_more(moment):
 
   async def test(world):
     salts = [f's{number}' for number in range(9)]
-    world.public = [warming.Prefix(x, np.arange(9)) for x in salts]
+    world.public = [rollouts_lib.Prefix(x, np.arange(9)) for x in salts]
     world.router.texts['one'] = [held(x) for x in salts]
     replica, ran = world.router.replicas['three'], []
     replica.gate.clear()

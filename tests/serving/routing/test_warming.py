@@ -10,7 +10,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import replica as replica_lib
-from kaiju_jax.serving.routing import warming
+from kaiju_jax.serving.routing import rollouts as rollouts_lib
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_store
@@ -91,7 +91,7 @@ class Names:
 
 
 def test_the_most_used_come_first_and_unused_ones_never():
-  prefixes = [warming.Prefix(x, np.array([1])) for x in ('a', 'b', 'c')]
+  prefixes = [rollouts_lib.Prefix(x, np.array([1])) for x in ('a', 'b', 'c')]
 
   def held(salt, count, conversation='x'):
     return [
@@ -102,7 +102,7 @@ def test_the_most_used_come_first_and_unused_ones_never():
     [*held('a', 2), *held('ann private', 9)],
     [*held('b', 2), *held('b', 1, '')],
   ]
-  ranked = warming.rank(prefixes, texts, Names())
+  ranked = rollouts_lib.rank(prefixes, texts, Names())
   assert [one.salt for one in ranked] == ['b', 'a']
 
 
@@ -110,7 +110,7 @@ def test_a_warm_prefix_serves_the_first_session():
   engine = world.Engine(running.Letters(), length=256, pages=400)
   worker = worker_lib.Worker(engine)
   worker.start()
-  prefix = warming.Prefix('digest', np.arange(4, 44))
+  prefix = rollouts_lib.Prefix('digest', np.arange(4, 44))
   busy = iter([request_lib.Busy('full', 1.0), None, None])
 
   class Replica:
@@ -137,8 +137,8 @@ def test_a_warm_prefix_serves_the_first_session():
     return stream.reused
 
   async def run():
-    other = warming.Prefix('other', np.arange(50, 60))
-    assert await warming.warm(Replica(), [prefix, other]) == 2
+    other = rollouts_lib.Prefix('other', np.arange(50, 60))
+    assert await rollouts_lib.warm(Replica(), [prefix, other]) == 2
     return await first_session('digest'), await first_session('another')
 
   try:
