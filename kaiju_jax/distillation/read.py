@@ -35,9 +35,9 @@ def check(
 
   Args:
     entries: T of the student's rows.
-    temperature: the divisor of the student's logits.
+    temperature: divides the student's logits.
     vocab_size: V of the student.
-    tokenizer: hash of the student's tokenizer (`data/tokenizer.hash_use`).
+    tokenizer: its hash (`data/tokenizer.hash_use`).
 
   Raises:
     FileNotFoundError: the folder is no store.
@@ -83,6 +83,7 @@ class Reader:
     """Opens a store for one corpus, and checks each of the corpus's shards.
 
     Args:
+      folder: the store.
       digest: hash of the corpus (`data/text.digest`).
       entries: T, the slots of each token; by default the store's.
 

@@ -126,11 +126,9 @@ def _most_entries(mass_V, total, draws: int) -> jax.Array:
 
 
 def _spread(first, index_N, total, count) -> jax.Array:
-  """Returns ⌊(index · total + first) / count⌋, in 32 bits.
-
-  For first = 0…total − 1 and the indices below count, the numerators are
-  0…count · total − 1, each once. So each unit of mass is met equally often.
-  """
+  """Returns ⌊(index · total + first) / count⌋, in 32 bits."""
+  # For first = 0…total − 1 and the indices below count, the numerators are
+  # 0…count · total − 1, each once. So each unit of mass is met equally often.
   step, rest = total // count, total % count
   rest_N = index_N * rest + first % count
   return index_N * step + first // count + rest_N // count
@@ -162,12 +160,9 @@ def _scale_down(bits, limit) -> jax.Array:
 
 
 def _find_met(mass_V, points_N) -> jax.Array:
-  """Returns the entry in whose interval each point lies, int32 [N].
-
-  Entry i's interval begins at the sum of the masses before it. Cumulative sums
-  are made over blocks of S entries, and within the blocks that points meet: V /
-  S and N · S sums in place of V.
-  """
+  """Returns the entry in whose interval each point lies, int32 [N]."""
+  # Cumulative sums over blocks of S entries, and within the blocks that points
+  # meet: V / S and N · S sums in place of V.
   size = max(1, math.isqrt(len(mass_V) // len(points_N)))
   mass_RS = jnp.pad(mass_V, (0, -len(mass_V) % size)).reshape(-1, size)
   sum_R = jnp.sum(mass_RS, axis=1, dtype=jnp.uint32)

@@ -77,8 +77,8 @@ class Shard:
 class CorpusEntry:
   """A store's entry for one corpus."""
 
-  name: str  # The corpus's name, for people.
-  tokens: int  # Tokens of the whole corpus.
+  name: str  # For people.
+  tokens: int  # Of the whole corpus.
   shards: tuple[Shard, ...] = ()  # The shards so far, in order, without gaps.
 
   @property
@@ -172,11 +172,7 @@ def _rebuilt(folder: pathlib.Path) -> Manifest | None:
 
 
 def _labelled(file: pathlib.Path) -> Manifest:
-  """Returns a manifest of one shard, from its label.
-
-  Raises:
-    ValueError: the file is damaged, or has no label.
-  """
+  """Returns a manifest of one shard, from its label (ValueError: damaged)."""
   try:
     reader = array_record_module.ArrayRecordReader(str(file))
     try:
@@ -221,11 +217,7 @@ def _dumped(manifest: Manifest) -> dict[str, Any]:
 
 
 def _parsed(data: Any) -> Manifest:
-  """Returns the manifest from which `_dumped` made `data`.
-
-  Raises:
-    ValueError: names the field.
-  """
+  """Returns the manifest from which `_dumped` made `data`."""
   if not isinstance(data, dict) or data.get('format') != FORMAT:
     raise ValueError(f'format: must be {FORMAT!r}.')
   settings = strict.parse(Settings, data.get('settings'), 'settings')

@@ -59,11 +59,7 @@ class TeacherBatch(NamedTuple):
 
 
 def check(corpus: text.Corpus, length: int, overlap: float) -> None:
-  """Refuses rows in which a corpus cannot be read.
-
-  Raises:
-    ValueError: names the value and what would be right.
-  """
+  """Refuses rows in which a corpus cannot be read (ValueError)."""
   if not 0 < overlap <= 0.5:
     raise ValueError(
       f'overlap={overlap}: must be above 0, and 0.5 at most: a row is for new'
@@ -117,15 +113,13 @@ def read_batches(
   overlap: float,
   begin: int = 0,
 ) -> Iterator[TeacherBatch]:
-  """Yields the batches in which a teacher reads a corpus.
+  """Yields the batches in which a teacher reads a corpus; raises as `check`.
 
   Args:
+    corpus, length, overlap: as for `windows`.
     batch: B; padding fills the last batch.
     begin: the first token that is needed. Batches that end before it are left
       out; the others do not change.
-
-  Raises:
-    ValueError: see `check`.
   """
   check(corpus, length, overlap)
   rows = []
@@ -214,7 +208,8 @@ def targets(
   The first token of a document has no teacher, and so no entries.
 
   Args:
-    drawn: the sampled entries that `answering`'s function returned for it.
+    windows: the batch.
+    drawn: what `answering`'s function returned for it.
     begin: the first token that is needed.
 
   Raises:

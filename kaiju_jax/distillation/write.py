@@ -10,6 +10,7 @@ ends with the bytes of a run without interruption.
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 from typing import Self
@@ -31,9 +32,8 @@ _OPTIONS = 'group_size:1,uncompressed'
 class Writer:
   """Adds one corpus's targets to a store, in the order of its tokens.
 
-  `next` is the first token that the store lacks; targets are added from there
-  on. A shard becomes visible when it is whole, or when `save` is called. The
-  writer holds the store's lock until it is closed, as the end of a `with` does.
+  A shard becomes visible when it is whole, or when `save` is called. The writer
+  holds the store's lock until it is closed; use it in a `with`.
   """
 
   def __init__(
@@ -46,15 +46,13 @@ class Writer:
   ):
     """Makes or reopens a store.
 
-    A shard that is damaged or missing is written again, and so are all that
-    follow it. A manifest that is lost is rebuilt from the shards.
+    A damaged or missing shard is written again, and so are those after it. A
+    lost manifest is rebuilt from the shards.
 
     Args:
       folder: the store; made where it does not exist.
-      settings: the store's settings.
-      digest: hash of the corpus.
-      name: the corpus's name, for people.
-      tokens: tokens of the whole corpus.
+      settings: the store's.
+      digest, name, tokens: of the corpus, as in `store.CorpusEntry`.
 
     Raises:
       ValueError: see `check`.
@@ -110,7 +108,7 @@ class Writer:
 
   @property
   def next(self) -> int:
-    """The number of the next token."""
+    """The number of the first token that the store lacks."""
     pending = sum(len(one.ids_NT) for one in self._pending)
     return self._recorded + pending
 
@@ -121,11 +119,7 @@ class Writer:
     return min(end, self._tokens)
 
   def add(self, targets: record_lib.Targets) -> None:
-    """Adds the next tokens' targets; writes each shard that becomes whole.
-
-    Raises:
-      OSError: a shard cannot be written.
-    """
+    """Adds the next tokens' targets; writes each whole shard (OSError)."""
     self._pending.append(targets)
     waiting = self.next - self._recorded
     if waiting < record_lib.TOKENS and self.next < self._tokens:
@@ -145,11 +139,7 @@ class Writer:
         self.save()
 
   def save(self) -> None:
-    """Writes the records that no shard holds yet, as a shard.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Writes the records that no shard holds yet, as a shard (OSError)."""
     if not self._records:
       return
     file = f'{self._digest[:12]}-{len(self._shards):05d}.array_record'
@@ -203,12 +193,11 @@ def _whole(
   folder: pathlib.Path, taught: store.CorpusEntry
 ) -> list[store.Shard]:
   """Returns the shards before the first that is missing or damaged."""
-  whole = []
-  for shard in taught.shards:
-    if store.find_fault(folder, shard):
-      break
-    whole.append(shard)
-  return whole
+  return list(
+    itertools.takewhile(
+      lambda shard: not store.find_fault(folder, shard), taught.shards
+    )
+  )
 
 
 def _write(file: pathlib.Path, encoded: Sequence[bytes]) -> None:

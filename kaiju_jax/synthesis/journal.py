@@ -32,6 +32,9 @@ class Journal:
     path: the file; made where it does not exist.
     head: the synthesis's settings. A journal with another head is refused.
 
+  Attributes:
+    judged: (variation, verdict) of each passage that is done.
+
   Raises:
     OSError: the file cannot be read or written.
     ValueError: a journal of another synthesis, or a damaged line.
@@ -39,7 +42,7 @@ class Journal:
 
   def __init__(self, path: pathlib.Path, head: Mapping[str, Any]):
     self._path = path
-    self._judged: dict[str, Judged] = {}
+    self.judged: dict[str, Judged] = {}
     with files.writing(str(path)):
       self._file = os.open(
         path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
@@ -56,11 +59,6 @@ class Journal:
   def __exit__(self, *_) -> None:
     os.close(self._file)
 
-  @property
-  def judged(self) -> Mapping[str, Judged]:
-    """Returns (variation, verdict) of each passage that is done."""
-    return self._judged
-
   def append(self, passage: str, judged: Judged) -> None:
     """Records a passage's variations."""
     self._write(
@@ -72,7 +70,7 @@ class Journal:
         ],
       }
     )
-    self._judged[passage] = judged
+    self.judged[passage] = judged
 
   def _read(self, head) -> None:
     data = self._path.read_bytes()
@@ -97,7 +95,7 @@ class Journal:
     for number, line in enumerate(lines[1:], 2):
       record = self._parsed(line, number)
       try:
-        self._judged[record['passage']] = _judge(record['variations'])
+        self.judged[record['passage']] = _judge(record['variations'])
       except (KeyError, TypeError) as error:
         raise ValueError(
           f'{self._path}, line {number}: not a passage and its variations.'

@@ -40,14 +40,13 @@ class Variation:
 
   number: int  # 0 … variations − 1.
   seed: int  # Seed of its noise.
-  # Without the form's markers; '' where none came to its end.
+  # Without the form's markers; '' if it did not come to its end.
   question: str = ''
-  answer: str = ''  # The drawn answer; '' where none came to its end.
+  answer: str = ''  # The drawn answer; '' likewise.
   again: str = ''  # The greedy answer.
-  # Log p(answer | passage, question) in nats, the form's end included; None
-  # where there is no answer.
+  # Log p(answer | passage, question) and log p(answer | question) in nats, the
+  # form's end included; None without an answer.
   informed: float | None = None
-  # Log p(answer | question), the same without the passage.
   uninformed: float | None = None
 
   @property
@@ -63,6 +62,11 @@ class _Draft(NamedTuple):
 
   root_L: np.ndarray
   variation: Variation
+
+  def change(self, **fields) -> '_Draft':
+    return self._replace(
+      variation=dataclasses.replace(self.variation, **fields)
+    )
 
 
 def seed_of(seed: int, name: str, number: int) -> int:
@@ -118,9 +122,8 @@ class Author:
       ]
       for passage in passages
     ]
-    return self._each(
-      passages, blank, lambda drafts: self._weighed(self._drawn(drafts))
-    )
+    steps = self._ask, self._answer, self._answer_again, self._score
+    return self._run(steps, passages, blank)
 
   def weigh(
     self,
@@ -129,97 +132,88 @@ class Author:
   ) -> list[list[Variation]]:
     """Returns each passage's variations with new `again` and scores.
 
-    Their questions and answers may come from anywhere.
-
-    Raises:
-      As `write`.
+    Their questions and answers may come from anywhere. Raises as `write`.
     """
-    return self._each(passages, variations, self._weighed)
+    return self._run((self._answer_again, self._score), passages, variations)
 
-  def _each(self, passages, variations, function) -> list[list[Variation]]:
-    """Applies a function of drafts to all passages' variations at once."""
+  def _run(self, steps, passages, variations) -> list[list[Variation]]:
+    """Applies steps to the drafts of all passages' variations at once."""
     drafts = [
       _Draft(self._opened(self._form.root(passage.text)), one)
       for passage, own in zip(passages, variations, strict=True)
       for one in own
     ]
-    found = iter(draft.variation for draft in function(drafts))
+    for step in steps:
+      drafts = step(drafts)
+    found = iter(draft.variation for draft in drafts)
     return [[next(found) for _ in own] for own in variations]
-
-  def _drawn(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-    return self._answered(self._ask(drafts))
-
-  def _weighed(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-    return self._scored(self._asked_again(drafts))
 
   def _ask(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Draws the questions."""
     marker_L = self._tokenizer.encode(self._form.question)
     texts = self._continued(
       [np.concatenate([draft.root_L, marker_L]) for draft in drafts],
-      [self._noise(draft.variation) for draft in drafts],
+      map(self._noise, drafts),
       self._settings.question_tokens,
       self._form.answer,
     )
-    return _set_field(drafts, 'question', texts)
+    return [one.change(question=text) for one, text in zip(drafts, texts)]
 
-  def _answered(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+  def _answer(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Draws the answers of drafts that have a question."""
-    samplings = [self._noise(draft.variation) for draft in drafts]
-    return _set_field(
-      drafts, 'answer', self._answers(drafts, samplings, 'question')
-    )
+    return self._reply(drafts, 'question', 'answer', self._noise)
 
-  def _asked_again(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+  def _answer_again(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Draws greedy answers for drafts that have an answer."""
-    greedy = [_GREEDY] * len(drafts)
-    return _set_field(drafts, 'again', self._answers(drafts, greedy, 'answer'))
+    return self._reply(drafts, 'answer', 'again', lambda _: _GREEDY)
 
-  def _answers(self, drafts, samplings, needed: str) -> list[str]:
-    """Returns answers; '' for a draft whose field `needed` is empty."""
-    is_open = [bool(getattr(draft.variation, needed)) for draft in drafts]
+  def _reply(self, drafts, needed: str, field: str, sampling) -> list[_Draft]:
+    """Sets `field` to answers; to '' where the field `needed` is empty."""
+    asked = [one for one in drafts if getattr(one.variation, needed)]
     texts = iter(
       self._continued(
-        [self._question_L(d) for d, is_on in zip(drafts, is_open) if is_on],
-        [one for one, is_on in zip(samplings, is_open) if is_on],
+        map(self._question_L, asked),
+        map(sampling, asked),
         self._settings.answer_tokens,
         self._form.end,
       )
     )
-    return [next(texts) if is_on else '' for is_on in is_open]
+    return [
+      one.change(
+        **{field: next(texts) if getattr(one.variation, needed) else ''}
+      )
+      for one in drafts
+    ]
 
-  def _scored(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+  def _score(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Scores the answers with and without their passages."""
     found = [draft for draft in drafts if draft.variation.answer]
     answers = [
       self._tokenizer.encode(self._form.format_answer(draft.variation.answer))
       for draft in found
     ]
-    informed = self._scores(map(self._question_L, found), answers)
-    bare = self._opened(self._form.header)
+    bare_L = self._opened(self._form.header)
+    informed = self._scores(found, answers)
     uninformed = self._scores(
-      (self._question_L(draft._replace(root_L=bare)) for draft in found),
-      answers,
+      [draft._replace(root_L=bare_L) for draft in found], answers
     )
-    scores = {
-      id(draft): pair for draft, pair in zip(found, zip(informed, uninformed))
-    }
+    scores = zip(informed, uninformed)
     return [
-      draft._replace(
-        variation=dataclasses.replace(
-          draft.variation,
-          **dict(zip(('informed', 'uninformed'), scores.get(id(draft), ()))),
-        )
-      )
+      draft.change(**dict(zip(('informed', 'uninformed'), next(scores))))
+      if draft.variation.answer
+      else draft
       for draft in drafts
     ]
 
-  def _scores(self, prompts, answers) -> list[float]:
+  def _scores(self, drafts, answers) -> list[float]:
     requests = [
       request_lib.Request(
-        np.concatenate([prompt_L, answer_L]), 1, _GREEDY, scores_prompt=True
+        np.concatenate([self._question_L(draft), answer_L]),
+        1,
+        _GREEDY,
+        scores_prompt=True,
       )
-      for prompt_L, answer_L in zip(prompts, answers)
+      for draft, answer_L in zip(drafts, answers)
     ]
     results = self._results(requests)
     return [
@@ -254,18 +248,9 @@ class Author:
     tokens_L = self._tokenizer.encode(text)
     return np.concatenate([[self._tokenizer.bos_id], tokens_L]).astype(np.int32)
 
-  def _noise(self, variation: Variation) -> sampling_lib.Sampling:
+  def _noise(self, draft: _Draft) -> sampling_lib.Sampling:
     return sampling_lib.Sampling(
       temperature=self._settings.temperature,
       top_p=self._settings.top_p,
-      seed=variation.seed,
+      seed=draft.variation.seed,
     )
-
-
-def _set_field(drafts, field: str, texts: Sequence[str]) -> list[_Draft]:
-  return [
-    draft._replace(
-      variation=dataclasses.replace(draft.variation, **{field: text})
-    )
-    for draft, text in zip(drafts, texts, strict=True)
-  ]
