@@ -17,6 +17,7 @@ def _make_all(kind):
   yield make
   for engine in made:
     engine.drain(0.0)
+    assert not len(engine.state.shares)
     assert fake_engine.nothing_is_left(engine)
 
 

@@ -289,6 +289,14 @@ def test_only_as_many_are_parked_as_leave_enough_and_none_if_too_few_do():
   assert plan([high], 0, 0, others).park == ()
 
 
+def test_nobody_takes_what_was_parked_for_another():
+  high, low = schedules.waiting(0, pages=10, priority=1), schedules.waiting(1)
+  others = [running(2, 8)]
+  round_ = plan([high, low], rows=2, pages=5, others=others)
+  assert round_.park == (2,)
+  assert round_.join == () and round_.overtaken == ()
+
+
 def test_one_that_would_take_its_row_back_at_once_keeps_it():
   """It had waited for long before it joined, and comes before in its share."""
   high = schedules.waiting(0, priority=1, came=50.0, tag=5.0)
