@@ -96,7 +96,7 @@ SHAPES = {
 }
 
 
-def _one_ahead(length):
+def one_ahead(length):
   """Returns queries one coordinate after the key of the same index."""
   visibility = visibility_lib.causal(length + 1)
   return visibility._replace(
@@ -115,7 +115,7 @@ def _one_ahead(length):
 # of bound, and no list is so long that the others reach the block anyhow.
 EDGE_WINDOW = 34
 EDGES = {
-  'a key starts at the last query of a block': _one_ahead(128),
+  'a key starts at the last query of a block': one_ahead(128),
   'a key ends after the first query of a block': visibility_lib.documents(
     [33, 32, 32, 31], 128
   ),

@@ -1,11 +1,21 @@
 """Attention by a dense mask in float64: the oracle of all implementations."""
 
+import functools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels.visibility_attention import api
 from tests.device import attention as shared
 
 SCALE = shared.SCALE
+
+# Most of the time here goes into compiling: the less of it the better.
+quick_jit = functools.partial(
+  jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+)
 
 
 def masks(case):
@@ -28,6 +38,60 @@ def attend(dense_BLM, q_BLHK, k_BMK, v_BMK, scale):
   lse_BLH = np.where(dense_BLM.any(axis=-1)[..., None], lse_BLH, 0)
   p_BLHM = np.exp(logits_BLHM - lse_BLH[..., None])
   return np.einsum('BLHM,BMK->BLHK', p_BLHM, np.float64(v_BMK)), lse_BLH
+
+
+@quick_jit
+def _dense_gradients(arrays, dense_BLM, dout_BLHK, dlse_BLH):
+  """Gradients of an independent dense softmax; every query must see a key."""
+
+  def attend(q_BLHK, k_BMK, v_BMK):
+    logits_BLHM = SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
+    logits_BLHM = jnp.where(dense_BLM[:, :, None], logits_BLHM, -jnp.inf)
+    out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
+    return out_BLHK, jax.nn.logsumexp(logits_BLHM, axis=-1)
+
+  return jax.vjp(attend, *arrays)[1]((dout_BLHK, dlse_BLH))
+
+
+def gradients(case, arrays, dout_BLHK, dlse_BLH):
+  """Gradients by q, k, v. Blind queries see all there, and count nothing."""
+  dense_BLM, sees_BL = masks(case)
+  return _dense_gradients(
+    arrays,
+    dense_BLM | ~sees_BL[..., None],
+    np.where(sees_BL[..., None, None], dout_BLHK, 0),
+    np.where(sees_BL[..., None], dlse_BLH, 0),
+  )
+
+
+def call(case, implementation, *arrays):
+  return api.attention(
+    *arrays,
+    *case.visibility,
+    window=case.window,
+    scale=SCALE,
+    implementation=implementation,
+  )
+
+
+@functools.cache
+def runner(window, implementation):
+  """Compiled once for each shape; `implementation`'s fixture is around it."""
+
+  @quick_jit
+  def run(visibility, arrays, cotangents):
+    case = shared.Case(visibility, window, heads=0)
+    results, pull = jax.vjp(
+      lambda *arrays: call(case, implementation, *arrays), *arrays
+    )
+    return results, pull(cotangents)
+
+  return run
+
+
+def attend_and_pull(case, implementation, arrays, cotangents):
+  run = runner(case.window, implementation)
+  return run(case.visibility, arrays, cotangents)
 
 
 def close(actual, expected, tolerance=2e-5):

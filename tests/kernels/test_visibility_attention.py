@@ -28,12 +28,6 @@ _TILES = shared.TILES
 Case, CASES, SHAPES = shared.Case, shared.CASES, shared.SHAPES
 WINDOW = shared.WINDOW
 
-# Most of the time here goes into compiling: the less of it the better.
-_quick_jit = functools.partial(
-  jax.jit, compiler_options={'xla_backend_optimization_level': 0}
-)
-
-
 # Mosaic GPU and Triton have interpreters and tests of their own.
 _ELSEWHERE = 'mosaic_gpu', 'triton_kernel'
 _HERE = [name for name in api.RUNS_ON if name not in _ELSEWHERE]
@@ -58,60 +52,6 @@ def quick_in_xla(request, small_tiles):
   return request.param
 
 
-@_quick_jit
-def _dense_gradients(arrays, dense_BLM, dout_BLHK, dlse_BLH):
-  """Gradients of an independent dense softmax; every query must see a key."""
-
-  def attend(q_BLHK, k_BMK, v_BMK):
-    logits_BLHM = dense.SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
-    logits_BLHM = jnp.where(dense_BLM[:, :, None], logits_BLHM, -jnp.inf)
-    out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
-    return out_BLHK, jax.nn.logsumexp(logits_BLHM, axis=-1)
-
-  return jax.vjp(attend, *arrays)[1]((dout_BLHK, dlse_BLH))
-
-
-def _oracle_gradients(case, arrays, dout_BLHK, dlse_BLH):
-  """Gradients by q, k, v. Blind queries see all there, and count nothing."""
-  dense_BLM, sees_BL = dense.masks(case)
-  return _dense_gradients(
-    arrays,
-    dense_BLM | ~sees_BL[..., None],
-    np.where(sees_BL[..., None, None], dout_BLHK, 0),
-    np.where(sees_BL[..., None], dlse_BLH, 0),
-  )
-
-
-def _attend(case, implementation, *arrays):
-  return api.attention(
-    *arrays,
-    *case.visibility,
-    window=case.window,
-    scale=dense.SCALE,
-    implementation=implementation,
-  )
-
-
-@functools.cache
-def _runner(window, implementation):
-  """Compiled once for each shape; `implementation`'s fixture is around it."""
-
-  @_quick_jit
-  def run(visibility, arrays, cotangents):
-    case = Case(visibility, window, heads=0)
-    results, pull = jax.vjp(
-      lambda *arrays: _attend(case, implementation, *arrays), *arrays
-    )
-    return results, pull(cotangents)
-
-  return run
-
-
-def _attend_and_pull(case, implementation, arrays, cotangents):
-  run = _runner(case.window, implementation)
-  return run(case.visibility, arrays, cotangents)
-
-
 def _check(case, implementation):
   """Holds both passes to the oracles, with logits near zero and far from it."""
   cotangents = shared.cotangents(case)
@@ -119,13 +59,13 @@ def _check(case, implementation):
     arrays = shared.operands(case)
     if level is not None:
       arrays = shared.at_level(case, level)
-    results, gradients = _attend_and_pull(
+    results, gradients = dense.attend_and_pull(
       case, implementation, arrays, cotangents
     )
     # The last digit of 300 is worth as much as that of the weights' logarithm.
     tolerance = 2e-5 if level is None else 2e-4
     dense.close(results, dense.oracle(case, *arrays), tolerance)
-    expected = _oracle_gradients(case, arrays, *cotangents)
+    expected = dense.gradients(case, arrays, *cotangents)
     dense.close(gradients, expected, tolerance)
 
 
@@ -137,7 +77,7 @@ def test_the_oracle_is_jaxs_attention():
   )
   q_BLHK, k_BMK, v_BMK = arrays
   attend = functools.partial(jax.nn.dot_product_attention, scale=dense.SCALE)
-  out_BLHK = _quick_jit(attend)(
+  out_BLHK = dense.quick_jit(attend)(
     q_BLHK,
     k_BMK[:, :, None],
     v_BMK[:, :, None],
@@ -202,8 +142,10 @@ def test_lse_alone_has_a_gradient(implementation):
   case = WINDOW
   arrays, (dout_BLHK, dlse_BLH) = shared.operands(case), shared.cotangents(case)
   cotangents = np.zeros_like(dout_BLHK), dlse_BLH
-  _, (dq, dk, dv) = _attend_and_pull(case, implementation, arrays, cotangents)
-  expected = _oracle_gradients(case, arrays, *cotangents)
+  _, (dq, dk, dv) = dense.attend_and_pull(
+    case, implementation, arrays, cotangents
+  )
+  expected = dense.gradients(case, arrays, *cotangents)
   dense.close((dq, dk), expected[:2])
   assert np.abs(dq).max() > 0.1 and np.abs(dk).max() > 0.1
   assert not np.any(dv)
@@ -215,7 +157,7 @@ def test_a_query_that_sees_nothing_is_zero_and_has_no_gradient(implementation):
   assert 0 < (~sees_BL).sum() < sees_BL.size and not sees_BL[2].any()
   arrays = shared.operands(case)
   dout_BLHK, dlse_BLH = shared.cotangents(case)
-  (out_BLHK, lse_BLH), gradients = _attend_and_pull(
+  (out_BLHK, lse_BLH), gradients = dense.attend_and_pull(
     case,
     implementation,
     arrays,
@@ -242,13 +184,13 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(
   dense_BLM, _ = dense.masks(case)
   (q, k, v), cotangents = shared.operands(case), shared.cotangents(case)
   k[:, _SPOILT] = v[:, _SPOILT] = 0
-  (out, lse), (dq, dk, dv) = _attend_and_pull(
+  (out, lse), (dq, dk, dv) = dense.attend_and_pull(
     case, implementation, (q, k, v), cotangents
   )
   # One number of a key is enough.
   spoilt = {'k': k.copy(), 'v': v.copy()}
   spoilt[where][:, _SPOILT, 3] = value
-  found, (found_dq, *found_dkv) = _attend_and_pull(
+  found, (found_dq, *found_dkv) = dense.attend_and_pull(
     case, implementation, (q, spoilt['k'], spoilt['v']), cotangents
   )
   spoilt_BL = dense_BLM[:, :, _SPOILT].any(axis=-1)
@@ -269,7 +211,7 @@ def test_a_spoilt_query_spoils_what_it_sees_alone(implementation, where):
     x[:, _SPOILT] = 0
 
   def run(q, dout, dlse):
-    return _attend_and_pull(case, implementation, (q, k, v), (dout, dlse))
+    return dense.attend_and_pull(case, implementation, (q, k, v), (dout, dlse))
 
   results, (dq, dk, dv) = run(**rows)
   # A copy, as the first run may not have read its own yet.
@@ -298,7 +240,7 @@ def _check_codes(case, implementation, q_codes, per):
     'implementation': implementation,
   }
 
-  @_quick_jit
+  @dense.quick_jit
   def run(arrays, scales):
     results = api.forward(
       *arrays, *case.visibility, dtype=jnp.float32, **keywords, **scales
@@ -309,13 +251,13 @@ def _check_codes(case, implementation, q_codes, per):
 
   results, gradients = run(arrays, scales)
   dense.close(results, dense.oracle(case, *values))
-  dense.close(gradients, _oracle_gradients(case, values, *cotangents), 5e-5)
+  dense.close(gradients, dense.gradients(case, values, *cotangents), 5e-5)
   for level in checks.LEVELS if q_codes and per == 'token' else ():
     floats = shared.at_level(case, level)
     far, far_scales, far_values = checks.encode(floats)
     far_results, far_gradients = run(far, far_scales)
     dense.close(far_results, dense.oracle(case, *far_values), 2e-4)
-    expected = _oracle_gradients(case, far_values, *cotangents)
+    expected = dense.gradients(case, far_values, *cotangents)
     dense.close(far_gradients, expected, 2e-4)
   if per == 'token':
     # A token of NaN has a scale of NaN.
@@ -369,7 +311,7 @@ def test_any_scale_of_logits_and_queries_of_zeros(quick_in_xla, coded):
     )
 
   for scale in -0.3, 0:
-    run = _quick_jit(functools.partial(forward, implementation, scale))
+    run = dense.quick_jit(functools.partial(forward, implementation, scale))
     dense.close(run(), forward('reference', scale))
 
 
@@ -389,7 +331,7 @@ def test_values_may_become_floats_before_the_kernel():
       blocks.trying(_TILES),
       blocks.trying(blocks.Values(first)),
     ):
-      run = _quick_jit(
+      run = dense.quick_jit(
         lambda arrays: api.forward(
           *arrays,
           *case.visibility,
@@ -435,7 +377,7 @@ def test_bfloat16(quick_in_xla):
   rounded = [np.float32(x) for x in arrays]
   dout_BLHK, dlse_BLH = shared.cotangents(case)
   dout_BLHK = jnp.bfloat16(dout_BLHK)
-  results, gradients = _attend_and_pull(
+  results, gradients = dense.attend_and_pull(
     case, quick_in_xla, arrays, (dout_BLHK, dlse_BLH)
   )
   assert [x.dtype for x in (*results, *gradients)] == [
@@ -443,7 +385,7 @@ def test_bfloat16(quick_in_xla):
     *(jnp.bfloat16,) * 3,
   ]
   dense.close(results, dense.oracle(case, *rounded), 0.01)
-  expected = _oracle_gradients(case, rounded, np.float32(dout_BLHK), dlse_BLH)
+  expected = dense.gradients(case, rounded, np.float32(dout_BLHK), dlse_BLH)
   dense.close(gradients, expected, 0.02)
 
 
@@ -462,7 +404,9 @@ def test_inside_scan_checkpoint_and_shard_map(quick_in_xla):
 
     def loss(x_BLHK, k_BMK, v_BMK):
       def layer(x_BLHK, _):
-        out_BLHK, lse_BLH = _attend(local, quick_in_xla, x_BLHK, k_BMK, v_BMK)
+        out_BLHK, lse_BLH = dense.call(
+          local, quick_in_xla, x_BLHK, k_BMK, v_BMK
+        )
         return x_BLHK + out_BLHK, lse_BLH
 
       x_BLHK, lse_NBLH = jax.lax.scan(
@@ -486,7 +430,7 @@ def test_inside_scan_checkpoint_and_shard_map(quick_in_xla):
   )
   arguments = case.visibility, *shared.operands(case)
   dense.close(
-    _quick_jit(sharded)(*arguments), _quick_jit(gradients)(*arguments)
+    dense.quick_jit(sharded)(*arguments), dense.quick_jit(gradients)(*arguments)
   )
 
 
@@ -497,7 +441,7 @@ def _largest_array(implementation, length):
 
   def run(arrays, cotangents):
     results, pull = jax.vjp(
-      lambda *arrays: _attend(case, implementation, *arrays), *arrays
+      lambda *arrays: dense.call(case, implementation, *arrays), *arrays
     )
     return results, pull(cotangents)
 
@@ -526,7 +470,7 @@ def test_what_no_query_of_a_block_sees_is_skipped(name):
     run = functools.partial(
       module.forward, window=32, scale=dense.SCALE, dtype=jnp.float32
     )
-    out_BLHK, _ = _quick_jit(run)(
+    out_BLHK, _ = dense.quick_jit(run)(
       q_BLHK,
       k_BMK,
       v_BMK,

@@ -16,9 +16,11 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import mosaic_gpu
 from kaiju_jax.kernels.visibility_attention import pallas_gpu
+from tests.device import attention as shared
 from tests.device import checks
+from tests.kernels import dense
 
-_SCALE = 0.3
+_SCALE = dense.SCALE
 many_programs = pytest.mark.skipif(
   jax.__version_info__ < (0, 12),
   reason='JAX 0.10 compiles each interpreted program anew',
@@ -55,15 +57,8 @@ def _forward(arrays, visibility, window, scale, scales=None):
 
 
 def _oracle(values, visibility, window, scale):
-  q_BLHK, k_BMK, v_BMK = (np.asarray(x, np.float64) for x in values)
   seen_BLM = np.asarray(visibility_lib.as_dense(visibility, window))
-  s_BLHM = scale * np.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
-  s_BLHM = np.where(seen_BLM[:, :, None], s_BLHM, -np.inf)
-  lse_BLH = np.logaddexp.reduce(s_BLHM, axis=-1)
-  sees_BL1 = seen_BLM.any(axis=-1)[..., None]
-  lse_BLH = np.where(sees_BL1, lse_BLH, 0)
-  p_BLHM = np.exp(s_BLHM - lse_BLH[..., None])
-  return np.einsum('BLHM,BMK->BLHK', p_BLHM, v_BMK), lse_BLH
+  return dense.attend(seen_BLM, *values, scale)
 
 
 def _agree(results, expected, tolerance=0.01):
@@ -80,15 +75,12 @@ def _check(arrays, visibility, window, scale=_SCALE, scales=None, values=None):
   return results
 
 
-def _slots(length):
-  """A shuffled cache with empty slots, whose queries are fewer coordinates."""
-  random = np.random.default_rng(1)
-  position_M = random.permutation(length)
-  coordinate_L = np.sort(random.integers(0, length, length))
-  limit_M = np.where(random.random(length) < 0.3, position_M, length)
-  fields = position_M, limit_M, coordinate_L, coordinate_L, position_M
-  return visibility_lib.Visibility(
-    *(field.astype(np.int32)[None] for field in fields)
+def _slots(length, queries):
+  """A shuffled cache with empty slots, and some of its queries."""
+  found = shared.slots(length, length, seed=1)
+  return found._replace(
+    coordinate_BL=found.coordinate_BL[:, queries],
+    position_BL=found.position_BL[:, queries],
   )
 
 
@@ -106,7 +98,7 @@ MASKS = {
     [visibility_lib.tree(_TREE), visibility_lib.bidirectional(99, [(10, 60)])],
     _LENGTH,
   ),
-  'slots': _slots(_LENGTH),
+  'slots': shared.slots(_LENGTH, _LENGTH, seed=1),
 }
 
 
@@ -125,13 +117,7 @@ def test_masks(mask, window):
 @pytest.mark.slow
 def test_one_program():
   """Two whole blocks and one in part, and what lies beyond the window."""
-  visibility = visibility_lib.Visibility(
-    *(jnp.asarray(x) for x in _slots(_LENGTH))
-  )
-  visibility = visibility._replace(
-    coordinate_BL=visibility.coordinate_BL[:, -25:],
-    position_BL=visibility.position_BL[:, -25:],
-  )
+  visibility = _slots(_LENGTH, slice(-25, None))
   arrays = _operands(25, _LENGTH, 5, 72)
   _check(arrays, visibility, 200)
   floats = [np.float32(x) for x in arrays]
@@ -150,42 +136,22 @@ def test_heads_share_a_tile_and_tiles_share_a_list(heads, length):
   _check(_operands(length, length, heads, 64, B=2), visibility, None)
 
 
-def _coded(L, M, H, K, per, q_codes, seed=2):
+def _coded(L, M, H, K, per, q_codes):
   """Codes and scales, and the float values that they stand for."""
-  random = np.random.default_rng(seed)
-  shapes = (1, L, H, K), (1, M, K), (1, M, K)
-  arrays = [random.integers(-127, 128, s).astype(np.int8) for s in shapes]
-  of_keys = (1, M) if per == 'token' else (K,)
-  scales = {
-    name: random.uniform(0.01, 0.03, of_keys).astype(np.float32)
-    for name in ('k_scale', 'v_scale')
-  }
-  values = [
-    arrays[0],
-    *(
-      x * (s[..., None] if per == 'token' else s)
-      for x, s in zip(arrays[1:], scales.values())
-    ),
-  ]
+  operands = [np.float32(x) for x in _operands(L, M, H, K)]
+  arrays, scales, values = checks.draw_codes(operands, q_codes, per)
   if q_codes:
-    q_scale_BLH = random.uniform(0.01, 0.03, (1, L, H)).astype(np.float32)
-    q_scale_BLH[:, 3] = 0  # A query of zeros, as some quantizers code it.
-    scales['q_scale_BLH'] = q_scale_BLH
-    values[0] = values[0] * q_scale_BLH[..., None]
-  else:
-    arrays[0] = jnp.bfloat16(random.normal(size=shapes[0]))
-    values[0] = np.float32(arrays[0])
-  return arrays, scales, values
+    # A query of zeros, as some quantizers code it.
+    scales['q_scale_BLH'][:, 3] = values[0][:, 3] = 0
+    return arrays, scales, values
+  del scales['q_scale_BLH']
+  return (jnp.bfloat16(arrays[0]), *arrays[1:]), scales, values
 
 
 @pytest.mark.versions
 def test_codes_meet_as_integers():
   arrays, scales, values = _coded(30, 260, 4, 128, 'token', True)
-  visibility = visibility_lib.Visibility(*(x for x in _slots(260)))
-  visibility = visibility._replace(
-    coordinate_BL=visibility.coordinate_BL[:, 99:129],
-    position_BL=visibility.position_BL[:, 99:129],
-  )
+  visibility = _slots(260, slice(99, 129))
   _check(arrays, visibility, 50, scales=scales, values=values)
   text = str(
     jax.make_jaxpr(lambda *arguments: _forward(*arguments, 50, _SCALE, scales))(
@@ -219,15 +185,10 @@ def test_codes_that_cannot_meet_are_floats(per, q_codes):
 @many_programs
 @pytest.mark.parametrize('scale', [-_SCALE, 0.0])
 def test_any_scale_and_float16(scale):
-  visibility = visibility_lib.causal(60)
-  _check(_operands(60, 60, 2, 64, dtype=jnp.float16), visibility, 20, scale)
-
-
-@many_programs
-def test_a_negative_scale_of_codes():
-  arrays, scales, values = _coded(40, 40, 3, 64, 'token', True)
   visibility = visibility_lib.causal(40)
-  _check(arrays, visibility, 7, -_SCALE, scales, values)
+  _check(_operands(40, 40, 2, 64, dtype=jnp.float16), visibility, 20, scale)
+  arrays, scales, values = _coded(40, 40, 3, 64, 'token', True)
+  _check(arrays, visibility, 7, scale, scales, values)
 
 
 @pytest.mark.slow

@@ -4,33 +4,20 @@ Heads are those of one device where the presets' meshes split them.
 """
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
-from kaiju_jax.model import presets
 from tests import compiled
+from tests.kernels import attention_compiled
 
 pytestmark = pytest.mark.aot
 
 
 def _kernel(preset, coded, window):
   """Compiles one row of a preset's full length."""
-  config = presets.preset(preset)
-  L, K = config.max_length, config.head_dim
-  H = config.num_heads // presets.MESHES[preset][1]
-  shape = jax.ShapeDtypeStruct
-  dtype = jnp.int8 if coded else jnp.bfloat16
-  arrays = [shape((1, L, *rest), dtype) for rest in ((H, K), (K,), (K,))]
-  arrays += [shape((1, L), jnp.int32)] * 5
-  scale_BM = shape((1, L), jnp.float32)
-  scales = {
-    'q_scale_BLH': shape((1, L, H), jnp.float32),
-    'k_scale': scale_BM,
-    'v_scale': scale_BM,
-  }
+  arrays, scales, _ = attention_compiled.arguments(preset, coded)
 
   def run(arrays, scales):
     return api.forward(
@@ -42,7 +29,7 @@ def _kernel(preset, coded, window):
     )
 
   with dispatch.compiling_for('gpu'):
-    kernels = compiled.gpu(jax.jit(run), arrays, scales if coded else {})
+    kernels = compiled.gpu(jax.jit(run), arrays, scales)
   return kernels['visibility_attention_forward_mosaic_gpu_kernel']
 
 

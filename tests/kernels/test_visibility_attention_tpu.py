@@ -5,9 +5,7 @@ more than one of their blocks.
 """
 
 import functools
-from typing import NamedTuple
 
-import jax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +19,10 @@ from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import pallas_tpu
 from kaiju_jax.kernels.visibility_attention import plan
 from kaiju_jax.kernels.visibility_attention import tpu_march
+from tests.device import attention as shared
+from tests.kernels import dense
 
-_SCALE = 0.3
-# Most of the time here goes into compiling: the less of it the better.
-_quick_jit = functools.partial(
-  jax.jit, compiler_options={'xla_backend_optimization_level': 0}
-)
+Case = shared.Case
 
 
 @pytest.fixture
@@ -37,26 +33,6 @@ def small_blocks():
 
 
 in_small_blocks = pytest.mark.usefixtures('small_blocks')
-
-
-class Case(NamedTuple):
-  visibility: visibility_lib.Visibility
-  window: int | None
-  heads: int
-  head_dim: int = 8
-
-
-def _slots(length, seed):
-  """Queries over a shuffled cache with empty slots."""
-  random = np.random.default_rng(seed)
-  position_M = random.permutation(length)
-  coordinate_L = np.sort(random.integers(0, length, length))
-  empty_M = random.random(length) < 0.3
-  limit_M = np.where(empty_M, position_M, length)
-  fields = position_M, limit_M, coordinate_L, coordinate_L, position_M
-  return visibility_lib.Visibility(
-    *(field.astype(np.int32)[None] for field in fields)
-  )
 
 
 def _tree(length, seed):
@@ -85,7 +61,7 @@ _EVERY_KIND = visibility_lib.concatenate(
       ],
       _LENGTH,
     ),
-    _slots(_LENGTH, seed=3),
+    shared.slots(_LENGTH, _LENGTH, seed=3),
   ]
 )
 CASES = {
@@ -94,20 +70,11 @@ CASES = {
 }
 
 
-def _one_ahead(length):
-  """Queries that stand one coordinate after the key of the same index."""
-  whole = visibility_lib.causal(length + 1)
-  return visibility_lib.Visibility(
-    **{
-      name: x[:, 1:] if name.endswith('BL') else x[:, :-1]
-      for name, x in whole._asdict().items()
-    }
-  )
-
-
 # One visible pair lies just inside each kind of bound of 256 rows by 128 keys.
 EDGES = {
-  'a key starts at the last query of a block': Case(_one_ahead(512), 257, 1),
+  'a key starts at the last query of a block': Case(
+    shared.one_ahead(512), 257, 1
+  ),
   'a key ends after the first query of a block': Case(
     visibility_lib.documents([257, 255], 512), None, 1
   ),
@@ -117,79 +84,16 @@ EDGES = {
 }
 
 
-def _operands(case, seed=0):
-  random = np.random.default_rng(seed)
-  B, M = case.visibility.start_BM.shape
-  L = case.visibility.coordinate_BL.shape[1]
-  K = case.head_dim
-  return [
-    random.normal(size=(B, *shape), scale=2).astype(np.float32)
-    for shape in ((L, case.heads, K), (M, K), (M, K))
-  ]
-
-
-def _cotangents(case, seed=1):
-  random = np.random.default_rng(seed)
-  shape = (*case.visibility.coordinate_BL.shape, case.heads)
-  return (
-    random.normal(size=(*shape, case.head_dim)).astype(np.float32),
-    random.normal(size=shape).astype(np.float32),
+def _check(case):
+  """Holds both passes to the oracles."""
+  arrays, cotangents = shared.operands(case), shared.cotangents(case)
+  # Traced anew, in the blocks and with the interpreter of the moment.
+  dense.runner.cache_clear()
+  results, gradients = dense.attend_and_pull(
+    case, 'pallas_tpu', arrays, cotangents
   )
-
-
-@_quick_jit
-def _dense(arrays, dense_BLM, dout_BLHK, dlse_BLH):
-  """out, lse and gradients of a dense softmax; blind queries are zero."""
-
-  def attend(q_BLHK, k_BMK, v_BMK):
-    logits_BLHM = _SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
-    sees_BL11 = dense_BLM.any(axis=-1)[..., None, None]
-    logits_BLHM = jnp.where(
-      dense_BLM[:, :, None] | ~sees_BL11, logits_BLHM, -jnp.inf
-    )
-    out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
-    lse_BLH = jax.nn.logsumexp(logits_BLHM, axis=-1)
-    return (
-      jnp.where(sees_BL11, out_BLHK, 0),
-      jnp.where(sees_BL11[..., 0], lse_BLH, 0),
-    )
-
-  results, pull = jax.vjp(attend, *arrays)
-  return results, pull((dout_BLHK, dlse_BLH))
-
-
-def _oracle(case, arrays, cotangents):
-  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
-  return _dense(arrays, dense_BLM, *cotangents)
-
-
-def _run(case, arrays, cotangents):
-  """out, lse and gradients by the kernels."""
-
-  @_quick_jit
-  def run(visibility, arrays, cotangents):
-    attend = functools.partial(
-      api.attention,
-      window=case.window,
-      scale=_SCALE,
-      implementation='pallas_tpu',
-    )
-    results, pull = jax.vjp(
-      lambda *arrays: attend(*arrays, *visibility), *arrays
-    )
-    return results, pull(cotangents)
-
-  return run(case.visibility, arrays, cotangents)
-
-
-def _close(actual, expected, tolerance=2e-5):
-  """Absolute error against the largest value of each tensor."""
-  for a, e in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    assert a.shape == e.shape
-    error = np.abs(np.float64(a) - np.float64(e)).max()
-    assert error <= tolerance * max(1, np.abs(e).max())
+  dense.close(results, dense.oracle(case, *arrays))
+  dense.close(gradients, dense.gradients(case, arrays, *cotangents))
 
 
 @in_small_blocks
@@ -207,25 +111,20 @@ def _close(actual, expected, tolerance=2e-5):
   ids=[*CASES, *EDGES],
 )
 def test_output_lse_and_gradients(case):
-  arrays, cotangents = _operands(case), _cotangents(case)
-  results = _run(case, arrays, cotangents)
-  _close(results, _oracle(case, arrays, cotangents))
-  sees_BL = visibility_lib.as_dense(case.visibility, case.window).any(axis=-1)
-  assert not results[0][0][~sees_BL].any()
-  assert not results[0][1][~sees_BL].any()
+  _check(case)
 
 
 @in_small_blocks
 def test_blocks_that_no_query_sees_are_not_visited():
   case = Case(visibility_lib.causal(640), 64, 1)
   of_module = operands.Ranges(*case.visibility), operands.Scales()
-  q_BLHK, k_BMK, v_BMK = _operands(case)
+  q_BLHK, k_BMK, v_BMK = shared.operands(case)
   # Zero weight times NaN is NaN, as the module is not guarded against it: what
   # is finite never met these values.
   v_BMK[:, 128:256] = np.nan
-  out_BLHK, _ = _quick_jit(
+  out_BLHK, _ = dense.quick_jit(
     functools.partial(
-      pallas_tpu.forward, window=64, scale=_SCALE, dtype=jnp.float32
+      pallas_tpu.forward, window=64, scale=dense.SCALE, dtype=jnp.float32
     )
   )(q_BLHK, k_BMK, v_BMK, *of_module)
   finite_X = [np.isfinite(x).all() for x in np.split(out_BLHK[0], [256, 512])]
@@ -287,17 +186,17 @@ def test_orders():
 @in_small_blocks
 def test_masked_and_full_blocks_agree(monkeypatch):
   case = Case(visibility_lib.documents([50, 550], 600), 420, 1)
-  arrays = *_operands(case), *case.visibility
+  arrays = *shared.operands(case), *case.visibility
 
   def forward():
     # Jitted anew, and so traced with the plan of the moment.
     run = functools.partial(
       api.forward,
       window=case.window,
-      scale=_SCALE,
+      scale=dense.SCALE,
       implementation='pallas_tpu',
     )
-    return _quick_jit(lambda *arrays: run(*arrays))(*arrays)
+    return dense.quick_jit(lambda *arrays: run(*arrays))(*arrays)
 
   found = []
   real = plan.full
@@ -319,7 +218,7 @@ def test_masked_and_full_blocks_agree(monkeypatch):
     [0, 0, 1, 1, 0],
   ]
   monkeypatch.setattr(plan, 'full', none)
-  _close(forward(), results, 1e-6)
+  dense.close(forward(), results, 1e-6)
 
 
 @pytest.mark.slow
@@ -327,13 +226,10 @@ def test_masked_and_full_blocks_agree(monkeypatch):
 def test_copies_race_with_nothing(monkeypatch, capfd):
   """Simulated memory that starts as NaN, and copies that wait to the last."""
   case = Case(visibility_lib.documents([200, 120], 320), 150, 2)
-  arrays, cotangents = _operands(case), _cotangents(case)
-  expected = _oracle(case, arrays, cotangents)
   parameters = pltpu.InterpretParams(
     detect_races=True, dma_execution_mode='on_wait', uninitialized_memory='nan'
   )
   monkeypatch.setattr(dispatch, 'interpreting', lambda: parameters)
-  results = _run(case, arrays, cotangents)
-  _close(results, expected)
+  _check(case)
   output = capfd.readouterr()
   assert 'RACE' not in output.out + output.err
