@@ -1,4 +1,4 @@
-"""experiments.gate from its flags to a decision and its exit status."""
+"""experiments.gate and recall from their flags to a decision."""
 
 import dataclasses
 
@@ -17,9 +17,10 @@ from tests.interchange.templates import shapes
 COMMAND = ['experiments.gate', '--nopersona']
 
 
-@pytest.fixture
-def models(tmp_path):
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
   """A run, its export, and a folder of another family with a template."""
+  tmp_path = tmp_path_factory.mktemp('models')
   model = dataclasses.replace(toys.KAIJU, max_length=512)
   run_toys.write_run(tmp_path / 'run', model)
   exchange.export(tmp_path / 'run', tmp_path / 'export', 'kaiju')
@@ -66,3 +67,17 @@ def test_models_are_read_and_none_passes_without_a_persona(models):
   assert '# Calibration of' in arms.stdout and '0 of' in arms.stdout
   assert others.returncode == 1
   assert 'must have the tokenizer and chat template' in others.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['run', 'folder'])
+def test_a_model_is_asked_in_words(models, name):
+  """One that chats, and one that continues a text."""
+  out = models / f'{name}.asked'
+  words = f'experiments.recall --model={models / name} --out={out}'
+  words += ' --kinds=hops_0 --lengths=10 --questions=2 --least=0.5'
+  (done,) = forked.run([words.split()])
+  assert done.returncode == 3, done
+  assert '| hops_0 | 10 |' in done.stdout
+  found = decision.load(out / decision.FILE)
+  assert found.figures['records'][0]['count'] == 2

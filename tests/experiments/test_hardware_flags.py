@@ -20,16 +20,11 @@ def environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'given, widths',
-  [
-    ({}, None),
-    ({'fsdp': 4}, (4, 1)),
-    ({'tensor': 2}, (1, 2)),
-    ({'fsdp': 4, 'tensor': 2}, (4, 2)),
-  ],
+  'fsdp, tensor, widths',
+  [(None, None, None), (4, None, (4, 1)), (None, 2, (1, 2)), (4, 2, (4, 2))],
 )
-def test_the_width_that_is_not_given_is_1(given, widths):
-  mesh = Hardware(**given).prepare()
+def test_the_width_that_is_not_given_is_1(fsdp, tensor, widths):
+  mesh = Hardware(fsdp=fsdp, tensor=tensor).prepare()
   assert mesh == (widths and config.MeshConfig(*widths))
 
 
@@ -71,7 +66,7 @@ def test_an_accelerator_sets_what_the_user_has_not(slices):
     ),
     (
       {'xla_gpu_ftz': 'maybe'},
-      "Couldn't interpret value maybe for flag xla_gpu_ftz",
+      "Couldn't interpret value maybe for flag xla_",
     ),
   ],
 )
@@ -80,7 +75,7 @@ def test_flags_that_xla_does_not_take(slices, planted, named):
   with pytest.raises(ValueError, match='--accelerator=one: JAX ') as error:
     Hardware(accelerator='one').prepare()
   assert f'JAX {jax.__version__} does not take' in str(error.value)
-  assert f'{named}.' in str(error.value)
+  assert named in str(error.value)
   assert not {'KAIJU_A', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS'} & set(os.environ)
 
 
@@ -106,9 +101,8 @@ def test_the_flags_of_every_slice_are_known(monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(hardware_flags, '_try', lambda name, text: tried.append(text))
     for name in tpu_gpu_configs.names():
-      assert (
-        Hardware(accelerator=name).prepare() == tpu_gpu_configs.load(name).mesh
-      )
+      mesh = tpu_gpu_configs.load(name).mesh
+      assert Hardware(accelerator=name).prepare() == mesh
   # XLA reads every value of a flag that is given twice. One process reads all.
   known = sorted({flag for text in tried for flag in text.split()})
   hardware_flags._try('any', ' '.join(known))
@@ -117,9 +111,8 @@ def test_the_flags_of_every_slice_are_known(monkeypatch):
 
 
 def test_widths_go_before_the_accelerator_s(slices):
-  assert Hardware(accelerator='one', fsdp=16).prepare() == config.MeshConfig(
-    16, 1
-  )
+  mesh = Hardware(accelerator='one', fsdp=16).prepare()
+  assert mesh == config.MeshConfig(16, 1)
 
 
 def test_an_accelerator_that_is_none():
@@ -141,28 +134,18 @@ def test_a_cluster():
 @pytest.mark.parametrize(
   'given, message',
   [
-    ({'process': 0}, 'need --multihost'),
-    ({'multihost': True, 'process': 0}, '--coordinator is missing'),
+    ({'multihost': False, 'process': 0}, 'need --multihost'),
+    ({'process': 0}, '--coordinator is missing'),
     (
-      {
-        'multihost': True,
-        'coordinator': 'one',
-        'processes': 2,
-        'process': 0,
-      },
-      '--coordinator=one: must be HOST:PORT',
+      {'coordinator': 'one', 'processes': 2, 'process': 0},
+      '=one: must be',
     ),
     (
-      {
-        'multihost': True,
-        'coordinator': 'one:1',
-        'processes': 2,
-        'process': 2,
-      },
+      {'coordinator': 'one:1', 'processes': 2, 'process': 2},
       '--process=2: must be less than --processes=2',
     ),
   ],
 )
 def test_flags_that_do_not_belong_together(given, message):
   with pytest.raises(ValueError, match=message):
-    Hardware(**given).cluster()
+    Hardware(**{'multihost': True} | given).cluster()

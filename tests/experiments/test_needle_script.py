@@ -2,7 +2,6 @@
 
 import json
 
-from absl import flags as absl_flags
 import pytest
 
 from kaiju_jax.evaluation import answers
@@ -13,8 +12,6 @@ from kaiju_jax.experiments.studies import needle as study
 from kaiju_jax.experiments.studies import needle_figure
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.model import layers
-from kaiju_jax.runs import command
-from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
@@ -41,47 +38,35 @@ def toy(monkeypatch):
   monkeypatch.setattr(config, 'get_config', small)
 
 
-def run(out, **flags):
-  values = {'questions': 1, 'seeds': ['0'], 'jobs': 1, 'out': out, **flags}
-  words = [
-    f'--{name}={",".join(x) if isinstance(x, list) else x}'
-    for name, x in values.items()
-  ]
-  table = absl_flags.FlagValues()
-  made = flags_lib.flags_of(settings_lib.Needle, values=table)
-  table(['needle', *words])
-  absl_flags.FLAGS.mark_as_parsed()
-  command.call(lambda argv: study.run(made.read(argv)), ['needle'])
+def run(out, **fields):
+  given = {'questions': 1, 'jobs': 1, 'out': str(out), **fields}
+  study.run(settings_lib.Needle(**given))
 
 
 def test_end_to_end_and_not_twice_and_not_for_another(
   tmp_path, capsys, monkeypatch, toy
 ):
   # What runs for others leaves the report to them.
-  run(tmp_path, arms=['local'], seeds=['3'], report=False)
+  run(tmp_path, arms=['local'], seeds=(3,), report=False)
   assert (tmp_path / 'local/seed3/needle.questions1.seed0.json').exists()
   assert not (tmp_path / 'needle.json').exists()
   assert 'finished before' not in capsys.readouterr().err
 
   # What is finished is neither trained nor asked again.
   monkeypatch.setattr(loop, 'train', None)
-  run(tmp_path, arms=['local'], seeds=['3'])
+  run(tmp_path, arms=['local'], seeds=(3,))
   said = capsys.readouterr()
   assert said.err.count('1 of 1 runs: finished before') == 1
   printed = ' '.join(said.out.split())
   assert 'local, which sees 15 tokens: ' in printed
   assert 'what is under test is reach' in printed
-  records = json.loads((tmp_path / 'needle.json').read_text())
-  assert {tuple(sorted(record)) for record in records} == {
-    tuple(sorted(needle.Record._fields))
-  }
-  assert {(r['arm'], r['seed']) for r in records} == {('local', 3)}
+  written = json.loads((tmp_path / 'needle.json').read_text())
+  records = [needle.Record(**one) for one in written]
+  assert {one[:2] for one in records} == {('local', 3)}
   cells = needle.cells(needle.Pairs(), 256, 1)
-  assert len(records) == len(cells)
-  assert {(r['length'], r['distance'], r['distractors']) for r in records} == {
-    (cell.length, cell.distance, cell.distractors) for cell in cells
-  }
-  assert all(0 <= record['accuracy'] <= 1 for record in records)
+  asked = [(*one[2:6], one.count) for one in records]
+  assert sorted(asked) == sorted(map(tuple, cells))
+  assert all(0 <= one.accuracy <= 1 for one in records)
   assert (tmp_path / 'needle.png').read_bytes().startswith(b'\x89PNG')
 
   # Another experiment does not take these results for its own.
@@ -91,8 +76,8 @@ def test_end_to_end_and_not_twice_and_not_for_another(
     return experiment
 
   monkeypatch.setattr(config, 'get_config', other)
-  with pytest.raises(SystemExit, match=r'optimizer\.learning_rate: 0\.001 in'):
-    run(tmp_path, arms=['local'], seeds=['3'])
+  with pytest.raises(ValueError, match=r'optimizer\.learning_rate: 0\.001 in'):
+    run(tmp_path, arms=['local'], seeds=(3,))
 
 
 def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
@@ -136,16 +121,17 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
       ]
       one.log.parent.mkdir(parents=True)
       if seed < 2:
-        (
+        file = (
           one.log.parent / f'needle.questions{named["questions"]}.seed0.json'
-        ).write_text(json.dumps([record._asdict() for record in records]))
+        )
+        file.write_text(json.dumps([record._asdict() for record in records]))
       yield pool.Ended(one.name, 0, 1.0)
     if seed == 3:
       raise KeyboardInterrupt
 
   monkeypatch.setattr(pool, 'run', run_all)
   monkeypatch.setattr(needle_figure, 'draw', lambda *_: None)
-  run(tmp_path, arms=['full', 'local'], seeds=['0', '1'], jobs=2, questions=2)
+  run(tmp_path, arms=['full', 'local'], seeds=(0, 1), jobs=2, questions=2)
   assert [' '.join(command[1:]) for command in commands] == [
     f'-m experiments.needle --arms={arm} --seeds={seed} --out={tmp_path}'
     ' --task=needle --questions=2 --evaluation_seed=0 --jobs=1 --report=false'
@@ -158,10 +144,10 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
   }
   assert '] full seed 0: finished' in capsys.readouterr().err
   # What ends without answers has failed, and its log is named.
-  with pytest.raises(SystemExit, match=r'full seed 2 .*see .*full/seed2/log'):
-    run(tmp_path, arms=['full', 'local'], seeds=['2'], jobs=2)
+  with pytest.raises(ValueError, match=r'full seed 2 .*see .*full/seed2/log'):
+    run(tmp_path, arms=['full', 'local'], seeds=(2,), jobs=2)
   with pytest.raises(SystemExit) as interrupted:
-    run(tmp_path, arms=['full', 'local'], seeds=['3'], jobs=2)
+    run(tmp_path, arms=['full', 'local'], seeds=(3,), jobs=2)
   assert interrupted.value.code == 130
 
 
@@ -219,12 +205,8 @@ def test_natural_text_runs_at_toy_size(tmp_path, monkeypatch):
   folder = tmp_path / 'text'
   folder.mkdir()
   (folder / 'a.txt').write_text('some words of prose. ' * 400)
-  run(
-    tmp_path / 'run',
-    task='needle_text',
-    arms=['interleaved_toy'],
-    data=str(folder),
-  )
+  fields = {'task': 'needle_text', 'data': str(folder)}
+  run(tmp_path / 'run', arms=['interleaved_toy'], **fields)
   records = json.loads((tmp_path / 'run' / 'needle.json').read_text())
   assert {record['length'] for record in records} == {160, 320, 640, 1280}
   assert {record['distractors'] for record in records} == {1, 8}

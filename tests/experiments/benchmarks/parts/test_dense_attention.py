@@ -1,13 +1,11 @@
 """The benchmark compares equals, and runs at toy size."""
 
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
 
 from kaiju_jax.experiments.benchmarks.parts import dense_attention
+from tests.experiments import forked
 
 
 @pytest.mark.parametrize('window', [None, 20])
@@ -45,17 +43,11 @@ def test_four_times_the_length_takes_at_most_four_times_the_memory():
 
 @pytest.mark.slow
 def test_the_experiment_prints_both_tables():
-  command = (
-    '-m experiments.benchmarks.attention --length=64 --window=8 --repeats=1'
-    ' --causal_length=16 --memory_length=32,64'
-    ' --heads=2 --head_dim=4'
+  words = (
+    'experiments.benchmarks.attention --length=64 --window=8 --repeats=1'
+    ' --causal_length=16 --memory_length=32,64 --heads=2 --head_dim=4'
   )
-  text = subprocess.run(
-    [sys.executable, *command.split()],
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  text = forked.run([words.split()])[0].stdout
   assert 'median ms of 1 rounds' in text and 'growth' in text
   # A row of each table begins with its length.
   rows = [line.split()[1] for line in text.splitlines() if '│' in line]

@@ -1,7 +1,6 @@
 """The rates' study on planted losses: runs, sentences, figure."""
 
 import dataclasses
-import json
 import math
 
 import pytest
@@ -22,10 +21,6 @@ def loss(experiment, slope=-0.8):
   return 2.0 + 0.05 * x**2 + 1e-3 * experiment.seed
 
 
-def said(found):
-  return '\n'.join(part for part in rates.parts(found) if isinstance(part, str))
-
-
 def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   jobs = planted.Jobs(monkeypatch, loss)
   all_found = rates.measure(sweep.get_config(), SETTINGS, tmp_path)
@@ -38,15 +33,11 @@ def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   # The contrast: the narrowest width's rate, which 'width' may keep.
   assert predictions['none'].kept > 0.02
   assert predictions['width'].kept < 0.001
-  text = said(all_found)
+  text, found = planted.publish(tmp_path, rates, all_found)
   assert text.count('target 1.4, met') == 2
   assert 'one rate serves all (target |b| ≤ 0.2 met)' in text
   # 4 widths, 5 rates and 2 transfers; then 4 and 3 rates, on two seeds.
   assert len(jobs.folders) == 2 * (4 * 5 * 2 + 4 + 3)
-
-  files = study.publish(tmp_path, rates, all_found)
-  assert files[1].read_bytes().startswith(b'\x89PNG')
-  found = json.loads(files[0].read_text())
   assert found['none']['predicted']['width'] == 192
   assert len(found['width']['widths']['48']['losses']) == 2
 
@@ -60,8 +51,8 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
   studies, predictions, _ = all_found
   assert studies['none'].line is None and predictions == {}
   assert len(jobs.folders) == 4 * 5 * 2
-  assert 'none: nothing is predicted' in said(all_found)
-  study.publish(tmp_path, rates, all_found)
+  text, _ = planted.publish(tmp_path, rates, all_found)
+  assert 'none: nothing is predicted' in text
 
 
 @pytest.mark.slow
@@ -73,4 +64,7 @@ def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
   planted.Jobs(monkeypatch, steep)
   settings = dataclasses.replace(SETTINGS, transfer=('width',))
   all_found = rates.measure(sweep.get_config(), settings, tmp_path)
-  assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(all_found)
+  assert (
+    'does NOT serve all (target |b| ≤ 0.2 MISSED)'
+    in planted.publish(tmp_path, rates, all_found)[0]
+  )

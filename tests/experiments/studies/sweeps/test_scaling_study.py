@@ -1,7 +1,5 @@
 """The scaling study on planted losses: runs, sentences, figure."""
 
-import json
-
 import pytest
 
 from experiments.configs import sweep
@@ -47,12 +45,9 @@ def test_the_largest_run_is_predicted_and_the_contrasts_are_not(
   assert abs(found.predicted / truth - 1) < 0.02
   assert abs(found.without_e / truth - 1) > abs(found.predicted / truth - 1)
   assert abs(found.carried / truth - 1) > 0.05
-  parts = list(scaling.parts(found))
-  text = '\n'.join(part for part in parts if isinstance(part, str))
+  text, written = planted.publish(tmp_path, scaling, found)
   assert 'target 2%, met' in text
-  files = study.publish(tmp_path, scaling, found)
-  assert files[1].read_bytes().startswith(b'\x89PNG')
-  assert len(json.loads(files[0].read_text())['points']) == 16
+  assert len(written['points']) == 16
 
 
 def test_rates_follow_the_slope_and_tokens_the_grid(monkeypatch, tmp_path):
@@ -71,3 +66,11 @@ def test_a_run_that_diverged_is_named(monkeypatch, tmp_path):
   planted.Jobs(monkeypatch, diverged)
   with pytest.raises(ValueError, match=r'width 96, .*: diverged'):
     measured(tmp_path)
+
+
+def test_a_width_keeps_the_ratios():
+  made = study.with_width(sweep.get_config(), 96).model
+  assert (made.d_model, made.num_heads, made.d_ff) == (96, 6, 384)
+  assert made.head_dim == 16
+  with pytest.raises(ValueError, match=r'width 40: model\.num_heads=4 .*2.5'):
+    study.with_width(sweep.get_config(), 40)
