@@ -283,7 +283,6 @@ class Access:
         that listens on loopback alone.
       key: the local user's key; None for none. Also only for such a server.
       age: the local user's age.
-      failures: counts refused requests.
 
     Raises:
       ValueError: the age or the key is not valid, or an open server has a key.

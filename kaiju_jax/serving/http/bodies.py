@@ -68,7 +68,6 @@ def parse(body: bytes, values: int = VALUES) -> dict[str, Any]:
   """Returns the object that `body` holds as JSON.
 
   Args:
-    body: the text.
     values: the most commas, objects and lists together.
 
   Raises:

@@ -59,7 +59,6 @@ def too_long(message: str, param: str, context: int | None = None) -> ApiError:
   """Returns a 400: a text is too long for the model or for its field.
 
   Args:
-    message: what is too long.
     param: the request's field.
     context: the most tokens of the model's prompt and reply, where they are
       exceeded. Clients look for OpenAI's sentence about them.

@@ -73,7 +73,6 @@ class Exchange:
     """Logs the request, which has ended.
 
     Args:
-      scope: its ASGI scope.
       status: the answer's status; None without an answer.
       first_byte: seconds until the answer's body began; None without one.
       seconds: seconds until the answer's end.

@@ -38,7 +38,6 @@ class Cut:
 
     Args:
       thought: the tokens around the reasoning.
-      tokenizer: decodes them.
       is_inside: whether the reply begins within the reasoning.
       begun: the first tokens of the reply, which the prompt holds.
     """
@@ -61,7 +60,6 @@ class Cut:
     """Notes the next token.
 
     Args:
-      token: the token.
       end: the characters of the drawn text up to and including it.
 
     Returns:

@@ -232,7 +232,6 @@ class SavedPoints:
     """Reads and writes nothing yet.
 
     Args:
-      worker: runs the engine.
       saving: of the engine.
       folder: of the files.
       most: the most bytes of all pages that are saved.

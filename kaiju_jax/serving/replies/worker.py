@@ -179,7 +179,6 @@ class Worker:
     Do not call it in the event loop's thread: it blocks.
 
     Args:
-      function: the function.
       seconds: the longest time to wait for it.
 
     Raises:

@@ -68,9 +68,6 @@ def judge_live(
   It is remembered until another gate or other thresholds are served, so that
   each version is read once; by a gate that fails, again.
 
-  Args:
-    character: a public one.
-
   Returns:
     A task that all requests for the character share: shield it. It raises
     errors.ApiError, 503, where the store is away.

@@ -111,7 +111,6 @@ def page(
   """Returns a page of a listing, in OpenAI's form.
 
   Args:
-    data: the entries as plain data.
     found: the same entries as the store returned them.
     has_more: whether there may be more entries.
 

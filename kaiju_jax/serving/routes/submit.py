@@ -45,7 +45,6 @@ async def replies(
     said: the user's text, which is judged with each reply.
     format: the chat format of the prompts; None for plain text.
     begun: the reply's beginning, which the prompts end with; None for none.
-    begun_text: its text.
   """
   came = time.perf_counter()
   slot = context.limits.stream(who.owner, who.rate)

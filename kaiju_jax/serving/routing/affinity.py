@@ -188,7 +188,6 @@ def rows_of_cached(
 
   Args:
     name: the replica's.
-    cached: its texts.
     now: Unix seconds at which it listed them.
   """
   own = [one for one in cached if one.conversation]

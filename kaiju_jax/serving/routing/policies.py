@@ -73,7 +73,6 @@ def note(table: np.ndarray, session: int, replica: int, count: int) -> None:
     table: int64 [slots, 3] from `make_table`: session, replica, and the count
       of requests at its last use. A full set forgets its oldest session.
     session: a non-negative number.
-    count: requests so far.
   """
   first = mix(session, 1) % (len(table) // WAYS) * WAYS
   oldest = first

@@ -118,7 +118,6 @@ class ReplicaHost:
     Args:
       replica: a replica of this process.
       lease: seconds for which an ingress may leave a stream unread.
-      facts: see `Welcome`.
       beat: seconds between two messages, at most.
       silence: seconds without a word of an ingress, after which it is gone.
     """

@@ -152,7 +152,6 @@ class ReplicaStates:
 
     Args:
       build: on which its text began; None for a new one.
-      without: replicas that were tried already.
     """
     known = -1
     if request.conversation is None:

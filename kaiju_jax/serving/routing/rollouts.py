@@ -138,7 +138,6 @@ class Rollouts:
 
     Args:
       of: a replica's name, or the first digits of a build.
-      plan: its steps.
       replaces: whether all other replicas close with its last step.
 
     Raises:

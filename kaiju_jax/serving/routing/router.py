@@ -313,7 +313,6 @@ class Router:
 
     Args:
       build: only replicas of this build may take them; None: any.
-      exclude: replicas that were tried already.
     """
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)

@@ -79,7 +79,6 @@ def murmur3(data: bytes, first_G: np.ndarray, last_G: np.ndarray) -> np.ndarray:
 
   Args:
     data: the bytes.
-    first_G: where each part begins.
     last_G: where each part ends, exclusive.
   """
   byte_L = np.frombuffer(data + bytes(4), np.uint8).astype(np.uint32)

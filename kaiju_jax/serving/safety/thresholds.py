@@ -216,7 +216,6 @@ def check_classifier(
   """Rejects thresholds that were certified with another classifier.
 
   Args:
-    stage: the thresholds.
     name: 'gate' or 'head', for messages.
     version: the version of the loaded classifier.
 

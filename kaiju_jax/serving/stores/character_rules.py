@@ -168,7 +168,6 @@ def refuse_no_id(value: object, kind: str, is_named: bool = False) -> None:
   """Raises an error if a value does not have the form of an id.
 
   Args:
-    value: the value.
     kind: 'character' or 'session', for the message.
     is_named: whether the caller chose the id for something new.
 

@@ -111,7 +111,6 @@ class Store(publishing.Publishing):
     Args:
       limit: how many at most; fewer mean that there are no more.
       after: `cursor` of the last one seen; '' to begin.
-      is_oldest_first: reverses the order.
     """
     rules.owner(owner, self._limits)
     limit, begin = self._page(limit), rules.parse_cursor(after)

@@ -232,7 +232,6 @@ class Publishing(records.Keeper):
     character's earlier versions may be private.
 
     Args:
-      viewer: the owner that asks.
       limit: how many at most.
       before: only lower numbers; None for all.
     """
@@ -260,7 +259,6 @@ class Publishing(records.Keeper):
     """Returns the viewer's, public and built-in characters, oldest first.
 
     Args:
-      viewer: the owner that asks.
       limit: how many at most; fewer mean that there are no more.
       after: `cursor` of the last one seen; '' to begin.
     """
