@@ -47,8 +47,7 @@ class Window(NamedTuple):
 class Monitor:
   """What one engine's traffic looks like.
 
-  Args:
-    limits: float32 [layers, 2, K], with which its codes are made.
+  `limits` are those of its codes, float32 [layers, 2, K].
   """
 
   def __init__(self, limits: np.ndarray):

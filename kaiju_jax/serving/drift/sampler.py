@@ -57,13 +57,7 @@ class PendingPages(NamedTuple):
 class Sampler:
   """Finds new pages of one engine; its methods run between rounds.
 
-  Args:
-    decoder: of the engine; its keys and values have limits per channel.
-    copies: of that decoder.
-    seed: of the draw, where there are more new pages than are wanted.
-
-  Raises:
-    ValueError: keys and values have no limits.
+  Raises ValueError if its keys and values have no limits per channel.
   """
 
   def __init__(

@@ -86,13 +86,10 @@ class DriftWatch:
   """A thread that samples one worker's engine.
 
   Args:
-    worker: runs the engine.
-    sampler: of that engine.
-    folder: of the checkpoints, from the newest of which it goes on.
+    folder: of the checkpoints, from the newest of which it continues.
     weights: the digest of the model.
     show: takes both divergences of a window, None where there are none yet, and
       whether the guard is frozen (`Metrics.show_drift`).
-    clock: returns Unix seconds.
   """
 
   def __init__(

@@ -1,9 +1,8 @@
 """Authentication: bearer tokens, and the local user's key.
 
-A token is 256 random bits; the file holds its SHA-256. A slow hash such as
-bcrypt protects passwords, which can be guessed. It would not help here, because
-2^256 tokens cannot be tried, and would cost every request 100 ms. The file
-reveals the owners of tokens, but no token.
+A token is 256 random bits; the file holds its SHA-256, and so reveals owners
+but no token. (A slow hash protects passwords, which can be guessed; 2^256
+tokens cannot be tried.)
 
 A token names its owner (the token's user) and sets three things that the owner
 cannot change: the age tier (an unknown age is treated as under 18), the
@@ -11,8 +10,8 @@ priority and the rate. A server on loopback also accepts the key of the user who
 started it (`local_key.py`), as a bearer token or as the page's cookie; that
 user is the owner 'local'. An open server treats every request on loopback as
 that user's. In both cases it refuses other sites' web pages (`loopback.py`). A
-missing header proves nothing, because a proxy on this machine need not add one;
-so an open server behind a proxy is open to all.
+proxy on this machine need not add a header, so an open server behind a proxy is
+open to all.
 """
 
 from collections.abc import Iterator
@@ -130,8 +129,8 @@ class Tokens:
   """The tokens in a file that only its user can read.
 
   Several processes may change the file; a server sees the changes with its next
-  request. All methods raise ValueError where it is damaged, or others can read
-  it.
+  request. All methods raise ValueError if it is damaged, or others can read it;
+  those that change it raise OSError if it cannot be written.
   """
 
   def __init__(self, path: str | os.PathLike):
@@ -168,14 +167,10 @@ class Tokens:
     rate: limits.Rate | None = None,
     feedback: bool = False,
   ) -> str:
-    """Adds a token.
-
-    Returns:
-      The token. It cannot be recovered later: the file holds only its hash.
+    """Adds a token, and returns it; the file holds only its hash.
 
     Raises:
-      ValueError: names the argument that is wrong; or the file is damaged.
-      OSError: the file cannot be written.
+      ValueError: names the argument that is wrong.
     """
     token = _PREFIX + secrets.token_urlsafe(32)
     requests, streams = (rate.requests, rate.streams) if rate else (None, None)
@@ -197,18 +192,10 @@ class Tokens:
     return token
 
   def revoke(self, which: str) -> tuple[Token, ...]:
-    """Removes tokens.
+    """Removes tokens, and returns them; raises LookupError if there is none.
 
     Args:
       which: a token's id, or an owner, all of whose tokens go.
-
-    Returns:
-      Those that were removed.
-
-    Raises:
-      LookupError: there is none.
-      ValueError: the file is damaged.
-      OSError: the file cannot be written.
     """
     with self._locked():
       self._refresh()
@@ -278,10 +265,9 @@ class Access:
     """Sets the ways to gain access.
 
     Args:
-      tokens: the valid tokens; None for none.
-      is_open: whether requests of this machine need no token. Only for a server
-        that listens on loopback alone.
-      key: the local user's key; None for none. Also only for such a server.
+      is_open: whether requests of this machine need no token; like `key`, only
+        for a server that listens on loopback alone.
+      key: the local user's key; None for none.
       age: the local user's age.
 
     Raises:
@@ -331,11 +317,7 @@ class Access:
   def cookie(self, request: requests.HTTPConnection) -> str | None:
     """Returns the Set-Cookie header that stores a request's key in a browser.
 
-    Returns:
-      The header's value; None where no key is needed.
-
-    Raises:
-      errors.ApiError: see `caller`.
+    None where no key is needed; raises as `caller` does.
     """
     self.caller(request)
     if not self._has_key(_bearer(request)):
@@ -347,12 +329,9 @@ class Access:
     )
 
   def check_site(self, request: requests.HTTPConnection) -> None:
-    """Refuses other sites' web pages where no token would keep them out.
+    """Refuses other sites' web pages (403) where no token would keep them out.
 
     For routes that need no authentication, such as the page.
-
-    Raises:
-      errors.ApiError: 403.
     """
     if self.is_local:
       loopback.check(request)

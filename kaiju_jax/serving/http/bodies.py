@@ -19,11 +19,7 @@ PNG = 'image/png'
 
 
 def media_type(request: requests.Request, types: Collection[str]) -> str:
-  """Returns a body's media type, if it is one of `types`.
-
-  Raises:
-    errors.ApiError: 415 for another type, charset or encoding.
-  """
+  """Returns a body's media type; refuses another, or a charset (415)."""
   whole = request.headers.get('content-type', '')
   name, _, parameters = whole.partition(';')
   name = name.strip().lower()
@@ -44,11 +40,7 @@ def media_type(request: requests.Request, types: Collection[str]) -> str:
 
 
 async def read(request: requests.Request, most: int = MOST) -> bytes:
-  """Returns a request's body.
-
-  Args:
-    request: a request whose body has not been read.
-    most: the largest size, in bytes.
+  """Returns a request's body of at most `most` bytes.
 
   Raises:
     errors.ApiError: 413 as soon as the body is known to be larger.
@@ -65,13 +57,10 @@ async def read(request: requests.Request, most: int = MOST) -> bytes:
 
 
 def parse(body: bytes, values: int = VALUES) -> dict[str, Any]:
-  """Returns the object that `body` holds as JSON.
+  """Returns the object that `body` holds as JSON; refuses any other (400).
 
   Args:
     values: the most commas, objects and lists together.
-
-  Raises:
-    errors.ApiError: 400; names the fault.
   """
   try:
     value = strict_json.read(body, DEPTH, values, groups=GROUPS)

@@ -47,14 +47,11 @@ class FairThreads:
   ) -> _T:
     """Calls a function in a thread when it is its owner's turn.
 
+    Once it runs, it runs to its end, even if the caller is cancelled.
+
     Args:
-      function: called without arguments; its errors are raised here. Once it
-        runs, it runs to its end, even if the caller is cancelled.
       size: bytes of a text, in proportion to which it takes time; a short one
         does not leave the event loop. None for a thread in any case.
-
-    Returns:
-      The function's value.
     """
     if size is not None and size <= self.short:
       return function()

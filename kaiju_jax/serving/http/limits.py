@@ -79,7 +79,6 @@ class Buckets:
 
     Args:
       most: the most buckets that are stored.
-      clock: returns seconds since a fixed moment.
     """
     self._most = most
     self._clock = clock
@@ -90,15 +89,11 @@ class Buckets:
     return len(self._full)
 
   def take(self, key: Hashable, per_minute: float, burst: int) -> float:
-    """Takes one unit from a bucket, if it holds one.
+    """Takes one unit from a bucket; returns the seconds until there is one.
 
     Args:
-      key: the bucket's key, such as an owner.
       per_minute: how many units flow in per minute.
       burst: how many units the bucket holds when full.
-
-    Returns:
-      0.0 if a unit was taken; otherwise the seconds until there is one.
     """
     now, gap = self._clock(), 60 / per_minute
     full = max(self._full.get(key, now), now) + gap
@@ -195,7 +190,6 @@ class Limits:
     Args:
       rate: the limits of owners whose token sets none.
       streams: the most answers of all owners together at once.
-      clock: returns seconds since a fixed moment.
     """
     self._rate = rate
     self._requests = Buckets(clock=clock)

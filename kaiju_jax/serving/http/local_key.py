@@ -36,11 +36,7 @@ def load(path: str | os.PathLike) -> str:
 
 
 def check(key: str) -> str:
-  """Returns a key that has the right form.
-
-  Raises:
-    ValueError: the form is wrong; the message does not contain the key.
-  """
+  """Returns a key of the right form; the ValueError does not contain it."""
   if not isinstance(key, str) or not _KEY.fullmatch(key):
     raise ValueError(
       "key: must be 'kaiju-local-' and 43 letters, digits, _ or -."

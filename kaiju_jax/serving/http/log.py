@@ -38,21 +38,12 @@ _LINES = 10_000  # The most lines that wait to be written.
 
 
 def refusal(name: str, status: int) -> None:
-  """Logs bytes that were refused before they were a whole request.
-
-  Args:
-    name: the answer's x-request-id.
-    status: the answer's status.
-  """
+  """Logs bytes that were refused before they were a whole request."""
   exchange.log_line({'request': name, 'status': status, 'reason': 'no_request'})
 
 
 def operation(fields: Mapping[str, Any]) -> None:
-  """Logs an operator's command, in words for a person, too.
-
-  Args:
-    fields: its name as 'operation', and what it changed.
-  """
+  """Logs an operator's command: its name ('operation'), what it changed."""
   words = ' '.join(f'{name}={value}' for name, value in fields.items())
   line = {'event': 'operation', **fields}
   _OPERATIONS.info('%s', words, extra={'fields': line})
@@ -104,15 +95,7 @@ class _Queue(logging.handlers.QueueHandler):
 
 @contextlib.contextmanager
 def write_to(stream: TextIO, form: str = 'json') -> Iterator[None]:
-  """Writes all that is logged within the block to a stream.
-
-  Args:
-    stream: such as `sys.stderr`.
-    form: one of `FORMS`.
-
-  Raises:
-    ValueError: another form.
-  """
+  """Writes what the block logs, in one of `FORMS` (else a ValueError)."""
   if form not in FORMS:
     raise ValueError(f'log={form!r}: expected one of {FORMS}.')
   waiting: queue.Queue = queue.Queue(_LINES)

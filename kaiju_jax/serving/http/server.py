@@ -50,11 +50,7 @@ _LAST_WORDS = 1.0
 
 
 class Server(uvicorn.Server):
-  """An HTTP server of one application.
-
-  Attributes:
-    metrics_port: the metrics' port on 127.0.0.1; None without one.
-  """
+  """An HTTP server of one application."""
 
   def __init__(
     self,
@@ -72,12 +68,9 @@ class Server(uvicorn.Server):
     """Listens; `run` answers.
 
     Args:
-      host: the name or address to listen on.
-      port: the port; 0 for a free one.
-      settings: deadlines and limits; None for the defaults.
+      port: the port; 0 for a free one. Likewise `metrics_port`.
       metrics: an application that is served on a port of its own, on
         127.0.0.1; None for none.
-      metrics_port: that port; 0 for a free one.
       on_drain: called in the loop, once, when the server begins to stop, with
         the seconds that open answers have; it must not block.
       on_start: called in the loop, once, before it answers.
@@ -144,11 +137,7 @@ class Server(uvicorn.Server):
     self.should_exit = True
 
   async def startup(self, sockets=None) -> None:
-    """Starts to answer.
-
-    Raises:
-      RuntimeError: the application failed to start.
-    """
+    """Starts to answer; RuntimeError: the application failed to start."""
     if self._on_start is not None:
       self._on_start()
     # After a failed start, some versions of uvicorn exit, and others return.
@@ -268,11 +257,7 @@ def running(app: types.ASGIApp, *args, **kwargs) -> Iterator[Server]:
 
 
 def check_free(host: str, port: int) -> None:
-  """Tests that a server could listen on an address.
-
-  Raises:
-    OSError: the port is taken, or the host is not this machine's.
-  """
+  """Raises OSError unless a server could listen on an address."""
   listen(host, port).close()
 
 

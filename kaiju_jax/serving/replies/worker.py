@@ -203,14 +203,9 @@ class Worker:
     self._commands.put(lambda: self._end_sequence(stream))
 
   async def drain(self, seconds: float) -> int:
-    """Refuses new requests, and lets sequences finish for a while.
+    """Refuses new requests; ends sequences that still run after `seconds`.
 
-    Args:
-      seconds: the time after which the remaining sequences are ended, and
-        their text is recorded (kept in the cache).
-
-    Returns:
-      How many sequences were ended so.
+    Their text is kept in the cache. Returns how many were ended.
     """
     self._is_draining = True
     loop = asyncio.get_running_loop()

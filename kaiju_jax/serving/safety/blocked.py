@@ -114,13 +114,9 @@ class Blocked:
     owner: str,
     text: str,
   ) -> None:
-    """Appends a `Record` of the arguments.
+    """Appends a `Record` of the arguments; of the owner it stores only an HMAC.
 
-    Args:
-      owner: the owner's name; only its HMAC is stored.
-
-    Raises:
-      OSError: it cannot be written; the log is unchanged.
+    Raises OSError if it cannot be written; the log is unchanged.
     """
     record = Record(
       time=time.time(),

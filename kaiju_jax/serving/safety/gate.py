@@ -254,11 +254,7 @@ def load(path: str | os.PathLike) -> Gate:
 
 
 def check(settings: Settings) -> None:
-  """Raises an error if settings are invalid.
-
-  Raises:
-    ValueError: names the field, its value and what would be right.
-  """
+  """Raises ValueError if settings are invalid: names the field and value."""
   check_names('names', settings.names)
   if not settings.views:
     raise ValueError('views: there must be at least one.')
@@ -292,11 +288,7 @@ def check(settings: Settings) -> None:
 
 
 def check_names(field: str, names: tuple[str, ...]) -> None:
-  """Raises an error if names are missing, padded with space, or repeated.
-
-  Raises:
-    ValueError: names the field, the value and what would be right.
-  """
+  """Raises ValueError if names are missing, padded with space, or repeated."""
   if not names:
     raise ValueError(f'{field}: there must be at least one.')
   for name in names:

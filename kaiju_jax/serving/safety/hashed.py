@@ -40,8 +40,6 @@ def runs(
   Args:
     texts: the texts; no surrogates, no two spaces in a row.
     analyzer: 'char' or 'word'; the words of a run are joined by a space.
-    low: the length of the shortest runs, at least 1.
-    high: the length of the longest.
 
   Returns:
     The runs' hashes, int32 [G], and the index of each run's text, [G].
@@ -77,9 +75,7 @@ def runs(
 def murmur3(data: bytes, first_G: np.ndarray, last_G: np.ndarray) -> np.ndarray:
   """Returns int32 [G], MurmurHash3 (x86, 32 bits, seed 0) of parts of `data`.
 
-  Args:
-    data: the bytes.
-    last_G: where each part ends, exclusive.
+  `last_G` is exclusive.
   """
   byte_L = np.frombuffer(data + bytes(4), np.uint8).astype(np.uint32)
   four_L = byte_L[:-3] | byte_L[1:-2] << 8

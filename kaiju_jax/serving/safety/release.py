@@ -82,8 +82,7 @@ class Release:
       stopped: `push` calls it once, with this object, when a score is high.
 
     Raises:
-      ValueError: `hold` is negative, there is no dimension, or low is above
-        high.
+      ValueError: `hold` is negative, or a bound is missing or inverted.
     """
     if hold < 0:
       raise ValueError(f'hold={hold}: must be at least 0 tokens.')

@@ -145,11 +145,7 @@ def integer(value: int, name: str, least: int = 0) -> int:
 
 
 def parse_cursor(value: str) -> tuple[float, str] | None:
-  """Returns the (time, id) of a cursor; None for '', the beginning.
-
-  Raises:
-    ValueError: it is not a cursor.
-  """
+  """Returns the (time, id) of a cursor; None for '', the beginning."""
   if value == '':
     return None
   when, _, one = value.partition(':') if isinstance(value, str) else ('',) * 3
@@ -167,13 +163,8 @@ def parse_cursor(value: str) -> tuple[float, str] | None:
 def refuse_no_id(value: object, kind: str, is_named: bool = False) -> None:
   """Raises an error if a value does not have the form of an id.
 
-  Args:
-    kind: 'character' or 'session', for the message.
-    is_named: whether the caller chose the id for something new.
-
-  Raises:
-    Missing: the id is looked up, so nothing can have it.
-    ValueError: the id is new.
+  `Missing` for an id that is looked up; ValueError for one that the caller
+  chose for something new (`is_named`).
   """
   if is_id(value):
     return
@@ -194,11 +185,7 @@ def is_visible(one: characters.Character, viewer: str) -> bool:
 def visible(
   found: characters.Character | None, viewer: str, id: str
 ) -> characters.Character:
-  """Returns a character that `viewer` may talk to.
-
-  Raises:
-    Missing: none exists, it was removed, or it is private and another owner's.
-  """
+  """Returns a character that `viewer` may talk to; `Missing` for others."""
   if found is None or not is_visible(found, viewer):
     raise no_character(id)
   return found
@@ -216,9 +203,7 @@ def check_owner(
 ) -> characters.Character:
   """Returns a character that the owner `asking` may change.
 
-  Raises:
-    Missing: there is none that `asking` may see.
-    NotOwner: it is visible to `asking`, but another owner's.
+  `Missing` for one that `asking` cannot see, `NotOwner` for one it can.
   """
   found = visible(found, asking, id)
   if found.owner != asking:

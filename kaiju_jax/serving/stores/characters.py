@@ -182,11 +182,7 @@ def cursor(one: Character | Session) -> str:
 
 
 def check_rating(value: object) -> str | None:
-  """Returns a rating, or None, which withdraws one.
-
-  Raises:
-    ValueError: it is neither; names it.
-  """
+  """Returns a rating, or None, which withdraws one; else a ValueError."""
   if value is not None and value not in RATINGS:
     raise ValueError(
       f'rating={card_fields.abbreviate(value)}: must be one of'

@@ -37,8 +37,6 @@ class Store(publishing.Publishing):
     """Starts a conversation with the live version.
 
     Args:
-      owner: the new session's owner.
-      character: id of the owner's, a public or a built-in character.
       greeting: index of the greeting that becomes the head; 0 where there are
         none.
       greetings: makes the greetings' texts from the version's fields; None
@@ -168,13 +166,8 @@ class Store(publishing.Publishing):
     Args:
       parent: id of the message that it answers; None to start the conversation
         again.
-      role: 'user' or 'assistant'.
-      tokens: the tokens that the model drew; None for a text that a person
-        wrote.
-      finish: OpenAI's finish_reason; None for none.
+      tokens, finish, reasoning, drawn: as in `characters.Message`.
       if_head: the head that the caller saw; `...` skips the check.
-      reasoning: what the model wrote before the text; None for nothing.
-      drawn: how the model drew it; None for a text that a person wrote.
 
     Raises:
       Conflict: the head differs from `if_head`.
@@ -221,8 +214,6 @@ class Store(publishing.Publishing):
     """Rates a reply of the model, and returns its former rating.
 
     Args:
-      owner: the session's owner.
-      message: the reply's id.
       rating: one of `RATINGS`; None withdraws the former one.
 
     Raises:
@@ -253,14 +244,10 @@ class Store(publishing.Publishing):
     return self._read(lambda at: at.ratings(find(at)))
 
   def agree(self, owner: str, agrees: bool, if_new: bool = False) -> bool:
-    """Records whether an owner's conversations may be exported.
+    """Records and returns whether an owner's conversations may be exported.
 
     Args:
-      agrees: the owner's word.
-      if_new: leaves an earlier word as it is.
-
-    Returns:
-      The word that is recorded now.
+      if_new: leaves an earlier word as it is, and returns that.
     """
     rules.owner(owner, self._limits)
     if not isinstance(agrees, bool):
@@ -293,8 +280,7 @@ class Store(publishing.Publishing):
   ) -> characters.Session:
     """Makes `message` the head, so that the path to it is shown.
 
-    Raises:
-      Conflict: the head differs from the given `if_head`.
+    Raises `Conflict` if the head differs from the given `if_head`.
     """
     rules.integer(message, 'message')
 

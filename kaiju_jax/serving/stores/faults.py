@@ -14,11 +14,7 @@ SECONDS = 10.0  # Between two lines about the same kind of fault (our guess).
 
 
 class Faults:
-  """The faults of one store, from any thread.
-
-  Args:
-    clock: seconds, from any moment on.
-  """
+  """The faults of one store, from any thread."""
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
@@ -28,12 +24,7 @@ class Faults:
     self.count = 0  # The faults since the last call that succeeded.
 
   def note(self, kind: str, message: str) -> None:
-    """Notes a fault.
-
-    Args:
-      kind: one of few words; the rate of lines is limited per kind.
-      message: what failed, and where.
-    """
+    """Notes a fault; lines are limited per `kind`, one of few words."""
     now = self._clock()
     with self._guard:
       self.count += 1

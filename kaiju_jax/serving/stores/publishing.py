@@ -30,8 +30,6 @@ class Publishing(records.Keeper):
     a repeated request does no harm.
 
     Args:
-      owner: the character's owner.
-      fields: the author's texts.
       prefix_tokens: int32 [n], made of the fields.
       tokenizer: digest of the tokenizer that made the tokens.
       character: the id of the owner's character; None for a new one. For a
@@ -133,12 +131,8 @@ class Publishing(records.Keeper):
     """Makes another version live, and returns it.
 
     Args:
-      owner: the character's owner.
       if_public: the `is_public` by which the caller judged the version; None
-        skips the check.
-
-    Raises:
-      Conflict: `is_public` differs from `if_public`.
+        skips the check. If it differs, a `Conflict`.
     """
     self._check(owner, character)
     rules.integer(number, 'number', least=1)
@@ -204,12 +198,8 @@ class Publishing(records.Keeper):
   def has_sessions(self, character: str, digest: str, of_owner: bool) -> bool:
     """Returns whether sessions keep a version with this digest.
 
-    For the server's own use.
-
-    Args:
-      digest: the version's, or that of several.
-      of_owner: asks for sessions of the character's owner; otherwise for those
-        of all others.
+    For the server's own use. `of_owner` asks for sessions of the character's
+    owner; otherwise for those of all others.
     """
     rules.refuse_no_id(character, 'character')
 

@@ -131,11 +131,7 @@ class Keeper(abc.ABC):
 
   @abc.abstractmethod
   def check(self) -> None:
-    """Tests by a write without effect that the store accepts writes.
-
-    Raises:
-      Unavailable: it does not.
-    """
+    """Raises `Unavailable` unless the store accepts writes; changes nothing."""
 
   @abc.abstractmethod
   def close(self) -> None:

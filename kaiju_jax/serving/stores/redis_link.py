@@ -43,12 +43,10 @@ class Link:
   """A Redis, from any thread.
 
   Args:
-    address: as `connect` takes it.
+    address: redis://, rediss:// or unix://, as redis-py reads it, or
+      redis+sentinel://; else a ValueError.
     timeout: seconds for the connection, and for each answer.
     pause: seconds between two tries of a server that is away.
-
-  Raises:
-    ValueError: the address is not valid.
   """
 
   def __init__(
@@ -71,20 +69,13 @@ class Link:
   def recognize(self, work: Callable[[redis.Redis], None]) -> None:
     """Runs `work`, which checks the server, before anything else runs.
 
-    Its fault is not logged: whoever opens the store reports it.
-
-    Raises:
-      characters.Unavailable: the server cannot be reached, or refuses.
+    Raises as `run`, without a line in the log: the caller reports it.
     """
     self.run(work)
     self._is_recognized = True
 
   def run(self, work: Callable[[redis.Redis], T]) -> T:
-    """Runs `work` with the server; returns its result.
-
-    Raises:
-      characters.Unavailable: the server cannot be reached, or refuses.
-    """
+    """Returns `work(server)`; `Unavailable` if it is away, or refuses."""
     self._refuse_away()
     is_away = False
     try:
@@ -184,11 +175,6 @@ _OF_THE_MASTER = ('db', 'username', 'password')
 
 def connect(address: str, timeout: float) -> redis.Redis:
   """Returns a client, which has not connected yet.
-
-  Args:
-    address: redis://, rediss:// or unix://, as redis-py reads it, or
-      redis+sentinel://.
-    timeout: seconds for a connection, and for each answer.
 
   Raises:
     TypeError, ValueError: the address is not valid; says why.

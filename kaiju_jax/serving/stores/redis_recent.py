@@ -36,9 +36,7 @@ def _talk_size(talk: _Talk) -> int:
 class Recent:
   """A memory of versions, and of sessions with their messages; thread-safe.
 
-  Args:
-    versions: bytes of prefixes to remember.
-    sessions: bytes of conversations to remember.
+  `versions` and `sessions` are bytes of prefixes and of conversations.
   """
 
   def __init__(self, versions: int = VERSIONS, sessions: int = SESSIONS):

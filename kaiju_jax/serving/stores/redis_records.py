@@ -42,7 +42,6 @@ class RedisReads:
 
   Args:
     server: a client, or a transaction before its MULTI.
-    prefix: the prefix of every key.
     recent: the memory, which serves versions and messages and remembers all
       that is read.
   """
@@ -226,13 +225,7 @@ class RedisReads:
 
 
 class RedisWrites(RedisReads):
-  """`records.Writes` of one transaction.
-
-  Args:
-    server: a transaction before its MULTI.
-    prefix: of every key.
-    recent: what is remembered.
-  """
+  """`records.Writes` of a transaction (`server`) before its MULTI."""
 
   def __init__(
     self,
@@ -362,9 +355,7 @@ class RedisWrites(RedisReads):
 class MemoryReads:
   """`records.Reads` of the memory, while the server is unreachable.
 
-  Args:
-    recent: the memory.
-    error: the error to raise for everything that is not remembered.
+  Raises `error` for everything that is not remembered.
   """
 
   def __init__(

@@ -42,11 +42,8 @@ class RedisStore(conversing.Store):
   """`conversing.Store` in Redis.
 
   Args:
-    address: as `redis_link.connect` takes it.
+    address, timeout, pause: as in `redis_link.Link`.
     prefix: the prefix of every key; stores with different ones share a server.
-    recent: the memory of versions and sessions.
-    timeout: seconds for the connection, and for each answer.
-    pause: seconds between two tries of a server that is away.
 
   Raises:
     ValueError: the address is not valid, the server evicts keys or is part of

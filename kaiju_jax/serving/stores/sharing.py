@@ -15,7 +15,7 @@ text that they may not read.
 Characters share no tree, even with equal texts: so whoever copies a character,
 and removes or hides the copy, touches nobody else's cache. The digest keeps
 versions apart, and an edit that leaves the prefix as it is keeps its tree. All
-of this is our guess.
+of this is our guess. All functions may raise `characters.Unavailable`.
 """
 
 from typing import NamedTuple
@@ -54,12 +54,7 @@ class Tree(NamedTuple):
 def find_tree(
   store: conversing.Store, asking: str, version: characters.Version
 ) -> Tree:
-  """Returns the tree of an owner's requests for a version.
-
-  Raises:
-    characters.Missing: there never was such a character.
-    characters.Unavailable: the store cannot be reached.
-  """
+  """Returns the tree of an owner's requests for a version; or `Missing`."""
   held = store.find_character(version.character)
   tree = Tree(version.digest, held.id)
   if held.owner not in (asking, characters.BUILT_IN):
@@ -75,9 +70,6 @@ def is_public(store: conversing.Store, tree: Tree) -> bool:
 
   It is that of the live version of a public character, or any version of a
   built-in one that somebody uses.
-
-  Raises:
-    characters.Unavailable: the store cannot be reached.
   """
   held = _find(store, tree)
   if tree.owner or held is None:
@@ -88,11 +80,7 @@ def is_public(store: conversing.Store, tree: Tree) -> bool:
 
 
 def is_read(store: conversing.Store, tree: Tree) -> bool:
-  """Returns whether any request may still come for a tree.
-
-  Raises:
-    characters.Unavailable: the store cannot be reached.
-  """
+  """Returns whether any request may still come for a tree."""
   return _find(store, tree) is not None and (
     can_begin(store, tree)
     or store.has_sessions(
@@ -106,9 +94,6 @@ def can_begin(store: conversing.Store, tree: Tree) -> bool:
 
   The owner may always begin in the private tree of a version that was live
   once, because a rollback makes it live again.
-
-  Raises:
-    characters.Unavailable: the store cannot be reached.
   """
   held = _find(store, tree)
   if held is None:

@@ -183,12 +183,10 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def check_room(path: str) -> None:
-  """Tests that a store's files may grow by `ROOM`, without writing to them.
+  """Raises `Unavailable` unless a store's files may grow by `ROOM`.
 
-  A check that only writes a page would pass on a disk where no message fits.
-
-  Raises:
-    characters.Unavailable: they may not.
+  It does not write to them. A check that only writes a page would pass on a
+  disk where no message fits.
   """
   if not hasattr(os, 'posix_fallocate'):
     return  # macOS.

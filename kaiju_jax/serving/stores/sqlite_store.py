@@ -39,18 +39,7 @@ _MESSAGE = 'id, parent, role, text, tokens, finish, created, reasoning, drawn'
 
 
 class SqliteStore(conversing.Store):
-  """`conversing.Store` in one sqlite file.
-
-  Args:
-    path: the file; made where it does not exist.
-
-  Raises:
-    FileNotFoundError: the folder does not exist.
-    OSError: the file cannot be made or opened.
-    ValueError: the path is a URL, or the file is not a store or has a newer
-      schema.
-    characters.Unavailable: the file is in use, or the disk is full.
-  """
+  """`conversing.Store` in one file; raises as `sqlite_file.make` does."""
 
   def __init__(
     self,
