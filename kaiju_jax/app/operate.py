@@ -16,7 +16,7 @@ from absl import app
 
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import flags
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 
 # Seconds: a drain waits for replies.
 _TIMEOUT = 300.0
@@ -34,13 +34,13 @@ def load_key(folder: str) -> str:
     OSError: the key cannot be read.
     ValueError: others may read it, or the file is damaged.
   """
-  path = pathlib.Path(folder) / local_key.OPERATOR
+  path = pathlib.Path(folder) / loopback.OPERATOR_FILE
   if not path.is_file():
     raise FileNotFoundError(
       f'{path}: no key; a server draws it at its first start with'
       ' --metrics_port. Name its folder (--folder).'
     )
-  return local_key.load(path)
+  return loopback.load_key(path)
 
 
 CHANGES = (

@@ -24,8 +24,7 @@ from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.runs import load
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local_replica
-from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import replica_host
 from kaiju_jax.serving.safety import moderation
 
@@ -69,7 +68,7 @@ def make(
   working.start()
   if points is not None:
     points.start()
-  names = pseudonyms.Pseudonyms(server_folder.load_key(folder))
+  names = replica_lib.Pseudonyms(server_folder.load_key(folder))
   replica = Replica(name, working, _build(weights, digest, head), names, points)
 
   def close() -> None:
@@ -87,7 +86,7 @@ def make(
   return replica_host.OwnedReplica(replica, settings.lease, facts, close)
 
 
-class Replica(local_replica.LocalReplica):
+class Replica(replica_lib.LocalReplica):
   """A replica whose points are saved, too."""
 
   def __init__(
@@ -95,7 +94,7 @@ class Replica(local_replica.LocalReplica):
     name: str,
     worker: worker_lib.Worker,
     build: str,
-    names: pseudonyms.Pseudonyms,
+    names: replica_lib.Pseudonyms,
     points: saved_points.SavedPoints | None,
   ):
     super().__init__(name, worker, build, names)

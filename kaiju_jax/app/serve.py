@@ -43,7 +43,7 @@ from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import load
 from kaiju_jax.serving.drift import calibration
 from kaiju_jax.serving.http import limits as limits_lib
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker as worker_lib
@@ -323,8 +323,8 @@ def _operations(
   """Returns the application of the metrics' port; None for no such port."""
   if settings.metrics_port is None:
     return None
-  path = pathlib.Path(settings.folder) / local_key.OPERATOR
-  return operations.app(context, local_key.load(path))
+  path = pathlib.Path(settings.folder) / loopback.OPERATOR_FILE
+  return operations.app(context, loopback.load_key(path))
 
 
 def greeting(context: context_lib.Context, url: str) -> list[str]:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.serving.http import auth
-from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
@@ -191,7 +190,7 @@ def open_access(
     )
   key = None
   if not (needs_token or is_open):
-    key = local_key.load(folder / local_key.FILE)
+    key = loopback.load_key(folder / loopback.KEY_FILE)
   return auth.Access(tokens, is_open=is_open, key=key, age=age)
 
 

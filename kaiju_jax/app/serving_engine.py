@@ -14,7 +14,6 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.engine import saving as saving_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.runs import play
-from kaiju_jax.serving.drift import sampler
 from kaiju_jax.serving.drift import watch
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
@@ -149,5 +148,5 @@ def watch_drift(
   copies = page_copies.PageCopies(worker.engine.decoder, watch.BATCH)
   copies.warm()
   folder = server_folder.open_drift(pathlib.Path(settings.folder))
-  made = sampler.Sampler(worker.engine.decoder, copies)
+  made = watch.Sampler(worker.engine.decoder, copies)
   return watch.DriftWatch(worker, made, folder, weights, show)

@@ -19,7 +19,7 @@ from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.interchange import tokens
 from kaiju_jax.serving.http import auth
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
@@ -67,7 +67,7 @@ def test_it_is_open_where_that_is_said(tmp_path):
   said = greeted(access)
   assert f'{URL}/\n' in said and 'api_key=none' in said
   assert 'Open: ' in said and 'proxies' in said
-  assert not (tmp_path / local_key.FILE).exists()
+  assert not (tmp_path / loopback.KEY_FILE).exists()
 
 
 def test_with_require_token_no_key_counts(tmp_path):
@@ -92,7 +92,7 @@ def test_what_contradicts_itself_is_refused(tmp_path, settings):
 def test_an_address_that_others_reach_has_no_key(tmp_path):
   with pytest.raises(ValueError, match='--add_token'):
     opened(tmp_path, host='0.0.0.0')
-  assert not (tmp_path / local_key.FILE).exists()
+  assert not (tmp_path / loopback.KEY_FILE).exists()
 
 
 def test_a_gate_without_a_head_is_refused_at_the_start(tmp_path):

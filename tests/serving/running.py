@@ -30,8 +30,7 @@ from kaiju_jax.serving.replies import worker
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import operations
-from kaiju_jax.serving.routing import local_replica
-from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import router
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
@@ -323,6 +322,6 @@ def _route(workers: list[worker.Worker]) -> router.Router:
   """Returns a router over workers, the replicas r0, r1 …"""
   made = router.Router(SECRET, router.Settings(max_wait_s=None))
   for number, one in enumerate(workers):
-    named = pseudonyms.Pseudonyms(SECRET)
-    made.add(local_replica.LocalReplica(f'r{number}', one, 'b1', named))
+    named = replica_lib.Pseudonyms(SECRET)
+    made.add(replica_lib.LocalReplica(f'r{number}', one, 'b1', named))
   return made

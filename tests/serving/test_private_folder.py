@@ -7,7 +7,7 @@ import pytest
 
 from kaiju_jax.app import server_folder
 from kaiju_jax.serving.http import auth
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.safety import moderation
 from tests.decoding import saved_device
@@ -41,7 +41,7 @@ def test_nobody_else_may_read_any_file(tmp_path, open_umask):
   parts = server_folder.open_parts(
     settings, ({}, types.SimpleNamespace(names=head.names)), lambda text: None
   )
-  local_key.load(folder / local_key.OPERATOR)
+  loopback.load_key(folder / loopback.OPERATOR_FILE)
   drift = server_folder.open_drift(folder)
   drift.write(b'limits', 0.0)
   parts.moderator._blocked.add('gate', 'adult', 'd', 0.5, 'v', 'ann', 'text')

@@ -7,7 +7,7 @@ tokens cannot be tried.)
 A token names its owner (the token's user) and sets three things that the owner
 cannot change: the age tier (an unknown age is treated as under 18), the
 priority and the rate. A server on loopback also accepts the key of the user who
-started it (`local_key.py`), as a bearer token or as the page's cookie; that
+started it (`loopback.py`), as a bearer token or as the page's cookie; that
 user is the owner 'local'. An open server treats every request on loopback as
 that user's. In both cases it refuses other sites' web pages (`loopback.py`). A
 proxy on this machine need not add a header, so an open server behind a proxy is
@@ -34,7 +34,6 @@ from starlette import requests
 
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
-from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
@@ -274,7 +273,7 @@ class Access:
       ValueError: the age or the key is not valid, or an open server has a key.
     """
     if key is not None:
-      local_key.check(key)
+      loopback.check_key(key)
       if is_open:
         raise ValueError('is_open=True: an open server asks for no key.')
     if age not in AGES:

@@ -3,22 +3,32 @@
     app = api.app(context)
 
 It serves OpenAI's form (/v1/chat/completions, /v1/completions, /v1/models),
-characters and sessions, the page, and the operators' addresses (/healthz,
-/readyz, /metrics).
+characters and sessions, the page, the operators' addresses (/healthz, /readyz,
+/metrics), and vLLM's for evaluation clients, which lm-eval's
+`local-completions` uses (/tokenizer_info, /tokenize, /detokenize). There a
+prompt that is just the name of a special token, as /tokenizer_info gives it,
+becomes that token; in any other text such a name is plain characters, as in the
+prompts of all requests.
 """
 
 import asyncio
 import contextlib
 import importlib.resources
+import json
 import pathlib
+from typing import Annotated
 from typing import Any
 
+import numpy as np
+import pydantic
 from starlette import applications
 from starlette import requests
 from starlette import responses
 from starlette import routing
 from starlette import types
 
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange
@@ -26,12 +36,13 @@ from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import chat
 from kaiju_jax.serving.routes import completions
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import parse
 from kaiju_jax.serving.routes import sessions as session_routes
-from kaiju_jax.serving.routes import tokens
 
 _KINDS = {'.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css'}
+_PIECE = 4096  # Tokens that are written in one call.
 # Characters that /v1/models lists beside the model.
 _LISTED = 1000
 
@@ -48,7 +59,9 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     routing.Route('/v1/key', key, methods=['POST']),
     *character_routes.ROUTES,
     *session_routes.ROUTES,
-    *tokens.ROUTES,
+    routing.Route('/tokenizer_info', tokenizer_info, methods=['GET']),
+    routing.Route('/tokenize', tokenize, methods=['POST']),
+    routing.Route('/detokenize', detokenize, methods=['POST']),
     routing.Route('/healthz', healthz, methods=['GET']),
     routing.Route('/health', healthz, methods=['GET']),  # vLLM's name of it.
     routing.Route('/readyz', readyz, methods=['GET']),
@@ -120,6 +133,99 @@ async def key(request: requests.Request) -> responses.Response:
   cookie = request.app.state.context.access.cookie(request)
   headers = {} if cookie is None else {'Set-Cookie': cookie}
   return responses.Response(status_code=204, headers=headers)
+
+
+class _Encoding(parse.Fields):
+  """The fields of POST /tokenize; `add_special_tokens` opens a document."""
+
+  prompt: fields.TEXT
+  add_special_tokens: bool = True
+  model: str | None = None
+
+
+class _Decoding(parse.Fields):
+  """The fields of POST /detokenize."""
+
+  VALUES = bodies.VALUES_OF_TOKENS
+
+  tokens: Annotated[list[int], pydantic.FailFast(), fields.limit_entries(2**17)]
+  model: str | None = None
+
+
+async def tokenizer_info(request: requests.Request) -> responses.Response:
+  """GET /tokenizer_info: the names of the tokens that open and end a text."""
+  context, _ = await parse.authorize(request)
+  opening, ending = _special_names(context)
+  return responses.JSONResponse(
+    {
+      'bos_token': opening,
+      'eos_token': ending,
+      'pad_token': None,
+      'chat_template': None,
+      'vocab_size': context.tokenizer.vocab_size,
+      'max_model_len': context.model.length,
+    }
+  )
+
+
+async def tokenize(request: requests.Request) -> responses.Response:
+  """POST /tokenize: the tokens of a text, with or without the opening one."""
+  context, caller = await parse.authorize(request)
+  given = await parse.read_fields(request, context, caller, _Encoding)
+  tokenizer, text = context.tokenizer, given.prompt
+
+  def run() -> bytes:
+    if text in _special_names(context):
+      tokens = np.asarray([tokenizer.special(text)])
+    else:
+      opening = [tokenizer.bos_id] if given.add_special_tokens else []
+      tokens = np.append(opening, tokenizer.encode(text)).astype(int)
+    length = context.model.length
+    return _write_tokens(
+      {'count': len(tokens), 'max_model_len': length}, tokens
+    )
+
+  written = await context.texts.run(run, len(text))
+  return responses.Response(written, media_type=bodies.JSON)
+
+
+async def detokenize(request: requests.Request) -> responses.Response:
+  """POST /detokenize: the text of tokens."""
+  context, caller = await parse.authorize(request)
+  given = await parse.read_fields(request, context, caller, _Decoding)
+  tokenizer = context.tokenizer
+
+  def run() -> str:
+    if not given.tokens:
+      return ''
+    tokens = request_lib.check_tokens(
+      given.tokens, tokenizer.vocab_size, 'tokens'
+    )
+    return tokenizer.decode(tokens)
+
+  try:
+    text = await context.texts.run(run, len(given.tokens))
+  except (TypeError, ValueError, OverflowError) as error:
+    raise errors.invalid(str(error), param='tokens') from error
+  return responses.JSONResponse({'prompt': text})
+
+
+def _write_tokens(fields: dict[str, int], tokens: np.ndarray) -> bytes:
+  """Returns JSON of fields and of tokens, which may be a million."""
+  pieces = (
+    json.dumps(tokens[at : at + _PIECE].tolist())[1:-1]
+    for at in range(0, len(tokens), _PIECE)
+  )
+  return (
+    f'{json.dumps(fields)[:-1]}, "tokens": [{", ".join(pieces)}]}}'.encode()
+  )
+
+
+def _special_names(context: context_lib.Context) -> tuple[str, str]:
+  """Returns the names of the tokens that open a text and that end one."""
+  tokenizer = context.tokenizer
+  ending = context.ends[0] if context.ends else tokenizer.bos_id
+  return tokenizer.name(tokenizer.bos_id), tokenizer.name(ending)
 
 
 async def healthz(request: requests.Request) -> responses.Response:

@@ -11,7 +11,7 @@
 
 Every program of this machine reaches that port, so that a command takes the
 operator's key, which only the user who started the server can read
-(`local_key.py`). A request that is open keeps what it began with. Each command
+(`loopback.py`). A request that is open keeps what it began with. Each command
 is a line of the log and is counted, refused ones too.
 """
 

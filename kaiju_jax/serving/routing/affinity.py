@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.serving.routing import policies
-from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 
 # Our guesses: 24 MiB, and a night between two turns.
@@ -193,7 +192,7 @@ def rows_of_cached(
   own = [one for one in cached if one.conversation]
   return Rows(
     name,
-    np.array([pseudonyms.number(one.conversation) for one in own], np.int64),
+    np.array([replica_lib.number(one.conversation) for one in own], np.int64),
     np.array([int(1000 * (now - one.idle)) for one in own], np.int64),
   )
 

@@ -16,7 +16,6 @@ import numpy as np
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.routing import affinity as affinity_lib
 from kaiju_jax.serving.routing import policies
-from kaiju_jax.serving.routing import pseudonyms as pseudonyms_lib
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout
 
@@ -84,7 +83,7 @@ class ReplicaStates:
 
   def __init__(
     self,
-    pseudonyms: pseudonyms_lib.Pseudonyms,
+    pseudonyms: replica_lib.Pseudonyms,
     policy: int,
     sessions: int = 2**16,
   ):
@@ -164,7 +163,7 @@ class ReplicaStates:
     shares = self._shares(open_, build, known)
     salt = self._pseudonyms.salt(request.cache_salt)
     found = policies.pick(
-      pseudonyms_lib.number(salt) % 2**32,
+      replica_lib.number(salt) % 2**32,
       session,
       shares,
       np.array([x.load for x in self._states]),
@@ -212,7 +211,7 @@ class ReplicaStates:
 
   def _session(self, owner: str, conversation) -> int:
     """Returns the number by which the table knows a conversation."""
-    return pseudonyms_lib.number(
+    return replica_lib.number(
       self._pseudonyms.conversation(owner, conversation)
     )
 

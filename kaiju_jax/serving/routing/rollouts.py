@@ -37,7 +37,6 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import router as router_lib
@@ -370,7 +369,7 @@ def _describe(one: _Running) -> dict[str, Any]:
 def rank(
   prefixes: Iterable[Prefix],
   held: Iterable[Sequence[replica_lib.CachedText]],
-  names: pseudonyms.Pseudonyms,
+  names: replica_lib.Pseudonyms,
 ) -> list[Prefix]:
   """Returns the prefixes that replicas use, the most used first.
 

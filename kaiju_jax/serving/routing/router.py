@@ -32,7 +32,6 @@ from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import policies
-from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import replica_states
 from kaiju_jax.serving.routing import rollout
@@ -91,7 +90,7 @@ class Router:
     self.failovers = 0  # How often a stream continued at another replica.
     self.max_wait_s = settings.max_wait_s  # See `replica.Engines`.
     self.max_alternatives = settings.max_alternatives
-    self.pseudonyms = pseudonyms.Pseudonyms(secret)
+    self.pseudonyms = replica_lib.Pseudonyms(secret)
     self._settings = settings
     self._replicas = replica_states.ReplicaStates(
       self.pseudonyms, policies.NAMES.index(settings.policy), settings.sessions

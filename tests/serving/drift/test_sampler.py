@@ -9,7 +9,7 @@ from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.serving.drift import calibration
-from kaiju_jax.serving.drift import sampler as sampler_lib
+from kaiju_jax.serving.drift import watch
 from tests.decoding import toys
 
 CONFIG = toys.config(
@@ -49,7 +49,7 @@ def make():
 def sampler(decoder):
   decoder.account.tree.clear()
   copies = page_copies.PageCopies(decoder, batch=2)
-  return sampler_lib.Sampler(decoder, copies)
+  return watch.Sampler(decoder, copies)
 
 
 def record(decoder, tokens_L, salt=b'mira'):
@@ -131,7 +131,7 @@ def test_a_sample_survives_what_the_engine_does_next(decoder, sampler):
     record(decoder, tokens_L[::-1].copy())
   (one,) = taken.read()
   fresh = make()
-  made = sampler_lib.Sampler(fresh, page_copies.PageCopies(fresh, 2))
+  made = watch.Sampler(fresh, page_copies.PageCopies(fresh, 2))
   record(fresh, texts[0])
   (expected,) = made.take(8).read()
   np.testing.assert_array_equal(one.codes, expected.codes)
@@ -158,7 +158,7 @@ def test_new_limits_are_a_new_model_and_need_idle_rows(decoder, sampler):
     with pytest.raises(ValueError, match='was replaced'):
       sampler.take(8)
     copies = page_copies.PageCopies(decoder, batch=2)
-    again = sampler_lib.Sampler(decoder, copies)
+    again = watch.Sampler(decoder, copies)
     record(decoder, tokens_L)
     (after,) = again.take(8).read()
     # Layer 0 has the very values; later ones read other codes.

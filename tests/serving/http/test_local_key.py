@@ -9,7 +9,7 @@ from starlette import requests
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 
 
 def make_request(bearer=None, cookie=None, client='127.0.0.1', **headers):
@@ -43,26 +43,26 @@ def status(access, request):
 
 @pytest.fixture
 def path(tmp_path):
-  return tmp_path / local_key.FILE
+  return tmp_path / loopback.KEY_FILE
 
 
 @pytest.fixture
 def key(path):
-  return local_key.load(path)
+  return loopback.load_key(path)
 
 
 def test_a_key_is_drawn_once_and_nobody_else_reads_it(path, tmp_path):
   old = os.umask(0)
   try:
-    key = local_key.load(path)
+    key = loopback.load_key(path)
   finally:
     os.umask(old)
-  assert local_key.load(path) == key != local_key.load(tmp_path / 'other')
+  assert loopback.load_key(path) == key != loopback.load_key(tmp_path / 'other')
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
   assert {file.name for file in tmp_path.iterdir()} == {path.name, 'other'}
   path.chmod(0o640)
   with pytest.raises(ValueError, match=r'mode 640.*must be 600'):
-    local_key.load(path)
+    loopback.load_key(path)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_file_without_a_key_opens_nothing(path, text):
   path.write_text(text)
   path.chmod(0o600)
   with pytest.raises(ValueError, match='next start draws another') as caught:
-    local_key.load(path)
+    loopback.load_key(path)
   assert not text.strip() or text.strip() not in str(caught.value)
   with pytest.raises(ValueError, match='key: must be'):
     auth.Access(None, key=text)
@@ -124,7 +124,7 @@ def test_a_cookie_is_for_this_servers_own_page_alone(key, tmp_path):
   pair, *attributes = access.cookie(make_request(key)).split('; ')
   assert {'HttpOnly', 'SameSite=Strict', 'Path=/'} <= set(attributes)
   # Another server on this machine, which gets the cookie too, keeps its own.
-  other = auth.Access(None, key=local_key.load(tmp_path / 'other'))
+  other = auth.Access(None, key=loopback.load_key(tmp_path / 'other'))
   theirs = other.cookie(make_request(other.key)).partition(';')[0]
   assert theirs.partition('=')[0] != pair.partition('=')[0]
   assert (

@@ -11,7 +11,7 @@ import urllib.parse
 
 import pytest
 
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 from tests import ports
 from tests.serving import browser as browser_lib
 from tests.serving import plain_proxy
@@ -40,7 +40,7 @@ ASKED = (
 
 @pytest.fixture(scope='module')
 def key(tmp_path_factory):
-  return local_key.load(tmp_path_factory.mktemp('key') / 'key')
+  return loopback.load_key(tmp_path_factory.mktemp('key') / 'key')
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kaiju_jax.app import operate
-from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.http import loopback
 from tests.experiments import forked
 from tests.serving import running
 from tests.serving.http import exposed
@@ -20,7 +20,7 @@ WHO = 'ann'
 def operated(tmp_path, **options):
   folder = tmp_path / 'server'
   folder.mkdir()
-  key = local_key.load(folder / local_key.OPERATOR)
+  key = loopback.load_key(folder / loopback.OPERATOR_FILE)
   with running.server(folder, replicas=3, operator=key, **options) as server:
     yield operator_port.Operated(server, server.server.metrics_port, key)
 
@@ -163,7 +163,7 @@ def test_the_last_one_stays_open(one):
 def test_a_server_of_one_engine_has_no_replicas(tmp_path):
   folder = tmp_path / 'server'
   folder.mkdir()
-  key = local_key.load(folder / local_key.OPERATOR)
+  key = loopback.load_key(folder / loopback.OPERATOR_FILE)
   with running.server(folder, operator=key) as server:
     operator = operate.Server(server.server.metrics_port, key)
     assert operator.ask()['replicas'] == []

@@ -14,8 +14,8 @@ import pytest
 
 from kaiju_jax.app import operate
 from kaiju_jax.decoding.engine import admission
-from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import log
+from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 from tests.experiments import forked
@@ -64,7 +64,7 @@ def operated(tmp_path, moderator, reply=REPLY):
 
   folder = tmp_path / 'server'
   folder.mkdir()
-  key = local_key.load(folder / local_key.OPERATOR)
+  key = loopback.load_key(folder / loopback.OPERATOR_FILE)
   with running.server(
     folder, engine=engine, moderator=moderator, operator=key
   ) as server:
@@ -90,7 +90,7 @@ def test_nobody_commands_without_the_operators_key(one, folders, tmp_path):
     {'Authorization': f'Bearer {one.key[:-1]}'},
     # Who chats is no operator, with a token or with the key of the page.
     {'Authorization': f'Bearer {one.server.tokens["ann"]}'},
-    {'Authorization': f'Bearer {local_key.load(tmp_path / "chat")}'},
+    {'Authorization': f'Bearer {loopback.load_key(tmp_path / "chat")}'},
     {'Cookie': f'kaiju={one.key}'},
   ]
   for headers in wrong:

@@ -16,7 +16,7 @@ from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.replies import saved_points
-from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_file
 from tests.decoding import fake_device
@@ -161,9 +161,9 @@ class Ben:
     }
     if server.context.points is None:
       places = server.context.engines._replicas
-      known = pseudonyms.Pseudonyms(running.SECRET)
+      known = replica_lib.Pseudonyms(running.SECRET)
       found['replicas'] = [
-        places.affinity.find(pseudonyms.number(known.conversation('ben', one)))
+        places.affinity.find(replica_lib.number(known.conversation('ben', one)))
         for one in self.sessions
       ]
       return found

@@ -15,15 +15,14 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local_replica
-from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import router as router_lib
 from tests.decoding import toys
 from tests.serving import running as running_lib
 from tests.serving import world
 
 SECRET = running_lib.SECRET
-NAMES = pseudonyms.Pseudonyms(SECRET)
+NAMES = replica_lib.Pseudonyms(SECRET)
 CONFIG = toys.small()
 LENGTH, CHUNK, ROWS = 48, 8, 3
 
@@ -142,7 +141,7 @@ class Fleet:
     worker = worker_lib.Worker(engine)
     worker.start()
     name = name or f'r{number}'
-    made = local_replica.LocalReplica(name, worker, self.builds[number], NAMES)
+    made = replica_lib.LocalReplica(name, worker, self.builds[number], NAMES)
     self.replicas[number] = made
     self.router.add(made, share)
     return made

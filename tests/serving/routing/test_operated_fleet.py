@@ -11,8 +11,6 @@ import pytest
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local_replica
-from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import rollout as rollout_lib
 from kaiju_jax.serving.routing import rollouts as rollouts_lib
@@ -24,7 +22,7 @@ from tests.serving import world
 from tests.serving.routing import fake_redis
 
 SECRET = b'of the fleet' * 3
-NAMES = pseudonyms.Pseudonyms(SECRET)
+NAMES = replica_lib.Pseudonyms(SECRET)
 PREFIX = np.arange(4, 44)
 OLD, NEW = 'aaaaaa11', 'bbbbbb22'
 
@@ -39,7 +37,7 @@ class Fleet:
     engine = world.Engine(running.Letters(), rows=8, length=256, pages=4000)
     worker = worker_lib.Worker(engine)
     worker.start()
-    self.replicas[name] = local_replica.LocalReplica(name, worker, build, NAMES)
+    self.replicas[name] = replica_lib.LocalReplica(name, worker, build, NAMES)
     return self.replicas[name]
 
   def router(self, **settings):

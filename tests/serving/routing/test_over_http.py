@@ -12,8 +12,7 @@ import pytest
 
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local_replica
-from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica as replica_lib
 from tests.decoding import fake_device
 from tests.serving import leftovers
 from tests.serving import running
@@ -60,8 +59,8 @@ def revive(server, number, made=None):
   """Puts a new replica in the place of a killed one."""
   made = worker_lib.Worker(made or engine(server.context.tokenizer))
   made.start()
-  named = pseudonyms.Pseudonyms(running.SECRET)
-  new = local_replica.LocalReplica(f'r{number}', made, 'b1', named)
+  named = replica_lib.Pseudonyms(running.SECRET)
+  new = replica_lib.LocalReplica(f'r{number}', made, 'b1', named)
   router = server.context.engines
 
   async def add():

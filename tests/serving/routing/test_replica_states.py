@@ -7,11 +7,10 @@ import pytest
 
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.routing import policies
-from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import replica_states
 
-NAMES = pseudonyms.Pseudonyms(b'a secret of many bytes')
+NAMES = replica_lib.Pseudonyms(b'a secret of many bytes')
 STICKY = policies.NAMES.index('sticky')
 
 
@@ -207,7 +206,7 @@ def test_what_caches_hold_fills_the_table_where_it_is_empty():
   other.learn(moved, [replica_lib.CachedText('s', name, 9, idle=60.0)])
   assert serve(other, TALKS[:1]) == found[:1]
   other.forget('ann', 'talk 0')
-  assert policies.find(other._table, pseudonyms.number(name)) == -1
+  assert policies.find(other._table, replica_lib.number(name)) == -1
   assert serve(other, TALKS[1:]) == found[1:]
 
 
@@ -223,11 +222,11 @@ def test_characters_have_owners_by_their_salts():
 
 def test_pseudonyms_tell_nothing_and_are_the_fleets():
   same, other = (
-    pseudonyms.Pseudonyms(b'a secret of many bytes'),
-    pseudonyms.Pseudonyms(b'x'),
+    replica_lib.Pseudonyms(b'a secret of many bytes'),
+    replica_lib.Pseudonyms(b'x'),
   )
   assert NAMES.salt('ab') == same.salt('ab') != other.salt('ab')
   pairs = [('a', 'b c'), ('a b', 'c'), ('a', "b', 'c"), ("a', 'b", 'c')]
   found = {NAMES.conversation(*pair) for pair in pairs}
   assert len(found) == 4 and NAMES.salt('a') not in found
-  assert all(0 <= pseudonyms.number(x) < 2**60 for x in found)
+  assert all(0 <= replica_lib.number(x) < 2**60 for x in found)

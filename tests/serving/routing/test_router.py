@@ -10,8 +10,7 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
-from kaiju_jax.serving.routing import local_replica
-from kaiju_jax.serving.routing import pseudonyms
+from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import router as router_lib
 from tests.decoding import fake_device
 from tests.serving import world
@@ -295,7 +294,7 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
     assert {x.conversation for x in held} == {ben}
     table = fleet.router._replicas._table
     sessions = {int(x) for x in table[:, 0]} - {-1}
-    assert sessions == {pseudonyms.number(ben)}
+    assert sessions == {replica_lib.number(ben)}
     await fleet.router.forget(forgetting.Forget(salts=('s',)))
     assert points(fleet) == [0, 0]
 
@@ -409,7 +408,7 @@ def test_a_state_counts_what_is_to_be_prefilled(make):
 
   run(main())
   engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
-  load, reading = local_replica._measure(engine)
+  load, reading = replica_lib._measure(engine)
   assert load == 10 + 20 + 2 and reading.waiting == 2
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from kaiju_jax.serving.routing import affinity as affinity_lib
-from kaiju_jax.serving.routing import pseudonyms
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import shared_table
 from tests.serving import redis_server
@@ -225,7 +224,7 @@ def test_what_is_old_leaves_redis(place):
 def test_whoever_reads_redis_learns_of_nobody(place):
   one, of_one = place.router()
   conversation = hashlib.sha256(b'key ann session-5').hexdigest()
-  one.note(pseudonyms.number(conversation), 'a')
+  one.note(replica_lib.number(conversation), 'a')
   exchange(of_one)
   dumped = place.dump()
   for secret in b'ann', b'session', conversation.encode():
