@@ -82,7 +82,7 @@ def _rate(right: float, total: int) -> dict[str, float]:
 
 
 def count_wins(
-  user: users.Planted | users.Head,
+  user: users.User,
   held_out: Sequence[HeldOut],
   replies: Sequence[replies_lib.SampledReply],
 ) -> Wins:

@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
   experiment: experiment_lib.Experiment  # The training of a round.
   format: chat.Format
   # The simulated user; None with feedback.
-  user: users.Planted | users.Head | None
+  user: users.User | None
   feedback: feedback_prompts.Feedback | None  # Recorded choices; None without.
   # The held-out ones first; with feedback these alone.
   prompts: list[prompts_lib.Prompt]

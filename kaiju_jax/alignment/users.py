@@ -43,31 +43,21 @@ VARIANTS = '', 'inverted', 'coin', 'length'
 _WORD = 0.03
 
 
-@dataclasses.dataclass(frozen=True)
-class Planted:
-  """A user with a known utility."""
+class User:
+  """A simulated user, who chooses by a utility."""
 
-  name: str  # A key of `UTILITIES`.
-  variant: str  # One of `VARIANTS`.
   temperature: float  # Of the softmax over replies; 0 for the best reply.
 
   def prefetch(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
-    """Does nothing: a utility needs no model."""
+    """Scores replies to prompts in one batch, if that saves time."""
 
   def judge(self, prompt: prompts.Prompt, text: str) -> float:
     """Returns the true utility of a reply, by which wins are counted."""
-    return UTILITIES[self.name](prompt, text)
+    raise NotImplementedError
 
   def rate(self, prompt: prompts.Prompt, text: str) -> float:
-    """Returns the value by which the user chooses: the variant's."""
-    utility = self.judge(prompt, text)
-    if self.variant == 'inverted':
-      return -utility
-    if self.variant == 'coin':
-      return 0.0
-    if self.variant == 'length':
-      return utility + _WORD * len(vocabulary.words_of(text))
-    return utility
+    """Returns the value by which the user chooses."""
+    return self.judge(prompt, text)
 
   def choose(
     self,
@@ -77,9 +67,38 @@ class Planted:
   ) -> int | None:
     """Returns the index of the reply that is kept; None for a tie."""
     values = [self.rate(prompt, one) for one in texts]
+    # Fewer than two replies, or equal ones, are a tie.
+    if len(values) < 2 or min(values) == max(values):
+      return None
+    noise = self.temperature * rng.gumbel(size=len(values))
+    return int(np.argmax(np.asarray(values) + noise))
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted(User):
+  """A user with a known utility."""
+
+  name: str  # A key of `UTILITIES`.
+  variant: str  # One of `VARIANTS`.
+  temperature: float
+
+  def judge(self, prompt: prompts.Prompt, text: str) -> float:
+    return UTILITIES[self.name](prompt, text)
+
+  def rate(self, prompt: prompts.Prompt, text: str) -> float:
+    utility = self.judge(prompt, text)
+    if self.variant == 'inverted':
+      return -utility
     if self.variant == 'coin':
-      return int(rng.integers(len(values))) if len(values) > 1 else None
-    return choose(rng, values, self.temperature)
+      return 0.0
+    if self.variant == 'length':
+      return utility + _WORD * len(vocabulary.words_of(text))
+    return utility
+
+  def choose(self, rng, prompt, texts) -> int | None:
+    if self.variant == 'coin':
+      return int(rng.integers(len(texts))) if len(texts) > 1 else None
+    return super().choose(rng, prompt, texts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,19 +108,6 @@ class Described:
   kind: str  # 'log' or 'head'.
   path: str  # The export's folder; or the head's file or workdir.
   dimension: str = ''  # The head's dimension; '' for its only one.
-
-
-def choose(
-  rng: np.random.Generator, values: Sequence[float], temperature: float
-) -> int | None:
-  """Returns an index, drawn from softmax(values / temperature).
-
-  It is None for fewer than two values, or where all are equal.
-  """
-  if len(values) < 2 or min(values) == max(values):
-    return None
-  noise = temperature * rng.gumbel(size=len(values))
-  return int(np.argmax(np.asarray(values) + noise))
 
 
 def _names_fact(prompt: prompts.Prompt, text: str) -> float:
@@ -172,7 +178,7 @@ def check(user: Planted, found: Sequence[prompts.Prompt]) -> None:
 _BLANK = -1e9
 
 
-class Head:
+class Head(User):
   """A user with a token-level head, which is also its true utility.
 
   Attributes:
@@ -221,11 +227,10 @@ class Head:
     sums.update(np.float64(self._bias).tobytes())
     self.digest = sums.hexdigest()
     self._reader = hidden_states.Reader(loaded)
-    self._format, self._temperature = format, temperature
+    self._format, self.temperature = format, temperature
     self._known: dict[Any, float] = {}
 
   def prefetch(self, pairs: Iterable[tuple[prompts.Prompt, str]]) -> None:
-    """Scores replies to prompts in one batch, and caches their values."""
     asked = {(p.messages, text): None for p, text in pairs if text.strip()}
     new = [one for one in asked if one not in self._known]
     placed = [self._place(*one) for one in new]
@@ -238,18 +243,6 @@ class Head:
       return _BLANK
     self.prefetch([(prompt, text)])
     return self._known[prompt.messages, text]
-
-  rate = judge
-
-  def choose(
-    self,
-    rng: np.random.Generator,
-    prompt: prompts.Prompt,
-    texts: Sequence[str],
-  ) -> int | None:
-    """Returns the index of the reply that is kept; None for a tie."""
-    values = [self.rate(prompt, one) for one in texts]
-    return choose(rng, values, self._temperature)
 
   def _place(self, messages, text: str) -> hidden_states.PlacedText:
     """Tokenizes a conversation, and marks the tokens of its reply."""

@@ -62,9 +62,10 @@ def make(
   serve.warm(engine)
   working = worker_lib.Worker(engine, on_compiled=memory.trim)
   digest = tokenizer_lib.digest(tokenizer) + (written.digest if written else '')
-  points = serving_engine.restore_points(
-    working, settings, store, digest, weights, _log, name
+  points = serving_engine.open_points(
+    working, settings, store, digest, weights, name
   )
+  serving_engine.restore_points(points, _log)
   working.start()
   if points is not None:
     points.start()

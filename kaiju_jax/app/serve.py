@@ -195,9 +195,10 @@ def _assemble(
     opened,
     weights,
   )
-  made.points = serving_engine.restore_points(
-    working, settings, opened.store, made.model.digest, weights, say
+  made.points = serving_engine.open_points(
+    working, settings, opened.store, made.model.digest, weights
   )
+  serving_engine.restore_points(made.points, say)
   made.drift = serving_engine.watch_drift(
     working, settings, weights, made.metrics.show_drift
   )

@@ -66,49 +66,27 @@ def guide_of(head: judge.Head | None) -> request_lib.Guide | None:
   return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
 
 
-def restore_points(
+def open_points(
   worker: worker_lib.Worker,
   settings: settings_lib.Settings,
   store: conversing.Store | None,
   tokenizer: str,
   weights: str,
-  say: Callable[[str], None],
   place: str = '',
 ) -> saved_points.SavedPoints | None:
-  """Restores a worker's points; returns what saves them, None for nothing.
+  """Returns what saves a worker's points; None if nothing does.
 
   Args:
     worker: not running yet.
     settings: the server's.
     store: its characters and sessions; None where nothing is saved.
     tokenizer, weights: digests of both; without the latter nothing is saved.
-    say: prints a message for the user.
     place: the replica's name, if the server has several.
 
   Raises:
     OSError: the folder cannot be made or read.
     ValueError: the key is damaged.
   """
-  points = save_points(worker, settings, store, tokenizer, weights, place)
-  if points is not None:
-    found = points.restore()
-    if found.points or found.refused:
-      say(
-        f'Points of the last start: {found.points} taken back in'
-        f' {found.seconds:.1f} s; files refused: {found.refused}.'
-      )
-  return points
-
-
-def save_points(
-  worker: worker_lib.Worker,
-  settings: settings_lib.Settings,
-  store: conversing.Store | None,
-  tokenizer: str,
-  weights: str,
-  place: str = '',
-) -> saved_points.SavedPoints | None:
-  """Returns what saves a worker's points; None for nothing."""
   if settings.points == 'none' or not weights:
     return None
   engine, folder = worker.engine, pathlib.Path(settings.folder)
@@ -123,6 +101,18 @@ def save_points(
     most=settings.points_size,
     texts=saved_points.SavedTexts(store, tokens, settings.points == 'all'),
   )
+
+
+def restore_points(
+  points: saved_points.SavedPoints | None, say: Callable[[str], None]
+) -> None:
+  """Restores the points of the last start, and prints how many."""
+  found = points.restore() if points is not None else None
+  if found and (found.points or found.refused):
+    say(
+      f'Points of the last start: {found.points} taken back in'
+      f' {found.seconds:.1f} s; files refused: {found.refused}.'
+    )
 
 
 def watch_drift(

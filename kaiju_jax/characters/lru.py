@@ -16,12 +16,10 @@ class LruCache:
   def __init__(self, most: int, size: Callable[[Any], int] | None = None):
     """Begins empty.
 
-    Args:
-      most: what the sizes of all values add up to, at most.
-      size: returns a value's size; by default each counts 1.
+    Values' sizes, 1 each without `size`, add up to at most `most`.
 
     Raises:
-      ValueError: no size.
+      ValueError: `most` is below 1.
     """
     if most < 1:
       raise ValueError(f'most={most}: must be at least 1.')

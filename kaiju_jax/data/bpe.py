@@ -17,12 +17,9 @@ SMALLEST = 257  # Tokens: `<s>` and the bytes.
 
 
 def train(path: pathlib.Path, texts: Iterable[str], vocab_size: int) -> None:
-  """Trains a tokenizer and writes its `tokenizer.json`, whole or not at all.
+  """Trains a tokenizer on texts and writes its `tokenizer.json`.
 
-  Args:
-    path: the file; its folder is made where it does not exist.
-    texts: the texts whose merges are counted.
-    vocab_size: most tokens; the texts may have fewer merges.
+  `vocab_size` is the most tokens; the texts may have fewer merges.
 
   Raises:
     OSError: the file cannot be written.

@@ -66,10 +66,7 @@ def strip(text: str) -> str:
 
 
 def text_of(messages: Iterable[Pair]) -> str:
-  """Returns a conversation as the text of a training document.
-
-  Args:
-    messages: (role, text) of each message.
+  """Returns (role, text) of each message as the text of a training document.
 
   Raises:
     TypeError, ValueError: an unknown role, or see `strip`.
@@ -187,10 +184,8 @@ class Format:
     """Returns the place behind a message.
 
     Args:
-      role: the role of the message.
-      after: the place that it stands behind.
-      text: its text, which some templates leave out if it is empty; None for a
-        text that is not.
+      role, after: the message's role, and the place that it stands behind.
+      text: some templates leave out an empty one; None for one that is not.
     """
     step = self.steps[after, _role(role)]
     if step.skips_to is None or text is None or step.clean(strip(text)):
@@ -208,14 +203,12 @@ class Format:
   def encode_drawn(self, role: str, tokens, after: str = '') -> np.ndarray:
     """Returns a message whose text is given as tokens, int32 [L].
 
-    If the text were encoded again, it might have other tokens than those that
-    the model drew, and a cache would not find it.
+    Its text, encoded again, might have other tokens than those that the model
+    drew, which a cache would not find.
 
     Args:
-      role: the role of the message.
-      tokens: tokens of the text. Structural ones are dropped, such as the stop
-        token that ended it.
-      after: see `message`.
+      role, after: see `message`.
+      tokens: of the text. Structural ones are dropped, such as its stop token.
 
     Raises:
       ValueError: an unknown role.
@@ -249,9 +242,8 @@ class Format:
   def cut_history(self, tokens) -> np.ndarray:
     """Returns a reply's tokens as later prompts hold them, int32 [L].
 
-    Args:
-      tokens: the tokens of a reply. A thought that its opening had begun begins
-        with `thought.begin` here, too.
+    In `tokens` a thought begins with `thought.begin`, even if its opening had
+    begun it.
     """
     tokens_L = np.asarray(tokens, np.int32)
     if self.thought is None or self.keeps_thoughts:

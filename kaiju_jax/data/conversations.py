@@ -84,11 +84,7 @@ class Conversation(NamedTuple):
 def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:
   """Yields the conversations of a .jsonl file, a folder or glob of them.
 
-  Files are read in the order of their names.
-
-  Args:
-    path: a file, folder or glob.
-    field: the name of `path` in errors.
+  Files are read in the order of their names; `field` names `path` in errors.
 
   Raises:
     FileNotFoundError: nothing at `path`.
@@ -112,12 +108,9 @@ def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:
 def parse(record: Any, needs_reply: bool = True) -> tuple[WeightedMessage, ...]:
   """Returns the messages of a line, which is JSON's value `record`.
 
-  Args:
-    record: the line's value.
-    needs_reply: whether a message must be the assistant's.
-
   Raises:
-    ValueError: see the module's docstring; names the message and its fault.
+    ValueError: see the module's docstring, or `needs_reply` and there is no
+      message of the assistant; names the message and its fault.
   """
   forms = [one for one in _FORMS if isinstance(record, dict) and one in record]
   if len(forms) != 1:

@@ -96,10 +96,6 @@ def read(
 def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
   """Returns (name relative to `path`, path) of each file at `path`.
 
-  Args:
-    path: a file, folder or glob.
-    field: the name of `path` in errors.
-
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a folder that cannot be read.

@@ -132,15 +132,7 @@ def _draw(
   own: Sequence[int],
   number: int,
 ) -> packing.Batch:
-  """Returns this process's rows of batch `number`, [A, b, …].
-
-  Args:
-    source: the rows.
-    begin: (number of a batch) → its first row.
-    shape: (A, B).
-    own: the b of each microbatch's B rows that this process reads.
-    number: the batch's number, from 0 on.
-  """
+  """Returns this process's rows of batch `number`, [A, b, …]."""
   microbatches, batch = shape
   firsts = range(begin(number), begin(number + 1), batch)
   rows = [source[first + place] for first in firsts for place in own]

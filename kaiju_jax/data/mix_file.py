@@ -36,10 +36,7 @@ def write(
 ) -> None:
   """Replaces a mix.json in one atomic step.
 
-  Args:
-    path: the file.
-    sources: names, paths and weights.
-    account: how the weights were found, as data that JSON can hold.
+  `account` tells how the weights were found, as data that JSON can hold.
 
   Raises:
     ValueError: sources that a run would refuse, an account with the key

@@ -76,12 +76,10 @@ class Mixture(loader.RowSource):
 
     Args:
       parts: the sources, at least one.
-      total: rows of the run; `anneal_at` and `anneal_over` are fractions of it.
-        Later rows exist, with the last weights.
-      anneal_at: fraction of the rows after which the weights change.
-      anneal_over: fraction of the rows over which they change.
+      total: rows of the run. Later rows exist, with the last weights.
+      anneal_at, anneal_over: see `apportionment.stages`.
       block: Q, rows of a block.
-      seed: the seed of the order.
+      seed: of the order.
     """
     self.parts = tuple(parts)
     self._total = total

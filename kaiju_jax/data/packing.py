@@ -172,8 +172,7 @@ def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
 
   Args:
     lengths: int[N], tokens of each document.
-    whole: bool[N], whether each must not be cut; such a document is at most as
-      long as a row.
+    whole: bool[N]; such a document is at most as long as a row.
     length: tokens per row.
 
   Returns:

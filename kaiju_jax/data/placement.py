@@ -22,9 +22,7 @@ def find_own_rows(
 ) -> list[int]:
   """Returns the rows of B that this process's devices read, in order.
 
-  Args:
-    sharding: the sharding of a batch's arrays.
-    shape: (A, B, …).
+  `sharding` is that of a batch's arrays, whose shape is (A, B, …).
   """
   held = sharding.addressable_devices_indices_map(tuple(shape)).values()
   return sorted(

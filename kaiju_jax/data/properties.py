@@ -73,11 +73,7 @@ PROPERTIES: Mapping[
 
 
 def check(names: Sequence[str]) -> None:
-  """Refuses properties that do not exist.
-
-  Raises:
-    ValueError: names the property and those that exist.
-  """
+  """Refuses properties that do not exist (ValueError)."""
   for name in names:
     if name not in PROPERTIES:
       raise ValueError(

@@ -31,12 +31,9 @@ def describe(
   held_out: text.Corpus | None = None,
   teacher: str = '',
 ) -> dict[str, Any]:
-  """Returns a description that distinguishes a text from others, for JSON.
+  """Returns a description that distinguishes a source's text, for JSON.
 
-  Args:
-    training: the source's training documents.
-    held_out: its held-out documents, if any.
-    teacher: hash of the targets that are read beside it; '' for none.
+  `teacher` is a hash of the targets that are read beside it; '' for none.
   """
   described = {'training': _counts(training)}
   if teacher:

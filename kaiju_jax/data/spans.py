@@ -77,9 +77,8 @@ def read(
   """Returns the texts of a .jsonl file, a folder or glob of them.
 
   Args:
-    path: a file, folder or glob.
+    path, field: where they are, and the name of `path` in errors.
     names: the dimensions that there are; None for any.
-    field: the name of `path` in errors.
 
   Raises:
     FileNotFoundError: nothing at `path`.
@@ -210,10 +209,7 @@ def label(
 ) -> np.ndarray:
   """Returns uint8 [L, C], each token's place: OUTSIDE, WITHIN or LAST.
 
-  Args:
-    located_L2: the characters of each token (`Tokenizer.locate`).
-    spans: the spans of the text.
-    names: the C dimensions.
+  `located_L2` are the characters of each token (`Tokenizer.locate`).
 
   Raises:
     ValueError: a span has no token.
@@ -248,10 +244,8 @@ def corpus(
   of the assistant's replies and their ends, by their `weight`.
 
   Args:
-    texts: the texts.
-    names: the C dimensions.
-    tokenizer: encodes plain texts.
-    format: encodes chats; None if there are none.
+    texts, names: the texts, and their C dimensions.
+    tokenizer, format: encode plain texts, and chats; None if there are none.
     length: tokens per row.
 
   Raises:
@@ -312,10 +306,8 @@ def _encode(
 def weigh(places_TC: np.ndarray, weights: str, tokens: str) -> np.ndarray:
   """Returns float32 [3, C], the weights of tokens at each place per dimension.
 
-  Args:
-    places_TC: the places of the training text's tokens.
-    weights: one of `WEIGHTS`; see the module's docstring.
-    tokens: one of `TOKENS`; see there.
+  `places_TC` are those of the training text's tokens; `weights` is one of
+  `WEIGHTS`, `tokens` one of `TOKENS` (see the module).
   """
   counts_3C = np.stack([(places_TC == place).sum(axis=0) for place in range(3)])
   if tokens == 'last':

@@ -54,10 +54,7 @@ def corpus(
 ) -> Corpus:
   """Encodes documents, at least one, into one corpus.
 
-  Args:
-    documents: the texts.
-    tokenizer: encodes them.
-    measured: whether to count each token's bytes, which doubles the time.
+  `measured` counts each token's bytes, which doubles the time.
   """
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
   tokens, token_bytes, parents, names = [], [], {}, []
@@ -97,10 +94,6 @@ def digest(corpus: Corpus) -> str:
 
 def check(config: data_config.DataConfig, vocab_size: int) -> None:
   """Refuses text or a tokenizer that is missing, before any text is read.
-
-  Args:
-    config: the config of a task that reads text.
-    vocab_size: V of the model.
 
   Raises:
     OSError, ValueError: see `documents.files` and `tokenizer.load`.

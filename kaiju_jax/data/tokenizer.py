@@ -276,16 +276,12 @@ def _bound_growth(decoder: Any) -> int:
 
 
 def load(path: str, vocab_size: int | None = None) -> Tokenizer:
-  """Returns the tokenizer at `path`.
-
-  Args:
-    path: the path of a `tokenizer.json`; '' for bytes.
-    vocab_size: V of the model that will read the tokens; None to skip the
-      check.
+  """Returns the tokenizer at `path`, a `tokenizer.json`; '' for bytes.
 
   Raises:
     FileNotFoundError: no file at `path`.
-    ValueError: not a tokenizer, or one with more tokens than the model has.
+    ValueError: not a tokenizer, or one with more tokens than `vocab_size`
+      (unchecked for None).
   """
   tokenizer = HuggingFace(path) if path else Bytes()
   if vocab_size is not None and tokenizer.vocab_size > vocab_size:

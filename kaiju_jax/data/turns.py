@@ -79,13 +79,8 @@ def fine_tuning(
 ) -> tuple[text.Corpus | None, Counts]:
   """Returns conversations as linear documents of at most `length` tokens.
 
-  With a choice, the reply that was kept is read alone.
-
-  Args:
-    conversations: the conversations.
-    format: encodes messages.
-    length: tokens per row.
-    end_weight: factor of the weight of a reply's end.
+  With a choice, the reply that was kept is read alone. A reply's end has its
+  weight times `end_weight`.
 
   Returns:
     The corpus, None if no conversation is left; and what was left out.
@@ -115,16 +110,12 @@ def choices(
 ) -> tuple[text.Corpus | None, list[tuple[Choice, ...]], Counts]:
   """Returns conversations as trees, whose choices alone have a weight.
 
-  Args:
-    conversations: the conversations.
-    format: encodes messages.
-
   Returns:
     The corpus, None if no choice is left; the choices of each of its documents;
     and what was left out.
 
   Raises:
-    ValueError: the format ends a reply with no token that stops one.
+    ValueError: as `fine_tuning`.
   """
   counts, named = Counts(), []
   for one in conversations:
@@ -198,13 +189,8 @@ def encode(
 ) -> EncodedConversation:
   """Returns a conversation's tokens; a choice's last reply goes on.
 
-  Args:
-    messages: the messages.
-    format: encodes them.
-    end_weight: factor of the weight of a reply's end.
-
   Raises:
-    ValueError: the format ends a reply with no token that stops one.
+    ValueError: as `fine_tuning`.
   """
   tokens, parents = [format.head_L], [np.arange(-1, len(format.head_L) - 1)]
   weights = [np.zeros(len(format.head_L), np.float32)]

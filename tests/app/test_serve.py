@@ -199,7 +199,7 @@ def test_points_are_saved_and_taken_back_as_the_settings_say(tmp_path):
 
   def made(weights='w', tokenizer='t', **settings):
     settings = settings_lib.Settings(folder=str(tmp_path), **settings)
-    return serving_engine.save_points(
+    return serving_engine.open_points(
       worker, settings, store, tokenizer, weights
     )
 

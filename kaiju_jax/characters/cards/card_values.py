@@ -51,10 +51,7 @@ class Object:
   def text(self, name: str, most: int, is_read: bool) -> str:
     """Returns a text; null and false count as none.
 
-    Args:
-      name: the field.
-      most: the most characters; a longer text is cut, if no prompt reads it.
-      is_read: whether a prompt reads the field.
+    One of more than `most` characters is cut, unless a prompt reads it.
 
     Raises:
       card_json.CardError: a prompt reads the field, and it is no text.
@@ -80,11 +77,9 @@ class Object:
     return text
 
   def texts(self, name: str, splits: bool = True) -> list[str]:
-    """Returns a list of texts.
+    """Returns the field's list of texts, or its one text.
 
-    Args:
-      name: the field: a list, or one text.
-      splits: whether one text lists several with commas between them.
+    `splits`: whether one text lists several with commas between them.
     """
     value = self.value.get(name)
     if isinstance(value, Mapping):

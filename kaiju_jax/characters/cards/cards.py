@@ -245,12 +245,7 @@ def _version(card: card_values.Object) -> float:
 def _fields(
   data: card_values.Object, outer: card_values.Object
 ) -> card_fields.Fields:
-  """Returns canonical fields, not yet checked.
-
-  Args:
-    data: the object that has them.
-    outer: the card: `data` itself, or the object around it.
-  """
+  """Returns canonical fields, not yet checked; `outer` may be `data` itself."""
   values: dict[str, Any] = {}
   for theirs, ours in _TEXTS.items():
     most = _LINES.get(theirs, card_fields.TEXT)
@@ -296,10 +291,7 @@ def _fit(part: card_values.Object, rest: dict[str, Any]) -> dict[str, Any]:
 def _shrunk(
   fields: card_fields.Fields, data: card_values.Object
 ) -> card_fields.Fields:
-  """Returns fields of at most `card_fields.ALL` bytes, if that is possible.
-
-  What nothing reads is left out.
-  """
+  """Returns fields of at most `card_fields.ALL` bytes, if that is possible."""
   kept = {
     name: one
     for name, one in fields.extensions.items()

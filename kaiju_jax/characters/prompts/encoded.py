@@ -19,12 +19,7 @@ class Encoded:
   """
 
   def __init__(self, format: chat.Format, most: int = 2**22):
-    """Begins empty.
-
-    Args:
-      format: encodes messages that are not remembered.
-      most: the most tokens that are remembered, 4 bytes each.
-    """
+    """Begins empty; remembers at most `most` tokens, of 4 bytes each."""
     self.tokenizer = format.tokenizer
     self.stop_tokens = format.stop_tokens
     self.head_L = format.head_L

@@ -173,11 +173,9 @@ class History:
     return least <= self._available // _LORE_SHARE
 
   def _halved(self, begin: int, end: int) -> int:
-    """Returns the index of the first kept message when the history is full.
-
-    The kept exchanges fill half of the room at most. The last one alone may
-    fill all of it; if it does not fit, nothing is kept, and `end` is returned.
-    """
+    """Returns the index of the first kept message when the history is full."""
+    # The kept exchanges fill half of the room at most; the last one alone may
+    # fill all of it.
     first = bisect.bisect_left(self._exchanges, begin)
     kept = self._exchanges[first : bisect.bisect_left(self._exchanges, end)]
     index = bisect.bisect_left(

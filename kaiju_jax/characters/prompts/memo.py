@@ -27,11 +27,7 @@ class Memo:
   """Remembers the tokens of recent replies; thread-safe."""
 
   def __init__(self, most: int = 2**22):
-    """Begins empty.
-
-    Args:
-      most: the most tokens that are remembered, 4 bytes each.
-    """
+    """Begins empty; remembers at most `most` tokens, of 4 bytes each."""
     self._recent = lru.LruCache(most, lambda reply: len(reply.tokens) + 32)
 
   def recall(

@@ -45,8 +45,7 @@ def collection(name: str, path: str, field: str) -> Collection:
     field: the flag that errors name.
 
   Raises:
-    OSError: nothing at `path`, or a file that cannot be read.
-    ValueError: files that are not text, or hold none.
+    OSError, ValueError: as `documents.read`; or there is no text.
   """
   if not path:
     raise ValueError(
@@ -66,9 +65,8 @@ def refuse_shared(
   """Refuses a file that stands on both sides of a comparison.
 
   Args:
-    path: a file, folder or glob.
+    path, field: a file, folder or glob, and its flag.
     others: (flag, file, folder or glob) of the other side.
-    field: the flag that names `path`.
 
   Raises:
     OSError, ValueError: see `documents.files`; or a shared file, by name.
@@ -93,11 +91,9 @@ def _real(path: str, field: str) -> set[str]:
 def write_lines(
   path: pathlib.Path, documents: Iterable[tuple[documents_lib.Document, dict]]
 ) -> None:
-  """Writes documents as a .jsonl that `documents.read` reads.
+  """Writes documents, with more keys for each, for `documents.read`.
 
-  Args:
-    path: a file in a folder that is being written (`storage/folders.py`).
-    documents: each with additional keys for its line.
+  The file lies in a folder that is being written (`storage/folders.py`).
   """
   with (
     files.writing(str(path)),

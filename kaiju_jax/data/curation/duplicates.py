@@ -67,12 +67,11 @@ def find(
   least: float = LEAST,
   watch: similarity.Watch = similarity.ignore_progress,
 ) -> Clusters:
-  """Returns the near-duplicates among documents.
+  """Returns the near-duplicates among N documents.
 
   Args:
-    texts: N documents.
-    bands: number of bands.
-    rows: rows of a band.
+    texts: the documents.
+    bands, rows: the number of bands, and of each band's rows.
     least: the least Jaccard similarity of near-duplicates; 0 joins every pair
       that agrees in a band.
     watch: shows progress over the documents.
@@ -117,8 +116,7 @@ def find_in_files(
 
   Args:
     paths: files, folders or globs. The first document of a group is kept.
-    least: the least Jaccard similarity of near-duplicates.
-    track: shows progress.
+    least, track: as for `find`; shows progress.
 
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
@@ -185,6 +183,7 @@ def _signatures(sets: Sequence[np.ndarray], count: int) -> np.ndarray:
     members = np.concatenate(sets[first:last])
     begins = np.cumsum([0, *(len(one) for one in sets[first : last - 1])])
     for order in range(count):
+      # The members are hashes already.
       hashes = words_lib.scramble(members * factors[order] + shifts[order])
       signatures[first:last, order] = np.minimum.reduceat(hashes, begins)
   return signatures
@@ -211,12 +210,9 @@ def _buckets(rows_NR: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _join(sets, bucket, least, parents) -> None:
-  """Joins each document of a bucket with the first that it resembles.
-
-  A document that resembles an earlier one is not compared with later ones,
-  because they are compared with the earlier one. So a thousand copies cost a
-  thousand comparisons.
-  """
+  """Joins each document of a bucket with the first that it resembles."""
+  # Who resembles an earlier document is not compared with later ones, so that a
+  # thousand copies cost a thousand comparisons.
   leaders = []
   for one in bucket:
     for leader in leaders:

@@ -58,13 +58,10 @@ def find(
   rare_below: int = RARE_BELOW,
   watch: similarity.Watch = similarity.ignore_progress,
 ) -> Leaks:
-  """Returns how much of each item stands in the documents.
+  """Returns how much of each of N items stands in the training documents.
 
-  Args:
-    items: N evaluation items.
-    documents: the training documents, which are read once.
-    rare_below: a run is rare if fewer documents than this have it.
-    watch: shows progress over the documents.
+  The documents are read once. A run is rare if fewer than `rare_below` of them
+  have it.
   """
   words = words_lib.Words()
   found = [words(item) for item in items]
@@ -117,12 +114,7 @@ def find_in_files(
   paths: Sequence[str],
   track: similarity.Track = similarity.ignore_progress,
 ) -> LeakedItems:
-  """Reads both sides and compares them.
-
-  Args:
-    evaluation: file, folder or glob of the evaluation items.
-    paths: files, folders or globs of training text.
-    track: shows progress.
+  """Reads evaluation items and training text, and compares them.
 
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
@@ -185,13 +177,7 @@ def _table(runs, documents, shape) -> sparse.csr_array:
 
 
 def _shares(places, table, rare_below):
-  """Returns `share`, `document`, `common` and `touched` of items.
-
-  Args:
-    places: for each item, the rows of its runs in `table`.
-    table: 1 where a document has a run.
-    rare_below: see `find`.
-  """
+  """Returns `share`, `document`, `common` and `touched` of items."""
   present = np.diff(table.indptr)
   rare = present < rare_below
   lengths = [len(one) for one in places]

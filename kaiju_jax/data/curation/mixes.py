@@ -142,11 +142,6 @@ def find(
 ) -> MixedSources:
   """Reads and embeds the texts, and finds the weights.
 
-  Args:
-    settings: checked ones.
-    embedder: the embedder that the settings name.
-    track: shows progress.
-
   Raises:
     OSError, ValueError: the text is unusable.
   """

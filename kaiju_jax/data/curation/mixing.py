@@ -127,8 +127,7 @@ def solve(
 
   Args:
     method: 'em' or 'least_squares'.
-    target_D: float64, mean of the target.
-    means_SD: float64, mean of each source.
+    target_D, means_SD: float64, means of the target and of each source.
     bounds_S: largest weights, with a sum of at least 1; None for ones.
     start_S: where EM begins; by default at equal weights.
   """
@@ -308,12 +307,10 @@ def mix(
 
   Args:
     method: one of METHODS.
-    target: documents of the target.
-    sources: documents of each source.
+    target, sources: their documents.
     bounds_S: largest weights; None for ones.
     distributions: whether the vectors are distributions, which `em` needs.
-    resamples: R, how often the problem is solved for the intervals.
-    seed: seed of the bootstrap.
+    resamples, seed: R resamples of the bootstrap, and its seed.
     watch: shows progress over the resamples.
   """
   target_D = target.compute()[0]

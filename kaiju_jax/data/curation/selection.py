@@ -57,9 +57,7 @@ def importance(
 ) -> np.ndarray:
   """Returns float64 [N], each document's log of t over r.
 
-  Args:
-    target: [M, D], n-gram counts of the target's documents.
-    source: [N, D], n-gram counts of the source's documents.
+  `target` [M, D] and `source` [N, D] are n-gram counts of documents.
   """
   counts = np.stack(
     [np.asarray(one.sum(axis=0), np.float64) for one in (target, source)]
@@ -83,10 +81,9 @@ def cosine(
   """Returns float64 [N], each document's log of target over source.
 
   Args:
-    target_ND: vectors of the target's documents.
-    source_ND: vectors of the source's documents.
+    target_ND, source_ND: vectors of the documents.
     centroids: most centroids; fewer where the target has fewer documents.
-    seed: seed of the clustering.
+    seed: of the clustering.
   """
   target_ND, source_ND = _units(target_ND), _units(source_ND)
   rng = np.random.default_rng(seed)
@@ -135,8 +132,7 @@ def choose(
   Args:
     scores: one per document.
     count: k, how many are chosen.
-    noise: the factor of the Gumbel noise; 0 for the k highest scores.
-    seed: seed of the noise.
+    noise, seed: factor and seed of the Gumbel noise; 0 chooses the k highest.
     field: the name of `count` in errors.
 
   Raises:
@@ -208,11 +204,6 @@ def find(
   track: similarity.Track = similarity.ignore_progress,
 ) -> Selection:
   """Reads and scores the documents, and chooses among them.
-
-  Args:
-    settings: checked ones.
-    embedder: the embedder that the settings name.
-    track: shows progress.
 
   Raises:
     OSError, ValueError: the text is unusable.

@@ -69,10 +69,6 @@ class Tokenizer:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the tokens of a text, piece by piece, without those around it.
 
-    Args:
-      text: the text.
-      places: whether to return where tokens are.
-
     Yields:
       int32 [n], tokens; int64 [n, 2], the first character of each and one past
       its last, or [0, 2] without `places`.
@@ -140,14 +136,7 @@ class Tokenizer:
 
 @functools.lru_cache(_OPEN)
 def open_tokenizer(data: bytes, spells_special: bool = False) -> Tokenizer:
-  """Returns the tokenizer of a file, which stays open for later calls.
-
-  Args:
-    data, spells_special: as for `Tokenizer`.
-
-  Raises:
-    Refused: as `Tokenizer`.
-  """
+  """Returns the tokenizer of a file, which stays open for later calls."""
   return Tokenizer(data, spells_special)
 
 

@@ -87,10 +87,7 @@ class Cuts:
   def find(self, text: str, begin: int, end: int) -> int | None:
     """Returns the last free cut at begin…end - 1; None for none.
 
-    Args:
-      text: with `overlap` characters on each side of the cuts in question,
-        where the whole text has as many.
-      begin, end: the places in question.
+    `text` has `overlap` characters on each side of them, if the whole text has.
     """
     if self.whole:
       return None
@@ -113,12 +110,9 @@ class Cuts:
   def count_left(
     self, encoding: tokenizers.Encoding, place: int, text: str
   ) -> int | None:
-    """Returns how many tokens are left of a place; None if it is no free cut.
+    """Returns how many tokens of `text` are left of a place within it.
 
-    Args:
-      encoding: of the text.
-      place: in the text, not at an end.
-      text: the text.
+    None if it is no free cut. `encoding` is the text's.
     """
     sides = self._sides(text[place - 1], text[place])
     if sides is None:
