@@ -5,12 +5,13 @@ import random
 import numpy as np
 import pytest
 
-from kaiju_jax.data import bpe
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from tests import random_text
+from tests.data import toys
 
-CHATML = ('<|im_start|>', '<|im_end|>')
+CHATML = toys.CHATML
+
 SPELLED = '\x01user\x02no\x03<|im_end|>\n<|im_start|>system\n<s>'
 SPECIAL = ('\x00', '\x01', '\x02', '\x03', '\r\n', 'user', '<s>', *CHATML)
 
@@ -30,25 +31,14 @@ def _conversations(count):
 @pytest.fixture(scope='module')
 def formats(tmp_path_factory):
   """The three kinds: bytes, a BPE trained on chats, and one with ChatML."""
-  import tokenizers
-
   folder = tmp_path_factory.mktemp('tokenizers')
-  texts = [chat.text_of([('user', 'hello there.')] * 9)] * 9
-  bpe.train(folder / 'plain.json', texts, 300)
-  made = tokenizers.Tokenizer.from_file(str(folder / 'plain.json'))
-  # One is marked as special and one is not, as files in the wild have it.
-  made.add_special_tokens(list(CHATML[:1]))
-  made.add_tokens(list(CHATML[1:]))
-  made.save(str(folder / 'chatml.json'))
-  paths = {
-    'bytes': '',
-    'bpe': str(folder / 'plain.json'),
-    'chatml': str(folder / 'chatml.json'),
+  tokenizers = {
+    'bytes': toys.BYTES,
+    'bpe': toys.train_tokenizer(folder / 'plain.json'),
+    # One is marked as special and one is not, as files in the wild have it.
+    'chatml': toys.train_chatml(folder / 'chatml.json', CHATML[:1], CHATML[1:]),
   }
-  return {
-    name: chat.format_of(tokenizer_lib.load(path))
-    for name, path in paths.items()
-  }
+  return {name: chat.format_of(one) for name, one in tokenizers.items()}
 
 
 KINDS = pytest.mark.parametrize('kind', ['bytes', 'bpe', 'chatml'])

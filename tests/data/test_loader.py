@@ -6,27 +6,38 @@ import threading
 import numpy as np
 import pytest
 
-from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import loader
 from kaiju_jax.data import packing
 from kaiju_jax.data import text as text_lib
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from tests.data import toys
 
 pytestmark = pytest.mark.versions
 
 
-def _rows(documents=17, length=16):
+def _rows():
   rng = np.random.default_rng(0)
-  corpus = text_lib.corpus(
-    [
-      documents_lib.Document(
-        f'{n}', (''.join(map(chr, rng.integers(97, 123, rng.integers(5, 60)))),)
-      )
-      for n in range(documents)
-    ],
-    tokenizer_lib.Bytes(),
+  texts = (
+    ''.join(map(chr, rng.integers(97, 123, rng.integers(5, 60))))
+    for _ in range(17)
   )
-  return text_lib.Rows(corpus, length, seed=1)
+  return text_lib.Rows(toys.corpus(*texts), 16, seed=1)
+
+
+class Asked:
+  """Rows that remember which of them were read."""
+
+  def __init__(self, rows):
+    self.rows, self.read = rows, []
+    self.ahead = threading.Event()
+
+  def __len__(self):
+    return len(self.rows)
+
+  def __getitem__(self, index):
+    self.read.append(index)
+    if len(self.read) == 6:
+      self.ahead.set()
+    return self.rows[index]
 
 
 def _assert_equal(one, other):
@@ -84,18 +95,6 @@ def test_a_run_may_go_on_with_another_batch_size():
 
 def test_rows_that_do_not_count_are_not_drawn():
   """Steps of 1, 2 and 3 microbatches in arrays of three; then again."""
-
-  class Asked:
-    def __init__(self, rows):
-      self.rows, self.read = rows, []
-
-    def __len__(self):
-      return len(self.rows)
-
-    def __getitem__(self, index):
-      self.read.append(index)
-      return self.rows[index]
-
   begins = [12 * turn + first for turn in range(9) for first in (0, 2, 6)]
 
   def after(row, steps):
@@ -121,40 +120,18 @@ def test_rows_that_do_not_count_are_not_drawn():
   resumed.close()
 
 
-def test_start_counts_rows():
-  rows = _rows()
-  started = loader.batches(rows, batch=2, start=5)
-  assert started.get_state() == {'row': 5}
-  batch = next(started)
+def test_only_rows_that_were_handed_out_count():
+  """The thread runs ahead of the state, which may begin anywhere."""
+  source = Asked(_rows())
+  batches = loader.batches(source, batch=2, start=5)
+  assert batches.get_state() == {'row': 5}
+  batch = next(batches)
+  assert source.ahead.wait(10)
+  assert batches.get_state() == {'row': 7}
   for place in range(2):
     np.testing.assert_array_equal(
-      batch.tokens_BL[0, place], rows[5 + place].tokens
+      batch.tokens_BL[0, place], source.rows[5 + place].tokens
     )
-
-
-def test_only_rows_that_were_handed_out_count():
-  class Slow:
-    """Counts rows asked for; the thread runs ahead of the state."""
-
-    def __init__(self, rows):
-      self.rows = rows
-      self.reads = 0
-      self.ahead = threading.Event()
-
-    def __len__(self):
-      return len(self.rows)
-
-    def __getitem__(self, index):
-      self.reads += 1
-      if self.reads == 6:
-        self.ahead.set()
-      return self.rows[index]
-
-  source = Slow(_rows())
-  batches = loader.batches(source, batch=2)
-  next(batches)
-  assert source.ahead.wait(10)
-  assert batches.get_state() == {'row': 2}
 
 
 def test_an_error_in_a_row_reaches_the_reader():
@@ -193,16 +170,13 @@ def test_a_state_of_something_else(state):
 @pytest.mark.parametrize('batch', [1, 3, 4, 100])
 def test_an_epoch_is_padded_to_one_shape(batch):
   rows = _rows()
+  size = len(rows)
   batches = list(loader.epoch(rows, batch))
   assert {b.tokens_BL.shape for b in batches} == {(batch, 16)}
-  assert len(batches) == -(-len(rows) // batch)
-  tokens = np.concatenate([b.tokens_BL for b in batches])
-  weights = np.concatenate([b.weight_BL for b in batches])
-  np.testing.assert_array_equal(
-    tokens[: len(rows)], [row.tokens for row in rows]
-  )
-  np.testing.assert_array_equal(
-    weights[: len(rows)], [row.weight for row in rows]
-  )
-  assert not weights[len(rows) :].any()
-  assert (batches[-1].source_BL[len(rows) % batch or batch :] == -1).all()
+  assert len(batches) == -(-size // batch)
+  for name in 'tokens', 'weight':
+    found = np.concatenate([getattr(b, f'{name}_BL') for b in batches])
+    wanted = [getattr(row, name) for row in rows]
+    np.testing.assert_array_equal(found[:size], wanted)
+  assert not found[size:].any()
+  assert (batches[-1].source_BL[size % batch or batch :] == -1).all()

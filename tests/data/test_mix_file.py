@@ -47,31 +47,23 @@ def test_its_weights_win_and_the_rest_stays(tmp_path):
   assert mix_file.resolve(config).sources == SOURCES
 
 
+def _source(**fields):
+  return json.dumps({'sources': [{'name': 'a', 'path': 'x'} | fields]})
+
+
 @pytest.mark.parametrize(
   'text, message',
   [
-    (None, 'no such file; expected the mix.json that experiments.mix writes'),
+    (None, 'no such file'),
     ('{"sources": [', 'not valid JSON'),
     ('[]', 'holds no list "sources"'),
     ('{"sources": []}', 'holds no list "sources"'),
-    ('{"sources": [3]}', r'sources\[0\]=3: must be an object'),
+    ('{"sources": [3]}', r'sources\[0\]=3: must'),
     ('{"sources": [{"name": "a"}]}', r'sources\[0\].path: missing'),
-    (
-      '{"sources": [{"name": "a", "path": "x", "weigth": 1}]}',
-      r'sources\[0\].weigth: no such field. Did you mean sources\[0\].weight',
-    ),
-    (
-      '{"sources": [{"name": "a", "path": "x", "weight": -0.1}]}',
-      r'sources\[0\] \(a\).weight=-0.1: must be finite, at least 0',
-    ),
-    (
-      '{"sources": [{"name": "a", "path": "x", "weight": "1"}]}',
-      r"sources\[0\].weight='1': must be float",
-    ),
-    (
-      '{"sources": [{"name": "a", "path": "x", "weight": 1}]}',
-      'names the sources a, and data.sources code, prose; both must name',
-    ),
+    (_source(weigth=1), r'\[0\].weigth: .* mean sources\[0\].weight'),
+    (_source(weight=-0.1), r'sources\[0\] \(a\).weight=-0.1: must'),
+    (_source(weight='1'), r"sources\[0\].weight='1': must"),
+    (_source(weight=1), 'sources a, and data.sources code, prose'),
   ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path, text, message):

@@ -6,22 +6,17 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import loader
 from kaiju_jax.data import mixture as mixture_lib
 from kaiju_jax.data import packing
 from kaiju_jax.data import text as text_lib
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from tests.data import toys
 
 LENGTH = 16
 
 
 def _corpus(letter, documents=9, size=40):
-  texts = (letter * size for _ in range(documents))
-  return text_lib.corpus(
-    [documents_lib.Document(f'{n}', (text,)) for n, text in enumerate(texts)],
-    tokenizer_lib.Bytes(),
-  )
+  return toys.corpus(*[letter * size] * documents)
 
 
 def _part(name, weight, anneal=None, corpus=None):
@@ -43,12 +38,8 @@ def _components(mixture, rows):
 
 def _assert_equal(one, other):
   """Compares two batches to the bit."""
-  *fields, extras = one
-  *others, other_extras = other
-  for a, b in zip(
-    [*fields, extras[packing.COMPONENT]],
-    [*others, other_extras[packing.COMPONENT]],
-  ):
+  fields = ((*x[:-1], x.extras[packing.COMPONENT]) for x in (one, other))
+  for a, b in zip(*fields):
     np.testing.assert_array_equal(a, b)
     assert a.dtype == b.dtype
 
@@ -139,13 +130,6 @@ def test_weights_count_tokens_and_not_documents():
   assert np.mean(of_documents) < 0.2
 
 
-def _microbatches(batch):
-  """Returns each of a batch's microbatches, as a batch of one."""
-  return [
-    batch.map(lambda x, n=n: x[n : n + 1]) for n in range(len(batch.tokens_BL))
-  ]
-
-
 @pytest.mark.parametrize('microbatches', [1, 2])
 def test_a_resumed_loader_gives_the_same_rows(microbatches):
   """Inside a block, inside the annealing, and with another batch size."""
@@ -160,8 +144,8 @@ def test_a_resumed_loader_gives_the_same_rows(microbatches):
     resumed.set_state(states[begin])
     for step in range(begin, begin + 4, microbatches):
       batch = next(resumed)
-      for number, drawn in enumerate(_microbatches(batch)):
-        _assert_equal(drawn, rows[step + number])
+      for n in range(microbatches):
+        _assert_equal(batch.map(lambda x, n=n: x[n : n + 1]), rows[step + n])
     resumed.close()
   assert states[101]['account']['c'] == {'rows': 40}
 

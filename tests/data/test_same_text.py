@@ -5,18 +5,14 @@ import pytest
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import same_text
 from kaiju_jax.data import text as text_lib
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from tests.data import toys
 
 TEXTS = {'a.txt': 'one', 'b.jsonl#1': 'two', 'b.jsonl#2': 'six'}
 
 
 def _described(texts, held_out=None):
   corpora = [
-    one
-    and text_lib.corpus(
-      [documents_lib.Document(name, (text,)) for name, text in one.items()],
-      tokenizer_lib.Bytes(),
-    )
+    one and toys.corpus(*one.values(), names=list(one))
     for one in (texts, held_out)
   ]
   return same_text.describe(*corpora)
@@ -36,41 +32,47 @@ def test_the_same_text_is_accepted_and_so_are_renamed_files():
   same_text.check(None, {'': _described(TEXTS)})
 
 
-def test_the_error_says_what_changed_and_what_would_be_right():
-  assert _refused(_described({**TEXTS, 'b.jsonl#3': 'ten'})) == (
-    'data.path: the text is not what it was at the checkpoint. Training: 3'
-    ' documents of 12 tokens then, 4 documents of 16 tokens now. Changed:'
-    ' b.jsonl. A run goes on with the text that it began with: restore it, or'
-    ' begin another run in a new --workdir.'
-  )
-  moved = {'a.txt': 'one', 'c.txt': 'two', 'b.jsonl#2': 'ten'}
-  message = _refused(_described(moved))
-  assert 'New: c.txt.' in message and 'Changed: b.jsonl.' in message
-  without = {name: TEXTS[name] for name in ('b.jsonl#1', 'b.jsonl#2')}
-  assert ' Gone: a.txt. ' in _refused(_described(without))
+HELD = {'c.txt': 'old'}
 
 
-def test_lines_in_another_order_are_another_text():
-  swapped = {**TEXTS, 'b.jsonl#1': 'six', 'b.jsonl#2': 'two'}
-  message = _refused(_described(swapped))
-  assert 'as many, but other ones or in another order, now. Changed: b.' in (
-    message
-  )
-
-
-def test_held_out_text_is_looked_at_too():
-  then = _described(TEXTS, {'c.txt': 'old'})
-  message = _refused(_described(TEXTS, {'c.txt': 'new'}), then)
-  assert ' Held out: 1 ' in message and ' Training: ' not in message
-  assert 'Held out: nothing then, 1 ' in _refused(
-    _described(TEXTS, {'c.txt': 'new'})
-  )
+@pytest.mark.parametrize(
+  'now, then, held, said',
+  [
+    (
+      TEXTS | {'b.jsonl#3': 'ten'},
+      None,
+      None,
+      ['Training: 3 documents of 12 tokens then, 4 documents of 16 tokens now']
+      + ['Changed: b.jsonl.'],
+    ),
+    (
+      {'a.txt': 'one', 'c.txt': 'two', 'b.jsonl#2': 'ten'},
+      None,
+      None,
+      ['New: c.txt.', 'Changed: b.jsonl.'],
+    ),
+    ({'b.jsonl#1': 'two', 'b.jsonl#2': 'six'}, None, None, ['Gone: a.txt.']),
+    (
+      TEXTS | {'b.jsonl#1': 'six', 'b.jsonl#2': 'two'},
+      None,
+      None,
+      ['in another order, now. Changed: b.'],
+    ),
+    (TEXTS, HELD, {'c.txt': 'new'}, ['Held out: 1 ']),
+    (TEXTS, None, HELD, ['Held out: nothing then, 1 ']),
+  ],
+)
+def test_the_error_says_what_changed(now, then, held, said):
+  message = _refused(_described(now, held), _described(TEXTS, then))
+  assert message.startswith('data.path: the text is not what it was')
+  assert all(one in message for one in said), message
+  assert (' Training: ' in message) == (now != TEXTS)
 
 
 def test_a_tree_with_other_parents_is_another_text():
   def tree(*parents):
     document = documents_lib.Document('t.jsonl#1', ('ab', 'c', 'd'), parents)
-    corpus = text_lib.corpus([document], tokenizer_lib.Bytes())
+    corpus = text_lib.corpus([document], toys.BYTES)
     return same_text.describe(corpus)
 
   same_text.check({'': tree(-1, 0, 0)}, {'': tree(-1, 0, 0)})

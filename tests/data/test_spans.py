@@ -6,11 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from kaiju_jax.data import bpe
 from kaiju_jax.data import chat
 from kaiju_jax.data import spans
 from kaiju_jax.data import text as text_lib
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from tests.data import toys
 
 NAMES = 'rude', 'sad'
 
@@ -25,9 +24,8 @@ def tokenizers(tmp_path_factory):
   """Bytes, and words of which rare characters take several tokens."""
   pytest.importorskip('tokenizers')
   path = tmp_path_factory.mktemp('tokenizer') / 'tokenizer.json'
-  texts = [chat.text_of([('user', 'the cat sat, hello there.')])]
-  bpe.train(path, texts * 20, 300)
-  return tokenizer_lib.Bytes(), tokenizer_lib.load(str(path))
+  text = 'the cat sat, hello there.'
+  return toys.BYTES, toys.train_tokenizer(path, text)
 
 
 def labelled(record, tokenizer, length=64):
@@ -225,53 +223,46 @@ GOOD = {'start': 1, 'end': 3, 'dimension': 'rude'}
 TURN = {'role': 'user', 'content': 'four'}
 
 
-@pytest.mark.parametrize(
-  'record, message',
-  [
-    ([], "one of 'text', 'messages'"),
-    ({'text': ''}, 'text='),
-    ({'text': 'a\rb'}, 'text: has control characters'),
-    ({'text': 'four', 'spans': 3}, 'spans: must be a list'),
-    ({'text': 'four', 'spans': [{'start': 1}]}, r'spans\[0\]: expected'),
-    (
-      {'text': 'four', 'spans': [GOOD | {'dimension': 'kind'}]},
-      r"spans\[0\]\.dimension='kind': must be one of 'rude', 'sad'",
-    ),
-    (
-      {'text': 'four', 'spans': [GOOD, GOOD | {'start': 3, 'end': 5}]},
-      r'spans\[1\]: start=3, end=5: must be 0 ≤ start < end ≤ 4',
-    ),
-    ({'text': 'four', 'spans': [GOOD | {'end': 1}]}, 'start=1, end=1'),
-    ({'text': 'four', 'spans': [GOOD | {'start': -1}]}, 'start=-1'),
-    ({'text': 'four', 'spans': [GOOD | {'start': 1.0}]}, r'\.start=1\.0'),
-    ({'text': 'four', 'spans': [GOOD | {'start': True}]}, r'\.start=True'),
-    (
-      {'text': 'four', 'spans': [GOOD, GOOD | {'start': 2, 'end': 4}]},
-      "spans: 1…3 and 2…4 of 'rude' overlap",
-    ),
-    (
-      {'messages': [TURN | {'spans': [GOOD | {'end': 5}]}]},
-      r'messages\[0\]\.spans\[0\]: start=1, end=5',
-    ),
-    ({'messages': [TURN, TURN]}, r'messages\[1\]: role'),
-    (
-      {'messages': [TURN | {'content': 'f\rour', 'spans': [GOOD]}]},
-      r'messages\[0\]\.content: has control',
-    ),
-    (
-      {
-        'messages': [
-          {'role': 'assistant', 'replies': [{'content': 'a', 'kept': True}]}
-        ]
-      },
-      r'messages\[0\]\.replies',
-    ),
-  ],
-)
+def spanned(*changes):
+  """Returns a record whose spans are good ones with these changes."""
+  return {'text': 'four', 'spans': [GOOD | one for one in changes]}
+
+
+def said_by(**turn):
+  return {'messages': [TURN | turn]}
+
+
+REFUSED = [
+  ([], "'text', 'messages'"),
+  ({'text': ''}, 'text='),
+  ({'text': 'a\rb'}, 'text: has control'),
+  ({'text': 'four', 'spans': 3}, 'spans: must'),
+  ({'text': 'four', 'spans': [{'start': 1}]}, r'spans\[0\]: expected'),
+  (spanned({'dimension': 'kind'}), r"spans\[0\]\.dimension='kind'"),
+  (spanned({}, {'start': 3, 'end': 5}), r'spans\[1\]: start=3, end=5'),
+  (spanned({'end': 1}), 'start=1, end=1'),
+  (spanned({'start': -1}), 'start=-1'),
+  (spanned({'start': 1.0}), r'\.start=1\.0'),
+  (spanned({'start': True}), r'\.start=True'),
+  (spanned({}, {'start': 2, 'end': 4}), "1…3 and 2…4 of 'rude'"),
+  (said_by(spans=[GOOD | {'end': 5}]), r'messages\[0\]\.spans\[0\]: .*end=5'),
+  ({'messages': [TURN, TURN]}, r'messages\[1\]: role'),
+  (said_by(content='f\rour', spans=[GOOD]), r'\[0\]\.content: has control'),
+  (
+    {
+      'messages': [
+        {'role': 'assistant', 'replies': [{'content': 'a', 'kept': True}]}
+      ]
+    },
+    r'messages\[0\]\.replies',
+  ),
+]
+
+
+@pytest.mark.parametrize('record, message', REFUSED)
 def test_bad_lines_are_named(tmp_path, record, message):
   path = tmp_path / 'labelled.jsonl'
-  lines = {'text': 'four', 'spans': [GOOD]}, record
-  path.write_text(''.join(json.dumps(one) + '\n' for one in lines))
+  path.write_text(f'{json.dumps(spanned({}))}\n{json.dumps(record)}\n')
   with pytest.raises(ValueError, match=message) as error:
     spans.read(str(path), NAMES)
   assert str(error.value).startswith(f'{path}, line 2: ')
@@ -280,22 +271,20 @@ def test_bad_lines_are_named(tmp_path, record, message):
 
 def test_a_file_without_a_span_of_a_dimension_is_refused(tmp_path):
   path = tmp_path / 'labelled.jsonl'
-  far = GOOD | {'start': 3, 'end': 4}
-  other = GOOD | {'dimension': 'sad'}
+
+  def read(record, *names):
+    path.write_text(json.dumps(record) + '\n')
+    return spans.read(str(path), *names)
+
   # Those that touch, and those of two dimensions, do not overlap.
-  path.write_text(json.dumps({'text': 'four', 'spans': [GOOD, far]}) + '\n')
-  with pytest.raises(
-    ValueError, match="1 texts, and no span of 'sad'"
-  ) as error:
-    spans.read(str(path), NAMES)
-  assert str(path) in str(error.value)
-  assert len(spans.read(str(path), NAMES[:1])) == 1
-  empty = tmp_path / 'empty.jsonl'
-  empty.write_text(json.dumps({'text': 'four'}) + '\n')
-  with pytest.raises(ValueError, match=r"empty\.jsonl': 1 texts, and no span;"):
-    spans.read(str(empty))
-  path.write_text(json.dumps({'text': 'four', 'spans': [GOOD, other]}) + '\n')
-  assert spans.list_dimensions(spans.read(str(path), NAMES)) == list(NAMES)
+  touching = spanned({}, {'start': 3, 'end': 4})
+  with pytest.raises(ValueError, match=f"{path}.*no span of 'sad'"):
+    read(touching, NAMES)
+  assert len(read(touching, NAMES[:1])) == 1
+  with pytest.raises(ValueError, match=f'{path}.*no span;'):
+    read({'text': 'four'})
+  both = read(spanned({}, {'dimension': 'sad'}), NAMES)
+  assert spans.list_dimensions(both) == list(NAMES)
 
 
 def test_a_text_that_no_row_holds_is_named(tokenizers):

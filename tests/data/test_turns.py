@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from kaiju_jax.data import bpe
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
-from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
+from tests.data import toys
 
 _Message = conversations.WeightedMessage
 SYSTEM = _Message('system', 'Be kind.')
@@ -21,29 +20,11 @@ def talk(*texts, name='a#1'):
   return conversations.Conversation(name, (SYSTEM, *said))
 
 
-def swipes(*texts, kept=(-1,)):
-  """Returns an assistant message with a choice."""
-  kept = {index % len(texts) for index in kept}
-  replies = tuple(
-    conversations.Candidate(text, n in kept) for n, text in enumerate(texts)
-  )
-  return _Message('assistant', texts[min(kept)], replies=replies)
-
-
 @pytest.fixture(scope='module')
 def formats(tmp_path_factory):
   """Bytes between control characters, and ChatML."""
-  import tokenizers
-
   path = tmp_path_factory.mktemp('tokenizer') / 'chatml.json'
-  bpe.train(path, [chat.text_of([('user', 'hello there.')] * 9)] * 9, 300)
-  made = tokenizers.Tokenizer.from_file(str(path))
-  made.add_special_tokens(['<|im_start|>', '<|im_end|>'])
-  made.save(str(path))
-  return [
-    chat.format_of(tokenizer_lib.Bytes()),
-    chat.format_of(tokenizer_lib.load(str(path))),
-  ]
+  return [chat.format_of(one) for one in (toys.BYTES, toys.train_chatml(path))]
 
 
 def test_replies_and_their_ends_are_trained_and_nothing_else(formats):

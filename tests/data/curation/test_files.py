@@ -69,33 +69,26 @@ def test_leaked_items_are_named_and_the_others_are_written(tmp_path):
   assert [one.segments for one in clean] == [(text(0),)]
 
 
-def test_what_stands_on_both_sides_is_refused(tmp_path):
+@pytest.mark.parametrize(
+  'find, arguments, message',
+  [
+    (duplicates, (['{}/a.txt', '{}'],), 'a.txt is also in --documents='),
+    (leaks, ('{}/a.txt', ['{}']), 'a.txt is also in --training='),
+    (duplicates, (['{}/a.txt'], 1.5), '--least=1.5: must'),
+    (duplicates, (['{}/a.txt'], 0), '--least=0: must'),
+    (duplicates, ([],), '--documents: is missing'),
+    (leaks, ('{}/a.txt', []), '--training: is missing'),
+    (leaks, ('{}/empty.txt', ['{}/a.txt']), 'the files hold no text'),
+  ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, find, arguments, message):
   (tmp_path / 'a.txt').write_text('a')
   (tmp_path / 'empty.txt').write_text('')
-  one, folder = str(tmp_path / 'a.txt'), str(tmp_path)
-  for call, message in (
-    (
-      lambda: duplicates.find_in_files([one, folder]),
-      'a.txt is also in --documents=',
-    ),
-    (
-      lambda: leaks.find_in_files(one, [folder]),
-      'a.txt is also in --training=',
-    ),
-    (
-      lambda: duplicates.find_in_files([one], 1.5),
-      '--least=1.5: must be a similarity',
-    ),
-    (
-      lambda: duplicates.find_in_files([one], 0),
-      '--least=0: must be a similarity',
-    ),
-    (lambda: duplicates.find_in_files([]), '--documents: is missing'),
-    (lambda: leaks.find_in_files(one, []), '--training: is missing'),
-    (
-      lambda: leaks.find_in_files(str(tmp_path / 'empty.txt'), [one]),
-      'the files hold no text',
-    ),
-  ):
-    with pytest.raises(ValueError, match=re.escape(message)):
-      call()
+
+  def placed(one):
+    if isinstance(one, list):
+      return [placed(path) for path in one]
+    return one.format(tmp_path) if isinstance(one, str) else one
+
+  with pytest.raises(ValueError, match=re.escape(message)):
+    find.find_in_files(*map(placed, arguments))

@@ -46,35 +46,24 @@ def drawn(count, seed):
   return documents, items
 
 
-def check(count, seed):
+@pytest.mark.parametrize(
+  'count, seed', [(60, 0), pytest.param(1000, 1, marks=pytest.mark.slow)]
+)
+def test_leaked_items_are_found_and_licences_are_not(count, seed):
   documents, items = drawn(count, seed)
   flat = [text for texts in items.values() for text in texts]
   found = leaks.find(flat, documents)
   kinds = np.repeat(list(items), [len(texts) for texts in items.values()])
   rate = {kind: np.mean(found.find_leaked()[kinds == kind]) for kind in items}
-  naive = np.mean(found.touched[kinds == 'clean'])
-  whole = np.mean(found.find_leaked(1.0)[kinds == 'edited'])
-  print(
-    f'{len(documents)} documents: leaked {rate}; any shared 13-gram flags'
-    f' {naive:.4f} of the clean; asking for all finds {whole:.4f} of the edited'
-  )
   assert rate['verbatim'] >= 0.99 and rate['short'] >= 0.99
   assert rate['edited'] >= 0.9 and rate['clean'] <= 0.001
   # The contrasts: any shared run, and all runs.
-  assert naive > 0.4 and whole < 0.1
-  return found
-
-
-def test_leaked_items_are_found_and_licences_are_not():
-  found = check(60, 0)
-  for number in range(60):
-    assert found.document[number] == 3 * number
-    assert found.document[60 + number] == 3 * number + 1
-
-
-@pytest.mark.slow
-def test_leaked_items_are_found_at_size():
-  check(1000, 1)
+  assert np.mean(found.touched[kinds == 'clean']) > 0.4
+  assert np.mean(found.find_leaked(1.0)[kinds == 'edited']) < 0.1
+  if count == 60:
+    places = 3 * np.arange(60)
+    np.testing.assert_array_equal(found.document[:60], places)
+    np.testing.assert_array_equal(found.document[60:120], places + 1)
 
 
 def test_half_of_the_rare_runs_of_one_document_decide():

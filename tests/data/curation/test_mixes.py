@@ -1,7 +1,6 @@
 """From paths to a mix.json that training reads, and its report."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -90,45 +89,39 @@ def test_a_source_is_read_as_often_as_allowed(texts):
   np.testing.assert_allclose(result.bounds[0], 0.45, atol=1e-4)
   np.testing.assert_allclose(result.mix.weights[0], 0.45, atol=1e-4)
   assert np.all(result.mix.weights <= result.bounds)
-  assert (
-    'read most often, 2.00 times; 2 are allowed'
-    in mixes.page(plan, result).markdown()
-  )
-  with pytest.raises(ValueError, match=re.escape('--tokens=9,999,999: all')):
-    find(settings(texts, tokens=9_999_999))
+  assert '2.00 times' in mixes.page(plan, result).markdown()
 
 
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'sources': [('a', 'x'), ('a', 'y')]}, "'a' is the name of two sources"),
-    ({'sources': [('a/b', 'x')]}, '--sources: a/b=x must be NAME=PATH'),
+    ({'sources': [('a', 'x'), ('a', 'y')]}, "'a' is the name of two"),
+    ({'sources': [('a/b', 'x')]}, '--sources: a/b=x must'),
     ({'sources': [('a', 'nowhere')]}, "--sources=a='nowhere': no such file"),
+    ({'sources': [('none', '{}/empty.txt')]}, '--sources=none=.*hold no text'),
+    ({'sources': [('all', '{}/*.jsonl')]}, 'target.jsonl is also in --sources'),
     ({'target': 'nowhere'}, "--target='nowhere': no such file"),
-    (
-      {'method': 'x'},
-      '--method=x: must be one of em, least_squares, proportional',
-    ),
-    ({'method': 'em', 'embedder': 'lsa'}, '--method=em: needs distributions'),
-    ({'embedder': 'x'}, '--embedder=x: must be one of ngrams, lsa'),
-    ({'tokens': -1}, '--tokens=-1: must be at least 0'),
-    ({'resamples': 1}, '--resamples=1: must be at least 2'),
-    ({'epochs': 0.0}, '--epochs=0.0: must be positive'),
+    ({'method': 'x'}, '--method=x: must'),
+    ({'method': 'em', 'embedder': 'lsa'}, '--method=em: needs'),
+    ({'embedder': 'x'}, '--embedder=x: must'),
+    ({'tokens': -1}, '--tokens=-1: must'),
+    ({'tokens': 9_999_999}, '--tokens=9,999,999: all'),
+    ({'resamples': 1}, '--resamples=1: must'),
+    ({'epochs': 0.0}, '--epochs=0.0: must'),
     ({'tokenizer': 'nowhere'}, "data.tokenizer='nowhere': no such file"),
+    ({'measured': [('goal', '{}/plain/0.txt')]}, '--measured=goal=.* also in'),
+    ({'anneal': 'nowhere'}, '--anneal: nowhere: no such'),
   ],
 )
 def test_what_cannot_be_mixed_is_refused(texts, changes, message):
-  with pytest.raises((OSError, ValueError), match=re.escape(message)):
+  changes = {
+    name: [(one, path.format(texts)) for one, path in value]
+    if isinstance(value, list)
+    else value
+    for name, value in changes.items()
+  }
+  with pytest.raises((OSError, ValueError), match=message):
     find(settings(texts, **changes))
-
-
-def test_a_source_without_text_or_with_the_target_is_refused(texts):
-  empty = [('none', str(texts / 'empty.txt'))]
-  with pytest.raises(ValueError, match=r'--sources=none=.*hold no text'):
-    find(settings(texts, sources=empty))
-  whole = [('all', f'{texts}/*.jsonl')]
-  with pytest.raises(ValueError, match=r'target\.jsonl is also in --sources='):
-    find(settings(texts, sources=whole))
 
 
 def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
@@ -143,9 +136,6 @@ def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   *mixed, goal = mix_file.read(tmp_path / 'out/mix.json')
   assert [one.name for one in mixed] == ['plain', 'rare', 'long']
   assert (goal.name, goal.path, goal.weight) == ('goal', own, 0)
-  inside = [('goal', str(texts / 'plain/0.txt'))]
-  with pytest.raises(ValueError, match=r'--measured=goal=.* is also in --sou'):
-    find(settings(texts, measured=inside))
 
 
 def test_another_mix_is_annealed_into(texts, tmp_path):
@@ -162,8 +152,5 @@ def test_another_mix_is_annealed_into(texts, tmp_path):
   np.testing.assert_allclose(
     [one.anneal for one in sources], sizes / sizes.sum()
   )
-  some = plan.sources[:2]
-  with pytest.raises(ValueError, match=r'--anneal=.* gives weight to long, wh'):
-    find(settings(texts, anneal=late, sources=some))
-  with pytest.raises(FileNotFoundError, match='--anneal: nowhere: no such'):
-    find(settings(texts, anneal='nowhere'))
+  with pytest.raises(ValueError, match=r'--anneal=.* gives weight to long'):
+    find(settings(texts, anneal=late, sources=plan.sources[:2]))

@@ -1,7 +1,5 @@
 """Documents like a target: planted ones are found, and noise draws fairly."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -35,32 +33,21 @@ def overlap(scores, hidden, noise=1.0):
   return len(set(chosen.indices) & set(hidden)) / len(hidden)
 
 
-@pytest.fixture(scope='module')
-def quick():
-  return drawn(1000, 0)
-
-
 @pytest.mark.parametrize('method', ['importance', 'cosine'])
-def test_planted_documents_are_chosen(quick, method):
-  target, source, hidden = quick
+@pytest.mark.parametrize(
+  'total, chance',
+  [(1000, 0.2), pytest.param(4000, 0.15, marks=pytest.mark.slow)],
+)
+def test_planted_documents_are_chosen(total, chance, method):
+  target, source, hidden = drawn(total, int(total > 1000))
   assert overlap(scores_of(method, target, source), hidden) >= 0.9
   # The contrast: scores that know nothing.
-  assert overlap(np.zeros(len(source)), hidden) < 0.2
+  assert overlap(np.zeros(len(source)), hidden) < chance
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('method', ['importance', 'cosine'])
-def test_400_of_4000_are_chosen(method):
-  target, source, hidden = drawn(4000, 1)
-  found = overlap(scores_of(method, target, source), hidden)
-  chance = overlap(np.zeros(len(source)), hidden)
-  print(f'{method}: precision and recall {found:.4f}; at random {chance:.4f}')
-  assert found >= 0.9 and chance < 0.15
-
-
-def test_importance_is_the_log_of_how_much_likelier_a_text_is(quick):
+def test_importance_is_the_log_of_how_much_likelier_a_text_is():
   """By the distributions that the texts were drawn from."""
-  target, source, _ = quick
+  target, source, _ = drawn(1000, 0)
   like, *others = planted.distributions(4, 0, planted.PHRASES)
   logs = dict(
     zip(planted.PHRASES, np.log(like) - np.log(np.mean(others, axis=0)))
@@ -98,15 +85,11 @@ def test_no_noise_takes_the_highest_scores_in_the_sources_order():
 
 
 @pytest.mark.parametrize(
-  'count, noise, message',
-  [
-    (5, 1, '--count=5: must be 1…4, the documents of the source.'),
-    (0, 1, '--count=0: must be 1…4'),
-    (1, -1, '--noise=-1: must be at least 0'),
-  ],
+  'count, noise, field',
+  [(5, 1, '--count=5: '), (0, 1, '--count=0: '), (1, -1, '--noise=-1: ')],
 )
-def test_what_cannot_be_chosen_is_refused(count, noise, message):
-  with pytest.raises(ValueError, match=re.escape(message)):
+def test_what_cannot_be_chosen_is_refused(count, noise, field):
+  with pytest.raises(ValueError, match=field):
     selection.choose(np.zeros(4), count, noise)
 
 

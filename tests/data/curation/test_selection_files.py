@@ -68,24 +68,18 @@ def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'count': 201}, '--count=201: must be at most 200, the documents in'),
-    ({'count': 0}, '--count=0: must be at least 1'),
-    ({'method': 'x'}, '--method=x: must be one of importance, cosine'),
-    (
-      {'method': 'importance', 'embedder': 'lsa'},
-      '--method=importance: counts n-grams',
-    ),
-    ({'noise': -1.0}, '--noise=-1.0: must be finite, at least 0'),
-    ({'embedder': 'word2vec'}, '--embedder=word2vec: must be one of ngrams,'),
-    ({'source': 'nowhere'}, "--source='nowhere': no such file or folder"),
+    ({'count': 201}, '--count=201: must'),
+    ({'count': 0}, '--count=0: must'),
+    ({'method': 'x'}, '--method=x: must'),
+    ({'method': 'importance', 'embedder': 'lsa'}, '--method=importance: '),
+    ({'noise': -1.0}, '--noise=-1.0: must'),
+    ({'embedder': 'word2vec'}, '--embedder=word2vec: must'),
+    ({'source': 'nowhere'}, "--source='nowhere': no such file"),
+    ({'target': '{}/*.jsonl'}, "source.jsonl is also in --source='"),
   ],
 )
 def test_what_cannot_be_selected_is_refused(texts, changes, message):
+  if 'target' in changes:
+    changes = {'target': changes['target'].format(texts)}
   with pytest.raises((OSError, ValueError), match=re.escape(message)):
     find(settings(texts, **changes))
-
-
-def test_a_target_that_is_also_the_source_is_refused(texts):
-  plan = settings(texts, target=f'{texts}/*.jsonl')
-  with pytest.raises(ValueError, match=r"source\.jsonl is also in --source='"):
-    find(plan)

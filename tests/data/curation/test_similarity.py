@@ -53,13 +53,8 @@ def test_lsa_is_deterministic_and_separates_kinds(two_kinds):
   one, other = (similarity.Lsa().embed(two_kinds) for _ in range(2))
   assert one.shape == (80, 64)
   np.testing.assert_array_equal(one, other)
-  near = one[:40].mean(axis=0) - one[40:].mean(axis=0)
-  assert (
-    np.mean((one @ near > 0)[:40])
-    > 0.95
-    > 0.05
-    > np.mean((one @ near > 0)[40:])
-  )
+  is_first = one @ (one[:40].mean(axis=0) - one[40:].mean(axis=0)) > 0
+  assert is_first[:40].mean() > 0.95 and is_first[40:].mean() < 0.05
 
 
 def test_lsa_refuses_texts_that_are_all_alike():
@@ -80,10 +75,7 @@ def test_npy_gives_its_rows_in_order(tmp_path):
   [
     (None, 'no such file'),
     (b'text', 'not a .npy file'),
-    (
-      np.zeros(3),
-      r'must hold numbers \[texts, dimensions\], not float64 \[3\]',
-    ),
+    (np.zeros(3), r'must hold numbers .*float64 \[3\]'),
     (np.array([['a']]), 'must hold numbers'),
     (np.full((3, 2), np.nan), 'not finite'),
     (np.zeros((2, 2)), 'holds 2 rows for 3 texts'),
@@ -95,6 +87,6 @@ def test_npy_refuses_what_is_not_a_row_per_text(tmp_path, rows, message):
     path.write_bytes(rows)
   elif rows is not None:
     np.save(path, rows)
-  with pytest.raises((OSError, ValueError), match=message) as caught:
+  field = f'^--embedder=npy:{re.escape(str(path))}: .*{message}'
+  with pytest.raises((OSError, ValueError), match=field):
     similarity.Npy(path).embed(['x', 'y', 'z'])
-  assert re.match(f'--embedder=npy:{re.escape(str(path))}: ', str(caught.value))
