@@ -91,6 +91,11 @@ class World:
     made = self.server.post('/v1/sessions', owner, character=character)
     return Talk(self, owner, made['id'])
 
+  def begin(self) -> tuple[str, 'Talk']:
+    """Returns a new owner who agrees, and a conversation."""
+    owner = self.add_person()
+    return owner, self.open(owner)
+
   @contextlib.contextmanager
   def moderating(self, moderator):
     context = self.server.context
@@ -102,6 +107,11 @@ class World:
 
   def export(self, out, **options) -> export.Export:
     return export.export(self.store, self.tokens, self.key, out, **options)
+
+  def exported(self, out, owner: str) -> list[list[dict]]:
+    """Exports; returns an owner's lines as `lines`."""
+    self.export(out)
+    return self.lines(out, owner)
 
   def lines(self, out, owner: str) -> list[list[dict]]:
     """Returns the messages of an owner's lines, in both files."""
