@@ -201,42 +201,26 @@ FEELINGS = {
 }
 
 FEELING = (
-  'I am {f}',
-  "I'm {f}",
-  'I feel {f}',
-  'I am so {f}',
-  'I am very {f}',
-  'I am {f} today',
-  "I'm a bit {f}",
-)
+  'I am {f}', "I'm {f}", 'I feel {f}', 'I am so {f}', 'I am very {f}',
+  'I am {f} today', "I'm a bit {f}",
+)  # fmt: skip
 UNDERSTOOD = 'I understand.'
 
 ABOUT = (
-  'Tell me about yourself',
-  'Tell me about you',
-  'Introduce yourself',
+  'Tell me about yourself', 'Tell me about you', 'Introduce yourself',
   'What is your story?',
-)
+)  # fmt: skip
 INTRODUCTION = (
-  'My name is {user}',
-  'I am {user}',
-  "I'm {user}",
-  'Call me {user}',
-  'Hi, I am {user}',
-  'I am {user}, and you?',
-)
+  'My name is {user}', 'I am {user}', "I'm {user}", 'Call me {user}',
+  'Hi, I am {user}', 'I am {user}, and you?',
+)  # fmt: skip
 WELCOME = (
-  'Nice to meet you, {user}!',
-  '{user}! What a nice name.',
-  'Welcome, {user}. I am {name}.',
-  'Hello, {user}.',
-)
+  'Nice to meet you, {user}!', '{user}! What a nice name.',
+  'Welcome, {user}. I am {name}.', 'Hello, {user}.',
+)  # fmt: skip
 RECALL = (
-  'What is my name?',
-  'Do you know my name?',
-  'Who am I?',
-  "What's my name?",
-)
+  'What is my name?', 'Do you know my name?', 'Who am I?', "What's my name?",
+)  # fmt: skip
 # The answers, if the character knows the name and if it does not.
 RECALLED = ('You are {user}.', 'You have not told me your name.')
 
