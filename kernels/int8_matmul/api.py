@@ -120,11 +120,7 @@ def matmul(
   rows = x_RC.shape[0]
   _check_sizes(rows, contracted, outputs)
   chosen = _choose(implementation)
-  behind = {
-    'contract': contract,
-    'nonnegative': nonnegative,
-    'relu2': relu2,
-  }
+  options = {'contract': contract, 'nonnegative': nonnegative, 'relu2': relu2}
   out_cut_R = _of_rows('out_cut', out_cut, rows)
   if x_RC.dtype == jnp.int8:
     for name, value in ('cut', cut), ('limit', limit):
@@ -133,14 +129,9 @@ def matmul(
           f'{name} is given, but x_RC is int8: codes have been cut and scaled.'
         )
     _check_scale('scale_R', scale_R, rows)
+    dtype = _float(dtype=dtype or jnp.float32)
     y_RO = chosen.multiply(
-      x_RC,
-      scale_R,
-      w,
-      scale_O,
-      cut_R=out_cut_R,
-      dtype=_float(dtype=dtype or jnp.float32),
-      **behind,
+      x_RC, scale_R, w, scale_O, cut_R=out_cut_R, dtype=dtype, **options
     )
     return Product(y_RO, x_RC, scale_R)
   _check_floats('x_RC', x_RC)
@@ -149,19 +140,21 @@ def matmul(
       f'scale_R is given, but x_RC is {x_RC.dtype}: only int8 codes have'
       ' scales. The value that takes the largest code is `limit`.'
     )
-  return Product(
-    *chosen.matmul(
-      x_RC,
-      w,
-      scale_O,
-      cut_R=_of_rows('cut', cut, rows),
-      limit_R=_limit_of_rows(limit, x_RC),
-      out_cut_R=out_cut_R,
-      dtype=_float(dtype=dtype or x_RC.dtype),
-      keep_codes=keep_codes,
-      **behind,
+  dtype = _float(dtype=dtype or x_RC.dtype)
+  limits = {
+    'cut_R': _of_rows('cut', cut, rows),
+    'limit_R': _limit_of_rows(limit, x_RC),
+  }
+  if hasattr(chosen, 'matmul'):  # It quantizes and multiplies in one kernel.
+    options |= {'out_cut_R': out_cut_R, 'dtype': dtype, **limits}
+    return Product(
+      *chosen.matmul(x_RC, w, scale_O, keep_codes=keep_codes, **options)
     )
+  codes_RC, scale_R = chosen.quantize(x_RC, nonnegative=nonnegative, **limits)
+  y_RO = chosen.multiply(
+    codes_RC, scale_R, w, scale_O, cut_R=out_cut_R, dtype=dtype, **options
   )
+  return Product(y_RO, codes_RC if keep_codes else None, scale_R)
 
 
 def input_gradient(

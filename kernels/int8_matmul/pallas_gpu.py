@@ -64,38 +64,6 @@ def multiply(
   )
 
 
-def matmul(
-  x_RC,
-  w,
-  scale_O,
-  *,
-  cut_R,
-  limit_R,
-  nonnegative,
-  contract,
-  relu2,
-  out_cut_R,
-  dtype,
-  keep_codes,
-):
-  """Returns (y_RO, codes_RC or None, scale_R)."""
-  codes_RC, scale_R = quantize(
-    x_RC, cut_R=cut_R, limit_R=limit_R, nonnegative=nonnegative
-  )
-  y_RO = multiply(
-    codes_RC,
-    scale_R,
-    w,
-    scale_O,
-    contract=contract,
-    nonnegative=nonnegative,
-    relu2=relu2,
-    cut_R=out_cut_R,
-    dtype=dtype,
-  )
-  return y_RO, codes_RC if keep_codes else None, scale_R
-
-
 def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
   """Returns dx_RC in `dtype`, of operands in `dtype`."""
   rows, outputs = dy_RO.shape
