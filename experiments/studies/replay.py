@@ -11,7 +11,6 @@ from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import changes
 from kaiju_jax.fleet import people
 from kaiju_jax.fleet import replay
-from kaiju_jax.fleet import texts
 from kaiju_jax.fleet import traffic
 from kaiju_jax.gates import replay_gate
 from kaiju_jax.model import presets
@@ -70,7 +69,7 @@ def _draw(
         text = f'{name}: drawing {settings.requests:,} requests'
         with progress.status(text) as say:
           if settings.traffic == 'people':
-            drawn = texts.requests(people.draw(people.People(**fields)))
+            drawn = people.draw_texts(people.draw(people.People(**fields)))
           else:
             drawn = traffic.trace(traffic.Traffic(**fields))
           yield name, list(drawn), say

@@ -19,6 +19,7 @@ that it holds as well. Source 003 gives the range of prefixes, the peak of twice
 the mean and its hours; all else is our guess, and is a field for other traces.
 """
 
+from collections.abc import Iterator
 import dataclasses
 from typing import NamedTuple
 
@@ -201,6 +202,44 @@ def draw(people: People) -> PeopleTrace:
     history=history[order],
     prefix=prefix,
   )
+
+
+def draw_texts(trace: PeopleTrace) -> Iterator[traffic.Request]:
+  """Yields the requests from second 0 on, with their tokens."""
+  seed, pieces = trace.people.seed, {}
+
+  def piece(number: int, size: int) -> traffic.Piece:
+    if number not in pieces:
+      pieces[number] = traffic.draw_piece(seed, number, size)
+    return pieces[number]
+
+  def message(at: int) -> tuple[traffic.Piece, ...]:
+    opening, closing = int(trace.opening[at]), int(trace.closing[at])
+    return (
+      piece(3 * opening, trace.halves[opening, 0]),
+      piece(3 * closing + 1, trace.halves[closing, 1]),
+    )
+
+  def answer(at: int) -> traffic.Piece:
+    return piece(3 * at + 2, trace.answer[at])
+
+  prefixes = 3 * len(trace.seconds)
+  for at in range(trace.begin, len(trace.seconds)):
+    character, before = int(trace.character[at]), int(trace.previous[at])
+    text = [*reversed(message(at))]
+    for _ in range(trace.turns[at]):
+      text += [answer(before), *reversed(message(before))]
+      before = int(trace.previous[before])
+    text.append(piece(prefixes + character, trace.prefix[character]))
+    yield traffic.Request(
+      float(trace.seconds[at]),
+      character,
+      int(trace.chat[at]),
+      KINDS[trace.kind[at]],
+      tuple(reversed(text)),
+      answer(at),
+      int(trace.person[at]),
+    )
 
 
 def _visits(people: People, end: float) -> tuple[np.ndarray, ...]:

@@ -10,7 +10,6 @@ from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import changes
 from kaiju_jax.fleet import people
 from kaiju_jax.fleet import replay
-from kaiju_jax.fleet import texts
 from kaiju_jax.gates import replay_gate
 from kaiju_jax.reporting import decision
 from kaiju_jax.serving.routing import rollout
@@ -34,7 +33,7 @@ THIRDS = rollout.Plan(shares=(0.25, 0.6, 1.0), hold=240.0)
 
 @pytest.fixture(scope='module')
 def requests():
-  return list(texts.requests(people.draw(PEOPLE)))
+  return list(people.draw_texts(people.draw(PEOPLE)))
 
 
 def serve(requests, kind='build', memory=4e6, **given):
@@ -151,7 +150,7 @@ def test_a_trace_that_ends_before_the_plan_is_refused(requests):
 
 def test_a_tree_below_the_least_rate_is_refused():
   small = dataclasses.replace(PEOPLE, requests=60, live=40)
-  drawn = list(texts.requests(people.draw(small)))
+  drawn = list(people.draw_texts(people.draw(small)))
   found = {
     't': replay.replay(drawn, SIZES, [0.9, 0.04], 0.5, chosen=['points'])
   }

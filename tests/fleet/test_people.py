@@ -9,7 +9,6 @@ import pytest
 from scipy import special
 
 from kaiju_jax.fleet import people as people_lib
-from kaiju_jax.fleet import texts as texts_lib
 from tests.fleet import small_fleet
 
 DAY = people_lib.DAY
@@ -202,7 +201,7 @@ def test_characters_follow_zipf_and_drift():
 
 def test_texts_are_those_of_the_columns():
   trace = people_lib.draw(SMALL)
-  found = list(texts_lib.requests(trace))
+  found = list(people_lib.draw_texts(trace))
   assert len(found) == SMALL.requests
   for at, one in enumerate(found, trace.begin):
     tokens = one.tokens()

@@ -10,7 +10,6 @@ from kaiju_jax.fleet import events
 from kaiju_jax.fleet import people as people_lib
 from kaiju_jax.fleet import simulator
 from kaiju_jax.fleet import state
-from kaiju_jax.fleet import texts
 
 PEOPLE = people_lib.People(
   seed=3,
@@ -33,7 +32,7 @@ PAGE, WINDOW = 16, 64
 @pytest.fixture(scope='module')
 def drawn():
   people = people_lib.draw(PEOPLE)
-  return list(texts.requests(people)), trace_of(people)
+  return list(people_lib.draw_texts(people)), trace_of(people)
 
 
 def trace_of(people):
