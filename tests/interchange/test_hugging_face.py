@@ -9,49 +9,26 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from kaiju_jax import visibility
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import losses
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange import scale
 from kaiju_jax.model import deployed
-from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from tests.interchange import family_folders
 from tests.interchange import family_oracle
 from tests.interchange import toys
 
 TOKENS = np.random.default_rng(3).integers(0, 260, (1, 21), dtype=np.int32)
-SEEN = visibility.causal(21)
 
 
 def logits_of(config, params):
-  model = transformer.Transformer(config)
-  # In one compilation, which costs less than that of each operation.
-  apply = jax.jit(lambda p: model.apply({'params': p}, TOKENS, SEEN))
-  return apply(params)
+  return toys.logits(params, config, TOKENS)
 
 
 @pytest.mark.parametrize(
-  'config',
-  [
-    toys.PLAIN,
-    toys.changed(
-      toys.PLAIN,
-      {'bungee': True},
-      tied_embedding=False,
-      norm_epsilon=0.25,
-      rope_global=77.0,
-      layout='G0 G1 G2 G3',
-    ),
-    toys.changed(toys.PLAIN, num_kv_heads=2),
-  ],
-  ids=[
-    'tied',
-    'untied, Bungee, another epsilon, base and depth',
-    'two heads of keys and values',
-  ],
+  'config', toys.EXPRESSIBLE.values(), ids=toys.EXPRESSIBLE
 )
 def test_the_folder_computes_what_the_model_computes(tmp_path, config):
   params = toys.params_of(config)

@@ -10,29 +10,12 @@ import safetensors
 import safetensors.numpy
 
 from kaiju_jax.interchange import own
-from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
-from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from tests.model import params as params_lib
+from tests.interchange import toys
 
-CONFIG = model_config.ModelConfig(
-  vocab_size=48,
-  d_model=32,
-  num_layers=6,
-  period=3,
-  global_share=1,
-  num_heads=3,
-  head_dim=8,
-  d_ff=48,
-  max_length=64,
-  window=5,
-  quantization=quantization_config.QuantizationConfig(bungee=True),
-)
-
-
-def start(config=CONFIG):
-  return params_lib.drawn(transformer.Transformer(config))
+# Its block of three layers repeats.
+CONFIG = toys.changed(toys.KAIJU, global_share=1)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +32,7 @@ def test_what_is_loaded_is_what_was_saved(quantization, tmp_path):
     CONFIG,
     quantization=quantization_config.QuantizationConfig(**quantization),
   )
-  params = start(config)
+  params = toys.params_of(config)
   own.save(tmp_path / 'model.safetensors', params, config)
   loaded, loaded_config = own.load(tmp_path / 'model.safetensors')
   assert loaded_config == config
@@ -61,8 +44,8 @@ def test_what_is_loaded_is_what_was_saved(quantization, tmp_path):
 
 
 def test_masters_and_several_heads_come_back_and_older_files_are_read(tmp_path):
-  config = dataclasses.replace(CONFIG, num_kv_heads=3)
-  params = start(config)
+  config = dataclasses.replace(CONFIG, num_kv_heads=4)
+  params = toys.params_of(config)
   own.save(tmp_path / 'masters', params, config, masters=True)
   loaded, loaded_config = own.load(tmp_path / 'masters')
   assert loaded_config == config
@@ -70,7 +53,7 @@ def test_masters_and_several_heads_come_back_and_older_files_are_read(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
   # A file of one head says nothing of heads where it is from before the field.
   path = tmp_path / 'older'
-  own.save(path, start(), CONFIG)
+  own.save(path, toys.params_of(CONFIG), CONFIG)
   with safetensors.safe_open(path, framework='numpy') as file:
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     metadata = file.metadata()
@@ -94,7 +77,7 @@ def test_a_file_that_is_missing_or_no_export_is_refused(tmp_path):
 def exported(tmp_path_factory):
   """The tensors and the metadata of an own."""
   path = tmp_path_factory.mktemp('export') / 'model.safetensors'
-  own.save(path, start(), CONFIG)
+  own.save(path, toys.params_of(CONFIG), CONFIG)
   with safetensors.safe_open(path, framework='numpy') as file:
     names = list(file.keys())
     return {name: file.get_tensor(name) for name in names}, file.metadata()
@@ -116,8 +99,8 @@ def _with(config, name, value):
     (lambda c: _with(c, 'window', 0), r'model\.window=0: must be'),
     (
       lambda c: _with(c, 'd_ff', 64),
-      r'w_in_DF\.codes: holds int8 \[2, 32, 48\], the config asks for int8 \[2,'
-      r' 32, 64\]',
+      r'w_in_DF\.codes: holds int8 \[2, 48, 40\], the config asks for int8 \[2,'
+      r' 48, 64\]',
     ),
     (lambda c: _with(c, 'tied_embedding', False), 'holds nothing, the config'),
   ],
@@ -138,8 +121,8 @@ def test_a_config_that_is_none_or_another_is_named(
   'change, message',
   [
     (lambda x: None, 'holds nothing, the config asks for int8'),
-    (lambda x: x[:, :-1], r'holds int8 \[2, 31, 48\]'),
-    (lambda x: x.astype(np.int16), r'holds int16 \[2, 32, 48\]'),
+    (lambda x: x[:, :-1], r'holds int8 \[2, 47, 40\]'),
+    (lambda x: x.astype(np.int16), r'holds int16 \[2, 48, 40\]'),
   ],
 )
 def test_a_tensor_that_is_missing_or_another_is_named(

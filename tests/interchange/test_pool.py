@@ -6,11 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax import visibility
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import check
 from kaiju_jax.interchange.surgery import pool
-from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from tests.interchange import toys
 
@@ -30,9 +28,7 @@ def weights(params):
 
 
 def logits_of(params, config):
-  model = transformer.Transformer(config)
-  seen = visibility.causal(21)
-  return jax.jit(lambda p: model.apply({'params': p}, TOKENS, seen))(params)
+  return toys.logits(params, config, TOKENS)
 
 
 @pytest.mark.parametrize('owners', pool.OWNERS)

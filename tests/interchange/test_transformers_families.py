@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax import visibility
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator
 from kaiju_jax.decoding.requests import request
@@ -22,9 +21,9 @@ from kaiju_jax.experiments.studies import check_folder
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import rotary
-from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
 from tests.interchange import family_folders as folders
+from tests.interchange import toys
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -115,14 +114,6 @@ def theirs_of(model, tokens_BL):
     return model(torch.tensor(tokens_BL, dtype=torch.long)).logits.numpy()
 
 
-def ours_of(params, config, tokens_BL):
-  model = transformer.Transformer(config)
-  rows, length = tokens_BL.shape
-  seen = visibility.concatenate([visibility.causal(length)] * rows)
-  apply = jax.jit(lambda p: model.apply({'params': p}, tokens_BL, seen))
-  return np.asarray(apply(params))
-
-
 def error_of(ours, theirs):
   assert np.ptp(theirs) > 0.1
   return np.abs(ours - theirs).max() / np.abs(theirs).max()
@@ -144,7 +135,7 @@ def test_whole_rows(both):
   name, model, params, config, _ = both
   tokens_BL = tokens_of(config.vocab_size)
   theirs = theirs_of(model, tokens_BL)
-  error = error_of(ours_of(params, config, tokens_BL), theirs)
+  error = error_of(toys.logits(params, config, tokens_BL), theirs)
   print(f'{name}: whole rows {error:.2g}')
   assert error < 1e-5
 
@@ -252,7 +243,7 @@ def test_a_vocabulary_beyond_sixteen_bits(tmp_path):
   tokens_BL = tokens_of(70_000, 1, 8)
   tokens_BL[0, 3] = 69_999
   theirs = theirs_of(model, tokens_BL)
-  assert error_of(ours_of(params, config, tokens_BL), theirs) < 1e-5
+  assert error_of(toys.logits(params, config, tokens_BL), theirs) < 1e-5
 
 
 def test_bfloat16_folders_are_read_as_they_are(tmp_path):
@@ -266,7 +257,7 @@ def test_bfloat16_folders_are_read_as_they_are(tmp_path):
     tmp_path / 'in', dtype=torch.float32
   )
   theirs = theirs_of(model, tokens_BL)
-  assert error_of(ours_of(params, config, tokens_BL), theirs) < 1e-5
+  assert error_of(toys.logits(params, config, tokens_BL), theirs) < 1e-5
 
 
 def test_an_arcee_folder_is_written_again_with_its_scaling(tmp_path):

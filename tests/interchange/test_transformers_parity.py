@@ -6,21 +6,13 @@ Needs the extra `interchange`; `make interchange` runs it.
 import numpy as np
 import pytest
 
-from kaiju_jax import visibility
 from kaiju_jax.interchange import hugging_face
-from kaiju_jax.model import transformer
 from tests.interchange import toys
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 TOKENS = np.random.default_rng(3).integers(0, 260, (2, 64), dtype=np.int32)
-
-
-def ours_of(params, config):
-  model = transformer.Transformer(config)
-  seen = visibility.concatenate([visibility.causal(64)] * 2)
-  return np.asarray(model.apply({'params': params}, TOKENS, seen))
 
 
 def theirs_of(model):
@@ -34,24 +26,7 @@ def assert_close(one, other):
 
 
 @pytest.mark.parametrize(
-  'config',
-  [
-    toys.PLAIN,
-    toys.changed(
-      toys.PLAIN,
-      {'bungee': True},
-      tied_embedding=False,
-      norm_epsilon=0.25,
-      rope_global=77.0,
-      layout='G0 G1 G2 G3',
-    ),
-    toys.changed(toys.PLAIN, num_kv_heads=2),
-  ],
-  ids=[
-    'tied',
-    'untied, Bungee, another epsilon, base and depth',
-    'two heads of keys and values',
-  ],
+  'config', toys.EXPRESSIBLE.values(), ids=toys.EXPRESSIBLE
 )
 def test_transformers_computes_our_logits(tmp_path, config):
   params = toys.params_of(config)
@@ -61,7 +36,7 @@ def test_transformers_computes_our_logits(tmp_path, config):
   )
   assert type(model).__name__ == 'ArceeForCausalLM'
   assert not any(report.values())
-  assert_close(ours_of(params, config), theirs_of(model))
+  assert_close(toys.logits(params, config, TOKENS), theirs_of(model))
 
 
 def test_its_tokenizer_gives_our_tokens(tmp_path):

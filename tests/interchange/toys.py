@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from kaiju_jax import visibility
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
@@ -40,6 +41,30 @@ def changed(config, quantization=None, **model) -> model_config.ModelConfig:
     config.quantization, **(quantization or {})
   )
   return dataclasses.replace(config, quantization=quantization, **model)
+
+
+# Models whose folders have all that an Arcee folder can express.
+EXPRESSIBLE = {
+  'tied': PLAIN,
+  'untied, Bungee, another epsilon, base and depth': changed(
+    PLAIN,
+    {'bungee': True},
+    tied_embedding=False,
+    norm_epsilon=0.25,
+    rope_global=77.0,
+    layout='G0 G1 G2 G3',
+  ),
+  'two heads of keys and values': changed(PLAIN, num_kv_heads=2),
+}
+
+
+def logits(params, config, tokens_BL):
+  """Returns float32 [B, L, V] of causal rows, in one compilation."""
+  model = transformer.Transformer(config)
+  rows, length = tokens_BL.shape
+  seen = visibility.concatenate([visibility.causal(length)] * rows)
+  apply = jax.jit(lambda p: model.apply({'params': p}, tokens_BL, seen))
+  return np.asarray(apply(params))
 
 
 def params_of(config, seed=0):
