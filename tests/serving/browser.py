@@ -92,6 +92,39 @@ class Visit:
   def find(self, selector: str, **options):
     return self.page.locator(selector, **options)
 
+  def expect(self, target):
+    """Returns what is expected of a locator, or of a selector."""
+    expect = pytest.importorskip('playwright.sync_api').expect
+    return expect(self.find(target) if isinstance(target, str) else target)
+
+  def tells(self, words: str) -> None:
+    """Expects words of the notice; '' for no notice."""
+    notice = self.expect('#notice')
+    notice.to_contain_text(words) if words else notice.to_be_hidden()
+
+  def shows(self, *texts: str) -> None:
+    """Expects that the transcript ends with these texts."""
+    for place, text in enumerate(texts, -len(texts)):
+      self.expect(self.find('.message .text').nth(place)).to_have_text(text)
+
+  def counts(self, count: int, selector: str = '.message') -> None:
+    self.expect(selector).to_have_count(count)
+
+  def drafts(self, text: str) -> None:
+    """Expects what is in the field for the next message."""
+    self.expect('#draft').to_have_value(text)
+
+  @property
+  def last(self):
+    return self.find('.message').last
+
+  def edit(self, place: int, text: str | None = None) -> None:
+    """Begins to edit a message, and writes another text."""
+    self.find('.message').nth(place).hover()
+    self.find('.message').nth(place).locator('.edit').click()
+    if text is not None:
+      self.find('.editor textarea').fill(text)
+
   def start_conversation(self, name: str) -> None:
     """Opens a conversation with a character."""
     self.find('.character', has_text=name).click()

@@ -99,7 +99,7 @@ class Fake:
     """Lets the streams go on that are held."""
     self._held.set()
 
-  def add_character(self, name: str, is_own: bool = False, **fields) -> str:
+  def add_character(self, name: str, **fields) -> str:
     """Returns the id of a new character."""
     found = f'c{next(self._names)}'
     self.characters[found] = {
@@ -108,8 +108,8 @@ class Fake:
       'name': name,
       'version': 1,
       'live': True,
-      'public': not is_own,
-      'own': is_own,
+      'public': True,
+      'own': False,
       'created': int(time.time()),
       'greetings': 1,
       'fields': {'name': name, 'tags': []} | fields,
@@ -264,20 +264,7 @@ def _app(fake: Fake) -> applications.Starlette:
   async def characters(request):
     if request.method == 'GET':
       return fake.listing(request, fake.characters.values())
-    body = await request.body()
-    if body.startswith(b'\x89PNG'):
-      written, notes = {'name': 'Painted', 'description': 'In a PNG.'}, []
-    else:
-      card = json.loads(body)
-      written = card.get('data', card)
-      if not written.get('name'):
-        return _error(400, 'name: must not be empty.')
-      notes = [f'extensions.{key}' for key in written.pop('extensions', ())]
-      written['greeting'] = written.pop('first_mes', '')
-    found = fake.add_character(is_own=True, **written)
-    return responses.JSONResponse(
-      fake.characters[found] | {'notes': notes}, 201
-    )
+    return _error(400, 'name: must not be empty.')
 
   async def character(request):
     return _one(fake.characters, request)

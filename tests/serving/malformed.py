@@ -86,7 +86,7 @@ def _first_line(rng):
   kind = rng.randrange(4)
   if kind == 0:
     made.method = rng.choice(
-      [b'', b'G T', b'G\xc9T', b'(', b'"GET"', b'CONNECT', b'G' * 40, b'GET\t']
+      [b'', b'G T', b'G\xc9T', b'(', b'"GET"', b'CONNECT', b'G' * 33, b'GET\t']
     )
   elif kind == 1:
     made.target = rng.choice(_TARGETS)
@@ -97,43 +97,18 @@ def _first_line(rng):
   return made
 
 
-_TARGETS = [
-  b'',
-  b'*',
-  b'echo',
-  b'?a',
-  b'http://localhost/',
-  b'http://evil.example/',
-  b'localhost:80',
-  b'//\\evil',
-  b'/a b',
-  b'/#a',
-  b'/%',
-  b'/%g0',
-  b'/%0',
-  b'/%00',
-  b'/%0d%0aA:b',
-  b'/%ff%fe',
-  b'/%ed%a0%80',
-  b'/\xe9',
+_TARGETS = (
+  *(b'', b'*', b'echo', b'?a', b'a/b', b'localhost:80', b'//\\evil', b'/a\\b'),
+  *(b'http://localhost/', b'http://evil.example/', b'/a b', b'/\tx', b'/#a'),
+  *(b'/%', b'/%g0', b'/%0', b'/%4', b'/%00', b'/%0d%0aA:b', b'/%ff%fe'),
+  *(b'/%ed%a0%80', b'/%c0%af', b'/\xe9', b'/\xff', b'/\x7f'),
   b'/' + b'a' * 9000,
-]
-_VERSIONS = [
-  b'',
-  b'HTTP/0.9',
-  b'HTTP/1.2',
-  b'HTTP/2',
-  b'HTTP/2.0',
-  b'HTTP/3.0',
-  b'HTTP/1.1.1',
-  b'HTTP/01.1',
-  b'HTTP/1.11',
-  b'HTTP/-1.1',
-  b'http/1.1',
-  b'HTTPS/1.1',
-  b'ICY/1.1',
-  b'1.1',
-]
+)
+_VERSIONS = (
+  *(b'', b'HTTP/0.9', b'HTTP/1.2', b'HTTP/2', b'HTTP/2.0', b'HTTP/3.0'),
+  *(b'HTTP/1.1.1', b'HTTP/01.1', b'HTTP/1.10', b'HTTP/-1.1', b'HTTP/1,1'),
+  *(b'http/1.1', b'HTTPS/1.1', b'ICY/1.1', b'1.1', b'HTTP/1.1 '),
+)
 
 
 def _line_ends(rng):
@@ -164,7 +139,7 @@ def _header(rng):
     made.lines.insert(at, rng.choice([b'A', b': b', b' A: b', b'\tA: b']))
   elif kind == 1:
     made.lines.insert(
-      at, rng.choice([b'A : b', b'A b: c', b'A\t: b', b'[]: b'])
+      at, rng.choice([b'A : b', b'A b: c', b'A\t: b', b'[]: b', b'\xc9: c'])
     )
   elif kind == 2:
     made.lines.insert(at, b'A: b\r\n%sc' % rng.choice([b' ', b'\t', b' \t ']))
@@ -216,11 +191,14 @@ def _length(rng):
 
 def _coding(rng):
   made = chunked(rng)
-  kind = rng.randrange(4)
+  kind = rng.randrange(5)
   if kind == 0:
     made.lines.append(
       b'Content-Length: %d' % rng.choice([0, 4, len(made.body)])
     )
+  elif kind == 3:
+    made.drop(b'Transfer-Encoding')
+    made.lines.append(b'Transfer-Encoding : chunked')
   elif kind == 1:
     made.version = b'HTTP/1.0'
   elif kind == 2:
@@ -232,6 +210,7 @@ def _coding(rng):
     bad = rng.choice(
       [b'gzip', b'identity', b'chunked, chunked', b'gzip, chunked', b'xchunked']
       + [b'"chunked"', b'chunked;q=1', b'', b'chunked,', b',chunked', b'chunke']
+      + [b'\x0bchunked']
     )
     made.lines.append(b'Transfer-Encoding: ' + bad)
   rng.shuffle(made.lines)
@@ -241,32 +220,22 @@ def _coding(rng):
 def _chunk(rng):
   made = chunked(rng)
   good = b'8\r\n{"a": 1}\r\n'
+  behind = good[1:]
+  sizes = (
+    *(b'x', b'-8', b'+8', b'0x8', b' 8', b'8 ', b'8_', b'1_0', b'\xb2', b'7'),
+    *(b'9', b'100000000', b'ffffffffff', b'8;a\0', b'8;a\n', b'8;a\nb'),
+    b'8;' + b'a' * 300,
+  )
+  ends = (
+    *(b'0\r\nA: b\r\n\r\n', b'0\r\n\n', b'00\n\r\n', b'0\r\n \r\n', b'\r\n'),
+    b'0\r\nHost: evil\r\nTransfer-Encoding: x\r\n\r\n',
+  )
   made.body = rng.choice(
     [
-      b'x\r\n',
-      b'-8' + good[1:],
-      b'+8' + good[1:],
-      b'0x8' + good[1:],
-      b' 8' + good[1:],
-      b'8 ' + good[1:],
-      b'8_' + good[1:],
-      b'\xb2' + good[1:],
-      b'\r\n' + good,
-      b'8\n{"a": 1}\r\n',
-      b'8\r\n{"a": 1}\n',
-      b'8\r\n{"a": 1}',
-      b'7' + good[1:],
-      b'9' + good[1:],
-      b'ffffffffff' + good[1:],
-      b'8;a\0' + good[1:],
-      b'8;a\n' + good[1:],
-      b'8;' + b'a' * 300 + good[1:],
-      b'1\r\n \r\n' * 5000,
-      good + b'0\r\nA: b\r\n\r\n',
-      good + b'0\r\nHost: evil\r\nTransfer-Encoding: x\r\n\r\n',
-      good + b'0\r\n\n',
-      good + b'00\n\r\n',
-      good + b'\r\n',
+      *(size + behind for size in sizes),
+      *(good + end for end in ends),
+      *(b'\r\n' + good, b'8\n{"a": 1}\r\n', b'8\r\n{"a": 1}\n'),
+      *(b'8\r\n{"a": 1}', b'8\r\n{"a": 1}\r0', b'1\r\n \r\n' * 5000),
     ]
   )
   made.body += b'0\r\n\r\n'
@@ -295,36 +264,18 @@ def _noise(rng):
 def _body(rng):
   number = b'1' * rng.randrange(20, 5000)
   depth = rng.randrange(33, 3000)
-  return posted(
-    rng,
-    rng.choice(
-      [
-        b'',
-        b'{',
-        b'[]',
-        b'1',
-        b'null',
-        b'{"a": NaN}',
-        b'{"a": -Infinity}',
-        b'{"a": 1e400}',
-        b'{"a": %s}' % number,
-        b'{"a": 1, "a": 2}',
-        b'{"a": "\\ud800"}',
-        b'{"a": "\xff"}',
-        b'{"a": "\xed\xa0\x80"}',
-        b'\xef\xbb\xbf{}',
-        b'{"a": 01}',
-        b'{"a": 1,}',
-        b'{"a": "\n"}',
-        b'{} {}',
-        b'{"a": ' + b'[' * depth + b']' * depth + b'}',
-        b'{"a": ' + b'[' * depth,
-        b'{"a":' * depth + b'1' + b'}' * depth,
-        b' ' * (2**20 + rng.randrange(1, 9)),
-        rng.randbytes(rng.randrange(1, 99)),
-      ]
-    ),
+  values = (
+    *(b'NaN', b'-Infinity', b'1e400', b'01', b'1,', b'"\n"', b'"\\ud800"'),
+    *(b'"\xff"', b'"\xed\xa0\x80"', b'1, "a": 2', number),
+    *(b'[' * depth + b']' * depth, b'{"a":' * depth + b'1' + b'}' * depth),
   )
+  whole = (
+    *(b'', b'{', b'[]', b'1', b'null', b'\xef\xbb\xbf{}', b'{} {}'),
+    *(b'{"a": ' + b'[' * depth, rng.randbytes(rng.randrange(1, 99))),
+    b' ' * (2**20 + rng.randrange(1, 9)),
+  )
+  bodies = *(b'{"a": ' + value + b'}' for value in values), *whole
+  return posted(rng, rng.choice(bodies))
 
 
 def _retarget(rng):

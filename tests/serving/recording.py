@@ -12,3 +12,14 @@ def requests(context, monkeypatch) -> list:
 
   monkeypatch.setattr(context.engines, 'submit', submitted)
   return found
+
+
+def results(target, name, found: list, monkeypatch) -> None:
+  """Has what a method returns added to a list."""
+  method = getattr(target, name)
+
+  def noted(*arguments, **options):
+    found.append(method(*arguments, **options))
+    return found[-1]
+
+  monkeypatch.setattr(target, name, noted)

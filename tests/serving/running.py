@@ -65,12 +65,6 @@ def _letter(token: int) -> str:
   return chr(token) if is_itself else chr(ord('a') + token % 26)
 
 
-def number(scored) -> int:
-  """Returns the token whose log-probability `fake_device` gives."""
-  assert scored.token == Letters().decode([int(-scored.logprob)])
-  return int(-scored.logprob)
-
-
 def said(*texts: str, role: str = 'user') -> list[dict]:
   """Returns messages of one role."""
   return [{'role': role, 'content': text} for text in texts]
@@ -176,6 +170,17 @@ class Server:
     body = chat(text, stream=True, **fields)
     return events(self.ask('POST', CHAT, body, owner))
 
+  def streamed(
+    self, text='Hello', owner: str = 'ann', **fields
+  ) -> tuple[str, str | None]:
+    """Returns the text and the reason of the choices of a chat's stream."""
+    said, reason = '', None
+    for event in self.stream(text, owner, **fields):
+      for choice in event['choices']:
+        said += choice['delta'].get('content') or ''
+        reason = choice['finish_reason'] or reason
+    return said, reason
+
   def complete(self, prompt='Hello', owner: str = 'ann', **fields) -> dict:
     return self.post(TEXT, owner, **complete(prompt, **fields))
 
@@ -228,6 +233,7 @@ def server(
   store: conversing.Store | None = None,
   moderator: moderation.Moderator | None = None,
   lease: float | None = 30.0,
+  kind: Callable[..., world.Engine] = world.Engine,
   engine: Callable[[Letters], world.Engine] | None = None,
   tokenizer: Letters | None = None,
   points: Callable[[Any, Any], Any] | None = None,
@@ -246,8 +252,8 @@ def server(
     store: of characters; sqlite by default.
     moderator: decides what may be shown; nothing by default.
     lease: seconds that a stream stays unread.
-    engine: makes the engine of a tokenizer; by default of `world`, of the
-      settings above.
+    kind: makes an engine of the settings above.
+    engine: makes the engine of a tokenizer alone, instead.
     tokenizer: of the model; `Letters` by default.
     points: makes what saves points, of the worker and the store; nothing saves
       them by default.
@@ -257,7 +263,7 @@ def server(
   """
   tokenizer = tokenizer or Letters()
   made = engine or functools.partial(
-    world.Engine,
+    kind,
     rows=rows,
     length=LENGTH,
     pages=2000,

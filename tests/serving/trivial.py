@@ -16,6 +16,13 @@ GET = b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n'
 _STATUS = re.compile(rb'HTTP/1\.1 ([0-9]{3}) ')
 
 
+def _refuse(error):
+  async def refuse(request):
+    raise error
+
+  return refuse
+
+
 class Application:
   """Answers, and remembers what it was asked.
 
@@ -39,6 +46,10 @@ class Application:
         routing.Route('/wait', self._wait),
         routing.Route('/patient', self._patient),
         routing.Route('/fails', self._fails),
+        routing.Route('/v1/fails', self._fails),
+        routing.Route('/v1/away', _refuse(errors.unavailable('away'))),
+        routing.Route('/v1/busy', _refuse(errors.busy('full', 1.0))),
+        routing.Route('/v1/hello', self._hello),
         routing.Route('/smuggled', self._hello),
         routing.Route('/ignores', self._hello, methods=['POST']),
         routing.Route('/page', self._page),

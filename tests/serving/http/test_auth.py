@@ -8,48 +8,28 @@ import stat
 import threading
 
 import pytest
-from starlette import requests
 
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import loopback
+from tests.serving.http import asking
 
-
-def request(headers=(), client='127.0.0.1', host='localhost:8000'):
-  headers = dict(headers)
-  if host is not None:
-    headers['host'] = host
-  return requests.Request(
-    {
-      'type': 'http',
-      'method': 'POST',
-      'scheme': 'http',
-      'path': '/v1/models',
-      'query_string': b'',
-      'client': (client, 5) if client else None,
-      'server': ('127.0.0.1', 8000),
-      'headers': [
-        (name.lower().encode(), value.encode('latin-1'))
-        for name, value in headers.items()
-      ],
-    }
-  )
-
-
-def bearing(token, **kwargs):
-  return request({'Authorization': f'Bearer {token}'}, **kwargs)
-
-
-def refused(access, incoming):
-  with pytest.raises(errors.ApiError) as caught:
-    access.caller(incoming)
-  return caught.value
+KEY = f'kaiju-local-{"a" * 43}'
 
 
 @pytest.fixture
-def tokens(tmp_path):
-  return auth.Tokens(tmp_path / 'tokens.json')
+def path(tmp_path):
+  return tmp_path / 'tokens.json'
+
+
+@pytest.fixture
+def tokens(path):
+  return auth.Tokens(path)
+
+
+def listed(tokens):
+  return [one.owner for one in tokens.list_all()]
 
 
 def test_a_token_says_who_asks(tokens):
@@ -57,86 +37,81 @@ def test_a_token_says_who_asks(tokens):
   token = tokens.add('ann', 'adult', 3, rate)
   other = tokens.add('bob')
   access = auth.Access(tokens)
-  assert access.caller(bearing(token)) == ('ann', 'adult', 3, rate, False)
+  ask = asking.request
+  assert access.caller(ask(token)) == ('ann', 'adult', 3, rate, False)
   # Whose age is unknown is treated as under 18.
-  assert access.caller(bearing(other)) == ('bob', 'minor', 0, None, False)
-  lower = request({'authorization': f'bearer  {token} '})
-  assert access.caller(lower).owner == 'ann'
+  assert access.caller(ask(other)) == ('bob', 'minor', 0, None, False)
+  assert asking.owner(access, authorization=f'bearer  {token} ') == 'ann'
+  # It counts on this machine and before a key, too; pages are left to it.
+  for options in {}, {'is_open': True}, {'key': KEY}:
+    access = auth.Access(tokens, **options)
+    assert asking.owner(access, token, host='chat.example') == 'ann'
+  site = ask(host='a.b', origin='http://evil.example')
+  auth.Access(tokens).check_site(site)
 
 
 def test_no_token_no_answer(tokens):
   token = tokens.add('ann')
-  access = auth.Access(tokens)
-  for incoming in (
-    request(),
-    bearing(token[:-1]),
-    bearing(token + 'x'),
-    bearing(token.upper()),
-    bearing(hashlib.sha256(token.encode()).hexdigest()),
-    bearing(''),
-    bearing('é'),
-    bearing('a' * 4000),
-    request({'Authorization': token}),
-    request({'Authorization': f'Basic {token}'}),
+  for header in (
+    None,
+    token,
+    f'Basic {token}',
+    *(
+      f'Bearer {wrong}'
+      for wrong in (
+        *(token[:-1], token + 'x', token.upper(), '', 'é', 'a' * 4000),
+        hashlib.sha256(token.encode()).hexdigest(),
+      )
+    ),
   ):
-    access = auth.Access(tokens)
-    error = refused(access, incoming)
+    headers = {} if header is None else {'authorization': header}
+    error = asking.refusal(auth.Access(tokens), **headers)
     assert (error.status, error.code) == (401, 'invalid_api_key')
     assert 'WWW-Authenticate' in error.headers
-  assert refused(auth.Access(None), bearing(token)).status == 401
+  assert asking.status(auth.Access(None), token) == 401
+  # Two are none.
+  assert (
+    asking.status(auth.Access(tokens), token, Authorization='Bearer x') == 401
+  )
 
 
-def test_two_authorizations_are_none(tokens):
-  incoming = bearing(tokens.add('ann'))
-  incoming.scope['headers'].append((b'authorization', b'Bearer other'))
-  assert refused(auth.Access(tokens), incoming).status == 401
-
-
-def test_the_file_holds_hashes_and_nobody_else_reads_it(tokens, tmp_path):
+def test_the_file_holds_hashes_and_nobody_else_reads_it(tmp_path):
+  folder = tmp_path / 'new' / 'server'
   old = os.umask(0)
   try:
-    token = tokens.add('ann')
+    token = auth.Tokens(folder / auth.FILE).add('ann')
   finally:
     os.umask(old)
-  for file in tmp_path.iterdir():
+  assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+  for file in folder.iterdir():
     assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    assert token not in file.read_text()
     assert token.removeprefix('kaiju-') not in file.read_text()
   assert len(token.removeprefix('kaiju-')) == 43  # 256 bits in base64.
-  (path,) = tmp_path.glob('*.json')
-  path.chmod(0o640)
+  (folder / auth.FILE).chmod(0o640)
   with pytest.raises(ValueError, match=r'mode 640.*must be 600'):
-    auth.Tokens(path)
+    auth.Tokens(folder / auth.FILE)
 
 
-def test_a_folder_of_tokens_is_for_nobody_else(tmp_path):
-  folder = tmp_path / 'new' / 'server'
-  auth.Tokens(folder / auth.FILE).add('ann')
-  assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_tokens_are_listed_and_revoked_while_a_server_runs(tokens, tmp_path):
+def test_tokens_are_listed_and_revoked_while_a_server_runs(tokens, path):
   access = auth.Access(tokens)
-  here = auth.Tokens(tmp_path / 'tokens.json')  # Another process.
+  here = auth.Tokens(path)  # Another process.
   first, second, third = here.add('ann'), here.add('ann'), here.add('bob')
-  assert [x.owner for x in tokens.list_all()] == ['ann', 'ann', 'bob']
+  assert listed(tokens) == ['ann', 'ann', 'bob']
   ids = [x.id for x in here.list_all()]
-  assert access.caller(bearing(second)).owner == 'ann'
+  assert asking.owner(access, second) == 'ann'
   assert [x.id for x in here.revoke(ids[1])] == [ids[1]]
-  assert refused(access, bearing(second)).status == 401
-  assert access.caller(bearing(first)).owner == 'ann'
+  assert asking.status(access, second) == 401
+  assert asking.owner(access, first) == 'ann'
   here.revoke('ann')
-  assert refused(access, bearing(first)).status == 401
-  assert access.caller(bearing(third)).owner == 'bob'
+  assert asking.status(access, first) == 401
+  assert asking.owner(access, third) == 'bob'
   with pytest.raises(LookupError, match='ann'):
     here.revoke('ann')
-  (tmp_path / 'tokens.json').unlink()
-  assert refused(access, bearing(third)).status == 401
+  path.unlink()
+  assert asking.status(access, third) == 401
 
 
-def test_processes_that_add_at_once_lose_nothing(tmp_path):
-  path = tmp_path / 'tokens.json'
-
+def test_processes_that_add_at_once_lose_nothing(path):
   def add(owner):
     mine = auth.Tokens(path)
     for n in range(10):
@@ -147,13 +122,12 @@ def test_processes_that_add_at_once_lose_nothing(tmp_path):
     one.start()
   for one in threads:
     one.join()
-  assert len({x.owner for x in auth.Tokens(path).list_all()}) == 40
+  assert len(set(listed(auth.Tokens(path)))) == 40
 
 
-def test_a_damaged_file_lets_nobody_in_and_says_why(tokens, tmp_path, caplog):
+def test_a_damaged_file_lets_nobody_in_and_says_why(tokens, path, caplog):
   token = tokens.add('ann')
   access = auth.Access(tokens)
-  (path,) = tmp_path.glob('*.json')
   whole = json.loads(path.read_text())
   for text, words in (
     ('{', 'not valid JSON'),
@@ -170,91 +144,81 @@ def test_a_damaged_file_lets_nobody_in_and_says_why(tokens, tmp_path, caplog):
       text = json.dumps({'tokens': [whole['tokens'][0] | text]})
     path.write_text(text)
     caplog.clear()
-    error = refused(access, bearing(token))
-    assert error.status == 503 and str(tmp_path) not in error.message
+    error = asking.refusal(access, token)
+    assert error.status == 503 and str(path.parent) not in error.message
     assert re.search(words, caplog.text) and str(path) in caplog.text
     with pytest.raises(ValueError, match=re.escape(str(path))):
       auth.Tokens(path)
   path.write_text(json.dumps(whole))
-  assert access.caller(bearing(token)).owner == 'ann'
+  assert asking.owner(access, token) == 'ann'
 
 
 def test_what_is_wrong_is_not_added(tokens):
-  for arguments, word in (
-    (('',), 'owner'),
-    (('a b',), 'owner'),
-    (('a' * 65,), 'owner'),
-    (('ann', 'old'), 'age'),
+  for arguments, options, word in (
+    (('',), {}, 'owner'),
+    (('a b',), {}, 'owner'),
+    (('a' * 65,), {}, 'owner'),
+    (('ann', 'old'), {}, 'age'),
+    (('ann', 'minor'), {'feedback': True}, r'feedback=True.*under 18'),
+    (('ann', 'unknown'), {'feedback': True}, r'feedback=True.*under 18'),
   ):
     with pytest.raises(ValueError, match=word):
-      tokens.add(*arguments)
-  assert tokens.list_all() == ()
-  for age in 'minor', 'unknown':
-    with pytest.raises(ValueError, match=r'feedback=True.*under 18'):
-      tokens.add('ann', age, feedback=True)
-  assert tokens.list_all() == ()
+      tokens.add(*arguments, **options)
+  assert listed(tokens) == []
   with pytest.raises(ValueError, match='age'):
     auth.Access(tokens, age='17')
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    *(
-      x
-      for name in sorted(auth.RESERVED)
-      for x in (name, name.upper(), name.title())
-    ),
-    *('', ' ', ' local', 'local ', 'local\n', 'local\0', 'lo\u200bcal'),
-    *('\uff4c\uff4f\uff43\uff41\uff4c', '\u217cocal', 'loca\u0301l', 'lo cal'),
-  ],
+SPELT = (
+  *('', ' ', ' local', 'local ', 'local\n', 'local\0', 'lo\u200bcal'),
+  *('\uff4c\uff4f\uff43\uff41\uff4c', '\u217cocal', 'loca\u0301l', 'lo cal'),
 )
-def test_nobody_is_called_as_the_server_calls_its_own(tokens, name, caplog):
+
+
+def test_nobody_is_called_as_the_server_calls_its_own(tokens, path, caplog):
   """Nor does a token count that an older server gave such a name."""
-  with pytest.raises(ValueError, match=f'owner={re.escape(repr(name))}'):
-    tokens.add(name)
-  assert tokens.list_all() == ()
-  if not name.isalpha() or not name.isascii():
-    return
-  token = tokens.add('ann')
-  path = tokens._path
-  path.write_text(path.read_text().replace('"ann"', json.dumps(name)))
-  access = auth.Access(tokens, is_open=False)
-  assert refused(access, bearing(token)).status == 401
-  (held,) = tokens.list_all()
-  assert held.id in caplog.text and 'reserves' in caplog.text
-  assert token not in caplog.text
-  assert tokens.revoke(name) == (held,)
+  for access in auth.Access(None, key=KEY), auth.Access(None, is_open=True):
+    assert asking.owner(access, KEY) in auth.RESERVED
+  reserved = [
+    one
+    for name in sorted(auth.RESERVED)
+    for one in (name, name.upper(), name.title())
+  ]
+  for name in (*reserved, *SPELT):
+    with pytest.raises(ValueError, match=f'owner={re.escape(repr(name))}'):
+      tokens.add(name)
+  assert listed(tokens) == []
+  for name in reserved:
+    token = tokens.add('ann')
+    path.write_text(path.read_text().replace('"ann"', json.dumps(name)))
+    caplog.clear()
+    assert asking.status(auth.Access(tokens), token) == 401
+    (held,) = tokens.list_all()
+    assert held.id in caplog.text and 'reserves' in caplog.text
+    assert token not in caplog.text
+    assert tokens.revoke(name) == (held,)
 
 
-def test_reserved_names_are_those_that_the_server_gives():
-  key = f'kaiju-local-{"a" * 43}'
-  for access in auth.Access(None, key=key), auth.Access(None, is_open=True):
-    assert access.caller(bearing(key)).owner in auth.RESERVED
-
-
-def test_a_token_says_whether_its_owner_agrees_to_an_export(tokens, tmp_path):
+def test_a_token_says_whether_its_owner_agrees_to_an_export(tokens, path):
   access = auth.Access(tokens)
   yes, no = tokens.add('ann', 'adult', feedback=True), tokens.add('ben')
-  assert access.caller(bearing(yes)).agrees
-  assert not access.caller(bearing(no)).agrees
+  assert access.caller(asking.request(yes)).agrees
+  assert not access.caller(asking.request(no)).agrees
   # An older server reads the file, unless somebody agrees.
-  path = tmp_path / 'tokens.json'
   entries = json.loads(path.read_text())['tokens']
   assert ['feedback' in one for one in entries] == [True, False]
   assert [one.feedback for one in auth.Tokens(path).list_all()] == [True, False]
 
 
-@pytest.mark.parametrize('bad', [{}, {'Authorization': 'Bearer x'}])
+@pytest.mark.parametrize('bad', [None, 'x'])
 def test_failures_are_limited_and_lock_nobody_out(tokens, bad):
   token = tokens.add('ann')
   access = auth.Access(tokens, failures=limits.Failures(8, lambda: 0.0))
-  bad = request(bad, client='192.0.2.1')
-  statuses = [refused(access, bad).status for _ in range(4)]
-  assert statuses == [401, 401, 429, 429]
-  assert refused(access, bearing('x', client='192.0.2.2')).status == 401
-  good = bearing(token, client='192.0.2.1')
-  assert access.caller(good).owner == 'ann'
+  client = '192.0.2.1'
+  found = [asking.status(access, bad, client=client) for _ in range(4)]
+  assert found == [401, 401, 429, 429]
+  assert asking.status(access, 'x', client='192.0.2.2') == 401
+  assert asking.owner(access, token, client=client) == 'ann'
 
 
 # Without tokens, on loopback.
@@ -264,118 +228,60 @@ def test_failures_are_limited_and_lock_nobody_out(tokens, bad):
   'host',
   ['localhost', 'LocalHost:8000', '127.0.0.1:80', '127.9.9.9', '[::1]:8000'],
 )
-@pytest.mark.parametrize('token', [None, 'unused'])
-def test_this_machine_may_ask_without(host, token, tokens):
-  access = auth.Access(tokens, is_open=True)
-  incoming = request(host=host) if token is None else bearing(token, host=host)
-  assert access.caller(incoming) == (
-    auth.LOCAL,
-    'minor',
-    0,
-    limits.LOCAL,
-    False,
-  )
-  grown_up = auth.Access(None, is_open=True, age='adult')
-  assert grown_up.caller(incoming).age == 'adult'
+def test_this_machine_may_ask_without(host, tokens):
+  local = auth.LOCAL, 'minor', 0, limits.LOCAL, False
+  page = {'origin': f'http://{host}', 'sec_fetch_site': 'same-origin'}
+  for token in None, 'unused':
+    incoming = asking.request(token, host=host)
+    assert auth.Access(tokens, is_open=True).caller(incoming) == local
+    grown_up = auth.Access(None, is_open=True, age='adult')
+    assert grown_up.caller(incoming).age == 'adult'
+    # So may the page of the server.
+    incoming = asking.request(token, host=host, **page)
+    assert grown_up.caller(incoming).owner == auth.LOCAL
+    grown_up.check_site(incoming)
 
 
-def test_a_token_counts_on_this_machine_too(tokens):
-  access = auth.Access(tokens, is_open=True)
-  incoming = bearing(tokens.add('ann', 'adult'), host='elsewhere.example')
-  assert access.caller(incoming).owner == 'ann'
-
-
-@pytest.mark.parametrize(
-  'host',
-  [
-    None,
-    '',
-    'evil.example',
-    'evil.example:8000',
-    'localhost.evil.example',
-    'notlocalhost',
-    'localhost:8000:80',
-    'localhost@evil.example',
-    'localhost:http',
-    '192.168.0.7:8000',
-    '0.0.0.0:8000',
-    '127.0.0.1.evil.example',
-    '[::2]:8000',
-    '2130706433',
-    '127.1',
-  ],
+# DNS rebinding: the page is of evil.example, and so is its Host.
+HOSTS = (
+  *(None, '', 'evil.example', 'evil.example:8000', 'localhost.evil.example'),
+  *('notlocalhost', 'localhost:8000:80', 'localhost@evil.example'),
+  *('localhost:http', '192.168.0.7:8000', '0.0.0.0:8000', '[::2]:8000'),
+  *('127.0.0.1.evil.example', '2130706433', '127.1'),
 )
-def test_a_name_that_was_turned_to_this_machine_is_refused(host):
-  # DNS rebinding: the page is of evil.example, and so is its Host.
-  error = refused(auth.Access(None, is_open=True), request(host=host))
-  assert error.status == 403
-
-
-@pytest.mark.parametrize(
-  'origin',
-  [
-    'http://evil.example',
-    'null',
-    'http://localhost:3000',
-    'https://localhost:8000',
-    'http://127.0.0.1:8000',
-    'http://localhost',
-    'http://localhost:8000.evil.example',
-    'file://',
-    '',
-  ],
+ORIGINS = (
+  *('http://evil.example', 'null', 'http://localhost:3000', 'file://', ''),
+  *('https://localhost:8000', 'http://127.0.0.1:8000', 'http://localhost'),
+  'http://localhost:8000.evil.example',
 )
-def test_pages_of_others_are_refused(origin):
-  access = auth.Access(None, is_open=True)
-  assert refused(access, request({'Origin': origin})).status == 403
-  with pytest.raises(errors.ApiError):
-    access.check_site(request({'Origin': origin}))
-
-
-def test_the_page_of_the_server_may_ask():
-  access = auth.Access(None, is_open=True)
-  incoming = request(
-    {'Origin': 'http://localhost:8000', 'Sec-Fetch-Site': 'same-origin'}
-  )
-  assert access.caller(incoming).owner == auth.LOCAL
-  access.check_site(incoming)
-
-
-@pytest.mark.parametrize('site', ['cross-site', 'same-site', 'other'])
-def test_a_picture_in_another_page_is_refused(site):
+STRANGE = [
+  *({'host': host} for host in HOSTS),
+  *({'origin': origin} for origin in ORIGINS),
   # A GET of an <img> or a <script> has no Origin.
-  access = auth.Access(None, is_open=True)
-  assert refused(access, request({'Sec-Fetch-Site': site})).status == 403
+  *({'sec_fetch_site': x} for x in ('cross-site', 'same-site', 'other')),
+  *({'client': client} for client in ('192.168.0.7', None)),
+]
 
 
-@pytest.mark.parametrize('client', ['192.168.0.7', None])
-def test_other_machines_are_refused(client):
-  access = auth.Access(None, is_open=True)
-  assert refused(access, request(client=client)).status == 403
-
-
-def test_a_server_that_asks_for_tokens_leaves_pages_to_them(tokens):
-  access = auth.Access(tokens)
-  incoming = bearing(tokens.add('ann'), host='chat.example')
-  assert access.caller(incoming).owner == 'ann'
-  access.check_site(request({'Origin': 'http://evil.example'}, host='a.b'))
+@pytest.mark.parametrize('strange', STRANGE, ids=str)
+def test_pages_of_others_are_refused_with_the_key_too(strange):
+  for options, key in ({'is_open': True}, None), ({'key': KEY}, KEY):
+    access = auth.Access(None, **options)
+    assert asking.status(access, key, **strange) == 403
+    if key:
+      pair = access.cookie(asking.request(key)).partition(';')[0]
+      assert asking.status(access, cookie=pair, **strange) == 403
+    if 'origin' in strange or key:
+      with pytest.raises(errors.ApiError):
+        access.check_site(asking.request(**strange))
 
 
 @pytest.mark.parametrize(
-  'host, own',
+  'hosts, own',
   [
-    ('127.0.0.1', True),
-    ('127.3.2.1', True),
-    ('::1', True),
-    ('::ffff:127.0.0.1', True),
-    ('localhost', True),
-    ('0.0.0.0', False),
-    ('::', False),
-    ('', False),
-    (None, False),
-    ('10.0.0.1', False),
-    ('localhost.example', False),
+    (('127.0.0.1', '127.3.2.1', '::1', '::ffff:127.0.0.1', 'localhost'), True),
+    (('0.0.0.0', '::', '', None, '10.0.0.1', 'localhost.example'), False),
   ],
 )
-def test_what_is_loopback(host, own):
-  assert loopback.is_loopback(host) == own
+def test_what_is_loopback(hosts, own):
+  assert {loopback.is_loopback(host) for host in hosts} == {own}

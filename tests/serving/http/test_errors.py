@@ -11,89 +11,72 @@ from starlette import testclient
 
 from kaiju_jax.serving.http import errors
 
-_CASES = [
-  (errors.invalid('n=0: must be 1…4.', 'n'), 400),
-  (errors.unauthorized('no token'), 401),
-  (errors.forbidden('not yours'), 403),
-  (errors.missing('no such character'), 404),
-  (errors.conflict('the head moved', 'head'), 409),
-  (errors.too_large('9 bytes'), 413),
-  (errors.unsupported_type('text/plain'), 415),
-  (errors.rate_limited('slow down', 2.1), 429),
-  (errors.busy('full', 0.0), 429),
-  (errors.internal(), 500),
-  (errors.unavailable('draining', 3), 503),
-]
 
+def answer(error, method='GET', path='/'):
+  """Returns the answer of an endpoint that raises an error."""
 
-def client(endpoint):
-  app = applications.Starlette(
-    routes=[routing.Route('/', endpoint)], exception_handlers=errors.HANDLERS
-  )
-  return testclient.TestClient(app, raise_server_exceptions=False)
-
-
-def raiser(error):
   async def endpoint(request):
     raise error
 
-  return endpoint
+  app = applications.Starlette(
+    routes=[routing.Route('/', endpoint)], exception_handlers=errors.HANDLERS
+  )
+  client = testclient.TestClient(app, raise_server_exceptions=False)
+  return client.request(method, path)
 
 
-@pytest.mark.parametrize('error, status', _CASES)
-def test_each_error_is_answered_in_one_form(error, status):
-  answer = client(raiser(error)).get('/')
-  assert answer.status_code == status
-  assert answer.headers['content-type'] == 'application/json'
-  (whole,) = answer.json().items()
-  assert whole[0] == 'error'
-  assert whole[1] == {
-    'message': error.message,
-    'type': error.type,
-    'param': error.param,
-    'code': error.code,
-  }
+@pytest.mark.parametrize(
+  'error, status, headers',
+  [
+    (errors.invalid('n=0: must be 1…4.', 'n'), 400, {}),
+    (errors.unauthorized('no token'), 401, {'WWW-Authenticate': 'Bearer'}),
+    (errors.forbidden('not yours'), 403, {}),
+    (errors.missing('no such character'), 404, {}),
+    (errors.conflict('the head moved', 'head'), 409, {}),
+    (errors.too_large('9 bytes'), 413, {}),
+    (errors.unsupported_type('text/plain'), 415, {}),
+    (errors.rate_limited('slow down', 2.1), 429, {'Retry-After': '3'}),
+    (errors.busy('full', 0.0), 429, {'Retry-After': '1'}),
+    (errors.internal(), 500, {}),
+    (errors.unavailable('draining', 3), 503, {'Retry-After': '3'}),
+    (errors.unavailable('away'), 503, {}),
+  ],
+)
+def test_each_error_is_answered_in_one_form(error, status, headers):
+  found = answer(error)
+  assert found.status_code == status and error.headers == headers
+  assert all(found.headers[name] == value for name, value in headers.items())
+  assert found.headers['content-type'] == 'application/json'
+  names = 'message', 'type', 'param', 'code'
+  wanted = {name: getattr(error, name) for name in names}
+  assert found.json() == {'error': wanted}
   assert isinstance(error.message, str) and isinstance(error.type, str)
 
 
-def test_headers_say_when_to_ask_again_and_how_to_prove_oneself():
-  assert errors.rate_limited('', 2.1).headers == {'Retry-After': '3'}
-  assert errors.busy('', 0.0).headers == {'Retry-After': '1'}
-  assert errors.unavailable('').headers == {}
-  answer = client(raiser(errors.unauthorized(''))).get('/')
-  assert answer.headers['www-authenticate'] == 'Bearer'
-
-
-def test_unknown_addresses_and_methods_have_the_same_form():
-  there = client(raiser(errors.internal()))
-  for answer, status, code in (
-    (there.get('/nowhere'), 404, 'not_found'),
-    (there.post('/'), 405, 'method_not_allowed'),
-  ):
-    assert (answer.status_code, answer.json()['error']['code']) == (
-      status,
-      code,
-    )
-  assert 'GET' in there.post('/').headers['allow']
-
-
-def test_what_the_server_did_wrong_is_not_told():
-  answer = client(raiser(ValueError('/home/me/secret'))).get('/')
-  assert answer.status_code == 500
-  assert 'secret' not in answer.text and 'ValueError' not in answer.text
-  assert answer.json()['error']['code'] == 'internal'
+@pytest.mark.parametrize(
+  'error, asked, status, code',
+  [
+    (errors.internal(), ('GET', '/nowhere'), 404, 'not_found'),
+    (errors.internal(), ('POST', '/'), 405, 'method_not_allowed'),
+    # What the server did wrong is not told.
+    (ValueError('/home/me/secret'), (), 500, 'internal'),
+  ],
+)
+def test_other_errors_have_the_same_form(error, asked, status, code):
+  found = answer(error, *asked)
+  assert found.status_code == status
+  assert found.json()['error']['code'] == code
+  assert 'secret' not in found.text and 'ValueError' not in found.text
+  assert (status == 405) == ('GET' in found.headers.get('allow', ''))
 
 
 def test_an_exception_of_starlette_keeps_its_status_and_headers():
   error = exceptions.HTTPException(418, 'a teapot', {'X-Pot': 'tea'})
-  answer = client(raiser(error)).get('/')
-  assert answer.status_code == 418 and answer.headers['x-pot'] == 'tea'
-  assert answer.json()['error']['message'] == 'a teapot'
-
-
-def test_a_client_that_left_is_no_failure_of_the_server():
-  answer = client(raiser(requests.ClientDisconnect())).get('/')
-  assert answer.status_code == 400
+  found = answer(error)
+  assert found.status_code == 418 and found.headers['x-pot'] == 'tea'
+  assert found.json()['error']['message'] == 'a teapot'
+  # A client that left is no failure of the server.
+  assert answer(requests.ClientDisconnect()).status_code == 400
 
 
 def test_messages_may_quote_anything_and_stay_short():

@@ -6,6 +6,9 @@ import h11
 import pytest
 
 from kaiju_jax.serving.http import framing
+from tests.serving import malformed
+
+LINE = b'GET / HTTP/1.1\r\n'
 
 
 def fault(data):
@@ -28,45 +31,23 @@ def chunked(body):
   return with_header(b'Transfer-Encoding: chunked') + body
 
 
-@pytest.mark.parametrize(
-  'line',
-  [
-    b'GET /',
-    b'GET  / HTTP/1.1',
-    b'GET / HTTP/1.1 ',
-    b' GET / HTTP/1.1',
-    b'G\xc9T / HTTP/1.1',
-    b'G(T / HTTP/1.1',
-    b'A' * 33 + b' / HTTP/1.1',
-    b'GET /\tx HTTP/1.1',
-    b'GET / HTTP/0.9',
-    b'GET / HTTP/1.2',
-    b'GET / HTTP/2.0',
-    b'GET / HTTP/1.10',
-    b'GET / http/1.1',
-    b'GET / HTTP/1,1',
-    b'CONNECT a:80 HTTP/1.1',
-    b'CONNECT / HTTP/1.1',
-    b'GET http://a/ HTTP/1.1',
-    b'GET a/b HTTP/1.1',
-    b'OPTIONS * HTTP/1.1',
-    b'GET /#a HTTP/1.1',
-    b'GET /a\\b HTTP/1.1',
-    b'GET /%4 HTTP/1.1',
-    b'GET /%zz HTTP/1.1',
-    b'GET /%00 HTTP/1.1',
-    b'GET /a%0d%0ab HTTP/1.1',
-    b'GET /%ff HTTP/1.1',
-    b'GET /%c0%af HTTP/1.1',
-    b'GET /\xff HTTP/1.1',
-    b'GET /\x7f HTTP/1.1',
-    b'PRI * HTTP/2.0',
-    b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03',
-    b'',
-  ],
-)
-def test_first_lines_that_are_none(line):
-  assert fault(first(line)) == 400
+def test_what_leaves_a_doubt_is_a_fault_however_it_comes():
+  rng = random.Random(4)
+  statuses = {}
+  for n in range(4000):
+    one = malformed.drawn(rng)
+    # What is well framed is judged later.
+    if one.is_cut or one.rule in ('_body', '_retarget'):
+      continue
+    statuses.setdefault(one.rule, set()).add(fault(one.data))
+    if n % 3 == 0:
+      with pytest.raises(framing.Fault):
+        by_pieces(one.data, rng)
+  assert statuses.pop('_first_line') == {400, 414}
+  assert statuses.pop('_header') == {400, 417, 431}
+  assert statuses.pop('_chunk') == {400, 413}
+  assert len(statuses) == 6
+  assert all(found == {400} for found in statuses.values()), statuses
 
 
 @pytest.mark.parametrize(
@@ -75,70 +56,18 @@ def test_first_lines_that_are_none(line):
     b'GET / HTTP/1.1',
     b'PATCH /a/%E2%82%AC/%2F?x=%0a&y={a|b}^` HTTP/1.1',
     b"GET /~a!$&'()*+,;=:@[b]?/? HTTP/1.0",
+    b'A' * 32 + b' / HTTP/1.1',
   ],
 )
 def test_first_lines_that_are_some(line):
   assert framing.Opening().look(first(line)).body.is_done
 
 
-@pytest.mark.parametrize(
-  'line',
-  [
-    b'A b: c',
-    b'A : c',
-    b': c',
-    b'A',
-    b'A: b\r\n c',
-    b'A: b\r\n\tc',
-    b'A: \x00',
-    b'A: \x01',
-    b'A: \x7f',
-    b'A: b\nC: d',
-    b'A: b\rC: d',
-    b'A: b\r\r',
-    b'\xc9: c',
-    b'Host: b',
-    b'Content-Length: 5\r\nContent-Length: 5',
-    b'Content-Length: 5\r\ncontent-length: 6',
-    b'Content-Length: 5, 5',
-    b'Content-Length: -5',
-    b'Content-Length: +5',
-    b'Content-Length: 5.0',
-    b'Content-Length: 0x5',
-    b'Content-Length: 1_0',
-    b'Content-Length: \xb2',
-    b'Content-Length:',
-    b'Content-Length: ' + b'1' * 19,
-    b'Content-Length: 5\r\nTransfer-Encoding: chunked',
-    b'Transfer-Encoding: chunked\r\nContent-Length: 5',
-    b'Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked',
-    b'Transfer-Encoding: chunked, chunked',
-    b'Transfer-Encoding: gzip, chunked',
-    b'Transfer-Encoding: identity',
-    b'Transfer-Encoding: xchunked',
-    b'Transfer-Encoding: \x0bchunked',
-    b'Transfer-Encoding: "chunked"',
-    b'Transfer-Encoding:',
-    b'Transfer-Encoding : chunked',
-  ],
-)
-def test_headers_that_leave_a_doubt(line):
-  assert fault(with_header(line)) == 400
-
-
 def test_a_host_is_there_once():
-  assert fault(b'GET / HTTP/1.1\r\n\r\n') == 400
+  assert fault(LINE + b'\r\n') == 400
   assert framing.Opening().look(b'GET / HTTP/1.0\r\n\r\n') is not None
-  for host in (b'a/b', b'a b', b'u@a', b'"a"', b'\xff', b'a\\b', b'a?b'):
-    assert fault(b'GET / HTTP/1.1\r\nHost: %s\r\n\r\n' % host) == 400
   for host in (b'', b'[::1]:80', b'a.b-c_d:8000'):
-    whole = b'GET / HTTP/1.1\r\nHost: %s\r\n\r\n' % host
-    assert framing.Opening().look(whole) is not None
-
-
-def test_chunks_need_http_1_1():
-  whole = chunked(b'').replace(b'HTTP/1.1', b'HTTP/1.0')
-  assert fault(whole) == 400
+    assert framing.Opening().look(LINE + b'Host: %s\r\n\r\n' % host)
 
 
 def test_expectations_that_are_not_met():
@@ -147,52 +76,23 @@ def test_expectations_that_are_not_met():
 
 
 def test_heads_are_bounded():
-  line = b'GET / HTTP/1.1\r\n'
-  many = line + b'Host: a\r\n' + b'A: b\r\n' * 99 + b'\r\n'
+  many = LINE + b'Host: a\r\n' + b'A: b\r\n' * 99 + b'\r\n'
   assert framing.Opening().look(many).size == len(many)
-  assert fault(line + b'Host: a\r\n' + b'A: b\r\n' * 100 + b'\r\n') == 431
-  room = framing.MOST_HEAD - len(line + b'Host: a\r\nA: \r\n\r\n')
-  long = line + b'Host: a\r\nA: ' + b'b' * room + b'\r\n\r\n'
+  assert fault(many.replace(b'A: b\r\n', b'A: b\r\nB: b\r\n', 1)) == 431
+  room = framing.MOST_HEAD - len(LINE + b'Host: a\r\nA: \r\n\r\n')
+  long = LINE + b'Host: a\r\nA: ' + b'b' * room + b'\r\n\r\n'
   assert framing.Opening().look(long).size == framing.MOST_HEAD
-  assert fault(long.replace(b'A: ', b'A: b')) == 431
-  assert fault(long.replace(b'A: ', b'A: b')[: framing.MOST_HEAD]) == 431
+  longer = long.replace(b'A: ', b'A: b')
+  assert fault(longer) == fault(longer[: framing.MOST_HEAD]) == 431
   assert fault(first(b'GET /' + b'a' * 2**13 + b' HTTP/1.1')) == 414
 
 
-@pytest.mark.parametrize(
-  'body',
-  [
-    b'x\r\n',
-    b'\r\n',
-    b'-1\r\n',
-    b'+1\r\n',
-    b'0x1\r\n',
-    b' 1\r\n',
-    b'1 \r\n',
-    b'1\n',
-    b'1_0\r\n',
-    b'100000000\r\n',
-    b'1;a\x00\r\n',
-    b'1;a\nb\r\n',
-    b'1;' + b'a' * 300,
-    b'1\r\nab\r\n',
-    b'2\r\nab0\r\n',
-    b'2\r\nab\n',
-    b'2\r\nab\r0',
-    b'0\r\nA: b\r\n',
-    b'0\r\n\n',
-    b'0\r\n \r\n',
-  ],
-)
-def test_chunks_that_are_none(body):
-  assert fault(chunked(body)) == 400
-
-
-def test_chunks_are_counted():
+def test_chunks_and_lengths_are_bounded():
   most = framing.Chunked()
   most.take(b'1\r\na\r\n' * 4095 + b'0\r\n\r\n')
   assert most.is_done
   assert fault(chunked(b'1\r\na\r\n' * 4096 + b'0\r\n\r\n')) == 413
+  assert fault(with_header(b'Content-Length: ' + b'1' * 19)) == 400
 
 
 def by_pieces(data, rng):
@@ -257,21 +157,6 @@ def test_requests_end_where_h11_sees_their_end_however_they_come():
     assert data[:head].endswith(b'\r\n\r\n')
 
 
-def test_a_fault_is_found_however_it_comes():
-  rng = random.Random(5)
-  for bad in (
-    with_header(b'A: b\r\n c'),
-    with_header(b'A: b\nC: d'),
-    with_header(b'A: b\r\r'),
-    first(b'GET / HTTP/2.0'),
-    chunked(b'2\r\nab\n0\r\n\r\n'),
-    chunked(b'1;a\nb\r\na\r\n'),
-  ):
-    for _ in range(30):
-      with pytest.raises(framing.Fault):
-        by_pieces(bad, rng)
-
-
 @pytest.mark.parametrize(
   'begun',
   [b'\x16', b' ', b'\r', b'GET /\r\n', b'GET / HTTP/1.1\n', b'GET /\rx', b'\0'],
@@ -292,7 +177,7 @@ def test_what_may_become_one_is_waited_for(begun):
 
 def test_each_byte_is_looked_at_once():
   # One look over all that has come, per byte, would be 500 million bytes.
-  opening, data = framing.Opening(), bytearray(b'GET / HTTP/1.1\r\nA: ')
+  opening, data = framing.Opening(), bytearray(LINE + b'A: ')
 
   class Counting(bytearray):
     looked = 0

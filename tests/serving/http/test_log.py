@@ -5,7 +5,6 @@ import json
 import logging
 import queue
 import re
-import socket
 import threading
 import time
 import urllib.error
@@ -19,14 +18,16 @@ from kaiju_jax.serving.http import log
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from tests.serving import running
+from tests.serving import trivial
 from tests.serving.routes import moderated
+from tests.serving.routes import raw_clients
 
 SAID = 'wintergreen'
 FIELDS = {
   *('time', 'level', 'event', 'request', 'owner', 'method', 'route', 'status'),
   *('first_byte', 'seconds', 'prompt', 'cached', 'completion', 'reason'),
 }
-CHAT = '/v1/chat/completions'
+CHAT, TEXT = running.CHAT, running.TEXT
 
 
 class Log:
@@ -39,16 +40,19 @@ class Log:
   def text(self):
     return self.stream.getvalue()
 
+  @property
+  def made(self):
+    return [json.loads(line) for line in self.text.splitlines()]
+
   def lines(self, count):
     """Returns the lines of requests, once there are so many."""
-    end = time.monotonic() + 60
-    while True:
-      made = [json.loads(line) for line in self.text.splitlines()]
-      found = [line for line in made if line.get('event') == 'request']
-      if len(found) >= count or time.monotonic() > end:
-        assert len(found) == count, found
-        return found
-      time.sleep(0.01)
+
+    def found():
+      return [line for line in self.made if line.get('event') == 'request']
+
+    trivial.until(lambda: len(found()) >= count)
+    assert len(found()) == count
+    return found()
 
 
 @pytest.fixture
@@ -60,101 +64,84 @@ def written():
 
 @pytest.fixture(scope='module')
 def server(tmp_path_factory):
-  with running.server(
-    tmp_path_factory.mktemp('server'), is_open=False
-  ) as server:
+  folder = tmp_path_factory.mktemp('server')
+  with running.server(folder, is_open=False) as server:
+    server.tokens['nobody'] = 'kaiju-none'
     yield server
 
 
-def send(server, path=CHAT, owner='ann', method='POST', **body):
-  """Returns an answer's status, headers and body; None leaves a field out."""
-  said = {'messages': [{'role': 'user', 'content': SAID}]}
-  data = {'model': running.MODEL, 'max_tokens': 5, 'seed': 33} | said | body
-  data = {name: value for name, value in data.items() if value is not None}
+def send(server, path=CHAT, body=None, owner='ann', method='POST'):
+  """Returns an answer's status, the id of its request, and its body."""
   request = urllib.request.Request(
     server.address + path,
-    json.dumps(data).encode() if method == 'POST' else None,
+    None if body is None else json.dumps(body).encode(),
     {
       'Content-Type': 'application/json',
-      'Authorization': f'Bearer {server.tokens.get(owner, "kaiju-none")}',
+      'Authorization': f'Bearer {server.tokens[owner]}',
     },
     method=method,
   )
   try:
     with urllib.request.urlopen(request, timeout=100) as answer:
-      return answer.status, answer.headers, answer.read()
+      return answer.status, answer.headers['x-request-id'], answer.read()
   except urllib.error.HTTPError as error:
-    return error.code, error.headers, error.read()
+    return error.code, error.headers['x-request-id'], error.read()
+
+
+def say(text=SAID, **fields):
+  return running.chat(text, **{'max_tokens': 5, 'seed': 33} | fields)
 
 
 def test_a_request_is_a_line_that_says_what_it_took(server, written):
-  prompts = set()
-  for n in 1, 3:
-    status, headers, body = send(server, n=n)
-    usage = json.loads(body)['usage']
-    prompts.add(usage['prompt_tokens'])
-    line = written.lines(1 if n == 1 else 2)[-1]
+  prompts = {}
+  for count, (path, body) in enumerate(
+    (
+      (CHAT, say()),
+      (CHAT, say(n=3)),
+      (TEXT, running.complete(['one', 'seven'], n=2, max_tokens=5)),
+      (CHAT, say(stream=True, stream_options={'include_usage': True})),
+    ),
+    1,
+  ):
+    status, request, answer = send(server, path, body)
+    # A stream is logged when it has ended.
+    is_stream = 'stream' in body
+    whole = running.events(answer)[-1] if is_stream else json.loads(answer)
+    usage = whole['usage']
+    line = written.lines(count)[-1]
     assert set(line) == FIELDS
-    assert line['request'] == headers['x-request-id']
-    assert re.fullmatch('[0-9a-f]{16}', line['request'])
-    assert (line['method'], line['route'], line['status']) == (
-      ('POST', CHAT, status)
-    )
+    assert line['request'] == request
+    assert re.fullmatch('[0-9a-f]{16}', request)
+    about = line['method'], line['route'], line['status']
+    assert about == ('POST', path, status)
     assert re.fullmatch(r'\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}Z', line['time'])
     assert line['prompt'] == usage['prompt_tokens']
     assert line['completion'] == usage['completion_tokens']
-    cached = usage['prompt_tokens_details']['cached_tokens']
-    assert line['cached'] == cached
+    assert line['cached'] == running.cached(whole)
     assert line['reason'] == 'length'
     assert 0 <= line['first_byte'] <= line['seconds'] < 20
+    assert not is_stream or line['first_byte'] < line['seconds']
+    prompts.setdefault(path, set()).add(line['prompt'])
   # Choices of one prompt count its tokens once.
-  assert len(prompts) == 1
-
-
-def test_several_prompts_count_once_each(server, written):
-  _, _, body = send(
-    server, '/v1/completions', prompt=['one', 'seven'], n=2, messages=None
-  )
-  usage = json.loads(body)['usage']
-  (line,) = written.lines(1)
-  assert line['prompt'] == usage['prompt_tokens']
-  assert line['completion'] == usage['completion_tokens']
-
-
-def test_a_stream_is_logged_when_it_has_ended(server, written):
-  _, headers, body = send(
-    server, stream=True, max_tokens=30, stream_options={'include_usage': True}
-  )
-  (line,) = written.lines(1)
-  *_, last, _ = [one for one in body.split(b'\n\n') if one]
-  usage = json.loads(last.removeprefix(b'data: '))['usage']
-  assert line['request'] == headers['x-request-id']
-  assert line['completion'] == usage['completion_tokens'] == 30
-  assert line['first_byte'] < line['seconds']
+  assert len(prompts[CHAT]) == 1
 
 
 def test_no_line_holds_what_people_say_or_are_called(server, written):
-  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-  name = session['id']
-  paths = [
-    ('GET', f'/v1/sessions/{name}?after={SAID}', {}),
-    ('GET', f'/v1/{SAID}/{SAID}', {}),
-    ('GET', '/v1/sessions/none', {}),
+  name = server.open_session()
+  send(server, body=say(session=name))
+  send(server, body=say(), owner='nobody')
+  send(server, body=say(temperature=SAID))
+  for method, path, body in (
+    ('GET', f'/v1/sessions/{name}?after={SAID}', None),
+    ('GET', f'/v1/{SAID}/{SAID}', None),
+    ('GET', '/v1/sessions/none', None),
     ('PUT', f'/v1/sessions/{name}', {'title': SAID}),
-    ('DELETE', f'/v1/sessions/{name}', {}),
-    (SAID.upper(), '/v1/models', {}),
-  ]
-  send(server, session=name)
-  send(server, owner='nobody')
-  send(server, temperature=SAID)
-  for method, path, body in paths:
-    try:
-      server.ask(method, path, body or None, 'ann')
-    except urllib.error.HTTPError as error:
-      error.read()
-  lines = written.lines(4 + len(paths))
-  held = [SAID, name, 'ann', *server.tokens.values()]
-  for word in held:
+    ('DELETE', f'/v1/sessions/{name}', None),
+    (SAID.upper(), '/v1/models', None),
+  ):
+    send(server, path, body, method=method)
+  lines = written.lines(10)
+  for word in SAID, name, 'ann', *server.tokens.values():
     assert word.lower() not in json.dumps(lines).lower(), word
     assert word.lower() not in written.text.lower(), word
   assert lines[4]['route'] == '/v1/sessions/{id}'
@@ -166,39 +153,25 @@ def test_no_line_holds_what_people_say_or_are_called(server, written):
 
 def test_owners_are_told_apart_and_not_named(server, written, monkeypatch):
   for owner in 'ann', 'ben', 'ann':
-    send(server, owner=owner)
+    send(server, body=say(), owner=owner)
   monkeypatch.setattr(server.context, 'secret', b'another server')
-  send(server)
+  send(server, body=say())
   ann, ben, again, elsewhere = (line['owner'] for line in written.lines(4))
   assert ann == again and len({ann, ben, elsewhere}) == 3
 
 
-@pytest.mark.parametrize('stream', [False, True])
-def test_whoever_leaves_is_logged_so(server, written, monkeypatch, stream):
+@pytest.mark.parametrize('is_streamed', [False, True])
+def test_whoever_leaves_is_logged_so(server, written, monkeypatch, is_streamed):
   monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(0.05))
-  data = json.dumps(
-    {'model': running.MODEL, 'prompt': SAID, 'max_tokens': 800}
-    | {'stream': stream}
-  ).encode()
-  host, port = server.address.removeprefix('http://').split(':')
-  with socket.create_connection((host, int(port)), 100) as connection:
-    connection.sendall(
-      b'POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n'
-      b'Authorization: Bearer %s\r\nContent-Type: application/json\r\n'
-      b'Content-Length: %d\r\n\r\n%s'
-      % (int(port), server.tokens['ann'].encode(), len(data), data)
-    )
-    while not server.engine.state.running:
-      time.sleep(0.01)
+  body = running.complete(SAID, max_tokens=800, stream=is_streamed)
+  with raw_clients.connect(server, TEXT, body):
+    assert trivial.until(lambda: server.engine.state.running)
   (line,) = written.lines(1)
   assert 'disconnected' in line['reason']
 
 
 def test_what_is_no_request_is_logged_too(server, written):
-  host, port = server.address.removeprefix('http://').split(':')
-  with socket.create_connection((host, int(port)), 100) as connection:
-    connection.sendall(b'nonsense\r\n\r\n')
-    answer = connection.makefile('rb').read().decode()
+  answer = trivial.exchange(server.server, b'nonsense\r\n\r\n').decode()
   (line,) = written.lines(1)
   assert line['status'] == 400 and line['reason'] == 'no_request'
   assert f'x-request-id: {line["request"]}' in answer
@@ -206,9 +179,9 @@ def test_what_is_no_request_is_logged_too(server, written):
 
 def test_what_limits_a_client_is_the_reason(server, written, monkeypatch):
   monkeypatch.setattr(server.context.limits._streams, 'most', 0)
-  send(server)
+  send(server, body=say())
   monkeypatch.setattr(limits.Buckets, 'take', lambda *_: 3.0)
-  send(server)
+  send(server, body=say())
   busy, often = written.lines(2)
   assert (busy['status'], busy['reason']) == (429, 'server_busy')
   assert (often['status'], often['reason']) == (429, 'rate_limit_exceeded')
@@ -218,47 +191,47 @@ def test_what_limits_a_client_is_the_reason(server, written, monkeypatch):
 def test_the_stage_that_refuses_is_the_reason(tmp_path, written):
   marker = moderated.MARKER.decode()
   with moderated.served(tmp_path, b'Say zorbifex and more') as server:
-    send(server, max_tokens=60)
-    send(server, stream=True, max_tokens=60)
-    send(server, messages=[{'role': 'user', 'content': marker}])
-    send(server, '/v1/completions', messages=None, prompt=marker)
+    send(server, body=say(max_tokens=60))
+    send(server, body=say(stream=True, max_tokens=60))
+    send(server, body=say(marker))
+    send(server, TEXT, running.complete(marker))
     # The gate lets a text pass that the head refuses as a prompt.
     server.context.moderator.prompt = lambda *_: moderation.Verdict(
       True, 'prompt', 'adult'
     )
-    send(server)
+    send(server, body=say())
   reasons = [line['reason'] for line in written.lines(5)]
   assert reasons == ['head', 'head', 'gate', 'gate', 'prompt']
   assert marker not in written.text
 
 
+@pytest.mark.parametrize(
+  'error, status, reason',
+  [
+    (RuntimeError('on order'), 500, 'internal'),
+    # A fault of the store is told without its place.
+    (
+      characters.Unavailable('/a/place', 'the disk is full', 'errno 28'),
+      503,
+      'unavailable',
+    ),
+  ],
+)
 def test_a_fault_of_ours_is_logged_with_the_request(
-  server, written, monkeypatch
+  server, written, monkeypatch, error, status, reason
 ):
   def broken(*_, **__):
-    raise RuntimeError('on order')
+    raise error
 
   monkeypatch.setattr(server.store, 'characters', broken)
-  status, headers, _ = send(server, '/v1/models', method='GET')
+  found, request, body = send(server, '/v1/models', method='GET')
   (line,) = written.lines(1)
-  assert (status, line['status'], line['reason']) == (500, 500, 'internal')
-  (fault,) = [
-    line
-    for line in map(json.loads, written.text.splitlines())
-    if 'exception' in line
-  ]
-  assert headers['x-request-id'] in fault['message']
-  assert fault['level'] == 'ERROR' and 'on order' in fault['exception']
-
-
-def test_a_fault_of_the_store_is_told_without_its_place(server, monkeypatch):
-  def away(*_, **__):
-    raise characters.Unavailable('/a/place', 'the disk is full', 'errno 28')
-
-  monkeypatch.setattr(server.store, 'characters', away)
-  status, _, body = send(server, '/v1/models', method='GET')
-  assert status == 503 and b'the disk is full' in body
+  assert (found, line['status'], line['reason']) == (status, status, reason)
   assert b'place' not in body and b'errno' not in body
+  assert (status == 503) == (b'the disk is full' in body)
+  if status == 500:
+    (fault,) = [line for line in written.made if 'exception' in line]
+    assert request in fault['message'] and 'on order' in fault['exception']
 
 
 class Stuck(io.StringIO):
@@ -273,22 +246,24 @@ class Stuck(io.StringIO):
     return super().write(text)
 
 
+def note():
+  """Logs an answer."""
+  exchange.Exchange().log({'method': 'GET'}, 200, 0.1, 0.2)
+
+
 def test_nobody_waits_for_a_terminal(monkeypatch):
   monkeypatch.setattr(log, '_LINES', 10)
-  scope = {'method': 'GET'}
   stream = Stuck()
   stream.released.set()
   with log.write_to(stream):
     stream.released.clear()
     begun = time.monotonic()
     for _ in range(100):
-      exchange.Exchange().log(scope, 200, 0.1, 0.2)
+      note()
     assert time.monotonic() - begun < 50
     stream.released.set()
-    end = time.monotonic() + 60
-    while stream.getvalue().count('\n') < 10 and time.monotonic() < end:
-      time.sleep(0.01)
-    exchange.Exchange().log(scope, 200, 0.1, 0.2)
+    trivial.until(lambda: stream.getvalue().count('\n') >= 10)
+    note()
   lines = [json.loads(line) for line in stream.getvalue().splitlines()]
   (dropped,) = [line for line in lines if 'message' in line]
   assert re.fullmatch(r'(8|9)\d lines were dropped\.', dropped['message'])
@@ -311,17 +286,16 @@ def test_a_count_of_dropped_lines_waits_until_it_fits(monkeypatch):
   assert written == ['later', 'last', '2 lines were dropped.']
 
 
-@pytest.mark.parametrize('form', ['faults', 'none'])
-def test_a_person_reads_faults_alone(form):
+@pytest.mark.parametrize(
+  'form, wanted',
+  [('faults', r'\S+Z WARNING: The disk is full\.\n'), ('none', '')],
+)
+def test_a_person_reads_faults_alone(form, wanted):
   stream = io.StringIO()
   with log.write_to(stream, form):
-    exchange.Exchange().log({'method': 'GET'}, 200, 0.1, 0.2)
+    note()
     logging.getLogger('kaiju_jax.any').warning('The %s is full.', 'disk')
-  told = stream.getvalue()
-  if form == 'none':
-    assert not told
-  else:
-    assert re.fullmatch(r'\S+Z WARNING: The disk is full\.\n', told)
+  assert re.fullmatch(wanted, stream.getvalue())
 
 
 def test_another_form_is_refused():

@@ -1,6 +1,5 @@
 """Metrics: the names, what they count, and that they stay few."""
 
-import asyncio
 import types
 
 from prometheus_client import parser
@@ -21,31 +20,24 @@ _READING = metrics.Reading(
   {('global', 'free'): 3, ('local', 'point'): 4}, 5, 6, 7, 8, 0.5
 )
 _NAMES = {
-  'kaiju_ttft_seconds': 'histogram',
-  'kaiju_itl_seconds': 'histogram',
-  'kaiju_queue_seconds': 'histogram',
-  'kaiju_stream_tokens_per_second': 'histogram',
-  'kaiju_prompt_tokens': 'counter',
-  'kaiju_cached_tokens': 'counter',
-  'kaiju_rejected': 'counter',
-  'kaiju_judged': 'counter',
-  'kaiju_gate_failures': 'counter',
-  'kaiju_refusals': 'counter',
-  'kaiju_failed_answers': 'counter',
-  'kaiju_store_failures': 'counter',
-  'kaiju_operations': 'counter',
-  'kaiju_drift_kl': 'gauge',
-  'kaiju_drift_frozen': 'gauge',
-  'kaiju_ready': 'gauge',
-  'kaiju_ratings': 'counter',
-  'kaiju_http_requests': 'counter',
-  'kaiju_pages': 'gauge',
-  'kaiju_points': 'gauge',
-  'kaiju_evictions': 'counter',
-  'kaiju_waiting': 'gauge',
-  'kaiju_running': 'gauge',
-  'kaiju_expected_wait_seconds': 'gauge',
+  'histogram': 'ttft_seconds itl_seconds queue_seconds'
+  ' stream_tokens_per_second',
+  'counter': 'prompt_tokens cached_tokens rejected judged gate_failures'
+  ' refusals failed_answers store_failures operations ratings http_requests'
+  ' evictions',
+  'gauge': 'drift_kl drift_frozen ready pages points waiting running'
+  ' expected_wait_seconds',
 }
+
+
+def told(measured):
+  """Returns a function that reads a sample; the name is without `kaiju_`."""
+  found = exposed.samples(measured)
+
+  def read(name, **labels):
+    return found.get((f'kaiju_{name}', tuple(sorted(labels.items()))))
+
+  return read
 
 
 def test_names_and_types_are_those_that_dashboards_know():
@@ -54,7 +46,11 @@ def test_names_and_types_are_those_that_dashboards_know():
   found = {x.name: x.type for x in families if not x.name.endswith('_created')}
   process = {x for x in found if x.startswith('kaiju_process_')}
   assert 'kaiju_process_start_time_seconds' in process
-  assert {x: found[x] for x in found.keys() - process} == _NAMES
+  assert {x: found[x] for x in found.keys() - process} == {
+    f'kaiju_{name}': kind
+    for kind, names in _NAMES.items()
+    for name in names.split()
+  }
 
 
 def test_a_router_tells_of_its_replicas():
@@ -65,72 +61,41 @@ def test_a_router_tells_of_its_replicas():
   ]
   read = [metrics.FleetReading(replicas, 5, 3, False, 2)]
   measured.add_fleet(lambda: read[0])
-  told = exposed.samples(measured)
-  two = ('build', 'b2'), ('replica', 'two')
-  one = ('build', 'b1'), ('replica', 'one')
-  assert told['kaiju_replica_up', one] == 1
-  assert told['kaiju_replica_up', two] == 0
-  assert told['kaiju_replica_share', two] == 0.1
-  assert told['kaiju_replica_load', one] == 30
-  assert told['kaiju_replica_running', one] == 2
-  assert told['kaiju_affinity_sessions', ()] == 5
-  assert told['kaiju_affinity_moves_total', ()] == 3
-  assert told['kaiju_affinity_losses_total', ()] == 2
-  assert told['kaiju_affinity_shared', ()] == 0
+  one, two = (
+    {'build': x.build, 'replica': x.name} for x in (replicas[0], replicas[1])
+  )
+  tell = told(measured)
+  assert (tell('replica_up', **one), tell('replica_up', **two)) == (1, 0)
+  assert tell('replica_share', **two) == 0.1
+  assert tell('replica_load', **one) == 30
+  assert tell('replica_running', **one) == 2
+  assert tell('affinity_sessions') == 5
+  assert tell('affinity_moves_total') == 3
+  assert tell('affinity_losses_total') == 2
+  assert tell('affinity_shared') == 0
   # A table that is one router's own is not shared, and no alert says so.
   read[0] = metrics.FleetReading(replicas[:1], 5, 3)
-  told = exposed.samples(measured)
-  assert ('kaiju_affinity_shared', ()) not in told
-  assert ('kaiju_replica_up', two) not in told
+  tell = told(measured)
+  assert tell('affinity_shared') is None
+  assert tell('replica_up', **two) is None
 
 
 def test_labels_that_are_known_begin_at_zero():
   """Prometheus sees no increase in a series whose first sample is 1."""
-  told = exposed.samples(metrics.Metrics(lambda: None))
-  zeros = [
-    ('rejected', {'reason': 'busy'}),
-    ('failed_answers', {'kind': 'status'}),
-    ('failed_answers', {'kind': 'stream'}),
-    ('store_failures', {}),
-    ('ratings', {'kind': 'wrongly_refused'}),
-  ]
+  tell = told(metrics.Metrics(lambda: None))
+  assert tell('rejected_total', reason='busy') == 0
+  assert tell('store_failures_total') == 0
+  assert tell('ratings_total', kind='wrongly_refused') == 0
+  for kind in 'status', 'stream':
+    assert tell('failed_answers_total', kind=kind) == 0
   for tier in 'adult', 'minor':
-    zeros += [
-      ('gate_failures', {'tier': tier}),
-      *(('judged', {'stage': x, 'tier': tier}) for x in ('gate', 'head')),
-      *(
-        ('refusals', {'stage': x, 'tier': tier})
-        for x in ('gate', 'prompt', 'head')
-      ),
-    ]
-  for name, labels in zeros:
-    assert told[f'kaiju_{name}_total', tuple(sorted(labels.items()))] == 0
-
-
-def test_only_the_servers_own_faults_under_v1_count_as_failed():
-  measured = metrics.Metrics(lambda: None)
-
-  async def send(_):
-    pass
-
-  def answer(status):
-    async def app(scope, receive, send):
-      await send({'type': 'http.response.start', 'status': status})
-
-    return app
-
-  for path, status in (
-    ('/v1/models', 500),
-    ('/v1/models', 503),
-    ('/v1/models', 429),
-    ('/v1/models', 200),
-    ('/readyz', 503),
-  ):
-    route = types.SimpleNamespace(path=path)
-    scope = {'type': 'http', 'method': 'GET', 'route': route}
-    asyncio.run(edge.count_answers(answer(status), measured)(scope, None, send))
-  told = exposed.samples(measured)
-  assert told['kaiju_failed_answers_total', (('kind', 'status'),)] == 2
+    assert tell('gate_failures_total', tier=tier) == 0
+    for name, stages in (
+      ('judged', ('gate', 'head')),
+      ('refusals', ('gate', 'prompt', 'head')),
+    ):
+      for stage in stages:
+        assert tell(f'{name}_total', stage=stage, tier=tier) == 0
 
 
 def test_what_is_counted_is_told():
@@ -139,16 +104,17 @@ def test_what_is_counted_is_told():
   measured.prompt_tokens.inc(10)
   measured.rejected.labels('busy').inc()
   measured.refusals.labels('gate', 'minor').inc()
-  told = exposed.samples(measured)
-  assert told['kaiju_prompt_tokens_total', ()] == 10
-  assert told['kaiju_rejected_total', (('reason', 'busy'),)] == 1
-  tier = (('stage', 'gate'), ('tier', 'minor'))
-  assert told['kaiju_refusals_total', tier] == 1
-  assert told['kaiju_ttft_seconds_bucket', (('le', '0.4'),)] == 0
-  assert told['kaiju_ttft_seconds_bucket', (('le', '0.8'),)] == 1
-  assert told['kaiju_evictions_total', ()] == 6
-  labels = (('kind', 'global'), ('state', 'free'))
-  assert told['kaiju_pages', labels] == 3
+  tell = told(measured)
+  assert tell('prompt_tokens_total') == 10
+  assert tell('rejected_total', reason='busy') == 1
+  assert tell('refusals_total', stage='gate', tier='minor') == 1
+  assert tell('ttft_seconds_bucket', le='0.4') == 0
+  assert tell('ttft_seconds_bucket', le='0.8') == 1
+  assert tell('evictions_total') == 6
+  assert tell('pages', kind='global', state='free') == 3
+  # Servers share nothing, and need no engine.
+  tell = told(metrics.Metrics(lambda: None))
+  assert tell('prompt_tokens_total') == 0 and tell('points') is None
 
 
 def test_tokens_that_come_together_share_the_time_since_those_before(
@@ -161,21 +127,13 @@ def test_tokens_that_come_together_share_the_time_since_those_before(
   stream = types.SimpleNamespace(waited=0.1, reused=2)
   for count in 2, 3, 1:
     note(stream, count)
-  told = exposed.samples(measured)
-  assert told['kaiju_ttft_seconds_count', ()] == 1
-  assert told['kaiju_ttft_seconds_sum', ()] == pytest.approx(0.5)
+  tell = told(measured)
+  assert tell('ttft_seconds_count') == 1
+  assert tell('ttft_seconds_sum') == pytest.approx(0.5)
   # Three of 0.2 seconds and one of 0.2.
-  assert told['kaiju_itl_seconds_count', ()] == 4
-  assert told['kaiju_itl_seconds_sum', ()] == pytest.approx(0.8)
-  assert told['kaiju_itl_seconds_bucket', (('le', '0.32'),)] == 4
-
-
-def test_servers_share_nothing_and_need_no_engine():
-  first = metrics.Metrics(lambda: None)
-  second = metrics.Metrics(lambda: _READING)
-  second.prompt_tokens.inc()
-  assert exposed.samples(first)['kaiju_prompt_tokens_total', ()] == 0
-  assert ('kaiju_points', ()) not in exposed.samples(first)
+  assert tell('itl_seconds_count') == 4
+  assert tell('itl_seconds_sum') == pytest.approx(0.8)
+  assert tell('itl_seconds_bucket', le='0.32') == 4
 
 
 def test_an_engine_is_asked_only_when_somebody_scrapes():
@@ -243,23 +201,26 @@ def test_answers_are_counted_by_route_and_status():
     client.get(f'/nowhere/{n}')
     client.request(f'X{n}', '/')
   client.post('/echo', content=b'{', headers={'Content-Type': 'text/plain'})
-  client.get('/fails')
-
-  def labels(method, route, status):
-    return ('method', method), ('route', route), ('status', status)
-
-  told = {
-    key: value
-    for (name, key), value in exposed.samples(measured).items()
+  for path in '/fails', '/v1/fails', '/v1/away', '/v1/busy', '/v1/hello':
+    client.get(path)
+  found = {
+    tuple(dict(labels)[x] for x in ('method', 'route', 'status')): value
+    for (name, labels), value in exposed.samples(measured).items()
     if name == 'kaiju_http_requests_total'
   }
-  assert told == {
-    labels('GET', '/', '200'): 2,
-    labels('GET', 'none', '404'): 50,
-    labels('other', '/', '405'): 50,
-    labels('POST', '/echo', '415'): 1,
-    labels('GET', '/fails', '500'): 1,
+  assert found == {
+    ('GET', '/', '200'): 2,
+    ('GET', 'none', '404'): 50,
+    ('other', '/', '405'): 50,
+    ('POST', '/echo', '415'): 1,
+    ('GET', '/fails', '500'): 1,
+    ('GET', '/v1/fails', '500'): 1,
+    ('GET', '/v1/away', '503'): 1,
+    ('GET', '/v1/busy', '429'): 1,
+    ('GET', '/v1/hello', '200'): 1,
   }
+  # The server's own faults alone count as failed, under /v1.
+  assert told(measured)('failed_answers_total', kind='status') == 2
 
 
 def test_a_port_of_their_own_answers_this_machine_alone():

@@ -1,5 +1,6 @@
 """The server: what every answer has, and how it stops."""
 
+import contextlib
 import json
 import os
 import signal
@@ -49,13 +50,9 @@ def test_every_answer_says_what_a_browser_may_do_with_it(server):
     for name, value in edge.HEADERS:
       assert headers.get_list(name.decode()) == [value.decode()]
     assert 'server' not in headers
-  assert (
-    "frame-ancestors 'none'"
-    in dict(edge.HEADERS)[b'content-security-policy'].decode()
-  )
-
-
-def test_a_page_has_its_own_policy(server):
+  policy = dict(edge.HEADERS)[b'content-security-policy'].decode()
+  assert "frame-ancestors 'none'" in policy
+  # A page has its own policy.
   headers = httpx.get(f'{server.url}/page').headers
   assert headers.get_list('content-security-policy') == ["default-src 'self'"]
   assert headers['x-content-type-options'] == 'nosniff'
@@ -106,6 +103,17 @@ def test_long_answers_are_whole(server):
     assert answer.content == b'x' * size
     assert answer.headers['content-length'] == str(size)
   assert httpx.head(f'{server.url}/large?size=200000').content == b''
+
+
+def test_errors_of_the_protocol_have_the_common_form(server):
+  received = trivial.exchange(server, b'GET / HTTP/2.0\r\n\r\n')
+  head, _, body = received.partition(b'\r\n\r\n')
+  assert b'content-type: application/json' in head
+  error = json.loads(body)['error']
+  assert error['message'] and error['type'] == 'invalid_request_error'
+
+
+# Where it listens.
 
 
 def test_the_port_is_known_and_its_own(server):
@@ -159,6 +167,19 @@ def test_an_application_that_does_not_start_is_an_error():
     raise AssertionError('it runs')
 
 
+# How it stops.
+
+
+def ask(application, path, ask=httpx.get):
+  """Returns a thread that asks, once it has begun, and its answers."""
+  got = []
+  thread = threading.Thread(target=lambda: got.append(ask(path, timeout=250)))
+  thread.start()
+  if application is not None:
+    assert trivial.until(lambda: application.streams)
+  return thread, got
+
+
 def test_stopping_lets_answers_end_and_takes_no_new_ones(application):
   drained = []
   settings = server_lib.Settings(drain_seconds=5)
@@ -168,14 +189,7 @@ def test_stopping_lets_answers_end_and_takes_no_new_ones(application):
     ) as server,
     httpx.Client(base_url=server.url) as client,
   ):
-    got = []
-
-    def ask():
-      got.append(client.get('/wait?seconds=0.6'))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert trivial.until(lambda: application.streams)
+    thread, got = ask(application, '/wait?seconds=0.4', client.get)
     with trivial.connected(server) as idle:
       server.stop()
       assert trivial.until(lambda: server.is_draining)
@@ -194,24 +208,24 @@ def test_stopping_lets_answers_end_and_takes_no_new_ones(application):
     httpx.get(server.url)
 
 
-def test_what_does_not_end_in_time_is_ended(application):
+def test_what_does_not_end_in_time_is_ended(application, monkeypatch):
+  monkeypatch.setattr(server_lib, '_LAST_WORDS', 0.3)
   settings = server_lib.Settings(drain_seconds=0.1)
-  begun = time.monotonic()
-  with server_lib.running(application.app, settings=settings) as server:
-    slow = trivial.connected(server)
-    slow.sendall(b'GET /wait?seconds=60 HTTP/1.1\r\nHost: a\r\n\r\n')
-    stream = trivial.connected(server)
-    stream.sendall(b'GET /stream HTTP/1.1\r\nHost: a\r\n\r\n')
-    assert trivial.until(lambda: application.streams == 2)
-  assert time.monotonic() - begun < 30
-  assert application.streams == 0
-  assert trivial.statuses(trivial.rest(slow)) == [503]
-  received = trivial.rest(stream)
-  # A stream breaks off: nothing says that it was whole.
-  assert trivial.statuses(received) == [200]
-  assert not received.endswith(b'0\r\n\r\n')
-  slow.close()
-  stream.close()
+  with contextlib.ExitStack() as stack:
+    with server_lib.running(application.app, settings=settings) as server:
+      slow = stack.enter_context(trivial.connected(server))
+      slow.sendall(b'GET /wait?seconds=60 HTTP/1.1\r\nHost: a\r\n\r\n')
+      stream = stack.enter_context(trivial.connected(server))
+      stream.sendall(b'GET /stream HTTP/1.1\r\nHost: a\r\n\r\n')
+      assert trivial.until(lambda: application.streams == 2)
+      begun = time.monotonic()
+    assert time.monotonic() - begun < 30
+    assert application.streams == 0
+    assert trivial.statuses(trivial.rest(slow)) == [503]
+    received = trivial.rest(stream)
+    # A stream breaks off: nothing says that it was whole.
+    assert trivial.statuses(received) == [200]
+    assert not received.endswith(b'0\r\n\r\n')
 
 
 _PROGRAM = """
@@ -239,13 +253,7 @@ def test_signals_stop_it_and_its_caller_goes_on(number):
     [sys.executable, '-c', _PROGRAM], stdout=subprocess.PIPE, text=True
   ) as process:
     url = process.stdout.readline().strip()
-    got = []
-
-    def ask():
-      got.append(httpx.get(f'{url}/wait?seconds=1', timeout=250))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
+    thread, got = ask(None, f'{url}/wait?seconds=1')
     assert process.stdout.readline() == 'asked\n'
     os.kill(process.pid, number)
     out, _ = process.communicate(timeout=250)
@@ -253,15 +261,6 @@ def test_signals_stop_it_and_its_caller_goes_on(number):
   assert got[0].text == 'waited'
   assert out == f'closed {int(number)}\n'
   assert process.returncode == 0
-
-
-def test_errors_of_the_protocol_have_the_common_form(server):
-  received = trivial.exchange(server, b'GET / HTTP/2.0\r\n\r\n')
-  head, _, body = received.partition(b'\r\n\r\n')
-  assert b'content-type: application/json' in head
-  error = json.loads(body)['error']
-  assert error['message'] == 'The version must be HTTP/1.1.'
-  assert error['type'] == 'invalid_request_error'
 
 
 def test_who_stops_leaves_a_shared_listener_to_others():
@@ -276,10 +275,7 @@ def test_who_stops_leaves_a_shared_listener_to_others():
     url = f'{one.url}/'
     # Either may take a connection: ask until the first has.
     while not made[0].streams:
-      waiting = threading.Thread(
-        target=httpx.get, args=[f'{url}wait?seconds=1']
-      )
-      waiting.start()
+      waiting, _ = ask(None, f'{url}wait?seconds=0.5')
       assert trivial.until(lambda: any(x.streams for x in made))
       if not made[0].streams:
         waiting.join()

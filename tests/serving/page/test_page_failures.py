@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=2)]
 
 CHAT = '/v1/chat/completions'
 NOW = 1_800_000_000  # Seconds.
+GREETING = 'The lamp is lit.'
 Reply = fake_api.Reply
 
 
@@ -25,7 +26,7 @@ def chromium():
 @pytest.fixture
 def fake():
   with fake_api.serving() as fake:
-    fake.add_character('Mira', greeting='The lamp is lit.')
+    fake.add_character('Mira', greeting=GREETING)
     yield fake
 
 
@@ -37,80 +38,74 @@ def visit(chromium, fake):
 
 
 @pytest.fixture
-def expect():
-  return pytest.importorskip('playwright.sync_api').expect
-
-
-def test_a_busy_server_is_asked_again_after_the_time_that_it_names(
-  fake, visit, expect
-):
+def talk(visit):
+  """A visit that has begun a conversation."""
   visit.start_conversation('Mira')
-  visit.page.clock.set_fixed_time(NOW)
+  return visit
+
+
+def session_of(fake):
+  (session,) = fake.sessions.values()
+  return session
+
+
+def test_a_busy_server_is_asked_again_after_the_time_that_it_names(fake, talk):
+  talk.page.clock.set_fixed_time(NOW)
   fake.refuse(CHAT, 429, 'eight wait already.', {'Retry-After': '2'})
-  visit.write('Are you there?')
-  notice = visit.find('#notice')
-  expect(notice).to_contain_text('The server is busy. eight wait already.')
-  expect(visit.find('#draft')).to_have_value('Are you there?')
-  again = visit.page.get_by_role('button', name='Try again')
-  expect(again).to_have_text('Try again in 2 s')
-  expect(again).to_be_disabled()
-  visit.page.clock.set_fixed_time(NOW + 1)
-  expect(again).to_have_text('Try again in 1 s')
-  expect(again).to_be_disabled()
-  visit.page.clock.set_fixed_time(NOW + 2)
-  expect(again).to_be_enabled()
+  talk.write('Are you there?')
+  talk.tells('The server is busy. eight wait already.')
+  talk.drafts('Are you there?')
+  again = talk.page.get_by_role('button', name='Try again')
+  for seconds in 2, 1:
+    talk.expect(again).to_have_text(f'Try again in {seconds} s')
+    talk.expect(again).to_be_disabled()
+    talk.page.clock.set_fixed_time(NOW + 3 - seconds)
+  talk.expect(again).to_be_enabled()
   fake.replies.append(Reply(['I ', 'am.']))
   again.click()
-  expect(visit.find('.message .text').last).to_have_text('I am.')
-  assert visit.texts() == ['The lamp is lit.', 'Are you there?', 'I am.']
-  expect(notice).to_be_hidden()
-  expect(visit.find('#draft')).to_have_value('')
+  talk.shows(GREETING, 'Are you there?', 'I am.')
+  talk.counts(3)
+  talk.tells('')
+  talk.drafts('')
 
 
-def test_reasoning_is_off_until_it_is_asked_for_and_folded(fake, visit, expect):
-  visit.start_conversation('Mira')
-  expect(visit.find('#thinks')).to_be_hidden()
-  visit.write('Hello')
-  expect(visit.find('.message .text')).to_have_count(3)
-  expect(visit.find('.message .reasoning').last).to_be_hidden()
+def test_reasoning_is_off_until_it_is_asked_for_and_folded(fake, talk):
+  talk.expect('#thinks').to_be_hidden()
+  talk.write('Hello')
+  talk.counts(3, '.message .text')
+  talk.expect(talk.find('.message .reasoning').last).to_be_hidden()
   fake.thinks = True
-  visit.page.reload()
-  expect(visit.find('#thinks')).not_to_be_checked()
-  visit.find('#thinks').check()
+  talk.page.reload()
+  talk.expect('#thinks').not_to_be_checked()
+  talk.find('#thinks').check()
   fake.replies.append(Reply(['Yes.'], reasoning='<b>Hm</b>', is_held=True))
-  visit.write('Why?')
-  live = visit.find('.message.live')
-  expect(live.locator('summary')).to_have_text('Reasoning')
-  expect(live.locator('details p')).to_be_hidden()
-  expect(live.locator('details p')).to_have_text('<b>Hm</b>')
+  talk.write('Why?')
+  talk.expect('.live summary').to_have_text('Reasoning')
+  talk.expect('.live details p').to_be_hidden()
+  talk.expect('.live details p').to_have_text('<b>Hm</b>')
   fake.release()
-  expect(live).to_have_count(0)
-  last = visit.find('.message').last
-  expect(last.locator('.text')).to_have_text('Yes.')
-  last.locator('summary').click()
-  expect(last.locator('details p')).to_be_visible()
-  visit.page.reload()
-  last = visit.find('.message').last
-  expect(last.locator('details p')).to_have_text('<b>Hm</b>')
-  expect(last.locator('details p')).to_be_hidden()
-  expect(visit.find('#thinks')).to_be_checked()
+  talk.counts(0, '.message.live')
+  talk.shows('Yes.')
+  talk.last.locator('summary').click()
+  thought = talk.find('.message').last.locator('details p')
+  talk.expect(thought).to_be_visible()
+  talk.page.reload()
+  talk.expect(thought).to_have_text('<b>Hm</b>')
+  talk.expect(thought).to_be_hidden()
+  talk.expect('#thinks').to_be_checked()
   assert 'chat_template_kwargs' not in fake.bodies[0]
   assert fake.bodies[1]['chat_template_kwargs'] == {'enable_thinking': True}
 
 
-def test_what_was_typed_meanwhile_stands_behind_what_comes_back(
-  fake, visit, expect
-):
-  visit.start_conversation('Mira')
+def test_what_was_typed_meanwhile_stands_behind_what_comes_back(fake, talk):
+  def late(route):
+    talk.find('#draft').fill('Second.')
+    route.continue_()
+
   fake.refuse(CHAT, 429, 'full.')
-  visit.page.route(f'**{CHAT}', lambda route: _late(visit, route))
-  visit.write('First.')
-  expect(visit.find('#draft')).to_have_value('First.\nSecond.')
-
-
-def _late(visit, route):
-  visit.find('#draft').fill('Second.')
-  route.continue_()
+  talk.page.route(f'**{CHAT}', late)
+  talk.write('First.')
+  talk.drafts('First.\nSecond.')
 
 
 @pytest.mark.parametrize(
@@ -121,189 +116,162 @@ def _late(visit, route):
   ],
 )
 def test_a_stream_that_breaks_shows_what_came_and_says_so(
-  fake, visit, expect, end, words
+  fake, talk, end, words
 ):
-  visit.start_conversation('Mira')
   fake.replies.append(Reply(['Once there was'], is_held=True, **end))
-  visit.write('A story, please.')
+  talk.write('A story, please.')
   # A browser drops what it has not yet handed on when a connection breaks.
-  expect(visit.find('.message.live .text')).to_have_text('Once there was')
+  talk.expect('.message.live .text').to_have_text('Once there was')
   fake.release()
-  expect(visit.find('#notice')).to_contain_text(words)
-  lost = visit.find('.message.lost')
-  expect(lost.locator('.text')).to_have_text('Once there was')
-  expect(lost).to_contain_text('It is not stored.')
+  talk.tells(words)
+  talk.expect('.message.lost .text').to_have_text('Once there was')
+  talk.expect('.message.lost').to_contain_text('It is not stored.')
   fake.replies.append(Reply(['Once there was a ship.']))
-  visit.press('Try again')
-  expect(visit.find('.message .text').last).to_have_text(
-    'Once there was a ship.'
-  )
+  talk.press('Try again')
+  talk.shows('A story, please.', 'Once there was a ship.')
+  talk.counts(3)
   assert fake.bodies[-1]['messages'] == []  # It answers what is stored.
-  assert visit.texts().count('A story, please.') == 1
 
 
-def test_a_stream_without_an_end_is_told_from_a_whole_one(fake, visit, expect):
-  visit.start_conversation('Mira')
+def test_a_stream_without_an_end_is_told_from_a_whole_one(talk):
   chunk = 'data: {"choices":[{"delta":{"content":"Hm"}}]}\r\n\r\n'
-  visit.page.route(
+  talk.page.route(
     f'**{CHAT}',
     lambda route: route.fulfill(body=chunk, content_type='text/event-stream'),
   )
-  visit.write('Hello')
-  words = 'The connection ended before the reply did.'
-  expect(visit.find('#notice')).to_contain_text(words)
-  expect(visit.find('.message.lost .text')).to_have_text('Hm')
-  expect(visit.find('#draft')).to_have_value('Hello')
+  talk.write('Hello')
+  talk.tells('The connection ended before the reply did.')
+  talk.expect('.message.lost .text').to_have_text('Hm')
+  talk.drafts('Hello')
 
 
-def test_the_filter_of_replies_is_named(fake, visit, expect):
-  visit.start_conversation('Mira')
+def test_what_was_refused_is_named_and_given_back(fake, talk):
   fake.replies.append(Reply(['Half of '], finish='content_filter'))
-  visit.write('Hello')
-  remark = visit.find('.message').last.locator('.remark')
-  expect(remark).to_have_text('The content filter ended this reply.')
-  visit.page.reload()
-  expect(remark).to_have_text('The content filter ended this reply.')
-
-
-def test_the_gate_gives_back_what_it_refused(fake, visit, expect):
-  visit.start_conversation('Mira')
+  talk.write('Hello')
+  remark = talk.last.locator('.remark')
+  for _ in range(2):
+    talk.expect(remark).to_have_text('The content filter ended this reply.')
+    talk.page.reload()
+  # Of the gate.
   fake.replies.append(Reply([], refusal='The gate refused this message.'))
-  visit.write('zorbifex')
-  remark = visit.find('.message.lost .remark')
-  expect(remark).to_have_text('The gate refused this message.')
-  expect(visit.find('#draft')).to_have_value('zorbifex')
-  visit.write('Good evening')
-  expect(visit.find('.message.lost')).to_have_count(0)
-  expect(visit.find('.message .text').nth(1)).to_have_text('Good evening')
+  talk.write('zorbifex')
+  lost = '.message.lost .remark'
+  talk.expect(lost).to_have_text('The gate refused this message.')
+  talk.drafts('zorbifex')
+  talk.write('Good evening')
+  talk.counts(0, '.message.lost')
+  talk.counts(5)
+  assert talk.texts()[-2] == 'Good evening'
 
 
-def test_a_store_that_is_down_is_told_and_keeps_message_and_edit(
-  fake, visit, expect
-):
-  visit.start_conversation('Mira')
+def test_a_store_that_is_down_is_told_and_keeps_message_and_edit(fake, talk):
   fake.refuse(CHAT, 503, 'the store is away.')
-  visit.write('Remember this')
-  notice = visit.find('#notice')
-  expect(notice).to_contain_text('can neither answer nor store anything')
-  expect(visit.find('#draft')).to_have_value('Remember this')
-  visit.press('Edit this message')
-  visit.find('.editor textarea').fill('The lamp is out.')
+  talk.write('Remember this')
+  talk.tells('can neither answer nor store anything')
+  talk.drafts('Remember this')
+  talk.edit(0, 'The lamp is out.')
   fake.refuse('', 503, 'the store is away.')
-  visit.press('Save')
-  expect(notice).to_contain_text('the store is away.')
-  expect(visit.find('.editor textarea')).to_have_value('The lamp is out.')
-  visit.page.reload()
-  expect(visit.find('.editor textarea')).to_have_value('The lamp is out.')
-  visit.press('Save')
-  expect(visit.find('.message .text')).to_have_text('The lamp is out.')
-  expect(visit.find('#draft')).to_have_value('Remember this')
+  talk.press('Save')
+  talk.tells('the store is away.')
+  for _ in range(2):
+    talk.expect('.editor textarea').to_have_value('The lamp is out.')
+    talk.page.reload()
+  talk.press('Save')
+  talk.shows('The lamp is out.')
+  talk.drafts('Remember this')
 
 
-def test_without_a_connection_all_stays_and_goes_on_later(fake, visit, expect):
-  visit.start_conversation('Mira')
-  visit.context.set_offline(True)
-  visit.write('Into the dark')
-  notice = visit.find('#notice')
-  expect(notice).to_contain_text('The server cannot be reached.')
-  expect(visit.find('.message .text').last).to_have_text('Into the dark')
-  visit.context.set_offline(False)
-  visit.press('Try again')
-  expect(visit.find('.message')).to_have_count(3)
-  assert visit.texts()[1] == 'Into the dark'
-  expect(notice).to_be_hidden()
+def test_without_a_connection_all_stays_and_goes_on_later(talk):
+  talk.context.set_offline(True)
+  talk.write('Into the dark')
+  talk.tells('The server cannot be reached.')
+  talk.shows('Into the dark')
+  talk.context.set_offline(False)
+  talk.press('Try again')
+  talk.counts(3)
+  assert talk.texts()[1] == 'Into the dark'
+  talk.tells('')
 
 
-def test_a_message_of_which_nothing_is_known_goes_with_the_next_one(
-  fake, visit, expect
-):
-  visit.start_conversation('Mira')
-  visit.context.set_offline(True)
-  visit.write('Into the dark')
-  expect(visit.find('#notice')).to_contain_text('cannot be reached')
-  visit.press('Dismiss')
-  visit.write('and out')
-  expect(visit.find('#notice')).to_contain_text('cannot be reached')
-  expect(visit.find('#draft')).to_have_value('and out')
-  visit.context.set_offline(False)
-  visit.find('#draft').press('Enter')
-  expect(visit.find('.message')).to_have_count(3)
-  assert visit.texts()[1] == 'Into the dark\nand out'
+def test_a_message_of_which_nothing_is_known_goes_with_the_next_one(talk):
+  talk.context.set_offline(True)
+  talk.write('Into the dark')
+  talk.tells('cannot be reached')
+  talk.press('Dismiss')
+  talk.write('and out')
+  talk.tells('cannot be reached')
+  talk.drafts('and out')
+  talk.context.set_offline(False)
+  talk.find('#draft').press('Enter')
+  talk.counts(3)
+  assert talk.texts()[1] == 'Into the dark\nand out'
 
 
-def test_an_edit_that_changes_nothing_makes_no_sibling(fake, visit, expect):
-  visit.start_conversation('Mira')
-  visit.find('.message').hover()
-  visit.press('Edit this message')
-  visit.press('Save')
-  expect(visit.find('.editor')).to_have_count(0)
-  (session,) = fake.sessions.values()
-  assert len(session['messages']) == 1
-
-
-def test_an_action_that_failed_is_tried_again(fake, visit, expect):
+def test_an_action_that_failed_is_tried_again(fake, visit):
   for words in 'full.', 'still full.':
     fake.refuse('/v1/sessions', 429, words, {'Retry-After': '1'})
   visit.find('.character').click()
   visit.press('Start a conversation')
   again = visit.page.get_by_role('button', name='Try again', exact=True)
   again.click()  # In time.
-  expect(visit.find('#notice')).to_contain_text('still full.')
+  visit.tells('still full.')
   again.click()
-  expect(visit.find('.message .text')).to_have_text('The lamp is lit.')
-  expect(visit.find('#notice')).to_be_hidden()
+  visit.shows(GREETING)
+  visit.tells('')
   assert len(fake.sessions) == 1
 
 
-def test_an_edit_is_answered_where_it_was_made(fake, visit, expect):
-  visit.start_conversation('Mira')
-  visit.write('Frist')
-  expect(visit.find('.message')).to_have_count(3)
-  expect(visit.find('#composer .stop')).to_be_hidden()
-  visit.find('.message').nth(1).hover()
-  visit.find('.message').nth(1).locator('.edit').click()
-  visit.find('.editor textarea').fill('First')
-  visit.page.route('**/messages', lambda route: _leave(visit, route))
-  with visit.page.expect_response(f'**{CHAT}'):
-    visit.press('Save')
-    expect(visit.find('#welcome')).to_be_visible()
-  visit.find('#conversations').get_by_text('Mira').click()
-  expect(visit.find('.message .text').nth(1)).to_have_text('First')
-  expect(visit.find('.message')).to_have_count(3)
-  (session,) = fake.sessions
-  assert [body['session'] for body in fake.bodies] == [session] * 2
+def test_an_edit_is_answered_where_it_was_made(fake, talk):
+  # One that changes nothing makes no sibling.
+  talk.edit(0)
+  talk.press('Save')
+  talk.counts(0, '.editor')
+  assert len(session_of(fake)['messages']) == 1
+  talk.write('Frist')
+  talk.counts(3)
+  talk.expect('#composer .stop').to_be_hidden()
+  talk.edit(1, 'First')
+
+  def leave(route):
+    talk.page.get_by_role('link', name='New').click()
+    route.continue_()
+
+  talk.page.route('**/messages', leave)
+  with talk.page.expect_response(f'**{CHAT}'):
+    talk.press('Save')
+    talk.expect('#welcome').to_be_visible()
+  talk.find('#conversations').get_by_text('Mira').click()
+  talk.expect(talk.find('.message .text').nth(1)).to_have_text('First')
+  talk.counts(3)
+  assert [x['session'] for x in fake.bodies] == [session_of(fake)['id']] * 2
 
 
-def _leave(visit, route):
-  visit.page.get_by_role('link', name='New').click()
-  route.continue_()
-
-
-def test_a_token_is_asked_for_once_and_kept_for_the_tab_alone(
-  chromium, fake, expect
-):
+def test_a_token_is_asked_for_once_and_kept_for_the_tab_alone(chromium, fake):
   fake.token = 'right'
   with browser_lib.visit(chromium, fake.address, (401,)) as visit:
-    dialog = visit.find('#token')
-    visit.find('#token-text').fill('wrong')
-    visit.press('Continue')
-    expect(dialog).to_contain_text('The server does not know that token.')
-    visit.press('Not now')
-    expect(visit.find('#notice')).to_contain_text('Without a token')
-    visit.press('Try again')
-    visit.find('#token-text').fill(' right\n')
-    visit.press('Continue')
+
+    def give(token):
+      visit.find('#token-text').fill(token)
+      visit.press('Continue')
+
+    def decline():
+      visit.press('Not now')
+      visit.tells('Without a token')
+      visit.press('Try again')
+
+    give('wrong')
+    words = 'The server does not know that token.'
+    visit.expect('#token').to_contain_text(words)
+    decline()
+    give(' right\n')
     visit.start_conversation('Mira')
     visit.find('#draft').fill('Nothing is lost')
     fake.token = 'newer'
     visit.find('#draft').press('Enter')
-    expect(dialog).to_be_visible()
-    visit.press('Not now')
-    expect(visit.find('#notice')).to_contain_text('Without a token')
-    visit.press('Try again')
-    visit.find('#token-text').fill('newer')
-    visit.press('Continue')
-    expect(visit.find('.message')).to_have_count(3)
+    visit.expect('#token').to_be_visible()
+    decline()
+    give('newer')
+    visit.counts(3)
     assert visit.texts()[1] == 'Nothing is lost'
     kept = visit.page.evaluate(
       '() => [sessionStorage, localStorage].map((x) => JSON.stringify(x))'
@@ -311,42 +279,33 @@ def test_a_token_is_asked_for_once_and_kept_for_the_tab_alone(
     assert 'newer' in kept[0] and 'newer' not in kept[1]
 
 
-def test_a_stopped_reply_is_kept_as_far_as_it_came(fake, visit, expect):
-  visit.start_conversation('Mira')
+@pytest.mark.parametrize('how', ['stop', 'reload'])
+def test_a_reply_that_is_left_is_kept_as_far_as_it_came(fake, talk, how):
   fake.replies.append(Reply(['Well, ', 'never said'], is_held=True))
-  visit.write('Hello')
-  expect(visit.find('.live .text')).to_have_text('Well,')
-  visit.press('Stop the reply')
-  last = visit.find('.message').last
-  expect(last).to_contain_text('This reply was stopped.')
-  assert visit.texts()[1:] == ['Hello', 'Well, ']
-  expect(visit.find('.message.lost')).to_have_count(0)
+  talk.write('Hello')
+  talk.expect('.live .text').to_have_text('Well,')
+  if how == 'stop':
+    talk.press('Stop the reply')
+  else:
+    talk.find('#draft').fill('A thought for later')
+    talk.page.reload()
+    talk.expect(talk.find('.message .text').nth(1)).to_have_text('Hello')
+    talk.drafts('A thought for later')
+    messages = session_of(fake)['messages']
+    assert trivial.until(lambda: len(messages) == 3)
+    talk.page.reload()
+  talk.expect(talk.last).to_contain_text('This reply was stopped.')
+  talk.counts(0, '.message.lost')
+  assert talk.texts() == [GREETING, 'Hello', 'Well, ']
 
 
-def test_a_reload_in_the_middle_shows_what_is_stored(fake, visit, expect):
-  visit.start_conversation('Mira')
-  fake.replies.append(Reply(['Well, ', 'never said'], is_held=True))
-  visit.write('Hello')
-  expect(visit.find('.live .text')).to_have_text('Well,')
-  visit.find('#draft').fill('A thought for later')
-  visit.page.reload()
-  expect(visit.find('.message .text').nth(1)).to_have_text('Hello')
-  expect(visit.find('#draft')).to_have_value('A thought for later')
-  (session,) = fake.sessions.values()
-  assert trivial.until(lambda: len(session['messages']) == 3)
-  visit.page.reload()
-  expect(visit.find('.message').last).to_contain_text('was stopped')
-  assert visit.texts() == ['The lamp is lit.', 'Hello', 'Well, ']
-
-
-def test_a_message_without_a_reply_can_be_answered(fake, visit, expect):
-  visit.start_conversation('Mira')
-  session = next(iter(fake.sessions.values()))
+def test_a_message_without_a_reply_can_be_answered(fake, talk):
+  session = session_of(fake)
   fake.add_message(session, 0, 'user', 'Anybody?')
-  visit.page.reload()
+  talk.page.reload()
   fake.replies.append(Reply(['Yes.']))
-  visit.press('Ask for a reply')
-  expect(visit.find('.message .text').last).to_have_text('Yes.')
+  talk.press('Ask for a reply')
+  talk.shows('Yes.')
   assert fake.bodies == [
     {
       'model': 'tiny',
@@ -359,105 +318,97 @@ def test_a_message_without_a_reply_can_be_answered(fake, visit, expect):
   ]
 
 
-def test_a_reply_goes_on_while_another_conversation_is_open(
-  fake, visit, expect
-):
+def test_a_reply_goes_on_while_another_conversation_is_open(fake, visit):
   fake.add_character('Tolo', greeting='This one is Gerald.')
   visit.page.reload()
   visit.start_conversation('Mira')
   fake.replies.append(Reply(['Patience ', 'pays.'], is_held=True))
   visit.write('Hello')
-  expect(visit.find('.live .text')).to_have_text('Patience')
+  visit.expect('.live .text').to_have_text('Patience')
   visit.page.get_by_role('link', name='New').click()
   visit.start_conversation('Tolo')
   visit.write('Who?')
-  expect(visit.find('.message')).to_have_count(3)
+  visit.counts(3)
   conversations = visit.find('#conversations')
   conversations.get_by_text('Mira').click()
-  expect(visit.find('.live .text')).to_have_text('Patience')
-  assert visit.texts() == ['The lamp is lit.', 'Hello', 'Patience ']
+  visit.expect('.live .text').to_have_text('Patience')
+  assert visit.texts() == [GREETING, 'Hello', 'Patience ']
   conversations.get_by_text('Tolo').click()
-  expect(visit.find('.live')).to_have_count(0)
+  visit.counts(0, '.live')
   fake.release()
   conversations.get_by_text('Mira').click()
-  expect(visit.find('.message .text').last).to_have_text('Patience pays.')
-  assert visit.texts() == ['The lamp is lit.', 'Hello', 'Patience pays.']
+  visit.shows(GREETING, 'Hello', 'Patience pays.')
 
 
-def test_the_end_stays_in_view_for_who_reads_there(fake, visit, expect):
-  visit.start_conversation('Mira')
-  (session,) = fake.sessions.values()
+def test_the_end_stays_in_view_for_who_reads_there(fake, talk):
+  session = session_of(fake)
   for place in range(30):
     role = 'user' if place % 2 else 'assistant'
     fake.add_message(session, place, role, f'Line {place}')
-  visit.page.reload()
-  last = visit.find('.message').last
-  expect(last).to_be_in_viewport()
+  talk.page.reload()
+  talk.expect(talk.last).to_be_in_viewport()
   fake.replies.append(Reply(['Many\n' * 30, 'lines'], error='gone.'))
-  visit.write('More')
-  expect(visit.find('#notice')).to_be_visible()
-  expect(last.locator('.remark')).to_be_in_viewport()
-  visit.find('.message').nth(3).scroll_into_view_if_needed()
-  visit.press('Try again')
-  expect(visit.find('.message')).to_have_count(33)
-  expect(visit.find('#composer .stop')).to_be_hidden()
-  expect(visit.find('.message').nth(3)).to_be_in_viewport()
-  expect(last).not_to_be_in_viewport()
+  talk.write('More')
+  talk.expect('#notice').to_be_visible()
+  talk.expect(talk.last.locator('.remark')).to_be_in_viewport()
+  early = talk.find('.message').nth(3)
+  early.scroll_into_view_if_needed()
+  talk.press('Try again')
+  talk.counts(33)
+  talk.expect('#composer .stop').to_be_hidden()
+  talk.expect(early).to_be_in_viewport()
+  talk.expect(talk.last).not_to_be_in_viewport()
 
 
-def test_a_conversation_that_is_gone_leads_home_with_words(fake, visit, expect):
-  visit.start_conversation('Mira')
+def test_a_conversation_that_is_gone_leads_home_with_words(fake, talk):
   fake.sessions.clear()
-  visit.page.evaluate('() => history.back()')
-  expect(visit.find('#sheet')).to_be_visible()
-  visit.page.evaluate('() => history.forward()')
-  expect(visit.find('#notice')).to_contain_text('This is not there any more.')
-  expect(visit.find('#welcome')).to_be_visible()
-  expect(visit.find('#conversations .session')).to_have_count(0)
+  talk.page.evaluate('() => history.back()')
+  talk.expect('#sheet').to_be_visible()
+  talk.page.evaluate('() => history.forward()')
+  talk.tells('This is not there any more.')
+  talk.expect('#welcome').to_be_visible()
+  talk.counts(0, '#conversations .session')
 
 
-def test_long_listings_are_read_to_their_end(fake, visit, expect):
+def test_long_listings_are_read_to_their_end(fake, visit):
   for name in 'Ada', 'Bo', 'Cy', 'Di':
     fake.open(fake.add_character(name))
   fake.page = 2
   visit.page.reload()
-  expect(visit.find('.character')).to_have_count(5)
-  expect(visit.find('#conversations .session')).to_have_count(4)
+  visit.counts(5, '.character')
+  visit.counts(4, '#conversations .session')
 
 
-def test_what_is_moderated_is_not_called_unmoderated(fake, visit, expect):
-  pill = visit.find('.unmoderated')
-  expect(pill).to_be_visible()
+def test_what_is_moderated_is_not_called_unmoderated(fake, visit):
+  visit.expect('.unmoderated').to_be_visible()
   fake.moderated = True
   visit.page.reload()
-  expect(visit.find('#banner')).to_contain_text('2,134,528 parameters')
-  expect(visit.find('#banner')).to_contain_text('a model of 2 million')
-  expect(pill).to_be_hidden()
+  visit.expect('#banner').to_contain_text('2,134,528 parameters')
+  visit.expect('#banner').to_contain_text('a model of 2 million')
+  visit.expect('.unmoderated').to_be_hidden()
 
 
-def test_a_card_that_is_refused_is_told(fake, visit, expect):
+def test_a_card_that_is_refused_is_told(visit):
   visit.drop({'spec': 'chara_card_v2', 'data': {'name': ''}})
-  expect(visit.find('#notice')).to_contain_text('name: must not be empty.')
+  visit.tells('name: must not be empty.')
   visit.drop('x' * (8 * 2**20 + 1), 'large.json')
-  expect(visit.find('#notice')).to_contain_text('large.json has more than 8')
+  visit.tells('large.json has more than 8')
 
 
-def test_who_may_agree_is_asked_and_a_refusal_leaves_the_box(
-  fake, visit, expect
-):
-  box = visit.find('#agrees')
-  expect(visit.find('#conversations')).to_be_visible()
-  expect(box).to_be_hidden()
+def test_who_may_agree_is_asked_and_a_refusal_leaves_the_box(fake, visit):
+  box = visit.expect('#agrees')
+  visit.expect('#conversations').to_be_visible()
+  box.to_be_hidden()
   fake.may_agree = True
   visit.page.reload()
-  expect(box).not_to_be_checked()
-  box.check()
+  box.not_to_be_checked()
+  visit.find('#agrees').check()
   visit.page.reload()
-  expect(box).to_be_checked()
+  box.to_be_checked()
   assert fake.agrees
   fake.refuse('/v1/feedback', 503, 'the store is away.')
-  box.click()
-  expect(visit.find('#notice')).to_contain_text('the store is away.')
-  expect(box).to_be_checked()
+  visit.find('#agrees').click()
+  visit.tells('the store is away.')
+  box.to_be_checked()
   visit.press('Try again')
-  expect(visit.find('#notice')).to_be_hidden()
+  visit.tells('')

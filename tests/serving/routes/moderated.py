@@ -1,8 +1,7 @@
 """A moderated server, whose gate and head are scripted."""
 
-import json
+import functools
 
-from kaiju_jax.decoding.engine import admission
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
 from tests.serving import running
@@ -10,7 +9,8 @@ from tests.serving import world
 
 MARKER = b'zorbifex'
 LOW, HIGH = 0.3, 0.9
-SAID = {'messages': [{'role': 'user', 'content': 'Hello'}]}
+REFUSED = '', 'content_filter'
+PASSED = moderation.Verdict(False, 'gate', 'adult')
 
 
 def scores(text: bytes) -> tuple[float, float]:
@@ -54,41 +54,20 @@ class Moderator:
     return release.Release(bounds, self.hold, self.stopped.append)
 
 
-def served(tmp_path, reply, hold=8):
-  def engine(tokenizer):
-    return world.Scripted(
-      tokenizer,
-      reply,
-      scores,
-      rows=4,
-      length=running.LENGTH,
-      pages=2000,
-      limits=admission.Limits(lease=30),
-    )
-
-  return running.server(tmp_path, engine=engine, moderator=Moderator(hold))
-
-
-def send(server, **body):
-  return server.post(
-    '/v1/chat/completions',
-    'ann',
-    **{'model': running.MODEL, 'max_tokens': 60} | SAID | body,
+def served(folder, reply, hold=8, moderator=None, alternatives=0, **options):
+  """Runs a server whose replies and scores are written down."""
+  kind = functools.partial(
+    world.Scripted, reply=reply, score=scores, alternatives=alternatives
   )
+  moderator = moderator or Moderator(hold)
+  return running.server(folder, kind=kind, moderator=moderator, **options)
 
 
-def streamed(server, **body):
-  """Returns a stream's text and its reason, piece by piece."""
-  answer = server.ask(
-    'POST',
-    '/v1/chat/completions',
-    {'model': running.MODEL, 'max_tokens': 60, 'stream': True} | SAID | body,
-    'ann',
-  )
-  text, reason = '', None
-  for line in answer.decode().splitlines():
-    if line.startswith('data: {'):
-      for choice in json.loads(line[6:])['choices']:
-        text += choice['delta'].get('content') or ''
-        reason = choice['finish_reason'] or reason
-  return text, reason
+def choices(server, text='Hello', **fields):
+  """Returns a chat's choices."""
+  return server.chat(text, **{'max_tokens': 60} | fields)['choices']
+
+
+def streamed(server, text='Hello', **fields):
+  """Returns a stream's text and its reason."""
+  return server.streamed(text, **{'max_tokens': 60} | fields)

@@ -9,6 +9,7 @@ from tests.serving import running
 from tests.serving.routes import moderated
 
 MARKER = moderated.MARKER.decode()
+BLOCKED = 400, 'content_filter'
 PLAIN = card_fields.Fields(
   name='Ivo',
   nickname='I',
@@ -98,3 +99,10 @@ def planted(value, word=MARKER):
           f'[{index}]{where}',
           [*value[:index], changed, *value[index + 1 :]],
         )
+
+
+def refused(server, method, path, body=None, owner='ann', **options):
+  """Returns the status and the code of an error, which has no marker."""
+  status, error = server.refused(method, path, body, owner, **options)
+  assert MARKER not in str(error)
+  return status, error['code']

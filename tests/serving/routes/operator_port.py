@@ -1,12 +1,13 @@
 """A server with the port of operators."""
 
+import contextlib
 import dataclasses
 import urllib.error
 import urllib.request
 
 from kaiju_jax.app import operate
+from kaiju_jax.serving.http import loopback
 from tests.serving import running
-from tests.serving.http import exposed
 
 
 @dataclasses.dataclass
@@ -14,8 +15,11 @@ class Operated:
   """A server, and its operator's port."""
 
   server: running.Server
-  port: int
   key: str
+
+  @property
+  def port(self) -> int:
+    return self.server.server.metrics_port
 
   @property
   def operator(self) -> operate.Server:
@@ -29,6 +33,7 @@ class Operated:
 
   def status(self, path, headers, body=b'{}'):
     """Returns the status of a raw request."""
+    headers = {'Content-Type': 'application/json'} | headers
     request = urllib.request.Request(
       f'http://127.0.0.1:{self.port}{path}', body, headers
     )
@@ -39,6 +44,15 @@ class Operated:
       return error.code
 
   def count(self, operation, result):
-    told = exposed.samples(self.server.context.metrics)
-    labels = ('operation', operation), ('result', result)
-    return told['kaiju_operations_total', labels]
+    labels = {'operation': operation, 'result': result}
+    return self.server.count('operations_total', **labels)
+
+
+@contextlib.contextmanager
+def operated(path, serve=running.server, **options):
+  """Yields a server, as `serve` makes it of a folder, a key and options."""
+  folder = path / 'server'
+  folder.mkdir()
+  key = loopback.load_key(folder / loopback.OPERATOR_FILE)
+  with serve(folder, operator=key, **options) as server:
+    yield Operated(server, key)

@@ -12,15 +12,6 @@ from kaiju_jax.serving.stores import sharing
 from tests.serving import running
 
 WORDS = ['The', 'lamp', 'oil', 'lies', 'under', 'the', 'stairs']
-GUESSES = 0, 3, 6, 7
-
-
-@pytest.fixture(scope='module')
-def server(tmp_path_factory):
-  with running.server(tmp_path_factory.mktemp('server')) as server:
-    yield server
-
-
 _COUNT = itertools.count()
 
 
@@ -31,34 +22,26 @@ def name():
 
 def put(server, owner, called, words, public=False, to=None):
   fields = {'name': called, 'description': ' '.join(words), 'greeting': 'Hm?'}
-  method, path = (
-    ('PUT', f'/v1/characters/{to}') if to else ('POST', '/v1/characters')
-  )
-  body = {'fields': fields, 'public': public}
-  return server.ask(method, path, body, owner)['id']
+  return server.publish(fields, owner, public, to)['id']
 
 
-def cached(server, owner, character=None, session=None, text='Good evening'):
-  body = {'session': session} if session else {'character': character}
-  answer = server.post(
-    '/v1/chat/completions',
-    owner,
-    model=running.MODEL,
-    messages=[{'role': 'user', 'content': text}],
-    max_tokens=3,
-    **{key: value for key, value in body.items() if value},
-  )
-  return answer['kaiju']['cached_tokens']
+def cached(server, owner, character=None, text='Good evening', **body):
+  body |= {'character': character} if character else {}
+  return running.cached(server.chat(text, owner, **body))
 
 
-def opened(server, owner, character):
-  return server.post('/v1/sessions', owner, character=character)['id']
+def guess(server, called, counts, public=False):
+  """Returns what Ben's cards find, of which so many words are right."""
+  found = set()
+  for count in counts:
+    words = [*WORDS[:count], *(word[::-1] for word in WORDS[count:])]
+    mine = put(server, 'ben', called, words, public)
+    found.add(cached(server, 'ben', mine))
+  return found
 
 
-def guess(server, called, count, public=False):
-  """Returns what Ben's card finds, of which `count` words are right."""
-  words = [*WORDS[:count], *(word[::-1] for word in WORDS[count:])]
-  return cached(server, 'ben', put(server, 'ben', called, words, public))
+def length(server, character):
+  return server.get(f'/v1/characters/{character}', owner='ann')['tokens']
 
 
 @pytest.mark.parametrize('public', [False, True])
@@ -70,7 +53,7 @@ def test_guesses_find_nothing_of_a_private_character(server, was, public):
   """
   called = name()
   mine = put(server, 'ann', called, WORDS, was != 'private')
-  sessions = opened(server, 'ann', mine), opened(server, 'ann', mine)
+  sessions = [server.open_session(character=mine) for _ in range(2)]
   if was == 'public':
     put(server, 'ann', called, WORDS, False, mine)
   elif was == 'public again':
@@ -79,9 +62,7 @@ def test_guesses_find_nothing_of_a_private_character(server, was, public):
     put(server, 'ann', called, ['Another', 'one'], True, mine)
   assert cached(server, 'ann', session=sessions[0]) < 4
   assert cached(server, 'ann', session=sessions[1], text='Hm') > 30
-  guesses = [guess(server, called, count, public) for count in GUESSES[:3]]
-  guesses.append(guess(server, called, len(WORDS), public))
-  assert len(set(guesses)) == 1
+  assert len(guess(server, called, (0, 3, 6, 7), public)) == 1
 
 
 def test_guesses_find_nothing_of_a_public_characters_description(server):
@@ -90,10 +71,8 @@ def test_guesses_find_nothing_of_a_public_characters_description(server):
   Whoever has all of it sends the same prefix, and may know that.
   """
   called = name()
-  mine = put(server, 'ann', called, WORDS, True)
-  cached(server, 'ann', mine)
-  found = [guess(server, called, count, True) for count in GUESSES[:3]]
-  assert len(set(found)) == 1
+  cached(server, 'ann', put(server, 'ann', called, WORDS, True))
+  assert len(guess(server, called, (0, 3, 6), True)) == 1
 
 
 def test_each_private_text_has_a_salt_of_its_own(server):
@@ -103,7 +82,7 @@ def test_each_private_text_has_a_salt_of_its_own(server):
   """
   store, called = server.store, name()
   mine = put(server, 'ann', called, WORDS, True)
-  opened(server, 'ben', mine)
+  server.open_session('ben', mine)
   put(server, 'ann', called, ['Another'], False, mine)
   others = [put(server, 'ben', called, WORDS[:count]) for count in (3, 6)]
   versions = [store.version(one, 1) for one in (mine, *others)]
@@ -116,38 +95,31 @@ def test_each_private_text_has_a_salt_of_its_own(server):
 def test_a_text_of_ones_own_finds_nothing_of_anothers_character(server):
   """One's own conversation with it is in the cache, and tells no word."""
   mine = put(server, 'ann', name(), WORDS, True)
-  theirs = opened(server, 'ben', mine)
+  theirs = server.open_session('ben', mine)
   put(server, 'ann', name(), WORDS, False, mine)
   for options in {'character': running.CHARACTER}, {'session': theirs}:
     cached(server, 'ben', **options)
     character = options.get('character', mine)
-    number = 1
-    tokens = server.store.version(character, number).tokens.tolist()
-    payload = {'model': running.MODEL, 'prompt': tokens, 'max_tokens': 1}
-    answer = server.post('/v1/completions', 'ben', **payload)
-    assert answer['usage']['prompt_tokens_details']['cached_tokens'] == 0
-
-
-def test_a_prompt_of_ones_own_is_found_by_oneself_alone(server):
+    tokens = server.store.version(character, 1).tokens.tolist()
+    assert running.cached(server.complete(tokens, 'ben')) == 0
+  # A prompt is found by oneself alone.
   prompt = f'{name()} lights the lamp, and nobody else knows where the oil is.'
-
-  def found(owner):
-    payload = {'model': running.MODEL, 'prompt': prompt, 'max_tokens': 1}
-    answer = server.post('/v1/completions', owner, **payload)
-    return answer['usage']['prompt_tokens_details']['cached_tokens']
-
-  assert found('ann') == 0 < found('ann')
-  assert found('ben') == 0
+  found = [
+    running.cached(server.complete(prompt, owner))
+    for owner in ('ann', 'ann', 'ben')
+  ]
+  assert found[0] == found[2] == 0 < found[1]
 
 
 def test_ones_own_private_character_is_reused(server):
-  called = name()
-  mine = put(server, 'ann', called, WORDS)
-  length = server.get(f'/v1/characters/{mine}', owner='ann')['tokens']
+  mine = put(server, 'ann', name(), WORDS)
   assert cached(server, 'ann', mine) < 4
-  assert cached(server, 'ann', mine, text='Who is there?') >= length
-  again = opened(server, 'ann', mine)
-  assert cached(server, 'ann', session=again, text='Hello?') >= length
+  for body in (
+    {'character': mine},
+    {'session': server.open_session(character=mine)},
+  ):
+    found = cached(server, 'ann', text=f'Who, {len(body)}?', **body)
+    assert found >= length(server, mine)
 
 
 @pytest.mark.parametrize('whose', ['built in', 'public', 'one that went on'])
@@ -156,10 +128,10 @@ def test_public_and_built_in_characters_are_shared_by_all(server, whose):
     mine = running.CHARACTER
   else:
     mine = put(server, 'ann', name(), WORDS, True)
-  length = server.get(f'/v1/characters/{mine}', owner='ben')['tokens']
-  theirs = opened(server, 'ben', mine)
+  size = length(server, mine)
+  theirs = server.open_session('ben', mine)
   cached(server, 'ann', mine)
   if whose == 'one that went on':
     # A reader's session keeps the version that was public when it began.
     put(server, 'ann', name(), ['Another'], True, mine)
-  assert cached(server, 'ben', session=theirs) >= length
+  assert cached(server, 'ben', session=theirs) >= size

@@ -12,14 +12,15 @@ import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
-from kaiju_jax.characters.prompts import lore
+from kaiju_jax.characters.prompts import lore as lore_lib
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.routes import judge
 from tests.serving import running
 from tests.serving.routes import moderated_cards
 
-MARKER = moderated_cards.MARKER
+MARKER, BLOCKED = moderated_cards.MARKER, moderated_cards.BLOCKED
+CARDS, SESSIONS = running.CARDS, running.SESSIONS
 # What becomes the marker, with the nickname 'ifex'.
 SPELT = (
   *('zorb{{char}}', 'zorb<BOT>', 'zorb{{// x }}ifex', 'zorb{{comment: x}}ifex'),
@@ -38,32 +39,31 @@ FIELDS = dataclasses.replace(
 
 moderator = moderated_cards.moderator
 server = moderated_cards.server
+refused = moderated_cards.refused
 
 
-def _post(server, fields, **more):
-  body = {'fields': card_fields.dump(fields)} | more
-  return server.post('/v1/characters', 'ann', **body)['id']
+def publish(server, public=False, **changes):
+  """Returns the id of a new character, or None where it is refused."""
+  fields = card_fields.dump(dataclasses.replace(FIELDS, **changes))
+  try:
+    return server.publish(fields, public=public)['id']
+  except urllib.error.HTTPError as error:
+    assert error.code == 400
+    assert json.loads(error.read())['error']['code'] == 'content_filter'
+    return None
 
 
-def _refusal(call):
-  with pytest.raises(urllib.error.HTTPError) as caught:
-    call()
-  error = json.loads(caught.value.read())['error']
-  assert MARKER not in json.dumps(error)
-  return caught.value.code, error['code']
-
-
-def _planted(text):
+def planted(text):
   """Yields (where, fields) with a text in each string of the fields."""
   plain = card_fields.dump(FIELDS)
   for where, data in moderated_cards.planted(plain, text):
     if where != '.nickname':  # Another nickname spells another word.
-      yield where, card_fields.parse(data)
+      yield where, data
 
 
 @pytest.mark.parametrize('spelt', SPELT)
 def test_no_text_passes_that_becomes_the_marker(server, spelt):
-  places = list(_planted(spelt))
+  places = list(planted(spelt))
   assert len(places) > 20
   strings = set(judge.leaves(FIELDS)) - {'ifex'}
   found = {x for _, one in places for x in judge.leaves(one)}
@@ -71,22 +71,17 @@ def test_no_text_passes_that_becomes_the_marker(server, spelt):
   names.add('group_only_greetings')
   assert {f'{one} {spelt}' for one in strings - names} <= found
   for where, fields in places:
-    refusal = _refusal(lambda one=fields: _post(server, one))
-    assert refusal == (400, 'content_filter'), where
+    assert refused(server, 'POST', CARDS, {'fields': fields}) == BLOCKED, where
 
 
 def test_a_half_that_the_nickname_ends(server):
   """Others see the name in place of a nickname that they do not see."""
-  fields = dataclasses.replace(
-    FIELDS, name='ifex', nickname='I', notes='zorb{{char}}'
-  )
-  refusal = _refusal(lambda: _post(server, fields))
-  assert refusal == (400, 'content_filter')
+  assert not publish(server, name='ifex', nickname='I', notes='zorb{{char}}')
 
 
-def _shown(fields):
+def list_shown(fields):
   """Returns what the page and prompts have of a character."""
-  found = [prompt.persona(fields), *lore.book(fields).texts.values()]
+  found = [prompt.persona(fields), *lore_lib.book(fields).texts.values()]
   for text in judge.leaves(fields):
     for name in {fields.name, card_fields.display_name(fields)}:
       found.append(macros.expand_names(text, name))
@@ -101,110 +96,89 @@ def test_what_random_cards_show_was_read(server, moderator):
   )
   published = 0
   for n in range(60):
-    text = ''.join(rng.choices(pieces, k=5))
-    planted = dict(_planted(text))
-    fields = planted['.lore[0].content' if n % 3 else rng.choice([*planted])]
+    cases = dict(planted(''.join(rng.choices(pieces, k=5))))
+    where = '.lore[0].content' if n % 3 else rng.choice([*cases])
+    fields = card_fields.parse(cases[where])
     moderator.texts.clear()
-    try:
-      name = _post(server, fields)
-    except urllib.error.HTTPError as error:
-      assert error.code == 400
+    name = publish(server, **vars(fields))
+    if name is None:
       continue
     published += 1
     read = '\n'.join(moderator.texts)
-    for one in _shown(fields):
+    for one in list_shown(fields):
       assert one in read or not one.strip()
       assert MARKER not in one
-    card = server.ask('GET', f'/v1/characters/{name}/card', None, 'ann')
+    card = server.get(f'{CARDS}/{name}/card', owner='ann')
     assert cards.read(json.dumps(card).encode()).fields == fields
   assert 20 < published < 60
 
 
-def _open(server, name, **body):
-  return server.post('/v1/sessions', 'ann', character=name, **body)
-
-
-@pytest.mark.parametrize('is_public', [False, True])
-def test_each_draw_of_a_greeting_is_read(server, moderator, is_public):
+@pytest.mark.parametrize('public', [False, True])
+def test_each_draw_of_a_greeting_is_read(server, moderator, public):
   halves = '{{random:zorb,a,quam}}{{random:ifex,c,lith}}'
-  n, name = 0, None
-  while name is None:  # The one draw that stands for all must pass.
-    fields = dataclasses.replace(
-      FIELDS,
-      greeting=f'{n} {halves}',
-      alternate_greetings=(f'Or {n} {halves}', 'Plain.', '{{roll:d6}}'),
-    )
-    try:
-      name = _post(server, fields, public=is_public)
-    except urllib.error.HTTPError as error:
-      assert error.code == 400
-      n += 1
+  for n in range(100):  # The one draw that stands for all must pass.
+    others = f'Or {n} {halves}', 'Plain.', '{{roll:d6}}'
+    greetings = {'greeting': f'{n} {halves}', 'alternate_greetings': others}
+    if name := publish(server, public, **greetings):
+      break
   moderator.texts.clear()
   drawn = set()
   for index in range(80):
-    greeting = index % 4
-    made = _open(server, name, greeting=greeting)
-    assert len(made['messages']) == 4 and made['head'] == greeting
+    session = server.open_session(character=name, greeting=index % 4)
+    made = server.session(session)
+    assert len(made['messages']) == 4 and made['head'] == index % 4
     for message in made['messages']:
       assert MARKER not in message['text']
-      is_read = message['text'] in moderator.texts
       # One that has a single draw was read with the card.
+      is_read = message['text'] in moderator.texts
       assert is_read == (message['text'] != 'Plain.')
       drawn.add(message['text'])
   assert {f'{n} ac', f'{n} aifex', f'{n} alith', f'{n} quamc'} <= drawn
   # What minors may not read, nobody reads of a public character.
-  assert any('quamlith' in text for text in drawn) != is_public
+  assert any('quamlith' in text for text in drawn) != public
   # Draws that the gate blocks are drawn again.
   assert any(MARKER in text for text in moderator.texts)
 
 
 def test_a_greeting_that_is_nearly_always_blocked_opens_no_session(server):
   bad = ','.join(['zorb{{// x}}ifex'] * 40)
-  for n in range(200):
-    greeting = f'{n} {{{{random:fine,{bad}}}}}'
-    fields = dataclasses.replace(
-      FIELDS, nickname='', greeting=greeting, alternate_greetings=()
-    )
-    if MARKER not in macros.expand_stable(greeting, fields.name):
+  greetings = (f'{n} {{{{random:fine,{bad}}}}}' for n in range(200))
+  greeting = next(
+    x for x in greetings if MARKER not in macros.expand_stable(x, FIELDS.name)
+  )
+  options = {'nickname': '', 'alternate_greetings': ()}
+  body = {'character': publish(server, greeting=greeting, **options)}
+  before = server.get(SESSIONS, owner='ann')['data']
+  opened = 0
+  while opened < 20:
+    try:
+      server.post(SESSIONS, 'ann', **body)
+      opened += 1
+    except urllib.error.HTTPError as error:
+      assert error.code == 400
       break
-  name = _post(server, fields)
-  before = len(server.get('/v1/sessions', owner='ann')['data'])
-  refusal = _refusal(lambda: [_open(server, name) for _ in range(20)])
-  assert refusal == (400, 'content_filter')
-  sessions = server.get('/v1/sessions', owner='ann')['data']
-  assert len(sessions) < before + 20
+  assert opened < 20
+  assert len(server.get(SESSIONS, owner='ann')['data']) == len(before) + opened
 
 
 def test_no_greeting_is_shown_that_a_failing_gate_did_not_read(
-  server, moderator
+  server, moderator, monkeypatch
 ):
-  fields = dataclasses.replace(FIELDS, greeting='{{random:a,b}} {{time}}')
-  name = _post(server, fields)
-  moderator.has_failed = True
-  try:
-    assert _refusal(lambda: _open(server, name))[0] == 503
-  finally:
-    moderator.has_failed = False
-  assert _open(server, name)['messages']
+  name = publish(server, greeting='{{random:a,b}} {{time}}')
+  with monkeypatch.context() as patch:
+    patch.setattr(moderator, 'has_failed', True)
+    assert refused(server, 'POST', SESSIONS, {'character': name})[0] == 503
+  assert server.open_session(character=name)
 
 
 def test_what_users_say_is_read_with_its_macros(server):
-  fields = dataclasses.replace(FIELDS)
-  session = _open(server, _post(server, fields))
-  path = f'/v1/sessions/{session["id"]}/messages'
+  session = server.open_session(character=publish(server))
+  path = f'{SESSIONS}/{session}/messages'
   for spelt in SPELT:
-    body = {'role': 'user', 'text': f'Say {spelt}', 'parent': None}
-    refusal = _refusal(lambda body=body: server.post(path, 'ann', **body))
-    assert refusal == (400, 'content_filter'), spelt
-    said = {'messages': [{'role': 'user', 'content': f'Say {spelt}'}]}
-    answer = server.post(
-      '/v1/chat/completions',
-      'ann',
-      model=running.MODEL,
-      session=session['id'],
-      max_tokens=1,
-      **said,
-    )
+    text = f'Say {spelt}'
+    body = {'role': 'user', 'text': text, 'parent': None}
+    assert refused(server, 'POST', path, body) == BLOCKED, spelt
+    answer = server.chat(text, session=session)
     assert answer['choices'][0]['finish_reason'] == 'content_filter', spelt
 
 
@@ -213,24 +187,14 @@ def test_each_session_draws_lore_of_its_own(server):
   lore = card_fields.Lore(
     ('lamp',), 'A lamp.', other={'extensions': extensions}
   )
-  name = _post(server, dataclasses.replace(FIELDS, lore=(lore,)))
-
-  def tokens(session, **more):
-    answer = server.post(
-      '/v1/chat/completions',
-      'ann',
-      model=running.MODEL,
-      session=session,
-      max_tokens=1,
-      **more,
-    )
-    return answer['usage']['prompt_tokens']
-
-  said, found = {'messages': [{'role': 'user', 'content': 'A lamp?'}]}, set()
+  name, found = publish(server, lore=(lore,)), set()
   for _ in range(16):
-    session = _open(server, name)['id']
-    first = tokens(session, **said)
+    session = server.open_session(character=name)
     # Another reply to the same message has the same prompt.
-    assert tokens(session, messages=[], swipe=True) == first
-    found.add(first)
+    first, again = (
+      server.chat(text, session=session, swipe=not text)['usage']
+      for text in ('A lamp?', None)
+    )
+    assert first['prompt_tokens'] == again['prompt_tokens']
+    found.add(first['prompt_tokens'])
   assert len(found) == 2

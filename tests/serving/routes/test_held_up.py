@@ -1,7 +1,6 @@
 """One hostile request of a megabyte holds nobody else up."""
 
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -14,10 +13,11 @@ from kaiju_jax.data import bpe
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from tests.serving import running
 from tests.serving import trivial
+from tests.serving.routes import raw_clients
 
 pytestmark = pytest.mark.flaky(reruns=2)
 
-CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
+CHAT, TEXT = running.CHAT, running.TEXT
 NAME = 'é' * 200
 SIZE = 1_000_000
 MOST = 2  # Times as long as without the request.
@@ -41,32 +41,6 @@ class Library(running.Letters):
     return super().encode(text)
 
 
-class Onlooker:
-  """Collects what `onlooker` notes."""
-
-  def __init__(self, process):
-    self.noted = []
-    self._process = process
-    self._thread = threading.Thread(target=self._read)
-    self._thread.start()
-
-  def _read(self):
-    for line in self._process.stdout:
-      self.noted.append(json.loads(line))
-
-  def close(self):
-    self._process.kill()
-    self._thread.join()
-
-  def waits(self, begun, ended):
-    """Returns how long each waited that did so in a span, by kind."""
-    found = {'healthz': [], 'token': []}
-    for kind, first, last in list(self.noted):
-      if first < ended and last > begun:
-        found[kind].append(last - first)
-    return found
-
-
 @pytest.fixture(scope='module')
 def server(tmp_path_factory):
   folder = tmp_path_factory.mktemp('server')
@@ -79,78 +53,73 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def onlooker(server):
-  body = {'model': running.MODEL, 'prompt': 'A', 'max_tokens': 900}
+def noted(server):
+  """The list of what `onlooker` notes, which grows."""
+  body = running.complete('A', max_tokens=900, stream=True)
   command = [
     *(sys.executable, '-m', 'tests.serving.onlooker'),
-    str(server.server.port),
-    server.tokens['ben'],
-    json.dumps(body | {'stream': True}),
+    *(str(server.server.port), server.tokens['ben'], json.dumps(body)),
   ]
   with subprocess.Popen(
     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
   ) as process:
-    found = Onlooker(process)
-    try:
-      yield found
-    finally:
-      found.close()
+    found = []
+
+    def read():
+      for line in process.stdout:
+        found.append(json.loads(line))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield found
+    process.kill()
+    thread.join()
+
+
+def waits(noted, kind, begun, ended):
+  """Returns how long each of a kind waited that did so in a span."""
+  return [
+    last - first
+    for one, first, last in list(noted)
+    if one == kind and first < ended and last > begun
+  ]
 
 
 def hostile(server):
-  """Returns hostile requests by name: the method, the path, the body."""
-  made = server.post(
-    '/v1/characters', 'ann', fields={'name': NAME, 'greeting': 'Hm?'}
-  )
-  session = server.post('/v1/sessions', 'ann', character=made['id'])['id']
-  edits = f'/v1/sessions/{session}/messages'
+  """Returns hostile requests by name: the path and the body."""
+  made = server.publish({'name': NAME, 'greeting': 'Hm?'})['id']
+  session = server.open_session(character=made)
   grows, plain = '{{char}}' * 100_000, 'the cat ' * (SIZE // 8)
-  chat = {'model': running.MODEL, 'session': session}
-  fields = {'name': NAME, 'description': 'x'}
   macros = '{{char}}' * 5000
   lore = [{'keys': ['a'], 'content': '{{char}}' * 190}] * 500
 
-  def said(text):
-    return [{'role': 'user', 'content': text}]
+  def card(**fields):
+    return running.CARDS, {'fields': {'name': NAME, **fields}}
 
   return {
-    'plain': (CHAT, {'model': running.MODEL, 'messages': said(plain)}),
-    'macros': (CHAT, chat | {'messages': said(grows)}),
-    'many': (
-      CHAT,
-      {'model': running.MODEL, 'messages': said('the cat ' * 60) * 2000},
+    'plain': (CHAT, running.chat(plain)),
+    'macros': (CHAT, running.chat(grows, session=session)),
+    'many': (CHAT, running.chat(running.said('the cat ' * 60) * 2000)),
+    'prompt': (TEXT, running.complete(plain)),
+    'encoded': (TEXT, running.complete(plain[:120_000])),
+    'card': card(description=macros),
+    'greeting': card(description='x', greeting=macros),
+    'lore': card(description='x', lore=lore),
+    'title': (running.SESSIONS, {'character': made, 'title': plain}),
+    'edit': (
+      f'{running.SESSIONS}/{session}/messages',
+      {'parent': 0, 'role': 'user', 'text': plain},
     ),
-    'prompt': (TEXT, {'model': running.MODEL, 'prompt': plain}),
-    'encoded': (TEXT, {'model': running.MODEL, 'prompt': plain[:120_000]}),
-    'card': ('/v1/characters', {'fields': fields | {'description': macros}}),
-    'greeting': ('/v1/characters', {'fields': fields | {'greeting': macros}}),
-    'lore': ('/v1/characters', {'fields': fields | {'lore': lore}}),
-    'title': ('/v1/sessions', {'character': made['id'], 'title': plain}),
-    'edit': (edits, {'parent': 0, 'role': 'user', 'text': plain}),
   }
 
 
-def sent(server, path, body):
-  """Returns bytes to send."""
-  body = json.dumps(body, ensure_ascii=False).encode()
-  head = (
-    f'POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n'
-    f'Authorization: Bearer {server.tokens["ann"]}\r\n'
-    f'Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n'
-  )
-  return head.encode() + body
-
-
-def ask(server, data):
-  with socket.create_connection(('127.0.0.1', server.server.port)) as client:
-    client.sendall(data)
-    answer = b''
-    while piece := client.recv(2**16):
-      answer += piece
+def ask(server, path, body):
+  with raw_clients.connect(server, path, body) as client:
+    answer = trivial.rest(client)
   assert b'400 ' in answer[:20], answer[:400]
 
 
-def measure(server, onlooker, data):
+def measure(server, noted, request):
   """Returns the ratios of waits with a request to those without, by name.
 
   The spans with and without it take turns, so that what else the machine does
@@ -162,7 +131,7 @@ def measure(server, onlooker, data):
     for is_hostile in False, True:
       begun = time.monotonic()
       if is_hostile:
-        ask(server, data)
+        ask(server, *request)
       time.sleep(max(0, begun + WINDOW - time.monotonic()))
       spans[is_hostile].append((begun, time.monotonic()))
   time.sleep(WINDOW)
@@ -171,7 +140,7 @@ def measure(server, onlooker, data):
     for how, function in ('median', statistics.median), ('worst', max):
       quiet, loud = (
         statistics.median(
-          function(onlooker.waits(*span)[kind]) for span in spans[is_hostile]
+          function(waits(noted, kind, *span)) for span in spans[is_hostile]
         )
         for is_hostile in (False, True)
       )
@@ -180,13 +149,12 @@ def measure(server, onlooker, data):
 
 
 @pytest.mark.slow
-def test_one_hostile_request_slows_nobody(server, onlooker):
-  assert trivial.until(lambda: len(onlooker.noted) > 1000, 120)
+def test_one_hostile_request_slows_nobody(server, noted):
+  assert trivial.until(lambda: len(noted) > 1000, 120)
   slow = {}
   for name, request in hostile(server).items():
-    data = sent(server, *request)
     for _ in range(TRIES):  # Noise is not there each time.
-      ratios = measure(server, onlooker, data)
+      ratios = measure(server, noted, request)
       if max(ratios.values()) <= MOST:
         break
     else:

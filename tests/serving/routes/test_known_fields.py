@@ -6,23 +6,21 @@ import json
 import re
 import typing
 import urllib.error
-import urllib.request
 
+import httpx
 from openai import types as openai_types
 from openai.types import chat as openai_chat
 from openai.types.chat import completion_create_params as chat_params
 import pytest
-from starlette import routing
 
-from kaiju_jax.serving.http import edge
-from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import parse
 from tests import pages
 from tests.serving import running
+from tests.serving.routes import addresses
 
-CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
-USER = {'role': 'user', 'content': 'Hello'}
+CHAT, TEXT = running.CHAT, running.TEXT
+(USER,) = running.said('Hello')
 BODIES = {
   CHAT: {'model': running.MODEL, 'messages': [USER], 'max_tokens': 3},
   TEXT: {'model': running.MODEL, 'prompt': 'Hello', 'max_tokens': 3},
@@ -30,10 +28,9 @@ BODIES = {
 EMPTY = None, [], {}, ''
 
 
-@pytest.fixture(scope='module')
-def server(tmp_path_factory):
-  with running.server(tmp_path_factory.mktemp('server')) as server:
-    yield server
+@pytest.fixture(autouse=True)
+def unlimited(server, monkeypatch):
+  monkeypatch.setattr(server.context.limits, 'request', lambda *_: None)
 
 
 def asked(server, path, body, method='POST'):
@@ -71,12 +68,9 @@ def test_each_field_of_the_openai_client_is_known(kind):
   assert not found, f'openai-python has new fields: {found}'
   # Nothing is both used and refused.
   assert not {*kind.model_fields} & {*kind.UNSUPPORTED}
-
-
-def test_each_field_of_a_text_part_of_the_openai_client_is_known():
   parts = (
     openai_chat.ChatCompletionContentPartTextParam,
-    (openai_chat.ChatCompletionContentPartRefusalParam),
+    openai_chat.ChatCompletionContentPartRefusalParam,
   )
   found = set().union(*map(names, parts))
   assert found - {'type', 'text', 'refusal'} <= parse.PART_LABELS
@@ -113,11 +107,8 @@ TYPED = {  # Used or labels: an empty value of another type is a wrong one.
 def test_null_and_empty_values_of_known_fields_change_nothing(server, field):
   several = [None]
   if field not in TYPED:
-    several = [
-      *EMPTY,
-      *([x] for x in EMPTY),
-      *({'a': {'b': x}} for x in EMPTY),
-    ]
+    several = [*EMPTY, *([x] for x in EMPTY)]
+    several += [{'a': {'b': x}} for x in EMPTY]
   plain = [*placed(field, ...)]
   seed = {} if field == 'seed' else {'seed': 7}
   wanted = [asked(server, path, body | seed)[1] for path, body in plain]
@@ -148,13 +139,12 @@ def test_a_value_that_would_change_the_answer_is_refused_by_name(server):
       status, answer = asked(server, path, body | {field: value})
       assert (status, answer['error']['param']) == (400, field), answer
       said = answer['error']['message']
-      assert said.startswith(f'{field}: is not supported')
       # The message has values as JSON has them.
       assert 'None' not in said and 'False' not in said and "'" not in said
   said = USER | {'tool_calls': [{'id': '1'}]}
   status, answer = asked(server, CHAT, BODIES[CHAT] | {'messages': [said]})
   assert (status, answer['error']['param']) == (400, 'messages')
-  assert 'messages.0.tool_calls: is not supported' in answer['error']['message']
+  assert 'messages.0.tool_calls' in answer['error']['message']
 
 
 def test_what_asks_for_what_is_done_anyway_is_accepted(server):
@@ -196,56 +186,20 @@ def test_fields_of_several_types_refuse_all_others(server):
       assert answer['error']['param'] == name, (value, answer)
 
 
-ROUTES = [
-  (
-    'POST',
-    CHAT,
-    BODIES[CHAT]
-    | {
-      'messages': [
-        {'role': 'system', 'content': [{'type': 'text', 'text': 'Be brief.'}]},
-        USER | {'name': 'Bo'},
-        {'role': 'assistant', 'content': 'Hm', 'refusal': 'r', 'reasoning': 'w'}
-        | {'reasoning_content': 'w', 'annotations': [], 'prefix': True},
-      ],
-      'max_completion_tokens': 3,
-      'continue_final_message': True,
-      'add_generation_prompt': False,
-      'echo': True,
-      'chat_template_kwargs': {'enable_thinking': False},
-      'character': running.CHARACTER,
-      'logprobs': True,
-    },
-  ),
-  ('POST', TEXT, BODIES[TEXT] | {'echo': True, 'logprobs': 0, 'best_of': 1}),
-  ('POST', '/tokenize', {'prompt': 'a', 'add_special_tokens': True}),
-  ('POST', '/detokenize', {'tokens': [97], 'model': running.MODEL}),
-  (
-    'POST',
-    '/v1/characters',
-    {'fields': {'name': 'Bo', 'tags': ['a']}, 'public': False},
-  ),
-  (
-    'PUT',
-    '/v1/characters/{character}',
-    {'fields': {'name': 'Bo', 'lore': [{'keys': ['a'], 'content': 'b'}]}},
-  ),
-  ('POST', '/v1/characters/{character}/rollback', {'version': 1}),
-  (
-    'POST',
-    '/v1/sessions',
-    {'character': running.CHARACTER, 'greeting': 0, 'title': 'x'},
-  ),
-  (
-    'POST',
-    '/v1/sessions/{session}/messages',
-    {'parent': 0, 'role': 'assistant', 'text': 'x'},
-  ),
-  ('PUT', '/v1/sessions/{session}/head', {'message': 0}),
-  ('POST', '/v1/sessions/{session}/messages/0/rating', {'rating': 'good'}),
-  ('PUT', '/v1/feedback', {'agrees': True}),
-]
-SHARED = {
+# Labels, which are ignored.
+IGNORED = {
+  'user': 'u',
+  'metadata': {'a': 'b'},
+  'store': False,
+  'prediction': {},
+  'service_tier': 'auto',
+  'safety_identifier': 's',
+  'prompt_cache_key': 'k',
+  'prompt_cache_retention': '24h',
+  'prompt_cache_options': {'mode': 'x'},
+  'parallel_tool_calls': True,
+}
+SHARED = IGNORED | {
   'n': 1,
   'stop': ['zz'],
   'seed': 1,
@@ -261,16 +215,55 @@ SHARED = {
     'continuous_usage_stats': True,
     'include_obfuscation': True,
   },
-  'user': 'u',
-  'metadata': {'a': 'b'},
-  'store': False,
-  'prediction': {},
-  'service_tier': 'auto',
-  'safety_identifier': 's',
-  'prompt_cache_key': 'k',
-  'prompt_cache_retention': '24h',
-  'prompt_cache_options': {'mode': 'x'},
-  'parallel_tool_calls': True,
+}
+TALK = [
+  {'role': 'system', 'content': [{'type': 'text', 'text': 'Be brief.'}]},
+  USER | {'name': 'Bo'},
+  {'role': 'assistant', 'content': 'Hm', 'refusal': 'r', 'reasoning': 'w'}
+  | {'reasoning_content': 'w', 'annotations': [], 'prefix': True},
+]
+GO_ON = {'continue_final_message': True, 'add_generation_prompt': False}
+# Bodies of all routes that take one, by the method and the path.
+ROUTES = {
+  ('POST', CHAT): BODIES[CHAT]
+  | GO_ON
+  | {
+    'messages': TALK,
+    'max_completion_tokens': 3,
+    'echo': True,
+    'chat_template_kwargs': {'enable_thinking': False},
+    'character': running.CHARACTER,
+    'logprobs': True,
+    'guided': False,
+  },
+  ('POST', TEXT): BODIES[TEXT]
+  | SHARED
+  | {'echo': True, 'logprobs': 0, 'best_of': 1},
+  ('POST', '/tokenize'): {'prompt': 'a', 'add_special_tokens': True},
+  ('POST', '/detokenize'): {'tokens': [97], 'model': running.MODEL},
+  ('POST', '/v1/characters'): {
+    'fields': {'name': 'Bo', 'tags': ['a']},
+    'public': False,
+  },
+  ('PUT', '/v1/characters/{id}'): {
+    'fields': {'name': 'Bo', 'lore': [{'keys': ['a'], 'content': 'b'}]}
+  },
+  ('POST', '/v1/characters/{id}/rollback'): {'version': 1},
+  ('POST', '/v1/sessions'): {
+    'character': running.CHARACTER,
+    'greeting': 0,
+    'title': 'x',
+  },
+  ('POST', '/v1/sessions/{id}/messages'): {
+    'parent': 0,
+    'role': 'assistant',
+    'text': 'x',
+  },
+  ('PUT', '/v1/sessions/{id}/head'): {'message': 0},
+  ('POST', '/v1/sessions/{id}/messages/{message:int}/rating'): {
+    'rating': 'good'
+  },
+  ('PUT', '/v1/feedback'): {'agrees': True},
 }
 
 
@@ -303,42 +296,28 @@ def kind(value):
   return type(value).__name__
 
 
-def test_every_route_with_a_body_is_tried(server, monkeypatch):
-  monkeypatch.setattr(edge, 'count_answers', lambda app, _: app)
+def test_every_route_with_a_body_is_tried(server):
   found = {
-    route.path.replace('{message:int}', '0')
-    for route in api.app(server.context).routes
-    if isinstance(route, routing.Route) and route.methods & {'POST', 'PUT'}
+    (method, path)
+    for method, path in addresses.routes(server)
+    if method in ('POST', 'PUT')
   }
-  tried = {
-    path.replace('{character}', '{id}').replace('{session}', '{id}')
-    for _, path, _ in ROUTES
-  }
-  assert found == tried | {'/v1/key'}  # Which has no body.
-
-
-@pytest.fixture
-def unlimited(server, monkeypatch):
-  monkeypatch.setattr(
-    server.context.limits, 'request', lambda owner, rate=None: None
-  )
-
-
-@pytest.mark.parametrize(
-  'method, path, body', ROUTES, ids=[f'{m} {p}' for m, p, _ in ROUTES]
-)
-def test_a_wrong_type_is_refused_by_name_and_no_value_breaks_a_route(
-  server, unlimited, method, path, body
-):
-  if path in BODIES:
+  assert found == ROUTES.keys() | {('POST', '/v1/key')}  # Which has no body.
+  for path, own in (CHAT, fields.Chat), (TEXT, fields.Completion):
     # What both endpoints have is tried on one of them.
-    own = fields.Chat if path == CHAT else fields.Completion
-    body = body | (SHARED if path == TEXT else {'guided': False})
-    missing = {*own.model_fields} - {*body} - {*SHARED}
+    missing = {*own.model_fields} - {*ROUTES['POST', path]} - {*SHARED}
     assert missing <= {'top_logprobs', 'session', 'swipe'}, missing
-  made = server.post('/v1/characters', 'ann', fields={'name': 'Bo'})
-  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-  place = path.format(character=made['id'], session=session['id'])
+
+
+@pytest.mark.parametrize('method, path', ROUTES)
+def test_a_wrong_type_is_refused_by_name_and_no_value_breaks_a_route(
+  server, method, path
+):
+  body = ROUTES[method, path]
+  name = server.publish({'name': 'Bo'})['id']
+  if 'sessions' in path:
+    name = server.open_session()
+  place = path.replace('{id}', name).replace('{message:int}', '0')
   status, answer = asked(server, place, body, method)
   # Only a reply of the model has a rating.
   assert status == (400 if 'rating' in path else 200), answer
@@ -393,12 +372,11 @@ def test_the_page_lists_what_is_ignored_and_what_is_refused(server):
 
 
 def test_no_answer_has_a_header_for_other_origins(server):
-  for path, origin in ('/v1/models', None), ('/', None), ('/v1/models', 'evil'):
-    headers = {'Origin': f'http://{origin}.example'} if origin else {}
-    request = urllib.request.Request(server.address + path, headers=headers)
-    try:
-      answer = urllib.request.urlopen(request)
-    except urllib.error.HTTPError as error:
-      answer = error
-    assert (answer.status == 403) == bool(origin)
+  for path, headers, status in (
+    ('/v1/models', {}, 200),
+    ('/', {}, 200),
+    ('/v1/models', {'Origin': 'http://evil.example'}, 403),
+  ):
+    answer = httpx.get(server.address + path, headers=headers)
+    assert answer.status_code == status
     assert not [x for x in answer.headers if 'access-control' in x.lower()]

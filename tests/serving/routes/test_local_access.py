@@ -17,24 +17,21 @@ from tests.serving import browser as browser_lib
 from tests.serving import plain_proxy
 from tests.serving import running
 
-CHAT = {
-  'model': running.MODEL,
-  'messages': [{'role': 'user', 'content': 'Hello'}],
-  'max_tokens': 2,
-}
+CHAT = running.chat(max_tokens=2)
 # What tells or does anything: all but the page's files and the probes.
 ASKED = (
-  ('GET', '/v1/sessions', None),
-  ('GET', '/v1/models', None),
-  ('GET', '/v1/characters', None),
-  ('GET', '/v1/server', None),
-  ('GET', '/metrics', None),
-  ('GET', '/v1/feedback', None),
+  *(
+    ('GET', path, None)
+    for path in (
+      *('/v1/sessions', '/v1/models', '/v1/characters', '/v1/server'),
+      *('/metrics', '/v1/feedback'),
+    )
+  ),
   ('PUT', '/v1/feedback', {'agrees': False}),
   ('POST', '/v1/key', {}),
   ('POST', '/v1/sessions', {'character': running.CHARACTER}),
   ('POST', '/v1/chat/completions', CHAT),
-  ('POST', '/v1/completions', {'model': running.MODEL, 'prompt': 'Hello'}),
+  ('POST', '/v1/completions', running.complete()),
 )
 
 

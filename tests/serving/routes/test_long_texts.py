@@ -18,14 +18,15 @@ from tests.serving import leftovers
 from tests.serving import running
 from tests.serving.routes import addresses
 
+CHAT, TEXT, CARDS = running.CHAT, running.TEXT, running.CARDS
+SESSIONS = running.SESSIONS
+EDITS = f'{SESSIONS}/SESSION/messages'
 # Bytes that the toy's 1,024 tokens stand for, at most.
 ROOM = running.LENGTH * running.Letters.longest
 MEGABYTE = 2**20 - 2**10
 NAME = 'é' * 200
 SHORT = 16  # Texts that are encoded in the event loop here.
-# Routes that take a body and do not read it.
-BODILESS = ('/v1/key',)
-CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
+TOO_LONG = 'context_length_exceeded'
 
 
 class Counting(running.Letters):
@@ -53,11 +54,8 @@ def server(tmp_path_factory):
 @pytest.fixture(scope='module')
 def named(server):
   """A character of a long name, and a session with it."""
-  made = server.post(
-    '/v1/characters', 'ann', fields={'name': NAME, 'greeting': 'Hm?'}
-  )
-  session = server.post('/v1/sessions', 'ann', character=made['id'])
-  return made['id'], session['id']
+  made = server.publish({'name': NAME, 'greeting': 'Hm?'})
+  return made['id'], server.open_session(character=made['id'])
 
 
 @contextlib.contextmanager
@@ -72,64 +70,184 @@ def bounded(server, most=ROOM):
   assert all('text' in name for name in server.tokenizer.threads)
 
 
-def said(*texts, role='user'):
-  return [{'role': role, 'content': text} for text in texts]
+def refused(server, named, path, body, method='POST'):
+  """Returns the error of a request that names what `named` has."""
+  character, session = named
+  if isinstance(body, dict):
+    places = {'character': character, 'session': session}
+    body = body | {x: y for x, y in places.items() if body.get(x) == x}
+  with bounded(server):
+    path = path.replace('SESSION', session)
+    status, error = server.refused(method, path, body, 'ann')
+  assert status == 400, error
+  return error
+
+
+def card(**fields):
+  return CARDS, {'fields': {'name': 'A'} | fields}
+
+
+def edit(text, role='user'):
+  return EDITS, {'parent': 0, 'role': role, 'text': text}
+
+
+WIDE, GROWS = 'a ' * (MEGABYTE // 2), '{{char}}' * (MEGABYTE // 8)
+
+
+@pytest.mark.parametrize('text', [WIDE, GROWS], ids=['plain', 'macros'])
+def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
+  said = running.said
+  for messages, more in (
+    (said(text), {}),
+    (said(*[text[: MEGABYTE // 40]] * 30), {}),
+    (said(*(f'{n} {text[:400]}' for n in range(1000))), {}),
+    (said(text, role='system') + said('Hm?'), {}),
+    (said(text), {'character': 'character'}),
+    (said(text), {'session': 'session'}),
+  ):
+    error = refused(server, named, CHAT, running.chat(messages, **more))
+    assert (error['param'], error['code']) == ('messages', TOO_LONG)
 
 
 @pytest.mark.parametrize(
-  'text', ['a ' * (MEGABYTE // 2), '{{char}}' * (MEGABYTE // 8)]
+  'prompt',
+  [
+    WIDE,
+    ['a', 'b' * ROOM],
+    ['b' * 2000],
+    [97] * (MEGABYTE // 5),
+    [[97], [97] * 2000],
+  ],
+  ids=['text', 'second', 'one', 'tokens', 'second of tokens'],
 )
-def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
-  character, session = named
-  for body in (
-    {'messages': said(text)},
-    {'messages': said(*[text[: MEGABYTE // 40]] * 30)},
-    {'messages': said(*(f'{n} {text[:400]}' for n in range(1000)))},
-    {'messages': said(text, role='system') + said('Hm?')},
-    {'messages': said(text), 'character': character},
-    {'messages': said(text), 'session': session},
+def test_a_prompt_that_cannot_fit_is_not_encoded(server, named, prompt):
+  error = refused(server, named, TEXT, running.complete(prompt))
+  assert (error['param'], error['code']) == ('prompt', TOO_LONG)
+
+
+MACROS = '{{char}}' * 5000
+LORE = {'keys': ['a'], 'content': MACROS}
+
+
+@pytest.mark.parametrize(
+  'path, body, param, place',
+  [
+    (CHAT, running.chat(MACROS, session='session'), 'messages', ''),
+    (*edit(MACROS), 'text', ''),
+    (*card(name=NAME, description=MACROS[:800]), 'fields', ''),
+    (*card(name=NAME, description=MACROS), 'fields', ''),
+    (*card(name=NAME, greeting=MACROS), 'greeting', 'greeting: '),
+    (
+      *card(name=NAME, alternate_greetings=['a', MACROS]),
+      'alternate_greetings[1]',
+      'alternate_greetings[1]: ',
+    ),
+    (*card(name=NAME, lore=[LORE]), 'fields', 'lore[0].content: '),
+    (
+      *card(name=NAME, lore=[LORE | {'is_constant': True}]),
+      'fields',
+      'lore[0].content: ',
+    ),
+  ],
+)
+def test_a_text_that_grows_is_refused_by_name(
+  server, named, monkeypatch, path, body, param, place
+):
+  built = []
+
+  def counted(expansion, text):
+    found = original(expansion, text)
+    built.append(len(text.encode()))
+    return found
+
+  original = macros._Expansion._count
+  monkeypatch.setattr(macros._Expansion, '_count', counted)
+  error = refused(server, named, path, body)
+  assert (error['param'], error['code']) == (param, TOO_LONG)
+  assert place in error['message']
+  assert sum(built) <= macros.MOST
+
+
+def test_other_long_texts_are_refused_by_name(server, named):
+  text = 'a' * MEGABYTE
+  for path, body, param in (
+    (SESSIONS, {'character': 'character', 'title': text}, 'title'),
+    (*edit(text, 'assistant'), 'text'),
+    (*card(name=text), 'fields'),
+    (*card(greeting=text), 'fields'),
   ):
-    with bounded(server):
-      status, error = server.refused(
-        'POST', CHAT, {'model': running.MODEL} | body, 'ann'
-      )
-    assert status == 400 and error['param'] == 'messages'
-    assert error['code'] == 'context_length_exceeded'
+    assert refused(server, named, path, body)['param'] == param
+
+
+KEYS = {f'{n}': 1 for n in range(50_000)}
+
+
+@pytest.mark.parametrize(
+  'path, wrong',
+  [
+    (TEXT, {'prompt': [1] * 200_000 + ['a']}),
+    (TEXT, {'prompt': [[1]] * 200_000}),
+    (TEXT, {'prompt': [{}] * 200_000}),
+    (CHAT, {'messages': [{}] * 200_000}),
+    (CHAT, {'messages': running.said([{}] * 200_000)}),
+    (CHAT, {'messages': [KEYS]}),
+    (CHAT, KEYS),
+    (CHAT, running.chat(stop=[1] * 200_000)),
+    (CHAT, running.chat(modalities=[1] * 200_000)),
+    (CHAT, running.chat(metadata=KEYS)),
+    (CHAT, running.chat(tools=[1] * 200_000)),
+  ],
+)
+def test_the_first_fault_of_many_is_enough(server, named, path, wrong):
+  # A check that went on would make a message for each.
+  error = refused(server, named, path, {'model': running.MODEL} | wrong)
+  assert len(error['message']) < 200
+
+
+@pytest.mark.parametrize('piece', [b'1,' * 300_000, b'[],' * 100_000])
+def test_no_route_takes_a_body_of_many_values(
+  server, named, monkeypatch, piece
+):
+  """Every route that takes a body counts its values before it parses them."""
+  character, session = named
+  body = b'{"fields":[' + piece + b'1]}'
+  routes = [
+    (method, path.replace('{message:int}', '1'))
+    for method, path in addresses.routes(server)
+    if method in ('POST', 'PUT', 'PATCH') and path != '/v1/key'
+  ]
+  assert len(routes) >= 12
+  parsed = []
+  for method, path in routes:
+    name = session if 'sessions' in path else character
+    reads = types.SimpleNamespace(**vars(json) | {'loads': parsed.append})
+    with monkeypatch.context() as patch:
+      patch.setattr(strict_json, 'json', reads)
+      refused(server, named, path.replace('{id}', name), body, method)
+  assert not parsed
 
 
 def test_only_short_texts_are_worked_on_in_the_event_loop(server):
-  async def threads():
-    texts = server.context.texts
-    for size in (0, texts.short, texts.short + 1, 2**30):
-      yield await texts.run(threading.current_thread, size)
-
   async def names():
-    here = threading.current_thread()
-    return ['' if x is here else x.name async for x in threads()]
+    texts, here = server.context.texts, threading.current_thread()
+    sizes = 0, texts.short, texts.short + 1, 2**30
+    ran = [await texts.run(threading.current_thread, size) for size in sizes]
+    return ['' if x is here else x.name.partition('_')[0] for x in ran]
 
-  found = [name.partition('_')[0] for name in asyncio.run(names())]
-  assert found == ['', '', 'text', 'text']
+  assert asyncio.run(names()) == ['', '', 'text', 'text']
 
 
-class Stuck(threading.Thread):
-  """Requests of one owner; `ask` runs until the block ends."""
-
-  def __init__(self, ask):
-    super().__init__(daemon=True)
-    self.ask = ask
-    self.start()
-
-  def run(self):
-    with contextlib.suppress(urllib.error.HTTPError):
-      self.ask()
+def post_quietly(*arguments, **body):
+  """Asks for what may be refused."""
+  server, *arguments = arguments
+  with contextlib.suppress(urllib.error.HTTPError):
+    server.post(*arguments, **body)
 
 
 def test_nobody_waits_for_another_owners_texts(server, named, monkeypatch):
   """All ways in which a text is read, of one owner whose texts never end."""
   monkeypatch.setattr(server.context.texts, 'short', SHORT)
-  session = server.post('/v1/sessions', 'ann', character=named[0])['id']
   text, ends, begun = 'slow ' * 10, threading.Event(), []
-  encode, strip = server.tokenizer.encode, store_lib.strip
 
   def wait(read):
     def waiting(*given):
@@ -140,216 +258,71 @@ def test_nobody_waits_for_another_owners_texts(server, named, monkeypatch):
 
     return waiting
 
-  monkeypatch.setattr(server.tokenizer, 'encode', wait(encode))
-  monkeypatch.setattr(store_lib, 'strip', wait(strip))
-  fields = {'fields': {'name': 'A', 'description': text}}
-  asked = [
-    (CHAT, {'model': running.MODEL, 'messages': said(text), 'max_tokens': 1}),
-    (TEXT, {'model': running.MODEL, 'prompt': text, 'max_tokens': 1}),
-    ('/tokenize', {'prompt': text}),
-    ('/v1/characters', fields),
-    (
-      f'/v1/sessions/{session}/messages',
-      {'parent': 0, 'role': 'user', 'text': text},
-    ),
+  for target, name in (server.tokenizer, 'encode'), (store_lib, 'strip'):
+    monkeypatch.setattr(target, name, wait(getattr(target, name)))
+
+  def asked(text):
+    return [
+      (CHAT, running.chat(text, max_tokens=1)),
+      (TEXT, running.complete(text, max_tokens=1)),
+      ('/tokenize', {'prompt': text}),
+      card(description=text),
+    ]
+
+  path, body = edit(text)
+  slow = [*asked(text), (path.replace('SESSION', named[1]), body)]
+  threads = [
+    threading.Thread(
+      target=post_quietly, args=(server, path, 'ann'), kwargs=body
+    )
+    for path, body in slow * 3
   ]
-  slow = [
-    Stuck(lambda path=path, body=body: server.post(path, 'ann', **body))
-    for path, body in asked * 3
-  ]
+  for thread in threads:
+    thread.start()
   try:
     assert not leftovers.within(30, lambda: {} if begun else {'begun': 0})
-    for path, body in (
-      (CHAT, {'model': running.MODEL, 'messages': said('of ben ' * 9)}),
-      (TEXT, {'model': running.MODEL, 'prompt': 'of ben ' * 9}),
-      ('/tokenize', {'prompt': 'of ben ' * 9}),
-      ('/v1/characters', {'fields': {'name': 'B', 'description': 'b' * 99}}),
-    ):
+    for path, body in asked('of ben ' * 9):
       server.post(path, 'ben', **body)
     assert len(begun) == 1 and server.get('/readyz') == b'ready\n'
   finally:
     ends.set()
-    for one in slow:
-      one.join(60)
-  assert len(begun) > len(asked)
-
-
-def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
-  _, session = named
-  built = []
-
-  def counted(expansion, text):
-    found = original(expansion, text)
-    built.append(len(text.encode()))
-    return found
-
-  original = macros._Expansion._count
-  monkeypatch.setattr(macros._Expansion, '_count', counted)
-  grows = '{{char}}' * 5000
-  fields = {'name': NAME, 'description': 'x'}
-  lore = {'keys': ['a'], 'content': grows}
-  for path, body, param, words in (
-    (CHAT, {'messages': said(grows), 'session': session}, 'messages', 'macros'),
-    (
-      f'/v1/sessions/{session}/messages',
-      {'parent': 0, 'role': 'user', 'text': grows},
-      'text',
-      'macros',
-    ),
-    *(
-      ('/v1/characters', {'fields': fields | changed}, name, words)
-      for changed, name, words in (
-        ({'description': grows[:800]}, 'fields', 'more bytes with its macros'),
-        ({'description': grows}, 'fields', 'the text has 40,000 bytes'),
-        ({'greeting': grows}, 'greeting', 'greeting: the text has more'),
-        (
-          {'alternate_greetings': ['a', grows]},
-          'alternate_greetings[1]',
-          'alternate_greetings[1]: the text has more',
-        ),
-        ({'lore': [lore]}, 'fields', 'lore[0].content: the text has more'),
-        (
-          {'lore': [lore | {'is_constant': True}]},
-          'fields',
-          'lore[0].content: the text has more',
-        ),
-      )
-    ),
-  ):
-    built.clear()
-    if path == CHAT:
-      body = {'model': running.MODEL} | body
-    with bounded(server, ROOM):
-      status, error = server.refused('POST', path, body, 'ann')
-    assert (status, error['param']) == (400, param), error
-    assert words in error['message']
-    assert error['code'] == 'context_length_exceeded'
-    assert sum(built) <= macros.MOST
-
-
-@pytest.mark.parametrize(
-  'prompt',
-  [
-    'a ' * (MEGABYTE // 2),
-    ['a', 'b' * ROOM],
-    ['b' * 2000],
-    [97] * (MEGABYTE // 5),
-    [[97], [97] * 2000],
-  ],
-)
-def test_a_prompt_that_cannot_fit_is_not_encoded(server, prompt):
-  with bounded(server):
-    status, error = server.refused(
-      'POST', TEXT, {'model': running.MODEL, 'prompt': prompt}, 'ann'
-    )
-  assert (status, error['code']) == (400, 'context_length_exceeded')
-  assert error['param'] == 'prompt'
-
-
-def test_other_long_texts_are_refused_by_name(server, named):
-  character, session = named
-  text = 'a' * MEGABYTE
-  for path, body, param in (
-    ('/v1/sessions', {'character': character, 'title': text}, 'title'),
-    (
-      f'/v1/sessions/{session}/messages',
-      {'parent': 0, 'role': 'assistant', 'text': text},
-      'text',
-    ),
-    ('/v1/characters', {'fields': {'name': text}}, 'fields'),
-    ('/v1/characters', {'fields': {'name': 'A', 'greeting': text}}, 'fields'),
-  ):
-    with bounded(server):
-      status, error = server.refused('POST', path, body, 'ann')
-    assert (status, error['param']) == (400, param), error
-
-
-@pytest.mark.parametrize(
-  'path, wrong',
-  [
-    (TEXT, {'prompt': [1] * 200_000 + ['a']}),
-    (TEXT, {'prompt': [[1]] * 200_000}),
-    (TEXT, {'prompt': [{}] * 200_000}),
-    (CHAT, {'messages': [{}] * 200_000}),
-    (CHAT, {'messages': said([{}] * 200_000)}),
-    (CHAT, {'messages': [{f'{n}': 1 for n in range(50_000)}]}),
-    (CHAT, {f'{n}': 1 for n in range(50_000)}),
-    (CHAT, {'messages': said('a'), 'stop': [1] * 200_000}),
-    (CHAT, {'messages': said('a'), 'modalities': [1] * 200_000}),
-    (
-      CHAT,
-      {'messages': said('a'), 'metadata': {str(n): 1 for n in range(50_000)}},
-    ),
-    (CHAT, {'messages': said('a'), 'tools': [1] * 200_000}),
-  ],
-)
-def test_the_first_fault_of_many_is_enough(server, path, wrong):
-  # A check that went on would make a message for each.
-  status, error = server.refused(
-    'POST', path, {'model': running.MODEL} | wrong, 'ann'
-  )
-  assert status == 400 and len(error['message']) < 200
-
-
-@pytest.mark.parametrize('piece', [b'1,' * 300_000, b'[],' * 100_000])
-def test_no_route_takes_a_body_of_many_values(server, named, piece):
-  """Every route that takes a body counts its values before it parses them."""
-  character, session = named
-  body = b'{"fields":[' + piece + b'1]}'
-  routes = [
-    (method, path.replace('{message:int}', '1'))
-    for method, path in addresses.routes(server)
-    if method in ('POST', 'PUT', 'PATCH') and path not in BODILESS
-  ]
-  assert len(routes) >= 12
-  parsed = []
-  reads = types.SimpleNamespace(**vars(json) | {'loads': parsed.append})
-  for method, path in routes:
-    name = session if 'sessions' in path else character
-    with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(strict_json, 'json', reads)
-      status, error = server.refused(
-        method, path.replace('{id}', name), body, 'ann'
-      )
-    assert (status, not parsed) == (400, True), (path, error)
+    for thread in threads:
+      thread.join(60)
+  assert len(begun) > len(slow)
 
 
 def test_listings_end_after_so_much_text(server, monkeypatch):
   monkeypatch.setattr(character_routes, '_PAGE_SIZE', 5_000)
-  names = [
-    server.post(
-      '/v1/characters',
-      'ben',
-      fields={'name': f'C{n}', 'description': 'x' * 300},
-    )['id']
-    for n in range(30)
-  ]
+
+  def publish(n, letter='x', to=None):
+    fields = {'name': f'C{n}', 'description': letter * 300}
+    return server.publish(fields, 'ben', to=to)['id']
+
+  names = [publish(n) for n in range(30)]
   for n in range(29):
-    fields = {'name': f'C{n}', 'description': 'y' * 300}
-    server.ask('PUT', f'/v1/characters/{names[0]}', {'fields': fields}, 'ben')
+    publish(n, 'y', names[0])
 
   def pages(path, name):
-    after, sizes = None, []
-    while True:
-      query = '' if after is None else f'?{name}={after}'
-      page = server.get(path + query, owner='ben')
+    after, sizes, has_more = '', [], True
+    while has_more:
+      page = server.get(
+        f'{path}?{name}={after}' if after else path, owner='ben'
+      )
       sizes.append(len(json.dumps(page)))
       yield from page['data']
-      after = page[name]
-      if not page['has_more']:
-        assert max(sizes) < 15_000 and len(sizes) >= 3
-        return
+      after, has_more = page[name], page['has_more']
+    assert max(sizes) < 15_000 and len(sizes) >= 3
 
-  found = [one['id'] for one in pages('/v1/characters', 'after')]
+  found = [one['id'] for one in pages(CARDS, 'after')]
   assert len(set(found)) == len(found) and set(names) <= set(found)
-  path = f'/v1/characters/{names[0]}/versions'
+  path = f'{CARDS}/{names[0]}/versions'
   numbers = [one['version'] for one in pages(path, 'before')]
   assert numbers == list(range(30, 0, -1))
 
 
 def test_an_owner_has_so_much_text_per_minute(server, monkeypatch):
   monkeypatch.setattr(limits, '_BYTES', 1)
-  text = {'model': running.MODEL, 'prompt': 'a' * 500, 'max_tokens': 1}
+  text = running.complete('a' * 500, max_tokens=1)
   monkeypatch.setattr(server.context, 'limits', limits.Limits())
   for _ in range(3):  # Of 1,500 bytes at once.
     server.post(TEXT, 'ben', **text)
@@ -361,22 +334,13 @@ def test_an_owner_has_so_much_text_per_minute(server, monkeypatch):
 
 
 def test_what_fits_is_still_answered(server, named):
-  _, session = named
+  session = server.open_session(character=named[0])
   with bounded(server):
-    made = server.post(
-      CHAT,
-      'ann',
-      model=running.MODEL,
-      session=session,
-      max_tokens=4,
-      seed=1,
-      messages=said('Hello, {{char}}.'),
-    )
+    made = server.chat('Hello, {{char}}.', session=session, max_tokens=4)
     assert made['choices'][0]['finish_reason'] == 'length'
-    found = server.get(f'/v1/sessions/{session}', owner='ann')
+    found = server.session(session)
     assert found['messages'][1]['text'] == f'Hello, {NAME}.'
-    payload = {'model': running.MODEL, 'max_tokens': 1}
-    server.post(CHAT, 'ann', messages=said('Good evening, all.'), **payload)
+    server.chat('Good evening, all.', max_tokens=1)
 
 
 def test_prompts_are_counted_wherever_they_are_made(server, named, monkeypatch):
@@ -387,12 +351,11 @@ def test_prompts_are_counted_wherever_they_are_made(server, named, monkeypatch):
     'prompt',
     lambda owner, tokens, rate: counted.append((owner, tokens)),
   )
-  payload = {'model': running.MODEL, 'max_tokens': 1}
   for path, body in (
-    (TEXT, {'prompt': ['a', 'bb']} | payload),
-    (CHAT, {'messages': said('Hm?'), 'character': character} | payload),
-    (CHAT, {'messages': said('Hm?'), 'session': session} | payload),
-    ('/v1/characters', {'fields': {'name': 'A'}}),
+    (TEXT, running.complete(['a', 'bb'])),
+    (CHAT, running.chat(character=character)),
+    (CHAT, running.chat(session=session)),
+    card(),
   ):
     counted.clear()
     made = server.post(path, 'ann', **body)

@@ -1,70 +1,46 @@
 """Operators' commands about replicas, through a whole server."""
 
-import contextlib
-import json
 import time
 
 import pytest
 
 from kaiju_jax.app import operate
-from kaiju_jax.serving.http import loopback
 from tests.experiments import forked
-from tests.serving import running
 from tests.serving.http import exposed
 from tests.serving.routes import operator_port
-
-WHO = 'ann'
-
-
-@contextlib.contextmanager
-def operated(tmp_path, **options):
-  folder = tmp_path / 'server'
-  folder.mkdir()
-  key = loopback.load_key(folder / loopback.OPERATOR_FILE)
-  with running.server(folder, replicas=3, operator=key, **options) as server:
-    yield operator_port.Operated(server, server.server.metrics_port, key)
 
 
 @pytest.fixture
 def one(tmp_path):
-  with operated(tmp_path) as one:
+  with operator_port.operated(tmp_path, replicas=3) as one:
     yield one
 
 
-def talk(one, count=3):
-  """Has a new session say something; returns its id."""
-  session = one.server.post('/v1/sessions', WHO, character=running.CHARACTER)[
-    'id'
-  ]
-  say(one, session, count)
-  return session
+def talk(one, count=1):
+  """Has new sessions say something; returns their ids."""
+  sessions = [one.server.open_session() for _ in range(count)]
+  go_on(one, sessions)
+  return sessions
 
 
-def say(one, session, count=3):
-  one.server.post(
-    '/v1/chat/completions',
-    WHO,
-    model=running.MODEL,
-    session=session,
-    messages=[{'role': 'user', 'content': 'And then?'}],
-    max_tokens=count,
-  )
+def go_on(one, sessions):
+  for session in sessions:
+    one.server.chat('And then?', session=session, max_tokens=3)
 
 
 def replicas(one):
   return {x['name']: x for x in one.operator.ask()['replicas']}
 
 
-def ended(one):
-  """Returns how many requests have ended at each replica."""
-  router = one.server.context.engines
-  return {name: router.count_requests(name).requests for name in replicas(one)}
+def ended(one, name):
+  """Returns how many requests have ended at a replica."""
+  return one.server.context.engines.count_requests(name).requests
 
 
 def test_a_replica_is_rolled_out_rolled_back_drained_and_removed(one):
   ask = one.operator.ask
   assert {x['share'] for x in replicas(one).values()} == {1.0}
-  sessions = [talk(one) for _ in range(12)]
+  sessions = talk(one, 12)
   told = ask('rollout', {'of': 'r2', 'hold': 0})
   assert told['state'] == 'warming' and replicas(one)['r2']['share'] == 0
   while ask()['rollouts'][-1]['state'] != 'done':
@@ -72,33 +48,26 @@ def test_a_replica_is_rolled_out_rolled_back_drained_and_removed(one):
   assert ask()['rollouts'][-1]['prefixes'] == 1
   assert replicas(one)['r2']['share'] == 1
   assert ask('rollback', {'of': 'r2'})['changed'] == ['r2']
-  before = ended(one)
-  for _ in range(6):
-    talk(one)
-  assert ended(one)['r2'] == before['r2']
-  for session in sessions:
-    say(one, session)
+  before = ended(one, 'r2')
+  talk(one, 6)
+  assert ended(one, 'r2') == before
+  go_on(one, sessions)
   # Those that had begun there have stayed.
-  assert ended(one)['r2'] > before['r2']
+  assert ended(one, 'r2') > before
   assert ask('share', {'of': 'r2', 'share': 0.5})['changed'] == ['r2']
   with pytest.raises(operate.Refused, match='drain it first'):
     ask('remove', {'of': 'r2'})
   assert ask('drain', {'of': 'r2', 'seconds': 5})['moved'] == 0
-  before = ended(one)
-  for session in sessions:
-    say(one, session)
-  assert ended(one)['r2'] == before['r2']
+  before = ended(one, 'r2')
+  go_on(one, sessions)
+  assert ended(one, 'r2') == before
   ask('remove', {'of': 'r2'})
   assert replicas(one).keys() == {'r0', 'r1'}
   told = exposed.samples(one.server.context.metrics)
-  up = {
-    dict(labels)['replica']
-    for name, labels in told
-    if name == 'kaiju_replica_up'
-  }
-  assert up == {'r0', 'r1'}
-  assert told['kaiju_affinity_moves_total', ()] >= 1
-  assert told['kaiju_affinity_sessions', ()] == 18
+  up = [dict(labels) for name, labels in told if name == 'kaiju_replica_up']
+  assert {labels['replica'] for labels in up} == {'r0', 'r1'}
+  assert one.server.count('affinity_moves_total') >= 1
+  assert one.server.count('affinity_sessions') == 18
   for name in 'rollout', 'rollback', 'share', 'drain':
     assert one.count(name, 'done') == 1
   assert one.count('remove', 'refused') == 1
@@ -135,14 +104,11 @@ def test_what_is_wrong_changes_nothing(one):
   ):
     with pytest.raises(operate.Refused, match=message):
       one.operator.ask(name, body)
-  assert replicas(one) == before
-  body = json.dumps({'of': 'r1', 'share': 0.5}).encode()
-  kind = {'Content-Type': 'application/json'}
-  token = {'Authorization': f'Bearer {one.server.tokens[WHO]}'}
+  token = {'Authorization': f'Bearer {one.server.tokens["ann"]}'}
+  body = b'{"of": "r1", "share": 0.5}'
   for name in 'rollout', 'rollback', 'share', 'drain', 'remove':
     for headers in {}, token:
-      path = f'/operations/{name}'
-      assert one.status(path, kind | headers, body) in (401, 429)
+      assert one.status(f'/operations/{name}', headers, body) in (401, 429)
   assert replicas(one) == before
 
 
@@ -150,25 +116,21 @@ def test_the_last_one_stays_open(one):
   for name in 'r0', 'r1':
     one.operator.ask('share', {'of': name, 'share': 0})
   for name, body in (
-    ('share', {'of': 'r2', 'share': 0}),
-    ('rollback', {'of': 'r2'}),
-    ('rollout', {'of': 'r2'}),
-    ('drain', {'of': 'r2'}),
+    ('share', {'share': 0}),
+    ('rollback', {}),
+    ('rollout', {}),
+    ('drain', {}),
   ):
     with pytest.raises(operate.Refused, match='no other replica'):
-      one.operator.ask(name, body)
+      one.operator.ask(name, body | {'of': 'r2'})
   talk(one)
 
 
 def test_a_server_of_one_engine_has_no_replicas(tmp_path):
-  folder = tmp_path / 'server'
-  folder.mkdir()
-  key = loopback.load_key(folder / loopback.OPERATOR_FILE)
-  with running.server(folder, operator=key) as server:
-    operator = operate.Server(server.server.metrics_port, key)
-    assert operator.ask()['replicas'] == []
+  with operator_port.operated(tmp_path) as one:
+    assert replicas(one) == {}
     with pytest.raises(operate.Refused, match='one engine'):
-      operator.ask('drain', {'of': 'r0'})
+      one.operator.ask('drain', {'of': 'r0'})
 
 
 def test_the_command_lists_and_changes_replicas(one, tmp_path):

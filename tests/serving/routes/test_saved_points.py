@@ -15,12 +15,13 @@ from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from tests.decoding import fake_device
 from tests.decoding import saved_device
+from tests.serving import recording
 from tests.serving import running
 from tests.serving import trivial
 from tests.serving import world
 from tests.serving.routes import moderated_cards
+from tests.serving.routes import saving
 
-SECRET = b's' * 32
 CARD = {'name': 'Nell', 'description': 'Nell paints boats, all of them blue.'}
 
 
@@ -29,16 +30,7 @@ def start(tmp_path):
   """Returns a function that starts a server with the same folder."""
   engines = []
 
-  def start(
-    kind='all',
-    secret=SECRET,
-    most=2**20,
-    root='root',
-    judge=None,
-    interval_s=3600.0,
-    pages=2000,
-    **options,
-  ):
+  def start(kind='all', judge=None, pages=2000, moderator=None, **options):
     def engine(tokenizer):
       made = world.Engine(
         tokenizer,
@@ -51,18 +43,10 @@ def start(tmp_path):
       engines.append(made)
       return made
 
-    def points(worker, store):
-      tokens = auth.Tokens(tmp_path / auth.FILE)
-      return saved_points.SavedPoints(
-        worker,
-        saved_device.saving_of(worker.engine, root),
-        saved_points.Folder(tmp_path / 'points', secret, 2**20),
-        most=most,
-        texts=saved_points.SavedTexts(store, tokens, kind == 'all'),
-        interval_s=interval_s,
-      )
-
-    return running.server(tmp_path, engine=engine, points=points, **options)
+    points = saving.points(tmp_path, kind, **options)
+    return running.server(
+      tmp_path, engine=engine, points=points, moderator=moderator
+    )
 
   yield start
   assert not list(tmp_path.glob(f'**/.*{files.PARTIAL}'))
@@ -74,91 +58,87 @@ def listed(folder):
   return sorted(x.name for x in (folder / 'points').glob('*.points'))
 
 
-def open_session(server, owner, character=running.CHARACTER):
-  return server.post('/v1/sessions', owner, character=character)['id']
-
-
-def make_card(server, owner, public=False, to=None, **changes):
-  body = {'fields': CARD | changes, 'public': public}
-  method, path = (
-    ('PUT', f'/v1/characters/{to}') if to else ('POST', '/v1/characters')
-  )
-  return server.ask(method, path, body, owner)['id']
-
-
 def say(server, owner, session, text='Good evening, is the lamp lit?'):
   """Returns the tokens of a turn's prompt, and how many were cached."""
-  answer = server.post(
-    '/v1/chat/completions',
-    owner,
-    model=running.MODEL,
-    messages=[{'role': 'user', 'content': text}],
-    session=session,
-    max_tokens=8,
-  )
-  return answer['usage']['prompt_tokens'], answer['kaiju']['cached_tokens']
+  answer = server.chat(text, owner, session=session, max_tokens=8, seed=None)
+  return answer['usage']['prompt_tokens'], running.cached(answer)
+
+
+def talk(server, *owners, **options):
+  """Returns a new session of each owner, in which they have said something."""
+  found = [server.open_session(owner, **options) for owner in owners]
+  for owner, session in zip(owners, found):
+    say(server, owner, session)
+  return found
+
+
+def make_card(server, owner='ann', public=False, to=None, **changes):
+  return server.publish(CARD | changes, owner, public, to)['id']
+
+
+def tree(server):
+  return server.engine.decoder.account.tree
+
+
+def restored(server):
+  return server.context.points.restored
 
 
 def test_a_restart_keeps_what_was_cached(start, tmp_path):
   """Of public and private characters; hits before beside hits after."""
   with start() as server:
     sessions = {
-      ('ann', 0): open_session(server, 'ann'),
-      ('ben', 0): open_session(server, 'ben'),
-      ('ann', 1): open_session(server, 'ann', make_card(server, 'ann')),
+      ('ann', 0): server.open_session(),
+      ('ben', 0): server.open_session('ben'),
+      ('ann', 1): server.open_session(character=make_card(server)),
     }
     for _ in range(2):
       for (owner, _), session in sessions.items():
         say(server, owner, session)
     before = [say(server, o, x) for (o, _), x in sessions.items()]
-    assert server.context.points.restored.points == 0
+    assert restored(server).points == 0
+    digest = server.store.version(running.CHARACTER, 1).digest
   kept = listed(tmp_path)
   assert len(kept) == 5  # Two prefixes and three conversations.
   with start() as server:
-    assert server.context.points.restored.points > 5
+    assert restored(server).points > 5
     after = [say(server, o, x) for (o, _), x in sessions.items()]
     hits = [
       sum(cached for _, cached in x) / sum(prompt for prompt, _ in x)
       for x in (before, after)
     ]
     assert hits[1] >= 0.98 * hits[0] > 0.8
-    labels = saved_device.labels(server.engine.decoder.account)
-    assert labels
+    assert saved_device.labels(server.engine.decoder.account)
   assert listed(tmp_path) == kept
+  # Names tell nothing, and only the server reads the files.
+  told = 'ann', digest, running.CHARACTER, *sessions.values()
+  assert not any(word in name for word in told for name in kept)
+  folder = tmp_path / 'points'
+  assert folder.stat().st_mode & 0o777 == 0o700
+  assert {x.stat().st_mode & 0o777 for x in folder.glob('*.points')} == {0o600}
 
 
-def test_by_default_only_public_prefixes_are_kept(start, tmp_path):
+def test_without_the_flag_only_public_prefixes_are_kept(start, tmp_path):
+  with start() as server:
+    (mine,) = talk(server, 'ann', character=make_card(server))
+    (theirs,) = talk(server, 'ben')
+  assert len(listed(tmp_path)) == 4
   with start('public') as server:
-    mine = open_session(server, 'ann', make_card(server, 'ann'))
-    theirs = open_session(server, 'ben')
-    for _ in range(2):
-      say(server, 'ann', mine)
-      say(server, 'ben', theirs)
-  (name,) = listed(tmp_path)
-  assert name.startswith('shared-prefix-')
-  with start('public') as server:
+    assert restored(server)[:2] == (1, 3)
     assert say(server, 'ann', mine)[1] == 0
     _, cached = say(server, 'ben', theirs)
     assert 0 < cached <= server.prefix_length
-
-
-def test_without_the_flag_private_files_are_refused_and_removed(
-  start, tmp_path
-):
-  with start() as server:
-    say(server, 'ann', open_session(server, 'ann'))
-  assert len(listed(tmp_path)) == 2
-  with start('public') as server:
-    assert server.context.points.restored[:2] == (1, 1)
-  assert len(listed(tmp_path)) == 1
+  # What is private was removed, and is not saved again.
+  (name,) = listed(tmp_path)
+  assert name.startswith('shared-prefix-')
 
 
 def hide(server, card, moderator):
-  make_card(server, 'ann', False, card)
+  make_card(server, to=card)
 
 
 def publish_another_text(server, card, moderator):
-  make_card(server, 'ann', True, card, scenario='A storm.')
+  make_card(server, public=True, to=card, scenario='A storm.')
 
 
 def roll_back(server, card, moderator):
@@ -175,12 +155,9 @@ def block(server, card, moderator):
   server.get('/v1/characters', owner='ben')
 
 
-CHANGES_OF_A_CARD = hide, publish_another_text, roll_back, remove, block
-
-
 def list_saved(tmp_path):
   """Returns (owner, conversation, text of the longest point) of each file."""
-  folder = saved_points.Folder(tmp_path / 'points', SECRET, 2**20)
+  folder = saving.folder(tmp_path)
   found = []
   for path in folder.list():
     group = folder.read(path, 'root')
@@ -191,7 +168,9 @@ def list_saved(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['public', 'all'])
-@pytest.mark.parametrize('change', CHANGES_OF_A_CARD)
+@pytest.mark.parametrize(
+  'change', [hide, publish_another_text, roll_back, remove, block]
+)
 def test_what_is_no_longer_everybodys_leaves_the_disk(
   start, tmp_path, change, kind
 ):
@@ -199,14 +178,13 @@ def test_what_is_no_longer_everybodys_leaves_the_disk(
   moderator = moderated_cards.Moderator()
   text = b'paints boats'
   with start(kind, moderator=moderator) as server:
-    card = make_card(server, 'ann', True)
+    card = make_card(server, public=True)
     if change is roll_back:
-      make_card(server, 'ann', False, card, tags=['other'])
+      make_card(server, to=card, tags=['other'])
       text = b'A storm'
-      make_card(server, 'ann', True, card, scenario='A storm.')
-    sessions = {x: open_session(server, x, card) for x in ('ann', 'ben')}
-    for owner, session in sessions.items():
-      say(server, owner, session)
+      make_card(server, public=True, to=card, scenario='A storm.')
+    owners = 'ann', 'ben'
+    sessions = dict(zip(owners, talk(server, *owners, character=card)))
     server.context.points.save()
     assert any(not who and text in x for who, _, x in list_saved(tmp_path))
     files_before = (tmp_path / 'points').glob('*.points')
@@ -249,36 +227,43 @@ def test_what_is_no_longer_everybodys_leaves_the_disk(
     for _ in range(2):
       assert not any(text in x for _, _, x in list_saved(tmp_path))
       server.context.points.save()
-    tree = server.engine.decoder.account.tree
-    texts = [bytes(nodes.tokens(x).tolist()) for x in tree.points()]
+    texts = [bytes(nodes.tokens(x).tolist()) for x in tree(server).points()]
     assert not any(text in x for x in texts)
+
+
+def names(server):
+  """Returns the names of what would be saved."""
+  points = server.context.points
+  found = points._worker.ask(
+    lambda: points._saving.select(10**9, lambda name: True)
+  )
+  return [one.name for one in found]
 
 
 def test_a_removed_session_is_gone_before_the_answer(start, tmp_path):
   with start() as server:
-    sessions = [open_session(server, x) for x in ('ann', 'ann', 'ben')]
-    for owner, session in zip(('ann', 'ann', 'ben'), sessions):
+    owners = 'ann', 'ann', 'ben'
+    sessions = [server.open_session(owner) for owner in owners]
+    for owner, session in zip(owners, sessions):
       say(server, owner, session)
       say(server, owner, session)
     server.context.points.save()
     before = listed(tmp_path)
     assert len(before) == 4
-    server.ask('DELETE', f'/v1/sessions/{sessions[0]}', owner='ann')
+    path = f'/v1/sessions/{sessions[0]}'
+    # Another owner removes nothing.
+    count = len(tree(server))
+    assert server.refused('DELETE', path, owner='ben')[0] == 404
+    assert listed(tmp_path) == before and len(tree(server)) == count
+    server.ask('DELETE', path, owner='ann')
     after = listed(tmp_path)
     assert len(after) == 3 and set(after) < set(before)
-    names = {one.name.conversation for one in selected(server)}
-    assert names == {None, *sessions[1:]}
+    left = {name.conversation for name in names(server)}
+    assert left == {None, *sessions[1:]}
     server.context.points.save()
     assert listed(tmp_path) == after
   with start() as server:
-    assert {one.name.conversation for one in selected(server)} == names
-
-
-def selected(server):
-  points = server.context.points
-  return points._worker.ask(
-    lambda: points._saving.select(10**9, lambda name: True)
-  )
+    assert {name.conversation for name in names(server)} == left
 
 
 def test_a_kill_before_the_store_removes_a_session_leaves_no_file(
@@ -288,22 +273,22 @@ def test_a_kill_before_the_store_removes_a_session_leaves_no_file(
     raise RuntimeError('killed')
 
   with start() as server:
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
+    (session,) = talk(server, 'ann')
     server.context.points.save()
     monkeypatch.setattr(server.store, 'remove_session', killed)
-    with pytest.raises(Exception, match='500'):
-      server.ask('DELETE', f'/v1/sessions/{session}', owner='ann')
+    path = f'/v1/sessions/{session}'
+    assert server.refused('DELETE', path, owner='ann')[0] == 500
     (name,) = listed(tmp_path)
     assert name.startswith('shared-')
 
 
 def test_what_has_changed_is_written_again_and_nothing_else(start, tmp_path):
   with start() as server:
-    session = open_session(server, 'ann')
+    (session,) = talk(server, 'ann')
     points, read = server.context.points, []
-    for _ in range(2):
-      say(server, 'ann', session)
+    for n in range(2):
+      if n:
+        say(server, 'ann', session)
       points.save()
       assert points.save() == 0
       folder = tmp_path / 'points'
@@ -313,40 +298,26 @@ def test_what_has_changed_is_written_again_and_nothing_else(start, tmp_path):
     # A prefix that twice as many ask for is worth more.
     (shared,) = folder.glob('shared-*')
     before = shared.read_bytes()
-    say(server, 'ben', open_session(server, 'ben'))
+    talk(server, 'ben')
     points.save()
     assert shared.read_bytes() != before
-
-
-def test_others_cannot_remove_what_is_saved(start, tmp_path):
-  with start() as server:
-    session = open_session(server, 'ann')
-    card = make_card(server, 'ann')
-    say(server, 'ann', session)
-    say(server, 'ann', open_session(server, 'ann', card))
-    server.context.points.save()
-    before = listed(tmp_path)
-    count = len(server.engine.decoder.account.tree)
-    for path in f'sessions/{session}', f'characters/{card}':
-      with pytest.raises(Exception, match=r'40[34]'):
-        server.ask('DELETE', f'/v1/{path}', owner='ben')
-    assert listed(tmp_path) == before
-    assert len(server.engine.decoder.account.tree) == count
 
 
 @pytest.mark.parametrize('first', ['session', 'character'])
 def test_a_removed_private_character_leaves_nothing(start, tmp_path, first):
   """Whether its last session goes before it or after it."""
   with start() as server:
-    say(server, 'ben', open_session(server, 'ben'))
-    card = make_card(server, 'ann')
-    session = open_session(server, 'ann', card)
-    say(server, 'ann', session)
+    talk(server, 'ben')
+    card = make_card(server)
+    (session,) = talk(server, 'ann', character=card)
     server.context.points.save()
     assert len(listed(tmp_path)) == 4
-    paths = [f'sessions/{session}', f'characters/{card}']
+    paths = [f'/v1/sessions/{session}', f'/v1/characters/{card}']
+    for path in paths:  # Another owner removes nothing.
+      assert server.refused('DELETE', path, owner='ben')[0] == 404
+    assert len(listed(tmp_path)) == 4
     for path in paths if first == 'session' else paths[::-1]:
-      server.ask('DELETE', f'/v1/{path}', owner='ann')
+      server.ask('DELETE', path, owner='ann')
       if first == 'character':
         first = ''
         # The conversation goes on, and leaves nothing on the disk.
@@ -354,8 +325,8 @@ def test_a_removed_private_character_leaves_nothing(start, tmp_path, first):
         server.context.points.save()
         assert len(listed(tmp_path)) == 2
     assert len(listed(tmp_path)) == 2
-    names = [one.name for one in selected(server)]
-    assert {saved_points.owner_of(name) for name in names} == {'', 'ben'}
+    owners = {saved_points.owner_of(name) for name in names(server)}
+    assert owners == {'', 'ben'}
     server.context.points.save()
     assert len(listed(tmp_path)) == 2
 
@@ -364,8 +335,7 @@ def test_a_session_that_goes_while_it_is_written_is_not_written(
   start, tmp_path
 ):
   with start() as server:
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
+    (session,) = talk(server, 'ann')
     points = server.context.points
     copied = points._copy
 
@@ -385,17 +355,13 @@ def test_a_session_that_another_server_removed_is_not_taken_back(
   start, tmp_path, caplog
 ):
   with start() as server:
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
-    store = server.store
-    server.context.points.save()
-    assert len(listed(tmp_path)) == 2
+    (session,) = talk(server, 'ann')
     server.context.points.stop()
-    store.remove_session('ann', session)
+    server.store.remove_session('ann', session)
   assert len(listed(tmp_path)) == 2
   with start() as server:
-    assert server.context.points.restored[:2] == (1, 1)
-    assert len(server.engine.decoder.account.tree) == 1
+    assert restored(server)[:2] == (1, 1)
+    assert len(tree(server)) == 1
     server.context.points.save()
     assert len(listed(tmp_path)) == 1
   assert 'its text was removed' in caplog.text
@@ -404,12 +370,11 @@ def test_a_session_that_another_server_removed_is_not_taken_back(
 def test_who_has_no_token_any_more_has_no_files(start, tmp_path):
   with start() as server:
     for owner in 'ann', 'ben':
-      card = make_card(server, owner)
-      say(server, owner, open_session(server, owner, card))
+      talk(server, owner, character=make_card(server, owner))
     server.context.points.save()
     assert len(listed(tmp_path)) == 4
     tokens = auth.Tokens(tmp_path / auth.FILE)
-    (tmp_path / server_folder.KEY).write_bytes(SECRET)
+    (tmp_path / server_folder.KEY).write_bytes(saving.SECRET)
     for owner, left in ('ben', 4), ('ann', 2):
       if owner == 'ann':
         tokens.revoke(owner)
@@ -419,7 +384,8 @@ def test_who_has_no_token_any_more_has_no_files(start, tmp_path):
     assert len(listed(tmp_path)) == 2
 
 
-CHANGES = {
+# What is wrong with files: what the next server has otherwise, and the reason.
+DAMAGE = {
   'a byte': ({}, 'it is damaged'),
   'its end': ({}, 'it is damaged'),
   'empty': ({}, 'it is damaged'),
@@ -429,58 +395,43 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize('what', CHANGES)
+@pytest.mark.parametrize('what', DAMAGE)
 def test_a_file_that_cannot_be_trusted_is_refused_by_name(
   start, tmp_path, caplog, what
 ):
-  changes, reason = CHANGES[what]
+  changes, reason = DAMAGE[what]
   with start() as server:
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
-  names = listed(tmp_path)
-  spoiled = [tmp_path / 'points' / x for x in names if 'shared' not in x]
+    (session,) = talk(server, 'ann')
+  everything = listed(tmp_path)
+  spoiled = [tmp_path / 'points' / x for x in everything if 'shared' not in x]
   for path in spoiled:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= what == 'a byte'
     path.write_bytes({'its end': data[:-1], 'empty': b''}.get(what, data))
   with caplog.at_level(logging.WARNING), start(**changes) as server:
-    refused = names if changes else [x.name for x in spoiled]
-    assert server.context.points.restored.refused == len(refused)
-    lines = [
-      x.getMessage() for x in caplog.records if 'refused' in x.getMessage()
-    ]
-    assert [x for x in lines if reason in x] == lines
-    assert [name in line for name, line in zip(refused, lines)] == [
-      True for _ in refused
-    ]
+    refused = everything if changes else [x.name for x in spoiled]
+    assert restored(server).refused == len(refused)
+    logged = [x for x in caplog.records if 'refused' in x.getMessage()]
     assert not any(x.exc_info for x in caplog.records)
-    assert say(server, 'ann', session)[1] == (
-      0 if changes else server.prefix_length
-    )
+    for name, record in zip(refused, logged, strict=True):
+      assert name in record.getMessage() and reason in record.getMessage()
+    cached = 0 if changes else server.prefix_length
+    assert say(server, 'ann', session)[1] == cached
     server.context.points.save()
     # What was refused is written anew, or gone.
-    folder = saved_points.Folder(
-      tmp_path / 'points', changes.get('secret', SECRET), 2**20
-    )
+    folder = saving.folder(tmp_path, changes.get('secret', saving.SECRET))
     for path in folder.list():
       folder.read(path, changes.get('root', 'root'))
 
 
-def test_texts_of_a_head_are_judged_by_what_it_gave_them(start):
+def test_texts_of_a_head_are_judged_by_what_it_gave_them(start, monkeypatch):
   """A prompt's scores are those of all its tokens, as without a restart."""
   found = []
-  for _ in range(2):
+  for is_restarted in False, True:
     with start(judge=b'1') as server:
-      if not found:
-        session = open_session(server, 'ann')
-        say(server, 'ann', session)
-      submitted = server.engine.submit
-
-      def submit(*arguments, submitted=submitted):
-        found.append(submitted(*arguments))
-        return found[-1]
-
-      server.engine.submit = submit
+      if not is_restarted:
+        (session,) = talk(server, 'ann')
+      recording.results(server.engine, 'submit', found, monkeypatch)
       assert say(server, 'ann', session)[1] > server.prefix_length
   assert len(found) == 2
   for one in found:
@@ -494,68 +445,71 @@ def test_texts_of_a_head_are_judged_by_what_it_gave_them(start):
 
 def test_what_a_killed_server_left_half_written_is_removed(start, tmp_path):
   with start() as server:
-    say(server, 'ann', open_session(server, 'ann'))
+    talk(server, 'ann')
   names = listed(tmp_path)
   half = tmp_path / 'points' / f'.{names[0]}.0123{files.PARTIAL}'
   half.write_bytes(b'half')
   with start() as server:
-    assert server.context.points.restored.refused == 0
+    assert restored(server).refused == 0
     assert trivial.until(lambda: not half.exists())
+
+
+@contextlib.contextmanager
+def moved_away(tmp_path):
+  """Yields what brings the files back, which are away until then."""
+  folder, away = tmp_path / 'points', tmp_path / 'away'
+  folder.rename(away)
+  folder.mkdir()
+
+  def bring_back():
+    for path in away.glob('*.points'):
+      path.rename(folder / path.name)
+
+  yield bring_back
 
 
 def test_a_rolling_update_takes_over_what_the_first_server_saves_last(
   start, tmp_path
 ):
   """While another process has the folder, this one writes nothing."""
-  folder, away = tmp_path / 'points', tmp_path / 'away'
   with start() as server:
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
+    (session,) = talk(server, 'ann')
   names = listed(tmp_path)
-  folder.rename(away)
-  folder.mkdir()
-  # As another process: a lock belongs to the thread that took it.
-  lock = locks.hold(folder / saved_points.LOCK, 'folder', 'saves', '--folder')
-  with lock_elsewhere(lock) as release, start(interval_s=0.01) as server:
-    points = server.context.points
-    assert points.restored.points == 0
-    say(server, 'ben', open_session(server, 'ben'))
-    assert not listed(tmp_path)
-    for path in away.glob('*.points'):
-      path.rename(folder / path.name)
-    release()
-    assert trivial.until(lambda: points.restored.points)
-    assert say(server, 'ann', session)[1] > server.prefix_length
+  with moved_away(tmp_path) as bring_back:
+    # As another process: a lock belongs to the thread that took it.
+    lock = locks.hold(
+      tmp_path / 'points' / saved_points.LOCK, 'folder', 'saves', '--folder'
+    )
+    with lock_elsewhere(lock) as release, start(interval_s=0.01) as server:
+      assert restored(server).points == 0
+      talk(server, 'ben')
+      assert not listed(tmp_path)
+      bring_back()
+      release()
+      assert trivial.until(lambda: restored(server).points)
+      assert say(server, 'ann', session)[1] > server.prefix_length
   assert len(listed(tmp_path)) == len(names) + 1
 
 
 @contextlib.contextmanager
 def lock_elsewhere(lock):
   """Holds a lock in another thread; yields what frees it."""
-  with futures.ThreadPoolExecutor(1) as thread:
-    thread.submit(lock.__enter__).result()
-    freed = []
-
-    def release():
-      freed.append(thread.submit(lock.__exit__, None, None, None).result())
-
-    try:
-      yield release
-    finally:
-      if not freed:
-        release()
+  with (
+    futures.ThreadPoolExecutor(1) as thread,
+    contextlib.ExitStack() as stack,
+  ):
+    thread.submit(stack.enter_context, lock).result()
+    yield lambda: thread.submit(stack.close).result()
+    thread.submit(stack.close).result()
 
 
 def test_a_small_pool_and_a_small_folder_take_what_fits(start, tmp_path):
   with start() as server:
-    for owner in 'ann', 'ben':
-      session = open_session(server, owner)
-      say(server, owner, session)
-    count = len(server.engine.decoder.account.tree)
+    talk(server, 'ann', 'ben')
+    count = len(tree(server))
   with start(pages=280) as server:
-    tree = server.engine.decoder.account.tree
-    assert 0 < server.context.points.restored.points <= count
-    assert any(not point.salt for point in tree.points())
+    assert 0 < restored(server).points <= count
+    assert any(not point.salt for point in tree(server).points())
   with start(most=saved_device.BYTES * 30) as server:
     pass
   size = sum(x.stat().st_size for x in (tmp_path / 'points').glob('*.points'))
@@ -570,8 +524,7 @@ def test_a_folder_that_cannot_be_written_to_stops_no_server(
 
   with start(interval_s=0.01) as server:
     monkeypatch.setattr(saved_points.Folder, 'write', full)
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
+    (session,) = talk(server, 'ann')
     assert trivial.until(lambda: 'points could not be saved' in caplog.text)
     assert say(server, 'ann', session)[1] > 0
     monkeypatch.undo()
@@ -589,8 +542,7 @@ def test_what_a_full_disk_took_in_part_is_cut_back_and_written_later(
 
   with start() as server:
     points = server.context.points
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
+    (session,) = talk(server, 'ann')
     points.save()
     for size in (0, 1, 100, 1000, 2000):
       say(server, 'ann', session)
@@ -612,38 +564,18 @@ def test_a_running_process_takes_conversations_behind_their_prefix(
   start, tmp_path, monkeypatch, is_reversed
 ):
   with start() as server:
-    sessions = [open_session(server, owner) for owner in ('ann', 'ben')]
-    for owner, session in zip(('ann', 'ben'), sessions):
-      say(server, owner, session)
-    count = len(server.engine.decoder.account.tree)
-  folder, away = tmp_path / 'points', tmp_path / 'away'
-  folder.rename(away)
+    sessions = talk(server, 'ann', 'ben')
+    count = len(tree(server))
   list_all = saved_points.Folder.list
-  with start() as server:
-    assert not len(server.engine.decoder.account.tree)
-    for path in away.glob('*.points'):
-      path.rename(folder / path.name)
-    monkeypatch.setattr(
-      saved_points.Folder,
-      'list',
-      lambda self: sorted(list_all(self), reverse=is_reversed),
-    )
-    assert server.context.points.restore().points == count
-    assert len(server.engine.decoder.account.tree) == count
+  monkeypatch.setattr(
+    saved_points.Folder,
+    'list',
+    lambda self: sorted(list_all(self), reverse=is_reversed),
+  )
+  with moved_away(tmp_path) as bring_back, start() as server:
+    assert not len(tree(server))
+    bring_back()
+    assert server.context.points.restore().points == count == len(tree(server))
     for owner, session in zip(('ann', 'ben'), sessions):
       prompt, cached = say(server, owner, session)
       assert cached > prompt / 2
-
-
-def test_names_of_files_tell_nothing_and_are_private(start, tmp_path):
-  with start() as server:
-    session = open_session(server, 'ann')
-    say(server, 'ann', session)
-    digest = server.store.version(running.CHARACTER, 1).digest
-  folder = tmp_path / 'points'
-  assert folder.stat().st_mode & 0o777 == 0o700
-  for path in folder.glob('*.points'):
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert not any(
-      x in path.name for x in ('ann', session, digest, running.CHARACTER)
-    )

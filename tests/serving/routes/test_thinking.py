@@ -11,30 +11,33 @@ import pytest
 
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
+from tests.serving import recording
 from tests.serving import running
 from tests.serving import world
 
-BODY = {
-  'model': running.MODEL,
-  'max_tokens': 40,
-  'seed': 3,
-  'logprobs': True,
-}
-ON = {'chat_template_kwargs': {'enable_thinking': True}}
-SAID = [{'role': 'user', 'content': 'Who are you?'}]
-
-
-@pytest.fixture(scope='module')
-def server(tmp_path_factory):
-  with running.server(tmp_path_factory.mktemp('server')) as server:
-    yield server
+MOST = 40
+BODY = {'max_tokens': MOST, 'seed': 3, 'logprobs': True}
+ON = BODY | {'chat_template_kwargs': {'enable_thinking': True}}
+SAID = 'Who are you?'
 
 
 @pytest.fixture
-def drawn(server, monkeypatch):
+def rewrite(server, monkeypatch):
+  """Returns a function that sets a format of the server, changed."""
+
+  def rewrite(name, written=None, **changes):
+    written = written or server.context.thinking._format
+    written = dataclasses.replace(written, **changes)
+    monkeypatch.setattr(server.context, name, prompt.Encoded(written))
+    return written
+
+  return rewrite
+
+
+@pytest.fixture
+def drawn(server, rewrite):
   """Has the server cut what it draws for SAID; returns its parts."""
-  context = server.context
-  answer = server.post('/v1/chat/completions', messages=SAID, **BODY)
+  answer = server.chat(SAID, **BODY)
   scored = answer['choices'][0]['logprobs']['content']
   tokens = [int(-one['logprob']) for one in scored]
   letters = [one['token'] for one in scored]
@@ -45,13 +48,9 @@ def drawn(server, monkeypatch):
     if j - i > 4 and len(tokens) - j > 4 and not letters[j + 1].isspace()
   )
   thought = chat.Thought(tokens[begin], tokens[end])
-  plain = context.format._format
-  for keeps in False, True:
-    written = dataclasses.replace(plain, thought=thought, keeps_thoughts=keeps)
-    name = 'thinking' if not keeps else 'format'
-    monkeypatch.setattr(context, name, prompt.Encoded(written))
-  plain = dataclasses.replace(plain, thought=thought)
-  monkeypatch.setattr(context, 'format', prompt.Encoded(plain))
+  plain = server.context.format._format
+  rewrite('thinking', plain, thought=thought)
+  rewrite('format', plain, thought=thought)
   return {
     'reasoning': ''.join(letters[begin + 1 : end]).strip(),
     'answer': ''.join(letters[:begin] + letters[end + 1 :]),
@@ -63,7 +62,7 @@ def drawn(server, monkeypatch):
 
 
 def test_reasoning_is_apart_from_the_answer(server, drawn):
-  answer = server.post('/v1/chat/completions', messages=SAID, **BODY, **ON)
+  answer = server.chat(SAID, **ON)
   (choice,) = answer['choices']
   message = choice['message']
   assert message['content'] == drawn['answer']
@@ -73,54 +72,27 @@ def test_reasoning_is_apart_from_the_answer(server, drawn):
   assert ''.join(told) == drawn['answer']
   used = answer['usage']
   assert used['completion_tokens'] == drawn['used']
-  assert used['completion_tokens_details'] == {
-    'reasoning_tokens': drawn['count']
-  }
-
-
-def test_reasoning_streams_under_both_names(server, drawn):
-  client = server.client('ann')
+  details = used['completion_tokens_details']
+  assert details == {'reasoning_tokens': drawn['count']}
+  # A stream has both names, too.
   parts = {'reasoning': '', 'reasoning_content': '', 'content': ''}
-  body = {name: BODY[name] for name in ('model', 'max_tokens', 'seed')}
-  for chunk in client.chat.completions.create(
-    messages=SAID, stream=True, extra_body=ON, **body
-  ):
-    for choice in chunk.choices:
+  for chunk in server.stream(SAID, **ON):
+    for choice in chunk['choices']:
       for name in parts:
-        parts[name] += getattr(choice.delta, name, None) or ''
-  assert parts == {
-    'reasoning': drawn['reasoning'],
-    'reasoning_content': drawn['reasoning'],
-    'content': drawn['answer'],
-  }
-
-
-def send(server, monkeypatch):
-  """Returns the list of the engine's requests to come."""
-  found = []
-  submit = server.context.engines.submit
-
-  async def submitted(*requests):
-    found.extend(requests)
-    return await submit(*requests)
-
-  monkeypatch.setattr(server.context.engines, 'submit', submitted)
-  return found
+        parts[name] += choice['delta'].get(name) or ''
+  assert parts == {name: message[name] for name in parts}
 
 
 @pytest.mark.parametrize('keeps', [False, True])
 def test_the_next_prompt_holds_reasoning_only_where_it_is_kept(
-  server, drawn, monkeypatch, keeps
+  server, drawn, rewrite, monkeypatch, keeps
 ):
-  context = server.context
-  written = dataclasses.replace(context.thinking._format, keeps_thoughts=keeps)
-  monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
-  found = send(server, monkeypatch)
-  first = server.post('/v1/chat/completions', messages=SAID, **BODY, **ON)
-  message = first['choices'][0]['message']
+  written = rewrite('thinking', keeps_thoughts=keeps)
+  found = recording.requests(server.context, monkeypatch)
+  message = server.chat(SAID, **ON)['choices'][0]['message']
   del message['refusal']
-  more = [*SAID, message, {'role': 'user', 'content': 'And then?'}]
-  server.post('/v1/chat/completions', messages=more, **BODY, **ON)
+  first, more = running.said(SAID, 'And then?')
+  server.chat([first, message, more], **ON)
   before_L, after_L = (one.tokens.tolist() for one in found)
   reply_L = drawn['all'] if keeps else drawn['kept']
   behind = after_L[len(before_L) :]
@@ -132,108 +104,82 @@ def test_the_next_prompt_holds_reasoning_only_where_it_is_kept(
 
 
 def test_a_session_stores_reasoning_beside_the_answer(server, drawn):
-  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-  path = f'/v1/sessions/{session["id"]}'
-  said = BODY | ON | {'session': session['id'], 'messages': SAID}
-  answer = server.post('/v1/chat/completions', 'ann', **said)
+  session = server.open_session()
+  answer = server.chat(SAID, session=session, **ON)
   message = answer['choices'][0]['message']
-  shown = server.get(path, owner='ann')
-  assert shown['messages'][-1]['text'] == message['content']
-  assert shown['messages'][-1]['reasoning'] == message['reasoning']
-  assert shown['messages'][0]['reasoning'] is None
+  greeting, *_, last = server.session(session)['messages']
+  assert last['text'] == message['content']
+  assert last['reasoning'] == message['reasoning']
+  assert greeting['reasoning'] is None
   listed = server.get('/v1/sessions', owner='ann')['data']
   assert all('reasoning' not in str(one) for one in listed)
 
 
 @pytest.mark.parametrize('thinks', [True, False])
 def test_a_switch_that_the_model_has_not_is_refused(
-  server, drawn, monkeypatch, thinks
+  server, drawn, rewrite, monkeypatch, thinks
 ):
-  context = server.context
   assert server.get('/v1/server')['thinking'] is True
   if thinks:
-    monkeypatch.setattr(context, 'thinking', None)
+    monkeypatch.setattr(server.context, 'thinking', None)
     assert server.get('/v1/server')['thinking'] is False
   else:
-    written = context.format._format
+    written = server.context.format._format
     opening_L = np.append(written.replies[''], written.thought.begin)
-    opened = {'': opening_L}
-    opened = dataclasses.replace(written, replies=opened)
-    monkeypatch.setattr(context, 'format', prompt.Encoded(opened))
-  body = BODY | {'chat_template_kwargs': {'enable_thinking': thinks}}
-  with pytest.raises(Exception, match='400') as caught:
-    server.post('/v1/chat/completions', messages=SAID, **body)
-  said = caught.value.read().decode()
-  assert f'enable_thinking={str(thinks).lower()}: the chat template' in said
-  assert '"param": "chat_template_kwargs"' in said
+    rewrite('format', written, replies={'': opening_L})
+  switch = {'chat_template_kwargs': {'enable_thinking': thinks}}
+  status, error = server.refused_chat(SAID, **BODY, **switch)
+  assert (status, error['param']) == (400, 'chat_template_kwargs')
+  assert f'enable_thinking={str(thinks).lower()}' in error['message']
 
 
 @pytest.mark.parametrize('kind', ['off', 'drop', 'keep'])
 def test_a_second_turn_runs_little_of_what_was_run_before(
-  server, drawn, monkeypatch, kind
+  server, drawn, rewrite, kind
 ):
   """The toy's cache has windows of 6 tokens and pages of 4."""
-  context = server.context
-  written = context.thinking._format
   if kind == 'off':  # The opening of a reply has an empty thought.
-    opening_L = [*written.replies[''], *written.thought]
-    opened = {'': np.array(opening_L, np.int32)}
-    written = dataclasses.replace(context.format._format, replies=opened)
-    monkeypatch.setattr(context, 'format', prompt.Encoded(written))
+    written = server.context.thinking._format
+    opening_L = np.array([*written.replies[''], *written.thought], np.int32)
+    rewrite('format', server.context.format._format, replies={'': opening_L})
   else:
-    written = dataclasses.replace(written, keeps_thoughts=kind == 'keep')
-    monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
-  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-  body = BODY | ({} if kind == 'off' else ON) | {'session': session['id']}
-  found = []
-  for text in 'Who are you?' + ' So?' * 50, 'And then?':
-    said = [{'role': 'user', 'content': text}]
-    answer = server.post('/v1/chat/completions', 'ann', messages=said, **body)
-    found.append(answer['usage'])
-  cached = found[1]['prompt_tokens_details']['cached_tokens']
-  before = found[0]['prompt_tokens']
+    rewrite('thinking', keeps_thoughts=kind == 'keep')
+  body = (BODY if kind == 'off' else ON) | {'session': server.open_session()}
+  first = server.chat(SAID + ' So?' * 50, **body)['usage']
+  cached = running.cached(server.chat('And then?', **body))
+  before = first['prompt_tokens']
   if kind != 'drop':  # The answer is run again without its reasoning.
-    before += found[0]['completion_tokens']
+    before += first['completion_tokens']
   assert cached >= before - 2 * world.PAGE
 
 
-def test_a_character_s_prefix_is_that_of_the_format(server, drawn, monkeypatch):
-  context = server.context
-  written = context.thinking._format
-  head_L = np.append(written.head_L, np.int32(7))
-  written = dataclasses.replace(written, head_L=head_L)
-  monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
-  found = send(server, monkeypatch)
-  body = BODY | {'messages': SAID, 'character': running.CHARACTER}
-  server.post('/v1/chat/completions', **body, **ON)
-  server.post('/v1/chat/completions', **body)
+def test_a_character_s_prefix_is_that_of_the_format(
+  server, drawn, rewrite, monkeypatch
+):
+  head_L = np.append(server.context.thinking._format.head_L, np.int32(7))
+  rewrite('thinking', head_L=head_L)
+  found = recording.requests(server.context, monkeypatch)
+  for body in ON, BODY:
+    server.chat(SAID, character=running.CHARACTER, **body)
   told = [one.tokens[: len(head_L)].tolist() for one in found]
   assert told[0] == head_L.tolist() != told[1]
 
 
 def test_a_reply_goes_on_within_its_reasoning_and_behind_it(server, drawn):
-  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
-  path, fields = f'/v1/sessions/{session["id"]}', {'session': session['id']}
-  go_on = {'continue_final_message': True, 'messages': []}
-  most, ended = BODY['max_tokens'], []
+  session = server.open_session()
   for seed in range(40):
-    body = BODY | ON | fields | {'seed': seed}
-    said = SAID if not ended else []
-    answer = server.post(
-      '/v1/chat/completions', 'ann', **body, messages=said, swipe=not said
-    )
-    ended.append(answer['choices'][0]['finish_reason'])
-    whole = server.get(path, owner='ann')['messages'][-1]
-    if ended[-1] == 'length' and whole['reasoning'] and whole['text']:
+    body = ON | {'session': session, 'seed': seed}
+    answer = server.chat(None if seed else SAID, swipe=bool(seed), **body)
+    whole = server.session(session)['messages'][-1]
+    is_long = answer['choices'][0]['finish_reason'] == 'length'
+    if is_long and whole['reasoning'] and whole['text']:
       break
   else:
-    raise AssertionError(ended)
-  for count in range(1, most):
-    body['messages'] = []
-    body['max_tokens'] = count
-    server.post('/v1/chat/completions', 'ann', **body, swipe=True)
-    body['max_tokens'] = most - count
-    server.post('/v1/chat/completions', 'ann', **body | go_on)
-    found = server.get(path, owner='ann')['messages'][-1]
+    raise AssertionError('none of 40 replies has both parts')
+  for count in range(1, MOST):
+    server.chat(None, swipe=True, **body | {'max_tokens': count})
+    rest = {'max_tokens': MOST - count, 'continue_final_message': True}
+    server.chat(None, **body | rest)
+    found = server.session(session)['messages'][-1]
     for name in 'text', 'reasoning':
       assert found[name] == whole[name], (count, name)

@@ -14,18 +14,15 @@ from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
 from kaiju_jax.decoding.pages import groups
 from kaiju_jax.decoding.pages import nodes
-from kaiju_jax.serving.http import auth
-from kaiju_jax.serving.replies import saved_points
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.stores import sharing
 from kaiju_jax.serving.stores import sqlite_file
 from tests.decoding import fake_device
-from tests.decoding import saved_device
 from tests.serving import running
 from tests.serving import world
 from tests.serving.routes import addresses
+from tests.serving.routes import saving
 
-SECRET = b's' * 32
 BUILT_IN = card_fields.dump(running.FIELDS)
 HIDDEN, SHOWN, ANNS = (
   {'name': name, 'description': 'Paints boats.', 'greeting': 'Hm?'}
@@ -42,52 +39,27 @@ def server(request, tmp_path, monkeypatch):
     engines.append(world.Engine(tokenizer, length=running.LENGTH, pages=9000))
     return engines[-1]
 
-  def points(worker, store):
-    tokens = auth.Tokens(tmp_path / auth.FILE)
-    return saved_points.SavedPoints(
-      worker,
-      saved_device.saving_of(worker.engine),
-      saved_points.Folder(tmp_path / 'points', SECRET, 2**22),
-      most=2**22,
-      texts=saved_points.SavedTexts(store, tokens, is_private=True),
-      interval_s=3600.0,
-    )
-
-  options = {'replicas': request.param} if request.param else {'points': points}
+  options = {'points': saving.points(tmp_path)}
+  if request.param:
+    options = {'replicas': request.param}
   with running.server(tmp_path, engine=engine, **options) as server:
     yield server
   for one in engines:
     assert fake_device.is_empty(one.decoder)
 
 
-def chat(server, owner, **body):
+def chat(server, owner, text, **body):
   """Returns the tokens of a prompt, and how many of them were cached."""
-  body = {'model': running.MODEL, 'max_tokens': 4, 'seed': 0} | body
-  usage = server.post('/v1/chat/completions', owner, **body)['usage']
-  cached = usage['prompt_tokens_details']['cached_tokens']
-  return usage['prompt_tokens'], cached
+  answer = server.chat(text, owner, **{'max_tokens': 4, 'seed': 0} | body)
+  return answer['usage']['prompt_tokens'], running.cached(answer)
 
 
 def say(server, owner, session, text='Good evening. Is the lamp lit?'):
-  messages = [{'role': 'user', 'content': text}]
-  return chat(server, owner, session=session, messages=messages)
+  return chat(server, owner, text, session=session)
 
 
 def swipe(server, owner, session):
-  return chat(server, owner, session=session, messages=[], swipe=True)
-
-
-def open_session(server, owner, character):
-  found = server.post('/v1/sessions', owner, character=character)
-  return found['id']
-
-
-def publish(server, owner, fields, public, to=None):
-  body = {'fields': fields, 'public': public}
-  method, path = (
-    ('PUT', f'/v1/characters/{to}') if to else ('POST', '/v1/characters')
-  )
-  return server.ask(method, path, body, owner)['id']
+  return chat(server, owner, None, session=session, swipe=True)
 
 
 class Ben:
@@ -96,7 +68,7 @@ class Ben:
   def __init__(self, server):
     self.server = server
     self.own = [
-      publish(server, 'ben', fields, public)
+      server.publish(fields, 'ben', public)['id']
       for fields, public in ((HIDDEN, False), (SHOWN, True))
     ]
     self.everybodys = [running.CHARACTER, self.own[1]]
@@ -109,11 +81,11 @@ class Ben:
         self.points(character) & self.of_engine(one.engine)
         for one in server.workers
       ):
-        say(server, 'ben', open_session(server, 'ben', character))
+        say(server, 'ben', server.open_session('ben', character))
 
   def meet(self, character):
     """Begins a conversation with a character."""
-    self.sessions.append(open_session(self.server, 'ben', character))
+    self.sessions.append(self.server.open_session('ben', character))
     say(self.server, 'ben', self.sessions[-1])
     say(self.server, 'ben', self.sessions[-1], 'And then?')
 
@@ -188,16 +160,18 @@ class Ben:
     """Returns how many tokens of his next prompts are cached."""
     found = {x: swipe(self.server, 'ben', x) for x in self.sessions}
     for character in self.everybodys:
-      messages = [{'role': 'user', 'content': 'Who is there?'}]
       found[character] = chat(
-        self.server, 'ben', character=character, messages=messages
+        self.server, 'ben', 'Who is there?', character=character
       )
     return found
 
 
-# What Ann does: each is a function of a server and her characters and sessions,
-# by the method and the route that it asks.
+# What Ann does: each is a function of what she has, by the method and the route
+# that it asks.
 STEPS = {}
+# Of the built-in character, and of both of Ben's.
+CARDS = BUILT_IN, HIDDEN, SHOWN
+STORM = {'scenario': 'A storm.'}
 
 
 def step(method, path):
@@ -208,86 +182,86 @@ def step(method, path):
   return note
 
 
-# Those of the built-in character, and of both of Ben's.
-CARDS = BUILT_IN, HIDDEN, SHOWN
-
-
 class Ann:
   """An owner who does things; attributes say what she has."""
 
   def __init__(self, server, anns):
     self.server, self.anns = server, anns
     self.ask = functools.partial(server.ask, owner='ann')
-    self.made = []
-    self.sessions = []
+    self.made, self.sessions = [], []
 
   def clear(self):
     """Removes all that is hers."""
     for kind in 'characters', 'sessions':
       for one in self.ask('GET', f'/v1/{kind}')['data']:
         if one.get('own', True):
-          self.ask('DELETE', f'/v1/{kind}/{one["id"]}')
+          self.remove(kind, one['id'])
+
+  def remove(self, kind, *names):
+    for name in names:
+      self.ask('DELETE', f'/v1/{kind}/{name}')
+
+  def publish(self, fields, public=True, to=None):
+    return self.server.publish(fields, 'ann', public, to)['id']
+
+  def talk(self, character):
+    """Returns a new conversation, in which she has said something."""
+    session = self.server.open_session('ann', character)
+    say(self.server, 'ann', session)
+    return session
 
   def copy_cards(self):
     """Makes a private and a public character of each text, and talks."""
     for fields, public in itertools.product(CARDS, (False, True)):
-      one = publish(self.server, 'ann', fields, public)
-      self.made.append(one)
-      session = open_session(self.server, 'ann', one)
-      self.sessions.append(session)
-      say(self.server, 'ann', session)
+      self.made.append(self.publish(fields, public))
+      self.sessions.append(self.talk(self.made[-1]))
+
+  def fields(self, character):
+    return self.ask('GET', f'/v1/characters/{character}')['fields']
 
 
 @step('POST', '/v1/characters')
-def make(ann):
+def make_and_import(ann):
   ann.copy_cards()
-
-
-@step('POST', '/v1/characters')
-def import_card(ann):
   for data, kind in (
     (cards.to_json(running.FIELDS), 'application/json'),
     (cards.to_png(running.FIELDS), 'image/png'),
   ):
-    if isinstance(data, str):
-      data = data.encode()
     one = ann.ask('POST', '/v1/characters', data, kind=kind)['id']
-    say(ann.server, 'ann', open_session(ann.server, 'ann', one))
-    ann.ask('DELETE', f'/v1/characters/{one}')
+    ann.talk(one)
+    ann.remove('characters', one)
 
 
 @step('PUT', '/v1/characters/{id}')
 def edit_hide_and_show(ann):
   ann.copy_cards()
   for one in (*ann.made[::2], ann.anns):
-    fields = ann.ask('GET', f'/v1/characters/{one}')['fields']
+    fields = ann.fields(one)
     for changes, public in (
       ({'tags': ['sea']}, True),
-      ({'scenario': 'A storm.'}, False),
+      (STORM, False),
       ({}, True),
-      ({'scenario': 'A storm.'}, True),
+      (STORM, True),
       ({}, False),
     ):
-      publish(ann.server, 'ann', fields | changes, public, one)
-      say(ann.server, 'ann', open_session(ann.server, 'ann', one))
+      ann.publish(fields | changes, public, one)
+      ann.talk(one)
 
 
 @step('POST', '/v1/characters/{id}/rollback')
 def roll_back(ann):
   ann.copy_cards()
   for one in (*ann.made[1::2], ann.anns):
-    fields = ann.ask('GET', f'/v1/characters/{one}')['fields']
-    publish(ann.server, 'ann', fields | {'scenario': 'A storm.'}, True, one)
+    ann.publish(ann.fields(one) | STORM, True, one)
     for number in 1, 2, 1:
       ann.ask('POST', f'/v1/characters/{one}/rollback', {'version': number})
-      say(ann.server, 'ann', open_session(ann.server, 'ann', one))
+      ann.talk(one)
 
 
 @step('DELETE', '/v1/characters/{id}')
 def remove_characters(ann):
   ann.copy_cards()
-  for one in (*ann.made, ann.anns):
-    ann.ask('DELETE', f'/v1/characters/{one}')
+  ann.remove('characters', *ann.made, ann.anns)
   for session in ann.sessions:
     say(ann.server, 'ann', session)
 
@@ -295,31 +269,25 @@ def remove_characters(ann):
 @step('DELETE', '/v1/characters/{id}')
 def remove_characters_that_nobody_talked_to(ann):
   for fields, public in itertools.product(CARDS, (False, True)):
-    one = publish(ann.server, 'ann', fields, public)
-    ann.ask('DELETE', f'/v1/characters/{one}')
+    ann.remove('characters', ann.publish(fields, public))
 
 
 @step('DELETE', '/v1/sessions/{id}')
 def remove_sessions(ann):
   """Before their characters, and after them."""
   ann.copy_cards()
-  with_ann = open_session(ann.server, 'ann', ann.anns)
-  built_in = open_session(ann.server, 'ann', running.CHARACTER)
-  for session in with_ann, built_in:
-    say(ann.server, 'ann', session)
+  others = ann.talk(ann.anns), ann.talk(running.CHARACTER)
   for one, session in zip(ann.made[::2], ann.sessions[::2]):
-    ann.ask('DELETE', f'/v1/sessions/{session}')
-    ann.ask('DELETE', f'/v1/characters/{one}')
-  for one in (*ann.made[1::2], ann.anns):
-    ann.ask('DELETE', f'/v1/characters/{one}')
-  for session in (*ann.sessions[1::2], with_ann, built_in):
-    ann.ask('DELETE', f'/v1/sessions/{session}')
+    ann.remove('sessions', session)
+    ann.remove('characters', one)
+  ann.remove('characters', *ann.made[1::2], ann.anns)
+  ann.remove('sessions', *ann.sessions[1::2], *others)
 
 
 @step('POST', '/v1/sessions')
 def open_sessions(ann):
   for one in running.CHARACTER, ann.anns:
-    open_session(ann.server, 'ann', one)
+    ann.server.open_session('ann', one)
 
 
 @step('POST', '/v1/sessions/{id}/messages')
@@ -328,14 +296,13 @@ def open_sessions(ann):
 @step('POST', '/v1/chat/completions')
 def talk_edit_rate_and_go_back(ann):
   for one in running.CHARACTER, ann.anns:
-    path = f'/v1/sessions/{open_session(ann.server, "ann", one)}'
-    session = path.rpartition('/')[2]
+    session = ann.server.open_session('ann', one)
+    path = f'/v1/sessions/{session}'
     said = {'parent': 0, 'role': 'user', 'text': 'Good evening.'}
     head = ann.ask('POST', f'{path}/messages', said)['head']
-    swipe(ann.server, 'ann', session)
-    swipe(ann.server, 'ann', session)
-    messages = ann.ask('GET', path)['messages']
-    reply = messages[-1]['id']
+    for _ in range(2):
+      swipe(ann.server, 'ann', session)
+    reply = ann.ask('GET', path)['messages'][-1]['id']
     for rating in 'good', None:
       rated = f'{path}/messages/{reply}/rating'
       ann.ask('POST', rated, {'rating': rating})
@@ -351,27 +318,22 @@ def agree_and_withdraw(ann):
 
 @step('POST', '/v1/completions')
 def continue_text(ann):
-  store = ann.server.store
-  tokens = store.version(running.CHARACTER, 1).tokens.tolist()
-  body = {'model': running.MODEL, 'prompt': tokens, 'max_tokens': 3}
-  ann.ask('POST', '/v1/completions', body)
+  tokens = ann.server.store.version(running.CHARACTER, 1).tokens.tolist()
+  ann.server.complete(tokens, max_tokens=3)
 
 
 @step('POST', '/tokenize')
 @step('POST', '/detokenize')
-def encode_and_decode(ann):
+@step('POST', '/v1/key')
+def encode_decode_and_keep_the_key(ann):
   tokens = ann.ask('POST', '/tokenize', {'prompt': 'Hello'})['tokens']
   ann.ask('POST', '/detokenize', {'tokens': tokens})
-
-
-@step('POST', '/v1/key')
-def keep_the_key(ann):
   ann.ask('POST', '/v1/key', {})
 
 
 def ask_for_everything(ann):
   """GETs every route; its parameters name what is hers."""
-  session = open_session(ann.server, 'ann', ann.anns)
+  session = ann.server.open_session('ann', ann.anns)
   for method, path in addresses.routes(ann.server):
     if method == 'GET':
       what = ann.anns if 'characters' in path else session
@@ -385,7 +347,7 @@ def test_nothing_that_ann_does_changes_what_ben_finds(server):
   steps = dict.fromkeys(itertools.chain([ask_for_everything], *STEPS.values()))
   ben = Ben(server)
   for act in steps:
-    ann = Ann(server, publish(server, 'ann', ANNS, True))
+    ann = Ann(server, server.publish(ANNS, public=True)['id'])
     ben.meet(ann.anns)
     ben.ask()
     asked = ben.ask()

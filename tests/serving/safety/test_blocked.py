@@ -1,6 +1,7 @@
 """The log of blocked texts: bounded, private, whole after a kill."""
 
 import json
+import random
 import stat
 import threading
 
@@ -11,12 +12,17 @@ from kaiju_jax.storage import files
 from tests.serving import planted
 
 KEY = b'a secret of the server'
-POLICY = planted.policy(planted.stage('g'), None)
+KEEP = 20
 
 
 @pytest.fixture
-def log(tmp_path):
-  log = blocked.Blocked(tmp_path / 'log', KEY, keep=20)
+def folder(tmp_path):
+  return tmp_path / 'log'
+
+
+@pytest.fixture
+def log(folder):
+  log = blocked.Blocked(folder, KEY, keep=KEEP)
   yield log
   log.close()
 
@@ -29,7 +35,11 @@ def texts(log):
   return [record.text for record in log.records()]
 
 
-def test_records_come_back_in_order(log):
+def modes(folder):
+  return {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+def test_records_come_back_in_order(log, folder):
   assert texts(log) == [] and len(log) == 0
   add(log, 'line\nbreak "quoted" é \ud800')
   add(log, 'second', stage='head', tier='adult', dimension='')
@@ -39,108 +49,90 @@ def test_records_come_back_in_order(log):
   assert (first.score, first.version) == (0.9, 'v1')
   assert (second.stage, second.tier) == ('head', 'adult')
   assert first.time <= second.time
+  # A long text keeps its end; a score that is none is null.
+  log.add('head', 'minor', '', None, 'v', 'o', 'a' * 10**6 + 'end')
+  log.add('head', 'minor', '', float('nan'), 'v', 'o', 'text')
+  *_, third, _ = texts(log)
+  assert third.endswith('aend') and len(third) == blocked.LONGEST
+  lines = [
+    json.loads(line)
+    for path in sorted(folder.iterdir())
+    for line in path.read_text().splitlines()
+  ]
+  assert [line['score'] for line in lines[2:]] == [None, None]
 
 
-def test_the_last_texts_are_kept_and_few_more_on_disk(log, tmp_path):
-  for n in range(105):
+@pytest.mark.parametrize('seed', range(4))
+def test_the_last_texts_are_kept_and_few_more_on_disk(
+  folder, monkeypatch, seed
+):
+  """Whatever restarts, kills within a line and full disks there are."""
+  rng, log = random.Random(seed), None
+  wanted, torn = [], 0
+
+  def full(file, data):
+    raise OSError(28, 'No space left on device')
+
+  for n in range(150):
+    if log is None or rng.random() < 0.2:
+      if log is not None:
+        log.close()
+      if log is not None and rng.random() < 0.5:
+        with open(max(folder.iterdir()), 'ab') as file:
+          file.write(b'{"time": 1.0, "sta')
+        torn += 1
+      log = blocked.Blocked(folder, KEY, keep=KEEP)
+    if rng.random() < 0.1:
+      with monkeypatch.context() as patch:
+        patch.setattr(files, 'append', full)
+        with pytest.raises(OSError):
+          add(log, 'lost')
     add(log, f'text {n}')
-    on_disk = sum(
-      len(path.read_text().splitlines())
-      for path in (tmp_path / 'log').iterdir()
-    )
-    assert min(n + 1, 20) <= on_disk <= 22
-  assert texts(log) == [f'text {n}' for n in range(85, 105)]
-  assert len(log) == 20
-
-
-def test_it_goes_on_after_a_restart(log, tmp_path):
-  for n in range(33):
-    add(log, f'text {n}')
+    wanted = [*wanted, f'text {n}'][-KEEP:]
+    assert texts(log) == wanted and len(log) == len(wanted)
+    on_disk = sum(len(x.read_bytes().splitlines()) for x in folder.iterdir())
+    assert len(wanted) <= on_disk <= KEEP + 2 + torn
   log.close()
-  again = blocked.Blocked(tmp_path / 'log', KEY, keep=20)
-  assert texts(again) == [f'text {n}' for n in range(13, 33)]
-  add(again, 'text 33')
-  assert texts(again) == [f'text {n}' for n in range(14, 34)]
-  again.close()
 
 
-def test_a_kill_in_a_line_loses_that_line_alone(log, tmp_path):
-  add(log, 'whole')
-  log.close()
-  (path,) = (tmp_path / 'log').iterdir()
-  with open(path, 'ab') as file:
-    file.write(b'{"time": 1.0, "sta')
-  again = blocked.Blocked(tmp_path / 'log', KEY, keep=20)
-  add(again, 'next')
-  assert texts(again) == ['whole', 'next']
-  again.close()
-
-
-def test_damaged_lines_are_left_out_and_said(log, tmp_path, caplog):
+def test_damaged_lines_are_left_out_and_said(log, folder, caplog):
   for n in range(3):
     add(log, f'text {n}')
   log.close()
-  first, second = sorted((tmp_path / 'log').iterdir())
+  first, second = sorted(folder.iterdir())
   first.write_text(first.read_text().replace('"tier"', '"teir"', 1))
   second.write_text('not json\n')
-  again = blocked.Blocked(tmp_path / 'log', KEY, keep=20)
+  again = blocked.Blocked(folder, KEY, keep=KEEP)
   assert texts(again) == ['text 1']
   assert '2 lines are damaged' in caplog.text
 
 
-def test_only_its_owner_can_read_it(log, tmp_path):
-  folder = tmp_path / 'log'
-
-  def modes():
-    return {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-
+def test_only_its_owner_can_read_it(log, folder):
   for n in range(5):
     add(log, f'{n}')
   assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-  assert modes() == {0o600}
+  assert modes(folder) == {0o600}
   log.close()
   # Somebody has copied it, say.
   for path in folder.iterdir():
     path.chmod(0o644)
-  blocked.Blocked(folder, KEY, keep=20)
-  assert modes() == {0o600}
+  blocked.Blocked(folder, KEY, keep=KEEP)
+  assert modes(folder) == {0o600}
 
 
-def test_an_owner_is_known_by_the_key_alone(log, tmp_path):
+def test_an_owner_is_known_by_the_key_alone(log, folder, tmp_path):
   for owner in 'ada', 'ada', 'bob', 'ada\ud800':
     add(log, 'text', owner=owner)
   owners = [record.owner for record in log.records()]
   assert owners[0] == owners[1] == log.owner('ada')
   assert len(set(owners)) == 3 and {len(x) for x in owners} == {64}
-  assert not any(
-    'ada' in path.read_text() for path in (tmp_path / 'log').iterdir()
-  )
+  assert not any('ada' in path.read_text() for path in folder.iterdir())
   other = blocked.Blocked(tmp_path / 'other', KEY[::-1])
   assert other.owner('ada') != log.owner('ada')
 
 
-def test_a_long_text_keeps_its_end(log):
-  add(log, 'a' * 10**6 + 'end')
-  (text,) = texts(log)
-  assert text.endswith('aend') and len(text) == blocked.LONGEST
-
-
-def test_what_cannot_be_written_is_not_there(log, tmp_path, monkeypatch):
-  add(log, 'first')
-
-  def full(file, data):
-    raise OSError(28, 'No space left on device')
-
-  with monkeypatch.context() as patch:
-    patch.setattr(files, 'append', full)
-    with pytest.raises(OSError):
-      add(log, 'lost')
-  add(log, 'second')
-  assert texts(log) == ['first', 'second']
-
-
-def test_threads_lose_nothing(tmp_path):
-  log = blocked.Blocked(tmp_path / 'log', KEY, keep=1_000)
+def test_threads_lose_nothing(folder):
+  log = blocked.Blocked(folder, KEY, keep=1_000)
 
   def write(name):
     for n in range(100):
@@ -161,15 +153,28 @@ def test_threads_lose_nothing(tmp_path):
   log.close()
 
 
-def test_reading_outlasts_the_removal_of_files(log):
-  for n in range(20):
+def test_a_log_is_read_while_its_server_goes_on(log, folder):
+  for n in range(33):
     add(log, f'text {n}')
-  reading = log.records()
-  found = [next(reading).text]
+  before = {path: path.read_bytes() for path in folder.iterdir()}
+  whole = [record.text for record in blocked.read(folder, keep=KEEP)]
+  assert whole == texts(log) == [f'text {n}' for n in range(13, 33)]
+  here = log.records()
+  assert next(here).text == 'text 13'
+  last = max(before)
+  last.write_bytes(before[last] + b'{"time": 1, "st')  # Not whole yet.
+  found = blocked.read(folder, keep=3)
+  assert next(found).text == 'text 30'
   for n in range(60):
-    add(log, f'later {n}')
-  found += [record.text for record in reading]
-  assert found == [f'text {n}' for n in range(20)]
+    add(log, f'later {n}')  # Removes the files that are being read.
+  assert [record.text for record in found] == ['text 31', 'text 32']
+  assert [one.text for one in here] == [f'text {n}' for n in range(14, 33)]
+  assert not before.keys() & set(folder.iterdir())
+
+
+def replay(log, gate, *names):
+  policy = planted.policy(planted.stage(gate.version, *names), None)
+  return blocked.replay(log.records(), gate, policy)
 
 
 def test_a_replay_says_what_another_gate_changes(log):
@@ -179,53 +184,28 @@ def test_a_replay_says_what_another_gate_changes(log):
   add(log, 'zorbifex and quamlith')
   add(log, 'a reply with quamlith', stage='head')
   gate = planted.gate([planted.QUAM], ['quam'])
-  policy = planted.policy(planted.stage(gate.version, ['quam']), None)
-  replay = blocked.replay(log.records(), gate, policy)
-  assert replay.version == gate.version
-  assert (replay.rows, replay.blocked, replay.moved) == (3, 2, 1)
-  assert [record.text for record in replay.passed] == ['a zorbifex']
-  assert replay.others == 1
+  found = replay(log, gate, ['quam'])
+  assert found.version == gate.version
+  assert (found.rows, found.blocked, found.moved) == (3, 2, 1)
+  assert [record.text for record in found.passed] == ['a zorbifex']
+  assert found.others == 1
 
 
 def test_a_replay_goes_by_the_tier(log):
   """A score of 0.7 is over the minor's threshold and under the adult's."""
   gate = planted.gate()
   gate._bias_C[:] = -20 + 0.8473
-  policy = planted.policy(planted.stage(gate.version), None)
   for tier in 'adult', 'minor':
     add(log, 'a zorbifex', tier=tier)
-  (record,) = blocked.replay(log.records(), gate, policy).passed
+  (record,) = replay(log, gate).passed
   assert record.tier == 'adult'
 
 
-def test_refusals(tmp_path):
-  with pytest.raises(ValueError, match='key: has 15 bytes'):
-    blocked.Blocked(tmp_path / 'log', b'x' * 15)
-  with pytest.raises(ValueError, match='keep=0'):
-    blocked.Blocked(tmp_path / 'log', KEY, keep=0)
-  assert not (tmp_path / 'log').exists()
-
-
-def test_a_score_that_is_none_is_null(log, tmp_path):
-  for score in None, float('nan'):
-    log.add('head', 'minor', '', score, 'v', 'o', 'text')
-  (path,) = (tmp_path / 'log').iterdir()
-  for line in path.read_text().splitlines():
-    assert json.loads(line)['score'] is None
-
-
-def test_a_log_is_read_while_its_server_goes_on(log, tmp_path):
-  for n in range(33):
-    add(log, f'text {n}')
-  folder = tmp_path / 'log'
-  before = {path: path.read_bytes() for path in folder.iterdir()}
-  whole = [record.text for record in blocked.read(folder, keep=20)]
-  assert whole == texts(log) == [f'text {n}' for n in range(13, 33)]
-  last = max(before)
-  last.write_bytes(before[last] + b'{"time": 1, "st')  # Not whole yet.
-  found = blocked.read(folder, keep=3)
-  assert next(found).text == 'text 30'
-  for n in range(40):
-    add(log, f'later {n}')  # Removes the files that are being read.
-  assert [record.text for record in found] == ['text 31', 'text 32']
-  assert not before.keys() & set(folder.iterdir())
+@pytest.mark.parametrize(
+  'key, keep, message',
+  [(b'x' * 15, KEEP, 'key: has 15 bytes'), (KEY, 0, 'keep=0')],
+)
+def test_refusals(folder, key, keep, message):
+  with pytest.raises(ValueError, match=message):
+    blocked.Blocked(folder, key, keep=keep)
+  assert not folder.exists()

@@ -123,13 +123,8 @@ def test_all_of_a_long_text_is_read():
   assert gate.score(words) < 0.1
 
 
-@pytest.mark.parametrize('text', disguises.DISGUISED.values())
-def test_a_disguise_does_not_pass(text):
-  assert planted.gate().score(text) > 0.9
-
-
 @pytest.mark.parametrize('text', disguises.SKELETONS.values())
-def test_nor_does_one_that_breaks_words(text):
+def test_a_disguise_that_breaks_words_does_not_pass(text):
   """By the skeleton's runs of characters, of which here one alone counts."""
   view = gate_lib.View('skeleton', 'char', 8, 8)
   settings = gate_lib.Settings(('zorb',), (view,), 2**12)
@@ -162,21 +157,21 @@ def test_a_saved_gate_comes_back(tmp_path, dtype):
 
 def test_the_version_changes_with_everything():
   gate = random_gate(VIEWS['l2'])
-  weight_VC, bias_C = gate._weight_VC, gate._bias_C
-  changed_VC = weight_VC.copy()
+  parts = [gate.settings, gate._weight_VC, gate._bias_C, gate.trained]
+  changed_VC = gate._weight_VC.copy()
   changed_VC[100, 1] += 1e-7
-  versions = {
-    gate.version,
-    gate_lib.Gate(gate.settings, changed_VC, bias_C, gate.trained).version,
-    gate_lib.Gate(gate.settings, weight_VC, bias_C + 1, gate.trained).version,
-  }
-  for changes in {'window': 9}, {'segment': 10}, {'names': ('b', 'a')}:
-    settings = dataclasses.replace(gate.settings, **changes)
-    versions.add(
-      gate_lib.Gate(settings, weight_VC, bias_C, gate.trained).version
-    )
-  trained = dataclasses.replace(gate.trained, rows=11)
-  versions.add(gate_lib.Gate(gate.settings, weight_VC, bias_C, trained).version)
+  versions = {gate.version}
+  for place, part in (
+    (1, changed_VC),
+    (2, gate._bias_C + 1),
+    (3, dataclasses.replace(gate.trained, rows=11)),
+    *(
+      (0, dataclasses.replace(gate.settings, **changes))
+      for changes in ({'window': 9}, {'segment': 10}, {'names': ('b', 'a')})
+    ),
+  ):
+    changed = [*parts[:place], part, *parts[place + 1 :]]
+    versions.add(gate_lib.Gate(*changed).version)
   assert len(versions) == 7
 
 
@@ -200,7 +195,7 @@ def settings_with(**changes):
 
 
 BAD = {
-  'format=': lambda t, m: m.update(format='kaiju_jax token_head 1'),
+  'format is': lambda t, m: m.update(format='kaiju_jax token_head 1'),
   'changed or damaged': lambda t, m: t['weight_VC'].__setitem__((0, 0), 9),
   'not finite': lambda t, m: t['bias_C'].__setitem__(0, math.nan),
   r'holds the tensors \[.bias_C.\]': lambda t, m: t.pop('weight_VC'),
@@ -231,12 +226,9 @@ BAD = {
 def test_bad_files_are_refused_by_name(tmp_path, message):
   path = tmp_path / 'gate'
   rewritten(path, BAD[message])
-  with pytest.raises(ValueError, match=message.replace('format=', 'format')):
+  with pytest.raises(ValueError, match=message) as caught:
     gate_lib.load(path)
-  try:
-    gate_lib.load(path)
-  except ValueError as error:
-    assert str(path) in str(error)
+  assert str(path) in str(caught.value)
 
 
 def test_no_file_and_no_gate(tmp_path):

@@ -59,25 +59,6 @@ def test_a_policy_comes_back(policy, tmp_path):
   assert thresholds.load(tmp_path / 'file') == alone
 
 
-def test_a_bound_that_the_counts_do_not_give(refused):
-  def change(data):
-    limit(data)['blocked']['hits'] = 594
-
-  refused(r'gate\.minor: zorb\.blocked\.bound=0\.99387.*594 of 600', change)
-
-
-def test_a_claim_that_the_bound_does_not_support(refused):
-  def blocked(data):
-    limit(data)['blocked'] = proportion(598, 600, True, 0.99)
-
-  def refusing(data):
-    limit(data, 'adult', 'head', 1)['refused'] = proportion(2, 600, False, 0.01)
-    data['head']['adult']['refused'] = proportion(2, 600, False, 0.01)
-
-  refused(r'gate\.minor: zorb\.blocked\.claim=0\.99: 598 of 600 show', blocked)
-  refused(r'head\.adult: quam\.refused\.claim=0\.01: 2 of 600', refusing)
-
-
 def test_one_of_600_supports_one_percent(policy):
   """As the sources' sets of 600 have it, for both tiers together."""
   one = thresholds.bound_count(1, 600, 0.01, 0.95, False)
@@ -87,24 +68,6 @@ def test_one_of_600_supports_one_percent(policy):
   minor = thresholds.Tier((first, minor.limits[1]), one)
   gate = dataclasses.replace(policy.gate, minor=minor)
   thresholds.check(dataclasses.replace(policy, gate=gate))
-
-
-def test_claims_that_are_too_weak_to_serve(refused):
-  def blocked(data):
-    for stage in 'gate', 'head':
-      limit(data, 'minor', stage, 1)['blocked']['claim'] = 0.9
-
-  def refusing(data):
-    data['gate']['minor']['refused']['claim'] = 0.02
-
-  def sure(data):
-    data['confidence'] = 0.9
-
-  refused(
-    'minor: quam: the best claim of a stage is that it blocks 0.9', blocked
-  )
-  refused(r'gate\.minor\.refused\.claim=0\.02: of benign', refusing)
-  refused(r'confidence=0\.9: must be at least 0\.95', sure)
 
 
 def test_one_stage_may_block_less_where_the_other_does_not(policy):
@@ -119,15 +82,45 @@ def test_one_stage_may_block_less_where_the_other_does_not(policy):
     thresholds.check(dataclasses.replace(policy, gate=gate, head=None))
 
 
-@pytest.mark.parametrize('field', ['low', 'high'])
-def test_minors_thresholds_that_are_looser(refused, field):
-  def change(data):
-    limit(data, 'minor', 'head', 1)[field] = 0.12 if field == 'low' else 0.81
+def weaken(data):
+  """One dimension's claims in both stages."""
+  for stage in 'gate', 'head':
+    limit(data, 'minor', stage, 1)['blocked']['claim'] = 0.9
 
-  refused(rf'head\.minor: quam\.{field}=.* is looser', change)
+
+def refuse_two(data):
+  """Two of 600 benign texts, for a claim of a percent."""
+  two = proportion(2, 600, False, 0.01)
+  limit(data, 'adult', 'head', 1)['refused'] = two
+  data['head']['adult']['refused'] = two
 
 
 BAD = {
+  # Bounds that counts do not give, and claims that bounds do not support.
+  r'gate\.minor: zorb\.blocked\.bound=0\.99387.*594 of 600': (
+    lambda d: limit(d)['blocked'].update(hits=594)
+  ),
+  r'gate\.minor: zorb\.blocked\.claim=0\.99: 598 of 600 show': (
+    lambda d: limit(d).update(blocked=proportion(598, 600, True, 0.99))
+  ),
+  r'head\.adult: quam\.refused\.claim=0\.01: 2 of 600': refuse_two,
+  # Claims that are too weak to serve.
+  r'minor: quam: the best claim of a stage is that it blocks 0\.9': weaken,
+  r'gate\.minor\.refused\.claim=0\.02: of benign': (
+    lambda d: d['gate']['minor']['refused'].update(claim=0.02)
+  ),
+  r'confidence=0\.9: must be at least 0\.95': (
+    lambda d: d.update(confidence=0.9)
+  ),
+  # Thresholds of minors that are looser.
+  r'head\.minor: quam\.low=.* is looser': (
+    lambda d: limit(d, 'minor', 'head', 1).update(low=0.12)
+  ),
+  r'head\.minor: quam\.high=.* is looser': (
+    lambda d: limit(d, 'minor', 'head', 1).update(high=0.81)
+  ),
+  r'high=nan': lambda d: limit(d).update(high=math.nan),
+  r'bound=inf': lambda d: limit(d)['blocked'].update(bound=math.inf),
   r'format=None': lambda d: d.pop('format'),
   r"format='1'": lambda d: d.update(format='1'),
   r'hold=65': lambda d: d.update(hold=65),
@@ -178,11 +171,6 @@ BAD = {
 @pytest.mark.parametrize('message', BAD)
 def test_bad_files_are_refused_by_name(refused, message):
   refused(message, BAD[message])
-
-
-def test_numbers_that_are_none(refused):
-  refused('high=nan', lambda d: limit(d).update(high=math.nan))
-  refused('bound=inf', lambda d: limit(d)['blocked'].update(bound=math.inf))
 
 
 def test_no_json_and_no_file(tmp_path):
