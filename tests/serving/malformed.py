@@ -12,24 +12,15 @@ _CONTROL = bytes({*range(0x20), 0x7F} - {0x09, 0x0A, 0x0D})
 
 @dataclasses.dataclass
 class Message:
-  """A request in parts, each of which a rule may change.
-
-  Attributes:
-    method, target, version: of the first line.
-    lines: of the headers.
-    body: as it is sent.
-    end: of each line.
-    joint: between the parts of the first line.
-    is_cut: whether the client ends in the middle.
-  """
+  """A request in parts, each of which a rule may change."""
 
   method: bytes = b'POST'
   target: bytes = b'/echo'
   version: bytes = b'HTTP/1.1'
   lines: list[bytes] = dataclasses.field(default_factory=list)
   body: bytes = b''
-  end: bytes = b'\r\n'
-  joint: bytes = b' '
+  end: bytes = b'\r\n'  # Of each line.
+  joint: bytes = b' '  # Of the first line.
   is_cut: bool = False
 
   def data(self) -> bytes:
@@ -261,21 +252,27 @@ def _noise(rng):
   return b'\r\n' * rng.randrange(1, 9) + valid(rng).data()
 
 
-def _body(rng):
+def bodies(rng: random.Random) -> tuple[bytes, ...]:
+  """Returns bodies that are no JSON, or none that means one thing."""
   number = b'1' * rng.randrange(20, 5000)
   depth = rng.randrange(33, 3000)
   values = (
-    *(b'NaN', b'-Infinity', b'1e400', b'01', b'1,', b'"\n"', b'"\\ud800"'),
-    *(b'"\xff"', b'"\xed\xa0\x80"', b'1, "a": 2', number),
+    *(b'NaN', b'[-Infinity]', b'1e400', b'01', b'1,', b'"\n"', b'1, "a": 2'),
+    *(b'"\\ud800"', b'"\\ude00\\ud83d"', b'"\xff"', b'"\xed\xa0\x80"'),
+    *(b'"\xc0\x80"', b'%d' % 2**63, b'-%d' % (2**63 + 1), number),
+    *(b'[{"b": 1, "\\u0062": 2}]', b'{"\\uDBFF": 1}', b'1}'),
     *(b'[' * depth + b']' * depth, b'{"a":' * depth + b'1' + b'}' * depth),
   )
-  whole = (
-    *(b'', b'{', b'[]', b'1', b'null', b'\xef\xbb\xbf{}', b'{} {}'),
-    *(b'{"a": ' + b'[' * depth, rng.randbytes(rng.randrange(1, 99))),
-    b' ' * (2**20 + rng.randrange(1, 9)),
+  return (
+    *(b'{"a": ' + value + b'}' for value in values),
+    *(b'', b'{', b'[]', b'1', b'"text"', b'null', b'\xef\xbb\xbf{}', b'{} {}'),
+    *(b"{'a': 1}", '{"a": 1}'.encode('utf-16'), b'{"a": ' + b'[' * depth),
+    *(rng.randbytes(rng.randrange(1, 99)), b' ' * (2**20 + 1)),
   )
-  bodies = *(b'{"a": ' + value + b'}' for value in values), *whole
-  return posted(rng, rng.choice(bodies))
+
+
+def _body(rng):
+  return posted(rng, rng.choice(bodies(rng)))
 
 
 def _retarget(rng):
@@ -315,13 +312,7 @@ _RULES = [
 
 @dataclasses.dataclass
 class Drawn:
-  """A malformed request.
-
-  Attributes:
-    rule: its name.
-    data: what is sent.
-    is_cut: whether the client ends its half then.
-  """
+  """A malformed request; one that is cut ends the client's half."""
 
   rule: str
   data: bytes

@@ -96,10 +96,7 @@ def events(answer: bytes) -> list[dict]:
 
 
 class Server:
-  """A server that runs, and ways to reach it.
-
-  What talks or owns anything does so as ann by default.
-  """
+  """A server that runs, and ways to reach it, as ann where nobody is named."""
 
   def __init__(self, context, server, tokens, workers):
     self.context: context_lib.Context = context
@@ -162,7 +159,6 @@ class Server:
     raise AssertionError(f'{method} {path} is answered.')
 
   def chat(self, text='Hello', owner: str = 'ann', **fields) -> dict:
-    """Returns the answer to `chat` of a text and fields."""
     return self.post(CHAT, owner, **chat(text, **fields))
 
   def stream(self, text='Hello', owner: str = 'ann', **fields) -> list[dict]:

@@ -22,11 +22,7 @@ def scores(text: bytes) -> tuple[float, float]:
 
 
 class Moderator:
-  """Stands for `moderation.Moderator`, with thresholds that nobody certified.
-
-  Args:
-    hold: tokens that a reply is held back.
-  """
+  """A moderator of thresholds that nobody certified; holds back tokens."""
 
   mode = 'moderated'
 

@@ -84,23 +84,6 @@ def server(tmp_path_factory, moderator):
     yield server
 
 
-def planted(value, word=MARKER):
-  """Yields (where, copy) with the word in each string, names included."""
-  if isinstance(value, str):
-    yield '', f'{value} {word}'
-  elif isinstance(value, dict):
-    for name, each in value.items():
-      for where, changed in planted(each, word):
-        yield f'.{name}{where}', value | {name: changed}
-  elif isinstance(value, list):
-    for index, each in enumerate(value):
-      for where, changed in planted(each, word):
-        yield (
-          f'[{index}]{where}',
-          [*value[:index], changed, *value[index + 1 :]],
-        )
-
-
 def refused(server, method, path, body=None, owner='ann', **options):
   """Returns the status and the code of an error, which has no marker."""
   status, error = server.refused(method, path, body, owner, **options)

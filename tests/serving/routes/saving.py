@@ -20,16 +20,7 @@ def points(
   root='root',
   interval_s=3600.0,
 ):
-  """Returns what `running.server` makes `SavedPoints` by.
-
-  Args:
-    path: of the server's folder.
-    kind: 'public' saves no private text.
-    secret: that names its files.
-    most: bytes that it saves.
-    root: of the model.
-    interval_s: seconds from one save to the next.
-  """
+  """Returns what `running.server` makes `SavedPoints` by, of its folder."""
 
   def make(worker, store):
     return saved_points.SavedPoints(

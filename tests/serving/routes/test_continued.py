@@ -29,10 +29,7 @@ def server(request, tmp_path_factory):
 
 @pytest.fixture
 def one_replica(server):
-  """The server, whose router sends all new texts to its first replica.
-
-  It draws a replica for each text without a session.
-  """
+  """The server, whose router sends all new texts to its first replica."""
   others = [f'r{x}' for x in range(1, len(server.workers))]
   for name in others:
     server.context.engines.set_share(name, 0.0)
@@ -150,10 +147,7 @@ def test_a_character_is_completed_by_the_next_part(tmp_path):
 
 @pytest.fixture
 def go_on(server, monkeypatch):
-  """Returns a function that sends, and checks that a text goes on as it stands.
-
-  It returns the reply, which is what the device draws behind that text.
-  """
+  """Returns what sends, and checks that a text goes on as it stands."""
 
   def check(text, *messages, **options):
     found = recording.requests(server.context, monkeypatch)

@@ -77,10 +77,7 @@ def test_each_field_of_the_openai_client_is_known(kind):
 
 
 def placed(field, value):
-  """Yields bodies with a value in a field, wherever it may stand.
-
-  `...` leaves the field out.
-  """
+  """Yields bodies with a value in a field, or without it for `...`."""
   given = {} if value is ... else {field: value}
   for kind, path in (fields.Chat, CHAT), (fields.Completion, TEXT):
     if field in SENT[kind]:

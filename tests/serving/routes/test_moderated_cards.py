@@ -11,7 +11,6 @@ from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
 from kaiju_jax.serving.http import fair_threads
 from kaiju_jax.serving.routes import characters as character_routes
-from kaiju_jax.serving.routes import judge
 from kaiju_jax.serving.routes import lookup
 from tests.serving import running
 from tests.serving.routes import moderated_cards
@@ -29,48 +28,34 @@ FIELDS = card_fields.dump(moderated_cards.PLAIN)
 ADULTS, HIDDEN = (FIELDS | {'notes': x} for x in ('quamlith', 'brintol'))
 LONG = f'{MARKER} ' + 'calm sea ' * 600
 BY_MACROS = 'Say zorb{{// nothing}}ifex'
-PLANTED = dict(moderated_cards.planted(FIELDS)) | {
-  '.extensions: a name': FIELDS | {'extensions': {MARKER: 1}},
-  '.notes: its beginning': FIELDS | {'notes': LONG},
-  '.greeting: by macros': FIELDS | {'greeting': BY_MACROS},
-}
+# Beside those that `test_expanded_texts` plants.
+BAD = (
+  FIELDS | {'tags': ['sea', f'calm {MARKER}']},
+  FIELDS | {'extensions': {MARKER: 1}},
+  FIELDS | {'notes': LONG},
+  FIELDS | {'greeting': BY_MACROS},
+)
 
 
 def listed(server, owner='ben'):
   return [one['id'] for one in server.get(CARDS, owner=owner)['data']]
 
 
-def test_all_texts_are_planted():
-  names = {'world', 'place', 'tide'}
-  texts = set(judge.leaves(moderated_cards.PLAIN)) - names
-  assert len(texts) > 20
-  found = {x for one in PLANTED.values() for x in judge.leaves(one)}
-  assert {f'{text} {MARKER}' for text in texts} <= found
-
-
-def test_no_text_of_a_card_passes(server):
-  before = server.get(CARDS, owner='ann')
-  for where, fields in PLANTED.items():
-    body = {'fields': fields, 'public': True}
-    assert refused(server, 'POST', CARDS, body) == BLOCKED, where
-  assert server.get(CARDS, owner='ann') == before
-
-
 def test_however_a_card_is_published(server):
   path = f'{CARDS}/{server.publish(FIELDS)["id"]}'
-  before = server.get(path, owner='ann')
-  bad = card_fields.parse(PLANTED['.tags[1]'])
+  before = [server.get(x, owner='ann') for x in (CARDS, path)]
+  bad = card_fields.parse(BAD[0])
   json, png = 'application/json', 'image/png'
   for body, kind in (
-    ({'fields': PLANTED['.tags[1]'], 'public': True}, json),
-    ({'fields': PLANTED['.tags[1]'], 'public': False}, json),
+    *(({'fields': fields, 'public': True}, json) for fields in BAD),
+    ({'fields': BAD[0], 'public': False}, json),
     (cards.to_json(bad), json),
     (cards.to_json(bad, 'v2'), json),
     (cards.to_png(bad), png),
   ):
     for method, where in ('POST', CARDS), ('PUT', path):
       assert refused(server, method, where, body, kind=kind) == BLOCKED
-  assert server.get(path, owner='ann') == before
+  assert before == [server.get(x, owner='ann') for x in (CARDS, path)]
 
 
 def test_what_all_may_see_passes_what_minors_have(server):

@@ -23,11 +23,7 @@ def complete(client, prompt='Once upon', **options):
 
 
 def read(answer):
-  """Returns (text, reason, scored tokens) of each choice, by its index.
-
-  Args:
-    answer: whole, or a stream.
-  """
+  """Returns (text, reason, scored tokens) of each choice, also of a stream."""
   found = {}
   for part in answer if isinstance(answer, openai.Stream) else [answer]:
     for one in part.choices:

@@ -231,55 +231,83 @@ def test_what_is_no_longer_everybodys_leaves_the_disk(
     assert not any(text in x for x in texts)
 
 
-def names(server):
-  """Returns the names of what would be saved."""
-  points = server.context.points
-  found = points._worker.ask(
-    lambda: points._saving.select(10**9, lambda name: True)
-  )
-  return [one.name for one in found]
+def remove_token(server, tmp_path):
+  """Removes ann's token, as a command beside the server does."""
+  (tmp_path / server_folder.KEY).write_bytes(saving.SECRET)
+  server_folder.forget_owner(tmp_path, 'ann')  # Who has a token keeps files.
+  assert len(listed(tmp_path)) == 5
+  auth.Tokens(tmp_path / auth.FILE).revoke('ann')
+  server_folder.forget_owner(tmp_path, 'ann')
 
 
-def test_a_removed_session_is_gone_before_the_answer(start, tmp_path):
-  with start() as server:
-    owners = 'ann', 'ann', 'ben'
-    sessions = [server.open_session(owner) for owner in owners]
-    for owner, session in zip(owners, sessions):
-      say(server, owner, session)
-      say(server, owner, session)
-    server.context.points.save()
-    before = listed(tmp_path)
-    assert len(before) == 4
-    path = f'/v1/sessions/{sessions[0]}'
-    # Another owner removes nothing.
-    count = len(tree(server))
-    assert server.refused('DELETE', path, owner='ben')[0] == 404
-    assert listed(tmp_path) == before and len(tree(server)) == count
-    server.ask('DELETE', path, owner='ann')
-    after = listed(tmp_path)
-    assert len(after) == 3 and set(after) < set(before)
-    left = {name.conversation for name in names(server)}
-    assert left == {None, *sessions[1:]}
-    server.context.points.save()
-    assert listed(tmp_path) == after
-  with start() as server:
-    assert {name.conversation for name in names(server)} == left
-
-
-def test_a_kill_before_the_store_removes_a_session_leaves_no_file(
-  start, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+  'how, left',
+  [
+    (['session'], {'', 'ann', 'ann talks', 'ben talks'}),
+    (['session', 'character'], {'', 'ann talks', 'ben talks'}),
+    (['character'], {'', 'ann talks', 'ben talks'}),
+    (['character', 'turn', 'session'], {'', 'ann talks', 'ben talks'}),
+    (['killed'], {'', 'ann', 'ann talks', 'ben talks'}),
+    (['elsewhere'], {'', 'ann', 'ann talks', 'ben talks'}),
+    (['token'], {'', 'ben talks'}),
+  ],
+  ids=' '.join,
+)
+def test_what_is_removed_leaves_no_file(
+  start, tmp_path, monkeypatch, caplog, how, left
 ):
+  """With the answer, and for good; and others remove nothing."""
+
+  def kept():
+    found = [(who, talk) for who, talk, _ in list_saved(tmp_path)]
+    assert len(set(found)) == len(found)
+    return {who + ' talks' * bool(talk) for who, talk in found}
+
   def killed(owner, session):
     raise RuntimeError('killed')
 
   with start() as server:
-    (session,) = talk(server, 'ann')
+    card = make_card(server)
+    (session,) = talk(server, 'ann', character=card)
+    talk(server, 'ann', 'ben')
     server.context.points.save()
-    monkeypatch.setattr(server.store, 'remove_session', killed)
-    path = f'/v1/sessions/{session}'
-    assert server.refused('DELETE', path, owner='ann')[0] == 500
-    (name,) = listed(tmp_path)
-    assert name.startswith('shared-')
+    everything = listed(tmp_path)
+    assert len(everything) == 5
+    paths = {
+      'session': f'/v1/sessions/{session}',
+      'character': f'/v1/characters/{card}',
+    }
+    count = len(tree(server))
+    for path in paths.values():
+      assert server.refused('DELETE', path, owner='ben')[0] == 404
+    assert listed(tmp_path) == everything and len(tree(server)) == count
+    for what in how:
+      if what in paths:
+        server.ask('DELETE', paths[what], owner='ann')
+      elif what == 'turn':  # The conversation goes on, and leaves nothing.
+        say(server, 'ann', session)
+      elif what == 'token':
+        remove_token(server, tmp_path)
+      elif what == 'elsewhere':
+        server.context.points.stop()
+        server.store.remove_session('ann', session)
+      else:
+        monkeypatch.setattr(server.store, 'remove_session', killed)
+        found = server.refused('DELETE', paths['session'], owner='ann')
+        assert found[0] == 500 and kept() == left
+        server.context.points.stop()
+        monkeypatch.undo()
+        server.store.remove_session('ann', session)
+    if what not in ('elsewhere', 'killed'):
+      assert kept() == left
+      server.context.points.save()
+      assert kept() == left
+  refused = int(what == 'elsewhere')
+  with start() as server:
+    assert restored(server).refused == refused
+    assert ('its text was removed' in caplog.text) == bool(refused)
+    server.context.points.save()
+    assert kept() == left
 
 
 def test_what_has_changed_is_written_again_and_nothing_else(start, tmp_path):
@@ -303,34 +331,6 @@ def test_what_has_changed_is_written_again_and_nothing_else(start, tmp_path):
     assert shared.read_bytes() != before
 
 
-@pytest.mark.parametrize('first', ['session', 'character'])
-def test_a_removed_private_character_leaves_nothing(start, tmp_path, first):
-  """Whether its last session goes before it or after it."""
-  with start() as server:
-    talk(server, 'ben')
-    card = make_card(server)
-    (session,) = talk(server, 'ann', character=card)
-    server.context.points.save()
-    assert len(listed(tmp_path)) == 4
-    paths = [f'/v1/sessions/{session}', f'/v1/characters/{card}']
-    for path in paths:  # Another owner removes nothing.
-      assert server.refused('DELETE', path, owner='ben')[0] == 404
-    assert len(listed(tmp_path)) == 4
-    for path in paths if first == 'session' else paths[::-1]:
-      server.ask('DELETE', path, owner='ann')
-      if first == 'character':
-        first = ''
-        # The conversation goes on, and leaves nothing on the disk.
-        say(server, 'ann', session)
-        server.context.points.save()
-        assert len(listed(tmp_path)) == 2
-    assert len(listed(tmp_path)) == 2
-    owners = {saved_points.owner_of(name) for name in names(server)}
-    assert owners == {'', 'ben'}
-    server.context.points.save()
-    assert len(listed(tmp_path)) == 2
-
-
 def test_a_session_that_goes_while_it_is_written_is_not_written(
   start, tmp_path
 ):
@@ -349,39 +349,6 @@ def test_a_session_that_goes_while_it_is_written_is_not_written(
     points._copy = copy
     points.save()
     assert len(listed(tmp_path)) == 1
-
-
-def test_a_session_that_another_server_removed_is_not_taken_back(
-  start, tmp_path, caplog
-):
-  with start() as server:
-    (session,) = talk(server, 'ann')
-    server.context.points.stop()
-    server.store.remove_session('ann', session)
-  assert len(listed(tmp_path)) == 2
-  with start() as server:
-    assert restored(server)[:2] == (1, 1)
-    assert len(tree(server)) == 1
-    server.context.points.save()
-    assert len(listed(tmp_path)) == 1
-  assert 'its text was removed' in caplog.text
-
-
-def test_who_has_no_token_any_more_has_no_files(start, tmp_path):
-  with start() as server:
-    for owner in 'ann', 'ben':
-      talk(server, owner, character=make_card(server, owner))
-    server.context.points.save()
-    assert len(listed(tmp_path)) == 4
-    tokens = auth.Tokens(tmp_path / auth.FILE)
-    (tmp_path / server_folder.KEY).write_bytes(saving.SECRET)
-    for owner, left in ('ben', 4), ('ann', 2):
-      if owner == 'ann':
-        tokens.revoke(owner)
-      server_folder.forget_owner(tmp_path, owner)
-      assert len(listed(tmp_path)) == left
-    server.context.points.save()
-    assert len(listed(tmp_path)) == 2
 
 
 # What is wrong with files: what the next server has otherwise, and the reason.
