@@ -167,16 +167,21 @@ class _Rounds:
   ) -> dict[str, Any]:
     """Runs or resumes round `number`, from 1; `records` are of earlier ones."""
     folder = self._folder(number)
-    if (folder / ROUND).exists():
-      return files.read_json(folder / ROUND)
-    files.make_folder(folder)
+    if not (folder / ROUND).exists():
+      files.make_folder(folder)
+      files.write_json(folder / ROUND, self._run(number, folder, records))
+    return files.read_json(folder / ROUND)
+
+  def _run(
+    self, number: int, folder: pathlib.Path, records: Sequence[dict[str, Any]]
+  ) -> dict[str, Any]:
+    """Samples or takes choices, trains, evaluates; returns the record."""
     counts = self._write_choices(number, folder / 'swipes.jsonl')
     record = {'round': number, **counts, 'kl': None, 'length': None}
     record |= {'accuracy': None, 'cut': 0, 'win': None, 'stop': ''}
     if counts['groups'] < self._inputs.experiment.data.batch:
-      record['stop'] = f'choices: {counts["groups"]} in a whole round'
-      files.write_json(folder / ROUND, record)
-      return record
+      stop = f'choices: {counts["groups"]} in a whole round'
+      return record | {'stop': stop}
     reference_lib.write(
       self._reference,
       str(folder / 'swipes.jsonl'),
@@ -189,9 +194,7 @@ class _Rounds:
       self._train(number, folder, counts)
     except divergence.Diverged as error:
       print(error, file=sys.stderr)
-      record['stop'] = f'divergence at step {error.step}'
-      files.write_json(folder / ROUND, record)
-      return record
+      return record | {'stop': f'divergence at step {error.step}'}
     readings, others = self._evaluate(number, folder)
     record |= {**others, **readings._asdict()}
     if self._settings.is_guarded:
@@ -200,7 +203,6 @@ class _Rounds:
         for one in (*records, record)
       ]
       record['stop'] = guards.find_fault(history, self._settings.limits)
-    files.write_json(folder / ROUND, record)
     return record
 
   def write_report(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
