@@ -3,7 +3,7 @@
     monitor = Monitor(limits)
     monitor.add(samples, now)       # every few seconds; closes windows
     data = monitor.to_bytes(now)    # a static checkpoint
-    Monitor.from_bytes(data)        # goes on from it
+    Monitor.from_bytes(data)        # continues from it
 
 The first BASELINE windows are what later ones are compared with, and the next
 `guard.LEAST` what is usual. From then on the guard judges each window, and

@@ -44,8 +44,8 @@ from kaiju_jax.serving.http import log
 # and the most bytes that are discarded after the last answer.
 _MOST_AHEAD = 64 * 1024
 _MOST_THROWN = 16 * 2**20
-# Seconds from one look at a client that ended its half to the next one.
-_FIRST_LOOK, _LONGEST_LOOK = 0.05, 2.0
+# Seconds between two probes of a client that ended its half.
+_FIRST_PROBE, _LONGEST_PROBE = 0.05, 2.0
 _CONTINUE = b'HTTP/1.1 100 Continue\r\n\r\n'
 
 
@@ -143,7 +143,7 @@ class Connection(h11_impl.H11Protocol):
       and self.scope['http_version'] == '1.1'
     )
     if self._is_half_closed:
-      self._look(_FIRST_LOOK)
+      self._probe(_FIRST_PROBE)
     return self._is_half_closed
 
   def shutdown(self) -> None:
@@ -180,7 +180,7 @@ class Connection(h11_impl.H11Protocol):
     self.flow.resume_reading()
     self._go_on()
     if self._is_half_closed:
-      self._look(_FIRST_LOOK)
+      self._probe(_FIRST_PROBE)
 
   def send_400_response(self, msg: str) -> None:
     """Refuses a request that h11 refuses, which `framing` leaves very rare."""
@@ -279,7 +279,7 @@ class Connection(h11_impl.H11Protocol):
     self.conn.receive_data(data)
     self.handle_events()
 
-  def _look(self, seconds: float) -> None:
+  def _probe(self, seconds: float) -> None:
     """Ends a half-closed connection without an answer, or without a client."""
     self._stop_waiting()
     if not self._is_answering:
@@ -291,8 +291,8 @@ class Connection(h11_impl.H11Protocol):
       return
     if not self.cycle.response_started:
       self.transport.write(_CONTINUE)
-    longer = min(2 * seconds, _LONGEST_LOOK)
-    self._deadline = self.loop.call_later(seconds, self._look, longer)
+    longer = min(2 * seconds, _LONGEST_PROBE)
+    self._deadline = self.loop.call_later(seconds, self._probe, longer)
 
   def _refuse(self, error: errors.ApiError) -> None:
     """Answers a malformed or late request with an error, and ends."""

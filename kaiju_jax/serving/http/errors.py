@@ -207,9 +207,9 @@ def _of_http(error: exceptions.HTTPException) -> ApiError:
 async def _answer(
   request: requests.Request, error: Exception
 ) -> responses.Response:
-  told = describe(error)
-  exchange.blame(request, told.code or told.type)
-  return response(told)
+  reported = describe(error)
+  exchange.blame(request, reported.code or reported.type)
+  return response(reported)
 
 
 async def _answer_nobody(

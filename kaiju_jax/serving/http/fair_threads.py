@@ -102,8 +102,8 @@ class FairThreads:
       else:
         result.set_result(work.result())
 
-    def tell(work: futures.Future) -> None:
+    def notify(work: futures.Future) -> None:
       with contextlib.suppress(RuntimeError):  # The loop has been closed.
         loop.call_soon_threadsafe(end, work)
 
-    self._threads.submit(function).add_done_callback(tell)
+    self._threads.submit(function).add_done_callback(notify)

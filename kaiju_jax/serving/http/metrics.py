@@ -71,7 +71,7 @@ class FleetReading(NamedTuple):
 
   replicas: Sequence[ReplicaReading]
   sessions: int  # The sessions that its table knows.
-  moves: int  # The times that a session went on at another replica.
+  moves: int  # The times that a session continued at another replica.
   # Whether the table is shared with other routers now; None where it is to be
   # this router's own.
   shared: bool | None = None

@@ -51,8 +51,8 @@ class Piece(NamedTuple):
   reasoning: str = ''  # The reasoning to show.
 
 
-class _Untold(NamedTuple):
-  """A token that is not told yet."""
+class _PendingToken(NamedTuple):
+  """A token that is not shown yet."""
 
   event: request_lib.Event
   # Where its first character stands in the text; None for a token that
@@ -113,7 +113,7 @@ class Reply:
     self._thoughts: list[str] = []
     self.thought = 0  # The number of tokens of the shown reasoning.
     self._reason: str | None = None
-    self._untold: collections.deque[_Untold] = collections.deque()
+    self._pending: collections.deque[_PendingToken] = collections.deque()
     self._passed = 0  # How many of them moderation lets pass.
     # Characters of the text: those that events brought, those that are held
     # back behind them as well, and those that were shown.
@@ -195,7 +195,7 @@ class Reply:
           self._filter('prompt')
           return
         self._note(self._stream, len(events))
-        self._untold += map(self._place, events)
+        self._pending += map(self._place, events)
         self.tokens += [event.token for event in events]
         piece = self._take_released(map(self._push, events))
         if piece is not None:
@@ -232,7 +232,7 @@ class Reply:
     self._stream.refuse()
     self._refused(stage)
 
-  def _place(self, event: request_lib.Event) -> _Untold:
+  def _place(self, event: request_lib.Event) -> _PendingToken:
     """Returns a token with the place of its first character."""
     begin = self._made
     self._given += len(event.text)
@@ -240,7 +240,9 @@ class Reply:
     is_answer = True
     if self._cut is not None and event.reason != 'stop_token':
       is_answer = self._cut.place(event.token, self._made)
-    return _Untold(event, begin if self._made > begin else None, is_answer)
+    return _PendingToken(
+      event, begin if self._made > begin else None, is_answer
+    )
 
   def _take_released(
     self, released: Iterable[release_lib.Released], is_end: bool = False
@@ -253,9 +255,9 @@ class Reply:
     self._shown += len(text)
     count = self._passed
     if not is_end:
-      # Tokens of a stop string are not told: a token is told as soon as its
-      # first character is shown, and one without a character with the next.
-      begins = (self._untold[n].begin for n in reversed(range(count)))
+      # Tokens of a stop string are not shown: a token is shown with its first
+      # character, and one without a character with the next.
+      begins = (self._pending[n].begin for n in reversed(range(count)))
       behind = itertools.takewhile(
         lambda begin: begin is None or begin >= self._shown, begins
       )
@@ -268,9 +270,9 @@ class Reply:
       thought, text = self._cut.split(text)
       self._thoughts.append(thought)
     self._parts.append(text)
-    told = [self._untold.popleft() for _ in range(count)]
-    self.thought += sum(one.is_answer is False for one in told)
-    return Piece(text, [one.event for one in told if one.is_answer], thought)
+    shown = [self._pending.popleft() for _ in range(count)]
+    self.thought += sum(one.is_answer is False for one in shown)
+    return Piece(text, [one.event for one in shown if one.is_answer], thought)
 
 
 async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:

@@ -138,7 +138,7 @@ class AsyncStream(TokenStream):
 
   @property
   def rate(self) -> float | None:
-    """The tokens per second that followed the first, whoever read them.
+    """The tokens per second that came after the first, read or not.
 
     Tokens that came together with the first do not count. None where fewer
     than 15 tokens came later.

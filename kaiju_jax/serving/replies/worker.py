@@ -15,6 +15,7 @@ without a reader the sequence ends after `admission.Limits.lease` seconds.
 
 import asyncio
 from collections.abc import Callable
+from concurrent import futures
 import logging
 import queue
 import threading
@@ -149,26 +150,17 @@ class Worker:
       Stopped: the thread has ended.
       Whatever the function raises.
     """
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def done(value, error):
-      if future.cancelled():
-        return
-      if error is None:
-        future.set_result(value)
-      else:
-        future.set_exception(error)
-
-    def run():
-      token_stream.call_soon(loop, done, *_catch(function))
-
     if not self.is_alive:
       raise self._stopped()
-    self._commands.put(run)
+    loop = asyncio.get_running_loop()
+    answered = loop.create_future()
+    future = self._schedule(function)
+    future.add_done_callback(
+      lambda _: token_stream.call_soon(loop, answered.set_result, None)
+    )
     while not future.done():
-      # A thread that ends after `put` would leave the call waiting for ever.
-      await asyncio.wait([future], timeout=20 * _POLL_S)
+      # A thread that ends meanwhile would leave the call waiting for ever.
+      await asyncio.wait([answered], timeout=20 * _POLL_S)
       if not future.done() and not self.is_alive:
         raise self._stopped()
     return future.result()
@@ -176,23 +168,28 @@ class Worker:
   def ask(self, function: Callable[[], Any], seconds: float = 5.0) -> Any:
     """Runs a function between rounds; returns its result, None if late.
 
-    Do not call it in the event loop's thread: it blocks.
-
-    Args:
-      seconds: the longest time to wait for it.
-
-    Raises:
-      Whatever the function raises.
+    It blocks for up to `seconds`, so do not call it in an event loop. Raises
+    whatever the function raises.
     """
-    done: queue.SimpleQueue = queue.SimpleQueue()
-    self._commands.put(lambda: done.put(_catch(function)))
-    try:
-      value, error = done.get(timeout=seconds) if self.is_alive else (None,) * 2
-    except queue.Empty:
+    if not self.is_alive:
       return None
-    if error is not None:
-      raise error
-    return value
+    future = self._schedule(function)
+    futures.wait([future], seconds)
+    return future.result() if future.done() else None
+
+  def _schedule(self, function: Callable[[], Any]) -> futures.Future:
+    future = futures.Future()
+
+    def run() -> None:
+      try:
+        value = function()
+      except Exception as error:
+        future.set_exception(error)
+      else:
+        future.set_result(value)
+
+    self._commands.put(run)
+    return future
 
   def read(self, stream: token_stream.AsyncStream) -> None:
     """Renews a stream's lease."""
@@ -286,11 +283,3 @@ class Worker:
     if self.error is None:
       return Stopped('the engine was stopped.')
     return Stopped(f'the engine failed: {self.error}')
-
-
-def _catch(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-  """Returns a function's value, or the exception that it raised."""
-  try:
-    return function(), None
-  except Exception as error:
-    return None, error

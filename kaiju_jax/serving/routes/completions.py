@@ -177,7 +177,7 @@ class _CompletionAnswer:
     async with self._choices.serve() as pieces:
       async for index, piece in pieces:
         if piece is not None:
-          events[index] += self._list_told(piece.events)
+          events[index] += self._list_shown(piece.events)
         elif self._completion.scores_prompt:
           await self._replies[index].end()
 
@@ -211,15 +211,15 @@ class _CompletionAnswer:
             finish = self._replies[index].finish
             yield self._chunk(index, '', finish=finish)
           elif not self._draws_none:
-            told = self._list_told(piece.events)
-            yield self._chunk(index, piece.text, told)
+            shown = self._list_shown(piece.events)
+            yield self._chunk(index, piece.text, shown)
       if self._completion.includes_usage:
         yield self._form.chunk([], usage=self._usage())
       yield stream.DONE
     except errors.ApiError as error:
       yield stream.break_stream(self._context, error)
 
-  def _list_told(self, events) -> list[request_lib.Event]:
+  def _list_shown(self, events) -> list[request_lib.Event]:
     """Returns the tokens of the text, without the one that ends it."""
     if self._completion.scores_prompt:
       return list(events)

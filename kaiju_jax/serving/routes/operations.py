@@ -168,8 +168,8 @@ class Operations:
       self._access.caller(request)
       bodies.media_type(request, [bodies.JSON])
       body = bodies.parse(await bodies.read(request, _MOST))
-      told = await run(parse.check_fields(fields, body))
-      line |= told
+      changed = await run(parse.check_fields(fields, body))
+      line |= changed
       result = 'done'
     except errors.ApiError as error:
       line['message'] = error.message
@@ -179,7 +179,7 @@ class Operations:
       seconds = round(time.perf_counter() - begun, 4)
       self._context.metrics.operations.labels(name, result).inc()
       log.operation({**line, 'result': result, 'seconds': seconds})
-    return responses.JSONResponse({'object': 'operation', **told})
+    return responses.JSONResponse({'object': 'operation', **changed})
 
   async def _use_gate(self, body: _UseGate) -> dict[str, Any]:
     moderator = self._context.moderator
@@ -278,7 +278,7 @@ def app(context: context_lib.Context, key: str) -> types.ASGIApp:
 
 
 def _describe(version: moderation.Version | None) -> dict[str, str] | None:
-  """Returns a version's names, which tell thresholds apart, too."""
+  """Returns a version's names; its id covers the thresholds, too."""
   if version is None:
     return None
   return {

@@ -288,6 +288,6 @@ def asks_nothing(value: Any, idle: tuple[Any, ...] = ()) -> bool:
 
 def _describe_unused(value: Any, idle: tuple[Any, ...] = ()) -> str:
   """Returns in words what a field that is not supported may be instead."""
-  told = [json.dumps(one, ensure_ascii=False) for one in (*idle, value)]
-  able = ', '.join(['null', 'empty', *told[:-1]])
-  return f'is not supported: must be left out, {able}, not {told[-1]:.80}'
+  values = [json.dumps(one, ensure_ascii=False) for one in (*idle, value)]
+  able = ', '.join(['null', 'empty', *values[:-1]])
+  return f'is not supported: must be left out, {able}, not {values[-1]:.80}'

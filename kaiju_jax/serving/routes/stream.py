@@ -316,7 +316,7 @@ def text_log_probabilities(
 def break_stream(context: context_lib.Context, error: errors.ApiError) -> bytes:
   """Returns the event of an error that ends a stream, and counts the server's.
 
-  The answer has begun with status 200, so that its status does not tell.
+  The answer has begun with status 200, so its status does not show it.
   """
   if error.status >= 500:
     context.metrics.failed.labels('stream').inc()

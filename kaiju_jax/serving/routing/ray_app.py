@@ -31,8 +31,8 @@ from kaiju_jax.serving.routing import replica_host
 _CALLS = 10_000
 # Shared memory for values above 100 KB, such as very long prompts; Ray's least.
 _SHARED = 80 * 2**20
-# Seconds between two looks at a replica, and for its last words.
-_LOOK, _LAST_WORDS = 1.0, 1.0
+# Seconds between two health checks of a replica, and for its shutdown.
+_CHECK_S, _SHUTDOWN_S = 1.0, 1.0
 # Ray gives its own processes 15 s to start, which a busy machine may not have.
 _TRIES = 3
 _QUIET = {'enable_access_log': False, 'log_level': 'WARNING'}
@@ -104,8 +104,8 @@ class Ray:
       num_replicas=1,
       max_ongoing_requests=_CALLS,
       ray_actor_options=needs,
-      health_check_period_s=_LOOK,
-      graceful_shutdown_timeout_s=_LAST_WORDS,
+      health_check_period_s=_CHECK_S,
+      graceful_shutdown_timeout_s=_SHUTDOWN_S,
       logging_config=_QUIET,
     )
     targets = [

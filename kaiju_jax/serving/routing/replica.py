@@ -44,7 +44,7 @@ class Pseudonyms:
 
   @property
   def fleet(self) -> str:
-    """Hex that names the fleet, and tells nothing of its secret."""
+    """Hex that names the fleet without disclosing its secret."""
     return self._sealer.pseudonym(b'fleet').hex()
 
   def salt(self, cache_salt: str) -> str:

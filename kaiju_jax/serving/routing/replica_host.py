@@ -25,8 +25,8 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import token_stream
 from kaiju_jax.serving.routing import replica as replica_lib
 
-# Seconds between two messages, at most; and without a word from the other side,
-# after which it counts as gone (our guesses).
+# Seconds between two messages, at most; and of silence of the other side, after
+# which it counts as gone (our guesses).
 BEAT, SILENCE = 1.0, 10.0
 
 
@@ -82,9 +82,9 @@ class _Ingress:
     self.submitting: set[int] = set()  # Numbers that have no stream yet.
     # Those of them that it has cancelled meanwhile.
     self.unwanted: set[int] = set()
-    self.heard = time.monotonic()  # When it last said something.
+    self.last_call = time.monotonic()  # When it last called.
     self.is_gone = False  # Whether it has been silent for too long.
-    self.updates: list[Update] = []  # What it has not heard.
+    self.updates: list[Update] = []  # Not sent yet.
     self.has_news = asyncio.Event()  # Set when there are some, or it is gone.
 
   def send(self, update: Update) -> None:
@@ -119,7 +119,7 @@ class ReplicaHost:
       replica: a replica of this process.
       lease: seconds for which an ingress may leave a stream unread.
       beat: seconds between two messages, at most.
-      silence: seconds without a word of an ingress, after which it is gone.
+      silence: seconds without a call of an ingress, after which it is gone.
     """
     self._replica, self._lease, self._facts = replica, lease, facts
     self._beat, self._silence = beat, silence
@@ -204,7 +204,7 @@ class ReplicaHost:
   async def _renew(self, ingress: str, numbers: Sequence[int]) -> None:
     """Renews the leases of streams that are read."""
     own = self._find(ingress)
-    own.renewed |= {x: own.heard for x in numbers if x in own.renewed}
+    own.renewed |= {x: own.last_call for x in numbers if x in own.renewed}
 
   async def _cancel(self, ingress: str, number: int) -> None:
     """Ends a stream, if it has not ended."""
@@ -219,13 +219,13 @@ class ReplicaHost:
     if ingress not in self._ingresses:
       raise replica_lib.Lost(f'{self._replica.name}: unknown here: {ingress}.')
     own = self._ingresses[ingress]
-    own.heard = time.monotonic()
+    own.last_call = time.monotonic()
     return own
 
   async def _read(
     self, own: _Ingress, number: int, stream: token_stream.TokenStream
   ) -> None:
-    """Hands a stream's tokens to its ingress, a round's at a time."""
+    """Sends a stream's tokens to its ingress, a round's at a time."""
     result = error = None
     events: list[request_lib.Event] = []
     try:
@@ -238,20 +238,20 @@ class ReplicaHost:
     except Exception as raised:
       error = raised.with_traceback(None)
     if stream.reason is not None:
-      # It knows its error itself.
+      # A result has its error itself.
       result, error = stream.result(), None
     del own.streams[number], own.renewed[number]
     prompt = token_stream.Prompt.collect(stream)
     own.send(Update(number, events, prompt, result, error))
 
   async def _end_unread(self, own: _Ingress) -> None:
-    """Ends streams whose lease nobody renews, and a silent ingress."""
+    """Ends streams whose lease has expired, and a silent ingress."""
     while True:
       await asyncio.sleep(min(self._beat, self._lease / 4))
       now = time.monotonic()
       for number, renewed in own.renewed.items():
         if now - renewed > self._lease:
           own.streams[number].cancel()
-      if now - own.heard > self._silence:
+      if now - own.last_call > self._silence:
         own.is_gone = True
         own.has_news.set()

@@ -28,7 +28,7 @@ class Plan:
 
   shares: tuple[float, ...] = (0.1, 0.5, 1.0)  # The shares, ascending to 1.
   hold: float = 60.0  # Seconds of each.
-  warms: float = 300.0  # Most seconds of the warming.
+  warm_timeout_s: float = 300.0  # After which a cold replica is given up.
   # Fewest requests of the replica by which a step is judged: 0 where it is of
   # the others' build and only has to live.
   requests: int = 0
@@ -44,7 +44,7 @@ class Plan:
       raise ValueError(f'shares={self.shares}: must ascend, and end in 1.')
     if ascending[0] <= 0:
       raise ValueError(f'shares={self.shares}: must be above 0.')
-    for name in 'hold', 'warms', 'patience', 'requests':
+    for name in 'hold', 'warm_timeout_s', 'patience', 'requests':
       value = getattr(self, name)
       if not value >= 0:
         raise ValueError(f'{name}={value}: must be 0 or more.')
@@ -123,8 +123,8 @@ class Rollout:
     elif self.state == WARMING:
       if observed.is_warm:
         self._open(now, observed)
-      elif now - self._since >= self.plan.warms:
-        self.stop(f'not warm within {self.plan.warms:g} s')
+      elif now - self._since >= self.plan.warm_timeout_s:
+        self.stop(f'not warm within {self.plan.warm_timeout_s:g} s')
     else:
       self._judge(now, observed)
 

@@ -233,10 +233,10 @@ class Rollouts:
       return [of]
     builds = {x.build for x in known if x.build.startswith(of)}
     if len(of) < _DIGITS or len(builds) != 1:
-      told = ', '.join(f'{one.name} ({one.build[:12]})' for one in known)
+      names = ', '.join(f'{one.name} ({one.build[:12]})' for one in known)
       raise ValueError(
         f'of={of!r}: must be a replica, or {_DIGITS} digits or more of a build:'
-        f' {told or "none"}.'
+        f' {names or "none"}.'
       )
     return [one.name for one in known if one.build in builds]
 
@@ -252,7 +252,7 @@ class Rollouts:
   async def _run(self, one: _Running) -> None:
     """Looks after a rollout until it ends."""
     warming_ = asyncio.create_task(self._warm(one))
-    rollout, told = one.rollout, None
+    rollout, share = one.rollout, None
     self._note(_describe(one))
     try:
       while not rollout.has_ended:
@@ -265,9 +265,9 @@ class Rollouts:
         may_finish = one.is_urgent and not rollout.has_ended
         if may_finish and (is_idle or not self._are_others_open(one)):
           rollout.finish()
-        if rollout.share != told:
-          told = rollout.share
-          self._set_shares(one.names, told)
+        if rollout.share != share:
+          share = rollout.share
+          self._set_shares(one.names, share)
           if not rollout.has_ended:
             self._note(_describe(one))
       if rollout.state == rollout_lib.DONE and one.replaces:

@@ -33,7 +33,7 @@ _AGAIN = 1.0
 
 
 class Failover(NamedTuple):
-  """How a stream goes on at another replica."""
+  """How a stream continues at another replica."""
 
   # Submits a request to the best replica of a build (None: of any build) but
   # those given; returns the replica's state and its stream.

@@ -67,7 +67,7 @@ class Settings:
   max_losses: int = 2
   busy_timeout_s: float = 30.0
   # Whether no other router uses the replicas. If others do, `drain` ends this
-  # router's streams, and the replicas go on.
+  # router's streams alone.
   owns_replicas: bool = True
 
   def __post_init__(self):
@@ -348,8 +348,7 @@ class Router:
   def _on_close(self, stream: routed_stream.RoutedStream) -> None:
     self._streams.discard(stream)
     if stream.is_removed and stream.failovers:
-      # It failed over after its conversation was removed: its last replica
-      # was not told, and has cached it.
+      # Its last replica may not know of the removal, and has cached the text.
       wanted = forgetting.Forget(conversations=(stream.conversation,))
       task = asyncio.create_task(self._forget_again(wanted))
       self._repeated_removals.add(task)

@@ -16,8 +16,8 @@ In Redis, behind a prefix:
                   milliseconds of its last use there
 
 `ZADD GT` keeps the latest use, whoever writes last; it needs Redis 6.2. Numbers
-are parts of HMACs. So whoever reads Redis learns how many sessions a replica
-has and when each was used, and nothing of whose they are. Sessions that were
+are parts of HMACs. So a reader of Redis learns how many sessions a replica has
+and when each was used, but not whose they are. Sessions that were
 deleted stay for as long as unused ones.
 """
 
@@ -98,7 +98,7 @@ class SharedTable:
     self.failures = self.losses = 0
     self._generation: str | None = None
     # When it last exchanged, in milliseconds.
-    self._told = affinity.now()
+    self._exchanged_at = affinity.now()
     self._since: dict[str, int] = {}
     self._tidied = -_TIDIES
 
@@ -118,8 +118,8 @@ class SharedTable:
       self._affinity.now(),
       self._affinity.names,
     )
-    # Others have read on past what this router tells late.
-    is_late = self.is_away or now - self._told > _SKEW // 2
+    # Others have already read past the times of these uses.
+    is_late = self.is_away or now - self._exchanged_at > _SKEW // 2
     try:
       read = await self._call(noted, names)
       word = read.generation
@@ -135,7 +135,7 @@ class SharedTable:
     if self.is_away:
       _LOG.warning('The table of sessions is shared again.')
     self.is_away = False
-    self._generation, self._told = read.generation, now
+    self._generation, self._exchanged_at = read.generation, now
     self._since = dict.fromkeys(names, now - _SKEW)
     await self._merge(read.rows)
 

@@ -15,7 +15,6 @@ flushed to the disk one by one, so a power cut may lose the last ones.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -30,7 +29,6 @@ import re
 import threading
 import time
 from typing import Any
-from typing import BinaryIO
 from typing import NamedTuple
 
 from kaiju_jax.serving.safety import gate as gate_lib
@@ -139,19 +137,8 @@ class Blocked:
     return hmac.new(self._key, data, hashlib.sha256).hexdigest()
 
   def records(self) -> Iterator[Record]:
-    """Yields the last `keep` records, oldest first.
-
-    Damaged lines are skipped; a warning gives their number.
-    """
-    with contextlib.ExitStack() as stack:
-      with self._lock:
-        # An open file stays readable after its removal, so that other threads
-        # may go on writing.
-        opened = [
-          (stack.enter_context(open(self._path(number), 'rb')), lines)
-          for number, lines in sorted(self._lines.items())
-        ]
-      yield from _last(opened, self._keep)
+    """Yields the last `keep` records, oldest first; see `read`."""
+    return read(self._folder, self._keep)
 
   def close(self) -> None:
     """Closes the file; a later `add` opens it again."""
@@ -205,11 +192,23 @@ def read(folder: str | os.PathLike, keep: int = KEEP) -> Iterator[Record]:
     opened = []
     for path in _paths(pathlib.Path(folder)):
       with contextlib.suppress(FileNotFoundError):  # The server removed it.
+        # An open file stays readable after its removal.
         file = stack.enter_context(path.open('rb'))
         lines = sum(line.endswith(b'\n') for line in file)
         file.seek(0)
         opened.append((file, lines))
-    yield from _last(opened, keep)
+    skip = max(0, sum(lines for _, lines in opened) - keep)
+    bad = 0
+    for file, lines in opened:
+      for line in itertools.islice(file, lines):
+        if skip:
+          skip -= 1
+        elif record := _parse(line):
+          yield record
+        else:
+          bad += 1
+    if bad:
+      logging.warning('%s: %d lines are damaged.', folder, bad)
 
 
 def replay(
@@ -235,25 +234,6 @@ def replay(
 
 def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
-
-
-def _last(
-  opened: Sequence[tuple[BinaryIO, int]], keep: int
-) -> Iterator[Record]:
-  """Yields the last `keep` records of open files."""
-  skip = max(0, sum(lines for _, lines in opened) - keep)
-  bad = 0
-  for file, lines in opened:
-    for line in itertools.islice(file, lines):
-      if skip:
-        skip -= 1
-      elif record := _parse(line):
-        yield record
-      else:
-        bad += 1
-  if bad:
-    folder = pathlib.Path(opened[0][0].name).parent
-    logging.warning('%s: %d lines are damaged.', folder, bad)
 
 
 def _repair(path: pathlib.Path) -> int:

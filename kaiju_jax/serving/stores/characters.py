@@ -111,7 +111,7 @@ class Drawn:
   """How the model drew a reply."""
 
   # Hex digest of the served weights and their config (`load.digest`); '' where
-  # the server was not told it.
+  # the server does not know it.
   model: str
   build: str  # The version of kaiju_jax.
   seed: int  # The seed of the sampling noise.

@@ -59,7 +59,11 @@ class Store(publishing.Publishing):
       )
     now = self._clock()
     messages = [
-      self._message(number, None, characters.ASSISTANT, text, None, None, now)
+      self._check_message(
+        characters.Message(
+          number, None, characters.ASSISTANT, text, created=now
+        )
+      )
       for number, text in enumerate(texts)
     ]
     session = characters.Session(
@@ -176,8 +180,11 @@ class Store(publishing.Publishing):
     if parent is not None:
       rules.integer(parent, 'parent')
     # Without its number, which the session's count will give it.
-    draft = self._message(
-      0, parent, role, text, tokens, finish, self._clock(), reasoning, drawn
+    now = self._clock()
+    draft = self._check_message(
+      characters.Message(
+        0, parent, role, text, tokens, finish, now, reasoning, drawn
+      )
     )
 
     def append(at: records.Writes) -> characters.Message:
@@ -324,34 +331,20 @@ class Store(publishing.Publishing):
     rules.refuse_no_id(session, 'session')
     return lambda at: rules.session(at.session(session), owner, session)
 
-  def _message(
-    self,
-    number,
-    parent,
-    role,
-    text,
-    tokens,
-    finish,
-    now,
-    reasoning=None,
-    drawn=None,
-  ):
-    """Returns a message within the limits."""
-    limits = self._limits
-    if role not in (characters.USER, characters.ASSISTANT):
-      raise ValueError(
-        f"role={card_fields.abbreviate(role)}: must be 'user' or 'assistant'."
-      )
-    rules.text(text, 'text', limits.text)
+  def _check_message(self, message: characters.Message) -> characters.Message:
+    """Returns a message within the limits, with its tokens as plain numbers."""
+    limits, tokens = self._limits, message.tokens
+    if message.role not in (characters.USER, characters.ASSISTANT):
+      shown = card_fields.abbreviate(message.role)
+      raise ValueError(f"role={shown}: must be 'user' or 'assistant'.")
+    rules.text(message.text, 'text', limits.text)
     if tokens is not None:
       tokens = tuple(rules.tokens(tokens, 'tokens', limits.tokens).tolist())
-    if finish is not None:
-      rules.text(finish, 'finish', limits.owner)
-    if reasoning is not None:
-      rules.text(reasoning, 'reasoning', limits.text)
-    return characters.Message(
-      number, parent, role, text, tokens, finish, now, reasoning, drawn
-    )
+    if message.finish is not None:
+      rules.text(message.finish, 'finish', limits.owner)
+    if message.reasoning is not None:
+      rules.text(message.reasoning, 'reasoning', limits.text)
+    return dataclasses.replace(message, tokens=tokens)
 
   def _refuse_full(self, session: characters.Session) -> None:
     for what, has, most in (
