@@ -180,25 +180,6 @@ def copy_pages(
   return cache._replace(kinds=kinds)
 
 
-def pasts(
-  cache: Cache,
-  pools: dict[str, paging.Pool],
-  row_B: jax.Array,
-  visibility: visibility_lib.Visibility,
-  reference_length: int | None = None,
-) -> dict[int, past.Past]:
-  """Returns what the layers of a call see of the cache, before the call.
-
-  `row_B` is the cache's row for each row of the call, `visibility` its
-  queries'; `reference_length` as in `extend.Network`.
-  """
-  return join_pasts(
-    cache,
-    pools,
-    tables(cache, pools, row_B, visibility, reference_length),
-  )
-
-
 def tables(
   cache: Cache,
   pools: dict[str, paging.Pool],
@@ -206,7 +187,11 @@ def tables(
   visibility: visibility_lib.Visibility,
   reference_length: int | None = None,
 ) -> dict[str, past.Tables]:
-  """Returns the page tables of a call by kind; arguments as `pasts`."""
+  """Returns the page tables of a call by kind.
+
+  `row_B` is the cache's row for each row of the call, `visibility` its
+  queries'; `reference_length` as in `extend.Network`.
+  """
   return {
     kind: _tables(cache.kinds[kind], pool, row_B, visibility, reference_length)
     for kind, pool in pools.items()
@@ -216,7 +201,7 @@ def tables(
 def join_pasts(
   cache: Cache, pools: dict[str, paging.Pool], tables: dict[str, past.Tables]
 ) -> dict[int, past.Past]:
-  """Returns the pools and tables of a call by the layer that owns them."""
+  """Returns what layers see of the cache, by the layer that owns it."""
   return {
     owner: past.Past(k, v, tables[kind])
     for kind, pool in pools.items()

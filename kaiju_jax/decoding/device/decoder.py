@@ -166,7 +166,6 @@ class Decoder:
     self._give_pages = self._writer(_of_cache(cache_lib.give_pages))
     self._copy_pages = self._writer(_of_cache(cache_lib.copy_pages, heads))
     self._lend = self._writer(_of_cache(cache_lib.lend, heads))
-    self._reissue = self._writer(_of_cache(cache_lib.reissue))
     self._settle = self._writer(_of_cache(cache_lib.settle, heads))
     self._logits = self.jit(functools.partial(extend.logits, self.network))
 
@@ -366,12 +365,6 @@ class Decoder:
       jnp.asarray(count_B, jnp.int32),
       appends=dict(zip(rows, map(int, count_B))),
     )
-
-  def reissue(
-    self, row: int, ranges: dict[str, tuple[np.ndarray, ...]]
-  ) -> None:
-    """Gives a row's slots new ranges; see `cache.reissue`."""
-    self.run(self._reissue, np.int32(row), ranges)
 
   def settle(
     self,

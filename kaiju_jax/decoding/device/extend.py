@@ -151,9 +151,10 @@ def see(
 
 
 def _run(network, params, cache, row_B, tokens_BL, visibility):
-  pasts = cache_lib.pasts(
+  tables = cache_lib.tables(
     cache, network.pools, row_B, visibility, network.reference_length
   )
+  pasts = cache_lib.join_pasts(cache, network.pools, tables)
   hidden_BLD, made = network.model.apply(
     {'params': params}, tokens_BL, visibility, pasts, method='extend'
   )

@@ -59,14 +59,6 @@ class Prefilled(NamedTuple):
   scores: rounds.Scores | None = None
 
 
-class _Ran(NamedTuple):
-  """The results of `rounds.end_prefill` beside the state."""
-
-  last_BLD: jax.Array
-  scores: rounds.Scores | None
-  judged_BLC: jax.Array | None
-
-
 class Rounds:
   """The compiled calls of an engine, and the state of how its rows draw.
 
@@ -154,8 +146,7 @@ class Rounds:
     self, chunks: Sequence[Chunk], shape: tuple[int, int]
   ) -> Prefilled:
     """Appends chunks to texts, in a call of `shape`; draws where one ends."""
-    ran = self._run(chunks, shape, _NOTHING, False)
-    return self._draw_prompts(chunks, ran)
+    return self._run(chunks, shape, _NOTHING, False)
 
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
     """Appends a chunk of at most `scored` tokens, and scores their successors.
@@ -169,8 +160,7 @@ class Rounds:
     with self._compiling:
       if program in self._later:  # No size is ready: this one cannot wait.
         self._compile([program])
-    ran = self._run([chunk], (1, size), next_L, True)
-    return self._draw_prompts([chunk], ran)
+    return self._run([chunk], (1, size), next_L, True)
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows (`rounds.end_step`).
@@ -236,8 +226,8 @@ class Rounds:
         self._step_of((), program.rows)
       else:
         shape = program.rows, program.size
-        ran = self._run([], shape, _NOTHING, program.kind == 'score')
-    self._draw([], ran)
+        self._run([], shape, _NOTHING, program.kind == 'score')
+    self._draw([])
     row = self._decoder.open(1)
     try:
       self.join(row, sampling_lib.Sampling(), _NOTHING)
@@ -314,7 +304,7 @@ class Rounds:
     """Most tokens of a call."""
     return max(size for rows, size in self._shapes if rows == 1)
 
-  def _run(self, chunks, shape, next_L, is_scored: bool):
+  def _run(self, chunks, shape, next_L, is_scored: bool) -> Prefilled:
     B, L = shape
     filled = self._fill(chunks, B)
     tokens_BL = np.zeros((B, L), np.int32)
@@ -340,16 +330,12 @@ class Rounds:
       self._state, *ran = self._decoder.run(
         function, self._state, packed, self._head, appends=appends
       )
-    ran = _Ran(*ran)
-    self.last_BLD = ran.last_BLD
-    return ran
-
-  def _draw_prompts(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
+    self.last_BLD, scores, judged_BLC = ran
     draws = any(chunk.draws for chunk in chunks)
-    packed = self._draw(chunks, ran) if draws else ran.last_BLD
-    return Prefilled(packed, ran.judged_BLC, ran.scores)
+    drawn = self._draw(chunks) if draws else self.last_BLD
+    return Prefilled(drawn, judged_BLC, scores)
 
-  def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
+  def _draw(self, chunks: Sequence[Chunk]) -> jax.Array:
     """Draws the tokens that follow prompts; no row draws where none is said."""
     decoder = self._decoder
     filled = self._fill(chunks, self._rows)
@@ -360,7 +346,7 @@ class Rounds:
         np.array([row for row, *_ in filled], np.int32),
         np.array([decoder.length_of(row) for row, *_ in filled], np.int32),
         np.array([draws for *_, draws in filled]),
-        ran.last_BLD,
+        self.last_BLD,
       )
     return packed
 

@@ -367,7 +367,12 @@ def test_a_beams_token_sees_its_own_path():
 
 
 def run_chunk(decoder, row, placed, tokens):
-  decoder.reissue(row, placed.ranges)
+
+  def reissue(params, cache, row, ranges):
+    return None, cache_lib.reissue(cache, row, ranges)
+
+  call = decoder.jit(reissue, donate_argnums=1)
+  decoder.run(call, np.int32(row), placed.ranges)
   chunk = beam_row.chunk(row, placed, tokens, 8)
   return decoder.run(extend_chunk(decoder), chunk)[0, : len(tokens)]
 
