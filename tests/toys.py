@@ -73,11 +73,14 @@ def tiny_chat_experiment(
   return one
 
 
-class _NoBatches:
+class NoBatches:
   """Batches that have no position."""
 
   def get_state(self):
     return {}
+
+  def set_state(self, state):
+    assert state == {}
 
 
 def write_run(
@@ -99,7 +102,7 @@ def write_run(
     workdir.open_workdir(path, experiment) as folder,
     checkpoint.Checkpoints(folder, 1) as checkpoints,
   ):
-    checkpoints.save(7, state, _NoBatches())
+    checkpoints.save(7, state, NoBatches())
   return state
 
 

@@ -7,14 +7,17 @@ layers, whose compilation takes most of a test's time.
 import jax
 import numpy as np
 
+from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import embedding
 from kaiju_jax.model import norm
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
 from tests import meshes
 
 VOCAB = 48
@@ -58,6 +61,21 @@ def params(one: Shallow, seed: int = 0):
     },
     'final_norm': {'gain_D': np.ones(width, np.float32)},
   }
+
+
+def experiment(
+  name: str = 'language', length: int = 32, sources=(), **objective
+) -> experiment_lib.Experiment:
+  """Returns a run of one layer on eight rows; `objective` are settings."""
+  return experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=VOCAB, d_model=64, layout='L0', num_heads=8, head_dim=8,
+      d_ff=16, max_length=length, window=5, dtype='float32',
+      quantization=quantization_config.none(),
+    ),
+    data=data_config.DataConfig(length=length, batch=8, sources=sources),
+    objective=objective_config.ObjectiveConfig(name, **objective),
+  )  # fmt: skip
 
 
 def gradient_on(one: Shallow, objective, batch, widths=(1, 1)):

@@ -7,14 +7,13 @@ import pytest
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
-from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import by_source
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
 from tests.model import rows
+from tests.objectives import shallow
 
 NAMES = 'code', 'prose', 'absent'
 ROWS, LENGTH = 8, 16
@@ -22,18 +21,8 @@ OF_ROWS = 0, 1, 1, 0, 1, 1, 1, 0
 
 
 def experiment(names=NAMES) -> experiment_lib.Experiment:
-  return experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=16, d_model=16, num_layers=1, num_heads=2, head_dim=8,
-      d_ff=16, max_length=LENGTH, window=4, dtype='float32',
-      quantization=quantization_config.none(),
-    ),
-    data=data_config.DataConfig(
-      length=LENGTH,
-      batch=ROWS,
-      sources=tuple(data_config.SourceConfig(name, '') for name in names),
-    ),
-  )  # fmt: skip
+  sources = tuple(data_config.SourceConfig(name, '') for name in names)
+  return shallow.experiment(length=LENGTH, sources=sources)
 
 
 def batch(of_rows):

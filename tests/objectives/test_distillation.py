@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax.data import config as data_config
-from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import distillation
 from kaiju_jax.objectives import language
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
@@ -152,20 +149,11 @@ def test_a_teacher_that_is_sure_of_the_data_is_the_data():
     shallow.assert_close(by, gradient, 1e-5)
 
 
-def experiment(chunk=0, **distillation) -> experiment_lib.Experiment:
-  return experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=VOCAB, d_model=64, layout='L0', num_heads=8, head_dim=8,
-      d_ff=16, max_length=LENGTH, window=5, dtype='float32',
-      quantization=quantization_config.none(),
-    ),
-    data=data_config.DataConfig(length=LENGTH, batch=ROWS),
-    objective=objective_config.ObjectiveConfig(
-      'distillation',
-      distillation=objective_config.Distillation(**SETTINGS | distillation),
-      chunk=chunk,
-    ),
-  )  # fmt: skip
+def experiment(chunk=0, **changes) -> experiment_lib.Experiment:
+  settings = objective_config.Distillation(**SETTINGS | changes)
+  return shallow.experiment(
+    'distillation', LENGTH, distillation=settings, chunk=chunk
+  )
 
 
 def test_a_batch_without_a_teacher_is_refused():

@@ -22,6 +22,7 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
+from tests import toys
 from tests.model import params as params_lib
 from tests.model import rows
 
@@ -192,23 +193,15 @@ def test_joint_training_adds_the_head_to_the_language_models_step():
   assert np.abs(gain_D - was_D).max() > 0.01
 
 
-class _Nowhere:
-  def get_state(self):
-    return {}
-
-  def set_state(self, state):
-    assert state == {}
-
-
 def test_a_run_goes_on_bit_for_bit(tmp_path):
   one, step = experiment(frozen=False), step_of(False)
   state, _ = step(begun(one), batch(0))
   with checkpoint.Checkpoints(tmp_path, 1) as checkpoints:
-    checkpoints.save(1, state, _Nowhere())
+    checkpoints.save(1, state, toys.NoBatches())
   state, want = step(state, batch(1))
   with checkpoint.Checkpoints(tmp_path, 1) as checkpoints:
     again, _ = checkpoints.restore(
-      state_lib.abstract(one, meshes.mesh_of(1)), _Nowhere()
+      state_lib.abstract(one, meshes.mesh_of(1)), toys.NoBatches()
     )
   again, metrics = step(again, batch(1))
   chex.assert_trees_all_equal((again, metrics), (state, want))
@@ -218,7 +211,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
 def test_a_language_models_checkpoint_is_a_trunk(tmp_path):
   language = experiment('language')
   with checkpoint.Checkpoints(tmp_path, 1) as checkpoints:
-    checkpoints.save(1, begun(language), _Nowhere())
+    checkpoints.save(1, begun(language), toys.NoBatches())
   shapes = state_lib.abstract(language).params
   read, _ = checkpoint.load(tmp_path, {'params': shapes})
   state = state_lib.initialize(experiment(), params=read['params'])

@@ -7,15 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax.data import config as data_config
-from kaiju_jax.model import config as model_config
-from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import language
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import vocabulary_loss
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.sharding import rules
-from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
 from tests.model import params as params_lib
@@ -160,18 +155,6 @@ def test_chunks_save_the_memory_of_logits_and_one_chunk_saves_none():
   assert temporaries(length) > 0.9 * whole
 
 
-def experiment(chunk) -> experiment_lib.Experiment:
-  return experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=48, d_model=64, layout='L0', num_heads=8, head_dim=8,
-      d_ff=16, max_length=32, window=5, dtype='float32',
-      quantization=quantization_config.none(),
-    ),
-    data=data_config.DataConfig(length=32, batch=8),
-    objective=objective_config.ObjectiveConfig(chunk=chunk),
-  )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_step_in_chunks_is_the_whole_on_one_device():
   """A tree-like predecessor reaches into another device's part of the row."""
@@ -182,7 +165,7 @@ def test_a_step_in_chunks_is_the_whole_on_one_device():
 
   def gradient(chunk, widths):
     mesh = meshes.mesh_of(*widths)
-    one = experiment(chunk)
+    one = shallow.experiment(chunk=chunk)
     params = params_lib.drawn(step_lib.model_of(one), mesh)
     of = jax.jit(step_lib.gradient_of(one, mesh))
     z = jnp.float32(1e-2), jnp.float32(1e-3)

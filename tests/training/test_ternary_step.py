@@ -28,6 +28,7 @@ from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
 from kaiju_jax.wire import ternary_plan
 from tests import meshes
+from tests import toys
 from tests.model import params as params_lib
 from tests.model import rows
 
@@ -158,19 +159,11 @@ def run(step, state, count):
   return state, float(metrics['loss'])
 
 
-class _Nowhere:
-  def get_state(self):
-    return {}
-
-  def set_state(self, state):
-    assert state == {}
-
-
 def saved(folder):
   """Returns a saved state, and the state and loss three steps later."""
   state, _ = run(step_of(HERE), begin(HERE), 5)
   with checkpoint.Checkpoints(folder, 1) as checkpoints:
-    checkpoints.save(5, state, _Nowhere())
+    checkpoints.save(5, state, toys.NoBatches())
   kept = jax.device_get(state)
   return kept, *run(step_of(HERE), state, 3)
 
@@ -179,7 +172,7 @@ def restored(folder, widths, kept):
   """Returns the same of the restored state, on any mesh."""
   state, _ = step_lib.abstract(experiment(), meshes.mesh_of(*widths))
   with checkpoint.Checkpoints(folder, 1) as checkpoints:
-    state, number = checkpoints.restore(state, _Nowhere())
+    state, number = checkpoints.restore(state, toys.NoBatches())
   assert number == 5
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), kept)
   return run(step_of(widths), state, 3)

@@ -133,35 +133,6 @@ def test_every_token_sees_its_path_and_nothing_else(seed):
   )
 
 
-@pytest.mark.parametrize('seed', range(5))
-def test_a_step_is_that_of_visibility_beams(seed):
-  rng = np.random.default_rng(seed)
-  history = History(rng, 5, {'global': None}, {'global': 200})
-  history.grow([0, 0, 0])
-  for _ in range(12):
-    placed = history.grow(rng.integers(0, len(history.beams), 3))
-    content_M = history.content['global']
-    slot_of = {int(node): slot for slot, node in enumerate(content_M)}
-    live = set().union(*(history.path(beam) for beam in history.beams))
-    parents = [
-      slot_of[history.parents[node]]
-      if node in live and history.parents[node] >= 0
-      else -1
-      for node in content_M
-    ]
-    leaves = placed.slot['global']
-    expected = visibility_lib.as_dense(visibility_lib.beams(parents, leaves))[0]
-    ranges = [x.copy() for x in placed.ranges['global']]
-    for x, own_L in zip(
-      ranges,
-      (placed.coordinate_L, placed.coordinate_L + 1, placed.position_L),
-    ):
-      x[leaves] = own_L
-    ranges = beam_slots.Ranges(*ranges)
-    seen = _seen(ranges, placed.coordinate_L, placed.position_L, None)
-    np.testing.assert_array_equal(seen, expected)
-
-
 def _text(length, slots, window=None):
   position_M = np.full(slots, -1)
   position_M[:length] = np.arange(length)

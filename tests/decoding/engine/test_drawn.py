@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import tokenizer
-from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.engine import pacing
@@ -29,20 +28,9 @@ LENGTH, CHUNK = 40, 8
 
 
 @pytest.fixture(scope='module')
-def generator():
-  decoder = decoder_lib.Decoder(
-    toys.drawn(CONFIG), CONFIG, rows=3, length=LENGTH, page=4, mode='reference'
-  )
-  head = toys.head_of()
+def plain(judged):
   return generator_lib.Generator(
-    decoder, tokenizer.Bytes(), chunk=CHUNK, head=head
-  )
-
-
-@pytest.fixture(scope='module')
-def plain(generator):
-  return generator_lib.Generator(
-    generator._decoder, tokenizer.Bytes(), chunk=CHUNK
+    judged._decoder, tokenizer.Bytes(), chunk=CHUNK
   )
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
-from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.device import reference
@@ -31,21 +30,6 @@ CONFIG = toys.small()
 @pytest.fixture(scope='module')
 def params():
   return toys.drawn(CONFIG)
-
-
-@pytest.fixture(scope='module')
-def generator(params):
-  decoder = decoder_lib.Decoder(
-    params,
-    CONFIG,
-    rows=ROWS,
-    length=LENGTH,
-    page=4,
-    mode='reference',
-  )
-  return generator_lib.Generator(
-    decoder, tokenizer.Bytes(), chunk=CHUNK, head=toys.head_of()
-  )
 
 
 @pytest.fixture(scope='module')

@@ -422,14 +422,6 @@ def test_what_cannot_be_a_key_is_refused_before_it_has_a_row(make):
   assert engine.is_idle
 
 
-def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
-  """What is remembered of them is bounded by the points that there are."""
-  engine = make()
-  for number in range(300):
-    engine.answer(make_request(9, 2, number, conversation=number))
-  assert len(engine.recorder) <= 66 + 2 * len(engine.decoder.account.tree)
-
-
 @pytest.mark.slow
 def test_a_long_text_is_looked_up_within_milliseconds():
   """Wanted are 2 ms of a core; on a loaded machine it takes more of them."""

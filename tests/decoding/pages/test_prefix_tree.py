@@ -366,28 +366,6 @@ def test_eviction_takes_the_least_recently_used_and_never_rows_pages():
   world.check()
 
 
-def test_what_is_shared_is_used_with_what_goes_on_from_it():
-  world, points = World(), {}
-  for owner in (b'a', b'b'):
-    row = world.open(text_of(range(1, 16), shared=6, owner=owner))
-    for length in (6, 11, 15):
-      row.extend(length - row.length)
-      points[owner, length] = world.record(row)
-    world.close(row)
-  assert points[b'a', 6] is points[b'b', 6]
-  alone = world.open(text_of([7] * 9))
-  alone.extend(9)
-  points[b'', 9] = world.record(alone)
-  world.close(alone)
-  world.tree.use(points[b'a', 15])
-  # All of b's, the one between, a's, and the prefix of both.
-  lengths = [point.length for point in world.tree.points()]
-  assert lengths == [15, 11, 9, 15, 11, 6]
-  while world.tree.evict():
-    world.check()
-  assert not len(world.tree)
-
-
 def test_owners_do_not_keep_each_others_points():
   world = World()
   rows = [

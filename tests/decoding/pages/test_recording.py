@@ -313,13 +313,3 @@ def test_both_kinds_of_pages_are_used_up_at_once(context, local_layers):
   windows = memory * share / page_bytes['local'] / 21
   histories = memory * (1 - share) / page_bytes['global'] / (context / 4 / 64)
   assert windows == pytest.approx(histories)
-
-
-@pytest.mark.parametrize(
-  'owner, salt, common', [(b'a', b's', 12), (b'b', b's', 6), (b'a', b't', 0)]
-)
-def test_what_is_waited_for_is_what_can_be_resumed_then(owner, salt, common):
-  tokens = np.arange(1, 13, dtype=np.int32)
-  runs = prefix_tree.Text(tokens, 6, b'a', b's')
-  waits = prefix_tree.Text(np.append(tokens, 1), 6, owner, salt)
-  assert recording.count_resumable(runs, (6, 12), waits) == common

@@ -137,33 +137,6 @@ def test_stop_strings_drawn_out(strings, text, shown_text, used):
   assert joined + whole.finish() == shown_text
 
 
-def test_stop_strings_against_every_split():
-  """An oracle that sees all the text: the first end of any stop string."""
-  generator = np.random.default_rng(0)
-  for _ in range(300):
-    letters = ''.join(generator.choice(list('ab'), 12))
-    strings = [
-      ''.join(generator.choice(list('ab'), generator.integers(2, 5)))
-      for _ in range(2)
-    ]
-    wanted = letters
-    for end in range(len(letters) + 1):
-      done = [s for s in strings if letters[:end].endswith(s)]
-      if done:
-        wanted = letters[: end - max(map(len, done))]
-        break
-    cuts = sorted(generator.integers(0, 13, 3).tolist())
-    watched, found = stop.Strings(strings), ''
-    for first, last in zip([0, *cuts], [*cuts, 12]):
-      piece = watched.push(letters[first:last])
-      found += piece
-      assert wanted.startswith(found)
-      if watched.found:
-        break
-    assert found + watched.finish() == wanted
-    assert (watched.found is not None) == (wanted != letters)
-
-
 def test_what_is_shown_and_held_against_an_oracle():
   """As soon as it cannot be cut any more, and not before."""
   rng = random.Random(1)
@@ -195,15 +168,6 @@ def test_what_is_shown_and_held_against_an_oracle():
         )
         assert (watched.found, found) == (None, text[: len(text) - held])
     assert found + watched.finish() == (found if watched.found else text)
-
-
-def test_only_what_may_become_a_stop_string_is_held_back():
-  strings = stop.Strings(['</turn>'])
-  assert strings.push('a < b </') == 'a < b '
-  assert strings.push('tu') == ''
-  assert strings.push('ne') == '</tune'
-  assert strings.push('<') == ''
-  assert strings.finish() == '<'
 
 
 def test_a_stop_token_ends_and_shows_what_was_held():
