@@ -69,11 +69,11 @@ def ready(
     _tokenizer(experiment, say)
   say('Compiling the training step: a minute, less the second time.')
   experiment = own or experiment
-  state = train.train(experiment, path, _split(experiment))
+  state = train.train(experiment, path, find_mesh(experiment))
   return path if int(state.step) == steps else None
 
 
-def _split(
+def find_mesh(
   experiment: experiment_lib.Experiment,
 ) -> sharding_config.MeshConfig | None:
   """Returns the mesh that splits a batch between two cores; None if unable."""

@@ -44,7 +44,7 @@ _FIRST, _EACH, _POLL = 600.0, 0.2, 2.0
 _OTHERS = 3.0
 
 
-class _Found:
+class Replicas:
   """The replicas of a Ray, as they come and go."""
 
   def __init__(self, ray):
@@ -135,9 +135,14 @@ class _Found:
     with contextlib.suppress(ValueError):
       self._router.remove(name)
 
+  @property
+  def answered(self) -> dict[str, remote_replica.RemoteReplica]:
+    """The replicas that have answered, by name."""
+    return {name: one for name, one in self._remotes.items() if one.build}
+
   def _add(self) -> None:
-    for name, remote in self._remotes.items():
-      if remote.build and name not in self._added:
+    for name, remote in self.answered.items():
+      if name not in self._added:
         self._added.add(name)
         self._call(functools.partial(self._bring, remote))
 
@@ -173,7 +178,7 @@ def run(
   from kaiju_jax.serving.routing import ray_app
 
   ray = ray_app.join(address)
-  found = _Found(ray)
+  found = Replicas(ray)
   try:
     front = found.wait(_FIRST).facts
     loaded = front.loaded

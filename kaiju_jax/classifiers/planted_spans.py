@@ -74,7 +74,7 @@ def _draw_chat(
     messages = _say([('system', described), greeted])
     return [*messages, *(one for pair in pairs for one in pair)]
   for _ in range(_PAIRS):
-    pair = [_plant(rng, role, held_out) for role in (talk.USER, talk.ASSISTANT)]
+    pair = [plant(rng, role, held_out) for role in (talk.USER, talk.ASSISTANT)]
     pairs.insert(rng.integers(len(pairs) + 1), pair)
   fields = dialogue_rows.fields_of(persona)
   if rng.random() < 0.5:
@@ -83,7 +83,7 @@ def _draw_chat(
   greeting = _say([greeted])
   place = rng.random()
   if place < 0.4:  # A text stands first in a fifth, nothing in another.
-    greeting = [_plant(rng, talk.ASSISTANT, held_out)] if place < 0.2 else []
+    greeting = [plant(rng, talk.ASSISTANT, held_out)] if place < 0.2 else []
   head = [described] if rng.random() < 0.9 else []
   return [*head, *greeting, *(one for pair in pairs for one in pair)]
 
@@ -92,7 +92,7 @@ def _say(messages: Any) -> list[dict[str, Any]]:
   return [{'role': role, 'content': text} for role, text in messages]
 
 
-def _plant(
+def plant(
   rng: np.random.Generator, role: str, held_out: set[str]
 ) -> dict[str, Any]:
   """Returns a message with a planted text, which no language model learns."""

@@ -94,7 +94,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> TrainedGate:
   certificate.check_parts(parts)
   settings = dataclasses.replace(training.settings, names=rows.names)
   copies = disguise.add_disguised(parts['train'], seed)
-  gate = _fit(copies, parts['train'], settings, training)
+  gate = fit(copies, parts['train'], settings, training)
   stage = _stage(gate, parts, training)
   policy = thresholds.Policy(
     format=thresholds.FORMAT,
@@ -155,7 +155,7 @@ def score_rows(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
   )
 
 
-def _fit(
+def fit(
   rows: rows_lib.Rows,
   originals: rows_lib.Rows,
   settings: gate_lib.Settings,

@@ -157,10 +157,10 @@ def train(
     library=library,
     trained_on=parts['train'],
     stage=stage,
-    outcome=certificate.decide('token head', policy, stage, _check),
+    outcome=certificate.decide('token head', policy, stage, check_claims),
     sizes={part: len(found.rows) for part, found in parts.items()},
-    at_once=_at_once(counted.replies(False), stage.minor),
-    shown=_released_share(counted.replies(True), stage.minor, gate.hold),
+    at_once=find_share_at_once(counted.replies(False), stage.minor),
+    shown=find_released_share(counted.replies(True), stage.minor, gate.hold),
   )
 
 
@@ -264,7 +264,7 @@ def _fit(
 ) -> tuple[judge.Head, str]:
   linear_model, library = certificate.import_sklearn()
   rng = np.random.default_rng(division.seed)
-  states_SD, text_S = _states(reader, rows, rng)
+  states_SD, text_S = read_states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]
   # A text in both roles counts as two texts here, all prompts first.
   label_MC = np.tile(rows.label_NC, (len(hidden_states.ROLES), 1))
@@ -287,7 +287,7 @@ def _fit(
   return (params, token_head.TokenHeadConfig(rows.names)), library
 
 
-def _states(
+def read_states(
   reader: hidden_states.Reader, rows: rows_lib.Rows, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns states [S, D] of all texts in each role, and text indices [S]."""
@@ -326,7 +326,7 @@ def _highest(
   return order[begins]
 
 
-def _check(policy: thresholds.Policy) -> None:
+def check_claims(policy: thresholds.Policy) -> None:
   """Refuses a policy whose head alone does not claim enough blocked texts."""
   thresholds.check(policy)
   for tier in thresholds.TIERS:
@@ -347,12 +347,14 @@ def _check_names(found: tuple[str, ...], wanted: tuple[str, ...]) -> None:
     )
 
 
-def _at_once(replies: list[np.ndarray], tier: thresholds.Tier) -> float:
+def find_share_at_once(
+  replies: list[np.ndarray], tier: thresholds.Tier
+) -> float:
   low_C = [limit.low for limit in tier.limits]
   return float(np.mean((np.concatenate(replies) < low_C).all(axis=1)))
 
 
-def _released_share(
+def find_released_share(
   replies: list[np.ndarray], tier: thresholds.Tier, hold: int
 ) -> float:
   """Returns the share of violating replies' tokens that is released."""

@@ -51,7 +51,7 @@ def write(
   params = found.params
   if text:
     tokenizer = tokenizer_lib.load(found.tokenizer, found.config.vocab_size)
-    params = fit_limits(found, _read(text, tokenizer))
+    params = fit_limits(found, read_texts(text, tokenizer))
   if is_per_tensor:
     params = scale_tensors(params)
   own.write(out, params, found.config, found.tokenizer)
@@ -123,7 +123,9 @@ def _scale_tensor(weight: int8.Quantized) -> int8.Quantized:
   )
 
 
-def _read(path: str, tokenizer: tokenizer_lib.Tokenizer) -> list[np.ndarray]:
+def read_texts(
+  path: str, tokenizer: tokenizer_lib.Tokenizer
+) -> list[np.ndarray]:
   """Returns the tokens of a text: its conversations, or pieces of its prose."""
   if os.fspath(path).endswith('.jsonl'):
     format = chat.format_of(tokenizer)

@@ -127,18 +127,18 @@ def test_two_cores_of_a_cpu_split_a_batch(experiment, monkeypatch):
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
 
   machine(2, 2)
-  assert chat._split(experiment).fsdp == 2
+  assert chat.find_mesh(experiment).fsdp == 2
   assert asked == [('jax_num_cpu_devices', 2)]
   machine(2, 2, 'gpu')
-  assert chat._split(experiment) is None
+  assert chat.find_mesh(experiment) is None
   machine(2, 8)  # Somebody has chosen devices already.
-  assert chat._split(experiment) is None
+  assert chat.find_mesh(experiment) is None
   asked.clear()
   machine(1, 2)
-  assert chat._split(experiment) is None
+  assert chat.find_mesh(experiment) is None
   machine(2, 2)
   experiment.data.batch = 3
-  assert chat._split(experiment) is None
+  assert chat.find_mesh(experiment) is None
   assert not asked  # One device trains: JAX's stay as they are.
 
 

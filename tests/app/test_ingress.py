@@ -17,7 +17,7 @@ class Ray:
     self.processes = {
       name: processes.Process(processes.Local(name)) for name in late
     }
-    self._begun = time.monotonic()
+    self.begun = time.monotonic()
 
   def list(self, prefix):
     return [name for name in self.late if name.startswith(prefix)]
@@ -27,7 +27,7 @@ class Ray:
 
     class Late(processes.Transport):
       async def subscribe(self, ingress):
-        if time.monotonic() < ray._begun + ray.late[name]:
+        if time.monotonic() < ray.begun + ray.late[name]:
           raise ConnectionError('not yet')
         async for message in super().subscribe(ingress):
           yield message
@@ -41,7 +41,7 @@ def find():
 
   def make(**late):
     ray = Ray({name.replace('_', '-'): x for name, x in late.items()})
-    found = ingress._Found(ray)
+    found = ingress.Replicas(ray)
     made.append((ray, found))
     return found
 
@@ -53,23 +53,18 @@ def find():
   assert not [x for x in threading.enumerate() if 'replica' in x.name]
 
 
-def names(found):
-  """Returns the replicas that an ingress would begin with."""
-  return {name for name, one in found._remotes.items() if one.build}
-
-
 def test_all_that_run_are_waited_for(find):
   """One that is added later has lost its conversations to the others."""
   found = find(kaiju_0=0, kaiju_1=0.6, other=0)
   assert found.wait(60).name == 'kaiju-0'
-  assert names(found) == {'kaiju-0', 'kaiju-1'}
+  assert set(found.answered) == {'kaiju-0', 'kaiju-1'}
 
 
 def test_one_that_does_not_answer_holds_up_nothing(find):
   found = find(kaiju_0=1e9, kaiju_1=0)
   begun = time.monotonic()
   assert found.wait(60, others=0.2).name == 'kaiju-1'
-  assert names(found) == {'kaiju-1'} and time.monotonic() < begun + 30
+  assert set(found.answered) == {'kaiju-1'} and time.monotonic() < begun + 30
 
 
 def test_none_at_all_is_an_error(find):

@@ -70,7 +70,7 @@ def test_planted_chats_hold_no_text_that_is_certified(tmp_path):
 def test_a_planted_text_that_is_certified_is_drawn_anew():
   def plant(held_out):
     rng = np.random.default_rng(0)
-    return planted_spans._plant(rng, 'user', held_out)['content']
+    return planted_spans.plant(rng, 'user', held_out)['content']
 
   first = plant(set())
   assert plant({rows_lib.skeleton('other')}) == first

@@ -189,7 +189,7 @@ def test_long_texts_teach_by_their_segments():
   settings = gate_lib.Settings(
     rows.names, (gate_lib.View('skeleton', 'char', 4, 5),), 2**13
   )
-  gate = train_gate._fit(rows, rows, settings, train_gate.Settings())
+  gate = train_gate.fit(rows, rows, settings, train_gate.Settings())
   benign = [row.text for row in planted.draw_rows(1, 60, 7).rows[2:]]
   scores = [gate.score(text)[1] for text in benign]
   marked = [gate.score(f'{text} zorbifex')[1] for text in benign]

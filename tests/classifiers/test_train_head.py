@@ -275,7 +275,7 @@ def test_the_head_must_claim_by_itself(gate):
   """A gate that blocks 99 % of prompts says nothing about replies."""
   stage = planted.stage('head', NAMES, low=0.1)
   policy = dataclasses.replace(gate[1], head=stage)
-  train_head._check(policy)
+  train_head.check_claims(policy)
   counted = thresholds.bound_count(590, 600, 0.9, 0.95, True)
   limit = dataclasses.replace(stage.minor.limits[0], blocked=counted)
   tier = dataclasses.replace(stage.minor, limits=(limit,))
@@ -284,7 +284,7 @@ def test_the_head_must_claim_by_itself(gate):
   )
   thresholds.check(policy)
   with pytest.raises(ValueError, match=r'minor: mark.*0\.9000.*alone'):
-    train_head._check(policy)
+    train_head.check_claims(policy)
 
 
 def test_nothing_is_half_written(trained, gate, tmp_path, monkeypatch):
@@ -306,10 +306,10 @@ def test_numbers_that_are_none_certify_nothing(reader):
 
 def test_of_many_long_texts_some_tokens_are_kept(reader, monkeypatch):
   rows, rng = marked(5, 5), np.random.default_rng(0)
-  states_SD, text_S = train_head._states(reader, rows, rng)
+  states_SD, text_S = train_head.read_states(reader, rows, rng)
   assert len(np.unique(text_S)) == 20 and len(states_SD) == len(text_S) > 400
   monkeypatch.setattr(train_head, '_KEPT', 20 * 4 * D * 6)
-  fewer_SD, text_S = train_head._states(reader, rows, rng)
+  fewer_SD, text_S = train_head.read_states(reader, rows, rng)
   assert fewer_SD.shape == (120, D)
   assert np.bincount(text_S).tolist() == [6] * 20
 
@@ -331,8 +331,11 @@ def test_what_is_shown_of_a_violating_reply():
   tier = thresholds.Tier((limit,), None)
   first = np.array([[0.0], [0.3], [0.0], [0.5], [0.9], [0.0]])
   never = np.array([[0.5], [0.5]])
-  assert train_head._released_share([first], tier, 2) == 3 / 6
-  assert train_head._released_share([first, never], tier, 2) == 5 / 8
-  assert train_head._at_once([first, never], tier) == 3 / 8
+  assert train_head.find_released_share([first], tier, 2) == 3 / 6
+  assert train_head.find_released_share([first, never], tier, 2) == 5 / 8
+  assert train_head.find_share_at_once([first, never], tier) == 3 / 8
   both = thresholds.Tier((limit, limit), None)
-  assert train_head._at_once([np.array([[0.0, 0.0], [0.0, 0.5]])], both) == 0.5
+  assert (
+    train_head.find_share_at_once([np.array([[0.0, 0.0], [0.0, 0.5]])], both)
+    == 0.5
+  )

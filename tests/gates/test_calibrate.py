@@ -67,7 +67,9 @@ def test_the_largest_value_of_each_channel_has_the_largest_code(folder):
 def test_every_text_counts_whatever_their_order(folder):
   """Another text beside the prose raises some limits, and lowers none."""
   loaded = load.base(str(folder / 'run'), 'float32')
-  texts = calibrate._read(str(folder / 'both.jsonl'), tokenizer_lib.Bytes())
+  texts = calibrate.read_texts(
+    str(folder / 'both.jsonl'), tokenizer_lib.Bytes()
+  )
   assert len(texts) == 2
   one, other = (
     calibration_changes.read(calibrate.fit_limits(loaded, x))

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import pathlib
-import secrets
 
 from kaiju_jax.alignment.feedback import export
 from kaiju_jax.app import server_folder
@@ -13,7 +12,6 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
-from kaiju_jax.storage import files
 from tests.serving import running
 
 
@@ -61,10 +59,7 @@ class World:
     self.server, self._folder = server, folder
     self.store = server.store
     self.tokens = auth.Tokens(folder / auth.FILE)
-    files.create_secret(
-      folder / server_folder.KEY, secrets.token_bytes(server_folder._SECRET)
-    )
-    self.key = server_folder.read_key(folder)
+    self.key = server_folder.load_key(folder)
     self._names = itertools.count()
 
   def add_person(self, agrees=True, age='adult', **token) -> str:
