@@ -20,7 +20,7 @@ TEXTS = ('', 'a', 'zwei Wörter', '👍🏽\n\x00"\\\'', '‏שלום', 'x' * 30
 # A character's fields take no control characters.
 WRITTEN = ('', 'a', 'zwei Wörter', '👍🏽\n"\\\'', '‏שלום', 'x' * 300)
 NAMES = ('Ann', 'Captain Nemo', '東京', 'x' * 200)
-DRAWN = characters.Drawn('a1', '0.1', 2**32 - 1, 0.7, top_p=0.9)
+DRAWN = characters.Drawn('a1', '0.1', 2**32 - 1, 0.7, 5, 0.9, 0.1, 1.1, True)
 # How often each happens.
 WEIGHTS = {
   'append': 8,

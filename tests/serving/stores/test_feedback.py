@@ -27,56 +27,6 @@ def begun(store, owner='ann'):
   return session
 
 
-def test_a_reply_has_one_rating_which_changes_nothing_else(make_store):
-  store = make_store()
-  session = begun(store)
-  before = store.session('ann', session), store.messages('ann', session)
-  assert store.rate('ann', session, 2, 'good') is None
-  assert store.rate('ann', session, 2, 'wrongly_refused') == 'good'
-  assert store.rate('ann', session, 2, 'wrongly_refused') == 'wrongly_refused'
-  assert make_store().ratings('ann', session) == {2: 'wrongly_refused'}
-  assert store.rate('ann', session, 2, None) == 'wrongly_refused'
-  assert store.rate('ann', session, 2, None) is None
-  assert store.ratings('ann', session) == {}
-  # An idle session stays idle: its time is that of its messages.
-  assert (
-    store.session('ann', session),
-    store.messages('ann', session),
-  ) == before
-
-
-def test_only_a_reply_of_ones_own_is_rated(make_store):
-  store = make_store()
-  session = begun(store)
-  for owner, which in ('ben', session), ('ann', 'none'):
-    with pytest.raises(characters.Missing, match='no such session'):
-      store.rate(owner, which, 2, 'good')
-    with pytest.raises(characters.Missing, match='no such session'):
-      store.ratings(owner, which)
-  with pytest.raises(characters.Missing, match='no message 3'):
-    store.rate('ann', session, 3, 'good')
-  for written in 0, 1:
-    with pytest.raises(ValueError, match=f'message {written}: a person'):
-      store.rate('ann', session, written, 'good')
-  for wrong in 'great', 1, [], True:
-    with pytest.raises(ValueError, match='good, bad, wrongly_refused, or null'):
-      store.rate('ann', session, 2, wrong)
-  with pytest.raises(TypeError, match='message=True'):
-    store.rate('ann', session, True, 'good')
-  assert store.ratings('ann', session) == {}
-
-
-def test_ratings_go_with_their_session(make_store):
-  store = make_store()
-  first, second = begun(store), begun(store)
-  for session in first, second:
-    store.rate('ann', session, 2, 'bad')
-  store.remove_session('ann', first)
-  with pytest.raises(characters.Missing):
-    store.ratings('ann', first)
-  assert make_store().ratings('ann', second) == {2: 'bad'}
-
-
 def test_ratings_at_once_leave_the_last_one(make_store):
   store = make_store()
   session = begun(store)
@@ -92,30 +42,6 @@ def test_ratings_at_once_leave_the_last_one(make_store):
       left.remove(one)
   assert former.count(None) == 1
   assert [*store.ratings('ann', session).values()] == left
-
-
-def test_a_reply_says_how_it_was_drawn(make_store):
-  store = make_store()
-  session = begun(store)
-  for reader in store, make_store():
-    greeting, said, reply = reader.messages('ann', session)
-    assert reply.drawn == DRAWN
-    assert greeting.drawn is None and said.drawn is None
-
-
-def test_an_owner_s_word_is_the_last_one(make_store):
-  store = make_store()
-  assert store.agreement('ann') is None and store.agreements() == {}
-  assert store.agree('ann', True) and make_store().agreement('ann')
-  assert store.agree('ann', False) is False
-  # A flag at the next start does not undo it.
-  assert store.agree('ann', True, if_new=True) is False
-  assert store.agree('ben', True, if_new=True)
-  assert make_store().agreements() == {'ann': False, 'ben': True}
-  with pytest.raises(TypeError, match='agrees=1'):
-    store.agree('ann', 1)
-  with pytest.raises(ValueError, match="owner=''"):
-    store.agree('', True)
 
 
 def check_older(stores):

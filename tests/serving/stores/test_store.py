@@ -10,7 +10,6 @@ import pytest
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
-from kaiju_jax.serving.stores import sharing
 
 FIELDS = card_fields.Fields(
   name='Captain Nemo', greeting='Aye.', alternate_greetings=('', 'Ahoy.')
@@ -33,18 +32,11 @@ def together(count, work):
   return [future.exception() or future.result() for future in futures]
 
 
-def test_a_digest_is_of_tokens_and_tokenizer_alone(make_store):
-  store = make_store()
-  first = publish(store)
-  tagged = dataclasses.replace(FIELDS, tags=('sea',), notes='n', creator='c')
-  second = publish(store, fields=tagged, character=first.character)
-  assert (first.number, second.number) == (1, 2)
-  assert second.digest == first.digest == rules.digest(PREFIX, 'bytes')
-  # The same text, of another character of another owner.
-  assert publish(store, 'bob').digest == first.digest
+def test_a_digest_is_of_tokens_and_tokenizer_alone():
   digests = [
-    store.publish('ann', FIELDS, tokens, tokenizer).digest
+    rules.digest(np.array(tokens, np.int32), tokenizer)
     for tokens, tokenizer in (
+      (PREFIX, 'bytes'),
       (PREFIX, 'byte'),
       (PREFIX, 'sytes'),
       # Where the tokenizer's name ends is part of it.
@@ -54,17 +46,15 @@ def test_a_digest_is_of_tokens_and_tokenizer_alone(make_store):
       ([1, 2, 3 + 2**8], 'bytes'),
     )
   ]
-  assert len({first.digest, *digests}) == 7
-  assert re.fullmatch('[0-9a-f]{64}', first.digest)
+  assert len({*digests}) == 7
+  assert all(re.fullmatch('[0-9a-f]{64}', one) for one in digests)
 
 
-def test_a_version_stays_as_it_was_published(make_store):
+def test_a_version_is_a_copy_that_nobody_changes(make_store):
   tokens = np.array([5, 2**31 - 1, 0], np.int64)
   store = make_store()
   version = store.publish('ann', FIELDS, tokens, 'bytes')
   tokens[:] = 9
-  for number in range(3):
-    publish(store, fields=edited(number), character=version.character)
   for one in store, make_store():
     held = one.version(version.character, 1)
     assert held == version
@@ -86,24 +76,6 @@ def test_a_rollback_is_refused_where_another_audience_would_see_it(make_store):
   with pytest.raises(characters.Conflict, match='made private meanwhile'):
     store.rollback('ann', character, 2, if_public=True)
   assert store.rollback('ann', character, 2).number == 2
-
-
-def test_what_is_built_in_keeps_its_id(make_store):
-  store = make_store()
-  publish(store, '', character='nemo')
-  assert publish(store, '', character='nemo').number == 1
-  assert publish(store, '', fields=edited(1), character='nemo').number == 2
-  assert [one.id for one in store.characters('bob')] == ['nemo']
-  session = store.open_session('bob', 'nemo')
-  with pytest.raises(characters.NotOwner):
-    publish(store, 'bob', character='nemo')
-  store.remove('', 'nemo')
-  assert not store.characters('bob')
-  # It comes back, and its numbers go on.
-  assert publish(store, '', character='nemo').number == 3
-  assert store.version('nemo', session.version).fields == edited(1)
-  with pytest.raises(ValueError, match='A–Z'):
-    publish(store, '', character='not an id')
 
 
 def private(store):
@@ -131,6 +103,8 @@ def calls(store, character, session, owner='ann'):
     'head': lambda: store.set_head(owner, session, 0),
     'rename': lambda: store.rename(owner, session, 'x'),
     'end': lambda: store.remove_session(owner, session),
+    'rate': lambda: store.rate(owner, session, 1, 'good'),
+    'ratings': lambda: store.ratings(owner, session),
   }
 
 
@@ -156,50 +130,6 @@ def test_what_can_be_no_id_is_missing(make_store, wrong):
     with pytest.raises(characters.Missing):
       call()
       raise AssertionError(name)
-
-
-def test_a_removed_character_goes_with_its_last_session(make_store):
-  store = make_store()
-  character = publish(store).character
-  publish(store, fields=edited(2), character=character)
-  sessions = [store.open_session('ann', character).id for _ in range(2)]
-  publish(store, fields=edited(3), character=character)
-  store.remove('ann', character)
-  for number, is_kept in (1, False), (2, True), (3, False):
-    if is_kept:
-      assert store.version(character, number).number == number
-      continue
-    with pytest.raises(characters.Missing):
-      store.version(character, number)
-  for session in sessions:
-    assert store.version(character, 2)
-    store.append('ann', session, 0, 'user', 'x')
-    store.remove_session('ann', session)
-  with pytest.raises(characters.Missing):
-    store.version(character, 2)
-  with pytest.raises(characters.Missing):
-    publish(store, character=character)
-
-
-@pytest.mark.parametrize('owners', [(), ('ann',), ('bob',), ('ann', 'bob')])
-def test_a_removed_character_is_read_by_those_who_talk_to_it(
-  make_store, owners
-):
-  store = make_store()
-  version = publish(store, is_public=True)
-  sessions = [store.open_session(x, version.character) for x in owners]
-  store.remove('ann', version.character)
-  shared = sharing.Tree(version.digest, version.character)
-  read = {
-    x
-    for x in ('', 'ann', 'bob')
-    if sharing.is_read(store, shared._replace(owner=x))
-  }
-  assert read == {{'bob': '', 'ann': 'ann'}[x] for x in owners}
-  for one in sessions:
-    assert sharing.find_tree(store, one.owner, version).owner in read
-    store.remove_session(one.owner, one.id)
-  assert not sharing.is_read(store, shared)
 
 
 @pytest.mark.parametrize('what', ['remove', 'hide'])
@@ -409,16 +339,30 @@ def test_limits_name_what_is_too_much(make_store, match, call):
     ),
     ('message=-1', lambda store, _, it: store.set_head('ann', it, -1)),
     ('greeting=-1', lambda store, one, _: store.open_session('ann', one, -1)),
+    ('A–Z', lambda store, *_: publish(store, '', character='not an id')),
+    ('agrees=1', lambda store, *_: store.agree('ann', 1)),
+    ("owner=''", lambda store, *_: store.agree('', True)),
+    ('message=True', lambda store, _, it: store.rate('ann', it, True, 'good')),
+    ('a person', lambda store, _, it: store.rate('ann', it, 0, 'good')),
+    *(
+      (
+        'wrongly_refused, or null',
+        lambda store, _, it, rating=rating: store.rate('ann', it, 1, rating),
+      )
+      for rating in ('great', 1, [], True)
+    ),
   ],
 )
 def test_wrong_arguments_are_named(make_store, match, call):
   store = make_store()
   character = publish(store).character
   session = store.open_session('ann', character).id
-  before = store.session('ann', session)
+  store.append('ann', session, 0, 'assistant', 'x', finish='stop')
+  before = store.session('ann', session), store.ratings('ann', session)
   with pytest.raises((TypeError, ValueError), match=match):
     call(store, character, session)
-  assert store.session('ann', session) == before
+  after = store.session('ann', session), store.ratings('ann', session)
+  assert after == before and store.agreements() == {}
   assert len(store.characters('ann')) == 1
 
 
