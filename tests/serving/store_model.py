@@ -67,16 +67,8 @@ class Model:
     return found
 
   def character(self, viewer, character):
-    one = self._seen(viewer, character)
-    return (
-      character,
-      one['owner'],
-      one['versions'][one['live']][0].name,
-      one['live'],
-      one['last'],
-      one['public'],
-      one['created'],
-    )
+    self._seen(viewer, character)
+    return self.find_character(character)
 
   def find_character(self, character):
     one = self.people.get(character)

@@ -2,6 +2,8 @@
 
 import random
 
+from hypothesis import stateful
+from hypothesis import strategies
 import numpy as np
 import pytest
 
@@ -21,21 +23,14 @@ TEXTS = ('', 'a', 'zwei Wörter', '👍🏽\n\x00"\\\'', '‏שלום', 'x' * 30
 WRITTEN = ('', 'a', 'zwei Wörter', '👍🏽\n"\\\'', '‏שלום', 'x' * 300)
 NAMES = ('Ann', 'Captain Nemo', '東京', 'x' * 200)
 DRAWN = characters.Drawn('a1', '0.1', 2**32 - 1, 0.7, 5, 0.9, 0.1, 1.1, True)
-# How often each happens.
-WEIGHTS = {
-  'append': 8,
-  'publish': 5,
-  'open': 5,
-  'head': 2,
-  'rate': 3,
-  'agree': 1,
-  'rollback': 2,
-  'character': 2,
-  'rename': 1,
-  'remove': 1,
-  'close': 1,
-  'count': 1,
-}
+# Each as often as it is named.
+NAMES_OF_MOVES = (
+  *('append',) * 8,
+  *('publish', 'open') * 5,
+  *('rate',) * 3,
+  *('head', 'rollback', 'character') * 2,
+  *('agree', 'rename', 'remove', 'close', 'count'),
+)
 
 
 class Clock:
@@ -48,32 +43,40 @@ class Clock:
     return self.now
 
 
-class Moves:
+class Moves(stateful.RuleBasedStateMachine):
   """Does the same to a store and to its model.
 
   Args:
-    store: made with `LIMITS` and `clock`.
-    clock: a `Clock`.
-    seed: of the operations.
+    open_store: opens one store again and again, as processes do, of `LIMITS`
+      and the clock that it is given.
+    done: counts what was done, and what was refused.
   """
 
-  def __init__(self, store, clock, seed):
-    self.store, self.clock = store, clock
+  def __init__(self, open_store, done):
+    super().__init__()
+    self.clock, self.done, self.steps = Clock(), done, 0
+    self.stores = [open_store(LIMITS, self.clock) for _ in range(2)]
     self.model = store_model.Model(LIMITS)
-    self.rng = random.Random(seed)
-    self.digests = {}
-    self.former = {}
-    self.done = {}
+    self.digests, self.former = {}, {}
 
-  def run(self, steps):
-    for step in range(steps):
-      self.clock.now += self.rng.choice((0, 0, 0.25, 1 / 3, 7, -2))
-      (name,) = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
-      getattr(self, f'move_{name}')()
-      if step % 2:
-        self.look()
-      if step % 10 == 9:
-        self.look_at_trees()
+  @stateful.rule(
+    seed=strategies.integers(0, 2**32 - 1),
+    name=strategies.sampled_from(NAMES_OF_MOVES),
+    seconds=strategies.sampled_from((0, 0, 0.25, 1 / 3, 7, -2)),
+  )
+  def move(self, seed, name, seconds):
+    self.rng = random.Random(seed)
+    self.clock.now += seconds
+    self.steps += 1
+    getattr(self, f'move_{name}')()
+    if self.steps % 2:
+      self.look()
+    if self.steps % 10 == 9:
+      self.look_at_trees()
+
+  @property
+  def store(self):
+    return self.rng.choice(self.stores)
 
   def both(self, name, *values, **named):
     """Returns what the store returned, or raised, which is what is expected."""
@@ -86,7 +89,7 @@ class Moves:
     self.model.id = getattr(found, 'character', getattr(found, 'id', 'none'))
     if isinstance(found, characters.Session):
       self.model.id = found.id
-    self.done[name, kind] = self.done.get((name, kind), 0) + 1
+    self.done[name, kind] += 1
     if kind is None:
       assert store_model.plain(found) == getattr(self.model, name)(
         *values, **named
@@ -162,8 +165,8 @@ class Moves:
           assert sharing.Tree.parse(tree.salt) == tree
           assert sharing.is_read(store, tree) == (tree in read), tree
           assert sharing.is_public(store, tree) == (tree in public), tree
-          self.done['read', tree in read] = 1
-          self.done['public', tree in public] = 1
+          self.done['read', tree in read] += 1
+          self.done['public', tree in public] += 1
 
   def pages(self, name, size, viewer, **order):
     found, after = [], ''

@@ -342,23 +342,6 @@ def test_a_server_that_would_lose_data_is_refused(start_redis, caplog):
   opened(server.address, prefix='other:').close()
 
 
-@pytest.mark.slow
-@redis_server.needs_server
-def test_servers_see_what_each_other_wrote(shared_redis):
-  one, other = (opened(shared_redis.address, prefix='two:') for _ in range(2))
-  session = begin(one)
-  for turn in range(4):
-    for store, reader in (one, other), (other, one):
-      head = reader.session('ann', session.id).head
-      message = store.append(
-        'ann', session.id, head, 'user', f'{turn}', if_head=head
-      )
-      assert reader.messages('ann', session.id)[-1] == message
-  one.remove_session('ann', session.id)
-  for read in other.session, other.messages:
-    seconds(lambda read=read: read('ann', session.id), characters.Missing)
-
-
 def test_an_address_that_answers_nobody_is_named(tmp_path, caplog):
   address = f'unix://user:secret@{tmp_path}/none?password=secret'
   with pytest.raises(

@@ -39,47 +39,80 @@ def test_one_private_file_is_all_that_is_left(tmp_path):
   assert opened(path).live('ann', version.character) == version
 
 
+def database(path, *statements):
+  change(path, *statements)
+  return path.read_bytes()
+
+
+def written(path, content):
+  path.write_bytes(content)
+  return content
+
+
+NEWER = sqlite_file.SCHEMA + 1
+# By name: what makes a file (its bytes, or None), the error and its words.
+REFUSED = {
+  **{
+    f'no database {n}': (
+      lambda path, one=one: written(path, one),
+      ValueError,
+      'not a sqlite database',
+    )
+    for n, one in enumerate(
+      (b'x', b'not a database ' * 1_000, b'\0' * 200, b'SQLite format 3\0')
+    )
+  },
+  "another program's": (
+    lambda path: database(path, 'CREATE TABLE bookmarks(url TEXT)'),
+    ValueError,
+    "another program's",
+  ),
+  "another's schema": (
+    lambda path: database(path, 'PRAGMA user_version=3'),
+    ValueError,
+    "another program's",
+  ),
+  'newer': (
+    lambda path: (
+      opened(path).close(),
+      database(path, f'PRAGMA user_version={NEWER}'),
+    )[1],
+    ValueError,
+    rf'newer kaiju_jax \(schema {NEWER}.*Update',
+  ),
+  'folder': (lambda path: path.mkdir(), IsADirectoryError, 'name of a file'),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path, case):
+  make, error, match = REFUSED[case]
+  path = tmp_path / 'a.sqlite'
+  before = make(path)
+  with pytest.raises(error, match=match) as caught:
+    opened(path)
+  assert str(path) in str(caught.value)
+  assert before is None or path.read_bytes() == before
+  assert os.listdir(tmp_path) == ['a.sqlite']
+
+
 def test_a_place_that_is_none_is_named_with_a_remedy(tmp_path):
   missing = tmp_path / 'no' / 'a.sqlite'
-  with pytest.raises(FileNotFoundError, match='make it') as error:
-    opened(missing)
-  assert str(missing) in str(error.value)
+  for place, error, match in (
+    (missing, FileNotFoundError, f'{missing}.*make it|make it.*{missing}'),
+    ('redis://host/0', ValueError, 'redis:// is an address'),
+    ('', ValueError, 'must name a file'),
+  ):
+    with pytest.raises(error, match=match):
+      opened(place)
   assert not missing.parent.exists()
-  with pytest.raises(IsADirectoryError, match='name of a file'):
-    opened(tmp_path)
-  with pytest.raises(ValueError, match=r'redis:// is an address'):
-    opened('redis://host/0')
-  with pytest.raises(ValueError, match='must name a file'):
-    opened('')
 
 
-@pytest.mark.parametrize(
-  'content',
-  [b'x', b'not a database ' * 1_000, b'\0' * 200, b'SQLite format 3\0'],
-)
-def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path, content):
-  path = tmp_path / 'notes.txt'
-  path.write_bytes(content)
-  with pytest.raises(ValueError, match='not a sqlite database') as error:
-    opened(path)
-  assert str(path) in str(error.value)
-  assert path.read_bytes() == content
-  assert os.listdir(tmp_path) == ['notes.txt']
-
-
-def test_another_programs_database_is_left_as_it_is(tmp_path):
+def test_an_empty_database_is_as_good_as_none(tmp_path):
+  """Such as `touch` makes, or whoever drops all tables."""
   path = tmp_path / 'a.sqlite'
-  change(path, 'CREATE TABLE bookmarks(url TEXT)')
-  before = path.read_bytes()
-  with pytest.raises(ValueError, match="another program's"):
-    opened(path)
-  change(path, 'DROP TABLE bookmarks', 'PRAGMA user_version=3')
-  with pytest.raises(ValueError, match="another program's"):
-    opened(path)
-  change(path, 'PRAGMA user_version=0')
-  # An empty one, such as `touch` makes, is as good as none.
+  change(path, 'CREATE TABLE bookmarks(url TEXT)', 'DROP TABLE bookmarks')
   opened(path).close()
-  assert before != path.read_bytes()
 
 
 def test_an_older_file_gets_the_column_of_reasoning(tmp_path):
@@ -104,17 +137,6 @@ def test_an_older_file_gets_the_column_of_reasoning(tmp_path):
   assert stores[0].messages('ann', session) == (*before, message)
   for store in stores:
     store.close()
-
-
-def test_a_newer_schema_is_refused(tmp_path):
-  path = tmp_path / 'a.sqlite'
-  opened(path).close()
-  change(path, f'PRAGMA user_version={sqlite_file.SCHEMA + 1}')
-  with pytest.raises(
-    ValueError, match=r'newer kaiju_jax \(schema 4.*Update'
-  ) as error:
-    opened(path)
-  assert str(path) in str(error.value)
 
 
 def test_versions_and_messages_cannot_be_changed(tmp_path):

@@ -1,14 +1,15 @@
 """Random operations: every store does what plain dicts do."""
 
 import collections
+import functools
+import itertools
 
+from hypothesis import stateful
 import pytest
 
 from kaiju_jax.serving.stores import characters
+from tests.decoding import machines
 from tests.serving import store_moves
-
-STEPS = 200
-QUICK, SEEDS = 4, 20
 
 # What must have happened, or the test says too little.
 OUTCOMES = [
@@ -28,23 +29,15 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize(
-  'seeds',
-  [
-    range(QUICK),
-    pytest.param(range(QUICK, SEEDS), marks=pytest.mark.slow),
-  ],
-  ids=['some', 'more'],
+  'lives', [10, pytest.param(40, marks=pytest.mark.slow)]
 )
-def test_a_store_does_what_the_model_does(make_store, seeds):
-  done = collections.Counter()
-  for seed in seeds:
-    clock = store_moves.Clock()
-    store = make_store(store_moves.LIMITS, clock, place=str(seed))
-    moves = store_moves.Moves(store, clock, seed)
-    moves.run(STEPS)
-    done.update(moves.done)
-    # What another process would read.
-    moves.store = make_store(store_moves.LIMITS, clock, place=str(seed))
-    for _ in range(20):
-      moves.look()
+def test_a_store_does_what_the_model_does(make_store, lives):
+  done, places = collections.Counter(), itertools.count()
+
+  def begin():
+    place = str(next(places))
+    return store_moves.Moves(functools.partial(make_store, place=place), done)
+
+  settings = machines.quick(store_moves.Moves, lives, 100).settings
+  stateful.run_state_machine_as_test(begin, settings=settings)
   assert not [one for one in OUTCOMES if not done[one]]
