@@ -1,5 +1,7 @@
 """Pages of drift, drawn."""
 
+import functools
+
 import numpy as np
 
 from kaiju_jax.serving.drift import histograms
@@ -9,21 +11,16 @@ LIMITS = np.ones((1, 2, 3), np.float32)
 SIZE, PAGES = 8, monitor_lib.PAGES
 
 
+@functools.cache
 def pages(seed, count=PAGES, character=b'home', foreign=0):
-  """Returns pages of small codes; `foreign` of them of large ones."""
+  """Returns pages of small codes; the first `foreign` of them of large ones."""
   rng = np.random.default_rng(seed)
-  found = []
-  for number in range(count):
-    is_other = number < foreign
-    codes = rng.integers(0, 100, (1, 2, SIZE, 3))
-    tokens = rng.integers(0, 500, SIZE)
-    if is_other:
-      codes, tokens = 127 - codes // 10, tokens + 9_000
-    found.append(
-      histograms.Sample(
-        b'foreign' if is_other else character,
-        tokens.astype(np.int32),
-        codes.astype(np.uint8),
-      )
-    )
-  return found
+  codes = rng.integers(0, 100, (count, 1, 2, SIZE, 3))
+  tokens = rng.integers(0, 500, (count, SIZE))
+  codes[:foreign] = 127 - codes[:foreign] // 10
+  tokens[:foreign] += 9_000
+  codes, tokens = codes.astype(np.uint8), tokens.astype(np.int32)
+  return [
+    histograms.Sample(b'foreign' if n < foreign else character, *page)
+    for n, page in enumerate(zip(tokens, codes))
+  ]

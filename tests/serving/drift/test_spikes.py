@@ -19,27 +19,6 @@ def counted(tokens, weights):
   return {x: n * weights[x] for x, n in tokens.items()}
 
 
-def test_a_spike_has_ten_times_its_share_of_what_is_counted():
-  shares, now = week({b'a': 980.0, b'b': 20.0})
-  tokens = {b'a': 490.0, b'b': 510.0}
-  found = counted(tokens, shares.weigh(tokens, now))
-  assert found[b'a'] == 490
-  assert found[b'b'] / sum(found.values()) == pytest.approx(0.2)
-
-
-def test_a_character_within_its_bound_counts_whole():
-  shares, now = week({b'a': 900.0, b'b': 100.0})
-  tokens = {b'a': 100.0, b'b': 900.0}
-  assert shares.weigh(tokens, now) == {b'a': 1.0, b'b': 1.0}
-
-
-def test_a_new_character_counts_for_the_floor():
-  shares, now = week({b'a': 1000.0})
-  tokens = {b'a': 500.0, b'new': 500.0}
-  found = counted(tokens, shares.weigh(tokens, now))
-  assert found[b'new'] / sum(found.values()) == pytest.approx(guard_lib.FLOOR)
-
-
 def test_before_a_day_nothing_is_cut():
   shares = guard_lib.Shares()
   tokens = {b'a': 1.0, b'b': 99.0}
@@ -66,13 +45,6 @@ def test_the_baseline_is_of_seven_days():
     # Of seven days, a has one until the eighth.
     assert (shares.weigh(tokens, day * DAY)[b'a'] == 1) == (day < 8)
   assert sorted(shares.days) == list(range(1, 9))
-
-
-def test_where_all_are_new_they_are_cut_by_the_same_factor():
-  shares, now = week({b'a': 1.0})
-  tokens = {b'b': 30.0, b'c': 90.0}
-  found = counted(tokens, shares.weigh(tokens, now))
-  assert found == {b'b': 30.0, b'c': 30.0}
 
 
 @pytest.mark.parametrize('seed', range(200))
