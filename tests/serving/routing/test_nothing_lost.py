@@ -17,7 +17,7 @@ from kaiju_jax.decoding.requests import sampling
 from tests.serving.routing import fleet as fleet_lib
 
 Request, Sampling = request_lib.Request, sampling.Sampling
-KILLS = 50
+KILLS = 20
 
 
 @pytest.fixture(scope='module')
@@ -81,7 +81,7 @@ def check(found, want):
   )
 
 
-def test_fifty_kills_at_random_tokens_lose_nothing(engines, wanted):
+def test_kills_at_random_tokens_lose_nothing(engines, wanted):
   rng = np.random.default_rng(27)
 
   async def main(fleet):

@@ -103,41 +103,6 @@ def exchange(*shared):
       asyncio.run(one.exchange())
 
 
-def test_what_one_router_notes_the_others_know(place):
-  one, of_one = place.router()
-  two, of_two = place.router()
-  exchange(of_one, of_two)
-  one.note(1, 'a')
-  two.note(2, 'b')
-  exchange(of_one, of_two)
-  assert one.find(2) == 'b' and two.find(1) == 'a'
-  # A router that comes later reads what is there.
-  three, of_three = place.router()
-  exchange(of_three)
-  assert (three.find(1), three.find(2)) == ('a', 'b')
-  assert of_one.losses == of_two.losses == of_one.failures == 0
-
-
-def test_the_latest_use_counts_whoever_writes_last(place):
-  one, of_one = place.router()
-  two, of_two = place.router()
-  exchange(of_one, of_two)
-  one.note(1, 'a')
-  place.clock.now += 1
-  two.note(1, 'b')
-  exchange(of_two)
-  exchange(of_one)
-  assert one.find(1) == two.find(1) == 'b'
-  # The replica that it left has it again, and an old batch comes late.
-  place.clock.now += 1
-  one.note(1, 'a')
-  exchange(of_one, of_two)
-  asyncio.run(of_two._call([uses.rows('b', (1, NOW + 1))], ['b']))
-  three, of_three = place.router()
-  exchange(of_three, of_one, of_two)
-  assert one.find(1) == two.find(1) == three.find(1) == 'a'
-
-
 def test_an_outage_stops_nobody_and_is_made_up_for(place, caplog):
   one, of_one = place.router()
   two, of_two = place.router()

@@ -115,30 +115,6 @@ def test_an_empty_database_is_as_good_as_none(tmp_path):
   opened(path).close()
 
 
-def test_an_older_file_gets_the_column_of_reasoning(tmp_path):
-  path = tmp_path / 'a.sqlite'
-  store = opened(path)
-  version = store.publish('ann', FIELDS, [1], 'bytes')
-  session = store.open_session('ann', version.character).id
-  store.append('ann', session, 0, 'user', 'before')
-  before = store.messages('ann', session)
-  store.close()
-  change(
-    path,
-    'ALTER TABLE messages DROP COLUMN reasoning',
-    'PRAGMA user_version=1',
-  )
-  # Two servers may be started at once.
-  stores = opened(path), opened(path)
-  assert stores[0].messages('ann', session) == before
-  said = ('ann', session, 1, 'assistant', 'after')
-  message = stores[1].append(*said, reasoning='Hm.')
-  assert message.reasoning == 'Hm.'
-  assert stores[0].messages('ann', session) == (*before, message)
-  for store in stores:
-    store.close()
-
-
 def test_versions_and_messages_cannot_be_changed(tmp_path):
   path = tmp_path / 'a.sqlite'
   store = opened(path)

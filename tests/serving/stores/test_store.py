@@ -1,5 +1,6 @@
 """What both stores promise, one property at a time."""
 
+import collections
 import concurrent.futures
 import dataclasses
 import re
@@ -198,6 +199,22 @@ def test_versions_at_once_have_their_own_numbers(make_store):
   for one in versions:
     assert other.version(character, one.number) == one
   assert store.character('ann', character).live == 9
+
+
+def test_ratings_at_once_each_see_what_another_left(make_store):
+  store, other = make_store(), make_store()
+  session = store.open_session('ann', publish(store).character).id
+  store.append('ann', session, 0, 'assistant', 'x', finish='stop')
+  message = store.session('ann', session).head
+  words = [None, *characters.RATINGS * 2]
+  former = together(
+    len(words) - 1,
+    lambda number: (store, other)[number % 2].rate(
+      'ann', session, message, words[1 + number]
+    ),
+  )
+  (left,) = store.ratings('ann', session).values()
+  assert collections.Counter([*former, left]) == collections.Counter(words)
 
 
 LIMITS = rules.Limits(
