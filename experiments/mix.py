@@ -20,37 +20,21 @@ Embedders are
 from collections.abc import Sequence
 import dataclasses
 
+from kaiju_jax.data.curation import settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-  # File, folder or glob of text that the mix should resemble.
-  target: str
+class Settings(settings_lib.Mix):
   # NAME=PATH of each source.
   sources: tuple[str, ...]
   # NAME=PATH of texts whose held-out loss training only reports.
   measured: tuple[str, ...] = ()
-  # mix.json over the same sources, for the stage of data.anneal_at.
-  anneal: str = ''
-  # A new folder.
-  out: str
-  # What texts are compared by.
-  embedder: str = 'ngrams'
-  # em, least_squares, or proportional for all text as it is; by default em for
-  # ngrams, and least_squares for other embedders.
-  method: str = ''
-  # tokenizer.json that tokens are counted with; or bytes.
-  tokenizer: str = ''
-  # Tokens of the run; 0 for not known, which bounds no weight.
-  tokens: int = 0
-  # How often a source may be read, at most.
-  epochs: float = 4.0
-  # Resamples of the documents for the intervals.
-  resamples: int = 200
   # Seed of the resamples.
   seed: flags.NonNegative = 0
+  # A new folder.
+  out: str
 
 
 FLAGS = flags.flags_of(Settings)
@@ -63,10 +47,11 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.storage import folders
   from kaiju_jax.training import progress
 
-  fields = {name: getattr(settings, name) for name in mixes.MixSettings._fields}
-  for name in 'sources', 'measured':
-    fields[name] = [mixes.parse_source(name, x) for x in fields[name]]
-  asked = mixes.MixSettings(**fields)
+  asked = dataclasses.replace(
+    settings,
+    sources=[mixes.parse_source('sources', x) for x in settings.sources],
+    measured=[mixes.parse_source('measured', x) for x in settings.measured],
+  )
   folders.refuse_existing(settings.out)
   mixes.check(asked)
   embedder = embedders.parse(asked.embedder)

@@ -16,29 +16,17 @@ target (`data/curation/selection.py`). The new folder gets
 from collections.abc import Sequence
 import dataclasses
 
+from kaiju_jax.data.curation import settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-  # File, folder or glob of text to resemble.
-  target: str
-  # File, folder or glob of the documents to choose from.
-  source: str
-  # How many documents are chosen.
-  count: int
-  # A new folder.
-  out: str
-  # ngrams, lsa, npy:FILE, model:WORKDIR or t5:FOLDER; see experiments.mix.
-  embedder: str = 'ngrams'
-  # importance or cosine; by default importance for ngrams, and cosine for other
-  # embedders.
-  method: str = ''
-  # Factor of the Gumbel noise.
-  noise: float = 1.0
+class Settings(settings_lib.Selection):
   # Seed of the noise.
   seed: flags.NonNegative = 0
+  # A new folder.
+  out: str
 
 
 FLAGS = flags.flags_of(Settings)
@@ -51,15 +39,11 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.storage import folders
   from kaiju_jax.training import progress
 
-  names = selection.SelectionSettings._fields
-  asked = selection.SelectionSettings(
-    **{name: getattr(settings, name) for name in names}
-  )
   folders.refuse_existing(settings.out)
-  selection.check(asked)
-  embedder = embedders.parse(asked.embedder)
-  result = selection.find(asked, embedder, progress.track)
-  selection.write(asked, result, settings.out)
+  selection.check(settings)
+  embedder = embedders.parse(settings.embedder)
+  result = selection.find(settings, embedder, progress.track)
+  selection.write(settings, result, settings.out)
   print(
     f'{len(result.chosen.indices):,} of {len(result.chosen.scores):,} documents'
     f' by {result.method}. Written: {settings.out}/{selection.CHOSEN},'

@@ -14,12 +14,13 @@ Ctrl-C saves, and the same command goes on.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Literal
 
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 from kaiju_jax.training import experiment as experiment_lib
+
+_SAMPLING = distillation_config.Sampling(entries=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,18 +32,7 @@ class Settings:
   config: experiment_lib.Experiment | None = None
   # Folder of the targets.
   out: str
-  # How entries are drawn. top_k is biased, for comparison.
-  method: Literal[*distillation_config.METHODS] = 'systematic'
-  # Points per token: more of them cost bytes and spare error.
-  draws: int = 50
-  # Entries per token of 'top_k', and of 'gumbel' with a fixed number.
-  k: int = 0
-  # Slots per token; 0 for as many as --draws or --k, V for 'full'.
-  entries: int = 0
-  # Divides the teacher's logits.
-  temperature: float = 1.0
-  # The sampling's seed.
-  seed: int = 0
+  sampling: distillation_config.Sampling = _SAMPLING
   # Tokens per row that the teacher reads; 0 for the config's.
   length: int = 0
   # Rows that it reads at a time; 0 for the config's.
@@ -61,14 +51,9 @@ FLAGS = flags.flags_of(Settings)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  sampling = distillation_config.Sampling(
-    method=settings.method,
-    draws=settings.draws,
-    k=settings.k,
-    temperature=settings.temperature,
-    seed=settings.seed,
-    entries=settings.entries or settings.k or settings.draws,
-  )
+  asked = settings.sampling
+  entries = asked.entries or asked.k or asked.draws
+  sampling = dataclasses.replace(asked, entries=entries)
   distillation_config.check(sampling)
   from kaiju_jax.experiments.studies import teach
 

@@ -18,7 +18,6 @@ compares students of a toy teacher (`configs/uptrain.py`) by how they begin.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Literal
 
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.runs import command
@@ -32,25 +31,8 @@ class Settings:
   model: str | None = None
   # A new folder; that of all runs with --world, by default runs/uptrain.
   out: str | None = None
-  # Whether keys and values are means of the teacher's, or fitted over a text.
-  start: Literal[*uptrain.STARTS] = 'mean'
-  # Text of a fitted start, which config.py names: a file, folder or glob.
-  text: str = ''
-  # Tokens of the text that the fit reads.
-  tokens: int = uptrain.MEAN.tokens
-  # The student's layers, such as 'L0 L0 L0 G3': L local or G global, and the
-  # layer whose keys and values each reads; 'L L L G' lets a fitted start choose
-  # pairs that share. By default six local layers to a global one, shared by
-  # three local and by two global ones.
-  layout: str = ''
-  # Positions that a local layer sees; 0 for the teacher's, or 128.
-  window: int = 0
-  # Heads of keys and values; a divisor of the teacher's.
-  num_kv_heads: int = 1
-  # Whether the student is int8.
-  int8: bool = True
-  # With --start=mean: what layers that share get, all means or the owner's.
-  owners: Literal['mean', 'own'] = 'mean'
+  start: uptrain.FirstWeights
+  student: uptrain.Student
   study: settings_lib.UptrainStudy
 
 
@@ -66,13 +48,11 @@ def main(argv: Sequence[str]) -> None:
     uptrain_study.compare(settings.study, flags.folder('out', out))
     return
   flags.need(model=settings.model, out=settings.out)
-  student = uptrain.Student(
-    settings.layout, settings.window, settings.num_kv_heads, settings.int8
+  print(
+    uptrain.write(
+      settings.model, settings.out, settings.student, settings.start
+    )
   )
-  start = uptrain.FirstWeights(
-    settings.start, settings.owners, settings.text, settings.tokens
-  )
-  print(uptrain.write(settings.model, settings.out, student, start))
 
 
 if __name__ == '__main__':

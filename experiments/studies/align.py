@@ -1,5 +1,6 @@
 """Runs rounds of alignment, for each user and seed, and their reference."""
 
+import dataclasses
 import re
 
 from kaiju_jax.alignment import config
@@ -51,24 +52,11 @@ def _settings(
   settings: settings_lib.Align, user: str, seed: int
 ) -> config.Settings:
   """Returns the settings of a run's rounds."""
-  return config.Settings(
-    model=settings.model,
-    prompts=settings.prompts,
-    user=user,
-    rounds=settings.rounds,
-    groups=settings.groups,
-    swipes=settings.swipes,
-    tokens=settings.tokens,
-    temperature=settings.temperature,
-    choice_temperature=settings.choice_temperature,
-    held_out=settings.held_out,
-    watched=settings.watched,
-    limits=guards.Limits(
-      settings.kl_max, settings.length_max, settings.cut_max
-    ),
-    is_guarded=settings.guards,
-    seed=seed,
-  )
+  names = {one.name for one in dataclasses.fields(config.Settings)}
+  named = {x: y for x, y in vars(settings).items() if x in names}
+  limits = guards.Limits(settings.kl_max, settings.length_max, settings.cut_max)
+  own = {'user': user, 'seed': seed, 'limits': limits}
+  return config.Settings(**named | own, is_guarded=settings.guards)
 
 
 def _training(

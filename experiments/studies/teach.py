@@ -19,7 +19,7 @@ def run(settings: Any, sampling: distillation_config.Sampling) -> None:
     OSError, ValueError: something cannot be read or written, or is wrong.
   """
   loaded = teach.load_teacher(settings.teacher)
-  if sampling.method == 'full' and not settings.entries:
+  if sampling.method == 'full' and not settings.sampling.entries:
     sampling = dataclasses.replace(sampling, entries=loaded.config.vocab_size)
   experiment = settings.config or loaded.experiment
   if experiment is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 METHODS = ('systematic', 'gumbel', 'multinomial', 'top_k', 'full')
 # The squares of counts of points must fit in 32 bits.
@@ -14,22 +15,23 @@ _LEAST_THRESHOLD_DRAWS = 12
 class Sampling:
   """The settings by which a distribution becomes a few of its entries.
 
-  `sample.py` has the formulas. The value is frozen, so that it can be a static
-  argument of `jax.jit`.
+  `sample.py` has the formulas; `draws` is their N, and with 'gumbel' and k = 0
+  that of its one threshold −log N for all tokens. The value is frozen, so that
+  it can be a static argument of `jax.jit`.
   """
 
-  # 'systematic', 'gumbel', 'multinomial', 'top_k' or 'full'.
-  method: str = 'systematic'
-  # N, the points that are drawn per token; of 'gumbel' with k = 0, the N of its
-  # one threshold −log N for all tokens. Not read otherwise.
+  # How entries are drawn. top_k is biased, for comparison.
+  method: Literal[*METHODS] = 'systematic'
+  # Points per token: more of them cost bytes and spare error.
   draws: int = 50
-  # Entries per token of 'top_k', and of 'gumbel' with a threshold per token; 0
-  # otherwise.
+  # Entries per token of 'top_k', and of 'gumbel' with a fixed number.
   k: int = 0
-  # Divides the teacher's logits before they are sampled.
+  # Divides the teacher's logits.
   temperature: float = 1.0
-  seed: int = 0  # The noise's seed, 0…2³²−1.
-  entries: int = 50  # T, the slots that each token has.
+  # The sampling's seed.
+  seed: int = 0
+  # Slots per token; 0 for as many as --draws or --k, V for 'full'.
+  entries: int = 50
 
 
 def check(sampling: Sampling) -> None:

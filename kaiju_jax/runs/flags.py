@@ -22,7 +22,8 @@ default must be given on the command line. The types are
     Repeated                a text for each time that the flag is given
     Experiment              a config's name or path, with --config.FIELD=VALUE
     Parsed                  a text that a function reads, such as 2GiB
-    a dataclass             its fields, with its own defaults; `Prefix` renames
+    a dataclass, a          its fields, with its own defaults; `Prefix` renames
+      NamedTuple
 
 and `X | None` for a value that may be absent. A field's trailing underscore,
 which a word of Python needs, is no part of the flag's name.
@@ -196,24 +197,21 @@ def flags_of(
   hints = typing.get_type_hints(kind, include_extras=True)
   comments = _comments(kind)
   parts = {}
-  for field in dataclasses.fields(kind):
-    default = getattr(settings, field.name, field.default)
-    if field.default_factory is not dataclasses.MISSING and kind is settings:
-      default = field.default_factory()
-    found = _kind_of(hints[field.name])
-    if dataclasses.is_dataclass(found.base) and found.base is not _EXPERIMENT:
+  for name, default in _defaults(settings, kind):
+    found = _kind_of(hints[name])
+    if _is_record(found.base) and found.base is not _EXPERIMENT:
       more = found.note(Prefix)
       own = found.base if default is dataclasses.MISSING else default
       before = prefix + (more.text if more else '')
-      parts[field.name] = flags_of(own, before, values)
+      parts[name] = flags_of(own, before, values)
       continue
     is_needed = default is dataclasses.MISSING
-    parts[field.name] = _Value(
+    parts[name] = _Value(
       _define(
-        prefix + field.name.rstrip('_'),
+        prefix + name.rstrip('_'),
         found,
         None if is_needed else default,
-        comments.get(field.name, ''),
+        comments.get(name, ''),
         values,
       ),
       found,
@@ -223,6 +221,26 @@ def flags_of(
 
 
 _EXPERIMENT = experiment_lib.Experiment
+
+
+def _is_record(kind: Any) -> bool:
+  """Returns whether a type is a dataclass or a NamedTuple."""
+  return dataclasses.is_dataclass(kind) or hasattr(kind, '_field_defaults')
+
+
+def _defaults(settings: Any, kind: type) -> Iterable[tuple[str, Any]]:
+  """Yields fields and defaults; MISSING where there is none."""
+  missing = dataclasses.MISSING
+  if not dataclasses.is_dataclass(kind):
+    for name in kind._fields:
+      default = kind._field_defaults.get(name, missing)
+      yield name, default if kind is settings else getattr(settings, name)
+    return
+  for field in dataclasses.fields(kind):
+    default = getattr(settings, field.name, field.default)
+    if field.default_factory is not missing and kind is settings:
+      default = field.default_factory()
+    yield field.name, default
 
 
 def _kind_of(hint: Any) -> _Kind:
@@ -406,7 +424,7 @@ def _comments(kind: type) -> dict[str, str]:
   """Returns {field: the comment above it}; none where there is no source."""
   found = {}
   for one in reversed(kind.__mro__):
-    if not dataclasses.is_dataclass(one):
+    if not _is_record(one):
       continue
     try:
       lines = inspect.getsource(one).splitlines()

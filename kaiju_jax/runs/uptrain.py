@@ -11,6 +11,7 @@ import dataclasses
 import os
 import pathlib
 from typing import Any
+from typing import Literal
 from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
@@ -28,26 +29,30 @@ STARTS = ('mean', 'fitted')
 class Student(NamedTuple):
   """The attention that a student is asked for; all else is the teacher's."""
 
-  # The layer tuple as in `ModelConfig.layout`; '' for six local layers per
-  # global one, keys and values shared by three local and two global ones.
-  # Letters alone, such as 'L L L G', leave it to the text which layers share.
+  # The student's layers, such as 'L0 L0 L0 G3': L local or G global, and the
+  # layer whose keys and values each reads; 'L L L G' lets a fitted start choose
+  # pairs that share. By default six local layers to a global one, shared by
+  # three local and by two global ones.
   layout: str = ''
-  # Positions that a local layer sees, itself included; 0 for the teacher's
-  # where it has local layers, otherwise 128.
+  # Positions that a local layer sees; 0 for the teacher's, or 128.
   window: int = 0
-  num_kv_heads: int = 1  # Heads of keys and values; a divisor of the teacher's.
-  # Whether the student has the default quantization; otherwise none.
+  # Heads of keys and values; a divisor of the teacher's.
+  num_kv_heads: int = 1
+  # Whether the student is int8.
   int8: bool = True
 
 
 class FirstWeights(NamedTuple):
   """How a student's weights are made of the teacher's."""
 
-  kind: str = 'mean'  # One of `STARTS`: 'mean' or 'fitted'.
-  owners: str = 'mean'  # With 'mean', one of `pool.OWNERS`.
-  # With 'fitted', the text that the fit reads: a file, folder or glob.
+  # Whether keys and values are means of the teacher's, or fitted over a text.
+  start: Literal[*STARTS] = 'mean'
+  # With --start=mean: what layers that share get, all means or the owner's.
+  owners: Literal['mean', 'own'] = 'mean'
+  # Text of a fitted start, which config.py names: a file, folder or glob.
   text: str = ''
-  tokens: int = 262_144  # How many tokens of it.
+  # Tokens of the text that the fit reads.
+  tokens: int = 262_144
 
 
 KAIJU = Student()
@@ -168,15 +173,15 @@ def write(
 
 def _check_start(wanted: Student, start: FirstWeights) -> None:
   """Refuses a start that cannot be made, before anything is read."""
-  if start.kind not in STARTS:
+  if start.start not in STARTS:
     raise ValueError(
-      f'start={start.kind!r}: must be one of {", ".join(STARTS)}.'
+      f'start={start.start!r}: must be one of {", ".join(STARTS)}.'
     )
   if start.tokens < 1:
     raise ValueError(f'tokens={start.tokens}: must be at least 1.')
-  if start.kind == 'fitted' and not start.text:
+  if start.start == 'fitted' and not start.text:
     raise ValueError("start='fitted': needs a text; name it with --text.")
-  if start.kind == 'mean' and _is_open(wanted.layout):
+  if start.start == 'mean' and _is_open(wanted.layout):
     raise ValueError(
       f"layout={wanted.layout!r}: names no owners, which only start='fitted'"
       " can choose; write them, as in 'L0 L0 L0 G3'."
@@ -204,7 +209,7 @@ def _begin(found, weights, config, letters, start: FirstWeights):
   from kaiju_jax.interchange.surgery import rank
   from kaiju_jax.interchange.surgery import share
 
-  if start.kind == 'mean':
+  if start.start == 'mean':
     return config, pool.student(weights, config, start.owners), []
   pairs = rank.candidates(letters)
   statistics = calibrate.measure(

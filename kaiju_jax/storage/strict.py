@@ -210,7 +210,10 @@ def _is_a(hint: Any, value: Any) -> bool:
     return hint is bool
   if hint is float:
     return isinstance(value, (int, float))
-  return isinstance(value, typing.get_origin(hint) or hint)
+  origin = typing.get_origin(hint)
+  if origin is typing.Literal:
+    return value in typing.get_args(hint)
+  return isinstance(value, origin or hint)
 
 
 def _refusal(hint: Any, value: Any, name: str) -> ValueError:

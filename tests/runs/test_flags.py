@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from typing import Annotated
 from typing import Literal
+from typing import NamedTuple
 
 from absl import app
 from absl import flags as absl_flags
@@ -23,6 +24,13 @@ class Arm:
   kv: str = ''
 
 
+class Start(NamedTuple):
+  """How a run begins."""
+
+  # Steps before the first.
+  warmup: int = 3
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
   """A command's settings, one of each kind."""
@@ -37,6 +45,7 @@ class Settings:
   raise_: bool = True
   arm: Arm = Arm()
   baseline: Annotated[Arm, flags.Prefix('baseline_')] = Arm(int8='none')
+  start: Start = Start()
   seeds: flags.Seeds = (0, 1)
   rates: Annotated[
     tuple[float, ...], flags.Numbers(2, 'a line needs two', below=1.0)
@@ -70,13 +79,13 @@ def test_every_kind_is_read(monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['command', '--config.seed=7'])
   found, made, _ = read(
     *('--model=m', '--rows=3', '--length=7', '--ahead', '--noraise'),
-    *('--int8=weights', '--baseline_kv=none', '--seeds=4,4,1'),
+    *('--int8=weights', '--baseline_kv=none', '--seeds=4,4,1', '--warmup=5'),
     *('--rates=.5,.1,.5', '--arms=b,a,b', '--words=x,y'),
     *('--prompt=one, two', '--prompt=three', '--config.seed=7'),
   )
   assert found.rows == 3 and found.length == 7
   assert found.ahead and not found.raise_
-  assert found.arm == Arm(int8='weights')
+  assert found.arm == Arm(int8='weights') and found.start == Start(5)
   assert found.baseline == Arm(int8='none', kv='none')
   assert found.seeds == (4, 1)
   assert found.rates == (0.1, 0.5)

@@ -243,8 +243,8 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
 @pytest.mark.parametrize(
   'wanted, start, message',
   [
-    ({}, {'kind': 'fitted'}, "start='fitted': needs a text; name it with"),
-    ({}, {'kind': 'best'}, "start='best': must be one of mean, fitted"),
+    ({}, {'start': 'fitted'}, "start='fitted': needs a text; name it with"),
+    ({}, {'start': 'best'}, "start='best': must be one of mean, fitted"),
     ({}, {'tokens': 0}, 'tokens=0: must be at least 1'),
     ({'layout': 'L L G'}, {}, "layout='L L G': names no owners, which only"),
   ],

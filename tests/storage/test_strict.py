@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from typing import Literal
 
 import pytest
 
@@ -27,6 +28,7 @@ class Outer:
   count: int = 3
   name: str = 'a'
   on: bool = False
+  way: Literal['up', 'down'] = 'up'
   lengths: tuple[int, ...] = (1, 2)
   inner: Inner = dataclasses.field(default_factory=Inner)
   several: tuple[Inner, ...] = ()
@@ -57,6 +59,7 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
   [
     ('count', 3.0, 'count=3.0: must be int'),
     ('count', True, 'count=True: must be int'),
+    ('way', 'left', r"way='left': must be typing.Literal\['up', 'down'\]"),
     ('count', '3', "count='3': must be int"),
     ('count', None, 'count=None: must be int'),
     ('name', 3, 'name=3: must be str'),

@@ -3,7 +3,7 @@
 The new folder gets mix.json, which training reads, and a report.
 """
 
-from collections.abc import Sequence
+import dataclasses
 import functools
 import shlex
 from typing import Any
@@ -16,6 +16,7 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data.curation import collections
 from kaiju_jax.data.curation import mixing
+from kaiju_jax.data.curation import settings as settings_lib
 from kaiju_jax.data.curation import similarity
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
@@ -25,31 +26,6 @@ _UNITS = {
   True: 'Jensen–Shannon divergence, nats',
   False: 'Euclidean distance of the means',
 }
-
-
-class MixSettings(NamedTuple):
-  """The settings of a mix."""
-
-  target: str  # Path of the text that the mix should resemble.
-  sources: Sequence[tuple[str, str]]  # (name, path) of each source.
-  embedder: str = 'ngrams'  # The name of the embedder (`runs/embedders.py`).
-  # One of `mixing.METHODS`; '' for em if the vectors are distributions, and
-  # least_squares otherwise.
-  method: str = ''
-  # Path of the `tokenizer.json` that counts tokens; '' for bytes.
-  tokenizer: str = ''
-  # Tokens of the run that uses the mix; 0 if unknown, in which case no weight
-  # is bounded.
-  tokens: int = 0
-  epochs: float = 4.0  # The most times that a source may be read.
-  resamples: int = 200  # The bootstrap's resamples.
-  seed: int = 0  # The bootstrap's seed.
-  # (name, path) of texts that training does not read, but whose held-out loss
-  # it reports: sources of weight 0. The target may be one.
-  measured: Sequence[tuple[str, str]] = ()
-  # Path of another mix.json over the same sources, whose weights apply in the
-  # annealing stage near a run's end; '' for none.
-  anneal: str = ''
 
 
 class MixedSources(NamedTuple):
@@ -71,7 +47,7 @@ class MixedSources(NamedTuple):
     return float(np.min(epochs * self.sizes[used] / self.mix.weights[used]))
 
 
-def check(settings: MixSettings) -> None:
+def check(settings: settings_lib.Mix) -> None:
   """Refuses wrong flags or files, before any text is read.
 
   Raises:
@@ -117,7 +93,7 @@ def check(settings: MixSettings) -> None:
   anneal_weights(settings)
 
 
-def anneal_weights(settings: MixSettings) -> dict[str, float]:
+def anneal_weights(settings: settings_lib.Mix) -> dict[str, float]:
   """Returns each source's weight in the annealing stage; {} for no stage."""
   if not settings.anneal:
     return {}
@@ -136,7 +112,7 @@ def anneal_weights(settings: MixSettings) -> dict[str, float]:
 
 
 def find(
-  settings: MixSettings,
+  settings: settings_lib.Mix,
   embedder: similarity.Embedder,
   track: similarity.Track = similarity.ignore_progress,
 ) -> MixedSources:
@@ -194,7 +170,7 @@ def find(
   )
 
 
-def write(settings: MixSettings, result: MixedSources, out: str) -> None:
+def write(settings: settings_lib.Mix, result: MixedSources, out: str) -> None:
   """Writes mix.json, report.md and its figures into a new folder.
 
   Raises:
@@ -214,7 +190,7 @@ def write(settings: MixSettings, result: MixedSources, out: str) -> None:
     page(settings, result).save(folder)
 
 
-def account(settings: MixSettings, result: MixedSources) -> dict[str, Any]:
+def account(settings: settings_lib.Mix, result: MixedSources) -> dict[str, Any]:
   """Returns the settings and results behind the weights, for mix.json."""
   mix = result.mix
   columns = zip(
@@ -246,12 +222,12 @@ def account(settings: MixSettings, result: MixedSources) -> dict[str, Any]:
   }
 
 
-def command(settings: MixSettings) -> str:
+def command(settings: settings_lib.Mix) -> str:
   """Returns the command that makes the mix, without its --out."""
   named = {
-    name: value
-    for name, value in settings._asdict().items()
-    if value != settings._field_defaults.get(name)
+    one.name: getattr(settings, one.name)
+    for one in dataclasses.fields(settings_lib.Mix)
+    if getattr(settings, one.name) != one.default
   }
   for name in 'sources', 'measured':
     if name in named:
@@ -260,7 +236,7 @@ def command(settings: MixSettings) -> str:
   return shlex.join(['python', '-m', 'experiments.mix', *words])
 
 
-def page(settings: MixSettings, result: MixedSources) -> report.Report:
+def page(settings: settings_lib.Mix, result: MixedSources) -> report.Report:
   """Returns the report."""
   mix = result.mix
   documents, tokens = result.target
@@ -311,7 +287,7 @@ def page(settings: MixSettings, result: MixedSources) -> report.Report:
   return found
 
 
-def _epochs(settings: MixSettings, result: MixedSources) -> str:
+def _epochs(settings: settings_lib.Mix, result: MixedSources) -> str:
   """Returns a sentence on how often the sources are read."""
   lasts = result.lasts(settings.epochs)
   if not settings.tokens:

@@ -35,6 +35,7 @@ from scipy import sparse
 from scipy.cluster import vq
 
 from kaiju_jax.data.curation import collections
+from kaiju_jax.data.curation import settings as settings_lib
 from kaiju_jax.data.curation import similarity
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
@@ -151,20 +152,6 @@ def choose(
   return Chosen(np.sort(chosen), scores)
 
 
-class SelectionSettings(NamedTuple):
-  """The settings of a selection."""
-
-  target: str  # Path of the text that the documents should resemble.
-  source: str  # Path of the documents to choose from.
-  count: int  # The number of documents to choose.
-  embedder: str = 'ngrams'  # The name of the embedder (`runs/embedders.py`).
-  # One of METHODS; '' for importance with n-grams, and cosine with other
-  # embedders.
-  method: str = ''
-  noise: float = 1.0  # Factor of the Gumbel noise.
-  seed: int = 0  # The seed of the noise and of the clustering.
-
-
 class Selection(NamedTuple):
   """The chosen documents."""
 
@@ -173,7 +160,7 @@ class Selection(NamedTuple):
   method: str  # The method that was used.
 
 
-def check(settings: SelectionSettings) -> None:
+def check(settings: settings_lib.Selection) -> None:
   """Refuses wrong flags or files, before any text is read.
 
   Raises:
@@ -199,7 +186,7 @@ def check(settings: SelectionSettings) -> None:
 
 
 def find(
-  settings: SelectionSettings,
+  settings: settings_lib.Selection,
   embedder: similarity.Embedder,
   track: similarity.Track = similarity.ignore_progress,
 ) -> Selection:
@@ -231,7 +218,9 @@ def find(
   return Selection(source, chosen, method)
 
 
-def write(settings: SelectionSettings, result: Selection, out: str) -> None:
+def write(
+  settings: settings_lib.Selection, result: Selection, out: str
+) -> None:
   """Writes chosen.jsonl, report.md and scores.png into a new folder.
 
   Raises:
@@ -249,7 +238,7 @@ def write(settings: SelectionSettings, result: Selection, out: str) -> None:
     page(settings, result).save(folder)
 
 
-def page(settings: SelectionSettings, result: Selection) -> report.Report:
+def page(settings: settings_lib.Selection, result: Selection) -> report.Report:
   """Returns the report."""
   scores, indices = result.chosen.scores, result.chosen.indices
   order = indices[np.argsort(-scores[indices], kind='stable')]

@@ -7,6 +7,7 @@ import pytest
 
 from kaiju_jax.data import mix_file
 from kaiju_jax.data.curation import mixes
+from kaiju_jax.data.curation import settings as settings_lib
 from kaiju_jax.runs import embedders
 from tests.data import planted
 
@@ -37,7 +38,7 @@ def texts(tmp_path_factory):
 def settings(texts, **changes):
   sources = [(name.split('/')[0], str(texts / name)) for name in TRUTH]
   given = {'target': str(texts / 'target.jsonl'), 'sources': sources}
-  return mixes.MixSettings(**given | {'resamples': 10} | changes)
+  return settings_lib.Mix(**given | {'resamples': 10} | changes)
 
 
 def find(plan):

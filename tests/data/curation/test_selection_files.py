@@ -8,6 +8,7 @@ import pytest
 
 from kaiju_jax.data import documents
 from kaiju_jax.data.curation import selection
+from kaiju_jax.data.curation import settings as settings_lib
 from kaiju_jax.runs import embedders
 from tests.data import planted
 
@@ -35,7 +36,7 @@ def texts(tmp_path_factory):
 def settings(texts, **changes):
   given = {'target': texts / 'target.jsonl', 'source': texts / 'source.jsonl'}
   given = {name: str(path) for name, path in given.items()} | {'count': 20}
-  return selection.SelectionSettings(**given | changes)
+  return settings_lib.Selection(**given | changes)
 
 
 def find(plan):
