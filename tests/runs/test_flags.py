@@ -31,6 +31,9 @@ class Start(NamedTuple):
   warmup: int = 3
 
 
+START = Start()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
   """A command's settings, one of each kind."""
@@ -45,7 +48,7 @@ class Settings:
   raise_: bool = True
   arm: Arm = Arm()
   baseline: Annotated[Arm, flags.Prefix('baseline_')] = Arm(int8='none')
-  start: Start = Start()
+  start: Start = START
   seeds: flags.Seeds = (0, 1)
   rates: Annotated[
     tuple[float, ...], flags.Numbers(2, 'a line needs two', below=1.0)
