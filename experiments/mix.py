@@ -26,7 +26,7 @@ from kaiju_jax.runs import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(settings_lib.Mix):
+class Settings(settings_lib.MixSettings):
   # NAME=PATH of each source.
   sources: tuple[str, ...]
   # NAME=PATH of texts whose held-out loss training only reports.

@@ -22,7 +22,7 @@ from kaiju_jax.runs import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(settings_lib.Selection):
+class Settings(settings_lib.SelectionSettings):
   # Seed of the noise.
   seed: flags.NonNegative = 0
   # A new folder.

@@ -47,7 +47,7 @@ class MixedSources(NamedTuple):
     return float(np.min(epochs * self.sizes[used] / self.mix.weights[used]))
 
 
-def check(settings: settings_lib.Mix) -> None:
+def check(settings: settings_lib.MixSettings) -> None:
   """Refuses wrong flags or files, before any text is read.
 
   Raises:
@@ -93,7 +93,7 @@ def check(settings: settings_lib.Mix) -> None:
   anneal_weights(settings)
 
 
-def anneal_weights(settings: settings_lib.Mix) -> dict[str, float]:
+def anneal_weights(settings: settings_lib.MixSettings) -> dict[str, float]:
   """Returns each source's weight in the annealing stage; {} for no stage."""
   if not settings.anneal:
     return {}
@@ -112,7 +112,7 @@ def anneal_weights(settings: settings_lib.Mix) -> dict[str, float]:
 
 
 def find(
-  settings: settings_lib.Mix,
+  settings: settings_lib.MixSettings,
   embedder: similarity.Embedder,
   track: similarity.Track = similarity.ignore_progress,
 ) -> MixedSources:
@@ -170,7 +170,9 @@ def find(
   )
 
 
-def write(settings: settings_lib.Mix, result: MixedSources, out: str) -> None:
+def write(
+  settings: settings_lib.MixSettings, result: MixedSources, out: str
+) -> None:
   """Writes mix.json, report.md and its figures into a new folder.
 
   Raises:
@@ -190,7 +192,9 @@ def write(settings: settings_lib.Mix, result: MixedSources, out: str) -> None:
     page(settings, result).save(folder)
 
 
-def account(settings: settings_lib.Mix, result: MixedSources) -> dict[str, Any]:
+def account(
+  settings: settings_lib.MixSettings, result: MixedSources
+) -> dict[str, Any]:
   """Returns the settings and results behind the weights, for mix.json."""
   mix = result.mix
   columns = zip(
@@ -222,11 +226,11 @@ def account(settings: settings_lib.Mix, result: MixedSources) -> dict[str, Any]:
   }
 
 
-def command(settings: settings_lib.Mix) -> str:
+def command(settings: settings_lib.MixSettings) -> str:
   """Returns the command that makes the mix, without its --out."""
   named = {
     one.name: getattr(settings, one.name)
-    for one in dataclasses.fields(settings_lib.Mix)
+    for one in dataclasses.fields(settings_lib.MixSettings)
     if getattr(settings, one.name) != one.default
   }
   for name in 'sources', 'measured':
@@ -236,7 +240,9 @@ def command(settings: settings_lib.Mix) -> str:
   return shlex.join(['python', '-m', 'experiments.mix', *words])
 
 
-def page(settings: settings_lib.Mix, result: MixedSources) -> report.Report:
+def page(
+  settings: settings_lib.MixSettings, result: MixedSources
+) -> report.Report:
   """Returns the report."""
   mix = result.mix
   documents, tokens = result.target
@@ -287,7 +293,7 @@ def page(settings: settings_lib.Mix, result: MixedSources) -> report.Report:
   return found
 
 
-def _epochs(settings: settings_lib.Mix, result: MixedSources) -> str:
+def _epochs(settings: settings_lib.MixSettings, result: MixedSources) -> str:
   """Returns a sentence on how often the sources are read."""
   lasts = result.lasts(settings.epochs)
   if not settings.tokens:

@@ -160,7 +160,7 @@ class Selection(NamedTuple):
   method: str  # The method that was used.
 
 
-def check(settings: settings_lib.Selection) -> None:
+def check(settings: settings_lib.SelectionSettings) -> None:
   """Refuses wrong flags or files, before any text is read.
 
   Raises:
@@ -186,7 +186,7 @@ def check(settings: settings_lib.Selection) -> None:
 
 
 def find(
-  settings: settings_lib.Selection,
+  settings: settings_lib.SelectionSettings,
   embedder: similarity.Embedder,
   track: similarity.Track = similarity.ignore_progress,
 ) -> Selection:
@@ -219,7 +219,7 @@ def find(
 
 
 def write(
-  settings: settings_lib.Selection, result: Selection, out: str
+  settings: settings_lib.SelectionSettings, result: Selection, out: str
 ) -> None:
   """Writes chosen.jsonl, report.md and scores.png into a new folder.
 
@@ -238,7 +238,9 @@ def write(
     page(settings, result).save(folder)
 
 
-def page(settings: settings_lib.Selection, result: Selection) -> report.Report:
+def page(
+  settings: settings_lib.SelectionSettings, result: Selection
+) -> report.Report:
   """Returns the report."""
   scores, indices = result.chosen.scores, result.chosen.indices
   order = indices[np.argsort(-scores[indices], kind='stable')]

@@ -5,7 +5,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mix:
+class MixSettings:
   """The settings of a mix."""
 
   # File, folder or glob of text that the mix should resemble.
@@ -35,7 +35,7 @@ class Mix:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
+class SelectionSettings:
   """The settings of a selection."""
 
   # File, folder or glob of text to resemble.

@@ -38,7 +38,7 @@ def texts(tmp_path_factory):
 def settings(texts, **changes):
   sources = [(name.split('/')[0], str(texts / name)) for name in TRUTH]
   given = {'target': str(texts / 'target.jsonl'), 'sources': sources}
-  return settings_lib.Mix(**given | {'resamples': 10} | changes)
+  return settings_lib.MixSettings(**given | {'resamples': 10} | changes)
 
 
 def find(plan):

@@ -36,7 +36,7 @@ def texts(tmp_path_factory):
 def settings(texts, **changes):
   given = {'target': texts / 'target.jsonl', 'source': texts / 'source.jsonl'}
   given = {name: str(path) for name, path in given.items()} | {'count': 20}
-  return settings_lib.Selection(**given | changes)
+  return settings_lib.SelectionSettings(**given | changes)
 
 
 def find(plan):
