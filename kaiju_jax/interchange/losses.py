@@ -48,12 +48,12 @@ def list_losses(config: model_config.ModelConfig) -> dict[str, str]:
     empty where the folder expresses all of the model's mathematics.
   """
   found = {
-    **_refused(config),
     'windows': _windows(config),
     'shared_kv': _shared_kv(config),
     'rotary': _rotary(config),
-    **_quantization(config),
   }
+  for name, (is_lost, why) in _describe(config).items():
+    found[name] = why if is_lost else ''
   return {name: found[name] for name in REFUSED + NAMES if found[name]}
 
 
@@ -85,33 +85,6 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
 def lines(lost: dict[str, str]) -> str:
   """Returns a line for each loss, to print."""
   return '\n'.join(f'  {name}: {why}' for name, why in lost.items())
-
-
-def _refused(config) -> dict[str, str]:
-  said = {
-    'feedforward': (
-      config.feedforward != 'relu2',
-      f'the feed-forward is {config.feedforward}; in Arcee it is squared ReLU.',
-    ),
-    'norms': (
-      config.norms != 'before',
-      f'norms stand {config.norms} attention and feed-forward; in Arcee'
-      ' before.',
-    ),
-    'qk_norm': (
-      config.qk_norm != 'none',
-      'queries and keys are normalized; in Arcee they are not.',
-    ),
-    'qkv_bias': (
-      config.qkv_bias,
-      'queries, keys and values have biases; in Arcee they have none.',
-    ),
-    'not_turned': (
-      not all(layer.turned for layer in config.layers()),
-      'some layers are not rotated; in Arcee all are.',
-    ),
-  }
-  return {name: why if is_so else '' for name, (is_so, why) in said.items()}
 
 
 def _windows(config) -> str:
@@ -167,10 +140,32 @@ def base_of(config: model_config.ModelConfig) -> float:
   return next((base for base in rotary_bases(config) if base), 10_000.0)
 
 
-def _quantization(config) -> dict[str, str]:
+def _describe(config) -> dict[str, tuple[bool, str]]:
+  """Returns by name whether something is lost, and what is then said."""
   quantization = config.quantization
   hidden, inputs = quantization.clamp_hidden, quantization.clamp_input
-  said = {
+  return {
+    'feedforward': (
+      config.feedforward != 'relu2',
+      f'the feed-forward is {config.feedforward}; in Arcee it is squared ReLU.',
+    ),
+    'norms': (
+      config.norms != 'before',
+      f'norms stand {config.norms} attention and feed-forward; in Arcee'
+      ' before.',
+    ),
+    'qk_norm': (
+      config.qk_norm != 'none',
+      'queries and keys are normalized; in Arcee they are not.',
+    ),
+    'qkv_bias': (
+      config.qkv_bias,
+      'queries, keys and values have biases; in Arcee they have none.',
+    ),
+    'not_turned': (
+      not all(layer.turned for layer in config.layers()),
+      'some layers are not rotated; in Arcee all are.',
+    ),
     'int8_matmul': (
       quantization.matmul != 'none',
       'inputs of projections and feed-forward are rounded to int8; in Arcee'
@@ -201,4 +196,3 @@ def _quantization(config) -> dict[str, str]:
       f' their {inputs}; in Arcee they are not.',
     ),
   }
-  return {name: why if is_so else '' for name, (is_so, why) in said.items()}
