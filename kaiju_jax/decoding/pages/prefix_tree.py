@@ -78,7 +78,7 @@ class Text(NamedTuple):
 
 
 class PrefixTree:
-  """The points of one engine: one checkpoint, tokenizer and kind of cache."""
+  """The points of one engine: of one model, tokenizer and kind of cache."""
 
   def __init__(
     self,

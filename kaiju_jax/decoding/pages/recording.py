@@ -45,8 +45,8 @@ def choose_lengths(
   """Returns the lengths at which a prefill records points, ascending.
 
   The prefill runs the prompt's tokens from `resumed` to `prompt`. The first
-  `shared` tokens may serve all owners. At most `interval` tokens lie between
-  two points.
+  `shared` tokens, a character's, may serve the prompts of all owners (users).
+  At most `interval` tokens lie between two points.
   """
   lengths = set(range(resumed + interval, prompt, interval)) | {prompt}
   if resumed < shared < prompt:
@@ -98,7 +98,7 @@ def compute_local_fraction(
 
 @dataclasses.dataclass(eq=False)
 class _PromptPoints:
-  """The points of a conversation's requests that have the same prompt."""
+  """A group: the points of a conversation's requests with the same prompt."""
 
   # The prompt's digest.
   digest: bytes
@@ -122,7 +122,7 @@ class ConversationPoints(NamedTuple):
 
   # The key that all requests of the conversation have.
   conversation: Hashable
-  # Of its latest prompt.
+  # The digest of its latest prompt.
   digest: bytes
   points: tuple[nodes.Point, ...]
 
@@ -210,7 +210,10 @@ class Recorder:
       group.add(point)
 
   def remove(self, conversation: Hashable) -> None:
-    """Drops a conversation's points; running requests' go at their end."""
+    """Drops a conversation's points.
+
+    Its running requests drop at their end what they record until then.
+    """
     group = self._latest.pop(conversation, None)
     while group is not None:
       group.is_removed = True
@@ -219,7 +222,7 @@ class Recorder:
       group = group.previous
 
   def drop_tree(self, cache_salt: bytes) -> None:
-    """Drops the points of a salt; running requests' go at their end."""
+    """Drops the points of texts with a cache salt, as `remove` does."""
     self.tree.drop_tree(cache_salt)
     for one in self._open:
       one.is_dropped |= one.prompt.cache_salt == cache_salt
@@ -290,7 +293,7 @@ class RequestRecorder:
     return point
 
   def add_scores(self, text: prefix_tree.Text) -> None:
-    """Adds scores that were read after the request's points were made."""
+    """Adds the head's scores of tokens that the host read later (`nodes`)."""
     for point in self._made:
       if point in self._tree:
         self._tree.add_scores(point, text)
