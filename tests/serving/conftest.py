@@ -1,8 +1,6 @@
 """Stores of the tests: sqlite, and Redis where it is installed."""
 
-import asyncio
 import contextlib
-import types
 
 import pytest
 import uvicorn
@@ -10,6 +8,7 @@ import uvicorn
 from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.stores import sqlite_file
 from kaiju_jax.serving.stores import sqlite_store
+from tests.serving import hasty
 from tests.serving import leftovers
 from tests.serving import redis_server
 
@@ -26,14 +25,10 @@ def nothing_is_left_of_a_server():
     found = leftovers.of_server(server)
     assert not found, found
 
-  async def sleep(seconds):
-    await asyncio.sleep(seconds / 10)
-
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(server_lib, 'running', checked)
     # uvicorn sleeps for a fifth of a second in each server that stops.
-    hasty = types.SimpleNamespace(**vars(asyncio) | {'sleep': sleep})
-    patch.setattr(uvicorn.server, 'asyncio', hasty)
+    hasty.shorten(patch, uvicorn.server)
     yield
 
 

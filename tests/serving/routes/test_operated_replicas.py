@@ -5,13 +5,16 @@ import time
 import pytest
 
 from kaiju_jax.app import operate
+from kaiju_jax.serving.routing import rollouts
 from tests.experiments import forked
+from tests.serving import hasty
 from tests.serving.http import exposed
 from tests.serving.routes import operator_port
 
 
 @pytest.fixture
-def one(tmp_path):
+def one(tmp_path, monkeypatch):
+  hasty.shorten(monkeypatch, rollouts, 20)
   with operator_port.operated(tmp_path, replicas=3) as one:
     yield one
 
