@@ -97,8 +97,8 @@ def count_of(visit, place):
   return visit.find('.message').nth(place).locator('.count')
 
 
-def pressed(visit):
-  return visit.last.locator('.ratings [aria-pressed=true]')
+# What is pressed of the last message.
+PRESSED = '.message >> nth=-1 >> .ratings [aria-pressed=true]'
 
 
 def turn(visit, place, name):
@@ -138,12 +138,8 @@ def test_a_model_s_settings_are_shown_and_used(chromium, server, monkeypatch):
 def test_a_first_conversation(chromium, server, tmp_path, viewport, options):
   options = {'viewport': viewport, **options}
   with browser_lib.visit(chromium, server.address, **options) as visit:
-    banner = visit.find('#banner')
-    visit.expect(banner).to_contain_text('toy 1,234 parameters')
-    visit.expect(banner).to_contain_text(
-      'of 1,234 parameters says is what it is.'
-    )
-    visit.expect(banner).to_contain_text('unmoderated')
+    for words in 'toy 1,234 parameters', 'of 1,234 parameters', 'unmoderated':
+      visit.expect('#banner').to_contain_text(words)
     assert not visit.overflows() and not visit.unnamed()
     is_phone = bool(options.get('has_touch'))
     assert not (is_phone and visit.small())
@@ -173,18 +169,15 @@ def test_a_first_conversation(chromium, server, tmp_path, viewport, options):
     visit.expect(count_of(visit, 4)).to_have_text('1/2')
 
     # An edit is a sibling, and the conversation goes on from there.
-    edit = visit.find('.message').nth(3).locator('.edit')
-    edit.click()
+    visit.edit(3, 'What do you hear?')
     assert not (is_phone and visit.small())
-    visit.find('.editor textarea').fill('What do you hear?')
     visit.press('Save')
     visit.expect(count_of(visit, 3)).to_have_text('2/2')
     finished(visit)
     visit.expect(count_of(visit, 4)).to_have_text('1/1')
     turn(visit, 3, 'Previous version')
-    visit.expect(visit.find('.message .text').nth(3)).to_have_text(
-      'And what do you see?'
-    )
+    said = visit.find('.message .text').nth(3)
+    visit.expect(said).to_have_text('And what do you see?')
     visit.expect(count_of(visit, 4)).to_have_text('2/2')  # The newest of them.
     turn(visit, 4, 'Previous version')
     visit.shows(one)
@@ -196,28 +189,21 @@ def test_a_first_conversation(chromium, server, tmp_path, viewport, options):
 
     # A reply is rated, otherwise, and what a person wrote is not.
     visit.press('Bad reply')
-    visit.expect(pressed(visit)).to_have_count(1)
+    visit.counts(1, PRESSED)
     visit.press('Wrongly refused')
-    visit.expect(pressed(visit)).to_have_attribute(
-      'aria-label', 'Wrongly refused'
-    )
-    visit.expect(
-      visit.find('.message').first.locator('.ratings')
-    ).to_be_hidden()
-    visit.expect(
-      visit.find('.message').nth(3).locator('.ratings')
-    ).to_be_hidden()
+    visit.expect(PRESSED).to_have_attribute('aria-label', 'Wrongly refused')
+    for place in 0, 3:
+      ratings = visit.find('.message').nth(place).locator('.ratings')
+      visit.expect(ratings).to_be_hidden()
 
     # A reload, and another day.
     shown = visit.texts()
     visit.page.reload()
     visit.counts(5)
     assert visit.texts() == shown
-    visit.expect(pressed(visit)).to_have_attribute(
-      'aria-label', 'Wrongly refused'
-    )
+    visit.expect(PRESSED).to_have_attribute('aria-label', 'Wrongly refused')
     visit.press('Wrongly refused')
-    visit.expect(pressed(visit)).to_have_count(0)
+    visit.counts(0, PRESSED)
     visit.page.goto('about:blank')
     visit.page.goto(server.address)
     visit.counts(5)
@@ -286,20 +272,20 @@ def test_stop_and_reload_in_the_middle_show_what_is_stored(chromium, tmp_path):
     visit.write('Tell me of the sea')
     visit.expect('.live .text').not_to_be_empty()
     visit.press('Stop the reply')
-    last = visit.last
-    visit.expect(last.locator('.remark')).to_have_text(
-      'This reply was stopped.'
-    )
+    remark = visit.last.locator('.remark')
+    visit.expect(remark).to_have_text('This reply was stopped.')
+    visit.counts(0, '.message.lost')
     part = visit.texts()[-1]
     assert 0 < len(part) < 64
     visit.press('Another reply')
     visit.expect('.live .text').not_to_be_empty()
     assert visit.find('.message').count() == 3  # In the other one's place.
+    visit.find('#draft').fill('A thought for later')
     visit.page.reload()
     visit.counts(3)
-    assert visit.texts()[:2] == ['Good evening, User. The lamp is lit.'] + [
-      'Tell me of the sea'
-    ]
+    greeting = 'Good evening, User. The lamp is lit.'
+    assert visit.texts()[:2] == [greeting, 'Tell me of the sea']
+    visit.drafts('A thought for later')
     assert server.is_idle_soon(browser_lib.SECONDS)
     visit.page.reload()
     visit.expect(count_of(visit, 2)).to_have_text('2/2')
@@ -355,30 +341,23 @@ def test_macros_stand_as_names_in_gallery_and_sheet(visit):
   text = '{{char}} and <BOT> wait for {{ User }}; {{random:a,b}} stays.'
   shown = 'M$& and M$& wait for User; {{random:a,b}} stays.'
   card = {'name': 'Macro', 'nickname': 'M$&', 'description': text}
-  visit.drop(
-    {
-      'spec': 'chara_card_v3',
-      'spec_version': '3.0',
-      'data': {**card, 'creator_notes': text},
-    }
-  )
-  visit.expect('#sheet .description').to_have_text(shown)
-  visit.expect('#sheet .notes').to_have_text(shown)
+  data = card | {'creator_notes': text}
+  visit.drop({'spec': 'chara_card_v3', 'spec_version': '3.0', 'data': data})
+  for place in '#sheet .description', '#sheet .notes':
+    visit.expect(place).to_have_text(shown)
   visit.page.get_by_role('link', name='Characters').click()
   item = visit.find('.character', has_text='Macro')
   visit.expect(item.locator('.description')).to_have_text(shown)
 
 
 @pytest.mark.slow
-def test_a_name_turns_no_text_around_it(visit, server):
+def test_a_name_turns_no_text_around_it(visit):
   """An override in a name would show what stands behind it backwards."""
   visit.drop({'name': f'{ISOLATE_END}{OVERRIDE}Mallory', 'first_mes': 'Hm.'})
-  visit.expect('#sheet-title').to_have_text('\ufffd\ufffdMallory')
+  shown = '\ufffd\ufffdMallory'
+  visit.expect('#sheet-title').to_have_text(shown)
   visit.press('Start a conversation')
-  area = visit.find('#draft')
-  visit.expect(area).to_have_attribute(
-    'placeholder', 'Write to \ufffd\ufffdMallory'
-  )
+  visit.expect('#draft').to_have_attribute('placeholder', f'Write to {shown}')
   everything = visit.find('body').inner_text() + visit.page.title()
   labels = visit.page.evaluate(
     '() => [...document.querySelectorAll("[aria-label]")]'
@@ -405,7 +384,7 @@ def test_a_card_in_a_png_is_chosen_with_the_file_button(visit, tmp_path):
   visit.press('Remove the character')
   visit.page.get_by_role('button', name='Delete', exact=True).click()
   visit.expect('#welcome').to_be_visible()
-  visit.expect(visit.find('.character', has_text='Tolo')).to_have_count(0)
+  visit.counts(0, '.character:has-text("Tolo")')
   # The conversation stays, with the version that it began with.
   visit.find('#conversations').get_by_text('Tolo').click()
   visit.expect('.message .text').to_have_text('This one is Gerald.')
@@ -418,7 +397,7 @@ def test_a_card_in_a_png_is_chosen_with_the_file_button(visit, tmp_path):
 def test_an_address_that_names_nothing_leads_home(chromium, server, address):
   with browser_lib.visit(chromium, f'{server.address}', (404,)) as visit:
     visit.page.goto(f'{server.address}/{address}')
-    visit.expect('#notice').to_contain_text('This is not there')
+    visit.tells('This is not there')
     visit.expect('#welcome').to_be_visible()
     assert visit.page.url.endswith('#home')
     visit.start_conversation('Mira')
@@ -427,7 +406,6 @@ def test_an_address_that_names_nothing_leads_home(chromium, server, address):
 @pytest.mark.slow
 def test_the_keyboard_alone_is_enough(visit):
   keyboard = visit.page.keyboard
-  focused = visit.find(':focus')
   visit.expect(visit.find('.character').first).to_be_visible()
   _tab_to(visit, '.character')
   keyboard.press('Enter')
@@ -442,18 +420,12 @@ def test_the_keyboard_alone_is_enough(visit):
   visit.counts(3)
   finished(visit)
   assert visit.texts()[1] == 'One line\nand another'
-  announced = visit.find('#announcer')
-  visit.expect(announced).not_to_be_empty()  # The reply, to a screen reader.
-  visit.last.locator('[data-action=next]').focus()
-  keyboard.press('Enter')
-  visit.expect(count_of(visit, 2)).to_have_text('2/2')
-  visit.last.locator('[data-action=previous]').focus()
-  keyboard.press('Enter')
-  visit.expect(count_of(visit, 2)).to_have_text('1/2')
-  visit.last.locator('[data-action=next]').focus()
-  keyboard.press('Enter')
-  visit.expect(count_of(visit, 2)).to_have_text('2/2')
-  visit.expect(focused).to_have_attribute('data-action', 'next')
+  visit.expect('#announcer').not_to_be_empty()  # To a screen reader.
+  for action, count in ('next', '2/2'), ('previous', '1/2'), ('next', '2/2'):
+    visit.last.locator(f'[data-action={action}]').focus()
+    keyboard.press('Enter')
+    visit.expect(count_of(visit, 2)).to_have_text(count)
+  visit.expect(':focus').to_have_attribute('data-action', 'next')
   visit.last.locator('.edit').focus()
   keyboard.press('Enter')
   visit.expect('.editor textarea').to_be_focused()

@@ -7,7 +7,6 @@ import pytest
 
 from tests.serving import browser as browser_lib
 from tests.serving import fake_api
-from tests.serving import trivial
 
 pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=2)]
 
@@ -277,26 +276,6 @@ def test_a_token_is_asked_for_once_and_kept_for_the_tab_alone(chromium, fake):
       '() => [sessionStorage, localStorage].map((x) => JSON.stringify(x))'
     )
     assert 'newer' in kept[0] and 'newer' not in kept[1]
-
-
-@pytest.mark.parametrize('how', ['stop', 'reload'])
-def test_a_reply_that_is_left_is_kept_as_far_as_it_came(fake, talk, how):
-  fake.replies.append(Reply(['Well, ', 'never said'], is_held=True))
-  talk.write('Hello')
-  talk.expect('.live .text').to_have_text('Well,')
-  if how == 'stop':
-    talk.press('Stop the reply')
-  else:
-    talk.find('#draft').fill('A thought for later')
-    talk.page.reload()
-    talk.expect(talk.find('.message .text').nth(1)).to_have_text('Hello')
-    talk.drafts('A thought for later')
-    messages = session_of(fake)['messages']
-    assert trivial.until(lambda: len(messages) == 3)
-    talk.page.reload()
-  talk.expect(talk.last).to_contain_text('This reply was stopped.')
-  talk.counts(0, '.message.lost')
-  assert talk.texts() == [GREETING, 'Hello', 'Well, ']
 
 
 def test_a_message_without_a_reply_can_be_answered(fake, talk):

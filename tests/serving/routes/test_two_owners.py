@@ -95,66 +95,64 @@ class Ben:
       'DELETE', f'/v1/sessions/{self.sessions.pop()}', owner='ben'
     )
 
+  def tree(self, version):
+    return sharing.find_tree(self.server.store, 'ben', version).salt.encode()
+
+  def trees(self):
+    """Returns the trees of his conversations, by their ids."""
+    store = self.server.store
+    return {
+      one.id: self.tree(store.version(one.character, one.version))
+      for one in store.sessions('ben')
+    }
+
   def points(self, character):
     version = self.server.store.live('ben', character)
-    tree = sharing.find_tree(self.server.store, 'ben', version)
-    return {(tree.salt.encode(), b'', tuple(version.tokens.tolist()))}
+    return {(self.tree(version), b'', tuple(version.tokens.tolist()))}
 
   def of_engine(self, engine):
     """Returns the points that his texts resume."""
-    store = self.server.store
-    trees = set()
-    for session in store.sessions('ben'):
-      version = store.version(session.character, session.version)
-      trees.add(sharing.find_tree(store, 'ben', version).salt.encode())
+    trees = self.trees().values()
     return {
       (nodes.root(x).salt, x.salt, tuple(nodes.tokens(x).tolist()))
       for x in engine.decoder.account.tree.points()
       if nodes.root(x).salt in trees and x.salt in (b'', b'ben')
     }
 
+  def files(self):
+    """Returns what is saved of his texts."""
+    folder = self.server.context.points._folder
+    kept = set()
+    for session, tree in self.trees().items():
+      group = groups.Name(b'', tree)
+      mine = group._replace(owner=b'ben', conversation=session)
+      kept |= {folder.name(group), folder.name(mine)}
+    paths = [path for path in folder.list() if path.name in kept]
+    return {path.name: path.read_bytes() for path in paths}
+
+  def replicas(self):
+    """Returns where his conversations run."""
+    affinity = self.server.context.engines._replicas.affinity
+    known = replica_lib.Pseudonyms(running.SECRET)
+    names = [known.conversation('ben', one) for one in self.sessions]
+    return [affinity.find(replica_lib.number(name)) for name in names]
+
   def look(self):
     """Returns what he can see, and what his next prompts will find."""
-    server, store = self.server, self.server.store
-    found = {
-      'listings': [
-        server.get(path, owner='ben')
-        for path in ('/v1/sessions', '/v1/feedback', '/v1/server')
-      ],
-      'sessions': [
-        server.get(f'/v1/sessions/{one}', owner='ben') for one in self.sessions
-      ],
-      'own characters': [
-        server.get(f'/v1/characters/{one}', owner='ben') for one in self.own
-      ],
-      'readiness': [server.get(x) for x in ('/readyz', '/healthz')],
+    server = self.server
+    paths = (
+      *('/v1/sessions', '/v1/feedback', '/v1/server', '/readyz', '/healthz'),
+      *(f'/v1/sessions/{one}' for one in self.sessions),
+      *(f'/v1/characters/{one}' for one in self.own),
+    )
+    found = {path: server.get(path, owner='ben') for path in paths}
+    found |= {
       'points': [self.of_engine(x.engine) for x in server.workers],
       'slots': server.context.limits._streams._counts.get('ben', 0),
     }
     if server.context.points is None:
-      places = server.context.engines._replicas
-      known = replica_lib.Pseudonyms(running.SECRET)
-      found['replicas'] = [
-        places.affinity.find(replica_lib.number(known.conversation('ben', one)))
-        for one in self.sessions
-      ]
-      return found
-    folder = server.context.points._folder
-    kept = set()
-    for session in store.sessions('ben'):
-      version = store.version(session.character, session.version)
-      tree = sharing.find_tree(store, 'ben', version)
-      group = groups.Name(b'', tree.salt.encode())
-      kept |= {
-        folder.name(group),
-        folder.name(group._replace(owner=b'ben', conversation=session.id)),
-      }
-    found['files'] = {
-      path.name: path.read_bytes()
-      for path in folder.list()
-      if path.name in kept
-    }
-    return found
+      return found | {'replicas': self.replicas()}
+    return found | {'files': self.files()}
 
   def ask(self):
     """Returns how many tokens of his next prompts are cached."""
@@ -366,5 +364,5 @@ def test_nothing_that_ann_does_changes_what_ben_finds(server):
     assert ben.ask() == asked, act.__name__
     if server.context.points is not None:
       server.context.points.save()
-      assert set(before['files']) <= set(ben.look()['files']), act.__name__
+      assert set(before['files']) <= set(ben.files()), act.__name__
     ben.leave()
