@@ -57,13 +57,13 @@ class Trace:
 
   def install(self):
     """Watches this thread and those to come; returns what undoes that."""
-    former = threading.getprofile(), sys.getprofile()
-    threading.setprofile(self._note)
-    sys.setprofile(self._note)
+    former = threading.gettrace(), sys.gettrace()
+    threading.settrace(self._note)
+    sys.settrace(self._note)
 
     def restore():
-      threading.setprofile(former[0])
-      sys.setprofile(former[1])
+      threading.settrace(former[0])
+      sys.settrace(former[1])
 
     return restore
 

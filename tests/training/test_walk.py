@@ -9,7 +9,7 @@ from tests import walks
 def test_a_batch_enters_the_files_of_its_walk_alone(tmp_path, monkeypatch):
   experiment = tiny.get_config()
   experiment.loop.steps = experiment.data.batch = 1
-  experiment.data.length = 64
+  experiment.data.length, experiment.model.layout = 64, 'L0 L0 G2'
   trace = walks.Trace()
 
   def take_a_step(_, workdir, *, state, step, batches, **others):
