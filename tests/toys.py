@@ -1,9 +1,11 @@
 """Runs that take a second: texts, tiny models, experiments, workdirs."""
 
 import json
+import operator
 import pathlib
 
 import jax
+import numpy as np
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.interchange import tokens
@@ -71,6 +73,20 @@ def tiny_chat_experiment(
   one.data.task, one.data.path = 'conversations', str(path)
   one.data.length, one.data.batch, one.data.held_out = length, 2, 0.0
   return one
+
+
+def change(experiment, fields: dict):
+  """Sets fields by their paths, such as 'data.length'; returns it."""
+  for name, value in fields.items():
+    holder, _, last = name.rpartition('.')
+    inner = operator.attrgetter(holder)(experiment) if holder else experiment
+    setattr(inner, last, value)
+  return experiment
+
+
+def assert_equal(one, other):
+  """Compares two trees of arrays bit for bit."""
+  jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 class NoBatches:

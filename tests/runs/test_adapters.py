@@ -40,22 +40,12 @@ def experiment(texts, base, **settings):
 
 
 @pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('adapters'))
-
-
-@pytest.fixture(scope='module')
 def base(texts):
   """A workdir and its export, of a model that has learned nothing."""
   workdir = texts.parent / 'base'
   toys.write_run(workdir, toys.tiny_experiment(texts).model)
   exchange.export(workdir, texts.parent / 'export')
   return workdir
-
-
-@pytest.fixture(scope='module')
-def programs():
-  return {}
 
 
 @pytest.fixture(scope='module')
@@ -77,10 +67,6 @@ def logits_of(params, config, unstacked=False):
   return np.asarray(of(params))
 
 
-def assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
 def test_a_run_holds_adapters_alone_and_resumes_to_the_same_bits(
   texts, run, programs, tmp_path
 ):
@@ -90,7 +76,9 @@ def test_a_run_holds_adapters_alone_and_resumes_to_the_same_bits(
   one = experiment(texts, texts.parent / 'export')
   stopped = train.train(one, tmp_path / 'run', until=2, programs=programs)
   assert int(stopped.step) == 2
-  assert_equal(train.train(one, tmp_path / 'run', programs=programs), state)
+  toys.assert_equal(
+    train.train(one, tmp_path / 'run', programs=programs), state
+  )
   assert records.of(tmp_path / 'run') == records.of(workdir)
   losses = [one['loss'] for one in records.of(workdir) if 'loss' in one]
   assert losses[-1] < losses[0]
@@ -135,7 +123,7 @@ def test_a_workdir_and_its_export_are_one_base(texts, base, run):
   assert deployed.is_deployed(masters.params)
   assert load.digest(masters) == load.digest(codes)
   there = load.attach_adapters(run[0], base)
-  assert_equal(there.params, load.from_workdir(run[0]).params)
+  toys.assert_equal(there.params, load.from_workdir(run[0]).params)
 
 
 @pytest.mark.slow
@@ -214,7 +202,7 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   assert said.startswith('Merged into codes: KL(beside ‖ merged) ')
   found, merged = load.from_workdir(run[0]), load.from_export(tmp_path / 'out')
   assert not lora.is_adapted(merged.params)
-  assert_equal(merged.params, exchange.merge_adapters(found).params)
+  toys.assert_equal(merged.params, exchange.merge_adapters(found).params)
   assert_merged(found, merged.params)
   tokens_BL = np.arange(32, dtype=np.int32)[None] + 60
   base = load.base(found.experiment.begin_with, 'bfloat16')

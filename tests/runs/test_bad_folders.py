@@ -5,18 +5,16 @@ import json
 import pytest
 
 from kaiju_jax.runs import load
-from tests.interchange import family_folders
-from tests.interchange.templates import shapes
+from tests.runs import toys
 
 CODE = 'raise RuntimeError("planted: a folder was run")'
 
 
 def folder_of(path, fields=None, tokenizer=None, **files):
   """Returns a folder with some fields and files changed."""
-  made = family_folders.fields_of('llama') | {'vocab_size': 420}
-  tensors = family_folders.tensors_of(made)
-  family_folders.write(path, made | (fields or {}), tensors)
-  content = json.loads(shapes.byte_tokenizer()) | (tokenizer or {})
+  toys.write_folder(path, **(fields or {}))
+  content = json.loads((path / 'tokenizer.json').read_text())
+  content |= tokenizer or {}
   files = {'tokenizer.json': json.dumps(content), 'modeling.py': CODE} | files
   for name, text in files.items():
     if text is None:

@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,11 +15,6 @@ from tests import records
 from tests import toys
 
 ROW = 32  # Tokens.
-
-
-@pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('batch'))
 
 
 def experiment(texts, **optimizer):
@@ -46,12 +40,6 @@ def made():
 
 
 @pytest.fixture(scope='module')
-def programs():
-  """What all runs of this module compile together."""
-  return {}
-
-
-@pytest.fixture(scope='module')
 def whole(texts, made, programs):
   workdir = texts.parent / 'whole'
   with pytest.MonkeyPatch.context() as patch:
@@ -67,10 +55,6 @@ def _kept(function, made):
     return made[-1]
 
   return kept
-
-
-def assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_a_ramp_is_one_program_and_ends_at_its_token(texts, whole, made):
@@ -103,7 +87,7 @@ def test_a_run_stopped_inside_the_ramp_resumes_to_the_same_bits(
   train.train(experiment(texts), tmp_path, until=3, programs=programs)
   assert int(records.of(tmp_path)[-1]['step']) == 3
   resumed = train.train(experiment(texts), tmp_path, programs=programs)
-  assert_equal(resumed, state)
+  toys.assert_equal(resumed, state)
   assert records.of(tmp_path) == records.of(workdir)
 
 
@@ -116,7 +100,7 @@ def test_a_branch_without_a_change_is_the_run_itself(
   made.loop.branch = f'{workdir}@4'
   folder = tmp_path / 'branch'
   train.train(made, folder, until=5, programs=programs)
-  assert_equal(train.train(made, folder, programs=programs), state)
+  toys.assert_equal(train.train(made, folder, programs=programs), state)
   assert sum('step' in one for one in programs.values()) == 1
   after = [one for one in records.of(workdir) if one['step'] > 4]
   assert records.of(folder) == after

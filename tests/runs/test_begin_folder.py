@@ -19,25 +19,13 @@ from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.tasks import conversations
-from tests.interchange import family_folders
-from tests.interchange.templates import shapes
+from tests.runs import toys
 
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):
   root = tmp_path_factory.mktemp('begin')
-  fields = family_folders.fields_of('llama') | {'vocab_size': 420}
-  made = family_folders.write(
-    root / 'folder', fields, family_folders.tensors_of(fields)
-  )
-  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
-  for name, text in (
-    ('tokenizer.json', shapes.byte_tokenizer()),
-    ('chat_template.jinja', shapes.TEMPLATES['turns']),
-    ('tokenizer_config.json', json.dumps(settings)),
-    ('generation_config.json', '{"temperature": 0.5}'),
-  ):
-    (made / name).write_text(text)
+  made = toys.add_chat(toys.write_folder(root / 'folder'), temperature=0.5)
   exchange.read(made, root / 'export')
   chat = [
     {'role': 'user', 'content': 'z'},

@@ -12,18 +12,14 @@ from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
-from tests.interchange import family_folders
 from tests.interchange import toys
 from tests.interchange.templates import shapes
+from tests.runs import toys as folders
 
 
 @pytest.fixture
 def folder(tmp_path):
-  """A folder as others write it, without a chat template."""
-  fields = family_folders.fields_of('llama') | {'vocab_size': 420}
-  path = family_folders.write(tmp_path / 'folder', fields)
-  (path / 'tokenizer.json').write_text(shapes.byte_tokenizer())
-  return path
+  return folders.write_folder(tmp_path / 'folder')
 
 
 def read(path, template=''):

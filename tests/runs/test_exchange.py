@@ -1,8 +1,5 @@
 """A run's export, its import, and the two commands."""
 
-import json
-
-import jax
 import numpy as np
 import pytest
 
@@ -16,11 +13,7 @@ from kaiju_jax.runs import load
 from tests import toys as run_toys
 from tests.interchange import family_folders
 from tests.interchange import toys
-from tests.interchange.templates import shapes
-
-
-def assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
+from tests.runs import toys as folders
 
 
 def test_a_plain_run_goes_out_and_comes_back(tmp_path):
@@ -28,7 +21,7 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
   said = exchange.export(tmp_path / 'run', tmp_path / 'out')
   assert said.startswith('step 7 of ') and 'with the same logits' in said
   params, _ = hugging_face.read(tmp_path / 'out')
-  assert_equal(params, state.params)
+  run_toys.assert_equal(params, state.params)
   (tmp_path / 'file').touch()
   modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
   assert modes == {(tmp_path / 'file').stat().st_mode}
@@ -36,7 +29,7 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
   assert '3 layers of width 48, 35,856 parameters, a tokenizer' in said
   again, config = own.load(tmp_path / 'in/model.safetensors')
   assert config == toys.PLAIN
-  assert_equal(again, state.params)
+  run_toys.assert_equal(again, state.params)
   for name in 'tokenizer.json', 'tokenizer_config.json':
     ours, theirs = (tmp_path / folder / name for folder in ('in', 'out'))
     assert ours.read_bytes() == theirs.read_bytes()
@@ -87,15 +80,9 @@ def test_a_workdir_without_a_run_is_named(tmp_path):
 
 
 def test_an_import_keeps_the_chat_template_and_the_settings(tmp_path):
-  fields = family_folders.fields_of('llama') | {'vocab_size': 420}
-  folder = family_folders.write(tmp_path / 'in', fields)
-  (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+  folder = folders.write_folder(tmp_path / 'in')
   exchange.read(folder, tmp_path / 'plain')
-  (folder / 'chat_template.jinja').write_text(shapes.TEMPLATES['turns'])
-  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
-  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
-  (folder / 'generation_config.json').write_text('{"temperature": 0.5}')
-  exchange.read(folder, tmp_path / 'whole')
+  exchange.read(folders.add_chat(folder, temperature=0.5), tmp_path / 'whole')
   tokenizer = tokenizer_lib.load(str(folder / 'tokenizer.json'))
   plain, whole, theirs = (
     defaults.read(load.from_anywhere(path), tokenizer)

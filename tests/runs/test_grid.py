@@ -119,11 +119,6 @@ def test_a_job_is_trained_once_its_last_checkpoint_is_whole(tmp_path):
   assert grid.is_done(job) and not grid.is_done(job, grid.RESULT)
 
 
-@pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('grid'))
-
-
 def experiment(texts, rate, seed):
   made = toys.tiny_experiment(texts)
   made.loop.tokens = 4 * 2 * 32

@@ -3,7 +3,6 @@
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,27 +15,12 @@ from tests import records
 from tests import toys
 
 
-@pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('longer'))
-
-
-@pytest.fixture(scope='module')
-def programs():
-  """What all runs of this module compile together."""
-  return {}
-
-
 def experiment(texts, steps, schedule='constant'):
   made = toys.tiny_experiment(texts, steps)
   made.data.held_out = 0.0
   made.optimizer.schedule, made.optimizer.warmup = schedule, 0.0
   made.loop.checkpoint_every, made.loop.checkpoints_kept = 2, 9
   return made
-
-
-def assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def trained(folder):
@@ -50,7 +34,7 @@ def test_a_longer_command_goes_on_to_the_bits_of_a_longer_run(
   train.train(experiment(texts, 4), folder, programs=programs)
   state = train.train(experiment(texts, 7), folder, programs=programs)
   assert 'going on from step 4 of 7' in capsys.readouterr().err
-  assert_equal(
+  toys.assert_equal(
     state, train.train(experiment(texts, 7), whole, programs=programs)
   )
   assert trained(folder) == trained(whole)
@@ -126,7 +110,9 @@ def test_a_wsd_run_is_extended_before_its_decay(texts, tmp_path, programs):
   train.train(made, tmp_path / 'run', until=3, programs=programs)
   made.loop.steps = 8
   state = train.train(made, tmp_path / 'run', programs=programs)
-  assert_equal(state, train.train(made, tmp_path / 'whole', programs=programs))
+  toys.assert_equal(
+    state, train.train(made, tmp_path / 'whole', programs=programs)
+  )
   assert trained(tmp_path / 'run') == trained(tmp_path / 'whole')
 
 

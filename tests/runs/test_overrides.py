@@ -21,6 +21,7 @@ from kaiju_jax.runs import overrides
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import longer
+from tests import toys
 
 # What the fields are drawn from that some rule or some oracle reads.
 VALUES = {
@@ -78,25 +79,9 @@ VALUES = {
 }
 
 
-def set_field(experiment, name, value):
-  holder, _, last = name.rpartition('.')
-  inner = operator.attrgetter(holder)(experiment) if holder else experiment
-  setattr(inner, last, value)
-
-
 def draw(rng):
-  experiment = experiment_lib.Experiment(init='induction')
-  for name, values in VALUES.items():
-    set_field(experiment, name, values[rng.integers(len(values))])
-  return experiment
-
-
-def layers(experiment):
-  return experiment.model.layers()
-
-
-def steps(experiment):
-  return batch_schedule.schedule_of(experiment).steps
+  drawn = {name: x[rng.integers(len(x))] for name, x in VALUES.items()}
+  return toys.change(experiment_lib.Experiment(init='induction'), drawn)
 
 
 def rates(experiment):
@@ -108,7 +93,7 @@ def rates(experiment):
 
 def angles(experiment):
   """The rotary tables of the kinds of layers that are turned."""
-  kinds = {one.kind for one in layers(experiment) if one.turned}
+  kinds = {one.kind for one in experiment.model.layers() if one.turned}
   scaling = rotary.scaling_of
   return {
     kind: [
@@ -122,13 +107,13 @@ def angles(experiment):
 
 # {field: what it must change, unless it has no effect}.
 ORACLES = {
-  'loop.steps': steps,
+  'loop.steps': lambda one: batch_schedule.schedule_of(one).steps,
   **dict.fromkeys(
     (
       *('model.num_layers', 'model.local_share', 'model.global_share'),
       'model.window',
     ),
-    layers,
+    lambda one: one.model.layers(),
   ),
   'optimizer.decay': rates,
   'optimizer.final': rates,
@@ -147,8 +132,7 @@ def test_a_field_is_refused_if_and_only_if_no_value_of_it_matters(seed):
     for name, oracle in ORACLES.items():
       found = []
       for value in VALUES[name]:
-        other = copy.deepcopy(experiment)
-        set_field(other, name, value)
+        other = toys.change(copy.deepcopy(experiment), {name: value})
         found.append(oracle(other))
       has_effect = any(one != found[0] for one in found)
       value = operator.attrgetter(name)(experiment)

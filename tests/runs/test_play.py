@@ -1,6 +1,5 @@
 """A played model's cache stays within its budget, and its arm is a server's."""
 
-import json
 import random
 
 import jax
@@ -17,7 +16,7 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from tests.decoding import toys
 from tests.interchange import family_folders
-from tests.interchange.templates import shapes
+from tests.runs import toys as folders
 
 
 def loaded_of(**changes) -> load.Loaded:
@@ -97,15 +96,13 @@ def test_what_is_longer_than_the_positions_is_named_so():
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   root = tmp_path_factory.mktemp('bfloat16')
-  fields = family_folders.fields_of('llama')
-  fields |= {'vocab_size': 420, 'torch_dtype': 'bfloat16'}
+  fields = family_folders.fields_of('llama') | {'vocab_size': 420}
   tensors = {
     name: x.astype(ml_dtypes.bfloat16)
     for name, x in family_folders.tensors_of(fields).items()
   }
-  found = family_folders.write(root / 'in', fields, tensors)
-  (found / 'tokenizer.json').write_text(shapes.byte_tokenizer())
-  (found / 'generation_config.json').write_text(json.dumps({}))
+  found = folders.write_folder(root / 'in', tensors, torch_dtype='bfloat16')
+  (found / 'generation_config.json').write_text('{}')
   exchange.read(found, root / 'floats')
   exchange.read(found, root / 'codes', codes=True)
   return root

@@ -10,11 +10,6 @@ from tests import toys
 
 
 @pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('refusals'))
-
-
-@pytest.fixture(scope='module')
 def before(texts):
   """A workdir with the checkpoints 4 and 7, as far as its folder shows."""
   path = texts.parent / 'before'
@@ -35,35 +30,30 @@ ADAPTERS = {'begin_with': '{}', **lora(4, 8.0, '*')}
 BRANCH = {'loop.branch': '{}@4', 'loop.steps': 7}
 CASES = [
   ({'data.path': '/nowhere/at/all'}, 'nowhere'),
-  ({'data.length': 1024}, 'data.length=1024: rows are longer'),
-  ({'data.task': 'hay'}, "data.task='hay': must be one of 'text', .*'needle'"),
+  ({'data.length': 1024}, 'data.length=1024: '),
+  ({'data.task': 'hay'}, "data.task='hay': .*'needle'"),
   ({'model.window': 0}, 'window=0'),
-  ({'model.head_dim': 33}, 'model.head_dim=33: must be even'),
+  ({'model.head_dim': 33}, 'model.head_dim=33: '),
   ({'model.layout': 'L0 G1 L2 L1'}, 'of another kind'),
   ({'optimizer.schedule': 'linear'}, "optimizer.schedule='linear'"),
   ({'loop.steps': 0}, 'loop.steps=0'),
-  ({'init': 'zero'}, "init='zero': must be one of 'standard'"),
-  (
-    {'init': 'scaled', 'begin_with': '{}'},
-    "init='scaled': parameters come from begin_with=",
-  ),
-  ({'seed': -1}, 'seed=-1: must lie in 0…4294967295'),
-  ({'seed': 2**32}, 'seed=4294967296: must lie in 0…4294967295'),
-  ({**ADAPTERS, 'begin_with': ''}, "begin_with='': must name the base of the"),
-  ({**ADAPTERS, 'loop.branch': 'x@1'}, "loop.branch='x@1': must be '' with lo"),
-  ({**ADAPTERS, **lora(-1)}, 'lora.rank=-1: must be at'),
-  ({**ADAPTERS, **lora(0, 8.0)}, 'adapters of rank 0 train nothing'),
-  (
-    {**ADAPTERS, **lora(4, 8.0, 'w_q embedding')},
-    "'embedding' names no weight of the layers, which are w_k_DK, .*take no",
-  ),
-  ({**ADAPTERS, **lora(4, 0.0)}, 'lora.alpha=0.0: must be'),
-  ({**ADAPTERS, **lora(4, 8.0, ' ')}, "lora.matrices=' ': must name weights"),
-  ({'loop.branch': 'nowhere'}, "loop.branch='nowhere': must be WORKDIR@STEP"),
+  ({'init': 'zero'}, "init='zero': "),
+  ({'init': 'scaled', 'begin_with': '{}'}, "init='scaled': .*begin_with="),
+  ({'seed': -1}, 'seed=-1: '),
+  ({'seed': 2**32}, 'seed=4294967296: '),
+  ({**ADAPTERS, 'begin_with': ''}, "begin_with='': "),
+  ({**ADAPTERS, 'loop.branch': 'x@1'}, "loop.branch='x@1': .*lo"),
+  ({**ADAPTERS, **lora(-1)}, 'lora.rank=-1: '),
+  ({**ADAPTERS, **lora(0, 8.0)}, 'adapters of rank 0'),
+  ({**ADAPTERS, **lora(4, 8.0, 'w_q embedding')}, "'embedding' .* w_k_DK, "),
+  ({**ADAPTERS, **lora(4, 0.0)}, 'lora.alpha=0.0: '),
+  ({**ADAPTERS, **lora(4, 8.0, ' ')}, "lora.matrices=' ': "),
+  ({'loop.branch': 'nowhere'}, "loop.branch='nowhere': "),
   ({'loop.branch': 'nowhere@4'}, 'nowhere/config.json: not found'),
   ({'loop.branch': '{}@5'}, 'no checkpoint 5 in .*; there are 4, 7'),
   ({**BRANCH, 'model.d_ff': 64}, 'model.d_ff: 32 there, 64 here'),
   ({**BRANCH, 'data.length': 16}, 'data.length: 32 there, 16 here'),
+  ({'until': 0}, 'until=0: '),
 ]
 
 
@@ -71,22 +61,15 @@ CASES = [
 def test_settings_are_refused_and_leave_nothing(
   texts, before, tmp_path, changes, message
 ):
-  experiment = toys.tiny_experiment(texts)
-  for name, value in changes.items():
-    *rooms, field = name.split('.')
-    holder = getattr(experiment, rooms[0]) if rooms else experiment
-    if isinstance(value, str):
-      value = value.format(before)
-    setattr(holder, field, value)
+  changes = {
+    name: value.format(before) if isinstance(value, str) else value
+    for name, value in changes.items()
+  }
+  until = changes.pop('until', None)
+  experiment = toys.change(toys.tiny_experiment(texts), changes)
   with pytest.raises((OSError, ValueError), match=message):
-    train.train(experiment, tmp_path / 'work')
+    train.train(experiment, tmp_path / 'work', until=until)
   assert not (tmp_path / 'work').exists()
-
-
-def test_a_step_to_stop_after_is_counted_from_1(texts, tmp_path):
-  with pytest.raises(ValueError, match='until=0: must be a step, counted from'):
-    train.train(toys.tiny_experiment(texts), tmp_path / 'w', until=0)
-  assert not (tmp_path / 'w').exists()
 
 
 @pytest.mark.parametrize(

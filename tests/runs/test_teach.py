@@ -33,11 +33,6 @@ SAMPLING = config_lib.Sampling(draws=8, entries=8)
 
 
 @pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('teach'))
-
-
-@pytest.fixture(scope='module')
 def plan(texts):
   experiment = toys.tiny_experiment(texts)
   params = models.params_of(experiment.model)
@@ -175,74 +170,70 @@ def test_a_mixture_carries_each_sources_own_targets(plan, tmp_path):
 @pytest.mark.slow
 def test_a_student_learns_from_the_store(whole, texts, tmp_path):
   """Rows of another length and batch; held-out text has no teacher."""
-  experiment = toys.tiny_experiment(texts)
-  experiment.data.length, experiment.data.batch = 24, 3
-  experiment.data.teacher = str(whole)
-  experiment.objective.name = 'distillation'
-  experiment.objective.distillation.entries = 10
+  changes = {
+    'data.length': 24,
+    'data.batch': 3,
+    'data.teacher': str(whole),
+    'objective.name': 'distillation',
+    'objective.distillation.entries': 10,
+  }
+  experiment = toys.change(toys.tiny_experiment(texts), changes)
   train.train(experiment, tmp_path / 'student', until=2)
   losses = [one['loss'] for one in records.of(tmp_path / 'student')]
   assert len(losses) == 2 and np.isfinite(losses).all()
 
 
-def _student(texts, folder):
-  experiment = toys.tiny_experiment(texts)
-  experiment.data.teacher = str(folder)
-  experiment.objective.name = 'distillation'
-  return experiment
-
-
-def test_a_student_without_its_own_teacher_is_refused(whole, texts, tmp_path):
-  """Before anything compiles, and in a line that says what would be right."""
-  for changes, error, message in (
-    ({'data.teacher': ''}, ValueError, r"data\.teacher='': must name"),
-    (
-      {'objective.name': 'language'},
-      ValueError,
-      r"data\.teacher=.*: is read by objective\.name='distillation'",
-    ),
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'data.teacher': ''}, r"data\.teacher='': "),
+    ({'objective.name': 'language'}, r'data\.teacher=.*objective\.name='),
     (
       {'objective.distillation.entries': 3},
-      ValueError,
-      r'objective\.distillation\.entries=3: must be at least 8',
+      r'objective\.distillation\.entries=3: .*8',
     ),
     (
       {'objective.distillation.temperature': 2.0},
-      ValueError,
-      r'objective\.distillation\.temperature=2\.0: must be 1\.0',
+      r'objective\.distillation\.temperature=2\.0: .*1\.0',
     ),
-    ({'data.teacher': 'nowhere'}, FileNotFoundError, r'nowhere.*not found'),
-    ({'data.held_out': 0.5}, ValueError, 'targets of another corpus'),
-  ):
-    experiment = _student(texts, whole)
-    for name, value in changes.items():
-      *path, last = name.split('.')
-      holder = experiment
-      for part in path:
-        holder = getattr(holder, part)
-      setattr(holder, last, value)
-    with pytest.raises(error, match=message):
-      train.train(experiment, tmp_path / 'student')
+    ({'data.teacher': 'nowhere'}, r'nowhere.*not found'),
+    ({'data.held_out': 0.5}, 'targets of another corpus'),
+  ],
+)
+def test_a_student_without_its_own_teacher_is_refused(
+  whole, texts, tmp_path, changes, message
+):
+  """Before anything compiles, and in a line that says what would be right."""
+  right = {'data.teacher': str(whole), 'objective.name': 'distillation'}
+  experiment = toys.change(toys.tiny_experiment(texts), right | changes)
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    train.train(experiment, tmp_path / 'student')
 
 
-def test_what_cannot_be_taught(plan, whole, texts, tmp_path):
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'sampling': config_lib.Sampling(draws=1)}, r'draws=1: '),
+    ({'length': 100}, r'length=100: .*max_length=64'),
+    ({'batch': -1}, r'batch=-1: '),
+    ({'overlap': 0.7}, r'overlap=0\.7: '),
+    ({'sampling': config_lib.Sampling('full')}, r'entries=50: .*256'),
+  ],
+)
+def test_what_cannot_be_taught(plan, texts, changes, message):
+  arguments = {'sampling': SAMPLING, **changes}
+  with pytest.raises(ValueError, match=message):
+    teach.plan(plan.teacher, toys.tiny_experiment(texts), **arguments)
+
+
+def test_a_teacher_of_other_tokens_or_weights_is_refused(
+  plan, whole, texts, tmp_path
+):
   experiment = toys.tiny_experiment(texts)
-  for changes, message in (
-    ({'sampling': config_lib.Sampling(draws=1)}, r'draws=1: must be in 2…'),
-    ({'length': 100}, r'length=100: rows are longer .*max_length=64'),
-    ({'batch': -1}, r'batch=-1: must be positive'),
-    ({'overlap': 0.7}, r'overlap=0\.7: must be above 0'),
-    (
-      {'sampling': config_lib.Sampling('full')},
-      r'entries=50: must be at .*256',
-    ),
-  ):
-    arguments = {'sampling': SAMPLING, **changes}
-    with pytest.raises(ValueError, match=message):
-      teach.plan(plan.teacher, experiment, **arguments)
-  other = plan.teacher._replace(tokenizer=toys.write_tokenizer(tmp_path))
-  other = other._replace(config=dataclasses.replace(other.config))
-  other.config.vocab_size = 260
+  other = plan.teacher._replace(
+    tokenizer=toys.write_tokenizer(tmp_path),
+    config=dataclasses.replace(plan.teacher.config, vocab_size=260),
+  )
   with pytest.raises(ValueError, match=r"data\.tokenizer='': must be that of"):
     teach.plan(other, experiment, SAMPLING)
   moved = jax.tree.map(lambda x: x + 1, plan.teacher.params)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -16,11 +14,6 @@ from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.tasks import registry as tasks
 from tests import records
 from tests import toys
-
-
-@pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-  return toys.write_texts(tmp_path_factory.mktemp('run'))
 
 
 @pytest.fixture(scope='module')
@@ -41,10 +34,6 @@ def stopped(texts):
   return workdir
 
 
-def assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
 @pytest.mark.versions
 def test_a_stopped_run_resumes_to_the_same_bits(
   texts, whole, stopped, tmp_path, capsys
@@ -53,7 +42,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
   assert jax.config.jax_compilation_cache_dir
   workdir, state = whole
   resumed = shutil.copytree(stopped, tmp_path / 'resumed')
-  assert_equal(train.train(toys.tiny_experiment(texts), resumed), state)
+  toys.assert_equal(train.train(toys.tiny_experiment(texts), resumed), state)
   assert 'going on from step 2' in capsys.readouterr().err
   assert records.of(resumed) == records.of(workdir)
   assert [one['step'] for one in records.of(workdir)] == [1, 2, 3, 4, 4]
@@ -106,37 +95,6 @@ def test_the_rows_follow_the_seed(texts):
   expected, other = (text.Rows(training, 32, seed)[0] for seed in (5, 0))
   np.testing.assert_array_equal(rows[0].tokens, expected.tokens)
   assert (rows[0].tokens != other.tokens).any()
-
-
-def test_a_workdir_in_which_another_process_trains_is_refused(
-  tmp_path, texts, monkeypatch
-):
-  """The lock is a process's own, so that another process must hold it."""
-  experiment = toys.tiny_experiment(texts)
-  holder = subprocess.Popen(
-    [
-      sys.executable,
-      '-c',
-      'import fcntl, sys, time\n'
-      'file = open(sys.argv[1], "a+")\n'
-      'fcntl.lockf(file, fcntl.LOCK_EX)\n'
-      'file.write("4711")\n'
-      'print("held", flush=True)\n'
-      'time.sleep(60)\n',
-      str(tmp_path / 'lock'),
-    ],
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  try:
-    assert holder.stdout.readline() == 'held\n'
-    monkeypatch.setattr(train, '_train', None)
-    with pytest.raises(BlockingIOError, match=r'process .* trains here'):
-      train.train(experiment, tmp_path)
-  finally:
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
 
 
 def test_a_run_leaves_no_thread_of_its_data_behind(
