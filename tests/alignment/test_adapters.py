@@ -108,7 +108,7 @@ def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
 
 def share(path: pathlib.Path) -> float:
   """Returns the share of a file's replies that ask something."""
-  found = [json.loads(line) for line in path.read_text().splitlines()]
+  found = worlds.read_lines(path)
   said = [one['replies'][0] if 'replies' in one else one for one in found]
   return np.mean(['?' in one['content'] for one in said])
 

@@ -1,7 +1,5 @@
 """Chat → swipes → feedback → alignment → export → chat, over HTTP."""
 
-import json
-
 import pytest
 
 from kaiju_jax.alignment import exposure
@@ -55,12 +53,11 @@ def test_what_people_kept_becomes_likelier_in_the_model_that_is_served(
   report = rounds.run(settings, training, out)
   assert (report['good'], report['stop'], report['win']) == (1, '', None)
   (record,) = report['rounds']
-  lines = (out / 'rounds/01/swipes.jsonl').read_text().splitlines()
+  lines = worlds.read_lines(out / 'rounds/01/swipes.jsonl')
   assert record['groups'] == len(lines) == 2
   found = set()
   for line in lines:
-    messages = json.loads(line)['messages']
-    (replies,) = (one['replies'] for one in messages if 'replies' in one)
+    (replies,) = (x['replies'] for x in line['messages'] if 'replies' in x)
     found |= {x['content'] for x in replies if x['kept']}
   assert found == {kept, SECRET}
   # Nobody is held out here, so that it is the text that was trained on.

@@ -72,17 +72,11 @@ def test_a_round_is_told_whole(whole, first):
   assert (report['stop'], report['good']) == ('', 2)
   win = report['win']
   assert win['wins'] + win['ties'] + win['losses'] == 8
-  held = {
-    json.loads(one)['prompt']
-    for one in (out / 'held_out.jsonl').read_text().splitlines()
-  }
+  held = {one['prompt'] for one in worlds.read_lines(out / 'held_out.jsonl')}
   frozen, seeds = load.digest(load.from_export(out / 'reference')), set()
   for number, record in enumerate(report['rounds'], 1):
     folder = out / 'rounds' / f'{number:02d}'
-    lines = [
-      json.loads(one)
-      for one in (folder / 'swipes.jsonl').read_text().splitlines()
-    ]
+    lines = worlds.read_lines(folder / 'swipes.jsonl')
     assert len(lines) == record['groups'] == 6 - record['ties']
     assert held.isdisjoint(line['prompt'] for line in lines)
     # The same model in each round, whatever was trained since.
@@ -207,10 +201,9 @@ def test_a_head_that_was_trained_on_spans_chooses(first, tmp_path):
   report = play(
     first, tmp_path / 'rounds', user=user, rounds=1, choice_temperature=0.0
   )
-  lines = (tmp_path / 'rounds/rounds/01/swipes.jsonl').read_text().splitlines()
   kept = []
-  for line in lines:
-    replies = json.loads(line)['messages'][-1]['replies']
+  for line in worlds.read_lines(tmp_path / 'rounds/rounds/01/swipes.jsonl'):
+    replies = line['messages'][-1]['replies']
     value = {one['kept']: one['value'] for one in replies}
     assert value[True] == max(one['value'] for one in replies)
     if len({'?' in one['content'] for one in replies}) == 2:

@@ -18,6 +18,10 @@ def write_lines(path: pathlib.Path, records) -> str:
   return str(path)
 
 
+def read_lines(path: pathlib.Path) -> list[dict]:
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def asked(number: int) -> dict:
   return {'role': 'user', 'content': f'z{number % 8}'}
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import pathlib
 
 from kaiju_jax.alignment.feedback import export
@@ -12,6 +11,7 @@ from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
+from tests.alignment import worlds
 from tests.serving import running
 
 
@@ -113,8 +113,7 @@ class World:
     name = export.Pseudonyms(self.key).name('owner', owner)
     found = []
     for file in export.TRAIN, export.HELD_OUT:
-      for line in (out / file).read_text().splitlines():
-        data = json.loads(line)
+      for data in worlds.read_lines(out / file):
         if data['owner'] == name:
           # The reader takes each line, and loses nothing of it.
           check_read(data['messages'], conversations.parse(data))

@@ -1,6 +1,5 @@
 """Whose words are exported, on stores that the HTTP server wrote."""
 
-import json
 import stat
 
 import pytest
@@ -9,6 +8,7 @@ from kaiju_jax.alignment.feedback import export
 from kaiju_jax.alignment.feedback import tree
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
+from tests.alignment import worlds
 from tests.alignment.feedback import people
 from tests.serving import redis_server
 from tests.serving import running
@@ -387,7 +387,7 @@ def test_the_same_store_gives_the_same_private_files(world, out, tmp_path):
     assert names == sorted([export.TRAIN, export.HELD_OUT, export.MANIFEST])
   # By pseudonyms: any other order would tell who came, or spoke, when.
   for file in export.TRAIN, export.HELD_OUT:
-    lines = map(json.loads, (out / file).read_text().splitlines())
+    lines = worlds.read_lines(out / file)
     order = [(line['owner'], line['session']) for line in lines]
     assert order == sorted(order)
   for file in out.iterdir():
@@ -403,10 +403,10 @@ def test_a_person_is_in_one_of_the_files(world, out):
   held = {}
   for share in 0.0, 0.5, 1.0:
     world.export(out, held_out=share)
-    found = []
-    for file in export.TRAIN, export.HELD_OUT:
-      lines = (out / file).read_text().splitlines()
-      found.append({json.loads(line)['owner'] for line in lines})
+    found = [
+      {line['owner'] for line in worlds.read_lines(out / file)}
+      for file in (export.TRAIN, export.HELD_OUT)
+    ]
     assert not found[0] & found[1]
     held[share] = found[1]
     both = found[0] | found[1]
