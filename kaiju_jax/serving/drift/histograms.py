@@ -52,15 +52,11 @@ class Counts:
     shape = layers, 2, channels, LEVELS
     return cls(np.zeros(shape), np.zeros(BUCKETS))
 
-  def add(self, other: 'Counts', weight: float = 1.0) -> None:
-    """Adds another's counts."""
-    self.codes += weight * other.codes
-    self.tokens += weight * other.tokens
-
-  def decay(self, factor: float) -> None:
-    """Multiplies all counts."""
-    self.codes *= factor
-    self.tokens *= factor
+  def add(self, other: 'Counts', kept: float = 1.0) -> None:
+    """Adds another's counts to a part of these."""
+    for own, new in (self.codes, other.codes), (self.tokens, other.tokens):
+      own *= kept
+      own += new
 
 
 class Divergence(NamedTuple):
@@ -99,10 +95,7 @@ def bucket(tokens_S: np.ndarray) -> np.ndarray:
 
 def bin_codes(codes: np.ndarray) -> np.ndarray:
   """Returns counts [layers, 2, K, LEVELS] in bins [layers, 2, K, BINS]."""
-  found = np.zeros((*codes.shape[:-1], BINS))
-  for level, place in enumerate(_BIN_C):
-    found[..., place] += codes[..., level]
-  return found
+  return codes @ np.eye(BINS)[_BIN_C]
 
 
 def diverge(window: Counts, baseline: Counts) -> Divergence:

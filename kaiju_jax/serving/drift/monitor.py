@@ -103,8 +103,7 @@ class Monitor:
     if any(x < 1 for x in weights.values()):
       each = [weights[one.character] for one in samples]
       found = histograms.count(samples, each)
-    self.recent.decay(1 - 1 / RECENT)
-    self.recent.add(found)
+    self.recent.add(found, kept=1 - 1 / RECENT)
     return Window(divergence, is_quiet)
 
   def propose(self) -> np.ndarray:

@@ -90,7 +90,6 @@ class Rollouts:
     """Begins without any.
 
     Args:
-      router: of the replicas.
       list_public: returns the prefixes of public characters; may block.
       note: called with the state of a rollout that has gone a step.
       poll_s: seconds between two updates.

@@ -30,6 +30,10 @@ from kaiju_jax.serving.routing import rollout
 
 # Seconds between two tries while all replicas are busy, at most.
 _AGAIN = 1.0
+# The result of a replica that drew nothing more.
+_NOTHING = request_lib.Result(
+  np.zeros(0, np.int32), '', np.zeros(0, np.float32), None, None, None
+)
 
 
 class Failover(NamedTuple):
@@ -134,9 +138,9 @@ class RoutedStream(token_stream.TokenStream):
     self._state, self._inner = state, inner
     self._is_counted = False
     self._tried.append(state)
-    # The load of its text until a token comes, and of itself until its end.
-    self._charged = [len(self._request.tokens) + len(self._given), 1]
-    state.charge(sum(self._charged))
+    # Its prompt loads the replica until a token comes, itself until its end.
+    self._load = 0
+    self._set_load(len(self._request.tokens) + len(self._given) + 1)
 
   def _count_request(self, has_failed: bool) -> None:
     """Counts the request at its replica, once."""
@@ -146,18 +150,17 @@ class RoutedStream(token_stream.TokenStream):
         1, int(has_failed), int(self._is_refused)
       )
 
-  def _discharge(self, count: int) -> None:
-    """Takes the prompt's load (count=1), or all of it (2), off its replica."""
-    self._state.charge(-sum(self._charged[:count]))
-    self._charged[:count] = [0] * count
+  def _set_load(self, load: int) -> None:
+    """Sets the part of its replica's load that is this stream's."""
+    self._state.charge(load - self._load)
+    self._load = load
 
   def _give_out(self, event: request_lib.Event) -> None:
     if not self._given:
       inner = self._inner
       self.waited, self.reused = inner.waited, inner.reused
       self.prompt_scores = inner.prompt_scores
-    if self._charged[0]:
-      self._discharge(1)
+    self._set_load(min(self._load, 1))
     self._losses = 0
     self._given.append(event)
 
@@ -171,7 +174,7 @@ class RoutedStream(token_stream.TokenStream):
         self._finish(result)
     except worker_lib.Stopped as error:
       if self._cancelled.is_set():
-        self._finish(self._empty_result('cancelled'))
+        self._finish(_NOTHING._replace(reason='cancelled'))
       elif self._is_closed:
         raise
       elif self._given and self._given[-1].reason is not None:
@@ -187,12 +190,12 @@ class RoutedStream(token_stream.TokenStream):
     if self._request.scores_prompt:
       raise error
     self._earlier = len(self._given)
-    self._finish(self._empty_result(self._given[-1].reason))
+    self._finish(_NOTHING._replace(reason=self._given[-1].reason))
 
   async def _fail_over(self, error: worker_lib.Stopped | None) -> bool:
     """Continues at another replica; False if a drained text cannot."""
     self._losses += error is not None
-    self._discharge(2)
+    self._set_load(0)
     if error is not None:
       self._count_request(has_failed=True)
     try:
@@ -205,7 +208,7 @@ class RoutedStream(token_stream.TokenStream):
       self._close()
       raise replica_lib.Lost(f'a text cannot go on: {why}') from why
     if found is None:
-      self._finish(self._empty_result('cancelled'))
+      self._finish(_NOTHING._replace(reason='cancelled'))
       return True
     state, inner = found
     self._events.clear()
@@ -213,7 +216,7 @@ class RoutedStream(token_stream.TokenStream):
     self.failovers += 1
     self._attach(state, inner)
     if self._cancelled.is_set():
-      self._discharge(2)
+      self._set_load(0)
       inner.cancel()
     return True
 
@@ -236,17 +239,6 @@ class RoutedStream(token_stream.TokenStream):
       with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(self._cancelled.wait(), wait)
     return None
-
-  def _empty_result(self, reason: str | None) -> request_lib.Result:
-    """Returns the result of a replica that drew nothing more."""
-    return request_lib.Result(
-      np.zeros(0, np.int32),
-      '',
-      np.zeros(0, np.float32),
-      None,
-      reason,
-      None,
-    )
 
   def _finish(self, result: request_lib.Result) -> None:
     """Ends with the last replica's result, behind earlier replicas' tokens."""
@@ -271,6 +263,6 @@ class RoutedStream(token_stream.TokenStream):
     """Takes its load off its replica, and reports its end; once."""
     if not self._is_closed:
       self._is_closed = True
-      self._discharge(2)
+      self._set_load(0)
       self._count_request(has_failed)
       self._failover.on_close(self)

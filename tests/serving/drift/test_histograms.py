@@ -90,7 +90,6 @@ def test_codes_that_a_baseline_never_had_diverge_by_a_finite_number():
 def test_counts_decay():
   counts = histograms.Counts.zeros(3, 4)
   counts.add(histograms.count([drawn()]))
-  counts.decay(0.5)
-  counts.add(histograms.count([drawn()]), 0.25)
-  assert counts.tokens.sum() == 5 * 0.75
-  assert counts.codes.sum() == 3 * 2 * 5 * 4 * 0.75
+  counts.add(histograms.count([drawn()]), kept=0.5)
+  assert counts.tokens.sum() == 5 * 1.5
+  assert counts.codes.sum() == 3 * 2 * 5 * 4 * 1.5

@@ -398,17 +398,19 @@ def test_a_new_router_learns_who_serves_whom(make):
 
 def test_a_state_counts_what_is_to_be_prefilled(make):
   fleet = make(1, rows=1)
-  engine = fleet.engines[0]
+  engine, replica = fleet.engines[0], fleet.replicas[0]
+
+  def measure():
+    engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
+    return replica_lib._measure(engine)
 
   async def main():
-    idle = await fleet.replicas[0].status()
-    assert (idle.load, idle.running, idle.compiled, idle.compilations) == (
-      0,
-    ) * 4
+    idle = await replica.status()
+    assert (idle.load, idle.running) == (0, 0)
+    assert (idle.compiled, idle.compilations) == (0, 0)
+    return await replica.worker.call(measure)
 
-  run(main())
-  engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
-  load, reading = replica_lib._measure(engine)
+  load, reading = run(main())
   assert load == 10 + 20 + 2 and reading.waiting == 2
 
 
