@@ -116,8 +116,14 @@ def make_request(prompt=5, most=4, seed=0, **fields):
   )
 
 
+def expected(request, bad=None):
+  """Returns what a request draws, behind what was drawn before."""
+  tokens, reason = fake_device.expected(request, bad)
+  return tokens[len(request.drawn) :], reason
+
+
 def is_expected(one, bad=None):
-  tokens, reason = fake_device.expected(one.request, bad)
+  tokens, reason = expected(one.request, bad)
   result = one.result()
   return result.tokens.tolist() == tokens and result.reason == reason
 
@@ -131,7 +137,7 @@ def is_judged(one):
   # Whatever was resumed, the verdict is that of the whole prompt.
   if one.events and one.result().prompt_scores != tuple(np.max(judged, axis=0)):
     return False
-  scores = None
+  text, scores = fake_device.appended(text, one.request.drawn), None
   for event in one.events:
     if event.reason != 'stop_token':
       text = fake_device.appended(text, [event.token])

@@ -71,6 +71,20 @@ def run(engine, *sequences) -> int:
   return rounds
 
 
+def is_same(found, wanted) -> bool:
+  """Holds a result to another one, to the bit."""
+  assert found.reason == wanted.reason
+  assert found.tokens.tolist() == wanted.tokens.tolist()
+  np.testing.assert_array_equal(
+    found.log_probabilities, wanted.log_probabilities
+  )
+  if wanted.prompt_log_probabilities is not None:
+    np.testing.assert_array_equal(
+      found.prompt_log_probabilities, wanted.prompt_log_probabilities
+    )
+  return True
+
+
 def text(length: int, seed: int) -> list[int]:
   return np.random.default_rng(seed).integers(1, 256, length).tolist()
 

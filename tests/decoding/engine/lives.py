@@ -189,6 +189,8 @@ class Life(stateful.RuleBasedStateMachine):
     is_late = isinstance(result.error, request_lib.Late)
     assert one.row is None and one.search is None
     assert [event.token for event in one.events] == shown
+    assert result.text == ''.join(event.text for event in one.events)
+    assert len(result.log_probabilities) == len(shown)
     if is_late:
       assert not one.is_begun and not shown
       assert self.clock.now >= came + request.deadline

@@ -171,27 +171,6 @@ def test_drawn_tokens_are_judged_anew(generator, monkeypatch):
   assert isinstance(one.error, request_lib.BadLogits)
 
 
-def test_a_rest_may_be_parked_and_drawn_beside_others(generator):
-  engine = generator.engine
-  request = Request(toys.text(9, 72), 12, Sampling(seed=72))
-  events, _ = run(generator, request)
-  forget(generator)
-  tokens = [event.token for event in events[:4]]
-  one = engine.submit(dataclasses.replace(request, drawn=tokens))
-  while len(one.events) < 3:
-    engine.advance()
-  others = [
-    engine.submit(Request(toys.text(5, 73 + n), 9, priority=1))
-    for n in range(3)
-  ]
-  for _ in range(3):
-    engine.advance()
-  assert one.phase is phases.Phase.PARKED
-  while one.reason is None or any(x.reason is None for x in others):
-    engine.advance()
-  assert list(one.events) == events[4:]
-
-
 def test_a_prompt_keeps_its_point_where_its_rest_was_drawn_elsewhere(generator):
   """A swipe of it resumes the prompt, not the answer that came with it."""
   forget(generator)

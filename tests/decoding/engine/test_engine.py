@@ -12,7 +12,6 @@ from unittest import mock
 from hypothesis import stateful
 from hypothesis import strategies
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
@@ -99,19 +98,6 @@ def all_is_free_in_the_end(alone):
   assert is_empty
 
 
-def is_same(found, wanted):
-  assert found.reason == wanted.reason
-  assert found.tokens.tolist() == wanted.tokens.tolist()
-  np.testing.assert_array_equal(
-    found.log_probabilities, wanted.log_probabilities
-  )
-  if wanted.prompt_log_probabilities is not None:
-    np.testing.assert_array_equal(
-      found.prompt_log_probabilities, wanted.prompt_log_probabilities
-    )
-  return True
-
-
 @pytest.fixture
 def ran(alone, monkeypatch):
   """Returns a list of how many tokens of each prompt's chunk ran."""
@@ -185,7 +171,7 @@ class Life(lives.Life):
 
   def check_ended(self, one):
     if one.reason == 'length':
-      assert is_same(one.result(), self.alone.result(one.request))
+      assert toys.is_same(one.result(), self.alone.result(one.request))
 
 
 @pytest.mark.parametrize('count', [3, pytest.param(80, marks=pytest.mark.slow)])
@@ -213,7 +199,7 @@ def test_candidates_of_one_prompt_prefill_it_once(alone, ran, ahead):
   several = [engine.submit(one) for one in requests]
   toys.run(engine, *several)
   for one, result in zip(several, wanted):
-    assert is_same(one.result(), result)
+    assert toys.is_same(one.result(), result)
   # All tokens once, and the last one of each for what follows it.
   assert sum(ran) == 21 + 3
   assert [one.reused for one in several] == [0, 20, 20, 20]
@@ -232,7 +218,7 @@ def test_owners_share_what_is_shared_and_no_token_more(alone, ran):
     ran.clear()
     one = engine.submit(make_request(owner))
     toys.run(engine, one)
-    assert is_same(one.result(), wanted)
+    assert toys.is_same(one.result(), wanted)
     assert one.result().reused == reused
     assert sum(ran) == 25 - reused
   # The next message, behind an answer of which the last token did not run.
@@ -240,7 +226,7 @@ def test_owners_share_what_is_shared_and_no_token_more(alone, ran):
   for owner, reused in (('c', 25 + 3), ('d', 13)):
     one = engine.submit(make_request(owner, turn, 3))
     toys.run(engine, one)
-    assert is_same(
+    assert toys.is_same(
       one.result(), alone_in(engine, alone, make_request('', turn, 3))
     )
     assert one.result().reused == reused
@@ -318,10 +304,10 @@ def test_nothing_resumes_what_gave_no_numbers(alone, monkeypatch, at, ahead):
     assert one.reason == 'error'
     assert isinstance(one.error, request_lib.BadLogits)
     assert one.result().tokens.tolist() == answer[:steps]
-  assert is_same(several[2].result(), wanted[1])
-  assert is_same(several[3].result(), wanted[2])
+  assert toys.is_same(several[2].result(), wanted[1])
+  assert toys.is_same(several[3].result(), wanted[2])
   # What was wrong is right again, and the same prompt runs anew.
   monkeypatch.setattr(decoder, 'params', good)
   again = engine.submit(bad)
   toys.run(engine, again)
-  assert is_same(again.result(), wanted[0])
+  assert toys.is_same(again.result(), wanted[0])

@@ -251,14 +251,6 @@ OTHERS = [
 ]
 
 
-def is_same(found, wanted):
-  assert found.tokens.tolist() == wanted.tokens.tolist()
-  np.testing.assert_array_equal(
-    found.log_probabilities, wanted.log_probabilities
-  )
-  return found.reason == wanted.reason
-
-
 @pytest.mark.parametrize('ahead', [False, True])
 def test_what_runs_beside_has_the_bits_that_it_has_alone(world, ahead):
   """All calls have one shape, so that isolated rows do not move a bit."""
@@ -271,7 +263,7 @@ def test_what_runs_beside_has_the_bits_that_it_has_alone(world, ahead):
   search = several.pop(1)
   assert len(search.result().tokens) == DEPTH
   for one, wanted in zip(several, alone):
-    assert is_same(one.result(), wanted.result())
+    assert toys.is_same(one.result(), wanted.result())
 
 
 @pytest.fixture

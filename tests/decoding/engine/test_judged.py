@@ -193,18 +193,6 @@ def test_a_stop_string_is_judged_before_what_stands_before_it_is_shown(
   np.testing.assert_array_equal([x.scores for x in events], want_LC)
 
 
-def test_what_is_cancelled_has_shown_nothing_unjudged(generator):
-  engine = generator.engine
-  one = engine.submit(REQUESTS[0])
-  for _ in range(4):
-    engine.advance()
-  engine.cancel(one)
-  result = one.result()
-  assert len(one.events) == len(result.tokens) == 3
-  assert len(result.log_probabilities) == 3
-  assert result.text == ''.join(event.text for event in one.events)
-
-
 @pytest.mark.parametrize('at', ['prompt', 'answer'])
 def test_scores_that_are_no_numbers_end_their_sequence_alone(
   generator, monkeypatch, at
@@ -320,14 +308,3 @@ def test_a_page_that_is_not_finite_is_not_saved(generator):
   copies.put({kind: [*x] for kind, x in pages.items()}, data)
   with pytest.raises(ValueError, match='global page holds numbers'):
     copies.take(pages).read()
-
-
-@pytest.mark.parametrize('changed', ['weights', 'tokenizer', 'cache'])
-def test_the_root_of_points_names_model_tokenizer_and_cache(generator, changed):
-  copies, names = page_copies.PageCopies(generator._decoder), ['w', 't']
-  root = saving.digest_root(generator.engine, copies, *names)
-  if changed == 'cache':
-    copies.layout = {**copies.layout, 'global': []}
-  else:
-    names[changed == 'tokenizer'] = 'x'
-  assert saving.digest_root(generator.engine, copies, *names) != root

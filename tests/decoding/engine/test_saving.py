@@ -83,23 +83,27 @@ def test_a_page_is_written_once_and_a_prefix_page_in_the_prefix_alone(engines):
     assert last[: talks.SHARED % 4].all() and not last[talks.SHARED % 4 :].any()
 
 
-@pytest.mark.parametrize('who', ['another owner', 'another salt'])
-def test_nobody_else_resumes_a_restored_text(engines, who):
+@pytest.mark.parametrize(
+  'owner, salt, is_public, reused',
+  [
+    ('ben', talks.SALT, False, talks.SHARED),
+    ('ann', 'c' * 64, False, 0),
+    ('ann', talks.SALT, True, talks.SHARED),
+  ],
+  ids=['another owner', 'another salt', 'only the prefix is wanted'],
+)
+def test_what_is_anothers_or_not_wanted_is_not_resumed(
+  engines, owner, salt, is_public, reused
+):
   one, other = engines(), engines()
   tokens = talks.talk(one)
-  carry(one, other)
-  if who == 'another owner':
-    assert going_on(other, tokens, 'ben') == talks.SHARED
-  else:
-    assert going_on(other, tokens, salt='c' * 64) == 0
-
-
-def test_what_is_not_wanted_stays(engines):
-  one, other = engines(), engines()
-  tokens = talks.talk(one)
-  public = carry(one, other, is_wanted=lambda x: x.conversation is None)
-  assert public == 1
-  assert going_on(other, tokens) == talks.SHARED
+  count = carry(
+    one,
+    other,
+    is_wanted=lambda x: not is_public or x.conversation is None,
+  )
+  assert (count == 1) == is_public
+  assert going_on(other, tokens, owner, salt=salt) == reused
 
 
 def test_a_text_without_a_conversation_is_never_saved(engines):

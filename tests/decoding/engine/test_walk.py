@@ -15,7 +15,7 @@ ENGINE = 'engine/engine.py'
 
 
 def test_a_prompt_enters_the_files_of_its_walk_alone():
-  config = toys.config(layout='L0 G1')
+  config = toys.small()
   decoder = decoder_lib.Decoder(
     toys.drawn(config), config, rows=2, length=32, page=4
   )
