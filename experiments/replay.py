@@ -33,11 +33,11 @@ characters' prefixes and nothing of the turns behind them.
 
 from collections.abc import Sequence
 
-from kaiju_jax.experiments.studies import replay_settings
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
-FLAGS = flags.flags_of(replay_settings.ReplaySettings)
+FLAGS = flags.flags_of(fleet_settings.ReplaySettings)
 
 
 def main(argv: Sequence[str]) -> None:

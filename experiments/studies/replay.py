@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import fractions
 import pathlib
 
-from kaiju_jax.experiments.studies import replay_settings
+from kaiju_jax.experiments.studies import fleet_settings
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import changes
 from kaiju_jax.fleet import people
@@ -22,7 +22,7 @@ from kaiju_jax.storage import files
 from kaiju_jax.training import progress
 
 
-def run(settings: replay_settings.ReplaySettings) -> None:
+def run(settings: fleet_settings.ReplaySettings) -> None:
   """Prints what each cache has of each trace, and exits with the decision.
 
   Raises:
@@ -50,7 +50,7 @@ def _fraction(text: str) -> float:
 
 
 def _draw(
-  settings: replay_settings.ReplaySettings,
+  settings: fleet_settings.ReplaySettings,
 ) -> Iterator[tuple[str, list[traffic.Request], Callable[[str], None]]]:
   """Yields each trace's name, its requests, and what shows how far it is."""
   for tier in settings.tiers:
@@ -76,7 +76,7 @@ def _draw(
 
 
 def _replay(
-  settings: replay_settings.ReplaySettings,
+  settings: fleet_settings.ReplaySettings,
   parts: Sequence[float],
   sizes: caches.CacheSizes,
   chosen: Sequence[str],
@@ -101,7 +101,7 @@ def _replay(
 
 
 def _replay_changes(
-  settings: replay_settings.ReplaySettings,
+  settings: fleet_settings.ReplaySettings,
   parts: Sequence[float],
   sizes: caches.CacheSizes,
 ) -> None:

@@ -1,8 +1,8 @@
 """Measures how the engine serves, beside peers and over HTTP, with targets.
 
 All contenders serve one model, 96.6 M parameters in the shape of Arcee
-(`peer_model.py`): transformers' continuous batching, and llama.cpp where it is
-installed. What is not installed is said and left out.
+(`open_shapes.arcee`): transformers' continuous batching, and llama.cpp where it
+is installed. What is not installed is said and left out.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.experiments.benchmarks.load_test import engine_serving
 from kaiju_jax.experiments.benchmarks.load_test import load
-from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.experiments.benchmarks.load_test import serving_parts
 from kaiju_jax.experiments.benchmarks.load_test import settings as settings_lib
 from kaiju_jax.experiments.benchmarks.parts import compilations
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
@@ -131,7 +131,7 @@ def draw(curves: dict[str, list], path: str) -> None:
 
 def _model(settings: settings_lib.Settings, length: int):
   """Returns the config in float32, and parameters for every contender."""
-  config = peer_model.config(num_layers=settings.layers, max_length=length)
+  config = open_shapes.arcee(num_layers=settings.layers, max_length=length)
   return config, state.init_params(transformer.Transformer(config), 0)
 
 

@@ -14,8 +14,8 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.experiments.benchmarks import harness
-from kaiju_jax.experiments.benchmarks.load_test import peer_model
 from kaiju_jax.experiments.benchmarks.parts import decode_speed
+from kaiju_jax.experiments.benchmarks.parts import open_shapes
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import report
@@ -134,7 +134,7 @@ def add_quality(
 def add_local(page: report.Report, folder: pathlib.Path, settings: Any) -> None:
   """Adds a step with windows alone, behind few tokens and behind many."""
   del folder
-  config = peer_model.config(
+  config = open_shapes.arcee(
     period=0,
     max_length=max(settings.length, settings.far) + settings.steps,
     quantization=quantization_config.QuantizationConfig(),

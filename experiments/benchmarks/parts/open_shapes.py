@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import json
 import pathlib
 import tempfile
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
 
 _LLAMA = {
   'model_type': 'llama',
@@ -36,6 +40,30 @@ SHAPES = {'smollm2-135m': _LLAMA, 'qwen3-0.6b': _QWEN3}
 NAMES = 'arcee-97m', *SHAPES
 
 
+def arcee(**changes) -> model_config.ModelConfig:
+  """Returns a model in Arcee's shape, unless changed.
+
+  It has 96.6 M parameters in float32, squared ReLU without a gate, one head of
+  keys and values, and global layers alone.
+  """
+  defaults = model_config.ModelConfig(
+    vocab_size=32_000,
+    d_model=768,
+    num_layers=12,
+    num_heads=12,
+    head_dim=64,
+    d_ff=3072,
+    max_length=4096,
+    window=1024,
+    period=1,
+    local_share=1,
+    global_share=1,
+    dtype='float32',
+    quantization=quantization_config.none(),
+  )
+  return dataclasses.replace(defaults, **changes)
+
+
 def write(path: pathlib.Path, fields: dict) -> None:
   """Writes a folder with random bfloat16 weights, tied and gated by silu."""
   import ml_dtypes
@@ -64,27 +92,18 @@ def write(path: pathlib.Path, fields: dict) -> None:
 
 
 def _write_arcee(path: pathlib.Path) -> None:
-  from kaiju_jax.experiments.benchmarks.load_test import peer_model
   from kaiju_jax.interchange import hugging_face
   from kaiju_jax.model import transformer
   from kaiju_jax.training import state
 
-  config = peer_model.config()
+  config = arcee()
   params = state.init_params(transformer.Transformer(config), 0)
   hugging_face.write(path, params, config)
 
 
 @contextlib.contextmanager
-def provide(shape: str, folder: str = '') -> Iterator[pathlib.Path]:
-  """Gives the folder of a model; one that it writes is removed at the end.
-
-  Args:
-    shape: one of `NAMES`, for the folder to write.
-    folder: an existing folder of that shape; '' to write one.
-  """
-  if folder:
-    yield pathlib.Path(folder)
-    return
+def provide(shape: str) -> Iterator[pathlib.Path]:
+  """Yields a folder of one of `NAMES`, which is removed at the end."""
   with tempfile.TemporaryDirectory() as name:
     path = pathlib.Path(name) / 'model'
     if shape in SHAPES:

@@ -1,7 +1,6 @@
 """Restarts a server, and counts the hits of its cache before and after."""
 
 from collections.abc import Callable
-import logging
 import pathlib
 import re
 import shutil
@@ -38,7 +37,6 @@ def measure(plan: Any, say: Callable[[str], None] = print) -> list[Row]:
     plan: the command's settings.
     say: prints a line.
   """
-  logging.getLogger('httpx').setLevel(logging.WARNING)  # A line per request.
   with tempfile.TemporaryDirectory() as folder:
     first = pathlib.Path(folder) / 'first'
     server, client = _start(plan, first, 'all')
@@ -93,9 +91,7 @@ def _start(
     f'--cache={plan.cache}',
   )
   server = served.start(plan.model, str(folder), *more)
-  headers = {'Authorization': f'Bearer {server.key}'}
-  client = httpx.Client(base_url=server.address, headers=headers, timeout=600)
-  return server, client
+  return server, httpx.Client(**server.client)
 
 
 def _end(server: served.Served) -> float:

@@ -1,8 +1,10 @@
 """Starts `experiments.serve` as a process of its own, for benchmarks."""
 
+import logging
 import re
 import subprocess
 import sys
+from typing import Any
 from typing import NamedTuple
 
 _SERVE = 'experiments.serve'
@@ -16,6 +18,13 @@ class Served(NamedTuple):
   address: str  # Its URL.
   key: str  # Of its local user.
   said: tuple[str, ...]  # The lines that it printed before its address.
+
+  @property
+  def client(self) -> dict[str, Any]:
+    """What a client of httpx is made with; its requests are not logged."""
+    logging.getLogger('httpx').setLevel(logging.WARNING)
+    headers = {'Authorization': f'Bearer {self.key}'}
+    return {'base_url': self.address, 'headers': headers, 'timeout': 600}
 
 
 def start(model: str, folder: str, *arguments: str) -> Served:

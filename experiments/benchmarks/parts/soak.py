@@ -1,7 +1,6 @@
 """Talks with a server for minutes, and watches its memory."""
 
 import asyncio
-import logging
 import pathlib
 import random
 import re
@@ -34,13 +33,10 @@ def measure(
   settings: Any,
 ) -> tuple[report.Report, list[Look], dict[str, int]]:
   """Returns what happened in words, the looks, and how requests ended."""
-  logging.getLogger('httpx').setLevel(logging.WARNING)  # A line per request.
   with tempfile.TemporaryDirectory() as folder:
     server = served.start(settings.model, folder)
     try:
-      looks, counts = asyncio.run(
-        _soak(server.process.pid, server.address, server.key, settings)
-      )
+      looks, counts = asyncio.run(_soak(server, settings))
     finally:
       server.process.terminate()
       status = server.process.wait(60)
@@ -65,7 +61,7 @@ def measure(
 
 
 async def _soak(
-  pid: int, address: str, key: str, settings: Any
+  server: served.Served, settings: Any
 ) -> tuple[list[Look], dict[str, int]]:
   """Returns what was seen of the server, and how requests ended."""
   counts = {'replies': 0, 'left': 0, 'refused': 0, 'failed': 0}
@@ -73,16 +69,14 @@ async def _soak(
   end = begun + 60 * settings.minutes
   looks = []
   name = pathlib.PurePath(settings.model).stem
-  headers = {'Authorization': f'Bearer {key}'}
-  async with httpx.AsyncClient(
-    base_url=address, headers=headers, timeout=120
-  ) as client:
+  options = server.client | {'timeout': 120}
+  async with httpx.AsyncClient(**options) as client:
     talkers = [
       asyncio.create_task(_talker(client, random.Random(n), end, counts, name))
       for n in range(settings.talkers)
     ]
     while time.monotonic() < end:
-      looks.append(_look(pid, time.monotonic() - begun))
+      looks.append(_look(server.process.pid, time.monotonic() - begun))
       await asyncio.sleep(settings.every)
     await asyncio.gather(*talkers)
     answer = await client.get('/metrics')
