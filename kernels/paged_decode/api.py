@@ -101,14 +101,10 @@ def decode(
     ValueError, TypeError: names the argument, its value and what is right.
   """
   arrays = {'q_BLHK': q_BLHK, 'k_PSK': k_PSK, 'v_PSK': v_PSK}
-  layout = {
-    'table_BN': table_BN,
-    'start_BM': start_BM,
-    'limit_BM': limit_BM,
-    'coordinate_BL': coordinate_BL,
-    'position_BL': position_BL,
-    'position_BM': position_BM,
-  }
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
+  layout = {'table_BN': table_BN, **ranges._asdict()}
   scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
   dims = _check_shapes(arrays | layout)
   _check_dtypes(arrays, layout)
@@ -121,8 +117,7 @@ def decode(
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
   # A traced index cannot index a numpy array.
-  table_BN, *fields = map(jnp.asarray, layout.values())
-  ranges = operands.Ranges(*fields)
+  table_BN, ranges = jax.tree.map(jnp.asarray, (table_BN, ranges))
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
   shape = _shape(dims, k_PSK, v_PSK, window)
   if implementation is None:
@@ -165,22 +160,15 @@ def make_plan(
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
   """
-  layout = {
-    'table_BN': table_BN,
-    'start_BM': start_BM,
-    'limit_BM': limit_BM,
-    'coordinate_BL': coordinate_BL,
-    'position_BL': position_BL,
-    'position_BM': position_BM,
-  }
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
+  layout = {'table_BN': table_BN, **ranges._asdict()}
   _check_shapes(layout)
   _check_dtypes({}, layout)
   _check_window(window)
   if operator.index(pages) < 1:
     raise ValueError(f'pages={pages}: a pool has at least one page.')
-  ranges = operands.Ranges(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  )
   return plan_lib.make(table_BN, ranges, pages=pages, window=window)
 
 

@@ -87,25 +87,17 @@ def forward(
     ValueError, TypeError: names the argument, its value and what is right.
   """
   scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
-  arrays = {
-    'q_BLHK': q_BLHK,
-    'k_BMK': k_BMK,
-    'v_BMK': v_BMK,
-    'start_BM': start_BM,
-    'limit_BM': limit_BM,
-    'coordinate_BL': coordinate_BL,
-    'position_BL': position_BL,
-    'position_BM': position_BM,
-  }
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
+  arrays = {'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}
+  arrays |= ranges._asdict()
   _check(arrays, scales, window, scale)
   if dtype is None:
     dtype = _output_dtype(q_BLHK, v_BMK)
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
   module = _choose(implementation, q_BLHK, k_BMK)
-  ranges = operands.Ranges(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  )
   k_BMK, v_BMK, scales = nonfinite.contain_keys(
     k_BMK, v_BMK, operands.Scales(q_scale_BLH, k_scale, v_scale), dtype
   )
@@ -155,15 +147,14 @@ def backward(
     ValueError, TypeError: names the argument, its value and what is right.
   """
   scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
   arrays = {
     'q_BLHK': q_BLHK,
     'k_BMK': k_BMK,
     'v_BMK': v_BMK,
-    'start_BM': start_BM,
-    'limit_BM': limit_BM,
-    'coordinate_BL': coordinate_BL,
-    'position_BL': position_BL,
-    'position_BM': position_BM,
+    **ranges._asdict(),
     'out_BLHK': out_BLHK,
     'lse_BLH': lse_BLH,
     'dout_BLHK': dout_BLHK,
@@ -171,9 +162,6 @@ def backward(
   }
   _check(arrays, scales, window, scale)
   module = _choose(implementation, q_BLHK, k_BMK)
-  ranges = operands.Ranges(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  )
   product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
   delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
   contained = nonfinite.contain_all(
