@@ -29,37 +29,17 @@ CHANCE = 1 / len(VALUES)
 SHORTEST = 16  # Bytes of a document.
 
 
-class Letters:
+class Letters(needle.Pairs):
   """The task for the grid; implements `questions.Task`."""
 
   chance = CHANCE
-
-  def distances(self, length: int) -> tuple[int, int]:
-    return 1, length - 3
+  keys, values, bos = KEYS, VALUES, tokenizer.Bytes.bos_id
 
   def fits(self, length: int, distractors: int) -> bool:
-    return distractors < len(KEYS) and 2 * distractors + 1 <= length - 4
+    return distractors < len(KEYS) and super().fits(length, distractors)
 
-  def questions(
-    self,
-    rng: np.random.Generator,
-    count: int,
-    length: int,
-    distance: int,
-    distractors: int,
-  ) -> needle.Questions:
-    tokens_BL = rng.choice(FILLER, (count, length)).astype(np.int32)
-    keys = needle.distinct(rng, count, 1 + distractors, KEYS)
-    values = needle.distinct(rng, count, 1 + distractors, VALUES)
-    before = length - 3 - distance  # Tokens between BOS and the needle.
-    others = needle.scatter(rng, count, distractors, 2, length - 4, wall=before)
-    others += 1 + 2 * (others >= before)
-    starts = np.concatenate([np.full((count, 1), 1 + before), others], axis=1)
-    np.put_along_axis(tokens_BL, starts, keys, axis=1)
-    np.put_along_axis(tokens_BL, starts + 1, values, axis=1)
-    tokens_BL[:, 0] = tokenizer.Bytes.bos_id
-    tokens_BL[:, -1] = keys[:, 0]
-    return needle.Questions(tokens_BL, values[:, :1].astype(np.int32))
+  def fill(self, rng: np.random.Generator, shape: tuple[int, int]):
+    return rng.choice(FILLER, shape).astype(np.int32)
 
 
 def document(rng: np.random.Generator, size: int) -> str:

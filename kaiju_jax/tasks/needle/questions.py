@@ -144,6 +144,7 @@ class Pairs:
   """The synthetic task: a needle is two tokens, an answer one."""
 
   chance = CHANCE
+  keys, values, bos = KEYS, VALUES, BOS
 
   def distances(self, length: int) -> tuple[int, int]:
     return 1, length - 3
@@ -160,11 +161,9 @@ class Pairs:
     distance: int,
     distractors: int,
   ) -> Questions:
-    tokens_BL = rng.integers(
-      FILLER.start, FILLER.stop, (count, length), np.int32
-    )
-    keys = distinct(rng, count, 1 + distractors, KEYS)
-    values = distinct(rng, count, 1 + distractors, VALUES)
+    tokens_BL = self.fill(rng, (count, length))
+    keys = distinct(rng, count, 1 + distractors, self.keys)
+    values = distinct(rng, count, 1 + distractors, self.values)
     before = length - 3 - distance  # Tokens between BOS and the needle.
     others = scatter(rng, count, distractors, 2, length - 4, wall=before)
     others += 1 + 2 * (others >= before)
@@ -172,9 +171,13 @@ class Pairs:
     starts = np.concatenate([needle, others], axis=1)
     np.put_along_axis(tokens_BL, starts, keys, axis=1)
     np.put_along_axis(tokens_BL, starts + 1, values, axis=1)
-    tokens_BL[:, 0] = BOS
+    tokens_BL[:, 0] = self.bos
     tokens_BL[:, -1] = keys[:, 0]
     return Questions(tokens_BL, values[:, :1].astype(np.int32))
+
+  def fill(self, rng: np.random.Generator, shape: tuple[int, int]):
+    """Draws the tokens between needles, int32."""
+    return rng.integers(FILLER.start, FILLER.stop, shape, np.int32)
 
 
 class Cell(NamedTuple):
