@@ -188,6 +188,7 @@ def read(family: Family, fields: fields_lib.Fields) -> Reading:
     local_share=1,
     global_share=1,
     norm_epsilon=_epsilon(fields),
+    scaled_embedding=False,
     tied_embedding=fields.flag('tie_word_embeddings'),
     feedforward=fields.choice(family.activation, family.activations),
     dtype='float32',

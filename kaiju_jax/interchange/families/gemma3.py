@@ -26,6 +26,7 @@ def _read(fields, sizes: family.Sizes) -> family.Special:
   scalar = fields.number('query_pre_attn_scalar', 1e-6)
   return family.Special(
     {
+      'scaled_embedding': True,
       'norms': 'both',
       'qk_norm': 'head',
       **family.stack(letters, family.window(fields, letters)),

@@ -5,12 +5,7 @@ from kaiju_jax.interchange.families import family
 
 
 def _read(fields, sizes: family.Sizes) -> family.Special:
-  return family.Special(
-    {
-      'scaled_embedding': False,
-      **rope.read(fields, sizes.max_length, 10_000.0),
-    }
-  )
+  return family.Special(rope.read(fields, sizes.max_length, 10_000.0))
 
 
 FAMILY = family.Family(

@@ -10,7 +10,6 @@ def _read(fields, sizes: family.Sizes) -> family.Special:
   letters = [letter] * sizes.num_layers
   return family.Special(
     {
-      'scaled_embedding': False,
       **family.stack(letters, family.window(fields, letters)),
       **rope.read(fields, sizes.max_length, 10_000.0),
     }

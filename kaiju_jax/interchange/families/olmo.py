@@ -8,7 +8,7 @@ one.
 from kaiju_jax.interchange import rope
 from kaiju_jax.interchange.families import family
 
-_CHANGES = {'scaled_embedding': False, 'norms': 'after', 'qk_norm': 'all'}
+_CHANGES = {'norms': 'after', 'qk_norm': 'all'}
 
 
 def _read2(fields, sizes: family.Sizes) -> family.Special:

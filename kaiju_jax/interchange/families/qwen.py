@@ -28,7 +28,6 @@ def _reader(**changes: Any):
       )
     return family.Special(
       {
-        'scaled_embedding': False,
         **changes,
         **family.stack(letters, family.window(fields, letters)),
         **rope.read(fields, sizes.max_length, 10_000.0),

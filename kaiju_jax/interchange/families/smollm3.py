@@ -43,7 +43,6 @@ def _read(fields, sizes: family.Sizes) -> family.Special:
   ]
   return family.Special(
     {
-      'scaled_embedding': False,
       **family.stack(letters, family.window(fields, letters)),
       **angles,
     }
