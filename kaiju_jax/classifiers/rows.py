@@ -23,6 +23,7 @@ from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import reading
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
 
 PARTS = 'train', 'choose', 'certify'
 
@@ -164,22 +165,22 @@ def tiers_of(age: Any) -> tuple[str, ...]:
   return (age,)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Line:
+  text: str
+  labels: dict[str, bool]
+  age: str | None = None
+
+
 def _row(data: Any, names: tuple[str, ...]) -> tuple[tuple[str, ...], Row]:
-  if not isinstance(data, dict):
-    raise ValueError(f'{data!r}: must be an object.')
-  if unknown := sorted(data.keys() - {'text', 'labels', 'age'}):
-    raise ValueError(f'{unknown[0]}: no such field; text, labels and age are.')
-  text, labels, age = (data.get(field) for field in ('text', 'labels', 'age'))
-  if not isinstance(text, str):
-    raise ValueError(f'text={text!r}: must be text.')
-  if not isinstance(labels, dict) or not all(
-    isinstance(label, bool) for label in labels.values()
-  ):
+  line = strict.parse(_Line, data)
+  labels = line.labels
+  if not all(isinstance(label, bool) for label in labels.values()):
     raise ValueError(f'labels={labels!r}: must be true or false per dimension.')
   names = names or tuple(sorted(labels))
   if set(labels) != set(names):
     raise ValueError(
       f'labels={labels!r}: every row must label {", ".join(names)}.'
     )
-  row = Row(text, tuple(labels[name] for name in names), tiers_of(age))
-  return names, row
+  labels = tuple(labels[name] for name in names)
+  return names, Row(line.text, labels, tiers_of(line.age))

@@ -45,6 +45,7 @@ from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
 from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
 
 # The names of a row's extras; `objectives/token_head.py` reads them.
 LABEL, WEIGHT = 'label_BLC', 'weight_BLC'
@@ -54,7 +55,8 @@ TOKENS = 'last', 'all'
 OUTSIDE, WITHIN, LAST = range(3)
 
 
-class Span(NamedTuple):
+@dataclasses.dataclass(frozen=True, order=True)
+class Span:
   """Characters of a text that violate a dimension."""
 
   start: int  # The first character.
@@ -163,23 +165,13 @@ def _spans(
   found = []
   for index, one in enumerate(listed):
     where = f'{place}spans[{index}]'
-    if not isinstance(one, dict) or set(one) != set(Span._fields):
-      raise ValueError(
-        f'{where}: expected an object with {", ".join(Span._fields)}, not'
-        f' {one!r}.'
-      )
-    span = Span(**one)
-    for name in 'start', 'end':
-      if type(one[name]) is not int:
-        raise ValueError(
-          f'{where}.{name}={one[name]!r}: must be the number of a character.'
-        )
+    span = strict.parse(Span, one, where)
     if not 0 <= span.start < span.end <= len(content):
       raise ValueError(
         f'{where}: start={span.start}, end={span.end}: must be 0 ≤ start < end'
         f' ≤ {len(content)}, the characters of its text.'
       )
-    if not isinstance(span.dimension, str) or not span.dimension.strip():
+    if not span.dimension.strip():
       raise ValueError(f'{where}.dimension={span.dimension!r}: must be a name.')
     if names is not None and span.dimension not in names:
       raise ValueError(

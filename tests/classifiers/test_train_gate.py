@@ -41,9 +41,9 @@ GOOD = '{"text": "good", "labels": {"a": true}}\n'
   [
     (GOOD + '[]', 'line 2: .*must be an object'),
     (GOOD.replace('}}', '}, "tag": 1}'), 'line 1: tag: no such field'),
-    (GOOD + GOOD.replace('"good"', '3'), 'line 2: text=3: must be text'),
+    (GOOD + GOOD.replace('"good"', '3'), 'line 2: text=3: must be str'),
     (GOOD.replace('true', '1'), 'line 1: labels=.*true or false'),
-    ('{"text": "x"}', 'line 1: labels=None'),
+    ('{"text": "x"}', 'line 1: labels: missing'),
     (GOOD + GOOD.replace('"a"', '"b"'), 'line 2: .*every row must label a'),
     (GOOD.replace('}}', '}, "age": 17}'), 'line 1: age=17'),
     ('{"text"', 'line 1: '),

@@ -237,7 +237,7 @@ REFUSED = [
   ({'text': ''}, 'text='),
   ({'text': 'a\rb'}, 'text: has control'),
   ({'text': 'four', 'spans': 3}, 'spans: must'),
-  ({'text': 'four', 'spans': [{'start': 1}]}, r'spans\[0\]: expected'),
+  ({'text': 'four', 'spans': [{'start': 1}]}, r'spans\[0\]\.end'),
   (spanned({'dimension': 'kind'}), r"spans\[0\]\.dimension='kind'"),
   (spanned({}, {'start': 3, 'end': 5}), r'spans\[1\]: start=3, end=5'),
   (spanned({'end': 1}), 'start=1, end=1'),
