@@ -5,8 +5,6 @@ import io
 import json
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -18,6 +16,7 @@ from kaiju_jax.model import token_head
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
 from tests import pages
+from tests.experiments import forked
 from tests.serving import private_files
 from tests.serving.page import served
 
@@ -94,66 +93,44 @@ def check_guided(address):
   assert drawn['message']['role'] == searched['message']['role']
 
 
-@pytest.mark.parametrize(
-  'flags, said',
-  [
-    (('--host=0.0.0.0',), 'token'),
-    (('--length=100000',), 'max_length'),
-    (('--safety=nowhere',), 'nowhere'),
-    (('--head=nowhere',), 'nowhere'),
-    (('--store=redis://127.0.0.1:1/0',), 'redis'),
-  ],
-)
-def test_what_cannot_be_served_is_said_in_a_line(
-  workdir, tmp_path, flags, said
-):
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'experiments.serve', f'--model={workdir}'),
-      *('--port=0', f'--folder={tmp_path}', *flags),
-    ],
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  (line,) = done.stderr.splitlines()
-  assert done.returncode == 1 and line.startswith('error: ')
-  assert said in line.lower() and 'Traceback' not in done.stderr
-  assert 'ompiling' not in done.stdout  # What takes long comes last.
+def run(*commands):
+  """Returns what came of `experiments.serve` with each list of flags."""
+  words = [['experiments.serve', *flags] for flags in commands]
+  return forked.run(words, imported=forked.JAX)
+
+
+def test_what_cannot_be_served_is_said_in_a_line(workdir, tmp_path):
+  wrong = {
+    '--host=0.0.0.0': 'token',
+    '--length=100000': 'max_length',
+    '--safety=nowhere': 'nowhere',
+    '--head=nowhere': 'nowhere',
+    '--store=redis://127.0.0.1:1/0': 'redis',
+  }
+  flags = f'--model={workdir}', '--port=0', f'--folder={tmp_path}'
+  done = run(*([*flags, flag] for flag in wrong))
+  for flag, said, one in zip(*zip(*wrong.items()), done, strict=True):
+    (line,) = one.stderr.splitlines()
+    assert one.returncode == 1 and line.startswith('error: '), flag
+    assert said in line.lower() and 'Traceback' not in one.stderr
+    assert 'ompiling' not in one.stdout  # What takes long comes last.
 
 
 def test_a_port_that_is_taken_is_named_before_a_model_is_trained(tmp_path):
   with socket.create_server(('127.0.0.1', 0)) as taken:
     port = taken.getsockname()[1]
-    done = subprocess.run(
-      [
-        *(sys.executable, '-m', 'experiments.serve', '--chat'),
-        *(f'--model={tmp_path}/chat', f'--port={port}'),
-      ],
-      capture_output=True,
-      text=True,
-      timeout=250,
-    )
+    (done,) = run(['--chat', f'--model={tmp_path}/chat', f'--port={port}'])
   assert done.returncode == 1 and f'127.0.0.1:{port}' in done.stderr
   assert not (tmp_path / 'chat').exists()
 
 
 def test_tokens_are_added_listed_and_revoked(tmp_path):
-  def run(*flags):
-    return subprocess.run(
-      [
-        *(sys.executable, '-m', 'experiments.serve'),
-        *(f'--folder={tmp_path}/s', *flags),
-      ],
-      capture_output=True,
-      text=True,
-      timeout=250,
-      check=True,
-    ).stdout
-
-  token = run('--add_token=ann', '--token_age=adult').split()[0]
+  flags = '--add_token=ann', '--list_tokens', '--revoke_token=ann'
+  age, folder = '--token_age=adult', f'--folder={tmp_path}/s'
+  added, listed, revoked, left = run(
+    [folder, flags[0], age], *([folder, one] for one in (*flags[1:], flags[1]))
+  )
+  token = added.stdout.split()[0]
   assert token.startswith('kaiju-')
-  listed = run('--list_tokens')
-  assert 'ann  adult' in listed and token not in listed
-  run('--revoke_token=ann')
-  assert 'ann' not in run('--list_tokens')
+  assert 'ann  adult' in listed.stdout and token not in listed.stdout
+  assert not revoked.returncode and 'ann' not in left.stdout
