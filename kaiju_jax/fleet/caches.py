@@ -114,19 +114,19 @@ class Points:
     self._seconds = 0.0
     local = sizes.local_fraction if local is None else local
     share = {prefix_tree.GLOBAL: 1 - local, prefix_tree.LOCAL: local}
-    self._pages = pages_lib.Pages(
+    self.pages = pages_lib.Pages(
       {
         kind: int(memory * share[kind] / sizes.page_bytes[kind])
         for kind in _KINDS
       }
     )
-    self._tree = prefix_tree.PrefixTree(
-      self._pages,
+    self.tree = prefix_tree.PrefixTree(
+      self.pages,
       sizes.page,
       sizes.window,
-      make_policy(self._pages, sizes.page, lambda: self._seconds),
+      make_policy(self.pages, sizes.page, lambda: self._seconds),
     )
-    self._recorder = recording.Recorder(self._tree)
+    self._recorder = recording.Recorder(self.tree)
     self._between_turns = between_turns
 
   def serve(self, request: traffic.Request) -> int:
@@ -140,10 +140,10 @@ class Points:
       tokens = whole[:length]
       return prefix_tree.Text(tokens, request.shared, owner, memo=memo)
 
-    row = _Row(self._tree, self._pages, self._sizes)
-    match = self._tree.match(text(len(prompt)))
+    row = _Row(self.tree, self.pages, self._sizes)
+    match = self.tree.match(text(len(prompt)))
     if match is not None:
-      self._tree.touch(match, owner)
+      self.tree.touch(match, owner)
     recorder = self._recorder.open_request(
       text(len(prompt)), match, request.session
     )

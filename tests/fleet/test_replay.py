@@ -95,7 +95,7 @@ def test_no_cache_has_more_than_the_oracle(requests, memory):
       # A token more, by chance.
       assert 0 <= cache.serve(one) <= most + 1
   for cache in points, knowing:
-    tree, pages = cache._tree, cache._pages
+    tree, pages = cache.tree, cache.pages
     while tree.evict():
       pass
     assert all(pages.count_held(kind) == 0 for kind in pages.kinds)
@@ -183,7 +183,7 @@ def test_sessions_in_turn_find_all_in_a_pool_that_they_nearly_fill():
   for request in requests:
     large.serve(request)
     held = {
-      kind: max(held[kind], large._pages.count_held(kind)) for kind in kinds
+      kind: max(held[kind], large.pages.count_held(kind)) for kind in kinds
     }
   room = {kind: held[kind] * kinds[kind] / 0.9 for kind in kinds}
   memory = sum(room.values())

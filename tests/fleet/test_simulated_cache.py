@@ -145,7 +145,7 @@ def test_a_prefix_is_worth_what_the_trees_policy_says(drawn, monkeypatch):
   tree = caches.Points(sizes, 2_000, local=0.4, between_turns=False)
   for request in requests:
     tree.serve(request)
-  (point,) = tree._tree.points()
+  (point,) = tree.tree.points()
   kept = caught(monkeypatch, 'make_cache')
   pools = state.Sizes(1, PAGE, WINDOW, 1_200, 800, 16, 0)
   run(trace, pools)
@@ -154,7 +154,7 @@ def test_a_prefix_is_worth_what_the_trees_policy_says(drawn, monkeypatch):
   now = trace.seconds[-1]
   found = entries.worth(world_of(pools, cache), 0, entry, now)
   assert cache.entry['sessions_begun'][0, entry] == 7
-  assert found == pytest.approx(tree._tree._policy.worth(point), rel=1e-3)
+  assert found == pytest.approx(tree.tree.policy.worth(point), rel=1e-3)
 
 
 def test_a_session_is_worth_the_tokens_behind_its_prefix():

@@ -43,7 +43,7 @@ TEXT = [batch_of(seed) for seed in (1, 2)]
 
 def inputs_of(weights, config):
   """Returns attention's inputs over the text, [I, T, D], without padding."""
-  read = calibrate._reader(weights, config)
+  read = calibrate.make_reader(weights, config)
   return np.concatenate(
     [np.asarray(read(one))[:, one.source_BL >= 0] for one in TEXT], axis=1
   ).astype(np.float64)

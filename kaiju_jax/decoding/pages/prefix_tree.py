@@ -99,7 +99,7 @@ class PrefixTree:
     self._roots: dict[tuple[bytes, bytes], nodes.Node] = {}
     # The least recently used first.
     self._points: dict[nodes.Point, None] = {}
-    self._policy = policy
+    self.policy = policy
     # How many points were evicted.
     self.evicted = 0
     # How often points were made and dropped.
@@ -158,7 +158,7 @@ class PrefixTree:
 
   def touch(self, match: Match, owner: bytes) -> None:
     """Notes that an owner's request resumes a match."""
-    self._policy.note(eviction.Event.RESUMED, match.point, owner)
+    self.policy.note(eviction.Event.RESUMED, match.point, owner)
     self.use(match.point)
 
   def use(self, point: nodes.Point) -> None:
@@ -267,7 +267,7 @@ class PrefixTree:
 
   def _note_end(self, point: nodes.Point, owner: bytes) -> nodes.Point:
     """Notes that an owner's conversation ends at a point, and returns it."""
-    self._policy.note(eviction.Event.RECORDED, point, owner)
+    self.policy.note(eviction.Event.RECORDED, point, owner)
     self.use(point)
     return point
 
@@ -281,7 +281,7 @@ class PrefixTree:
     """Removes a point, and the nodes and pages that only it needed."""
     del self._points[point]
     self._changes += 1
-    self._policy.note(eviction.Event.DROPPED, point)
+    self.policy.note(eviction.Event.DROPPED, point)
     node = point.node
     node.points.remove(point)
     for kind, page in point.last.items():
@@ -307,7 +307,7 @@ class PrefixTree:
     """Drops the point that the policy picks; returns whether there was one."""
     if not self._points:
       return False
-    self.drop(self._policy.pick(self._points))
+    self.drop(self.policy.pick(self._points))
     self.evicted += 1
     return True
 

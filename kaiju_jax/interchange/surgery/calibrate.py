@@ -82,7 +82,7 @@ def measure(
     ValueError: the text has no token, or an activation is not finite.
   """
   pairs = {*pairs, *((index, index) for index in range(len(teacher.layers)))}
-  read = _reader(teacher, config)
+  read = make_reader(teacher, config)
   sums: dict[tuple[str, int | tuple[int, int]], np.ndarray] = {}
   tokens, seen = 0, 0
   for batch in batches:
@@ -165,7 +165,7 @@ def join(w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
   return w if bias is None else np.concatenate([w, bias[None]])
 
 
-def _reader(
+def make_reader(
   teacher: plain_lib.Plain, config: model_config.ModelConfig
 ) -> Callable[[packing.Batch], jax.Array]:
   """Returns the function from a batch to attention's inputs, [I, B, L, D].
