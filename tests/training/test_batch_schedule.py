@@ -111,18 +111,13 @@ def test_the_device_counts_as_the_host_does_past_32_bits():
   schedule = batch_schedule.schedule_of(made)
   due = jax.jit(lambda tokens: step_lib.due(schedule, tokens))
   assert schedule.tokens > 2**38
-  rows = [
-    first + beside
-    for first, _ in schedule.stages
-    for beside in (-1, 0, 1)
-    if first + beside >= 0
-  ]
-  for row in rows:
-    tokens = token_count.start(row * schedule.length)
-    assert int(due(tokens)) == schedule.count(row), row
-    if row:  # One token less is the row before: rows are whole.
-      fewer = token_count.start(row * schedule.length - 1)
-      assert int(due(fewer)) == schedule.count(row - 1)
+  for first, _ in schedule.stages:
+    for row in range(max(0, first - 1), first + 2):
+      tokens = token_count.start(row * schedule.length)
+      assert int(due(tokens)) == schedule.count(row), row
+      if row:  # One token less is the row before: rows are whole.
+        fewer = token_count.start(row * schedule.length - 1)
+        assert int(due(fewer)) == schedule.count(row - 1)
 
 
 def test_the_rate_ends_at_its_final_value_and_by_steps_it_would_not():
@@ -141,21 +136,18 @@ def test_the_rate_ends_at_its_final_value_and_by_steps_it_would_not():
   'text, message',
   [
     ('0.1:2', 'the first fraction must be 0'),
-    (
-      '0:2 0.3:4 0.2:8',
-      'fractions must rise and stay below 1; after 0.3 comes',
-    ),
+    ('0:2 0.3:4 0.2:8', 'after 0.3 comes'),
     ('0:2 0.3:4 0.3:8', 'after 0.3 comes 0.3'),
     ('0:2 1:8', 'after 0 comes 1'),
-    ('0:9', r'9 microbatches must lie in 1…8, data.microbatches=8'),
+    ('0:9', r'9 microbatches must lie in 1…8'),
     ('0:0', r'0 microbatches must lie in 1…8'),
-    ('0:2 half:4', "'half:4' must be as in"),
-    ('0:2 0.1', "'0.1' must be as in"),
-    ('0:2 1/0:4', "'1/0:4' must be as in"),
-    (' ', "must be '' or as in"),
+    ('0:2 half:4', "'half:4'"),
+    ('0:2 0.1', "'0.1'"),
+    ('0:2 1/0:4', "'1/0:4'"),
+    (' ', "must be ''"),
   ],
 )
 def test_what_is_no_schedule_is_refused(text, message):
-  with pytest.raises(ValueError, match=message) as caught:
+  field = f'^optimizer.batch={text!r}: .*{message}'
+  with pytest.raises(ValueError, match=field):
     batch_schedule.schedule_of(experiment(text))
-  assert str(caught.value).startswith(f'optimizer.batch={text!r}: ')

@@ -228,6 +228,9 @@ def test_a_save_that_was_cut_off_does_not_count(tmp_path):
 
 @pytest.mark.parametrize('notice', ['wait', 'check', 'save', 'leave'])
 def test_a_full_disk_names_step_reason_and_the_last_good(tmp_path, notice):
+  first = pytest.raises(checkpoint.SaveError, match='no earlier checkpoint')
+  with first, _full_disk(0):
+    _save(tmp_path, 8, kept=1)
   _save(tmp_path, 4, kept=1)
   with (
     pytest.raises(checkpoint.SaveError) as error,
@@ -249,15 +252,6 @@ def test_a_full_disk_names_step_reason_and_the_last_good(tmp_path, notice):
   _assert_is(_restore(tmp_path)[0], 4)
   _save(tmp_path, 8)
   assert _restore(tmp_path)[1] == 8
-
-
-def test_a_full_disk_at_the_first_save(tmp_path):
-  with (
-    pytest.raises(checkpoint.SaveError, match='no earlier checkpoint'),
-    _full_disk(0),
-    checkpoint.Checkpoints(tmp_path, 1) as checkpoints,
-  ):
-    checkpoints.save(8, _state(8), _batches())
 
 
 def test_load_reads_without_touching(tmp_path):

@@ -31,28 +31,30 @@ def like(value):
 
 
 @pytest.mark.parametrize(
-  'schedule, expected',
+  'settings, expected',
   [
-    # At 0, half the warm-up, its end, the middle, and the end of the run.
-    ('cosine', [0, 0.5, 1, 0.55, 0.1]),
-    ('wsd', [0, 0.5, 1, 1, 0.1]),
-    ('constant', [0, 0.5, 1, 1, 1]),
+    (
+      dict(schedule='cosine', warmup=0.2, decay=0.25, final=0.1),
+      {0: 0, 100: 0.5, 200: 1, 600: 0.55, 1000: 0.1},
+    ),
+    (
+      dict(schedule='wsd', warmup=0.2, decay=0.25, final=0.1),
+      {0: 0, 100: 0.5, 200: 1, 600: 1, 1000: 0.1},
+    ),
+    (
+      dict(schedule='constant', warmup=0.2, decay=0.25, final=0.1),
+      {0: 0, 100: 0.5, 200: 1, 600: 1, 1000: 1},
+    ),
+    (
+      dict(schedule='wsd', warmup=0.1, decay=0.2, final=0.0),
+      {799: 1, 800: 1, 900: 0.5, 950: 0.25},
+    ),
   ],
 )
-def test_schedules(schedule, expected):
-  rate = optimizer.shape_of_rate(
-    config(schedule=schedule, warmup=0.2, decay=0.25, final=0.1), 1000
-  )
-  got = [rate(jnp.float32(t)) for t in (0, 100, 200, 600, 1000)]
-  np.testing.assert_allclose(got, expected, atol=1e-6)
-
-
-def test_wsd_starts_to_fall_where_its_decay_begins():
-  rate = optimizer.shape_of_rate(
-    config(schedule='wsd', warmup=0.1, decay=0.2, final=0.0), 1000
-  )
-  got = [rate(jnp.float32(t)) for t in (799, 800, 900, 950)]
-  np.testing.assert_allclose(got, [1, 1, 0.5, 0.25], atol=1e-5)
+def test_schedules(settings, expected):
+  rate = optimizer.shape_of_rate(config(**settings), 1000)
+  got = [rate(jnp.float32(tokens)) for tokens in expected]
+  np.testing.assert_allclose(got, [*expected.values()], atol=1e-5)
 
 
 def test_only_matrices_decay():
@@ -71,15 +73,13 @@ def test_bungee_has_its_own_rate_and_no_part_in_the_clip():
   gradient = like(1e-3)
   small, _ = updated(made, gradient)
   gradient['feedforward']['bungee_w_in'] = jnp.full((1,), 1e6)
-  large, state = updated(made, gradient)
+  large, _ = updated(made, gradient)
   # A huge Bungee gradient changes no other parameter's update.
-  for name in ('w_in_DF',):
-    np.testing.assert_array_equal(
-      small['feedforward'][name], large['feedforward'][name]
-    )
+  np.testing.assert_array_equal(
+    small['feedforward']['w_in_DF'], large['feedforward']['w_in_DF']
+  )
   ratio = large['feedforward']['bungee_w_in'] / large['norm']['gain_D'][0, 0]
   np.testing.assert_allclose(ratio, 10, rtol=1e-4)
-  del state
 
 
 def test_width_scales_what_adam_does_and_not_the_decay():
@@ -167,23 +167,23 @@ def test_z_reg_follows_the_rate_where_told_to():
 
 
 @pytest.mark.parametrize(
-  'changes, message',
+  'changes, field',
   [
-    ({'schedule': 'linear'}, "optimizer.schedule='linear': must be one of"),
-    ({'learning_rate': 0.0}, 'optimizer.learning_rate=0.0: must be positive'),
-    ({'warmup': 1.5}, r'optimizer.warmup=1.5: must lie in 0…1'),
-    ({'schedule': 'wsd', 'warmup': 0.9}, 'together at most 1'),
-    ({'schedule': 'cosine', 'warmup': 1.0}, 'warmup=1.0: must be less than 1'),
-    ({'batch_rate': 'linear'}, "optimizer.batch_rate='linear': must be one of"),
-    ({'transfer': 'depth'}, "optimizer.transfer='depth': must be one of"),
-    ({'transfer_base': 0}, 'optimizer.transfer_base=0: must be a fan-in'),
-    ({'b1': 1.0}, 'optimizer.b1=1.0: must be a fraction'),
-    ({'b2': 1.0}, 'optimizer.b2=1.0: must be a fraction'),
-    ({'clip': -1.0}, 'optimizer.clip=-1.0: must not be negative'),
+    ({'schedule': 'linear'}, "schedule='linear'"),
+    ({'learning_rate': 0.0}, 'learning_rate=0.0'),
+    ({'warmup': 1.5}, 'warmup=1.5'),
+    ({'schedule': 'wsd', 'warmup': 0.9}, '.*together at most 1'),
+    ({'schedule': 'cosine', 'warmup': 1.0}, 'warmup=1.0'),
+    ({'batch_rate': 'linear'}, "batch_rate='linear'"),
+    ({'transfer': 'depth'}, "transfer='depth'"),
+    ({'transfer_base': 0}, 'transfer_base=0'),
+    ({'b1': 1.0}, 'b1=1.0'),
+    ({'b2': 1.0}, 'b2=1.0'),
+    ({'clip': -1.0}, 'clip=-1.0'),
   ],
 )
-def test_errors(changes, message):
-  with pytest.raises(ValueError, match=message):
+def test_errors(changes, field):
+  with pytest.raises(ValueError, match=f'optimizer.{field}'):
     training_config.check_optimizer(config(**changes))
 
 
