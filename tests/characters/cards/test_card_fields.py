@@ -28,55 +28,47 @@ def _nested(levels):
   return value
 
 
-@pytest.mark.parametrize(
-  'fields, fault, message',
-  [
-    (_wrong(name=''), 'nameless', "name='': a character needs a name"),
-    (_wrong(name=' Ada'), 'control', "name=' Ada': must be one line"),
-    (_wrong(name='A\nda'), 'control', r"name='A\\nda': must be one line"),
-    (_wrong(name='x' * 201), 'limit', 'name has 201 characters: at most 200'),
-    (_wrong(name=3), 'type', 'name=3: must be a string'),
-    (_wrong(greeting=None), 'type', 'greeting=None: must be a string'),
-    (_wrong(greeting='\x07'), 'control', r"greeting='\\x07': must have no"),
-    (
-      _wrong(scenario='x' * 65_537),
-      'limit',
-      'scenario has 65,537 characters: at most 65,536',
-    ),
-    (_wrong(notes='ab\ud800'), 'surrogate', r"surrogate '\\ud800' at charac"),
-    (_wrong(tags=['a']), 'type', r'tags=\(list\): must be a tuple'),
-    (_wrong(tags=('a\u200b', '')), 'limit', r"tags\[1\]='': must not be em"),
-    (_wrong(tags=('a', 3)), 'type', r'tags\[1\]=3: must be a string'),
-    (_wrong(tags=('a',) * 65), 'limit', 'tags has 65 entries: at most 64'),
-    (_wrong(alternate_greetings=('', 3)), 'type', r'greetings\[1\]=3: must'),
-    (_wrong(lore=('a',)), 'type', r"lore\[0\]='a': must be Lore"),
-    (
-      _wrong(lore=(card_fields.Lore(),) * 501),
-      'limit',
-      'lore has 501 entries: at most 500',
-    ),
-    (_lore(keys=('a', '')), 'limit', r"lore\[1\].keys\[1\]='': must not"),
-    (_lore(keys=(' a',)), 'control', r"lore\[1\].keys\[0\]=' a': must be one"),
-    (_lore(is_constant=1), 'type', r'lore\[1\].is_constant=1: must be a bool'),
-    (_lore(order=True), 'type', r'lore\[1\].order=True: must be an integer'),
-    (_lore(order=2**31), 'limit', r'lore\[1\].order=2147483648: .* 32 bits'),
-    (_wrong(extensions=3), 'type', 'extensions=3: must be an object'),
-    (_wrong(extensions={'a': _nested(32)}), 'limit', 'deeper than 32 levels'),
-    (_wrong(extensions={3: 4}), 'type', 'must be plain JSON'),
-    (_wrong(extensions={'a': float('nan')}), 'type', 'must be plain JSON'),
-    (_wrong(extensions={'a': 'x' * 65_536}), 'limit', '65,545 characters'),
-    (
-      _wrong(extensions={'a': {'regex_scripts': [{}]}}),
-      'executes',
-      'extensions.a.regex_scripts: may execute',
-    ),
-    (
-      _wrong(alternate_greetings=('x' * 60_000,) * 9),
-      'limit',
-      'fields are 540,.* bytes of JSON: at most 524,288',
-    ),
-  ],
-)
+REFUSED = [
+  (_wrong(name=''), 'nameless', "name=''"),
+  (_wrong(name=' Ada'), 'control', "name=' Ada'"),
+  (_wrong(name='A\nda'), 'control', r"name='A\\nda'"),
+  (_wrong(name='x' * 201), 'limit', 'name has 201 .*200'),
+  (_wrong(name=3), 'type', 'name=3'),
+  (_wrong(greeting=None), 'type', 'greeting=None'),
+  (_wrong(greeting='\x07'), 'control', r"greeting='\\x07'"),
+  (_wrong(scenario='x' * 65_537), 'limit', 'scenario has 65,537 .*65,536'),
+  (_wrong(notes='ab\ud800'), 'surrogate', r"surrogate '\\ud800'"),
+  (_wrong(tags=['a']), 'type', r'tags=\(list\)'),
+  (_wrong(tags=('a\u200b', '')), 'limit', r"tags\[1\]=''"),
+  (_wrong(tags=('a', 3)), 'type', r'tags\[1\]=3'),
+  (_wrong(tags=('a',) * 65), 'limit', 'tags has 65 .*64'),
+  (_wrong(alternate_greetings=('', 3)), 'type', r'greetings\[1\]=3'),
+  (_wrong(lore=('a',)), 'type', r"lore\[0\]='a'"),
+  (_wrong(lore=(card_fields.Lore(),) * 501), 'limit', 'lore has 501 .*500'),
+  (_lore(keys=('a', '')), 'limit', r"lore\[1\].keys\[1\]=''"),
+  (_lore(keys=(' a',)), 'control', r"lore\[1\].keys\[0\]=' a'"),
+  (_lore(is_constant=1), 'type', r'lore\[1\].is_constant=1'),
+  (_lore(order=True), 'type', r'lore\[1\].order=True'),
+  (_lore(order=2**31), 'limit', r'lore\[1\].order=2147483648'),
+  (_wrong(extensions=3), 'type', 'extensions=3'),
+  (_wrong(extensions={'a': _nested(32)}), 'limit', 'deeper than 32'),
+  (_wrong(extensions={3: 4}), 'type', 'must be plain JSON'),
+  (_wrong(extensions={'a': float('nan')}), 'type', 'must be plain JSON'),
+  (_wrong(extensions={'a': 'x' * 65_536}), 'limit', '65,545 characters'),
+  (
+    _wrong(extensions={'a': {'regex_scripts': [{}]}}),
+    'executes',
+    'extensions.a.regex_scripts',
+  ),
+  (
+    _wrong(alternate_greetings=('x' * 60_000,) * 9),
+    'limit',
+    '540,.* bytes of JSON: at most 524,288',
+  ),
+]
+
+
+@pytest.mark.parametrize('fields, fault, message', REFUSED)
 def test_a_wrong_field_is_named(fields, fault, message):
   with pytest.raises(card_fields.FieldError, match=message) as error:
     card_fields.check(fields)
@@ -126,16 +118,13 @@ def test_what_a_form_sends_becomes_canonical():
 @pytest.mark.parametrize(
   'data, message',
   [
-    ([], r'fields=\(list\): must be an object'),
-    ({}, 'a character needs a name'),
-    ({'nmae': 'Ada'}, "fields holds 'nmae': no such field. Did you mean name"),
-    ({'name': 'A', 'tags': 'a'}, "tags='a': must be a list"),
-    ({'name': 'A', 'lore': [3]}, r'lore\[0\]=3: must be an object'),
-    ({'name': 'A', 'lore': [{'key': 'a'}]}, r"lore\[0\] holds 'key': no such"),
-    (
-      {'name': 'A', 'lore': [{'keys': 'a'}]},
-      r"lore\[0\].keys='a': must be a l",
-    ),
+    ([], r'fields=\(list\)'),
+    ({}, 'needs a name'),
+    ({'nmae': 'Ada'}, "'nmae': no such field. Did you mean name"),
+    ({'name': 'A', 'tags': 'a'}, "tags='a'"),
+    ({'name': 'A', 'lore': [3]}, r'lore\[0\]=3'),
+    ({'name': 'A', 'lore': [{'key': 'a'}]}, r"lore\[0\] holds 'key'"),
+    ({'name': 'A', 'lore': [{'keys': 'a'}]}, r"lore\[0\].keys='a'"),
     ({'name': 'A', 'greeting': 'x\ud800'}, 'greeting holds the surrogate'),
   ],
 )

@@ -1,7 +1,6 @@
 """A card's PNG is read within bounds of all that its chunks inflate to."""
 
 import random
-import struct
 import types
 import zlib
 
@@ -9,36 +8,19 @@ import pytest
 
 from kaiju_jax.characters.cards import card_png
 from kaiju_jax.characters.cards import cards
-
-
-def chunk(kind, data):
-  crc = zlib.crc32(kind + data)
-  return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', crc)
-
-
-def png(*chunks):
-  header = struct.pack('>IIBBBBB', 1, 1, 8, 0, 0, 0, 0)
-  return b''.join(
-    [
-      card_png.SIGNATURE,
-      chunk(b'IHDR', header),
-      *chunks,
-      chunk(b'IDAT', zlib.compress(b'\0\0')),
-      chunk(b'IEND', b''),
-    ]
-  )
+from tests.characters.cards import png
 
 
 def text_chunk(kind, keyword, text):
   """Returns a text chunk; `kind` may be 'zipped iTXt'."""
   if kind == 'tEXt':
-    return chunk(b'tEXt', keyword + b'\0' + text)
+    return png.chunk(b'tEXt', keyword + b'\0' + text)
   if kind == 'zTXt':
-    return chunk(b'zTXt', keyword + b'\0\0' + zlib.compress(text, 9))
+    return png.chunk(b'zTXt', keyword + b'\0\0' + zlib.compress(text, 9))
   is_zipped = kind == 'zipped iTXt'
   data = zlib.compress(text, 9) if is_zipped else text
   head = b'\0' + bytes([is_zipped]) + b'\0\0\0'
-  return chunk(b'iTXt', keyword + head + data)
+  return png.chunk(b'iTXt', keyword + head + data)
 
 
 KINDS = 'tEXt', 'zTXt', 'iTXt', 'zipped iTXt'
@@ -69,7 +51,7 @@ def inflated(monkeypatch):
 @pytest.mark.parametrize('kind', KINDS)
 def test_many_equal_texts_cost_no_more_than_a_few(kind, inflated):
   text = b'{"name":"Ada"}'.ljust(2**20 if 'z' in kind else 1000)
-  data = png(*[text_chunk(kind, b'chara', text)] * 7000)
+  data = png.png(*[text_chunk(kind, b'chara', text)] * 7000)
   with pytest.raises(cards.CardError) as caught:
     cards.read(data)
   assert caught.value.fault == 'inflated'
@@ -90,7 +72,7 @@ def test_whatever_the_chunks_are_their_sum_is_bounded(inflated):
       for _ in range(rng.choice([1, 2, 3, 5, 6]))
     ]
     inflated.clear()
-    data = png(*(text_chunk(*one) for one in texts))
+    data = png.png(*(text_chunk(*one) for one in texts))
     try:
       cards.read(data)
       fault = None
@@ -113,7 +95,7 @@ def test_texts_of_both_keywords_may_be_as_large_as_one_may_be(inflated):
     for kind in ('tEXt', 'zTXt')
     for keyword in (b'chara', b'ccv3')
   ]
-  assert cards.read(png(*chunks)).fields.name == 'Ada'
+  assert cards.read(png.png(*chunks)).fields.name == 'Ada'
   assert sum(inflated) == 2 * card_png.TEXT
   with pytest.raises(cards.CardError, match='together'):
-    cards.read(png(*chunks, text_chunk('tEXt', b'chara', text)))
+    cards.read(png.png(*chunks, text_chunk('tEXt', b'chara', text)))

@@ -102,10 +102,6 @@ def _v2(**data):
   return {**V2, 'data': {**V2['data'], **data}}
 
 
-def _book(**entry):
-  return _v2(character_book={'entries': [{'keys': ['a'], **entry}]})
-
-
 def _by_pillow(**texts):
   """A PNG of another maker; {keyword: (kind, card)}."""
   info = PngImagePlugin.PngInfo()
@@ -268,63 +264,54 @@ LARGE = {
   'description': '\U0001f409' * 60_000,
   'x': '\U0001f409' * 150_000,
 }
+HEAD = card_png.SIGNATURE
+GOOD = png.png(png.text(V1))
+CODE = zlib.compress(b'{' * 99)[:-6]
+BOMBS = b'ccv3\0\1\0\0\0' + zlib.compress(bytes(9 * 2**20), 9)
+SIGNED = b'chara\0!' + base64.b64encode(png.encode(V1))
+
+
+def _chunked(kind, data):
+  return png.png(png.chunk(kind, data))
+
+
 HOSTILE = {
   'empty': (b'', 'json'),
   'large JSON': (b' ' * (2**20 + 1), 'size'),
-  'large PNG': (card_png.SIGNATURE + bytes(8 * 2**20), 'size'),
+  'large PNG': (HEAD + bytes(8 * 2**20), 'size'),
   'JPEG': (b'\xff\xd8\xff\xe0' + bytes(99), 'signature'),
   'zip': (b'PK\x03\x04' + bytes(99), 'signature'),
-  'signature': (png.png(png.text(V1)).replace(b'\r\n', b'\n', 1), 'signature'),
-  'signature alone': (card_png.SIGNATURE, 'truncated'),
-  'no end': (png.png(png.text(V1))[:-12], 'truncated'),
-  'within a head': (png.png(png.text(V1))[:39], 'truncated'),
-  'within a chunk': (png.png(png.text(V1))[:90], 'truncated'),
+  'signature': (GOOD.replace(b'\r\n', b'\n', 1), 'signature'),
+  'signature alone': (HEAD, 'truncated'),
+  'no end': (GOOD[:-12], 'truncated'),
+  'within a head': (GOOD[:39], 'truncated'),
+  'within a chunk': (GOOD[:90], 'truncated'),
   'chunk too long': (png.png(struct.pack('>I', 2**31) + b'tEXt'), 'truncated'),
   'CRC of the text': (png.png(png.text(V1)[:-1] + b'\0'), 'checksum'),
-  'CRC of the pixels': (
-    png.png(png.text(V1)).replace(b'IDAT', b'IDAU'),
-    'checksum',
-  ),
-  'type': (png.png(png.chunk(b'te t', b'')), 'chunks'),
-  'no header': (card_png.SIGNATURE + png.text(V1) + png.END, 'chunks'),
+  'CRC of the pixels': (GOOD.replace(b'IDAT', b'IDAU'), 'checksum'),
+  'type': (_chunked(b'te t', b''), 'chunks'),
+  'no header': (HEAD + png.text(V1) + png.END, 'chunks'),
   'two headers': (png.png(png.HEADER), 'chunks'),
-  'short header': (
-    card_png.SIGNATURE + png.chunk(b'IHDR', b'') + png.END,
-    'chunks',
-  ),
+  'short header': (HEAD + png.chunk(b'IHDR', b'') + png.END, 'chunks'),
   'many chunks': (png.png(*[png.chunk(b'tEXt', b'')] * 10_001), 'chunks'),
-  'no pixels': (card_png.SIGNATURE + png.HEADER + png.END, 'picture'),
-  'wide': (card_png.SIGNATURE + png.header(width=9000), 'picture'),
-  'odd bits': (card_png.SIGNATURE + png.header(bits=3, colour=2), 'picture'),
-  'compression 1': (card_png.SIGNATURE + png.header(compression=1), 'picture'),
-  'filter 1': (card_png.SIGNATURE + png.header(filter=1), 'picture'),
-  'interlace 2': (card_png.SIGNATURE + png.header(interlace=2), 'picture'),
-  'no card': (png.png(png.chunk(b'tEXt', b'comment\0a')), 'missing'),
-  'no NUL': (png.png(png.chunk(b'tEXt', b'chara')), 'missing'),
+  'no pixels': (HEAD + png.HEADER + png.END, 'picture'),
+  'wide': (HEAD + png.header(width=9000), 'picture'),
+  'odd bits': (HEAD + png.header(bits=3, colour=2), 'picture'),
+  'compression 1': (HEAD + png.header(compression=1), 'picture'),
+  'filter 1': (HEAD + png.header(filter=1), 'picture'),
+  'interlace 2': (HEAD + png.header(interlace=2), 'picture'),
+  'no card': (_chunked(b'tEXt', b'comment\0a'), 'missing'),
+  'no NUL': (_chunked(b'tEXt', b'chara'), 'missing'),
   'two cards': (png.png(png.text(V1), png.text(V2)), 'ambiguous'),
   'bomb': (BOMB, 'inflated'),
-  'bomb in iTXt': (
-    png.png(
-      png.chunk(b'iTXt', b'ccv3\0\1\0\0\0' + zlib.compress(bytes(9 * 2**20), 9))
-    ),
-    'inflated',
-  ),
-  'not zlib': (png.png(png.chunk(b'zTXt', b'chara\0\0xxxx')), 'inflated'),
-  'half zlib': (
-    png.png(png.chunk(b'zTXt', b'chara\0\0' + zlib.compress(b'{' * 99)[:-6])),
-    'truncated',
-  ),
-  'compression': (png.png(png.chunk(b'zTXt', b'chara\0\1')), 'chunks'),
-  'malformed iTXt': (png.png(png.chunk(b'iTXt', b'chara\0\0\0en')), 'chunks'),
-  'long text': (
-    png.png(png.chunk(b'tEXt', b'chara\0' + b'A' * 1_200_000)),
-    'size',
-  ),
-  'not base64': (png.png(png.chunk(b'tEXt', b'chara\0a-b_')), 'base64'),
-  'base64 with other signs': (
-    png.png(png.chunk(b'tEXt', b'chara\0!' + base64.b64encode(png.encode(V1)))),
-    'base64',
-  ),
+  'bomb in iTXt': (_chunked(b'iTXt', BOMBS), 'inflated'),
+  'not zlib': (_chunked(b'zTXt', b'chara\0\0xxxx'), 'inflated'),
+  'half zlib': (_chunked(b'zTXt', b'chara\0\0' + CODE), 'truncated'),
+  'compression': (_chunked(b'zTXt', b'chara\0\1'), 'chunks'),
+  'malformed iTXt': (_chunked(b'iTXt', b'chara\0\0\0en'), 'chunks'),
+  'long text': (_chunked(b'tEXt', b'chara\0' + b'A' * 1_200_000), 'size'),
+  'not base64': (_chunked(b'tEXt', b'chara\0a-b_'), 'base64'),
+  'base64 with other signs': (_chunked(b'tEXt', SIGNED), 'base64'),
   'not UTF-8': (b'{"name":"\xff"}', 'encoding'),
   'UTF-16': (json.dumps(V1).encode('utf-16'), 'encoding'),
   'not JSON': (b'{"name":"Ada",}', 'json'),
@@ -420,15 +407,9 @@ def _read(data):
 
 def test_mutated_cards_are_read_or_refused():
   rng = random.Random(0)
-  seeds = [
-    *(
-      png.encode(V1),
-      png.encode(V2),
-      png.png(png.text(V2)),
-      cards.to_png(FIELDS_V2),
-    ),
-    *(_by_pillow(chara=(kind, V2)) for kind in ('zTXt', 'zipped iTXt')),
-  ]
+  seeds = [png.encode(V1), png.encode(V2), png.png(png.text(V2))]
+  seeds.append(cards.to_png(FIELDS_V2))
+  seeds += [_by_pillow(chara=(kind, V2)) for kind in ('zTXt', 'zipped iTXt')]
   tokens = [b'"', b'{', b']', b',', b'null', b'1e9', b'\\u', b'\0', b'\xff']
   slowest = 0
   for _ in range(4000):
@@ -483,15 +464,14 @@ def test_what_is_exported_is_imported_equal():
 
 
 def test_the_largest_fields_are_exported_and_imported():
-  fields = card_fields.Fields(
-    name='A', alternate_greetings=('"\n' * 32_000,) * 4
-  )
-  for data in cards.to_json(fields), cards.to_png(fields):
-    assert cards.read(data).fields == fields
   lore = card_fields.Lore(('x' * 200,) * 4, 'x', name='x' * 100)
-  fields = card_fields.Fields(name='A', lore=(lore,) * 480)
-  for data in cards.to_json(fields), cards.to_png(fields):
-    assert cards.read(data).fields == fields
+  for large in (
+    {'alternate_greetings': ('"\n' * 32_000,) * 4},
+    {'lore': (lore,) * 480},
+  ):
+    fields = card_fields.Fields(name='A', **large)
+    for data in cards.to_json(fields), cards.to_png(fields):
+      assert cards.read(data).fields == fields
 
 
 def test_another_program_reads_what_is_exported():
