@@ -58,29 +58,30 @@ def check(folder: str | os.PathLike, text: str | None = None) -> str:
   rows = _rows(tokenizer, text or _text(), loaded.config.max_length)
   found = parity(folder, loaded, rows[0][:PARITY])
   del loaded
-  lines = [
-    f'{folder}, float32, {min(len(rows[0]), PARITY)} tokens: transformers is'
-    ' not installed, so that there is no parity.'
-    if found is None
-    else f'{folder}, float32, {min(len(rows[0]), PARITY)} tokens: the largest'
-    f' difference from transformers {found.version} is {found.difference:.1e}'
-    ' of the largest logit.',
-    '',
-  ]
+  count = min(len(rows[0]), PARITY)
+  said = f'{folder}, float32, {count} tokens:'
+  if found is None:
+    said += ' transformers is not installed, so that there is no parity.'
+  else:
+    said += (
+      f' the largest difference from transformers {found.version} is'
+      f' {found.difference:.1e} of the largest logit.'
+    )
   arms = [
     ('none', 'none'),
     *((arm, 'int8') for arm in quantization_config.ARMS),
   ]
   results = [perplexity(folder, rows, *one) for one in arms]
-  table = report.Table(
+  page = report.Report().say(said)
+  page.table(
     [
-      (arm, kv, f'{one:.4f}', f'{one / results[0] - 1:+.3%}')
-      for (arm, kv), one in zip(arms, results)
+      (*arm, f'{one:.4f}', f'{one / results[0] - 1:+.3%}')
+      for arm, one in zip(arms, results)
     ],
     ('--int8', '--kv', 'perplexity', 'against floats'),
-  ).markdown()
-  count = sum(len(one) - 1 for one in rows)
-  return '\n'.join([*lines, table, '', f'Perplexity of {count:,} tokens.'])
+  )
+  page.say(f'Perplexity of {sum(len(one) - 1 for one in rows):,} tokens.')
+  return page.markdown()
 
 
 def parity(

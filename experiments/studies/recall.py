@@ -50,8 +50,7 @@ def ask_served(settings: settings_lib.Recall) -> None:
     report.plain({'records': [one._asdict() for one in records]}),
     {'responder': digest, 'questions': f'seed {seed}'},
   )
-  text = '\n'.join(tables(records, {}, 0))
-  report.Report().say(text).decide(decision).conclude(settings.out)
+  page(records, {}, 0).decide(decision).conclude(settings.out)
 
 
 def ask_trained(settings: settings_lib.Recall) -> None:
@@ -70,9 +69,9 @@ def ask_trained(settings: settings_lib.Recall) -> None:
   questions = arms.RecallQuestions(settings.questions, settings.evaluation_seed)
   questions.run(jobs, settings.jobs, out)
   if settings.report:
-    decision, text = publish(questions.read(jobs), jobs, out)
-    print(text)
-    decision_lib.finish(decision)
+    found = publish(questions.read(jobs), jobs, out)
+    print(found.markdown())
+    decision_lib.finish(found.decision)
 
 
 FULL = 'full'
@@ -182,16 +181,13 @@ def publish(
   records: Sequence[rows.Record],
   runs: Sequence[grid.Job],
   folder: pathlib.Path,
-) -> tuple[decision_lib.Decision, str]:
-  """Writes recall.png, report.md and decision.json.
+) -> report.Report:
+  """Writes recall.png, report.md and decision.json; returns the report.
 
   Args:
     records: the records of all runs.
     runs: the runs, whose rows are equally long.
     folder: where the files go.
-
-  Returns:
-    The decision and the report.
 
   Raises:
     MissingExtra: matplotlib is not installed.
@@ -206,10 +202,10 @@ def publish(
     figures(records, layouts, length),
     {run.name: decision_lib.digest(run.folder / 'config.json') for run in runs},
   )
-  text = '\n'.join(tables(records, layouts, length))
   draw(records, layouts, length, folder / 'recall.png')
-  report.Report().say(text).decide(decision).save(folder)
-  return decision, text
+  found = page(records, layouts, length).decide(decision)
+  found.save(folder)
+  return found
 
 
 def count_global(layout: str) -> int:
@@ -217,55 +213,43 @@ def count_global(layout: str) -> int:
   return sum(not word.startswith('L') for word in layout.split())
 
 
-def tables(
+def page(
   records: Sequence[rows.Record], layouts: Mapping[str, str], length: int
-) -> Iterator[str]:
-  """Yields the lines of the tables, in Markdown; see `figures`.
+) -> report.Report:
+  """Returns the page of records; see `figures`.
 
   The table of steps is left out without layouts.
   """
-  kinds = list_hops(records)
+  found, kinds = report.Report(), list_hops(records)
   if kinds and layouts:
     statuses = hop_statuses(records, length)
-    yield f'# Steps that an arm follows, at {length} tokens'
-    yield ''
-    yield report.Table(
-      [
-        (
-          arm,
-          layout,
-          count_global(layout),
-          *(
-            f'{_quote(records, arm, kind, length)}: {statuses[arm, kind]}'
-            for kind in kinds
-          ),
-        )
-        for arm, layout in layouts.items()
-      ],
-      ('arm', 'layers', 'global', *kinds),
-    ).markdown()
-    yield ''
-    yield (
+    found.say(f'# Steps that an arm follows, at {length} tokens')
+    steps = [
+      (
+        arm,
+        layout,
+        count_global(layout),
+        *(
+          f'{_quote(records, arm, kind, length)}: {statuses[arm, kind]}'
+          for kind in kinds
+        ),
+      )
+      for arm, layout in layouts.items()
+    ]
+    found.table(steps, ('arm', 'layers', 'global', *kinds))
+    found.say(
       'Questions right, in %, with 95 % intervals over questions; behind the'
       ' semicolon, the worst seed. An arm follows so many steps if it has'
       f' {100 * LEAST:.0f} % on each seed. Guesses among a row’s values are'
       f' right in {100 / problems.CHAINS:.0f} %.'
     )
-    yield ''
-  yield '# All kinds'
-  yield ''
+  arms = list_arms(records)
   columns = sorted({(one.kind, one.length) for one in records}, key=_order)
-  yield report.Table(
-    [
-      (
-        kind,
-        tokens,
-        *(_quote(records, arm, kind, tokens) for arm in list_arms(records)),
-      )
-      for kind, tokens in columns
-    ],
-    ('kind', 'length', *list_arms(records)),
-  ).markdown()
+  cells = [
+    (*column, *(_quote(records, arm, *column) for arm in arms))
+    for column in columns
+  ]
+  return found.say('# All kinds').table(cells, ('kind', 'length', *arms))
 
 
 def _order(column: tuple[str, int]) -> tuple[int, int]:

@@ -145,7 +145,7 @@ def test_tables_and_figure_show_every_arm(tmp_path):
       for hops in range(3)
     }
   )
-  text = '\n'.join(study.tables(found, LAYOUTS, 64))
+  text = study.page(found, LAYOUTS, 64).markdown()
   assert '| full | G0 G1 G2 G3 | 4 | 98.5 (95.7–99.5); 98.0: follows' in text
   assert '| global_1 | L0 L1 L2 G3 | 1 |' in text and 'does not follow' in text
   assert '| hops_0 | 64 |' in text
@@ -202,7 +202,8 @@ def test_what_full_attention_cannot_follow_is_not_evaluated(tmp_path):
   assert grid.is_done(run, asking.finish())
   found = asking.read([run])
   assert found == made
-  decided, text = study.publish(found, [run], tmp_path)
+  page = study.publish(found, [run], tmp_path)
+  decided, text = page.decision, page.markdown()
   assert decided == decision.load(tmp_path / decision.FILE)
   assert decided.status == decision.NOT_EVALUATED
   assert 'hops_1: full attention of equal depth has 0.0%' in decided.reasons[0]
