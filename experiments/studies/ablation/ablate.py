@@ -6,6 +6,7 @@ Every run is checked, with overrides applied, before the first one starts.
 from collections.abc import Collection
 from collections.abc import Sequence
 import dataclasses
+import importlib.machinery
 import importlib.util
 import pathlib
 import shlex
@@ -47,9 +48,11 @@ def load(path: str) -> types.ModuleType:
   path = configs.config_path(path)
   if not pathlib.Path(path).is_file():
     raise ValueError(f'--config={path}: no such file.')
-  spec = importlib.util.spec_from_file_location('ablated_config', path)
+  # Whatever its suffix is, as --config of a run takes it.
+  loader = importlib.machinery.SourceFileLoader('ablated_config', path)
+  spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+  loader.exec_module(module)
   if not getattr(module, 'ARMS', None):
     raise ValueError(
       f'--config={path}: has no ARMS. An ablation needs the names that its'

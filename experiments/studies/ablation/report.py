@@ -10,6 +10,8 @@ import shlex
 from typing import Any
 from typing import NamedTuple
 
+import numpy as np
+
 from kaiju_jax.evaluation import run_results
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
@@ -238,8 +240,6 @@ def _draw_curves(
   records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Any:
   """Draws loss over tokens: a thin line per seed, a thick one for the mean."""
-  import numpy as np
-
   figure = figures.figure(9, 5)
   axes = figure.add_subplot()
   later = []
@@ -283,8 +283,6 @@ def _draw_curves(
 
 
 def _running_mean(values, span: int):
-  import numpy as np
-
   return np.convolve(values, np.full(span, 1 / span), mode='valid')
 
 

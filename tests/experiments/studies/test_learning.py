@@ -61,23 +61,26 @@ def write(root):
     (folder / 'metrics.jsonl').write_text(lines)
 
 
+# Words behind --out=runs --reading=, and what refuses them.
+REFUSED = {
+  'eval_x': "--reading='eval_x': no run has it; there are eval_accuracy, eval_",
+  'eval_accuracy --arms=full': "--arms: 'full' is not one of interleaved_int8,",
+  'eval_accuracy --out=EMPTY': 'has no runs, ROOT/ARM/seedS/metrics.jsonl;',
+  'eval_loss': 'counts as learnt, below 5.545, that of uniform guesses.',
+  'eval_loss --most=5.6': '--most=5.6: eval_loss falls while a run learns',
+  'eval_loss --most=5 --least=1': '--least=1.0: is for readings that rise',
+  'eval_accuracy --most=5': '--most=5.0: is for readings that fall; eval_accur',
+}
+
+
 def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
   write(tmp_path / 'runs')
   (tmp_path / 'empty').mkdir()
-  commands = (
-    f'--out={tmp_path / "runs"} --reading=eval_accuracy',
-    f'--out={tmp_path / "runs"} --reading=eval_accuracy'
-    ' --arms=interleaved_int8',
-    f'--out={tmp_path / "runs"} --reading=eval_x',
-    f'--out={tmp_path / "runs"} --reading=eval_accuracy --arms=full',
-    f'--out={tmp_path / "empty"} --reading=eval_accuracy',
-    f'--out={tmp_path / "runs"} --reading=eval_loss',
-    f'--out={tmp_path / "runs"} --reading=eval_loss --most=5.6',
-    f'--out={tmp_path / "runs"} --reading=eval_loss --most=5 --least=1',
-    f'--out={tmp_path / "runs"} --reading=eval_accuracy --most=5',
-  )
+  words = 'eval_accuracy', 'eval_accuracy --arms=interleaved_int8', *REFUSED
+  command = f'experiments.ablate --out={tmp_path}/runs --reading='
+  commands = [command + x.replace('EMPTY', f'{tmp_path}/empty') for x in words]
   shown, one, *refused = forked.run(
-    [['experiments.ablate', *words.split()] for words in commands],
+    [command.split() for command in commands],
     environment={'COLUMNS': '200'},
     imported=['matplotlib.figure'],
   )
@@ -93,19 +96,7 @@ def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
   page = tmp_path / 'runs' / 'learning.eval_accuracy.png'
   assert page.read_bytes().startswith(b'\x89PNG')
   assert one.returncode == 0 and 'L3 L3 L3' not in one.stdout
-  for done, message in zip(
-    refused,
-    (
-      "--reading='eval_x': no run has it; there are eval_accuracy, eval_loss.",
-      "--arms: 'full' is not one of interleaved_int8, shared.",
-      'has no runs, ROOT/ARM/seedS/metrics.jsonl;',
-      'counts as learnt, below 5.545, that of uniform guesses.',
-      '--most=5.6: eval_loss falls while a run learns',
-      '--least=1.0: is for readings that rise; eval_loss falls',
-      '--most=5.0: is for readings that fall; eval_accuracy rises',
-    ),
-    strict=True,
-  ):
+  assert not shown.jax
+  for done, message in zip(refused, REFUSED.values(), strict=True):
     assert done.returncode == 1
     assert done.stderr.startswith('error: ') and message in done.stderr
-    assert not shown.jax

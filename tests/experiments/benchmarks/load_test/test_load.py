@@ -25,13 +25,10 @@ def assert_same(some, others, scale=1.0):
     assert one.max_tokens == other.max_tokens
 
 
-def test_the_same_seed_gives_the_same_load_and_a_longer_one_continues_it():
+def test_a_seed_gives_one_load_at_any_rate_and_a_longer_one_continues_it():
   assert_same(changed(), changed())
   assert_same(changed(count=20), changed()[:20])
   assert not np.array_equal(changed()[0].tokens, changed(seed=4)[0].tokens)
-
-
-def test_another_rate_gives_the_same_requests_at_other_times():
   assert_same(changed(rate=6.0), changed(), scale=1 / 3)
   assert_same(changed(rate=math.inf), changed(), scale=0)
 
@@ -102,15 +99,9 @@ SERVED = [
 
 def test_figures_are_those_counted_by_hand():
   """First tokens after 0.5 and 3; gaps 0.25, 1.25 and 1; 5 tokens in 5 s."""
-  assert load.figures(SERVED) == load.Figures(
-    served=2,
-    refused=1,
-    first_p50=0.5,
-    first_p99=3.0,
-    between_p50=1.0,
-    between_p99=1.25,
-    tokens_per_second=1.0,
-  )
+  served, refused, *times = load.figures(SERVED)
+  assert (served, refused) == (2, 1)
+  assert times == [0.5, 3.0, 1.0, 1.25, 1.0]
 
 
 def test_percentiles_are_times_that_were_measured():

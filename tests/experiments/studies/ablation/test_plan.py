@@ -1,5 +1,7 @@
 """What an ablation runs: arms × seeds, checked before anything starts."""
 
+import pathlib
+
 import pytest
 
 from kaiju_jax.experiments.studies.ablation import ablate
@@ -76,6 +78,11 @@ def test_a_config_without_arms_is_refused(tmp_path, source, message):
     path.write_text(source)
   with pytest.raises(ValueError, match=message):
     ablate.load(str(path))
+
+
+def test_a_config_may_have_any_suffix(config, tmp_path):
+  path = pathlib.Path(config).rename(tmp_path / 'arms.cfg')
+  assert ablate.load(str(path)).ARMS == ('plain', 'better', 'broken')
 
 
 def test_baselines():
