@@ -89,52 +89,6 @@ def test_a_share_opens_a_replica_to_so_many_new_conversations():
   assert set(serve(states, [talk(n, 'ben') for n in range(99)])) == {'r0'}
 
 
-def test_a_conversation_stays_where_its_build_has_other_replicas():
-  states = make('b1', 'b1')
-  found = serve(states, TALKS)
-  assert len(set(found)) == 2
-  states.set_share('r1', 0)
-  assert serve(states, TALKS) == found
-  states.find('r1').is_closing = True
-  assert set(serve(states, TALKS)) == {'r0'}
-
-
-def test_a_lost_conversation_goes_on_on_its_build():
-  states = make('b1', 'b1', 'b2', 'b2')
-  found = serve(states, TALKS)
-  ended = {state.replica.name: state for state in states}
-  ended['r0'].replica.is_alive = False
-  again = serve(states, TALKS)
-  assert all(
-    new == ('r1' if old == 'r0' else old) for old, new in zip(found, again)
-  )
-  # A build that takes nothing new takes what began on it.
-  for name in 'r2', 'r3':
-    states.set_share(name, 0)
-  ended['r2'].is_closing = True
-  moved = serve(states, TALKS)
-  assert all(
-    new == ('r3' if old == 'r2' else old) for old, new in zip(again, moved)
-  )
-  assert set(serve(states, [talk(n, 'ben') for n in range(30)])) == {'r1'}
-  # Where no replica of the build is left, another one serves.
-  ended['r3'].is_closing = True
-  assert set(serve(states, TALKS)) == {'r1'}
-
-
-def test_a_text_that_began_goes_to_its_build_or_nowhere():
-  states = make('b1', 'b2', 'b2')
-  for n in range(20):
-    assert states.pick(talk(n), 'b2').build == 'b2'
-  one, other, third = states
-  assert states.pick(talk(0), 'b2', [other]) is third
-  assert states.pick(talk(0), 'b2', [other, third]) is None
-  assert states.pick(talk(0), 'b3') is None
-  states.set_share('r0', 0)
-  assert states.pick(talk(0), 'b1') is one
-  assert states.pick(talk(0), None, [other, third]) is None
-
-
 def test_a_request_without_a_conversation_is_known_to_nobody():
   states = make('b1', 'b1')
   table = states.affinity.table.copy()

@@ -121,17 +121,6 @@ def test_a_lost_text_is_submitted_behind_what_was_given_out():
   assert not router._streams
 
 
-def test_a_search_begins_anew_where_its_result_was_not_whole():
-  guide = request_lib.Guide(2)
-  one = Scripted('one', [([(97,), (98,)], LOST)])
-  two = Scripted('two', [([(97,), (98,), (99, 'length')], 'length')])
-  router = scripted(one, two)
-  request = world.request(0, count=3, guided=guide)
-  tokens, stream = run(read(router, request))
-  assert tokens == [97, 98, 99] and stream.failovers == 1
-  assert not len(two.requests[0].drawn)
-
-
 def test_a_text_that_had_ended_needs_no_other_replica():
   one = Scripted('one', [([(97,), (98, 'stop_token')], LOST)])
   router = scripted(one, Scripted('two', []))
@@ -155,16 +144,6 @@ def test_no_text_ends_more_replicas_than_it_may():
   # Two gave a token; the second loss is the first in succession.
   assert [len(x.requests) for x in replicas] == [1] * 4 + [0] * 7
   assert not router._streams
-
-
-def test_drained_texts_count_as_no_loss():
-  replicas = [
-    Scripted(name, [([(97 + n,)], 'drained')])
-    for n, name in enumerate(['one', 'two', 'three'])
-  ]
-  last = Scripted('four', [([(100, 'length')], 'length')])
-  router = scripted(*replicas, last, max_losses=0)
-  assert run(read(router, world.request(0)))[0] == [97, 98, 99, 100]
 
 
 def test_a_text_goes_on_on_its_build_alone():
@@ -217,19 +196,6 @@ def test_a_begun_text_waits_while_all_are_busy():
   impatient = scripted(one, two, busy_timeout_s=0.05)
   with pytest.raises(replica_lib.Lost, match='cannot go on: full'):
     run(read(impatient, world.request(0)))
-
-
-@pytest.mark.parametrize('error', [LOST, request_lib.Busy('full', 1.0)])
-def test_a_replica_may_be_removed_while_it_is_asked(error):
-  async def removed():
-    router.remove('one')
-    return error
-
-  one = Scripted('one', [removed])
-  two = Scripted('two', [([(98, 'length')], 'length')])
-  router = scripted(one, two)
-  assert run(read(router, world.request(0)))[0] == [98]
-  assert [x.name for x in router.describe()] == ['two']
 
 
 def test_what_a_replica_refuses_of_a_rest_is_a_loss():
@@ -289,20 +255,6 @@ def test_a_client_that_leaves_while_all_are_busy_waits_no_longer():
     stream.cancel()
     assert await asyncio.wait_for(reading, 0.5) is None
     assert stream.reason == 'cancelled' and not router._streams
-
-  run(main())
-
-
-def test_a_cancelled_text_whose_replica_is_lost_goes_nowhere():
-  one = Scripted('one', [([(97,), (98,)], LOST)])
-  router = scripted(one, Scripted('two', []))
-
-  async def main():
-    (stream,) = await router.submit(world.request(0))
-    await anext(stream)
-    stream.cancel()
-    assert await anext(stream, None) is None
-    assert stream.reason == 'cancelled'
 
   run(main())
 

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import forgetting
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
@@ -70,143 +69,6 @@ def test_what_one_replica_gives_is_handed_on(make):
       await fleet.nothing_is_left()
     with pytest.raises(StopAsyncIteration):
       await anext(stream)
-
-  run(main())
-
-
-def test_choices_go_to_one_replica_together(make):
-  fleet = make(3)
-
-  async def main():
-    wrong = world.request(2, count=0)
-    with pytest.raises(ValueError, match='max_tokens=0'):
-      await fleet.router.submit(world.request(0), wrong)
-    await fleet.nothing_is_left()
-    requests = [world.request(seed) for seed in range(3)]
-    streams = await fleet.router.submit(*requests)
-    assert len({whose(fleet, stream) for stream in streams}) == 1
-    fleet.kill(whose(fleet, streams[0]))
-    found = await asyncio.gather(*map(fleet_lib.read, streams))
-    for (events, _), request in zip(found, requests):
-      check(events, request)
-    await fleet.nothing_is_left()
-
-  run(main())
-
-
-def test_a_busy_replica_hands_on_and_all_refuse_together(make):
-  fleet = make()
-  fleet.engines[0].limits = admission.Limits(queue=0)
-
-  async def main():
-    for seed in range(8):
-      stream = await open_one(fleet, world.request(seed))
-      assert whose(fleet, stream) == 1
-      await fleet_lib.read(stream)
-    fleet.engines[1].limits = admission.Limits(queue=0)
-    with pytest.raises(request_lib.Busy, match='0 sequences wait') as raised:
-      await open_one(fleet, world.request(9))
-    assert raised.value.seconds is not None
-    await fleet.nothing_is_left()
-
-  run(main())
-
-
-def test_a_replica_that_refuses_is_not_noted_as_serving(make):
-  fleet = make()
-  affinity = fleet.router._replicas.affinity
-
-  def noted():
-    return {
-      (rows.name, number)
-      for rows in affinity.list_all()
-      for number in rows.sessions.tolist()
-    }
-
-  async def main():
-    queues = admission.Limits(queue=0), fleet.engines[1].limits
-    taken = dataclasses.replace(
-      world.request(1), owner='ann', conversation='taken'
-    )
-    refused = dataclasses.replace(taken, conversation='refused')
-    fleet.engines[0].limits = queues[0]
-    await fleet_lib.read(await open_one(fleet, taken))
-    before = noted()
-    assert [name for name, *_ in before] == ['r1']
-    fleet.engines[1].limits = queues[0]
-    for request in (taken, refused):
-      with pytest.raises(request_lib.Busy):
-        await open_one(fleet, request)
-      assert noted() == before
-    await fleet.nothing_is_left()
-
-  run(main())
-
-
-@pytest.mark.parametrize('when', ['prefill', 'queue', 'drawing'])
-def test_a_kill_in_any_phase_is_not_seen(make, when):
-  fleet = make(rows=1, length=128)
-  gate = fleet.hold()
-
-  async def main():
-    requests = [world.request(seed, prompt=90, count=20) for seed in range(4)]
-    streams = [await gate.until(open_one(fleet, one)) for one in requests]
-    number = whose(fleet, streams[-1 if when == 'queue' else 0])
-    before = []
-    if when == 'drawing':
-      before.append(await gate.until(anext(streams[0])))
-      fleet.kill(number)
-    else:
-      fleet.engines[number].fuse = 1
-    gate.open()
-    found = await asyncio.gather(*map(fleet_lib.read, streams))
-    found[0][0][:0] = before
-    for (events, _), request in zip(found, requests):
-      check(events, request)
-    assert fleet.router.failovers and not fleet.replicas[number].is_alive
-    await fleet.nothing_is_left()
-
-  run(main())
-
-
-@pytest.mark.parametrize('kills', [False, True])
-def test_a_drained_replicas_texts_go_on_also_when_it_dies(make, kills):
-  fleet = make(rows=2, length=128)
-  gate = fleet.hold()
-
-  async def main():
-    requests = [
-      world.request(seed, count=60, conversation=f'c{seed}')
-      for seed in range(6)
-    ]
-    streams = [await gate.until(open_one(fleet, one)) for one in requests]
-    number = whose(fleet, streams[0])
-    seconds = 100 if kills else 0.0
-    draining = asyncio.create_task(
-      fleet.router.drain_one(f'r{number}', seconds)
-    )
-    # Until the engine has heard of it, or waits.
-    await asyncio.sleep(0.1)
-    assert fleet.router._replicas.find(f'r{number}').is_closing
-    if kills:
-      fleet.kill(number)
-    gate.open()
-    found = await asyncio.gather(*map(fleet_lib.read, streams))
-    for (events, _), request in zip(found, requests):
-      check(events, request)
-    assert fleet.router.failovers
-    assert (await draining > 0) != kills
-    # Its conversations have moved, and it takes no more.
-    again = [await open_one(fleet, one) for one in requests]
-    assert {whose(fleet, one) for one in again} == {1 - number}
-    for one in again:
-      one.cancel()
-    await fleet.nothing_is_left()
-    if not kills:
-      gone = fleet.router.remove(f'r{number}')
-      await asyncio.to_thread(gone.stop)
-    fleet.start(number)
-    assert fleet.router.is_alive
 
   run(main())
 
@@ -297,42 +159,6 @@ def test_forgetting_reaches_every_cache_and_the_table(make):
     assert sessions == {replica_lib.number(ben)}
     await fleet.router.forget(forgetting.Forget(salts=('s',)))
     assert points(fleet) == [0, 0]
-
-  run(main())
-
-
-@pytest.mark.parametrize('ends', ['whole', 'cancelled', 'lost'])
-def test_a_removed_conversation_that_moves_leaves_nothing(make, ends):
-  fleet = make(length=128)
-  gate = fleet.hold()
-
-  async def main():
-    request = world.request(3, 20, 60, owner='ann', conversation='c')
-    stream = await gate.until(open_one(fleet, request))
-    events = [await gate.until(anext(stream))]
-    gone = forgetting.Forget(conversations=(('ann', 'c'), ('ann', 'd')))
-    await gate.until(fleet.router.forget(gone))
-    fleet.kill(whose(fleet, stream))
-    while not stream.failovers:
-      events.append(await gate.until(anext(stream)))
-    if ends != 'lost':
-      gate.open()
-    if ends == 'whole':
-      check([*events, *(await fleet_lib.read(stream))[0]], request)
-    elif ends == 'cancelled':
-      stream.cancel()
-    else:
-      fleet.kill(whose(fleet, stream))
-      gate.open()
-      with pytest.raises(worker_lib.Stopped):
-        await fleet_lib.read(stream)
-      with pytest.raises(worker_lib.Stopped):
-        await anext(stream)
-    await fleet.nothing_is_left()
-    assert not fleet.router._streams
-    alive = [x for x in fleet.replicas.values() if x.is_alive]
-    assert len(alive) == (ends != 'lost')
-    assert [await one.list_cached() for one in alive] == [[]] * len(alive)
 
   run(main())
 
