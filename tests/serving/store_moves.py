@@ -44,13 +44,7 @@ class Clock:
 
 
 class Moves(stateful.RuleBasedStateMachine):
-  """Does the same to a store and to its model.
-
-  Args:
-    open_store: opens one store again and again, as processes do, of `LIMITS`
-      and the clock that it is given.
-    done: counts what was done, and what was refused.
-  """
+  """Does the same to a store, opened twice, and to its model."""
 
   def __init__(self, open_store, done):
     super().__init__()

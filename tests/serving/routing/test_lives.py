@@ -1,9 +1,6 @@
 """A state machine of a fleet: each text is that of its request alone.
 
-Replicas join, refuse, die, drain and come back; clients submit, read and leave.
-A plain dict says which replica has which conversation, `Life.may_take` which
-one may be asked for a text, and `fake_device` what each text is. In the end
-nothing is taken, and no page is held.
+`Life.may_take` says who may be asked, `fake_device` what each text is.
 """
 
 import asyncio
@@ -44,14 +41,7 @@ names = strategies.sampled_from(NAMES)
 
 
 class Worker(worker_lib.Worker):
-  """A worker whose rounds a test runs, in the event loop's thread.
-
-  Args:
-    life: is told of what is asked for.
-
-  Attributes:
-    surprise: one of `SURPRISES`, which comes once; None for none.
-  """
+  """A worker whose rounds a test runs, in the event loop's thread."""
 
   def __init__(self, name, build, life):
     engine = fleet_lib.Light(is_judged=True, extra=4, pages=60)
@@ -194,11 +184,7 @@ def check_whole(request, result):
 
 
 class Life(stateful.RuleBasedStateMachine):
-  """Four replicas of two builds under one router, and its clients.
-
-  Args:
-    seen: counts what happened in all lives.
-  """
+  """Four replicas of two builds under one router, and its clients."""
 
   def __init__(self, seen):
     super().__init__()
@@ -215,11 +201,7 @@ class Life(stateful.RuleBasedStateMachine):
       self.join(name, build)
 
   def may_take(self, text, tried):
-    """Returns the replicas that may be asked for a text.
-
-    By affinity, then the build on which the conversation or the text began,
-    then the share.
-    """
+    """Returns who may be asked for a text: by affinity, build and share."""
     left = [x for x in self.workers.values() if x and x.is_open]
     left = [x for x in left if x not in tried]
     known = self.talks.get(text.key)

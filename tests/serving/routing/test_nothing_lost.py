@@ -1,9 +1,7 @@
 """Nothing is lost: replicas are killed, and no text shows it.
 
-Every kill is at a random round of a random replica, before its tokens are given
-out or after they were drawn and lost. What each client reads is held against
-the text that nobody disturbed, event by event: tokens, text, scores, what is
-held back, and the result.
+Each at a random round, before its tokens are given out or after they were drawn
+and lost. What a client reads is held against the undisturbed text.
 """
 
 import asyncio
