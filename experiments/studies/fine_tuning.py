@@ -370,7 +370,7 @@ def _talk(settings: settings_lib.ChatFacts, generator, format) -> None:
   """Prints a conversation of _SAID with each built-in character."""
   for fields in builtin.CHARACTERS:
     prefix_L = prompt.prefix(fields, format)
-    turns = [prompt.Turn('assistant', prompt.greeting(fields))]
+    turns = [prompt.Turn('assistant', fields.greeting)]
     print(f'\n{fields.name}: {turns[0].text}')
     for said in _SAID:
       turns.append(prompt.Turn('user', said))

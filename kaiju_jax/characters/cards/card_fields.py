@@ -250,10 +250,10 @@ def abbreviate(value: Any) -> str:
   return f'({type(value).__name__})'
 
 
-def depth(value: Any, limit: int = DEPTH) -> int:
-  """Returns the depth of nested lists and objects, at most `limit` + 1."""
+def depth(value: Any) -> int:
+  """Returns the depth of nested lists and objects, at most `DEPTH` + 1."""
   deep, level = 0, [value]
-  while level and deep <= limit:
+  while level and deep <= DEPTH:
     inner = []
     for one in level:
       if isinstance(one, Mapping):

@@ -17,8 +17,6 @@ Our guess: the sources say that prompts are built to be cached, not how.
 """
 
 from collections.abc import Sequence
-import datetime
-import random as random_lib
 import re
 from typing import NamedTuple
 
@@ -134,37 +132,6 @@ def prefix(
 def open_prefix(format: Format) -> np.ndarray:
   """Returns the prefix of a conversation without a character."""
   return format.head_L.copy()
-
-
-def greeting(
-  fields: card_fields.Fields,
-  index: int = 0,
-  user_name: str = '',
-  random: random_lib.Random | None = None,
-  now: datetime.datetime | None = None,
-) -> str:
-  """Returns a character's greeting with its macros expanded.
-
-  Args:
-    fields: the character's.
-    index: 0 for the greeting, then the alternate ones.
-    user_name: replaces `{{user}}`; '' for the constant `USER`.
-    random, now: see `macros.expand`.
-
-  Raises:
-    IndexError: there is no such greeting.
-    macros.TooLarge: see `macros.expand`.
-  """
-  greetings = (fields.greeting, *fields.alternate_greetings)
-  if not 0 <= index < len(greetings):
-    raise IndexError(f'greeting={index}: must be 0…{len(greetings) - 1}.')
-  return macros.expand(
-    greetings[index],
-    card_fields.display_name(fields),
-    user_name or USER,
-    random,
-    now,
-  )
 
 
 def conversation(

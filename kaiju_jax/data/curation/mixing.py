@@ -90,16 +90,13 @@ class Mix(NamedTuple):
   pooled: float  # The distance of all sources' text together.
 
 
-def bounds(
-  sizes: Sequence[int], tokens: int, epochs: float, field: str = '--tokens'
-) -> np.ndarray:
+def bounds(sizes: Sequence[int], tokens: int, epochs: float) -> np.ndarray:
   """Returns float64 [S], the largest weight that each source may have.
 
   Args:
     sizes: tokens of each source.
     tokens: tokens of the run; 0 where they are not known, for no bounds.
     epochs: how often a source may be read.
-    field: the name of `tokens` in errors.
 
   Raises:
     ValueError: all sources together are too small.
@@ -109,7 +106,7 @@ def bounds(
     return np.ones(len(sizes))
   if sizes.sum() * epochs < tokens:
     raise ValueError(
-      f'{field}={tokens:,}: all sources hold {int(sizes.sum()):,} tokens, and'
+      f'--tokens={tokens:,}: all sources hold {int(sizes.sum()):,} tokens, and'
       f' {epochs:g} epochs of them are fewer; give more text, more --epochs or'
       ' fewer tokens.'
     )

@@ -43,7 +43,7 @@ from kaiju_jax.storage import folders
 
 METHODS = ('importance', 'cosine')
 CHOSEN = 'chosen.jsonl'
-CENTROIDS = 16
+_CENTROIDS = 16
 
 
 class Chosen(NamedTuple):
@@ -76,35 +76,33 @@ def importance(
 def cosine(
   target_ND: similarity.Embedded,
   source_ND: similarity.Embedded,
-  centroids: int = CENTROIDS,
   seed: int = 0,
 ) -> np.ndarray:
   """Returns float64 [N], each document's log of target over source.
 
   Args:
     target_ND, source_ND: vectors of the documents.
-    centroids: most centroids; fewer where the target has fewer documents.
     seed: of the clustering.
   """
   target_ND, source_ND = _units(target_ND), _units(source_ND)
   rng = np.random.default_rng(seed)
-  found_N = _nearest(source_ND, target_ND, centroids, rng)
+  found_N = _nearest(source_ND, target_ND, rng)
   # A document lies near the centroids that it was averaged into. So the
   # target's own cosines are taken of the half that made no centroid.
   order = rng.permutation(len(target_ND))
   half = max(1, len(order) // 2)
   fitted_ND, other_ND = target_ND[order[:half]], target_ND[order[-half:]]
-  own_N = _nearest(other_ND, fitted_ND, centroids, rng)
+  own_N = _nearest(other_ND, fitted_ND, rng)
   variance = max((own_N.var() + found_N.var()) / 2, 1e-6)
   apart = max(own_N.mean() - found_N.mean(), 0.0)
   middle = (own_N.mean() + found_N.mean()) / 2
   return (found_N - middle) * apart / variance
 
 
-def _nearest(vectors_ND, made_of_ND, centroids: int, rng) -> np.ndarray:
+def _nearest(vectors_ND, made_of_ND, rng) -> np.ndarray:
   """Returns each vector's cosine to the nearest centroid of `made_of_ND`."""
   distinct_ND = np.unique(made_of_ND, axis=0)
-  start = rng.permutation(len(distinct_ND))[:centroids]
+  start = rng.permutation(len(distinct_ND))[:_CENTROIDS]
   with warnings.catch_warnings():
     # A cluster that loses all its documents keeps its centroid.
     warnings.simplefilter('ignore', UserWarning)

@@ -70,13 +70,10 @@ class Ngrams:
   name = 'ngrams'
   distributions = True
 
-  def __init__(self, buckets: int = BUCKETS):
-    self._buckets = buckets
-
   def embed(
     self, texts: Sequence[str], watch: Watch = ignore_progress
   ) -> sparse.csr_array:
-    counts = ngram_counts(texts, self._buckets, watch)
+    counts = ngram_counts(texts, watch=watch)
     totals = np.maximum(counts.sum(axis=1), 1)
     return sparse.csr_array(
       sparse.diags_array((1 / totals).astype(np.float32)) @ counts
@@ -95,17 +92,16 @@ class Lsa:
   name = 'lsa'
   distributions = False
 
-  def __init__(self, directions: int = _DIRECTIONS, buckets: int = BUCKETS):
+  def __init__(self, directions: int = _DIRECTIONS):
     self._directions = directions
-    self._buckets = buckets
 
   def embed(
     self, texts: Sequence[str], watch: Watch = ignore_progress
   ) -> np.ndarray:
     from scipy.sparse import linalg
 
-    counts = ngram_counts(texts, self._buckets, watch)
-    present = np.bincount(counts.indices, minlength=self._buckets)
+    counts = ngram_counts(texts, watch=watch)
+    present = np.bincount(counts.indices, minlength=BUCKETS)
     rarity = np.log(len(texts) / np.maximum(present, 1))
     weighted = counts.astype(np.float64)
     weighted.data = (1 + np.log(weighted.data)) * rarity[weighted.indices]

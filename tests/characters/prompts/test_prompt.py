@@ -1,7 +1,6 @@
 """Prompts that a cache finds again: what they say, and what they begin with."""
 
 import dataclasses
-import datetime
 import random
 import subprocess
 import sys
@@ -169,16 +168,6 @@ def test_a_character_is_bounded_as_a_whole():
   assert prompt.persona(fields, size) == whole
   with pytest.raises(macros.TooLarge):
     prompt.persona(fields, size - 1)
-
-
-def test_greetings():
-  now = datetime.datetime(2031, 2, 28, 18, 5)
-  made = prompt.greeting(ADA, 0, 'Bo', random.Random(0), now)
-  assert made == 'Hello, Bo. 1 18:05'
-  assert prompt.greeting(ADA) == 'Hello, User. {{roll:1}} {{time}}'
-  assert prompt.greeting(ADA, 1) == 'Hm?'
-  with pytest.raises(IndexError, match='greeting=2: must be 0…1'):
-    prompt.greeting(ADA, 2)
 
 
 def test_a_conversation():
