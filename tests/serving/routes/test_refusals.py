@@ -36,7 +36,6 @@ def part(**content):
 ROWS = [
   chat('top_logprobs', top_logprobs=3),
   chat('top_logprobs', logprobs=True, top_logprobs=3),
-  chat('response_format', response_format={'type': 'json_object'}),
   chat('temperature', temperature=2.5),
   chat('top_p', top_p=0.0),
   chat('top_k', top_k=-2),
@@ -54,8 +53,6 @@ ROWS = [
   chat('messages', text=part(type='image_url')),
   chat('messages', TOO_LONG, LONG),
   chat('messages', TOO_LONG, LONG, **MINE),
-  chat('tools', tools=[{'type': 'function'}]),
-  chat('logit_bias', logit_bias={'50256': -100}),
   chat('stream_options', stream_options={'include_usage': True}),
   chat('character', model=f'{running.MODEL}/mira', character='another'),
   chat('model', 'not_found', status=404, model='gpt-4'),
