@@ -225,7 +225,9 @@ def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
   assert kept[-1] == 'Me first' and 'Hello' not in kept
 
 
-def test_what_was_said_is_kept_where_the_reader_left(server, monkeypatch):
+def test_what_was_said_is_kept_where_the_reader_left(
+  server, monkeypatch, caplog
+):
   monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(0.1))
   session = server.open_session()
   body = running.chat(session=session, max_tokens=400, seed=raw_clients.SEED)
@@ -244,6 +246,7 @@ def test_what_was_said_is_kept_where_the_reader_left(server, monkeypatch):
   *_, said, kept = server.session(session)['messages']
   assert said['text'] == 'Hello' and kept['parent'] == said['id']
   assert kept['finish'] == 'cancelled' and 4 <= len(kept['text']) < 400
+  assert 'not stored' not in caplog.text
 
 
 @pytest.mark.parametrize(
