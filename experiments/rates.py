@@ -14,23 +14,13 @@ where it was stopped and repeats nothing.
 """
 
 from collections.abc import Sequence
-import dataclasses
-from typing import Annotated
 
 from kaiju_jax.experiments.studies.sweeps import study as study_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 from kaiju_jax.runs import overrides
-from kaiju_jax.training import experiment as experiment_lib
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(study_lib.RateGrid):
-  # What is trained, at any width: NAME:ARM, or PATH:ARM.
-  config: Annotated[experiment_lib.Experiment, flags.Config('sweep')]
-
-
-FLAGS = flags.flags_of(Settings)
+FLAGS = flags.flags_of(study_lib.RateGrid)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -80,6 +80,7 @@ def publish(
   return page
 
 
+_Swept = Annotated[experiment_lib.Experiment | None, flags.Config('sweep')]
 _Fitted = Annotated[
   tuple[int, ...], flags.Numbers(3, 'the law needs three or more')
 ]
@@ -98,6 +99,8 @@ def _read_largest(text: str, flag: str) -> tuple[int, int]:
 class RateGrid(Frame):
   """Which rates are tried at which widths."""
 
+  # What is trained, at any width: NAME:ARM, or PATH:ARM.
+  config: _Swept = None
   # Widths d_model that are measured.
   widths: Annotated[
     tuple[int, ...], flags.Numbers(2, 'a line needs two or more')
@@ -129,6 +132,8 @@ class RateGrid(Frame):
 class Scaling(Frame):
   """Which runs a law is fitted to, and which it predicts."""
 
+  # What is trained, at any width: NAME:ARM, or PATH:ARM.
+  config: _Swept = None
   # Widths d_model that are fitted.
   widths: _Fitted = (32, 48, 64, 96)
   # Training tokens of each width.
