@@ -14,7 +14,8 @@ whose two products are `input_gradient` and `weight_gradient`. `reference.py` is
 the definition. Every implementation gives the same codes, and the same y to the
 last bit (its sum is an integer), on a device that divides float32 as IEEE
 defines it. The gradients' products sum floats, each implementation in its own
-order.
+order. `matmul` calls an implementation's `quantize` and `multiply`; a module
+with a `matmul` of its own, `pallas_tpu`, does both in one kernel.
 """
 
 from typing import NamedTuple
