@@ -111,12 +111,12 @@ def test_a_tenth_of_strange_windows_in_the_history_hides_no_spike():
 
 def test_slow_drift_does_not_raise_the_bar_for_ever():
   guard = guard_lib.Guard()
-  windows = quiet(20_000, seed=5)
+  windows = quiet(10_000, seed=5)
   for one in windows[: guard_lib.LEAST]:
     guard.judge(one)
   first = guard.tokens.threshold
   for number, one in enumerate(windows):
-    factor = math.exp(number / 3_000)
+    factor = math.exp(number / 1_500)
     guard.judge(times(one, factor))
     if guard.is_frozen:
       break

@@ -277,7 +277,7 @@ def test_a_submission_that_is_given_up_leaves_nothing(fleet):
 def test_an_unread_stream_ends_and_a_read_one_does_not(fleet):
   process = fleet.start(lease=0.4)
   remote, _ = fleet.reach(process)
-  process.replica.worker.engine.before_round = lambda: time.sleep(0.05)
+  process.replica.worker.engine.before_round = lambda: time.sleep(0.03)
 
   async def main():
     unread = await one(remote, 0, count=50)
