@@ -92,20 +92,15 @@ def test_slots_beyond_a_text_are_of_the_budget(config):
 
 
 def test_what_is_printed():
-  plan = cache_plan.plan(QWEN3, 2 * GIB, texts=40)
-  assert cache_plan.describe(plan) == (
-    'Keys and values: 59,136 bytes per token (bfloat16: 114,688). The cache of'
-    ' 1.9 GiB holds 16 conversations of 2,048 tokens; one has at most 18,112'
-    ' (--cache, --length).'
-  )
+  said = cache_plan.describe(cache_plan.plan(QWEN3, 2 * GIB, texts=40))
+  for part in '59,136', '114,688', '1.9 GiB', '16 conv', '2,048', '18,112':
+    assert part in said
 
 
 def test_a_text_that_does_not_fit_is_refused_in_a_line():
-  with pytest.raises(ValueError) as error:
+  message = r'length=40,960: .*2\.26 GiB, --cache=2 GiB holds 36,288 tokens'
+  with pytest.raises(ValueError, match=message):
     cache_plan.plan(QWEN3, 2 * GIB, 40, length=40_960)
-  assert str(error.value) == (
-    'length=40,960: one text takes 2.26 GiB, --cache=2 GiB holds 36,288 tokens.'
-  )
   # What a user asks for may take more than half.
   assert cache_plan.plan(QWEN3, 2 * GIB, 40, length=36_288).length == 36_288
   with pytest.raises(ValueError, match=r'--cache=1 KiB holds 0 tokens'):

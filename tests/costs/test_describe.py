@@ -61,11 +61,8 @@ def test_rails_of_one_kind_that_overlap_stand_side_by_side():
 
 
 def test_a_line_says_what_a_layer_computes():
-  config = model_config.ModelConfig()
-  assert describe.mathematics(config) == (
-    'relu² feed-forward; norms before each part; global rotary angles: base'
-    ' 10,000; local rotary angles: base 10,000.'
-  )
+  plain = describe.mathematics(model_config.ModelConfig())
+  assert 'relu²' in plain and plain.count('base 10,000') == 2
   other = model_config.ModelConfig(
     layout='L0 N1 G2',
     feedforward='geglu',
@@ -76,12 +73,12 @@ def test_a_line_says_what_a_layer_computes():
     rope_local=0.0,
     rope_scaling=rope_scaling.RopeScalingConfig('linear', 8.0, layers='global'),
   )
-  assert describe.mathematics(other) == (
-    'gated feed-forward (gelu); norms before and after each part; queries and'
-    ' keys normed over each head; biases of queries, keys and values; global'
-    ' rotary angles: base 10,000, linear × 8; local rotary angles: none;'
-    ' embeddings without √D.'
-  )
+  said = describe.mathematics(other)
+  for part in (
+    *('gated', '(gelu)', 'before and after', 'over each head', 'biases'),
+    *('base 10,000, linear × 8', 'local rotary angles: none', 'without √D'),
+  ):
+    assert part in said and part not in plain
   text = printed(describe.diagram(other.layers()))
   assert '1   global, not rotated   all          ●  own' in text
 
@@ -129,13 +126,9 @@ def run(*flags: str) -> subprocess.CompletedProcess:
 def test_every_preset_is_described_on_its_mesh(name):
   fsdp, tensor = presets.MESHES.get(name, (1, 1))
   page = describe.describe(
-    presets.preset(name),
-    name=name,
-    batch=fsdp,
-    length=1024,
-    fsdp=fsdp,
+    presets.preset(name), name=name, batch=fsdp, length=1024, fsdp=fsdp,
     tensor=tensor,
-  )
+  )  # fmt: skip
   text = printed(*page.parts)
   assert f'{name}: ' in text
   assert f'fsdp {fsdp} × tensor {tensor}' in text
@@ -166,14 +159,11 @@ def test_the_script_describes_a_config_with_overrides():
 @pytest.mark.parametrize(
   'flags, message',
   [
-    (('--preset=7b',), '--preset=7b: value should be one of <1m'),
+    (('--preset=7b',), '--preset=7b: '),
     ((), 'exactly one of --preset and --config'),
     (('--preset=1m', '--lengths=many'), "error: --lengths: 'many'"),
-    (
-      ('--preset=1m', '--lengths='),
-      'error: --lengths=: at least one is needed',
-    ),
-    (('--preset=1m', '--fsdp=3'), 'error: d_model=128: must be a multiple of'),
+    (('--preset=1m', '--lengths='), 'error: --lengths=: '),
+    (('--preset=1m', '--fsdp=3'), 'error: d_model=128: '),
   ],
 )
 def test_the_script_refuses(flags, message):

@@ -167,27 +167,24 @@ def test_everything_and_the_largest():
 
 
 @pytest.mark.parametrize(
-  'settings, message',
+  'settings, field',
   [
-    ({'method': 'top'}, "method='top': must be one of 'systematic', 'gumbel'"),
-    ({'draws': 1}, r"draws=1: must be in 2…65535 for method='systematic'"),
-    ({'draws': 65_536}, 'draws=65536: must be in 2…65535'),
-    ({'method': 'gumbel', 'draws': 11}, r'draws=11: must be in 12…65535'),
-    (
-      {'method': 'multinomial', 'draws': 51},
-      "draws=51: must be at most entries=50 for method='multinomial'",
-    ),
-    ({'method': 'top_k'}, r'k=0: must be in 1…50 \(entries\)'),
-    ({'method': 'gumbel', 'k': 51}, r'k=51: must be in 1…50 \(entries\)'),
+    ({'method': 'top'}, "method='top'"),
+    ({'draws': 1}, 'draws=1: must be in 2…65535'),
+    ({'draws': 65_536}, 'draws=65536'),
+    ({'method': 'gumbel', 'draws': 11}, 'draws=11: must be in 12…65535'),
+    ({'method': 'multinomial', 'draws': 51}, 'draws=51: .* entries=50'),
+    ({'method': 'top_k'}, 'k=0: must be in 1…50'),
+    ({'method': 'gumbel', 'k': 51}, 'k=51: must be in 1…50'),
     ({'k': 3}, "k=3: must be 0 for method='systematic'"),
-    ({'temperature': 0.0}, 'temperature=0.0: must be above 0 and finite'),
-    ({'temperature': float('nan')}, 'temperature=nan: must be above 0'),
-    ({'entries': 0}, 'entries=0: must be at least 1'),
-    ({'seed': -1}, 'seed=-1: must be in 0…4294967295'),
+    ({'temperature': 0.0}, 'temperature=0.0'),
+    ({'temperature': float('nan')}, 'temperature=nan'),
+    ({'entries': 0}, 'entries=0'),
+    ({'seed': -1}, 'seed=-1'),
   ],
 )
-def test_settings_that_mean_nothing_are_refused(settings, message):
-  with pytest.raises(ValueError, match=message):
+def test_settings_that_mean_nothing_are_refused(settings, field):
+  with pytest.raises(ValueError, match=field):
     config.check(config.Sampling(**settings))
 
 

@@ -87,32 +87,20 @@ def test_siblings_that_ask_the_same_are_kept_once():
 
 
 @pytest.mark.parametrize(
-  'settings, message',
+  'make, settings, field',
   [
-    ({'variations': 0}, 'variations=0: must be at least 1.'),
-    ({'answer_tokens': 0}, 'answer_tokens=0: must be at least 1.'),
-    ({'temperature': -1.0}, 'temperature=-1.0: must be finite, at least 0.'),
-    ({'temperature': 0}, 'temperature=0 with variations=4'),
-    ({'top_p': 0.0}, 'top_p=0.0: must be above 0, at most 1.'),
-    ({'overlap': 0.0}, 'overlap=0.0: must be above 0, at most 1.'),
-    ({'gain': float('nan')}, 'gain=nan: must be a number of nats'),
+    (settings_lib.Settings, {'variations': 0}, 'variations=0'),
+    (settings_lib.Settings, {'answer_tokens': 0}, 'answer_tokens=0'),
+    (settings_lib.Settings, {'temperature': -1.0}, 'temperature=-1.0'),
+    (settings_lib.Settings, {'temperature': 0}, 'temperature=0 .*=4'),
+    (settings_lib.Settings, {'top_p': 0.0}, 'top_p=0.0'),
+    (settings_lib.Settings, {'overlap': 0.0}, 'overlap=0.0'),
+    (settings_lib.Settings, {'gain': float('nan')}, 'gain=nan'),
+    (form_lib.Form, {'question': ''}, "form.question=''"),
+    (form_lib.Form, {'end': ''}, "form.end=''"),
+    (form_lib.Form, {'header': 'a\0'}, 'form.header: .*NUL'),
   ],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings, message):
-  with pytest.raises(ValueError) as refused:
-    settings_lib.Settings(**settings)
-  assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-  'form, message',
-  [
-    ({'question': ''}, "form.question='': must hold at least one character."),
-    ({'end': ''}, "form.end='': must hold at least one character."),
-    ({'header': 'a\0'}, 'form.header: must not hold NUL.'),
-  ],
-)
-def test_a_form_that_cannot_be_read_back_is_refused(form, message):
-  with pytest.raises(ValueError) as refused:
-    form_lib.Form(**form)
-  assert message in str(refused.value)
+def test_what_cannot_be_meant_is_refused(make, settings, field):
+  with pytest.raises(ValueError, match=field):
+    make(**settings)

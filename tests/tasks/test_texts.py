@@ -169,30 +169,27 @@ def _changed(folder, **fields):
   return experiment
 
 
-def test_what_cannot_be_mixed_is_refused_by_name(folder, tmp_path):
+@pytest.mark.parametrize(
+  'fields, path, message',
+  [
+    ({}, 'no', "data.sources, 'digits': .*no such file"),
+    ({}, 'empty', "'digits': .*the files hold no text"),
+    ({'mix': 'no.json'}, None, "data.mix='no.json': no.json: no such file"),
+    ({'task': 'needle'}, None, "data.sources: .*data.task='text'"),
+  ],
+)
+def test_what_cannot_be_mixed_is_refused_by_name(
+  folder, tmp_path, fields, path, message
+):
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'empty' / 'a.txt').write_text('')
-  good, other = _experiment(folder).data.sources
-
-  def at(path):
-    return good, dataclasses.replace(other, path=str(path))
-
-  for fields, message in (
-    (
-      {'sources': at(tmp_path / 'no')},
-      "data.sources, 'digits': .*no such file",
-    ),
-    ({'sources': at(tmp_path / 'empty')}, "'digits': .*the files hold no text"),
-    ({'mix': 'no.json'}, "data.mix='no.json': no.json: no such file"),
-    (
-      {'task': 'needle'},
-      "data.sources: sources are mixed for data.task='text'",
-    ),
-  ):
-    with pytest.raises((OSError, ValueError), match=message) as error:
-      train.train(_changed(folder, **fields), tmp_path / 'w')
-    assert '\n' not in str(error.value)
-    assert not (tmp_path / 'w').exists()
+  experiment = _changed(folder, **fields)
+  if path is not None:
+    experiment.data.sources[1].path = str(tmp_path / path)
+  with pytest.raises((OSError, ValueError), match=message) as error:
+    train.train(experiment, tmp_path / 'w')
+  assert '\n' not in str(error.value)
+  assert not (tmp_path / 'w').exists()
 
 
 def test_weights_count_the_tokens_of_trees_too(folder, tmp_path):

@@ -62,16 +62,10 @@ def test_references_are_right_and_another_persona_is_wrong(shipped):
     references = responders.References()
     assert set(means(played(references, conversations))) == {5}
     swapped = responders.Swapped(references, conversations)
-    found = played(swapped, conversations)
+    found = list(zip(conversations, means(played(swapped, conversations))))
     for tier in golden.TIERS:
-      assert (
-        statistics.fmean(
-          value
-          for one, value in zip(conversations, means(found))
-          if one.tier == tier
-        )
-        <= 2.5
-      )
+      own = [value for one, value in found if one.tier == tier]
+      assert statistics.fmean(own) <= 2.5
 
 
 class Changed:
@@ -118,26 +112,25 @@ def test_a_fault_lowers_its_own_property(shipped, property):
       assert mean <= 4 if name == property else mean > 4.3, (name, mean)
 
 
+class Says:
+  """Says one text, or the references and the text behind them."""
+
+  def __init__(self, text, is_added=False):
+    self._text, self._is_added = text, is_added
+
+  def answer(self, messages):
+    said = responders.References().answer(messages)
+    return [x * self._is_added + self._text for x in said]
+
+
 def test_padding_hardly_moves_a_score(shipped):
-  class Padded:
-    def answer(self, messages):
-      found = responders.References().answer(messages)
-      return [f'{x} Well, as it goes, so it goes. ' * 3 for x in found]
-
-  for one in means(played(Padded(), shipped)):
-    assert one >= 4.9
+  padding = ' Well, as it goes, so it goes. ' * 3
+  assert min(means(played(Says(padding, True), shipped))) >= 4.9
 
 
-def test_who_says_nothing_or_noise_is_at_the_bottom(shipped):
-  class Says:
-    def __init__(self, text):
-      self.text = text
-
-    def answer(self, messages):
-      return [self.text] * len(messages)
-
-  for text in '', '…', 'qzx wvu tsr':
-    assert max(means(played(Says(text), shipped))) == 1
+@pytest.mark.parametrize('text', ['', '…', 'qzx wvu tsr'])
+def test_who_says_nothing_or_noise_is_at_the_bottom(shipped, text):
+  assert max(means(played(Says(text), shipped))) == 1
 
 
 def test_generated_conversations_are_new_each_and_the_same_again():
@@ -187,51 +180,44 @@ def test_a_file_is_read_back(shipped, tmp_path):
   assert golden.load(path) == shipped
 
 
+def first(**changes):
+  """Returns a change of the first of some probes or turns."""
+  return lambda x: [{**x[0], **changes}, *x[1:]]
+
+
 @pytest.mark.parametrize(
-  'change, message',
+  'field, change, message',
   [
-    ({'turns': lambda x: x[:7]}, 'turns: 7; must be 8'),
-    ({'tier': lambda _: 'secret'}, "tier='secret': must be one of public"),
-    ({'author': lambda _: ''}, 'author: must say'),
-    ({'id': lambda _: ''}, 'id: must not be empty'),
-    ({'note': lambda _: 'x'}, 'note'),
-    ({'turns': lambda x: [{**x[0], 'user': ' '}, *x[1:]]}, r'turns\[1\]: user'),
-    ({'turns': lambda _: 7}, 'turns=7: must be tuple'),
-    ({'probes': lambda x: x[:1]}, 'probes: none for'),
+    ('turns', lambda x: x[:7], 'turns: 7; must be 8'),
+    ('tier', lambda _: 'secret', "tier='secret': "),
+    ('author', lambda _: '', 'author: '),
+    ('id', lambda _: '', 'id: '),
+    ('note', lambda _: 'x', 'note'),
+    ('turns', first(user=' '), r'turns\[1\]: user'),
+    ('turns', lambda _: 7, 'turns=7: must be tuple'),
+    ('probes', lambda x: x[:1], 'probes: none for'),
     (
-      {'probes': lambda x: [one for one in x if one['turn'] != 8]},
+      'probes',
+      lambda x: [one for one in x if one['turn'] != 8],
       'none for backstory at turn 8',
     ),
-    (
-      {'probes': lambda x: [{**x[0], 'turn': 9}, *x[1:]]},
-      r'probes\[1\]\.turn=9: must be 1…8',
-    ),
-    (
-      {'probes': lambda x: [{**x[0], 'property': 'wit'}, *x[1:]]},
-      r"probes\[1\]\.property='wit'",
-    ),
-    (
-      {'probes': lambda x: [{**x[0], 'expect': [], 'forbid': []}, *x[1:]]},
-      'must expect or forbid',
-    ),
-    (
-      {'probes': lambda x: [{**x[0], 'expect': ['…']}, *x[1:]]},
-      r"probes\[1\]\.expect='…': has no word",
-    ),
-    (
-      {'probes': lambda x: [{**x[0], 'weight': 0.0}, *x[1:]]},
-      r'probes\[1\]\.weight=0\.0',
-    ),
-    ({'character': lambda x: {**x, 'age': 3}}, r'character\.age'),
+    ('probes', first(turn=9), r'probes\[1\]\.turn=9: must be 1…8'),
+    ('probes', first(property='wit'), r"probes\[1\]\.property='wit'"),
+    ('probes', first(expect=[], forbid=[]), 'must expect or forbid'),
+    ('probes', first(expect=['…']), r"probes\[1\]\.expect='…': "),
+    ('probes', first(weight=0.0), r'probes\[1\]\.weight=0\.0'),
+    ('character', lambda x: {**x, 'age': 3}, r'character\.age'),
   ],
 )
-def test_faults_are_named_with_their_line(shipped, tmp_path, change, message):
+def test_faults_are_named_with_their_line(
+  shipped, tmp_path, field, change, message
+):
   path = tmp_path / 'golden.jsonl'
-  data = json.loads(json.dumps(dataclasses.asdict(shipped[1])))
-  for field, changed in change.items():
-    data[field] = changed(data.get(field))
-  first = json.dumps(dataclasses.asdict(shipped[0]))
-  path.write_text(f'{first}\n{json.dumps(data)}\n')
+  good, data = (
+    json.loads(json.dumps(dataclasses.asdict(one))) for one in shipped[:2]
+  )
+  data[field] = change(data.get(field))
+  files.write_json_lines(path, [good, data])
   with pytest.raises(ValueError, match=f'line 2: .*{message}'):
     golden.load(path)
 
@@ -296,28 +282,22 @@ def test_a_swapped_persona_hears_the_same_messages(shipped):
 
 
 def test_an_endpoint_gets_the_persona_and_what_was_said(shipped):
-  class Client:
-    def __init__(self):
-      self.calls = []
-      self.chat = self.completions = self
+  calls = []
 
-    def create(self, **fields):
-      self.calls.append(fields)
-      return type(
-        'R',
-        (),
-        {
-          'choices': [
-            type('C', (), {'message': type('M', (), {'content': None})})
-          ]
-        },
-      )
+  def create(**fields):
+    calls.append(fields)
+    message = types.SimpleNamespace(content=None)
+    choice = types.SimpleNamespace(message=message)
+    return types.SimpleNamespace(choices=[choice])
 
-  client = Client()
+  completions = types.SimpleNamespace(create=create)
+  client = types.SimpleNamespace(
+    chat=types.SimpleNamespace(completions=completions)
+  )
   one = shipped[0]
   message = dialogue.Asked(one, (dialogue.Exchange('Hi', 'Hello'),), 'Where?')
   assert responders.Endpoint(client, 'm', 0.5).answer([message]) == ['']
-  (found,) = client.calls
+  (found,) = calls
   roles = [x['role'] for x in found['messages']]
   assert roles == ['system', 'assistant', 'user', 'assistant', 'user']
   assert one.character.description in found['messages'][0]['content']

@@ -184,23 +184,18 @@ def test_who_guesses_is_accepted_by_chance_seldom(labels):
 
 def test_a_decision_needs_a_fresh_calibration_of_its_own_judge(labels):
   accepted = decide(Judge(labels), labels)
+  refused = decide(Judge(labels, lambda one: 1.0), labels)
 
-  def status(found, judge='a judge', today=TODAY):
+  def status(found, judge='a judge', days=0):
+    today = TODAY + datetime.timedelta(days)
     checks = persona_judge.calibration_checks(judge, found, today)
     return [one.status for one in checks]
 
-  assert status(accepted) == ['passed']
-  later = TODAY + datetime.timedelta(31)
-  assert status(accepted, today=later) == ['passed']
-  later += datetime.timedelta(1)
-  assert status(accepted, today=later) == ['not evaluated']
-  assert status(None) == ['not evaluated']
+  assert status(accepted) == status(accepted, days=31) == ['passed']
+  assert status(accepted, days=32) == status(None) == ['not evaluated']
   assert status(None, 'rules') == []
-  refused = decide(Judge(labels, lambda one: 1.0), labels)
   assert status(refused) == ['refused']
-  with pytest.raises(
-    ValueError, match='the decision before was made by a judge'
-  ):
+  with pytest.raises(ValueError, match='decision before was made by a judge'):
     status(accepted, 'another')
 
 

@@ -8,6 +8,8 @@ from kaiju_jax.tasks.needle import curriculum
 from kaiju_jax.tasks.needle import questions as needle
 
 RUN = 400 * 4
+# The length of the documents in a row.
+BORDERS = {0: 32, 479: 32, 480: 64, 719: 64, 720: 128, 959: 128, 960: 256}
 
 
 def documents(row):
@@ -28,7 +30,7 @@ def answers(tokens):
   return found
 
 
-@pytest.mark.parametrize('index', [0, 479, 480, 719, 720, 959, 960, RUN - 1])
+@pytest.mark.parametrize('index', [*BORDERS, RUN - 1])
 def test_weights_stand_on_exactly_what_the_document_answers(index):
   row = curriculum.Rows(RUN)[index]
   for tokens, weight in documents(row):
@@ -41,24 +43,13 @@ def test_weights_stand_on_exactly_what_the_document_answers(index):
 def test_stages_follow_each_other_in_rows_of_one_length():
   rows = curriculum.Rows(RUN)
   assert len(rows) == RUN
-  for index, length in (
-    (0, 32),
-    (479, 32),
-    (480, 64),
-    (719, 64),
-    (720, 128),
-    (959, 128),
-    (960, 256),
-    (RUN - 1, 256),
-    (RUN + 7, 256),
-  ):
+  for index, length in (BORDERS | {RUN - 1: 256, RUN + 7: 256}).items():
     row = rows[index]
     assert row.tokens.shape == (256,)
     assert np.bincount(row.source).tolist() == [length] * (256 // length)
     assert row.position.tolist() == list(range(length)) * (256 // length)
-    assert np.flatnonzero(row.tokens == needle.BOS).tolist() == list(
-      range(0, 256, length)
-    )
+    begins = np.flatnonzero(row.tokens == needle.BOS)
+    assert begins.tolist() == list(range(0, 256, length))
 
 
 def test_a_longer_run_stretches_the_curriculum():

@@ -97,29 +97,25 @@ def test_the_shifted_needle_is_kaiju_in_another_layout():
 
 @pytest.mark.parametrize('kind', ['interleaved', 'kaiju'])
 def test_an_arm_changes_one_thing(kind):
-  whole = dict(_settings(config.get_config(kind)))
+  whole = _settings(config.get_config(kind))
   for arm in config.TECHNIQUES:
     if arm.startswith(f'{kind}_'):
-      changed = {
-        name
-        for name, value in _settings(config.get_config(arm))
-        if whole[name] != value
-      }
-      assert len({name.split('.')[0] for name in changed}) == 1, changed
+      changed = _settings(config.get_config(arm)) - whole
+      assert len({name.split('.')[0] for name, _ in changed}) == 1, changed
 
 
 def _settings(experiment):
-  quantization, z_reg = (
-    experiment.model.quantization,
-    experiment.optimizer.z_reg,
-  )
-  yield 'layout', layers.draw(experiment.model.layers())
-  for name in ('matmul', 'kv', 'qk'):
-    yield f'int8.{name}', getattr(quantization, name)
-  for name in ('clamp_hidden', 'clamp_input'):
-    yield f'clamp.{name}', getattr(quantization, name)
-  for name in ('attention', 'logits'):
-    yield f'z.{name}', getattr(z_reg, name)
+  """Returns {(name, value)}; names of one technique begin alike."""
+  found = {('layout', layers.draw(experiment.model.layers()))}
+  for holder, names in (
+    (experiment.model.quantization, ('int8.matmul', 'int8.kv', 'int8.qk')),
+    (experiment.model.quantization, ('clamp.hidden', 'clamp.input')),
+    (experiment.optimizer.z_reg, ('z.attention', 'z.logits')),
+  ):
+    for name in names:
+      field = name.replace('clamp.', 'clamp_').rpartition('.')[2]
+      found.add((name, getattr(holder, field)))
+  return found
 
 
 def test_a_curriculum_is_named_and_only_for_pairs():

@@ -12,6 +12,7 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.needle import text as needle_text
 from kaiju_jax.training import experiment as experiment_lib
+from tests import toys
 
 SENTENCE = re.compile(r' The magic number for ([A-Z][a-z]{5}) is (\d{5})\. ')
 PROSE = 'it was a bright cold day in april and the clocks struck thirteen. ' * 9
@@ -131,9 +132,11 @@ def test_rows_are_pure_in_seed_and_number():
   assert np.any(rows[5].tokens != rows[6].tokens)
 
 
-def test_rows_too_short_are_refused():
+def test_what_has_no_rows_or_questions_is_refused():
   with pytest.raises(ValueError, match=r'data\.length=512: .* 624'):
     needle_text.TextRows(HAYSTACK, count=8, length=512)
+  with pytest.raises(ValueError, match=r"data\.task='text': has no questions"):
+    tasks.questions(data_config.DataConfig(task='text'))
 
 
 def test_all_cities_have_six_letters():
@@ -179,21 +182,12 @@ def test_any_python_carries_a_haystack():
 @pytest.mark.parametrize(
   'change, message',
   [
-    ({'data.tokenizer': 'a.json'}, r"data\.tokenizer='a\.json': must be ''"),
+    ({'data.tokenizer': 'a.json'}, r"data\.tokenizer='a\.json'"),
     ({'model.vocab_size': 255}, r'model\.vocab_size=255: .* 256'),
     ({'model.max_length': 1279}, r'model\.max_length=1279: .* 1280'),
     ({'data.path': '/nowhere'}, r'/nowhere'),
   ],
 )
 def test_what_does_not_fit_is_refused(change, message):
-  experiment = experiment_of()
-  for name, value in change.items():
-    room, field = name.split('.')
-    setattr(getattr(experiment, room), field, value)
   with pytest.raises((ValueError, OSError), match=message):
-    tasks.rows(experiment)
-
-
-def test_a_task_without_questions_is_refused():
-  with pytest.raises(ValueError, match=r"data\.task='text': has no questions"):
-    tasks.questions(data_config.DataConfig(task='text'))
+    tasks.rows(toys.change(experiment_of(), change))
