@@ -89,6 +89,20 @@ def test_a_time_in_the_prefix_is_refused_whatever_the_plan(requests):
   assert slower.after.own_rate > 0.5
 
 
+def test_conversations_keep_their_side_and_new_ones_draw():
+  sides = changes._Sessions(open_stay=True)
+  before = [sides.have_change(n, 0.0) for n in range(400)]
+  assert not any(before)
+  assert not any(sides.have_change(n, 1.0) for n in range(400))
+  new = [sides.have_change(n, 0.25) for n in range(400, 1_400)]
+  assert 0.2 < np.mean(new) < 0.3
+  # A larger share takes more; nobody goes back.
+  moving = changes._Sessions(open_stay=False)
+  some = [moving.have_change(n, 0.25) for n in range(400)]
+  more = [moving.have_change(n, 0.6) for n in range(400)]
+  assert all(b or not a for a, b in zip(some, more)) and sum(more) > sum(some)
+
+
 def test_what_no_cache_of_the_trace_can_have_is_not_counted(requests):
   found = serve(requests)
   counted = found.before.requests + sum(x.requests for x in found.steps)
