@@ -68,7 +68,7 @@ class Light(Mortal, world.Engine):
   """An engine without a model, whose texts follow from prompt and seed."""
 
 
-def make_engines(count, head=True, **options):
+def make_engines(count):
   config = toys.drawn(CONFIG)
   made = []
   for _ in range(count):
@@ -79,15 +79,13 @@ def make_engines(count, head=True, **options):
       length=LENGTH,
       page=4,
       mode='reference',
-      extra=options.pop('extra', 0),
     )
     made.append(
       Engine(
         decoder,
         tokenizer.Bytes(),
         chunk=CHUNK,
-        head=toys.head_of() if head else None,
-        **options,
+        head=toys.head_of(),
       )
     )
   return made
@@ -121,30 +119,26 @@ class Fleet:
 
   Args:
     engines: one per replica; they are emptied at the end.
-    builds: of the replicas.
     **settings: of the router.
   """
 
-  def __init__(self, engines, builds=None, **settings):
+  def __init__(self, engines, **settings):
     self.engines = engines
-    self.builds = builds or ['b1'] * len(engines)
     self.router = router_lib.Router(SECRET, router_lib.Settings(**settings))
     self.replicas = {}
     self.gate: Gate | None = None
     for number in range(len(engines)):
       self.start(number)
 
-  def start(self, number, name=None, share=1.0):
+  def start(self, number):
     """Starts a replica anew, and adds it to the router."""
     engine = self.engines[number]
     engine.clear()
     worker = worker_lib.Worker(engine)
     worker.start()
-    name = name or f'r{number}'
-    made = replica_lib.LocalReplica(name, worker, self.builds[number], NAMES)
+    made = replica_lib.LocalReplica(f'r{number}', worker, 'b1', NAMES)
     self.replicas[number] = made
-    self.router.add(made, share)
-    return made
+    self.router.add(made)
 
   def hold(self) -> Gate:
     """Holds all engines back; returns what lets them run."""
@@ -201,8 +195,8 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def running(engines, builds=None, **settings):
-  fleet = Fleet(engines, builds, **settings)
+def running(engines, **settings):
+  fleet = Fleet(engines, **settings)
   try:
     yield fleet
   finally:

@@ -1,6 +1,7 @@
 """The router over engines without a model: each text is known beforehand."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 
@@ -21,16 +22,14 @@ run = fleet_lib.run
 @pytest.fixture
 def make():
   """Returns a function that starts a fleet of light engines."""
-  fleets = []
+  with contextlib.ExitStack() as stack:
 
-  def start(count=2, builds=None, settings=None, **options):
-    engines = [fleet_lib.Light(**options) for _ in range(count)]
-    fleets.append(fleet_lib.Fleet(engines, builds, **settings or {}))
-    return fleets[-1]
+    def start(count=2, policy='sticky', **options):
+      engines = [fleet_lib.Light(**options) for _ in range(count)]
+      running = fleet_lib.running(engines, policy=policy)
+      return stack.enter_context(running)
 
-  yield start
-  for fleet in fleets:
-    fleet.stop()
+    yield start
 
 
 def tokens_of(request):
@@ -134,7 +133,7 @@ def points(fleet):
 
 
 def test_forgetting_reaches_every_cache_and_the_table(make):
-  fleet = make(settings={'policy': 'random'})
+  fleet = make(policy='random')
 
   async def main():
     for seed in range(12):
