@@ -143,28 +143,26 @@ def test_slurm_parses():
   assert _COMMAND in path.read_text()
 
 
-def test_slurm_passes_its_arguments_on(tmp_path):
-  """With srun in its place, the script starts the one command."""
-  fake = tmp_path / 'srun'
-  fake.write_text(
-    '#!/bin/sh\necho "$XLA_PYTHON_CLIENT_MEM_FRACTION"\necho "$@"\n'
-  )
+def _run_with(folder, program, script, words, **environment):
+  """Returns the lines of a bash command in which a program is replaced."""
+  fake = folder / program
+  fake.write_text(f'#!/bin/sh\n{script}\necho "$@"\n')
   fake.chmod(0o755)
   done = subprocess.run(
-    [
-      'bash',
-      str(_LAUNCH / 'slurm.sh'),
-      'h100_64',
-      'a.py:int8',
-      '/b/c',
-      '--d=e',
-    ],
+    ['bash', *words],
     capture_output=True,
     text=True,
     check=True,
-    env={'PATH': f'{tmp_path}:/usr/bin:/bin'},
+    env=environment | {'PATH': f'{folder}:/usr/bin:/bin'},
   )
-  fraction, command = done.stdout.splitlines()
+  return done.stdout.splitlines()
+
+
+def test_slurm_passes_its_arguments_on(tmp_path):
+  """With srun in its place, the script starts the one command."""
+  words = str(_LAUNCH / 'slurm.sh'), 'h100_64', 'a.py:int8', '/b/c', '--d=e'
+  said = 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION"'
+  fraction, command = _run_with(tmp_path, 'srun', said, words)
   assert fraction == '0.92'
   assert command.endswith(
     f'{_COMMAND} --config=a.py:int8 --workdir=/b/c'
@@ -211,23 +209,14 @@ def test_skypilot_parses():
 def test_skypilot_tells_jax_its_place(tmp_path):
   """The run sets the variables that JAX reads under Slurm."""
   task = yaml.safe_load((_LAUNCH / 'skypilot_h100.yaml').read_text())
-  fake = tmp_path / 'python'
-  fake.write_text('#!/bin/sh\nenv\necho "$@"\n')
-  fake.chmod(0o755)
-  done = subprocess.run(
-    ['bash', '-c', task['run']],
-    capture_output=True,
-    text=True,
-    check=True,
-    env=task['envs']
-    | {
-      'PATH': f'{tmp_path}:/usr/bin:/bin',
-      'SKYPILOT_NODE_IPS': '10.0.0.7\n10.0.0.8',
-      'SKYPILOT_NUM_NODES': '2',
-      'SKYPILOT_NODE_RANK': '1',
-    },
+  given = {
+    'SKYPILOT_NODE_IPS': '10.0.0.7\n10.0.0.8',
+    'SKYPILOT_NUM_NODES': '2',
+    'SKYPILOT_NODE_RANK': '1',
+  }
+  lines = _run_with(
+    tmp_path, 'python', 'env', ['-c', task['run']], **task['envs'], **given
   )
-  lines = done.stdout.splitlines()
   assert {
     'SLURM_STEP_NODELIST=10.0.0.7,10.0.0.8',
     'SLURM_NTASKS=2',

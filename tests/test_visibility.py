@@ -265,9 +265,8 @@ def test_side_by_side_moves_coordinates_with_their_ranges():
 
 
 def test_as_dense_takes_jax_arrays():
-  visibility, window, _ = DRAWINGS[
-    'tree, window 2: the parent, not the neighbour'
-  ]
+  name = 'tree, window 2: the parent, not the neighbour'
+  visibility, window, _ = DRAWINGS[name]
   on_device = jax.tree.map(jax.numpy.asarray, visibility)
   np.testing.assert_array_equal(
     jax.jit(visibility_lib.as_dense, static_argnums=1)(on_device, window),
@@ -275,70 +274,70 @@ def test_as_dense_takes_jax_arrays():
   )
 
 
+V = visibility_lib
+
+
 @pytest.mark.parametrize(
-  ('build', 'message'),
+  'build, arguments, message',
   [
-    (lambda: visibility_lib.documents([2, 0], 4), r'lengths\[1\]=0'),
-    (lambda: visibility_lib.documents([2, 3], 4), r'parts\[1\].*5.*holds 4'),
-    (lambda: visibility_lib.bidirectional(4, [(2, 5)]), r'\(2, 5\).*<= 4'),
-    (lambda: visibility_lib.bidirectional(4, [(2, 2)]), r'\(2, 2\)'),
-    (lambda: visibility_lib.bidirectional(6, [(0, 3), (2, 4)]), r'overlap'),
+    (V.documents, ([2, 0], 4), r'lengths\[1\]=0'),
+    (V.documents, ([2, 3], 4), r'parts\[1\].*5.*holds 4'),
+    (V.bidirectional, (4, [(2, 5)]), r'\(2, 5\).*<= 4'),
+    (V.bidirectional, (4, [(2, 2)]), r'\(2, 2\)'),
+    (V.bidirectional, (6, [(0, 3), (2, 4)]), r'overlap'),
     # Breadth-first: node 3 returns to a branch that is already complete.
-    (lambda: visibility_lib.tree([-1, 0, 0, 1]), r'parents\[3\]=1.*preorder'),
-    (lambda: visibility_lib.tree([-1, 2, 0]), r'parents\[1\]=2.*preorder'),
-    (lambda: visibility_lib.tree([0]), r'parents\[0\]=0'),
-    (lambda: visibility_lib.beams([1, 0], [0]), 'circle'),
-    (lambda: visibility_lib.beams([-1, 7], [1]), r'slot 7.*0…1'),
-    (lambda: visibility_lib.beams([-1, 0], [2]), r'slot 2.*0…1'),
-    (lambda: visibility_lib.concatenate([]), 'empty'),
+    (V.tree, ([-1, 0, 0, 1],), r'parents\[3\]=1.*preorder'),
+    (V.tree, ([-1, 2, 0],), r'parents\[1\]=2.*preorder'),
+    (V.tree, ([0],), r'parents\[0\]=0'),
+    (V.beams, ([1, 0], [0]), 'circle'),
+    (V.beams, ([-1, 7], [1]), r'slot 7.*0…1'),
+    (V.beams, ([-1, 0], [2]), r'slot 2.*0…1'),
+    (V.concatenate, ([],), 'empty'),
     (
-      lambda: visibility_lib.concatenate(
-        [visibility_lib.causal(3), visibility_lib.causal(4)]
-      ),
+      V.concatenate,
+      ([V.causal(3), V.causal(4)],),
       r'visibilities\[1\]\.start_BM.*4.*3',
     ),
     (
-      lambda: visibility_lib.side_by_side(
-        [visibility_lib.beams([-1, 0, 0], [1, 2])], 4
-      ),
+      V.side_by_side,
+      ([V.beams([-1, 0, 0], [1, 2])], 4),
       r'parts\[0\].*2 queries.*\(1, 3\)',
     ),
   ],
 )
-def test_constructors_refuse(build, message):
+def test_constructors_refuse(build, arguments, message):
   with pytest.raises(ValueError, match=message):
-    build()
+    build(*arguments)
+
+
+def _with(place):
+  """Returns what sets the field's second number."""
+
+  def change(array):
+    array[0, 1] = place
+    return array
+
+  return change
 
 
 @pytest.mark.parametrize(
-  ('field', 'value', 'message'),
+  'field, change, message',
   [
-    ('start_BM', -1, r'start_BM\[0, 1\]=-1: expected 0…4'),
-    ('limit_BM', 5, r'limit_BM\[0, 1\]=5: expected 1…4'),
-    ('limit_BM', 0, r'limit_BM\[0, 1\]=0: expected 1…4'),
-    ('coordinate_BL', 4, r'coordinate_BL\[0, 1\]=4: expected 0…3'),
-    ('position_BL', -2, r'position_BL\[0, 1\]=-2'),
-    ('position_BM', -2, r'position_BM\[0, 1\]=-2'),
+    ('start_BM', _with(-1), r'start_BM\[0, 1\]=-1: expected 0…4'),
+    ('limit_BM', _with(5), r'limit_BM\[0, 1\]=5: expected 1…4'),
+    ('limit_BM', _with(0), r'limit_BM\[0, 1\]=0: expected 1…4'),
+    ('coordinate_BL', _with(4), r'coordinate_BL\[0, 1\]=4: expected 0…3'),
+    ('position_BL', _with(-2), r'position_BL\[0, 1\]=-2'),
+    ('position_BM', _with(-2), r'position_BM\[0, 1\]=-2'),
+    ('limit_BM', lambda x: x[:, :3], r'limit_BM has shape \(1, 3\)'),
+    ('position_BL', np.int64, 'position_BL is int64: expected int32'),
   ],
 )
-def test_check_refuses_what_is_outside_the_row(field, value, message):
-  visibility = visibility_lib.causal(4)
-  getattr(visibility, field)[0, 1] = value
+def test_check_refuses_other_places_shapes_and_dtypes(field, change, message):
+  causal = V.causal(4)
+  broken = causal._replace(**{field: change(getattr(causal, field))})
   with pytest.raises(ValueError, match=message):
-    visibility_lib.check(visibility, 4)
-
-
-def test_check_refuses_shapes_and_dtypes():
-  visibility = visibility_lib.causal(4)
-  with pytest.raises(ValueError, match=r'limit_BM has shape \(1, 3\)'):
-    visibility_lib.check(
-      visibility._replace(limit_BM=visibility.limit_BM[:, :3]), 4
-    )
-  with pytest.raises(ValueError, match='position_BL is int64: expected int32'):
-    visibility_lib.check(
-      visibility._replace(position_BL=visibility.position_BL.astype(np.int64)),
-      4,
-    )
+    V.check(broken, 4)
 
 
 def test_importing_it_imports_no_jax():
