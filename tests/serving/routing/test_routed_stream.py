@@ -99,7 +99,12 @@ def scripted(*replicas, **settings):
 
 async def read(router, request):
   (stream,) = await router.submit(request)
+  assert stream.reason is None
+  with pytest.raises(ValueError, match='has not ended'):
+    stream.result()
   tokens = [one.token async for one in stream]
+  with pytest.raises(StopAsyncIteration):
+    await anext(stream)
   return tokens, stream
 
 

@@ -12,7 +12,6 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routing import replica as replica_lib
 from kaiju_jax.serving.routing import router as router_lib
-from tests.decoding import fake_device
 from tests.serving import world
 from tests.serving.routing import fleet as fleet_lib
 
@@ -32,10 +31,6 @@ def make():
     yield start
 
 
-def tokens_of(request):
-  return fake_device.expected(request)[0]
-
-
 async def open_one(fleet, request):
   (stream,) = await fleet.router.submit(request)
   return stream
@@ -44,32 +39,6 @@ async def open_one(fleet, request):
 def whose(fleet, stream):
   """Returns the number of the replica that a stream reads from."""
   return int(stream._state.replica.name[1:])
-
-
-def check(events, request):
-  assert [event.token for event in events] == list(tokens_of(request))
-
-
-def test_what_one_replica_gives_is_handed_on(make):
-  fleet = make()
-
-  async def main():
-    request = world.request(1, prompt=9)
-    for _ in range(2):
-      stream = await open_one(fleet, request)
-      assert stream.reason is None
-      with pytest.raises(ValueError, match='has not ended'):
-        stream.result()
-      events, result = await fleet_lib.read(stream)
-      check(events, request)
-      assert result.reason == stream.reason == 'length'
-      assert result.tokens.tolist() == list(tokens_of(request))
-      assert stream.failovers == fleet.router.failovers == 0
-      await fleet.nothing_is_left()
-    with pytest.raises(StopAsyncIteration):
-      await anext(stream)
-
-  run(main())
 
 
 def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
