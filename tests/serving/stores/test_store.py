@@ -240,6 +240,10 @@ LIMITS = rules.Limits(
       lambda store, *_: store.characters('x' * 9),
     ),
     (
+      'owner has 9 bytes: at most 8',
+      lambda store, *_: publish(store, 'x' * 9),
+    ),
+    (
       'prefix_tokens has 5 tokens: at most 4',
       lambda store, *_: store.publish('ann', FIELDS, [1] * 5, 'b'),
     ),
