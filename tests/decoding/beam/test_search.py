@@ -22,6 +22,7 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from tests.decoding import toys
+from tests.decoding.beam import plain as plain_lib
 
 VOCAB_SIZE = 8
 EOS = 0
@@ -127,11 +128,7 @@ def extended(decoder, row, tokens):
 
 
 def plain(prompt, search, judge=None, int8=False):
-  """The same search, each path run from its first token each time.
-
-  A judge, of the sum of a path's log-probabilities and its last hidden state,
-  says what it is worth.
-  """
+  """Returns what `plain.search` finds; a judge reads hidden states."""
   run = forward(int8)
 
   def last(paths):
@@ -142,34 +139,7 @@ def plain(prompt, search, judge=None, int8=False):
       (hidden_BLD[row, end], log_BLV[row, end]) for row, end in enumerate(ends)
     ]
 
-  live, ended = {(): (0.0, 0.0, last([()])[0][1])}, {}
-  for _ in range(search.depth):
-    totals = {
-      (*tokens, token): (total + log_V[token], score + log_V[token])
-      for tokens, (total, score, log_V) in live.items()
-      for token in range(len(log_V))
-    }
-    by_score = sorted(totals, key=lambda x: -totals[x][1])
-    candidates = by_score[: search.queries]
-    read = dict(zip(candidates, last(candidates)))
-    judged = {x: totals[x][1] for x in candidates}
-    if judge is not None:
-      judged = {x: judge(totals[x][0], read[x][0]) for x in candidates}
-    best = sorted(judged, key=lambda x: -judged[x])[: search.width]
-    live = {
-      x: (totals[x][0], judged[x], read[x][1])
-      for x in best
-      if x[-1] != search.eos
-    }
-    ended |= {x: judged[x] for x in best if x[-1] == search.eos}
-    if not live:
-      break
-  final = ended | {tokens: score for tokens, (_, score, _) in live.items()}
-  final = {
-    tokens: score / ((5 + len(tokens)) / 6) ** search.length_penalty
-    for tokens, score in final.items()
-  }
-  return sorted(final.items(), key=lambda x: -x[1])[: search.results]
+  return plain_lib.search(last, search, {search.eos}, judge)
 
 
 def assert_same(found, expected, rtol=1e-4):

@@ -109,9 +109,6 @@ def test_more_requests_than_rows_give_each_what_it_gets_alone(
     np.testing.assert_allclose(
       alone.log_probabilities, result.log_probabilities, rtol=1e-5
     )
-  moved = generator.generate(REQUESTS[::-1])[::-1]
-  for one, other in zip(results, moved):
-    assert one.tokens.tolist() == other.tokens.tolist()
 
 
 @pytest.mark.slow

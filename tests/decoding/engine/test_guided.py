@@ -24,6 +24,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import transformer
 from tests.decoding import toys
+from tests.decoding.beam import plain as plain_lib
 
 Request, Sampling, Guide = (
   request_lib.Request,
@@ -156,32 +157,24 @@ def plain(whole, request):
   guide, prompt = request.guided, request.tokens
   weight_C = np.array([guide.weights.get(name, 0.0) for name in HEAD.names])
 
-  def judged(tokens, total):
-    log_LV, logits_LC = whole([*prompt, *tokens])
-    end = len(prompt) + len(tokens) - 1
-    logits_C = np.where(weight_C > 0, logits_LC[end], -logits_LC[end])
-    added = (abs(weight_C) * np.log(sigmoid(logits_C))).sum()
-    return total, total + added, log_LV[end]
+  def last(paths):
+    found = [whole([*prompt, *tokens]) for tokens in paths]
+    ends = [len(prompt) + len(tokens) - 1 for tokens in paths]
+    return [(logits[end], log[end]) for (log, logits), end in zip(found, ends)]
 
-  live, ended = {(): (0.0, 0.0, whole(prompt)[0][len(prompt) - 1])}, {}
-  for _ in range(request.max_tokens):
-    grown = {
-      (*tokens, token): (score + log_V[token], total + log_V[token])
-      for tokens, (total, score, log_V) in live.items()
-      for token in range(len(log_V))
-    }
-    candidates = sorted(grown, key=lambda x: -grown[x][0])[: guide.queries]
-    read = {x: judged(x, grown[x][1]) for x in candidates}
-    best = sorted(read, key=lambda x: -read[x][1])[: guide.width]
-    live = {x: read[x] for x in best if x[-1] not in request.stop_tokens}
-    ended |= {x: read[x] for x in best if x not in live}
-    if not live:
-      break
-  final = {
-    x: score / ((5 + len(x)) / 6) ** guide.length_penalty
-    for x, (_, score, _) in (live | ended).items()
-  }
-  return max(final, key=final.get)
+  def judge(total, logits_C):
+    logits_C = np.where(weight_C > 0, logits_C, -logits_C)
+    return total + (abs(weight_C) * np.log(sigmoid(logits_C))).sum()
+
+  settings = beam.Search(
+    guide.width,
+    request.max_tokens,
+    guide.queries,
+    length_penalty=guide.length_penalty,
+  )
+  stops = set(request.stop_tokens)
+  ((tokens, _),) = plain_lib.search(last, settings, stops, judge)
+  return tokens
 
 
 def guided(length, seed, guide=PLAIN, most=DEPTH, **fields):

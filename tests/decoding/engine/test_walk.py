@@ -15,11 +15,11 @@ ENGINE = 'engine/engine.py'
 
 
 def test_a_prompt_enters_the_files_of_its_walk_alone():
-  config = toys.small()
+  config = toys.small(window=12)  # As in `test_generator.py`: compiled once.
   decoder = decoder_lib.Decoder(
-    toys.drawn(config), config, rows=2, length=32, page=4
+    toys.drawn(config), config, rows=3, length=64, page=8
   )
-  engine = engine_lib.Engine(decoder, chunk=8)
+  engine = engine_lib.Engine(decoder, chunk=16)
   entered, calls_back = set(), set()
 
   def note(frame, event, _):
