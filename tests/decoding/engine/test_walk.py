@@ -15,11 +15,11 @@ ENGINE = 'engine/engine.py'
 
 
 def test_a_prompt_enters_the_files_of_its_walk_alone():
-  config = toys.small(window=12)  # As in `test_generator.py`: compiled once.
+  config = toys.small()
   decoder = decoder_lib.Decoder(
-    toys.drawn(config), config, rows=3, length=64, page=8
+    toys.drawn(config), config, rows=2, length=32, page=4
   )
-  engine = engine_lib.Engine(decoder, chunk=16)
+  engine = engine_lib.Engine(decoder, chunk=8)
   entered, calls_back = set(), set()
 
   def note(frame, event, _):
