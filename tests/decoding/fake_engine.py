@@ -32,15 +32,10 @@ class Clock:
 class Engine(engine_lib.Engine):
   """An engine without a model.
 
-  Args:
-    bad: of so many texts one draws nothing.
-    counts: pages of the global and of the local pool.
-    extra: slots of searches, `fake_device.Searches`; 0 for none.
-    is_judged: whether there is a head, of the dimensions `NAMES`.
-    version: the head's.
-    decoder: another engine's; None for a new one.
-    alternatives: most of a request, `fake_device.likeliest`.
-    **options: of the engine.
+  Of `bad` texts one draws nothing; `counts` are pages of the global and the
+  local pool; `extra` slots are of searches, `fake_device.Searches`; a head has
+  the dimensions `NAMES`; `alternatives` are `fake_device.likeliest`; `decoder`
+  is another engine's.
   """
 
   def __init__(

@@ -2,15 +2,11 @@
 
 
 def search(last, settings, stops, judge=None):
-  """Returns [(tokens, score)], the best first.
+  """Returns [(tokens, score)] of a `beam.Search`'s settings, the best first.
 
-  Args:
-    last: takes paths, and returns of each what its last token is judged by and
-      the log-probabilities [V] behind it.
-    settings: a `beam.Search`.
-    stops: tokens that end a path.
-    judge: says what a path is worth, of the sum of its log-probabilities and of
-      what its last token is judged by; None for the sum.
+  `last` takes paths, and returns of each what its last token is judged by and
+  the log-probabilities [V] behind it. `judge` says what a path is worth, of the
+  sum of its log-probabilities and of what its last token is judged by.
   """
   live, ended = {(): (0.0, 0.0, last([()])[0][1])}, {}
   for _ in range(settings.depth):

@@ -27,14 +27,11 @@ class PlantedError(MemoryError):
 
 
 class Life(stateful.RuleBasedStateMachine):
-  """Sequences in one engine; a subclass makes it, requests, and the oracle.
-
-  Args:
-    seen: counts what happened in all lives.
-  """
+  """Sequences in one engine; a subclass makes it, requests, and the oracle."""
 
   def __init__(self, seen: collections.Counter):
     super().__init__()
+    # Counts what happened in all lives.
     self.seen, self.fault = seen, None
     # (Sequence, when it was submitted); all texts that ever were.
     self.open, self.texts, self.parked = [], [], 0
