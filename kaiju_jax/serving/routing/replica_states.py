@@ -193,8 +193,8 @@ class ReplicaStates:
     return shares
 
   def note(self, request: request_lib.Request, state: ReplicaState) -> None:
-    """Notes which replica serves a request's conversation."""
-    if request.conversation is not None:
+    """Notes which replica serves a request's conversation, if it still does."""
+    if request.conversation is not None and state.replica is not None:
       session = self._session(request.owner, request.conversation)
       self.affinity.note(session, state.replica.name)
 

@@ -184,3 +184,12 @@ def test_pseudonyms_tell_nothing_and_are_the_fleets():
   found = {NAMES.conversation(*pair) for pair in pairs}
   assert len(found) == 4 and NAMES.salt('a') not in found
   assert all(0 <= replica_lib.number(x) < 2**60 for x in found)
+
+
+def test_one_that_is_removed_while_it_accepts_keeps_no_conversation():
+  states = make('b1', 'b1')
+  table = states.affinity.table.copy()
+  picked = states.pick(TALKS[0])
+  states.remove(picked.replica.name)
+  states.note(TALKS[0], picked)
+  np.testing.assert_array_equal(states.affinity.table, table)
