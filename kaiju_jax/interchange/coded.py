@@ -21,6 +21,7 @@ from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import shards
 from kaiju_jax.interchange import stream
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
@@ -33,9 +34,13 @@ _BLOCK = 2**22  # Bytes that are read, and then hashed, at once.
 
 def hash_source(folder: pathlib.Path) -> str:
   """Returns the digest of the bytes of a folder's config and weights."""
-  weights = {one.file for one in shards.list_tensors(folder)}
+  if gguf_folder.is_gguf(folder):
+    sources = [folder]
+  else:
+    weights = {one.file for one in shards.list_tensors(folder)}
+    sources = [folder / generation.CONFIG, *sorted(weights)]
   sums = hashlib.sha256()
-  for path in [folder / generation.CONFIG, *sorted(weights)]:
+  for path in sources:
     with open(path, 'rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
     sums.update(f'{path.name} {digest}\n'.encode())

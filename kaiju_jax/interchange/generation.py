@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import fields as fields_lib
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.storage import files
 
 TEMPLATE = 'chat_template.jinja'
@@ -84,6 +85,7 @@ def read(
     OSError: a file cannot be read.
     ValueError: names the file, the field, its value and what would be right.
   """
+  folder = gguf_folder.small_files(folder)
   file, found = _find_settings(folder)
   try:
     fields = fields_lib.Fields(found)
@@ -114,6 +116,7 @@ def copy(folder: pathlib.Path) -> dict[str, str]:
     OSError: a file cannot be read.
     ValueError: config.json is no JSON object.
   """
+  folder = gguf_folder.small_files(folder)
   kept = {FILE: json.dumps(_find_settings(folder)[1])}
   for name in FILE, SETTINGS, NAMES, TEMPLATE:
     if (folder / name).is_file():

@@ -1,5 +1,7 @@
 """Reads folders of `transformers`' models; writes its `ArceeForCausalLM`.
 
+Wherever a folder is read, it may be a GGUF file (`gguf/folder.py`).
+
 config.json            read by `families/`, written by `arcee.py`
 model.safetensors      `tensors.py`, float32
 tokenizer.json, tokenizer_config.json    `tokens.py`
@@ -22,6 +24,7 @@ from absl import logging
 import safetensors.numpy
 
 from kaiju_jax.interchange import arcee
+from kaiju_jax.interchange import gguf_names
 from kaiju_jax.interchange import losses as losses_lib
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import scale
@@ -32,6 +35,7 @@ from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import arcee as arcee_family
 from kaiju_jax.interchange.families import family as family_lib
 from kaiju_jax.interchange.families import registry
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import addresses
@@ -143,23 +147,30 @@ def _open(
   """Returns a folder's tensors, not yet read, and its config."""
   addresses.refuse(folder, f'folder {folder}')
   folder = pathlib.Path(folder)
-  if not (folder / _CONFIG).is_file():
+  held = gguf_folder.small_files(folder)
+  if not (held / _CONFIG).is_file():
     raise FileNotFoundError(
-      f'{folder / _CONFIG}: not found; expected a folder of Hugging Face files.'
+      f'{held / _CONFIG}: not found; expected a folder of Hugging Face files or'
+      ' a GGUF file.'
     )
   try:
-    shards.refuse_links(folder)
+    shards.refuse_links(held)
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from None
-  fields = files.read_json(folder / _CONFIG)
+  fields = files.read_json(held / _CONFIG)
   if not isinstance(fields, dict):
-    raise ValueError(f'{folder / _CONFIG}: must hold an object.')
+    raise ValueError(f'{held / _CONFIG}: must hold an object.')
   try:
     reading = registry.read(fields, accepted)
   except ValueError as error:
     raise ValueError(f'{folder}: {_CONFIG}: {error}') from error
   try:
-    found = _tensors(folder, reading.family)
+    if held == folder:
+      stored = shards.list_tensors(folder)
+    else:
+      header = gguf_folder.unpack(folder).header
+      stored, reading = gguf_names.read(header, reading)
+    found = _name(folder, stored, reading.family)
     reading = _tie(found, reading)
     config = dataclasses.replace(
       reading.config,
@@ -204,12 +215,14 @@ def _tie(
   return reading._replace(config=config)
 
 
-def _tensors(
-  folder: pathlib.Path, family: family_lib.Family
+def _name(
+  folder: pathlib.Path,
+  stored: list[shards.Stored],
+  family: family_lib.Family,
 ) -> dict[str, shards.Stored]:
   """Returns the model's tensors by our names for them."""
   found, skipped = {}, []
-  for one in shards.list_tensors(folder):
+  for one in stored:
     ours = tensors_lib.rename(one.name, family)
     if ours is None:
       skipped.append(one.name)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from kaiju_jax.interchange import quantized
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict_json
 
@@ -46,6 +47,9 @@ class Stored(NamedTuple):
   dtype: str  # Such as 'BF16'.
   shape: tuple[int, ...]  # Its shape.
   offset: int  # Its first byte in the file.
+  # Rows of a head whose rotary pairs lie beside each other, which `blocks` puts
+  # K/2 apart; 0 for none.
+  paired: int = 0
 
   @property
   def matrix(self) -> tuple[int, int]:
@@ -219,31 +223,59 @@ def _broken(path: pathlib.Path, why: str) -> ValueError:
   return ValueError(f'{path.name}: not a whole safetensors file: {why}.')
 
 
+def row_bytes(stored: Stored) -> int:
+  """Returns the bytes of a tensor's row.
+
+  Raises:
+    ValueError: the row is no whole number of its type's blocks.
+  """
+  columns = stored.matrix[1]
+  numbers, size = quantized.SIZES.get(stored.dtype) or (
+    1,
+    DTYPES[stored.dtype].itemsize,
+  )
+  if columns % numbers:
+    raise ValueError(
+      f'{stored.name}: has rows of {columns:,} numbers, must have a multiple of'
+      f' {numbers} as {stored.dtype}.'
+    )
+  return columns // numbers * size
+
+
 def blocks(stored: Stored) -> Iterator[tuple[int, np.ndarray]]:
   """Yields the number of a block's first row, and its rows.
 
-  A block has the tensor's dtype and is valid until the next one: all share a
-  buffer. All but the last have as many rows.
+  A block has the tensor's dtype, or float32 if that is quantized, and is valid
+  until the next one: all share a buffer. All but the last have as many rows.
 
   Raises:
-    ValueError: an element is not finite, or the file has become shorter.
+    ValueError: an element is not finite, the file has become shorter, or see
+      `quantized.dequantize`.
   """
   rows, columns = stored.matrix
-  dtype = DTYPES[stored.dtype]
-  size = block_rows(columns)
-  buffer = np.empty((min(size, rows), columns), dtype)
+  size = block_rows(stored)
+  buffer = np.empty((min(size, rows), row_bytes(stored)), np.uint8)
   with open(stored.file, 'rb', buffering=0) as file:
     file.seek(stored.offset)
     for first in range(0, rows, size):
-      block = buffer[: rows - first]
-      fill(file, block, stored)
+      raw = buffer[: rows - first]
+      fill(file, raw, stored)
+      if stored.dtype in DTYPES:
+        block = raw.view(DTYPES[stored.dtype])
+      else:
+        block = quantized.dequantize(raw, stored.dtype)
       _refuse_not_finite(stored, first, block)
+      if stored.paired:
+        pairs = block.reshape(-1, stored.paired // 2, 2, columns)
+        block = pairs.swapaxes(1, 2).reshape(block.shape)
       yield first, block
 
 
-def block_rows(columns: int) -> int:
-  """Returns the rows of a block of a matrix; at least one."""
-  return max(1, _BLOCK // max(columns, 1))
+def block_rows(stored: Stored) -> int:
+  """Returns the rows of a block of a tensor: whole heads, and at least one."""
+  together = max(stored.paired, 1)
+  columns = max(stored.matrix[1], 1)
+  return max(1, _BLOCK // columns // together) * together
 
 
 def fill(file: BinaryIO, block: np.ndarray, stored: Stored) -> None:
@@ -262,7 +294,7 @@ def fill(file: BinaryIO, block: np.ndarray, stored: Stored) -> None:
 
 def _refuse_not_finite(stored: Stored, first: int, block: np.ndarray) -> None:
   """Refuses NaN and infinities, which would silently reach every logit."""
-  exponent = _EXPONENTS[stored.dtype]
+  exponent = _EXPONENTS.get(stored.dtype, _EXPONENTS['F32'])
   bits = block.view(f'u{block.dtype.itemsize}') & exponent
   if not bits.size or bits.max() != exponent:
     return

@@ -215,17 +215,17 @@ def _write(
       block = part.change(block.astype(np.float32))
     last = first + len(block)
     if is_coded:
-      block, scales = _encode(block, config)
+      block, scales = _encode(block, shards.block_rows(part.stored), config)
       leaf.scales.reshape(-1)[first:last] = scales
     target[first:last] = block
 
 
 def _encode(
-  block: np.ndarray, config: model_config.ModelConfig
+  block: np.ndarray, most: int, config: model_config.ModelConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a block's codes and its rows' scales."""
+  """Returns a block's codes and its rows' scales; `most` rows are compiled."""
   rows, columns = block.shape
-  padded = np.zeros((shards.block_rows(columns), columns), block.dtype)
+  padded = np.zeros((most, columns), block.dtype)
   padded[:rows] = block
   codes, scales = _coder(config.dtype, config.quantization.wire_weights)(padded)
   return np.asarray(codes)[:rows], np.asarray(scales)[:rows, 0]

@@ -29,6 +29,7 @@ import math
 import numpy as np
 
 from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.interchange import quantized
 from kaiju_jax.interchange import scale
 from kaiju_jax.interchange import shards
 from kaiju_jax.interchange.families import family as family_lib
@@ -124,10 +125,10 @@ def check(
       raise ValueError(f'{name}: missing.')
     if name not in wanted:
       raise ValueError(f'{name}: no such tensor in this model.')
-    if tensors[name].dtype not in shards.DTYPES:
+    if tensors[name].dtype not in (*shards.DTYPES, *quantized.SIZES):
       raise ValueError(
         f'{name}: holds {tensors[name].dtype}, must be one of'
-        f' {", ".join(shards.DTYPES)}.'
+        f' {", ".join((*shards.DTYPES, *quantized.SIZES))}.'
       )
     if tensors[name].shape != wanted[name]:
       raise ValueError(

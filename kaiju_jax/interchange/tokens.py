@@ -21,6 +21,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data.guarded import client
 from kaiju_jax.data.guarded import process
 from kaiju_jax.interchange import generation
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.storage import files
 
 FILE = 'tokenizer.json'
@@ -78,7 +79,7 @@ def find(folder: pathlib.Path, vocab_size: int) -> str:
   """Returns the path of a folder's tokenizer.json, checked; '' for none.
 
   Args:
-    folder: a folder of Hugging Face files, from anybody.
+    folder: a folder of Hugging Face files or a GGUF file, from anybody.
     vocab_size: tokens of its model.
 
   Raises:
@@ -86,6 +87,7 @@ def find(folder: pathlib.Path, vocab_size: int) -> str:
     ValueError: there is another tokenizer alone; the file is no JSON object,
       has more tokens than the model, or takes too long for a text.
   """
+  folder = gguf_folder.small_files(folder)
   path = folder / FILE
   if not path.is_file():
     others = [name for name in _OTHERS if (folder / name).is_file()]

@@ -17,6 +17,7 @@ from kaiju_jax.interchange import own
 from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import registry
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
 from kaiju_jax.quantization import config as quantization_config
@@ -153,9 +154,10 @@ def read(
   params, config = hugging_face.read(folder, accepted, form, quantization)
   if codes:
     source = coded.hash_source(pathlib.Path(folder))
-  file = pathlib.Path(folder) / tokens.FILE
+  held = gguf_folder.small_files(folder)
+  file = held / tokens.FILE
   tokenizer = str(file) if with_tokenizer and file.exists() else None
-  fields = files.read_json(pathlib.Path(folder) / generation.CONFIG)
+  fields = files.read_json(held / generation.CONFIG)
   is_ours = registry.read(fields, accepted).is_ours
   beside = {}
   if tokenizer and not is_ours:

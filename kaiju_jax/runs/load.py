@@ -106,11 +106,13 @@ def from_anywhere(
   folder = pathlib.Path(path)
   if not folder.exists():
     raise FileNotFoundError(f'{path}: no such file or folder.')
-  if not (folder / 'config.json').is_file():
+  is_foreign = is_hugging_face(folder)
+  if not (is_foreign or (folder / 'config.json').is_file()):
     if folder.is_dir() and not (folder / 'model.safetensors').is_file():
       raise FileNotFoundError(
         f'{path}: holds no model; expected a workdir with config.json and'
-        ' checkpoints, an export, or a folder of Hugging Face files.'
+        ' checkpoints, an export, a folder of Hugging Face files, or a GGUF'
+        ' file.'
       )
     quantization = None if stacked else quantization
     return from_export(path, tokenizer, quantization, dtype)
@@ -119,7 +121,7 @@ def from_anywhere(
       f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
       ' exported file needs one.'
     )
-  if is_hugging_face(folder):
+  if is_foreign:
     return from_hugging_face(path, quantization, stacked, dtype)
   return from_workdir(path)
 
@@ -282,8 +284,12 @@ def from_export(
 
 
 def is_hugging_face(path: str | os.PathLike) -> bool:
-  """Returns whether a path is a Hugging Face folder."""
+  """Returns whether a path is a Hugging Face folder, or a GGUF file."""
+  from kaiju_jax.interchange.gguf import folder as gguf_folder
+
   addresses.refuse(path, str(path))
+  if gguf_folder.is_gguf(path):
+    return True
   config = pathlib.Path(path) / 'config.json'
   if not config.is_file():
     return False
@@ -310,13 +316,14 @@ def from_hugging_face(
   from kaiju_jax.interchange import hugging_face
   from kaiju_jax.interchange import stream
   from kaiju_jax.interchange.families import registry
+  from kaiju_jax.interchange.gguf import folder as gguf_folder
 
   form = stream.MASTERS
   if quantization is not None:
     form = stream.DEPLOYED if stacked else stream.form_for_decoding()
   dtype = choose_dtype(dtype)
   params, config = hugging_face.read(path, (), form, quantization, dtype)
-  fields = files.read_json(pathlib.Path(path) / 'config.json')
+  fields = files.read_json(gguf_folder.small_files(path) / 'config.json')
   found = _describe_folder(path, config)
   return found._replace(params=params, is_ours=registry.read(fields).is_ours)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import generation
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.interchange.templates import adaptations
 from kaiju_jax.interchange.templates import controls as controls_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
@@ -60,6 +61,7 @@ def read(
     OSError: a file cannot be read.
     ValueError: a file is not as expected; or see `glue.find`.
   """
+  folder = gguf_folder.small_files(folder)
   settings = generation.read_object(folder / generation.SETTINGS)
   found = template or _template(folder, settings)
   if found is None:

@@ -1,0 +1,103 @@
+"""Writes what a GGUF file says beside its weights as a folder's small files.
+
+    config.json              `metadata.py`
+    tokenizer.json, tokenizer_config.json    `vocabulary.py`
+    generation_config.json   the tokens that end a reply, and how its authors
+                             draw text (`general.sampling`)
+
+The folder is temporary: a process makes it once per file, and removes it at its
+end. It has the file's name, so that errors show it.
+"""
+
+import atexit
+import functools
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.interchange.gguf import header as header_lib
+from kaiju_jax.interchange.gguf import metadata
+from kaiju_jax.interchange.gguf import vocabulary
+from kaiju_jax.storage import files
+
+SUFFIX = '.gguf'
+_SAMPLING = {
+  'temp': 'temperature',
+  'top_k': 'top_k',
+  'top_p': 'top_p',
+  'min_p': 'min_p',
+  'penalty_repeat': 'repetition_penalty',
+}
+
+
+class Unpacked(NamedTuple):
+  """A file's header, and the folder of its small files."""
+
+  header: header_lib.Header
+  folder: pathlib.Path
+
+
+def is_gguf(path: str | os.PathLike) -> bool:
+  """Returns whether a path is that of a GGUF file."""
+  path = pathlib.Path(path)
+  return path.suffix.lower() == SUFFIX and path.is_file()
+
+
+def small_files(path: str | os.PathLike) -> pathlib.Path:
+  """Returns the folder of a GGUF file's small files; another path as it is.
+
+  Raises:
+    OSError, ValueError: as `unpack`.
+  """
+  return unpack(path).folder if is_gguf(path) else pathlib.Path(path)
+
+
+def unpack(path: str | os.PathLike) -> Unpacked:
+  """Returns a file's header, and the folder of its small files.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: names the file, and the key or the tensor that is wrong.
+  """
+  path = pathlib.Path(path).resolve()
+  status = path.stat()
+  return _unpack(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache
+def _unpack(path: pathlib.Path, changed: int, size: int) -> Unpacked:
+  header = header_lib.read(path)
+  try:
+    contents = {
+      'config.json': metadata.read(header),
+      'generation_config.json': _generation(header.fields),
+    }
+    if metadata.TOKENS in header.fields:
+      tokenizer, settings = vocabulary.files(header.fields)
+      contents['tokenizer.json'] = tokenizer
+      contents['tokenizer_config.json'] = settings
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from None
+  top = tempfile.mkdtemp(prefix='kaiju_gguf_')
+  atexit.register(shutil.rmtree, top, ignore_errors=True)
+  folder = pathlib.Path(top) / path.name
+  folder.mkdir()
+  for name, content in contents.items():
+    files.write_json(folder / name, content)
+  return Unpacked(header, folder)
+
+
+def _generation(fields: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of generation_config.json."""
+  count = len(fields.get(metadata.TOKENS, ()))
+  ends = [vocabulary.token(fields, key, count) for key in ('eos', 'eot', 'eom')]
+  drawn = {
+    name: fields[f'general.sampling.{key}']
+    for key, name in _SAMPLING.items()
+    if f'general.sampling.{key}' in fields
+  }
+  ends = [*dict.fromkeys(one for one in ends if one is not None)]
+  return {'eos_token_id': ends, **drawn}
