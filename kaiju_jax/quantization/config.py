@@ -99,6 +99,9 @@ CHOICES = {
 }
 
 
+CLAMPS = 'clamp_hidden', 'clamp_input', 'clamp_hidden_k', 'clamp_input_k'
+
+
 def none() -> QuantizationConfig:
   """Returns the config without quantization: no int8, no clamping."""
   return QuantizationConfig(

@@ -65,17 +65,20 @@ def student_of(
   """Returns the student's config: the teacher's sizes in Kaiju's layers.
 
   A layer keeps the rotary angles that it was trained with: where all layers of
-  the teacher are of one kind, both kinds of the student have theirs.
+  the teacher are of one kind, both kinds of the student have theirs. It clamps
+  what the teacher clamped: a model that was trained without limits has a few
+  values far beyond them, which carry much of what it knows.
   """
   layers = teacher.layers()
   windows = {layer.window for layer in layers}
   default = model_config.ModelConfig()
   quantization = quantization_config.none()
   if wanted.int8:
-    quantization = quantization_config.QuantizationConfig()
-    if teacher.feedforward != 'relu2' or teacher.norms == 'after':
-      # Its formula is that of relu² behind a norm (`model_config.check`).
-      quantization = dataclasses.replace(quantization, clamp_hidden='none')
+    limits = {
+      name: getattr(teacher.quantization, name)
+      for name in quantization_config.CLAMPS
+    }
+    quantization = quantization_config.QuantizationConfig(**limits)
   bases = {'rope_local': teacher.rope_local, 'rope_global': teacher.rope_global}
   scaling = teacher.rope_scaling
   if windows == {None}:

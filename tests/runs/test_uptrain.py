@@ -145,6 +145,23 @@ def test_a_student_turns_its_keys_as_its_teacher_does():
 
 
 @pytest.mark.parametrize(
+  'limits',
+  [
+    {},
+    {'clamp_input': 'input_std', 'clamp_input_k': 5.0},
+    {'clamp_hidden': 'weight_rms', 'clamp_hidden_k': 30.0},
+  ],
+)
+def test_a_student_clamps_what_its_teacher_did(limits):
+  quantization = dataclasses.replace(TEACHER.quantization, **limits)
+  teacher = dataclasses.replace(TEACHER, quantization=quantization)
+  student = uptrain.student_of(teacher).quantization
+  assert student.matmul == 'int8'
+  for name in quantization_config.CLAMPS:
+    assert getattr(student, name) == getattr(quantization, name)
+
+
+@pytest.mark.parametrize(
   'model, message',
   [
     (
