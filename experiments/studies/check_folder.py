@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import dataclasses
 import math
 import os
+import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import report
@@ -99,8 +101,12 @@ def parity(
     import transformers
   except ImportError:
     return None
+  folder, beside = pathlib.Path(folder), {}
+  if gguf_folder.is_gguf(folder):
+    folder, beside = folder.parent, {'gguf_file': folder.name}
   theirs = transformers.AutoModelForCausalLM.from_pretrained(
     folder,
+    **beside,
     dtype=torch.float32,
     attn_implementation='eager',
     trust_remote_code=False,

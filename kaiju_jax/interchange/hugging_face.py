@@ -101,6 +101,7 @@ def read(
   form: str = stream.MASTERS,
   quantization: quantization_config.QuantizationConfig | None = None,
   dtype: str = '',
+  rotated: bool = False,
 ) -> tuple[Any, model_config.ModelConfig]:
   """Returns the parameters and the config of a folder of a known family.
 
@@ -115,6 +116,7 @@ def read(
     dtype: of activations, and of the weights of `stream.DECODING` that are not
       codes; '' for bfloat16 where all of the folder's weights are, otherwise
       float32.
+    rotated: as `stream.fill`.
 
   Raises:
     FileNotFoundError: there is no such folder, or a file of it is missing.
@@ -123,7 +125,7 @@ def read(
   """
   found, reading = _open(folder, accepted, quantization, dtype)
   try:
-    return stream.fill(found, reading, form), reading.config
+    return stream.fill(found, reading, form, rotated), reading.config
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
 

@@ -51,6 +51,7 @@ from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
+from kaiju_jax.model import rotation
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from kaiju_jax.storage import files
@@ -65,6 +66,7 @@ WEIGHTS = 'model.safetensors'
 SOURCE, CONTENT = 'source', 'content'
 FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
+_ROTATION = f'{rotation.NAME}.{rotation.TURN}'
 
 
 def write(
@@ -249,11 +251,13 @@ def _check(
   masters: bool,
 ) -> None:
   """Refuses tensors that `save` would not write for this config."""
+  tree = shapes(config, masters)
+  if _ROTATION in found and not masters and rotation.fits(config):
+    turn_DD = np.empty((config.d_model,) * 2, np.float32)
+    tree = jax.eval_shape(lambda x: rotation.add(x, config, turn_DD), tree)
   wanted = {
     _name(path): (leaf.dtype.name, leaf.shape)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-      shapes(config, masters)
-    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
   for name in sorted(wanted.keys() | found.keys()):
     if found.get(name) != wanted.get(name):

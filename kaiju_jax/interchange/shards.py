@@ -242,18 +242,24 @@ def row_bytes(stored: Stored) -> int:
   return columns // numbers * size
 
 
-def blocks(stored: Stored) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(
+  stored: Stored, size: int | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
   """Yields the number of a block's first row, and its rows.
 
   A block has the tensor's dtype, or float32 if that is quantized, and is valid
   until the next one: all share a buffer. All but the last have as many rows.
+
+  Args:
+    stored: the tensor.
+    size: rows of a block; by default `block_rows`.
 
   Raises:
     ValueError: an element is not finite, the file has become shorter, or see
       `quantized.dequantize`.
   """
   rows, columns = stored.matrix
-  size = block_rows(stored)
+  size = size or block_rows(stored)
   buffer = np.empty((min(size, rows), row_bytes(stored)), np.uint8)
   with open(stored.file, 'rb', buffering=0) as file:
     file.seek(stored.offset)

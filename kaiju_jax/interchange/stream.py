@@ -10,6 +10,9 @@ in the result, so that memory holds the result and little more:
     turned     the same, codes with the dimension that is summed over last, as
                decoding reads them on a CPU
 
+Codes to be decoded may be those of a rotated model (`model/rotation.py`), which
+lose less; a matrix whose rows are mixed for it is read as a whole.
+
 A row of a stored matrix holds one output channel, or one entry of a table. So a
 row has one scale, and codes need no second pass. They have the same bits as
 those that are made of masters (`model/deployed.py`).
@@ -36,6 +39,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import rotation
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import fsdp
@@ -57,6 +61,7 @@ class _Part(NamedTuple):
   is_upright: bool = True
   # What becomes of its float32 numbers; None for nothing.
   change: Callable[[np.ndarray], np.ndarray] | None = None
+  is_whole: bool = False  # Whether `change` takes all rows at once.
 
 
 def form_for_decoding() -> str:
@@ -65,7 +70,10 @@ def form_for_decoding() -> str:
 
 
 def fill(
-  found: Mapping[str, shards.Stored], reading: family_lib.Reading, form: str
+  found: Mapping[str, shards.Stored],
+  reading: family_lib.Reading,
+  form: str,
+  rotated: bool = False,
 ) -> Any:
   """Returns the parameters of a model.
 
@@ -73,6 +81,7 @@ def fill(
     found: the folder's tensors by name, which `tensors.check` has passed.
     reading: its config.json; the config's quantization says what is int8.
     form: one of `FORMS`.
+    rotated: whether a model that `rotation.fits` is rotated.
 
   Raises:
     ValueError: a tensor has a number that is not finite, its file is cut off,
@@ -80,8 +89,12 @@ def fill(
   """
   config = reading.config
   wanted = _shapes(config, form)
+  rotated = rotated and rotation.fits(config)
+  turn_DD = rotation.matrix(config.d_model) if rotated else None
   parts: dict[tuple[str, ...], list[_Part]] = {}
   for part in _parts(found, reading, form):
+    if rotated:
+      part = _rotate(part, found, reading, turn_DD)
     part = _turn(part, wanted) if form == TURNED else part
     parts.setdefault(part.path, []).append(part)
 
@@ -95,9 +108,10 @@ def fill(
     # One at a time: a device that is no CPU takes a copy.
     return jax.tree.map(jax.device_put, leaf)
 
-  return jax.tree_util.tree_map_with_path(
+  params = jax.tree_util.tree_map_with_path(
     start, wanted, is_leaf=lambda x: isinstance(x, int8.Quantized)
   )
+  return rotation.add(params, config, turn_DD) if rotated else params
 
 
 def _shapes(config: model_config.ModelConfig, form: str) -> Any:
@@ -183,6 +197,37 @@ def _parts(
       )
 
 
+def _rotate(
+  part: _Part,
+  found: Mapping[str, shards.Stored],
+  reading: family_lib.Reading,
+  turn_DD: np.ndarray,
+) -> _Part:
+  """Returns the part as a rotated model has it."""
+  *parents, name = part.path
+  if 'embedding' in parents:
+    change = part.change or (lambda x: x)
+    return part._replace(change=lambda x: change(x) @ turn_DD)
+  if 'blocks' not in parents or name not in rules.CONTRACTED:
+    is_folded = name == 'gain_D' and 'blocks' in parents
+    return part._replace(change=np.ones_like) if is_folded else part
+  if name in tensors.UPRIGHT:
+    mix_JJ = rotation.mixing(reading.config) if name == 'w_out_DF' else None
+
+    def write(x):
+      x = turn_DD.T @ x
+      return x if mix_JJ is None else rotation.mix(x, mix_JJ)
+
+    return part._replace(change=write, is_whole=True)
+  norm = f'{parents[-1]}_gain_D'
+  stem = part.stored.name.rsplit('.', 3)[0]
+  stored = found[f'{stem}.{reading.family.tensors[norm]}']
+  ((_, gain_1D),) = shards.blocks(stored)
+  gain_D = gain_1D[0].astype(np.float32)
+  gain_D += np.float32(reading.family.gain_offset)
+  return part._replace(change=lambda x: (x * gain_D) @ turn_DD)
+
+
 def _shift_and_scale(shift, factor: np.float32, x: np.ndarray) -> np.ndarray:
   return shift(x) * factor
 
@@ -210,12 +255,13 @@ def _write(
   shape = (rows, columns) if part.is_upright else (columns, rows)
   target = target.reshape(shape)
   target = target if part.is_upright else target.T
-  for first, block in shards.blocks(part.stored):
+  size = rows if part.is_whole else shards.block_rows(part.stored)
+  for first, block in shards.blocks(part.stored, size):
     if part.change is not None:
       block = part.change(block.astype(np.float32))
     last = first + len(block)
     if is_coded:
-      block, scales = _encode(block, shards.block_rows(part.stored), config)
+      block, scales = _encode(block, size, config)
       leaf.scales.reshape(-1)[first:last] = scales
     target[first:last] = block
 

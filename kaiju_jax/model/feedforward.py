@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.model import lora
+from kaiju_jax.model import rotation
 from kaiju_jax.model import weighted
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import qat
@@ -50,6 +51,9 @@ class FeedForward(weighted.Weighted):
       gate_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_gate_DF)
       gate_BLF = gate(gate_BLF.astype(jnp.float32))
       hidden_BLF = (gate_BLF * hidden_BLF).astype(config.dtype)
+      if self.has_variable('params', rotation.MIX):
+        mix_JJ = self.get_variable('params', rotation.MIX)
+        hidden_BLF = rotation.mix(hidden_BLF, mix_JJ)
     limit = None
     if quantization.clamp_hidden == 'weight_rms':
       limit = self._hidden_limit(w_in_DF, gain_D)

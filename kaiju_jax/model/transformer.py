@@ -25,6 +25,7 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import norm
 from kaiju_jax.model import past
 from kaiju_jax.model import rotary
+from kaiju_jax.model import rotation
 from kaiju_jax.quantization import int8
 
 # The name beside the parameters under which a program may get `rotary.tables`.
@@ -93,8 +94,7 @@ class Transformer(nn.Module):
     _check(tokens_BL, visibility, self.config.max_length)
     context = self.context_of(visibility, z)
     x_BLD, _ = self.blocks(self.embedding(tokens_BL), context)
-    normed_BLD, _ = self.final_norm(x_BLD)
-    return normed_BLD
+    return self.leave(x_BLD)
 
   def extend(
     self,
@@ -141,11 +141,18 @@ class Transformer(nn.Module):
 
   def leave(self, x_BLD: jax.Array) -> jax.Array:
     """Returns the normed hidden states of the last layer's output."""
+    x_BLD = rotation.turn(self._rotation(), x_BLD, back=True)
     return self.final_norm(x_BLD)[0]
+
+  def _rotation(self) -> Any:
+    """Returns the parameters' rotation; None in most models."""
+    if not self.has_variable('params', rotation.NAME):
+      return None
+    return self.get_variable('params', rotation.NAME)
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
-    return self.embedding.logits(hidden_BLD)
+    return self.embedding.logits(rotation.turn(self._rotation(), hidden_BLD))
 
   def head(self) -> jax.Array | int8.Quantized:
     """Returns the gathered table [D, V] that `embedding.logits` takes."""

@@ -151,7 +151,9 @@ def read(
   form, quantization, source = stream.MASTERS, None, ''
   if codes:
     form, quantization = stream.DEPLOYED, quantization_config.for_serving()
-  params, config = hugging_face.read(folder, accepted, form, quantization)
+  params, config = hugging_face.read(
+    folder, accepted, form, quantization, rotated=codes
+  )
   if codes:
     source = coded.hash_source(pathlib.Path(folder))
   held = gguf_folder.small_files(folder)

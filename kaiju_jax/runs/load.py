@@ -322,7 +322,10 @@ def from_hugging_face(
   if quantization is not None:
     form = stream.DEPLOYED if stacked else stream.form_for_decoding()
   dtype = choose_dtype(dtype)
-  params, config = hugging_face.read(path, (), form, quantization, dtype)
+  has_codes = quantization and quantization_config.has_codes(quantization)
+  params, config = hugging_face.read(
+    path, (), form, quantization, dtype, rotated=bool(has_codes and not stacked)
+  )
   fields = files.read_json(gguf_folder.small_files(path) / 'config.json')
   found = _describe_folder(path, config)
   return found._replace(params=params, is_ours=registry.read(fields).is_ours)
