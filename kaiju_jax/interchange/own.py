@@ -66,7 +66,7 @@ WEIGHTS = 'model.safetensors'
 SOURCE, CONTENT = 'source', 'content'
 FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
-_ROTATION = f'{rotation.NAME}.{rotation.TURN}'
+_ROTATION = f'{rotation.NAME}.{rotation.SIGNS}'
 
 
 def write(
@@ -253,8 +253,7 @@ def _check(
   """Refuses tensors that `save` would not write for this config."""
   tree = shapes(config, masters)
   if _ROTATION in found and not masters and rotation.fits(config):
-    turn_DD = np.empty((config.d_model,) * 2, np.float32)
-    tree = jax.eval_shape(lambda x: rotation.add(x, config, turn_DD), tree)
+    tree = jax.eval_shape(lambda x: rotation.add(x, config), tree)
   wanted = {
     _name(path): (leaf.dtype.name, leaf.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

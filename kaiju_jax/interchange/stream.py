@@ -46,6 +46,7 @@ from kaiju_jax.wire import fsdp
 
 FORMS = 'masters', 'deployed', 'decoding', 'turned'
 MASTERS, DEPLOYED, DECODING, TURNED = FORMS
+_COLUMNS = 1024  # Of a matrix that is mixed at once: whole spans.
 _ALIGNMENT = 64  # Bytes; JAX takes such an array on a CPU without a copy.
 
 
@@ -90,11 +91,10 @@ def fill(
   config = reading.config
   wanted = _shapes(config, form)
   rotated = rotated and rotation.fits(config)
-  turn_DD = rotation.matrix(config.d_model) if rotated else None
   parts: dict[tuple[str, ...], list[_Part]] = {}
   for part in _parts(found, reading, form):
     if rotated:
-      part = _rotate(part, found, reading, turn_DD)
+      part = _rotate(part, found, reading)
     part = _turn(part, wanted) if form == TURNED else part
     parts.setdefault(part.path, []).append(part)
 
@@ -111,7 +111,7 @@ def fill(
   params = jax.tree_util.tree_map_with_path(
     start, wanted, is_leaf=lambda x: isinstance(x, int8.Quantized)
   )
-  return rotation.add(params, config, turn_DD) if rotated else params
+  return rotation.add(params, config) if rotated else params
 
 
 def _shapes(config: model_config.ModelConfig, form: str) -> Any:
@@ -201,31 +201,45 @@ def _rotate(
   part: _Part,
   found: Mapping[str, shards.Stored],
   reading: family_lib.Reading,
-  turn_DD: np.ndarray,
 ) -> _Part:
   """Returns the part as a rotated model has it."""
   *parents, name = part.path
+  held = rotation.parameters(reading.config.d_model)
   if 'embedding' in parents:
     change = part.change or (lambda x: x)
-    return part._replace(change=lambda x: change(x) @ turn_DD)
+    return part._replace(change=lambda x: _turn_rows(held, change(x)))
   if 'blocks' not in parents or name not in rules.CONTRACTED:
     is_folded = name == 'gain_D' and 'blocks' in parents
     return part._replace(change=np.ones_like) if is_folded else part
   if name in tensors.UPRIGHT:
     mix_JJ = rotation.mixing(reading.config) if name == 'w_out_DF' else None
-
-    def write(x):
-      x = turn_DD.T @ x
-      return x if mix_JJ is None else rotation.mix(x, mix_JJ)
-
-    return part._replace(change=write, is_whole=True)
+    turn = functools.partial(_turn_columns, held, mix_JJ)
+    return part._replace(change=turn, is_whole=True)
   norm = f'{parents[-1]}_gain_D'
   stem = part.stored.name.rsplit('.', 3)[0]
   stored = found[f'{stem}.{reading.family.tensors[norm]}']
   ((_, gain_1D),) = shards.blocks(stored)
   gain_D = gain_1D[0].astype(np.float32)
   gain_D += np.float32(reading.family.gain_offset)
-  return part._replace(change=lambda x: (x * gain_D) @ turn_DD)
+  return part._replace(change=lambda x: _turn_rows(held, x * gain_D))
+
+
+def _turn_rows(held: Any, x: np.ndarray) -> np.ndarray:
+  """Returns x·Q in float32, whose bits hang on no order of float64 sums."""
+  return rotation.turn(held, x.astype(np.float64)).astype(np.float32)
+
+
+def _turn_columns(
+  held: Any, mix_JJ: np.ndarray | None, x: np.ndarray
+) -> np.ndarray:
+  """Returns Qᵀ·x in float32, its columns mixed; some columns at a time."""
+  out = np.empty_like(x)
+  for first in range(0, x.shape[1], _COLUMNS):
+    part = x[:, first : first + _COLUMNS]
+    if mix_JJ is not None:
+      part = rotation.mix(part.astype(np.float64), mix_JJ)
+    out[:, first : first + _COLUMNS] = _turn_rows(held, part.T).T
+  return out
 
 
 def _shift_and_scale(shift, factor: np.float32, x: np.ndarray) -> np.ndarray:

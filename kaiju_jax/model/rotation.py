@@ -14,23 +14,26 @@ them, stay what they are; what the table of the output reads is turned again.
 The hidden activations of a gate, whose outliers are their own, are mixed with
 `SPAN` neighbours by a Hadamard matrix. In floats the model computes the same.
 
-Parameters hold both matrices: Q under `NAME`, the other one in each
-feed-forward. `interchange/stream.py` rotates weights as it reads them. A norm
-behind a part (`norms='both'`, 'after') has its gain between two rotations, and
-such a model is not rotated.
+Q flips signs, s, and multiplies by symmetric orthogonal matrices along the axes
+of [n₀, n₁, …], into which D is divided: Hadamard matrices of up to 64, and
+Hartley's for the odd rest. Parameters hold them under `NAME`, and the matrix of
+hidden activations in each feed-forward. `interchange/stream.py` rotates weights
+as it reads them. A norm behind a part (`norms='both'`, 'after') has its gain
+between two rotations, and such a model is not rotated.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.model import config as model_config
 
-NAME, TURN = 'rotation', 'turn_DD'
+NAME, SIGNS = 'rotation', 'signs_D'
 MIX = 'mix_JJ'  # In the parameters of a feed-forward.
 SPAN = 32  # J
+_LARGEST = 64  # Of a Hadamard matrix.
 
 
 def fits(config: model_config.ModelConfig) -> bool:
@@ -38,26 +41,61 @@ def fits(config: model_config.ModelConfig) -> bool:
   return config.norms == 'before'
 
 
-def matrix(d_model: int, seed: int = 0) -> np.ndarray:
-  """Returns an orthogonal matrix Q [D, D], float32.
-
-  It is a Hadamard matrix over the power of two in D, times a random orthogonal
-  one over the odd rest, with random signs.
-  """
-  rng = np.random.default_rng(seed)
+def parameters(d_model: int) -> dict[str, np.ndarray]:
+  """Returns what a model of width D holds of Q: s and the matrices, float32."""
+  signs_D = np.random.default_rng(0).choice([-1.0, 1.0], d_model)
   even = d_model & -d_model
-  odd = d_model // even
-  rest, _ = np.linalg.qr(rng.standard_normal((odd, odd)))
-  signs = rng.choice([-1.0, 1.0], (d_model, 1))
-  return (signs * np.kron(_hadamard(even), rest)).astype(np.float32)
+  sizes = []
+  while even > 1:
+    sizes.append(min(even, _LARGEST))
+    even //= sizes[-1]
+  matrices = [_hadamard(size) for size in sizes]
+  matrices.append(_hartley(d_model // (d_model & -d_model)))
+  held = {f'axis_{axis}': matrix for axis, matrix in enumerate(matrices)}
+  return {
+    name: x.astype(np.float32) for name, x in (held | {SIGNS: signs_D}).items()
+  }
 
 
 def _hadamard(size: int) -> np.ndarray:
-  """Returns the orthogonal Hadamard matrix of a power of two."""
+  """Returns the symmetric orthogonal Hadamard matrix of a power of two."""
   found = np.ones((1, 1))
   while len(found) < size:
     found = np.block([[found, found], [found, -found]])
   return found / size**0.5
+
+
+def _hartley(size: int) -> np.ndarray:
+  """Returns Hartley's matrix, cos + sin of 2πij/n over √n, symmetric, too."""
+  angles = 2 * np.pi / size * (np.outer(*[np.arange(size)] * 2) % size)
+  return (np.cos(angles) + np.sin(angles)) / size**0.5
+
+
+def turn(held: Any, x: Any, back: bool = False) -> Any:
+  """Returns x·Q, or x·Qᵀ, over the last axis, in x's dtype.
+
+  Args:
+    held: `parameters`; None for no rotation.
+    x: arrays of numpy or of JAX, [..., D].
+    back: whether to multiply by Qᵀ.
+  """
+  if held is None:
+    return x
+  signs = held[SIGNS].astype(x.dtype).reshape(*[1] * (x.ndim - 1), -1)
+  matrices = [held[f'axis_{axis}'] for axis in range(len(held) - 1)]
+  if back:
+    return _spread(x, matrices) * signs
+  return _spread(x * signs, matrices)
+
+
+def _spread(x: Any, matrices: Sequence[Any]) -> Any:
+  """Multiplies each axis of x, [..., n₀·n₁·…], by its matrix."""
+  shape = x.shape
+  for matrix in matrices:
+    # The first axis becomes the last one, until all have been the first.
+    x = x.reshape(*shape[:-1], len(matrix), -1).swapaxes(-1, -2)
+    x = (x @ matrix.astype(x.dtype)).reshape(shape)
+  return x
 
 
 def mixing(config: model_config.ModelConfig) -> np.ndarray | None:
@@ -73,17 +111,12 @@ def mix(x: Any, mix_JJ: Any) -> Any:
   return (parts @ mix_JJ.astype(x.dtype)).reshape(x.shape)
 
 
-def add(
-  params: Any, config: model_config.ModelConfig, turn_DD: np.ndarray
-) -> Any:
+def add(params: Any, config: model_config.ModelConfig) -> Any:
   """Returns the parameters of rotated weights with the matrices beside them.
 
-  Args:
-    params: of any form, stacked or not.
-    config: the model's config.
-    turn_DD: Q.
+  `params` may have any form, stacked or not.
   """
-  params = {**params, NAME: {TURN: jax.device_put(turn_DD)}}
+  params = {**params, NAME: jax.device_put(parameters(config.d_model))}
   mix_JJ = mixing(config)
   if mix_JJ is None:
     return params
@@ -94,17 +127,3 @@ def add(
     held = jax.device_put(np.broadcast_to(mix_JJ, (*repeats, SPAN, SPAN)))
     blocks[name] = {**layer, 'feedforward': {**layer['feedforward'], MIX: held}}
   return {**params, 'blocks': blocks}
-
-
-def turn(held: Any, x_BLD: jax.Array, back: bool = False) -> jax.Array:
-  """Returns a stream times Q, or Qᵀ; as it is where nothing is rotated.
-
-  Args:
-    held: what the parameters have under `NAME`; None for no rotation.
-    x_BLD: the stream, in the model's dtype.
-    back: whether to multiply by Qᵀ.
-  """
-  if held is None:
-    return x_BLD
-  spec = 'BLD,ED->BLE' if back else 'BLD,DE->BLE'
-  return jnp.einsum(spec, x_BLD, held[TURN].astype(x_BLD.dtype))

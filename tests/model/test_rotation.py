@@ -21,14 +21,15 @@ LENGTH = 24
 FITTING = ('arcee', 'llama', 'mistral', 'qwen2', 'qwen3', 'smollm3')
 
 
-@pytest.mark.parametrize('size', [1, 2, 15, 30, 48, 576])
+@pytest.mark.parametrize('size', [1, 2, 15, 30, 48, 576, 2560])
 def test_the_matrix_is_orthogonal_and_mixes_all(size):
-  turn_DD = rotation.matrix(size)
-  assert turn_DD.dtype == np.float32
-  np.testing.assert_allclose(turn_DD @ turn_DD.T, np.eye(size), atol=2e-6)
-  assert (np.abs(turn_DD) > 1e-6).all()
-  again = rotation.matrix(size, seed=1)
-  assert size == 1 or not np.allclose(again, turn_DD)
+  held = rotation.parameters(size)
+  turn_DD = rotation.turn(held, np.eye(size))
+  np.testing.assert_allclose(turn_DD @ turn_DD.T, np.eye(size), atol=1e-6)
+  assert (np.abs(turn_DD) > 1e-7).all()
+  assert np.abs(turn_DD).max() < 2**0.5 * size**-0.5 + 1e-6
+  back_DD = rotation.turn(held, np.eye(size), back=True)
+  np.testing.assert_allclose(back_DD, turn_DD.T, atol=1e-7)
 
 
 @pytest.fixture(autouse=True)
