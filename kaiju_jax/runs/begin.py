@@ -25,6 +25,7 @@ from kaiju_jax.evaluation import induction
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange import tokens
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.interchange.surgery import check as surgery
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
@@ -82,8 +83,9 @@ def params(
   if not (is_export(path) or load.is_hugging_face(path)):
     _check_run_tokenizer(path, experiment.data.tokenizer)
     return _params_of_run(experiment, path, mesh)
-  if path.is_dir() and (path / tokens.FILE).exists():
-    check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
+  file = gguf_folder.small_files(path) / tokens.FILE
+  if file.exists():
+    check_tokenizer(file, experiment.data.tokenizer)
   export = load.from_anywhere(path)
   held = export.params
   if deployed.is_deployed(held):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import os
-import pathlib
 import sys
 
 from absl import app
@@ -20,6 +19,7 @@ from kaiju_jax.interchange import fields
 from kaiju_jax.runs import configs
 from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import overrides
+from kaiju_jax.storage import folders
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,11 +129,10 @@ def keep_compiled() -> None:
   """
   if _CACHE_FOLDER in os.environ:
     return
-  try:
-    home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  except RuntimeError:  # There is no home folder.
+  cache = folders.user_cache()
+  if cache is None:
     return
-  os.environ[_CACHE_FOLDER] = str(pathlib.Path(home) / 'kaiju_jax')
+  os.environ[_CACHE_FOLDER] = str(cache)
   os.environ.setdefault(_CACHE_SECONDS, '0')
 
 

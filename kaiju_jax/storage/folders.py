@@ -41,6 +41,15 @@ def write_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     shutil.rmtree(partial, ignore_errors=True)
 
 
+def user_cache() -> pathlib.Path | None:
+  """Returns the user's folder of what can be made again; None without one."""
+  try:
+    home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  except RuntimeError:  # There is no home folder.
+    return None
+  return pathlib.Path(home) / 'kaiju_jax'
+
+
 def refuse_existing(out: str) -> None:
   """Refuses a folder of the flag --out that exists, before a command works.
 

@@ -70,9 +70,11 @@ CHANGES = {
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-  """Several blocks to a tensor, the last one shorter."""
+def small_blocks(monkeypatch, tmp_path_factory):
+  """Several blocks to a tensor, the last one shorter; a cache of the tests."""
   monkeypatch.setattr(shards, '_BLOCK', 210)
+  cache = tmp_path_factory.getbasetemp() / 'cache'
+  monkeypatch.setenv('XDG_CACHE_HOME', str(cache))
 
 
 def fields_of(name: str) -> dict:
@@ -404,3 +406,18 @@ def test_small_files_are_made_once_and_again_when_the_file_changes(tmp_path):
   )
   assert config['num_hidden_layers'] == 4
   assert gguf_folder.small_files(tmp_path) == tmp_path
+
+
+def test_small_files_have_one_place_in_the_cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  _, file = make(tmp_path, 'llama')
+  first = gguf_folder.unpack(file).folder
+  assert first.is_relative_to(tmp_path / 'cache')
+  assert first.name == file.name
+  file.touch()  # As another process would find it.
+  assert gguf_folder.unpack(file).folder == first
+  names = {one.name for one in first.iterdir()}
+  assert names == {'config.json', 'generation_config.json'}
+  monkeypatch.setenv('XDG_CACHE_HOME', '/proc/none')
+  file.touch()
+  assert not gguf_folder.unpack(file).folder.is_relative_to(tmp_path)

@@ -5,12 +5,14 @@
     generation_config.json   the tokens that end a reply, and how its authors
                              draw text (`general.sampling`)
 
-The folder is temporary: a process makes it once per file, and removes it at its
-end. It has the file's name, so that errors show it.
+The folder lies in the user's cache, under a digest of its content, so that the
+config of a run may name it. It has the file's name, so that errors show it.
 """
 
 import atexit
 import functools
+import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -22,6 +24,7 @@ from kaiju_jax.interchange.gguf import header as header_lib
 from kaiju_jax.interchange.gguf import metadata
 from kaiju_jax.interchange.gguf import vocabulary
 from kaiju_jax.storage import files
+from kaiju_jax.storage import folders
 
 SUFFIX = '.gguf'
 _SAMPLING = {
@@ -81,13 +84,38 @@ def _unpack(path: pathlib.Path, changed: int, size: int) -> Unpacked:
       contents['tokenizer_config.json'] = settings
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from None
+  texts = {
+    name: json.dumps(content, ensure_ascii=False)
+    for name, content in contents.items()
+  }
+  return Unpacked(header, _write(path.name, texts))
+
+
+def _write(name: str, texts: dict[str, str]) -> pathlib.Path:
+  """Returns a folder of these files, in the cache, or else for this process."""
+  digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode())
+  cache = folders.user_cache()
+  if cache is not None:
+    folder = cache / 'gguf' / digest.hexdigest()[:32] / name
+    try:
+      with folders.write_whole(folder) as partial:
+        _write_files(partial, texts)
+      return folder
+    except FileExistsError:
+      return folder
+    except OSError:  # Such as a file system that is only read.
+      pass
   top = tempfile.mkdtemp(prefix='kaiju_gguf_')
   atexit.register(shutil.rmtree, top, ignore_errors=True)
-  folder = pathlib.Path(top) / path.name
+  folder = pathlib.Path(top) / name
   folder.mkdir()
-  for name, content in contents.items():
-    files.write_json(folder / name, content)
-  return Unpacked(header, folder)
+  _write_files(folder, texts)
+  return folder
+
+
+def _write_files(folder: pathlib.Path, texts: dict[str, str]) -> None:
+  for name, text in texts.items():
+    files.write_text(folder / name, text)
 
 
 def _generation(fields: dict[str, Any]) -> dict[str, Any]:
