@@ -91,7 +91,7 @@ def format_of(experiment: experiment_lib.Experiment) -> Any:
   if not data.chat_template:
     return chat.format_of(tokens)
   path = pathlib.Path(data.chat_template)
-  found = folder.read(path, tokens) if path.is_dir() else None
+  found = folder.read(path, tokens) if path.exists() else None
   if found is None:
     raise ValueError(
       f'data.chat_template={data.chat_template!r}: must be a Hugging Face'

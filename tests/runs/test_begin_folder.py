@@ -19,6 +19,9 @@ from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.tasks import conversations
+from tests.interchange import family_folders
+from tests.interchange import gguf_files
+from tests.interchange.templates import shapes
 from tests.runs import toys
 
 
@@ -27,12 +30,41 @@ def folders(tmp_path_factory):
   root = tmp_path_factory.mktemp('begin')
   made = toys.add_chat(toys.write_folder(root / 'folder'), temperature=0.5)
   exchange.read(made, root / 'export')
+  write_gguf(root, json.loads((made / 'config.json').read_text()))
   chat = [
     {'role': 'user', 'content': 'z'},
     {'role': 'assistant', 'content': 'a'},
   ]
   (root / 'chats.jsonl').write_text(f'{json.dumps({"messages": chat})}\n' * 4)
   return root
+
+
+def write_gguf(root, fields):
+  """Writes the folder's model as a GGUF file, with its tokens and template."""
+  content = json.loads(shapes.byte_tokenizer())
+  added = {one['content']: one['id'] for one in content['added_tokens']}
+  vocabulary = content['model']['vocab'] | added
+  tokens = [*sorted(vocabulary, key=vocabulary.get), 'ab']
+  own = {
+    'model': 'gpt2',
+    'pre': 'gpt-2',
+    'tokens': tokens,
+    'token_type': [3 if one in added else 1 for one in tokens],
+    'merges': ['a b'],
+    'bos_token_id': vocabulary['<s>'],
+    'eos_token_id': vocabulary['</s>'],
+  }
+  gguf_files.write(
+    root / 'model.gguf',
+    'llama',
+    {
+      **gguf_files.metadata_of(fields),
+      'llama.rope.freq_base': 500.0,
+      'tokenizer.chat_template': shapes.TEMPLATES['turns'],
+      **{f'tokenizer.ggml.{key}': value for key, value in own.items()},
+    },
+    gguf_files.tensors_of(fields, family_folders.tensors_of(fields)),
+  )
 
 
 def experiment_of(folders, name, config=sft):
@@ -44,7 +76,8 @@ def experiment_of(folders, name, config=sft):
 
 
 @pytest.mark.parametrize(
-  'name', ['folder', pytest.param('export', marks=pytest.mark.slow)]
+  'name',
+  ['folder', 'model.gguf', pytest.param('export', marks=pytest.mark.slow)],
 )
 def test_a_config_takes_what_the_model_comes_with(folders, name):
   experiment = experiment_of(folders, name)
