@@ -51,9 +51,9 @@ from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
-from kaiju_jax.model import rotation
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import rotation
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders as folder_lib
 from kaiju_jax.storage import strict
@@ -252,8 +252,11 @@ def _check(
 ) -> None:
   """Refuses tensors that `save` would not write for this config."""
   tree = shapes(config, masters)
-  if _ROTATION in found and not masters and rotation.fits(config):
-    tree = jax.eval_shape(lambda x: rotation.add(x, config), tree)
+  if _ROTATION in found and not masters and rotation.fits(config.norms):
+    mix_JJ = rotation.mixing(config.feedforward, config.d_ff)
+    tree = jax.eval_shape(
+      lambda x: rotation.add(x, config.d_model, mix_JJ), tree
+    )
   wanted = {
     _name(path): (leaf.dtype.name, leaf.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

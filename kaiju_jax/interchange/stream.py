@@ -10,8 +10,8 @@ in the result, so that memory holds the result and little more:
     turned     the same, codes with the dimension that is summed over last, as
                decoding reads them on a CPU
 
-Codes to be decoded may be those of a rotated model (`model/rotation.py`), which
-lose less; a matrix whose rows are mixed for it is read as a whole.
+Codes to be decoded may be those of a rotated model, which lose less
+(`quantization/rotation.py`); a matrix whose rows are mixed is read as a whole.
 
 A row of a stored matrix holds one output channel, or one entry of a table. So a
 row has one scale, and codes need no second pass. They have the same bits as
@@ -39,8 +39,8 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
-from kaiju_jax.model import rotation
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import rotation
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import fsdp
 
@@ -90,7 +90,7 @@ def fill(
   """
   config = reading.config
   wanted = _shapes(config, form)
-  rotated = rotated and rotation.fits(config)
+  rotated = rotated and rotation.fits(config.norms)
   parts: dict[tuple[str, ...], list[_Part]] = {}
   for part in _parts(found, reading, form):
     if rotated:
@@ -111,7 +111,9 @@ def fill(
   params = jax.tree_util.tree_map_with_path(
     start, wanted, is_leaf=lambda x: isinstance(x, int8.Quantized)
   )
-  return rotation.add(params, config) if rotated else params
+  if not rotated:
+    return params
+  return rotation.add(params, config.d_model, _mixing(config))
 
 
 def _shapes(config: model_config.ModelConfig, form: str) -> Any:
@@ -197,6 +199,10 @@ def _parts(
       )
 
 
+def _mixing(config: model_config.ModelConfig) -> np.ndarray | None:
+  return rotation.mixing(config.feedforward, config.d_ff)
+
+
 def _rotate(
   part: _Part,
   found: Mapping[str, shards.Stored],
@@ -212,7 +218,7 @@ def _rotate(
     is_folded = name == 'gain_D' and 'blocks' in parents
     return part._replace(change=np.ones_like) if is_folded else part
   if name in tensors.UPRIGHT:
-    mix_JJ = rotation.mixing(reading.config) if name == 'w_out_DF' else None
+    mix_JJ = _mixing(reading.config) if name == 'w_out_DF' else None
     turn = functools.partial(_turn_columns, held, mix_JJ)
     return part._replace(change=turn, is_whole=True)
   norm = f'{parents[-1]}_gain_D'

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.model import lora
-from kaiju_jax.model import rotation
 from kaiju_jax.model import weighted
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import qat
+from kaiju_jax.quantization import rotation
 from kaiju_jax.sharding import collectives
 
 # The gates' activations; both libraries' gelu is the approximation by tanh.

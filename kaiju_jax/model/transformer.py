@@ -25,8 +25,8 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import norm
 from kaiju_jax.model import past
 from kaiju_jax.model import rotary
-from kaiju_jax.model import rotation
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import rotation
 
 # The name beside the parameters under which a program may get `rotary.tables`.
 ROTARY = 'rotary'

@@ -28,17 +28,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from kaiju_jax.model import config as model_config
-
 NAME, SIGNS = 'rotation', 'signs_D'
 MIX = 'mix_JJ'  # In the parameters of a feed-forward.
 SPAN = 32  # J
 _LARGEST = 64  # Of a Hadamard matrix.
 
 
-def fits(config: model_config.ModelConfig) -> bool:
-  """Returns whether a rotation passes through a model's norms."""
-  return config.norms == 'before'
+def fits(norms: str) -> bool:
+  """Returns whether a rotation passes through the norms of `ModelConfig`."""
+  return norms == 'before'
 
 
 def parameters(d_model: int) -> dict[str, np.ndarray]:
@@ -98,9 +96,12 @@ def _spread(x: Any, matrices: Sequence[Any]) -> Any:
   return x
 
 
-def mixing(config: model_config.ModelConfig) -> np.ndarray | None:
-  """Returns the matrix [J, J] of hidden activations; None for no mixing."""
-  if config.feedforward == 'relu2' or config.d_ff % SPAN:
+def mixing(feedforward: str, d_ff: int) -> np.ndarray | None:
+  """Returns the matrix [J, J] of hidden activations; None for no mixing.
+
+  Without a gate they are not negative, and coded on as many levels more.
+  """
+  if feedforward == 'relu2' or d_ff % SPAN:
     return None
   return _hadamard(SPAN).astype(np.float32)
 
@@ -111,13 +112,12 @@ def mix(x: Any, mix_JJ: Any) -> Any:
   return (parts @ mix_JJ.astype(x.dtype)).reshape(x.shape)
 
 
-def add(params: Any, config: model_config.ModelConfig) -> Any:
+def add(params: Any, d_model: int, mix_JJ: np.ndarray | None) -> Any:
   """Returns the parameters of rotated weights with the matrices beside them.
 
-  `params` may have any form, stacked or not.
+  `params` may have any form, stacked or not; `mix_JJ` is that of `mixing`.
   """
-  params = {**params, NAME: jax.device_put(parameters(config.d_model))}
-  mix_JJ = mixing(config)
+  params = {**params, NAME: jax.device_put(parameters(d_model))}
   if mix_JJ is None:
     return params
   blocks = {}

@@ -7,6 +7,7 @@ import pytest
 
 from kaiju_jax.evaluation.gate import reader
 from kaiju_jax.interchange import hugging_face
+from kaiju_jax.interchange import stream
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
@@ -42,7 +43,11 @@ def test_an_oracle_that_codes_each_operand_has_the_same_logits(folder, arm, kv):
   exact = family_oracle.logits(*arcee, TOKENS)
   wanted = family_oracle.logits(*arcee, TOKENS, code)
   arms = quantization_config.for_serving(arm, kv)
-  loaded = load.from_anywhere(folder, quantization=arms)
+  # Not rotated, as the oracle is not.
+  params, config = hugging_face.read(
+    folder, (), stream.form_for_decoding(), arms
+  )
+  loaded = load.from_anywhere(folder)._replace(params=params, config=config)
   decoder = play.decoder(loaded, None, rows=1, length=len(TOKENS))
   read = reader.Reader(decoder, len(TOKENS)).read(TOKENS)
   found = np.concatenate(list(read.logits))[:, : exact.shape[1]]

@@ -11,9 +11,9 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import shards
 from kaiju_jax.interchange import stream
-from kaiju_jax.model import rotation
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.quantization import rotation
 from tests.decoding import toys
 from tests.interchange import family_folders as folders
 
