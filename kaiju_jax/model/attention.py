@@ -64,7 +64,7 @@ class Attention(heads_lib.Heads):
     reading_BLH = lse_BLH
     if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
       mean_BLH = self._mean_logit(q_BLHK, key_value.k_BMK, context.visibility)
-      self._read(lse_BLH, mean_BLH)
+      self._read(lse_BLH, mean_BLH, heads)
       if self.z_target == 'mean_logit':
         reading_BLH = mean_BLH
     out_BLHK = z_reg.inject(out_BLHK, reading_BLH, context.z)
@@ -118,9 +118,10 @@ class Attention(heads_lib.Heads):
     )
     return logit_BLH * self.config.head_dim**-0.5
 
-  def _read(self, lse_BLH, mean_BLH) -> None:
+  def _read(self, lse_BLH, mean_BLH, kv_count: int) -> None:
     """Stores means over heads, [B, L], in 'readings', for evaluations."""
     for name, x_BLH in ('lse', lse_BLH), ('mean_logit', mean_BLH):
+      x_BLH = kv_heads.unfold(x_BLH[..., None], kv_count)[..., 0]
       square_BL = jnp.mean(jnp.square(x_BLH), axis=-1)
       self.sow('readings', name, collectives.mean(square_BL, 'H'))
 

@@ -109,10 +109,12 @@ def test_the_mix_is_its_sources_by_their_shares(words, uniform):
     assert found[reading] ** 2 == pytest.approx(square)
 
 
-def test_sizes_of_logits_do_not_depend_on_the_batch(words, uniform):
+@pytest.mark.parametrize('kv_heads', [1, 2])
+def test_sizes_of_logits_do_not_depend_on_the_batch(words, uniform, kv_heads):
   """They are means over every token that carries loss, and over no other."""
+  changes = {'num_layers': 2, 'num_heads': 4, 'num_kv_heads': kv_heads}
   model = uniform[0].clone(
-    config=dataclasses.replace(uniform[0].config, num_layers=2, num_heads=2)
+    config=dataclasses.replace(uniform[0].config, **changes)
   )
   params = params_lib.drawn(model)
   texts = [' a' * 15, ' sesquipedalian' * 9, ' a sesquipedalian' * 5]

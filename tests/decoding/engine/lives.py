@@ -35,6 +35,7 @@ class Life(stateful.RuleBasedStateMachine):
     self.seen, self.fault = seen, None
     # (Sequence, when it was submitted); all texts that ever were.
     self.open, self.texts, self.parked = [], [], 0
+    self.failures = 0  # What failed joins again, and is charged again.
 
   def draw_request(self, rng: random.Random) -> request_lib.Request:
     raise NotImplementedError
@@ -72,6 +73,7 @@ class Life(stateful.RuleBasedStateMachine):
       if not is_before and at != 'begin':
         call(*arguments)
       self.seen[f'failed {name}'] += 1
+      self.failures += 1
       raise PlantedError
 
     return called

@@ -251,7 +251,7 @@ def remove_token(server, tmp_path):
     (['elsewhere'], {'', 'ann', 'ann talks', 'ben talks'}),
     (['token'], {'', 'ben talks'}),
   ],
-  ids=' '.join,
+  ids=lambda x: ' '.join(sorted(x)),
 )
 def test_what_is_removed_leaves_no_file(
   start, tmp_path, monkeypatch, caplog, how, left
