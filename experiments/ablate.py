@@ -39,6 +39,7 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
+_OF_RUNS = ('config', 'seeds', 'jobs', 'baseline', 'module', 'fsdp', 'tensor')
 FLAGS = flags.flags_of(settings_lib.Ablate)
 
 
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
   if settings.reading:
     from kaiju_jax.experiments.studies import learning
 
+    FLAGS.refuse_beside('reading', *_OF_RUNS)
     learning.show(settings)
     return 0
   from kaiju_jax.experiments.studies.ablation import ablate

@@ -31,6 +31,10 @@ from kaiju_jax.experiments.studies import plan_settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
+_OF_A_STEP = (
+  *('preset', 'config', 'json', 'arm', 'fsdp', 'tensor', 'length'),
+  *('microbatches', 'compile'),
+)
 FLAGS = flags.flags_of(settings_lib.AotReport)
 
 
@@ -40,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.experiments.studies import aot_report
 
   if settings.kernels:
+    FLAGS.refuse_beside('kernels', *_OF_A_STEP)
     aot_report.show_kernels(settings)
   elif not aot_report.run(settings):
     raise SystemExit(1)

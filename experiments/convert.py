@@ -43,11 +43,13 @@ class Settings:
   codes: bool = False
   # A Hugging Face folder to compare, instead.
   check: str = ''
-  # File of the text whose perplexity is measured; Python's documentation by
-  # default.
+  # With --check: file of the text whose perplexity is measured; Python's
+  # documentation by default.
   text: str = ''
 
 
+_OF_A_RUN = ('format', 'accept')
+_OF_A_FOLDER = ('tokenizer', 'codes')
 FLAGS = flags.flags_of(Settings)
 
 
@@ -55,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   if not settings.check:
     flags.need(model=settings.model, out=settings.out)
+  FLAGS.refuse_beside('check', 'model', 'out', *_OF_A_RUN, *_OF_A_FOLDER)
   from kaiju_jax.experiments.studies import check_folder  # Imports jax.
   from kaiju_jax.runs import exchange
   from kaiju_jax.runs import load
@@ -63,12 +66,14 @@ def main(argv: Sequence[str]) -> None:
     text = pathlib.Path(settings.text).read_text() if settings.text else None
     print(check_folder.check(settings.check, text))
   elif load.is_hugging_face(settings.model):
+    FLAGS.refuse_beside('model', *_OF_A_RUN)
     print(
       exchange.read(
         settings.model, settings.out, settings.tokenizer, codes=settings.codes
       )
     )
   else:
+    FLAGS.refuse_beside('model', *_OF_A_FOLDER)
     print(
       exchange.export(
         settings.model, settings.out, settings.format, settings.accept

@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
   if settings.exposure.secret:
     from kaiju_jax.experiments.studies import exposure
 
+    FLAGS.refuse_beside('secret', 'store', 'folder', 'out', 'held_out')
     exposure.run(settings.exposure)
     return
   flags.need(store=settings.store, out=settings.out)

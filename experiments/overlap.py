@@ -35,11 +35,11 @@ from kaiju_jax.runs import flags
 class Settings:
   # Files, folders or globs of text.
   documents: tuple[str, ...] | None = None
-  # Least Jaccard similarity of near-duplicates.
+  # With --documents: least Jaccard similarity of near-duplicates.
   least: float = 0.8
   # File, folder or glob; each document is an item.
   evaluation: str | None = None
-  # Files, folders or globs of the training text of --evaluation.
+  # With --evaluation: files, folders or globs of the training text.
   training: tuple[str, ...] | None = None
   # A new folder.
   out: str

@@ -36,6 +36,10 @@ class Settings:
   study: settings_lib.UptrainStudy
 
 
+_OF_A_STUDENT = (
+  *uptrain.FirstWeights._fields,
+  *uptrain.Student._fields,
+)
 FLAGS = flags.flags_of(Settings)
 
 
@@ -44,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
   if settings.study.world:
     from kaiju_jax.experiments.studies import uptrain_study
 
+    FLAGS.refuse_beside('world', 'model', *_OF_A_STUDENT)
     out = 'runs/uptrain' if settings.out is None else settings.out
     uptrain_study.compare(settings.study, flags.folder('out', out))
     return

@@ -12,8 +12,9 @@
     def main(argv):
       settings = FLAGS.read(argv)
 
-The comment above a field is the flag's help, a sentence. A field without a
-default must be given on the command line. The types are
+The comment above a field is the flag's help, a sentence; 'With --NAME: …' says
+that the flag has an effect beside that one alone. A field without a default
+must be given on the command line. The types are
 
     bool, int, float, str   a flag of that type; `Bounds` limit a number
     Literal['a', 'b']       one of these words
@@ -118,12 +119,17 @@ class _Kind(NamedTuple):
     return next((x for x in self.notes if isinstance(x, kind)), None)
 
 
+# Of a flag that another one, or its value, turns on.
+_RULER = re.compile(r'With --(?P<name>\w+)(=(?P<value>\w+))?:')
+
+
 class _Value(NamedTuple):
   """A flag of one field."""
 
   flag: flags.FlagHolder
   kind: _Kind
   is_needed: bool
+  comment: str
 
 
 class Flags(Generic[T]):
@@ -146,6 +152,7 @@ class Flags(Generic[T]):
     if len(argv) > 1:
       raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
     self._need()
+    self._refuse_without_ruler()
     return self._settings(
       **{
         name: part.read() if isinstance(part, Flags) else _read(part)
@@ -169,6 +176,20 @@ class Flags(Generic[T]):
         raise ValueError(
           f'--{name}={given[name].value}: has no effect with --{ruler}, which'
           ' determines it.'
+        )
+
+  def _refuse_without_ruler(self) -> None:
+    """Refuses flags that another one turns on (`_RULER`), where it does not."""
+    given = {one.flag.name: one.flag for one in self._values()}
+    for one in self._values():
+      ruler, flag = _RULER.match(one.comment), one.flag
+      if not (ruler and flag.present and ruler['name'] in given):
+        continue
+      value = given[ruler['name']].value
+      if not value or ruler['value'] not in (None, value):
+        wanted = ruler[0].removeprefix('With ').rstrip(':')
+        raise ValueError(
+          f'--{flag.name}={flag.value}: has no effect without {wanted}.'
         )
 
   def _values(self) -> Iterable[_Value]:
@@ -206,16 +227,18 @@ def flags_of(
       parts[name] = flags_of(own, before, values)
       continue
     is_needed = default is dataclasses.MISSING
+    comment = comments.get(name, '')
     parts[name] = _Value(
       _define(
         prefix + name.rstrip('_'),
         found,
         None if is_needed else default,
-        comments.get(name, ''),
+        comment,
         values,
       ),
       found,
       is_needed,
+      comment,
     )
   return Flags(kind, parts)
 

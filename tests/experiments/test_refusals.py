@@ -26,6 +26,8 @@ ablate --config=arms.py --out=nowhere
   --config.data.tokenizer=/nope → data.tokenizer='/nope': no such
   --arms= → --arms=: must name some of plain, better, broken
   --out=gs://a/b → --out=gs://a/b: gs:// is an address
+  --reading=eval_loss → arms.py: has no effect with --reading, which
+  --least=0.5 → --least=0.5: has no effect without --reading.
   --out=/proc/x → /proc/x: the folder cannot be made: No such file
   --config.loop.log_every=5 → must be at most loop.steps=4
   --config.data.path=/nope --config.data.task=needle_text →
@@ -55,6 +57,9 @@ aot_report --nocompile
     mesh.fsdp=4 × mesh.tensor=4 is 16 devices, but h100_64 has 64
   --preset=13b → --accelerator is missing
   --accelerator=cpu_8 → exactly one of --preset and --config
+  --kernels --accelerator=v5e_256 --preset=13b → --preset=13b: has no effect wi
+  --preset=13b --accelerator=cpu_8 --heads=3 →
+    --heads=3: has no effect without --kernels.
   --preset=14b --accelerator=cpu_8 → --preset=14b: value should be one of
 benchmarks.serve
   --peers=x → error: --peers: 'x' is not one of transformers:
@@ -66,6 +71,8 @@ convert
   --model=nowhere --out=x → error: nowhere/config.json: not
   --model=nowhere → --out is missing
   --out=x → --model is missing
+  --check=nowhere --codes → --codes=True: has no effect with --check
+  --model=nowhere --out=x --text=x → --text=x: has no effect without --check
 critical_batch
   --model=gs://a → error: --model=gs://a: gs:// is an
   – → --model is missing
@@ -114,6 +121,8 @@ needle
   --task=needle_text --data=/nowhere → /nowhere
 overlap
   --evaluation=a --out=nowhere → --training is missing
+  --documents=a --out=nowhere --training=b →
+    --training=['b']: has no effect without --evaluation.
 persona
   --references → --judge is missing
   --judge=rules → exactly one of --model, --endpoint and --references
@@ -181,6 +190,8 @@ train_head
 uptrain
   --model=nowhere --out=x → error: nowhere: no such file or
   --out=x → --model is missing
+  --world=gated --model=nowhere → --model=nowhere: has no effect with --world
+  --model=nowhere --out=x --steps=3 → --steps=3: has no effect without --world
   --world=gated --arms=none → error: --arms: 'none' is not one of scratch
 """
 

@@ -140,3 +140,29 @@ def test_without_source_there_is_no_help():
   made = dataclasses.make_dataclass('Made', [('rows', int, 3)])
   found, _, values = read(settings=made)
   assert found.rows == 3 and 'no help' in values['rows'].help
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Modes:
+  """A command with two modes, and what turns parts of them on."""
+
+  # Check a folder instead.
+  check: str = ''
+  # With --check: a text.
+  text: str = ''
+  # How a run begins.
+  start: Literal['mean', 'fitted'] = 'mean'
+  # With --start=fitted: tokens of the fit.
+  tokens: int = 8
+
+
+def test_a_flag_is_refused_without_what_turns_it_on():
+  for words in (), ('--check=a', '--text=b'), ('--start=fitted', '--tokens=8'):
+    read(*words, settings=Modes)
+  for words, message in (
+    (['--text=b'], '--text=b: has no effect without --check.'),
+    (['--tokens=8'], '--tokens=8: has no effect without --start=fitted.'),
+  ):
+    with pytest.raises(ValueError) as error:
+      read(*words, settings=Modes)
+    assert str(error.value) == message
