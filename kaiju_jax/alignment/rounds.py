@@ -68,8 +68,8 @@ def run(
 
   Args:
     settings: of the rounds.
-    experiment: the training of a round, which sets `begin_with`, data and
-      reference itself.
+    experiment: the training of a round; model, source of the data, reference
+      and `begin_with` are set here.
     out: the folder of all rounds.
     log: gets a line of text per round.
     cache: compiled functions and the first model's replies. Pass one dict,
@@ -136,7 +136,7 @@ class _Rounds:
     self._sampler, self._reader = self._cache[kind]
 
   def prepare(self) -> None:
-    """Writes what all rounds share, unless it exists."""
+    """Writes and loads what all rounds share."""
     inputs = self._inputs
     files.write_json(self.out / settings_lib.SETTINGS, inputs.described)
     self._reference = inputs.first
@@ -206,7 +206,7 @@ class _Rounds:
     return record
 
   def write_report(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Links the last good round's model, and writes and returns the report."""
+    """Links the last good model, or the first; returns the report."""
     stop = records[-1]['stop']
     good = len(records) - bool(stop)
     target = self._folder(good) / 'run' if good else self._settings.model

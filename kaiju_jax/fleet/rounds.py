@@ -22,8 +22,9 @@ import numpy as np
 
 from kaiju_jax.fleet import entries
 
-# As in `decoding/engine/schedule.py`: waiting requests that may be overtaken;
-# rounds after which a prompt goes first; a round's fixed cost in tokens.
+# As in `decoding/engine/schedule.py`, but for the first: waiting requests that
+# are looked past; rounds after which a prompt goes first; a round's fixed cost
+# in tokens.
 _OVERTAKES, _MOST_SKIPPED, _ROUND_TOKENS = 8, 3, 64
 
 
@@ -52,7 +53,7 @@ def _count_rounds(replicas, replica, seconds):
 
 
 def enqueue(world, replica, request):
-  """Appends the request to the replica's queue."""
+  """Appends the request to the replica's queue, and adds to its load."""
   replicas, requests = world.replicas, world.requests
   requests.replica[request] = replica
   requests.next_in_queue[request] = -1

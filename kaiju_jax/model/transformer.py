@@ -141,18 +141,17 @@ class Transformer(nn.Module):
 
   def leave(self, x_BLD: jax.Array) -> jax.Array:
     """Returns the normed hidden states of the last layer's output."""
-    x_BLD = rotation.turn(self._rotation(), x_BLD, back=True)
+    if self.has_variable('params', rotation.NAME):
+      held = self.get_variable('params', rotation.NAME)
+      x_BLD = rotation.turn(held, x_BLD, back=True)
     return self.final_norm(x_BLD)[0]
-
-  def _rotation(self) -> Any:
-    """Returns the parameters' rotation; None in most models."""
-    if not self.has_variable('params', rotation.NAME):
-      return None
-    return self.get_variable('params', rotation.NAME)
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
-    return self.embedding.logits(rotation.turn(self._rotation(), hidden_BLD))
+    if self.has_variable('params', rotation.NAME):
+      held = self.get_variable('params', rotation.NAME)
+      hidden_BLD = rotation.turn(held, hidden_BLD)
+    return self.embedding.logits(hidden_BLD)
 
   def head(self) -> jax.Array | int8.Quantized:
     """Returns the gathered table [D, V] that `embedding.logits` takes."""

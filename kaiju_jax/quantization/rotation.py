@@ -73,12 +73,10 @@ def turn(held: Any, x: Any, back: bool = False) -> Any:
   """Returns x·Q, or x·Qᵀ, over the last axis, in x's dtype.
 
   Args:
-    held: `parameters`; None for no rotation.
+    held: `parameters`.
     x: arrays of numpy or of JAX, [..., D].
     back: whether to multiply by Qᵀ.
   """
-  if held is None:
-    return x
   signs = held[SIGNS].astype(x.dtype).reshape(*[1] * (x.ndim - 1), -1)
   matrices = [held[f'axis_{axis}'] for axis in range(len(held) - 1)]
   if back:

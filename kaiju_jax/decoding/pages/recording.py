@@ -104,7 +104,7 @@ class _PromptPoints:
   digest: bytes
   # Recorded by the requests, or resumed by them from the previous turn.
   points: list[nodes.Point] = dataclasses.field(default_factory=list)
-  # The previous prompt's, dropped once a request of this one has an answer.
+  # The previous prompt's, dropped once a request ends that ran all of this one.
   previous: '_PromptPoints | None' = None
   # How many of the requests have not ended.
   running: int = 0
@@ -184,7 +184,8 @@ class Recorder:
       if previous.digest == digest:
         return previous
       if previous.previous is not None:
-        # That prompt got no answer, so that the points of both are dropped.
+        # No request has run all of that prompt: its points are dropped later,
+        # with those of the one before.
         previous.points += self._still_cached(previous.previous.points)
         previous.previous = None
     group = _PromptPoints(digest, previous=previous)
@@ -222,7 +223,7 @@ class Recorder:
       group = group.previous
 
   def drop_tree(self, cache_salt: bytes) -> None:
-    """Drops the points of texts with a cache salt, as `remove` does."""
+    """Drops the points of texts with a cache salt, now and as requests end."""
     self.tree.drop_tree(cache_salt)
     for one in self._open:
       one.is_dropped |= one.prompt.cache_salt == cache_salt

@@ -40,7 +40,7 @@ def einsum(
   implementation: str = '',
   dtype=None,
 ) -> jax.Array:
-  """Returns einsum(spec, x, w), by one int8 dot if w is `Quantized`.
+  """Returns einsum(spec, x, w), by one int8 dot of codes (`weight_only` apart).
 
   If devices split a contracted letter, each returns its part of the sum; the
   scales are those of the whole rows. A NaN in x makes its token's row NaN.
@@ -83,7 +83,7 @@ def einsum(
 
 
 class Options(NamedTuple):
-  """The arguments of `einsum` that are no arrays, for its custom_vjp."""
+  """The static arguments of `int8_einsum`, hashable for its custom_vjp."""
 
   nonnegative: bool
   input_gradient: str
@@ -104,7 +104,7 @@ def int8_einsum(
 
 
 def _project(spec, options, x, w, clip_at, keep_codes):
-  """Returns the einsum, and the codes and scales of x."""
+  """Returns the einsum, and x's codes (None where not kept) and scales."""
   letters = letters_lib.parse(spec)
   _check_sum(spec, w, letters.w_axes, options.nonnegative)
   if options.implementation:
@@ -180,7 +180,7 @@ def _int8_einsum_forward(spec, options, x, w, clip_at):
 
 
 def _int8_einsum_backward(spec, options, residuals, dy):
-  """Returns the gradients of x, w and clip_at; that of codes is a carrier's."""
+  """Returns the gradients of x and w, those of codes as carriers, and None."""
   like_x = residuals[-1]
   is_coded = isinstance(like_x, Quantized)
   dtype = like_x.carrier.dtype if is_coded else like_x.dtype

@@ -10,9 +10,9 @@ If a stream's replica dies, the stream continues at another one (a failover,
 `routed_stream.py`).
 
 The affinity table says which replica served each conversation last. While
-requests come, the router polls each replica's status (its load) once a second
-and its prefix cache every ten seconds; conversations found in the caches enter
-the table, so that a restarted router knows them.
+requests come, the router polls each replica's status (its load) at most once a
+second, and its prefix cache every ten seconds; conversations found in the
+caches enter the table, so that a restarted router knows them.
 
 All methods but `read_engine` and `stop` run in the server's event loop.
 """
@@ -202,7 +202,7 @@ class Router:
 
   @property
   def is_alive(self) -> bool:
-    """Whether any replica takes requests."""
+    """Whether any replica is open: alive, and not closing."""
     return any(state.is_open for state in self._replicas)
 
   @property
