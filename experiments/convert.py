@@ -48,13 +48,13 @@ class Settings:
   text: str = ''
 
 
-_OF_A_RUN = ('format', 'accept')
-_OF_A_FOLDER = ('tokenizer', 'codes')
+_OF_A_RUN, _OF_A_FOLDER = ('format', 'accept'), ('tokenizer', 'codes')
 FLAGS = flags.flags_of(Settings)
 
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
+  out = settings.out
   if not settings.check:
     flags.need(model=settings.model, out=settings.out)
   FLAGS.refuse_beside('check', 'model', 'out', *_OF_A_RUN, *_OF_A_FOLDER)
@@ -67,18 +67,12 @@ def main(argv: Sequence[str]) -> None:
     print(check_folder.check(settings.check, text))
   elif load.is_hugging_face(settings.model):
     FLAGS.refuse_beside('model', *_OF_A_RUN)
-    print(
-      exchange.read(
-        settings.model, settings.out, settings.tokenizer, codes=settings.codes
-      )
-    )
+    kept = settings.tokenizer
+    print(exchange.read(settings.model, out, kept, codes=settings.codes))
   else:
     FLAGS.refuse_beside('model', *_OF_A_FOLDER)
-    print(
-      exchange.export(
-        settings.model, settings.out, settings.format, settings.accept
-      )
-    )
+    accepted = settings.accept
+    print(exchange.export(settings.model, out, settings.format, accepted))
 
 
 if __name__ == '__main__':

@@ -119,8 +119,8 @@ class _Kind(NamedTuple):
     return next((x for x in self.notes if isinstance(x, kind)), None)
 
 
-# Of a flag that another one, or its value, turns on.
-_RULER = re.compile(r'With --(?P<name>\w+)(=(?P<value>\w+))?:')
+# Begins the comment of a flag that another one, or its value, turns on.
+_RULER = re.compile(r'With (--(\w+)(?:=(\w+))?):')
 
 
 class _Value(NamedTuple):
@@ -182,14 +182,13 @@ class Flags(Generic[T]):
     """Refuses flags that another one turns on (`_RULER`), where it does not."""
     given = {one.flag.name: one.flag for one in self._values()}
     for one in self._values():
-      ruler, flag = _RULER.match(one.comment), one.flag
-      if not (ruler and flag.present and ruler['name'] in given):
+      found, flag = _RULER.match(one.comment), one.flag
+      if not (found and flag.present and found[2] in given):
         continue
-      value = given[ruler['name']].value
-      if not value or ruler['value'] not in (None, value):
-        wanted = ruler[0].removeprefix('With ').rstrip(':')
+      value = given[found[2]].value
+      if not value or found[3] not in (None, value):
         raise ValueError(
-          f'--{flag.name}={flag.value}: has no effect without {wanted}.'
+          f'--{flag.name}={flag.value}: has no effect without {found[1]}.'
         )
 
   def _values(self) -> Iterable[_Value]:
@@ -389,14 +388,7 @@ def parse_known(argv: Sequence[str]) -> list[str]:
 
 
 def need(**values: Any) -> None:
-  """Refuses flags without a value.
-
-  Args:
-    **values: {name of the flag: its value}.
-
-  Raises:
-    app.UsageError: names the first.
-  """
+  """Refuses flags without a value: `app.UsageError`. Takes {name: value}."""
   for name, value in values.items():
     if value in (None, '', [], ()):
       raise app.UsageError(f'--{name} is missing.')
@@ -405,11 +397,7 @@ def need(**values: Any) -> None:
 def choose(
   name: str, words: Sequence[str] | None, known: Iterable[str]
 ) -> list[str]:
-  """Returns the words of a list flag, each once; all `known` ones for None.
-
-  Raises:
-    ValueError: one is not `known`, or there is none.
-  """
+  """Returns the words of a list flag, each once; all `known` ones for None."""
   known = list(dict.fromkeys(known))
   words = known if words is None else words
   for word in words:
@@ -433,11 +421,7 @@ def folder(name: str, text: str | None) -> pathlib.Path:
 
 
 def refuse_address(name: str, text: str | None) -> None:
-  """Refuses an address, such as gs://, as the path of a file to write.
-
-  Raises:
-    ValueError: names the flag.
-  """
+  """Refuses an address, such as gs://, as the path of a file to write."""
   if text:
     addresses.refuse(text, f'--{name}={text}')
 
