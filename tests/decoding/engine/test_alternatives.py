@@ -1,5 +1,7 @@
 """The likeliest tokens beside each that an engine draws or scores."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -20,7 +22,15 @@ CONFIG = toys.small()
 HARD = sampling.Sampling(
   temperature=1.7, top_k=9, min_p=0.01, repetition_penalty=1.8, seed=3
 )
-PROMPT = toys.tokens(CONFIG, 1, 21)[0]
+
+
+@functools.cache
+def prompt():
+  """Returns a prompt whose last token is the likeliest."""
+  tokens_L = toys.tokens(CONFIG, 1, 21)[0].copy()
+  logits_LV = toys.forward(toys.drawn(CONFIG), CONFIG, tokens_L[None])[0]
+  tokens_L[-1] = np.argmax(logits_LV[-2])
+  return tokens_L
 
 
 def make(**options):
@@ -32,7 +42,7 @@ def make(**options):
 
 def run(engine, **options):
   options = {'sampling': HARD, 'scores_prompt': True} | options
-  one = engine.submit(request_lib.Request(PROMPT, 12, **options))
+  one = engine.submit(request_lib.Request(prompt(), 12, **options))
   while one.reason is None:
     engine.advance()
   return list(one.events), one.result()
@@ -60,13 +70,13 @@ def found(engine):
 
 def test_they_are_the_likeliest_of_the_models_own_distribution(found):
   events, result = found
-  text_L = np.concatenate([PROMPT, result.tokens])
+  text_L = np.concatenate([prompt(), result.tokens])
   logits_LV = toys.forward(toys.drawn(CONFIG), CONFIG, text_L[None])[0]
   likely_LV = np.asarray(jax.nn.log_softmax(logits_LV, axis=-1))
   listed = [
     result.prompt_alternatives.list(place, MOST, token, own)
     for place, (token, own) in enumerate(
-      zip(PROMPT[1:].tolist(), result.prompt_log_probabilities.tolist())
+      zip(prompt()[1:].tolist(), result.prompt_log_probabilities.tolist())
     )
   ]
   listed += [one.alternatives for one in events]
@@ -83,12 +93,12 @@ def test_a_tokens_own_value_has_the_bits_of_its_log_probability(found):
   events, result = found
   own = [dict(x.alternatives).get(x.token, x.log_probability) for x in events]
   assert own == [x.log_probability for x in events]
-  prompt = result.prompt_alternatives
-  is_own_LK = prompt.token_NK == PROMPT[1:, None]
+  listed = result.prompt_alternatives
+  is_own_LK = listed.token_NK == prompt()[1:, None]
   place_L, rank_L = np.nonzero(is_own_LK)
   assert len(place_L)
   np.testing.assert_array_equal(
-    prompt.log_probability_NK[place_L, rank_L],
+    listed.log_probability_NK[place_L, rank_L],
     result.prompt_log_probabilities[place_L],
   )
 
