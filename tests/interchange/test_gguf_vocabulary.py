@@ -140,6 +140,12 @@ def test_texts_begin_with_the_first_token_where_the_file_says_so(trained):
   assert first not in open_(fields).encode('a').ids
   fields[f'{_KEY}add_bos_token'] = True
   assert open_(fields).encode('a').ids[0] == first
+  fields[f'{_KEY}token_type'][5] = USER
+  added = {
+    one['id']: one['special']
+    for one in vocabulary.files(fields)[0]['added_tokens']
+  }
+  assert added == {0: True, 1: True, 5: False}
   settings = vocabulary.files(
     fields | {'tokenizer.chat_template': 'x', f'{_KEY}padding_token_id': 1}
   )[1]
