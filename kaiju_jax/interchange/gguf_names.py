@@ -10,7 +10,7 @@ import dataclasses
 from kaiju_jax.interchange import shards
 from kaiju_jax.interchange import tensors as tensors_lib
 from kaiju_jax.interchange.families import family as family_lib
-from kaiju_jax.interchange.gguf import header as header_lib
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.interchange.gguf import metadata
 
 _PAIRED = ('arcee', 'llama', 'smollm3')
@@ -37,25 +37,25 @@ _PARTS = {
 
 
 def read(
-  header: header_lib.Header, reading: family_lib.Reading
+  unpacked: gguf_folder.Unpacked, reading: family_lib.Reading
 ) -> tuple[list[shards.Stored], family_lib.Reading]:
   """Returns the model's tensors by a folder's names, and how to read them.
 
   Tensors without such a name keep theirs.
 
   Args:
-    header: the file's header.
-    reading: of the config.json that `metadata.py` makes of it.
+    unpacked: the file.
+    reading: of its config.json.
   """
   family = reading.family
   layer = _name_layer(family)
-  is_paired = header.fields['general.architecture'] in _PAIRED
+  is_paired = unpacked.architecture in _PAIRED
   found = []
-  for one in header.tensors:
-    if one.name == metadata.ROPE_DIVISORS:
+  for theirs, one in unpacked.tensors.items():
+    if theirs == metadata.ROPE_DIVISORS:
       continue
-    name = _WHOLE.get(one.name, one.name)
-    block, _, rest = one.name.partition('.')
+    name = _WHOLE.get(theirs, theirs)
+    block, _, rest = theirs.partition('.')
     index, _, rest = rest.partition('.')
     if block == 'blk' and rest in layer:
       name = f'model.layers.{index}.{layer[rest]}'

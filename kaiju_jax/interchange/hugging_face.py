@@ -170,8 +170,8 @@ def _open(
     if held == folder:
       stored = shards.list_tensors(folder)
     else:
-      header = gguf_folder.unpack(folder).header
-      stored, reading = gguf_names.read(header, reading)
+      unpacked = gguf_folder.unpack(folder)
+      stored, reading = gguf_names.read(unpacked, reading)
     found = _name(folder, stored, reading.family)
     reading = _tie(found, reading)
     config = dataclasses.replace(

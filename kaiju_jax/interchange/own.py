@@ -253,10 +253,9 @@ def _check(
   """Refuses tensors that `save` would not write for this config."""
   tree = shapes(config, masters)
   if _ROTATION in found and not masters and rotation.fits(config.norms):
+    held = rotation.parameters(config.d_model)
     mix_JJ = rotation.mixing(config.feedforward, config.d_ff)
-    tree = jax.eval_shape(
-      lambda x: rotation.add(x, config.d_model, mix_JJ), tree
-    )
+    tree = jax.eval_shape(lambda x: rotation.add(x, held, mix_JJ), tree)
   wanted = {
     _name(path): (leaf.dtype.name, leaf.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -91,10 +91,13 @@ def fill(
   config = reading.config
   wanted = _shapes(config, form)
   rotated = rotated and rotation.fits(config.norms)
+  if rotated:
+    held = rotation.parameters(config.d_model)
+    mix_JJ = rotation.mixing(config.feedforward, config.d_ff)
   parts: dict[tuple[str, ...], list[_Part]] = {}
   for part in _parts(found, reading, form):
     if rotated:
-      part = _rotate(part, found, reading)
+      part = _rotate(part, found, reading, held, mix_JJ)
     part = _turn(part, wanted) if form == TURNED else part
     parts.setdefault(part.path, []).append(part)
 
@@ -111,9 +114,7 @@ def fill(
   params = jax.tree_util.tree_map_with_path(
     start, wanted, is_leaf=lambda x: isinstance(x, int8.Quantized)
   )
-  if not rotated:
-    return params
-  return rotation.add(params, config.d_model, _mixing(config))
+  return rotation.add(params, held, mix_JJ) if rotated else params
 
 
 def _shapes(config: model_config.ModelConfig, form: str) -> Any:
@@ -199,18 +200,15 @@ def _parts(
       )
 
 
-def _mixing(config: model_config.ModelConfig) -> np.ndarray | None:
-  return rotation.mixing(config.feedforward, config.d_ff)
-
-
 def _rotate(
   part: _Part,
   found: Mapping[str, shards.Stored],
   reading: family_lib.Reading,
+  held: Any,
+  mix_JJ: np.ndarray | None,
 ) -> _Part:
   """Returns the part as a rotated model has it."""
   *parents, name = part.path
-  held = rotation.parameters(reading.config.d_model)
   if 'embedding' in parents:
     change = part.change or (lambda x: x)
     return part._replace(change=lambda x: _turn_rows(held, change(x)))
@@ -218,8 +216,8 @@ def _rotate(
     is_folded = name == 'gain_D' and 'blocks' in parents
     return part._replace(change=np.ones_like) if is_folded else part
   if name in tensors.UPRIGHT:
-    mix_JJ = _mixing(reading.config) if name == 'w_out_DF' else None
-    turn = functools.partial(_turn_columns, held, mix_JJ)
+    mix = mix_JJ if name == 'w_out_DF' else None
+    turn = functools.partial(_turn_columns, held, mix)
     return part._replace(change=turn, is_whole=True)
   norm = f'{parents[-1]}_gain_D'
   stem = part.stored.name.rsplit('.', 3)[0]

@@ -141,17 +141,19 @@ class Transformer(nn.Module):
 
   def leave(self, x_BLD: jax.Array) -> jax.Array:
     """Returns the normed hidden states of the last layer's output."""
-    if self.has_variable('params', rotation.NAME):
-      held = self.get_variable('params', rotation.NAME)
-      x_BLD = rotation.turn(held, x_BLD, back=True)
-    return self.final_norm(x_BLD)[0]
+    return self.final_norm(self._turn(x_BLD, back=True))[0]
+
+  def _turn(self, x_BLD: jax.Array, back: bool = False) -> jax.Array:
+    """Returns a stream, turned where the parameters hold a rotation."""
+    if not self.has_variable('params', rotation.NAME):
+      return x_BLD
+    return rotation.turn(
+      self.get_variable('params', rotation.NAME), x_BLD, back
+    )
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
-    if self.has_variable('params', rotation.NAME):
-      held = self.get_variable('params', rotation.NAME)
-      hidden_BLD = rotation.turn(held, hidden_BLD)
-    return self.embedding.logits(hidden_BLD)
+    return self.embedding.logits(self._turn(hidden_BLD))
 
   def head(self) -> jax.Array | int8.Quantized:
     """Returns the gathered table [D, V] that `embedding.logits` takes."""

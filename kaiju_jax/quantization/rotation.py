@@ -42,13 +42,14 @@ def fits(norms: str) -> bool:
 def parameters(d_model: int) -> dict[str, np.ndarray]:
   """Returns what a model of width D holds of Q: s and the matrices, float32."""
   signs_D = np.random.default_rng(0).choice([-1.0, 1.0], d_model)
-  even = d_model & -d_model
+  even = d_model & -d_model  # The power of two in D.
+  odd = d_model // even
   sizes = []
   while even > 1:
     sizes.append(min(even, _LARGEST))
     even //= sizes[-1]
   matrices = [_hadamard(size) for size in sizes]
-  matrices.append(_hartley(d_model // (d_model & -d_model)))
+  matrices.append(_hartley(odd))
   held = {f'axis_{axis}': matrix for axis, matrix in enumerate(matrices)}
   return {
     name: x.astype(np.float32) for name, x in (held | {SIGNS: signs_D}).items()
@@ -110,18 +111,22 @@ def mix(x: Any, mix_JJ: Any) -> Any:
   return (parts @ mix_JJ.astype(x.dtype)).reshape(x.shape)
 
 
-def add(params: Any, d_model: int, mix_JJ: np.ndarray | None) -> Any:
+def add(params: Any, held: Any, mix_JJ: np.ndarray | None) -> Any:
   """Returns the parameters of rotated weights with the matrices beside them.
 
-  `params` may have any form, stacked or not; `mix_JJ` is that of `mixing`.
+  Args:
+    params: of any form, stacked or not.
+    held: `parameters`.
+    mix_JJ: that of `mixing`.
   """
-  params = {**params, NAME: jax.device_put(parameters(d_model))}
+  params = {**params, NAME: jax.device_put(held)}
   if mix_JJ is None:
     return params
   blocks = {}
   for name, layer in params['blocks'].items():
     # Stacked over as many repeats as the norm's gain.
     repeats = layer['feedforward_norm']['gain_D'].shape[:-1]
-    held = jax.device_put(np.broadcast_to(mix_JJ, (*repeats, SPAN, SPAN)))
-    blocks[name] = {**layer, 'feedforward': {**layer['feedforward'], MIX: held}}
+    mixes = jax.device_put(np.broadcast_to(mix_JJ, (*repeats, SPAN, SPAN)))
+    feedforward = {**layer['feedforward'], MIX: mixes}
+    blocks[name] = {**layer, 'feedforward': feedforward}
   return {**params, 'blocks': blocks}

@@ -322,7 +322,7 @@ def test_another_architecture_is_refused_by_name(tmp_path):
 
 def extent_of(file) -> tuple[int, int]:
   """Returns the first byte of a file's data, and the end of its last tensor."""
-  tensors = gguf_folder.unpack(file).header.tensors
+  tensors = gguf_folder.unpack(file).tensors.values()
   last = max(tensors, key=lambda one: one.offset)
   end = last.offset + last.matrix[0] * shards.row_bytes(last)
   return min(one.offset for one in tensors), end
@@ -379,8 +379,8 @@ def test_a_header_that_lies_is_refused(tmp_path, place, value, message):
 
 def test_tensors_lie_one_behind_another(tmp_path):
   _, file = make(tmp_path, 'llama')
-  header = gguf_folder.unpack(file).header
-  last = max(header.tensors, key=lambda one: one.offset)
+  tensors = gguf_folder.unpack(file).tensors.values()
+  last = max(tensors, key=lambda one: one.offset)
   data = file.read_bytes()
   name = last.name.encode()
   # Behind the name: two sizes or one, the type, and the offset.

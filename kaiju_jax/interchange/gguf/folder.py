@@ -10,6 +10,7 @@ config of a run may name it. It has the file's name, so that errors show it.
 """
 
 import atexit
+from collections.abc import Mapping
 import functools
 import hashlib
 import json
@@ -20,6 +21,7 @@ import tempfile
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.interchange import shards
 from kaiju_jax.interchange.gguf import header as header_lib
 from kaiju_jax.interchange.gguf import metadata
 from kaiju_jax.interchange.gguf import vocabulary
@@ -37,10 +39,11 @@ _SAMPLING = {
 
 
 class Unpacked(NamedTuple):
-  """A file's header, and the folder of its small files."""
+  """What reading a file's model needs; its lists of tokens are not kept."""
 
-  header: header_lib.Header
-  folder: pathlib.Path
+  architecture: str  # `general.architecture`.
+  tensors: Mapping[str, shards.Stored]  # As in `header.Header`.
+  folder: pathlib.Path  # The folder of its small files.
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
@@ -59,7 +62,7 @@ def small_files(path: str | os.PathLike) -> pathlib.Path:
 
 
 def unpack(path: str | os.PathLike) -> Unpacked:
-  """Returns a file's header, and the folder of its small files.
+  """Returns where a file's tensors lie, and its folder of small files.
 
   Raises:
     OSError: the file cannot be read.
@@ -88,7 +91,9 @@ def _unpack(path: pathlib.Path, changed: int, size: int) -> Unpacked:
     name: json.dumps(content, ensure_ascii=False)
     for name, content in contents.items()
   }
-  return Unpacked(header, _write(path.name, texts))
+  folder = _write(path.name, texts)
+  architecture = header.fields['general.architecture']
+  return Unpacked(architecture, header.tensors, folder)
 
 
 def _write(name: str, texts: dict[str, str]) -> pathlib.Path:

@@ -46,9 +46,9 @@ _MOST_DIMENSIONS = 4
 class Header(NamedTuple):
   """What a file says before its data."""
 
-  path: pathlib.Path  # The file.
   fields: dict[str, Any]  # Metadata by key: numbers, strings and lists of them.
-  tensors: tuple[shards.Stored, ...]  # By GGUF's names, sizes outermost first.
+  # By GGUF's names, in the order of the data; sizes outermost first.
+  tensors: dict[str, shards.Stored]
 
 
 def read(path: str | os.PathLike) -> Header:
@@ -75,15 +75,15 @@ class _Cursor:
 
   def __init__(self, data: mmap.mmap, size: int):
     self._data = data
-    self._size = size
+    self.size = size
     self.place = len(_MAGIC)
 
   def skip(self, count: int) -> int:
     """Returns the place of the next bytes, and goes behind them."""
     first = self.place
-    if count > self._size - first:
+    if count > self.size - first:
       raise ValueError(
-        f'{count:,} bytes wanted at byte {first:,}, of {self._size:,}.'
+        f'{count:,} bytes wanted at byte {first:,}, of {self.size:,}.'
       )
     self.place += count
     return first
@@ -102,11 +102,6 @@ class _Cursor:
     first = self.skip(count)
     return self._data[first : first + count].decode()
 
-  @property
-  def left(self) -> int:
-    """The bytes up to the end of the file."""
-    return self._size - self.place
-
 
 def _read(path: pathlib.Path, cursor: _Cursor) -> Header:
   version = cursor.number('I')
@@ -114,7 +109,7 @@ def _read(path: pathlib.Path, cursor: _Cursor) -> Header:
     raise ValueError(
       f'version={version}: must be one of {", ".join(map(str, _VERSIONS))}.'
     )
-  tensors = _count('tensor_count', cursor.number('Q'), _MOST_TENSORS)
+  count = _count('tensor_count', cursor.number('Q'), _MOST_TENSORS)
   fields: dict[str, Any] = {}
   for _ in range(_count('kv_count', cursor.number('Q'), _MOST_FIELDS)):
     key = cursor.text()
@@ -131,9 +126,10 @@ def _read(path: pathlib.Path, cursor: _Cursor) -> Header:
     raise ValueError(
       f'general.alignment={alignment!r}: must be a power of 2, at least 8.'
     )
-  entries = [_entry(cursor) for _ in range(tensors)]
+  entries = [_entry(cursor) for _ in range(count)]
   start = -(-cursor.place // alignment) * alignment
-  return Header(path, fields, _place(path, entries, start, alignment, cursor))
+  tensors = _place(path, entries, start, alignment, cursor.size)
+  return Header(fields, tensors)
 
 
 def _count(name: str, found: int, most: int) -> int:
@@ -155,7 +151,7 @@ def _value(key: str, kind: int, cursor: _Cursor) -> Any:
     return list(cursor.numbers(_NUMBERS[inner], count))
   if inner != _STRING:
     raise ValueError(f'{key}: is a list of type {inner}, which is not read.')
-  if 8 * count > cursor.left:
+  if 8 * count > cursor.size - cursor.place:
     raise ValueError(f'{key}: {count:,} strings do not fit into the file.')
   return [cursor.text() for _ in range(count)]
 
@@ -177,10 +173,9 @@ def _place(
   entries: list[tuple[str, tuple[int, ...], int, int]],
   start: int,
   alignment: int,
-  cursor: _Cursor,
-) -> tuple[shards.Stored, ...]:
+  size: int,
+) -> dict[str, shards.Stored]:
   """Returns the tensors, which lie in the data one behind another."""
-  size = cursor.place + cursor.left
   found, end = {}, 0
   for name, shape, kind, offset in sorted(entries, key=lambda one: one[3]):
     if name in found:
@@ -197,4 +192,4 @@ def _place(
     if start + max(end, offset) > size:
       raise ValueError(f'{name}: ends behind the end of the file, {size:,}.')
     found[name] = stored
-  return tuple(found.values())
+  return found

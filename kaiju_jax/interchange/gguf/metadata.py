@@ -103,7 +103,7 @@ def read(header: header_lib.Header) -> dict[str, Any]:
   fields |= {
     'model_type': ARCHITECTURES[name],
     'vocab_size': _vocab_size(header),
-    'tie_word_embeddings': 'output.weight' not in _names(header),
+    'tie_word_embeddings': 'output.weight' not in header.tensors,
   }
   fields.setdefault('rope_theta', 10_000.0)  # As llama.cpp does.
   _check(prefix, own, fields)
@@ -126,16 +126,12 @@ def read(header: header_lib.Header) -> dict[str, Any]:
   return fields | unknown
 
 
-def _names(header: header_lib.Header) -> set[str]:
-  return {one.name for one in header.tensors}
-
-
 def _vocab_size(header: header_lib.Header) -> int:
   """Returns the rows of the table of embeddings."""
-  for one in header.tensors:
-    if one.name == 'token_embd.weight' and len(one.shape) == 2:
-      return one.shape[0]
-  raise ValueError('token_embd.weight: missing; must be a matrix.')
+  table = header.tensors.get('token_embd.weight')
+  if table is None or len(table.shape) != 2:
+    raise ValueError('token_embd.weight: missing; must be a matrix.')
+  return table.shape[0]
 
 
 def _check(
@@ -190,10 +186,8 @@ def _divisors(
   header: header_lib.Header, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns rope_scaling of the divisors of angles; empty without them."""
-  for stored in header.tensors:
-    if stored.name == ROPE_DIVISORS:
-      break
-  else:
+  stored = header.tensors.get(ROPE_DIVISORS)
+  if stored is None:
     return {}
   if stored.dtype != 'F32' or len(stored.shape) != 1:
     raise ValueError(f'{ROPE_DIVISORS}: must be a vector of F32.')

@@ -108,6 +108,7 @@ def files(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
       for index, (text, kind) in enumerate(zip(tokens, kinds))
       if kind in (_Kind.CONTROL, _Kind.USER_DEFINED, _Kind.UNKNOWN)
     ],
+    'post_processor': None,
     **made,
   }
   if fields.get(f'{_KEY}add_bos_token', model == 'llama'):
@@ -197,20 +198,8 @@ def _byte_level(fields: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
   return {
     'normalizer': {'type': 'NFC'} if split.composes else None,
     'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': steps},
-    'post_processor': None,
     'decoder': bytes_alone,
-    'model': {
-      'type': 'BPE',
-      'dropout': None,
-      'unk_token': None,
-      'continuing_subword_prefix': None,
-      'end_of_word_suffix': None,
-      'fuse_unk': False,
-      'byte_fallback': False,
-      'ignore_merges': split.ignores_merges,
-      'vocab': {text: index for index, text in enumerate(tokens)},
-      'merges': pairs,
-    },
+    'model': _bpe(tokens, pairs, ignore_merges=split.ignores_merges),
   }
 
 
@@ -234,20 +223,31 @@ def _sentence_piece(
   return {
     'normalizer': {'type': 'Sequence', 'normalizers': steps},
     'pre_tokenizer': None,
-    'post_processor': None,
     'decoder': {'type': 'Sequence', 'decoders': undo},
-    'model': {
-      'type': 'BPE',
-      'dropout': None,
-      'unk_token': None if unknown is None else tokens[unknown],
-      'continuing_subword_prefix': None,
-      'end_of_word_suffix': None,
-      'fuse_unk': True,
-      'byte_fallback': True,
-      'ignore_merges': False,
-      'vocab': {text: index for index, text in enumerate(tokens)},
-      'merges': _merges(tokens, kinds, scores),
-    },
+    'model': _bpe(
+      tokens,
+      _merges(tokens, kinds, scores),
+      unk_token=None if unknown is None else tokens[unknown],
+      fuse_unk=True,
+      byte_fallback=True,
+    ),
+  }
+
+
+def _bpe(tokens: list[str], merges: list[Any], **own: Any) -> dict[str, Any]:
+  """Returns the model of a tokenizer.json: tokens, and pairs that make one."""
+  return {
+    'type': 'BPE',
+    'dropout': None,
+    'unk_token': None,
+    'continuing_subword_prefix': None,
+    'end_of_word_suffix': None,
+    'fuse_unk': False,
+    'byte_fallback': False,
+    'ignore_merges': False,
+    'vocab': {text: index for index, text in enumerate(tokens)},
+    'merges': merges,
+    **own,
   }
 
 
