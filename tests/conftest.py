@@ -116,3 +116,11 @@ def pytest_terminal_summary(terminalreporter):
     with open(os.environ[_SECONDS_FILE], 'a') as file:
       for folder, spent in seconds.items():
         file.write(f'{spent:.1f} {folder}\n')
+
+
+@pytest.fixture(scope='module')
+def user_cache(tmp_path_factory):
+  """A user's cache of the module's own, so that the real one stays as it is."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+    yield

@@ -19,6 +19,7 @@ from kaiju_jax.quantization import config as quantization_config
 from tests.interchange import family_folders as folders
 from tests.interchange import gguf_files as files
 
+pytestmark = pytest.mark.usefixtures('user_cache')
 FULL, SLIDING = folders.FULL, folders.SLIDING
 # What the converter writes of a family's angles, beside the folder's fields.
 _BASE = {'rope_theta': 300.0}
@@ -70,11 +71,9 @@ CHANGES = {
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch, tmp_path_factory):
-  """Several blocks to a tensor, the last one shorter; a cache of the tests."""
+def small_blocks(monkeypatch):
+  """Several blocks to a tensor, the last one shorter."""
   monkeypatch.setattr(shards, '_BLOCK', 210)
-  cache = tmp_path_factory.getbasetemp() / 'cache'
-  monkeypatch.setenv('XDG_CACHE_HOME', str(cache))
 
 
 def fields_of(name: str) -> dict:

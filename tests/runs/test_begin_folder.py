@@ -24,6 +24,8 @@ from tests.interchange import gguf_files
 from tests.interchange.templates import shapes
 from tests.runs import toys
 
+pytestmark = pytest.mark.usefixtures('user_cache')
+
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):
