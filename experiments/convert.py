@@ -2,7 +2,7 @@
 
     python -m experiments.convert --model=runs/tiny --out=exports/tiny
     python -m experiments.convert --model=exports/tiny --out=imports/a
-    python -m experiments.convert --check=FOLDER [--text=FILE]
+    python -m experiments.convert --check=FOLDER [--text=FILE] [--tokens=20480]
 
 A run's workdir is written for `transformers`, which loads it as
 ArceeForCausalLM, the class with the nearest mathematics. Where that class
@@ -14,12 +14,14 @@ A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
 Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
 is refused. With --codes weights are kept as the int8 codes of a server.
 
---check compares logits with transformers', and prints a text's perplexity.
+--check compares logits with transformers', and prints a text's perplexity as
+each form is served, with its divergence from floats.
 """
 
 from collections.abc import Sequence
 import dataclasses
 import pathlib
+from typing import Annotated
 from typing import Literal
 
 from kaiju_jax.runs import command
@@ -46,6 +48,8 @@ class Settings:
   # With --check: file of the text whose perplexity is measured; Python's
   # documentation by default.
   text: str = ''
+  # With --check: how many tokens of the text are read, at most.
+  tokens: Annotated[int, flags.Bounds(2)] = 2048
 
 
 _OF_A_RUN, _OF_A_FOLDER = ('format', 'accept'), ('tokenizer', 'codes')
@@ -64,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
   if settings.check:
     text = pathlib.Path(settings.text).read_text() if settings.text else None
-    print(check_folder.check(settings.check, text))
+    print(check_folder.check(settings.check, text, settings.tokens))
   elif load.is_hugging_face(settings.model):
     FLAGS.refuse_beside('model', *_OF_A_RUN)
     kept = settings.tokenizer

@@ -3,33 +3,43 @@
     parity        the largest difference of our logits from those of
                   `transformers`, over the largest logit, in float32
     perplexity    exp(mean loss) of a text, as a server computes it, for each
-                  form that it can serve
+                  form that it can serve, beside that of floats: KL(floats ‖
+                  form) in nats per token, and the share of tokens whose
+                  likeliest successor is the same
 
 `transformers` is used if it is installed. No code of the folder is run.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
-import math
+import itertools
 import os
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
 from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding.engine import generator as generator_lib
-from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.evaluation.gate import divergence
 from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import report
+from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 
 PARITY = 64  # Tokens.
-LENGTH, ROWS = 256, 8  # Of the text whose perplexity is measured.
+LENGTH = 256  # Tokens of a row of the text whose perplexity is measured.
+# How a folder can be served; the first is what the others are compared with.
+FORMS = tuple(
+  itertools.product(
+    quantization_config.ARMS, quantization_config.CHOICES['kv'][::-1]
+  )
+)
 
 
 class Parity(NamedTuple):
@@ -39,13 +49,16 @@ class Parity(NamedTuple):
   version: str  # That of `transformers`.
 
 
-def check(folder: str | os.PathLike, text: str | None = None) -> str:
+def check(
+  folder: str | os.PathLike, text: str | None = None, tokens: int = 8 * LENGTH
+) -> str:
   """Returns the table of a folder, in Markdown.
 
   Args:
     folder: the Hugging Face folder.
     text: the text whose perplexity is measured; by default that of Python's
       documentation.
+    tokens: how many tokens of the text are read, at most.
 
   Raises:
     OSError, ValueError: see `load.from_anywhere`; or the text has fewer than
@@ -57,7 +70,7 @@ def check(folder: str | os.PathLike, text: str | None = None) -> str:
       f'{folder}: tokenizer.json: not found; it makes the tokens.'
     )
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  rows = _rows(tokenizer, text or _text(), loaded.config.max_length)
+  rows = _rows(tokenizer, text or _text(), loaded.config.max_length, tokens)
   found = parity(folder, loaded, rows[0][:PARITY])
   del loaded
   count = min(len(rows[0]), PARITY)
@@ -69,21 +82,37 @@ def check(folder: str | os.PathLike, text: str | None = None) -> str:
       f' the largest difference from transformers {found.version} is'
       f' {found.difference:.1e} of the largest logit.'
     )
-  arms = [
-    ('none', 'none'),
-    *((arm, 'int8') for arm in quantization_config.ARMS),
-  ]
-  results = [perplexity(folder, rows, *one) for one in arms]
   page = report.Report().say(said)
   page.table(
-    [
-      (*arm, f'{one:.4f}', f'{one / results[0] - 1:+.3%}')
-      for arm, one in zip(arms, results)
-    ],
-    ('--int8', '--kv', 'perplexity', 'against floats'),
+    list(map(_cells, FORMS, compare(folder, tokenizer, rows))),
+    (
+      *('--int8', '--kv', 'perplexity', 'against floats', '95 %'),
+      *('KL', 'same likeliest'),
+    ),
   )
-  page.say(f'Perplexity of {sum(len(one) - 1 for one in rows):,} tokens.')
+  page.say(
+    f'Perplexity of {sum(len(one) - 1 for one in rows):,} tokens in rows of'
+    f' {len(rows[0])}; KL in nats per token.'
+  )
   return page.markdown()
+
+
+def _cells(
+  form: tuple[str, str], found: Sequence[divergence.Differences]
+) -> tuple[str, ...]:
+  """Returns a form's row of the table; `found` are those of rows of tokens."""
+  one = divergence.summarize(found)
+  loss = np.concatenate([row.candidate_loss_L for row in found]).mean()
+  rises = [(x.candidate_loss_L - x.baseline_loss_L).mean() for x in found]
+  mean = statistics.bootstrap_mean(rises)
+  return (
+    *form,
+    f'{np.exp(loss):.4f}',
+    f'{np.expm1(one.loss):+.3%}',
+    f'{np.expm1(mean.low):+.2%} to {np.expm1(mean.high):+.2%}',
+    f'{one.kl:.5f}',
+    f'{one.agreement:.2%}',
+  )
 
 
 def parity(
@@ -127,43 +156,62 @@ def parity(
   return Parity(float(difference / largest), transformers.__version__)
 
 
-def perplexity(
-  folder: str | os.PathLike, rows: Sequence[np.ndarray], arm: str, kv: str
-) -> float:
-  """Returns the perplexity of rows of tokens, as a server computes it.
+def compare(
+  folder: str | os.PathLike,
+  tokenizer: tokenizer_lib.Tokenizer,
+  rows: Sequence[np.ndarray],
+) -> list[list[divergence.Differences]]:
+  """Compares each of `FORMS` with the first, as a server computes them.
 
   Args:
     folder: the Hugging Face folder.
-    rows: int32 [L] each.
-    arm: one of `quantization.config.ARMS`.
-    kv: 'int8' or 'none'.
+    tokenizer: the folder's.
+    rows: int32 [≤ L] each; the first is the longest.
+
+  Returns:
+    The differences of each row, for each form.
   """
-  loaded = load.from_anywhere(
-    folder, quantization=quantization_config.for_serving(arm, kv)
-  )
-  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  decoder = play.decoder(
-    loaded, tokenizer, rows=1, length=max(map(len, rows)) + 1
-  )
-  generator = generator_lib.Generator(decoder, tokenizer)
-  requests = [request_lib.Request(row, 1, scores_prompt=True) for row in rows]
-  losses = [
-    -one.prompt_log_probabilities for one in generator.generate(requests)
-  ]
-  return math.exp(np.concatenate(losses).mean())
+  length = len(rows[0])
+  decoders = list(_decoders(folder, tokenizer, length))
+  found = [[] for _ in decoders]
+  for row in rows:
+    padded_1L = np.pad(row, (0, length - len(row)))[None]
+    floats = None
+    for decoder, differences in zip(decoders, found):
+      opened = decoder.open()
+      hidden_1LD = decoder.extend_text([opened], padded_1L, [len(row)])
+      decoder.close(opened)
+      logits_LV = np.asarray(decoder.logits(hidden_1LD)[0, : len(row)])
+      floats = logits_LV if floats is None else floats
+      differences.append(divergence.compare([floats], [logits_LV], row))
+  return found
+
+
+def _decoders(folder, tokenizer, length: int) -> Iterator[Any]:
+  """Yields a decoder of each form; all forms with codes share them."""
+  for has_codes, forms in itertools.groupby(FORMS, lambda x: x[0] != 'none'):
+    arm = quantization_config.for_serving('all' if has_codes else 'none')
+    loaded = load.from_anywhere(folder, quantization=arm)
+    for form in forms:
+      config = dataclasses.replace(
+        loaded.config, quantization=quantization_config.for_serving(*form)
+      )
+      yield play.decoder(
+        loaded._replace(config=config), tokenizer, rows=1, length=length
+      )
 
 
 def _rows(
-  tokenizer: tokenizer_lib.Tokenizer, text: str, most: int
+  tokenizer: tokenizer_lib.Tokenizer, text: str, longest: int, most: int
 ) -> list[np.ndarray]:
-  """Returns the first rows of a text's tokens."""
-  length = min(LENGTH, most - 1)
-  tokens_L = tokenizer.encode(text[: tokenizer.longest * length * ROWS])
+  """Returns rows of a text's first `most` tokens."""
+  length = min(LENGTH, longest - 1)
+  tokens_L = tokenizer.encode(text[: tokenizer.longest * most])[:most]
   if len(tokens_L) < 2:
     raise ValueError(f'text: {len(tokens_L)} tokens: must be at least 2.')
   rows = [
     tokens_L[begin : begin + length]
-    for begin in range(0, min(len(tokens_L), length * ROWS), length)
+    for begin in range(0, len(tokens_L), length)
   ]
   return [row for row in rows if len(row) > 1]
 
