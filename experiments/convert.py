@@ -14,8 +14,7 @@ A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
 Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
 is refused. With --codes weights are kept as the int8 codes of a server.
 
---check compares logits with transformers', and prints a text's perplexity as
-each form is served, with its divergence from floats.
+--check compares logits with transformers', and a text's int8 forms with floats.
 """
 
 from collections.abc import Sequence
@@ -45,10 +44,9 @@ class Settings:
   codes: bool = False
   # A Hugging Face folder to compare, instead.
   check: str = ''
-  # With --check: file of the text whose perplexity is measured; Python's
-  # documentation by default.
+  # With --check: file of the text; Python's documentation by default.
   text: str = ''
-  # With --check: how many tokens of the text are read, at most.
+  # With --check: most tokens of the text.
   tokens: Annotated[int, flags.Bounds(2)] = 2048
 
 
@@ -58,7 +56,6 @@ FLAGS = flags.flags_of(Settings)
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
-  out = settings.out
   if not settings.check:
     flags.need(model=settings.model, out=settings.out)
   FLAGS.refuse_beside('check', 'model', 'out', *_OF_A_RUN, *_OF_A_FOLDER)
@@ -71,11 +68,11 @@ def main(argv: Sequence[str]) -> None:
     print(check_folder.check(settings.check, text, settings.tokens))
   elif load.is_hugging_face(settings.model):
     FLAGS.refuse_beside('model', *_OF_A_RUN)
-    kept = settings.tokenizer
+    out, kept = settings.out, settings.tokenizer
     print(exchange.read(settings.model, out, kept, codes=settings.codes))
   else:
     FLAGS.refuse_beside('model', *_OF_A_FOLDER)
-    accepted = settings.accept
+    out, accepted = settings.out, settings.accept
     print(exchange.export(settings.model, out, settings.format, accepted))
 
 
