@@ -3,7 +3,8 @@
 #   VENV=.venv-3.13      where it lives; a second run reuses it
 #   SEEDS=3              seeds of the needle comparison, counted from 0
 #   ARMS=kaiju           arms of it, comma-separated; all by default
-#   MODEL=FOLDER         which model `make chat` serves, without training one
+#   MODEL=FOLDER         which model `make chat` serves, without downloading one
+#   TRAIN=1              `make chat` serves a model that it trains
 #   PORT=8000            where `make chat` answers; 0 for a free one
 #   MINUTES=9            what `make gpu` may take
 #   OUT=runs/device      where it writes, and goes on
@@ -44,12 +45,12 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
 .PHONY: chat needle test test-versions test-slow wheel check aot aot-full \
   gpu tpu interchange fleet
 
-# Trains a small chat model, once, and serves it with its page; MODEL=FOLDER serves
-# that one instead, such as a Hugging Face folder.
+# Downloads a small chat model, once, and serves it with its page; where that is out
+# of reach, or with TRAIN=1, it trains one. MODEL=FOLDER serves that one instead.
 chat: $(VENV)/.serve-installed
 	$(BIN)/python -m experiments.serve \
-	  $(if $(MODEL),--model=$(MODEL),--chat --model=runs/chat) --port=$(PORT) \
-	  --log=faults
+	  $(if $(MODEL),--model=$(MODEL),--chat $(if $(TRAIN),--train) --model=runs/chat) \
+	  --port=$(PORT) --log=faults
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \

