@@ -11,13 +11,16 @@ Our reading (the sources admit two): the range belongs to the *key* and says
 which queries may see it. Each *query* carries a coordinate.
 
     visible(q, k) = start[k] <= coordinate[q] < limit[k]
-                    and (window is None or position[q] - position[k] < window)
+                    and (window is None or position[q] - position[k] < window
+                         or position[k] < sinks)
 
 The range belongs to the key because of trees. In depth-first order exactly a
 token's own subtree sees the token, and a subtree is one contiguous range. The
 path that the token sees is not contiguous. Windows compare positions (depth
 along the path), not coordinates. A window is one-sided: a query in a
-bidirectional span sees the span's later tokens at any distance. No query sees
+bidirectional span sees the span's later tokens at any distance. Sinks are the
+first tokens of a document, which a layer may let all its queries see (not from
+the sources, which have none "currently"). No query sees
 a key with start == limit.
 
 Everything here is numpy on the host. The drawings have one row per query and
@@ -266,7 +269,7 @@ def concatenate(visibilities: Sequence[Visibility]) -> Visibility:
   return Visibility(*(np.concatenate(field) for field in zip(*visibilities)))
 
 
-def as_dense(visibility: Visibility, window: int | None = None):
+def as_dense(visibility: Visibility, window: int | None = None, sinks: int = 0):
   """Returns bool[B, L, M], True where the query sees the key.
 
   Works on numpy and on jax arrays, and takes B·L·M bytes: for tests, drawings
@@ -278,18 +281,22 @@ def as_dense(visibility: Visibility, window: int | None = None):
   )
   if window is None:
     return visible_BLM
+  position_B1M = position_BM[:, None, :]
   return visible_BLM & (
-    position_BL[:, :, None] - position_BM[:, None, :] < window
+    (position_BL[:, :, None] - position_B1M < window) | (position_B1M < sinks)
   )
 
 
 def draw(
-  visibility: Visibility, window: int | None = None, row: int = 0
+  visibility: Visibility,
+  window: int | None = None,
+  sinks: int = 0,
+  row: int = 0,
 ) -> str:
   """Returns one row of the batch as lines of dots and x's."""
   return '\n'.join(
     ''.join('x' if seen else '.' for seen in line)
-    for line in np.asarray(as_dense(visibility, window)[row])
+    for line in np.asarray(as_dense(visibility, window, sinks)[row])
   )
 
 

@@ -200,16 +200,36 @@ def _walk(parents, node):
   return path
 
 
-@pytest.mark.parametrize('window', [None, 1, 3])
-def test_random_trees_see_their_paths(window):
+def test_sinks_are_the_first_tokens_of_a_document():
+  two = visibility_lib.documents([5, 3], 9)
+  assert visibility_lib.draw(two, window=2, sinks=1).split() == [
+    'x........',
+    'xx.......',
+    'xxx......',
+    'x.xx.....',
+    'x..xx....',
+    '.....x...',
+    '.....xx..',
+    '.....xxx.',
+    '.........',
+  ]
+
+
+@pytest.mark.parametrize(
+  'window, sinks', [(None, 0), (1, 0), (3, 0), (2, 1), (1, 3)]
+)
+def test_random_trees_see_their_paths(window, sinks):
   random = np.random.default_rng(1)
   branched = 0
   for _ in range(100):
     parents = _random_tree(random, random.integers(1, 24))
     expected_LM = np.zeros((len(parents), len(parents)), bool)
     for node in range(len(parents)):
-      expected_LM[node, _walk(parents, node)[:window]] = True
-    dense_BLM = visibility_lib.as_dense(visibility_lib.tree(parents), window)
+      path = _walk(parents, node)
+      expected_LM[node, path[:window] + path[::-1][:sinks]] = True
+    dense_BLM = visibility_lib.as_dense(
+      visibility_lib.tree(parents), window, sinks
+    )
     np.testing.assert_array_equal(dense_BLM[0], expected_LM)
     branched += len(set(parents)) < len(parents)
   assert branched > 50

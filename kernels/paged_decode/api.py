@@ -2,7 +2,8 @@
 
     page(b, m) = table[b, m // S],   key(b, m) = k_pool[page(b, m), m % S]
     visible(q, m) = start[m] <= coordinate[q] < limit[m]
-                    and (window is None or position[q] - position[m] < window)
+                    and (window is None or position[q] - position[m] < window
+                         or position[m] < sinks)
                     and page(b, m) is in the pool
     lse[q] = log Σ exp(scale · q · key(m))  over the visible slots m
     out[q] = Σ exp(scale · q · key(m) - lse[q]) · value(m)
@@ -57,6 +58,7 @@ def decode(
   position_BM,
   *,
   window,
+  sinks=0,
   scale,
   q_scale_BLH=None,
   k_scale=None,
@@ -82,14 +84,15 @@ def decode(
     position_BL: int32, the position of each query.
     position_BM: int32, the position of each logical slot.
     window: positions that a query looks back, itself included; None for all.
+    sinks: the first positions, whose keys a query sees beside its window.
     scale: factor of the logits, a Python number.
     q_scale_BLH: float32, given exactly where q is int8.
     k_scale: float32 [P, S] or [K], given exactly where k is int8.
     v_scale: float32 [P, S] or [K], given exactly where v is int8.
     dtype: the dtype of the output and of PV. The default is v's dtype, or q's
       where v is codes, or bfloat16 where both are codes.
-    plan: `make_plan` of the same table, ranges, positions and window, which
-      layers can share; with None `decode` makes one.
+    plan: `make_plan` of the same table, ranges, positions, window and sinks,
+      which layers can share; with None `decode` makes one.
     sizes: `blocks.Sizes` to try; with None `blocks` chooses.
     implementation: a key of `RUNS_ON`. With None it is the platform's kernel,
       or 'xla' for shapes that the kernel does not take.
@@ -109,7 +112,7 @@ def decode(
   dims = _check_shapes(arrays | layout)
   _check_dtypes(arrays, layout)
   _check_scales(arrays, scales)
-  _check_window(window)
+  operands.check_window(window, sinks)
   if not isinstance(scale, int | float) or not math.isfinite(scale):
     raise ValueError(f'scale={scale!r}: expected a finite Python number.')
   if dtype is None:
@@ -117,7 +120,7 @@ def decode(
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
   # A traced index cannot index a numpy array.
-  table_BN, ranges = jax.tree.map(jnp.asarray, (table_BN, ranges))
+  table_BN, ranges = jax.tree.map(jnp.asarray, (table_BN, ranges.exempt(sinks)))
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
   shape = _shape(dims, k_PSK, v_PSK, window)
   if implementation is None:
@@ -150,11 +153,12 @@ def make_plan(
   *,
   pages,
   window,
+  sinks=0,
 ):
   """Returns the `plan.Plan` that all layers of a kind share in a step.
 
   Args:
-    table_BN … position_BM, window: as for the calls of `decode`.
+    table_BN … position_BM, window, sinks: as for the calls of `decode`.
     pages: P, the number of the pool's pages.
 
   Raises:
@@ -166,9 +170,10 @@ def make_plan(
   layout = {'table_BN': table_BN, **ranges._asdict()}
   _check_shapes(layout)
   _check_dtypes({}, layout)
-  _check_window(window)
+  operands.check_window(window, sinks)
   if operator.index(pages) < 1:
     raise ValueError(f'pages={pages}: a pool has at least one page.')
+  ranges = ranges.exempt(sinks)
   return plan_lib.make(table_BN, ranges, pages=pages, window=window)
 
 
@@ -251,14 +256,6 @@ def _check_scales(arrays, scales) -> None:
       raise ValueError(f'{name} has shape {scale.shape}: expected {expected}.')
     if not jnp.issubdtype(scale.dtype, jnp.floating):
       raise TypeError(f'{name} is {scale.dtype}: expected a float.')
-
-
-def _check_window(window) -> None:
-  if window is not None and operator.index(window) < 1:
-    raise ValueError(
-      f'window={window}: counts the query itself, so it is at least 1 (None'
-      ' sees everything that visibility allows).'
-    )
 
 
 def _check_plan(plan, dims) -> None:

@@ -1,7 +1,8 @@
 """Attention in which every key carries the range of queries that see it.
 
     visible(q, k) = start[k] <= coordinate[q] < limit[k]
-                    and (window is None or position[q] - position[k] < window)
+                    and (window is None or position[q] - position[k] < window
+                         or position[k] < sinks)
     lse[q] = log Σ exp(scale · q · k)  over the visible keys
     out[q] = Σ exp(scale · q · k - lse[q]) · v
 
@@ -20,7 +21,6 @@ query does not see never changes that query's results, even if the key holds NaN
 
 import functools
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ def forward(
   position_BM,
   *,
   window,
+  sinks=0,
   scale,
   q_scale_BLH=None,
   k_scale=None,
@@ -71,6 +72,7 @@ def forward(
     position_BL: int32, the position of each query.
     position_BM: int32, the position of each key.
     window: positions that a query looks back, itself included; None for all.
+    sinks: the first positions, whose keys a query sees beside its window.
     scale: factor of the logits, a Python number.
     q_scale_BLH: float32, given exactly where q is int8.
     k_scale: float32 [B, M] or [K], given exactly where k is int8.
@@ -92,7 +94,7 @@ def forward(
   )
   arrays = {'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}
   arrays |= ranges._asdict()
-  _check(arrays, scales, window, scale)
+  _check(arrays, scales, window, sinks, scale)
   if dtype is None:
     dtype = _output_dtype(q_BLHK, v_BMK)
   if not jnp.issubdtype(dtype, jnp.floating):
@@ -102,7 +104,7 @@ def forward(
     k_BMK, v_BMK, operands.Scales(q_scale_BLH, k_scale, v_scale), dtype
   )
   return module.forward(
-    *(q_BLHK, k_BMK, v_BMK, ranges, scales),
+    *(q_BLHK, k_BMK, v_BMK, ranges.exempt(sinks), scales),
     window=window,
     scale=scale,
     dtype=dtype,
@@ -124,6 +126,7 @@ def backward(
   dlse_BLH,
   *,
   window,
+  sinks=0,
   scale,
   q_scale_BLH=None,
   k_scale=None,
@@ -160,7 +163,7 @@ def backward(
     'dout_BLHK': dout_BLHK,
     'dlse_BLH': dlse_BLH,
   }
-  _check(arrays, scales, window, scale)
+  _check(arrays, scales, window, sinks, scale)
   module = _choose(implementation, q_BLHK, k_BMK)
   product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
   delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
@@ -171,7 +174,7 @@ def backward(
   )
   q_BLHK, k_BMK, v_BMK, scales, cotangents = contained
   return module.backward(
-    *(q_BLHK, k_BMK, v_BMK, ranges, scales, cotangents),
+    *(q_BLHK, k_BMK, v_BMK, ranges.exempt(sinks), scales, cotangents),
     window=window,
     scale=scale,
     dtype=out_BLHK.dtype,
@@ -189,6 +192,7 @@ def attention(
   position_BM,
   *,
   window,
+  sinks=0,
   scale,
   implementation=None,
 ):
@@ -206,6 +210,7 @@ def attention(
     position_BL: int32, the position of each query.
     position_BM: int32, the position of each key.
     window: positions that a query looks back, itself included; None for all.
+    sinks: the first positions, whose keys a query sees beside its window.
     scale: factor of the logits, a Python number.
     implementation: a key of `RUNS_ON`. With None the platform and the shape
       choose, but never 'mosaic_gpu' or 'triton_kernel', which are not timed.
@@ -226,28 +231,35 @@ def attention(
   ranges = operands.Ranges(
     start_BM, limit_BM, coordinate_BL, position_BL, position_BM
   )
-  return _attention(window, scale, implementation, q_BLHK, k_BMK, v_BMK, ranges)
+  return _attention(
+    window, sinks, scale, implementation, q_BLHK, k_BMK, v_BMK, ranges
+  )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attention(window, scale, implementation, q_BLHK, k_BMK, v_BMK, ranges):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _attention(
+  window, sinks, scale, implementation, q_BLHK, k_BMK, v_BMK, ranges
+):
   return forward(
     q_BLHK,
     k_BMK,
     v_BMK,
     *ranges,
     window=window,
+    sinks=sinks,
     scale=scale,
     implementation=implementation,
   )
 
 
-def _attention_forward(window, scale, implementation, *operands):
-  results = _attention(window, scale, implementation, *operands)
+def _attention_forward(window, sinks, scale, implementation, *operands):
+  results = _attention(window, sinks, scale, implementation, *operands)
   return results, (operands, results)
 
 
-def _attention_backward(window, scale, implementation, saved, cotangents):
+def _attention_backward(
+  window, sinks, scale, implementation, saved, cotangents
+):
   (q_BLHK, k_BMK, v_BMK, ranges), results = saved
   gradients = backward(
     q_BLHK,
@@ -257,6 +269,7 @@ def _attention_backward(window, scale, implementation, saved, cotangents):
     *results,
     *cotangents,
     window=window,
+    sinks=sinks,
     scale=scale,
     implementation=implementation,
   )
@@ -282,7 +295,7 @@ def _output_dtype(q_BLHK, v_BMK):
   return jnp.dtype(jnp.bfloat16)
 
 
-def _check(arrays, scales, window, scale) -> None:
+def _check(arrays, scales, window, sinks, scale) -> None:
   """Refuses arguments that do not fit together, before anything is traced."""
   q_BLHK, k_BMK = arrays['q_BLHK'], arrays['k_BMK']
   for name, x in ('q_BLHK', q_BLHK), ('k_BMK', k_BMK):
@@ -316,11 +329,7 @@ def _check(arrays, scales, window, scale) -> None:
       arrays[f'{name}_BMK'],
       [per_token, (sizes['K'],)],
     )
-  if window is not None and operator.index(window) < 1:
-    raise ValueError(
-      f'window={window}: counts the query itself, so it is at least 1 (None'
-      ' sees everything that visibility allows).'
-    )
+  operands.check_window(window, sinks)
   if not isinstance(scale, int | float) or not math.isfinite(scale):
     raise ValueError(f'scale={scale!r}: expected a finite Python number.')
 

@@ -1,7 +1,10 @@
 """Groups of operands that all implementations take."""
 
+import operator
 from typing import Any
 from typing import NamedTuple
+
+import jax.numpy as jnp
 
 
 class Ranges(NamedTuple):
@@ -12,6 +15,19 @@ class Ranges(NamedTuple):
   coordinate_BL: Any  # The coordinate of each query.
   position_BL: Any  # The position of each query.
   position_BM: Any  # The position of each key.
+
+  def exempt(self, sinks: int) -> 'Ranges':
+    """Returns ranges in which each window reaches the keys before `sinks`.
+
+    To a window, such a key is the newest: it has the largest position. Plans
+    and kernels thus need no rule for sinks.
+    """
+    if not sinks:
+      return self
+    is_sink_BM = self.position_BM < sinks
+    newest = jnp.iinfo(jnp.int32).max
+    position_BM = jnp.where(is_sink_BM, newest, self.position_BM)
+    return self._replace(position_BM=position_BM)
 
 
 class Scales(NamedTuple):
@@ -31,12 +47,27 @@ class Cotangents(NamedTuple):
   delta_BLH: Any  # float32, rowsum(dout · out) - dlse.
 
 
+def check_window(window: int | None, sinks: int) -> None:
+  """Refuses a window or sinks that no query has."""
+  if window is not None and operator.index(window) < 1:
+    raise ValueError(
+      f'window={window}: counts the query itself, so it is at least 1 (None'
+      ' sees everything that visibility allows).'
+    )
+  if operator.index(sinks) < 0 or (sinks and window is None):
+    raise ValueError(
+      f'sinks={sinks} with window={window}: must be at least 0, and 0 without a'
+      ' window.'
+    )
+
+
 def visible(ranges: Ranges, window: int | None):
   """Returns bool[B, L, M]: whether each query sees each key.
 
   Args:
     ranges: the ranges of queries and keys, jnp or numpy arrays.
     window: positions that a query looks back, itself included; None for all.
+      `Ranges.exempt` has its sinks.
   """
   coordinate_BL1 = ranges.coordinate_BL[:, :, None]
   visible_BLM = (ranges.start_BM[:, None] <= coordinate_BL1) & (

@@ -34,7 +34,7 @@ def available(shape: shapes.Shape, part: str) -> dict[str, benchmark.Contender]:
     shape: the attention's shape.
     part: 'forward' or 'backward'.
   """
-  plain = shape.rows == 'causal'
+  plain = shape.rows == 'causal' and not shape.sinks
   square = shape.batch * shape.length**2
   found = {}
   if 4 * square * shape.heads <= _LARGEST:

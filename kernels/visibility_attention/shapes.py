@@ -26,6 +26,7 @@ class Shape(NamedTuple):
   # bfloat16.
   coded: bool = False
   batch: int = 1  # Rows.
+  sinks: int = 0  # Positions that a query sees beside its window.
 
 
 SHAPES = {
@@ -39,6 +40,7 @@ SHAPES = {
   '110b, window, int8': Shape(32_768, 12, window=1024, coded=True),
   '110b, window, packed': Shape(32_768, 12, window=1024, rows='packed'),
   '110b, window, chat': Shape(32_768, 12, window=1024, rows='chat'),
+  '110b, window, sinks': Shape(32_768, 12, window=1024, sinks=4),
   '1b, window': Shape(16_384, 16, window=1024),
   '250m, window': Shape(8192, 8, window=512, batch=2),
   '15m, all': Shape(2048, 6, 64, batch=8),
@@ -46,7 +48,7 @@ SHAPES = {
 
 
 def ranges(shape: Shape) -> operands.Ranges:
-  """Returns the ranges of a shape's rows."""
+  """Returns the ranges of a shape's rows, with its sinks in every window."""
   L = shape.length
   token_L = np.arange(L)
   limit_L, position_L = {
@@ -55,9 +57,10 @@ def ranges(shape: Shape) -> operands.Ranges:
     'chat': lambda: _chat(L),
   }[shape.rows]()
   fields = token_L, limit_L, token_L, position_L, position_L
-  return operands.Ranges(
+  made = operands.Ranges(
     *(np.broadcast_to(x.astype(np.int32), (shape.batch, L)) for x in fields)
   )
+  return operands.Ranges(*map(np.asarray, made.exempt(shape.sinks)))
 
 
 def pairs(shape: Shape) -> int:

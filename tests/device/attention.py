@@ -35,6 +35,7 @@ class Case(NamedTuple):
   window: int | None
   heads: int
   head_dim: int = 8
+  sinks: int = 0
 
 
 def slots(queries: int, slots: int, seed: int) -> visibility_lib.Visibility:

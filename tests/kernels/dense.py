@@ -19,7 +19,7 @@ quick_jit = functools.partial(
 
 
 def masks(case):
-  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
+  dense_BLM = visibility_lib.as_dense(case.visibility, case.window, case.sinks)
   return dense_BLM, dense_BLM.any(axis=-1)
 
 
@@ -69,18 +69,19 @@ def call(case, implementation, *arrays):
     *arrays,
     *case.visibility,
     window=case.window,
+    sinks=case.sinks,
     scale=SCALE,
     implementation=implementation,
   )
 
 
 @functools.cache
-def runner(window, implementation):
+def runner(window, sinks, implementation):
   """Compiled once for each shape; `implementation`'s fixture is around it."""
 
   @quick_jit
   def run(visibility, arrays, cotangents):
-    case = shared.Case(visibility, window, heads=0)
+    case = shared.Case(visibility, window, heads=0, sinks=sinks)
     results, pull = jax.vjp(
       lambda *arrays: call(case, implementation, *arrays), *arrays
     )
@@ -90,7 +91,7 @@ def runner(window, implementation):
 
 
 def attend_and_pull(case, implementation, arrays, cotangents):
-  run = runner(case.window, implementation)
+  run = runner(case.window, case.sinks, implementation)
   return run(case.visibility, arrays, cotangents)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
@@ -112,6 +113,15 @@ def test_other_shapes(quick_in_xla, case):
     _check(case, quick_in_xla)
 
 
+# Documents of 30, 3 and 37 tokens: sinks within the window, before it, and more
+# than it holds.
+@pytest.mark.parametrize(
+  'sinks', [pytest.param(1, marks=pytest.mark.slow), 4, 40]
+)
+def test_sinks(quick_in_xla, sinks):
+  _check(WINDOW._replace(sinks=sinks), quick_in_xla)
+
+
 @pytest.mark.parametrize(
   ('length', 'window'),
   [
@@ -149,6 +159,53 @@ def test_lse_alone_has_a_gradient(implementation):
   dense.close((dq, dk), expected[:2])
   assert np.abs(dq).max() > 0.1 and np.abs(dk).max() > 0.1
   assert not np.any(dv)
+
+
+def test_a_sink_logit_is_one_more_key_without_a_value():
+  case = WINDOW._replace(window=9, sinks=2)
+  (q, k, v), (dout, dlse) = shared.operands(case), shared.cotangents(case)
+  dense_BLM, sees_BL = dense.masks(case)
+  rows = len(k)
+  # Each row has logits of its own, as heads of keys that are folded do.
+  logit_BH = np.float32([[-3, 2], [0, 9], [1, 1], [0.5, -40], [4, 70]])
+
+  def sunk(logit_BH):
+    """A last key and a last channel of q·k, in which the logit lies."""
+    logits = dense.SCALE * np.einsum('BLHK,BMK->BLHM', q, k)
+    logits = jnp.where(dense_BLM[:, :, None], logits, -jnp.inf)
+    sink = jnp.broadcast_to(logit_BH[:, None, :, None], logits[..., :1].shape)
+    logits = jnp.concatenate([logits, sink], axis=-1)
+    zero = np.zeros((rows, 1, v.shape[-1]), np.float32)
+    out = jnp.einsum(
+      'BLHM,BMK->BLHK',
+      jax.nn.softmax(logits),
+      np.concatenate([v, zero], axis=1),
+    )
+    lse = jax.nn.logsumexp(logits, axis=-1)
+    sees_BL1 = sees_BL[..., None]
+    return jnp.where(sees_BL1[..., None], out, 0), jnp.where(sees_BL1, lse, 0)
+
+  def ours(logit_BH):
+    results = dense.call(case, 'reference', q, k, v)
+    return softmax.add_logit(*results, logit_BH)
+
+  def weighted(attend, logit_BH):
+    out, lse = attend(logit_BH)
+    return (out * dout).sum() + (lse * dlse).sum(), (out, lse)
+
+  of = functools.partial(jax.value_and_grad, has_aux=True)
+  (_, found), slope_BH = of(functools.partial(weighted, ours))(logit_BH)
+  (_, wanted), expected = of(functools.partial(weighted, sunk))(logit_BH)
+  for a, b in zip(found, wanted):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(slope_BH, expected, rtol=1e-4, atol=1e-4)
+  assert np.abs(slope_BH[[0, 1, 3], [0, 1, 0]]).min() > 0.01
+  # One logit per head is that of every row.
+  out, _ = softmax.add_logit(
+    *dense.call(case, 'reference', q, k, v), logit_BH[0]
+  )
+  np.testing.assert_array_equal(out[0], found[0][0])
+  assert not np.allclose(out[1], found[0][1])
 
 
 def test_a_query_that_sees_nothing_is_zero_and_has_no_gradient(implementation):
@@ -542,6 +599,8 @@ _FLOAT = np.ones((1, 6, 8), np.float32)
     ({'start_BM': np.zeros((1, 6))}, 'start_BM is float64: expected int32'),
     ({'v_BMK': np.zeros((1, 6, 8), np.int32)}, 'v_BMK is int32.*int8 codes'),
     ({'window': 0}, 'window=0.*at least 1'),
+    ({'window': 9, 'sinks': -1}, 'sinks=-1 with window=9: .* at least 0'),
+    ({'sinks': 1}, 'sinks=1 with window=None: .* 0 without a window'),
     ({'window': 2.5}, 'float'),
     ({'scale': float('nan')}, 'scale=nan'),
     ({'dtype': np.int32}, 'dtype=int32: expected a float'),

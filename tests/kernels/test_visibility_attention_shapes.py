@@ -21,12 +21,13 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize('rows', ROWS)
-@pytest.mark.parametrize('window', [None, 50])
-def test_pairs_are_those_of_the_dense_mask(rows, window):
+@pytest.mark.parametrize('window, sinks', [(None, 0), (50, 0), (50, 4)])
+def test_pairs_are_those_of_the_dense_mask(rows, window, sinks):
   shape = shapes.Shape(700, 1, window=window, rows=rows, batch=2)
   row = visibility_lib.Visibility(*shapes.ranges(shape))
   visibility_lib.check(row, 700)
-  assert shapes.pairs(shape) == visibility_lib.as_dense(row, window).sum()
+  dense_BLM = visibility_lib.as_dense(row, window, sinks)
+  assert shapes.pairs(shape._replace(sinks=sinks)) == dense_BLM.sum()
 
 
 def test_a_chat_is_a_tree_that_branches():

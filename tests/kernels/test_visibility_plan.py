@@ -8,6 +8,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import plan
 
 
@@ -202,6 +203,19 @@ def test_lists_are_ascending_and_repeat_their_last():
   assert of_queries.list_BXY.dtype == of_keys.count_BX.dtype == np.int32
 
 
+def _exempt(row, sinks):
+  return operands.Ranges(*row).exempt(sinks)
+
+
+@every_row
+def test_a_window_reaches_the_sinks_and_no_other_key(row):
+  for window, sinks in (1, 1), (17, 4), (4, 17):
+    np.testing.assert_array_equal(
+      operands.visible(_exempt(row, sinks), window),
+      visibility_lib.as_dense(row, window, sinks),
+    )
+
+
 # A row of some length, and the window that goes with it.
 LONG = {
   'causal, window': (visibility_lib.causal, 1024),
@@ -213,6 +227,14 @@ LONG = {
   ),
   'branches, window': (
     lambda length: conversation(length, 0, 0.3, anywhere=True),
+    1024,
+  ),
+  'packed, window, sinks': (
+    lambda length: _exempt(_packed(length, 1, 6000), 4),
+    1024,
+  ),
+  'branches, window, sinks': (
+    lambda length: _exempt(conversation(length, 0, 0.3, anywhere=True), 4),
     1024,
   ),
 }
