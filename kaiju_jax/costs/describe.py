@@ -70,14 +70,23 @@ def diagram(layers: Sequence[layers_lib.Layer]) -> report.Table:
     (
       f'{index:5}',
       _colour(layer.kind, layer.kind)
-      + ('' if layer.turned else ', not rotated'),
-      'all' if layer.window is None else f'last {layer.window:,}',
+      + ('' if layer.turned else ', not rotated')
+      + (', sink logit' if layer.sink_logit else ''),
+      _seen(layer),
       rails,
     )
     for index, (layer, rails) in enumerate(zip(block, _rails(block)))
   ]
   columns = 'layer', 'kind', 'sees', 'keys and values'
   return report.Table(rows, columns, title, left=len(columns), look='light')
+
+
+def _seen(layer: layers_lib.Layer) -> str:
+  """Returns which tokens a layer's query sees."""
+  if layer.window is None:
+    return 'all'
+  sinks = f'first {layer.sinks:,}, ' if layer.sinks else ''
+  return f'{sinks}last {layer.window:,}'
 
 
 def _colour(text: str, kind: str) -> str:

@@ -102,6 +102,8 @@ def _of_heads(
   h, u, k = config.num_heads, config.num_kv_heads, config.head_dim
   letters, shape = ('UK', (u, k)) if u > 1 else ('K', (k,))
   found = []
+  if logits := sum(layer.sink_logit for layer in config.layers()):
+    found.append(Parameter('attention', 'sink_logit_H', (h,), logits))
   if config.qkv_bias:
     found += [
       Parameter('attention', 'bias_q_HK', (h, k), depth),

@@ -142,9 +142,9 @@ def attention_operations(
   """Returns the forward operations of all layers' attention, per token."""
   seen = 0.0
   for layer in config.layers():
-    window = min(layer.window or length, length)
-    # The first `window` positions see only 1, 2, … positions.
-    seen += window - window * (window - 1) / (2 * length)
+    most = min((layer.window or length) + layer.sinks, length)
+    # The first `most` positions see only 1, 2, … positions.
+    seen += most - most * (most - 1) / (2 * length)
   return 4 * config.num_heads * config.head_dim * seen
 
 

@@ -37,6 +37,7 @@ REFUSED = (
   'qk_norm',
   'qkv_bias',
   'not_turned',
+  'sink_logit',
 )
 
 
@@ -95,8 +96,9 @@ def _windows(config) -> str:
   ]
   if not cut:
     return ''
+  sizes = ' or '.join(map(str, sorted(set(cut))))
   return (
-    f'{len(cut)} of {len(config.layers())} layers see {cut[0]} positions; in'
+    f'{len(cut)} of {len(config.layers())} layers see {sizes} positions; in'
     ' Arcee all layers see everything.'
   )
 
@@ -165,6 +167,10 @@ def _describe(config) -> dict[str, tuple[bool, str]]:
     'not_turned': (
       not all(layer.turned for layer in config.layers()),
       'some layers are not rotated; in Arcee all are.',
+    ),
+    'sink_logit': (
+      any(layer.sink_logit for layer in config.layers()),
+      'some layers have sink logits; in Arcee none has.',
     ),
     'int8_matmul': (
       quantization.matmul != 'none',

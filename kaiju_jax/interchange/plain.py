@@ -48,6 +48,7 @@ class Layer(NamedTuple):
   bias_v_UK: np.ndarray | None = None
   q_gain: np.ndarray | None = None
   k_gain: np.ndarray | None = None
+  sink_logit_H: np.ndarray | None = None
 
 
 # {a module of a layer: the fields of `Layer` that it holds}.
@@ -63,6 +64,7 @@ _MODULES = {
     'bias_v_UK',
     'q_gain',
     'k_gain',
+    'sink_logit_H',
   ),
   'attention_out_norm': ('attention_out_gain_D',),
   'feedforward_norm': ('feedforward_gain_D',),
@@ -167,7 +169,8 @@ def _group(group) -> dict[str, np.ndarray]:
 def params(plain: Plain, config: model_config.ModelConfig) -> Any:
   """Returns the float32 parameters of a model with these weights.
 
-  Bungee's scalars, which a plain model has not, start at 0.
+  Bungee's scalars, which a plain model has not, start at 0, and so do the sink
+  logits of layers that have none.
 
   Raises:
     ValueError: a weight that the config asks for is missing.
@@ -184,10 +187,11 @@ def params(plain: Plain, config: model_config.ModelConfig) -> Any:
     names = [key.key for key in path]
     if names[0] != 'blocks':
       return jax.numpy.asarray(tops[names[-1]])
-    if names[-1].startswith('bungee_'):
-      return jax.numpy.zeros(shape.shape, jax.numpy.float32)
     first = int(names[1].removeprefix('layer_'))
     name = '.'.join(names[2:])
+    is_new = names[-1] == 'sink_logit_H' and name not in named[first]
+    if is_new or names[-1].startswith('bungee_'):
+      return jax.numpy.zeros(shape.shape, jax.numpy.float32)
     if any(name not in one for one in named[first::period]):
       raise ValueError(f'layer {first}: {name} is missing.')
     return jax.numpy.asarray(

@@ -9,12 +9,18 @@ neighbouring layers of the same kind and stored in int8. A layer that reads
 another layer's keys and values has its own query and output projections, and no
 key or value projection. Keys are shared after the rotary embedding, as a cache
 holds them.
+
+Sinks and sink logits are of other models (`layers.py`). A layer's sink logit is
+one float32 per head. It starts from 0, as gpt-oss's starts (normal, deviation
+.02): a query that sees n keys of equal logits keeps n/(n+1) of its output. Its
+softmax's sum, Z-Reg's lse, holds it; the mean visible logit does not.
 """
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import softmax
 from kaiju_jax.model import context as context_lib
 from kaiju_jax.model import heads as heads_lib
 from kaiju_jax.model import kv_heads
@@ -55,12 +61,20 @@ class Attention(heads_lib.Heads):
     heads = kv_heads.here(self.config.num_kv_heads)
     q_BLHK = kv_heads.fold_queries(q_BLHK, heads)
     if context.pasts is not None:
-      out_BLHK = self._attend_to_past(q_BLHK, key_value, context)
+      out_BLHK, lse_BLH = past.attend(
+        q_BLHK,
+        key_value,
+        context.pasts[self.layer.kv_from],
+        context.visibility,
+        **self._keywords(),
+      )
+      out_BLHK, _ = self._add_logit(out_BLHK, lse_BLH, heads)
       return self._output(kv_heads.unfold(out_BLHK, heads)), key_value
     if self.is_mutable_collection('heads'):
       self.sow('heads', 'q_BLHK', q_BLHK)
       self.sow('heads', 'k_BMK', key_value.k_BMK)
     out_BLHK, lse_BLH = self._attend(q_BLHK, *key_value, context.visibility)
+    out_BLHK, lse_BLH = self._add_logit(out_BLHK, lse_BLH, heads)
     reading_BLH = lse_BLH
     if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
       mean_BLH = self._mean_logit(q_BLHK, key_value.k_BMK, context.visibility)
@@ -79,28 +93,27 @@ class Attention(heads_lib.Heads):
     return past.KeyValue(own.k_BMK, shared.v_BMK)
 
   def _attend(self, q_BLHK, k_BMK, v_BMK, visibility):
-    return qat.attention(
-      q_BLHK,
-      k_BMK,
-      v_BMK,
-      visibility,
-      window=self.layer.window,
-      scale=self.config.head_dim**-0.5,
-      qk=self.config.quantization.qk,
-      implementation=self.config.attention or None,
-    )
+    return qat.attention(q_BLHK, k_BMK, v_BMK, visibility, **self._keywords())
 
-  def _attend_to_past(self, q_BLHK, key_value, context):
-    return past.attend(
-      q_BLHK,
-      key_value,
-      context.pasts[self.layer.kv_from],
-      context.visibility,
-      window=self.layer.window,
-      scale=self.config.head_dim**-0.5,
-      qk=self.config.quantization.qk,
-      implementation=self.config.attention or None,
-    )
+  def _keywords(self):
+    """Returns the arguments of attention with and without a cache."""
+    return {
+      'window': self.layer.window,
+      'sinks': self.layer.sinks,
+      'scale': self.config.head_dim**-0.5,
+      'qk': self.config.quantization.qk,
+      'implementation': self.config.attention or None,
+    }
+
+  def _add_logit(self, out_BLHK, lse_BLH, kv_count: int):
+    """Adds the layer's sink logits, if it has them, to folded results."""
+    if not self.layer.sink_logit:
+      return out_BLHK, lse_BLH
+    local = collectives.local_shape('H', (self.config.num_heads,))
+    logit_H = self.param('sink_logit_H', nn.initializers.zeros_init(), local)
+    rows = out_BLHK.shape[0] // kv_count
+    logit_BH = jnp.tile(logit_H.reshape(kv_count, -1), (rows, 1))
+    return softmax.add_logit(out_BLHK, lse_BLH, logit_BH)
 
   def _mean_logit(self, q_BLHK, k_BMK, visibility) -> jax.Array:
     """Returns the mean of each query's visible logits.

@@ -29,13 +29,18 @@ class ModelConfig:
   # Number of positions that the rotary tables cover; rows are at most so long.
   max_length: int = 2048
   window: int = 128  # Positions that a local layer sees, itself included.
+  # The first tokens of a document that a local layer sees beside its window,
+  # and whether its heads have a learned logit; a layout says both for itself.
+  sinks: int = 0
+  sink_logit: bool = False
   # One layer in `period` is global; 1 makes all global, 0 none.
   period: int = 7
   local_share: int = 3  # Adjacent local layers that share keys and values.
   global_share: int = 2  # Successive global layers that share keys and values.
   # The layer tuple as text, such as 'L0 L0 L0 L3 L3 L3 G6'; if given, it
-  # replaces num_layers, period and the two shares. N is a global layer whose
-  # queries and keys are not rotated.
+  # replaces num_layers, period, the two shares, sinks and sink_logit. N is a
+  # global layer whose queries and keys are not rotated; 'L0:64+4s' has a window
+  # of 64, four sinks and a learned logit.
   layout: str = ''
   # The tensors that a sharing layer reads from another: 'both' keys and values,
   # or, to study what sharing costs, only the 'keys' or only the 'values'; only
@@ -89,6 +94,8 @@ class ModelConfig:
       self.period,
       self.local_share,
       self.global_share,
+      self.sinks,
+      self.sink_logit,
     )
 
 

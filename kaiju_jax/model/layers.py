@@ -9,12 +9,19 @@ window 1,024, and keys and values shared by 2–3 adjacent layers of the same
 attention mechanism (the Kaiju post); global layers also share across their
 non-adjacent repetitions (secondary accounts). Our guess: the global layer
 closes each period, so that local layers come before the first global one.
+
+The sources have no attention sinks "currently". Beside its window, a local
+layer here may keep the first tokens of a document in sight (Xiao et al. 2023,
+arXiv:2309.17453), and any layer may have gpt-oss's learned logit per head.
 """
 
 from collections.abc import Sequence
 import dataclasses
+import re
 
 MOST = 1024  # Layers (our guess); some work grows with their square.
+_FARTHEST = 2**30  # A position minus a window is an int32.
+_WORD = re.compile(r'([LGN])([0-9]+)(:[0-9]+)?(\+[0-9]+)?(s)?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +35,17 @@ class Layer:
       index if it makes them.
     turned: whether rotary embeddings turn its queries and keys. Local layers
       always are (`rope_local=0` turns none of them).
+    sinks: the first tokens of a document, by position, that a query sees beside
+      the window; 0 for a global layer, which sees them anyway.
+    sink_logit: whether each head has a learned logit without a value in its
+      softmax's sum.
   """
 
   window: int | None
   kv_from: int
   turned: bool = True
+  sinks: int = 0
+  sink_logit: bool = False
 
   @property
   def kind(self) -> str:
@@ -45,6 +58,11 @@ class Layer:
       return 'N'
     return 'G' if self.window is None else 'L'
 
+  @property
+  def reading(self) -> tuple[int | None, bool, int, bool]:
+    """What layers that share keys and values have in common."""
+    return self.window, self.turned, self.sinks, self.sink_logit
+
 
 def kaiju_layers(
   num_layers: int,
@@ -52,6 +70,8 @@ def kaiju_layers(
   period: int = 7,
   local_share: int = 3,
   global_share: int = 2,
+  sinks: int = 0,
+  sink_logit: bool = False,
 ) -> tuple[Layer, ...]:
   """Returns the interleaved stack: `period − 1` local layers, then a global.
 
@@ -62,6 +82,8 @@ def kaiju_layers(
     local_share: how many adjacent local layers share keys and values (within
       one run of local layers).
     global_share: how many successive global layers share keys and values.
+    sinks: first tokens of a document that every local layer sees.
+    sink_logit: whether local layers have a learned logit per head.
 
   Raises:
     ValueError: names the argument that is out of range.
@@ -72,6 +94,7 @@ def kaiju_layers(
     ('period', period, 0),
     ('local_share', local_share, 1),
     ('global_share', global_share, 1),
+    ('sinks', sinks, 0),
   ):
     if value < least:
       raise ValueError(f'{name}={value}: must be at least {least}.')
@@ -91,33 +114,53 @@ def kaiju_layers(
       if readers_local % local_share == 0:
         owner_local = index
       readers_local += 1
-      layers.append(Layer(window, owner_local))
+      layers.append(Layer(window, owner_local, True, sinks, sink_logit))
   return tuple(layers)
 
 
 def draw(layers: Sequence[Layer]) -> str:
-  """Returns the tuple as one line, 'L0 L0 L0 L3 L3 L3 G6'."""
-  return ' '.join(f'{layer.letter}{layer.kv_from}' for layer in layers)
+  """Returns the tuple as one line, 'L0 L0 L0 L3 L3 L3 G6'.
+
+  Sinks follow a plus and `s` stands for a learned logit: 'L0+4s'. Local layers
+  name their window, 'L0:128+4s', only if they have several.
+  """
+  several = len({layer.window for layer in layers} - {None}) > 1
+
+  def word(layer):
+    window = f':{layer.window}' if several and layer.window else ''
+    sinks = f'+{layer.sinks}' if layer.sinks else ''
+    logit = 's' if layer.sink_logit else ''
+    return f'{layer.letter}{layer.kv_from}{window}{sinks}{logit}'
+
+  return ' '.join(map(word, layers))
 
 
 def parse(drawing: str, window: int) -> tuple[Layer, ...]:
-  """Returns the tuple that `draw` printed, with `window` in local layers.
+  """Returns the tuple that `draw` printed.
+
+  Args:
+    drawing: one word per layer, such as 'L0:128+4s': a letter, the layer whose
+      keys and values it reads, its window, its sinks, and `s` for a logit.
+    window: of local layers whose word has none.
 
   Raises:
-    ValueError: a word that is not L, G or N followed by a layer's index, or a
-      stack that `check` refuses.
+    ValueError: a word that is no layer, or a stack that `check` refuses.
   """
   layers = []
   for word in drawing.split():
-    letter, owner = word[0], word[1:]
-    if letter not in 'LGN' or not owner.isdigit():
+    match = _WORD.fullmatch(word)
+    if not match or (match[1] != 'L' and match[3]):
       raise ValueError(
         f'{word!r} is not L (local), G (global) or N (global, not turned)'
         ' followed by the index of the layer whose keys and values it reads, as'
-        " in 'L0'."
+        " in 'L0'; a local layer may add its window and sinks, 'L0:128+4', and"
+        " any layer 's' for a learned sink logit."
       )
-    seen = window if letter == 'L' else None
-    layers.append(Layer(seen, int(owner), turned=letter != 'N'))
+    letter, owner, own, sinks, logit = match.groups()
+    seen = int(own[1:]) if own else window if letter == 'L' else None
+    layers.append(
+      Layer(seen, int(owner), letter != 'N', int(sinks or 0), bool(logit))
+    )
   check(layers)
   return tuple(layers)
 
@@ -133,10 +176,16 @@ def check(layers: Sequence[Layer]) -> None:
   if len(layers) > MOST:
     raise ValueError(f'{len(layers)} layers: must be at most {MOST}.')
   for index, layer in enumerate(layers):
-    if layer.window is not None and layer.window < 1:
+    if layer.window is not None and not 1 <= layer.window <= _FARTHEST:
       raise ValueError(
         f'layer {index}: window={layer.window}; a window counts the query'
-        ' itself, so it is at least 1 (None for a global layer).'
+        ' itself, so it is at least 1 (None for a global layer), and at most'
+        f' {_FARTHEST}.'
+      )
+    if not 0 <= layer.sinks <= (_FARTHEST if layer.window else 0):
+      raise ValueError(
+        f'layer {index}: sinks={layer.sinks}; must be 0…{_FARTHEST}, and 0 in a'
+        ' global layer, which sees all tokens.'
       )
     if not layer.turned and layer.window is not None:
       raise ValueError(
@@ -165,14 +214,21 @@ def check(layers: Sequence[Layer]) -> None:
         f'layer {index}: kv_from={layer.kv_from} has keys that are'
         f' {"" if owner.turned else "not "}turned; layers N and G share none.'
       )
+    for name in 'sinks', 'sink_logit':
+      theirs, own = getattr(owner, name), getattr(layer, name)
+      if theirs != own:
+        raise ValueError(
+          f'layer {index}: kv_from={layer.kv_from} has {name}={theirs} against'
+          f' {own}; layers that share keys and values agree on it.'
+        )
 
 
 def repeating_block(layers: Sequence[Layer]) -> tuple[Layer, ...]:
   """Returns the smallest block whose repetition is the whole stack.
 
-  Letters, windows and relative `kv_from` agree in all repeats, and no layer
-  reads from outside its own repeat. The model scans over this block, so that
-  depth costs no compile time. A stack without a period is its own block.
+  Relative `kv_from` and all else agree in all repeats, and no layer reads from
+  outside its own repeat. The model scans over this block, so that depth costs
+  no compile time. A stack without a period is its own block.
   """
   depth = len(layers)
   for period in range(1, depth + 1):
@@ -180,8 +236,7 @@ def repeating_block(layers: Sequence[Layer]) -> tuple[Layer, ...]:
       continue
     block = layers[:period]
     if all(
-      (layer.window, layer.turned)
-      == (block[index % period].window, block[index % period].turned)
+      layer.reading == block[index % period].reading
       and layer.kv_from - (index - index % period)
       == block[index % period].kv_from
       for index, layer in enumerate(layers)
@@ -205,10 +260,12 @@ def kv_bytes(
 ) -> int:
   """Returns the bytes of one sequence's keys and values at `length` tokens.
 
-  A local layer keeps at most its window. Each token and head has one scale for
-  K and one for V, `bytes_per_scale` each (0 if values are not quantized).
+  A local layer keeps at most its window and sinks. Each token and head has one
+  scale for K and one for V, `bytes_per_scale` each (0 if values are not
+  quantized).
   """
   per_token = 2 * num_kv_heads * (head_dim * bytes_per_value + bytes_per_scale)
   return sum(
-    per_token * min(length, layers[i].window or length) for i in owners(layers)
+    per_token * min(length, (layers[i].window or length) + layers[i].sinks)
+    for i in owners(layers)
   )

@@ -94,6 +94,8 @@ def pools(
   result = {}
   for kind, owners in kinds.items():
     windows = {layers[index].window for index in owners}
+    if any(layers[index].sinks for index in owners):
+      raise ValueError('layers have attention sinks: no cache holds them yet.')
     if len(windows) > 1:
       raise ValueError(
         f'layers have windows of {sorted(windows)}: the local layers of a cache'

@@ -67,11 +67,12 @@ def attend(
   visibility: visibility_lib.Visibility,
   *,
   window: int | None,
+  sinks: int,
   scale: float,
   qk: str,
   implementation: str | None,
-) -> jax.Array:
-  """Attends to the cache and to the chunk; returns [B, L, H, K] in q's dtype.
+) -> tuple[jax.Array, jax.Array]:
+  """Attends to the cache and to the chunk.
 
   Args:
     q_BLHK: the chunk's queries.
@@ -80,17 +81,29 @@ def attend(
     visibility: the ranges of the chunk's keys and the coordinates of its
       queries.
     window: positions a query sees, itself included; None for all.
+    sinks: the first positions, which a query sees beside its window.
     scale: multiplies the logits.
     qk: 'int8' for an s8 QKᵀ, 'none' to dequantize K first.
     implementation: the name of the kernel for the chunk's attention to itself;
       with None the platform chooses.
+
+  Returns:
+    out_BLHK in q's dtype and lse_BLH in float32.
   """
   if past.tables.plan is None:
     return _attend_in_order(
-      q_BLHK, key_value, past, visibility, window, scale, qk, implementation
+      q_BLHK,
+      key_value,
+      past,
+      visibility,
+      window=window,
+      sinks=sinks,
+      scale=scale,
+      qk=qk,
+      implementation=implementation,
     )
   q, arguments, own, pooled = _operands(q_BLHK, key_value, past, qk)
-  arguments.update(window=window, scale=scale, dtype=q_BLHK.dtype)
+  arguments.update(window=window, sinks=sinks, scale=scale, dtype=q_BLHK.dtype)
   k_PSK, v_PSK, pooled_scales = pooled
   tables = past.tables
   out_BLHK, lse_BLH = paged_decode.decode(
@@ -117,8 +130,7 @@ def attend(
     **arguments,
     **own_scales,
   )
-  out_BLHK, _ = paged_decode.merge(out_BLHK, lse_BLH, own_out_BLHK, own_lse_BLH)
-  return out_BLHK
+  return paged_decode.merge(out_BLHK, lse_BLH, own_out_BLHK, own_lse_BLH)
 
 
 def _operands(q_BLHK, key_value: KeyValue, past: Past, qk: str):
@@ -147,11 +159,10 @@ def _attend_in_order(
   key_value: KeyValue,
   past: Past,
   visibility,
-  window,
-  scale,
-  qk,
+  *,
   implementation,
-) -> jax.Array:
+  **arguments,
+) -> tuple[jax.Array, jax.Array]:
   """Attends with the bits of the forward pass over `length` tokens.
 
   A token's position is its place in the row, so trees are not supported.
@@ -181,7 +192,7 @@ def _attend_in_order(
       scales = in_order(gathered(pool.scales), scales)
     return int8.Quantized(in_order(gathered(pool.codes), own.codes), scales)
 
-  out_BLHK, _ = qat.attention(
+  return qat.attention(
     q_BLHK,
     merged(past.k_PSK, key_value.k_BMK),
     merged(past.v_PSK, key_value.v_BMK),
@@ -192,14 +203,11 @@ def _attend_in_order(
       visibility.position_BL,
       jnp.broadcast_to(jnp.arange(M, dtype=jnp.int32)[None], (B, M)),
     ),
-    window=window,
-    scale=scale,
-    qk=qk,
+    **arguments,
     # The whole row's forward pass would choose this one; the chunk might not.
     implementation=implementation
     or blocks.implementation(dispatch.platform(), M, M, q_BLHK.shape[-1]),
   )
-  return out_BLHK
 
 
 def _places(start_BM, limit_BM, position_BM, length: int) -> jax.Array:

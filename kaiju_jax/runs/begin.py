@@ -6,11 +6,11 @@ a workdir    the parameters of its latest checkpoint, whose model must have the
              same shapes
 an export    float weights by their names: an imported model's, or those
              that `experiments.uptrain` made of a teacher. The model of the
-             run may add windows and int8, which change no weight.
+             run may add windows, sinks and int8, which change no weight.
 a folder     of Hugging Face files, read as an import is
 
-Bungee's scalars and channels' running limits start as in a new model if the
-workdir or the export lacks them.
+Bungee's scalars, sink logits and channels' running limits start as in a new
+model if the workdir or the export lacks them.
 """
 
 from collections.abc import Mapping
@@ -357,4 +357,6 @@ def lacks_standard(shapes: Any, held: Any) -> bool:
 
 def _starts_alike(name: str) -> bool:
   """Returns whether a parameter starts the same in every model that has it."""
-  return name.startswith('bungee_') or name.endswith('_limit_K')
+  return name.startswith(('bungee_', 'sink_logit_')) or name.endswith(
+    '_limit_K'
+  )

@@ -133,7 +133,8 @@ REPLACED = (
     lambda one: bool(one.loop.branch) and one.init != 'standard',
   ),
   _rule(
-    f'{_STACK} model.local_share model.global_share',
+    f'{_STACK} model.local_share model.global_share model.sinks'
+    ' model.sink_logit',
     'model.layout',
     _has('model.layout'),
   ),
@@ -145,7 +146,8 @@ REPLACED = (
 # The ruler turns off what the field configures.
 UNUSED = (
   *_layers(
-    'model.window model.rope_local', lambda _, layer: layer.window is not None
+    'model.window model.sinks model.sink_logit model.rope_local',
+    lambda _, layer: layer.window is not None,
   ),
   *_layers(
     'model.rope_global', lambda _, layer: layer.window is None and layer.turned

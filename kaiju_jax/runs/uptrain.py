@@ -95,6 +95,9 @@ def student_of(
     rope_scaling=scaling,
     num_layers=len(layers),
     layout=wanted.layout,
+    # A layout says them for itself.
+    sinks=0 if wanted.layout else teacher.sinks,
+    sink_logit=not wanted.layout and teacher.sink_logit,
     window=wanted.window or window,
     period=default.period,
     local_share=default.local_share,
@@ -194,7 +197,7 @@ def _check_start(wanted: Student, start: FirstWeights) -> None:
 def _is_open(layout: str) -> bool:
   """Returns whether a layout names kinds of layers and no owners."""
   return bool(layout) and all(
-    word in ('L', 'G', 'N') for word in layout.split()
+    word[0] in 'LGN' and not word[1:2].isdigit() for word in layout.split()
   )
 
 
@@ -202,7 +205,8 @@ def _alone(layout: str) -> str:
   """Returns the layout; one without owners in which no layer shares."""
   if not _is_open(layout):
     return layout
-  return ' '.join(f'{word}{i}' for i, word in enumerate(layout.split()))
+  words = layout.split()
+  return ' '.join(f'{word[0]}{i}{word[1:]}' for i, word in enumerate(words))
 
 
 def _begin(found, weights, config, letters, start: FirstWeights):

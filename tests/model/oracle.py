@@ -79,14 +79,15 @@ def activation(name, x):
   return x / 2 * (1 + jnp.tanh(root * (x + 0.044715 * x**3)))
 
 
-def mask_of(visibility, window):
+def mask_of(visibility, window, sinks):
   v = visibility
   coordinate = v.coordinate_BL[:, :, None]
   seen = (v.start_BM[:, None] <= coordinate) & (
     coordinate < v.limit_BM[:, None]
   )
   if window is not None:
-    seen &= v.position_BL[:, :, None] - v.position_BM[:, None] < window
+    age = v.position_BL[:, :, None] - v.position_BM[:, None]
+    seen &= np.logical_or(age < window, v.position_BM[:, None] < sinks)
   return seen
 
 
@@ -200,10 +201,16 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
     of_keys = 'BMK' if key.ndim == 3 else 'BMHK'
     logits = jnp.einsum(f'BLHK,{of_keys}->BLHM', query, key)
     logits = logits / np.sqrt(config.head_dim)
-    seen = mask_of(visibility, layer.window)[:, :, None]
+    seen = mask_of(visibility, layer.window, layer.sinks)[:, :, None]
     logits = jnp.where(seen, logits, -1e30)
     any_seen = seen.any(-1, keepdims=True)
-    weights = jax.nn.softmax(logits, -1) * any_seen
+    # A sink's logit is that of one more key, whose value is zero.
+    if layer.sink_logit:
+      sink = a['sink_logit_H'][None, None, :, None]
+      sink = jnp.broadcast_to(sink, (*logits.shape[:3], 1))
+      logits = jnp.concatenate([logits, sink], -1)
+      seen = jnp.concatenate([seen, any_seen], -1)
+    weights = jax.nn.softmax(logits, -1)[..., : key.shape[1]] * any_seen
     lse = jax.nn.logsumexp(logits, -1, where=seen)
     z_term = z_term + 0.5 * jnp.sum(jnp.where(any_seen[..., 0], lse, 0) ** 2)
     out = jnp.einsum(f'BLHM,{of_keys}->BLHK', weights, value)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 
 import pytest
 
@@ -32,13 +33,23 @@ FOURTEEN = (
 
 
 def random_layers(seed: int) -> tuple[Layer, ...]:
-  """Any stack that `check` accepts, of up to three letters."""
+  """Any stack that `check` accepts, of up to four windows, sinks and logits."""
   rng = random.Random(seed)
+  windows = rng.sample([1, 3, 64, 1000], rng.randint(1, 4))
   layers = []
   for index in range(rng.randint(1, 24)):
-    kind = rng.choice([(None, True), (None, False), (64, True)])
-    same = [i for i, x in enumerate(layers) if x == Layer(kind[0], i, kind[1])]
-    layers.append(Layer(kind[0], rng.choice([*same, index]), kind[1]))
+    window, turned = rng.choice(
+      [(None, True), (None, False), (rng.choice(windows), True)]
+    )
+    sinks = rng.choice([0, 0, 1, 4, 70]) if window else 0
+    layer = Layer(window, index, turned, sinks, rng.random() < 0.3)
+    same = [
+      i
+      for i, x in enumerate(layers)
+      if x == dataclasses.replace(layer, kv_from=i)
+    ]
+    source = rng.choice([*same, index])
+    layers.append(dataclasses.replace(layer, kv_from=source))
   return tuple(layers)
 
 
@@ -74,6 +85,7 @@ def test_kaiju_layers_drawn(arguments, drawing):
     ('period', -1),
     ('local_share', 0),
     ('global_share', 0),
+    ('sinks', -1),
   ],
 )
 def test_kaiju_layers_names_the_argument_out_of_range(name, value):
@@ -83,9 +95,15 @@ def test_kaiju_layers_names_the_argument_out_of_range(name, value):
 
 
 def test_draw_and_parse_are_inverse():
-  for seed in range(200):
+  several = 0
+  for seed in range(300):
     layers = random_layers(seed)
-    assert layers_lib.parse(layers_lib.draw(layers), window=64) == layers
+    windows = {layer.window for layer in layers} - {None}
+    several += len(windows) > 1
+    # Stacks of several windows say them all.
+    window = windows.pop() if len(windows) == 1 else 5
+    assert layers_lib.parse(layers_lib.draw(layers), window) == layers
+  assert 50 < several < 250
   assert layers_lib.parse(' L0\n  G1 N2 ', window=3) == (
     Layer(3, 0),
     Layer(None, 1),
@@ -93,9 +111,37 @@ def test_draw_and_parse_are_inverse():
   )
 
 
-@pytest.mark.parametrize('word', ['X0', 'L', 'L-1', '0L', 'G1.5', 'Lx'])
+def test_windows_sinks_and_logits_are_drawn_after_the_source():
+  layers = (
+    Layer(8, 0, sinks=4),
+    Layer(8, 0, sinks=4),
+    Layer(None, 2, sink_logit=True),
+    Layer(8, 3, sinks=1, sink_logit=True),
+  )
+  assert layers_lib.draw(layers) == 'L0+4 L0+4 G2s L3+1s'
+  layers += Layer(128, 4, sinks=2, sink_logit=True), Layer(None, 5, False)
+  drawing = 'L0:8+4 L0:8+4 G2s L3:8+1s L4:128+2s N5'
+  assert layers_lib.draw(layers) == drawing
+  assert layers_lib.parse(drawing, window=3) == layers
+  assert layers_lib.parse('L0:12 L1+0', 9) == (Layer(12, 0), Layer(9, 1))
+
+
+def test_the_interleaved_stack_gives_its_local_layers_sinks_and_logits():
+  layers = layers_lib.kaiju_layers(
+    4, 9, 3, local_share=1, sinks=2, sink_logit=True
+  )
+  assert layers_lib.draw(layers) == 'L0+2s L1+2s G2 L3+2s'
+
+
+@pytest.mark.parametrize(
+  'word',
+  [
+    *('X0', 'L', 'L-1', '0L', 'G1.5', 'Lx', 'L0:', 'L0+', 'L0s4', 'L0+4:8'),
+    *('L0:-8', 'L0+-1', 'G1:8', 'N1:8s', 'L0ss', 'L0\u0663'),
+  ],
+)
 def test_parse_names_the_word_it_cannot_read(word):
-  with pytest.raises(ValueError, match=f"'{word}' is not L"):
+  with pytest.raises(ValueError, match=re.escape(f"'{word}' is not L")):
     layers_lib.parse(f'L0 {word}', window=8)
 
 
@@ -123,6 +169,18 @@ def test_parse_names_the_word_it_cannot_read(word):
     (
       (Layer(None, 0, False), Layer(None, 0)),
       'layer 1: kv_from=0 has keys that are not turned; layers N and G share',
+    ),
+    ((Layer(2**30 + 1, 0),), 'layer 0: window=1073741825; .* at most 1073741'),
+    ((Layer(8, 0, sinks=-1),), 'layer 0: sinks=-1; must be 0…1073741824'),
+    ((Layer(8, 0, sinks=2**31),), 'layer 0: sinks=2147483648; must be'),
+    ((Layer(None, 0, sinks=1),), 'layer 0: sinks=1; must be .* global layer'),
+    (
+      (Layer(8, 0, sinks=4), Layer(8, 0)),
+      'layer 1: kv_from=0 has sinks=4 against 0',
+    ),
+    (
+      (Layer(None, 0), Layer(None, 0, sink_logit=True)),
+      'layer 1: kv_from=0 has sink_logit=False against True',
     ),
     ((Layer(8, 0, False),), 'layer 0: turned=False with window=8; only a glob'),
   ],
@@ -155,6 +213,8 @@ def test_parse_checks_the_stack():
     (layers_lib.parse('G0 N1 G2 G3', 8), 4),
     # Equal reading, unequal windows.
     ((Layer(8, 0), Layer(4, 1), Layer(8, 2), Layer(8, 3)), 4),
+    (layers_lib.parse('L0+1 L1 L2+1 L3', 8), 2),
+    (layers_lib.parse('L0 L1s L2 L3', 8), 4),
   ],
 )
 def test_repeating_block(layers, length):
@@ -192,7 +252,7 @@ def test_kv_bytes_against_a_count_of_every_stored_number():
     for layer in layers:
       for position in range(length):
         in_window = layer.window is None or length - position <= layer.window
-        if in_window:
+        if in_window or position < layer.sinks:
           stored.add((layer.kv_from, position))
     total = 0
     for _ in stored:

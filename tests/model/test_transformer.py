@@ -46,10 +46,11 @@ def int8_config(**changes) -> quantization_config.QuantizationConfig:
 
 # Each setting beside each that it might meet in the code, in few programs.
 TWICE = 'L0 L0 L2 L2'
+SINKS = 'L0+3s L0+3s L2+3s L2+3s'
 CONFIGS = {
   'float, two heads of keys, Bungee, globals shared and not rotated, untied': (
     small_config(
-      layout='L0 G1 L2 G1',
+      layout='L0:3+2s G1s L2:5 G1s',
       num_heads=4,
       num_kv_heads=2,
       rope_global=0.0,
@@ -59,7 +60,7 @@ CONFIGS = {
     )
   ),
   'int8, remat, two repeats': small_config(
-    quantization=int8_config(), layout=TWICE, remat='layer'
+    quantization=int8_config(), layout=SINKS, remat='layer'
   ),
   'int8, channel scales, float queries, hidden clamped by its own rows': (
     small_config(

@@ -51,7 +51,7 @@ def check(
       ' teacher has.'
     )
   _check_heads(teacher, student)
-  _check_rotation(teacher, student)
+  _check_layers(teacher, student)
 
 
 def _check_heads(teacher, student) -> None:
@@ -71,8 +71,8 @@ def _check_heads(teacher, student) -> None:
     )
 
 
-def _check_rotation(teacher, student) -> None:
-  """Refuses a layer whose queries and keys would turn by other angles."""
+def _check_layers(teacher, student) -> None:
+  """Refuses a layer with other rotary angles or without its sink logits."""
   pairs = zip(teacher.layers(), student.layers(), strict=True)
   for index, (theirs, ours) in enumerate(pairs):
     if _angles(teacher, theirs) != _angles(student, ours):
@@ -80,6 +80,11 @@ def _check_rotation(teacher, student) -> None:
         f'layer {index}: {theirs.letter} in the teacher, {ours.letter} in the'
         ' student, whose rotary angles differ: must be'
         f' {theirs.letter}.'
+      )
+    if theirs.sink_logit and not ours.sink_logit:
+      raise ValueError(
+        f'layer {index}: sink_logit in the teacher, none in the student: must'
+        f" be L{index}s or G{index}s in the student's layout."
       )
 
 

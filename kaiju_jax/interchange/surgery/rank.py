@@ -19,7 +19,7 @@ def candidates(letters: Sequence[str]) -> list[tuple[int, int]]:
   """Returns the pairs of layers that may share: neighbours of one kind.
 
   Args:
-    letters: each layer's letter, as `layers.Layer.letter`.
+    letters: each layer's word in a layout without its owner, 'L' or 'L:64+4'.
   """
   last: dict[str, int] = {}
   pairs = []
@@ -63,7 +63,7 @@ def draw(
   """Returns the layout in which the pairs that lose least share.
 
   Args:
-    letters: each layer's letter.
+    letters: each layer's word, as for `candidates`.
     residuals: {(owner, reader): what it would lose}.
   """
   owners = list(range(len(letters)))
@@ -72,4 +72,4 @@ def draw(
     if taken.isdisjoint((owner, reader)):
       owners[reader] = owner
       taken |= {owner, reader}
-  return ' '.join(f'{a}{b}' for a, b in zip(letters, owners))
+  return ' '.join(f'{a[0]}{b}{a[1:]}' for a, b in zip(letters, owners))

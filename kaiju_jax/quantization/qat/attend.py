@@ -16,9 +16,10 @@ from kaiju_jax.quantization import int8
 Quantized = int8.Quantized
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
 def int8_attention(
   window: int | None,
+  sinks: int,
   scale: float,
   qk: str,
   implementation: str | None,
@@ -31,6 +32,7 @@ def int8_attention(
 
   Args:
     window: positions a query sees, itself included; None for all.
+    sinks: the first positions, which a query sees beside its window.
     scale: multiplies the logits.
     qk: 'int8' quantizes q (a scale per token and head) for an s8 QKᵀ; 'none'
       dequantizes K.
@@ -45,7 +47,7 @@ def int8_attention(
     out_BLHK in q's dtype and lse_BLH in f32, both differentiable.
   """
   return _int8_attention_forward(
-    window, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
+    window, sinks, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
   )[0]
 
 
@@ -85,12 +87,13 @@ def _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility):
 
 
 def _int8_attention_forward(
-  window, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
+  window, sinks, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
 ):
   arrays, scales = _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility)
   out_BLHK, lse_BLH = api.forward(
     *arrays,
     window=window,
+    sinks=sinks,
     scale=scale,
     dtype=q_BLHK.dtype,
     implementation=implementation,
@@ -103,7 +106,7 @@ def _int8_attention_forward(
 
 
 def _int8_attention_backward(
-  window, scale, qk, implementation, residuals, cotangents
+  window, sinks, scale, qk, implementation, residuals, cotangents
 ):
   arrays, scales, folded_K, out_BLHK, lse_BLH, dtype_of_q = residuals
   dout_BLHK, dlse_BLH = cotangents
@@ -114,6 +117,7 @@ def _int8_attention_backward(
     dout_BLHK,
     dlse_BLH,
     window=window,
+    sinks=sinks,
     scale=scale,
     implementation=implementation,
     **scales,
@@ -140,6 +144,7 @@ def attention(
   visibility: visibility_lib.Visibility,
   *,
   window: int | None,
+  sinks: int = 0,
   scale: float,
   qk: str = 'none',
   implementation: str | None = None,
@@ -150,7 +155,7 @@ def attention(
   """
   if isinstance(k_BMK, Quantized):
     return int8_attention(
-      window, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
+      window, sinks, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
     )
   return api.attention(
     q_BLHK,
@@ -158,6 +163,7 @@ def attention(
     v_BMK,
     *visibility,
     window=window,
+    sinks=sinks,
     scale=scale,
     implementation=implementation,
   )

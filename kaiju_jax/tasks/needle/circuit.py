@@ -24,6 +24,7 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.data import packing
+from kaiju_jax.kernels import softmax
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
@@ -66,9 +67,13 @@ def reader(
       mutable=['heads'],
     )
     found = []
-    for layer, q_BLHK, k_BMK in _operands(left['heads'], layers):
-      visible_BLM = visibility_lib.as_dense(rows.visibility(), layer.window)
-      weights_BLHM = _weights(scale * q_BLHK, k_BMK, visible_BLM)
+    for layer, q_BLHK, k_BMK, logit_H in _operands(
+      left['heads'], params, layers
+    ):
+      visible_BLM = visibility_lib.as_dense(
+        rows.visibility(), layer.window, layer.sinks
+      )
+      weights_BLHM = _weights(scale * q_BLHK, k_BMK, visible_BLM, logit_H)
       found.append(
         [
           jnp.einsum('BLHM,BLM->H', weights_BLHM, wanted_BLM)
@@ -115,15 +120,18 @@ def targets(rows: packing.Batch) -> tuple[np.ndarray, np.ndarray]:
   return asked_BLM.astype(np.float32), before_BLM.astype(np.float32)
 
 
-def _operands(sown, layers: tuple[layers_lib.Layer, ...]):
-  """Yields each layer with the queries and keys that it sowed, float32."""
+def _operands(sown, params, layers: tuple[layers_lib.Layer, ...]):
+  """Yields each layer, its queries and keys in float32, and its sink logits."""
   period = len(layers_lib.repeating_block(layers))
   for index, layer in enumerate(layers):
-    attention = sown['blocks'][f'layer_{index % period}']['attention']
+    name = f'layer_{index % period}'
+    attention = sown['blocks'][name]['attention']
     (q_NBLHK,), (k_NBMK,) = attention['q_BLHK'], attention['k_BMK']
     repeat = operator.itemgetter(index // period)
     k_BMK = _values(jax.tree.map(repeat, k_NBMK))
-    yield layer, repeat(q_NBLHK).astype(jnp.float32), k_BMK
+    q_BLHK = repeat(q_NBLHK).astype(jnp.float32)
+    logit_NH = params['blocks'][name]['attention'].get('sink_logit_H')
+    yield layer, q_BLHK, k_BMK, None if logit_NH is None else repeat(logit_NH)
 
 
 def _values(k_BMK: jax.Array | int8.Quantized) -> jax.Array:
@@ -134,9 +142,13 @@ def _values(k_BMK: jax.Array | int8.Quantized) -> jax.Array:
   return k_BMK.codes.astype(jnp.float32) * scales
 
 
-def _weights(q_BLHK, k_BMK, visible_BLM) -> jax.Array:
+def _weights(q_BLHK, k_BMK, visible_BLM, logit_H) -> jax.Array:
   logits_BLHM = jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
   visible_BLHM = visible_BLM[:, :, None, :]
   logits_BLHM = jnp.where(visible_BLHM, logits_BLHM, -jnp.inf)
+  weights_BLHM = jax.nn.softmax(logits_BLHM, axis=-1)
+  if logit_H is not None:
+    lse_BLH = jax.nn.logsumexp(logits_BLHM, axis=-1)
+    weights_BLHM, _ = softmax.add_logit(weights_BLHM, lse_BLH, logit_H)
   # A query that sees nothing, in padding, gets zeros.
-  return jnp.where(visible_BLHM, jax.nn.softmax(logits_BLHM, axis=-1), 0.0)
+  return jnp.where(visible_BLHM, weights_BLHM, 0.0)
