@@ -1,4 +1,4 @@
-"""What all online softmaxes here share: two constants, and a logit of its own.
+"""Holds constants that all online softmaxes here share; adds a sink logit.
 
     peak'  = max(peak, max s)
     total' = total · 2^(peak - peak') + Σ 2^(s - peak')
