@@ -165,6 +165,24 @@ class Talk:
   min_p: float | None = None
   # For tokens that the text holds; 1 for none.
   repetition_penalty: float | None = None
+  # Last tokens for which it holds; -1 for all.
+  repeat_last_n: int | None = None
+  # Lowers the logit of a token each time that it is drawn.
+  frequency_penalty: float | None = None
+  # Lowers the logit of a token that was drawn.
+  presence_penalty: float | None = None
+  # TOKEN:BIAS, added to the token's logit; can be repeated.
+  logit_bias: flags.Repeated = ()
+  # Penalty of DRY for a token that repeats a sequence; 0 for none.
+  dry_multiplier: float | None = None
+  # By what it grows with each token of the sequence.
+  dry_base: float | None = None
+  # Tokens of the shortest sequence that has it.
+  dry_allowed_length: int | None = None
+  # Last tokens in which sequences repeat.
+  dry_penalty_last_n: int | None = None
+  # Text that ends a repeated sequence; can be repeated.
+  dry_sequence_breakers: flags.Repeated = ()
   # Seed of the noise.
   seed: int = 0
   # Text that ends an answer.
@@ -184,7 +202,17 @@ class Talk:
     """
     from kaiju_jax.decoding.requests import sampling  # Imports jax.
 
-    names = 'temperature', 'top_k', 'top_p', 'min_p', 'repetition_penalty'
+    names = {x.name for x in dataclasses.fields(sampling.Sampling)} - {'seed'}
     given = {name: getattr(self, name) for name in names}
-    given = {name: x for name, x in given.items() if x is not None}
+    given = {name: x for name, x in given.items() if x not in (None, ())}
+    if self.logit_bias:
+      given['logit_bias'] = dict(map(_read_bias, self.logit_bias))
     return sampling.Sampling(**{**defaults, **given}, seed=self.seed)
+
+
+def _read_bias(text: str) -> tuple[int, float]:
+  token, _, bias = text.partition(':')
+  try:
+    return int(token), float(bias)
+  except ValueError:
+    raise ValueError(f'--logit_bias={text}: must be TOKEN:BIAS.') from None

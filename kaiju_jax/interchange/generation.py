@@ -4,8 +4,9 @@ generation_config.json    the settings of sampling; tokens that end a reply
 tokenizer_config.json     `eos_token`, another one
 config.json               the same settings, without a generation_config.json
 
-`do_sample: false` takes the likeliest token. Fields that would change the text
-and have no counterpart here are ignored, and `Generation.ignored` lists them.
+`do_sample: false` takes the likeliest token. Penalties that `transformers` does
+not have are read by their names here. Fields that would change the text and
+have no counterpart here are ignored, and `Generation.ignored` lists them.
 """
 
 import json
@@ -25,7 +26,13 @@ FILE, SETTINGS, CONFIG = (
   'tokenizer_config.json',
   'config.json',
 )
-_NUMBERS = ('temperature', 'top_p', 'min_p', 'repetition_penalty')
+# By name: the least.
+_NUMBERS = {
+  **dict.fromkeys(('temperature', 'top_p', 'min_p', 'repetition_penalty'), 0.0),
+  **dict.fromkeys(('dry_multiplier', 'dry_base'), 0.0),
+  **dict.fromkeys(('frequency_penalty', 'presence_penalty'), -2.0),
+}
+_COUNTS = ('repeat_last_n', 'dry_allowed_length', 'dry_penalty_last_n')
 # Settings that older versions of `transformers` kept in config.json.
 FIELDS = frozenset(
   [
@@ -97,7 +104,7 @@ def read(
   if named:
     end = tokenizer.special(name_of(named))
     ends = ends if end is None else (*ends, end)
-  known = {*_NUMBERS, *_SILENT, 'top_k', 'do_sample', 'eos_token_id'}
+  known = {*sampling, *_SILENT, 'top_k', 'do_sample', 'eos_token_id'}
   ignored = [
     f'{name}={value!r:.40}'
     for name, value in sorted(found.items())
@@ -158,8 +165,15 @@ def name_of(token: Any) -> str:
 
 def _read_sampling(fields: fields_lib.Fields) -> dict[str, Any]:
   sampling: dict[str, Any] = {
-    name: fields.number(name, 0.0) for name in _NUMBERS if fields.has(name)
+    name: fields.number(name, least)
+    for name, least in _NUMBERS.items()
+    if fields.has(name)
   }
+  sampling |= {
+    name: fields.count(name, least=-1) for name in _COUNTS if fields.has(name)
+  }
+  if fields.has('dry_sequence_breakers'):
+    sampling['dry_sequence_breakers'] = fields.take('dry_sequence_breakers')
   if fields.has('top_k'):
     sampling['top_k'] = max(fields.count('top_k', least=-1), 0)
   if fields.has('do_sample') and not fields.flag('do_sample'):

@@ -88,8 +88,9 @@ class Rounds:
     self.ran, self.bad, self.is_judged = 0, bad, is_judged
     self._decoder, self._seeds, self._pending = decoder, {}, {}
 
-  def join(self, row, sampling, text_L):
-    assert appended(0, text_L) == self._decoder.hashes[row]
+  def join(self, row, sampling, text_L, prompt):
+    held_L = text_L[: self._decoder.length_of(row)]
+    assert appended(0, held_L) == self._decoder.hashes[row]
     self._seeds[row] = sampling.seed
 
   def prefill(self, chunks, shape):

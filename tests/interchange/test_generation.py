@@ -57,6 +57,19 @@ def test_settings_are_read_and_what_is_not_done_is_named(tmp_path, tokenizer):
   [
     ({'do_sample': False, 'top_k': -1}, {'top_k': 0, 'temperature': 0.0}),
     ({'do_sample': False, 'temperature': 0.7}, {'temperature': 0.0}),
+    *(
+      ({name: value}, {name: value})
+      for name, value in {
+        'frequency_penalty': -0.5,
+        'presence_penalty': 0.5,
+        'repeat_last_n': -1,
+        'dry_multiplier': 0.8,
+        'dry_base': 1.75,
+        'dry_allowed_length': 2,
+        'dry_penalty_last_n': 512,
+        'dry_sequence_breakers': ['\n'],
+      }.items()
+    ),
     ({'temperature': 1}, {'temperature': 1.0}),
     ({}, {}),
   ],

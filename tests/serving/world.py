@@ -68,8 +68,9 @@ class Scripted(Engine):
       drawn = np.array([tokens, np.zeros(len(rows))], np.int32)
       return np.concatenate([drawn, np.array(others).T]).astype(np.int32)
 
-    def join(row, sampling, text_L):
-      prompts[row] = bytes(text_L.astype(np.uint8))
+    def join(row, sampling, text_L, prompt):
+      held_L = text_L[: rounds._decoder.length_of(row)]
+      prompts[row] = bytes(held_L.astype(np.uint8))
 
     def prefill(chunks, shape):
       rounds.ran += sum(len(chunk.tokens_L) for chunk in chunks)

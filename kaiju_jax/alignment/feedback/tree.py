@@ -201,7 +201,7 @@ class _Tree:
     if one.id in self._ratings:
       found['rating'] = self._ratings[one.id]
     if one.drawn is not None:
-      found['drawn'] = dataclasses.asdict(one.drawn)
+      found['drawn'] = one.drawn.fields()
     return found
 
   def _count(self, said, whole) -> None:

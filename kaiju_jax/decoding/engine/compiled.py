@@ -16,11 +16,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import interrupts
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.device import layered
 from kaiju_jax.decoding.engine import rounds
+from kaiju_jax.decoding.requests import penalties
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 _SMALLEST_CHUNK = 8
@@ -74,6 +76,7 @@ class Rounds:
       narrower than the cache: last bits depend on the shape of a call.
     judge: a token-level head that scores all tokens; None for none.
     alternatives: likeliest tokens that each draw and score comes with.
+    tokenizer: finds DRY's breakers (`penalties.py`); None for none.
   """
 
   def __init__(
@@ -83,6 +86,7 @@ class Rounds:
     shares: bool = True,
     judge: judge_lib.Judge | None = None,
     alternatives: int = 0,
+    tokenizer: tokenizer_lib.Tokenizer | None = None,
   ):
     def size(part: int) -> int:
       return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
@@ -97,7 +101,7 @@ class Rounds:
     if shares and decoder.rows >= _LEAST_ROWS:
       powers = range((decoder.rows - 1).bit_length())
       self._widths = [*(2**x for x in powers), decoder.rows]
-    self._decoder = decoder
+    self._decoder, self._tokenizer = decoder, tokenizer
     self._state = jax.device_put(
       rounds.initial(decoder.rows, decoder.config.vocab_size),
       decoder.cache.length_R.sharding,
@@ -132,14 +136,27 @@ class Rounds:
     }
 
   def join(
-    self, row: int, sampling: sampling_lib.Sampling, text_L: np.ndarray
+    self,
+    row: int,
+    sampling: sampling_lib.Sampling,
+    text_L: np.ndarray,
+    prompt: int,
   ) -> None:
-    """Sets how a row draws; `text_L` are the tokens that it holds already."""
-    seen_V = np.zeros(self._decoder.config.vocab_size, bool)
-    seen_V[text_L] = True
+    """Sets how a row draws, and the text that it will hold when it does.
+
+    The first `prompt` tokens of the text are the prompt's.
+    """
+    breakers = _NOTHING
+    if sampling.dry_multiplier:
+      strings = sampling.dry_sequence_breakers
+      breakers = penalties.find_breakers(self._tokenizer, strings)
+    if not sampling.penalizes:
+      text_L = _NOTHING
+    vocab_size = self._decoder.config.vocab_size
+    text = penalties.read(text_L, prompt, breakers, vocab_size)
     with interrupts.delay():
       self._state = self._join(
-        self._state, np.int32(row), sampling_lib.settings([sampling]), seen_V
+        self._state, np.int32(row), sampling_lib.settings([sampling]), text
       )
 
   def prefill(
@@ -230,7 +247,7 @@ class Rounds:
     self._draw([])
     row = self._decoder.open(1)
     try:
-      self.join(row, sampling_lib.Sampling(), _NOTHING)
+      self.join(row, sampling_lib.Sampling(), _NOTHING, 0)
     finally:
       self._decoder.close(row)
 

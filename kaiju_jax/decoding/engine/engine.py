@@ -99,7 +99,7 @@ class Engine:
     shares = not batch_invariant if shares is None else shares
     # The compiled calls.
     self.rounds = compiled.Rounds(
-      decoder, chunk, shares, self.judge, alternatives
+      decoder, chunk, shares, self.judge, alternatives, tokenizer
     )
     self._searches = searches.Searches(
       decoder, candidates, self.judge, is_recorded=not batch_invariant
@@ -290,7 +290,7 @@ class Engine:
       length, account = self.decoder.length_of(row), self.decoder.account
       match = account.match_of(row)
       score_LC = self._find_scores(match)
-      self.rounds.join(row, one.request.sampling, one.tokens_L[:length])
+      self.rounds.join(row, one.request.sampling, one.tokens_L, one.prompt)
     except BaseException:
       self.decoder.close(row)
       raise

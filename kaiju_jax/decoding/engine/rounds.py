@@ -24,6 +24,7 @@ from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.requests import alternatives as alternatives_lib
+from kaiju_jax.decoding.requests import penalties
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 
@@ -33,8 +34,7 @@ class RoundState(NamedTuple):
   # int32, drawn and not in the cache yet.
   token_R: jax.Array
   settings: sampling_lib.Settings
-  # The tokens that a row's text holds.
-  seen_RV: jax.Array
+  texts: penalties.Texts
 
 
 class Chunks(NamedTuple):
@@ -61,10 +61,12 @@ def initial(rows: int, vocab_size: int) -> RoundState:
   settings = sampling_lib.settings(
     [sampling_lib.Sampling(temperature=0)] * rows
   )
+  nothing = np.zeros(0, np.int32)
+  text = penalties.read(nothing, 0, nothing, vocab_size)
   return RoundState(
     jnp.zeros((rows,), jnp.int32),
     sampling_lib.Settings(*map(jnp.asarray, settings)),
-    jnp.zeros((rows, vocab_size), bool),
+    jax.tree.map(lambda x: jnp.tile(x, (rows, 1)), text),
   )
 
 
@@ -72,17 +74,21 @@ def join(
   state: RoundState,
   row: jax.Array,
   settings: sampling_lib.Settings,
-  seen_V: jax.Array,
+  text: penalties.Texts,
 ) -> RoundState:
   """Returns the state in which row `row` draws by these settings, arrays [1].
 
-  `seen_V` marks the tokens that its text holds already.
+  `text` is that of its prompt and of what it has drawn (`penalties.read`).
   """
+
+  def set_row(all_R, one):
+    return all_R.at[row].set(one)
+
   return state._replace(
     settings=jax.tree.map(
-      lambda all_R, one: all_R.at[row].set(one[0]), state.settings, settings
+      lambda all_R, one: set_row(all_R, one[0]), state.settings, settings
     ),
-    seen_RV=state.seen_RV.at[row].set(seen_V),
+    texts=jax.tree.map(set_row, state.texts, text),
   )
 
 
@@ -115,11 +121,7 @@ def end_prefill(
   C] of all tokens, padding included, or None.
   """
   del cache
-  row_B, tokens_BL, next_BL, count_B = chunks
-  is_kept_BL = jnp.arange(tokens_BL.shape[1])[None] < count_B[:, None]
-  # A scatter drops what lies beyond the vocabulary's end.
-  token_BL = jnp.where(is_kept_BL, tokens_BL, state.seen_RV.shape[1])
-  seen_RV = state.seen_RV.at[row_B[:, None], token_BL].set(True, mode='drop')
+  row_B, _, next_BL, count_B = chunks
   last_B11 = jnp.maximum(count_B - 1, 0)[:, None, None]
   last_BLD = jnp.take_along_axis(hidden_BLD, last_B11, axis=1)
   scores = None
@@ -135,7 +137,7 @@ def end_prefill(
   probability_BLC = None
   if judge is not None:
     probability_BLC = judge.probability(head, hidden_BLD)
-  return state._replace(seen_RV=seen_RV), last_BLD, scores, probability_BLC
+  return state, last_BLD, scores, probability_BLC
 
 
 def first(
@@ -157,12 +159,7 @@ def first(
   them; those of rows that draw none mean nothing.
   """
   logits_BV = extend.logits(network, params, last_BLD)[:, 0]
-  token_B, own_B = sampling_lib.draw(
-    logits_BV,
-    _settings(state, row_B, draws_B),
-    index_B,
-    state.seen_RV[row_B],
-  )
+  token_B, own_B = _draw(state, row_B, draws_B, logits_BV, index_B)
   kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
   state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
   return state, _pack(token_B, own_B, _likeliest(logits_BV, alternatives))
@@ -196,17 +193,13 @@ def end_step(
   """
   token_B = state.token_R[row_B]
   is_on_B = count_B > 0
-  at_B = jnp.where(is_on_B, token_B, state.seen_RV.shape[1])
-  seen_RV = state.seen_RV.at[row_B, at_B].set(True, mode='drop')
+  texts = penalties.append(state.texts, row_B, token_B, is_on_B)
+  state = state._replace(texts=texts)
   logits_BV = extend.logits(network, params, hidden_BLD)[:, 0]
-  drawn_B, own_B = sampling_lib.draw(
-    logits_BV,
-    _settings(state, row_B, is_on_B),
-    cache.length_R[row_B],
-    seen_RV[row_B],
-  )
+  index_B = cache.length_R[row_B]
+  drawn_B, own_B = _draw(state, row_B, is_on_B, logits_BV, index_B)
   token_R = state.token_R.at[row_B].set(jnp.where(is_on_B, drawn_B, token_B))
-  state = RoundState(token_R, state.settings, seen_RV)
+  state = state._replace(token_R=token_R)
   judged_CB = None
   if judge is not None:
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
@@ -225,14 +218,18 @@ def concatenate(scored: Sequence[tuple[Scores, slice]]) -> Scores:
   return jax.tree.map(lambda *x: np.concatenate(x), *found)
 
 
-def _settings(
-  state: RoundState, row_B: jax.Array, is_on_B: jax.Array
-) -> sampling_lib.Settings:
-  """Returns the settings of rows; resting ones are greedy, without filters."""
+def _draw(
+  state: RoundState, row_B, is_on_B, logits_BV, index_B
+) -> tuple[jax.Array, jax.Array]:
+  """Draws for rows (`sampling.draw`); resting ones are greedy, unchanged."""
   settings = jax.tree.map(lambda all_R: all_R[row_B], state.settings)
-  return settings._replace(
-    temperature_B=jnp.where(is_on_B, settings.temperature_B, 0)
+  settings = settings._replace(
+    temperature_B=jnp.where(is_on_B, settings.temperature_B, 0),
+    penalizes_B=settings.penalizes_B & is_on_B,
   )
+  logits_BV = logits_BV.astype(jnp.float32)
+  penalized_BV = penalties.apply(logits_BV, settings, state.texts, row_B)
+  return sampling_lib.draw(logits_BV, settings, index_B, penalized_BV)
 
 
 def _pack(token_B, log_probability_B, *others_NB) -> jax.Array:

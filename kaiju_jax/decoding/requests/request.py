@@ -196,6 +196,8 @@ def check(
     raise TypeError(
       f'{name}.sampling={request.sampling!r}: must be a sampling.Sampling.'
     )
+  biased = [token for token, _ in request.sampling.logit_bias]
+  check_tokens([0, *biased], vocab_size, f'{name}.sampling.logit_bias')
   stop.check_tokens(request.stop_tokens, f'{name}.stop_tokens')
   for token in request.stop_tokens:
     if token >= vocab_size:

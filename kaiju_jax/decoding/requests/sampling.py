@@ -2,7 +2,7 @@
 
 The filters apply in Hugging Face's order (`transformers`' generate):
 
-    logit[v] of a token seen before   → logit / penalty, or · penalty below 0
+    logit[v] is biased and penalized (`penalties.py`)
     depth[v] = (max logit - logit[v]) / temperature
     kept: depth <= limit, the least of these four limits
       top_k  the k-th smallest depth
@@ -12,9 +12,9 @@ The filters apply in Hugging Face's order (`transformers`' generate):
       none   ∞
     token = argmax of (Gumbel noise - depth) over what is kept
 
-Temperature 0 takes the largest logit after the penalty, the first of equal
-ones. Equal logits are kept or cut together: at a tie top_k keeps more than k,
-as in Hugging Face's code, and top_p does the same here.
+Temperature 0 takes the largest logit after penalties, the first of equal ones.
+Equal logits are kept or cut together: at a tie top_k keeps more than k, as in
+Hugging Face's code, and top_p does the same here.
 
 No limit needs the vocabulary sorted. The bits of non-negative floats are
 ordered as the floats are, so a limit is found bit by bit, in 31 sums over the
@@ -30,9 +30,9 @@ same.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import math
 import numbers
 from typing import Any
 from typing import NamedTuple
@@ -43,8 +43,12 @@ from jax.extend import random as threefry
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.decoding.requests import penalties
+
 _SEEDS = 2**32
-_COLDEST = 1e-6
+_ABOVE_0 = np.nextafter(0, 1), np.finfo(np.float64).max
+_COLD = 1e-6, _ABOVE_0[1]
+_LAST = penalties.WINDOW
 _BITS = 31  # Those that a float32 above 0 uses.
 # From so many entries on, the 512 likeliest are read alone. They lie in the 512
 # groups of 32 neighbours whose likeliest entries are likeliest.
@@ -73,30 +77,61 @@ class Sampling:
   repetition_penalty: float = 1.0
   # The noise's seed, 0…2³²-1.
   seed: int = 0
+  # Of how many last tokens; -1 for all, 0 for none.
+  repeat_last_n: int = -1
+  # Lowers the logit of a token each time that the reply has drawn it.
+  frequency_penalty: float = 0.0
+  # Lowers the logit of a token that the reply has drawn.
+  presence_penalty: float = 0.0
+  # Added to the logits of tokens: {token: bias}, kept as sorted pairs.
+  logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+  # DRY: the penalty of a token that would make a repeated sequence longer; 0
+  # for none.
+  dry_multiplier: float = 0.0
+  # It grows so many times by each token more that is repeated.
+  dry_base: float = 1.75
+  # Length of a repeated sequence whose next token has that penalty.
+  dry_allowed_length: int = 2
+  # The last tokens in which sequences repeat.
+  dry_penalty_last_n: int = penalties.WINDOW
+  # Repeated sequences hold no token whose text holds one of them.
+  dry_sequence_breakers: Sequence[str] = penalties.BREAKERS
 
   def __post_init__(self):
-    for name in ('temperature', 'top_p', 'min_p', 'repetition_penalty'):
-      check_type(name, getattr(self, name), numbers.Real, 'a number')
-    for name in ('top_k', 'seed'):
-      check_type(name, getattr(self, name), numbers.Integral, 'an integer')
-    for name, is_right, expected in (
-      (
-        'temperature',
-        self.temperature == 0 or _COLDEST <= self.temperature < math.inf,
-        f'0 (greedy) or at least {_COLDEST}, and finite',
-      ),
-      ('top_k', 0 <= self.top_k < 2**31, 'at least 0 (0 keeps all)'),
-      ('top_p', 0 < self.top_p <= 1, 'above 0 and at most 1 (1 keeps all)'),
-      ('min_p', 0 <= self.min_p <= 1, 'in 0…1 (0 keeps all)'),
-      (
-        'repetition_penalty',
-        0 < self.repetition_penalty < math.inf,
-        'above 0 and finite (1 for none)',
-      ),
-      ('seed', 0 <= self.seed < _SEEDS, f'in 0…{_SEEDS - 1}'),
-    ):
-      if not is_right:
-        raise ValueError(f'{name}={getattr(self, name)!r}: must be {expected}.')
+    for name, (least, most, expected) in _LIMITS.items():
+      value = getattr(self, name)
+      if name in _INTEGERS:
+        check_type(name, value, numbers.Integral, 'an integer')
+      else:
+        check_type(name, value, numbers.Real, 'a number')
+      is_greedy = name == 'temperature' and value == 0
+      if not (is_greedy or least <= value <= most):
+        raise ValueError(f'{name}={value!r}: must be {expected}.')
+    for name, check in penalties.CHECKS.items():
+      object.__setattr__(self, name, check(getattr(self, name)))
+
+  @property
+  def penalizes(self) -> bool:
+    """Whether it changes logits before any filter."""
+    return penalties.is_used(self)
+
+
+# By field: the least, the most, and what is right in words.
+_LIMITS = {
+  'temperature': (*_COLD, f'0 (greedy) or at least {_COLD[0]}, and finite'),
+  'top_k': (0, 2**31 - 1, 'at least 0 (0 keeps all)'),
+  'top_p': (_ABOVE_0[0], 1, 'above 0 and at most 1 (1 keeps all)'),
+  'min_p': (0, 1, 'in 0…1 (0 keeps all)'),
+  'repetition_penalty': (*_ABOVE_0, 'above 0 and finite (1 for none)'),
+  'seed': (0, _SEEDS - 1, f'in 0…{_SEEDS - 1}'),
+  'repeat_last_n': (-1, _LAST, f'in 0…{_LAST}, or -1 (all tokens)'),
+  'frequency_penalty': (-2, 2, 'in -2…2 (0 for none)'),
+  'presence_penalty': (-2, 2, 'in -2…2 (0 for none)'),
+  'dry_multiplier': (0, 100, 'in 0…100 (0 for none)'),
+  'dry_base': (1, 100, 'in 1…100'),
+  'dry_allowed_length': (1, _LAST, f'in 1…{_LAST}'),
+  'dry_penalty_last_n': (0, _LAST, f'in 0…{_LAST}'),
+}
 
 
 class Settings(NamedTuple):
@@ -108,29 +143,46 @@ class Settings(NamedTuple):
   min_p_B: Any
   repetition_penalty_B: Any
   seed_B: Any
+  repeat_last_n_B: Any
+  frequency_penalty_B: Any
+  presence_penalty_B: Any
+  dry_multiplier_B: Any
+  dry_base_B: Any
+  dry_allowed_length_B: Any
+  dry_penalty_last_n_B: Any
+  penalizes_B: Any
+  # Tokens, beyond any vocabulary where there is none, and what is added.
+  bias_token_BK: Any
+  bias_BK: Any
+
+
+_INTEGERS = {
+  x.name for x in dataclasses.fields(Sampling) if isinstance(x.default, int)
+}
+_DTYPES = {
+  **dict.fromkeys(_INTEGERS, np.int32),
+  'seed': np.uint32,
+  'penalizes': bool,
+}
 
 
 def settings(samplings: Sequence[Sampling]) -> Settings:
   """Returns the settings of one row per `Sampling`; numpy."""
-
-  def column(name, dtype):
-    return np.array([getattr(one, name) for one in samplings], dtype)
-
-  return Settings(
-    temperature_B=column('temperature', np.float32),
-    top_k_B=column('top_k', np.int32),
-    top_p_B=column('top_p', np.float32),
-    min_p_B=column('min_p', np.float32),
-    repetition_penalty_B=column('repetition_penalty', np.float32),
-    seed_B=column('seed', np.uint32),
-  )
+  columns = {
+    f'{name}_B': np.array(
+      [getattr(one, name) for one in samplings], _DTYPES.get(name, np.float32)
+    )
+    for name in (*_LIMITS, 'penalizes')
+  }
+  biases = penalties.pack_biases([one.logit_bias for one in samplings])
+  return Settings(**columns, **biases)
 
 
 def draw(
   logits_BV: jax.Array,
   settings: Settings,
   index_B: jax.Array,
-  seen_BV: jax.Array | None = None,
+  penalized_BV: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns each row's next token and the model's own log-probability of it.
 
@@ -138,19 +190,21 @@ def draw(
     logits_BV: float; -inf rules a token out.
     settings: the B rows' settings, arrays [B].
     index_B: int32, how many tokens stand before the drawn one in its sequence.
-    seen_BV: bool, tokens that the sequence holds; None for no penalty at all.
+    penalized_BV: float32, the logits to draw from (`penalties.apply`); None
+      for no penalty at all.
 
   Returns:
     token_B: int32; -1 where no token can be chosen: a logit is NaN or +inf, or
       all are -inf.
-    log_probability_B: float32, from the softmax of `logits_BV` before penalty,
-      temperature and filters; NaN where token_B is -1.
+    log_probability_B: float32, from the softmax of `logits_BV` before
+      penalties, temperature and filters; NaN where token_B is -1.
 
   Raises ValueError: names an argument of another shape.
   """
-  _check_shapes(logits_BV, settings, index_B=index_B, seen_BV=seen_BV)
+  _check_shapes(logits_BV, settings, index_B=index_B, penalized_BV=penalized_BV)
   logits_BV = logits_BV.astype(jnp.float32)
-  penalized_BV = _penalize(logits_BV, settings, seen_BV)
+  if penalized_BV is None:
+    penalized_BV = logits_BV
   greedy_B = likeliest(penalized_BV)
 
   def drawn():
@@ -175,16 +229,6 @@ def _has_choice(logits_BV) -> jax.Array:
   return jnp.isfinite(jnp.max(logits_BV, axis=-1)) & ~jnp.any(
     jnp.isnan(logits_BV), axis=-1
   )
-
-
-def _penalize(logits_BV, settings, seen_BV) -> jax.Array:
-  if seen_BV is None:
-    return logits_BV
-  penalty_B1 = settings.repetition_penalty_B[:, None]
-  lower_BV = jnp.where(
-    logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1
-  )
-  return jnp.where(seen_BV, lower_BV, logits_BV)
 
 
 def _depth(logits_BV, settings) -> jax.Array:
@@ -397,6 +441,8 @@ def _check_shapes(logits_BV, settings, **arrays) -> None:
     )
   for name, x in (*settings._asdict().items(), *arrays.items()):
     expected = logits_BV.shape[: len(name.rpartition('_')[2])]
+    if name.endswith('_BK'):
+      expected = logits_BV.shape[0], penalties.BIASES
     if x is not None and np.shape(x) != expected:
       raise ValueError(
         f'{name} has shape {np.shape(x)}: expected {expected}, as logits_BV'

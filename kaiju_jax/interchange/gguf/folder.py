@@ -35,7 +35,10 @@ _SAMPLING = {
   'top_p': 'top_p',
   'min_p': 'min_p',
   'penalty_repeat': 'repetition_penalty',
+  'penalty_last_n': 'repeat_last_n',
 }
+# The most of a window; a larger one is the whole text.
+_LAST = 1024
 
 
 class Unpacked(NamedTuple):
@@ -132,5 +135,7 @@ def _generation(fields: dict[str, Any]) -> dict[str, Any]:
     for key, name in _SAMPLING.items()
     if f'general.sampling.{key}' in fields
   }
+  if drawn.get('repeat_last_n', 0) > _LAST:
+    drawn['repeat_last_n'] = -1
   ends = [*dict.fromkeys(one for one in ends if one is not None)]
   return {'eos_token_id': ends, **drawn}

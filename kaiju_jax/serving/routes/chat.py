@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 import contextlib
 import dataclasses
+import json
 import logging
 from typing import Any
 
@@ -17,6 +18,7 @@ from starlette import responses
 
 import kaiju_jax
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import reply as reply_lib
@@ -101,7 +103,9 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       begun=len(turn.begun_tokens),
       alternatives=chat.top_logprobs or 0,
     )
-    for sampling in chat.samplings({} if chat.guided else context.sampling)
+    for sampling in chat.samplings(
+      {} if chat.guided else context.sampling, context.tokenizer.vocab_size
+    )
   ]
 
 
@@ -109,11 +113,20 @@ def _drawn(
   context: context_lib.Context, request: request_lib.Request
 ) -> characters.Drawn:
   """Returns how the engine draws a request's reply, for the store."""
+  given = dataclasses.asdict(request.sampling)
+  own = {x.name for x in dataclasses.fields(characters.Drawn)}
+  others = {name: given.pop(name) for name in given.keys() - own}
+  changed = {
+    name: x
+    for name, x in others.items()
+    if x != getattr(sampling_lib.Sampling, name)
+  }
   return characters.Drawn(
     model=context.model.weights,
     build=kaiju_jax.__version__,
     guided=request.guided is not None,
-    **dataclasses.asdict(request.sampling),
+    others=json.loads(json.dumps(changed)),
+    **given,
   )
 
 

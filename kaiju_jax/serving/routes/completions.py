@@ -153,7 +153,9 @@ def _requests(
       priority=caller.tier,
       deadline=context.engines.max_wait_s,
     )
-    for sampling in completion.samplings(context.sampling)
+    for sampling in completion.samplings(
+      context.sampling, context.tokenizer.vocab_size
+    )
   ]
 
 

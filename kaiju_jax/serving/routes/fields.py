@@ -3,15 +3,17 @@
 An unsupported field that would change the text is an error. So is an unknown
 field, which is most often a misspelt one. Fields that only label a request are
 accepted and ignored. Null is as if the field were left out, everywhere; what
-else asks for nothing (`"frequency_penalty": 0`) stands in `parse.py`.
+else asks for nothing (`"length_penalty": 1`) stands in `parse.py`.
 
-`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `continue_final_message`,
-`add_generation_prompt` and the `echo` of a chat are not OpenAI's; they have the
-names that other servers gave them. `character`, `session`, `swipe` and `guided`
-are ours.
+`top_k`, `min_p`, `repetition_penalty`, `repeat_last_n`, those of DRY,
+`ignore_eos`, `continue_final_message`, `add_generation_prompt` and the `echo`
+of a chat are not OpenAI's; they have the names that other servers gave them
+(vLLM's, llama.cpp's). `character`, `session`, `swipe` and `guided` are ours.
 """
 
 from collections.abc import Mapping
+import dataclasses
+import re
 import secrets
 from typing import Annotated
 from typing import Any
@@ -115,6 +117,15 @@ def check_prompt(value: Any) -> str | list:
   return value
 
 
+def read_biases(value: Any) -> Any:
+  """Returns {token: bias}; JSON writes tokens as strings."""
+  if not isinstance(value, dict):
+    raise ValueError('must be an object of tokens and biases')
+  # What is no number is refused with the rest.
+  return {int(x) if x.isdecimal() else x: bias for x, bias in value.items()}
+
+
+_Penalty = Annotated[float, pydantic.Field(gt=0, le=10)]
 _Alternatives = Annotated[int, pydantic.Field(ge=0, le=alternatives.MOST)]
 _Label = Annotated[dict[str, Any], limit_entries(_LABELS)] | None
 
@@ -146,12 +157,10 @@ class ChatMessage(parse.Fields):
 # The values of sampling's fields that a guided reply, which is searched rather
 # than drawn, may have.
 _UNDRAWN = {
-  'temperature': (0,),
-  'top_p': (1,),
-  'top_k': (0, -1),
-  'min_p': (0,),
-  'repetition_penalty': (1,),
-}
+  one.name: (one.default,)
+  for one in dataclasses.fields(sampling_lib.Sampling)
+  if one.name != 'seed'
+} | {'temperature': (0,), 'top_k': (0, -1)}
 
 
 class TemplateOptions(parse.Fields):
@@ -183,9 +192,17 @@ class Generation(parse.Fields):
   top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
   top_k: Annotated[int, pydantic.Field(ge=-1)] | None = None
   min_p: Annotated[float, pydantic.Field(ge=0, lt=1)] | None = None
-  repetition_penalty: Annotated[float, pydantic.Field(gt=0, le=10)] | None = (
-    None
-  )
+  repetition_penalty: _Penalty | None = None
+  # Their ranges are `Sampling`'s.
+  repeat_last_n: int | None = None
+  frequency_penalty: float | None = None
+  presence_penalty: float | None = None
+  logit_bias: Annotated[Any, pydantic.PlainValidator(read_biases)] = None
+  dry_multiplier: float | None = None
+  dry_base: float | None = None
+  dry_allowed_length: int | None = None
+  dry_penalty_last_n: int | None = None
+  dry_sequence_breakers: list[str] | None = None
   # Whether the model's own end of a text ends no reply.
   ignore_eos: bool = False
   # Labels: they do not change the text.
@@ -204,6 +221,11 @@ class Generation(parse.Fields):
   def _check_stream(self):
     if self.includes_usage and not self.stream:
       raise parse.fault('stream_options', 'needs stream, which is not true')
+    try:
+      sampling_lib.Sampling(**self._sampling)
+    except (TypeError, ValueError) as error:
+      field, sign, message = re.split(r'\b(\W)', str(error), maxsplit=1)
+      raise parse.fault(field, f'{sign}{message}'.strip('=. ')) from error
     return self
 
   @property
@@ -228,24 +250,32 @@ class Generation(parse.Fields):
     """Whether each of the stream's events has the usage so far."""
     return self.includes_usage and self.stream_options.continuous_usage_stats
 
+  @property
+  def _sampling(self) -> dict[str, Any]:
+    """The fields of `Sampling` that the request has."""
+    given = {name: getattr(self, name) for name in _UNDRAWN}
+    given = {name: x for name, x in given.items() if x is not None}
+    if 'top_k' in given:
+      given['top_k'] = max(given['top_k'], 0)
+    return given
+
   def samplings(
-    self, defaults: Mapping[str, float]
+    self, defaults: Mapping[str, Any], vocab_size: int
   ) -> list[sampling_lib.Sampling]:
     """Returns the sampling settings of each choice, with consecutive seeds."""
     seed = secrets.randbits(32) if self.seed is None else self.seed
-    given = {**defaults} | {
-      name: value
-      for name in _UNDRAWN
-      if (value := getattr(self, name)) is not None
-    }
-    given['top_k'] = max(given.get('top_k', 0), 0)
-    try:
-      return [
-        sampling_lib.Sampling(**given, seed=(seed + index) % 2**32)
-        for index in range(self.choices)
-      ]
-    except (TypeError, ValueError) as error:
-      raise errors.invalid(str(error)) from error
+    given = {**defaults, **self._sampling}
+    found = [
+      sampling_lib.Sampling(**given, seed=(seed + index) % 2**32)
+      for index in range(self.choices)
+    ]
+    for token, _ in found[0].logit_bias:
+      if token >= vocab_size:
+        raise errors.invalid(
+          f'logit_bias: {token}: a token is 0…{vocab_size - 1}.',
+          param='logit_bias',
+        )
+    return found
 
 
 class Chat(Generation):

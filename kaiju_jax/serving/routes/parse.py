@@ -32,13 +32,10 @@ Table = Mapping[str, tuple[Any, ...]]
 
 REQUEST: Table = {
   'audio': (),
-  'frequency_penalty': (0,),
   'function_call': ('none', 'auto'),
   'functions': (),
-  'logit_bias': (),
   'modalities': (['text'],),
   'moderation': (),
-  'presence_penalty': (0,),
   'reasoning_effort': ('none',),
   'response_format': ({'type': 'text'},),
   'suffix': (),

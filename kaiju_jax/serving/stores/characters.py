@@ -29,6 +29,7 @@ errors and the limits are our guess.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -124,6 +125,15 @@ class Drawn:
   # Whether a guided beam search found the reply; the fields of sampling then
   # say nothing.
   guided: bool = False
+  # Further fields of `Sampling`, where they were not the default's, as JSON.
+  others: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def fields(self) -> dict[str, Any]:
+    """Returns all as JSON, without `others` where older servers need none."""
+    found = dataclasses.asdict(self)
+    if not self.others:
+      del found['others']
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -298,6 +298,7 @@ class RedisWrites(RedisReads):
     self, session: characters.Session, message: characters.Message
   ) -> None:
     data = dataclasses.asdict(message)
+    data['drawn'] = message.drawn and message.drawn.fields()
     for name in 'reasoning', 'drawn':
       if data[name] is None:  # So that older servers read it, too.
         del data[name]

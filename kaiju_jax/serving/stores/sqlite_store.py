@@ -293,7 +293,7 @@ class _Records:
         message.finish,
         message.created,
         message.reasoning,
-        message.drawn and json.dumps(dataclasses.asdict(message.drawn)),
+        message.drawn and json.dumps(message.drawn.fields()),
       ),
     )
 

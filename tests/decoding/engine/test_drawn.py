@@ -74,7 +74,7 @@ SAMPLINGS = [
   Sampling(0),
   Sampling(seed=5),
   Sampling(0.7, top_k=9, seed=6, repetition_penalty=3.0),
-  Sampling(0, repetition_penalty=2.5),
+  Sampling(0, repetition_penalty=2.5, dry_multiplier=2, dry_allowed_length=1),
 ]
 
 

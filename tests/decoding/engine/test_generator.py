@@ -4,6 +4,7 @@ import functools
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import penalties
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.model import transformer
@@ -21,7 +23,13 @@ Sampling = sampling_lib.Sampling
 ROWS, LENGTH, CHUNK = 3, 64, 16
 CONFIG = toys.small(window=12)
 MODEL = transformer.Transformer(CONFIG)
-drawn = jax.jit(sampling_lib.draw)
+
+
+@jax.jit
+def drawn(logits_BV, settings, index_B, texts):
+  row_B = jnp.arange(len(logits_BV))
+  penalized_BV = penalties.apply(logits_BV, settings, texts, row_B)
+  return sampling_lib.draw(logits_BV, settings, index_B, penalized_BV)
 
 
 @pytest.fixture(scope='module')
@@ -70,12 +78,14 @@ def uncached(params, request):
   """Draws a request's tokens with a forward pass over all of it for each."""
   tokens = list(request.tokens)
   settings = sampling_lib.settings([request.sampling])
+  strings = request.sampling.dry_sequence_breakers
+  breakers = penalties.find_breakers(tokenizer.Bytes(), strings)
   for _ in range(request.max_tokens):
     logits_V = forward(params, tokens)[-1]
-    seen_BV = np.isin(np.arange(CONFIG.vocab_size), tokens)[None]
-    (token,), _ = drawn(
-      logits_V[None], settings, np.array([len(tokens)]), seen_BV
-    )
+    text_L, prompt = np.array(tokens, np.int32), len(request.tokens)
+    text = penalties.read(text_L, prompt, breakers, CONFIG.vocab_size)
+    text = jax.tree.map(lambda x: x[None], text)
+    (token,), _ = drawn(logits_V[None], settings, np.array([len(tokens)]), text)
     tokens.append(int(token))
   return tokens[len(request.tokens) :]
 
@@ -93,6 +103,27 @@ REQUESTS = [
   Request(prompt(33, 6), 12, Sampling(0, repetition_penalty=1.5)),
   # A penalty below 1 favours what the prompt holds.
   Request(prompt(24, 7), 12, Sampling(seed=7, repetition_penalty=0.2)),
+  # It loops without a penalty.
+  Request([*b'ab' * 16], 24, Sampling(0, dry_multiplier=3.0)),
+  Request(
+    [*b'abcd*' * 6],
+    24,
+    Sampling(0.9, seed=8, frequency_penalty=0.7, logit_bias={97: 3.0, 9: 4.0}),
+  ),
+  Request(
+    prompt(20, 9),
+    24,
+    Sampling(
+      seed=9,
+      presence_penalty=1.5,
+      repetition_penalty=2.0,
+      repeat_last_n=5,
+      dry_multiplier=0.5,
+      dry_allowed_length=1,
+      dry_penalty_last_n=9,
+      dry_sequence_breakers=['a'],
+    ),
+  ),
 ]
 
 

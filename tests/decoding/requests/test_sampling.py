@@ -8,10 +8,25 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from kaiju_jax.decoding.requests import penalties
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 Sampling = sampling_lib.Sampling
-drawn = jax.jit(sampling_lib.draw)
+
+
+def draw(logits_BV, settings, index_B, seen_BV=None):
+  if seen_BV is None:
+    return sampling_lib.draw(logits_BV, settings, index_B)
+  rows = len(logits_BV)
+  recent_BW = jnp.full((rows, penalties.WINDOW), -1, jnp.int32)
+  texts = penalties.Texts(seen_BV.astype(jnp.int32), recent_BW, 0 * recent_BW)
+  logits_BV = jnp.asarray(logits_BV)
+  row_B = jnp.arange(rows)
+  penalized_BV = penalties.apply(logits_BV, settings, texts, row_B)
+  return sampling_lib.draw(logits_BV, settings, index_B, penalized_BV)
+
+
+drawn = jax.jit(draw)
 
 
 def logits(rows, vocab_size, seed=0):
@@ -297,6 +312,17 @@ def test_filters_are_skipped_where_no_row_asks():
     ('min_p', 1.1, ValueError),
     ('repetition_penalty', 0.0, ValueError),
     ('repetition_penalty', float('nan'), ValueError),
+    ('repeat_last_n', -2, ValueError),
+    ('repeat_last_n', 1025, ValueError),
+    ('repeat_last_n', 1.0, TypeError),
+    ('frequency_penalty', 2.1, ValueError),
+    ('frequency_penalty', float('nan'), ValueError),
+    ('presence_penalty', -2.1, ValueError),
+    ('dry_multiplier', -0.1, ValueError),
+    ('dry_base', 0.9, ValueError),
+    ('dry_allowed_length', 0, ValueError),
+    ('dry_penalty_last_n', 1025, ValueError),
+    ('dry_penalty_last_n', -1, ValueError),
     ('seed', -1, ValueError),
     ('seed', 2**32, ValueError),
     ('seed', None, TypeError),
@@ -314,9 +340,9 @@ def test_other_shapes_are_refused():
     sampling_lib.draw(np.zeros(4, np.float32), settings, index_B)
   with pytest.raises(ValueError, match=r'temperature_B has shape \(2,\)'):
     sampling_lib.draw(np.zeros((3, 4), np.float32), settings, index_B)
-  with pytest.raises(ValueError, match=r'seen_BV .* expected \(2, 4\)'):
+  with pytest.raises(ValueError, match=r'penalized_BV .* expected \(2, 4\)'):
     sampling_lib.draw(
-      np.zeros((2, 4), np.float32), settings, index_B, np.zeros((2, 3), bool)
+      np.zeros((2, 4), np.float32), settings, index_B, np.zeros((2, 3))
     )
 
 
@@ -351,7 +377,7 @@ def test_the_nearest_entries_decide_as_the_whole_vocabulary_does(
   monkeypatch, is_all
 ):
   """Bit for bit, whether or not they suffice."""
-  whole_draw = jax.jit(lambda *arguments: sampling_lib.draw(*arguments))
+  whole_draw = jax.jit(lambda *arguments: draw(*arguments))
   random = np.random.default_rng(0)
   for number, logits_BV in enumerate(_shapes_of_logits(random)):
     logits_BV = logits_BV.astype(np.float32)

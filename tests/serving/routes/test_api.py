@@ -412,19 +412,23 @@ def test_a_model_s_own_settings_are_those_of_requests_that_name_none(
   server, monkeypatch
 ):
   context = server.context
-  monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
+  own = {'temperature': 0.5, 'top_k': 7, 'dry_multiplier': 0.8}
+  monkeypatch.setattr(context, 'sampling', own)
   monkeypatch.setattr(context, 'ends', (9,))
   requests = recording.requests(context, monkeypatch)
   server.chat()
-  server.chat(temperature=0.9)
-  server.complete(top_k=0, min_p=0.1)
+  server.chat(temperature=0.9, dry_multiplier=0, frequency_penalty=1)
+  server.complete(top_k=0, min_p=0.1, logit_bias={'9': 2, '8': -1})
   drawn = [one.sampling for one in requests]
   assert [one.temperature for one in drawn] == [0.5, 0.9, 0.5]
   assert [one.top_k for one in drawn] == [7, 7, 0]
+  assert [one.dry_multiplier for one in drawn] == [0.8, 0, 0.8]
+  assert [one.frequency_penalty for one in drawn] == [0, 1, 0]
+  assert drawn[2].logit_bias == ((8, -1), (9, 2)) and not drawn[0].logit_bias
   assert drawn[2].min_p == 0.1 and drawn[0].top_p == 1
   assert requests[2].stop_tokens == (9,)
   about = server.get('/v1/server')
-  assert about['sampling'] == {'temperature': 0.5, 'top_k': 7}
+  assert about['sampling'] == own
   assert about['chats'] is True
 
 

@@ -79,13 +79,23 @@ def test_a_reply_s_message_says_how_it_was_drawn(server, session, is_streamed):
     'top_p': 0.9,
     'min_p': 0.1,
     'repetition_penalty': 1.1,
+    'frequency_penalty': 0.5,
+    'dry_base': 1.75,
+    'logit_bias': {'98': -3},
+    'dry_sequence_breakers': ['a'],
+  }
+  others = {
+    'frequency_penalty': 0.5,
+    'logit_bias': [[98, -3]],
+    'dry_sequence_breakers': ['a'],
   }
   ask(None, n=2, seed=2**32 - 1, **options)
   *greetings, said, _, one, two = server.store.messages('ann', session)
   assert {one.drawn.seed, two.drawn.seed} == {2**32 - 1, 0}
   for reply in one, two:
     assert reply.drawn == characters.Drawn(
-      'w1', kaiju_jax.__version__, reply.drawn.seed, 0.5, 0, 0.9, 0.1, 1.1
+      *('w1', kaiju_jax.__version__, reply.drawn.seed, 0.5, 0, 0.9, 0.1, 1.1),
+      others=others,
     )
   assert not any(written.drawn for written in (*greetings, said))
   # The same request draws the same reply again.

@@ -118,9 +118,9 @@ def test_null_and_empty_values_of_known_fields_change_nothing(server, field):
 
 def test_a_value_that_would_change_the_answer_is_refused_by_name(server):
   for field, value in {
-    'frequency_penalty': 0.5,
-    'presence_penalty': False,
-    'logit_bias': {'5': -100},
+    'length_penalty': 0.5,
+    'use_beam_search': True,
+    'bad_words': ['a'],
     'response_format': {'type': 'json_schema', 'json_schema': None},
     'tools': [{'type': 'function', 'function': {'name': 'f'}}],
     'tool_choice': 'required',
@@ -205,6 +205,15 @@ SHARED = IGNORED | {
   'top_k': 3,
   'min_p': 0.1,
   'repetition_penalty': 1.1,
+  'repeat_last_n': 64,
+  'frequency_penalty': 0.5,
+  'presence_penalty': -0.5,
+  'logit_bias': {'97': -100},
+  'dry_multiplier': 0.8,
+  'dry_base': 1.75,
+  'dry_allowed_length': 2,
+  'dry_penalty_last_n': 512,
+  'dry_sequence_breakers': ['\n'],
   'ignore_eos': False,
   'stream': True,
   'stream_options': {
