@@ -81,8 +81,9 @@ function drawBanner(server) {
   write('.honesty', parameters < SMALL ?
     `What a model of ${rounded(parameters)} parameters says is what it is.` :
     '', banner);
-  write('.sampling', Object.entries(sampling).map(([name, value]) =>
-    `${name.replace('_', ' ')} ${number.format(value)}`).join(', '), banner);
+  const numbers = Object.entries(sampling).filter(([, x]) => typeof x === 'number');
+  write('.sampling', numbers.map(([name, value]) =>
+    `${name.replaceAll('_', ' ')} ${number.format(value)}`).join(', '), banner);
   find('.unmoderated', banner).hidden = moderated;
   find('#composer .thinks').hidden = !server.thinking;
   find('#no-chats').hidden = chats;

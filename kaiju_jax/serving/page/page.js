@@ -13,6 +13,7 @@ import {RATINGS, announce, characterOf, draw, drawNotice, drawText, find,
 
 const LAST = 'kaiju.session';
 const THINKS = 'kaiju.thinks';
+const SAMPLING = 'kaiju.sampling';
 const LARGEST_CARD = 8 * 2 ** 20;
 const TEMPERATURE = 0.7;  // Our guess: at 1, small models ramble.
 
@@ -177,6 +178,7 @@ async function begin() {
     client.agreement(),
   ]);
   Object.assign(state, {server, characters, sessions, agreement});
+  drawSampling();
   const last = recall(LAST);
   const isKnown = state.sessions.some(({id}) => id === last);
   if (!location.hash && isKnown) {
@@ -228,7 +230,60 @@ function question({session, asked, isSwipe, goesOn}) {
     {} : {temperature: TEMPERATURE};
   const thinks = state.server.thinking && recall(THINKS) ?
     {chat_template_kwargs: {enable_thinking: true}} : {};
-  return {model, session, messages, ...drawn, ...other, ...thinks};
+  return {model, session, messages, ...drawn, ...chosen(), ...other, ...thinks};
+}
+
+// How replies are drawn, by the API's names; our guesses.
+
+const PRESETS = {
+  precise: {
+    temperature: 0.3, min_p: 0.1, repetition_penalty: 1.05, dry_multiplier: 0.8,
+  },
+  balanced: {
+    temperature: 0.7, min_p: 0.05, repetition_penalty: 1.05,
+    dry_multiplier: 0.8,
+  },
+  lively: {temperature: 1, min_p: 0.05, dry_multiplier: 0.8},
+};
+
+/** What a person has set; the rest is the server's. */
+const chosen = () => JSON.parse(recall(SAMPLING) ?? '{}');
+
+/** The name of the preset that has these values, '' for none at all. */
+function presetOf({seed, ...values}) {
+  const own = {'': {}, ...PRESETS};
+  const isSame = (other) =>
+    JSON.stringify(Object.entries(other).sort()) ===
+    JSON.stringify(Object.entries(values).sort());
+  return Object.keys(own).find((name) => isSame(own[name])) ?? 'yours';
+}
+
+function drawSampling() {
+  const form = find('#sampling');
+  const values = chosen();
+  const own = {temperature: TEMPERATURE, ...state.server?.sampling};
+  for (const input of form.querySelectorAll('input')) {
+    input.value = values[input.name] ?? '';
+    input.placeholder = own[input.name] ?? '';
+  }
+  form.elements.preset.value = presetOf(values);
+}
+
+function listenToSampling() {
+  find('#sampling').addEventListener('change', ({target}) => {
+    const {name, value} = target;
+    if (!target.reportValidity()) return;
+    let values = chosen();
+    if (name === 'preset') {
+      const {seed} = values;
+      values = {...PRESETS[value], ...(seed === undefined ? {} : {seed})};
+    } else {
+      delete values[name];
+      if (value !== '') values[name] = Number(value);
+    }
+    remember(SAMPLING, JSON.stringify(values));
+    drawSampling();
+  });
 }
 
 function take(stream, {choices: [choice] = [], usage, kaiju}) {
@@ -550,6 +605,7 @@ function listenToPresses() {
 listenForCards();
 listenToDialogs();
 listenToWriting();
+listenToSampling();
 listenToPresses();
 client.onMissingToken(askForToken);
 attempt(begin);

@@ -96,6 +96,40 @@ def test_reasoning_is_off_until_it_is_asked_for_and_folded(fake, talk):
   assert fake.bodies[1]['chat_template_kwargs'] == {'enable_thinking': True}
 
 
+def test_how_replies_are_drawn_is_kept_by_the_browser(fake, talk):
+  def field(name):
+    return talk.page.get_by_label(name)
+
+  talk.expect('#sampling input[name=seed]').to_be_hidden()
+  talk.page.get_by_text('How replies are drawn').click()
+  talk.expect(field('Preset')).to_have_value('')
+  talk.write('Hello')
+  talk.counts(3, '.message .text')
+  field('Preset').select_option('Lively')
+  talk.expect(field('Temperature')).to_have_value('1')
+  for name, value in ('Temperature', '0.9'), ('Seed', '7'), ('Top-p', '3'):
+    field(name).fill(value)
+    field(name).press('Tab')
+  talk.expect(field('Preset')).to_have_value('yours')
+  talk.page.reload()
+  talk.page.get_by_text('How replies are drawn').click()
+  talk.expect(field('Temperature')).to_have_value('0.9')
+  talk.expect(field('Top-p')).to_have_value('')  # It was out of range.
+  talk.write('Again')
+  talk.counts(5, '.message .text')
+  field('Preset').select_option("The model's own")
+  talk.expect(field('Temperature')).to_have_value('')
+  field('Seed').press('Enter')  # It sends nothing.
+  talk.write('Once more')
+  talk.counts(7, '.message .text')
+  first, second, third = fake.bodies
+  given = {'temperature': 0.9, 'min_p': 0.05, 'dry_multiplier': 0.8, 'seed': 7}
+  assert {name: second.get(name) for name in given} == given
+  assert not {*given, 'top_p'} & {*first} - {'temperature'}
+  assert first['temperature'] == third['temperature'] == 0.7
+  assert third['seed'] == 7 and 'min_p' not in third
+
+
 def test_what_was_typed_meanwhile_stands_behind_what_comes_back(fake, talk):
   def late(route):
     talk.find('#draft').fill('Second.')
