@@ -125,7 +125,7 @@ check: $(VENV)/.tests-installed
 	$(BIN)/ruff format --check .
 
 $(VENV)/.installed: EXTRAS := [report]
-$(VENV)/.serve-installed: EXTRAS := [serve]
+$(VENV)/.serve-installed: EXTRAS := [serve,cpu]
 $(VENV)/.tests-installed: EXTRAS := [test]
 $(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
 $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]

@@ -78,7 +78,14 @@ class QuantizationConfig:
 
 CHOICES = {
   'matmul': ('int8', 'weights', 'none'),
-  'matmul_implementation': ('', 'reference', 'xla', 'pallas_gpu', 'pallas_tpu'),
+  'matmul_implementation': (
+    '',
+    'reference',
+    'xla',
+    'numba_cpu',
+    'pallas_gpu',
+    'pallas_tpu',
+  ),
   'kv': ('int8', 'none'),
   'kv_scale': ('token', 'channel'),
   'qk': ('int8', 'none'),

@@ -29,6 +29,7 @@ from kaiju_jax.kernels.int8_matmul import blocks
 RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'xla': dispatch.ANYWHERE,
+  'numba_cpu': ('cpu',),
   'pallas_gpu': ('gpu',),
   'pallas_tpu': ('tpu',),
 }

@@ -23,7 +23,23 @@ def multiply(
 ):
   """Returns y_RO in `dtype`."""
   axis = 0 if contract == 'first' else 1
-  sums_RO = _dot(codes_RC, w, 1, axis, jnp.int32)
+  return finish(
+    _dot(codes_RC, w, 1, axis, jnp.int32),
+    scale_R,
+    w,
+    scale_O,
+    axis=axis,
+    nonnegative=nonnegative,
+    relu2=relu2,
+    cut_R=cut_R,
+    dtype=dtype,
+  )
+
+
+def finish(
+  sums_RO, scale_R, w, scale_O, *, axis, nonnegative, relu2, cut_R, dtype
+):
+  """Returns y_RO of the codes' sums, of a weight contracted over `axis`."""
   if nonnegative:
     column_O = jnp.sum(w.astype(jnp.int32), axis=axis)
     sums_RO = sums_RO + 128 * column_O[None]

@@ -1,6 +1,7 @@
 """One test for all implementations, against integers that numpy adds up."""
 
 import functools
+import importlib.util
 
 import jax
 from jax.extend import core
@@ -18,7 +19,11 @@ from tests.kernels import interpreted
 
 # Several blocks each way, the last in part.
 ROWS, CONTRACTED, OUTPUTS = shared.ROWS, shared.CONTRACTED, shared.OUTPUTS
-IMPLEMENTATIONS = tuple(api.RUNS_ON)
+IMPLEMENTATIONS = tuple(
+  name
+  for name in api.RUNS_ON
+  if name != 'numba_cpu' or importlib.util.find_spec('numba')
+)
 
 
 @pytest.fixture(autouse=True)

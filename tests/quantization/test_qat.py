@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import bungee
@@ -220,7 +221,10 @@ def test_bungee_multiplies_and_has_the_products_gradient():
   )
 
 
-def test_the_compiled_forward_pass_holds_only_s8_weights_in_its_dots():
+def test_the_compiled_forward_pass_holds_only_s8_weights_in_its_dots(
+  monkeypatch,
+):
+  monkeypatch.setattr(blocks, 'numba_cpu', lambda: None)
   config = model_config.ModelConfig(
     vocab_size=48,
     d_model=32,
@@ -279,8 +283,11 @@ def test_a_few_rows_of_floats_stand_behind_the_weight(spec, rows):
 
 
 @pytest.mark.parametrize('size, rows', [(96, 1), (96, 2), (96, 3), (40, 1)])
-def test_a_few_rows_of_codes_are_summed_where_the_weight_lies(size, rows):
-  """A loop of XLA's own reads it in place, or it stands in front."""
+def test_a_few_rows_of_codes_are_summed_where_the_weight_lies(
+  monkeypatch, size, rows
+):
+  """Without numba a loop of XLA's own reads it, or it stands in front."""
+  monkeypatch.setattr(blocks, 'numba_cpu', lambda: None)
   random = np.random.default_rng(0)
   x = random.integers(-128, 128, (1, rows, size), np.int8)
   w = random.integers(-127, 128, (3, 8, size), np.int8)

@@ -1,12 +1,13 @@
 """An einsum of two arrays, in the order of operands that XLA multiplies best.
 
-On a CPU the best order is measured (`experiments/results/open_models.md`).
-YNNPACK, which XLA's CPU calls for products of two rows and more, packs the
-second operand anew in every call, and reads the first in place. One row of
-codes goes to a slow loop instead. So the order of operands depends on the rows,
-and a weight should lie with the dimension that is summed over last
-(`decoding/device/weights.py`). Sums of codes are integers, and have the same
-bits in every order.
+Codes of a weight that is summed over last are multiplied by numba where it is
+installed (`kernels/int8_matmul/numba_cpu.py`). Otherwise the best order on a
+CPU is measured (`experiments/results/open_models.md`). YNNPACK, which XLA's CPU
+calls for products of two rows and more, packs the second operand anew in every
+call, and reads the first in place. One row of codes goes to a slow loop
+instead. So the order of operands depends on the rows, and a weight should lie
+with the dimension that is summed over last (`decoding/device/weights.py`). Sums
+of codes are integers, and have the same bits in every order.
 """
 
 import jax
@@ -14,6 +15,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.quantization.qat import letters as letters_lib
 
 # Measured on a CPU: 32 rows gain, 64 hardly, 128 lose.
@@ -47,10 +49,13 @@ def multiply(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
     w_letters = w_letters.removesuffix(contracted) + contracted[0]
   spec = f'{x_letters},{w_letters}->{out_letters}'
   rows = x.size // x.shape[-1]
-  if dispatch.platform() != 'cpu' or rows > _FEW_ROWS:
-    return jnp.einsum(spec, x, w, preferred_element_type=dtype)
   is_coded = x.dtype == jnp.int8
   is_last = w_letters[-1] == x_letters[-1]
+  if is_coded and is_last and (kernel := blocks.numba_cpu()):
+    x_RC, w_OC = (each.reshape(-1, each.shape[-1]) for each in (x, w))
+    return kernel.sums(x_RC, w_OC).reshape(*x.shape[:-1], *w.shape[:-1])
+  if dispatch.platform() != 'cpu' or rows > _FEW_ROWS:
+    return jnp.einsum(spec, x, w, preferred_element_type=dtype)
   if is_coded and is_last and rows <= _LOOP_ROWS and _added(x.shape[-1]):
     return _loop(x, w)
   if is_coded and rows == 1:
