@@ -15,6 +15,13 @@ def tokenizer(tmp_path_factory):
   return tokenizer_lib.load(str(path / 'tokenizer.json'))
 
 
+PENALTIES = json.loads("""
+  {"frequency_penalty": -0.5, "presence_penalty": 0.5, "repeat_last_n": -1,
+   "dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 2,
+   "dry_penalty_last_n": 512, "dry_sequence_breakers": ["\\n"]}
+""")
+
+
 def _write(folder, found, **others):
   (folder / 'generation_config.json').write_text(json.dumps(found))
   for name, fields in others.items():
@@ -57,19 +64,7 @@ def test_settings_are_read_and_what_is_not_done_is_named(tmp_path, tokenizer):
   [
     ({'do_sample': False, 'top_k': -1}, {'top_k': 0, 'temperature': 0.0}),
     ({'do_sample': False, 'temperature': 0.7}, {'temperature': 0.0}),
-    *(
-      ({name: value}, {name: value})
-      for name, value in {
-        'frequency_penalty': -0.5,
-        'presence_penalty': 0.5,
-        'repeat_last_n': -1,
-        'dry_multiplier': 0.8,
-        'dry_base': 1.75,
-        'dry_allowed_length': 2,
-        'dry_penalty_last_n': 512,
-        'dry_sequence_breakers': ['\n'],
-      }.items()
-    ),
+    (PENALTIES, PENALTIES),
     ({'temperature': 1}, {'temperature': 1.0}),
     ({}, {}),
   ],

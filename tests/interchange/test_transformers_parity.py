@@ -3,9 +3,12 @@
 Needs the extra `interchange`; `make interchange` runs it.
 """
 
+import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.decoding.requests import penalties
+from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.interchange import hugging_face
 from tests.interchange import toys
 
@@ -58,3 +61,24 @@ def test_speed_is_measured_with_both_caches(tmp_path):
     assert prefill > 0 and step > 0
   with pytest.raises(ValueError, match="cache='paged': must be one of dynamic"):
     transformers_serving.runner(model, 2, 9, 'paged', 3)
+
+
+@pytest.mark.parametrize('penalty, min_p', [(1.3, 0.05), (0.7, 0.3)])
+def test_penalty_and_min_p_are_its_own(penalty, min_p):
+  logits_BV = np.random.default_rng(4).normal(0, 4, (2, 260))
+  logits_BV = torch.tensor(logits_BV, dtype=torch.float32)
+  process = transformers.generation.logits_process
+  penalize = process.RepetitionPenaltyLogitsProcessor(penalty)
+  wanted_BV = penalize(torch.tensor(TOKENS, dtype=torch.long), logits_BV)
+  kept_BV = process.MinPLogitsWarper(min_p)(None, wanted_BV).isfinite()
+  settings = sampling.settings(
+    [sampling.Sampling(repetition_penalty=penalty, min_p=min_p)] * 2
+  )
+  logits = logits_BV.numpy()
+  rows = [penalties.read(row_L, 64, [], 260) for row_L in TOKENS]
+  texts = jax.tree.map(lambda *x: np.stack(x), *rows)
+  found_BV = jax.jit(penalties.apply)(logits, settings, texts, np.arange(2))
+  np.testing.assert_allclose(found_BV, wanted_BV, rtol=1e-6)
+  depth_BV = sampling._depth(found_BV, settings)
+  limit_B1 = sampling._limit(depth_BV, settings, None)[:, None]
+  np.testing.assert_array_equal(depth_BV <= limit_B1, kept_BV)

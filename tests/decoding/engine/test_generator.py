@@ -94,6 +94,17 @@ def prompt(length, seed=0):
   return toys.text(length, seed)
 
 
+PENALTIES = {
+  'logit_bias': {97: 3.0, 9: 4.0},
+  'repetition_penalty': 2.0,
+  'repeat_last_n': 5,
+  'frequency_penalty': 0.7,
+  'presence_penalty': -1.5,
+  'dry_multiplier': 0.5,
+  'dry_allowed_length': 1,
+  'dry_penalty_last_n': 9,
+  'dry_sequence_breakers': ['b'],
+}
 REQUESTS = [
   Request(prompt(5, 1), 9, Sampling(temperature=0)),
   Request(prompt(40, 2), 20, Sampling(seed=2, top_k=20), scores_prompt=True),
@@ -105,25 +116,7 @@ REQUESTS = [
   Request(prompt(24, 7), 12, Sampling(seed=7, repetition_penalty=0.2)),
   # It loops without a penalty.
   Request([*b'ab' * 16], 24, Sampling(0, dry_multiplier=3.0)),
-  Request(
-    [*b'abcd*' * 6],
-    24,
-    Sampling(0.9, seed=8, frequency_penalty=0.7, logit_bias={97: 3.0, 9: 4.0}),
-  ),
-  Request(
-    prompt(20, 9),
-    24,
-    Sampling(
-      seed=9,
-      presence_penalty=1.5,
-      repetition_penalty=2.0,
-      repeat_last_n=5,
-      dry_multiplier=0.5,
-      dry_allowed_length=1,
-      dry_penalty_last_n=9,
-      dry_sequence_breakers=['a'],
-    ),
-  ),
+  Request([*b'abc*' * 6], 24, Sampling(seed=8, **PENALTIES)),
 ]
 
 
