@@ -6,6 +6,7 @@ import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import generation
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from tests.interchange.templates import shapes
 
 
@@ -57,6 +58,12 @@ def test_settings_are_read_and_what_is_not_done_is_named(tmp_path, tokenizer):
   }
   assert found.ends == (7, 9, tokenizer.special('</s>'))
   assert found.ignored == ('max_new_tokens=2048', 'typical_p=0.5')
+
+
+@pytest.mark.parametrize('last, kept', [(64, 64), (1024, 1024), (1025, -1)])
+def test_a_gguf_file_s_window_beyond_a_row_s_is_the_whole_text(last, kept):
+  found = gguf_folder._generation({'general.sampling.penalty_last_n': last})
+  assert found['repeat_last_n'] == kept
 
 
 @pytest.mark.parametrize(
