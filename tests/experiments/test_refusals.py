@@ -105,7 +105,7 @@ generate
   --model=/no/such --prompt=x → error: /no/such: no such file
   --model=a --prompt=x --top_p=2 → error: top_p=2.0: must be
   --model=a --prompt=x --dry_base=0 → error: dry_base=0.0: must be in 1…100.
-  --model=a --prompt=x --logit_bias=5 → error: --logit_bias=5: must be TOKEN:BIAS
+  --model=a --prompt=x --logit_bias=5 → error: --logit_bias=5: must be
   --model=a --prompt=x --logit_bias=5:101 → error: logit_bias[5]=101.0: must be
 judge
   – → --judge is missing
