@@ -8,32 +8,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kaiju_jax.decoding.requests import penalties
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 Sampling = sampling_lib.Sampling
-
-
-def draw(logits_BV, settings, index_B, seen_BV=None):
-  penalized_BV = None
-  if seen_BV is not None:
-    shape = len(logits_BV), penalties.WINDOW
-    unused_BW = jnp.full(shape, -1, jnp.int32)
-    texts = penalties.Texts(seen_BV.astype(jnp.int32), unused_BW, unused_BW)
-    row_B, logits_BV = jnp.arange(len(logits_BV)), jnp.asarray(logits_BV)
-    penalized_BV = penalties.apply(logits_BV, settings, texts, row_B)
-  return sampling_lib.draw(logits_BV, settings, index_B, penalized_BV)
-
-
-drawn = jax.jit(draw)
+drawn = jax.jit(sampling_lib.draw)
 
 
 def logits(rows, vocab_size, seed=0):
   generator = np.random.default_rng(seed)
   return generator.normal(0, 3, (rows, vocab_size)).astype(np.float32)
-
-
-UNSEEN_BV = np.zeros((16, 50), bool)
 
 
 def wide(logits_BV, samplings):
@@ -48,11 +31,9 @@ def wide(logits_BV, samplings):
   return wide_BV, sampling_lib.settings(samplings)
 
 
-def expected(logits_V, sampling, seen_V):
+def expected(logits_V, sampling):
   """One row's probabilities by sorting, in float64."""
   x_V = np.array(logits_V, np.float64)
-  penalty = sampling.repetition_penalty
-  x_V[seen_V] = [x / penalty if x > 0 else x * penalty for x in x_V[seen_V]]
   if sampling.temperature == 0:
     return np.eye(len(x_V))[np.argmax(x_V)]
   x_V /= sampling.temperature
@@ -83,10 +64,8 @@ SAMPLINGS = [
   Sampling(top_p=1e-6),
   Sampling(min_p=0.1),
   Sampling(min_p=1.0),
-  Sampling(repetition_penalty=1.7),
-  Sampling(repetition_penalty=0.5, temperature=0),
   Sampling(temperature=2.0, top_k=20, top_p=0.8, min_p=0.05),
-  Sampling(1.5, top_k=7, top_p=0.9, min_p=0.02, repetition_penalty=1.3),
+  Sampling(1.5, top_k=7, top_p=0.9, min_p=0.02),
 ]
 
 
@@ -101,14 +80,11 @@ def noise(seed, index, count):
 def test_draws_equal_a_plain_implementation():
   count = len(SAMPLINGS)
   logits_BV = logits(count, 50)
-  seen_BV = np.random.default_rng(1).random(logits_BV.shape) < 0.4
   settings = sampling_lib.settings(SAMPLINGS)
   with np.errstate(divide='ignore'):
-    log_BV = np.log([*map(expected, logits_BV, SAMPLINGS, seen_BV)])
+    log_BV = np.log([*map(expected, logits_BV, SAMPLINGS)])
   for index in range(200):
-    token_B, _ = drawn(
-      logits_BV, settings, np.full(count, index, np.int32), seen_BV
-    )
+    token_B, _ = drawn(logits_BV, settings, np.full(count, index, np.int32))
     wanted_BV = (
       log_BV + noise(0, index, 50) * (settings.temperature_B > 0)[:, None]
     )
@@ -130,9 +106,7 @@ def test_filters_drawn_out():
   kept_BV = np.zeros((7, 4), bool)
   wide_BV, settings = wide(logits_BV, samplings)
   for index in range(200):
-    token_B, _ = drawn(
-      wide_BV, settings, np.full(16, index, np.int32), UNSEEN_BV
-    )
+    token_B, _ = drawn(wide_BV, settings, np.full(16, index, np.int32))
     kept_BV[np.arange(7), token_B[:7]] = True
   np.testing.assert_array_equal(
     kept_BV.astype(int),
@@ -158,7 +132,7 @@ def test_tokens_come_as_often_as_they_should():
     sampling_lib.settings(seeds),
     np.arange(count, dtype=np.int32) // 40,
   )
-  wanted_V = expected(logits_V, sampling, np.zeros(vocab_size, bool))
+  wanted_V = expected(logits_V, sampling)
   seen_V = np.bincount(token_B, minlength=vocab_size)
   kept = wanted_V > 0
   assert not seen_V[~kept].any()
@@ -204,14 +178,13 @@ def test_a_row_draws_the_same_in_any_row_beside_any_others():
   logits_BV = logits(rows, 50, seed=2)
   index_B = np.arange(rows, dtype=np.int32) + 3
   together_B, own_B = drawn(
-    logits_BV, sampling_lib.settings(samplings), index_B, UNSEEN_BV
+    logits_BV, sampling_lib.settings(samplings), index_B
   )
   order = np.random.default_rng(3).permutation(rows)
   moved_B, moved_own_B = drawn(
     logits_BV[order],
     sampling_lib.settings([samplings[i] for i in order]),
     index_B[order],
-    UNSEEN_BV,
   )
   np.testing.assert_array_equal(moved_B, together_B[order])
   np.testing.assert_array_equal(moved_own_B, own_B[order])
@@ -246,10 +219,9 @@ def test_seed_and_index_both_change_the_noise():
 
 def test_log_probabilities_are_the_models_own():
   logits_BV = logits(len(SAMPLINGS), 50)
-  seen_BV = np.ones(logits_BV.shape, bool)
   index_B = np.zeros(len(SAMPLINGS), np.int32)
   token_B, own_B = drawn(
-    logits_BV, sampling_lib.settings(SAMPLINGS), index_B, seen_BV
+    logits_BV, sampling_lib.settings(SAMPLINGS), index_B, -logits_BV
   )
   p_BV = np.exp(logits_BV.astype(np.float64))
   p_BV /= p_BV.sum(-1, keepdims=True)
@@ -268,7 +240,7 @@ def test_logits_without_a_choice_give_no_token():
     wide_BV, rows = wide(logits_BV, [sampling] * 6)
     # All entries of a row are NaN, not only those of the first four.
     wide_BV[4] = np.nan
-    token_B, own_B = drawn(wide_BV, rows, np.zeros(16, np.int32), UNSEEN_BV)
+    token_B, own_B = drawn(wide_BV, rows, np.zeros(16, np.int32))
     own_B = own_B[:6]
     assert token_B[:3].tolist() == [-1, -1, -1]
     assert token_B[3] == 3 and token_B[4] == -1 and 0 <= token_B[5] < 4
@@ -279,7 +251,7 @@ def test_extreme_logits_and_temperatures_draw():
   logits_BV = np.array([[3e38, -3e38, 0.0], [-3e38, -1e38, -3e38]], np.float32)
   for temperature in 0, 1e-6, 1.0:
     wide_BV, settings = wide(logits_BV, [Sampling(temperature)] * 2)
-    token_B, _ = drawn(wide_BV, settings, np.zeros(16, np.int32), UNSEEN_BV)
+    token_B, _ = drawn(wide_BV, settings, np.zeros(16, np.int32))
     assert token_B[:2].tolist() == [0, 1]
 
 
@@ -374,11 +346,10 @@ def test_the_nearest_entries_decide_as_the_whole_vocabulary_does(
   monkeypatch, is_all
 ):
   """Bit for bit, whether or not they suffice."""
-  whole_draw = jax.jit(lambda *arguments: draw(*arguments))
+  whole_draw = jax.jit(lambda *arguments: sampling_lib.draw(*arguments))
   random = np.random.default_rng(0)
   for number, logits_BV in enumerate(_shapes_of_logits(random)):
     logits_BV = logits_BV.astype(np.float32)
-    seen_BV = random.random((8, MANY)) < 0.01
     for kept in KEPT if is_all else KEPT[number % 4 :][:1]:
       samplings = [
         Sampling(
@@ -386,14 +357,13 @@ def test_the_nearest_entries_decide_as_the_whole_vocabulary_does(
           top_k=kept if row % 2 else 0,
           top_p=random.choice([1.0, 0.95, 0.5, 1e-4]) if kept else 1.0,
           min_p=random.choice([0.0, 0.0, 0.05, 1.0]),
-          repetition_penalty=random.choice([1.0, 1.3]),
           seed=int(random.integers(2**32)),
         )
         for row in range(8)
       ]
       settings = sampling_lib.settings(samplings)
       index_B = random.integers(0, 9999, 8).astype(np.int32)
-      arguments = logits_BV, settings, index_B, seen_BV
+      arguments = logits_BV, settings, index_B
       found = drawn(*arguments)
       with monkeypatch.context() as patch:
         patch.setattr(sampling_lib, '_LARGE', MANY + 1)
