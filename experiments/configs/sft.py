@@ -19,12 +19,6 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
-# For the model of other authors, which has no Z-Reg; our guess.
-_OTHERS = training_config.OptimizerConfig(
-  learning_rate=1e-4,
-  z_reg=training_config.ZRegConfig(attention=0.0, logits=0.0),
-)
-
 
 def get_config(arm: str = 'runs/chat') -> experiment_lib.Experiment:
   """Returns the experiment.
@@ -38,7 +32,7 @@ def get_config(arm: str = 'runs/chat') -> experiment_lib.Experiment:
   from kaiju_jax.runs import load
 
   before = load.describe(arm)
-  optimizer = _OTHERS
+  optimizer = training_config.for_others(1e-4)  # Our guess.
   if before.experiment is not None:
     optimizer = dataclasses.replace(
       before.experiment.optimizer, learning_rate=1e-3

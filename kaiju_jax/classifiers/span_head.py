@@ -26,7 +26,6 @@ from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import workdir as workdir_lib
 
 # The most tokens of a delay that the report counts.
 DELAY = 2
@@ -44,37 +43,40 @@ def make(
   """Returns the experiment of a head's run.
 
   Args:
-    model: workdir of the run whose model it begins with.
+    model: what it begins with: a workdir, an export or a Hugging Face folder.
     path: labelled texts, as `data/spans.py` reads them.
     names: the dimensions.
     settings: of the run.
     seed: of the rows' order.
 
   Raises:
-    OSError, ValueError: there is no such run.
+    OSError, ValueError: there is no such model.
   """
-  before = workdir_lib.load_experiment(model)
+  before = load.describe(model)
+  optimizer = training_config.for_others(settings.rate)
+  if before.experiment is not None:
+    optimizer = dataclasses.replace(
+      before.experiment.optimizer, learning_rate=settings.rate
+    )
   head = objective_config.TokenHeadTraining(
     names=tuple(names),
     frozen=not settings.joint,
     coefficient=settings.joint or 1.0,
   )
   return experiment_lib.Experiment(
-    model=before.model,
+    model=before.config,
     data=data_config.DataConfig(
       task='spans',
       path=str(path),
-      tokenizer=load.tokenizer_of(model, before.data.tokenizer),
-      chat_template=before.data.chat_template,
-      length=min(1024, before.model.max_length),
+      tokenizer=before.tokenizer,
+      chat_template=before.chats,
+      length=min(1024, before.config.max_length),
       batch=1,
       label_weights=settings.label_weights,
       span_tokens='last',
     ),
     objective=objective_config.ObjectiveConfig('token_head', head),
-    optimizer=dataclasses.replace(
-      before.optimizer, learning_rate=settings.rate
-    ),
+    optimizer=optimizer,
     loop=training_config.LoopConfig(
       steps=settings.steps, checkpoint_every=settings.steps
     ),

@@ -67,6 +67,12 @@ class OptimizerConfig:
   z_reg: ZRegConfig = dataclasses.field(default_factory=ZRegConfig)
 
 
+def for_others(learning_rate: float) -> OptimizerConfig:
+  """Returns settings for a model of other authors, trained without Z-Reg."""
+  none = ZRegConfig(attention=0.0, logits=0.0)
+  return OptimizerConfig(learning_rate=learning_rate, z_reg=none)
+
+
 @dataclasses.dataclass
 class LoraConfig:
   """Settings of adapters beside the frozen weights of `begin_with`."""

@@ -9,6 +9,8 @@ import pytest
 
 from experiments.configs import preference
 from experiments.configs import sft
+from kaiju_jax.classifiers import settings as settings_lib
+from kaiju_jax.classifiers import span_head
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.runs import begin
@@ -95,6 +97,13 @@ def test_a_config_takes_what_the_model_comes_with(folders, name):
   started = begin.params(experiment, folders / name, mesh_lib.single())
   pairs = jax.tree.map(np.array_equal, started, whole.params)
   assert all(jax.tree.leaves(pairs))
+  head = span_head.make(
+    folders / name, 'spans.jsonl', ['one'], settings_lib.Spans(rate=0.5)
+  )
+  assert head.model == whole.config and head.optimizer.z_reg.attention == 0
+  assert head.data.chat_template == experiment.data.chat_template
+  assert head.data.tokenizer == whole.tokenizer
+  assert head.optimizer.learning_rate == 0.5
   liked = experiment_of(folders, name, preference)
   assert liked.objective.name == 'preference' and liked.model == whole.config
 
