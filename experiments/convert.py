@@ -10,6 +10,8 @@ cannot say all that the model does (`kaiju_jax/interchange/losses.py`),
 --format=auto writes our own format, and --format=arcee is an error, unless
 --accept names all that is lost; a lost.json beside the weights then lists it.
 Adapters are merged into their base; the KL divergence of that is printed.
+--like=FOLDER writes a run that began with a Hugging Face folder or GGUF file as
+a folder of that family, in float32.
 A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
 Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
 is refused. With --codes weights are kept as the int8 codes of a server.
@@ -37,6 +39,8 @@ class Settings:
   format: Literal['auto', 'arcee', 'kaiju'] = 'auto'
   # What an Arcee folder may lose.
   accept: tuple[str, ...] = ()
+  # A Hugging Face folder or GGUF file as which an exported run is written.
+  like: str = ''
   # Take a Hugging Face folder's tokenizer.json along, if it has one.
   tokenizer: bool = True
   # Keep a Hugging Face folder's int8 codes, for experiments.serve --int8=all or
@@ -50,7 +54,7 @@ class Settings:
   tokens: Annotated[int, flags.Bounds(2)] = 2048
 
 
-_OF_A_RUN, _OF_A_FOLDER = ('format', 'accept'), ('tokenizer', 'codes')
+_OF_A_RUN, _OF_A_FOLDER = ('format', 'accept', 'like'), ('tokenizer', 'codes')
 FLAGS = flags.flags_of(Settings)
 
 
@@ -72,8 +76,10 @@ def main(argv: Sequence[str]) -> None:
     print(exchange.read(settings.model, out, kept, codes=settings.codes))
   else:
     FLAGS.refuse_beside('model', *_OF_A_FOLDER)
-    out, accepted = settings.out, settings.accept
-    print(exchange.export(settings.model, out, settings.format, accepted))
+    FLAGS.refuse_beside('like', 'format')
+    out, like = settings.out, settings.like
+    kept = settings.format, settings.accept
+    print(exchange.export(settings.model, out, *kept, like))
 
 
 if __name__ == '__main__':

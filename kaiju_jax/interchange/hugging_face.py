@@ -1,8 +1,9 @@
-"""Reads folders of `transformers`' models; writes its `ArceeForCausalLM`.
+"""Reads folders of `transformers`' models; writes them, by default Arcee's.
 
 Wherever a folder is read, it may be a GGUF file (`gguf/folder.py`).
 
-config.json            read by `families/`, written by `arcee.py`
+config.json            read by `families/`, written by `arcee.py`, or another
+                       folder's
 model.safetensors      `tensors.py`, float32
 tokenizer.json, tokenizer_config.json    `tokens.py`
 lost.json              the losses that the caller accepted: what the model does
@@ -41,6 +42,7 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders as folder_lib
+from kaiju_jax.storage import strict
 from kaiju_jax.wire import ternary_plan
 
 _CONFIG = 'config.json'
@@ -54,8 +56,9 @@ def write(
   accepted: Collection[str] = (),
   replica: ternary_plan.State | None = None,
   beside: Mapping[str, str] | None = None,
+  like: str | os.PathLike = '',
 ) -> dict[str, str]:
-  """Writes a model as an Arcee folder; whole or not at all.
+  """Writes a model as a Hugging Face folder; whole or not at all.
 
   Args:
     folder: path of a new folder.
@@ -65,34 +68,62 @@ def write(
     accepted: those of `lost.NAMES` that the folder may lose.
     replica: the training state's replica, where its updates were ternary.
     beside: texts of further files, by name, such as a chat template's.
+    like: a folder of the same family and shapes; '' to write Arcee's.
 
   Returns:
     The losses, {name: a sentence}; empty where logits are the same.
 
   Raises:
-    ValueError: a loss was not accepted, heads do not divide the width, or the
-      tokenizer or the replica is not the model's.
+    ValueError: a loss was not accepted, heads do not divide Arcee's width, or
+      the tokenizer, the replica or `like` is not the model's.
     OSError: the folder exists, or cannot be written.
   """
-  lost = losses_lib.list_losses(config)
+  family, scaled, query_scale = arcee_family.FAMILY, config.scaled_embedding, 1
+  if like:
+    fields, reading = _read_like(pathlib.Path(like), config)
+    family, scaled, query_scale = reading.family, False, reading.query_scale
+    lost = losses_lib.list_losses(config, losses_lib.ROUNDED)
+  else:
+    fields = arcee.fields(config, 0)  # Raises before anything is written.
+    lost = losses_lib.list_losses(config)
   losses_lib.refuse(lost, accepted)
-  arcee.fields(config, bos_id=0)  # Raises before anything is written.
   with folder_lib.write_whole(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
     weights = plain_lib.weights(params, config, replica)
-    named = tensors_lib.name_tensors(
-      weights, arcee_family.FAMILY.tensors, config.scaled_embedding
-    )
+    named = tensors_lib.name_tensors(weights, family, scaled, query_scale)
     with files.writing(str(folder)):
       safetensors.numpy.save_file(
         named, path / shards.WEIGHTS, {'format': 'pt'}
       )
-    files.write_json(path / _CONFIG, arcee.fields(config, bos_id))
+    bos = {} if like else {'bos_token_id': bos_id}
+    files.write_json(path / _CONFIG, fields | bos)
     if lost:
       files.write_json(path / 'lost.json', lost)
     for name, text in (beside or {}).items():
       files.write_text(path / name, text)
   return lost
+
+
+def _read_like(
+  folder: pathlib.Path, config: model_config.ModelConfig
+) -> tuple[dict[str, Any], family_lib.Reading]:
+  """Returns another folder's config.json; refuses one of another model."""
+  fields = files.read_json(gguf_folder.small_files(folder) / _CONFIG)
+  reading = registry.read(fields)
+  if reading.is_ours or fields['model_type'] in reading.family.wrappings:
+    raise ValueError(
+      f'{folder}: must be a folder of others, of a language model alone.'
+    )
+  same = dict.fromkeys(
+    ('dtype', 'quantization', 'attention', 'remat', 'unroll')
+  )
+  apart = strict.differences(
+    *(dataclasses.asdict(x) | same for x in (config, reading.config))
+  )
+  if apart:
+    name, (ours, theirs) = next(iter(apart.items()))
+    raise ValueError(f'{folder}: {name} is {theirs!r}, the model has {ours!r}.')
+  return fields | {'dtype': 'float32', 'torch_dtype': 'float32'}, reading
 
 
 def read(

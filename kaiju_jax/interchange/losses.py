@@ -17,10 +17,8 @@ from collections.abc import Collection
 
 from kaiju_jax.model import config as model_config
 
-NAMES = (
-  'windows',
-  'shared_kv',
-  'rotary',
+# What a folder of any family loses: its arithmetic is float.
+ROUNDED = (
   'int8_matmul',
   'int8_embedding',
   'int8_kv',
@@ -28,6 +26,7 @@ NAMES = (
   'clamp_hidden',
   'clamp_input',
 )
+NAMES = ('windows', 'shared_kv', 'rotary', *ROUNDED)
 
 
 # Fields without which a folder would be another model.
@@ -41,8 +40,14 @@ REFUSED = (
 )
 
 
-def list_losses(config: model_config.ModelConfig) -> dict[str, str]:
+def list_losses(
+  config: model_config.ModelConfig, names: Collection[str] = REFUSED + NAMES
+) -> dict[str, str]:
   """Lists what an Arcee folder of such a model would lose.
+
+  Args:
+    config: the model's config.
+    names: what is looked for; `ROUNDED` for a folder of the model's own family.
 
   Returns:
     {name: a sentence} for each loss, in the order of `REFUSED` and `NAMES`;
@@ -55,7 +60,7 @@ def list_losses(config: model_config.ModelConfig) -> dict[str, str]:
   }
   for name, (is_lost, why) in _describe(config).items():
     found[name] = why if is_lost else ''
-  return {name: found[name] for name in REFUSED + NAMES if found[name]}
+  return {name: found[name] for name in names if found[name]}
 
 
 def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
@@ -78,8 +83,8 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
     if not left.keys().isdisjoint(REFUSED):
       remedy = 'Write'
     raise ValueError(
-      f'an Arcee model cannot express this model:\n{lines(left)}\n{remedy} our'
-      ' own format instead.'
+      'a model of transformers cannot express this one:\n'
+      f'{lines(left)}\n{remedy} our own format instead.'
     )
 
 
@@ -174,31 +179,31 @@ def _describe(config) -> dict[str, tuple[bool, str]]:
     ),
     'int8_matmul': (
       quantization.matmul != 'none',
-      'inputs of projections and feed-forward are rounded to int8; in Arcee'
+      'inputs of projections and feed-forward are rounded to int8; there'
       ' only the weights are.',
     ),
     'int8_embedding': (
       quantization.embedding == 'int8',
-      "the output head's inputs are rounded to int8; in Arcee only its"
+      "the output head's inputs are rounded to int8; there only its"
       ' weights are.',
     ),
     'int8_kv': (
       quantization.kv == 'int8',
       'keys and values are rounded to int8, with a scale per'
-      f' {quantization.kv_scale}; in Arcee they are not.',
+      f' {quantization.kv_scale}; there they are not.',
     ),
     'int8_qk': (
       quantization.qk == 'int8',
-      'queries are rounded to int8; in Arcee they are not.',
+      'queries are rounded to int8; there they are not.',
     ),
     'clamp_hidden': (
       hidden != 'none',
       f'hidden activations are cut at {quantization.clamp_hidden_k:g} times'
-      f' their {hidden}; in Arcee they are not.',
+      f' their {hidden}; there they are not.',
     ),
     'clamp_input': (
       inputs != 'none',
       f"projections' inputs are cut at {quantization.clamp_input_k:g} times"
-      f' their {inputs}; in Arcee they are not.',
+      f' their {inputs}; there they are not.',
     ),
   }

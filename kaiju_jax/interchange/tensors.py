@@ -45,18 +45,23 @@ UPRIGHT = ('w_o_DHK', 'w_out_DF')
 
 
 def name_tensors(
-  plain: plain_lib.Plain, names: Mapping[str, str], scaled: bool = True
+  plain: plain_lib.Plain,
+  family: family_lib.Family,
+  scaled: bool = True,
+  query_scale: float = 1.0,
 ) -> dict[str, np.ndarray]:
   """Returns a folder's float32 tensors by name, each contiguous in memory.
 
   Args:
     plain: the weights.
-    names: {field of `plain.Layer`: the tensor's name below its layer}.
-    scaled: whether the model multiplies embeddings by √D. Otherwise tied tables
-      stay one.
+    family: the folder's.
+    scaled: whether the table is multiplied by √D. Otherwise tied tables stay
+      one.
+    query_scale: as of `family.Special`.
   """
+  offset = np.float32(family.gain_offset)
   table_DV, head_DV = plain.embedding_DV, plain.head_DV
-  out = {NORM: plain.final_gain_D}
+  out = {NORM: plain.final_gain_D - offset}
   if scaled:
     head_DV = table_DV if head_DV is None else head_DV
     table_DV = scale.scale(table_DV, len(table_DV))
@@ -64,11 +69,17 @@ def name_tensors(
   if head_DV is not None:
     out[HEAD] = head_DV.T
   for index, layer in enumerate(plain.layers):
-    for ours, theirs in names.items():
+    for ours, theirs in family.tensors.items():
       w = getattr(layer, ours)
+      if ours == 'q_gain':
+        w = w / np.float32(query_scale)
+      if '_gain' in ours:
+        w = w - offset
       if ours.startswith('w_'):
         w = w.reshape(w.shape[0], -1)
         w = w if ours in UPRIGHT else w.T
+      else:
+        w = w.reshape(-1)
       out[f'model.layers.{index}.{theirs}'] = w
   return {name: np.ascontiguousarray(tensor) for name, tensor in out.items()}
 

@@ -34,6 +34,7 @@ def export(
   out: str | os.PathLike,
   format: str = 'auto',
   accepted: Collection[str] = (),
+  like: str | os.PathLike = '',
 ) -> str:
   """Writes a run's latest checkpoint as a new folder.
 
@@ -46,7 +47,9 @@ def export(
     format: one of `FORMATS`: 'arcee' for Hugging Face's Arcee model, 'kaiju'
       for our own; 'auto' for 'arcee' if it loses nothing or `accepted` names a
       loss, and 'kaiju' otherwise.
-    accepted: names of `lost.NAMES`, which an Arcee folder may lose.
+    accepted: names of `lost.NAMES`, which the folder may lose.
+    like: a Hugging Face folder or GGUF file of the run's family and shapes: the
+      new one is of that family instead; '' for `format`.
 
   Returns:
     A message for the user that names the output and the losses.
@@ -56,9 +59,11 @@ def export(
       `load.from_workdir`.
   """
   config = workdir_lib.load_experiment(workdir).model
-  lost = losses_lib.list_losses(config)
-  is_arcee = format == 'arcee' or (format == 'auto' and (accepted or not lost))
-  if is_arcee:
+  names = losses_lib.ROUNDED if like else losses_lib.REFUSED + losses_lib.NAMES
+  lost = losses_lib.list_losses(config, names)
+  is_theirs = bool(like) or format == 'arcee'
+  if is_theirs or (format == 'auto' and (accepted or not lost)):
+    is_theirs = True
     losses_lib.refuse(lost, accepted)
   found = load.from_workdir(workdir)
   merged = ''
@@ -66,7 +71,7 @@ def export(
   if found.experiment.lora.rank:
     merged = f'{describe_merged(found)}\n'
     found = merge_adapters(found)
-  if is_arcee:
+  if is_theirs:
     hugging_face.write(
       out,
       found.params,
@@ -75,6 +80,7 @@ def export(
       accepted,
       found.replica,
       beside,
+      like,
     )
   else:
     own.write(
@@ -86,11 +92,11 @@ def export(
       beside=beside,
     )
   named = f'transformers has no counterpart of\n{losses_lib.lines(lost)}\n'
-  how = 'an Arcee folder with the same logits'
-  if not is_arcee:
+  how = f'as {like or "an Arcee folder"}, with the same logits'
+  if not is_theirs:
     how = 'in our own format, which loses nothing'
   elif lost:
-    how = 'an Arcee folder without these: other logits'
+    how = f'as {like or "an Arcee folder"}, without these: other logits'
   where = f'step {found.step:,} of {workdir} → {out}, {how}.'
   return f'{merged}{named}{where}' if lost else f'{merged}{where}'
 
