@@ -77,9 +77,8 @@ def main(argv: Sequence[str]) -> None:
   else:
     FLAGS.refuse_beside('model', *_OF_A_FOLDER)
     FLAGS.refuse_beside('like', 'format')
-    out, like = settings.out, settings.like
-    kept = settings.format, settings.accept
-    print(exchange.export(settings.model, out, *kept, like))
+    how = settings.format, settings.accept, settings.like
+    print(exchange.export(settings.model, settings.out, *how))
 
 
 if __name__ == '__main__':

@@ -108,6 +108,7 @@ def evaluate(
   tasks: Sequence[str],
   include: str | os.PathLike,
   limit: int | None = None,
+  metadata: dict[str, Any] | None = None,
 ) -> dict[str, dict[str, float]]:
   """Returns lm-eval's figures by task and metric.
 
@@ -119,6 +120,7 @@ def evaluate(
     tasks: names of tasks.
     include: the folder of their YAML files.
     limit: documents of each task; None for all.
+    metadata: of all tasks, beside their own.
 
   Raises:
     ImportError: lm-eval is not installed.
@@ -131,7 +133,7 @@ def evaluate(
   from lm_eval import tasks as tasks_lib
 
   manager = tasks_lib.TaskManager(
-    include_path=str(include), include_defaults=False
+    include_path=str(include), include_defaults=False, metadata=metadata
   )
   if unknown := sorted({*tasks} - {*manager.all_tasks}):
     raise ValueError(

@@ -122,6 +122,28 @@ def test_bits_per_byte_are_those_of_held_out_text(world, tmp_path):
     harness.evaluate(world.model, ['prose'], tmp_path / 'tasks')
 
 
+def test_tasks_get_the_metadata(world, tmp_path):
+  harness.export(tmp_path / 'tasks', ['unread'])
+  path = tmp_path / 'tasks' / 'text.yaml'
+  data = path.read_text().split('output_type')[1]
+  path.write_text(
+    'task: text\ncustom_dataset: !function made.make\ntest_split: test\n'
+    f'output_type{data}'
+  )
+  (tmp_path / 'tasks' / 'made.py').write_text(
+    'import datasets\n'
+    'def make(word, **_):\n'
+    "  return {'test': datasets.Dataset.from_list([{'text': word}])}\n"
+  )
+  for word in 'the lamp is lit', 'qqqq zzzz':
+    figures = harness.evaluate(
+      world.model, [harness.TASK], tmp_path / 'tasks', None, {'word': word}
+    )
+    want = world.model.loglikelihood_rolling([Instance(word)])[0]
+    bits = -want / np.log(2) / len(word)
+    assert figures[harness.TASK]['bits_per_byte'] == pytest.approx(bits)
+
+
 def test_a_text_is_generated_up_to_its_stop(world):
   (whole,) = world.model.generate_until(
     [Instance('Once', {'until': [], 'max_gen_toks': 24})]
