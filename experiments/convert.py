@@ -4,18 +4,14 @@
     python -m experiments.convert --model=exports/tiny --out=imports/a
     python -m experiments.convert --check=FOLDER [--text=FILE] [--tokens=20480]
 
-A run's workdir is written for `transformers`, which loads it as
-ArceeForCausalLM, the class with the nearest mathematics. Where that class
-cannot say all that the model does (`kaiju_jax/interchange/losses.py`),
---format=auto writes our own format, and --format=arcee is an error, unless
---accept names all that is lost; a lost.json beside the weights then lists it.
-Adapters are merged into their base; the KL divergence of that is printed.
---like=FOLDER writes a run that began with a Hugging Face folder or GGUF file as
-a folder of that family, in float32.
-A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
+A run's workdir is written for `transformers`' ArceeForCausalLM, the class with
+the nearest mathematics; with --like=FOLDER as a folder of the model's own
+family. What that cannot say (`kaiju_jax/interchange/losses.py`) is an error,
+unless --accept names all that is lost, as lost.json then does; but without
+--like, --format=auto writes our own format. Adapters are merged into their
+base; the KL divergence of that is printed. A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
 Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
 is refused. With --codes weights are kept as the int8 codes of a server.
-
 --check compares logits with transformers', and a text's int8 forms with floats.
 """
 
@@ -37,14 +33,13 @@ class Settings:
   out: str | None = None
   # Format of an exported run.
   format: Literal['auto', 'arcee', 'kaiju'] = 'auto'
-  # What an Arcee folder may lose.
+  # What a folder of transformers may lose.
   accept: tuple[str, ...] = ()
-  # A Hugging Face folder or GGUF file as which an exported run is written.
+  # A Hugging Face folder, or GGUF file, of an exported run's family and shapes.
   like: str = ''
   # Take a Hugging Face folder's tokenizer.json along, if it has one.
   tokenizer: bool = True
-  # Keep a Hugging Face folder's int8 codes, for experiments.serve --int8=all or
-  # weights, instead of float32 weights.
+  # Keep a Hugging Face folder's int8 codes, as they are served, not floats.
   codes: bool = False
   # A Hugging Face folder to compare, instead.
   check: str = ''

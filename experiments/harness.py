@@ -9,31 +9,18 @@ whose `data_files` are local: nothing is downloaded. --export writes such a
 folder of one task, the bits per byte of the documents in --text, which blank
 lines separate. lm-eval comes with the extra `harness`.
 
---metadata is lm-eval's flag of that name: what tasks that make their own
-documents, such as RULER's, want to know.
-
 The same tasks run against a server, by lm-eval itself (docs/gates.md).
 """
 
 from collections.abc import Sequence
 import dataclasses
-import json
 import pathlib
-from typing import Annotated
-from typing import Any
 
 from absl import app
 
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 from kaiju_jax.runs import play
-
-
-def _read_metadata(text: str, flag: str) -> dict[str, Any]:
-  found = json.loads(text)
-  if not isinstance(found, dict):
-    raise ValueError(f'{flag}={text}: must be an object.')
-  return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +31,8 @@ class Settings:
   include: str | None = None
   # Names of tasks in --include.
   tasks: tuple[str, ...] | None = None
-  # An object of JSON that all tasks get.
-  metadata: Annotated[Any, flags.Parsed(_read_metadata, json.dumps)] = None
+  # JSON that all tasks get, as lm-eval's flag of this name.
+  metadata: str = '{}'
   # Documents of each task.
   limit: flags.Positive | None = None
   # Texts that are continued at once.
@@ -78,16 +65,10 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'--out={settings.out}: exists; name a new file.')
   from kaiju_jax.storage import files
 
-  model, about = harness.open_model(
-    settings.model, settings.rows, settings.player
-  )
-  found = harness.evaluate(
-    model,
-    settings.tasks,
-    settings.include,
-    settings.limit,
-    settings.metadata,
-  )
+  rows, player = settings.rows, settings.player
+  model, about = harness.open_model(settings.model, rows, player)
+  wanted = settings.include, settings.limit, settings.metadata
+  found = harness.evaluate(model, settings.tasks, *wanted)
   for task, figures in found.items():
     for name, value in figures.items():
       print(f'{task}  {name}  {value:.6g}')

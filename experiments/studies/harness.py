@@ -108,7 +108,7 @@ def evaluate(
   tasks: Sequence[str],
   include: str | os.PathLike,
   limit: int | None = None,
-  metadata: dict[str, Any] | None = None,
+  metadata: str = '{}',
 ) -> dict[str, dict[str, float]]:
   """Returns lm-eval's figures by task and metric.
 
@@ -120,12 +120,15 @@ def evaluate(
     tasks: names of tasks.
     include: the folder of their YAML files.
     limit: documents of each task; None for all.
-    metadata: of all tasks, beside their own.
+    metadata: of all tasks, beside their own: an object of JSON.
 
   Raises:
     ImportError: lm-eval is not installed.
-    ValueError: a task that the folder does not have.
+    ValueError: a task that the folder does not have, or metadata of another
+      form.
   """
+  if not isinstance(given := json.loads(metadata), dict):
+    raise ValueError(f'metadata={metadata}: must be an object.')
   for name in 'HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE', 'HF_EVALUATE_OFFLINE':
     os.environ.setdefault(name, '1')
   import datasets
@@ -133,7 +136,7 @@ def evaluate(
   from lm_eval import tasks as tasks_lib
 
   manager = tasks_lib.TaskManager(
-    include_path=str(include), include_defaults=False, metadata=metadata
+    include_path=str(include), include_defaults=False, metadata=given
   )
   if unknown := sorted({*tasks} - {*manager.all_tasks}):
     raise ValueError(

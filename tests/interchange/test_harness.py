@@ -4,6 +4,7 @@ Needs the extras `interchange` and `harness`; `make interchange` runs it. No
 connection leaves this machine.
 """
 
+import json
 import socket
 
 import numpy as np
@@ -137,11 +138,14 @@ def test_tasks_get_the_metadata(world, tmp_path):
   )
   for word in 'the lamp is lit', 'qqqq zzzz':
     figures = harness.evaluate(
-      world.model, [harness.TASK], tmp_path / 'tasks', None, {'word': word}
+      *(world.model, [harness.TASK], tmp_path / 'tasks'),
+      metadata=json.dumps({'word': word}),
     )
     want = world.model.loglikelihood_rolling([Instance(word)])[0]
     bits = -want / np.log(2) / len(word)
     assert figures[harness.TASK]['bits_per_byte'] == pytest.approx(bits)
+  with pytest.raises(ValueError, match='must be an object'):
+    harness.evaluate(world.model, [], tmp_path / 'tasks', metadata='3')
 
 
 def test_a_text_is_generated_up_to_its_stop(world):
