@@ -9,9 +9,9 @@ the nearest mathematics; with --like=FOLDER as a folder of the model's own
 family. What that cannot say (`kaiju_jax/interchange/losses.py`) is an error,
 unless --accept names all that is lost, as lost.json then does; but without
 --like, --format=auto writes our own format. Adapters are merged into their
-base; the KL divergence of that is printed. A Hugging Face folder is read into our own format: Llama 2 and 3, SmolLM,
-Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3, and Arcee; any other
-is refused. With --codes weights are kept as the int8 codes of a server.
+base; the KL divergence of that is printed. A Hugging Face folder of a family in
+docs/hugging_face.md is read into our own format; any other is refused.
+
 --check compares logits with transformers', and a text's int8 forms with floats.
 """
 
