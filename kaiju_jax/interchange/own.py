@@ -252,7 +252,7 @@ def _check(
 ) -> None:
   """Refuses tensors that `save` would not write for this config."""
   tree = shapes(config, masters)
-  if _ROTATION in found and not masters and rotation.fits(config.norms):
+  if _ROTATION in found and not masters:
     held = rotation.parameters(config.d_model)
     mix_JJ = rotation.mixing(config.feedforward, config.d_ff)
     tree = jax.eval_shape(lambda x: rotation.add(x, held, mix_JJ), tree)

@@ -2,10 +2,11 @@
 
 These are the matrices that the forward pass multiplies by: codes times scales
 where it reads int8 (also from a ternary model's replica), with Bungee's exp(b)
-folded in, and without the leading N of a scan. Keys and values have a dimension
-U even if there is one head. A layer that reads another layer's keys and values
-gets that layer's projections, which come nearest in a model without sharing
-(`losses.py` names this loss).
+folded in, turned back where codes are those of a rotated model, and without
+the leading N of a scan. Keys and values have a dimension U even if there is one
+head. A layer that reads another layer's keys and values gets that layer's
+projections, which come nearest in a model without sharing (`losses.py` names
+this loss).
 """
 
 from typing import Any
@@ -21,6 +22,7 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import lora
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import rotation
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import ternary_plan
 
@@ -105,13 +107,50 @@ def weights(
     params = deployed.quantize(params, config, replica)
   tables = _group(params['embedding'])
   layers = config.layers()
-  return Plain(
+  found = Plain(
     tables['embedding_DV'],
     tables.get('head_DV'),
     np.asarray(params['final_norm']['gain_D']),
     tuple(
       _layer(params['blocks'], layers, index) for index in range(len(layers))
     ),
+  )
+  if rotation.NAME not in params:
+    return found
+  mix_NJJ = params['blocks']['layer_0']['feedforward'].get(rotation.MIX)
+  mix_JJ = None if mix_NJJ is None else np.asarray(mix_NJJ[0])
+  held = jax.device_get(params[rotation.NAME])
+  return _turn_back(found, held, mix_JJ, config.norms == 'before')
+
+
+def _turn_back(
+  plain: Plain, held: Any, mix_JJ: np.ndarray | None, writes: bool
+) -> Plain:
+  """Returns the weights without their rotation; norms' gains stay folded.
+
+  `writes` says whether weights that write to the stream are turned.
+  """
+
+  def back(w):
+    w = rotation.turn(held, np.moveaxis(w, 0, -1).astype(np.float64), True)
+    return np.moveaxis(w, -1, 0).astype(np.float32)
+
+  layers = []
+  for layer in plain.layers:
+    if mix_JJ is not None:
+      w_out_DF = layer.w_out_DF.astype(np.float64)
+      layer = layer._replace(w_out_DF=rotation.mix(w_out_DF, mix_JJ))
+    changes = {
+      name: back(w)
+      for name, w in layer._asdict().items()
+      if w is not None
+      and name.startswith('w_')
+      and (writes or rules.CONTRACTED[name] == 'D')
+    }
+    layers.append(layer._replace(**changes))
+  head_DV = None if plain.head_DV is None else back(plain.head_DV)
+  return Plain(
+    back(plain.embedding_DV), head_DV, plain.final_gain_D, tuple(layers)
   )
 
 

@@ -82,7 +82,7 @@ def fill(
     found: the folder's tensors by name, which `tensors.check` has passed.
     reading: its config.json; the config's quantization says what is int8.
     form: one of `FORMS`.
-    rotated: whether a model that `rotation.fits` is rotated.
+    rotated: whether the model is rotated.
 
   Raises:
     ValueError: a tensor has a number that is not finite, its file is cut off,
@@ -90,7 +90,6 @@ def fill(
   """
   config = reading.config
   wanted = _shapes(config, form)
-  rotated = rotated and rotation.fits(config.norms)
   if rotated:
     held = rotation.parameters(config.d_model)
     mix_JJ = rotation.mixing(config.feedforward, config.d_ff)
@@ -213,18 +212,19 @@ def _rotate(
     change = part.change or (lambda x: x)
     return part._replace(change=lambda x: _turn_rows(held, change(x)))
   if 'blocks' not in parents or name not in rules.CONTRACTED:
-    is_folded = name == 'gain_D' and 'blocks' in parents
+    is_folded = parents[-1] in ('attention_norm', 'feedforward_norm')
     return part._replace(change=np.ones_like) if is_folded else part
   if name in tensors.UPRIGHT:
+    turned = held if reading.config.norms == 'before' else None
     mix = mix_JJ if name == 'w_out_DF' else None
-    turn = functools.partial(_turn_columns, held, mix)
+    turn = functools.partial(_turn_columns, turned, mix)
     return part._replace(change=turn, is_whole=True)
-  norm = f'{parents[-1]}_gain_D'
-  stem = part.stored.name.rsplit('.', 3)[0]
-  stored = found[f'{stem}.{reading.family.tensors[norm]}']
-  ((_, gain_1D),) = shards.blocks(stored)
-  gain_D = gain_1D[0].astype(np.float32)
-  gain_D += np.float32(reading.family.gain_offset)
+  gain_D = np.float32(1)
+  if norm := reading.family.tensors.get(f'{parents[-1]}_gain_D'):
+    stem = part.stored.name.rsplit('.', 3)[0]
+    ((_, gain_1D),) = shards.blocks(found[f'{stem}.{norm}'])
+    gain_D = gain_1D[0].astype(np.float32)
+    gain_D += np.float32(reading.family.gain_offset)
   return part._replace(change=lambda x: _turn_rows(held, x * gain_D))
 
 
@@ -234,15 +234,20 @@ def _turn_rows(held: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _turn_columns(
-  held: Any, mix_JJ: np.ndarray | None, x: np.ndarray
+  held: Any | None, mix_JJ: np.ndarray | None, x: np.ndarray
 ) -> np.ndarray:
-  """Returns Qᵀ·x in float32, its columns mixed; some columns at a time."""
+  """Returns Qᵀ·x in float32, its columns mixed; some columns at a time.
+
+  Without `held`, Q is the identity.
+  """
   out = np.empty_like(x)
   for first in range(0, x.shape[1], _COLUMNS):
     part = x[:, first : first + _COLUMNS]
     if mix_JJ is not None:
       part = rotation.mix(part.astype(np.float64), mix_JJ)
-    out[:, first : first + _COLUMNS] = _turn_rows(held, part.T).T
+    if held is not None:
+      part = _turn_rows(held, part.T).T
+    out[:, first : first + _COLUMNS] = part
   return out
 
 

@@ -12,6 +12,7 @@ from kaiju_jax.model import feedforward
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import norm
 from kaiju_jax.model import past
+from kaiju_jax.quantization import rotation
 
 
 class TransformerLayer(nn.Module):
@@ -39,12 +40,13 @@ class TransformerLayer(nn.Module):
     out_BLD, key_value = attention.Attention(
       self.config, self.layer, self.z_target, name='attention'
     )(normed_BLD, key_value, context)
-    x_BLD = x_BLD + self._after('attention_out_norm', out_BLD)
+    x_BLD = x_BLD + self._after('attention_out_norm', out_BLD, context)
     normed_BLD, gain_D = self._before('feedforward_norm', x_BLD)
     out_BLD = feedforward.FeedForward(self.config, name='feedforward')(
       normed_BLD, gain_D
     )
-    return x_BLD + self._after('feedforward_out_norm', out_BLD), key_value
+    out_BLD = self._after('feedforward_out_norm', out_BLD, context)
+    return x_BLD + out_BLD, key_value
 
   def _before(self, name: str, x_BLD: jax.Array):
     """Returns the input of attention or feed-forward, and its norm's gain."""
@@ -52,10 +54,14 @@ class TransformerLayer(nn.Module):
       return x_BLD, None
     return norm.RMSNorm(self.config.norm_epsilon, name=name)(x_BLD)
 
-  def _after(self, name: str, out_BLD: jax.Array) -> jax.Array:
+  def _after(self, name: str, out_BLD: jax.Array, context) -> jax.Array:
+    """Returns what is added to the stream, turned as the stream is."""
     if self.config.norms == 'before':
       return out_BLD
-    return norm.RMSNorm(self.config.norm_epsilon, name=name)(out_BLD)[0]
+    out_BLD, _ = norm.RMSNorm(self.config.norm_epsilon, name=name)(out_BLD)
+    if context.rotation is None:
+      return out_BLD
+    return rotation.turn(context.rotation, out_BLD)
 
 
 class Block(nn.Module):

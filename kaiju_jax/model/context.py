@@ -24,6 +24,8 @@ class Context(NamedTuple):
   # Cached keys and values, by the index of the layer that made them; None for a
   # pass without a cache.
   pasts: Mapping[int, past.Past] | None = None
+  # That of a rotated stream (`quantization/rotation.py`), if it is.
+  rotation: Mapping[str, jax.Array] | None = None
 
   def turns_of(
     self, layer: layers_lib.Layer

@@ -145,11 +145,8 @@ class Transformer(nn.Module):
 
   def _turn(self, x_BLD: jax.Array, back: bool = False) -> jax.Array:
     """Returns a stream, turned where the parameters hold a rotation."""
-    if not self.has_variable('params', rotation.NAME):
-      return x_BLD
-    return rotation.turn(
-      self.get_variable('params', rotation.NAME), x_BLD, back
-    )
+    held = self.get_variable('params', rotation.NAME)
+    return x_BLD if held is None else rotation.turn(held, x_BLD, back)
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
@@ -174,7 +171,11 @@ class Transformer(nn.Module):
     )
     seen = kv_heads.repeat(visibility, kv_heads.here(config.num_kv_heads))
     return context_lib.Context(
-      seen, local_turns, global_turns, jnp.asarray(z, jnp.float32)
+      seen,
+      local_turns,
+      global_turns,
+      jnp.asarray(z, jnp.float32),
+      rotation=self.get_variable('params', rotation.NAME),
     )
 
 

@@ -19,7 +19,8 @@ of [n₀, n₁, …], into which D is divided: Hadamard matrices of up to 64, an
 Hartley's for the odd rest. Parameters hold them under `NAME`, and the matrix of
 hidden activations in each feed-forward. `interchange/stream.py` rotates weights
 as it reads them. A norm behind a part (`norms='both'`, 'after') has its gain
-between two rotations, and such a model is not rotated.
+between w and Q, so that there nothing is folded: what such a norm gives is
+turned at run time.
 """
 
 from collections.abc import Sequence
@@ -32,11 +33,6 @@ NAME, SIGNS = 'rotation', 'signs_D'
 MIX = 'mix_JJ'  # In the parameters of a feed-forward.
 SPAN = 32  # J
 _LARGEST = 64  # Of a Hadamard matrix.
-
-
-def fits(norms: str) -> bool:
-  """Returns whether a rotation passes through the norms of `ModelConfig`."""
-  return norms == 'before'
 
 
 def parameters(d_model: int) -> dict[str, np.ndarray]:
@@ -106,7 +102,15 @@ def mixing(feedforward: str, d_ff: int) -> np.ndarray | None:
 
 
 def mix(x: Any, mix_JJ: Any) -> Any:
-  """Returns x with each J neighbours of its last axis times the matrix."""
+  """Returns x with each J neighbours of its last axis times the matrix.
+
+  Raises ValueError: the axis, or a device's part of it, is no multiple of J.
+  """
+  if x.shape[-1] % len(mix_JJ):
+    raise ValueError(
+      f'{x.shape[-1]} hidden activations on a device: must be a multiple of'
+      f' {len(mix_JJ)}, which a rotation mixes; take a narrower tensor axis.'
+    )
   parts = x.reshape(*x.shape[:-1], -1, len(mix_JJ))
   return (parts @ mix_JJ.astype(x.dtype)).reshape(x.shape)
 
@@ -124,8 +128,9 @@ def add(params: Any, held: Any, mix_JJ: np.ndarray | None) -> Any:
     return params
   blocks = {}
   for name, layer in params['blocks'].items():
-    # Stacked over as many repeats as the norm's gain.
-    repeats = layer['feedforward_norm']['gain_D'].shape[:-1]
+    # Stacked over as many repeats as the gain of any norm.
+    norm = next(x for one, x in layer.items() if one.endswith('_norm'))
+    repeats = norm['gain_D'].shape[:-1]
     mixes = jax.device_put(np.broadcast_to(mix_JJ, (*repeats, SPAN, SPAN)))
     feedforward = {**layer['feedforward'], MIX: mixes}
     blocks[name] = {**layer, 'feedforward': feedforward}

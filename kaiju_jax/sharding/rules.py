@@ -45,6 +45,8 @@ _KEPT = 'scales', 'columns'
 
 # Parameters without letters, of which each repeat of a layer has one number.
 _SCALARS = 'bungee_', 'lora_scale_', 'hidden_limit'
+# Those of a rotation (`quantization/rotation.py`), whole on every device.
+_ROTATION = 'axis_', 'mix_', 'signs_'
 
 
 def letters_of(name: str) -> str:
@@ -132,8 +134,9 @@ def part(
 
 
 def _letters(name: str, rank: int) -> str:
-  if rank == 0 or (rank == 1 and name.startswith(_SCALARS)):
-    return 'N' * rank  # A scalar, or one for each repeat of a scan.
+  is_scalar = rank == 0 or (rank == 1 and name.startswith(_SCALARS))
+  if is_scalar or name.startswith(_ROTATION):
+    return 'N' * rank  # A scalar has one for each repeat of a scan.
   letters = letters_of(name)
   if rank == len(letters) + 1:
     letters = f'N{letters}'
