@@ -215,7 +215,7 @@ def split_teacher(params: Mapping[str, Any]) -> tuple[dict, dict]:
 def _params_of_run(experiment, path: pathlib.Path, mesh) -> Any:
   """Returns the parameters of another run's model, of the same shapes."""
   before = workdir_lib.load_experiment(path)
-  load.refuse_adapters(path, before)
+  frozen_model.refuse_adapters(path, before)
   shapes = state_lib.abstract(experiment, mesh, language.OBJECTIVE).params
   has = transformer.parameter_shapes(before.model)
   held = checkpoint.load(path, {'params': _omit_standard(shapes, has)})

@@ -431,6 +431,7 @@ def base_config(
   """
   from kaiju_jax.interchange import hugging_face
   from kaiju_jax.interchange import own
+  from kaiju_jax.training import frozen_model
 
   folder = pathlib.Path(path)
   if is_hugging_face(folder):
@@ -440,20 +441,9 @@ def base_config(
   if not (folder / 'config.json').is_file():
     return own.load_config(folder / own.WEIGHTS if folder.is_dir() else folder)
   experiment = workdir_lib.load_experiment(path)
-  refuse_adapters(path, experiment)
+  frozen_model.refuse_adapters(path, experiment)
   config = experiment.model
   quantization = config.quantization
   if quantization.wire_weights == 'ternary':
     quantization = dataclasses.replace(quantization, wire_weights='int8')
   return dataclasses.replace(config, quantization=quantization)
-
-
-def refuse_adapters(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
-) -> None:
-  """Raises ValueError where the run in a workdir has adapters."""
-  if experiment.lora.rank:
-    raise ValueError(
-      f'begin_with={str(path)!r}: is itself a run with adapters; merge them'
-      ' first (experiments.convert), and begin with that export.'
-    )

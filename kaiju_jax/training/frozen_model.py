@@ -10,6 +10,7 @@ import os
 import pathlib
 
 from kaiju_jax.storage import files
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
 
 
@@ -57,3 +58,14 @@ def describe(digest: str, origin: str, role: str = 'teacher') -> dict[str, str]:
   """Returns {name: content} of the file that `check` compares."""
   content = json.dumps({'digest': digest, 'path': origin}, indent=1)
   return {f'{role}.json': f'{content}\n'}
+
+
+def refuse_adapters(
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
+) -> None:
+  """Raises ValueError where the run in a workdir has adapters."""
+  if experiment.lora.rank:
+    raise ValueError(
+      f'begin_with={str(path)!r}: is itself a run with adapters; merge them'
+      ' first (experiments.convert), and begin with that export.'
+    )
