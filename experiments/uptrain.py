@@ -33,12 +33,14 @@ class Settings:
   out: str | None = None
   start: uptrain.FirstWeights
   student: uptrain.Student
+  budget: uptrain.Budget
   study: settings_lib.UptrainStudy
 
 
 _OF_A_STUDENT = (
   *uptrain.FirstWeights._fields,
   *uptrain.Student._fields,
+  *uptrain.Budget._fields,
 )
 FLAGS = flags.flags_of(Settings)
 
@@ -55,7 +57,11 @@ def main(argv: Sequence[str]) -> None:
   flags.need(model=settings.model, out=settings.out)
   print(
     uptrain.write(
-      settings.model, settings.out, settings.student, settings.start
+      settings.model,
+      settings.out,
+      settings.student,
+      settings.start,
+      settings.budget,
     )
   )
 

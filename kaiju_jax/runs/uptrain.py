@@ -42,6 +42,17 @@ class Student(NamedTuple):
   int8: bool = True
 
 
+class Budget(NamedTuple):
+  """The cache that a student's layout is found for (`kv_budget.py`)."""
+
+  # KV bytes that a conversation of --kv_length tokens may take: layers and
+  # heads are those that keep loss and needles, as measured on --text. 0 takes
+  # --layout.
+  kv_budget: int = 0
+  # With --kv_budget: tokens of the conversation.
+  kv_length: int = 8192
+
+
 class FirstWeights(NamedTuple):
   """How a student's weights are made of the teacher's."""
 
@@ -57,6 +68,7 @@ class FirstWeights(NamedTuple):
 
 KAIJU = Student()
 MEAN = FirstWeights()
+ANY = Budget()
 
 
 def student_of(
@@ -113,6 +125,7 @@ def write(
   out: str | os.PathLike,
   wanted: Student = KAIJU,
   start: FirstWeights = MEAN,
+  budget: Budget = ANY,
 ) -> str:
   """Writes a student as a new folder in our own format, with float32 masters.
 
@@ -121,6 +134,7 @@ def write(
     out: the new folder.
     wanted: the student's attention.
     start: how its weights are made.
+    budget: of its cache; with one, layout and heads are found.
 
   Returns:
     A message for the user about teacher and student, and the command of a run
@@ -128,8 +142,8 @@ def write(
 
   Raises:
     OSError, ValueError: the teacher cannot be read or shares keys and values,
-      its weights do not fit the student, the text cannot be read, or the folder
-      exists.
+      its weights do not fit the student, the text cannot be read, no layout
+      meets the budget, or the folder exists.
   """
   from kaiju_jax.interchange import generation
   from kaiju_jax.interchange import own
@@ -139,8 +153,11 @@ def write(
   from kaiju_jax.runs import load
   from kaiju_jax.training import frozen_model
 
-  _check_start(wanted, start)
+  _check_start(wanted, start, budget)
   found = load.from_anywhere(teacher)
+  searched = []
+  if budget.kv_budget:
+    wanted, searched = _search(found, wanted, start, budget)
   letters = wanted.layout.split() if _is_open(wanted.layout) else ()
   config = student_of(
     found.config, wanted._replace(layout=_alone(wanted.layout))
@@ -167,6 +184,7 @@ def write(
   return '\n'.join(
     (
       f'{found.origin} → {out}',
+      *searched,
       *_compare(found.config, config),
       *said,
       'A run that aligns its attention with the teacher first:',
@@ -177,8 +195,15 @@ def write(
   )
 
 
-def _check_start(wanted: Student, start: FirstWeights) -> None:
+def _check_start(wanted: Student, start: FirstWeights, budget: Budget) -> None:
   """Refuses a start that cannot be made, before anything is read."""
+  if budget.kv_budget < 0:
+    raise ValueError(f'kv_budget={budget.kv_budget}: must be at least 0.')
+  if budget.kv_budget and (wanted.layout or start.start != 'fitted'):
+    raise ValueError(
+      f'kv_budget={budget.kv_budget}: finds the layout of a fitted start; give'
+      " it start='fitted', a text, and no layout."
+    )
   if start.start not in STARTS:
     raise ValueError(
       f'start={start.start!r}: must be one of {", ".join(STARTS)}.'
@@ -192,6 +217,42 @@ def _check_start(wanted: Student, start: FirstWeights) -> None:
       f"layout={wanted.layout!r}: names no owners, which only start='fitted'"
       " can choose; write them, as in 'L0 L0 L0 G3'."
     )
+
+
+def _search(found, wanted: Student, start: FirstWeights, budget: Budget):
+  """Returns the student of the layout that was found, and lines about it."""
+  from kaiju_jax.interchange import plain
+  from kaiju_jax.interchange.surgery import calibrate
+  from kaiju_jax.runs import kv_budget
+
+  def student(state: kv_budget.State) -> Student:
+    seen = max(one.window or 0 for one in state.layers)
+    return wanted._replace(
+      layout=layers_lib.draw(state.layers),
+      window=seen,
+      num_kv_heads=state.heads,
+    )
+
+  search = kv_budget.Search(
+    found.config,
+    lambda state: student_of(found.config, student(state)),
+    budget.kv_length,
+  )
+  windows = (wanted.window,) if wanted.window else kv_budget.WINDOWS
+  windows = search.check(budget.kv_budget, windows)
+  rows = kv_budget.draw_rows(*_held_out(found, start.text), found.config)
+  weights = plain.weights(found.params, found.config, found.replica)
+  layers = range(len(weights.layers) - 1)
+  statistics = calibrate.measure(
+    weights,
+    found.config,
+    calibration_text(found, start.text, kv_budget.CALIBRATED),
+    [(owner, owner + 1) for owner in layers],
+  )
+  state, lines = search.run(
+    weights, statistics, rows, budget.kv_budget, windows
+  )
+  return student(state), lines
 
 
 def _is_open(layout: str) -> bool:
@@ -250,18 +311,11 @@ def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
   Raises:
     OSError, ValueError: see `documents.read`; or the text is empty.
   """
-  from kaiju_jax.data import holdout
   from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.distillation import teach
 
-  data = data_config.DataConfig()
-  if teacher.experiment is not None:
-    data = teacher.experiment.data
-  documents, _ = holdout.read(path, data.held_out, 'text')
-  if not documents:
-    raise ValueError(f'text={path!r}: the files hold no text.')
-  read = tokenizer_lib.load(teacher.tokenizer, teacher.config.vocab_size)
+  data, documents, _ = _documents(teacher, path)
+  read = _tokenizer(teacher)
   corpus = text.corpus(documents, read)
   length = min(data.length, teacher.config.max_length)
   for one in teach.read_batches(corpus, length, data.batch, 0.25):
@@ -269,6 +323,36 @@ def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
     tokens -= int((one.batch.source_BL >= 0).sum())
     if tokens <= 0:
       return
+
+
+def _documents(teacher: Any, path: str):
+  """Returns the settings of a run's data, its documents, those held out."""
+  from kaiju_jax.data import holdout
+
+  data = data_config.DataConfig()
+  if teacher.experiment is not None:
+    data = teacher.experiment.data
+  documents, held_out = holdout.read(path, data.held_out, 'text')
+  if not documents:
+    raise ValueError(f'text={path!r}: the files hold no text.')
+  return data, documents, held_out
+
+
+def _held_out(teacher: Any, path: str):
+  """Returns the tokens of the documents that a run holds out, and of what."""
+  from kaiju_jax.data import text
+
+  _, _, documents = _documents(teacher, path)
+  read = _tokenizer(teacher)
+  if not documents:
+    raise ValueError(f'text={path!r}: no document is held out.')
+  return text.corpus(documents, read).tokens, read
+
+
+def _tokenizer(teacher: Any):
+  from kaiju_jax.data import tokenizer
+
+  return tokenizer.load(teacher.tokenizer, teacher.config.vocab_size)
 
 
 def _compare(teacher, student) -> list[str]:

@@ -81,28 +81,48 @@ def student(
   """
   made = list(teacher.layers)
   layers = config.layers()
+  heads = config.num_kv_heads
   for owner in sorted({layer.kv_from for layer in layers}):
     readers = [i for i, one in enumerate(layers) if one.kv_from == owner]
-    if (
-      readers == [owner] and config.num_kv_heads == teacher_config.num_kv_heads
-    ):
-      continue
-    keys, values = [], []
-    for members in merge(
-      readers, teacher_config.num_kv_heads, config.num_kv_heads
-    ):
-      keys.append(fit_keys(teacher, teacher_config, statistics, owner, members))
-      values.append(
-        fit_values(teacher, teacher_config, statistics, owner, members)
-      )
-    for reader in readers:
-      made[reader] = _fold(made[reader], reader, teacher_config, keys, values)
-    made[owner] = _own(made[owner], keys, values)
-    for reader in readers[1:]:
-      made[reader] = made[reader]._replace(
-        w_k_DUK=None, w_v_DUK=None, bias_k_UK=None, bias_v_UK=None, k_gain=None
-      )
+    fitted = fit_layers(teacher, teacher_config, statistics, readers, heads)
+    for index, layer in fitted.items():
+      made[index] = layer
   return plain_lib.params(teacher._replace(layers=tuple(made)), config)
+
+
+def fit_layers(
+  teacher: plain_lib.Plain,
+  config: model_config.ModelConfig,
+  statistics: calibrate.Statistics,
+  readers: Sequence[int],
+  heads: int,
+) -> dict[int, plain_lib.Layer]:
+  """Returns the student's layers that read one layer's keys and values.
+
+  Args:
+    teacher: the teacher's weights.
+    config: the teacher's config.
+    statistics: the teacher's, with the readers' pairs.
+    readers: the layers, their owner first.
+    heads: U of the student.
+  """
+  owner, *others = readers
+  if not others and heads == config.num_kv_heads:
+    return {owner: teacher.layers[owner]}
+  keys, values = [], []
+  for members in merge(readers, config.num_kv_heads, heads):
+    keys.append(fit_keys(teacher, config, statistics, owner, members))
+    values.append(fit_values(teacher, config, statistics, owner, members))
+  made = {
+    reader: _fold(teacher.layers[reader], reader, config, keys, values)
+    for reader in readers
+  }
+  made[owner] = _own(made[owner], keys, values)
+  for reader in others:
+    made[reader] = made[reader]._replace(
+      w_k_DUK=None, w_v_DUK=None, bias_k_UK=None, bias_v_UK=None, k_gain=None
+    )
+  return made
 
 
 def merge(readers: Sequence[int], heads: int, fewer: int) -> list[list[Member]]:

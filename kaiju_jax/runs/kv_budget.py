@@ -1,0 +1,460 @@
+"""Finds the layout of a student whose keys and values fit a budget of bytes.
+
+Held-out loss does not see retrieval: windows of the very layers that look
+things up cost it little. So a layout is judged by both, at 0 tokens, on rows of
+the person's own held-out text with needles in them: sentences with a number
+that is asked for at the row's end.
+
+    damage = loss per token of text + loss per digit of the answers
+
+The search goes down from the teacher's layers. A step is one change: a layer
+becomes local, two neighbours share keys and values, or all layers have fewer
+heads. Each is measured once by itself; then the one with the least damage per
+byte saved is measured again beside those before, and taken if it is still the
+least. A change seldom costs less beside others than alone, so that most are
+never measured again. Last, other windows and numbers of sinks are measured with
+the layers found.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.costs import footprint
+from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.interchange.surgery import calibrate
+from kaiju_jax.interchange.surgery import check
+from kaiju_jax.interchange.surgery import pool
+from kaiju_jax.interchange.surgery import share
+from kaiju_jax.interchange.surgery import trial
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.tasks.needle import text as needle_text
+
+# Rows that are measured on, tokens of each, and needles in each.
+ROWS, LENGTH, NEEDLES = 3, 2048, 3
+# Tokens of the text that merged layers and heads are fitted to.
+CALIBRATED = 32_000
+# Of local layers; the first is searched with.
+WINDOWS = (256, 64, 128, 512, 1024)
+SINKS = (4, 0, 1)
+_ASK = ' The magic number for %s is'
+
+
+class State(NamedTuple):
+  """What the search changes of a teacher."""
+
+  layers: tuple[layers_lib.Layer, ...]
+  heads: int  # U.
+
+
+class Point(NamedTuple):
+  """A measured state."""
+
+  state: State
+  bytes: int
+  reading: trial.Reading
+
+  @property
+  def damage(self) -> float:
+    return self.reading.loss + self.reading.needle
+
+
+Change = tuple[str, *tuple[int, ...]]
+Read = Callable[[State, bool], trial.Reading]
+
+
+def descend(
+  start: State,
+  budget: int,
+  changes: Callable[[State], Mapping[Change, State]],
+  size: Callable[[State], int],
+  read: Read,
+) -> list[Point]:
+  """Returns the states on the way to the budget, the first one included.
+
+  Args:
+    start: the first state.
+    budget: bytes that the last one may take.
+    changes: the states one change away, by the change.
+    size: the bytes of a state.
+    read: measures a state; True keeps it for those measured next.
+
+  Raises:
+    ValueError: no change is left and the budget is not met.
+  """
+  path = [Point(start, size(start), read(start, True))]
+  cost: dict[Change, float] = {}
+  while path[-1].bytes > budget:
+    here = path[-1]
+    ahead = {
+      change: state
+      for change, state in changes(here.state).items()
+      if size(state) < here.bytes
+    }
+    if not ahead:
+      raise ValueError(f'no layout is as small as {budget:,} bytes.')
+    measured: dict[Change, Point] = {}
+    while True:
+      # What was never measured comes first.
+      best = min(
+        ahead,
+        key=lambda change: (
+          change in cost,
+          cost.get(change, 0.0) / (here.bytes - size(ahead[change])),
+          change,
+        ),
+      )
+      if best in measured:
+        break
+      state = ahead[best]
+      measured[best] = Point(state, size(state), read(state, False))
+      cost[best] = measured[best].damage - here.damage
+    path.append(measured[best])
+    del cost[best]
+    if path[-1].bytes > budget:
+      read(path[-1].state, True)
+  return path
+
+
+def list_changes(
+  state: State,
+  window: int,
+  sinks: int,
+  is_allowed: Callable[[State], bool] = lambda state: True,
+) -> dict[Change, State]:
+  """Returns the states one change away from a state.
+
+  Args:
+    state: the state.
+    window: of the layers that become local.
+    sinks: likewise.
+    is_allowed: whether a student may have a state.
+  """
+  layers, found = state.layers, {}
+  groups: dict[int, list[int]] = {}
+  for index, layer in enumerate(layers):
+    groups.setdefault(layer.kv_from, []).append(index)
+  for owner, readers in groups.items():
+    if layers[owner].window is None and layers[owner].turned:
+      found['local', owner] = _changed(
+        state, readers, window=window, sinks=sinks
+      )
+    # Pairs of adjacent layers; none has a third.
+    other = owner + 1
+    is_pair = readers == [owner] and groups.get(other) == [other]
+    if is_pair and _kind(layers[owner]) == _kind(layers[other]):
+      found['share', owner, other] = _changed(state, [other], kv_from=owner)
+  for heads in range(state.heads - 1, 0, -1):
+    if state.heads % heads == 0:
+      found['heads', heads] = state._replace(heads=heads)
+  return {change: one for change, one in found.items() if is_allowed(one)}
+
+
+def _kind(layer: layers_lib.Layer):
+  return dataclasses.replace(layer, kv_from=0)
+
+
+def _changed(state: State, which: Sequence[int], **fields) -> State:
+  layers = list(state.layers)
+  for index in which:
+    layers[index] = dataclasses.replace(layers[index], **fields)
+  return state._replace(layers=tuple(layers))
+
+
+def draw_rows(
+  text: np.ndarray,
+  tokenizer: Any,
+  config: model_config.ModelConfig,
+  seed: int = 0,
+) -> trial.Rows:
+  """Returns rows of a text with needles in it, and their questions at the end.
+
+  The needles of all rows together are at evenly spaced depths.
+
+  Args:
+    text: tokens that a run holds out.
+    tokenizer: the text's.
+    config: the teacher's.
+    seed: the seed of cities and numbers.
+
+  Raises:
+    ValueError: the text or the rows are too short.
+  """
+  length = min(LENGTH, config.max_length)
+  if len(text) < ROWS * length:
+    raise ValueError(
+      f'the text holds out {len(text):,} tokens: must be at least'
+      f' {ROWS * length:,}, {ROWS} rows to measure layouts on.'
+    )
+  rng = np.random.default_rng(seed)
+  count = ROWS * NEEDLES
+  rows, read = [], 0
+  for row in range(ROWS):
+    needles = [
+      _needle(tokenizer, city, f'{rng.integers(10**5):05}')
+      for city in rng.choice(needle_text.CITIES, NEEDLES, replace=False)
+    ]
+    room = length - 1 - 2 * sum(len(tokens) for tokens, _ in needles)
+    if room < length // 2:
+      raise ValueError(
+        f'rows of {length} tokens: {NEEDLES} needles and their questions leave'
+        f' {max(room, 0)} for text, which is less than half.'
+      )
+    places = [
+      int((row + ROWS * n + 0.5) / count * room) for n in range(NEEDLES)
+    ]
+    pieces = np.split(text[read : read + room], places)
+    read += room
+    parts = [(np.array([tokenizer.bos_id]), False, False)]
+    for piece, (tokens, _) in zip(pieces, needles):
+      parts += [(piece, True, False), (tokens, False, False)]
+    parts.append((pieces[-1], True, False))
+    for index in rng.permutation(NEEDLES):
+      tokens, is_digit = needles[index]
+      parts.append((tokens, False, is_digit))
+    rows.append(
+      [
+        np.concatenate(
+          [np.broadcast_to(part[n], len(part[0])) for part in parts]
+        )
+        for n in range(3)
+      ]
+    )
+  tokens, is_text, is_answer = map(np.stack, zip(*rows))
+  return trial.Rows(tokens.astype(np.int32), is_text, is_answer)
+
+
+def _needle(tokenizer, city: str, number: str):
+  """Returns the tokens of a needle, and which of them are its number's."""
+  asked, answer, end = (
+    tokenizer.encode(part) for part in (_ASK % city, f' {number}', '.')
+  )
+  is_digit = [
+    any(letter.isdigit() for letter in tokenizer.decode([token]))
+    for token in answer
+  ]
+  return (
+    np.concatenate([asked, answer, end]),
+    np.array([False] * len(asked) + is_digit + [False] * len(end)),
+  )
+
+
+class Search:
+  """The students of a teacher, as the search changes and measures them."""
+
+  def __init__(
+    self,
+    teacher: model_config.ModelConfig,
+    config_of: Callable[[State], model_config.ModelConfig],
+    length: int,
+  ):
+    """Compiles nothing.
+
+    Args:
+      teacher: the teacher's config.
+      config_of: returns the student's config of a state.
+      length: tokens of the conversation whose bytes count.
+    """
+    self._teacher = teacher
+    self._config_of = config_of
+    self._length = length
+    self.start = State(teacher.layers(), teacher.num_kv_heads)
+
+  def size(self, state: State) -> int:
+    """Returns the KV bytes of a conversation."""
+    return footprint.kv_caches(self._config_of(state), self._length)[0].bytes
+
+  def changes(self, state: State, window: int) -> dict[Change, State]:
+    """Returns the students one change away."""
+    return list_changes(state, window, SINKS[0], self._is_allowed)
+
+  def _is_allowed(self, state: State) -> bool:
+    try:
+      check.check(self._teacher, self._config_of(state))
+    except ValueError:
+      return False
+    return True
+
+  def check(self, budget: int, windows: Sequence[int]) -> Sequence[int]:
+    """Returns the windows, one with which a layout meets the budget first.
+
+    Raises:
+      ValueError: no layout meets it; or the teacher is no start.
+    """
+    check.check(self._teacher, self._config_of(self.start))
+    if not 1 <= self._length <= self._teacher.max_length:
+      raise ValueError(
+        f'kv_length={self._length}: must be 1…{self._teacher.max_length}, what'
+        ' the teacher can read.'
+      )
+    least = []
+    for window in windows:
+      state = self.start
+      while ahead := self.changes(state, window):
+        state = min(ahead.values(), key=self.size)
+      if self.size(state) <= budget:
+        return window, *(other for other in windows if other != window)
+      least.append(state)
+    smallest = min(least, key=self.size)
+    raise ValueError(
+      f'kv_budget={budget:,}: no layout meets it; the smallest'
+      f' ({_words(smallest)}) takes {self.size(smallest):,} bytes at'
+      f' {self._length:,} tokens.'
+    )
+
+  def run(
+    self,
+    weights: plain_lib.Plain,
+    statistics: calibrate.Statistics,
+    rows: trial.Rows,
+    budget: int,
+    windows: Sequence[int],
+  ) -> tuple[State, list[str]]:
+    """Returns the layout that was found, and lines for the user.
+
+    Args:
+      weights: the teacher's.
+      statistics: the teacher's, with all pairs of adjacent layers.
+      rows: what every student is measured on.
+      budget: bytes that the layout may take.
+      windows: of local layers, as `check` returns them.
+    """
+    trials = trial.Trials(weights, self._teacher, rows)
+    made: dict[Any, dict[int, plain_lib.Layer]] = {}
+    kv = self._config_of(self.start).quantization.kv
+
+    def student(state: State) -> trial.Student:
+      layers = list(weights.layers)
+      for owner in layers_lib.owners(state.layers):
+        readers = [
+          i for i, one in enumerate(state.layers) if one.kv_from == owner
+        ]
+        key = (*readers, state.heads)
+        if key not in made:
+          made[key] = share.fit_layers(
+            weights, self._teacher, statistics, readers, state.heads
+          )
+        for index, layer in made[key].items():
+          layers[index] = layer
+      return trial.Student(state.layers, tuple(layers), state.heads, kv)
+
+    def read(state: State, keep: bool) -> trial.Reading:
+      return trials.read(student(state), keep)
+
+    def point(state: State) -> Point:
+      return Point(state, self.size(state), read(state, False))
+
+    path = descend(
+      self.start,
+      budget,
+      lambda state: self.changes(state, windows[0]),
+      self.size,
+      read,
+    )
+    best = path[-1]
+    read(best.state, True)
+    others = [
+      point(state)
+      for state in _other_windows(best.state, windows)
+      if self.size(state) <= budget
+    ]
+    found = min([best, *others], key=lambda one: (one.damage, one.bytes))
+    answers = int(rows.is_answer_BL.sum())
+    float_student = student(self.start)._replace(kv='none')
+    lines = [
+      f'  {int(rows.is_text_BL.sum()):,} tokens of held-out text;'
+      f' {ROWS * NEEDLES} needles of {answers} digits',
+      _HEAD.format(length=self._length),
+      _line('teacher in floats', None, trials.read(float_student)),
+      *(_line(_words(one.state), one.bytes, one.reading) for one in path),
+      '  other windows and sinks:',
+      *(_line(_words(one.state), one.bytes, one.reading) for one in others),
+      '  beside it:',
+    ]
+    period = _by_period(found.state)
+    if period is not None:
+      beside = point(period)
+      lines.append(_line('global by period', beside.bytes, beside.reading))
+    means = trial.Student(
+      self.start.layers, tuple(map(_mean_heads, weights.layers)), 1, kv
+    )
+    size = self.size(self.start._replace(heads=1))
+    lines.append(_line('one head, the mean', size, trials.read(means)))
+    return found.state, lines
+
+
+_HEAD = '   KV bytes at {length:,}    loss  needle  digits'
+
+
+def _line(name: str, size: int | None, reading: trial.Reading) -> str:
+  """Returns a row of the frontier."""
+  size = '' if size is None else f'{size:,}'
+  return (
+    f'  {size:>14}  {reading.loss:6.3f}  {reading.needle:6.3f}'
+    f'  {reading.right:6}  {name}'
+  )
+
+
+def _words(state: State) -> str:
+  """Returns a state in words."""
+  local = [one for one in state.layers if one.window is not None]
+  seen = {f'{one.window}+{one.sinks}' for one in local}
+  shared = len(state.layers) - len(layers_lib.owners(state.layers))
+  globals_ = [i for i, one in enumerate(state.layers) if one.window is None]
+  words = [f'global {",".join(map(str, globals_)) or "none"}']
+  if not local:
+    words = ['all global']
+  if local:
+    words.append(f'windows {", ".join(sorted(seen))}')
+  if shared:
+    words.append(f'{shared} share')
+  return '; '.join([*words, f'{state.heads} heads'])
+
+
+def _other_windows(state: State, windows: Sequence[int]) -> list[State]:
+  """Returns the state with other windows, and with other sinks."""
+  local = [i for i, one in enumerate(state.layers) if one.window == windows[0]]
+  if not local:
+    return []
+  return [
+    *(_changed(state, local, window=window) for window in windows[1:]),
+    *(_changed(state, local, sinks=sinks) for sinks in SINKS[1:]),
+  ]
+
+
+def _by_period(state: State) -> State | None:
+  """Returns as many global layers, evenly spaced and not shared."""
+  local = [one for one in state.layers if one.window is not None]
+  count = len(state.layers) - len(local)
+  if not local or not count:
+    return None
+  depth = len(state.layers)
+  places = {depth * (n + 1) // count - 1 for n in range(count)}
+  return state._replace(
+    layers=tuple(
+      layers_lib.Layer(None, i)
+      if i in places
+      else dataclasses.replace(local[0], kv_from=i)
+      for i in range(depth)
+    )
+  )
+
+
+def _mean_heads(layer: plain_lib.Layer) -> plain_lib.Layer:
+  """Returns a layer with one head of keys and values, the teacher's mean."""
+  biases = {
+    name: getattr(layer, name).mean(0, keepdims=True)
+    for name in ('bias_k_UK', 'bias_v_UK')
+    if getattr(layer, name) is not None
+  }
+  return layer._replace(
+    w_k_DUK=pool.pool(layer.w_k_DUK, 1),
+    w_v_DUK=pool.pool(layer.w_v_DUK, 1),
+    **biases,
+  )

@@ -1,0 +1,295 @@
+"""The layout of a budget keeps what its layers are measured to need."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility
+from kaiju_jax.data import packing
+from kaiju_jax.data import tokenizer
+from kaiju_jax.interchange import plain
+from kaiju_jax.interchange.surgery import calibrate
+from kaiju_jax.interchange.surgery import share
+from kaiju_jax.interchange.surgery import trial
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import paging
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import kv_budget
+from kaiju_jax.runs import load
+from kaiju_jax.runs import uptrain
+from tests import toys as run_toys
+from tests.interchange import toys
+
+Layer, State = layers_lib.Layer, kv_budget.State
+TEACHER = toys.changed(
+  toys.PLAIN, num_kv_heads=2, layout='G0 G1 G2 G3', rope_local=50.0
+)
+LENGTH = 40
+RNG = np.random.default_rng
+
+
+def rows_of(config, seed=0):
+  """Two rows of random tokens; the last six are answers."""
+  tokens_BL = RNG(seed).integers(0, config.vocab_size, (2, LENGTH), np.int32)
+  place_L = np.arange(LENGTH)
+  is_text_BL = np.broadcast_to((0 < place_L) & (place_L < 30), (2, LENGTH))
+  is_answer_BL = np.broadcast_to(place_L >= 34, (2, LENGTH))
+  return trial.Rows(tokens_BL, is_text_BL, is_answer_BL)
+
+
+def text_of(seed):
+  row = packing.row([packing.Piece(RNG(seed).integers(0, 260, 50))], 60)
+  return packing.stack([row])
+
+
+def oracle(config, params, rows):
+  """Returns the reading of the whole model, its mask made by the model."""
+  seen = visibility.concatenate([visibility.causal(LENGTH)] * 2)
+  model = transformer.Transformer(config)
+  logits_BLV = np.asarray(
+    jax.jit(lambda p: model.apply({'params': p}, rows.tokens_BL, seen))(params)
+  ).astype(np.float64)
+  target_BL = rows.tokens_BL[:, 1:]
+  logits_BLV = logits_BLV[:, :-1]
+  lost_BL = np.log(np.exp(logits_BLV).sum(-1)) - np.take_along_axis(
+    logits_BLV, target_BL[..., None], -1
+  ).squeeze(-1)
+  right_BL = logits_BLV.argmax(-1) == target_BL
+  is_answer_BL = rows.is_answer_BL[:, 1:]
+  return trial.Reading(
+    lost_BL[rows.is_text_BL[:, 1:]].mean(),
+    lost_BL[is_answer_BL].mean(),
+    right_BL[is_answer_BL].sum(),
+  )
+
+
+@pytest.fixture(scope='module')
+def world():
+  """A teacher of random weights, and its statistics."""
+  weights = plain.weights(toys.params_of(TEACHER), TEACHER)
+  pairs = [(0, 1), (1, 2), (2, 3)]
+  texts = [text_of(seed) for seed in (1, 2)]
+  return weights, calibrate.measure(weights, TEACHER, texts, pairs)
+
+
+def student_of(world, config, kv='none'):
+  weights, statistics = world
+  made = list(weights.layers)
+  for owner in layers_lib.owners(config.layers()):
+    readers = [i for i, x in enumerate(config.layers()) if x.kv_from == owner]
+    fitted = share.fit_layers(
+      weights, TEACHER, statistics, readers, config.num_kv_heads
+    )
+    for index, layer in fitted.items():
+      made[index] = layer
+  return trial.Student(config.layers(), tuple(made), config.num_kv_heads, kv)
+
+
+@pytest.mark.parametrize(
+  'layout, heads, kv',
+  [
+    ('G0 G1 G2 G3', 2, 'none'),
+    ('L0:7+3 G1 L2:5 L3:1+2', 2, 'none'),
+    ('L0:9+1 L0:9+1 G2 G2', 2, 'none'),
+    ('G0 L1:9+1 L1:9+1 G3', 1, 'none'),
+    ('G0 L1:9+1 G2 G3', 2, 'int8'),
+  ],
+)
+def test_a_trial_reads_what_the_whole_model_does(world, layout, heads, kv):
+  """Also where it begins in the middle of an earlier one."""
+  weights, statistics = world
+  quantization = dataclasses.replace(quantization_config.none(), kv=kv)
+  # Here local layers turn as the teacher's global ones do.
+  config = dataclasses.replace(
+    TEACHER,
+    layout=layout,
+    num_kv_heads=heads,
+    rope_local=TEACHER.rope_global,
+    quantization=quantization,
+  )
+  rows = rows_of(TEACHER)
+  want = oracle(
+    config, share.student(weights, TEACHER, config, statistics), rows
+  )
+  trials = trial.Trials(weights, TEACHER, rows)
+  student = student_of(world, config, kv)
+  got = trials.read(student)
+  np.testing.assert_allclose(got, want, rtol=2e-5)
+  for other in 'G0 G1 G2 G3', 'L0:7+3 G1 L2:5 G3', 'G0 L1:9+1 L1:9+1 L3:2':
+    begun = dataclasses.replace(config, layout=other)
+    trials.read(student_of(world, begun, kv), keep=True)
+    again = student_of(world, config, kv)._replace(weights=student.weights)
+    assert trials.read(again) == got
+
+
+def test_a_local_layer_of_the_teacher_keeps_its_angles():
+  config = dataclasses.replace(TEACHER, layout='L0 G1 L2 G3', window=6)
+  params = toys.params_of(config)
+  weights, rows = plain.weights(params, config), rows_of(config)
+  student = trial.Student(config.layers(), weights.layers, 2)
+  got = trial.Trials(weights, config, rows).read(student)
+  np.testing.assert_allclose(got, oracle(config, params, rows), rtol=2e-5)
+
+
+# --- The search, on costs that are written down.
+
+START = State((Layer(None, 0), Layer(None, 1), Layer(None, 2)), 2)
+
+
+def size(state):
+  return layers_lib.kv_bytes(state.layers, 100, 8, state.heads)
+
+
+def search(budget, cost, start=START):
+  """Returns the path, and the states that were measured in their order."""
+  asked = []
+
+  def read(state, keep):
+    asked.append(state)
+    return trial.Reading(cost(state), 0.0, 0)
+
+  def changes(state):
+    return kv_budget.list_changes(state, window=10, sinks=4)
+
+  return kv_budget.descend(start, budget, changes, size, read), asked
+
+
+def local_of(state):
+  return {i for i, one in enumerate(state.layers) if one.window}
+
+
+def of_layers(*each, together=0.0, other=9.0):
+  """Costs of a window in each layer; `together` of one in both 0 and 1."""
+
+  def cost(state):
+    local = local_of(state)
+    shared = len(layers_lib.owners(state.layers)) < len(state.layers)
+    return (
+      sum(each[i] for i in local)
+      + together * ({0, 1} <= local)
+      + other * (shared + (state.heads < START.heads))
+    )
+
+  return cost
+
+
+def test_the_layer_that_costs_most_stays_global():
+  cost = of_layers(0.1, 2.0, 0.3)
+  path, _ = search(size(START) // 2, cost)
+  assert [local_of(one.state) for one in path] == [set(), {0}, {0, 2}]
+  assert [one.reading.loss for one in path] == pytest.approx([0, 0.1, 0.4])
+  assert path[-1].state.layers[2] == Layer(10, 2, True, 4)
+  assert [one.bytes for one in path] == [size(one.state) for one in path]
+
+
+def test_a_budget_of_exactly_a_layouts_bytes_is_met_by_it():
+  cost = of_layers(0.1, 2.0, 0.3)
+  path, _ = search(size(START) // 2, cost)
+  for one, following in zip(path, path[1:]):
+    assert search(one.bytes, cost)[0][-1] == one
+    assert search(one.bytes - 1, cost)[0][-1] == following
+  assert search(size(START), cost)[0] == path[:1]
+
+
+def test_what_costs_more_beside_others_is_measured_again():
+  """Alone, windows in 0 and in 1 are cheap; together they are not."""
+  cost = of_layers(0.1, 0.2, 0.5, together=3.0)
+  path, asked = search(size(START) // 2, cost)
+  assert local_of(path[-1].state) == {0, 2}
+  singles = kv_budget.list_changes(START, 10, 4)
+  assert set(asked[1 : 1 + len(singles)]) == set(singles.values())
+  # Then, beside a window in 0, those of 1 and of 2, and nothing else.
+  again = [local_of(one) for one in asked[1 + len(singles) :]]
+  assert again == [{0}, {0, 1}, {0, 2}]
+
+
+def test_bytes_decide_between_equal_costs():
+  """One head halves the cache; a pair saves a third."""
+  path, _ = search(size(START) - 1, lambda state: float(state != START))
+  assert path[-1].state == START._replace(heads=1)
+
+
+def test_a_budget_below_every_layout_is_refused():
+  least = size(search(140, lambda state: 0.0)[0][-1].state)
+  with pytest.raises(ValueError, match=f'as small as {least - 1} bytes'):
+    search(least - 1, lambda state: 0.0)
+
+
+def test_changes_keep_pairs_of_a_kind_together():
+  layers = (
+    Layer(None, 0),
+    Layer(None, 0),
+    Layer(7, 2),
+    Layer(None, 3),
+    Layer(None, 4, False),
+  )
+  found = kv_budget.list_changes(State(layers, 4), 10, 4)
+  assert set(found) == {
+    ('local', 0),
+    ('local', 3),
+    ('heads', 1),
+    ('heads', 2),
+  }
+  changed = found['local', 0].layers
+  assert changed[:2] == (Layer(10, 0, True, 4),) * 2 and changed[2:] == layers[2:]
+  for state in found.values():
+    layers_lib.check(state.layers)
+
+
+# --- The search on a model, by the command's function.
+
+
+@pytest.fixture(scope='module')
+def one_layer(tmp_path_factory):
+  """A teacher whose layer 2 alone attends: a folder, and its text."""
+  folder = tmp_path_factory.mktemp('kv_budget')
+  config = dataclasses.replace(TEACHER, vocab_size=256, max_length=640)
+  params = toys.params_of(config)
+  w_NDHK = params['blocks']['layer_0']['attention']['w_o_DHK']
+  w_NDHK = w_NDHK * np.array([0, 0, 4, 0])[:, None, None, None]
+  params['blocks']['layer_0']['attention']['w_o_DHK'] = w_NDHK
+  from kaiju_jax.interchange import own
+
+  own.write(folder / 'teacher', params, config, '', masters=True)
+  text = folder / 'text'
+  text.mkdir()
+  for n in range(40):
+    letters = RNG(n).choice(list('abcdefgh \n'), 1500)
+    (text / f'{n}.txt').write_text(''.join(letters))
+  return folder
+
+
+def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
+  """Its answers are what the teacher says; windows in others change nothing."""
+  teacher = load.from_anywhere(one_layer / 'teacher')
+  read = trial.Trials.read
+
+  def likeliest(self, student, keep=False):
+    reading = read(self, student, keep)
+    # Losses of random weights on random digits fall as they rise: what counts
+    # is how far they are from the teacher's.
+    if not hasattr(self, 'first'):
+      self.first = reading
+    return reading._replace(
+      needle=abs(reading.needle - self.first.needle),
+      loss=abs(reading.loss - self.first.loss),
+    )
+
+  monkeypatch.setattr(trial.Trials, 'read', likeliest)
+  window = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
+  budget = layers_lib.kv_bytes(window, 600, 8, 2)
+  said = uptrain.write(
+    one_layer / 'teacher',
+    one_layer / 'student',
+    uptrain.Student(window=8),
+    uptrain.FirstWeights('fitted', text=str(one_layer / 'text')),
+    uptrain.Budget(budget, 600),
+  )
+  config = load.from_anywhere(one_layer / 'student').config
+  assert config.layout == 'L0+4 L1+4 G2 L3+4'
+  assert (config.window, config.num_kv_heads) == (8, 2)
+  assert f'{budget:,}' in said and 'global by period' in said
