@@ -11,6 +11,11 @@ are the student's (`kaiju_jax/interchange/surgery/`). The folder holds float32
 weights in our own format, which `experiments.generate` continues, and
 config.py: a run that begins with the student and brings it back.
 
+    python -m experiments.uptrain --model=runs/teacher --out=starts/student \\
+        --start=fitted --text=my/texts --kv_budget=20971520
+
+finds layers, windows and heads that fit so many bytes of keys and values.
+
     python -m experiments.uptrain --world=gated --out=runs/uptrain
 
 compares students of a toy teacher (`configs/uptrain.py`) by how they begin.

@@ -191,6 +191,8 @@ train_head
     error: --c=0.0: must be above 0
   --safety=absent --out=nowhere --model=x --planted → absent/gate.safetensors
 uptrain
+  --model=nowhere --out=x --kv_budget=9 → kv_budget=9: finds the layout of a
+  --model=nowhere --out=x --kv_budget=-1 → kv_budget=-1: must be at least 0
   --model=nowhere --out=x → error: nowhere: no such file or
   --out=x → --model is missing
   --world=gated --model=nowhere → --model=nowhere: has no effect with --world

@@ -1,7 +1,7 @@
 """The layout of a budget keeps what its layers are measured to need."""
 
 import dataclasses
-import pathlib
+import itertools
 
 import jax
 import numpy as np
@@ -10,24 +10,24 @@ import pytest
 from kaiju_jax import visibility
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer
+from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange.surgery import calibrate
 from kaiju_jax.interchange.surgery import share
 from kaiju_jax.interchange.surgery import trial
 from kaiju_jax.model import layers as layers_lib
-from kaiju_jax.model import paging
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import kv_budget
 from kaiju_jax.runs import load
 from kaiju_jax.runs import uptrain
-from tests import toys as run_toys
 from tests.interchange import toys
 
 Layer, State = layers_lib.Layer, kv_budget.State
 TEACHER = toys.changed(
   toys.PLAIN, num_kv_heads=2, layout='G0 G1 G2 G3', rope_local=50.0
 )
+TEACHER_OF_BYTES = dataclasses.replace(TEACHER, vocab_size=256, max_length=2048)
 LENGTH = 40
 RNG = np.random.default_rng
 
@@ -36,7 +36,7 @@ def rows_of(config, seed=0):
   """Two rows of random tokens; the last six are answers."""
   tokens_BL = RNG(seed).integers(0, config.vocab_size, (2, LENGTH), np.int32)
   place_L = np.arange(LENGTH)
-  is_text_BL = np.broadcast_to((0 < place_L) & (place_L < 30), (2, LENGTH))
+  is_text_BL = np.broadcast_to((place_L > 0) & (place_L < 30), (2, LENGTH))
   is_answer_BL = np.broadcast_to(place_L >= 34, (2, LENGTH))
   return trial.Rows(tokens_BL, is_text_BL, is_answer_BL)
 
@@ -189,7 +189,7 @@ def test_the_layer_that_costs_most_stays_global():
 def test_a_budget_of_exactly_a_layouts_bytes_is_met_by_it():
   cost = of_layers(0.1, 2.0, 0.3)
   path, _ = search(size(START) // 2, cost)
-  for one, following in zip(path, path[1:]):
+  for one, following in itertools.pairwise(path):
     assert search(one.bytes, cost)[0][-1] == one
     assert search(one.bytes - 1, cost)[0][-1] == following
   assert search(size(START), cost)[0] == path[:1]
@@ -214,9 +214,10 @@ def test_bytes_decide_between_equal_costs():
 
 
 def test_a_budget_below_every_layout_is_refused():
-  least = size(search(140, lambda state: 0.0)[0][-1].state)
-  with pytest.raises(ValueError, match=f'as small as {least - 1} bytes'):
-    search(least - 1, lambda state: 0.0)
+  # Two owners of one head with 14 tokens of 24 bytes.
+  assert search(672, lambda state: 0.0)[0][-1].bytes == 672
+  with pytest.raises(ValueError, match='as small as 671 bytes'):
+    search(671, lambda state: 0.0)
 
 
 def test_changes_keep_pairs_of_a_kind_together():
@@ -235,9 +236,43 @@ def test_changes_keep_pairs_of_a_kind_together():
     ('heads', 2),
   }
   changed = found['local', 0].layers
-  assert changed[:2] == (Layer(10, 0, True, 4),) * 2 and changed[2:] == layers[2:]
+  assert (
+    changed[:2] == (Layer(10, 0, True, 4),) * 2 and changed[2:] == layers[2:]
+  )
   for state in found.values():
     layers_lib.check(state.layers)
+
+
+# --- Rows with needles.
+
+
+def test_every_needle_is_in_the_text_once_and_asked_for_at_the_end():
+  text = RNG(1).integers(97, 123, 3 * 2048, np.int32)
+  rows = kv_budget.draw_rows(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
+  depths = []
+  for tokens_L, is_text_L, is_answer_L in zip(*rows):
+    assert tokens_L[0] == tokenizer.Bytes.bos_id and not is_text_L[0]
+    read = tokens_L.astype(np.uint8).tobytes()
+    numbers = tokens_L[is_answer_L].astype(np.uint8).tobytes()
+    assert len(numbers) == 15 and numbers.isdigit()
+    for n in range(3):
+      number = numbers[5 * n : 5 * n + 5]
+      asked = read[: read.rindex(number)][-32:]
+      assert asked.startswith(b' The magic number for ')
+      needle = asked + number + b'.'
+      assert read.count(needle) == 2 and read.count(number) == 2
+      assert not is_text_L[read.index(needle) :][: len(needle)].any()
+      depths.append(read.index(needle) / len(read))
+    # The rest is the person's text, in its order.
+    assert bytes(tokens_L[is_text_L].astype(np.uint8)) in bytes(
+      text.astype(np.uint8)
+    )
+    assert is_text_L.sum() + 1 + 6 * 38 == len(read)
+  depths.sort()
+  assert depths[0] < 0.1 and depths[-1] > 0.7
+  assert np.diff(depths).min() > 0.05
+  again = kv_budget.draw_rows(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
+  jax.tree.map(np.testing.assert_array_equal, rows, again)
 
 
 # --- The search on a model, by the command's function.
@@ -247,13 +282,11 @@ def test_changes_keep_pairs_of_a_kind_together():
 def one_layer(tmp_path_factory):
   """A teacher whose layer 2 alone attends: a folder, and its text."""
   folder = tmp_path_factory.mktemp('kv_budget')
-  config = dataclasses.replace(TEACHER, vocab_size=256, max_length=640)
+  config = dataclasses.replace(TEACHER, vocab_size=256, max_length=512)
   params = toys.params_of(config)
   w_NDHK = params['blocks']['layer_0']['attention']['w_o_DHK']
   w_NDHK = w_NDHK * np.array([0, 0, 4, 0])[:, None, None, None]
   params['blocks']['layer_0']['attention']['w_o_DHK'] = w_NDHK
-  from kaiju_jax.interchange import own
-
   own.write(folder / 'teacher', params, config, '', masters=True)
   text = folder / 'text'
   text.mkdir()
@@ -264,8 +297,10 @@ def one_layer(tmp_path_factory):
 
 
 def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
-  """Its answers are what the teacher says; windows in others change nothing."""
-  teacher = load.from_anywhere(one_layer / 'teacher')
+  """Windows in the others change nothing, and so do their sinks: none is kept.
+
+  The budget is what four sinks take.
+  """
   read = trial.Trials.read
 
   def likeliest(self, student, keep=False):
@@ -280,16 +315,50 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
     )
 
   monkeypatch.setattr(trial.Trials, 'read', likeliest)
-  window = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
-  budget = layers_lib.kv_bytes(window, 600, 8, 2)
+  layers = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
+  budget = layers_lib.kv_bytes(layers, 500, 8, 2)
   said = uptrain.write(
     one_layer / 'teacher',
     one_layer / 'student',
     uptrain.Student(window=8),
     uptrain.FirstWeights('fitted', text=str(one_layer / 'text')),
-    uptrain.Budget(budget, 600),
+    uptrain.Budget(budget, 500),
   )
   config = load.from_anywhere(one_layer / 'student').config
-  assert config.layout == 'L0+4 L1+4 G2 L3+4'
+  assert config.layout == 'L0 L1 G2 L3'
   assert (config.window, config.num_kv_heads) == (8, 2)
   assert f'{budget:,}' in said and 'global by period' in said
+
+
+@pytest.mark.parametrize(
+  'wanted, start, budget, message',
+  [
+    ({}, {}, {'kv_budget': 500}, r'kv_budget=500: no layout .* windows 64\+4'),
+    ({}, {}, {'kv_length': 513}, r'kv_length=641: must be 1…512'),
+    ({}, {}, {'kv_length': 0}, r'kv_length=0: must be 1…512'),
+    ({}, {'text': 'short'}, {}, r'holds out \d+ tokens: must be .* 1,536'),
+    ({'layout': 'G0 G1 G2 G3'}, {}, {}, 'no layout'),
+    ({}, {'start': 'mean'}, {}, "start='fitted'"),
+    ({}, {}, {'kv_budget': -1}, 'kv_budget=-1: must be at least 0'),
+  ],
+)
+def test_what_cannot_be_found_is_refused_before_anything_compiles(
+  one_layer, monkeypatch, wanted, start, budget, message
+):
+  monkeypatch.setattr(calibrate, 'make_reader', None)
+  monkeypatch.setattr(trial, 'Trials', None)
+  (one_layer / 'short').mkdir(exist_ok=True)
+  for n in range(40):
+    (one_layer / 'short' / f'{n}.txt').write_text('Too short.')
+  start = {'start': 'fitted', 'text': 'text'} | start
+  start['text'] = str(one_layer / start['text'])
+  with pytest.raises(ValueError, match=message) as error:
+    uptrain.write(
+      one_layer / 'teacher',
+      one_layer / 'refused',
+      uptrain.Student(**wanted),
+      uptrain.FirstWeights(**start),
+      uptrain.Budget(**{'kv_budget': 10**6, 'kv_length': 500} | budget),
+    )
+  assert '\n' not in str(error.value)
+  assert not (one_layer / 'refused').exists()
