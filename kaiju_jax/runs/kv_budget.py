@@ -171,7 +171,6 @@ def draw_rows(
   text: np.ndarray,
   tokenizer: Any,
   config: model_config.ModelConfig,
-  seed: int = 0,
 ) -> trial.Rows:
   """Returns rows of a text with needles in it, and their questions at the end.
 
@@ -181,7 +180,6 @@ def draw_rows(
     text: tokens that a run holds out.
     tokenizer: the text's.
     config: the teacher's.
-    seed: the seed of cities and numbers.
 
   Raises:
     ValueError: the text or the rows are too short.
@@ -192,7 +190,7 @@ def draw_rows(
       f'the text holds out {len(text):,} tokens: must be at least'
       f' {ROWS * length:,}, {ROWS} rows to measure layouts on.'
     )
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   count = ROWS * NEEDLES
   rows, read = [], 0
   for row in range(ROWS):
@@ -381,9 +379,12 @@ class Search:
     if period is not None:
       beside = point(period)
       lines.append(_line('global by period', beside.bytes, beside.reading))
-    means = trial.Student(
-      self.start.layers, tuple(map(_mean_heads, weights.layers)), 1, kv
+    layers = self.start.layers
+    means = tuple(
+      pool.pool_layer(weights.layers, layers, index, heads=1)
+      for index in range(len(layers))
     )
+    means = trial.Student(layers, means, 1, kv)
     size = self.size(self.start._replace(heads=1))
     lines.append(_line('one head, the mean', size, trials.read(means)))
     return found.state, lines
@@ -443,18 +444,4 @@ def _by_period(state: State) -> State | None:
       else dataclasses.replace(local[0], kv_from=i)
       for i in range(depth)
     )
-  )
-
-
-def _mean_heads(layer: plain_lib.Layer) -> plain_lib.Layer:
-  """Returns a layer with one head of keys and values, the teacher's mean."""
-  biases = {
-    name: getattr(layer, name).mean(0, keepdims=True)
-    for name in ('bias_k_UK', 'bias_v_UK')
-    if getattr(layer, name) is not None
-  }
-  return layer._replace(
-    w_k_DUK=pool.pool(layer.w_k_DUK, 1),
-    w_v_DUK=pool.pool(layer.w_v_DUK, 1),
-    **biases,
   )

@@ -17,6 +17,7 @@ from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
+from kaiju_jax.runs import student_config as config_text
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import mesh as mesh_lib
@@ -65,7 +66,7 @@ def test_the_folder_has_the_config_of_a_run_that_begins_with_it(start):
 
 
 def test_a_students_tokenizer_is_the_one_in_its_folder(start, tmp_path):
-  text = uptrain._run(student_config(), 'tokenizer.json')
+  text = config_text.write(student_config(), 'tokenizer.json')
   (tmp_path / 'config.py').write_text(text)
   (tmp_path / 'tokenizer.json').write_bytes(
     (start / 'tokenizer.json').read_bytes()

@@ -19,6 +19,7 @@ import numpy as np
 _LEAST = 1e-12
 # A direction in which less than this is left of the mean's square is constant.
 _LEAST_KEPT = 1e-6
+_ROUNDS = 20  # Of the fit of phases; each lowers the error.
 
 
 class Inputs(NamedTuple):
@@ -110,3 +111,26 @@ def fit_common(
     inputs.inverse_ER @ left_RS[:, 0] * values_S[0] * size * turn,
     a_N / size / turn,
   )
+
+
+def fit_phases(
+  inputs: Inputs, cross_EN: np.ndarray, weight_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns complex w [E] and a [N], |a| = 1, as `fit_common`.
+
+  Alternates between the two, each of which is solved exactly.
+  """
+  weight_N = np.maximum(weight_N, 1e-9 * weight_N.max(initial=0.0))
+  _, a_N = fit_common(inputs, cross_EN, weight_N)
+  a_N = _phase(a_N)
+  share_N = weight_N / max(weight_N.sum(), np.finfo(float).tiny)
+  for _ in range(_ROUNDS):
+    w_E = regress(inputs, cross_EN @ (a_N.conj() * share_N))
+    a_N = _phase(w_E.conj() @ cross_EN)
+  w_E = regress(inputs, cross_EN @ (a_N.conj() * share_N))
+  return w_E, a_N
+
+
+def _phase(a_N: np.ndarray) -> np.ndarray:
+  size_N = np.abs(a_N)
+  return np.divide(a_N, size_N, out=np.ones_like(a_N), where=size_N > 0)

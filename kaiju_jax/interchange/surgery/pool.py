@@ -55,20 +55,28 @@ def student(
     raise ValueError(f'owners={owners!r}: must be one of {", ".join(OWNERS)}.')
   layers = config.layers()
   made = [
-    _layer(teacher.layers, layers, index, config.num_kv_heads, owners)
+    pool_layer(teacher.layers, layers, index, config.num_kv_heads, owners)
     for index in range(len(layers))
   ]
   return plain_lib.params(teacher._replace(layers=tuple(made)), config)
 
 
-def _layer(
+def pool_layer(
   layers: Sequence[plain_lib.Layer],
   shared: Sequence[layers_lib.Layer],
   index: int,
   heads: int,
-  owners: str,
+  owners: str = 'mean',
 ) -> plain_lib.Layer:
-  """Returns one layer's weights."""
+  """Returns a student's layer.
+
+  Args:
+    layers: the teacher's.
+    shared: the student's.
+    index: which layer.
+    heads: U of the student.
+    owners: see `student`.
+  """
   layer = layers[index]
   if shared[index].kv_from != index:
     return layer._replace(**dict.fromkeys((*_WEIGHTS, *_BIASES, 'k_gain')))

@@ -42,8 +42,6 @@ from kaiju_jax.interchange.surgery import least_squares
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rotary
 
-_ROUNDS = 20  # Of the fit of phases; each lowers the error.
-
 
 class Member(NamedTuple):
   """A head of keys and values of the teacher."""
@@ -288,7 +286,7 @@ def fit_keys(
   )
   square_PN -= ignored_P[:, None] * np.abs(means_PN) ** 2
   weight_PN = np.stack([_pair_squares(np.diagonal(w)) for w in weights], -1)
-  fit_pair = _fit_phases if is_normed else least_squares.fit_common
+  fit_pair = least_squares.fit_phases if is_normed else least_squares.fit_common
   found = [
     fit_pair(least_squares.center(inputs, mean_E, ignored), cross_EN, weight_N)
     for ignored, cross_EN, weight_N in zip(ignored_P, cross_PEN, weight_PN)
@@ -366,27 +364,6 @@ def _query_weight(config, statistics, member: Member) -> np.ndarray:
   """Returns E[q qᵀ] over the queries that read a head of keys, [K, K]."""
   heads = _query_heads(config)[member.head]
   return statistics.query_squares[member.layer][heads].sum(0)
-
-
-def _fit_phases(inputs, cross_EN, weight_N):
-  """Returns complex w [E] and a [N], |a| = 1, as `least_squares.fit_common`.
-
-  Alternates between the two, each of which is solved exactly.
-  """
-  weight_N = np.maximum(weight_N, 1e-9 * weight_N.max(initial=0.0))
-  _, a_N = least_squares.fit_common(inputs, cross_EN, weight_N)
-  a_N = _phase(a_N)
-  share_N = weight_N / max(weight_N.sum(), np.finfo(float).tiny)
-  for _ in range(_ROUNDS):
-    w_E = least_squares.regress(inputs, cross_EN @ (a_N.conj() * share_N))
-    a_N = _phase(w_E.conj() @ cross_EN)
-  w_E = least_squares.regress(inputs, cross_EN @ (a_N.conj() * share_N))
-  return w_E, a_N
-
-
-def _phase(a_N: np.ndarray) -> np.ndarray:
-  size_N = np.abs(a_N)
-  return np.divide(a_N, size_N, out=np.ones_like(a_N), where=size_N > 0)
 
 
 def _left(own_P, cross_PEN, square_PN, weight_PN, w_EP, a_PN) -> float:
