@@ -30,7 +30,6 @@ from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange.surgery import calibrate
 from kaiju_jax.interchange.surgery import check
 from kaiju_jax.interchange.surgery import pool
-from kaiju_jax.interchange.surgery import share
 from kaiju_jax.interchange.surgery import trial
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
@@ -324,23 +323,11 @@ class Search:
       windows: of local layers, as `check` returns them.
     """
     trials = trial.Trials(weights, self._teacher, rows)
-    made: dict[Any, dict[int, plain_lib.Layer]] = {}
+    fits = trial.Fits(weights, self._teacher, statistics)
     kv = self._config_of(self.start).quantization.kv
 
     def student(state: State) -> trial.Student:
-      layers = list(weights.layers)
-      for owner in layers_lib.owners(state.layers):
-        readers = [
-          i for i, one in enumerate(state.layers) if one.kv_from == owner
-        ]
-        key = (*readers, state.heads)
-        if key not in made:
-          made[key] = share.fit_layers(
-            weights, self._teacher, statistics, readers, state.heads
-          )
-        for index, layer in made[key].items():
-          layers[index] = layer
-      return trial.Student(state.layers, tuple(layers), state.heads, kv)
+      return fits.student(state.layers, state.heads, kv)
 
     def read(state: State, keep: bool) -> trial.Reading:
       return trials.read(student(state), keep)

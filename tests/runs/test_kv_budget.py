@@ -76,17 +76,10 @@ def world():
   return weights, calibrate.measure(weights, TEACHER, texts, pairs)
 
 
-def student_of(world, config, kv='none'):
+@pytest.fixture(scope='module')
+def fits(world):
   weights, statistics = world
-  made = list(weights.layers)
-  for owner in layers_lib.owners(config.layers()):
-    readers = [i for i, x in enumerate(config.layers()) if x.kv_from == owner]
-    fitted = share.fit_layers(
-      weights, TEACHER, statistics, readers, config.num_kv_heads
-    )
-    for index, layer in fitted.items():
-      made[index] = layer
-  return trial.Student(config.layers(), tuple(made), config.num_kv_heads, kv)
+  return trial.Fits(weights, TEACHER, statistics)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +92,9 @@ def student_of(world, config, kv='none'):
     ('G0 L1:9+1 G2 G3', 2, 'int8'),
   ],
 )
-def test_a_trial_reads_what_the_whole_model_does(world, layout, heads, kv):
+def test_a_trial_reads_what_the_whole_model_does(
+  world, fits, layout, heads, kv
+):
   """Also where it begins in the middle of an earlier one."""
   weights, statistics = world
   quantization = dataclasses.replace(quantization_config.none(), kv=kv)
@@ -116,14 +111,13 @@ def test_a_trial_reads_what_the_whole_model_does(world, layout, heads, kv):
     config, share.student(weights, TEACHER, config, statistics), rows
   )
   trials = trial.Trials(weights, TEACHER, rows)
-  student = student_of(world, config, kv)
+  student = fits.student(config.layers(), heads, kv)
   got = trials.read(student)
   np.testing.assert_allclose(got, want, rtol=2e-5)
   for other in 'G0 G1 G2 G3', 'L0:7+3 G1 L2:5 G3', 'G0 L1:9+1 L1:9+1 L3:2':
     begun = dataclasses.replace(config, layout=other)
-    trials.read(student_of(world, begun, kv), keep=True)
-    again = student_of(world, config, kv)._replace(weights=student.weights)
-    assert trials.read(again) == got
+    trials.read(fits.student(begun.layers(), heads, kv), keep=True)
+    assert trials.read(student) == got
 
 
 def test_a_local_layer_of_the_teacher_keeps_its_angles():

@@ -6,6 +6,7 @@ document, a window only moves the end of the range of queries that see a key
 earlier measurement, so that a change of a late layer costs little.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -16,6 +17,8 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.interchange.surgery import calibrate
+from kaiju_jax.interchange.surgery import share
 from kaiju_jax.model import block
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import kv_heads
@@ -49,6 +52,39 @@ class Student(NamedTuple):
   weights: tuple[plain_lib.Layer, ...]
   num_kv_heads: int
   kv: str = 'none'  # 'int8' for keys and values as codes.
+
+
+class Fits:
+  """Makes students of a teacher; layers that read each other are fitted once.
+
+  Args:
+    teacher: the teacher's weights.
+    config: the teacher's config.
+    statistics: the teacher's, with the pairs of all students.
+  """
+
+  def __init__(
+    self,
+    teacher: plain_lib.Plain,
+    config: model_config.ModelConfig,
+    statistics: calibrate.Statistics,
+  ):
+    self._of = teacher, config, statistics
+    self._made: dict[tuple[int, ...], dict[int, plain_lib.Layer]] = {}
+
+  def student(
+    self, layers: Sequence[layers_lib.Layer], heads: int, kv: str = 'none'
+  ) -> Student:
+    """Returns the student with these layers, and so many heads of each."""
+    weights: dict[int, plain_lib.Layer] = {}
+    for owner in layers_lib.owners(layers):
+      readers = [i for i, one in enumerate(layers) if one.kv_from == owner]
+      key = (heads, *readers)
+      if key not in self._made:
+        self._made[key] = share.fit_layers(*self._of, readers, heads)
+      weights |= self._made[key]
+    made = tuple(weights[index] for index in range(len(layers)))
+    return Student(tuple(layers), made, heads, kv)
 
 
 class _Pass(NamedTuple):
