@@ -328,7 +328,7 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
   'wanted, start, budget, message',
   [
     ({}, {}, {'kv_budget': 500}, r'kv_budget=500: no layout .* windows 64\+4'),
-    ({}, {}, {'kv_length': 513}, r'kv_length=641: must be 1…512'),
+    ({}, {}, {'kv_length': 513}, r'kv_length=513: must be 1…512'),
     ({}, {}, {'kv_length': 0}, r'kv_length=0: must be 1…512'),
     ({}, {'text': 'short'}, {}, r'holds out \d+ tokens: must be .* 1,536'),
     ({'layout': 'G0 G1 G2 G3'}, {}, {}, 'no layout'),
