@@ -8,6 +8,7 @@ Training restores the lost quality, best on the teacher's own distributions
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 import os
 import pathlib
 from typing import Any
@@ -152,6 +153,7 @@ def write(
   from kaiju_jax.interchange.surgery import check
   from kaiju_jax.runs import load
   from kaiju_jax.runs import student_config
+  from kaiju_jax.runs import techniques
   from kaiju_jax.training import frozen_model
 
   _check_start(wanted, start, budget)
@@ -165,7 +167,12 @@ def write(
   )
   check.check(found.config, config)
   weights = plain.weights(found.params, found.config, found.replica)
-  config, params, said = _begin(found, weights, config, letters, start)
+  config, make, said = _begin(found, weights, config, letters, start)
+  made = make(config.layers(), config.num_kv_heads)
+  params = plain.params(weights._replace(layers=made), config)
+  if start.text:
+    text = _measured_text(found, start.text)
+    said += techniques.measure(weights, found.config, config, make, text)
   # Only a run without a tokenizer is known to have read bytes.
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
@@ -272,14 +279,15 @@ def _alone(layout: str) -> str:
 
 
 def _begin(found, weights, config, letters, start: FirstWeights):
-  """Returns the student's config, parameters, and lines for the user."""
+  """Returns the student's config, what makes weights, lines for the user."""
   from kaiju_jax.interchange.surgery import calibrate
   from kaiju_jax.interchange.surgery import pool
   from kaiju_jax.interchange.surgery import rank
-  from kaiju_jax.interchange.surgery import share
+  from kaiju_jax.interchange.surgery import trial
 
   if start.start == 'mean':
-    return config, pool.student(weights, config, start.owners), []
+    make = functools.partial(pool.pool_layers, weights, owners=start.owners)
+    return config, make, []
   pairs = rank.candidates(letters)
   statistics = calibrate.measure(
     weights,
@@ -297,8 +305,8 @@ def _begin(found, weights, config, letters, start: FirstWeights):
       for (owner, reader), share_ in sorted(lost.items(), key=lambda x: x[1])
     ]
     said.append(f'  chosen: {layout}')
-  params = share.student(weights, found.config, config, statistics)
-  return config, params, said
+  fits = trial.Fits(weights, found.config, statistics)
+  return config, lambda *of: fits.student(*of).weights, said
 
 
 def calibration_text(teacher: Any, path: str, tokens: int) -> Iterator[Any]:
@@ -348,6 +356,14 @@ def _held_out(teacher: Any, path: str):
   if not documents:
     raise ValueError(f'text={path!r}: no document is held out.')
   return text.corpus(documents, read).tokens, read
+
+
+def _measured_text(teacher: Any, path: str):
+  """Returns the held-out tokens of a text; all, if none are held out."""
+  from kaiju_jax.data import text
+
+  _, documents, held_out = _documents(teacher, path)
+  return text.corpus(held_out or documents, _tokenizer(teacher)).tokens
 
 
 def _tokenizer(teacher: Any):

@@ -130,9 +130,10 @@ def speech_of(path):
   return found.format.digest, stops, found.generation.sampling
 
 
-def test_a_student_speaks_as_its_teacher(folders, tmp_path):
-  uptrain.write(folders / 'folder', tmp_path / 'student')
-  wanted = speech_of(folders / 'folder')
+@pytest.mark.parametrize('name', ['folder', 'model.gguf'])
+def test_a_student_speaks_as_its_teacher(folders, tmp_path, name):
+  uptrain.write(folders / name, tmp_path / 'student')
+  wanted = speech_of(folders / name)
   assert speech_of(tmp_path / 'student') == wanted
   # So does a run that begins with it.
   run = ablate.resolve(f'{tmp_path}/student/config.py', [])

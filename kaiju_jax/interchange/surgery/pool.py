@@ -51,14 +51,23 @@ def student(
   Raises:
     ValueError: another value of `owners`.
   """
+  made = pool_layers(teacher, config.layers(), config.num_kv_heads, owners)
+  return plain_lib.params(teacher._replace(layers=made), config)
+
+
+def pool_layers(
+  teacher: plain_lib.Plain,
+  layers: Sequence[layers_lib.Layer],
+  heads: int,
+  owners: str = 'mean',
+) -> tuple[plain_lib.Layer, ...]:
+  """Returns the weights of all of a student's layers; see `student`."""
   if owners not in OWNERS:
     raise ValueError(f'owners={owners!r}: must be one of {", ".join(OWNERS)}.')
-  layers = config.layers()
-  made = [
-    pool_layer(teacher.layers, layers, index, config.num_kv_heads, owners)
+  return tuple(
+    pool_layer(teacher.layers, layers, index, heads, owners)
     for index in range(len(layers))
-  ]
-  return plain_lib.params(teacher._replace(layers=tuple(made)), config)
+  )
 
 
 def pool_layer(

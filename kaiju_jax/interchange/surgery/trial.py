@@ -9,6 +9,7 @@ earlier measurement, so that a change of a late layer costs little.
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -52,6 +53,8 @@ class Student(NamedTuple):
   weights: tuple[plain_lib.Layer, ...]
   num_kv_heads: int
   kv: str = 'none'  # 'int8' for keys and values as codes.
+  # All that is quantized; None for `kv` alone.
+  quantization: quantization_config.QuantizationConfig | None = None
 
 
 class Fits:
@@ -203,12 +206,12 @@ class Trials:
 
   def _step(self, student: Student, index: int):
     """Returns the compiled layer, which all layers of a kind share."""
+    floats = self._config.quantization
     config = dataclasses.replace(
       self._config,
       num_kv_heads=student.num_kv_heads,
-      quantization=dataclasses.replace(
-        self._config.quantization, kv=student.kv
-      ),
+      quantization=student.quantization
+      or dataclasses.replace(floats, kv=student.kv),
     )
     layer = student.layers[index]
     return _compiled(
@@ -228,10 +231,15 @@ class Trials:
     )
     needle_N = self._is_answer
     return Reading(
-      float(np.mean(lost_N[~needle_N], dtype=np.float64)),
-      float(np.mean(lost_N[needle_N], dtype=np.float64)),
+      _mean(lost_N[~needle_N]),
+      _mean(lost_N[needle_N]),
       int(right_N[needle_N].sum()),
     )
+
+
+def _mean(losses_N: np.ndarray) -> float:
+  """Returns the mean; NaN where nothing was asked."""
+  return float(losses_N.mean(dtype=np.float64)) if len(losses_N) else math.nan
 
 
 class _Frozen:
