@@ -47,6 +47,9 @@ VARIANTS = (
   'shifted_standard',
   'kaiju_previous',
   'shifted_previous',
+  'interleaved_sink1',
+  'interleaved_sink4',
+  'interleaved_logit',
 )
 # Kaiju's runs of three, begun one layer later.
 SHIFTED = 'L0 L1 L1 L1 L4 L4 G6'
@@ -57,7 +60,8 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
 
   Args:
     arm: one of ARMS or VARIANTS; `_standard` is the standard initialization,
-      `_previous` the same with previous-token heads suggested.
+      `_previous` the same with previous-token heads suggested; `_sink1`,
+      `_sink4` and `_logit` have attention sinks or learned sink logits.
 
   Raises:
     ValueError: no such arm; the message lists them.
@@ -85,7 +89,11 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
     init='induction',
   )
   dress(experiment, base)
-  if variant:
+  if variant.startswith('sink'):
+    experiment.model.sinks = int(variant.removeprefix('sink'))
+  elif variant == 'logit':
+    experiment.model.sink_logit = True
+  elif variant:
     experiment.init = variant
     experiment.optimizer.schedule = 'wsd'
     experiment.loop.steps = 2450

@@ -149,6 +149,14 @@ UNUSED = (
     'model.window model.sinks model.sink_logit model.rope_local',
     lambda _, layer: layer.window is not None,
   ),
+  _rule(
+    'model.window',
+    'model.layout',
+    lambda one: (
+      all(':' in word for word in one.model.layout.split() if word[0] == 'L')
+      and _has('model.layout')(one)
+    ),
+  ),
   *_layers(
     'model.rope_global', lambda _, layer: layer.window is None and layer.turned
   ),

@@ -64,7 +64,7 @@ def test_a_line_says_what_a_layer_computes():
   plain = describe.mathematics(model_config.ModelConfig())
   assert 'relu²' in plain and plain.count('base 10,000') == 2
   other = model_config.ModelConfig(
-    layout='L0 N1 G2',
+    layout='L0+4s N1 G2',
     feedforward='geglu',
     norms='both',
     qk_norm='head',
@@ -80,7 +80,8 @@ def test_a_line_says_what_a_layer_computes():
   ):
     assert part in said and part not in plain
   text = printed(describe.diagram(other.layers()))
-  assert '1   global, not rotated   all          ●  own' in text
+  assert '0   local, sink logit     first 4, last 128   ●  own' in text
+  assert '1   global, not rotated   all                 ●  own' in text
 
 
 def test_everything_is_printed_at_eighty_columns_with_nothing_cut():

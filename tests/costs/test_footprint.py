@@ -45,7 +45,7 @@ def test_parameters_are_those_of_the_model(name):
 @pytest.mark.parametrize(
   'changes',
   [
-    dict(tied_embedding=False, layout='L0 G1 L0 L3 G1'),
+    dict(tied_embedding=False, layout='L0+4s G1s L0+4s L3 G1s'),
     dict(
       feedforward='swiglu',
       norms='both',

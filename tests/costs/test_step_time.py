@@ -208,3 +208,16 @@ def test_seconds_of_a_step():
   assert by_name['int8 forward'].tensor == pytest.approx(
     2 * 8 * (2 * 12 + 6 * 16) / 2 / 10
   )
+
+
+def test_attention_multiplies_what_windows_and_sinks_show():
+  model = model_config.ModelConfig(layout='L0:3+2 L1:9 L2:2 G3', max_length=7)
+  keys = range(7)
+  seen = sum(
+    sum(q - k < window or k < sinks for k in keys[: q + 1])
+    for window, sinks in ((3, 2), (9, 0), (2, 0), (7, 0))
+    for q in keys
+  )
+  products = 2 * 2 * model.num_heads * model.head_dim
+  found = step_time.attention_operations(model, 7)
+  assert found == pytest.approx(products * seen / 7)

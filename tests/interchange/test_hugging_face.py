@@ -227,6 +227,7 @@ def test_an_int8_embedding_is_dequantized():
     ('qk_norm', {'qk_norm': 'head'}),
     ('qkv_bias', {'qkv_bias': True}),
     ('not_turned', {'layout': 'G0 N1'}),
+    ('sink_logit', {'layout': 'G0 G1s'}),
   ],
 )
 def test_what_arcee_has_not_at_all_cannot_be_accepted(tmp_path, name, changes):

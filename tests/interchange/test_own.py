@@ -44,7 +44,9 @@ def test_what_is_loaded_is_what_was_saved(quantization, tmp_path):
 
 
 def test_masters_and_several_heads_come_back_and_older_files_are_read(tmp_path):
-  config = dataclasses.replace(CONFIG, num_kv_heads=4)
+  config = dataclasses.replace(
+    CONFIG, num_kv_heads=4, layout='L0:3+2s L0:3+2s G2s L3', sinks=1
+  )
   params = toys.params_of(config)
   own.save(tmp_path / 'masters', params, config, masters=True)
   loaded, loaded_config = own.load(tmp_path / 'masters')

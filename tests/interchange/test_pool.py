@@ -35,10 +35,10 @@ def logits_of(params, config):
 def test_a_student_built_as_its_teacher_has_its_bits(params, weights, owners):
   found = pool.student(weights, TEACHER, owners)
   jax.tree.map(np.testing.assert_array_equal, found, params)
-  # Windows and int8 change no weight; the block has another shape.
+  # Windows, sinks and int8 change no weight; the block has another shape.
   student = dataclasses.replace(
     TEACHER,
-    layout='L0 G1 L2 G3',
+    layout='L0:3+1 G1s L2+2 G3s',
     window=5,
     quantization=quantization_config.QuantizationConfig(bungee=True),
   )
@@ -47,9 +47,13 @@ def test_a_student_built_as_its_teacher_has_its_bits(params, weights, owners):
   again = plain.weights(
     found, dataclasses.replace(student, quantization=TEACHER.quantization)
   )
+  for one in 1, 3:
+    np.testing.assert_array_equal(again.layers[one].sink_logit_H, np.zeros(4))
+  plainer = [one._replace(sink_logit_H=None) for one in again.layers]
+  again = again._replace(layers=tuple(plainer))
   jax.tree.map(np.testing.assert_array_equal, again, weights)
   bungee = found['blocks']['layer_1']['attention']['bungee_w_k']
-  np.testing.assert_array_equal(bungee, [0, 0])
+  np.testing.assert_array_equal(bungee, [0])
 
 
 def test_means_of_equal_heads_change_no_logit(params, weights):
@@ -147,6 +151,11 @@ def test_a_student_of_another_kind_is_refused(teacher, student, message):
       {'layout': 'G0 N1 G2 G3'},
       {'layout': 'G0 G1 G2 G3'},
       'layer 1: N in the teacher, G in the student',
+    ),
+    (
+      {'layout': 'G0s G1 G2 G3'},
+      {'layout': 'G0 G1s G2 G3'},
+      'layer 0: sink_logit in the teacher, none in the student',
     ),
   ],
 )

@@ -34,7 +34,12 @@ VALUES = {
   'model.local_share': (1, 2, 3),
   'model.global_share': (1, 2, 5),
   'model.window': (8, 16),
-  'model.layout': ('', '', 'L0 L0 G2', 'G0 G1', 'L0 N1', 'L0 L1'),
+  'model.sinks': (0, 4),
+  'model.sink_logit': (False, True),
+  'model.layout': (
+    *('', '', 'L0 L0 G2', 'G0 G1', 'L0 N1', 'L0 L1'),
+    *('', 'L0:8+4 L1:9s', 'L0:8 L1s'),
+  ),
   'model.shared': ('both', 'keys'),
   'model.rope_local': (1e4, 500.0),
   'model.rope_global': (1e4, 500.0),
@@ -111,7 +116,7 @@ ORACLES = {
   **dict.fromkeys(
     (
       *('model.num_layers', 'model.local_share', 'model.global_share'),
-      'model.window',
+      *('model.window', 'model.sinks', 'model.sink_logit'),
     ),
     lambda one: one.model.layers(),
   ),

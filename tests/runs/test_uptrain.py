@@ -80,7 +80,7 @@ def student_config():
   return dataclasses.replace(
     TEACHER,
     num_kv_heads=1,
-    layout='L0 L0 G2',
+    layout='L0+2s L0+2s G2',
     window=5,
     quantization=quantization_config.QuantizationConfig(bungee=True),
   )
@@ -94,7 +94,7 @@ def test_a_run_begins_with_a_start_and_adds_what_changes_no_weight(start):
   params = begin.params(one, start, mesh_lib.single())
   given = dict(jax.tree_util.tree_leaves_with_path(held.params))
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    if path[-1].key.startswith('bungee_'):
+    if path[-1].key.startswith(('bungee_', 'sink_logit_')):
       assert path not in given and not np.any(leaf)
     else:
       np.testing.assert_array_equal(leaf, given[path])
@@ -235,7 +235,7 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
   teacher = family_folders.write(tmp_path / 'qwen3', fields)
   texts = run_toys.write_texts(tmp_path)
   out = tmp_path / 'start'
-  wanted = uptrain.Student('G L L G', window=4)
+  wanted = uptrain.Student('G L+2s L+2s G', window=4)
   said = uptrain.write(
     teacher,
     out,
@@ -243,7 +243,7 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
     uptrain.FirstWeights('fitted', text=str(texts), tokens=900),
   )
   assert 'fitted to 1,0' in said and said.count('of keys and values lost') == 1
-  assert 'chosen: G0 L1 L1 G3' in said
+  assert 'chosen: G0 L1+2s L1+2s G3' in said
   one = ablate.resolve(f'{out}/config.py', [])
   assert one.data.path == str(texts) and one.model.qk_norm == 'head'
   assert (one.model.window, one.model.num_kv_heads) == (4, 1)
@@ -262,6 +262,7 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
     ({}, {'start': 'best'}, "start='best': "),
     ({}, {'tokens': 0}, 'tokens=0: '),
     ({'layout': 'L L G'}, {}, "layout='L L G': "),
+    ({'layout': 'L:8 L+4 Gs'}, {}, r"layout='L:8 L\+4 Gs': names no owners"),
   ],
 )
 def test_a_start_that_cannot_be_made_is_refused(wanted, start, message):

@@ -78,7 +78,7 @@ def families():
   one = mesh_steps.experiment(**mesh_steps.PLAIN)
   one.model = dataclasses.replace(
     one.model,
-    layout='L0 N1',
+    layout='L0+2s N1s',
     num_kv_heads=2,
     feedforward='swiglu',
     norms='both',

@@ -96,6 +96,9 @@ def test_heads_made_by_hand_read_one_and_heads_of_zeros_read_uniform():
   assert heads.match[1, 1] == pytest.approx((1 / 6 + 1 / 8) / 2, abs=1e-5)
   # At 4 and 3 tokens' distance: one of the two is within the window of 4.
   assert heads.match[0, 1] == pytest.approx((1 / 4 + 1 / 4) / 2, abs=1e-5)
+  # From position 4 on the sink is one token more; its logit is another.
+  sunk = read(by_hand, 'L0+1s G1').previous[0, 1]
+  assert sunk == pytest.approx(np.mean([1 / 4, 1 / 6, 1 / 6, 1 / 6]), abs=1e-5)
   best = heads.best()
   assert best['previous_0'] == pytest.approx(heads.previous[0, 0])
   assert set(best) == {'previous_0', 'previous_1', 'match_0', 'match_1'}
