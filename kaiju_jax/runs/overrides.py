@@ -149,16 +149,18 @@ UNUSED = (
     'model.window model.sinks model.sink_logit model.rope_local',
     lambda _, layer: layer.window is not None,
   ),
+  *_layers(
+    'model.rope_global', lambda _, layer: layer.window is None and layer.turned
+  ),
   _rule(
     'model.window',
     'model.layout',
     lambda one: (
-      all(':' in word for word in one.model.layout.split() if word[0] == 'L')
-      and _has('model.layout')(one)
+      bool(one.model.layout)
+      and all(
+        ':' in word for word in one.model.layout.split() if word[0] == 'L'
+      )
     ),
-  ),
-  *_layers(
-    'model.rope_global', lambda _, layer: layer.window is None and layer.turned
   ),
   *_layers('model.shared', lambda index, layer: layer.kv_from != index),
   _rule('model.local_share', _STACK, _shares_alike('local_share')),

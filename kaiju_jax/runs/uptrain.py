@@ -32,7 +32,8 @@ class Student(NamedTuple):
 
   # The student's layers, such as 'L0 L0 L0 G3': L local or G global, and the
   # layer whose keys and values each reads; 'L L L G' lets a fitted start choose
-  # pairs that share. By default six local layers to a global one, shared by
+  # pairs that share, and a layer may add a window, sinks and a logit, 'L:64+4s'
+  # or 'L0:64+4s'. By default six local layers to a global one, shared by
   # three local and by two global ones.
   layout: str = ''
   # Positions that a local layer sees; 0 for the teacher's, or 128.

@@ -80,8 +80,8 @@ def test_a_line_says_what_a_layer_computes():
   ):
     assert part in said and part not in plain
   text = printed(describe.diagram(other.layers()))
-  assert '0   local, sink logit     first 4, last 128   ●  own' in text
-  assert '1   global, not rotated   all                 ●  own' in text
+  assert '0   local, sink logit     first 4, last 128   ●    own' in text
+  assert '1   global, not rotated   all                   ●  own' in text
 
 
 def test_everything_is_printed_at_eighty_columns_with_nothing_cut():
