@@ -183,6 +183,7 @@ def test_a_student_clamps_what_its_teacher_did(limits):
 def test_a_start_of_another_shape_is_refused_with_its_cause(
   start, model, message
 ):
+  model = {'layout': 'L0 L0 G2'} | model
   model = dataclasses.replace(student_config(), **model)
   one = experiment_lib.Experiment(model=model)
   with pytest.raises(ValueError, match=f'start.: .*{message}'):
