@@ -99,6 +99,10 @@ def _layers(fields: str, is_kind: Callable[..., bool]) -> tuple[Rule, ...]:
   )
 
 
+def _is_local(_, layer: layers_lib.Layer) -> bool:
+  return layer.window is not None
+
+
 def _reads(fields: str, *tasks: str) -> Rule:
   return _unless(fields, 'data.task', *tasks)
 
@@ -145,10 +149,9 @@ REPLACED = (
 
 # The ruler turns off what the field configures.
 UNUSED = (
-  *_layers(
-    'model.window model.sinks model.sink_logit model.rope_local',
-    lambda _, layer: layer.window is not None,
-  ),
+  *_layers('model.window model.rope_local', _is_local),
+  # A layout replaces them in any case.
+  _layers('model.sinks model.sink_logit', _is_local)[1],
   *_layers(
     'model.rope_global', lambda _, layer: layer.window is None and layer.turned
   ),
