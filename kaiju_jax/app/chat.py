@@ -67,7 +67,7 @@ def ready(
       ' some minutes. Ctrl-C keeps what is done, and the same command goes on.'
     )
     _tokenizer(experiment, say)
-  say('Compiling the training step: a minute, less the second time.')
+  say('Making its dialogues, and compiling: a minute, less the second time.')
   experiment = own or experiment
   state = train.train(experiment, path, find_mesh(experiment))
   return path if int(state.step) == steps else None

@@ -38,6 +38,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.gates import promotion
 from kaiju_jax.interchange import fields
+from kaiju_jax.interchange.gguf import folder as gguf_folder
 from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import load
@@ -51,6 +52,8 @@ from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import operations
 from kaiju_jax.serving.routing import replica as replica_lib
+
+_SMALL = 10**9  # Parameters below which the greeting says what to expect.
 
 
 class Beside(NamedTuple):
@@ -252,6 +255,7 @@ def assemble_over(
       origin=origin,
       created=int(time.time()),
       weights=weights,
+      license=gguf_folder.license_of(origin),
     ),
     tokenizer=tokenizer,
     format=prompt.Encoded(written) if written else None,
@@ -335,10 +339,13 @@ def greeting(context: context_lib.Context, url: str) -> list[str]:
   fragment = '' if key is None else f'#key={key}'
   name = 'none' if context.access.is_open else key or 'TOKEN'
   lines = [
-    f'{model.name}: {model.parameters:,} parameters, {model.length:,} tokens.',
+    f'{model.name}: {model.parameters:,} parameters, {model.length:,} tokens'
+    f'{model.license and ", license: "}{model.license}.',
     f'Chat:    {url}/{fragment}',
     f'OpenAI:  base_url={url}/v1, api_key={name}, model={model.name}',
   ]
+  if model.parameters < _SMALL:
+    lines.append('So small a model is often wrong.')
   if context.access.is_open:
     lines.append('Open: it answers all on this machine, proxies included.')
   if context.moderator.mode == 'unmoderated':

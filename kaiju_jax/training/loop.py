@@ -93,6 +93,7 @@ def train(
     )
     vote = processes.Vote()
     stop = stack.enter_context(interrupt.Interrupt())
+    progress.begin(start, 'compiling')
     for number in range(start + 1, steps + 1):
       state, values = step(state, _next(batches, number))
       journal.step(number, state.tokens, values)

@@ -66,6 +66,13 @@ class Progress:
     self._leave()
     self.say(text)
 
+  def begin(self, done: float, text: str) -> None:
+    """Shows the line before there is a pace, such as while a step compiles."""
+    if self.is_live:
+      self._show(done, text)
+    else:
+      self.say(f'{self._what} {done:.0f}/{self._total:.0f}  {text}')
+
   def update(
     self,
     done: float,

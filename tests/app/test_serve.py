@@ -44,7 +44,9 @@ def opened(folder, **settings):
 def greeted(access):
   context = types.SimpleNamespace(
     access=access,
-    model=types.SimpleNamespace(name='toy', parameters=1, length=2),
+    model=types.SimpleNamespace(
+      name='toy', parameters=1, length=2, license='apache-2.0'
+    ),
     moderator=moderation.Moderator(),
   )
   return '\n'.join(serve.greeting(context, URL))
@@ -55,6 +57,8 @@ def test_by_default_it_answers_whoever_has_the_key(tmp_path):
   assert access.key and not access.is_open
   said = greeted(access)
   assert f'{URL}/#key={access.key}\n' in said
+  assert said.startswith('toy: 1 parameters, 2 tokens, license: apache-2.0.\n')
+  assert 'small' in said
   assert f'base_url={URL}/v1, api_key={access.key}, model=toy' in said
   # The same after a restart, because browsers and programs have it.
   assert opened(tmp_path / 'server').access.key == access.key

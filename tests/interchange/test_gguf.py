@@ -407,6 +407,16 @@ def test_small_files_are_made_once_and_again_when_the_file_changes(tmp_path):
   assert gguf_folder.small_files(tmp_path) == tmp_path
 
 
+@pytest.mark.parametrize(
+  'fields, license',
+  [({}, ''), ({'general.license': 'apache-2.0'}, 'apache-2.0')],
+)
+def test_its_license_is_the_one_that_it_names(tmp_path, fields, license):
+  folder, file = make(tmp_path, 'llama', fields)
+  assert gguf_folder.license_of(file) == license
+  assert gguf_folder.license_of(folder) == ''
+
+
 def test_small_files_have_one_place_in_the_cache(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   _, file = make(tmp_path, 'llama')

@@ -254,6 +254,7 @@ def _app(fake: Fake) -> applications.Starlette:
       {
         'model': MODEL,
         'parameters': 2_134_528,
+        'license': 'apache-2.0',
         'thinking': fake.thinks,
         'moderated': fake.moderated,
         'context': 4096,

@@ -14,6 +14,7 @@ def _run(terminal):
   )
   with progress_lib.Progress('step', 200, console, every=0) as progress:
     progress.say('going on from [step] 10')
+    progress.begin(10, 'compiling')
     progress.update(11, 'loss 2.5000', '')
     progress.update(12, 'loss 2.2500', '45.1k tokens/s', left=3671.0)
     progress.end('stopped')
@@ -23,6 +24,7 @@ def _run(terminal):
 def test_plain_lines_where_there_is_no_terminal():
   assert _run(terminal=False).splitlines() == [
     'going on from [step] 10',
+    'step 10/200  compiling',
     'step 11/200  loss 2.5000',
     'step 12/200  loss 2.2500  45.1k tokens/s  1:01:11 left',
     'stopped',
@@ -32,6 +34,7 @@ def test_plain_lines_where_there_is_no_terminal():
 def test_a_line_that_stays_on_a_terminal():
   text = _run(terminal=True)
   assert 'going on from [step] 10' in text
+  assert text.index('10/200') < text.index('compiling') < text.index('12/200')
   last = text[text.rindex('12/200') :]
   for part in ('loss 2.2500', '45.1k tokens/s', '1:01:11 left'):
     assert part in last

@@ -29,6 +29,7 @@ from kaiju_jax.storage import files
 from kaiju_jax.storage import folders
 
 SUFFIX = '.gguf'
+_LICENSE = 64  # The most characters of its name.
 _SAMPLING = {
   'temp': 'temperature',
   'top_k': 'top_k',
@@ -47,6 +48,7 @@ class Unpacked(NamedTuple):
   architecture: str  # `general.architecture`.
   tensors: Mapping[str, shards.Stored]  # As in `header.Header`.
   folder: pathlib.Path  # The folder of its small files.
+  license: str  # `general.license`, such as 'apache-2.0'; '' for none.
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
@@ -62,6 +64,15 @@ def small_files(path: str | os.PathLike) -> pathlib.Path:
     OSError, ValueError: as `unpack`.
   """
   return unpack(path).folder if is_gguf(path) else pathlib.Path(path)
+
+
+def license_of(path: str | os.PathLike) -> str:
+  """Returns the license that a GGUF file names; '' for none, or another path.
+
+  Raises:
+    OSError, ValueError: as `unpack`.
+  """
+  return unpack(path).license if is_gguf(path) else ''
 
 
 def unpack(path: str | os.PathLike) -> Unpacked:
@@ -96,7 +107,8 @@ def _unpack(path: pathlib.Path, changed: int, size: int) -> Unpacked:
   }
   folder = _write(path.name, texts)
   architecture = header.fields['general.architecture']
-  return Unpacked(architecture, header.tensors, folder)
+  named = str(header.fields.get('general.license', ''))[:_LICENSE]
+  return Unpacked(architecture, header.tensors, folder, named)
 
 
 def _write(name: str, texts: dict[str, str]) -> pathlib.Path:

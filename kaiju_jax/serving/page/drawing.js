@@ -75,11 +75,13 @@ function drawBanner(server) {
   const banner = find('#banner');
   banner.hidden = !server;
   if (!server) return;
-  const {model, parameters, moderated, sampling = {}, chats = true} = server;
+  const {model, parameters, license, moderated, sampling = {}, chats = true} =
+    server;
   write('.model', model, banner);
-  write('.size', `${number.format(parameters)} parameters`, banner);
+  write('.size', [`${number.format(parameters)} parameters`, license]
+    .filter(Boolean).join(', '), banner);
   write('.honesty', parameters < SMALL ?
-    `What a model of ${rounded(parameters)} parameters says is what it is.` :
+    `Expect a model of ${rounded(parameters)} parameters to be often wrong.` :
     '', banner);
   const numbers = Object.entries(sampling).filter(([, x]) => typeof x === 'number');
   write('.sampling', numbers.map(([name, value]) =>

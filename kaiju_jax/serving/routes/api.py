@@ -115,6 +115,7 @@ async def server(request: requests.Request) -> responses.Response:
       'model': context.model.name,
       'origin': context.model.origin,
       'parameters': context.model.parameters,
+      'license': context.model.license,
       'context': context.model.length,
       'moderated': context.moderator.mode != 'unmoderated',
       'guided': context.guide is not None,

@@ -51,6 +51,7 @@ class Model:
   created: int  # Unix seconds.
   # Hex digest of its weights and config, for what it draws; '' if unknown.
   weights: str = ''
+  license: str = ''  # Its name, such as 'apache-2.0'; '' if unknown.
 
   @functools.cached_property
   def fingerprint(self) -> str:

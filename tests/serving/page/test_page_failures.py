@@ -394,6 +394,7 @@ def test_what_is_moderated_is_not_called_unmoderated(fake, visit):
   fake.moderated = True
   visit.page.reload()
   visit.expect('#banner').to_contain_text('2,134,528 parameters')
+  visit.expect('#banner').to_contain_text('apache-2.0')
   visit.expect('#banner').to_contain_text('a model of 2 million')
   visit.expect('.unmoderated').to_be_hidden()
 
