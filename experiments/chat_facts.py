@@ -7,7 +7,8 @@ Asks a model of `experiments/configs/chat.py` about characters that it has not
 read of, through the prompts that a server makes, and prints for each kind of
 question how many replies end by themselves within 200 bytes, how many of their
 words are words, and how many are right, with 95 % intervals. `--show=N` prints
-the first N replies, `--characters` lets the built-in ones talk.
+the first N replies. With --loops any model that chats plays ten characters, and
+the table says for each way to draw how many replies loop.
 
 With --fine_tune it trains the model three times (`experiments/configs/sft.py`)
 and counts the replies of each and of the model before:
@@ -44,8 +45,11 @@ def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   asked = settings.facts
   from kaiju_jax.experiments.studies import fine_tuning
+  from kaiju_jax.experiments.studies import loops
 
-  if settings.tuning.fine_tune:
+  if asked.loops:
+    loops.count(asked)
+  elif settings.tuning.fine_tune:
     fine_tuning.run(settings.tuning, asked.model, asked.count or 40)
   else:
     fine_tuning.ask_facts(asked)

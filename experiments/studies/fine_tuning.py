@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.classifiers import planted
 from kaiju_jax.data import chat
@@ -302,17 +301,6 @@ def _tell(change: Any) -> str:
 
 
 _ROWS = 16
-_SAID = (
-  'hi',
-  'What is your name?',
-  'where do you live?',
-  'Do you have a pet?',
-  'What do you love?',
-  'I am sad today.',
-  'My name is Lena.',
-  'Tell me a joke',
-  'bye',
-)
 
 
 def ask_facts(settings: settings_lib.ChatFacts) -> None:
@@ -342,8 +330,6 @@ def ask_facts(settings: settings_lib.ChatFacts) -> None:
   for one, reply in list(zip(drawn, replies))[: settings.show]:
     said = one.text.rpartition(f'user{chat.STX}')[2].partition(chat.ETX)[0]
     print(f'{one.kind:>14}  {said} → {reply.text}  ({one.expects or "—"})')
-  if settings.characters:
-    _talk(settings, generator, format)
 
 
 def _say(scores) -> None:
@@ -364,20 +350,3 @@ def _say(scores) -> None:
     for kind, one in scores.items()
   ]
   report.Report().table(rows, columns).show(width=120)
-
-
-def _talk(settings: settings_lib.ChatFacts, generator, format) -> None:
-  """Prints a conversation of _SAID with each built-in character."""
-  for fields in builtin.CHARACTERS:
-    prefix_L = prompt.prefix(fields, format)
-    turns = [prompt.Turn('assistant', fields.greeting)]
-    print(f'\n{fields.name}: {turns[0].text}')
-    for said in _SAID:
-      turns.append(prompt.Turn('user', said))
-      conversation = prompt.conversation(prefix_L, turns, format, prompt.PREFIX)
-      one = questions.Question('', conversation.tokens, '', '', '')
-      reply = questions.replies(generator, format, [one], settings.temperature)[
-        0
-      ]
-      turns.append(prompt.Turn('assistant', reply.text))
-      print(f'  {said}\n{fields.name}: {reply.text}')

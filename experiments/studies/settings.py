@@ -81,10 +81,13 @@ class ChatFacts:
   temperature: Annotated[float, flags.Bounds(0.0)] = 0.0
   # Seed of the questions.
   seed: flags.NonNegative = 0
-  # Replies to print.
+  # Replies to print; with --loops conversations.
   show: flags.NonNegative = 0
-  # Let the built-in characters answer some messages, too.
-  characters: bool = False
+  # A way to draw, such as temperature=0.7,top_p=0.9, and '' for a server's
+  # default; can be repeated. Counts how many replies of ten characters loop.
+  loops: flags.Repeated = ()
+  # With --loops: conversations of ten replies with each character.
+  repeats: flags.Positive = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

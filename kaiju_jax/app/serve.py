@@ -135,6 +135,10 @@ def assemble(
   beside = read_beside(loaded, settings)
   for note in beside.defaults.notes():
     say(note)
+  ours = beside.defaults.chat_sampling
+  if ours and not beside.defaults.generation.sampling:
+    said = defaults_lib.describe(ours)
+    say(f'Sampling of chats, on which the model is silent: {said}.')
   if beside.defaults.format is None:
     say(
       'No chat template: it continues text (/v1/completions), without chats;'
@@ -261,6 +265,7 @@ def assemble_over(
     format=prompt.Encoded(written) if written else None,
     thinking=prompt.Encoded(thinking) if thinking else None,
     sampling=defaults.generation.sampling,
+    chat_sampling=defaults.chat_sampling,
     ends=defaults.generation.ends,
     store=opened.store,
     access=opened.access,

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import chat
@@ -10,6 +11,16 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.interchange import generation as generation_lib
 from kaiju_jax.interchange.templates import folder as folder_lib
 from kaiju_jax.runs import load
+
+# How a server draws chats where the folder of another's model is silent
+# (results/smollm2.md).
+CHATS = {
+  'temperature': 0.8,
+  'min_p': 0.1,
+  'frequency_penalty': 0.3,
+  'presence_penalty': 0.3,
+  'dry_multiplier': 0.8,
+}
 
 
 class Defaults(NamedTuple):
@@ -23,6 +34,12 @@ class Defaults(NamedTuple):
   generation: generation_lib.Generation = generation_lib.NONE
   # The chat format with reasoning; None where nothing turns it on.
   thinking: chat.Format | None = None
+  is_ours: bool = True  # Whether this project trained it.
+
+  @property
+  def chat_sampling(self) -> dict[str, Any]:
+    """The settings by which a server draws chats."""
+    return self.generation.sampling or ({} if self.is_ours else CHATS)
 
   def notes(self) -> list[str]:
     """Returns what the user should know before the first request, in lines."""
@@ -70,10 +87,16 @@ def read(
     folder, tokenizer, text, keeps_thoughts=keeps_thoughts
   )
   if found is not None:
-    return Defaults(found.format, found.adaptations, generation, found.thinking)
+    return Defaults(
+      found.format,
+      found.adaptations,
+      generation,
+      found.thinking,
+      loaded.is_ours,
+    )
   # A model that was trained elsewhere has never seen our own format.
   written = chat.format_of(tokenizer) if loaded.is_ours else None
-  return Defaults(written, (), generation)
+  return Defaults(written, (), generation, None, loaded.is_ours)
 
 
 def read_generation(

@@ -32,6 +32,7 @@ def test_a_stranger_s_model_without_a_template_does_not_chat(folder):
   # Its tokenizer has ChatML's tokens, which say nothing of its training.
   found, _ = read(folder)
   assert found.format is None
+  assert found.chat_sampling == defaults.CHATS
   assert found.generation.ends == (1, 2)  # config.json's.
   template = folder.parent / 'template.jinja'
   template.write_text(shapes.TEMPLATES['chatml'])
@@ -45,7 +46,7 @@ def test_our_own_folder_keeps_our_own_format(tmp_path):
   hugging_face.write(path, toys.params_of(toys.PLAIN), toys.PLAIN)
   found, _ = read(path)
   assert found.format.name == 'control'
-  assert found.generation == generation.NONE
+  assert found.generation == generation.NONE and not found.chat_sampling
   with pytest.raises(ValueError, match='only a Hugging Face folder'):
     defaults.read(load.from_anywhere(path)._replace(chats=''), None, 'a.jinja')
 

@@ -61,7 +61,7 @@ def _play_together(
   is_forced: bool,
 ) -> list[list[str]]:
   replies: list[list[str]] = [[] for _ in conversations]
-  for turn in range(golden.TURNS):
+  for turn in range(len(conversations[0].turns)):
     messages = [
       Asked(one, _before(one, own, turn, is_forced), one.turns[turn].user)
       for one, own in zip(conversations, replies)

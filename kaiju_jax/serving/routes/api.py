@@ -121,7 +121,7 @@ async def server(request: requests.Request) -> responses.Response:
       'guided': context.guide is not None,
       'chats': context.format is not None,
       'thinking': context.thinking is not None,
-      'sampling': dict(context.sampling),
+      'sampling': dict(context.chat_sampling),
       # Programs still compile after the start; no request waits for one.
       'warm': {'ready': engines.compiled, 'of': engines.compilations},
       'authentication': not context.access.is_open,

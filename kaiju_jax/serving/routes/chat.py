@@ -86,6 +86,8 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
   if chat.guided:
     guide = parse.find_guide(context)
     most = min(most, context.guided_tokens)
+  is_greedy = chat.temperature == 0
+  defaults = context.sampling if is_greedy else context.chat_sampling
   return [
     request_lib.Request(
       tokens,
@@ -104,7 +106,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       alternatives=chat.top_logprobs or 0,
     )
     for sampling in chat.samplings(
-      {} if chat.guided else context.sampling, context.tokenizer.vocab_size
+      {} if chat.guided else defaults, context.tokenizer.vocab_size
     )
   ]
 

@@ -103,6 +103,8 @@ class Context:
   thinking: prompt_lib.Encoded | None = None
   # The fields of `Sampling` that a request has where it names none.
   sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  # The same of a chat that does not ask for the likeliest tokens.
+  chat_sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
   # The tokens that end a completion.
   ends: tuple[int, ...] = ()
   # The most tokens of a reply where the client names no limit (our guess).

@@ -414,6 +414,7 @@ def test_a_model_s_own_settings_are_those_of_requests_that_name_none(
   context = server.context
   own = {'temperature': 0.5, 'top_k': 7, 'dry_multiplier': 0.8}
   monkeypatch.setattr(context, 'sampling', own)
+  monkeypatch.setattr(context, 'chat_sampling', own)
   monkeypatch.setattr(context, 'ends', (9,))
   requests = recording.requests(context, monkeypatch)
   server.chat()
@@ -430,6 +431,23 @@ def test_a_model_s_own_settings_are_those_of_requests_that_name_none(
   about = server.get('/v1/server')
   assert about['sampling'] == own
   assert about['chats'] is True
+
+
+def test_the_default_of_chats_is_theirs_alone_and_leaves_greedy_ones(
+  server, monkeypatch
+):
+  context = server.context
+  default = {'temperature': 0.5, 'dry_multiplier': 0.8}
+  monkeypatch.setattr(context, 'chat_sampling', default)
+  requests = recording.requests(context, monkeypatch)
+  server.chat()
+  server.chat(temperature=0)
+  server.chat(temperature=0.9, dry_multiplier=2)
+  server.complete()
+  drawn = [one.sampling for one in requests]
+  assert [one.temperature for one in drawn] == [0.5, 0, 0.9, 1]
+  assert [one.dry_multiplier for one in drawn] == [0.8, 0, 2, 0]
+  assert server.get('/v1/server')['sampling'] == default
 
 
 def test_a_model_without_a_chat_format_only_continues_text(server, monkeypatch):
