@@ -93,7 +93,6 @@ def train(
     )
     vote = processes.Vote()
     stop = stack.enter_context(interrupt.Interrupt())
-    progress.begin(start, 'compiling')
     for number in range(start + 1, steps + 1):
       state, values = step(state, _next(batches, number))
       journal.step(number, state.tokens, values)
@@ -123,8 +122,10 @@ def _open(folder: pathlib.Path, experiment: experiment_lib.Experiment):
 def _say_start(progress, folder: pathlib.Path, start: int, steps: int) -> None:
   if start >= steps:
     progress.say(f'{folder}: complete, all {start} steps are done.')
-  elif start:
+    return
+  if start:
     progress.say(f'{folder}: going on from step {start} of {steps}.')
+  progress.begin(start, 'compiling')
 
 
 def _due(number: int, every: int, steps: int) -> bool:
