@@ -46,6 +46,8 @@ class BenchShape(NamedTuple):
   ragged: bool = False
   # Whether the slots are a ring, in which new tokens overwrite old ones.
   ring: bool = False
+  # The first positions that all see; a ring's first pages are theirs.
+  sinks: int = 0
 
 
 SHAPES = {
@@ -61,6 +63,9 @@ SHAPES = {
   '110b, 32 × 32k': BenchShape(96, 32, 32_768, 64),
   '110b/8, 64 rings, window 1024': BenchShape(
     12, 64, 1152, 128, window=1024, ring=True
+  ),
+  '110b/8, 64 rings, window 1024, sinks': BenchShape(
+    12, 64, 1280, 128, window=1024, ring=True, sinks=4
   ),
   '110b/8, 64 × 32k, window 1024': BenchShape(12, 64, 32_768, 64, window=1024),
   '110b/8, 16 × 32k, 8 beams': BenchShape(12, 16, 32_768, 64, queries=8),
@@ -111,7 +116,9 @@ def layout(shape: BenchShape) -> Layout:
     if shape.ring:
       # The row has written one and a half times as many tokens as the ring has.
       newest_B1 = newest_B1 + M // 2
-      slot_BM = newest_B1 - (newest_B1 - slot_BM) % M
+      pinned = -(-shape.sinks // shape.slots) * shape.slots
+      turned_BM = newest_B1 - (newest_B1 - slot_BM) % (M - pinned)
+      slot_BM = np.where(slot_BM < pinned, slot_BM, turned_BM)
     start_BM, position_BM = slot_BM, slot_BM
     limit_BM = np.where(slot_BM <= newest_B1, newest_B1.max() + 1, slot_BM)
     coordinate_BL = position_BL = newest_B1
@@ -150,7 +157,8 @@ def counts(shape: BenchShape, where: Layout) -> Counts:
     start_M, limit_M, coordinate_L, position_L, position_M = row
     visible_LM = (start_M <= coordinate_L.T) & (limit_M > coordinate_L.T)
     if shape.window is not None:
-      visible_LM &= position_L.T - position_M < shape.window
+      near_LM = position_L.T - position_M < shape.window
+      visible_LM &= near_LM | (position_M < shape.sinks)
     pairs += int(visible_LM.sum())
     slots += int(visible_LM.any(axis=0).sum())
   plan = make_plan(shape, where)
@@ -164,12 +172,13 @@ def counts(shape: BenchShape, where: Layout) -> Counts:
 
 def make_plan(shape: BenchShape, where: Layout) -> plan_lib.Plan:
   """Returns the plan that all layers of a step share."""
-  return _planner(where.table_BN.size, shape.window)(*where)
+  return _planner(where.table_BN.size, shape.window, shape.sinks)(*where)
 
 
 @functools.cache
-def _planner(pages: int, window: int | None):
-  return jax.jit(functools.partial(api.make_plan, pages=pages, window=window))
+def _planner(pages: int, window: int | None, sinks: int):
+  seen = {'window': window, 'sinks': sinks}
+  return jax.jit(functools.partial(api.make_plan, pages=pages, **seen))
 
 
 def operands(
@@ -246,7 +255,8 @@ def subjects(label: str, shape: BenchShape) -> Iterator[benchmark.Subject]:
     make=lambda: tuple(map(jnp.asarray, where)),
     contenders={
       'plan': benchmark.Contender(
-        _planner(where.table_BN.size, shape.window), lambda fields: fields
+        _planner(where.table_BN.size, shape.window, shape.sinks),
+        lambda fields: fields,
       )
     },
   )
@@ -311,6 +321,7 @@ def run(
       **where,
       plan=plan,
       window=shape.window,
+      sinks=shape.sinks,
       scale=_K**-0.5,
       implementation=implementation,
       sizes=sizes,

@@ -32,13 +32,15 @@ class Case(NamedTuple):
   visibility: visibility_lib.Visibility
   window: int | None = None
   heads: int = 2
+  sinks: int = 0
 
 
-def case(table_BN, visibility, window=None, heads=2) -> Case:
+def case(table_BN, visibility, window=None, heads=2, sinks=0) -> Case:
   """Returns a case of arrays or nested lists."""
   fields = (np.array(field, np.int32) for field in visibility)
   table_BN = np.array(table_BN, np.int32)
-  return Case(table_BN, visibility_lib.Visibility(*fields), window, heads)
+  visibility = visibility_lib.Visibility(*fields)
+  return Case(table_BN, visibility, window, heads, sinks)
 
 
 def pages(seed: int = 0, logical: int = LOGICAL) -> np.ndarray:
@@ -124,6 +126,14 @@ CASES = {
   'beams': case(_SHARED, _beams(5), heads=3),
   'several queries, window': case(_SHARED, _scattered(5), 12, heads=3),
   'beams, window': case(_SHARED, _beams(5), 12, heads=3),
+  # Some of a page, all of one, and more than some rows have tokens.
+  'window, sinks, one head': case(
+    pages(), causal([5, 30, 64]), 12, heads=1, sinks=5
+  ),
+  'beams, window, sinks': case(_SHARED, _beams(5), 12, heads=3, sinks=8),
+  'window, many sinks, one head': case(
+    ABSENT, causal([48, 7, 64]), 2, heads=1, sinks=43
+  ),
 }
 # Pages of 32 slots, which is a tile of codes.
 CODED = CASES['beams, window']._replace(
@@ -155,7 +165,7 @@ def present(case: Case) -> np.ndarray:
 
 def mask(case: Case) -> np.ndarray:
   """Returns bool[B, L, M], what each query sees, by numpy alone."""
-  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
+  dense_BLM = visibility_lib.as_dense(case.visibility, case.window, case.sinks)
   return dense_BLM & present(case)[:, None]
 
 
@@ -171,13 +181,14 @@ def find_seen(case: Case) -> np.ndarray:
   return seen_PS
 
 
-def _call(window, dtype, sizes, implementation):
+def _call(window, sinks, dtype, sizes, implementation):
   def run(arrays, table_BN, visibility, scales):
     return api.decode(
       *arrays,
       table_BN,
       *visibility,
       window=window,
+      sinks=sinks,
       scale=SCALE,
       sizes=sizes if implementation != 'reference' else None,
       dtype=dtype,
@@ -233,7 +244,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
   # One compiled function for all cases that differ in arrays alone.
   groups: dict[Any, dict[str, Case]] = {}
   for name, one in CASES.items():
-    key = one.window, one.heads, one.visibility.coordinate_BL.shape
+    key = one.window, one.sinks, one.heads, one.visibility.coordinate_BL.shape
     groups.setdefault(key, {})[name] = one
   for (kind, tolerance), implementation in (
     (pair, name) for pair in KINDS.items() for name in names
@@ -252,14 +263,14 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
         checks.Check(
           6,
           implementation,
-          functools.partial(_call, cases_window(cases), dtype, sizes),
+          functools.partial(_call, *cases_window(cases), dtype, sizes),
           functools.partial(_variants, cases, kind),
           tolerance,
         ),
       )
 
 
-def cases_window(cases: dict[str, Case]) -> int | None:
-  """Returns the window that all of these cases have."""
-  (window,) = {one.window for one in cases.values()}
-  return window
+def cases_window(cases: dict[str, Case]) -> tuple[int | None, int]:
+  """Returns the window and the sinks that all of these cases have."""
+  (seen,) = {(one.window, one.sinks) for one in cases.values()}
+  return seen

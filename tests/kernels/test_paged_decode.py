@@ -47,17 +47,18 @@ def _sizes(implementation, keys=16, splits=2):
   return blocks.Sizes(R, keys, splits)
 
 
-@functools.partial(jax.jit, static_argnames=('window',))
-def _jitted_plan(table_BN, visibility, window):
-  return api.make_plan(table_BN, *visibility, pages=_POOL, window=window)
+@functools.partial(jax.jit, static_argnames=('window', 'sinks'))
+def _jitted_plan(table_BN, visibility, **seen):
+  return api.make_plan(table_BN, *visibility, pages=_POOL, **seen)
 
 
 def _plan(case):
-  return _jitted_plan(case.table_BN, case.visibility, window=case.window)
+  seen = {'window': case.window, 'sinks': case.sinks}
+  return _jitted_plan(case.table_BN, case.visibility, **seen)
 
 
 @functools.cache
-def _jitted(implementation, window, sizes, dtype):
+def _jitted(implementation, window, sinks, sizes, dtype):
   """One function for all cases that differ in arrays alone."""
 
   @dense.quick_jit
@@ -67,6 +68,7 @@ def _jitted(implementation, window, sizes, dtype):
       table_BN,
       *visibility,
       window=window,
+      sinks=sinks,
       scale=_SCALE,
       sizes=sizes,
       dtype=dtype,
@@ -82,7 +84,7 @@ def _decode(case, implementation, arrays, *, sizes=None, dtype=None, **options):
   if interpreted.is_interpreted(implementation):
     # With the plan given, one compiled kernel serves whatever it lists.
     options.setdefault('plan', _plan(case))
-  run = _jitted(implementation, case.window, sizes, dtype)
+  run = _jitted(implementation, case.window, case.sinks, sizes, dtype)
   with dispatch.interpret():
     return run(arrays, case.table_BN, case.visibility, options)
 
