@@ -166,8 +166,8 @@ def _made(params, config, tokens_BL):
       tokens_BL,
       visibility,
       method='hidden',
-      capture_intermediates=lambda module, _: isinstance(
-        module, attention.Attention
+      capture_intermediates=lambda module, name: (
+        isinstance(module, attention.Attention) and name == '__call__'
       ),
       mutable=['intermediates'],
     )
