@@ -268,9 +268,10 @@ def _run_cached(
 def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
   """Returns (k, v) [B, L, K] of each owning layer, and which are kept."""
   row_B = jnp.asarray(rows, jnp.int32)
-  slots = cache_lib.slots_of_text(cache, row_B, place_BL, True)
+  pools = decoder.network.pools
+  slots = cache_lib.slots_of_text(cache, pools, row_B, place_BL, True)
   result = {}
-  for name, pool in decoder.network.pools.items():
+  for name, pool in pools.items():
     kind, slot_BL = cache.kinds[name], slots[name]
     page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
     within_BL = slot_BL % kind.page

@@ -128,7 +128,8 @@ def open_engine(path: str, rows: int) -> tuple[engine_lib.Engine, load.Loaded]:
   """Returns a warm engine of a model, and the model.
 
   Raises:
-    ValueError: the model has layers of one kind alone; or as `load`.
+    ValueError: the model lacks global layers, or local ones of one window; or
+      as `load`.
   """
   loaded = load.from_anywhere(path)
   length = min(_LENGTH, loaded.config.max_length)
@@ -136,7 +137,8 @@ def open_engine(path: str, rows: int) -> tuple[engine_lib.Engine, load.Loaded]:
   pools = decoder.network.pools
   if set(pools) != {prefix_tree.GLOBAL, prefix_tree.LOCAL}:
     raise ValueError(
-      f'{path}: has layers of one kind alone; the simulated cache has both.'
+      f'{path}: has layers of {sorted(pools)}; the simulated cache has global'
+      ' ones and local ones of one window.'
     )
   # Room for what a fleet's replica keeps beside its rows.
   decoder = play.decoder(

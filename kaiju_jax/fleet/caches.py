@@ -11,7 +11,7 @@ They are compared at equal bytes. They differ in what a prompt can resume:
     Oracle    every token that it ever saw; no cache has more hits
 
 No tokens are generated. A simulated row takes, holds and releases pages of the
-real tree as the engine's rows do.
+real tree as the engine's rows do. The pages of attention sinks are left out.
 """
 
 from collections.abc import Callable
@@ -78,10 +78,8 @@ class Oracle:
     return min(hits, request.length - 1)
 
 
-# Makes a policy of eviction: the tree's pages, S, and a clock of seconds.
-MakePolicy = Callable[
-  [pages_lib.Pages, int, Callable[[], float]], eviction.Policy
-]
+# Makes a policy of eviction: the tree's pages, and a clock of seconds.
+MakePolicy = Callable[[pages_lib.Pages, Callable[[], float]], eviction.Policy]
 
 
 def least_recently_used(*unused) -> eviction.Policy:
@@ -123,8 +121,8 @@ class Points:
     self.tree = prefix_tree.PrefixTree(
       self.pages,
       sizes.page,
-      sizes.window,
-      make_policy(self.pages, sizes.page, lambda: self._seconds),
+      {prefix_tree.LOCAL: prefix_tree.Ring(sizes.window)},
+      make_policy(self.pages, lambda: self._seconds),
     )
     self._recorder = recording.Recorder(self.tree)
     self._between_turns = between_turns

@@ -59,13 +59,13 @@ def sizes_of(config: model_config.ModelConfig) -> caches.CacheSizes:
   """Returns the sizes of a model's pages.
 
   Raises:
-    ValueError: the model lacks local or global layers.
+    ValueError: the model lacks global layers, or local ones of one window.
   """
   pools = paging.pools(config.layers(), 1, config.max_length)
   if set(pools) != {prefix_tree.GLOBAL, prefix_tree.LOCAL}:
     raise ValueError(
-      'the model has layers of one kind alone; the replay compares caches of'
-      ' models with local and global ones.'
+      f'the model has layers of {sorted(pools)}; the replay compares caches of'
+      ' models with global ones and local ones of one window.'
     )
   # The bytes of a page are those that one more page adds to a pool.
   page_bytes = {}

@@ -1,17 +1,20 @@
 """The sizes of a paged KV cache: arithmetic that allocates nothing.
 
-Keys and values lie in pages of S slots. Each kind of layer, local or global,
-has a pool, which holds the pages of every layer that makes keys and values. A
-row of the cache holds one sequence. The row's table names one page per S
-logical slots:
+Keys and values lie in pages of S slots. Each kind of layer has a pool, which
+holds the pages of every layer that makes keys and values. Kinds are 'global'
+and 'local', or 'local128+4' and the like where local layers have several
+windows or sinks. A row of the cache holds one sequence. The row's table names
+one page per S logical slots:
 
     global    length tokens            ceil((length + extra) / S) pages
-    local     the last window − 1      ceil((min(length, window + S − 2)
-              from before a chunk              + extra) / S) pages
+    local     the sinks, and the       ceil(sinks / S) pinned pages, and
+              last window − 1          ceil((window + S − 2 + extra) / S)
+              from before a chunk      that rotate; no more than a global row
 
-A local row drops whole pages, so its first page keeps up to S − 1 tokens that
-have left the window. With U heads of keys and values, the pool has U pages for
-each page that a table names (`kv_heads.py`).
+A local row drops whole pages, so its first rotating page keeps up to S − 1
+tokens that have left the window. Pinned pages are the text's first and stay.
+With U heads of keys and values, the pool has U pages for each page that a table
+names (`kv_heads.py`).
 """
 
 from collections.abc import Mapping
@@ -37,6 +40,12 @@ class Pool:
   row_pages: int  # N, pages of a row's table.
   pages: int  # P, pages of the whole pool.
   heads: int = 1  # U, heads of keys and values.
+  sinks: int = 0  # The first tokens of a text that the layers see as well.
+
+  @property
+  def pinned(self) -> int:
+    """The first pages of a row's table, which hold the sinks and stay."""
+    return min(-(-self.sinks // self.page), self.row_pages)
 
   @property
   def row_slots(self) -> int:
@@ -47,11 +56,24 @@ class Pool:
     """Returns how many pages leave a row so that it has room up to `end`.
 
     Args:
-      first: the position of the row's slot 0; a number or an array.
+      first: by how many positions the row has turned; a number or an array.
       end: one past the last position that the row is to hold; likewise.
     """
     lacking = end - first - self.row_slots
     return (lacking > 0) * -(-lacking // self.page)
+
+
+def spread(place, first, pinned: int):
+  """Returns the position in the text of the token in slot `place` of a row.
+
+  With all three in pages it is the index of the page in an entry of a table.
+
+  Args:
+    place: numbers of slots, any array.
+    first: by how many slots the row has turned.
+    pinned: slots that do not turn.
+  """
+  return place + first * (place >= pinned) if pinned else place + first
 
 
 def pools(
@@ -64,7 +86,7 @@ def pools(
   pages: Mapping[str, int] | None = None,
   heads: int = 1,
 ) -> dict[str, Pool]:
-  """Returns the pool of each kind, 'local' and 'global', that the stack has.
+  """Returns the pool of each kind of layers that the stack has.
 
   Args:
     layers: the stack.
@@ -77,8 +99,7 @@ def pools(
     heads: U, heads of keys and values.
 
   Raises:
-    ValueError: an argument is out of range, or local layers have more than one
-      window; the message names the values.
+    ValueError: an argument is out of range; the message names its value.
   """
   for name, value, least in (
     ('rows', rows, 1),
@@ -88,29 +109,29 @@ def pools(
   ):
     if value < least:
       raise ValueError(f'{name}={value}: must be at least {least}.')
-  kinds: dict[str, list[int]] = {}
+  kinds: dict[tuple[int | None, int], list[int]] = {}
   for index in layers_lib.owners(layers):
-    kinds.setdefault(layers[index].kind, []).append(index)
+    layer = layers[index]
+    kinds.setdefault((layer.window, layer.sinks), []).append(index)
+  several = sum(window is not None for window, _ in kinds) > 1
   result = {}
-  for kind, owners in kinds.items():
-    windows = {layers[index].window for index in owners}
-    if any(layers[index].sinks for index in owners):
-      raise ValueError('layers have attention sinks: no cache holds them yet.')
-    if len(windows) > 1:
-      raise ValueError(
-        f'layers have windows of {sorted(windows)}: the local layers of a cache'
-        ' share one.'
-      )
-    (window,) = windows
-    held = length if window is None else min(length, window + page - 2)
-    row_pages = -(-max(held + extra, 1) // page)
+  for (window, sinks), owners in kinds.items():
+    kind = 'global' if window is None else 'local'
+    row_pages = -(-(length + extra) // page)
+    if window is not None:
+      if several:
+        kind += f'{window}+{sinks}' if sinks else f'{window}'
+      ring = -(-max(window + page - 2 + extra, 1) // page)
+      row_pages = min(row_pages, -(-sinks // page) + ring)
     count = (pages or {}).get(kind, rows * row_pages)
     if count < row_pages:
       raise ValueError(
         f'pages={dict(pages)}: a {kind} row of {length} tokens has'
         f' {row_pages} pages, so the pool needs at least as many.'
       )
-    result[kind] = Pool(tuple(owners), window, page, row_pages, count, heads)
+    result[kind] = Pool(
+      tuple(owners), window, page, row_pages, count, heads, sinks
+    )
   return result
 
 

@@ -5,6 +5,7 @@ is a hash of each row's text, and what is drawn follows from it alone: so each
 text is known beforehand, however its sequence is run (`expected`).
 """
 
+import dataclasses
 import functools
 import types
 import zlib
@@ -18,18 +19,24 @@ from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import paging
 
 VOCABULARY = 251
 CLASSES = 2
 
 
-def pools(length, page, window, counts) -> dict[str, paging.Pool]:
-  """Returns a global and a local pool; `counts` are their pages."""
-  ring = -(-min(length, window + page - 2) // page)
+def pools(length, page, window, counts, sinks=0) -> dict[str, paging.Pool]:
+  """Returns a global and a local pool; `counts` are their pages.
+
+  With sinks, layers of half the window have them, and a pool of their own.
+  """
+  layout = f'L0:{window // 2}+{sinks} L1 G2' if sinks else 'L0 G1'
+  stack = layers_lib.parse(layout, window)
+  kinds = paging.pools(stack, 1, length, page=page)
   return {
-    'global': paging.Pool((1,), None, page, -(-length // page), counts[0]),
-    'local': paging.Pool((0,), window, page, ring, counts[1]),
+    kind: dataclasses.replace(pool, pages=counts[pool.window is not None])
+    for kind, pool in kinds.items()
   }
 
 

@@ -32,10 +32,10 @@ class Clock:
 class Engine(engine_lib.Engine):
   """An engine without a model.
 
-  Of `bad` texts one draws nothing; `counts` are pages of the global and the
-  local pool; `extra` slots are of searches, `fake_device.Searches`; a head has
-  the dimensions `NAMES`; `alternatives` are `fake_device.likeliest`; `decoder`
-  is another engine's.
+  Of `bad` texts one draws nothing; `counts` and `sinks` are those of
+  `fake_device.pools`; `extra` slots are of searches, `fake_device.Searches`; a
+  head has the dimensions `NAMES`; `alternatives` are `fake_device.likeliest`;
+  `decoder` is another engine's.
   """
 
   def __init__(
@@ -45,6 +45,7 @@ class Engine(engine_lib.Engine):
     length=64,
     counts=(40, 14),
     window=10,
+    sinks=0,
     bad=None,
     extra=0,
     is_judged=False,
@@ -54,7 +55,7 @@ class Engine(engine_lib.Engine):
     **options,
   ):
     if decoder is None:
-      pools = fake_device.pools(length + extra, PAGE, window, counts)
+      pools = fake_device.pools(length + extra, PAGE, window, counts, sinks)
       decoder = fake_device.Decoder(pools, rows, length)
     rounds = fake_device.Rounds(decoder, CHUNK, bad, is_judged)
     rounds.alternatives = alternatives

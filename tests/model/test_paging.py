@@ -1,5 +1,6 @@
 """How many pages a cache has."""
 
+import numpy as np
 import pytest
 
 from kaiju_jax.model import layers
@@ -14,6 +15,40 @@ def test_pools_by_hand():
     'local': paging.Pool((0, 3), 10, page=4, row_pages=3, pages=9),
     'global': paging.Pool((2,), None, page=4, row_pages=9, pages=27),
   }
+
+
+def test_windows_and_sinks_of_one_s_own_have_pools_of_their_own():
+  stack = layers.parse('L0:10+4 L1 L0:10+4 G3 L4:10 L1 L6:10+4', window=3)
+  pools = paging.pools(stack, rows=3, length=33, page=4, pages={'local3': 5})
+  assert pools == {
+    'local10+4': paging.Pool((0, 6), 10, 4, row_pages=4, pages=12, sinks=4),
+    'local3': paging.Pool((1,), 3, 4, row_pages=2, pages=5),
+    'global': paging.Pool((3,), None, 4, row_pages=9, pages=27),
+    'local10': paging.Pool((4,), 10, 4, row_pages=3, pages=9),
+  }
+  two = paging.pools(layers.parse('L0 L1+1', 3), 1, 33)
+  assert list(two) == ['local3', 'local3+1']
+  # A stack whose local layers all see the same needs no other name.
+  (pool,) = paging.pools(layers.parse('L0+9', 3), 1, 33, page=4).values()
+  assert (pool.pinned, pool.row_pages) == (3, 5)
+  # A text that ends within the sinks has each page once.
+  (pool,) = paging.pools(layers.parse('L0+9', 3), 1, 5, page=4).values()
+  assert (pool.pinned, pool.row_pages) == (2, 2)
+
+
+@pytest.mark.parametrize('window', [1, 2, 3, 6, 11])
+@pytest.mark.parametrize('page', [1, 2, 3, 5, 8])
+@pytest.mark.parametrize('sinks', [1, 4, 5, 13])
+def test_a_ring_with_sinks_holds_them_as_well(window, page, sinks):
+  stack = (layers.Layer(window, 0, sinks=sinks),)
+  (pool,) = paging.pools(stack, rows=1, length=1000, page=page).values()
+  slot_M = np.arange(pool.row_slots)
+  for end in range(200):
+    turned = pool.turns(0, end) * page
+    held = paging.spread(slot_M, turned, pool.pinned * page)
+    assert len(np.unique(held)) == pool.row_slots
+    lowest = max(end - (window - 1), 0)
+    assert {*range(min(sinks, end)), *range(lowest, end)} <= {*held.tolist()}
 
 
 @pytest.mark.parametrize('window', [1, 2, 3, 6, 11])
@@ -52,6 +87,3 @@ def test_bad_sizes_are_refused():
     paging.pools(STACK, rows=1, length=8, extra=-1)
   with pytest.raises(ValueError, match=r'a global row of 8 tokens has 2 pages'):
     paging.pools(STACK, rows=2, length=8, page=4, pages={'global': 1})
-  two = (layers.Layer(4, 0), layers.Layer(8, 1))
-  with pytest.raises(ValueError, match=r'windows of \[4, 8\]'):
-    paging.pools(two, rows=1, length=8)

@@ -1,8 +1,8 @@
 """Turns a cache row of text into a tree of beams, and a beam back into text.
 
 A tree keeps its tokens in any slots of the row and says at every step which
-queries see them (`tree.py`). Text lies in order of position, from the row's
-`first` on (`cache.py`). Nothing moves during the search. After it, each token
+queries see them (`tree.py`). Text lies in order of position, as far as the row
+has turned (`cache.py`). Nothing moves during the search. After it, each token
 of the chosen path moves at most once, within its row's pages.
 """
 
@@ -34,13 +34,16 @@ def find_held(
   oldest_kept = account.oldest_kept(row)
   result = {}
   for kind, pool in pools.items():
-    position_M = firsts[kind] + np.arange(pool.row_slots)
-    is_held_M = (position_M >= oldest_kept[kind]) & (position_M < length)
+    slot_M, pinned = np.arange(pool.row_slots), pool.pinned * pool.page
+    position_M = paging.spread(slot_M, firsts[kind], pinned)
+    is_held_M = (position_M >= oldest_kept[kind]) | (slot_M < pinned)
+    is_held_M &= position_M < length
     result[kind] = beam_slots.Held(
       pool.window,
       np.where(is_held_M, position_M, -1),
       np.repeat(tables[kind] >= 0, pool.page),
       pool.page if keeps_pages else 1,
+      pinned,
     )
   return result
 
@@ -91,13 +94,17 @@ def order(
   """Returns which slot each token of a text comes from, for `cache.settle`.
 
   By kind, `slots` has the slot of each position, −1 where it is gone, and
-  `first` the position that slot 0 held. The result has by kind the slot whose
-  token slot m gets, int32 [M], −1 for none, and the new position of slot 0.
+  `first` by how many positions the row had turned. The result has by kind the
+  slot whose token slot m gets, int32 [M], −1 for none, and by how many
+  positions the row has turned.
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():
     firsts[kind] = first[kind] + pool.turns(first[kind], length) * pool.page
-    text = slots[kind][firsts[kind] :]
+    position_M = paging.spread(
+      np.arange(pool.row_slots), firsts[kind], pool.pinned * pool.page
+    )
     sources[kind] = np.full(pool.row_slots, -1, np.int32)
-    sources[kind][: len(text)] = text
+    is_text_M = position_M < len(slots[kind])
+    sources[kind][is_text_M] = slots[kind][position_M[is_text_M]]
   return sources, firsts

@@ -3,7 +3,8 @@
 All beams share the slots of the trunk. Beyond it each beam has a path of slots,
 and paths share slots as far as they share tokens. A slot that no path holds is
 free; in a local layer also one that lies before the window (or before the page
-in which the window begins) of every live beam's next token.
+in which the window begins) of every live beam's next token, unless it is in a
+pinned page, which sinks are in.
 
 Everything is numpy on the host, with the letters of `tree.py`.
 """
@@ -31,6 +32,8 @@ class Held(NamedTuple):
   # Positions kept or dropped together, from multiples of it on; a page's size
   # if a point is to be made of the result, because it holds whole pages.
   page: int = 1
+  # Positions before this one are never dropped.
+  pinned: int = 0
 
 
 class Ranges(NamedTuple):
@@ -48,19 +51,24 @@ class Slots(NamedTuple):
 
   window: int | None
   page: int
+  pinned: int
   position_M: np.ndarray
   exists_M: np.ndarray
   trunk: np.ndarray
   path_LN: np.ndarray
 
 
-def take_over(kind, length, window, position_M, exists_M, page) -> Slots:
+def take_over(
+  kind, length, window, position_M, exists_M, page, pinned
+) -> Slots:
   """Returns the slots of a row of text, all in the trunk."""
   position_M, exists_M = np.array(position_M), np.asarray(exists_M, bool)
   trunk = np.flatnonzero(position_M >= 0)
   first = 0 if window is None else _first(max(0, length - window + 1), page)
-  expected = np.arange(first, length)
-  read = np.sort(position_M[trunk][position_M[trunk] >= first])
+  expected = np.arange(length)
+  expected = expected[(expected >= first) | (expected < pinned)]
+  read = position_M[trunk]
+  read = np.sort(read[(read >= first) | (read < pinned)])
   if not np.array_equal(read, expected) or not exists_M[trunk].all():
     raise ValueError(
       f'held[{kind!r}].position_M has {len(read)} slots with positions from'
@@ -68,7 +76,7 @@ def take_over(kind, length, window, position_M, exists_M, page) -> Slots:
       ' exist.'
     )
   path_LN = np.zeros((1, 0), np.int64)
-  return Slots(window, page, position_M, exists_M, trunk, path_LN)
+  return Slots(window, page, pinned, position_M, exists_M, trunk, path_LN)
 
 
 def forget(slots: Slots, next_L: np.ndarray) -> Slots:
@@ -78,7 +86,9 @@ def forget(slots: Slots, next_L: np.ndarray) -> Slots:
   first_L = _first(next_L - slots.window + 1, slots.page)
   position_LN = slots.position_M[slots.path_LN]
   is_gone_LN = position_LN < first_L[:, None]
-  is_gone = slots.position_M[slots.trunk] < first_L.min()
+  is_gone_LN &= position_LN >= slots.pinned
+  position = slots.position_M[slots.trunk]
+  is_gone = (position < first_L.min()) & (position >= slots.pinned)
   return slots._replace(
     trunk=slots.trunk[~is_gone],
     path_LN=np.where(is_gone_LN, -1, slots.path_LN),
@@ -106,7 +116,8 @@ def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
   is_kept_LN = is_new_LN
   if slots.window is not None:
     first_L = _first(end_L + 2 - slots.window, slots.page)
-    is_kept_LN = is_new_LN & (position_LN >= first_L[:, None])
+    is_kept_LN = position_LN >= first_L[:, None]
+    is_kept_LN = is_new_LN & (is_kept_LN | (position_LN < slots.pinned))
   free = free_slots(slots)
   needed = int(is_kept_LN.sum())
   if needed > len(free):

@@ -1,7 +1,7 @@
 """The cache: pages of keys and values, and which queries see each slot.
 
-One design serves text, beams and trees of beams. Each kind of layers, local and
-global, has
+One design serves text, beams and trees of beams. Each kind of layers
+(`model/paging.py`) has
 
     pools      one for each layer that makes keys and values, P pages of S
                slots: the codes of training and their scales, or floats. With
@@ -17,9 +17,10 @@ rows that share a page see it differently. An empty slot has start == limit.
 Text lies in order of position: logical slot m of a row holds position first +
 m. In a global row `first` stays 0. A local row is a ring, a table that rotates:
 when the next tokens need room, the pages that have left the window go to its
-end, and `first` grows by as many slots. No key or value moves. The host assigns
-the pages (`rows.py`), because a page that another row or a later resume may
-read must be replaced, not overwritten.
+end, and `first` grows by as many slots. The pinned pages, the first ones of
+layers with sinks, do not rotate: their slot m holds position m. No key or value
+moves. The host assigns the pages (`rows.py`), because a page that another row
+or a later resume may read must be replaced, not overwritten.
 """
 
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class Kind(NamedTuple):
   limit_RM: jax.Array
   # int32, the position of each slot's token.
   position_RM: jax.Array
-  # int32, the position that logical slot 0 of a row of text holds.
+  # int32, by how many positions a row of text has turned.
   first_R: jax.Array
 
   @property
@@ -110,27 +111,31 @@ def give_pages(
   pages: dict[str, jax.Array],
   first: dict[str, jax.Array],
   length: jax.Array,
+  pinned: tuple[tuple[str, int], ...] = (),
 ) -> Cache:
   """Returns the cache with a row that has these pages, and the text in them.
 
   By kind, `pages` are int32 [N], −1 where there is none, all −1 to take the
-  row's pages away; `first` is the position of slot 0, whole pages. The pages
-  hold `length` tokens of text.
+  row's pages away; `first` is by how many positions, whole pages, the row has
+  turned; `pinned` are slots that do not turn. The pages hold `length` tokens of
+  text.
   """
-  kinds = {}
+  kinds, pinned = {}, dict(pinned)
   for name, kind in cache.kinds.items():
     slot_M = jnp.arange(kind.start_RM.shape[1], dtype=jnp.int32)
-    is_held_M = first[name] + slot_M < length
-    kind = _set_text(kind, row, first[name], is_held_M)
+    position_M = paging.spread(slot_M, first[name], pinned.get(name, 0))
+    is_held_M = position_M < length
+    kind = _set_text(kind, row, first[name], position_M, is_held_M)
     table_RN = kind.table_RN.at[row].set(pages[name])
     kinds[name] = kind._replace(table_RN=table_RN)
   return Cache(kinds, cache.length_R.at[row].set(length))
 
 
-def _set_text(kind: Kind, row, first, is_held_M: jax.Array) -> Kind:
-  """Returns the kind with a row's slots as text from position `first` on."""
-  slot_M = jnp.arange(is_held_M.shape[0], dtype=jnp.int32)
-  position_M = jnp.where(is_held_M, first + slot_M, 0)
+def _set_text(
+  kind: Kind, row, first, position_M: jax.Array, is_held_M: jax.Array
+) -> Kind:
+  """Returns the kind with a row's slots as text, those that are held."""
+  position_M = jnp.where(is_held_M, position_M, 0)
   limit_M = jnp.where(is_held_M, FOREVER, 0)
   return kind._replace(
     start_RM=kind.start_RM.at[row].set(position_M),
@@ -230,6 +235,7 @@ def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
       position_BM,
       pages=heads * pool.pages,
       window=pool.window,
+      sinks=pool.sinks,
     )
   return past.Tables(
     table_BN, start_BM, limit_BM, position_BM, plan, reference_length
@@ -313,9 +319,12 @@ def rotate(
   """
   kinds = dict(cache.kinds)
   for name, table_RN in rings.items():
-    kind, M = kinds[name], pools[name].row_slots
-    added_B = pools[name].turns(kind.first_R[row_B], end_B) * kind.page
-    from_BM = jnp.arange(M)[None] + added_B[:, None]
+    kind, pool = kinds[name], pools[name]
+    M = pool.row_slots
+    added_B = pool.turns(kind.first_R[row_B], end_B) * kind.page
+    from_BM = paging.spread(
+      jnp.arange(M)[None], added_B[:, None], pool.pinned * pool.page
+    )
 
     def turned(x_RM, from_BM=from_BM, M=M):
       x_BM = x_RM[row_B]
@@ -333,13 +342,23 @@ def rotate(
 
 
 def slots_of_text(
-  cache: Cache, row_B: jax.Array, position_BL: jax.Array, is_kept_BL: jax.Array
+  cache: Cache,
+  pools: dict[str, paging.Pool],
+  row_B: jax.Array,
+  position_BL: jax.Array,
+  is_kept_BL: jax.Array,
 ) -> dict[str, jax.Array]:
   """Returns each position's logical slot by kind, −1 where it is not kept."""
   slots = {}
-  for name, kind in cache.kinds.items():
-    slot_BL = position_BL - kind.first_R[row_B][:, None]
-    slots[name] = jnp.where(is_kept_BL & (slot_BL >= 0), slot_BL, -1)
+  for name, pool in pools.items():
+    pinned = pool.pinned * pool.page
+    slot_BL = position_BL - cache.kinds[name].first_R[row_B][:, None]
+    is_there_BL = is_kept_BL & (slot_BL >= pinned)
+    if pinned:
+      is_pinned_BL = position_BL < pinned
+      slot_BL = jnp.where(is_pinned_BL, position_BL, slot_BL)
+      is_there_BL |= is_kept_BL & is_pinned_BL
+    slots[name] = jnp.where(is_there_BL, slot_BL, -1)
   return slots
 
 
@@ -365,15 +384,16 @@ def settle(
   first: dict[str, jax.Array],
   length: jax.Array,
   heads: int = 1,
+  pinned: tuple[tuple[str, int], ...] = (),
 ) -> Cache:
   """Returns the cache with a searched row's tokens as text again, in order.
 
   Each token that is not in its place moves there once. The others are not
   written, because other rows may read them. By kind, `source` is the slot whose
-  token slot m gets, int32 [M], −1 for none, and `first` the position of slot 0,
-  whole pages; `heads` is U.
+  token slot m gets, int32 [M], −1 for none; `first` and `pinned` are as for
+  `give_pages`; `heads` is U.
   """
-  kinds = {}
+  kinds, pinned = {}, dict(pinned)
   for name, kind in cache.kinds.items():
     source_M = source[name]
     M = source_M.shape[0]
@@ -395,7 +415,9 @@ def settle(
       flat = pool.reshape(-1, *pool.shape[2:])
       return flat.at[to_M].set(flat[from_M], mode='drop').reshape(pool.shape)
 
-    kinds[name] = _set_text(kind, row, first[name], is_held_M)._replace(
+    position_M = paging.spread(slot_M, first[name], pinned.get(name, 0))
+    kind = _set_text(kind, row, first[name], position_M, is_held_M)
+    kinds[name] = kind._replace(
       k=jax.tree.map(move, kind.k), v=jax.tree.map(move, kind.v)
     )
   return Cache(kinds, cache.length_R.at[row].set(length))

@@ -37,10 +37,9 @@ class Closed(RuntimeError):
 # One object per change: decoders of equal shapes share what is compiled.
 @functools.cache
 def _of_cache(
-  change: Callable[..., cache_lib.Cache], heads: int | None = None
+  change: Callable[..., cache_lib.Cache], **fixed: Any
 ) -> Callable[..., Any]:
   """Returns a change of the cache alone, as a function for `Decoder.run`."""
-  fixed = {} if heads is None else {'heads': heads}
 
   def function(params, cache, *arguments):
     del params
@@ -163,10 +162,16 @@ class Decoder:
     self._opened_R = np.zeros(rows, np.int64)
     self._lent: set[int] = set()
     self._text = self._writer(functools.partial(extend.text, self.network))
-    self._give_pages = self._writer(_of_cache(cache_lib.give_pages))
-    self._copy_pages = self._writer(_of_cache(cache_lib.copy_pages, heads))
-    self._lend = self._writer(_of_cache(cache_lib.lend, heads))
-    self._settle = self._writer(_of_cache(cache_lib.settle, heads))
+    pinned = tuple((kind, x.pinned * x.page) for kind, x in pools.items())
+    self._give_pages, self._copy_pages, self._lend, self._settle = (
+      self._writer(_of_cache(change, **fixed))
+      for change, fixed in (
+        (cache_lib.give_pages, {'pinned': pinned}),
+        (cache_lib.copy_pages, {'heads': heads}),
+        (cache_lib.lend, {'heads': heads}),
+        (cache_lib.settle, {'heads': heads, 'pinned': pinned}),
+      )
+    )
     self._logits = self.jit(functools.partial(extend.logits, self.network))
 
   @property
@@ -376,10 +381,12 @@ class Decoder:
     """Turns the row of a search into text again; see `cache.settle`."""
     first = {kind: np.int32(position) for kind, position in first.items()}
     # Slots without a token hold whatever the search left.
-    held = {
-      kind: int(first[kind]) + int((source_M >= 0).argmax())
-      for kind, source_M in source.items()
-    }
+    held = {}
+    for kind, source_M in source.items():
+      pool = self.network.pools[kind]
+      slot_M = np.flatnonzero(source_M >= 0)
+      turning = slot_M[slot_M >= pool.pinned * pool.page]
+      held[kind] = int(first[kind]) + int(turning[0] if len(turning) else 0)
     with interrupts.delay():
       self.run(self._settle, np.int32(row), source, first, np.int32(length))
       self.account.settle(row, first, held)

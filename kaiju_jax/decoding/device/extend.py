@@ -111,7 +111,7 @@ def keep(
   end_B = cache.length_R[row_B] + count_B
   cache = cache_lib.rotate(cache, network.pools, row_B, end_B, rings)
   slots = cache_lib.slots_of_text(
-    cache, row_B, visibility.position_BM, is_kept_BL
+    cache, network.pools, row_B, visibility.position_BM, is_kept_BL
   )
   cache = cache_lib.write(
     cache, network.pools, _wait_for(row_B, hidden_BLD), visibility, slots, made

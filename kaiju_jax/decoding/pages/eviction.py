@@ -5,7 +5,7 @@ after another until there is room. `LeastWorth`, the engine's, draws 16 points
 at random and picks the one of least worth:
 
     worth = requests/s × tokens behind the longest point that it extends
-            / fraction of both pools that its pages fill, shared pages in parts
+            / fraction of all pools that its pages fill, shared pages in parts
 
     requests/s of any point    1 / 2 (seconds since it was used, at least 8)
     of a prefix, beside that   conversations begun / (seconds it exists + 3600)
@@ -105,12 +105,10 @@ class LeastWorth:
   def __init__(
     self,
     pages: pages_lib.Pages,
-    page: int,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Starts without points; `page` is S, the `clock` returns seconds."""
+    """Starts without points; the `clock` returns seconds."""
     self._pages = pages
-    self._page = page
     self._clock = clock
     self._uses: dict[nodes.Point, _Use] = {}
     self._set = RandomSet()
@@ -149,7 +147,7 @@ class LeastWorth:
     rate += use.begun / (now - use.made + _HOUR)
     above = next(nodes.ancestors(point), None)
     saved = point.length - (0 if above is None else above.length)
-    cost = nodes.share_of_pools(point, self._page, self._pages)
+    cost = nodes.share_of_pools(point, self._pages)
     return rate * saved / max(cost, 1e-9)
 
 

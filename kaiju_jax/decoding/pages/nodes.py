@@ -30,6 +30,23 @@ class Scores(NamedTuple):
   score_LC: np.ndarray
 
 
+class Span(NamedTuple):
+  """Which of a text's pages are held in a kind with a window, by index."""
+
+  # The first pages, which hold the sinks.
+  pinned: int
+  # All from this one on.
+  first: int
+
+  def has(self, index: int) -> bool:
+    return index < self.pinned or index >= self.first
+
+  def indices(self, count: int) -> set[int]:
+    """Returns the indices of a text of `count` pages."""
+    first = {*range(min(self.pinned, count))}
+    return first | {*range(self.first, count)}
+
+
 class Memo:
   """A growing text's full pages and last match, for repeated lookups."""
 
@@ -59,9 +76,9 @@ class Node:
   page: int = -1
   # How many points, here or below, need the global page.
   below: int = 0
-  # The local page, −1 if no point needs it; `readers` points do.
-  local: int = -1
-  readers: int = 0
+  # By kind with a window, the page if points need it, and how many do.
+  local: dict[str, int] = dataclasses.field(default_factory=dict)
+  readers: dict[str, int] = dataclasses.field(default_factory=dict)
   # The head's scores of each token; None without a head.
   score_SC: np.ndarray | None = None
 
@@ -73,8 +90,8 @@ class Point:
   # The node of its last full page.
   node: Node
   length: int
-  # The position from which it holds local pages; a page begins there.
-  first: int
+  # By kind with a window, the pages that it holds.
+  spans: dict[str, Span]
   # int32 [n mod S], the tokens behind the last full page.
   tail: np.ndarray
   # By kind, the page with the tail's keys and values; {} without a tail.
@@ -132,45 +149,53 @@ def ancestors(point: Point) -> Iterator[Point]:
     node, child = node.parent, node
 
 
-def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
+def share_of_pools(point: Point, pages: pages_lib.Pages) -> float:
   """Returns the fraction of the pools that a point fills, summed over kinds.
 
   A page that k points need counts 1/k for each; if it counted only for the
   point that frees it, shared pages would cost nothing.
   """
-  found = {'global': 0.0, 'local': 0.0}
+  found = dict.fromkeys(pages.kinds, 0.0)
   for kind, last in point.last.items():
     found[kind] += 1 / pages.holders(kind, last)
-  node, lowest = point.node, point.first // page
+  node = point.node
   while node.parent is not None:
     if node.page >= 0:
       found['global'] += 1 / node.below
-    if node.readers and node.depth > lowest:
-      found['local'] += 1 / node.readers
     node = node.parent
+  for kind, span in point.spans.items():
+    for node in walk_span(point.node, span):
+      found[kind] += 1 / node.readers[kind]
   return sum(found[kind] / pages.size(kind) for kind in pages.kinds)
 
 
+def walk_span(node: Node, span: Span) -> Iterator[Node]:
+  """Yields the nodes whose pages a span has, from a point's node upwards."""
+  while node.parent is not None and (span.pinned or node.depth > span.first):
+    if span.has(node.depth - 1):
+      yield node
+    node = node.parent
+
+
 def hold_local(
-  node: Node, lowest: int, pages: pages_lib.Pages, own: Mapping[int, int]
+  point: Point, pages: pages_lib.Pages, own: Mapping[str, Mapping[int, int]]
 ) -> None:
-  """Holds a new point's local pages from `lowest` on; `own` by index."""
-  while node.parent is not None and node.depth > lowest:
-    if not node.readers:
-      node.local = own[node.depth - 1]
-      pages.hold('local', [node.local])
-    node.readers += 1
-    node = node.parent
+  """Holds a new point's pages of kinds with a window; `own` by index."""
+  for kind, span in point.spans.items():
+    for node in walk_span(point.node, span):
+      if kind not in node.local:
+        node.local[kind] = own[kind][node.depth - 1]
+        pages.hold(kind, [node.local[kind]])
+      node.readers[kind] = node.readers.get(kind, 0) + 1
 
 
-def release_local(node: Node, lowest: int, pages: pages_lib.Pages) -> None:
-  """Releases the local pages that `hold_local` held for a point."""
-  while node.parent is not None and node.depth > lowest:
-    node.readers -= 1
-    if not node.readers:
-      pages.release('local', [node.local])
-      node.local = -1
-    node = node.parent
+def release_local(point: Point, pages: pages_lib.Pages) -> None:
+  """Releases the pages that `hold_local` held for a point."""
+  for kind, span in point.spans.items():
+    for node in walk_span(point.node, span):
+      node.readers[kind] -= 1
+      if not node.readers[kind]:
+        pages.release(kind, [node.local.pop(kind)])
 
 
 def tokens(point: Point) -> np.ndarray:

@@ -6,16 +6,13 @@
 A *node* is a full page of tokens behind the pages of its ancestors. It holds
 the global page of their keys and values, and lives as long as a point stands at
 it or below. A *point* is a text of n tokens at which a row can go on. It stands
-at the node of its last full page and holds the local pages from position
-`first` on, which layers with a window need there, and the pages of the tokens
-behind the last full page. Only points are recorded (`recording.py`) and
-evicted (`eviction.py`).
+at the node of its last full page and holds the pages that layers with a window
+need there, the local ones, and the pages of the tokens behind the last full
+page. Only points are recorded (`recording.py`) and evicted (`eviction.py`).
 
-Resuming is exact. A row that resumes m ≤ n tokens of a point reads the local
-slots of the window − 1 tokens before m, so that it needs
-
-    first == 0   or   m − (window − 1) ≥ first
-
+Resuming is exact. A row that resumes m ≤ n tokens of a point reads, in each
+kind with a window, the slots of the sinks, which lie in the first, pinned
+pages, and those of the window − 1 tokens before m. It needs all of their pages.
 A window rebuilt from global pages would not be exact, because a local layer
 depends on depth × window tokens. The last token of a prompt always runs, for
 the logits behind it: m < the prompt's length.
@@ -39,7 +36,16 @@ from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import pages as pages_lib
 
+# The kinds of pages of a stack whose local layers have one window.
 GLOBAL, LOCAL = 'global', 'local'
+
+
+class Ring(NamedTuple):
+  """What the layers of a kind with a window read."""
+
+  window: int
+  # Pages that hold the sinks.
+  pinned: int = 0
 
 
 class Match(NamedTuple):
@@ -84,17 +90,21 @@ class PrefixTree:
     self,
     pages: pages_lib.Pages,
     page: int,
-    window: int | None,
+    rings: Mapping[str, Ring],
     policy: eviction.Policy,
   ):
-    """Makes an empty tree over pages of kinds 'global', 'local' or both.
+    """Makes an empty tree over pages of the kind 'global' and those of `rings`.
 
-    `page` is S; `window` is None without local layers; `policy` decides which
-    points are evicted, and is this tree's alone.
+    `page` is S; `policy` decides which points are evicted, and is this tree's
+    alone.
     """
     self._pages = pages
     self._page = page
-    self._window = window if LOCAL in pages.kinds else None
+    self._rings = rings
+    # The pages from a branch to a point behind it that has a window there.
+    self._reach = None
+    if rings:
+      self._reach = min(ring.window for ring in rings.values()) // page + 2
     # By `Text.tree`; a root goes with its last point.
     self._roots: dict[tuple[bytes, bytes], nodes.Node] = {}
     # The least recently used first.
@@ -151,8 +161,7 @@ class PrefixTree:
         if best is not None and common <= best.length:
           continue
         # A point further below than a window has no local pages here.
-        reach = None if self._window is None else self._window // self._page + 2
-        for point in nodes.find_near(child, reach):
+        for point in nodes.find_near(child, self._reach):
           best = self._better(best, text, point, common)
     return best
 
@@ -171,19 +180,20 @@ class PrefixTree:
     """Returns the pages that hold what a match resumes, by kind {index: page}.
 
     A page's first token has position index · S. They are all global pages, and
-    the local ones of the window before `length`. If `length` is no multiple of
-    S, copy the last page: it holds more, or another row appends to it.
+    the local ones of the sinks and of the window before `length`. If `length`
+    is no multiple of S, copy the last page: it holds more, or another row
+    appends to it.
     """
-    return self._pages_of(*match, self._lowest(match.length))
+    return self._pages_of(*match, self._needed(match.length))
 
   def held_pages(self, point: nodes.Point) -> dict[str, dict[int, int]]:
     """Returns all pages that a point holds, by kind {index: page}."""
-    return self._pages_of(point, point.length, point.first)
+    return self._pages_of(point, point.length, point.spans)
 
   def _pages_of(
-    self, point: nodes.Point, length: int, lowest: int
+    self, point: nodes.Point, length: int, spans: Mapping[str, nodes.Span]
   ) -> dict[str, dict[int, int]]:
-    """Returns a point's pages, the local ones from position `lowest` on."""
+    """Returns a point's pages, in kinds with a window those of `spans`."""
     S = self._page
     found = {kind: {} for kind in self._pages.kinds}
     if length > point.node.depth * S:
@@ -195,8 +205,9 @@ class PrefixTree:
       if index * S < length:
         if GLOBAL in found:
           found[GLOBAL][index] = node.page
-        if LOCAL in found and index * S >= lowest:
-          found[LOCAL][index] = node.local
+        for kind, span in spans.items():
+          if span.has(index):
+            found[kind][index] = node.local[kind]
       node = node.parent
     return found
 
@@ -206,8 +217,8 @@ class PrefixTree:
     for node in self._path(text)[1:]:
       if GLOBAL in found:
         found[GLOBAL][node.depth - 1] = node.page
-      if node.readers:
-        found[LOCAL][node.depth - 1] = node.local
+      for kind, page in node.local.items():
+        found[kind][node.depth - 1] = page
     return found
 
   def record(
@@ -217,16 +228,16 @@ class PrefixTree:
 
     `text` is all tokens whose keys and values the row holds. `pages` are by
     kind {index: page} the row's: all global ones, and at least the local ones
-    of the window before the text's end. A text that has a point keeps it.
-    Raises ValueError: a page of the window is missing.
+    of the sinks and of the window before the text's end. A text that has a
+    point keeps it. Raises ValueError: one of these pages is missing.
     """
     S, length = self._page, len(text.tokens)
     depth = length // S
-    first = self._first(pages.get(LOCAL, {}), length)
-    if first > self._lowest(length):
+    for kind, missing in self._missing(length, pages).items():
+      span = self._needed(length)[kind]
       raise ValueError(
-        f'local page {first // S - 1} is missing: a point of {length} tokens'
-        f' needs those from position {self._lowest(length)} on.'
+        f'{kind} page {max(missing)} is missing: a point of {length} tokens'
+        f' needs the first {span.pinned}, and those from {span.first} on.'
       )
     tail = np.array(text.tokens[depth * S :], np.int32)
     root = nodes.Node(None, 0, *text.tree)
@@ -237,15 +248,15 @@ class PrefixTree:
     if point is not None:
       self.add_scores(point, text)
       return self._note_end(point, text.owner)
-    if self._window is not None:
-      nodes.hold_local(node, first // S, self._pages, pages[LOCAL])
     last = {}
     if length > depth * S:
       last = {kind: own[depth] for kind, own in pages.items()}
       for kind, page in last.items():
         self._pages.hold(kind, [page])
     salt, shared = text.salt(length), text.shared
-    point = nodes.Point(node, length, first, tail, last, salt, shared)
+    spans = self._held(length, pages)
+    point = nodes.Point(node, length, spans, tail, last, salt, shared)
+    nodes.hold_local(point, self._pages, pages)
     point.score_TC = self._unknown(text, len(tail))
     node.points.append(point)
     while node.parent is not None:
@@ -286,8 +297,7 @@ class PrefixTree:
     node.points.remove(point)
     for kind, page in point.last.items():
       self._pages.release(kind, [page])
-    if self._window is not None:
-      nodes.release_local(node, point.first // self._page, self._pages)
+    nodes.release_local(point, self._pages)
     while node.parent is not None:
       node.below -= 1
       if not node.below:
@@ -369,30 +379,47 @@ class PrefixTree:
       length = min(length, text.shared, point.shared)
     if length <= (0 if best is None else best.length):
       return best
-    if point.first and self._lowest(length) < point.first:
-      return best
+    for kind, span in self._needed(length).items():
+      indices = span.indices(-(-length // self._page))
+      if not all(map(point.spans[kind].has, indices)):
+        return best
     return Match(point, length)
 
-  def _lowest(self, length: int) -> int:
-    """Returns where the page of the first token that a resume reads begins."""
-    if self._window is None:
-      return 0
-    return max(0, length - (self._window - 1)) // self._page * self._page
+  def _needed(self, length: int) -> dict[str, nodes.Span]:
+    """Returns the pages that a resume of so many tokens reads, by ring."""
+    return {
+      kind: nodes.Span(pinned, max(0, length - (window - 1)) // self._page)
+      for kind, (window, pinned) in self._rings.items()
+    }
 
   def can_record(
     self, length: int, pages: Mapping[str, Mapping[int, int]]
   ) -> bool:
     """Returns whether a row's pages hold what a point of `length` needs."""
-    return self._first(pages.get(LOCAL, {}), length) <= self._lowest(length)
+    return not self._missing(length, pages)
 
-  def _first(self, pages: Mapping[int, int], length: int) -> int:
-    """Returns the position from which on no local page is missing."""
-    if self._window is None:
-      return 0
-    index = -(-length // self._page)
-    while index - 1 in pages:
-      index -= 1
-    return index * self._page
+  def _missing(
+    self, length: int, pages: Mapping[str, Mapping[int, int]]
+  ) -> dict[str, set[int]]:
+    """Returns the indices of pages that a point would lack, by ring."""
+    count, found = -(-length // self._page), {}
+    for kind, span in self._needed(length).items():
+      lacking = span.indices(count) - pages.get(kind, {}).keys()
+      if lacking:
+        found[kind] = lacking
+    return found
+
+  def _held(
+    self, length: int, pages: Mapping[str, Mapping[int, int]]
+  ) -> dict[str, nodes.Span]:
+    """Returns which of a row's pages a point of its text holds, by ring."""
+    spans = {}
+    for kind, ring in self._rings.items():
+      first = -(-length // self._page)
+      while first - 1 in pages[kind]:
+        first -= 1
+      spans[kind] = nodes.Span(ring.pinned, first)
+    return spans
 
   def _grow(
     self, node: nodes.Node, page: tuple[bytes, bytes], text: Text, pages

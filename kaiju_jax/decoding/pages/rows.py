@@ -10,11 +10,13 @@ Pages that only points hold count as free, because taking pages evicts points
 (`eviction.py`). Rows never set aside more than the pool has.
 
 A ring turns by its table: entry n is the page of the positions from (first + n)
-· S on. The page that leaves the window becomes the last, unless something else
+· S on; the first entries, `Pool.pinned`, hold the text's first pages and do not
+turn. The page that leaves the window becomes the last, unless something else
 holds it too; then a fresh page takes its place (`grow`). The host alone knows
 this, and passes the tables with every call (`rings`).
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
@@ -65,17 +67,19 @@ class Growth:
     first page [R], in place. Raises pages.Full: other rows hold all pages.
     """
     table_N, first = table_RN[row], int(first_R[row])
-    N = len(table_N)
+    N, pinned = len(table_N), pool.pinned
     count = -(-end // pool.page)
     to = first + pool.turns(first * pool.page, end)
     if to == first and table_N[count - 1 - first] >= 0:
       return
     self._before += [(table_RN, row, table_N.copy()), (first_R, row, first)]
+    left = pinned + to - first  # Pages from `pinned` to here leave.
     turned_N = np.full(N, -1, np.int32)
-    turned_N[: max(N - (to - first), 0)] = table_N[to - first :]
+    turned_N[:pinned] = table_N[:pinned]
+    turned_N[pinned : pinned + max(N - left, 0)] = table_N[left:]
     missing = np.flatnonzero(turned_N[: count - to] < 0)
     self._leaving += [
-      (kind, int(page)) for page in table_N[: to - first] if page >= 0
+      (kind, int(page)) for page in table_N[pinned:left] if page >= 0
     ]
     # Evicting a point may free a page, or leave it with no holder but a ring.
     while len(self._reusable(kind)) + self._pages.free(kind) < len(missing):
@@ -128,13 +132,14 @@ class Rows:
     self._rings = [x for x, pool in pools.items() if pool.window is not None]
     # S, slots of a page.
     self.page = next(iter(pools.values())).page
-    window = pools[self._rings[0]].window if self._rings else None
     # Decides which of them are evicted.
-    self.policy = eviction.LeastWorth(self.pages, self.page)
+    self.policy = eviction.LeastWorth(self.pages)
+    read = {
+      kind: prefix_tree.Ring(pools[kind].window, pools[kind].pinned)
+      for kind in self._rings
+    }
     # The points at which texts can go on.
-    self.tree = prefix_tree.PrefixTree(
-      self.pages, self.page, window, self.policy
-    )
+    self.tree = prefix_tree.PrefixTree(self.pages, self.page, read, self.policy)
     # The next row to hand out is at the end.
     self._free_rows = list(range(rows))[::-1]
     # By open row, how many pages of each ring it may have at once.
@@ -213,11 +218,14 @@ class Rows:
     self._check_open(row)
     found = {}
     for kind, table_RN in self._tables.items():
-      first, held = self._firsts[kind][row], self._oldest_kept[kind][row]
+      table_N, pinned = table_RN[row], self._pools[kind].pinned
+      place_N = np.arange(len(table_N))
+      index_N = paging.spread(place_N, self._firsts[kind][row], pinned)
+      is_whole_N = index_N * self.page >= self._oldest_kept[kind][row]
+      is_whole_N |= place_N < pinned
       found[kind] = {
-        int(first) + place: int(page)
-        for place, page in enumerate(table_RN[row])
-        if page >= 0 and (first + place) * self.page >= held
+        int(index_N[place]): int(table_N[place])
+        for place in np.flatnonzero(is_whole_N & (table_N >= 0))
       }
     return found
 
@@ -327,8 +335,8 @@ class Rows:
   ) -> None:
     """Takes over a row's text from a search.
 
-    By kind, `first` is the position of slot 0, and `held` the position from
-    which on the text's tokens are there.
+    By kind, `first` is by how many positions it has turned, and `held` the
+    position from which on the text's tokens are there, beside the pinned ones.
     """
     for kind, position in first.items():
       self._firsts[kind][row] = position // self.page
@@ -339,7 +347,7 @@ class Rows:
     return {kind: int(x[row]) for kind, x in self._oldest_kept.items()}
 
   def firsts(self, row: int) -> dict[str, int]:
-    """Returns by kind the position of a row's slot 0."""
+    """Returns by kind by how many positions a row has turned."""
     return {kind: int(x[row]) * self.page for kind, x in self._firsts.items()}
 
   def table(self, row: int) -> dict[str, np.ndarray]:
@@ -354,10 +362,12 @@ class Rows:
     index, cut = divmod(match.length, self.page)
     for kind, pages in found.items():
       self.pages.hold(kind, pages.values())
-      first = 0 if self._pools[kind].window is None else min(pages)
-      self._firsts[kind][row] = first
-      for place, page in pages.items():
-        self._tables[kind][row, place - first] = page
+      pool = self._pools[kind]
+      if pool.window is not None:
+        turning = [x - pool.pinned for x in pages if x >= pool.pinned]
+        self._firsts[kind][row] = min(turning, default=0)
+      for one, page in pages.items():
+        self._tables[kind][row, self._place(kind, row, one)] = page
     if not cut:
       return {}
     copies = {}
@@ -365,19 +375,21 @@ class Rows:
       # Released first: if nothing else holds the page, the row may take it as
       # its own copy.
       self.pages.release(kind, [pages[index]])
-      self._tables[kind][row, index - self._firsts[kind][row]] = -1
-      self._take(kind, row, [index])
-      copies[kind] = (
-        pages[index],
-        int(self._tables[kind][row, index - self._firsts[kind][row]]),
-      )
+      place = self._place(kind, row, index)
+      self._tables[kind][row, place] = -1
+      self._take(kind, row, [place])
+      copies[kind] = pages[index], int(self._tables[kind][row, place])
     return copies
 
-  def _take(self, kind: str, row: int, indices) -> None:
-    """Takes pages for those of these indices that have none in a row."""
+  def _place(self, kind: str, row: int, index: int) -> int:
+    """Returns the entry of a row's table for one of the pages that it has."""
+    pinned = self._pools[kind].pinned
+    return index if index < pinned else index - int(self._firsts[kind][row])
+
+  def _take(self, kind: str, row: int, places: Iterable[int]) -> None:
+    """Takes pages for those of these entries of a row's table without one."""
     table_N = self._tables[kind][row]
-    first = int(self._firsts[kind][row])
-    missing = [x - first for x in indices if table_N[x - first] < 0]
+    missing = [x for x in places if table_N[x] < 0]
     self.tree.make_room({kind: len(missing)})
     table_N[missing] = self.pages.take(kind, len(missing))
 

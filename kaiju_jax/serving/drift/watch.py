@@ -192,7 +192,9 @@ class Sampler:
 
 
 def _page(node: nodes.Node, kind: str) -> int:
-  return node.page if kind == prefix_tree.GLOBAL else node.local
+  if kind == prefix_tree.GLOBAL:
+    return node.page
+  return node.local.get(kind, -1)
 
 
 def _has(node: nodes.Node, kinds: Mapping[str, object]) -> bool:

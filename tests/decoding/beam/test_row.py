@@ -15,14 +15,19 @@ def test_text_goes_back_to_its_order_and_a_ring_begins_with_a_page():
   pools = {
     'local': paging.Pool((0,), 3, page=2, row_pages=3, pages=3),
     'global': paging.Pool((1,), None, page=2, row_pages=5, pages=5),
+    'local3+1': paging.Pool((2,), 3, page=2, row_pages=4, pages=4, sinks=1),
   }
   slots = {
     'local': np.array([-1, -1, -1, -1, -1, -1, 5, 0, 2]),
     'global': np.array([0, 1, 2, 3, 9, 4, 8, 7, 5]),
+    'local3+1': np.array([7, 1, -1, -1, -1, -1, 5, 0, 2]),
   }
-  sources, firsts = beam_row.order(pools, slots, {'local': 2, 'global': 0}, 9)
-  # Nine tokens end beyond position 2 + 6, so the ring turns by a page of two.
-  assert firsts == {'local': 4, 'global': 0}
+  first = {'local': 2, 'global': 0, 'local3+1': 0}
+  sources, firsts = beam_row.order(pools, slots, first, 9)
+  # Nine tokens end beyond position 2 + 6, so the ring turns by a page of two,
+  # and the one with a pinned page from position 8 on likewise.
+  assert firsts == {'local': 4, 'global': 0, 'local3+1': 2}
+  assert sources['local3+1'].tolist() == [7, 1, -1, -1, 5, 0, 2, -1]
   assert sources['local'].tolist() == [-1, -1, 5, 0, 2, -1]
   assert sources['global'].tolist() == [0, 1, 2, 3, 9, 4, 8, 7, 5, -1]
 

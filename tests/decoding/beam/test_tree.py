@@ -14,8 +14,8 @@ from tests.decoding import toys
 class History:
   """The oracle: a plain tree of nodes, and which node each slot last got."""
 
-  def __init__(self, rng, length, windows, slots):
-    self.windows = windows
+  def __init__(self, rng, length, windows, slots, sinks):
+    self.windows, self.sinks = windows, sinks
     self.parents = list(range(-1, length - 1))
     self.beams, self.resting = [length - 1], []
     self.content = {}
@@ -23,13 +23,16 @@ class History:
     for kind, window in windows.items():
       position_M = np.full(slots[kind], -1)
       # A ring also holds some tokens that have left the window.
-      last = min(length, (window or length) + 1, slots[kind])
-      places = rng.permutation(slots[kind])[:last]
-      position_M[places] = np.arange(length - last, length)
+      last = length - min(length, (window or length) + 1, slots[kind])
+      text = [x for x in range(length) if x >= last or x < sinks.get(kind, 0)]
+      places = rng.permutation(slots[kind])[: len(text)]
+      position_M[places] = text
       self.content[kind] = position_M.copy()
       exists_M = rng.random(slots[kind]) < 0.9
       exists_M[places] = True
-      held[kind] = beam_slots.Held(window, position_M, exists_M)
+      held[kind] = beam_slots.Held(
+        window, position_M, exists_M, pinned=sinks.get(kind, 0)
+      )
     self.held = held
     self.tree = beam_tree.BeamTree(length, held)
 
@@ -69,26 +72,30 @@ class History:
     return len(self.parents) - 1
 
   def _check(self, placed, nodes):
-    """Each token sees its own path, within the window, and nothing else."""
+    """Each token sees its own path, as far as its layers do, and no more."""
     np.testing.assert_array_equal(
       placed.position_L, [self.position(node) for node in nodes]
     )
     for kind, window in self.windows.items():
       content_M, slot_L = self.content[kind], placed.slot[kind]
+      sinks = self.sinks.get(kind, 0)
       past = _seen(
-        placed.ranges[kind], placed.coordinate_L, placed.position_L, window
+        placed.ranges[kind],
+        *(placed.coordinate_L, placed.position_L, window, sinks),
       )
       for node, past_M in zip(nodes, past):
         seen = [*content_M[past_M], node]
         reach = self.path(node)
-        assert sorted(seen) == sorted(reach[-window:] if window else reach)
+        if window:
+          reach = {*reach[:sinks], *reach[-window:]}
+        assert sorted(seen) == sorted(reach)
       kept = slot_L[slot_L >= 0]
       assert len(np.unique(kept)) == len(kept)
       assert self.held[kind].exists_M[kept].all()
       content_M[kept] = np.array(nodes)[slot_L >= 0]
 
 
-def _seen(ranges, coordinate_L, position_L, window):
+def _seen(ranges, coordinate_L, position_L, window, sinks):
   visibility = visibility_lib.Visibility(
     ranges.start_M[None],
     ranges.limit_M[None],
@@ -96,7 +103,7 @@ def _seen(ranges, coordinate_L, position_L, window):
     position_L[None],
     ranges.position_M[None],
   )
-  return visibility_lib.as_dense(visibility, window)[0]
+  return visibility_lib.as_dense(visibility, window, sinks)[0]
 
 
 def _room(windows, length, width, depth, candidates):
@@ -114,8 +121,12 @@ def test_every_token_sees_its_path_and_nothing_else(seed):
   length, width, depth = rng.integers(1, 20), rng.integers(1, 6), 24
   candidates = width + rng.integers(0, 4)
   windows = {'local': int(rng.integers(1, 9)), 'global': None}
+  windows['local1+'] = int(rng.choice([1, windows['local']]))
+  # More than the prompt has, or fewer.
+  sinks = {'local1+': int(rng.integers(1, 25))}
   slots = _room(windows, length, candidates + 2, 4 * depth, candidates)
-  history = History(rng, length, windows, slots)
+  slots['local1+'] += sinks['local1+'] * (2 * candidates + 2)
+  history = History(rng, length, windows, slots, sinks)
   for _ in range(depth):
     match rng.integers(0, 7):
       case 0:

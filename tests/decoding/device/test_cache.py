@@ -24,6 +24,7 @@ from tests.decoding import toys
     {'quantization': toys.int8()},
     {'quantization': toys.int8(kv_scale='channel')},
     {'layout': 'G0 G0'},
+    {'layout': 'L0:9+3 L1 G2 L3:9+3s'},
     {'quantization': toys.int8(), 'num_kv_heads': 3},
   ],
   ids=str,
@@ -139,7 +140,9 @@ def _turn_and_fill(pools, cache, rings, begin, offset_L):
   visibility = visibility_lib.Visibility(
     position_BL, forever_BL, position_BL, position_BL, position_BL
   )
-  slots = cache_lib.slots_of_text(cache, row_B, position_BL, position_BL >= 0)
+  slots = cache_lib.slots_of_text(
+    cache, pools, row_B, position_BL, position_BL >= 0
+  )
   keys = jax.numpy.repeat(position_BL[..., None], 16, axis=2).astype('float32')
   made = {0: cache_lib.past.KeyValue(keys, keys)}
   return cache_lib.write(cache, pools, row_B, visibility, slots, made)

@@ -34,13 +34,15 @@ class Life(lives.Life):
     searches=strategies.sampled_from([True, True, False]),
     pace=strategies.sampled_from(PACES),
     counts=strategies.sampled_from([(40, 14), (48, 20), (80, 30)]),
+    sinks=strategies.sampled_from([0, 0, 6]),
     patience=strategies.sampled_from([0.0, 0.5, 1e9]),
   )
-  def start(self, ahead, is_judged, searches, pace, counts, patience):
+  def start(self, ahead, is_judged, searches, pace, counts, sinks, patience):
     self.is_judged, self.searches, self.turns = is_judged, searches, {}
     engine = fake_engine.Engine(
       rows=4,
       counts=counts,
+      sinks=sinks,
       bad=BAD,
       ahead=ahead,
       is_judged=is_judged,

@@ -85,6 +85,7 @@ class Lives:
     pytest.param({'quantization': toys.int8()}, marks=pytest.mark.optimized),
     {'num_kv_heads': 3, 'dtype': 'bfloat16', 'layout': 'L0 L1'},
     {'quantization': toys.int8(kv_scale='channel'), 'layout': 'G0 G1'},
+    {'quantization': toys.int8(), 'layout': 'L0:8+2s L1:5+6 G2'},
   ],
   ids=str,
 )

@@ -391,10 +391,12 @@ def test_where_writing_fails_nothing_is_taken_back(engines):
   assert not any(pages.count_held(kind) for kind in pages.kinds)
 
 
-def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
+@pytest.mark.parametrize('sinks', [0, 6])
+def test_any_life_before_and_after_a_restart_is_as_without_one(engines, sinks):
   """Random turns, swipes, cancels and removals, in pools that are tight."""
   rng = np.random.default_rng(5)
-  engine, texts = engines(pages=64, is_judged=True), {}
+  own = {'is_judged': True, 'sinks': sinks}
+  engine, texts = engines(pages=64, **own), {}
   reused = 0
   for step in range(120):
     owner, name = 'ab'[rng.integers(2)], 'cd'[rng.integers(2)]
@@ -404,7 +406,7 @@ def test_any_life_before_and_after_a_restart_is_as_without_one(engines):
       engine.recorder.remove((owner.encode(), name))
       texts.pop((owner, name), None)
     elif choice < 0.2:
-      other = engines(pages=int(rng.choice([40, 64])), is_judged=True)
+      other = engines(pages=int(rng.choice([40, 64])), **own)
       carry(engine, other, int(rng.choice([400, 10**9])))
       engine = other
     else:

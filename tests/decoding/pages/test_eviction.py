@@ -11,7 +11,8 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 
 S, WINDOW = 4, 8
-KINDS = 'global', 'local'
+RINGS = {'local': prefix_tree.Ring(WINDOW)}
+SINKS = RINGS | {'local5+5': prefix_tree.Ring(5, pinned=2)}
 
 
 class Clock:
@@ -61,23 +62,23 @@ def test_draws_are_of_what_is_there():
 class World:
   """A tree of conversations, recorded as a row would."""
 
-  def __init__(self, clock):
-    self.pages = pages_lib.Pages(dict.fromkeys(KINDS, 400))
-    self.policy = eviction.LeastWorth(self.pages, S, clock)
-    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, self.policy)
+  def __init__(self, clock, rings=RINGS):
+    self.pages = pages_lib.Pages(dict.fromkeys(('global', *rings), 400))
+    self.policy = eviction.LeastWorth(self.pages, clock)
+    self.rings = rings
+    self.tree = prefix_tree.PrefixTree(self.pages, S, rings, self.policy)
 
   def record(self, tokens, lengths, shared=0, owner=b''):
     tokens = np.array(tokens, np.int32)
     count = -(-len(tokens) // S)
-    taken = {kind: self.pages.take(kind, count) for kind in KINDS}
+    taken = {kind: self.pages.take(kind, count) for kind in self.pages.kinds}
     points = []
     for length in lengths:
-      lowest = max(0, length - (WINDOW - 1)) // S
       own = -(-length // S)
-      tables = {
-        'global': dict(enumerate(taken['global'][:own])),
-        'local': dict(list(enumerate(taken['local'][:own]))[lowest:]),
-      }
+      tables = {kind: dict(enumerate(x[:own])) for kind, x in taken.items()}
+      for kind, (window, pinned) in self.rings.items():
+        for index in range(pinned, max(0, length - (window - 1)) // S):
+          tables[kind].pop(index, None)
       text = prefix_tree.Text(tokens[:length], shared, owner)
       points.append(self.tree.record(text, tables))
     for kind, pages in taken.items():
@@ -159,7 +160,7 @@ def test_worth_is_rate_times_tokens_over_cost(clock):
   world.tree.touch(world.tree.match(text), b'b')
   clock.now = 400.0
   cost = {
-    point: nodes.share_of_pools(point, S, world.pages)
+    point: nodes.share_of_pools(point, world.pages)
     for point in (prefix, answer)
   }
   # Used at 100 s by the second conversation that began there.
@@ -177,22 +178,23 @@ def test_worth_is_rate_times_tokens_over_cost(clock):
 
 
 def test_pages_are_charged_to_the_points_that_need_them(clock):
-  world = World(clock)
-  # Full pages end at 36 and 40; windows begin in pages 7 and 8.
+  world = World(clock, SINKS)
+  # Full pages end at 36 and 40; windows begin in pages 7 and 8, or 8 and 9.
   inner, outer = world.record([1] * 40, [36, 40])
-  sizes = {kind: world.pages.size(kind) for kind in KINDS}
+  sizes = {kind: world.pages.size(kind) for kind in world.pages.kinds}
   found = {
-    point: nodes.share_of_pools(point, S, world.pages)
-    for point in (inner, outer)
+    point: nodes.share_of_pools(point, world.pages) for point in (inner, outer)
   }
   wanted = {
     inner: (9 / 2) / sizes['global'] + (1 + 1 / 2) / sizes['local'],
     outer: (9 / 2 + 1) / sizes['global'] + (1 + 1 / 2) / sizes['local'],
   }
+  # Two pinned pages that both need, and one of its own for each.
+  wanted = {x: y + (2 / 2 + 1) / sizes['local5+5'] for x, y in wanted.items()}
   assert found == pytest.approx(wanted)
   # Together they are charged what is held.
-  held = sum(world.pages.count_held(kind) / sizes[kind] for kind in KINDS)
+  held = sum(world.pages.count_held(kind) / sizes[kind] for kind in sizes)
   assert sum(found.values()) == pytest.approx(held)
   world.tree.drop(outer)
-  held = sum(world.pages.count_held(kind) / sizes[kind] for kind in KINDS)
-  assert nodes.share_of_pools(inner, S, world.pages) == pytest.approx(held)
+  held = sum(world.pages.count_held(kind) / sizes[kind] for kind in sizes)
+  assert nodes.share_of_pools(inner, world.pages) == pytest.approx(held)

@@ -7,6 +7,7 @@ pages.
 """
 
 import dataclasses
+import random
 
 from hypothesis import stateful
 from hypothesis import strategies
@@ -18,9 +19,11 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from tests.decoding import machines
 
-S, WINDOW = 4, 10
+S = 4
 SIZES = {'global': 60, 'local': 40}
-KINDS = tuple(SIZES)
+# By kind, the window and the sinks.
+LOCAL = {'local': (10, 0)}
+SINKS = {'local10': (10, 0), 'local3+6': (3, 6)}
 
 
 class Row:
@@ -29,7 +32,7 @@ class Row:
   def __init__(self, world, text, match):
     self.world, self.text = world, text
     self.length = 0 if match is None else match.length
-    self.tables = {kind: {} for kind in KINDS}
+    self.tables = {kind: {} for kind in world.sizes}
     if match is not None:
       try:
         self._resume(match)
@@ -55,12 +58,11 @@ class Row:
   def extend(self, count):
     """Runs up to `count` more tokens of the row's text."""
     end = min(self.length + count, len(self.text.tokens))
-    lowest = max(0, self.length - (WINDOW - 1)) // S
     pages = self.world.pages
-    for kind in KINDS:
-      first = lowest if kind == 'local' else 0
-      table = self.tables[kind]
-      for index in range(first, -(-end // S)):
+    for kind, table in self.tables.items():
+      # What is read, and what is written.
+      needed = {*self.world.read(kind, self.length), *range(self.length, end)}
+      for index in sorted({position // S for position in needed}):
         if index not in table:
           self.world.tree.make_room({kind: 1})
           (table[index],) = pages.take(kind, 1)
@@ -69,18 +71,19 @@ class Row:
         page = table[position // S]
         self.world.labels[kind][page][position % S] = self.label(position)
     self.length = end
-    ring = self.tables['local']
-    lowest = max(0, end - (WINDOW - 1)) // S
-    for index in [index for index in ring if index < lowest]:
-      pages.release('local', [ring.pop(index)])
+    for kind, table in self.tables.items():
+      kept = {position // S for position in self.world.read(kind, end)}
+      # Whole pages stay, those with sinks too.
+      kept |= {*range(-(-self.world.rings.get(kind, (0, 0))[1] // S))}
+      for index in table.keys() - kept:
+        pages.release(kind, [table.pop(index)])
 
   def label(self, position):
     return position, hash(self.text.tokens[: position + 1].tobytes())
 
   def check(self):
-    for kind in KINDS:
-      lowest = self.length - (WINDOW - 1) if kind == 'local' else 0
-      for position in range(max(0, lowest), self.length):
+    for kind in self.tables:
+      for position in self.world.read(kind, self.length):
         page = self.tables[kind][position // S]
         held = self.world.labels[kind][page][position % S]
         assert held == self.label(position), (kind, position)
@@ -91,13 +94,25 @@ class Row:
 
 
 class World:
-  def __init__(self, sizes=SIZES, policy=None):
-    self.pages = pages_lib.Pages(sizes)
-    self.policy = policy or eviction.LeastWorth(self.pages, S)
-    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, self.policy)
-    self.labels = {k: [[None] * S for _ in range(n)] for k, n in sizes.items()}
-    self.sizes = sizes
-    self.rows, self.texts = [], {}
+  def __init__(self, rings=LOCAL, policy=None):
+    self.sizes = {'global': SIZES['global']}
+    self.sizes |= dict.fromkeys(rings, SIZES['local'])
+    self.pages = pages_lib.Pages(self.sizes)
+    self.policy = policy or eviction.LeastWorth(self.pages)
+    read = {
+      kind: prefix_tree.Ring(window, -(-sinks // S))
+      for kind, (window, sinks) in rings.items()
+    }
+    self.tree = prefix_tree.PrefixTree(self.pages, S, read, self.policy)
+    self.labels = {
+      k: [[None] * S for _ in range(n)] for k, n in self.sizes.items()
+    }
+    self.rings, self.rows, self.texts = rings, [], {}
+
+  def read(self, kind, length):
+    """Returns the positions that the layers of a text's next token read."""
+    window, sinks = self.rings.get(kind, (length + 1, 0))
+    return [x for x in range(length) if x > length - window or x < sinks]
 
   def open(self, text):
     match = self.tree.match(text)
@@ -124,7 +139,7 @@ class World:
   def check(self):
     for row in self.rows:
       row.check()
-    held = {kind: set() for kind in KINDS}
+    held = {kind: set() for kind in self.sizes}
     for row in self.rows:
       for kind, table in row.tables.items():
         held[kind] |= set(table.values())
@@ -134,13 +149,12 @@ class World:
       tables = self.tree.pages(match)
       for kind, table in tables.items():
         held[kind] |= set(table.values())
-        lowest = point.length - (WINDOW - 1) if kind == 'local' else 0
-        for position in range(max(0, lowest), point.length):
+        for position in self.read(kind, point.length):
           held_label = self.labels[kind][table[position // S]][position % S]
           wanted = position, hash(text.tokens[: position + 1].tobytes())
           assert held_label == wanted, (kind, position)
     self.check_order()
-    for kind in KINDS:
+    for kind in self.sizes:
       assert (
         self.pages.count_held(kind) + self.pages.free(kind) == self.sizes[kind]
       )
@@ -191,8 +205,12 @@ def resumable(world, text):
     if theirs.salt(point.length) != text.owner:
       # Nobody finds out what another has kept to itself.
       length = min(length, theirs.shared, text.shared)
-    lowest = max(0, length - (WINDOW - 1)) // S * S
-    if not point.first or lowest >= point.first:
+    held = world.tree.held_pages(point)
+    if all(
+      position // S in held[kind]
+      for kind in held
+      for position in world.read(kind, length)
+    ):
       most = max(most, length)
       if length >= point.length // S * S:
         least = max(least, length)
@@ -207,9 +225,11 @@ PREFIXES = [1, 1, 2, 1, 2, 2, 1], [2, 1, 1, 2]
 class Tree(stateful.RuleBasedStateMachine):
   """The points of a tree, and rows that resume, record and close."""
 
+  rings = LOCAL
+
   def __init__(self):
     super().__init__()
-    self.world = World()
+    self.world = World(self.rings)
 
   def row(self, number):
     return self.world.rows[number % len(self.world.rows)]
@@ -233,8 +253,9 @@ class Tree(stateful.RuleBasedStateMachine):
     """Opens a row for a text over few tokens, so that many begin alike."""
     begin = prefix
     if self.world.rows and other % 2:  # Goes on from another's text.
-      theirs = self.row(other).text.tokens[:20].tolist()
-      begin = theirs[: 1 + kept % len(theirs)]
+      theirs = self.row(other).text
+      begin = theirs.tokens[: 1 + kept % len(theirs.tokens)].tolist()[:28]
+      owner = theirs.owner if other % 3 else owner
     tokens = [*begin, *tail]
     # What is a character's, and no more, all owners may share.
     shared = max((len(x) for x in PREFIXES if tokens[: len(x)] == x), default=0)
@@ -272,6 +293,28 @@ class Tree(stateful.RuleBasedStateMachine):
   def evict(self):
     self.world.tree.evict()
 
+  @stateful.rule(seed=strategies.integers(0, 2**32 - 1))
+  def live(self, seed):
+    """Does many of these, as rules alone make few points and short texts."""
+    rng = random.Random(seed)
+    for _ in range(rng.randint(10, 60)):
+      if len(self.world.rows) < 4:
+        self.open_row(
+          rng.choice(PREFIXES),
+          rng.choices([1, 2], k=rng.randrange(20)),
+          rng.choice([b'', b'a']),
+          rng.choice([b'', b'', b's']),
+          *(rng.randrange(99), rng.randrange(99)),
+        )
+      for rule, chance in (self.record, 0.5), (self.close, 0.1):
+        if self.world.rows:
+          self.extend(rng.randrange(99), rng.randint(1, 9))
+        if self.world.rows and rng.random() < chance:
+          rule(rng.randrange(99))
+      if self.has_points() and rng.random() < 0.1:
+        self.drop(rng.randrange(99))
+      self.world.check()
+
   @stateful.invariant()
   def slots_hold_their_text(self):
     self.world.check()
@@ -282,12 +325,20 @@ class Tree(stateful.RuleBasedStateMachine):
     while self.world.tree.evict():
       pass
     assert not len(self.world.tree)
-    for kind in KINDS:
+    for kind in self.world.sizes:
       assert self.world.pages.count_held(kind) == 0
 
 
-TestTree = machines.quick(Tree, 150, 100)
-TestManyTrees = pytest.mark.slow(machines.quick(Tree, 1500, 100))
+class Sinks(Tree):
+  """The same, with layers of two windows, of which one has sinks."""
+
+  rings = SINKS
+
+
+TestTree = machines.quick(Tree, 60, 12)
+TestTreeOfSinks = machines.quick(Sinks, 60, 12)
+TestManyTrees = pytest.mark.slow(machines.quick(Tree, 500, 30))
+TestManyTreesOfSinks = pytest.mark.slow(machines.quick(Sinks, 500, 30))
 
 
 def test_an_owner_neither_finds_nor_gets_anothers_private_tail():

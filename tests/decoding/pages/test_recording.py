@@ -20,8 +20,9 @@ class Engine:
 
   def __init__(self):
     self.pages = pages_lib.Pages({'global': 900, 'local': 900})
-    policy = eviction.LeastWorth(self.pages, S)
-    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, policy)
+    policy = eviction.LeastWorth(self.pages)
+    rings = {'local': prefix_tree.Ring(WINDOW)}
+    self.tree = prefix_tree.PrefixTree(self.pages, S, rings, policy)
     self.recorder = recording.Recorder(self.tree, EVERY)
 
   def begin(self, prompt, conversation='one'):
