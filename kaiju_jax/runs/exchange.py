@@ -110,19 +110,26 @@ def describe_merged(found: load.Loaded) -> str:
   """Returns the divergence that merging a run's adapters costs, in words.
 
   It is measured on as many texts of the run as its batch has rows, held out if
-  it has such.
+  it has such; no text counts twice, and no token of padding.
 
   Args:
     found: a run with adapters.
   """
   merged = merge_adapters(found)
-  texts_BL = tasks.texts(found.experiment, found.experiment.data.batch)
+  texts_BL = np.unique(
+    tasks.texts(found.experiment, found.experiment.data.batch), axis=0
+  )
   compute = kl_divergence.compare(
     *((one.config, load.variables(one)) for one in (found, merged))
   )
   causal = visibility_lib.causal(texts_BL.shape[1])
   # A row at a time, because two models' logits of a row are large enough.
-  nats = np.stack([compute(row_L[None], causal)[0] for row_L in texts_BL])
+  nats = np.concatenate(
+    [
+      compute(row_L[None], causal)[0][: len(np.trim_zeros(row_L, 'b'))]
+      for row_L in texts_BL  # Rows are padded with 0.
+    ]
+  )
   form = 'codes' if deployed.is_deployed(merged.params) else 'float32 weights'
   return (
     f'Merged into {form}: KL(beside ‖ merged) {nats.mean():.2e} nats a token'

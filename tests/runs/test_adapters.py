@@ -220,7 +220,9 @@ def test_adapters_of_biased_keys_are_balanced_with_them(tmp_path):
   )
 
 
-def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
+def test_an_export_merges_and_says_at_what_divergence(
+  run, tmp_path, monkeypatch
+):
   said = exchange.export(run[0], tmp_path / 'out')
   assert said.startswith('Merged into codes: KL(beside ‖ merged) ')
   found, merged = load.from_workdir(run[0]), load.from_export(tmp_path / 'out')
@@ -228,6 +230,10 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
   toys.assert_equal(merged.params, exchange.merge_adapters(found).params)
   assert_merged(found, merged.params)
   tokens_BL = np.arange(32, dtype=np.int32)[None] + 60
+  padded_BL = np.pad(tokens_BL, [(0, 0), (0, 8)])
+  monkeypatch.setattr(
+    exchange.tasks, 'texts', lambda *_: np.concatenate([padded_BL] * 2)
+  )
   base = load.base(found.experiment.begin_with, 'bfloat16')
   nats, apart = (
     kl_divergence.compare(
@@ -236,6 +242,8 @@ def test_an_export_merges_and_says_at_what_divergence(run, tmp_path):
     for other in (merged, base)
   )
   assert 0 <= nats.mean() < 1e-2 and nats.mean() < 0.1 * apart.mean()
+  said = exchange.describe_merged(found)
+  assert f' {nats.mean():.2e} nats' in said and ' over 32 tokens' in said
 
 
 def assert_merged(found, merged):
