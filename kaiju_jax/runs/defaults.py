@@ -127,4 +127,7 @@ def read_generation(
 
 def describe(sampling: dict) -> str:
   """Returns settings of sampling in words."""
-  return ', '.join(f'{name} {value:g}' for name, value in sampling.items())
+  return ', '.join(
+    f'{name} {value if isinstance(value, list) else format(value, "g")}'
+    for name, value in sampling.items()
+  )

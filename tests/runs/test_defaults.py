@@ -70,10 +70,11 @@ def test_settings_that_no_request_could_have_are_refused(
 
 def test_settings_are_told(folder):
   settings = {'temperature': 0.6, 'top_k': 20, 'typical_p': 0.5}
+  settings |= {'dry_sequence_breakers': [':', '\n']}
   (folder / generation.FILE).write_text(json.dumps(settings))
   found, _ = read(folder)
   assert found.notes() == [
-    'Sampling: temperature 0.6, top_k 20.',
+    "Sampling: temperature 0.6, dry_sequence_breakers [':', '\\n'], top_k 20.",
     'generation_config.json: ignored: typical_p=0.5.',
   ]
 
