@@ -146,7 +146,7 @@ def list_changes(
       )
     # Pairs of adjacent layers; none has a third.
     other = owner + 1
-    is_pair = readers == [owner] and groups.get(other) == [other]
+    is_pair = groups.get(other) == [other]
     if is_pair and _kind(layers[owner]) == _kind(layers[other]):
       found['share', owner, other] = _changed(state, [other], kv_from=owner)
   for heads in range(state.heads - 1, 0, -1):

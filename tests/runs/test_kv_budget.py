@@ -134,22 +134,24 @@ def test_a_local_layer_of_the_teacher_keeps_its_angles():
 START = State((Layer(None, 0), Layer(None, 1), Layer(None, 2)), 2)
 
 
-def size(state):
-  return layers_lib.kv_bytes(state.layers, 100, 8, state.heads)
+def size(state, length=100):
+  return layers_lib.kv_bytes(state.layers, length, 8, state.heads)
 
 
-def search(budget, cost, start=START):
+def search(budget, cost, size=size):
   """Returns the path, and the states that were measured in their order."""
   asked = []
 
   def read(state, keep):
     asked.append(state)
-    return trial.Reading(cost(state), 0.0, 0)
+    found = cost(state)
+    loss, needle = found if isinstance(found, tuple) else (2.5 + found, 0.25)
+    return trial.Reading(loss, needle, 0)
 
   def changes(state):
     return kv_budget.list_changes(state, window=10, sinks=4)
 
-  return kv_budget.descend(start, budget, changes, size, read), asked
+  return kv_budget.descend(START, budget, changes, size, read), asked
 
 
 def local_of(state):
@@ -175,7 +177,7 @@ def test_the_layer_that_costs_most_stays_global():
   cost = of_layers(0.1, 2.0, 0.3)
   path, _ = search(size(START) // 2, cost)
   assert [local_of(one.state) for one in path] == [set(), {0}, {0, 2}]
-  assert [one.reading.loss for one in path] == pytest.approx([0, 0.1, 0.4])
+  assert [one.reading.loss for one in path] == pytest.approx([2.5, 2.6, 2.9])
   assert path[-1].state.layers[2] == Layer(10, 2, True, 4)
   assert [one.bytes for one in path] == [size(one.state) for one in path]
 
@@ -201,10 +203,45 @@ def test_what_costs_more_beside_others_is_measured_again():
   assert again == [{0}, {0, 1}, {0, 2}]
 
 
-def test_bytes_decide_between_equal_costs():
-  """One head halves the cache; a pair saves a third."""
-  path, _ = search(size(START) - 1, lambda state: float(state != START))
+@pytest.mark.parametrize('first', [0.1, -0.1])
+def test_what_costs_no_more_beside_others_is_taken_at_once(first):
+  """All are measured by themselves, also behind one that gains."""
+  path, asked = search(size(START) // 2, of_layers(first, 0.2, 0.25))
+  assert local_of(path[-1].state) == {0, 1}
+  singles = kv_budget.list_changes(START, 10, 4)
+  assert len(set(asked[1 : 1 + len(singles)])) == len(singles)
+  again = [local_of(one) for one in asked[1 + len(singles) :]]
+  assert again == [{0}, {0, 1}]
+
+
+def test_needles_count_as_the_loss_does():
+  def cost(state):
+    local = local_of(state)
+    other = 9.0 * (len(local) == 0 and state != START)
+    needle = 0.15 * (0 in local)
+    return sum((0.1, 0.2, 0.3)[i] for i in local) + other, needle
+
+  path, _ = search(size(START) - 1, cost)
+  assert local_of(path[-1].state) == {1}
+
+
+def test_a_change_is_worth_the_bytes_that_it_saves():
+  """One head saves half of the cache, a window or a pair less than a third."""
+
+  def cost(state):
+    return {START: 0.0, START._replace(heads=1): 1.2}.get(state, 1.0)
+
+  path, _ = search(size(START) - 1, cost)
   assert path[-1].state == START._replace(heads=1)
+
+
+def test_a_change_that_saves_nothing_is_not_measured():
+  """At 14 tokens a window of 10 with four sinks holds all."""
+  path, asked = search(
+    size(START, 14) // 2, lambda state: 0.0, lambda state: size(state, 14)
+  )
+  assert path[-1].bytes == size(START, 14) // 2
+  assert not any(map(local_of, asked))
 
 
 def test_a_budget_below_every_layout_is_refused():
@@ -235,6 +272,11 @@ def test_changes_keep_pairs_of_a_kind_together():
   )
   for state in found.values():
     layers_lib.check(state.layers)
+  pair = State((Layer(None, 0), Layer(None, 1), Layer(None, 1)), 1)
+  assert set(kv_budget.list_changes(pair, 10, 4)) == {
+    ('local', 0),
+    ('local', 1),
+  }
 
 
 # --- Rows with needles.
@@ -249,22 +291,26 @@ def test_every_needle_is_in_the_text_once_and_asked_for_at_the_end():
     read = tokens_L.astype(np.uint8).tobytes()
     numbers = tokens_L[is_answer_L].astype(np.uint8).tobytes()
     assert len(numbers) == 15 and numbers.isdigit()
+    cities = set()
     for n in range(3):
       number = numbers[5 * n : 5 * n + 5]
       asked = read[: read.rindex(number)][-32:]
       assert asked.startswith(b' The magic number for ')
       needle = asked + number + b'.'
+      cities.add(asked[22:28])
       assert read.count(needle) == 2 and read.count(number) == 2
       assert not is_text_L[read.index(needle) :][: len(needle)].any()
       depths.append(read.index(needle) / len(read))
-    # The rest is the person's text, in its order.
-    assert bytes(tokens_L[is_text_L].astype(np.uint8)) in bytes(
-      text.astype(np.uint8)
-    )
+    assert len(cities) == 3
     assert is_text_L.sum() + 1 + 6 * 38 == len(read)
   depths.sort()
   assert depths[0] < 0.1 and depths[-1] > 0.7
   assert np.diff(depths).min() > 0.05
+  # The rest is the person's text, in its order.
+  read = rows.tokens_BL[rows.is_text_BL]
+  np.testing.assert_array_equal(read, text[: len(read)])
+  with pytest.raises(ValueError, match=r'holds out 6,143 tokens: .* 6,144'):
+    kv_budget.draw_rows(text[1:], tokenizer.Bytes(), TEACHER_OF_BYTES)
   again = kv_budget.draw_rows(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
   jax.tree.map(np.testing.assert_array_equal, rows, again)
 
@@ -310,11 +356,11 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
 
   monkeypatch.setattr(trial.Trials, 'read', likeliest)
   layers = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
-  budget = layers_lib.kv_bytes(layers, 500, 8, 2)
+  budget = layers_lib.kv_bytes(layers, 500, 8, 2, 4, 0)
   said = uptrain.write(
     one_layer / 'teacher',
     one_layer / 'student',
-    uptrain.Student(window=8),
+    uptrain.Student(window=8, int8=False),
     uptrain.FirstWeights('fitted', text=str(one_layer / 'text')),
     uptrain.Budget(budget, 500),
   )
