@@ -322,7 +322,7 @@ def test_every_needle_is_in_the_text_once_and_asked_for_at_the_end():
 def one_layer(tmp_path_factory):
   """A teacher whose layer 2 alone attends: a folder, and its text."""
   folder = tmp_path_factory.mktemp('kv_budget')
-  config = dataclasses.replace(TEACHER, vocab_size=256, max_length=512)
+  config = dataclasses.replace(TEACHER, vocab_size=256, max_length=256)
   params = toys.params_of(config)
   w_NDHK = params['blocks']['layer_0']['attention']['w_o_DHK']
   w_NDHK = w_NDHK * np.array([0, 0, 4, 0])[:, None, None, None]
@@ -355,14 +355,15 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
     )
 
   monkeypatch.setattr(trial.Trials, 'read', likeliest)
+  monkeypatch.setattr(kv_budget, 'NEEDLES', 1)  # As a row's half holds.
   layers = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
-  budget = layers_lib.kv_bytes(layers, 500, 8, 2, 4, 0)
+  budget = layers_lib.kv_bytes(layers, 200, 8, 2, 4, 0)
   said = uptrain.write(
     one_layer / 'teacher',
     one_layer / 'student',
     uptrain.Student(window=8, int8=False),
     uptrain.FirstWeights('fitted', text=str(one_layer / 'text')),
-    uptrain.Budget(budget, 500),
+    uptrain.Budget(budget, 200),
   )
   config = load.from_anywhere(one_layer / 'student').config
   assert config.layout == 'L0 L1 G2 L3'
@@ -374,9 +375,10 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
   'wanted, start, budget, message',
   [
     ({}, {}, {'kv_budget': 500}, r'kv_budget=500: no layout .* windows 64\+4'),
-    ({}, {}, {'kv_length': 513}, r'kv_length=513: must be 1…512'),
-    ({}, {}, {'kv_length': 0}, r'kv_length=0: must be 1…512'),
-    ({}, {'text': 'short'}, {}, r'holds out \d+ tokens: must be .* 1,536'),
+    ({}, {}, {'kv_length': 257}, r'kv_length=257: must be 1…256'),
+    ({}, {}, {'kv_length': 0}, r'kv_length=0: must be 1…256'),
+    ({}, {'text': 'short'}, {}, r'holds out \d+ tokens: must be .* 768'),
+    ({}, {}, {}, 'rows of 256 tokens: 3 needles'),
     ({'layout': 'G0 G1 G2 G3'}, {}, {}, 'no layout'),
     ({}, {'start': 'mean'}, {}, "start='fitted'"),
     ({}, {}, {'kv_budget': -1}, 'kv_budget=-1: must be at least 0'),
@@ -398,7 +400,7 @@ def test_what_cannot_be_found_is_refused_before_anything_compiles(
       one_layer / 'refused',
       uptrain.Student(**wanted),
       uptrain.FirstWeights(**start),
-      uptrain.Budget(**{'kv_budget': 10**6, 'kv_length': 500} | budget),
+      uptrain.Budget(**{'kv_budget': 10**6, 'kv_length': 200} | budget),
     )
   assert '\n' not in str(error.value)
   assert not (one_layer / 'refused').exists()
