@@ -51,15 +51,21 @@ def model(
   """Returns a folder's model, whose threads are one per core.
 
   Args:
-    folder: written by `hugging_face.write`, or another one.
+    folder: written by `hugging_face.write`, another one, or a GGUF file.
     dtype: 'float32' or 'bfloat16', of weights and arithmetic.
 
   Raises:
     OSError: the folder is not there.
   """
   torch.set_num_threads(len(os.sched_getaffinity(0)))
+  path, file = os.fspath(folder), None
+  if os.path.isfile(path):
+    path, file = os.path.split(path)
   return transformers.AutoModelForCausalLM.from_pretrained(
-    folder, dtype=getattr(torch, dtype), attn_implementation='sdpa'
+    path or '.',
+    gguf_file=file,
+    dtype=getattr(torch, dtype),
+    attn_implementation='sdpa',
   ).eval()
 
 

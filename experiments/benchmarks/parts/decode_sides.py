@@ -1,12 +1,19 @@
 """The sides of `benchmarks.decode`, which read one folder, and its tables."""
 
+import atexit
 from collections.abc import Callable
+from concurrent import futures
+import contextlib
 import functools
 import importlib.util
+import math
+import os
 import pathlib
+import tempfile
 import time
 from typing import Any
 
+import httpx
 import jax
 import numpy as np
 
@@ -16,6 +23,7 @@ from kaiju_jax.decoding.device import extend
 from kaiju_jax.experiments.benchmarks import harness
 from kaiju_jax.experiments.benchmarks.parts import decode_speed
 from kaiju_jax.experiments.benchmarks.parts import open_shapes
+from kaiju_jax.experiments.benchmarks.parts import served
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import report
@@ -24,6 +32,9 @@ from kaiju_jax.runs import play
 from kaiju_jax.training import state
 
 _CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
+# Servers and pools of `sides`, open until the process ends.
+_OPENED = contextlib.ExitStack()
+atexit.register(_OPENED.close)
 Times = Callable[[], tuple[float, float]]
 
 
@@ -37,19 +48,21 @@ def ours(folder: pathlib.Path, arm: str, batch: int, length: int):
 
 
 def sides(folder: pathlib.Path, settings: Any) -> dict[str, Times]:
-  """Returns what times one prefill and the median step of each side."""
+  """Returns what times a prefill, and it with all steps, of each side."""
   from kaiju_jax.experiments.benchmarks.load_test import transformers_serving
 
   batch, length, steps = settings.batch, settings.length, settings.steps
   clock = _CLOCKS[settings.clock]
   out = {}
-  for dtype in 'float32', 'bfloat16':
+  for dtype in settings.peers:
     model = transformers_serving.model(folder, dtype)
     for cache in transformers_serving.CACHES:
       out[f'transformers, {dtype}, {cache} cache'] = (
         transformers_serving.runner(model, batch, length, cache, steps, clock)
       )
-  if all(map(importlib.util.find_spec, ('gguf', 'llama_cpp'))):
+  if not settings.model and all(
+    map(importlib.util.find_spec, ('gguf', 'llama_cpp'))
+  ):
     from kaiju_jax.experiments.benchmarks.load_test import llama_serving
 
     llama_serving.write(folder / 'model.gguf', folder, 'int8')
@@ -60,17 +73,139 @@ def sides(folder: pathlib.Path, settings: Any) -> dict[str, Times]:
     out[f'ours, int8={arm}'] = decode_speed.runner(
       ours(folder, arm, batch, length + steps + 1), length, steps, clock=clock
     )
+  out = {name: _add_steps(run, steps) for name, run in out.items()}
+  if settings.model:
+    out |= _of_file(folder, settings, clock)
   return out
+
+
+def _add_steps(run: Times, steps: int) -> Times:
+  """Returns what tells a prefill, and it with so many median steps."""
+
+  def both():
+    prefill, step = run()
+    return prefill, prefill + steps * step
+
+  return both
+
+
+def _of_file(path: pathlib.Path, settings: Any, clock) -> dict[str, Times]:
+  """Returns the sides of llama.cpp, and of servers, of a GGUF file."""
+  folder = _OPENED.enter_context(tempfile.TemporaryDirectory())
+  out, clients = {}, {}
+  if all(map(importlib.util.find_spec, ('gguf', 'xllamacpp'))):
+    coded = pathlib.Path(folder) / 'model.Q8_0.gguf'
+    _write_q8_0(coded, path)
+    for file in path, coded:
+      server = _llama_server(file, settings)
+      name = f'llama.cpp, {file.stem.rpartition(".")[2]}'
+      out[name] = _by_requests(server.handle_completions, settings, clock)
+      clients[name] = {'base_url': server.listening_address, 'timeout': 600}
+  if settings.http:
+    arm = settings.arms[0]
+    server = served.start(str(path), folder, f'--int8={arm}')
+    _OPENED.callback(server.process.kill)
+    clients[f'ours, int8={arm}'] = server.client
+    for name, client in clients.items():
+      ask = _asking(httpx.Client(**client))
+      out[f'{name}, HTTP'] = _by_requests(ask, settings, clock)
+  return out
+
+
+def _llama_server(file: pathlib.Path, settings: Any):
+  """Returns llama.cpp's server of a file, in this process."""
+  import xllamacpp
+
+  params = xllamacpp.CommonParams()
+  params.model.path = str(file)
+  params.n_parallel = settings.batch
+  length = settings.length + settings.steps + 1
+  params.n_ctx = settings.batch * -(-length // 256) * 256
+  params.cache_prompt = False
+  params.verbosity = 0
+  for each in params.cpuparams, params.cpuparams_batch:
+    each.n_threads = len(os.sched_getaffinity(0))
+  return xllamacpp.Server(params)
+
+
+def _write_q8_0(to: pathlib.Path, path: pathlib.Path) -> None:
+  """Writes a GGUF file with all of its matrices in Q8_0."""
+  import gguf
+
+  reader = gguf.GGUFReader(path)
+  fields = {
+    name: field
+    for name, field in reader.fields.items()
+    if not name.startswith('GGUF.')
+  }
+  writer = gguf.GGUFWriter(to, fields.pop('general.architecture').contents())
+  for name, field in fields.items():
+    kinds = field.types[0], field.types[-1] if len(field.types) > 1 else None
+    writer.add_key_value(name, field.contents(), *kinds)
+  kinds = gguf.GGMLQuantizationType
+  for tensor in reader.tensors:
+    kind = kinds.Q8_0 if len(tensor.shape) > 1 else kinds.F32
+    floats = gguf.dequantize(tensor.data, tensor.tensor_type)
+    writer.add_tensor(tensor.name, gguf.quantize(floats, kind), raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+def _asking(client: httpx.Client):
+  """Returns what a server answers to a body of OpenAI's completions."""
+  model = client.get('/v1/models').json()['data'][0]['id']
+
+  def ask(body):
+    answer = client.post('/v1/completions', json={'model': model, **body})
+    if answer.is_error:
+      raise SystemExit(f'error: {client.base_url}: {answer.text}')
+    return answer.json()
+
+  return ask
+
+
+def _by_requests(
+  ask: Callable[[dict[str, Any]], dict[str, Any]], settings: Any, clock
+) -> Times:
+  """Returns what times requests of OpenAI's form, a row each, side by side.
+
+  The prefill is that of new prompts with one token each.
+  """
+  pool = _OPENED.enter_context(futures.ThreadPoolExecutor(settings.batch))
+  rng = np.random.default_rng(0)
+
+  def run():
+    taken = []
+    for count in 1, 1 + settings.steps:
+      shape = settings.batch, settings.length
+      bodies = [
+        {'prompt': prompt, 'max_tokens': count, 'temperature': 0}
+        for prompt in rng.integers(1000, 30_000, shape).tolist()
+      ]
+      started = clock()
+      answers = list(pool.map(ask, bodies))
+      taken.append(clock() - started)
+      if any(x['usage']['completion_tokens'] != count for x in answers):
+        raise SystemExit('error: a text ended early; try other --length.')
+    return taken
+
+  return run
 
 
 def add_speed(page: report.Report, folder: pathlib.Path, settings: Any) -> None:
   """Adds tokens per second of prefill and of a greedy step, by side."""
   runs = sides(folder, settings)
-  least = harness.take_turns(runs, settings.turns, warm=True)
-  best = [
-    min(x[place] for name, x in least.items() if name.startswith('transf'))
-    for place in range(2)
-  ]
+  least = {
+    name: (prefill, (whole - prefill) / settings.steps)
+    for name, (prefill, whole) in harness.take_turns(
+      runs, settings.turns, warm=True
+    ).items()
+  }
+  peer = 'llama.cpp, Q8_0' if settings.model else 'transformers'
+  peers = [x for name, x in least.items() if name.startswith(peer)]
+  best = [min((x[place] for x in peers), default=math.nan) for place in (0, 1)]
   page.table(
     [
       (
@@ -83,7 +218,7 @@ def add_speed(page: report.Report, folder: pathlib.Path, settings: Any) -> None:
       for name, (prefill, step) in least.items()
     ],
     ('', 'prefill, tokens/s', '×', 'decode, tokens/s', '×'),
-    caption='× is against the fastest of transformers',
+    caption=f'× is against the fastest of {peer}',
   )
 
 
