@@ -34,6 +34,7 @@ from kaiju_jax.interchange.surgery import trial
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.tasks.needle import text as needle_text
+from kaiju_jax.training import progress
 
 # Rows that are measured on, tokens of each, and needles in each.
 ROWS, LENGTH, NEEDLES = 3, 2048, 3
@@ -329,8 +330,12 @@ class Search:
     def student(state: State) -> trial.Student:
       return fits.student(state.layers, state.heads, kv)
 
+    shown = progress.Progress('layouts')
+
     def read(state: State, keep: bool) -> trial.Reading:
-      return trials.read(student(state), keep)
+      reading = trials.read(student(state), keep)
+      shown.say(_line(_words(state), self.size(state), reading))
+      return reading
 
     def point(state: State) -> Point:
       return Point(state, self.size(state), read(state, False))

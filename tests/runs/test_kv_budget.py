@@ -356,6 +356,7 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
 
   monkeypatch.setattr(trial.Trials, 'read', likeliest)
   monkeypatch.setattr(kv_budget, 'NEEDLES', 1)  # As a row's half holds.
+  monkeypatch.setattr(kv_budget, 'CALIBRATED', 500)
   layers = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
   budget = layers_lib.kv_bytes(layers, 200, 8, 2, 4, 0)
   said = uptrain.write(
