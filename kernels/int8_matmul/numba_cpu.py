@@ -259,6 +259,14 @@ def _handle(frame):
 call_frame.register(_NAME, _handle)
 
 
+def is_whole(size: int) -> bool:
+  """Returns whether a sum over so many codes has no part of a step.
+
+  Such parts are multiplied one by one, slower than XLA does.
+  """
+  return size % _STEP == 0
+
+
 def sums(x_RC: jax.Array, w_OC: jax.Array) -> jax.Array:
   """Returns Σ_c x[r, c] · w[o, c] in int32 [R, O]; both are int8.
 

@@ -103,6 +103,14 @@ def test_einsums_of_codes_have_the_bits_of_xla(kernel, monkeypatch, spec, rows):
   np.testing.assert_array_equal(found, call()(x, w))
 
 
+def test_sums_with_a_part_of_a_step_are_left_to_xla(kernel):
+  letters = letters_lib.parse('BLD,FD->BLF')
+  run = jax.jit(lambda x, w: product.multiply(letters, x, w, jnp.int32))
+  for size, is_kernels in ((64, True), (72, False), (128, True)):
+    text = run.lower(_draw(1, 2, size), _draw(3, size)).as_text()
+    assert ('custom_call' in text) == is_kernels
+
+
 def test_gradients_have_the_bits_of_xla(kernel, monkeypatch):
   x = jnp.asarray(_draw(1, 5, 64), jnp.float32)
   codes, scales = int8.quantize(jnp.asarray(_draw(6, 64, seed=1)) / 3, (1,))

@@ -51,7 +51,8 @@ def multiply(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
   rows = x.size // x.shape[-1]
   is_coded = x.dtype == jnp.int8
   is_last = w_letters[-1] == x_letters[-1]
-  if is_coded and is_last and (kernel := blocks.numba_cpu()):
+  kernel = blocks.numba_cpu() if is_coded and is_last else None
+  if kernel and kernel.is_whole(x.shape[-1]):
     x_RC, w_OC = (each.reshape(-1, each.shape[-1]) for each in (x, w))
     return kernel.sums(x_RC, w_OC).reshape(*x.shape[:-1], *w.shape[:-1])
   if dispatch.platform() != 'cpu' or rows > _FEW_ROWS:
