@@ -95,14 +95,25 @@ def test_text_is_its_forward_pass_however_it_came_into_the_cache():
   begun.record(35)
   resumed = Row(decoder, begun.tokens)
   assert resumed.resumed == 35
-  for row in begun, resumed:
-    for width, count in (5, 5), (32, 24):
-      row.extend(width, count)
-    rows.append(row)
+  for width, count in (5, 5), (32, 24):
+    resumed.extend(width, count)
+  # Searches that keep no whole pages, one behind another.
+  searcher = beam.BeamSearch(decoder, SEARCH, calls=searcher.calls)
+  for length in 40, 51:
+    (best,) = searcher.run(begun.number, begun.extend(5, 5))
+    searcher.adopt(best)
+    begun.tokens[length : length + 6] = best.tokens
+    assert decoder.account.oldest_kept(begun.number) == {
+      'local8+2': length + 6 - 7,
+      'local16+5': length + 6 - 15,
+      'global': 0,
+    }
+  begun.extend(32, 7)
+  rows += begun, resumed
   want_BLV = toys.forward(params, CONFIG, np.stack([x.tokens for x in rows]))
   atol = 1e-4 * np.abs(want_BLV).max()
   for row, want_LV in zip(rows, want_BLV):
-    assert {*range(41, LENGTH)} <= row.logits.keys()
+    assert row is begun or {*range(41, LENGTH)} <= row.logits.keys()
     for at, got_V in row.logits.items():
       np.testing.assert_allclose(got_V, want_LV[at], atol=atol, err_msg=at)
   for row in decoder.account.open_rows:
