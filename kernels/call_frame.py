@@ -5,6 +5,9 @@ structs numba reads as words of eight bytes. Their places are those of API 0.3
 to 0.5 (JAX 0.10 to 0.12). `register` has XLA show its header to Python first,
 and refuses any other. In each call a handler looks at the sizes of what it
 reads (`buffer`), and answers with an error if they are others (`fail`).
+
+What numba caches of a handler (`cache=True`) is compiled anew when the
+handler's own file changes, and not when this one does: touch both.
 """
 
 import ctypes
