@@ -17,8 +17,7 @@ from kaiju_jax.runs import load
 CHATS = {
   'temperature': 0.8,
   'min_p': 0.1,
-  'frequency_penalty': 0.3,
-  'presence_penalty': 0.3,
+  'frequency_penalty': 0.5,
   'dry_multiplier': 0.8,
 }
 
