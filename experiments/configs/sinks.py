@@ -12,7 +12,7 @@ window in every layer.
 
     python -m experiments.ablate --config=sinks --out=runs/sinks \\
       --seeds=0,1,2 --jobs=2 --config.loop.steps=200
-    python -m experiments.needle --seeds=0,1,2 --workdir=runs/sinks_needle \\
+    python -m experiments.needle --seeds=0,1,2 --out=runs/sinks_needle \\
       --arms=interleaved,interleaved_sink1,interleaved_sink4,interleaved_logit
 
 Device:   not run yet

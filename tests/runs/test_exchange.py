@@ -62,7 +62,7 @@ def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
   assert not (tmp_path / 'out').exists()
   accepted = list(losses.list_losses(model))
   said = exchange.export(tmp_path / 'run', tmp_path / 'out', 'auto', accepted)
-  assert 'an Arcee folder without these' in said
+  assert 'as an Arcee folder, without these' in said
   assert (tmp_path / 'out/lost.json').exists()
   read, _ = hugging_face.read(tmp_path / 'out')
   # A ternary model's weights are the replica's.
