@@ -133,14 +133,12 @@ def attach_adapters(
       or `begin_with` is a run with other adapters.
   """
   before = experiment.begin_with
-  path = workdir_lib.find_base(before)
-  kept = frozen_model.read_digest(workdir if path == before else before)
-  found = load.base(path, experiment.model.dtype, kept)
+  found = load.base(workdir_lib.find_base(before), experiment.model.dtype)
   _check_tokenizer_of(found, experiment)
   base = load.digest(found), found.origin
   frozen_model.check(workdir, *base, is_new=True)
   attached = state_lib.attach(experiment, found.params)
-  if path != before:
+  if workdir_lib.find_base(before) != before:
     frozen_model.check(before, *base, is_new=False)
     trained, frozen = lora.split(attached)
     shapes = jax.eval_shape(lambda: trained)

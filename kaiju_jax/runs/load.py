@@ -215,8 +215,7 @@ def attach_adapters(
   if not experiment.lora.rank:
     raise ValueError(f'{path}: has lora.rank=0: it is no run with adapters.')
   base_path = base_path or workdir_lib.find_base(experiment.begin_with)
-  kept = frozen_model.read_digest(path)
-  found = base(base_path, experiment.model.dtype, kept)
+  found = base(base_path, experiment.model.dtype)
   frozen_model.check(path, digest(found), found.origin, is_new=False)
   trained, frozen = lora.split(state.attach(experiment, found.params))
   shapes = jax.eval_shape(lambda: trained)
@@ -382,17 +381,15 @@ def describe(path: str | os.PathLike) -> Loaded:
   )
 
 
-def base(path: str | os.PathLike, dtype: str, wanted: str = '') -> Loaded:
+def base(path: str | os.PathLike, dtype: str) -> Loaded:
   """Returns a model as adapters stand beside it: its codes, stacked.
 
-  A Hugging Face folder's products, tables, keys and values become int8, as
-  those of a rotated model. A model of ours without int8 keeps its floats.
+  A Hugging Face folder's products, tables, keys and values become int8. A model
+  of ours without int8 keeps its floats.
 
   Args:
     path: as for `from_anywhere`.
     dtype: of the activations of a Hugging Face folder's model.
-    wanted: the digest of the base that a run began with; a folder whose model
-      was not rotated then is not, either. '' for any.
 
   Raises:
     FileNotFoundError, ValueError, OSError: as `from_anywhere`; or the model is
@@ -404,15 +401,9 @@ def base(path: str | os.PathLike, dtype: str, wanted: str = '') -> Loaded:
 
   if is_hugging_face(pathlib.Path(path)):
     arm = quantization_config.for_serving()
-    for rotated in (True, False):
-      params, config = hugging_face.read(
-        path, (), stream.DEPLOYED, arm, dtype, rotated
-      )
-      found = _describe_folder(path, config)
-      found = found._replace(params=params, is_ours=False)
-      if not wanted or wanted == digest(found):
-        break
-    return found
+    params, config = hugging_face.read(path, (), stream.DEPLOYED, arm, dtype)
+    found = _describe_folder(path, config)
+    return found._replace(params=params, is_ours=False)
   config = base_config(path, dtype)
   found = from_anywhere(path)
   params = found.params

@@ -48,12 +48,6 @@ def check(
     )
 
 
-def read_digest(path: str | os.PathLike, role: str = 'base') -> str:
-  """Returns the digest of the model that a run began with; '' for none."""
-  file = pathlib.Path(path) / f'{role}.json'
-  return files.read_json(file)['digest'] if file.is_file() else ''
-
-
 def describe(digest: str, origin: str, role: str = 'teacher') -> dict[str, str]:
   """Returns {name: content} of the file that `check` compares."""
   content = json.dumps({'digest': digest, 'path': origin}, indent=1)

@@ -17,13 +17,10 @@ from kaiju_jax.interchange import stream
 from kaiju_jax.model import deployed
 from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.quantization import rotation
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
-from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
@@ -131,38 +128,18 @@ def test_a_workdir_and_its_export_are_one_base(texts, base, run):
 
 @pytest.mark.slow
 def test_an_open_folder_is_a_base(texts, tmp_path):
-  changes = {'vocab_size': 256, 'intermediate_size': 64, 'hidden_size': 32}
-  fields = family_folders.fields_of('qwen3') | changes
+  fields = family_folders.fields_of('qwen3') | {'vocab_size': 256}
   folder = family_folders.write(tmp_path / 'open', fields)
   one = experiment(texts, folder)
-  one.model.dtype, one.data.batch = 'float32', 4
-  mesh = sharding_config.MeshConfig(fsdp=4, tensor=2)
-  state = train.train(one, tmp_path / 'run', mesh, until=2)
+  one.model.dtype = 'float32'
+  state = train.train(one, tmp_path / 'run', until=2)
   found = load.from_workdir(tmp_path / 'run')
-  assert rotation.NAME in found.params
   assert not found.is_ours and found.config.qk_norm == 'head'
   attention = found.params['blocks']['layer_0']['attention']
   assert attention['w_k_DUK'].codes.dtype == np.int8
   ours = state.params['blocks']['layer_0']['attention']['lora_up_k_RUK']
   np.testing.assert_array_equal(attention['lora_up_k_RUK'], ours)
   assert np.any(ours)
-  losses = [x['loss'] for x in records.of(tmp_path / 'run') if 'loss' in x]
-  train.train(one, tmp_path / 'alone', until=2)
-  alone = [x['loss'] for x in records.of(tmp_path / 'alone') if 'loss' in x]
-  np.testing.assert_allclose(losses, alone, rtol=1e-4)
-  # A run that began before folders were rotated keeps its base.
-  unrotated, _ = hugging_face.read(
-    folder,
-    (),
-    stream.DEPLOYED,
-    quantization_config.for_serving(),
-    'float32',
-  )
-  file = tmp_path / 'run' / 'base.json'
-  digest = load.digest(found._replace(params=unrotated))
-  file.write_text(json.dumps({'digest': digest, 'path': str(folder)}))
-  assert rotation.NAME not in load.from_workdir(tmp_path / 'run').params
-  train.train(one, tmp_path / 'run', until=3)
 
 
 def test_another_base_is_refused(texts, base, run, tmp_path):

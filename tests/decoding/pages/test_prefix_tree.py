@@ -212,7 +212,11 @@ def resumable(world, text):
       for position in world.read(kind, length)
     ):
       most = max(most, length)
-      if length >= point.length // S * S:
+      # Its full pages are the text's own: of the same tokens and owners.
+      whole = point.length // S * S
+      if length >= whole and all(
+        theirs.salt(end) == text.salt(end) for end in range(S, whole + 1, S)
+      ):
         least = max(least, length)
   return least, most
 

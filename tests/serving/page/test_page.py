@@ -109,7 +109,8 @@ def turn(visit, place, name):
 @pytest.mark.slow
 def test_a_model_s_settings_are_shown_and_used(chromium, server, monkeypatch):
   context = server.context
-  monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
+  drawn = {'temperature': 0.5, 'top_k': 7}
+  monkeypatch.setattr(context, 'chat_sampling', drawn)
   requests = recording.requests(context, monkeypatch)
   with browser_lib.visit(chromium, server.address) as visit:
     visit.expect('#banner').to_contain_text('temperature 0.5, top k 7')
