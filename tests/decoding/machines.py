@@ -1,12 +1,6 @@
 """State machines of hypothesis, drawn the same each time."""
 
 import hypothesis
-from hypothesis.internal import constants_ast
-from hypothesis.internal.conjecture import providers
-
-# Hypothesis also draws constants of the modules that are loaded, other ones in
-# each process.
-providers._get_local_constants = constants_ast.Constants
 
 
 def quick(machine, lives: int, steps: int):
