@@ -48,6 +48,11 @@ class Pool:
     return min(-(-self.sinks // self.page), self.row_pages)
 
   @property
+  def pinned_slots(self) -> int:
+    """The slots of the pinned pages."""
+    return self.pinned * self.page
+
+  @property
   def row_slots(self) -> int:
     """M, logical slots of a row."""
     return self.row_pages * self.page

@@ -5,6 +5,7 @@ Imports no jax, so that config files and `--help` are quick.
 
 import dataclasses
 import math
+from typing import Any
 
 from kaiju_jax.storage import strict
 
@@ -107,6 +108,11 @@ CHOICES = {
 
 
 CLAMPS = 'clamp_hidden', 'clamp_input', 'clamp_hidden_k', 'clamp_input_k'
+
+
+def clamps_of(config: QuantizationConfig) -> dict[str, Any]:
+  """Returns the fields of dynamic clamping, by name."""
+  return {name: getattr(config, name) for name in CLAMPS}
 
 
 def none() -> QuantizationConfig:

@@ -98,17 +98,11 @@ def list_techniques(
     student: the student's config.
   """
   of, layers = teacher.layers, student.layers()
-  without = {
-    name: getattr(quantization_config.none(), name)
-    for name in quantization_config.CLAMPS
-  }
+  without = quantization_config.clamps_of(quantization_config.none())
   int8 = dataclasses.replace(student.quantization, **without)
   if int8 != quantization_config.none():
     yield teacher._replace(name='int8', quantization=int8)
-  clamps = {
-    name: getattr(student.quantization, name)
-    for name in quantization_config.CLAMPS
-  }
+  clamps = quantization_config.clamps_of(student.quantization)
   name = f'clamps at {clamps["clamp_input_k"]:g} and'
   name += f' {clamps["clamp_hidden_k"]:g} times the rms'
   if clamps == without:

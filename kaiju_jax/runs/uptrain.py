@@ -88,10 +88,7 @@ def student_of(
   default = model_config.ModelConfig()
   quantization = quantization_config.none()
   if wanted.int8:
-    limits = {
-      name: getattr(teacher.quantization, name)
-      for name in quantization_config.CLAMPS
-    }
+    limits = quantization_config.clamps_of(teacher.quantization)
     quantization = quantization_config.QuantizationConfig(**limits)
   bases = {'rope_local': teacher.rope_local, 'rope_global': teacher.rope_global}
   scaling = teacher.rope_scaling
@@ -172,7 +169,7 @@ def write(
   made = make(config.layers(), config.num_kv_heads)
   params = plain.params(weights._replace(layers=made), config)
   if start.text:
-    text = _measured_text(found, start.text)
+    text = _held_out(found, start.text, or_all=True)
     said += techniques.measure(weights, found.config, config, make, text)
   # Only a run without a tokenizer is known to have read bytes.
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
@@ -249,7 +246,9 @@ def _search(found, wanted: Student, start: FirstWeights, budget: Budget):
   )
   windows = (wanted.window,) if wanted.window else kv_budget.WINDOWS
   windows = search.check(budget.kv_budget, windows)
-  rows = kv_budget.draw_rows(*_held_out(found, start.text), found.config)
+  rows = kv_budget.draw_rows(
+    _held_out(found, start.text), _tokenizer(found), found.config
+  )
   weights = plain.weights(found.params, found.config, found.replica)
   layers = range(len(weights.layers) - 1)
   statistics = calibrate.measure(
@@ -348,22 +347,13 @@ def _documents(teacher: Any, path: str):
   return data, documents, held_out
 
 
-def _held_out(teacher: Any, path: str):
-  """Returns the tokens of the documents that a run holds out, and of what."""
-  from kaiju_jax.data import text
-
-  _, _, documents = _documents(teacher, path)
-  read = _tokenizer(teacher)
-  if not documents:
-    raise ValueError(f'text={path!r}: no document is held out.')
-  return text.corpus(documents, read).tokens, read
-
-
-def _measured_text(teacher: Any, path: str):
-  """Returns the held-out tokens of a text; all, if none are held out."""
+def _held_out(teacher: Any, path: str, or_all: bool = False):
+  """Returns the tokens that a run holds out, or all where it holds out none."""
   from kaiju_jax.data import text
 
   _, documents, held_out = _documents(teacher, path)
+  if not held_out and not or_all:
+    raise ValueError(f'text={path!r}: no document is held out.')
   return text.corpus(held_out or documents, _tokenizer(teacher)).tokens
 
 

@@ -34,7 +34,7 @@ def find_held(
   oldest_kept = account.oldest_kept(row)
   result = {}
   for kind, pool in pools.items():
-    slot_M, pinned = np.arange(pool.row_slots), pool.pinned * pool.page
+    slot_M, pinned = np.arange(pool.row_slots), pool.pinned_slots
     position_M = paging.spread(slot_M, firsts[kind], pinned)
     is_held_M = (position_M >= oldest_kept[kind]) | (slot_M < pinned)
     is_held_M &= position_M < length
@@ -102,7 +102,7 @@ def order(
   for kind, pool in pools.items():
     firsts[kind] = first[kind] + pool.turns(first[kind], length) * pool.page
     position_M = paging.spread(
-      np.arange(pool.row_slots), firsts[kind], pool.pinned * pool.page
+      np.arange(pool.row_slots), firsts[kind], pool.pinned_slots
     )
     sources[kind] = np.full(pool.row_slots, -1, np.int32)
     is_text_M = position_M < len(slots[kind])

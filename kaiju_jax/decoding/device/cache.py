@@ -323,7 +323,7 @@ def rotate(
     M = pool.row_slots
     added_B = pool.turns(kind.first_R[row_B], end_B) * kind.page
     from_BM = paging.spread(
-      jnp.arange(M)[None], added_B[:, None], pool.pinned * pool.page
+      jnp.arange(M)[None], added_B[:, None], pool.pinned_slots
     )
 
     def turned(x_RM, from_BM=from_BM, M=M):
@@ -351,7 +351,7 @@ def slots_of_text(
   """Returns each position's logical slot by kind, −1 where it is not kept."""
   slots = {}
   for name, pool in pools.items():
-    pinned = pool.pinned * pool.page
+    pinned = pool.pinned_slots
     slot_BL = position_BL - cache.kinds[name].first_R[row_B][:, None]
     is_there_BL = is_kept_BL & (slot_BL >= pinned)
     if pinned:

@@ -162,7 +162,7 @@ class Decoder:
     self._opened_R = np.zeros(rows, np.int64)
     self._lent: set[int] = set()
     self._text = self._writer(functools.partial(extend.text, self.network))
-    pinned = tuple((kind, x.pinned * x.page) for kind, x in pools.items())
+    pinned = tuple((kind, x.pinned_slots) for kind, x in pools.items())
     self._give_pages, self._copy_pages, self._lend, self._settle = (
       self._writer(_of_cache(change, **fixed))
       for change, fixed in (
@@ -385,7 +385,7 @@ class Decoder:
     for kind, source_M in source.items():
       pool = self.network.pools[kind]
       slot_M = np.flatnonzero(source_M >= 0)
-      turning = slot_M[slot_M >= pool.pinned * pool.page]
+      turning = slot_M[slot_M >= pool.pinned_slots]
       held[kind] = int(first[kind]) + int(turning[0] if len(turning) else 0)
     with interrupts.delay():
       self.run(self._settle, np.int32(row), source, first, np.int32(length))
