@@ -34,7 +34,7 @@ from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import texts as texts_lib
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 
 _CONFIG = 'distill'
 _MEASURE = 'eval_loss'

@@ -18,8 +18,8 @@ from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import flags
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
 
 # Parts of the names of readings that are the better, the lower they are.
 _FALLING = 'loss', 'bits', 'perplexity', 'error'

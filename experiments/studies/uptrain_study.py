@@ -43,7 +43,7 @@ from kaiju_jax.storage import files
 from kaiju_jax.tasks.needle import letters
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 
 _READINGS = 'readings.json'
 # A document holds up to eight needles; the answer is one of them.

@@ -37,9 +37,9 @@ from kaiju_jax.runs import train
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
 from kaiju_jax.training import progress
 from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
 
 INTERRUPTED = 130  # Exit status.
 _JOBS_PER_PLACE = 4  # A process trains several jobs, to pay for fewer starts.

@@ -26,10 +26,10 @@ from kaiju_jax.training import divergence
 from kaiju_jax.training import environment
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt
-from kaiju_jax.training import journal as journal_lib
 from kaiju_jax.training import longer
 from kaiju_jax.training import progress as progress_lib
 from kaiju_jax.training import workdir as workdir_lib
+from kaiju_jax.training.records import journal as journal_lib
 
 
 def train(

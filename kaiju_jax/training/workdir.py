@@ -4,7 +4,7 @@ config.json        the Experiment; another one is refused
 environment.json   versions, devices and date of the latest start, and of
                    the `earlier` ones; the length before a start that extended
                    the run
-metrics.jsonl      one record per line (metrics.py)
+metrics.jsonl      one record per line (records/metrics.py)
 tensorboard/       the same records as events
 checkpoints/       state and data position (checkpoint.py)
 bad_checkpoints/   checkpoints that could not be read, moved here

@@ -13,7 +13,7 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.model import lora
 from kaiju_jax.runs import load
 from kaiju_jax.training import config as training_config
-from kaiju_jax.training import journal
+from kaiju_jax.training.records import journal
 from tests.alignment import worlds
 from tests.interchange import family_folders
 

@@ -18,7 +18,7 @@ from kaiju_jax.runs import load
 from kaiju_jax.runs import reference
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
-from kaiju_jax.training import journal
+from kaiju_jax.training.records import journal
 from tests.alignment import worlds
 
 

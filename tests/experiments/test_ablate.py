@@ -23,7 +23,8 @@ TRAIN = """
 import json, os, pathlib, signal, sys, time
 from absl import app, flags
 from ml_collections import config_flags
-from kaiju_jax.training import metrics, workdir
+from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
 CONFIG = config_flags.DEFINE_config_file('config')
 WORKDIR = flags.DEFINE_string('workdir', None, '')
 

@@ -11,7 +11,7 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 
 NAMES = ('digit', 'word')
 

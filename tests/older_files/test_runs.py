@@ -8,8 +8,8 @@ import pytest
 from kaiju_jax.alignment import config as align_config
 from kaiju_jax.alignment import rounds
 from kaiju_jax.runs import train
-from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
 
 # Values that are rounded to int8 codes amplify another processor's rounding.
 TOLERANCE = {'float': 1e-5}

@@ -12,8 +12,8 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
-from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
 from tests import records
 from tests import toys
 from tests.experiments.studies.sweeps import planted

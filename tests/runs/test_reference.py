@@ -13,7 +13,7 @@ from kaiju_jax.runs import reference
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 from tests import toys
 
 LENGTH = 64

@@ -22,7 +22,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 from tests import toys as run_toys
 from tests.interchange import family_folders
 from tests.interchange import toys

@@ -18,7 +18,7 @@ from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.tasks import registry
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 from tests import toys
 from tests.interchange.templates import shapes
 from tests.objectives import shallow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.training import checkpoint
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 from tests.training import toy
 
 _STEPS = 32

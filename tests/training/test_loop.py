@@ -13,8 +13,8 @@ import pytest
 
 from kaiju_jax.experiments.benchmarks.parts import compilations
 from kaiju_jax.training import checkpoint
-from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
 from tests.training import toy
 
 

@@ -19,7 +19,7 @@ from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.storage import files
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 
 
 class Outcome(NamedTuple):

@@ -1,0 +1,1 @@
+"""Records: write what a run measures, in metrics.jsonl and for trackers."""

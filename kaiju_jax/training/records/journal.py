@@ -20,10 +20,10 @@ from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import config as config_lib
 from kaiju_jax.training import divergence
 from kaiju_jax.training import interrupt
-from kaiju_jax.training import metrics
 from kaiju_jax.training import progress as progress_lib
-from kaiju_jax.training import throughput
 from kaiju_jax.training import token_count
+from kaiju_jax.training.records import metrics
+from kaiju_jax.training.records import throughput
 
 
 class Journal:
@@ -152,7 +152,7 @@ def _events(
 ) -> list[Any]:
   """Returns the TensorBoard events to write; none without tensorboardX."""
   try:
-    from kaiju_jax.training import tensorboard
+    from kaiju_jax.training.records import tensorboard
   except ImportError:
     progress.say("No TensorBoard events: pip install 'kaiju_jax[report]'.")
     return []

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kaiju_jax.training import metrics
+from kaiju_jax.training.records import metrics
 
 
 def _write(folder, steps, last_step=0, **values):

@@ -7,11 +7,11 @@ import types
 import numpy as np
 from tensorboardX.proto import event_pb2
 
-from kaiju_jax import training
 from kaiju_jax.training import config
-from kaiju_jax.training import journal
-from kaiju_jax.training import metrics
-from kaiju_jax.training import tensorboard
+from kaiju_jax.training import records
+from kaiju_jax.training.records import journal
+from kaiju_jax.training.records import metrics
+from kaiju_jax.training.records import tensorboard
 
 
 def _events(path):
@@ -62,8 +62,10 @@ def test_scalars_and_the_step_from_which_a_restart_purges(tmp_path):
 def test_without_tensorboardX_a_run_says_so_once_and_keeps_records(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setitem(sys.modules, 'kaiju_jax.training.tensorboard', None)
-  monkeypatch.delattr(training, 'tensorboard')
+  monkeypatch.setitem(
+    sys.modules, 'kaiju_jax.training.records.tensorboard', None
+  )
+  monkeypatch.delattr(records, 'tensorboard')
   said = []
   progress = types.SimpleNamespace(say=said.append)
   loop = config.LoopConfig()

@@ -1,6 +1,6 @@
 """Tokens a second by a clock that the test winds."""
 
-from kaiju_jax.training import throughput
+from kaiju_jax.training.records import throughput
 
 
 class Clock:
