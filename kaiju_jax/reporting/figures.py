@@ -5,7 +5,9 @@ It comes with the extra `report`. Importing this module does not need it.
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import io
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,27 @@ def figure(width: float, height: float) -> Any:
 def save(page: Any, path: str | os.PathLike) -> None:
   """Writes a figure as a PNG."""
   page.savefig(path, format='png', dpi=130)
+
+
+def draw_svg(page: Any, name: str) -> str:
+  """Returns a figure as an SVG element of an HTML page, with text as text.
+
+  Args:
+    page: see `figure`.
+    name: another one for each figure of the page; begins the element's ids.
+  """
+  import matplotlib
+
+  with io.StringIO() as file:
+    with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': name}):
+      page.savefig(file, format='svg')
+    text = file.getvalue()
+  # HTML knows the namespaces, and needs neither the head nor the metadata.
+  text = text[text.index('<svg') :]
+  head = r'<metadata>.*?</metadata>|\sxmlns(:\w+)?="[^"]*"'
+  text = re.sub(head, '', text, flags=re.DOTALL)
+  prefix = re.sub(r'\W', '-', name)
+  return re.sub(r'(\sid="|href="#|url\(#)', rf'\g<1>{prefix}-', text)
 
 
 def style(index: int) -> dict[str, str]:

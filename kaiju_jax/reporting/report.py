@@ -9,6 +9,9 @@
     page.show()  # Tables for a terminal.
     page.write('runs/recall')  # report.md, recall.png and decision.json.
 
+The same page is written as report.html, which loads no other file, and as
+report.json: title, parts, decision, and what `Report.data` holds.
+
 The columns of a table are the fields of its rows, unless the call names them. A
 cell is printed by `str`; `statistics.Share`, `statistics.Estimate` and `Bytes`
 print themselves, and None is a dash. Code that makes tables for others to show
@@ -35,10 +38,11 @@ import rich.table
 
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import figures
+from kaiju_jax.reporting import web_page
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders
 
-FILE = 'report.md'
+FILE, JSON, HTML = 'report.md', 'report.json', 'report.html'
 
 
 class Bytes(float):
@@ -110,10 +114,12 @@ class Report:
 
   Attributes:
     parts: paragraphs, tables and figures.
+    data: plain data for readers of report.json.
     decision: the decision that the page ends in; None for none.
   """
 
   def __init__(self, title: str = ''):
+    self.title, self.data = title, {}
     self.decision: decision_lib.Decision | None = None
     self.parts: list[Any] = [f'# {title}'] if title else []
 
@@ -195,22 +201,35 @@ class Report:
   def save(self, folder: pathlib.Path) -> pathlib.Path:
     """Writes the page into a folder that exists, and returns its path.
 
-    It replaces report.md, the PNG files of the figures and decision.json, each
-    whole or not at all.
+    It replaces report.md, report.json, report.html, the PNG files of the
+    figures and decision.json, each whole or not at all.
 
     Raises:
       OSError: a file cannot be written.
     """
-    text = self.markdown()
+    texts, shown = [], []
     for part in self.parts:
+      texts.append(_markdown(part))
+      shown.append(texts[-1])
       if isinstance(part, _Figure):
         with files.replacing(folder / part.name) as path:
           figures.save(part.drawn, path)
+        shown[-1] = figures.draw_svg(part.drawn, part.name), part.text
     if self.decision is not None:
       decision_lib.write(folder / decision_lib.FILE, self.decision)
-      text += f'\n\n{self.decision}'
-    with files.writing(str(folder / FILE)):
-      files.write_text(folder / FILE, f'{text}\n')
+      texts.append(str(self.decision))
+      shown.append(texts[-1])
+    page = web_page.render(self.title, shown)
+    for name, text in (FILE, '\n\n'.join(texts) + '\n'), (HTML, page):
+      with files.writing(str(folder / name)):
+        files.write_text(folder / name, text)
+    content = {
+      'title': self.title,
+      'parts': [_record(part) for part in self.parts],
+      'data': self.data,
+      'decision': self.decision,
+    }
+    files.write_json(folder / JSON, plain(content))
     return folder / FILE
 
   def conclude(self, out: str | None) -> None:
@@ -243,6 +262,22 @@ def _markdown(part: Table | _Figure | str) -> str:
   return part.markdown()
 
 
+def _record(part: Table | _Figure | str) -> dict[str, Any]:
+  """Returns a part as report.json has it; numbers of a table stay numbers."""
+  if isinstance(part, str):
+    return {'text': part}
+  if isinstance(part, _Figure):
+    return {'figure': part.name, 'text': part.text}
+  rows = [
+    [getattr(row, name) for name in _fields(row)]
+    if dataclasses.is_dataclass(row)
+    else row
+    for row in part.rows
+  ]
+  found = {'columns': part.head(), 'rows': [list(row) for row in rows]}
+  return {'title': part.title, **found, 'caption': part.caption}
+
+
 def _line(cells: Iterable[str]) -> str:
   return f'| {" | ".join(cells)} |'
 
@@ -272,9 +307,12 @@ def verdict(target: str, is_met: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-  """Returns what JSON can hold: lists, names, None for what is not finite."""
+  """Returns what JSON can hold: dicts, lists, None for what is not finite."""
   if hasattr(value, '_asdict'):
     value = value._asdict()
+  if dataclasses.is_dataclass(value):
+    fields = dataclasses.fields(value)
+    value = {field.name: getattr(value, field.name) for field in fields}
   if hasattr(value, 'tolist'):
     value = value.tolist()
   if isinstance(value, dict):
@@ -283,4 +321,6 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value]
   if isinstance(value, float) and not math.isfinite(value):
     return None
-  return value
+  if value is None or isinstance(value, str | int | float):
+    return value
+  return str(value)

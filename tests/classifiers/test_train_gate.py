@@ -174,6 +174,8 @@ def test_too_few_texts_certify_nothing(trained, tmp_path):
   train_gate.write(trained, tmp_path / 'out')
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
+    'report.html',
+    'report.json',
     'report.md',
     decision.FILE,
   }

@@ -248,6 +248,8 @@ def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
     moderation.HEAD,
+    'report.html',
+    'report.json',
     'report.md',
     decision.FILE,
   }

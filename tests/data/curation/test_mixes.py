@@ -56,6 +56,8 @@ def test_the_weights_are_found_and_written_for_training(texts):
   assert sorted(path.name for path in out.iterdir()) == [
     'distances.png',
     'mix.json',
+    'report.html',
+    'report.json',
     'report.md',
     'weights.png',
   ]

@@ -53,6 +53,8 @@ def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
   selection.write(plan, result, str(out))
   assert sorted(path.name for path in out.iterdir()) == [
     'chosen.jsonl',
+    'report.html',
+    'report.json',
     'report.md',
     'scores.png',
   ]
