@@ -13,11 +13,12 @@ Each arm and seed is a process of its own,
         --config.… --workdir=OUT/ARM/seedSEED
 
 whose output goes to that workdir's log.txt. `--jobs` run at once, each on its
-share of the cores. A run that fails or diverges is a line of the report and
-stops no other. The same command again runs what is missing: a run is finished
-once the checkpoint of its last step is, and a started one resumes; one that
-diverged is not repeated while its workdir stands. Ctrl-C lets running jobs
-save, and reports what there is. The data are read once before anything starts.
+share of the cores and on GPUs or TPU chips of its own (--devices_per_job). A
+run that fails or diverges is a line of the report and stops no other. The same
+command again runs what is missing: a run is finished once the checkpoint of its
+last step is, and a started one resumes; one that diverged is not repeated while
+its workdir stands. Ctrl-C lets running jobs save, and reports what there is.
+The data are read once before anything starts.
 
 The report is of all runs in the folder. Those of other settings are listed and
 not compared.
@@ -39,7 +40,10 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
-_OF_RUNS = ('config', 'seeds', 'jobs', 'baseline', 'module', 'fsdp', 'tensor')
+_OF_RUNS = (
+  *('config', 'seeds', 'jobs', 'devices_per_job', 'baseline'),
+  *('module', 'fsdp', 'tensor'),
+)
 FLAGS = flags.flags_of(settings_lib.Ablate)
 
 

@@ -31,7 +31,7 @@ class Recall:
   questions: flags.Positive = 256
   # Seed of the questions.
   evaluation_seed: flags.NonNegative = 0
-  # Runs at once; by default one per core.
+  # Runs at once; by default one per core, GPU or TPU chip.
   jobs: flags.Positive | None = None
   # Whether the report of trained arms is made.
   report: bool = True
@@ -276,8 +276,8 @@ class Needle:
   questions: flags.Positive = 64
   # Seed of the questions.
   evaluation_seed: flags.NonNegative = 0
-  # Runs at once, the cores split among them. By default one per core, and one
-  # in all on an accelerator.
+  # Runs at once, the cores split among them. By default one per core, and on
+  # accelerators one per GPU or TPU chip.
   jobs: flags.Positive | None = None
   # Whether needle.json, needle.png and the table are made.
   report: bool = True
@@ -370,8 +370,12 @@ class Ablate:
   out: str
   # Seeds that each arm runs on.
   seeds: flags.Seeds = (0, 1, 2)
-  # How many runs at once; the cores are split.
-  jobs: flags.Positive = 1
+  # How many runs at once; the cores are split. By default as many as the GPUs
+  # or TPU chips suffice for, and one on a CPU.
+  jobs: flags.Positive | None = None
+  # GPUs or TPU chips of each run; by default --fsdp × --tensor. With 0 runs
+  # stay on the CPU.
+  devices_per_job: flags.NonNegative | None = None
   # Which of ARMS to run; all by default.
   arms: tuple[str, ...] | None = None
   # Arm that all others are compared with, instead of ARMS's.

@@ -18,6 +18,7 @@ diverges has a result, the step at which it did.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
@@ -31,6 +32,7 @@ from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
 from kaiju_jax.evaluation import run_results
+from kaiju_jax.runs import devices
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import start
 from kaiju_jax.runs import train
@@ -142,8 +144,8 @@ def run(
 
   Args:
     jobs: what to train; one that cannot work is refused before any starts.
-    at_once: how many at a time; by default one per core on a CPU, and one on an
-      accelerator, which holds one process.
+    at_once: how many at a time; by default one per core on a CPU, and one per
+      GPU or TPU chip.
     finish: what is made of each trained model.
     command: returns the words of the command that does one job; by default
       processes train several jobs each, with `RESULT`, which `finish` must be.
@@ -159,20 +161,22 @@ def run(
     _say(f'{len(jobs) - len(missing)} of {len(jobs)} runs: finished before.')
   if not missing:
     return
-  at_once = at_once or _places(len(missing))
-  if at_once == 1:
+  places = devices.find_places(len(missing), at_once)
+  if len(places) == 1:
     _train_here(missing, finish)
     return
   for job in missing if command is None else ():
     with workdir.open_workdir(job.folder, start.resolve(job.experiment)):
       pass  # Its config.json is all that the process needs.
   if command is None:
-    planned = _in_chunks(missing, at_once)
+    planned = _in_chunks(missing, len(places))
   else:
     planned = {
       pool.Command(job.name, command(job), job.log): [job] for job in missing
     }
-  statuses, completed = run_commands(planned, at_once, finish)
+  statuses, completed = run_commands(
+    planned, lambda commands: pool.run(commands, places), finish
+  )
   if not completed:
     raise SystemExit(INTERRUPTED)
   failed = [
@@ -192,17 +196,6 @@ def run(
   for job in missing:
     if job.diverged is not None:
       _say(f'{job.name}: {describe_divergence(job.diverged)}.')
-
-
-def _places(count: int) -> int:
-  """Returns how many of `count` jobs should go side by side."""
-  if count < 2:
-    return 1
-  import jax
-
-  if jax.default_backend() != 'cpu':
-    return 1
-  return min(count, pool.count_cores())
 
 
 def _say(text: str) -> None:
@@ -253,7 +246,7 @@ def _in_chunks(
 
 def run_commands(
   planned: Mapping[pool.Command, Sequence[Job]],
-  at_once: int,
+  launch: Callable[[Sequence[pool.Command]], Iterator[pool.Ended | None]],
   finish: Finish | None = None,
   console: Any = None,
 ) -> tuple[dict[str, str], bool]:
@@ -263,7 +256,7 @@ def run_commands(
 
   Args:
     planned: {command: the jobs that it trains and finishes}.
-    at_once: how many commands at a time.
+    launch: runs commands, as `pool.run` does in some places.
     finish: as in `run`.
     console: of rich; by default stderr.
 
@@ -277,7 +270,7 @@ def run_commands(
   statuses, read_at = {}, 0.0
   with (
     progress.Progress('trained, %', 100, console) as shown,
-    contextlib.closing(pool.run(list(planned), at_once)) as events,
+    contextlib.closing(launch(list(planned))) as events,
   ):
     try:
       for event in events:

@@ -1,13 +1,15 @@
-"""Runs commands side by side, each on its own cores.
+"""Runs commands side by side, each on its own cores and devices.
 
 XLA and the BLAS libraries size their thread pools, when a process starts, by
 the cores it may use: N commands that each use all C cores would compete with
 N·C threads. So the cores are divided into slices, one per place, and a command
 is pinned to its slice before it starts. (On systems without core affinity, such
-as macOS, commands share all cores.)
+as macOS, commands share all cores.) `devices.py` makes places that have GPUs or
+TPU chips of their own.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import itertools
@@ -17,6 +19,7 @@ import shlex
 import signal
 import subprocess
 import time
+import types
 from typing import NamedTuple
 
 # Seconds that a command may take to save after SIGTERM.
@@ -32,6 +35,14 @@ class Command(NamedTuple):
   log: pathlib.Path
 
 
+class Place(NamedTuple):
+  """What a running command has to itself."""
+
+  cores: tuple[int, ...] = ()  # () for all.
+  # Variables beside those of this process.
+  environment: Mapping[str, str] = types.MappingProxyType({})
+
+
 class Ended(NamedTuple):
   """How a command ended; a negative status is the signal that ended it."""
 
@@ -40,7 +51,9 @@ class Ended(NamedTuple):
   seconds: float
 
 
-class _Running(NamedTuple):
+class Running(NamedTuple):
+  """A command that was started."""
+
   command: Command
   process: subprocess.Popen
   started: float
@@ -54,15 +67,30 @@ def core_slices(cores: Sequence[int], places: int) -> list[tuple[int, ...]]:
   return [tuple(cores[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
-def run(commands: Sequence[Command], at_once: int) -> Iterator[Ended | None]:
-  """Runs commands, `at_once` of them at a time; a failure stops no other.
+def share_cores(
+  environments: Sequence[Mapping[str, str]],
+) -> list[Place]:
+  """Returns a place per environment, which share this process's cores."""
+  count = len(environments)
+  cores = own_cores()
+  slices = core_slices(cores, count) if cores else [()] * count
+  return [Place(*one) for one in zip(slices, environments)]
+
+
+def run(
+  commands: Sequence[Command], places: Sequence[Place]
+) -> Iterator[Ended | None]:
+  """Runs commands, one at a time in each place; a failure stops no other.
+
+  What a command started and left behind ends with it, so that its place is free
+  for the next one.
 
   After Ctrl-C or SIGTERM no more commands start; the running ones get SIGTERM
   and are waited for. A second signal kills them.
 
   Args:
     commands: in the order in which they start.
-    at_once: the number of places for running commands.
+    places: what the commands run on.
 
   Yields:
     Each command that ended, and None about ten times a second.
@@ -70,18 +98,16 @@ def run(commands: Sequence[Command], at_once: int) -> Iterator[Ended | None]:
   Raises:
     KeyboardInterrupt: after an interruption, once no command runs.
   """
-  cores = own_cores()
-  slices = core_slices(cores, at_once) if cores else [()] * at_once
   waiting = list(reversed(commands))
-  running: dict[int, _Running] = {}
+  running: dict[int, Running] = {}
   ended: list[Ended] = []
   with _interruptions() as interruptions:
     try:
       try:
         while (waiting or running) and not interruptions:
-          for place in range(at_once):
-            if waiting and place not in running:
-              running[place] = _start(waiting.pop(), slices[place])
+          for number, place in enumerate(places):
+            if waiting and number not in running:
+              running[number] = start(waiting.pop(), place)
           time.sleep(_POLL_S)
           _collect(running, ended)
           while ended:
@@ -136,10 +162,10 @@ def count_cores() -> int:
   return len(own_cores()) or os.cpu_count() or 1
 
 
-def _start(command: Command, cores: Sequence[int]) -> _Running:
-  """Starts a command on its cores, in a session of its own."""
+def start(command: Command, place: Place) -> Running:
+  """Starts a command in its place, in a session of its own."""
   command.log.parent.mkdir(parents=True, exist_ok=True)
-  with open(command.log, 'ab') as log, _pin(cores):
+  with open(command.log, 'ab') as log, _pin(place.cores):
     log.write(f'$ {shlex.join(command.words)}\n'.encode())
     log.flush()
     # So Ctrl-C reaches it only through us: a second signal would end a trainer
@@ -150,8 +176,9 @@ def _start(command: Command, cores: Sequence[int]) -> _Running:
       stdout=log,
       stderr=subprocess.STDOUT,
       start_new_session=True,
+      env={**os.environ, **place.environment},
     )
-  return _Running(command, process, time.monotonic())
+  return Running(command, process, time.monotonic())
 
 
 @contextlib.contextmanager
@@ -168,16 +195,17 @@ def _pin(cores: Sequence[int]) -> Iterator[None]:
     os.sched_setaffinity(0, own)
 
 
-def _collect(running: dict[int, _Running], ended: list[Ended]) -> None:
+def _collect(running: dict[int, Running], ended: list[Ended]) -> None:
   """Moves the commands that have ended out of `running`."""
-  for place, (command, process, started) in list(running.items()):
+  for number, (command, process, started) in list(running.items()):
     if (status := process.poll()) is not None:
-      del running[place]
+      _kill_session(process)
+      del running[number]
       seconds = time.monotonic() - started
       ended.append(Ended(command.name, status, seconds))
 
 
-def _stop(running: dict[int, _Running], ended: list[Ended]) -> None:
+def _stop(running: dict[int, Running], ended: list[Ended]) -> None:
   """Asks every running command to save and end, then makes sure of it."""
   try:
     for current in running.values():
@@ -188,8 +216,12 @@ def _stop(running: dict[int, _Running], ended: list[Ended]) -> None:
       _collect(running, ended)
   finally:
     for current in running.values():
-      # The whole session: a trainer's own workers must not outlive it.
-      with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(current.process.pid, signal.SIGKILL)
+      _kill_session(current.process)
       current.process.wait()
     _collect(running, ended)
+
+
+def _kill_session(process: subprocess.Popen) -> None:
+  """Kills a command and its own workers, which must not outlive it."""
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.killpg(process.pid, signal.SIGKILL)

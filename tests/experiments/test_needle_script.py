@@ -109,8 +109,8 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
 ):
   commands = []
 
-  def run_all(given, at_once):
-    assert at_once == 2
+  def run_all(given, places):
+    assert len(places) == 2
     for one in given:
       commands.append(one.words)
       named = dict(word[2:].split('=') for word in one.words[3:])

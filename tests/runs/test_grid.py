@@ -46,7 +46,7 @@ def test_a_run_without_a_result_is_named_with_its_log(monkeypatch, tmp_path):
 
 
 def test_an_interruption_ends_with_130(monkeypatch, tmp_path, capsys):
-  def interrupted(commands, at_once):
+  def interrupted(commands, places):
     yield pool.Ended(commands[0].name, 0, 1.0)
     raise KeyboardInterrupt
 
@@ -70,9 +70,7 @@ def test_a_broken_result_is_named(tmp_path):
     grid.losses(one)
 
 
-def test_what_is_done_is_weighed_by_tokens_and_parameters(
-  monkeypatch, tmp_path, capsys
-):
+def test_what_is_done_is_weighed_by_tokens_and_parameters(tmp_path, capsys):
   """A branch counts from where it began."""
   small, large = jobs(tmp_path, 2).values()
   large.experiment.model.d_ff *= 4
@@ -80,7 +78,7 @@ def test_what_is_done_is_weighed_by_tokens_and_parameters(
   parameters = footprint.count(footprint.parameters(large.experiment.model))
   assert grid.cost(large) == parameters * large.tokens / 2
 
-  def events(commands, at_once):
+  def events(commands):
     for job in (small, large):
       job.folder.mkdir(parents=True)
     record = f'{{"step": 1, "tokens": {large.tokens * 3 // 4}}}\n'
@@ -90,12 +88,11 @@ def test_what_is_done_is_weighed_by_tokens_and_parameters(
     yield pool.Ended('one', 0, 3.0)
     yield pool.Ended('other', -9, 4.0)
 
-  monkeypatch.setattr(pool, 'run', events)
   planned = {
     pool.Command(name, (), tmp_path / 'log'): [job]
     for name, job in (('one', small), ('other', large))
   }
-  found = grid.run_commands(planned, 2, grid.RESULT)
+  found = grid.run_commands(planned, events, grid.RESULT)
   costs = grid.cost(small), grid.cost(large)
   share = (costs[0] + costs[1] / 2) / sum(costs)
   said = capsys.readouterr().err

@@ -23,7 +23,8 @@ class Record:
     self.statuses = {}
 
   def run(self, commands, at_once):
-    for event in pool.run(commands, at_once):
+    places = pool.share_cores([{}] * at_once)
+    for event in pool.run(commands, places):
       if event is not None:
         self.statuses[event.name] = event.status
 
@@ -174,13 +175,13 @@ def test_a_job_that_does_not_stop_is_killed_with_its_children(
 
 
 def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path, monkeypatch):
-  start = pool._start
+  start = pool.start
 
   def interrupted(*words):
     os.kill(os.getpid(), signal.SIGINT)
     return start(*words)
 
-  monkeypatch.setattr(pool, '_start', interrupted)
+  monkeypatch.setattr(pool, 'start', interrupted)
   record = Record()
   with pytest.raises(KeyboardInterrupt):
     record.run([job(tmp_path, 'a', 'import time; time.sleep(60)')], 1)

@@ -20,6 +20,7 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.reporting import figures
 from kaiju_jax.runs import configs
+from kaiju_jax.runs import devices
 from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import overrides as overrides_lib
@@ -251,15 +252,25 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
     for command, job in planned.items()
     if not job.is_trained and job.diverged is None
   }
+  own_width = 1 if settings.module == _TRAIN else None
+  places = devices.find_places(
+    len(missing),
+    settings.jobs,
+    settings.devices_per_job,
+    own_width if mesh is None else mesh.devices,
+    on_cpu=1,
+  )
   if settings.module == _TRAIN and len(missing) > 1:
     check_data([job for [job] in missing.values()])
   files.make_folder(root)
   console = progress.stdout()
   console.print(
-    f'{len(missing)} of {len(planned)} runs to do, {settings.jobs} at a time.',
+    f'{len(missing)} of {len(planned)} runs to do, {len(places)} at a time.',
     highlight=False,
   )
-  ended, _ = grid.run_commands(missing, settings.jobs, console=console)
+  ended, _ = grid.run_commands(
+    missing, lambda commands: pool.run(commands, places), console=console
+  )
   outcomes = [
     report.Outcome(job, ended.get(job.name) or _status(job), command.words)
     for command, job in planned.items()

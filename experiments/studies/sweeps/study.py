@@ -33,8 +33,8 @@ class Frame:
   seeds: flags.Seeds = (0,)
   # Where everything goes.
   out: str | None = None
-  # Processes at once, the cores split among them; by default one per core, and
-  # on an accelerator 1, which trains in this process.
+  # Processes at once, the cores split among them; by default one per core, GPU
+  # or TPU chip. A single one trains in this process.
   jobs: flags.Positive | None = None
 
   def check(self) -> None:

@@ -24,7 +24,7 @@ class Jobs:
     monkeypatch.setattr(pool, 'run', self._run)
     monkeypatch.setattr(pool, 'count_cores', lambda: 2)
 
-  def _run(self, commands, at_once):
+  def _run(self, commands, places):
     for command in commands:
       for folder in map(pathlib.Path, command.words[3:]):
         self.folders.append(folder)
