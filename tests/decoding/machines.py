@@ -1,6 +1,12 @@
 """State machines of hypothesis, drawn the same each time."""
 
 import hypothesis
+from hypothesis.internal import constants_ast
+from hypothesis.internal.conjecture import providers
+
+# Else the draws would depend on the constants of whatever modules a process has
+# loaded.
+providers._get_local_constants = constants_ast.Constants
 
 
 def quick(machine, lives: int, steps: int):

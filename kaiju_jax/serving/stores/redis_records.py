@@ -15,7 +15,8 @@
 
 The store's prefix comes before each key. Reads within a transaction WATCH their
 keys; writes are collected, and sent between MULTI and EXEC. Remembered messages
-and versions are not read again, because they never change.
+and versions are not read again, because they never change. Redis is asked
+whether a remembered version is still there: another server may have removed it.
 
 All keys must lie on one server (or one with replicas, behind Sentinel), because
 a cluster cannot run a transaction over them.
@@ -64,6 +65,9 @@ class RedisReads:
       version = self._version(character, number)
       if version is not None:
         self._recent.keep_version(version)
+    elif not self._server.exists(self._key(f'version:{character}:{number}')):
+      self._recent.forget_version(character, number)
+      version = None
     return version
 
   def pins(self, character: str, number: int) -> int:

@@ -11,9 +11,6 @@ import functools
 
 from hypothesis import stateful
 from hypothesis import strategies
-from hypothesis.internal import cache
-from hypothesis.internal import constants_ast
-from hypothesis.internal.conjecture import providers
 import pytest
 
 from kaiju_jax.decoding.engine import pacing
@@ -28,14 +25,6 @@ from tests.decoding.engine import lives
 LENGTH, BAD = 64, 199
 PREFIXES = [fake_engine.make_request(n, 1, n).tokens for n in (9, 18, 33)]
 PACES = None, None, pacing.Pace(8, 30), pacing.Pace(1, 2)
-
-
-@pytest.fixture(autouse=True)
-def same_draws(monkeypatch):
-  """Hypothesis also draws constants of what modules a process has loaded."""
-  local = '_get_local_constants'
-  monkeypatch.setattr(providers, local, constants_ast.Constants)
-  monkeypatch.setattr(providers, 'CONSTANTS_CACHE', cache.LRUCache(1024))
 
 
 class Life(lives.Life):
