@@ -13,9 +13,6 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
 
-# Rows of the text, and tokens of each.
-ROWS, LENGTH = 4, 512
-
 Layers = tuple[layers_lib.Layer, ...]
 # From layers and heads of keys and values to a student's weights.
 Make = Callable[[Layers, int], tuple[plain_lib.Layer, ...]]
@@ -36,6 +33,7 @@ def measure(
   student: model_config.ModelConfig,
   make: Make,
   tokens: np.ndarray,
+  size: tuple[int, int],
 ) -> list[str]:
   """Returns lines for the user: the loss of each technique, cheapest first.
 
@@ -44,13 +42,15 @@ def measure(
     config: the teacher's config.
     student: the student's config.
     make: the weights of a student's layers.
-    tokens: of a text, int32; its first `ROWS` rows are read, or as many as it
-      has. Without two tokens there are no lines.
+    tokens: of a text, int32. Without two tokens there are no lines.
+    size: how many rows of the text are read, or as many as it has, and tokens
+      of each, at most those that the teacher can read.
   """
   if len(tokens) < 2:
     return []
-  length = min(LENGTH, config.max_length, len(tokens))
-  count = min(ROWS, len(tokens) // length)
+  count, length = size
+  length = min(length, config.max_length, len(tokens))
+  count = min(count, len(tokens) // length)
   rows_BL = tokens[: count * length].reshape(count, length)
   is_text_BL = np.ones_like(rows_BL, bool)
   trials = trial.Trials(

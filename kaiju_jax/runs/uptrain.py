@@ -64,8 +64,12 @@ class FirstWeights(NamedTuple):
   owners: Literal['mean', 'own'] = 'mean'
   # Text of a fitted start, which config.py names: a file, folder or glob.
   text: str = ''
-  # Tokens of the text that the fit reads.
+  # Tokens of the text that the fit reads; with --kv_budget, at most 32,000.
   tokens: int = 262_144
+  # Rows of the text's held-out part that each technique is measured on.
+  check_rows: int = 4
+  # Tokens of each of these rows.
+  check_length: int = 512
 
 
 KAIJU = Student()
@@ -144,47 +148,43 @@ def write(
       its weights do not fit the student, the text cannot be read, no layout
       meets the budget, or the folder exists.
   """
-  from kaiju_jax.interchange import generation
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import plain
   from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.surgery import check
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import student_config
   from kaiju_jax.runs import techniques
-  from kaiju_jax.training import frozen_model
 
   _check_start(wanted, start, budget)
   found = load.from_anywhere(teacher)
-  searched = []
+  read_weights = functools.cache(
+    lambda: plain.weights(found.params, found.config, found.replica)
+  )
+  searched, statistics = [], None
   if budget.kv_budget:
-    wanted, searched = _search(found, wanted, start, budget)
+    wanted, searched, statistics = _search(
+      found, read_weights, wanted, start, budget
+    )
   letters = wanted.layout.split() if _is_open(wanted.layout) else ()
   config = student_of(
     found.config, wanted._replace(layout=_alone(wanted.layout))
   )
   check.check(found.config, config)
-  weights = plain.weights(found.params, found.config, found.replica)
-  config, make, said = _begin(found, weights, config, letters, start)
+  weights = read_weights()
+  config, make, said = _begin(
+    found, weights, config, letters, start, statistics
+  )
   made = make(config.layers(), config.num_kv_heads)
   params = plain.params(weights._replace(layers=made), config)
   if start.text:
     text = _held_out(found, start.text, or_all=True)
-    said += techniques.measure(weights, found.config, config, make, text)
+    size = start.check_rows, start.check_length
+    said += techniques.measure(weights, found.config, config, make, text, size)
   # Only a run without a tokenizer is known to have read bytes.
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
     tokenizer = None
-  # Its template, the tokens that end a reply and its settings of sampling.
-  beside = generation.copy(pathlib.Path(found.chats)) if found.chats else {}
-  beside[CONFIG] = student_config.write(
-    config,
-    tokens.FILE if tokenizer else '',
-    start.text,
-    alignment_of(found.config, str(teacher)),
-    bool(found.chats),
-  )
-  beside |= frozen_model.describe(load.digest(found), found.origin)
+  beside = _files_beside(found, config, bool(tokenizer), start.text, teacher)
   own.write(out, params, config, tokenizer, masters=True, beside=beside)
   file = pathlib.Path(out) / CONFIG
   return '\n'.join(
@@ -201,6 +201,26 @@ def write(
   )
 
 
+def _files_beside(found, config, has_tokenizer: bool, text: str, teacher):
+  """Returns what lies in the student's folder beside its weights."""
+  from kaiju_jax.interchange import generation
+  from kaiju_jax.interchange import tokens
+  from kaiju_jax.runs import load
+  from kaiju_jax.runs import student_config
+  from kaiju_jax.training import frozen_model
+
+  # Its template, the tokens that end a reply and its settings of sampling.
+  beside = generation.copy(pathlib.Path(found.chats)) if found.chats else {}
+  beside[CONFIG] = student_config.write(
+    config,
+    tokens.FILE if has_tokenizer else '',
+    text,
+    alignment_of(found.config, str(teacher)),
+    bool(found.chats),
+  )
+  return beside | frozen_model.describe(load.digest(found), found.origin)
+
+
 def _check_start(wanted: Student, start: FirstWeights, budget: Budget) -> None:
   """Refuses a start that cannot be made, before anything is read."""
   if budget.kv_budget < 0:
@@ -214,8 +234,11 @@ def _check_start(wanted: Student, start: FirstWeights, budget: Budget) -> None:
     raise ValueError(
       f'start={start.start!r}: must be one of {", ".join(STARTS)}.'
     )
-  if start.tokens < 1:
-    raise ValueError(f'tokens={start.tokens}: must be at least 1.')
+  for name, least in ('tokens', 1), ('check_rows', 1), ('check_length', 2):
+    if getattr(start, name) < least:
+      raise ValueError(
+        f'{name}={getattr(start, name)}: must be at least {least}.'
+      )
   if start.start == 'fitted' and not start.text:
     raise ValueError("start='fitted': needs a text; name it with --text.")
   if start.start == 'mean' and _is_open(wanted.layout):
@@ -225,9 +248,8 @@ def _check_start(wanted: Student, start: FirstWeights, budget: Budget) -> None:
     )
 
 
-def _search(found, wanted: Student, start: FirstWeights, budget: Budget):
-  """Returns the student of the layout that was found, and lines about it."""
-  from kaiju_jax.interchange import plain
+def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
+  """Returns the found student, lines about it, and the teacher's statistics."""
   from kaiju_jax.interchange.surgery import calibrate
   from kaiju_jax.runs import kv_budget
 
@@ -249,18 +271,20 @@ def _search(found, wanted: Student, start: FirstWeights, budget: Budget):
   rows = kv_budget.draw_rows(
     _held_out(found, start.text), _tokenizer(found), found.config
   )
-  weights = plain.weights(found.params, found.config, found.replica)
+  weights = read_weights()
   layers = range(len(weights.layers) - 1)
   statistics = calibrate.measure(
     weights,
     found.config,
-    calibration_text(found, start.text, kv_budget.CALIBRATED),
+    calibration_text(
+      found, start.text, min(start.tokens, kv_budget.CALIBRATED)
+    ),
     [(owner, owner + 1) for owner in layers],
   )
   state, lines = search.run(
     weights, statistics, rows, budget.kv_budget, windows
   )
-  return student(state), lines
+  return student(state), lines, statistics
 
 
 def _is_open(layout: str) -> bool:
@@ -278,8 +302,13 @@ def _alone(layout: str) -> str:
   return ' '.join(f'{word[0]}{i}{word[1:]}' for i, word in enumerate(words))
 
 
-def _begin(found, weights, config, letters, start: FirstWeights):
-  """Returns the student's config, what makes weights, lines for the user."""
+def _begin(
+  found, weights, config, letters, start: FirstWeights, statistics=None
+):
+  """Returns the student's config, what makes weights, lines for the user.
+
+  Statistics are measured, unless a search measured them.
+  """
   from kaiju_jax.interchange.surgery import calibrate
   from kaiju_jax.interchange.surgery import pool
   from kaiju_jax.interchange.surgery import rank
@@ -289,7 +318,7 @@ def _begin(found, weights, config, letters, start: FirstWeights):
     make = functools.partial(pool.pool_layers, weights, owners=start.owners)
     return config, make, []
   pairs = rank.candidates(letters)
-  statistics = calibrate.measure(
+  statistics = statistics or calibrate.measure(
     weights,
     found.config,
     calibration_text(found, start.text, start.tokens),

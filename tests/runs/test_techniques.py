@@ -49,12 +49,11 @@ def loss_of(weights, config):
   )
 
 
-def test_losses_are_those_of_whole_models_cheapest_first(monkeypatch):
-  monkeypatch.setattr(techniques, 'LENGTH', 64)
+def test_losses_are_those_of_whole_models_cheapest_first():
   weights = plain.weights(toys.params_of(TEACHER), TEACHER)
   wanted = student('L0:3+2 L0:3+2 G2', 1, INT8)
   make = functools.partial(pool.pool_layers, weights)
-  said = techniques.measure(weights, TEACHER, wanted, make, TOKENS)
+  said = techniques.measure(weights, TEACHER, wanted, make, TOKENS, (4, 64))
   base = loss_of(weights, TEACHER)
   assert said[0].startswith('  loss of 126 tokens')
   assert said[0].endswith(f'{base:.4f}')

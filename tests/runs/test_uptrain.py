@@ -262,6 +262,8 @@ def test_a_family_is_fitted_to_a_text_which_chooses_what_shares(tmp_path):
     ({}, {'start': 'fitted'}, "start='fitted': "),
     ({}, {'start': 'best'}, "start='best': "),
     ({}, {'tokens': 0}, 'tokens=0: '),
+    ({}, {'check_rows': 0}, 'check_rows=0: must be at least 1'),
+    ({}, {'check_length': 1}, 'check_length=1: must be at least 2'),
     ({'layout': 'L L G'}, {}, "layout='L L G': "),
     ({'layout': 'L:8 L+4 Gs'}, {}, r"layout='L:8 L\+4 Gs': names no owners"),
   ],
