@@ -310,30 +310,68 @@ def half_width(values: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """An arm minus its baseline, over the seeds that both have; prints itself."""
+  """A contrast of arms, such as an arm minus its baseline; prints itself."""
 
-  mean: float  # Mean of the differences.
-  # Half the width of the 95 % t-interval around the mean; NaN for fewer than
-  # two seeds.
-  half_width: float
-  baseline: float  # Mean of the baseline over the same seeds.
-  seeds: int  # Number of seeds.
+  mean: float
+  error: float  # Standard error of the mean; NaN for too few seeds.
+  freedom: float  # Degrees of freedom of the error.
+  seeds: int  # Number of seeds that all arms have.
+  how: str  # 'paired', 'Welch', or 'too few' where there is no interval.
+  baseline: float = math.nan  # Mean of the baseline over the same seeds.
+
+  @property
+  def half_width(self) -> float:
+    """Half the width of the 95 % t-interval; NaN for too few seeds."""
+    return self._critical(0.05) * self.error
+
+  @property
+  def p(self) -> float:
+    """The two-sided p of no difference; NaN for too few seeds."""
+    from scipy import special
+
+    if not self.error:
+      return float(not self.mean)
+    return 2 * float(special.stdtr(self.freedom, -abs(self.mean / self.error)))
+
+  def detectable(self, compared: int = 1, power: float = 0.8) -> float:
+    """Returns the smallest true difference that the design mostly shows.
+
+    A t-test at level 5 % ÷ `compared` shows it with probability `power` if the
+    error is as estimated: δ = λ · error, with the λ for which the noncentral
+    t(df, λ) is above the critical t with that probability (Cohen, Statistical
+    Power Analysis, 1988, ch. 2; λ ≈ t(1 − α/2) + t(power)).
+
+    Args:
+      compared: how many differences share the 5 %, as Holm's first step has it.
+      power: the wanted probability.
+    """
+    from scipy import special
+
+    critical = self._critical(0.05 / compared)
+    shift = special.nctdtrinc(self.freedom, 1 - power, critical)
+    return float(shift) * self.error
+
+  def _critical(self, level: float) -> float:
+    """Returns the two-sided critical t."""
+    from scipy import special
+
+    return float(special.stdtrit(self.freedom, 1 - level / 2))
 
   def __str__(self) -> str:
-    return self._show(1.0, '+.4f')
+    return self._show(1.0, '+.4f', none=f' (no interval: {self.how} seeds)')
 
   @property
   def relative(self) -> str:
     """The difference in % of the baseline, with its interval."""
     return self._show(100 / self.baseline, '+.2f', ' %')
 
-  def _show(self, scale: float, form: str, unit: str = '') -> str:
-    """Returns mean and interval; the mean alone where there is one seed."""
+  def _show(self, scale: float, form: str, unit: str = '', none='') -> str:
+    """Returns mean and interval, or the mean and `none`."""
     middle, half = scale * self.mean, abs(scale) * self.half_width
     if math.isnan(middle):
       return '–'
     if math.isnan(half):
-      return f'{middle:{form}}{unit}'
+      return f'{middle:{form}}{unit}{none}'
     return (
       f'{middle:{form}}{unit} ({middle - half:{form}}{unit} …'
       f' {middle + half:{form}}{unit})'
@@ -343,20 +381,56 @@ class Difference:
 def difference(
   arm: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Difference:
-  """Returns the paired difference of two arms, each {seed: value}.
-
-  Two arms with the same seed share their first parameters and the order of
-  their data, so that the differences within seeds vary less than the arms'
-  means.
-  """
-  seeds = sorted(arm.keys() & baseline.keys())
-  differences = [arm[seed] - baseline[seed] for seed in seeds]
-  return Difference(
-    mean(differences),
-    half_width(differences),
-    mean([baseline[seed] for seed in seeds]),
-    len(seeds),
+  """Returns the difference of two arms, each {seed: value}; see `contrast`."""
+  pair = {'arm': arm, 'baseline': baseline}
+  found = contrast({'arm': 1, 'baseline': -1}, pair)
+  seeds = arm.keys() & baseline.keys() if found.seeds else baseline
+  return dataclasses.replace(
+    found, baseline=mean([baseline[seed] for seed in seeds])
   )
+
+
+def contrast(
+  weights: Mapping[Any, float], values: Mapping[Any, Mapping[int, float]]
+) -> Difference:
+  """Returns a weighted sum of arms' means.
+
+  Arms with the same seed share their first parameters and the order of their
+  data, so that the sums within seeds vary less than the arms' means. Two seeds
+  that all arms have are enough for the interval of a paired t-test. Else arms
+  of two seeds each have that of Welch's test, for whose degrees of freedom
+  Satterthwaite's formula stands (Welch, Biometrika 34, 1947).
+
+  Args:
+    weights: {arm: its weight}.
+    values: {arm: {seed: value}}.
+  """
+  arms = [list(values[arm].values()) for arm in weights]
+  shared = sorted(set.intersection(*(set(values[arm]) for arm in weights)))
+  sums = [sum(weights[x] * values[x][seed] for x in weights) for seed in shared]
+  counts = [len(one) - 1 for one in arms]
+  if len(sums) > 1 or (sums and min(counts) < 1):
+    how = 'paired' if len(sums) > 1 else 'too few'
+    error = spread(sums) / math.sqrt(len(sums))
+    return Difference(mean(sums), error, len(sums) - 1, len(sums), how)
+  middle = sum(w * mean(one) for w, one in zip(weights.values(), arms))
+  if min(counts) < 1:
+    return Difference(middle, math.nan, math.nan, 0, 'too few')
+  parts = [
+    (w * spread(one)) ** 2 / len(one) for w, one in zip(weights.values(), arms)
+  ]
+  total, below = sum(parts), sum(x * x / n for x, n in zip(parts, counts))
+  freedom = total**2 / below if below else sum(counts)
+  return Difference(middle, math.sqrt(total), freedom, 0, 'Welch')
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+  """Returns p-values corrected for their number (Holm, 1979); NaN stays."""
+  order = sorted((p, n) for n, p in enumerate(ps) if not math.isnan(p))
+  found, least = list(ps), 0.0
+  for rank, (p, n) in enumerate(order):
+    least = found[n] = min(1.0, max(least, (len(order) - rank) * p))
+  return found
 
 
 def _check_hits(hits: int, count: int) -> None:

@@ -201,4 +201,4 @@ def test_a_page_as_json_has_numbers(tmp_path):
   assert first[:2] == ['int8', {'hits': 97, 'count': 100}]
   assert first[2]['high'] == 2 and second[2] is None
   [[nothing, d]] = told['parts'][5]['rows']
-  assert nothing is None and d['mean'] == 1 and d['half_width'] is None
+  assert nothing is None and d['mean'] == 1 and d['error'] is None

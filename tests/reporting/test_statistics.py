@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -136,7 +137,86 @@ def test_one_seed_has_a_difference_and_no_interval():
   assert math.isnan(statistics.spread([3.0]))
 
 
-def test_no_seed_in_common_and_a_diverged_one():
-  assert math.isnan(statistics.difference({0: 3.0}, {1: 1.0}).mean)
+@pytest.mark.parametrize('count, other', [(1, 1), (1, 5), (0, 3)])
+def test_too_few_seeds_say_so_instead_of_an_interval(count, other):
+  arm, baseline = dict.fromkeys(range(count), 3.0), {9: 1.0, 8: 1.0, 7: 1.0}
+  baseline = dict(list(baseline.items())[:other])
+  d = statistics.difference(arm, baseline)
+  assert (d.how, d.seeds) == ('too few', 0)
+  for value in (d.half_width, d.p, d.detectable(), d.detectable(3)):
+    assert math.isnan(value)
+  assert str(d) == ('+2.0000 (no interval: too few seeds)' if count else '–')
+
+
+def test_a_diverged_seed_leaves_no_difference():
   d = statistics.difference({0: math.nan, 1: 1.0}, {0: 1.0, 1: 1.0})
   assert math.isnan(d.mean) and math.isnan(d.half_width)
+
+
+@pytest.mark.parametrize('count', [2, 3, 8])
+def test_a_paired_difference_is_scipys_t_test(count):
+  random = np.random.default_rng(count)
+  arm, baseline = random.normal([[0.3], [0]], 1, (2, count))
+  ours = statistics.difference(
+    # In other orders, and with a seed of its own each.
+    {99: 5.0} | dict(enumerate(arm)),
+    dict(reversed([*enumerate(baseline), (98, -5.0)])),
+  )
+  theirs = stats.ttest_rel(arm, baseline)
+  low, high = theirs.confidence_interval()
+  assert (ours.how, ours.seeds, ours.freedom) == ('paired', count, count - 1)
+  assert ours.p == pytest.approx(theirs.pvalue)
+  assert ours.mean - ours.half_width == pytest.approx(low)
+  assert ours.mean + ours.half_width == pytest.approx(high)
+
+
+@pytest.mark.parametrize('counts', [(2, 2), (3, 7), (8, 2)])
+@pytest.mark.parametrize('shared', [False, True])
+def test_without_pairs_a_difference_is_welchs(counts, shared):
+  random = np.random.default_rng(counts)
+  arm, baseline = (
+    random.normal(0, scale, count) for scale, count in zip((1, 5), counts)
+  )
+  # One seed in common is no pair of seeds.
+  seeds = range(counts[0] - shared, 20)
+  ours = statistics.difference(dict(enumerate(arm)), dict(zip(seeds, baseline)))
+  theirs = stats.ttest_ind(arm, baseline, equal_var=False)
+  assert (ours.how, ours.seeds) == ('Welch', 0)
+  assert ours.p == pytest.approx(theirs.pvalue)
+  assert ours.freedom == pytest.approx(theirs.df)
+  low, high = theirs.confidence_interval()
+  assert ours.mean + ours.half_width == pytest.approx(high)
+  assert ours.mean - ours.half_width == pytest.approx(low)
+  assert ours.baseline == pytest.approx(baseline.mean())
+
+
+def test_equal_differences_are_certain_and_none_is_none():
+  same = statistics.difference({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
+  assert (same.p, same.half_width) == (0, 0)
+  nothing = statistics.difference({0: 2.0, 1: 2.0}, {4: 2.0, 5: 2.0})
+  assert (nothing.how, nothing.p, nothing.half_width) == ('Welch', 1, 0)
+
+
+def test_holm_by_hand():
+  ps = [0.01, math.nan, 0.04, 0.03, 0.005]
+  # Sorted ·4, ·3, ·2, ·1: .02, .03, .06, .04, which must not fall.
+  found = statistics.holm(ps)
+  assert math.isnan(found.pop(1))
+  assert found == pytest.approx([0.03, 0.06, 0.06, 0.02])
+  assert statistics.holm([0.6, 0.7]) == [1, 1] and statistics.holm([]) == []
+
+
+@pytest.mark.parametrize('count, compared', [(2, 1), (3, 1), (3, 11), (20, 4)])
+@pytest.mark.parametrize('power', [0.5, 0.8, 0.95])
+def test_the_smallest_effect_is_shown_with_the_asked_power(
+  count, compared, power
+):
+  one = statistics.difference(
+    {seed: seed % 3 * 0.7 for seed in range(count)},
+    dict.fromkeys(range(count), 0.0),
+  )
+  shift = one.detectable(compared, power) / one.error
+  critical = stats.t.isf(0.05 / compared / 2, count - 1)
+  found = stats.nct.sf(critical, count - 1, shift)
+  assert found == pytest.approx(power, abs=1e-3)
+  assert one.detectable() == one.detectable(1, 0.8)
