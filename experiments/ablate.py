@@ -7,6 +7,13 @@ A config that can be ablated names its arms in ARMS, and `get_config(arm)`
 takes each of these names. ARMS is a tuple, whose first arm is the baseline of
 the others, or a dict from each arm to its own baseline.
 
+    python -m experiments.ablate --config=tiny:int8 --out=runs/grid \\
+        --grid=model.window=16,64 --grid=data.batch=4,8
+
+runs a grid: each combination of the values is an arm. Each of several ARMS is
+crossed with it. The first values are the baseline. A later grid in the same
+folder, with more values, runs what is new, and its report is of all cells.
+
 Each arm and seed is a process of its own,
 
     python -m experiments.train --config=CONFIG:ARM --config.seed=SEED
@@ -30,8 +37,10 @@ runs nothing: it prints after how many tokens the reading of each arm is at
 uniform guesses, and draws OUT/learning.<reading>.png. Runs under way are read
 as far as they are, and those of a needle comparison, too.
 
-OUT/report.md: means and spreads over the seeds, paired differences to the
-baseline with 95 % intervals, figures, commands, environment.
+OUT/report.md, report.html, report.json: fields that differ, means and spreads
+over the seeds, differences to the baseline with 95 % intervals (paired, or
+Welch's), effects and interactions of a full grid, figures, commands,
+environment.
 """
 
 from collections.abc import Sequence
@@ -41,7 +50,7 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
 _OF_RUNS = (
-  *('config', 'seeds', 'jobs', 'devices_per_job', 'baseline'),
+  *('config', 'seeds', 'jobs', 'devices_per_job', 'baseline', 'grid'),
   *('module', 'fsdp', 'tensor'),
 )
 FLAGS = flags.flags_of(settings_lib.Ablate)

@@ -376,6 +376,10 @@ class Ablate:
   # GPUs or TPU chips of each run; by default --fsdp × --tensor. With 0 runs
   # stay on the CPU.
   devices_per_job: flags.NonNegative | None = None
+  # FIELD=VALUE,VALUE, such as model.window=16,64: each arm runs with each of
+  # the values, the first of which is the baseline. Commas part values, except
+  # in double quotes, where "" is a quote. Repeated, each combination runs.
+  grid: flags.Repeated = ()
   # Which of ARMS to run; all by default.
   arms: tuple[str, ...] | None = None
   # Arm that all others are compared with, instead of ARMS's.

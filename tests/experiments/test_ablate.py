@@ -44,6 +44,8 @@ def main(argv):
     loss = 10 + config.seed
     if arm == 'better':
       loss -= (1 + config.seed) / 10
+    if os.environ.get('FAKE') == 'grid':
+      loss += config.model.d_ff * config.data.batch / 1000
     done = 0
     if (folder / metrics.FILE).exists():
       done = max((r['step'] for r in metrics.read(folder)), default=0)
@@ -171,6 +173,38 @@ def test_report_isolation_and_resumption(place):
     'broken': '0, 1 diverged',
   }
   assert report.count('finished, with another loop.steps') == 6
+
+
+def test_a_later_grid_adds_cells_and_trains_no_other_again(place, monkeypatch):
+  monkeypatch.setenv('FAKE', 'grid')
+  grid = '--arms=plain', '--grid=model.d_ff=8,16', '--seeds=0,1', '--jobs=4'
+  done = call(place, *grid, '--grid=data.batch=1,2')
+  assert done.returncode == 0, done.stderr
+  root = place / 'root'
+  kept = [*root.glob('*/seed*/checkpoints/*'), *root.glob('*/*/metrics.jsonl')]
+  before = {path: path.stat().st_mtime_ns for path in kept}
+  assert len(before) == 2 * 2 * 2 * 2
+  done = call(place, *grid, '--grid=data.batch=1,4')
+  assert done.returncode == 0, done.stderr
+  assert '4 of 8 runs to do' in done.stdout
+  assert {path: path.stat().st_mtime_ns for path in kept} == before
+  assert len(starts(place)) == 12 and set(starts(place).values()) == {1}
+  # The report is of all cells, against the first values.
+  report = (root / 'report.md').read_text()
+  found = toys.rows(report, 'Training loss, mean of all 4 steps')
+  assert {(arm, row[0]) for arm, row in found.items()} == {
+    (f'plain+model.d_ff={d_ff}+data.batch={batch}', '2')
+    for d_ff in (8, 16)
+    for batch in (1, 2, 4)
+  }
+  row = found['plain+model.d_ff=16+data.batch=4']
+  assert row[3:5] == [
+    'plain+model.d_ff=8+data.batch=1 (2)',
+    '+0.0560 (+0.0560 … +0.0560)',
+  ]
+  told = json.loads((root / 'report.json').read_text())
+  assert 'Training loss' in (root / 'report.html').read_text()
+  assert told['title'] == 'Does the fake arm learn?'
 
 
 @pytest.mark.slow

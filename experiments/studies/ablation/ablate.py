@@ -12,11 +12,13 @@ import pathlib
 import shlex
 import sys
 import types
+from typing import NamedTuple
 
 from absl import flags
 from ml_collections import config_flags
 
 from kaiju_jax.experiments.studies import settings as settings_lib
+from kaiju_jax.experiments.studies.ablation import cells as cells_lib
 from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.reporting import figures
 from kaiju_jax.runs import configs
@@ -40,7 +42,7 @@ from kaiju_jax.training import workdir as workdir_lib
 _TRAIN = 'experiments.train'
 
 
-def load(path: str) -> types.ModuleType:
+def load(path: str, needs_arms: bool = True) -> types.ModuleType:
   """Returns the config module of a name or a path.
 
   Raises:
@@ -54,10 +56,10 @@ def load(path: str) -> types.ModuleType:
   spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(spec)
   loader.exec_module(module)
-  if not getattr(module, 'ARMS', None):
+  if needs_arms and not getattr(module, 'ARMS', None):
     raise ValueError(
       f'--config={path}: has no ARMS. An ablation needs the names that its'
-      " get_config takes, as ARMS = ('bf16', 'int8')."
+      " get_config takes, as ARMS = ('bf16', 'int8'), or --grid."
     )
   return module
 
@@ -113,9 +115,44 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   return experiment
 
 
+class Plan(NamedTuple):
+  """What is compared with what."""
+
+  cells: dict[cells_lib.Cell, str]  # {cell, without --grid an arm: baseline}.
+  arms: dict[str, str]  # {each of ARMS: its baseline}.
+  config: str  # Without the arm that --grid crosses.
+  title: str  # The first line of the config's docstring.
+
+
+def plan(settings: settings_lib.Ablate) -> Plan:
+  """Returns what the flags name.
+
+  Raises:
+    ValueError: a flag is wrong.
+  """
+  config, fields = settings.config, cells_lib.parse(settings.grid)
+  name, _, arm = config.partition(':')
+  module = load(name if fields else config, not fields)
+  arms, title = getattr(module, 'ARMS', None), module.__doc__ or config
+  if arm and fields:
+    is_arm = arm in (arms or ())
+    config, arms = (name, {arm: arm}) if is_arm else (config, None)
+  if settings.arms is not None and not arms:
+    raise ValueError(f'--arms: --config={config} has no ARMS.')
+  baseline = None if fields else settings.baseline
+  known = baselines(arms, None, baseline) if arms else {}
+  chosen = baselines(arms, settings.arms, baseline) if arms else {}
+  every = {arm: known[arm] for arm in (*chosen, *chosen.values())}
+  found = cells_lib.cross(config, every, fields)
+  if fields and settings.baseline:
+    names = [cell.name for cell in found]
+    named = baselines(names, None, settings.baseline)
+    found = {cell: named[cell.name] for cell in found}
+  return Plan(found, known, config, title.strip().splitlines()[0])
+
+
 def commands(
-  config: str,
-  arms: Sequence[str],
+  cells: Collection[cells_lib.Cell],
   seeds: Sequence[int],
   root: pathlib.Path,
   overrides: Sequence[str] = (),
@@ -137,15 +174,22 @@ def commands(
       )
     if override.startswith('--config.seed='):
       raise ValueError(f'{override}: --seeds lists the seeds.')
-  split = (one.removeprefix('--config.').partition('=') for one in overrides)
-  values = {name: value for name, _, value in split}
+  values = _values(overrides)
+  for cell in cells:
+    for field in _values(cell.words).keys() & values.keys():
+      raise ValueError(
+        f'--config.{field}={values[field]}: has no effect with --grid={field}.'
+      )
   planned = {}
   for seed in seeds:
     found = {}
-    for arm in arms:
-      arguments = (f'--config.seed={seed}', *overrides)
-      workdir = root / arm / f'seed{seed}'
-      experiment = found[arm] = resolve(f'{config}:{arm}', arguments)
+    for cell in cells:
+      arguments = (f'--config.seed={seed}', *overrides, *cell.words)
+      workdir = root / cell.name / f'seed{seed}'
+      try:
+        experiment = found[cell.name] = resolve(cell.config, arguments)
+      except (OSError, ValueError) as error:
+        raise ValueError(f'arm {cell.name!r}: {error}') from error
       workdir_lib.check(workdir, experiment)
       if mesh is not None:
         fit.check(experiment, mesh)
@@ -153,16 +197,22 @@ def commands(
         sys.executable,
         '-m',
         module,
-        f'--config={config}:{arm}',
+        f'--config={cell.config}',
         *arguments,
         *([] if mesh is None else [f'--fsdp={mesh.fsdp}']),
         *([] if mesh is None else [f'--tensor={mesh.tensor}']),
         f'--workdir={workdir}',
       )
-      job = grid.Job(arm, experiment, workdir)
+      job = grid.Job(cell.name, experiment, workdir)
       planned[pool.Command(job.name, words, job.log)] = job
     overrides_lib.check_arms(found, values)
   return planned
+
+
+def _values(words: Sequence[str]) -> dict[str, str]:
+  """Returns {FIELD: VALUE} of words --config.FIELD=VALUE."""
+  split = (one.removeprefix('--config.').partition('=') for one in words)
+  return {name: value for name, _, value in split}
 
 
 def find_others(
@@ -170,12 +220,14 @@ def find_others(
   root: pathlib.Path,
   overrides: Sequence[str],
   planned: Collection[grid.Job],
+  arms: Collection[str] = (),
 ) -> list[tuple[pool.Command, grid.Job, str]]:
   """Returns the runs that a folder holds beside the planned ones.
 
   Each comes with the command that last trained it, without words if unknown,
   and with the names of its fields that this command would set otherwise, '' for
-  none: only such a run may be compared with the planned ones.
+  none: only such a run may be compared with the planned ones. The fields that a
+  cell is named for are its own.
   """
   known = {job.folder for job in planned}
   found = []
@@ -188,10 +240,12 @@ def find_others(
     except (OSError, ValueError):
       continue  # No run, or one that only an earlier version could read.
     job = grid.Job(folder.parent.name, held, folder)
+    arm, own = cells_lib.split(job.arm, arms)
     try:
       arguments = (f'--config.seed={seed}', *overrides)
-      ours = strict.dump(resolve(f'{config}:{job.arm}', arguments))
-      apart = ', '.join(strict.differences(ours, strict.dump(held)))
+      ours = resolve(f'{config}:{arm}' if arm else config, arguments)
+      fields = strict.differences(strict.dump(ours), strict.dump(held))
+      apart = ', '.join(field for field in fields if field not in own)
     except (OSError, ValueError):
       apart = 'arm'
     command = pool.Command(job.name, _read_command(folder), job.log)
@@ -237,15 +291,13 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
     OSError, ValueError: something cannot be read or written, or is wrong.
   """
   figures.require_figures()
-  config, root = settings.config, flags_lib.folder('out', settings.out)
-  module = load(config)
-  compared = baselines(module.ARMS, settings.arms, settings.baseline)
-  arms = tuple(dict.fromkeys([*compared, *compared.values()]))
+  root = flags_lib.folder('out', settings.out)
+  cells, known, config, title = plan(settings)
   mesh = None
   if settings.fsdp is not None or settings.tensor is not None:
     mesh = sharding_config.MeshConfig(settings.fsdp or 1, settings.tensor or 1)
   planned = commands(
-    config, arms, settings.seeds, root, overrides, settings.module, mesh
+    cells, settings.seeds, root, overrides, settings.module, mesh
   )
   missing = {
     command: [job]
@@ -278,22 +330,28 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
   others = [
     report.Outcome(job, _status(job, apart), command.words)
     for command, job, apart in find_others(
-      config, root, overrides, planned.values()
+      config, root, overrides, planned.values(), known
     )
   ]
-  arms = list(module.ARMS)
+  compared = {cell.name: baseline for cell, baseline in cells.items()}
+  of_arm = {cell.arm: compared[cell.name] for cell in cells}
+  if not settings.grid:
+    compared = known | compared
+  for one in others:
+    arm, _ = cells_lib.split(one.arm, known)
+    compared.setdefault(one.arm, of_arm.get(arm, one.arm))
+  arms = list(compared)
   page = report.write(
     root,
-    title=(module.__doc__ or config).strip().splitlines()[0],
+    title=title,
     command=('python', '-m', 'experiments.ablate', *sys.argv[1:]),
     runs=[
       one._replace(command=('python', *one.command[1:]))
       for one in sorted(
-        [*outcomes, *others],
-        key=lambda one: arms.index(one.arm) if one.arm in arms else len(arms),
+        [*outcomes, *others], key=lambda one: arms.index(one.arm)
       )
     ],
-    baselines=baselines(module.ARMS, None, settings.baseline) | compared,
+    baselines=compared,
   )
   console.print(f'Report: {page}', highlight=False, soft_wrap=True)
   return 0 if all(one.status == 'finished' for one in outcomes) else 1

@@ -1,10 +1,14 @@
 """What an ablation runs: arms × seeds, checked before anything starts."""
 
+import itertools
 import pathlib
+import re
 
 import pytest
 
+from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import ablate
+from kaiju_jax.experiments.studies.ablation import cells
 from kaiju_jax.training import workdir
 from tests.experiments import toys
 
@@ -16,9 +20,8 @@ def config(tmp_path):
 
 
 def planned(config, root, seeds=(0, 1), overrides=(), **settings):
-  return ablate.commands(
-    config, ('plain', 'better'), seeds, root, overrides, **settings
-  )
+  arms = cells.cross(config, dict.fromkeys(('plain', 'better'), 'plain'), {})
+  return ablate.commands(arms, seeds, root, overrides, **settings)
 
 
 def test_every_arm_s_first_seed_comes_before_any_second_one(config, tmp_path):
@@ -97,3 +100,138 @@ def test_baselines():
   assert ablate.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
   with pytest.raises(ValueError, match='--baseline=z'):
     ablate.baselines({'a': 'z'})
+
+
+def settings(config, root, *grid, **fields):
+  return settings_lib.Ablate(config=config, out=str(root), grid=grid, **fields)
+
+
+VALUES = [
+  *('16', '016', '1e-3', '1e+3', '', ' ', 'a b', 'a-b', 'a/b', 'a,b', 'A b'),
+  *('../..', '.', 'a"b', "a'b", '$HOME', '*', '?', 'a+b=c', 'ü', 'é', '~', '-'),
+  *('x' * 41, 'x' * 40, 'x' * 300 + '1', 'x' * 300 + '2'),
+]
+
+
+def test_cells_have_names_of_their_own_that_any_shell_and_disk_take():
+  words = ','.join('"{}"'.format(x.replace('"', '""')) for x in VALUES)
+  grid = cells.parse([f'a.b={words}', f'c_d={words}'])
+  assert grid == {'a.b': VALUES, 'c_d': VALUES}
+  arms = {'': '', 'int8': 'int8', 'a+b': 'int8', 'x' * 90: 'int8'}
+  found = cells.cross('tiny', arms, grid)
+  assert len(found) == len(arms) * len(VALUES) ** 2
+  names = {cell.name for cell in found}
+  assert len(names) == len(found)
+  for cell, baseline in found.items():
+    assert re.fullmatch(r'[A-Za-z0-9._=+~-]+', cell.name) and baseline in names
+    assert len(cell.name.encode()) <= 255
+    assert not cell.name.startswith(('.', '-', '~'))
+    assert cells.split(cell.name) == (cell.arm, ['a.b', 'c_d'])
+  # A name depends on no other cell.
+  [alone] = cells.cross('tiny', {}, {'a.b': ['a/b'], 'c_d': ['16']})
+  assert alone.name in names
+  assert cells.split('bf16+squinch') == ('bf16+squinch', [])
+  assert cells.split('rate=.1', ['rate=.1']) == ('rate=.1', [])
+
+
+@pytest.mark.parametrize(
+  'text, values',
+  [
+    ('model.layout=L0 G1,L0:16', ['L0 G1', 'L0:16']),
+    ('x="(1,2)","a ""b""",', ['(1,2)', 'a "b"', '']),
+    ('x=y=1,z', ['y=1', 'z']),
+    ('model.window', None),
+    ('model.window=', None),
+    ('=1', None),
+    ('model window=1', None),
+    ('seed=0,1', None),
+    ('x=1,2,1', None),
+    ('x="1,2', None),
+    ('x="1"2,3', None),
+  ],
+)
+def test_commas_part_values_but_in_quotes(text, values):
+  if values is not None:
+    assert [*cells.parse([text]).values()] == [values]
+    with pytest.raises(ValueError, match='has values already'):
+      cells.parse([text, text])
+    return
+  with pytest.raises(ValueError, match=re.escape(f'--grid={text}')):
+    cells.parse([text])
+
+
+def test_a_grid_crosses_the_arms_of_a_config_or_one_or_a_config_without(
+  config, tmp_path
+):
+  grid = 'model.d_ff=8,16', 'data.batch=2,4'
+  ends = [
+    f'model.d_ff={d_ff}+data.batch={batch}'
+    for d_ff, batch in itertools.product((8, 16), (2, 4))
+  ]
+  found = ablate.plan(settings(config, tmp_path, *grid, arms=('better',)))
+  # The baseline of an arm is an arm, and comes along.
+  names = [f'{arm}+{end}' for arm in ('better', 'plain') for end in ends]
+  assert [cell.name for cell in found.cells] == names
+  assert set(found.cells.values()) == {f'plain+{ends[0]}'}
+  one = ablate.plan(settings(f'{config}:better', tmp_path, *grid))
+  assert {cell: f'better+{ends[0]}' for cell in [*found.cells][:4]} == one.cells
+  pathlib.Path(config).write_text(toys.ARMS.replace('ARMS =', 'NAMES ='))
+  alone = ablate.plan(settings(f'{config}:better', tmp_path, *grid))
+  assert [cell.name for cell in alone.cells] == ends
+  assert {cell.config for cell in alone.cells} == {f'{config}:better'}
+  chosen = settings(config, tmp_path, *grid, baseline=ends[2])
+  assert set(ablate.plan(chosen).cells.values()) == {ends[2]}
+  for wrong in ({'baseline': 'plain'}, {'arms': ('better',)}):
+    with pytest.raises(ValueError, match=f'--{next(iter(wrong))}'):
+      ablate.plan(settings(config, tmp_path, *grid, **wrong))
+
+
+@pytest.mark.parametrize(
+  'grid, overrides, words',
+  [
+    ('model.window=8,-1', (), ['+model.window=-1', 'model.window=-1']),
+    ('model.window=8,wide', (), ['+model.window=wide', 'wide']),
+    ('model.widow=8,9', (), ['model.widow=8', 'window']),
+    ('data.length=8,99999', (), ['+data.length=99999', 'max_length']),
+    ('model.d_ff=8,16', ('--config.model.d_ff=8',), ['--grid=model.d_ff']),
+    ('optimizer.decay=.1,.2', (), ['decay=.1', 'decay=.2', 'same']),
+  ],
+)
+def test_an_invalid_cell_is_refused_by_its_name_and_leaves_the_folder(
+  grid, overrides, words, config, tmp_path
+):
+  root = tmp_path / 'root'
+  (root / 'plain' / 'seed0').mkdir(parents=True)
+  for _ in range(2):
+    before = [(path, path.stat().st_mtime_ns) for path in root.rglob('*')]
+    with pytest.raises(ValueError) as error:
+      ablate.run(settings(f'{config}:plain', root, grid), overrides)
+    for word in words:
+      assert word in str(error.value)
+    assert [(x, x.stat().st_mtime_ns) for x in root.rglob('*')] == before
+    root = root / 'new'  # A folder that does not exist.
+  assert not root.parent.exists()
+
+
+def test_earlier_cells_of_a_folder_are_compared_with_later_ones(
+  config, tmp_path
+):
+  def plan(*grid):
+    found = ablate.plan(settings(f'{config}:plain', tmp_path, *grid))
+    planned = ablate.commands(found.cells, (0,), tmp_path)
+    others = ablate.find_others(found.config, tmp_path, (), planned.values())
+    return planned, {job.arm: apart for _, job, apart in others}
+
+  planned, others = plan('model.d_ff=8,16', 'data.batch=2,4')
+  assert not others
+  for job in planned.values():
+    with workdir.open_workdir(job.folder, job.experiment):
+      pass
+  names = {job.arm for job in planned.values()}
+  planned, others = plan('model.d_ff=8,32', 'data.batch=2')
+  assert others == dict.fromkeys(
+    names - {'plain+model.d_ff=8+data.batch=2'}, ''
+  )
+  # What a cell is not named for still sets it apart.
+  found = ablate.find_others(config, tmp_path, ['--config.model.window=3'], ())
+  assert {apart for _, _, apart in found} == {'model.window'}
