@@ -13,9 +13,9 @@ The same page is written as report.html, which loads no other file, and as
 report.json: title, parts, decision, and what `Report.data` holds.
 
 The columns of a table are the fields of its rows, unless the call names them. A
-cell is printed by `str`; `statistics.Share`, `statistics.Estimate` and `Bytes`
-print themselves, and None is a dash. Code that makes tables for others to show
-returns `Table`s, and `Report.add` takes them.
+cell is printed by `str`; `statistics.Share`, `statistics.Estimate`, `Number`
+and `Bytes` print themselves, and None is a dash. Code that makes tables for
+others to show returns `Table`s, and `Report.add` takes them.
 
 Beside `training/progress.py`, this is the only module that imports rich, and
 the only one that writes tables in Markdown.
@@ -43,6 +43,25 @@ from kaiju_jax.storage import files
 from kaiju_jax.storage import folders
 
 FILE, JSON, HTML = 'report.md', 'report.json', 'report.html'
+
+
+class Number(float):
+  """A number that prints itself in a form, as '.4f'."""
+
+  def __new__(cls, value: float, form: str = '.4f'):
+    found = super().__new__(cls, value)
+    found.form = form
+    return found
+
+  def __str__(self) -> str:
+    return (
+      format(float(self), self.form) if math.isfinite(self) else 'not finite'
+    )
+
+
+def number(value: float, form: str = '.4f') -> Number | None:
+  """Returns a cell with a number, a dash for NaN."""
+  return None if math.isnan(value) else Number(value, form)
 
 
 class Bytes(float):

@@ -1,9 +1,10 @@
-"""Writes an ablation's report, a page and two figures, from metrics.jsonl."""
+"""The report of an ablation or a comparison, made from metrics.jsonl."""
 
 import collections
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
+import os
 import pathlib
 import platform
 import shlex
@@ -12,7 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.costs import step_time
 from kaiju_jax.evaluation import run_results
+from kaiju_jax.experiments.studies.ablation import effects
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
@@ -47,26 +50,34 @@ class Outcome(NamedTuple):
       return []
 
 
-def write(
+def write(root: pathlib.Path, **given: Any) -> pathlib.Path:
+  """Writes the page into `root`, and returns its path; see `make`."""
+  root.mkdir(parents=True, exist_ok=True)
+  return make(root, **given).save(root)
+
+
+def make(
   root: pathlib.Path,
   *,
   title: str,
   command: Sequence[str],
   runs: Sequence[Outcome],
   baselines: Mapping[str, str],
-) -> pathlib.Path:
-  """Writes report.md and its figures into `root`; returns the page's path.
+  draws: bool = True,
+) -> report.Report:
+  """Returns the report.
 
-  Only finished runs enter means, differences and figures.
+  Only finished runs enter means, differences and effects, and figures if there
+  are any.
 
   Args:
-    root: folder of the workdirs.
+    root: the folder that paths of logs begin at.
     title: heading of the page.
     command: the command that made the page.
     runs: all planned runs.
     baselines: {arm: the arm that it is compared with}.
+    draws: whether it has figures.
   """
-  root.mkdir(parents=True, exist_ok=True)
   records = {(r.arm, r.seed): r.records() for r in runs}
   finished = [r for r in runs if r.status == 'finished']
   arms = list(dict.fromkeys(r.arm for r in runs))
@@ -82,6 +93,8 @@ def write(
     r.arm for r in runs if r.status.startswith('diverged')
   )
   page = report.Report(title).say('```', shlex.join(command), '```')
+  fields, factors = _settings(page, runs, baselines)
+  page.data |= {'fields': fields, 'baselines': baselines, 'measures': {}}
   # The training loss first: False sorts before True.
   for measure in sorted(
     {m for values in measured.values() for m in values},
@@ -95,16 +108,19 @@ def write(
       }
       for arm in arms
     }
+    page.data['measures'][measure] = values
     heading = _heading(measure, span)
     page.add(f'## {heading}', _comparison(values, baselines, lost))
-    if measure == 'loss':
+    if factors:
+      page.add(effects.table(factors, values))
+    if draws and measure in ('loss', 'eval_loss'):
+      shown = [r for r in finished or runs if records[r.arm, r.seed]]
       curves = _draw_curves(
-        {
-          arm: [records[r.arm, r.seed] for r in finished if r.arm == arm]
-          for arm in arms
-        },
+        {arm: [r for r in shown if r.arm == arm] for arm in arms}, measure
       )
-      page.figure('loss_curves.png', curves, 'Training loss over tokens')
+      text = f'{heading}: over tokens, seconds and FLOPs'
+      page.figure(f'{measure}_curves.png', curves, text)
+    if draws and measure == 'loss':
       final = _draw_final(values, heading)
       page.figure('final_loss.png', final, f'{heading}, by arm')
   page.add('## Runs', _run_table(root, runs, records))
@@ -112,7 +128,31 @@ def write(
   commands = (shlex.join(run.command) for run in runs)
   page.add('## Commands').say('```', *commands, '```')
   page.add('## Environment', _environment(finished))
-  return page.save(root)
+  return page
+
+
+def _settings(
+  page: report.Report, runs: Sequence[Outcome], baselines: Mapping[str, str]
+) -> tuple[dict[str, Any], list[effects.Factor]]:
+  """Adds the fields that differ; returns them, and factors of a full grid."""
+  experiments = {}
+  for run in runs:
+    if ', with another ' not in run.status:
+      experiments.setdefault(run.arm, run.job.experiment)
+  if len(experiments) < 2:
+    return {}, []
+  first = next(iter(experiments))
+  first = baselines.get(first, first)
+  baseline = first if first in experiments else next(iter(experiments))
+  fields = effects.list_fields(experiments, baseline)
+  if fields:
+    rows = [
+      (arm, *(str(values[arm]) for values in fields.values()))
+      for arm in experiments
+    ]
+    left = len(fields) + 1
+    page.add('## Fields that differ').table(rows, ('arm', *fields), left=left)
+  return fields, effects.find_factors(fields, baseline)
 
 
 def _heading(measure: str, span: str) -> str:
@@ -133,37 +173,33 @@ def _comparison(
     baselines: as in `write`.
     lost: {arm: how many of its seeds diverged}.
   """
+  compared = {
+    arm: statistics.difference(of_seed, values.get(baselines[arm], {}))
+    for arm, of_seed in values.items()
+    if baselines.get(arm, arm) != arm
+  }
+  judged = zip(*effects.judge(list(compared.values())))
+  found = dict(zip(compared, judged))
   rows = []
   for arm, of_seed in values.items():
     numbers = list(of_seed.values())
     row = [
       arm,
       str(len(numbers)) + (f', {lost[arm]} diverged' if lost[arm] else ''),
-      _number(statistics.mean(numbers)) if numbers else '–',
-      _number(statistics.spread(numbers)) if len(numbers) > 1 else '–',
+      report.Number(statistics.mean(numbers)) if numbers else None,
+      report.Number(statistics.spread(numbers)) if len(numbers) > 1 else None,
     ]
-    baseline = baselines.get(arm, arm)
-    if baseline == arm:
-      rows.append([*row, '', '', ''])
+    if arm not in found:
+      rows.append([*row, '', '', '', '', ''])
       continue
-    d = statistics.difference(of_seed, values.get(baseline, {}))
-    rows.append(
-      [
-        *row,
-        f'{baseline} ({d.seeds})',
-        d,
-        d.relative if d.baseline else '',
-      ]
-    )
+    d, seeds, *others = found[arm]
+    relative = d.relative if d.baseline else ''
+    rows.append([*row, f'{baselines[arm]} ({seeds})', d, relative, *others])
   columns = (
     *('arm', 'seeds', 'mean', 'sd', 'against (paired seeds)'),
-    *('difference (95 % interval)', 'relative'),
+    *('difference (95 % interval)', 'relative', *effects.JUDGED),
   )
   return report.Table(rows, columns)
-
-
-def _number(value: float) -> str:
-  return f'{value:.4f}' if math.isfinite(value) else 'not finite'
 
 
 def _run_table(root, runs, records) -> report.Table:
@@ -172,6 +208,7 @@ def _run_table(root, runs, records) -> report.Table:
     mine = records[run.arm, run.seed]
     last = max((r['step'] for r in mine), default=0)
     rates = [r['tokens_per_second'] for r in mine if 'tokens_per_second' in r]
+    middle = sorted(rates)[len(rates) // 2] if rates else math.nan
     log = run.job.log
     rows.append(
       [
@@ -179,8 +216,8 @@ def _run_table(root, runs, records) -> report.Table:
         str(run.seed),
         run.status,
         str(last),
-        f'{sorted(rates)[len(rates) // 2]:,.0f}' if rates else '–',
-        f'`{log.relative_to(root)}`' if log.exists() else '–',
+        report.number(middle, ',.0f'),
+        f'`{os.path.relpath(log, root)}`' if log.exists() else None,
       ]
     )
   columns = 'arm', 'seed', 'status', 'last step', 'median tokens/s', 'log'
@@ -192,12 +229,22 @@ def _method() -> str:
     'The mean and the sample standard deviation (sd) are over the finished'
     ' seeds; a seed that diverged is counted beside them. The training loss of'
     f' a run is the mean over its last {run_results.LAST} steps, or over all if'
-    ' it has fewer, of those that loop.log_every recorded. A'
-    ' difference is paired: arm minus baseline on the same seed, that is on'
-    ' the same first'
-    ' parameters and order of data; its interval is a two-sided 95 % t-interval'
-    ' over the seeds, and its relative value is in units of the'
-    ' baseline’s mean. No correction is made for comparing many arms.'
+    ' it has fewer, of those that loop.log_every recorded. A difference is'
+    ' paired: arm minus baseline on the same seed, that is on the same first'
+    ' parameters and order of data. Where fewer than two seeds pair, it is'
+    ' the difference of the means, with Welch’s interval. Intervals are two-'
+    ' sided 95 % t-intervals; a relative value is in units of the baseline’s'
+    ' mean. p is of no difference, corrected by Holm’s method (1979) for all'
+    ' rows of the table; intervals are not corrected. The detectable effect'
+    ' is the smallest true difference that a t-test with these seeds and'
+    ' this spread shows with a probability of 80 %, at the level 5 % ÷ rows:'
+    ' λ times the standard error, with the λ of the noncentral t'
+    ' distribution (Cohen, Statistical Power Analysis, 1988, ch. 2). A main'
+    ' effect is the difference of a level from the baseline’s, as a mean'
+    ' over the levels of all other factors; an interaction is the difference'
+    ' of two such differences. Seconds are tokens ÷ tokens/s from the first'
+    ' record on, without evaluations. FLOPs are those of the matmuls and'
+    ' attention of whole steps, with layers that are computed again.'
   )
 
 
@@ -236,50 +283,85 @@ def _format(value: Any) -> str:
   return str(value)
 
 
-def _draw_curves(
-  records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
-) -> Any:
-  """Draws loss over tokens: a thin line per seed, a thick one for the mean."""
-  figure = figures.figure(9, 5)
-  axes = figure.add_subplot()
+def _draw_curves(runs: Mapping[str, Sequence[Outcome]], measure: str) -> Any:
+  """Draws a loss three times: a thin line per seed, a thick one for the mean.
+
+  Args:
+    runs: {arm: its runs}.
+    measure: 'loss' or 'eval_loss'.
+  """
+  figure = figures.figure(13, 5)
+  panels = figure.subplots(1, 3, sharey=True)
   later = []
   span = 1
-  for index, (arm, runs) in enumerate(records.items()):
+  for index, (arm, own) in enumerate(runs.items()):
     style = figures.style(index)
     curves = []
-    for run in runs:
-      points = {r['tokens']: r['loss'] for r in run if 'loss' in r}
-      if not points:
+    for run in own:
+      places, loss = _curve(run, measure)
+      if not len(loss):
         continue
-      tokens = np.array(list(points), dtype=float)
-      loss = np.array(list(points.values()), dtype=float)
       span = max(1, len(loss) // 50)
       loss = _running_mean(loss, span)
-      tokens = tokens[span - 1 :]
-      curves.append((tokens, loss))
-      axes.plot(tokens, loss, **style, linewidth=0.6, alpha=0.35)
+      places = places[:, span - 1 :]
+      curves.append((places, loss))
+      for axes, place in zip(panels, places):
+        axes.plot(place, loss, **style, linewidth=0.6, alpha=0.35)
       later.append(loss[len(loss) // 10 :])
     if not curves:
       continue
     shortest = min(len(loss) for _, loss in curves)
-    average = np.mean([loss[:shortest] for _, loss in curves], axis=0)
-    axes.plot(
-      curves[0][0][:shortest], average, **style, linewidth=1.6, label=arm
+    places, average = (
+      np.mean([one[..., :shortest] for one in each], axis=0)
+      for each in zip(*curves)
     )
+    for axes, place in zip(panels, places):
+      label = arm if axes is panels[0] else None
+      axes.plot(place, average, **style, linewidth=1.6, label=label)
   finite = np.concatenate(later) if later else np.array([])
   finite = finite[np.isfinite(finite)]
   if finite.size:
     # The first tenth of a run, or a peak, would squash what the arms differ in.
     low, high = finite.min(), np.percentile(finite, 99)
     margin = 0.05 * (high - low) or 0.05
-    axes.set_ylim(low - margin, high + margin)
-  axes.set_xlabel('tokens')
+    panels[0].set_ylim(low - margin, high + margin)
   smoothed = f', running mean of {span} records' if span > 1 else ''
-  axes.set_ylabel(f'training loss (nats per token){smoothed}')
-  axes.set_title('Training loss: mean over seeds, and each seed (thin)')
-  axes.grid(alpha=0.3)
-  figure.legend(loc='outside right upper')
+  kind = 'training' if measure == 'loss' else 'held-out'
+  panels[0].set_ylabel(f'{kind} loss (nats per token){smoothed}')
+  panels[1].set_title('Mean over seeds, and each seed (thin)')
+  for axes, name in zip(panels, ('tokens', 'seconds', 'FLOPs')):
+    axes.set_xlabel(name)
+    axes.grid(alpha=0.3)
+  figure.legend(loc='outside lower center', ncols=min(4, len(runs)))
   return figure
+
+
+def _curve(run: Outcome, measure: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns [tokens, seconds, FLOPs] × records, and the losses."""
+  records = run.records()
+  points = {r['tokens']: r[measure] for r in records if measure in r}
+  tokens = np.array(list(points), float)
+  timed = [(r['tokens'], r.get('tokens_per_second')) for r in records]
+  last = seconds = 0.0
+  clock = []
+  for at, rate in timed:
+    if rate and clock:
+      seconds += (at - last) / rate
+    if rate or not clock:
+      clock.append((at, seconds))
+      last = at
+  experiment = run.job.experiment
+  flops = step_time.operations(
+    experiment.model, 1.0, experiment.data.length, step_time.ARMS[0]
+  )
+  places = np.array(
+    [
+      tokens,
+      np.interp(tokens, *zip(*clock)) if len(clock) > 1 else tokens * math.nan,
+      tokens * sum(flops.values()),
+    ]
+  )
+  return places, np.array(list(points.values()), float)
 
 
 def _running_mean(values, span: int):
