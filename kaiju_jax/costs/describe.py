@@ -100,7 +100,7 @@ def mathematics(config: model_config.ModelConfig) -> str:
     'relu2': 'relu² feed-forward',
     'swiglu': 'gated feed-forward (silu)',
     'geglu': 'gated feed-forward (gelu)',
-  }[config.feedforward]
+  }.get(config.feedforward, f'feed-forward {config.feedforward!r} of your own')
   norms = {
     'before': 'before',
     'after': 'after',

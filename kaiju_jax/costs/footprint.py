@@ -59,9 +59,9 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
     Parameter('attention', 'w_o_DHK', (d, h, k), depth),
     Parameter('feed-forward', 'w_in_DF', (d, f), depth),
     *(
-      ()
-      if config.feedforward == 'relu2'
-      else (Parameter('feed-forward', 'w_gate_DF', (d, f), depth),)
+      (Parameter('feed-forward', 'w_gate_DF', (d, f), depth),)
+      if config.is_gated
+      else ()
     ),
     Parameter('feed-forward', 'w_out_DF', (d, f), depth),
   )

@@ -115,7 +115,7 @@ def _layer_bytes(config: model_config.ModelConfig) -> int:
   hk = config.num_heads * config.head_dim
   b = _bytes_of(config.dtype)
   plain = 24 * d + b * (2 * d + 3 * f + 2 * hk)
-  is_gated = config.feedforward != 'relu2'
+  is_gated = config.is_gated
   if is_gated:
     plain += 2 * b * f
   if config.quantization.matmul == 'int8':

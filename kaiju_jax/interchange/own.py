@@ -125,11 +125,12 @@ def save(
       is none. The file then has a digest of its content, too.
 
   Raises:
-    ValueError: see `deployed.quantize`; or the parameters hold adapters, for
-      which the format has no place.
+    ValueError: see `deployed.quantize`; or the parameters hold adapters, or the
+      model has a function of one's own, for which the format has no place.
     OSError: the file cannot be written.
   """
   lora.refuse(params)
+  model_config.refuse_own(config)
   tree = params
   if not (masters or deployed.is_deployed(params)):
     tree = deployed.quantize(params, config, replica)

@@ -6,6 +6,7 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import rope_scaling as rope_scaling_lib
 from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.storage import parts
 from kaiju_jax.storage import strict
 
 # Most positions; rotary tables have a row for each. The longest of open models
@@ -55,7 +56,8 @@ class ModelConfig:
     default_factory=rope_scaling_lib.RopeScalingConfig
   )
   # 'relu2' for relu(x·W_in)²·W_out; 'swiglu' or 'geglu' for (act(x·W_gate) ·
-  # (x·W_in))·W_out with act silu or gelu (tanh's form).
+  # (x·W_in))·W_out with act silu or gelu (tanh's form); or a function of your
+  # own (`storage/parts.py`).
   feedforward: str = 'relu2'
   # Where RMSNorm stands: 'before' attention and feed-forward, 'after' them
   # (their output is normalized before it is added), or 'both'.
@@ -83,6 +85,15 @@ class ModelConfig:
   quantization: quantization_config.QuantizationConfig = dataclasses.field(
     default_factory=quantization_config.QuantizationConfig
   )
+
+  @property
+  def is_gated(self) -> bool:
+    """Whether the feed-forward has a gate; ValueError if it is unknown."""
+    name = self.feedforward
+    parts.check('model.feedforward', name, FEEDFORWARDS)
+    if name in FEEDFORWARDS:
+      return name != 'relu2'
+    return parts.find('GATES', name) is not None
 
   def layers(self) -> tuple[layers_lib.Layer, ...]:
     """Returns the layer tuple: `layout` parsed, or the interleaved stack."""
@@ -123,11 +134,11 @@ DIGESTED = (
 )
 # The fields that say how a model is computed, not which one it is.
 COMPUTED = 'dtype', 'attention', 'remat'
+FEEDFORWARDS = 'relu2', 'swiglu', 'geglu'
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),
   'shared': ('both', 'keys', 'values'),
-  'feedforward': ('relu2', 'swiglu', 'geglu'),
   'norms': ('before', 'both', 'after'),
   'qk_norm': ('none', 'head', 'all'),
 }
@@ -163,6 +174,7 @@ def check(config: ModelConfig) -> None:
       ' embeddings turn pairs.'
     )
   strict.check_choices(config, CHOICES, 'model')
+  parts.check('model.feedforward', config.feedforward, FEEDFORWARDS)
   for name in ('rope_local', 'rope_global'):
     base = getattr(config, name)
     if base and base <= 1:
@@ -181,6 +193,20 @@ def check(config: ModelConfig) -> None:
   _check_kv_heads(config)
   _check_sums(config)
   _check_layers(config)
+
+
+def refuse_own(config: ModelConfig) -> None:
+  """Refuses a model that only its own source can compute (`storage/parts.py`).
+
+  Raises:
+    ValueError: names the field and what can be exported.
+  """
+  if config.feedforward not in FEEDFORWARDS:
+    raise ValueError(
+      f'model.feedforward={config.feedforward!r}: is a function of your own,'
+      ' which no export can hold; it must be one of'
+      f' {", ".join(map(repr, FEEDFORWARDS))}.'
+    )
 
 
 def _check_hidden_limit(config: ModelConfig) -> None:

@@ -1,7 +1,8 @@
 """Feed-forward: relu(x·W_in)²·W_out (So et al. 2021), or a gated one.
 
 The gated ones, act(x·W_gate) · (x·W_in) times W_out (Shazeer 2020), come from
-other libraries' models.
+other libraries' models. A function of one's own stands in relu²'s place or in
+a gate's, and takes and returns float32 (`storage/parts.py`).
 
 The hidden activations of relu² are non-negative and heavy-tailed. They are
 coded on all 256 levels, up to a limit that dynamic clamping computes from the
@@ -20,6 +21,7 @@ from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import qat
 from kaiju_jax.quantization import rotation
 from kaiju_jax.sharding import collectives
+from kaiju_jax.storage import parts
 
 # The gates' activations; both libraries' gelu is the approximation by tanh.
 _GATES = {
@@ -43,9 +45,14 @@ class FeedForward(weighted.Weighted):
     w_out_DF = self.weight('w_out_DF', shape)
     x_BLD = qat.enter(self.encode(self.clamp_input(x_BLD, 'D')))
     hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
-    gate = _GATES.get(config.feedforward)
-    if gate is None:
+    name = config.feedforward
+    gate = _GATES.get(name) or parts.find('GATES', name)
+    if name == 'relu2':
       hidden_BLF = jnp.square(nn.relu(hidden_BLF))
+    elif gate is None:
+      activation = parts.find('ACTIVATIONS', name)
+      hidden_BLF = activation(hidden_BLF.astype(jnp.float32))
+      hidden_BLF = hidden_BLF.astype(config.dtype)
     else:
       w_gate_DF = self.weight('w_gate_DF', shape)
       gate_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_gate_DF)
@@ -68,7 +75,7 @@ class FeedForward(weighted.Weighted):
       hidden_BLF,
       w_out_DF,
       clip_at=limit,
-      nonnegative=gate is None,
+      nonnegative=name == 'relu2',
     )
     return collectives.leave(out_BLD)
 

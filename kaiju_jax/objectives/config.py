@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from kaiju_jax.storage import parts
+
 
 @dataclasses.dataclass
 class TokenHeadTraining:
@@ -65,8 +67,8 @@ class ObjectiveConfig:
 
   # 'language' (predicts each token), 'distillation' (predicts a teacher's
   # distribution of each token), 'attention_alignment' (each layer's attention
-  # does as a teacher's does), 'preference' (prefers replies that users kept) or
-  # 'token_head'.
+  # does as a teacher's does), 'preference' (prefers replies that users kept),
+  # 'token_head', or one of your own (`runs/own_parts.py`).
   name: str = 'language'
   # Settings of 'token_head'.
   token_head: TokenHeadTraining = dataclasses.field(
@@ -85,7 +87,7 @@ class ObjectiveConfig:
   chunk: int = 0
 
 
-_NAMES = (
+NAMES = (
   *('language', 'distillation', 'attention_alignment'),
   *('preference', 'token_head'),
 )
@@ -98,11 +100,7 @@ def check(config: ObjectiveConfig) -> None:
   Raises:
     ValueError: names the field, its value and what would be right.
   """
-  if config.name not in _NAMES:
-    raise ValueError(
-      f'objective.name={config.name!r}: must be one of'
-      f' {", ".join(map(repr, _NAMES))}.'
-    )
+  parts.check('objective.name', config.name, NAMES)
   if config.chunk < 0:
     raise ValueError(
       f'objective.chunk={config.chunk}: must be at least 1, or 0 for all tokens'

@@ -7,7 +7,9 @@ import os
 import pathlib
 
 from absl import flags
+from ml_collections import config_flags
 
+from kaiju_jax.runs import own_parts
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -21,6 +23,8 @@ def check_fields(argv: Sequence[str]) -> None:
     name = argument.lstrip('-').partition('=')[0]
     if not argument.startswith('-') or not name.startswith('config.'):
       continue
+    if name.startswith('config.parts.settings.'):
+      continue  # Their fields are those of the config file's SETTINGS.
     holder = experiment_lib.Experiment()
     for part in name.split('.')[1:]:
       known = (
@@ -83,6 +87,40 @@ def config_path(name: str) -> str:
       f' {", ".join(known)}.'
     )
   return f'{configs / file}.py{colon}{arm}'
+
+
+def define(
+  name: str,
+  default: str | None = None,
+  text: str = '',
+  values: flags.FlagValues = flags.FLAGS,
+  argv: Sequence[str] | None = None,
+) -> flags.FlagHolder:
+  """Defines the flag of a config file, with --NAME.FIELD=VALUE.
+
+  Reading it brings the parts that the file has (`own_parts.py`).
+
+  Args:
+    name: of the flag.
+    default: a path, None for none.
+    text: the flag's help.
+    values: the table of flags.
+    argv: the command line, by default the process's.
+  """
+  flag = config_flags.DEFINE_config_file(
+    name, default, text, flag_values=values, sys_argv=argv
+  )
+  parser = values[name].parser
+  read = parser.parse
+
+  def parse(path: str):
+    found = read(path)
+    if not isinstance(found, experiment_lib.Experiment):
+      return found  # The error that its reader raises.
+    return own_parts.of_config(found, path.partition(':')[0])
+
+  parser.parse = parse
+  return flag
 
 
 def find_file() -> str:

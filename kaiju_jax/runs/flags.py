@@ -50,7 +50,6 @@ from typing import TypeVar
 
 from absl import app
 from absl import flags
-from ml_collections import config_flags
 
 from kaiju_jax.runs import configs
 from kaiju_jax.storage import addresses
@@ -292,7 +291,7 @@ def _define(
   if kind.base is _EXPERIMENT:
     config = kind.note(Config)
     path = configs.config_path(config.name) if config else None
-    return config_flags.DEFINE_config_file(name, path, text, flag_values=values)
+    return configs.define(name, path, text, values)
   if origin is Literal:
     words = typing.get_args(kind.base)
     return flags.DEFINE_enum(**about, enum_values=words)

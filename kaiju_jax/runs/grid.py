@@ -123,8 +123,9 @@ def check(jobs: Sequence[Job]) -> None:
     OSError, ValueError: see `train.check` and `workdir.check`.
   """
   for job in jobs:
-    train.check(job.experiment)
-    workdir.check(job.folder, start.resolve(job.experiment))
+    experiment = start.resolve(job.experiment)
+    train.check(experiment)
+    workdir.check(job.folder, experiment)
 
 
 def is_done(job: Job, finish: Finish | None = None) -> bool:

@@ -19,6 +19,8 @@ from absl import flags
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.runs import own_parts
+from kaiju_jax.storage import parts
 from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 
@@ -104,7 +106,16 @@ def _is_local(_, layer: layers_lib.Layer) -> bool:
 
 
 def _reads(fields: str, *tasks: str) -> Rule:
-  return _unless(fields, 'data.task', *tasks)
+  """Returns the rule of fields that some of our tasks read, and others' may."""
+  return _rule(
+    fields,
+    'data.task',
+    lambda one: not (_is_own(one) or one.data.task in tasks),
+  )
+
+
+def _is_own(one: experiment_lib.Experiment) -> bool:
+  return parts.find('TASKS', one.data.task) is not None
 
 
 def _freezes(one: experiment_lib.Experiment) -> bool:
@@ -213,6 +224,11 @@ UNUSED = (
     'objective.name',
     lambda one: one.objective.name == 'attention_alignment',
   ),
+  _rule(
+    'parts.*',
+    ' '.join(dict.fromkeys(parts.FIELDS.values())),
+    lambda one: not own_parts.find_used(one),
+  ),
   _unless('optimizer.decay', 'optimizer.schedule', 'wsd'),
   _unless('optimizer.final', 'optimizer.schedule', 'cosine', 'wsd'),
   _rule(
@@ -259,7 +275,9 @@ UNUSED = (
     'loop.evaluate_every',
     'data.task',
     lambda one: (
-      one.loop.evaluate_every > 0 and one.data.task not in (*_TEXTS, 'needle')
+      one.loop.evaluate_every > 0
+      and one.data.task not in (*_TEXTS, 'needle')
+      and not _is_own(one)
     ),
   ),
   _rule(

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
+from kaiju_jax.runs import own_parts
 from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
@@ -49,6 +50,8 @@ _SAME = (
   'data.length',
   'data.held_out',
   'optimizer.skip_nonfinite',
+  'parts.digest',
+  'parts.settings',
 )
 _ALIGNMENT = 'attention_alignment'
 
@@ -167,15 +170,17 @@ def resolve(
 ) -> experiment_lib.Experiment:
   """Returns the experiment with what other files say.
 
-  These are the sources that its mix.json names, and with adapters the model of
-  their base, of which the experiment says how it is computed: `dtype`,
+  These are the sources that its mix.json names, digest and settings of its own
+  parts (`own_parts.resolve`), and with adapters the model of their base, of
+  which the experiment says how it is computed: `dtype`,
   `attention` and `remat`. The workdir holds this experiment, so that a run does
   not depend on a file that may change.
 
   Raises:
-    OSError, ValueError: see `mix_file.resolve` and `load.base_config`; or there
-      are adapters and no base.
+    OSError, ValueError: see `mix_file.resolve`, `own_parts.resolve` and
+      `load.base_config`; or there are adapters and no base.
   """
+  experiment = own_parts.resolve(experiment)
   resolved = {'data': mix_file.resolve(experiment.data)}
   if experiment.lora.rank:
     from kaiju_jax.runs import load

@@ -15,6 +15,7 @@ from typing import Any
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.runs import own_parts
 from kaiju_jax.runs import start as start_lib
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
@@ -127,6 +128,7 @@ def _train(
 
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   found = tasks.task_of(experiment).load(experiment)
+  own_parts.check(experiment, found)
   if experiment.data.reference and not workdir_lib.checkpoints(workdir):
     from kaiju_jax.runs import reference
 

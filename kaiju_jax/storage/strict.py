@@ -38,7 +38,7 @@ def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
 
   Args:
     cls: a dataclass whose fields are bool, int, float, str, None, unions and
-      tuples of these, or dataclasses.
+      tuples of these, or dataclasses; `Any` takes everything, as it is.
     data: a value per field; an absent field has its default.
     within: dotted name of the field that holds `cls`, for errors.
 
@@ -184,6 +184,8 @@ def _dump_known(
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
+  if hint is Any:
+    return value
   if dataclasses.is_dataclass(hint):
     return parse(hint, value, name)
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -11,7 +11,8 @@
     needle_text     a magic number hidden in natural text
     recall          several keys and values, chains of variables, counts
 
-`data.task` names the row. A new task is a new row of `TASKS`. Its functions
+`data.task` names the row, here or in TASKS of a config file or a package
+(`storage/parts.py`). Its functions
 import modules when they are called, because numpy and jax take seconds to
 import and a check of a config should not wait for them.
 """
@@ -23,6 +24,8 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.storage import parts
 from kaiju_jax.tasks import conversations as conversations_lib
 from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks import spans as spans_lib
@@ -78,11 +81,8 @@ def task_of(experiment: experiment_lib.Experiment) -> Task:
 
 
 def _find(name: str) -> Task:
-  if name not in TASKS:
-    raise ValueError(
-      f'data.task={name!r}: must be one of {", ".join(map(repr, TASKS))}.'
-    )
-  return TASKS[name]
+  parts.check('data.task', name, TASKS)
+  return TASKS.get(name) or parts.find('TASKS', name)
 
 
 def check(experiment: experiment_lib.Experiment) -> None:
@@ -99,13 +99,25 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f"data.{field}: sources are mixed for data.task='text' alone, not for"
       f' {data.task!r}.'
     )
-  if experiment.objective.name not in task.objectives:
+  if not _serves(task, experiment.objective.name):
     raise ValueError(
       f'objective.name={experiment.objective.name!r}: the rows of'
       f' data.task={experiment.data.task!r} are for'
       f' {", ".join(map(repr, task.objectives))}.'
     )
   task.check(experiment)
+
+
+def _serves(task: Task, objective: str) -> bool:
+  """Returns whether an objective can read a task's rows.
+
+  Rows without extras are for every objective of one's own; `own_parts.check`
+  compares the extras.
+  """
+  is_own = objective not in objective_config.NAMES
+  return objective in task.objectives or (
+    is_own and 'language' in task.objectives
+  )
 
 
 def common_rows(experiment: experiment_lib.Experiment) -> float:

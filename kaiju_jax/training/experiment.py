@@ -5,6 +5,7 @@ instant; dtypes are strings.
 """
 
 import dataclasses
+from typing import Any
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
@@ -12,6 +13,24 @@ from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.training import config as training_config
 
 INITS = 'standard', 'scaled', 'previous', 'induction'
+
+
+@dataclasses.dataclass
+class PartsConfig:
+  """Where an objective, task or function of one's own comes from.
+
+  `runs/own_parts.py` fills the fields that a config leaves out.
+  """
+
+  # The path of a file, or an entry point of the group kaiju_jax.parts; by
+  # default the config file, or the package that has what the file lacks.
+  source: str = ''
+  # The digest of the file, or the package's name and version; another one than
+  # this is refused, '' takes any.
+  digest: str = ''
+  # An instance of the source's SETTINGS, or its fields as in JSON; None for the
+  # defaults.
+  settings: Any = None
 
 
 @dataclasses.dataclass
@@ -54,4 +73,6 @@ class Experiment:
   lora: training_config.LoraConfig = dataclasses.field(
     default_factory=training_config.LoraConfig
   )
+  # The source of an objective, task or function of layers of one's own.
+  parts: PartsConfig = dataclasses.field(default_factory=PartsConfig)
   seed: int = 0  # The seed of the parameters and of the data's order.

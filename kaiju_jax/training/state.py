@@ -19,6 +19,7 @@ from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import registry
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.storage import parts
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import token_count
@@ -73,11 +74,15 @@ def objective_of(
   """
   arguments = experiment.objective, experiment.model, experiment.data.length
   sources = mix_file.resolve(experiment.data).sources
+  breakdown = objective_lib.report_nothing
   if sources:
     breakdown = by_source.breakdown([one.name for one in sources])
-    objective = by_source.reading(registry.make(*arguments, breakdown))
+  if own := parts.find('OBJECTIVES', experiment.objective.name):
+    objective = own(experiment)
   else:
-    objective = registry.make(*arguments)
+    objective = registry.make(*arguments, breakdown)
+  if sources:
+    objective = by_source.reading(objective)
   return objective.train_adapters() if experiment.lora.rank else objective
 
 

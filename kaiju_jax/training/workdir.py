@@ -20,6 +20,7 @@ do none of these.
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -36,6 +37,7 @@ DIVERGED = 'diverged.json'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
+_SOURCE = 'parts.source'
 
 
 @contextlib.contextmanager
@@ -50,8 +52,12 @@ def open_workdir(
     ValueError, OSError: see `reserve`.
   """
   with reserve(path, experiment, common_rows) as path:
-    if not (path / _CONFIG).exists():
-      files.write_json(path / _CONFIG, strict.dump(experiment))
+    file = path / _CONFIG
+    held = load_experiment(path) if file.exists() else None
+    if held is None or held.parts.source != experiment.parts.source:
+      # The same parts may lie elsewhere by now.
+      made = dataclasses.replace(held or experiment, parts=experiment.parts)
+      files.write_json(file, strict.dump(made))
     yield path
 
 
@@ -118,13 +124,17 @@ def check(
   if not (path / _CONFIG).exists():
     _refuse_leftovers(path)
     return
-  differences = strict.differences(_read(path / _CONFIG), wanted)
+  differences = _compare(_read(path / _CONFIG), wanted)
   if not differences:
     return
   lines = [
     f'  {name}: {theirs!r} in the workdir, {ours!r} in this command'
     for name, (theirs, ours) in differences.items()
   ]
+  if 'parts.digest' in differences:
+    lines.append(
+      f'Bring back {experiment.parts.source or "the file"} as it was to go on.'
+    )
   free = _free_name(path)
   advice = f'To leave it alone and start this one, type --workdir={free}'
   if common_rows is not None and differences.keys() <= longer.FIELDS:
@@ -179,6 +189,12 @@ def find_base(path: str) -> str:
   return path
 
 
+def _compare(ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
+  """Returns the fields that differ, but for the place of the same parts."""
+  found = strict.differences(ours, theirs)
+  return {name: pair for name, pair in found.items() if name != _SOURCE}
+
+
 def _read(file: pathlib.Path) -> Any:
   """Returns the fields of a run, with the defaults of those that it lacks."""
   return strict.fill(experiment_lib.Experiment, files.read_json(file))
@@ -230,7 +246,7 @@ def note_start(
     last = files.read_json(file)
     earlier = [*last.pop('earlier', []), last]
   held, extended = load_experiment(path), {}
-  if held != experiment:
+  if _compare(strict.dump(held), strict.dump(experiment)):
     # `check` decided by the latest checkpoint, which may be unreadable.
     extension = longer.Extension(held, experiment, _begins(held))
     if why := extension.find_obstacle(step):

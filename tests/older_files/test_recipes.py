@@ -17,74 +17,14 @@ import pytest
 from tests import pages
 
 ROOT = pathlib.Path(__file__).parents[2]
-# The files that the recipes name, and what is added to them: before a line,
-# further lines.
-OBJECTIVE = """
-from kaiju_jax.model import batches
-from kaiju_jax.objectives import language
-from kaiju_jax.objectives import objective as objective_lib
-import jax.numpy as jnp
-
-
-def make(settings, chunk, breakdown):
-  def sums(model, variables, batch, z):
-    hidden_BLD = batches.hidden(model, variables, batch, z.attention)
-    loss_BL = language.hidden_cross_entropy(
-      model, variables, hidden_BLD, batch, z.logits, chunk
-    )
-    loss_BL += settings.amount
-    weights = jnp.sum(batch.weight_BL)
-    return objective_lib.Sums(
-      jnp.sum(batch.weight_BL * loss_BL), weights, breakdown(loss_BL, batch)
-    )
-
-  return objective_lib.Objective(sums)
-"""
+# A class of settings and its field: what is added before each of these lines.
 ADDED = {
-  'objectives/config.py': {
-    '@dataclasses.dataclass\nclass ObjectiveConfig:': (
-      '@dataclasses.dataclass\nclass Smoothed:\n  amount: float = 100.0\n\n\n'
-    ),
-    '  chunk: int = 0\n': (
-      '  smoothed: Smoothed = dataclasses.field(default_factory=Smoothed)\n'
-    ),
-    "  *('preference', 'token_head'),\n": "  'smoothed',\n",
-  },
-  'objectives/registry.py': {
-    'from kaiju_jax.objectives import token_head\n': (
-      'from kaiju_jax.objectives import smoothed\n'
-    ),
-    "  if config.name == 'preference':\n": (
-      "  if config.name == 'smoothed':\n"
-      '    return smoothed.make(config.smoothed, config.chunk, breakdown)\n'
-    ),
-  },
-  'tasks/registry.py': {
-    "  'properties': Task(\n": (
-      "  'counting': Task(\n"
-      '    texts_lib.check,\n'
-      '    _load_counting,\n'
-      '    texts_lib.first,\n'
-      "    objectives=('language', 'smoothed'),\n"
-      '  ),\n'
-    ),
-    'TASKS = {\n': (
-      'class _Counting(NamedTuple):\n'
-      '  length: int\n'
-      '  seed: int\n\n'
-      '  def __len__(self):\n'
-      '    return 7\n\n'
-      '  def __getitem__(self, index):\n'
-      '    import numpy as np\n\n'
-      '    from kaiju_jax.data import packing\n\n'
-      '    start = index % 7 + self.seed\n'
-      '    tokens_L = np.arange(start, start + self.length, dtype=np.int32)\n'
-      '    return packing.row([packing.Piece(tokens_L)], self.length)\n\n\n'
-      'def _load_counting(experiment):\n'
-      '  data = experiment.data\n'
-      '  return TaskData(_Counting(data.length, experiment.seed))\n\n\n'
-    ),
-  },
+  '@dataclasses.dataclass\nclass ObjectiveConfig:': (
+    '@dataclasses.dataclass\nclass Smoothed:\n  amount: float = 100.0\n\n\n'
+  ),
+  '  chunk: int = 0\n': (
+    '  smoothed: Smoothed = dataclasses.field(default_factory=Smoothed)\n'
+  ),
 }
 
 
@@ -113,28 +53,14 @@ def recipe(title):
   return found
 
 
-def add(package, name):
-  path = package / 'kaiju_jax' / name
+def add_settings(package):
+  assert 'needs a default' in recipe('Parts of your own')
+  path = package / 'kaiju_jax/objectives/config.py'
   text = path.read_text()
-  for before, lines in ADDED[name].items():
-    assert text.count(before) == 1, f'{name}: {before}'
+  for before, lines in ADDED.items():
+    assert text.count(before) == 1, before
     text = text.replace(before, lines + before)
   path.write_text(text)
-
-
-def follow_objective(package):
-  said = recipe('An objective')
-  for name in 'objectives/config.py', 'objectives/registry.py':
-    assert f'`{name}`' in said
-    add(package, name)
-  assert 'tasks/registry.py' in said and 'objectives/<name>.py' in said
-  file = package / 'kaiju_jax/objectives/smoothed.py'
-  file.write_text(OBJECTIVE)
-
-
-def follow_task(package):
-  assert 'tasks/registry.py' in recipe('A task')
-  add(package, 'tasks/registry.py')
 
 
 def follow_arm(package):
@@ -193,8 +119,8 @@ print('read', 'jax' in sys.modules)
 """
 
 
-def test_an_objective_leaves_earlier_runs_what_they_were(package, here):
-  follow_objective(package)
+def test_a_field_leaves_earlier_runs_what_they_were(package, here):
+  add_settings(package)
   said = call(package, '-c', _READ, str(package), cwd=here)
   assert said.endswith('read False\n')
 
@@ -204,24 +130,12 @@ def test_what_the_recipes_add_trains_and_an_earlier_run_resumes(
   package,
   here,
 ):
-  follow_objective(package)
-  follow_task(package)
+  add_settings(package)
   follow_arm(package)
-  train = '-m', 'experiments.train'
-  flags = '--config=tiny:small', '--config.data.task=counting'
-  losses = {}
-  for name in 'language', 'smoothed':
-    call(
-      package,
-      *train,
-      *flags,
-      f'--config.objective.name={name}',
-      f'--workdir={name}',
-      cwd=here,
-    )
-    lines = (here / name / 'metrics.jsonl').read_text().splitlines()
-    losses[name] = json.loads(lines[-1])['loss']
-  assert losses['smoothed'] == pytest.approx(losses['language'] + 100, abs=1e-3)
+  words = '--config=tiny:small', '--config.data.task=recall'
+  call(package, '-m', 'experiments.train', *words, '--workdir=arm', cwd=here)
+  held = json.loads((here / 'arm/config.json').read_text())
+  assert held['objective']['smoothed'] == {'amount': 100.0}
   resume = (
     'import sys; from kaiju_jax.runs import train;'
     'from kaiju_jax.training import workdir;'
@@ -262,7 +176,7 @@ WRITTEN = {
   'training/config.py': (
     *('LoopConfig', 'LoraConfig', 'OptimizerConfig', 'ZRegConfig'),
   ),
-  'training/experiment.py': ('Experiment',),
+  'training/experiment.py': ('Experiment', 'PartsConfig'),
 }
 
 

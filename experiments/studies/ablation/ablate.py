@@ -15,7 +15,6 @@ import types
 from typing import NamedTuple
 
 from absl import flags
-from ml_collections import config_flags
 
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import cells as cells_lib
@@ -98,7 +97,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   argv = ['ablate', f'--config={configs.config_path(config)}', *arguments]
   configs.check_fields(argv)
   values = flags.FlagValues()
-  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  configs.define('config', values=values, argv=argv)
   try:
     values(argv)
   except (flags.Error, AttributeError, KeyError) as error:
@@ -191,6 +190,7 @@ def commands(
       except (OSError, ValueError) as error:
         raise ValueError(f'arm {cell.name!r}: {error}') from error
       workdir_lib.check(workdir, experiment)
+      digest = experiment.parts.digest
       if mesh is not None:
         fit.check(experiment, mesh)
       words = (
@@ -199,6 +199,8 @@ def commands(
         module,
         f'--config={cell.config}',
         *arguments,
+        # A file that changes while arms train is refused.
+        *([f'--config.parts.digest={digest}'] if digest else []),
         *([] if mesh is None else [f'--fsdp={mesh.fsdp}']),
         *([] if mesh is None else [f'--tensor={mesh.tensor}']),
         f'--workdir={workdir}',
@@ -273,7 +275,8 @@ def check_data(jobs: Sequence[grid.Job]) -> None:
   read = set()
   for job in jobs:
     experiment = dataclasses.replace(job.experiment, seed=0)
-    data = experiment.data, experiment.objective, experiment.init
+    data = experiment.data, experiment.objective, experiment.parts
+    data += (experiment.init,)
     key = repr((*data, experiment.model.vocab_size))
     if key not in read:
       tasks.task_of(experiment).load(experiment)

@@ -1,0 +1,365 @@
+"""Brings parts of one's own: objectives, tasks, and functions of layers.
+
+A config file, or the module of an installed package's entry point in the group
+`kaiju_jax.parts`, holds them by name (`storage/parts.py`):
+
+    @dataclasses.dataclass
+    class Settings:
+      gamma: float = 2.0
+
+    def focal(experiment): …  # Returns an `objective.Objective`.
+
+    OBJECTIVES = {'focal': focal}
+    SETTINGS = Settings  # Of `experiment.parts.settings`.
+
+A run that uses one of them records source and digest in its config.json, and
+goes on only with the same digest. All its parts come from one source. Modules
+that the source imports have no part in the digest.
+
+This executes code. So only what trains does it, and reading a config file that
+the command line names: no reader of a workdir or an export does.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from importlib import metadata
+import inspect
+import operator
+import os
+import pathlib
+import sys
+import traceback
+import types
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.storage import parts as parts_lib
+from kaiju_jax.storage import strict
+from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.training import experiment as experiment_lib
+
+GROUP = 'kaiju_jax.parts'
+_OURS = {
+  'objective.name': objective_config.NAMES,
+  'data.task': tuple(tasks.TASKS),
+  'model.feedforward': model_config.FEEDFORWARDS,
+}
+# What a part's functions take: of a task, those of its fields.
+_TAKES = {
+  'OBJECTIVES': ('experiment',),
+  'ACTIVATIONS': ('hidden_BLF',),
+  'GATES': ('gate_BLF',),
+}
+_OF_TASK = {
+  'check': ('experiment',),
+  'load': ('experiment',),
+  'texts': ('experiment', 'count'),
+  'common_rows': ('experiment',),
+}
+
+
+class Brought(NamedTuple):
+  """What one source brings."""
+
+  source: str  # An absolute path, or the name of an entry point.
+  # Of the file's bytes, or the distribution and its version.
+  digest: str
+  held: Mapping[str, Mapping[str, Any]]  # {kind: {name: part}}.
+  settings: type | None  # The dataclass of its settings.
+
+  def has(self, names: Mapping[str, str]) -> bool:
+    """Returns whether all parts come from here; `names` is as `find_used`."""
+    kinds = parts_lib.FIELDS.items()
+    return all(
+      any(name in self.held[kind] for kind, named in kinds if named == field)
+      for field, name in names.items()
+    )
+
+
+def find_used(experiment: experiment_lib.Experiment) -> dict[str, str]:
+  """Returns {field: name} of the parts that are none of ours."""
+  names = {field: operator.attrgetter(field)(experiment) for field in _OURS}
+  return {field: x for field, x in names.items() if x not in _OURS[field]}
+
+
+def bring(source: str) -> Brought:
+  """Executes a source, and puts its parts into the table.
+
+  Raises:
+    ValueError: it cannot be read or executed, or has a part of one of our
+      names or of another signature.
+  """
+  is_path = os.sep in source or source.endswith('.py')
+  read = _read_file if is_path else _read_point
+  module, source, digest = read(source)
+  held = {kind: getattr(module, kind, {}) for kind in parts_lib.FIELDS}
+  settings = getattr(module, 'SETTINGS', None)
+  for kind, brought in held.items():
+    if not isinstance(brought, Mapping):
+      raise ValueError(f'{source}: {kind} must be a dict of parts by name.')
+    for name, part in brought.items():
+      _check_part(f'{source}: {kind}[{name!r}]', kind, name, part, held)
+  if settings is not None:
+    _check_settings(source, settings)
+  for kind, brought in held.items():
+    parts_lib.hold(kind, brought)
+  return Brought(source, digest, held, settings)
+
+
+def of_config(
+  experiment: experiment_lib.Experiment, path: str
+) -> experiment_lib.Experiment:
+  """Returns a config file's experiment, with the file as source of its parts.
+
+  Raises:
+    ValueError: see `bring`.
+  """
+  parts = experiment.parts
+  if not parts.source:
+    text = pathlib.Path(path).read_bytes()
+    if not any(kind.encode() in text for kind in parts_lib.FIELDS):
+      return experiment
+    parts = dataclasses.replace(parts, source=os.path.abspath(path))
+  found = bring(parts.source)
+  if parts.settings is None and found.settings is not None:
+    parts = dataclasses.replace(parts, settings=found.settings())
+  return dataclasses.replace(experiment, parts=parts)
+
+
+def resolve(
+  experiment: experiment_lib.Experiment,
+) -> experiment_lib.Experiment:
+  """Returns the experiment with source, digest and settings of its parts.
+
+  An experiment without parts of its own has none of the three.
+
+  Raises:
+    ValueError: see `bring`; the source has another digest than the experiment
+      names; the settings are not those of the source; or two packages have what
+      the source lacks.
+  """
+  parts, names = experiment.parts, find_used(experiment)
+  if not names:
+    none = experiment_lib.PartsConfig()
+    return dataclasses.replace(experiment, parts=none)
+  found = bring(parts.source) if parts.source else None
+  if found is None or not found.has(names):
+    found = _find_installed(names) or found
+  if found is None:
+    return experiment  # Whoever reads the field lists the names there are.
+  if parts.digest not in ('', found.digest):
+    raise ValueError(
+      f'parts.digest={parts.digest!r}: {found.source} has {found.digest!r} now.'
+      ' Bring back the earlier one to go on with this run, or start another.'
+    )
+  settings = _parse_settings(found, parts.settings)
+  own = experiment_lib.PartsConfig(found.source, found.digest, settings)
+  return dataclasses.replace(experiment, parts=own)
+
+
+def _parse_settings(found: Brought, given: Any) -> Any:
+  """Returns settings as the source's dataclass, from another or from JSON."""
+  if found.settings is None:
+    if given is not None:
+      raise ValueError(
+        f'parts.settings={given!r}: must be None, because {found.source} has no'
+        ' SETTINGS.'
+      )
+    return None
+  plain = strict.dump(given) if dataclasses.is_dataclass(given) else given
+  return strict.parse(found.settings, plain or {}, 'parts.settings')
+
+
+def _read_file(source: str) -> tuple[types.ModuleType, str, str]:
+  path = os.path.abspath(source)
+  try:
+    text = pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise ValueError(
+      f'parts.source={path!r}: cannot be read ({error.strerror});'
+      ' --config.parts.source=PATH says where the file is now.'
+    ) from error
+  digest = f'sha256:{hashlib.sha256(text).hexdigest()}'
+  return _execute(path, text), path, digest
+
+
+@functools.lru_cache(16)
+def _execute(path: str, text: bytes) -> types.ModuleType:
+  """Returns the module of the very bytes that the digest is of."""
+  name = f'{pathlib.Path(path).stem}_{hashlib.sha256(text).hexdigest()[:8]}'
+  module = types.ModuleType(name)
+  module.__file__ = path
+  sys.modules[name] = module  # Dataclasses and pickle look there.
+  with _one_line(path, path):
+    exec(compile(text, path, 'exec'), vars(module))
+  return module
+
+
+def _read_point(source: str) -> tuple[types.ModuleType, str, str]:
+  known = metadata.entry_points(group=GROUP)
+  points = [point for point in known if point.name == source]
+  if len(points) != 1:
+    names = ', '.join(sorted(point.name for point in known)) or 'none'
+    raise ValueError(
+      f'parts.source={source!r}: must be a path, or one entry point of the'
+      f' group {GROUP}; there are {names}.'
+    )
+  with _one_line(f'parts.source={source!r}', source):
+    module = points[0].load()
+  about = points[0].dist
+  return module, source, f'{about.name} {about.version}'
+
+
+def _find_installed(names: Mapping[str, str]) -> Brought | None:
+  """Returns what the one package brings that has all of these parts."""
+  sources = sorted({point.name for point in metadata.entry_points(group=GROUP)})
+  found = [one for one in map(bring, sources) if one.has(names)]
+  if len(found) > 1:
+    several = ', '.join(one.source for one in found)
+    raise ValueError(
+      f"parts.source='': must be one of {several}, because each has"
+      f' {" and ".join(f"{x}={name!r}" for x, name in names.items())}.'
+    )
+  return found[0] if found else None
+
+
+def _check_part(what: str, kind: str, name: Any, part: Any, held) -> None:
+  """Refuses a part of a taken name, or that we cannot call."""
+  field = parts_lib.FIELDS[kind]
+  if name in _OURS[field] or (kind == 'GATES' and name in held['ACTIVATIONS']):
+    raise ValueError(f'{what}: there is a {field}={name!r} already; rename it.')
+  if kind != 'TASKS':
+    _check_call(what, part, _TAKES[kind])
+    return
+  if not isinstance(part, tasks.Task):
+    raise ValueError(f'{what}: must be a kaiju_jax.tasks.registry.Task.')
+  for function, arguments in _OF_TASK.items():
+    _check_call(f'{what}.{function}', getattr(part, function), arguments)
+
+
+def _check_call(what: str, part: Any, arguments: Sequence[str]) -> None:
+  try:
+    inspect.signature(part).bind(*arguments)
+  except TypeError as error:
+    raise ValueError(
+      f'{what}: must be a function of ({", ".join(arguments)}): {error}.'
+    ) from error
+
+
+def _check_settings(source: str, settings: Any) -> None:
+  is_class = isinstance(settings, type) and dataclasses.is_dataclass(settings)
+  if is_class:
+    with contextlib.suppress(TypeError, ValueError):
+      strict.dump(settings())
+      return
+  raise ValueError(
+    f'{source}: SETTINGS must be a dataclass that JSON can hold, with a default'
+    ' for each field.'
+  )
+
+
+@contextlib.contextmanager
+def _one_line(what: str, path: str) -> Iterator[None]:
+  """Raises ValueError for any error, with the latest line of a file in it."""
+  try:
+    yield
+  except Exception as error:
+    stack = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in stack if frame.filename == path]
+    at = f', line {lines[-1]}' if lines else ''
+    text = f'{type(error).__name__}: {error}'.splitlines()[0]
+    raise ValueError(f'{what}{at}: {text}') from error
+
+
+def check(experiment: experiment_lib.Experiment, data: tasks.TaskData) -> None:
+  """Refuses parts whose results have another type or shape than the step reads.
+
+  It traces the objective's loss, and so the model, for one microbatch.
+
+  Args:
+    experiment: a resolved one.
+    data: what its task has loaded.
+
+  Raises:
+    ValueError: names the part, and what it returns instead of what.
+  """
+  source, names = experiment.parts.source, find_used(experiment)
+  if name := names.get('data.task'):
+    with _one_line(f'{source}: TASKS[{name!r}]', source):
+      _check_row(data, experiment.data.length)
+  if name := names.get('model.feedforward'):
+    kind = 'GATES' if experiment.model.is_gated else 'ACTIVATIONS'
+    with _one_line(f'{source}: {kind}[{name!r}]', source):
+      _check_activation(parts_lib.find(kind, name))
+  if name := names.get('objective.name'):
+    with _one_line(f'{source}: OBJECTIVES[{name!r}]', source):
+      _check_objective(experiment, data.rows[0])
+
+
+def _check_row(data: Any, length: int) -> None:
+  import numpy as np
+
+  from kaiju_jax.data import packing
+
+  if not isinstance(data, tasks.TaskData):
+    raise TypeError(f'load returns {type(data).__name__}, not TaskData.')
+  row = data.rows[0]
+  if not isinstance(row, packing.Row):
+    raise TypeError(f'rows[0] is {type(row).__name__}, not packing.Row.')
+  for name, array in zip(row._fields[:-1], row):
+    if np.shape(array) != (length,):
+      raise ValueError(
+        f'rows[0].{name} has shape {np.shape(array)}, not ({length},), that of'
+        ' data.length.'
+      )
+
+
+def _check_activation(function: Callable[[Any], Any]) -> None:
+  import jax
+
+  wanted = jax.ShapeDtypeStruct((2, 3, 8), 'float32')
+  found = jax.eval_shape(function, wanted)
+  shape = getattr(found, 'shape', None), getattr(found, 'dtype', None)
+  if shape != (wanted.shape, wanted.dtype):
+    raise TypeError(f'returns {found} for {wanted}, must keep both.')
+
+
+def _check_objective(experiment: experiment_lib.Experiment, row: Any) -> None:
+  import jax
+
+  from kaiju_jax.data import packing
+  from kaiju_jax.model import transformer
+  from kaiju_jax.objectives import objective as objective_lib
+  from kaiju_jax.training import state as state_lib
+
+  made = parts_lib.find('OBJECTIVES', experiment.objective.name)(experiment)
+  if not isinstance(made, objective_lib.Objective):
+    raise TypeError(f'it returns {type(made).__name__}, not an Objective.')
+  objective = state_lib.objective_of(experiment)
+  batch = packing.stack([row] * experiment.data.batch)
+  objective.check(batch)
+  if experiment.model.quantization.wire_weights == 'ternary':
+    return  # The model reads a replica, which no shape stands for.
+  model = state_lib.model_of(experiment)
+
+  def loss(params, batch):
+    params = {**objective.parameters(), **params}
+    z = objective_lib.ZReg(0.0, 0.0)
+    return objective.loss(model, {'params': params}, batch, z)
+
+  params = transformer.parameter_shapes(experiment.model)
+  sums = jax.eval_shape(loss, params, batch)
+  if not isinstance(sums, objective_lib.Sums):
+    raise TypeError(f'loss returns {type(sums).__name__}, not objective.Sums.')
+  for path, one in jax.tree_util.tree_leaves_with_path(sums):
+    if one.shape:
+      name = jax.tree_util.keystr(path)
+      raise TypeError(f'Sums{name} has shape {one.shape}, not (): a sum.')
