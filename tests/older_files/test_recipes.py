@@ -132,8 +132,8 @@ def test_what_the_recipes_add_trains_and_an_earlier_run_resumes(
 ):
   add_settings(package)
   follow_arm(package)
-  words = '--config=tiny:small', '--config.data.task=needle'
-  call(package, '-m', 'experiments.train', *words, '--workdir=arm', cwd=here)
+  words = '--config=tiny:small', '--workdir=arm'
+  call(package, '-m', 'experiments.train', *words, cwd=here)
   held = json.loads((here / 'arm/config.json').read_text())
   assert held['objective']['smoothed'] == {'amount': 100.0}
   resume = (
