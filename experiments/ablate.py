@@ -25,7 +25,8 @@ run that fails or diverges is a line of the report and stops no other. The same
 command again runs what is missing: a run is finished once the checkpoint of its
 last step is, and a started one resumes; one that diverged is not repeated while
 its workdir stands. Ctrl-C lets running jobs save, and reports what there is.
-The data are read once before anything starts.
+The data are read once before anything starts. --launch=slurm submits one array
+job instead, and --dry_run prints what would run.
 
 The report is of all runs in the folder. Those of other settings are listed and
 not compared.
@@ -50,8 +51,8 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
 _OF_RUNS = (
-  *('config', 'seeds', 'jobs', 'devices_per_job', 'baseline', 'grid'),
-  *('module', 'fsdp', 'tensor'),
+  *('config', 'seeds', 'jobs', 'devices_per_job', 'launch', 'dry_run'),
+  *('baseline', 'grid', 'module', 'fsdp', 'tensor'),
 )
 FLAGS = flags.flags_of(settings_lib.Ablate)
 

@@ -9,6 +9,7 @@ from absl import app
 from kaiju_jax.gates import settings as gate_settings
 from kaiju_jax.runs import flags
 from kaiju_jax.runs import play
+from kaiju_jax.runs import slurm
 from kaiju_jax.synthesis import form
 from kaiju_jax.synthesis import settings as synthesis_settings
 from kaiju_jax.training import experiment as experiment_lib
@@ -380,6 +381,14 @@ class Ablate:
   # the values, the first of which is the baseline. Commas part values, except
   # in double quotes, where "" is a quote. Repeated, each combination runs.
   grid: flags.Repeated = ()
+  # Where runs go: processes of this machine, or one array job of Slurm, which
+  # needs the extra slurm.
+  launch: Literal['here', 'slurm'] = 'here'
+  resources: Annotated[slurm.Resources, flags.Prefix('slurm_')] = (
+    dataclasses.field(default_factory=slurm.Resources)
+  )
+  # Print what would run, and run nothing.
+  dry_run: bool = False
   # Which of ARMS to run; all by default.
   arms: tuple[str, ...] | None = None
   # Arm that all others are compared with, instead of ARMS's.

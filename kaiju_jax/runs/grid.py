@@ -49,6 +49,10 @@ _POLL_S = 2.0  # Seconds between two reads of the runs' records.
 _TAIL = 4096  # Bytes of a log in which its last line is looked for.
 
 
+# Runs commands, and yields as `pool.run` does.
+Launch = Callable[[Sequence[pool.Command]], Iterator[pool.Ended | None]]
+
+
 class Job(NamedTuple):
   """One arm on one seed."""
 
@@ -247,7 +251,7 @@ def _in_chunks(
 
 def run_commands(
   planned: Mapping[pool.Command, Sequence[Job]],
-  launch: Callable[[Sequence[pool.Command]], Iterator[pool.Ended | None]],
+  launch: Launch,
   finish: Finish | None = None,
   console: Any = None,
 ) -> tuple[dict[str, str], bool]:

@@ -1,5 +1,6 @@
 """Each job has devices of its own, and gives them back however it ends."""
 
+import importlib
 import itertools
 import os
 import pathlib
@@ -13,6 +14,7 @@ import pytest
 from kaiju_jax.runs import devices
 from kaiju_jax.runs import pool
 
+SUPPORTS = devices._supports
 PER_JOB = '--devices_per_job'
 MIG = ('MIG-7f1', 'MIG-GPU-9/1/0')
 LISTED = """\
@@ -116,6 +118,19 @@ def test_only_what_jax_will_use_is_found(machine, monkeypatch, platforms, kind):
   assert devices.probe() == ('', ())
 
 
+def test_what_jax_supports_is_what_is_installed(machine, monkeypatch):
+  monkeypatch.setattr('sys.path', [str(machine)])
+  assert not SUPPORTS('GPU') and not SUPPORTS('TPU')
+  (machine / 'libtpu.py').touch()
+  importlib.invalidate_caches()
+  assert not SUPPORTS('GPU') and SUPPORTS('TPU')
+  plugin = machine / 'jax_cuda12_plugin-1.dist-info' / 'entry_points.txt'
+  plugin.parent.mkdir()
+  plugin.write_text('[jax_plugins]\nxla_cuda12 = jax_plugins.xla_cuda12\n')
+  (plugin.parent / 'METADATA').write_text('Name: jax_cuda12_plugin\n')
+  assert SUPPORTS('GPU')
+
+
 @pytest.mark.parametrize(
   'options, groups',
   [
@@ -180,7 +195,10 @@ def test_on_a_cpu_jobs_share_the_cores(monkeypatch):
 
 @pytest.mark.parametrize(
   'width, per_job, bounds',
-  [(1, None, '1,1,1'), (2, None, '1,2,1'), (4, 4, '2,2,1'), (8, 4, '2,2,1')],
+  [
+    *[(1, None, '1,1,1'), (2, None, '1,2,1'), (4, 4, '2,2,1')],
+    *[(8, None, '2,4,1'), (8, 4, '2,2,1')],
+  ],
 )
 def test_chips_are_neighbours_behind_a_port_of_their_own(
   monkeypatch, width, per_job, bounds

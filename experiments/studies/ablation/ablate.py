@@ -26,6 +26,7 @@ from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import overrides as overrides_lib
 from kaiju_jax.runs import pool
+from kaiju_jax.runs import slurm
 from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
@@ -307,25 +308,21 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
     for command, job in planned.items()
     if not job.is_trained and job.diverged is None
   }
-  own_width = 1 if settings.module == _TRAIN else None
-  places = devices.find_places(
-    len(missing),
-    settings.jobs,
-    settings.devices_per_job,
-    own_width if mesh is None else mesh.devices,
-    on_cpu=1,
+  launch, how = _prepare_launch(settings, list(missing), mesh)
+  console = progress.stdout()
+  console.print(
+    f'{len(missing)} of {len(planned)} runs to do, {how}.',
+    highlight=False,
+    soft_wrap=True,
   )
+  if settings.dry_run:
+    for command in missing:
+      console.print(shlex.join(command.words), highlight=False, soft_wrap=True)
+    return 0
   if settings.module == _TRAIN and len(missing) > 1:
     check_data([job for [job] in missing.values()])
   files.make_folder(root)
-  console = progress.stdout()
-  console.print(
-    f'{len(missing)} of {len(planned)} runs to do, {len(places)} at a time.',
-    highlight=False,
-  )
-  ended, _ = grid.run_commands(
-    missing, lambda commands: pool.run(commands, places), console=console
-  )
+  ended, _ = grid.run_commands(missing, launch, console=console)
   outcomes = [
     report.Outcome(job, ended.get(job.name) or _status(job), command.words)
     for command, job in planned.items()
@@ -358,6 +355,35 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
   )
   console.print(f'Report: {page}', highlight=False, soft_wrap=True)
   return 0 if all(one.status == 'finished' for one in outcomes) else 1
+
+
+def _prepare_launch(
+  settings: settings_lib.Ablate,
+  commands: Sequence[pool.Command],
+  mesh: sharding_config.MeshConfig | None,
+) -> tuple[grid.Launch, str]:
+  """Returns what runs the commands, and how in words; checks the devices."""
+  width = 1 if settings.module == _TRAIN else None
+  width = width if mesh is None else mesh.devices
+  if settings.launch == 'slurm':
+    per_job = settings.devices_per_job
+    if per_job != 0:
+      per_job = devices.choose_width(per_job, width)
+    made = slurm.parameters(settings.resources, per_job, settings.jobs)
+    folder = pathlib.Path(settings.out) / 'slurm'
+    if commands and not settings.dry_run:
+      slurm.executor(folder, made)
+    return (
+      lambda commands: slurm.run(commands, folder, made),
+      f'as {slurm.describe(commands, made)}',
+    )
+  places = devices.find_places(
+    len(commands), settings.jobs, settings.devices_per_job, width, on_cpu=1
+  )
+  return (
+    lambda commands: pool.run(commands, places),
+    f'{len(places)} at a time',
+  )
 
 
 def _status(job: grid.Job, apart: str = '') -> str:

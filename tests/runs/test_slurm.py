@@ -1,0 +1,250 @@
+"""An array of Slurm runs commands, saves before its limit, and goes on."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import pytest
+
+from kaiju_jax.experiments.studies import settings as settings_lib
+from kaiju_jax.experiments.studies.ablation import ablate
+from kaiju_jax.runs import pool
+from kaiju_jax.runs import slurm
+from tests.experiments import toys
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SEEDS = 0, 1
+
+
+def command(folder: pathlib.Path, name: str, source: str) -> pool.Command:
+  return pool.Command(
+    name, (sys.executable, '-c', source), folder / name / 'log'
+  )
+
+
+@pytest.mark.parametrize(
+  'options, per_job, jobs, words',
+  [
+    ({}, 1, None, '--array=0-2 --time=240 --signal=USR2@120 --gpus-per-node=1'),
+    ({'minutes': 9}, 0, None, '--array=0-2 --time=9 --signal=USR2@120'),
+    (
+      {'partition': 'a', 'option': ('qos=x=y', 'exclusive')},
+      2,
+      7,
+      '--array=0-2%7 --time=240 --signal=USR2@120 --partition=a'
+      ' --gpus-per-node=2 --qos=x=y --exclusive',
+    ),
+  ],
+)
+def test_what_would_be_submitted(options, per_job, jobs, words):
+  made = slurm.parameters(slurm.Resources(**options), per_job, jobs)
+  commands = [command(pathlib.Path(), x, '') for x in 'abc']
+  assert slurm.describe(commands, made) == f'sbatch {words}'
+  assert '=' not in slurm.describe([], made)
+
+
+def test_without_submitit_the_extra_is_named(monkeypatch, tmp_path):
+  monkeypatch.setitem(sys.modules, 'submitit', None)
+  with pytest.raises(ValueError, match=r'pip install .*\[slurm\]'):
+    slurm.executor(tmp_path, {})
+
+
+@pytest.fixture
+def submitit():
+  return pytest.importorskip('submitit', reason='the extra slurm is missing')
+
+
+def test_without_slurm_nothing_is_submitted(submitit, monkeypatch, tmp_path):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  made = slurm.parameters(slurm.Resources(), 1)
+  with pytest.raises(ValueError, match=r'--launch=slurm: .*srun'):
+    slurm.submit([command(tmp_path, 'a', '')], tmp_path / 'slurm', made)
+
+
+@pytest.fixture
+def cluster(submitit, tmp_path, monkeypatch):
+  """A Slurm that keeps what is submitted, and accounts what a file says."""
+  programs = {
+    'srun': '',
+    'sbatch': 'cp "$1" "$0.$(ls $0* | wc -l)"; [ -e $0.ok ] || exit 3\n'
+    'echo "Submitted batch job 7$(ls $0* | wc -l)"',
+    'sacct': 'echo "JobID|State|NodeList"; cat "$0.says"',
+  }
+  for name, text in programs.items():
+    (tmp_path / 'bin' / name).parent.mkdir(exist_ok=True)
+    (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\n{text}\n')
+    (tmp_path / 'bin' / name).chmod(0o755)
+  monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
+  (tmp_path / 'bin' / 'sbatch.ok').touch()
+
+  def account(says: str) -> None:
+    (tmp_path / 'bin' / 'sacct.says').write_text(says)
+    submitit.SlurmJob.watcher.clear()
+
+  account('')
+  return account
+
+
+def test_what_waits_or_runs_is_not_submitted_again(cluster, tmp_path):
+  made = slurm.parameters(slurm.Resources(option=('account=lab',)), 2, 5)
+  commands = [command(tmp_path, x, '') for x in 'abc']
+  folder = tmp_path / 'slurm'
+
+  def submit(commands):
+    found = slurm.submit(commands, folder, made)
+    assert {*found} == {*commands}
+    scripts = sorted((tmp_path / 'bin').glob('sbatch.[0-9]'))
+    ids = [found[one].job_id for one in commands]
+    return ids, [script.read_text() for script in scripts]
+
+  ids, [script] = submit(commands)
+  assert ids == ['73_0', '73_1', '73_2']
+  lines = script.splitlines()
+  for line in (
+    *('array=0-2%3', 'time=240', 'signal=USR2@120', 'gpus-per-node=2'),
+    *('account=lab', 'open-mode=append'),
+  ):
+    assert f'#SBATCH --{line}' in lines
+  cluster('73_0|RUNNING|n\n73_1|CANCELLED by 0|n\n73_2|REQUEUED|n\n')
+  more = [*commands, command(tmp_path, 'd', '')]
+  ids, [_, script] = submit(more)
+  assert ids == ['73_0', '74_0', '73_2', '74_1']
+  assert '#SBATCH --array=0-1%2' in script.splitlines()
+  assert [len(submit(more)[1]), submit(more)[0]] == [2, ids]
+  (tmp_path / 'bin' / 'sbatch.ok').unlink()
+  cluster('74_0|FAILED|n\n')
+  with pytest.raises(ValueError, match='--launch=slurm: '):
+    submit(more)
+  held = json.loads((folder / 'jobs.json').read_text())
+  assert [held[x] for x in 'abcd'] == ids
+
+
+def use_local(submitit, monkeypatch, seconds: float) -> None:
+  """Makes submitit run here; a turn is signalled after some seconds."""
+
+  def executor(folder, made):
+    found = submitit.LocalExecutor(folder / '%j', max_num_timeout=9)
+    found.update_parameters(timeout_min=2.0, signal_delay_s=120 - seconds)
+    return found
+
+  monkeypatch.setattr(slurm, 'executor', executor)
+  monkeypatch.setattr(slurm, '_WATCH_S', 0.1)
+  monkeypatch.setattr(submitit.LocalJob, '_results_timeout_s', 1)
+  monkeypatch.setenv('PYTHONPATH', str(REPOSITORY), prepend=os.pathsep)
+
+
+SAVES = """
+import pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[0])
+def save(*_):
+  print('saved', flush=True)
+  sys.exit(7)
+signal.signal(signal.SIGTERM, save)
+print('ready', flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_how_tasks_end(submitit, monkeypatch, tmp_path):
+  """By themselves, by scancel's SIGTERM, and with their task."""
+  use_local(submitit, monkeypatch, 110)
+  commands = [
+    command(tmp_path, 'good', 'print("fine")'),
+    command(tmp_path, 'bad', 'raise SystemExit(3)'),
+    command(tmp_path, 'saves', SAVES),
+    command(
+      tmp_path,
+      'killed',
+      'import os, time; os.kill(os.getppid(), 9); time.sleep(1)',
+    ),
+  ]
+  jobs = slurm.submit(commands, tmp_path / 'slurm', {})
+  statuses = {}
+  for event in slurm.watch(jobs):
+    if event is not None:
+      statuses[event.name] = event.status
+    log = commands[2].log
+    if (
+      'saves' not in statuses and log.exists() and 'ready\n' in log.read_text()
+    ):
+      os.kill(int(jobs[commands[2]].job_id), signal.SIGTERM)
+  assert statuses == {'good': 0, 'bad': 3, 'saves': 7, 'killed': 1}
+  texts = {one.name: one.log.read_text() for one in commands}
+  assert texts['good'].endswith('fine\n')
+  assert texts['saves'].count('ready\n') == texts['saves'].count('saved\n') == 1
+  assert 'has not produced any output' in texts['killed']
+
+
+# A run writes its workdir as the real loop does. Its first turn waits after the
+# second step until it is told to save, where TURNS says so.
+TRAIN = """
+import os, signal, time
+from absl import app, flags
+from ml_collections import config_flags
+from kaiju_jax.training.records import metrics
+from kaiju_jax.training import workdir
+CONFIG = config_flags.DEFINE_config_file('config')
+WORKDIR = flags.DEFINE_string('workdir', None, '')
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+
+def main(argv):
+  config = CONFIG.value
+  with workdir.open_workdir(WORKDIR.value, config) as folder:
+    records = folder / metrics.FILE
+    done = max((r['step'] for r in metrics.read(folder)), default=0) \\
+      if records.exists() else 0
+    records = metrics.Records(folder, done)
+    for step in range(done + 1, config.loop.steps + 1):
+      loss = config.seed + config.optimizer.learning_rate / step
+      records.append(step, 8 * step, {'loss': loss})
+      while 'TURNS' in os.environ and not done and step == 2 and not stop:
+        time.sleep(0.01)
+      if stop:
+        print('saved step', step)
+        return
+    (folder / 'checkpoints' / str(config.loop.steps)).mkdir(parents=True)
+
+app.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('sent', ['USR2', 'TERM'])
+def test_a_report_of_runs_that_were_requeued_is_that_of_local_runs(
+  submitit, monkeypatch, tmp_path, sent
+):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path('arms.py').write_text(toys.ARMS)
+  pathlib.Path('fake_train.py').write_text(TRAIN)
+  use_local(submitit, monkeypatch, 8)
+  monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
+  monkeypatch.setattr(sys, 'argv', ['ablate'])
+  reports = {}
+  for launch in ('here', 'slurm'):
+    if launch == 'slurm':
+      monkeypatch.setenv('TURNS', 'two')
+      monkeypatch.setenv('SUBMITIT_PREEMPT_SIGNAL', sent)
+    settings = settings_lib.Ablate(
+      config='arms.py',
+      out='root',
+      seeds=SEEDS,
+      jobs=2,
+      arms=('plain', 'better'),
+      module='fake_train',
+      launch=launch,
+    )
+    assert ablate.run(settings, []) == 0
+    runs = pathlib.Path('root').rename(launch)
+    reports[launch] = (runs / 'report.md').read_text()
+    for arm in ('plain', 'better'):
+      for seed in SEEDS:
+        folder = runs / arm / f'seed{seed}'
+        records = (folder / 'metrics.jsonl').read_text().splitlines()
+        assert [json.loads(x)['step'] for x in records] == [1, 2, 3, 4]
+        saved = (folder / 'log.txt').read_text().count('saved step 2')
+        assert saved == (launch == 'slurm')
+  assert reports['slurm'] == reports['here']
