@@ -25,6 +25,7 @@ PURPOSES = {
   ),
   'data': (
     'texts',
+    'tokenize',
     'mix',
     'select',
     'overlap',

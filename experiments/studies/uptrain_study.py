@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import docstrings
-from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
+from kaiju_jax.data.store import corpora
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import held_out
@@ -92,7 +92,7 @@ def reader(
     count: questions at each distance.
   """
   data, model = experiment.data, transformer.Transformer(experiment.model)
-  _, unseen = text.load(data, tokenizer.load(data.tokenizer))
+  _, unseen = corpora.load(data, tokenizer.load(data.tokenizer))
   sizes = data.length, data.batch, data.evaluated_rows
   scores = held_out.evaluator(model, {'': unseen}, [1.0], *sizes)
   if not reach:

@@ -1,4 +1,4 @@
-"""Reads files as documents: plain text, and trees of alternatives.
+"""Reads files as documents: plain text, tables, and trees of alternatives.
 
 A document is a name and segments of text; each segment names the one that it
 continues. A text file is one segment. A line of a .jsonl file is
@@ -8,6 +8,7 @@ continues. A text file is one segment. A line of a .jsonl file is
 
 where `parent` is an index into the list, or -1 for a segment that starts the
 document. So a conversation whose turns have alternatives holds each turn once.
+A row of a table is one segment. `reading.py` has what files may be packed in.
 
 Whether a document is held out for evaluation depends only on its name, so that
 files that are added later do not move the others. (`holdout.py` says what is
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import glob
 import hashlib
+import itertools
 import os
 import pathlib
 import sysconfig
@@ -27,12 +29,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import packing
+from kaiju_jax.data import reading
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.storage import addresses
-from kaiju_jax.storage import files as files_lib
 from kaiju_jax.storage import strict_json
 
-_CHUNK = 65536
+# The file by which a token store (`store/`) is known.
+STORE = 'token_store.json'
+_CHUNK, _LEAST_CHUNK, _CHUNKS = 65536, 1024, 128
 
 # The parts of the standard library that are read. Left out are packages that
 # users installed beside it, tests (which some distributions lack) and the
@@ -61,7 +65,10 @@ class Document(NamedTuple):
 
 
 def read(
-  path: str, chunked: bool = False, field: str = 'data.path'
+  path: str,
+  chunked: bool = False,
+  field: str = 'data.path',
+  column: str = 'text',
 ) -> Iterator[Document]:
   """Yields the documents of a file, folder or glob, sorted by file name.
 
@@ -72,9 +79,11 @@ def read(
     chunked: whether to cut a single text file into documents of whole lines, so
       that some can be held out: 64 Ki characters each, fewer in a small file.
     field: the name of `path` in errors.
+    column: the column of a table that holds text.
 
   Raises:
     FileNotFoundError: nothing at `path`.
+    ImportError: a table needs a package that is missing.
     OSError: a file or folder that cannot be read.
     ValueError: no files, or a file that this module cannot read; names the
       file, and the line or the byte.
@@ -83,14 +92,26 @@ def read(
     yield from _standard_library()
     return
   found = files(path, field)
+  path = os.path.expanduser(path)
+  if reading.is_saved_dataset(path):
+    rows = reading.column_of_dataset(path, column)
+    yield from _rows(rows, 'dataset', path)
+    return
   for name, file in found:
-    text = _text(file)
-    if name.endswith('.jsonl'):
-      yield from _lines(text, name, file)
+    kind = reading.name_without_packing(name)
+    if kind.endswith(reading.PARQUET):
+      yield from _rows(reading.column_of_parquet(file, column), name, file)
+    elif kind.endswith('.jsonl'):
+      yield from _lines(name, file)
     elif chunked and len(found) == 1:
-      yield from _chunks(text, name)
-    elif text:
+      yield from _chunks(name, reading.pieces(file))
+    elif text := ''.join(reading.pieces(file)):
       yield Document(name, (text,))
+
+
+def inputs(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
+  """Returns `files`, or for '' those of the standard library that are read."""
+  return files(path, field) if path else _library_files()
 
 
 def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
@@ -99,12 +120,18 @@ def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a folder that cannot be read.
-    ValueError: an address, no files, or something that is not a file.
+    ValueError: an address, no files, something that is not a file, or a token
+      store, whose files are no text.
   """
   addresses.refuse(path, f'{field}={path!r}')
   path = os.path.expanduser(path)
   if os.path.isfile(path):
     return [(os.path.basename(path), path)]
+  if is_store(path):
+    raise ValueError(
+      f'{field}={path!r}: is a token store (experiments.tokenize); here it must'
+      ' be text.'
+    )
   if os.path.isdir(path):
     found = _regular(_walk(path, set()))
     missing = 'the folder holds no files (hidden ones are not read)'
@@ -130,6 +157,13 @@ def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
   return found
 
 
+def is_store(path: str) -> bool:
+  """Returns whether a folder is a token store, whole or begun."""
+  return bool(path) and os.path.isfile(
+    os.path.join(os.path.expanduser(path), STORE)
+  )
+
+
 def record(document: Document) -> dict[str, Any]:
   """Returns the line of a .jsonl file for a document; the name is left out."""
   if document.parents == (-1,):
@@ -138,6 +172,15 @@ def record(document: Document) -> dict[str, Any]:
   return {
     'segments': [{'text': text, 'parent': parent} for text, parent in nodes]
   }
+
+
+def parse(record: dict[str, Any], where: str) -> Document:
+  """Returns the document of a line that has a name and what `record` returns.
+
+  Raises:
+    ValueError: it is none; names `where`, the file.
+  """
+  return Document(record['name'], *_segments(record, where))
 
 
 def text_of(document: Document) -> str:
@@ -183,19 +226,24 @@ def encode(
   return packing.Piece(np.concatenate(tokens), parents if branches else None)
 
 
-def _standard_library() -> Iterator[Document]:
+def _library_files() -> list[tuple[str, str]]:
   root = sysconfig.get_paths()['stdlib']
+  found = _walk(root, _LIBRARY_WITHOUT)
+  return [one for one in found if one[0].endswith(_LIBRARY_SUFFIXES)]
+
+
+def _standard_library() -> Iterator[Document]:
   found = False
-  for name, file in _walk(root, _LIBRARY_WITHOUT):
-    if name.endswith(_LIBRARY_SUFFIXES):
-      try:
-        text = _text(file)
-      except ValueError:  # Sources may declare another encoding.
-        continue
-      if text:
-        found = True
-        yield Document(name, (text,))
+  for name, file in _library_files():
+    try:
+      text = ''.join(reading.pieces(file))
+    except ValueError:  # Sources may declare another encoding.
+      continue
+    if text:
+      found = True
+      yield Document(name, (text,))
   if not found:
+    root = sysconfig.get_paths()['stdlib']
     raise ValueError(
       f"data.path='': the running Python carries no sources in {root};"
       ' name a file, folder or glob of text.'
@@ -240,46 +288,42 @@ def _relative(file: str, root: str) -> str:
   return pathlib.Path(os.path.relpath(file, root)).as_posix()
 
 
-def _text(file: str) -> str:
-  try:
-    data = pathlib.Path(file).read_bytes()
-  except OSError as error:
-    raise OSError(f'{file}: cannot be read: {error.strerror}.') from error
-  try:
-    text = data.decode().removeprefix('\ufeff')  # A byte order mark.
-    wrong = data.find(b'\0')
-  except UnicodeDecodeError as error:
-    nul = data.find(b'\0', 0, error.start)
-    wrong = error.start if nul < 0 else nul
-  if wrong >= 0:
-    files_lib.refuse_compressed(file, data)
-    raise ValueError(
-      f'{file}: not text: byte 0x{data[wrong]:02x} at offset {wrong}; expected'
-      " UTF-8 without NUL. A glob such as 'folder/**/*.txt' names text files"
-      ' alone.'
-    )
-  return text
+def _chunks(name: str, pieces: Iterator[str]) -> Iterator[Document]:
+  text, size = '', 0
+  number = 0
+  for piece in itertools.chain(pieces, ['']):
+    text += piece
+    # As many characters as make the largest chunks say how large they are.
+    if piece and not size and len(text) < _CHUNK * _CHUNKS:
+      continue
+    size = size or min(_CHUNK, max(_LEAST_CHUNK, len(text) // _CHUNKS))
+    begin = 0
+    while len(text) - begin > (size if piece else 0):
+      end = begin + size
+      if end < len(text):
+        end = text.rfind('\n', begin, end) + 1 or end
+      yield Document(f'{name}#{number}', (text[begin:end],))
+      begin = end
+      number += 1
+    text = text[begin:]
 
 
-def _chunks(text: str, name: str) -> Iterator[Document]:
-  size = min(_CHUNK, max(1024, len(text) // 128))
-  begin = number = 0
-  while begin < len(text):
-    end = begin + size
-    if end < len(text):
-      end = text.rfind('\n', begin, end) + 1 or end
-    yield Document(f'{name}#{number}', (text[begin:end],))
-    begin = end
-    number += 1
-
-
-def _lines(text: str, name: str, file: str) -> Iterator[Document]:
-  for number, line in enumerate(text.split('\n'), 1):
+def _lines(name: str, file: str) -> Iterator[Document]:
+  for number, line in enumerate(reading.lines(file), 1):
     if line.strip():
-      where = f'{file}, line {number}'
-      segments, parents = _record(line, where)
+      segments, parents = _record(line, f'{file}, line {number}')
       if any(segments):
         yield Document(f'{name}#{number}', segments, parents)
+
+
+def _rows(
+  rows: Iterator[tuple[str, Any]], name: str, file: str
+) -> Iterator[Document]:
+  for number, (place, value) in enumerate(rows, 1):
+    if value is not None and (
+      text := _string({'text': value}, f'{file}, {place}')
+    ):
+      yield Document(f'{name}#{number}', (text,))
 
 
 def _record(line: str, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -288,6 +332,13 @@ def _record(line: str, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     record = strict_json.parse(line)
   except ValueError as error:
     raise ValueError(f'{where}: not JSON: {error}.') from error
+  return _segments(record, where)
+
+
+def _segments(
+  record: Any, where: str
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+  """Returns the segments and parents of a line's value, in preorder."""
   if not isinstance(record, dict) or ('text' in record) == (
     'segments' in record
   ):

@@ -7,7 +7,10 @@ train on and text to be evaluated on, and files that are added later move no
 text, unless one of them is held out by its name.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+import functools
+import itertools
 from typing import TypeVar
 
 from kaiju_jax.data import documents as documents_lib
@@ -22,31 +25,70 @@ def read(
 ) -> tuple[list[documents_lib.Document], list[documents_lib.Document]]:
   """Reads documents, and splits them into training and held-out documents.
 
+  Arguments and errors are those of `stream`.
+  """
+  training, held_out = [], []
+  for document, is_held in stream(path, fraction, field):
+    (held_out if is_held else training).append(document)
+  return training, held_out
+
+
+def stream(
+  path: str, fraction: float, field: str = 'data.path', column: str = 'text'
+) -> Iterator[tuple[documents_lib.Document, bool]]:
+  """Yields each document, and whether it is held out, in bounded memory.
+
   If their names put all on one side, each document is cut, and its last part
   is held out: `fraction` of its characters, or up to twice as many to keep
   lines whole. Trees, and short texts in which no line ends there, stay whole.
   If none can be cut, one is held out as in `split`.
 
+  The files are read again for each of these questions, which few documents
+  need.
+
   Args:
     path: a file, folder or glob, as for `documents.read`.
     fraction: the fraction that is held out; 0 for none.
     field: the name of `path` in errors.
+    column: the column of a table that holds text.
 
   Raises:
-    OSError, ValueError: see `documents.read`; or there is a single document,
-      and it cannot be cut.
+    ImportError, OSError, ValueError: see `documents.read`; or there is a single
+      document, and it cannot be cut.
   """
-  found = list(documents_lib.read(path, fraction > 0, field))
-  what = f'documents in {field}={path!r}'
-  held = {documents_lib.is_held_out(one.name, fraction) for one in found}
-  if not fraction or len(held) != 1:
-    return split(found, fraction, what)
-  whole = list(documents_lib.read(path, False, field))
-  pairs = [_cut(one, fraction, len(whole) == 1) for one in whole]
-  held_out = [last for _, last in pairs if last is not None]
-  if held_out:
-    return [first for first, _ in pairs], held_out
-  return split(whole, fraction, what)
+  read_again = functools.partial(
+    documents_lib.read, path, field=field, column=column
+  )
+  if not fraction or _is_split(read_again(chunked=True), fraction):
+    for one in read_again(chunked=fraction > 0):
+      yield one, documents_lib.is_held_out(one.name, fraction)
+    return
+  is_only = len(list(itertools.islice(read_again(), 2))) == 1
+  if any(_cut(one, fraction, is_only)[1] for one in read_again()):
+    for one in read_again():
+      first, last = _cut(one, fraction, is_only)
+      yield first, False
+      if last is not None:
+        yield last, True
+    return
+  whole = list(read_again())
+  held_out = split(whole, fraction, f'documents in {field}={path!r}')[1]
+  names = {one.name for one in held_out}
+  for one in whole:
+    yield one, one.name in names
+
+
+def _is_split(found: Iterator[documents_lib.Document], fraction: float) -> bool:
+  """Returns whether names put documents on both sides; reads no more of them.
+
+  It is so for no documents, too.
+  """
+  sides = set()
+  for one in found:
+    sides.add(documents_lib.is_held_out(one.name, fraction))
+    if len(sides) == 2:
+      break
+  return len(sides) != 1
 
 
 def split(

@@ -178,10 +178,11 @@ def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
   Returns:
     int64[N + 1]; the last entry is where the last document ends.
   """
-  lengths = np.asarray(lengths, np.int64)
+  lengths = np.asarray(lengths)
+  begins = np.zeros(len(lengths) + 1, np.int64)
   if not np.any(whole):
-    return np.concatenate([[0], np.cumsum(lengths)])
-  begins = np.empty(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=begins[1:])
+    return begins
   end = 0
   for index, (size, uncut) in enumerate(zip(lengths.tolist(), whole)):
     if uncut and end % length + size > length:

@@ -35,20 +35,28 @@ def describe(
 
   `teacher` is a hash of the targets that are read beside it; '' for none.
   """
-  described = {'training': _counts(training)}
+  if training.record is None:
+    described = _describe(training, held_out)
+  else:  # Of a store.
+    described = dict(training.record['described'])
   if teacher:
     described['teacher'] = teacher
+  return described
+
+
+def _describe(
+  training: text.Corpus, held_out: text.Corpus | None
+) -> dict[str, Any]:
+  described = {'training': _counts(training)}
   if held_out is not None:
     described['held_out'] = _counts(held_out)
-  files = {
-    _file(name)
-    for corpus in (training, held_out)
-    if corpus is not None
-    for name in corpus.names
-  }
-  if len(files) <= _MOST_FILES:
-    described['files'] = _files(training, held_out)
-  return described
+  files = set()
+  for corpus in (training, held_out):
+    for name in () if corpus is None else corpus.names:
+      files.add(_file(name))
+      if len(files) > _MOST_FILES:
+        return described
+  return described | {'files': _files(training, held_out)}
 
 
 def check(saved: Any, now: Mapping[str, Mapping[str, Any]]) -> None:

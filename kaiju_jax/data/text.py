@@ -1,33 +1,37 @@
 """Cuts a corpus of real text into rows, anew in every epoch.
 
-The corpus is one flat array. In epoch e its documents follow each other in an
-order drawn from (seed, e) and are cut into rows (`packing.offsets`). The rows
-come in a second drawn order, so that a long document does not fill batch after
-batch. A row is found by bisection when it is read: rows[i] depends only on the
-corpus, the length, the seed and i, and costs the same for every i.
+The corpus is one flat array, in memory or in a token store (`store/`). In epoch
+e its documents follow each other in an order drawn from (seed, e) and are cut
+into rows (`packing.offsets`). The rows come in a second drawn order, so that a
+long document does not fill batch after batch. A row is found by bisection when
+it is read: rows[i] depends only on the corpus, the length, the seed and i, and
+costs the same for every i.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
-from kaiju_jax.data import holdout
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
+
+_HASHED = 2**24  # Tokens that are hashed at a time.
+_COUNTED = 2**20  # Documents whose sizes are summed at a time.
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """N encoded documents, in memory."""
+  """N encoded documents, in memory, or in a store that reads what is asked."""
 
   # [T], BOS before each document, in the smallest type that holds the
   # vocabulary.
@@ -36,7 +40,7 @@ class Corpus:
   # {document's index: int[n], the parent of each of its n tokens}, for
   # documents that are trees.
   parents: Mapping[int, np.ndarray]
-  names: tuple[str, ...]  # The N documents' names.
+  names: Sequence[str]  # The N documents' names.
   # int32[T], how many bytes each token stands for (0 for BOS); None where the
   # corpus is not measured.
   token_bytes: np.ndarray | None = None
@@ -45,6 +49,9 @@ class Corpus:
   # uint8[T, C], whether each token has a property (`data/spans.py`); None
   # without labels.
   labels: np.ndarray | None = None
+  # What a store has recorded: its `digest`, and, of training text, what
+  # `same_text.describe` returns as `described`; None to compute them.
+  record: Mapping[str, Any] | None = None
 
 
 def corpus(
@@ -78,8 +85,11 @@ def corpus(
 
 def digest(corpus: Corpus) -> str:
   """Returns a hash of a corpus's tokens, trees, weights and labels."""
+  if corpus.record is not None:
+    return corpus.record['digest']
   sums = hashlib.blake2b(str(corpus.tokens.dtype).encode(), digest_size=16)
-  sums.update(corpus.tokens.data)
+  for first in range(0, len(corpus.tokens), _HASHED):
+    sums.update(corpus.tokens[first : first + _HASHED].data)
   sums.update(np.asarray(corpus.begins, np.int64).data)
   for index in sorted(corpus.parents):
     sums.update(index.to_bytes(8, 'little'))
@@ -90,39 +100,6 @@ def digest(corpus: Corpus) -> str:
     sums.update(repr(corpus.labels.shape).encode())
     sums.update(np.ascontiguousarray(corpus.labels, np.uint8).data)
   return sums.hexdigest()
-
-
-def check(config: data_config.DataConfig, vocab_size: int) -> None:
-  """Refuses text or a tokenizer that is missing, before any text is read.
-
-  Raises:
-    OSError, ValueError: see `documents.files` and `tokenizer.load`.
-  """
-  if config.path:
-    documents_lib.files(config.path)
-  tokenizer_lib.load(config.tokenizer, vocab_size)
-
-
-def load(
-  config: data_config.DataConfig, tokenizer: tokenizer_lib.Tokenizer
-) -> tuple[Corpus, Corpus | None]:
-  """Reads `config.path` into a training and a held-out corpus.
-
-  Returns:
-    Both; the second is measured, and None where `config.held_out` is 0.
-
-  Raises:
-    OSError: a path that is missing, or a file that cannot be read.
-    ValueError: files that are not text, or a single document that cannot be
-      cut into training and held-out text.
-  """
-  training, held_out = holdout.read(config.path, config.held_out)
-  if not training:
-    raise ValueError(f'data.path={config.path!r}: the files hold no text.')
-  return (
-    corpus(training, tokenizer),
-    corpus(held_out, tokenizer, measured=True) if held_out else None,
-  )
 
 
 # (first corpus token, one past the last) → {name: array [n, …]}.
@@ -167,22 +144,29 @@ class Rows:
     self._seed = seed
     self._shuffle = shuffle
     self._beside = beside
-    self._sizes = np.diff(corpus.begins)
-    self._whole = np.zeros(len(corpus.names), bool)
-    self._whole[list(corpus.parents)] = True
-    for index in corpus.parents:
-      if self._sizes[index] > length:
-        raise ValueError(
-          f'data.length={length}: {corpus.names[index]} is a tree of'
-          f' {self._sizes[index]} tokens, and trees are never cut; make rows'
-          ' longer, or the tree smaller.'
-        )
-    self._epoch = functools.lru_cache(maxsize=2)(self._lay_out)
+    trees = np.fromiter(corpus.parents, np.int64, len(corpus.parents))
+    sizes = corpus.begins[trees + 1] - corpus.begins[trees]
+    for index, size in zip(trees[sizes > length], sizes[sizes > length]):
+      raise ValueError(
+        f'data.length={length}: {corpus.names[index]} is a tree of {size}'
+        ' tokens, and trees are never cut; make rows longer, or the tree'
+        ' smaller.'
+      )
+    self._trees = trees
+    # Rows are read in their order, so that one epoch is enough. It takes 16
+    # bytes per document and 4 per row.
+    self._epoch = functools.lru_cache(maxsize=1)(self._lay_out)
     self._firsts = [0]
+
+  @functools.cached_property
+  def _length_of_first(self) -> int:
+    if len(self._trees):
+      return len(self._epoch(0).rows)
+    return -(-len(self._corpus.tokens) // self._length)
 
   def __len__(self) -> int:
     """Returns the rows of the first epoch; with trees, epochs may differ."""
-    return len(self._epoch(0).rows)
+    return self._length_of_first
 
   def __iter__(self) -> Iterator[packing.Row]:
     """Yields the rows of the first epoch."""
@@ -231,7 +215,9 @@ class Rows:
         break
       document = int(epoch.documents[nth])
       low = max(0, -offset)
-      high = min(int(self._sizes[document]), self._length - offset)
+      begins = self._corpus.begins
+      size = int(begins[document + 1]) - int(begins[document])
+      high = min(size, self._length - offset)
       places.append((document, low, high))
     return places
 
@@ -260,14 +246,27 @@ class Rows:
     return epoch, index - self._firsts[epoch]
 
   def _lay_out(self, number: int) -> _Epoch:
-    documents = np.arange(len(self._sizes))
+    begins = self._corpus.begins
+    documents = np.arange(len(begins) - 1, dtype=_smallest(len(begins)))
     rng = np.random.default_rng((self._seed, number))
     if self._shuffle:
       rng.shuffle(documents)
-    begins = packing.offsets(
-      self._sizes[documents], self._whole[documents], self._length
-    )
-    rows = np.arange(-(-int(begins[-1]) // self._length))
+    sizes = np.empty(len(documents), _smallest(begins[-1]))
+    for first in range(0, len(documents), _COUNTED):
+      some = documents[first : first + _COUNTED]
+      sizes[first : first + _COUNTED] = begins[some + 1] - begins[some]
+    whole = np.zeros(len(documents) if len(self._trees) else 0, bool)
+    if len(self._trees):
+      whole[self._trees] = True
+      whole = whole[documents]
+    begins = packing.offsets(sizes, whole, self._length)
+    count = -(-int(begins[-1]) // self._length)
+    rows = np.arange(count, dtype=_smallest(count))
     if self._shuffle:
       rng.shuffle(rows)
     return _Epoch(documents, begins, rows)
+
+
+def _smallest(most: int) -> type:
+  """Returns the type of numbers up to `most`, with room for one more."""
+  return np.int32 if most < 2**31 - 1 else np.int64

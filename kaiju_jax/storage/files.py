@@ -200,8 +200,8 @@ def refuse_compressed(path: str | os.PathLike, data: bytes) -> None:
   for start, form in _COMPRESSED.items():
     if data.startswith(start):
       raise ValueError(
-        f'{path}: is compressed or packed ({form}): unpack it first; files of'
-        ' UTF-8 text and .jsonl are read.'
+        f'{path}: is compressed or packed ({form}): unpack it first. Files of'
+        ' UTF-8 text and .jsonl, also as .gz or .zst, and .parquet are read.'
       )
 
 

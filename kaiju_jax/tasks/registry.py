@@ -333,12 +333,12 @@ def _recall_texts(experiment: experiment_lib.Experiment, count: int):
 def _haystacks(path: str, held_out: float):
   """Returns the training text, the text for questions, and `TaskData.text`."""
   from kaiju_jax.data import same_text
-  from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
+  from kaiju_jax.data.store import corpora
   from kaiju_jax.tasks.needle import text as needle_text
 
   config = data_config.DataConfig(path=path, held_out=0.0)
-  corpus, _ = text.load(config, tokenizer.Bytes())
+  corpus, _ = corpora.load(config, tokenizer.Bytes())
   described = {'': same_text.describe(corpus)}
   return *needle_text.haystacks(corpus, held_out), described
 

@@ -40,11 +40,11 @@ def check(experiment: experiment_lib.Experiment) -> None:
   Raises:
     OSError, ValueError: names the source and what would be right.
   """
-  from kaiju_jax.data import text
+  from kaiju_jax.data.store import corpora
 
   for one in _sources(experiment.data):
     with _name_source(one):
-      text.check(_alone(experiment.data, one), experiment.model.vocab_size)
+      corpora.check(_alone(experiment.data, one), experiment.model.vocab_size)
   targets.check(experiment)
 
 
@@ -52,17 +52,17 @@ def read(experiment: experiment_lib.Experiment) -> list[Source]:
   """Returns the text of every source.
 
   Raises:
-    OSError, ValueError: see `text.load`; names the source.
+    OSError, ValueError: see `corpora.load`; names the source.
   """
-  from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
+  from kaiju_jax.data.store import corpora
 
   data = experiment.data
   tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
   found = []
   for one in _sources(data):
     with _name_source(one):
-      found.append(Source(one, *text.load(_alone(data, one), tokens)))
+      found.append(Source(one, *corpora.load(_alone(data, one), tokens)))
   return found
 
 
@@ -171,7 +171,7 @@ def first(experiment: experiment_lib.Experiment, count: int) -> Any:
     of_sources.append(
       [corpus.tokens[begin : begin + length] for begin in long[:count]]
     )
-    tokens.append(corpus.tokens)
+    tokens.append(corpus.tokens[: count * length])
   in_turn = itertools.chain(*itertools.zip_longest(*of_sources))
   texts = [one for one in in_turn if one is not None][:count]
   rest = np.resize(np.concatenate(tokens), (count - len(texts), length))

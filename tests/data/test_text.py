@@ -11,6 +11,7 @@ from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import packing
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data.store import corpora
 from tests.data import toys
 
 BYTES = toys.BYTES
@@ -244,24 +245,24 @@ def _config(path, **kwargs):
 def test_load_holds_out_by_name(tmp_path):
   for n in range(50):
     (tmp_path / f'{n}.txt').write_text(f'text {n}')
-  training, held_out = text_lib.load(_config(tmp_path, held_out=0.2), BYTES)
+  training, held_out = corpora.load(_config(tmp_path, held_out=0.2), BYTES)
   assert sorted(training.names + held_out.names) == sorted(
     f'{n}.txt' for n in range(50)
   )
   assert 3 <= len(held_out.names) <= 20
-  everything, nothing = text_lib.load(_config(tmp_path, held_out=0), BYTES)
+  everything, nothing = corpora.load(_config(tmp_path, held_out=0), BYTES)
   assert nothing is None and len(everything.names) == 50
 
 
 def test_load_errors(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'data\.path'):
-    text_lib.load(_config(tmp_path / 'none'), BYTES)
+    corpora.load(_config(tmp_path / 'none'), BYTES)
   (tmp_path / 'a.txt').write_text('')
   with pytest.raises(ValueError, match=r'data\.path=.*hold no text'):
-    text_lib.load(_config(tmp_path), BYTES)
+    corpora.load(_config(tmp_path), BYTES)
   (tmp_path / 'a.txt').write_text('x')
   with pytest.raises(ValueError, match=r'at least two documents in data\.path'):
-    text_lib.load(_config(tmp_path, held_out=0.01), BYTES)
+    corpora.load(_config(tmp_path, held_out=0.01), BYTES)
 
 
 @pytest.mark.parametrize('trees', [False, True])

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from kaiju_jax.data import config as data_config
-from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
+from kaiju_jax.data.store import corpora
 from kaiju_jax.tasks.needle import letters
 
 
@@ -58,6 +58,6 @@ def test_a_corpus_is_the_same_text_again(tmp_path):
   assert len(set(lines)) == 40 and len(sizes) > 8
   assert min(sizes) >= 16 and max(sizes) <= 31
   data = data_config.DataConfig(path=str(tmp_path / 'a'), held_out=0.2)
-  training, unseen = text.load(data, tokenizer.Bytes())
+  training, unseen = corpora.load(data, tokenizer.Bytes())
   found = [*np.diff(training.begins), *np.diff(unseen.begins)]
   assert sorted(found) == sorted(1 + len(line) for line in lines)

@@ -9,6 +9,7 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
+from kaiju_jax.data.store import corpora
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.needle import text as needle_text
 from kaiju_jax.training import experiment as experiment_lib
@@ -171,7 +172,7 @@ def test_questions_are_asked_in_the_last_of_the_text(tmp_path, held_out):
 
 def test_any_python_carries_a_haystack():
   config = data_config.DataConfig(path='', held_out=0.0)
-  corpus, _ = text.load(config, tokenizer.Bytes())
+  corpus, _ = corpora.load(config, tokenizer.Bytes())
   training, unseen = needle_text.haystacks(corpus, 0.05)
   rng = np.random.default_rng(0)
   for haystack in (training, unseen):
