@@ -53,10 +53,8 @@ def parse(argv: Sequence[str]) -> list[str]:
     if values := overrides.read_flags():
       overrides.check(flags.FLAGS['config'].value, values)
     return words
-  except (OSError, ValueError, KeyError) as error:
-    # A field of a config file's own settings; str() of a KeyError is in quotes.
-    text = error.args[0] if isinstance(error, KeyError) else error
-    raise SystemExit(f'error: {text}') from error
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
 
 
 def run(

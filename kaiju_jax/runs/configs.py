@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import os
 import pathlib
+import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -13,8 +14,15 @@ from kaiju_jax.runs import own_parts
 from kaiju_jax.training import experiment as experiment_lib
 
 
-def check_fields(argv: Sequence[str]) -> None:
+def check_fields(
+  argv: Sequence[str], experiment: experiment_lib.Experiment | None = None
+) -> None:
   """Refuses a --config.FIELD that an experiment does not have.
+
+  Args:
+    argv: the words of the command.
+    experiment: the one that the config file returns; before it is read, the
+      fields of its own settings are not known, and are not checked.
 
   Raises:
     ValueError: names the unknown field and the existing ones.
@@ -23,9 +31,9 @@ def check_fields(argv: Sequence[str]) -> None:
     name = argument.lstrip('-').partition('=')[0]
     if not argument.startswith('-') or not name.startswith('config.'):
       continue
-    if name.startswith('config.parts.settings.'):
-      continue  # Their fields are those of the config file's SETTINGS.
-    holder = experiment_lib.Experiment()
+    if experiment is None and name.startswith('config.parts.settings.'):
+      continue
+    holder = experiment or experiment_lib.Experiment()
     for part in name.split('.')[1:]:
       known = (
         [field.name for field in dataclasses.fields(holder)]
@@ -117,7 +125,9 @@ def define(
     found = read(path)
     if not isinstance(found, experiment_lib.Experiment):
       return found  # The error that its reader raises.
-    return own_parts.of_config(found, path.partition(':')[0])
+    found = own_parts.of_config(found, path.partition(':')[0])
+    check_fields(sys.argv if argv is None else argv, found)
+    return found
 
   parser.parse = parse
   return flag
