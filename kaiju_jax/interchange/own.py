@@ -130,7 +130,9 @@ def save(
     OSError: the file cannot be written.
   """
   lora.refuse(params)
-  model_config.refuse_own(config)
+  strict.check_choices(
+    config, {'feedforward': model_config.FEEDFORWARDS}, 'model'
+  )
   tree = params
   if not (masters or deployed.is_deployed(params)):
     tree = deployed.quantize(params, config, replica)

@@ -195,20 +195,6 @@ def check(config: ModelConfig) -> None:
   _check_layers(config)
 
 
-def refuse_own(config: ModelConfig) -> None:
-  """Refuses a model that only its own source can compute (`storage/parts.py`).
-
-  Raises:
-    ValueError: names the field and what can be exported.
-  """
-  if config.feedforward not in FEEDFORWARDS:
-    raise ValueError(
-      f'model.feedforward={config.feedforward!r}: is a function of your own,'
-      ' which no export can hold; it must be one of'
-      f' {", ".join(map(repr, FEEDFORWARDS))}.'
-    )
-
-
 def _check_hidden_limit(config: ModelConfig) -> None:
   """Refuses a limit whose formula is that of relu(norm(x)·W)² (`clamp.py`)."""
   if config.quantization.clamp_hidden != 'weight_rms':

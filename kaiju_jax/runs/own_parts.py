@@ -20,10 +20,8 @@ This executes code. So only what trains does it, and reading a config file that
 the command line names: no reader of a workdir or an export does.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
@@ -35,7 +33,6 @@ import os
 import pathlib
 import sys
 import traceback
-import types
 from typing import Any
 from typing import NamedTuple
 
@@ -52,18 +49,18 @@ _OURS = {
   'data.task': tuple(tasks.TASKS),
   'model.feedforward': model_config.FEEDFORWARDS,
 }
-# What a part's functions take: of a task, those of its fields.
+# What a part's functions, and those of a task, take.
+_EXPERIMENT = 'OBJECTIVES', 'check', 'load', 'common_rows'
 _TAKES = {
-  'OBJECTIVES': ('experiment',),
-  'ACTIVATIONS': ('hidden_BLF',),
-  'GATES': ('gate_BLF',),
-}
-_OF_TASK = {
-  'check': ('experiment',),
-  'load': ('experiment',),
+  **dict.fromkeys(_EXPERIMENT, ('experiment',)),
+  **dict.fromkeys(('ACTIVATIONS', 'GATES'), ('hidden_BLF',)),
   'texts': ('experiment', 'count'),
-  'common_rows': ('experiment',),
 }
+
+
+@dataclasses.dataclass
+class _NoSettings:
+  """The settings of a source without any."""
 
 
 class Brought(NamedTuple):
@@ -73,7 +70,7 @@ class Brought(NamedTuple):
   # Of the file's bytes, or the distribution and its version.
   digest: str
   held: Mapping[str, Mapping[str, Any]]  # {kind: {name: part}}.
-  settings: type | None  # The dataclass of its settings.
+  settings: type  # The dataclass of its settings.
 
   def has(self, names: Mapping[str, str]) -> bool:
     """Returns whether all parts come from here; `names` is as `find_used`."""
@@ -101,14 +98,14 @@ def bring(source: str) -> Brought:
   read = _read_file if is_path else _read_point
   module, source, digest = read(source)
   held = {kind: getattr(module, kind, {}) for kind in parts_lib.FIELDS}
-  settings = getattr(module, 'SETTINGS', None)
+  settings = getattr(module, 'SETTINGS', _NoSettings)
+  with one_line(f'{source}: SETTINGS', source):
+    strict.dump(settings())
   for kind, brought in held.items():
     if not isinstance(brought, Mapping):
       raise ValueError(f'{source}: {kind} must be a dict of parts by name.')
     for name, part in brought.items():
       _check_part(f'{source}: {kind}[{name!r}]', kind, name, part, held)
-  if settings is not None:
-    _check_settings(source, settings)
   for kind, brought in held.items():
     parts_lib.hold(kind, brought)
   return Brought(source, digest, held, settings)
@@ -129,7 +126,7 @@ def of_config(
       return experiment
     parts = dataclasses.replace(parts, source=os.path.abspath(path))
   found = bring(parts.source)
-  if parts.settings is None and found.settings is not None:
+  if parts.settings is None:
     parts = dataclasses.replace(parts, settings=found.settings())
   return dataclasses.replace(experiment, parts=parts)
 
@@ -160,25 +157,15 @@ def resolve(
       f'parts.digest={parts.digest!r}: {found.source} has {found.digest!r} now.'
       ' Bring back the earlier one to go on with this run, or start another.'
     )
-  settings = _parse_settings(found, parts.settings)
+  given = parts.settings
+  plain = strict.dump(given) if dataclasses.is_dataclass(given) else given
+  settings = strict.parse(found.settings, plain or {}, 'parts.settings')
   own = experiment_lib.PartsConfig(found.source, found.digest, settings)
   return dataclasses.replace(experiment, parts=own)
 
 
-def _parse_settings(found: Brought, given: Any) -> Any:
-  """Returns settings as the source's dataclass, from another or from JSON."""
-  if found.settings is None:
-    if given is not None:
-      raise ValueError(
-        f'parts.settings={given!r}: must be None, because {found.source} has no'
-        ' SETTINGS.'
-      )
-    return None
-  plain = strict.dump(given) if dataclasses.is_dataclass(given) else given
-  return strict.parse(found.settings, plain or {}, 'parts.settings')
-
-
-def _read_file(source: str) -> tuple[types.ModuleType, str, str]:
+def _read_file(source: str) -> tuple[Any, str, str]:
+  """Returns the module, its absolute path, and the digest of its bytes."""
   path = os.path.abspath(source)
   try:
     text = pathlib.Path(path).read_bytes()
@@ -188,22 +175,23 @@ def _read_file(source: str) -> tuple[types.ModuleType, str, str]:
       ' --config.parts.source=PATH says where the file is now.'
     ) from error
   digest = f'sha256:{hashlib.sha256(text).hexdigest()}'
-  return _execute(path, text), path, digest
+  return execute(path, text), path, digest
 
 
 @functools.lru_cache(16)
-def _execute(path: str, text: bytes) -> types.ModuleType:
+def execute(path: str, text: bytes) -> Any:
   """Returns the module of the very bytes that the digest is of."""
   name = f'{pathlib.Path(path).stem}_{hashlib.sha256(text).hexdigest()[:8]}'
-  module = types.ModuleType(name)
+  module = type(sys)(name)
   module.__file__ = path
   sys.modules[name] = module  # Dataclasses and pickle look there.
-  with _one_line(path, path):
+  with one_line(path, path):
     exec(compile(text, path, 'exec'), vars(module))
   return module
 
 
-def _read_point(source: str) -> tuple[types.ModuleType, str, str]:
+def _read_point(source: str) -> tuple[Any, str, str]:
+  """Returns the module, the entry point's name, and the package's version."""
   known = metadata.entry_points(group=GROUP)
   points = [point for point in known if point.name == source]
   if len(points) != 1:
@@ -212,7 +200,7 @@ def _read_point(source: str) -> tuple[types.ModuleType, str, str]:
       f'parts.source={source!r}: must be a path, or one entry point of the'
       f' group {GROUP}; there are {names}.'
     )
-  with _one_line(f'parts.source={source!r}', source):
+  with one_line(f'parts.source={source!r}', source):
     module = points[0].load()
   about = points[0].dist
   return module, source, f'{about.name} {about.version}'
@@ -225,8 +213,7 @@ def _find_installed(names: Mapping[str, str]) -> Brought | None:
   if len(found) > 1:
     several = ', '.join(one.source for one in found)
     raise ValueError(
-      f"parts.source='': must be one of {several}, because each has"
-      f' {" and ".join(f"{x}={name!r}" for x, name in names.items())}.'
+      f"parts.source='': must be one of {several}, which all have {names}."
     )
   return found[0] if found else None
 
@@ -236,38 +223,23 @@ def _check_part(what: str, kind: str, name: Any, part: Any, held) -> None:
   field = parts_lib.FIELDS[kind]
   if name in _OURS[field] or (kind == 'GATES' and name in held['ACTIVATIONS']):
     raise ValueError(f'{what}: there is a {field}={name!r} already; rename it.')
-  if kind != 'TASKS':
-    _check_call(what, part, _TAKES[kind])
-    return
-  if not isinstance(part, tasks.Task):
-    raise ValueError(f'{what}: must be a kaiju_jax.tasks.registry.Task.')
-  for function, arguments in _OF_TASK.items():
-    _check_call(f'{what}.{function}', getattr(part, function), arguments)
-
-
-def _check_call(what: str, part: Any, arguments: Sequence[str]) -> None:
-  try:
-    inspect.signature(part).bind(*arguments)
-  except TypeError as error:
-    raise ValueError(
-      f'{what}: must be a function of ({", ".join(arguments)}): {error}.'
-    ) from error
-
-
-def _check_settings(source: str, settings: Any) -> None:
-  is_class = isinstance(settings, type) and dataclasses.is_dataclass(settings)
-  if is_class:
-    with contextlib.suppress(TypeError, ValueError):
-      strict.dump(settings())
-      return
-  raise ValueError(
-    f'{source}: SETTINGS must be a dataclass that JSON can hold, with a default'
-    ' for each field.'
-  )
+  functions = {kind: part}
+  if kind == 'TASKS':
+    if not isinstance(part, tasks.Task):
+      raise ValueError(f'{what}: must be a kaiju_jax.tasks.registry.Task.')
+    functions = {x: y for x, y in vars(part).items() if x in _TAKES}
+  for function, called in functions.items():
+    try:
+      inspect.signature(called).bind(*_TAKES[function])
+    except TypeError as error:
+      takes = ', '.join(_TAKES[function])
+      raise ValueError(
+        f'{what}: {function} must be a function of ({takes}): {error}.'
+      ) from error
 
 
 @contextlib.contextmanager
-def _one_line(what: str, path: str) -> Iterator[None]:
+def one_line(what: str, path: str) -> Iterator[None]:
   """Raises ValueError for any error, with the latest line of a file in it."""
   try:
     yield
@@ -292,44 +264,34 @@ def check(experiment: experiment_lib.Experiment, data: tasks.TaskData) -> None:
     ValueError: names the part, and what it returns instead of what.
   """
   source, names = experiment.parts.source, find_used(experiment)
-  if name := names.get('data.task'):
-    with _one_line(f'{source}: TASKS[{name!r}]', source):
-      _check_row(data, experiment.data.length)
-  if name := names.get('model.feedforward'):
-    kind = 'GATES' if experiment.model.is_gated else 'ACTIVATIONS'
-    with _one_line(f'{source}: {kind}[{name!r}]', source):
-      _check_activation(parts_lib.find(kind, name))
-  if name := names.get('objective.name'):
-    with _one_line(f'{source}: OBJECTIVES[{name!r}]', source):
-      _check_objective(experiment, data.rows[0])
+  for field, check_part in (
+    ('data.task', _check_row),
+    ('model.feedforward', _check_function),
+    ('objective.name', _check_objective),
+  ):
+    if field in names:
+      with one_line(f'{source}: {field}={names[field]!r}', source):
+        check_part(experiment, data.rows[0])
 
 
-def _check_row(data: Any, length: int) -> None:
+def _check_row(experiment: experiment_lib.Experiment, row: Any) -> None:
   import numpy as np
 
-  from kaiju_jax.data import packing
-
-  if not isinstance(data, tasks.TaskData):
-    raise TypeError(f'load returns {type(data).__name__}, not TaskData.')
-  row = data.rows[0]
-  if not isinstance(row, packing.Row):
-    raise TypeError(f'rows[0] is {type(row).__name__}, not packing.Row.')
-  for name, array in zip(row._fields[:-1], row):
-    if np.shape(array) != (length,):
-      raise ValueError(
-        f'rows[0].{name} has shape {np.shape(array)}, not ({length},), that of'
-        ' data.length.'
-      )
+  wanted = (experiment.data.length,)
+  shapes = {np.shape(array) for array in row[:-1]}
+  if shapes != {wanted}:
+    raise ValueError(f'its rows hold arrays of shapes {shapes}, not {wanted}.')
 
 
-def _check_activation(function: Callable[[Any], Any]) -> None:
+def _check_function(experiment: experiment_lib.Experiment, _: Any) -> None:
   import jax
 
+  kind = 'GATES' if experiment.model.is_gated else 'ACTIVATIONS'
+  function = parts_lib.find(kind, experiment.model.feedforward)
   wanted = jax.ShapeDtypeStruct((2, 3, 8), 'float32')
   found = jax.eval_shape(function, wanted)
-  shape = getattr(found, 'shape', None), getattr(found, 'dtype', None)
-  if shape != (wanted.shape, wanted.dtype):
-    raise TypeError(f'returns {found} for {wanted}, must keep both.')
+  if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+    raise ValueError(f'returns {found} for {wanted}, must keep both.')
 
 
 def _check_objective(experiment: experiment_lib.Experiment, row: Any) -> None:
@@ -340,26 +302,20 @@ def _check_objective(experiment: experiment_lib.Experiment, row: Any) -> None:
   from kaiju_jax.objectives import objective as objective_lib
   from kaiju_jax.training import state as state_lib
 
-  made = parts_lib.find('OBJECTIVES', experiment.objective.name)(experiment)
-  if not isinstance(made, objective_lib.Objective):
-    raise TypeError(f'it returns {type(made).__name__}, not an Objective.')
   objective = state_lib.objective_of(experiment)
   batch = packing.stack([row] * experiment.data.batch)
   objective.check(batch)
   if experiment.model.quantization.wire_weights == 'ternary':
     return  # The model reads a replica, which no shape stands for.
-  model = state_lib.model_of(experiment)
 
-  def loss(params, batch):
+  def sums(params, batch):
     params = {**objective.parameters(), **params}
-    z = objective_lib.ZReg(0.0, 0.0)
-    return objective.loss(model, {'params': params}, batch, z)
+    model, z = state_lib.model_of(experiment), objective_lib.ZReg(0.0, 0.0)
+    found = objective.loss(model, {'params': params}, batch, z)
+    return found.loss, found.weight, found.metrics
 
   params = transformer.parameter_shapes(experiment.model)
-  sums = jax.eval_shape(loss, params, batch)
-  if not isinstance(sums, objective_lib.Sums):
-    raise TypeError(f'loss returns {type(sums).__name__}, not objective.Sums.')
-  for path, one in jax.tree_util.tree_leaves_with_path(sums):
-    if one.shape:
-      name = jax.tree_util.keystr(path)
-      raise TypeError(f'Sums{name} has shape {one.shape}, not (): a sum.')
+  found = jax.tree.leaves(jax.eval_shape(sums, params, batch))
+  shapes = {one.shape for one in found}
+  if shapes != {()}:
+    raise ValueError(f'its loss returns shapes {shapes}, not sums of shape ().')

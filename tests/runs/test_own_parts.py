@@ -290,13 +290,13 @@ def test_a_grid_trains_it_in_processes(file, tmp_path, monkeypatch):
     ("{'squared':", "{'swiglu':", 'there is a model.feedforward='),
     ("{'squared':", "{'our_silu':", "GATES\\['our_silu'\\]: there is"),
     ('make_focal(experiment)', 'make_focal()', r'function of \(experiment\)'),
-    ('load(experiment)', 'load(data, more)', r'\.load: must be a function'),
+    ('load(experiment)', 'load(data, more)', 'load must be a function'),
     ('squared(hidden_BLF)', 'squared(a, b)', r'function of \(hidden_BLF\)'),
     ("{'our_silu': silu}", "{'our_silu': 3}", 'is not a callable'),
     ("{'squared': squared}", 'squared', 'ACTIVATIONS must be a dict'),
     ("'counting': registry.Task(", "'counting': (", 'must be a kaiju_jax'),
-    ('= Settings', '= 3', 'SETTINGS must be a dataclass'),
-    ('gamma: float = 2.0', 'gamma: float', 'default for each field'),
+    ('= Settings', '= 3', 'SETTINGS: TypeError'),
+    ('gamma: float = 2.0', 'gamma: float', 'SETTINGS: TypeError'),
     ('import pathlib', 'import pathlip', r'mine\.py, line \d+: ModuleNotFound'),
   ],
 )
@@ -310,14 +310,14 @@ def test_a_file_that_cannot_be_used_is_one_line(file, old, new, message):
 @pytest.mark.parametrize(
   'old, new, message',
   [
-    ('jnp.sum(batch.weight_BL),', 'batch.weight_BL,', r'\.weight has shape'),
-    ('return objective.Sums(', 'return (', 'loss returns tuple'),
-    ('return objective.Objective(loss)', 'pass', 'it returns NoneType'),
+    ('jnp.sum(batch.weight_BL),', 'batch.weight_BL,', r'shapes.*\(8, 32\)'),
+    ('return objective.Sums(', 'return (', "'tuple' object"),
+    ('return objective.Objective(loss)', 'pass', "'NoneType' object"),
     ('.settings.gamma', '.settings.gama', r'line \d+: AttributeError'),
     ('Objective(loss)', "Objective(loss, {'a_B': None})", "reads \\['a_B'\\]"),
-    ('load(experiment):', 'load(experiment):\n  return 3', 'returns int'),
-    ('Counting(experiment.data.length)', 'Counting(31)', r'shape \(31,\)'),
-    ('Counting(experiment.data.length)', '[[1] * 32]', 'rows.0. is list'),
+    ('load(experiment):', 'load(experiment):\n  return 3', "'int' object"),
+    ('Counting(experiment.data.length)', 'Counting(31)', r'shapes.*\(31,\)'),
+    ('Counting(experiment.data.length)', '[[1] * 32]', r'shapes.*\(\)'),
     ('jax.nn.relu(hidden_BLF)', 'jax.nn.relu(hidden_BLF[0])', 'must keep'),
   ],
 )  # fmt: skip
@@ -412,7 +412,7 @@ def test_a_function_of_layers_stands_where_ours_does(
     made[one] = logits_BLV, footprint.count(footprint.parameters(config))
   chex.assert_trees_all_equal(made[name], made[same])
   config.feedforward = name
-  with pytest.raises(ValueError, match=f'feedforward={name!r}.*export'):
+  with pytest.raises(ValueError, match=f'feedforward={name!r}: must be one'):
     own.save(tmp_path / 'a', params['params'], config)
   for brought in table.values():
     brought.clear()

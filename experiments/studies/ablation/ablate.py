@@ -6,12 +6,10 @@ Every run is checked, with overrides applied, before the first one starts.
 from collections.abc import Collection
 from collections.abc import Sequence
 import dataclasses
-import importlib.machinery
-import importlib.util
 import pathlib
 import shlex
 import sys
-import types
+from typing import Any
 from typing import NamedTuple
 
 from absl import flags
@@ -25,6 +23,7 @@ from kaiju_jax.runs import devices
 from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import overrides as overrides_lib
+from kaiju_jax.runs import own_parts
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import slurm
 from kaiju_jax.runs import start
@@ -42,7 +41,7 @@ from kaiju_jax.training import workdir as workdir_lib
 _TRAIN = 'experiments.train'
 
 
-def load(path: str, needs_arms: bool = True) -> types.ModuleType:
+def load(path: str, needs_arms: bool = True) -> Any:
   """Returns the config module of a name or a path.
 
   Raises:
@@ -51,11 +50,7 @@ def load(path: str, needs_arms: bool = True) -> types.ModuleType:
   path = configs.config_path(path)
   if not pathlib.Path(path).is_file():
     raise ValueError(f'--config={path}: no such file.')
-  # Whatever its suffix is, as --config of a run takes it.
-  loader = importlib.machinery.SourceFileLoader('ablated_config', path)
-  spec = importlib.util.spec_from_loader(loader.name, loader)
-  module = importlib.util.module_from_spec(spec)
-  loader.exec_module(module)
+  module = own_parts.execute(path, pathlib.Path(path).read_bytes())
   if needs_arms and not getattr(module, 'ARMS', None):
     raise ValueError(
       f'--config={path}: has no ARMS. An ablation needs the names that its'
