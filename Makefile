@@ -109,7 +109,8 @@ tpu: $(VENV)/.tpu-installed
 	$(BIN)/python -m experiments.benchmarks.device --minutes=$(MINUTES) \
 	  --out=$(OUT)
 
-# Exports and imports held to transformers itself, T5's encoder, and TRL's loss.
+# Exports and imports held to transformers itself, T5's encoder, TRL's loss, and
+# tables of text.
 # (`make test` skips this.)
 interchange: $(VENV)/.interchange-installed
 	$(QUICK) $(PYTEST) tests/interchange/test_transformers_parity.py \
@@ -118,6 +119,7 @@ interchange: $(VENV)/.interchange-installed
 	  tests/interchange/test_t5_embedder.py \
 	  tests/interchange/test_harness.py \
 	  tests/interchange/test_trl.py \
+	  tests/data/test_reading.py \
 	  tests/experiments/benchmarks/load_test/test_transformers_serving.py
 
 check: $(VENV)/.tests-installed

@@ -93,6 +93,7 @@ def read(
     return
   found = files(path, field)
   path = os.path.expanduser(path)
+  reading.refuse_splits(path)
   if reading.is_saved_dataset(path):
     rows = reading.column_of_dataset(path, column)
     yield from _rows(rows, 'dataset', path)

@@ -8,6 +8,7 @@ files and folders that `datasets.Dataset.save_to_disk` wrote.
 import codecs
 from collections.abc import Iterator
 import gzip
+import itertools
 import os
 import pathlib
 from typing import Any
@@ -25,6 +26,7 @@ _PACKED_BLOCK = 2**14
 _ROWS = 256  # Rows of a table that are in memory at once.
 # The files by which a folder of `datasets` is known.
 _SAVED = ('dataset_info.json', 'state.json')
+_SPLITS = 'dataset_dict.json'
 
 
 def name_without_packing(name: str) -> str:
@@ -124,6 +126,21 @@ def is_saved_dataset(path: str) -> bool:
   return all(os.path.isfile(os.path.join(path, name)) for name in _SAVED)
 
 
+def refuse_splits(path: str) -> None:
+  """Refuses a folder of several data sets that `datasets` wrote.
+
+  Raises:
+    ValueError: names its splits.
+  """
+  if os.path.isfile(os.path.join(path, _SPLITS)):
+    names = sorted(
+      one.name for one in pathlib.Path(path).iterdir() if one.is_dir()
+    )
+    raise ValueError(
+      f'{path}: has the splits {", ".join(names)}: name one of these folders.'
+    )
+
+
 def column_of_dataset(path: str, column: str) -> Iterator[tuple[str, Any]]:
   """Yields (place, value) of a column of a folder that `datasets` wrote.
 
@@ -151,20 +168,19 @@ def column_of_parquet(file: str, column: str) -> Iterator[tuple[str, Any]]:
     OSError, ValueError: no Parquet file, or there is no such column.
   """
   try:
+    import pyarrow
     from pyarrow import parquet
   except ImportError as error:
     raise _missing(file, 'pyarrow') from error
+  rows = itertools.count(1)
   try:
-    opened = parquet.ParquetFile(pathlib.Path(file), pre_buffer=False)
-  except ValueError as error:  # ArrowInvalid.
+    with parquet.ParquetFile(file, pre_buffer=False) as opened:
+      _check_column(file, column, opened.schema_arrow.names)
+      for batch in opened.iter_batches(_ROWS, columns=[column]):
+        for value in batch.column(0).to_pylist():
+          yield f'row {next(rows)}', value
+  except pyarrow.ArrowInvalid as error:
     raise ValueError(f'{file}: not a Parquet file: {error}') from error
-  with opened:
-    _check_column(file, column, opened.schema_arrow.names)
-    row = 0
-    for batch in opened.iter_batches(_ROWS, columns=[column]):
-      for value in batch.column(0).to_pylist():
-        row += 1
-        yield f'row {row}', value
 
 
 def _check_column(path: str, column: str, names: list[str]) -> None:
