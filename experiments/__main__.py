@@ -18,6 +18,8 @@ PURPOSES = {
   'train': (
     'train',
     'ablate',
+    'runs',
+    'compare',
     'rates',
     'critical_batch',
     'scaling',

@@ -410,3 +410,22 @@ class Ablate:
   def __post_init__(self):
     if not self.reading:
       flags.need(config=self.config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs:
+  """Which runs are listed."""
+
+  # Only runs in this state.
+  state: Literal['finished', 'running', 'stopped', 'diverged'] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare:
+  """How runs are compared."""
+
+  # Folder of the report; without it tables are printed alone.
+  out: str | None = None
+  # Arm that all others are compared with, by its name in the table of runs; by
+  # default that of the first run.
+  baseline: str | None = None

@@ -188,6 +188,7 @@ class Report:
     written: Sequence[Any] = (),
     width: int | None = None,
     as_markdown: bool = False,
+    has_markup: bool = True,
   ) -> None:
     """Prints the page with tables for a terminal.
 
@@ -195,8 +196,10 @@ class Report:
       written: paths of files that hold it, named at the end.
       width: columns of the terminal; by default as many as it has.
       as_markdown: prints Markdown instead.
+      has_markup: whether words in brackets are rich's; names of others may hold
+        some.
     """
-    console = rich.console.Console(width=width)
+    console = rich.console.Console(width=width, markup=has_markup)
     if as_markdown:
       print(f'{self.markdown()}\n', flush=True)
     for part in () if as_markdown else self.parts:

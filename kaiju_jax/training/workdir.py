@@ -223,6 +223,11 @@ def find_divergence(path: str | os.PathLike) -> int | None:
   return files.read_json(file)['step'] if file.exists() else None
 
 
+def find_trainer(path: str | os.PathLike) -> int | None:
+  """Returns the process that trains in a workdir; None if none is known."""
+  return locks.find_holder(pathlib.Path(path) / _LOCK)
+
+
 def note_start(
   path: pathlib.Path, experiment: experiment_lib.Experiment, step: int
 ) -> None:

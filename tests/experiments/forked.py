@@ -50,6 +50,8 @@ def parse(words):
     words = configs.named_configs(words)
   left = flags.FLAGS(list(words), known_only=True)[1:]
   left = [word for word in left if not word.startswith('--config.')]
+  if words[0] in ('experiments.runs', 'experiments.compare'):  # Take folders.
+    left = [word for word in left if word.startswith('-')]
   sys.exit(f'no such flags: {left}' if left else 0)
 
 def child(mode, words, environment, files):

@@ -246,12 +246,12 @@ def find_others(
       apart = ', '.join(field for field in fields if field not in own)
     except (OSError, ValueError):
       apart = 'arm'
-    command = pool.Command(job.name, _read_command(folder), job.log)
+    command = pool.Command(job.name, read_command(folder), job.log)
     found.append((command, job, apart))
   return found
 
 
-def _read_command(folder: pathlib.Path) -> tuple[str, ...]:
+def read_command(folder: pathlib.Path) -> tuple[str, ...]:
   """Returns the command that last trained in a workdir, () if unknown."""
   file = folder / 'environment.json'
   described = files.read_json(file) if file.is_file() else {}

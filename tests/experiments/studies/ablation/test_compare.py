@@ -1,0 +1,231 @@
+"""Workdirs that nobody trained, listed and compared."""
+
+import html
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kaiju_jax.costs import step_time
+from kaiju_jax.experiments.studies import settings as settings_lib
+from kaiju_jax.experiments.studies.ablation import compare
+from kaiju_jax.experiments.studies.ablation import report as report_lib
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import workdir
+from kaiju_jax.training.records import metrics
+from tests.experiments import toys
+
+STEPS, TOKENS = 3, 100
+
+
+def experiment(seed=0, **model):
+  one = experiment_lib.Experiment(seed=seed)
+  one.loop.steps, one.loop.log_every = STEPS, 1
+  for name, value in model.items():
+    setattr(one.model, name, value)
+  return one
+
+
+def write(folder, loss, steps=STEPS, seed=0, rate=50.0, **model):
+  """Writes a run whose every loss is `loss`; it has finished after `STEPS`."""
+  with workdir.open_workdir(folder, experiment(seed, **model)) as folder:
+    records = metrics.Records(folder, 0)
+    for step in range(1, steps + 1):
+      timing = {'tokens_per_second': rate} if step > 1 else {}
+      records.append(step, step * TOKENS, {'loss': loss, **timing})
+    if steps == STEPS:
+      records.append(steps, steps * TOKENS, {'eval_loss': loss + 1})
+      (folder / 'checkpoints' / str(STEPS)).mkdir(parents=True)
+  return folder
+
+
+def arms(*paths):
+  found = {}
+  for job in compare.name_arms(compare.find_jobs([str(x) for x in paths])):
+    found.setdefault(job.arm, []).append(job.experiment.seed)
+  return found
+
+
+def run(paths, **settings):
+  compare.run(settings_lib.Compare(**settings), [str(path) for path in paths])
+
+
+def test_workdirs_are_found_wherever_they_lie(tmp_path):
+  for seed in (0, 1):
+    write(tmp_path / 'deep' / 'int8' / f'seed{seed}', 1, seed=seed)
+  write(tmp_path / 'alone', 1, window=3)
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'config.json').write_text('{"model_type": "llama"}')
+  assert arms(tmp_path) == {'alone': [0], 'deep/int8': [0, 1]}
+  both = tmp_path / 'deep', tmp_path
+  assert arms(*both) == {'int8': [0, 1], 'alone': [0]}  # Each run once.
+  assert arms(tmp_path / 'deep' / 'int8') == {'int8': [0, 1]}
+  assert arms(tmp_path / 'deep' / 'int8' / 'seed1') == {'int8': [1]}
+  for path in ('other', 'missing'):
+    with pytest.raises(ValueError, match=path):
+      compare.find_jobs([str(tmp_path / path)])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_an_arm(tmp_path):
+  write(tmp_path / 'a', 1)
+  write(tmp_path / 'b', 1, seed=4)
+  write(tmp_path / 'c', 1)  # The seed of `a`, again.
+  write(tmp_path / 'd', 1, window=3)
+  for root in ('one', 'two'):
+    write(tmp_path / root / 'x' / 'seed0', 1)
+    write(tmp_path / root / 'x' / 'seed1', 1, seed=1, window=3)
+  names = [tmp_path / name for name in ('a', 'b', 'c', 'd')]
+  assert arms(*names) == {'a': [0, 4], 'c': [0], 'd': [0]}
+  x = [str(tmp_path / root / 'x') for root in ('one', 'two')]
+  found = arms(tmp_path / 'one', tmp_path / 'two')
+  first, second = ({one: [0], f'{one} (2)': [1]} for one in x)
+  assert found == first | second
+
+
+LOCK = """
+import sys, time
+from kaiju_jax.storage import locks
+with locks.hold(sys.argv[1] + '/lock', 'workdir', 'trains', '--workdir'):
+  print('held', flush=True)
+  sys.stdin.read()
+"""
+
+
+def test_the_list_says_how_far_runs_are_and_disturbs_none(tmp_path):
+  for name, steps in [('done', STEPS), ('held', 2), ('stopped', 1), ('new', 0)]:
+    write(tmp_path / name, 1.5, steps)
+  write(tmp_path / 'wild' / 'seed7', float('nan'), 2, seed=7)
+  (tmp_path / 'wild' / 'seed7' / workdir.DIVERGED).write_text('{"step": 2}')
+  words = [sys.executable, '-c', LOCK, str(tmp_path / 'held')]
+  pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
+  with subprocess.Popen(words, **pipes) as holder:
+    assert holder.stdout.readline() == b'held\n'
+    jobs = compare.find_jobs([str(tmp_path)])
+    rows = list(compare.table(jobs).cells())
+    assert workdir.find_trainer(tmp_path / 'held') == holder.pid
+    assert len(compare.table(jobs, 'running').rows) == 1
+    # The lock can be taken all the same: looking took none.
+    with workdir.open_workdir(tmp_path / 'stopped', experiment()):
+      assert workdir.find_trainer(tmp_path / 'stopped')
+    holder.communicate()
+  assert rows == [
+    ['done', '0', '3 of 3', '1.5000', '2.5000', '50', 'finished'],
+    ['held', '0', '2 of 3', '1.5000', '–', '50', 'running'],
+    ['new', '0', '0 of 3', '–', '–', '–', 'stopped'],
+    ['stopped', '0', '1 of 3', '1.5000', '–', '–', 'stopped'],
+    ['wild', '7', '2 of 3', 'not finite', '–', '50', 'diverged at step 2'],
+  ]
+  assert workdir.find_trainer(tmp_path / 'held') is None
+  assert workdir.find_trainer(tmp_path / 'new') is None
+  assert workdir.find_trainer(tmp_path) is None
+
+
+def planted(root, seeds=(0, 1, 2)):
+  """A grid of 2 × 2 with an interaction; noise differs in every run."""
+  random = np.random.default_rng(0)
+  losses = {}
+  for window, width in [(4, 8), (4, 16), (2, 8), (2, 16)]:
+    arm = f'w{window}d{width}'
+    own = losses[arm] = {}
+    for seed in seeds:
+      own[seed] = 3 + seed + 0.1 * (window == 2) - 0.2 * (width == 16)
+      own[seed] += 0.3 * (arm == 'w2d16') + random.normal(0, 0.01)
+      folder = root / arm / f'seed{seed}'
+      write(folder, own[seed], seed=seed, window=window, d_ff=width)
+  return losses
+
+
+def test_a_comparison_is_a_page_with_intervals_and_effects(tmp_path, capsys):
+  losses = planted(tmp_path / 'runs')
+  out = tmp_path / 'out'
+  run([tmp_path / 'runs'], out=str(out), baseline='w4d8')
+  assert str(out / 'report.html') in capsys.readouterr().out.replace('\n', '')
+  text = (out / 'report.md').read_text()
+  fields = toys.rows(text, 'Fields that differ')
+  assert fields == {
+    'w4d8': ['8', '4'],
+    'w2d16': ['16', '2'],
+    'w2d8': ['8', '2'],
+    'w4d16': ['16', '4'],
+  }
+  told = json.loads((out / 'report.json').read_text())
+  assert told['data']['measures']['loss']['w2d16'] == pytest.approx(
+    {str(seed): loss for seed, loss in losses['w2d16'].items()}
+  )
+  rows = toys.rows(text, 'Training loss, mean of all 3 steps')
+  arm, baseline = (list(losses[x].values()) for x in ('w2d16', 'w4d8'))
+  low, high = stats.ttest_rel(arm, baseline).confidence_interval()
+  assert rows['w2d16'][3] == 'w4d8 (3)'
+  assert f'({low:+.4f} … {high:+.4f})' in rows['w2d16'][4]
+  both = rows['model.d_ff: 8 → 16 × model.window: 4 → 2'][0]
+  assert float(both.split()[0]) == pytest.approx(0.3, abs=0.05)
+  assert 'loss_curves.png' in text and 'eval_loss_curves.png' in text
+  page = (out / 'report.html').read_text()
+  assert page.count('<svg') == 3 and 'http:' not in page
+  assert 'https:' not in page
+  assert html.escape('model.d_ff: 8 → 16') in page
+  with pytest.raises(ValueError, match='--baseline=w'):
+    run([tmp_path / 'runs'], baseline='w')
+
+
+@pytest.mark.parametrize(
+  'seeds, said',
+  [
+    ((0,), ['w2d8 (1)', 'no interval: too few seeds']),
+    ((0, 1), ['w2d8 (2)', ' … ']),
+    ((7,), ['w2d8 (too few)', 'no interval: too few seeds']),
+    ((7, 8), ['w2d8 (Welch)', ' … ']),
+  ],
+)
+def test_seeds_that_do_not_pair_and_too_few(seeds, said, tmp_path, capsys):
+  for seed in (0, 1):
+    write(tmp_path / 'w2d8' / f'seed{seed}', 1 + seed / 8, seed=seed)
+  for seed in seeds:
+    write(tmp_path / 'b[/]' / f'seed{seed}', 2 + seed, seed=seed, window=3)
+  write(tmp_path / 'stopped' / 'seed0', 99.0, 2, window=5)
+  jobs = compare.name_arms(compare.find_jobs([str(tmp_path)]))
+  page = report_lib.make(
+    tmp_path,
+    title='',
+    command=(),
+    runs=[report_lib.Outcome(x, compare.state(x), ()) for x in jobs],
+    baselines=dict.fromkeys((job.arm for job in jobs), 'w2d8'),
+    draws=False,
+  )
+  text = page.markdown()
+  row = toys.rows(text, 'Training loss')['b[/]']
+  assert row[3] == said[0] and said[1] in row[4]
+  assert toys.rows(text, 'Training loss')['stopped'][:2] == ['0', '–']
+  assert not any(hasattr(part, 'drawn') for part in page.parts)
+  # A name in brackets is no markup of the terminal's.
+  page.show(width=300, has_markup=False)
+  assert 'b[/]' in capsys.readouterr().out
+
+
+def test_curves_are_over_tokens_seconds_and_flops(tmp_path):
+  write(tmp_path / 'slow', 1.0, rate=25.0, window=4)
+  write(tmp_path / 'wide', 2.0, rate=50.0, window=4, d_ff=16)
+  jobs = compare.find_jobs([str(tmp_path)])
+  runs = [report_lib.Outcome(job, 'finished', ()) for job in jobs]
+  page = report_lib.make(
+    tmp_path, title='', command=(), runs=runs, baselines={}
+  )
+  drawn = next(x.drawn for x in page.parts if hasattr(x, 'drawn'))
+  tokens, seconds, flops = drawn.axes
+  for axes in drawn.axes:  # A seed and a mean of each arm.
+    assert [len(one.get_ydata()) for one in axes.lines] == [3] * 4
+  assert tokens.lines[0].get_xdata().tolist() == [100, 200, 300]
+  # From the first record on, at 25 and at 50 tokens/s.
+  assert seconds.lines[0].get_xdata() == pytest.approx([0, 4, 8])
+  assert seconds.lines[3].get_xdata() == pytest.approx([0, 2, 4])
+  for index, job in ((0, jobs[0]), (2, jobs[1])):
+    one = job.experiment
+    total = step_time.operations(
+      one.model, 300, one.data.length, step_time.ARMS[0]
+    )
+    line = flops.lines[index]
+    assert line.get_xdata()[-1] == pytest.approx(sum(total.values()))
+  assert flops.lines[0].get_xdata()[-1] != flops.lines[2].get_xdata()[-1]
