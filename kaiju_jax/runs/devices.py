@@ -135,7 +135,7 @@ def find_places(
       raise ValueError(
         f'--devices_per_job={per_job}: no GPU or TPU is found here.'
       )
-    count = jobs or min(runs, on_cpu or _count_on_cpu(runs, per_job)) or 1
+    count = jobs or max(1, min(runs, on_cpu or _count_on_cpu(per_job)))
     return pool.share_cores([_HIDDEN if per_job == 0 else {}] * count)
   per_job = choose_width(per_job, width, found.kind == 'TPU')
   groups = _group(found, per_job)
@@ -175,9 +175,9 @@ def choose_width(
   return per_job
 
 
-def _count_on_cpu(runs: int, per_job: int | None) -> int:
+def _count_on_cpu(per_job: int | None) -> int:
   """Returns how many jobs go side by side where no GPU or TPU was found."""
-  if runs > 1 and per_job is None:
+  if per_job is None:
     import jax
 
     if jax.default_backend() != 'cpu':  # Of a kind that is not known here.

@@ -166,7 +166,10 @@ def run(
     _say(f'{len(jobs) - len(missing)} of {len(jobs)} runs: finished before.')
   if not missing:
     return
-  places = devices.find_places(len(missing), at_once)
+  # A lone run is a process, too, where others may stand beside later ones: what
+  # this process opens would have no room for them.
+  lone = 1 if len(missing) == 1 else None
+  places = devices.find_places(max(2, len(missing)), at_once, on_cpu=lone)
   if len(places) == 1:
     _train_here(missing, finish)
     return

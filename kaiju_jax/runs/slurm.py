@@ -1,7 +1,8 @@
 """Runs commands as one array job of Slurm, through `submitit`.
 
     made = slurm.parameters(resources, per_job=1)
-    events = slurm.run(commands, root / 'slurm', made)  # As of `pool.run`.
+    jobs = slurm.submit(commands, root / 'slurm', made)
+    for event in slurm.watch(jobs): …  # As those of `pool.run`.
 
 A task of the array starts one command, whose output goes to its own log as it
 does on one machine. `PATIENCE` seconds before the time limit Slurm signals the
@@ -27,7 +28,6 @@ import os
 import pathlib
 import signal
 import time
-import types
 from typing import Any
 
 from kaiju_jax.runs import flags
@@ -96,21 +96,6 @@ def _signal_name() -> str:
   return os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')
 
 
-def require() -> types.ModuleType:
-  """Returns submitit.
-
-  Raises:
-    ValueError: it is not installed.
-  """
-  try:
-    import submitit
-  except ImportError as error:
-    raise ValueError(
-      "--launch=slurm: needs submitit: pip install 'kaiju_jax[slurm]'."
-    ) from error
-  return submitit
-
-
 def parameters(
   resources: Resources, per_job: int, jobs: int | None = None
 ) -> dict[str, Any]:
@@ -136,9 +121,8 @@ def parameters(
   options = (one.partition('=') for one in resources.option)
   # A name alone is an option without a value, such as exclusive.
   more = {name: value if equals else True for name, equals, value in options}
-  if more:
-    made['additional_parameters'] = more
-  return made
+  # Without it, some clusters requeue nothing.
+  return made | {'additional_parameters': {'requeue': True} | more}
 
 
 def describe(commands: Sequence[pool.Command], made: Mapping[str, Any]) -> str:
@@ -150,7 +134,7 @@ def describe(commands: Sequence[pool.Command], made: Mapping[str, Any]) -> str:
     'time': made['time'],
     'signal': f'{_signal_name()}@{made["signal_delay_s"]}',
     **{x: made[x] for x in ('partition', 'gpus_per_node') if x in made},
-    **made.get('additional_parameters', {}),
+    **made['additional_parameters'],
   }
   if 'array_parallelism' in made:
     own['array'] += f'%{made["array_parallelism"]}'
@@ -168,21 +152,17 @@ def executor(folder: pathlib.Path, made: Mapping[str, Any]) -> Any:
     ValueError: submitit is missing, or Slurm is.
   """
   try:
-    found = require().SlurmExecutor(folder / '%j', max_num_timeout=_MOST_TURNS)
+    import submitit
+
+    found = submitit.SlurmExecutor(folder / '%j', max_num_timeout=_MOST_TURNS)
+  except ImportError as error:
+    raise ValueError(
+      "--launch=slurm: needs submitit: pip install 'kaiju_jax[slurm]'."
+    ) from error
   except RuntimeError as error:
     raise ValueError(f'--launch=slurm: {error}') from error
   found.update_parameters(**made)
   return found
-
-
-def run(
-  commands: Sequence[pool.Command],
-  folder: pathlib.Path,
-  made: Mapping[str, Any],
-) -> Iterator[pool.Ended | None]:
-  """Submits commands, and yields as `pool.run` does."""
-  if commands:
-    yield from watch(submit(commands, folder, made))
 
 
 def submit(
@@ -203,6 +183,8 @@ def submit(
   Raises:
     ValueError, OSError: see `executor`; or Slurm refused the array.
   """
+  if not commands:
+    return {}
   submitting = executor(folder, made)
   file = folder / _JOBS
   held = files.read_json(file) if file.exists() else {}

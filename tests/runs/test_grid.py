@@ -1,5 +1,6 @@
 """A grid trains what is missing, says what failed, and keeps results."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.configs import sweep
 from kaiju_jax.costs import footprint
+from kaiju_jax.runs import devices
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
@@ -181,3 +183,26 @@ def test_a_result_is_read_off_the_records(texts, tmp_path, tokens, loss, found):
   assert dataclasses.asdict(made) == dataclasses.asdict(
     workdir.load_experiment(tmp_path)
   )
+
+
+@pytest.mark.parametrize(
+  'count, runs, groups', [(1, 2, 0), (2, 2, 2), (2, 1, 2)]
+)
+def test_runs_with_devices_of_their_own_are_processes(
+  monkeypatch, tmp_path, count, runs, groups
+):
+  """A lone one, too: this process opens no device that later runs need."""
+  found = devices.Accelerators('GPU', ('g0', 'g1')[:count])
+  monkeypatch.setattr(devices, 'probe', lambda: found)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 1 / 0)
+  places = []
+
+  def run(commands, given):
+    yield places.extend(given)
+
+  monkeypatch.setattr(pool, 'run', run)
+  monkeypatch.setattr(grid, '_train_here', lambda *_: None)
+  with contextlib.nullcontext() if count == 1 else pytest.raises(ValueError):
+    grid.run([*jobs(tmp_path, runs).values()])
+  used = [place.environment['CUDA_VISIBLE_DEVICES'] for place in places]
+  assert used == ['g0', 'g1'][:groups]

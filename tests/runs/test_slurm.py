@@ -1,5 +1,6 @@
 """An array of Slurm runs commands, saves before its limit, and goes on."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -12,36 +13,42 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import slurm
+from kaiju_jax.training.records import metrics
 from tests.experiments import toys
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-SEEDS = 0, 1
+ARMS, SEEDS = ('plain', 'better'), (0, 1)
 
 
 def command(folder: pathlib.Path, name: str, source: str) -> pool.Command:
-  return pool.Command(
-    name, (sys.executable, '-c', source), folder / name / 'log'
-  )
+  words = sys.executable, '-c', source
+  return pool.Command(name, words, folder / name / 'log')
 
 
 @pytest.mark.parametrize(
   'options, per_job, jobs, words',
   [
-    ({}, 1, None, '--array=0-2 --time=240 --signal=USR2@120 --gpus-per-node=1'),
-    ({'minutes': 9}, 0, None, '--array=0-2 --time=9 --signal=USR2@120'),
+    ({}, 1, None, '--array=0-2 --time=240 --gpus-per-node=1 --requeue'),
+    ({'minutes': 9}, 0, None, '--array=0-2 --time=9 --requeue'),
     (
-      {'partition': 'a', 'option': ('qos=x=y', 'exclusive')},
+      {'partition': 'a'},
       2,
       7,
-      '--array=0-2%7 --time=240 --signal=USR2@120 --partition=a'
-      ' --gpus-per-node=2 --qos=x=y --exclusive',
+      '--array=0-2%7 --time=240 --partition=a --gpus-per-node=2 --requeue',
+    ),
+    (
+      {'option': ('qos=x=y', 'exclusive')},
+      0,
+      None,
+      '--array=0-2 --time=240 --requeue --qos=x=y --exclusive',
     ),
   ],
 )
 def test_what_would_be_submitted(options, per_job, jobs, words):
   made = slurm.parameters(slurm.Resources(**options), per_job, jobs)
   commands = [command(pathlib.Path(), x, '') for x in 'abc']
-  assert slurm.describe(commands, made) == f'sbatch {words}'
+  found = slurm.describe(commands, made).replace(' --signal=USR2@120', '')
+  assert found == f'sbatch {words}'
   assert '=' not in slurm.describe([], made)
 
 
@@ -73,14 +80,13 @@ def cluster(submitit, tmp_path, monkeypatch):
     'sacct': 'echo "JobID|State|NodeList"; cat "$0.says"',
   }
   for name, text in programs.items():
-    (tmp_path / 'bin' / name).parent.mkdir(exist_ok=True)
-    (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\n{text}\n')
-    (tmp_path / 'bin' / name).chmod(0o755)
-  monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
-  (tmp_path / 'bin' / 'sbatch.ok').touch()
+    (tmp_path / name).write_text(f'#!/bin/sh\n{text}\n')
+    (tmp_path / name).chmod(0o755)
+  monkeypatch.setenv('PATH', str(tmp_path), prepend=os.pathsep)
+  (tmp_path / 'sbatch.ok').touch()
 
   def account(says: str) -> None:
-    (tmp_path / 'bin' / 'sacct.says').write_text(says)
+    (tmp_path / 'sacct.says').write_text(says)
     submitit.SlurmJob.watcher.clear()
 
   account('')
@@ -94,26 +100,22 @@ def test_what_waits_or_runs_is_not_submitted_again(cluster, tmp_path):
 
   def submit(commands):
     found = slurm.submit(commands, folder, made)
-    assert {*found} == {*commands}
-    scripts = sorted((tmp_path / 'bin').glob('sbatch.[0-9]'))
+    scripts = sorted(tmp_path.glob('sbatch.[0-9]'))
     ids = [found[one].job_id for one in commands]
-    return ids, [script.read_text() for script in scripts]
+    return ids, [script.read_text().splitlines() for script in scripts]
 
   ids, [script] = submit(commands)
   assert ids == ['73_0', '73_1', '73_2']
-  lines = script.splitlines()
-  for line in (
-    *('array=0-2%3', 'time=240', 'signal=USR2@120', 'gpus-per-node=2'),
-    *('account=lab', 'open-mode=append'),
-  ):
-    assert f'#SBATCH --{line}' in lines
+  words = 'array=0-2%3 time=240 signal=USR2@120 gpus-per-node=2 account=lab'
+  for word in (*words.split(), 'open-mode=append', 'requeue'):
+    assert f'#SBATCH --{word}' in script
   cluster('73_0|RUNNING|n\n73_1|CANCELLED by 0|n\n73_2|REQUEUED|n\n')
   more = [*commands, command(tmp_path, 'd', '')]
   ids, [_, script] = submit(more)
   assert ids == ['73_0', '74_0', '73_2', '74_1']
-  assert '#SBATCH --array=0-1%2' in script.splitlines()
+  assert '#SBATCH --array=0-1%2' in script
   assert [len(submit(more)[1]), submit(more)[0]] == [2, ids]
-  (tmp_path / 'bin' / 'sbatch.ok').unlink()
+  (tmp_path / 'sbatch.ok').unlink()
   cluster('74_0|FAILED|n\n')
   with pytest.raises(ValueError, match='--launch=slurm: '):
     submit(more)
@@ -136,8 +138,8 @@ def use_local(submitit, monkeypatch, seconds: float) -> None:
 
 
 SAVES = """
-import pathlib, signal, sys, time
-here = pathlib.Path(sys.argv[0])
+import os, signal, sys, time
+os.kill(os.getpid(), signal.SIGUSR2)  # As some clusters do.
 def save(*_):
   print('saved', flush=True)
   sys.exit(7)
@@ -151,65 +153,26 @@ time.sleep(60)
 def test_how_tasks_end(submitit, monkeypatch, tmp_path):
   """By themselves, by scancel's SIGTERM, and with their task."""
   use_local(submitit, monkeypatch, 110)
-  commands = [
-    command(tmp_path, 'good', 'print("fine")'),
-    command(tmp_path, 'bad', 'raise SystemExit(3)'),
-    command(tmp_path, 'saves', SAVES),
-    command(
-      tmp_path,
-      'killed',
-      'import os, time; os.kill(os.getppid(), 9); time.sleep(1)',
-    ),
-  ]
+  sources = {
+    'good': 'print("fine")',
+    'bad': 'raise SystemExit(3)',
+    'saves': SAVES,
+    'killed': 'import os, time; os.kill(os.getppid(), 9); time.sleep(1)',
+  }
+  commands = [command(tmp_path, *one) for one in sources.items()]
   jobs = slurm.submit(commands, tmp_path / 'slurm', {})
-  statuses = {}
+  statuses, cancelled, log = {}, False, commands[2].log
   for event in slurm.watch(jobs):
     if event is not None:
       statuses[event.name] = event.status
-    log = commands[2].log
-    if (
-      'saves' not in statuses and log.exists() and 'ready\n' in log.read_text()
-    ):
+    if not cancelled and log.exists() and 'ready\n' in log.read_text():
       os.kill(int(jobs[commands[2]].job_id), signal.SIGTERM)
+      cancelled = True
   assert statuses == {'good': 0, 'bad': 3, 'saves': 7, 'killed': 1}
   texts = {one.name: one.log.read_text() for one in commands}
   assert texts['good'].endswith('fine\n')
   assert texts['saves'].count('ready\n') == texts['saves'].count('saved\n') == 1
   assert 'has not produced any output' in texts['killed']
-
-
-# A run writes its workdir as the real loop does. Its first turn waits after the
-# second step until it is told to save, where TURNS says so.
-TRAIN = """
-import os, signal, time
-from absl import app, flags
-from ml_collections import config_flags
-from kaiju_jax.training.records import metrics
-from kaiju_jax.training import workdir
-CONFIG = config_flags.DEFINE_config_file('config')
-WORKDIR = flags.DEFINE_string('workdir', None, '')
-stop = []
-signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-
-def main(argv):
-  config = CONFIG.value
-  with workdir.open_workdir(WORKDIR.value, config) as folder:
-    records = folder / metrics.FILE
-    done = max((r['step'] for r in metrics.read(folder)), default=0) \\
-      if records.exists() else 0
-    records = metrics.Records(folder, done)
-    for step in range(done + 1, config.loop.steps + 1):
-      loss = config.seed + config.optimizer.learning_rate / step
-      records.append(step, 8 * step, {'loss': loss})
-      while 'TURNS' in os.environ and not done and step == 2 and not stop:
-        time.sleep(0.01)
-      if stop:
-        print('saved step', step)
-        return
-    (folder / 'checkpoints' / str(config.loop.steps)).mkdir(parents=True)
-
-app.run(main)
-"""
 
 
 @pytest.mark.slow
@@ -219,32 +182,24 @@ def test_a_report_of_runs_that_were_requeued_is_that_of_local_runs(
 ):
   monkeypatch.chdir(tmp_path)
   pathlib.Path('arms.py').write_text(toys.ARMS)
-  pathlib.Path('fake_train.py').write_text(TRAIN)
+  pathlib.Path('fake_train.py').write_text(toys.TRAIN)
   use_local(submitit, monkeypatch, 8)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
   monkeypatch.setattr(sys, 'argv', ['ablate'])
   reports = {}
   for launch in ('here', 'slurm'):
     if launch == 'slurm':
-      monkeypatch.setenv('TURNS', 'two')
+      monkeypatch.setenv('FAKE', 'patient')
       monkeypatch.setenv('SUBMITIT_PREEMPT_SIGNAL', sent)
-    settings = settings_lib.Ablate(
-      config='arms.py',
-      out='root',
-      seeds=SEEDS,
-      jobs=2,
-      arms=('plain', 'better'),
-      module='fake_train',
-      launch=launch,
-    )
-    assert ablate.run(settings, []) == 0
+    named = {'config': 'arms.py', 'out': 'root', 'module': 'fake_train'}
+    chosen = {'seeds': SEEDS, 'arms': ARMS, 'jobs': 2, 'launch': launch}
+    assert ablate.run(settings_lib.Ablate(**named, **chosen), []) == 0
     runs = pathlib.Path('root').rename(launch)
     reports[launch] = (runs / 'report.md').read_text()
-    for arm in ('plain', 'better'):
-      for seed in SEEDS:
-        folder = runs / arm / f'seed{seed}'
-        records = (folder / 'metrics.jsonl').read_text().splitlines()
-        assert [json.loads(x)['step'] for x in records] == [1, 2, 3, 4]
-        saved = (folder / 'log.txt').read_text().count('saved step 2')
-        assert saved == (launch == 'slurm')
+    for arm, seed in itertools.product(ARMS, SEEDS):
+      folder = runs / arm / f'seed{seed}'
+      steps = [one['step'] for one in metrics.read(folder)]
+      assert steps == [1, 2, 3, 4, 4]  # The last one is its evaluation.
+      starts = (folder / 'starts').read_text()
+      assert starts == 'x' * (1 + (launch == 'slurm'))
   assert reports['slurm'] == reports['here']

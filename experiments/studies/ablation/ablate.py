@@ -369,7 +369,7 @@ def _prepare_launch(
     if commands and not settings.dry_run:
       slurm.executor(folder, made)
     return (
-      lambda commands: slurm.run(commands, folder, made),
+      lambda commands: slurm.watch(slurm.submit(commands, folder, made)),
       f'as {slurm.describe(commands, made)}',
     )
   places = devices.find_places(
