@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 # The signature of a `numba.cfunc`: from a frame to an error's address or 0.
 HANDLER = types.int64(types.CPointer(types.int64))
-S8, S32 = 2, 4  # XLA_FFI_DataType.
+S8, S32, F32 = 2, 4, 11  # XLA_FFI_DataType.
 
 _OLDEST, _NEWEST = 3, 5  # Minor versions of API 0.
 # Bytes of structs, without what newer versions have behind.
@@ -48,6 +48,7 @@ def _pointer(kind):
 words = _pointer(types.int64)
 integers = _pointer(types.int32)
 codes = _pointer(types.int8)
+floats = _pointer(types.float32)
 
 
 @intrinsic
@@ -76,12 +77,12 @@ def fail(frame):
 
 @numba.njit
 def buffer(frame, place, dtype, rank):
-  """Returns the address of an argument's struct, or of the result's for −1.
+  """Returns the address of an argument's struct, or of a result's: −1, −2, ….
 
   Returns 0 for another dtype or rank than are given, or an unknown struct.
   """
   start = 10 if place < 0 else 5
-  place = max(place, 0)
+  place = max(place, ~place)
   if frame[0] != _FRAME or frame[start] != _ARGUMENTS:
     return 0
   if frame[start + 2] <= place:

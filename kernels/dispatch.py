@@ -17,9 +17,12 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import contextvars
+import functools
 import importlib
+import importlib.util
 import types
 
+from absl import logging
 import jax
 
 ANYWHERE = ('cpu', 'gpu', 'tpu')
@@ -112,3 +115,25 @@ def choose(
       f' {", ".join(runs_on[implementation])}: {here} runs {", ".join(able)}.'
     )
   return importlib.import_module(f'{kernel}.{implementation}')
+
+
+def numba_cpu(kernel: str) -> types.ModuleType | None:
+  """Returns a kernel's module `numba_cpu`, None where it cannot be used.
+
+  Args:
+    kernel: the kernel's package.
+  """
+  return _import_numba(kernel) if platform() == 'cpu' else None
+
+
+@functools.cache
+def _import_numba(kernel):
+  """Imports `numba_cpu`; logs why it cannot where numba is installed."""
+  if importlib.util.find_spec('numba') is None:
+    return None
+  try:
+    return importlib.import_module(f'{kernel}.numba_cpu')
+  except Exception as error:  # Of whatever numba refuses, too.
+    cause = str(error).partition('\n')[0]
+    logging.warning("XLA computes in place of %s's numba: %s", kernel, cause)
+    return None

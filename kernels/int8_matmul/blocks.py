@@ -4,13 +4,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import contextvars
-import functools
-import importlib.util
 import pathlib
 import types
 from typing import NamedTuple
-
-from absl import logging
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
@@ -55,20 +51,7 @@ def implementation() -> str:
 
 def numba_cpu() -> types.ModuleType | None:
   """Returns the module `numba_cpu`, None for another platform or without it."""
-  return _import() if dispatch.platform() == 'cpu' else None
-
-
-@functools.cache
-def _import() -> types.ModuleType | None:
-  """Imports `numba_cpu`; logs why it cannot where numba is installed."""
-  if importlib.util.find_spec('numba') is None:
-    return None
-  try:
-    return importlib.import_module(f'{__package__}.numba_cpu')
-  except Exception as error:  # Of whatever numba refuses, too.
-    cause = str(error).partition('\n')[0]
-    logging.warning("XLA's own products of codes are used: %s", cause)
-    return None
+  return dispatch.numba_cpu(__package__)
 
 
 _tried = contextvars.ContextVar('tried', default=None)

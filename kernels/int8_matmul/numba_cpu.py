@@ -38,7 +38,7 @@ _AHEAD = 4
 # Codes of a weight from which each core reads its part of it.
 _SPLIT = 2**22
 
-_I8, _I16, _I32, _I64 = map(ir.IntType, (8, 16, 32, 64))
+_I8, _I16, I32, I64 = map(ir.IntType, (8, 16, 32, 64))
 _ADDRESS = _I8.as_pointer()
 
 
@@ -61,8 +61,8 @@ def _choose_tile() -> tuple[int, int]:
 
 _STEP, _OUTPUTS = _choose_tile()
 # Sums of a register. Without VNNI codes are widened to 16 bits.
-_LANES = 16 if _STEP == 64 else 8
-_SUMS = ir.VectorType(_I32, _LANES)
+LANES = 16 if _STEP == 64 else 8
+_SUMS = ir.VectorType(I32, LANES)
 _WIDENS = _STEP == 16
 
 
@@ -73,7 +73,7 @@ def _load(builder, address, is_weight):
   if _WIDENS:
     return builder.sext(x, ir.VectorType(_I16, 16))
   if is_weight:  # VNNI multiplies u8 by s8: codes + 128.
-    return builder.xor(x, ir.Constant(_SUMS, [0x80808080] * _LANES))
+    return builder.xor(x, ir.Constant(_SUMS, [0x80808080] * LANES))
   return x
 
 
@@ -87,16 +87,16 @@ def _add_products(builder, sums, w, x):
   return builder.add(sums, made) if _WIDENS else made
 
 
-def _fetch(builder, address):
+def fetch(builder, address):
   """Has the cache fetch an address, which may lie outside the weight."""
-  kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, _I32, _I32, _I32])
+  kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, I32, I32, I32])
   function = builder.module.declare_intrinsic('llvm.prefetch', [_ADDRESS], kind)
-  flags = [_I32(flag) for flag in (0, 3, 1)]  # To read, near, data.
+  flags = [I32(flag) for flag in (0, 3, 1)]  # To read, near, data.
   builder.call(function, [builder.inttoptr(address, _ADDRESS), *flags])
 
 
-def _shuffle(builder, a, b, lanes):
-  lanes = ir.Constant(ir.VectorType(_I32, len(lanes)), lanes)
+def shuffle(builder, a, b, lanes):
+  lanes = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
   return builder.shuffle_vector(a, b, lanes)
 
 
@@ -105,11 +105,11 @@ def _fold(builder, sums):
 
   def pairs(a, b, count):
     even, odd = (
-      _shuffle(builder, a, b, [*range(first, count, 2)]) for first in (0, 1)
+      shuffle(builder, a, b, [*range(first, count, 2)]) for first in (0, 1)
     )
     return builder.add(even, odd)
 
-  count, lanes = len(sums), _LANES
+  count, lanes = len(sums), LANES
   while len(sums) > 1:
     sums = [pairs(a, b, 2 * lanes) for a, b in zip(sums[::2], sums[1::2])]
   (folded,) = sums
@@ -117,6 +117,36 @@ def _fold(builder, sums):
     folded = pairs(folded, folded, lanes)
     lanes //= 2
   return folded
+
+
+def loop(builder, stop, step, firsts, body):
+  """Builds a loop over places from 0 to `stop`, which runs at least once.
+
+  Args:
+    builder: llvmlite's.
+    stop: an `I64`.
+    step: how far one place is from the next.
+    firsts: what each carried value is at first.
+    body: from a place and the carried values to their next ones.
+
+  Returns:
+    the carried values after the last place.
+  """
+  before = builder.block
+  inside = builder.append_basic_block('loop')
+  after = builder.append_basic_block('after')
+  builder.branch(inside)
+  builder.position_at_end(inside)
+  place, *values = phis = [builder.phi(x.type) for x in (I64(0), *firsts)]
+  made = body(place, values)
+  following = builder.add(place, I64(step))
+  for phi, first, value in zip(phis, [I64(0), *firsts], [following, *made]):
+    phi.add_incoming(first, before)
+    phi.add_incoming(value, inside)
+  again = builder.icmp_signed('<', following, stop)
+  builder.cbranch(again, inside, after)
+  builder.position_at_end(after)
+  return made
 
 
 def _tile(rows):
@@ -131,45 +161,35 @@ def _tile(rows):
     x, w, y, excess, size, stop, width = arguments
 
     def at(address, stride, index):
-      return builder.add(address, builder.mul(stride, _I64(index)))
+      return builder.add(address, builder.mul(stride, I64(index)))
 
-    before = builder.block
-    loop = builder.append_basic_block('loop')
-    after = builder.append_basic_block('after')
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    place = builder.phi(_I64)
     places = [(r, o) for r in range(rows) for o in range(_OUTPUTS)]
-    sums = [builder.phi(_SUMS) for _ in places]
-    xs = [builder.add(at(x, size, r), place) for r in range(rows)]
-    ws = [builder.add(at(w, size, o), place) for o in range(_OUTPUTS)]
-    for address in ws:
-      _fetch(builder, at(address, size, _OUTPUTS * _AHEAD))
-    xs = [_load(builder, address, False) for address in xs]
-    ws = [_load(builder, address, True) for address in ws]
-    made = [
-      _add_products(builder, total, ws[o], xs[r])
-      for total, (r, o) in zip(sums, places)
-    ]
-    following = builder.add(place, _I64(_STEP))
-    zeros = [_I64(0), *[ir.Constant(_SUMS, None)] * len(sums)]
-    for phi, zero, value in zip([place, *sums], zeros, [following, *made]):
-      phi.add_incoming(zero, before)
-      phi.add_incoming(value, loop)
-    again = builder.icmp_signed('<', following, stop)
-    builder.cbranch(again, loop, after)
-    builder.position_at_end(after)
+
+    def step(place, sums):
+      xs = [builder.add(at(x, size, r), place) for r in range(rows)]
+      ws = [builder.add(at(w, size, o), place) for o in range(_OUTPUTS)]
+      for address in ws:
+        fetch(builder, at(address, size, _OUTPUTS * _AHEAD))
+      xs = [_load(builder, address, False) for address in xs]
+      ws = [_load(builder, address, True) for address in ws]
+      return [
+        _add_products(builder, total, ws[o], xs[r])
+        for total, (r, o) in zip(sums, places)
+      ]
+
+    zeros = [ir.Constant(_SUMS, None)] * len(places)
+    made = loop(builder, stop, _STEP, zeros, step)
     folded = _fold(builder, made)
-    out = ir.VectorType(_I32, _OUTPUTS)
+    out = ir.VectorType(I32, _OUTPUTS)
     for r in range(rows):
       lanes = [places.index((r, o)) for o in range(_OUTPUTS)]
-      part = _shuffle(builder, folded, folded, lanes)
+      part = shuffle(builder, folded, folded, lanes)
       if not _WIDENS:
-        address = builder.inttoptr(at(excess, _I64(4), r), _I32.as_pointer())
+        address = builder.inttoptr(at(excess, I64(4), r), I32.as_pointer())
         one = builder.insert_element(
-          ir.Constant(out, ir.Undefined), builder.load(address), _I32(0)
+          ir.Constant(out, ir.Undefined), builder.load(address), I32(0)
         )
-        part = builder.sub(part, _shuffle(builder, one, one, [0] * _OUTPUTS))
+        part = builder.sub(part, shuffle(builder, one, one, [0] * _OUTPUTS))
       address = at(y, width, 4 * r)
       builder.store(part, builder.inttoptr(address, out.as_pointer()), align=4)
     return context.get_dummy_value()
@@ -214,7 +234,7 @@ def _multiply_whole(x, w, y, excess, rows, size, stop, outputs):
 
 
 @numba.njit
-def _multiply(x, w, y, excess, rows, size, outputs):
+def multiply_codes(x, w, y, excess, rows, size, outputs):
   """Writes the sums [rows, outputs] at y, of codes at the addresses x and w."""
   stop = size // _STEP * _STEP if outputs >= _OUTPUTS else 0
   if stop:
@@ -252,7 +272,7 @@ def _handle(frame):
     return call_frame.fail(frame)
   # It is an argument so that it lives while its address is used.
   excess = np.empty(rows, np.int32)
-  _multiply(x[3], w[3] + begin * size, y[3], excess, rows, size, outputs)
+  multiply_codes(x[3], w[3] + begin * size, y[3], excess, rows, size, outputs)
   return 0
 
 

@@ -34,11 +34,13 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import partials
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import operands
 
 RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'xla': dispatch.ANYWHERE,
+  'numba_cpu': ('cpu',),
   'pallas_gpu': ('gpu',),
   'pallas_tpu': ('tpu',),
 }
@@ -122,7 +124,9 @@ def decode(
   # A traced index cannot index a numpy array.
   table_BN, ranges = jax.tree.map(jnp.asarray, (table_BN, ranges.exempt(sinks)))
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
-  shape = _shape(dims, k_PSK, v_PSK, window)
+  is_coded = v_PSK.dtype == jnp.int8 and scales.v.ndim == 2
+  is_coded = is_coded and codes.integer_dot(q_BLHK, k_PSK, scales.k)
+  shape = _shape(dims, k_PSK, v_PSK, window, is_coded)
   if implementation is None:
     implementation = blocks.implementation(dispatch.platform(), shape)
   module = dispatch.choose(__package__, implementation, RUNS_ON)
@@ -177,7 +181,7 @@ def make_plan(
   return plan_lib.make(table_BN, ranges, pages=pages, window=window)
 
 
-def _shape(dims, k_PSK, v_PSK, window) -> blocks.Shape:
+def _shape(dims, k_PSK, v_PSK, window, is_coded) -> blocks.Shape:
   return blocks.Shape(
     B=dims['B'],
     rows=dims['L'] * dims['H'],
@@ -187,6 +191,7 @@ def _shape(dims, k_PSK, v_PSK, window) -> blocks.Shape:
     S=dims['S'],
     itemsize=min(k_PSK.dtype.itemsize, v_PSK.dtype.itemsize),
     window=window,
+    is_coded=is_coded,
   )
 
 

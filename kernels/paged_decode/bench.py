@@ -229,8 +229,9 @@ def subjects(label: str, shape: BenchShape) -> Iterator[benchmark.Subject]:
   counted = counts(shape, where)
   own = default(shape)
   contenders = {
-    f'{own}, int8': _contender(shape, where, counted, own, 'int8'),
-    f'{own}, bfloat16': _contender(shape, where, counted, own, 'bfloat16'),
+    f'{name}, {cache}': _contender(shape, where, counted, name, cache)
+    for cache in CACHES
+    for name in ('xla' if own == 'numba_cpu' and cache != 'int8' else own,)
   }
   if benchmark.is_timed():
     if own != 'xla':
@@ -300,6 +301,7 @@ def block_shape(shape: BenchShape, cache: str) -> blocks.Shape:
     S=shape.slots,
     itemsize=jnp.dtype(cache).itemsize,
     window=shape.window,
+    is_coded=cache == 'int8',
   )
 
 

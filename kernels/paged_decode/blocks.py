@@ -12,6 +12,7 @@ Rows are a row's queries times their heads.
 import pathlib
 from typing import NamedTuple
 
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -57,16 +58,28 @@ class Shape(NamedTuple):
   # differ.
   itemsize: int
   window: int | None  # See `api.decode`.
+  # Whether queries, keys and values are codes with a scale per token.
+  is_coded: bool = False
 
 
 def implementation(platform: str, shape: Shape) -> str:
   """Returns the implementation for `shape` on 'cpu', 'gpu' or 'tpu'."""
-  name = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}.get(platform, 'xla')
-  return 'xla' if misfit(name, shape) else name
+  name = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}.get(platform, 'numba_cpu')
+  if misfit(name, shape):
+    return 'xla'
+  is_there = name != 'numba_cpu' or dispatch.numba_cpu(__package__)
+  return name if is_there else 'xla'
 
 
 def misfit(implementation: str, shape: Shape) -> str | None:
   """Returns why an implementation cannot take `shape`, or None if it can."""
+  if implementation == 'numba_cpu':
+    if not shape.is_coded:
+      return 'numba_cpu takes codes with a scale per token.'
+    if shape.K % 64 or shape.S % 16:
+      return (
+        f'K={shape.K}, S={shape.S}: numba_cpu takes multiples of 64 and 16.'
+      )
   if implementation == 'pallas_gpu':
     if shape.K < 32 or shape.K & (shape.K - 1):
       return f'K={shape.K}: pallas_gpu takes powers of two from 32.'
@@ -96,9 +109,9 @@ def sizes(implementation: str, shape: Shape) -> Sizes:
 
 
 def key(implementation: str, shape: Shape) -> str:
-  """Returns the key of tuned sizes; it leaves out the pool's size."""
+  """Returns the key of tuned sizes; it leaves out the pool's size and codes."""
   fields = shape._asdict()
-  del fields['P']
+  del fields['P'], fields['is_coded']
   return tuned.key(implementation=implementation, **fields)
 
 

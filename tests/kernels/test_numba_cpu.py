@@ -12,11 +12,13 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import letters as letters_lib
 from kaiju_jax.quantization.qat import product
 from kaiju_jax.quantization.qat import project
+from tests.kernels import frames
 
 
 @pytest.fixture(scope='module', name='kernel')
@@ -128,43 +130,9 @@ def test_gradients_have_the_bits_of_xla(kernel, monkeypatch):
   assert np.any(found[1][0]) and np.any(found[1][1])
 
 
-class Memory:
-  """Structs as XLA makes them, of words, and what is created as an error."""
-
-  def __init__(self):
-    self.errors = []
-    self._kept = []
-    create = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._create)
-    self._kept.append(create)
-    address = ctypes.cast(create, ctypes.c_void_p).value
-    self.api = self.words(152, 0, 24, 0, 3 << 32, 0, address)
-
-  def _create(self, address):
-    size, _, message, code = (ctypes.c_int64 * 4).from_address(address)
-    self.errors.append((size, ctypes.string_at(message).decode(), code))
-    return 77
-
-  def words(self, *values):
-    """Returns the address of words that stay."""
-    self._kept.append((ctypes.c_int64 * len(values))(*values))
-    return ctypes.addressof(self._kept[-1])
-
-  def frame(self, extension, arguments, results):
-    return self.words(
-      *(168, extension, self.api, 0, 3),
-      *(40, 0, len(arguments), 0, self.words(*arguments)),
-      *(40, 0, len(results), 0, self.words(*results)),
-      *(48, 0, 0, 0, 0, 0, 0),
-    )
-
-
-def _put(address, place, value):
-  ctypes.c_int64.from_address(address + 8 * place).value = value
-
-
 def _header():
   """Returns the structs by name of a frame that asks for a version."""
-  memory = Memory()
+  memory = frames.Memory()
   metadata = memory.words(36, 24, 0, 0, 0, 0)
   extension = memory.words(32, 1, 0, metadata)
   frame = memory.frame(extension, (), ())
@@ -193,26 +161,24 @@ def test_another_header_is_refused(kernel, struct, place, value, named):
 
   _, structs = _header()
   for minor in (3, 4, 5):
-    _put(structs['api'], 4, minor << 32)
+    frames.put(structs['api'], 4, minor << 32)
     assert call_frame.find_fault(structs['frame']) == ''
-  _put(structs[struct], place, value)
+  frames.put(structs[struct], place, value)
   assert named in call_frame.find_fault(structs['frame'])
 
 
 def _call():
   """Returns structs of a call by name, its operands and result."""
-  memory = Memory()
+  memory = frames.Memory()
   x, w, y = _draw(2, 64), _draw(5, 64, seed=1), np.zeros((2, 3), np.int32)
   begin = np.int32([2])
   structs = {
-    name: memory.words(
-      48, 0, dtype, array.ctypes.data, len(shape), memory.words(*shape, 0)
-    )
-    for name, dtype, array, shape in (
-      ('x', 2, x, x.shape),
-      ('w', 2, w, w.shape),
-      ('begin', 4, begin, ()),
-      ('y', 4, y, y.shape),
+    name: memory.buffer(array, shape)
+    for name, array, shape in (
+      ('x', x, x.shape),
+      ('w', w, w.shape),
+      ('begin', begin, ()),
+      ('y', y, y.shape),
     )
   }
   *arguments, result = structs.values()
@@ -220,18 +186,12 @@ def _call():
   return memory, structs | {'frame': frame}, (x, w, begin, y)
 
 
-def _handle(kernel, frame):
-  return kernel._handle.ctypes(
-    ctypes.cast(frame, ctypes.POINTER(ctypes.c_int64))
-  )
-
-
 def test_a_frame_is_read_as_xla_makes_it(kernel):
   memory, structs, (x, w, _, y) = _call()
-  assert _handle(kernel, structs['frame']) == 0 and not memory.errors
+  assert frames.handle(kernel, structs['frame']) == 0 and not memory.errors
   np.testing.assert_array_equal(y, _wanted(x, w)[:, 2:])
   memory, structs = _header()
-  assert _handle(kernel, structs['frame']) == 0
+  assert frames.handle(kernel, structs['frame']) == 0
   version = ctypes.c_int64.from_address(structs['metadata'] + 24).value
   assert version == 3 << 32
 
@@ -257,8 +217,8 @@ def test_a_frame_is_read_as_xla_makes_it(kernel):
 )
 def test_a_call_of_other_structs_is_an_error(kernel, struct, place, value):
   memory, structs, (*_, y) = _call()
-  _put(structs[struct], place, value)
-  assert _handle(kernel, structs['frame']) == 77 and not y.any()
+  frames.put(structs[struct], place, value)
+  assert frames.handle(kernel, structs['frame']) == 77 and not y.any()
   ((size, message, code),) = memory.errors
   assert (size, code & 0xFFFFFFFF) == (28, 3) and 'handler' in message
 
@@ -270,15 +230,15 @@ def test_a_call_of_other_structs_is_an_error(kernel, struct, place, value):
 def test_a_call_of_other_shapes_is_an_error(kernel, name, place, value):
   _memory, structs, (*_, y) = _call()
   dims = ctypes.c_int64.from_address(structs[name] + 40).value
-  _put(dims, place, value)
-  assert _handle(kernel, structs['frame']) == 77 and not y.any()
+  frames.put(dims, place, value)
+  assert frames.handle(kernel, structs['frame']) == 77 and not y.any()
 
 
 @pytest.mark.parametrize('begin', (-1, 3))
 def test_a_part_outside_the_weight_is_an_error(kernel, begin):
   _memory, structs, (*_, place, y) = _call()
   place[:] = begin
-  assert _handle(kernel, structs['frame']) == 77 and not y.any()
+  assert frames.handle(kernel, structs['frame']) == 77 and not y.any()
 
 
 @pytest.mark.versions
@@ -290,11 +250,11 @@ def test_xla_raises_the_error(kernel):
 
 def test_without_numba_products_are_xlas(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
-  blocks._import.cache_clear()
+  dispatch._import_numba.cache_clear()
   try:
     assert blocks.numba_cpu() is None and blocks.implementation() == 'xla'
   finally:
-    blocks._import.cache_clear()
+    dispatch._import_numba.cache_clear()
 
 
 @pytest.mark.parametrize('error', (ImportError, RuntimeError))
@@ -305,12 +265,12 @@ def test_what_cannot_be_imported_is_told_once(
     raise error('the header is another one')
 
   monkeypatch.setattr(importlib, 'import_module', fail)
-  blocks._import.cache_clear()
+  dispatch._import_numba.cache_clear()
   try:
     with caplog.at_level('WARNING', 'absl'):
       assert blocks.implementation() == blocks.implementation() == 'xla'
   finally:
-    blocks._import.cache_clear()
+    dispatch._import_numba.cache_clear()
   assert caplog.text.count('the header is another one') == 1
 
 
@@ -328,11 +288,13 @@ _CHILD = """
 import numpy as np
 from kaiju_jax.kernels.int8_matmul import blocks
 from tests.kernels import test_numba_cpu as tests
+from tests.kernels import test_paged_decode_numba as paged
 
 if kernel := blocks.numba_cpu():
   for rows, size, outputs in tests.SHAPES[::3]:
     x, w = tests._draw(rows, size), tests._draw(outputs, size, seed=1)
     assert (np.asarray(kernel.sums(x, w)) == tests._wanted(x, w)).all(), x.shape
+  paged.test_it_is_the_definition(None, paged.SIZES[2])
 print(kernel and kernel._STEP)
 """
 

@@ -33,9 +33,18 @@ CASES, CODED = shared.CASES, shared.CODED
 _merge = dense.quick_jit(api.merge)
 
 implementations = pytest.mark.parametrize('implementation', api.RUNS_ON)
-slow_if_interpreted = pytest.mark.parametrize(
-  'implementation', interpreted.parameters(api.RUNS_ON)
-)
+
+
+def _parameters(cases, quick=()):
+  """Returns implementations times cases; numba's are those named 'all, …'."""
+  return [
+    each
+    for each in interpreted.parameters(api.RUNS_ON, cases, quick)
+    if each.values[0] != 'numba_cpu' or '-all, per token' in each.id
+  ]
+
+
+_KINDS = {'all, per token': True, 'floats': False}
 kernels = pytest.mark.parametrize(
   'implementation', ['pallas_gpu', 'pallas_tpu']
 )
@@ -79,7 +88,26 @@ def _jitted(implementation, window, sinks, sizes, dtype):
   return run
 
 
+def _draw(case, implementation, level=None):
+  """Returns a case, operands, their scales, and the floats they stand for.
+
+  Where numba decodes they are codes, and pages have twice as many slots.
+  """
+  is_coded = implementation == 'numba_cpu'
+  if is_coded:
+    case = case._replace(table_BN=case.table_BN[:, 1::2])
+  arrays = shared.operands(case)
+  if level is not None:
+    arrays = checks.at_level(arrays, level, _SCALE)
+  if not is_coded:
+    return case, arrays, {}, arrays
+  codes, scales, values = checks.encode(arrays)
+  return case, codes, scales | {'dtype': jnp.float32}, values
+
+
 def _decode(case, implementation, arrays, *, sizes=None, dtype=None, **options):
+  if implementation == 'numba_cpu' and not dispatch.numba_cpu(api.__package__):
+    pytest.skip('needs the extra cpu and an x86 CPU with AVX2')
   sizes = sizes or _sizes(implementation)
   if interpreted.is_interpreted(implementation):
     # With the plan given, one compiled kernel serves whatever it lists.
@@ -120,12 +148,11 @@ def _close(actual, expected, tolerance=2e-5):
   ),
 )
 def test_output_and_lse(implementation, case):
-  arrays = shared.operands(case)
-  results = _decode(case, implementation, arrays)
-  _close(results, _oracle(case, *arrays))
-  for level in checks.LEVELS:
-    far = checks.at_level(arrays, level, _SCALE)
-    _close(_decode(case, implementation, far), _oracle(case, *far), 1e-4)
+  for level in None, *checks.LEVELS:
+    drawn, arrays, scales, values = _draw(case, implementation, level)
+    results = _decode(drawn, implementation, arrays, **scales)
+    tolerance = 2e-5 if level is None else 1e-4
+    _close(results, _oracle(drawn, *values), tolerance)
 
 
 @pytest.mark.parametrize('name', ['absent pages', 'beams, window'])
@@ -151,10 +178,10 @@ def test_the_definition_is_visibility_attention_over_gathered_pages(name):
 
 @implementations
 def test_a_row_that_sees_nothing_is_zero(implementation):
-  case = CASES['absent pages']
+  case, arrays, scales, _ = _draw(CASES['absent pages'], implementation)
   sees_B = shared.mask(case).any(axis=(1, 2))
   assert sees_B.tolist() == [True, False, True]
-  out_BLHK, lse_BLH = _decode(case, implementation, shared.operands(case))
+  out_BLHK, lse_BLH = _decode(case, implementation, arrays, **scales)
   np.testing.assert_array_equal(out_BLHK[1], 0)
   np.testing.assert_array_equal(lse_BLH[1], 0)
 
@@ -198,8 +225,7 @@ def test_tiles_of_other_sizes_than_pages(implementation, slots, keys):
 
 @pytest.mark.parametrize(
   ('implementation', 'q_codes', 'per'),
-  interpreted.parameters(
-    api.RUNS_ON,
+  _parameters(
     {
       'all, per token': (True, 'token'),
       'keys, per token': (False, 'token'),
@@ -228,8 +254,7 @@ def test_codes(implementation, q_codes, per):
     _close(results, _oracle(case, *values), tolerance)
 
 
-@slow_if_interpreted
-@pytest.mark.parametrize('coded', [True, False])
+@pytest.mark.parametrize(('implementation', 'coded'), _parameters(_KINDS))
 def test_half_precision(implementation, coded):
   case, sizes, scales = CODED, _sizes(implementation, 32), {}
   arrays = [jnp.asarray(x, jnp.bfloat16) for x in shared.operands(case)]
@@ -246,8 +271,9 @@ def test_half_precision(implementation, coded):
   _close([lse_BLH], [expected_BLH], 2e-5 if coded else 2**-7)
 
 
-@implementations
-@pytest.mark.parametrize('coded', [True, False])
+@pytest.mark.parametrize(
+  ('implementation', 'coded'), _parameters(_KINDS, quick=_KINDS)
+)
 def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
   implementation, coded
 ):
@@ -272,12 +298,11 @@ def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
 
 @implementations
 def test_a_nan_among_visible_keys_is_not_taken_for_blindness(implementation):
-  case = CASES['several lengths']
-  q, k, v = shared.operands(case)
-  clean = _decode(case, implementation, (q, k, v))
-  k = k.copy()
-  k[case.table_BN[2, 3], 1, 7] = np.nan
-  for a, e in zip(_decode(case, implementation, (q, k, v)), clean):
+  case, (q, k, v), scales, _ = _draw(CASES['several lengths'], implementation)
+  clean = _decode(case, implementation, (q, k, v), **scales)
+  held = scales['k_scale'] if scales else k
+  held[case.table_BN[2, 3], 1] = np.nan
+  for a, e in zip(_decode(case, implementation, (q, k, v), **scales), clean):
     assert np.isnan(a[2]).all()
     np.testing.assert_array_equal(a[:2], e[:2])
 
@@ -324,31 +349,30 @@ def test_a_window_visits_its_own_pages_only():
   assert plan.count_B.tolist() == [2, 3, 1]
 
 
-@pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
+@pytest.mark.parametrize('implementation', [*api.RUNS_ON][1:])
 def test_only_what_the_plan_lists_is_read(implementation):
-  case = CASES['several lengths']
-  arrays = shared.operands(case)
-  plan = _plan(case)
-  assert plan.count_B.tolist() == [1, 1, 8]
-  assert plan.full_B.tolist() == [0, 1, 7]
-  _close(
-    _decode(case, implementation, arrays, plan=plan),
-    _oracle(case, *arrays),
+  case, arrays, scales, values = _draw(CASES['several lengths'], implementation)
+  plan, last = _plan(case), case.table_BN.shape[1] - 1
+  assert plan.count_B.tolist() == [1, 1, last + 1]
+  # A page of eight slots is all that row 1 sees.
+  assert plan.full_B.tolist() == [0, int(last == 7), last]
+  run = functools.partial(
+    _decode, implementation=implementation, arrays=arrays, **scales
   )
-  # Without the last page of row 2, which holds one token.
+  _close(run(case, plan=plan), _oracle(case, *values))
+  # Without the last page of row 2.
   shorter = plan._replace(count_B=plan.count_B - np.array([0, 0, 1], np.int32))
-  results = _decode(case, implementation, arrays, plan=shorter)
   table_BN = case.table_BN.copy()
-  table_BN[2, 7] = -1
-  _close(results, _oracle(case._replace(table_BN=table_BN), *arrays))
+  table_BN[2, last] = -1
+  expected = _oracle(case._replace(table_BN=table_BN), *values)
+  _close(run(case, plan=shorter), expected)
   if implementation != 'xla':
     # Ranges of pages seen whole are not looked at.
     limit_BM = case.visibility.limit_BM.copy()
     limit_BM[2, :48] = 0
     visibility = case.visibility._replace(limit_BM=limit_BM)
     blind = case._replace(visibility=visibility)
-    results = _decode(blind, implementation, arrays, plan=plan)
-    _close(results, _oracle(case, *arrays))
+    _close(run(blind, plan=plan), _oracle(case, *values))
 
 
 @pytest.mark.parametrize('name', ['absent pages', 'beams', 'window, one head'])

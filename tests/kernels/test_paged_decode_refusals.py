@@ -119,27 +119,50 @@ def test_an_option_that_does_not_fit_is_named(options, error, message):
 
 
 @pytest.mark.parametrize(
-  ('platform', 'changes', 'sizes', 'message'),
+  ('implementation', 'changes', 'sizes', 'message'),
   [
-    ('gpu', {}, blocks.Sizes(24, 64, 1), 'sizes.R=24: pallas_gpu takes powers'),
-    ('gpu', {}, blocks.Sizes(16, 8, 1), 'sizes.J=8: pallas_gpu takes powers'),
-    ('tpu', {}, blocks.Sizes(8, 32, 1), 'sizes.R=8: pallas_tpu takes'),
+    ('numba_cpu', {}, None, 'numba_cpu takes codes with a scale per token'),
     (
-      'gpu',
+      'numba_cpu',
+      {'v_scale': ((20, 32), jnp.float32), 'k_scale': ((128,), jnp.float32)},
+      None,
+      'numba_cpu takes codes with a scale per token',
+    ),
+    (
+      'numba_cpu',
+      {'v_PSK': ((20, 32, 128), jnp.float32), 'v_scale': None},
+      None,
+      'numba_cpu takes codes with a scale per token',
+    ),
+    (
+      'pallas_gpu',
+      {},
+      blocks.Sizes(24, 64, 1),
+      'sizes.R=24: pallas_gpu takes powers',
+    ),
+    (
+      'pallas_gpu',
+      {},
+      blocks.Sizes(16, 8, 1),
+      'sizes.J=8: pallas_gpu takes powers',
+    ),
+    ('pallas_tpu', {}, blocks.Sizes(8, 32, 1), 'sizes.R=8: pallas_tpu takes'),
+    (
+      'pallas_gpu',
       {'q_BLHK': ((3, 1, 5, 96), jnp.int8), 'v_scale': ((96,), jnp.float32)}
       | {name: ((20, 32, 96), jnp.int8) for name in ('k_PSK', 'v_PSK')},
       None,
       'K=96: pallas_gpu takes powers of two',
     ),
     (
-      'gpu',
+      'pallas_gpu',
       {name: ((2**19, 32, 128), jnp.int8) for name in ('k_PSK', 'v_PSK')}
       | {'k_scale': ((2**19, 32), jnp.float32)},
       None,
       'a pool of 2147483648 elements',
     ),
     (
-      'tpu',
+      'pallas_tpu',
       {name: ((40, 16, 128), jnp.int8) for name in ('k_PSK', 'v_PSK')}
       | {'k_scale': ((40, 16), jnp.float32), 'table_BN': ((3, 8), _int32)},
       None,
@@ -147,17 +170,27 @@ def test_an_option_that_does_not_fit_is_named(options, error, message):
     ),
   ],
 )
-def test_a_kernel_says_what_it_cannot_take(platform, changes, sizes, message):
+def test_a_kernel_says_what_it_cannot_take(
+  implementation, changes, sizes, message
+):
   with (
     dispatch.interpret(),
     pytest.raises(ValueError, match=re.escape(message)),
   ):
-    _decode(changes, sizes=sizes, implementation=f'pallas_{platform}')
+    _decode(changes, sizes=sizes, implementation=implementation)
 
 
 def _shape(**changes):
   shape = blocks.Shape(
-    B=8, rows=40, K=128, P=512, N=64, S=128, itemsize=1, window=None
+    B=8,
+    rows=40,
+    K=128,
+    P=512,
+    N=64,
+    S=128,
+    itemsize=1,
+    window=None,
+    is_coded=True,
   )
   return shape._replace(**changes)
 
@@ -165,7 +198,9 @@ def _shape(**changes):
 @pytest.mark.parametrize(
   ('platform', 'changes', 'expected'),
   [
-    ('cpu', {}, 'xla'),
+    ('cpu', {'is_coded': False}, 'xla'),
+    ('cpu', {'K': 96}, 'xla'),
+    ('cpu', {'S': 8}, 'xla'),
     ('gpu', {}, 'pallas_gpu'),
     ('tpu', {}, 'pallas_tpu'),
     ('gpu', {'K': 96}, 'xla'),
@@ -179,6 +214,14 @@ def _shape(**changes):
 )
 def test_the_platform_and_the_shape_pick(platform, changes, expected):
   assert blocks.implementation(platform, _shape(**changes)) == expected
+
+
+def test_codes_are_numbas_where_it_is(monkeypatch):
+  is_there = dispatch.numba_cpu('kaiju_jax.kernels.int8_matmul') is not None
+  expected = 'numba_cpu' if is_there else 'xla'
+  assert blocks.implementation('cpu', _shape()) == expected
+  monkeypatch.setattr(dispatch, 'numba_cpu', lambda _: None)
+  assert blocks.implementation('cpu', _shape()) == 'xla'
 
 
 @pytest.mark.parametrize('implementation', api.RUNS_ON)
