@@ -248,6 +248,8 @@ class Parents(Mapping[int, np.ndarray]):
     return iter(self._trees.tolist())
 
   def __getitem__(self, document: int) -> np.ndarray:
+    if not len(self._trees):
+      raise KeyError(document)
     place = int(np.searchsorted(self._trees, document))
     if self._trees[place : place + 1].tolist() != [document]:
       raise KeyError(document)
