@@ -1,7 +1,9 @@
 """Reads and writes collections of documents that flags name."""
 
+import bisect
 from collections.abc import Iterable
 from collections.abc import Sequence
+import itertools
 import json
 import os
 import pathlib
@@ -12,6 +14,8 @@ import numpy as np
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data.curation import similarity
+from kaiju_jax.data.store import corpora
+from kaiju_jax.data.store import shards
 from kaiju_jax.storage import files
 
 
@@ -19,9 +23,9 @@ class Collection(NamedTuple):
   """Documents of one source or target."""
 
   name: str  # The name in reports.
-  path: str  # A file, folder or glob.
-  documents: Sequence[documents_lib.Document]  # N documents, at least one.
-  texts: Sequence[str]  # The whole text of each document.
+  path: str  # A file, folder, glob or token store.
+  # N documents, at least one; those of a store are read when asked for.
+  documents: Sequence[documents_lib.Document]
 
   def tokens(
     self,
@@ -36,27 +40,57 @@ class Collection(NamedTuple):
     return np.array([len(piece.tokens) for piece in pieces])
 
 
+class Texts(Sequence[str]):
+  """The whole text of each document of some collections, in their order."""
+
+  def __init__(self, *collections: Collection):
+    self._collections = collections
+    sizes = (len(one.documents) for one in collections)
+    self._firsts = [0, *itertools.accumulate(sizes)]
+
+  def __len__(self) -> int:
+    return self._firsts[-1]
+
+  def __getitem__(self, index: int | slice) -> str | list[str]:
+    if isinstance(index, slice):
+      return [self[one] for one in range(len(self))[index]]
+    return documents_lib.text_of(self.document(index))
+
+  def document(self, index: int) -> documents_lib.Document:
+    """Returns the document of a text."""
+    collection, number = self.place(index)
+    return collection.documents[number]
+
+  def place(self, index: int) -> tuple[Collection, int]:
+    """Returns the collection of a text, and the document's number there."""
+    index = range(len(self))[index]
+    place = bisect.bisect_right(self._firsts, index) - 1
+    return self._collections[place], index - self._firsts[place]
+
+
 def collection(name: str, path: str, field: str) -> Collection:
   """Reads documents; a single text file is cut into several.
 
   Args:
     name: the name in reports.
-    path: a file, folder or glob.
+    path: a file, folder, glob or token store.
     field: the flag that errors name.
 
   Raises:
-    OSError, ValueError: as `documents.read`; or there is no text.
+    OSError, ValueError: as `documents.read` or `corpora.open_store`; or there
+      is no text.
   """
   if not path:
     raise ValueError(
       f'{field}: is missing; must be a file, folder or glob of text.'
     )
+  if documents_lib.is_store(path):
+    _, opened = corpora.open_store(path, field)
+    return Collection(name, path, shards.Documents(opened))
   found = list(documents_lib.read(path, chunked=True, field=field))
   if not found:
     raise ValueError(f'{field}={path!r}: the files hold no text.')
-  return Collection(
-    name, path, found, [documents_lib.text_of(one) for one in found]
-  )
+  return Collection(name, path, found)
 
 
 def refuse_shared(
@@ -84,6 +118,8 @@ def refuse_shared(
 def _real(path: str, field: str) -> set[str]:
   if not path:
     return set()
+  if documents_lib.is_store(path):
+    return {os.path.realpath(os.path.expanduser(path))}
   found = documents_lib.files(path, field)
   return {os.path.realpath(file) for _, file in found}
 

@@ -17,9 +17,14 @@ only its own copies. Our guess: the bands, the 5-grams and the 0.8, which are
 the literature's usual values.
 """
 
+import array
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
+import os
+import tempfile
+from typing import BinaryIO
 from typing import NamedTuple
 
 import numpy as np
@@ -76,35 +81,49 @@ def find(
       that agrees in a band.
     watch: shows progress over the documents.
   """
-  sets = list(words_lib.sets(watch(texts), WORDS))
-  signatures = _signatures(sets, bands * rows)
-  parents = np.arange(len(sets))
-  for band in range(bands):
-    rows_NR = signatures[:, band * rows : (band + 1) * rows]
-    for bucket in _buckets(rows_NR):
-      _join(sets, bucket, least, parents)
-  group = np.array([_root(parents, one) for one in range(len(sets))], np.int64)
-  likeness = [
-    jaccard(sets[a], sets[b]) for a, b in zip(group, range(len(sets)))
-  ]
-  return Clusters(group, np.array(likeness))
+  with tempfile.TemporaryFile() as file:
+    sets, keys = _Sets(file), [np.zeros((0, bands), np.uint64)]
+    for block in _blocks(words_lib.sets(watch(texts), WORDS)):
+      sets.append(block)
+      signatures_NR = _signatures(block, bands * rows)
+      split_BRN = signatures_NR.T.reshape(bands, rows, len(block))
+      keys.append(words_lib.runs(split_BRN.swapaxes(0, 1), rows)[0].T)
+    keys_NB = np.concatenate(keys)
+    parents = np.arange(len(keys_NB))
+    for keys_N in keys_NB.T:
+      for bucket in _buckets(keys_N):
+        _join(sets, bucket, least, parents)
+    group = np.array([_root(parents, x) for x in range(len(parents))], np.int64)
+    likeness = np.ones(len(group))
+    for one in np.flatnonzero(group != np.arange(len(group))):
+      likeness[one] = jaccard(sets[group[one]], sets[one])
+  return Clusters(group, likeness)
+
+
+class _Sets:
+  """The documents' sets, in a file: 8 bytes per document are in memory."""
+
+  def __init__(self, file: BinaryIO):
+    self._file = file
+    self._begins = array.array('q', [0])
+
+  def append(self, sets: Sequence[np.ndarray]) -> None:
+    self._file.seek(0, os.SEEK_END)
+    for one in sets:
+      self._file.write(one)
+      self._begins.append(self._begins[-1] + one.nbytes)
+
+  def __getitem__(self, index: int) -> np.ndarray:
+    begin, end = self._begins[index], self._begins[index + 1]
+    self._file.seek(begin)
+    return np.frombuffer(self._file.read(end - begin), np.uint64)
 
 
 class Duplicates(NamedTuple):
   """The near-duplicates of some collections."""
 
-  # The documents, in the order of the paths.
-  collections: Sequence[collections.Collection]
-  # Their near-duplicates; numbers count through all collections.
-  found: Clusters
-
-  def places(self) -> list[tuple[collections.Collection, int]]:
-    """Returns the collection of each document, and its number there."""
-    return [
-      (one, number)
-      for one in self.collections
-      for number in range(len(one.texts))
-    ]
+  texts: collections.Texts  # The documents, in the order of the paths.
+  found: Clusters  # Their near-duplicates.
 
 
 def find_in_files(
@@ -129,9 +148,9 @@ def find_in_files(
     others = [('--documents', other) for other in paths[:number]]
     collections.refuse_shared(path, others, '--documents')
   given = [collections.collection(path, path, '--documents') for path in paths]
-  texts = [text for one in given for text in one.texts]
+  texts = collections.Texts(*given)
   watch = functools.partial(track, what='reading documents')
-  return Duplicates(given, find(texts, least=least, watch=watch))
+  return Duplicates(texts, find(texts, least=least, watch=watch))
 
 
 def write(result: Duplicates, out: str) -> None:
@@ -140,27 +159,22 @@ def write(result: Duplicates, out: str) -> None:
   Raises:
     OSError, ValueError: see `folders.write_whole`.
   """
-  places = result.places()
-  groups = [
-    [
-      {
-        'path': places[one][0].path,
-        'name': places[one][0].documents[places[one][1]].name,
-        'likeness': round(float(result.found.likeness[one]), 4),
-      }
-      for one in group
-    ]
-    for group in result.found.groups()
-  ]
+  groups = result.found.groups()
+  named = {}
+  # A store is read once, in the order of its documents.
+  for one in np.sort(np.concatenate([np.zeros(0, np.int64), *groups])):
+    collection, number = result.texts.place(one)
+    named[one] = {
+      'path': collection.path,
+      'name': collection.documents[number].name,
+      'likeness': round(float(result.found.likeness[one]), 4),
+    }
   with folders.write_whole(out) as folder:
-    files.write_json(folder / GROUPS, groups)
-    collections.write_lines(
-      folder / KEPT,
-      (
-        (places[one][0].documents[places[one][1]], {})
-        for one in result.found.list_kept()
-      ),
+    files.write_json(
+      folder / GROUPS, [[named[one] for one in group] for group in groups]
     )
+    kept = map(result.texts.document, result.found.list_kept())
+    collections.write_lines(folder / KEPT, ((one, {}) for one in kept))
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:
@@ -179,31 +193,32 @@ def _signatures(sets: Sequence[np.ndarray], count: int) -> np.ndarray:
   factors = rng.integers(0, 2**64, count, np.uint64) | np.uint64(1)
   shifts = rng.integers(0, 2**64, count, np.uint64)
   signatures = np.empty((len(sets), count), np.uint64)
-  for first, last in _blocks([len(one) for one in sets]):
-    members = np.concatenate(sets[first:last])
-    begins = np.cumsum([0, *(len(one) for one in sets[first : last - 1])])
-    for order in range(count):
-      # The members are hashes already.
-      hashes = words_lib.scramble(members * factors[order] + shifts[order])
-      signatures[first:last, order] = np.minimum.reduceat(hashes, begins)
+  members = np.concatenate(sets)
+  begins = np.cumsum([0, *(len(one) for one in sets[:-1])])
+  for order in range(count):
+    # The members are hashes already.
+    hashes = words_lib.scramble(members * factors[order] + shifts[order])
+    signatures[:, order] = np.minimum.reduceat(hashes, begins)
   return signatures
 
 
-def _blocks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yields ranges of documents with about `_BLOCK` members each."""
-  first = members = 0
-  for last, size in enumerate(sizes, 1):
-    members += size
-    if members >= _BLOCK or last == len(sizes):
-      yield first, last
-      first, members = last, 0
+def _blocks(sets: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+  """Yields the sets of documents with about `_BLOCK` members together."""
+  own, members = [], 0
+  for one in sets:
+    own.append(one)
+    members += len(one)
+    if members >= _BLOCK:
+      yield own
+      own, members = [], 0
+  if own:
+    yield own
 
 
-def _buckets(rows_NR: np.ndarray) -> Iterator[np.ndarray]:
+def _buckets(keys_N: np.ndarray) -> Iterator[np.ndarray]:
   """Yields each set of several documents that agree in a band, in order."""
-  keys = words_lib.runs(rows_NR.T, len(rows_NR.T))[0]
-  order = np.argsort(keys, kind='stable')
-  cuts = np.flatnonzero(np.diff(keys[order])) + 1
+  order = np.argsort(keys_N, kind='stable')
+  cuts = np.flatnonzero(np.diff(keys_N[order])) + 1
   for bucket in np.split(order, cuts):
     if len(bucket) > 1:
       yield bucket

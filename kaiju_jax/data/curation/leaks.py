@@ -104,7 +104,7 @@ class LeakedItems(NamedTuple):
   """The leaks of an evaluation set."""
 
   items: collections.Collection  # The evaluation set.
-  training: Sequence[tuple[str, str]]  # (path, name) of each training document.
+  training: collections.Texts  # The training documents.
   # The share of each item that a document contains, and the document.
   found: Leaks
 
@@ -125,12 +125,9 @@ def find_in_files(
   collections.refuse_shared(evaluation, others, '--evaluation')
   items = collections.collection('evaluation', evaluation, '--evaluation')
   given = [collections.collection(path, path, '--training') for path in paths]
-  texts = [text for one in given for text in one.texts]
+  training = collections.Texts(*given)
   watch = functools.partial(track, what='reading documents')
-  found = find(items.texts, texts, watch=watch)
-  training = [
-    (one.path, document.name) for one in given for document in one.documents
-  ]
+  found = find(collections.Texts(items), training, watch=watch)
   return LeakedItems(items, training, found)
 
 
@@ -144,13 +141,13 @@ def write(result: LeakedItems, out: str) -> None:
   leaked = found.find_leaked()
   listed = []
   for item in np.flatnonzero(leaked):
-    path, name = result.training[found.document[item]]
+    collection, number = result.training.place(found.document[item])
     listed.append(
       {
         'item': documents[item].name,
         'share': round(float(found.share[item]), 4),
-        'training_path': path,
-        'training_document': name,
+        'training_path': collection.path,
+        'training_document': collection.documents[number].name,
       }
     )
   common = [documents[item].name for item in np.flatnonzero(found.common)]
@@ -207,6 +204,6 @@ def describe(result: LeakedItems) -> str:
   leaked = int(result.found.find_leaked().sum())
   common = int(result.found.common.sum())
   return (
-    f'{leaked:,} of {len(result.items.texts):,} items are leaked, {common:,}'
-    ' have common runs only.'
+    f'{leaked:,} of {len(result.items.documents):,} items are leaked,'
+    f' {common:,} have common runs only.'
   )

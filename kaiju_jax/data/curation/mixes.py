@@ -140,11 +140,9 @@ def find(
   tokens = [one.tokens(tokenizer, track) for one in given]
   sizes = np.array([one.sum() for one in tokens])
   bounds = mixing.bounds(sizes[1:], settings.tokens, settings.epochs)
-  texts = [text for one in given for text in one.texts]
-  vectors = embedder.embed(
-    texts, functools.partial(track, what='embedding documents')
-  )
-  ends = np.cumsum([0, *(len(one.texts) for one in given)])
+  watch = functools.partial(track, what='embedding documents')
+  vectors = embedder.embed(collections.Texts(*given), watch)
+  ends = np.cumsum([0, *(len(one.documents) for one in given)])
   means = [
     mixing.Mean(vectors[begin:end], own)
     for begin, end, own in zip(ends, ends[1:], tokens)

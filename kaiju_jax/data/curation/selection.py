@@ -60,9 +60,34 @@ def importance(
 
   `target` [M, D] and `source` [N, D] are n-gram counts of documents.
   """
-  counts = np.stack(
-    [np.asarray(one.sum(axis=0), np.float64) for one in (target, source)]
-  )
+  sums = [np.asarray(one.sum(axis=0), np.float64) for one in (target, source)]
+  return np.asarray(source @ _log_ratios(*sums), np.float64)
+
+
+def importance_of_texts(
+  target: Sequence[str],
+  source: Sequence[str],
+  watch: similarity.Watch = similarity.ignore_progress,
+) -> np.ndarray:
+  """Returns `importance` of the source's texts; reads them twice.
+
+  The n-grams of some thousand texts are in memory at a time.
+  """
+  sums = [
+    sum(
+      np.asarray(one.sum(axis=0), np.float64)
+      for one in similarity.ngram_blocks(watch(texts))
+    )
+    for texts in (target, source)
+  ]
+  ratios = _log_ratios(*sums)
+  scores = [one @ ratios for one in similarity.ngram_blocks(watch(source))]
+  return np.concatenate(scores)
+
+
+def _log_ratios(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+  """Returns float64 [D], ln t/r of summed n-gram counts; 0 without any."""
+  counts = np.stack([target, source])
   pooled = counts.sum(axis=0) / counts.sum()
   totals = counts.sum(axis=1, keepdims=True)
   kinds = np.sum(counts > 0, axis=1, keepdims=True)
@@ -70,7 +95,7 @@ def importance(
   seen = pooled > 0
   ratios = np.zeros(len(pooled))
   ratios[seen] = np.log(shares[0, seen] / shares[1, seen])
-  return np.asarray(source @ ratios, np.float64)
+  return ratios
 
 
 def cosine(
@@ -198,19 +223,19 @@ def find(
   )
   target = collections.collection('target', settings.target, '--target')
   source = collections.collection('source', settings.source, '--source')
-  if settings.count > len(source.texts):
+  if settings.count > len(source.documents):
     raise ValueError(
-      f'--count={settings.count}: must be at most {len(source.texts)}, the'
+      f'--count={settings.count}: must be at most {len(source.documents)}, the'
       f' documents in --source={settings.source!r}.'
     )
-  texts = [*target.texts, *source.texts]
-  split = len(target.texts)
   watch = functools.partial(track, what='embedding documents')
   if method == 'importance':
-    counts = similarity.ngram_counts(texts, watch=watch)
-    scores = importance(counts[:split], counts[split:])
+    scores = importance_of_texts(
+      collections.Texts(target), collections.Texts(source), watch
+    )
   else:
-    vectors = embedder.embed(texts, watch)
+    vectors = embedder.embed(collections.Texts(target, source), watch)
+    split = len(target.documents)
     scores = cosine(vectors[:split], vectors[split:], seed=settings.seed)
   chosen = choose(scores, settings.count, settings.noise, settings.seed)
   return Selection(source, chosen, method)
@@ -244,7 +269,7 @@ def page(
   order = indices[np.argsort(-scores[indices], kind='stable')]
   best = set(np.argsort(-scores, kind='stable')[: len(indices)].tolist())
   shared = len(best & set(indices.tolist()))
-  sizes = np.array([len(text) for text in result.source.texts])
+  sizes = np.array([len(x) for x in collections.Texts(result.source)])
   found = report.Report(
     f'{len(indices):,} documents of {settings.source} like {settings.target}'
   )

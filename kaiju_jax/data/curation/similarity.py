@@ -17,7 +17,9 @@ weights (`mixing.py`). Our guess: everything but the idea of similarity.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import itertools
 import os
 import pathlib
 from typing import Protocol
@@ -29,6 +31,7 @@ from kaiju_jax.data import words as words_lib
 
 BUCKETS = 10_000
 _DIRECTIONS = 64
+_TEXTS = 4096  # Texts whose n-grams are in memory at a time.
 
 # Float32 [N, D], dense or sparse.
 Embedded = np.ndarray | sparse.csr_array
@@ -185,6 +188,13 @@ class Npy:
         ' target, then those of each source.'
       )
     return self._rows
+
+
+def ngram_blocks(texts: Iterable[str]) -> Iterator[sparse.csr_array]:
+  """Yields `ngram_counts` of some thousand texts at a time."""
+  left = iter(texts)
+  while some := list(itertools.islice(left, _TEXTS)):
+    yield ngram_counts(some)
 
 
 def ngram_counts(

@@ -157,6 +157,27 @@ class Shard:
       yield documents_lib.parse(json.loads(line), str(self.path))
 
 
+class Documents(Sequence[documents_lib.Document]):
+  """The documents of shards; those of one shard are in memory at a time."""
+
+  def __init__(self, shards: Sequence[Shard]):
+    self._shards = shards
+    counts = (
+      sum(one.count(f'{part}/name_ends') for part in (TRAINING, HELD_OUT))
+      for one in shards
+    )
+    self._firsts = [0, *itertools.accumulate(counts)]
+    self._read = functools.lru_cache(1)(lambda n: list(shards[n].documents()))
+
+  def __len__(self) -> int:
+    return self._firsts[-1]
+
+  def __getitem__(self, index: int) -> documents_lib.Document:
+    index = range(len(self))[index]
+    place = bisect.bisect_right(self._firsts, index) - 1
+    return self._read(place)[index - self._firsts[place]]
+
+
 class Array:
   """A tensor of several shards as one; ranges of it are read when asked for."""
 
