@@ -110,7 +110,8 @@ tpu: $(VENV)/.tpu-installed
 	  --out=$(OUT)
 
 # Exports and imports held to transformers itself, T5's encoder, TRL's loss, and
-# tables of text.
+# tables of text; two trackers (MLflow asks for an older cachetools than
+# constraints.txt has).
 # (`make test` skips this.)
 interchange: $(VENV)/.interchange-installed
 	$(QUICK) $(PYTEST) tests/interchange/test_transformers_parity.py \
@@ -120,6 +121,7 @@ interchange: $(VENV)/.interchange-installed
 	  tests/interchange/test_harness.py \
 	  tests/interchange/test_trl.py \
 	  tests/data/test_reading.py \
+	  tests/training/records/test_trackers.py \
 	  tests/experiments/benchmarks/load_test/test_transformers_serving.py
 
 check: $(VENV)/.tests-installed
@@ -133,7 +135,7 @@ $(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
 $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
 $(VENV)/.gpu-installed: EXTRAS := [cuda,triton,device]
 $(VENV)/.tpu-installed: EXTRAS := [tpu,device]
-$(VENV)/.interchange-installed: EXTRAS := [test,interchange]
+$(VENV)/.interchange-installed: EXTRAS := [test,interchange,trackio,wandb]
 $(VENV)/.fleet-installed: EXTRAS := [test-fleet]
 
 $(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \

@@ -32,6 +32,9 @@ class Chip:
   network_bandwidth: float = 0.0
   # bytes/s, one way, of one link from a TPU to a neighbour.
   link_bandwidth: float = 0.0
+  # The names by which jax knows the device (`device_kind`); none that is also
+  # another chip's.
+  kinds: tuple[str, ...] = ()
   # A text proto that describes a GPU to XLA's compiler; '' for other platforms.
   description: str = ''
 

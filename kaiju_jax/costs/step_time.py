@@ -38,6 +38,7 @@ this, so the real ratios between arms are nearer to 1.
 
 from collections.abc import Mapping
 import dataclasses
+from typing import NamedTuple
 
 from kaiju_jax.costs import accelerator as accelerator_lib
 from kaiju_jax.costs import footprint
@@ -76,6 +77,15 @@ ARMS = (
   Arm('int8 both ways', 'int8', 'int8', False),
   Arm('int8 both ways + Squinch', 'int8', 'int8', True),
 )
+
+
+class Peak(NamedTuple):
+  """A training step at the peaks of a chip's data sheet."""
+
+  chip: str  # The chip's name.
+  token_operations: float  # Operations per row token, none recomputed.
+  int8_share: float  # The share of them that are int8.
+  token_seconds: float  # Seconds of one device per row token.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +144,42 @@ def operations(
   sums[qk] += passes * attention / 2
   sums['bf16'] += passes * attention / 2 + 2.5 * attention
   return sums
+
+
+def peak(
+  config: model_config.ModelConfig,
+  length: int,
+  chip: accelerator_lib.Chip,
+) -> Peak:
+  """Returns a step's peak, the bound of a roofline without its memory.
+
+  bf16 and int8 operations take their seconds one after the other, each at its
+  own rate of the data sheet. Recomputed operations are not counted, so that
+  what `remat` costs lowers a utilization; rows count as one document each, and
+  float32 as bf16.
+
+  Args:
+    config: a model of which all weights are trained.
+    length: tokens of a row.
+    chip: a chip with peaks.
+  """
+  quantization = config.quantization
+  is_int8 = quantization.matmul == 'int8'
+  arm = Arm(
+    'own',
+    'int8' if is_int8 else 'bf16',
+    'int8' if is_int8 and quantization.input_gradient == 'int8' else 'bf16',
+    squinch=False,
+  )
+  plain = dataclasses.replace(config, remat='none')
+  counted = operations(plain, 1.0, length, arm)
+  if is_int8 != (quantization.qk == 'int8'):
+    qk = attention_operations(plain, length) / 2
+    counted['int8'] += -qk if is_int8 else qk
+    counted['bf16'] += qk if is_int8 else -qk
+  total = sum(counted.values())
+  seconds = counted['bf16'] / chip.peak_bf16 + counted['int8'] / chip.peak_int8
+  return Peak(chip.name, total, counted['int8'] / total, seconds)
 
 
 def attention_operations(

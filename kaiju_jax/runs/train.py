@@ -12,6 +12,8 @@ import os
 import pathlib
 from typing import Any
 
+from kaiju_jax import tpu_gpu_configs
+from kaiju_jax.costs import step_time
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
@@ -148,7 +150,7 @@ def _train(
     sharding, (data.microbatches, data.batch, data.length)
   )
   schedule = batch_schedule.schedule_of(experiment)
-  _show_amounts(experiment, found, schedule.rows, mesh is None)
+  amounts = _show_amounts(experiment, found, schedule.rows, devices)
   batches = loader.batches(
     found.rows,
     data.batch,
@@ -182,6 +184,7 @@ def _train(
       evaluate=evaluate,
       until=until,
       schedule=schedule,
+      amounts=amounts,
     )
 
 
@@ -189,15 +192,18 @@ def _show_amounts(
   experiment: experiment_lib.Experiment,
   found: tasks.TaskData,
   rows: int,
-  is_alone: bool,
-) -> None:
+  mesh: Any,
+) -> dict[str, Any]:
   """Shows how much text the run has, how often it reads it, and idle devices.
 
   Args:
     experiment: the experiment.
     found: its data.
     rows: rows of the whole run.
-    is_alone: whether one device trains.
+    mesh: the devices that train.
+
+  Returns:
+    What amounts.json holds.
   """
   import jax
 
@@ -206,15 +212,36 @@ def _show_amounts(
   from kaiju_jax.training import progress
 
   shown = progress.Progress('step', quiet=not processes.is_main())
-  if is_alone and jax.device_count() > 1:
+  if mesh.size < jax.device_count():
     shown.say(
-      f'1 of {jax.device_count()} devices trains; --fsdp and --tensor are for'
-      ' the others.'
+      f'{mesh.size} of {jax.device_count()} devices trains; --fsdp and --tensor'
+      ' are for the others.'
     )
+  counted = {}
   if found.text is not None:
     length = experiment.data.length
-    for line in amounts.describe(found.text, found.rows, rows, length):
+    counted = amounts.count(found.text, found.rows, rows, length)
+    for line in amounts.describe(counted):
       shown.say(line)
+  kind = mesh.devices.flat[0].device_kind
+  device = {'kind': kind, 'count': mesh.size}
+  return {
+    'sources': counted,
+    'devices': device,
+    'peak': _peak(experiment, kind),
+  }
+
+
+def _peak(
+  experiment: experiment_lib.Experiment, kind: str
+) -> dict[str, Any] | None:
+  """Returns `step_time.peak`; None for unknown chips, or weights at rest."""
+  trains_all = experiment.objective.name in ('language', 'distillation')
+  chip = tpu_gpu_configs.find_chip(kind)
+  if chip is None or not trains_all or experiment.lora.rank:
+    return None
+  length = experiment.data.length
+  return step_time.peak(experiment.model, length, chip)._asdict()
 
 
 def _program(
@@ -229,6 +256,8 @@ def _program(
   """
   data = strict.dump(experiment)
   del data['seed'], data['optimizer']['learning_rate']
+  for name in training_config.WATCHING:
+    del data['loop'][name]
   if reads:
     data['reads'] = True
   else:

@@ -11,15 +11,17 @@ from kaiju_jax.data import mixture
 MANY = 4.0
 
 
-def describe(
+def count(
   text: Mapping[str, Mapping[str, Any]],
   source: loader.RowSource,
   rows: int,
   length: int,
-) -> list[str]:
-  """Returns a line per source, and a warning where one is often repeated.
+) -> dict[str, dict[str, Any]]:
+  """Returns {source: its amounts}, as JSON can hold them.
 
-  Rows that are drawn from the text, and not cut out of it, have no epochs.
+  Documents and tokens to train on, and those `held_out` (None for none); the
+  `rows` that the run reads, their `row_tokens`, and its `epochs`: None where
+  rows are drawn from the text, and not cut out of it.
 
   Args:
     text: {source: `same_text.describe`}.
@@ -35,16 +37,31 @@ def describe(
       part.name: (count, len(part.rows))
       for part, count in zip(source.parts, counts, strict=True)
     }
+  has_epochs = getattr(source, 'has_epochs', True)
+  return {
+    name: {
+      **_sizes(text[name]['training']),
+      'held_out': _sizes(text[name].get('held_out')),
+      'rows': read,
+      'row_tokens': read * length,
+      'epochs': read / epoch if has_epochs else None,
+    }
+    for name, (read, epoch) in parts.items()
+  }
+
+
+def describe(counted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Returns a line per source of `count`, and a warning of many epochs."""
   lines, often = [], []
-  for name, (read, epoch) in parts.items():
-    held = text[name].get('held_out')
-    line = f'{name or "Text"}: {_count(text[name]["training"])} to train on'
-    line += f', {_count(held)} held out' if held else ', none held out'
-    line += f'. The run reads {read:,} rows of {length:,} tokens'
-    if not getattr(source, 'has_epochs', True):
+  for name, one in counted.items():
+    held, epochs = one['held_out'], one['epochs']
+    line = f'{name or "Text"}: {_words(one)} to train on'
+    line += f', {_words(held)} held out' if held else ', none held out'
+    length = one['row_tokens'] // one['rows'] if one['rows'] else 0
+    line += f'. The run reads {one["rows"]:,} rows of {length:,} tokens'
+    if epochs is None:
       lines.append(f'{line}, drawn from it.')
       continue
-    epochs = read / epoch
     lines.append(f'{line}: {epochs:.3g} epochs.')
     if epochs > MANY:
       often.append(f'{name or "the text"} {epochs:.3g} times')
@@ -56,5 +73,9 @@ def describe(
   return lines
 
 
-def _count(counts: Mapping[str, Any]) -> str:
+def _sizes(counts: Mapping[str, Any] | None) -> dict[str, int] | None:
+  return counts and {name: counts[name] for name in ('documents', 'tokens')}
+
+
+def _words(counts: Mapping[str, Any]) -> str:
   return f'{counts["documents"]:,} documents of {counts["tokens"]:,} tokens'

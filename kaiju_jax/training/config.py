@@ -104,6 +104,52 @@ class LoopConfig:
   # is interrupted.
   checkpoint_every: int = 200
   checkpoints_kept: int = 2  # The number of latest checkpoints to keep.
+  # Where records go beside metrics.jsonl: words of `TRACKERS`, between commas
+  # (`training/records/trackers.py`); '' for nowhere.
+  trackers: str = 'tensorboard'
+  # 'FIRST:COUNT', such as '100:3', to write a profiler's trace of these steps
+  # into WORKDIR/profile; '' for none.
+  profile: str = ''
+
+
+TRACKERS = 'tensorboard', 'trackio', 'wandb', 'mlflow'
+# The fields of the loop that change no number of a run. A resumed run may have
+# others.
+WATCHING = 'trackers', 'profile'
+
+
+def trackers_of(config: LoopConfig) -> tuple[str, ...]:
+  """Returns the names of a run's trackers, each once.
+
+  Raises:
+    ValueError: a name is unknown.
+  """
+  names = tuple(dict.fromkeys(filter(None, config.trackers.split(','))))
+  for name in names:
+    if name not in TRACKERS:
+      raise ValueError(
+        f'loop.trackers={config.trackers!r}: {name!r} is not one of'
+        f' {", ".join(TRACKERS)}.'
+      )
+  return names
+
+
+def profiled_steps(config: LoopConfig) -> range:
+  """Returns the steps that `config.profile` names.
+
+  Raises:
+    ValueError: it names none.
+  """
+  if not config.profile:
+    return range(0)
+  first, _, count = config.profile.partition(':')
+  digits = all(x.isascii() and x.isdigit() and int(x) for x in (first, count))
+  if not digits:
+    raise ValueError(
+      f"loop.profile={config.profile!r}: must be FIRST:COUNT, such as '100:3'"
+      ' for steps 100 to 102.'
+    )
+  return range(int(first), int(first) + int(count))
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
@@ -201,3 +247,5 @@ def check_loop(config: LoopConfig) -> None:
     value = getattr(config, name)
     if value < least:
       raise ValueError(f'loop.{name}={value}: must be at least {least}.')
+  trackers_of(config)
+  profiled_steps(config)

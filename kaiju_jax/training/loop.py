@@ -42,6 +42,7 @@ def train(
   evaluate: Callable[[Any], Mapping[str, float]] | None = None,
   until: int | None = None,
   schedule: batch_schedule.BatchSchedule | None = None,
+  amounts: Mapping[str, Any] | None = None,
 ) -> Any:
   """Trains to the last step of the run, or until Ctrl-C or SIGTERM.
 
@@ -55,6 +56,7 @@ def train(
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
     schedule: the steps and their rows; by default `batch_schedule.schedule_of`.
+    amounts: what amounts.json shall hold; its `peak` makes the records' MFU.
 
   Returns:
     The last state; after an interruption, with a message on how to continue, it
@@ -84,18 +86,18 @@ def train(
     _say_start(progress, folder, start, steps)
     if start >= steps:
       return state
-    if is_main:
-      workdir_lib.note_start(folder, experiment, start)
-    written = folder if is_main else None
-    watch = divergence.Watch(experiment, folder, checkpoints, progress.say)
     journal = stack.enter_context(
-      journal_lib.Journal(written, start, config, progress, schedule, watch)
+      _journal(
+        experiment, folder, start, progress, schedule, checkpoints, amounts
+      )
     )
     vote = processes.Vote()
     stop = stack.enter_context(interrupt.Interrupt())
     for number in range(start + 1, steps + 1):
-      state, values = step(state, _next(batches, number))
-      journal.step(number, state.tokens, values)
+      with journal.trace(number):
+        batch = _next(batches, number)
+        state, values = step(state, batch)
+        journal.step(number, state.tokens, values, batch)
       stopping = vote(stop.requested) or number == until
 
       if evaluate and _due(number, config.evaluate_every, steps):
@@ -103,9 +105,7 @@ def train(
           journal.evaluation(number, state.tokens, evaluate(state))
       checkpoints.check()
       if stopping or _due(number, config.checkpoint_every, steps):
-        with journal.pause():
-          journal.sync()
-          watch.save(number, state, batches)
+        journal.save(number, state, batches)
       if stopping:
         break
 
@@ -117,6 +117,29 @@ def train(
 def _open(folder: pathlib.Path, experiment: experiment_lib.Experiment):
   """Opens the workdir; `runs/train.py` has asked the task for its rows."""
   return workdir_lib.open_workdir(folder, experiment, longer.all_rows)
+
+
+def _journal(
+  experiment: experiment_lib.Experiment,
+  folder: pathlib.Path,
+  start: int,
+  progress: progress_lib.Progress,
+  schedule: batch_schedule.BatchSchedule,
+  checkpoints: checkpoint.Checkpoints,
+  amounts: Mapping[str, Any] | None,
+) -> journal_lib.Journal:
+  """Notes the start in the workdir; returns the recorder of what follows."""
+  if is_main := processes.is_main():
+    workdir_lib.note_start(folder, experiment, start, amounts)
+  return journal_lib.Journal(
+    folder if is_main else None,
+    start,
+    experiment.loop,
+    progress,
+    schedule,
+    divergence.Watch(experiment, folder, checkpoints, progress.say),
+    ((amounts or {}).get('peak') or {}).get('token_seconds', 0.0),
+  )
 
 
 def _say_start(progress, folder: pathlib.Path, start: int, steps: int) -> None:

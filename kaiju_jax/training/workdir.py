@@ -4,8 +4,12 @@ config.json        the Experiment; another one is refused
 environment.json   versions, devices and date of the latest start, and of
                    the `earlier` ones; the length before a start that extended
                    the run
+amounts.json       documents, tokens and epochs of each source, and the peak of
+                   a step, at the latest start
 metrics.jsonl      one record per line (records/metrics.py)
-tensorboard/       the same records as events
+tensorboard/       the same records as events; wandb/, mlflow.db and
+                   trackers.json of other trackers (records/trackers.py)
+profile/           a trace of some steps (records/profile.py)
 checkpoints/       state and data position (checkpoint.py)
 bad_checkpoints/   checkpoints that could not be read, moved here
 diverged.json      of a run that diverged (divergence.py)
@@ -19,6 +23,7 @@ do none of these.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import os
@@ -29,6 +34,7 @@ from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import locks
 from kaiju_jax.storage import strict
+from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import longer
 
@@ -36,8 +42,10 @@ CHECKPOINTS = 'checkpoints'
 DIVERGED = 'diverged.json'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
+_AMOUNTS = 'amounts.json'
 _LOCK = 'lock'
-_SOURCE = 'parts.source'
+# Fields of a run that may change: the place of the same parts, and what watches.
+_FREE = {'parts.source', *(f'loop.{x}' for x in training_config.WATCHING)}
 
 
 @contextlib.contextmanager
@@ -190,9 +198,9 @@ def find_base(path: str) -> str:
 
 
 def _compare(ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
-  """Returns the fields that differ, but for the place of the same parts."""
+  """Returns the fields that differ, but for those that may change."""
   found = strict.differences(ours, theirs)
-  return {name: pair for name, pair in found.items() if name != _SOURCE}
+  return {name: pair for name, pair in found.items() if name not in _FREE}
 
 
 def _read(file: pathlib.Path) -> Any:
@@ -229,7 +237,10 @@ def find_trainer(path: str | os.PathLike) -> int | None:
 
 
 def note_start(
-  path: pathlib.Path, experiment: experiment_lib.Experiment, step: int
+  path: pathlib.Path,
+  experiment: experiment_lib.Experiment,
+  step: int,
+  amounts: Mapping[str, Any] | None = None,
 ) -> None:
   """Writes devices, versions and length with which the run starts or resumes.
 
@@ -237,6 +248,7 @@ def note_start(
     path: the workdir, which is open.
     experiment: the experiment; a longer one replaces that of the workdir.
     step: the step after which the run starts or resumes.
+    amounts: what amounts.json shall hold; None for no such file.
 
   Raises:
     OSError: the files cannot be written.
@@ -260,6 +272,8 @@ def note_start(
     extended = {'extended': {'step': step, 'loop': loop}}
   described = {**environment.describe(), **extended, 'earlier': earlier}
   files.write_json(file, described)
+  if amounts is not None:
+    files.write_json(path / _AMOUNTS, amounts)
   if extended:
     files.write_json(path / _CONFIG, strict.dump(experiment))
 

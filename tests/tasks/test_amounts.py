@@ -45,7 +45,9 @@ def test_rows_and_epochs_are_those_that_are_read(tmp_path, seed):
   found = registry.task_of(experiment).load(experiment)
   rows = batch_schedule.schedule_of(experiment).rows
   length = experiment.data.length
-  lines = amounts.describe(found.text, found.rows, rows, length)
+  counted = amounts.count(found.text, found.rows, rows, length)
+  assert list(json.loads(json.dumps(counted))) == names
+  lines = amounts.describe(counted)
   read = [found.rows[n] for n in range(rows)]
   warned = []
   for index, (name, line) in enumerate(zip(names, lines)):
@@ -57,6 +59,8 @@ def test_rows_and_epochs_are_those_that_are_read(tmp_path, seed):
     assert f'{text["training"]["documents"]:,} documents of ' in line
     assert ('none held out' in line) == (not experiment.data.held_out)
     assert f'reads {len(mine):,} rows of {length} tokens' in line
+    assert counted[name]['rows'] == len(mine)
+    assert counted[name]['row_tokens'] == len(mine) * length
     epochs = float(re.search(r'([\d.e+]+) epochs\.$', line)[1])
     tokens = sum(int((one.source >= 0).sum()) for one in mine)
     # An epoch's last row may be padded.
@@ -78,6 +82,8 @@ def test_the_warning_begins_behind_its_threshold(tmp_path):
     experiment_lib.Experiment(data=data)
   )
   for rows, lines in (1, 1), (4, 1), (5, 2):
-    described = amounts.describe(found.text, found.rows, rows, 10)
+    counted = amounts.count(found.text, found.rows, rows, 10)
+    assert counted['']['epochs'] == rows
+    described = amounts.describe(counted)
     assert len(described) == lines
     assert f'{rows} rows of 10 tokens: {rows} epochs' in described[0]

@@ -5,6 +5,7 @@ from kaiju_jax.costs import accelerator
 CHIP = accelerator.Chip(
   name='A100 SXM',
   platform='cuda',
+  kinds=('NVIDIA A100-SXM4-80GB',),
   # NVIDIA's A100 data sheet: 80 GB, 2,039 GB/s, 312 bf16 TFLOPS and 624 int8
   # TOPS dense.
   hbm_bytes=80e9,

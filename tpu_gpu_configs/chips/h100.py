@@ -33,6 +33,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 CHIP = accelerator.Chip(
   name='H100 SXM',
   platform='cuda',
+  kinds=('NVIDIA H100 80GB HBM3',),
   # From XLA's own description of the device (80 GB HBM3, less ECC).
   hbm_bytes=84_942_979_072,
   # NVIDIA's H100 data sheet: 3.35 TB/s, 989.4 bf16 TFLOPS and 1,978.9 int8

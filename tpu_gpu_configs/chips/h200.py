@@ -16,6 +16,7 @@ _DESCRIPTION = (
 CHIP = dataclasses.replace(
   h100.CHIP,
   name='H200 SXM',
+  kinds=('NVIDIA H200',),
   hbm_bytes=_BYTES,
   hbm_bandwidth=4.8e12,
   description=_DESCRIPTION,

@@ -7,6 +7,7 @@ from . import v5p
 CHIP = accelerator.Chip(
   name='TPU v5e',
   platform='tpu',
+  kinds=('TPU v5 lite', 'TPU v5e'),
   # cloud.google.com/tpu/docs/v6e, whose table lists v5e too: 16 GB, 819 GB/s,
   # 197 bf16 TFLOPS, 393 int8 TOPS, a 2D torus with 1,600 Gb/s per chip, the sum
   # of four links, one way.

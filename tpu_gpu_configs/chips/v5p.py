@@ -5,6 +5,7 @@ from kaiju_jax.costs import accelerator
 CHIP = accelerator.Chip(
   name='TPU v5p',
   platform='tpu',
+  kinds=('TPU v5', 'TPU v5p'),
   # cloud.google.com/tpu/docs/v5p: 95 GiB, 2,765 GB/s, 459 bf16 TFLOPS, a 3D
   # torus with 1,200 GB/s per chip, the sum of six links, both ways.
   hbm_bytes=95 * 2**30,

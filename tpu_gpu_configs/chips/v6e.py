@@ -7,6 +7,7 @@ from . import v5p
 CHIP = accelerator.Chip(
   name='TPU v6e',
   platform='tpu',
+  kinds=('TPU v6 lite', 'TPU v6e'),
   # cloud.google.com/tpu/docs/v6e: 32 GB, 1,640 GB/s, 918 bf16 TFLOPS, 1,836
   # int8 TOPS, a 2D torus with 800 GB/s per chip, the sum of four links, both
   # ways.

@@ -4,12 +4,23 @@
 
 `loss` and the other metrics are values of that one step, not means over an
 interval, so that a resumed run writes the same records as an uninterrupted one.
-Only `tokens_per_second` is a measurement of time. An evaluation is a separate
-record at the same step, and its names begin with 'eval_'. JSON has no NaN:
-values that are not finite are the strings "NaN", "Infinity" and "-Infinity",
-which Python's and JavaScript's number parsers and `read` understand.
+Only those of `TIMING` are measurements of this machine:
+
+    tokens_per_second              row tokens, padding included, of all devices
+    tokens_per_second_per_device   the same over the devices that train
+    step_seconds                   seconds per step since the record before
+    mfu                            the seconds at a known chip's peaks, bf16's
+                                   and int8's apart, over those it took
+    peak_bytes                     the most memory in use on one local device
+
+`padding` is the share of the step's row places without tokens. An evaluation is
+a separate record at the same step, and its names begin with 'eval_'. JSON has
+no NaN: values that are not finite are the strings "NaN", "Infinity" and
+"-Infinity", which Python's and JavaScript's number parsers and `read`
+understand.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 import json
 import math
@@ -20,7 +31,13 @@ from typing import Any
 from kaiju_jax.storage import files
 
 FILE = 'metrics.jsonl'
-TIMING = ('tokens_per_second',)
+TIMING = (
+  'tokens_per_second',
+  'tokens_per_second_per_device',
+  'step_seconds',
+  'mfu',
+  'peak_bytes',
+)
 
 
 class Records:
@@ -29,6 +46,9 @@ class Records:
   Opening cuts the file back to `last_step`, because later records, and a line
   that a kill cut in half, belong to lost work. The cut is a truncation, which
   neither a kill nor a full disk can leave half done.
+
+  Attributes:
+    repeated: `key_of` of the records that were cut off, which come again.
   """
 
   def __init__(self, folder: pathlib.Path, last_step: int):
@@ -36,7 +56,8 @@ class Records:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with files.writing(str(self._path)):
       self._file = os.open(self._path, flags, 0o644)
-      os.ftruncate(self._file, _end_of(self._path, last_step))
+      end, self.repeated = _split(self._path, last_step)
+      os.ftruncate(self._file, end)
 
   def append(
     self, step: int, tokens: float, values: Mapping[str, float]
@@ -88,15 +109,30 @@ def read(folder: str | os.PathLike) -> list[dict[str, Any]]:
   return records
 
 
-def _end_of(path: pathlib.Path, last_step: int) -> int:
-  """Returns the offset after the last whole record up to `last_step`."""
+def key_of(step: int, names: Iterable[str]) -> tuple[int, bool]:
+  """Returns what tells a record from the others: its step, and its kind."""
+  return step, any(name.startswith('eval_') for name in names)
+
+
+def _split(
+  path: pathlib.Path, last_step: int
+) -> tuple[int, set[tuple[int, bool]]]:
+  """Returns the offset after the last whole record up to `last_step`.
+
+  And the keys of the records behind it.
+  """
   end = offset = 0
+  later = set()
   for line in path.read_bytes().splitlines(True):
     offset += len(line)
     record = _parse(line)
-    if record is not None and record['step'] <= last_step:
+    if record is None:
+      continue
+    if record['step'] <= last_step:
       end = offset
-  return end
+    else:
+      later.add(key_of(record['step'], record))
+  return end, later
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

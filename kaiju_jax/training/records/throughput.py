@@ -1,9 +1,17 @@
-"""Measures tokens per second, without compilation and pauses."""
+"""Measures the pace of steps, without compilation and pauses."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import time
+from typing import NamedTuple
+
+
+class Lap(NamedTuple):
+  """The pace between two records."""
+
+  tokens_per_second: float  # Tokens per second.
+  step_seconds: float  # Seconds per step.
 
 
 class Throughput:
@@ -16,7 +24,7 @@ class Throughput:
     self._now = now
     self._idle = 0.0
     self._first: tuple[int, float] | None = None
-    self._lap: tuple[float, float] | None = None
+    self._lap: tuple[int, float, float] | None = None
     self._latest: tuple[int, float] | None = None
 
   def tick(self, done: int) -> None:
@@ -24,19 +32,21 @@ class Throughput:
     self._latest = (done, self._now() - self._idle)
     self._first = self._first or self._latest
 
-  def tokens_per_second(self, tokens: float) -> float | None:
-    """Returns the rate from the previous call's step to the latest one.
+  def lap(self, step: int, tokens: float) -> Lap | None:
+    """Returns the pace from the previous call's step to the latest one.
 
     Args:
-      tokens: the run's tokens up to the latest step.
+      step: the latest step.
+      tokens: the run's tokens up to it.
 
     Returns:
-      Tokens per second; None at the first call.
+      None at the first call.
     """
-    before, self._lap = self._lap, (tokens, self._latest[1])
-    if before is None or self._lap[1] <= before[1]:
+    before, self._lap = self._lap, (step, tokens, self._latest[1])
+    if before is None or self._lap[2] <= before[2]:
       return None
-    return (tokens - before[0]) / (self._lap[1] - before[1])
+    steps, tokens, seconds = (b - a for a, b in zip(before, self._lap))
+    return Lap(tokens / seconds, seconds / steps)
 
   def seconds_left(self, total: int) -> float | None:
     """Returns the seconds until `total` is done, pauses left out.

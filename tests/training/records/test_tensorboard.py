@@ -1,16 +1,9 @@
 """The event files hold what metrics.jsonl does, and restarts purge."""
 
 import struct
-import sys
-import types
 
-import numpy as np
 from tensorboardX.proto import event_pb2
 
-from kaiju_jax.training import config
-from kaiju_jax.training import records
-from kaiju_jax.training.records import journal
-from kaiju_jax.training.records import metrics
 from kaiju_jax.training.records import tensorboard
 
 
@@ -57,23 +50,3 @@ def test_scalars_and_the_step_from_which_a_restart_purges(tmp_path):
   assert starts == [8]
   assert len(_scalars(_events(files[0]))) == 3
   assert _scalars(_events(files[1])) == [(8, 'loss', 0.125)]
-
-
-def test_without_tensorboardX_a_run_says_so_once_and_keeps_records(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setitem(
-    sys.modules, 'kaiju_jax.training.records.tensorboard', None
-  )
-  monkeypatch.delattr(records, 'tensorboard')
-  said = []
-  progress = types.SimpleNamespace(say=said.append)
-  loop = config.LoopConfig()
-  with journal.Journal(tmp_path, 0, loop, progress, None, None) as book:
-    book.evaluation(3, np.float32(100), {'loss': 0.5})
-    book.sync()
-  assert said[0] == "No TensorBoard events: pip install 'kaiju_jax[report]'."
-  assert len(said) == 2 and 'step 3' in said[1]
-  (record,) = metrics.read(tmp_path)
-  assert record['eval_loss'] == 0.5
-  assert not (tmp_path / 'tensorboard').exists()
