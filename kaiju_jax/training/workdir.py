@@ -44,7 +44,7 @@ _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _AMOUNTS = 'amounts.json'
 _LOCK = 'lock'
-# Fields of a run that may change: the place of the same parts, and what watches.
+# Fields of a run that may change: the place of the same parts, what watches it.
 _FREE = {'parts.source', *(f'loop.{x}' for x in training_config.WATCHING)}
 
 

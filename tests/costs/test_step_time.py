@@ -221,3 +221,54 @@ def test_attention_multiplies_what_windows_and_sinks_show():
   products = 2 * 2 * model.num_heads * model.head_dim
   found = step_time.attention_operations(model, 7)
   assert found == pytest.approx(products * seen / 7)
+
+
+def _quantize(model, matmul, input_gradient, qk, embedding):
+  quantization = model.quantization
+  quantization.matmul, quantization.embedding = matmul, embedding
+  quantization.input_gradient, quantization.qk = input_gradient, qk
+  return model
+
+
+@pytest.mark.parametrize('remat', ['none', 'layer'])
+@pytest.mark.parametrize(
+  ('settings', 'int8'),
+  [
+    (('none', 'bf16', 'none', 'none'), 0),
+    # Its gradient and its table are floats where no product is of codes.
+    (('none', 'int8', 'none', 'int8'), 0),
+    (('int8', 'bf16', 'none', 'none'), 2 * _MATRICES),
+    (('int8', 'bf16', 'int8', 'none'), 2 * _MATRICES + _ATTENTION / 2),
+    (('none', 'bf16', 'int8', 'none'), _ATTENTION / 2),
+    (
+      ('int8', 'int8', 'int8', 'int8'),
+      4 * _MATRICES + 4 * _HEAD + _ATTENTION / 2,
+    ),
+  ],
+)
+def test_a_peak_takes_each_kind_at_its_own_rate(settings, int8, remat):
+  model = _quantize(_model(remat=remat), *settings)
+  chip = accelerator.Chip('toy', 'cpu', 1.0, peak_bf16=1e3, peak_int8=4e3)
+  found = step_time.peak(model, 8, chip)
+  total = 6 * _MATRICES + 6 * _HEAD + 3.5 * _ATTENTION
+  assert found.token_operations == pytest.approx(total)
+  assert found.int8_share == pytest.approx(int8 / total)
+  seconds = (total - int8) / 1e3 + int8 / 4e3
+  assert found.token_seconds == pytest.approx(seconds)
+  assert model.remat == remat
+
+
+def test_a_device_has_the_figures_of_its_own_chip():
+  h100 = H100.chip
+  assert tpu_gpu_configs.find_chip('NVIDIA H100 80GB HBM3') is h100
+  (said,) = [x for x in h100.description.splitlines() if 'description_str' in x]
+  assert said.split('"')[1] in h100.kinds
+  # The same name on a slower board.
+  assert tpu_gpu_configs.find_chip('NVIDIA H100 PCIe') is None
+  assert tpu_gpu_configs.find_chip('cpu') is None
+  assert tpu_gpu_configs.find_chip('') is None
+  for name in tpu_gpu_configs.names():
+    chip = tpu_gpu_configs.load(name).chip
+    for kind in chip.kinds:
+      assert tpu_gpu_configs.find_chip(kind).name == chip.name
+    assert bool(chip.kinds) == (chip.peak_bf16 > 0 < chip.peak_int8)
