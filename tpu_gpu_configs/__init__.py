@@ -10,10 +10,8 @@ that start a run.
 
 import importlib
 import pathlib
-import pkgutil
 
 from kaiju_jax.costs import accelerator as accelerator_lib
-from kaiju_jax.tpu_gpu_configs import chips
 
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -43,8 +41,8 @@ def load(name: str) -> accelerator_lib.Accelerator:
 
 def find_chip(kind: str) -> accelerator_lib.Chip | None:
   """Returns the chip that jax calls `kind`; None for one without figures."""
-  for one in pkgutil.iter_modules(chips.__path__):
-    chip = importlib.import_module(f'{chips.__name__}.{one.name}').CHIP
+  for path in (_FOLDER / 'chips').glob('[!_]*.py'):
+    chip = importlib.import_module(f'{__name__}.chips.{path.stem}').CHIP
     if kind in chip.kinds:
       return chip
   return None
