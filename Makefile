@@ -74,9 +74,9 @@ test-slow: $(VENV)/.slow-tests-installed
 	  $(TESTS)
 	$(PYTEST) -m optimized $(call MARKED,optimized)
 
-# The wheel in an environment of its own: its contents, and the README's ten
-# lines. (`make test-slow` runs it, too.)
-wheel: $(VENV)/.tests-installed
+# The wheel in an environment of its own: its contents, the README's ten lines, and
+# what twine says of it and the source. (`make test-slow` runs it, too.)
+wheel: $(VENV)/.slow-tests-installed
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 # The real compilers of H100 and TPU, which need neither: kernels, small steps,

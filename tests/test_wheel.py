@@ -6,6 +6,7 @@ this Python, found through one .pth file, which does not pass on the editable
 installation of the repository.
 """
 
+import functools
 import os
 import pathlib
 import shutil
@@ -44,7 +45,8 @@ assert 'tpu_gpu_configs' not in sys.modules
 
 
 @pytest.fixture(scope='module')
-def wheel(tmp_path_factory):
+def source(tmp_path_factory):
+  """A copy of the tree, in a folder of its own."""
   folder = tmp_path_factory.mktemp('wheel')
   skipped = shutil.ignore_patterns('.*', 'runs', 'build', '*.egg-info')
   # `runs` at the top is where commands write; the package's own is needed.
@@ -56,14 +58,23 @@ def wheel(tmp_path_factory):
       skipped(path, names) if path == str(ROOT) else {'__pycache__'}
     ),
   )
+  return folder / 'source'
+
+
+def _build(source, folder):
+  """Returns the wheel that pip makes of a folder or an archive."""
   subprocess.run(
-    [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '.']
-    + ['--wheel-dir', str(folder)],
-    cwd=folder / 'source',
+    [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps']
+    + [str(source), '--wheel-dir', str(folder)],
     check=True,
   )
   (path,) = folder.glob('kaiju_jax-*.whl')
   return path
+
+
+@pytest.fixture(scope='module')
+def wheel(source):
+  return _build(source, source.parent)
 
 
 @pytest.fixture(scope='module')
@@ -93,6 +104,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     )
     for path in (ROOT / folder).iterdir()
   }
+  sources.add('kaiju_jax/py.typed')
   wanted = {
     f'kaiju_jax/{name}' if name.startswith(LINKED) else name for name in sources
   }
@@ -148,3 +160,17 @@ def test_the_wheel_has_the_command_kaiju(wheel):
     (name,) = [n for n in opened.namelist() if n.endswith('entry_points.txt')]
     text = opened.read(name).decode()
   assert 'kaiju = kaiju_jax.experiments.__main__:main' in text
+
+
+def test_twine_takes_wheel_and_source_and_both_are_the_same(
+  wheel, source, tmp_path
+):
+  for name in 'build', 'twine':
+    pytest.importorskip(name, reason='it is in the extra test-slow')
+  run = functools.partial(subprocess.run, check=True, cwd=source)
+  run([sys.executable, '-m', 'build', '--sdist', f'--outdir={tmp_path}'])
+  (archive,) = tmp_path.iterdir()
+  run([sys.executable, '-m', 'twine', 'check', '--strict', wheel, archive])
+  again = _build(archive, tmp_path)
+  names = [zipfile.ZipFile(path).namelist() for path in (wheel, again)]
+  assert sorted(names[0]) == sorted(names[1])
