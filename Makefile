@@ -39,11 +39,16 @@ THREE_FOR_TWO = $$($(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 # The files that name a marker: to collect all tests takes 18 s of processor in
 # each process.
 MARKED = $$(grep -rl --include='test_*.py' '[.]$(1)' $(or $(TESTS),tests))
+# What pages link to beside pages, and the rooms with a page of API.
+LINKED := LICENSE CITATION.cff Dockerfile constraints.txt docs experiments \
+  kernels kaiju_jax tpu_gpu_configs
+ROOMS := visibility $(filter-out experiments tpu_gpu_configs, \
+  $(patsubst kaiju_jax/%/__init__.py,%,$(wildcard kaiju_jax/*/__init__.py)))
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
 .PHONY: chat needle test test-versions test-slow wheel check aot aot-full \
-  gpu tpu interchange fleet
+  gpu tpu interchange fleet site
 
 # Downloads a small chat model, once, and serves it with its page; where that is out
 # of reach, or with TRAIN=1, it trains one. MODEL=FOLDER serves that one instead.
@@ -124,6 +129,17 @@ interchange: $(VENV)/.interchange-installed
 	  tests/training/records/test_trackers.py \
 	  tests/experiments/benchmarks/load_test/test_transformers_serving.py
 
+# The pages as a site in build/site, with a page of API for each room; a dead link
+# fails. Pages lie in build/pages as in the repository, with what they link to.
+site: $(VENV)/.docs-installed
+	rm -rf build/pages && mkdir -p build/pages/api
+	ln -s $(addprefix $(CURDIR)/,$(wildcard *.md) $(LINKED)) build/pages
+	for room in $(ROOMS); do \
+	  printf '# %s\n\n::: kaiju_jax.%s\n' $$room $$room \
+	    >build/pages/api/$$room.md; done
+	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m pytest tests/test_site.py
+
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -137,10 +153,12 @@ $(VENV)/.gpu-installed: EXTRAS := [cuda,triton,device]
 $(VENV)/.tpu-installed: EXTRAS := [tpu,device]
 $(VENV)/.interchange-installed: EXTRAS := [test,interchange,trackio,wandb]
 $(VENV)/.fleet-installed: EXTRAS := [test-fleet]
+$(VENV)/.docs-installed: EXTRAS := [test,docs]
 
 $(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \
   $(VENV)/.slow-tests-installed $(VENV)/.aot-installed \
-  $(VENV)/.gpu-installed $(VENV)/.tpu-installed $(VENV)/.fleet-installed: \
+  $(VENV)/.gpu-installed $(VENV)/.tpu-installed $(VENV)/.fleet-installed \
+  $(VENV)/.docs-installed: \
     setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.$(EXTRAS)'
