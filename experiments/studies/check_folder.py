@@ -50,7 +50,9 @@ class Parity(NamedTuple):
 
 
 def check(
-  folder: str | os.PathLike, text: str | None = None, tokens: int = 8 * LENGTH
+  folder: str | os.PathLike[str],
+  text: str | None = None,
+  tokens: int = 8 * LENGTH,
 ) -> str:
   """Returns the table of a folder, in Markdown.
 
@@ -116,7 +118,7 @@ def _cells(
 
 
 def parity(
-  folder: str | os.PathLike, loaded: load.Loaded, tokens_L: np.ndarray
+  folder: str | os.PathLike[str], loaded: load.Loaded, tokens_L: np.ndarray
 ) -> Parity | None:
   """Compares logits; returns None if `transformers` is not installed.
 
@@ -157,7 +159,7 @@ def parity(
 
 
 def compare(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike[str],
   tokenizer: tokenizer_lib.Tokenizer,
   rows: Sequence[np.ndarray],
 ) -> list[list[divergence.Differences]]:

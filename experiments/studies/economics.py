@@ -235,7 +235,9 @@ def show_tornado(bars: Sequence[book_lib.Bar]) -> report.Table:
 
 
 def draw_tornado(
-  bars: Sequence[book_lib.Bar], book: book_lib.Book, path: str | os.PathLike
+  bars: Sequence[book_lib.Bar],
+  book: book_lib.Book,
+  path: str | os.PathLike[str],
 ) -> None:
   """Writes the tornado as a PNG, the largest swing first."""
   middle = 1000 * economics.cost(book_lib.inputs(book)).total

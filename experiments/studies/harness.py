@@ -54,7 +54,7 @@ def export_file(out: str, path: str) -> int:
   return len(texts)
 
 
-def export(out: str | os.PathLike, texts: Sequence[str]) -> None:
+def export(out: str | os.PathLike[str], texts: Sequence[str]) -> None:
   """Writes a task of the bits per byte of documents: `text.yaml` and its data.
 
   Args:
@@ -106,7 +106,7 @@ def open_model(
 def evaluate(
   model: Any,
   tasks: Sequence[str],
-  include: str | os.PathLike,
+  include: str | os.PathLike[str],
   limit: int | None = None,
   metadata: str = '{}',
 ) -> dict[str, dict[str, float]]:

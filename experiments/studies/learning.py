@@ -37,7 +37,7 @@ class LearningRun(NamedTuple):
     return [(r['tokens'], r[name]) for r in self.records if name in r]
 
 
-def runs(root: str | os.PathLike) -> list[LearningRun]:
+def runs(root: str | os.PathLike[str]) -> list[LearningRun]:
   """Returns the runs of a folder, ROOT/ARM/seedS, sorted by arm.
 
   Raises:

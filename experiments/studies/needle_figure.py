@@ -33,7 +33,7 @@ def draw(
   records: Sequence[needle.Record],
   setting: report.Setting,
   reach: Mapping[str, int | None],
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   title: str = 'Needle in a haystack',
 ) -> None:
   """Writes the figure as a PNG: see `page`."""

@@ -277,7 +277,7 @@ def draw(
   records: Sequence[rows.Record],
   layouts: Mapping[str, str],
   length: int,
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
 ) -> None:
   """Writes the figure: heatmaps of kind × length, and hops by global layers.
 

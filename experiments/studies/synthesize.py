@@ -59,7 +59,7 @@ class SynthesisReport(NamedTuple):
 def synthesize(
   loaded: load.Loaded,
   documents: str,
-  out: str | os.PathLike,
+  out: str | os.PathLike[str],
   settings: settings_lib.Settings | None = None,
   rows: int = 16,
   evaluation: str = '',

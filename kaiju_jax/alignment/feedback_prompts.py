@@ -49,7 +49,7 @@ class Feedback:
         )
 
 
-def read(folder: str | os.PathLike) -> Feedback:
+def read(folder: str | os.PathLike[str]) -> Feedback:
   """Loads the choices of an export.
 
   Raises:

@@ -65,7 +65,7 @@ def show_runs(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def draw(
-  found: Mapping[str, Mapping[str, Any]], path: str | os.PathLike
+  found: Mapping[str, Mapping[str, Any]], path: str | os.PathLike[str]
 ) -> None:
   """Draws curves of KL, length, accuracy and wins over rounds.
 

@@ -60,7 +60,7 @@ _SWIPES, _BASELINE, _ROUND_EVAL, _FINAL_EVAL, _CHOICE, _CHOICE_HELD = range(6)
 def run(
   settings: config.Settings,
   experiment: experiment_lib.Experiment,
-  out: str | os.PathLike,
+  out: str | os.PathLike[str],
   log: Callable[[str], Any] = print,
   cache: MutableMapping[Any, Any] | None = None,
 ) -> dict[str, Any]:

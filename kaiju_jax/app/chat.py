@@ -31,7 +31,7 @@ def _say(text: str) -> None:
 
 def ready(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   say: Callable[[str], None] = _say,
 ) -> pathlib.Path | None:
   """Returns a workdir with a trained model; trains the model if necessary.

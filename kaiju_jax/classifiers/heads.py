@@ -24,7 +24,9 @@ def digest(loaded: load_lib.Loaded) -> str:
   return load_lib.digest(loaded) if loaded.is_ours else ''
 
 
-def list_digests(path: str | os.PathLike, loaded: load_lib.Loaded) -> list[str]:
+def list_digests(
+  path: str | os.PathLike[str], loaded: load_lib.Loaded
+) -> list[str]:
   """Returns the digests that a head's file gets; none as for `digest`.
 
   `path` is where the model was loaded from.
@@ -37,7 +39,7 @@ def list_digests(path: str | os.PathLike, loaded: load_lib.Loaded) -> list[str]:
   return exchange.list_digests(path, loaded)
 
 
-def load_run(path: str | os.PathLike) -> tuple[Any, Any]:
+def load_run(path: str | os.PathLike[str]) -> tuple[Any, Any]:
   """Returns the parameters and `TokenHeadConfig` of a run's token-level head.
 
   Raises:
@@ -57,7 +59,7 @@ def load_run(path: str | os.PathLike) -> tuple[Any, Any]:
 
 
 def load(
-  path: str | os.PathLike, d_model: int, model: str = ''
+  path: str | os.PathLike[str], d_model: int, model: str = ''
 ) -> tuple[Any, Any]:
   """Returns the parameters and the `TokenHeadConfig` of a token-level head.
 
@@ -80,7 +82,7 @@ def load(
   return token_head_lib.load(path, d_model=d_model, model=model)
 
 
-def _check_run(path: str | os.PathLike, model: str) -> None:
+def _check_run(path: str | os.PathLike[str], model: str) -> None:
   """Refuses a run whose model, with the head or frozen, is another one."""
   theirs = load_lib.from_workdir(path)
   if model not in exchange.list_digests(path, theirs):

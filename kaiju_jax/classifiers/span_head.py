@@ -34,8 +34,8 @@ CONFIDENCE = 0.95
 
 
 def make(
-  model: str | os.PathLike,
-  path: str | os.PathLike,
+  model: str | os.PathLike[str],
+  path: str | os.PathLike[str],
   names: Sequence[str],
   settings: settings_lib.Spans,
   seed: int = 0,
@@ -153,7 +153,7 @@ def page(measured: dict) -> report.Report:
 
 
 def train(
-  experiment: experiment_lib.Experiment, workdir: str | os.PathLike
+  experiment: experiment_lib.Experiment, workdir: str | os.PathLike[str]
 ) -> dict | None:
   """Trains a head, or resumes, and returns `measure`; writes the report.
 

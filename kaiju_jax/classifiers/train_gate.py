@@ -113,7 +113,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> TrainedGate:
   )
 
 
-def write(result: TrainedGate, path: str | os.PathLike) -> None:
+def write(result: TrainedGate, path: str | os.PathLike[str]) -> None:
   """Writes the gate's folder, whole or not at all (`folders.write_whole`)."""
   with folders.write_whole(path) as folder:
     result.gate.save(folder / moderation.GATE)

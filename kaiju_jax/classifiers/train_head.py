@@ -166,8 +166,8 @@ def train(
 
 def write(
   result: TrainedHead,
-  gate: str | os.PathLike,
-  path: str | os.PathLike,
+  gate: str | os.PathLike[str],
+  path: str | os.PathLike[str],
   models: Sequence[str] = (),
 ) -> None:
   """Writes the head's folder, whole or not at all (`folders.write_whole`).

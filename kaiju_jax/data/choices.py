@@ -113,7 +113,7 @@ def hash_documents(
     yield sums.hexdigest()
 
 
-def write_reference(path: str | os.PathLike, reference: Reference) -> None:
+def write_reference(path: str | os.PathLike[str], reference: Reference) -> None:
   """Writes a reference's file; `read_reference` returns the same.
 
   Raises:
@@ -132,7 +132,7 @@ def write_reference(path: str | os.PathLike, reference: Reference) -> None:
 
 
 def read_reference(
-  path: str | os.PathLike, field: str = 'data.reference'
+  path: str | os.PathLike[str], field: str = 'data.reference'
 ) -> Reference:
   """Returns the reference of a file.
 

@@ -30,7 +30,7 @@ SOURCES = 'sources'
 
 
 def write(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   sources: Sequence[data_config.SourceConfig],
   account: Mapping[str, Any],
 ) -> None:
@@ -50,7 +50,7 @@ def write(
   files.write_json(pathlib.Path(path), data)
 
 
-def read(path: str | os.PathLike) -> tuple[data_config.SourceConfig, ...]:
+def read(path: str | os.PathLike[str]) -> tuple[data_config.SourceConfig, ...]:
   """Returns the sources of a mix.json.
 
   Raises:

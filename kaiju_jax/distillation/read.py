@@ -24,7 +24,7 @@ _BUFFER = 32_768
 
 
 def check(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike[str],
   *,
   entries: int,
   temperature: float,
@@ -78,7 +78,10 @@ class Reader:
   """
 
   def __init__(
-    self, folder: str | os.PathLike, digest: str, entries: int | None = None
+    self,
+    folder: str | os.PathLike[str],
+    digest: str,
+    entries: int | None = None,
   ):
     """Opens a store for one corpus, and checks each of the corpus's shards.
 

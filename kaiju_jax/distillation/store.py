@@ -101,7 +101,7 @@ class Manifest:
     return sum(shard.size for shard in shards) / max(tokens, 1)
 
 
-def read_manifest(folder: str | os.PathLike) -> Manifest:
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
   """Returns the manifest of a store.
 
   Raises:
@@ -232,7 +232,7 @@ def _parsed(data: Any) -> Manifest:
   return Manifest(settings, corpora)
 
 
-def check(folder: str | os.PathLike, taught: CorpusEntry) -> None:
+def check(folder: str | os.PathLike[str], taught: CorpusEntry) -> None:
   """Refuses a corpus with a shard that is missing or damaged.
 
   Raises:
@@ -275,7 +275,9 @@ def crc32(file: pathlib.Path) -> int:
   return value
 
 
-def records(file: str | os.PathLike, numbers: Sequence[int]) -> list[bytes]:
+def records(
+  file: str | os.PathLike[str], numbers: Sequence[int]
+) -> list[bytes]:
   """Returns records of a shard by their numbers in it."""
   reader = array_record_module.ArrayRecordReader(str(file))
   try:

@@ -38,7 +38,7 @@ class Writer:
 
   def __init__(
     self,
-    folder: str | os.PathLike,
+    folder: str | os.PathLike[str],
     settings: store.Settings,
     digest: str,
     name: str,
@@ -165,7 +165,7 @@ class Writer:
       self._records = []
 
 
-def check(folder: str | os.PathLike, settings: store.Settings) -> None:
+def check(folder: str | os.PathLike[str], settings: store.Settings) -> None:
   """Refuses to add to a store of other settings; writes nothing.
 
   Raises:

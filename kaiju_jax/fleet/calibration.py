@@ -135,7 +135,7 @@ def fit_chip(
   return fit(features, slower * np.array(seconds))
 
 
-def write(path: str | os.PathLike, engine: Engine) -> None:
+def write(path: str | os.PathLike[str], engine: Engine) -> None:
   """Writes engine.json."""
   fields: dict[str, Any] = dataclasses.asdict(engine)
   for name in ('law', 'sizes', 'residuals'):
@@ -143,7 +143,7 @@ def write(path: str | os.PathLike, engine: Engine) -> None:
   files.write_json(pathlib.Path(path), fields)
 
 
-def read(path: str | os.PathLike) -> Engine:
+def read(path: str | os.PathLike[str]) -> Engine:
   """Reads engine.json.
 
   Raises:

@@ -44,7 +44,7 @@ class Policy(NamedTuple):
   digest: str  # SHA-256 of the policy's file.
 
 
-def load_policy(path: str | os.PathLike) -> Policy:
+def load_policy(path: str | os.PathLike[str]) -> Policy:
   """Reads a policy.
 
   Raises:
@@ -178,8 +178,8 @@ def page(decision: decision_lib.Decision) -> report.Report:
 
 
 def check(
-  policy: str | os.PathLike,
-  promotion: str | os.PathLike,
+  policy: str | os.PathLike[str],
+  promotion: str | os.PathLike[str],
   weights: str,
   today: datetime.date | None = None,
 ) -> None:

@@ -47,7 +47,7 @@ def hash_source(folder: pathlib.Path) -> str:
   return sums.hexdigest()
 
 
-def is_coded(path: str | os.PathLike) -> bool:
+def is_coded(path: str | os.PathLike[str]) -> bool:
   """Returns whether an export's file holds an import's codes.
 
   Raises:
@@ -57,7 +57,7 @@ def is_coded(path: str | os.PathLike) -> bool:
 
 
 def read(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   quantization: quantization_config.QuantizationConfig,
   dtype: str = '',
 ) -> tuple[Any, model_config.ModelConfig, str]:

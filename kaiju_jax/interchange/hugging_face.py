@@ -49,14 +49,14 @@ _CONFIG = 'config.json'
 
 
 def write(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike[str],
   params: Any,
   config: model_config.ModelConfig,
   tokenizer: str = '',
   accepted: Collection[str] = (),
   replica: ternary_plan.State | None = None,
   beside: Mapping[str, str] | None = None,
-  like: str | os.PathLike = '',
+  like: str | os.PathLike[str] = '',
 ) -> dict[str, str]:
   """Writes a model as a Hugging Face folder; whole or not at all.
 
@@ -127,7 +127,7 @@ def _read_like(
 
 
 def read(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike[str],
   accepted: Collection[str] = (),
   form: str = stream.MASTERS,
   quantization: quantization_config.QuantizationConfig | None = None,
@@ -162,7 +162,7 @@ def read(
 
 
 def read_config(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike[str],
   quantization: quantization_config.QuantizationConfig | None = None,
   dtype: str = '',
 ) -> model_config.ModelConfig:
@@ -175,7 +175,10 @@ def read_config(
 
 
 def _open(
-  folder: str | os.PathLike, accepted: Collection[str], quantization, dtype: str
+  folder: str | os.PathLike[str],
+  accepted: Collection[str],
+  quantization,
+  dtype: str,
 ) -> tuple[dict[str, shards.Stored], family_lib.Reading]:
   """Returns a folder's tensors, not yet read, and its config."""
   addresses.refuse(folder, f'folder {folder}')

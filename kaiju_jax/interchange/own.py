@@ -70,7 +70,7 @@ _ROTATION = f'{rotation.NAME}.{rotation.SIGNS}'
 
 
 def write(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike[str],
   params: Any,
   config: model_config.ModelConfig,
   tokenizer: str | None = '',
@@ -106,7 +106,7 @@ def write(
 
 
 def save(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   params: Any,
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,
@@ -151,7 +151,7 @@ def save(
   tensor_file.write(path, tensors, metadata)
 
 
-def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
+def load(path: str | os.PathLike[str]) -> tuple[Any, model_config.ModelConfig]:
   """Returns the parameters and the model's config of an export.
 
   Raises:
@@ -194,7 +194,7 @@ def _list_parts(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
 
 
 def refuse_change(
-  path: str | os.PathLike, metadata: Mapping[str, str], found: str
+  path: str | os.PathLike[str], metadata: Mapping[str, str], found: str
 ) -> None:
   """Raises ValueError if a file's content has not the digest that it names."""
   if metadata[CONTENT] != found:
@@ -205,7 +205,7 @@ def refuse_change(
 
 
 def read_config(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   metadata: Mapping[str, str],
   found: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> model_config.ModelConfig:
@@ -227,7 +227,7 @@ def read_config(
   return config
 
 
-def load_config(path: str | os.PathLike) -> model_config.ModelConfig:
+def load_config(path: str | os.PathLike[str]) -> model_config.ModelConfig:
   """Returns the model's config of an export, without its parameters.
 
   Raises:

@@ -117,7 +117,7 @@ def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
 
 
 def save(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   params: Any,
   config: TokenHeadConfig,
   models: Sequence[str] = (),
@@ -145,7 +145,7 @@ def save(
 
 
 def load(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   names: Sequence[str] | None = None,
   d_model: int | None = None,
   model: str = '',

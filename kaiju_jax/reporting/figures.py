@@ -52,7 +52,7 @@ def figure(width: float, height: float) -> Any:
   return matplotlib.figure.Figure(figsize=(width, height), layout='constrained')
 
 
-def save(page: Any, path: str | os.PathLike) -> None:
+def save(page: Any, path: str | os.PathLike[str]) -> None:
   """Writes a figure as a PNG."""
   page.savefig(path, format='png', dpi=130)
 

@@ -211,7 +211,7 @@ class Report:
       names = ', '.join(map(str, written))
       console.print(f'Written: {names}', highlight=False, soft_wrap=True)
 
-  def write(self, folder: str | os.PathLike) -> None:
+  def write(self, folder: str | os.PathLike[str]) -> None:
     """Writes the page into a new folder, whole or not at all.
 
     Raises:

@@ -65,7 +65,7 @@ _SHAPES = (
 
 def params(
   experiment: experiment_lib.Experiment,
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   mesh: jax.sharding.Mesh,
 ) -> Any:
   """Returns the parameters at `path`, stored over `mesh`.
@@ -120,7 +120,7 @@ def initial(
 
 def attach_adapters(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   mesh: jax.sharding.Mesh,
 ) -> Any:
   """Returns the base of a run with adapters beside it, on `mesh`.
@@ -160,7 +160,7 @@ def check_adapters(experiment: experiment_lib.Experiment) -> None:
 
 def read_teacher(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
   """Returns the teacher of `attention_alignment`, under its name, on `mesh`.

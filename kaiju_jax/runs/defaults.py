@@ -54,7 +54,7 @@ class Defaults(NamedTuple):
 def read(
   loaded: load.Loaded,
   tokenizer: tokenizer_lib.Tokenizer,
-  template: str | os.PathLike = '',
+  template: str | os.PathLike[str] = '',
   keeps_thoughts: bool = False,
 ) -> Defaults:
   """Reads what comes with a model.

@@ -30,11 +30,11 @@ FORMATS = ('auto', 'arcee', 'kaiju')
 
 
 def export(
-  workdir: str | os.PathLike,
-  out: str | os.PathLike,
+  workdir: str | os.PathLike[str],
+  out: str | os.PathLike[str],
   format: str = 'auto',
   accepted: Collection[str] = (),
-  like: str | os.PathLike = '',
+  like: str | os.PathLike[str] = '',
 ) -> str:
   """Writes a run's latest checkpoint as a new folder.
 
@@ -138,8 +138,8 @@ def describe_merged(found: load.Loaded) -> str:
 
 
 def read(
-  folder: str | os.PathLike,
-  out: str | os.PathLike,
+  folder: str | os.PathLike[str],
+  out: str | os.PathLike[str],
   with_tokenizer: bool = True,
   accepted: Collection[str] = (),
   codes: bool = False,
@@ -187,7 +187,9 @@ def read(
   )
 
 
-def list_digests(path: str | os.PathLike, loaded: load.Loaded) -> list[str]:
+def list_digests(
+  path: str | os.PathLike[str], loaded: load.Loaded
+) -> list[str]:
   """Returns the digests of the forms of a model: as loaded, and as its codes.
 
   An export of a workdir has one of them, if the same device made its codes.

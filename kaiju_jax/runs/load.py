@@ -78,7 +78,7 @@ def digest(loaded: Loaded) -> str:
 
 
 def from_anywhere(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   tokenizer: str | None = None,
   quantization: quantization_config.QuantizationConfig | None = None,
   stacked: bool = False,
@@ -126,7 +126,7 @@ def from_anywhere(
   return from_workdir(path)
 
 
-def from_workdir(path: str | os.PathLike) -> Loaded:
+def from_workdir(path: str | os.PathLike[str]) -> Loaded:
   """Returns the model of a run's latest whole checkpoint.
 
   It writes nothing there; the run may still be training.
@@ -162,7 +162,7 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
 
 
 def _describe_workdir(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
+  path: str | os.PathLike[str], experiment: experiment_lib.Experiment
 ) -> Loaded:
   """Returns a run's model without parameters."""
   return Loaded(
@@ -176,7 +176,7 @@ def _describe_workdir(
   )
 
 
-def tokenizer_of(path: str | os.PathLike, named: str) -> str:
+def tokenizer_of(path: str | os.PathLike[str], named: str) -> str:
   """Returns the path of a run's tokenizer; '' for bytes.
 
   Args:
@@ -191,7 +191,7 @@ def tokenizer_of(path: str | os.PathLike, named: str) -> str:
 
 
 def attach_adapters(
-  path: str | os.PathLike, base_path: str | os.PathLike = ''
+  path: str | os.PathLike[str], base_path: str | os.PathLike[str] = ''
 ) -> Loaded:
   """Returns a run's base with the adapters of its latest checkpoint.
 
@@ -231,7 +231,7 @@ def attach_adapters(
 
 
 def from_export(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   tokenizer: str | None = None,
   quantization: quantization_config.QuantizationConfig | None = None,
   dtype: str = '',
@@ -283,7 +283,7 @@ def from_export(
   )
 
 
-def is_hugging_face(path: str | os.PathLike) -> bool:
+def is_hugging_face(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path is a Hugging Face folder, or a GGUF file."""
   from kaiju_jax.interchange.gguf import folder as gguf_folder
 
@@ -298,7 +298,7 @@ def is_hugging_face(path: str | os.PathLike) -> bool:
 
 
 def from_hugging_face(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   quantization: quantization_config.QuantizationConfig | None = None,
   stacked: bool = False,
   dtype: str = '',
@@ -332,7 +332,7 @@ def from_hugging_face(
 
 
 def _describe_folder(
-  path: str | os.PathLike, config: model_config.ModelConfig
+  path: str | os.PathLike[str], config: model_config.ModelConfig
 ) -> Loaded:
   """Returns a Hugging Face folder's model without parameters."""
   from kaiju_jax.interchange import tokens
@@ -349,7 +349,7 @@ def choose_dtype(given: str) -> str:
   return given or ('float32' if dispatch.platform() == 'cpu' else '')
 
 
-def describe(path: str | os.PathLike) -> Loaded:
+def describe(path: str | os.PathLike[str]) -> Loaded:
   """Returns what `from_anywhere` returns, without parameters.
 
   The model of a Hugging Face folder has no int8.
@@ -381,7 +381,7 @@ def describe(path: str | os.PathLike) -> Loaded:
   )
 
 
-def base(path: str | os.PathLike, dtype: str) -> Loaded:
+def base(path: str | os.PathLike[str], dtype: str) -> Loaded:
   """Returns a model as adapters stand beside it: its codes, stacked.
 
   A Hugging Face folder's products, tables, keys and values become int8. A model
@@ -413,7 +413,7 @@ def base(path: str | os.PathLike, dtype: str) -> Loaded:
 
 
 def base_config(
-  path: str | os.PathLike, dtype: str
+  path: str | os.PathLike[str], dtype: str
 ) -> model_config.ModelConfig:
   """Returns the config of `base`'s model, without its parameters.
 

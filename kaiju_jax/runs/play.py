@@ -29,7 +29,7 @@ class Arm:
   dtype: Literal['', 'float32', 'bfloat16'] = ''
 
   def load(
-    self, path: str | os.PathLike, tokenizer: str | None = None
+    self, path: str | os.PathLike[str], tokenizer: str | None = None
   ) -> 'load_lib.Loaded':
     """Returns the model at `path`; see `load.from_anywhere`."""
     from kaiju_jax.runs import load  # Imports jax: not for --help.

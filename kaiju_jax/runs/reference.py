@@ -36,7 +36,7 @@ from kaiju_jax.training import workdir as workdir_lib
 def write(
   loaded: load.Loaded,
   path: str,
-  out: str | os.PathLike,
+  out: str | os.PathLike[str],
   length: int = 1024,
   batch: int = 2,
   reader: 'Reader | None' = None,

@@ -80,7 +80,7 @@ class Start(NamedTuple):
 
 def read(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   mesh: 'jax.sharding.Mesh',
 ) -> Start:
   """Returns the state before the run's first step, stored on `mesh`.

@@ -33,7 +33,7 @@ from kaiju_jax.training import interrupt as interrupt_lib
 from kaiju_jax.training import progress
 
 
-def load_teacher(path: str | os.PathLike) -> load.Loaded:
+def load_teacher(path: str | os.PathLike[str]) -> load.Loaded:
   """Returns a teacher of any kind, a Hugging Face folder's as int8 codes.
 
   The codes are used as floats (`matmul='weights'`), one byte per weight; keys,
@@ -156,7 +156,7 @@ def _with_vocabulary(experiment, teacher):
 
 
 def teach(
-  plan: Plan, out: str | os.PathLike, console: Any = None
+  plan: Plan, out: str | os.PathLike[str], console: Any = None
 ) -> store.Manifest | None:
   """Writes the targets of every corpus, or resumes after an interruption.
 

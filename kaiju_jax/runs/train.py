@@ -33,7 +33,7 @@ _SEEDS = 2**32
 
 def train(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   mesh: sharding_config.MeshConfig | None = None,
   cluster: Any = None,
   until: int | None = None,
@@ -114,7 +114,7 @@ def _train_together(experiment, workdir, mesh, cluster, until):
 
 def _train(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   mesh: sharding_config.MeshConfig | None,
   until: int | None,
   programs: MutableMapping[str, Any] | None = None,

@@ -124,8 +124,8 @@ def student_of(
 
 
 def write(
-  teacher: str | os.PathLike,
-  out: str | os.PathLike,
+  teacher: str | os.PathLike[str],
+  out: str | os.PathLike[str],
   wanted: Student = KAIJU,
   start: FirstWeights = MEAN,
   budget: Budget = ANY,

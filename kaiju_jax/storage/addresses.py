@@ -10,7 +10,7 @@ import re
 _ADDRESS = re.compile(r'[a-z][a-z0-9+.-]*://', re.IGNORECASE)
 
 
-def refuse(path: str | os.PathLike, name: str) -> None:
+def refuse(path: str | os.PathLike[str], name: str) -> None:
   """Refuses an address in place of a path.
 
   Args:

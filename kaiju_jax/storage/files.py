@@ -166,7 +166,7 @@ def append(file: int, data: bytes) -> None:
 
 
 def parse_json_lines(
-  path: str | os.PathLike, parse: Callable[[Any], _T]
+  path: str | os.PathLike[str], parse: Callable[[Any], _T]
 ) -> Iterator[_T]:
   """Yields what `parse` returns for each line of a JSONL file.
 
@@ -191,7 +191,7 @@ def parse_json_lines(
         yield found
 
 
-def refuse_compressed(path: str | os.PathLike, data: bytes) -> None:
+def refuse_compressed(path: str | os.PathLike[str], data: bytes) -> None:
   """Refuses bytes that begin as a compressed or packed file does.
 
   Raises:

@@ -11,7 +11,7 @@ from kaiju_jax.storage import files
 
 
 @contextlib.contextmanager
-def write_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+def write_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields a folder beside `path` and renames it to `path` at the end.
 
   If writing fails or is interrupted, the folder is removed.

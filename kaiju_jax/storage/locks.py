@@ -25,7 +25,7 @@ _GUARD = threading.Lock()
 
 @contextlib.contextmanager
 def hold(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   what: str,
   verb: str,
   flag: str,
@@ -76,7 +76,7 @@ def hold(
         stack.close()
 
 
-def find_holder(path: str | os.PathLike) -> int | None:
+def find_holder(path: str | os.PathLike[str]) -> int | None:
   """Returns the process that holds the lock of a file, and takes no lock.
 
   None if none does, there is no such file, or the file system has no locks.
@@ -99,7 +99,7 @@ def find_holder(path: str | os.PathLike) -> int | None:
 
 @contextlib.contextmanager
 def _locked(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   what: str,
   busy: Callable[[str], Exception],
   is_private: bool,
@@ -119,7 +119,9 @@ def _locked(
     yield
 
 
-def _opened(path: str | os.PathLike, what: str, is_private: bool) -> TextIO:
+def _opened(
+  path: str | os.PathLike[str], what: str, is_private: bool
+) -> TextIO:
   opener = files.open_private if is_private else None
   try:
     if is_private and os.path.exists(path):

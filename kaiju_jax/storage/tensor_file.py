@@ -15,7 +15,7 @@ from kaiju_jax.storage import files
 
 
 def write(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   tensors: Mapping[str, np.ndarray],
   metadata: Mapping[str, str],
 ) -> None:
@@ -31,7 +31,7 @@ def write(
 
 
 def read(
-  path: str | os.PathLike, form: str
+  path: str | os.PathLike[str], form: str
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
   """Returns a file's tensors and metadata.
 
@@ -52,7 +52,7 @@ def read(
   return tensors, metadata
 
 
-def read_metadata(path: str | os.PathLike, form: str) -> dict[str, str]:
+def read_metadata(path: str | os.PathLike[str], form: str) -> dict[str, str]:
   """Returns a file's metadata, and reads no tensor; arguments as `read`.
 
   Raises:

@@ -252,7 +252,7 @@ class Checkpoints:
     return target
 
 
-def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
+def load(folder: str | os.PathLike[str], state: Any) -> tuple[Any, int]:
   """Returns the latest whole checkpoint's state and step; changes nothing.
 
   It serves tools that inspect a run, which may still be training. It reads only
@@ -281,7 +281,7 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
 
 
 def load_step(
-  folder: str | os.PathLike, state: Any, step: int
+  folder: str | os.PathLike[str], state: Any, step: int
 ) -> tuple[Any, dict[str, Any]]:
   """Returns the state and the batches' position of one step; changes nothing.
 

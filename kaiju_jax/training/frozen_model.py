@@ -15,7 +15,7 @@ from kaiju_jax.training import workdir as workdir_lib
 
 
 def check(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   digest: str,
   origin: str,
   is_new: bool,
@@ -55,7 +55,7 @@ def describe(digest: str, origin: str, role: str = 'teacher') -> dict[str, str]:
 
 
 def refuse_adapters(
-  path: str | os.PathLike, experiment: experiment_lib.Experiment
+  path: str | os.PathLike[str], experiment: experiment_lib.Experiment
 ) -> None:
   """Raises ValueError where the run in a workdir has adapters."""
   if experiment.lora.rank:

@@ -76,8 +76,8 @@ class Extension:
 
   def advise(
     self,
-    path: str | os.PathLike,
-    free: str | os.PathLike,
+    path: str | os.PathLike[str],
+    free: str | os.PathLike[str],
     steps: Sequence[int],
   ) -> str:
     """Returns how to train longer all the same, in lines for the user.

@@ -34,7 +34,7 @@ from kaiju_jax.training.records import journal as journal_lib
 
 def train(
   experiment: experiment_lib.Experiment,
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   *,
   state: Any,
   step: Callable[..., tuple[Any, Mapping[str, Any]]],

@@ -50,7 +50,7 @@ _FREE = {'parts.source', *(f'loop.{x}' for x in training_config.WATCHING)}
 
 @contextlib.contextmanager
 def open_workdir(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   experiment: experiment_lib.Experiment,
   common_rows: longer.CommonRows | None = None,
 ) -> Iterator[pathlib.Path]:
@@ -71,7 +71,7 @@ def open_workdir(
 
 @contextlib.contextmanager
 def reserve(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   experiment: experiment_lib.Experiment,
   common_rows: longer.CommonRows | None = None,
 ) -> Iterator[pathlib.Path]:
@@ -103,7 +103,7 @@ def reserve(
 
 
 def check(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   experiment: experiment_lib.Experiment,
   common_rows: longer.CommonRows | None = None,
 ) -> None:
@@ -160,7 +160,7 @@ def check(
   )
 
 
-def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
+def load_experiment(path: str | os.PathLike[str]) -> experiment_lib.Experiment:
   """Returns the experiment whose run a workdir holds.
 
   Raises:
@@ -208,7 +208,7 @@ def _read(file: pathlib.Path) -> Any:
   return strict.fill(experiment_lib.Experiment, files.read_json(file))
 
 
-def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
+def holds_checkpoint(path: str | os.PathLike[str], step: int) -> bool:
   """Returns whether a workdir has a finished checkpoint of a step.
 
   It needs no jax. A save writes into a folder of another name and renames it
@@ -218,20 +218,20 @@ def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
   return (pathlib.Path(path) / CHECKPOINTS / str(step)).is_dir()
 
 
-def checkpoints(path: str | os.PathLike) -> list[int]:
+def checkpoints(path: str | os.PathLike[str]) -> list[int]:
   """Returns the steps of a workdir's finished checkpoints, in order."""
   folder = pathlib.Path(path) / CHECKPOINTS
   names = (one.name for one in folder.glob('*') if one.is_dir())
   return sorted(int(name) for name in names if name.isdigit())
 
 
-def find_divergence(path: str | os.PathLike) -> int | None:
+def find_divergence(path: str | os.PathLike[str]) -> int | None:
   """Returns the step at which a workdir's run diverged; None if it did not."""
   file = pathlib.Path(path) / DIVERGED
   return files.read_json(file)['step'] if file.exists() else None
 
 
-def find_trainer(path: str | os.PathLike) -> int | None:
+def find_trainer(path: str | os.PathLike[str]) -> int | None:
   """Returns the process that trains in a workdir; None if none is known."""
   return locks.find_holder(pathlib.Path(path) / _LOCK)
 

@@ -56,7 +56,9 @@ CACHES = {
 
 
 def write(
-  path: str | os.PathLike, folder: str | os.PathLike, dtype: str = 'float32'
+  path: str | os.PathLike[str],
+  folder: str | os.PathLike[str],
+  dtype: str = 'float32',
 ) -> None:
   """Writes a folder's model as llama.cpp reads it, without a vocabulary.
 
@@ -143,7 +145,7 @@ class _Row:
 
 
 def serve(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   arrivals: Sequence[load.Arrival],
   *,
   in_flight: int = 8,
@@ -186,7 +188,7 @@ def serve(
 
 
 def runner(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   batch: int,
   length: int,
   steps: int,

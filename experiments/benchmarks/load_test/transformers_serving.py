@@ -46,7 +46,7 @@ CACHES = 'dynamic', 'static'
 
 
 def model(
-  folder: str | os.PathLike, dtype: str = 'float32'
+  folder: str | os.PathLike[str], dtype: str = 'float32'
 ) -> transformers.PreTrainedModel:
   """Returns a folder's model, whose threads are one per core.
 

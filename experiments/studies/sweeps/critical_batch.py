@@ -114,7 +114,7 @@ def measure(
   )
 
 
-def load(path: str | os.PathLike) -> experiment_lib.Experiment:
+def load(path: str | os.PathLike[str]) -> experiment_lib.Experiment:
   """Returns the experiment of the run to branch off.
 
   Raises:

@@ -105,7 +105,7 @@ def export(
   store: conversing.Store,
   tokens: auth.Tokens,
   key: bytes,
-  out: str | os.PathLike,
+  out: str | os.PathLike[str],
   held_out: float = 0.1,
 ) -> Export:
   """Writes an export, or replaces a former one.

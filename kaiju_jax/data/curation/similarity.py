@@ -142,7 +142,7 @@ class Npy:
 
   distributions = False
 
-  def __init__(self, path: str | os.PathLike):
+  def __init__(self, path: str | os.PathLike[str]):
     """Reads the file.
 
     Raises:

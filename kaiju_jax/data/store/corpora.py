@@ -94,7 +94,7 @@ def read(
   )
 
 
-def read_manifest(folder: str | os.PathLike) -> Manifest:
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
   """Returns the manifest of a store, whole or begun.
 
   Raises:
@@ -121,7 +121,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
 
 
 def open_store(
-  folder: str | os.PathLike, field: str
+  folder: str | os.PathLike[str], field: str
 ) -> tuple[Manifest, list[shards_lib.Shard]]:
   """Returns a whole store's manifest and shards, whose sizes are checked.
 
@@ -148,7 +148,7 @@ def open_store(
   return manifest, found
 
 
-def shard_path(folder: str | os.PathLike, number: int) -> pathlib.Path:
+def shard_path(folder: str | os.PathLike[str], number: int) -> pathlib.Path:
   """Returns the file of a shard."""
   root = pathlib.Path(os.path.expanduser(folder))
   return root / f'{number:06}.safetensors'

@@ -51,13 +51,13 @@ class Unpacked(NamedTuple):
   license: str  # `general.license`, such as 'apache-2.0'; '' for none.
 
 
-def is_gguf(path: str | os.PathLike) -> bool:
+def is_gguf(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path is that of a GGUF file."""
   path = pathlib.Path(path)
   return path.suffix.lower() == SUFFIX and path.is_file()
 
 
-def small_files(path: str | os.PathLike) -> pathlib.Path:
+def small_files(path: str | os.PathLike[str]) -> pathlib.Path:
   """Returns the folder of a GGUF file's small files; another path as it is.
 
   Raises:
@@ -66,7 +66,7 @@ def small_files(path: str | os.PathLike) -> pathlib.Path:
   return unpack(path).folder if is_gguf(path) else pathlib.Path(path)
 
 
-def license_of(path: str | os.PathLike) -> str:
+def license_of(path: str | os.PathLike[str]) -> str:
   """Returns the license that a GGUF file names; '' for none, or another path.
 
   Raises:
@@ -75,7 +75,7 @@ def license_of(path: str | os.PathLike) -> str:
   return unpack(path).license if is_gguf(path) else ''
 
 
-def unpack(path: str | os.PathLike) -> Unpacked:
+def unpack(path: str | os.PathLike[str]) -> Unpacked:
   """Returns where a file's tensors lie, and its folder of small files.
 
   Raises:

@@ -51,7 +51,7 @@ class Header(NamedTuple):
   tensors: dict[str, shards.Stored]
 
 
-def read(path: str | os.PathLike) -> Header:
+def read(path: str | os.PathLike[str]) -> Header:
   """Returns the header of a file that is whole.
 
   Raises:

@@ -132,7 +132,7 @@ class Tokens:
   those that change it raise OSError if it cannot be written.
   """
 
-  def __init__(self, path: str | os.PathLike):
+  def __init__(self, path: str | os.PathLike[str]):
     """Reads the file, where there is one."""
     self._path = pathlib.Path(path)
     self._seen: tuple[int, ...] | None = None

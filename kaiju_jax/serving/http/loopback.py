@@ -78,7 +78,7 @@ def check(request: requests.HTTPConnection) -> None:
     )
 
 
-def load_key(path: str | os.PathLike) -> str:
+def load_key(path: str | os.PathLike[str]) -> str:
   """Returns the key in a file; draws a key and writes it if there is none.
 
   Raises:

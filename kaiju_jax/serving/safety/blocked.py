@@ -70,7 +70,9 @@ class Replay(NamedTuple):
 class Blocked:
   """The log in a folder. Threads may share it; processes may not."""
 
-  def __init__(self, folder: str | os.PathLike, key: bytes, keep: int = KEEP):
+  def __init__(
+    self, folder: str | os.PathLike[str], key: bytes, keep: int = KEEP
+  ):
     """Opens a log, or creates one.
 
     Args:
@@ -179,7 +181,7 @@ class Blocked:
     return [int(_NAME.fullmatch(path.name)[1]) for path in _paths(self._folder)]
 
 
-def read(folder: str | os.PathLike, keep: int = KEEP) -> Iterator[Record]:
+def read(folder: str | os.PathLike[str], keep: int = KEEP) -> Iterator[Record]:
   """Yields the last `keep` records of a folder's log, oldest first.
 
   It writes nothing, so the log's server may go on; a line that this server is

@@ -170,7 +170,7 @@ class Gate:
         logit_SC += self._view(number, view, hash_G, text_G, len(plain))
     return logit_SC.max(axis=0)
 
-  def save(self, path: str | os.PathLike) -> None:
+  def save(self, path: str | os.PathLike[str]) -> None:
     """Writes the gate as a safetensors file, completely or not at all.
 
     Raises:
@@ -224,7 +224,7 @@ def probability(logit: np.ndarray) -> np.ndarray:
   return np.where(logit < 0, small, 1) / (1 + small)
 
 
-def load(path: str | os.PathLike) -> Gate:
+def load(path: str | os.PathLike[str]) -> Gate:
   """Returns the gate in a file that `Gate.save` wrote.
 
   Raises:

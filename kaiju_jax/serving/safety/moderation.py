@@ -133,7 +133,9 @@ class Moderator:
     """
     return _mode(self.version, self._head)
 
-  def use(self, folder: str | os.PathLike, may_close: bool = True) -> Version:
+  def use(
+    self, folder: str | os.PathLike[str], may_close: bool = True
+  ) -> Version:
     """Serves a folder's version from now on, and keeps the one before it.
 
     The version that is served already changes nothing: `rollback` still finds
@@ -182,7 +184,7 @@ class Moderator:
       self._versions = before, current
     return before
 
-  def load(self, folder: str | os.PathLike) -> Version:
+  def load(self, folder: str | os.PathLike[str]) -> Version:
     """Returns a folder's version without serving it; raises as `use` does."""
     folder = pathlib.Path(folder)
     gate = gate_lib.load(folder / GATE)

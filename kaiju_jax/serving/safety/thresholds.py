@@ -158,7 +158,7 @@ def bound_count(
   return Proportion(rows, hits, found, claim)
 
 
-def write(path: str | os.PathLike, policy: Policy) -> None:
+def write(path: str | os.PathLike[str], policy: Policy) -> None:
   """Writes a policy that `check` accepts.
 
   Raises:
@@ -169,7 +169,7 @@ def write(path: str | os.PathLike, policy: Policy) -> None:
   files.write_json(pathlib.Path(path), strict.dump(policy))
 
 
-def load(path: str | os.PathLike) -> Policy:
+def load(path: str | os.PathLike[str]) -> Policy:
   """Returns the policy in a file that `write` wrote.
 
   Raises:

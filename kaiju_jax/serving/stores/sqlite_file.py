@@ -128,7 +128,7 @@ def unavailable(path: str, error: sqlite3.Error) -> characters.Unavailable:
   return characters.Unavailable(path, _AWAY[code], str(error))
 
 
-def make(path: str | os.PathLike) -> str:
+def make(path: str | os.PathLike[str]) -> str:
   """Returns the absolute path of a store's file, made where there is none.
 
   Raises:

@@ -43,7 +43,7 @@ class SqliteStore(conversing.Store):
 
   def __init__(
     self,
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     limits: rules.Limits | None = None,
     clock: Callable[[], float] = time.time,
   ):

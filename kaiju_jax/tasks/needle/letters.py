@@ -55,7 +55,7 @@ def document(rng: np.random.Generator, size: int) -> str:
 
 
 def write(
-  path: str | os.PathLike, documents: int, length: int, seed: int = 0
+  path: str | os.PathLike[str], documents: int, length: int, seed: int = 0
 ) -> None:
   """Writes a .jsonl file of documents, whole or not at all.
 

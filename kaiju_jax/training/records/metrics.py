@@ -89,7 +89,7 @@ class Records:
     os.close(self._file)
 
 
-def read(folder: str | os.PathLike) -> list[dict[str, Any]]:
+def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Returns a workdir's records, with all values as numbers.
 
   It skips an unfinished last line.
