@@ -31,6 +31,7 @@ PURPOSES = {
     'mix',
     'select',
     'overlap',
+    'rows',
     'synthesize',
     'facts',
   ),

@@ -76,6 +76,10 @@ class ChoiceRows(loader.RowSource):
     row = self._rows[index]
     return row._replace(extras=self._extras(row.source))
 
+  def locate(self, index: int) -> list[packing.Origin]:
+    """Returns what stands in row `index`, in its order."""
+    return self._rows.locate(index)
+
   def _extras(self, source_L: np.ndarray) -> dict[str, np.ndarray]:
     length = len(source_L)
     slots = count_slots(length)

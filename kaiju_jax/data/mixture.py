@@ -110,6 +110,12 @@ class Mixture(loader.RowSource):
     component = {packing.COMPONENT: self._components[part]}
     return row._replace(extras={**(row.extras or {}), **component})
 
+  def locate(self, index: int) -> list[packing.Origin]:
+    """Returns what stands in row `index`, in its order."""
+    block = self._block(index)
+    place = index - block.rows.start
+    return self.parts[block.parts[place]].rows.locate(block.numbers[place])
+
   @property
   def shares(self) -> np.ndarray:
     """float64[S], the parts' shares of the whole run's tokens."""

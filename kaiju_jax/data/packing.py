@@ -54,6 +54,14 @@ class Piece(NamedTuple):
   extras: Mapping[str, Any] | None = None
 
 
+class Origin(NamedTuple):
+  """The tokens of a document that stand in a row, BOS being its token 0."""
+
+  name: str  # The document's name.
+  first: int  # Its first token in the row.
+  end: int  # One past the last.
+
+
 class Row(NamedTuple):
   """One packed row of L tokens; fields are int32[L] unless stated."""
 

@@ -105,6 +105,10 @@ class LabelledRows(loader.RowSource):
     row = self._rows[index]
     return row._replace(extras=labels(row, self._names))
 
+  def locate(self, index: int) -> list[packing.Origin]:
+    """Returns what stands in row `index`, in its order."""
+    return self._rows.locate(index)
+
 
 def labels(row: packing.Row, names: Sequence[str]) -> dict[str, np.ndarray]:
   """Returns a row's extras; each document is labelled by itself."""

@@ -200,6 +200,13 @@ class Rows:
       count += int(self._corpus.token_bytes[span].sum())
     return count
 
+  def locate(self, index: int) -> list[packing.Origin]:
+    """Returns what stands in row `index`, in its order."""
+    return [
+      packing.Origin(self._corpus.names[document], low, high)
+      for document, low, high in self._places(index)
+    ]
+
   def _places(self, index: int) -> list[tuple[int, int, int]]:
     """Returns row `index`'s pieces: (document, first token, one past)."""
     if index < 0:

@@ -147,7 +147,9 @@ def check(
   advice = f'To leave it alone and start this one, type --workdir={free}'
   if common_rows is not None and differences.keys() <= longer.FIELDS:
     steps, held = checkpoints(path), load_experiment(path)
-    extension = longer.Extension(held, experiment, _begins(held), common_rows)
+    extension = longer.Extension(
+      held, experiment, find_begin(held), common_rows
+    )
     why = extension.find_obstacle(max(steps, default=0))
     if not why:
       return
@@ -265,7 +267,7 @@ def note_start(
   held, extended = load_experiment(path), {}
   if _compare(strict.dump(held), strict.dump(experiment)):
     # `check` decided by the latest checkpoint, which may be unreadable.
-    extension = longer.Extension(held, experiment, _begins(held))
+    extension = longer.Extension(held, experiment, find_begin(held))
     if why := extension.find_obstacle(step):
       raise ValueError(f'workdir {path}: cannot be extended: {why}')
     loop = {'steps': held.loop.steps, 'tokens': held.loop.tokens}
@@ -278,14 +280,26 @@ def note_start(
     files.write_json(path / _CONFIG, strict.dump(experiment))
 
 
-def _begins(experiment: experiment_lib.Experiment) -> tuple[int, int]:
-  """Returns the step and the rows before a run's own first step."""
+def find_begin(experiment: experiment_lib.Experiment) -> tuple[int, int]:
+  """Returns the step and the rows before a run's own first step.
+
+  Raises:
+    OSError, ValueError: the checkpoint of `loop.branch` is gone.
+  """
   if not experiment.loop.branch:
     return 0, 0
   path, _, step = experiment.loop.branch.rpartition('@')
-  # The state of the loader, as checkpoint.py has it written.
-  position = pathlib.Path(path) / CHECKPOINTS / step / 'data' / 'metadata'
-  return int(step), files.read_json(position)['row']
+  return int(step), read_position(path, int(step))['row']
+
+
+def read_position(path: str | os.PathLike, step: int) -> dict[str, Any]:
+  """Returns the state of the loader in a checkpoint, as checkpoint.py has it.
+
+  Raises:
+    OSError, ValueError: it cannot be read.
+  """
+  folder = pathlib.Path(path) / CHECKPOINTS / str(step)
+  return files.read_json(folder / 'data' / 'metadata')
 
 
 def _refuse_leftovers(path: pathlib.Path) -> None:
