@@ -100,14 +100,14 @@ def shuffle(builder, a, b, lanes):
   return builder.shuffle_vector(a, b, lanes)
 
 
-def _fold(builder, sums):
+def fold(builder, sums, add):
   """Returns one vector with the sum of each vector's lanes."""
 
   def pairs(a, b, count):
     even, odd = (
       shuffle(builder, a, b, [*range(first, count, 2)]) for first in (0, 1)
     )
-    return builder.add(even, odd)
+    return add(even, odd)
 
   count, lanes = len(sums), LANES
   while len(sums) > 1:
@@ -179,7 +179,7 @@ def _tile(rows):
 
     zeros = [ir.Constant(_SUMS, None)] * len(places)
     made = loop(builder, stop, _STEP, zeros, step)
-    folded = _fold(builder, made)
+    folded = fold(builder, made, builder.add)
     out = ir.VectorType(I32, _OUTPUTS)
     for r in range(rows):
       lanes = [places.index((r, o)) for o in range(_OUTPUTS)]

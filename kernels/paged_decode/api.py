@@ -34,7 +34,6 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import partials
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
-from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import operands
 
 RUNS_ON = {
@@ -124,8 +123,9 @@ def decode(
   # A traced index cannot index a numpy array.
   table_BN, ranges = jax.tree.map(jnp.asarray, (table_BN, ranges.exempt(sinks)))
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
-  is_coded = v_PSK.dtype == jnp.int8 and scales.v.ndim == 2
-  is_coded = is_coded and codes.integer_dot(q_BLHK, k_PSK, scales.k)
+  is_coded = all(
+    scale is not None and scale.ndim == 2 for scale in (scales.k, scales.v)
+  )
   shape = _shape(dims, k_PSK, v_PSK, window, is_coded)
   if implementation is None:
     implementation = blocks.implementation(dispatch.platform(), shape)

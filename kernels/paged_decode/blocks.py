@@ -26,6 +26,9 @@ _GPU_PROGRAMS = {16: 4 * 132, 32: 4 * 132, 64: 2 * 132, 128: 132}
 # results. With 512, attention took a seventh longer, and with 1,024 more than
 # twice as long, because XLA then moves operations out of the loop.
 _XLA_KEYS = 256
+# Most rows that numba decodes on a CPU by default. With some 200, XLA's
+# products of floats take as long.
+_CPU_ROWS = 128
 # Keys per step on a TPU, enough that a step's latency (two matmuls and two sums
 # over lanes, one after the other) is a small part of it. The pages of a step
 # are unrolled, so their number is limited too.
@@ -58,7 +61,7 @@ class Shape(NamedTuple):
   # differ.
   itemsize: int
   window: int | None  # See `api.decode`.
-  # Whether queries, keys and values are codes with a scale per token.
+  # Whether keys and values are codes with a scale per token.
   is_coded: bool = False
 
 
@@ -67,15 +70,17 @@ def implementation(platform: str, shape: Shape) -> str:
   name = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}.get(platform, 'numba_cpu')
   if misfit(name, shape):
     return 'xla'
-  is_there = name != 'numba_cpu' or dispatch.numba_cpu(__package__)
-  return name if is_there else 'xla'
+  if name != 'numba_cpu':
+    return name
+  is_chunk = shape.rows > _CPU_ROWS
+  return 'xla' if is_chunk or not dispatch.numba_cpu(__package__) else name
 
 
 def misfit(implementation: str, shape: Shape) -> str | None:
   """Returns why an implementation cannot take `shape`, or None if it can."""
   if implementation == 'numba_cpu':
     if not shape.is_coded:
-      return 'numba_cpu takes codes with a scale per token.'
+      return 'numba_cpu takes keys and values as codes with a scale per token.'
     if shape.K % 64 or shape.S % 16:
       return (
         f'K={shape.K}, S={shape.S}: numba_cpu takes multiples of 64 and 16.'

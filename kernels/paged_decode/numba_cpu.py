@@ -1,13 +1,15 @@
 """Decodes over pages of codes on an x86 CPU by a numba function.
 
 XLA's CPU widens codes and multiplies them in steps of many small calls. Here
-each page of a row's plan is read once: integer sums of QKᵀ
-(`int8_matmul/numba_cpu.py`), a softmax in float32 that goes on from page to
-page, and PV in float32, whose sums stay in registers for a page.
+each page of a row's plan is read once: QKᵀ, whose sums are integers if queries
+are codes (`int8_matmul/numba_cpu.py`) and float32 otherwise, a softmax in
+float32 that goes on from page to page, and PV in float32, whose sums stay in
+registers for a page.
 
-It takes codes with a scale per token; others are XLA's (`blocks.misfit`). The
-sums of a row and head run over its pages in the plan's order, whatever else the
-batch has, so that its bits do not depend on other rows.
+It takes keys and values as codes with a scale per token; others are XLA's
+(`blocks.misfit`). The sums of a row and head run over its pages in the plan's
+order, whatever else the batch has, so that its bits do not depend on other
+rows.
 
 Importing this module raises ImportError where `int8_matmul/numba_cpu.py` does.
 """
@@ -106,17 +108,17 @@ def _reduce(builder, x, combine):
 
 
 @intrinsic
-def _soften(_, sums, k_scale, v_scale, seen, state, factor, size):
+def _soften(_, sums, k_scale, v_scale, seen, state, factor, size, is_float):
   """Makes weights of a row's sums with a page's keys.
 
   Its arguments are addresses of the sums, which become weights times the
   values' scales, of the keys' and the values' scales, of whether each slot is
-  seen, and of the row's peak, total and decay; the sums' factor, and the number
-  of slots.
+  seen, and of the row's peak, total and decay; the sums' factor, the number of
+  slots, and whether the sums are floats.
   """
 
   def build(context, builder, signature, arguments):
-    sums, k_scale, v_scale, seen, state, factor, size = arguments
+    sums, k_scale, v_scale, seen, state, factor, size, is_float = arguments
     factor = _spread(builder, factor)
     none, zeros = _fill(-math.inf), _fill(0.0)
 
@@ -125,6 +127,7 @@ def _soften(_, sums, k_scale, v_scale, seen, state, factor, size):
 
     def scale(place, values):
       x = builder.sitofp(_load(builder, sums, place, _INTEGERS), _FLOATS)
+      x = builder.select(is_float, _load(builder, sums, place), x)
       x = builder.fmul(builder.fmul(x, factor), _load(builder, k_scale, place))
       is_seen = _load(builder, seen, place, _INTEGERS)
       is_seen = builder.icmp_signed('!=', is_seen, _fill(0, _INTEGERS))
@@ -162,7 +165,63 @@ def _soften(_, sums, k_scale, v_scale, seen, state, factor, size):
     return context.get_dummy_value()
 
   word = types.int64
-  return types.void(*[word] * 5, types.float32, word), build
+  given = *[word] * 5, types.float32, word, types.boolean
+  return types.void(*given), build
+
+
+def _find_rows(builder, left):
+  """Returns the numbers of a tile's rows; the last stands for those beyond."""
+  last = builder.sub(left, products.I64(1))
+  found = []
+  for r in map(products.I64, range(_TILE)):
+    is_there = builder.icmp_signed('<', r, left)
+    found.append(builder.select(is_there, r, last))
+  return found
+
+
+def _at(builder, row, width, offset=0):
+  """Returns the place of a row of so many floats, in bytes."""
+  place = builder.mul(builder.mul(row, width), products.I64(4))
+  return builder.add(place, products.I64(offset))
+
+
+def _load_codes(builder, address, place):
+  """Returns codes as floats."""
+  x = builder.sext(_load(builder, address, place, _CODES), _INTEGERS)
+  return builder.sitofp(x, _FLOATS)
+
+
+@intrinsic
+def _multiply(_, q, k, sums, left, size, width):
+  """Multiplies float queries of three rows by the codes of four keys.
+
+  Its arguments are addresses of the queries, of the keys' codes and of the
+  sums, then how many rows are left and the numbers of slots and of channels.
+  """
+
+  def build(context, builder, signature, arguments):
+    q, k, sums, left, size, width = arguments
+    tile, keys = _find_rows(builder, left), range(4)
+    lines = [builder.add(q, _at(builder, row, width)) for row in tile]
+
+    def step(place, totals):
+      wide, found = builder.mul(place, products.I64(4)), []
+      for n in keys:
+        key = builder.add(place, builder.mul(width, products.I64(n)))
+        found.append(_load_codes(builder, k, key))
+      queries = [_load(builder, line, wide) for line in lines]
+      pairs = [(x, y) for x in queries for y in found]
+      return [_add_product(builder, *xy, z) for xy, z in zip(pairs, totals)]
+
+    zeros = [_fill(0.0)] * (len(tile) * len(keys))
+    totals = products.loop(builder, width, products.LANES, zeros, step)
+    for row in tile:
+      part, totals = totals[: len(keys)], totals[len(keys) :]
+      part = products.fold(builder, part, builder.fadd)
+      _store(builder, part, sums, _at(builder, row, size))
+    return context.get_dummy_value()
+
+  return types.void(*[types.int64] * 6), build
 
 
 @intrinsic
@@ -171,30 +230,20 @@ def _add_values(_, weights, values, out, state, k, v, left, size, width):
 
   Its arguments are addresses of the rows' weights, of the values' codes, of the
   rows' sums, of the rows' states, and of the next page's keys and values, which
-  the cache fetches meanwhile; then how many rows are left (the last stands for
-  those beyond it), the number of slots and that of channels.
+  the cache fetches meanwhile; then how many rows are left and the numbers of
+  slots and of channels.
   """
 
   def build(context, builder, signature, arguments):
     weights, values, out, state, *following, left, size, width = arguments
-    I64 = products.I64
+    I64, tile = products.I64, _find_rows(builder, left)
     parts = [(r, c) for r in range(_TILE) for c in range(4)]
-    last = builder.sub(left, I64(1))
-    rows_of_tile = []
-    for r in map(I64, range(_TILE)):
-      is_there = builder.icmp_signed('<', r, left)
-      rows_of_tile.append(builder.select(is_there, r, last))
-
-    def at(row, width, offset=0):
-      address = builder.mul(builder.mul(row, width), I64(4))
-      return builder.add(address, I64(offset))
-
-    places = [at(rows_of_tile[r], width, c * _CHANNELS) for r, c in parts]
-    lines = [builder.add(weights, at(row, size)) for row in rows_of_tile]
+    places = [_at(builder, tile[r], width, c * _CHANNELS) for r, c in parts]
+    lines = [builder.add(weights, _at(builder, row, size)) for row in tile]
     firsts = []
     for place, (r, _) in zip(places, parts):
       # A row's state is its peak, total and decay.
-      decay = _load(builder, state, at(rows_of_tile[r], I64(3), 8), _F32)
+      decay = _load(builder, state, _at(builder, tile[r], I64(3), 8), _F32)
       before = _load(builder, out, place)
       firsts.append(builder.fmul(before, _spread(builder, decay)))
 
@@ -203,8 +252,7 @@ def _add_values(_, weights, values, out, state, k, v, left, size, width):
       for address in following:
         products.fetch(builder, builder.add(address, slot))
       for c in range(0, _CHANNELS, products.LANES):
-        x = _load(builder, values, builder.add(slot, I64(c)), _CODES)
-        found.append(builder.sitofp(builder.sext(x, _INTEGERS), _FLOATS))
+        found.append(_load_codes(builder, values, builder.add(slot, I64(c))))
       place = builder.mul(place, I64(4))
       shares = [_load(builder, line, place, _F32) for line in lines]
       shares = [_spread(builder, share) for share in shares]
@@ -238,11 +286,12 @@ _AXES = tuple(tuple(map(_LETTERS.index, f'{x:B<3}')) for x in _AXES)
 
 
 @numba.njit
-def _read(frame, data, dims):
+def _read(frame, data, dims, is_float):
   """Fills in addresses and sizes; returns whether the frame is as expected."""
   for n in range(len(_RANKS)):
     place = n if n < len(_RANKS) - 2 else len(_RANKS) - 3 - n
-    address = call_frame.buffer(frame, place, _DTYPES[n], _RANKS[n])
+    dtype = call_frame.F32 if n == 0 and is_float else _DTYPES[n]
+    address = call_frame.buffer(frame, place, dtype, _RANKS[n])
     if address == 0:
       return False
     data[n] = call_frame.words(address)[3]
@@ -259,7 +308,7 @@ def _read(frame, data, dims):
 
 
 @numba.njit(error_model='numpy')
-def _attend(data, dims, b, c, sums, states, excess, seen):
+def _attend(data, dims, b, c, is_float, sums, states, excess, seen):
   """Writes row c of the results, row b of the batch.
 
   Returns whether the row's plan lists what the pool and the row's table have.
@@ -287,7 +336,13 @@ def _attend(data, dims, b, c, sums, states, excess, seen):
     page, following = page * S, following * S * K
     weights, state = sums.ctypes.data, states.ctypes.data
     codes, keys = q + b * R * K, k + page * K
-    products.multiply_codes(codes, keys, weights, excess, R, K, S)
+    if is_float:
+      for s in range(0, S, 4):
+        for r in range(0, R, _TILE):
+          x, w = q + 4 * (b * R + r) * K, weights + 4 * (r * S + s)
+          _multiply(x, keys + s * K, w, R - r, S, K)
+    else:
+      products.multiply_codes(codes, keys, weights, excess, R, K, S)
     at = 4 * (b * M + logical[n] * S)
     starts = call_frame.integers(start + at)
     limits = call_frame.integers(limit + at)
@@ -301,7 +356,8 @@ def _attend(data, dims, b, c, sums, states, excess, seen):
           is_near = mine - positions[s] <= back
           seen[s] = starts[s] <= at and at < limits[s] and is_near
       w, t = weights + 4 * r * S, state + 12 * r
-      _soften(w, k_scales, v_scales, seen.ctypes.data, t, factor[r], S)
+      f, seen_at = factor[r], seen.ctypes.data
+      _soften(w, k_scales, v_scales, seen_at, t, f, S, is_float)
     for i in range(0, K, _CHANNELS):
       values, next_k, next_v = v + page * K + i, k + following, v + following
       for r in range(0, R, _TILE):
@@ -321,7 +377,8 @@ def _handle(frame):
   if call_frame.tell_version(frame):
     return 0
   data, dims = np.empty(len(_RANKS), np.int64), np.zeros(9, np.int64)
-  if not _read(frame, data, dims):
+  is_float = call_frame.buffer(frame, 0, call_frame.F32, 3) != 0
+  if not _read(frame, data, dims, is_float):
     return call_frame.fail(frame)
   rows, slots = dims[7], dims[8]
   # They are arguments so that they live while their addresses are used.
@@ -329,7 +386,8 @@ def _handle(frame):
   states, excess = np.empty((rows, 3), np.float32), np.empty(rows, np.int32)
   begin = call_frame.integers(data[15])[0]
   for c in range(dims[1]):
-    if not _attend(data, dims, begin + c, c, sums, states, excess, seen):
+    b = begin + c
+    if not _attend(data, dims, b, c, is_float, sums, states, excess, seen):
       return call_frame.fail(frame)
   return 0
 
@@ -359,9 +417,12 @@ def decode(
   del table_BN, sizes
   q_BRK, q_scale_BR = rows.pack(q_BLHK, k_PSK, scales, dtype)
   B, R, K = q_BRK.shape
+  if q_scale_BR is None:
+    q_BRK, q_scale_BR = q_BRK.astype(jnp.float32), jnp.ones((B, R))
+  factor_BR = scale * q_scale_BR
   given = (
     *(q_BRK, k_PSK, v_PSK),
-    *(x.astype(jnp.float32) for x in (scale * q_scale_BR, scales.k, scales.v)),
+    *(jnp.asarray(x, jnp.float32) for x in (factor_BR, scales.k, scales.v)),
     *plan,
     *(ranges.start_BM, ranges.limit_BM, ranges.position_BM),
     *(ranges.coordinate_BL, ranges.position_BL),

@@ -294,7 +294,7 @@ if kernel := blocks.numba_cpu():
   for rows, size, outputs in tests.SHAPES[::3]:
     x, w = tests._draw(rows, size), tests._draw(outputs, size, seed=1)
     assert (np.asarray(kernel.sums(x, w)) == tests._wanted(x, w)).all(), x.shape
-  paged.test_it_is_the_definition(None, paged.SIZES[2])
+  paged.test_it_is_the_definition(None, paged.SIZES[2], False)
 print(kernel and kernel._STEP)
 """
 

@@ -23,13 +23,16 @@ def _kernel():
   return found or pytest.skip('needs an x86 CPU with AVX2')
 
 
-def draw(name='several lengths', heads=3, channels=64, slots=16):
+queries = pytest.mark.parametrize('q_codes', [True, False])
+
+
+def draw(name='several lengths', heads=3, channels=64, slots=16, q_codes=True):
   """Returns codes and scales of a case with other sizes."""
   case = shared.CASES[name]
   table_BN = case.table_BN[:, 1 :: slots // shared.SLOTS]
   case = case._replace(heads=heads, table_BN=table_BN)
   floats = [x[..., :channels] for x in shared.operands(case)]
-  (q, k, v), scales, _ = checks.draw_codes(floats, True, 'token')
+  (q, k, v), scales, _ = checks.draw_codes(floats, q_codes, 'token')
   arrays = {'q_BLHK': q, 'k_PSK': k, 'v_PSK': v, 'table_BN': table_BN}
   return arrays | scales | case.visibility._asdict()
 
@@ -56,9 +59,10 @@ SIZES = (
 
 
 @pytest.mark.versions
+@queries
 @pytest.mark.parametrize('sizes', SIZES, ids=str)
-def test_it_is_the_definition(kernel, sizes):
-  arrays, window = draw(*sizes), 9 if 'window' in sizes[0] else None
+def test_it_is_the_definition(kernel, sizes, q_codes):
+  arrays, window = draw(*sizes, q_codes), 9 if 'window' in sizes[0] else None
   results = decode(arrays, window=window)
   for a, e in zip(results, decode(arrays, 'reference', window)):
     np.testing.assert_allclose(a, e, atol=3e-6 * np.abs(e).max())
@@ -66,11 +70,17 @@ def test_it_is_the_definition(kernel, sizes):
 
 def _rows(arrays, rows):
   pools = 'k_PSK', 'v_PSK', 'k_scale', 'v_scale'
-  return {name: x if name in pools else x[rows] for name, x in arrays.items()}
+  return {
+    name: x if name in pools or x is None else x[rows]
+    for name, x in arrays.items()
+  }
 
 
-def test_a_row_has_its_bits_in_any_batch_and_in_any_part(kernel, monkeypatch):
-  arrays = draw()
+@queries
+def test_a_row_has_its_bits_in_any_batch_and_in_any_part(
+  kernel, monkeypatch, q_codes
+):
+  arrays = draw(q_codes=q_codes)
   whole = decode(arrays)
   for rows in [2], [2, 0]:
     for a, e in zip(decode(_rows(arrays, rows)), whole):
@@ -78,7 +88,7 @@ def test_a_row_has_its_bits_in_any_batch_and_in_any_part(kernel, monkeypatch):
   # A query has its bits beside others, too, in tiles of any rows.
   for heads in 1, 2:
     alone = {
-      name: x[:, :, :heads] if name.startswith('q') else x
+      name: x[:, :, :heads] if name.startswith('q') and x is not None else x
       for name, x in arrays.items()
     }
     for a, e in zip(decode(alone), whole):

@@ -121,18 +121,18 @@ def test_an_option_that_does_not_fit_is_named(options, error, message):
 @pytest.mark.parametrize(
   ('implementation', 'changes', 'sizes', 'message'),
   [
-    ('numba_cpu', {}, None, 'numba_cpu takes codes with a scale per token'),
+    ('numba_cpu', {}, None, 'numba_cpu takes keys and values as codes'),
     (
       'numba_cpu',
       {'v_scale': ((20, 32), jnp.float32), 'k_scale': ((128,), jnp.float32)},
       None,
-      'numba_cpu takes codes with a scale per token',
+      'numba_cpu takes keys and values as codes',
     ),
     (
       'numba_cpu',
       {'v_PSK': ((20, 32, 128), jnp.float32), 'v_scale': None},
       None,
-      'numba_cpu takes codes with a scale per token',
+      'numba_cpu takes keys and values as codes',
     ),
     (
       'pallas_gpu',
@@ -201,6 +201,7 @@ def _shape(**changes):
     ('cpu', {'is_coded': False}, 'xla'),
     ('cpu', {'K': 96}, 'xla'),
     ('cpu', {'S': 8}, 'xla'),
+    ('cpu', {'rows': 129}, 'xla'),
     ('gpu', {}, 'pallas_gpu'),
     ('tpu', {}, 'pallas_tpu'),
     ('gpu', {'K': 96}, 'xla'),
@@ -219,7 +220,7 @@ def test_the_platform_and_the_shape_pick(platform, changes, expected):
 def test_codes_are_numbas_where_it_is(monkeypatch):
   is_there = dispatch.numba_cpu('kaiju_jax.kernels.int8_matmul') is not None
   expected = 'numba_cpu' if is_there else 'xla'
-  assert blocks.implementation('cpu', _shape()) == expected
+  assert blocks.implementation('cpu', _shape(rows=128)) == expected
   monkeypatch.setattr(dispatch, 'numba_cpu', lambda _: None)
   assert blocks.implementation('cpu', _shape()) == 'xla'
 
