@@ -33,6 +33,7 @@ import os
 import pathlib
 import sys
 import traceback
+import types
 from typing import Any
 from typing import NamedTuple
 
@@ -182,7 +183,7 @@ def _read_file(source: str) -> tuple[Any, str, str]:
 def execute(path: str, text: bytes) -> Any:
   """Returns the module of the very bytes that the digest is of."""
   name = f'{pathlib.Path(path).stem}_{hashlib.sha256(text).hexdigest()[:8]}'
-  module = type(sys)(name)
+  module = types.ModuleType(name)
   module.__file__ = path
   sys.modules[name] = module  # Dataclasses and pickle look there.
   with one_line(path, path):
