@@ -14,10 +14,12 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.costs import footprint
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import feedforward
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.quantization import config as quantization_config
@@ -32,6 +34,7 @@ from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import workdir as workdir_lib
 from kaiju_jax.training.records import metrics
+from tests import toys
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 FOCAL = (REPOSITORY / 'experiments' / 'configs' / 'focal.py').read_text()
@@ -44,6 +47,7 @@ import pathlib
 
 import numpy as np
 
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.tasks import registry
@@ -87,7 +91,7 @@ def silu(gate_BLF):
 
 
 OBJECTIVES = {'our_focal': make_focal}
-ACTIVATIONS = {'squared': squared}
+ACTIVATIONS = {'squared': squared, 'negated': lambda x_BLF: -squared(x_BLF)}
 GATES = {'our_silu': silu}
 SETTINGS = Settings
 ARMS = ('language', 'our_focal')
@@ -293,7 +297,7 @@ def test_a_grid_trains_it_in_processes(file, tmp_path, monkeypatch):
     ('load(experiment)', 'load(data, more)', 'load must be a function'),
     ('squared(hidden_BLF)', 'squared(a, b)', r'function of \(hidden_BLF\)'),
     ("{'our_silu': silu}", "{'our_silu': 3}", 'is not a callable'),
-    ("{'squared': squared}", 'squared', 'ACTIVATIONS must be a dict'),
+    ("{'our_silu': silu}", 'silu', 'GATES must be a dict'),
     ("'counting': registry.Task(", "'counting': (", 'must be a kaiju_jax'),
     ('= Settings', '= 3', 'SETTINGS: TypeError'),
     ('gamma: float = 2.0', 'gamma: float', 'SETTINGS: TypeError'),
@@ -337,11 +341,15 @@ def test_a_result_of_another_shape_is_one_line_before_the_loop(
   [
     ({'objective__name': 'no'}, "'language'.*'token_head', 'our_focal',"),
     ({'data__task': 'no'}, "'text'.*'recall', 'counting',"),
-    ({'model__feedforward': 'no'}, "'relu2'.*'squared', 'our_silu',"),
+    (
+      {'model__feedforward': 'no'},
+      "'relu2'.*'squared', 'negated', 'our_silu',",
+    ),
     (
       {'data__task': 'needle', 'objective__name': 'distillation'},
       'the rows of',
     ),
+    ({'data__task': 'choices'}, 'the rows of'),
     ({'parts__settings__gama': 1}, 'gama'),
     ({'parts__settings__gamma': 'x'}, 'gamma'),
     ({'parts__digest': 'sha256:0'}, "parts.digest='sha256:0'"),
@@ -369,6 +377,66 @@ def test_an_arm_that_uses_none_has_none(file):
   assert plain.parts == type(plain.parts)()
 
 
+def test_a_config_takes_the_parts_of_another_file(file, tmp_path):
+  config = tmp_path / 'config.py'
+  config.write_text(
+    """
+from kaiju_jax.experiments.configs import tiny
+
+OBJECTIVES = {}  # Those of the other file count.
+
+def get_config(arm):
+  experiment = tiny.get_config()
+  experiment.objective.name = 'our_focal'
+  experiment.parts.source = arm
+  return experiment
+"""
+  )
+  one = read(config, file)
+  assert one.parts == read(file).parts and one.parts.settings.gamma == 2.0
+  assert read('tiny', 'f32', parts__source=file) == read('tiny', 'f32')
+  other = {'objective__name': 'our_focal', 'parts__source': file}
+  assert read('tiny', 'f32', **other).parts == one.parts
+  with pytest.raises(ValueError, match=r'parts\.source=.*cannot be read'):
+    read(config, tmp_path / 'none.py')
+
+
+def test_an_objective_reads_a_mixture(file, tmp_path):
+  one = read(file)
+  texts = str(toys.write_texts(tmp_path))
+  one.data.task, one.model.vocab_size = 'text', 256
+  one.data.sources = tuple(
+    data_config.SourceConfig(name=name, path=texts) for name in 'ab'
+  )
+  own_parts.check(one, tasks.task_of(one).load(one))
+
+
+def test_hidden_activations_of_ones_own_have_a_sign_in_int8(file):
+  own_parts.bring(str(file))
+  made = []
+  for matmul in ('int8', 'none'):
+    quantization = quantization_config.none()
+    quantization.matmul = matmul
+    config = model_config.ModelConfig(
+      layout='L0', d_model=32, d_ff=64, dtype='float32', feedforward='negated',
+      quantization=quantization,
+    )  # fmt: skip
+    layer = feedforward.FeedForward(config)
+    x_BLD = np.random.default_rng(0).normal(size=(1, 8, 32)).astype('float32')
+    run = jax.jit(layer.init_with_output)
+    made.append(np.ravel(run(jax.random.key(0), x_BLD, np.ones(32))[0]))
+  assert np.corrcoef(*made)[0, 1] > 0.99
+
+
+def test_a_loss_over_ternary_weights_is_left_to_the_step(file):
+  one = read(
+    file,
+    model__quantization__matmul='int8',
+    model__quantization__wire_weights='ternary',
+  )
+  own_parts.check(one, tasks.task_of(one).load(one))
+
+
 def test_an_installed_package_brings_them_by_its_entry_point(
   tmp_path, monkeypatch
 ):
@@ -386,8 +454,13 @@ def test_an_installed_package_brings_them_by_its_entry_point(
   (info / 'METADATA').write_text('Name: our-parts\nVersion: 1.3\n')
   with pytest.raises(ValueError, match=r"'our-parts 1\.2'.*'our-parts 1\.3'"):
     own_parts.resolve(one)
-  one.parts.source, one.parts.digest = 'theirs', ''
-  with pytest.raises(ValueError, match='there are ours'):
+  entries = '[kaiju_jax.parts]\nours = our_parts\nother = our_parts\n'
+  (info / 'entry_points.txt').write_text(entries)
+  one.parts.source, one.parts.digest = '', ''
+  with pytest.raises(ValueError, match='must be one of other, ours'):
+    own_parts.resolve(one)
+  one.parts.source = 'theirs'
+  with pytest.raises(ValueError, match='there are other, ours'):
     own_parts.resolve(one)
 
 
