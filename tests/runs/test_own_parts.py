@@ -350,7 +350,7 @@ def test_a_result_of_another_shape_is_one_line_before_the_loop(
       'the rows of',
     ),
     ({'data__task': 'choices'}, 'the rows of'),
-    ({'parts__settings__gama': 1}, 'gama'),
+    ({'parts__settings__gama': 1}, "Did you mean 'gamma'"),
     ({'parts__settings__gamma': 'x'}, 'gamma'),
     ({'parts__digest': 'sha256:0'}, "parts.digest='sha256:0'"),
   ],
