@@ -13,7 +13,11 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import slurm
+from kaiju_jax.runs import start
+from kaiju_jax.storage import files
+from kaiju_jax.training import workdir
 from kaiju_jax.training.records import metrics
+from tests import toys as tests_toys
 from tests.experiments import toys
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -123,6 +127,27 @@ def test_what_waits_or_runs_is_not_submitted_again(cluster, tmp_path):
   assert [held[x] for x in 'abcd'] == ids
 
 
+def test_a_job_that_runs_is_not_waited_for(monkeypatch, tmp_path):
+  """`result` waits, and Ctrl-C would have to wait for it."""
+
+  class Job:
+    def __init__(self, looks):
+      self.looks = looks
+
+    def done(self):
+      self.looks -= 1
+      return self.looks < 0
+
+    def result(self):
+      assert self.looks < 0
+      return 5
+
+  monkeypatch.setattr(slurm, '_WATCH_S', 0)
+  looks = {command(tmp_path, x, ''): Job(len(x)) for x in ('late', '')}
+  found = [event and event[:2] for event in slurm.watch(looks)]
+  assert found == [('', 5), None, None, None, None, ('late', 5), None]
+
+
 def use_local(submitit, monkeypatch, seconds: float) -> None:
   """Makes submitit run here; a turn is signalled after some seconds."""
 
@@ -176,9 +201,31 @@ def test_how_tasks_end(submitit, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sent', ['USR2', 'TERM'])
+def test_a_run_that_trains_is_requeued_and_resumes(
+  submitit, monkeypatch, texts, tmp_path
+):
+  """submitit's own variable makes SIGTERM the signal before the limit."""
+  use_local(submitit, monkeypatch, 110)
+  monkeypatch.setenv('SUBMITIT_PREEMPT_SIGNAL', 'TERM')
+  made = tests_toys.tiny_experiment(texts, steps=3000)
+  made.loop.log_every = made.loop.checkpoint_every = 500
+  with workdir.open_workdir(tmp_path / 'run', start.resolve(made)) as folder:
+    pass
+  words = sys.executable, '-m', 'kaiju_jax.runs.grid', str(folder)
+  run = pool.Command('run', words, folder / 'log.txt')
+  jobs, sent = slurm.submit([run], tmp_path / 'slurm', {}), False
+  for _ in slurm.watch(jobs):
+    if not sent and (folder / metrics.FILE).exists():
+      os.kill(int(jobs[run].job_id), signal.SIGTERM)
+      sent = True
+  assert files.read_json(folder / 'result.json')['steps'] == 3000
+  log = run.log.read_text()
+  assert log.count('$ ') == 2 and log.count('going on from step') == 1
+
+
+@pytest.mark.slow
 def test_a_report_of_runs_that_were_requeued_is_that_of_local_runs(
-  submitit, monkeypatch, tmp_path, sent
+  submitit, monkeypatch, tmp_path
 ):
   monkeypatch.chdir(tmp_path)
   pathlib.Path('arms.py').write_text(toys.ARMS)
@@ -190,7 +237,6 @@ def test_a_report_of_runs_that_were_requeued_is_that_of_local_runs(
   for launch in ('here', 'slurm'):
     if launch == 'slurm':
       monkeypatch.setenv('FAKE', 'patient')
-      monkeypatch.setenv('SUBMITIT_PREEMPT_SIGNAL', sent)
     named = {'config': 'arms.py', 'out': 'root', 'module': 'fake_train'}
     chosen = {'seeds': SEEDS, 'arms': ARMS, 'jobs': 2, 'launch': launch}
     assert ablate.run(settings_lib.Ablate(**named, **chosen), []) == 0
