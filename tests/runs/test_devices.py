@@ -171,14 +171,12 @@ def test_what_the_devices_do_not_suffice_for_is_refused(
 
 def test_on_a_cpu_jobs_share_the_cores(monkeypatch):
   monkeypatch.setattr(pool, 'count_cores', lambda: 3)
+  words = (9, 4), (9,), (2,), (0,), (9, None, 1), (9, None, 0)
   counts = [
-    len(devices.find_places(*words, on_cpu=on_cpu))
-    for words, on_cpu in (
-      *[((9, 4), None), ((9, 4), 1), ((9,), 1), ((9,), None)],
-      *[((2,), None), ((0,), None), ((9, None, 1), 2)],
-    )
+    [len(devices.find_places(*one, on_cpu=on_cpu)) for one in words]
+    for on_cpu in (None, 1)
   ]
-  assert counts == [4, 4, 1, 3, 2, 1, 2]
+  assert counts == [[4, 3, 2, 1, 3, 3], [4, 1, 1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize(

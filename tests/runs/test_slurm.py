@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+import types
 
 import pytest
 
@@ -29,37 +30,18 @@ def command(folder: pathlib.Path, name: str, source: str) -> pool.Command:
   return pool.Command(name, words, folder / name / 'log')
 
 
-@pytest.mark.parametrize(
-  'options, per_job, jobs, words',
-  [
-    ({}, 1, None, '--array=0-2 --time=240 --gpus-per-node=1 --requeue'),
-    ({'minutes': 9}, 0, None, '--array=0-2 --time=9 --requeue'),
-    (
-      {'partition': 'a'},
-      2,
-      7,
-      '--array=0-2%7 --time=240 --partition=a --gpus-per-node=2 --requeue',
-    ),
-    (
-      {'option': ('qos=x=y', 'exclusive')},
-      0,
-      None,
-      '--array=0-2 --time=240 --requeue --qos=x=y --exclusive',
-    ),
-  ],
-)
-def test_what_would_be_submitted(options, per_job, jobs, words):
-  made = slurm.parameters(slurm.Resources(**options), per_job, jobs)
-  commands = [command(pathlib.Path(), x, '') for x in 'abc']
-  found = slurm.describe(commands, made).replace(' --signal=USR2@120', '')
-  assert found == f'sbatch {words}'
+def test_what_would_be_submitted(tmp_path):
+  commands = [command(tmp_path, x, '') for x in 'abc']
+  options = {'minutes': 9, 'partition': 'a', 'option': ('qos=x=y', 'exclusive')}
+  made = slurm.parameters(slurm.Resources(**options), 2, 7)
+  assert slurm.describe(commands, made) == (
+    'sbatch --array=0-2%7 --time=9 --signal=USR2@120 --partition=a'
+    ' --gpus-per-node=2 --requeue --qos=x=y --exclusive'
+  )
+  made = slurm.parameters(slurm.Resources(), 0)
+  plain = 'sbatch --array=0-0 --time=240 --signal=USR2@120 --requeue'
+  assert slurm.describe(commands[:1], made) == plain
   assert '=' not in slurm.describe([], made)
-
-
-def test_without_submitit_the_extra_is_named(monkeypatch, tmp_path):
-  monkeypatch.setitem(sys.modules, 'submitit', None)
-  with pytest.raises(ValueError, match=r'pip install .*\[slurm\]'):
-    slurm.executor(tmp_path, {})
 
 
 @pytest.fixture
@@ -67,11 +49,13 @@ def submitit():
   return pytest.importorskip('submitit', reason='the extra slurm is missing')
 
 
-def test_without_slurm_nothing_is_submitted(submitit, monkeypatch, tmp_path):
+def test_what_is_missing_is_named(submitit, monkeypatch, tmp_path):
   monkeypatch.setenv('PATH', str(tmp_path))
-  made = slurm.parameters(slurm.Resources(), 1)
   with pytest.raises(ValueError, match=r'--launch=slurm: .*srun'):
-    slurm.submit([command(tmp_path, 'a', '')], tmp_path / 'slurm', made)
+    slurm.submit([command(tmp_path, 'a', '')], tmp_path / 'slurm', {})
+  monkeypatch.setitem(sys.modules, 'submitit', None)
+  with pytest.raises(ValueError, match=r'pip install .*\[slurm\]'):
+    slurm.executor(tmp_path, {})
 
 
 @pytest.fixture
@@ -129,23 +113,15 @@ def test_what_waits_or_runs_is_not_submitted_again(cluster, tmp_path):
 
 def test_a_job_that_runs_is_not_waited_for(monkeypatch, tmp_path):
   """`result` waits, and Ctrl-C would have to wait for it."""
-
-  class Job:
-    def __init__(self, looks):
-      self.looks = looks
-
-    def done(self):
-      self.looks -= 1
-      return self.looks < 0
-
-    def result(self):
-      assert self.looks < 0
-      return 5
-
   monkeypatch.setattr(slurm, '_WATCH_S', 0)
-  looks = {command(tmp_path, x, ''): Job(len(x)) for x in ('late', '')}
-  found = [event and event[:2] for event in slurm.watch(looks)]
-  assert found == [('', 5), None, None, None, None, ('late', 5), None]
+  jobs = {
+    command(tmp_path, name, ''): types.SimpleNamespace(
+      done=iter(done).__next__, result=lambda: 5
+    )
+    for name, done in (('late', (False, False, True)), ('soon', (True,)))
+  }
+  found = [event and event[:2] for event in slurm.watch(jobs)]
+  assert found == [('soon', 5), None, None, ('late', 5), None]
 
 
 def use_local(submitit, monkeypatch, seconds: float) -> None:
