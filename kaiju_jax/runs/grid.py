@@ -37,6 +37,7 @@ from kaiju_jax.runs import pool
 from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
+from kaiju_jax.tasks import texts
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import progress
@@ -161,6 +162,7 @@ def run(
       without their jobs' files, and the message names the logs.
   """
   check(jobs)
+  texts.keep_stores(jobs[0].folder.parents[1])
   missing = [job for job in jobs if not is_done(job, finish)]
   if len(missing) < len(jobs):
     _say(f'{len(jobs) - len(missing)} of {len(jobs)} runs: finished before.')

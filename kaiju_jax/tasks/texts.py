@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 from typing import Any
 from typing import NamedTuple
 
@@ -18,6 +19,18 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.tasks import targets
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
+
+# The folder in which runs keep their text encoded, for those that come later.
+_STORES = 'KAIJU_STORES'
+
+
+def keep_stores(folder: str | os.PathLike) -> None:
+  """Lets this process and those that it starts keep large text encoded.
+
+  So several runs of one text encode it once. A folder that was named before, as
+  by who started this process, stays.
+  """
+  os.environ.setdefault(_STORES, os.path.join(folder, '.stores'))
 
 
 class Source(NamedTuple):
@@ -56,13 +69,17 @@ def read(experiment: experiment_lib.Experiment) -> list[Source]:
   """
   from kaiju_jax.data import tokenizer
   from kaiju_jax.data.store import corpora
+  from kaiju_jax.data.store import write
 
   data = experiment.data
+  root = os.environ.get(_STORES)
   tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
   found = []
   for one in _sources(data):
     with _name_source(one):
-      found.append(Source(one, *corpora.load(_alone(data, one), tokens)))
+      alone = _alone(data, one)
+      alone = write.store_of(alone, root) if root else alone
+      found.append(Source(one, *corpora.load(alone, tokens)))
   return found
 
 

@@ -32,6 +32,7 @@ from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.tasks import texts
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
@@ -314,6 +315,7 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
     for command in missing:
       console.print(shlex.join(command.words), highlight=False, soft_wrap=True)
     return 0
+  texts.keep_stores(root)
   if settings.module == _TRAIN and len(missing) > 1:
     check_data([job for [job] in missing.values()])
   files.make_folder(root)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import concurrent.futures
 import contextlib
+import dataclasses
 import hashlib
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import queue
 import signal
 from typing import Any
 
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import holdout
 from kaiju_jax.data import same_text
@@ -38,6 +40,8 @@ _Found = Iterable[tuple[documents_lib.Document, bool]]
 # A shard's file and its documents.
 _Task = tuple[pathlib.Path, _Found]
 _BLOCK = 2**20
+_SMALL = 2**26  # Bytes of text that are encoded in seconds.
+_HAS_AFFINITY = hasattr(os, 'sched_getaffinity')
 _DOCUMENTS = 2**16  # The most of a shard.
 
 
@@ -93,6 +97,43 @@ def write(
       _finish(folder, settings, data, paths)
   manifest, found = corpora.open_store(folder, '--out')
   return corpora.read(found, manifest.records)
+
+
+def store_of(
+  config: data_config.DataConfig, root: str | os.PathLike
+) -> data_config.DataConfig:
+  """Returns the config with a store under `root` in place of its text.
+
+  The store is made where there is none of these files, as their sizes and times
+  say. A config is returned as it is where it names a store, where its text is
+  small, and while another process makes the store.
+
+  Raises:
+    OSError, ValueError: as `write`.
+  """
+  path = config.path
+  if documents_lib.is_store(path):
+    return config
+  found = [(name, os.stat(x)) for name, x in documents_lib.inputs(path)]
+  if sum(one.st_size for _, one in found) < _SMALL:
+    return config
+  encoder = tokenizer_lib.load(config.tokenizer)
+  key = repr(
+    (
+      *(path, tokenizer_lib.digest(encoder), config.held_out),
+      *((name, one.st_size, one.st_mtime_ns) for name, one in found),
+    )
+  )
+  name = hashlib.blake2b(key.encode(errors='surrogateescape'), digest_size=8)
+  out = str(pathlib.Path(root).absolute() / name.hexdigest())
+  if not (documents_lib.is_store(out) and corpora.read_manifest(out).is_whole):
+    # The first process of several has the cores of all.
+    count = len(os.sched_getaffinity(0)) if _HAS_AFFINITY else 1
+    try:
+      write(path, config.tokenizer, out, config.held_out, processes=count)
+    except BlockingIOError:
+      return config
+  return dataclasses.replace(config, path=out)
 
 
 def _hash_files(inputs: Iterable[tuple[str, str]]) -> str:

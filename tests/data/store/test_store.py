@@ -21,6 +21,7 @@ from kaiju_jax.data import text as text_lib
 from kaiju_jax.data.store import corpora
 from kaiju_jax.data.store import shards as shards_lib
 from kaiju_jax.data.store import write
+from kaiju_jax.storage import locks
 from tests.data import toys
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -297,3 +298,49 @@ def test_a_folder_of_other_inputs_is_refused(tmp_path, changed):
   assert _bytes(tmp_path / 'store') == before
   with pytest.raises(FileExistsError, match=r'--out=.*no token store'):
     _make(path, tmp_path / 'texts')
+
+
+def test_runs_of_one_text_encode_it_once(tmp_path, monkeypatch):
+  path = _write_texts(tmp_path / 'texts', 'files')
+  monkeypatch.setattr(write, '_HAS_AFFINITY', False)
+  config = data_config.DataConfig(path=path)
+  assert write.store_of(config, tmp_path / 'kept') is config  # It is small.
+  monkeypatch.setattr(write, '_SMALL', 1000)
+  stored = write.store_of(config, tmp_path / 'kept')
+  assert documents_lib.is_store(stored.path)
+  assert write.store_of(stored, tmp_path / 'kept') is stored
+  before = _bytes(stored.path)
+
+  def refuse(*_, **__):
+    raise AssertionError('It is encoded already.')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(write, 'write', refuse)
+    assert write.store_of(config, tmp_path / 'kept') == stored
+  # Another text, and another fraction, have stores of their own.
+  (tmp_path / 'texts/3.txt').write_text('other')
+  others = [
+    write.store_of(one, tmp_path / 'kept').path
+    for one in (config, data_config.DataConfig(path=path, held_out=0.2))
+  ]
+  assert len({stored.path, *others}) == 3
+  assert _bytes(stored.path) == before
+  expected = _load(path)
+  assert same_text.describe(*_load(others[0])) == same_text.describe(*expected)
+  # While another process makes it, text is encoded in memory.
+  config.held_out = 0.3
+  folder = pathlib.Path(write.store_of(config, tmp_path / 'made').path).name
+  (tmp_path / 'kept' / folder).mkdir()
+  with locks.hold(tmp_path / 'kept' / folder / '.lock', '', '', ''):
+    code = (
+      'from kaiju_jax.data import config;'
+      'from kaiju_jax.data.store import write;'
+      'write._SMALL, write._HAS_AFFINITY = 1000, False;'
+      f'one = config.DataConfig(path={path!r}, held_out=0.3);'
+      f'assert write.store_of(one, {str(tmp_path / "kept")!r}) is one'
+    )
+    subprocess.run(
+      [sys.executable, '-c', code],
+      env=os.environ | {'PYTHONPATH': str(ROOT)},
+      check=True,
+    )
