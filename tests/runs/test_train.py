@@ -1,6 +1,7 @@
 """From an experiment to a run, with the real model: stop, resume, refuse."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -8,10 +9,13 @@ import numpy as np
 import pytest
 
 from experiments.configs import tiny
+from kaiju_jax import tpu_gpu_configs
+from kaiju_jax.costs import accelerator
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.training.records import metrics
 from tests import records
 from tests import toys
 
@@ -47,6 +51,12 @@ def test_a_stopped_run_resumes_to_the_same_bits(
   assert records.of(resumed) == records.of(workdir)
   assert [one['step'] for one in records.of(workdir)] == [1, 2, 3, 4, 4]
   assert 0 < records.of(workdir)[-1]['eval_bits_per_byte'] < 10
+  assert all(('padding' in x) == ('loss' in x) for x in records.of(workdir))
+  amounts = json.loads((resumed / 'amounts.json').read_text())
+  source = amounts['sources']['']
+  assert source['rows'] == 8 and source['row_tokens'] == 8 * 32
+  assert source['documents'] > source['held_out']['documents'] > 0
+  assert amounts['devices']['count'] == 1 and amounts['peak'] is None
 
 
 def test_a_run_whose_text_grew_is_not_resumed(texts, stopped, tmp_path):
@@ -71,6 +81,8 @@ def test_a_resumed_run_may_change_its_mesh(
     return make(mesh, devices or jax.devices()[:2])
 
   monkeypatch.setattr(mesh_lib, 'make', of_two)
+  chip = accelerator.Chip('toy', 'cpu', 1.0, peak_bf16=1e9, peak_int8=2e9)
+  monkeypatch.setattr(tpu_gpu_configs, 'find_chip', lambda _: chip)
   mesh = sharding_config.MeshConfig(fsdp=2)
   resumed = shutil.copytree(stopped, tmp_path / 'resumed')
   state = train.train(toys.tiny_experiment(texts), resumed, mesh)
@@ -82,6 +94,12 @@ def test_a_resumed_run_may_change_its_mesh(
   ]
   assert len(losses[0]) == 4
   np.testing.assert_allclose(*losses, rtol=1e-2)
+  peak = json.loads((resumed / 'amounts.json').read_text())['peak']
+  last = [one for one in metrics.read(resumed) if 'mfu' in one][-1]
+  rate = last['tokens_per_second'] / 2
+  assert last['tokens_per_second_per_device'] == rate
+  assert last['mfu'] == pytest.approx(rate * peak['token_seconds'])
+  assert last['padding'] == records.of(whole[0])[3]['padding']
 
 
 def test_the_rows_follow_the_seed(texts):
