@@ -115,8 +115,8 @@ tpu: $(VENV)/.tpu-installed
 	  --out=$(OUT)
 
 # Exports and imports held to transformers itself, T5's encoder, TRL's loss, and
-# tables of text; two trackers (MLflow asks for an older cachetools than
-# constraints.txt has).
+# tables of text; records for wandb. (trackio and MLflow ask for an older pillow and
+# cachetools than constraints.txt has: install them, and their tests do not skip.)
 # (`make test` skips this.)
 interchange: $(VENV)/.interchange-installed
 	$(QUICK) $(PYTEST) tests/interchange/test_transformers_parity.py \
@@ -151,7 +151,7 @@ $(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
 $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
 $(VENV)/.gpu-installed: EXTRAS := [cuda,triton,device]
 $(VENV)/.tpu-installed: EXTRAS := [tpu,device]
-$(VENV)/.interchange-installed: EXTRAS := [test,interchange,trackio,wandb]
+$(VENV)/.interchange-installed: EXTRAS := [test,interchange,wandb]
 $(VENV)/.fleet-installed: EXTRAS := [test-fleet]
 $(VENV)/.docs-installed: EXTRAS := [test,docs]
 

@@ -143,7 +143,7 @@ def test_a_missing_package_is_named_with_its_extra(
   assert not (tmp_path / 'tensorboard').exists()
 
 
-# The packages are not those of `make test`: see `make interchange`.
+# `make test` installs none of these packages, `make interchange` wandb.
 
 
 def _crash_and_resume(folder, name):
