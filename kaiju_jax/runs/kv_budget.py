@@ -7,6 +7,10 @@ that is asked for at the row's end.
 
     damage = loss per token of text + loss per digit of the answers
 
+A student that answers better than its teacher does so by chance, on these few
+needles, so that the second loss counts from the teacher's on. The needles are
+those of several draws that the teacher finds best.
+
 The search goes down from the teacher's layers. A step is one change: a layer
 becomes local, two neighbours share keys and values, or all layers have fewer
 heads. Each is measured once by itself; then the one with the least damage per
@@ -20,10 +24,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
 from typing import NamedTuple
-
-import numpy as np
 
 from kaiju_jax.costs import footprint
 from kaiju_jax.interchange import plain as plain_lib
@@ -33,17 +34,14 @@ from kaiju_jax.interchange.surgery import pool
 from kaiju_jax.interchange.surgery import trial
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
-from kaiju_jax.tasks.needle import text as needle_text
+from kaiju_jax.runs import needle_rows
 from kaiju_jax.training import progress
 
-# Rows that are measured on, tokens of each, and needles in each.
-ROWS, LENGTH, NEEDLES = 3, 2048, 3
 # Tokens of the text that merged layers and heads are fitted to.
 CALIBRATED = 32_000
 # Of local layers; the first is searched with.
 WINDOWS = (256, 64, 128, 512, 1024)
 SINKS = (4, 0, 1)
-_ASK = ' The magic number for %s is'
 
 
 class State(NamedTuple):
@@ -60,9 +58,9 @@ class Point(NamedTuple):
   bytes: int
   reading: trial.Reading
 
-  @property
-  def damage(self) -> float:
-    return self.reading.loss + self.reading.needle
+  def damage(self, teacher: trial.Reading) -> float:
+    """Returns the losses of text and answers, these at least the teacher's."""
+    return self.reading.loss + max(self.reading.needle, teacher.needle)
 
 
 Change = tuple[str, *tuple[int, ...]]
@@ -89,6 +87,7 @@ def descend(
     ValueError: no change is left and the budget is not met.
   """
   path = [Point(start, size(start), read(start, True))]
+  teacher = path[0].reading
   cost: dict[Change, float] = {}
   while path[-1].bytes > budget:
     here = path[-1]
@@ -114,7 +113,7 @@ def descend(
         break
       state = ahead[best]
       measured[best] = Point(state, size(state), read(state, False))
-      cost[best] = measured[best].damage - here.damage
+      cost[best] = measured[best].damage(teacher) - here.damage(teacher)
     path.append(measured[best])
     del cost[best]
     if path[-1].bytes > budget:
@@ -165,82 +164,6 @@ def _changed(state: State, which: Sequence[int], **fields) -> State:
   for index in which:
     layers[index] = dataclasses.replace(layers[index], **fields)
   return state._replace(layers=tuple(layers))
-
-
-def draw_rows(
-  text: np.ndarray,
-  tokenizer: Any,
-  config: model_config.ModelConfig,
-) -> trial.Rows:
-  """Returns rows of a text with needles in it, and their questions at the end.
-
-  The needles of all rows together are at evenly spaced depths.
-
-  Args:
-    text: tokens that a run holds out.
-    tokenizer: the text's.
-    config: the teacher's.
-
-  Raises:
-    ValueError: the text or the rows are too short.
-  """
-  length = min(LENGTH, config.max_length)
-  if len(text) < ROWS * length:
-    raise ValueError(
-      f'the text holds out {len(text):,} tokens: must be at least'
-      f' {ROWS * length:,}, {ROWS} rows to measure layouts on.'
-    )
-  rng = np.random.default_rng(0)
-  count = ROWS * NEEDLES
-  rows, read = [], 0
-  for row in range(ROWS):
-    needles = [
-      _needle(tokenizer, city, f'{rng.integers(10**5):05}')
-      for city in rng.choice(needle_text.CITIES, NEEDLES, replace=False)
-    ]
-    room = length - 1 - 2 * sum(len(tokens) for tokens, _ in needles)
-    if room < length // 2:
-      raise ValueError(
-        f'rows of {length} tokens: {NEEDLES} needles and their questions leave'
-        f' {max(room, 0)} for text, which is less than half.'
-      )
-    places = [
-      int((row + ROWS * n + 0.5) / count * room) for n in range(NEEDLES)
-    ]
-    pieces = np.split(text[read : read + room], places)
-    read += room
-    parts = [(np.array([tokenizer.bos_id]), False, False)]
-    for piece, (tokens, _) in zip(pieces, needles):
-      parts += [(piece, True, False), (tokens, False, False)]
-    parts.append((pieces[-1], True, False))
-    for index in rng.permutation(NEEDLES):
-      tokens, is_digit = needles[index]
-      parts.append((tokens, False, is_digit))
-    rows.append(
-      [
-        np.concatenate(
-          [np.broadcast_to(part[n], len(part[0])) for part in parts]
-        )
-        for n in range(3)
-      ]
-    )
-  tokens, is_text, is_answer = map(np.stack, zip(*rows))
-  return trial.Rows(tokens.astype(np.int32), is_text, is_answer)
-
-
-def _needle(tokenizer, city: str, number: str):
-  """Returns the tokens of a needle, and which of them are its number's."""
-  asked, answer, end = (
-    tokenizer.encode(part) for part in (_ASK % city, f' {number}', '.')
-  )
-  is_digit = [
-    any(letter.isdigit() for letter in tokenizer.decode([token]))
-    for token in answer
-  ]
-  return (
-    np.concatenate([asked, answer, end]),
-    np.array([False] * len(asked) + is_digit + [False] * len(end)),
-  )
 
 
 class Search:
@@ -310,7 +233,7 @@ class Search:
     self,
     weights: plain_lib.Plain,
     statistics: calibrate.Statistics,
-    rows: trial.Rows,
+    draws: Sequence[trial.Rows],
     budget: int,
     windows: Sequence[int],
   ) -> tuple[State, list[str]]:
@@ -319,13 +242,14 @@ class Search:
     Args:
       weights: the teacher's.
       statistics: the teacher's, with all pairs of adjacent layers.
-      rows: what every student is measured on.
+      draws: of rows; every student is measured on those whose needles the
+        teacher finds best.
       budget: bytes that the layout may take.
       windows: of local layers, as `check` returns them.
     """
-    trials = trial.Trials(weights, self._teacher, rows)
     fits = trial.Fits(weights, self._teacher, statistics)
     kv = self._config_of(self.start).quantization.kv
+    trials, rows = self._choose(weights, draws, fits)
 
     def student(state: State) -> trial.Student:
       return fits.student(state.layers, state.heads, kv)
@@ -354,12 +278,15 @@ class Search:
       for state in _other_windows(best.state, windows)
       if self.size(state) <= budget
     ]
-    found = min([best, *others], key=lambda one: (one.damage, one.bytes))
+    teacher = path[0].reading
+    found = min(
+      [best, *others], key=lambda one: (one.damage(teacher), one.bytes)
+    )
     answers = int(rows.is_answer_BL.sum())
     float_student = student(self.start)._replace(kv='none')
     lines = [
       f'  {int(rows.is_text_BL.sum()):,} tokens of held-out text;'
-      f' {ROWS * NEEDLES} needles of {answers} digits',
+      f' {needle_rows.ROWS * needle_rows.NEEDLES} needles of {answers} digits',
       _HEAD.format(length=self._length),
       _line('teacher in floats', None, trials.read(float_student)),
       *(_line(_words(one.state), one.bytes, one.reading) for one in path),
@@ -380,6 +307,14 @@ class Search:
     size = self.size(self.start._replace(heads=1))
     lines.append(_line('one head, the mean', size, trials.read(means)))
     return found.state, lines
+
+  def _choose(self, weights, draws: Sequence[trial.Rows], fits: trial.Fits):
+    """Returns the trials of the draw that the teacher finds best, and it."""
+    teacher = fits.student(*self.start)
+    made = [trial.Trials(weights, self._teacher, rows) for rows in draws]
+    losses = [one.read(teacher).needle for one in made]
+    best = losses.index(min(losses))
+    return made[best], draws[best]
 
 
 _HEAD = '   KV bytes at {length:,}    loss  needle  digits'
