@@ -34,7 +34,7 @@ from kaiju_jax.interchange.surgery import pool
 from kaiju_jax.interchange.surgery import trial
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
-from kaiju_jax.runs import needle_rows
+from kaiju_jax.tasks.needle import trial_rows
 from kaiju_jax.training import progress
 
 # Tokens of the text that merged layers and heads are fitted to.
@@ -286,7 +286,7 @@ class Search:
     float_student = student(self.start)._replace(kv='none')
     lines = [
       f'  {int(rows.is_text_BL.sum()):,} tokens of held-out text;'
-      f' {needle_rows.ROWS * needle_rows.NEEDLES} needles of {answers} digits',
+      f' {trial_rows.ROWS * trial_rows.NEEDLES} needles of {answers} digits',
       _HEAD.format(length=self._length),
       _line('teacher in floats', None, trials.read(float_student)),
       *(_line(_words(one.state), one.bytes, one.reading) for one in path),

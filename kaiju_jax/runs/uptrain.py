@@ -252,7 +252,7 @@ def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   """Returns the found student, lines about it, and the teacher's statistics."""
   from kaiju_jax.interchange.surgery import calibrate
   from kaiju_jax.runs import kv_budget
-  from kaiju_jax.runs import needle_rows
+  from kaiju_jax.tasks.needle import trial_rows
 
   def student(state: kv_budget.State) -> Student:
     seen = max(one.window or 0 for one in state.layers)
@@ -269,7 +269,7 @@ def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   )
   windows = (wanted.window,) if wanted.window else kv_budget.WINDOWS
   windows = search.check(budget.kv_budget, windows)
-  draws = needle_rows.draw_several(
+  draws = trial_rows.draw_several(
     _held_out(found, start.text), _tokenizer(found), found.config
   )
   weights = read_weights()

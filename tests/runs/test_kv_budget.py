@@ -20,8 +20,8 @@ from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import kv_budget
 from kaiju_jax.runs import load
-from kaiju_jax.runs import needle_rows
 from kaiju_jax.runs import uptrain
+from kaiju_jax.tasks.needle import trial_rows
 from tests.interchange import toys
 
 Layer, State = layers_lib.Layer, kv_budget.State
@@ -298,7 +298,7 @@ def test_changes_keep_pairs_of_a_kind_together():
 
 def test_every_needle_is_in_the_text_once_and_asked_for_at_the_end():
   text = RNG(1).integers(97, 123, 3 * 2048, np.int32)
-  rows = needle_rows.draw(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
+  rows = trial_rows.draw(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
   depths = []
   for tokens_L, is_text_L, is_answer_L in zip(*rows):
     assert tokens_L[0] == tokenizer.Bytes.bos_id and not is_text_L[0]
@@ -324,8 +324,8 @@ def test_every_needle_is_in_the_text_once_and_asked_for_at_the_end():
   read = rows.tokens_BL[rows.is_text_BL]
   np.testing.assert_array_equal(read, text[: len(read)])
   with pytest.raises(ValueError, match=r'holds out 6,143 tokens: .* 6,144'):
-    needle_rows.draw(text[1:], tokenizer.Bytes(), TEACHER_OF_BYTES)
-  again = needle_rows.draw(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
+    trial_rows.draw(text[1:], tokenizer.Bytes(), TEACHER_OF_BYTES)
+  again = trial_rows.draw(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
   jax.tree.map(np.testing.assert_array_equal, rows, again)
 
 
@@ -369,7 +369,7 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
     )
 
   monkeypatch.setattr(trial.Trials, 'read', likeliest)
-  monkeypatch.setattr(needle_rows, 'NEEDLES', 1)  # As a row's half holds.
+  monkeypatch.setattr(trial_rows, 'NEEDLES', 1)  # As a row's half holds.
   monkeypatch.setattr(kv_budget, 'CALIBRATED', 500)
   layers = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
   budget = layers_lib.kv_bytes(layers, 200, 8, 2, 4, 0)
