@@ -28,6 +28,7 @@ import os
 import pathlib
 import signal
 import time
+from typing import Annotated
 from typing import Any
 
 from kaiju_jax.runs import flags
@@ -49,7 +50,7 @@ class Resources:
   partition: str = ''
   # With --launch=slurm: the time limit. A run that reaches it saves, waits and
   # resumes.
-  minutes: flags.Positive = 240
+  minutes: Annotated[int, flags.Bounds(5)] = 240
   # With --launch=slurm: another option of sbatch, such as account=lab; can be
   # repeated.
   option: flags.Repeated = ()
@@ -104,7 +105,7 @@ def parameters(
   Args:
     resources: of each task.
     per_job: GPUs of each task; 0 for none.
-    jobs: tasks at a time; by default as many as the cluster has room for.
+    jobs: tasks at a time; by default submitit's 256.
   """
   made = {
     'job_name': 'kaiju',

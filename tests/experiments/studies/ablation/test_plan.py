@@ -9,6 +9,7 @@ import pytest
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.experiments.studies.ablation import cells
+from kaiju_jax.runs import devices
 from kaiju_jax.training import workdir
 from tests.experiments import toys
 
@@ -235,3 +236,32 @@ def test_earlier_cells_of_a_folder_are_compared_with_later_ones(
   # What a cell is not named for still sets it apart.
   found = ablate.find_others(config, tmp_path, ['--config.model.window=3'], ())
   assert {apart for _, _, apart in found} == {'model.window'}
+
+
+@pytest.mark.parametrize(
+  'options, said',
+  [
+    ({}, '2 of 2 runs to do, 1 at a time.'),
+    ({'launch': 'slurm'}, '--array=0-1 --time=240 .* --gpus-per-node=1 '),
+    ({'launch': 'slurm', 'fsdp': 2, 'tensor': 2}, '--gpus-per-node=4 '),
+    ({'launch': 'slurm', 'devices_per_job': 0}, '@120 --requeue'),
+    ({'launch': 'slurm', 'devices_per_job': 3, 'module': 'x'}, 'node=3 '),
+    ({'launch': 'slurm', 'devices_per_job': 3}, None),
+    ({'devices_per_job': 3, 'module': 'x'}, None),
+  ],
+)
+def test_a_dry_run_says_what_would_run(
+  config, tmp_path, capsys, monkeypatch, options, said
+):
+  monkeypatch.setattr(devices, 'probe', devices.Accelerators)
+  chosen = {'arms': ('plain', 'better'), 'seeds': (0,), 'dry_run': True}
+  out = str(tmp_path / 'root')
+  made = settings_lib.Ablate(config=config, out=out, **chosen, **options)
+  if said is None:
+    with pytest.raises(ValueError, match='--devices_per_job=3: '):
+      ablate.run(made, [])
+  else:
+    assert ablate.run(made, []) == 0
+    found = capsys.readouterr().out
+    assert re.search(said, found) and found.count('--workdir=') == 2
+  assert not (tmp_path / 'root').exists()
