@@ -315,7 +315,10 @@ def _rich(table: Table) -> rich.table.Table:
   if table.look == 'narrow':
     found.padding = 0
   for index, name in enumerate(table.head()):
-    found.add_column(name, justify='left' if index < table.left else 'right')
+    if index < table.left:
+      found.add_column(name, overflow='fold')  # A name is never cut.
+    else:
+      found.add_column(name, justify='right')
   for index, row in enumerate(table.cells(), 1):
     if table.has_total and index == len(table.rows):
       found.add_section()

@@ -1,9 +1,10 @@
 """Cells of a grid: an arm with one value of each --grid=FIELD=VALUE,VALUE.
 
 A cell is named after its arm, if the config has several, and its values, as in
-int8+model.window=16+model.layout=L0-G1~3f2a9c. The name is that of its folder:
-characters which a shell or a file system may not like are dashes, and what a
-dash replaced, or a long value, has a digest. It depends on no other cell.
+int8+model.window=16+model.layout=L0~G1. The name is that of its folder, so that
+a space is a tilde. A value that is long, or has characters which a shell or a
+file system may not like, becomes L0-32-G1~~3f2a9c1b, with dashes and a digest.
+A name depends on no other cell.
 """
 
 from collections.abc import Collection
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 # FIELD=VALUE, joined by +, and the arm before them.
 _NAME = re.compile(r'(?:(.*?)\+)??([\w.]+=[^+]*(?:\+[\w.]+=[^+]*)*)')
+_WORDS = re.compile(r'(?:[A-Za-z0-9._-]+(?: [A-Za-z0-9._-]+)*)?')
 _LONGEST, _LONGEST_NAME = 40, 200
 
 
@@ -104,16 +106,16 @@ def _name(arm: str, pairs: Sequence[tuple[str, str]]) -> str:
   if len(name) <= _LONGEST_NAME:
     return name
   # Fields stay whole, because `split` reads them.
-  words = [f'{field}=~{_digest(value)}' for field, value in pairs]
+  words = [f'{field}=~~{_digest(value)}' for field, value in pairs]
   return '+'.join([*([arm] if arm else []), *words])
 
 
 def _safe(value: str) -> str:
   """Returns a value as a part of a file's name, another one for each value."""
+  if len(value) <= _LONGEST and _WORDS.fullmatch(value):
+    return value.replace(' ', '~')
   safe = re.sub(r'[^A-Za-z0-9._-]+', '-', value)
-  if safe == value and len(safe) <= _LONGEST:
-    return safe
-  return f'{safe[:_LONGEST]}~{_digest(value)}'
+  return f'{safe[:_LONGEST]}~~{_digest(value)}'
 
 
 def _digest(value: str) -> str:

@@ -162,4 +162,4 @@ def run(settings: settings_lib.Compare, paths: Sequence[str]) -> None:
     files.make_folder(root)
     page.save(root)
     written = [root / name for name in (report.FILE, report.JSON, report.HTML)]
-  page.show(written, has_markup=False)
+  page.show(written, as_markdown=True)

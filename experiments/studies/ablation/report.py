@@ -332,7 +332,8 @@ def _draw_curves(runs: Mapping[str, Sequence[Outcome]], measure: str) -> Any:
   for axes, name in zip(panels, ('tokens', 'seconds', 'FLOPs')):
     axes.set_xlabel(name)
     axes.grid(alpha=0.3)
-  figure.legend(loc='outside lower center', ncols=min(4, len(runs)))
+  columns = min(4, len(runs), 160 // max(map(len, runs), default=1))
+  figure.legend(loc='outside lower center', ncols=max(1, columns))
   return figure
 
 
@@ -370,7 +371,7 @@ def _running_mean(values, span: int):
 
 def _draw_final(values: Mapping[str, Mapping[int, float]], title: str) -> Any:
   """Draws each arm's final loss: a dot per seed, a bar at the mean."""
-  figure = figures.figure(8, 1.5 + 0.4 * len(values))
+  figure = figures.figure(9, 1.5 + 0.4 * len(values))
   axes = figure.add_subplot()
   seeds = sorted({seed for of_seed in values.values() for seed in of_seed})
   for index, seed in enumerate(seeds):
@@ -397,7 +398,7 @@ def _draw_final(values: Mapping[str, Mapping[int, float]], title: str) -> Any:
   axes.set_ylim(len(values) - 0.5, -0.5)
   axes.set_xlabel('training loss (nats per token)')
   axes.set_ylabel('arm')
-  axes.set_title(title)
+  figure.suptitle(title, fontsize='large')
   axes.grid(axis='x', alpha=0.3)
   figure.legend(loc='outside right upper')
   return figure

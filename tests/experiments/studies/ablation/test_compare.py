@@ -13,6 +13,7 @@ from kaiju_jax.costs import step_time
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import compare
 from kaiju_jax.experiments.studies.ablation import report as report_lib
+from kaiju_jax.reporting import report
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir
 from kaiju_jax.training.records import metrics
@@ -201,7 +202,8 @@ def test_seeds_that_do_not_pair_and_too_few(seeds, said, tmp_path, capsys):
   assert toys.rows(text, 'Training loss')['stopped'][:2] == ['0', '–']
   assert not any(hasattr(part, 'drawn') for part in page.parts)
   # A name in brackets is no markup of the terminal's.
-  page.show(width=300, has_markup=False)
+  listed = compare.table(jobs)
+  report.Report().add(listed).show(width=60, has_markup=False)
   assert 'b[/]' in capsys.readouterr().out
 
 
