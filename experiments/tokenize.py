@@ -8,7 +8,7 @@
 --data is a file, folder or glob of UTF-8 text, of .jsonl files (documents and
 trees, `data/documents.py`), both also as .gz or .zst; of .parquet files; or a
 folder that `datasets` saved. Rows of a store are those of its text, bit for
-bit, and a run that began with the text may go on with the store.
+bit.
 
 Memory does not grow with the text. After a kill the same command goes on.
 """

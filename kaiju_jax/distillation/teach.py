@@ -90,7 +90,8 @@ def windows(
   """
   context = math.ceil(overlap * length)
   row, room = [], length
-  for document, size in enumerate(np.diff(corpus.begins).tolist()):
+  for document in range(len(corpus.begins) - 1):
+    size = int(corpus.begins[document + 1] - corpus.begins[document])
     is_tree = document in corpus.parents
     first = 0
     while first < size:

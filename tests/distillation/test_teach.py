@@ -1,15 +1,19 @@
 """Windows keep their promise, and tokens get their own documents' teacher."""
 
 import itertools
+import json
 
 import jax
 import numpy as np
 import pytest
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data.store import corpora
+from kaiju_jax.data.store import write
 from kaiju_jax.distillation import config as config_lib
 from kaiju_jax.distillation import teach
 from kaiju_jax.model import config as model_config
@@ -168,3 +172,18 @@ def test_what_cannot_be_read():
   ):
     with pytest.raises(ValueError, match=message):
       next(teach.read_batches(corpus, length, 2, overlap))
+
+
+def test_a_teacher_reads_a_token_store_as_its_text(tmp_path):
+  tree = [{'text': x, 'parent': p} for x, p in zip('abc', (-1, 0, 0))]
+  lines = [{'text': 'words ' * n} for n in range(40)] + [{'segments': tree}]
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  write.write(str(path), '', str(tmp_path / 'store'), 0.1, shard=500)
+  read = []
+  for place in (path, tmp_path / 'store'):
+    config = data_config.DataConfig(path=str(place), held_out=0.1)
+    corpus, _ = corpora.load(config, tokenizer_lib.Bytes())
+    read.append([*teach.read_batches(corpus, 64, 4, 0.25, begin=900)])
+  assert len(read[0]) > 5
+  jax.tree.map(np.testing.assert_array_equal, *read)

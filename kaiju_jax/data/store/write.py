@@ -63,8 +63,7 @@ def write(
     out: the store's folder.
     held_out: the fraction that is held out, as `data.held_out`.
     column: the column of tables.
-    processes: how many encode; with 1, this one does. With more, each holds
-      the documents of one shard.
+    processes: how many encode, each one shard at a time; with 1, this one does.
     shard: characters of a shard.
     watch: shows progress.
 
@@ -281,25 +280,28 @@ def _in_order(
   count: int,
   tasks: Iterable[_Task],
 ) -> Iterator[None]:
-  """Yields for each task that is done; holds the documents of `count`."""
+  """Yields for each task that is done."""
   running: list[concurrent.futures.Future[None]] = []
   for task in tasks:
-    running.append(threads.submit(_ask, idle, task))
+    running.append(threads.submit(_ask, idle, [task]))
     if len(running) == count:
       yield running.pop(0).result()
   for one in running:
     yield one.result()
 
 
-def _ask(idle: 'queue.SimpleQueue[Any]', task: _Task) -> None:
-  """Lets a worker write a shard, and raises what it raises."""
-  link = idle.get()
+def _ask(idle: 'queue.SimpleQueue[Any]', given: list[_Task]) -> None:
+  """Lets a worker write a shard, and raises what it raises.
+
+  It empties `given`, so that the documents are in the worker's memory alone.
+  """
+  link, path = idle.get(), given[0][0]
   try:
-    link.send(task)
+    link.send(given.pop())
     error = link.recv()
-  except (EOFError, BrokenPipeError):
+  except (EOFError, ConnectionError):
     error = OSError(
-      f'{task[0]}: the process that wrote it was ended, perhaps because memory'
+      f'{path}: the process that wrote it was ended, perhaps because memory'
       ' was short. The same command goes on, with fewer --processes.'
     )
   finally:

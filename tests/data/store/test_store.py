@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import pathlib
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 
@@ -195,16 +198,6 @@ def test_processes_write_the_same_store_and_end_with_their_parent(tmp_path):
   assert _bytes(tmp_path / 'store') == _bytes(tmp_path / 'whole')
 
 
-def test_a_worker_that_fails_says_why(tmp_path):
-  path = _write_texts(tmp_path / 'texts', 'files')
-  (tmp_path / 'store').mkdir()
-  (tmp_path / 'store/000001.safetensors').mkdir()
-  with pytest.raises((OSError, FileExistsError)):
-    _make(path, tmp_path / 'store')  # It is no store.
-  (tmp_path / 'store/000001.safetensors').rmdir()
-  _make(path, tmp_path / 'store')
-
-
 def test_memory_does_not_grow_with_the_text(tmp_path):
   def peak(count):
     file = tmp_path / f'{count}.jsonl'
@@ -344,3 +337,31 @@ def test_runs_of_one_text_encode_it_once(tmp_path, monkeypatch):
       env=os.environ | {'PYTHONPATH': str(ROOT)},
       check=True,
     )
+
+
+@pytest.mark.parametrize('ends', [False, True])
+def test_a_worker_that_fails_says_why(tmp_path, monkeypatch, ends):
+  (tmp_path / 'a').mkdir()
+  path = tmp_path / 'a/000000.safetensors'
+  own, theirs = multiprocessing.Pipe()
+  idle = queue.SimpleQueue()
+  idle.put(own)
+  document = documents_lib.Document('a', ('\ud800',))  # It cannot be encoded.
+  given = [(path, [(document, False)])]
+  if ends:
+    theirs.close()
+    with pytest.raises(OSError, match=r'000000.* was ended, .*goes on'):
+      write._ask(idle, given)
+  else:
+    worker = threading.Thread(target=write._serve, args=(theirs, ''))
+    monkeypatch.setattr(write.signal, 'signal', lambda *_: None)
+    worker.start()
+    with pytest.raises(UnicodeEncodeError):
+      write._ask(idle, given)
+    given = [(path, [(document._replace(segments=('b',)), False)])]
+    write._ask(idle, given)  # It works on.
+    assert path.exists()
+    own.close()
+    worker.join(10)
+    assert not worker.is_alive()
+  assert not given and idle.get() is own
