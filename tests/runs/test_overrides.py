@@ -13,6 +13,7 @@ import pytest
 from kaiju_jax import visibility
 from kaiju_jax.experiments import configs
 from kaiju_jax.experiments.studies.ablation import ablate
+from kaiju_jax.experiments.studies.ablation import cells
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
@@ -276,8 +277,8 @@ def get_config(arm='plain'):
 def test_overrides_of_arms(tmp_path, arms, override, message):
   (tmp_path / 'arms.py').write_text(CONFIG)
   arguments = (
-    *(str(tmp_path / 'arms.py'), arms.split(), (0, 1), tmp_path / 'out'),
-    [f'--config.{override}'],
+    cells.cross(str(tmp_path / 'arms.py'), dict.fromkeys(arms.split(), ''), {}),
+    *((0, 1), tmp_path / 'out', [f'--config.{override}']),
   )
   if not message:
     assert len(ablate.commands(*arguments)) == 4
