@@ -223,6 +223,8 @@ def test_settings_reach_the_objective(file):
     ),
   )
   assert plain == zero > two > 0
+  ours = read('focal', 'focal', data__task='needle', data__length=256)
+  assert loss_of(ours) > 0 and ours.parts.settings.gamma == 2.0
 
 
 @pytest.mark.slow
