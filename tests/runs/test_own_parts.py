@@ -223,7 +223,8 @@ def test_settings_reach_the_objective(file):
     ),
   )
   assert plain == zero > two > 0
-  ours = read('focal', 'focal', data__task='needle', data__length=256)
+  small = {'model__layout': 'L0', 'model__d_model': 32, 'data__length': 256}
+  ours = read('focal', 'focal', data__task='needle', **small)
   assert loss_of(ours) > 0 and ours.parts.settings.gamma == 2.0
 
 
