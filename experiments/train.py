@@ -17,6 +17,7 @@ and where no cluster manager is found, --coordinator=HOST:PORT --processes=N
 --process=I as well. If one dies, all end, and the same command resumes.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from kaiju_jax.experiments import hardware_flags
@@ -38,7 +39,7 @@ class Settings:
 FLAGS = flags.flags_of(Settings)
 
 
-def main(argv) -> None:
+def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   hardware = settings.hardware
   mesh = hardware.prepare()

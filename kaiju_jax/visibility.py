@@ -269,7 +269,9 @@ def concatenate(visibilities: Sequence[Visibility]) -> Visibility:
   return Visibility(*(np.concatenate(field) for field in zip(*visibilities)))
 
 
-def as_dense(visibility: Visibility, window: int | None = None, sinks: int = 0):
+def as_dense(
+  visibility: Visibility, window: int | None = None, sinks: int = 0
+) -> Any:
   """Returns bool[B, L, M], True where the query sees the key.
 
   Works on numpy and on jax arrays, and takes B·L·M bytes: for tests, drawings

@@ -65,7 +65,7 @@ class Probe:
   """
 
   def __init__(self, engine: engine_lib.Engine):
-    self.features = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    self.features: list[float] = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     lengths, rounds = engine.decoder.length_of, engine.rounds
     step, prefill = rounds.step, rounds.prefill
 

@@ -39,7 +39,7 @@ class Plan:
   # Seconds for which the gates read a message before an engine has it.
   gate: float = 0.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Refuses a plan that cannot be simulated.
 
     Raises:

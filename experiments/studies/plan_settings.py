@@ -51,7 +51,7 @@ class AotReport:
   # With --kernels: keys per block, beside --rows.
   keys: int | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     flags.need(accelerator=self.accelerator)
     if self.kernels and (self.rows is None) != (self.keys is None):
       raise app.UsageError('--rows and --keys: give both or neither.')
@@ -80,6 +80,6 @@ class Describe:
   # Lengths of the KV caches.
   lengths: tuple[int, ...] = describe.LENGTHS
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if (self.preset is None) == (self.config is None):
       raise app.UsageError('exactly one of --preset and --config is needed.')

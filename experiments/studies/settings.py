@@ -44,7 +44,7 @@ class Recall:
   # Share of right answers that must be shown.
   least: Annotated[float | None, flags.Bounds(0.0, 1.0)] = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.responder.model and self.responder.endpoint:
       raise app.UsageError('either --model or --endpoint must be given.')
 
@@ -202,7 +202,7 @@ class Align:
   # With --reference: tokens per row; a tree must fit.
   length: Annotated[int, flags.Bounds(2)] = 1024
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.reference:
       flags.need(data=self.data)
     else:
@@ -235,7 +235,7 @@ class Exposure:
   # With --secret: seed of digits and draws.
   seed: flags.NonNegative = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.secret:
       flags.need(model=self.model)
 
@@ -283,7 +283,7 @@ class Needle:
   # Whether needle.json, needle.png and the table are made.
   report: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.data is not None and self.task != 'needle_text':
       raise ValueError(
         f'--data={self.data!r}: only --task=needle_text reads text.'
@@ -407,7 +407,7 @@ class Ablate:
   # With --reading: the same of a reading that falls, as eval_loss does.
   most: float | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not self.reading:
       flags.need(config=self.config)
 

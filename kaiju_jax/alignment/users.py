@@ -95,7 +95,9 @@ class Planted(User):
       return utility + _WORD * len(vocabulary.words_of(text))
     return utility
 
-  def choose(self, rng, prompt, texts) -> int | None:
+  def choose(
+    self, rng: np.random.Generator, prompt: Any, texts: Sequence[str]
+  ) -> int | None:
     if self.variant == 'coin':
       return int(rng.integers(len(texts))) if len(texts) > 1 else None
     return super().choose(rng, prompt, texts)
@@ -225,7 +227,7 @@ class Head(User):
     self._bias = float(params['bias_C'][self._index])
     sums = hashlib.blake2b(self._w_D.tobytes(), digest_size=16)
     sums.update(np.float64(self._bias).tobytes())
-    self.digest = sums.hexdigest()
+    self.digest: str = sums.hexdigest()
     self._reader = hidden_states.Reader(loaded)
     self._format, self.temperature = format, temperature
     self._known: dict[Any, float] = {}

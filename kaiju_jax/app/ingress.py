@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 from kaiju_jax.app import serve
 from kaiju_jax.app import server_folder
@@ -47,7 +48,7 @@ _OTHERS = 3.0
 class Replicas:
   """The replicas of a Ray, as they come and go."""
 
-  def __init__(self, ray):
+  def __init__(self, ray: Any):
     self._ray = ray
     self._remotes: dict[str, remote_replica.RemoteReplica] = {}
     self._added: set[str] = set()

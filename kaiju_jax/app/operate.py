@@ -53,7 +53,8 @@ class Server:
   """A server on this machine, by the port of its metrics."""
 
   def __init__(self, port: int, key: str):
-    self.port, self._key = port, key
+    self.port: int = port
+    self._key = key
 
   def ask(
     self, name: str = '', body: Mapping[str, Any] | None = None
@@ -188,7 +189,7 @@ class Change:
   # Take a drained or lost replica out, and stop it.
   remove: str = ''
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if len(self.changes) > 1:
       names = ', '.join(f'--{name}' for name in self.changes)
       raise app.UsageError(f'{names}: must be one at a time.')
@@ -198,7 +199,7 @@ class Change:
     """The names of the changes that are wanted."""
     return [name for name in CHANGES if getattr(self, name)]
 
-  def command_of(self, name: str) -> tuple[str, dict]:
+  def command_of(self, name: str) -> tuple[str, dict[str, Any]]:
     """Returns a change's command for the server, and the command's fields."""
     if name == 'safety':
       # The server has a working folder of its own.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import pathlib
+from typing import Any
 
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
@@ -24,7 +25,9 @@ from kaiju_jax.serving.stores import conversing
 _WIDTH, _CANDIDATES = 4, 8
 
 
-def make(loaded, tokenizer, settings, head, say) -> engine_lib.Engine:
+def make(
+  loaded: Any, tokenizer: Any, settings: Any, head: Any, say: Any
+) -> engine_lib.Engine:
   """Returns an engine that is not warm; arguments as `serve.assemble`'s."""
   guide = guide_of(head)
   extra = 0 if guide is None else guide.extra(settings.guided)

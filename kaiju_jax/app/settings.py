@@ -128,7 +128,7 @@ class Settings(play.Player):
   # alone in words, or nothing.
   log: Literal['json', 'faults', 'none'] = 'json'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.promotion and not self.policy:
       raise ValueError(
         f'--promotion={self.promotion}: needs the --policy that demands it.'
@@ -188,13 +188,13 @@ class Talk:
   # Text that ends an answer.
   stop: flags.Repeated = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if bool(self.prompt) == self.interactive:
       raise app.UsageError(
         'exactly one of --prompt and --interactive is needed.'
       )
 
-  def sampling(self, defaults: dict) -> Any:
+  def sampling(self, defaults: dict[str, Any]) -> Any:
     """Returns the sampling: a model's own, where no flag is given.
 
     Raises:

@@ -58,7 +58,7 @@ class Pace:
     self._first: float | None = None
     self._last = self._started
     self._later = 0
-    self.tokens = 0
+    self.tokens: int = 0
 
   def times(
     self, events: Iterable[request_lib.Event]

@@ -257,7 +257,10 @@ def import_sklearn() -> tuple[Any, str]:
 
 
 def choose(
-  score_NC: np.ndarray, is_violating_NC: np.ndarray, place: float, confidence
+  score_NC: np.ndarray,
+  is_violating_NC: np.ndarray,
+  place: float,
+  confidence: float,
 ) -> np.ndarray:
   """Returns float64 [C], an age tier's threshold per dimension.
 

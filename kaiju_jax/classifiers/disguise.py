@@ -35,7 +35,13 @@ DISGUISES: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def pad(text: str, benign: Sequence[str], size: int, before: float, rng) -> str:
+def pad(
+  text: str,
+  benign: Sequence[str],
+  size: int,
+  before: float,
+  rng: np.random.Generator,
+) -> str:
   """Returns a text among benign ones, of `size` characters or a little more.
 
   A share `before` of the padding stands before the text, 0…1.

@@ -27,7 +27,9 @@ class Examined(NamedTuple):
 
   page: report.Report  # The report.
   decision: decision_lib.Decision  # Whether the classifier passes.
-  passed: tuple  # Blocked texts that would pass; empty without --blocked.
+  passed: tuple[
+    Any, ...
+  ]  # Blocked texts that would pass; empty without --blocked.
 
 
 def certify_head(

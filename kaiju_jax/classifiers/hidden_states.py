@@ -50,8 +50,8 @@ class Reader:
     Raises:
       OSError, ValueError: the tokenizer is missing, or lacks a chat template.
     """
-    self.d_model = loaded.config.d_model
-    self.origin = loaded.origin
+    self.d_model: int = loaded.config.d_model
+    self.origin: str = loaded.origin
     self._most = loaded.config.max_length
     tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
     written = defaults.read(loaded, tokenizer).format

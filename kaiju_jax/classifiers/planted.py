@@ -99,7 +99,7 @@ def draw_two_sets(seed: int) -> two_sets_lib.Sets:
   return two_sets_lib.Sets(tuple(adversarial), tuple(benign))
 
 
-def draw_text(rng, marker: str) -> str:
+def draw_text(rng: np.random.Generator, marker: str) -> str:
   """Returns one to four sentences; the marker stands between two words."""
   sentences = [_draw_sentence(rng) for _ in range(rng.integers(1, 5))]
   words = ' '.join(sentences).split()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import datetime
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -154,7 +155,7 @@ def count_slices(
       yield Slice(tier, category, *sides, pairs)
 
 
-def find_refused(counted: Scores, stage: thresholds.Stage) -> dict:
+def find_refused(counted: Scores, stage: thresholds.Stage) -> dict[str, Any]:
   """Returns bool [N] by tier: the texts that a stage's thresholds refuse."""
   score_N = _scored(counted).score_NC[:, 0]
   return {

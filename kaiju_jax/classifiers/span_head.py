@@ -85,7 +85,9 @@ def make(
   )
 
 
-def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
+def measure(
+  experiment: experiment_lib.Experiment, params: Any
+) -> dict[str, Any]:
   """Returns a `token_labels.Measured` per dimension, of the held-out texts.
 
   Raises:
@@ -120,7 +122,7 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> dict:
   return found
 
 
-def page(measured: dict) -> report.Report:
+def page(measured: dict[str, Any]) -> report.Report:
   """Returns the report on a head."""
   from kaiju_jax.evaluation import token_labels
 
@@ -154,7 +156,7 @@ def page(measured: dict) -> report.Report:
 
 def train(
   experiment: experiment_lib.Experiment, workdir: str | os.PathLike[str]
-) -> dict | None:
+) -> dict[str, Any] | None:
   """Trains a head, or resumes, and returns `measure`; writes the report.
 
   Returns:
@@ -175,7 +177,7 @@ def train(
 
 def train_on(
   settings: settings_lib.Spans, model: str, out: str, seed: int
-) -> dict | None:
+) -> dict[str, Any] | None:
   """Trains a head on the texts that the settings name, as `make` and `train`.
 
   Planted chats are written beside `out`, the workdir of the new run.

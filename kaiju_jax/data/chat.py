@@ -28,6 +28,7 @@ Our guess: the sources describe no format of messages.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import re
 from typing import NamedTuple
@@ -200,7 +201,9 @@ class Format:
     """
     return max(len(self.message(role, text, one)) for one in self.places(role))
 
-  def encode_drawn(self, role: str, tokens, after: str = '') -> np.ndarray:
+  def encode_drawn(
+    self, role: str, tokens: Sequence[int], after: str = ''
+  ) -> np.ndarray:
     """Returns a message whose text is given as tokens, int32 [L].
 
     Its text, encoded again, might have other tokens than those that the model
@@ -239,7 +242,7 @@ class Format:
     ]
     return any(one_L[-1:].tolist() == [self.thought.begin] for one_L in found)
 
-  def cut_history(self, tokens) -> np.ndarray:
+  def cut_history(self, tokens: Sequence[int]) -> np.ndarray:
     """Returns a reply's tokens as later prompts hold them, int32 [L].
 
     In `tokens` a thought begins with `thought.begin`, even if its opening had
@@ -266,7 +269,7 @@ class Format:
         kept += [] if skips else [token]
     return np.array(kept, np.int32)
 
-  def length_drawn(self, role: str, tokens) -> int:
+  def length_drawn(self, role: str, tokens: Sequence[int]) -> int:
     """Returns the most tokens of `encode_drawn`, whatever it stands behind."""
     return max(
       len(self.encode_drawn(role, tokens, one)) for one in self.places(role)

@@ -172,7 +172,9 @@ def _laid_out(pieces: Sequence[Piece], length: int):
   return extras
 
 
-def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
+def offsets(
+  lengths: Sequence[int], whole: Sequence[bool], length: int
+) -> np.ndarray:
   """Returns where each document begins in the stream that is cut into rows.
 
   Documents follow each other. One that must stay whole and does not fit in the

@@ -14,6 +14,7 @@ sources name no tokenizer.
 """
 
 import array
+from collections.abc import Sequence
 import hashlib
 import json
 import pathlib
@@ -90,7 +91,7 @@ class Tokenizer(Protocol):
     tokens share is in each of them.
     """
 
-  def decode(self, tokens) -> str:
+  def decode(self, tokens: Sequence[int]) -> str:
     """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
 
   def spell(self, token: int) -> bytes:
@@ -128,7 +129,7 @@ class Bytes:
     first = np.repeat(np.arange(len(text)), _count_bytes(text))
     return np.stack([first, first + 1], axis=1)
 
-  def decode(self, tokens) -> str:
+  def decode(self, tokens: Sequence[int]) -> str:
     tokens = np.asarray(tokens, np.uint8)
     return tokens[tokens != self.bos_id].tobytes().decode(errors='replace')
 
@@ -166,7 +167,7 @@ class HuggingFace:
         " tokenizer.json, or '' for bytes."
       )
     data = pathlib.Path(path).read_bytes()
-    self.file = hashlib.blake2b(data, digest_size=16).hexdigest()
+    self.file: str = hashlib.blake2b(data, digest_size=16).hexdigest()
     try:
       self._guarded = client.open_tokenizer(data, spells_special=True)
       # What a guarded process has read can be read here, too. It decodes.
@@ -176,9 +177,9 @@ class HuggingFace:
       raise ValueError(
         f'data.tokenizer={path!r}: not a Hugging Face tokenizer.json: {error}'
       ) from error
-    self.opening = self._guarded.opening
+    self.opening: list[int] = self._guarded.opening
     vocabulary = self._tokenizer.get_vocab()
-    self.vocab_size = max(vocabulary.values()) + 1
+    self.vocab_size: int = max(vocabulary.values()) + 1
     named = [vocabulary[name] for name in _BOS if name in vocabulary]
     if not self.opening and not named:
       raise ValueError(
@@ -186,10 +187,10 @@ class HuggingFace:
         f' has none of {", ".join(_BOS)}: there is nothing to open a document'
         ' with.'
       )
-    self.bos_id = (self.opening or named)[0]
+    self.bos_id: int = (self.opening or named)[0]
     # A token's name has at least a character for each of its bytes.
     longest = max(len(name.encode()) for name in vocabulary)
-    self.longest = max(growth * longest, Bytes.longest)
+    self.longest: int = max(growth * longest, Bytes.longest)
     self._anchor = self.encode('a').tolist()
 
   def encode(self, text: str) -> np.ndarray:
@@ -217,7 +218,7 @@ class HuggingFace:
     found = self._guarded.encode(text, places=True)
     return np.concatenate([places for _, places in found])
 
-  def decode(self, tokens) -> str:
+  def decode(self, tokens: Sequence[int]) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())
 
   def spell(self, token: int) -> bytes:

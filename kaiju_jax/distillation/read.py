@@ -97,7 +97,7 @@ class Reader:
     manifest = store.read_manifest(folder)
     self._folder = pathlib.Path(folder)
     self._form = manifest.settings.form
-    self.entries = self._form.entries if entries is None else entries
+    self.entries: int = self._form.entries if entries is None else entries
     _check_entries(folder, self.entries, self._form)
     if digest not in manifest.corpora:
       known = ', '.join(

@@ -95,7 +95,7 @@ class Writer:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   def close(self) -> None:

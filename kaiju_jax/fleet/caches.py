@@ -17,6 +17,7 @@ real tree as the engine's rows do. The pages of attention sinks are left out.
 from collections.abc import Callable
 from collections.abc import Mapping
 import hashlib
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class Oracle:
 
   def __init__(self):
     self._chains: dict[tuple[int, int], int] = {}
-    self.tokens = 0
+    self.tokens: int = 0
 
   def serve(self, request: traffic.Request) -> int:
     """Returns how many of the prompt's tokens the oracle had seen."""
@@ -82,7 +83,7 @@ class Oracle:
 MakePolicy = Callable[[pages_lib.Pages, Callable[[], float]], eviction.Policy]
 
 
-def least_recently_used(*unused) -> eviction.Policy:
+def least_recently_used(*unused: Any) -> eviction.Policy:
   """Makes the plain policy, to compare the engine's with."""
   return eviction.LeastRecentlyUsed()
 
@@ -112,13 +113,13 @@ class Points:
     self._seconds = 0.0
     local = sizes.local_fraction if local is None else local
     share = {prefix_tree.GLOBAL: 1 - local, prefix_tree.LOCAL: local}
-    self.pages = pages_lib.Pages(
+    self.pages: pages_lib.Pages = pages_lib.Pages(
       {
         kind: int(memory * share[kind] / sizes.page_bytes[kind])
         for kind in _KINDS
       }
     )
-    self.tree = prefix_tree.PrefixTree(
+    self.tree: prefix_tree.PrefixTree = prefix_tree.PrefixTree(
       self.pages,
       sizes.page,
       {prefix_tree.LOCAL: prefix_tree.Ring(sizes.window)},

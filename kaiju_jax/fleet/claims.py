@@ -9,6 +9,7 @@ difference.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import math
+from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.fleet import book as book_lib
@@ -81,23 +82,23 @@ def verdicts(found: Sequence[Claim]) -> Iterator[tuple[str, int, int, float]]:
     yield row, len(factors), len(mine), max(factors, default=1.0)
 
 
-def kv_bytes(b, heads: float, bytes_per_value: float) -> float:
+def kv_bytes(b: Any, heads: float, bytes_per_value: float) -> float:
   """Returns a request's bytes of keys and values, over all layers."""
   layers = round(b.parameters / (12 * b.width**2))
   return 2 * heads * b.context * b.head_dim * bytes_per_value * layers
 
 
-def holders(b, heads: float, bytes_per_value: float) -> float:
+def holders(b: Any, heads: float, bytes_per_value: float) -> float:
   """Returns the GPUs whose memory holds all sessions' keys and values."""
   return b.concurrent * kv_bytes(b, heads, bytes_per_value) / b.hbm
 
 
-def work(b, hit_rate: float) -> float:
+def work(b: Any, hit_rate: float) -> float:
   """Returns a message's work at a hit rate, over that at the book's own."""
   return sum(_seconds(b, hit_rate)) / sum(_seconds(b, b.hit_rate))
 
 
-def slo_gain(b, servers: float) -> float:
+def slo_gain(b: Any, servers: float) -> float:
   """Returns the cost at the tight SLO over that at the loose one, by M/M/c."""
   loose, tight = (
     queueing.highest_load(int(servers), b.prefill_service, slo)

@@ -49,7 +49,7 @@ class Inputs:
   subscription: float  # $ per month of a user who pays.
   paid_share: float  # The fraction of active users who pay.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
       if not math.isfinite(value) or value < 0:
         raise ValueError(f'{name}={value:g}: must be a number of 0 or more.')

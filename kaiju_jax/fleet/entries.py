@@ -10,6 +10,7 @@ and leaves them to its session's entry.
 
 import numpy as np
 
+from kaiju_jax.fleet import state
 from kaiju_jax.serving.routing import policies
 
 # As in `eviction.LeastWorth`.
@@ -17,12 +18,12 @@ _SECONDS = 8.0
 _HOUR = 3600.0
 
 
-def count_pages(sizes, tokens):
+def count_pages(sizes: state.Sizes, tokens: int) -> int:
   """Returns how many pages hold so many tokens."""
   return -(-tokens // sizes.page)
 
 
-def count_local(sizes, low, tokens):
+def count_local(sizes: state.Sizes, low: int, tokens: int) -> int:
   """Returns the local pages of a text that can be resumed from `low` on."""
   if sizes.window == 0:
     return 0
@@ -38,7 +39,7 @@ def _find_session(cache, replica, session):
   return -1
 
 
-def count_resumable(world, replica, request):
+def count_resumable(world: state.World, replica: int, request: int) -> int:
   """Returns how many tokens of a prompt a replica has, its last excluded."""
   cache, requests = world.cache, world.requests
   most = requests.prompt[request] - 1
@@ -54,7 +55,7 @@ def count_resumable(world, replica, request):
   return 0
 
 
-def list_entry(world, replica, entry):
+def list_entry(world: state.World, replica: int, entry: int) -> None:
   """Makes an entry resumable, and open to eviction."""
   replicas, entries = world.replicas, world.cache.entry
   count = replicas.listed_count[replica]
@@ -94,7 +95,9 @@ def _make_entry(world, replica, key, now):
   return entry
 
 
-def make_prefix(world, replica, character, prefix, now):
+def make_prefix(
+  world: state.World, replica: int, character: int, prefix: int, now: float
+):
   """Returns a new entry of a character's prefix, with its global pages.
 
   Until it is listed it cannot be resumed.
@@ -166,7 +169,7 @@ def _note_session(world, replica, entry, session):
   replica_at[session, 0], entry_at[session, 0] = replica, entry
 
 
-def forget_session(cache, session):
+def forget_session(cache: state.Cache, session: int) -> None:
   """Detaches a session's entries; eviction drops them."""
   for place in range(cache.session_replica.shape[1]):
     replica = cache.session_replica[session, place]
@@ -175,7 +178,7 @@ def forget_session(cache, session):
       cache.session_replica[session, place] = -1
 
 
-def worth(world, replica, entry, now):
+def worth(world: state.World, replica: int, entry: int, now: float) -> float:
   """Returns an entry's worth, as `eviction.LeastWorth` counts it."""
   sizes, entries = world.sizes, world.cache.entry
   length = entries.length[replica, entry]
@@ -233,13 +236,13 @@ def _make_room(world, replica, pages, local, now):
   return True
 
 
-def clear(world, replica):
+def clear(world: state.World, replica: int) -> None:
   """Empties a replica's cache; no row may run there."""
   while world.replicas.listed_count[replica] > 0:
     _drop(world, replica, world.cache.entry.listed[replica, 0])
 
 
-def admit(world, replica, request, now):
+def admit(world: state.World, replica: int, request: int, now: float):
   """Takes the pages of a request's row; returns whether there were enough.
 
   The row resumes what the cache has. Its session's entry becomes the row's; it
@@ -280,7 +283,9 @@ def admit(world, replica, request, now):
   return True
 
 
-def record_prefix(world, replica, request, now):
+def record_prefix(
+  world: state.World, replica: int, request: int, now: float
+) -> None:
   """Makes the prefix of a running prompt resumable; its row has the pages."""
   cache, entries = world.cache, world.cache.entry
   prefix = world.requests.prefix[request]
@@ -295,7 +300,7 @@ def record_prefix(world, replica, request, now):
   list_entry(world, replica, base)
 
 
-def release_row(world, replica, request):
+def release_row(world: state.World, replica: int, request: int) -> None:
   """Frees a row's pages."""
   replicas, requests = world.replicas, world.requests
   prefix = requests.prefix[request]
@@ -308,7 +313,9 @@ def release_row(world, replica, request):
   _release_prefix(world, replica, base)
 
 
-def keep_session(world, replica, request, now):
+def keep_session(
+  world: state.World, replica: int, request: int, now: float
+) -> None:
   """Gives the pages of a row that has ended to its session's entry."""
   requests, entries = world.requests, world.cache.entry
   session = requests.session[request]

@@ -6,6 +6,7 @@ when it comes. A replica that is lost has its requests routed anew, with the
 tokens that were drawn at the prompt's end.
 """
 
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -237,7 +238,7 @@ def _receive_drawn(fleet, now):
     _abandon(fleet, slot, now)
 
 
-def run(fleet):
+def run(fleet: Any) -> np.int64:
   """Runs a fleet until no event is left; returns how many there were."""
   stretch_end, sessions = fleet.world.replicas.stretch_end, fleet.sessions
   is_drawn, trace = fleet.flow.sessions > 0, fleet.world.requests.seconds

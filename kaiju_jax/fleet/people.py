@@ -74,7 +74,7 @@ class People:
   context: int = 32_768  # Most tokens of a prompt and its answer together.
   warm_up: float = 21.0  # Days before second 0 in which people arrive already.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Refuses parameters that make no trace.
 
     Raises:

@@ -21,6 +21,7 @@ seconds_per_round_increment.
 import numpy as np
 
 from kaiju_jax.fleet import entries
+from kaiju_jax.fleet import state
 
 # As in `decoding/engine/schedule.py`, but for the first: waiting requests that
 # are looked past; rounds after which a prompt goes first; a round's fixed cost
@@ -52,7 +53,7 @@ def _count_rounds(replicas, replica, seconds):
   return count
 
 
-def enqueue(world, replica, request):
+def enqueue(world: state.World, replica: int, request: int) -> None:
   """Appends the request to the replica's queue, and adds to its load."""
   replicas, requests = world.replicas, world.requests
   requests.replica[request] = replica
@@ -168,7 +169,7 @@ def _count_to_record(requests, request):
   return requests.prompt[request] - prefilled
 
 
-def begin_stretch(world, replica, now):
+def begin_stretch(world: state.World, replica: int, now: float) -> None:
   """Schedules the next change of the batch; idles if the batch is empty."""
   law, replicas, requests = world.law, world.replicas, world.requests
   _admit_waiting(world, replica, now)
@@ -213,7 +214,7 @@ def _set_end(replicas, replica):
   replicas.stretch_end[replica] = replicas.stretch_begin[replica] + seconds
 
 
-def cut_stretch(world, replica, now):
+def cut_stretch(world: state.World, replica: int, now: float) -> None:
   """Ends the stretch with its present round, if a row is free then."""
   replicas = world.replicas
   running = replicas.decode_count[replica] + replicas.prefill_count[replica]
@@ -225,7 +226,7 @@ def cut_stretch(world, replica, now):
       _set_end(replicas, replica)
 
 
-def end_stretch(world, replica, finished):
+def end_stretch(world: state.World, replica: int, finished: int):
   """Ends a stretch, and frees the rows of requests that are complete.
 
   Writes these requests into `finished`, and returns their number.

@@ -105,7 +105,7 @@ def _draw_tokens(flow, stream, median, number, turn):
   return max(1, min(flow.longest, int(size)))
 
 
-def count_prefix(flow, character):
+def count_prefix(flow, character: int) -> int:
   """Returns the tokens of a character's prefix."""
   low, high = math.log(flow.low), math.log(flow.high)
   part = _draw(16 * flow.seed, character, character)
@@ -113,7 +113,7 @@ def count_prefix(flow, character):
   return max(1, int(math.exp(low + (high - low) * part) + 1e-6))
 
 
-def plan_session(flow, sessions):
+def plan_session(flow, sessions) -> None:
   """Draws when the next session begins; infinity after the last one."""
   if sessions.counts[0] >= flow.sessions:
     sessions.start[0] = np.inf
@@ -132,7 +132,7 @@ def plan_session(flow, sessions):
       return
 
 
-def push(sessions, time, slot):
+def push(sessions, time: float, slot: int) -> None:
   """Puts a session's next request into the heap."""
   place = sessions.waiting[0]
   sessions.waiting[0] = place + 1
@@ -196,7 +196,7 @@ def begin_session(flow, sessions, requests):
   return slot
 
 
-def draw_request(flow, sessions, requests, slot, now):
+def draw_request(flow, sessions, requests, slot: int, now: float) -> None:
   """Draws a session's next request."""
   number, turn = sessions.number[slot], sessions.turn[slot]
   prefix, length = requests.prefix[slot], sessions.length[slot]
@@ -220,7 +220,7 @@ def draw_request(flow, sessions, requests, slot, now):
   sessions.length[slot] = prompt + answer
 
 
-def plan_request(flow, sessions, slot, now):
+def plan_request(flow, sessions, slot: int, now: float):
   """Plans the next request of a session; returns whether there is one."""
   sessions.left[slot] -= 1
   if sessions.left[slot] <= 0:

@@ -50,7 +50,7 @@ class Setup:
   # Seconds to the first token after which a request counts as late.
   slo: float = np.inf
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not 1 <= self.replicas < 2**15:
       raise ValueError(f'replicas={self.replicas}: must be 1 to 32,767.')
     if self.policy not in policies.NAMES:

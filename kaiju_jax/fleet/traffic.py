@@ -95,7 +95,7 @@ class Traffic:
   longest: int = 512  # Most tokens of a message or an answer.
   context: int = 32_768  # Most tokens of a prompt and its answer together.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Refuses parameters that make no trace.
 
     Raises:

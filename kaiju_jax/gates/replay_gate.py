@@ -74,7 +74,7 @@ def _decide(
   return decision_lib.decide(name, checks, {'rates': rates}, {})
 
 
-def change_table(name: str, found: changes.Found):
+def change_table(name: str, found: changes.Found) -> report.Table:
   """Returns the table of a change's steps."""
   rows = [('before', found.before)]
   rows += [(f'{100 * one.share:g} %', one) for one in found.steps]

@@ -33,7 +33,7 @@ class Responder:
 
   def open(
     self, rows: int, temperature: float = 0.0, seed: int = 0, chats: bool = True
-  ):
+  ) -> tuple[Any, str, Any]:
     """Returns the responder, its name, and its identity.
 
     Args:
@@ -57,7 +57,7 @@ class Judge:
   # decision.json of experiments.judge for this judge.
   calibration: str | None = None
 
-  def read(self, player: play.Player):
+  def read(self, player: play.Player) -> Any:
     """Returns the judge; a model is played like `player`."""
     from kaiju_jax.gates import players
 
@@ -73,7 +73,7 @@ class Conversations:
   # Generate so many conversations per tier instead.
   generated: flags.NonNegative = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.golden and self.generated:
       raise app.UsageError('either --golden or --generated must be given.')
 
@@ -127,7 +127,7 @@ class Gate:
   # Conversations that a model plays side by side.
   rows: flags.Positive = 16
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.persona:
       flags.need(judge=self.judge.judge)
     if self.calibration_diff and len(self.calibration_diff) != 2:
@@ -163,7 +163,7 @@ class Persona:
   # Conversations that a model plays side by side.
   rows: flags.Positive = 16
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     flags.need(judge=self.judge.judge)
     who = self.responder
     if bool(who.model) + bool(who.endpoint) + self.references != 1:

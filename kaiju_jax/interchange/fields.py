@@ -98,7 +98,9 @@ class Fields:
       raise self.error(name, f'must be at most {most}')
     return value
 
-  def number(self, name: str, least: float, or_else: float | None = None):
+  def number(
+    self, name: str, least: float, or_else: float | None = None
+  ) -> float:
     """Returns a finite float of at least `least`; `or_else` for null."""
     value = self.take(name)
     if value is None and or_else is not None:

@@ -42,7 +42,7 @@ _OTHERS = (
 )
 
 
-def write(folder: pathlib.Path, path: str, config) -> int:
+def write(folder: pathlib.Path, path: str, config: Any) -> int:
   """Writes both files.
 
   Args:

@@ -1,6 +1,7 @@
 """The transformer layer, and the block of layers that the model repeats."""
 
 import dataclasses
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -77,7 +78,9 @@ class Block(nn.Module):
   z_target: str = 'lse'
 
   @nn.compact
-  def __call__(self, x_BLD: jax.Array, context: context_lib.Context):
+  def __call__(
+    self, x_BLD: jax.Array, context: context_lib.Context
+  ) -> tuple[jax.Array, Any]:
     """Returns the output [B, L, D], and the keys and values that were made.
 
     Keys and values come in a dictionary by the index of their layer if the pass

@@ -35,7 +35,7 @@ class _Table(NamedTuple):
 class Embedding(weighted.Weighted):
   """tokens_BL → hidden_BLD, and hidden_BLD → logits_BLV."""
 
-  def setup(self):
+  def setup(self) -> None:
     self._input = self._table('embedding')
     is_tied = self.config.tied_embedding
     self._output = self._input if is_tied else self._table('head')

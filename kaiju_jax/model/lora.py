@@ -69,7 +69,9 @@ def is_trained(name: str) -> bool:
   return name.startswith((_DOWN, _UP))
 
 
-def split(params: Mapping[str, Any], tops: tuple[str, ...] = ()):
+def split(
+  params: Mapping[str, Any], tops: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns the trees of what is trained and of what is frozen.
 
   Args:

@@ -20,6 +20,7 @@ names (`kv_heads.py`).
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
@@ -57,7 +58,7 @@ class Pool:
     """M, logical slots of a row."""
     return self.row_pages * self.page
 
-  def turns(self, first, end):
+  def turns(self, first: Any, end: Any) -> Any:
     """Returns how many pages leave a row so that it has room up to `end`.
 
     Args:
@@ -68,7 +69,7 @@ class Pool:
     return (lacking > 0) * -(-lacking // self.page)
 
 
-def spread(place, first, pinned: int):
+def spread(place: Any, first: Any, pinned: int) -> Any:
   """Returns the position in the text of the token in slot `place` of a row.
 
   With all three in pages it is the index of the page in an entry of a table.

@@ -42,12 +42,12 @@ class Transformer(nn.Module):
   # of a slice of stacked ones (`decoding/device/weights.py`).
   unstacked: bool = False
 
-  def setup(self):
+  def setup(self) -> None:
     config = self.config
     model_config.check(config)
-    self.embedding = embedding.Embedding(config)
-    self.blocks = self._blocks(config.layers())
-    self.final_norm = norm.RMSNorm(config.norm_epsilon)
+    self.embedding: embedding.Embedding = embedding.Embedding(config)
+    self.blocks: nn.Module = self._blocks(config.layers())
+    self.final_norm: norm.RMSNorm = norm.RMSNorm(config.norm_epsilon)
 
   def _blocks(self, layers: tuple[layers_lib.Layer, ...]) -> nn.Module:
     if self.unstacked:

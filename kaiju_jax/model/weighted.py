@@ -9,6 +9,7 @@ scalar, or takes the codes that an export holds. The layer passes the result to
 """
 
 import math
+from typing import Any
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -132,7 +133,9 @@ class Weighted(nn.Module):
       self.get_variable('params', name), int8.Quantized
     )
 
-  def einsum(self, spec: str, x: jax.Array, w, **options) -> jax.Array:
+  def einsum(
+    self, spec: str, x: jax.Array, w: Any, **options: Any
+  ) -> jax.Array:
     """Calls the function `einsum` with this module's config."""
     return einsum(spec, x, w, self.config, **options)
 
@@ -161,7 +164,11 @@ class Weighted(nn.Module):
 
 
 def einsum(
-  spec: str, x: jax.Array, w, config: model_config.ModelConfig, **options
+  spec: str,
+  x: jax.Array,
+  w: Any,
+  config: model_config.ModelConfig,
+  **options: Any,
 ) -> jax.Array:
   """Calls `qat.einsum` with the config's input gradient and implementation.
 

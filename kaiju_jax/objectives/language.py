@@ -59,7 +59,7 @@ OBJECTIVE = make()
 
 def weighted_cross_entropy(
   model: transformer.Transformer,
-  params,
+  params: Any,
   batch: packing.Batch,
   z_attention: jax.Array | float,
   z_logits: jax.Array | float,

@@ -38,7 +38,9 @@ from kaiju_jax.model import lora
 from kaiju_jax.model import transformer
 
 
-def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict:
+def join(
+  trained: Mapping[str, Any], frozen: Mapping[str, Any]
+) -> dict[str, Any]:
   """Returns the parameters that `Objective.split` took apart."""
   out = {**frozen, **trained}
   for name in trained.keys() & frozen.keys():
@@ -99,7 +101,7 @@ Breakdown = Callable[
 ]
 
 
-def report_nothing(loss_BL: jax.Array, batch: packing.Batch) -> dict:
+def report_nothing(loss_BL: jax.Array, batch: packing.Batch) -> dict[str, Any]:
   """Returns no metrics; the default `Breakdown`."""
   del loss_BL, batch
   return {}
@@ -140,7 +142,9 @@ class Objective:
   module: str = ''
   adapters: bool = False
 
-  def split(self, params: Mapping[str, Any]) -> tuple[dict, dict]:
+  def split(
+    self, params: Mapping[str, Any]
+  ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the trained and the frozen parameters."""
     if self.adapters:
       return lora.split(params, self.trained)

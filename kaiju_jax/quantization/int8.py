@@ -91,6 +91,8 @@ def quantize(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
   return encode(x, scales), scales
 
 
-def dequantize(x: Quantized, dtype=jnp.float32) -> jax.Array:
+def dequantize(
+  x: Quantized, dtype: jax.typing.DTypeLike = jnp.float32
+) -> jax.Array:
   """Returns `codes · scales` of a tensor whose scales keep the reduced axes."""
   return (x.codes.astype(jnp.float32) * x.scales).astype(dtype)

@@ -36,7 +36,7 @@ class Check:
   status: str  # `PASSED`, `REFUSED` or `NOT_EVALUATED`.
   reason: str = ''  # Why it did not pass, as a sentence; '' if it passed.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     _check_status(self.status)
     if (self.status == PASSED) == bool(self.reason):
       raise ValueError(

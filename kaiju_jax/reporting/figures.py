@@ -86,7 +86,9 @@ def style(index: int) -> dict[str, str]:
   }
 
 
-def label_ticks(axis: Any, places: Sequence[float], labels: Iterable) -> None:
+def label_ticks(
+  axis: Any, places: Sequence[float], labels: Iterable[Any]
+) -> None:
   """Labels the given places of an axis, and removes minor labels.
 
   Args:
@@ -100,7 +102,7 @@ def label_ticks(axis: Any, places: Sequence[float], labels: Iterable) -> None:
 
 
 def draw_cells(
-  axes: Any, percent: np.ndarray, columns: Sequence, rows: Sequence
+  axes: Any, percent: np.ndarray, columns: Sequence[Any], rows: Sequence[Any]
 ) -> None:
   """Draws a heatmap of percentages, each written into its cell.
 

@@ -48,7 +48,7 @@ FILE, JSON, HTML = 'report.md', 'report.json', 'report.html'
 class Number(float):
   """A number that prints itself in a form, as '.4f'."""
 
-  def __new__(cls, value: float, form: str = '.4f'):
+  def __new__(cls, value: float, form: str = '.4f') -> Self:
     found = super().__new__(cls, value)
     found.form = form
     return found
@@ -91,7 +91,7 @@ class Table:
   look: str = 'boxed'
   has_total: bool = False  # Whether the last row is a total.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     object.__setattr__(self, 'rows', list(self.rows))
 
   def head(self) -> list[str]:
@@ -138,7 +138,8 @@ class Report:
   """
 
   def __init__(self, title: str = ''):
-    self.title, self.data = title, {}
+    self.title: str = title
+    self.data: dict[str, Any] = {}
     self.decision: decision_lib.Decision | None = None
     self.parts: list[Any] = [f'# {title}'] if title else []
 

@@ -203,7 +203,9 @@ def read_teacher(
   return {attention_alignment.TEACHER: stored}
 
 
-def split_teacher(params: Mapping[str, Any]) -> tuple[dict, dict]:
+def split_teacher(
+  params: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns the student's parameters and the teacher's, by top-level name."""
   name = attention_alignment.TEACHER
   student = {key: params[key] for key in params if key != name}

@@ -124,7 +124,7 @@ def read_generation(
   return found
 
 
-def describe(sampling: dict) -> str:
+def describe(sampling: dict[str, Any]) -> str:
   """Returns settings of sampling in words."""
   return ', '.join(
     f'{name} {value if isinstance(value, list) else format(value, "g")}'

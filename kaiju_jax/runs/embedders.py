@@ -59,7 +59,7 @@ class Model:
     from kaiju_jax.data import tokenizer
     from kaiju_jax.runs import load
 
-    self.name = f'model:{workdir}'
+    self.name: str = f'model:{workdir}'
     self._loaded = load.from_workdir(workdir)
     self._tokenizer = tokenizer.load(
       self._loaded.tokenizer, self._loaded.config.vocab_size
@@ -142,7 +142,7 @@ class T5:
       FileNotFoundError: the folder does not exist or has no config.json.
       ValueError: transformers is missing, or the folder holds no T5.
     """
-    self.name = f't5:{folder}'
+    self.name: str = f't5:{folder}'
     if not (pathlib.Path(folder) / 'config.json').is_file():
       raise FileNotFoundError(
         f'--embedder={self.name}: no config.json there; expected the folder of'

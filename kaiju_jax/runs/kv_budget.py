@@ -185,7 +185,7 @@ class Search:
     self._teacher = teacher
     self._config_of = config_of
     self._length = length
-    self.start = State(teacher.layers(), teacher.num_kv_heads)
+    self.start: State = State(teacher.layers(), teacher.num_kv_heads)
 
   def size(self, state: State) -> int:
     """Returns the KV bytes of a conversation."""

@@ -55,7 +55,7 @@ class Running(NamedTuple):
   """A command that was started."""
 
   command: Command
-  process: subprocess.Popen
+  process: subprocess.Popen[bytes]
   started: float
 
 

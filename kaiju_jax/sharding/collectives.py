@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import math
+from typing import Any
 
 import jax
 from jax import lax
@@ -163,7 +164,7 @@ def whole(x_D: jax.Array) -> jax.Array:
   return lax.all_gather(x_D, 'fsdp', axis=0, tiled=True)
 
 
-def summed_over_copies(gradients):
+def summed_over_copies(gradients: Any) -> Any:
   """Returns each stored gradient summed over the axes that do not split it.
 
   Along the axes that split it, the backward pass of the gather has already

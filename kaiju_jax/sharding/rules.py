@@ -71,7 +71,9 @@ def turn(name: str) -> str:
   return f'{name.removesuffix(letters)}{rest}{contract}'
 
 
-def spec(name: str, rank: int, table: Mapping[str, str | None]):
+def spec(
+  name: str, rank: int, table: Mapping[str, str | None]
+) -> jax.sharding.PartitionSpec:
   """Returns the axes of a tensor's dimensions.
 
   Args:
@@ -188,7 +190,7 @@ def specs(tree: Any, mesh: jax.sharding.Mesh) -> Any:
   return jax.tree.map(lambda sharding: sharding.spec, shardings(tree, mesh))
 
 
-def name_of(path) -> str:
+def name_of(path: Sequence[Any]) -> str:
   """Returns the innermost dictionary key of a path; '' if it has none."""
   for key in reversed(path):
     if isinstance(key, jax.tree_util.DictKey):

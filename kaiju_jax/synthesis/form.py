@@ -32,7 +32,7 @@ class Form:
   answer: str = '\nA:'  # Opens its answer.
   end: str = '\n'  # Ends the answer.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Refuses a form that cannot be read back.
 
     Raises:

@@ -56,7 +56,7 @@ class Journal:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     os.close(self._file)
 
   def append(self, passage: str, judged: Judged) -> None:

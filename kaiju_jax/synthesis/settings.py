@@ -28,7 +28,7 @@ class Settings:
   # The text around passages, questions and answers.
   form: form_lib.Form = dataclasses.field(default_factory=form_lib.Form)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Refuses settings that are out of range or contradict each other.
 
     Raises:

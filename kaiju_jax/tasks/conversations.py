@@ -181,7 +181,7 @@ def _split(data: data_config.DataConfig, encode: Callable[..., Any]) -> Any:
   return training, unseen
 
 
-def describe(data, training, unseen) -> dict[str, Any]:
+def describe(data: Any, training: Any, unseen: Any) -> dict[str, Any]:
   """Returns the description of the text of `data.path`, for `Read.text`."""
   only = data_config.SourceConfig('', data.path)
   return texts_lib.describe([texts_lib.Source(only, training, unseen)])

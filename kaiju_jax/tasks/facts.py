@@ -14,6 +14,7 @@ passage before the question (reading), or without it (recall).
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -135,13 +136,15 @@ def variation(seed: int, number: int, index: int) -> tuple[str, str]:
   return one.question(attribute, phrasing), one.values[attribute]
 
 
-def passages(seed: int, numbers: Sequence[int]) -> Iterator[dict]:
+def passages(seed: int, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
   """Yields the lines of a .jsonl of passages alone."""
   for number in numbers:
     yield {'text': passage(seed, number)}
 
 
-def trees(seed: int, numbers: Sequence[int], count: int) -> Iterator[dict]:
+def trees(
+  seed: int, numbers: Sequence[int], count: int
+) -> Iterator[dict[str, Any]]:
   """Yields the lines of a .jsonl of passages with `count` variations each."""
   for number in numbers:
     children = [

@@ -112,7 +112,7 @@ class Checkpoints:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, kind, *_) -> None:
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     """Waits for a save in progress, except after a KeyboardInterrupt."""
     if kind is None or issubclass(kind, Exception):
       self.wait()

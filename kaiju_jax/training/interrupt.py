@@ -36,13 +36,13 @@ class Interrupt:
           self._former[number] = signal.signal(number, self._request)
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self._restore()
 
   def _request(self, number, frame) -> None:
     # Whoever reads `requested` may send the second signal at once.
     self._restore()
-    self.requested = True
+    self.requested: bool = True
     # A print within a print that the signal interrupted would raise.
     os.write(2, _NOTICE)
 

@@ -54,7 +54,7 @@ class Progress:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self._leave()
 
   def say(self, text: str) -> None:

@@ -54,7 +54,7 @@ def total_tokens(experiment: experiment_lib.Experiment) -> int:
 class Step:
   """A jitted step; see `make` for its arguments and results."""
 
-  def __init__(self, jitted, learning_rate: float):
+  def __init__(self, jitted: Any, learning_rate: float):
     self._jitted = jitted
     self._learning_rate = learning_rate
 
@@ -85,7 +85,7 @@ class Step:
     """Returns this step with another peak rate; compiles nothing."""
     return Step(self._jitted, learning_rate)
 
-  def lower(self, *arguments) -> jax.stages.Lowered:
+  def lower(self, *arguments: Any) -> jax.stages.Lowered:
     """Lowers the step for arguments or their shapes, as `jax.jit` does."""
     return self._jitted.lower(*arguments)
 
@@ -240,7 +240,7 @@ def gradient_of(
   experiment: experiment_lib.Experiment,
   mesh: jax.sharding.Mesh,
   objective: objective_lib.Objective | None = None,
-):
+) -> Callable[..., Any]:
   """Returns the function that computes a step's `Sums` and gradient.
 
   It takes (params, batch, count, z_attention, z_logits, replica=None). The

@@ -124,7 +124,9 @@ def _follow_backward(wire, _, cotangent):
 follow.defvjp(_follow_forward, _follow_backward)
 
 
-def receive(held: int8.Quantized, letters: str, contract: str):
+def receive(
+  held: int8.Quantized, letters: str, contract: str
+) -> int8.Quantized:
   """Returns a frozen weight with D whole; it has no gradient.
 
   Args:

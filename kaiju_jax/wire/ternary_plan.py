@@ -58,7 +58,7 @@ class Plan:
   # the codes; a channel that it splits keeps one scale.
   within: str | None = 'tensor'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not (self.least_scale > 0 and math.isfinite(self.least_scale)):
       raise ValueError(
         f'least_scale={self.least_scale}: must be positive;'

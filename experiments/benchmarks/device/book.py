@@ -34,7 +34,7 @@ class Book:
     A file that is not such JSON costs its slice alone: it is renamed, and
     "problem" says so.
     """
-    self.path = pathlib.Path(folder) / f'{name}.json'
+    self.path: pathlib.Path = pathlib.Path(folder) / f'{name}.json'
     self.data: dict[str, Any] = {
       'slice': name,
       'device': None,

@@ -54,7 +54,7 @@ class Load:
   shared: int = 0  # Tokens at the beginning that all prompts have in common.
   vocabulary: int = 32_000  # Tokens are below it.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Refuses a load that cannot be meant.
 
     Raises:

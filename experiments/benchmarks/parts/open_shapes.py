@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import tempfile
+from typing import Any
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
@@ -64,7 +65,7 @@ def arcee(**changes) -> model_config.ModelConfig:
   return dataclasses.replace(defaults, **changes)
 
 
-def write(path: pathlib.Path, fields: dict) -> None:
+def write(path: pathlib.Path, fields: dict[str, Any]) -> None:
   """Writes a folder with random bfloat16 weights, tied and gated by silu."""
   import ml_dtypes
   import numpy as np

@@ -14,7 +14,7 @@ class Served(NamedTuple):
   """A server that answers."""
 
   # The server's; its output is read up to the address.
-  process: subprocess.Popen
+  process: subprocess.Popen[bytes]
   address: str  # Its URL.
   key: str  # Of its local user.
   said: tuple[str, ...]  # The lines that it printed before its address.

@@ -120,7 +120,7 @@ class RateGrid(Frame):
   # Seeds of the runs.
   seeds: flags.Seeds = (0, 1)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.predict <= max(self.widths):
       raise ValueError(
         f'--predict={self.predict}: must be wider than all of --widths, the'
@@ -148,7 +148,7 @@ class Scaling(Frame):
   # Where everything goes.
   out: str = 'runs/scaling'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     width, tokens = max(self.widths), max(self.tokens)
     if self.largest[0] <= width or self.largest[1] <= tokens:
       raise ValueError(
@@ -182,7 +182,7 @@ class CriticalBatch(Frame):
   # Orders of the data, counted from the run's own.
   seeds: flags.Seeds = (0, 1)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if len(self.multiples) < 2 or min(self.multiples) != 1:
       raise ValueError(
         f'--multiples={",".join(map(str, self.multiples))}: must have 1, which'

@@ -71,7 +71,7 @@ class Pseudonyms:
 
   def __init__(self, key: bytes):
     self._key = key
-    self.digest = self.name('key', '')
+    self.digest: str = self.name('key', '')
 
   def name(self, kind: str, value: str) -> str:
     """Returns the HMAC-SHA256 of a name of a kind, in hex.

@@ -50,7 +50,7 @@ class SessionTree:
 
   # The lists of messages, in the order of the tree.
   lines: tuple[list[Message], ...]
-  counts: collections.Counter  # By the names of `export.describe`.
+  counts: collections.Counter[str]  # By the names of `export.describe`.
   # (n, k) of each choice between n sampled replies: the k-th one, from 0 in the
   # order of sampling, was kept.
   places: tuple[tuple[int, int], ...]

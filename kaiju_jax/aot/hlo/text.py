@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 _HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$')
 _NAME = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = ')
@@ -43,7 +44,7 @@ class Array:
 
 
 # An array, or a tuple of types.
-Type = Array | tuple
+Type = Array | tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)

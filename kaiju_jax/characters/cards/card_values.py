@@ -37,7 +37,7 @@ class Object:
   def __init__(self, value: Mapping[str, Any], path: str, notes: list[str]):
     self.value = value
     self.path = path
-    self.notes = notes
+    self.notes: list[str] = notes
 
   def note(self, name: str, what: str) -> None:
     """Adds a note on a field."""

@@ -1,11 +1,14 @@
 """Remembers the tokens of recent messages; a turn encodes only its new ones."""
 
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 import numpy as np
 
 from kaiju_jax.characters import lru
 from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
 
 _LENGTHS = 2**18  # Messages whose lengths are remembered.
 
@@ -20,18 +23,18 @@ class Encoded:
 
   def __init__(self, format: chat.Format, most: int = 2**22):
     """Begins empty; remembers at most `most` tokens, of 4 bytes each."""
-    self.tokenizer = format.tokenizer
-    self.stop_tokens = format.stop_tokens
-    self.head_L = format.head_L
-    self.opening = format.opening
-    self.advance = format.advance
-    self.places = format.places
-    self.thought = format.thought
-    self.opens_thought = format.opens_thought
-    self.cut_history = format.cut_history
-    self.cut_thoughts = format.cut_thoughts
-    self.steps = format.steps
-    self.structure = format.structure
+    self.tokenizer: tokenizer_lib.Tokenizer = format.tokenizer
+    self.stop_tokens: tuple[int, ...] = format.stop_tokens
+    self.head_L: np.ndarray = format.head_L
+    self.opening: Callable[..., np.ndarray] = format.opening
+    self.advance: Callable[..., str] = format.advance
+    self.places: Callable[[str], list[str]] = format.places
+    self.thought: chat.Thought | None = format.thought
+    self.opens_thought: bool = format.opens_thought
+    self.cut_history: Callable[..., np.ndarray] = format.cut_history
+    self.cut_thoughts: Callable[..., np.ndarray] = format.cut_thoughts
+    self.steps: Mapping[tuple[str, str], chat.Step] = format.steps
+    self.structure: np.ndarray = format.structure
     self._format = format
     self._recent = lru.LruCache(most, len)
     self._lengths = lru.LruCache(_LENGTHS)

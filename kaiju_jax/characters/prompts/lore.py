@@ -124,7 +124,7 @@ class Book:
     self._constant = [x for x, rule in self.rules.items() if rule.is_constant]
     depths = (rule.scan_depth for rule in self.rules.values())
     self._deepest = max(depths, default=0)
-    self.standing = tuple(
+    self.standing: tuple[int, ...] = tuple(
       number for number, rule in self.rules.items() if rule.is_standing
     )
 

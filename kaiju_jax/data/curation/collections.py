@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +126,8 @@ def _real(path: str, field: str) -> set[str]:
 
 
 def write_lines(
-  path: pathlib.Path, documents: Iterable[tuple[documents_lib.Document, dict]]
+  path: pathlib.Path,
+  documents: Iterable[tuple[documents_lib.Document, dict[str, Any]]],
 ) -> None:
   """Writes documents, with more keys for each, for `documents.read`.
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import itertools
 import os
 import pathlib
+from typing import Any
 from typing import Protocol
 
 import numpy as np
@@ -40,7 +41,7 @@ Watch = Callable[[Iterable], Iterable]
 Track = Callable[[Iterable, str], Iterable]
 
 
-def ignore_progress(items: Iterable, what: str = '') -> Iterable:
+def ignore_progress(items: Iterable[Any], what: str = '') -> Iterable[Any]:
   """Returns the items unchanged; a `Watch` and `Track` that show nothing."""
   return items
 
@@ -149,7 +150,7 @@ class Npy:
       FileNotFoundError: no such file.
       ValueError: not an array of numbers [N, D].
     """
-    self.name = f'npy:{path}'
+    self.name: str = f'npy:{path}'
     if not pathlib.Path(path).is_file():
       raise FileNotFoundError(
         f'--embedder={self.name}: no such file; expected a .npy of one row per'

@@ -61,7 +61,9 @@ class Cuts:
     """Analyzes a tokenizer."""
     self._tokenizer = tokenizer
     added = tokenizer.get_added_tokens_decoder().values()
-    self.overlap = OVERLAP + max((len(x.content) for x in added), default=0)
+    self.overlap: int = OVERLAP + max(
+      (len(x.content) for x in added), default=0
+    )
     self._model = tokenizer.model
     self._vocabulary = ''
     if isinstance(self._model, tokenizers.models.BPE):
@@ -78,7 +80,7 @@ class Cuts:
       )
       self._steps += map(_find_words, _flat(_state(tokenizer.pre_tokenizer)))
     except ValueError as error:
-      self.whole = str(error)
+      self.whole: str = str(error)
     # Such a token takes the spaces behind it, too.
     self._taking = frozenset(x.content[-1:] for x in added if x.rstrip)
     self._sides = functools.lru_cache(2**14)(self._find_sides)

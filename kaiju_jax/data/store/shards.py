@@ -113,7 +113,7 @@ class Shard:
     """
     self.path = path
     with open(path, 'rb') as file:
-      self.size = os.fstat(file.fileno()).st_size
+      self.size: int = os.fstat(file.fileno()).st_size
       length = int.from_bytes(file.read(_HEADER), 'little')
       data = file.read(length if length < self.size else 0)
     self._begin = _HEADER + length

@@ -33,7 +33,7 @@ class Calls:
         " beams share: beam search needs a Decoder of mode='fast'."
       )
     self.size = size
-    self.is_judged = judge is not None
+    self.is_judged: bool = judge is not None
     self._decoder = decoder
     network, top = decoder.network, min(size, decoder.tokens)
     self._first = decoder.jit(functools.partial(beam_step.first, network, top))

@@ -77,7 +77,7 @@ class Search:
   # the row's text (`BeamSearch.adopt`).
   resting: int = 1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, least in (
       ('width', 1),
       ('depth', 1),

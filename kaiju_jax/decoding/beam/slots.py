@@ -9,6 +9,7 @@ pinned page, which sinks are in.
 Everything is numpy on the host, with the letters of `tree.py`.
 """
 
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -107,7 +108,13 @@ def free_slots(slots: Slots) -> np.ndarray:
   return np.flatnonzero(is_free_M)
 
 
-def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
+def place(
+  kind: Any,
+  slots: Slots,
+  is_new_LN: np.ndarray,
+  position_LN: np.ndarray,
+  end_L: np.ndarray,
+):
   """Returns the slots with longer paths, and the slots of the new tokens.
 
   It takes the lowest free slots first to keep live tokens close together: a
@@ -136,7 +143,9 @@ def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
   return slots._replace(position_M=position_M, path_LN=path_LN), slot_LN
 
 
-def ranges(slots: Slots, order_L, coordinate_L) -> Ranges:
+def ranges(
+  slots: Slots, order_L: np.ndarray, coordinate_L: np.ndarray
+) -> Ranges:
   """Returns the range of each slot; the beams' coordinates are in tree order.
 
   If several beams share a slot, the first says where its range starts and the

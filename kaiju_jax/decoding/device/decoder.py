@@ -125,7 +125,7 @@ class Decoder:
     """
     extend.check(config, mode, length)
     # The number of tokens that a text may hold.
-    self.tokens = extend.check_vocabulary(tokens, config.vocab_size)
+    self.tokens: int = extend.check_vocabulary(tokens, config.vocab_size)
     heads = config.num_kv_heads
     sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
     pools = paging.pools(config.layers(), rows, length, **sizes)
@@ -134,7 +134,7 @@ class Decoder:
     self.length = length
     self.extra = extra
     # The model and its pools, for functions that `run` calls.
-    self.network = extend.Network(
+    self.network: extend.Network = extend.Network(
       transformer.Transformer(config, unstacked=True),
       pools,
       length if mode == 'reference' else None,
@@ -144,19 +144,19 @@ class Decoder:
     # twice: for the cache as made, and as returned by a call.
     (device,) = jnp.zeros(()).devices()
     # `jax.jit` with the compiler options of the mode.
-    self.jit = reference.jit if mode == 'reference' else jax.jit
+    self.jit: Any = reference.jit if mode == 'reference' else jax.jit
     self._ready = weights.make_ready(config, self.jit, mode)
     turns = {transformer.ROTARY: rotary.tables(config, length + extra)}
     params = {**self._ready(params, replica=replica), **turns}
     # Those of `weights.ready`, and rotary tables.
     self.params = jax.device_put(params, device)
     # How often another model's took their place.
-    self.replaced = 0
+    self.replaced: int = 0
     self._held = _HeldCache(
       jax.device_put(cache_lib.make(config, pools, rows), device)
     )
     # Which rows are open and which pages they and points hold; to read.
-    self.account = rows_lib.Rows(pools, rows)
+    self.account: rows_lib.Rows = rows_lib.Rows(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
     self._opened_R = np.zeros(rows, np.int64)
@@ -204,7 +204,7 @@ class Decoder:
     weights.check_alike(params, self.params)
     device = self.cache.length_R.sharding
     with interrupts.delay():
-      self.params = jax.device_put(params, device)
+      self.params: Any = jax.device_put(params, device)
       self.replaced += 1
       self.account.tree.clear()
 

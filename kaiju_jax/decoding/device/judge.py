@@ -30,7 +30,7 @@ class Judge:
     params, config = head
     token_head.check(config)
     # Its C dimensions, in the order of the probabilities.
-    self.names = tuple(config.names)
+    self.names: tuple[str, ...] = tuple(config.names)
     d_model, classes = decoder.config.d_model, len(self.names)
     expected = {'w_DC': (d_model, classes), 'bias_C': (classes,)}
     found = {name: np.shape(x) for name, x in params.items()}
@@ -47,9 +47,9 @@ class Judge:
       digest.update(np.ascontiguousarray(arrays[name]))
     # Digest of weights and dimensions; scores of another version are not this
     # head's.
-    self.version = digest.digest()
+    self.version: bytes = digest.digest()
     # Its parameters, on the decoder's device.
-    self.params = jax.device_put(arrays, decoder.cache.length_R.sharding)
+    self.params: Any = jax.device_put(arrays, decoder.cache.length_R.sharding)
 
   def check(self) -> None:
     """Raises ValueError if another model took the decoder's (`replace`)."""

@@ -99,7 +99,9 @@ class Layered:
       jit(functools.partial(_last, network, text, end), donate_argnums=(1, 3)),
     )
 
-  def __call__(self, params: Any, cache: cache_lib.Cache, *arguments: Any):
+  def __call__(
+    self, params: Any, cache: cache_lib.Cache, *arguments: Any
+  ) -> Any:
     return self._run(self._programs, params, cache, *arguments)
 
   def lower(self, *arguments: Any) -> '_Lowered':

@@ -87,15 +87,15 @@ class PageCopies:
       for name, kind in decoder.cache.kinds.items()
     }
     # The bytes of a page by kind.
-    self.page_bytes = {
+    self.page_bytes: dict[str, int] = {
       kind: sum(part.size for part in parts)
       for kind, parts in self._parts.items()
     }
     fit = _BYTES // max(self.page_bytes.values())
     # The pages of each kind in a call.
-    self.batch = batch or min(max(fit, _LEAST), _MOST)
+    self.batch: int = batch or min(max(fit, _LEAST), _MOST)
     # The arrays of a page by kind, in words.
-    self.layout = {
+    self.layout: dict[str, list[str]] = {
       kind: [f'{part.dtype.name} {list(part.shape)}' for part in parts]
       for kind, parts in self._parts.items()
     }

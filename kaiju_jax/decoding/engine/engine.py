@@ -92,30 +92,31 @@ class Engine:
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
-    self.alternatives = alternatives_lib.check(alternatives, decoder.tokens)
+    self.alternatives: int = alternatives_lib.check(
+      alternatives, decoder.tokens
+    )
     self.decoder = decoder
-    # The head; None without one.
-    self.judge = None if head is None else judge_lib.Judge(head, decoder)
+    self.judge: judge_lib.Judge | None = head and judge_lib.Judge(head, decoder)
     shares = not batch_invariant if shares is None else shares
     # The compiled calls.
-    self.rounds = compiled.Rounds(
+    self.rounds: compiled.Rounds = compiled.Rounds(
       decoder, chunk, shares, self.judge, alternatives, tokenizer
     )
     self._searches = searches.Searches(
       decoder, candidates, self.judge, is_recorded=not batch_invariant
     )
-    self.limits = limits or admission.Limits()
+    self.limits: admission.Limits = limits or admission.Limits()
     self._tokenizer = tokenizer
-    self._reuses = not batch_invariant
+    self._reuses = reuses = not batch_invariant
     self._ahead = int(ahead)
     self._clock = clock
     # Keeps the points of conversations.
-    self.recorder = recording.Recorder(decoder.account.tree)
+    self.recorder: recording.Recorder = recording.Recorder(decoder.account.tree)
     classes = 0 if self.judge is None else len(self.judge.names)
     self._inflight = inflight.InFlight(
       decoder, self.rounds, classes, alternatives
     )
-    self.state = state_lib.State(decoder, self._reuses, chunk, pace)
+    self.state: state_lib.State = state_lib.State(decoder, reuses, chunk, pace)
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
     self._is_draining = False

@@ -78,7 +78,7 @@ class Stream:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   @property
@@ -167,7 +167,7 @@ class Dialogue:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
 
@@ -181,7 +181,9 @@ class Generator:
     **options: Any,
   ):
     self._decoder = decoder
-    self.engine = engine_lib.Engine(decoder, tokenizer, **options)
+    self.engine: engine_lib.Engine = engine_lib.Engine(
+      decoder, tokenizer, **options
+    )
 
   def stream(self, request: request_lib.Request) -> Stream:
     """Returns a request's tokens as they come; raises as `Engine.check`."""

@@ -75,22 +75,22 @@ class Sequence:
     self.number = number
     self.request = request
     # The request's owner, as the prefix tree's bytes.
-    self.owner = request.owner.encode()
+    self.owner: bytes = request.owner.encode()
     self.phase = phases.Phase.WAITING
     # Tokens of the prompt; with `Request.drawn`; of earlier turns, not scored.
-    self.prompt = len(tokens_L)
-    self.given = self.prompt + len(request.drawn)
+    self.prompt: int = len(tokens_L)
+    self.given: int = self.prompt + len(request.drawn)
     self.prior_tokens = prior_tokens
 
     # When it was submitted, in seconds of the engine's clock, plus the seconds
     # for which it has had a row since; when it got its latest row; when its
     # caller last read its events.
-    self.came = 0.0
+    self.came: float = 0.0
     self.joined_at: float | None = None
-    self.read_at = 0.0
+    self.read_at: float = 0.0
     # Its place in its owner's share (`schedule.Shares`); how many later ones
     # joined while it waited; rounds since its prompt or search last ran.
-    self.tag = 0.0
+    self.tag: float = 0.0
     self.overtaken = 0
     self.passed = 0
 
@@ -106,7 +106,7 @@ class Sequence:
     # Finds its continuation, until its row is text again; None if it draws.
     self.search: beam.BeamSearch | None = None
     # Calls in flight that draw for it.
-    self.flying = 0
+    self.flying: int = 0
     # Drawn, and not judged yet.
     self.unjudged: Drawn | None = None
 
@@ -231,7 +231,7 @@ class Sequence:
   def enter(self, phase: phases.Phase) -> None:
     """Changes the phase; ValueError if it cannot follow."""
     phases.check(self.number, self.phase, phase)
-    self.phase = phase
+    self.phase: phases.Phase = phase
 
   def update(self, output: Output) -> str | None:
     """Applies what a call or a search gave the sequence.

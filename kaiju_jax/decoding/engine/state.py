@@ -78,9 +78,9 @@ class State:
   ):
     self.waiting: dict[int, sequence_lib.Sequence] = {}
     self.running: dict[int, sequence_lib.Sequence] = {}
-    self.durations = Durations()
+    self.durations: Durations = Durations()
     self._chunk = chunk
-    self.shares = schedule.Shares()
+    self.shares: schedule.Shares = schedule.Shares()
     self._decoder = decoder
     self._account = decoder.account
     self._reuses = reuses

@@ -22,6 +22,7 @@ import dataclasses
 import enum
 import random
 import time
+from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
@@ -169,6 +170,6 @@ class RandomSet:
       self._all[place] = last
       self._places[last] = place
 
-  def draw(self, count: int) -> list:
+  def draw(self, count: int) -> list[Any]:
     """Returns `count` different elements."""
     return self._random.sample(self._all, count)

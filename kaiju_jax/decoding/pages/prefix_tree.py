@@ -111,7 +111,7 @@ class PrefixTree:
     self._points: dict[nodes.Point, None] = {}
     self.policy = policy
     # How many points were evicted.
-    self.evicted = 0
+    self.evicted: int = 0
     # How often points were made and dropped.
     self._changes = 0
 

@@ -125,21 +125,23 @@ class Rows:
     self.rows = rows
     self._pools = pools
     # The reference counts.
-    self.pages = pages_lib.Pages(
+    self.pages: pages_lib.Pages = pages_lib.Pages(
       {kind: pool.pages for kind, pool in pools.items()}
     )
     # The kinds with a window.
     self._rings = [x for x, pool in pools.items() if pool.window is not None]
     # S, slots of a page.
-    self.page = next(iter(pools.values())).page
+    self.page: int = next(iter(pools.values())).page
     # Decides which of them are evicted.
-    self.policy = eviction.LeastWorth(self.pages)
+    self.policy: eviction.LeastWorth = eviction.LeastWorth(self.pages)
     read = {
       kind: prefix_tree.Ring(pools[kind].window, pools[kind].pinned)
       for kind in self._rings
     }
     # The points at which texts can go on.
-    self.tree = prefix_tree.PrefixTree(self.pages, self.page, read, self.policy)
+    self.tree: prefix_tree.PrefixTree = prefix_tree.PrefixTree(
+      self.pages, self.page, read, self.policy
+    )
     # The next row to hand out is at the end.
     self._free_rows = list(range(rows))[::-1]
     # By open row, how many pages of each ring it may have at once.

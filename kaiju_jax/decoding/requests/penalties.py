@@ -93,7 +93,9 @@ def check_breakers(strings: Any) -> tuple[str, ...]:
 CHECKS = {'logit_bias': check_biases, 'dry_sequence_breakers': check_breakers}
 
 
-def pack_biases(biases: Sequence[Sequence[tuple[int, float]]]) -> dict:
+def pack_biases(
+  biases: Sequence[Sequence[tuple[int, float]]],
+) -> dict[str, Any]:
   """Returns the fields of `sampling.Settings` for biases of B rows."""
   shape = len(biases), BIASES
   token_BK = np.full(shape, _BEYOND, np.int32)

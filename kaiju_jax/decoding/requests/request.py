@@ -33,7 +33,7 @@ class Busy(RuntimeError):
     super().__init__(message)
     self.seconds = seconds
 
-  def __reduce__(self):
+  def __reduce__(self) -> tuple[Any, ...]:
     # It may come from a replica of another process.
     return Busy, (str(self), self.seconds)
 

@@ -97,7 +97,7 @@ class Sampling:
   # Repeated sequences hold no token whose text holds one of them.
   dry_sequence_breakers: Sequence[str] = penalties.BREAKERS
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, (least, most, expected) in _LIMITS.items():
       value = getattr(self, name)
       if name in _INTEGERS:
@@ -354,7 +354,7 @@ def _race(depth_BV, limit_B, settings, index_B, near: _Near | None):
   return lax.cond(jnp.all(is_inside_B), of_near, of_all)
 
 
-def likeliest(x_BV) -> jax.Array:
+def likeliest(x_BV: jax.Array) -> jax.Array:
   """Returns the first entry of each row's largest value, int32.
 
   `jnp.argmax` takes seven times as long on a CPU. A row with NaN has no choice

@@ -66,7 +66,7 @@ class Reader:
     return Reading(logits(), stored)
 
 
-def run(decoder: decoder_lib.Decoder, params: Any, tokens_BL: Any):
+def run(decoder: decoder_lib.Decoder, params: Any, tokens_BL: Any) -> Any:
   """Returns hidden_BLD and {layer that owns keys and values: (k, v) [B, L, K]}.
 
   `params` are `decoder.params`, so that a jitted call does not copy them.

@@ -112,7 +112,7 @@ class JudgeEndpoint:
     self._model = model
     self._samples = samples
     self._cache = cache
-    self.identity = f'{client.base_url} {model}, {samples} answers'
+    self.identity: str = f'{client.base_url} {model}, {samples} answers'
 
   def score(
     self, conversation: golden.GoldenConversation, replies: Sequence[str]
@@ -201,7 +201,7 @@ class Checkpoint:
     """
     self._generator = generator
     self._format = format
-    self.identity = f'checkpoint {digest}'
+    self.identity: str = f'checkpoint {digest}'
 
   def score(
     self, conversation: golden.GoldenConversation, replies: Sequence[str]

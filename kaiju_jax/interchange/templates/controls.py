@@ -55,7 +55,7 @@ class Controls:
     data = path.read_bytes()
     content = generation.read_object(path)
     self._whole = client.open_tokenizer(data)
-    self.opening = self._whole.opening
+    self.opening: list[int] = self._whole.opening
     added = content['added_tokens']
     if len(added) > _ADDED:
       raise ValueError(

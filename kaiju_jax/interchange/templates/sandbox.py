@@ -14,6 +14,7 @@ import datetime
 import json
 import resource
 import sys
+from typing import Any
 
 import jinja2
 from jinja2 import ext
@@ -77,7 +78,7 @@ def _environment(now: datetime.datetime) -> jinja2.Environment:
   return made
 
 
-def render(task: dict) -> dict[str, list]:
+def render(task: dict[str, Any]) -> dict[str, list]:
   """Returns what a template makes of the chats of a task.
 
   Args:

@@ -9,6 +9,7 @@ reply for each place. All else is the messages' own text.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import re
+from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import chat as chat_lib
@@ -147,7 +148,7 @@ class Glue(NamedTuple):
       place = step.find_place(text)
 
 
-def count_same(*several: Sequence) -> int:
+def count_same(*several: Sequence[Any]) -> int:
   """Returns how many elements all sequences begin with."""
   pairs = enumerate(zip(*several))
   return next((n for n, x in pairs if len(set(x)) > 1), min(map(len, several)))

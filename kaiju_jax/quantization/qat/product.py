@@ -10,6 +10,8 @@ with the dimension that is summed over last (`decoding/device/weights.py`). Sums
 of codes are integers, and have the same bits in every order.
 """
 
+from typing import Any
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -29,7 +31,9 @@ _MOST_ADDED = 16
 _MOST_TURNS = 32
 
 
-def multiply(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
+def multiply(
+  letters: letters_lib.Letters, x: Any, w: Any, dtype: jax.typing.DTypeLike
+) -> jax.Array:
   """Returns the einsum in `dtype`, summed over one dimension.
 
   H and K, which lie last and side by side in x and w, become one dimension. To

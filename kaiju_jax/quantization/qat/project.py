@@ -256,7 +256,9 @@ def _backward_by_kernel(letters, options, residuals, dy, dtype):
 int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
 
 
-def int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
+def int8_input_gradient(
+  spec: str, dy: jax.Array, w_codes: jax.Array
+) -> jax.Array:
   """Returns einsum(spec, dy, w_codes); rounds dy stochastically to int8.
 
   Stochastic rounding: a value between two codes gets the upper one with the

@@ -65,7 +65,10 @@ class Series:
 
   def add(self, value: float) -> None:
     """Takes the KL of a quiet window."""
-    self.history = [*self.history[1 - MOST :], math.log(max(value, _TINY))]
+    self.history: list[float] = [
+      *self.history[1 - MOST :],
+      math.log(max(value, _TINY)),
+    ]
     if self.first is None and len(self.history) >= LEAST:
       self.first = _threshold(self.history)
 
@@ -92,7 +95,7 @@ class Guard:
     if sum(self._latest[-OF:]) >= ENOUGH:
       self.is_frozen = True
     elif len(self._latest) == CALM and not any(self._latest):
-      self.is_frozen = False
+      self.is_frozen: bool = False
     return not stands_out
 
 

@@ -53,13 +53,13 @@ class Monitor:
   def __init__(self, limits: np.ndarray):
     layers, _, channels = limits.shape
     self.limits = limits
-    self.guard = guard_lib.Guard()  # Judges windows.
-    self.shares = guard_lib.Shares()  # Of the characters.
+    self.guard: guard_lib.Guard = guard_lib.Guard()  # Judges windows.
+    self.shares: guard_lib.Shares = guard_lib.Shares()  # Of the characters.
     # The counts that windows are compared with.
-    self.baseline = histograms.Counts.zeros(layers, channels)
+    self.baseline: histograms.Counts = histograms.Counts.zeros(layers, channels)
     # The counts that limits are fitted to.
-    self.recent = histograms.Counts.zeros(layers, channels)
-    self.windows = 0  # How many have ended.
+    self.recent: histograms.Counts = histograms.Counts.zeros(layers, channels)
+    self.windows: int = 0  # How many have ended.
     self._began: float | None = None
     self._samples: list[histograms.Sample] = []
 

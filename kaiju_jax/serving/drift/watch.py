@@ -146,7 +146,9 @@ class Sampler:
   ):
     self._decoder, self._copies = decoder, copies
     # float32 [layers, 2, K], with which its codes are made.
-    self.limits = calibration.read_limits(decoder.params, decoder.config)
+    self.limits: np.ndarray = calibration.read_limits(
+      decoder.params, decoder.config
+    )
     self._tree = decoder.account.tree
     self._random = random.Random(seed)
     self._seen = set(self._tree.points())

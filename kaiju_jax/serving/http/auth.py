@@ -82,7 +82,7 @@ class Token:
   # a model.
   feedback: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not re.fullmatch(r'[0-9a-f]{64}', self.digest):
       raise ValueError(f'digest={self.digest!r}: must be 64 hex digits.')
     if not _OWNER.fullmatch(self.owner):

@@ -31,6 +31,7 @@ import http
 import secrets
 import socket
 import struct
+from typing import Any
 
 from uvicorn.protocols.http import h11_impl
 
@@ -77,7 +78,9 @@ class Connection(h11_impl.H11Protocol):
     args, kwargs: uvicorn's.
   """
 
-  def __init__(self, *args, settings: Settings, slots: limits.Slots, **kwargs):
+  def __init__(
+    self, *args: Any, settings: Settings, slots: limits.Slots, **kwargs: Any
+  ):
     super().__init__(*args, **kwargs)
     self._settings = settings
     self._slots = slots

@@ -45,7 +45,9 @@ class ApiError(Exception):
     self.type = type  # OpenAI's kind of error.
     self.param = param  # The request's field that is wrong; None for none.
     self.code = code  # A constant that programs compare; None for none.
-    self.headers = dict(headers or {})  # Additional headers of the answer.
+    self.headers: dict[str, str] = dict(
+      headers or {}
+    )  # Additional headers of the answer.
 
 
 def invalid(

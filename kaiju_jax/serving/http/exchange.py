@@ -38,7 +38,7 @@ class Exchange:
   # it, the code of an error.
   reasons: list[str] = dataclasses.field(default_factory=list)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._ends = contextlib.ExitStack()
 
   def note_owner(self, owner: str, key: bytes) -> None:

@@ -109,7 +109,7 @@ class Chunked:
     if self._is_last:
       if line:
         raise Fault('Fields behind the body are not taken.')
-      self.is_done = True
+      self.is_done: bool = True
       return
     matched = _CHUNK.fullmatch(line)
     if not matched:

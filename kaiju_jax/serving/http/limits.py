@@ -43,7 +43,7 @@ class Rate:
   requests: int = 60  # The requests per minute.
   streams: int = 4  # The answers that may be written at once.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name in ('requests', 'streams'):
       value = getattr(self, name)
       if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -129,7 +129,7 @@ class Slots:
     self.most = most  # The limit in total.
     self.each = each  # The limit per key.
     self._counts: collections.Counter[Hashable] = collections.Counter()
-    self.taken = 0  # The slots taken now.
+    self.taken: int = 0  # The slots taken now.
 
   def take(self, key: Hashable, each: int | None = None) -> bool:
     """Takes a slot, if one is free; `each` replaces the limit per key."""
@@ -172,7 +172,7 @@ class Slot:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
 

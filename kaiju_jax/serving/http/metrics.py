@@ -131,30 +131,36 @@ class Metrics:
     own = {'namespace': 'kaiju', 'registry': self._registry}
     counter = functools.partial(prometheus_client.Counter, **own)
     histogram = functools.partial(prometheus_client.Histogram, **own)
-    self.ttft = histogram(
+    self.ttft: prometheus_client.Histogram = histogram(
       'ttft_seconds', 'From a request to its first token.', buckets=_FIRST
     )
-    self.itl = histogram('itl_seconds', 'Between two tokens.', buckets=_BETWEEN)
-    self.queue = histogram(
+    self.itl: prometheus_client.Histogram = histogram(
+      'itl_seconds', 'Between two tokens.', buckets=_BETWEEN
+    )
+    self.queue: prometheus_client.Histogram = histogram(
       'queue_seconds', 'From a request to its row.', buckets=_QUEUED
     )
     # The tokens per second of each stream (`TokenStream.rate`).
-    self.rate = histogram(
+    self.rate: prometheus_client.Histogram = histogram(
       'stream_tokens_per_second',
       "A stream's tokens after its first, per second since.",
       buckets=_RATES,
     )
-    self.prompt_tokens = counter('prompt_tokens', 'Tokens of prompts.')
-    self.cached_tokens = counter(
+    self.prompt_tokens: prometheus_client.Counter = counter(
+      'prompt_tokens', 'Tokens of prompts.'
+    )
+    self.cached_tokens: prometheus_client.Counter = counter(
       'cached_tokens', 'Tokens of prompts that were in the cache.'
     )
-    self.rejected = counter(
+    self.rejected: prometheus_client.Counter = counter(
       'rejected', 'Requests that were not begun.', ['reason']
     )
     # The ratings of replies, by kind; 'withdrawn' for one that was taken back.
     # A rating that is sent again counts once.
-    self.ratings = counter('ratings', 'What owners said of replies.', ['kind'])
-    self.requests = counter(
+    self.ratings: prometheus_client.Counter = counter(
+      'ratings', 'What owners said of replies.', ['kind']
+    )
+    self.requests: prometheus_client.Counter = counter(
       'http_requests',
       'Answers, by route and status.',
       ['method', 'route', 'status'],
@@ -163,20 +169,20 @@ class Metrics:
     self._add_drift(functools.partial(prometheus_client.Gauge, **own))
     # The answers under /v1/ that the server failed to give: 'status' for one of
     # 500 or above, 'stream' for an error after the answer had begun.
-    self.failed = counter(
+    self.failed: prometheus_client.Counter = counter(
       'failed_answers', 'Answers that the server failed to give.', ['kind']
     )
-    self.store_failures = counter(
+    self.store_failures: prometheus_client.Counter = counter(
       'store_failures', 'Calls that the store did not answer.'
     )
     # 1 while requests are taken, as /readyz says, the store left out; the
     # server's context sets the function that answers.
-    self.ready = prometheus_client.Gauge(
+    self.ready: prometheus_client.Gauge = prometheus_client.Gauge(
       'ready', 'Whether requests are taken.', **own
     )
     # The operators' commands, by operation and result: 'done', 'refused' or
     # 'failed'.
-    self.operations = counter(
+    self.operations: prometheus_client.Counter = counter(
       'operations', "Operators' commands.", ['operation', 'result']
     )
     for kind in 'status', 'stream':
@@ -190,12 +196,16 @@ class Metrics:
   def _add_safety(self, counter: Callable[..., prometheus_client.Counter]):
     """Makes the counters of safety, with all their labels at zero."""
     # 'gate' for users' texts, 'head' for prompts with their replies.
-    self.judged = counter('judged', 'Texts that safety read.', _STAGED)
-    self.gate_failures = counter(
+    self.judged: prometheus_client.Counter = counter(
+      'judged', 'Texts that safety read.', _STAGED
+    )
+    self.gate_failures: prometheus_client.Counter = counter(
       'gate_failures', 'Texts that the gate could not judge.', ['tier']
     )
     # Stages as in `moderation.Verdict`.
-    self.refusals = counter('refusals', 'Texts that safety stopped.', _STAGED)
+    self.refusals: prometheus_client.Counter = counter(
+      'refusals', 'Texts that safety stopped.', _STAGED
+    )
     for tier in _TIERS:
       self.gate_failures.labels(tier)
       for stage in 'gate', 'head':
@@ -206,13 +216,13 @@ class Metrics:
   def _add_drift(self, gauge: Callable[..., prometheus_client.Gauge]):
     # The divergence of the last window, of 'tokens' and of 'codes'; without
     # series where nothing watches (`drift/watch.py`).
-    self.drift_kl = gauge(
+    self.drift_kl: prometheus_client.Gauge = gauge(
       'drift_kl',
       'How far the last window of traffic is from the first ones, nats.',
       ['what'],
     )
     # 1 while the guard has frozen calibration.
-    self.drift_frozen = gauge(
+    self.drift_frozen: prometheus_client.Gauge = gauge(
       'drift_frozen', 'Whether drift has frozen calibration.'
     )
 

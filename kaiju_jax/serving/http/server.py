@@ -24,6 +24,7 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 from starlette import types
 import uvicorn
@@ -116,7 +117,7 @@ class Server(uvicorn.Server):
     host = {'0.0.0.0': '127.0.0.1', '::': '::1'}.get(self.host, self.host)
     return f'http://{f"[{host}]" if ":" in host else host}:{self.port}'
 
-  def run(self, sockets=None) -> None:
+  def run(self, sockets: Any = None) -> None:
     """Answers requests until `stop` or a signal, and ends all answers."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, _SWITCH))
@@ -136,7 +137,7 @@ class Server(uvicorn.Server):
     """Tells the server to stop; may be called from any thread."""
     self.should_exit = True
 
-  async def startup(self, sockets=None) -> None:
+  async def startup(self, sockets: Any = None) -> None:
     """Starts to answer; RuntimeError: the application failed to start."""
     if self._on_start is not None:
       self._on_start()
@@ -159,7 +160,7 @@ class Server(uvicorn.Server):
       await loop.create_server(made, sock=self._metrics_socket)
     )
 
-  async def shutdown(self, sockets=None) -> None:
+  async def shutdown(self, sockets: Any = None) -> None:
     """Waits for open answers until the deadline, and cancels the rest."""
     self._draining.set()
     state, seconds = self.server_state, self._settings.drain_seconds

@@ -111,7 +111,7 @@ class Reply:
     self._kept = kept
     self._parts: list[str] = []
     self._thoughts: list[str] = []
-    self.thought = 0  # The number of tokens of the shown reasoning.
+    self.thought: int = 0  # The number of tokens of the shown reasoning.
     self._reason: str | None = None
     self._pending: collections.deque[_PendingToken] = collections.deque()
     self._passed = 0  # How many of them moderation lets pass.
@@ -191,7 +191,7 @@ class Reply:
     try:
       async for events in _events(self._stream):
         if not self.tokens and self._is_prompt_blocked():
-          self.is_prompt_refused = True
+          self.is_prompt_refused: bool = True
           self._filter('prompt')
           return
         self._note(self._stream, len(events))

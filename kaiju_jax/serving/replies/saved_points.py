@@ -286,7 +286,7 @@ class SavedPoints:
       # The server starts all the same; what is missing is prefilled.
       _LOG.exception('points could not be taken back')
     seconds = time.monotonic() - begun
-    self.restored = Restored(points, refused, seconds)
+    self.restored: Restored = Restored(points, refused, seconds)
     return self.restored
 
   def start(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 import logging
 import time
+from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 from typing import Self
@@ -27,8 +28,12 @@ class TokenStream(abc.ABC):
   """The drawn tokens of one request, as an asynchronous iterator of `Event`."""
 
   def __init__(self):
-    self.waited = 0.0  # Seconds until it had a row; set once a token has come.
-    self.reused = 0  # Tokens of the prompt that the cache held; set likewise.
+    self.waited: float = (
+      0.0  # Seconds until it had a row; set once a token has come.
+    )
+    self.reused: int = (
+      0  # Tokens of the prompt that the cache held; set likewise.
+    )
     # As in `request.Result`; set likewise.
     self.prompt_scores: tuple[float, ...] | None = None
     self._result: request_lib.Result | None = None
@@ -128,7 +133,7 @@ class AsyncStream(TokenStream):
       try:
         await self._arrived.wait()
       finally:
-        self.is_waiting = False
+        self.is_waiting: bool = False
     self._holder.read(self)
     return self._events.popleft()
 
@@ -192,7 +197,9 @@ def deliver_all(deliveries: Iterable[Delivery]) -> None:
 
 
 def call_soon(
-  loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments
+  loop: asyncio.AbstractEventLoop,
+  function: Callable[..., None],
+  *arguments: Any,
 ) -> None:
   """Schedules a function in an event loop, unless the loop is closed."""
   try:

@@ -65,7 +65,7 @@ class Worker:
     )
     # Rare shapes compile while rounds run with the shapes that are ready.
     # How many compilations were left for later at the start.
-    self.compilations = engine.rounds.waiting
+    self.compilations: int = engine.rounds.waiting
     self._compiling = threading.Thread(
       target=self._compile, name='compiling', daemon=True
     )

@@ -122,9 +122,11 @@ class Context:
   # Of the replicas, once something asks for them; None without a router.
   rollouts: rollouts_lib.Rollouts | None = None
 
-  def __post_init__(self, store: conversing.Store):
+  def __post_init__(self, store: conversing.Store) -> None:
     self.store = store_lib.Store(store, self.metrics)
-    self.texts = fair_threads.FairThreads('text', _TEXTS, 1, _SHORT)
+    self.texts: fair_threads.FairThreads = fair_threads.FairThreads(
+      'text', _TEXTS, 1, _SHORT
+    )
     self.metrics.ready.set_function(lambda: self.takes_requests)
     if isinstance(self.engines, router.Router):
       self.metrics.add_fleet(self.engines.read_fleet)

@@ -34,7 +34,7 @@ _LABELS = 64  # The most entries of `metadata`.
 TEXT = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
 
 
-def limit_entries(most: int):
+def limit_entries(most: int) -> pydantic.BeforeValidator:
   """Returns a validator that counts entries before any is validated."""
 
   def check(value: Any) -> Any:
@@ -92,7 +92,7 @@ def check_stop(value: Any) -> Any:
   return value
 
 
-def check_prompt(value: Any) -> str | list:
+def check_prompt(value: Any) -> str | list[Any]:
   """Returns a text, a list of texts, a list of tokens or a list of those.
 
   Raises:
@@ -145,7 +145,7 @@ class ChatMessage(parse.Fields):
   refusal: TEXT | None = None
   reasoning: TEXT | None = None
   reasoning_content: TEXT | None = None
-  annotations: list | None = None
+  annotations: list[Any] | None = None
   prefix: bool | None = None  # DeepSeek's: the reply continues it. Ours does.
 
   @property

@@ -204,7 +204,7 @@ def _refused(name: str, param: str) -> errors.ApiError:
   )
 
 
-async def read_card(context: context_lib.Context, fields) -> list[str]:
+async def read_card(context: context_lib.Context, fields: Any) -> list[str]:
   """Returns what is read of a card."""
   size = card_fields.count_bytes(fields)
   return await context.texts.run(lambda: list_texts(fields), size)

@@ -50,7 +50,9 @@ class Form:
       'system_fingerprint': fingerprint,
     }
 
-  def whole(self, choices: Sequence[dict], usage: dict, **extra) -> dict:
+  def whole(
+    self, choices: Sequence[dict[str, Any]], usage: dict[str, Any], **extra: Any
+  ) -> dict[str, Any]:
     """Returns an answer that does not stream."""
     return {
       **self._head,
@@ -60,7 +62,7 @@ class Form:
       **extra,
     }
 
-  def chunk(self, choices: Sequence[dict], **extra) -> bytes:
+  def chunk(self, choices: Sequence[dict[str, Any]], **extra: Any) -> bytes:
     """Returns a chunk of a stream, as a server-sent event."""
     kind = self._kind
     if kind.startswith('chat'):
@@ -71,7 +73,10 @@ class Form:
 
 
 def choice(
-  index: int, finish: str | None = None, scored: dict | None = None, **said
+  index: int,
+  finish: str | None = None,
+  scored: dict[str, Any] | None = None,
+  **said,
 ) -> dict[str, Any]:
   """Returns an entry of an answer's `choices`, or of a chunk's."""
   return {'index': index, **said, 'logprobs': scored, 'finish_reason': finish}
@@ -96,7 +101,7 @@ class EventStream(responses.StreamingResponse):
     )
     self._chunks = chunks
 
-  async def __call__(self, scope, receive, send) -> None:
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
     try:
       await super().__call__(scope, receive, send)
     finally:
@@ -104,7 +109,7 @@ class EventStream(responses.StreamingResponse):
 
 
 def page(
-  data: list[dict],
+  data: list[dict[str, Any]],
   found: Sequence[characters.Character | characters.Session],
   has_more: bool,
 ) -> dict[str, Any]:
@@ -135,9 +140,9 @@ async def write_json(
 def answer_blocked(
   form: Form,
   asked: fields.Generation,
-  whole: Sequence[dict],
-  chunks: Sequence[dict],
-  usage: dict,
+  whole: Sequence[dict[str, Any]],
+  chunks: Sequence[dict[str, Any]],
+  usage: dict[str, Any],
 ) -> responses.Response:
   """Answers a prompt that the gate blocked, as one that the head blocked.
 
@@ -324,8 +329,8 @@ def break_stream(context: context_lib.Context, error: errors.ApiError) -> bytes:
 
 
 async def answer_client(
-  request: requests.Request, answer: Coroutine[Any, Any, dict]
-) -> dict:
+  request: requests.Request, answer: Coroutine[Any, Any, dict[str, Any]]
+) -> dict[str, Any]:
   """Awaits an answer, and cancels it if the client leaves first.
 
   Raises:

@@ -58,9 +58,9 @@ class Affinity:
     """
     # int64 [slots, 3], for `policies.pick`: session, place of its replica,
     # milliseconds of Unix time. Never replace it: routers hold it.
-    self.table = policies.make_table(slots)
+    self.table: np.ndarray = policies.make_table(slots)
     # How often a session was served by another replica than before.
-    self.moved = 0
+    self.moved: int = 0
     self._seconds = seconds
     self._clock = clock
     # Names by index; those of removed replicas, the oldest first.

@@ -20,6 +20,7 @@ import logging
 import os
 import pathlib
 import re
+from typing import Any
 
 import ray
 from ray import serve
@@ -62,7 +63,7 @@ class RayTransport:
     finally:
       messages.cancel()
 
-  async def call(self, method: str, *arguments) -> replica_host.CallResult:
+  async def call(self, method: str, *arguments: Any) -> replica_host.CallResult:
     """Returns the answer of `ReplicaHost.call`; raises as Ray does."""
     return await self._find().call.remote(method, *arguments)
 

@@ -49,7 +49,7 @@ class Transport(Protocol):
   ) -> AsyncIterator[replica_host.Welcome | replica_host.Heartbeat]:
     """Yields the messages of `ReplicaHost.subscribe`."""
 
-  async def call(self, method: str, *arguments) -> replica_host.CallResult:
+  async def call(self, method: str, *arguments: Any) -> replica_host.CallResult:
     """Returns the answer of `ReplicaHost.call`."""
 
 

@@ -12,6 +12,7 @@ pickled.
 """
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -170,7 +171,7 @@ class LocalReplica:
     self.name, self.build = name, build  # As in `replica.Replica`.
     self.worker = worker  # It runs, or will; ended by `stop`.
     self.submit, self.drain = worker.submit, worker.drain
-    self.stop = worker.stop
+    self.stop: Callable[[], None] = worker.stop
     self._names = names
 
   @property

@@ -163,7 +163,7 @@ class ReplicaHost:
       for stream in own.streams.values():
         stream.cancel()
 
-  async def call(self, method: str, *arguments) -> CallResult:
+  async def call(self, method: str, *arguments: Any) -> CallResult:
     """Calls a method of the replica for an ingress; raises nothing.
 
     Args:

@@ -87,7 +87,9 @@ class ReplicaStates:
     policy: int,
     sessions: int = 2**16,
   ):
-    self.affinity = affinity_lib.Affinity(sessions)  # The table.
+    self.affinity: affinity_lib.Affinity = affinity_lib.Affinity(
+      sessions
+    )  # The table.
     self._pseudonyms = pseudonyms
     self._policy = policy
     self._states: list[ReplicaState] = []

@@ -37,7 +37,7 @@ class Plan:
   chance: float = 0.01
   at_once: float = 1e-5  # The same, of each update within a step.
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Raises ValueError: names the field, its value and what is right."""
     ascending = sorted({*self.shares})
     if list(self.shares) != ascending or ascending[-1:] != [1.0]:

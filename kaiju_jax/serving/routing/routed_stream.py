@@ -71,7 +71,7 @@ class RoutedStream(token_stream.TokenStream):
       inner: the replica's stream.
     """
     super().__init__()
-    self.failovers = 0  # How often it continued at another replica.
+    self.failovers: int = 0  # How often it continued at another replica.
     # Whether its conversation was removed while it ran.
     self.is_removed = False
     self._losses = 0

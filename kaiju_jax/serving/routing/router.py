@@ -70,7 +70,7 @@ class Settings:
   # router's streams alone.
   owns_replicas: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.policy not in policies.NAMES:
       raise ValueError(
         f'policy={self.policy!r}: must be one of {", ".join(policies.NAMES)}.'
@@ -87,10 +87,12 @@ class Router:
   """
 
   def __init__(self, secret: bytes, settings: Settings = Settings()):
-    self.failovers = 0  # How often a stream continued at another replica.
-    self.max_wait_s = settings.max_wait_s  # See `replica.Engines`.
-    self.max_alternatives = settings.max_alternatives
-    self.pseudonyms = replica_lib.Pseudonyms(secret)
+    self.failovers: int = 0  # How often a stream continued at another replica.
+    self.max_wait_s: float | None = (
+      settings.max_wait_s
+    )  # See `replica.Engines`.
+    self.max_alternatives: int = settings.max_alternatives
+    self.pseudonyms: replica_lib.Pseudonyms = replica_lib.Pseudonyms(secret)
     self._settings = settings
     self._replicas = replica_states.ReplicaStates(
       self.pseudonyms, policies.NAMES.index(settings.policy), settings.sessions

@@ -134,7 +134,7 @@ class SharedTable:
       return
     if self.is_away:
       _LOG.warning('The table of sessions is shared again.')
-    self.is_away = False
+    self.is_away: bool = False
     self._generation, self._exchanged_at = read.generation, now
     self._since = dict.fromkeys(names, now - _SKEW)
     await self._merge(read.rows)

@@ -132,7 +132,7 @@ class Gate:
         f' of {list(settings.names)}.'
       )
     self.settings = settings  # Its `Settings`.
-    self.names = settings.names  # The C dimensions.
+    self.names: tuple[str, ...] = settings.names  # The C dimensions.
     self.trained = trained  # The record of its training.
     self._weight_VC = np.ascontiguousarray(weight_VC)
     self._bias_C = bias_C.astype(np.float64)
@@ -141,7 +141,7 @@ class Gate:
       'trained': json.dumps(strict.dump(trained), sort_keys=True),
     }
     # SHA-256 of everything that decides its scores, and of `trained`.
-    self.version = _version(self._tensors(), self._described)
+    self.version: str = _version(self._tensors(), self._described)
 
   def score(self, text: str) -> np.ndarray:
     """Returns float64 [C], the probability that each dimension is violated.

@@ -221,7 +221,7 @@ class Watch:
   ):
     self.tier = tier  # The age tier, 'adult' or 'minor'.
     # `Moderator.mode` at the request's beginning.
-    self.mode = _mode(version, head)
+    self.mode: str = _mode(version, head)
     self.version = version  # `Moderator.version` at the request's beginning.
     self._blocked = blocked
     self._owner = owner

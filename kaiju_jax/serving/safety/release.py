@@ -101,7 +101,7 @@ class Release:
     self._is_finished = False
     # The `Violation` that ended the reply; None while there is none.
     self.violation: Violation | None = None
-    self.shown = 0  # The number of its characters that were released.
+    self.shown: int = 0  # The number of its characters that were released.
 
   @property
   def text(self) -> str:

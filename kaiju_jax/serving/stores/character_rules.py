@@ -115,7 +115,7 @@ def owner(value: str, limits: Limits, may_be_built_in: bool = False) -> str:
   return value
 
 
-def tokens(values, name: str, most: int) -> np.ndarray:
+def tokens(values: Any, name: str, most: int) -> np.ndarray:
   """Returns tokens as int32 [n], read-only."""
   found = np.asarray(values)
   if found.ndim != 1:

@@ -21,7 +21,7 @@ class Faults:
     self._guard = threading.Lock()
     # By kind: when it was last logged, and how often it came since.
     self._kinds: dict[str, tuple[float, int]] = {}
-    self.count = 0  # The faults since the last call that succeeded.
+    self.count: int = 0  # The faults since the last call that succeeded.
 
   def note(self, kind: str, message: str) -> None:
     """Notes a fault; lines are limited per `kind`, one of few words."""

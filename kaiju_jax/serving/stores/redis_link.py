@@ -53,14 +53,14 @@ class Link:
     self, address: str, timeout: float = TIMEOUT, pause: float = PAUSE
   ):
     # The address without its password, for logs.
-    self.name = _without_password(address)
+    self.name: str = _without_password(address)
     self._timeout, self._pause = timeout, pause
     self._guard = threading.Lock()
     self._away_until = 0.0
     self._is_open = True
     self._is_recognized = False
     # The log of its faults; a successful write ends them.
-    self.faults = faults.Faults()
+    self.faults: faults.Faults = faults.Faults()
     try:
       self._redis = connect(address, timeout)
     except (ValueError, TypeError) as error:

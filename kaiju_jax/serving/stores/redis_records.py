@@ -383,7 +383,7 @@ class MemoryReads:
   def ratings(self, session: characters.Session) -> dict[int, str]:
     return self._recent.ratings(session.id)
 
-  def __getattr__(self, name: str):
+  def __getattr__(self, name: str) -> Any:
     def away(*_):
       raise self._error
 

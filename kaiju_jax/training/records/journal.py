@@ -82,7 +82,7 @@ class Journal:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, kind, *_) -> None:
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     # A second error (the disk is still full) would only hide the first.
     self._profile.close()
     if self._records:
