@@ -46,8 +46,6 @@ def pieces(file: str) -> Iterator[str]:
   while True:
     block = next(blocks, b'')
     data = rest + block
-    if not offset:
-      start = data
     wrong = data.find(b'\0')
     try:
       text, used = codecs.utf_8_decode(data, 'strict', not block)
@@ -55,7 +53,8 @@ def pieces(file: str) -> Iterator[str]:
       nul = data.find(b'\0', 0, error.start)
       wrong = error.start if nul < 0 else nul
     if wrong >= 0:
-      files_lib.refuse_compressed(file, start)
+      if not offset:
+        files_lib.refuse_compressed(file, data)
       raise ValueError(
         f'{file}: not text: byte 0x{data[wrong]:02x} at offset'
         f' {offset + wrong}; expected UTF-8 without NUL. A glob such as'

@@ -24,8 +24,8 @@ class Settings:
   data: str  # Hash of the text's files, their names and contents.
   tokenizer: str  # `tokenizer.digest`.
   held_out: float  # As `data.held_out`.
-  column: str = 'text'  # Of tables.
-  shard: int = 2**24  # Characters of a shard.
+  column: str  # Of tables.
+  shard: int  # Characters of a shard.
   version: int = VERSION
 
 

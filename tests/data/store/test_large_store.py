@@ -83,7 +83,7 @@ def _write(folder, count):
       file.truncate(len(data) + place)
   counts = {'documents': count * 10_000, 'tokens': count * SIZE, 'digest': 'x'}
   settings = corpora.Settings(
-    'text', tokenizer_lib.digest(tokenizer_lib.Bytes()), 0.0
+    'text', tokenizer_lib.digest(tokenizer_lib.Bytes()), 0.0, 'text', 2**24
   )
   record = {'digest': 'x', 'described': {'training': counts}}
   manifest = {

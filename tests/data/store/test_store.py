@@ -89,6 +89,8 @@ def test_rows_of_a_store_are_those_of_its_text(tmp_path, kind):
   _make(path, tmp_path / 'store')
   shards = list((tmp_path / 'store').glob('*.safetensors'))
   assert len(shards) > 1 or kind == 'trees'
+  mode = (tmp_path / 'store').stat().st_mode & 0o666
+  assert {one.stat().st_mode & 0o777 for one in shards} == {mode}
   expected, found = _load(path), _load(tmp_path / 'store')
   for side in (0, 1):
     rows, stored = (text_lib.Rows(x[side], 128, 7) for x in (expected, found))
