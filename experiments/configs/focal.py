@@ -4,8 +4,6 @@ import dataclasses
 
 from kaiju_jax.experiments.configs import tiny
 
-ARMS = ('language', 'focal')
-
 
 @dataclasses.dataclass
 class Settings:
@@ -31,6 +29,7 @@ def make_focal(experiment):
   return objective.Objective(loss)
 
 
+ARMS = ('language', 'focal')
 OBJECTIVES = {'focal': make_focal}
 SETTINGS = Settings
 

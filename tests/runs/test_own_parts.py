@@ -41,7 +41,7 @@ FOCAL = (REPOSITORY / 'experiments' / 'configs' / 'focal.py').read_text()
 # The example's objective, with a task, layer functions and a smaller model. It
 # notes that it was executed.
 SOURCE = (
-  FOCAL[: FOCAL.index('OBJECTIVES =')]
+  FOCAL[: FOCAL.index('ARMS =')]
   + """
 import pathlib
 
@@ -269,24 +269,6 @@ def test_arms_find_the_file_in_processes_of_their_own(file, tmp_path):
   edit(file, '1 - jnp.exp', '1 + jnp.exp')
   done = run('--config.loop.steps=2')
   assert done.returncode == 1 and 'parts.digest' in done.stderr
-
-
-def test_a_grid_trains_it_in_processes(file, tmp_path, monkeypatch):
-  planned = []
-  monkeypatch.setattr(
-    grid,
-    'run_commands',
-    lambda commands, *_: planned.extend(commands) or ({}, False),
-  )
-  jobs = grid.cross(
-    lambda arm: read(file, arm), ['our_focal'], (0, 1), tmp_path
-  )
-  with pytest.raises(SystemExit):
-    grid.run(jobs, at_once=2)
-  assert len(planned) == 2
-  for job in jobs:
-    held = workdir_lib.load_experiment(job.folder).parts
-    assert (held.source, held.digest) == (str(file), read(file).parts.digest)
 
 
 @pytest.mark.parametrize(
