@@ -163,7 +163,8 @@ def test_a_comparison_is_a_page_with_intervals_and_effects(tmp_path, capsys):
   assert f'({low:+.4f} … {high:+.4f})' in rows['w2d16'][4]
   both = rows['model.d_ff: 8 → 16 × model.window: 4 → 2'][0]
   assert float(both.split()[0]) == pytest.approx(0.3, abs=0.05)
-  assert 'loss_curves.png' in text and 'eval_loss_curves.png' in text
+  drawn = [one['figure'] for one in told['parts'] if 'figure' in one]
+  assert drawn == ['loss_curves.png', 'final_loss.png', 'eval_loss_curves.png']
   page = (out / 'report.html').read_text()
   assert page.count('<svg') == 3 and 'http:' not in page
   assert 'https:' not in page
@@ -220,6 +221,7 @@ def test_curves_are_over_tokens_seconds_and_flops(tmp_path):
   for axes in drawn.axes:  # A seed and a mean of each arm.
     assert [len(one.get_ydata()) for one in axes.lines] == [3] * 4
   assert tokens.lines[0].get_xdata().tolist() == [100, 200, 300]
+  assert tokens.get_ylabel().startswith('training')
   # From the first record on, at 25 and at 50 tokens/s.
   assert seconds.lines[0].get_xdata() == pytest.approx([0, 4, 8])
   assert seconds.lines[3].get_xdata() == pytest.approx([0, 2, 4])
