@@ -71,13 +71,8 @@ class Journal:
     self._profile = profile.Profile(config, folder, self.pause, progress.say)
     if folder is not None:
       self._records = metrics.Records(folder, last_step)
-      self._trackers = trackers.Trackers(
-        config_lib.trackers_of(config),
-        folder,
-        last_step,
-        self._records.repeated,
-        progress.say,
-      )
+      names = config_lib.trackers_of(config)
+      self._trackers = trackers.Trackers(names, folder, last_step, progress.say)
 
   def __enter__(self) -> Self:
     return self

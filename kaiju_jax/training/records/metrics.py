@@ -20,7 +20,6 @@ no NaN: values that are not finite are the strings "NaN", "Infinity" and
 understand.
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 import json
 import math
@@ -46,9 +45,6 @@ class Records:
   Opening cuts the file back to `last_step`, because later records, and a line
   that a kill cut in half, belong to lost work. The cut is a truncation, which
   neither a kill nor a full disk can leave half done.
-
-  Attributes:
-    repeated: `key_of` of the records that were cut off, which come again.
   """
 
   def __init__(self, folder: pathlib.Path, last_step: int):
@@ -56,8 +52,7 @@ class Records:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with files.writing(str(self._path)):
       self._file = os.open(self._path, flags, 0o644)
-      end, self.repeated = _split(self._path, last_step)
-      os.ftruncate(self._file, end)
+      os.ftruncate(self._file, _end_of(self._path, last_step))
 
   def append(
     self, step: int, tokens: float, values: Mapping[str, float]
@@ -109,30 +104,15 @@ def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
   return records
 
 
-def key_of(step: int, names: Iterable[str]) -> tuple[int, bool]:
-  """Returns what tells a record from the others: its step, and its kind."""
-  return step, any(name.startswith('eval_') for name in names)
-
-
-def _split(
-  path: pathlib.Path, last_step: int
-) -> tuple[int, set[tuple[int, bool]]]:
-  """Returns the offset after the last whole record up to `last_step`.
-
-  And the keys of the records behind it.
-  """
+def _end_of(path: pathlib.Path, last_step: int) -> int:
+  """Returns the offset after the last whole record up to `last_step`."""
   end = offset = 0
-  later = set()
   for line in path.read_bytes().splitlines(True):
     offset += len(line)
     record = _parse(line)
-    if record is None:
-      continue
-    if record['step'] <= last_step:
+    if record is not None and record['step'] <= last_step:
       end = offset
-    else:
-      later.add(key_of(record['step'], record))
-  return end, later
+  return end
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -8,33 +8,38 @@
 `loop.trackers` names them. A run keeps its identity in trackers.json, so that a
 resumed one goes on in the same run of a tracker.
 
-A resumed run repeats the steps after its checkpoint. TensorBoard drops its
-earlier events. The others take nothing back, and are not told again what they
-were told before, which has the same values. (After a kill, trackio may lack the
-last half second of it.)
+A resumed run repeats the steps after its checkpoint, with the same values.
+TensorBoard drops its earlier events. The others take nothing back: they are
+asked what they have, and told the rest. So a record that a kill took from a
+tracker's memory comes again.
 
 A tracker never stops a run. One that fails is named once, and left out.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Set
 import contextlib
 import io
+import json
 import os
 import pathlib
+import struct
 import time
 from typing import Any
 import uuid
 
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
-from kaiju_jax.training.records import metrics
 
 FILE = 'trackers.json'
 _PROJECT = 'kaiju'
 # Of a call of MLflow's client.
 _MOST_PARAMETERS, _MOST_CHARACTERS = 100, 500
+# Of LevelDB's log, in which wandb writes: bytes of a block, and of the file's
+# header.
+_BLOCK, _HEADER = 32768, 7
 
 
 class Trackers:
@@ -44,7 +49,6 @@ class Trackers:
     names: of `OPENERS`.
     folder: the workdir.
     last_step: the step after which the run starts or resumes.
-    repeated: `metrics.Records.repeated`.
     say: prints a line for the user.
   """
 
@@ -53,29 +57,26 @@ class Trackers:
     names: tuple[str, ...],
     folder: pathlib.Path,
     last_step: int,
-    repeated: Set[tuple[int, bool]],
     say: Callable[[str], None],
   ):
-    self._say, self._repeated, self._open = say, repeated, {}
-    self._began = set()
+    self._say, self._open = say, {}
     for name in names:
       try:
         self._open[name] = OPENERS[name](folder, last_step)
-        self._note(folder, name)
       except ImportError:
-        say(_MISSING[name])
+        extra = 'report' if name == 'tensorboard' else name
+        say(f"No records for {name}: pip install 'kaiju_jax[{extra}]'.")
       except Exception as error:
         self._drop(name, error)
 
   def append(
     self, step: int, tokens: float, values: Mapping[str, float]
   ) -> None:
-    """Sends a record."""
-    is_repeated = metrics.key_of(step, values) in self._repeated
-    for name in list(self._open):
+    """Sends a record to those that do not have it."""
+    for name, one in list(self._open.items()):
       if name == 'tensorboard':
         self._call(name, 'append', step, values)
-      elif not (is_repeated and name in self._began):
+      elif not keys_of(step, values) <= one.held:
         self._call(name, 'append', step, {'tokens': tokens, **values})
 
   def flush(self) -> None:
@@ -102,28 +103,35 @@ class Trackers:
       with contextlib.suppress(Exception):
         broken.close()
 
-  def _note(self, folder: pathlib.Path, name: str) -> None:
-    """Notes that a tracker has records of this run, and whether it had."""
-    if name == 'tensorboard':
-      return
-    known = _read(folder)
-    if name in known['began']:
-      self._began.add(name)
-    else:
-      known['began'].append(name)
-      files.write_json(folder / FILE, known)
+
+class _Run:
+  """A run of a package, which writes by itself."""
+
+  _run: Any
+
+  def append(self, step: int, values: Mapping[str, float]) -> None:
+    self._run.log(dict(values), step=step)
+
+  def flush(self) -> None:
+    pass
+
+  def close(self) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+      self._run.finish()
 
 
-class _Trackio:
-  """A run of trackio's local database."""
+class _Trackio(_Run):
+  """A run of trackio's local database; its thread writes twice a second."""
 
   def __init__(self, folder: pathlib.Path, last_step: int):
     del last_step
     import trackio
+    from trackio import sqlite_storage
 
+    project = os.environ.get('TRACKIO_PROJECT', _PROJECT)
     with contextlib.redirect_stdout(io.StringIO()):
       self._run = trackio.init(
-        project=os.environ.get('TRACKIO_PROJECT', _PROJECT),
+        project=project,
         name=_name(folder),
         config=_config(folder),
         resume='allow',
@@ -131,29 +139,22 @@ class _Trackio:
         auto_log_gpu=False,
         auto_log_cpu=False,
       )
-
-  def append(self, step: int, values: Mapping[str, float]) -> None:
-    self._run.log(dict(values), step=step)
-
-  def flush(self) -> None:
-    """Does nothing: a thread of trackio writes twice a second."""
-
-  def close(self) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
-      self._run.finish()
+    logs = sqlite_storage.SQLiteStorage.get_logs(project, _name(folder))
+    self.held = _join(keys_of(one['step'], one) for one in logs)
 
 
-class _Wandb:
-  """A run of Weights & Biases, offline unless WANDB_MODE says otherwise."""
+class _Wandb(_Run):
+  """A run of Weights & Biases, whose own process writes."""
 
   def __init__(self, folder: pathlib.Path, last_step: int):
     del last_step
     import wandb
 
+    self.held = _join(keys_of(*row) for row in read_wandb(folder))
     mode = os.environ.get('WANDB_MODE', 'offline')
     self._run = wandb.init(
       project=os.environ.get('WANDB_PROJECT', _PROJECT),
-      id=_read(folder)['id'],
+      id=_identity(folder),
       name=_name(folder),
       config=_config(folder),
       dir=folder,
@@ -163,18 +164,9 @@ class _Wandb:
       settings=wandb.Settings(console='off', silent=True),
     )
 
-  def append(self, step: int, values: Mapping[str, float]) -> None:
-    self._run.log(dict(values), step=step)
 
-  def flush(self) -> None:
-    """Does nothing: another process of wandb writes."""
-
-  def close(self) -> None:
-    self._run.finish()
-
-
-class _Mlflow:
-  """A run of MLflow, found by its tag."""
+class _Mlflow(_Run):
+  """A run of MLflow, found by its tag; each record is written at once."""
 
   def __init__(self, folder: pathlib.Path, last_step: int):
     del last_step
@@ -187,20 +179,24 @@ class _Mlflow:
     name, key = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT), 'kaiju.id'
     found = client.get_experiment_by_name(name)
     number = found.experiment_id if found else client.create_experiment(name)
-    identity = _read(folder)['id']
+    identity, self.held = _identity(folder), set()
     runs = client.search_runs([number], f"tags.`{key}` = '{identity}'")
     if runs:
       self._id = runs[0].info.run_id
+      self.held = _join(
+        keys_of(one.step, [name])
+        for name in runs[0].data.metrics
+        for one in client.get_metric_history(self._id, name)
+      )
       client.update_run(self._id, status='RUNNING')
       return
     made = client.create_run(
       number, run_name=_name(folder), tags={key: identity}
     )
     self._id = made.info.run_id
-    flat = strict.differences(_config(folder), {}).items()
     parameters = [
       self._entities.Param(name, str(value)[:_MOST_CHARACTERS])
-      for name, (value, _) in flat
+      for name, (value, _) in strict.differences(_config(folder), {}).items()
     ]
     for first in range(0, len(parameters), _MOST_PARAMETERS):
       some = parameters[first : first + _MOST_PARAMETERS]
@@ -216,9 +212,6 @@ class _Mlflow:
       ],
     )
 
-  def flush(self) -> None:
-    """Does nothing: each record is written when it is appended."""
-
   def close(self) -> None:
     self._client.set_terminated(self._id)
 
@@ -229,34 +222,66 @@ def _tensorboard(folder: pathlib.Path, last_step: int) -> Any:
   return tensorboard.Events(folder, last_step)
 
 
-# (workdir, last step) → an object with append(step, values), flush and close.
+# (workdir, last step) → an object with append(step, values), flush, close, and
+# `held`, the `keys_of` what it has.
 OPENERS = {
   'tensorboard': _tensorboard,
   'trackio': _Trackio,
   'wandb': _Wandb,
   'mlflow': _Mlflow,
 }
-_MISSING = {
-  'tensorboard': "No TensorBoard events: pip install 'kaiju_jax[report]'.",
-  **{
-    name: f"No records for {name}: pip install 'kaiju_jax[{name}]'."
-    for name in OPENERS
-    if name != 'tensorboard'
-  },
-}
 
 
-def _read(folder: pathlib.Path) -> dict[str, Any]:
+def keys_of(step: int, names: Iterable[str]) -> set[tuple[int, bool]]:
+  """Returns {(step, whether it is an evaluation)} of a record's names."""
+  own = 'step', 'tokens', 'timestamp'
+  return {
+    (step, name.startswith('eval_'))
+    for name in names
+    if name not in own and not name.startswith('_')
+  }
+
+
+def read_wandb(folder: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (step, {name: value}) of the rows in a workdir's offline files."""
+  from wandb.proto import wandb_internal_pb2
+
+  for file in sorted((folder / 'wandb').glob('offline-run-*/*.wandb')):
+    data, place, whole = file.read_bytes(), _HEADER, b''
+    while place + 7 <= len(data):
+      if _BLOCK - place % _BLOCK < 7:  # The block's end has no room for one.
+        place += _BLOCK - place % _BLOCK
+        continue
+      _, size, kind = struct.unpack_from('<IHB', data, place)
+      part = data[place + 7 : place + 7 + size]
+      place += 7 + size
+      whole = part if kind in (1, 2) else whole + part
+      if kind in (2, 3) or len(part) < size:  # More follows, or was lost.
+        continue
+      record = wandb_internal_pb2.Record.FromString(whole)
+      row = {
+        one.key or '/'.join(one.nested_key): json.loads(one.value_json)
+        for one in record.history.item
+      }
+      if '_step' in row:
+        yield row['_step'], row
+
+
+def _join(sets: Iterable[set]) -> set:
+  return set().union(*sets)
+
+
+def _identity(folder: pathlib.Path) -> str:
   """Returns the run's identity for trackers; makes one at the first call."""
   file = folder / FILE
   if not file.exists():
-    files.write_json(file, {'id': uuid.uuid4().hex[:12], 'began': []})
-  return files.read_json(file)
+    files.write_json(file, {'id': uuid.uuid4().hex[:12]})
+  return files.read_json(file)['id']
 
 
 def _name(folder: pathlib.Path) -> str:
   """Returns the run's name, which no other workdir has."""
-  return f'{folder.resolve().name}-{_read(folder)["id"][:6]}'
+  return f'{folder.resolve().name}-{_identity(folder)[:6]}'
 
 
 def _config(folder: pathlib.Path) -> dict[str, Any]:

@@ -19,9 +19,12 @@ class Told:
 
   def __init__(self, fails=''):
     self.fails, self.told, self.calls = fails, [], []
+    self.held, self.lost = set(), 0
 
   def open(self, folder, last_step):
     self._call('open')
+    self.told = self.told[: len(self.told) - self.lost]
+    self.held = set().union(*(trackers.keys_of(*one) for one in self.told))
     return self
 
   def append(self, step, values):
@@ -54,7 +57,10 @@ def _experiment(**settings):
 
 def _steps(told):
   """Returns [(step, whether it is an evaluation)]."""
-  return [metrics.key_of(step, values) for step, values in told]
+  return [
+    (step, any(name.startswith('eval_') for name in values))
+    for step, values in told
+  ]
 
 
 def _recorded(folder):
@@ -77,6 +83,7 @@ def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
   toy.train(tmp_path / 'run', _experiment())
   assert capfd.readouterr().err.count(f'wandb: {place} broke') == 1
   assert told.calls.count(place) <= 1 + (place == 'close')
+  assert told.calls[-1] == ('open' if place == 'open' else 'close')
   toy.train(tmp_path / 'other', _experiment(trackers=''))
   assert _recorded(tmp_path / 'run') == _recorded(tmp_path / 'other')
   assert len(told.told) == {'open': 0, 'append': 0, 'flush': 4}.get(place, 15)
@@ -105,15 +112,24 @@ def _crash_at(step):
   return take
 
 
-def test_steps_after_a_crash_are_told_once(tmp_path, told):
+@pytest.mark.parametrize('lost', [0, 1, 2, 3, 7])
+def test_steps_after_a_crash_are_told_once(tmp_path, told, lost):
+  """Also where a tracker has lost its last records."""
   with pytest.raises(RuntimeError, match='the machine'):
     toy.train(tmp_path, _experiment(), step=_crash_at(8))
   # Checkpoint 4; the evaluation of step 5 and the records up to 6 are beyond.
   before = list(told.told)
   assert _steps(before)[-3:] == [(5, False), (5, True), (6, False)]
+  told.lost = lost
   toy.train(tmp_path, _experiment())
-  assert _steps(told.told) == _recorded(tmp_path)
-  assert told.told[: len(before)] == before
+  wanted = [
+    x
+    for x in _recorded(tmp_path)
+    if x[0] > 4 or x in _steps(before[: -lost or None])
+  ]
+  assert _steps(told.told) == wanted
+  kept = before[: len(before) - lost]
+  assert told.told[: len(kept)] == kept
 
 
 def test_a_tracker_that_joins_later_is_told_what_is_repeated(tmp_path, told):
@@ -196,34 +212,14 @@ def test_mlflow(tmp_path, monkeypatch):
     assert found == [(s, one[name]) for s, one in wanted if name in one]
 
 
-def _read_wandb(file):
-  """Reads LevelDB's log of one block at most: header, then records."""
-  from wandb.proto import wandb_internal_pb2
-
-  data, found = file.read_bytes()[7:], []
-  assert len(data) < 32_000
-  while data:
-    _, size, kind = struct.unpack('<IHB', data[:7])
-    assert kind == 1  # A whole record.
-    record = wandb_internal_pb2.Record.FromString(data[7 : 7 + size])
-    data = data[7 + size :]
-    if record.WhichOneof('record_type') == 'history':
-      items = record.history.item
-      values = {
-        x.key or '/'.join(x.nested_key): json.loads(x.value_json) for x in items
-      }
-      found.append((values.pop('_step'), values))
-  return found
-
-
 def test_wandb_offline(tmp_path, monkeypatch):
   pytest.importorskip('wandb', reason='extra wandb')
   for name in [x for x in os.environ if x.startswith('WANDB_')]:
     monkeypatch.delenv(name)
   wanted = _crash_and_resume(tmp_path / 'run', 'wandb')
-  files = sorted((tmp_path / 'run' / 'wandb').glob('offline-run-*/*.wandb'))
+  files = [*(tmp_path / 'run' / 'wandb').glob('offline-run-*/*.wandb')]
   assert len(files) == 2 and len({file.name for file in files}) == 1
-  found = [one for file in files for one in _read_wandb(file)]
+  found = [*trackers.read_wandb(tmp_path / 'run')]
   merged = {}  # wandb makes one row of a step's record and evaluation.
   for step, record in wanted:
     merged.setdefault(step, {}).update(record)
@@ -231,3 +227,33 @@ def test_wandb_offline(tmp_path, monkeypatch):
   for step, values in found:
     for name in merged[step].keys() - {'step', *metrics.TIMING}:
       assert values[name] == pytest.approx(merged[step][name]), (step, name)
+
+
+def test_wandb_is_read_over_its_blocks_and_as_far_as_it_was_written(tmp_path):
+  pytest.importorskip('wandb', reason='extra wandb')
+  from wandb.proto import wandb_internal_pb2
+
+  data, ends = bytearray(7), []
+  for step in range(900):
+    record = wandb_internal_pb2.Record()
+    for name, value in ('_step', step), ('x' * (40 + 70 * step % 900), 1):
+      record.history.item.add(key=name, value_json=str(value))
+    rest, kind = record.SerializeToString(), 1
+    while rest or kind == 1:
+      left = 32768 - len(data) % 32768
+      if left < 7:
+        data += bytes(left)
+        continue
+      part, rest = rest[: left - 7], rest[left - 7 :]
+      kind = (2 if rest else 1) if kind == 1 else (3 if rest else 4)
+      data += struct.pack('<IHB', 0, len(part), kind) + part
+      if kind in (1, 4):
+        break
+    ends.append(len(data))
+  assert len(data) > 9 * 32768
+  file = tmp_path / 'wandb' / 'offline-run-1' / 'run-1.wandb'
+  file.parent.mkdir(parents=True)
+  for size in (len(data), len(data) - 1, 7 * 32768, 32768 + 3, 20, 0):
+    file.write_bytes(data[:size])
+    steps = [step for step, _ in trackers.read_wandb(tmp_path)]
+    assert steps == [step for step, end in enumerate(ends) if end <= size]
