@@ -48,7 +48,7 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
 .PHONY: chat needle test test-versions test-slow wheel check aot aot-full \
-  gpu tpu interchange fleet site
+  gpu tpu interchange fleet site types
 
 # Downloads a small chat model, once, and serves it with its page; where that is out
 # of reach, or with TRAIN=1, it trains one. MODEL=FOLDER serves that one instead.
@@ -140,6 +140,10 @@ site: $(VENV)/.docs-installed
 	$(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest tests/test_site.py
 
+# Of the symbols that the wheel exports, 95 % have types that pyright knows whole.
+types: $(VENV)/.docs-installed
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py -k types
+
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -153,7 +157,7 @@ $(VENV)/.gpu-installed: EXTRAS := [cuda,triton,device]
 $(VENV)/.tpu-installed: EXTRAS := [tpu,device]
 $(VENV)/.interchange-installed: EXTRAS := [test,interchange,wandb]
 $(VENV)/.fleet-installed: EXTRAS := [test-fleet]
-$(VENV)/.docs-installed: EXTRAS := [test,docs]
+$(VENV)/.docs-installed: EXTRAS := [test,docs,types]
 
 $(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \
   $(VENV)/.slow-tests-installed $(VENV)/.aot-installed \

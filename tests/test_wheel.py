@@ -7,6 +7,7 @@ installation of the repository.
 """
 
 import functools
+import json
 import os
 import pathlib
 import shutil
@@ -174,3 +175,20 @@ def test_twine_takes_wheel_and_source_and_both_are_the_same(
   again = _build(archive, tmp_path)
   names = [zipfile.ZipFile(path).namelist() for path in (wheel, again)]
   assert sorted(names[0]) == sorted(names[1])
+
+
+def test_what_the_package_exports_has_types(python, tmp_path):
+  pytest.importorskip('pyright', reason='it is in the extra types')
+  # pyright asks the first python of the path where packages are.
+  path = f'{python.parent}{os.pathsep}{os.environ["PATH"]}'
+  done = subprocess.run(
+    [sys.executable, '-m', 'pyright', '--verifytypes', 'kaiju_jax']
+    + ['--ignoreexternal', '--outputjson'],
+    env={**os.environ, 'PATH': path},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  found = json.loads(done.stdout)['typeCompleteness']
+  assert sum(found['exportedSymbolCounts'].values()) > 10_000
+  assert found['completenessScore'] >= 0.95

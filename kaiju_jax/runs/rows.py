@@ -36,7 +36,7 @@ class Step(NamedTuple):
   is_checked: bool
 
 
-def read(workdir: str | os.PathLike, step: int) -> Step:
+def read(workdir: str | os.PathLike[str], step: int) -> Step:
   """Returns the rows of a step, which are made again from the run's text.
 
   Args:
@@ -115,7 +115,7 @@ def _row(rows: Any, microbatch: int, number: int) -> StepRow:
 
 
 def _check_text(
-  workdir: str | os.PathLike,
+  workdir: str | os.PathLike[str],
   experiment: experiment_lib.Experiment,
   found: tasks.TaskData,
 ) -> bool:

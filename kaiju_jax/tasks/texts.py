@@ -24,7 +24,7 @@ from kaiju_jax.training import experiment as experiment_lib
 _STORES = 'KAIJU_STORES'
 
 
-def keep_stores(folder: str | os.PathLike) -> None:
+def keep_stores(folder: str | os.PathLike[str]) -> None:
   """Lets this process and those that it starts keep large text encoded.
 
   So several runs of one text encode it once. A folder that was named before, as

@@ -292,7 +292,7 @@ def find_begin(experiment: experiment_lib.Experiment) -> tuple[int, int]:
   return int(step), read_position(path, int(step))['row']
 
 
-def read_position(path: str | os.PathLike, step: int) -> dict[str, Any]:
+def read_position(path: str | os.PathLike[str], step: int) -> dict[str, Any]:
   """Returns the state of the loader in a checkpoint, as checkpoint.py has it.
 
   Raises:

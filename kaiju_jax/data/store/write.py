@@ -99,7 +99,7 @@ def write(
 
 
 def store_of(
-  config: data_config.DataConfig, root: str | os.PathLike
+  config: data_config.DataConfig, root: str | os.PathLike[str]
 ) -> data_config.DataConfig:
   """Returns the config with a store under `root` in place of its text.
 

@@ -28,12 +28,10 @@ class TokenStream(abc.ABC):
   """The drawn tokens of one request, as an asynchronous iterator of `Event`."""
 
   def __init__(self):
-    self.waited: float = (
-      0.0  # Seconds until it had a row; set once a token has come.
-    )
-    self.reused: int = (
-      0  # Tokens of the prompt that the cache held; set likewise.
-    )
+    # Seconds until it had a row; set once a token has come.
+    self.waited: float = 0.0
+    # Tokens of the prompt that the cache held; set likewise.
+    self.reused: int = 0
     # As in `request.Result`; set likewise.
     self.prompt_scores: tuple[float, ...] | None = None
     self._result: request_lib.Result | None = None
@@ -168,7 +166,10 @@ class AsyncStream(TokenStream):
         self._times = self._times[0], now
         self._later += len(news.events)
     if news.prompt is not None:
-      self.waited, self.reused, self.prompt_scores = news.prompt
+      waited, reused, scores = news.prompt
+      self.waited: float = waited
+      self.reused: int = reused
+      self.prompt_scores: tuple[float, ...] | None = scores
     self._result = news.result or self._result
     self._error = news.error or self._error
     self._arrived.set()

@@ -66,7 +66,8 @@ class RemoteReplica:
     """
     self.name = name
     # As in the last `replica_host.Welcome`; '' and None before the first.
-    self.build, self.facts = '', None
+    self.build: str = ''
+    self.facts: Any = None
     self._transport, self._silence = transport, silence
     self._thread = threading.Thread(
       target=self._run, name=f'replica {name}', daemon=True
