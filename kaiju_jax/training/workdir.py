@@ -132,7 +132,7 @@ def check(
   if not (path / _CONFIG).exists():
     _refuse_leftovers(path)
     return
-  differences = _compare(_read(path / _CONFIG), wanted)
+  differences = compare(_read(path / _CONFIG), wanted)
   if not differences:
     return
   lines = [
@@ -199,8 +199,11 @@ def find_base(path: str) -> str:
   return path
 
 
-def _compare(ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
-  """Returns the fields that differ, but for those that may change."""
+def compare(ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
+  """Returns the fields in which dumped experiments differ, as ours and theirs.
+
+  What a run may change when it goes on, such as its trackers, is left out.
+  """
   found = strict.differences(ours, theirs)
   return {name: pair for name, pair in found.items() if name not in _FREE}
 
@@ -265,7 +268,7 @@ def note_start(
     last = files.read_json(file)
     earlier = [*last.pop('earlier', []), last]
   held, extended = load_experiment(path), {}
-  if _compare(strict.dump(held), strict.dump(experiment)):
+  if compare(strict.dump(held), strict.dump(experiment)):
     # `check` decided by the latest checkpoint, which may be unreadable.
     extension = longer.Extension(held, experiment, find_begin(held))
     if why := extension.find_obstacle(step):

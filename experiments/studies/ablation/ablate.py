@@ -243,7 +243,7 @@ def find_others(
     try:
       arguments = (f'--config.seed={seed}', *overrides)
       ours = resolve(f'{config}:{arm}' if arm else config, arguments)
-      fields = strict.differences(strict.dump(ours), strict.dump(held))
+      fields = workdir_lib.compare(strict.dump(ours), strict.dump(held))
       apart = ', '.join(field for field in fields if field not in own)
     except (OSError, ValueError):
       apart = 'arm'

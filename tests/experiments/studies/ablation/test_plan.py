@@ -248,7 +248,8 @@ def test_earlier_cells_of_a_folder_are_compared_with_later_ones(
     names - {'plain+model.d_ff=8+data.batch=2'}, ''
   )
   # What a cell is not named for still sets it apart.
-  found = ablate.find_others(config, tmp_path, ['--config.model.window=3'], ())
+  words = ['--config.model.window=3', '--config.loop.trackers=']
+  found = ablate.find_others(config, tmp_path, words, ())
   assert {apart for _, _, apart in found} == {'model.window'}
 
 
