@@ -138,7 +138,13 @@ def open_store(
     )
   found = []
   for number, size in enumerate(manifest.sizes):
-    shard = shards_lib.Shard(shard_path(folder, number))
+    path = shard_path(folder, number)
+    if not path.exists():
+      raise FileNotFoundError(
+        f'{field}={os.fspath(folder)!r}: {path.name} is missing, one of'
+        f' {len(manifest.sizes)} shards. Bring it back, or make the store anew.'
+      )
+    shard = shards_lib.Shard(path)
     if shard.size != size:
       raise ValueError(
         f'{shard.path}: has {shard.size:,} bytes, and {size:,} when it was'

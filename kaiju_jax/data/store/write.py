@@ -90,10 +90,17 @@ def write(
         partial.unlink()
       found = holdout.stream(data, held_out, '--data', column)
       paths: list[pathlib.Path] = []
-      with _pool(processes, tokenizer, encoder) as work:
-        for _ in work(_missing(found, folder, shard, paths, watch)):
-          pass
-      _finish(folder, settings, data, paths)
+      try:
+        with _pool(processes, tokenizer, encoder) as work:
+          for _ in work(_missing(found, folder, shard, paths, watch)):
+            pass
+        _finish(folder, settings, data, paths)
+      except (OSError, ValueError):
+        # Text that is refused before the first shard binds the folder to
+        # nothing: mended, it goes there.
+        if not any(folder.glob('*.safetensors')):
+          (folder / documents_lib.STORE).unlink()
+        raise
   manifest, found = corpora.open_store(folder, '--out')
   return corpora.read(found, manifest.records)
 
@@ -154,8 +161,8 @@ def _begin(folder: pathlib.Path, settings: corpora.Settings, out: str) -> None:
     for name, now in strict.dump(settings).items():
       if getattr(then, name) != now:
         raise ValueError(
-          f'--out={out}: is a store made with another {name}. Name another'
-          ' folder, or remove this one.'
+          f'--out={out}: is a store made of other inputs: {name} differs. Name'
+          ' another folder, or remove this one.'
         )
   elif folder.exists() and any(one.name != '.lock' for one in folder.iterdir()):
     raise FileExistsError(

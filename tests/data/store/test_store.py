@@ -244,7 +244,7 @@ def _age(store):
     (lambda store: _cut_shard(store, 0), r'000001\.safetensors: is no whole'),
     (_swap_borders, r'000000\.safetensors: the documents. borders do not rise'),
     (_age, 'is a store of version 0'),
-    (lambda store: (store / '000001.safetensors').unlink(), '000001'),
+    (lambda store: (store / '000001.safetensors').unlink(), 'is missing'),
   ],
 )
 def test_damage_is_refused_by_name(tmp_path, harm, message):
@@ -288,11 +288,33 @@ def test_a_folder_of_other_inputs_is_refused(tmp_path, changed):
   more = {'held_out': 0.1, 'shard': 1000, 'column': 'body'}
   more = {name: x for name, x in more.items() if name == changed}
   before = _bytes(tmp_path / 'store')
-  with pytest.raises(ValueError, match=f'--out=.* another {changed}'):
+  with pytest.raises(ValueError, match=f'--out=.*: {changed} differs'):
     _make(path, tmp_path / 'store', **more)
   assert _bytes(tmp_path / 'store') == before
   with pytest.raises(FileExistsError, match=r'--out=.*no token store'):
     _make(path, tmp_path / 'texts')
+
+
+@pytest.mark.parametrize('refused', ['', '{"txt": "b"}\n'])
+def test_refused_text_that_is_mended_goes_to_the_same_folder(tmp_path, refused):
+  file, store = tmp_path / 'texts.jsonl', tmp_path / 'store'
+  file.write_text(refused)
+  with pytest.raises(ValueError, match=r'no text|texts\.jsonl, line 1'):
+    _make(file, store)
+  assert not documents_lib.is_store(str(store))
+  file.write_text(''.join(f'{{"text": "mended {i}"}}\n' for i in range(40)))
+  _make(file, store)
+  assert len(_load(store)[0].names) > 30
+  # Shards that are there bind it to their text.
+  (store / documents_lib.STORE).unlink()
+  for one in store.glob('*.safetensors'):
+    one.unlink()
+  file.write_text(file.read_text() + refused + '{"text": 1}\n')
+  with pytest.raises(ValueError, match='texts'):
+    _make(file, store, shard=20)
+  file.write_text('{"text": "other"}\n' * 40)
+  with pytest.raises(ValueError, match='data differs'):
+    _make(file, store, shard=20)
 
 
 def test_runs_of_one_text_encode_it_once(tmp_path, monkeypatch):
