@@ -23,8 +23,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 90rem;
   margin: 2rem auto; padding: 0 1rem; }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 .wide {{ overflow-x: auto; }}
-td {{ white-space: nowrap; }}
-table {{ font-size: .85em; border-collapse: collapse;
+th, td {{ white-space: nowrap; }}
+table {{ font-size: .8em; border-collapse: collapse;
   margin: 1em 0; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .2em .8em .2em 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid #8886; }}
