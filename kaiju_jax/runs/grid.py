@@ -162,7 +162,8 @@ def run(
       without their jobs' files, and the message names the logs.
   """
   check(jobs)
-  texts.keep_stores(jobs[0].folder.parents[1])
+  if jobs:
+    texts.keep_stores(jobs[0].folder.parent.parent)
   missing = [job for job in jobs if not is_done(job, finish)]
   if len(missing) < len(jobs):
     _say(f'{len(jobs) - len(missing)} of {len(jobs)} runs: finished before.')

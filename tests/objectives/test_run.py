@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.classifiers import heads
-from kaiju_jax.data import text
+from kaiju_jax.data.store import corpora
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import load
@@ -96,7 +96,7 @@ def test_a_head_learns_behind_the_model_of_another_run(folder, tmp_path):
 def test_what_does_not_fit_together_is_refused(
   folder, monkeypatch, field, value, message
 ):
-  monkeypatch.setattr(text, 'check', lambda *_: None)
+  monkeypatch.setattr(corpora, 'check', lambda *_: None)
   one = labelled(folder, begin_with='somewhere')
   *parents, name = field.split('.')
   holder = one
