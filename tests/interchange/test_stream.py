@@ -291,6 +291,7 @@ def write_wide(path, depth, vocab_size):
 
 
 @pytest.mark.slow
+@pytest.mark.flaky(reruns=1)
 @pytest.mark.skipif(
   not pathlib.Path('/proc/self/clear_refs').exists(), reason='needs Linux'
 )
