@@ -5,7 +5,8 @@
 
 Each RUN is a workdir, or a folder with workdirs below it. Runs that differ only
 in their seed are seeds of one arm: those of ARM/seedS, and others of one config
-wherever they are. Arms are compared with --baseline, or with the first one,
+wherever they are. Arms are compared with --baseline, with the baseline of the
+report in the only folder that is named, or with the first one,
 
     paired over the seeds that both have, two at least; else
     by Welch's interval, if both have two seeds; else

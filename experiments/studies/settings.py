@@ -427,5 +427,5 @@ class Compare:
   # Folder of the report; without it tables are printed alone.
   out: str | None = None
   # Arm that all others are compared with, by its name in the table of runs; by
-  # default that of the first run.
+  # default that of the folder's own report, or of the first run.
   baseline: str | None = None

@@ -129,6 +129,16 @@ def name_arms(jobs: Sequence[grid.Job]) -> list[grid.Job]:
   return named
 
 
+def _recorded_baseline(paths: Sequence[str], arms: Sequence[str]) -> str | None:
+  """Returns the baseline of all arms in a folder's report, if it has one."""
+  file = pathlib.Path(paths[0]) / report.JSON
+  if len(paths) > 1 or not file.exists():
+    return None
+  data = files.read_json(file).get('data') or {}
+  found = set((data.get('baselines') or {}).values())
+  return found.pop() if len(found) == 1 and found <= {*arms} else None
+
+
 def run(settings: settings_lib.Compare, paths: Sequence[str]) -> None:
   """Prints the comparison, and writes it into a folder if there is one.
 
@@ -141,7 +151,9 @@ def run(settings: settings_lib.Compare, paths: Sequence[str]) -> None:
     root = flags.folder('out', settings.out)
   jobs = name_arms(find_jobs(paths))
   arms = list(dict.fromkeys(job.arm for job in jobs))
-  baseline = arms[0] if settings.baseline is None else settings.baseline
+  baseline = settings.baseline
+  if baseline is None:
+    baseline = _recorded_baseline(paths, arms) or arms[0]
   if baseline not in arms:
     raise ValueError(
       f'--baseline={baseline}: must be one of {", ".join(arms)}.'

@@ -174,6 +174,27 @@ def test_a_comparison_is_a_page_with_intervals_and_effects(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+  'recorded, used',
+  [
+    ({'w4d16': 'w4d8', 'w2d8': 'w4d8', 'gone': 'w4d8'}, 'w4d8'),
+    ({'w4d16': 'w4d8', 'w2d8': 'w2d16'}, 'w2d16'),
+    ({'w4d16': 'gone'}, 'w2d16'),
+  ],
+)
+def test_a_folders_report_says_which_arm_is_the_baseline(
+  recorded, used, tmp_path
+):
+  runs, out = tmp_path / 'runs', tmp_path / 'out'
+  planted(runs)
+  (runs / 'report.json').write_text(
+    json.dumps({'data': {'baselines': recorded}})
+  )
+  run([runs], out=str(out))
+  told = json.loads((out / 'report.json').read_text())
+  assert set(told['data']['baselines'].values()) == {used}
+
+
+@pytest.mark.parametrize(
   'seeds, said',
   [
     ((0,), ['w2d8 (1)', 'no interval: too few seeds']),
