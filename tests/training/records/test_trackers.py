@@ -5,6 +5,7 @@ import os
 import sqlite3
 import struct
 import sys
+import time
 
 import pytest
 
@@ -219,10 +220,14 @@ def test_wandb_offline(tmp_path, monkeypatch):
   wanted = _crash_and_resume(tmp_path / 'run', 'wandb')
   files = [*(tmp_path / 'run' / 'wandb').glob('offline-run-*/*.wandb')]
   assert len(files) == 2 and len({file.name for file in files}) == 1
-  found = [*trackers.read_wandb(tmp_path / 'run')]
   merged = {}  # wandb makes one row of a step's record and evaluation.
   for step, record in wanted:
     merged.setdefault(step, {}).update(record)
+  # Its own process may write a while after the run's end.
+  deadline = time.monotonic() + 60
+  while len(found := [*trackers.read_wandb(tmp_path / 'run')]) < len(merged):
+    assert time.monotonic() < deadline, found
+    time.sleep(0.1)
   assert [step for step, _ in found] == list(merged)
   for step, values in found:
     for name in merged[step].keys() - {'step', *metrics.TIMING}:
