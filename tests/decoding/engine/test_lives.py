@@ -106,7 +106,7 @@ class Life(lives.Life):
 
 
 @pytest.mark.parametrize(
-  'count', [30, pytest.param(1500, marks=pytest.mark.slow)]
+  'count', [30, pytest.param(800, marks=pytest.mark.slow)]
 )
 def test_any_life_gives_each_text_and_leaves_nothing(moves, count):
   seen = collections.Counter()
