@@ -1,6 +1,5 @@
 """Reads and writes collections of documents that flags name."""
 
-import bisect
 from collections.abc import Iterable
 from collections.abc import Sequence
 import itertools
@@ -64,9 +63,8 @@ class Texts(Sequence[str]):
 
   def place(self, index: int) -> tuple[Collection, int]:
     """Returns the collection of a text, and the document's number there."""
-    index = range(len(self))[index]
-    place = bisect.bisect_right(self._firsts, index) - 1
-    return self._collections[place], index - self._firsts[place]
+    place, number = shards.locate(self._firsts, index)
+    return self._collections[place], number
 
 
 def collection(name: str, path: str, field: str) -> Collection:

@@ -157,6 +157,21 @@ class Shard:
       yield documents_lib.parse(json.loads(line), str(self.path))
 
 
+def locate(firsts: Sequence[int], index: int) -> tuple[int, int]:
+  """Returns in which of several sequences an item of their sum is, and where.
+
+  Args:
+    firsts: the number of each sequence's first item, then of all items.
+    index: the item's; from the end if it is negative.
+
+  Raises:
+    IndexError: there is no such item.
+  """
+  index = range(firsts[-1])[index]
+  place = bisect.bisect_right(firsts, index) - 1
+  return place, index - firsts[place]
+
+
 class Documents(Sequence[documents_lib.Document]):
   """The documents of shards; those of one shard are in memory at a time."""
 
@@ -173,9 +188,8 @@ class Documents(Sequence[documents_lib.Document]):
     return self._firsts[-1]
 
   def __getitem__(self, index: int) -> documents_lib.Document:
-    index = range(len(self))[index]
-    place = bisect.bisect_right(self._firsts, index) - 1
-    return self._read(place)[index - self._firsts[place]]
+    place, number = locate(self._firsts, index)
+    return self._read(place)[number]
 
 
 class Array:
@@ -236,10 +250,9 @@ class Names(Sequence[str]):
 
   def __getitem__(self, index: int) -> str:
     index = range(len(self))[index]
-    place = bisect.bisect_right(self._firsts, index) - 1
+    place, number = locate(self._firsts, index)
     end = int(self._ends[index : index + 1][0])
-    is_first = index == self._firsts[place]
-    begin = 0 if is_first else int(self._ends[index - 1 : index][0])
+    begin = int(self._ends[index - 1 : index][0]) if number else 0
     first = self._begins[place]
     name = self._bytes[first + begin : first + end]
     return name.tobytes().decode(errors='surrogateescape')
