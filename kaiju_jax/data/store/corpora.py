@@ -131,6 +131,13 @@ def open_store(
       names it.
   """
   manifest = read_manifest(folder)
+  return manifest, _open_shards(manifest, folder, field)
+
+
+def _open_shards(
+  manifest: Manifest, folder: str | os.PathLike[str], field: str
+) -> list[shards_lib.Shard]:
+  """Returns the shards of a manifest, whose sizes are checked."""
   if manifest.sizes is None:
     raise ValueError(
       f'{field}={os.fspath(folder)!r}: is a token store that is not whole yet:'
@@ -151,7 +158,7 @@ def open_store(
         ' written.'
       )
     found.append(shard)
-  return manifest, found
+  return found
 
 
 def shard_path(folder: str | os.PathLike[str], number: int) -> pathlib.Path:
@@ -164,7 +171,8 @@ def _open_for(
   config: data_config.DataConfig, tokenizer: tokenizer_lib.Tokenizer
 ) -> tuple[Manifest, list[shards_lib.Shard]]:
   """Returns a store; refuses one of another tokenizer or fraction."""
-  settings = read_manifest(config.path).settings
+  manifest = read_manifest(config.path)
+  settings = manifest.settings
   if settings.tokenizer != tokenizer_lib.digest(tokenizer):
     raise ValueError(
       f'data.tokenizer={config.tokenizer!r}: is not the tokenizer by which'
@@ -175,4 +183,4 @@ def _open_for(
       f'data.held_out={config.held_out}: data.path={config.path!r} was made for'
       f' {settings.held_out}. Set that, or make another store.'
     )
-  return open_store(config.path, 'data.path')
+  return manifest, _open_shards(manifest, config.path, 'data.path')
