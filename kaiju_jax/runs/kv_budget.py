@@ -249,7 +249,7 @@ class Search:
     """
     fits = trial.Fits(weights, self._teacher, statistics)
     kv = self._config_of(self.start).quantization.kv
-    trials, rows = self._choose(weights, draws, fits)
+    trials, rows, in_floats = self._choose(weights, draws, fits)
 
     def student(state: State) -> trial.Student:
       return fits.student(state.layers, state.heads, kv)
@@ -283,12 +283,11 @@ class Search:
       [best, *others], key=lambda one: (one.damage(teacher), one.bytes)
     )
     answers = int(rows.is_answer_BL.sum())
-    float_student = student(self.start)._replace(kv='none')
     lines = [
       f'  {int(rows.is_text_BL.sum()):,} tokens of held-out text;'
       f' {trial_rows.ROWS * trial_rows.NEEDLES} needles of {answers} digits',
       _HEAD.format(length=self._length),
-      _line('teacher in floats', None, trials.read(float_student)),
+      _line('teacher in floats', None, in_floats),
       *(_line(_words(one.state), one.bytes, one.reading) for one in path),
       '  other windows and sinks:',
       *(_line(_words(one.state), one.bytes, one.reading) for one in others),
@@ -309,12 +308,12 @@ class Search:
     return found.state, lines
 
   def _choose(self, weights, draws: Sequence[trial.Rows], fits: trial.Fits):
-    """Returns the trials of the draw that the teacher finds best, and it."""
+    """Returns trials and rows of the teacher’s best draw, and its reading."""
     teacher = fits.student(*self.start)
     made = [trial.Trials(weights, self._teacher, rows) for rows in draws]
-    losses = [one.read(teacher).needle for one in made]
-    best = losses.index(min(losses))
-    return made[best], draws[best]
+    readings = [one.read(teacher) for one in made]
+    best = min(range(len(draws)), key=lambda n: readings[n].needle)
+    return made[best], draws[best], readings[best]
 
 
 _HEAD = '   KV bytes at {length:,}    loss  needle  digits'
