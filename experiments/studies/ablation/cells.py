@@ -69,8 +69,8 @@ def cross(
   A grid's first values, at the baseline of the arm, are the baseline.
 
   Args:
-    config: NAME or PATH; with ':ARM' it is all that `arms` may be empty for.
-    arms: {arm: its baseline}; without arms the config's own is meant.
+    config: NAME or PATH of the config, with ':ARM' only where `arms` is empty.
+    arms: {arm: its baseline}; empty for the one experiment of `config`.
     grid: {field: its values}.
   """
   found = {}
@@ -101,6 +101,7 @@ def split(name: str, arms: Collection[str] = ()) -> tuple[str, list[str]]:
 
 
 def _name(arm: str, pairs: Sequence[tuple[str, str]]) -> str:
+  """Returns a cell's name; values are digests where it would be too long."""
   words = [f'{field}={_safe(value)}' for field, value in pairs]
   name = '+'.join([*([arm] if arm else []), *words])
   if len(name) <= _LONGEST_NAME:

@@ -134,8 +134,10 @@ def _recorded_baseline(paths: Sequence[str], arms: Sequence[str]) -> str | None:
   file = pathlib.Path(paths[0]) / report.JSON
   if len(paths) > 1 or not file.exists():
     return None
-  data = files.read_json(file).get('data') or {}
-  found = set((data.get('baselines') or {}).values())
+  try:
+    found = set(files.read_json(file)['data']['baselines'].values())
+  except (KeyError, TypeError, AttributeError):
+    return None  # The report of another command.
   return found.pop() if len(found) == 1 and found <= {*arms} else None
 
 
