@@ -8,15 +8,12 @@ accelerator never imports the accelerator's compiler.
     with dispatch.compiling_for('gpu'):  compile for a device that is not here
     with dispatch.interpret():           run Pallas kernels anywhere, slowly
 
-Both contexts act while JAX traces a function, and neither is part of jit's
-cache key: a function that was traced earlier does not change. Enter them around
-the trace of a fresh `jax.jit`.
+Both contexts act while JAX traces a function, and are part of the keys of its
+caches: a function that was traced outside is traced anew.
 """
 
-from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
-import contextvars
 import functools
 import importlib
 import importlib.util
@@ -27,17 +24,16 @@ import jax
 
 ANYWHERE = ('cpu', 'gpu', 'tpu')
 
-_platform = contextvars.ContextVar('platform', default=None)
-_interpreting = contextvars.ContextVar('interpreting', default=False)
+_platform = jax.make_user_context(None)
+_interpreting = jax.make_user_context(False)
 
 
 def platform() -> str:
   """Returns the platform to compile for: 'cpu', 'gpu' or 'tpu'."""
-  return _platform.get() or jax.default_backend()
+  return _platform.value or jax.default_backend()
 
 
-@contextlib.contextmanager
-def compiling_for(name: str) -> Iterator[None]:
+def compiling_for(name: str) -> contextlib.AbstractContextManager[None]:
   """Makes functions traced inside it choose kernels for platform `name`.
 
   Args:
@@ -50,42 +46,17 @@ def compiling_for(name: str) -> Iterator[None]:
     raise ValueError(
       f'compiling_for({name!r}): expected one of {", ".join(ANYWHERE)}.'
     )
-  token = _platform.set(name)
-  try:
-    yield
-  finally:
-    _platform.reset(token)
+  return _platform(name)
 
 
 def interpreting() -> bool:
   """Returns whether `interpret` is active; kernels pass it to `pallas_call`."""
-  return _interpreting.get()
+  return _interpreting.value
 
 
-@contextlib.contextmanager
-def interpret() -> Iterator[None]:
+def interpret() -> contextlib.AbstractContextManager[None]:
   """Makes Pallas kernels traced inside it run here, in an interpreter."""
-  token = _interpreting.set(True)
-  try:
-    yield
-  finally:
-    _interpreting.reset(token)
-
-
-def list_kernels(
-  runs_on: Mapping[str, tuple[str, ...]], platform: str
-) -> list[str]:
-  """Returns the implementations but the reference that a platform compiles.
-
-  Args:
-    runs_on: for each implementation the platforms that it compiles for.
-    platform: one of ANYWHERE.
-  """
-  return [
-    name
-    for name, places in runs_on.items()
-    if platform in places and name != 'reference'
-  ]
+  return _interpreting(True)
 
 
 def choose(

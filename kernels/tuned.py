@@ -1,6 +1,6 @@
 """Finds the fastest block sizes, and keeps them in a file per kernel.
 
-    winner(folder, device_kind(), key(length=32768, heads=12))
+    find(__file__, Tiles, key(length=32768, heads=12))
 
 `tuned.json` holds, by kind of device and by key, the winning blocks, their
 seconds, the version of JAX and the date. A kernel's `blocks.py` looks there
@@ -11,6 +11,7 @@ real hardware only.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import datetime
 import functools
 import json
@@ -19,6 +20,7 @@ import pathlib
 import random
 from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,9 @@ from kaiju_jax.kernels import timing
 
 _FILE = 'tuned.json'
 Blocks = Mapping[str, int]
+Sizes = TypeVar('Sizes', bound=tuple)  # A kernel's named tuple of blocks.
+# Pairs of blocks and the kinds of kernels that try them, the newest first.
+_tried = jax.make_user_context(())
 
 
 class SearchResult(NamedTuple):
@@ -62,6 +67,51 @@ def device_kind() -> str:
   # Only the abstract mesh describes a device that is not here.
   described = jax.sharding.get_abstract_mesh().abstract_device
   return described.device_kind if described else jax.devices()[0].device_kind
+
+
+def trying(
+  sizes: tuple, *kinds: str
+) -> contextlib.AbstractContextManager[None]:
+  """Traces kernels with these blocks, also those that were traced with others.
+
+  Args:
+    sizes: the named tuple of blocks to use.
+    kinds: the kernels that use them; by default all that take their type.
+  """
+  return _tried(((sizes, kinds), *_tried.value))
+
+
+def bind(
+  call: Callable[[], Any], sizes: tuple, *kinds: str
+) -> Callable[[], Any]:
+  """Returns `call` inside of `trying`."""
+
+  def bound():
+    with trying(sizes, *kinds):
+      return call()
+
+  return bound
+
+
+def find(
+  file: str, sizes: type[Sizes], key: str, kind: str = ''
+) -> Sizes | None:
+  """Returns blocks on trial, or else the winner, or else None.
+
+  Args:
+    file: a module beside the kernel's `tuned.json`.
+    sizes: the kernel's named tuple of blocks.
+    key: see `key`.
+    kind: the kernel, where several take this type.
+
+  Raises:
+    ValueError: as for `winner`.
+  """
+  for tried, kinds in _tried.value:
+    if isinstance(tried, sizes) and (not kinds or kind in kinds):
+      return tried
+  best = winner(pathlib.Path(file).parent, device_kind(), key)
+  return sizes(**best) if best else None
 
 
 def winner(

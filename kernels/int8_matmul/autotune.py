@@ -51,14 +51,6 @@ def jobs(
 def _prepare(shape: bench.Shape) -> Callable[[tuned.Blocks], Callable]:
   operands = bench.operands(shape)
 
-  def run(candidate: tuned.Blocks):
-    step = jax.jit(functools.partial(bench.ours, 'codes', shape, 'pallas_gpu'))
-
-    def call():
-      # The first call traces within the context.
-      with blocks.trying(blocks.Gpu(**candidate)):
-        return step(operands)
-
-    return call
-
-  return run
+  step = functools.partial(bench.ours, 'codes', shape, 'pallas_gpu')
+  call = functools.partial(jax.jit(step), operands)
+  return lambda candidate: tuned.bind(call, blocks.Gpu(**candidate))

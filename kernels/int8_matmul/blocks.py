@@ -1,10 +1,6 @@
 """Chooses the implementation and the block sizes for a shape."""
 
-from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
-import contextvars
-import pathlib
 import types
 from typing import NamedTuple
 
@@ -54,19 +50,6 @@ def numba_cpu() -> types.ModuleType | None:
   return dispatch.numba_cpu(__package__)
 
 
-_tried = contextvars.ContextVar('tried', default=None)
-
-
-@contextlib.contextmanager
-def trying(sizes: 'Gpu | Tpu') -> Iterator[None]:
-  """Makes s8 products traced inside it use these sizes, on their platform."""
-  token = _tried.set(sizes)
-  try:
-    yield
-  finally:
-    _tried.reset(token)
-
-
 def key(
   rows: int, contracted: int, outputs: int, contract: str = 'first'
 ) -> str:
@@ -76,19 +59,13 @@ def key(
   )
 
 
-def _look_up(name: str) -> dict[str, int] | None:
-  folder = pathlib.Path(__file__).parent
-  return tuned.winner(folder, tuned.device_kind(), name)
-
-
 def gpu(
   rows: int, contracted: int, outputs: int, contract: str, width: int = 2
 ) -> Gpu:
   """Returns the tile of an s8 product whose result has `width` bytes."""
-  if isinstance(_tried.get(), Gpu):
-    return _tried.get()
-  if found := _look_up(key(rows, contracted, outputs, contract)):
-    return Gpu(**found)
+  name = key(rows, contracted, outputs, contract)
+  if found := tuned.find(__file__, Gpu, name):
+    return found
   # A tile of the weight is transposed once for all rows of a program's tile.
   large = Gpu(256, 128, 128, 8, 3)
   if contract == 'last':

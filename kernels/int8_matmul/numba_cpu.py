@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 import numpy as np
 
 from kaiju_jax.kernels import call_frame
+from kaiju_jax.kernels import choice
 from kaiju_jax.kernels.int8_matmul import reference
 from kaiju_jax.kernels.int8_matmul import xla
 
@@ -257,10 +258,14 @@ def _handle(frame):
   if call_frame.tell_version(frame):
     return 0
   x = call_frame.buffer(frame, 0, call_frame.S8, 2)
-  w = call_frame.buffer(frame, 1, call_frame.S8, 2)
-  begin = call_frame.buffer(frame, 2, call_frame.S32, 0)
+  begin = call_frame.buffer(frame, 1, call_frame.S32, 0)
+  number = call_frame.buffer(frame, 2, call_frame.S32, 0)
   y = call_frame.buffer(frame, -1, call_frame.S32, 2)
-  if x == 0 or w == 0 or begin == 0 or y == 0:
+  if x == 0 or begin == 0 or number == 0 or y == 0:
+    return call_frame.fail(frame)
+  number = call_frame.integers(call_frame.words(number)[3])[0]
+  w = call_frame.buffer(frame, 3 + number, call_frame.S8, 2)
+  if number < 0 or w == 0:
     return call_frame.fail(frame)
   x, w, y = call_frame.words(x), call_frame.words(w), call_frame.words(y)
   begin = call_frame.integers(call_frame.words(begin)[3])[0]
@@ -293,8 +298,9 @@ def sums(x_RC: jax.Array, w_OC: jax.Array) -> jax.Array:
   A large weight is read in as many calls as there are cores, because XLA runs
   independent calls side by side.
   """
-  outputs = w_OC.shape[0]
-  parts = len(os.sched_getaffinity(0)) if w_OC.size >= _SPLIT else 1
+  outputs, (number, weights) = w_OC.shape[0], choice.wrap(w_OC)
+  is_large = weights[0].size >= _SPLIT
+  parts = len(os.sched_getaffinity(0)) if is_large else 1
   size = -(-outputs // parts)
   calls = []
   for begin in range(0, outputs, size):
@@ -302,7 +308,7 @@ def sums(x_RC: jax.Array, w_OC: jax.Array) -> jax.Array:
     call = jax.ffi.ffi_call(
       _NAME, jax.ShapeDtypeStruct(shape, jnp.int32), vmap_method='sequential'
     )
-    calls.append(call(x_RC, w_OC, jnp.int32(begin)))
+    calls.append(call(x_RC, jnp.int32(begin), number, *weights))
   return calls[0] if len(calls) == 1 else jnp.concatenate(calls, axis=1)
 
 

@@ -24,7 +24,6 @@ chunk's own keys, which are not in the pool yet, separately and merges:
 There is no gradient, because a cache serves inference only.
 """
 
-import math
 import operator
 
 import jax
@@ -111,22 +110,17 @@ def decode(
   layout = {'table_BN': table_BN, **ranges._asdict()}
   scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
   dims = _check_shapes(arrays | layout)
-  _check_dtypes(arrays, layout)
-  _check_scales(arrays, scales)
-  operands.check_window(window, sinks)
-  if not isinstance(scale, int | float) or not math.isfinite(scale):
-    raise ValueError(f'scale={scale!r}: expected a finite Python number.')
-  if dtype is None:
-    dtype = _output_dtype(q_BLHK, v_PSK)
-  if not jnp.issubdtype(dtype, jnp.floating):
-    raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
+  operands.check_dtypes(arrays | layout)
+  operands.check_scales(arrays, scales)
+  operands.check_options(window, sinks, scale)
+  dtype = operands.output_dtype(dtype, q_BLHK, v_PSK)
   # A traced index cannot index a numpy array.
   table_BN, ranges = jax.tree.map(jnp.asarray, (table_BN, ranges.exempt(sinks)))
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
   is_coded = all(
     scale is not None and scale.ndim == 2 for scale in (scales.k, scales.v)
   )
-  shape = _shape(dims, k_PSK, v_PSK, window, is_coded)
+  shape = _shape(dims, k_PSK, v_PSK, window, sinks, is_coded)
   if implementation is None:
     implementation = blocks.implementation(dispatch.platform(), shape)
   module = dispatch.choose(__package__, implementation, RUNS_ON)
@@ -136,15 +130,9 @@ def decode(
   if plan is None:
     plan = plan_lib.make(table_BN, ranges, pages=dims['P'], window=window)
   _check_plan(plan, dims)
-  return module.decode(
-    *map(jnp.asarray, arrays.values()),
-    *(table_BN, ranges, scales),
-    window=window,
-    scale=scale,
-    dtype=dtype,
-    plan=plan,
-    sizes=sizes,
-  )
+  call = plan_lib.Call(table_BN, plan, window, scale, dtype, sizes)
+  arrays = jax.tree.map(jnp.asarray, list(arrays.values()))
+  return module.decode(*arrays, ranges, scales, call)
 
 
 def make_plan(
@@ -173,15 +161,15 @@ def make_plan(
   )
   layout = {'table_BN': table_BN, **ranges._asdict()}
   _check_shapes(layout)
-  _check_dtypes({}, layout)
-  operands.check_window(window, sinks)
+  operands.check_dtypes(layout)
+  operands.check_options(window, sinks, scale=1)
   if operator.index(pages) < 1:
     raise ValueError(f'pages={pages}: a pool has at least one page.')
   ranges = ranges.exempt(sinks)
   return plan_lib.make(table_BN, ranges, pages=pages, window=window)
 
 
-def _shape(dims, k_PSK, v_PSK, window, is_coded) -> blocks.Shape:
+def _shape(dims, k_PSK, v_PSK, window, sinks, is_coded) -> blocks.Shape:
   return blocks.Shape(
     B=dims['B'],
     rows=dims['L'] * dims['H'],
@@ -192,14 +180,8 @@ def _shape(dims, k_PSK, v_PSK, window, is_coded) -> blocks.Shape:
     itemsize=min(k_PSK.dtype.itemsize, v_PSK.dtype.itemsize),
     window=window,
     is_coded=is_coded,
+    sinks=sinks,
   )
-
-
-def _output_dtype(q_BLHK, v_PSK):
-  for x in v_PSK, q_BLHK:
-    if x.dtype != jnp.int8:
-      return x.dtype
-  return jnp.dtype(jnp.bfloat16)
 
 
 def _check_shapes(arrays) -> dict[str, int]:
@@ -229,38 +211,6 @@ def _check_shapes(arrays) -> dict[str, int]:
       f' {slots}, {dims["N"] * slots}.'
     )
   return dims
-
-
-def _check_dtypes(arrays, layout) -> None:
-  for name, x in arrays.items():
-    if x.dtype != jnp.int8 and not jnp.issubdtype(x.dtype, jnp.floating):
-      raise TypeError(f'{name} is {x.dtype}: expected a float or int8 codes.')
-  for name, x in layout.items():
-    if x.dtype != jnp.int32:
-      raise TypeError(f'{name} is {x.dtype}: expected int32.')
-
-
-def _check_scales(arrays, scales) -> None:
-  for (name, scale), (operand, x) in zip(scales.items(), arrays.items()):
-    shapes = [x.shape[:-1]]
-    if x.dtype != jnp.int8:
-      if scale is not None:
-        raise ValueError(
-          f'{name} is given, but {operand} is {x.dtype}: only int8 codes have'
-          ' a scale.'
-        )
-      continue
-    if operand != 'q_BLHK':
-      shapes.append(x.shape[-1:])
-    expected = ' or '.join(map(str, shapes))
-    if scale is None:
-      raise ValueError(
-        f'{name} is missing: {operand} is int8, so it needs one of {expected}.'
-      )
-    if scale.shape not in shapes:
-      raise ValueError(f'{name} has shape {scale.shape}: expected {expected}.')
-    if not jnp.issubdtype(scale.dtype, jnp.floating):
-      raise TypeError(f'{name} is {scale.dtype}: expected a float.')
 
 
 def _check_plan(plan, dims) -> None:

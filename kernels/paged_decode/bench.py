@@ -26,6 +26,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import operands as operands_lib
 
 _K = 128
 # Tokens of each beam that no other beam sees.
@@ -154,11 +155,8 @@ def counts(shape: BenchShape, where: Layout) -> Counts:
   pairs = slots = 0
   _, *visibility = where
   for row in zip(*(field[:, None] for field in visibility)):
-    start_M, limit_M, coordinate_L, position_L, position_M = row
-    visible_LM = (start_M <= coordinate_L.T) & (limit_M > coordinate_L.T)
-    if shape.window is not None:
-      near_LM = position_L.T - position_M < shape.window
-      visible_LM &= near_LM | (position_M < shape.sinks)
+    ranges = operands_lib.Ranges(*row).exempt(shape.sinks)
+    visible_LM = np.asarray(operands_lib.visible(ranges, shape.window))[0]
     pairs += int(visible_LM.sum())
     slots += int(visible_LM.any(axis=0).sum())
   plan = make_plan(shape, where)

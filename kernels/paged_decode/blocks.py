@@ -9,13 +9,10 @@ no registers at the presets' shapes), not measured on a device.
 Rows are a row's queries times their heads.
 """
 
-import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
-
-_FOLDER = pathlib.Path(__file__).parent
 
 # Tiles that each part of a split must still have.
 _TILES_PER_SPLIT = 4
@@ -63,6 +60,7 @@ class Shape(NamedTuple):
   window: int | None  # See `api.decode`.
   # Whether keys and values are codes with a scale per token.
   is_coded: bool = False
+  sinks: int = 0  # See `api.decode`.
 
 
 def implementation(platform: str, shape: Shape) -> str:
@@ -109,14 +107,14 @@ def misfit(implementation: str, shape: Shape) -> str | None:
 
 def sizes(implementation: str, shape: Shape) -> Sizes:
   """Returns the tiles of an implementation for `shape`."""
-  best = tuned.winner(_FOLDER, tuned.device_kind(), key(implementation, shape))
-  return Sizes(**best) if best else rule(implementation, shape)
+  found = tuned.find(__file__, Sizes, key(implementation, shape))
+  return found or rule(implementation, shape)
 
 
 def key(implementation: str, shape: Shape) -> str:
-  """Returns the key of tuned sizes; it leaves out the pool's size and codes."""
+  """Returns the key of tuned sizes: without the pool's size, codes, sinks."""
   fields = shape._asdict()
-  del fields['P'], fields['is_coded']
+  del fields['P'], fields['is_coded'], fields['sinks']
   return tuned.key(implementation=implementation, **fields)
 
 
@@ -160,7 +158,7 @@ def count_visited(shape: Shape) -> int:
   if shape.window is None:
     return shape.N * shape.S
   # A window that starts within a page touches one page more.
-  pages = -(-shape.window // shape.S) + 1
+  pages = -(-shape.window // shape.S) + 1 + -(-shape.sinks // shape.S)
   return min(pages, shape.N) * shape.S
 
 

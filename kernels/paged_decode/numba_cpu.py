@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 import numpy as np
 
 from kaiju_jax.kernels import call_frame
+from kaiju_jax.kernels import choice
 from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.int8_matmul import numba_cpu as products
 from kaiju_jax.kernels.paged_decode import rows
@@ -270,15 +271,17 @@ def _add_values(_, weights, values, out, state, k, v, left, size, width):
 
 
 # The buffers of a call; the last two are results. C is the rows of results,
-# which begin at row `begin` of B.
+# which begin at row `begin` of B. Several pools may stand behind the other
+# arguments, the four of each together; `number` is which of them is read.
 _NAMES = (
-  *('q_BRK', 'k_PSK', 'v_PSK', 'factor_BR', 'k_scale_PS', 'v_scale_PS'),
-  *('logical_BN', 'page_BN', 'full_B', 'count_B', 'start_BM', 'limit_BM'),
-  *('position_BM', 'coordinate_BL', 'position_BL', 'begin_', 'back_'),
-  *('out_CRK', 'lse_CR'),
+  *('q_BRK', 'factor_BR', 'logical_BN', 'page_BN', 'full_B', 'count_B'),
+  *('start_BM', 'limit_BM', 'position_BM', 'coordinate_BL', 'position_BL'),
+  *('begin_', 'back_', 'number_'),
+  *('k_PSK', 'v_PSK', 'k_scale_PS', 'v_scale_PS', 'out_CRK', 'lse_CR'),
 )
+_BEGIN, _NUMBER = _NAMES.index('begin_'), _NAMES.index('number_')
 _F, _I = call_frame.F32, call_frame.S32
-_DTYPES = *[call_frame.S8] * 3, *[_F] * 3, *[_I] * 11, *[_F] * 2
+_DTYPES = *(call_frame.S8, _F), *[_I] * 12, *[call_frame.S8] * 2, *[_F] * 4
 _AXES = [name.rpartition('_')[2] for name in _NAMES]
 _RANKS = tuple(map(len, _AXES))
 _LETTERS = 'BCKLMNPRS'
@@ -290,6 +293,10 @@ def _read(frame, data, dims, is_float):
   """Fills in addresses and sizes; returns whether the frame is as expected."""
   for n in range(len(_RANKS)):
     place = n if n < len(_RANKS) - 2 else len(_RANKS) - 3 - n
+    if n > _NUMBER and place > 0:
+      place += 4 * call_frame.integers(data[_NUMBER])[0]
+      if place < n:
+        return False
     dtype = call_frame.F32 if n == 0 and is_float else _DTYPES[n]
     address = call_frame.buffer(frame, place, dtype, _RANKS[n])
     if address == 0:
@@ -302,7 +309,7 @@ def _read(frame, data, dims, is_float):
         return False
       dims[letter] = sizes[axis]
   B, C, K, L, M, N, _, R, S = dims
-  begin = call_frame.integers(data[15])[0]
+  begin = call_frame.integers(data[_BEGIN])[0]
   whole = K % _CHANNELS == 0 and S % products.LANES == 0 and R % L == 0
   return whole and M == N * S and 0 <= begin <= B - C
 
@@ -314,8 +321,8 @@ def _attend(data, dims, b, c, is_float, sums, states, excess, seen):
   Returns whether the row's plan lists what the pool and the row's table have.
   """
   _, _, K, L, M, N, P, R, S = dims
-  q, k, v, factor, k_scale, v_scale, logical, pages, full, count = data[:10]
-  start, limit, position, coordinate, own, _, back, out, lse = data[10:]
+  q, factor, logical, pages, full, count, start, limit, position = data[:9]
+  coordinate, own, _, back, _, k, v, k_scale, v_scale, out, lse = data[9:]
   logical = call_frame.integers(logical + 4 * b * N)
   pages = call_frame.integers(pages + 4 * b * N)
   full, count = call_frame.integers(full)[b], call_frame.integers(count)[b]
@@ -384,7 +391,7 @@ def _handle(frame):
   # They are arguments so that they live while their addresses are used.
   sums, seen = np.empty((rows, slots), np.int32), np.empty(slots, np.int32)
   states, excess = np.empty((rows, 3), np.float32), np.empty(rows, np.int32)
-  begin = call_frame.integers(data[15])[0]
+  begin = call_frame.integers(data[_BEGIN])[0]
   for c in range(dims[1]):
     b = begin + c
     if not _attend(data, dims, b, c, is_float, sums, states, excess, seen):
@@ -395,46 +402,38 @@ def _handle(frame):
 call_frame.register(_NAME, _handle)
 
 
-def decode(
-  q_BLHK,
-  k_PSK,
-  v_PSK,
-  table_BN,
-  ranges,
-  scales,
-  *,
-  window,
-  scale,
-  dtype,
-  plan,
-  sizes,
-):
+def decode(q_BLHK, k_PSK, v_PSK, ranges, scales, call):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32).
 
   The rows of a large batch are in as many calls as there are cores, because XLA
   runs independent calls side by side.
   """
-  del table_BN, sizes
-  q_BRK, q_scale_BR = rows.pack(q_BLHK, k_PSK, scales, dtype)
+  q_BRK, q_scale_BR = rows.pack(q_BLHK, k_PSK, scales, call.dtype)
   B, R, K = q_BRK.shape
   if q_scale_BR is None:
     q_BRK, q_scale_BR = q_BRK.astype(jnp.float32), jnp.ones((B, R))
-  factor_BR = scale * q_scale_BR
+  chosen = [choice.wrap(x) for x in (k_PSK, v_PSK, scales.k, scales.v)]
+  pools = [
+    x if x.dtype == jnp.int8 else jnp.asarray(x, jnp.float32)
+    for four in zip(*(each.arrays for each in chosen), strict=True)
+    for x in four
+  ]
   given = (
-    *(q_BRK, k_PSK, v_PSK),
-    *(jnp.asarray(x, jnp.float32) for x in (factor_BR, scales.k, scales.v)),
-    *plan,
+    *(q_BRK, jnp.asarray(call.scale * q_scale_BR, jnp.float32), *call.plan),
     *(ranges.start_BM, ranges.limit_BM, ranges.position_BM),
     *(ranges.coordinate_BL, ranges.position_BL),
   )
-  back = jnp.int32(jnp.iinfo(jnp.int32).max if window is None else window - 1)
+  most = jnp.iinfo(jnp.int32).max
+  back = jnp.int32(most if call.window is None else call.window - 1)
   is_large = ranges.start_BM.size * R * K >= _SPLIT
   size = -(-B // (len(os.sched_getaffinity(0)) if is_large else 1))
   parts = []
   for begin in range(0, B, size):
     out_BRK = jax.ShapeDtypeStruct((min(size, B - begin), R, K), jnp.float32)
     results = out_BRK, jax.ShapeDtypeStruct(out_BRK.shape[:2], jnp.float32)
-    call = jax.ffi.ffi_call(_NAME, results, vmap_method='sequential')
-    parts.append(call(*given, jnp.int32(begin), back))
+    decoded = jax.ffi.ffi_call(_NAME, results, vmap_method='sequential')
+    parts.append(
+      decoded(*given, jnp.int32(begin), back, chosen[0].number, *pools)
+    )
   out_BRK, lse_BR = map(jnp.concatenate, zip(*parts))
-  return rows.unpack(out_BRK, lse_BR, scales.v, q_BLHK.shape, dtype)
+  return rows.unpack(out_BRK, lse_BR, scales.v, q_BLHK.shape, call.dtype)

@@ -53,22 +53,9 @@ class _Operands(NamedTuple):
   count_B: Any
 
 
-def decode(
-  q_BLHK,
-  k_PSK,
-  v_PSK,
-  table_BN,
-  ranges,
-  scales,
-  *,
-  window,
-  scale,
-  dtype,
-  plan,
-  sizes,
-):
+def decode(q_BLHK, k_PSK, v_PSK, ranges, scales, call):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
-  del table_BN
+  sizes, dtype = call.sizes, call.dtype
   B, L, H, K = q_BLHK.shape
   S = k_PSK.shape[1]
   rows, X = L * H, sizes.X
@@ -86,7 +73,7 @@ def decode(
     flat(scales.k),
     flat(scales.v),
     *ranges,
-    *plan,
+    *call.plan,
   )
   out_XBRK, lse_XBR = pl.pallas_call(
     functools.partial(
@@ -94,8 +81,8 @@ def decode(
       sizes=sizes,
       heads=H,
       slots=S,
-      factor=scale * _LOG2_E,
-      window=window,
+      factor=call.scale * _LOG2_E,
+      window=call.window,
       dtype=dtype,
     ),
     # Tiles of one row's queries run next to each other: they read the same

@@ -78,24 +78,12 @@ class _Pages(NamedTuple):
   position: Any
 
 
-def decode(
-  q_BLHK,
-  k_PSK,
-  v_PSK,
-  table_BN,
-  ranges,
-  scales,
-  *,
-  window,
-  scale,
-  dtype,
-  plan,
-  sizes,
-):
+def decode(q_BLHK, k_PSK, v_PSK, ranges, scales, call):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
   S = k_PSK.shape[1]
-  N = table_BN.shape[1]
+  sizes, plan, dtype = call.sizes, call.plan, call.dtype
+  N = plan.page_BN.shape[1]
   R, X, G = sizes.R, sizes.X, sizes.J // S
   tiles = -(-L * H // R)
   q_BRK, q_scale_BR = rows_lib.pack(q_BLHK, k_PSK, scales, dtype)
@@ -139,8 +127,8 @@ def decode(
     functools.partial(
       _kernel,
       group=G,
-      factor=scale * _LOG2_E,
-      window=window,
+      factor=call.scale * _LOG2_E,
+      window=call.window,
       dtype=dtype,
     ),
     grid_spec=pltpu.PrefetchScalarGridSpec(

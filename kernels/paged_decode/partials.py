@@ -28,6 +28,17 @@ def combine(out_XBRK, lse_XBR):
   return sum_BRK / total_BR[..., None], lse_BR
 
 
+def mark(out, lse):
+  """Returns lse, -inf where out = 0 and lse = 0 mark a query that saw nothing.
+
+  Args:
+    out: [..., K], as for `merge`.
+    lse: [...], float32.
+  """
+  blind = (lse == 0) & (out == 0).all(axis=-1)
+  return jnp.where(blind, -jnp.inf, lse)
+
+
 def merge(out_a, lse_a, out_b, lse_b):
   """Returns attention over the keys of `a` and `b`, which are disjoint.
 
@@ -47,8 +58,7 @@ def merge(out_a, lse_a, out_b, lse_b):
   """
 
   def part(out, lse):
-    blind = (lse == 0) & (out == 0).all(axis=-1)
-    return out.astype(jnp.float32), jnp.where(blind, -jnp.inf, lse)
+    return out.astype(jnp.float32), mark(out, lse)
 
   # Written out, because `combine` takes more steps for two parts.
   (a, lse_a), (b, lse_b) = part(out_a, lse_a), part(out_b, lse_b)

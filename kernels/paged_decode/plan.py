@@ -30,6 +30,20 @@ class Plan(NamedTuple):
   count_B: Any  # The number of visited pages.
 
 
+class Call(NamedTuple):
+  """What an implementation takes beside its arrays of numbers.
+
+  The plan holds what the table and the ranges say of pages.
+  """
+
+  table_BN: Any
+  plan: Plan
+  window: int | None
+  scale: float
+  dtype: Any
+  sizes: Any  # `blocks.Sizes`.
+
+
 def make(table_BN, ranges, *, pages, window) -> Plan:
   """Returns the plan of a step.
 

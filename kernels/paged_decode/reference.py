@@ -13,31 +13,17 @@ from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
 
 
-def decode(
-  q_BLHK,
-  k_PSK,
-  v_PSK,
-  table_BN,
-  ranges,
-  scales,
-  *,
-  window,
-  scale,
-  dtype,
-  plan,
-  sizes,
-):
+def decode(q_BLHK, k_PSK, v_PSK, ranges, scales, call):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
-  del plan, sizes
   P, S, _ = k_PSK.shape
-  present_BM = jnp.repeat(plan_lib.present(table_BN, P), S, axis=1)
+  present_BM = jnp.repeat(plan_lib.present(call.table_BN, P), S, axis=1)
   limit_BM = jnp.where(present_BM, ranges.limit_BM, ranges.start_BM)
   ranges = ranges._replace(limit_BM=limit_BM)
-  seen_BM = operands.visible(ranges, window).any(axis=1)
+  seen_BM = operands.visible(ranges, call.window).any(axis=1)
 
   def gather(pool):
     """Returns [P, S, …] as [B, M, …], zeros where no query sees the slot."""
-    x = pool[jnp.clip(table_BN, 0, P - 1)]
+    x = pool[jnp.clip(call.table_BN, 0, P - 1)]
     x = x.reshape(seen_BM.shape + pool.shape[2:])
     seen = seen_BM.reshape(seen_BM.shape + (1,) * (x.ndim - 2))
     return jnp.where(seen, x, jnp.zeros_like(x))
@@ -51,7 +37,7 @@ def decode(
     gather(v_PSK),
     ranges,
     scales._replace(k=gather_scale(scales.k), v=gather_scale(scales.v)),
-    window=window,
-    scale=scale,
-    dtype=dtype,
+    window=call.window,
+    scale=call.scale,
+    dtype=call.dtype,
   )

@@ -15,26 +15,13 @@ from kaiju_jax.kernels.paged_decode import rows
 from kaiju_jax.kernels.visibility_attention import operands
 
 
-def decode(
-  q_BLHK,
-  k_PSK,
-  v_PSK,
-  table_BN,
-  ranges,
-  scales,
-  *,
-  window,
-  scale,
-  dtype,
-  plan,
-  sizes,
-):
+def decode(q_BLHK, k_PSK, v_PSK, ranges, scales, call):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
-  del table_BN
+  plan, scale, dtype = call.plan, call.scale, call.dtype
   B, _, H, _ = q_BLHK.shape
   S = k_PSK.shape[1]
   N = plan.page_BN.shape[1]
-  G = sizes.J // S
+  G = call.sizes.J // S
   q_BRK, q_scale_BR = rows.pack(q_BLHK, k_PSK, scales, dtype)
   k_scale_PS, v_scale_PS = map(rows.per_token, (scales.k, scales.v))
 
@@ -58,7 +45,7 @@ def decode(
       name: take(getattr(ranges, name), logical_BG)
       for name in ('start_BM', 'limit_BM', 'position_BM')
     }
-    visible_BLJ = operands.visible(ranges._replace(**taken), window)
+    visible_BLJ = operands.visible(ranges._replace(**taken), call.window)
     return visible_BLJ & jnp.repeat(inside_BG, S, axis=1)[:, None]
 
   def step(is_whole, n, carry):

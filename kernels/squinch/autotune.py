@@ -72,16 +72,6 @@ def _prepare(kind, shape, sizes) -> Callable[[tuned.Blocks], Callable]:
   kernel = bench.KERNELS[{'encode': 'encode', 'decode': 'decode_sum'}[kind]]
   implementation = _IMPLEMENTATIONS[dispatch.platform()]
 
-  def run(candidate: tuned.Blocks):
-    step = jax.jit(
-      functools.partial(kernel, shape, implementation=implementation)
-    )
-
-    def call():
-      # The first call traces within the context.
-      with blocks.trying(sizes(**candidate)):
-        return step(operands)
-
-    return call
-
-  return run
+  step = functools.partial(kernel, shape, implementation=implementation)
+  call = functools.partial(jax.jit(step), operands)
+  return lambda candidate: tuned.bind(call, sizes(**candidate))

@@ -9,10 +9,6 @@ Where `autotune` has measured on the device at hand, its winners replace the
 rules here. The rules were compiled, not timed.
 """
 
-from collections.abc import Iterator
-import contextlib
-import contextvars
-import pathlib
 from typing import NamedTuple
 
 from kaiju_jax.kernels import tuned
@@ -23,8 +19,6 @@ TPU_GROUPS = 32
 TPU_COLUMNS = 128
 # Offsets in a GPU's kernel are int32.
 _GPU_LIMIT = 2**31
-
-_tried = contextvars.ContextVar('tried', default=None)
 
 
 class Threads(NamedTuple):
@@ -49,16 +43,6 @@ class Tpu(NamedTuple):
 
   G: int  # Groups, a multiple of 32.
   N: int  # Sources of a block; a divisor of their number.
-
-
-@contextlib.contextmanager
-def trying(sizes: Threads | Tpu) -> Iterator[None]:
-  """Makes kernels traced inside it use these sizes."""
-  token = _tried.set(sizes)
-  try:
-    yield
-  finally:
-    _tried.reset(token)
 
 
 def implementation(platform: str, parts: int, groups: int, columns: int) -> str:
@@ -90,11 +74,8 @@ def gpu(
     columns: columns of the array.
     itemsize: bytes per float that the kernel reads or writes.
   """
-  threads = (
-    _tried.get()
-    or _look_up(key(kind, parts, itemsize), Threads)
-    or Threads(16 // itemsize, N=_divisor(parts, 4), warps=4)
-  )
+  found = tuned.find(__file__, Threads, key(kind, parts, itemsize))
+  threads = found or Threads(16 // itemsize, N=_divisor(parts, 4), warps=4)
   tile = _tile(groups, columns, 32 * threads.warps * threads.columns)
   return Gpu(*tile, threads.N, threads.warps)
 
@@ -108,11 +89,8 @@ def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
     groups: groups per part.
     itemsize: as for `gpu`.
   """
-  sizes = (
-    _tried.get()
-    or _look_up(key(kind, parts, itemsize), Tpu)
-    or Tpu(4 * TPU_GROUPS, N=_divisor(parts, 8))
-  )
+  found = tuned.find(__file__, Tpu, key(kind, parts, itemsize))
+  sizes = found or Tpu(4 * TPU_GROUPS, N=_divisor(parts, 8))
   padded = -(-groups // TPU_GROUPS) * TPU_GROUPS
   return sizes._replace(G=min(padded, sizes.G))
 
@@ -122,12 +100,6 @@ def key(kind: str, parts: int, itemsize: int) -> str:
   if kind == 'encode':
     return tuned.key(kind=kind, itemsize=itemsize)
   return tuned.key(kind=kind, parts=parts)
-
-
-def _look_up(name: str, sizes: type):
-  folder = pathlib.Path(__file__).parent
-  found = tuned.winner(folder, tuned.device_kind(), name)
-  return sizes(**found) if found else None
 
 
 def _tile(groups: int, columns: int, size: int) -> tuple[int, int]:

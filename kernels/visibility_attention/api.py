@@ -20,7 +20,6 @@ query does not see never changes that query's results, even if the key holds NaN
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -95,10 +94,7 @@ def forward(
   arrays = {'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}
   arrays |= ranges._asdict()
   _check(arrays, scales, window, sinks, scale)
-  if dtype is None:
-    dtype = _output_dtype(q_BLHK, v_BMK)
-  if not jnp.issubdtype(dtype, jnp.floating):
-    raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
+  dtype = operands.output_dtype(dtype, q_BLHK, v_BMK)
   module = _choose(implementation, q_BLHK, k_BMK)
   k_BMK, v_BMK, scales = nonfinite.contain_keys(
     k_BMK, v_BMK, operands.Scales(q_scale_BLH, k_scale, v_scale), dtype
@@ -288,13 +284,6 @@ def _choose(implementation, q_BLHK, k_BMK):
   return dispatch.choose(__package__, implementation, RUNS_ON)
 
 
-def _output_dtype(q_BLHK, v_BMK):
-  for x in v_BMK, q_BLHK:
-    if x.dtype != jnp.int8:
-      return x.dtype
-  return jnp.dtype(jnp.bfloat16)
-
-
 def _check(arrays, scales, window, sinks, scale) -> None:
   """Refuses arguments that do not fit together, before anything is traced."""
   q_BLHK, k_BMK = arrays['q_BLHK'], arrays['k_BMK']
@@ -312,43 +301,6 @@ def _check(arrays, scales, window, sinks, scale) -> None:
     expected = tuple(sizes[letter] for letter in letters)
     if x.shape != expected:
       raise ValueError(f'{name} has shape {x.shape}: expected {expected}.')
-    integer = name.startswith(('start', 'limit', 'coordinate', 'position'))
-    if integer and x.dtype != jnp.int32:
-      raise TypeError(f'{name} is {x.dtype}: expected int32.')
-    codes = name in ('q_BLHK', 'k_BMK', 'v_BMK') and x.dtype == jnp.int8
-    if not integer and not codes and not jnp.issubdtype(x.dtype, jnp.floating):
-      raise TypeError(f'{name} is {x.dtype}: expected a float or int8 codes.')
-  per_token = sizes['B'], sizes['M']
-  _check_scale(
-    'q_scale_BLH', scales['q_scale_BLH'], q_BLHK, [q_BLHK.shape[:-1]]
-  )
-  for name in 'k', 'v':
-    _check_scale(
-      f'{name}_scale',
-      scales[f'{name}_scale'],
-      arrays[f'{name}_BMK'],
-      [per_token, (sizes['K'],)],
-    )
-  operands.check_window(window, sinks)
-  if not isinstance(scale, int | float) or not math.isfinite(scale):
-    raise ValueError(f'scale={scale!r}: expected a finite Python number.')
-
-
-def _check_scale(name, scale, x, shapes) -> None:
-  operand = name[0]
-  if x.dtype != jnp.int8:
-    if scale is not None:
-      raise ValueError(
-        f'{name} is given, but {operand} is {x.dtype}: only int8 codes have a'
-        ' scale.'
-      )
-    return
-  expected = ' or '.join(map(str, shapes))
-  if scale is None:
-    raise ValueError(
-      f'{name} is missing: {operand} is int8, so it needs one of {expected}.'
-    )
-  if scale.shape not in shapes:
-    raise ValueError(f'{name} has shape {scale.shape}: expected {expected}.')
-  if not jnp.issubdtype(scale.dtype, jnp.floating):
-    raise TypeError(f'{name} is {scale.dtype}: expected a float.')
+  operands.check_dtypes(arrays)
+  operands.check_scales(arrays, scales)
+  operands.check_options(window, sinks, scale)

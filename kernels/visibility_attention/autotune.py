@@ -102,21 +102,13 @@ def _prepare(shape, kind) -> Callable[[tuned.Blocks], Callable[[], Any]]:
     blocks.VALUES: blocks.Values,
     blocks.MOSAIC: blocks.MosaicTiles,
   }.get(kind, blocks.Tiles)
-  implementation = _IMPLEMENTATIONS[kind]
-  results = bench.calls(shape, implementation)[0](arrays, scales)
-  cotangents = *results, dout_BLHK, dlse_BLH
-
-  def run(fields: tuned.Blocks) -> Callable[[], Any]:
-    forward, backward = bench.calls(shape, implementation)
-    forward = functools.partial(forward, arrays, scales)
-    backward = functools.partial(backward, arrays, scales, cotangents)
-    call = {
-      'dq': backward,
-      'dkv': backward,
-      TPU: lambda: (forward(), backward()),
-    }.get(kind, forward)
-    with blocks.trying(sizes(**fields), kind):
-      call()  # Traces while `trying` sets the blocks.
-    return call
-
-  return run
+  forward, backward = bench.calls(shape, _IMPLEMENTATIONS[kind])
+  forward = functools.partial(forward, arrays, scales)
+  cotangents = *forward(), dout_BLHK, dlse_BLH
+  backward = functools.partial(backward, arrays, scales, cotangents)
+  call = {
+    'dq': backward,
+    'dkv': backward,
+    TPU: lambda: (forward(), backward()),
+  }.get(kind, forward)
+  return lambda fields: tuned.bind(call, sizes(**fields), kind)

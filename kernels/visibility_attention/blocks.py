@@ -7,12 +7,7 @@ schedules. Where `autotune` has measured on the device at hand, its winners
 replace them.
 """
 
-from collections.abc import Iterator
-import contextlib
-import contextvars
 import math
-import pathlib
-import types
 from typing import NamedTuple
 
 from kaiju_jax.kernels import tuned
@@ -98,33 +93,6 @@ _GPU = {
   },
 }
 
-_tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
-
-
-@contextlib.contextmanager
-def trying(
-  tiles: 'Tiles | TpuTiles | MosaicTiles | Values', *kinds: str
-) -> Iterator[None]:
-  """Traces kernels of `kinds` with these blocks.
-
-  Args:
-    tiles: the blocks to use.
-    kinds: some of GPU_KINDS, TRITON, MOSAIC, VALUES and 'tpu'; by default all
-      kinds that take this type of tiles.
-  """
-  every = {
-    Tiles: (*GPU_KINDS, TRITON),
-    TpuTiles: ('tpu',),
-    MosaicTiles: (MOSAIC,),
-    Values: (VALUES,),
-  }[type(tiles)]
-  tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
-  token = _tried.set(tried)
-  try:
-    yield
-  finally:
-    _tried.reset(token)
-
 
 def gpu(
   kind: str,
@@ -147,12 +115,9 @@ def gpu(
     itemsize: bytes of a float.
     integer_dot: whether q and k are multiplied as codes.
   """
-  if kind in _tried.get():
-    return _tried.get()[kind]
-  folder = pathlib.Path(__file__).parent
   key = gpu_key(kind, window, head_dim, itemsize, integer_dot)
-  if found := tuned.winner(folder, tuned.device_kind(), key):
-    return Tiles(**found)
+  if found := tuned.find(__file__, Tiles, key, kind):
+    return found
   bytes_of_a_key = max(256, head_dim * itemsize)
   tiles = _GPU[bytes_of_a_key][kind]
   fewest = _power(min(rows, tiles.rows))
@@ -198,12 +163,9 @@ def mosaic(
     head_dim: K.
     integer_dot: whether q and k are multiplied as codes.
   """
-  if MOSAIC in _tried.get():
-    return _tried.get()[MOSAIC]
-  folder = pathlib.Path(__file__).parent
   key = gpu_key(MOSAIC, window, head_dim, 2, integer_dot)
-  if found := tuned.winner(folder, tuned.device_kind(), key):
-    return MosaicTiles(**found)
+  if found := tuned.find(__file__, MosaicTiles, key, MOSAIC):
+    return found
   keys = 128
   fits = (_MOSAIC_BYTES - MOSAIC_ROWS * row_bytes) // (keys * key_bytes)
   return MosaicTiles(keys, min(fits, _MOSAIC_STAGES))
@@ -229,12 +191,9 @@ def dequantize_first(rows: int, window: int | None, head_dim: int) -> bool:
     window: None for all.
     head_dim: K.
   """
-  if VALUES in _tried.get():
-    return bool(_tried.get()[VALUES].first)
-  folder = pathlib.Path(__file__).parent
   key = gpu_key(VALUES, window, head_dim, 2, True)
-  if found := tuned.winner(folder, tuned.device_kind(), key):
-    return bool(Values(**found).first)
+  if found := tuned.find(__file__, Values, key, VALUES):
+    return bool(found.first)
   return rows > 16 * _GPU[256]['forward'].rows
 
 
@@ -309,12 +268,9 @@ def tpu(
     itemsize: bytes per number of the products' operands.
     window: as for `api.forward`.
   """
-  if 'tpu' in _tried.get():
-    return _tried.get()['tpu']
-  folder = pathlib.Path(__file__).parent
   key = tpu_key(window, heads, head_dim, itemsize)
-  if found := tuned.winner(folder, tuned.device_kind(), key):
-    return TpuTiles(**found)
+  if found := tuned.find(__file__, TpuTiles, key, 'tpu'):
+    return found
   reach = memory if window is None else min(window, memory)
   # 16 MiB of vector memory hold 1,152 rows of up to 256 bytes.
   most = 1152 * 256 // max(256, head_dim * itemsize)

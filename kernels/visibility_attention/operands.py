@@ -1,5 +1,7 @@
 """Groups of operands that all implementations take."""
 
+from collections.abc import Mapping
+import math
 import operator
 from typing import Any
 from typing import NamedTuple
@@ -47,8 +49,8 @@ class Cotangents(NamedTuple):
   delta_BLH: Any  # float32, rowsum(dout · out) - dlse.
 
 
-def check_window(window: int | None, sinks: int) -> None:
-  """Refuses a window or sinks that no query has."""
+def check_options(window: int | None, sinks: int, scale: float) -> None:
+  """Refuses a window or sinks that no query has, and what scales no logits."""
   if window is not None and operator.index(window) < 1:
     raise ValueError(
       f'window={window}: counts the query itself, so it is at least 1 (None'
@@ -59,6 +61,54 @@ def check_window(window: int | None, sinks: int) -> None:
       f'sinks={sinks} with window={window}: must be at least 0, and 0 without a'
       ' window.'
     )
+  if not isinstance(scale, int | float) or not math.isfinite(scale):
+    raise ValueError(f'scale={scale!r}: expected a finite Python number.')
+
+
+def output_dtype(dtype: Any, q: Any, v: Any) -> Any:
+  """Returns a given dtype, which must be a float's, or the operands'."""
+  if dtype is None:
+    floats = [x.dtype for x in (v, q) if x.dtype != jnp.int8]
+    dtype = floats[0] if floats else jnp.bfloat16
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
+  return dtype
+
+
+def check_dtypes(arrays: Mapping[str, Any]) -> None:
+  """Refuses other integers than int32 and the codes of q, k and v."""
+  for name, x in arrays.items():
+    if name in ('table_BN', *Ranges._fields):
+      if x.dtype != jnp.int32:
+        raise TypeError(f'{name} is {x.dtype}: expected int32.')
+    elif not jnp.issubdtype(x.dtype, jnp.floating) and not (
+      x.dtype == jnp.int8 and name[0] in 'qkv'
+    ):
+      raise TypeError(f'{name} is {x.dtype}: expected a float or int8 codes.')
+
+
+def check_scales(arrays: Mapping[str, Any], scales: Mapping[str, Any]) -> None:
+  """Refuses scales that are not those of q, k and v, in this order."""
+  for (name, scale), (operand, x) in zip(scales.items(), arrays.items()):
+    shapes = [x.shape[:-1]]
+    if x.dtype != jnp.int8:
+      if scale is not None:
+        raise ValueError(
+          f'{name} is given, but {operand} is {x.dtype}: only int8 codes have'
+          ' a scale.'
+        )
+      continue
+    if operand != 'q_BLHK':
+      shapes.append(x.shape[-1:])
+    expected = ' or '.join(map(str, shapes))
+    if scale is None:
+      raise ValueError(
+        f'{name} is missing: {operand} is int8, so it needs one of {expected}.'
+      )
+    if scale.shape not in shapes:
+      raise ValueError(f'{name} has shape {scale.shape}: expected {expected}.')
+    if not jnp.issubdtype(scale.dtype, jnp.floating):
+      raise TypeError(f'{name} is {scale.dtype}: expected a float.')
 
 
 def visible(ranges: Ranges, window: int | None):

@@ -65,15 +65,13 @@ def ranges(shape: Shape) -> operands.Ranges:
 
 def pairs(shape: Shape) -> int:
   """Returns the number of pairs (query, key) where the query sees the key."""
-  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges(shape)
-  count = 0
+  row, count = ranges(shape._replace(batch=1)), 0
   for block in np.array_split(np.arange(shape.length), -(-shape.length // 256)):
-    coordinate_I1 = coordinate_BL[0, block, None]
-    visible_IM = (start_BM[0] <= coordinate_I1) & (coordinate_I1 < limit_BM[0])
-    if shape.window is not None:
-      near_I1 = position_BL[0, block, None]
-      visible_IM &= near_I1 - position_BM[0] < shape.window
-    count += int(visible_IM.sum())
+    some = row._replace(
+      coordinate_BL=row.coordinate_BL[:, block],
+      position_BL=row.position_BL[:, block],
+    )
+    count += int(operands.visible(some, shape.window).sum())
   return shape.batch * count
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from tests.device import checks
@@ -245,10 +246,10 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
   length = 75 if dry else 600
   large = Case(rows_of_every_kind(length), 24 if dry else 200, 2, head_dim)
   whole = large._replace(window=None)
-  names = dispatch.list_kernels(api.RUNS_ON, platform)
+  names = checks.list_kernels(api.RUNS_ON, platform)
   # The default of the platform first.
   names.sort(key=lambda name: api.RUNS_ON[name] == dispatch.ANYWHERE)
-  small = functools.partial(blocks.trying, TILES)
+  small = functools.partial(tuned.trying, TILES)
 
   def one(
     name, label, kind, cases, blocks_=contextlib.nullcontext, extremes=False

@@ -18,6 +18,17 @@ import numpy as np
 LEVELS = -300.0, -88.0, 88.0, 300.0
 
 
+def list_kernels(
+  runs_on: Mapping[str, tuple[str, ...]], platform: str
+) -> list[str]:
+  """Returns the implementations but the reference that a platform compiles."""
+  return [
+    name
+    for name, places in runs_on.items()
+    if platform in places and name != 'reference'
+  ]
+
+
 class Check(NamedTuple):
   """One implementation on arrays of one shape.
 

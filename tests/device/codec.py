@@ -13,7 +13,6 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import reference
 from tests.device import checks
@@ -88,7 +87,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
     platform: whose implementations are checked.
     dry: whether only one code is.
   """
-  names = dispatch.list_kernels(api.RUNS_ON, platform)
+  names = checks.list_kernels(api.RUNS_ON, platform)
   codes = list(itertools.product(reference.ELEMENTS, reference.HEADERS))
   for elements, header in codes[: 1 if dry else None]:
     for name in names:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from tests.device import checks
@@ -239,7 +238,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
     platform: whose implementations are checked.
     dry: whether each implementation has only its first check of each kind.
   """
-  names = dispatch.list_kernels(api.RUNS_ON, platform)
+  names = checks.list_kernels(api.RUNS_ON, platform)
   names.sort(key=lambda name: name == 'xla')
   # One compiled function for all cases that differ in arrays alone.
   groups: dict[Any, dict[str, Case]] = {}

@@ -12,7 +12,6 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
 from tests.device import checks
 
@@ -100,7 +99,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
     platform: whose implementations are checked.
     dry: whether only one shape is.
   """
-  names = dispatch.list_kernels(api.RUNS_ON, platform)
+  names = checks.list_kernels(api.RUNS_ON, platform)
   shapes = {
     'large, first': (LARGE[1], True, 'first', LARGE[0], LARGE[2]),
     'large, last': (LARGE[1], False, 'last', LARGE[0], LARGE[2]),

@@ -74,16 +74,21 @@ def test_contexts_nest_and_end_with_an_error():
   assert not dispatch.interpreting()
 
 
-def test_what_was_traced_before_stays():
-  def f(x):
-    return x + {'cpu': 1, 'gpu': 2}[dispatch.platform()]
+def test_a_context_never_gets_what_was_traced_in_another():
+  @jax.jit
+  def inner():
+    platform = {'cpu': 1, 'gpu': 2}[dispatch.platform()]
+    return jnp.int32(platform + 10 * dispatch.interpreting())
 
-  jitted = jax.jit(f)
-  one = jnp.ones((), int)
-  assert jitted(one) == 2
-  with dispatch.compiling_for('gpu'):
-    assert jitted(one) == 2
-    assert jax.jit(lambda x: f(x))(one) == 3
+  def run():
+    return jax.jit(lambda: inner())()
+
+  for _ in range(2):
+    assert inner() == run() == 1
+    with dispatch.compiling_for('gpu'):
+      assert inner() == run() == 2
+      with dispatch.interpret():
+        assert inner() == run() == 12
 
 
 def test_an_unknown_platform_is_refused():

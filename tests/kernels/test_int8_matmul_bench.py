@@ -72,5 +72,5 @@ def test_the_fastest_tile_is_found_and_taken(monkeypatch):
   assert blocks.Gpu(**found.best) in tiles
   monkeypatch.setattr(tuned, 'winner', lambda *_: tiles[1]._asdict())
   assert blocks.gpu(*shape[:4]) == tiles[1]
-  with blocks.trying(tiles[0]):
+  with tuned.trying(tiles[0]):
     assert blocks.gpu(*shape[:4]) == tiles[0]

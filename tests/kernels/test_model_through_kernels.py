@@ -14,6 +14,7 @@ import pytest
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
@@ -56,7 +57,7 @@ def _loss_and_gradient(attention):
   batch = rows.packed_batch(documents, LENGTH, 48)
   batch = jax.tree.map(lambda x: x[None], batch)
   z = jnp.float32(1e-2), jnp.float32(1e-3)
-  with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 16, 4, 2)):
+  with dispatch.interpret(), tuned.trying(blocks.Tiles(32, 16, 4, 2)):
     gradient = jax.jit(
       step_lib.gradient_of(one, mesh),
       compiler_options={'xla_backend_optimization_level': 0},

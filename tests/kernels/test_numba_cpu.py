@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
+from kaiju_jax.kernels import choice
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.quantization import int8
@@ -74,6 +75,22 @@ def test_a_large_weight_is_read_in_parts(kernel, monkeypatch):
   assert jaxpr.count('ffi_call') == 3
   np.testing.assert_array_equal(kernel.sums(x, w), _wanted(x, w))
   assert str(jax.make_jaxpr(kernel.sums)(x, w[:6])).count('ffi_call') == 1
+
+
+def test_a_loop_reads_one_of_several_weights_in_place(kernel):
+  x, several = _draw(3, 64), [_draw(5, 64, seed=n) for n in range(4)]
+
+  def run(x, several):
+    def body(_, number):
+      return 0, kernel.sums(x, choice.Choice(number, several))
+
+    return jax.lax.scan(body, 0, jnp.int32([2, 0, 3, 3]))[1]
+
+  run = jax.jit(run).lower(x, several).compile()
+  assert 's8[4,5,64]' not in run.as_text()  # No copy has all of them.
+  found = run(x, several)
+  for number, y in zip((2, 0, 3, 3), found, strict=True):
+    np.testing.assert_array_equal(y, _wanted(x, several[number]))
 
 
 def test_under_vmap_and_scan(kernel):
@@ -171,23 +188,25 @@ def _call():
   """Returns structs of a call by name, its operands and result."""
   memory = frames.Memory()
   x, w, y = _draw(2, 64), _draw(5, 64, seed=1), np.zeros((2, 3), np.int32)
-  begin = np.int32([2])
+  begin, number, other = np.int32([2]), np.int32([1]), _draw(5, 64, seed=2)
   structs = {
     name: memory.buffer(array, shape)
     for name, array, shape in (
       ('x', x, x.shape),
-      ('w', w, w.shape),
       ('begin', begin, ()),
+      ('number', number, ()),
+      ('other', other, other.shape),
+      ('w', w, w.shape),
       ('y', y, y.shape),
     )
   }
   *arguments, result = structs.values()
   frame = memory.frame(0, arguments, [result])
-  return memory, structs | {'frame': frame}, (x, w, begin, y)
+  return memory, structs | {'frame': frame}, (x, w, begin, number, y)
 
 
 def test_a_frame_is_read_as_xla_makes_it(kernel):
-  memory, structs, (x, w, _, y) = _call()
+  memory, structs, (x, w, *_, y) = _call()
   assert frames.handle(kernel, structs['frame']) == 0 and not memory.errors
   np.testing.assert_array_equal(y, _wanted(x, w)[:, 2:])
   memory, structs = _header()
@@ -204,14 +223,16 @@ def test_a_frame_is_read_as_xla_makes_it(kernel):
     ('frame', 10, 32),
     ('x', 0, 56),
     ('y', 0, 40),
-    ('frame', 7, 2),  # counts,
+    ('frame', 7, 4),  # counts,
     ('frame', 12, 0),
     ('x', 2, 6),  # dtypes,
     ('w', 2, 4),
     ('begin', 2, 5),
+    ('number', 2, 5),
     ('y', 2, 11),
     ('x', 4, 3),  # ranks.
     ('begin', 4, 1),
+    ('number', 4, 1),
     ('y', 4, 1),
   ),
 )
@@ -234,10 +255,12 @@ def test_a_call_of_other_shapes_is_an_error(kernel, name, place, value):
   assert frames.handle(kernel, structs['frame']) == 77 and not y.any()
 
 
-@pytest.mark.parametrize('begin', (-1, 3))
-def test_a_part_outside_the_weight_is_an_error(kernel, begin):
-  _memory, structs, (*_, place, y) = _call()
-  place[:] = begin
+@pytest.mark.parametrize(
+  ('begin', 'number'), ((-1, 1), (3, 1), (2, -1), (2, 2))
+)
+def test_what_is_outside_the_weights_is_an_error(kernel, begin, number):
+  _memory, structs, (*_, place, which, y) = _call()
+  place[:], which[:] = begin, number
   assert frames.handle(kernel, structs['frame']) == 77 and not y.any()
 
 
@@ -245,7 +268,8 @@ def test_a_part_outside_the_weight_is_an_error(kernel, begin):
 def test_xla_raises_the_error(kernel):
   call = jax.ffi.ffi_call(kernel._NAME, jax.ShapeDtypeStruct((2, 3), jnp.int32))
   with pytest.raises(jax.errors.JaxRuntimeError, match='handler'):
-    call(jnp.zeros((2, 64)), _draw(3, 64), jnp.int32(0)).block_until_ready()
+    zero = jnp.int32(0)
+    call(jnp.zeros((2, 64)), zero, zero, _draw(3, 64)).block_until_ready()
 
 
 def test_without_numba_products_are_xlas(monkeypatch):

@@ -343,12 +343,6 @@ def test_a_plan_drawn_out():
   assert plan.page_BN.tolist() == [[3, 1, 4, 4, 4, 4]]
 
 
-def test_a_window_visits_its_own_pages_only():
-  plan = _plan(CASES['ring, one head'])
-  # Twelve positions touch two or three pages of eight, however long the text.
-  assert plan.count_B.tolist() == [2, 3, 1]
-
-
 @pytest.mark.parametrize('implementation', [*api.RUNS_ON][1:])
 def test_only_what_the_plan_lists_is_read(implementation):
   case, arrays, scales, values = _draw(CASES['several lengths'], implementation)

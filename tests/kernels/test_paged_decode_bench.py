@@ -143,7 +143,7 @@ def test_the_fastest_tiles_are_found(monkeypatch):
 
 
 def test_what_was_tuned_goes_before_the_rule(tmp_path, monkeypatch):
-  monkeypatch.setattr(blocks, '_FOLDER', tmp_path)
+  monkeypatch.setattr(blocks, '__file__', str(tmp_path / 'blocks.py'))
   shape = bench.block_shape(bench.SHAPES['13b, 32 × 32k'], 'int8')
   best = blocks.Sizes(64, 32, 7, 8, 3)
   assert blocks.sizes('pallas_gpu', shape) == blocks.rule('pallas_gpu', shape)
@@ -162,3 +162,16 @@ def test_layouts_are_what_decode_takes():
   where = bench.layout(_SMALL['causal'])
   assert sorted(np.ravel(where.table_BN)) == [*range(8)]
   assert {field.dtype for field in where} == {jnp.dtype('int32')}
+
+
+@pytest.mark.parametrize('sinks', [0, 1, 4, 5])
+@pytest.mark.parametrize('window', [2, 4, 9, 32])
+def test_the_slots_that_are_counted_are_those_of_the_widest_query(
+  window, sinks
+):
+  shape = blocks.Shape(1, 1, 128, 12, 12, 4, 1, window, sinks=sinks)
+  widest = 0
+  for position in range(48):
+    seen = {*range(max(0, position - window + 1), position + 1), *range(sinks)}
+    widest = max(widest, 4 * len({slot // 4 for slot in seen}))
+  assert widest <= blocks.count_visited(shape) <= min(widest + 4, 48)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kaiju_jax.kernels import choice
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
@@ -117,12 +118,29 @@ def _call(kernel):
     'v_scale_PS': arrays['v_scale'],
     'begin_': np.array(2, np.int32),
     'back_': np.array(2**31 - 1, np.int32),
+    'number_': np.array(0, np.int32),
     'out_CRK': np.zeros((1, 3, 64), np.float32),
     'lse_CR': np.zeros((1, 3), np.float32),
   }
   structs = {name: memory.buffer(arrays[name]) for name in kernel._NAMES}
   frame = memory.frame(0, [*structs.values()][:-2], [*structs.values()][-2:])
   return memory, structs, arrays, frame
+
+
+def test_a_loop_reads_one_of_several_pools_in_place(kernel):
+  names = 'k_PSK', 'v_PSK', 'k_scale', 'v_scale'
+  given = draw()
+  pools = [{name: jnp.asarray(given[name]) for name in names}]
+  pools += [jax.tree.map(lambda x: x[::-1], pools[0])]
+
+  def body(number, _):
+    chosen = jax.tree.map(lambda *x: choice.Choice(number, x), *pools)
+    return 1 - number, decode({**given, **chosen})
+
+  _, found = jax.lax.scan(body, jnp.int32(1), length=3)
+  for place, number in enumerate((1, 0, 1)):
+    for a, e in zip(found, decode({**given, **pools[number]})):
+      np.testing.assert_array_equal(a[place], e)
 
 
 def test_a_frame_is_read_as_xla_makes_it(kernel):
@@ -160,6 +178,8 @@ def test_other_dtypes_ranks_and_sizes_are_refused(kernel):
     ('count_B', 2, 5),
     ('begin_', (), -1),
     ('begin_', (), 3),
+    ('number_', (), -1),
+    ('number_', (), 1),
   ),
 )
 def test_a_plan_of_what_is_not_there_is_refused(kernel, name, place, value):

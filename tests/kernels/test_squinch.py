@@ -205,12 +205,6 @@ def test_every_code_decodes_to_the_same_bits(elements, header, is_compiled):
     np.testing.assert_array_equal(x, expected)
 
 
-def test_zero_says_zero_and_floor_does_not():
-  x_RC = column([1, 0, 0, 0, 0, 0, 0, 0])
-  assert np.all(round_trip(x_RC, 'zero')[1:] == 0)
-  assert np.all(round_trip(x_RC, 'floor')[1:] > 0)
-
-
 def test_floor_is_nearer_on_a_logarithmic_scale():
   rng = np.random.default_rng(2)
   x_RC = np.exp2(-rng.uniform(0, 5, SHAPE)).astype(np.float32)

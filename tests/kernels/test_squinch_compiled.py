@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from kaiju_jax.aot import build
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import blocks
 from tests import compiled
@@ -84,7 +85,7 @@ def test_h100_by_every_code(codes):
 
 @pytest.mark.full
 def test_a_tile_too_large_spills():
-  with blocks.trying(blocks.Threads(columns=32, N=1, warps=1)):
+  with tuned.trying(blocks.Threads(columns=32, N=1, warps=1)):
     kernel = compiled.gpu(*encoding(*WEIGHTS[0]))['squinch_encode']
   assert kernel.spill_stores > 0
   with pytest.raises(AssertionError):
@@ -126,7 +127,7 @@ def test_tpu_by_every_code(codes, accelerator):
 @pytest.mark.parametrize('accelerator', TPUS)
 def test_a_block_too_large_is_refused(accelerator):
   with (
-    blocks.trying(blocks.Tpu(G=640 * 64, N=1)),
+    tuned.trying(blocks.Tpu(G=640 * 64, N=1)),
     pytest.raises(jax.errors.JaxRuntimeError, match='vmem'),
   ):
     opcodes(*encoding(1, 5120 * 64, 3072), accelerator)

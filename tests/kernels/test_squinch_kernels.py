@@ -291,9 +291,9 @@ def test_measured_sizes_come_first_and_tried_ones_before_them(monkeypatch):
   shape = {'groups': 80, 'columns': 3072, 'itemsize': 4}
   assert blocks.gpu('decode', parts=6, **shape) == (1, 512, 2, 2)
   assert blocks.gpu('decode', parts=8, **shape) == (1, 512, 4, 4)
-  with blocks.trying(blocks.Threads(columns=2, N=3, warps=1)):
+  with tuned.trying(blocks.Threads(columns=2, N=3, warps=1)):
     assert blocks.gpu('decode', parts=6, **shape) == (1, 64, 3, 1)
-  with blocks.trying(blocks.Tpu(G=64, N=3)):
+  with tuned.trying(blocks.Tpu(G=64, N=3)):
     assert blocks.tpu('decode', parts=6, groups=80, itemsize=4) == (64, 3)
     assert blocks.tpu('decode', parts=6, groups=8, itemsize=4) == (32, 3)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from tests.device import attention as cases
@@ -58,7 +59,7 @@ def test_in_a_process_of_its_own():
 
 
 def _forward(case, operands, implementation='triton_kernel', **keywords):
-  with dispatch.interpret(), blocks.trying(_TILES):
+  with dispatch.interpret(), tuned.trying(_TILES):
     return api.forward(
       *operands,
       *case.visibility,
@@ -143,7 +144,7 @@ def test_within_jit_and_with_gradients():
     )
     return sum(jnp.sin(x).sum() for x in results)
 
-  with dispatch.interpret(), blocks.trying(_TILES):
+  with dispatch.interpret(), tuned.trying(_TILES):
     ours, reference = (
       jax.jit(jax.grad(loss), static_argnums=1)(operands, name)
       for name in ('triton_kernel', 'reference')

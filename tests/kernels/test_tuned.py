@@ -1,10 +1,12 @@
 """What a search found is found again, on that device and at that shape."""
 
+import collections
 import datetime
 import importlib
 import json
 import math
 import random
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,32 @@ def test_a_winner_is_of_its_device_and_shape(tmp_path):
   assert tuned.winner(tmp_path, 'TPU v5', shape) == {'rows': 128, 'keys': 64}
   assert tuned.winner(tmp_path, 'TPU v6 lite', shape) is None
   assert tuned.winner(tmp_path, 'TPU v5', tuned.key(length=33)) is None
+
+
+class _Tiles(NamedTuple):
+  rows: int
+  keys: int
+
+
+def test_the_newest_trial_of_a_kernel_goes_before_its_winner(tmp_path):
+  def find(kind, sizes=_Tiles):
+    return tuned.find(str(tmp_path / 'blocks.py'), sizes, 'a', kind)
+
+  other = collections.namedtuple('Other', 'rows keys')
+  assert find('dq') is None
+  tuned.write(tmp_path, tuned.device_kind(), 'a', _FOUND)
+  with tuned.trying(_Tiles(1, 1)), tuned.trying(_Tiles(2, 2), 'dq', 'dkv'):
+    assert [find(kind) for kind in ('dq', 'forward')] == [(2, 2), (1, 1)]
+    assert find('dq', other) == (128, 64)
+    with tuned.trying(_Tiles(3, 3)):
+      assert find('dq') == (3, 3)
+  # Each is traced anew.
+  read = jax.jit(lambda: jnp.int32(find('dq')))
+  kinds = ('dq',), (), ('dkv',)
+  bound = [tuned.bind(read, _Tiles(1, 1), *each) for each in kinds]
+  for _ in range(2):
+    rows = [int(call()[0]) for call in (*bound, read)]
+    assert rows == [1, 1, 128, 128]
 
 
 def test_a_later_winner_replaces_only_its_own(tmp_path):

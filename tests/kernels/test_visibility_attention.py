@@ -17,6 +17,7 @@ import pytest
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import softmax
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
@@ -37,7 +38,7 @@ _HERE = [name for name in api.RUNS_ON if name not in _ELSEWHERE]
 @pytest.fixture
 def small_tiles():
   """Kernels of another platform are interpreted, in small tiles."""
-  with dispatch.interpret(), blocks.trying(_TILES):
+  with dispatch.interpret(), tuned.trying(_TILES):
     yield
 
 
@@ -193,17 +194,18 @@ def test_a_sink_logit_is_one_more_key_without_a_value():
     out, lse = attend(logit_BH)
     return (out * dout).sum() + (lse * dlse).sum(), (out, lse)
 
-  of = functools.partial(jax.value_and_grad, has_aux=True)
-  (_, found), slope_BH = of(functools.partial(weighted, ours))(logit_BH)
-  (_, wanted), expected = of(functools.partial(weighted, sunk))(logit_BH)
+  def of(attend):
+    run = jax.value_and_grad(functools.partial(weighted, attend), has_aux=True)
+    return dense.quick_jit(run)(logit_BH)
+
+  (_, found), slope_BH = of(ours)
+  (_, wanted), expected = of(sunk)
   for a, b in zip(found, wanted):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(slope_BH, expected, rtol=1e-4, atol=1e-4)
   assert np.abs(slope_BH[[0, 1, 3], [0, 1, 0]]).min() > 0.01
   # One logit per head is that of every row.
-  out, _ = softmax.add_logit(
-    *dense.call(case, 'reference', q, k, v), logit_BH[0]
-  )
+  out, _ = dense.quick_jit(ours)(logit_BH[0])
   np.testing.assert_array_equal(out[0], found[0][0])
   assert not np.allclose(out[1], found[0][1])
 
@@ -385,8 +387,8 @@ def test_values_may_become_floats_before_the_kernel():
   def forward(first):
     with (
       dispatch.interpret(),
-      blocks.trying(_TILES),
-      blocks.trying(blocks.Values(first)),
+      tuned.trying(_TILES),
+      tuned.trying(blocks.Values(first)),
     ):
       run = dense.quick_jit(
         lambda arrays: api.forward(
@@ -522,7 +524,7 @@ def test_what_no_query_of_a_block_sees_is_skipped(name):
   # Zero weight times NaN is NaN, as the module is not guarded against it: what
   # is finite never met these values.
   v_BMK[:, 192:256] = np.nan
-  with dispatch.interpret(), blocks.trying(_TILES):
+  with dispatch.interpret(), tuned.trying(_TILES):
     module = dispatch.choose(api.__package__, name, api.RUNS_ON)
     run = functools.partial(
       module.forward, window=32, scale=dense.SCALE, dtype=jnp.float32
@@ -615,10 +617,10 @@ _FLOAT = np.ones((1, 6, 8), np.float32)
       {'v_BMK': _INT8, 'v_scale': np.ones(8, np.int32)},
       'v_scale is int32: expected a float',
     ),
-    ({'v_scale': np.ones(8, np.float32)}, 'v_scale is given, but v is float32'),
+    ({'v_scale': np.ones(8, np.float32)}, 'v_scale is given, but v_BMK is'),
     (
       {'q_scale_BLH': np.ones((1, 6, 2), np.float32)},
-      'q_scale_BLH is given, but q is float32',
+      'q_scale_BLH is given, but q_BLHK is float32',
     ),
     ({'implementation': 'cuda'}, "'cuda' is unknown: cpu runs .*reference"),
     (
@@ -630,6 +632,14 @@ _FLOAT = np.ones((1, 6, 8), np.float32)
 def test_bad_arguments_are_named(changes, message):
   with pytest.raises((ValueError, TypeError), match=message):
     api.forward(**_arguments(**changes))
+
+
+def test_results_are_floats():
+  arguments = _arguments()
+  out_BLHK, lse_BLH = api.forward(**arguments)
+  arguments |= {'out_BLHK': out_BLHK, 'dout_BLHK': out_BLHK.astype(jnp.int8)}
+  with pytest.raises(TypeError, match='dout_BLHK is int8'):
+    api.backward(**arguments, lse_BLH=lse_BLH, dlse_BLH=lse_BLH)
 
 
 def test_codes_have_no_gradient_of_their_own():

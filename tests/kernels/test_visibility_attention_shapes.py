@@ -60,7 +60,7 @@ def test_shapes_are_those_of_the_presets():
 @pytest.mark.parametrize('rows', ROWS)
 def test_on_a_cpu_there_are_counts_and_no_times(rows):
   shape = TOY._replace(rows=rows, coded=True)
-  with blocks.trying(blocks.Tiles(16, 16, 4, 2)):
+  with tuned.trying(blocks.Tiles(16, 16, 4, 2)):
     rows = benchmark.measure(bench.subjects('toy', shape), 1)
   forward, of_tpu, backward, _ = rows
   assert [row.implementation for row in rows] == [
@@ -88,7 +88,7 @@ def test_on_a_cpu_there_are_counts_and_no_times(rows):
 )
 def test_errors_are_against_the_reference(name, coded):
   shape = TOY._replace(rows='packed', coded=coded)
-  with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
+  with dispatch.interpret(), tuned.trying(blocks.Tiles(32, 32, 4, 2)):
     errors = bench.errors(shape, name)
   assert len(errors) == 2
   assert all(0 < error < 0.03 for error in errors.values())
@@ -160,14 +160,14 @@ def test_candidates_of_every_kernel_are_blocks_of_its_own():
   for kind in (*autotune.kinds('gpu'), *autotune.kinds('tpu')):
     tried = autotune.candidates(kind)
     assert len(set(tried)) == len(tried) > 1
-    with blocks.trying(tried[0]):
-      assert kind in blocks._tried.get()
+    with tuned.trying(tried[0]):
+      assert tuned.find('', type(tried[0]), '', kind) is tried[0]
 
 
 @slow
 def test_a_contender_that_cannot_run_here_is_named_and_left_out():
   # Interpreted on a CPU, which has one kernel of ours and XLA's attention.
-  with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
+  with dispatch.interpret(), tuned.trying(blocks.Tiles(32, 32, 4, 2)):
     rows = benchmark.measure(bench.subjects('toy', TOY), 1)
   timed = {row.implementation for row in rows if row.seconds}
   assert {'chunked', 'jax xla'} <= timed

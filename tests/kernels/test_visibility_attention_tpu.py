@@ -13,6 +13,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
@@ -28,7 +29,7 @@ Case = shared.Case
 @pytest.fixture
 def small_blocks():
   """Interpreted, in blocks of 256 rows and 128 keys."""
-  with dispatch.interpret(), blocks.trying(blocks.TpuTiles(256, 128), 'tpu'):
+  with dispatch.interpret(), tuned.trying(blocks.TpuTiles(256, 128), 'tpu'):
     yield
 
 
