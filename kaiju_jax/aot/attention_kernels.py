@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import tpu_march
@@ -84,7 +85,7 @@ def alone(*arguments, tiles: tuple[int, int] | None = None):
 
   trying = contextlib.nullcontext()
   if tiles is not None:
-    trying = blocks.trying(blocks.TpuTiles(*tiles), 'tpu')
+    trying = tuned.trying(blocks.TpuTiles(*tiles), 'tpu')
   march = tpu_march.march
   tpu_march.march = note
   try:

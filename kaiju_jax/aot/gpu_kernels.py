@@ -35,8 +35,7 @@ def read(
   """Compiles for a GPU and returns the program's kernels, XLA's too.
 
   Args:
-    jitted: a fresh `jax.jit`. One that was traced for another platform keeps
-      that trace.
+    jitted: a result of `jax.jit`.
     arguments: ShapeDtypeStructs or trees of them; those without a sharding go
       to one device.
     accelerator: a GPU slice of `tpu_gpu_configs`.

@@ -7,7 +7,10 @@ import dataclasses
 from typing import Any
 
 from kaiju_jax.costs import accelerator as accelerator_lib
+from kaiju_jax.costs import footprint
+from kaiju_jax.costs import mesh_decoding
 from kaiju_jax.costs import step_time
+from kaiju_jax.model import config as model_config
 from kaiju_jax.reporting import report
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
@@ -130,6 +133,159 @@ def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     f' {gathered:.3f} s of int8 gathers; each device then holds the weights of'
     ' its tensor rank as codes.'
   )
+
+
+def plan_decoding(
+  config: model_config.ModelConfig, accelerator: accelerator_lib.Accelerator
+) -> dict[str, dict[str, Any]]:
+  """Returns {arm: its figures} of decoding on all devices of a slice.
+
+  Raises ValueError: see `model_config.check_tensor` and `MeshPlan.seconds`.
+  """
+  figures = {}
+  for arm in mesh_decoding.ARMS:
+    if arm.kv_heads and config.num_heads % arm.kv_heads:
+      continue
+    plan = mesh_decoding.MeshPlan(config, accelerator, arm)
+    figures[arm.name] = {
+      'about': arm.about,
+      'page': plan.page,
+      'weight_bytes': footprint.weight_bytes(plan.model, plan.devices),
+      'free_bytes': plan.free,
+      'texts': {length: plan.texts(length) for length in mesh_decoding.LENGTHS},
+      'text_bytes': {
+        length: sum(plan.text_bytes(length).values())
+        for length in mesh_decoding.LENGTHS
+      },
+      'tokens': plan.tokens(),
+      'wire_bytes': plan.wire(),
+      'launches': plan.launches(),
+      'seconds': {
+        batch: plan.seconds(batch)._asdict() for batch in mesh_decoding.BATCHES
+      },
+    }
+  return figures
+
+
+def tabulate_decoding(
+  figures: Mapping[str, Mapping[str, Any]],
+  config: model_config.ModelConfig,
+  accelerator: accelerator_lib.Accelerator,
+) -> Iterator[Any]:
+  """Yields the arms, the tables of `plan_decoding`, and what they guess."""
+  for name, found in figures.items():
+    yield f'{name:6} {found["about"]}'
+  platform = accelerator.chip.platform
+  reduced = _two_all_reduces(config, accelerator)
+  short, long = mesh_decoding.LENGTHS
+  lengths = f'{short:,}', f'{long:,}'
+  striped = next(iter(figures.values()))
+  memory, speed = [], []
+  for name, found in figures.items():
+    size = found['text_bytes'][short]
+    memory.append(
+      (
+        name,
+        found['page'],
+        f'{found["weight_bytes"] / 1e9:.2f}',
+        f'{size / 1e6:.2f}',
+        f'{size / striped["text_bytes"][short]:.2f}',
+        *(f'{found["texts"][length]:,}' for length in (short, long)),
+        f'{found["tokens"] / 1e6:,.1f}',
+      )
+    )
+    speed.append(
+      (
+        name,
+        f'{found["wire_bytes"]:,.0f}',
+        f'{found["wire_bytes"] / reduced:.2f}',
+        f'{found["launches"]:.1f}',
+        *(
+          f'{1e3 * sum(seconds.values()):.1f}'
+          for seconds in found['seconds'].values()
+        ),
+      )
+    )
+  yield report.Table(
+    memory,
+    (
+      *('', 'page', 'weights\nGB', f'KV of {lengths[0]}\nMB', '\n÷ S'),
+      *(f'texts of\n{length}' for length in lengths),
+      f'10⁶ tokens in\n{mesh_decoding.ROWS} texts',
+    ),
+    'Decoding by arithmetic: memory of one device',
+    f'of {mesh_decoding.SHARE:.0%} of the memory, less'
+    f' {mesh_decoding.RESERVED[platform] / 1e9:g} GB (our guess)',
+    look='light',
+  )
+  yield report.Table(
+    speed,
+    (
+      *('', 'bytes per token\nand layer', '÷ two\nall-reduces'),
+      'launches\nper layer',
+      *(f'ms\n{batch} texts' for batch in mesh_decoding.BATCHES),
+    ),
+    'Decoding by arithmetic: the wire and the time of a step',
+    f'texts of {lengths[0]} tokens; a launch takes'
+    f' {1e6 * mesh_decoding.LAUNCH[platform]:g} µs (our guess); nothing was'
+    ' timed',
+    look='light',
+  )
+  tokens = mesh_decoding.break_even(config, accelerator)
+  yield f'Splitting tokens (S, R) is faster from {tokens:,.0f} per step on.'
+
+
+def tabulate_compiled(
+  figures: Mapping[str, Any],
+  config: model_config.ModelConfig,
+  accelerator: accelerator_lib.Accelerator,
+) -> Iterator[Any]:
+  """Yields the tables of `decode.compile_step`, and a line per problem."""
+  layers = len(config.layers())
+  share = figures['needed_bytes'] / figures['device_bytes']
+  given = figures['aliased_bytes'] / figures['page_bytes']
+  yield report.Table(
+    [
+      ('compiled in', f'{figures["compile_seconds"]:.0f} s'),
+      *(
+        (name, _gib(figures[f'{name}_bytes']))
+        for name in ('argument', 'page', 'temporary', 'needed')
+      ),
+      ("of the device's", f'{_gib(figures["device_bytes"])}, {share:.0%}'),
+      ('donated, of pages', f'{given:.1%}'),
+      *((f'kernel {name}', n) for name, n in figures['kernels'].items()),
+    ],
+    ('', ''),
+    f'A compiled step of {figures["rows"]} texts and {layers} layers, one'
+    ' device',
+    look='light',
+  )
+  reduced = _two_all_reduces(config, accelerator)
+  rows = [
+    (name, f'{sent:,.0f}', f'{sent / reduced:.3f}')
+    for name, sent in figures['wire'].items()
+  ]
+  total = sum(figures['wire'].values())
+  rows.append(('total', f'{total:,.0f}', f'{total / reduced:.3f}'))
+  starts = figures['launches']
+  counted = ', '.join(f'{n:.1f} {kind}' for kind, n in starts.items())
+  yield report.Table(
+    rows,
+    ('', 'bytes', '÷ two all-reduces'),
+    'On the wire: what one device sends per token and layer',
+    f'{sum(starts.values()):.1f} launches per layer: {counted}',
+    look='light',
+    has_total=True,
+  )
+  for problem in figures['problems']:
+    yield f'[bold red]problem:[/] {problem}'
+
+
+def _two_all_reduces(
+  config: model_config.ModelConfig, accelerator: accelerator_lib.Accelerator
+) -> float:
+  """Returns a device's bytes per token and layer of tensor parallelism."""
+  return 8 * config.d_model * (1 - 1 / accelerator.devices)
 
 
 def _compilation(figures) -> report.Table:

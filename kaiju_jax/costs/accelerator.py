@@ -6,6 +6,7 @@ describes one slice, and an experiment never names a device. Imports no jax.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 
 from kaiju_jax.sharding import config as sharding_config
 
@@ -87,9 +88,7 @@ def check(accelerator: Accelerator) -> None:
       f' {accelerator.devices_per_host} have {accelerator.devices}.'
     )
   if accelerator.chip.platform == 'tpu':
-    chips = 1
-    for side in accelerator.torus:
-      chips *= side
+    chips = math.prod(accelerator.torus)
     if chips != accelerator.devices:
       raise ValueError(
         f'{name}: topology={accelerator.topology!r} is {chips} chips, but'

@@ -6,6 +6,7 @@ that remain beside one text of full length are those of texts of `TYPICAL`
 tokens, each with its pages of every kind of layer.
 """
 
+import bisect
 from collections.abc import Mapping
 import re
 from typing import NamedTuple
@@ -40,6 +41,9 @@ def plan(
   texts: int,
   length: int | None = None,
   extra: int = 0,
+  page: int = paging.PAGE,
+  devices: int = 1,
+  platform: str = '',
 ) -> Plan:
   """Returns the cache of at most `texts` texts within a budget.
 
@@ -50,32 +54,40 @@ def plan(
     length: tokens of the longest text; None for the model's max_length, or half
       of what the budget holds, or `LONGEST`, whichever is least.
     extra: slots of each text beyond its tokens, for a beam search.
+    page: slots of a page.
+    devices: those that share the cache.
+    platform: theirs, as JAX names it; no pool has more pages than its kernel
+      can address.
 
   Raises:
     ValueError: not even one text fits.
   """
   most = config.max_length
+  sizes = _Sizes(config, extra, page)
   if length is None:
-    half = _longest(config, budget // 2, extra)
-    length = min(most, half or _longest(config, budget, extra), LONGEST)
-  whole = _pages(config, max(length, 1), extra)
-  if length < 1 or _bytes(config, whole) > budget:
+    half = sizes.longest(budget // 2)
+    length = min(most, half or sizes.longest(budget), LONGEST)
+  whole = sizes.pages(max(length, 1))
+  if length < 1 or sizes.bytes(whole) > budget:
     raise ValueError(
       f'length={max(length, 1):,}: one text takes'
-      f' {draw(_bytes(config, whole))}, --cache={draw(budget)} holds'
-      f' {_longest(config, budget, extra):,} tokens.'
+      f' {draw(sizes.bytes(whole))}, --cache={draw(budget)} holds'
+      f' {sizes.longest(budget):,} tokens.'
     )
   typical = min(length, TYPICAL)
-  each = _pages(config, typical, extra)
+  each = sizes.pages(typical)
   pages = {kind: texts * count for kind, count in whole.items()}
-  if _bytes(config, pages) > budget:
-    left = budget - _bytes(config, whole)
-    count = left // _bytes(config, each)
+  if sizes.bytes(pages) > budget:
+    count = (budget - sizes.bytes(whole)) // sizes.bytes(each)
     pages = {kind: whole[kind] + count * each[kind] for kind in each}
+  size = page * config.num_kv_heads * config.head_dim // devices
+  for kind, count in pages.items():
+    most = paging.cap(config, count, size, platform)
+    pages[kind] = max(most, whole[kind])
   return Plan(
     length,
     pages,
-    _bytes(config, pages),
+    sizes.bytes(pages),
     min(pages[kind] // count for kind, count in each.items()),
     typical,
     footprint.kv_caches(config, typical)[0].per_token,
@@ -118,31 +130,34 @@ def draw(size: float) -> str:
   return f'{size:.0f} bytes'
 
 
-def _pages(
-  config: model_config.ModelConfig, length: int, extra: int
-) -> dict[str, int]:
-  """Returns one text's pages of each kind."""
-  pools = paging.pools(
-    config.layers(), 1, length, extra=extra, heads=config.num_kv_heads
-  )
-  return {kind: pool.pages for kind, pool in pools.items()}
+class _Sizes(NamedTuple):
+  """The pages of texts, and the bytes of pages."""
 
+  config: model_config.ModelConfig
+  extra: int
+  page: int
 
-def _bytes(config: model_config.ModelConfig, pages: Mapping[str, int]) -> int:
-  """Returns the bytes of pages, without tables."""
-  pools = paging.pools(
-    config.layers(), 1, 1, pages=pages, heads=config.num_kv_heads
-  )
-  return paging.page_bytes(config, pools)
+  def pages(self, length: int) -> dict[str, int]:
+    """Returns one text's pages of each kind."""
+    pools = self._pools(length, extra=self.extra)
+    return {kind: pool.pages for kind, pool in pools.items()}
 
+  def bytes(self, pages: Mapping[str, int]) -> int:
+    """Returns the bytes of pages, without tables."""
+    return paging.page_bytes(self.config, self._pools(1, pages=pages))
 
-def _longest(config: model_config.ModelConfig, budget: int, extra: int) -> int:
-  """Returns the most tokens of one text; 0 if none fits."""
-  low, high = 0, config.max_length
-  while low < high:
-    middle = (low + high + 1) // 2
-    if _bytes(config, _pages(config, middle, extra)) <= budget:
-      low = middle
-    else:
-      high = middle - 1
-  return low
+  def longest(self, budget: int) -> int:
+    """Returns the most tokens of one text; 0 if none fits."""
+    return bisect.bisect_right(
+      range(1, self.config.max_length + 1),
+      budget,
+      key=lambda length: self.bytes(self.pages(length)),
+    )
+
+  def _pools(self, length: int, **sizes) -> dict[str, paging.Pool]:
+    return paging.pools(
+      *(self.config.layers(), 1, length),
+      page=self.page,
+      heads=self.config.num_kv_heads,
+      **sizes,
+    )

@@ -53,6 +53,7 @@ def describe(
     parameter_table(config),
     kv_table(config, lengths),
     published_table(config, lengths),
+    *([decoding_table(config, tensor, lengths)] if tensor > 1 else []),
     memory,
   ):
     page.add('', part)
@@ -262,6 +263,37 @@ def _cache_bytes(config: model_config.ModelConfig, length: int) -> int:
   """Returns the bytes that decoding allocates for a cache of one row."""
   pools = paging.pools(config.layers(), 1, length, heads=config.num_kv_heads)
   return paging.bytes_of(config, pools, 1)
+
+
+def decoding_table(
+  config: model_config.ModelConfig, tensor: int, lengths: Sequence[int]
+) -> report.Table:
+  """Returns a device's bytes where `tensor` devices decode together.
+
+  Raises ValueError: see `model_config.check_tensor`.
+  """
+  weights = footprint.weight_bytes(config, tensor)
+  rows = [('weights', report.Bytes(weights), '')]
+  slots = paging.choose_page(config.num_kv_heads, tensor, platform='')
+  for length in lengths:
+    pools = paging.pools(
+      config.layers(), 1, length, page=slots, heads=config.num_kv_heads
+    )
+    whole = paging.page_bytes(config, pools)
+    rows.append(
+      (
+        f'KV, {length:,} tokens',
+        report.Bytes(whole / tensor),
+        f'{whole:,} / {tensor}',
+      )
+    )
+  return report.Table(
+    rows,
+    ('', 'bytes', 'of all devices'),
+    f'Decoding on {tensor} devices, bytes of one: weights split, a stripe of'
+    f' each page of {slots} slots',
+    look='light',
+  )
 
 
 def memory_table(

@@ -18,6 +18,7 @@ import math
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import config as quantization_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,7 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
   f, v = config.d_ff, config.vocab_size
   layers = config.layers()
   depth, owners = len(layers), len(layers_lib.owners(layers))
+  norms = 4 if config.norms == 'both' else 2  # Of a layer's activations.
   letters, shape = 'DK', (d, k)
   if config.num_kv_heads > 1:
     letters, shape = 'DUK', (d, config.num_kv_heads, k)
@@ -77,7 +79,7 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
   has_limits = quantization.kv == 'int8' and quantization.kv_scale == 'channel'
   return (
     Parameter('embedding', 'embedding_DV', (d, v)),
-    Parameter('norm', 'gain_D', (d,), _norms(config) * depth + 1),
+    Parameter('norm', 'gain_D', (d,), norms * depth + 1),
     *matrices,
     *_of_heads(config, depth, owners),
     *(scalars if quantization.bungee else ()),
@@ -88,11 +90,6 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
       else (Parameter('embedding', 'head_DV', (d, v)),)
     ),
   )
-
-
-def _norms(config: model_config.ModelConfig) -> int:
-  """Returns how many norms of activations a layer has."""
-  return 4 if config.norms == 'both' else 2
 
 
 def _of_heads(
@@ -128,6 +125,69 @@ def count(parameters: Sequence[Parameter]) -> int:
   return sum(parameter.size for parameter in parameters)
 
 
+def per_device(
+  letters: str, shape: Sequence[int], tensor: int, fsdp: int = 1
+) -> int:
+  """Returns how many numbers of an array one device holds.
+
+  Args:
+    letters: the names of its dimensions.
+    shape: their sizes; one of 1 is whole on each device.
+    tensor: devices that split F, H and V.
+    fsdp: devices that split D.
+  """
+  widths = {'D': fsdp, **dict.fromkeys('FHV', tensor)}
+  return math.prod(
+    size // widths.get(letter, 1) if size > 1 else size
+    for letter, size in zip(letters, shape)
+  )
+
+
+def weight_bytes(config: model_config.ModelConfig, tensor: int = 1) -> int:
+  """Returns one device's bytes of the weights as decoding reads them.
+
+  Args:
+    config: the model's config.
+    tensor: devices that split F, H and V.
+
+  Raises:
+    ValueError: see `model_config.check_tensor`.
+  """
+  model_config.check_tensor(config, tensor)
+  quantization = config.quantization
+  has_codes = quantization_config.has_codes(quantization)
+
+  total = 0
+  for x in parameters(config):
+    is_coded = has_codes
+    if x.family == 'embedding':
+      is_coded = quantization.embedding == 'int8'
+    size = per_device(x.letters, x.shape, tensor)
+    if 'D' not in x.letters or x.name == 'gain_D':
+      size *= 0 if x.family == 'bungee' and has_codes else 4
+    elif is_coded:
+      contracted = {'w_o_DHK': 'HK', 'w_out_DF': 'F'}.get(x.name, 'D')
+      scales = [
+        1 if letter in contracted else n
+        for letter, n in zip(x.letters, x.shape)
+      ]
+      size += 4 * per_device(x.letters, scales, tensor)
+    else:
+      size *= float_bytes(config.dtype)
+    total += x.copies * size
+  # The sums of w_out's codes, and the limit of the hidden activations.
+  if has_codes and config.feedforward == 'relu2':
+    total += 4 * config.d_model * len(config.layers())
+  if has_codes and quantization.clamp_hidden == 'weight_rms':
+    total += 4 * len(config.layers())
+  return total
+
+
+def float_bytes(dtype: str) -> int:
+  """Returns the bytes of a number of a model's dtype."""
+  return 2 if dtype == 'bfloat16' else 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Cache:
   """Bytes of one sequence's keys and values at some length."""
@@ -152,8 +212,7 @@ def kv_caches(
   """
   own = dict(bytes_per_value=1, bytes_per_scale=4)
   if config.quantization.kv == 'none':
-    bytes_per_value = 2 if config.dtype == 'bfloat16' else 4
-    own = dict(bytes_per_value=bytes_per_value, bytes_per_scale=0)
+    own = dict(bytes_per_value=float_bytes(config.dtype), bytes_per_scale=0)
   elif config.quantization.kv_scale == 'channel':
     own['bytes_per_scale'] = 0
   layers = config.layers()

@@ -74,7 +74,7 @@ def estimate(
   _check_mesh(config, batch, length, fsdp, tensor)
   parameters = footprint.parameters(config)
   depth = len(config.layers())
-  b = _bytes_of(config.dtype)
+  b = footprint.float_bytes(config.dtype)
   tokens = batch * length // fsdp
   shard = sum(_per_device(p, fsdp, tensor) for p in parameters)
   in_layers = sum(
@@ -99,21 +99,17 @@ def estimate(
   }
 
 
-def _bytes_of(dtype: str) -> int:
-  return 2 if dtype == 'bfloat16' else 4
-
-
 def _bytes_in_use(config: model_config.ModelConfig) -> int:
   """Returns the bytes of one number of a weight while a layer uses it."""
   is_int8 = config.quantization.matmul == 'int8'
-  return 1 if is_int8 else _bytes_of(config.dtype)
+  return 1 if is_int8 else footprint.float_bytes(config.dtype)
 
 
 def _layer_bytes(config: model_config.ModelConfig) -> int:
   """Returns A, the bytes that a layer saves per token without remat."""
   d, f = config.d_model, config.d_ff
   hk = config.num_heads * config.head_dim
-  b = _bytes_of(config.dtype)
+  b = footprint.float_bytes(config.dtype)
   plain = 24 * d + b * (2 * d + 3 * f + 2 * hk)
   is_gated = config.is_gated
   if is_gated:
@@ -130,7 +126,7 @@ def _saved_bytes(
   layers = config.layers()
   if config.remat != 'layer':
     return _layer_bytes(config) * tokens // tensor * len(layers)
-  b = _bytes_of(config.dtype)
+  b = footprint.float_bytes(config.dtype)
   key_value = 2 * (config.head_dim + 4)
   if config.quantization.kv == 'none':
     key_value = 2 * config.head_dim * b
@@ -194,10 +190,9 @@ def with_and_without_remat(
 
 def _per_device(parameter: footprint.Parameter, fsdp: int, tensor: int) -> int:
   """Returns how many numbers of all copies one device holds."""
-  width = fsdp if 'D' in parameter.letters else 1
-  if set(parameter.letters) & set('FHV'):
-    width *= tensor
-  return parameter.size // width
+  return parameter.copies * footprint.per_device(
+    parameter.letters, parameter.shape, tensor, fsdp
+  )
 
 
 def _check_mesh(config, batch, length, fsdp, tensor) -> None:
@@ -209,19 +204,11 @@ def _check_mesh(config, batch, length, fsdp, tensor) -> None:
   ):
     if value < 1:
       raise ValueError(f'{name}={value}: must be at least 1.')
+  model_config.check_tensor(config, tensor)
   for name, value, axis, width in (
     ('batch', batch, 'fsdp', fsdp),
     ('d_model', config.d_model, 'fsdp', fsdp),
     ('length', length, 'tensor', tensor),
-    ('num_heads', config.num_heads, 'tensor', tensor),
-    ('d_ff', config.d_ff, 'tensor', tensor),
-    ('vocab_size', config.vocab_size, 'tensor', tensor),
   ):
     if value % width:
       raise ValueError(f'{name}={value}: must be a multiple of {axis}={width}.')
-  heads = config.num_kv_heads
-  if heads % tensor and tensor % heads:
-    raise ValueError(
-      f'num_kv_heads={heads}: must divide tensor={tensor} or be a multiple of'
-      ' it.'
-    )

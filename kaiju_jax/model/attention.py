@@ -49,10 +49,14 @@ class Attention(heads_lib.Heads):
 
     If devices split the rows, x and the output are this device's part of L.
     The device makes keys and values from that part, and their codes are
-    gathered: each device has all keys of its own heads.
+    gathered: each device has all keys of its own heads. With a cache, x and
+    the output are its part of the chunk's tokens (`collectives.lay_flat`), and
+    it makes all keys of its own heads.
     """
     turns = context.turns_of(self.layer)
     x_BLD = self.encode(self.clamp_input(x_BLD, 'D'))
+    if context.pasts is not None:
+      return self._extend(qat.enter(x_BLD), key_value, context, turns)
     if key_value is None:
       key_value = self.keys_and_values(x_BLD, turns)
     elif self.config.shared != 'both':
@@ -60,16 +64,6 @@ class Attention(heads_lib.Heads):
     q_BLHK = self.queries(qat.enter(x_BLD), turns)
     heads = kv_heads.here(self.config.num_kv_heads)
     q_BLHK = kv_heads.fold_queries(q_BLHK, heads)
-    if context.pasts is not None:
-      out_BLHK, lse_BLH = past.attend(
-        q_BLHK,
-        key_value,
-        context.pasts[self.layer.kv_from],
-        context.visibility,
-        **self._keywords(),
-      )
-      out_BLHK, _ = self._add_logit(out_BLHK, lse_BLH, heads)
-      return self._output(kv_heads.unfold(out_BLHK, heads)), key_value
     if self.is_mutable_collection('heads'):
       self.sow('heads', 'q_BLHK', q_BLHK)
       self.sow('heads', 'k_BMK', key_value.k_BMK)
@@ -83,7 +77,34 @@ class Attention(heads_lib.Heads):
         reading_BLH = mean_BLH
     out_BLHK = z_reg.inject(out_BLHK, reading_BLH, context.z)
     out_BLHK = kv_heads.unfold(out_BLHK, heads)
-    return collectives.leave(self._output(out_BLHK)), key_value
+    return self._output(self.clamp_input(out_BLHK, 'HK')), key_value
+
+  def _extend(self, x_BLD, key_value, context, turns):
+    """Returns what `__call__` does for a chunk, of all its tokens x."""
+    heads = kv_heads.here(self.config.num_kv_heads)
+    rows, L = context.visibility.coordinate_BL.shape
+    shape = rows // heads, L
+    if key_value is None:
+      key_value = self.keys_and_values(x_BLD, turns, shape)
+    q_BLHK = collectives.lay_rows(self.queries(x_BLD, turns), shape)
+    q_BLHK = kv_heads.fold_queries(q_BLHK, heads)
+    cached = context.pasts[self.layer.kv_from]
+    if cached is None:
+      attended = self._attend(q_BLHK, *key_value, context.visibility)
+    else:
+      attended = past.attend(
+        q_BLHK,
+        key_value,
+        cached,
+        context.visibility,
+        **self._keywords(),
+        stripes=kv_heads.stripes(self.config.num_kv_heads),
+      )
+    out_BLHK, lse_BLH = attended
+    out_BLHK, _ = self._add_logit(out_BLHK, lse_BLH, heads)
+    out_BLHK = collectives.lay_flat(kv_heads.unfold(out_BLHK, heads))
+    out_BLHK = self.encode_part(out_BLHK, 'HK', context.is_exact)
+    return self._output(out_BLHK, context.is_exact), key_value
 
   def _with_own_part(self, shared, x_BMD, turns) -> past.KeyValue:
     """Replaces keys or values by own ones; the other weight stays unused."""
@@ -138,9 +159,9 @@ class Attention(heads_lib.Heads):
       square_BL = jnp.mean(jnp.square(x_BLH), axis=-1)
       self.sow('readings', name, collectives.mean(square_BL, 'H'))
 
-  def _output(self, out_BLHK):
+  def _output(self, out_BLHK, is_exact=False):
+    """Returns this device's part of L of the layer's output."""
     config = self.config
     shape = (config.d_model, config.num_heads, config.head_dim)
     w_o_DHK = self.weight('w_o_DHK', shape)
-    out_BLHK = self.clamp_input(out_BLHK, 'HK')
-    return self.einsum('BLHK,DHK->BLD', out_BLHK, w_o_DHK)
+    return self.leave('BLHK,DHK->BLD', out_BLHK, w_o_DHK, is_exact)

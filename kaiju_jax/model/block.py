@@ -44,7 +44,7 @@ class TransformerLayer(nn.Module):
     x_BLD = x_BLD + self._after('attention_out_norm', out_BLD, context)
     normed_BLD, gain_D = self._before('feedforward_norm', x_BLD)
     out_BLD = feedforward.FeedForward(self.config, name='feedforward')(
-      normed_BLD, gain_D
+      normed_BLD, gain_D, context.is_exact
     )
     out_BLD = self._after('feedforward_out_norm', out_BLD, context)
     return x_BLD + out_BLD, key_value
@@ -105,10 +105,7 @@ class Block(nn.Module):
 
   def _shares_traces(self, context: context_lib.Context) -> bool:
     """Returns whether the pass reads a cache in the fast mode."""
-    pasts = context.pasts
-    return pasts is not None and all(
-      past.tables.length is None for past in pasts.values()
-    )
+    return context.pasts is not None and not context.is_exact
 
   def _run_by_kind(self, x_BLD: jax.Array, context: context_lib.Context):
     """Does what `__call__` does; layers of a kind are traced and lowered once.

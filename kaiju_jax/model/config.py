@@ -1,5 +1,6 @@
 """The config of a model: its shape and the techniques that it uses."""
 
+import copy
 import dataclasses
 
 from kaiju_jax.model import layers as layers_lib
@@ -154,6 +155,20 @@ _AT_LEAST_ONE = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Static:
+  """A config as a static argument: equal ones compile once."""
+
+  fields: str  # All of its fields, as text.
+  # A copy of the config.
+  config: ModelConfig = dataclasses.field(compare=False)
+
+
+def freeze(config: ModelConfig) -> Static:
+  """Returns the config as a static argument of compiled functions."""
+  return Static(repr(config), copy.deepcopy(config))
+
+
 def check(config: ModelConfig) -> None:
   """Refuses a model that cannot be built, before anything compiles.
 
@@ -193,6 +208,41 @@ def check(config: ModelConfig) -> None:
   _check_kv_heads(config)
   _check_sums(config)
   _check_layers(config)
+
+
+def check_tensor(config: ModelConfig, tensor: int) -> None:
+  """Refuses a model that `tensor` devices cannot split into equal parts.
+
+  Raises:
+    ValueError: names the field, its value and the width.
+  """
+  if tensor < 1:
+    raise ValueError(f'mesh.tensor={tensor}: must be at least 1.')
+  if fault := _indivisible(config, tensor):
+    most = config.num_heads
+    can = [str(x) for x in range(1, most + 1) if not _indivisible(config, x)]
+    raise ValueError(f'{fault}; this model divides over {", ".join(can)}.')
+
+
+def _indivisible(config: ModelConfig, tensor: int) -> str:
+  """Returns what `tensor` devices cannot split into equal parts, or ''."""
+  for field in ('num_heads', 'd_ff', 'vocab_size'):
+    value = getattr(config, field)
+    if value % tensor:
+      return f'model.{field}={value}: does not divide over mesh.tensor={tensor}'
+  heads = config.num_kv_heads
+  if heads % tensor and tensor % heads:
+    return (
+      f'model.num_kv_heads={heads}: must divide mesh.tensor={tensor} or be a'
+      ' multiple of it, so that the query heads of one device read whole groups'
+      ' or one'
+    )
+  if config.qk_norm == 'all' and tensor > 1:
+    return (
+      f"model.qk_norm='all': must be 'none' or 'head' with mesh.tensor="
+      f'{tensor}, because devices split the heads that it normalizes together'
+    )
+  return ''
 
 
 def _check_hidden_limit(config: ModelConfig) -> None:

@@ -21,11 +21,17 @@ class Context(NamedTuple):
   # The same for global layers.
   global_turns: tuple[jax.Array, jax.Array] | None
   z: jax.Array  # Z-Reg's coefficient for this step, a float32 scalar.
-  # Cached keys and values, by the index of the layer that made them; None for a
-  # pass without a cache.
-  pasts: Mapping[int, past.Past] | None = None
+  # Cached keys and values, by the index of the layer that made them, None each
+  # where nothing is cached; None for a pass of training.
+  pasts: Mapping[int, past.Past | None] | None = None
   # That of a rotated stream (`quantization/rotation.py`), if it is.
   rotation: Mapping[str, jax.Array] | None = None
+
+  @property
+  def is_exact(self) -> bool:
+    """Whether devices compute as one does: without a cache, or in its order."""
+    pasts = self.pasts or {}
+    return any(x is None or x.tables.plan is None for x in pasts.values())
 
   def turns_of(
     self, layer: layers_lib.Layer

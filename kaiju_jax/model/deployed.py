@@ -15,13 +15,10 @@ model whose matmuls are not int8 keeps its float32 masters, and Bungee's scalars
 `interchange/own.py` writes such a tree to a file.
 """
 
-import copy
-import dataclasses
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
@@ -61,7 +58,7 @@ def quantize(
       f' {"missing" if is_ternary else "not of this model"}.'
     )
   replica = ternary_plan.collections(replica).get('replica', {})
-  static = _Static(repr(config), copy.deepcopy(config))
+  static = model_config.freeze(config)
   held = replica.get('blocks', {})
   blocks = params['blocks']
   if quantization_config.has_codes(config.quantization):
@@ -75,24 +72,15 @@ def quantize(
   return {**params, 'blocks': blocks, 'embedding': embedding}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Static:
-  """A config as a static argument: equal ones compile once."""
-
-  fields: str  # All of its fields, as text.
-  # The config.
-  config: model_config.ModelConfig = dataclasses.field(compare=False)
-
-
 @functools.partial(jax.jit, static_argnums=2)
-def _over_repeats(layer: Any, held: Any, static: _Static) -> Any:
+def _over_repeats(layer: Any, held: Any, static: model_config.Static) -> Any:
   # A loop over the repeats, as in the model's scan, because a vectorized exp or
   # sum need not round as the scalar one does.
   return jax.lax.map(lambda one: _layer(*one, static.config), (layer, held))
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _tables(embedding: Any, held: Any, static: _Static) -> Any:
+def _tables(embedding: Any, held: Any, static: model_config.Static) -> Any:
   return _group(embedding, held, static.config)
 
 
@@ -164,8 +152,9 @@ def turn(params: Any) -> Any:
   return out
 
 
-def _move_first(x: jax.Array) -> jax.Array:
-  return jnp.moveaxis(x, 0, -1)
+def _move_first(x: Any) -> Any:
+  """Returns an array, or a NumPy array, with its first dimension last."""
+  return x.transpose(*range(1, x.ndim), 0)
 
 
 def is_deployed(params: Any) -> bool:

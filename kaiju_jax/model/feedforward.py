@@ -20,7 +20,6 @@ from kaiju_jax.model import weighted
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import qat
 from kaiju_jax.quantization import rotation
-from kaiju_jax.sharding import collectives
 from kaiju_jax.storage import parts
 
 # The gates' activations; both libraries' gelu is the approximation by tanh.
@@ -34,10 +33,13 @@ class FeedForward(weighted.Weighted):
   """x_BLD → relu(x·W_in)²·W_out, or (act(x·W_gate) · (x·W_in))·W_out."""
 
   @nn.compact
-  def __call__(self, x_BLD: jax.Array, gain_D: jax.Array | None) -> jax.Array:
+  def __call__(
+    self, x_BLD: jax.Array, gain_D: jax.Array | None, is_exact: bool = False
+  ) -> jax.Array:
     """Returns [B, L, D]; `gain_D` is that of the norm that made x, if any.
 
     If devices split the rows, the result is this device's part of L, as is x.
+    With `is_exact` it has the bits of one device.
     """
     config, quantization = self.config, self.config.quantization
     shape = (config.d_model, config.d_ff)
@@ -67,17 +69,17 @@ class FeedForward(weighted.Weighted):
       hidden_BLF = clamp.clip(hidden_BLF, limit)
     elif quantization.clamp_hidden == 'input_std':
       row_limit = clamp.input_std_limit(
-        hidden_BLF, 'F', quantization.clamp_hidden_k
+        hidden_BLF, 'F', quantization.clamp_hidden_k, is_exact
       )
       hidden_BLF = clamp.clip(hidden_BLF, row_limit)
-    out_BLD = self.einsum(
+    return self.leave(
       'BLF,DF->BLD',
       hidden_BLF,
       w_out_DF,
+      is_exact,
       clip_at=limit,
       nonnegative=name == 'relu2',
     )
-    return collectives.leave(out_BLD)
 
   def _hidden_limit(self, w_in_DF, gain_D: jax.Array) -> jax.Array:
     """Returns the limit that an export holds, or computes it from weights.

@@ -37,17 +37,26 @@ class Heads(weighted.Weighted):
     return rotary.rotate(q_BLHK, turns)
 
   def keys_and_values(
-    self, x_BMD: jax.Array | int8.Quantized, turns: Turns
+    self,
+    x_BMD: jax.Array | int8.Quantized,
+    turns: Turns,
+    chunk: tuple[int, int] | None = None,
   ) -> past.KeyValue:
     """Returns the keys and values that this device's queries read.
 
     Args:
-      x_BMD: this device's part of the rows.
+      x_BMD: this device's part of the rows, or all tokens of a chunk.
       turns: cosines and sines of whole rows.
+      chunk: B and L of a chunk, None for rows.
     """
-    turns = None if turns is None else tuple(map(collectives.own_rows, turns))
+    if chunk is None and turns is not None:
+      turns = tuple(map(collectives.own_rows, turns))
+
+    def enter(x):
+      return qat.enter(x) if chunk is None else _lay_rows(x, chunk)
+
     if self.config.num_kv_heads > 1:
-      return self._several_heads(x_BMD, turns)
+      return self._several_heads(x_BMD, turns, enter)
     shape = (self.config.d_model, self.config.head_dim)
     w_k_DK = self.weight('w_k_DK', shape)
     w_v_DK = self.weight('w_v_DK', shape)
@@ -59,12 +68,12 @@ class Heads(weighted.Weighted):
     v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK, dtype=dtype)
     v_BMK = self._add_bias('bias_v_K', v_BMK, shape[1:])
     if self.config.quantization.kv == 'none':
-      return past.KeyValue(qat.enter(k_BMK), qat.enter(v_BMK))
+      return past.KeyValue(enter(k_BMK), enter(v_BMK))
     return past.KeyValue(
-      qat.enter(self._stored('k', k_BMK)), qat.enter(self._stored('v', v_BMK))
+      enter(self._stored('k', k_BMK)), enter(self._stored('v', v_BMK))
     )
 
-  def _several_heads(self, x_BMD, turns) -> past.KeyValue:
+  def _several_heads(self, x_BMD, turns, enter) -> past.KeyValue:
     """Makes U heads and returns those that this device reads, [B·U, M, K]."""
     config = self.config
     shape = (config.d_model, config.num_kv_heads, config.head_dim)
@@ -79,7 +88,7 @@ class Heads(weighted.Weighted):
     v_BMUK = self._add_bias('bias_v_UK', v_BMUK, shape[1:])
     if config.quantization.kv == 'int8':
       k_BMUK, v_BMUK = (qat.quantize_kv(x, None) for x in (k_BMUK, v_BMUK))
-    read_here = (kv_heads.own(qat.enter(x)) for x in (k_BMUK, v_BMUK))
+    read_here = (kv_heads.own(enter(x)) for x in (k_BMUK, v_BMUK))
     return past.KeyValue(*map(kv_heads.fold_keys, read_here))
 
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
@@ -119,3 +128,10 @@ class Heads(weighted.Weighted):
     flat = x.reshape(*x.shape[: x.ndim - len(letters)], -1)
     gain = gain.reshape((1,) * (flat.ndim - 1) + (-1,))
     return norm.normalize(flat, gain, self.config.norm_epsilon).reshape(x.shape)
+
+
+def _lay_rows(x, chunk):
+  """Returns keys or values as a chunk's rows; a scale per channel has none."""
+  return jax.tree.map(
+    lambda x: collectives.lay_rows(x, chunk) if x.ndim > 1 else x, x
+  )

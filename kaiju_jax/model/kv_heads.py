@@ -29,6 +29,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kaiju_jax.model import paging
 from kaiju_jax.sharding import collectives
 
 Tree = TypeVar('Tree')
@@ -37,6 +38,11 @@ Tree = TypeVar('Tree')
 def here(num_kv_heads: int) -> int:
   """Returns how many of the U heads this device's query heads read."""
   return max(num_kv_heads // collectives.width('tensor'), 1)
+
+
+def stripes(num_kv_heads: int) -> int:
+  """Returns over how many devices each page of this device's heads is split."""
+  return paging.count_stripes(num_kv_heads, collectives.width('tensor'))
 
 
 def own(x: Tree) -> Tree:
@@ -55,6 +61,26 @@ def own(x: Tree) -> Tree:
     return lax.dynamic_slice_in_dim(x_BMU, first, here(count), axis=2)
 
   return jax.tree.map(part, x)
+
+
+def gather(x: Tree, num_kv_heads: int) -> Tree:
+  """Returns keys or values of all U heads [B·U, M, …] from each device's own.
+
+  Args:
+    x: those that `own` kept, as `fold_keys` returns them.
+    num_kv_heads: U.
+  """
+
+  def whole(x):
+    if x.ndim == 1:  # A scale per channel, which each device has.
+      return x
+    x_BU = x.reshape(-1, here(num_kv_heads), *x.shape[1:])
+    count = collectives.width('tensor')
+    x_BU = collectives.gather_stripes(x_BU, count, axis=1)
+    x_BU = x_BU[:, :: stripes(num_kv_heads)]
+    return x_BU.reshape(-1, *x.shape[1:])
+
+  return jax.tree.map(whole, x)
 
 
 def fold_keys(x: Tree) -> Tree:

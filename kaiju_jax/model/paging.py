@@ -15,11 +15,17 @@ A local row drops whole pages, so its first rotating page keeps up to S − 1
 tokens that have left the window. Pinned pages are the text's first and stay.
 With U heads of keys and values, the pool has U pages for each page that a table
 names (`kv_heads.py`).
+
+On a mesh of N devices each has U/N heads of every page. With fewer heads than
+devices, each run of W = N/U neighbours shares a head, and each of them has a
+stripe of every page: S/W of its slots. Page numbers, tables and rows are those
+of one device.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import Any
 
 from kaiju_jax.model import config as model_config
@@ -28,6 +34,11 @@ from kaiju_jax.model import layers as layers_lib
 # Slots per page. Smaller pages waste less in a row's last page; larger ones
 # make shorter tables and longer reads. Our guess, until a device is measured.
 PAGE = 64
+# The least slots of a stripe of int8 pages: those of a TPU's tile.
+TPU_SLOTS = 32
+# A GPU's kernel cannot address a pool of so many codes or up to twice as many:
+# until then offsets have 32 bits (`kernels/paged_decode/blocks.py`).
+GPU_CODES = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +51,9 @@ class Pool:
   page: int  # S, slots per page.
   row_pages: int  # N, pages of a row's table.
   pages: int  # P, pages of the whole pool.
-  heads: int = 1  # U, heads of keys and values.
+  heads: int = 1  # U, heads of keys and values of a device.
   sinks: int = 0  # The first tokens of a text that the layers see as well.
+  stripes: int = 1  # W, devices that share a page.
 
   @property
   def pinned(self) -> int:
@@ -52,6 +64,11 @@ class Pool:
   def pinned_slots(self) -> int:
     """The slots of the pinned pages."""
     return self.pinned * self.page
+
+  @property
+  def slots(self) -> int:
+    """S/W, slots of a page on a device."""
+    return self.page // self.stripes
 
   @property
   def row_slots(self) -> int:
@@ -91,6 +108,7 @@ def pools(
   extra: int = 0,
   pages: Mapping[str, int] | None = None,
   heads: int = 1,
+  devices: int = 1,
 ) -> dict[str, Pool]:
   """Returns the pool of each kind of layers that the stack has.
 
@@ -103,6 +121,7 @@ def pools(
     pages: pages of the pool, by kind; the default lets every row be full at
       once.
     heads: U, heads of keys and values.
+    devices: N, devices of the mesh.
 
   Raises:
     ValueError: an argument is out of range; the message names its value.
@@ -115,6 +134,17 @@ def pools(
   ):
     if value < least:
       raise ValueError(f'{name}={value}: must be at least {least}.')
+  stripes = count_stripes(heads, devices)
+  if heads * stripes % devices or devices % stripes:
+    raise ValueError(
+      f'heads={heads}: must divide the {devices} devices of the mesh or be a'
+      ' multiple of them.'
+    )
+  if page % stripes:
+    raise ValueError(
+      f'page={page}: must be a multiple of {stripes}, the devices that share'
+      ' the slots of a page.'
+    )
   kinds: dict[tuple[int | None, int], list[int]] = {}
   for index in layers_lib.owners(layers):
     layer = layers[index]
@@ -136,15 +166,82 @@ def pools(
         f' {row_pages} pages, so the pool needs at least as many.'
       )
     result[kind] = Pool(
-      tuple(owners), window, page, row_pages, count, heads, sinks
+      tuple(owners),
+      window,
+      page,
+      row_pages,
+      count,
+      max(heads // devices, 1),
+      sinks,
+      stripes,
     )
   return result
+
+
+def count_stripes(heads: int, devices: int) -> int:
+  """Returns W, the devices that share each of U heads of keys and values."""
+  return max(devices // heads, 1)
+
+
+def choose_page(heads: int, devices: int, platform: str) -> int:
+  """Returns the slots of pages that a mesh can share: `PAGE`, or more.
+
+  Args:
+    heads: U, heads of keys and values.
+    devices: N, devices of the mesh.
+    platform: theirs, as JAX names it.
+  """
+  stripes = count_stripes(heads, devices)
+  least = TPU_SLOTS * stripes if platform == 'tpu' and stripes > 1 else 1
+  return math.lcm(max(PAGE, least), stripes)
+
+
+def cap(
+  config: model_config.ModelConfig, pages: int, size: int, platform: str
+) -> int:
+  """Returns how many of a pool's pages the kernel of a platform can address.
+
+  Args:
+    config: the model's.
+    pages: those that are wanted.
+    size: elements of a page's keys on a device.
+    platform: as JAX names it.
+  """
+  is_coded = config.quantization.kv == 'int8'
+  if platform != 'gpu' or not is_coded:
+    return pages
+  is_between = GPU_CODES <= pages * size <= 2 * GPU_CODES
+  return (GPU_CODES - 1) // size if is_between else pages
+
+
+def check_platform(
+  config: model_config.ModelConfig, pools: Mapping[str, Pool], platform: str
+) -> None:
+  """Refuses pools that a platform's kernel cannot read; a ValueError."""
+  for kind, pool in pools.items():
+    if platform == 'tpu' and pool.stripes > 1 and pool.slots < TPU_SLOTS:
+      raise ValueError(
+        f'page={pool.page}: must be at least {TPU_SLOTS * pool.stripes} on a'
+        f' TPU, because {pool.stripes} devices share its slots and a tile has'
+        f' {TPU_SLOTS}.'
+      )
+    size = pool.heads * pool.slots * config.head_dim
+    most = cap(config, pool.pages, size, platform)
+    if pool.pages > most:
+      raise ValueError(
+        f'{kind} pages={pool.pages:,}: must be at most {most:,} on a GPU, or'
+        f' more than {2 * GPU_CODES // size:,}: its kernel addresses no pool of'
+        ' 2³¹ to 2³² codes.'
+      )
 
 
 def bytes_of(
   config: model_config.ModelConfig, pools: Mapping[str, Pool], rows: int
 ) -> int:
-  """Returns the bytes that a cache of `rows` rows and its tables allocate."""
+  """Returns the bytes that a cache of `rows` rows and its tables allocate.
+
+  On a mesh it is those of a device.
+  """
   total = 4 * rows + page_bytes(config, pools)  # Lengths.
   for pool in pools.values():
     # The table; start, limit and position of each logical slot; the first slot.
@@ -155,7 +252,7 @@ def bytes_of(
 def page_bytes(
   config: model_config.ModelConfig, pools: Mapping[str, Pool]
 ) -> int:
-  """Returns the bytes of all pages of all pools."""
+  """Returns the bytes of all pages of all pools, on a device."""
   quantization = config.quantization
   if quantization.kv == 'int8':
     value_bytes = 1
@@ -165,6 +262,6 @@ def page_bytes(
     scale_bytes = 0
   slot_bytes = 2 * (config.head_dim * value_bytes + scale_bytes)
   return sum(
-    len(pool.owners) * pool.heads * pool.pages * pool.page * slot_bytes
+    len(pool.owners) * pool.heads * pool.pages * pool.slots * slot_bytes
     for pool in pools.values()
   )

@@ -10,6 +10,13 @@ copies the pool's and the chunk's keys side by side in the order of their
 positions and runs the forward pass's own attention over them: the same sums in
 the same order have the same bits. It copies the cache at every call, so it
 serves comparisons only.
+
+On a mesh a device has a stripe of every page (`paging.py`), and the query heads
+of its part of the weights. Queries are gathered over the devices that share
+pages, each attends to its stripe, and outputs and log-sum-exps go back to the
+device that owns the head, which merges them in the order of the devices. Where
+that moves fewer bytes, as for a long chunk, and in the reference mode, the
+row's pages are gathered instead (`tables.join_pasts`).
 """
 
 from typing import NamedTuple
@@ -20,11 +27,13 @@ import jax.numpy as jnp
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api as paged_decode
+from kaiju_jax.kernels.paged_decode import partials
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from kaiju_jax.kernels.visibility_attention import api as visibility_attention
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import collectives
 
 
 class KeyValue(NamedTuple):
@@ -37,8 +46,11 @@ class KeyValue(NamedTuple):
 class Tables(NamedTuple):
   """The page tables of a call's rows, for one kind of layer."""
 
-  table_BN: jax.Array  # int32, each row's pages; −1 where there is none.
-  # int32, first query coordinate that sees each logical slot.
+  # int32, each row's pages, of the pool or of those that the devices gather; −1
+  # where there is none.
+  table_BN: jax.Array
+  # int32, first query coordinate that sees each logical slot of this device;
+  # in the reference mode, of all devices.
   start_BM: jax.Array
   # int32, one past the last; equal to start for an empty slot.
   limit_BM: jax.Array
@@ -48,13 +60,15 @@ class Tables(NamedTuple):
   plan: plan_lib.Plan | None
   # Tokens of the whole row in the reference mode; None otherwise.
   length: int | None = None
+  # The pool's pages that the devices gather; None where each has a stripe.
+  gathered_BN: jax.Array | None = None
 
 
 class Past(NamedTuple):
   """The cached keys and values of one owning layer."""
 
-  # The pool's keys: floats, or codes with scales [P, S]. Scales per channel are
-  # not here, because they are the layer's parameters.
+  # The pool's keys: floats, or codes with scales [P, S/W]. Scales per channel
+  # are not here, because they are the layer's parameters.
   k_PSK: jax.Array | int8.Quantized
   v_PSK: jax.Array | int8.Quantized  # The pool's values, likewise.
   tables: Tables  # The tables of the layer's kind.
@@ -71,6 +85,7 @@ def attend(
   scale: float,
   qk: str,
   implementation: str | None,
+  stripes: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
   """Attends to the cache and to the chunk.
 
@@ -86,6 +101,8 @@ def attend(
     qk: 'int8' for an s8 QKᵀ, 'none' to dequantize K first.
     implementation: the name of the kernel for the chunk's attention to itself;
       with None the platform chooses.
+    stripes: W, the devices that share the pool's pages; no matter where these
+      are gathered.
 
   Returns:
     out_BLHK in q's dtype and lse_BLH in float32.
@@ -102,12 +119,49 @@ def attend(
       qk=qk,
       implementation=implementation,
     )
-  q, arguments, own, pooled = _operands(q_BLHK, key_value, past, qk)
-  arguments.update(window=window, sinks=sinks, scale=scale, dtype=q_BLHK.dtype)
-  k_PSK, v_PSK, pooled_scales = pooled
-  tables = past.tables
-  out_BLHK, lse_BLH = paged_decode.decode(
+  q, scales, own, pooled = _operands(q_BLHK, key_value, past, qk)
+  arguments = {'window': window, 'sinks': sinks, 'scale': scale}
+  arguments['dtype'] = q_BLHK.dtype
+  if past.tables.gathered_BN is not None:
+    stripes = 1
+  out_BLHK, lse_BLH = _attend_to_pages(
+    q, scales, pooled, past.tables, visibility, arguments, stripes
+  )
+  k_BMK, v_BMK, own_scales = own
+  own_out_BLHK, own_lse_BLH = visibility_attention.forward(
     q,
+    k_BMK,
+    v_BMK,
+    *visibility,
+    implementation=implementation,
+    **scales,
+    **arguments,
+    **own_scales,
+  )
+  if stripes == 1:
+    return paged_decode.merge(out_BLHK, lse_BLH, own_out_BLHK, own_lse_BLH)
+  parts = collectives.exchange(
+    out_BLHK, partials.mark(out_BLHK, lse_BLH), stripes
+  )
+  own = own_out_BLHK, partials.mark(own_out_BLHK, own_lse_BLH)
+  out_XBLHK, lse_XBLH = (
+    jnp.concatenate([x_XBLH, x_BLH[None]]) for x_XBLH, x_BLH in zip(parts, own)
+  )
+  out_BLHK, lse_BLH = partials.combine(out_XBLHK.astype(jnp.float32), lse_XBLH)
+  return out_BLHK.astype(q_BLHK.dtype), lse_BLH
+
+
+def _attend_to_pages(
+  q, scales, pooled, tables: Tables, visibility, arguments, stripes: int
+):
+  """Attends to the cache alone; to a stripe, with the heads of all devices."""
+
+  def gather(x):
+    return collectives.gather_stripes(x, stripes, axis=2)
+
+  k_PSK, v_PSK, pooled_scales = pooled
+  return paged_decode.decode(
+    gather(q),
     k_PSK,
     v_PSK,
     tables.table_BN,
@@ -117,20 +171,10 @@ def attend(
     visibility.position_BL,
     tables.position_BM,
     plan=tables.plan,
+    **jax.tree.map(gather, scales),
     **arguments,
     **pooled_scales,
   )
-  k_BMK, v_BMK, own_scales = own
-  own_out_BLHK, own_lse_BLH = visibility_attention.forward(
-    q,
-    k_BMK,
-    v_BMK,
-    *visibility,
-    implementation=implementation,
-    **arguments,
-    **own_scales,
-  )
-  return paged_decode.merge(out_BLHK, lse_BLH, own_out_BLHK, own_lse_BLH)
 
 
 def _operands(q_BLHK, key_value: KeyValue, past: Past, qk: str):

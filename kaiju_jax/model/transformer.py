@@ -5,6 +5,7 @@ where global layers share in pairs). A scan runs the block N times, and every
 parameter of the block has a leading N.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import threading
 from typing import Any
@@ -27,6 +28,7 @@ from kaiju_jax.model import past
 from kaiju_jax.model import rotary
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import rotation
+from kaiju_jax.sharding import collectives
 
 # The name beside the parameters under which a program may get `rotary.tables`.
 ROTARY = 'rotary'
@@ -100,7 +102,7 @@ class Transformer(nn.Module):
     self,
     tokens_BL: jax.Array,
     visibility: visibility_lib.Visibility,
-    pasts: Mapping[int, past.Past],
+    pasts: Mapping[int, past.Past | None],
   ) -> tuple[jax.Array, dict[int, past.KeyValue]]:
     """Runs a chunk that continues the sequences in a cache.
 
@@ -109,7 +111,7 @@ class Transformer(nn.Module):
       visibility: the ranges of the chunk's keys and the coordinates of its
         queries, in the cache's coordinates.
       pasts: the cached keys and values, by the index of the layer that made
-        them.
+        them; None each for whole rows, which nothing precedes.
 
     Returns:
       hidden_BLD, normed as by `hidden`, and the chunk's own keys and values, by
@@ -131,17 +133,31 @@ class Transformer(nn.Module):
       )
     x_BLD, context = self.enter(tokens_BL, visibility)
     x_BLD, made = self.blocks(x_BLD, context._replace(pasts=pasts))
-    return self.leave(x_BLD), made
+    return self.leave(x_BLD, tokens_BL.shape), made
 
   def enter(
     self, tokens_BL: jax.Array, visibility: visibility_lib.Visibility
   ) -> tuple[jax.Array, context_lib.Context]:
-    """Returns what the first layer reads in `extend`, and its context."""
-    return self.embedding(tokens_BL), self.context_of(visibility, 0.0)
+    """Returns what the first layer reads in `extend`, and its context.
 
-  def leave(self, x_BLD: jax.Array) -> jax.Array:
-    """Returns the normed hidden states of the last layer's output."""
-    return self.final_norm(self._turn(x_BLD, back=True))[0]
+    On a mesh each device has its part of the tokens (`collectives.lay_flat`),
+    or all of them (`collectives.keep_tokens`), and the turns of all.
+    """
+    context = self.context_of(visibility, 0.0, collectives.lay_flat)
+    return self.embedding(collectives.lay_flat(tokens_BL)), context
+
+  def leave(
+    self, x_BLD: jax.Array, chunk: tuple[int, ...] | None = None
+  ) -> jax.Array:
+    """Returns the normed hidden states of the last layer's output.
+
+    With `chunk`, B and L, x is what devices have of a chunk, and the result is
+    whole.
+    """
+    hidden_BLD = self.final_norm(self._turn(x_BLD, back=True))[0]
+    if chunk is None:
+      return hidden_BLD
+    return collectives.lay_rows(collectives.enter(hidden_BLD), chunk)
 
   def _turn(self, x_BLD: jax.Array, back: bool = False) -> jax.Array:
     """Returns a stream, turned where the parameters hold a rotation."""
@@ -157,16 +173,22 @@ class Transformer(nn.Module):
     return self.embedding.head()
 
   def context_of(
-    self, visibility: visibility_lib.Visibility, z: jax.Array | float
+    self,
+    visibility: visibility_lib.Visibility,
+    z: jax.Array | float,
+    lay: Callable[[jax.Array], jax.Array] = lambda x_BL: x_BL,
   ) -> context_lib.Context:
-    """Returns what all layers of a pass share; see `hidden`."""
+    """Returns what all layers of a pass share; see `hidden`.
+
+    `lay` gives the rows of positions in which the turns lie.
+    """
     config = self.config
     if self.has_variable('params', ROTARY):
       tables = self.get_variable('params', ROTARY)
     else:
       tables = rotary.tables(config, config.max_length)
     local_turns, global_turns = (
-      rotary.turns(visibility.position_BL, tables.get(kind))
+      rotary.turns(lay(visibility.position_BL), tables.get(kind))
       for kind in ('local', 'global')
     )
     seen = kv_heads.repeat(visibility, kv_heads.here(config.num_kv_heads))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import lora
@@ -139,6 +140,24 @@ class Weighted(nn.Module):
     """Calls the function `einsum` with this module's config."""
     return einsum(spec, x, w, self.config, **options)
 
+  def leave(
+    self,
+    spec: str,
+    x: jax.Array,
+    w: Any,
+    is_exact: bool = False,
+    **options: Any,
+  ) -> jax.Array:
+    """Returns this device's part of L of an einsum, summed over devices.
+
+    With `is_exact` sums of codes are added before they are scaled: they have
+    the bits of one device.
+    """
+    is_coded = self.config.quantization.matmul == 'int8'
+    if is_exact and is_coded and isinstance(w, int8.Quantized):
+      return self.einsum(spec, x, w, leaves=True, **options)
+    return collectives.leave(self.einsum(spec, x, w, **options))
+
   def encode(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
     """Returns activations in the form in which they cross to other devices.
 
@@ -149,18 +168,48 @@ class Weighted(nn.Module):
       return x_BLD
     return qat.quantize(x_BLD, (-1,), x_BLD.dtype)
 
-  def clamp_input(self, x: jax.Array, letters: str) -> jax.Array:
+  def clamp_input(
+    self, x: jax.Array, letters: str, is_exact: bool = False
+  ) -> jax.Array:
     """Clamps a projection's input to k times each token's rms over `letters`.
 
     Args:
       x: activations [B, L, …]; `letters` are its last dimensions.
       letters: such as 'D' or 'HK'.
+      is_exact: see `clamp.input_std_limit`.
     """
     quantization = self.config.quantization
     if quantization.clamp_input == 'none':
       return x
-    limit = clamp.input_std_limit(x, letters, quantization.clamp_input_k)
+    k = quantization.clamp_input_k
+    limit = clamp.input_std_limit(x, letters, k, is_exact)
     return clamp.clip(x, limit)
+
+  def encode_part(
+    self, x: jax.Array, letters: str, is_exact: bool
+  ) -> jax.Array | int8.Quantized:
+    """Returns a projection's input, clamped, of which devices split `letters`.
+
+    It has no gradient. Arguments are those of `clamp_input`. Where the result
+    is codes, one collective serves the clamp and the codes.
+    """
+    quantization = self.config.quantization
+    is_clamped = quantization.clamp_input == 'input_std'
+    is_coded = quantization.matmul == 'int8' and is_clamped and not is_exact
+    if not is_coded or not collectives.axes_of(letters):
+      return self.clamp_input(x, letters, is_exact)
+    axes = tuple(range(-len(letters), 0))
+    square = jnp.square(x.astype(jnp.float32))
+    mean, largest = collectives.moments(
+      jnp.mean(square, axis=axes, keepdims=True),
+      int8.largest(x, axes),
+      letters,
+    )
+    limit = quantization.clamp_input_k * jnp.sqrt(mean)
+    limit = limit.astype(x.dtype).astype(jnp.float32)
+    scales = int8.scale_of(jnp.minimum(largest, limit))
+    codes = int8.encode(clamp.clip(x, limit), scales)
+    return int8.Quantized(codes, scales, jnp.zeros_like(x))
 
 
 def einsum(

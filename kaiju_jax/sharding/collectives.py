@@ -26,6 +26,15 @@ import jax.numpy as jnp
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import rules
 
+# Whether functions traced inside `keep_tokens(…)` leave all tokens on all
+# devices. Then nothing is gathered on entering, and `leave` is an all-reduce:
+# more bytes and fewer launches. It has no gradient.
+keep_tokens: Any = jax.make_user_context(False)
+
+
+def _splits_tokens() -> bool:
+  return width('tensor') > 1 and not keep_tokens.value
+
 
 def width(axis: str) -> int:
   """Returns how many devices a mesh axis spans; 1 for an unbound axis."""
@@ -95,6 +104,16 @@ def mean(
   return _reduce_over(lax.pmean, x, letters, table)
 
 
+def moments(
+  mean: jax.Array, largest: jax.Array, letters: str
+) -> tuple[jax.Array, jax.Array]:
+  """Returns what `mean` and `largest` return, by one gather; no gradient."""
+  both = lax.all_gather(jnp.stack([mean, largest]), axes_of(letters))
+  # Not `jnp.max`, which drops a NaN from a large array on a CPU.
+  largest = functools.reduce(jnp.maximum, both[:, 1])
+  return jnp.mean(both[:, 0], axis=0), largest
+
+
 def _reduce_over(reduce, x, letters, table):
   axes = axes_of(letters, table)
   return reduce(lax.stop_gradient(x), axes) if axes else x
@@ -125,26 +144,146 @@ _total.defvjp(
 
 def enter(x_BLD: jax.Array) -> jax.Array:
   """Returns whole rows [B, L, …] of an array that devices split along L."""
-  if width('tensor') == 1:
+  if not _splits_tokens():
     return x_BLD
   return lax.all_gather(x_BLD, 'tensor', axis=1, tiled=True)
 
 
 def leave(x_BLD: jax.Array) -> jax.Array:
   """Returns this device's part of L of the sum over the axis `tensor`."""
-  if width('tensor') == 1:
-    return x_BLD
-  return lax.psum_scatter(x_BLD, 'tensor', scatter_dimension=1, tiled=True)
+  if not _splits_tokens():
+    return x_BLD if width('tensor') == 1 else lax.psum(x_BLD, 'tensor')
+  scatter = functools.partial(lax.psum_scatter, axis_name='tensor', tiled=True)
+  if x_BLD.shape[0] > 1:
+    return scatter(x_BLD, scatter_dimension=1)
+  # XLA for TPUs would all-reduce: it scatters no dimension behind one of 1.
+  return scatter(x_BLD[0], scatter_dimension=0)[None]
 
 
 def own_rows(x_BL: jax.Array) -> jax.Array:
   """Returns this device's part of L of rows [B, L, …] that are whole."""
-  count = width('tensor')
-  if count == 1:
+  if not _splits_tokens():
     return x_BL
+  count = width('tensor')
   size = x_BL.shape[1] // count
   begin = lax.axis_index('tensor') * size
   return lax.dynamic_slice_in_dim(x_BL, begin, size, axis=1)
+
+
+def lay_flat(x_BL: jax.Array) -> jax.Array:
+  """Returns rows [B, L, …] as one of all their tokens, [1, T, …].
+
+  Zeros follow, so that devices can split it. Where they do not, x is returned.
+  """
+  if not _splits_tokens():
+    return x_BL
+  count = width('tensor')
+  x_LT = x_BL.reshape(1, -1, *x_BL.shape[2:])
+  beyond = (0, 0), (0, -x_LT.shape[1] % count)
+  return jnp.pad(x_LT, (*beyond, *[(0, 0)] * (x_LT.ndim - 2)))
+
+
+def lay_rows(x_BL: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Returns what `lay_flat` made of rows as rows again; `shape` is (B, L)."""
+  if not _splits_tokens():
+    return x_BL
+  B, L = shape
+  return x_BL[0, : B * L].reshape(B, L, *x_BL.shape[2:])
+
+
+def to_rows(x_BLV: jax.Array) -> jax.Array:
+  """Returns of rows [B, L, V/N] this device's part of the tokens, V whole.
+
+  The parts are those of `lay_flat`; one device keeps the rows.
+  """
+  if width('tensor') == 1:
+    return x_BLV
+  return lax.all_to_all(lay_flat(x_BLV), 'tensor', 1, 2, tiled=True)
+
+
+def own_part(x_B: jax.Array) -> jax.Array:
+  """Returns this device's part of B whole entries, filled up with zeros."""
+  if width('tensor') == 1:
+    return x_B
+  return own_rows(lay_flat(x_B[:, None]))[0]
+
+
+def join_parts(x_NB: jax.Array, count: int) -> jax.Array:
+  """Returns the `count` entries [N, B] of which each device has a part."""
+  if width('tensor') == 1:
+    return x_NB
+  return lax.all_gather(x_NB, 'tensor', axis=1, tiled=True)[:, :count]
+
+
+def stripe(stripes: int) -> jax.Array | int:
+  """Returns which of a page's stripes this device has.
+
+  Each run of `stripes` neighbours along the axis `tensor` has all of them.
+  """
+  return lax.axis_index('tensor') % stripes if stripes > 1 else 0
+
+
+def gather_stripes(x: jax.Array, stripes: int, axis: int) -> jax.Array:
+  """Returns x of all devices that share pages, side by side along `axis`."""
+  if stripes == 1:
+    return x
+  groups = _sharing(stripes)
+  return lax.all_gather(
+    x, 'tensor', axis=axis, tiled=True, axis_index_groups=groups
+  )
+
+
+def exchange(
+  out_BLHK: jax.Array, lse_BLH: jax.Array, stripes: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns attention over each stripe, for this device's heads.
+
+  Heads are those of all devices that share pages, and each device has attended
+  to its own stripe. One all-to-all of bytes moves both arrays and no bit.
+
+  Returns:
+    out [W, B, L, H/W, K] and lse [W, B, L, H/W], in the order of the stripes.
+  """
+  B, L, H, K = out_BLHK.shape
+  parts = [_bytes_of(out_BLHK, B * L, H), _bytes_of(lse_BLH, B * L, H)]
+  # Heads lie side by side: a TPU would pad the bytes of each to 128 lanes.
+  packed = jnp.concatenate(parts, axis=-1).reshape(B * L, stripes, -1)
+  packed = lax.all_to_all(
+    packed, 'tensor', 1, 0, axis_index_groups=_sharing(stripes)
+  )
+  shape = stripes, B, L, H // stripes
+  packed = packed.reshape(stripes, B * L, H // stripes, -1)
+  size = parts[0].shape[-1]
+  width_K = out_BLHK.dtype.itemsize
+  out = packed[..., :size].reshape(*shape, K, width_K)
+  lse = packed[..., size:].reshape(*shape, lse_BLH.dtype.itemsize)
+  return (
+    lax.bitcast_convert_type(out, out_BLHK.dtype),
+    lax.bitcast_convert_type(lse, lse_BLH.dtype),
+  )
+
+
+def _bytes_of(x: jax.Array, *shape: int) -> jax.Array:
+  return lax.bitcast_convert_type(x, jnp.uint8).reshape(*shape, -1)
+
+
+def _sharing(stripes: int) -> list[list[int]] | None:
+  """Returns the devices that share pages, None where all do."""
+  count = width('tensor')
+  if stripes == count:
+    return None
+  firsts = range(0, count, stripes)
+  return [list(range(first, first + stripes)) for first in firsts]
+
+
+def whole_letters(
+  x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
+) -> jax.Array:
+  """Returns x with its last dimensions `letters` whole; has no gradient."""
+  for axis, letter in zip(range(-len(letters), 0), letters):
+    for name in axes_of(letter, table):
+      x = lax.all_gather(x, name, axis=x.ndim + axis, tiled=True)
+  return x
 
 
 def first_of(letter: str, local_size: int) -> jax.Array | int:

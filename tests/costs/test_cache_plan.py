@@ -1,10 +1,12 @@
 """A cache keeps to its budget, and two long texts fit into it."""
 
+import contextlib
 import dataclasses
 
 import pytest
 
 from kaiju_jax.costs import cache_plan
+from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.quantization import config as quantization_config
@@ -28,13 +30,14 @@ WINDOWS = dataclasses.replace(
 )
 
 
-def pools_of(config, plan, extra=0):
+def pools_of(config, plan, extra=0, page=paging.PAGE):
   """The pools of a decoder of this plan with one row."""
   return paging.pools(
     config.layers(),
     1,
     plan.length,
     extra=extra,
+    page=page,
     pages=plan.pages,
     heads=config.num_kv_heads,
   )
@@ -76,17 +79,18 @@ def test_a_small_model_has_room_for_its_texts_and_no_more():
 def test_slots_beyond_a_text_are_of_the_budget(config):
   """Those of a beam search, in every text."""
   least = 4 * 2**20
-  for budget in (least, GIB):
+  for budget, page in ((least, paging.PAGE), (GIB, paging.PAGE), (GIB, 16)):
     without, plan = (
-      cache_plan.plan(config, budget, 40, extra=extra) for extra in (0, 63)
+      cache_plan.plan(config, budget, 40, extra=extra, page=page)
+      for extra in (0, 63)
     )
-    pools = pools_of(config, plan, 63)
+    pools = pools_of(config, plan, 63, page)
     assert paging.page_bytes(config, pools) == plan.size <= budget
     assert 0 < plan.length <= without.length
     assert plan.texts <= min(
       pools[kind].pages // pool.row_pages
       for kind, pool in paging.pools(
-        config.layers(), 1, plan.typical, extra=63
+        config.layers(), 1, plan.typical, extra=63, page=page
       ).items()
     )
 
@@ -105,6 +109,45 @@ def test_a_text_that_does_not_fit_is_refused_in_a_line():
   assert cache_plan.plan(QWEN3, 2 * GIB, 40, length=36_288).length == 36_288
   with pytest.raises(ValueError, match=r'--cache=1 KiB holds 0 tokens'):
     cache_plan.plan(QWEN3, 2**10, 40)
+
+
+@pytest.mark.parametrize('devices', [1, 4, 16])
+def test_no_pool_is_beyond_what_a_gpu_s_kernel_addresses(devices):
+  size = paging.PAGE * 8 * 128 // devices
+  first, last = 2**31 // size, 2**32 // size
+  for count in (first - 1, first, last, last + 1):
+    pools = paging.pools(
+      *(QWEN3.layers(), 1, 64),
+      pages={'global': count},
+      heads=8,
+      devices=devices,
+      page=paging.PAGE,
+    )
+    pool = pools['global']
+    shape = blocks.Shape(
+      *(1, 16, 128, pool.heads * pool.pages, 1, pool.slots, 1, None)
+    )
+    is_read = blocks.misfit('pallas_gpu', shape) is None
+    most = paging.cap(QWEN3, count, size, 'gpu')
+    assert most == (count if is_read else first - 1)
+    paging.check_platform(QWEN3, pools, 'cpu')
+    with (
+      contextlib.nullcontext()
+      if is_read
+      else pytest.raises(
+        ValueError,
+        match=f'global pages={count:,}: must be at most {first - 1:,}',
+      )
+    ):
+      paging.check_platform(QWEN3, pools, 'gpu')
+  # Room for one and a half times as many.
+  budget = int(1.5 * devices * 28 * 2 * 2**31 * 132 / 128)
+  sizes = budget, 10**6, 64, 0, paging.PAGE, devices
+  plan = cache_plan.plan(QWEN3, *sizes, 'gpu')
+  assert plan.pages['global'] == first - 1
+  assert cache_plan.plan(QWEN3, *sizes, 'cpu').pages['global'] > first
+  floats = dataclasses.replace(QWEN3, quantization=quantization_config.none())
+  assert paging.cap(floats, first, size, 'gpu') == first
 
 
 @pytest.mark.parametrize(

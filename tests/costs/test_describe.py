@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from kaiju_jax.costs import describe
+from kaiju_jax.costs import footprint
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import paging
 from kaiju_jax.model import presets
 from kaiju_jax.model import rope_scaling
 from tests import printing
@@ -135,11 +137,28 @@ def test_every_preset_is_described_on_its_mesh(name):
   assert f'fsdp {fsdp} × tensor {tensor}' in text
 
 
+@pytest.mark.parametrize('name', list(presets.PRESETS))
+def test_a_device_of_several_holds_its_share(name):
+  config = presets.preset(name)
+  for tensor in 2, 4, 8:
+    if config.num_heads % tensor:
+      with pytest.raises(ValueError, match=f'mesh.tensor={tensor}'):
+        describe.decoding_table(config, tensor, (8192,))
+      continue
+    rows = describe.decoding_table(config, tensor, (1024, 8192)).rows
+    assert rows[0][1] == footprint.weight_bytes(config, tensor)
+    for row, length in zip(rows[1:], (1024, 8192), strict=True):
+      pools = paging.pools(config.layers(), 1, length)
+      whole = paging.page_bytes(config, pools)
+      assert whole / tensor <= row[1] <= 1.05 * whole / tensor
+
+
 def test_the_script_describes_replicas():
   done = run('--preset=13b', '--arm=ternary')
   assert done.returncode == 0, done.stderr
   # A preset is described on the mesh that it is for.
   assert 'fsdp 8 × tensor 8' in done.stdout
+  assert 'Decoding on 8 devices' in done.stdout
   lines = [line.split() for line in done.stdout.splitlines()]
   # 13.2 G codes of one byte each, an eighth of them on each of 8 devices.
   assert ['replicas', '1.54', 'GiB', '1.54', 'GiB'] in lines

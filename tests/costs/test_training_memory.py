@@ -105,7 +105,7 @@ def test_a_mesh_shards_parameters_by_their_letters():
     (dict(batch=3, fsdp=2), 'batch=3: must be a multiple of fsdp=2'),
     (dict(batch=3, fsdp=3), 'd_model=8: must be a multiple of fsdp=3'),
     (dict(length=17, tensor=2), 'length=17: must be a multiple of tensor=2'),
-    (dict(tensor=4), 'num_heads=2: must be a multiple of tensor=4'),
+    (dict(tensor=3), 'num_heads=2: .* mesh.tensor=3; .* divides over 1, 2'),
   ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(arguments, message):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers
 from kaiju_jax.model import paging
 
@@ -87,3 +88,33 @@ def test_bad_sizes_are_refused():
     paging.pools(STACK, rows=1, length=8, extra=-1)
   with pytest.raises(ValueError, match=r'a global row of 8 tokens has 2 pages'):
     paging.pools(STACK, rows=2, length=8, page=4, pages={'global': 1})
+
+
+@pytest.mark.parametrize(
+  ('heads', 'devices', 'platform', 'page', 'stripes', 'own'),
+  [
+    (1, 1, 'tpu', 64, 1, 1),
+    (1, 2, 'tpu', 64, 2, 1),
+    (1, 8, 'tpu', 256, 8, 1),
+    (1, 8, 'gpu', 64, 8, 1),
+    (2, 8, 'tpu', 128, 4, 1),
+    (8, 8, 'tpu', 64, 1, 1),
+    (8, 4, 'tpu', 64, 1, 2),
+    (1, 3, 'cpu', 192, 3, 1),
+    (2, 6, 'tpu', 96, 3, 1),
+  ],
+)
+def test_a_mesh_shares_pages_that_have_tiles(
+  heads, devices, platform, page, stripes, own
+):
+  assert paging.choose_page(heads, devices, platform) == page
+  sizes = {'rows': 2, 'length': 700, 'heads': heads, 'devices': devices}
+  pools = paging.pools(STACK, page=page, **sizes)
+  paging.check_platform(model_config.ModelConfig(), pools, platform)
+  for pool in pools.values():
+    assert (pool.stripes, pool.heads) == (stripes, own)
+    assert pool.slots * stripes == page
+  if page > paging.PAGE and platform == 'tpu':
+    smaller = paging.pools(STACK, page=page // 2 // stripes * stripes, **sizes)
+    with pytest.raises(ValueError, match=f'must be at least {32 * stripes} on'):
+      paging.check_platform(model_config.ModelConfig(), smaller, platform)

@@ -107,6 +107,26 @@ def totals(
   return dict(sorted(sums.items(), key=lambda row: -row[1][1]))
 
 
+def launches(
+  module: text_lib.Module, mesh: Mapping[str, int]
+) -> dict[str, int]:
+  """Returns {kind: collectives that one call of the program starts}.
+
+  One that joins several arrays counts once; arguments and errors as for `read`.
+  """
+  counts = {}
+  for name, times in loops.executions(module).times.items():
+    computation = module.computations[name]
+    for instruction in computation.instructions.values():
+      kind = _kind(instruction)
+      if kind is None:
+        continue
+      found = _collectives(computation, instruction, kind, times, True, mesh)
+      for kind in {x.kind for x in found}:
+        counts[kind] = counts.get(kind, 0) + times
+  return counts
+
+
 def _kind(instruction: text_lib.Instruction) -> str | None:
   kind = instruction.opcode.removesuffix('-start')
   return kind if kind in KINDS else None

@@ -6,7 +6,8 @@ One design serves text, beams and trees of beams. Each kind of layers
     pools      one for each layer that makes keys and values, P pages of S
                slots: the codes of training and their scales, or floats. With
                U heads of keys and values, U pages for each: page p of head u
-               is page p·U + u of the arrays
+               is page p·U + u of the arrays. On a mesh, a stripe of each page:
+               S/W of its slots, those of U heads
     tables     for each row: its N pages, and for each of its M = N·S logical
                slots the range [start, limit) of query coordinates that see it
                and its position (`visibility.py`)
@@ -29,23 +30,24 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.kernels.paged_decode import api as paged_decode
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import kv_heads
 from kaiju_jax.model import paging
 from kaiju_jax.model import past
 from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import collectives
 
 # The limit of a token of text: all tokens after it see it.
 FOREVER = jnp.iinfo(jnp.int32).max
+Pools = tuple[tuple[str, paging.Pool], ...]  # By kind, hashable.
 
 
 class Kind(NamedTuple):
   """The pools of one kind of layers, and its tables."""
 
-  # Keys and values [P·U, S, K] of each layer that makes them: floats, or
-  # `Quantized` codes with a scale per token [P·U, S], or without scales if per
-  # channel.
+  # Keys and values [P·U, S/W, K] of each layer that makes them: floats, or
+  # `Quantized` codes with a scale per token [P·U, S/W], or without scales if
+  # per channel.
   k: tuple[jax.Array | int8.Quantized, ...]
   v: tuple[jax.Array | int8.Quantized, ...]
   # int32, each row's pages; −1 where there is none.
@@ -74,7 +76,10 @@ class Cache(NamedTuple):
 def make(
   config: model_config.ModelConfig, pools: dict[str, paging.Pool], rows: int
 ) -> Cache:
-  """Returns an empty cache for `rows` rows without pages (`give_pages`)."""
+  """Returns an empty cache for `rows` rows without pages (`give_pages`).
+
+  On a mesh it is that of a device.
+  """
   kinds = {}
   for kind, pool in pools.items():
     owners = range(len(pool.owners))
@@ -92,7 +97,7 @@ def make(
 
 
 def _pool(config: model_config.ModelConfig, pool: paging.Pool):
-  shape = (pool.heads * pool.pages, pool.page, config.head_dim)
+  shape = (pool.heads * pool.pages, pool.slots, config.head_dim)
   if config.quantization.kv == 'none':
     return jnp.zeros(shape, config.dtype)
   is_token = config.quantization.kv_scale == 'token'
@@ -111,20 +116,20 @@ def give_pages(
   pages: dict[str, jax.Array],
   first: dict[str, jax.Array],
   length: jax.Array,
-  pinned: tuple[tuple[str, int], ...] = (),
+  pools: Pools,
 ) -> Cache:
   """Returns the cache with a row that has these pages, and the text in them.
 
   By kind, `pages` are int32 [N], −1 where there is none, all −1 to take the
   row's pages away; `first` is by how many positions, whole pages, the row has
-  turned; `pinned` are slots that do not turn. The pages hold `length` tokens of
-  text.
+  turned. The pages hold `length` tokens of text.
   """
-  kinds, pinned = {}, dict(pinned)
-  for name, kind in cache.kinds.items():
-    slot_M = jnp.arange(kind.start_RM.shape[1], dtype=jnp.int32)
-    position_M = paging.spread(slot_M, first[name], pinned.get(name, 0))
+  kinds = {}
+  for name, pool in pools:
+    slot_M = jnp.arange(pool.row_slots, dtype=jnp.int32)
+    position_M = paging.spread(slot_M, first[name], pool.pinned_slots)
     is_held_M = position_M < length
+    kind = cache.kinds[name]
     kind = _set_text(kind, row, first[name], position_M, is_held_M)
     table_RN = kind.table_RN.at[row].set(pages[name])
     kinds[name] = kind._replace(table_RN=table_RN)
@@ -150,10 +155,10 @@ def lend(
   row: jax.Array,
   pages: dict[str, jax.Array],
   copies: dict[str, jax.Array],
-  heads: int = 1,
+  pools: Pools,
 ) -> Cache:
   """Copies pages (`copy_pages`), and gives a row's slots these, int32 [N]."""
-  cache = copy_pages(cache, copies, heads)
+  cache = copy_pages(cache, copies, pools)
   return cache._replace(
     kinds={
       name: kind._replace(table_RN=kind.table_RN.at[row].set(pages[name]))
@@ -163,16 +168,16 @@ def lend(
 
 
 def copy_pages(
-  cache: Cache, copies: dict[str, jax.Array], heads: int = 1
+  cache: Cache, copies: dict[str, jax.Array], pools: Pools
 ) -> Cache:
-  """Returns the cache with n pages of each kind copied to others.
+  """Returns the cache with n pages of some kinds copied to others.
 
-  `copies` are int32 [2, n] by kind, from and to, −1 for none; `heads` is U.
+  `copies` are int32 [2, n] by kind, from and to, −1 for none.
   """
-  kinds = dict(cache.kinds)
+  kinds, pools = dict(cache.kinds), dict(pools)
   for name, pages in copies.items():
     kind = kinds[name]
-    from_U, to_U = pages_of_heads(pages, heads).reshape(2, -1)
+    from_U, to_U = pages_of_heads(pages, pools[name].heads).reshape(2, -1)
     # A scatter drops what lies beyond the pool's end.
     to_U = jnp.where(to_U >= 0, to_U, kind.k[0].shape[0])
 
@@ -185,61 +190,12 @@ def copy_pages(
   return cache._replace(kinds=kinds)
 
 
-def tables(
-  cache: Cache,
-  pools: dict[str, paging.Pool],
-  row_B: jax.Array,
-  visibility: visibility_lib.Visibility,
-  reference_length: int | None = None,
-) -> dict[str, past.Tables]:
-  """Returns the page tables of a call by kind.
-
-  `row_B` is the cache's row for each row of the call, `visibility` its
-  queries'; `reference_length` as in `extend.Network`.
-  """
-  return {
-    kind: _tables(cache.kinds[kind], pool, row_B, visibility, reference_length)
-    for kind, pool in pools.items()
-  }
-
-
-def join_pasts(
-  cache: Cache, pools: dict[str, paging.Pool], tables: dict[str, past.Tables]
-) -> dict[int, past.Past]:
-  """Returns what layers see of the cache, by the layer that owns it."""
-  return {
-    owner: past.Past(k, v, tables[kind])
-    for kind, pool in pools.items()
-    for owner, k, v in zip(
-      pool.owners, cache.kinds[kind].k, cache.kinds[kind].v
-    )
-  }
-
-
-def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
-  heads = pool.heads
-  table_BN = pages_of_heads(kind.table_RN[row_B], heads)
-  start_BM, limit_BM, position_BM = (
-    kv_heads.repeat(x[row_B], heads)
-    for x in (kind.start_RM, kind.limit_RM, kind.position_RM)
-  )
-  visibility = kv_heads.repeat(visibility, heads)
-  plan = None
-  if reference_length is None:
-    plan = paged_decode.make_plan(
-      table_BN,
-      start_BM,
-      limit_BM,
-      visibility.coordinate_BL,
-      visibility.position_BL,
-      position_BM,
-      pages=heads * pool.pages,
-      window=pool.window,
-      sinks=pool.sinks,
-    )
-  return past.Tables(
-    table_BN, start_BM, limit_BM, position_BM, plan, reference_length
-  )
+def gather_pages(
+  x_PSK: jax.Array, table_BN: jax.Array, pool: paging.Pool
+) -> jax.Array:
+  """Returns the rows' pages of all slots, [B·N, S, …], from all devices."""
+  pages = collectives.gather_stripes(x_PSK[table_BN], pool.stripes, axis=2)
+  return pages.reshape(-1, pool.page, *x_PSK.shape[2:])
 
 
 def pages_of_heads(page_BN: jax.Array, heads: int) -> jax.Array:
@@ -285,13 +241,18 @@ def write(
 
 
 def _places(page_BL, slot_BL, pool: paging.Pool) -> jax.Array:
-  """Returns where the pool's flat slots keep tokens, for each head [B·U, L]."""
+  """Returns where this device's flat slots keep tokens, each head [B·U, L]."""
   page_BL = pages_of_heads(page_BL, pool.heads)
   slot_BL = kv_heads.repeat(slot_BL, pool.heads)
-  place_BL = page_BL * pool.page + slot_BL % pool.page
-  # A token without a page goes beyond the pool's end, where a scatter drops it.
   is_kept_BL = (slot_BL >= 0) & (page_BL >= 0)
-  return jnp.where(is_kept_BL, place_BL, pool.heads * pool.pages * pool.page)
+  own_BL = slot_BL % pool.page
+  if pool.stripes > 1:
+    own_BL -= collectives.stripe(pool.stripes) * pool.slots
+    is_kept_BL &= (own_BL >= 0) & (own_BL < pool.slots)
+  place_BL = page_BL * pool.slots + own_BL
+  # A token without a page, or in another device's stripe, goes beyond the
+  # pool's end, where a scatter drops it.
+  return jnp.where(is_kept_BL, place_BL, pool.heads * pool.pages * pool.slots)
 
 
 def _put(pool, place_BL, made):
@@ -383,39 +344,36 @@ def settle(
   source: dict[str, jax.Array],
   first: dict[str, jax.Array],
   length: jax.Array,
-  heads: int = 1,
-  pinned: tuple[tuple[str, int], ...] = (),
+  pools: Pools,
 ) -> Cache:
   """Returns the cache with a searched row's tokens as text again, in order.
 
   Each token that is not in its place moves there once. The others are not
   written, because other rows may read them. By kind, `source` is the slot whose
-  token slot m gets, int32 [M], −1 for none; `first` and `pinned` are as for
-  `give_pages`; `heads` is U.
+  token slot m gets, int32 [M], −1 for none; `first` is as for `give_pages`.
+  Devices that share pages gather the row's, and each takes what it keeps.
   """
-  kinds, pinned = {}, dict(pinned)
-  for name, kind in cache.kinds.items():
+  kinds = {}
+  for name, pool in pools:
+    kind, heads = cache.kinds[name], pool.heads
     source_M = source[name]
     M = source_M.shape[0]
     slot_M = jnp.arange(M, dtype=jnp.int32)
     is_held_M = source_M >= 0
     table_BN = pages_of_heads(kind.table_RN[row][None], heads)
-
-    def place(slot_M, table_BN=table_BN, page=kind.page):
-      place_BM = table_BN[:, slot_M // page] * page + (slot_M % page)[None]
-      return place_BM.reshape(-1)
-
-    from_M = place(jnp.maximum(source_M, 0))
+    page_BM = kind.table_RN[row][slot_M // pool.page][None]
+    from_M = jnp.maximum(source_M, 0)
     # A slot without a page holds no token either.
-    beyond = kind.k[0].shape[0] * kind.page
     is_moved_M = is_held_M & (source_M != slot_M)
-    to_M = jnp.where(jnp.tile(is_moved_M, heads), place(slot_M), beyond)
+    to_M = jnp.where(is_moved_M, slot_M, -1)[None]
+    to_BM = _places(page_BM, to_M, pool)
 
-    def move(pool, from_M=from_M, to_M=to_M):
-      flat = pool.reshape(-1, *pool.shape[2:])
-      return flat.at[to_M].set(flat[from_M], mode='drop').reshape(pool.shape)
+    def move(held, table_BN=table_BN, from_M=from_M, to_BM=to_BM, pool=pool):
+      pages = gather_pages(held, table_BN, pool)
+      slots_BM = pages.reshape(pool.heads, -1, *held.shape[2:])
+      return _put(held, to_BM, slots_BM[:, from_M])
 
-    position_M = paging.spread(slot_M, first[name], pinned.get(name, 0))
+    position_M = paging.spread(slot_M, first[name], pool.pinned_slots)
     kind = _set_text(kind, row, first[name], position_M, is_held_M)
     kinds[name] = kind._replace(
       k=jax.tree.map(move, kind.k), v=jax.tree.map(move, kind.v)

@@ -17,81 +17,56 @@ import numpy as np
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import extend
 from kaiju_jax.decoding.device import interrupts
-from kaiju_jax.decoding.device import reference
+from kaiju_jax.decoding.device import placement
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
 from kaiju_jax.wire import ternary_plan
 
-
-class Closed(RuntimeError):
-  """An error: a call failed after it had taken the cache, which is lost."""
+# An error: a call failed after it had taken the cache, which is lost.
+Closed = interrupts.Closed
 
 
 # One object per change: decoders of equal shapes share what is compiled.
 @functools.cache
 def _of_cache(
-  change: Callable[..., cache_lib.Cache], **fixed: Any
+  change: Callable[..., cache_lib.Cache], pools: cache_lib.Pools
 ) -> Callable[..., Any]:
   """Returns a change of the cache alone, as a function for `Decoder.run`."""
 
   def function(params, cache, *arguments):
     del params
-    return None, change(cache, *arguments, **fixed)
+    return None, change(cache, *arguments, pools)
 
   return function
 
 
-class _HeldCache:
-  """The cache between the calls that take it.
-
-  Calls donate the cache: their output replaces it, so that only one cache's
-  bytes exist. A call that fails after it took the cache leaves none.
-  """
-
-  def __init__(self, cache: cache_lib.Cache):
-    self._cache: cache_lib.Cache | None = cache
-
-  @property
-  def is_lost(self) -> bool:
-    return self._cache is None
-
-  @property
-  def cache(self) -> cache_lib.Cache:
-    """The cache after the last call; raises Closed if a call lost it."""
-    if self._cache is None:
-      raise Closed(
-        'a call failed after it had taken the cache, which is lost with all'
-        ' texts in it: make another Decoder.'
-      )
-    return self._cache
-
-  def replace(
-    self,
-    function: Callable[..., tuple[Any, cache_lib.Cache]],
-    params: Any,
-    *arguments: Any,
-  ) -> Any:
-    """Returns the result of `function(params, cache, …)`; keeps its cache."""
-    cache = self.cache
-    try:
-      with interrupts.delay():
-        result, self._cache = function(params, cache, *arguments)
-    except BaseException:
-      if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
-        self._cache = None
-      raise
-    return result
+def _pools(config, rows, length, page, *, devices, **sizes):
+  """Returns pools whose pages the devices share and their kernel reads."""
+  heads, platform = config.num_kv_heads, dispatch.platform()
+  if page is None:
+    page = paging.choose_page(heads, devices, platform)
+  sizes |= {'page': page, 'heads': heads, 'devices': devices}
+  pools = paging.pools(config.layers(), rows, length, **sizes)
+  paging.check_platform(config, pools, platform)
+  return pools
 
 
 class Decoder:
   """One model and one cache of `rows` sequences."""
+
+  # As in `__init__`.
+  config: model_config.ModelConfig
+  rows: int
+  length: int
+  extra: int
 
   def __init__(
     self,
@@ -100,12 +75,13 @@ class Decoder:
     *,
     rows: int,
     length: int,
-    page: int = paging.PAGE,
+    page: int | None = None,
     extra: int = 0,
     page_counts: dict[str, int] | None = None,
     mode: str = 'fast',
     replica: ternary_plan.State | None = None,
     tokens: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
   ):
     """Allocates the cache.
 
@@ -114,62 +90,57 @@ class Decoder:
         model's.
       rows: sequences that the cache holds at once.
       length: tokens of the longest sequence, prompt and continuation.
-      page: slots of a page.
+      page: slots of a page; by default those that the devices can share.
       extra: slots of a row beyond one sequence's, for a beam search.
       page_counts: pages of a kind's pool; by default every row can be full.
       mode: one of `extend.MODES`.
       replica: the training state's replica, where updates were ternary.
       tokens: the tokenizer's size, beyond which none is drawn; None for all V.
+      mesh: from `placement.make`; None for one device.
 
     Raises ValueError: names the argument, its value and what would be right.
     """
     extend.check(config, mode, length)
     # The number of tokens that a text may hold.
     self.tokens: int = extend.check_vocabulary(tokens, config.vocab_size)
-    heads = config.num_kv_heads
-    sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
-    pools = paging.pools(config.layers(), rows, length, **sizes)
-    self.config = config
-    self.rows = rows
-    self.length = length
-    self.extra = extra
+    self._place = placement.Place(mesh, config, mode)
+    sizes = dict(extra=extra, pages=page_counts, devices=self._place.devices)
+    pools = _pools(config, rows, length, page, **sizes)
+    self.config, self.rows = config, rows
+    self.length, self.extra = length, extra
     # The model and its pools, for functions that `run` calls.
     self.network: extend.Network = extend.Network(
       transformer.Transformer(config, unstacked=True),
       pools,
       length if mode == 'reference' else None,
       self.tokens,
+      self._place.devices,
     )
-    # All arrays are committed to one device. Otherwise each call would compile
-    # twice: for the cache as made, and as returned by a call.
-    (device,) = jnp.zeros(()).devices()
-    # `jax.jit` with the compiler options of the mode.
-    self.jit: Any = reference.jit if mode == 'reference' else jax.jit
-    self._ready = weights.make_ready(config, self.jit, mode)
+    # `jax.jit` for the mode and its devices.
+    self.jit: Any = self._place.jit
+    self._ready = self._place.make_ready(mode)
     turns = {transformer.ROTARY: rotary.tables(config, length + extra)}
     params = {**self._ready(params, replica=replica), **turns}
-    # Those of `weights.ready`, and rotary tables.
-    self.params = jax.device_put(params, device)
+    # Those of `weights.make_ready`, and rotary tables; some may be `packed`.
+    self.params = self._place.put(params)
     # How often another model's took their place.
     self.replaced: int = 0
-    self._held = _HeldCache(
-      jax.device_put(cache_lib.make(config, pools, rows), device)
+    self._held = interrupts.HeldCache(
+      self._place.make_cache(lambda: cache_lib.make(config, pools, rows))
     )
     # Which rows are open and which pages they and points hold; to read.
     self.account: rows_lib.Rows = rows_lib.Rows(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
-    self._length_R = np.zeros(rows, np.int64)
-    self._opened_R = np.zeros(rows, np.int64)
+    self._length_R, self._opened_R = np.zeros((2, rows), np.int64)
     self._lent: set[int] = set()
     self._text = self._writer(functools.partial(extend.text, self.network))
-    pinned = tuple((kind, x.pinned_slots) for kind, x in pools.items())
     self._give_pages, self._copy_pages, self._lend, self._settle = (
-      self._writer(_of_cache(change, **fixed))
-      for change, fixed in (
-        (cache_lib.give_pages, {'pinned': pinned}),
-        (cache_lib.copy_pages, {'heads': heads}),
-        (cache_lib.lend, {'heads': heads}),
-        (cache_lib.settle, {'heads': heads, 'pinned': pinned}),
+      self._writer(_of_cache(change, tuple(pools.items())))
+      for change in (
+        cache_lib.give_pages,
+        cache_lib.copy_pages,
+        cache_lib.lend,
+        cache_lib.settle,
       )
     )
     self._logits = self.jit(functools.partial(extend.logits, self.network))
@@ -202,9 +173,9 @@ class Decoder:
     turns = {transformer.ROTARY: self.params[transformer.ROTARY]}
     params = {**self._ready(params, replica=replica), **turns}
     weights.check_alike(params, self.params)
-    device = self.cache.length_R.sharding
+    self._held.check()
     with interrupts.delay():
-      self.params: Any = jax.device_put(params, device)
+      self.params: Any = self._place.put(params)
       self.replaced += 1
       self.account.tree.clear()
 

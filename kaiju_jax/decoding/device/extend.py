@@ -23,12 +23,22 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import packed
+from kaiju_jax.decoding.device import tables as tables_lib
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import past
 from kaiju_jax.model import transformer
+from kaiju_jax.sharding import collectives
 
 MODES = ('fast', 'reference')
+# Tokens of a call, B·L, from which the devices of a mesh split them between
+# projections, by platform. With fewer, all devices have all tokens: that takes
+# 5 collectives per layer instead of 7, and sends 1.2 times the bytes. Our
+# guesses: on a GPU below `mesh_decoding.break_even`; a TPU's compiler scatters
+# no fewer than 8 tokens to a device, and all-reduces them instead.
+SPLIT_FROM = {'gpu': 256, 'tpu': 64, 'cpu': 64}
 
 
 class Network(NamedTuple):
@@ -41,6 +51,28 @@ class Network(NamedTuple):
   reference_length: int | None = None
   # How many a text may hold; None for V.
   tokens: int | None = None
+  devices: int = 1  # Those of the mesh.
+
+  def list_gathered(self, size: int) -> frozenset[str]:
+    """Returns the kinds of which devices gather pages for calls of L = `size`.
+
+    Gathering moves the keys and values of a row once for each owner; otherwise
+    each layer moves its queries, outputs and their scales.
+    """
+    config, kinds = self.model.config, set()
+    layers = config.layers()
+    for kind, pool in self.pools.items():
+      if pool.stripes == 1:
+        continue
+      readers = sum(layer.kv_from in pool.owners for layer in layers)
+      heads = config.num_heads // config.num_kv_heads
+      number = 1 if config.quantization.kv == 'int8' else 2
+      queries = size * readers * heads * ((2 + number) * config.head_dim + 8)
+      slot = 2 * (number * config.head_dim + 4)
+      keys = len(pool.owners) * pool.row_slots * slot
+      if self.reference_length is not None or keys < queries:
+        kinds.add(kind)
+    return frozenset(kinds)
 
 
 class Chunk(NamedTuple):
@@ -120,11 +152,21 @@ def keep(
   return cache._replace(length_R=length_R)
 
 
-def logits(network: Network, params: Any, hidden_BLD: jax.Array) -> jax.Array:
-  """Returns float32 logits [B, L, V]; those of padding are −inf."""
+def logits(
+  network: Network, params: Any, hidden_BLD: jax.Array, by_rows: bool = False
+) -> jax.Array:
+  """Returns float32 logits [B, L, V]; those of padding are −inf.
+
+  With `by_rows` they are those of this device's part of the tokens
+  (`collectives.to_rows`).
+  """
   logits_BLV = network.model.apply(
     {'params': params}, hidden_BLD, method='logits'
   )
+  if by_rows:
+    logits_BLV = collectives.to_rows(logits_BLV)
+  else:
+    logits_BLV = collectives.whole_letters(logits_BLV, 'V')
   size = logits_BLV.shape[-1]
   if network.tokens in (None, size):
     return logits_BLV
@@ -151,13 +193,21 @@ def see(
 
 
 def _run(network, params, cache, row_B, tokens_BL, visibility):
-  tables = cache_lib.tables(
-    cache, network.pools, row_B, visibility, network.reference_length
+  tables = tables_lib.make(
+    cache,
+    network.pools,
+    row_B,
+    visibility,
+    network.reference_length,
+    network.list_gathered(tokens_BL.shape[1]),
   )
-  pasts = cache_lib.join_pasts(cache, network.pools, tables)
-  hidden_BLD, made = network.model.apply(
-    {'params': params}, tokens_BL, visibility, pasts, method='extend'
-  )
+  pasts = tables_lib.join_pasts(cache, network.pools, tables)
+  params = packed.unpack(params)
+  is_small = tokens_BL.size < SPLIT_FROM[dispatch.platform()]
+  with collectives.keep_tokens(is_small):
+    hidden_BLD, made = network.model.apply(
+      {'params': params}, tokens_BL, visibility, pasts, method='extend'
+    )
   return hidden_BLD, made
 
 

@@ -1,13 +1,19 @@
-"""Delays Ctrl-C until a call has given back the cache that it took.
+"""Keeps the cache between calls, and delays Ctrl-C until one has given it back.
 
 A call that has begun has donated its buffers; a KeyboardInterrupt before its
 results are assigned would lose the cache.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import signal
 import threading
+from typing import Any
+
+import jax
+
+from kaiju_jax.decoding.device import cache as cache_lib
 
 # Whether the main thread is in such a block.
 _is_held = False
@@ -41,3 +47,53 @@ def delay() -> Iterator[None]:
       handler = signal.getsignal(signal.SIGINT)
       if callable(handler):
         handler(*signalled)
+
+
+class Closed(RuntimeError):
+  """An error: a call failed after it had taken the cache, which is lost."""
+
+
+class HeldCache:
+  """The cache between the calls that take it.
+
+  Calls donate the cache: their output replaces it, so that only one cache's
+  bytes exist. A call that fails after it took the cache leaves none.
+  """
+
+  def __init__(self, cache: cache_lib.Cache):
+    self._cache: cache_lib.Cache | None = cache
+
+  @property
+  def is_lost(self) -> bool:
+    return self._cache is None
+
+  @property
+  def cache(self) -> cache_lib.Cache:
+    """The cache after the last call; raises Closed if a call lost it."""
+    self.check()
+    return self._cache
+
+  def check(self) -> None:
+    """Raises Closed if a call lost the cache."""
+    if self._cache is None:
+      raise Closed(
+        'a call failed after it had taken the cache, which is lost with all'
+        ' texts in it: make another Decoder.'
+      )
+
+  def replace(
+    self,
+    function: Callable[..., tuple[Any, cache_lib.Cache]],
+    params: Any,
+    *arguments: Any,
+  ) -> Any:
+    """Returns the result of `function(params, cache, …)`; keeps its cache."""
+    cache = self.cache
+    try:
+      with delay():
+        result, self._cache = function(params, cache, *arguments)
+    except BaseException:
+      if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
+        self._cache = None
+      raise
+    return result

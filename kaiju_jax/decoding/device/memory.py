@@ -17,28 +17,28 @@ def trim() -> None:
   release(0)
 
 
-def measure_free() -> int:
-  """Returns the free bytes of the device that computes.
+def measure_free(devices: int = 1) -> int:
+  """Returns the free bytes of the first devices together.
 
-  For a CPU they are the machine's, or those that its control group leaves. What
-  cached files occupy counts as free.
+  For a CPU, or several simulated ones, they are the machine's, or those that
+  its control group leaves. What cached files occupy counts as free.
   """
   import jax
 
-  stats = jax.devices()[0].memory_stats()
-  if stats and 'bytes_limit' in stats:
-    return stats['bytes_limit'] - stats['bytes_in_use']
+  stats = [one.memory_stats() or {} for one in jax.devices()[:devices]]
+  if all('bytes_limit' in one for one in stats):
+    return sum(one['bytes_limit'] - one['bytes_in_use'] for one in stats)
   return min(_of_machine(), _of_group())
 
 
-def budget_cache() -> int:
-  """Returns how many bytes a cache may have by default.
+def budget_cache(devices: int = 1) -> int:
+  """Returns how many bytes a cache may have by default on the first devices.
 
   They are at most a quarter of the free memory, and a power of two: programs
   have the cache's shape, so that a later start finds them compiled only if it
   chooses the same size, though somewhat more or less memory is free then.
   """
-  return 1 << max(measure_free() // 4, 1).bit_length() - 1
+  return 1 << max(measure_free(devices) // 4, 1).bit_length() - 1
 
 
 def _of_machine() -> int:

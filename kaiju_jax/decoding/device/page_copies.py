@@ -1,8 +1,9 @@
 """Copies pages of a cache to the host's memory and back, as plain bytes.
 
 A page's bytes are those of its keys and values in all layers of its kind, for
-each of them codes or floats, and scales if there are any. All calls have one
-shape, so that each direction compiles once.
+each of them codes or floats, and scales if there are any. On a mesh they are
+those of all devices' stripes and heads, so that any mesh reads them. All calls
+have one shape, so that each direction compiles once.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.model import paging
+from kaiju_jax.sharding import collectives
 
 # Bytes of a call, and its least and most pages of each kind; our guess.
 _BYTES, _LEAST, _MOST = 2**23, 16, 512
@@ -78,10 +82,10 @@ class PageCopies:
   def __init__(self, decoder: decoder_lib.Decoder, batch: int | None = None):
     """Compiles nothing yet; `batch` is None for calls of some 8 MiB."""
     self._decoder = decoder
-    heads = decoder.config.num_kv_heads
+    heads, pools = decoder.config.num_kv_heads, decoder.network.pools
     self._parts = {
       name: [
-        _Part((heads, *x.shape[1:]), np.dtype(x.dtype))
+        _Part((heads, pools[name].page, *x.shape[2:]), np.dtype(x.dtype))
         for x in jax.tree.leaves((kind.k, kind.v))
       ]
       for name, kind in decoder.cache.kinds.items()
@@ -99,8 +103,9 @@ class PageCopies:
       kind: [f'{part.dtype.name} {list(part.shape)}' for part in parts]
       for kind, parts in self._parts.items()
     }
-    self._take = decoder.jit(_taking(heads))
-    self._put = decoder.jit(_putting(heads), donate_argnums=1)
+    held = tuple(pools.items())
+    self._take = decoder.jit(_taking(held))
+    self._put = decoder.jit(_putting(held), donate_argnums=1)
 
   def warm(self) -> None:
     """Compiles both directions."""
@@ -159,10 +164,9 @@ class PageCopies:
     return numbers
 
 
-# One object per number of heads, so that decoders of equal shapes share what is
-# compiled.
+# One object per pools, so that decoders of equal shapes share what is compiled.
 @functools.cache
-def _taking(heads: int) -> Callable[..., Any]:
+def _taking(pools: cache_lib.Pools) -> Callable[..., Any]:
   """Returns a function that returns the arrays of pages by kind, [n·U, S, …].
 
   Pages are int32 [n] by kind; −1 gives any page.
@@ -170,38 +174,64 @@ def _taking(heads: int) -> Callable[..., Any]:
 
   def take(cache: cache_lib.Cache, pages: dict[str, jax.Array]):
     found = {}
-    for name, page_N in pages.items():
-      from_U = jnp.maximum(
-        cache_lib.pages_of_heads(page_N[:, None], heads)[:, 0], 0
-      )
-      pools = jax.tree.leaves((cache.kinds[name].k, cache.kinds[name].v))
-      found[name] = [pool[from_U] for pool in pools]
+    for name, pool in pools:
+      from_U = cache_lib.pages_of_heads(pages[name][:, None], pool.heads)[:, 0]
+      from_U = jnp.maximum(from_U, 0)
+      held = jax.tree.leaves((cache.kinds[name].k, cache.kinds[name].v))
+      found[name] = [_join(x[from_U], pool) for x in held]
     return found
 
   return take
 
 
 @functools.cache
-def _putting(heads: int) -> Callable[..., Any]:
+def _putting(pools: cache_lib.Pools) -> Callable[..., Any]:
   """Returns a function for `Decoder.run` that writes `_taking`'s arrays."""
 
   def put(params, cache: cache_lib.Cache, pages, arrays):
     del params
     kinds = dict(cache.kinds)
-    for name, page_N in pages.items():
+    for name, pool in pools:
       kind = kinds[name]
-      pools, tree = jax.tree.flatten((kind.k, kind.v))
-      to_U = cache_lib.pages_of_heads(page_N[:, None], heads)[:, 0]
+      held, tree = jax.tree.flatten((kind.k, kind.v))
+      to_U = cache_lib.pages_of_heads(pages[name][:, None], pool.heads)[:, 0]
       # A scatter drops what lies beyond the pool's end.
-      to_U = jnp.where(to_U >= 0, to_U, pools[0].shape[0])
+      to_U = jnp.where(to_U >= 0, to_U, held[0].shape[0])
       k, v = tree.unflatten(
-        pool.at[to_U].set(x, mode='drop')
-        for pool, x in zip(pools, arrays[name])
+        x.at[to_U].set(_part(given, pool), mode='drop')
+        for x, given in zip(held, arrays[name])
       )
       kinds[name] = kind._replace(k=k, v=v)
     return None, cache._replace(kinds=kinds)
 
   return put
+
+
+def _join(x: jax.Array, pool: paging.Pool) -> jax.Array:
+  """Returns pages [n·U, S, …] of all devices, from this one's."""
+  devices = collectives.width('tensor')
+  if devices == 1:
+    return x
+  groups, rest = devices // pool.stripes, x.shape[2:]
+  parts = lax.all_gather(x, 'tensor').reshape(
+    groups, pool.stripes, -1, pool.heads, pool.slots, *rest
+  )
+  parts = jnp.moveaxis(parts, (2, 0, 3, 1), (0, 1, 2, 3))
+  return parts.reshape(-1, pool.page, *rest)
+
+
+def _part(x: jax.Array, pool: paging.Pool) -> jax.Array:
+  """Returns this device's heads and slots of pages [n·U, S, …]."""
+  devices = collectives.width('tensor')
+  if devices == 1:
+    return x
+  groups, rest = devices // pool.stripes, x.shape[2:]
+  parts = x.reshape(-1, groups, pool.heads, pool.stripes, pool.slots, *rest)
+  group = lax.axis_index('tensor') // pool.stripes
+  own = lax.dynamic_index_in_dim(parts, group, 1, keepdims=False)
+  stripe = collectives.stripe(pool.stripes)
+  own = lax.dynamic_index_in_dim(own, stripe, 2, keepdims=False)
+  return own.reshape(-1, pool.slots, *rest)
 
 
 def _refuse_not_finite(x: np.ndarray, kind: str) -> None:

@@ -17,6 +17,8 @@ options switch off everything else that changes a bit:
   * LLVM's optimizations may turn a loop over a sum into several partial sums;
   * the algebraic simplifier reorders products by the sizes of their factors;
   * excess precision leaves out roundings to bfloat16;
+  * a sum over devices has an order of its own: parts are gathered instead and
+    added in the order of the devices;
   * a fused multiply-add rounds once instead of twice. x86 without AVX2 has
     none. Other processors get no fusion that could make one, so that
     compilation takes three times as long.
@@ -102,12 +104,28 @@ def _apply(equation, args: list[Any]) -> Sequence[Any]:
   name, params = equation.primitive.name, dict(equation.params)
   if name == 'dot_general' and _is_float(equation.outvars[0]):
     return [_product(*args, params['dimension_numbers'], equation.outvars[0])]
+  if name in ('psum', 'reduce_scatter') and _is_float(equation.outvars[0]):
+    return [_total(name, x, params) for x in args]
   if name in _CALLS:
     return _run(params[_CALLS[name]], args)
   for field in _BODIES.get(name, ()):
     params[field] = _list_bodies(params[field])
   results = equation.primitive.bind(*args, **params)
   return results if equation.primitive.multiple_results else [results]
+
+
+def _total(name: str, x: jax.Array, params) -> jax.Array:
+  """Returns a sum over devices in their order, or this device's part of it."""
+  axes = params['axes'] if name == 'psum' else params['axis_name']
+  total, *others = lax.all_gather(x, axes)
+  for other in others:
+    total = total + other
+  if name == 'psum':
+    return total
+  axis = params['scatter_dimension']
+  size = total.shape[axis] // params['axis_size']
+  begin = lax.axis_index(axes) * size
+  return lax.dynamic_slice_in_dim(total, begin, size, axis)
 
 
 def _list_bodies(jaxpr: Any) -> Any:

@@ -10,6 +10,9 @@ summed over last, `w_in_FD`, `embedding_VD`: XLA would pack another order anew
 at every step (`quantization/qat/project.py`), and a lookup reads a row instead
 of a column. The fast mode alone does so, because it moves the last bits of the
 logits of float tables.
+
+For several devices all of this happens in the host's memory: `placement.py`
+then sends each device its part of each tensor, and no device ever holds more.
 """
 
 from collections.abc import Callable
@@ -17,8 +20,10 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from kaiju_jax.decoding.device import balance
+from kaiju_jax.decoding.device import packed
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
@@ -26,9 +31,10 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import lora
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import ternary_plan
+
+_BLOCKS = 'blocks'
 
 
 def ready(
@@ -36,13 +42,15 @@ def ready(
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,
   turned: bool = False,
+  devices: int = 1,
 ) -> Any:
   """Returns the parameters of `Transformer(config, unstacked=True)`.
 
   `params` are float32 master weights, an export (`own.load`), or unstacked
   already (`interchange/stream.py`); `replica` is the training state's, exactly
   if its updates were ternary, otherwise ValueError. If `turned`, codes and
-  tables of the vocabulary get their contracted dimensions last.
+  tables of the vocabulary get their contracted dimensions last. `devices` is
+  how many will split F, H and V.
   """
   quantization = config.quantization
   has_codes = (
@@ -56,18 +64,58 @@ def ready(
     params = unstack(params, config)
   params = balance.balance(params, config)
   if config.feedforward == 'relu2':
-    params = _with_columns(params)
+    params = _with_columns(params, devices)
   return deployed.turn(params) if turned else params
 
 
 def make_ready(
-  config: model_config.ModelConfig, jit: Callable[..., Any], mode: str
+  config: model_config.ModelConfig,
+  jit: Callable[..., Any],
+  mode: str,
+  devices: int = 1,
 ) -> Callable[..., Any]:
-  """Returns (params, replica=…) → `ready` parameters of a decoder's `mode`."""
+  """Returns (params, replica=…) → `ready` parameters of a decoder's `mode`.
+
+  `jit` compiles for one device. For several `devices` the parameters are whole
+  NumPy arrays, made by the host's CPU (ValueError if JAX_PLATFORMS leaves it
+  out).
+  """
+  prepare = functools.partial(ready, config=config, devices=devices)
   if mode == 'reference':
-    return jit(functools.partial(ready, config=config))  # It has sums, too.
-  turned = dispatch.platform() == 'cpu'
-  return functools.partial(ready, config=config, turned=turned)
+    prepare = jit(prepare)  # It has sums, too.
+  elif dispatch.platform() == 'cpu':
+    prepare = functools.partial(prepare, turned=True)
+    if devices == 1:
+      return functools.partial(_packed, prepare)
+  return prepare if devices == 1 else functools.partial(_by_host, prepare)
+
+
+def _packed(prepare, params: Any, replica: Any = None) -> Any:
+  """Returns what `prepare` makes, each layer `packed.Packed`."""
+  params = prepare(params, replica=replica)
+  blocks = {name: packed.pack(x) for name, x in params[_BLOCKS].items()}
+  return {**params, _BLOCKS: blocks}
+
+
+def _by_host(prepare, params: Any, replica: Any = None) -> Any:
+  """Returns what `prepare` makes, as arrays in the host's memory."""
+  params, replica = jax.tree.map(np.asarray, (params, replica))
+  with on_host():
+    return jax.tree.map(np.asarray, prepare(params, replica=replica))
+
+
+def on_host() -> Any:
+  """Returns a context in which new arrays lie in the host's memory.
+
+  Raises ValueError: JAX was started without the CPU.
+  """
+  try:
+    return jax.default_device(jax.local_devices(backend='cpu')[0])
+  except RuntimeError as error:
+    raise ValueError(
+      f'JAX_PLATFORMS={jax.config.jax_platforms}: must list cpu, too, which'
+      ' prepares the weights of several devices.'
+    ) from error
 
 
 def check_alike(given: Any, held: Any) -> None:
@@ -81,7 +129,9 @@ def check_alike(given: Any, held: Any) -> None:
       jax.tree_util.keystr(path, simple=True, separator='.'): (
         f'{x.dtype}{list(x.shape)}'
       )
-      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+      for path, x in jax.tree_util.tree_leaves_with_path(
+        jax.eval_shape(packed.unpack, tree)
+      )
     }
     for tree in (given, held)
   )
@@ -95,7 +145,7 @@ def check_alike(given: Any, held: Any) -> None:
 
 def is_unstacked(params: Any) -> bool:
   """Returns whether weights have no leading N, as their names say."""
-  group = params['blocks']['layer_0']['feedforward']
+  group = params[_BLOCKS]['layer_0']['feedforward']
   return 'w_in_DF' not in group or len(group['w_in_DF'].shape) == len('DF')
 
 
@@ -105,30 +155,31 @@ def unstack(params: Any, config: model_config.ModelConfig) -> Any:
   period = len(layers_lib.repeating_block(layers))
 
   def layer(index: int):
-    stacked = params['blocks'][f'layer_{index % period}']
+    stacked = params[_BLOCKS][f'layer_{index % period}']
     return jax.tree.map(lambda x: x[index // period], stacked)
 
   blocks = {f'layer_{index}': layer(index) for index in range(len(layers))}
-  return {**params, 'blocks': blocks}
+  return {**params, _BLOCKS: blocks}
 
 
-def _with_columns(params: Any) -> Any:
-  """Adds the column sums that products with unsigned codes need.
+def _with_columns(params: Any, devices: int) -> Any:
+  """Adds the column sums [D, devices] that products of unsigned codes need.
 
   Codes of non-negative activations are shifted by 128; the product with a
-  weight's column sums makes up for that.
+  weight's column sums makes up for that. A device's product sums its own part
+  of F, and needs the sums of that part alone.
   """
   blocks = {}
-  for name, layer in params['blocks'].items():
+  for name, layer in params[_BLOCKS].items():
     feedforward = dict(layer['feedforward'])
     w_out_DF = feedforward['w_out_DF']
     if isinstance(w_out_DF, int8.Quantized):
-      axes = tuple(map('DF'.index, rules.CONTRACTED['w_out_DF']))
+      parts = w_out_DF.codes.reshape(len(w_out_DF.codes), devices, -1)
       feedforward['w_out_DF'] = w_out_DF._replace(
-        columns=qat.columns_of(w_out_DF, axes)
+        columns=parts.sum(axis=-1, dtype=np.int32)
       )
     blocks[name] = {**layer, 'feedforward': feedforward}
-  return {**params, 'blocks': blocks}
+  return {**params, _BLOCKS: blocks}
 
 
 def _cast(params: Any, dtype: str) -> Any:

@@ -52,7 +52,7 @@ class _Program(NamedTuple):
 class Prefilled(NamedTuple):
   """The results of a prefill."""
 
-  # The tokens in the order of the chunks (`rounds._pack`); if none draws, an
+  # The tokens in the order of the chunks (`rounds._draw`); if none draws, an
   # array that is ready when the call is done.
   packed: jax.Array
   # The head's scores of each token, padding included; None without.
@@ -120,7 +120,9 @@ class Rounds:
         function, network, *given, alternatives=alternatives
       )
 
-    self._step = program(rounds.step_text, part(rounds.end_step, judge))
+    self._step = program(
+      rounds.step_text, part(rounds.end_step, judge), is_step=True
+    )
     self._first = decoder.jit(part(rounds.first), donate_argnums=1)
     # Programs that are put off, in their order; and those compiled since.
     self._later: list[_Program] = []

@@ -147,7 +147,7 @@ class InFlight:
         outputs.append((one, judged))
     if not drawing:
       return outputs
-    # As `rounds._pack` has it: tokens, log-probabilities, alternatives, scores.
+    # As `rounds._draw` has it: tokens, log-probabilities, alternatives, scores.
     packed_NB = np.asarray(packed)
     float_NB = packed_NB.view(np.float32)
     K = self._alternatives

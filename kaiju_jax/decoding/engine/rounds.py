@@ -26,6 +26,7 @@ from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.requests import alternatives as alternatives_lib
 from kaiju_jax.decoding.requests import penalties
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.sharding import collectives
 
 
 class RoundState(NamedTuple):
@@ -155,14 +156,14 @@ def first(
 
   `row_B` are rows of the cache, each at most once; `index_B` the tokens of
   their texts; `draws_B` whether a prompt has ended; `last_BLD` the hidden
-  states of `end_prefill`. Returns the state, and the B tokens as `_pack` packs
+  states of `end_prefill`. Returns the state, and the B tokens as `_draw` packs
   them; those of rows that draw none mean nothing.
   """
-  logits_BV = extend.logits(network, params, last_BLD)[:, 0]
-  token_B, own_B = _draw(state, row_B, draws_B, logits_BV, index_B)
-  kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
+  logits_BLV = extend.logits(network, params, last_BLD, by_rows=True)
+  drawn_NB = _draw(state, row_B, draws_B, logits_BLV, index_B, alternatives)
+  kept_B = jnp.where(draws_B, drawn_NB[0], state.token_R[row_B])
   state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
-  return state, _pack(token_B, own_B, _likeliest(logits_BV, alternatives))
+  return state, drawn_NB
 
 
 def step_text(
@@ -189,22 +190,22 @@ def end_step(
 
   The `cache` holds the appended tokens. `row_B` are its rows, each at most
   once; `count_B` is 1 for rows that go on, 0 for the others, whose drawn tokens
-  mean nothing. Returns the state, and the B tokens as `_pack` packs them.
+  mean nothing. Returns the state, and the B tokens as `_draw` packs them, with
+  the head's probabilities behind them.
   """
   token_B = state.token_R[row_B]
   is_on_B = count_B > 0
   texts = penalties.append(state.texts, row_B, token_B, is_on_B)
   state = state._replace(texts=texts)
-  logits_BV = extend.logits(network, params, hidden_BLD)[:, 0]
+  logits_BLV = extend.logits(network, params, hidden_BLD, by_rows=True)
   index_B = cache.length_R[row_B]
-  drawn_B, own_B = _draw(state, row_B, is_on_B, logits_BV, index_B)
-  token_R = state.token_R.at[row_B].set(jnp.where(is_on_B, drawn_B, token_B))
-  state = state._replace(token_R=token_R)
-  judged_CB = None
+  drawn_NB = _draw(state, row_B, is_on_B, logits_BLV, index_B, alternatives)
+  kept_B = jnp.where(is_on_B, drawn_NB[0], token_B)
+  state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
   if judge is not None:
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
-  likeliest = _likeliest(logits_BV, alternatives)
-  return state, _pack(drawn_B, own_B, likeliest, judged_CB)
+    drawn_NB = jnp.concatenate([drawn_NB, judged_CB])
+  return state, drawn_NB
 
 
 def concatenate(scored: Sequence[tuple[Scores, slice]]) -> Scores:
@@ -219,34 +220,33 @@ def concatenate(scored: Sequence[tuple[Scores, slice]]) -> Scores:
 
 
 def _draw(
-  state: RoundState, row_B, is_on_B, logits_BV, index_B
-) -> tuple[jax.Array, jax.Array]:
-  """Draws for rows (`sampling.draw`); resting ones are greedy, unchanged."""
+  state: RoundState, row_B, is_on_B, logits_BLV, index_B, alternatives: int
+) -> jax.Array:
+  """Draws for rows (`sampling.draw`); resting ones are greedy, unchanged.
+
+  On a mesh each device draws for its part of the rows, of which it has logits.
+  Returns all in one int32 array [2 + N, B], for `InFlight`: tokens, their
+  log-probabilities, and the likeliest tokens.
+  """
+  count = len(row_B)
+  row_B, is_on_B, index_B = map(collectives.own_part, (row_B, is_on_B, index_B))
   settings = jax.tree.map(lambda all_R: all_R[row_B], state.settings)
   settings = settings._replace(
     temperature_B=jnp.where(is_on_B, settings.temperature_B, 0),
     penalizes_B=settings.penalizes_B & is_on_B,
   )
-  logits_BV = logits_BV.astype(jnp.float32)
+  logits_BV = logits_BLV.reshape(len(row_B), -1).astype(jnp.float32)
   penalized_BV = penalties.apply(logits_BV, settings, state.texts, row_B)
-  return sampling_lib.draw(logits_BV, settings, index_B, penalized_BV)
+  token_B, own_B = sampling_lib.draw(logits_BV, settings, index_B, penalized_BV)
+  drawn_NB = jnp.stack([token_B, _bits(own_B)])
+  if alternatives:
+    likeliest_NB = _likeliest(logits_BV, alternatives)
+    drawn_NB = jnp.concatenate([drawn_NB, likeliest_NB])
+  return collectives.join_parts(drawn_NB, count)
 
 
-def _pack(token_B, log_probability_B, *others_NB) -> jax.Array:
-  """Returns all in one int32 array [2 + N, B], for `InFlight`.
-
-  `others_NB` are int32, the likeliest tokens and a head's probabilities; None
-  for none.
-  """
-  packed = jnp.stack([token_B, _bits(log_probability_B)])
-  others = [x for x in others_NB if x is not None]
-  return jnp.concatenate([packed, *others]) if others else packed
-
-
-def _likeliest(logits_BV, count: int) -> jax.Array | None:
+def _likeliest(logits_BV, count: int) -> jax.Array:
   """Returns the likeliest tokens and their log-probabilities, int32 [2K, B]."""
-  if not count:
-    return None
   found = alternatives_lib.find(logits_BV, count)
   return jnp.concatenate([found.token_NK.T, _bits(found.log_probability_NK).T])
 

@@ -125,7 +125,7 @@ def parse(data: bytes, root: str) -> Group:
     raise ValueError(f'it has the form {form}, and this version reads {FORM}')
   if made != root:
     raise ValueError(
-      'its points are of another model, tokenizer, or kind of cache'
+      'its points are of another model, tokenizer, page size or kind of cache'
       f' ({made:.12}…, and this is {root:.12}…)'
     )
   try:

@@ -45,7 +45,7 @@ BREAKERS = ('\n', ':', '"', '*')  # llama.cpp's.
 STRINGS, LENGTH = 16, 40
 _BEYOND = 2**31 - 1  # Beyond any vocabulary: a scatter drops it.
 # Texts of control tokens, which most tokenizers decode to nothing.
-_CONTROL = '^$|[\x00-\x08\x0b-\x1f\x7f]'
+_CONTROL = r'\A\Z|[\x00-\x08\x0b-\x1f\x7f]'
 _BREAKS, _DRAWN = 2, 4
 # Bounds DRY's power, so that no logit becomes NaN.
 _MOST = 1e9
@@ -240,5 +240,5 @@ def find_breakers(
 
 @functools.lru_cache(maxsize=8)
 def _read_vocabulary(tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
-  # Twice, as some tokenizers drop the space at the beginning of a text.
-  return [tokenizer.decode([x, x]) for x in range(tokenizer.vocab_size)]
+  tokens = range(tokenizer.vocab_size)
+  return [tokenizer.spell(x).decode(errors='replace') for x in tokens]

@@ -192,6 +192,12 @@ def test_several_arrays_and_a_tpus_fused_reduce_scatter():
     ('all-reduce', 'bf16', (8, 4), 8, 112.0),
     ('reduce-scatter', 'bf16', (2, 4), 4, 48.0),
   ]
+  # Several arrays are one launch.
+  assert collectives.launches(text.parse(_STARTS), MESH) == {
+    'all-gather': 1,
+    'all-reduce': 1,
+    'reduce-scatter': 1,
+  }
 
 
 _SOME = """\

@@ -16,6 +16,7 @@ from kaiju_jax.decoding.beam import tree as beam_tree
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import extend
+from kaiju_jax.decoding.device import placement
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import paging
@@ -93,11 +94,12 @@ def forward(int8):
 
 
 @functools.cache
-def searcher_of(int8):
-  """Returns a decoder, and a search without a hook."""
+def searcher_of(int8, tensor=1):
+  """Returns a decoder on so many devices, and a search without a hook."""
   config, params = made(int8)
+  mesh = placement.make(tensor)
   decoder = decoder_lib.Decoder(
-    params, config, rows=2, length=LENGTH, extra=EXTRA, page=4
+    params, config, rows=2, length=LENGTH, extra=EXTRA, page=4, mesh=mesh
   )
   return decoder, beam.BeamSearch(decoder, SEARCH)
 
@@ -182,10 +184,15 @@ def test_a_width_that_loses_nothing_finds_the_best_of_all(
 
 
 @pytest.mark.parametrize(
-  'int8', [False, pytest.param(True, marks=pytest.mark.slow)]
+  ('int8', 'tensor'),
+  [
+    (False, 1),
+    pytest.param(True, 1, marks=pytest.mark.slow),
+    pytest.param(False, 2, marks=pytest.mark.slow),
+  ],
 )
-def test_the_search_is_one_with_copied_caches(int8):
-  decoder, searcher = searcher_of(int8)
+def test_the_search_is_one_with_copied_caches(int8, tensor):
+  decoder, searcher = searcher_of(int8, tensor)
   with opened(decoder, PROMPT) as (row, hidden_D):
     found = searcher.run(row, hidden_D)
   # A sum in another order may round to another code.
@@ -239,9 +246,17 @@ def test_steps_rows_and_prompts_compile_once():
   assert searcher.calls._step._cache_size() == 1
 
 
-@pytest.mark.parametrize('ended', [False, True])
-def test_a_result_becomes_text_and_does_not_see_its_future(ended):
-  decoder, searcher = searcher_of(False)
+@pytest.mark.parametrize(
+  ('ended', 'tensor'),
+  [
+    (False, 1),
+    (True, 1),
+    pytest.param(False, 2, marks=pytest.mark.slow),
+    pytest.param(True, 2, marks=pytest.mark.slow),
+  ],
+)
+def test_a_result_becomes_text_and_does_not_see_its_future(ended, tensor):
+  decoder, searcher = searcher_of(False, tensor)
   other, more = prompt_of(13, seed=5), prompt_of(8, seed=6)
   with (
     opened(decoder, other) as (other_row, _),

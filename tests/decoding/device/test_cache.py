@@ -178,13 +178,30 @@ def test_pages_are_taken_for_a_text_and_given_back():
     account.open(33)
 
 
+def test_a_page_is_copied_for_each_of_its_heads():
+  config = toys.config(layout='L0 G1', num_heads=4, num_kv_heads=2)
+  pools = paging.pools(config.layers(), 1, 12, page=4, heads=2)
+  cache = cache_lib.make(config, pools, 1)
+  numbered = np.ones((1, 4, 16), np.float32) * np.arange(6)[:, None, None]
+  kinds = {
+    name: kind._replace(k=(numbered,), v=(numbered,))
+    for name, kind in cache.kinds.items()
+  }
+  cache = jax.tree.map(jax.numpy.asarray, cache._replace(kinds=kinds))
+  copies = {'global': np.array([[0, -1], [2, -1]])}
+  kinds = cache_lib.copy_pages(cache, copies, tuple(pools.items())).kinds
+  for name, want in (('global', [0, 1, 2, 3, 0, 1]), ('local', range(6))):
+    for x_PSK in (kinds[name].k[0], kinds[name].v[0]):
+      assert x_PSK[:, 0, 0].tolist() == [*want]
+
+
 def test_a_settled_row_is_text_again():
   """Slots out of order, with holes, become positions from `first`, 4, on."""
   config = toys.config(layout='L0', window=20, quantization=toys.int8())
   pools = paging.pools(config.layers(), rows=2, length=12, page=4)
   cache = cache_lib.make(config, pools, 2)
   table_N = np.array([5, 2, 0], np.int32)
-  cache = cache_lib.lend(cache, np.int32(1), {'local': table_N}, {})
+  cache = cache_lib.lend(cache, np.int32(1), {'local': table_N}, {}, ())
   at = np.array([[0, 3, 9, 7]])
   kind = cache.kinds['local']
   codes = kind.k[0].codes.reshape(-1, 16)
@@ -196,7 +213,8 @@ def test_a_settled_row_is_text_again():
   cache = cache._replace(kinds={'local': kind._replace(k=(k,))})
   source_M = np.full(12, -1, np.int32)
   source_M[:4] = at[0]
-  cache = jax.jit(cache_lib.settle)(
+  settle = functools.partial(cache_lib.settle, pools=tuple(pools.items()))
+  cache = jax.jit(settle)(
     cache,
     np.int32(1),
     {'local': source_M},

@@ -187,3 +187,10 @@ def test_rotary_tables_are_arguments_cut_to_the_length():
   ).as_text()
   assert 'tensor<40x8xf32>' in program
   assert '131072x' not in program and len(program) < 10**6
+
+
+@pytest.mark.skipif(jax.default_backend() != 'cpu', reason="a CPU's compiler")
+def test_a_maximum_is_one_operation(decoder):
+  largest = decoder.jit(lambda x_BD: abs(x_BD).max(axis=-1))
+  text = largest.lower(np.ones((2, 576), np.float32)).compile().as_text()
+  assert 'reduce(' in text and 'reduce-window' not in text

@@ -18,5 +18,5 @@ from kaiju_jax.decoding.device import memory
 def test_a_little_more_or_less_free_memory_is_the_same_cache(
   monkeypatch, free, budget
 ):
-  monkeypatch.setattr(memory, 'measure_free', lambda: free)
+  monkeypatch.setattr(memory, 'measure_free', lambda devices: free)
   assert memory.budget_cache() == budget

@@ -6,6 +6,7 @@ import pytest
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import page_copies
+from kaiju_jax.decoding.device import placement
 from tests.decoding import toys
 
 
@@ -15,13 +16,23 @@ from tests.decoding import toys
     {'quantization': toys.int8()},
     {'num_kv_heads': 3, 'dtype': 'bfloat16', 'layout': 'L0 L1'},
     {'quantization': toys.int8(kv_scale='channel'), 'layout': 'G0 G1'},
+    {'num_kv_heads': 2, 'tensor': 4},
   ],
   ids=str,
 )
 def test_pages_come_back_in_other_places_and_nothing_else_changes(changes):
+  changes = dict(changes)
+  tensor = changes.pop('tensor', 1)
+  if tensor > 1:
+    changes |= {'num_heads': 4, 'vocab_size': 64}
   config = toys.config(**changes)
   decoder = decoder_lib.Decoder(
-    toys.drawn(config), config, rows=8, length=64, page=4
+    toys.drawn(config),
+    config,
+    rows=8,
+    length=64,
+    page=4,
+    mesh=placement.make(tensor),
   )
   copies = page_copies.PageCopies(decoder, batch=16)
   rng = np.random.default_rng(0)

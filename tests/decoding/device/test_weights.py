@@ -6,6 +6,7 @@ import pytest
 
 from kaiju_jax import visibility
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import packed
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.model import embedding
 from kaiju_jax.model import transformer
@@ -100,3 +101,25 @@ def test_the_reference_mode_keeps_the_order_of_training():
   is_cpu = jax.default_backend() == 'cpu'
   assert names['fast'] == ['embedding_VD' if is_cpu else 'embedding_DV']
   assert names['reference'] == ['embedding_DV']
+
+
+def test_a_packed_tree_has_the_same_leaves_and_few_arrays():
+  tree = {
+    'scalar': np.float32(2.5),
+    'codes': np.arange(6, dtype=np.int8).reshape(2, 3),
+    'gain': np.arange(5, dtype=np.float32),
+    'weight': np.ones((256, 256), np.float32),
+    'half': np.full(3, 0.5, np.float16),
+    'scales': {'b': np.arange(12, dtype=np.float32).reshape(3, 1, 4)},
+  }
+  made = packed.pack(tree)
+  assert made.floats_N.shape == (1 + 5 + 12,)
+  # Codes, half floats, and what is as large as a weight are not copied.
+  left = tree['codes'], tree['half'], tree['weight']
+  assert all(x is y for x, y in zip(made.others, left, strict=True))
+  found = jax.jit(packed.unpack)({'in': made, 'beside': tree['gain']})
+  jax.tree.map(
+    np.testing.assert_array_equal, found, {'in': tree, 'beside': tree['gain']}
+  )
+  codes = {'codes': tree['codes']}
+  assert packed.unpack(packed.pack(codes)) == codes

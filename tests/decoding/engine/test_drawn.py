@@ -71,7 +71,8 @@ def cut_everywhere(generator, request, keeps=False):
 
 
 SAMPLINGS = [
-  Sampling(0),
+  # It draws that token until its count outweighs the bias.
+  Sampling(0, frequency_penalty=1.0, logit_bias={97: 4.0}),
   Sampling(seed=5),
   Sampling(0.7, top_k=9, seed=6, repetition_penalty=3.0),
   Sampling(0, repetition_penalty=2.5, dry_multiplier=2, dry_allowed_length=1),

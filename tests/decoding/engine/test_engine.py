@@ -6,22 +6,28 @@ is held against each request's run alone, in an engine that reuses nothing.
 """
 
 import collections
+import dataclasses
 import functools
 from unittest import mock
 
 from hypothesis import stateful
 from hypothesis import strategies
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import placement
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.engine import pacing
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from tests import meshes
 from tests.decoding import fake_engine
 from tests.decoding import machines
+from tests.decoding import mesh_lives
 from tests.decoding import toys
 from tests.decoding.engine import lives
 
@@ -30,20 +36,24 @@ ROWS, LENGTH, PAGE, CHUNK = 4, 48, 4, 8
 CONFIG = toys.small()
 # Of 12 and 4 pages in each row.
 PAGES = {'global': 26, 'local': 14}
+# Of lives on a mesh; each has so many steps.
+LIVES, STEPS = 1000, 3
 
 
 class Alone:
   """One decoder for all engines, and what each request gets alone."""
 
-  def __init__(self, mode):
+  def __init__(self, mode, tensor=1, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
     self.decoder = decoder_lib.Decoder(
-      toys.drawn(CONFIG),
-      CONFIG,
+      toys.drawn(config),
+      config,
       rows=ROWS,
       length=LENGTH,
       page=PAGE,
       page_counts=PAGES,
       mode=mode,
+      mesh=placement.make(tensor),
     )
     # What is compiled is for all.
     self._rounds = engine_lib.Engine(self.decoder, chunk=CHUNK).rounds
@@ -84,9 +94,12 @@ class Alone:
     )
 
 
-@pytest.fixture(scope='module')
-def alone():
-  return Alone('reference')
+@pytest.fixture(
+  scope='module', params=[1, pytest.param(2, marks=pytest.mark.slow)]
+)
+def alone(request):
+  """On one device and on a mesh: there the same tests hold, to the bit."""
+  return Alone('reference', request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -147,9 +160,11 @@ PACES = None, None, pacing.Pace(1, 2)
 class Life(lives.Life):
   """Requests that begin alike, in few pages; each was run alone before."""
 
-  def __init__(self, alone, distinct, seen):
+  def __init__(self, alone, distinct, seen, wanted=None):
+    """`wanted` knows what each request gets; by default that is `alone`."""
     super().__init__(seen)
-    self.alone, self.distinct, self.numbers = alone, distinct, {}
+    self.alone, self.distinct = alone, distinct
+    self.wanted = wanted or alone
 
   @stateful.initialize(
     ahead=lives.flags,
@@ -169,25 +184,87 @@ class Life(lives.Life):
     return self.distinct[number](**fields)
 
   def find_expected(self, one):
-    wanted = self.alone.result(one.request)
+    wanted = self.wanted.result(one.request)
     return wanted.tokens.tolist(), wanted.reason
 
   def check_ended(self, one):
     if one.reason == 'length':
-      assert toys.is_same(one.result(), self.alone.result(one.request))
+      assert toys.is_same(one.result(), self.wanted.result(one.request))
 
 
-@pytest.mark.parametrize('count', [3, pytest.param(80, marks=pytest.mark.slow)])
-def test_any_life_of_sequences_has_the_bits_of_each_alone(alone, count):
+class MeshLife(Life):
+  """It also counts what makes it hard, and looks at every device."""
+
+  def check(self):
+    super().check()
+    account = self.alone.decoder.account
+    tables = [account.table(row) for row in account.open_rows]
+    for kind in account.pages.kinds:
+      self.seen[f'full {kind}'] += account.pages.free(kind) == 0
+      held = [page for table in tables for page in table[kind] if page >= 0]
+      self.seen[f'forked {kind}'] += len(held) > len({*held})
+
+  def teardown(self):
+    super().teardown()
+    assert self.alone.is_empty()
+    for kind in self.alone.decoder.cache.kinds.values():
+      for x, empty in zip(kind[2:], (-1, 0, 0, 0, 0), strict=True):
+        for shard in x.addressable_shards:
+          assert (np.asarray(shard.data) == empty).all()
+
+
+@pytest.mark.parametrize(
+  'drawn', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_any_life_of_sequences_has_the_bits_of_each_alone(alone, drawn):
   distinct, seen = requests(), collections.Counter()
   for one in distinct:
     alone.result(one())
-  stateful.run_state_machine_as_test(
-    functools.partial(Life, alone, distinct, seen),
-    settings=machines.quick(Life, count, 8).settings,
-  )
+  make = functools.partial(Life, alone, distinct, seen)
+  if drawn:
+    settings = machines.quick(Life, 80, 8).settings
+    stateful.run_state_machine_as_test(make, settings=settings)
+  else:
+    for seed, (pace, patience) in enumerate(
+      [(PACES[-1], 0.0), (None, 1e9), (PACES[-1], 1e9)]
+    ):
+      life = make()
+      life.start(ahead=seed % 2 > 0, pace=pace, patience=patience)
+      life.live(seed, 40)
+      life.teardown()
   assert min(seen[x] for x in ('parked', 'evicted', 'sat out')) > 0
   assert seen['reused'] > 4 * seen['ended'] > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('alone', [1], indirect=True)  # Once, not on each.
+@pytest.mark.parametrize(('tensor', 'is_split'), [(2, False), (4, True)])
+def test_lives_on_a_mesh_have_the_bits_of_one_device_and_leave_nothing(
+  monkeypatch, tensor, is_split
+):
+  mesh_lives.split_tokens(monkeypatch, is_split)
+  changes = {'quantization': toys.int8(), 'num_heads': 4, 'd_ff': 32}
+  one, several = (Alone('reference', count, **changes) for count in (1, tensor))
+  distinct, seen = requests(), collections.Counter()
+  for make in distinct:
+    assert toys.is_same(several.result(make()), one.result(make()))
+  devices = several.decoder.cache.length_R.devices()
+  held = meshes.held(devices)
+  stateful.run_state_machine_as_test(
+    functools.partial(MeshLife, several, distinct, seen, one),
+    settings=machines.quick(MeshLife, LIVES, STEPS).settings,
+  )
+  kinds = [f'{x} {kind}' for x in ('full', 'forked') for kind in PAGES]
+  assert min(seen[x] for x in ('parked', 'evicted', 'sat out', *kinds)) > 9
+  # Nothing was made on a device that is still there, and no shape ran in two
+  # programs.
+  assert meshes.held(devices) == held
+  rounds, decoder = several._rounds, several.decoder
+  assert rounds._step._cache_size() == len(rounds.widths)
+  prefills = [rounds._prefill[x]._cache_size() for x in (False, True)]
+  assert prefills == [len(rounds.shapes), 1]
+  once = rounds._first, rounds._join, decoder._give_pages, decoder._copy_pages
+  assert [x._cache_size() for x in once] == [1] * len(once)
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -247,7 +324,7 @@ def alone_in(engine, alone, request):
 def test_what_is_shared_stays_shared_in_a_conversation(alone):
   """Later turns are shorter than what their text shares."""
   generator = alone.engine()
-  conversation = _conversation(generator)
+  conversation = generator_lib.Dialogue(generator, LENGTH)
   salted = {'shared': 13, 'cache_salt': 'salt'}
   first = Request(toys.text(14, 3), 3, Sampling(0), owner='a', **salted)
   answer = [event.token for event in conversation.stream(first)]
@@ -267,12 +344,6 @@ def test_what_is_shared_stays_shared_in_a_conversation(alone):
     [*toys.text(14, 3), *answer, *toys.text(4, 4)], 3, Sampling(0)
   )
   assert found == alone.result(whole).tokens.tolist()
-
-
-def _conversation(engine):
-  from kaiju_jax.decoding.engine import generator
-
-  return generator.Dialogue(engine, LENGTH)
 
 
 @pytest.mark.parametrize('ahead', [False, True])

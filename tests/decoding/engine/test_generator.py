@@ -115,7 +115,18 @@ REQUESTS = [
   # A penalty below 1 favours what the prompt holds.
   Request(prompt(24, 7), 12, Sampling(seed=7, repetition_penalty=0.2)),
   # It loops without a penalty.
-  Request([*b'ab' * 16], 24, Sampling(0, dry_multiplier=3.0)),
+  Request([*b'ab' * 16], 12, Sampling(0, dry_multiplier=3.0)),
+  # It loops because its token breaks each repeated sequence.
+  Request(
+    [*b'ab'],
+    12,
+    Sampling(
+      0,
+      logit_bias={97: 30.0},
+      dry_multiplier=3.0,
+      dry_sequence_breakers=['a'],
+    ),
+  ),
   Request([*b'abc*' * 6], 24, Sampling(seed=8, **PENALTIES)),
 ]
 

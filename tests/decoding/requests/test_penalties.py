@@ -48,7 +48,8 @@ def expected(logits_V, sampling, text, prompt, breakers):
   for token, length in found.items():
     more = length - sampling.dry_allowed_length
     if more >= 0:
-      x_V[token] -= sampling.dry_multiplier * sampling.dry_base**more
+      power = min(sampling.dry_base**more, 1e9)  # Long repetitions reach it.
+      x_V[token] -= sampling.dry_multiplier * power
   return x_V
 
 
@@ -241,6 +242,7 @@ def test_bad_biases_are_refused(token, bias):
 def test_bad_breakers_are_refused(strings):
   with pytest.raises(ValueError, match='dry_sequence_breakers='):
     Sampling(dry_sequence_breakers=strings)
+  Sampling(dry_sequence_breakers=['a' * 40] * 16)
 
 
 def test_breakers_are_control_tokens_and_those_with_a_string():
@@ -248,7 +250,8 @@ def test_breakers_are_control_tokens_and_those_with_a_string():
   control = [*range(9), *range(11, 32), 127]
   found = penalties.find_breakers(tokenizer, ())
   assert found.tolist() == control
-  # No token holds both characters, nor is a string a pattern.
-  found = penalties.find_breakers(tokenizer, (*penalties.BREAKERS, 'ab', '.'))
+  # No token holds two characters, nor is a string a pattern.
+  strings = *penalties.BREAKERS, 'ab', 'cc', '.'
+  found = penalties.find_breakers(tokenizer, strings)
   assert found.tolist() == sorted([*control, *b'\n:"*.'])
   assert penalties.find_breakers(None, ('a',)).tolist() == []

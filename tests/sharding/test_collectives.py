@@ -1,4 +1,4 @@
-"""A maximum over devices, or over an array, keeps what is no number."""
+"""A maximum keeps what is no number, and a trace is of one mesh and context."""
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from kaiju_jax.sharding import collectives
-from kaiju_jax.wire import contrast
+from kaiju_jax.wire import codecs
 from tests import meshes
 
 P = jax.sharding.PartitionSpec
+
+
+# One function for all, whose traces JAX keeps.
+leave = jax.jit(collectives.leave)
 
 
 def over_devices(x_DN):
@@ -42,5 +46,25 @@ def test_a_nan_of_any_device_is_the_largest(nan):
 def test_a_nan_spoils_its_block_and_no_other(flat, block):
   x_RC = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
   x_RC[5, 7] = np.nan
-  spoilt_RC = np.isnan(contrast.int4(jnp.asarray(x_RC), flat))
+  spoilt_RC = np.isnan(codecs.int4(jnp.asarray(x_RC), flat))
   assert spoilt_RC[5, 7] and spoilt_RC.sum() == block
+
+
+def test_no_trace_is_of_another_context_or_mesh():
+  def leave_all(count, whole):
+    def run(x_BLD):
+      with collectives.keep_tokens(whole):
+        return leave(x_BLD)
+
+    return jax.shard_map(
+      run,
+      mesh=meshes.mesh_of(1, count),
+      in_specs=P(),
+      out_specs=P(None, 'tensor'),
+      check_vma=False,
+    )(jnp.ones((1, 8, 1)))
+
+  for count in (2, 4, 1, 2):
+    for whole, tokens in ((False, 8), (True, 8 * count), (False, 8)):
+      want_BLD = np.full((1, tokens, 1), count)
+      np.testing.assert_array_equal(leave_all(count, whole), want_BLD)
