@@ -104,11 +104,9 @@ class ChoiceRows(loader.RowSource):
     return extras if self._reference is None else {**extras, REFERENCE: log_p_Y}
 
 
-def hash_documents(
-  corpus: text.Corpus, choices: Sequence[Sequence[turns.Choice]]
-) -> Iterator[str]:
+def hash_documents(corpus: text.Corpus) -> Iterator[str]:
   """Yields a hash of each document: its tokens, tree and choices."""
-  for index, own in enumerate(choices):
+  for index, own in enumerate(corpus.choices):
     begin, end = corpus.begins[index : index + 2]
     sums = hashlib.blake2b(digest_size=16)
     sums.update(np.asarray(corpus.tokens[begin:end], np.int32).data)
@@ -168,7 +166,6 @@ def read_reference(
 def find_reference(
   reference: Reference,
   corpus: text.Corpus,
-  choices: Sequence[Sequence[turns.Choice]],
   field: str,
 ) -> list[np.ndarray]:
   """Returns the log-probabilities of each document's replies.
@@ -177,7 +174,7 @@ def find_reference(
     ValueError: a document is not in the reference; names it.
   """
   found = []
-  for name, one in zip(corpus.names, hash_documents(corpus, choices)):
+  for name, one in zip(corpus.names, hash_documents(corpus)):
     if one not in reference.log_p:
       raise ValueError(
         f'{field}: has no numbers of {name}, which was added or changed since;'

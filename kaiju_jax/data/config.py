@@ -29,8 +29,8 @@ class DataConfig:
   # 'needle_text' (a magic number hidden in text) or 'recall' (several keys,
   # chains and counts).
   task: str = 'text'
-  # A file, folder or glob of text; '' for the prose and code that the running
-  # Python installation carries.
+  # A file, folder or glob, or the token store made of it; '' for the prose and
+  # code that the running Python installation carries.
   path: str = ''
   # Several sources instead of `path`, mixed by their weights. They are given in
   # a config's code or in a mix.json; a flag cannot hold them.

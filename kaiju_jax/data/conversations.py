@@ -1,6 +1,7 @@
 r"""Reads conversations from JSONL files, to fine-tune on them or on choices.
 
-A line of a .jsonl file is one conversation, in one of three forms:
+A line of a .jsonl file, which may be packed as .gz or .zst, is one
+conversation, in one of three forms:
 
     {"messages": [{"role": "user", "content": "…"}, …]}
     {"conversations": [{"from": "human", "value": "…"}, …]}       ShareGPT
@@ -41,7 +42,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import chat
 from kaiju_jax.data import documents
-from kaiju_jax.storage import files
+from kaiju_jax.data import reading
 
 _FORMS = ('messages', 'conversations', 'segments')
 _SHARE_GPT = {
@@ -98,7 +99,7 @@ def read(path: str, field: str = 'data.path') -> Iterator[Conversation]:
     )
   count = 0
   for name, file in documents.files(path, field):
-    for number, messages in enumerate(files.parse_json_lines(file, parse), 1):
+    for number, messages in enumerate(reading.parse_lines(file, parse), 1):
       yield Conversation(f'{name}#{number}', messages)
       count += 1
   if not count:

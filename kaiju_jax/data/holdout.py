@@ -7,6 +7,7 @@ train on and text to be evaluated on, and files that are added later move no
 text, unless one of them is held out by its name.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
@@ -71,17 +72,35 @@ def stream(
       if last is not None:
         yield last, True
     return
+  yield from sides(read_again, fraction, f'documents in {field}={path!r}')
+
+
+def sides(
+  read_again: Callable[[], Iterator[_Named]], fraction: float, what: str
+) -> Iterator[tuple[_Named, bool]]:
+  """Yields what `split` splits, in bounded memory, and if it is held out.
+
+  Args:
+    read_again: reads the named texts from the beginning, if need be twice.
+    fraction, what: as in `split`.
+
+  Raises:
+    ValueError: as `split` and `read_again`.
+  """
+  if not fraction or _is_split(read_again(), fraction):
+    for one in read_again():
+      yield one, documents_lib.is_held_out(one.name, fraction)
+    return
   whole = list(read_again())
-  held_out = split(whole, fraction, f'documents in {field}={path!r}')[1]
-  names = {one.name for one in held_out}
+  names = {one.name for one in split(whole, fraction, what)[1]}
   for one in whole:
     yield one, one.name in names
 
 
-def _is_split(found: Iterator[documents_lib.Document], fraction: float) -> bool:
-  """Returns whether names put documents on both sides; reads no more of them.
+def _is_split(found: Iterator[_Named], fraction: float) -> bool:
+  """Returns whether names put texts on both sides; reads no more of them.
 
-  It is so for no documents, too.
+  It is so for none, too.
   """
   sides = set()
   for one in found:

@@ -81,7 +81,7 @@ class Mixture(loader.RowSource):
       block: Q, rows of a block.
       seed: of the order.
     """
-    self.parts = tuple(parts)
+    self.parts: tuple[Part, ...] = tuple(parts)
     self._total = total
     self._seed = seed
     self._stages = apportionment.stages(

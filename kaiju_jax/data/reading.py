@@ -6,6 +6,7 @@ files and folders that `datasets.Dataset.save_to_disk` wrote.
 """
 
 import codecs
+from collections.abc import Callable
 from collections.abc import Iterator
 import gzip
 import itertools
@@ -13,11 +14,13 @@ import os
 import pathlib
 from typing import Any
 from typing import BinaryIO
+from typing import TypeVar
 import zlib
 
 import zstandard
 
 from kaiju_jax.storage import files as files_lib
+from kaiju_jax.storage import strict_json
 
 PARQUET = '.parquet'
 _BLOCK = 2**20
@@ -27,6 +30,7 @@ _ROWS = 256  # Rows of a table that are in memory at once.
 # The files by which a folder of `datasets` is known.
 _SAVED = ('dataset_info.json', 'state.json')
 _SPLITS = 'dataset_dict.json'
+_T = TypeVar('_T')
 
 
 def name_without_packing(name: str) -> str:
@@ -81,6 +85,27 @@ def lines(file: str) -> Iterator[str]:
   yield ''.join(line)
 
 
+def parse_lines(
+  path: str | os.PathLike[str], parse: Callable[[Any], _T]
+) -> Iterator[_T]:
+  """Yields what `parse` returns for each line of a JSONL file.
+
+  Lines without text are skipped.
+
+  Raises:
+    OSError, ValueError: as `pieces`; or a line is not JSON, or `parse` refuses
+      it; names file and line.
+  """
+  file = os.fspath(path)
+  for number, line in enumerate(lines(file), 1):
+    if line.strip():
+      try:
+        found = parse(strict_json.parse(line))
+      except ValueError as error:
+        raise ValueError(f'{file}, line {number}: {error}') from error
+      yield found
+
+
 def _blocks(file: str) -> Iterator[bytes]:
   """Yields the bytes of a file, unpacked; none is empty."""
   try:
@@ -96,7 +121,7 @@ def _blocks(file: str) -> Iterator[bytes]:
       f'{file}: is not whole, or not what its suffix says: {error}.'
     ) from error
   except OSError as error:
-    raise OSError(
+    raise type(error)(
       f'{file}: cannot be read: {error.strerror or error}.'
     ) from error
 

@@ -41,10 +41,10 @@ import numpy as np
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
 from kaiju_jax.data import documents
+from kaiju_jax.data import reading
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.data import turns
-from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 
 # The names of a row's extras; `objectives/token_head.py` reads them.
@@ -90,7 +90,7 @@ def read(
   """
   found = []
   for name, file in documents.files(path, field):
-    parsed = files.parse_json_lines(file, lambda line: parse(line, names))
+    parsed = reading.parse_lines(file, lambda line: parse(line, names))
     for number, one in enumerate(parsed, 1):
       found.append(LabelledChat(f'{name}#{number}', *one))
   known = list_dimensions(found)

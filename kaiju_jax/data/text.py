@@ -49,6 +49,8 @@ class Corpus:
   # uint8[T, C], whether each token has a property (`data/spans.py`); None
   # without labels.
   labels: np.ndarray | None = None
+  # The `turns.Choice`s of each document; None where it has none.
+  choices: Sequence[Sequence[Any]] | None = None
   # What a store has recorded: its `digest`, and, of training text, what
   # `same_text.describe` returns as `described`; None to compute them.
   record: Mapping[str, Any] | None = None
@@ -95,7 +97,9 @@ def digest(corpus: Corpus) -> str:
     sums.update(index.to_bytes(8, 'little'))
     sums.update(np.asarray(corpus.parents[index], np.int64).data)
   if corpus.weights is not None:
-    sums.update(np.asarray(corpus.weights, np.float32).data)
+    for first in range(0, len(corpus.tokens), _HASHED):
+      weights = corpus.weights[first : first + _HASHED]
+      sums.update(np.asarray(weights, np.float32).data)
   if corpus.labels is not None:
     sums.update(repr(corpus.labels.shape).encode())
     sums.update(np.ascontiguousarray(corpus.labels, np.uint8).data)

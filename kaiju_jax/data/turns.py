@@ -107,12 +107,11 @@ def fine_tuning(
 def choices(
   conversations: Iterable[conversations_lib.Conversation],
   format: chat.Format,
-) -> tuple[text.Corpus | None, list[tuple[Choice, ...]], Counts]:
+) -> tuple[text.Corpus | None, Counts]:
   """Returns conversations as trees, whose choices alone have a weight.
 
   Returns:
-    The corpus, None if no choice is left; the choices of each of its documents;
-    and what was left out.
+    The corpus, None if no choice is left; and what was left out.
 
   Raises:
     ValueError: as `fine_tuning`.
@@ -128,8 +127,7 @@ def choices(
     counts.conversations += 1
     counts.replies += sum(len(one.spans) for one in document.choices)
     named.append((one.name, document))
-  found = [document.choices for _, document in named]
-  return corpus(named, format.tokenizer.vocab_size), found, counts
+  return corpus(named, format.tokenizer.vocab_size), counts
 
 
 def _until_reply(messages: Sequence[_Message]) -> Sequence[_Message]:
@@ -260,6 +258,7 @@ def corpus(
   if not named:
     return None
   sizes = [len(one.tokens) for _, one in named]
+  own = [one.choices for _, one in named]
   dtype = np.min_scalar_type(vocab_size - 1)
   return text.Corpus(
     tokens=np.concatenate([one.tokens for _, one in named]).astype(dtype),
@@ -268,4 +267,5 @@ def corpus(
     parents={i: one.parents for i, (_, one) in enumerate(named)},
     names=tuple(name for name, _ in named),
     weights=np.concatenate([one.weights for _, one in named]),
+    choices=own if any(own) else None,
   )

@@ -13,6 +13,7 @@ not on the other requests nor on where a synthesis was interrupted.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 from typing import NamedTuple
 import zlib
 
@@ -22,6 +23,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.synthesis import form as form_lib
 from kaiju_jax.synthesis import settings as settings_lib
 
 _GREEDY = sampling_lib.Sampling(temperature=0)
@@ -85,6 +87,33 @@ def length(
   # A text that is decoded and encoded again may have more tokens than before.
   drawn = 2 * (settings.question_tokens + settings.answer_tokens)
   return 1 + len(tokenizer.encode(form.root(passage))) + len(around) + drawn
+
+
+def record(
+  form: form_lib.Form,
+  passage: Passage,
+  kept: Sequence[Variation],
+) -> dict[str, Any]:
+  """Returns a passage and its variations as one tree, for `data/documents.py`.
+
+  The passage is the root, each variation a child of it. Variations see the
+  passage and not each other, and a row holds the passage's tokens once, which
+  takes P + Σ Q tokens where separate documents would take nP + Σ Q. The header
+  is not part of its text.
+  """
+  children = [
+    {
+      'text': form.variation(one.question, one.answer),
+      'parent': 0,
+      'seed': one.seed,
+      'number': one.number,
+      'informed': one.informed,
+      'uninformed': one.uninformed,
+    }
+    for one in kept
+  ]
+  root = {'text': passage.text, 'parent': -1}
+  return {'passage': passage.name, 'segments': [root, *children]}
 
 
 class Author:

@@ -4,9 +4,7 @@ Both are read in the model's own chat format. Held-out conversations are
 evaluated with the run's objective.
 """
 
-from collections.abc import Callable
 import pathlib
-import sys
 from typing import Any
 from typing import NamedTuple
 
@@ -30,7 +28,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   Raises:
     OSError, ValueError: names the field, its value and what would be right.
   """
-  from kaiju_jax.data import documents
+  from kaiju_jax.data.store import corpora
 
   data = experiment.data
   if not data.path:
@@ -38,10 +36,9 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f"data.path='': must name .jsonl files of conversations for"
       f' data.task={data.task!r}.'
     )
-  documents.files(data.path)
   if data.end_weight < 0:
     raise ValueError(f'data.end_weight={data.end_weight}: must be at least 0.')
-  format_of(experiment)
+  corpora.check(data, encoder_of(data, experiment.model.vocab_size))
 
 
 def check_choices(experiment: experiment_lib.Experiment) -> None:
@@ -82,12 +79,32 @@ def format_of(experiment: experiment_lib.Experiment) -> Any:
     ImportError: a template needs jinja2.
     OSError, ValueError: the tokenizer or the template cannot be read.
   """
+  return _format_of(experiment.data, experiment.model.vocab_size)
+
+
+def encoder_of(
+  data: data_config.DataConfig, vocab_size: int | None = None
+) -> Any:
+  """Returns what makes corpora for `data.task`, an `encoders.Encoder`.
+
+  Raises:
+    ImportError, OSError, ValueError: see `format_of`.
+  """
+  from kaiju_jax.data.store import encoders
+
+  if data.task == 'conversations':
+    return encoders.fine_tuning(data, _format_of(data, vocab_size))
+  if data.task == 'choices':
+    return encoders.choices(_format_of(data, vocab_size))
+  return encoders.text_of(data, vocab_size)
+
+
+def _format_of(data: data_config.DataConfig, vocab_size: int | None) -> Any:
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer
   from kaiju_jax.interchange.templates import folder
 
-  data = experiment.data
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  tokens = tokenizer.load(data.tokenizer, vocab_size)
   if not data.chat_template:
     return chat.format_of(tokens)
   path = pathlib.Path(data.chat_template)
@@ -108,15 +125,9 @@ def read_fine_tuning(experiment: experiment_lib.Experiment) -> Read:
       conversation, or too few conversations.
   """
   from kaiju_jax.data import text
-  from kaiju_jax.data import turns
 
-  data, format = experiment.data, format_of(experiment)
-
-  def encode(found):
-    return turns.fine_tuning(found, format, data.length, data.end_weight)
-
-  (training, counts), (unseen, unseen_counts) = _split(data, encode)
-  _say(counts + unseen_counts)
+  data = experiment.data
+  training, unseen = _load(experiment)
   rows = text.Rows(training, data.length, experiment.seed)
   held_out = None
   if unseen is not None:
@@ -133,74 +144,34 @@ def read_choices(experiment: experiment_lib.Experiment) -> Read:
   """
   from kaiju_jax.data import choices
   from kaiju_jax.data import text
-  from kaiju_jax.data import turns
 
-  data, format = experiment.data, format_of(experiment)
+  data = experiment.data
   field = f'data.reference={data.reference!r}'
   held = choices.read_reference(data.reference) if data.reference else None
-  parts = _split(data, lambda found: turns.choices(found, format))
-  _say_choices(parts[0][2] + parts[1][2])
+  parts = _load(experiment)
   rows, values = [], []
-  for shuffle, (corpus, own, _) in zip((True, False), parts):
+  for shuffle, corpus in zip((True, False), parts):
     if corpus is None:
       rows.append(None)
       continue
-    found = held and choices.find_reference(held, corpus, own, field)
+    found = held and choices.find_reference(held, corpus, field)
     values += found or []
     source = text.Rows(corpus, data.length, experiment.seed, shuffle)
-    rows.append(choices.ChoiceRows(source, own, found))
-  described = describe(data, parts[0][0], parts[1][0])
+    rows.append(choices.ChoiceRows(source, corpus.choices, found))
+  described = describe(data, *parts)
   counts = described['']['training']
   # A run must not go on with the numbers of another reference.
   counts['digest'] += f' {choices.hash_values(values)}'
   return Read(*rows, described)
 
 
-def _split(data: data_config.DataConfig, encode: Callable[..., Any]) -> Any:
-  """Returns what `encode` makes of training and of held-out conversations.
-
-  The first of each result is a corpus, None for none.
-  """
-  from kaiju_jax.data import conversations
-  from kaiju_jax.data import holdout
-
-  parts = holdout.split(
-    list(conversations.read(data.path)),
-    data.held_out,
-    f'conversations in data.path={data.path!r}',
-  )
-  training, unseen = map(encode, parts)
-  if training[0] is None or (data.held_out and unseen[0] is None):
-    raise ValueError(
-      f'data.held_out={data.held_out}: of the {sum(map(len, parts))}'
-      f' conversations in data.path={data.path!r},'
-      f' {len(parts[0])} are for training and {len(parts[1])} held out; among'
-      f' the {"held-out" if training[0] is not None else "training"} ones none'
-      f' has a reply to learn from within data.length={data.length}.'
-    )
-  return training, unseen
+def _load(experiment: experiment_lib.Experiment) -> tuple[Any, Any]:
+  """Returns the training and the held-out corpus."""
+  vocab_size = experiment.model.vocab_size
+  return texts_lib.load(experiment.data, encoder_of, vocab_size)
 
 
 def describe(data: Any, training: Any, unseen: Any) -> dict[str, Any]:
   """Returns the description of the text of `data.path`, for `Read.text`."""
   only = data_config.SourceConfig('', data.path)
   return texts_lib.describe([texts_lib.Source(only, training, unseen)])
-
-
-def _say(counts: Any) -> None:
-  print(
-    f'{counts.conversations:,} conversations, {counts.replies:,} replies to'
-    f' learn. Longer than a row: {counts.cut:,} lost their first'
-    f' {counts.turns:,} messages. Left out: {counts.dropped:,}.',
-    file=sys.stderr,
-  )
-
-
-def _say_choices(counts: Any) -> None:
-  print(
-    f'{counts.conversations:,} conversations with a choice,'
-    f' {counts.replies:,} replies. Left out: {counts.ties:,} ties,'
-    f' {counts.single:,} turns of one reply, {counts.repeated:,} repeated'
-    f' replies, {counts.dropped:,} conversations without a choice.',
-    file=sys.stderr,
-  )

@@ -193,13 +193,13 @@ def _load_text(experiment: experiment_lib.Experiment) -> TaskData:
 def _check_properties(experiment: experiment_lib.Experiment) -> None:
   from kaiju_jax.data import properties
 
-  texts_lib.check(experiment)
   data = experiment.data
   if data.tokenizer:
     raise ValueError(
       f"data.tokenizer={data.tokenizer!r}: must be '' for"
       " data.task='properties', whose labels are properties of bytes."
     )
+  texts_lib.check(experiment)
   properties.check(experiment.objective.token_head.names)
 
 
@@ -333,12 +333,11 @@ def _recall_texts(experiment: experiment_lib.Experiment, count: int):
 def _haystacks(path: str, held_out: float):
   """Returns the training text, the text for questions, and `TaskData.text`."""
   from kaiju_jax.data import same_text
-  from kaiju_jax.data import tokenizer
   from kaiju_jax.data.store import corpora
   from kaiju_jax.tasks.needle import text as needle_text
 
   config = data_config.DataConfig(path=path, held_out=0.0)
-  corpus, _ = corpora.load(config, tokenizer.Bytes())
+  corpus, _ = corpora.load(config)
   described = {'': same_text.describe(corpus)}
   return *needle_text.haystacks(corpus, held_out), described
 
@@ -349,7 +348,7 @@ def _load_needle_text(experiment: experiment_lib.Experiment) -> TaskData:
   data = experiment.data
   training, _, described = _haystacks(data.path, data.held_out)
   count = _row_count(experiment)
-  rows = text.TextRows(training, count, data.length, experiment.seed)
+  rows = text.rows(training, count, data.length, experiment.seed)
   return TaskData(rows, text=described)
 
 

@@ -4,6 +4,7 @@ A run reads `data.path`, or it mixes `data.sources`. Documents are held out per
 source.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -54,10 +55,13 @@ def check(experiment: experiment_lib.Experiment) -> None:
     OSError, ValueError: names the source and what would be right.
   """
   from kaiju_jax.data.store import corpora
+  from kaiju_jax.data.store import encoders
 
-  for one in _sources(experiment.data):
+  data = experiment.data
+  encoder = encoders.text_of(data, experiment.model.vocab_size)
+  for one in _sources(data):
     with _name_source(one):
-      corpora.check(_alone(experiment.data, one), experiment.model.vocab_size)
+      corpora.check(_alone(data, one), encoder)
   targets.check(experiment)
 
 
@@ -67,20 +71,38 @@ def read(experiment: experiment_lib.Experiment) -> list[Source]:
   Raises:
     OSError, ValueError: see `corpora.load`; names the source.
   """
-  from kaiju_jax.data import tokenizer
-  from kaiju_jax.data.store import corpora
-  from kaiju_jax.data.store import write
+  from kaiju_jax.data.store import encoders
 
   data = experiment.data
-  root = os.environ.get(_STORES)
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
   found = []
   for one in _sources(data):
     with _name_source(one):
       alone = _alone(data, one)
-      alone = write.store_of(alone, root) if root else alone
-      found.append(Source(one, *corpora.load(alone, tokens)))
+      parts = load(alone, encoders.text_of, experiment.model.vocab_size)
+      found.append(Source(one, *parts))
   return found
+
+
+def load(
+  data: data_config.DataConfig, make: Callable[..., Any], vocab_size: int
+) -> tuple[Any, Any]:
+  """Returns the corpora of `data.path`, which later runs may read encoded.
+
+  Args:
+    data: names the files or the store.
+    make: an `encoders.Make`.
+    vocab_size: the model's.
+
+  Raises:
+    OSError, ValueError: see `corpora.load`.
+  """
+  from kaiju_jax.data.store import corpora
+  from kaiju_jax.data.store import write
+
+  encoder = make(data, vocab_size)
+  if root := os.environ.get(_STORES):
+    data = write.store_of(data, root, make)
+  return corpora.load(data, encoder)
 
 
 def describe(

@@ -13,21 +13,21 @@ END = talks.FORMAT.stop_tokens[0]
 
 
 def test_replies_are_siblings_and_the_kept_one_goes_on():
-  corpus, found, counts = turns.choices(talks.TALKS[:1], talks.FORMAT)
+  corpus, counts = turns.choices(talks.TALKS[:1], talks.FORMAT)
   assert counts == turns.Counts(conversations=1, replies=5)
   tokens, parents = corpus.tokens, corpus.parents[0]
   texts = [
     bytes(tokens[low:high].tolist())
-    for one in found[0]
+    for one in corpus.choices[0]
     for low, high in one.spans
   ]
   assert texts == [b'yes!\x03', b'no\x03', b'b\x03', b'c\x03', b'a\x03']
-  assert [one.kept for one in found[0]] == [1, 2]
+  assert [one.kept for one in corpus.choices[0]] == [1, 2]
   is_weighted = corpus.weights > 0
   assert bytes(tokens[is_weighted].tolist()) == b''.join(texts)
   # Each reply sees what stands before its turn, and itself.
   seen = visibility.as_dense(visibility.tree(parents))[0]
-  (yes, no), (b, c, a) = (one.spans for one in found[0])
+  (yes, no), (b, c, a) = (one.spans for one in corpus.choices[0])
   said = [('user', '0?'), ('assistant', 'no'), ('user', '1?')]
   for (_, end), before, own in (
     (yes, said[:1], 'yes!'),
@@ -48,13 +48,13 @@ def test_what_is_no_choice_is_context_and_counted():
     talks.message('p', 'p', 'q', 'p'),
     talks.Message('assistant', 'not read'),
   )
-  corpus, found, counts = turns.choices(
+  corpus, counts = turns.choices(
     [told, talks.talk(talks.message('a'))], talks.FORMAT
   )
   assert counts == turns.Counts(
     conversations=1, replies=2, dropped=1, ties=2, single=2, repeated=2
   )
-  assert len(found[0]) == 1
+  assert len(corpus.choices[0]) == 1
   data = bytes(corpus.tokens.tolist())
   assert b'\x02a\x03' in data and b'\x02b\x03' not in data
   assert b'lone' in data and b'not read' not in data
@@ -65,11 +65,11 @@ def test_what_is_no_choice_is_context_and_counted():
 
 
 def test_rows_number_their_replies():
-  corpus, found, _ = turns.choices(talks.TALKS, talks.FORMAT)
+  corpus, _ = turns.choices(talks.TALKS, talks.FORMAT)
   reference = [np.arange(5.0), np.array([7.0, 8.0])]
   length = len(corpus.tokens) + 3
   source = text.Rows(corpus, length, shuffle=False)
-  rows = choices.ChoiceRows(source, found, reference)
+  rows = choices.ChoiceRows(source, corpus.choices, reference)
   assert len(rows) == 1
   row = rows[0]
   names = sorted(
@@ -94,20 +94,20 @@ def test_rows_number_their_replies():
 
 
 def test_a_reference_is_found_by_its_text(tmp_path):
-  corpus, found, _ = turns.choices(talks.TALKS, talks.FORMAT)
-  names = list(choices.hash_documents(corpus, found))
+  corpus, _ = turns.choices(talks.TALKS, talks.FORMAT)
+  names = list(choices.hash_documents(corpus))
   values = [np.arange(5, dtype=np.float32), np.array([7, 8], np.float32)]
   one = choices.Reference('model', 'bytes', dict(zip(names, values)))
   choices.write_reference(tmp_path / 'r.npz', one)
   held = choices.read_reference(tmp_path / 'r.npz')
   assert (held.model, held.tokenizer) == ('model', 'bytes')
   # Of the second conversation alone, whose place in the file has changed.
-  alone = turns.choices(talks.TALKS[1:], talks.FORMAT)[:2]
-  (own,) = choices.find_reference(held, *alone, 'data.reference')
+  alone = turns.choices(talks.TALKS[1:], talks.FORMAT)[0]
+  (own,) = choices.find_reference(held, alone, 'data.reference')
   np.testing.assert_array_equal(own, values[1])
-  other = turns.choices([talks.talk(talks.message('x', 'Y'))], talks.FORMAT)[:2]
+  other = turns.choices([talks.talk(talks.message('x', 'Y'))], talks.FORMAT)[0]
   with pytest.raises(ValueError, match='has no numbers of a#1, which was'):
-    choices.find_reference(held, *other, 'data.reference')
+    choices.find_reference(held, other, 'data.reference')
   with pytest.raises(FileNotFoundError, match='no such file'):
     choices.read_reference(tmp_path / 'none.npz')
   for data in (b'', b'no zip', (tmp_path / 'r.npz').read_bytes()[:99]):

@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+import zstandard
 
 from kaiju_jax.data import conversations
 
@@ -176,7 +177,7 @@ def test_files_without_a_conversation_are_refused(tmp_path):
   path = tmp_path / 'chats.jsonl'
   for data, message in (
     (b'', 'the files hold no conversation'),
-    (b'\xff', f'{path}, line 1: '),
+    (b'\xff', f'{path}: not text: byte 0xff'),
     (b'Hi!', f'{path}, line 1: '),
   ):
     path.write_bytes(data)
@@ -197,3 +198,23 @@ def test_a_byte_order_mark_is_no_conversation(tmp_path):
   file.write_bytes(gzip.compress(line.encode()))
   with pytest.raises(ValueError, match=r'is compressed or packed \(gzip\)'):
     list(conversations.read(str(file)))
+
+
+def test_packed_files_are_read_as_others(tmp_path):
+  line = '{"messages": [{"role": "assistant", "content": "é%d"}]}\n'
+  lines = ''.join(line % n for n in range(9)).encode()
+  (tmp_path / 'a.jsonl').write_bytes(lines)
+  (plain, *_) = expected = list(conversations.read(str(tmp_path / 'a.jsonl')))
+  assert len(expected) == 9 and plain.name == 'a.jsonl#1'
+  for name, packed in (
+    ('a.jsonl.gz', gzip.compress(lines)),
+    ('a.jsonl.zst', zstandard.compress(lines)),
+  ):
+    file = tmp_path / name
+    file.write_bytes(packed)
+    found = list(conversations.read(str(file)))
+    assert [x.messages for x in found] == [x.messages for x in expected]
+    assert found[3].name == f'{name}#4'
+    file.write_bytes(packed[:-9])
+    with pytest.raises(ValueError, match=f'{name}: is not whole'):
+      list(conversations.read(str(file)))

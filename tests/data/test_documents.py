@@ -256,7 +256,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 
 def test_a_file_that_cannot_be_read(tmp_path):
   (tmp_path / 'link.txt').symlink_to(tmp_path / 'gone.txt')
-  with pytest.raises(OSError, match=r'link\.txt: cannot be read: No such file'):
+  with pytest.raises(FileNotFoundError, match=r'link\.txt: cannot be read: No'):
     _read(tmp_path)
 
 

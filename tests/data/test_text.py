@@ -1,6 +1,7 @@
 """A corpus cut into rows: all of it, once an epoch, in a pure order."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -245,24 +246,24 @@ def _config(path, **kwargs):
 def test_load_holds_out_by_name(tmp_path):
   for n in range(50):
     (tmp_path / f'{n}.txt').write_text(f'text {n}')
-  training, held_out = corpora.load(_config(tmp_path, held_out=0.2), BYTES)
+  training, held_out = corpora.load(_config(tmp_path, held_out=0.2))
   assert sorted(training.names + held_out.names) == sorted(
     f'{n}.txt' for n in range(50)
   )
   assert 3 <= len(held_out.names) <= 20
-  everything, nothing = corpora.load(_config(tmp_path, held_out=0), BYTES)
+  everything, nothing = corpora.load(_config(tmp_path, held_out=0))
   assert nothing is None and len(everything.names) == 50
 
 
 def test_load_errors(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'data\.path'):
-    corpora.load(_config(tmp_path / 'none'), BYTES)
+    corpora.load(_config(tmp_path / 'none'))
   (tmp_path / 'a.txt').write_text('')
   with pytest.raises(ValueError, match=r'data\.path=.*hold no text'):
-    corpora.load(_config(tmp_path), BYTES)
+    corpora.load(_config(tmp_path))
   (tmp_path / 'a.txt').write_text('x')
   with pytest.raises(ValueError, match=r'at least two documents in data\.path'):
-    corpora.load(_config(tmp_path, held_out=0.01), BYTES)
+    corpora.load(_config(tmp_path, held_out=0.01))
 
 
 @pytest.mark.parametrize('trees', [False, True])
@@ -302,5 +303,8 @@ def test_the_digest_tells_corpora_apart():
   tree = text_lib.corpus([Document('t', ('a', 'b', 'c'), (-1, 0, 0))], BYTES)
   line = text_lib.corpus([Document('t', ('abc',))], BYTES)
   others = [toys.corpus('ab', 'ce'), toys.corpus('cd', 'ab'), tree, line]
+  for factor in (0.5, 2.0):
+    weights = np.full(len(one.tokens), factor, np.float32)
+    others.append(dataclasses.replace(one, weights=weights))
   digests = {text_lib.digest(corpus) for corpus in [one, *others]}
-  assert len(digests) == 5
+  assert len(digests) == 7

@@ -84,7 +84,12 @@ def collection(name: str, path: str, field: str) -> Collection:
       f'{field}: is missing; must be a file, folder or glob of text.'
     )
   if documents_lib.is_store(path):
-    _, opened = corpora.open_store(path, field)
+    manifest, opened = corpora.open_store(path, field)
+    if manifest.settings.task != 'text':
+      raise ValueError(
+        f'{field}={path!r}: is a store of {manifest.settings.task}; here it'
+        ' must be of text.'
+      )
     return Collection(name, path, shards.Documents(opened))
   found = list(documents_lib.read(path, chunked=True, field=field))
   if not found:

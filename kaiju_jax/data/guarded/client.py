@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from typing import Any
+import weakref
 
 import numpy as np
 
@@ -165,11 +166,14 @@ class _First:
 
   def close(self) -> None:
     """Ends it; all copies end with their clients' sockets."""
-    self._link.close()
+    for link in (self._link, *_links):
+      link.close()
     if self._owner == os.getpid():
       self._process.wait()
 
 
+# Those of all copies, of which some stay open until this process ends.
+_links: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _started: _First | None = None
 _starting = threading.Lock()
 
@@ -188,6 +192,7 @@ def _copy(link: socket.socket) -> socket.socket:
   own, theirs = socket.socketpair()
   with theirs:
     socket.send_fds(link, [b'+'], [theirs.fileno()])
+  _links.add(own)
   return own
 
 

@@ -1,4 +1,4 @@
-"""Reads the corpora of a run: from text, in memory, or from a token store."""
+"""Reads the corpora of a run: from files, in memory, or from a token store."""
 
 import dataclasses
 import os
@@ -7,9 +7,9 @@ from typing import Any
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
-from kaiju_jax.data import holdout
 from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data import turns
+from kaiju_jax.data.store import encoders
 from kaiju_jax.data.store import shards as shards_lib
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
@@ -27,6 +27,11 @@ class Settings:
   column: str  # Of tables.
   shard: int  # Characters of a shard.
   version: int = VERSION
+  # The encoder's (`encoders.py`); those that it has not are as here.
+  task: str = 'text'  # As `data.task`.
+  chat_template: str = ''  # `chat.Format.digest`.
+  length: int = 0  # As `data.length`, if conversations are cut to it.
+  end_weight: float = 1.0  # As `data.end_weight`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,53 +40,83 @@ class Manifest:
 
   settings: Settings
   sizes: tuple[int, ...] | None = None  # Bytes of each shard.
-  # {part: `text.Corpus.record`}.
+  # {part: `text.Corpus.record`}, and `counts`, of `turns.Counts`.
   records: Any = None
 
   @property
   def is_whole(self) -> bool:
     return self.sizes is not None
 
+  @property
+  def counts(self) -> turns.Counts:
+    """What was left out."""
+    return turns.Counts(*self.records.get('counts', ()))
 
-def check(config: data_config.DataConfig, vocab_size: int) -> None:
-  """Refuses text, a store or a tokenizer that does not fit; reads no token.
+
+def check(config: data_config.DataConfig, encoder: encoders.Encoder) -> None:
+  """Refuses files or a store that does not fit; reads no token.
 
   Raises:
-    OSError, ValueError: see `documents.files`, `tokenizer.load` and
-      `open_store`.
+    OSError, ValueError: see `documents.files` and `open_store`; or a setting of
+      the store is another one, by its field.
   """
-  tokenizer = tokenizer_lib.load(config.tokenizer, vocab_size)
   if documents_lib.is_store(config.path):
-    _open_for(config, tokenizer)
+    _open_for(config, encoder)
   elif config.path:
     documents_lib.files(config.path)
 
 
 def load(
-  config: data_config.DataConfig, tokenizer: tokenizer_lib.Tokenizer
+  config: data_config.DataConfig, encoder: encoders.Encoder | None = None
 ) -> tuple[text.Corpus, text.Corpus | None]:
   """Returns the training and the held-out corpus of `config.path`.
 
-  Text is encoded in memory; a token store is read as its rows are.
+  Files are encoded in memory; a token store is read as its rows are. The
+  default encodes text.
 
   Returns:
-    Both; the second is measured, and None where `config.held_out` is 0.
+    Both; the second is None where `config.held_out` is 0, and measured of text.
 
   Raises:
     OSError: a path that is missing, or a file that cannot be read.
-    ValueError: files that are not text, or a single document that cannot be
-      cut into training and held-out text; a store as in `open_store`.
+    ValueError: files that cannot be encoded, or too little in them to train on
+      some and hold some out; a store as in `check`.
   """
+  encoder = encoder or encoders.text_of(config)
   if documents_lib.is_store(config.path):
-    manifest, shards = _open_for(config, tokenizer)
-    return read(shards, manifest.records)
-  training, held_out = holdout.read(config.path, config.held_out)
-  if not training:
-    raise ValueError(f'data.path={config.path!r}: the files hold no text.')
-  return (
-    text.corpus(training, tokenizer),
-    text.corpus(held_out, tokenizer, measured=True) if held_out else None,
-  )
+    manifest, shards = _open_for(config, encoder)
+    parts, counts = read(shards, manifest.records), manifest.counts
+  else:
+    sides: tuple[list[Any], list[Any]] = [], []
+    for one, is_held in encoder.stream(
+      config.path, config.held_out, 'data.path', 'text'
+    ):
+      sides[is_held].append(one)
+    (training, ours), (held_out, theirs) = (
+      encoder.encode(own, measured)
+      for own, measured in zip(sides, (False, True))
+    )
+    parts, counts = (training, held_out), ours + theirs
+  check_parts(*parts, config.held_out, encoder, f'data.path={config.path!r}')
+  encoder.say(counts)
+  return parts
+
+
+def check_parts(
+  training: text.Corpus | None,
+  held_out: text.Corpus | None,
+  fraction: float,
+  encoder: encoders.Encoder,
+  place: str,
+) -> None:
+  """Refuses too little to train on some and to hold a fraction out.
+
+  Raises:
+    ValueError: names `place`, and what files must hold.
+  """
+  if training is None or (fraction and held_out is None):
+    side = 'train on' if training is None else 'hold out'
+    raise ValueError(f'{place}: the files hold no {encoder.unit}, to {side}.')
 
 
 def read(
@@ -168,19 +203,17 @@ def shard_path(folder: str | os.PathLike[str], number: int) -> pathlib.Path:
 
 
 def _open_for(
-  config: data_config.DataConfig, tokenizer: tokenizer_lib.Tokenizer
+  config: data_config.DataConfig, encoder: encoders.Encoder
 ) -> tuple[Manifest, list[shards_lib.Shard]]:
-  """Returns a store; refuses one of another tokenizer or fraction."""
+  """Returns a store; refuses one of other settings or another fraction."""
   manifest = read_manifest(config.path)
-  settings = manifest.settings
-  if settings.tokenizer != tokenizer_lib.digest(tokenizer):
-    raise ValueError(
-      f'data.tokenizer={config.tokenizer!r}: is not the tokenizer by which'
-      f' data.path={config.path!r} was made.'
-    )
-  if settings.held_out != config.held_out:
-    raise ValueError(
-      f'data.held_out={config.held_out}: data.path={config.path!r} was made for'
-      f' {settings.held_out}. Set that, or make another store.'
-    )
+  for name, ours in {**encoder.settings, 'held_out': config.held_out}.items():
+    theirs = getattr(manifest.settings, name)
+    if theirs != ours:
+      hashed = name in encoders.HASHED
+      raise ValueError(
+        f'data.{name}={getattr(config, name)!r}: data.path={config.path!r} was'
+        f' made for {"another one" if hashed else repr(theirs)}. Set that, or'
+        ' make another store.'
+      )
   return manifest, _open_shards(manifest, config.path, 'data.path')

@@ -9,9 +9,14 @@ A shard is a safetensors file. For each part, 'training' and 'held_out', it has
     PART/trees         int64 [M], the documents that are trees
     PART/parents       int32, the parents of these trees' tokens
     PART/token_bytes   int32 [T]; held-out text alone
+    PART/weights       float32 [T]; conversations and choices
+    PART/choices       uint8, JSON of each document's choices, if it has any
+    PART/choice_ends   int64 [N]
+    PART/counts        int64, `turns.Counts`, of conversations and choices
 
-and once `documents`, the text itself: lines of JSON, compressed by zstd, with
-the keys of `documents.record`, the `name`, and whether it is `held_out`.
+and once `source`, a hash of what was encoded; and of text `documents`, itself:
+lines of JSON, compressed by zstd, with the keys of `documents.record`, the
+`name`, and whether it is `held_out`.
 
 Ranges are read by `pread`, never mapped: pages of a mapped file count as the
 process's memory, and a mapped file that is cut ends the process. Rows are made
@@ -24,7 +29,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -36,7 +43,8 @@ import zstandard
 
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data import turns
+from kaiju_jax.data.store import encoders
 from kaiju_jax.storage import files
 from kaiju_jax.storage import tensor_file
 
@@ -48,6 +56,7 @@ _TYPES = {
   'U32': np.uint32,
   'I32': np.int32,
   'I64': np.int64,
+  'F32': np.float32,
 }
 _OPEN = 256  # Files that are open at once.
 _HEADER = 8  # Bytes that hold the header's length.
@@ -56,49 +65,67 @@ _LEVEL = 3
 
 def write(
   path: pathlib.Path,
-  documents: Iterable[tuple[documents_lib.Document, bool]],
-  tokenizer: tokenizer_lib.Tokenizer,
+  found: Sequence[tuple[Any, bool]],
+  encoder: encoders.Encoder,
 ) -> None:
-  """Encodes documents, each held out or not, into a file: whole or not at all.
+  """Encodes items, each held out or not, into a file: whole or not at all.
 
   Raises:
     OSError: the file cannot be written.
     guarded.client.Refused: a text that the tokenizer refuses.
   """
-  documents = list(documents)
-  lines = [
-    json.dumps(
-      {'name': one.name, HELD_OUT: is_held} | documents_lib.record(one)
-    )
-    for one, is_held in documents
-  ]
-  packed = zstandard.compress('\n'.join(lines).encode(), _LEVEL)
-  tensors = {'documents': np.frombuffer(packed, np.uint8)}
+  tensors = {'source': np.frombuffer(hash_source(found), np.uint8)}
+  if encoder.record is not None:
+    lines = [
+      json.dumps({'name': one.name, HELD_OUT: is_held} | encoder.record(one))
+      for one, is_held in found
+    ]
+    packed = zstandard.compress('\n'.join(lines).encode(), _LEVEL)
+    tensors['documents'] = np.frombuffer(packed, np.uint8)
   for part, side in ((TRAINING, False), (HELD_OUT, True)):
-    own = [one for one, is_held in documents if is_held == side]
-    if own:
-      corpus = text.corpus(own, tokenizer, measured=side)
-      tensors |= {f'{part}/{name}': x for name, x in _tensors(corpus).items()}
+    own = [one for one, is_held in found if is_held == side]
+    corpus, counts = encoder.encode(own, side)
+    named = {} if corpus is None else _tensors(corpus)
+    if counts != turns.Counts():
+      named['counts'] = np.array(dataclasses.astuple(counts), np.int64)
+    tensors |= {f'{part}/{name}': x for name, x in named.items()}
   with files.writing(str(path)):
     tensor_file.write(path, tensors, {'format': FORMAT})
     # safetensors makes files that only the user who wrote them may read.
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
+def hash_source(found: Sequence[tuple[Any, bool]]) -> bytes:
+  """Returns a hash of what `write` encodes."""
+  data = repr(found).encode(errors='surrogatepass')
+  return hashlib.blake2b(data, digest_size=16).digest()
+
+
 def _tensors(corpus: text.Corpus) -> dict[str, np.ndarray]:
-  names = [one.encode(errors='surrogateescape') for one in corpus.names]
   parents = [np.zeros(0, np.int32), *corpus.parents.values()]
   tensors = {
     'tokens': corpus.tokens,
     'begins': corpus.begins.astype(np.int64),
-    'names': np.frombuffer(b''.join(names), np.uint8),
-    'name_ends': np.cumsum([len(one) for one in names], dtype=np.int64),
+    **_pack('name', corpus.names),
     'trees': np.array(list(corpus.parents), np.int64),
     'parents': np.concatenate(parents).astype(np.int32),
   }
   if corpus.token_bytes is not None:
     tensors['token_bytes'] = corpus.token_bytes.astype(np.int32)
+  if corpus.weights is not None:
+    tensors['weights'] = corpus.weights.astype(np.float32)
+  if corpus.choices is not None:
+    tensors |= _pack('choice', map(json.dumps, corpus.choices))
   return tensors
+
+
+def _pack(name: str, several: Iterable[str]) -> dict[str, np.ndarray]:
+  """Returns strings as the tensors that `Strings` reads."""
+  packed = [one.encode(errors='surrogateescape') for one in several]
+  return {
+    f'{name}s': np.frombuffer(b''.join(packed), np.uint8),
+    f'{name}_ends': np.cumsum([len(one) for one in packed], dtype=np.int64),
+  }
 
 
 class Shard:
@@ -111,7 +138,7 @@ class Shard:
       OSError: the file cannot be read.
       ValueError: it is cut, or no shard of this version.
     """
-    self.path = path
+    self.path: pathlib.Path = path
     with open(path, 'rb') as file:
       self.size: int = os.fstat(file.fileno()).st_size
       length = int.from_bytes(file.read(_HEADER), 'little')
@@ -149,6 +176,19 @@ class Shard:
     dtype = self.tensors[name][0]
     with open(self.path, 'rb') as file:
       return _read(file, self.place(name, 0), self.count(name), dtype)
+
+  def holds(self, found: Sequence[tuple[Any, bool]]) -> bool:
+    """Returns whether `write` made it of these items."""
+    source = self.read('source') if self.count('source') else b''
+    return bytes(source) == hash_source(found)
+
+  def counts(self) -> turns.Counts:
+    """Returns what was left out of both parts."""
+    names = (f'{part}/counts' for part in (TRAINING, HELD_OUT))
+    found = (
+      turns.Counts(*self.read(x).tolist()) for x in names if self.count(x)
+    )
+    return sum(found, turns.Counts())
 
   def documents(self) -> Iterator[documents_lib.Document]:
     """Yields the documents, in the order of the text."""
@@ -198,7 +238,7 @@ class Array:
   def __init__(self, shards: Sequence[Shard], name: str):
     self._shards = [one for one in shards if one.count(name)]
     self._name = name
-    self.dtype = self._shards[0].tensors[name][0]
+    self.dtype: np.dtype = self._shards[0].tensors[name][0]
     counts = [one.count(name) for one in self._shards]
     self._ends = list(itertools.accumulate(counts))
     self._opened = functools.lru_cache(_OPEN)(_open)
@@ -231,18 +271,19 @@ class Array:
     return self[:].astype(dtype)
 
 
-class Names(Sequence[str]):
-  """The documents' names."""
+class Strings(Sequence[str]):
+  """The documents' names, or what `name` calls."""
 
-  def __init__(self, shards: Sequence[Shard], part: str):
-    self._bytes = Array(shards, f'{part}/names')
-    shards = [one for one in shards if one.count(f'{part}/name_ends')]
-    self._ends = Array(shards, f'{part}/name_ends')
+  def __init__(self, shards: Sequence[Shard], part: str, name: str = 'name'):
+    several, ends = f'{part}/{name}s', f'{part}/{name}_ends'
+    self._bytes = Array(shards, several)
+    shards = [one for one in shards if one.count(ends)]
+    self._ends = Array(shards, ends)
     # The numbers of each shard's first document, and of its first byte.
     self._shards = shards
     self._firsts, self._begins = (
-      [0, *itertools.accumulate(one.count(f'{part}/{name}') for one in shards)]
-      for name in ('name_ends', 'names')
+      [0, *itertools.accumulate(one.count(tensor) for one in shards)]
+      for tensor in (ends, several)
     )
 
   def __len__(self) -> int:
@@ -256,6 +297,22 @@ class Names(Sequence[str]):
     first = self._begins[place]
     name = self._bytes[first + begin : first + end]
     return name.tobytes().decode(errors='surrogateescape')
+
+
+class Choices(Sequence[tuple[turns.Choice, ...]]):
+  """The choices of each document."""
+
+  def __init__(self, shards: Sequence[Shard], part: str):
+    self._packed = Strings(shards, part, 'choice')
+
+  def __len__(self) -> int:
+    return len(self._packed)
+
+  def __getitem__(self, index: int) -> tuple[turns.Choice, ...]:
+    return tuple(
+      turns.Choice(tuple(map(tuple, spans)), kept)
+      for spans, kept in json.loads(self._packed[index])
+    )
 
 
 class Parents(Mapping[int, np.ndarray]):
@@ -315,13 +372,19 @@ def read_corpus(
     begins.append(own[1:] + end)
     end += count
   begins = np.concatenate(begins)
-  has_bytes = part == HELD_OUT
+
+  def array(name: str) -> Array | None:
+    found = shards[0].count(f'{part}/{name}')
+    return Array(shards, f'{part}/{name}') if found else None
+
   return text.Corpus(
-    tokens=Array(shards, f'{part}/tokens'),
+    tokens=array('tokens'),
     begins=begins,
     parents=Parents(shards, part, begins),
-    names=Names(shards, part),
-    token_bytes=Array(shards, f'{part}/token_bytes') if has_bytes else None,
+    names=Strings(shards, part),
+    token_bytes=array('token_bytes'),
+    weights=array('weights'),
+    choices=Choices(shards, part) if array('choices') else None,
     record=record,
   )
 

@@ -1,9 +1,10 @@
-"""Tokenizes text into a store, in several processes and bounded memory.
+"""Encodes files into a store, in several processes and bounded memory.
 
 This process reads documents and hands those of a shard at a time to a worker,
 which encodes them and writes the shard. A shard is there whole or not at all,
 so that the same call goes on after a kill: it reads the text again, and encodes
-only what is missing. Which documents a shard has depends on the text alone.
+what no shard has. So it does after a line that was refused has been mended.
+Which documents a shard has depends on the text alone.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -22,11 +24,11 @@ from typing import Any
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
-from kaiju_jax.data import holdout
 from kaiju_jax.data import same_text
 from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.data import turns
 from kaiju_jax.data.store import corpora
+from kaiju_jax.data.store import encoders
 from kaiju_jax.data.store import shards as shards_lib
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
@@ -35,9 +37,9 @@ from kaiju_jax.storage import strict
 
 # (characters so far) → nothing; is called for each shard.
 Watch = Callable[[int], Any]
-# Documents, each held out or not.
-_Found = Iterable[tuple[documents_lib.Document, bool]]
-# A shard's file and its documents.
+# Documents or conversations, each held out or not.
+_Found = list[tuple[Any, bool]]
+# A shard's file and what it shall hold.
 _Task = tuple[pathlib.Path, _Found]
 _BLOCK = 2**20
 _SMALL = 2**26  # Bytes of text that are encoded in seconds.
@@ -46,10 +48,9 @@ _DOCUMENTS = 2**16  # The most of a shard.
 
 
 def write(
-  data: str,
-  tokenizer: str,
+  config: data_config.DataConfig,
   out: str,
-  held_out: float,
+  make: encoders.Make = encoders.text_of,
   column: str = 'text',
   processes: int = 1,
   shard: int = 2**24,
@@ -58,14 +59,13 @@ def write(
   """Writes a store, or goes on with one; returns its corpora.
 
   Args:
-    data: a file, folder or glob, as `data.path`.
-    tokenizer: path of a `tokenizer.json`; '' for bytes.
+    config: names the files and has the encoder's settings.
     out: the store's folder.
-    held_out: the fraction that is held out, as `data.held_out`.
+    make: makes the encoder of `config`; every process imports it by its name.
     column: the column of tables.
     processes: how many encode, each one shard at a time; with 1, this one does.
     shard: characters of a shard.
-    watch: shows progress.
+    watch: shows progress, from the beginning on.
 
   Raises:
     ImportError: a table needs a package that is missing.
@@ -74,27 +74,34 @@ def write(
     BlockingIOError: another process writes it.
   """
   addresses.refuse(out, f'--out={out}')
-  encoder = tokenizer_lib.load(tokenizer)
+  watch(0)
+  make = functools.partial(make, config)
+  encoder = make()
   settings = corpora.Settings(
-    data=_hash_files(documents_lib.inputs(data, '--data')),
-    tokenizer=tokenizer_lib.digest(encoder),
-    held_out=held_out,
+    data=_hash_files(documents_lib.inputs(config.path, '--data')),
+    held_out=config.held_out,
     column=column,
     shard=shard,
+    **encoder.settings,
   )
   folder = pathlib.Path(os.path.expanduser(out))
-  _begin(folder, settings, out)
+  differs = _begin(folder, settings, out)
   with locks.hold(folder / '.lock', f'store {out}', 'tokenizes', '--out'):
     if not corpora.read_manifest(folder).is_whole:
       for partial in folder.glob(f'.*{files.PARTIAL}'):
         partial.unlink()
-      found = holdout.stream(data, held_out, '--data', column)
+      found = encoder.stream(config.path, config.held_out, '--data', column)
+      shards = _cut(found, shard, encoder)
       paths: list[pathlib.Path] = []
       try:
-        with _pool(processes, tokenizer, encoder) as work:
-          for _ in work(_missing(found, folder, shard, paths, watch)):
+        with _pool(processes, make, encoder) as work:
+          for _ in work(
+            _missing(shards, folder, paths, encoder, watch, differs)
+          ):
             pass
-        _finish(folder, settings, data, paths)
+        _finish(folder, settings, f'--data={config.path!r}', encoder, paths)
+        for unused in {*folder.glob('*.safetensors')} - {*paths}:
+          unused.unlink()
       except (OSError, ValueError):
         # Text that is refused before the first shard binds the folder to
         # nothing: mended, it goes there.
@@ -102,16 +109,19 @@ def write(
           (folder / documents_lib.STORE).unlink()
         raise
   manifest, found = corpora.open_store(folder, '--out')
+  encoder.say(manifest.counts)
   return corpora.read(found, manifest.records)
 
 
 def store_of(
-  config: data_config.DataConfig, root: str | os.PathLike[str]
+  config: data_config.DataConfig,
+  root: str | os.PathLike[str],
+  make: encoders.Make = encoders.text_of,
 ) -> data_config.DataConfig:
-  """Returns the config with a store under `root` in place of its text.
+  """Returns the config with a store under `root` in place of its files.
 
   The store is made where there is none of these files, as their sizes and times
-  say. A config is returned as it is where it names a store, where its text is
+  say. A config is returned as it is where it names a store, where its files are
   small, and while another process makes the store.
 
   Raises:
@@ -123,10 +133,9 @@ def store_of(
   found = [(name, os.stat(x)) for name, x in documents_lib.inputs(path)]
   if sum(one.st_size for _, one in found) < _SMALL:
     return config
-  encoder = tokenizer_lib.load(config.tokenizer)
   key = repr(
     (
-      *(path, tokenizer_lib.digest(encoder), config.held_out),
+      *(path, make(config).settings, config.held_out),
       *((name, one.st_size, one.st_mtime_ns) for name, one in found),
     )
   )
@@ -136,7 +145,7 @@ def store_of(
     # The first process of several has the cores of all.
     count = len(os.sched_getaffinity(0)) if _HAS_AFFINITY else 1
     try:
-      write(path, config.tokenizer, out, config.held_out, processes=count)
+      write(config, out, make, processes=count)
     except BlockingIOError:
       return config
   return dataclasses.replace(config, path=out)
@@ -154,16 +163,25 @@ def _hash_files(inputs: Iterable[tuple[str, str]]) -> str:
   return sums.hexdigest()
 
 
-def _begin(folder: pathlib.Path, settings: corpora.Settings, out: str) -> None:
-  """Makes the folder and its first manifest; refuses one of other inputs."""
+def _begin(folder: pathlib.Path, settings: corpora.Settings, out: str) -> str:
+  """Makes the folder and its first manifest; refuses one of other inputs.
+
+  Returns:
+    An error for where the files of a begun store are others by now, unless its
+    first shard is of these; '' for none.
+  """
   if documents_lib.is_store(out):
-    then = corpora.read_manifest(folder).settings
-    for name, now in strict.dump(settings).items():
-      if getattr(then, name) != now:
-        raise ValueError(
-          f'--out={out}: is a store made of other inputs: {name} differs. Name'
-          ' another folder, or remove this one.'
-        )
+    held = corpora.read_manifest(folder)
+    pair = map(strict.dump, (held.settings, settings))
+    different = [*strict.differences(*pair)]
+    if different:
+      differs = (
+        f'--out={out}: is a store made of other inputs: {different[0]} differs.'
+        ' Name another folder, or remove this one.'
+      )
+      if held.is_whole or different != ['data']:
+        raise ValueError(differs)
+      return differs
   elif folder.exists() and any(one.name != '.lock' for one in folder.iterdir()):
     raise FileExistsError(
       f'--out={out}: exists, and is no token store; must be a new folder.'
@@ -171,6 +189,7 @@ def _begin(folder: pathlib.Path, settings: corpora.Settings, out: str) -> None:
   else:
     files.make_folder(folder)
     _write_manifest(folder, corpora.Manifest(settings))
+  return ''
 
 
 def _write_manifest(folder: pathlib.Path, manifest: corpora.Manifest) -> None:
@@ -185,28 +204,36 @@ def _write_manifest(folder: pathlib.Path, manifest: corpora.Manifest) -> None:
 
 
 def _missing(
-  found: _Found,
+  shards: Iterable[_Found],
   folder: pathlib.Path,
-  size: int,
   paths: list[pathlib.Path],
+  encoder: encoders.Encoder,
   watch: Watch,
+  differs: str,
 ) -> Iterator[_Task]:
-  """Yields the shards that are still to be written; fills `paths` with all."""
+  """Yields the shards that are still to be written; fills `paths` with all.
+
+  It raises `differs`, an error, if the first shard is to be written.
+  """
   characters = 0
-  for documents in _cut(found, size):
+  for found in shards:
     paths.append(corpora.shard_path(folder, len(paths)))
-    if not _is_whole(paths[-1]):
-      yield paths[-1], documents
-    characters += sum(_measure(one) for one, _ in documents)
+    if not _holds(paths[-1], found):
+      if differs and len(paths) == 1:
+        raise ValueError(differs)
+      yield paths[-1], found
+    characters += sum(encoder.measure(one) for one, _ in found)
     watch(characters)
 
 
-def _cut(found: _Found, size: int) -> Iterator[_Found]:
-  """Yields the documents of each shard: about `size` characters."""
+def _cut(
+  found: _Found, size: int, encoder: encoders.Encoder
+) -> Iterator[_Found]:
+  """Yields what each shard shall hold: about `size` characters."""
   own, room = [], size
   for one, is_held in found:
     own.append((one, is_held))
-    room -= _measure(one)
+    room -= encoder.measure(one)
     if room <= 0 or len(own) == _DOCUMENTS:
       yield own
       own, room = [], size
@@ -214,29 +241,25 @@ def _cut(found: _Found, size: int) -> Iterator[_Found]:
     yield own
 
 
-def _measure(document: documents_lib.Document) -> int:
-  return sum(map(len, document.segments))
-
-
-def _is_whole(path: pathlib.Path) -> bool:
+def _holds(path: pathlib.Path, found: _Found) -> bool:
+  """Returns whether a shard is there, whole and of these items."""
   try:
-    shards_lib.Shard(path)
+    return shards_lib.Shard(path).holds(found)
   except (FileNotFoundError, ValueError):
     return False
-  return True
 
 
 def _finish(
   folder: pathlib.Path,
   settings: corpora.Settings,
-  data: str,
+  place: str,
+  encoder: encoders.Encoder,
   paths: list[pathlib.Path],
 ) -> None:
   """Writes the manifest of a store whose shards are whole."""
   found = [shards_lib.Shard(path) for path in paths]
   training, held_out = corpora.read(found, None)
-  if training is None:
-    raise ValueError(f'--data={data!r}: the files hold no text.')
+  corpora.check_parts(training, held_out, settings.held_out, encoder, place)
   described = same_text.describe(training, held_out)
   records = {
     part: {'digest': described[part]['digest']}
@@ -244,6 +267,9 @@ def _finish(
     if part in described
   }
   records[shards_lib.TRAINING]['described'] = described
+  records['counts'] = dataclasses.astuple(
+    sum((one.counts() for one in found), turns.Counts())
+  )
   sizes = tuple(one.size for one in found)
   _write_manifest(folder, corpora.Manifest(settings, sizes, records))
 
@@ -254,7 +280,7 @@ _Work = Callable[[Iterable[_Task]], Iterator[None]]
 
 @contextlib.contextmanager
 def _pool(
-  count: int, tokenizer: str, encoder: tokenizer_lib.Tokenizer
+  count: int, make: Callable[[], encoders.Encoder], encoder: encoders.Encoder
 ) -> Iterator[_Work]:
   """Yields a function that lets `count` processes write shards.
 
@@ -269,7 +295,7 @@ def _pool(
   links = []
   for _ in range(count):
     own, theirs = context.Pipe()
-    context.Process(target=_serve, args=(theirs, tokenizer)).start()
+    context.Process(target=_serve, args=(theirs, make)).start()
     theirs.close()
     idle.put(own)
     links.append(own)
@@ -317,15 +343,17 @@ def _ask(idle: 'queue.SimpleQueue[Any]', given: list[_Task]) -> None:
     raise error
 
 
-def _serve(link: Any, tokenizer: str) -> None:
+def _serve(link: Any, make: Callable[[], encoders.Encoder]) -> None:
   """Writes the shards that a pipe brings, until its other end closes."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends it.
-  encoder = tokenizer_lib.load(tokenizer)
-  with contextlib.suppress(EOFError):
+  encoder = make()
+  # A parent that was killed asks and hears no more.
+  with contextlib.suppress(EOFError, ConnectionError):
     while True:
-      path, documents = link.recv()
+      path, found = link.recv()
+      error = None
       try:
-        shards_lib.write(path, documents, encoder)
-        link.send(None)
-      except Exception as error:  # The parent raises it.
-        link.send(error)
+        shards_lib.write(path, found, encoder)
+      except Exception as caught:  # The parent raises it.
+        error = caught
+      link.send(error)

@@ -113,6 +113,8 @@ class Rows:
   All rows are equally long, so that the whole curriculum is one compiled step.
   """
 
+  has_epochs = False  # `tasks/amounts.py`
+
   def __init__(
     self,
     count: int,

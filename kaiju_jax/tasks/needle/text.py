@@ -15,13 +15,15 @@ tests; the rest is ours.
 """
 
 from collections.abc import Sequence
-import dataclasses
+import functools
+from typing import NamedTuple
 
 import numpy as np
 
 from kaiju_jax.data import packing
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
+from kaiju_jax.tasks.needle import curriculum
 from kaiju_jax.tasks.needle import questions as needle
 
 _NAMES = (
@@ -179,86 +181,65 @@ class Sentences:
     return length - 1 - ASK_SIZE - (DIGITS - 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class TextStage:
+class TextStage(NamedTuple):
   """A part of the curriculum: documents of one length."""
 
-  divisor: int  # How many documents a row holds.
+  length: int  # Bytes of a document.
   share: int  # Part of the run's rows, relative to the sum over the curriculum.
 
 
-CURRICULUM = (TextStage(4, 4), TextStage(2, 2), TextStage(1, 2))
+# Documents in a row, and the share of the run, of each stage.
+_CURRICULUM = (4, 4), (2, 2), (1, 2)
 
 
-class TextRows:
-  """Training rows: text with needles in it, then questions on them.
+def rows(
+  haystack: Haystack, count: int, length: int, seed: int = 0
+) -> curriculum.Rows:
+  """Returns training rows: text with needles in it, then questions on them.
 
   A document of n bytes has up to n / (4·SIZE) needles, and asks for each once
   at its end. A byte of the haystack has weight 1 in the loss, a digit of an
   answer ANSWER_WEIGHT. A digit of a needle has weight 0, because nothing
   predicts it.
+
+  Args:
+    haystack: training text.
+    count: rows of the run.
+    length: tokens per row.
+    seed: the seed of every draw.
+
+  Raises:
+    ValueError: rows too short for the shortest documents.
   """
-
-  has_epochs = False  # `tasks/amounts.py`
-
-  def __init__(
-    self, haystack: Haystack, count: int, length: int, seed: int = 0
-  ):
-    """Spreads the curriculum over a run.
-
-    Args:
-      haystack: training text.
-      count: rows of the run.
-      length: tokens per row.
-      seed: the seed of every draw.
-
-    Raises:
-      ValueError: rows too short for the shortest documents.
-    """
-    shortest = 4 * SIZE * max(stage.divisor for stage in CURRICULUM)
-    if length < shortest:
-      raise ValueError(
-        f'data.length={length}: must be at least {shortest}, so that the first'
-        ' documents of the curriculum hold a needle and a question.'
-      )
-    self._haystack = haystack
-    self._count = count
-    self._length = length
-    self._seed = seed
-    shares = np.cumsum([stage.share for stage in CURRICULUM])
-    self._ends = shares * count // shares[-1]
-
-  def __len__(self) -> int:
-    return self._count
-
-  def __getitem__(self, index: int) -> packing.Row:
-    if index < 0:
-      raise IndexError(f'row {index}: must be at least 0.')
-    number = int(np.searchsorted(self._ends, index, 'right'))
-    stage = CURRICULUM[min(number, len(CURRICULUM) - 1)]
-    rng = np.random.default_rng((self._seed, index))
-    size = self._length // stage.divisor
-    pieces = [
-      self._document(rng, size)._replace(source=number)
-      for number in range(stage.divisor)
-    ]
-    return packing.row(pieces, self._length)
-
-  def _document(self, rng: np.random.Generator, size: int) -> packing.Piece:
-    most = min(size // (4 * SIZE), len(CITIES))
-    count = int(rng.integers(1, most + 1))
-    room = size - 1 - count * SIZE
-    starts = needle.scatter(rng, 1, count, SIZE, room)
-    needles, _ = sentences(rng, 1, count)
-    body = fill(rng, self._haystack, starts, room)
-    place(body, starts, needles)
-    order = rng.permutation(count)
-    tokens = np.concatenate(
-      [[tokenizer.Bytes.bos_id], body[0], needles[0, order].ravel()]
+  shortest = 4 * SIZE * max(documents for documents, _ in _CURRICULUM)
+  if length < shortest:
+    raise ValueError(
+      f'data.length={length}: must be at least {shortest}, so that the first'
+      ' documents of the curriculum hold a needle and a question.'
     )
-    weights = np.ones(size, np.float32)
-    digits = ASK_SIZE + np.arange(DIGITS)[None]
-    weights[1 + starts[0][:, None] + digits] = 0
-    answer_places = 1 + room + SIZE * np.arange(count)[:, None]
-    weights[answer_places + digits] = ANSWER_WEIGHT
-    return packing.Piece(tokens, weights=weights)
+  stages = [TextStage(length // n, share) for n, share in _CURRICULUM]
+  draw = functools.partial(_document, haystack)
+  return curriculum.Rows(count, length, seed, stages, draw)
+
+
+def _document(
+  haystack: Haystack, rng: np.random.Generator, stage: TextStage
+) -> packing.Piece:
+  size = stage.length
+  most = min(size // (4 * SIZE), len(CITIES))
+  count = int(rng.integers(1, most + 1))
+  room = size - 1 - count * SIZE
+  starts = needle.scatter(rng, 1, count, SIZE, room)
+  needles, _ = sentences(rng, 1, count)
+  body = fill(rng, haystack, starts, room)
+  place(body, starts, needles)
+  order = rng.permutation(count)
+  tokens = np.concatenate(
+    [[tokenizer.Bytes.bos_id], body[0], needles[0, order].ravel()]
+  )
+  weights = np.ones(size, np.float32)
+  digits = ASK_SIZE + np.arange(DIGITS)[None]
+  weights[1 + starts[0][:, None] + digits] = 0
+  answer_places = 1 + room + SIZE * np.arange(count)[:, None]
+  weights[answer_places + digits] = ANSWER_WEIGHT
+  return packing.Piece(tokens, weights=weights)

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data.curation import collections
 from kaiju_jax.data.curation import duplicates
 from kaiju_jax.data.curation import leaks
@@ -35,7 +36,8 @@ def paths(tmp_path):
   exam = '\n'.join(json.dumps({'text': one}) for one in exam)
   (tmp_path / 'exam.jsonl').write_text(exam)
   path = str(tmp_path / 'text/a.jsonl')
-  write.write(path, '', str(tmp_path / 'store'), 0.1, shard=4000)
+  config = data_config.DataConfig(path=path, held_out=0.1)
+  write.write(config, str(tmp_path / 'store'), shard=4000)
   assert len(list((tmp_path / 'store').glob('0*'))) > 5
   return path, str(tmp_path / 'store')
 

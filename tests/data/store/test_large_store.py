@@ -24,8 +24,8 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.data import loader
 from kaiju_jax.data import same_text
 from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer
 from kaiju_jax.data.store import corpora
+from kaiju_jax.data.store import encoders
 
 def mib():
   # getrusage would count the process that this one was forked from.
@@ -36,8 +36,8 @@ def mib():
 found = {'imports': time.monotonic() - begin, 'imports_mib': mib()}
 config = data_config.DataConfig(path=sys.argv[1], held_out=0.0)
 begin = time.monotonic()
-corpora.check(config, 256)
-training, _ = corpora.load(config, tokenizer.Bytes())
+corpora.check(config, encoders.text_of(config))
+training, _ = corpora.load(config)
 described = {'': same_text.describe(training)}
 rows = text.Rows(training, 512)
 batches = loader.batches(rows, 8, text=described)

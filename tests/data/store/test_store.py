@@ -1,11 +1,13 @@
 """Rows of a token store are those of its text; a kill harms none of it."""
 
+import functools
 import gzip
 import json
 import multiprocessing
 import os
 import pathlib
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from kaiju_jax.data import loader
 from kaiju_jax.data import same_text
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data.store import corpora
+from kaiju_jax.data.store import encoders
 from kaiju_jax.data.store import shards as shards_lib
 from kaiju_jax.data.store import write
 from kaiju_jax.storage import locks
@@ -69,13 +72,14 @@ KINDS = ('lines', 'files', 'chunks', 'cut', 'trees')
 
 def _make(path, out, held_out=0.05, **more):
   more = {'shard': 2000} | more
-  return write.write(path, '', str(out), held_out, **more)
+  config = data_config.DataConfig(path=str(path), held_out=held_out)
+  return write.write(config, str(out), **more)
 
 
 def _load(path, held_out=0.05):
   config = data_config.DataConfig(path=str(path), held_out=held_out)
-  corpora.check(config, 256)
-  return corpora.load(config, toys.BYTES)
+  corpora.check(config, encoders.text_of(config, 256))
+  return corpora.load(config)
 
 
 def _assert_equal(one, other):
@@ -174,14 +178,20 @@ def test_processes_write_the_same_store_and_end_with_their_parent(tmp_path):
   path = _write_texts(tmp_path / 'texts', 'lines')
   _make(path, tmp_path / 'whole', shard=300)
   code = (
-    'from kaiju_jax.data.store import write;'
-    f'write.write({path!r}, "", "store", 0.05, processes=2, shard=300)'
+    'from kaiju_jax.data import config; from kaiju_jax.data.store import write;'
+    f'write.write(config.DataConfig(path={path!r}), "store", processes=2,'
+    ' shard=300)'
   )
   command = [sys.executable, '-c', code]
   environment = os.environ | {'PYTHONPATH': str(ROOT)}
-  begun = subprocess.Popen(
-    command, cwd=tmp_path, env=environment, start_new_session=True
-  )
+  with open(tmp_path / 'said', 'wb') as said:
+    begun = subprocess.Popen(
+      command,
+      cwd=tmp_path,
+      env=environment,
+      start_new_session=True,
+      stderr=said,
+    )
   while not list(tmp_path.glob('store/*.safetensors')):
     time.sleep(0.005)
   begun.kill()
@@ -196,6 +206,7 @@ def test_processes_write_the_same_store_and_end_with_their_parent(tmp_path):
   else:
     os.killpg(begun.pid, signal.SIGKILL)
     raise AssertionError('The workers live on.')
+  assert b'Error' not in (tmp_path / 'said').read_bytes()
   _make(path, tmp_path / 'store', shard=300, processes=2)
   assert _bytes(tmp_path / 'store') == _bytes(tmp_path / 'whole')
 
@@ -269,11 +280,11 @@ def test_other_tokenizers_and_fractions_are_refused(tmp_path):
   _make(path, tmp_path / 'store')
   config = data_config.DataConfig(path=str(tmp_path / 'store'), held_out=0.1)
   with pytest.raises(ValueError, match=r'data\.held_out=0\.1: .* for 0\.05'):
-    corpora.check(config, 256)
+    corpora.check(config, encoders.text_of(config, 256))
   toys.train_tokenizer(tmp_path / 'other.json')
   config.held_out, config.tokenizer = 0.05, str(tmp_path / 'other.json')
-  with pytest.raises(ValueError, match=r'data\.tokenizer=.*is not the token'):
-    corpora.check(config, 512)
+  with pytest.raises(ValueError, match=r'data\.tokenizer=.*another one'):
+    corpora.check(config, encoders.text_of(config, 512))
   with pytest.raises(ValueError, match=r'--documents=.*is a token store'):
     documents_lib.files(str(tmp_path / 'store'), '--documents')
 
@@ -309,12 +320,25 @@ def test_refused_text_that_is_mended_goes_to_the_same_folder(tmp_path, refused):
   (store / documents_lib.STORE).unlink()
   for one in store.glob('*.safetensors'):
     one.unlink()
-  file.write_text(file.read_text() + refused + '{"text": 1}\n')
+  good = file.read_text()
+  file.write_text(good + refused + '{"text": 1}\n')
   with pytest.raises(ValueError, match='texts'):
     _make(file, store, shard=20)
   file.write_text('{"text": "other"}\n' * 40)
   with pytest.raises(ValueError, match='data differs'):
     _make(file, store, shard=20)
+  # Those that hold the mended text are not written again, others are.
+  written = sorted(store.glob('*.safetensors'))
+  assert len(written) > 10
+  shutil.copy(written[3], written[7])
+  shutil.copy(written[3], store / '000099.safetensors')
+  before = [one.stat().st_mtime_ns for one in written]
+  file.write_text(good + '{"text": "mended"}\n')
+  _make(file, store, shard=20)
+  after = [one.stat().st_mtime_ns for one in written]
+  assert [n for n, x in enumerate(after) if x != before[n]] == [7]
+  _make(file, tmp_path / 'whole', shard=20)
+  assert _bytes(store) == _bytes(tmp_path / 'whole')
 
 
 def test_runs_of_one_text_encode_it_once(tmp_path, monkeypatch):
@@ -377,7 +401,8 @@ def test_a_worker_that_fails_says_why(tmp_path, monkeypatch, ends):
     with pytest.raises(OSError, match=r'000000.* was ended, .*goes on'):
       write._ask(idle, given)
   else:
-    worker = threading.Thread(target=write._serve, args=(theirs, ''))
+    make = functools.partial(encoders.text_of, data_config.DataConfig())
+    worker = threading.Thread(target=write._serve, args=(theirs, make))
     monkeypatch.setattr(write.signal, 'signal', lambda *_: None)
     worker.start()
     with pytest.raises(UnicodeEncodeError):

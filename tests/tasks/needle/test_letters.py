@@ -58,6 +58,6 @@ def test_a_corpus_is_the_same_text_again(tmp_path):
   assert len(set(lines)) == 40 and len(sizes) > 8
   assert min(sizes) >= 16 and max(sizes) <= 31
   data = data_config.DataConfig(path=str(tmp_path / 'a'), held_out=0.2)
-  training, unseen = corpora.load(data, tokenizer.Bytes())
+  training, unseen = corpora.load(data)
   found = [*np.diff(training.begins), *np.diff(unseen.begins)]
   assert sorted(found) == sorted(1 + len(line) for line in lines)

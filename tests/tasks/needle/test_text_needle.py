@@ -101,7 +101,7 @@ def documents_of(row):
 
 
 def test_training_rows_ask_for_what_they_hold():
-  rows = needle_text.TextRows(HAYSTACK, count=80, length=640)
+  rows = needle_text.rows(HAYSTACK, count=80, length=640)
   lengths = [len(next(documents_of(rows[i]))[0]) for i in (0, 39, 40, 59, 60)]
   assert lengths == [160, 160, 320, 320, 640]
   asked_most = 0
@@ -125,17 +125,17 @@ def test_training_rows_ask_for_what_they_hold():
 
 
 def test_rows_are_pure_in_seed_and_number():
-  rows = needle_text.TextRows(HAYSTACK, count=8, length=640, seed=3)
-  again = needle_text.TextRows(HAYSTACK, count=8, length=640, seed=3)
+  rows = needle_text.rows(HAYSTACK, count=8, length=640, seed=3)
+  again = needle_text.rows(HAYSTACK, count=8, length=640, seed=3)
   np.testing.assert_array_equal(rows[5].tokens, again[5].tokens)
-  other = needle_text.TextRows(HAYSTACK, count=8, length=640, seed=4)
+  other = needle_text.rows(HAYSTACK, count=8, length=640, seed=4)
   assert np.any(rows[5].tokens != other[5].tokens)
   assert np.any(rows[5].tokens != rows[6].tokens)
 
 
 def test_what_has_no_rows_or_questions_is_refused():
   with pytest.raises(ValueError, match=r'data\.length=512: .* 624'):
-    needle_text.TextRows(HAYSTACK, count=8, length=512)
+    needle_text.rows(HAYSTACK, count=8, length=512)
   with pytest.raises(ValueError, match=r"data\.task='text': has no questions"):
     tasks.questions(data_config.DataConfig(task='text'))
 
@@ -172,7 +172,7 @@ def test_questions_are_asked_in_the_last_of_the_text(tmp_path, held_out):
 
 def test_any_python_carries_a_haystack():
   config = data_config.DataConfig(path='', held_out=0.0)
-  corpus, _ = corpora.load(config, tokenizer.Bytes())
+  corpus, _ = corpora.load(config)
   training, unseen = needle_text.haystacks(corpus, 0.05)
   rng = np.random.default_rng(0)
   for haystack in (training, unseen):
