@@ -187,8 +187,8 @@ class Evaluator:
     trees = [self._held_out[n].prompt.with_replies(groups[n]) for n in scored]
     found = [{} for _ in groups]
     if trees:
-      corpus, choices, _ = turns.choices(trees, self._format)
-      values = self._reader.read(loaded, corpus, choices)
+      corpus, _ = turns.choices(trees, self._format)
+      values = self._reader.read(loaded, corpus)
       for n, log_p in zip(scored, values, strict=True):
         found[n] = dict(zip(groups[n], log_p.tolist(), strict=True))
     return found

@@ -109,9 +109,9 @@ def measure(
     # Siblings of one tree; a single text would be no choice, hence even parts.
     for part in np.array_split(texts, math.ceil(len(texts) / room)):
       trees.append(one.with_replies(part.tolist()))
-  corpus, choices, _ = turns.choices(trees, format)
+  corpus, _ = turns.choices(trees, format)
   reader = reference.Reader(loaded.config, length)
-  log_p = np.concatenate(reader.read(loaded, corpus, choices))
+  log_p = np.concatenate(reader.read(loaded, corpus))
   total_T = log_p.reshape(len(prompts), len(texts)).sum(axis=0, dtype=float)
   return Exposure(1 + int((total_T > total_T[0]).sum()), others)
 

@@ -17,8 +17,8 @@ from kaiju_jax.alignment import prompts
 from kaiju_jax.alignment.feedback import export
 from kaiju_jax.data import chat
 from kaiju_jax.data import conversations
+from kaiju_jax.data import reading
 from kaiju_jax.data import turns
-from kaiju_jax.storage import files
 
 # A held-out prompt, the replies to choose from, and the index of the kept one.
 HeldOutChoice = tuple[prompts.Prompt, tuple[str, ...], int]
@@ -41,7 +41,7 @@ class Feedback:
     """
     for number, record in enumerate(self.lines, 1):
       said = conversations.Conversation('', conversations.parse(record))
-      corpus, _, _ = turns.choices([said], format)
+      corpus, _ = turns.choices([said], format)
       if corpus is not None and len(corpus.tokens) > length:
         raise ValueError(
           f'--user=log:{self.folder}: choice {number} has'
@@ -64,7 +64,7 @@ def read(folder: str | os.PathLike[str]) -> Feedback:
   train, unseen = (
     [
       record
-      for record in files.parse_json_lines(path / name, _check)
+      for record in reading.parse_lines(path / name, _check)
       if _find_choice(record) is not None
     ]
     for name in (export.TRAIN, export.HELD_OUT)

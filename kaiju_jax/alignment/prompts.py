@@ -19,9 +19,9 @@ import numpy as np
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import conversations
 from kaiju_jax.data import documents
+from kaiju_jax.data import reading
 from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import talk
-from kaiju_jax.storage import files
 from kaiju_jax.tasks.dialogues import rows
 
 _DIALOGUES = 'dialogues:'
@@ -64,7 +64,7 @@ def read(path: str) -> list[Prompt]:
     return [_draw(number) for number in range(int(count))]
   found = []
   for name, file in documents.files(path, '--prompts'):
-    for number, parts in enumerate(files.parse_json_lines(file, _parse), 1):
+    for number, parts in enumerate(reading.parse_lines(file, _parse), 1):
       found.append(Prompt(f'{name}#{number}', *parts))
   if not found:
     raise ValueError(f'--prompts={path}: the files hold no conversation.')

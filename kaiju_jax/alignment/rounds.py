@@ -42,6 +42,7 @@ from kaiju_jax.alignment import guards
 from kaiju_jax.alignment import prompts as prompts_lib
 from kaiju_jax.alignment import replies as replies_lib
 from kaiju_jax.alignment import settings as settings_lib
+from kaiju_jax.data import reading
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.runs import reference as reference_lib
@@ -152,7 +153,7 @@ class _Rounds:
       self._sampler.use(inputs.first)
       lines = map(evaluate.to_json, self._sample_held_out())
       files.write_json_lines(path, lines)
-    found = files.parse_json_lines(path, evaluate.parse)
+    found = reading.parse_lines(path, evaluate.parse)
     held_out = zip(inputs.prompts[: inputs.held_out], found, strict=True)
     self._held_out = [evaluate.HeldOut(one, *rest) for one, rest in held_out]
     self._evaluator = evaluate.Evaluator(
@@ -229,7 +230,7 @@ class _Rounds:
       ]
       replies = self._sampler.sample(asked)
       files.write_json_lines(path, (one._asdict() for one in replies))
-    replies = list(files.parse_json_lines(path, replies_lib.parse))
+    replies = list(reading.parse_lines(path, replies_lib.parse))
     return evaluate.count_wins(self._user, self._held_out, replies)
 
   def _sample_held_out(self) -> Iterator[evaluate.HeldOut]:

@@ -151,6 +151,10 @@ def _fit_training(
   training_config.check_optimizer(experiment.optimizer)
   training_config.check_loop(experiment.loop)
   training_config.check_lora(experiment.lora)
+  optimizer = experiment.optimizer
+  if not loaded.is_ours:
+    others = training_config.for_others(optimizer.learning_rate)
+    optimizer = dataclasses.replace(optimizer, z_reg=others.z_reg)
   loss = experiment.objective.preference.loss
   if loss == 'options':
     raise ValueError(
@@ -167,7 +171,11 @@ def _fit_training(
     held_out=0.0,
   )
   return dataclasses.replace(
-    experiment, model=loaded.config, data=data, begin_with=''
+    experiment,
+    model=loaded.config,
+    optimizer=optimizer,
+    data=data,
+    begin_with='',
   )
 
 

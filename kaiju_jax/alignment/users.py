@@ -253,7 +253,8 @@ class Head(User):
     # The reply's stop token, and what follows, is not judged.
     is_stop_L = np.isin(whole_L[len(before_L) :], self._format.stop_tokens)
     end = len(before_L) + int(np.append(np.flatnonzero(is_stop_L), 0)[0])
-    return hidden_states.PlacedText(whole_L[:end], len(before_L))
+    count = len(before_L)
+    return hidden_states.PlacedText(whole_L[:end], count, shared=count)
 
 
 def _find(user: str, dimension: str, names: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from kaiju_jax.classifiers import train_head
 from kaiju_jax.classifiers import two_sets
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
@@ -39,6 +39,7 @@ def certify_head(
   texts: settings_lib.Texts,
   head: str | None = None,
   confidence: float | None = None,
+  arm: play.Spread = play.SERVED,
 ) -> train_head.TrainedHead:
   """Trains or reads a head, certifies it, and writes its folder.
 
@@ -49,6 +50,7 @@ def certify_head(
     texts: labelled texts.
     head: a head of any model of the same width; None to train one.
     confidence: must be that of the gate's thresholds, or None.
+    arm: how the model is served.
 
   Raises:
     ImportError: scikit-learn is missing.
@@ -62,11 +64,10 @@ def certify_head(
       f' counted with {gate.confidence}.'
     )
   rows = texts.read()
-  loaded = load.from_anywhere(model)
+  loaded = arm.load(model)
   found = heads.load(head, loaded.config.d_model) if head else None
-  result = train_head.train(
-    hidden_states.Reader(loaded), rows, gate, texts.division, found
-  )
+  reader = hidden_states.Reader(loaded, arm.tensor)
+  result = train_head.train(reader, rows, gate, texts.division, found)
   train_head.write(result, safety, out, heads.list_digests(model, loaded))
   return result
 
@@ -139,10 +140,9 @@ def _read_head(settings: settings_lib.Refusal) -> tuple[Any, Any]:
   """Returns the model that the head reads, and the head; None without it."""
   if settings.judge == 'gate':
     return None, None
-  loaded = load.from_anywhere(settings.model)
-  return hidden_states.Reader(loaded), heads.load(
-    settings.head, loaded.config.d_model
-  )
+  loaded = settings.arm.load(settings.model)
+  reader = hidden_states.Reader(loaded, settings.arm.tensor)
+  return reader, heads.load(settings.head, loaded.config.d_model)
 
 
 def _inputs(settings: settings_lib.Refusal, halves) -> dict[str, str]:

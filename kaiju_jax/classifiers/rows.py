@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from kaiju_jax.data import reading as reading_lib
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import reading
 from kaiju_jax.serving.safety import thresholds
-from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 
 PARTS = 'train', 'choose', 'certify'
@@ -83,7 +83,7 @@ def read(path: str) -> Rows:
     names, row = _row(data, names)
     return row
 
-  rows = tuple(files.parse_json_lines(path, parse))
+  rows = tuple(reading_lib.parse_lines(path, parse))
   if not rows:
     raise ValueError(f'{path}: holds no rows.')
   gate_lib.check_names(f'{path}: labels', names)

@@ -8,6 +8,7 @@ from typing import Literal
 from absl import app
 
 from kaiju_jax.runs import flags
+from kaiju_jax.runs import play
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,7 @@ class Refusal:
   judge: Literal['gate', 'head', 'both'] = 'gate'
   # The model whose hidden states the head reads.
   model: str | None = None
+  arm: play.Spread
   # The head's file, or the workdir of its run.
   head: str | None = None
   # Count the served thresholds instead of new ones.

@@ -20,6 +20,7 @@ import pathlib
 from typing import Any
 
 from kaiju_jax.classifiers import rows as rows_lib
+from kaiju_jax.data import reading
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 
@@ -84,7 +85,7 @@ def read(path: str) -> tuple[Example, ...]:
     OSError: the file cannot be read.
     ValueError: names the line, the field, its value and what would be right.
   """
-  found = tuple(files.parse_json_lines(path, _parse))
+  found = tuple(reading.parse_lines(path, _parse))
   if not found:
     raise ValueError(f'{path}: holds no texts.')
   return found

@@ -23,7 +23,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax import visibility
-from kaiju_jax.data import packing
 from kaiju_jax.model import attention_layers
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
@@ -74,12 +73,7 @@ def make(
     drawn = teacher.init(jax.random.key(0), tokens_BL, seen)
     return {TEACHER: drawn['params']}
 
-  def loss(
-    model: transformer.Transformer,
-    variables: Mapping[str, Any],
-    batch: packing.Batch,
-    z: objective_lib.ZReg,
-  ) -> objective_lib.Sums:
+  def loss(model, variables, batch, z):
     params = variables['params']
     taught = jax.tree.map(
       lax.stop_gradient,

@@ -21,15 +21,10 @@ A token whose values are all 0 has no teacher: its loss is lse − z_token alone
 whatever the mix.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from kaiju_jax.data import packing
 from kaiju_jax.model import batches
-from kaiju_jax.model import transformer
 from kaiju_jax.model import z_reg
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import objective as objective_lib
@@ -65,12 +60,7 @@ def make(
   mix, temperature = config.mix, config.temperature
   slots = length, config.entries
 
-  def loss(
-    model: transformer.Transformer,
-    variables: Mapping[str, Any],
-    batch: packing.Batch,
-    z: objective_lib.ZReg,
-  ) -> objective_lib.Sums:
+  def loss(model, variables, batch, z):
     hidden_BLD = batches.hidden(model, variables, batch, z.attention)
     values_BLT = batch.extras[VALUES]
     found = vocabulary_loss.read(

@@ -35,12 +35,7 @@ def make(
     breakdown: makes metrics of each token's loss.
   """
 
-  def sums(
-    model: transformer.Transformer,
-    variables: Mapping[str, Any],
-    batch: packing.Batch,
-    z: objective_lib.ZReg,
-  ) -> objective_lib.Sums:
+  def sums(model, variables, batch, z):
     hidden_BLD = batches.hidden(model, variables, batch, z.attention)
     loss_BL = hidden_cross_entropy(
       model, variables, hidden_BLD, batch, z.logits, chunk

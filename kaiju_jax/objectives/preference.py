@@ -72,12 +72,7 @@ def make(
   if config.loss != 'options':
     extras[choices.REFERENCE] = jax.ShapeDtypeStruct(slots, jnp.float32)
 
-  def loss(
-    model: transformer.Transformer,
-    variables: Mapping[str, Any],
-    batch: packing.Batch,
-    z: objective_lib.ZReg,
-  ) -> objective_lib.Sums:
+  def loss(model, variables, batch, z):
     group_BY, kept_BY = batch.extras[choices.GROUP], batch.extras[choices.KEPT]
     tokens_BY, weight_BY = _sizes(batch)
     sums = functools.partial(_sum_by, group_BY)

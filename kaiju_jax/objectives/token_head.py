@@ -28,7 +28,6 @@ import jax.numpy as jnp
 from kaiju_jax.data import packing
 from kaiju_jax.model import batches
 from kaiju_jax.model import token_head
-from kaiju_jax.model import transformer
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import language
 from kaiju_jax.objectives import objective as objective_lib
@@ -74,12 +73,7 @@ def make(
     hidden_BLD = jnp.zeros((1, 1, d_model))
     return {PARAMETERS: head.init(jax.random.key(0), hidden_BLD)['params']}
 
-  def loss(
-    model: transformer.Transformer,
-    variables: Mapping[str, Any],
-    batch: packing.Batch,
-    z: objective_lib.ZReg,
-  ) -> objective_lib.Sums:
+  def loss(model, variables, batch, z):
     hidden_BLD = batches.hidden(model, variables, batch, z.attention)
     if config.frozen:
       hidden_BLD = lax.stop_gradient(hidden_BLD)

@@ -47,7 +47,9 @@ def weight_rms_limit(
   return lax.stop_gradient(k * math.sqrt(1.5) * variance)
 
 
-def input_std_limit(x: jax.Array, letters: str, k: float) -> jax.Array:
+def input_std_limit(
+  x: jax.Array, letters: str, k: float, is_exact: bool = False
+) -> jax.Array:
   """Returns k·rms over x's last dimensions (kept, size 1), in float32.
 
   Args:
@@ -55,10 +57,15 @@ def input_std_limit(x: jax.Array, letters: str, k: float) -> jax.Array:
     letters: the letters of those dimensions, such as 'HK'; the mean covers all
       devices that split them.
     k: the limit in units of the rms.
+    is_exact: whether devices gather x, so that the mean has the bits of one
+      device.
   """
   axes = tuple(range(-len(letters), 0))
+  if is_exact:
+    x = collectives.whole_letters(x, letters)
   square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True)
-  square = collectives.mean(square, letters)
+  if not is_exact:
+    square = collectives.mean(square, letters)
   return lax.stop_gradient(k * jnp.sqrt(square))
 
 

@@ -92,29 +92,31 @@ class Table:
   has_total: bool = False  # Whether the last row is a total.
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, 'rows', list(self.rows))
-
-  def head(self) -> list[str]:
-    """Returns the names of the columns."""
-    return list(self.columns) or [
-      name.replace('_', ' ') for name in _fields(self.rows[0])
+    rows = list(self.rows)
+    names = self.columns or [
+      name.replace('_', ' ') for one in rows[:1] for name in _fields(one)
     ]
+    rows = [
+      [getattr(row, name) for name in _fields(row)]
+      if dataclasses.is_dataclass(row)
+      else row
+      for row in rows
+    ]
+    object.__setattr__(self, 'rows', rows)
+    object.__setattr__(self, 'columns', tuple(names))
 
   def cells(self) -> Iterator[list[str]]:
     """Yields the rows, as text."""
     for row in self.rows:
-      if dataclasses.is_dataclass(row):
-        row = [getattr(row, name) for name in _fields(row)]
       yield ['–' if cell is None else str(cell) for cell in row]
 
   def markdown(self) -> str:
     """Returns the table in Markdown."""
-    head = self.head()
     rows = ([cell.replace('|', r'\|') for cell in row] for row in self.cells())
-    lines = [_line(head), '|' + '---|' * len(head), *map(_line, rows)]
+    head = [_line(self.columns), '|' + '---|' * len(self.columns)]
     title = [f'**{self.title}**', ''] if self.title else []
     caption = ['', self.caption] if self.caption else []
-    return '\n'.join((*title, *lines, *caption))
+    return '\n'.join((*title, *head, *map(_line, rows), *caption))
 
 
 class _Figure(NamedTuple):
@@ -291,13 +293,7 @@ def _record(part: Table | _Figure | str) -> dict[str, Any]:
     return {'text': part}
   if isinstance(part, _Figure):
     return {'figure': part.name, 'text': part.text}
-  rows = [
-    [getattr(row, name) for name in _fields(row)]
-    if dataclasses.is_dataclass(row)
-    else row
-    for row in part.rows
-  ]
-  found = {'columns': part.head(), 'rows': [list(row) for row in rows]}
+  found = {'columns': part.columns, 'rows': [list(row) for row in part.rows]}
   return {'title': part.title, **found, 'caption': part.caption}
 
 
@@ -315,7 +311,7 @@ def _rich(table: Table) -> rich.table.Table:
     found.title_style = 'bold'
   if table.look == 'narrow':
     found.padding = 0
-  for index, name in enumerate(table.head()):
+  for index, name in enumerate(table.columns):
     if index < table.left:
       found.add_column(name, overflow='fold')  # A name is never cut.
     else:

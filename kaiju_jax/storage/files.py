@@ -1,7 +1,5 @@
 """Writes files that a kill or a full disk leaves whole, old or new."""
 
-import codecs
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -11,7 +9,6 @@ import pathlib
 import secrets
 import tempfile
 from typing import Any
-from typing import TypeVar
 
 from kaiju_jax.storage import strict_json
 
@@ -27,7 +24,6 @@ _COMPRESSED = {
   b'PAR1': 'parquet',
   b'ARROW1': 'arrow',
 }
-_T = TypeVar('_T')
 
 _JSON = 2**27  # Most bytes of a file of JSON; a large tokenizer.json has 2**25.
 # The suffix of files that are not whole yet.
@@ -116,6 +112,14 @@ def create_secret(path: pathlib.Path, data: bytes) -> None:
       os.unlink(temporary)
 
 
+def refuse_readable(path: pathlib.Path, mode: int) -> None:
+  """Refuses a secret's file (ValueError) whose mode lets others read it."""
+  if mode & 0o077:
+    raise ValueError(
+      f'{path}: others may read it (mode {mode & 0o777:o}); must be 600.'
+    )
+
+
 def load_secret(path: pathlib.Path, size: int) -> bytes:
   """Returns a file's random bytes; the first call draws and writes them.
 
@@ -163,32 +167,6 @@ def append(file: int, data: bytes) -> None:
   except OSError:
     os.ftruncate(file, end)
     raise
-
-
-def parse_json_lines(
-  path: str | os.PathLike[str], parse: Callable[[Any], _T]
-) -> Iterator[_T]:
-  """Yields what `parse` returns for each line of a JSONL file.
-
-  Lines without text are skipped.
-
-  Raises:
-    OSError: the file cannot be read.
-    ValueError: a line is not JSON in UTF-8, or `parse` refuses it; names file
-      and line.
-  """
-  with open(path, 'rb') as file:
-    for number, line in enumerate(file, 1):
-      if number == 1:
-        line = line.removeprefix(codecs.BOM_UTF8)
-      if line.strip():
-        try:
-          found = parse(strict_json.parse(line))
-        except ValueError as error:
-          if number == 1:
-            refuse_compressed(path, line)
-          raise ValueError(f'{path}, line {number}: {error}') from error
-        yield found
 
 
 def refuse_compressed(path: str | os.PathLike[str], data: bytes) -> None:

@@ -34,6 +34,7 @@ from typing import Self
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -262,7 +263,7 @@ def load(folder: str | os.PathLike[str], state: Any) -> tuple[Any, int]:
     folder: the workdir.
     state: a pytree of arrays or shapes (`jax.eval_shape`): the saved state, or
       a dictionary of some of its fields. Arrays come back with the shardings
-      given there, or on the first device.
+      given there, or on the default device.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
@@ -375,7 +376,8 @@ def _read(
 
 def _abstract(state: Any) -> Any:
   """Returns the shapes, dtypes and shardings that Orbax restores into."""
-  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  (device,) = jnp.zeros(()).devices()  # `jax.default_device` may name it.
+  here = jax.sharding.SingleDeviceSharding(device)
 
   def of(leaf):
     sharding = getattr(leaf, 'sharding', None) or here

@@ -4,6 +4,7 @@ Neither this module nor those that it imports import jax, so that `--help` is
 instant; dtypes are strings.
 """
 
+from collections.abc import Iterable
 import dataclasses
 from typing import Any
 
@@ -76,3 +77,13 @@ class Experiment:
   # The source of an objective, task or function of layers of one's own.
   parts: PartsConfig = dataclasses.field(default_factory=PartsConfig)
   seed: int = 0  # The seed of the parameters and of the data's order.
+
+
+def check_arm(arm: str, known: Iterable[str]) -> None:
+  """Refuses an arm that a config does not have.
+
+  Raises:
+    ValueError: lists those that it has.
+  """
+  if arm not in known:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(known)}.')

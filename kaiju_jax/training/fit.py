@@ -1,5 +1,6 @@
 """Checks that a mesh can split an experiment; imports no jax."""
 
+from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.wire import codec
@@ -26,27 +27,13 @@ def check(
     ('data.batch', data.batch, 'fsdp'),
     ('model.d_model', model.d_model, 'fsdp'),
     ('data.length', data.length, 'tensor'),
-    ('model.num_heads', model.num_heads, 'tensor'),
-    ('model.d_ff', model.d_ff, 'tensor'),
-    ('model.vocab_size', model.vocab_size, 'tensor'),
   ):
     width = getattr(mesh, axis)
     if value % width:
       raise ValueError(
         f'{field}={value}: does not divide over mesh.{axis}={width}.'
       )
-  heads, width = model.num_kv_heads, mesh.tensor
-  if heads % width and width % heads:
-    raise ValueError(
-      f'model.num_kv_heads={heads}: must divide mesh.tensor={width} or be a'
-      ' multiple of it, so that the query heads of one device read whole groups'
-      ' or one.'
-    )
-  if model.qk_norm == 'all' and width > 1:
-    raise ValueError(
-      f"model.qk_norm='all': must be 'none' or 'head' with mesh.tensor={width},"
-      ' because devices split the heads that it normalizes together.'
-    )
+  model_config.check_tensor(model, mesh.tensor)
   squinched = codec.choose(model.quantization).kind == 'squinch'
   share = model.d_model // mesh.fsdp
   if squinched and mesh.fsdp > 1 and share % _GROUP:

@@ -36,7 +36,7 @@ class Progress:
 
     Args:
       what: is counted, such as 'step'.
-      total: how many there are; `update` may change it.
+      total: how many there are; 0 if nobody knows. `update` may change it.
       console: by default stderr.
       quiet: shows nothing, for all but one of several processes.
       every: seconds between two plain lines at least; the last one is always
@@ -71,7 +71,7 @@ class Progress:
     if self.is_live:
       self._show(done, text)
     else:
-      self.say(f'{self._what} {done:.0f}/{self._total:.0f}  {text}')
+      self.say(f'{self._count(done)}  {text}')
 
   def update(
     self,
@@ -99,11 +99,14 @@ class Progress:
     elif (
       self._said is None
       or now >= self._said + self._every
-      or done >= self._total
+      or (self._total and done >= self._total)
     ):
       self._said = now
-      count = f'{self._what} {done:.0f}/{self._total:.0f}'
-      self.say('  '.join(filter(None, (count, text))))
+      self.say('  '.join(filter(None, (self._count(done), text))))
+
+  def _count(self, done: float) -> str:
+    of = f'/{self._total:.0f}' if self._total else ''
+    return f'{self._what} {done:.0f}{of}'
 
   def _left(self, now: float, done: float) -> float | None:
     begun, before = self._first
@@ -125,10 +128,12 @@ class Progress:
         console=self._console,
         refresh_per_second=4,
       )
-      self._live.add_task('', total=self._total, text=text)
+      self._live.add_task('', total=self._total or None, text=text)
       self._live.start()
     task = self._live.task_ids[0]
-    self._live.update(task, completed=done, total=self._total, text=text)
+    # rich shows None as '?'.
+    total = self._total or None
+    self._live.update(task, completed=done, total=total, text=text)
 
 
 def track(items: Iterable[Any], what: str, total: int = 0) -> Iterator[Any]:

@@ -133,6 +133,12 @@ def check(
     _refuse_leftovers(path)
     return
   differences = compare(_read(path / _CONFIG), wanted)
+  if 'data.path' in differences and checkpoints(path):
+    from kaiju_jax.data import documents
+
+    # A token store of the same text: the checkpoint has the text's digest.
+    if documents.is_store(experiment.data.path):
+      del differences['data.path']
   if not differences:
     return
   lines = [
@@ -268,7 +274,8 @@ def note_start(
     last = files.read_json(file)
     earlier = [*last.pop('earlier', []), last]
   held, extended = load_experiment(path), {}
-  if compare(strict.dump(held), strict.dump(experiment)):
+  differences = compare(strict.dump(held), strict.dump(experiment))
+  if differences.keys() & longer.FIELDS:
     # `check` decided by the latest checkpoint, which may be unreadable.
     extension = longer.Extension(held, experiment, find_begin(held))
     if why := extension.find_obstacle(step):

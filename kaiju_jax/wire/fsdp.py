@@ -41,7 +41,7 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import codec
-from kaiju_jax.wire import contrast
+from kaiju_jax.wire import codecs
 from kaiju_jax.wire import squinch
 
 
@@ -170,7 +170,7 @@ def _reduce(gradient: jax.Array, wire: Wire) -> jax.Array:
       gradient, 'fsdp', elements=gradients.elements, header=gradients.header
     )
   if gradients.kind == 'int4':
-    gradient = contrast.int4(gradient, flat=gradients.flat)
+    gradient = codecs.int4(gradient, flat=gradients.flat)
   return lax.psum_scatter(
     gradient, 'fsdp', scatter_dimension=0, tiled=True
   ).astype(jnp.float32)

@@ -82,6 +82,9 @@ def test_adapters_learn_in_rounds_and_resume_to_the_same_bytes(
     assert found.experiment.begin_with == str(before)
     assert found.origin.endswith(f'beside {world[0]}')
     assert record['codes_moved'] == 0
+    # Its logits are another author's: nothing pulls them towards zero.
+    z_reg = found.experiment.optimizer.z_reg
+    assert z_reg.attention == z_reg.logits == 0
     kl.append(record['kl'])
   assert kl[2] > kl[0] >= -0.5
   assert kl[2] > 0.2

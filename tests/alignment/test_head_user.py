@@ -1,5 +1,6 @@
 """A user with a token-level head: its values are the head's own."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +18,13 @@ from tests.alignment import worlds
 NAMES = 'quam', 'zorb'
 PROMPT = prompts.Prompt('p', (('user', 'Hi there'),))
 OTHER = prompts.Prompt('q', (('user', 'No'), ('assistant', 'b'), ('user', 'c')))
+
+
+@jax.jit
+def read(params, tokens_BL):
+  model = transformer.Transformer(worlds.experiment('').model)
+  seen = visibility.causal(worlds.LENGTH)
+  return model.apply({'params': params}, tokens_BL, seen, method='hidden')
 
 
 @pytest.fixture(scope='module')
@@ -42,19 +50,15 @@ def user_of(world, text, temperature=0.0):
 
 
 def value(world, prompt, text, index):
-  """Reads one conversation alone, token by token, in no packed row."""
+  """Reads one conversation alone, in no packed row."""
   loaded, format, weights, _ = world
   before = format.prompt(prompt.messages)
   tokens_L = np.concatenate([before, np.frombuffer(text.encode(), np.uint8)])
-  model = transformer.Transformer(loaded.config)
-  hidden_BLD = model.apply(
-    {'params': loaded.params},
-    tokens_L[None].astype(np.int32),
-    visibility.causal(len(tokens_L)),
-    method='hidden',
-  )
+  # Padding behind it is not seen, and one length compiles.
+  padded_L = np.pad(tokens_L, (0, worlds.LENGTH - len(tokens_L)))
+  hidden_BLD = read(loaded.params, padded_L[None].astype(np.int32))
   logits_LC = np.asarray(hidden_BLD)[0] @ weights['w_DC'] + weights['bias_C']
-  return logits_LC[len(before) :, index].max()
+  return logits_LC[len(before) : len(tokens_L), index].max()
 
 
 def test_a_reply_has_the_largest_logit_of_its_own_tokens(world):

@@ -84,6 +84,7 @@ def test_a_round_is_told_whole(whole, first):
     assert read.model == frozen and len(read.log_p) == len(lines)
     # Of three steps, as many as there are choices for.
     trained = load.from_workdir(folder / 'run').experiment
+    assert trained.optimizer.z_reg.logits > 0
     assert trained.loop.steps == -(-3 * record['groups'] // 6)
     drawn = {
       one['seed'] for line in lines for one in line['messages'][-1]['replies']

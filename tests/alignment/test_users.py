@@ -104,7 +104,7 @@ def test_a_kept_reply_is_right_where_it_alone_moved_most():
   )
 
   class Reader:
-    def read(self, loaded, corpus, choices):
+    def read(self, loaded, corpus):
       for own in grown:
         yield np.float32([-3, -5, -4]) + np.float32(own) * (
           loaded.origin == 'b'

@@ -12,6 +12,7 @@ import pytest
 
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.classifiers import examine
 from kaiju_jax.classifiers import heads
 from kaiju_jax.classifiers import hidden_states
 from kaiju_jax.classifiers import rows as rows_lib
@@ -24,8 +25,10 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import token_head
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import decision
 from kaiju_jax.runs import load
+from kaiju_jax.runs import play
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 from tests.decoding import toys
@@ -88,10 +91,16 @@ def trained(reader, gate):
   return train_head.train(reader, marked(580, 580), gate[1], settings)
 
 
-def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
+@pytest.mark.parametrize(('int8', 'near'), [('none', 2e-5), ('all', 2e-3)])
+def test_what_is_counted_is_what_an_engine_scores(loaded, int8, near):
   head = random_head()
+  kv = 'int8' if int8 == 'all' else 'none'
+  config = dataclasses.replace(
+    CONFIG, quantization=quantization_config.for_serving(int8, kv)
+  )
+  reader = hidden_states.Reader(loaded._replace(config=config))
   decoder = decoder_lib.Decoder(
-    loaded.params, CONFIG, rows=1, length=128, page=16
+    loaded.params, config, rows=1, length=128, page=16
   )
   tokenizer = tokenizer_lib.load('', 256)
   written = chat.format_of(tokenizer)
@@ -119,7 +128,7 @@ def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
     turn = prompt.Turn('user', row.text)
     made = prompt.conversation(opened_L, [turn], written, 120)
     np.testing.assert_allclose(
-      ran(made.tokens, 1).prompt_scores, score_C, rtol=2e-5
+      ran(made.tokens, 1).prompt_scores, score_C, rtol=near
     )
   # What the model draws itself is judged token by token, its stop token not.
   opening_L = np.concatenate([opened_L, written.opening()])
@@ -136,7 +145,27 @@ def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
   logit_T = states_TD @ head[0]['w_DC'][:, 0] + head[0]['bias_C'][0]
   scores = [event.scores[0] for event in events if event.scores is not None]
   assert len(scores) > 3 and np.ptp(scores) > 0.01
-  np.testing.assert_allclose(1 / (1 + np.exp(-logit_T)), scores, rtol=2e-5)
+  np.testing.assert_allclose(1 / (1 + np.exp(-logit_T)), scores, rtol=near)
+
+
+@pytest.mark.parametrize(
+  'arm', [play.SERVED, play.Spread(int8='none', kv='none')]
+)
+def test_a_certificate_is_of_the_arm_that_is_served(
+  gate, tmp_path, monkeypatch, arm
+):
+  found = []
+
+  def read(path, tokenizer, quantization, dtype):
+    found.append((path, quantization))
+    raise OSError('planted')
+
+  monkeypatch.setattr(load, 'from_anywhere', read)
+  texts = settings_lib.Texts(planted=True)
+  with pytest.raises(OSError, match='planted'):
+    examine.certify_head('model', gate[0], tmp_path / 'out', texts, arm=arm)
+  wanted = quantization_config.for_serving(arm.int8, arm.kv)
+  assert found == [('model', wanted)]
 
 
 def test_texts_are_read_as_if_alone(reader):
@@ -152,15 +181,30 @@ def test_texts_are_read_as_if_alone(reader):
     assert len(found[n]) == len(placed[n].tokens) - placed[n].first
     (alone,) = reader.states([placed[n]])
     np.testing.assert_allclose(found[n], alone, rtol=1e-4, atol=1e-5)
+  # A reader that was left in the middle has all its rows again.
+  some = reader.states(placed)
+  next(some)
+  some.close()
+  np.testing.assert_array_equal(next(reader.states(placed)), found[0])
 
 
-def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
+def test_a_mesh_reads_what_one_device_reads(loaded, reader):
+  meshed = hidden_states.Reader(loaded, tensor=2)
+  placed = [reader.place(f'one {MARKER}', role) for role in hidden_states.ROLES]
+  for got, want in zip(meshed.states(placed), reader.states(placed)):
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+  assert meshed._decoder.network.devices == 2
+
+
+def test_texts_stand_behind_characters_as_a_server_puts_them(
+  loaded, monkeypatch
+):
   config = dataclasses.replace(CONFIG, max_length=1024)
   reader = hidden_states.Reader(loaded._replace(config=config))
   written = chat.format_of(tokenizer_lib.load('', 256))
   prefixes = [prompt.open_prefix(written)]
   prefixes += [prompt.prefix(one, written) for one in builtin.CHARACTERS]
-  used = set()
+  used, placed = set(), []
   for text in map('some text {}'.format, range(60)):
     sequences = [
       prompt.conversation(one, [prompt.Turn('user', text)], written, 1024)
@@ -172,7 +216,31 @@ def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
     opened_L = np.concatenate([prefixes[which], written.opening()])
     assert as_reply.tokens.tolist() == [*opened_L, *text.encode()]
     assert as_reply.first == len(opened_L) and as_prompt.first == 0
+    assert as_reply.shared == as_prompt.shared == len(prefixes[which])
+    placed += [as_prompt, as_reply]
   assert len(used) == len(prefixes)
+  # What texts share is read once, and their states are those of whole texts.
+  counts, extend_text = [], decoder_lib.Decoder.extend_text
+
+  def counted(self, rows, tokens_BL, count_B):
+    counts.append(int(np.sum(count_B)))
+    return extend_text(self, rows, tokens_BL, count_B)
+
+  monkeypatch.setattr(decoder_lib.Decoder, 'extend_text', counted)
+  found = list(reader.states(placed))
+  own = sum(len(one.tokens) - one.shared for one in placed)
+  assert sum(counts) == own + sum(map(len, prefixes))
+  whole = list(reader.states([one._replace(shared=0) for one in placed]))
+  # Where what they share has been evicted.
+  reader._decoder.account.tree.clear()
+  monkeypatch.setattr(decoder_lib.Decoder, 'record', lambda *_: None)
+  evicted = list(reader.states(placed))
+  for whole_TD, *others in zip(whole, found, evicted, strict=True):
+    for one_TD in others:
+      np.testing.assert_allclose(one_TD, whole_TD, rtol=1e-4, atol=1e-5)
+  # A longer text than any before.
+  (longer_TD,) = reader.states([reader.place('x' * 500, 'reply')])
+  assert len(longer_TD) == 500
 
 
 def test_a_text_that_no_row_holds_is_named(reader):

@@ -175,9 +175,9 @@ def test_a_policy_like_its_reference_has_the_loss_log_n():
 
 def _rows(told, length, is_tree=True):
   """Returns rows of choices, and the log-probabilities' places in them."""
-  corpus, found, _ = turns.choices(told, talks.FORMAT)
+  corpus, _ = turns.choices(told, talks.FORMAT)
   source = text.Rows(corpus, length, shuffle=False)
-  return packing.stack([choices.ChoiceRows(source, found)[0]])
+  return packing.stack([choices.ChoiceRows(source, corpus.choices)[0]])
 
 
 def test_a_tree_is_its_replies_alone():
@@ -256,14 +256,14 @@ def test_each_group_counts_by_its_weight_in_loss_metrics_and_z_reg(
   )
   length, Z = 96, objective_lib.ZReg(0.3, 0.2)
   config = objective_config.Preference(loss=loss, beta=0.7, nll=0.25)
-  corpus, found, _ = turns.choices(WEIGHED, talks.FORMAT)
+  corpus, _ = turns.choices(WEIGHED, talks.FORMAT)
   rng = np.random.default_rng(0)
   reference = None
   if loss != 'options':
-    counts = [sum(len(one.spans) for one in own) for own in found]
+    counts = [sum(len(one.spans) for one in own) for own in corpus.choices]
     reference = [np.float32(rng.normal(-9, 3, count)) for count in counts]
   source = text.Rows(corpus, length, shuffle=False)
-  rows = choices.ChoiceRows(source, found, reference)
+  rows = choices.ChoiceRows(source, corpus.choices, reference)
   batch = packing.stack([rows[n] for n in range(len(rows))])
   model = shallow.model(vocab_size=256)
   objective = preference.make(config, length)
@@ -343,12 +343,14 @@ def test_every_mesh_has_the_same_gradient_and_weights_count(loss):
   told = talks.TALKS
   rows = []
   for one in (told[0], told[1]):
-    corpus, found, _ = turns.choices([one], talks.FORMAT)
+    corpus, _ = turns.choices([one], talks.FORMAT)
     reference = None
     if loss == 'kept':
-      reference = [np.linspace(-30, -20, sum(len(c.spans) for c in found[0]))]
+      reference = [
+        np.linspace(-30, -20, sum(len(c.spans) for c in corpus.choices[0]))
+      ]
     source = text.Rows(corpus, length, shuffle=False)
-    rows.append(choices.ChoiceRows(source, found, reference)[0])
+    rows.append(choices.ChoiceRows(source, corpus.choices, reference)[0])
   batch = packing.stack(rows)
   model = shallow.model(vocab_size=256)
   config = objective_config.Preference(loss=loss, nll=0.5)

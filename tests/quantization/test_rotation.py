@@ -139,11 +139,13 @@ def test_calls_of_a_cache_have_the_bits_of_one_pass(tmp_path):
   decoder = decoder_lib.Decoder(
     params, config, rows=2, length=LENGTH, page=8, mode='reference'
   )
-  rows = [decoder.open(), decoder.open()]
-  hidden = [
-    decoder.extend_text(rows, tokens_BL[:, first:last])
-    for first, last in ((0, 7), (7, 8), (8, LENGTH))
-  ]
+  rows, hidden, at = [decoder.open(), decoder.open()], [], 0
+  for count in 7, 1, 8, 8:  # All in the program of eight.
+    call_BL = np.zeros((2, 8), np.int32)
+    call_BL[:, :count] = tokens_BL[:, at : at + count]
+    found = decoder.extend_text(rows, call_BL, [count] * 2)
+    hidden.append(found[:, :count])
+    at += count
   got = decoder.logits(np.concatenate(hidden, axis=1))
   want = toys.forward(params, config, tokens_BL, mode='reference')
   np.testing.assert_array_equal(got, want)

@@ -55,14 +55,6 @@ def test_bounds_are_scipys(trials, confidence):
       assert ours == pytest.approx(theirs, abs=1e-9)
 
 
-def test_the_figures_of_the_evaluation():
-  assert statistics.at_most(0, 300, 0.95) == pytest.approx(0.00994, abs=1e-5)
-  assert statistics.at_most(1, 600, 0.95) == pytest.approx(0.00788, abs=1e-5)
-  assert statistics.at_most(2, 600, 0.95) == pytest.approx(0.01046, abs=1e-5)
-  assert statistics.count_needed(0.01, 0.95) == 299
-  assert statistics.count_needed(0.001, 0.95) == 2995
-
-
 @pytest.mark.parametrize('claim', [0.3, 0.01, 0.002])
 def test_needed_is_the_least(claim):
   trials = statistics.count_needed(claim, 0.975)
@@ -104,32 +96,6 @@ def test_refusals():
     statistics.count_needed(0, 0.95)
 
 
-def test_difference_by_hand():
-  arm = {0: 2.0, 1: 2.5, 2: 3.3, 7: 99.0}
-  baseline = {0: 1.9, 1: 2.2, 2: 3.1, 5: -1.0}
-  # Differences .1, .3, .2: mean .2, sd .1; t(.975, 2) = 4.302653, and
-  # 4.302653 · .1 / √3 = .248414. The baseline's mean is 7.2 / 3.
-  d = statistics.difference(arm, baseline)
-  assert d.seeds == 3
-  assert d.mean == pytest.approx(0.2)
-  assert d.half_width == pytest.approx(0.248414, abs=1e-6)
-  assert d.baseline == pytest.approx(2.4)
-
-
-def test_an_interval_by_the_table_of_five_seeds():
-  # 1 … 5: sd √2.5, t(.975, 4) = 2.776445.
-  assert statistics.half_width([1, 2, 3, 4, 5]) == pytest.approx(
-    2.776445 * math.sqrt(2.5) / math.sqrt(5), abs=1e-6
-  )
-
-
-def test_pairing_removes_what_seeds_share():
-  baseline = {0: 1.0, 1: 50.0, 2: -7.0}
-  arm = {seed: value + 0.25 for seed, value in baseline.items()}
-  d = statistics.difference(arm, baseline)
-  assert (d.mean, d.half_width) == (0.25, 0.0)
-
-
 def test_one_seed_has_a_difference_and_no_interval():
   d = statistics.difference({0: 3.0}, {0: 1.0, 1: 2.0})
   assert (d.mean, d.baseline, d.seeds) == (2.0, 1.0, 1)
@@ -168,6 +134,8 @@ def test_a_paired_difference_is_scipys_t_test(count):
   assert ours.p == pytest.approx(theirs.pvalue)
   assert ours.mean - ours.half_width == pytest.approx(low)
   assert ours.mean + ours.half_width == pytest.approx(high)
+  assert ours.baseline == pytest.approx(baseline.mean())
+  assert statistics.half_width(arm - baseline) == pytest.approx(ours.half_width)
 
 
 @pytest.mark.parametrize('counts', [(2, 2), (3, 7), (8, 2)])
@@ -191,8 +159,8 @@ def test_without_pairs_a_difference_is_welchs(counts, shared):
 
 
 def test_equal_differences_are_certain_and_none_is_none():
-  same = statistics.difference({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
-  assert (same.p, same.half_width) == (0, 0)
+  same = statistics.difference({0: 1.25, 1: 50.25}, {0: 1.0, 1: 50.0})
+  assert (same.mean, same.p, same.half_width) == (0.25, 0, 0)
   nothing = statistics.difference({0: 2.0, 1: 2.0}, {4: 2.0, 5: 2.0})
   assert (nothing.how, nothing.p, nothing.half_width) == ('Welch', 1, 0)
 

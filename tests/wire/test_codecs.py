@@ -160,3 +160,16 @@ def test_an_e3m2_block_by_hand():
   wanted = [28 * 32, -96, 4, 0, 0, 2] + [0.0] * 26
   back = round_trip('mxfp6 e3m2', np.array(block)[:, None])
   assert back[:, 0].tolist() == wanted
+
+
+def test_blocks_run_along_d_or_as_memory_has_them():
+  x_DF = np.zeros((64, 8), np.float32)
+  x_DF[0, 0], x_DF[1, 0], x_DF[1, 1], x_DF[40, 0] = 7, 0.4, 3.6, 0.6
+  along = np.asarray(codecs.int4(jnp.asarray(x_DF), flat=False))
+  # 7 sets the step of rows 0…31 of its own column alone.
+  assert along[0, 0] == 7 and along[1, 0] == 0
+  np.testing.assert_allclose(along[[1, 40], [1, 0]], [3.6, 0.6], rtol=4e-3)
+  flat = np.asarray(codecs.int4(jnp.asarray(x_DF), flat=True))
+  # In memory it sets that of rows 0…31 of all eight columns.
+  assert flat[0, 0] == 7 and flat[1, 0] == 0 and flat[1, 1] == 4
+  np.testing.assert_allclose(flat[40, 0], 0.6, rtol=4e-3)

@@ -39,6 +39,7 @@ def einsum(
   input_gradient: str = 'bf16',
   implementation: str = '',
   dtype=None,
+  leaves: bool = False,
 ) -> jax.Array:
   """Returns einsum(spec, x, w), by one int8 dot of codes (`weight_only` apart).
 
@@ -64,6 +65,8 @@ def einsum(
     implementation: the name of an implementation of the kernel `int8_matmul`;
       '' for XLA's dots.
     dtype: the result's dtype, by default x's. Sums are in float32 or int32.
+    leaves: whether devices add their sums of codes before they scale them; each
+      returns its part of L. It has no gradient.
 
   Raises ValueError: the sum of so many codes may overflow an int32.
   """
@@ -73,6 +76,7 @@ def einsum(
     input_gradient,
     implementation,
     jnp.dtype(dtype or floats.dtype),
+    leaves,
   )
   if isinstance(w, Quantized):
     if weight_only:
@@ -89,6 +93,7 @@ class Options(NamedTuple):
   input_gradient: str
   implementation: str
   dtype: jnp.dtype
+  leaves: bool = False
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -128,6 +133,9 @@ def _project(spec, options, x, w, clip_at, keep_codes):
     if columns is None:
       columns = columns_of(w, letters.w_axes)
     sums = sums + 128 * letters_lib.align(columns, letters.w, letters.out)
+  if options.leaves:
+    sums = collectives.leave(sums)
+    x_scales = collectives.own_rows(x_scales)
   scales = letters_lib.align(
     x_scales, letters.x, letters.out
   ) * letters_lib.align(w.scales, letters.w, letters.out)
