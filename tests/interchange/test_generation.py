@@ -66,6 +66,29 @@ def test_a_gguf_file_s_window_beyond_a_row_s_is_the_whole_text(last, kept):
   assert found['repeat_last_n'] == kept
 
 
+def test_what_a_gguf_file_says_of_sampling_is_read_or_named(
+  tmp_path, tokenizer
+):
+  said = {'temp': 0.5, 'top_k': 9, 'top_p': 0.75, 'min_p': 0.25}
+  said |= {'penalty_repeat': 1.5, 'xtc_probability': 0.5, 'sequence': 'kt'}
+  fields = {f'general.sampling.{name}': x for name, x in said.items()}
+  fields['tokenizer.ggml.tokens'] = list('abcdef')
+  for end, token in ('eos', 2), ('eot', 4), ('eom', 5), ('bos', 0):
+    fields[f'tokenizer.ggml.{end}_token_id'] = token
+  found = generation.read(
+    _write(tmp_path, gguf_folder._generation(fields)), tokenizer
+  )
+  assert found.sampling == {
+    'temperature': 0.5,
+    'top_k': 9,
+    'top_p': 0.75,
+    'min_p': 0.25,
+    'repetition_penalty': 1.5,
+  }
+  assert found.ends == (2, 4, 5)
+  assert found.ignored == ("sequence='kt'", 'xtc_probability=0.5')
+
+
 @pytest.mark.parametrize(
   'found, wanted',
   [

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 
 import gguf
 import jax
@@ -13,6 +15,7 @@ from kaiju_jax.interchange import quantized
 from kaiju_jax.interchange import shards
 from kaiju_jax.interchange import stream
 from kaiju_jax.interchange.gguf import folder as gguf_folder
+from kaiju_jax.interchange.gguf import header as header_lib
 from kaiju_jax.interchange.gguf import metadata
 from kaiju_jax.model import rope_scaling
 from kaiju_jax.quantization import config as quantization_config
@@ -103,6 +106,8 @@ def angles_of(fields: dict) -> dict:
     }.items():
       if theirs in found:
         own[f'rope.scaling.{ours}'] = found[theirs]
+  if found['rope_type'] == 'yarn':  # The usual factor, as some write it.
+    own['rope.scaling.attn_factor'] = 0.1 * math.log(found['factor']) + 1
   return {f'{name}.{key}': value for key, value in own.items()}
 
 
@@ -113,10 +118,11 @@ def make(tmp_path, name: str, changes=None, tensors=None):
   own = folders.tensors_of(fields)
   folder = folders.write(tmp_path / 'folder', fields, own)
   stored = files.tensors_of(fields, own) | (tensors or {})
+  said = files.metadata_of(fields) | angles_of(fields) | (changes or {})
   file = files.write(
     tmp_path / 'model.gguf',
     files.ARCHITECTURES[name],
-    files.metadata_of(fields) | angles_of(fields) | (changes or {}),
+    {key: x for key, x in said.items() if x is not None},
     {key: x for key, x in stored.items() if x is not None},
   )
   return folder, file
@@ -143,6 +149,11 @@ def test_a_file_has_the_model_of_its_folder(tmp_path, name):
     )
     np.testing.assert_allclose(found.norm_epsilon, config.norm_epsilon)
     assert_same(got, want)
+
+
+def test_a_file_without_a_base_of_angles_has_llama_cpps(tmp_path):
+  _, file = make(tmp_path, 'llama', {'llama.rope.freq_base': None})
+  assert hugging_face.read_config(file).rope_global == 10_000
 
 
 def test_llama_3s_angles_are_found_in_their_divisors(tmp_path):
@@ -257,6 +268,8 @@ Q2_K = gguf.GGMLQuantizationType.Q2_K
   'changes, tensors, message',
   [
     ({'split.count': 3}, {}, 'split.count=3: must be 1'),
+    ({'split.count': '3'}, {}, 'split.count=3: must be 1'),
+    ({'general.sampling.penalty_last_n': '64'}, {}, "last_n='64': must be int"),
     ({'general.alignment': 24}, {}, 'general.alignment=24: must be a power'),
     ({'llama.block_count': 3}, {}, r'layers\.2.*: missing'),
     ({'llama.block_count': 0}, {}, 'llama.block_count=0: must be a positive'),
@@ -336,6 +349,56 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     file.write_bytes(whole[:place])
     with pytest.raises(ValueError, match=r'model\.gguf: '):
       gguf_folder.unpack(file)
+  file.write_bytes(whole[:end])  # Nothing fills up the last tensor.
+  assert gguf_folder.unpack(file).tensors
+
+
+@pytest.mark.parametrize(
+  'name, model', [('arcee', 'gpt2'), ('gemma3_text', 'llama')]
+)
+def test_metadata_of_another_type_are_one_line(
+  tmp_path, monkeypatch, name, model
+):
+  _, file = make(tmp_path, name)
+  header = header_lib.read(file)
+  known = header.fields | {
+    'general.sampling.penalty_last_n': 64,
+    'tokenizer.ggml.model': model,
+    'tokenizer.ggml.pre': 'llama-bpe',
+    'tokenizer.ggml.add_space_prefix': True,
+    'tokenizer.ggml.tokens': files.TOKENS,
+    'tokenizer.ggml.scores': [0.0] * len(files.TOKENS),
+    'tokenizer.ggml.merges': [],
+    'tokenizer.ggml.bos_token_id': 0,
+  }
+  for key in known:
+    for wrong in 'x', [1], ['a'], -1, 0.5, True, math.nan:
+      changed = header._replace(fields=known | {key: wrong})
+      monkeypatch.setattr(header_lib, 'read', lambda _, made=changed: made)
+      try:
+        gguf_folder._unpack.__wrapped__(file, 0, 0)
+      except ValueError as error:
+        assert re.match(rf'{re.escape(str(file))}: .+', str(error))
+
+
+def test_numbers_of_all_types_are_read(tmp_path):
+  writer = gguf.GGUFWriter(tmp_path / 'a.gguf', 'llama')
+  ends = {'bool': (False, True)}
+  for bits in 8, 16, 32, 64:
+    ends[f'uint{bits}'] = 1, 2**bits - 1
+    ends[f'int{bits}'] = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+  ends |= {'float32': (-0.5, 2.0**100), 'float64': (0.1, -1e300)}
+  for kind, values in ends.items():
+    for place, value in enumerate(values):
+      getattr(writer, f'add_{kind}')(f'{kind}.{place}', value)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.close()
+  fields = header_lib.read(tmp_path / 'a.gguf').fields
+  for kind, values in ends.items():
+    got = [fields[f'{kind}.{place}'] for place in (0, 1)]
+    assert got == [*values]
+    assert [*map(type, got)] == [*map(type, values)]
 
 
 def test_changed_bytes_of_a_header_raise_nothing_else(tmp_path):
@@ -384,10 +447,14 @@ def test_tensors_lie_one_behind_another(tmp_path):
   name = last.name.encode()
   # Behind the name: two sizes or one, the type, and the offset.
   place = data.index(name) + len(name) + 4 + 8 * len(last.shape) + 4
-  wrong = data[:place] + bytes(8) + data[place + 8 :]
-  file.write_bytes(wrong)
-  with pytest.raises(ValueError, match='of the data, must at a multiple of 32'):
-    gguf_folder.unpack(file)
+  offset = last.offset - min(one.offset for one in tensors)
+  # At the beginning, and over what aligns the one before.
+  for wrong in 0, offset - 32:
+    file.write_bytes(
+      data[:place] + wrong.to_bytes(8, 'little') + data[place + 8 :]
+    )
+    with pytest.raises(ValueError, match='data, must at a multiple of 32'):
+      gguf_folder.unpack(file)
 
 
 def test_small_files_are_made_once_and_again_when_the_file_changes(tmp_path):

@@ -129,6 +129,7 @@ def test_a_word_that_is_a_token_is_taken_whole(trained, pre):
   places = [*fields[f'{_KEY}tokens'][:-2], word]
   fields[f'{_KEY}tokens'] = places
   fields[f'{_KEY}token_type'] = fields[f'{_KEY}token_type'][:-2] + [NORMAL]
+  fields[f'{_KEY}add_bos_token'] = False
   assert open_(fields).encode(word).ids == [len(places) - 1]
   fields[f'{_KEY}pre'] = 'dbrx'
   assert open_(fields).encode(word).ids != [len(places) - 1]
@@ -152,6 +153,26 @@ def test_texts_begin_with_the_first_token_where_the_file_says_so(trained):
   assert settings['bos_token'] == '<s>'
   assert settings['eos_token'] == settings['pad_token'] == '</s>'
   assert settings['chat_template'] == 'x'
+
+
+@pytest.mark.parametrize(
+  ('pre', 'opens'),
+  [('llama-bpe', True), ('tekken', True), ('smaug-bpe', False)],
+)
+def test_a_silent_file_opens_texts_as_llama_cpp_does(trained, pre, opens):
+  fields = metadata_of(trained, pre)
+  first = fields[f'{_KEY}bos_token_id']
+  assert (open_(fields).encode('a').ids[0] == first) == opens
+  del fields[f'{_KEY}bos_token_id']
+  assert open_(fields).encode('a').ids[0] != first
+
+
+def test_a_file_without_kinds_of_tokens_has_plain_ones(trained):
+  fields = metadata_of(trained, 'gpt-2')
+  want = open_(fields).encode('the zebra').ids
+  del fields[f'{_KEY}token_type']
+  assert open_(fields).encode('the zebra').ids == want
+  assert vocabulary.files(fields)[0]['added_tokens'] == []
 
 
 def pieces() -> dict:

@@ -257,18 +257,24 @@ def foldable(config, weights, seed=3):
   return weights._replace(layers=tuple(layers))
 
 
+def hold_alike(config, weights, others, rtol):
+  """Holds teachers, and students, to each other; returns a student's config."""
+  want = logits_of(plain.params(weights, config), config)
+  close = {'atol': rtol * np.abs(want).max()}
+  found = logits_of(plain.params(others, config), config)
+  np.testing.assert_allclose(found, want, **close)
+  student, _, params = start_of(config, weights, **MERGED)
+  _, _, again = start_of(config, others, **MERGED)
+  found = logits_of(params, student)
+  np.testing.assert_allclose(logits_of(again, student), found, **close)
+  return student, want
+
+
 def test_maps_that_fold_away_change_no_start():
   """And they are the teacher's own: its logits stay."""
   weights = drawn(TEACHER)
   turned = foldable(TEACHER, weights)
-  want = logits_of(plain.params(weights, TEACHER), TEACHER)
-  close = {'atol': 2e-5 * np.abs(want).max()}
-  found = logits_of(plain.params(turned, TEACHER), TEACHER)
-  np.testing.assert_allclose(found, want, **close)
-  student, _, params = start_of(TEACHER, weights, **MERGED)
-  _, _, again = start_of(TEACHER, turned, **MERGED)
-  found = logits_of(params, student)
-  np.testing.assert_allclose(logits_of(again, student), found, **close)
+  student, want = hold_alike(TEACHER, weights, turned, 2e-5)
   # Means do not survive it.
   one, other = (
     logits_of(pool.student(each, student), student)
@@ -289,14 +295,7 @@ def test_what_all_keys_have_in_common_changes_no_start(base):
     bias[:, ::4] = layer.bias_k_UK[:, ::4]
     layers.append(layer._replace(bias_k_UK=bias.astype(np.float32)))
   moved = weights._replace(layers=tuple(layers))
-  want = logits_of(plain.params(weights, config), config)
-  close = {'atol': 1e-3 * np.abs(want).max()}
-  found = logits_of(plain.params(moved, config), config)
-  np.testing.assert_allclose(found, want, **close)
-  student, _, params = start_of(config, weights, **MERGED)
-  _, _, again = start_of(config, moved, **MERGED)
-  found = logits_of(params, student)
-  np.testing.assert_allclose(logits_of(again, student), found, **close)
+  hold_alike(config, weights, moved, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -436,3 +435,16 @@ def test_a_text_without_tokens_and_broken_teachers_are_refused():
   broken = weights._replace(embedding_DV=np.nan * weights.embedding_DV)
   with pytest.raises(ValueError, match='activations are not finite'):
     calibrate.measure(broken, TEACHER, TEXT, ())
+
+
+def test_sinks_are_among_the_keys_that_a_query_sees():
+  def ignored(layout):
+    config = toys.changed(toys.PLAIN, layout=layout)
+    return share._ignored(config, 10.2, 0)
+
+  whole, window = ignored('L0:10 G1 G2'), ignored('L0:4 G1 G2')
+  np.testing.assert_array_equal(ignored('L0:4+6 G1 G2'), whole)
+  np.testing.assert_array_equal(ignored('L0:10+3 G1 G2'), whole)
+  for sinks in range(1, 6):
+    found = ignored(f'L0:4+{sinks} G1 G2')
+    assert (found != window).any() and (found != whole).any()

@@ -32,9 +32,6 @@ SUFFIX = '.gguf'
 _LICENSE = 64  # The most characters of its name.
 _SAMPLING = {
   'temp': 'temperature',
-  'top_k': 'top_k',
-  'top_p': 'top_p',
-  'min_p': 'min_p',
   'penalty_repeat': 'repetition_penalty',
   'penalty_last_n': 'repeat_last_n',
 }
@@ -142,12 +139,13 @@ def _generation(fields: dict[str, Any]) -> dict[str, Any]:
   """Returns the fields of generation_config.json."""
   count = len(fields.get(metadata.TOKENS, ()))
   ends = [vocabulary.token(fields, key, count) for key in ('eos', 'eot', 'eom')]
+  # Others keep their names, by which they are told to be ignored.
   drawn = {
-    name: fields[f'general.sampling.{key}']
-    for key, name in _SAMPLING.items()
-    if f'general.sampling.{key}' in fields
+    _SAMPLING.get(name, name): value
+    for key, value in fields.items()
+    if (name := key.removeprefix('general.sampling.')) != key
   }
-  if drawn.get('repeat_last_n', 0) > _LAST:
+  if fields.get('general.sampling.penalty_last_n', 0) > _LAST:
     drawn['repeat_last_n'] = -1
   ends = [*dict.fromkeys(one for one in ends if one is not None)]
-  return {'eos_token_id': ends, **drawn}
+  return {**drawn, 'eos_token_id': ends}

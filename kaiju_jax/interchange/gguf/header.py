@@ -116,7 +116,7 @@ def _read(path: pathlib.Path, cursor: _Cursor) -> Header:
     if key in fields:
       raise ValueError(f'{key}: is there twice.')
     fields[key] = _value(key, cursor.number('I'), cursor)
-  if fields.get('split.count', 1) > 1:
+  if fields.get('split.count', 1) not in (0, 1):
     raise ValueError(
       f'split.count={fields["split.count"]}: must be 1: join the parts first'
       ' (llama-gguf-split --merge).'

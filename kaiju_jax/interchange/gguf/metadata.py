@@ -61,6 +61,19 @@ _SCALING = {
   'rope.scaling.yarn_beta_slow': 'beta_slow',
 }
 _ATTENTION = 'rope.scaling.attn_factor'
+# {key, or what follows the architecture's name: its type}, of keys whose values
+# are computed with before `families` checks the fields.
+_KINDS = {
+  'general.architecture': str,
+  'general.sampling.penalty_last_n': int,
+  TOKENS: list,
+  'tokenizer.ggml.pre': str,
+  'tokenizer.ggml.add_space_prefix': bool,
+  'attention.key_length': int,
+  'rope.freq_base': float,
+  'rope.scaling.factor': float,
+  _ATTENTION: float,
+}
 _WINDOWS = {
   'attention.sliding_window': 'sliding_window',
   'attention.sliding_window_pattern': 'sliding_window_pattern',
@@ -82,6 +95,10 @@ def read(header: header_lib.Header) -> dict[str, Any]:
     ValueError: names a key, its value and what would be right.
   """
   known = header.fields
+  for key, value in known.items():
+    kind = _KINDS.get(key) or _KINDS.get(key.partition('.')[2])
+    if kind and not isinstance(value, kind):
+      raise ValueError(f'{key}={value!r:.80}: must be {kind.__name__}.')
   name = known.get('general.architecture')
   if name not in ARCHITECTURES:
     raise ValueError(

@@ -50,6 +50,8 @@ class _Split(NamedTuple):
   # Whether a word that is a token is taken whole, whatever the merges say.
   ignores_merges: bool = False
   composes: bool = False  # Whether texts are normalized to NFC.
+  # Whether texts begin with the first token where a file does not say.
+  opens: bool = False
 
 
 _SPLITS = {
@@ -58,9 +60,9 @@ _SPLITS = {
   'smollm': _Split(_GPT2, parts_digits=True),
   'dbrx': _Split(_GPT4 % '{1,3}'),
   'smaug-bpe': _Split(_GPT4 % '{1,3}'),
-  'llama-bpe': _Split(_GPT4 % '{1,3}', ignores_merges=True),
+  'llama-bpe': _Split(_GPT4 % '{1,3}', ignores_merges=True, opens=True),
   'qwen2': _Split(_GPT4 % '', composes=True),
-  'tekken': _Split(_TEKKEN, ignores_merges=True),
+  'tekken': _Split(_TEKKEN, ignores_merges=True, opens=True),
 }
 
 
@@ -111,7 +113,10 @@ def files(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     'post_processor': None,
     **made,
   }
-  if fields.get(f'{_KEY}add_bos_token', model == 'llama'):
+  opens = model == 'llama'
+  if model == 'gpt2' and 'bos_token' in special:
+    opens = _SPLITS[fields[f'{_KEY}pre']].opens
+  if fields.get(f'{_KEY}add_bos_token', opens):
     if 'bos_token' not in special:
       raise ValueError(f'{_KEY}bos_token_id: missing; texts begin with it.')
     made['post_processor'] = _opening(
@@ -143,7 +148,7 @@ def _tokens(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
   tokens = fields.get(metadata.TOKENS)
   if not _is_list_of(tokens, str) or not tokens:
     raise ValueError(f'{metadata.TOKENS}: must be a list of strings.')
-  kinds = fields.get(f'{_KEY}token_type', [_Kind.NORMAL] * len(tokens))
+  kinds = fields.get(f'{_KEY}token_type', [_Kind.NORMAL.value] * len(tokens))
   if not _is_list_of(kinds, int) or len(kinds) != len(tokens):
     raise ValueError(f'{_KEY}token_type: must be a number for each token.')
   count = len(tokens)

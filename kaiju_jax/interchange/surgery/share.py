@@ -312,19 +312,23 @@ def _ignored(config, seen: float, index: int) -> np.ndarray:
 
   A query sees a key k of every token as k · exp(i · rate · distance); what is
   alike at all distances changes no attention. That all distances count alike is
-  our choice.
+  our choice, and so is the query: the last of `seen` tokens.
 
   Args:
     config: the teacher's config.
     seen: how many keys a token sees, without a window.
     index: the layer.
   """
-  window = config.layers()[index].window
-  kind = 'global' if window is None else 'local'
+  layer = config.layers()[index]
+  kind = 'global' if layer.window is None else 'local'
   scaling = rotary.scaling_of(config.rope_scaling, kind)
   rate_P = rotary.rates(config.head_dim, _base(config, index), scaling)
-  count = max(round(min(seen, window or seen)), 1)
-  turned_MP = np.exp(1j * np.outer(np.arange(count), rate_P))
+  count = max(round(seen), 1)
+  distance_M = np.arange(count)
+  if layer.window is not None:
+    is_sink_M = count - 1 - distance_M < layer.sinks
+    distance_M = distance_M[(distance_M < layer.window) | is_sink_M]
+  turned_MP = np.exp(1j * np.outer(distance_M, rate_P))
   return np.abs(turned_MP.mean(0)) ** 2
 
 

@@ -215,7 +215,9 @@ class Trials:
     )
     layer = student.layers[index]
     return _compiled(
-      _Frozen(config), self._turned[index] == 'local', layer.turned
+      model_config.freeze(config),
+      self._turned[index] == 'local',
+      layer.turned,
     )
 
   def _score(self, x_BLD: jax.Array) -> Reading:
@@ -225,9 +227,10 @@ class Trials:
     fill = -count % _CHUNK
     x_ND = jnp.pad(x_ND, ((0, fill), (0, 0)))
     targets_N = jnp.pad(jnp.asarray(self._targets), (0, fill))
+    static = model_config.freeze(self._config)
     lost_N, right_N = (
       np.asarray(one)[:count]
-      for one in _scored(_Frozen(self._config), self._tops, x_ND, targets_N)
+      for one in _scored(static, self._tops, x_ND, targets_N)
     )
     needle_N = self._is_answer
     return Reading(
@@ -242,28 +245,15 @@ def _mean(losses_N: np.ndarray) -> float:
   return float(losses_N.mean(dtype=np.float64)) if len(losses_N) else math.nan
 
 
-class _Frozen:
-  """A config as a key of compiled programs."""
-
-  def __init__(self, config: model_config.ModelConfig):
-    self.config = config
-
-  def __hash__(self) -> int:
-    return hash(repr(self.config))
-
-  def __eq__(self, other) -> bool:
-    return self.config == other.config
-
-
 @functools.lru_cache
-def _compiled(frozen: _Frozen, is_local: bool, turned: bool):
+def _compiled(static: model_config.Static, is_local: bool, turned: bool):
   module = block.TransformerLayer(
-    frozen.config, layers_lib.Layer(None, 0, turned)
+    static.config, layers_lib.Layer(None, 0, turned)
   )
 
   @jax.jit
   def step(params, x_BLD, key_value, limit_M, context):
-    heads = kv_heads.here(frozen.config.num_kv_heads)
+    heads = kv_heads.here(static.config.num_kv_heads)
     rows = x_BLD.shape[0] * heads
     seen = jax.tree.map(lambda x: x[:1].repeat(rows, 0), context.visibility)
     limit_BM = jnp.broadcast_to(limit_M, seen.limit_BM.shape)
@@ -276,8 +266,8 @@ def _compiled(frozen: _Frozen, is_local: bool, turned: bool):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scored(frozen: _Frozen, tops, x_ND, targets_N):
-  model = transformer.Transformer(frozen.config)
+def _scored(static: model_config.Static, tops, x_ND, targets_N):
+  model = transformer.Transformer(static.config)
   params = {'params': tops}
 
   def score(part):

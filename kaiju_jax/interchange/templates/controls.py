@@ -67,8 +67,12 @@ class Controls:
       if one['special']
       or (one['content'].strip() and one['content'] in template)
     ]
-    self.tokens = {one['content']: one['id'] for one in controls}
-    self.special = {one['content'] for one in controls if one['special']}
+    self.tokens: dict[str, int] = {
+      one['content']: one['id'] for one in controls
+    }
+    self.special: set[str] = {
+      one['content'] for one in controls if one['special']
+    }
     self._strips = {
       one['content'] for one in controls if one['lstrip'] or one['rstrip']
     }
