@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 from kaiju_jax.data import bpe
+from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
@@ -33,6 +34,7 @@ def ready(
   experiment: experiment_lib.Experiment,
   workdir: str | os.PathLike[str],
   say: Callable[[str], None] = _say,
+  tensor: int = 1,
 ) -> pathlib.Path | None:
   """Returns a workdir with a trained model; trains the model if necessary.
 
@@ -44,17 +46,19 @@ def ready(
       exist, one is trained on dialogues.
     workdir: the folder of the run; created if it does not exist.
     say: prints a line for the user who waits.
+    tensor: devices that will share the model.
 
   Returns:
     The workdir; or None after Ctrl-C or SIGTERM, with the work so far saved.
 
   Raises:
     ValueError, OSError: as `train.train`; BlockingIOError if another process
-      trains there.
+      trains there; or the devices cannot divide the model.
     KeyboardInterrupt: at a second Ctrl-C.
   """
   path = pathlib.Path(workdir)
   own = _own(path)
+  model_config.check_tensor((own or experiment).model, tensor)
   steps = batch_schedule.schedule_of(own or experiment).steps
   if own is not None and workdir_lib.holds_checkpoint(path, steps):
     return path

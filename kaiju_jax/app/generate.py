@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import sys
 import time
 
@@ -37,8 +38,10 @@ def generate(settings: settings_lib.Talk) -> None:
   )
   if settings.interactive:
     generator, note = _generator(settings, loaded, tokenizer, 1, played, None)
-    writer = talk.Messages(format) if format else talk.Lines(tokenizer)
-    talk.converse(generator, writer, manner, _line, sys.stdout, sys.stderr)
+    write = functools.partial(talk.write_line, tokenizer)
+    if format:
+      write = functools.partial(talk.write_message, format)
+    talk.converse(generator, write, manner, _line, sys.stdout, sys.stderr)
     _say(note)
     return
   requests = [
@@ -87,13 +90,7 @@ def _generator(
 ) -> tuple[generator_lib.Generator, str]:
   """Returns a generator that has compiled, and its cache in words."""
   started = time.monotonic()
-  decoder = play.decoder(
-    loaded,
-    tokenizer,
-    rows=rows,
-    length=played.length,
-    cache=played.cache,
-  )
+  decoder = played.decoder(loaded, tokenizer, rows)
   generator = generator_lib.Generator(decoder, tokenizer, chunk=settings.chunk)
   generator.warm(prompts)
   seconds = time.monotonic() - started

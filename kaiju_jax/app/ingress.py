@@ -220,7 +220,7 @@ def main(
 ) -> None:
   """Runs an ingress in a process of its own; number 0 prints."""
   threading.Thread(target=_follow_parent, daemon=True).start()
-  say = _say if number == 0 else _say_nothing
+  say = functools.partial(print, flush=True) if number == 0 else lambda _: None
   if settings.metrics_port:
     settings = dataclasses.replace(
       settings, metrics_port=settings.metrics_port + number
@@ -237,11 +237,3 @@ def _follow_parent() -> None:
   """Ends this process when the one that started it is gone."""
   multiprocessing.parent_process().join()
   os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _say(text: str) -> None:
-  print(text, flush=True)
-
-
-def _say_nothing(text: str) -> None:
-  del text

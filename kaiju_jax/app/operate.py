@@ -4,8 +4,8 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import functools
 import json
+import operator
 import pathlib
 from typing import Annotated
 from typing import Any
@@ -223,10 +223,6 @@ class Change:
     return name, {'of': of, **more.get(name, {})}
 
 
-def _ask(name: str, fields: dict, server: Server) -> Any:
-  return server.ask(name, fields)
-
-
 def apply(wanted: Change) -> list[Server]:
   """Changes what servers serve, one server after the other; returns them.
 
@@ -239,6 +235,5 @@ def apply(wanted: Change) -> list[Server]:
     if name == 'safety_rollback':
       change(servers, Server.roll_gate_back)
     else:
-      ask = functools.partial(_ask, *wanted.command_of(name))
-      change(servers, ask)
+      change(servers, operator.methodcaller('ask', *wanted.command_of(name)))
   return servers

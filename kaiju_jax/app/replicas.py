@@ -9,6 +9,7 @@ what they need of the model to write prompts and read replies (`Front`).
 
 import asyncio
 from collections.abc import Sequence
+import functools
 import hashlib
 import pathlib
 from typing import NamedTuple
@@ -51,6 +52,7 @@ def make(
     OSError, ValueError: as `serve.assemble`.
     characters.Unavailable: as `serve.assemble`, where points are saved.
   """
+  say = functools.partial(print, flush=True)
   loaded = serve.load_model(settings, accepted)
   weights = serve.check_promoted(loaded, settings)
   tokenizer, defaults, head = serve.read_beside(loaded, settings)
@@ -58,14 +60,14 @@ def make(
   folder, store = pathlib.Path(settings.folder), None
   if settings.points != 'none':
     store = server_folder.open_store(folder, settings.store)
-  engine = serving_engine.make(loaded, tokenizer, settings, head, _log)
+  engine = serving_engine.make(loaded, tokenizer, settings, head, say)
   serve.warm(engine)
   working = worker_lib.Worker(engine, on_compiled=memory.trim)
   digest = tokenizer_lib.digest(tokenizer) + (written.digest if written else '')
   points = serving_engine.open_points(
     working, settings, store, digest, weights, name
   )
-  serving_engine.restore_points(points, _log)
+  serving_engine.restore_points(points, say)
   working.start()
   if points is not None:
     points.start()
@@ -116,7 +118,3 @@ def _build(weights: str, tokenizer: str, head: judge.Head | None) -> str:
     version = moderation.head_version(params, config.names)
   text = f'{weights} {tokenizer} {version}'
   return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _log(text: str) -> None:
-  print(text, flush=True)

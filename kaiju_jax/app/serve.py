@@ -20,7 +20,6 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from starlette import types
 
 from kaiju_jax.app import built_in
 from kaiju_jax.app import server_folder
@@ -83,7 +82,8 @@ def load_model(
       f'--int8={settings.int8}, --kv={settings.kv}: must be all and int8 with'
       ' --lora, as the adapters were trained.'
     )
-  return load.attach_adapters(settings.lora, settings.model)
+  with settings.reading(settings.lora):
+    return load.attach_adapters(settings.lora, settings.model)
 
 
 def read_beside(loaded: load.Loaded, settings: settings_lib.Settings) -> Beside:
@@ -249,10 +249,11 @@ def assemble_over(
   else:
     digest = built_in.digest(opened.store, tokenizer, written)
     built_in.publish(opened.store, written, digest, length)
+  name = settings.name or pathlib.PurePath(origin.partition(',')[0]).stem
   return context_lib.Context(
     engines=engines,
     model=context_lib.Model(
-      name=settings.name or _name(origin),
+      name=name or 'model',
       parameters=footprint.count(footprint.parameters(config)),
       length=length,
       digest=digest,
@@ -307,6 +308,10 @@ def run(
     stopping.append(asyncio.create_task(context.engines.drain(seconds)))
 
   try:
+    scraped = None
+    if settings.metrics_port is not None:
+      path = pathlib.Path(settings.folder) / loopback.OPERATOR_FILE
+      scraped = operations.app(context, loopback.load_key(path))
     server = server_lib.Server(
       api.app(context),
       settings.host,
@@ -314,7 +319,7 @@ def run(
       settings=server_lib.Settings(
         drain_seconds=settings.grace, unread_seconds=settings.lease
       ),
-      metrics=_operations(context, settings),
+      metrics=scraped,
       metrics_port=settings.metrics_port or 0,
       on_drain=drain,
       on_start=on_start,
@@ -325,16 +330,6 @@ def run(
     server.run()
   finally:
     context.close()
-
-
-def _operations(
-  context: context_lib.Context, settings: settings_lib.Settings
-) -> types.ASGIApp | None:
-  """Returns the application of the metrics' port; None for no such port."""
-  if settings.metrics_port is None:
-    return None
-  path = pathlib.Path(settings.folder) / loopback.OPERATOR_FILE
-  return operations.app(context, loopback.load_key(path))
 
 
 def greeting(context: context_lib.Context, url: str) -> list[str]:
@@ -364,7 +359,9 @@ def warm(engine: engine_lib.Engine) -> None:
   The worker's thread compiles the rest (`compiled.Rounds.compile_next`).
   """
   engine.warm(scores=True, puts_off=True)
-  tokens = np.ones(2 * engine.decoder.account.page + 2, np.int32)
+  # Two pages that are recorded, as far as a row has room.
+  room = max(engine.decoder.length - 2, 1)
+  tokens = np.ones(min(2 * engine.decoder.account.page + 2, room), np.int32)
   greedy = sampling.Sampling(temperature=0)
   for _ in range(2):
     one = engine.submit(request_lib.Request(tokens, 2, greedy))
@@ -373,8 +370,3 @@ def warm(engine: engine_lib.Engine) -> None:
   tree = engine.decoder.account.tree
   for point in list(tree.points()):
     tree.drop(point)
-
-
-def _name(origin: str) -> str:
-  """Returns a model's name, the last part of its path."""
-  return pathlib.PurePath(origin.partition(',')[0]).stem or 'model'

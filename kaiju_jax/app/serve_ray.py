@@ -114,7 +114,10 @@ def run(
       say(f'Starting {settings.replicas} replicas of {settings.model} …')
       ray.deploy(
         [f'{ingress.PREFIX}{number}' for number in range(settings.replicas)],
-        functools.partial(replicas.make, _shared_out(settings), accepted),
+        functools.partial(
+          replicas.make, _shared_out(settings, ray.gpus), accepted
+        ),
+        settings.tensor,
       )
     _Ingresses(ray.address, settings, listener, say).run()
 
@@ -146,11 +149,20 @@ def _joined(address: str, say: Callable[[str], None]) -> Iterator[Any]:
       ray.stop()
 
 
-def _shared_out(settings: settings_lib.Settings) -> settings_lib.Settings:
-  """Returns the settings of one replica of several on this machine."""
-  if settings.cache is not None or settings.ray != settings_lib.AUTO:
+def _shared_out(
+  settings: settings_lib.Settings, gpus: int
+) -> settings_lib.Settings:
+  """Returns the settings of one replica of several on this machine.
+
+  Replicas have `gpus` of their own, which this process leaves alone, and share
+  a CPU. Raises ValueError: as `Player.check`.
+  """
+  if gpus or settings.ray != settings_lib.AUTO:
     return settings
-  cache = memory.budget_cache() // settings.replicas
+  settings.check(settings.lora or settings.model)
+  if settings.cache is not None:
+    return settings
+  cache = memory.budget_cache(settings.tensor) // settings.replicas
   return dataclasses.replace(settings, cache=cache)
 
 

@@ -118,11 +118,7 @@ def read_key(folder: pathlib.Path) -> bytes:
       f'{path}: no key; a server draws it in its folder at its first start, and'
       ' other keys give people other pseudonyms. Name the folder of the server.'
     )
-  mode = path.stat().st_mode & 0o777
-  if mode & 0o077:
-    raise ValueError(
-      f'{path}: others may read it (mode {mode:o}); must be 600.'
-    )
+  files.refuse_readable(path, path.stat().st_mode)
   return load_key(folder)
 
 

@@ -8,7 +8,6 @@ from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.costs import cache_plan
 from kaiju_jax.decoding.device import judge
-from kaiju_jax.decoding.device import memory
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
@@ -31,12 +30,13 @@ def make(
   """Returns an engine that is not warm; arguments as `serve.assemble`'s."""
   guide = guide_of(head)
   extra = 0 if guide is None else guide.extra(settings.guided)
-  plan = cache_plan.plan(
+  plan = play.plan_cache(
     loaded.config,
-    settings.cache or memory.budget_cache(),
+    settings.cache,
     settings.rows + settings.kept,
     settings.length,
     extra,
+    settings.tensor,
   )
   say(cache_plan.describe(plan))
   decoder = play.decoder(
@@ -47,6 +47,7 @@ def make(
     extra=extra,
     page_counts=plan.pages,
     mode='reference' if settings.reference else 'fast',
+    tensor=settings.tensor,
   )
   return engine_lib.Engine(
     decoder,

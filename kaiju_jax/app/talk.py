@@ -92,38 +92,29 @@ def open_document(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
   return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])
 
 
-class Lines:
-  """Writes lines as text: each line's tokens follow the text before."""
-
-  def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
-    self._tokenizer = tokenizer
-
-  def write(self, line: str, before_L: np.ndarray) -> np.ndarray:
-    """Returns the tokens of a line behind others, int32 [L]."""
-    line += '\n'
-    if len(before_L):
-      return self._tokenizer.encode(line)
-    return open_document(self._tokenizer, line)
+def write_line(
+  tokenizer: tokenizer_lib.Tokenizer, line: str, before_L: np.ndarray
+) -> np.ndarray:
+  """Returns the tokens of a line of text behind others, int32 [L]."""
+  line += '\n'
+  if len(before_L):
+    return tokenizer.encode(line)
+  return open_document(tokenizer, line)
 
 
-class Messages:
-  """Writes lines as a user's messages, each with the opening of a reply."""
-
-  def __init__(self, format: chat.Format):
-    self._format = format
-
-  def write(self, line: str, before_L: np.ndarray) -> np.ndarray:
-    """Returns the tokens of a message behind a chat, int32 [L]."""
-    format = self._format
-    if not len(before_L):
-      return format.prompt([('user', line)])
-    after = format.advance('assistant', format.advance('user'))
-    closing_L = format.behind[after].closing_L
-    # The model draws the token that ends its reply, unless it is cut short.
-    closing_L = closing_L[np.isin(before_L[-1], closing_L[:1]).sum() :]
-    message_L = format.message('user', line, after)
-    opening_L = format.opening('assistant', format.advance('user', after))
-    return np.concatenate([closing_L, message_L, opening_L])
+def write_message(
+  format: chat.Format, line: str, before_L: np.ndarray
+) -> np.ndarray:
+  """Returns a user's message behind a chat and a reply's opening, int32 [L]."""
+  if not len(before_L):
+    return format.prompt([('user', line)])
+  after = format.advance('assistant', format.advance('user'))
+  closing_L = format.behind[after].closing_L
+  # The model draws the token that ends its reply, unless it is cut short.
+  closing_L = closing_L[np.isin(before_L[-1], closing_L[:1]).sum() :]
+  message_L = format.message('user', line, after)
+  opening_L = format.opening('assistant', format.advance('user', after))
+  return np.concatenate([closing_L, message_L, opening_L])
 
 
 def answer(
@@ -159,7 +150,7 @@ def answer(
 
 def converse(
   generator: generator_lib.Generator,
-  writer: Lines | Messages,
+  write: Callable[[str, np.ndarray], np.ndarray],
   manner: Manner,
   read: Callable[[], str],
   out: TextIO,
@@ -172,7 +163,7 @@ def converse(
 
   Args:
     generator: a generator with a free row.
-    writer: makes the tokens of lines.
+    write: returns the tokens of a line behind others.
     manner: the settings of the answers.
     read: returns a line without its end; EOFError ends the conversation.
     out: takes the answers.
@@ -188,12 +179,12 @@ def converse(
       except EOFError:
         return
       held = whole - conversation.left
-      tokens_L = writer.write(line, conversation.tokens)
+      tokens_L = write(line, conversation.tokens)
       if held and len(tokens_L) >= conversation.left:
         notes.write(f'[{held:,} tokens of history: full, begun anew]\n')
         conversation.close()
         conversation = generator.converse()
-        tokens_L = writer.write(line, conversation.tokens)
+        tokens_L = write(line, conversation.tokens)
         held = 0
       room = conversation.left - len(tokens_L)
       if room < 1:

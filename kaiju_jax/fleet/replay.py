@@ -100,7 +100,7 @@ def replay(
     chosen: the caches to serve it from.
   """
   most, memory = _serve_oracle(requests, sizes)
-  causes, tokens = find_causes(requests), _count(requests)
+  causes, tokens = find_causes(requests), sum(x.length for x in requests)
   noted('oracle')
   rows = []
   for fraction in fractions:
@@ -166,11 +166,6 @@ def find_causes(requests: Sequence[traffic_lib.Request]) -> list[str]:
 
 def _serve(requests: Sequence[traffic_lib.Request], cache) -> list[int]:
   return [cache.serve(request) for request in requests]
-
-
-def _count(requests: Sequence[traffic_lib.Request]) -> int:
-  """Returns the number of all prompts' tokens."""
-  return sum(request.length for request in requests)
 
 
 def prefix_hit_rates(

@@ -148,6 +148,8 @@ def test_a_workdir_in_which_nothing_can_be_trained_is_left_alone(
   experiment.data.length = 10**6
   with pytest.raises(ValueError, match=r'data.length'):
     chat.ready(experiment, tmp_path / 'chat', lambda _: None)
+  with pytest.raises(ValueError, match=r'num_heads=2: .* over mesh.tensor=3'):
+    chat.ready(experiment, tmp_path / 'chat', tensor=3)
   assert not (tmp_path / 'chat').exists()
   (tmp_path / 'config.json').write_text(json.dumps({'zorbifex': 1}))
   with pytest.raises(ValueError, match='zorbifex'):

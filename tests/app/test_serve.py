@@ -185,7 +185,7 @@ def test_the_engine_has_the_settings_of_the_server(monkeypatch):
     monkeypatch.setattr(module, name, value)
   pace = pacing.Pace(8, 30)
   settings = settings_lib.Settings(cache=1, chunk=7, top_logprobs=3, pace=pace)
-  loaded = types.SimpleNamespace(config=None)
+  loaded = types.SimpleNamespace(config=toys.config())
   serving_engine.make(loaded, None, settings, None, lambda _: None)
   assert made['pace'] == pace
   assert (made['chunk'], made['alternatives']) == (7, 3)

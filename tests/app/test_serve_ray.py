@@ -1,8 +1,9 @@
 """What cannot work under Ray is refused before anything starts."""
 
-import ast
+import dataclasses
 import importlib.util
 import os
+import re
 import stat
 
 import pytest
@@ -11,8 +12,11 @@ from kaiju_jax.app import serve
 from kaiju_jax.app import serve_ray
 from kaiju_jax.app import server_folder
 from kaiju_jax.app import settings as settings_lib
+from kaiju_jax.decoding.device import memory
+from kaiju_jax.interchange import own
 from kaiju_jax.serving.routing import ray_local
 from tests import source_files
+from tests.decoding import toys
 
 REDIS = 'redis://127.0.0.1:1/0'
 
@@ -39,15 +43,11 @@ def test_a_missing_ray_names_the_extra(monkeypatch):
 
 
 def test_one_file_imports_ray():
-  found = set()
-  for _, path, tree in source_files.sources():
-    for node in ast.walk(tree):
-      names = [getattr(node, 'module', None) or '']
-      if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-      if 'ray' in {name.partition('.')[0] for name in names}:
-        found.add(path)
-  assert found == {'kaiju_jax/serving/routing/ray_app.py'}
+  imports = re.compile(r'^\s*(import|from) ray\b', re.M)
+  found = [
+    path for _, path, text in source_files.texts() if imports.search(text)
+  ]
+  assert found == ['kaiju_jax/serving/routing/ray_app.py']
 
 
 def test_what_works_is_not_refused(monkeypatch):
@@ -58,6 +58,20 @@ def test_what_works_is_not_refused(monkeypatch):
     {'ingresses': 2, 'store': REDIS, 'points': 'all', 'metrics_port': 9100},
   ):
     serve_ray.check(settings_lib.Settings(**settings))
+
+
+def test_replicas_share_a_cpu_and_have_gpus_of_their_own(tmp_path, monkeypatch):
+  own.save(tmp_path / own.WEIGHTS, toys.drawn(toys.small()), toys.small())
+  monkeypatch.setattr(memory, 'budget_cache', lambda devices: devices * 2**20)
+  settings = settings_lib.Settings(
+    ray='auto', model=str(tmp_path), replicas=4, tensor=2
+  )
+  assert serve_ray._shared_out(settings, gpus=0).cache == 2**19
+  assert serve_ray._shared_out(settings, gpus=8) == settings
+  # Otherwise each replica would start three times before Serve gave up.
+  settings = dataclasses.replace(settings, tensor=4, cache=2**20)
+  with pytest.raises(ValueError, match=r'num_heads=2: .* over 1, 2'):
+    serve_ray._shared_out(settings, gpus=0)
 
 
 def test_each_ray_has_its_own_token(monkeypatch):

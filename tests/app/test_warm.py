@@ -13,6 +13,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.experiments.benchmarks.parts import compilations
 from kaiju_jax.model import token_head
+from tests.decoding import fake_engine
 from tests.decoding import toys
 
 LENGTH, CHUNK, ROWS = 64, 32, 4
@@ -46,6 +47,15 @@ def engine(request):
   )
   serve.warm(made)
   return made
+
+
+@pytest.mark.parametrize('length', [3, 6, 64])
+def test_rows_that_hold_no_two_pages_are_warmed(length, monkeypatch):
+  """Pages of several devices may have more slots than a row has tokens."""
+  made = fake_engine.Engine(length=length)
+  monkeypatch.setattr(made, 'warm', lambda **_: None)
+  serve.warm(made)
+  assert made.is_idle and not list(made.decoder.account.tree.points())
 
 
 def requests(engine, seed):

@@ -66,10 +66,9 @@ def test_the_drifts_checkpoint_goes_on(here, expected):
 
 
 def test_blocked_texts_are_counted(here):
-  key = server_folder.read_key(here / 'server')
-  log = blocked.Blocked(here / 'server' / 'blocked', key)
-  assert len(log) == 1
-  (record,) = log.records()
+  folder = here / 'server' / 'blocked'
+  blocked.Blocked(folder, server_folder.read_key(here / 'server'))
+  (record,) = blocked.read(folder)
   assert record.text == 'the zorbifex sang' and record.stage == 'gate'
 
 

@@ -1,6 +1,8 @@
 """Stores of the tests: sqlite, and Redis where it is installed."""
 
+import asyncio
 import contextlib
+import inspect
 
 import pytest
 import uvicorn
@@ -90,3 +92,19 @@ def make_store(request, tmp_path, monkeypatch):
   yield make
   for store in opened:
     store.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+  """Runs a test that is a coroutine in an event loop of its own."""
+  if inspect.iscoroutinefunction(pyfuncitem.obj):
+    names = pyfuncitem._fixtureinfo.argnames
+    test = pyfuncitem.obj(**{x: pyfuncitem.funcargs[x] for x in names})
+
+    async def bounded():
+      async with asyncio.timeout(200):
+        await test
+
+    asyncio.run(bounded())
+    return True
+  return None

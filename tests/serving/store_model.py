@@ -194,7 +194,8 @@ class Model:
     **extra,
   ):
     talk = self._talk(owner, session)
-    self._expect(talk, extra)
+    if extra.get('if_head', talk['head']) != talk['head']:
+      raise Conflict
     nodes = talk['nodes']
     if parent is not None and parent >= len(nodes):
       raise Missing
@@ -244,9 +245,8 @@ class Model:
   def agreements(self):
     return self.words
 
-  def set_head(self, owner, session, message, **extra):
+  def set_head(self, owner, session, message):
     talk = self._talk(owner, session)
-    self._expect(talk, extra)
     if message >= len(talk['nodes']):
       raise Missing
     talk['head'] = message
@@ -278,10 +278,6 @@ class Model:
     if not talk or talk['owner'] != owner:
       raise Missing
     return talk
-
-  def _expect(self, talk, extra):
-    if 'if_head' in extra and extra['if_head'] != talk['head']:
-      raise Conflict
 
   def _full(self, nodes):
     if len(nodes) > self.limits.messages or _size(nodes) > self.limits.size:

@@ -45,7 +45,6 @@ def test_nobody_else_may_read_any_file(tmp_path, open_umask):
   drift = server_folder.open_drift(folder)
   drift.write(b'limits', 0.0)
   parts.moderator._blocked.add('gate', 'adult', 'd', 0.5, 'v', 'ann', 'text')
-  parts.moderator._blocked.close()
 
   def engine(tokenizer):
     return world.Engine(tokenizer, length=running.LENGTH, pages=3000)

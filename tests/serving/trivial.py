@@ -16,6 +16,16 @@ GET = b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n'
 _STATUS = re.compile(rb'HTTP/1\.1 ([0-9]{3}) ')
 
 
+class Clock:
+  """Seconds that a test sets."""
+
+  def __init__(self, now=1_000_000.0):
+    self.now = now
+
+  def __call__(self):
+    return self.now
+
+
 def _refuse(error):
   async def refuse(request):
     raise error

@@ -1,6 +1,7 @@
 """An engine without a model for the server's tests: each text is known."""
 
 from collections.abc import Callable
+import threading
 import time
 
 import numpy as np
@@ -14,6 +15,16 @@ from tests.decoding import fake_engine
 PAGE, CHUNK, NAMES = fake_engine.PAGE, fake_engine.CHUNK, fake_engine.NAMES
 WINDOW = 6
 _END = 3  # Of a message, with bytes.
+
+
+async def open_one(worker, *args, **options):
+  """Returns the stream of a `request` of these."""
+  (stream,) = await worker.submit(request(*args, **options))
+  return stream
+
+
+async def read(stream):
+  return [event.token async for event in stream]
 
 
 class Engine(fake_engine.Engine):
@@ -34,6 +45,12 @@ class Engine(fake_engine.Engine):
   def advance(self):
     self.before_round()
     super().advance()
+
+  def hold(self):
+    """Returns events: a round has begun, and it may go on."""
+    begun, goes_on = threading.Event(), threading.Event()
+    self.before_round = lambda: (begun.set(), goes_on.wait(60))
+    return begun, goes_on
 
 
 class Scripted(Engine):

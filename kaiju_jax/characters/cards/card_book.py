@@ -14,7 +14,6 @@ from typing import Any
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import card_values
-from kaiju_jax.characters.cards import lenient
 from kaiju_jax.characters.cards import lore_rules
 
 # The fields of a world's entry that a card's entry has by another name; all but
@@ -156,7 +155,7 @@ def _of_world(value: Mapping[str, Any]) -> dict[str, Any]:
     if name in _WORLD:
       entry[_WORLD[name]] = one
     elif name == 'disable':
-      entry['enabled'] = not lenient.flag(one)
+      entry['enabled'] = not card_json.flag(one)
     elif name == 'extensions' and isinstance(one, Mapping):
       entry['extensions'] |= one
     else:

@@ -1,7 +1,11 @@
-"""Reads a card's JSON within bounds of size, depth and number of values."""
+"""Reads a card's JSON within bounds of size, depth and number of values.
+
+Numbers and flags of a card may be spelled as text (`number`, `flag`).
+"""
 
 import codecs
 import json
+import math
 from typing import Any
 
 from kaiju_jax.characters.cards import card_fields
@@ -58,6 +62,30 @@ def read(data: bytes) -> tuple[Any, list[str]]:
 def size(value: Any) -> int:
   """Returns the number of characters of a value as JSON."""
   return len(_ENCODER.encode(value))
+
+
+def number(value: Any) -> float | None:
+  """Returns the finite number that a value is or spells; None for none."""
+  if isinstance(value, bool):
+    return None
+  try:
+    found = float(value)
+  except (TypeError, ValueError, OverflowError):
+    return None
+  return found if math.isfinite(found) else None
+
+
+def flag(value: Any) -> bool | None:
+  """Returns whether a value is or spells true or false; None for neither."""
+  if isinstance(value, bool):
+    return value
+  if isinstance(value, str):
+    word = value.strip().lower()
+    if word in ('true', 'yes', 'on', '1'):
+      return True
+    return False if word in ('false', 'no', 'off', '0', '') else None
+  found = number(value)
+  return None if found is None else found != 0
 
 
 def _replace_halves(value: Any) -> Any:

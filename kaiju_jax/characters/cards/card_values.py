@@ -16,7 +16,6 @@ from typing import Any
 from kaiju_jax.characters.cards import card_extensions
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
-from kaiju_jax.characters.cards import lenient
 
 _ORDER = 2**31 - 1  # The largest `Lore.order`.
 # More cannot be within the limit: each takes 8 characters at least.
@@ -125,7 +124,7 @@ class Object:
     value = self.value.get(name)
     if value is None:
       return default
-    found = lenient.flag(value)
+    found = card_json.flag(value)
     if found is None:
       self.drop(name, value, 'true or false')
       return default
@@ -134,7 +133,7 @@ class Object:
   def order(self, name: str) -> int:
     """Returns a whole number of 32 bits; 0 where there is none."""
     value = self.value.get(name)
-    found = lenient.number(value)
+    found = card_json.number(value)
     if found is None:
       if value not in (None, ''):
         self.drop(name, value, 'a number')

@@ -29,7 +29,6 @@ from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import card_png
 from kaiju_jax.characters.cards import card_values
-from kaiju_jax.characters.cards import lenient
 from kaiju_jax.characters.cards import lore_rules
 
 CardError = card_json.CardError
@@ -239,7 +238,7 @@ def _note_newer(card: card_values.Object, spec: str) -> None:
 
 
 def _version(card: card_values.Object) -> float:
-  return lenient.number(card.value.get('spec_version')) or 0.0
+  return card_json.number(card.value.get('spec_version')) or 0.0
 
 
 def _fields(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import re
 from typing import Any
 
-from kaiju_jax.characters.cards import lenient
+from kaiju_jax.characters.cards import card_json
 
 MOST = 1000  # The most messages of a number of messages, as in SillyTavern.
 ROLES = 'system', 'user', 'assistant'  # By SillyTavern's number.
@@ -50,7 +50,7 @@ def split(content: str) -> tuple[dict[str, Any], str, list[str]]:
 
 def _whole(least: int) -> Callable[[str], int | None]:
   def parse(value: str) -> int | None:
-    found = lenient.number(value)
+    found = card_json.number(value)
     if found is None or found < least:
       return None
     return int(min(found, MOST))
@@ -67,7 +67,7 @@ def _several(value: str) -> tuple[str, ...] | None:
 
 
 def _depth(value: str) -> int | None:
-  found = lenient.number(value)
+  found = card_json.number(value)
   # A depth of less than 1 is behind the last message.
   return None if found is None else int(min(max(found, 0.0), MOST))
 

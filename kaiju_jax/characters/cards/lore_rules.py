@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from kaiju_jax.characters.cards import card_fields
-from kaiju_jax.characters.cards import lenient
+from kaiju_jax.characters.cards import card_json
 from kaiju_jax.characters.cards import lore_decorators
 
 SCANNED = 2  # Messages in which keys are searched, as SillyTavern's default.
@@ -129,7 +129,7 @@ def read(
 
 def scan_depth(book: Mapping[str, Any]) -> int:
   """Returns the number of last messages that a book's entries search."""
-  found = lenient.number(book.get('scan_depth'))
+  found = card_json.number(book.get('scan_depth'))
   return int(min(found, MOST)) if found and found >= 1 else SCANNED
 
 
@@ -239,13 +239,13 @@ class _Reader:
 
   def _may_be_told(self) -> bool:
     """Returns whether an entry can be told here at all."""
-    if lenient.flag(self._get('delay_until_recursion')):
+    if card_json.flag(self._get('delay_until_recursion')):
       self.notes.append(
         'delay_until_recursion: lore is not searched for keys, so'
         ' that the entry is never told'
       )
       return False
-    if lenient.number(self._get('position')) == _OUTLET:
+    if card_json.number(self._get('position')) == _OUTLET:
       self.notes.append(
         'position: outlets are not supported, so that the entry is never told'
       )
@@ -256,7 +256,7 @@ class _Reader:
     """Returns the position in the prefix, and the depth within the chat."""
     said = self._decorators
     is_constant = self._entry.is_constant or 'activate' in said
-    found = lenient.number(self._get('position'))
+    found = card_json.number(self._get('position'))
     is_before = found == _BEFORE or self._get('position') == 'before_char'
     position = 'before_desc' if is_before else 'after_char'
     depth = said.get('depth')
@@ -287,10 +287,10 @@ class _Reader:
     return position, depth if is_constant else None
 
   def _probability(self) -> float:
-    if lenient.flag(self._get('useProbability')) is False:
+    if card_json.flag(self._get('useProbability')) is False:
       return 100.0
     found = self._get('probability')
-    percent = lenient.number(found)
+    percent = card_json.number(found)
     if percent is None:
       if found is not None:
         self._refuse('probability', found, '100')
@@ -298,7 +298,7 @@ class _Reader:
     return min(max(percent, 0.0), 100.0)
 
   def _role(self) -> str:
-    if lenient.number(self._get('position')) != _AT_DEPTH:
+    if card_json.number(self._get('position')) != _AT_DEPTH:
       return 'system'
     found = self._get('role')
     if isinstance(found, str) and found.strip().lower() in _ROLES:
@@ -307,7 +307,7 @@ class _Reader:
 
   def _choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
     found = self._get(name)
-    index = lenient.number(found)
+    index = card_json.number(found)
     if index in range(len(choices)):
       return choices[int(index)]
     if found not in (None, ''):
@@ -316,7 +316,7 @@ class _Reader:
 
   def _count(self, name: str, default: int) -> int:
     found = self._get(name)
-    count = lenient.number(found)
+    count = card_json.number(found)
     if count is None or count < 0:
       if found not in (None, ''):
         self._refuse(name, found, str(default))
@@ -330,7 +330,7 @@ class _Reader:
 
   def _flag(self, name: str, default: bool) -> bool:
     found = self._get(name)
-    said = default if found is None else lenient.flag(found)
+    said = default if found is None else card_json.flag(found)
     if said is None:
       self._refuse(name, found, str(default).lower())
       return default

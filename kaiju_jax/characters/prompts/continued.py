@@ -7,13 +7,14 @@ import numpy as np
 from kaiju_jax.characters.prompts import lore as lore_lib
 from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.data import begun as begun_lib
+from kaiju_jax.data import chat
 
 
 def continuation(
   prefix_L: np.ndarray,
   messages: Sequence[prompt_lib.TurnLike],
   begun: prompt_lib.TurnLike,
-  format: prompt_lib.Format,
+  format: chat.Format,
   room: int,
   book: lore_lib.Book | None = None,
   seed: str = '',
@@ -55,7 +56,7 @@ def continuation(
 
 
 def _continue(
-  made: prompt_lib.Prompt, begun: prompt_lib.TurnLike, format: prompt_lib.Format
+  made: prompt_lib.Prompt, begun: prompt_lib.TurnLike, format: chat.Format
 ) -> tuple[prompt_lib.Prompt, begun_lib.Begun]:
   """Returns a prompt with a reply's beginning in place of its opening."""
   opening_L = format.opening('assistant', made.place)

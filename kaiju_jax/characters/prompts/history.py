@@ -13,13 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from kaiju_jax.characters.prompts import encoded
 from kaiju_jax.characters.prompts import lore as lore_lib
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
 _LORE_SHARE = 8  # Lore after one message may take 1/8 of the history's room.
-Format = chat.Format | encoded.Encoded
 
 
 class TooLong(ValueError):
@@ -66,7 +64,7 @@ class History:
   def __init__(
     self,
     messages: Sequence[TurnLike],
-    format: Format,
+    format: chat.Format,
     available: int,
     book: lore_lib.Book | None = None,
     seed: str = '',

@@ -47,7 +47,6 @@ class Prompt(NamedTuple):
 
 
 Encoded = encoded.Encoded
-Format = history_lib.Format
 TooLong = history_lib.TooLong
 Turn = history_lib.Turn
 TurnLike = history_lib.TurnLike
@@ -100,7 +99,7 @@ def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
 
 
 def prefix(
-  fields: card_fields.Fields, format: Format, most: int = PREFIX
+  fields: card_fields.Fields, format: chat.Format, most: int = PREFIX
 ) -> np.ndarray:
   """Returns the tokens that open all conversations with a character, int32 [L].
 
@@ -129,7 +128,7 @@ def prefix(
   return prefix_L
 
 
-def open_prefix(format: Format) -> np.ndarray:
+def open_prefix(format: chat.Format) -> np.ndarray:
   """Returns the prefix of a conversation without a character."""
   return format.head_L.copy()
 
@@ -137,7 +136,7 @@ def open_prefix(format: Format) -> np.ndarray:
 def conversation(
   prefix_L: np.ndarray,
   messages: Sequence[TurnLike],
-  format: Format,
+  format: chat.Format,
   room: int,
   user_name: str = '',
   book: lore_lib.Book | None = None,

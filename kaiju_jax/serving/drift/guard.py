@@ -78,7 +78,8 @@ class Guard:
 
   def __init__(self):
     # tokens, codes: the histories.
-    self.tokens, self.codes = Series(), Series()
+    self.tokens: Series = Series()
+    self.codes: Series = Series()
     self.is_frozen = False  # Whether calibration stands still.
     self._latest: list[bool] = []
 

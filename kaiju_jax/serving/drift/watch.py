@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import packed
 from kaiju_jax.decoding.device import page_copies
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
@@ -147,7 +148,7 @@ class Sampler:
     self._decoder, self._copies = decoder, copies
     # float32 [layers, 2, K], with which its codes are made.
     self.limits: np.ndarray = calibration.read_limits(
-      decoder.params, decoder.config
+      packed.unpack(decoder.params), decoder.config
     )
     self._tree = decoder.account.tree
     self._random = random.Random(seed)

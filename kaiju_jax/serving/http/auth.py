@@ -214,11 +214,7 @@ class Tokens:
     seen = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode)
     if seen == self._seen:
       return
-    if status.st_mode & 0o077:
-      raise ValueError(
-        f'{self._path}: others may read it (mode {status.st_mode & 0o777:o});'
-        ' must be 600.'
-      )
+    files.refuse_readable(self._path, status.st_mode)
     data = files.read_json(self._path)
     if not isinstance(data, dict) or not isinstance(data.get('tokens'), list):
       raise ValueError(f'{self._path}: must be an object with a list "tokens".')

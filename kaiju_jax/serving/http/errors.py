@@ -81,11 +81,9 @@ def forbidden(message: str, code: str = 'forbidden') -> ApiError:
   return ApiError(403, message, 'permission_error', None, code)
 
 
-def missing(
-  message: str, param: str | None = None, code: str = 'not_found'
-) -> ApiError:
+def missing(message: str, param: str | None = None) -> ApiError:
   """Returns a 404: it does not exist, or belongs to another owner."""
-  return ApiError(404, message, INVALID, param, code)
+  return ApiError(404, message, INVALID, param, 'not_found')
 
 
 def conflict(message: str, param: str | None = None) -> ApiError:
@@ -129,12 +127,10 @@ def internal() -> ApiError:
   )
 
 
-def unavailable(
-  message: str, seconds: float | None = None, code: str = 'unavailable'
-) -> ApiError:
+def unavailable(message: str, seconds: float | None = None) -> ApiError:
   """Returns a 503: the server cannot answer now."""
   headers = {} if seconds is None else retry_after(seconds)
-  return ApiError(503, message, SERVER, None, code, headers)
+  return ApiError(503, message, SERVER, None, 'unavailable', headers)
 
 
 def retry_after(seconds: float) -> dict[str, str]:

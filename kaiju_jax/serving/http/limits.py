@@ -199,14 +199,7 @@ class Limits:
 
   def request(self, owner: str, rate: Rate | None = None) -> None:
     """Counts a request against its owner's limit."""
-    rate = rate or self._rate
-    wait = self._requests.take(owner, rate.requests, rate.burst)
-    if wait:
-      raise errors.rate_limited(
-        f'{rate.requests} requests per minute are allowed: ask again in'
-        f' {wait:.1f} s.',
-        wait,
-      )
+    _take(self._requests, owner, rate or self._rate, 'requests')
 
   def text(self, owner: str, size: int, rate: Rate | None = None) -> None:
     """Counts the bytes of a request's body, before it is parsed."""
@@ -260,14 +253,21 @@ class Failures:
 
   def note(self, address: str) -> None:
     """Counts a failure."""
-    rate = self._rate
-    wait = self._buckets.take(network(address), rate.requests, rate.burst)
-    if wait:
-      raise errors.rate_limited(
-        f'{rate.requests} failed authentications per minute are allowed: ask'
-        f' again in {wait:.1f} s, with a valid token.',
-        wait,
-      )
+    what, remedy = 'failed authentications', ', with a valid token'
+    _take(self._buckets, network(address), self._rate, what, remedy)
+
+
+def _take(
+  buckets: Buckets, key: Hashable, rate: Rate, what: str, remedy: str = ''
+) -> None:
+  """Takes a unit from a bucket; refuses (429) if there is none."""
+  wait = buckets.take(key, rate.requests, rate.burst)
+  if wait:
+    raise errors.rate_limited(
+      f'{rate.requests} {what} per minute are allowed: ask again in'
+      f' {wait:.1f} s{remedy}.',
+      wait,
+    )
 
 
 def network(address: str) -> str:

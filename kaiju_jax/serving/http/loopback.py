@@ -105,11 +105,7 @@ def check_key(key: str) -> str:
 
 def _read_key(path: pathlib.Path) -> str:
   with open(path, encoding='utf-8', errors='replace') as file:
-    mode = os.fstat(file.fileno()).st_mode
-    if mode & 0o077:
-      raise ValueError(
-        f'{path}: others may read it (mode {mode & 0o777:o}); must be 600.'
-      )
+    files.refuse_readable(path, os.fstat(file.fileno()).st_mode)
     text = file.read(1024)
   try:
     return check_key(text.removesuffix('\n'))

@@ -8,6 +8,7 @@ are read at each scrape, as a `Reading`, which must be taken between two rounds
 of the engine, in its thread.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -103,18 +104,14 @@ def reading(engine: engine_lib.Engine) -> Reading:
 
 def add_up(found: Sequence[Reading]) -> Reading:
   """Returns the readings of several engines as one; its wait is the least."""
-  pages: dict[tuple[str, str], int] = {}
+  pages: collections.Counter[tuple[str, str]] = collections.Counter()
   for one in found:
-    for key, count in one.pages.items():
-      pages[key] = pages.get(key, 0) + count
-  return Reading(
-    pages,
-    sum(one.points for one in found),
-    sum(one.evictions for one in found),
-    sum(one.waiting for one in found),
-    sum(one.running for one in found),
-    min(one.wait for one in found),
+    pages.update(one.pages)
+  sums = (
+    sum(getattr(one, name) for one in found)
+    for name in ('points', 'evictions', 'waiting', 'running')
   )
+  return Reading(pages, *sums, min(one.wait for one in found))
 
 
 class Metrics:

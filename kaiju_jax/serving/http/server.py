@@ -93,9 +93,11 @@ class Server(uvicorn.Server):
       each = settings.connections if loopback.is_loopback(host) else _EACH
     slots = limits.Slots(settings.connections, each)
     super().__init__(self._config(app, slots, 'auto'))
-    self._metrics = self._metrics_socket = self.metrics_port = None
+    self._metrics = self._metrics_socket = None
+    self.metrics_port: int | None = None
     self._socket = listener or listen(host, port, settings)
-    self.port = self._socket.getsockname()[1]  # The port on which it listens.
+    # The port on which it listens.
+    self.port: int = self._socket.getsockname()[1]
     if metrics is not None:
       slots = limits.Slots(_SCRAPES, _SCRAPES)
       self._metrics = self._config(metrics, slots, 'off')
@@ -105,11 +107,6 @@ class Server(uvicorn.Server):
         self._socket.close()
         raise
       self.metrics_port = self._metrics_socket.getsockname()[1]
-
-  @property
-  def is_draining(self) -> bool:
-    """Whether the server is being stopped."""
-    return self._draining.is_set()
 
   @property
   def url(self) -> str:

@@ -221,6 +221,11 @@ async function reply(session, {text = '', isSwipe = false, goesOn = false} = {})
 }
 
 function question({session, asked, isSwipe, goesOn}) {
+  const set = chosen();
+  if (isSwipe && 'seed' in set) {  // Each candidate has another one.
+    const versions = siblings(state.session, path(state.session).at(-1));
+    set.seed += versions.length;
+  }
   const messages = asked ? [{role: 'user', content: asked}] : [];
   const {model, sampling} = state.server;
   const more = {continue_final_message: true, echo: true};
@@ -230,7 +235,7 @@ function question({session, asked, isSwipe, goesOn}) {
     {} : {temperature: TEMPERATURE};
   const thinks = state.server.thinking && recall(THINKS) ?
     {chat_template_kwargs: {enable_thinking: true}} : {};
-  return {model, session, messages, ...drawn, ...chosen(), ...other, ...thinks};
+  return {model, session, messages, ...drawn, ...set, ...other, ...thinks};
 }
 
 // How replies are drawn, by the API's names; our guesses.

@@ -295,7 +295,7 @@ class Choices:
   """The replies to one request, with the stream slot that they share."""
 
   def __init__(self, replies: Sequence[Reply], slot: limits.Slot):
-    self.replies = list(replies)  # One for each choice.
+    self.replies: list[Reply] = list(replies)  # One for each choice.
     self._slot = slot
 
   @property

@@ -63,6 +63,8 @@ class Worker:
     self._thread = threading.Thread(
       target=self._run, name='engine', daemon=True
     )
+    # The most alternatives of a token that a request may ask for.
+    self.max_alternatives: int = engine.alternatives
     # Rare shapes compile while rounds run with the shapes that are ready.
     # How many compilations were left for later at the start.
     self.compilations: int = engine.rounds.waiting
@@ -85,11 +87,6 @@ class Worker:
   def max_wait_s(self) -> float | None:
     """The most seconds that a request may wait; None for no limit."""
     return self.engine.limits.wait
-
-  @property
-  def max_alternatives(self) -> int:
-    """The most alternatives of a token that a request may ask for."""
-    return self.engine.alternatives
 
   @property
   def compiled(self) -> int:

@@ -291,7 +291,8 @@ def _show(character, version, caller: auth.Caller) -> dict[str, Any]:
     'public': character.is_public,
     'own': is_own,
     'created': int(version.created),
-    'greetings': _greetings(version.fields),
+    'greetings': bool(version.fields.greeting)
+    + len(version.fields.alternate_greetings),
     'fields': written,
   }
 
@@ -308,7 +309,3 @@ def _list_some(
     if size > _PAGE_SIZE:
       break
   return data
-
-
-def _greetings(written: card_fields.Fields) -> int:
-  return bool(written.greeting) + len(written.alternate_greetings)

@@ -160,7 +160,7 @@ _UNDRAWN = {
   one.name: (one.default,)
   for one in dataclasses.fields(sampling_lib.Sampling)
   if one.name != 'seed'
-} | {'temperature': (0,), 'top_k': (0, -1)}
+} | {'temperature': (0,), 'top_k': (0, -1), 'logit_bias': ({},)}
 
 
 class TemplateOptions(parse.Fields):

@@ -32,6 +32,9 @@ from kaiju_jax.serving.routes import stream
 from kaiju_jax.serving.stores import characters
 
 _PAGE = 100
+# The fields of sessions and of messages that their owner reads.
+_SUMMARY = 'id', 'character', 'version', 'head', 'title', 'created', 'updated'
+_MESSAGE = 'id', 'parent', 'role', 'text', 'finish', 'reasoning', 'created'
 
 
 class _NewSession(parse.Fields):
@@ -232,35 +235,18 @@ async def _answer(
       store.ratings(owner, session.id),
     )
   )
-  body = _summary(session) | {
-    'messages': [
-      {
-        'id': one.id,
-        'parent': one.parent,
-        'role': one.role,
-        'text': one.text,
-        'finish': one.finish,
-        'reasoning': one.reasoning,
-        'rating': ratings.get(one.id),
-        'created': one.created,
-      }
-      for one in messages
-    ]
-  }
+  shown = [
+    {name: getattr(one, name) for name in _MESSAGE}
+    | {'rating': ratings.get(one.id)}
+    for one in messages
+  ]
+  body = _summary(session) | {'messages': shown}
   return await stream.write_json(context, body, status)
 
 
 def _summary(session: characters.Session) -> dict[str, Any]:
-  return {
-    'id': session.id,
-    'object': 'session',
-    'character': session.character,
-    'version': session.version,
-    'head': session.head,
-    'title': session.title,
-    'created': session.created,
-    'updated': session.updated,
-  }
+  shown = {name: getattr(session, name) for name in _SUMMARY}
+  return {'object': 'session', **shown}
 
 
 def _answer_agreement(caller: auth.Caller, agrees: bool) -> responses.Response:

@@ -81,8 +81,16 @@ class Ray:
     self.is_ours = is_ours  # Whether it ends with this process.
     self._deployed: list[str] = []
 
+  @property
+  def gpus(self) -> int:
+    """Those of all its machines."""
+    return int(ray.cluster_resources().get('GPU', 0))
+
   def deploy(
-    self, names: Sequence[str], make: Callable[[str], replica_host.OwnedReplica]
+    self,
+    names: Sequence[str],
+    make: Callable[[str], replica_host.OwnedReplica],
+    devices: int = 1,
   ) -> None:
     """Starts replicas; returns once all of them answer.
 
@@ -90,15 +98,22 @@ class Ray:
       names: theirs; a running replica of such a name is replaced.
       make: called with its name in the process of each; must be a function of a
         module, perhaps a `functools.partial`, so that no weights are sent.
+      devices: GPUs of each, where there are any.
 
     Raises:
       Failed: one did not start.
+      ValueError: there are fewer GPUs.
     """
     # Accelerators are shared out; where there are none, no replica waits for
     # another.
     needs = {'num_cpus': 0}
-    if ray.cluster_resources().get('GPU'):
-      needs['num_gpus'] = 1
+    if gpus := self.gpus:
+      if len(names) * devices > gpus:
+        raise ValueError(
+          f'--replicas={len(names)}, --tensor={devices}: their product must be'
+          f' at most {gpus}, the GPUs of this Ray.'
+        )
+      needs['num_gpus'] = devices
     deployment = serve.deployment(
       _Replica,
       name='replica',

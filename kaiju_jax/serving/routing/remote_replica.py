@@ -79,7 +79,7 @@ class RemoteReplica:
     # These belong to the thread. Of another process there are none.
     self._welcome: replica_host.Welcome | None = None
     self._ingress = ''
-    self._is_alive = False
+    self.is_alive: bool = False  # Whether it answered lately.
     self._received_at = 0.0
     self._lost: asyncio.Event | None = None
     self._streams: dict[int, token_stream.AsyncStream] = {}
@@ -94,11 +94,6 @@ class RemoteReplica:
   def wait(self, seconds: float) -> bool:
     """Returns whether the replica has answered, at the latest in `seconds`."""
     return self._answered.wait(seconds)
-
-  @property
-  def is_alive(self) -> bool:
-    """Whether it answered lately."""
-    return self._is_alive
 
   async def submit(
     self, *requests: request_lib.Request
@@ -148,7 +143,7 @@ class RemoteReplica:
 
   async def _in_thread(self, work) -> Any:
     """Awaits a coroutine in the thread's loop."""
-    if not self._is_alive:
+    if not self.is_alive:
       work.close()
       raise self._gone()
     return await asyncio.wrap_future(
@@ -264,10 +259,10 @@ class RemoteReplica:
         if isinstance(message, replica_host.Welcome):
           self._welcome = message
           self.build, self.facts = message.build, message.facts
-          self._is_alive = True
+          self.is_alive = True
           self._answered.set()
         else:
-          self._is_alive = message.is_alive
+          self.is_alive = message.is_alive
           self._deliver(message.updates)
 
   def _deliver(self, updates: Sequence[replica_host.Update]) -> None:
@@ -288,7 +283,7 @@ class RemoteReplica:
 
   def _lose(self) -> None:
     """Ends all streams of a process that is gone."""
-    self._is_alive, self._welcome = False, None
+    self.is_alive, self._welcome = False, None
     self._lost.set()
     token_stream.deliver_all(
       token_stream.Delivery(stream, [], error=self._gone())

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
@@ -168,9 +169,13 @@ class LocalReplica:
     build: str,
     names: Pseudonyms,
   ):
-    self.name, self.build = name, build  # As in `replica.Replica`.
-    self.worker = worker  # It runs, or will; ended by `stop`.
-    self.submit, self.drain = worker.submit, worker.drain
+    # As in `replica.Replica`.
+    self.name: str = name
+    self.build: str = build
+    # It runs, or will; ended by `stop`.
+    self.worker: worker_lib.Worker = worker
+    self.submit: Callable[..., Any] = worker.submit
+    self.drain: Callable[..., Any] = worker.drain
     self.stop: Callable[[], None] = worker.stop
     self._names = names
 

@@ -96,7 +96,9 @@ class Rollout:
     self.plan = plan
     # 'warming', 'opening', 'done' or 'stopped'. Of the replica, from now on.
     # Why it was stopped; '' otherwise.
-    self.state, self.share, self.reason = WARMING, 0.0, ''
+    self.state: str = WARMING
+    self.share: float = 0.0
+    self.reason: str = ''
     self._step = -1
     self._since = now
     self._before: tuple[RequestCounts, RequestCounts] | None = None

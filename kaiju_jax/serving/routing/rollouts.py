@@ -262,7 +262,7 @@ class Rollouts:
         rollout.update(self._clock(), self._observe(one, is_warm))
         is_idle = is_warm and not one.prefixes
         may_finish = one.is_urgent and not rollout.has_ended
-        if may_finish and (is_idle or not self._are_others_open(one)):
+        if may_finish and (is_idle or not self._are_others_open(one.names)):
           rollout.finish()
         if rollout.share != share:
           share = rollout.share
@@ -306,9 +306,14 @@ class Rollouts:
     )
     return rollout_lib.Observation(is_alive, is_warm, own, others)
 
-  def _are_others_open(self, one: _Running) -> bool:
-    known = self._router.describe()
-    return any(_is_open(x) for x in known if x.name not in one.names)
+  def _are_others_open(
+    self, names: Sequence[str], shares: Mapping[str, float] = {}
+  ) -> bool:
+    return any(
+      _is_open(x._replace(share=shares.get(x.name, x.share)))
+      for x in self._router.describe()
+      if x.name not in names
+    )
 
   def _replace(self, one: _Running) -> None:
     """Closes the others to new conversations, and notes their shares."""
@@ -339,14 +344,11 @@ class Rollouts:
     self, without: Sequence[str], shares: Mapping[str, float]
   ) -> None:
     """Refuses what would leave no replica for new conversations."""
-    for one in self._router.describe():
-      share = shares.get(one.name, one.share)
-      if one.name not in without and _is_open(one._replace(share=share)):
-        return
-    raise ValueError(
-      f'of={", ".join(without)}: no other replica would take new'
-      ' conversations; open one first.'
-    )
+    if not self._are_others_open(without, shares):
+      raise ValueError(
+        f'of={", ".join(without)}: no other replica would take new'
+        ' conversations; open one first.'
+      )
 
 
 def _is_open(one: metrics.ReplicaReading) -> bool:

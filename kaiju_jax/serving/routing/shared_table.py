@@ -95,7 +95,8 @@ class SharedTable:
     self._prefix = prefix
     self._interval_s = interval_s
     self.is_away = False  # Whether the last exchange failed.
-    self.failures = self.losses = 0
+    self.failures: int = 0
+    self.losses: int = 0
     self._generation: str | None = None
     # When it last exchanged, in milliseconds.
     self._exchanged_at = affinity.now()

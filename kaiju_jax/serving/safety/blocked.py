@@ -98,11 +98,6 @@ class Blocked:
     self._lines = {
       number: _repair(self._path(number)) for number in self._numbers()
     }
-    self._file: int | None = None
-
-  def __len__(self) -> int:
-    with self._lock:
-      return min(self._keep, sum(self._lines.values()))
 
   def add(
     self,
@@ -130,39 +125,19 @@ class Blocked:
     )
     line = json.dumps(dataclasses.asdict(record)).encode() + b'\n'
     with self._lock:
-      files.append(self._opened(), line)
-      self._lines[max(self._lines)] += 1
+      last = max(self._lines, default=0)
+      if self._lines.get(last, self._per_file) >= self._per_file:
+        last += 1
+        self._lines[last] = 0
+        self._drop()
+      with open(self._path(last), 'ab', opener=_open_private) as file:
+        files.append(file.fileno(), line)
+      self._lines[last] += 1
 
   def owner(self, name: str) -> str:
     """Returns the HMAC, in hex, that stands for an owner in records."""
     data = name.encode(errors='surrogatepass')
     return hmac.new(self._key, data, hashlib.sha256).hexdigest()
-
-  def records(self) -> Iterator[Record]:
-    """Yields the last `keep` records, oldest first; see `read`."""
-    return read(self._folder, self._keep)
-
-  def close(self) -> None:
-    """Closes the file; a later `add` opens it again."""
-    with self._lock:
-      if self._file is not None:
-        os.close(self._file)
-        self._file = None
-
-  def _opened(self) -> int:
-    """Returns the descriptor of the file to append to, a new one if needed."""
-    last = max(self._lines, default=0)
-    if not last or self._lines[last] >= self._per_file:
-      if self._file is not None:
-        os.close(self._file)
-        self._file = None
-      last += 1
-    if self._file is None:
-      flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-      self._file = os.open(self._path(last), flags, 0o600)
-      self._lines.setdefault(last, 0)
-      self._drop()
-    return self._file
 
   def _drop(self) -> None:
     """Removes the oldest files while the others hold `keep` texts."""
@@ -236,6 +211,10 @@ def replay(
 
 def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
+
+
+def _open_private(path: str, flags: int) -> int:
+  return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _repair(path: pathlib.Path) -> int:

@@ -189,7 +189,11 @@ class Store(publishing.Publishing):
 
     def append(at: records.Writes) -> characters.Message:
       held = find(at)
-      _refuse_moved(held, if_head)
+      if if_head is not ... and held.head != if_head:
+        raise characters.Conflict(
+          f'session {held.id}: its head is message {held.head}, not {if_head}:'
+          ' it went on elsewhere. Read it again.'
+        )
       _refuse_no_message(held, parent)
       message = dataclasses.replace(draft, id=held.count)
       changed = dataclasses.replace(
@@ -279,20 +283,12 @@ class Store(publishing.Publishing):
     return self._read(lambda at: at.agreements())
 
   def set_head(
-    self,
-    owner: str,
-    session: str,
-    message: int,
-    if_head: int | EllipsisType | None = ...,
+    self, owner: str, session: str, message: int
   ) -> characters.Session:
-    """Makes `message` the head, so that the path to it is shown.
-
-    Raises `Conflict` if the head differs from the given `if_head`.
-    """
+    """Makes `message` the head, so that the path to it is shown."""
     rules.integer(message, 'message')
 
     def set_head(held: characters.Session) -> characters.Session:
-      _refuse_moved(held, if_head)
       _refuse_no_message(held, message)
       return dataclasses.replace(held, head=message)
 
@@ -356,16 +352,6 @@ class Store(publishing.Publishing):
           f'session {session.id}: {has:,} {what}; a session has at most'
           f' {most:,}. Start a new one.'
         )
-
-
-def _refuse_moved(
-  held: characters.Session, if_head: int | EllipsisType | None
-) -> None:
-  if if_head is not ... and held.head != if_head:
-    raise characters.Conflict(
-      f'session {held.id}: its head is message {held.head}, not {if_head}: it'
-      ' went on elsewhere. Read it again.'
-    )
 
 
 def _refuse_no_message(held: characters.Session, message: int | None) -> None:

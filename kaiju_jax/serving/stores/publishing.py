@@ -45,12 +45,11 @@ class Publishing(records.Keeper):
     tokens = rules.tokens(prefix_tokens, 'prefix_tokens', limits.prefix)
     rules.text(tokenizer, 'tokenizer', limits.owner)
     is_built_in = owner == characters_lib.BUILT_IN
-    if character is None:
+    is_new = character is None
+    if is_new:
       character = rules.character_id(fields.name)
-      is_new = True
     else:
       rules.refuse_no_id(character, 'character', is_named=is_built_in)
-      is_new = False
     version = characters_lib.Version(
       character,
       1,
@@ -65,9 +64,8 @@ class Publishing(records.Keeper):
       held = at.character(character)
       if held is None and (is_new or is_built_in):
         return self._first(at, owner, version, bool(is_public))
-      if held is not None and is_built_in and held.owner == owner:
-        pass  # One that was removed comes back, with its next number.
-      else:
+      # A built-in one that was removed comes back, with its next number.
+      if held is None or not is_built_in or held.owner != owner:
         held = rules.check_owner(held, owner, character)
       return self._next(at, held, version, is_public)
 
@@ -100,7 +98,8 @@ class Publishing(records.Keeper):
   def _next(self, at: records.Writes, held, version, is_public):
     is_public = held.is_public if is_public is None else is_public
     live = at.version(held.id, held.live) if held.live else None
-    if live is not None and _is_same(live, version):
+    same = version.digest, version.fields
+    if live is not None and (live.digest, live.fields) == same:
       version = live
     else:
       if held.last >= self._limits.versions:
@@ -282,9 +281,3 @@ def _version(at: records.Reads, character: str, number: int):
   if version is None:
     raise characters_lib.Missing(f'character {character}: no version {number}.')
   return version
-
-
-def _is_same(
-  one: characters_lib.Version, other: characters_lib.Version
-) -> bool:
-  return (one.digest, one.fields) == (other.digest, other.fields)

@@ -25,14 +25,6 @@ class _Talk:
   ratings: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-def _version_size(version: characters.Version) -> int:
-  return max(version.tokens.nbytes, _LEAST)
-
-
-def _talk_size(talk: _Talk) -> int:
-  return max(talk.session.size, _LEAST)
-
-
 class Recent:
   """A memory of versions, and of sessions with their messages; thread-safe.
 
@@ -41,13 +33,16 @@ class Recent:
 
   def __init__(self, versions: int = VERSIONS, sessions: int = SESSIONS):
     self._guard = threading.Lock()
-    self._versions = lru.LruCache(versions, _version_size)
-    self._talks = lru.LruCache(sessions, _talk_size)
+    self._versions = lru.LruCache(
+      versions, lambda version: max(version.tokens.nbytes, _LEAST)
+    )
+    self._talks = lru.LruCache(
+      sessions, lambda talk: max(talk.session.size, _LEAST)
+    )
 
   def version(self, character: str, number: int) -> characters.Version | None:
     """Returns a version; None for one that is not remembered."""
-    with self._guard:
-      return self._versions.get((character, number))
+    return self._versions.get((character, number))
 
   def session(self, session: str) -> characters.Session | None:
     """Returns a session as last seen; None where it is not remembered."""
@@ -69,13 +64,11 @@ class Recent:
 
   def keep_version(self, version: characters.Version) -> None:
     """Remembers a version."""
-    with self._guard:
-      self._versions.put((version.character, version.number), version)
+    self._versions.put((version.character, version.number), version)
 
   def forget_version(self, character: str, number: int) -> None:
     """Forgets a version, which was deleted."""
-    with self._guard:
-      self._versions.drop((character, number))
+    self._versions.drop((character, number))
 
   def keep_session(self, session: characters.Session) -> None:
     """Remembers a session, unless a later state of it is remembered."""

@@ -262,12 +262,8 @@ class RedisWrites(RedisReads):
     )
 
   def add_version(self, version: characters.Version) -> None:
-    data = {
-      field.name: getattr(version, field.name)
-      for field in dataclasses.fields(version)
-      if field.name not in ('tokens', 'fields')
-    }
-    data['fields'] = rules.json_of(version.fields)
+    data = vars(version) | {'fields': rules.json_of(version.fields)}
+    del data['tokens']
     self._send(
       'HSET',
       f'version:{version.character}:{version.number}',
@@ -290,9 +286,8 @@ class RedisWrites(RedisReads):
     self._kept.append((self._recent.keep_session, session))
 
   def drop_session(self, session: characters.Session) -> None:
-    self._send('DEL', f'session:{session.id}')
-    self._send('DEL', f'messages:{session.id}')
-    self._send('DEL', f'ratings:{session.id}')
+    for name in 'session', 'messages', 'ratings':
+      self._send('DEL', f'{name}:{session.id}')
     for key in f'sessions:{session.owner}', 'idle':
       self._list(key, session.id, session.updated, False)
     self._send('SREM', _pins(session), session.id)

@@ -9,13 +9,14 @@ it is on the disk.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
-import dataclasses
 import json
 import os
 import sqlite3
 import threading
 import time
+from typing import Any
 from typing import TypeVar
 
 import numpy as np
@@ -241,22 +242,14 @@ class _Records:
     return self._row('SELECT count(*) FROM sessions WHERE owner = ?', owner)[0]
 
   def put_character(self, character: characters.Character) -> None:
-    self._put('characters', _CHARACTER, dataclasses.astuple(character))
+    self._put('characters', character)
 
   def add_version(self, version: characters.Version) -> None:
-    self._add(
-      'versions',
-      _VERSION,
-      (
-        version.character,
-        version.number,
-        version.digest,
-        version.tokens.tobytes(),
-        version.tokenizer,
-        rules.json_of(version.fields),
-        version.created,
-      ),
-    )
+    packed = {
+      'tokens': version.tokens.tobytes(),
+      'fields': rules.json_of(version.fields),
+    }
+    self._add('versions', vars(version) | packed)
 
   def drop_version(self, character: str, number: int) -> None:
     self._connection.execute(
@@ -265,7 +258,7 @@ class _Records:
     )
 
   def put_session(self, session: characters.Session) -> None:
-    self._put('sessions', _SESSION, dataclasses.astuple(session))
+    self._put('sessions', session)
 
   def drop_session(self, session: characters.Session) -> None:
     for table, column in (
@@ -280,22 +273,12 @@ class _Records:
   def add_message(
     self, session: characters.Session, message: characters.Message
   ) -> None:
-    self._add(
-      'messages',
-      f'session, {_MESSAGE}',
-      (
-        session.id,
-        message.id,
-        message.parent,
-        message.role,
-        message.text,
-        _pack(message.tokens),
-        message.finish,
-        message.created,
-        message.reasoning,
-        message.drawn and json.dumps(message.drawn.fields()),
-      ),
-    )
+    packed = {
+      'session': session.id,
+      'tokens': _pack(message.tokens),
+      'drawn': message.drawn and json.dumps(message.drawn.fields()),
+    }
+    self._add('messages', vars(message) | packed)
 
   def put_rating(
     self, session: characters.Session, message: int, rating: str | None
@@ -325,23 +308,23 @@ class _Records:
     )
     return tuple(characters.Session(*row) for row in rows)
 
-  def _add(self, table: str, columns: str, values: tuple) -> None:
-    marks = ', '.join('?' * len(values))
+  def _add(
+    self, table: str, row: Mapping[str, Any], conflict: str = ''
+  ) -> None:
+    """Inserts a row by its columns' names."""
+    marks = ', '.join('?' * len(row))
     self._connection.execute(
-      f'INSERT INTO {table}({columns}) VALUES({marks})', values
+      f'INSERT INTO {table}({", ".join(row)}) VALUES({marks}){conflict}',
+      (*row.values(),),
     )
 
-  def _put(self, table: str, columns: str, values: tuple) -> None:
-    """Inserts a row, or updates the one that has its id."""
-    marks = ', '.join('?' * len(values))
+  def _put(self, table: str, record: Any) -> None:
+    """Inserts a record, or updates the row that has its id."""
     changes = ', '.join(
-      f'{name} = excluded.{name}' for name in columns.split(', ')[1:]
+      f'{name} = excluded.{name}' for name in vars(record) if name != 'id'
     )
-    self._connection.execute(
-      f'INSERT INTO {table}({columns}) VALUES({marks})'
-      f' ON CONFLICT(id) DO UPDATE SET {changes}',
-      values,
-    )
+    conflict = f' ON CONFLICT(id) DO UPDATE SET {changes}'
+    self._add(table, vars(record), conflict)
 
 
 def _first(after: records.After) -> tuple[float, str]:
@@ -354,16 +337,10 @@ def _character(row: tuple) -> characters.Character:
 
 
 def _version(row: tuple) -> characters.Version:
-  character, number, digest, tokens, tokenizer, fields, created = row
-  return characters.Version(
-    character,
-    number,
-    digest,
-    np.frombuffer(tokens, '<i4'),
-    tokenizer,
-    rules.fields_of(fields),
-    created,
-  )
+  found = dict(zip(_VERSION.split(', '), row, strict=True))
+  found['tokens'] = np.frombuffer(found['tokens'], '<i4')
+  found['fields'] = rules.fields_of(found['fields'])
+  return characters.Version(**found)
 
 
 def _message(row: tuple) -> characters.Message:

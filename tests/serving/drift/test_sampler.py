@@ -109,7 +109,7 @@ def test_only_new_points_are_taken_and_each_page_once(decoder, sampler):
 
 
 def test_no_more_pages_than_wanted_and_different_ones(decoder, sampler):
-  texts = toys.tokens(CONFIG, 4, 10)
+  texts = toys.tokens(CONFIG, 4, 22)
   for tokens_L in texts:
     record(decoder, tokens_L)
   found = sampler.take(3).read()

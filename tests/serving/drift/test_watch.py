@@ -31,14 +31,6 @@ class Sampler:
     return types.SimpleNamespace(read=lambda: loud if self.foreign else found)
 
 
-class Clock:
-  def __init__(self):
-    self.now = 1_000_000.0
-
-  def __call__(self):
-    return self.now
-
-
 @pytest.fixture
 def make(tmp_path):
   """Returns a function that makes a watch, and what it shows."""
@@ -73,7 +65,7 @@ def checkpoints(tmp_path):
 
 
 def test_windows_are_shown_and_few_pages_are_taken_at_a_time(make):
-  clock, sampler = Clock(), Sampler()
+  clock, sampler = trivial.Clock(), Sampler()
   made = make(clock, sampler)
   assert made.shown == [(None, None, False)]
   hours = 5
@@ -91,7 +83,7 @@ def test_windows_are_shown_and_few_pages_are_taken_at_a_time(make):
 
 
 def test_after_a_pause_no_more_pages_are_taken_than_ever(make):
-  clock, sampler = Clock(), Sampler()
+  clock, sampler = trivial.Clock(), Sampler()
   made = make(clock, sampler)
   made.sample()
   clock.now += 3600
@@ -103,7 +95,7 @@ def test_a_checkpoint_each_four_hours_that_only_its_user_reads(
   make, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(watch_lib, 'KEPT', 3)
-  clock = Clock()
+  clock = trivial.Clock()
   made = make(clock)
   run(made, clock, 13 * 3600)
   begun = 1_000_000
@@ -123,7 +115,7 @@ def test_a_checkpoint_each_four_hours_that_only_its_user_reads(
 def test_a_checkpoint_that_failed_is_tried_again_at_once(
   make, tmp_path, monkeypatch
 ):
-  clock = Clock()
+  clock = trivial.Clock()
   made = make(clock)
 
   def fail(*_):
@@ -139,7 +131,7 @@ def test_a_checkpoint_that_failed_is_tried_again_at_once(
 
 
 def test_while_it_is_frozen_no_checkpoint_is_written(make, tmp_path):
-  clock, sampler = Clock(), Sampler()
+  clock, sampler = trivial.Clock(), Sampler()
   made = make(clock, sampler)
   run(made, clock, 9 * 3600)
   before = checkpoints(tmp_path)
@@ -150,7 +142,7 @@ def test_while_it_is_frozen_no_checkpoint_is_written(make, tmp_path):
 
 
 def test_a_new_process_goes_on_from_the_checkpoint(make, tmp_path):
-  clock = Clock()
+  clock = trivial.Clock()
   run(make(clock), clock, 14 * 3600)
   again = make(clock)
   assert 12 * 3600 // 180 - again.monitor.windows in (0, 1)
@@ -162,7 +154,7 @@ def test_a_new_process_goes_on_from_the_checkpoint(make, tmp_path):
 
 @pytest.mark.parametrize('other', ['weights', 'key', 'damaged', 'renamed'])
 def test_other_checkpoints_are_left_alone(make, tmp_path, other, caplog):
-  clock = Clock()
+  clock = trivial.Clock()
   run(make(clock), clock, 5 * 3600)
   (path,) = (tmp_path / 'drift').iterdir()
   options = {}
@@ -182,7 +174,7 @@ def test_other_checkpoints_are_left_alone(make, tmp_path, other, caplog):
 
 
 def test_an_engine_that_is_late_or_replaced_ends_nothing(make, caplog):
-  clock = Clock()
+  clock = trivial.Clock()
   made = make(clock, late=True)
   run(made, clock, 3600)
   assert made.monitor.windows == 0
@@ -195,7 +187,7 @@ def test_an_engine_that_is_late_or_replaced_ends_nothing(make, caplog):
 
 def test_the_thread_goes_on_after_a_failure(make, monkeypatch, caplog):
   monkeypatch.setattr(watch_lib, 'INTERVAL_S', 0.001)
-  clock, sampler = Clock(), Sampler()
+  clock, sampler = trivial.Clock(), Sampler()
   made, looks = make(clock, sampler), []
 
   def look():

@@ -96,78 +96,66 @@ class Oracle:
 
 
 @pytest.mark.parametrize('seed', range(12))
-def test_owners_have_turns_whatever_comes_and_ends(seed):
+async def test_owners_have_turns_whatever_comes_and_ends(seed):
   """Random calls of random owners, in random order of their ends."""
-
-  async def run():
-    rng = random.Random(seed)
-    count, each = rng.randint(1, 4), rng.randint(1, 2)
-    world = World(count, each)
-    oracle, tasks = Oracle(world, count, each), {}
-    for name in range(60):
-      action = rng.random()
-      if action < 0.6:
-        owner = rng.choice('aaaabc')
-        oracle.waiting[owner].append(name)
-        failure = ValueError(name) if rng.random() < 0.2 else None
-        tasks[name] = world.call(owner, name, failure), failure
-        await asyncio.sleep(0)
-      elif action < 0.7 and any(oracle.waiting.values()):
-        calls = rng.choice([x for x in oracle.waiting.values() if x])
-        one = calls.pop(rng.randrange(len(calls)))
-        tasks.pop(one)[0].cancel()
-        await asyncio.sleep(0)
-      elif oracle.running:
-        one = rng.choice(list(oracle.running))
-        oracle.end(one)
-        task, failure = tasks[one]
-        if failure:
-          with pytest.raises(ValueError, match=f'^{one}$'):
-            await task
-        else:
-          assert await task == one
-      await oracle.note()
-    world.open_all()
-    await asyncio.gather(
-      *(x for x, _ in tasks.values()), return_exceptions=True
-    )
-    assert world.threads._free == count
-    assert not world.threads._running and not world.threads._waiting
-    world.threads.close()
-
-  asyncio.run(run())
+  rng = random.Random(seed)
+  count, each = rng.randint(1, 4), rng.randint(1, 2)
+  world = World(count, each)
+  oracle, tasks = Oracle(world, count, each), {}
+  for name in range(60):
+    action = rng.random()
+    if action < 0.6:
+      owner = rng.choice('aaaabc')
+      oracle.waiting[owner].append(name)
+      failure = ValueError(name) if rng.random() < 0.2 else None
+      tasks[name] = world.call(owner, name, failure), failure
+      await asyncio.sleep(0)
+    elif action < 0.7 and any(oracle.waiting.values()):
+      calls = rng.choice([x for x in oracle.waiting.values() if x])
+      one = calls.pop(rng.randrange(len(calls)))
+      tasks.pop(one)[0].cancel()
+      await asyncio.sleep(0)
+    elif oracle.running:
+      one = rng.choice(list(oracle.running))
+      oracle.end(one)
+      task, failure = tasks[one]
+      if failure:
+        with pytest.raises(ValueError, match=f'^{one}$'):
+          await task
+      else:
+        assert await task == one
+    await oracle.note()
+  world.open_all()
+  await asyncio.gather(*(x for x, _ in tasks.values()), return_exceptions=True)
+  assert world.threads._free == count
+  assert not world.threads._running and not world.threads._waiting
+  world.threads.close()
 
 
-def test_a_call_runs_beside_any_number_of_another_owner():
-  async def run():
-    world = World(2, 1)
-    theirs = [world.call('ann', f'ann {n}') for n in range(50)]
-    await until(lambda: world.started)
-    mine = world.call('ben', 'ben')
-    await until(lambda: len(world.started) == 2)
-    assert world.started == [('ann', 'ann 0'), ('ben', 'ben')]
-    world.gates['ben'].set()
-    assert await mine == 'ben'
-    world.open_all()
-    assert await asyncio.gather(*theirs) == [f'ann {n}' for n in range(50)]
-    world.threads.close()
-
-  asyncio.run(run())
+async def test_a_call_runs_beside_any_number_of_another_owner():
+  world = World(2, 1)
+  theirs = [world.call('ann', f'ann {n}') for n in range(50)]
+  await until(lambda: world.started)
+  mine = world.call('ben', 'ben')
+  await until(lambda: len(world.started) == 2)
+  assert world.started == [('ann', 'ann 0'), ('ben', 'ben')]
+  world.gates['ben'].set()
+  assert await mine == 'ben'
+  world.open_all()
+  assert await asyncio.gather(*theirs) == [f'ann {n}' for n in range(50)]
+  world.threads.close()
 
 
-def test_a_caller_who_leaves_frees_the_thread_only_when_it_ends():
-  async def run():
-    world = World(1, 1)
-    gone, next_one = world.call('ann', 0), world.call('ben', 1)
-    await until(lambda: world.started)
-    gone.cancel()
-    await asyncio.sleep(0.05)
-    assert world.started == [('ann', 0)]
-    world.open_all()
-    assert await next_one == 1 and gone.cancelled()
-    world.threads.close()
-
-  asyncio.run(run())
+async def test_a_caller_who_leaves_frees_the_thread_only_when_it_ends():
+  world = World(1, 1)
+  gone, next_one = world.call('ann', 0), world.call('ben', 1)
+  await until(lambda: world.started)
+  gone.cancel()
+  await asyncio.sleep(0.05)
+  assert world.started == [('ann', 0)]
+  world.open_all()
+  assert await next_one == 1 and gone.cancelled()
+  world.threads.close()
 
 
 def test_closing_waits_for_what_runs_after_the_loop_has_ended(caplog):

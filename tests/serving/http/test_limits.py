@@ -7,19 +7,12 @@ import pytest
 
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
-
-
-class Clock:
-  def __init__(self):
-    self.now = 1000.0
-
-  def __call__(self):
-    return self.now
+from tests.serving import trivial
 
 
 @pytest.fixture
 def clock():
-  return Clock()
+  return trivial.Clock()
 
 
 def refusal(call, *arguments):

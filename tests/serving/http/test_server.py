@@ -22,11 +22,6 @@ from tests.serving import trivial
 
 
 @pytest.fixture(scope='module')
-def application():
-  return trivial.Application()
-
-
-@pytest.fixture(scope='module')
 def server(application):
   with server_lib.running(application.app) as running:
     yield running
@@ -192,7 +187,7 @@ def test_stopping_lets_answers_end_and_takes_no_new_ones(application):
     thread, got = ask(application, '/wait?seconds=0.4', client.get)
     with trivial.connected(server) as idle:
       server.stop()
-      assert trivial.until(lambda: server.is_draining)
+      assert trivial.until(server._draining.is_set)
       assert drained == [5]
       refused = httpx.get(f'{server.url}/readyz')
       assert refused.status_code == 503
@@ -280,7 +275,7 @@ def test_who_stops_leaves_a_shared_listener_to_others():
       if not made[0].streams:
         waiting.join()
     one.stop()
-    assert trivial.until(lambda: one.is_draining)
+    assert trivial.until(one._draining.is_set)
     before = len(made[0].paths)
     assert all(httpx.get(url).status_code == 200 for _ in range(20))
     assert len(made[0].paths) == before

@@ -119,7 +119,11 @@ def test_how_replies_are_drawn_is_kept_by_the_browser(fake, talk):
   field('Seed').press('Enter')  # It sends nothing.
   talk.write('Once more')
   talk.counts(7, '.message .text')
-  first, second, third = fake.bodies
+  for count in '2/2', '3/3':
+    talk.last.get_by_role('button', name='A new version').click()
+    talk.expect(talk.find('.count').last).to_have_text(count)
+  first, second, third, *swipes = fake.bodies
+  assert [one['seed'] for one in swipes] == [8, 9]  # Other candidates.
   given = {'temperature': 0.9, 'min_p': 0.05, 'dry_multiplier': 0.8, 'seed': 7}
   assert {name: second.get(name) for name in given} == given
   third.pop('seed')

@@ -106,11 +106,7 @@ def expected(text, stops):
 def read(text, stops, rng, bounds=None):
   """Returns a reply that was read to its end, and its pieces."""
   reply = reply_lib.Reply(Stream(*drawn(text, stops, rng)), watch(bounds))
-
-  async def main():
-    return [piece async for piece in reply]
-
-  return reply, asyncio.run(main())
+  return reply, asyncio.run(collected(reply))
 
 
 def check(text, stops, rng, bounds=None):

@@ -34,29 +34,13 @@ def make():
     worker.stop()
 
 
-async def read(stream):
-  return [event.token async for event in stream]
-
-
-async def one(worker, *args, **options):
-  (stream,) = await worker.submit(world.request(*args, **options))
-  return stream
-
-
-def run(coroutine):
-  return asyncio.run(asyncio.wait_for(coroutine, 200))
-
-
-class Clock:
+class Clock(trivial.Clock):
   """A clock that each round winds, once its reader waits for a token."""
 
   def __init__(self, seconds):
-    self.now = 0.0
+    super().__init__(0.0)
     self.reader = None
     self._seconds = seconds
-
-  def __call__(self):
-    return self.now
 
   def wind(self):
     assert trivial.until(
@@ -65,139 +49,102 @@ class Clock:
     self.now += self._seconds
 
 
-def test_concurrent_streams_get_their_own_tokens_in_order(make):
+async def test_concurrent_streams_get_their_own_tokens_in_order(make):
   worker = make()
-
-  async def main():
-    streams = [await one(worker, seed) for seed in range(40)]
-    return streams, await asyncio.gather(*map(read, streams))
-
-  streams, found = run(main())
+  streams = [await world.open_one(worker, seed) for seed in range(40)]
+  found = await asyncio.gather(*map(world.read, streams))
   for seed, tokens in enumerate(found):
     assert tokens == fake_device.expected(world.request(seed))[0]
     assert streams[seed].result().reason == 'length'
 
 
-def test_reused_tokens_are_known_with_the_first_token(make):
+async def test_reused_tokens_are_known_with_the_first_token(make):
   worker = make()
-
-  async def main():
-    first = await one(worker, 0, 20)
-    await read(first)
-    again = await one(worker, 0, 20)
-    await anext(again)
-    return first.reused, again.reused
-
-  first, again = run(main())
-  assert first == 0 and again == 19
+  first = await world.open_one(worker, 0, 20)
+  await world.read(first)
+  again = await world.open_one(worker, 0, 20)
+  await anext(again)
+  assert (first.reused, again.reused) == (0, 19)
 
 
-def test_a_thousand_streams_dropped_at_random_tokens_leave_nothing(make):
+async def test_a_thousand_streams_dropped_at_random_tokens_leave_nothing(make):
   worker = make()
   rng = np.random.default_rng(0)
 
   async def reader(seed):
-    stream = await one(worker, seed)
+    stream = await world.open_one(worker, seed)
     for _ in range(rng.integers(0, 12)):
       await anext(stream)
     stream.cancel()
 
-  async def main():
-    for begin in range(0, 1000, 50):
-      await asyncio.gather(*map(reader, range(begin, begin + 50)))
-    return await worker.call(lambda: fake_engine.nothing_is_left(worker.engine))
-
-  assert run(main())
+  for begin in range(0, 1000, 50):
+    await asyncio.gather(*map(reader, range(begin, begin + 50)))
+  assert await worker.call(lambda: fake_engine.nothing_is_left(worker.engine))
   assert not worker._streams
 
 
-def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
+async def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
   worker = make()
-  begun, may_end = threading.Event(), threading.Event()
-
-  def before_round():
-    begun.set()
-    may_end.wait(100)
-
-  worker.engine.before_round = before_round
-
-  async def main():
-    busy = await one(worker, 0, count=40)
-    assert await asyncio.to_thread(begun.wait, 100)
-    task = asyncio.create_task(one(worker, 1, count=50))
-    # Until the round has ended, what is submitted waits.
-    while worker._commands.empty():
-      await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-      await task
-    may_end.set()
-    busy.cancel()
-    return await worker.call(lambda: worker.engine.is_idle)
-
-  assert run(main())
+  begun, may_end = worker.engine.hold()
+  busy = await world.open_one(worker, 0, count=40)
+  assert await asyncio.to_thread(begun.wait, 100)
+  task = asyncio.create_task(world.open_one(worker, 1, count=50))
+  # Until the round has ended, what is submitted waits.
+  while worker._commands.empty():
+    await asyncio.sleep(0)
+  task.cancel()
+  with pytest.raises(asyncio.CancelledError):
+    await task
+  may_end.set()
+  busy.cancel()
+  assert await worker.call(lambda: worker.engine.is_idle)
 
 
-def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
+async def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
   clock = Clock(0.05)
   worker = make(limits=admission.Limits(lease=1.0), rows=2, clock=clock)
   worker.engine.before_round = clock.wind
-
-  async def main():
-    unread, waited = await worker.submit(
-      world.request(0, count=50), world.request(1, count=40)
-    )
-    clock.reader = waited
-    tokens = await read(waited)
-    # Nobody waits for it, so that nothing renews its lease.
-    while unread.reason is None:
-      await asyncio.sleep(0.01)
-    with pytest.raises(StopAsyncIteration):
-      while True:
-        await anext(unread)
-    return tokens, unread.result().reason
-
-  tokens, reason = run(main())
-  assert len(tokens) == 40 and reason == 'cancelled'
+  unread, waited = await worker.submit(
+    world.request(0, count=50), world.request(1, count=40)
+  )
+  clock.reader = waited
+  tokens = await world.read(waited)
+  # Nobody waits for it, so that nothing renews its lease.
+  while unread.reason is None:
+    await asyncio.sleep(0.01)
+  with pytest.raises(StopAsyncIteration):
+    while True:
+      await anext(unread)
+  assert len(tokens) == 40 and unread.result().reason == 'cancelled'
 
 
-def test_who_waits_for_a_row_keeps_the_lease(make):
+async def test_who_waits_for_a_row_keeps_the_lease(make):
   clock = Clock(0.02)
   worker = make(limits=admission.Limits(lease=0.3), rows=1, clock=clock)
   worker.engine.before_round = clock.wind
-
-  async def main():
-    busy, waits = await worker.submit(
-      world.request(0, count=50), world.request(1, count=3)
-    )
-    clock.reader = waits
-    await asyncio.gather(read(waits), read(busy))
-    return waits.result().reason
-
+  busy, waits = await worker.submit(
+    world.request(0, count=50), world.request(1, count=3)
+  )
+  clock.reader = waits
+  await asyncio.gather(world.read(waits), world.read(busy))
   # Longer than the lease, without a token of its own.
-  assert run(main()) == 'length'
+  assert waits.result().reason == 'length'
 
 
-def test_several_requests_are_taken_together_or_not_at_all(make):
+async def test_several_requests_are_taken_together_or_not_at_all(make):
   worker = make()
-
-  async def main():
-    wrong = request_lib.Request([1, 2], 1000)
-    with pytest.raises(ValueError, match='row of the cache'):
-      await worker.submit(world.request(0), wrong)
-    return await worker.call(lambda: worker.engine.is_idle)
-
-  assert run(main())
+  wrong = request_lib.Request([1, 2], 1000)
+  with pytest.raises(ValueError, match='row of the cache'):
+    await worker.submit(world.request(0), wrong)
+  assert await worker.call(lambda: worker.engine.is_idle)
 
 
-def test_bad_logits_reach_the_reader_alone(make):
+async def test_bad_logits_reach_the_reader_alone(make):
   worker = make(bad=3)
-
-  async def main():
-    streams = [await one(worker, seed, count=9) for seed in range(12)]
-    return await asyncio.gather(*map(read, streams), return_exceptions=True)
-
-  found = run(main())
+  streams = [await world.open_one(worker, seed, count=9) for seed in range(12)]
+  found = await asyncio.gather(
+    *map(world.read, streams), return_exceptions=True
+  )
   for seed, tokens in enumerate(found):
     expected, reason = fake_device.expected(world.request(seed, 5, 9), bad=3)
     if reason == 'error':
@@ -207,7 +154,7 @@ def test_bad_logits_reach_the_reader_alone(make):
   assert any(isinstance(x, Exception) for x in found) and worker.is_alive
 
 
-def test_a_failed_engine_ends_streams_and_refuses_the_next(make):
+async def test_a_failed_engine_ends_streams_and_refuses_the_next(make):
   worker = make()
   count = []
 
@@ -217,19 +164,15 @@ def test_a_failed_engine_ends_streams_and_refuses_the_next(make):
       raise RuntimeError('the device is gone')
 
   worker.engine.before_round = fail
-
-  async def main():
-    stream = await one(worker, 0)
-    with pytest.raises(worker_lib.Stopped, match='the device is gone'):
-      await read(stream)
-    with pytest.raises(worker_lib.Stopped, match='the device is gone'):
-      await one(worker, 1)
-
-  run(main())
+  stream = await world.open_one(worker, 0)
+  with pytest.raises(worker_lib.Stopped, match='the device is gone'):
+    await world.read(stream)
+  with pytest.raises(worker_lib.Stopped, match='the device is gone'):
+    await world.open_one(worker, 1)
   assert not worker.is_alive
 
 
-def test_streams_go_on_while_what_is_rare_compiles():
+async def test_streams_go_on_while_what_is_rare_compiles():
   engine = world.Engine()
   engine.rounds.waiting = 2
   begun, may_end = threading.Event(), threading.Event()
@@ -244,11 +187,9 @@ def test_streams_go_on_while_what_is_rare_compiles():
   worker = worker_lib.Worker(engine, lambda: left.append(engine.rounds.waiting))
   worker.start()
   assert worker.compilations == 2 and begun.wait(100)
-
-  async def main():
-    return await read(await one(worker, 3))
-
-  assert run(main()) == fake_device.expected(world.request(3))[0]
+  assert (
+    await world.read(await world.open_one(worker, 3))
+  ) == fake_device.expected(world.request(3))[0]
   assert engine.rounds.waiting == 2
   stopping = threading.Thread(target=worker.stop)
   stopping.start()
@@ -261,51 +202,38 @@ def test_streams_go_on_while_what_is_rare_compiles():
   assert left == [1]
 
 
-def test_draining_finishes_what_runs_and_takes_nothing_new(make):
+async def test_draining_finishes_what_runs_and_takes_nothing_new(make):
   worker = make()
   worker.engine.before_round = lambda: time.sleep(0.01)
-
-  async def main():
-    stream = await one(worker, 0)
-    reading = asyncio.create_task(read(stream))
-    draining = asyncio.create_task(worker.drain(100))
-    while not worker._is_draining:
-      await asyncio.sleep(0)
-    with pytest.raises(request_lib.Busy):
-      await one(worker, 1)
-    return await reading, await draining
-
-  tokens, ended = run(main())
+  stream = await world.open_one(worker, 0)
+  reading = asyncio.create_task(world.read(stream))
+  draining = asyncio.create_task(worker.drain(100))
+  while not worker._is_draining:
+    await asyncio.sleep(0)
+  with pytest.raises(request_lib.Busy):
+    await world.open_one(worker, 1)
+  tokens, ended = await reading, await draining
   assert tokens == fake_device.expected(world.request(0))[0] and ended == 0
 
 
-def test_what_draining_cannot_finish_is_ended_and_told(make):
+async def test_what_draining_cannot_finish_is_ended_and_told(make):
   worker = make()
   worker.engine.before_round = lambda: time.sleep(0.2)
-
-  async def main():
-    stream = await one(worker, 0, count=50)
-    await anext(stream)
-    ended = await worker.drain(0.2)
-    tokens = await read(stream)
-    return ended, tokens, stream.result().reason
-
-  ended, tokens, reason = run(main())
-  assert ended == 1 and reason == 'drained' and len(tokens) < 49
+  stream = await world.open_one(worker, 0, count=50)
+  await anext(stream)
+  ended = await worker.drain(0.2)
+  tokens = await world.read(stream)
+  assert (ended, stream.result().reason) == (1, 'drained') and len(tokens) < 49
 
 
-def test_stopping_ends_what_waits(make):
+async def test_stopping_ends_what_waits(make):
   worker = make()
   worker.engine.before_round = lambda: time.sleep(0.1)
-
-  async def main():
-    stream = await one(worker, 0, count=50)
-    await anext(stream)
-    await asyncio.to_thread(worker.stop)
-    with pytest.raises(worker_lib.Stopped):
-      await read(stream)
-
-  run(main())
+  stream = await world.open_one(worker, 0, count=50)
+  await anext(stream)
+  await asyncio.to_thread(worker.stop)
+  with pytest.raises(worker_lib.Stopped):
+    await world.read(stream)
 
 
 def rate_of(monkeypatch, *groups):

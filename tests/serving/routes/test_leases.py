@@ -128,21 +128,17 @@ def test_a_client_that_leaves_frees_all(
 
 @ASKS
 @pytest.mark.parametrize('stream', [False, True])
-def test_a_request_may_be_cancelled_at_any_step(
+async def test_a_request_may_be_cancelled_at_any_step(
   server, slow, path, body, stream
 ):
   slow(0.02)
   body = body | {'stream': stream, 'max_tokens': 800}
-
-  async def main():
-    for steps in (*range(0, 120, 3), 400):
-      client = raw_clients.Client(server, path, body)
-      task = asyncio.create_task(client.ask())
-      for _ in range(steps):
-        await asyncio.sleep(0)
-      task.cancel()
-      await asyncio.gather(task, return_exceptions=True)
-      assert not server.context.limits._streams.taken, steps
-    return await raw_clients.idle(server, SOON)
-
-  asyncio.run(asyncio.wait_for(main(), 200))
+  for steps in (*range(0, 120, 3), 400):
+    client = raw_clients.Client(server, path, body)
+    task = asyncio.create_task(client.ask())
+    for _ in range(steps):
+      await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not server.context.limits._streams.taken, steps
+  await raw_clients.idle(server, SOON)

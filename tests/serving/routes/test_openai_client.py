@@ -252,7 +252,9 @@ def test_an_engine_that_is_too_busy_says_when_to_come_again(tmp_path):
     assert server.is_idle_soon()
 
 
-def test_eight_asynchronous_streams_each_get_their_own_text(client, server):
+async def test_eight_asynchronous_streams_each_get_their_own_text(
+  client, server
+):
   async def one(client, seed):
     stream = await client.chat.completions.create(
       model=MODEL, messages=HELLO, max_tokens=30, seed=seed, stream=True
@@ -264,11 +266,9 @@ def test_eight_asynchronous_streams_each_get_their_own_text(client, server):
     ]
     return ''.join(texts)
 
-  async def main():
-    async with openai.AsyncOpenAI(
-      base_url=f'{server.address}/v1', api_key='none', max_retries=0
-    ) as client:
-      return await asyncio.gather(*(one(client, seed) for seed in range(8)))
-
-  for seed, text in enumerate(asyncio.run(main())):
+  async with openai.AsyncOpenAI(
+    base_url=f'{server.address}/v1', api_key='none', max_retries=0
+  ) as asynchronous:
+    texts = await asyncio.gather(*(one(asynchronous, x) for x in range(8)))
+  for seed, text in enumerate(texts):
     assert text_of(chat(client, seed=seed, max_tokens=30)) == text

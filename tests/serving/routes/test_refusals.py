@@ -64,6 +64,8 @@ ROWS = [
   # What is searched is not drawn, and not here.
   chat('guided', guided=True),
   chat('guided', guided=True, n=2),
+  chat('guided', guided=True, logit_bias={}, temperature=0),
+  chat('logit_bias', guided=True, logit_bias={'97': 1}),
   chat('temperature', guided=True, temperature=0.7),
   chat('top_p', guided=True, top_p=0.9),
   chat('top_k', guided=True, top_k=4),

@@ -357,7 +357,10 @@ DAMAGE = {
   'its end': ({}, 'it is damaged'),
   'empty': ({}, 'it is damaged'),
   'another key': ({'secret': b't' * 32}, 'the key of another server'),
-  'another root': ({'root': 'other'}, 'another model, tokenizer, or kind'),
+  'another root': (
+    {'root': 'other'},
+    'another model, tokenizer, page size or kind',
+  ),
   'another head': ({'judge': b'2'}, 'judged by another head, or by none'),
 }
 

@@ -26,8 +26,11 @@ def rewrite(server, monkeypatch):
   """Returns a function that sets a format of the server, changed."""
 
   def rewrite(name, written=None, **changes):
-    written = written or server.context.thinking._format
-    written = dataclasses.replace(written, **changes)
+    written = written or server.context.thinking
+    fields = {
+      x.name: getattr(written, x.name) for x in dataclasses.fields(written)
+    }
+    written = chat.Format(**fields | changes)
     monkeypatch.setattr(server.context, name, prompt.Encoded(written))
     return written
 
@@ -48,7 +51,7 @@ def drawn(server, rewrite):
     if j - i > 4 and len(tokens) - j > 4 and not letters[j + 1].isspace()
   )
   thought = chat.Thought(tokens[begin], tokens[end])
-  plain = server.context.format._format
+  plain = server.context.format
   rewrite('thinking', plain, thought=thought)
   rewrite('format', plain, thought=thought)
   return {
@@ -124,7 +127,7 @@ def test_a_switch_that_the_model_has_not_is_refused(
     monkeypatch.setattr(server.context, 'thinking', None)
     assert server.get('/v1/server')['thinking'] is False
   else:
-    written = server.context.format._format
+    written = server.context.format
     opening_L = np.append(written.replies[''], written.thought.begin)
     rewrite('format', written, replies={'': opening_L})
   switch = {'chat_template_kwargs': {'enable_thinking': thinks}}
@@ -139,9 +142,9 @@ def test_a_second_turn_runs_little_of_what_was_run_before(
 ):
   """The toy's cache has windows of 6 tokens and pages of 4."""
   if kind == 'off':  # The opening of a reply has an empty thought.
-    written = server.context.thinking._format
+    written = server.context.thinking
     opening_L = np.array([*written.replies[''], *written.thought], np.int32)
-    rewrite('format', server.context.format._format, replies={'': opening_L})
+    rewrite('format', server.context.format, replies={'': opening_L})
   else:
     rewrite('thinking', keeps_thoughts=kind == 'keep')
   body = (BODY if kind == 'off' else ON) | {'session': server.open_session()}
@@ -156,7 +159,7 @@ def test_a_second_turn_runs_little_of_what_was_run_before(
 def test_a_character_s_prefix_is_that_of_the_format(
   server, drawn, rewrite, monkeypatch
 ):
-  head_L = np.append(server.context.thinking._format.head_L, np.int32(7))
+  head_L = np.append(server.context.thinking.head_L, np.int32(7))
   rewrite('thinking', head_L=head_L)
   found = recording.requests(server.context, monkeypatch)
   for body in ON, BODY:

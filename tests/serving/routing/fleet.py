@@ -203,16 +203,6 @@ def running(engines, **settings):
     fleet.stop()
 
 
-def run(main):
-  """Runs a coroutine, for a while at most; returns its value."""
-
-  async def bounded():
-    async with asyncio.timeout(100):
-      return await main
-
-  return asyncio.run(bounded())
-
-
 def text(length, seed):
   return np.random.default_rng(seed).integers(1, 256, length).tolist()
 

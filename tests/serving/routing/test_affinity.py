@@ -9,6 +9,7 @@ import pytest
 from kaiju_jax.serving.routing import affinity as affinity_lib
 from kaiju_jax.serving.routing import policies
 from kaiju_jax.serving.routing import replica as replica_lib
+from tests.serving import trivial
 from tests.serving.routing import uses
 
 
@@ -70,7 +71,7 @@ def test_merging_keeps_the_latest_of_each_session_and_set(seed, slots):
 
 
 def test_noting_and_merging_fill_alike():
-  clock = uses.Clock()
+  clock = trivial.Clock()
   noted, merged = uses.make(16, clock), uses.make(16)
   for n in range(200):
     clock.now = uses.NOW - 1000 + n
@@ -92,7 +93,7 @@ def test_an_older_use_changes_nothing():
 
 
 def test_a_clock_that_is_ahead_does_not_keep_a_session():
-  clock = uses.Clock()
+  clock = trivial.Clock()
   affinity = uses.make(clock=clock)
   affinity.merge([uses.rows('a', (7, uses.NOW + 10_000))])
   clock.now += 1
@@ -109,7 +110,7 @@ def test_a_clock_that_is_ahead_does_not_keep_a_session():
 
 def test_a_use_from_a_clock_ahead_expires_like_any_other():
   """Another router's clock, or one's own before it was set back."""
-  clock = uses.Clock()
+  clock = trivial.Clock()
   affinity = uses.make(clock=clock, seconds=100)
   affinity.merge([uses.rows('a', (1, uses.NOW + 10_000))])
   clock.now += 10_000
@@ -127,7 +128,7 @@ def test_a_use_from_a_clock_ahead_expires_like_any_other():
 
 
 def test_what_was_not_used_for_long_is_forgotten():
-  clock = uses.Clock()
+  clock = trivial.Clock()
   affinity = uses.make(clock=clock, seconds=100)
   assert (
     affinity.merge([uses.rows('a', (1, uses.NOW - 101), (2, uses.NOW - 99))])
@@ -214,7 +215,7 @@ def test_a_replicas_texts_tell_of_its_sessions():
 def test_a_million_sessions_are_merged_in_time():
   """By the processor, of the five seconds that a rebuild may take."""
   rng = np.random.default_rng(0)
-  affinity = affinity_lib.Affinity(clock=uses.Clock())
+  affinity = affinity_lib.Affinity(clock=trivial.Clock())
   told = [
     affinity_lib.Rows(
       f'r{n}',

@@ -15,7 +15,7 @@ from kaiju_jax.decoding.requests import sampling
 from tests.serving.routing import fleet as fleet_lib
 
 Request, Sampling = request_lib.Request, sampling.Sampling
-KILLS = 20
+KILLS = 8
 
 
 @pytest.fixture(scope='module')

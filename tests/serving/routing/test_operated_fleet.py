@@ -88,105 +88,87 @@ async def ask(router, *arguments, **options):
   return stream._state.replica.name, stream.reused
 
 
-def run(test):
-  return asyncio.run(test())
-
-
-def test_a_canary_takes_new_conversations_alone():
+async def test_a_canary_takes_new_conversations_alone():
   with fleet('one', 'two') as made:
     made.start('new', NEW)
-
-    async def test():
-      router = made.router()
-      router.set_share('new', 0.0)
-      rollouts = rollouts_lib.Rollouts(
-        router, lambda: [rollouts_lib.Prefix('digest', PREFIX)], poll_s=0.001
-      )
-      homes = {n: (await ask(router, n))[0] for n in range(20)}
-      assert set(homes.values()) == {'one', 'two'}
-      rollouts.start(NEW, rollout_lib.Plan(hold=0.01), replaces=True)
-      while rollouts.describe()[-1]['state'] != 'done':
-        # What began before stays, on its build, at each step.
-        for n in homes:
-          assert (await ask(router, n, 1))[0] == homes[n]
-      assert rollouts.describe()[-1]['prefixes'] == 1
-      # Its first conversation finds the prefix warm.
-      assert await ask(router, 100) == ('new', len(PREFIX))
-      found = {(await ask(router, n))[0] for n in range(101, 110)}
-      assert found == {'new'}
-      # Back at once: new ones go elsewhere, what began on it ends there.
-      rollouts.roll_back('new')
-      for n in range(200, 210):
-        assert (await ask(router, n))[0] != 'new'
-      for n in range(101, 110):
-        assert (await ask(router, n, 1))[0] == 'new'
-
-    run(test)
+    router = made.router()
+    router.set_share('new', 0.0)
+    rollouts = rollouts_lib.Rollouts(
+      router, lambda: [rollouts_lib.Prefix('digest', PREFIX)], poll_s=0.001
+    )
+    homes = {n: (await ask(router, n))[0] for n in range(20)}
+    assert set(homes.values()) == {'one', 'two'}
+    rollouts.start(NEW, rollout_lib.Plan(hold=0.01), replaces=True)
+    while rollouts.describe()[-1]['state'] != 'done':
+      # What began before stays, on its build, at each step.
+      for n in homes:
+        assert (await ask(router, n, 1))[0] == homes[n]
+    assert rollouts.describe()[-1]['prefixes'] == 1
+    # Its first conversation finds the prefix warm.
+    assert await ask(router, 100) == ('new', len(PREFIX))
+    found = {(await ask(router, n))[0] for n in range(101, 110)}
+    assert found == {'new'}
+    # Back at once: new ones go elsewhere, what began on it ends there.
+    rollouts.roll_back('new')
+    for n in range(200, 210):
+      assert (await ask(router, n))[0] != 'new'
+    for n in range(101, 110):
+      assert (await ask(router, n, 1))[0] == 'new'
 
 
-def test_no_private_text_is_warmed():
+async def test_no_private_text_is_warmed():
   """The other replicas hold private prefixes and conversations, too."""
   with fleet('one', 'new') as made:
-
-    async def test():
-      router = made.router()
-      router.set_share('new', 0.0)
-      await ask(router, 1)
-      private = request_lib.Request(
-        np.arange(50, 90), 2, owner='ann', shared=40, cache_salt='secret ann'
-      )
-      (stream,) = await router.submit(private)
-      async for _ in stream:
-        pass
-      held = await router.list_cached()
-      assert len({text.salt for text in held['one']}) == 2
-      rollouts = rollouts_lib.Rollouts(
-        router, lambda: [rollouts_lib.Prefix('digest', PREFIX)], poll_s=0.001
-      )
-      rollouts.start('new', rollout_lib.Plan(hold=0))
-      while rollouts.describe()[-1]['state'] != 'done':
-        await asyncio.sleep(0.005)
-      held = await router.list_cached()
-      assert {text.salt for text in held['new']} == {NAMES.salt('digest')}
-      assert not any(text.conversation for text in held['new'])
-
-    run(test)
+    router = made.router()
+    router.set_share('new', 0.0)
+    await ask(router, 1)
+    private = request_lib.Request(
+      np.arange(50, 90), 2, owner='ann', shared=40, cache_salt='secret ann'
+    )
+    (stream,) = await router.submit(private)
+    async for _ in stream:
+      pass
+    held = await router.list_cached()
+    assert len({text.salt for text in held['one']}) == 2
+    rollouts = rollouts_lib.Rollouts(
+      router, lambda: [rollouts_lib.Prefix('digest', PREFIX)], poll_s=0.001
+    )
+    rollouts.start('new', rollout_lib.Plan(hold=0))
+    while rollouts.describe()[-1]['state'] != 'done':
+      await asyncio.sleep(0.005)
+    held = await router.list_cached()
+    assert {text.salt for text in held['new']} == {NAMES.salt('digest')}
+    assert not any(text.conversation for text in held['new'])
 
 
-def test_a_drain_moves_what_does_not_end():
+async def test_a_drain_moves_what_does_not_end():
   with fleet('one', 'two') as made:
-
-    async def test():
-      router = made.router()
-      for name in 'one', 'two':  # Slow, so that the deadline comes first.
-        made.engine(name).before_round = lambda: time.sleep(0.01)
-      streams = [
-        (await router.submit(request(n, count=60)))[0] for n in range(8)
-      ]
-      first = [await anext(one) for one in streams]
-      on_one = [x for x in streams if x._state.replica.name == 'one']
-      assert on_one and len(on_one) < 8
-      rollouts = rollouts_lib.Rollouts(router, list)
-      rollouts.close('one')
-      reading = [asyncio.ensure_future(drain(one)) for one in streams]
-      moved = await router.drain_one('one', 0.05)
-      counts = await asyncio.gather(*reading)
-      assert 0 < moved <= len(on_one) and len(first) == 8
-      assert counts == [59] * 8
-      assert [x.failovers for x in on_one if x.failovers] == [1] * moved
-      assert sum(x.failovers for x in streams) == moved
-      assert router.count_requests('one').failures == 0
-      # Its conversations go on elsewhere, and so do new ones.
-      for n in [*range(8), 20, 21]:
-        assert (await ask(router, n, 1))[0] == 'two'
-      with pytest.raises(ValueError, match='no other replica'):
-        rollouts.close('two')
-      rollouts.remove('one').stop()
-      assert [x.name for x in router.describe()] == ['two']
-      with pytest.raises(ValueError, match='drain it first'):
-        rollouts.remove('two')
-
-    run(test)
+    router = made.router()
+    for name in 'one', 'two':  # Slow, so that the deadline comes first.
+      made.engine(name).before_round = lambda: time.sleep(0.01)
+    streams = [(await router.submit(request(n, count=60)))[0] for n in range(8)]
+    first = [await anext(one) for one in streams]
+    on_one = [x for x in streams if x._state.replica.name == 'one']
+    assert on_one and len(on_one) < 8
+    rollouts = rollouts_lib.Rollouts(router, list)
+    rollouts.close('one')
+    reading = [asyncio.ensure_future(drain(one)) for one in streams]
+    moved = await router.drain_one('one', 0.05)
+    counts = await asyncio.gather(*reading)
+    assert 0 < moved <= len(on_one) and len(first) == 8
+    assert counts == [59] * 8
+    assert [x.failovers for x in on_one if x.failovers] == [1] * moved
+    assert sum(x.failovers for x in streams) == moved
+    assert router.count_requests('one').failures == 0
+    # Its conversations go on elsewhere, and so do new ones.
+    for n in [*range(8), 20, 21]:
+      assert (await ask(router, n, 1))[0] == 'two'
+    with pytest.raises(ValueError, match='no other replica'):
+      rollouts.close('two')
+    rollouts.remove('one').stop()
+    assert [x.name for x in router.describe()] == ['two']
+    with pytest.raises(ValueError, match='drain it first'):
+      rollouts.remove('two')
 
 
 async def drain(stream):
@@ -198,101 +180,89 @@ def hits(found):
   return np.mean([reused > len(PREFIX) for _, reused in found])
 
 
-def test_a_lost_table_is_learnt_from_the_replicas():
+async def test_a_lost_table_is_learnt_from_the_replicas():
   with fleet('one', 'two', 'three', 'four') as made:
-
-    async def test():
-      router = made.router(cache_poll_s=1e9)
-      await router.begin()
-      for n in range(40):
-        await ask(router, n)
-      found = [await ask(router, n, 1) for n in range(40)]
-      assert hits(found) == 1
-      router._replicas.affinity.table[:] = -1  # Lost.
-      await router.refresh(polls_caches=True)
-      after = [await ask(router, n, 2) for n in range(40)]
-      assert hits(after) == 1
-      assert [x for x, _ in after] == [x for x, _ in found]
-      other = made.router(cache_poll_s=1e9)  # One that begins now.
-      await other.begin()
-      assert hits([await ask(other, n, 3) for n in range(40)]) == 1
-
-    run(test)
+    router = made.router(cache_poll_s=1e9)
+    await router.begin()
+    for n in range(40):
+      await ask(router, n)
+    found = [await ask(router, n, 1) for n in range(40)]
+    assert hits(found) == 1
+    router._replicas.affinity.table[:] = -1  # Lost.
+    await router.refresh(polls_caches=True)
+    after = [await ask(router, n, 2) for n in range(40)]
+    assert hits(after) == 1
+    assert [x for x, _ in after] == [x for x, _ in found]
+    other = made.router(cache_poll_s=1e9)  # One that begins now.
+    await other.begin()
+    assert hits([await ask(other, n, 3) for n in range(40)]) == 1
 
 
-def test_the_latest_of_two_caches_counts():
+async def test_the_latest_of_two_caches_counts():
   """A conversation that moved: its first replica still has its beginning."""
   with fleet('one', 'two') as made:
-
-    async def test():
-      router = made.router(cache_poll_s=1e9)
-      router.set_share('two', 0.0)
-      for n in range(10):
-        assert (await ask(router, n))[0] == 'one'
-      await asyncio.sleep(0.02)
+    router = made.router(cache_poll_s=1e9)
+    router.set_share('two', 0.0)
+    for n in range(10):
+      assert (await ask(router, n))[0] == 'one'
+    await asyncio.sleep(0.02)
+    router._replicas.affinity.table[:] = -1  # Lost.
+    router.set_share('two', 1.0)
+    router.set_share('one', 0.0)
+    for n in range(10):
+      assert (await ask(router, n, 1))[0] == 'two'
+    for names in ('one', 'two'), ('two', 'one'):
       router._replicas.affinity.table[:] = -1  # Lost.
-      router.set_share('two', 1.0)
-      router.set_share('one', 0.0)
+      for name in names:  # Whichever answers first.
+        held = await made.replicas[name].list_cached()
+        router._replicas.learn(router._replicas.find(name), held)
       for n in range(10):
-        assert (await ask(router, n, 1))[0] == 'two'
-      for names in ('one', 'two'), ('two', 'one'):
-        router._replicas.affinity.table[:] = -1  # Lost.
-        for name in names:  # Whichever answers first.
-          held = await made.replicas[name].list_cached()
-          router._replicas.learn(router._replicas.find(name), held)
-        for n in range(10):
-          assert (await ask(router, n, 2))[0] == 'two'
-
-    run(test)
+        assert (await ask(router, n, 2))[0] == 'two'
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_two_routers_send_a_conversation_to_one_replica(seed):
+async def test_two_routers_send_a_conversation_to_one_replica(seed):
   """Also while Redis is away, emptied, and when one of them is new."""
   with fleet('one', 'two', 'three') as made:
+    server, draws = fake_redis.FakeRedis(), random.Random(seed)
 
-    async def test():
-      server, draws = fake_redis.FakeRedis(), random.Random(seed)
+    def share():
+      router = made.router(cache_poll_s=1e9)
 
-      def share():
-        router = made.router(cache_poll_s=1e9)
+      shared = shared_table.SharedTable(
+        router._replicas.affinity, 'unix:///none', router.list_cached
+      )
+      shared._link = server
+      return router, shared
 
-        shared = shared_table.SharedTable(
-          router._replicas.affinity, 'unix:///none', router.list_cached
-        )
-        shared._link = server
-        return router, shared
+    routers = [share(), share()]
 
-      routers = [share(), share()]
+    async def exchange():
+      for _ in range(3):
+        for _, shared in routers:
+          await shared.exchange()
 
-      async def exchange():
-        for _ in range(3):
-          for _, shared in routers:
-            await shared.exchange()
-
+    await exchange()
+    turns, homes = dict.fromkeys(range(20), 0), {}
+    for step in range(60):
+      n = draws.randrange(20)
+      router, _ = draws.choice(routers)
+      home, reused = await ask(router, n, turns[n])
+      assert homes.setdefault(n, home) == home
+      assert not turns[n] or reused > len(PREFIX)
+      turns[n] += 1
+      await asyncio.sleep(0.002)
       await exchange()
-      turns, homes = dict.fromkeys(range(20), 0), {}
-      for step in range(60):
-        n = draws.randrange(20)
-        router, _ = draws.choice(routers)
-        home, reused = await ask(router, n, turns[n])
-        assert homes.setdefault(n, home) == home
-        assert not turns[n] or reused > len(PREFIX)
-        turns[n] += 1
-        await asyncio.sleep(0.002)
+      if step == 20:
+        server.flushall()
+      if step == 40:
+        routers[0] = share()  # One was killed, and started again.
         await exchange()
-        if step == 20:
-          server.flushall()
-        if step == 40:
-          routers[0] = share()  # One was killed, and started again.
-          await exchange()
-
-    run(test)
 
 
 @redis_server.needs_server
 @pytest.mark.slow
-def test_routers_share_a_real_redis_beside_requests():
+async def test_routers_share_a_real_redis_beside_requests():
   """Through the settings of a router; the loss is counted and made up for."""
   server = redis_server.Server(False)
   with fleet('one', 'two', 'three') as made, contextlib.closing(server):
@@ -303,28 +273,25 @@ def test_routers_share_a_real_redis_beside_requests():
         await asyncio.sleep(0.05)
       assert is_so()
 
-    async def test():
-      routers = [made.router(table=server.address) for _ in range(2)]
-      for router in routers:
-        await router.begin()
-        assert router.read_fleet().shared
-      one, two = routers
-      homes = {n: (await ask(one, n))[0] for n in range(20)}
-      await until(lambda: two.read_fleet().sessions == 20)
-      assert {n: (await ask(two, n, 1))[0] for n in homes} == homes
-      with server.client() as client:
-        assert NAMES.fleet.encode() in b''.join(client.keys('*'))
-        client.flushall()
-      await until(lambda: sum(x.read_fleet().losses for x in routers) > 0)
-      with server.client() as client:
-        await until(
-          lambda: sum(client.zcard(x) for x in client.keys('*:s:*')) == 20
-        )
-      late = made.router(table=server.address)
-      await late.begin()
-      assert {n: (await ask(late, n, 2))[0] for n in homes} == homes
-      server.kill()
-      await until(lambda: not two.read_fleet().shared)
-      assert {n: (await ask(two, n, 3))[0] for n in homes} == homes
-
-    run(test)
+    routers = [made.router(table=server.address) for _ in range(2)]
+    for router in routers:
+      await router.begin()
+      assert router.read_fleet().shared
+    one, two = routers
+    homes = {n: (await ask(one, n))[0] for n in range(20)}
+    await until(lambda: two.read_fleet().sessions == 20)
+    assert {n: (await ask(two, n, 1))[0] for n in homes} == homes
+    with server.client() as client:
+      assert NAMES.fleet.encode() in b''.join(client.keys('*'))
+      client.flushall()
+    await until(lambda: sum(x.read_fleet().losses for x in routers) > 0)
+    with server.client() as client:
+      await until(
+        lambda: sum(client.zcard(x) for x in client.keys('*:s:*')) == 20
+      )
+    late = made.router(table=server.address)
+    await late.begin()
+    assert {n: (await ask(late, n, 2))[0] for n in homes} == homes
+    server.kill()
+    await until(lambda: not two.read_fleet().shared)
+    assert {n: (await ask(two, n, 3))[0] for n in homes} == homes

@@ -211,22 +211,19 @@ def test_the_last_replicas_end_is_an_error_of_the_server(server):
   assert ask(server, 1)[1][0] in ('stop', 'length')
 
 
-def test_a_client_that_leaves_in_a_kill_leaves_nothing(server):
-  async def main():
-    for leaves in range(0, 10, 2):
-      path, body = raw_clients.SEVERAL
-      client = raw_clients.Client(
-        server, path, body | {'stream': True}, leaves or 1
-      )
-      asking = asyncio.create_task(client.ask())
-      await asyncio.sleep(0.02 * leaves)
-      number = leaves // 2 % 2
-      killed = asyncio.create_task(asyncio.to_thread(kill, server, number))
-      await asyncio.gather(asking, killed, return_exceptions=True)
-      await asyncio.to_thread(revive, server, number)
-      await raw_clients.idle(server, 10)
-
-  asyncio.run(asyncio.wait_for(main(), 100))
+async def test_a_client_that_leaves_in_a_kill_leaves_nothing(server):
+  for leaves in range(0, 10, 2):
+    path, body = raw_clients.SEVERAL
+    client = raw_clients.Client(
+      server, path, body | {'stream': True}, leaves or 1
+    )
+    asking = asyncio.create_task(client.ask())
+    await asyncio.sleep(0.02 * leaves)
+    number = leaves // 2 % 2
+    killed = asyncio.create_task(asyncio.to_thread(kill, server, number))
+    await asyncio.gather(asking, killed, return_exceptions=True)
+    await asyncio.to_thread(revive, server, number)
+    await raw_clients.idle(server, 10)
   assert not leftovers.of_context(server.context)
 
 

@@ -7,6 +7,7 @@ replicas than five.
 
 import asyncio
 from concurrent import futures
+import functools
 import json
 import os
 import pathlib
@@ -25,6 +26,8 @@ import urllib.request
 import pytest
 
 from kaiju_jax.app import operate
+from kaiju_jax.app import replicas
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
@@ -47,6 +50,7 @@ class Fleet:
   Attributes:
     url, key: as it printed them.
     ray: the address of its Ray.
+    joined: that Ray.
     folder: where it keeps files, TMPDIR among them.
     store: the Redis with conversations and the table.
     metrics: the ingresses' ports of metrics.
@@ -83,9 +87,9 @@ class Fleet:
     said = self.wait(self._greeting, 900)
     ((self.url, self.key),) = re.findall(r'Chat: +(\S+)/#key=(\S+)', said)
     (self.ray,) = re.findall(r'Ray: (\S+)', said)
-    self._joined = self._join()
+    self.joined = self._join()
     self.remotes = [
-      remote_replica.RemoteReplica(name, self._joined.transport(name))
+      remote_replica.RemoteReplica(name, self.joined.transport(name))
       for name in ('kaiju-0', 'kaiju-1')
     ]
     for remote in self.remotes:
@@ -111,7 +115,7 @@ class Fleet:
     """Leaves the Ray, which would take this process with it."""
     for remote in self.remotes:
       remote.stop()
-    self._joined.stop()
+    self.joined.stop()
 
   def end(self):
     """Ends whatever a failed test has left."""
@@ -284,18 +288,65 @@ def test_one_command_serves_by_two_replicas(fleet, wanted):
   assert min(state.reading.points for state in states) > 0
 
 
-def test_each_replica_gives_the_same_text(fleet):
-  request = request_lib.Request(list(range(1, 40)), 12)
+def draw(remote, length):
+  """Returns the tokens that follow a prompt, and their log-probabilities."""
+  request = request_lib.Request(list(range(1, length)), 12)
 
-  async def draw(remote):
+  async def follow():
     (stream,) = await remote.submit(request)
     tokens = [event.token async for event in stream]
     assert stream.result().tokens.tolist() == tokens
     return tokens, stream.result().log_probabilities.tolist()
 
-  one, other = (asyncio.run(draw(remote)) for remote in fleet.remotes)
+  return asyncio.run(follow())
+
+
+def test_each_replica_gives_the_same_text(fleet):
+  one, other = (draw(remote, 40) for remote in fleet.remotes)
   assert one == other
   assert fleet.remotes[0].build == fleet.remotes[1].build != ''
+
+
+def test_a_mesh_answers_as_one_device_does(fleet):
+  """The ring turns and a page is resumed; the devices are simulated."""
+  settings = settings_lib.Settings(
+    model=f'{fleet.folder}/tiny',
+    folder=f'{fleet.folder}/server',
+    tensor=2,
+    length=LENGTH,
+    rows=1,
+    chunk=64,
+    cache=2**21,
+    points='none',
+    reference=True,
+  )
+  make = functools.partial(replicas.make, settings, ())
+  fleet.joined.deploy(['mesh'], make, settings.tensor)
+  mesh = remote_replica.RemoteReplica('mesh', fleet.joined.transport('mesh'))
+  mesh.start()
+  try:
+    assert mesh.wait(60) and mesh.build == fleet.remotes[0].build
+    for length in 30, 200, 150:
+      assert draw(mesh, length) == draw(fleet.remotes[0], length)
+  finally:
+    mesh.stop()
+
+
+def test_a_replica_asks_for_as_many_gpus_as_devices(fleet, monkeypatch):
+  from kaiju_jax.serving.routing import ray_app
+
+  found = []
+  monkeypatch.setattr(ray_app.ray, 'cluster_resources', lambda: {'GPU': 5.0})
+  monkeypatch.setattr(ray_app.serve, 'run_many', found.extend)
+  mine = ray_app.Ray(fleet.ray, is_ours=False)
+  mine.deploy(['a', 'b'], replicas.make, 2)
+  needs = {'num_cpus': 0, 'num_gpus': 2}
+  for one in found:
+    options = one.target._bound_deployment.ray_actor_options
+    assert needs.items() <= options.items()
+  assert [one.name for one in found] == ['a', 'b']
+  with pytest.raises(ValueError, match=r'--replicas=2, --tensor=3: .* most 5'):
+    mine.deploy(['a', 'b'], replicas.make, 3)
 
 
 def test_refusals_cross_with_their_type(fleet):

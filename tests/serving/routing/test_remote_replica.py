@@ -57,33 +57,16 @@ def fleet():
   assert not [x for x in threading.enumerate() if x.name == 'replica one']
 
 
-def run(coroutine):
-  return asyncio.run(asyncio.wait_for(coroutine, 100))
-
-
-async def read(stream):
-  return [event.token async for event in stream]
-
-
-async def one(remote, *args, **options):
-  (stream,) = await remote.submit(world.request(*args, **options))
-  return stream
-
-
-def test_streams_are_those_of_the_engine(fleet):
+async def test_streams_are_those_of_the_engine(fleet):
   remote, transport = fleet.reach(fleet.start())
   assert (remote.build, remote.facts) == ('build', {'length': 64})
-
-  async def main():
-    for is_again in False, True:
-      stream = await one(remote, 30, 20)
-      await read(stream)
-      assert (stream.reused > 0) == is_again
-      assert stream.reused == stream.result().reused
-    streams = [await one(remote, seed) for seed in range(20)]
-    return streams, await asyncio.gather(*map(read, streams))
-
-  streams, found = run(main())
+  for is_again in False, True:
+    stream = await world.open_one(remote, 30, 20)
+    await world.read(stream)
+    assert (stream.reused > 0) == is_again
+    assert stream.reused == stream.result().reused
+  streams = [await world.open_one(remote, seed) for seed in range(20)]
+  found = await asyncio.gather(*map(world.read, streams))
   for seed, tokens in enumerate(found):
     assert tokens == fake_device.expected(world.request(seed))[0]
     assert streams[seed].result().reason == 'length'
@@ -104,188 +87,139 @@ def test_streams_are_those_of_the_engine(fleet):
     ({'priority': 'high'}, TypeError, "priority='high'"),
   ],
 )
-def test_refusals_cross_with_their_words(fleet, wrong, error, match):
+async def test_refusals_cross_with_their_words(fleet, wrong, error, match):
   remote, _ = fleet.reach(fleet.start())
   with pytest.raises(error, match=match):
-    run(one(remote, **wrong))
-  run(read_one(remote))
+    await world.open_one(remote, **wrong)
+  await read_one(remote)
 
 
 async def read_one(remote):
-  return await read(await one(remote))
+  return await world.read(await world.open_one(remote))
 
 
-def test_a_busy_replica_says_for_how_long(fleet):
+async def test_a_busy_replica_says_for_how_long(fleet):
   process = fleet.start(rows=1, limits=admission.Limits(queue=1))
   remote, _ = fleet.reach(process)
   # The first reply holds the only row until it is cancelled.
   process.replica.worker.engine.before_round = lambda: time.sleep(0.05)
-
-  async def main():
-    streams = [await one(remote, 0, count=50)]
-    with pytest.raises(request_lib.Busy) as error:
-      for seed in range(20):
-        streams.append(await one(remote, seed, count=50))
-    for stream in streams:
-      stream.cancel()
-    return error.value
-
-  assert run(main()).seconds >= 0
+  streams = [await world.open_one(remote, 0, count=50)]
+  with pytest.raises(request_lib.Busy) as error:
+    for seed in range(20):
+      streams.append(await world.open_one(remote, seed, count=50))
+  for stream in streams:
+    stream.cancel()
+  assert error.value.seconds >= 0
 
 
-def test_bad_logits_end_a_stream_with_their_error(fleet):
+async def test_bad_logits_end_a_stream_with_their_error(fleet):
   remote, _ = fleet.reach(fleet.start(bad=1))
-
-  async def main():
-    stream = await one(remote)
-    with pytest.raises(request_lib.BadLogits):
-      await read(stream)
-    return stream
-
-  assert run(main()).result().reason == 'error'
+  stream = await world.open_one(remote)
+  with pytest.raises(request_lib.BadLogits):
+    await world.read(stream)
+  assert stream.result().reason == 'error'
 
 
-def test_a_killed_process_loses_its_streams_and_comes_back(fleet):
+async def test_a_killed_process_loses_its_streams_and_comes_back(fleet):
   process = fleet.start()
   remote, transport = fleet.reach(process)
   process.replica.worker.engine.before_round = lambda: time.sleep(0.05)
-
-  async def main():
-    stream = await one(remote, 0, count=50)
-    await anext(stream)
-    await asyncio.to_thread(process.kill)
+  stream = await world.open_one(remote, 0, count=50)
+  await anext(stream)
+  await asyncio.to_thread(process.kill)
+  with pytest.raises(replica_lib.Lost):
+    await world.read(stream)
+  for call in remote.submit(world.request()), remote.status():
     with pytest.raises(replica_lib.Lost):
-      await read(stream)
-    for call in remote.submit(world.request()), remote.status():
-      with pytest.raises(replica_lib.Lost):
-        await call
-    assert not remote.is_alive
-    transport.process = fleet.start()
-    while not remote.is_alive:
-      await asyncio.sleep(0.02)
-    return await read_one(remote)
-
-  assert run(main()) == fake_device.expected(world.request())[0]
+      await call
+  assert not remote.is_alive
+  transport.process = fleet.start()
+  while not remote.is_alive:
+    await asyncio.sleep(0.02)
+  assert await read_one(remote) == fake_device.expected(world.request())[0]
 
 
-def test_a_call_of_a_dying_process_does_not_wait_for_ever(fleet):
+async def test_a_call_of_a_dying_process_does_not_wait_for_ever(fleet):
   process = fleet.start()
   remote, _ = fleet.reach(process)
-  entered, leave = threading.Event(), threading.Event()
-
-  def hold():
-    entered.set()
-    leave.wait(60)
-
-  process.replica.worker.engine.before_round = hold
-
-  async def main():
-    first = await one(remote)
-    await asyncio.to_thread(entered.wait)
-    second = asyncio.create_task(one(remote, 1))
-    await asyncio.sleep(0.1)
-    assert not second.done()
-    process.is_dead = True
-    # The messages break off; the call waits in some queue.
-    for fail in process.failures:
-      fail()
-    for waiting in second, read(first):
-      with pytest.raises(replica_lib.Lost):
-        await waiting
-    leave.set()
-
-  run(main())
-  process.kill()
+  entered, leave = process.replica.worker.engine.hold()
+  first = await world.open_one(remote)
+  await asyncio.to_thread(entered.wait)
+  second = asyncio.create_task(world.open_one(remote, 1))
+  await asyncio.sleep(0.1)
+  assert not second.done()
+  process.is_dead = True
+  # The messages break off; the call waits in some queue.
+  for fail in process.failures:
+    fail()
+  for waiting in second, world.read(first):
+    with pytest.raises(replica_lib.Lost):
+      await waiting
+  leave.set()
+  await asyncio.to_thread(process.kill)
 
 
-def test_calls_meant_for_a_former_process_are_refused(fleet):
+async def test_calls_meant_for_a_former_process_are_refused(fleet):
   """A queue may hand a call to the process that came after."""
   remote, transport = fleet.reach(fleet.start())
   later = fleet.start()
-
-  async def main():
-    transport.process = later  # It still hears the former one.
-    with pytest.raises(replica_lib.Lost):
-      await one(remote)
-
-  run(main())
+  transport.process = later  # It still hears the former one.
+  with pytest.raises(replica_lib.Lost):
+    await world.open_one(remote)
   assert later.replica.worker.engine.is_idle
 
 
-def test_a_silent_replica_counts_as_gone(fleet):
+async def test_a_silent_replica_counts_as_gone(fleet):
   remote, transport = fleet.reach(fleet.start(), silence=0.3)
-
-  async def main():
-    transport.is_silent = True
-    stream = await one(remote, 0, count=50)
-    with pytest.raises(replica_lib.Lost):
-      await read(stream)
-    transport.is_silent = False
-    while not remote.is_alive:
-      await asyncio.sleep(0.02)
-    await read_one(remote)
-
-  run(main())
+  transport.is_silent = True
+  stream = await world.open_one(remote, 0, count=50)
+  with pytest.raises(replica_lib.Lost):
+    await world.read(stream)
+  transport.is_silent = False
+  while not remote.is_alive:
+    await asyncio.sleep(0.02)
+  await read_one(remote)
 
 
-def test_a_cancelled_stream_frees_its_row(fleet):
+async def test_a_cancelled_stream_frees_its_row(fleet):
   process = fleet.start(rows=1)
   remote, _ = fleet.reach(process)
   process.replica.worker.engine.before_round = lambda: time.sleep(0.02)
-
-  async def main():
-    stream = await one(remote, 0, count=50)
-    await anext(stream)
-    stream.cancel()
-    await read_one(remote)
-    return stream
-
-  assert run(main()).reason == 'cancelled'
+  stream = await world.open_one(remote, 0, count=50)
+  await anext(stream)
+  stream.cancel()
+  await read_one(remote)
+  assert stream.reason == 'cancelled'
 
 
-def test_a_submission_that_is_given_up_leaves_nothing(fleet):
+async def test_a_submission_that_is_given_up_leaves_nothing(fleet):
   process = fleet.start(rows=1)
   remote, transport = fleet.reach(process)
   transport.is_stubborn = True
   engine = process.replica.worker.engine
-  entered, leave = threading.Event(), threading.Event()
-
-  def hold():
-    entered.set()
-    leave.wait(60)
-
-  engine.before_round = hold
-
-  async def main():
-    first = await one(remote, count=2)
-    await asyncio.to_thread(entered.wait)
-    second = asyncio.create_task(one(remote, 1, count=50))
-    await asyncio.sleep(0.1)
-    second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-      await second
-    await asyncio.sleep(0.1)
-    engine.before_round = lambda: time.sleep(0.5)
-    leave.set()
-    await read(first)
-    # It does not run to its end, 25 s from here.
-    assert await asyncio.to_thread(trivial.until, lambda: engine.is_idle, 15)
-
-  run(main())
+  entered, leave = engine.hold()
+  first = await world.open_one(remote, count=2)
+  await asyncio.to_thread(entered.wait)
+  second = asyncio.create_task(world.open_one(remote, 1, count=50))
+  await asyncio.sleep(0.1)
+  second.cancel()
+  with pytest.raises(asyncio.CancelledError):
+    await second
+  await asyncio.sleep(0.1)
+  engine.before_round = lambda: time.sleep(0.5)
+  leave.set()
+  await world.read(first)
+  # It does not run to its end, 25 s from here.
+  assert await asyncio.to_thread(trivial.until, lambda: engine.is_idle, 15)
 
 
-def test_an_unread_stream_ends_and_a_read_one_does_not(fleet):
+async def test_an_unread_stream_ends_and_a_read_one_does_not(fleet):
   process = fleet.start(lease=0.4)
   remote, _ = fleet.reach(process)
   process.replica.worker.engine.before_round = lambda: time.sleep(0.03)
-
-  async def main():
-    unread = await one(remote, 0, count=50)
-    slow = await one(remote, 1, count=50)
-    found = await read(slow)
-    return unread, await read(unread), found
-
-  unread, some, all_of_it = run(main())
+  unread = await world.open_one(remote, 0, count=50)
+  slow = await world.open_one(remote, 1, count=50)
+  all_of_it, some = await world.read(slow), await world.read(unread)
   assert all_of_it == fake_device.expected(world.request(1, count=50))[0]
   assert unread.reason == 'cancelled'
   assert (
@@ -314,43 +248,34 @@ def test_an_ingress_that_vanishes_ends_its_sequences(fleet):
   assert not leftovers.within(20, lambda: [] if engine.is_idle else ['rows'])
 
 
-def test_state_forgetting_and_draining_cross(fleet):
+async def test_state_forgetting_and_draining_cross(fleet):
   process = fleet.start()
   remote, _ = fleet.reach(process)
   wanted = forgetting.Forget((('ann', 'chat'),), ('salt',))
-
-  async def main():
-    await remote.forget(wanted)
-    state, held = await remote.status(), await remote.list_cached()
-    ended = await remote.drain(5.0)
-    with pytest.raises(request_lib.Busy) as error:
-      await one(remote)
-    return state, held, ended, error.value
-
-  state, held, ended, busy = run(main())
+  await remote.forget(wanted)
+  state, held = await remote.status(), await remote.list_cached()
+  ended = await remote.drain(5.0)
+  with pytest.raises(request_lib.Busy) as error:
+    await world.open_one(remote)
   assert process.replica.forgotten == [wanted]
   assert state[:4] == (1.5, 0, 3, 4)
   assert state.reading.running == 0
   assert held == [replica_lib.CachedText('salt', '', 9)]
-  assert (ended, busy.seconds) == (0, None)
+  assert (ended, error.value.seconds) == (0, None)
 
 
-def test_stopping_ends_streams_here_and_nothing_there(fleet):
+async def test_stopping_ends_streams_here_and_nothing_there(fleet):
   process = fleet.start()
   remote, _ = fleet.reach(process)
   other, _ = fleet.reach(process)
   engine = process.replica.worker.engine
   engine.before_round = lambda: time.sleep(0.5)
-
-  async def main():
-    stream = await one(remote, 0, count=50)
-    await asyncio.to_thread(remote.stop)
-    with pytest.raises(replica_lib.Lost):
-      await read(stream)
-    stream.cancel()
-    # Nobody reads it: it does not run to its end, 25 s from here.
-    assert await asyncio.to_thread(trivial.until, lambda: engine.is_idle, 15)
-    engine.before_round = lambda: None
-    return await read_one(other)
-
-  assert run(main()) == fake_device.expected(world.request())[0]
+  stream = await world.open_one(remote, 0, count=50)
+  await asyncio.to_thread(remote.stop)
+  with pytest.raises(replica_lib.Lost):
+    await world.read(stream)
+  stream.cancel()
+  # Nobody reads it: it does not run to its end, 25 s from here.
+  assert await asyncio.to_thread(trivial.until, lambda: engine.is_idle, 15)
+  engine.before_round = lambda: None
+  assert await read_one(other) == fake_device.expected(world.request())[0]

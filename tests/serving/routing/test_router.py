@@ -15,8 +15,6 @@ from kaiju_jax.serving.routing import router as router_lib
 from tests.serving import world
 from tests.serving.routing import fleet as fleet_lib
 
-run = fleet_lib.run
-
 
 @pytest.fixture
 def make():
@@ -41,119 +39,99 @@ def whose(fleet, stream):
   return int(stream._state.replica.name[1:])
 
 
-def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
+async def test_without_a_replica_nothing_is_taken_and_texts_end(make, caplog):
   caplog.set_level(logging.CRITICAL)
   fleet = make(length=128)
   gate = fleet.hold()
-
-  async def main():
-    stream = await gate.until(open_one(fleet, world.request(0, count=100)))
-    await gate.until(anext(stream))
-    assert fleet.router.is_alive
-    for number in range(2):
-      fleet.kill(number)
-    gate.open()
-    with pytest.raises(worker_lib.Stopped):
-      while True:
-        await anext(stream)
-    assert not fleet.router.is_alive
-    with pytest.raises(worker_lib.Stopped):
-      await open_one(fleet, world.request(1))
-    with pytest.raises(worker_lib.Stopped):
-      await fleet.router.forget(forgetting.Forget(salts=('s',)))
-    assert not fleet.router._streams
-    assert await fleet.router.drain(1.0) == 0
-    fleet.revive()
-    assert fleet.router.is_alive
-
-  run(main())
+  stream = await gate.until(open_one(fleet, world.request(0, count=100)))
+  await gate.until(anext(stream))
+  assert fleet.router.is_alive
+  for number in range(2):
+    fleet.kill(number)
+  gate.open()
+  with pytest.raises(worker_lib.Stopped):
+    while True:
+      await anext(stream)
+  assert not fleet.router.is_alive
+  with pytest.raises(worker_lib.Stopped):
+    await open_one(fleet, world.request(1))
+  with pytest.raises(worker_lib.Stopped):
+    await fleet.router.forget(forgetting.Forget(salts=('s',)))
+  assert not fleet.router._streams
+  assert await fleet.router.drain(1.0) == 0
+  fleet.revive()
+  assert fleet.router.is_alive
 
 
-def test_a_whole_drain_ends_what_is_late(make):
+async def test_a_whole_drain_ends_what_is_late(make):
   fleet = make(3, length=128)
   gate = fleet.hold()
   third = fleet.router.remove('r2')
-
-  async def main():
-    requests = [world.request(seed, count=100) for seed in range(4)]
-    streams = [await gate.until(open_one(fleet, one)) for one in requests]
-    firsts = [await gate.until(anext(stream)) for stream in streams]
-    draining = asyncio.create_task(fleet.router.drain(0.0))
-    await asyncio.sleep(0.1)
-    gate.open()
-    assert await draining == 4
-    for first, stream in zip(firsts, streams):
-      events, result = await fleet_lib.read(stream)
-      assert result.reason == 'drained'
-      assert len(result.tokens) == len(events) + 1 > 0
-      assert result.tokens[0] == first.token
-    # Nor does one that comes now take any.
-    fleet.router.add(third)
-    with pytest.raises(request_lib.Busy) as raised:
-      await open_one(fleet, world.request(9))
-    assert raised.value.seconds is None
-    await fleet.nothing_is_left()
-
-  run(main())
+  requests = [world.request(seed, count=100) for seed in range(4)]
+  streams = [await gate.until(open_one(fleet, one)) for one in requests]
+  firsts = [await gate.until(anext(stream)) for stream in streams]
+  draining = asyncio.create_task(fleet.router.drain(0.0))
+  await asyncio.sleep(0.1)
+  gate.open()
+  assert await draining == 4
+  for first, stream in zip(firsts, streams):
+    events, result = await fleet_lib.read(stream)
+    assert result.reason == 'drained'
+    assert len(result.tokens) == len(events) + 1 > 0
+    assert result.tokens[0] == first.token
+  # Nor does one that comes now take any.
+  fleet.router.add(third)
+  with pytest.raises(request_lib.Busy) as raised:
+    await open_one(fleet, world.request(9))
+  assert raised.value.seconds is None
+  await fleet.nothing_is_left()
 
 
 def points(fleet):
   return [len(x.decoder.account.tree) for x in fleet.engines]
 
 
-def test_forgetting_reaches_every_cache_and_the_table(make):
+async def test_forgetting_reaches_every_cache_and_the_table(make):
   fleet = make(policy='random')
-
-  async def main():
-    for seed in range(12):
-      request = world.request(
-        seed, prompt=20, owner='ann', conversation='c', cache_salt='s'
-      )
-      await fleet_lib.read(await open_one(fleet, request))
-    kept = world.request(
-      0, prompt=20, owner='ben', conversation='c', cache_salt='s'
+  for seed in range(12):
+    request = world.request(
+      seed, prompt=20, owner='ann', conversation='c', cache_salt='s'
     )
-    await fleet_lib.read(await open_one(fleet, kept))
-    assert all(points(fleet))
-    gone = forgetting.Forget(conversations=(('ann', 'c'),))
-    await fleet.router.forget(gone)
-    held = [
-      x for one in fleet.replicas.values() for x in await one.list_cached()
-    ]
-    ben = fleet_lib.NAMES.conversation('ben', 'c')
-    assert {x.conversation for x in held} == {ben}
-    table = fleet.router._replicas._table
-    sessions = {int(x) for x in table[:, 0]} - {-1}
-    assert sessions == {replica_lib.number(ben)}
-    await fleet.router.forget(forgetting.Forget(salts=('s',)))
-    assert points(fleet) == [0, 0]
+    await fleet_lib.read(await open_one(fleet, request))
+  kept = world.request(
+    0, prompt=20, owner='ben', conversation='c', cache_salt='s'
+  )
+  await fleet_lib.read(await open_one(fleet, kept))
+  assert all(points(fleet))
+  gone = forgetting.Forget(conversations=(('ann', 'c'),))
+  await fleet.router.forget(gone)
+  held = [x for one in fleet.replicas.values() for x in await one.list_cached()]
+  ben = fleet_lib.NAMES.conversation('ben', 'c')
+  assert {x.conversation for x in held} == {ben}
+  table = fleet.router._replicas._table
+  sessions = {int(x) for x in table[:, 0]} - {-1}
+  assert sessions == {replica_lib.number(ben)}
+  await fleet.router.forget(forgetting.Forget(salts=('s',)))
+  assert points(fleet) == [0, 0]
 
-  run(main())
 
-
-def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
+async def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
   fleet = make(1)
-
-  async def main():
-    for seed in range(3):
-      request = world.request(
-        7,
-        prompt=20,
-        owner='ann',
-        conversation=f'talk {seed}',
-        cache_salt='a salt',
-        shared=8,
-      )
-      tokens = [*request.tokens[:8], *world.request(seed, 12).tokens]
-      request = dataclasses.replace(request, tokens=tokens)
-      await fleet_lib.read(await open_one(fleet, request))
-    # Nobody could ask for this one by a name.
-    await fleet_lib.read(
-      await open_one(fleet, world.request(9, 20, owner='ann'))
+  for seed in range(3):
+    request = world.request(
+      7,
+      prompt=20,
+      owner='ann',
+      conversation=f'talk {seed}',
+      cache_salt='a salt',
+      shared=8,
     )
-    return await fleet.replicas[0].list_cached()
-
-  held = run(main())
+    tokens = [*request.tokens[:8], *world.request(seed, 12).tokens]
+    request = dataclasses.replace(request, tokens=tokens)
+    await fleet_lib.read(await open_one(fleet, request))
+  # Nobody could ask for this one by a name.
+  await fleet_lib.read(await open_one(fleet, world.request(9, 20, owner='ann')))
+  held = await fleet.replicas[0].list_cached()
   names = fleet_lib.NAMES
   wanted = [names.conversation('ann', f'talk {n}') for n in (2, 1, 0)]
   assert [x.conversation for x in held if x.conversation] == wanted
@@ -164,33 +142,29 @@ def test_a_cache_tells_of_its_texts_by_pseudonyms(make):
   assert not any(word in repr(held) for word in ('ann', 'talk', 'salt '))
 
 
-def test_a_new_router_learns_who_serves_whom(make):
+async def test_a_new_router_learns_who_serves_whom(make):
   fleet = make(3)
   requests = [
     world.request(seed, 12, 4, owner='ann', conversation=f'c{seed}')
     for seed in range(12)
   ]
-
-  async def main():
-    placed = []
-    for request in requests:
-      stream = await open_one(fleet, request)
-      placed.append(whose(fleet, stream))
-      await fleet_lib.read(stream)
-    other = router_lib.Router(fleet_lib.SECRET)
-    for one in fleet.replicas.values():
-      other.add(one)
-    await fleet_lib.read((await other.submit(world.request(99)))[0])
-    await other._polling
-    for number, request in zip(placed, requests):
-      (stream,) = await other.submit(request)
-      assert whose(fleet, stream) == number
-      await fleet_lib.read(stream)
-
-  run(main())
+  placed = []
+  for request in requests:
+    stream = await open_one(fleet, request)
+    placed.append(whose(fleet, stream))
+    await fleet_lib.read(stream)
+  other = router_lib.Router(fleet_lib.SECRET)
+  for one in fleet.replicas.values():
+    other.add(one)
+  await fleet_lib.read((await other.submit(world.request(99)))[0])
+  await other._polling
+  for number, request in zip(placed, requests):
+    (stream,) = await other.submit(request)
+    assert whose(fleet, stream) == number
+    await fleet_lib.read(stream)
 
 
-def test_a_state_counts_what_is_to_be_prefilled(make):
+async def test_a_state_counts_what_is_to_be_prefilled(make):
   fleet = make(1, rows=1)
   engine, replica = fleet.engines[0], fleet.replicas[0]
 
@@ -198,26 +172,19 @@ def test_a_state_counts_what_is_to_be_prefilled(make):
     engine.submit(world.request(0, 10)), engine.submit(world.request(1, 20))
     return replica_lib._measure(engine)
 
-  async def main():
-    idle = await replica.status()
-    assert (idle.load, idle.running) == (0, 0)
-    assert (idle.compiled, idle.compilations) == (0, 0)
-    return await replica.worker.call(measure)
-
-  load, reading = run(main())
+  idle = await replica.status()
+  assert (idle.load, idle.running) == (0, 0)
+  assert (idle.compiled, idle.compilations) == (0, 0)
+  load, reading = await replica.worker.call(measure)
   assert load == 10 + 20 + 2 and reading.waiting == 2
 
 
-def test_readings_are_summed_and_the_least_wait_is_told(make):
+async def test_readings_are_summed_and_the_least_wait_is_told(make):
   fleet = make(2)
-
-  async def main():
-    for seed in range(8):
-      await fleet_lib.read(await open_one(fleet, world.request(seed, 20)))
-    return await asyncio.to_thread(fleet.router.read_engine)
-
+  for seed in range(8):
+    await fleet_lib.read(await open_one(fleet, world.request(seed, 20)))
   assert router_lib.Router(fleet_lib.SECRET).read_engine() is None
-  reading = run(main())
+  reading = await asyncio.to_thread(fleet.router.read_engine)
   pages = [x.decoder.account.pages for x in fleet.engines]
   total = sum(x.size(kind) for x in pages for kind in ('global', 'local'))
   assert sum(reading.pages.values()) == total

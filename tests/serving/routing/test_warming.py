@@ -1,6 +1,5 @@
 """What a new replica is given before it serves anybody, and what never."""
 
-import asyncio
 import dataclasses
 
 import numpy as np
@@ -106,7 +105,7 @@ def test_the_most_used_come_first_and_unused_ones_never():
   assert [one.salt for one in ranked] == ['b', 'a']
 
 
-def test_a_warm_prefix_serves_the_first_session():
+async def test_a_warm_prefix_serves_the_first_session():
   engine = world.Engine(running.Letters(), length=256, pages=400)
   worker = worker_lib.Worker(engine)
   worker.start()
@@ -136,12 +135,10 @@ def test_a_warm_prefix_serves_the_first_session():
       pass
     return stream.reused
 
-  async def run():
-    other = rollouts_lib.Prefix('other', np.arange(50, 60))
-    assert await rollouts_lib.warm(Replica(), [prefix, other]) == 2
-    return await first_session('digest'), await first_session('another')
-
+  other = rollouts_lib.Prefix('other', np.arange(50, 60))
   try:
-    assert asyncio.run(run()) == (40, 0)
+    assert await rollouts_lib.warm(Replica(), [prefix, other]) == 2
+    assert await first_session('digest') == 40
+    assert await first_session('another') == 0
   finally:
     worker.stop()

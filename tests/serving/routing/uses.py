@@ -1,25 +1,16 @@
-"""Uses of sessions, drawn, and a clock."""
+"""Uses of sessions, drawn."""
 
 import numpy as np
 
 from kaiju_jax.serving.routing import affinity as affinity_lib
+from tests.serving import trivial
 
 NOW = 1_000_000.0
 NAMES = 'a', 'b', 'c'
 
 
-class Clock:
-  """Seconds that a test sets."""
-
-  def __init__(self, now=NOW):
-    self.now = now
-
-  def __call__(self):
-    return self.now
-
-
 def make(slots=64, clock=None, **options):
-  return affinity_lib.Affinity(slots, clock=clock or Clock(), **options)
+  return affinity_lib.Affinity(slots, clock=clock or trivial.Clock(), **options)
 
 
 def rows(name, *uses):

@@ -232,76 +232,53 @@ LIMITS = rules.Limits(
 )
 
 
+def say(text='', parent=0, role='user', **named):
+  return lambda store, _, session: store.append(
+    'ann', session, parent, role, text, **named
+  )
+
+
+def put(tokens=PREFIX, fields=FIELDS, owner='ann'):
+  return lambda store, *_: store.publish(owner, fields, tokens, 'bytes')
+
+
+def greet(text):
+  return lambda store, character, _: store.open_session(
+    'ann', character, greetings=lambda _: [text]
+  )
+
+
+def edit(store, character):
+  for number in range(2):
+    publish(store, fields=edited(number), character=character)
+
+
+def all_of(*calls):
+  return lambda *where: [call(*where) for call in calls]
+
+
 @pytest.mark.parametrize(
   ('match', 'call'),
   [
-    (
-      'owner has 9 bytes: at most 8',
-      lambda store, *_: store.characters('x' * 9),
-    ),
-    (
-      'owner has 9 bytes: at most 8',
-      lambda store, *_: publish(store, 'x' * 9),
-    ),
-    (
-      'prefix_tokens has 5 tokens: at most 4',
-      lambda store, *_: store.publish('ann', FIELDS, [1] * 5, 'b'),
-    ),
+    ('owner has 9 bytes: at most 8', lambda store, *_: store.sessions('x' * 9)),
+    ('owner has 9 bytes: at most 8', put(owner='x' * 9)),
+    ('prefix_tokens has 5 tokens: at most 4', put([1] * 5)),
     (
       'title has 4 characters: at most 3',
       lambda store, _, session: store.rename('ann', session, 'four'),
     ),
-    (
-      'text has 8 bytes: at most 6',
-      lambda store, _, session: store.append(
-        'ann', session, 0, 'user', '東é東'
-      ),
-    ),
-    (
-      'tokens has 3 tokens: at most 2',
-      lambda store, _, session: store.append(
-        'ann', session, 0, 'user', '', tokens=[1, 2, 3]
-      ),
-    ),
-    (
-      'limit=6: must be at most 5',
-      lambda store, *_: store.sessions('ann', limit=6),
-    ),
-    (
-      'session .*: 5 messages; a session has at most 4',
-      lambda store, _, session: [
-        store.append('ann', session, 0, 'user', '') for _ in range(3)
-      ],
-    ),
+    ('text has 8 bytes: at most 6', say('東é東')),
+    ('tokens has 3 tokens: at most 2', say(tokens=[1, 2, 3])),
+    ('limit=6: must be at most 5', lambda at, *_: at.sessions('ann', limit=6)),
+    ('session .*: 5 messages; a session has at most 4', all_of(*[say()] * 3)),
     (
       'session .*: 21 bytes; a session has at most 20',
-      lambda store, _, session: [
-        store.append('ann', session, 0, 'user', text, tokens=tokens)
-        for text, tokens in (('123456', None), ('12', [1]))
-      ],
+      all_of(say('123456'), say('12', tokens=[1])),
     ),
-    (
-      '2 characters are as many',
-      lambda store, *_: [publish(store, fields=edited(n)) for n in range(2)],
-    ),
-    (
-      '2 versions are as many',
-      lambda store, character, _: [
-        publish(store, fields=edited(n), character=character) for n in range(2)
-      ],
-    ),
-    (
-      '2 sessions are as many',
-      lambda store, character, _: [
-        store.open_session('ann', character) for _ in range(2)
-      ],
-    ),
-    (
-      'text has 7 bytes',
-      lambda store, character, _: store.open_session(
-        'ann', character, greetings=lambda _: ['1234567']
-      ),
-    ),
+    ('2 characters are as many', lambda store, *_: edit(store, None)),
+    ('2 versions are as many', lambda store, one, _: edit(store, one)),
+    ('2 sessions are as many', all_of(greet(''), greet(''))),
+    ('text has 7 bytes', greet('1234567')),
   ],
 )
 def test_limits_name_what_is_too_much(make_store, match, call):
@@ -324,40 +301,16 @@ def test_limits_name_what_is_too_much(make_store, match, call):
     ('limit=0', lambda store, *_: store.characters('ann', limit=0)),
     ('limit=True', lambda store, *_: store.characters('ann', limit=True)),
     ('number=0', lambda store, one, _: store.version(one, 0)),
-    (
-      'number=1000',
-      lambda store, one, _: store.rollback('ann', one, 10**30),
-    ),
-    ('role=', lambda store, _, it: store.append('ann', it, 0, 'system', '')),
-    ('parent=-1', lambda store, _, it: store.append('ann', it, -1, 'user', '')),
-    (
-      'parent=True',
-      lambda store, _, it: store.append('ann', it, True, 'user', ''),
-    ),
-    (
-      'text holds the surrogate',
-      lambda store, _, it: store.append('ann', it, 0, 'user', 'a\udc00'),
-    ),
-    (
-      'tokens: each must be within',
-      lambda store, _, it: store.append('ann', it, 0, 'user', '', tokens=[-1]),
-    ),
-    (
-      'tokens: must be integers, not float64',
-      lambda store, _, it: store.append('ann', it, 0, 'user', '', tokens=[0.5]),
-    ),
-    (
-      'prefix_tokens has 2 dimensions',
-      lambda store, *_: store.publish('ann', FIELDS, [[1]], 'b'),
-    ),
-    (
-      'prefix_tokens: each must be within',
-      lambda store, *_: store.publish('ann', FIELDS, [2**31], 'b'),
-    ),
-    (
-      'a character needs a name',
-      lambda store, *_: publish(store, fields=card_fields.Fields('')),
-    ),
+    ('number=1000', lambda store, one, _: store.rollback('ann', one, 10**30)),
+    ('role=', say(role='system')),
+    ('parent=-1', say(parent=-1)),
+    ('parent=True', say(parent=True)),
+    ('text holds the surrogate', say('a\udc00')),
+    ('tokens: each must be within', say(tokens=[-1])),
+    ('tokens: must be integers, not float64', say(tokens=[0.5])),
+    ('prefix_tokens has 2 dimensions', put([[1]])),
+    ('prefix_tokens: each must be within', put([2**31])),
+    ('a character needs a name', put(fields=card_fields.Fields(''))),
     ('message=-1', lambda store, _, it: store.set_head('ann', it, -1)),
     ('greeting=-1', lambda store, one, _: store.open_session('ann', one, -1)),
     ('A–Z', lambda store, *_: publish(store, '', character='not an id')),
