@@ -54,9 +54,7 @@ def open_model(
       ' nobody.'
     )
   digest = load.digest(loaded)
-  decoder = play.decoder(
-    loaded, tokenizer, rows=rows, length=played.length, cache=played.cache
-  )
+  decoder = played.decoder(loaded, tokenizer, rows)
   generator = generator_lib.Generator(decoder, tokenizer)
   return Opened(generator, decoder, format, digest, loaded.origin, tokenizer)
 

@@ -38,7 +38,6 @@ from kaiju_jax.gates import settings as settings_lib
 from kaiju_jax.reporting import decision as decision_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics as statistics_lib
-from kaiju_jax.runs import play
 from kaiju_jax.storage import folders
 
 NAME = 'quantization'
@@ -172,9 +171,7 @@ def run(settings: settings_lib.Gate) -> report.Report:
     baseline=players.open_model(
       settings.baseline,
       settings.rows,
-      play.Player(
-        **vars(settings.arm), cache=played.cache, length=played.length
-      ),
+      dataclasses.replace(played, **vars(settings.arm)),
     ),
     candidate=players.open_model(settings.candidate, settings.rows, played),
   )

@@ -19,6 +19,7 @@ from kaiju_jax.interchange import fields
 from kaiju_jax.runs import configs
 from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import overrides
+from kaiju_jax.runs import pool
 from kaiju_jax.storage import folders
 
 
@@ -98,6 +99,7 @@ def call(
   Raises:
     SystemExit: one of the errors, as the line "error: …".
   """
+  pool.end_with_parent()
   quiet()
   common = COMMON.read()
   if common.accept_field:

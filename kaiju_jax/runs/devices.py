@@ -169,8 +169,8 @@ def choose_width(
     return per_job or width or 1
   if width != per_job and not (splits and width == 2 * per_job):
     raise ValueError(
-      f'--devices_per_job={per_job}: --fsdp × --tensor is {width}, must be the'
-      ' same.'
+      f'--devices_per_job={per_job}: must be {width}, the devices that each run'
+      ' spreads over (--fsdp × --tensor).'
     )
   return per_job
 

@@ -350,7 +350,7 @@ def _check(name: str, value: Any, bounds: Bounds | None) -> None:
 
 
 def _seeds(name: str, words: Sequence[str]) -> tuple[int, ...]:
-  """Returns seeds in the given order, without repetitions."""
+  """Returns seeds in the given order."""
   for text in words:
     if not (text.isascii() and text.isdigit()):
       raise ValueError(
@@ -358,7 +358,10 @@ def _seeds(name: str, words: Sequence[str]) -> tuple[int, ...]:
       )
   if not words:
     raise ValueError(f'--{name} needs at least one.')
-  return tuple(dict.fromkeys(map(int, words)))
+  seeds = tuple(map(int, words))
+  if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+    raise ValueError(f'--{name}={",".join(words)}: has {twice[0]} twice.')
+  return seeds
 
 
 def _numbers(

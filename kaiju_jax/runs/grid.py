@@ -6,8 +6,8 @@
 A job is done once its last checkpoint is saved or, where something is made of
 the trained model (`Finish`), once that file is in its workdir. So the same call
 resumes what was interrupted, and repeats nothing. One at a time, jobs train in
-this process. Side by side, they train in processes that share the cores, each
-with a log.txt in its workdir:
+this process. Side by side, or on a cluster (`slurm.Launch`), they train in
+processes, each with a log.txt in its workdir:
 
     python -m kaiju_jax.runs.grid WORKDIR WORKDIR …
 
@@ -18,7 +18,6 @@ diverges has a result, the step at which it did.
 
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
@@ -32,8 +31,8 @@ from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
 from kaiju_jax.evaluation import run_results
-from kaiju_jax.runs import devices
 from kaiju_jax.runs import pool
+from kaiju_jax.runs import slurm
 from kaiju_jax.runs import start
 from kaiju_jax.runs import train
 from kaiju_jax.storage import files
@@ -48,10 +47,7 @@ INTERRUPTED = 130  # Exit status.
 _JOBS_PER_PLACE = 4  # A process trains several jobs, to pay for fewer starts.
 _POLL_S = 2.0  # Seconds between two reads of the runs' records.
 _TAIL = 4096  # Bytes of a log in which its last line is looked for.
-
-
-# Runs commands, and yields as `pool.run` does.
-Launch = Callable[[Sequence[pool.Command]], Iterator[pool.Ended | None]]
+_IN_TURN = slurm.Launch(jobs=1)
 
 
 class Job(NamedTuple):
@@ -142,28 +138,31 @@ def is_done(job: Job, finish: Finish | None = None) -> bool:
 
 def run(
   jobs: Sequence[Job],
-  at_once: int | None = None,
+  how: slurm.Launch = _IN_TURN,
   finish: Finish | None = None,
   command: Callable[[Job], tuple[str, ...]] | None = None,
+  root: pathlib.Path | None = None,
 ) -> None:
   """Trains and finishes what is not done.
 
   Args:
     jobs: what to train; one that cannot work is refused before any starts.
-    at_once: how many at a time; by default one per core on a CPU, and one per
-      GPU or TPU chip.
+    how: where, and how many at a time; by default one after the other, here.
     finish: what is made of each trained model.
     command: returns the words of the command that does one job; by default
       processes train several jobs each, with `RESULT`, which `finish` must be.
+    root: the folder of all jobs; by default that of the first one's arm.
 
   Raises:
-    SystemExit: status 130 after an interruption; the same call resumes.
+    SystemExit: status 130 after an interruption; the same call resumes. Or a
+      dry run has shown what is missing.
     OSError, ValueError: see `check` and `train.train`; or processes ended
       without their jobs' files, and the message names the logs.
   """
   check(jobs)
   if jobs:
-    texts.keep_stores(jobs[0].folder.parent.parent)
+    root = root or jobs[0].folder.parent.parent
+    texts.keep_stores(root)
   missing = [job for job in jobs if not is_done(job, finish)]
   if len(missing) < len(jobs):
     _say(f'{len(jobs) - len(missing)} of {len(jobs)} runs: finished before.')
@@ -172,22 +171,23 @@ def run(
   # A lone run is a process, too, where others may stand beside later ones: what
   # this process opens would have no room for them.
   lone = 1 if len(missing) == 1 else None
-  places = devices.find_places(max(2, len(missing)), at_once, on_cpu=lone)
-  if len(places) == 1:
+  launcher = how.prepare(max(2, len(missing)), root, on_cpu=lone)
+  if command is None:
+    planned = _in_chunks(missing, launcher.at_once)
+  else:
+    planned = {
+      pool.Command(job.name, command(job), job.log): [job] for job in missing
+    }
+  if how.dry_run:
+    launcher.show(list(planned), len(missing), len(jobs), dry_run=True)
+    raise SystemExit(0)
+  if (launcher.at_once, how.devices_per_job) == (1, None):
     _train_here(missing, finish)
     return
   for job in missing if command is None else ():
     with workdir.open_workdir(job.folder, start.resolve(job.experiment)):
       pass  # Its config.json is all that the process needs.
-  if command is None:
-    planned = _in_chunks(missing, len(places))
-  else:
-    planned = {
-      pool.Command(job.name, command(job), job.log): [job] for job in missing
-    }
-  statuses, completed = run_commands(
-    planned, lambda commands: pool.run(commands, places), finish
-  )
+  statuses, completed = run_commands(planned, launcher, finish)
   if not completed:
     raise SystemExit(INTERRUPTED)
   failed = [
@@ -257,7 +257,7 @@ def _in_chunks(
 
 def run_commands(
   planned: Mapping[pool.Command, Sequence[Job]],
-  launch: Launch,
+  launcher: slurm.Launcher,
   finish: Finish | None = None,
   console: Any = None,
 ) -> tuple[dict[str, str], bool]:
@@ -267,7 +267,7 @@ def run_commands(
 
   Args:
     planned: {command: the jobs that it trains and finishes}.
-    launch: runs commands, as `pool.run` does in some places.
+    launcher: what runs them.
     finish: as in `run`.
     console: of rich; by default stderr.
 
@@ -281,7 +281,7 @@ def run_commands(
   statuses, read_at = {}, 0.0
   with (
     progress.Progress('trained, %', 100, console) as shown,
-    contextlib.closing(launch(list(planned))) as events,
+    contextlib.closing(launcher.run(list(planned))) as events,
   ):
     try:
       for event in events:
@@ -401,18 +401,21 @@ RESULT = Finish(
 
 
 def losses(
-  jobs: Mapping[Any, Job], at_once: int | None = None
+  jobs: Mapping[Any, Job],
+  how: slurm.Launch = _IN_TURN,
+  root: pathlib.Path | None = None,
 ) -> dict[Any, float]:
   """Trains what is missing; returns {key: held-out loss}, NaN if it diverged.
 
   Args:
     jobs: {key: job}.
-    at_once: as in `run`.
+    how: as in `run`.
+    root: as in `run`.
 
   Raises:
     OSError, ValueError, SystemExit: see `run`.
   """
-  run(list(jobs.values()), at_once, RESULT)
+  run(list(jobs.values()), how, RESULT, root=root)
   return {
     key: float(files.read_json(job.folder / RESULT.file)['loss'])
     for key, job in jobs.items()
@@ -429,6 +432,7 @@ def main(folders: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
+  pool.end_with_parent()
   try:
     main(sys.argv[1:])
   except (OSError, ValueError) as error:

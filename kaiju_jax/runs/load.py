@@ -102,18 +102,9 @@ def from_anywhere(
     ValueError, OSError, checkpoint.RestoreError: see the functions of the
       sources.
   """
-  addresses.refuse(path, str(path))
-  folder = pathlib.Path(path)
-  if not folder.exists():
-    raise FileNotFoundError(f'{path}: no such file or folder.')
+  folder = _find(path)
   is_foreign = is_hugging_face(folder)
   if not (is_foreign or (folder / 'config.json').is_file()):
-    if folder.is_dir() and not (folder / 'model.safetensors').is_file():
-      raise FileNotFoundError(
-        f'{path}: holds no model; expected a workdir with config.json and'
-        ' checkpoints, an export, a folder of Hugging Face files, or a GGUF'
-        ' file.'
-      )
     quantization = None if stacked else quantization
     return from_export(path, tokenizer, quantization, dtype)
   if tokenizer is not None:
@@ -124,6 +115,22 @@ def from_anywhere(
   if is_foreign:
     return from_hugging_face(path, quantization, stacked, dtype)
   return from_workdir(path)
+
+
+def _find(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the path of a model; FileNotFoundError, ValueError: of none."""
+  addresses.refuse(path, str(path))
+  folder = pathlib.Path(path)
+  if not folder.exists():
+    raise FileNotFoundError(f'{path}: no such file or folder.')
+  named = 'config.json', 'model.safetensors'
+  if folder.is_dir() and not any((folder / one).is_file() for one in named):
+    raise FileNotFoundError(
+      f'{path}: holds no model; expected a workdir with config.json and'
+      ' checkpoints, an export, a folder of Hugging Face files, or a GGUF'
+      ' file.'
+    )
+  return folder
 
 
 def from_workdir(path: str | os.PathLike[str]) -> Loaded:
@@ -362,18 +369,19 @@ def describe(path: str | os.PathLike[str]) -> Loaded:
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import tokens
 
-  folder = pathlib.Path(path)
+  folder = _find(path)
   if is_hugging_face(folder):
     config = hugging_face.read_config(
       path, quantization_config.none(), choose_dtype('')
     )
     return _describe_folder(path, config)
-  if not (folder / own.WEIGHTS).is_file():
+  weights = folder / own.WEIGHTS if folder.is_dir() else folder
+  if not weights.is_file():
     return _describe_workdir(path, workdir_lib.load_experiment(path))
   file = folder / tokens.FILE
   return Loaded(
     None,
-    own.load_config(folder / own.WEIGHTS),
+    own.load_config(weights),
     None,
     str(file) if file.is_file() else '',
     str(path),

@@ -17,7 +17,7 @@ goes on only with the same digest. All its parts come from one source. Modules
 that the source imports have no part in the digest.
 
 This executes code. So only what trains does it, and reading a config file that
-the command line names: no reader of a workdir or an export does.
+the command line names: no reader of a workdir or an export does so by itself.
 """
 
 from collections.abc import Iterator

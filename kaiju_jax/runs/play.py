@@ -1,6 +1,7 @@
 """Draws from a loaded model, within a budget of memory."""
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import os
 from typing import TYPE_CHECKING
@@ -39,7 +40,50 @@ class Arm:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Player(Arm):
+class Spread(Arm):
+  """How a model is computed, and by how many devices."""
+
+  # Devices that share the model and its cache: each has a part of the weights
+  # and of every page.
+  tensor: flags.Positive = 1
+
+  def load(
+    self, path: str | os.PathLike[str], tokenizer: str | None = None
+  ) -> 'load_lib.Loaded':
+    """Returns the model as `Arm`'s; for several devices in host memory."""
+    with self.reading(path):
+      return super().load(path, tokenizer)
+
+  def reading(
+    self, path: str | os.PathLike[str]
+  ) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which to read the weights of the model at `path`.
+
+    Those for several devices are read into host memory. Raises ValueError as
+    `check`.
+    """
+    if self.tensor == 1:
+      return contextlib.nullcontext()
+    from kaiju_jax.decoding.device import weights  # Imports jax.
+
+    self.check(path)
+    return weights.on_host()
+
+  def check(self, path: str | os.PathLike[str]) -> None:
+    """Refuses a model that the devices cannot divide; reads no weights.
+
+    Raises ValueError: names what cannot be divided; or there are fewer devices.
+    """
+    if self.tensor > 1:
+      # These import jax.
+      from kaiju_jax.decoding.device import placement
+      from kaiju_jax.runs import load
+
+      placement.check(placement.make(self.tensor), load.describe(path).config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Player(Spread):
   """How a model is played; by default as `experiments.serve` serves it."""
 
   # Most memory for keys and values, such as 2GiB; by default a power of two,
@@ -52,8 +96,59 @@ class Player(Arm):
   # 32,768.
   length: Annotated[int | None, flags.Bounds(2)] = None
 
+  def decoder(
+    self, loaded: 'load_lib.Loaded', tokenizer: Any, rows: int
+  ) -> Any:
+    """Returns the `decoder` of a loaded model, of `rows` rows."""
+    return decoder(
+      loaded,
+      tokenizer,
+      rows=rows,
+      length=self.length,
+      cache=self.cache,
+      tensor=self.tensor,
+    )
+
 
 SERVED = Player()
+
+
+def page_of(config: Any, tensor: int) -> int:
+  """Returns the slots of pages that devices of this platform can share."""
+  from kaiju_jax.kernels import dispatch
+  from kaiju_jax.model import paging
+
+  return paging.choose_page(config.num_kv_heads, tensor, dispatch.platform())
+
+
+def plan_cache(
+  config: Any,
+  cache: int | None,
+  texts: int,
+  length: int | None,
+  extra: int,
+  tensor: int,
+) -> cache_plan.Plan:
+  """Returns the plan of a cache on devices of this platform (`cache_plan`).
+
+  Args:
+    config, texts, length, extra: as for `cache_plan.plan`, and its ValueError.
+    cache: bytes on all devices; None for a part of what is free.
+    tensor: the devices.
+  """
+  from kaiju_jax.decoding.device import memory
+  from kaiju_jax.kernels import dispatch
+
+  return cache_plan.plan(
+    config,
+    cache or memory.budget_cache(tensor),
+    texts,
+    length,
+    extra,
+    page_of(config, tensor),
+    tensor,
+    dispatch.platform(),
+  )
 
 
 def decoder(
@@ -66,6 +161,7 @@ def decoder(
   extra: int = 0,
   page_counts: dict[str, int] | None = None,
   mode: str = 'fast',
+  tensor: int = 1,
 ) -> Any:
   """Returns a `decoding.device.decoder.Decoder` of a loaded model.
 
@@ -78,19 +174,23 @@ def decoder(
       all of the model's vocabulary.
     rows, extra, mode: as `Decoder`'s.
     length: tokens of the longest text; None for the plan's.
-    cache: bytes of keys and values; None for a part of what is free.
-    page_counts: the pages of each kind, which are not planned then.
+    cache: bytes of keys and values on all devices; None for a part of what is
+      free.
+    page_counts: the pages of each kind, which are not planned then; those of
+      full rows for a kind that it leaves out.
+    tensor: devices that share the model and its cache.
 
   Raises:
-    ValueError: as `Decoder`; or not even one text fits.
+    ValueError: as `Decoder`; there are fewer devices; or not even one text
+      fits.
   """
   from kaiju_jax.decoding.device import decoder as decoder_lib
-  from kaiju_jax.decoding.device import memory
+  from kaiju_jax.decoding.device import placement
 
+  mesh = placement.make(tensor)
   longest = loaded.config.max_length
   if page_counts is None and (length is None or length <= longest):
-    budget = cache or memory.budget_cache()
-    plan = cache_plan.plan(loaded.config, budget, rows, length, extra)
+    plan = plan_cache(loaded.config, cache, rows, length, extra, tensor)
     length, page_counts = plan.length, plan.pages
   return decoder_lib.Decoder(
     loaded.params,
@@ -102,6 +202,7 @@ def decoder(
     extra=extra,
     page_counts=page_counts,
     mode=mode,
+    mesh=mesh,
   )
 
 

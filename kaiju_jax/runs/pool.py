@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import ctypes
 import itertools
 import os
 import pathlib
 import shlex
 import signal
 import subprocess
+import sys
 import time
 import types
 from typing import NamedTuple
@@ -25,6 +27,8 @@ from typing import NamedTuple
 # Seconds that a command may take to save after SIGTERM.
 PATIENCE = 120.0
 _POLL_S = 0.1
+_PARENT = 'KAIJU_PARENT'  # The process that started this one.
+_PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
 
 
 class Command(NamedTuple):
@@ -176,9 +180,24 @@ def start(command: Command, place: Place) -> Running:
       stdout=log,
       stderr=subprocess.STDOUT,
       start_new_session=True,
-      env={**os.environ, **place.environment},
+      env={**os.environ, **place.environment, _PARENT: str(os.getpid())},
     )
   return Running(command, process, time.monotonic())
+
+
+def end_with_parent() -> None:
+  """Makes a killed parent's command save and end, as SIGTERM does; on Linux.
+
+  Called by the command that `start` started, because nothing may run between a
+  fork and its exec where there are threads. The signal comes when the thread
+  ends that called `start`: the main one, which handles signals.
+  """
+  parent = int(os.environ.pop(_PARENT, 0))
+  # Not where a command of another kind, which left the variable, is between.
+  if sys.platform == 'linux' and os.getppid() == parent:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+      os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager

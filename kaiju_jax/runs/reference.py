@@ -7,7 +7,6 @@ are read. The forward pass of an int8 export is that of its training, so that a
 policy which begins with the reference's parameters begins at the loss log n.
 """
 
-from collections.abc import Sequence
 import os
 import pathlib
 
@@ -78,19 +77,19 @@ def write(
     if (found.model, found.tokenizer) == hashes:
       known = dict(found.log_p)
   said = list(conversations_lib.read(path))
-  corpus, choices, _ = turns.choices(said, format)
+  corpus, _ = turns.choices(said, format)
   if corpus is None:
     raise ValueError(f'data={path!r}: no conversation has a choice.')
-  names = list(choices_lib.hash_documents(corpus, choices))
+  names = list(choices_lib.hash_documents(corpus))
   fresh = [n for n, one in enumerate(names) if one not in known]
   if fresh:
     # The same conversations again: only those that are new.
     wanted = {corpus.names[n] for n in fresh}
-    corpus, choices, _ = turns.choices(
+    corpus, _ = turns.choices(
       [one for one in said if one.name in wanted], format
     )
     reader = reader or Reader(loaded.config, length, batch)
-    values = reader.read(loaded, corpus, choices)
+    values = reader.read(loaded, corpus)
     known |= dict(zip((names[n] for n in fresh), values, strict=True))
   choices_lib.write_reference(out, choices_lib.Reference(*hashes, known))
   return len(names), len(fresh)
@@ -160,14 +159,12 @@ class Reader:
     self,
     loaded: load.Loaded,
     corpus: text.Corpus,
-    choices: Sequence[Sequence[turns.Choice]],
   ) -> list[np.ndarray]:
     """Returns the log-probability of each document's replies, float32.
 
     Args:
       loaded: the model.
       corpus: trees of `turns.choices`.
-      choices: their choices.
 
     Raises:
       ValueError: a tree that is longer than a row, or numbers that are not
@@ -176,7 +173,9 @@ class Reader:
     rows = text.Rows(corpus, self._length, shuffle=False)
     variables = load.variables(loaded)
     found = []
-    for one in loader.epoch(choices_lib.ChoiceRows(rows, choices), self._batch):
+    for one in loader.epoch(
+      choices_lib.ChoiceRows(rows, corpus.choices), self._batch
+    ):
       log_p_BY = np.asarray(self._answer(variables, one))
       for log_p_Y, group_Y in zip(log_p_BY, one.extras[choices_lib.GROUP]):
         found.append(log_p_Y[group_Y > 0])
@@ -186,5 +185,5 @@ class Reader:
         f'{loaded.origin}: its log-probabilities are not finite: it cannot be a'
         ' reference.'
       )
-    sizes = [sum(len(one.spans) for one in own) for own in choices]
+    sizes = [sum(len(one.spans) for one in own) for own in corpus.choices]
     return np.split(flat, np.cumsum(sizes)[:-1])

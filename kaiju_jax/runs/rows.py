@@ -1,6 +1,7 @@
 """Reads the rows behind a step of a run again, such as a spike of the loss."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from kaiju_jax.data import loader
 from kaiju_jax.data import mixture
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.runs import own_parts
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
@@ -36,19 +38,31 @@ class Step(NamedTuple):
   is_checked: bool
 
 
-def read(workdir: str | os.PathLike[str], step: int) -> Step:
+def read(workdir: str | os.PathLike[str], step: int, source: str = '') -> Step:
   """Returns the rows of a step, which are made again from the run's text.
 
   Args:
     workdir: the run's workdir.
     step: a step of the run, from 1 on; it need not have come yet.
+    source: of a task of one's own: its config file or entry point, which is
+      executed (`own_parts`). A workdir alone executes nothing.
 
   Raises:
     OSError: there is no run, or its text cannot be read.
-    ValueError: the run has no such step, its task is of one's own, or its text
-      is no longer that of its latest checkpoint.
+    ValueError: the run has no such step, its text is no longer that of its
+      latest checkpoint, or its task is not that of the source.
   """
   experiment = workdir_lib.load_experiment(workdir)
+  task, own = experiment.data.task, experiment.parts
+  if bool(source) != (task not in tasks.TASKS):
+    raise ValueError(
+      f'--parts={source}: must be {own.source!r}, or where that is now, because'
+      f' of data.task={task!r}; it is executed, and must be as it was.'
+    )
+  if source:
+    own = dataclasses.replace(own, source=source)
+    experiment = dataclasses.replace(experiment, parts=own)
+    experiment = own_parts.resolve(experiment)
   begins = workdir_lib.find_begin(experiment)
   schedule = batch_schedule.schedule_of(experiment).branch(begins)
   if not begins[0] < step <= schedule.steps:
@@ -76,8 +90,7 @@ def describe(step: Step, characters: int) -> list[str]:
   Raises:
     OSError, ValueError: the tokenizer cannot be read.
   """
-  config = step.experiment
-  tokenizer = tokenizer_lib.load(config.data.tokenizer, config.model.vocab_size)
+  tokenizer = tokenizer_lib.load(step.experiment.data.tokenizer)
   lines = []
   for one in step.rows:
     padding = int((one.row.source < 0).sum())
@@ -89,7 +102,9 @@ def describe(step: Step, characters: int) -> list[str]:
     begin = 0
     for origin in one.origins:
       end = begin + origin.end - origin.first
-      text = tokenizer.decode(one.row.tokens[begin:end])
+      tokens = one.row.tokens[begin:end]
+      is_text = tokens.max(initial=0) < tokenizer.vocab_size
+      text = tokenizer.decode(tokens) if is_text else ' '.join(map(str, tokens))
       most = max(1, characters // len(one.origins))
       more = '…' if len(text) > most else ''
       shown = json.dumps(text[:most], ensure_ascii=False) + more

@@ -1,8 +1,7 @@
-"""Runs commands as one array job of Slurm, through `submitit`.
+"""Runs commands on this machine, or as one array job of Slurm by `submitit`.
 
-    made = slurm.parameters(resources, per_job=1)
-    jobs = slurm.submit(commands, root / 'slurm', made)
-    for event in slurm.watch(jobs): …  # As those of `pool.run`.
+    launcher = slurm.Launch(launch='slurm').prepare(len(commands), root)
+    for event in launcher.run(commands): …  # As those of `pool.run`.
 
 A task of the array starts one command, whose output goes to its own log as it
 does on one machine. `PATIENCE` seconds before the time limit Slurm signals the
@@ -19,6 +18,7 @@ Source: submitit's guide to checkpoints,
 https://facebookincubator.github.io/submitit/checkpointing.html.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -26,15 +26,20 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shlex
 import signal
 import time
 from typing import Annotated
 from typing import Any
+from typing import Literal
+from typing import NamedTuple
 
+from kaiju_jax.runs import devices
 from kaiju_jax.runs import flags
 from kaiju_jax.runs import pool
 from kaiju_jax.storage import files
 
+FOLDER = 'slurm'  # Of submitit's files, in that of all runs.
 _JOBS = 'jobs.json'  # {name of a command: id of its job}
 _POLL_S = 0.1
 _WATCH_S = 2.0
@@ -54,6 +59,86 @@ class Resources:
   # With --launch=slurm: another option of sbatch, such as account=lab; can be
   # repeated.
   option: flags.Repeated = ()
+
+
+class Launcher(NamedTuple):
+  """What runs commands."""
+
+  # Runs commands, and yields as `pool.run` does.
+  run: Callable[[Sequence[pool.Command]], Iterator[pool.Ended | None]]
+  describe: Callable[[Sequence[pool.Command]], str]  # How it would, in words.
+  at_once: int  # How many at a time, as far as that is known here.
+
+  def show(
+    self,
+    commands: Sequence[pool.Command],
+    missing: int,
+    runs: int,
+    dry_run: bool,
+  ) -> None:
+    """Prints how many runs are to do, and in a dry run by which commands."""
+    how = self.describe(commands)
+    print(f'{missing} of {runs} runs to do, {how}.', flush=True)
+    for command in commands if dry_run else ():
+      print(shlex.join(command.words))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+  """Where the runs of a command go."""
+
+  # Runs at once; the cores are split. By default as many as the GPUs or TPU
+  # chips suffice for; on a CPU one per core, or one of ablate's.
+  jobs: flags.Positive | None = None
+  # GPUs or TPU chips of each run; by default as many as its mesh spreads over.
+  # With 0 runs stay on the CPU.
+  devices_per_job: flags.NonNegative | None = None
+  # Where runs go: processes of this machine, or one array job of Slurm, which
+  # needs the extra slurm.
+  launch: Literal['here', 'slurm'] = 'here'
+  resources: Annotated[Resources, flags.Prefix('slurm_')] = dataclasses.field(
+    default_factory=Resources
+  )
+  # Print what would run, and run nothing.
+  dry_run: bool = False
+
+  def prepare(
+    self,
+    runs: int,
+    root: pathlib.Path,
+    width: int | None = 1,
+    on_cpu: int | None = None,
+  ) -> Launcher:
+    """Returns what runs the commands; checks the devices.
+
+    Args:
+      runs: how many there are to run.
+      root: the folder of all runs.
+      width: as in `devices.find_places`.
+      on_cpu: as in `devices.find_places`.
+
+    Raises:
+      ValueError: the devices do not suffice, or submitit or Slurm is missing.
+    """
+    per_job = self.devices_per_job
+    if self.launch == 'here':
+      places = devices.find_places(runs, self.jobs, per_job, width, on_cpu)
+      return Launcher(
+        lambda commands: pool.run(commands, places),
+        lambda _: f'{len(places)} at a time',
+        len(places),
+      )
+    if per_job != 0:
+      per_job = devices.choose_width(per_job, width)
+    made = parameters(self.resources, per_job, self.jobs)
+    folder = root / FOLDER
+    if runs and not self.dry_run:
+      executor(folder, made)
+    return Launcher(
+      lambda commands: watch(submit(commands, folder, made)),
+      lambda commands: f'as {describe(commands, made)}',
+      runs,
+    )
 
 
 class Task:

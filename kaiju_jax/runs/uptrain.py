@@ -251,6 +251,7 @@ def _check_start(wanted: Student, start: FirstWeights, budget: Budget) -> None:
 def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   """Returns the found student, lines about it, and the teacher's statistics."""
   from kaiju_jax.interchange.surgery import calibrate
+  from kaiju_jax.runs import defaults
   from kaiju_jax.runs import kv_budget
   from kaiju_jax.tasks.needle import trial_rows
 
@@ -269,8 +270,10 @@ def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   )
   windows = (wanted.window,) if wanted.window else kv_budget.WINDOWS
   windows = search.check(budget.kv_budget, windows)
+  tokenizer = _tokenizer(found)
+  format = defaults.read(found, tokenizer).format if found.chats else None
   draws = trial_rows.draw_several(
-    _held_out(found, start.text), _tokenizer(found), found.config
+    _held_out(found, start.text), tokenizer, found.config, format
   )
   weights = read_weights()
   layers = range(len(weights.layers) - 1)

@@ -179,11 +179,12 @@ def test_a_teacher_reads_a_token_store_as_its_text(tmp_path):
   lines = [{'text': 'words ' * n} for n in range(40)] + [{'segments': tree}]
   path = tmp_path / 'a.jsonl'
   path.write_text('\n'.join(map(json.dumps, lines)))
-  write.write(str(path), '', str(tmp_path / 'store'), 0.1, shard=500)
+  config = data_config.DataConfig(path=str(path), held_out=0.1)
+  write.write(config, str(tmp_path / 'store'), shard=500)
   read = []
   for place in (path, tmp_path / 'store'):
     config = data_config.DataConfig(path=str(place), held_out=0.1)
-    corpus, _ = corpora.load(config, tokenizer_lib.Bytes())
+    corpus, _ = corpora.load(config)
     read.append([*teach.read_batches(corpus, 64, 4, 0.25, begin=900)])
   assert len(read[0]) > 5
   jax.tree.map(np.testing.assert_array_equal, *read)

@@ -1,5 +1,6 @@
 """Decoding through a cache says what the forward pass says; what is counted."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -100,18 +101,26 @@ def test_rows_are_closed_where_a_call_fails():
 
 
 @pytest.mark.slow
-def test_an_int8_model_agrees_with_itself_through_the_cache():
+@pytest.mark.parametrize(('tensor', 'heads'), [(1, 1), (2, 1), (2, 2)])
+def test_an_int8_model_agrees_with_itself_through_the_cache(tensor, heads):
   rng = np.random.default_rng(0)
+  several = dataclasses.replace(config(is_int8=True), num_kv_heads=heads)
+  drawn = state.init_params(transformer.Transformer(several), 0)
   found = agreement.compare(
-    params(), config(is_int8=True), rng.integers(0, 256, (2, LENGTH), np.int32),
-    prompt=13, chunk=8, page=8,
-  )  # fmt: skip
+    drawn if heads > 1 else params(),
+    several,
+    rng.integers(0, 256, (2, LENGTH), np.int32),
+    prompt=13,
+    chunk=8,
+    page=8,
+    tensor=tensor,
+  )
   assert found.tokens == 2 * (LENGTH - 1)
   assert found.loss > np.log(256) - 1
   assert found.loss_difference < 1e-3
   assert found.greedy_margin <= found.largest_difference
   # Layers 0 and 1 each have K and V of 2 texts, 24 tokens, 16 channels.
-  codes = 2 * 2 * 24 * 16
+  codes = 2 * 2 * 24 * 16 * heads
   assert {owner: whole for owner, (whole, _) in found.codes.items()} == {
     0: codes,
     1: codes,

@@ -40,6 +40,11 @@ def folder(tmp_path_factory):
   return folder
 
 
+@pytest.fixture(scope='module')
+def loaded(folder):
+  return load.base(str(folder / 'run'), 'float32')
+
+
 def find(path):
   return calibration_changes.read(load.base(str(path), 'float32').params)
 
@@ -64,9 +69,8 @@ def test_the_largest_value_of_each_channel_has_the_largest_code(folder):
       assert largest_K.min() >= (int8.MAX_CODE if owner == 0 else 110)
 
 
-def test_every_text_counts_whatever_their_order(folder):
+def test_every_text_counts_whatever_their_order(folder, loaded):
   """Another text beside the prose raises some limits, and lowers none."""
-  loaded = load.base(str(folder / 'run'), 'float32')
   texts = calibrate.read_texts(
     str(folder / 'both.jsonl'), tokenizer_lib.Bytes()
   )
@@ -84,25 +88,20 @@ def test_every_text_counts_whatever_their_order(folder):
     assert (one[key] >= alone[key]).all() and (one[key] > alone[key]).any()
 
 
-def test_a_text_may_be_as_long_as_the_model_s_positions(folder):
-  loaded = load.base(str(folder / 'run'), 'float32')
+def test_a_text_may_be_as_long_as_the_model_s_positions(folder, loaded):
   tokens_L = tokenizer_lib.Bytes().encode(PROSE)
   config = dataclasses.replace(loaded.config, max_length=len(tokens_L))
-  found, wanted = (
-    calibration_changes.read(calibrate.fit_limits(one, [tokens_L]))
-    for one in (loaded._replace(config=config), loaded)
-  )
-  for key, limit_K in wanted.items():
+  shorter = calibrate.fit_limits(loaded._replace(config=config), [tokens_L])
+  found = calibration_changes.read(shorter)
+  for key, limit_K in find(folder / 'out').items():
     np.testing.assert_allclose(found[key], limit_K, rtol=1e-5)
 
 
-def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder):
-  out = folder / 'tensor'
-  calibrate.write(str(folder / 'run'), str(out), is_per_tensor=True)
-  before, after = (
-    load.base(str(folder / x), 'float32').params['blocks']
-    for x in ('run', 'tensor')
-  )
+def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder, loaded):
+  out = str(folder / 'tensor')
+  calibrate.write(str(folder / 'run'), out, is_per_tensor=True)
+  before = loaded.params['blocks']
+  after = load.base(out, 'float32').params['blocks']
   count = 0
   for name, layer in before.items():
     for part in 'attention', 'feedforward':
@@ -123,16 +122,16 @@ def test_one_scale_per_tensor_codes_the_same_weights_coarsely(folder):
   assert count > 8
 
 
-def test_what_cannot_be_fitted_is_refused_by_its_field(folder, tmp_path):
-  model = toys.changed(toys.KAIJU, vocab_size=256)
-  run_toys.write_run(tmp_path / 'token', model)
-  run_toys.write_run(tmp_path / 'plain', toys.PLAIN)
-  out, prose = str(tmp_path / 'out'), str(folder / 'prose.txt')
+def test_what_cannot_be_fitted_is_refused_by_its_field(
+  folder, loaded, tmp_path
+):
+  by_token = toys.changed(loaded.config, {'kv_scale': 'token'})
   with pytest.raises(ValueError, match="kv_scale='token'"):
-    calibrate.write(str(tmp_path / 'token'), out, prose)
+    calibrate.fit_limits(loaded._replace(config=by_token), [np.arange(3)])
   with pytest.raises(ValueError, match='no int8 weights'):
-    calibrate.write(str(tmp_path / 'plain'), out, is_per_tensor=True)
-  (tmp_path / 'empty.txt').write_text('')
+    calibrate.scale_tensors({'blocks': {'layer_0': {'gain_D': np.ones(3)}}})
+  out, empty = tmp_path / 'out', tmp_path / 'empty.txt'
+  empty.write_text('')
   with pytest.raises(ValueError, match=r'text=.*empty\.txt: must hold text'):
-    calibrate.write(str(folder / 'run'), out, str(tmp_path / 'empty.txt'))
-  assert not (tmp_path / 'out').exists()
+    calibrate.write(str(folder / 'run'), str(out), str(empty))
+  assert not out.exists()

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility
+from kaiju_jax.app import serve
+from kaiju_jax.app import settings as settings_lib
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.evaluation import kl_divergence
 from kaiju_jax.interchange import hugging_face
@@ -24,6 +26,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
+from tests import meshes
 from tests import records
 from tests import toys
 from tests.interchange import family_folders
@@ -140,6 +143,33 @@ def test_an_open_folder_is_a_base(texts, tmp_path):
   ours = state.params['blocks']['layer_0']['attention']['lora_up_k_RUK']
   np.testing.assert_array_equal(attention['lora_up_k_RUK'], ours)
   assert np.any(ours)
+
+
+@pytest.mark.parametrize('name', ['base', 'export', 'run', '--lora'])
+def test_devices_get_their_parts_of_what_the_host_reads(
+  name, texts, run, monkeypatch
+):
+  """The last device stands for the host."""
+  *devices, host = jax.devices()
+  monkeypatch.setattr(weights, 'on_host', lambda: jax.default_device(host))
+  base, lora_path = texts.parent / name, ''
+  if name == '--lora':
+    base, lora_path = texts.parent / 'export', str(run[0])
+  settings = settings_lib.Settings(
+    model=str(base), lora=lora_path, tensor=2, length=20, cache=2**20
+  )
+  before = meshes.held(devices)
+  loaded = serve.load_model(settings)
+  assert meshes.held(devices) == before
+  made = settings.decoder(loaded, None, 1)
+  leaves = jax.tree.leaves((made.params, made.cache))
+  part, whole = (
+    sum(x.nbytes for x in arrays)
+    for arrays in ([x.addressable_shards[0].data for x in leaves], leaves)
+  )
+  after = meshes.held(devices)
+  extra = [after[one] - before[one] for one in devices]
+  assert extra == [part, part, 0, 0, 0, 0, 0] and part < 0.7 * whole
 
 
 def test_another_base_is_refused(texts, base, run, tmp_path):

@@ -84,10 +84,9 @@ def test_lines_of_a_chat_are_the_prompt_of_the_whole_chat(folder):
   template.write_text(shapes.TEMPLATES['chatml'])
   found, tokenizer = read(folder, template)
   for format in found.format, chat_lib.format_of(tokenizer):
-    writer = talk.Messages(format)
     chat, before_L = [], np.empty(0, np.int32)
     for line, reply in ('Hello', 'tea'), ('two', 'rain'), ('the', ''):
-      added_L = writer.write(line, before_L)
+      added_L = talk.write_message(format, line, before_L)
       chat.append(('user', line))
       before_L = np.concatenate([before_L, added_L])
       np.testing.assert_array_equal(before_L, format.prompt(chat))

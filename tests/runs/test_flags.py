@@ -82,7 +82,7 @@ def test_every_kind_is_read(monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['command', '--config.seed=7'])
   found, made, _ = read(
     *('--model=m', '--rows=3', '--length=7', '--ahead', '--noraise'),
-    *('--int8=weights', '--baseline_kv=none', '--seeds=4,4,1', '--warmup=5'),
+    *('--int8=weights', '--baseline_kv=none', '--seeds=4,1', '--warmup=5'),
     *('--rates=.5,.1,.5', '--arms=b,a,b', '--words=x,y'),
     *('--prompt=one, two', '--prompt=three', '--config.seed=7'),
   )
@@ -123,6 +123,7 @@ def test_a_comment_is_the_help():
     (['--model=m', '--confidence=1'], ValueError, '--confidence=1.0'),
     (['--model=m', '--seeds=-1'], ValueError, "--seeds: '-1'"),
     (['--model=m', '--seeds='], ValueError, '--seeds needs'),
+    (['--model=m', '--seeds=4,1,04'], ValueError, '--seeds=4,1,04: has 4 tw'),
     (['--model=m', '--rates=.5'], ValueError, '--rates=.5: a line needs two'),
     (['--model=m', '--rates=.5,1'], ValueError, "--rates: '1'"),
     (['--model=m', '--rates=.5,x'], ValueError, "--rates: 'x'"),

@@ -13,12 +13,15 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.runs import devices
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
+from kaiju_jax.runs import slurm
 from kaiju_jax.runs import train
 from kaiju_jax.training import workdir
 from kaiju_jax.training.records import metrics
 from tests import records
 from tests import toys
 from tests.experiments.studies.sweeps import planted
+
+SIDE = slurm.Launch(jobs=2)
 
 
 def jobs(root, count=3):
@@ -28,8 +31,8 @@ def jobs(root, count=3):
 
 def test_what_is_complete_is_not_run_again(monkeypatch, tmp_path):
   done = planted.Jobs(monkeypatch, lambda experiment: 2.0 + experiment.seed)
-  grid.losses(jobs(tmp_path, 2), at_once=2)
-  assert grid.losses(jobs(tmp_path), at_once=2) == {0: 2.0, 1: 3.0, 2: 4.0}
+  grid.losses(jobs(tmp_path, 2), SIDE)
+  assert grid.losses(jobs(tmp_path), SIDE) == {0: 2.0, 1: 3.0, 2: 4.0}
   assert [folder.name for folder in done.folders] == [
     *('seed0', 'seed1', 'seed2')
   ]
@@ -44,7 +47,7 @@ def test_a_run_without_a_result_is_named_with_its_log(monkeypatch, tmp_path):
   planted.Jobs(monkeypatch, lambda one: None if one.seed == 1 else 2.0)
   message = r'1 of 3 runs ended without .* a seed 1 .*seed1/log\.txt'
   with pytest.raises(ValueError, match=message):
-    grid.losses(jobs(tmp_path), at_once=2)
+    grid.losses(jobs(tmp_path), SIDE)
 
 
 def test_an_interruption_ends_with_130(monkeypatch, tmp_path, capsys):
@@ -54,14 +57,14 @@ def test_an_interruption_ends_with_130(monkeypatch, tmp_path, capsys):
 
   monkeypatch.setattr(pool, 'run', interrupted)
   with pytest.raises(SystemExit) as caught:
-    grid.losses(jobs(tmp_path), at_once=2)
+    grid.losses(jobs(tmp_path), SIDE)
   assert caught.value.code == 130
   assert capsys.readouterr().err.count('The same command goes on') == 1
 
 
 def test_a_diverged_run_has_a_loss_that_is_not_finite(monkeypatch, tmp_path):
   planted.Jobs(monkeypatch, lambda _: 'nan')
-  assert np.isnan(grid.losses(jobs(tmp_path, 2), 2)[0])
+  assert np.isnan(grid.losses(jobs(tmp_path, 2), SIDE)[0])
 
 
 def test_a_broken_result_is_named(tmp_path):
@@ -94,7 +97,9 @@ def test_what_is_done_is_weighed_by_tokens_and_parameters(tmp_path, capsys):
     pool.Command(name, (), tmp_path / 'log'): [job]
     for name, job in (('one', small), ('other', large))
   }
-  found = grid.run_commands(planned, events, grid.RESULT)
+  found = grid.run_commands(
+    planned, slurm.Launcher(events, str, 2), grid.RESULT
+  )
   costs = grid.cost(small), grid.cost(large)
   share = (costs[0] + costs[1] / 2) / sum(costs)
   said = capsys.readouterr().err
@@ -136,7 +141,7 @@ def test_a_grid_trains_and_resumes(texts, tmp_path, at_once):
   ]
   train.train(runs[0].experiment, runs[0].folder, until=2)
   assert not grid.is_done(runs[0], grid.RESULT)
-  grid.run(runs, at_once, grid.RESULT)
+  grid.run(runs, slurm.Launch(jobs=at_once), grid.RESULT)
   for run in runs:
     found = json.loads((run.folder / 'result.json').read_text())
     assert found['tokens'] == 256 and found['steps'] == 4
@@ -186,10 +191,11 @@ def test_a_result_is_read_off_the_records(texts, tmp_path, tokens, loss, found):
 
 
 @pytest.mark.parametrize(
-  'count, runs, groups', [(1, 2, 0), (2, 2, 2), (2, 1, 2)]
+  'count, runs, per_job, groups',
+  [(1, 2, None, 0), (2, 2, None, 2), (2, 1, None, 2), (1, 2, 1, 1)],
 )
 def test_runs_with_devices_of_their_own_are_processes(
-  monkeypatch, tmp_path, count, runs, groups
+  monkeypatch, tmp_path, count, runs, per_job, groups
 ):
   """A lone one, too: this process opens no device that later runs need."""
   found = devices.Accelerators('GPU', ('g0', 'g1')[:count])
@@ -202,7 +208,8 @@ def test_runs_with_devices_of_their_own_are_processes(
 
   monkeypatch.setattr(pool, 'run', run)
   monkeypatch.setattr(grid, '_train_here', lambda *_: None)
-  with contextlib.nullcontext() if count == 1 else pytest.raises(ValueError):
-    grid.run([*jobs(tmp_path, runs).values()])
+  with contextlib.nullcontext() if not groups else pytest.raises(ValueError):
+    how = slurm.Launch(devices_per_job=per_job)
+    grid.run([*jobs(tmp_path, runs).values()], how)
   used = [place.environment['CUDA_VISIBLE_DEVICES'] for place in places]
   assert used == ['g0', 'g1'][:groups]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from kaiju_jax import visibility
+from kaiju_jax.data import chat
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer
 from kaiju_jax.interchange import own
@@ -18,6 +20,7 @@ from kaiju_jax.interchange.surgery import trial
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import defaults
 from kaiju_jax.runs import kv_budget
 from kaiju_jax.runs import load
 from kaiju_jax.runs import uptrain
@@ -293,40 +296,98 @@ def test_changes_keep_pairs_of_a_kind_together():
   }
 
 
+def test_other_windows_may_cost_neither_loss():
+  """What is better in one by more than it is worse in the other is left."""
+  teacher = trial.Reading(2.0, 0.25, 0)
+
+  def point(bytes_, loss, needle):
+    return kv_budget.Point(START, bytes_, trial.Reading(loss, needle, 0))
+
+  best = point(90, 2.5, 1.0)
+  for loss, needle in (2.51, 0.5), (2.0, 1.01):
+    assert kv_budget.choose(best, [point(50, loss, needle)], teacher) is best
+  equal, better = point(80, 2.5, 1.0), point(95, 2.4, 1.0)
+  assert kv_budget.choose(best, [equal], teacher) is equal
+  assert kv_budget.choose(best, [equal, better], teacher) is better
+  # Better than the teacher is no better.
+  ahead, behind = point(90, 2.5, 0.1), point(80, 2.5, 0.2)
+  assert kv_budget.choose(ahead, [behind], teacher) is behind
+
+
 # --- Rows with needles.
 
 
-def test_every_needle_is_in_the_text_once_and_asked_for_at_the_end():
-  text = RNG(1).integers(97, 123, 3 * 2048, np.int32)
+def test_every_row_has_a_needle_in_its_text_and_its_question_at_the_end():
+  text = RNG(1).integers(97, 123, 6 * 1536, np.int32)
   rows = trial_rows.draw(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
-  depths = []
+  depths, cities = [], set()
   for tokens_L, is_text_L, is_answer_L in zip(*rows):
     assert tokens_L[0] == tokenizer.Bytes.bos_id and not is_text_L[0]
     read = tokens_L.astype(np.uint8).tobytes()
-    numbers = tokens_L[is_answer_L].astype(np.uint8).tobytes()
-    assert len(numbers) == 15 and numbers.isdigit()
-    cities = set()
-    for n in range(3):
-      number = numbers[5 * n : 5 * n + 5]
-      asked = read[: read.rindex(number)][-32:]
-      assert asked.startswith(b' The magic number for ')
-      needle = asked + number + b'.'
-      cities.add(asked[22:28])
-      assert read.count(needle) == 2 and read.count(number) == 2
-      assert not is_text_L[read.index(needle) :][: len(needle)].any()
-      depths.append(read.index(needle) / len(read))
-    assert len(cities) == 3
-    assert is_text_L.sum() + 1 + 6 * 38 == len(read)
-  depths.sort()
-  assert depths[0] < 0.1 and depths[-1] > 0.7
-  assert np.diff(depths).min() > 0.05
+    number = tokens_L[is_answer_L].astype(np.uint8).tobytes()
+    assert len(number) == 5 and number.isdigit() and read.count(number) == 2
+    needle = read[-38:]
+    assert needle.startswith(b' The magic number for ')
+    assert needle.endswith(number + b'.') and read.count(needle) == 2
+    cities.add(needle[22:28])
+    assert not is_text_L[read.index(needle) :][: len(needle)].any()
+    assert is_text_L.sum() + 1 + 2 * 38 == len(read) == 1536
+    depths.append(read.index(needle) / len(read))
+  assert len(cities) == 6
+  assert depths[0] < 0.1 and depths[-1] > 0.85
+  np.testing.assert_allclose(np.diff(depths), depths[1] - depths[0], atol=2e-3)
   # The rest is the person's text, in its order.
   read = rows.tokens_BL[rows.is_text_BL]
   np.testing.assert_array_equal(read, text[: len(read)])
-  with pytest.raises(ValueError, match=r'holds out 6,143 tokens: .* 6,144'):
+  with pytest.raises(ValueError, match=r'holds out 9,215 tokens: .* 9,216'):
     trial_rows.draw(text[1:], tokenizer.Bytes(), TEACHER_OF_BYTES)
   again = trial_rows.draw(text, tokenizer.Bytes(), TEACHER_OF_BYTES)
   jax.tree.map(np.testing.assert_array_equal, rows, again)
+
+
+def test_a_model_that_chats_is_asked_in_its_format_in_every_other_row():
+  text = RNG(1).integers(97, 123, 6 * 1536, np.int32)
+  bytes_ = tokenizer.Bytes()
+  format = chat.format_of(bytes_)
+  asked = trial_rows.draw(text, bytes_, TEACHER_OF_BYTES, format)
+  plain_ = trial_rows.draw(text, bytes_, TEACHER_OF_BYTES)
+  numbers = set()
+  for row, parts in enumerate(zip(*asked)):
+    tokens_L, is_text_L, is_answer_L = parts
+    if row % 2 == 0:
+      ends = tokens_L[-38:], plain_.tokens_BL[row, -38:]
+      np.testing.assert_array_equal(*ends)
+      np.testing.assert_array_equal(is_answer_L, plain_.is_answer_BL[row])
+      continue
+    reply = bytes_.decode(tokens_L[is_answer_L])
+    assert re.fullmatch(r'The secret code is \d{5}\.', reply)
+    numbers.add(reply)
+    read = bytes_.decode(tokens_L[is_text_L])
+    begin = int(is_text_L.argmax())
+    content = bytes_.decode(tokens_L[begin:])
+    content = content[: content.index('?') + 1]
+    assert content.count(f' {reply}') == 1
+    assert (
+      content.replace(f' {reply}', '') == f'{read}\n\nWhat is the secret code?'
+    )
+    whole = format.document([('user', content), ('assistant', reply)])
+    np.testing.assert_array_equal(tokens_L, whole[: len(tokens_L)])
+    assert is_answer_L[-len(reply) :].all()
+    # The needle stands where that of the row's own depth does.
+    depth = content.index(reply) / len(read)
+    assert depth == pytest.approx((row + 0.5) / 6, abs=2e-3)
+  assert len(numbers) == 3
+  read = asked.tokens_BL[asked.is_text_BL]
+  np.testing.assert_array_equal(read, text[: len(read)])
+
+
+def test_text_is_at_least_half_of_a_row():
+  text = RNG(1).integers(97, 123, 6 * 153, np.int32)
+  of = [dataclasses.replace(TEACHER_OF_BYTES, max_length=n) for n in (153, 152)]
+  rows = trial_rows.draw(text, tokenizer.Bytes(), of[0])
+  assert (rows.is_text_BL.sum(1) == 76).all()
+  with pytest.raises(ValueError, match=r'rows of 152 tokens: .* leave 75'):
+    trial_rows.draw(text, tokenizer.Bytes(), of[1])
 
 
 # --- The search on a model, by the command's function.
@@ -369,7 +430,6 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
     )
 
   monkeypatch.setattr(trial.Trials, 'read', likeliest)
-  monkeypatch.setattr(trial_rows, 'NEEDLES', 1)  # As a row's half holds.
   monkeypatch.setattr(kv_budget, 'CALIBRATED', 500)
   layers = layers_lib.parse('L0+4 L1+4 G2 L3+4', 8)
   budget = layers_lib.kv_bytes(layers, 200, 8, 2, 4, 0)
@@ -386,14 +446,35 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
   assert f'{budget:,}' in said and 'global by period' in said
 
 
+@pytest.mark.parametrize('chats, format', [('', None), ('folder', 'its own')])
+def test_a_teacher_is_asked_in_the_template_that_it_has(
+  one_layer, monkeypatch, chats, format
+):
+  found = load.from_anywhere(one_layer / 'teacher')._replace(chats=chats)
+  monkeypatch.setattr(load, 'from_anywhere', lambda path: found)
+  monkeypatch.setattr(defaults, 'read', lambda *_: defaults.Defaults('its own'))
+
+  def draw(text, tokenizer, config, asked):
+    assert asked == format
+    raise ValueError('drawn')
+
+  monkeypatch.setattr(trial_rows, 'draw_several', draw)
+  with pytest.raises(ValueError, match='drawn'):
+    uptrain.write(
+      one_layer / 'teacher',
+      one_layer / 'unmade',
+      start=uptrain.FirstWeights('fitted', text=str(one_layer / 'text')),
+      budget=uptrain.Budget(10**6, 200),
+    )
+
+
 @pytest.mark.parametrize(
   'wanted, start, budget, message',
   [
     ({}, {}, {'kv_budget': 500}, r'kv_budget=500: no layout .* windows 64\+4'),
     ({}, {}, {'kv_length': 257}, r'kv_length=257: must be 1…256'),
     ({}, {}, {'kv_length': 0}, r'kv_length=0: must be 1…256'),
-    ({}, {'text': 'short'}, {}, r'holds out \d+ tokens: must be .* 768'),
-    ({}, {}, {}, 'rows of 256 tokens: 3 needles'),
+    ({}, {'text': 'short'}, {}, r'holds out \d+ tokens: must be .* 1,536'),
     ({'layout': 'G0 G1 G2 G3'}, {}, {}, 'no layout'),
     ({}, {'start': 'mean'}, {}, "start='fitted'"),
     ({}, {}, {'kv_budget': -1}, 'kv_budget=-1: must be at least 0'),

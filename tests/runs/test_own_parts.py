@@ -27,6 +27,7 @@ from kaiju_jax.runs import grid
 from kaiju_jax.runs import load
 from kaiju_jax.runs import overrides
 from kaiju_jax.runs import own_parts
+from kaiju_jax.runs import rows
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import parts
@@ -144,6 +145,33 @@ def edit(file, old, new):
   text = file.read_text()
   assert old in text
   file.write_text(text.replace(old, new))
+
+
+def test_rows_are_read_with_the_source_that_is_named(file, tmp_path, table):
+  run, ours = tmp_path / 'run', tmp_path / 'ours'
+  for folder, experiment in (run, read(file)), (ours, toys.tiny_experiment('')):
+    with workdir_lib.open_workdir(folder, experiment):
+      pass
+  for held in table.values():
+    held.clear()
+  own_parts.execute.cache_clear()
+  file.with_suffix('.ran').unlink()
+  with pytest.raises(ValueError, match=f"--parts=: must be '{file}'"):
+    rows.read(run, 2)
+  assert not file.with_suffix('.ran').exists()
+  found = rows.read(run, 2, str(file))
+  assert [one.number for one in found.rows] == [*range(8, 16)]
+  for one in found.rows:
+    wanted = (np.arange(32) * 7 + one.number) % 64
+    np.testing.assert_array_equal(one.row.tokens, wanted)
+  assert 'documents: 1' in rows.describe(found, 20)[0]
+  found.rows[0].row.tokens[0] = 300  # No byte.
+  assert rows.describe(found, 20)[1].endswith(': "300 15 22 29 36 43 5"…')
+  edit(file, '* 7', '* 5')
+  with pytest.raises(ValueError, match=r'parts\.digest'):
+    rows.read(run, 2, str(file))
+  with pytest.raises(ValueError, match=f"--parts={file}: must be ''"):
+    rows.read(ours, 2, str(file))
 
 
 def test_a_run_resumes_with_the_digest_it_began_with_and_no_other(

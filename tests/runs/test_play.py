@@ -1,5 +1,6 @@
 """A played model's cache stays within its budget, and its arm is a server's."""
 
+import contextlib
 import random
 
 import jax
@@ -7,9 +8,12 @@ import ml_dtypes
 import pytest
 
 from kaiju_jax.costs import cache_plan
+from kaiju_jax.decoding.device import weights
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.model import paging
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
@@ -59,10 +63,54 @@ def test_by_default_the_budget_is_a_part_of_what_is_free(monkeypatch):
   loaded = loaded_of(max_length=2000)
   whole = pages_of(play.decoder(loaded, None, rows=9, length=2000))
   monkeypatch.setattr(
-    'kaiju_jax.decoding.device.memory.measure_free', lambda: whole
+    'kaiju_jax.decoding.device.memory.measure_free', lambda devices: whole
   )
   made = play.decoder(loaded, None, rows=9)
   assert pages_of(made) <= whole // 4
+
+
+def played_on(tensor):
+  """Returns the decoder of two rows on so many devices, and its budget."""
+  loaded = loaded_of(layout='L0 G1', num_heads=4, vocab_size=62)
+  budget = cache_plan.plan(loaded.config, 2**40, 2, 20).size
+  played = play.Player(length=20, cache=budget, tensor=tensor)
+  return played.decoder(loaded, None, 2), budget
+
+
+def test_pages_have_slots_for_all_devices(monkeypatch):
+  config = toys.config(num_heads=6, vocab_size=63, d_ff=66)
+  assert play.page_of(config, 1) == play.page_of(config, 4) == paging.PAGE == 64
+  assert play.page_of(config, 3) == 192
+  loaded = load.Loaded(toys.drawn(config), config, None, '', 'drawn')
+  made = play.Player(length=20, cache=2**20, tensor=3).decoder(loaded, None, 1)
+  assert made.network.pools['global'].slots == 64
+  assert pages_of(made) <= 2**20
+  monkeypatch.setattr(dispatch, 'platform', lambda: 'tpu')
+  of_tpu = {tensor: play.page_of(config, tensor) for tensor in (1, 2, 4, 8)}
+  assert of_tpu == {1: 64, 2: 64, 4: 128, 8: 256}
+  two = toys.config(num_heads=8, num_kv_heads=2)
+  assert [play.page_of(two, tensor) for tensor in (2, 4, 8)] == [64, 64, 128]
+
+
+def test_devices_share_the_budget_of_a_played_model():
+  made, budget = played_on(2)
+  assert pages_of(made) <= budget
+  pool = made.cache.kinds['global'].k[0]
+  assert len(pool.addressable_shards) == 2
+  assert pool.addressable_shards[0].data.nbytes * 2 == pool.nbytes
+  with pytest.raises(ValueError, match=r'tensor=9: must be 1…8'):
+    played_on(9)
+
+
+@pytest.mark.slow
+def test_several_devices_draw_what_one_draws():
+  asked = request_lib.Request([*range(9)], 5, sampling.Sampling(temperature=0))
+  found = []
+  for tensor in 1, 2:
+    generator = generator_lib.Generator(played_on(tensor)[0], None)
+    (result,) = generator.generate([asked])
+    found.append([*result.tokens])
+  assert found[0] == found[1] and len(found[0]) == 5
 
 
 @pytest.mark.slow
@@ -106,6 +154,29 @@ def folder(tmp_path_factory):
   exchange.read(found, root / 'floats')
   exchange.read(found, root / 'codes', codes=True)
   return root
+
+
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_a_model_for_several_devices_is_read_into_host_memory(
+  folder, monkeypatch, tensor
+):
+  entered = []
+
+  @contextlib.contextmanager
+  def on_host():
+    entered.append('in')
+    yield
+    entered.append('out')
+
+  read = load.from_anywhere
+  monkeypatch.setattr(weights, 'on_host', on_host)
+  monkeypatch.setattr(
+    load,
+    'from_anywhere',
+    lambda *a, **k: entered.append('read') or read(*a, **k),
+  )
+  play.Player(tensor=tensor).load(folder / 'codes')
+  assert entered == (['read'] if tensor == 1 else ['in', 'read', 'out'])
 
 
 @pytest.mark.parametrize('name', ['in', 'floats', 'codes'])

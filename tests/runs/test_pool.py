@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +34,56 @@ def job(folder: pathlib.Path, name: str, source: str) -> pool.Command:
   return pool.Command(
     name, (sys.executable, '-c', source), folder / name / 'log'
   )
+
+
+SAVES = """
+import os, signal, sys, time
+from kaiju_jax.runs import pool
+def save(*_):
+  print('saved', flush=True)
+  sys.exit()
+signal.signal(signal.SIGTERM, save)
+pool.end_with_parent()
+print('KAIJU_PARENT' in os.environ, 'ready', flush=True)
+time.sleep(60)
+"""
+STARTS = """
+import pathlib, sys
+from kaiju_jax.runs import pool
+words = sys.executable, '-c', sys.argv[1]
+command = pool.Command('saves', words, pathlib.Path(sys.argv[2]))
+for _ in pool.run([command], [pool.Place()]): pass
+"""
+# Has the variable of its parent, as a grandchild of another command's.
+BETWEEN = """
+import subprocess, sys
+subprocess.Popen([sys.executable, '-c', '''%s'''.replace('60', '1')]).wait()
+print('lived', flush=True)
+"""
+
+
+def until(condition, seconds=60):
+  """Waits for a condition; returns whether it holds in time."""
+  end = time.monotonic() + seconds
+  while not (is_so := condition()) and time.monotonic() < end:
+    time.sleep(0.02)
+  return is_so
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='prctl is of Linux')
+@pytest.mark.parametrize(
+  'source, said', [(SAVES, 'saved'), (BETWEEN % SAVES, 'lived')]
+)
+def test_a_command_saves_when_its_parent_is_killed(tmp_path, source, said):
+  def wait_for(word):
+    assert until(lambda: log.exists() and word in log.read_text())
+
+  log = tmp_path / 'log'
+  words = sys.executable, '-c', STARTS, source, str(log)
+  with subprocess.Popen(words) as parent:
+    wait_for('False ready\n')
+    parent.kill()
+  wait_for(f'{said}\n')
 
 
 @pytest.mark.parametrize(
@@ -113,9 +164,7 @@ def interrupt_when(condition) -> threading.Thread:
   """Sends this process one Ctrl-C as soon as `condition()` holds."""
 
   def wait():
-    deadline = time.monotonic() + 100
-    while not condition() and time.monotonic() < deadline:
-      time.sleep(0.02)
+    until(condition, 100)
     os.kill(os.getpid(), signal.SIGINT)
 
   thread = threading.Thread(target=wait)
@@ -168,10 +217,7 @@ def test_a_job_that_does_not_stop_is_killed_with_its_children(
   thread.join()
   assert record.statuses == {'deaf': -signal.SIGKILL}
   child = int(log.read_text().split('\nchild: ')[-1])
-  deadline = time.monotonic() + 60
-  while _is_alive(child) and time.monotonic() < deadline:
-    time.sleep(0.05)
-  assert not _is_alive(child)
+  assert until(lambda: not _is_alive(child))
 
 
 def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path, monkeypatch):

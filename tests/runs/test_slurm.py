@@ -10,8 +10,16 @@ import types
 
 import pytest
 
+from kaiju_jax.experiments.configs import sweep
+from kaiju_jax.experiments.studies import needle
+from kaiju_jax.experiments.studies import recall
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import ablate
+from kaiju_jax.experiments.studies.sweeps import rates
+from kaiju_jax.experiments.studies.sweeps import scaling
+from kaiju_jax.experiments.studies.sweeps import study
+from kaiju_jax.gates import settings as gate_settings
+from kaiju_jax.runs import grid
 from kaiju_jax.runs import pool
 from kaiju_jax.runs import slurm
 from kaiju_jax.runs import start
@@ -20,6 +28,7 @@ from kaiju_jax.training import workdir
 from kaiju_jax.training.records import metrics
 from tests import toys as tests_toys
 from tests.experiments import toys
+from tests.experiments.studies.sweeps import planted
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 ARMS, SEEDS = ('plain', 'better'), (0, 1)
@@ -42,6 +51,58 @@ def test_what_would_be_submitted(tmp_path):
   plain = 'sbatch --array=0-0 --time=240 --signal=USR2@120 --requeue'
   assert slurm.describe(commands[:1], made) == plain
   assert '=' not in slurm.describe([], made)
+
+
+@pytest.mark.parametrize('devices, gpus', [(None, 1), (1, 1), (0, 0)])
+def test_every_grid_is_an_array_and_a_dry_run_shows_it(
+  tmp_path, capsys, devices, gpus
+):
+  options = {'launch': 'slurm', 'dry_run': True, 'devices_per_job': devices}
+  options |= {'out': str(tmp_path / 'out'), 'seeds': (0, 1), 'jobs': 3}
+  asked = {'responder': gate_settings.Responder(), 'arms': ('full',)}
+  studies = {
+    lambda: needle.run(settings_lib.Needle(arms=('full',), **options)): 2,
+    lambda: recall.ask_trained(settings_lib.Recall(**asked, **options)): 2,
+    lambda: study.RateGrid(**options).run(rates, sweep.get_config()): 96,
+    lambda: study.Scaling(**options).run(scaling, sweep.get_config()): 34,
+  }
+  for start_study, runs in studies.items():
+    with pytest.raises(SystemExit) as caught:
+      start_study()
+    assert not caught.value.code
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert (
+      f'{runs} of {runs} runs to do, as sbatch --array=0-{runs - 1}%3 '
+      in (first)
+    )
+    assert ('--gpus-per-node=1 ' in first) == gpus
+    assert len(set(rest)) == runs
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_sweep_is_an_array_with_a_task_per_run(monkeypatch, tmp_path):
+  """Its tasks have the names of runs, so that none is submitted twice."""
+  done = planted.Jobs(monkeypatch, lambda experiment: float(experiment.seed))
+  submitted = []
+
+  def submit(commands, folder, made):
+    submitted.append((folder, [command.name for command in commands]))
+    return dict.fromkeys(commands)
+
+  monkeypatch.setattr(slurm, 'submit', submit)
+  monkeypatch.setattr(slurm, 'watch', lambda jobs: pool.run([*jobs], None))
+  monkeypatch.setattr(slurm, 'executor', lambda folder, made: None)
+  how = slurm.Launch(launch='slurm', jobs=1)
+  for counts in (1, 9):
+    jobs = grid.cross(
+      lambda _: sweep.get_config(), 'a', range(counts), tmp_path
+    )
+    found = grid.losses(dict(enumerate(jobs)), how, tmp_path / 'root')
+    assert found == dict(enumerate(map(float, range(counts))))
+  names = [f'a seed {seed}' for seed in range(9)]
+  assert submitted[0] == (tmp_path / 'root' / 'slurm', names[:1])
+  assert [*map(sorted, [x for _, x in submitted])] == [names[:1], names[1:]]
+  assert len(done.folders) == 9
 
 
 @pytest.fixture
@@ -184,14 +245,16 @@ def test_a_run_that_trains_is_requeued_and_resumes(
   use_local(submitit, monkeypatch, 110)
   monkeypatch.setenv('SUBMITIT_PREEMPT_SIGNAL', 'TERM')
   made = tests_toys.tiny_experiment(texts, steps=3000)
-  made.loop.log_every = made.loop.checkpoint_every = 500
+  made.loop.log_every, made.loop.checkpoint_every = 50, 500
   with workdir.open_workdir(tmp_path / 'run', start.resolve(made)) as folder:
     pass
   words = sys.executable, '-m', 'kaiju_jax.runs.grid', str(folder)
   run = pool.Command('run', words, folder / 'log.txt')
   jobs, sent = slurm.submit([run], tmp_path / 'slurm', {}), False
   for _ in slurm.watch(jobs):
-    if not sent and (folder / metrics.FILE).exists():
+    # Before its first record the run may not yet catch a signal.
+    records = folder / metrics.FILE
+    if not sent and records.exists() and records.stat().st_size:
       os.kill(int(jobs[run].job_id), signal.SIGTERM)
       sent = True
   assert files.read_json(folder / 'result.json')['steps'] == 3000

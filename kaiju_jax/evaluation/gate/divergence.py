@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from kaiju_jax.evaluation.gate import golden_tokens
 
@@ -108,7 +109,10 @@ def group(
 
 
 def _compare(ours_LV, theirs_LV, next_L) -> Differences:
-  ours_LV, theirs_LV = map(_log_softmax, (ours_LV, theirs_LV))
+  ours_LV, theirs_LV = (
+    special.log_softmax(x.astype(np.float64), axis=-1)
+    for x in (ours_LV, theirs_LV)
+  )
   with np.errstate(invalid='ignore'):
     terms_LV = np.exp(ours_LV) * (ours_LV - theirs_LV)
   # Where the baseline gives nothing, nothing is lost.
@@ -122,9 +126,3 @@ def _compare(ours_LV, theirs_LV, next_L) -> Differences:
     -theirs_LV[at, next_L],
     np.where(own_L == other_L, -1.0, margin_L),
   )
-
-
-def _log_softmax(logits_LV: np.ndarray) -> np.ndarray:
-  shifted_LV = logits_LV.astype(np.float64)
-  shifted_LV -= shifted_LV.max(-1, keepdims=True)
-  return shifted_LV - np.log(np.exp(shifted_LV).sum(-1, keepdims=True))

@@ -9,12 +9,12 @@ import functools
 from typing import Any
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
-from kaiju_jax.model import attention
+from kaiju_jax.decoding.device import packed
+from kaiju_jax.model import kv_heads
 
 # Tokens whose logits exist at a time.
 PART = 256
@@ -44,7 +44,7 @@ class Reader:
     # The same shape for texts of about the same length, within the positions.
     rounded = -(-length // PART) * PART
     self._length = min(rounded, decoder.config.max_length)
-    self._run = jax.jit(functools.partial(run, decoder))
+    self._run = decoder.jit(functools.partial(run, decoder))
 
   def read(self, tokens_L: np.ndarray) -> Reading:
     """Returns a text's logits, keys and values.
@@ -72,19 +72,13 @@ def run(decoder: decoder_lib.Decoder, params: Any, tokens_BL: Any) -> Any:
   `params` are `decoder.params`, so that a jitted call does not copy them.
   """
   B, L = tokens_BL.shape
-  hidden_BLD, kept = decoder.network.model.apply(
-    {'params': params},
+  config, pools = decoder.config, decoder.network.pools.values()
+  owners = [owner for pool in pools for owner in pool.owners]
+  hidden_BLD, made = decoder.network.model.apply(
+    {'params': packed.unpack(params)},
     tokens_BL,
     visibility_lib.concatenate([visibility_lib.causal(L)] * B),
-    method='hidden',
-    capture_intermediates=lambda module, _: isinstance(
-      module, attention.Attention
-    ),
-    mutable=['intermediates'],
+    dict.fromkeys(owners),
+    method='extend',
   )
-  layers, stored = kept['intermediates']['blocks'], {}
-  for pool in decoder.network.pools.values():
-    for owner in pool.owners:
-      [(_, kv)] = layers[f'layer_{owner}']['attention']['__call__']
-      stored[owner] = tuple(kv)
-  return hidden_BLD, stored
+  return hidden_BLD, kv_heads.gather(made, config.num_kv_heads)

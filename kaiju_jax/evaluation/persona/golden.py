@@ -20,7 +20,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from kaiju_jax.storage import files
+from kaiju_jax.data import reading
 from kaiju_jax.storage import strict
 
 TIERS = 'public', 'official', 'mature'
@@ -91,7 +91,7 @@ def load(path: str | pathlib.Path) -> tuple[GoldenConversation, ...]:
     known.add(one.id)
     return one
 
-  found = tuple(files.parse_json_lines(path, parse))
+  found = tuple(reading.parse_lines(path, parse))
   if not found:
     raise ValueError(f'{path}: holds no conversations.')
   return found

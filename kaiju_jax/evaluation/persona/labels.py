@@ -18,8 +18,8 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from kaiju_jax.data import reading
 from kaiju_jax.evaluation.persona import golden
-from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
 
 
@@ -54,7 +54,7 @@ def load(
     rated.add(key)
     return one
 
-  return tuple(files.parse_json_lines(path, parse))
+  return tuple(reading.parse_lines(path, parse))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,8 @@ from kaiju_jax.evaluation.persona import golden
 
 # The most tokens of a reply.
 REPLY = 200
+# Tokens of a continuation; nothing else ends it.
+_CONTINUED = 48
 
 
 class References:
@@ -131,16 +133,10 @@ class Continuation:
     self,
     generator: generator_lib.Generator,
     tokenizer: tokenizer_lib.Tokenizer,
-    most: int = 48,
   ):
-    """Takes a generator with room for the longest message and a reply.
-
-    Args:
-      most: tokens of a reply; nothing else ends it.
-    """
+    """Takes a generator with room for the longest message and a reply."""
     self._generator = generator
     self._tokenizer = tokenizer
-    self._most = most
 
   def answer(self, messages: Sequence[dialogue.Asked]) -> list[str]:
     """Returns what follows each message and the word 'Answer:'."""
@@ -150,7 +146,7 @@ class Continuation:
     greedy = sampling_lib.Sampling(temperature=0.0)
     requests = [
       request_lib.Request(
-        np.insert(tokens_L, 0, self._tokenizer.bos_id), self._most, greedy
+        np.insert(tokens_L, 0, self._tokenizer.bos_id), _CONTINUED, greedy
       )
       for tokens_L in prompts
     ]
