@@ -29,8 +29,8 @@ from kaiju_jax.runs import flags
 
 # The flags that each comparison reads, beside --model.
 _READ = {
-  'cache': ('rows', 'chunk', 'prompt'),
-  'answers': ('rows', 'chunk', 'questions', 'seed', 'mode'),
+  'cache': ('rows', 'chunk', 'prompt', 'tensor'),
+  'answers': ('rows', 'chunk', 'questions', 'seed', 'mode', 'tensor'),
   'kernels': ('questions', 'seed', 'attention'),
 }
 FLAGS = flags.flags_of(settings_lib.Agreement)

@@ -20,8 +20,16 @@ prints each stretch of their code: cycles by the compiler's schedule, and how
 much of a unit's slots they fill. The two long ones in a kernel are a visit of a
 block of keys (or of rows) with its mask and without. Nothing was timed.
 
-Ends with status 1 where the step does not fit, donates nothing, or the compiler
-complains.
+    python -m experiments.aot_report --decode --preset=110b --accelerator=h100_4
+
+prints the arithmetic of decoding on all devices of a slice: memory, texts that
+fit, bytes on the wire, launches and milliseconds of a step, beside replicated
+keys and values, tensor-parallel GQA-8 and all-reduces. It then compiles a step
+of 64 texts, or of `--rows`, and prints what the program sends; `--layers` says
+how deep.
+
+Ends with status 1 where the step does not fit, donates nothing, sends what it
+must not, or the compiler complains.
 """
 
 from collections.abc import Sequence
@@ -35,6 +43,7 @@ _OF_A_STEP = (
   *('preset', 'config', 'json', 'arm', 'fsdp', 'tensor', 'length'),
   *('microbatches', 'compile'),
 )
+_OF_TRAINING = 'config', 'fsdp', 'tensor', 'length', 'microbatches'
 FLAGS = flags.flags_of(settings_lib.AotReport)
 
 
@@ -44,8 +53,12 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.experiments.studies import aot_report
 
   if settings.kernels:
-    FLAGS.refuse_beside('kernels', *_OF_A_STEP)
+    FLAGS.refuse_beside('kernels', 'decode', 'layers', *_OF_A_STEP)
     aot_report.show_kernels(settings)
+  elif settings.decode:
+    FLAGS.refuse_beside('decode', *_OF_TRAINING)
+    if not aot_report.show_decoding(settings):
+      raise SystemExit(1)
   elif not aot_report.run(settings):
     raise SystemExit(1)
 

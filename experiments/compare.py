@@ -14,7 +14,9 @@ report in the only folder that is named, or with the first one,
 
 with p corrected by Holm's method, the smallest effect that the design could
 detect, and, if the arms are a full grid, main effects and interactions of two
-factors. Only finished runs enter these figures.
+factors. Only finished runs enter these figures. With --step=N, or --tokens=N,
+they are of the last record up to there that all runs have, finished or not, and
+each heading says which it is; a run that was not there is refused.
 
 With --out it writes report.md, report.json and report.html, with curves over
 tokens, seconds and FLOPs; the page loads nothing.

@@ -1,6 +1,6 @@
 """Run `experiments/configs/distill.py`: teacher, stores, students, verdict.
 
-    python -m experiments.distill [--seeds=0,1,2] [--jobs=1]
+    python -m experiments.distill [--seeds=0,1,2] [--jobs=2]
 
     1  a tokenizer of 1,024 tokens, from the training text
     2  the teacher               python -m experiments.train

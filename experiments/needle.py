@@ -14,8 +14,9 @@ workdir
 and to the terminal a table and a verdict on each arm, with 95 % intervals. They
 show the arms and seeds that the command names. Where there are several runs and
 no accelerator, each is a process of its own on its share of the cores, which
-prints into log.txt in its folder (`--jobs`). The same command goes on where it
-was stopped; what is finished is not repeated.
+prints into log.txt in its folder (`--jobs`), or a task of an array of Slurm
+(`--launch=slurm`). The same command goes on where it was stopped; what is
+finished is not repeated.
 """
 
 from collections.abc import Sequence

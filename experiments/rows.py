@@ -23,6 +23,9 @@ class Settings:
   step: flags.Positive
   # Characters of text to show per row.
   characters: flags.Positive = 400
+  # Of a run with a task of one's own: the config file, or the package's entry
+  # point, that brings it. It is executed, and must be as it was.
+  parts: str = ''
 
 
 FLAGS = flags.flags_of(Settings)
@@ -32,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
   from kaiju_jax.runs import rows
 
-  found = rows.read(settings.workdir, settings.step)
+  found = rows.read(settings.workdir, settings.step, settings.parts)
   print('\n'.join(rows.describe(found, settings.characters)))
   if not found.is_checked:
     print('There is no checkpoint that says whether the text is the same.')

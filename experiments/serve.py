@@ -61,10 +61,10 @@ def main(argv: Sequence[str]) -> None:
     serve_ray.check(server)
   if trains:
     from kaiju_jax.app import chat
+    from kaiju_jax.experiments.configs import chat as config
 
-    from .configs import chat as config
-
-    if not chat.ready(config.get_config(root=server.model), server.model, say):
+    experiment = config.get_config(root=server.model)
+    if not chat.ready(experiment, server.model, say, server.tensor):
       return
   accepted = command.COMMON.read().accept_field
   if server.ray:

@@ -24,10 +24,11 @@ import dataclasses
 from kaiju_jax.classifiers import settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
+from kaiju_jax.runs import play
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(play.Spread):
   # A workdir, an export or a Hugging Face folder.
   model: str
   # A new folder; with --spans, a run's workdir.
@@ -54,19 +55,16 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.classifiers import certificate
   from kaiju_jax.classifiers import examine
 
+  named = settings.model, settings.safety, settings.out, settings.texts
   result = examine.certify_head(
-    settings.model,
-    settings.safety,
-    settings.out,
-    settings.texts,
-    settings.head,
-    settings.confidence,
+    *named, settings.head, settings.confidence, settings
   )
   certificate.finish(settings.out, 'token head', result.version, result.outcome)
 
 
 def _train_on_spans(settings: Settings) -> None:
-  FLAGS.refuse_beside('spans', 'safety', 'head', 'data', 'planted')
+  served = (x.name for x in dataclasses.fields(play.Spread))
+  FLAGS.refuse_beside('spans', 'safety', 'head', 'data', 'planted', *served)
   from kaiju_jax.classifiers import span_head
 
   measured = span_head.train_on(

@@ -19,8 +19,8 @@ with --http its server and ours are asked by one client, too.
     local     a step of a model of `arcee-97m` with windows alone, int8, behind
               --length tokens and behind --far
 
-Needs the extra `interchange`; llama.cpp needs gguf and llama-cpp-python, or
-xllamacpp for a GGUF file, and is left out where they are not installed.
+Needs the extra `interchange`; llama.cpp needs xllamacpp, and is left out where
+it is not installed.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ import contextlib
 import os
 import pathlib
 
-from kaiju_jax.experiments.benchmarks.parts import decode_settings
 from kaiju_jax.experiments.benchmarks.parts import open_shapes
+from kaiju_jax.experiments.benchmarks.parts import settings as settings_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
-_FLAGS = flags.flags_of(decode_settings.Settings)
+_FLAGS = flags.flags_of(settings_lib.DecodeSettings)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ r"""Measure how fast the engine serves, beside peers, over HTTP, overloaded.
 The model is that of `benchmarks.decode`, 96.6 M parameters in the shape of
 Arcee, so that peers serve equal weights: transformers' continuous
 batching (extra `interchange`), and llama.cpp where it is installed (`pip
-install llama-cpp-python gguf`). What is not installed is said and left out.
+install xllamacpp`). What is not installed is said and left out.
 
 `load_test/serving_parts.py` says what each part measures;
 `curve` serves the same Poisson load at several rates and draws the latency of
@@ -25,12 +25,12 @@ import pathlib
 import tempfile
 
 from kaiju_jax.experiments.benchmarks import harness
-from kaiju_jax.experiments.benchmarks.load_test import settings as settings_lib
+from kaiju_jax.experiments.benchmarks.parts import settings as settings_lib
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
-_FLAGS = flags.flags_of(settings_lib.Settings)
+_FLAGS = flags.flags_of(settings_lib.ServeSettings)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -62,8 +62,7 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   technique = dict(_TECHNIQUES[arm.removesuffix('_fast')])
   z = technique.pop('z', None)
   clamp = technique.pop('clamp', False)

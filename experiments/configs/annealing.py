@@ -52,8 +52,7 @@ def get_config(arm: str = 'last') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   before, after, place = _CLEAN[arm]
   sources = (
     data_config.SourceConfig('clean', f'{TEXT}/clean.jsonl', before, after),

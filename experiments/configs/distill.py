@@ -60,10 +60,7 @@ def get_config(arm: str = 'systematic') -> experiment_lib.Experiment:
   """
   if arm == 'teacher':
     return _experiment(_model(128, 'L0 L0 L0 G3 L4 L4 G6', 4, 384), '', 200)
-  if arm not in ARMS:
-    raise ValueError(
-      f'arm={arm!r}: must be one of {", ".join([*ARMS, "teacher"])}.'
-    )
+  experiment_lib.check_arm(arm, (*ARMS, 'teacher'))
   # Names count from the library's root, as the teacher's do, so that the two
   # hold out the same documents.
   library = sysconfig.get_paths()['stdlib']

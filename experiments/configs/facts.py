@@ -57,8 +57,7 @@ def get_config(
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=VOCABULARY,

@@ -39,8 +39,7 @@ def get_config(arm: str = 'squinch') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   experiment = tiny.get_config()
   experiment.model.quantization.wire_gradients = (
     'float' if arm == 'bf16' else arm

@@ -83,8 +83,7 @@ def get_config(arm: str = 'shared') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm; the message lists them.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   base, _, change = arm.partition('_')
   if base != 'kaiju':
     experiment = needle.get_config('interleaved_standard')

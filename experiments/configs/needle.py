@@ -66,10 +66,7 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm; the message lists them.
   """
-  if arm not in ARMS + VARIANTS:
-    raise ValueError(
-      f'arm={arm!r}: must be one of {", ".join(ARMS + VARIANTS)}.'
-    )
+  experiment_lib.check_arm(arm, ARMS + VARIANTS)
   base, _, variant = arm.partition('_')
   experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(

@@ -19,10 +19,7 @@ and too short to find anything:
       --arms=full_toy,interleaved_toy,kaiju_toy,local_toy
 """
 
-from kaiju_jax.data import config as data_config
 from kaiju_jax.experiments.configs import needle
-from kaiju_jax.model import config as model_config
-from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = needle.ARMS
@@ -41,30 +38,17 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm; the message lists them.
   """
-  if arm not in ARMS + VARIANTS:
-    raise ValueError(
-      f'arm={arm!r}: must be one of {", ".join(ARMS + VARIANTS)}.'
-    )
+  experiment_lib.check_arm(arm, ARMS + VARIANTS)
   base, _, variant = arm.partition('_')
-  experiment = experiment_lib.Experiment(
-    model=model_config.ModelConfig(
-      vocab_size=256,
-      d_model=256,
-      num_layers=14,
-      num_heads=4,
-      head_dim=64,
-      d_ff=1024,
-      max_length=4096,
-      window=128,
-      dtype='bfloat16',
-    ),
-    data=data_config.DataConfig(task='needle_text', length=2048, batch=32),
-    optimizer=training_config.OptimizerConfig(learning_rate=1e-3),
-    loop=training_config.LoopConfig(steps=3000, checkpoint_every=500),
-    init='standard' if variant == 'standard' else 'induction',
-  )
-  needle.dress(experiment, base)
-  if variant == 'toy':
+  experiment = needle.get_config(base)
+  model, data, loop = experiment.model, experiment.data, experiment.loop
+  model.d_model, model.num_layers, model.d_ff = 256, 14, 1024
+  model.window, model.max_length, model.dtype = 128, 4096, 'bfloat16'
+  data.task, data.length, data.batch = 'needle_text', 2048, 32
+  loop.steps, loop.checkpoint_every = 3000, 500
+  if variant == 'standard':
+    experiment.init = 'standard'
+  elif variant == 'toy':
     _shrink(experiment)
   return experiment
 

@@ -49,8 +49,7 @@ def get_config(arm: str = 'full') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm; the message lists them.
   """
-  if arm not in LAYOUTS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256,

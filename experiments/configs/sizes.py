@@ -84,8 +84,7 @@ def get_config(arm: str = '250m') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   size = _SIZES[arm]
   model = presets.preset(arm)
   model.remat = 'layer'

@@ -37,8 +37,7 @@ def get_config(arm: str = 'float') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       layout='L0 G1',

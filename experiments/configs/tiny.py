@@ -38,8 +38,7 @@ def get_config(arm: str = 'int8') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256,

@@ -38,8 +38,7 @@ def get_config(arm: str = 'joint') -> experiment_lib.Experiment:
   Raises:
     ValueError: no such arm.
   """
-  if arm not in ARMS:
-    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment_lib.check_arm(arm, ARMS)
   experiment = tiny.get_config()
   experiment.data.task = 'properties'
   experiment.objective.name = 'token_head'

@@ -15,10 +15,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import cache as cache_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import placement
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import cached_answers
 from kaiju_jax.evaluation.gate import reader
@@ -26,6 +28,7 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import kv_heads
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from kaiju_jax.reporting import report
@@ -52,6 +55,7 @@ def compare_cache(settings: settings_lib.Agreement) -> report.Table:
     chunk=settings.chunk,
     page=settings.chunk,
     replica=found.replica,
+    tensor=settings.tensor,
   )
   return report.Table(
     _counts(counted),
@@ -87,7 +91,12 @@ def compare_answers(settings: settings_lib.Agreement) -> report.Table:
   comparison = _Comparison(settings, found)
   for mode in settings.mode:
     decoder = play.decoder(
-      found, None, rows=settings.rows, length=comparison.length, mode=mode
+      found,
+      None,
+      rows=settings.rows,
+      length=comparison.length,
+      mode=mode,
+      tensor=settings.tensor,
     )
     read = cached_answers.reader(decoder, settings.chunk)
     comparison.add(f'through the cache, {mode}', read)
@@ -190,6 +199,7 @@ def compare(
   chunk: int,
   page: int,
   replica: ternary_plan.State | None = None,
+  tensor: int = 1,
 ) -> CacheAgreement:
   """Runs texts of equal length both ways.
 
@@ -201,6 +211,7 @@ def compare(
     chunk: tokens of a chunk, at most `page`.
     page: slots of a page of the cache.
     replica: the training state's replica, where updates were ternary.
+    tensor: devices that share the cache.
 
   Raises:
     ValueError: a prompt longer than the texts, or a chunk longer than a page,
@@ -212,7 +223,13 @@ def compare(
   if not 1 <= chunk <= page:
     raise ValueError(f'chunk={chunk}: must lie in 1…{page}, a page.')
   decoder = decoder_lib.Decoder(
-    params, config, rows=B, length=L, page=page, replica=replica
+    params,
+    config,
+    rows=B,
+    length=L,
+    page=page,
+    replica=replica,
+    mesh=placement.make(tensor),
   )
   whole_BLV = _whole(params, config, tokens_BL, replica)
   cached_BLV, cached = _run_cached(decoder, tokens_BL, prompt, chunk)
@@ -240,7 +257,7 @@ def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
     _, stored = reader.run(decoder, params, tokens_BL)
     return {owner: (k.codes, v.codes) for owner, (k, v) in stored.items()}
 
-  return jax.device_get(jax.jit(made)(decoder.params, tokens_BL))
+  return jax.device_get(decoder.jit(made)(decoder.params, tokens_BL))
 
 
 def _run_cached(
@@ -249,7 +266,9 @@ def _run_cached(
   """Returns the logits through the cache, and the codes after each call."""
   B = len(tokens_BL)
   rows = [decoder.open() for _ in range(B)]
-  read = jax.jit(lambda cache, place_BL: _codes(cache, decoder, rows, place_BL))
+  read = decoder.jit(
+    lambda cache, place_BL: _codes(cache, decoder, rows, place_BL)
+  )
   logits, codes, done = [], [], 0
   for tokens, size in (
     (tokens_BL[:, :prompt], chunk),
@@ -270,18 +289,22 @@ def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
   row_B = jnp.asarray(rows, jnp.int32)
   pools = decoder.network.pools
   slots = cache_lib.slots_of_text(cache, pools, row_B, place_BL, True)
-  result = {}
+  heads, result = decoder.config.num_kv_heads, {}
   for name, pool in pools.items():
     kind, slot_BL = cache.kinds[name], slots[name]
-    page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
-    within_BL = slot_BL % kind.page
+    table_BN = cache_lib.pages_of_heads(kind.table_RN[row_B], pool.heads)
+    own_BL = kv_heads.repeat(slot_BL, pool.heads)
+    place_B1 = np.arange(len(own_BL))[:, None]
+
+    def kept(x, table_BN=table_BN, own_BL=own_BL, place_B1=place_B1, pool=pool):
+      codes = x.codes if isinstance(x, int8.Quantized) else x
+      pages = cache_lib.gather_pages(codes, table_BN, pool)
+      row_BMK = pages.reshape(len(own_BL), pool.row_slots, -1)
+      return kv_heads.gather(row_BMK[place_B1, own_BL], heads)
+
+    is_kept_BL = kv_heads.repeat(slot_BL >= 0, heads)
     for owner, k, v in zip(pool.owners, kind.k, kind.v):
-      if isinstance(k, int8.Quantized):
-        k, v = k.codes, v.codes
-      result[owner] = (
-        (k[page_BL, within_BL], v[page_BL, within_BL]),
-        (slot_BL >= 0),
-      )
+      result[owner] = (kept(k), kept(v)), is_kept_BL
   return result
 
 
@@ -289,14 +312,13 @@ def _count_codes(whole, cached) -> dict[int, tuple[int, int]]:
   """Returns {layer: (codes that both have, how many differ)}."""
   result = {}
   for place_BL, layers in cached:
-    row_B1 = np.arange(len(place_BL))[:, None]
     # A chunk's padding repeats its last place.
-    _, first = np.unique(place_BL[0], return_index=True)
+    place_L, first = np.unique(place_BL[0], return_index=True)
     for owner, (found, is_kept_BL) in layers.items():
       codes, differ = result.get(owner, (0, 0))
       is_kept_BL = is_kept_BL[:, first]
       for whole_BMK, x_BLK in zip(whole[owner], found):
-        is_other_BLK = (whole_BMK[row_B1, place_BL] != x_BLK)[:, first]
+        is_other_BLK = whole_BMK[:, place_L] != x_BLK[:, first]
         codes += int(is_kept_BL.sum()) * is_other_BLK.shape[-1]
         differ += int((is_other_BLK & is_kept_BL[:, :, None]).sum())
       result[owner] = codes, differ
@@ -325,9 +347,6 @@ def _of_logits(whole_BLV, cached_BLV, tokens_BL):
 
 def _loss(logits_BLV, tokens_BL) -> float:
   """Returns nats per token, computed in float64."""
-  logits_BLV = logits_BLV.astype(np.float64)
-  largest_BL1 = logits_BLV.max(axis=-1, keepdims=True)
-  lse_BL = np.log(np.exp(logits_BLV - largest_BL1).sum(axis=-1))
-  lse_BL += largest_BL1[..., 0]
-  target_BL1 = np.take_along_axis(logits_BLV, tokens_BL[:, 1:, None], axis=-1)
-  return float(np.mean(lse_BL - target_BL1[..., 0]))
+  said_BLV = special.log_softmax(logits_BLV.astype(np.float64), axis=-1)
+  target_BL1 = np.take_along_axis(said_BLV, tokens_BL[:, 1:, None], axis=-1)
+  return float(-np.mean(target_BL1))

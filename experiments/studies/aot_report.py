@@ -3,11 +3,14 @@
 import functools
 import os
 import pathlib
+from typing import Any
 
 from kaiju_jax import tpu_gpu_configs
 from kaiju_jax.aot import tables as aot_tables
+from kaiju_jax.costs import mesh_decoding
 from kaiju_jax.data import config as data_config
 from kaiju_jax.experiments.studies import plan_settings as settings_lib
+from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import train
@@ -62,10 +65,7 @@ def run(settings: settings_lib.AotReport) -> bool:
     figures['model'] = aot_tables.step_times(experiment, accelerator, mesh)
     page.add(*aot_tables.tabulate_model(figures['model']))
   page.show()
-  if settings.json:
-    path = pathlib.Path(settings.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, figures)
+  _write(settings, figures)
   return not figures.get('problems')
 
 
@@ -83,6 +83,50 @@ def _experiment(
       microbatches=settings.microbatches,
     ),
   )
+
+
+def show_decoding(settings: settings_lib.AotReport) -> bool:
+  """Prints and writes decoding on a slice: by arithmetic, and as compiled.
+
+  Returns whether the compiled step has no problem.
+
+  Raises:
+    ImportError: the compiler is not installed.
+    OSError, ValueError: the slice is wrong, or cannot split the model.
+  """
+  accelerator = tpu_gpu_configs.load(settings.accelerator)
+  model = presets.preset(settings.preset, settings.arm)
+  figures = aot_tables.plan_decoding(model, accelerator)
+  page = report.Report()
+  page.say(
+    f'{settings.preset} on {accelerator.name}: {accelerator.devices} ×'
+    f' {accelerator.chip.name}\n'
+  )
+  page.add(*aot_tables.tabulate_decoding(figures, model, accelerator))
+  page.show()
+  compiled = {}
+  if settings.compile:
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    from kaiju_jax.aot import decode
+
+    block = len(layers_lib.repeating_block(model.layers()))
+    model.num_layers = settings.layers or block
+    rows = settings.rows or mesh_decoding.ROWS
+    with progress.status('compiling'):
+      compiled = decode.compile_step(model, accelerator, rows)
+    page = report.Report()
+    page.add(*aot_tables.tabulate_compiled(compiled, model, accelerator))
+    page.show()
+  _write(settings, {'decoding': figures, 'compiled': compiled})
+  return not compiled.get('problems')
+
+
+def _write(settings: settings_lib.AotReport, figures: dict[str, Any]) -> None:
+  """Writes the figures where `--json` says."""
+  if settings.json:
+    path = pathlib.Path(settings.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, figures)
 
 
 def show_kernels(settings: settings_lib.AotReport) -> None:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from kaiju_jax.evaluation import answers
 from kaiju_jax.runs import grid
+from kaiju_jax.runs import slurm
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import curricula
 from kaiju_jax.tasks import registry as tasks
@@ -43,7 +44,7 @@ class Questions:
   def run(
     self,
     jobs: Sequence[grid.Job],
-    at_once: int | None,
+    how: slurm.Launch,
     out: pathlib.Path,
     **flags: object,
   ) -> None:
@@ -51,7 +52,7 @@ class Questions:
 
     Args:
       jobs: the runs.
-      at_once: as in `grid.run`.
+      how: as in `grid.run`.
       out: the folder of all runs.
       **flags: of the command, which all runs share; None for their defaults.
     """
@@ -65,7 +66,7 @@ class Questions:
       settings = (f'--{name}={x}' for name, x in named if x is not None)
       return sys.executable, '-m', module, *settings
 
-    grid.run(jobs, at_once, self.finish(), words)
+    grid.run(jobs, how, self.finish(), words, out)
 
   def finish(self) -> grid.Finish:
     """Returns how a run finishes; the seeds of an arm share one program."""

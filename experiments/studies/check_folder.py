@@ -107,11 +107,12 @@ def _cells(
   loss = np.concatenate([row.candidate_loss_L for row in found]).mean()
   rises = [(x.candidate_loss_L - x.baseline_loss_L).mean() for x in found]
   mean = statistics.bootstrap_mean(rises)
+  interval = f'{np.expm1(mean.low):+.2%} to {np.expm1(mean.high):+.2%}'
   return (
     *form,
     f'{np.exp(loss):.4f}',
     f'{np.expm1(one.loss):+.3%}',
-    f'{np.expm1(mean.low):+.2%} to {np.expm1(mean.high):+.2%}',
+    interval if mean.count > 1 else 'none of one row',
     f'{one.kl:.5f}',
     f'{one.agreement:.2%}',
   )

@@ -44,9 +44,26 @@ _TOKENS = 4 * record.TOKENS  # That sizes are compared on.
 def run(settings: settings_lib.Distill) -> None:
   """Trains teacher and students, and prints the verdict.
 
+  A dry run shows the students' commands, once their stores are there.
+
   Raises:
     OSError, ValueError: something cannot be read or written, or is wrong.
   """
+  if not settings.dry_run:
+    _teach()
+  # Its flags are some of ablate's.
+  _run(
+    'ablate',
+    f'--config={_CONFIG}',
+    f'--out={distill.ROOT}/students',
+    *sys.argv[1:],
+  )
+  if not settings.dry_run:
+    _publish(settings)
+
+
+def _teach() -> None:
+  """Trains the teacher, and makes a store by each method."""
   _make_tokenizer(pathlib.Path(distill.TOKENIZER))
   _run('train', f'--config={_CONFIG}:teacher', f'--workdir={distill.TEACHER}')
   for method, sampling in _samplings().items():
@@ -58,14 +75,6 @@ def run(settings: settings_lib.Distill) -> None:
       f'--method={method}',
       *(f'--{name}={value}' for name, value in sampling.items()),
     )
-  _run(
-    'ablate',
-    f'--config={_CONFIG}',
-    f'--out={distill.ROOT}/students',
-    f'--seeds={",".join(map(str, settings.seeds))}',
-    f'--jobs={settings.jobs}',
-  )
-  _publish(settings)
 
 
 def _make_tokenizer(path: pathlib.Path) -> None:

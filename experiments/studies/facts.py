@@ -38,7 +38,6 @@ from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
 from kaiju_jax.synthesis import journal as journal_lib
 from kaiju_jax.synthesis import settings as synthesis
-from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations as variations_lib
 from kaiju_jax.tasks import facts
 from kaiju_jax.training import progress
@@ -242,7 +241,7 @@ def texts(
       if one.variation.question and one.variation.answer:
         own[one.number].append(one.variation)
     lines = (
-      trees.record(
+      variations_lib.record(
         facts.FORM,
         variations_lib.Passage(str(number), facts.passage(world, number)),
         own[number],
@@ -278,7 +277,7 @@ def run(settings: settings_lib.Facts, root: pathlib.Path) -> None:
   text = root / 'text'
   _text_of_generator(settings, root, text / 'generator')
   get_config = functools.partial(config.get_config, root=str(root))
-  grid.run(grid.cross(get_config, ['generator'], [0], root), 1)
+  grid.run(grid.cross(get_config, ['generator'], [0], root))
   candidates = _pool(settings, root)
   for arm in config.STUDENTS:
     texts(
@@ -294,7 +293,7 @@ def run(settings: settings_lib.Facts, root: pathlib.Path) -> None:
     for seed in settings.seeds
     for job in grid.cross(get_config, config.STUDENTS, [seed], root)
   ]
-  grid.run(students, 1)
+  grid.run(students)
   scores = {
     (job.arm, job.experiment.seed): examine(
       load.from_workdir(job.folder), settings.world, config.ASKED

@@ -262,7 +262,7 @@ def run(settings: settings_lib.FineTuning, model: str, characters: int) -> None:
       experiment.data.end_weight = 0.0 if arm == 'no ends' else 1.0
       experiment.optimizer.learning_rate = settings.rate
       experiment.loop.steps = settings.steps
-      grid.run([grid.Job(arm, experiment, pathlib.Path(path))], 1)
+      grid.run([grid.Job(arm, experiment, pathlib.Path(path))])
     found = examine(load.from_workdir(path), settings.requests, characters)
     before = before or found
     change = compare(found, before)

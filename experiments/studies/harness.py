@@ -95,9 +95,7 @@ def open_model(
   """
   loaded = played.load(path)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  decoder = play.decoder(
-    loaded, tokenizer, rows=rows, length=played.length, cache=played.cache
-  )
+  decoder = played.decoder(loaded, tokenizer, rows)
   generator = generator_lib.Generator(decoder, tokenizer)
   about = {'origin': loaded.origin, 'weights': load.digest(loaded)}
   return make(generator, tokenizer, decoder.length), about

@@ -25,7 +25,6 @@ from kaiju_jax.gates import settings as gate_settings
 from kaiju_jax.reporting import report
 from kaiju_jax.reporting import statistics
 from kaiju_jax.runs import defaults as defaults_lib
-from kaiju_jax.runs import play
 
 _CHARACTERS = 10
 _MORE = 'Tell me a story.', 'What shall we do tomorrow?'
@@ -73,13 +72,9 @@ def count(settings: settings_lib.ChatFacts) -> None:
   loaded = played.load(settings.model)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   found = defaults_lib.read(loaded, tokenizer)
-  decoder = play.decoder(
-    loaded,
-    tokenizer,
-    rows=_CHARACTERS,
-    length=played.length or min(_LENGTH, loaded.config.max_length),
-    cache=played.cache,
-  )
+  length = played.length or min(_LENGTH, loaded.config.max_length)
+  played = dataclasses.replace(played, length=length)
+  decoder = played.decoder(loaded, tokenizer, _CHARACTERS)
   generator = generator_lib.Generator(decoder, tokenizer)
   more = tuple(golden.GoldenTurn(one, '') for one in _MORE)
   conversations = [

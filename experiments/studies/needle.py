@@ -33,7 +33,7 @@ def run(settings: settings_lib.Needle) -> None:
   questions = arms.NeedleQuestions(settings.questions, settings.evaluation_seed)
   questions.run(
     jobs,
-    settings.jobs,
+    settings,
     _workdir(settings),
     task=settings.task,
     data=settings.data,

@@ -30,8 +30,8 @@ class AotReport:
   fsdp: int | None = None
   # Instead of the accelerator's.
   tensor: int | None = None
-  # Rows of a microbatch, one per fsdp device by default; of --kernels: rows per
-  # tile, those of blocks.py by default.
+  # Rows of a microbatch, one per fsdp device by default; of --decode: texts, 64
+  # by default; of --kernels: rows per tile, those of blocks.py by default.
   rows: int | None = None
   # Tokens per row, with a preset.
   length: Annotated[int, flags.Bounds(2)] = 8192
@@ -39,6 +39,10 @@ class AotReport:
   microbatches: flags.Positive = 1
   # Whether to compile; the time model is printed anyway.
   compile: bool = True
+  # Instead of a step: a preset's decoding on all devices of the slice.
+  decode: bool = False
+  # With --decode: how many layers are compiled; one repeating block by default.
+  layers: flags.Positive | None = None
   # Instead of a step: what the compiler's schedule says of a TPU's attention
   # kernels.
   kernels: bool = False

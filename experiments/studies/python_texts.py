@@ -57,14 +57,6 @@ def write_annealing(folder: pathlib.Path) -> None:
     print(f'{path}: {len(texts)} documents, {size:,} bytes.')
 
 
-def write_practice(path: pathlib.Path, count: int, seed: int) -> None:
-  """Writes drawn conversations, on which a small chat model practises."""
-  from kaiju_jax.storage import files
-  from kaiju_jax.tasks.dialogues import golden
-
-  files.write_json_lines(path, golden.practice(count, seed))
-
-
 def _sorted() -> dict:
   """Returns {file without its suffix: documents}."""
   from kaiju_jax.data import documents as documents_lib

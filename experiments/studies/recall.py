@@ -67,7 +67,7 @@ def ask_trained(settings: settings_lib.Recall) -> None:
     out,
   )
   questions = arms.RecallQuestions(settings.questions, settings.evaluation_seed)
-  questions.run(jobs, settings.jobs, out)
+  questions.run(jobs, settings, out)
   if settings.report:
     found = publish(questions.read(jobs), jobs, out)
     print(found.markdown())

@@ -19,7 +19,7 @@ FINE_TUNED = 'fine-tuned', 'no refusals', 'no ends'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recall:
+class Recall(slurm.Launch):
   """Which arms are trained and asked, or which served model is asked."""
 
   # Arms to compare; all by default.
@@ -32,8 +32,6 @@ class Recall:
   questions: flags.Positive = 256
   # Seed of the questions.
   evaluation_seed: flags.NonNegative = 0
-  # Runs at once; by default one per core, GPU or TPU chip.
-  jobs: flags.Positive | None = None
   # Whether the report of trained arms is made.
   report: bool = True
   responder: gate_settings.Responder
@@ -259,7 +257,7 @@ class UptrainStudy:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Needle:
+class Needle(slurm.Launch):
   """Which arms are trained, and what they are asked."""
 
   # Synthetic pairs, or sentences hidden in natural text.
@@ -277,9 +275,6 @@ class Needle:
   questions: flags.Positive = 64
   # Seed of the questions.
   evaluation_seed: flags.NonNegative = 0
-  # Runs at once, the cores split among them. By default one per core, and on
-  # accelerators one per GPU or TPU chip.
-  jobs: flags.Positive | None = None
   # Whether needle.json, needle.png and the table are made.
   report: bool = True
 
@@ -296,6 +291,8 @@ class Agreement:
 
   # Workdir of one run.
   model: str
+  # Devices that share the model and its cache.
+  tensor: flags.Positive = 1
   # The comparison.
   of: Literal['cache', 'answers', 'kernels'] = 'cache'
   # Texts, or sequences that the cache holds.
@@ -337,13 +334,11 @@ class Codecs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Distill:
-  """How often, and how many at once, students train."""
+class Distill(slurm.Launch):
+  """How often, and where, students train."""
 
   # Seeds of the runs.
   seeds: flags.Seeds = (0, 1, 2)
-  # Students at once.
-  jobs: flags.Positive = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -361,7 +356,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ablate:
+class Ablate(slurm.Launch):
   """Which arms run on which seeds."""
 
   # A config with ARMS: NAME of experiments/configs/, or a path. Every
@@ -371,24 +366,10 @@ class Ablate:
   out: str
   # Seeds that each arm runs on.
   seeds: flags.Seeds = (0, 1, 2)
-  # How many runs at once; the cores are split. By default as many as the GPUs
-  # or TPU chips suffice for, and one on a CPU.
-  jobs: flags.Positive | None = None
-  # GPUs or TPU chips of each run; by default --fsdp × --tensor. With 0 runs
-  # stay on the CPU.
-  devices_per_job: flags.NonNegative | None = None
   # FIELD=VALUE,VALUE, such as model.window=16,64: each arm runs with each of
   # the values, the first of which is the baseline. Commas part values, except
   # in double quotes, where "" is a quote. Repeated, each combination runs.
   grid: flags.Repeated = ()
-  # Where runs go: processes of this machine, or one array job of Slurm, which
-  # needs the extra slurm.
-  launch: Literal['here', 'slurm'] = 'here'
-  resources: Annotated[slurm.Resources, flags.Prefix('slurm_')] = (
-    dataclasses.field(default_factory=slurm.Resources)
-  )
-  # Print what would run, and run nothing.
-  dry_run: bool = False
   # Which of ARMS to run; all by default.
   arms: tuple[str, ...] | None = None
   # Arm that all others are compared with, instead of ARMS's.
@@ -429,3 +410,14 @@ class Compare:
   # Arm that all others are compared with, by its name in the table of runs; by
   # default that of the folder's own report, or of the first run.
   baseline: str | None = None
+  # Compare values at this step instead of last ones: of the last record up to
+  # it that all runs have. Runs need not be finished.
+  step: flags.Positive | None = None
+  # The same at so many tokens.
+  tokens: flags.Positive | None = None
+
+  def __post_init__(self) -> None:
+    if self.step and self.tokens:
+      raise ValueError(
+        f'--tokens={self.tokens}: has no effect with --step={self.step}.'
+      )

@@ -27,7 +27,6 @@ from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
 from kaiju_jax.synthesis import journal as journal_lib
 from kaiju_jax.synthesis import settings as settings_lib
-from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations as variations_lib
 
 
@@ -107,7 +106,8 @@ def synthesize(
     left = [one for one in passages if one.name not in journal.judged]
     noted(len(passages) - len(left), len(passages))
     if left:
-      author = _author(loaded, tokenizer, settings, rows, length, played.cache)
+      drawn_by = dataclasses.replace(played, length=length)
+      author = _author(loaded, tokenizer, settings, rows, drawn_by)
       for group in _groups(left, max(1, rows // settings.variations)):
         for passage, drawn in zip(group, author.write(group)):
           verdicts = filters.judge(passage.text, drawn, settings)
@@ -146,10 +146,8 @@ def _passages(loaded, documents, tokenizer, settings, length):
   return passages, tuple(unfit), longest
 
 
-def _author(loaded, tokenizer, settings, rows, length, cache):
-  decoder = play.decoder(
-    loaded, tokenizer, rows=rows, length=length, cache=cache
-  )
+def _author(loaded, tokenizer, settings, rows, played):
+  decoder = played.decoder(loaded, tokenizer, rows)
   # A resumed journal then has the same bytes, whichever passages run together.
   generator = generator_lib.Generator(decoder, tokenizer, batch_invariant=True)
   return variations_lib.Author(generator, tokenizer, settings)
@@ -194,7 +192,7 @@ def _publish(out, passages, unfit, settings, judged) -> SynthesisReport:
     verdicts.update(verdict for _, verdict in judged[passage.name])
     kept = [one for one, v in judged[passage.name] if v == filters.KEPT]
     if kept:
-      records.append(trees.record(settings.form, passage, kept))
+      records.append(variations_lib.record(settings.form, passage, kept))
   if not records:
     counts = ', '.join(f'{name} {n}' for name, n in verdicts.most_common())
     raise ValueError(

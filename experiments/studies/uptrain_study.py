@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import docstrings
-from kaiju_jax.data import tokenizer
 from kaiju_jax.data.store import corpora
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.evaluation import answers
@@ -92,7 +91,7 @@ def reader(
     count: questions at each distance.
   """
   data, model = experiment.data, transformer.Transformer(experiment.model)
-  _, unseen = corpora.load(data, tokenizer.load(data.tokenizer))
+  _, unseen = corpora.load(data)
   sizes = data.length, data.batch, data.evaluated_rows
   scores = held_out.evaluator(model, {'': unseen}, [1.0], *sizes)
   if not reach:
@@ -385,7 +384,7 @@ def compare(settings: settings_lib.UptrainStudy, root: pathlib.Path) -> None:
 
   place = root / world
   teacher = run('teacher', place / 'teacher', settings.teacher_steps)
-  grid.run([teacher], 1)
+  grid.run([teacher])
   runs = {
     arm: [run(arm, place / arm / f'seed{s}', settings.steps, s) for s in seeds]
     for arm in arms
@@ -400,7 +399,7 @@ def compare(settings: settings_lib.UptrainStudy, root: pathlib.Path) -> None:
         teacher.folder, start, wanted, uptrain.FirstWeights(kind, text=text)
       )
   if set(arms) & set(config.ALIGNED):
-    grid.run([run(config.ALIGNMENT, place / config.ALIGNMENT, None)], 1)
+    grid.run([run(config.ALIGNMENT, place / config.ALIGNMENT, None)])
   reads_letters = teacher.experiment.data.path.endswith(config.LETTERS)
   tables = Tables(
     teacher, config.BASELINE, config.WINDOW if reads_letters else 0, before
@@ -414,7 +413,7 @@ def compare(settings: settings_lib.UptrainStudy, root: pathlib.Path) -> None:
     if runs[arm][0].experiment.data.teacher:
       teach_once(teacher, runs[arm][0])
   for count in range(1, len(seeds) + 1):
-    grid.run([of_arm[count - 1] for of_arm in runs.values()], 1)
+    grid.run([of_arm[count - 1] for of_arm in runs.values()])
     page = tables.tabulate({arm: own[:count] for arm, own in runs.items()})
     (place / 'report.md').write_text(f'{page}\n')
     print(page, flush=True)

@@ -8,6 +8,7 @@ caller adds. The process stays for the callers that follow.
 import atexit
 from collections.abc import Sequence
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -30,7 +31,7 @@ JAX = (
   'kaiju_jax.experiments.studies.sweeps.rates',
 )
 _SERVER = """
-import importlib, json, os, runpy, sys, tempfile, traceback
+import contextlib, importlib, json, os, runpy, sys, tempfile, traceback
 import absl.app, absl.flags, absl.logging, ml_collections.config_flags
 import rich.console, rich.table, rich.progress
 from kaiju_jax.runs import command
@@ -40,12 +41,15 @@ def run(words):
   sys.argv = list(words)
   runpy.run_module(words[0], run_name='__main__', alter_sys=True)
 
+def imported(name):
+  module = importlib.import_module(name)
+  is_folder = hasattr(module, '__path__')
+  return importlib.import_module(f'{name}.__main__') if is_folder else module
+
 def parse(words):
   from absl import flags
   sys.argv = list(words)
-  module = importlib.import_module(words[0])
-  if hasattr(module, '__path__'):
-    module = importlib.import_module(f'{words[0]}.__main__')
+  module = imported(words[0])
   if command in vars(module).values():
     words = configs.named_configs(words)
   left = flags.FLAGS(list(words), known_only=True)[1:]
@@ -75,12 +79,7 @@ def child(mode, words, environment, files):
   sys.stderr.flush()
   os._exit(status)
 
-assert 'jax' not in sys.modules
-for name in sys.argv[1:]:
-  importlib.import_module(name)
-answers = os.fdopen(os.dup(1), 'w')
-for line in sys.stdin:
-  mode, words, environment = json.loads(line)
+def answer(mode, words, environment):
   with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as err:
     with tempfile.TemporaryFile('w+') as jax:
       files = out, err, jax
@@ -92,6 +91,24 @@ for line in sys.stdin:
         file.seek(0)
       said = [file.read() for file in files]
   print(json.dumps([status, *said]), file=answers, flush=True)
+
+assert 'jax' not in sys.modules
+for name in sys.argv[1:]:
+  importlib.import_module(name)
+answers = os.fdopen(os.dup(1), 'w')
+for line in sys.stdin:
+  mode, commands, environment = json.loads(line)
+  if mode == 'run':
+    answer(mode, *commands, environment)
+    continue
+  pid = os.fork()  # One that imports the module of all these commands.
+  if not pid:
+    with contextlib.suppress(BaseException):  # Each command meets it again.
+      imported(commands[0][0])
+    for words in commands:
+      answer(mode, words, environment)
+    os._exit(0)
+  os.waitpid(pid, 0)
 """
 
 
@@ -137,7 +154,8 @@ def run(
   Args:
     commands: each a module and its arguments.
     mode: 'run', or 'parse' to read the flags and stop: status 0 where the
-      module defines all of them.
+      module defines all of them. Commands of a module that follow each other
+      import it once.
     environment: added to this process's own.
     python: an interpreter and its options.
     folder: where they run.
@@ -147,11 +165,16 @@ def run(
   server = _server(tuple(python), folder, tuple(imported))
   environment = {**os.environ, **(environment or {})}
   found = []
-  for words in commands:
-    print(json.dumps([mode, list(words), environment]), file=server.stdin)
+  groups = [[list(words)] for words in commands]
+  if mode == 'parse':
+    by_module = itertools.groupby(commands, key=lambda words: words[0])
+    groups = [[list(words) for words in some] for _, some in by_module]
+  for group in groups:
+    print(json.dumps([mode, group, environment]), file=server.stdin)
     server.stdin.flush()
-    answer = server.stdout.readline()
-    assert answer, f'{python} ended: {server.poll()}'
-    status, out, err, jax = json.loads(answer)
-    found.append(Done(status, out, err, jax.strip() == 'True'))
+    for _ in group:
+      answer = server.stdout.readline()
+      assert answer, f'{python} ended: {server.poll()}'
+      status, out, err, jax = json.loads(answer)
+      found.append(Done(status, out, err, jax.strip() == 'True'))
   return found

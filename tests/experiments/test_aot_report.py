@@ -27,6 +27,28 @@ def test_the_time_model_alone(tmp_path):
   assert model['bf16 + Squinch']['fsdp'] < model['bf16']['fsdp']
 
 
+def test_decoding_by_arithmetic(tmp_path):
+  path = tmp_path / 'decoding.json'
+  common = '--decode', '--preset=110b', '--nocompile'
+  done, refused = forked.run(
+    [
+      ['experiments.aot_report', *common, *arguments]
+      for arguments in (
+        ['--accelerator=h100_4', f'--json={path}'],
+        ['--accelerator=h100_64', '--tensor=8'],
+      )
+    ]
+  )
+  assert done.returncode == 0, done.stderr
+  figures = json.loads(path.read_text())['decoding']
+  assert set(figures) == {'S', 'R', 'A', 'AR', 'TP', 'GQA-8'}
+  for name, found in figures.items():
+    assert f'{found["texts"]["8192"]:,}' in done.stdout
+    assert f'{found["wire_bytes"]:,.0f}' in done.stdout
+    assert sum(found['seconds']['64'].values()) > 0, name
+  assert refused.returncode and '--tensor=8' in refused.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('weights', ['int8', 'ternary'])
 def test_a_compiled_step_on_cpu(tmp_path, weights):

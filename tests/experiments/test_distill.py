@@ -1,12 +1,14 @@
 """The comparison of sampling methods: what its arms share, and its verdicts."""
 
 import dataclasses
+import sys
 
 import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.experiments.configs import distill
 from kaiju_jax.experiments.studies import distill as study
+from kaiju_jax.experiments.studies import settings as settings_lib
 
 
 def test_arms_differ_in_their_targets_alone():
@@ -33,6 +35,21 @@ def test_arms_differ_in_their_targets_alone():
 @pytest.mark.parametrize('wanted, nearest', [(0, 2), (31, 6), (33, 7), (99, 9)])
 def test_the_nearest_size_is_found(wanted, nearest):
   assert study._nearest(lambda n: 5 * n, wanted, range(2, 10)) == nearest
+
+
+@pytest.mark.parametrize('dry_run', [True, False])
+def test_students_start_as_the_command_says(monkeypatch, dry_run):
+  flags = ['--launch=slurm', '--jobs=2', '--seeds=3']
+  started = []
+  monkeypatch.setattr(sys, 'argv', ['distill', *flags])
+  monkeypatch.setattr(study, '_run', lambda *words: started.append(words))
+  for name in ('_make_tokenizer', '_publish'):
+    monkeypatch.setattr(study, name, lambda *words: started.append(words))
+  monkeypatch.setattr(study, '_samplings', lambda: {'full': {'entries': 3}})
+  study.run(settings_lib.Distill(dry_run=dry_run))
+  students = [x for x in started if 'ablate' in x]
+  assert [[*x[3:]] for x in students] == [flags]
+  assert len(started) == (1 if dry_run else 5)
 
 
 def test_verdicts():

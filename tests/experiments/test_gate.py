@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from kaiju_jax.reporting import decision
@@ -38,12 +39,14 @@ def models(tmp_path_factory):
 def test_models_are_read_and_none_passes_without_a_persona(models):
   words = [*COMMAND, f'--golden={models / "golden.jsonl"}']
   run, export, folder = (models / x for x in ('run', 'export', 'folder'))
-  same, arms, others = forked.run(
+  same, arms, two, others = forked.run(
     [
       [*words, f'--baseline={run}', f'--candidate={export}',
        f'--out={models / "same"}'],
       [*words, f'--baseline={folder}', f'--candidate={folder}',
        f'--out={models / "arms"}', f'--calibration_diff={run},{export}'],
+      [*words, f'--baseline={folder}', f'--candidate={folder}', '--tensor=2',
+       f'--out={models / "two"}'],
       [*words, f'--baseline={run}', f'--candidate={folder}'],
     ]
   )  # fmt: skip
@@ -60,6 +63,12 @@ def test_models_are_read_and_none_passes_without_a_persona(models):
   assert arms.returncode in (3, 4), arms
   found = decision.load(models / 'arms' / decision.FILE)
   assert all(0 < one['kl'] < 0.5 for one in found.figures['tokens'].values())
+  # Two devices read what one does.
+  assert two.returncode == arms.returncode, two
+  figures = decision.load(models / 'two' / decision.FILE).figures
+  for part in 'tokens', 'bits_per_byte', 'channels':
+    got, want = (jax.tree.leaves(x[part]) for x in (figures, found.figures))
+    assert got == pytest.approx(want, rel=1e-3)
   # An export has its run's codes.
   assert found.figures['calibration_diff']
   for one in found.figures['calibration_diff']:

@@ -1,5 +1,6 @@
 """From a workdir or an export to text, turns and figures of what it took."""
 
+import functools
 import io
 import re
 import signal
@@ -103,7 +104,8 @@ def lines(*said):
 
 def conversed(generator, read, out=None):
   out, notes = out or io.StringIO(), io.StringIO()
-  talk.converse(generator, talk.Lines(BYTES), MANNER, read, out, notes)
+  write = functools.partial(talk.write_line, BYTES)
+  talk.converse(generator, write, MANNER, read, out, notes)
   assert not generator._decoder.account.open_rows
   return out.getvalue(), notes.getvalue().splitlines()
 

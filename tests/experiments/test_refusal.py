@@ -27,7 +27,6 @@ def place(tmp_path):
   log = blocked.Blocked(tmp_path / 'log', b'a secret of the server')
   for text in 'a zorbifex', 'a quamlith', 'a secret quamlith of Ada':
     log.add('gate', 'minor', 'a', 0.9, 'v1', 'ada', text)
-  log.close()
   return tmp_path
 
 

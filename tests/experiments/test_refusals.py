@@ -39,7 +39,7 @@ agreement
   --model=nowhere --of=answers --prompt=3 →
     --of=answers does not read --prompt; it reads --rows, --chunk,
   --model=nowhere --mode=fast →
-    --of=cache does not read --mode; it reads --rows, --chunk, --prompt.
+    --of=cache does not read --mode; it reads --rows, --chunk, --prompt,
   --model=nowhere --of=kernels --attention=x →
     error: --attention: 'x' is not one of
 align
@@ -48,7 +48,7 @@ align
   --model=nowhere --user=planted:fact --out=x --swipes=1 →
     error: --swipes=1: must be at least 2
   --model=nowhere --user=planted:fact --out=x →
-    error: nowhere/config.json: not found
+    error: nowhere: no such file or folder.
 aot_report --nocompile
   --preset=13b --accelerator=h200 → accelerator='h200': must be one
   --preset=13b --accelerator=h100_64 --fsdp=7 →
@@ -79,6 +79,9 @@ critical_batch
   --model=nowhere → error: nowhere/config.json: not found
   --model=nowhere --at=2 → --at: '2' is not a positive number below 1
   --model=nowhere --multiples=2,4 → --multiples=2,4: must have 1
+describe --preset=110b
+  --tensor=0 → error: tensor=0: must be at least 1.
+  --tensor=3 → error: model.d_ff=51200: does not divide over mesh.tensor=3; thi
 economics
   --set=hit_rate=1.2 → error: hit_rate=1.2: must lie between
   --json=gs://a → error: --json=gs://a: gs:// is an
@@ -107,6 +110,8 @@ generate
   --model=a --prompt=x --dry_base=0 → error: dry_base=0.0: must be in 1…100.
   --model=a --prompt=x --logit_bias=5 → error: --logit_bias=5: must be
   --model=a --prompt=x --logit_bias=5:101 → error: logit_bias[5]=101.0: must be
+  --model=a --prompt=x --tensor=0 → --tensor=0: 0 is not a positive integer
+  --model=a --prompt=x --tensor=9 → error: mesh.tensor=9: must be 1…8, as many
 judge
   – → --judge is missing
 mix
@@ -177,7 +182,7 @@ train_gate
   --out=nowhere → either --data or --planted
   --out=nowhere --planted --data=x → either --data or --planted
   --planted → --out is missing
-  --out=nowhere --data=/no.jsonl → No such file or directory: '/no.jsonl'
+  --out=nowhere --data=/no.jsonl → /no.jsonl: cannot be read: No such file
   --out=nowhere --planted --c=0 → --c=0
   --out=nowhere --planted --confidence=0.9 → --confidence=0.9
   --out=nowhere --planted --choose=0.9 → error: choose=0.9

@@ -47,7 +47,7 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   folder = pathlib.Path(setting.out) / 'needle' / case
   jobs = [grid.Job(case, experiment, folder)]
   questions = arms.NeedleQuestions(1 if setting.dry else 64, 0)
-  grid.run(jobs, 1, questions.finish())
+  grid.run(jobs, finish=questions.finish())
   records = questions.read(jobs)
   trained = [x for x in records if x.length == experiment.data.length]
   total = sum(x.count for x in trained)

@@ -14,16 +14,25 @@ import jax
 
 from kaiju_jax.costs import step_time
 from kaiju_jax.data import config as data_config
-from kaiju_jax.experiments.benchmarks.parts import layer_block
 from kaiju_jax.experiments.benchmarks.parts import timed_step
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import presets
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import experiment as experiment_lib
 
 from ...configs import sizes
 from ...configs import tiny
 from . import setting as setting_lib
 
+ARMS = {
+  'bf16': quantization_config.none,
+  'int8': quantization_config.QuantizationConfig,
+  'int8, gradient': lambda: quantization_config.QuantizationConfig(
+    input_gradient='int8'
+  ),
+}
 # (model, rows), the first compiled ahead of a device too.
 _BLOCK = '13b block / 8'
 _SIZES = ('250m', 8), (_BLOCK, 1), ('250m', 32)
@@ -35,6 +44,30 @@ class Case(NamedTuple):
   arm: str
   model: str
   rows: int
+
+
+def part_of(preset: str, tensor: int) -> model_config.ModelConfig:
+  """Returns one device's part of a preset's repeating block.
+
+  Args:
+    preset: one of `presets.PRESETS`.
+    tensor: devices that its layers are split over.
+
+  Raises:
+    ValueError: heads or hidden units that `tensor` does not divide.
+  """
+  whole = presets.preset(preset)
+  for name in 'num_heads', 'd_ff':
+    size = getattr(whole, name)
+    if size % tensor:
+      raise ValueError(f'--tensor={tensor} does not divide {name}={size}.')
+  return dataclasses.replace(
+    whole,
+    vocab_size=256,
+    num_layers=len(layers_lib.repeating_block(whole.layers())),
+    num_heads=whole.num_heads // tensor,
+    d_ff=whole.d_ff // tensor,
+  )
 
 
 def experiment_of(case: Case, dry: bool) -> experiment_lib.Experiment:
@@ -51,7 +84,7 @@ def experiment_of(case: Case, dry: bool) -> experiment_lib.Experiment:
     )
     experiment.data.length = 64
   elif case.model == _BLOCK:
-    part = layer_block.part_of('13b', 8)
+    part = part_of('13b', 8)
     experiment = experiment_lib.Experiment(
       model=dataclasses.replace(part, max_length=8192),
       data=data_config.DataConfig(length=8192),
@@ -60,14 +93,14 @@ def experiment_of(case: Case, dry: bool) -> experiment_lib.Experiment:
     experiment = sizes.get_config('250m')
   experiment.data.batch = case.rows
   experiment.data.microbatches = 1
-  experiment.model.quantization = layer_block.ARMS[case.arm]()
+  experiment.model.quantization = ARMS[case.arm]()
   return experiment
 
 
 def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, Case]]:
   """Returns the arms of each model; bf16 and int8 first."""
   tried = [('250m', 1)] if setting.dry else _SIZES
-  arms = ['int8'] if setting.dry else list(layer_block.ARMS)
+  arms = ['int8'] if setting.dry else list(ARMS)
   return {
     f'{model}, {arm}, {rows} rows': (45, Case(arm, model, rows))
     for model, rows in tried

@@ -14,13 +14,14 @@ import pathlib
 from typing import Any
 
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import placement
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.experiments.benchmarks.load_test import engine_serving
 from kaiju_jax.experiments.benchmarks.load_test import load
 from kaiju_jax.experiments.benchmarks.load_test import serving_parts
-from kaiju_jax.experiments.benchmarks.load_test import settings as settings_lib
 from kaiju_jax.experiments.benchmarks.parts import compilations
 from kaiju_jax.experiments.benchmarks.parts import open_shapes
+from kaiju_jax.experiments.benchmarks.parts import settings as settings_lib
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
@@ -33,7 +34,9 @@ _COLUMNS = 'server', 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms'
 
 
 def measure(
-  folder: pathlib.Path, settings: settings_lib.Settings, page: report.Report
+  folder: pathlib.Path,
+  settings: settings_lib.ServeSettings,
+  page: report.Report,
 ) -> dict[str, Any]:
   """Measures throughput and the chosen parts; returns all figures.
 
@@ -44,7 +47,7 @@ def measure(
   """
   length = max(settings.prompt[-1] + settings.answer[-1], settings.long + 256)
   config, params = _model(settings, length)
-  engines = _engines(config, params, settings.rows)
+  engines = _engines(config, params, settings)
   for engine in engines.values():
     engine_serving.warm(engine, 80)
   contenders = {
@@ -73,13 +76,15 @@ def measure(
 
 
 def measure_over_http(
-  folder: pathlib.Path, settings: settings_lib.Settings, page: report.Report
+  folder: pathlib.Path,
+  settings: settings_lib.ServeSettings,
+  page: report.Report,
 ) -> dict[str, Any]:
   """Measures a server over HTTP beside its engine; see `measure`."""
   from kaiju_jax.experiments.benchmarks.load_test import http_serving
 
   config, params = _model(settings, settings.long + 256)
-  engine = _engines(config, params, settings.rows, ['int8'])['int8']
+  engine = _engines(config, params, settings, ['int8'])['int8']
   engine_serving.warm(engine, 80)
   at_once = load.arrivals(settings.load(math.inf, settings.count))
   alone = load.arrivals(settings.load(math.inf, 1))[0]._replace(max_tokens=4)
@@ -94,7 +99,7 @@ def measure_over_http(
       for name, serve in ways.items()
     }
     reused = http_serving.measure_reuse(server, settings.long // 2)
-  title = f'{len(at_once)} requests, {settings.rows} in flight'
+  title = _load(at_once, settings)
   page.table(_rows(best), _COLUMNS, title=title)
   ratio = best['over HTTP'].tokens_per_second / best['engine'].tokens_per_second
   own, other = (1e3 * load.percentile(firsts[name], 50) for name in ways)
@@ -129,13 +134,13 @@ def draw(curves: dict[str, list], path: str) -> None:
   figures_lib.save(page, path)
 
 
-def _model(settings: settings_lib.Settings, length: int):
+def _model(settings: settings_lib.ServeSettings, length: int):
   """Returns the config in float32, and parameters for every contender."""
   config = open_shapes.arcee(num_layers=settings.layers, max_length=length)
   return config, state.init_params(transformer.Transformer(config), 0)
 
 
-def _engines(config, params, rows: int, names: Sequence[str] | None = None):
+def _engines(config, params, settings, names: Sequence[str] | None = None):
   """Returns our engines: float32 and int8, all rows and one, a round ahead."""
   int8 = dataclasses.replace(
     config, quantization=quantization_config.QuantizationConfig()
@@ -143,10 +148,15 @@ def _engines(config, params, rows: int, names: Sequence[str] | None = None):
 
   def engine(config, rows, ahead=False):
     decoder = decoder_lib.Decoder(
-      params, config, rows=rows, length=config.max_length
+      params,
+      config,
+      rows=rows,
+      length=config.max_length,
+      mesh=placement.make(settings.tensor),
     )
     return engine_lib.Engine(decoder, ahead=ahead)
 
+  rows = settings.rows
   made = {
     'float32': (config, rows),
     'int8': (int8, rows),
@@ -201,11 +211,16 @@ def _rows(best: dict[str, load.Figures]) -> list[tuple[str, ...]]:
   ]
 
 
+def _load(arrivals, settings) -> str:
+  """Returns what is served at once, and by how many of our devices."""
+  title = f'{len(arrivals)} requests, {settings.rows} in flight'
+  if settings.tensor > 1:
+    title += f', ours on {settings.tensor} devices'
+  return title
+
+
 def _add_throughput(page, best, arrivals, settings) -> None:
-  title = (
-    f'{len(arrivals)} requests, {settings.rows} in flight; the best of'
-    f' {settings.turns} turns'
-  )
+  title = f'{_load(arrivals, settings)}; the best of {settings.turns} turns'
   page.table(_rows(best), _COLUMNS, title=title)
   rates = {name: x.tokens_per_second for name, x in best.items()}
   theirs = [y for x, y in rates.items() if x.startswith('transformers')]

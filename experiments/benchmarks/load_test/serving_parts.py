@@ -32,14 +32,13 @@ def throughput(
   contenders: dict[str, Serve],
   arrivals: Sequence[load.Arrival],
   turns: int,
-  said: Callable[[str], None] = print,
 ) -> dict[str, load.Figures]:
   """Returns the figures of each contender's fastest turn."""
   best: dict[str, load.Figures] = {}
   for turn in range(turns):
     for name, serve in contenders.items():
       figures = load.figures(serve(arrivals))
-      said(f'turn {turn}: {name}: {figures.tokens_per_second:.1f} tokens/s')
+      print(f'turn {turn}: {name}: {figures.tokens_per_second:.1f} tokens/s')
       before = best.setdefault(name, figures)
       if figures.tokens_per_second > before.tokens_per_second:
         best[name] = figures

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.util
 import math
-import os
 import pathlib
 import tempfile
 import time
@@ -20,6 +19,7 @@ import numpy as np
 from kaiju_jax.costs import footprint
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import extend
+from kaiju_jax.decoding.device import placement
 from kaiju_jax.experiments.benchmarks import harness
 from kaiju_jax.experiments.benchmarks.parts import decode_speed
 from kaiju_jax.experiments.benchmarks.parts import open_shapes
@@ -27,7 +27,6 @@ from kaiju_jax.experiments.benchmarks.parts import served
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.reporting import report
-from kaiju_jax.runs import load
 from kaiju_jax.runs import play
 from kaiju_jax.training import state
 
@@ -38,13 +37,19 @@ atexit.register(_OPENED.close)
 Times = Callable[[], tuple[float, float]]
 
 
-def ours(folder: pathlib.Path, arm: str, batch: int, length: int):
+def ours(
+  folder: pathlib.Path, arm: str, batch: int, length: int, tensor: int = 1
+):
   """Returns a decoder of one arm of the folder's model, for so many tokens."""
   kv = 'none' if arm == 'none' else 'int8'
-  loaded = load.from_anywhere(
-    folder, quantization=quantization_config.for_serving(arm, kv)
-  )
-  return play.decoder(loaded, None, rows=batch, length=length)
+  player = play.Player(int8=arm, kv=kv, length=length, tensor=tensor)
+  return player.decoder(player.load(folder), None, batch)
+
+
+def _name(arm: str, settings: Any) -> str:
+  """Returns the name of our side in tables."""
+  devices = f', {settings.tensor} devices' if settings.tensor > 1 else ''
+  return f'ours, int8={arm}{devices}'
 
 
 def sides(folder: pathlib.Path, settings: Any) -> dict[str, Times]:
@@ -60,23 +65,13 @@ def sides(folder: pathlib.Path, settings: Any) -> dict[str, Times]:
       out[f'transformers, {dtype}, {cache} cache'] = (
         transformers_serving.runner(model, batch, length, cache, steps, clock)
       )
-  if not settings.model and all(
-    map(importlib.util.find_spec, ('gguf', 'llama_cpp'))
-  ):
-    from kaiju_jax.experiments.benchmarks.load_test import llama_serving
-
-    llama_serving.write(folder / 'model.gguf', folder, 'int8')
-    out['llama.cpp, Q8_0'] = llama_serving.runner(
-      folder / 'model.gguf', batch, length, steps, clock
-    )
   for arm in settings.arms:
-    out[f'ours, int8={arm}'] = decode_speed.runner(
-      ours(folder, arm, batch, length + steps + 1), length, steps, clock=clock
+    decoder = ours(folder, arm, batch, length + steps + 1, settings.tensor)
+    out[_name(arm, settings)] = decode_speed.runner(
+      decoder, length, steps, clock=clock
     )
   out = {name: _add_steps(run, steps) for name, run in out.items()}
-  if settings.model:
-    out |= _of_file(folder, settings, clock)
-  return out
+  return out | _servers(folder, settings, clock)
 
 
 def _add_steps(run: Times, steps: int) -> Times:
@@ -89,68 +84,34 @@ def _add_steps(run: Times, steps: int) -> Times:
   return both
 
 
-def _of_file(path: pathlib.Path, settings: Any, clock) -> dict[str, Times]:
-  """Returns the sides of llama.cpp, and of servers, of a GGUF file."""
+def _servers(path: pathlib.Path, settings: Any, clock) -> dict[str, Times]:
+  """Returns the sides of llama.cpp, and of servers over HTTP."""
   folder = _OPENED.enter_context(tempfile.TemporaryDirectory())
   out, clients = {}, {}
   if all(map(importlib.util.find_spec, ('gguf', 'xllamacpp'))):
+    from kaiju_jax.experiments.benchmarks.load_test import llama_serving
+
     coded = pathlib.Path(folder) / 'model.Q8_0.gguf'
-    _write_q8_0(coded, path)
-    for file in path, coded:
-      server = _llama_server(file, settings)
+    if settings.model:
+      llama_serving.recode(coded, path)
+    else:
+      llama_serving.write(coded, path, 'int8')
+    length = settings.length + settings.steps + 1
+    for file in (path, coded) if settings.model else (coded,):
+      server = llama_serving.start(file, settings.batch, length)
       name = f'llama.cpp, {file.stem.rpartition(".")[2]}'
       out[name] = _by_requests(server.handle_completions, settings, clock)
       clients[name] = {'base_url': server.listening_address, 'timeout': 600}
   if settings.http:
     arm = settings.arms[0]
-    server = served.start(str(path), folder, f'--int8={arm}')
+    wanted = f'--int8={arm}', f'--tensor={settings.tensor}'
+    server = served.start(str(path), folder, *wanted)
     _OPENED.callback(server.process.kill)
-    clients[f'ours, int8={arm}'] = server.client
+    clients[_name(arm, settings)] = server.client
     for name, client in clients.items():
       ask = _asking(httpx.Client(**client))
       out[f'{name}, HTTP'] = _by_requests(ask, settings, clock)
   return out
-
-
-def _llama_server(file: pathlib.Path, settings: Any):
-  """Returns llama.cpp's server of a file, in this process."""
-  import xllamacpp
-
-  params = xllamacpp.CommonParams()
-  params.model.path = str(file)
-  params.n_parallel = settings.batch
-  length = settings.length + settings.steps + 1
-  params.n_ctx = settings.batch * -(-length // 256) * 256
-  params.cache_prompt = False
-  params.verbosity = 0
-  for each in params.cpuparams, params.cpuparams_batch:
-    each.n_threads = len(os.sched_getaffinity(0))
-  return xllamacpp.Server(params)
-
-
-def _write_q8_0(to: pathlib.Path, path: pathlib.Path) -> None:
-  """Writes a GGUF file with all of its matrices in Q8_0."""
-  import gguf
-
-  reader = gguf.GGUFReader(path)
-  fields = {
-    name: field
-    for name, field in reader.fields.items()
-    if not name.startswith('GGUF.')
-  }
-  writer = gguf.GGUFWriter(to, fields.pop('general.architecture').contents())
-  for name, field in fields.items():
-    kinds = field.types[0], field.types[-1] if len(field.types) > 1 else None
-    writer.add_key_value(name, field.contents(), *kinds)
-  kinds = gguf.GGMLQuantizationType
-  for tensor in reader.tensors:
-    kind = kinds.Q8_0 if len(tensor.shape) > 1 else kinds.F32
-    floats = gguf.dequantize(tensor.data, tensor.tensor_type)
-    writer.add_tensor(tensor.name, gguf.quantize(floats, kind), raw_dtype=kind)
-  writer.write_header_to_file()
-  writer.write_kv_data_to_file()
-  writer.write_tensors_to_file()
-  writer.close()
 
 
 def _asking(client: httpx.Client):
@@ -248,7 +209,7 @@ def add_quality(
   wanted_LV = np.asarray(jax.nn.log_softmax(theirs_LV))
   rows = []
   for arm in settings.arms:
-    decoder = ours(folder, arm, 1, length + 1)
+    decoder = ours(folder, arm, 1, length + 1, settings.tensor)
     run = decoder.jit(
       functools.partial(call, decoder.network), donate_argnums=1
     )
@@ -261,9 +222,10 @@ def add_quality(
     kl = (np.exp(wanted_LV) * (wanted_LV - own_LV)).sum(-1).mean()
     size = sum(x.nbytes for x in jax.tree.leaves(decoder.params))
     kv = round(footprint.kv_caches(decoder.config, 1)[0].per_token)
-    rows.append((arm, f'{apart:.1e}', f'{kl:.1e}', f'{size / 1e6:.0f}', kv))
+    name = _name(arm, settings)
+    rows.append((name, f'{apart:.1e}', f'{kl:.1e}', f'{size / 1e6:.0f}', kv))
   columns = 'largest difference', 'KL, nats', 'weights, MB', 'KV bytes/token'
-  page.table(rows, ('arm', *columns))
+  page.table(rows, ('side', *columns))
 
 
 def add_local(page: report.Report, folder: pathlib.Path, settings: Any) -> None:
@@ -278,7 +240,11 @@ def add_local(page: report.Report, folder: pathlib.Path, settings: Any) -> None:
   runs = {
     f'{length:,}': decode_speed.runner(
       decoder_lib.Decoder(
-        params, config, rows=1, length=length + settings.steps
+        params,
+        config,
+        rows=1,
+        length=length + settings.steps,
+        mesh=placement.make(settings.tensor),
       ),
       length,
       settings.steps,
@@ -291,7 +257,7 @@ def add_local(page: report.Report, folder: pathlib.Path, settings: Any) -> None:
   page.table(
     [(name, f'{x:.2f}', f'{1e3 * y:.2f}') for name, (x, y) in least.items()],
     ('behind', 'prefill, s', 'step, ms'),
-    title='Windows alone, int8, one row',
+    title=f'Windows alone, one row; {_name("all", settings)}',
   )
 
 

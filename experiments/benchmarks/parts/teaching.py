@@ -11,7 +11,6 @@ import numpy as np
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import loader
 from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer
 from kaiju_jax.data.store import corpora
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.distillation import read as read_lib
@@ -74,7 +73,7 @@ def _teaching(folder: pathlib.Path, settings: Any):
   config.vocab_size = settings.vocabulary
   model = transformer.Transformer(config)
   variables = {'params': state.init_params(model, 0)}
-  corpus, _ = corpora.load(data_config.DataConfig(), tokenizer.Bytes())
+  corpus, _ = corpora.load(data_config.DataConfig())
   length, batch = settings.length, settings.batch
   read = list(
     itertools.islice(
@@ -112,7 +111,7 @@ def _reading(folder: pathlib.Path, settings: Any):
   """Returns what is timed, each over the same number of batches."""
   experiment = tiny.get_config()
   data = experiment.data
-  corpus, _ = corpora.load(data, tokenizer.Bytes())
+  corpus, _ = corpora.load(data)
   store = _written(folder, corpus, settings.draws)
   reader = read_lib.Reader(store, text.digest(corpus))
   plain = text.Rows(corpus, data.length)

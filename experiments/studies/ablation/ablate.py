@@ -19,7 +19,6 @@ from kaiju_jax.experiments.studies.ablation import cells as cells_lib
 from kaiju_jax.experiments.studies.ablation import report
 from kaiju_jax.reporting import figures
 from kaiju_jax.runs import configs
-from kaiju_jax.runs import devices
 from kaiju_jax.runs import flags as flags_lib
 from kaiju_jax.runs import grid
 from kaiju_jax.runs import overrides as overrides_lib
@@ -227,6 +226,10 @@ def find_others(
   and with the names of its fields that this command would set otherwise, '' for
   none: only such a run may be compared with the planned ones. The fields that a
   cell is named for are its own.
+
+  Raises:
+    ValueError: a planned cell has the values of one that is there, written
+      otherwise.
   """
   known = {job.folder for job in planned}
   found = []
@@ -240,6 +243,15 @@ def find_others(
       continue  # No run, or one that only an earlier version could read.
     job = grid.Job(folder.parent.name, held, folder)
     arm, own = cells_lib.split(job.arm, arms)
+    for one in planned if own else ():
+      if one.arm == job.arm or cells_lib.split(one.arm, arms) != (arm, own):
+        continue
+      both = strict.dump(one.experiment), strict.dump(held)
+      if workdir_lib.compare(*both).keys() <= {'seed'}:
+        raise ValueError(
+          f'--grid: {one.arm} has the values of {job.arm}, which is in {root}:'
+          ' write them as there.'
+        )
     try:
       arguments = (f'--config.seed={seed}', *overrides)
       ours = resolve(f'{config}:{arm}' if arm else config, arguments)
@@ -292,6 +304,7 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
   """
   figures.require_figures()
   root = flags_lib.folder('out', settings.out)
+  _check_folder(root)
   cells, known, config, title = plan(settings)
   mesh = None
   if settings.fsdp is not None or settings.tensor is not None:
@@ -299,36 +312,31 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
   planned = commands(
     cells, settings.seeds, root, overrides, settings.module, mesh
   )
+  found = find_others(config, root, overrides, planned.values(), known)
   missing = {
     command: [job]
     for command, job in planned.items()
     if not job.is_trained and job.diverged is None
   }
-  launch, how = _prepare_launch(settings, list(missing), mesh)
-  console = progress.stdout()
-  console.print(
-    f'{len(missing)} of {len(planned)} runs to do, {how}.',
-    highlight=False,
-    soft_wrap=True,
-  )
-  if settings.dry_run:
-    for command in missing:
-      console.print(shlex.join(command.words), highlight=False, soft_wrap=True)
+  width = 1 if settings.module == _TRAIN else None
+  width = width if mesh is None else mesh.devices
+  launcher = settings.prepare(len(missing), root, width, on_cpu=1)
+  dry_run, console = settings.dry_run, progress.stdout()
+  launcher.show(list(missing), len(missing), len(planned), dry_run)
+  if dry_run:
     return 0
   texts.keep_stores(root)
   if settings.module == _TRAIN and len(missing) > 1:
     check_data([job for [job] in missing.values()])
   files.make_folder(root)
-  ended, _ = grid.run_commands(missing, launch, console=console)
+  ended, _ = grid.run_commands(missing, launcher, console=console)
   outcomes = [
     report.Outcome(job, ended.get(job.name) or _status(job), command.words)
     for command, job in planned.items()
   ]
   others = [
     report.Outcome(job, _status(job, apart), command.words)
-    for command, job, apart in find_others(
-      config, root, overrides, planned.values(), known
-    )
+    for command, job, apart in found
   ]
   compared = {cell.name: baseline for cell, baseline in cells.items()}
   of_arm = {cell.arm: compared[cell.name] for cell in cells}
@@ -354,33 +362,15 @@ def run(settings: settings_lib.Ablate, overrides: Sequence[str]) -> int:
   return 0 if all(one.status == 'finished' for one in outcomes) else 1
 
 
-def _prepare_launch(
-  settings: settings_lib.Ablate,
-  commands: Sequence[pool.Command],
-  mesh: sharding_config.MeshConfig | None,
-) -> tuple[grid.Launch, str]:
-  """Returns what runs the commands, and how in words; checks the devices."""
-  width = 1 if settings.module == _TRAIN else None
-  width = width if mesh is None else mesh.devices
-  if settings.launch == 'slurm':
-    per_job = settings.devices_per_job
-    if per_job != 0:
-      per_job = devices.choose_width(per_job, width)
-    made = slurm.parameters(settings.resources, per_job, settings.jobs)
-    folder = pathlib.Path(settings.out) / 'slurm'
-    if commands and not settings.dry_run:
-      slurm.executor(folder, made)
-    return (
-      lambda commands: slurm.watch(slurm.submit(commands, folder, made)),
-      f'as {slurm.describe(commands, made)}',
+def _check_folder(root: pathlib.Path) -> None:
+  """Refuses a folder with files of others, and neither runs nor an array."""
+  held = root.glob('[!.]*') if root.is_dir() else ()
+  names = sorted(path.name for path in held)
+  if names and not any(root.glob('*/seed*')) and slurm.FOLDER not in names:
+    raise ValueError(
+      f'--out={root}: has {names[0]}, and no runs of an ablation; must be a new'
+      ' or an empty folder, or that of earlier runs.'
     )
-  places = devices.find_places(
-    len(commands), settings.jobs, settings.devices_per_job, width, on_cpu=1
-  )
-  return (
-    lambda commands: pool.run(commands, places),
-    f'{len(places)} at a time',
-  )
 
 
 def _status(job: grid.Job, apart: str = '') -> str:

@@ -9,6 +9,7 @@ import re
 import sys
 from typing import Any
 
+from kaiju_jax.evaluation import run_results
 from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.experiments.studies.ablation import ablate
 from kaiju_jax.experiments.studies.ablation import report as report_lib
@@ -141,6 +142,46 @@ def _recorded_baseline(paths: Sequence[str], arms: Sequence[str]) -> str | None:
   return found.pop() if len(found) == 1 and found <= {*arms} else None
 
 
+def cut(
+  runs: Sequence[report_lib.Outcome], unit: str, most: int
+) -> list[report_lib.Outcome]:
+  """Returns the runs, each read up to the last place that all have recorded.
+
+  A run that diverged before enters no figures, as ever.
+
+  Args:
+    runs: finished or not.
+    unit: 'step' or 'tokens'.
+    most: steps or tokens up to which each measure's place is looked for.
+
+  Raises:
+    ValueError: a run was not there, or no loss up to there is of all runs.
+  """
+  read = {}
+  for index, one in enumerate(runs):
+    records = one.records()
+    last = max((record[unit] for record in records), default=0)
+    if one.status == 'finished':  # The last step may be on no record.
+      last = max(last, {'step': one.job.steps, 'tokens': one.job.tokens}[unit])
+    if last >= most:
+      read[index] = records
+    elif one.job.diverged is None:
+      raise ValueError(
+        f'--{unit}={most}: {one.job.name} ({one.job.folder}) has come to {unit}'
+        f' {last:,}; must be at most that.'
+      )
+  found = run_results.find_common(read.values(), unit, most)
+  if 'loss' not in found.places:
+    raise ValueError(
+      f'--{unit}={most}: no loss up to there is on record of all runs; must be'
+      ' more.'
+    )
+  return [
+    one._replace(cut=found if index in read else None)
+    for index, one in enumerate(runs)
+  ]
+
+
 def run(settings: settings_lib.Compare, paths: Sequence[str]) -> None:
   """Prints the comparison, and writes it into a folder if there is one.
 
@@ -160,14 +201,18 @@ def run(settings: settings_lib.Compare, paths: Sequence[str]) -> None:
     raise ValueError(
       f'--baseline={baseline}: must be one of {", ".join(arms)}.'
     )
+  runs = [
+    report_lib.Outcome(job, state(job), ablate.read_command(job.folder))
+    for job in sorted(jobs, key=lambda job: job.arm != baseline)
+  ]
+  if settings.step or settings.tokens:
+    unit = 'step' if settings.step else 'tokens'
+    runs = cut(runs, unit, settings.step or settings.tokens)
   page = report_lib.make(
     root,
     title=f'{len(jobs)} runs of {len(arms)} arms',
     command=('kaiju', 'compare', *sys.argv[1:]),
-    runs=[
-      report_lib.Outcome(job, state(job), ablate.read_command(job.folder))
-      for job in sorted(jobs, key=lambda job: job.arm != baseline)
-    ],
+    runs=runs,
     baselines=dict.fromkeys(arms, baseline),
     draws=settings.out is not None,
   )

@@ -33,6 +33,12 @@ class Outcome(NamedTuple):
   status: str
   # The command that trains it, as a reader would type it.
   command: tuple[str, ...]
+  cut: run_results.Cut | None = None
+
+  @property
+  def enters(self) -> bool:
+    """Whether it enters the figures: if finished, or cut where it has been."""
+    return self.status == 'finished' or self.cut is not None
 
   @property
   def arm(self) -> str:
@@ -43,11 +49,15 @@ class Outcome(NamedTuple):
     return self.job.experiment.seed
 
   def records(self) -> list[dict[str, Any]]:
-    """Returns the records of metrics.jsonl, none where there is no file."""
+    """Returns the records of metrics.jsonl, none where there is no file.
+
+    Where they are cut, later ones are without their results.
+    """
     try:
-      return metrics.read(self.job.folder)
+      found = metrics.read(self.job.folder)
     except FileNotFoundError:
       return []
+    return found if self.cut is None else self.cut.read(found)
 
 
 def write(root: pathlib.Path, **given: Any) -> pathlib.Path:
@@ -67,8 +77,8 @@ def make(
 ) -> report.Report:
   """Returns the report.
 
-  Only finished runs enter means, differences and effects, and figures if there
-  are any.
+  Only runs that are finished, or cut, enter means, differences and effects, and
+  figures if there are any.
 
   Args:
     root: the folder that paths of logs begin at.
@@ -79,22 +89,24 @@ def make(
     draws: whether it has figures.
   """
   records = {(r.arm, r.seed): r.records() for r in runs}
-  finished = [r for r in runs if r.status == 'finished']
+  finished = [r for r in runs if r.enters]
+  cut = next((r.cut for r in runs if r.cut), None)
   arms = list(dict.fromkeys(r.arm for r in runs))
   measured = {
     (r.arm, r.seed): run_results.summarize(records[r.arm, r.seed])
     for r in finished
   }
   span = run_results.describe_span(
-    max((one['step'] for one in records[r.arm, r.seed]), default=0)
+    max((x['step'] for x in records[r.arm, r.seed] if 'loss' in x), default=0)
     for r in finished
   )
   lost = collections.Counter(
-    r.arm for r in runs if r.status.startswith('diverged')
+    r.arm for r in runs if r.status.startswith('diverged') and not r.enters
   )
   page = report.Report(title).say('```', shlex.join(command), '```')
   fields, factors = _settings(page, runs, baselines)
   page.data |= {'fields': fields, 'baselines': baselines, 'measures': {}}
+  page.data['places'] = cut.places if cut else {}
   # The training loss first: False sorts before True.
   for measure in sorted(
     {m for values in measured.values() for m in values},
@@ -109,8 +121,9 @@ def make(
       for arm in arms
     }
     page.data['measures'][measure] = values
-    heading = _heading(measure, span)
+    heading = _heading(measure, span, cut and cut.name(measure))
     page.add(f'## {heading}', _comparison(values, baselines, lost))
+    page.say(*(_TERMS[x] for x in (measure,) if x in _TERMS))
     if factors:
       page.add(effects.table(factors, values))
     if draws and measure in ('loss', 'eval_loss'):
@@ -155,10 +168,24 @@ def _settings(
   return fields, effects.find_factors(fields, baseline)
 
 
-def _heading(measure: str, span: str) -> str:
+# What the columns and headings of a page need explained.
+_TERMS = {
+  'loss': (
+    '`detectable` is the smallest true difference that so many seeds of such a'
+    ' spread show in four of five comparisons.'
+  ),
+  'eval_rms_lse': (
+    'The log-sum-exp of a query’s attention logits: the root mean square over'
+    ' layers, heads and tokens.'
+  ),
+}
+
+
+def _heading(measure: str, span: str, place: str | None) -> str:
   if measure == 'loss':
-    return f'Training loss, {span}'
-  return f'{measure.removeprefix("eval_").replace("_", " ")}, last evaluation'
+    return f'Training loss, {span}' + (f' up to {place}' if place else '')
+  name = measure.removeprefix('eval_').replace('_', ' ')
+  return f'{name}, at {place}' if place else f'{name}, last evaluation'
 
 
 def _comparison(
@@ -227,9 +254,10 @@ def _run_table(root, runs, records) -> report.Table:
 def _method() -> str:
   return (
     'The mean and the sample standard deviation (sd) are over the finished'
-    ' seeds; a seed that diverged is counted beside them. The training loss of'
-    f' a run is the mean over its last {run_results.LAST} steps, or over all if'
-    ' it has fewer, of those that loop.log_every recorded. A difference is'
+    ' seeds, at a step over those that came there; a seed that diverged is'
+    ' counted beside them. The training loss of a run is the mean over its last'
+    f' {run_results.LAST} steps, or over all if it has fewer, of those that'
+    ' loop.log_every recorded. A difference is'
     ' paired: arm minus baseline on the same seed, that is on the same first'
     ' parameters and order of data. Where fewer than two seeds pair, it is'
     ' the difference of the means, with Welch’s interval. Intervals are two-'

@@ -83,7 +83,6 @@ def measure(
   path: pathlib.Path,
   settings: study_lib.CriticalBatch,
   root: pathlib.Path,
-  at_once: int | None = None,
 ) -> BatchStudy:
   """Runs the branches, then the three runs, and returns what they say.
 
@@ -91,7 +90,6 @@ def measure(
     path: workdir of the run with a small batch.
     settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
-    at_once: processes, as in `grid.run`.
 
   Raises:
     OSError, ValueError, SystemExit: see `grid.run`.
@@ -104,13 +102,16 @@ def measure(
     for seed in settings.seeds
   ]
   runs = branches(path, base, cells, settings.share, root)
-  found = critical(grid.losses(runs, at_once), settings.epsilon)
+  found = critical(grid.losses(runs, settings, root), settings.epsilon)
   batch = schedule(found, base)
   if not settings.confirm or ' ' not in batch:
     return BatchStudy(settings.epsilon, found, batch, None)
   whole = arms(base, batch, settings.seeds, root)
   return BatchStudy(
-    settings.epsilon, found, batch, outcome(whole, grid.losses(whole, at_once))
+    settings.epsilon,
+    found,
+    batch,
+    outcome(whole, grid.losses(whole, settings, root)),
   )
 
 

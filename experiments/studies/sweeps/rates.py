@@ -84,7 +84,6 @@ def measure(
   experiment: experiment_lib.Experiment,
   settings: study_lib.RateGrid,
   root: pathlib.Path,
-  at_once: int | None = None,
 ) -> Rates:
   """Runs the grid, then the next width, and returns both.
 
@@ -94,7 +93,6 @@ def measure(
     experiment: what all runs share.
     settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
-    at_once: processes, as in `grid.run`.
 
   Raises:
     OSError, ValueError, SystemExit: a run that cannot work, or see
@@ -103,7 +101,7 @@ def measure(
 
   def losses(cells):
     made = runs(experiment, cells, settings.widths[0], root)
-    return grid.losses(made, at_once)
+    return grid.losses(made, settings, root)
 
   grid_losses = losses(
     cells(settings.transfer, settings.widths, settings.rates, settings.seeds)

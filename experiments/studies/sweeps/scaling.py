@@ -64,7 +64,6 @@ def measure(
   experiment: experiment_lib.Experiment,
   settings: study_lib.Scaling,
   root: pathlib.Path,
-  at_once: int | None = None,
 ) -> SizeStudy:
   """Runs the grid and the held-out run, and returns the fit.
 
@@ -72,7 +71,6 @@ def measure(
     experiment: what all runs share; its learning rate is that of its own width.
     settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
-    at_once: processes, as in `grid.run`.
 
   Raises:
     OSError, ValueError, SystemExit: a run that cannot work or that diverged,
@@ -83,7 +81,7 @@ def measure(
     SizeCell(*place, seed) for place in places for seed in settings.seeds
   ]
   made = runs(experiment, cells, settings.rate_slope, root)
-  losses = grid.losses(made, at_once)
+  losses = grid.losses(made, settings, root)
   if diverged := [
     made[cell].name for cell, x in losses.items() if not math.isfinite(x)
   ]:

@@ -2,7 +2,7 @@
 
 A study is a module, such as `rates`:
 
-    measure(subject, settings, root, at_once) → found
+    measure(subject, settings, root) → found
     parts(found)    tables and sentences, for the terminal
     plain(found)    what JSON can hold
     draw(found)     a figure
@@ -22,20 +22,18 @@ from typing import Literal
 from kaiju_jax.reporting import figures
 from kaiju_jax.reporting import report
 from kaiju_jax.runs import flags
+from kaiju_jax.runs import slurm
 from kaiju_jax.training import experiment as experiment_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Frame:
+class Frame(slurm.Launch):
   """The settings of every study."""
 
   # Seeds of the runs.
   seeds: flags.Seeds = (0,)
   # Where everything goes.
   out: str | None = None
-  # Processes at once, the cores split among them; by default one per core, GPU
-  # or TPU chip. A single one trains in this process.
-  jobs: flags.Positive | None = None
 
   def check(self) -> None:
     """Refuses a study that could not be judged, before anything runs.
@@ -63,7 +61,7 @@ class Frame:
       out: the folder where --out names none.
     """
     root = pathlib.Path(self.out or out)
-    found = study.measure(subject, self, root, self.jobs)
+    found = study.measure(subject, self, root)
     report.Report().add(*study.parts(found)).show(publish(root, study, found))
 
 

@@ -52,6 +52,12 @@ def test_what_each_form_that_can_be_served_costs(folder):
   assert float(rows[4][5]) > float(rows[2][5])
 
 
+def test_one_row_has_no_interval(folder, monkeypatch):
+  monkeypatch.setattr(check_folder, 'FORMS', (('none', 'none'),))
+  said = check_folder.check(folder, TEXT, tokens=20)
+  assert '| +0.000% | none of one row |' in said
+
+
 def test_differences_are_those_of_whole_passes(folder, monkeypatch):
   forms = ('none', 'none'), ('weights', 'none')
   monkeypatch.setattr(check_folder, 'FORMS', forms)

@@ -406,7 +406,7 @@ def test_needles_are_counted_at_the_trained_length(tmp_path, monkeypatch):
     types.SimpleNamespace(length=x, accuracy=y, count=z, _asdict=dict)
     for x, y, z in ((length, 0.5, 10), (length, 1.0, 30), (2 * length, 0.0, 40))
   ]
-  monkeypatch.setattr(needle.grid, 'run', lambda *_: None)
+  monkeypatch.setattr(needle.grid, 'run', lambda *_, **__: None)
   monkeypatch.setattr(needle.arms.Questions, 'read', lambda *_: found)
   record = needle.measure(setting_lib.Setting(str(tmp_path)), 'kaiju')
   assert (record['accuracy'], record['questions']) == (35 / 40, 40)

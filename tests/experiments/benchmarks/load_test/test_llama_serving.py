@@ -1,6 +1,6 @@
 """llama.cpp gives our model's own tokens, in real time and within its bounds.
 
-Needs llama-cpp-python and gguf, which stand in no extra.
+Needs xllamacpp, which stands in no extra.
 """
 
 import jax
@@ -14,7 +14,7 @@ from kaiju_jax.interchange import hugging_face
 from kaiju_jax.model import transformer
 from tests.interchange import toys
 
-pytest.importorskip('llama_cpp')
+pytest.importorskip('xllamacpp')
 pytest.importorskip('gguf')
 
 from kaiju_jax.experiments.benchmarks.load_test import llama_serving
@@ -61,11 +61,9 @@ def forward(params):
 
 
 def test_answers_are_those_of_our_forward_pass(params, path):
-  """Prompts in chunks, and more requests than sequences."""
+  """More requests than may be in flight."""
   likeliest = forward(params)
-  served = llama_serving.serve(
-    path, arrivals(7), in_flight=3, chunk=16, cache='float32', threads=1
-  )
+  served = llama_serving.serve(path, arrivals(7), in_flight=3)
   for arrival, tokens, seconds in served:
     so_far = arrival.tokens
     for token in tokens:
@@ -79,7 +77,7 @@ def test_answers_are_those_of_our_forward_pass(params, path):
 def test_no_more_are_in_flight_than_allowed_nor_before_they_come(path):
   sent = arrivals(5, answer=(6, 6))
   sent[-1] = sent[-1]._replace(seconds=1.0)
-  served = llama_serving.serve(path, sent, in_flight=2, threads=1)
+  served = llama_serving.serve(path, sent, in_flight=2)
   running = [
     sum(x.seconds[0] <= now <= x.seconds[-1] for x in served)
     for now in np.concatenate([x.seconds for x in served])
@@ -89,5 +87,12 @@ def test_no_more_are_in_flight_than_allowed_nor_before_they_come(path):
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):
-  with pytest.raises(RuntimeError, match='does not load it'):
+  with pytest.raises(RuntimeError, match='init server'):
     llama_serving.serve(tmp_path / 'no.gguf', arrivals(1))
+
+
+def test_an_answer_that_ends_early_is_an_error(path):
+  """As it does at the end of the model's context, 64 tokens."""
+  sent = arrivals(1, prompt=(60, 60), answer=(10, 10))
+  with pytest.raises(RuntimeError, match='of 10 tokens'):
+    llama_serving.serve(path, sent)

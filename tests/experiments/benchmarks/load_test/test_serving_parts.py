@@ -57,7 +57,7 @@ def test_the_best_turn_counts():
     return [load.Timeline(arrivals[0], np.array([1], np.int32), seconds)]
 
   arrival = load.Arrival(0.0, np.ones(3, np.int32), 1)
-  found = serving_parts.throughput({'one': serve}, [arrival], 3, lambda _: None)
+  found = serving_parts.throughput({'one': serve}, [arrival], 3)
   assert found['one'].tokens_per_second == 4.0
 
 
@@ -91,7 +91,6 @@ def test_an_overload_is_refused_at_once_and_the_rest_is_served(engine):
     {'': lambda x: engine_serving.serve(engine, x)},
     arrivals[:8],
     1,
-    lambda _: None,
   )
   found = serving_parts.overload(engine, arrivals, 0.1)
   assert found.figures.refused > 0

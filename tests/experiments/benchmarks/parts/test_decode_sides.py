@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
-from kaiju_jax.experiments.benchmarks.parts import decode_settings
-from kaiju_jax.experiments.benchmarks.parts import decode_sides
+from kaiju_jax.experiments.benchmarks.load_test import llama_serving
+from kaiju_jax.experiments.benchmarks.parts import settings as settings_lib
 from tests.interchange import gguf_files
 
 
@@ -23,7 +23,7 @@ def test_a_file_in_q8_0_has_the_same_fields_and_nearly_the_weights(tmp_path):
     {'llama.rope': 1e5, 'tokens': ['<a>', 'é'], 'bos': True},
     {'attn_q.weight': (coded, kind), 'norm.weight': vector},
   )
-  decode_sides._write_q8_0(tmp_path / 'b.gguf', tmp_path / 'a.gguf')
+  llama_serving.recode(tmp_path / 'b.gguf', tmp_path / 'a.gguf')
   first, second = (gguf.GGUFReader(tmp_path / f'{name}.gguf') for name in 'ab')
   fields = [
     {name: field.contents() for name, field in each.fields.items()}
@@ -54,7 +54,7 @@ def test_a_file_in_q8_0_has_the_same_fields_and_nearly_the_weights(tmp_path):
   ),
 )
 def test_what_cannot_be_compared_is_named(changes, named):
-  settings = decode_settings.Settings()
+  settings = settings_lib.DecodeSettings()
   settings.check()
   with pytest.raises(ValueError, match=named):
     dataclasses.replace(settings, **changes).check()

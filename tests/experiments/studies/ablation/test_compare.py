@@ -173,6 +173,83 @@ def test_a_comparison_is_a_page_with_intervals_and_effects(tmp_path, capsys):
     run([tmp_path / 'runs'], baseline='w')
 
 
+def grow(folder, places, evaluated, seed=0, done=False, **model):
+  """Writes a run of 400 steps; its loss at a step is the step ÷ 1,000."""
+  made = experiment(seed, **model)
+  made.loop.steps = 400
+  with workdir.open_workdir(folder, made) as folder:
+    records = metrics.Records(folder, 0)
+    for step in places:
+      value = {'loss': step / 1000 + seed}
+      records.append(step, step * TOKENS, value)
+      if step in evaluated:
+        records.append(step, step * TOKENS, {'eval_loss': step + seed})
+    if done:
+      (folder / 'checkpoints' / '400').mkdir(parents=True)
+
+
+def outcomes(root):
+  jobs = compare.name_arms(compare.find_jobs([str(root)]))
+  return [report_lib.Outcome(job, compare.state(job), ()) for job in jobs]
+
+
+@pytest.mark.parametrize('unit, factor', [('step', 1), ('tokens', TOKENS)])
+def test_runs_are_compared_where_all_have_been(tmp_path, unit, factor, capsys):
+  """Every 10 and 25 steps are recorded, so every 50 by both."""
+  for seed in (0, 1):
+    often = range(10, 401, 10)
+    grow(tmp_path / 'a' / f'seed{seed}', often, (100, 200, 400), seed, True)
+    seldom = range(25, 226, 25)  # It is still running.
+    grow(tmp_path / 'b' / f'seed{seed}', seldom, (100, 225), seed, window=3)
+  wild = tmp_path / 'c' / 'seed0'
+  grow(wild, range(10, 191, 10), (), window=5)
+  (wild / workdir.DIVERGED).write_text('{"step": 190}')
+  baselines = dict.fromkeys('abc', 'a')
+
+  def read(most):
+    runs = compare.cut(outcomes(tmp_path), unit, most * factor)
+    about = {'title': '', 'command': (), 'baselines': baselines}
+    page = report_lib.make(tmp_path, runs=runs, draws=False, **about)
+    return page.data['measures'], page.data['places'], page.markdown()
+
+  for most, place in ((225, 200), (200, 200), (199, 150)):
+    measures, places, text = read(most)
+    assert places == {'loss': place * factor, 'eval_loss': 100 * factor}
+    # The mean over the last 100 steps of those that each recorded.
+    for arm, gap in (('a', 10), ('b', 25)):
+      mean = np.arange(place, place - 100, -gap).mean() / 1000
+      assert measures['loss'][arm] == pytest.approx({0: mean, 1: mean + 1})
+      assert measures['eval_loss'][arm] == {0: 100, 1: 101}
+  shown = 'step 150' if unit == 'step' else '15,000 tokens'
+  row = toys.rows(
+    text, f'Training loss, mean of the last 100 steps up to {shown}'
+  )
+  assert row['c'][:2] == ['0, 1 diverged', '–']
+  # Where it has been before it diverged, it enters; nobody evaluated there.
+  measures, places, text = read(99)
+  assert places == {'loss': 50 * factor}
+  assert measures['loss']['c'] == {0: pytest.approx(0.03)}
+  assert toys.rows(text, 'Training loss, mean of all 50 steps')['c'][0] == '1'
+  for most, said in ((226, 'b seed 0 '), (49, 'must be more')):
+    with pytest.raises(ValueError, match=f'--{unit}={most * factor}: .*{said}'):
+      run([tmp_path], **{unit: most * factor})
+  run([tmp_path], **{unit: 225 * factor})
+  assert f'up to {shown.replace("15", "20")}' in capsys.readouterr().out
+
+
+def test_a_finished_run_has_been_at_its_end(tmp_path):
+  """Its last step need not be on record, and no run is beyond it."""
+  for arm, window in (('a', 1), ('b', 2)):
+    grow(tmp_path / arm, range(7, 400, 7), (), done=True, window=window)
+  for one in compare.cut(outcomes(tmp_path), 'step', 400):
+    assert one.cut.places == {'loss': 399}
+    assert one.records()[-1]['loss'] == 0.399
+  with pytest.raises(ValueError, match=r'--step=401: a seed 0 .* step 400'):
+    compare.cut(outcomes(tmp_path), 'step', 401)
+  with pytest.raises(ValueError, match=r'--tokens=2: has no effect'):
+    settings_lib.Compare(step=1, tokens=2)
+
+
 @pytest.mark.parametrize(
   'recorded, used',
   [
@@ -182,16 +259,18 @@ def test_a_comparison_is_a_page_with_intervals_and_effects(tmp_path, capsys):
   ],
 )
 def test_a_folders_report_says_which_arm_is_the_baseline(
-  recorded, used, tmp_path
+  recorded, used, tmp_path, monkeypatch
 ):
-  runs, out = tmp_path / 'runs', tmp_path / 'out'
-  planted(runs)
-  (runs / 'report.json').write_text(
+  planted(tmp_path)
+  (tmp_path / 'report.json').write_text(
     json.dumps({'data': {'baselines': recorded}})
   )
-  run([runs], out=str(out))
-  told = json.loads((out / 'report.json').read_text())
-  assert set(told['data']['baselines'].values()) == {used}
+  made = []
+  monkeypatch.setattr(
+    report_lib, 'make', lambda _, **given: made.append(given) or report.Report()
+  )
+  run([tmp_path])
+  assert set(made[0]['baselines'].values()) == {used}
 
 
 @pytest.mark.parametrize(
@@ -209,13 +288,13 @@ def test_seeds_that_do_not_pair_and_too_few(seeds, said, tmp_path, capsys):
   for seed in seeds:
     write(tmp_path / 'b[/]' / f'seed{seed}', 2 + seed, seed=seed, window=3)
   write(tmp_path / 'stopped' / 'seed0', 99.0, 2, window=5)
-  jobs = compare.name_arms(compare.find_jobs([str(tmp_path)]))
+  runs = outcomes(tmp_path)
   page = report_lib.make(
     tmp_path,
     title='',
     command=(),
-    runs=[report_lib.Outcome(x, compare.state(x), ()) for x in jobs],
-    baselines=dict.fromkeys((job.arm for job in jobs), 'w2d8'),
+    runs=runs,
+    baselines=dict.fromkeys((one.arm for one in runs), 'w2d8'),
     draws=False,
   )
   text = page.markdown()
@@ -224,7 +303,7 @@ def test_seeds_that_do_not_pair_and_too_few(seeds, said, tmp_path, capsys):
   assert toys.rows(text, 'Training loss')['stopped'][:2] == ['0', '–']
   assert not any(hasattr(part, 'drawn') for part in page.parts)
   # A name in brackets is no markup of the terminal's.
-  listed = compare.table(jobs)
+  listed = compare.table([one.job for one in runs])
   report.Report().add(listed).show(width=60, has_markup=False)
   assert 'b[/]' in capsys.readouterr().out
 

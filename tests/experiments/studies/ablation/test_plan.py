@@ -210,6 +210,7 @@ def test_a_grid_crosses_the_arms_of_a_config_or_one_or_a_config_without(
     ('data.length=8,99999', (), ['+data.length=99999', 'max_length']),
     ('model.d_ff=8,16', ('--config.model.d_ff=8',), ['--grid=model.d_ff']),
     ('optimizer.decay=.1,.2', (), ['decay=.1', 'decay=.2', 'same']),
+    ('optimizer.learning_rate=.5,5e-1', (), ['_rate=.5', '=5e-1', 'same']),
   ],
 )
 def test_an_invalid_cell_is_refused_by_its_name_and_leaves_the_folder(
@@ -226,6 +227,34 @@ def test_an_invalid_cell_is_refused_by_its_name_and_leaves_the_folder(
     assert [(x, x.stat().st_mtime_ns) for x in root.rglob('*')] == before
     root = root / 'new'  # A folder that does not exist.
   assert not root.parent.exists()
+
+
+@pytest.mark.parametrize(
+  'paths, is_refused',
+  [
+    (['notes.txt'], True),
+    (['config.json', 'checkpoints/3'], True),
+    (['other/run/config.json'], True),
+    (['.stores/x', '.hidden'], False),
+    (['plain/seed0/log.txt', 'notes.txt'], False),
+    (['slurm/jobs.json'], False),
+    ([], False),
+  ],
+)
+def test_a_folder_with_files_of_others_is_refused(
+  config, tmp_path, monkeypatch, paths, is_refused
+):
+  root = tmp_path / 'root'
+  root.mkdir()
+  for path in paths:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).touch()
+  monkeypatch.setattr(ablate, 'commands', lambda *_: 1 / 0)
+  error = ValueError if is_refused else ZeroDivisionError
+  with pytest.raises(
+    error, match=f'--out={root}: has ' if is_refused else None
+  ):
+    ablate.run(settings(config, root), [])
 
 
 def test_earlier_cells_of_a_folder_are_compared_with_later_ones(
@@ -247,6 +276,13 @@ def test_earlier_cells_of_a_folder_are_compared_with_later_ones(
   assert others == dict.fromkeys(
     names - {'plain+model.d_ff=8+data.batch=2'}, ''
   )
+  # A value that is written otherwise is no other cell, whatever the seed.
+  fields = 'model.d_ff=32,08', 'data.batch=2'
+  found = ablate.plan(settings(f'{config}:plain', tmp_path, *fields)).cells
+  for seed in (0, 1):
+    planned = ablate.commands(found, (seed,), tmp_path)
+    with pytest.raises(ValueError, match=r'=08\+\S+ has the values of \S+=8\+'):
+      ablate.find_others(config, tmp_path, (), planned.values())
   # What a cell is not named for still sets it apart.
   words = ['--config.model.window=3', '--config.loop.trackers=']
   found = ablate.find_others(config, tmp_path, words, ())

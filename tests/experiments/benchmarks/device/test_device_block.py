@@ -1,13 +1,13 @@
-"""What a layer block's bench compares."""
+"""What one device of several computes of a layer block."""
 
 import pytest
 
-from kaiju_jax.experiments.benchmarks.parts import layer_block
+from kaiju_jax.experiments.benchmarks.device import step
 from kaiju_jax.model import presets
 
 
 def test_a_part_is_one_devices():
-  part = layer_block.part_of('13b', 8)
+  part = step.part_of('13b', 8)
   assert part.num_layers == 14
   assert (part.d_model, part.num_heads, part.d_ff) == (5120, 5, 3072)
   assert part.layers()[:7] == presets.preset('13b').layers()[:7]
@@ -15,4 +15,4 @@ def test_a_part_is_one_devices():
 
 def test_what_does_not_divide_is_refused():
   with pytest.raises(ValueError, match='--tensor=3 does not divide num_heads='):
-    layer_block.part_of('13b', 3)
+    step.part_of('13b', 3)
